@@ -1,0 +1,18 @@
+// src/base/clock.h - the one clock: monotonic nanoseconds, the same in every process.
+#ifndef TD_BASE_CLOCK_H
+#define TD_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t td_clock_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline double td_clock_s(void) {
+  return (double)td_clock_ns() * 1e-9;
+}
+
+#endif

@@ -1,0 +1,101 @@
+#include "base/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static td_status fail_errno(td_err *err, const char *path, const char *verb) {
+  int code = errno;
+  return td_fail(err, code == ENOENT ? TD_ENOENT : TD_EIO, "%s: cannot %s: %s", path, verb,
+                 strerror(code));
+}
+
+static td_status read_fd(td_buf *out, int fd, const char *name, size_t max_bytes, td_err *err) {
+  size_t start = out->len;
+  for (;;) {
+    td_buf_reserve(out, 1 << 16);
+    if (out->failed) return td_buf_status(out, err);
+    ssize_t n = read(fd, out->data + out->len, out->cap - out->len - 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fail_errno(err, name, "read");
+    if (n == 0) break;
+    out->len += (size_t)n;
+    out->data[out->len] = '\0';
+    if (out->len - start > max_bytes) {
+      return td_fail(err, TD_ELIMIT, "%s: larger than the limit of %zu bytes", name, max_bytes);
+    }
+  }
+  return TD_OK;
+}
+
+td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return fail_errno(err, path, "open");
+  td_status st = read_fd(out, fd, path, max_bytes, err);
+  close(fd);
+  return st;
+}
+
+td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err) {
+  return read_fd(out, STDIN_FILENO, "standard input", max_bytes, err);
+}
+
+bool td_file_exists(const char *path) {
+  return access(path, F_OK) == 0;
+}
+
+td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
+  *out = (td_file_map){0};
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return fail_errno(err, path, "open");
+  struct stat info;
+  td_status st = TD_OK;
+  if (fstat(fd, &info) != 0) {
+    st = fail_errno(err, path, "stat");
+  } else if (!S_ISREG(info.st_mode)) {
+    st = td_fail(err, TD_EINVAL, "%s: not a regular file", path);
+  } else if (info.st_size > 0) {
+    void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+      st = fail_errno(err, path, "map");
+    } else {
+      *out = (td_file_map){.data = data, .n_bytes = (size_t)info.st_size};
+    }
+  }
+  close(fd);
+  return st;
+}
+
+void td_file_map_close(td_file_map *map) {
+  if (map->data) munmap((void *)map->data, map->n_bytes);
+  *map = (td_file_map){0};
+}
+
+static td_status write_all(int fd, const char *path, const char *bytes, size_t len, td_err *err) {
+  while (len) {
+    ssize_t n = write(fd, bytes, len);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fail_errno(err, path, "write");
+    bytes += n;
+    len -= (size_t)n;
+  }
+  if (fsync(fd) != 0 && errno != EINVAL) return fail_errno(err, path, "write");
+  return TD_OK;
+}
+
+td_status td_file_write(const char *path, const void *bytes, size_t len, td_err *err) {
+  char tmp[4096];
+  int n = snprintf(tmp, sizeof tmp, "%s.tmp.%d", path, (int)getpid());
+  if (n < 0 || (size_t)n >= sizeof tmp) return td_fail(err, TD_EINVAL, "%s: path too long", path);
+  int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return fail_errno(err, path, "create");
+  td_status st = write_all(fd, path, bytes, len, err);
+  if (close(fd) != 0 && st == TD_OK) st = fail_errno(err, path, "write");
+  if (st == TD_OK && rename(tmp, path) != 0) st = fail_errno(err, path, "create");
+  if (st != TD_OK) unlink(tmp);
+  return st;
+}

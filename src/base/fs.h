@@ -1,0 +1,29 @@
+// src/base/fs.h - whole files: read, map, write in one piece.
+#ifndef TD_BASE_FS_H
+#define TD_BASE_FS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/buf.h"
+#include "base/status.h"
+
+// Appends the file to out. TD_ENOENT, TD_EIO, or TD_ELIMIT when it has more than max_bytes.
+td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err);
+// Reads standard input to its end.
+td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err);
+bool td_file_exists(const char *path);
+
+// A read-only mapping of a whole file. data is NULL for an empty file.
+typedef struct {
+  const void *data;
+  size_t n_bytes;
+} td_file_map;
+
+td_status td_file_map_open(td_file_map *out, const char *path, td_err *err);
+void td_file_map_close(td_file_map *map);
+
+// Writes bytes to path through a temporary file beside it, so that no reader sees half of it.
+td_status td_file_write(const char *path, const void *bytes, size_t len, td_err *err);
+
+#endif

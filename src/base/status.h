@@ -1,0 +1,58 @@
+// src/base/status.h - status codes, error messages, broken invariants.
+// User input, files, allocation and full pools return td_status and fill a td_err whose message
+// names the thing and the cure. Broken invariants abort through TD_CHECK, also in release builds.
+#ifndef TD_BASE_STATUS_H
+#define TD_BASE_STATUS_H
+
+#include <stddef.h>
+
+// One list makes the codes and their names.
+#define TD_STATUS_MAP(X)                                                                           \
+  X(OK, 0, "ok")                                                                                   \
+  X(EINVAL, -1, "invalid argument")                                                                \
+  X(ENOMEM, -2, "out of memory")                                                                   \
+  X(EIO, -3, "input/output error")                                                                 \
+  X(ENOENT, -4, "not found")                                                                       \
+  X(EFORMAT, -5, "malformed data")                                                                 \
+  X(EUNSUPPORTED, -6, "not supported")                                                             \
+  X(EAGAIN, -7, "try again")                                                                       \
+  X(ELIMIT, -8, "limit exceeded")                                                                  \
+  X(ECANCELED, -9, "canceled")                                                                     \
+  X(EINTERNAL, -10, "internal error")
+
+typedef enum {
+#define X(name, code, text) TD_##name = (code),
+  TD_STATUS_MAP(X)
+#undef X
+} td_status;
+
+#define TD_ERR_BYTES 512
+
+// An error and the sentence for its user. Valid after a call returned something other than TD_OK.
+typedef struct {
+  td_status code;
+  char msg[TD_ERR_BYTES];
+} td_err;
+
+// "invalid argument" and so on; never NULL.
+const char *td_status_text(td_status status);
+
+// Fills err (which may be NULL) and returns code, so that a failing function can
+// `return td_fail(err, TD_EFORMAT, "%s: ...", path);`. Long messages are cut.
+td_status td_fail(td_err *err, td_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+// Puts "<prefix>: " in front of the message in err and returns its code.
+td_status td_err_prefix(td_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+_Noreturn void td_check_failed(const char *file, int line, const char *what);
+
+// Aborts with file and line when an invariant of ours is broken. Evaluated in every build.
+#define TD_CHECK(cond)                                                                             \
+  do {                                                                                             \
+    if (__builtin_expect(!(cond), 0)) td_check_failed(__FILE__, __LINE__, #cond);                  \
+  } while (0)
+
+#define TD_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#endif

@@ -1,0 +1,37 @@
+// src/config/json.h - strict JSON: checked here first, then parsed by cJSON.
+// Files including this may use cJSON's types; see the vendor fences in scripts/check_includes.py.
+#ifndef TD_CONFIG_JSON_H
+#define TD_CONFIG_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/status.h"
+
+#define TD_JSON_MAX_DEPTH 64
+
+// Checks that bytes[len] are exactly one RFC 8259 value and nothing behind it but white space:
+// valid UTF-8, nesting of at most max_depth, every number finite as a double, no \u0000 and no
+// lone surrogates. TD_EFORMAT with the byte offset and the reason otherwise.
+td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err);
+
+// td_json_check, then cJSON_Parse. The caller owns *out (cJSON_Delete). bytes need no NUL.
+td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err);
+
+// Reads and parses a file of at most max_bytes; messages begin with the path.
+td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err);
+
+// Members, where a JSON null counts as absent. Duplicate keys: the first wins.
+const cJSON *td_json_get(const cJSON *object, const char *key); // NULL when absent or null
+// Each leaves *out alone when the member is absent; TD_EINVAL naming the key on a wrong type.
+td_status td_json_get_bool(const cJSON *object, const char *key, bool *out, td_err *err);
+td_status td_json_get_double(const cJSON *object, const char *key, double *out, td_err *err);
+// Whole numbers only, exact up to 2^53. TD_EINVAL outside [min, max].
+td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
+                          int64_t *out, td_err *err);
+// *out borrows from object.
+td_status td_json_get_str(const cJSON *object, const char *key, const char **out, td_err *err);
+
+#endif
