@@ -1,0 +1,36 @@
+// src/base/team.h - a team of threads that run one function together.
+// The caller of td_team_run is member 0, so a team of one starts no thread. Several threads may
+// call: runs are serialized. Members spin briefly for the next run, then sleep.
+#ifndef TD_BASE_TEAM_H
+#define TD_BASE_TEAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+typedef struct td_team td_team;
+
+typedef struct {
+  unsigned n_threads; // 0: one for each CPU this process may use
+  bool pin;           // bind member i to the i-th of those CPUs
+} td_team_opts;
+
+// On success the caller owns *out; on error *out is NULL.
+td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err);
+void td_team_close(td_team *team);
+unsigned td_team_size(const td_team *team);
+
+// Calls fn(ctx, member, n_members) once on every member and returns when all have returned.
+void td_team_run(td_team *team, void (*fn)(void *ctx, unsigned member, unsigned n_members),
+                 void *ctx);
+
+// Calls fn(ctx, begin, end) over [0, n_items) in pieces of at most grain items, handed out to
+// whichever member is free; returns when all are done. Runs inline when one piece is all.
+void td_team_for(td_team *team, size_t n_items, size_t grain,
+                 void (*fn)(void *ctx, size_t begin, size_t end), void *ctx);
+
+// CPUs this process may use (its affinity mask).
+unsigned td_cpu_count(void);
+
+#endif

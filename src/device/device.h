@@ -1,0 +1,212 @@
+// src/device/device.h - the seam between what is computed and where.
+// A device has memory, streams (in-order queues that run beside one another), events (points in a
+// stream another stream or the host can wait for) and the operators below. Nothing above this
+// header knows which device runs.
+//
+// Operators are enqueued and return at once. Their argument structs are copied; what the pointers
+// in them reach must live until the operator has run. Activations have the dtype td_dev_act_dtype
+// tells (f32 on the CPU), dense row-major, one row a token, unless a stride is given.
+// A failure in a stream is sticky: later operators of it are skipped and td_stream_sync reports it.
+#ifndef TD_DEVICE_DEVICE_H
+#define TD_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "tandem/types.h"
+
+typedef struct td_dev td_dev;
+typedef struct td_stream td_stream;
+typedef struct td_event td_event;
+
+typedef struct {
+  const char *kind;   // "cpu"
+  unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
+} td_dev_opts;
+
+// On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
+td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
+void td_dev_close(td_dev *dev); // after its streams, events and memory
+const char *td_dev_name(const td_dev *dev);
+td_dtype td_dev_act_dtype(const td_dev *dev);
+
+// Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
+td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
+void td_dev_free(td_dev *dev, void *ptr);
+
+td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
+void td_stream_close(td_stream *stream); // waits for what is queued
+// Waits until all that is queued has run. Returns the stream's first failure.
+td_status td_stream_sync(td_stream *stream, td_err *err);
+
+td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
+void td_event_close(td_event *event);
+// The event becomes pending now and done when the stream gets here.
+void td_event_record(td_event *event, td_stream *stream);
+// Work queued on stream after this call starts when the event, as last recorded, is done. An event
+// never recorded counts as done.
+void td_stream_wait(td_stream *stream, td_event *event);
+void td_event_sync(td_event *event); // the host waits
+
+// Between host and device or within the device; host memory must stay put until it has run.
+void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes);
+void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
+
+// out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
+typedef struct {
+  const td_weight *table; // [n_vocab][dim]
+  const int32_t *ids;
+  void *out; // [n_tokens][table->cols]
+  uint32_t n_tokens;
+} td_embed_args;
+void td_op_embed(td_stream *stream, const td_embed_args *args);
+
+// out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. With
+// residual, residual[i][:] += x[i][:] first and the sum is what is normed (then x is left alone).
+// x_stride and out_stride are in elements; out may be x.
+typedef struct {
+  const void *x;
+  void *residual; // [n_rows][dim] or NULL
+  td_vec w;       // [dim]
+  void *out;
+  size_t x_stride, out_stride;
+  uint32_t n_rows, dim;
+  float eps;
+} td_rmsnorm_args;
+void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
+
+// y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
+// (router and lm_head).
+typedef struct {
+  const td_weight *w;
+  td_vec bias; // [w->rows]
+  const void *x;
+  void *y;
+  size_t x_stride, y_stride; // elements
+  uint32_t n_tokens;
+  bool out_f32;
+} td_linear_op_args;
+void td_op_linear(td_stream *stream, const td_linear_op_args *args);
+
+// x[i] += y[i] over n elements.
+void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
+
+// out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
+void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
+                       uint32_t n_rows, uint32_t dim);
+
+// Rotates rot_dim elements of each head, in place: token t, head h at
+// x + t * token_stride + h * head_stride (elements). Pairs are (i, i + rot_dim/2), or (2i, 2i + 1)
+// when interleaved. cos_sin f32 [max_position][rot_dim/2][2], scaling already inside.
+typedef struct {
+  void *x;
+  const float *cos_sin;
+  const int32_t *position; // i32 [n_tokens]
+  size_t token_stride, head_stride;
+  uint32_t n_tokens, n_heads, rot_dim;
+  bool interleaved;
+} td_rope_args;
+void td_op_rope(td_stream *stream, const td_rope_args *args);
+
+// The sequences of one step. Arrays are in device memory, i32.
+// Token t of the step belongs to sequence seq[t] and stands at position[t] in it. Sequence s owns
+// the tokens [q_begin[s], q_begin[s+1]), consecutive in position; what it attends to is every
+// position up to the token's own. Position p of sequence s lies in page
+// page_table[s * max_pages + p / page_tokens] at offset p % page_tokens.
+typedef struct {
+  const int32_t *seq;        // [n_tokens]
+  const int32_t *position;   // [n_tokens]
+  const int32_t *q_begin;    // [n_seqs + 1]
+  const int32_t *page_table; // [n_seqs][max_pages]
+  uint32_t n_tokens, n_seqs, max_pages, page_tokens;
+} td_batch_view;
+
+// One layer's KV pages: page i begins at pages + i * page_bytes. Elements are f16, stored with
+// round to nearest even and saturated at the largest finite value.
+//   GQA: K [n_kv_heads][page_tokens][head_dim], then V likewise
+//   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
+typedef struct {
+  void *pages;
+  size_t page_bytes;
+} td_kv_view;
+
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *k, *v;         // token t, head h at k + t * stride + h * head_dim
+  size_t k_stride, v_stride; // elements
+  uint32_t n_kv_heads, head_dim;
+} td_kv_store_gqa_args;
+void td_op_kv_store_gqa(td_stream *stream, const td_kv_store_gqa_args *args);
+
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *entry; // [n_tokens][entry_dim], entry_dim = kv_lora_rank + rope_dim
+  uint32_t entry_dim;
+} td_kv_store_mla_args;
+void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
+
+// Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *q; // [n_tokens][n_heads][head_dim]
+  void *out;     // [n_tokens][n_heads][head_dim]
+  uint32_t n_heads, n_kv_heads, head_dim;
+  float scale;
+} td_attn_gqa_args;
+void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
+
+// Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], a head's nope
+// rows first. absorbed: q_nope is taken through kv_b's key rows and scores are computed on the
+// latents (cheap for few queries); otherwise keys and values are expanded from the latents block
+// by block (cheap for many). Both give the same result up to rounding.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view kv;
+  const void *q; // [n_tokens][n_heads][nope_dim + rope_dim]
+  const td_weight *kv_b;
+  void *out; // [n_tokens][n_heads][v_dim]
+  uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank;
+  float scale;
+  bool absorbed;
+} td_attn_mla_args;
+void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
+
+typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID } td_router_kind;
+
+// Scores from f32 logits, then top_k experts a token, ties to the lower index.
+//   SOFTMAX: p = softmax(logits); the top_k largest.
+//   SIGMOID: s = sigmoid(logits); selection by s + bias; groups of n_experts / n_groups are ranked
+//   by the sum of their two best (DeepSeek-V3), the best topk_groups stay; weights are the plain s.
+// norm_topk: weights are divided by their sum (+ 1e-20 for SIGMOID). All are multiplied by scaling.
+typedef struct {
+  const float *logits; // f32 [n_tokens][n_experts]
+  const float *bias;   // f32 [n_experts] or NULL
+  int32_t *ids;        // [n_tokens][top_k], by falling selection score
+  float *weights;      // f32 [n_tokens][top_k]
+  td_router_kind kind;
+  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
+  bool norm_topk;
+  float scaling;
+} td_router_args;
+void td_op_router(td_stream *stream, const td_router_args *args);
+
+// out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
+// in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
+// shared expert. accumulate: added to out instead of overwriting it.
+typedef struct {
+  const td_weight *gate, *up, *down; // host arrays [n_experts]
+  const void *x;                     // [n_tokens][dim]
+  const int32_t *ids;                // [n_tokens][top_k]
+  const float *weights;              // f32 [n_tokens][top_k]
+  void *out;                         // [n_tokens][dim], not x
+  uint32_t n_tokens, n_experts, top_k;
+  bool accumulate;
+} td_moe_args;
+void td_op_moe(td_stream *stream, const td_moe_args *args);
+
+#endif

@@ -1,0 +1,111 @@
+// src/model/model.h - a checkpoint directory: its configuration and its weights, mapped as stored.
+#ifndef TD_MODEL_MODEL_H
+#define TD_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "tandem/types.h"
+
+typedef enum { TD_ARCH_DEEPSEEK_V3, TD_ARCH_QWEN3_MOE } td_arch;
+
+#define TD_MAX_EOS 16
+
+// RoPE scaling of the YaRN kind; factor 1 means none. Names are config.json's.
+typedef struct {
+  double factor, beta_fast, beta_slow, mscale, mscale_all_dim;
+  double attention_factor; // 0: derived from factor (and mscale) as transformers does
+  uint32_t original_max_position;
+} td_yarn;
+
+// What the forward pass needs to know of config.json and generation_config.json. Dimensions are in
+// elements. Fields of the other attention kind are 0.
+typedef struct {
+  td_arch arch;
+  char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
+  uint32_t n_layers, n_vocab, dim, n_heads, max_position;
+  bool tie_embeddings, attention_bias;
+  float rms_eps;
+  double rope_theta;
+  td_yarn yarn;
+  bool rope_interleaved;
+  // GQA
+  uint32_t n_kv_heads, head_dim;
+  bool qk_norm;
+  // MLA
+  uint32_t q_lora_rank; // 0: q_proj is one matrix
+  uint32_t kv_lora_rank, nope_dim, rope_dim, v_dim;
+  // experts
+  uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
+  uint32_t n_groups, topk_groups;
+  bool router_sigmoid, norm_topk;
+  float routed_scaling;
+  uint32_t n_mtp_layers;
+  // generation
+  int32_t bos_id; // -1: none
+  int32_t eos_ids[TD_MAX_EOS];
+  uint32_t n_eos;
+  float temperature, top_p; // defaults of generation_config.json; 1 when it gives none
+  uint32_t top_k_sampling;  // 0: off
+} td_model_config;
+
+// One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
+// of n_experts; a dense layer has is_moe false and uses mlp_*, which on a MoE layer is the shared
+// expert (n_shared_experts * expert_dim wide), absent without shared experts.
+typedef struct {
+  bool is_moe;
+  td_vec attn_norm, mlp_norm;
+  td_weight q, k, v, o; // GQA; q also for MLA without q_lora; o for both
+  td_vec q_bias, k_bias, v_bias, o_bias;
+  td_vec q_norm, k_norm;
+  td_weight q_a, q_b, kv_a, kv_b; // MLA
+  td_vec q_a_norm, kv_a_norm;
+  td_vec q_a_bias, kv_a_bias;
+  td_weight router;         // [n_experts][dim]
+  const float *router_bias; // f32 [n_experts] or NULL
+  td_weight *gate, *up, *down;
+  td_weight mlp_gate, mlp_up, mlp_down;
+} td_layer;
+
+typedef struct td_model td_model;
+
+typedef struct {
+  uint64_t params, active_params; // active: what one token's forward pass multiplies with
+  uint64_t bytes;                 // of all weights used
+  uint64_t active_bytes;          // read by one token's forward pass, embedding row excluded
+  uint64_t bytes_by_dtype[5];     // indexed by td_dtype
+} td_model_stats;
+
+// Reads config.json and generation_config.json only.
+td_status td_model_config_read(td_model_config *out, const char *dir, td_err *err);
+
+// Maps the shards and binds every tensor; nothing is converted or copied (but for the few whose
+// offset in the file does not suit their dtype). Errors name file and tensor: TD_ENOENT,
+// TD_EFORMAT (corrupt or truncated shard, lying header, missing, extra or misshapen tensor),
+// TD_EUNSUPPORTED (architecture, dtype, quantization method). On success the caller owns *out.
+td_status td_model_open(td_model **out, const char *dir, td_err *err);
+void td_model_close(td_model *model);
+
+const td_model_config *td_model_config_of(const td_model *model);
+const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);
+const td_weight *td_model_embed(const td_model *model);
+const td_weight *td_model_lm_head(const td_model *model); // the embedding when tied
+td_vec td_model_final_norm(const td_model *model);
+td_model_stats td_model_stats_of(const td_model *model);
+const char *td_model_dir(const td_model *model);
+// The directory's last path component: what the API calls the model.
+const char *td_model_name(const td_model *model);
+
+// Every tensor of the checkpoint, for listing. shape has n_dims entries.
+typedef struct {
+  const char *name, *file, *dtype;
+  uint64_t shape[8];
+  uint32_t n_dims;
+  uint64_t n_bytes;
+} td_tensor_info;
+size_t td_model_n_tensors(const td_model *model);
+td_tensor_info td_model_tensor(const td_model *model, size_t idx);
+
+#endif
