@@ -13,8 +13,8 @@
 #define TD_JSON_MAX_DEPTH 64
 
 // Checks that bytes[len] are exactly one RFC 8259 value and nothing behind it but white space:
-// valid UTF-8, nesting of at most max_depth, every number finite as a double, no \u0000 and no
-// lone surrogates. TD_EFORMAT with the byte offset and the reason otherwise.
+// valid UTF-8, nesting of at most max_depth, every number finite as a double and at most 63 bytes
+// long, no \u0000 and no lone surrogates. TD_EFORMAT with the byte offset and the reason otherwise.
 td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err);
 
 // td_json_check, then cJSON_Parse. The caller owns *out (cJSON_Delete). bytes need no NUL.

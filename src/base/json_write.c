@@ -1,0 +1,131 @@
+#include "base/json_write.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+
+// Two-character escapes; 0 where there is none.
+static char short_escape(char c) {
+  switch (c) {
+  case '"': return '"';
+  case '\\': return '\\';
+  case '\b': return 'b';
+  case '\f': return 'f';
+  case '\n': return 'n';
+  case '\r': return 'r';
+  case '\t': return 't';
+  default: return 0;
+  }
+}
+
+static bool is_plain(char c) {
+  return (uint8_t)c >= 0x20 && c != '"' && c != '\\';
+}
+
+void td_json_quote(td_buf *out, const char *text, size_t len) {
+  td_buf_char(out, '"');
+  for (size_t i = 0; i < len;) {
+    size_t start = i;
+    while (i < len && is_plain(text[i]))
+      i++;
+    td_utf8_add_replaced(out, text + start, i - start);
+    if (i == len) break;
+    char letter = short_escape(text[i]);
+    if (letter) {
+      td_buf_char(out, '\\');
+      td_buf_char(out, letter);
+    } else {
+      td_buf_printf(out, "\\u%04x", (unsigned)text[i]);
+    }
+    i++;
+  }
+  td_buf_char(out, '"');
+}
+
+// Comma and key in front of a value.
+static void begin_value(td_json_writer *w, const char *key) {
+  if (w->need_comma) td_buf_char(w->out, ',');
+  if (key) {
+    td_json_quote(w->out, key, strlen(key));
+    td_buf_char(w->out, ':');
+  }
+  w->need_comma = true;
+}
+
+static void begin_container(td_json_writer *w, const char *key, char bracket) {
+  begin_value(w, key);
+  td_buf_char(w->out, bracket);
+  w->depth++;
+  w->need_comma = false;
+}
+
+static void end_container(td_json_writer *w, char bracket) {
+  TD_CHECK(w->depth > 0);
+  w->depth--;
+  td_buf_char(w->out, bracket);
+  w->need_comma = true;
+}
+
+void td_jw_begin_object(td_json_writer *w, const char *key) {
+  begin_container(w, key, '{');
+}
+
+void td_jw_begin_array(td_json_writer *w, const char *key) {
+  begin_container(w, key, '[');
+}
+
+void td_jw_end_object(td_json_writer *w) {
+  end_container(w, '}');
+}
+
+void td_jw_end_array(td_json_writer *w) {
+  end_container(w, ']');
+}
+
+void td_jw_str(td_json_writer *w, const char *key, const char *text) {
+  td_jw_str_len(w, key, text, strlen(text));
+}
+
+void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t len) {
+  begin_value(w, key);
+  td_json_quote(w->out, text, len);
+}
+
+void td_jw_int(td_json_writer *w, const char *key, int64_t value) {
+  begin_value(w, key);
+  td_buf_printf(w->out, "%" PRId64, value);
+}
+
+void td_jw_double(td_json_writer *w, const char *key, double value) {
+  if (!isfinite(value)) {
+    td_jw_null(w, key);
+    return;
+  }
+  begin_value(w, key);
+  // Fifteen digits are always kept by a normal double, so a shorter form is found with %g's
+  // trailing zeros cut; subnormals keep fewer.
+  char text[40];
+  for (int digits = fabs(value) < DBL_MIN ? 1 : 15; digits <= 17; digits++) {
+    snprintf(text, sizeof text, "%.*g", digits, value);
+    if (strtod(text, NULL) == value) break;
+  }
+  td_buf_str(w->out, text);
+}
+
+void td_jw_bool(td_json_writer *w, const char *key, bool value) {
+  td_jw_raw(w, key, value ? "true" : "false");
+}
+
+void td_jw_null(td_json_writer *w, const char *key) {
+  td_jw_raw(w, key, "null");
+}
+
+void td_jw_raw(td_json_writer *w, const char *key, const char *json) {
+  begin_value(w, key);
+  td_buf_str(w->out, json);
+}

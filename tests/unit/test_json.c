@@ -1,0 +1,304 @@
+// tests/unit/test_json.c - the strict JSON reader, the JSON writer, and UTF-8 under both.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/json_write.h"
+#include "base/utf8.h"
+#include "config/json.h"
+
+static td_status check(const char *text, td_err *err) {
+  return td_json_check(text, strlen(text), TD_JSON_MAX_DEPTH, err);
+}
+
+static void accepts_json(void **state) {
+  (void)state;
+  static const char *const good[] = {
+      "null",
+      " true ",
+      "\t\r\nfalse\n",
+      "0",
+      "-0",
+      "-0.5e-7",
+      "1E+2",
+      "12345678901234567890",
+      "1.7976931348623157e308",
+      "-1.7976931348623157E308",
+      "0e999999999999",
+      "1e-999",
+      "0.00000000000000000000000000000000000000000000000000000001e360",
+      "123456789012345678901234567890123456789012345678901234567890123",
+      "\"\"",
+      "\"\\u0001 \\ud83d\\ude00 \\\" \\\\ \\/ \\b\\f\\n\\r\\t\"",
+      "\"\xF0\x9F\x98\x80\"",
+      "[]",
+      "{}",
+      "[ 1 , [ ] , { } ]",
+      "{\"a\":{\"b\":[1,2,{\"c\":null}]} , \"a\":1}",
+  };
+  for (size_t i = 0; i < TD_COUNT(good); i++) {
+    td_err err = {.msg = ""};
+    if (check(good[i], &err) != TD_OK) fail_msg("%s: %s", good[i], err.msg);
+  }
+}
+
+static void rejects_with_the_offset(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    size_t at;
+  } bad[] = {
+      {"", 0},
+      {"  ", 2},
+      {"{} x", 3},
+      {"1 2", 2},
+      {"[1,]", 3},
+      {"[1 2]", 3},
+      {"{\"a\" 1}", 5},
+      {"{\"a\":}", 5},
+      {"{\"a\":1,}", 7},
+      {"{a:1}", 1},
+      {"{1:1}", 1},
+      {"'a'", 0},
+      {"nul", 0},
+      {"True", 0},
+      {"NaN", 0},
+      {"Infinity", 0},
+      {"01", 1},
+      {"+1", 0},
+      {".5", 0},
+      {"1.", 2},
+      {"-", 1},
+      {"1e", 2},
+      {"1e+", 3},
+      {"0x10", 1},
+      {"[1234567890123456789012345678901234567890123456789012345678901234]", 1},
+      {"1e999", 0},
+      {"[-1e309]", 1},
+      {"1.7976931348623159e308", 0},
+      {"\"\\u0000\"", 7},
+      {"\"\\ud800\"", 7},
+      {"\"\\udc00 \"", 7},
+      {"\"\\ud800\\u0041\"", 13},
+      {"\"\\u12g4\"", 5},
+      {"\"\\x\"", 2},
+      {"\"a", 2},
+      {"\"\n\"", 1},
+      {"\"\\", 2},
+      {"[", 1},
+      {"{\"a\"", 4},
+      {"\"\xFF\"", 1},
+      {"\"\xC0\x80\"", 1},
+      {"\"\xED\xA0\x80\"", 1},
+      {"\"\xE2\x82\"", 1},
+      {"\"\xF4\x90\x80\x80\"", 1},
+      {"\xEF\xBB\xBF{}", 0},
+      {"// x\n1", 0},
+      {"[1]]", 3},
+  };
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    td_err err = {.msg = ""};
+    char want[64];
+    snprintf(want, sizeof want, "at byte %zu:", bad[i].at);
+    assert_int_equal(check(bad[i].text, &err), TD_EFORMAT);
+    if (!strstr(err.msg, want)) fail_msg("%s: %s, not %s", bad[i].text, err.msg, want);
+  }
+  td_err err;
+  assert_int_equal(td_json_check("\"a\0b\"", 5, 64, &err), TD_EFORMAT);
+  assert_int_equal(td_json_check("1\0", 2, 64, &err), TD_EFORMAT);
+  assert_int_equal(td_json_check("\"\\\0\"", 4, 64, &err), TD_EFORMAT);
+}
+
+static void nests_to_the_limit_and_no_further(void **state) {
+  (void)state;
+  char text[300];
+  for (int depth = 63; depth <= 65; depth++) {
+    for (int kind = 0; kind < 2; kind++) {
+      td_buf buf = TD_BUF_INIT;
+      for (int i = 0; i < depth; i++)
+        td_buf_str(&buf, kind ? "{\"a\":" : "[");
+      td_buf_str(&buf, "1");
+      for (int i = 0; i < depth; i++)
+        td_buf_char(&buf, kind ? '}' : ']');
+      td_err err;
+      assert_int_equal(td_json_check(buf.data, buf.len, 64, &err),
+                       depth <= 64 ? TD_OK : TD_EFORMAT);
+      td_buf_free(&buf);
+    }
+  }
+  // Siblings give their depth back.
+  memset(text, 0, sizeof text);
+  strcpy(text, "[[[]],[[]],[[]],[[]]]");
+  assert_int_equal(td_json_check(text, strlen(text), 3, NULL), TD_OK);
+  assert_int_equal(td_json_check(text, strlen(text), 2, NULL), TD_EFORMAT);
+}
+
+static void parses_and_reads_members(void **state) {
+  (void)state;
+  static const char text[] = "{\"a\":1,\"a\":2,\"n\":null,\"b\":true,\"s\":\"x\",\"d\":1.5,"
+                             "\"big\":9007199254740993000}trailing";
+  cJSON *root;
+  td_err err;
+  assert_int_equal(td_json_parse(&root, text, sizeof text - 1, 64, &err), TD_EFORMAT);
+  assert_null(root);
+  assert_int_equal(td_json_parse(&root, text, sizeof text - 1 - 8, 64, &err), TD_OK);
+  int64_t i = 7;
+  double d = 0;
+  bool b = false;
+  const char *s = NULL;
+  assert_int_equal(td_json_get_int(root, "a", 0, 10, &i, &err), TD_OK);
+  assert_int_equal(i, 1); // the first of two
+  assert_int_equal(td_json_get_int(root, "n", 0, 10, &i, &err), TD_OK);
+  assert_int_equal(td_json_get_int(root, "absent", 0, 10, &i, &err), TD_OK);
+  assert_int_equal(i, 1);
+  assert_int_equal(td_json_get_int(root, "a", 2, 10, &i, &err), TD_EINVAL);
+  assert_string_equal(err.msg, "a must be between 2 and 10");
+  assert_int_equal(td_json_get_int(root, "d", 0, 10, &i, &err), TD_EINVAL);
+  assert_int_equal(td_json_get_int(root, "big", INT64_MIN, INT64_MAX, &i, &err), TD_EINVAL);
+  assert_int_equal(td_json_get_int(root, "s", 0, 10, &i, &err), TD_EINVAL);
+  assert_int_equal(td_json_get_double(root, "d", &d, &err), TD_OK);
+  assert_true(d == 1.5);
+  assert_int_equal(td_json_get_double(root, "b", &d, &err), TD_EINVAL);
+  assert_int_equal(td_json_get_bool(root, "b", &b, &err), TD_OK);
+  assert_true(b);
+  assert_int_equal(td_json_get_bool(root, "a", &b, &err), TD_EINVAL);
+  assert_int_equal(td_json_get_str(root, "s", &s, &err), TD_OK);
+  assert_string_equal(s, "x");
+  assert_int_equal(td_json_get_str(root, "a", &s, &err), TD_EINVAL);
+  assert_null(td_json_get(root, "n"));
+  assert_null(td_json_get(NULL, "n"));
+  cJSON_Delete(root);
+}
+
+static void missing_file_is_named(void **state) {
+  (void)state;
+  cJSON *root;
+  td_err err;
+  assert_int_equal(td_json_parse_file(&root, "/nonexistent/x.json", 100, &err), TD_ENOENT);
+  assert_non_null(strstr(err.msg, "/nonexistent/x.json"));
+}
+
+static void write_all_kinds(td_json_writer *w) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "s", "a\"\\\b\f\n\r\t\x01/\xC3\xA9\xFF");
+  td_jw_int(w, "i", INT64_MIN);
+  td_jw_begin_array(w, "l");
+  td_jw_double(w, NULL, 0.1);
+  td_jw_double(w, NULL, INFINITY);
+  td_jw_begin_object(w, NULL);
+  td_jw_end_object(w);
+  td_jw_bool(w, NULL, true);
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "e");
+  td_jw_end_array(w);
+  td_jw_null(w, "n");
+  td_jw_str_len(w, "z", "a\0b", 3);
+  td_jw_raw(w, "r", "[1]");
+  td_jw_end_object(w);
+}
+
+static void writes_json(void **state) {
+  (void)state;
+  td_buf buf = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&buf);
+  write_all_kinds(&w);
+  assert_string_equal(buf.data, "{\"s\":\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0001/\xC3\xA9\xEF\xBF\xBD\","
+                                "\"i\":-9223372036854775808,\"l\":[0.1,null,{},true],\"e\":[],"
+                                "\"n\":null,\"z\":\"a\\u0000b\",\"r\":[1]}");
+  td_buf_free(&buf);
+}
+
+static void doubles_are_short_and_exact(void **state) {
+  (void)state;
+  static const struct {
+    double value;
+    const char *text;
+  } cases[] = {
+      {0, "0"},
+      {-0.0, "-0"},
+      {1, "1"},
+      {0.3, "0.3"},
+      {1e21, "1e+21"},
+      {5e-324, "5e-324"},
+      {0.1 + 0.2, "0.30000000000000004"},
+      {1.7976931348623157e308, "1.7976931348623157e+308"},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_buf buf = TD_BUF_INIT;
+    td_json_writer w = TD_JSON_WRITER(&buf);
+    td_jw_double(&w, NULL, cases[i].value);
+    assert_string_equal(buf.data, cases[i].text);
+    assert_true(strtod(buf.data, NULL) == cases[i].value);
+    td_buf_free(&buf);
+  }
+}
+
+static void utf8_round_trip(void **state) {
+  (void)state;
+  for (uint32_t c = 0; c <= 0x10FFFF; c++) {
+    if (c >= 0xD800 && c <= 0xDFFF) continue;
+    char bytes[4];
+    uint32_t back = 0;
+    int n = td_utf8_encode(c, bytes);
+    assert_int_equal(td_utf8_decode(bytes, (size_t)n, &back), n);
+    assert_int_equal(back, c);
+    for (int cut = 1; cut < n; cut++) {
+      assert_int_equal(td_utf8_decode(bytes, (size_t)cut, &back), -1);
+      assert_int_equal(td_utf8_whole(bytes, (size_t)cut), 0);
+    }
+    assert_int_equal(td_utf8_whole(bytes, (size_t)n), n);
+  }
+}
+
+static void utf8_replaces_maximal_subparts(void **state) {
+  (void)state;
+#define R "\xEF\xBF\xBD"
+  static const struct {
+    const char *in, *out;
+  } cases[] = {
+      {"abc", "abc"},
+      {"a\x80z", "a" R "z"},
+      {"\xC0\x80", R R},
+      {"\xE2\x82z", R "z"},
+      {"\xE2\x82", R},
+      {"\xE0\x80\x80", R R R},
+      {"\xED\xA0\x80", R R R},
+      {"\xF0\x9F\x98z", R "z"},
+      {"\xF0\x9F\xF0\x9F\x98\x80", R "\xF0\x9F\x98\x80"},
+      {"\xF4\x90\x80\x80", R R R R},
+      {"\xFF\xFE", R R},
+      {"0123456789\xC3\xA9\xC3", "0123456789\xC3\xA9" R},
+  };
+#undef R
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_buf buf = TD_BUF_INIT;
+    td_utf8_add_replaced(&buf, cases[i].in, strlen(cases[i].in));
+    assert_string_equal(buf.data, cases[i].out);
+    assert_true(td_utf8_valid(buf.data, buf.len));
+    assert_int_equal(td_utf8_valid(cases[i].in, strlen(cases[i].in)),
+                     strcmp(cases[i].in, cases[i].out) == 0);
+    td_buf_free(&buf);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(accepts_json),
+      cmocka_unit_test(rejects_with_the_offset),
+      cmocka_unit_test(nests_to_the_limit_and_no_further),
+      cmocka_unit_test(parses_and_reads_members),
+      cmocka_unit_test(missing_file_is_named),
+      cmocka_unit_test(writes_json),
+      cmocka_unit_test(doubles_are_short_and_exact),
+      cmocka_unit_test(utf8_round_trip),
+      cmocka_unit_test(utf8_replaces_maximal_subparts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
