@@ -1,0 +1,135 @@
+// include/tandem/wire.h - what crosses between the front process and a worker.
+// Fixed-width fields, no pointers. One record is 256 bytes; a ring carries them one way. A ring
+// keeps order, so the records that make up one request (SUBMIT, its TOKENS, its BIAS) arrive in
+// that order; the request is complete when SUBMIT's counts are reached.
+#ifndef TANDEM_WIRE_H
+#define TANDEM_WIRE_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
+#define TD_WIRE_VERSION 1u
+
+// How a request's tokens are drawn. Zeroed is greedy with nothing else on.
+// Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
+typedef struct {
+  uint64_t seed;
+  float temperature;        // >= 0; 0: greedy
+  float top_p;              // (0, 1]; 0 and 1: off
+  float min_p;              // [0, 1); 0: off
+  float repetition_penalty; // > 0; 0 and 1: off; over prompt and answer (CTRL, arXiv 1909.05858)
+  float presence_penalty;   // [-2, 2], over the answer
+  float frequency_penalty;  // [-2, 2], over the answer
+  uint32_t top_k;           // 0: off
+  uint32_t n_top_logprobs;  // candidates reported beside each token, at most TD_WIRE_MAX_TOP
+} td_sampling;
+static_assert(sizeof(td_sampling) == 40, "wire layout");
+
+#define TD_WIRE_MAX_TOP    20
+#define TD_WIRE_MAX_TOKENS 58
+#define TD_WIRE_MAX_BIAS   29
+#define TD_WIRE_MAX_TEXT   232
+
+typedef struct {
+  int32_t id;
+  float value; // a log-probability or a bias, in nats
+} td_token_value;
+
+typedef enum {
+  // front to worker
+  TD_MSG_SUBMIT = 1,
+  TD_MSG_TOKENS,
+  TD_MSG_BIAS,
+  TD_MSG_CANCEL, // the worker answers with DONE (CANCELED) if the request still runs
+  TD_MSG_SHUTDOWN,
+  // worker to front
+  TD_MSG_READY = 64,
+  TD_MSG_FATAL,     // text: why the worker cannot serve; it exits after this
+  TD_MSG_PROGRESS,  // prompt tokens read so far
+  TD_MSG_TOKEN,     // one token of the answer
+  TD_MSG_DONE,      // last record of a request
+  TD_MSG_HEARTBEAT, // at least once a second, also while idle
+} td_msg_kind;
+
+typedef enum {
+  TD_DONE_STOP = 1, // an end-of-sequence token
+  TD_DONE_LENGTH,   // max_tokens or the context is used up
+  TD_DONE_CANCELED,
+  TD_DONE_ERROR, // text says why
+} td_done_reason;
+
+#define TD_SUBMIT_IGNORE_EOS 1u
+#define TD_SUBMIT_LOGPROBS   2u // report log-probabilities
+
+typedef struct {
+  td_sampling sampling;
+  uint32_t n_prompt; // tokens, at least 1
+  uint32_t max_tokens;
+  uint32_t n_bias;
+  uint32_t flags; // TD_SUBMIT_*
+} td_wire_submit;
+
+typedef struct {
+  uint32_t n;
+  int32_t ids[TD_WIRE_MAX_TOKENS];
+} td_wire_tokens;
+
+typedef struct {
+  uint32_t n;
+  td_token_value entries[TD_WIRE_MAX_BIAS];
+} td_wire_bias;
+
+typedef struct {
+  uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages;
+  uint32_t reserved;
+  uint64_t load_ns;
+} td_wire_ready;
+
+typedef struct {
+  uint32_t n_done, n_prompt; // tokens
+} td_wire_progress;
+
+// The end-of-sequence token is reported like any other (is_eos set), then DONE follows.
+typedef struct {
+  int32_t id;
+  float logprob;  // nats, of the model's own distribution; 0 unless asked for
+  uint32_t index; // 0 for the first token of the answer
+  uint32_t is_eos;
+  uint32_t n_top;
+  uint32_t reserved;
+  td_token_value top[TD_WIRE_MAX_TOP];
+} td_wire_token;
+
+typedef struct {
+  uint32_t reason; // td_done_reason
+  uint32_t n_prompt, n_output, n_cached;
+  uint64_t prefill_ns, decode_ns;
+  char text[192]; // NUL-terminated
+} td_wire_done;
+
+typedef struct {
+  uint64_t n_steps;
+  uint32_t n_running, n_free_pages;
+} td_wire_heartbeat;
+
+typedef struct {
+  uint32_t kind; // td_msg_kind
+  uint32_t reserved;
+  uint64_t request; // 0 where no request is meant
+  union {
+    td_wire_submit submit;
+    td_wire_tokens tokens;
+    td_wire_bias bias;
+    td_wire_ready ready;
+    td_wire_progress progress;
+    td_wire_token token;
+    td_wire_done done;
+    td_wire_heartbeat heartbeat;
+    char text[TD_WIRE_MAX_TEXT];
+    uint8_t bytes[240];
+  } u;
+} td_wire_msg;
+static_assert(sizeof(td_wire_msg) == 256, "wire layout");
+
+#endif

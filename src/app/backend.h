@@ -1,0 +1,72 @@
+// src/app/backend.h - the front's handle on its worker process, on the front's libuv loop.
+// Submitting, scheduling (sched/), the rings (shm/), and supervision stand behind it; sockets and
+// protocols know only this. All calls and callbacks happen on the loop's thread.
+#ifndef TD_APP_BACKEND_H
+#define TD_APP_BACKEND_H
+
+#include <stdint.h>
+#include <uv.h>
+
+#include "base/status.h"
+#include "tandem/wire.h"
+
+typedef struct td_backend td_backend;
+
+typedef enum {
+  TD_BACKEND_LOADING, // the worker maps the model
+  TD_BACKEND_READY,
+  TD_BACKEND_STUCK,  // no heartbeat for longer than it should take
+  TD_BACKEND_FAILED, // the worker could not start; td_backend_reason tells why
+} td_backend_state;
+
+typedef struct {
+  const char *model_dir;
+  uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
+  uint32_t max_batch;     // sequences decoded together
+  uint32_t n_threads;     // of the worker's team; 0: one for each CPU
+  uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
+  uint32_t prefill_chunk; // prompt tokens a step
+  void (*on_state)(void *ctx, td_backend_state state); // may be NULL
+  void *ctx;
+} td_backend_opts;
+
+// What to answer. Arrays are copied by submit.
+typedef struct {
+  const int32_t *prompt;
+  uint32_t n_prompt, max_tokens, flags; // TD_SUBMIT_*
+  td_sampling sampling;
+  const td_token_value *bias;
+  uint32_t n_bias;
+} td_request;
+
+// on_done is called exactly once and last, unless the request was canceled.
+typedef struct {
+  void (*on_progress)(void *ctx, const td_wire_progress *progress); // may be NULL
+  void (*on_token)(void *ctx, const td_wire_token *token);
+  void (*on_done)(void *ctx, const td_wire_done *done);
+  void *ctx;
+} td_request_callbacks;
+
+// Starts the worker by executing this program again with inherited descriptors. Returns before the
+// model is loaded. On success the caller owns *out; on error *out is NULL.
+td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_opts *opts,
+                          td_err *err);
+// Ends the worker (SHUTDOWN, then SIGKILL after a grace period) and calls closed when nothing is
+// left on the loop. Requests still running end with on_done (ERROR).
+void td_backend_close(td_backend *backend, void (*closed)(void *ctx), void *ctx);
+
+td_backend_state td_backend_state_of(const td_backend *backend);
+const char *td_backend_reason(const td_backend *backend);
+// Zeroed until the worker is ready.
+td_wire_ready td_backend_info(const td_backend *backend);
+uint32_t td_backend_n_running(const td_backend *backend);
+uint32_t td_backend_n_waiting(const td_backend *backend);
+
+// Queues a request; callbacks come later, never from inside submit. TD_EAGAIN: too many wait
+// already, or the worker is not ready. TD_EINVAL: longer than the context.
+td_status td_backend_submit(td_backend *backend, const td_request *request,
+                            const td_request_callbacks *callbacks, uint64_t *id, td_err *err);
+// No callback of this request comes after this call. Unknown ids are ignored.
+void td_backend_cancel(td_backend *backend, uint64_t id);
+
+#endif

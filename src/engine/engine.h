@@ -1,0 +1,49 @@
+// src/engine/engine.h - the forward pass over a paged KV pool, on any device.
+// One engine, one caller at a time. Sequences and their page tables belong to the caller (kv/kv.h);
+// the engine owns the page storage, the activations and the streams.
+#ifndef TD_ENGINE_ENGINE_H
+#define TD_ENGINE_ENGINE_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "device/device.h"
+#include "model/model.h"
+
+typedef struct td_engine td_engine;
+
+typedef struct {
+  uint32_t n_pages;         // KV pages in the pool
+  uint32_t page_tokens;     // tokens a page
+  uint32_t max_step_tokens; // most tokens one step may carry
+  uint32_t max_step_seqs;   // most sequences one step may carry
+  uint32_t max_seq_tokens;  // longest context
+} td_engine_opts;
+
+typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
+
+// One sequence's part of a step: n_tokens new tokens behind n_past cached ones.
+typedef struct {
+  const int32_t *tokens;
+  uint32_t n_tokens, n_past;
+  const int32_t *pages; // enough for n_past + n_tokens
+  uint32_t n_pages;
+  td_want want; // which of its tokens' logits are computed
+} td_step_seq;
+
+// model and dev are borrowed and must outlive the engine. On error *out is NULL; TD_ENOMEM names
+// the bytes asked for and what to make smaller.
+td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
+                         const td_engine_opts *opts, td_err *err);
+void td_engine_close(td_engine *engine);
+
+// Runs one step. Wanted logits lie in rows, in the order of seqs and tokens, at td_engine_logits
+// until the next step: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside the vocabulary, too many
+// tokens or sequences, or a context beyond max_seq_tokens; nothing was computed then.
+td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+const float *td_engine_logits(const td_engine *engine);
+
+// Bytes of KV cache one token takes over all layers.
+size_t td_engine_kv_bytes_per_token(const td_model_config *config);
+
+#endif
