@@ -1,0 +1,284 @@
+// src/engine/engine.c - the engine's memory, and steps: who is in them and where their pages are.
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_impl.h"
+#include "engine/rope.h"
+
+static uint32_t entry_elements(const td_model_config *c) {
+  if (c->kv_lora_rank) return c->kv_lora_rank + c->rope_dim;
+  return 2 * c->n_kv_heads * c->head_dim;
+}
+
+size_t td_engine_kv_bytes_per_token(const td_model_config *config) {
+  return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(TD_F16);
+}
+
+static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_err *err) {
+  *out = NULL;
+  if (!row_elements) return TD_OK;
+  return td_dev_alloc(e->dev, out, e->opts.max_step_tokens * row_elements * e->act_bytes, err);
+}
+
+static td_status alloc_activations(td_engine *e, td_err *err) {
+  const td_model_config *c = e->config;
+  bool mla = c->kv_lora_rank != 0;
+  size_t q_dim = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim);
+  size_t kv_dim = mla ? c->kv_lora_rank + c->rope_dim : c->n_kv_heads * c->head_dim;
+  size_t out_dim = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim);
+  struct {
+    void **out;
+    size_t row_elements;
+  } const buffers[] = {
+      {&e->x, c->dim},           {&e->h, c->dim},  {&e->delta, c->dim},       {&e->q, q_dim},
+      {&e->q_a, c->q_lora_rank}, {&e->kv, kv_dim}, {&e->v, mla ? 0 : kv_dim}, {&e->attn, out_dim},
+  };
+  for (size_t i = 0; i < TD_COUNT(buffers); i++) {
+    td_status st = alloc_acts(e, buffers[i].out, buffers[i].row_elements, err);
+    if (st != TD_OK) return st;
+  }
+  size_t n = e->opts.max_step_tokens;
+  td_status st = td_dev_alloc(e->dev, (void **)&e->router_logits,
+                              n * (c->n_experts + 1) * sizeof(float), err);
+  if (st == TD_OK) {
+    st = td_dev_alloc(e->dev, (void **)&e->router_ids, n * (c->top_k + 1) * sizeof(int32_t), err);
+  }
+  if (st == TD_OK) {
+    st = td_dev_alloc(e->dev, (void **)&e->router_weights, n * (c->top_k + 1) * sizeof(float), err);
+  }
+  return st;
+}
+
+static td_status alloc_rope(td_engine *e, td_err *err) {
+  size_t n = (size_t)e->opts.max_seq_tokens * td_rope_dims(e->config) * sizeof(float);
+  td_status st = td_dev_alloc(e->dev, (void **)&e->cos_sin, n, err);
+  if (st != TD_OK) return st;
+  float *host = malloc(n);
+  if (!host) return td_fail(err, TD_ENOMEM, "out of memory: rotary table, %zu bytes", n);
+  td_rope_fill(host, e->config, e->opts.max_seq_tokens);
+  td_op_copy(e->stream, e->cos_sin, host, n);
+  st = td_stream_sync(e->stream, err);
+  free(host);
+  return st;
+}
+
+// Room for n_rows rows of logits, on the device and on the host.
+static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
+  if (n_rows <= e->logits_rows) return TD_OK;
+  size_t n_bytes = (size_t)n_rows * e->config->n_vocab * sizeof(float);
+  td_dev_free(e->dev, e->dev_logits);
+  free(e->logits);
+  e->logits = NULL;
+  e->logits_rows = 0;
+  td_status st = td_dev_alloc(e->dev, (void **)&e->dev_logits, n_bytes, err);
+  if (st != TD_OK) return st;
+  e->logits = malloc(n_bytes);
+  if (!e->logits) return td_fail(err, TD_ENOMEM, "out of memory: logits, %zu bytes", n_bytes);
+  e->logits_rows = n_rows;
+  return TD_OK;
+}
+
+static td_status alloc_meta(td_engine *e, td_err *err) {
+  // tokens, seq, position and rows a token; q_begin and a page table a sequence.
+  size_t n_seqs = e->opts.max_step_seqs;
+  e->meta_len = 4 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS;
+  e->meta = malloc(e->meta_len * sizeof *e->meta);
+  e->first_token = malloc(n_seqs * sizeof *e->first_token);
+  if (!e->meta || !e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
+  return td_dev_alloc(e->dev, (void **)&e->dev_meta, e->meta_len * sizeof *e->meta, err);
+}
+
+static td_status alloc_kv(td_engine *e, td_err *err) {
+  e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) * td_dtype_bytes(TD_F16);
+  size_t n_bytes = e->page_bytes * e->opts.n_pages * e->config->n_layers;
+  td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
+  if (st != TD_OK) {
+    td_fail(err, st, "no memory for a KV cache of %u tokens (%.1f GiB); make the context smaller",
+            e->opts.n_pages * e->opts.page_tokens, (double)n_bytes / (1 << 30));
+  }
+  return st;
+}
+
+static td_status open_memory(td_engine *e, td_err *err) {
+  td_status st = td_stream_open(&e->stream, e->dev, err);
+  if (st == TD_OK) st = alloc_activations(e, err);
+  if (st == TD_OK) st = alloc_rope(e, err);
+  if (st == TD_OK) st = alloc_meta(e, err);
+  if (st == TD_OK) st = alloc_kv(e, err);
+  if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
+  return st;
+}
+
+td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
+                         const td_engine_opts *opts, td_err *err) {
+  *out = NULL;
+  TD_CHECK(opts->page_tokens && opts->max_step_tokens && opts->max_step_seqs);
+  td_engine *e = calloc(1, sizeof *e);
+  if (!e) return td_fail(err, TD_ENOMEM, "out of memory");
+  e->model = model;
+  e->config = td_model_config_of(model);
+  e->dev = dev;
+  e->opts = *opts;
+  e->act_bytes = td_dtype_bytes(td_dev_act_dtype(dev));
+  e->max_pages = (opts->max_seq_tokens + opts->page_tokens - 1) / opts->page_tokens;
+  e->attention_scale = td_rope_attention_scale(e->config);
+  td_status st = open_memory(e, err);
+  if (st != TD_OK) {
+    td_engine_close(e);
+    return st;
+  }
+  *out = e;
+  return TD_OK;
+}
+
+void td_engine_close(td_engine *e) {
+  if (!e) return;
+  td_stream_close(e->stream);
+  void *const buffers[] = {
+      e->x,          e->h,        e->delta,      e->q,       e->q_a,           e->kv,
+      e->v,          e->attn,     e->router_ids, e->cos_sin, e->router_logits, e->router_weights,
+      e->dev_logits, e->dev_meta, e->kv_pages};
+  for (size_t i = 0; i < TD_COUNT(buffers); i++)
+    td_dev_free(e->dev, buffers[i]);
+  free(e->meta);
+  free(e->first_token);
+  free(e->logits);
+  free(e);
+}
+
+static td_status check_seq(const td_engine *e, const td_step_seq *seq, td_err *err) {
+  TD_CHECK(seq->n_tokens > 0);
+  uint64_t n = (uint64_t)seq->n_past + seq->n_tokens;
+  if (n > e->opts.max_seq_tokens) {
+    return td_fail(err, TD_EINVAL, "%llu tokens do not fit the context of %u",
+                   (unsigned long long)n, e->opts.max_seq_tokens);
+  }
+  TD_CHECK(n <= (uint64_t)seq->n_pages * e->opts.page_tokens);
+  for (uint32_t i = 0; i < seq->n_tokens; i++) {
+    if (seq->tokens[i] < 0 || (uint32_t)seq->tokens[i] >= e->config->n_vocab) {
+      return td_fail(err, TD_EINVAL, "token id %d is outside the vocabulary of %u", seq->tokens[i],
+                     e->config->n_vocab);
+    }
+  }
+  for (uint32_t i = 0; i < seq->n_pages; i++) {
+    TD_CHECK(seq->pages[i] >= 0 && (uint32_t)seq->pages[i] < e->opts.n_pages);
+  }
+  return TD_OK;
+}
+
+static td_status check_step(const td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
+                            td_err *err) {
+  uint64_t n_tokens = 0;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    td_status st = check_seq(e, &seqs[i], err);
+    if (st != TD_OK) return st;
+    n_tokens += seqs[i].n_tokens;
+  }
+  if (!n_seqs || n_seqs > e->opts.max_step_seqs || n_tokens > e->opts.max_step_tokens) {
+    return td_fail(err, TD_EINVAL, "a step of %u sequences and %llu tokens; limits are %u and %u",
+                   n_seqs, (unsigned long long)n_tokens, e->opts.max_step_seqs,
+                   e->opts.max_step_tokens);
+  }
+  return TD_OK;
+}
+
+// Where each table of the step lies in meta, in entries.
+typedef struct {
+  size_t tokens, seq, position, rows, q_begin, page_table;
+} meta_layout;
+
+static meta_layout lay_out_meta(const td_engine *e) {
+  size_t n = e->opts.max_step_tokens;
+  return (meta_layout){.tokens = 0,
+                       .seq = n,
+                       .position = 2 * n,
+                       .rows = 3 * n,
+                       .q_begin = 4 * n,
+                       .page_table = 4 * n + e->opts.max_step_seqs + N_GROUPS};
+}
+
+// Appends one sequence to a group. t: its first token in the step; s, g_s: its index in the step
+// and in the group.
+static void add_seq(td_engine *e, const meta_layout *at, const step_group *group,
+                    const td_step_seq *seq, uint32_t s, uint32_t t) {
+  for (uint32_t i = 0; i < seq->n_tokens; i++) {
+    e->meta[at->tokens + t + i] = seq->tokens[i];
+    e->meta[at->seq + t + i] = (int32_t)group->view.n_seqs;
+    e->meta[at->position + t + i] = (int32_t)(seq->n_past + i);
+  }
+  uint32_t n_pages = seq->n_pages < e->max_pages ? seq->n_pages : e->max_pages;
+  memcpy(e->meta + at->page_table + (size_t)s * e->max_pages, seq->pages,
+         n_pages * sizeof *seq->pages);
+}
+
+// Lays the sequences of one group behind those before it; returns the step's tokens so far.
+static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
+                            uint32_t n_seqs, uint32_t *s, uint32_t t) {
+  step_group *group = &e->groups[g];
+  size_t q_begin = at->q_begin + *s + (size_t)g;
+  *group = (step_group){
+      .token_begin = t,
+      .view = {.seq = e->dev_meta + at->seq + t,
+               .position = e->dev_meta + at->position + t,
+               .q_begin = e->dev_meta + q_begin,
+               .page_table = e->dev_meta + at->page_table + (size_t)*s * e->max_pages,
+               .max_pages = e->max_pages,
+               .page_tokens = e->opts.page_tokens}};
+  e->meta[q_begin] = 0;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    if ((seqs[i].n_tokens == 1) != (g == GROUP_DECODE)) continue;
+    add_seq(e, at, group, &seqs[i], *s, t);
+    e->first_token[i] = t;
+    t += seqs[i].n_tokens;
+    group->view.n_seqs++;
+    group->view.n_tokens += seqs[i].n_tokens;
+    e->meta[q_begin + group->view.n_seqs] = (int32_t)group->view.n_tokens;
+    (*s)++;
+  }
+  return t;
+}
+
+static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    n += seqs[i].want == TD_WANT_ALL ? seqs[i].n_tokens : seqs[i].want == TD_WANT_LAST;
+  }
+  return n;
+}
+
+// Fills meta and the groups. Rows of logits follow the caller's order, whatever the groups' is.
+static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  meta_layout at = lay_out_meta(e);
+  uint32_t s = 0, t = 0, row = 0;
+  for (int g = 0; g < N_GROUPS; g++) {
+    t = build_group(e, &at, g, seqs, n_seqs, &s, t);
+  }
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    if (seqs[i].want == TD_WANT_NONE) continue;
+    uint32_t j = seqs[i].want == TD_WANT_ALL ? 0 : seqs[i].n_tokens - 1;
+    for (; j < seqs[i].n_tokens; j++)
+      e->meta[at.rows + row++] = (int32_t)(e->first_token[i] + j);
+  }
+  e->n_tokens = t;
+  e->n_rows = row;
+  e->tokens = e->dev_meta + at.tokens;
+  e->position = e->dev_meta + at.position;
+  e->rows = e->dev_meta + at.rows;
+}
+
+td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  td_status st = check_step(e, seqs, n_seqs, err);
+  if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
+  if (st != TD_OK) return st;
+  memset(e->meta, 0, e->meta_len * sizeof *e->meta);
+  build_step(e, seqs, n_seqs);
+  td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
+  td_engine_forward(e);
+  return td_stream_sync(e->stream, err);
+}
+
+const float *td_engine_logits(const td_engine *e) {
+  return e->logits;
+}

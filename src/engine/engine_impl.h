@@ -1,0 +1,64 @@
+// src/engine/engine_impl.h - what engine.c (memory, steps) and forward.c (operators) share.
+#ifndef TD_ENGINE_ENGINE_IMPL_H
+#define TD_ENGINE_ENGINE_IMPL_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+#include "engine/engine.h"
+
+// A step runs sequences with one new token (decode) and with several (prefill) as two groups, since
+// attention is computed differently. What a sequence's result is never depends on its neighbours.
+enum { GROUP_DECODE, GROUP_PREFILL, N_GROUPS };
+
+// Tokens [token_begin, token_begin + view.n_tokens) of the step; indices in view are its own.
+typedef struct {
+  td_batch_view view;
+  uint32_t token_begin;
+} step_group;
+
+struct td_engine {
+  const td_model *model;
+  const td_model_config *config;
+  td_dev *dev;
+  td_stream *stream;
+  td_engine_opts opts;
+  size_t act_bytes; // of one activation element
+  uint32_t max_pages;
+  float attention_scale;
+
+  // device memory; activations are [max_step_tokens][...]
+  void *x, *h, *delta;    // residual stream, normed input, a block's output: [dim]
+  void *q, *q_a, *kv, *v; // kv: latent and rope key (MLA) or k (GQA)
+  void *attn;             // [n_heads * v_dim]
+  float *router_logits, *router_weights;
+  int32_t *router_ids;
+  float *cos_sin;    // [max_seq_tokens][rot_dim/2][2]
+  float *dev_logits; // [logits_rows][n_vocab]
+  int32_t *dev_meta;
+  char *kv_pages; // [n_layers][n_pages][page_bytes]
+  size_t page_bytes;
+
+  // host memory
+  int32_t *meta;         // staged copy of dev_meta
+  size_t meta_len;       // entries
+  uint32_t *first_token; // where each sequence of the step begins in it
+  float *logits;         // [logits_rows][n_vocab]
+  uint32_t logits_rows;  // rows there is room for
+
+  // the step being run
+  step_group groups[N_GROUPS];
+  uint32_t n_tokens, n_rows;
+  const int32_t *tokens, *rows, *position; // in dev_meta
+};
+
+// Enqueues the whole forward pass of the step that engine describes, logits copied to the host.
+void td_engine_forward(td_engine *engine);
+
+static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
+  size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
+  return (td_kv_view){.pages = engine->kv_pages + layer_idx * layer_bytes,
+                      .page_bytes = engine->page_bytes};
+}
+
+#endif

@@ -1,0 +1,232 @@
+// src/engine/forward.c - one forward pass for every architecture, as operators on a stream.
+#include "engine/engine_impl.h"
+
+// The norms inside MLA have this epsilon whatever rms_norm_eps says (DeepSeek's modeling code).
+#define MLA_NORM_EPS 1e-6f
+
+static void *offset(const td_engine *e, void *base, size_t elements) {
+  return (char *)base + elements * e->act_bytes;
+}
+
+static void linear(td_engine *e, const td_weight *w, td_vec bias, const void *x, size_t x_stride,
+                   void *y) {
+  td_op_linear(e->stream, &(td_linear_op_args){.w = w,
+                                               .bias = bias,
+                                               .x = x,
+                                               .y = y,
+                                               .x_stride = x_stride,
+                                               .y_stride = w->rows,
+                                               .n_tokens = e->n_tokens});
+}
+
+// Norms n_rows rows of dim elements in place, stride apart.
+static void norm_rows(td_engine *e, void *x, td_vec w, size_t stride, uint32_t n_rows, float eps) {
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = x,
+                                              .w = w,
+                                              .out = x,
+                                              .x_stride = stride,
+                                              .out_stride = stride,
+                                              .n_rows = n_rows,
+                                              .dim = w.n,
+                                              .eps = eps});
+}
+
+// h = norm(x), after x += delta when a block's output is still pending.
+static void norm_residual(td_engine *e, td_vec w, bool pending) {
+  uint32_t dim = e->config->dim;
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? e->delta : e->x,
+                                              .residual = pending ? e->x : NULL,
+                                              .w = w,
+                                              .out = e->h,
+                                              .x_stride = dim,
+                                              .out_stride = dim,
+                                              .n_rows = e->n_tokens,
+                                              .dim = dim,
+                                              .eps = e->config->rms_eps});
+}
+
+static void rope(td_engine *e, void *x, size_t token_stride, size_t head_stride, uint32_t n_heads,
+                 uint32_t rot_dim) {
+  td_op_rope(e->stream, &(td_rope_args){.x = x,
+                                        .cos_sin = e->cos_sin,
+                                        .position = e->position,
+                                        .token_stride = token_stride,
+                                        .head_stride = head_stride,
+                                        .n_tokens = e->n_tokens,
+                                        .n_heads = n_heads,
+                                        .rot_dim = rot_dim,
+                                        .interleaved = e->config->rope_interleaved});
+}
+
+static void attend_gqa(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+  linear(e, &layer->q, layer->q_bias, e->h, c->dim, e->q);
+  linear(e, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
+  linear(e, &layer->v, layer->v_bias, e->h, c->dim, e->v);
+  if (c->qk_norm) {
+    norm_rows(e, e->q, layer->q_norm, c->head_dim, e->n_tokens * c->n_heads, c->rms_eps);
+    norm_rows(e, e->kv, layer->k_norm, c->head_dim, e->n_tokens * c->n_kv_heads, c->rms_eps);
+  }
+  rope(e, e->q, q_dim, c->head_dim, c->n_heads, c->head_dim);
+  rope(e, e->kv, kv_dim, c->head_dim, c->n_kv_heads, c->head_dim);
+  td_kv_view kv = td_engine_kv_view(e, layer_idx);
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &e->groups[g];
+    if (!group->view.n_tokens) continue;
+    size_t t = group->token_begin;
+    td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = group->view,
+                                                          .kv = kv,
+                                                          .k = offset(e, e->kv, t * kv_dim),
+                                                          .v = offset(e, e->v, t * kv_dim),
+                                                          .k_stride = kv_dim,
+                                                          .v_stride = kv_dim,
+                                                          .n_kv_heads = c->n_kv_heads,
+                                                          .head_dim = c->head_dim});
+    td_op_attn_gqa(e->stream, &(td_attn_gqa_args){.batch = group->view,
+                                                  .kv = kv,
+                                                  .q = offset(e, e->q, t * q_dim),
+                                                  .out = offset(e, e->attn, t * q_dim),
+                                                  .n_heads = c->n_heads,
+                                                  .n_kv_heads = c->n_kv_heads,
+                                                  .head_dim = c->head_dim,
+                                                  .scale = e->attention_scale});
+  }
+}
+
+// q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
+static void project_mla(td_engine *e, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
+  td_vec none = {0};
+  if (c->q_lora_rank) {
+    linear(e, &layer->q_a, layer->q_a_bias, e->h, c->dim, e->q_a);
+    norm_rows(e, e->q_a, layer->q_a_norm, c->q_lora_rank, e->n_tokens, MLA_NORM_EPS);
+    linear(e, &layer->q_b, none, e->q_a, c->q_lora_rank, e->q);
+  } else {
+    linear(e, &layer->q, none, e->h, c->dim, e->q);
+  }
+  linear(e, &layer->kv_a, layer->kv_a_bias, e->h, c->dim, e->kv);
+  norm_rows(e, e->kv, layer->kv_a_norm, entry, e->n_tokens, MLA_NORM_EPS);
+  rope(e, offset(e, e->q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads, c->rope_dim);
+  rope(e, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+}
+
+static void attend_mla(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
+  size_t out_dim = (size_t)c->n_heads * c->v_dim;
+  uint32_t entry = c->kv_lora_rank + c->rope_dim;
+  project_mla(e, layer);
+  td_kv_view kv = td_engine_kv_view(e, layer_idx);
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &e->groups[g];
+    if (!group->view.n_tokens) continue;
+    size_t t = group->token_begin;
+    td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = group->view,
+                                                          .kv = kv,
+                                                          .entry = offset(e, e->kv, t * entry),
+                                                          .entry_dim = entry});
+    td_op_attn_mla(e->stream, &(td_attn_mla_args){.batch = group->view,
+                                                  .kv = kv,
+                                                  .q = offset(e, e->q, t * q_dim),
+                                                  .kv_b = &layer->kv_b,
+                                                  .out = offset(e, e->attn, t * out_dim),
+                                                  .n_heads = c->n_heads,
+                                                  .nope_dim = c->nope_dim,
+                                                  .rope_dim = c->rope_dim,
+                                                  .v_dim = c->v_dim,
+                                                  .kv_lora_rank = c->kv_lora_rank,
+                                                  .scale = e->attention_scale,
+                                                  .absorbed = g == GROUP_DECODE});
+  }
+}
+
+static void dense_mlp(td_engine *e, const td_layer *layer, bool accumulate) {
+  td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
+                                      .up = &layer->mlp_up,
+                                      .down = &layer->mlp_down,
+                                      .x = e->h,
+                                      .out = e->delta,
+                                      .n_tokens = e->n_tokens,
+                                      .n_experts = 1,
+                                      .top_k = 1,
+                                      .accumulate = accumulate});
+}
+
+static void experts(td_engine *e, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
+                                               .x = e->h,
+                                               .y = e->router_logits,
+                                               .x_stride = c->dim,
+                                               .y_stride = c->n_experts,
+                                               .n_tokens = e->n_tokens,
+                                               .out_f32 = true});
+  td_op_router(e->stream,
+               &(td_router_args){.logits = e->router_logits,
+                                 .bias = layer->router_bias,
+                                 .ids = e->router_ids,
+                                 .weights = e->router_weights,
+                                 .kind = c->router_sigmoid ? TD_ROUTER_SIGMOID : TD_ROUTER_SOFTMAX,
+                                 .n_tokens = e->n_tokens,
+                                 .n_experts = c->n_experts,
+                                 .top_k = c->top_k,
+                                 .n_groups = c->n_groups,
+                                 .topk_groups = c->topk_groups,
+                                 .norm_topk = c->norm_topk,
+                                 .scaling = c->routed_scaling});
+  td_op_moe(e->stream, &(td_moe_args){.gate = layer->gate,
+                                      .up = layer->up,
+                                      .down = layer->down,
+                                      .x = e->h,
+                                      .ids = e->router_ids,
+                                      .weights = e->router_weights,
+                                      .out = e->delta,
+                                      .n_tokens = e->n_tokens,
+                                      .n_experts = c->n_experts,
+                                      .top_k = c->top_k});
+  if (layer->mlp_gate.data) dense_mlp(e, layer, true);
+}
+
+// Final norm and lm_head for the rows whose logits are wanted.
+static void head(td_engine *e) {
+  const td_model_config *c = e->config;
+  const td_weight *lm_head = td_model_lm_head(e->model);
+  td_op_add(e->stream, e->x, e->delta, (size_t)e->n_tokens * c->dim);
+  td_op_gather_rows(e->stream, e->h, e->x, e->rows, e->n_rows, c->dim);
+  norm_rows(e, e->h, td_model_final_norm(e->model), c->dim, e->n_rows, c->rms_eps);
+  td_op_linear(e->stream, &(td_linear_op_args){.w = lm_head,
+                                               .x = e->h,
+                                               .y = e->dev_logits,
+                                               .x_stride = c->dim,
+                                               .y_stride = c->n_vocab,
+                                               .n_tokens = e->n_rows,
+                                               .out_f32 = true});
+  td_op_copy(e->stream, e->logits, e->dev_logits, (size_t)e->n_rows * c->n_vocab * sizeof(float));
+}
+
+void td_engine_forward(td_engine *e) {
+  const td_model_config *c = e->config;
+  td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
+                                          .ids = e->tokens,
+                                          .out = e->x,
+                                          .n_tokens = e->n_tokens});
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const td_layer *layer = td_model_layer(e->model, i);
+    norm_residual(e, layer->attn_norm, i > 0);
+    if (c->kv_lora_rank) {
+      attend_mla(e, layer, i);
+    } else {
+      attend_gqa(e, layer, i);
+    }
+    linear(e, &layer->o, layer->o_bias, e->attn, layer->o.cols, e->delta);
+    norm_residual(e, layer->mlp_norm, true);
+    if (layer->is_moe) {
+      experts(e, layer);
+    } else {
+      dense_mlp(e, layer, false);
+    }
+  }
+  if (e->n_rows) head(e);
+}

@@ -1,0 +1,77 @@
+#include "engine/rope.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define PI 3.14159265358979323846
+
+uint32_t td_rope_dims(const td_model_config *config) {
+  return config->rope_dim ? config->rope_dim : config->head_dim;
+}
+
+static bool has_yarn(const td_yarn *yarn) {
+  return yarn->factor > 1;
+}
+
+static double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
+
+static double attention_factor(const td_yarn *yarn) {
+  if (!has_yarn(yarn)) return 1.0;
+  if (yarn->attention_factor > 0) return yarn->attention_factor;
+  if (yarn->mscale > 0 && yarn->mscale_all_dim > 0) {
+    return yarn_mscale(yarn->factor, yarn->mscale) /
+           yarn_mscale(yarn->factor, yarn->mscale_all_dim);
+  }
+  return yarn_mscale(yarn->factor, 1);
+}
+
+// The dimension whose wavelength makes n_rotations turns over the original context.
+static double correction_dim(const td_model_config *config, double n_rotations) {
+  return td_rope_dims(config) * log(config->yarn.original_max_position / (n_rotations * 2 * PI)) /
+         (2 * log(config->rope_theta));
+}
+
+// Between 0 (interpolate, low dimensions of few turns) and 1 (keep) for pair i.
+static float yarn_keep(const td_model_config *config, uint32_t i) {
+  double low = fmax(floor(correction_dim(config, config->yarn.beta_fast)), 0);
+  double high = fmin(ceil(correction_dim(config, config->yarn.beta_slow)),
+                     td_rope_dims(config) - 1.0);
+  if (low == high) high += 0.001;
+  float ramp = ((float)i - (float)low) / (float)(high - low);
+  return 1.0f - fminf(fmaxf(ramp, 0.0f), 1.0f);
+}
+
+static float inverse_frequency(const td_model_config *config, uint32_t i) {
+  float exponent = (float)(2 * i) / (float)td_rope_dims(config);
+  float frequency = powf((float)config->rope_theta, exponent);
+  if (!has_yarn(&config->yarn)) return 1.0f / frequency;
+  float keep = yarn_keep(config, i);
+  return 1.0f / ((float)config->yarn.factor * frequency) * (1.0f - keep) + 1.0f / frequency * keep;
+}
+
+void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions) {
+  uint32_t n_pairs = td_rope_dims(config) / 2;
+  float factor = (float)attention_factor(&config->yarn);
+  for (uint32_t i = 0; i < n_pairs; i++) {
+    float inverse = inverse_frequency(config, i);
+    for (uint32_t p = 0; p < n_positions; p++) {
+      float angle = (float)p * inverse;
+      float *pair = out + ((size_t)p * n_pairs + i) * 2;
+      pair[0] = cosf(angle) * factor;
+      pair[1] = sinf(angle) * factor;
+    }
+  }
+}
+
+float td_rope_attention_scale(const td_model_config *config) {
+  uint32_t query_dim = config->kv_lora_rank ? config->nope_dim + config->rope_dim
+                                            : config->head_dim;
+  double scale = 1.0 / sqrt(query_dim);
+  if (config->kv_lora_rank && has_yarn(&config->yarn) && config->yarn.mscale_all_dim > 0) {
+    double mscale = yarn_mscale(config->yarn.factor, config->yarn.mscale_all_dim);
+    scale *= mscale * mscale;
+  }
+  return (float)scale;
+}

@@ -1,0 +1,21 @@
+// src/engine/rope.h - rotary position tables, with and without YaRN.
+#ifndef TD_ENGINE_ROPE_H
+#define TD_ENGINE_ROPE_H
+
+#include <stdint.h>
+
+#include "model/model.h"
+
+// Dimensions that RoPE turns in each head: rope_dim (MLA) or head_dim (GQA).
+uint32_t td_rope_dims(const td_model_config *config);
+
+// Fills out f32 [n_positions][rot_dim/2][2] with cos and sin, the attention factor multiplied in.
+// YaRN: Peng et al., arXiv 2309.00071, sections 3.2 and 3.4, computed in f32 in the order
+// transformers uses, so that both round alike.
+void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
+
+// What attention scores are multiplied with: 1/sqrt(head dim of a query), and for MLA with YaRN
+// also mscale(factor, mscale_all_dim)^2.
+float td_rope_attention_scale(const td_model_config *config);
+
+#endif

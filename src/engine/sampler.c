@@ -1,0 +1,263 @@
+// src/engine/sampler.c - bias, penalties, temperature, truncation, draw. All in f32 but the sums.
+#include "engine/sampler.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct td_sampler {
+  td_sampling params;
+  td_token_value *bias;
+  uint32_t n_bias, n_vocab;
+  uint32_t index;             // of the next token of the answer
+  uint32_t *counts;           // [n_vocab] times in the answer; NULL when no penalty needs it
+  uint8_t *seen;              // [n_vocab] in prompt or answer; NULL likewise
+  td_token_value *candidates; // [n_vocab]
+  float *given;               // [n_vocab] logits before anything is done to them
+};
+
+static bool has_repetition(const td_sampling *p) {
+  return p->repetition_penalty != 0 && p->repetition_penalty != 1;
+}
+
+static bool has_penalties(const td_sampling *p) {
+  return has_repetition(p) || p->presence_penalty != 0 || p->frequency_penalty != 0;
+}
+
+static td_status check_params(const td_sampling *p, td_err *err) {
+  if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) ||
+      !(p->min_p >= 0 && p->min_p <= 1) || !(p->repetition_penalty >= 0) ||
+      !isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
+      p->n_top_logprobs > TD_WIRE_MAX_TOP) {
+    return td_fail(err, TD_EINVAL, "sampling parameter out of range");
+  }
+  return TD_OK;
+}
+
+td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_token_value *bias,
+                          uint32_t n_bias, uint32_t n_vocab, td_err *err) {
+  *out = NULL;
+  td_status st = check_params(params, err);
+  if (st != TD_OK) return st;
+  td_sampler *s = calloc(1, sizeof *s);
+  if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
+  s->params = *params;
+  s->n_vocab = n_vocab;
+  s->n_bias = n_bias;
+  s->candidates = malloc(n_vocab * sizeof *s->candidates);
+  s->given = malloc(n_vocab * sizeof *s->given);
+  s->bias = malloc((n_bias + 1) * sizeof *s->bias);
+  bool failed = !s->candidates || !s->given || !s->bias;
+  if (has_penalties(params)) {
+    s->counts = calloc(n_vocab, sizeof *s->counts);
+    s->seen = calloc(n_vocab, sizeof *s->seen);
+    failed |= !s->counts || !s->seen;
+  }
+  if (failed) {
+    td_sampler_close(s);
+    return td_fail(err, TD_ENOMEM, "out of memory: sampler of %u tokens", n_vocab);
+  }
+  if (n_bias) memcpy(s->bias, bias, n_bias * sizeof *bias);
+  *out = s;
+  return TD_OK;
+}
+
+void td_sampler_close(td_sampler *s) {
+  if (!s) return;
+  free(s->candidates);
+  free(s->given);
+  free(s->bias);
+  free(s->counts);
+  free(s->seen);
+  free(s);
+}
+
+void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
+  if (!s->seen) return;
+  for (uint32_t i = 0; i < n; i++) {
+    if (ids[i] >= 0 && (uint32_t)ids[i] < s->n_vocab) s->seen[ids[i]] = 1;
+  }
+}
+
+// ---- the draw -------------------------------------------------------------------------------
+
+// Uniform in [0, 1), from (seed, index) alone: two rounds of the splitmix64 finalizer (Steele et
+// al., OOPSLA 2014).
+static double uniform(uint64_t seed, uint32_t index) {
+  uint64_t z = seed;
+  for (int round = 0; round < 2; round++) {
+    z += 0x9e3779b97f4a7c15u * ((uint64_t)index + 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+  }
+  return (double)(z >> 11) * 0x1p-53;
+}
+
+static void add_bias_and_penalties(const td_sampler *s, float *logits) {
+  const td_sampling *p = &s->params;
+  for (uint32_t i = 0; i < s->n_bias; i++) {
+    if (s->bias[i].id >= 0 && (uint32_t)s->bias[i].id < s->n_vocab) {
+      logits[s->bias[i].id] += s->bias[i].value;
+    }
+  }
+  if (!s->seen) return;
+  for (uint32_t i = 0; i < s->n_vocab; i++) {
+    if (s->seen[i] && has_repetition(p)) {
+      logits[i] = logits[i] > 0 ? logits[i] / p->repetition_penalty
+                                : logits[i] * p->repetition_penalty;
+    }
+    if (s->counts[i]) {
+      logits[i] -= p->presence_penalty + p->frequency_penalty * (float)s->counts[i];
+    }
+  }
+}
+
+static uint32_t argmax(const float *logits, uint32_t n) {
+  uint32_t best = 0;
+  for (uint32_t i = 1; i < n; i++) {
+    if (logits[i] > logits[best]) best = i;
+  }
+  return best;
+}
+
+// By falling value, ties by rising id, so that the order is the same everywhere.
+static int by_value(const void *a, const void *b) {
+  const td_token_value *x = a, *y = b;
+  if (x->value != y->value) return x->value > y->value ? -1 : 1;
+  return (x->id > y->id) - (x->id < y->id);
+}
+
+// Moves the k best to the front, in order: a heap of the k best seen so far, its worst at the root.
+static void sift_down(td_token_value *heap, uint32_t n, uint32_t i) {
+  for (;;) {
+    uint32_t worst = i, left = 2 * i + 1, right = left + 1;
+    if (left < n && by_value(&heap[left], &heap[worst]) > 0) worst = left;
+    if (right < n && by_value(&heap[right], &heap[worst]) > 0) worst = right;
+    if (worst == i) return;
+    td_token_value tmp = heap[i];
+    heap[i] = heap[worst];
+    heap[worst] = tmp;
+    i = worst;
+  }
+}
+
+static void best_first(td_token_value *c, uint32_t n, uint32_t k) {
+  for (uint32_t i = k / 2; i-- > 0;)
+    sift_down(c, k, i);
+  for (uint32_t i = k; i < n; i++) {
+    if (by_value(&c[i], &c[0]) < 0) {
+      td_token_value tmp = c[0];
+      c[0] = c[i];
+      c[i] = tmp;
+      sift_down(c, k, 0);
+    }
+  }
+  qsort(c, k, sizeof *c, by_value);
+}
+
+static void fill_candidates(td_sampler *s, const float *logits) {
+  for (uint32_t i = 0; i < s->n_vocab; i++) {
+    s->candidates[i] = (td_token_value){.id = (int32_t)i, .value = logits[i]};
+  }
+}
+
+// Replaces the values (logits, already over temperature) of n candidates by their weights
+// exp(value - max) and returns the sum.
+static double weigh(td_token_value *c, uint32_t n, float max) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    c[i].value = expf(c[i].value - max);
+    sum += c[i].value;
+  }
+  return sum;
+}
+
+// Sorts as many of the best of n weighted candidates to the front as top_p and min_p let stand, and
+// returns how many; *sum becomes their weight. Few tokens hold most of the weight, so the front
+// that is sorted grows until it is enough.
+static uint32_t truncate_tail(const td_sampling *p, td_token_value *c, uint32_t n, double *sum) {
+  double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * *sum : INFINITY;
+  for (uint32_t k = n < 64 ? n : 64;; k = k > n / 8 ? n : k * 8) {
+    best_first(c, n, k);
+    double have = 0;
+    uint32_t keep = 0;
+    bool ended = false;
+    for (; keep < k && !ended; keep++) {
+      ended = keep > 0 && (have >= need || c[keep].value < p->min_p * c[0].value);
+      if (ended) break;
+      have += c[keep].value;
+    }
+    if (ended || k == n) {
+      *sum = have;
+      return keep;
+    }
+  }
+}
+
+static int32_t draw(td_sampler *s, float *logits) {
+  const td_sampling *p = &s->params;
+  uint32_t best = argmax(logits, s->n_vocab);
+  if (p->temperature == 0) return (int32_t)best;
+  float inverse = 1.0f / p->temperature;
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    logits[i] *= inverse;
+  fill_candidates(s, logits);
+  td_token_value *c = s->candidates;
+  uint32_t n = s->n_vocab;
+  if (p->top_k && p->top_k < n) {
+    n = p->top_k;
+    best_first(c, s->n_vocab, n);
+  }
+  double sum = weigh(c, n, logits[best]);
+  if ((p->top_p > 0 && p->top_p < 1) || p->min_p > 0) n = truncate_tail(p, c, n, &sum);
+  double left = uniform(p->seed, s->index) * sum;
+  for (uint32_t i = 0; i < n; i++) {
+    left -= c[i].value;
+    if (left < 0) return c[i].id;
+  }
+  return (int32_t)best; // rounding used up the last sliver
+}
+
+// ---- log-probabilities ----------------------------------------------------------------------
+
+static double log_sum_exp(const float *logits, uint32_t n) {
+  float max = logits[argmax(logits, n)];
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++)
+    sum += exp((double)(logits[i] - max));
+  return log(sum) + max;
+}
+
+static void fill_top(td_sampler *s, const float *logits, double norm, td_wire_token *token) {
+  uint32_t k = s->params.n_top_logprobs;
+  if (k > s->n_vocab) k = s->n_vocab;
+  if (!k) return;
+  fill_candidates(s, logits);
+  best_first(s->candidates, s->n_vocab, k);
+  for (uint32_t i = 0; i < k; i++) {
+    token->top[i] = (td_token_value){.id = s->candidates[i].id,
+                                     .value = (float)(s->candidates[i].value - norm)};
+  }
+  token->n_top = k;
+}
+
+td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
+  td_wire_token token = {.index = s->index};
+  double norm = 0;
+  if (want_logprobs) {
+    norm = log_sum_exp(logits, s->n_vocab);
+    fill_top(s, logits, norm, &token);
+    memcpy(s->given, logits, s->n_vocab * sizeof *logits);
+  }
+  add_bias_and_penalties(s, logits);
+  token.id = draw(s, logits);
+  if (want_logprobs) token.logprob = (float)(s->given[token.id] - norm);
+  if (s->seen) {
+    s->seen[token.id] = 1;
+    s->counts[token.id]++;
+  }
+  s->index++;
+  return token;
+}
