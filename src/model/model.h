@@ -11,7 +11,8 @@
 
 typedef enum { TD_ARCH_DEEPSEEK_V3, TD_ARCH_QWEN3_MOE } td_arch;
 
-#define TD_MAX_EOS 16
+#define TD_MAX_EOS    16
+#define TD_MAX_LAYERS 1024
 
 // RoPE scaling of the YaRN kind; factor 1 means none. Names are config.json's.
 typedef struct {
@@ -42,7 +43,11 @@ typedef struct {
   uint32_t n_groups, topk_groups;
   bool router_sigmoid, norm_topk;
   float routed_scaling;
+  uint64_t moe_layers[TD_MAX_LAYERS / 64]; // a bit for each layer that has experts
+  // Multi-token prediction layers behind the last one, which are not used: as config.json says, and
+  // after td_model_open as the checkpoint has them.
   uint32_t n_mtp_layers;
+  uint32_t fp8_block_rows, fp8_block_cols; // weights one scale covers; 0: no FP8 weights
   // generation
   int32_t bos_id; // -1: none
   int32_t eos_ids[TD_MAX_EOS];
@@ -50,6 +55,10 @@ typedef struct {
   float temperature, top_p; // defaults of generation_config.json; 1 when it gives none
   uint32_t top_k_sampling;  // 0: off
 } td_model_config;
+
+static inline bool td_model_is_moe(const td_model_config *config, uint32_t layer_idx) {
+  return config->moe_layers[layer_idx / 64] >> layer_idx % 64 & 1;
+}
 
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
 // of n_experts; a dense layer has is_moe false and uses mlp_*, which on a MoE layer is the shared

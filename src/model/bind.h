@@ -1,0 +1,21 @@
+// src/model/bind.h - gives every tensor of a checkpoint its place in the model, and every place of
+// the model its tensor.
+#ifndef TD_MODEL_BIND_H
+#define TD_MODEL_BIND_H
+
+#include "model/places.h"
+#include "model/store.h"
+
+typedef struct {
+  td_layer *layers; // config->n_layers
+  td_model_ends ends;
+  void **blocks; // arrays of experts, and the few tensors that had to be copied
+  size_t n_blocks, cap_blocks;
+} td_binding;
+
+// Binds all of store, whose data the result borrows, and corrects config where the checkpoint knows
+// better: tie_embeddings, n_mtp_layers. td_binding_free must be called also after an error.
+td_status td_bind(td_binding *out, td_model_config *config, const td_store *store, td_err *err);
+void td_binding_free(td_binding *binding);
+
+#endif

@@ -1,0 +1,39 @@
+// src/model/config.h - reads config.json and generation_config.json, as published for each
+// architecture by its maker and as written by transformers 4 and 5.
+#ifndef TD_MODEL_CONFIG_H
+#define TD_MODEL_CONFIG_H
+
+#include "config/json.h"
+#include "model/model.h"
+
+// What the readers of one file pass along. Messages begin with the file's name.
+typedef struct {
+  const cJSON *root;
+  const char *file;
+  td_model_config *out;
+  td_err *err; // never NULL
+} td_config_reader;
+
+// Reads parsed documents; generation may be NULL. dir names the place in messages.
+// TD_EFORMAT: a value of the wrong type or outside its range; TD_EUNSUPPORTED.
+td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON *generation,
+                          const char *dir, td_err *err);
+
+// Parts of the above, one file each.
+td_status td_config_read_rope(const td_config_reader *r);      // after max_position
+td_status td_config_read_quant(const td_config_reader *r);     // quantization_config
+td_status td_config_read_token_ids(const td_config_reader *r); // from either file
+td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
+
+// Values of object, root or one inside it. An absent key leaves *out alone; null is an error.
+td_status td_config_uint(const td_config_reader *r, const cJSON *object, const char *key,
+                         uint32_t min, uint32_t max, uint32_t *out);
+// Finite and within [min, max].
+td_status td_config_double(const td_config_reader *r, const cJSON *object, const char *key,
+                           double min, double max, double *out);
+td_status td_config_bool(const td_config_reader *r, const cJSON *object, const char *key,
+                         bool *out);
+td_status td_config_str(const td_config_reader *r, const cJSON *object, const char *key,
+                        const char **out);
+
+#endif

@@ -1,0 +1,59 @@
+#include "model/config.h"
+
+static td_status token_id(const td_config_reader *r, const char *key, const cJSON *item,
+                          int32_t *out) {
+  double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+  if (!(value >= 0 && value < r->out->n_vocab && value == (int32_t)value)) {
+    return td_fail(r->err, TD_EFORMAT, "%s: %s must hold token ids, integers below vocab_size %u",
+                   r->file, key, r->out->n_vocab);
+  }
+  *out = (int32_t)value;
+  return TD_OK;
+}
+
+// One id or an array of them.
+static td_status read_eos(const td_config_reader *r) {
+  static const char key[] = "eos_token_id";
+  const cJSON *eos = td_json_get(r->root, key);
+  if (!eos) return TD_OK;
+  td_model_config *c = r->out;
+  if (!cJSON_IsArray(eos)) {
+    c->n_eos = 1;
+    return token_id(r, key, eos, &c->eos_ids[0]);
+  }
+  c->n_eos = 0;
+  for (const cJSON *item = eos->child; item; item = item->next) {
+    if (c->n_eos == TD_MAX_EOS) {
+      return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s has more than %d ids", r->file, key,
+                     TD_MAX_EOS);
+    }
+    td_status st = token_id(r, key, item, &c->eos_ids[c->n_eos++]);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+td_status td_config_read_token_ids(const td_config_reader *r) {
+  td_status st = read_eos(r);
+  const cJSON *bos = td_json_get(r->root, "bos_token_id");
+  if (st == TD_OK && bos) st = token_id(r, "bos_token_id", bos, &r->out->bos_id);
+  return st;
+}
+
+td_status td_config_read_sampling(const td_config_reader *r) {
+  double temperature = 1, top_p = 1;
+  td_status st = TD_OK;
+  // null stands for the default.
+  if (td_json_get(r->root, "temperature")) {
+    st = td_config_double(r, r->root, "temperature", 0, 100, &temperature);
+  }
+  if (st == TD_OK && td_json_get(r->root, "top_p")) {
+    st = td_config_double(r, r->root, "top_p", 0, 1, &top_p);
+  }
+  if (st == TD_OK && td_json_get(r->root, "top_k")) {
+    st = td_config_uint(r, r->root, "top_k", 0, INT32_MAX, &r->out->top_k_sampling);
+  }
+  r->out->temperature = (float)temperature;
+  r->out->top_p = (float)top_p;
+  return st;
+}

@@ -1,0 +1,100 @@
+#include <math.h>
+#include <string.h>
+
+#include "model/config.h"
+
+// The dictionary of RoPE parameters: rope_scaling of older files, where not empty, goes before
+// rope_parameters, as in transformers. NULL when there is none.
+static td_status find_dict(const td_config_reader *r, const cJSON **out) {
+  static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+  *out = NULL;
+  for (size_t i = 0; i < TD_COUNT(keys); i++) {
+    const cJSON *dict = td_json_get(r->root, keys[i]);
+    if (!dict) continue;
+    if (!cJSON_IsObject(dict)) {
+      return td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, keys[i]);
+    }
+    for (const cJSON *item = dict->child; item; item = item->next) {
+      if (cJSON_IsObject(item)) {
+        return td_fail(r->err, TD_EUNSUPPORTED,
+                       "%s: %s differs from layer to layer (%s), which is not supported", r->file,
+                       keys[i], item->string);
+      }
+    }
+    if (!dict->child) continue;
+    *out = dict;
+    return TD_OK;
+  }
+  return TD_OK;
+}
+
+// YaRN's parameters may be null for their default.
+static td_status optional(const td_config_reader *r, const cJSON *dict, const char *key, double min,
+                          double max, double *out) {
+  return td_json_get(dict, key) ? td_config_double(r, dict, key, min, max, out) : TD_OK;
+}
+
+static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
+  td_model_config *c = r->out;
+  td_yarn *y = &c->yarn;
+  y->original_max_position = c->max_position;
+  bool outside = td_json_get(r->root, "original_max_position_embeddings") != NULL;
+  td_status st = td_config_uint(r, outside ? r->root : dict, "original_max_position_embeddings", 1,
+                                1u << 30, &y->original_max_position);
+  if (st != TD_OK) return st;
+  y->factor = fmax(1.0, (double)c->max_position / y->original_max_position);
+  const struct {
+    const char *key;
+    double min, max, *out;
+  } keys[] = {
+      {"factor", 1, 1e6, &y->factor},
+      {"beta_fast", 0, 1e6, &y->beta_fast},
+      {"beta_slow", 0, 1e6, &y->beta_slow},
+      {"mscale", 0, 1e3, &y->mscale},
+      {"mscale_all_dim", 0, 1e3, &y->mscale_all_dim},
+      {"attention_factor", 1e-6, 1e6, &y->attention_factor},
+  };
+  for (size_t i = 0; i < TD_COUNT(keys); i++) {
+    st = optional(r, dict, keys[i].key, keys[i].min, keys[i].max, keys[i].out);
+    if (st != TD_OK) return st;
+  }
+  if (y->beta_fast == 0) y->beta_fast = 32;
+  if (y->beta_slow == 0) y->beta_slow = 1;
+  bool truncated = true;
+  st = td_config_bool(r, dict, "truncate", &truncated);
+  if (st == TD_OK && !truncated) {
+    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: YaRN with truncate false is not supported", r->file);
+  }
+  // Some publish the length before scaling as max_position_embeddings, some the one after.
+  double scaled = y->factor * y->original_max_position;
+  if (scaled > c->max_position) c->max_position = (uint32_t)fmin(scaled, 1u << 30);
+  return st;
+}
+
+td_status td_config_read_rope(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  c->rope_theta = 10000;
+  c->yarn = (td_yarn){.factor = 1, .beta_fast = 32, .beta_slow = 1};
+  const cJSON *dict;
+  td_status st = find_dict(r, &dict);
+  double partial = 1;
+  const char *type = "default";
+  const cJSON *places[] = {r->root, dict}; // the dictionary goes before
+  for (size_t i = 0; i < TD_COUNT(places) && st == TD_OK; i++) {
+    if (!places[i]) continue;
+    st = optional(r, places[i], "rope_theta", 1.0001, 1e15, &c->rope_theta);
+    if (st == TD_OK) st = optional(r, places[i], "partial_rotary_factor", 0, 1, &partial);
+  }
+  if (st == TD_OK && dict) st = td_config_str(r, dict, "type", &type);
+  if (st == TD_OK && dict) st = td_config_str(r, dict, "rope_type", &type);
+  if (st != TD_OK) return st;
+  if (partial != 1) {
+    return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
+                   r->file, partial);
+  }
+  if (strcmp(type, "yarn") == 0) return read_yarn(r, dict);
+  if (strcmp(type, "default") == 0) return TD_OK;
+  return td_fail(r->err, TD_EUNSUPPORTED,
+                 "%s: RoPE type \"%.40s\" is not supported; supported are default and yarn",
+                 r->file, type);
+}

@@ -1,0 +1,169 @@
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/bind.h"
+
+struct td_model {
+  td_model_config config;
+  td_store *store;
+  td_binding binding;
+  td_model_stats stats;
+  char *dir, *name;
+};
+
+// How many of how many equal parts of a matrix one token uses.
+typedef struct {
+  uint32_t part, whole;
+} share;
+
+static void count(td_model_stats *s, td_dtype dtype, uint64_t n, share used) {
+  uint64_t bytes = n * td_dtype_bytes(dtype);
+  s->bytes += bytes;
+  s->active_bytes += bytes * used.part / used.whole;
+  s->bytes_by_dtype[dtype] += bytes;
+}
+
+static void count_weight(td_model_stats *s, const td_weight *w, share used) {
+  uint64_t n = (uint64_t)w->rows * w->cols;
+  count(s, w->dtype, n, used);
+  count(s, TD_F32, (td_weight_bytes(w) - n * td_dtype_bytes(w->dtype)) / sizeof(float), used);
+  s->params += n;
+  s->active_params += n * used.part / used.whole;
+}
+
+// Counts what is bound at one place of object.
+static void count_place(td_model_stats *s, const td_model_config *c, const td_place *p,
+                        const void *object) {
+  const void *field = (const char *)object + p->offset;
+  share all = {1, 1};
+  uint32_t n = td_dim_value(c, p->rows);
+  switch (p->kind) {
+  case TD_PLACE_WEIGHT: count_weight(s, field, all); return;
+  case TD_PLACE_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
+    count_weight(s, field, (share){c->tie_embeddings, 1});
+    return;
+  case TD_PLACE_EXPERT:
+    for (uint32_t e = 0; e < c->n_experts; e++)
+      count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
+    return;
+  case TD_PLACE_VEC: count(s, ((const td_vec *)field)->dtype, n, all); break;
+  case TD_PLACE_F32: count(s, TD_F32, n, all); break;
+  }
+  s->params += n;
+  s->active_params += n;
+}
+
+static td_model_stats count_all(const td_model *m) {
+  td_model_stats s = {0};
+  unsigned met = td_end_conditions(&m->config);
+  for (size_t i = 0; i < td_n_end_places; i++) {
+    const td_place *p = &td_end_places[i];
+    if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.ends);
+  }
+  for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
+    met = td_layer_conditions(&m->config, layer);
+    for (size_t i = 0; i < td_n_layer_places; i++) {
+      const td_place *p = &td_layer_places[i];
+      if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.layers[layer]);
+    }
+  }
+  return s;
+}
+
+// The last component of the directory's real path, so that "." has a name too.
+static char *name_of(const char *dir) {
+  char *path = realpath(dir, NULL);
+  if (!path) return NULL;
+  const char *slash = strrchr(path, '/');
+  char *name = strdup(slash[1] ? slash + 1 : path);
+  free(path);
+  return name;
+}
+
+static td_status open_model(td_model *m, const char *dir, td_err *err) {
+  td_status st = td_model_config_read(&m->config, dir, err);
+  if (st != TD_OK) return st;
+  m->dir = strdup(dir);
+  m->name = name_of(dir);
+  if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
+  st = td_store_open(&m->store, dir, err);
+  if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->store, err);
+  if (st == TD_OK) m->stats = count_all(m);
+  return st;
+}
+
+td_status td_model_open(td_model **out, const char *dir, td_err *err) {
+  td_err local;
+  if (!err) err = &local;
+  *out = NULL;
+  td_model *m = calloc(1, sizeof *m);
+  if (!m) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
+  td_status st = open_model(m, dir, err);
+  if (st == TD_OK) {
+    *out = m;
+  } else {
+    td_model_close(m);
+  }
+  return st;
+}
+
+void td_model_close(td_model *model) {
+  if (!model) return;
+  td_binding_free(&model->binding);
+  td_store_close(model->store);
+  free(model->dir);
+  free(model->name);
+  free(model);
+}
+
+const td_model_config *td_model_config_of(const td_model *model) {
+  return &model->config;
+}
+
+const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
+  TD_CHECK(layer_idx < model->config.n_layers);
+  return &model->binding.layers[layer_idx];
+}
+
+const td_weight *td_model_embed(const td_model *model) {
+  return &model->binding.ends.embed;
+}
+
+const td_weight *td_model_lm_head(const td_model *model) {
+  const td_model_ends *ends = &model->binding.ends;
+  return model->config.tie_embeddings ? &ends->embed : &ends->lm_head;
+}
+
+td_vec td_model_final_norm(const td_model *model) {
+  return model->binding.ends.final_norm;
+}
+
+td_model_stats td_model_stats_of(const td_model *model) {
+  return model->stats;
+}
+
+const char *td_model_dir(const td_model *model) {
+  return model->dir;
+}
+
+const char *td_model_name(const td_model *model) {
+  return model->name;
+}
+
+size_t td_model_n_tensors(const td_model *model) {
+  return td_store_n_tensors(model->store);
+}
+
+td_tensor_info td_model_tensor(const td_model *model, size_t idx) {
+  const td_tensor *t = td_store_tensor(model->store, idx);
+  const char *slash = strrchr(t->file, '/');
+  td_tensor_info info = {.name = t->name,
+                         .file = slash ? slash + 1 : t->file,
+                         .dtype = t->dtype,
+                         .n_dims = t->n_dims,
+                         .n_bytes = t->n_bytes};
+  memcpy(info.shape, t->shape, sizeof info.shape);
+  return info;
+}

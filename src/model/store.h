@@ -1,0 +1,22 @@
+// src/model/store.h - the tensors of a checkpoint directory: every shard mapped, found by name.
+#ifndef TD_MODEL_STORE_H
+#define TD_MODEL_STORE_H
+
+#include "model/safetensors.h"
+
+typedef struct td_store td_store;
+
+// Opens model.safetensors, or else the shards that model.safetensors.index.json names. Errors name
+// file and tensor. On success the caller owns *out; tensors and their data live until close.
+td_status td_store_open(td_store **out, const char *dir, td_err *err);
+void td_store_close(td_store *store);
+
+size_t td_store_n_tensors(const td_store *store);
+// In order of shards, and in a shard of data.
+const td_tensor *td_store_tensor(const td_store *store, size_t idx);
+// Index of the tensor, or -1.
+ptrdiff_t td_store_find(const td_store *store, const char *name);
+// Path of the file that lists the tensors: the index, or the only shard.
+const char *td_store_listing(const td_store *store);
+
+#endif
