@@ -1,0 +1,444 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/data: small random checkpoints and what transformers computes with them.
+
+For each case: the checkpoint as a hub would publish it (BF16, or FP8 blocks with their scales),
+prompt.npy (int32 token ids), logits.npy (float32 [n_prompt][n_vocab], every position) and
+continuation.npy (int32, greedy, 64 tokens). The reference runs in float32 with eager attention on
+the weights as stored, FP8 dequantized. Run in the environment of scripts/setup.sh --dev.
+
+Seeds are searched until nothing rests on a near-tie: the best token leads by MIN_LEAD of the logits'
+RMS at each greedy step, and the last expert (and group) taken leads the first left out by
+MIN_MARGIN in score. A case in which attention, routing or an expert hardly matters is refused.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+
+import checkpoint
+import shapes
+from make_model import deviation
+
+N_PROMPT = 140  # more than two KV pages of 64
+N_GREEDY = 64
+N_VOCAB = 264  # 256 bytes and a few special tokens
+MIN_LEAD = 0.01
+MIN_MARGIN = 5e-5
+MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
+
+DEEPSEEK = {
+    "first_k_dense_replace": 1,
+    "hidden_size": 68,
+    "intermediate_size": 96,
+    "kv_lora_rank": 32,
+    "max_position_embeddings": 512,
+    "moe_intermediate_size": 20,
+    "n_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "rope_scaling": None,
+    "topk_group": 1,
+    "v_head_dim": 20,
+    "vocab_size": N_VOCAB,
+}
+QWEN3 = {
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "head_dim": 24,
+    "hidden_size": 68,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "max_window_layers": 3,
+    "moe_intermediate_size": 20,
+    "num_attention_heads": 6,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "vocab_size": N_VOCAB,
+}
+YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+    "type": "yarn",
+}
+
+
+def deepseek(**changes):
+    return shapes.DEEPSEEK_BASE | DEEPSEEK | changes
+
+
+def qwen3(**changes):
+    return shapes.QWEN3_BASE | QWEN3 | changes
+
+
+# name -> (config, dtype); each says what it is there for. What all deepseek_v3 cases share: the
+# latent norms use eps 1e-6 whatever rms_norm_eps says.
+CASES = {
+    "deepseek_v3": (deepseek(), "bf16"),
+    "deepseek_no_q_lora": (
+        # Moonlight's form: one query matrix, two shared experts; three heads; an eps that shows.
+        deepseek(
+            n_shared_experts=2,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            q_lora_rank=None,
+            rms_norm_eps=1e-3,
+            rope_theta=50000.0,
+            routed_scaling_factor=2.446,
+        ),
+        "bf16",
+    ),
+    "deepseek_groups": (
+        deepseek(n_group=4, n_routed_experts=16, num_experts_per_tok=4, topk_group=2), "bf16",
+    ),
+    "deepseek_yarn": (
+        deepseek(n_group=2, rope_scaling=YARN, topk_group=1, num_experts_per_tok=2), "bf16",
+    ),
+    "deepseek_yarn_mscale": (
+        # mscale differs from mscale_all_dim: cosines are scaled, too. Two dense layers; top-k
+        # weights not normalized; the bias of attention_bias; a prediction layer to be skipped.
+        deepseek(
+            attention_bias=True,
+            first_k_dense_replace=2,
+            norm_topk_prob=False,
+            num_nextn_predict_layers=1,
+            rope_scaling=YARN | {"mscale": 0.707, "factor": 4},
+            routed_scaling_factor=1.0,
+        ),
+        "bf16",
+    ),
+    "deepseek_fp8": (
+        # No dimension is a multiple of 128; groups, YaRN and two blocks each way.
+        deepseek(
+            hidden_size=200,
+            intermediate_size=192,
+            kv_lora_rank=136,
+            moe_intermediate_size=136,
+            n_group=2,
+            n_routed_experts=4,
+            num_attention_heads=3,
+            num_experts_per_tok=2,
+            num_hidden_layers=2,
+            num_key_value_heads=3,
+            q_lora_rank=80,
+            qk_nope_head_dim=40,
+            rope_scaling=YARN,
+            topk_group=2,
+            v_head_dim=56,
+        ),
+        "fp8",
+    ),
+    "deepseek_mixed": (
+        deepseek(
+            hidden_size=136,
+            moe_intermediate_size=72,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            num_hidden_layers=2,
+            q_lora_rank=None,
+        ),
+        "mixed",
+    ),
+    "qwen3_moe": (qwen3(), "bf16"),
+    "qwen3_tied": (
+        qwen3(norm_topk_prob=False, num_attention_heads=3, num_key_value_heads=1,
+              tie_word_embeddings=True),
+        "bf16",
+    ),
+    "qwen3_dense_layers": (
+        # Layer 1 and 3 by decoder_sparse_step; 3 is dense after all by mlp_only_layers.
+        qwen3(
+            decoder_sparse_step=2,
+            head_dim=32,
+            mlp_only_layers=[3],
+            num_attention_heads=4,
+            num_hidden_layers=4,
+            num_key_value_heads=4,
+        ),
+        "bf16",
+    ),
+    "qwen3_yarn_bias": (
+        qwen3(
+            attention_bias=True,
+            num_experts_per_tok=1,
+            num_hidden_layers=2,
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "bf16",
+    ),
+    "qwen3_fp8": (
+        qwen3(
+            head_dim=40,
+            hidden_size=192,
+            moe_intermediate_size=136,
+            num_attention_heads=5,
+            num_experts=4,
+            num_experts_per_tok=2,
+            num_hidden_layers=2,
+            num_key_value_heads=1,
+        ),
+        "fp8",
+    ),
+    "qwen3_mixed_tied": (
+        qwen3(
+            hidden_size=136,
+            moe_intermediate_size=40,
+            num_experts=6,
+            num_hidden_layers=2,
+            tie_word_embeddings=True,
+        ),
+        "mixed",
+    ),
+}
+
+
+def random_values(tensor, config, rng):
+    if tensor.role == "router_bias":
+        return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
+    if len(tensor.shape) == 1:
+        mean, std = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2)}.get(tensor.role, (1, 0.2))
+        return rng.normal(mean, std, tensor.shape).astype(np.float32)
+    std = deviation(tensor, config)
+    if tensor.role in ("o", "down"):  # few layers: each may speak up
+        std *= 2 * config["num_hidden_layers"] ** 0.5
+    return rng.normal(0, std, tensor.shape).astype(np.float32)
+
+
+def stored_and_used(tensor, values, config, dtype):
+    """(entries as published, the float32 values that they stand for)."""
+    entry = checkpoint.Entry.of_array
+    if tensor.role == "router_bias":
+        return [entry(tensor.name, values, "F32")], values
+    if not shapes.is_fp8(tensor, dtype):
+        bits = checkpoint.to_bf16(values)
+        return [entry(tensor.name, bits, "BF16")], checkpoint.from_bf16(bits)
+    bf16_scales = config["model_type"] == "qwen3_moe"
+    codes, scales = checkpoint.quantize_blocks(values, bf16_scales)
+    stored = checkpoint.to_bf16(scales) if bf16_scales else scales
+    entries = [
+        entry(tensor.name, codes, "F8_E4M3"),
+        entry(tensor.name + "_scale_inv", stored, "BF16" if bf16_scales else "F32"),
+    ]
+    return entries, checkpoint.dequantize_blocks(codes, scales)
+
+
+def weights(config, dtype, seed):
+    rng = np.random.default_rng(seed)
+    stored, used = [], {}
+    for tensor in shapes.tensors(config):
+        entries, values = stored_and_used(tensor, random_values(tensor, config, rng), config, dtype)
+        stored += entries
+        used[tensor.name] = values
+    return stored, used
+
+
+def load_reference(config, used):
+    """transformers' own model of the architecture, float32, eager attention, every tensor loaded."""
+    with tempfile.TemporaryDirectory() as directory:
+        entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
+        checkpoint.write_shard(os.path.join(directory, "model.safetensors"), entries)
+        plain = {k: v for k, v in config.items() if k != "quantization_config"}
+        checkpoint.write_json(os.path.join(directory, "config.json"), plain)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    skipped = f"model.layers.{config['num_hidden_layers']}."  # the prediction layer
+    unexpected = [k for k in info["unexpected_keys"] if not k.startswith(skipped)]
+    if info["missing_keys"] or info["mismatched_keys"] or unexpected:
+        raise SystemExit(f"transformers did not take the checkpoint as it is: {info}")
+    return model.eval()
+
+
+def router_margins(module, hidden, deepseek_router):
+    """How far the last choice taken leads the first left out, for each token, and the choices."""
+    logits = hidden.reshape(-1, hidden.shape[-1]).float() @ module.weight.float().T
+    if not deepseek_router:
+        return lead(logits.softmax(-1), module.top_k)
+    scores = logits.sigmoid() + module.e_score_correction_bias
+    grouped = scores.view(len(scores), module.num_group, -1)
+    margin, groups = lead(grouped.topk(2, dim=-1)[0].sum(-1), module.topk_group)
+    mask = torch.full(grouped.shape, -torch.inf)
+    mask.scatter_(1, groups.unsqueeze(-1).expand(-1, -1, grouped.shape[-1]), 0.0)
+    inner, chosen = lead((grouped + mask).flatten(1), module.top_k)
+    return torch.minimum(margin, inner), chosen
+
+
+def lead(scores, k):
+    if k >= scores.shape[-1]:
+        return torch.full((len(scores),), torch.inf), scores.topk(k)[1]
+    values, indices = scores.topk(k + 1)
+    return values[:, k - 1] - values[:, k], indices[:, :k]
+
+
+class Routing:
+    """Watches every router of a model; after a forward pass knows margins and choices."""
+
+    def __init__(self, model):
+        self.margin, self.chosen = torch.inf, {}
+        for name, module in model.named_modules():
+            if type(module).__name__.lower().endswith("topkrouter"):
+                module.register_forward_pre_hook(self._hook(name))
+        self.n_experts = model.config.to_dict().get("n_routed_experts") or model.config.num_experts
+
+    def _hook(self, name):
+        def watch(module, args):
+            margin, chosen = router_margins(module, args[0], hasattr(module, "num_group"))
+            self.margin = min(self.margin, float(margin.min()))
+            self.chosen.setdefault(name, set()).update(chosen.flatten().tolist())
+
+        return watch
+
+    def all_used(self):
+        return bool(self.chosen) and all(len(s) == self.n_experts for s in self.chosen.values())
+
+
+@torch.no_grad()
+def forward(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+def greedy(model, prompt, min_lead):
+    """The continuation, or None where two tokens come too close to each other."""
+    ids, smallest = list(prompt), np.inf
+    for _ in range(N_GREEDY):
+        last = forward(model, ids)[-1]
+        second, best = np.sort(last)[-2:]
+        gap = (best - second) / np.sqrt(np.mean(last**2))
+        smallest = min(smallest, float(gap))
+        if gap < min_lead:
+            return None, smallest
+        ids.append(int(last.argmax()))
+    return ids[len(prompt) :], smallest
+
+
+def attempt(config, dtype, seed):
+    """One seed: a dict of everything a case needs, or the reason why this seed will not do."""
+    stored, used = weights(config, dtype, seed)
+    model = load_reference(config, used)
+    routing = Routing(model)
+    prompt = np.random.default_rng([seed, 1]).integers(0, N_VOCAB, N_PROMPT).tolist()
+    logits = forward(model, prompt)
+    if routing.margin < MIN_MARGIN:
+        return f"router margin {routing.margin:.1e}"
+    if not routing.all_used():
+        return "an expert is never used"
+    other = forward(model, [(prompt[0] + 1) % N_VOCAB] + prompt[1:])
+    influence = np.linalg.norm(other[-1] - logits[-1]) / np.linalg.norm(logits[-1])
+    if influence < MIN_INFLUENCE:
+        return f"first token moves the last logits by {influence:.1e} only"
+    routing.margin = torch.inf
+    continuation, smallest = greedy(model, prompt, MIN_LEAD)
+    if continuation is None:
+        return f"lead {smallest:.1e}"
+    if routing.margin < MIN_MARGIN:
+        return f"router margin {routing.margin:.1e} in the continuation"
+    if len(set(continuation)) < N_GREEDY // 8:
+        return "the continuation runs in a small circle"
+    facts = {
+        "seed": seed,
+        "logits_rms": float(np.sqrt(np.mean(logits**2))),
+        "smallest_lead": smallest,
+        "router_margin": routing.margin,
+        "first_token_influence": float(influence),
+        "distinct_tokens": len(set(continuation)),
+    }
+    return {"stored": stored, "prompt": prompt, "logits": logits, "continuation": continuation,
+            "facts": facts}
+
+
+def write_tokenizer(directory):
+    """A token for each byte and no merges; the special tokens fill the rest of the vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<bos>", "<eos>"] + [f"<reserved_{i}>" for i in range(N_VOCAB - 258)]
+    vocab = {token: i for i, token in enumerate(special + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
+    tokenizer.save(os.path.join(directory, "tokenizer.json"), pretty=False)
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
+    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), config)
+
+
+def write_case(directory, config, case):
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    total = sum(e.n_bytes for e in case["stored"])
+    checkpoint.write_shards(directory, case["stored"], total // 2 + 1)
+    checkpoint.write_json(os.path.join(directory, "config.json"), config)
+    write_tokenizer(directory)
+    np.save(os.path.join(directory, "prompt.npy"), np.array(case["prompt"], np.int32))
+    np.save(os.path.join(directory, "logits.npy"), case["logits"].astype(np.float32))
+    np.save(os.path.join(directory, "continuation.npy"), np.array(case["continuation"], np.int32))
+
+
+def make_case(name, out, n_seeds):
+    config, dtype = CASES[name]
+    config = shapes.quantize_config(config, dtype)
+    for seed in range(n_seeds):
+        case = attempt(config, dtype, seed)
+        if isinstance(case, dict):
+            write_case(os.path.join(out, name), config, case)
+            print(f"{name}: {case['facts']}", flush=True)
+            return {"dtype": dtype} | case["facts"]
+        print(f"{name}: seed {seed}: {case}", file=sys.stderr, flush=True)
+    raise SystemExit(f"{name}: none of {n_seeds} seeds will do")
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default=os.path.join(here, "..", "tests", "golden", "data"))
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try a case")
+    parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(CASES)}")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # the order of a sum is then the same everywhere
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    os.makedirs(args.out, exist_ok=True)
+    path, provenance = os.path.join(args.out, "provenance.json"), {"cases": {}}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            provenance = json.load(f)
+    for name in args.cases or CASES:
+        provenance["cases"][name] = make_case(name, args.out, args.seeds)
+    provenance |= {
+        "command": "python scripts/make_golden.py",
+        "reference": "transformers AutoModelForCausalLM, float32, eager attention, CPU",
+        "versions": {
+            "numpy": np.__version__,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    checkpoint.write_json(path, provenance)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Architectures: the tensors a config.json promises, and the published shapes to choose from."""
+
+import copy
+from dataclasses import dataclass
+
+# What is quantized in a published FP8 checkpoint: the matrices of the layers, but not the router.
+LINEAR = {"q", "k", "v", "o", "gate", "up", "down", "latent"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    shape: tuple
+    role: str  # what it does, which decides dtype and scale of its random values
+    expert: bool = False
+
+    @property
+    def fan_in(self):
+        return self.shape[-1]
+
+
+def _mlp(prefix, dim, inner, expert=False):
+    yield Tensor(f"{prefix}.gate_proj.weight", (inner, dim), "gate", expert)
+    yield Tensor(f"{prefix}.up_proj.weight", (inner, dim), "up", expert)
+    yield Tensor(f"{prefix}.down_proj.weight", (dim, inner), "down", expert)
+
+
+def _mla(c, p):
+    dim, heads, bias = c["hidden_size"], c["num_attention_heads"], c.get("attention_bias", False)
+    latent, rope = c["kv_lora_rank"], c["qk_rope_head_dim"]
+    q_rows = heads * (c["qk_nope_head_dim"] + rope)
+    if c["q_lora_rank"] is None:
+        yield Tensor(f"{p}.q_proj.weight", (q_rows, dim), "q")
+    else:
+        yield Tensor(f"{p}.q_a_proj.weight", (c["q_lora_rank"], dim), "latent")
+        if bias:
+            yield Tensor(f"{p}.q_a_proj.bias", (c["q_lora_rank"],), "bias")
+        yield Tensor(f"{p}.q_a_layernorm.weight", (c["q_lora_rank"],), "norm")
+        yield Tensor(f"{p}.q_b_proj.weight", (q_rows, c["q_lora_rank"]), "q")
+    yield Tensor(f"{p}.kv_a_proj_with_mqa.weight", (latent + rope, dim), "latent")
+    if bias:
+        yield Tensor(f"{p}.kv_a_proj_with_mqa.bias", (latent + rope,), "bias")
+    yield Tensor(f"{p}.kv_a_layernorm.weight", (latent,), "norm")
+    kv_rows = heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
+    yield Tensor(f"{p}.kv_b_proj.weight", (kv_rows, latent), "k")
+    yield Tensor(f"{p}.o_proj.weight", (dim, heads * c["v_head_dim"]), "o")
+    if bias:
+        yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+
+
+def _gqa(c, p):
+    dim, head = c["hidden_size"], c["head_dim"]
+    rows = {"q": c["num_attention_heads"] * head, "k": c["num_key_value_heads"] * head}
+    rows["v"] = rows["k"]
+    for role in "qkv":
+        yield Tensor(f"{p}.{role}_proj.weight", (rows[role], dim), role)
+        if c.get("attention_bias"):
+            yield Tensor(f"{p}.{role}_proj.bias", (rows[role],), "bias")
+    yield Tensor(f"{p}.o_proj.weight", (dim, rows["q"]), "o")
+    if c.get("attention_bias"):
+        yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+    yield Tensor(f"{p}.q_norm.weight", (head,), "qk_norm")
+    yield Tensor(f"{p}.k_norm.weight", (head,), "qk_norm")
+
+
+def _experts(c, p, n_experts):
+    yield Tensor(f"{p}.gate.weight", (n_experts, c["hidden_size"]), "router")
+    for i in range(n_experts):
+        yield from _mlp(f"{p}.experts.{i}", c["hidden_size"], c["moe_intermediate_size"], True)
+
+
+def _is_moe(c, i):
+    if c["model_type"] == "qwen3_moe":
+        return i not in c["mlp_only_layers"] and (i + 1) % c["decoder_sparse_step"] == 0
+    return i >= c["first_k_dense_replace"]
+
+
+def _layer(c, i):
+    p, dim = f"model.layers.{i}", c["hidden_size"]
+    deepseek = c["model_type"] != "qwen3_moe"
+    yield Tensor(f"{p}.input_layernorm.weight", (dim,), "norm")
+    yield from (_mla if deepseek else _gqa)(c, f"{p}.self_attn")
+    yield Tensor(f"{p}.post_attention_layernorm.weight", (dim,), "norm")
+    if not _is_moe(c, i):
+        yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
+        return
+    if deepseek:
+        n_experts, inner = c["n_routed_experts"], c["moe_intermediate_size"]
+        yield Tensor(f"{p}.mlp.gate.e_score_correction_bias", (n_experts,), "router_bias")
+        yield from _mlp(f"{p}.mlp.shared_experts", dim, inner * c["n_shared_experts"])
+    else:
+        n_experts = c["num_experts"]
+    yield from _experts(c, f"{p}.mlp", n_experts)
+
+
+def _mtp(c, i):
+    """The multi-token-prediction layer, stored behind the last one; a plain forward skips it."""
+    p, dim = f"model.layers.{i}", c["hidden_size"]
+    yield Tensor(f"{p}.embed_tokens.weight", (c["vocab_size"], dim), "embed")
+    yield Tensor(f"{p}.enorm.weight", (dim,), "norm")
+    yield Tensor(f"{p}.hnorm.weight", (dim,), "norm")
+    yield Tensor(f"{p}.eh_proj.weight", (dim, 2 * dim), "mtp")
+    yield from _layer(c, i)
+    yield Tensor(f"{p}.shared_head.norm.weight", (dim,), "norm")
+    yield Tensor(f"{p}.shared_head.head.weight", (c["vocab_size"], dim), "head")
+
+
+def tensors(c):
+    """Every tensor of the checkpoint of config c, FP8 scales excluded."""
+    yield Tensor("model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"]), "embed")
+    for i in range(c["num_hidden_layers"]):
+        yield from _layer(c, i)
+    for i in range(c.get("num_nextn_predict_layers", 0)):
+        yield from _mtp(c, c["num_hidden_layers"] + i)
+    yield Tensor("model.norm.weight", (c["hidden_size"],), "norm")
+    if not c["tie_word_embeddings"]:
+        yield Tensor("lm_head.weight", (c["vocab_size"], c["hidden_size"]), "head")
+
+
+def is_fp8(tensor, dtype):
+    """mixed: the routed experts alone are FP8."""
+    if dtype == "bf16" or tensor.role not in LINEAR:
+        return False
+    return dtype == "fp8" or tensor.expert
+
+
+def quantize_config(c, dtype):
+    """Adds the quantization_config that such a checkpoint is published with."""
+    if dtype == "bf16":
+        return c
+    quant = {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+    if dtype == "mixed" or c["model_type"] == "qwen3_moe":
+        kept = [t.name for t in tensors(c) if len(t.shape) == 2 and not is_fp8(t, dtype)]
+        quant["modules_to_not_convert"] = [n.removesuffix(".weight") for n in kept]
+    return c | {"quantization_config": quant}
+
+
+DEEPSEEK_BASE = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+QWEN3_BASE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+_MOONLIGHT = {
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 11264,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.446,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+
+_TINY = {
+    "first_k_dense_replace": 1,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "kv_lora_rank": 64,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 64,
+    "n_group": 4,
+    "n_routed_experts": 16,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "rope_scaling": None,
+    "topk_group": 2,
+    "v_head_dim": 32,
+    "vocab_size": 1024,
+}
+
+_TINY_QWEN3 = {
+    "head_dim": 32,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+
+# name -> (config, tokens the tokenizer is trained to)
+SHAPES = {
+    "tiny": (DEEPSEEK_BASE | _TINY, 1000),
+    "tiny-qwen3": (QWEN3_BASE | _TINY_QWEN3, 1000),
+    "moonlight-16b-a3b": (DEEPSEEK_BASE | _MOONLIGHT, 4000),
+    "qwen3-30b-a3b": (QWEN3_BASE, 4000),
+    # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.
+    "deepseek-v3-layers": (DEEPSEEK_BASE | {"num_hidden_layers": 4}, 4000),
+}
+
+
+def config_of(shape, n_layers=None):
+    config = copy.deepcopy(SHAPES[shape][0])
+    if n_layers is not None:
+        config["num_hidden_layers"] = n_layers
+    return config

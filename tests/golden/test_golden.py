@@ -1,0 +1,116 @@
+"""Whole models against transformers: logits at every position, greedy text token for token.
+
+data/ is made by scripts/make_golden.py; data/provenance.json says with which versions.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = pathlib.Path(__file__).resolve().parent / "data"
+TANDEM = os.environ.get("TANDEM_BIN", str(ROOT / "build" / "bin" / "tandem"))
+CASES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
+TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each position
+
+# How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides
+# neither the page nor the prompt.
+CHUNKS = [None, 64, 37, 1]
+
+
+def tandem(*args):
+    result = subprocess.run([TANDEM, *map(str, args)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, f"tandem {args[0]} ended with {result.returncode}:\n{result.stderr}"
+    return result.stdout
+
+
+def ids_of(array):
+    return ",".join(str(i) for i in array.tolist())
+
+
+def logits_of(case, tmp_path, chunk):
+    out = tmp_path / "logits.npy"
+    args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
+    if chunk is not None:
+        args += ["--chunk-tokens", chunk]
+    tandem("eval", "logits", *args, "--out", out)
+    return np.load(out)
+
+
+def relative_errors(ours, golden):
+    """One figure for each position."""
+    assert ours.dtype == np.float32
+    assert ours.shape == golden.shape
+    difference = ours.astype(np.float64) - golden
+    return np.linalg.norm(difference, axis=1) / np.linalg.norm(golden, axis=1)
+
+
+def check_logits(ours, golden):
+    errors = relative_errors(ours, golden)
+    worst = int(errors.argmax())
+    print(f"worst relative error {errors[worst]:.2e} at position {worst} of {len(errors)}")
+    # A NaN must fail, so the comparison is written to be false for it.
+    assert (errors < TOLERANCE).all(), f"position {worst}: {errors[worst]:.2e}"
+
+
+def test_there_are_goldens():
+    assert len(CASES) >= 10
+    families = {json.loads((DATA / c / "config.json").read_text())["model_type"] for c in CASES}
+    assert families == {"deepseek_v3", "qwen3_moe"}
+
+
+@pytest.mark.parametrize("chunk", CHUNKS, ids=lambda c: f"chunk_{c or 'all'}")
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case, chunk, tmp_path):
+    check_logits(logits_of(case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_continuation(case):
+    golden = np.load(DATA / case / "continuation.npy").tolist()
+    prompt = ids_of(np.load(DATA / case / "prompt.npy"))
+    out = tandem(
+        *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
+        *("--temperature", 0, "--ignore-eos", "--json"),
+    )
+    assert json.loads(out)["token_ids"] == golden
+
+
+def wrong_position(golden):
+    golden[77] = np.roll(golden[77], 1)
+
+
+def wrong_by_two_thousandths(golden):
+    golden[130] *= 1.002
+
+
+def shifted_by_one(golden):
+    golden[1:] = golden[:-1].copy()
+
+
+def not_a_number(golden):
+    golden[3, 5] = np.nan
+
+
+@pytest.mark.parametrize(
+    "spoil", [wrong_position, wrong_by_two_thousandths, shifted_by_one, not_a_number]
+)
+def test_a_wrong_golden_is_noticed(spoil):
+    golden = np.load(DATA / CASES[0] / "logits.npy")
+    spoiled = golden.copy()
+    spoil(spoiled)
+    check_logits(golden, golden)
+    with pytest.raises(AssertionError):
+        check_logits(golden, spoiled)
+
+
+def test_a_wrong_golden_fails_the_program_too(tmp_path):
+    ours = logits_of(CASES[0], tmp_path, None)
+    golden = np.load(DATA / CASES[0] / "logits.npy")
+    wrong_by_two_thousandths(golden)
+    with pytest.raises(AssertionError):
+        check_logits(ours, golden)
