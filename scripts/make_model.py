@@ -148,7 +148,8 @@ def make_model(args):
     # Last: a directory with a config.json is whole.
     checkpoint.write_json(os.path.join(args.out, "config.json"), config)
     seconds = time.monotonic() - start
-    print(f"\r{args.out}: {len(entries)} tensors, {total / 1e9:.3f} GB in {seconds:.1f} s", file=sys.stderr)
+    summary = f"{len(entries)} tensors, {total / 1e9:.3f} GB in {seconds:.1f} s"
+    print(f"\r{args.out}: {summary}", file=sys.stderr)
 
 
 def main():

@@ -24,7 +24,7 @@ CHUNKS = [None, 64, 37, 1]
 
 def tandem(*args):
     result = subprocess.run([TANDEM, *map(str, args)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, f"tandem {args[0]} ended with {result.returncode}:\n{result.stderr}"
+    assert result.returncode == 0, f"tandem {args[0]}: exit {result.returncode}\n{result.stderr}"
     return result.stdout
 
 
