@@ -60,7 +60,6 @@ static const option table[] = {
      "TOKENS", "most tokens of an answer"},
     {"ignore-eos", 0, OPT_FLAG, ON(RUN), AT(ignore_eos), NO_RANGE, NULL, NULL,
      "go on behind an end-of-sequence token"},
-    {"stop", 0, OPT_STR, SAMPLE, AT(stop), NO_RANGE, NULL, "TEXT", "end the answer before this"},
 
     {"temperature", 0, OPT_REAL, SAMPLE, AT(temperature), 0, 100, "1", "T",
      "0 is greedy; default: the model's own"},

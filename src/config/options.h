@@ -54,7 +54,6 @@ typedef struct {
   // sampling
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
-  char *stop;
   // serve
   char *host, *api_key, *model_name;
   int64_t port, max_batch, drain_timeout_s;

@@ -279,6 +279,6 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   return td_stream_sync(e->stream, err);
 }
 
-const float *td_engine_logits(const td_engine *e) {
+float *td_engine_logits(td_engine *e) {
   return e->logits;
 }

@@ -38,10 +38,10 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *engine);
 
 // Runs one step. Wanted logits lie in rows, in the order of seqs and tokens, at td_engine_logits
-// until the next step: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside the vocabulary, too many
+// until the next step, the caller's to overwrite: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside the vocabulary, too many
 // tokens or sequences, or a context beyond max_seq_tokens; nothing was computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
-const float *td_engine_logits(const td_engine *engine);
+float *td_engine_logits(td_engine *engine);
 
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config);

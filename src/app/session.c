@@ -1,0 +1,178 @@
+#include "app/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/sampler.h"
+
+#define PAGE_TOKENS 64
+
+static uint32_t context_size(const td_model_config *config, const td_session_opts *opts) {
+  if (opts->ctx_size) return opts->ctx_size;
+  uint64_t free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+  uint64_t seqs = opts->max_seqs ? opts->max_seqs : 1;
+  uint64_t n = free_bytes / 4 / td_engine_kv_bytes_per_token(config) / seqs;
+  if (n < 2 * PAGE_TOKENS) n = 2 * PAGE_TOKENS;
+  return n < config->max_position ? (uint32_t)n : config->max_position;
+}
+
+static td_status check_context(const td_session *s, td_err *err) {
+  if (s->n_ctx > s->config->max_position) {
+    return td_fail(err, TD_EINVAL, "--ctx-size %u: %s allows at most %u tokens", s->n_ctx,
+                   td_model_name(s->model), s->config->max_position);
+  }
+  return TD_OK;
+}
+
+static td_status open_engine(td_session *s, td_err *err) {
+  uint32_t n_seqs = s->opts.max_seqs ? s->opts.max_seqs : 1;
+  uint32_t seq_pages = (s->n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  td_status st = td_kv_open(
+      &s->kv,
+      &(td_kv_opts){.page_tokens = PAGE_TOKENS, .n_pages = seq_pages * n_seqs, .max_seqs = n_seqs},
+      err);
+  if (st != TD_OK) return st;
+  uint32_t chunk = s->opts.prefill_chunk < s->n_ctx ? s->opts.prefill_chunk : s->n_ctx;
+  td_engine_opts opts = {.n_pages = seq_pages * n_seqs,
+                         .page_tokens = PAGE_TOKENS,
+                         .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
+                         .max_step_seqs = n_seqs,
+                         .max_seq_tokens = s->n_ctx};
+  return td_engine_open(&s->engine, s->model, s->dev, &opts, err);
+}
+
+static td_status open_parts(td_session *s, td_err *err) {
+  td_status st = td_model_open(&s->model, s->opts.model_dir, err);
+  if (st != TD_OK) return st;
+  s->config = td_model_config_of(s->model);
+  s->n_ctx = context_size(s->config, &s->opts);
+  st = check_context(s, err);
+  if (st == TD_OK) {
+    td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};
+    st = td_dev_open(&s->dev, &dev, err);
+  }
+  if (st == TD_OK) st = open_engine(s, err);
+  if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
+  if (st != TD_OK) return st;
+  s->cached = malloc(s->n_ctx * sizeof *s->cached);
+  return s->cached ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+td_status td_session_open(td_session **out, const td_session_opts *opts, td_err *err) {
+  *out = NULL;
+  td_session *s = calloc(1, sizeof *s);
+  if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
+  s->opts = *opts;
+  double start = td_clock_s();
+  td_status st = open_parts(s, err);
+  if (st != TD_OK) {
+    td_session_close(s);
+    return st;
+  }
+  s->load_s = td_clock_s() - start;
+  *out = s;
+  return TD_OK;
+}
+
+void td_session_close(td_session *s) {
+  if (!s) return;
+  td_engine_close(s->engine);
+  td_kv_close(s->kv);
+  td_dev_close(s->dev);
+  td_model_close(s->model);
+  free(s->cached);
+  free(s);
+}
+
+// One step of the sequence: n tokens behind those cached.
+static td_status step(td_session *s, const int32_t *tokens, uint32_t n, td_want want, td_err *err) {
+  td_status st = td_kv_reserve(s->kv, s->seq, s->n_cached + n, err);
+  if (st != TD_OK) return st;
+  td_step_seq seq = {.tokens = tokens, .n_tokens = n, .n_past = s->n_cached, .want = want};
+  seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
+  st = td_engine_step(s->engine, &seq, 1, err);
+  if (st != TD_OK) return st;
+  memcpy(s->cached + s->n_cached, tokens, n * sizeof *tokens);
+  s->n_cached += n;
+  return TD_OK;
+}
+
+// Keeps of the cache what the prompt begins with, but for its last token, whose logits are needed.
+static uint32_t reuse(td_session *s, const td_generate_args *args) {
+  uint32_t n = 0;
+  while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
+    n++;
+  s->n_cached = n;
+  return n;
+}
+
+// TD_ECANCELED when on_prefill says so.
+static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
+  while (s->n_cached < args->n_prompt) {
+    uint32_t left = args->n_prompt - s->n_cached;
+    uint32_t n = left < s->opts.prefill_chunk ? left : s->opts.prefill_chunk;
+    td_status st = step(s, args->prompt + s->n_cached, n, n == left ? TD_WANT_LAST : TD_WANT_NONE,
+                        err);
+    if (st != TD_OK) return st;
+    if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
+      return TD_ECANCELED;
+    }
+  }
+  return TD_OK;
+}
+
+static bool is_eos(const td_model_config *config, int32_t id) {
+  for (uint32_t i = 0; i < config->n_eos; i++) {
+    if (config->eos_ids[i] == id) return true;
+  }
+  return false;
+}
+
+// Draws from the logits that stand ready, until something ends the answer.
+static td_status decode(td_session *s, const td_generate_args *args, td_sampler *sampler,
+                        td_generate_stats *stats, td_err *err) {
+  stats->reason = TD_DONE_LENGTH;
+  while (stats->n_output < args->max_tokens) {
+    int32_t id = td_sampler_next(sampler, td_engine_logits(s->engine), 0).id;
+    stats->n_output++;
+    if (!args->ignore_eos && is_eos(s->config, id)) {
+      stats->reason = TD_DONE_STOP;
+      return TD_OK;
+    }
+    if (args->on_token && !args->on_token(args->ctx, id)) {
+      stats->reason = TD_DONE_CANCELED;
+      return TD_OK;
+    }
+    if (stats->n_output == args->max_tokens || s->n_cached == s->n_ctx) return TD_OK;
+    td_status st = step(s, &id, 1, TD_WANT_LAST, err);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+td_status td_session_generate(td_session *s, const td_generate_args *args, td_generate_stats *stats,
+                              td_err *err) {
+  *stats = (td_generate_stats){.n_prompt = args->n_prompt, .reason = TD_DONE_CANCELED};
+  if (!args->n_prompt) return td_fail(err, TD_EINVAL, "the prompt is empty");
+  if (args->n_prompt > s->n_ctx) {
+    return td_fail(err, TD_EINVAL, "the prompt has %u tokens, the context %u (--ctx-size)",
+                   args->n_prompt, s->n_ctx);
+  }
+  td_sampler *sampler;
+  td_status st = td_sampler_open(&sampler, &args->sampling, NULL, 0, s->config->n_vocab, err);
+  if (st != TD_OK) return st;
+  td_sampler_prompt(sampler, args->prompt, args->n_prompt);
+  stats->n_reused = reuse(s, args);
+  double start = td_clock_s();
+  st = prefill(s, args, err);
+  double first = td_clock_s();
+  stats->prefill_s = first - start;
+  if (st == TD_OK) {
+    st = decode(s, args, sampler, stats, err);
+    stats->decode_s = td_clock_s() - first;
+  }
+  td_sampler_close(sampler);
+  return st == TD_ECANCELED ? TD_OK : st;
+}

@@ -1,0 +1,66 @@
+// src/app/session.h - a model, a device and an engine in this process: what run, eval, bench and
+// the embedding API share. One caller at a time.
+#ifndef TD_APP_SESSION_H
+#define TD_APP_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "kv/kv.h"
+#include "tandem/wire.h"
+
+typedef struct {
+  const char *model_dir;
+  uint32_t n_threads;     // 0: one for each CPU
+  uint32_t ctx_size;      // tokens; 0: what the model allows, within a quarter of free memory
+  uint32_t prefill_chunk; // tokens a step
+  uint32_t max_seqs;      // sequences that may be open together; 0: one
+} td_session_opts;
+
+// Members are for reading; td_session_close frees them.
+typedef struct {
+  td_model *model;
+  const td_model_config *config;
+  td_dev *dev;
+  td_engine *engine;
+  td_kv *kv;
+  td_session_opts opts;
+  uint32_t n_ctx; // longest context, tokens
+  double load_s;
+  // the sequence that td_session_generate goes on with
+  uint32_t seq;
+  int32_t *cached; // [n_ctx] the tokens whose keys and values its pages hold
+  uint32_t n_cached;
+} td_session;
+
+// On success the caller owns *out; on error *out is NULL.
+td_status td_session_open(td_session **out, const td_session_opts *opts, td_err *err);
+void td_session_close(td_session *session);
+
+typedef struct {
+  const int32_t *prompt;
+  uint32_t n_prompt;
+  uint32_t max_tokens;
+  bool ignore_eos;
+  td_sampling sampling;
+  // Called after each step of the prompt; returning false cancels. May be NULL.
+  bool (*on_prefill)(void *ctx, uint32_t n_done, uint32_t n_prompt);
+  // Called for each token that is not an end of sequence; returning false cancels. May be NULL.
+  bool (*on_token)(void *ctx, int32_t id);
+  void *ctx;
+} td_generate_args;
+
+typedef struct {
+  td_done_reason reason;
+  uint32_t n_prompt, n_reused, n_output; // reused: prompt tokens found in the cache
+  double prefill_s, decode_s;            // decode: from the first token on
+} td_generate_stats;
+
+// Answers one prompt. What the cache holds of it already (a chat's earlier turns) is not computed
+// again. TD_EINVAL: empty, or longer than the context.
+td_status td_session_generate(td_session *session, const td_generate_args *args,
+                              td_generate_stats *stats, td_err *err);
+
+#endif
