@@ -1,0 +1,23 @@
+// src/app/command.h - one function a subcommand. Each prints its own errors and returns the
+// program's exit status: 0, 1 on failure, 2 on bad options, 130 when interrupted.
+#ifndef TD_APP_COMMAND_H
+#define TD_APP_COMMAND_H
+
+#include "config/options.h"
+
+int td_cmd_run(const td_options *options);
+int td_cmd_serve(const td_options *options);
+int td_cmd_bench(const td_options *options);
+int td_cmd_eval_logits(const td_options *options);
+int td_cmd_eval_perplexity(const td_options *options);
+int td_cmd_eval_chat(const td_options *options);
+int td_cmd_inspect(const td_options *options);
+int td_cmd_inspect_tokens(const td_options *options);
+int td_cmd_inspect_template(const td_options *options);
+
+// Prints err and returns 1, or 2 for TD_EINVAL.
+int td_cmd_fail(const td_err *err);
+// Fills err when --model is missing.
+td_status td_cmd_need_model(const td_options *options, td_err *err);
+
+#endif
