@@ -81,7 +81,11 @@ static bool show_token(void *ctx, int32_t id) {
   runner *r = ctx;
   td_err err;
   if (td_ids_push(&r->ids, id, &err) != TD_OK) return false;
-  if (r->chat && td_detok_feed(&r->detok, id, &r->answer, &err) != TD_OK) return false;
+  if (!r->chat) {
+    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id); // no tokenizer was loaded
+  } else if (td_detok_feed(&r->detok, id, &r->answer, &err) != TD_OK) {
+    return false;
+  }
   show_answer(r);
   return !interrupted && !ferror(stdout);
 }

@@ -39,7 +39,8 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .page_tokens = PAGE_TOKENS,
                          .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
                          .max_step_seqs = n_seqs,
-                         .max_seq_tokens = s->n_ctx};
+                         .max_seq_tokens = s->n_ctx,
+                         .record_routing = s->opts.record_routing};
   return td_engine_open(&s->engine, s->model, s->dev, &opts, err);
 }
 

@@ -90,6 +90,13 @@ static td_status alloc_meta(td_engine *e, td_err *err) {
   return td_dev_alloc(e->dev, (void **)&e->dev_meta, e->meta_len * sizeof *e->meta, err);
 }
 
+static td_status alloc_routing(td_engine *e, td_err *err) {
+  if (!e->opts.record_routing) return TD_OK;
+  size_t n = (size_t)e->config->n_layers * e->opts.max_step_tokens * (e->config->top_k + 1);
+  e->routing = malloc(n * sizeof *e->routing);
+  return e->routing ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: routing record");
+}
+
 static td_status alloc_kv(td_engine *e, td_err *err) {
   e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) * td_dtype_bytes(TD_F16);
   size_t n_bytes = e->page_bytes * e->opts.n_pages * e->config->n_layers;
@@ -106,6 +113,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_activations(e, err);
   if (st == TD_OK) st = alloc_rope(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
+  if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
   return st;
@@ -143,6 +151,7 @@ void td_engine_close(td_engine *e) {
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
   free(e->meta);
+  free(e->routing);
   free(e->first_token);
   free(e->logits);
   free(e);
@@ -281,4 +290,10 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
 
 float *td_engine_logits(td_engine *e) {
   return e->logits;
+}
+
+const int32_t *td_engine_routing(const td_engine *e, uint32_t layer_idx, uint32_t *n_tokens) {
+  *n_tokens = e->n_tokens;
+  if (!e->routing || !td_model_layer(e->model, layer_idx)->is_moe) return NULL;
+  return td_engine_routing_row(e, layer_idx);
 }

@@ -4,6 +4,7 @@
 #ifndef TD_ENGINE_ENGINE_H
 #define TD_ENGINE_ENGINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -18,6 +19,7 @@ typedef struct {
   uint32_t max_step_tokens; // most tokens one step may carry
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_seq_tokens;  // longest context
+  bool record_routing;      // keep each step's expert choices for td_engine_routing
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
@@ -38,10 +40,15 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *engine);
 
 // Runs one step. Wanted logits lie in rows, in the order of seqs and tokens, at td_engine_logits
-// until the next step, the caller's to overwrite: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside the vocabulary, too many
-// tokens or sequences, or a context beyond max_seq_tokens; nothing was computed then.
+// until the next step, the caller's to overwrite: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside
+// the vocabulary, too many tokens or sequences, or a context beyond max_seq_tokens; nothing was
+// computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
 float *td_engine_logits(td_engine *engine);
+
+// The experts that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in an
+// order of the engine's own. NULL for a dense layer or without record_routing.
+const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, uint32_t *n_tokens);
 
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config);

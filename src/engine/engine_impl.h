@@ -43,6 +43,7 @@ struct td_engine {
   int32_t *meta;         // staged copy of dev_meta
   size_t meta_len;       // entries
   uint32_t *first_token; // where each sequence of the step begins in it
+  int32_t *routing;      // [n_layers][max_step_tokens][top_k]; NULL unless recorded
   float *logits;         // [logits_rows][n_vocab]
   uint32_t logits_rows;  // rows there is room for
 
@@ -59,6 +60,10 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
   size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
   return (td_kv_view){.pages = engine->kv_pages + layer_idx * layer_bytes,
                       .page_bytes = engine->page_bytes};
+}
+
+static inline int32_t *td_engine_routing_row(const td_engine *engine, uint32_t layer_idx) {
+  return engine->routing + (size_t)layer_idx * engine->opts.max_step_tokens * engine->config->top_k;
 }
 
 #endif

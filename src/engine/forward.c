@@ -154,7 +154,7 @@ static void dense_mlp(td_engine *e, const td_layer *layer, bool accumulate) {
                                       .accumulate = accumulate});
 }
 
-static void experts(td_engine *e, const td_layer *layer) {
+static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
                                                .x = e->h,
@@ -176,6 +176,10 @@ static void experts(td_engine *e, const td_layer *layer) {
                                  .topk_groups = c->topk_groups,
                                  .norm_topk = c->norm_topk,
                                  .scaling = c->routed_scaling});
+  if (e->routing) {
+    td_op_copy(e->stream, td_engine_routing_row(e, layer_idx), e->router_ids,
+               (size_t)e->n_tokens * c->top_k * sizeof *e->router_ids);
+  }
   td_op_moe(e->stream, &(td_moe_args){.gate = layer->gate,
                                       .up = layer->up,
                                       .down = layer->down,
@@ -223,7 +227,7 @@ void td_engine_forward(td_engine *e) {
     linear(e, &layer->o, layer->o_bias, e->attn, layer->o.cols, e->delta);
     norm_residual(e, layer->mlp_norm, true);
     if (layer->is_moe) {
-      experts(e, layer);
+      experts(e, layer, i);
     } else {
       dense_mlp(e, layer, false);
     }
