@@ -1,0 +1,158 @@
+// The option table: command line, configuration file, help.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "config/options.h"
+
+static td_options parsed;
+static td_err error;
+
+// Parses "tandem <words...>", freeing what was parsed before.
+static td_status parse(const char *line) {
+  static char words[1024];
+  static char *argv[64];
+  int argc = 0;
+  snprintf(words, sizeof words, "tandem %s", line);
+  for (char *word = strtok(words, " "); word; word = strtok(NULL, " "))
+    argv[argc++] = word;
+  td_options_free(&parsed);
+  return td_options_parse(&parsed, argc, argv, &error);
+}
+
+static int teardown(void **state) {
+  (void)state;
+  td_options_free(&parsed);
+  return 0;
+}
+
+static void test_values_and_defaults(void **state) {
+  (void)state;
+  assert_int_equal(parse("run -m dir -p hello --temperature=0.5 --top-k 40 --raw"), TD_OK);
+  assert_int_equal(parsed.command, TD_CMD_RUN);
+  assert_string_equal(parsed.model, "dir");
+  assert_string_equal(parsed.prompt, "hello");
+  assert_true(parsed.temperature == 0.5 && parsed.top_k == 40 && parsed.raw);
+  assert_int_equal(parsed.n_predict, 1024);
+  assert_true(td_options_given(&parsed, "temperature"));
+  assert_false(td_options_given(&parsed, "top-p"));
+  assert_int_equal(parse("run --raw --no-raw"), TD_OK);
+  assert_false(parsed.raw);
+}
+
+static void test_two_word_commands(void **state) {
+  (void)state;
+  assert_int_equal(parse("inspect --model dir --tensors"), TD_OK);
+  assert_int_equal(parsed.command, TD_CMD_INSPECT);
+  assert_int_equal(parse("inspect tokens --model dir --decode"), TD_OK);
+  assert_int_equal(parsed.command, TD_CMD_INSPECT_TOKENS);
+  assert_int_equal(parse("eval logits --token-ids 1,2,3 -o x"), TD_OK);
+  assert_int_equal(parsed.token_ids.n, 3);
+  assert_int_equal(parsed.token_ids.values[2], 3);
+}
+
+static void test_same_letter_in_two_commands(void **state) {
+  (void)state;
+  assert_int_equal(parse("bench -p 16,512 -n 8"), TD_OK);
+  assert_int_equal(parsed.bench_prompt.n, 2);
+  assert_int_equal(parsed.bench_gen.values[0], 8);
+  assert_null(parsed.prompt);
+}
+
+static void expect_error(const char *line, const char *part) {
+  assert_int_equal(parse(line), TD_EINVAL);
+  if (!strstr(error.msg, part)) fail_msg("%s: \"%s\" lacks \"%s\"", line, error.msg, part);
+}
+
+static void test_errors_name_the_option(void **state) {
+  (void)state;
+  expect_error("dance", "dance");
+  expect_error("run --nonsense 1", "--nonsense");
+  expect_error("run --port 80", "--port");
+  expect_error("run -n 0", "n-predict");
+  expect_error("run -n 1x", "n-predict");
+  expect_error("run --temperature -1", "temperature");
+  expect_error("run --temperature nan", "temperature");
+  expect_error("serve --port 65536", "65535");
+  expect_error("serve --port", "--port");
+  expect_error("run word", "word");
+  expect_error("eval logits --token-ids 1,,2", "entry 2");
+  expect_error("eval logits --token-ids 1,2,", "entry 3");
+  expect_error("run --raw=maybe", "raw");
+  assert_int_equal(parse("eval logits --token-ids @/nonexistent"), TD_ENOENT);
+}
+
+static td_status parse_with_file(const char *json, const char *rest) {
+  char path[] = "/tmp/td_options_XXXXXX", line[256];
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(td_file_write(path, json, strlen(json), NULL), TD_OK);
+  snprintf(line, sizeof line, "serve --config %s %s", path, rest);
+  td_status st = parse(line);
+  remove(path);
+  return st;
+}
+
+static void test_config_file(void **state) {
+  (void)state;
+  const char *json = "{\"port\": 9000, \"host\": \"::1\", \"prompt\": \"other command's\"}";
+  assert_int_equal(parse_with_file(json, "--host 0.0.0.0"), TD_OK);
+  assert_int_equal(parsed.port, 9000);
+  assert_string_equal(parsed.host, "0.0.0.0");
+  assert_true(td_options_given(&parsed, "port"));
+  assert_int_equal(parse_with_file("{\"prot\": 9000}", ""), TD_EINVAL);
+  assert_non_null(strstr(error.msg, "prot"));
+  assert_int_equal(parse_with_file("{\"port\": \"x\"}", ""), TD_EINVAL);
+  assert_int_equal(parse_with_file("{\"port\": 70000}", ""), TD_EINVAL);
+  assert_int_equal(parse_with_file("[1]", ""), TD_EINVAL);
+  assert_int_not_equal(parse_with_file("{", ""), TD_OK);
+}
+
+static void test_help_lists_every_command(void **state) {
+  (void)state;
+  assert_int_equal(parse(""), TD_OK);
+  assert_true(parsed.help);
+  assert_int_equal(parse("run --help --nonsense"), TD_OK);
+  assert_true(parsed.help);
+  td_buf text = TD_BUF_INIT;
+  td_options_help(&text, TD_N_COMMANDS);
+  td_options_reference(&text);
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    assert_non_null(strstr(td_buf_text(&text), td_command_name((td_command)c)));
+  }
+  td_buf_free(&text);
+}
+
+// configs/README.md is the reference page; `tandem help --markdown` writes it.
+static void test_reference_page_is_current(void **state) {
+  (void)state;
+  td_buf page = TD_BUF_INIT, table = TD_BUF_INIT;
+  assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../configs/README.md", 1 << 20, &error),
+                   TD_OK);
+  td_options_reference(&table);
+  if (strcmp(td_buf_text(&page), td_buf_text(&table))) {
+    fail_msg("configs/README.md is old: build/bin/tandem help --markdown > configs/README.md");
+  }
+  td_buf_free(&page);
+  td_buf_free(&table);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(test_values_and_defaults, teardown),
+      cmocka_unit_test_teardown(test_two_word_commands, teardown),
+      cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),
+      cmocka_unit_test_teardown(test_errors_name_the_option, teardown),
+      cmocka_unit_test_teardown(test_config_file, teardown),
+      cmocka_unit_test_teardown(test_help_lists_every_command, teardown),
+      cmocka_unit_test(test_reference_page_is_current),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

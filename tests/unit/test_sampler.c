@@ -1,0 +1,160 @@
+// Sampling: greedy, truncation, penalties, seeds, log-probabilities.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/sampler.h"
+
+#define N_VOCAB 1000
+#define N_DRAWS 4000
+
+static float logits[N_VOCAB];
+
+// Token i has logit -i/10: a known geometric distribution.
+static void fill(float *out) {
+  for (int i = 0; i < N_VOCAB; i++)
+    out[i] = -0.1f * (float)i;
+}
+
+static td_sampler *open_sampler(td_sampling params, const td_token_value *bias, uint32_t n_bias) {
+  td_sampler *s;
+  td_err err;
+  assert_int_equal(td_sampler_open(&s, &params, bias, n_bias, N_VOCAB, &err), TD_OK);
+  return s;
+}
+
+static int32_t next(td_sampler *s) {
+  fill(logits);
+  return td_sampler_next(s, logits, 0).id;
+}
+
+static void test_greedy_takes_the_best(void **state) {
+  (void)state;
+  td_token_value bias[] = {{.id = 7, .value = 100}, {.id = 5000, .value = 9}};
+  td_sampler *plain = open_sampler((td_sampling){0}, NULL, 0);
+  td_sampler *biased = open_sampler((td_sampling){0}, bias, 2);
+  assert_int_equal(next(plain), 0);
+  assert_int_equal(next(biased), 7);
+  td_sampler_close(plain);
+  td_sampler_close(biased);
+}
+
+// Counts of N_DRAWS draws against the probabilities they should have, each within 5 sigma.
+static void expect_distribution(td_sampling params, int n_kept) {
+  int counts[N_VOCAB] = {0};
+  td_sampler *s = open_sampler(params, NULL, 0);
+  for (int i = 0; i < N_DRAWS; i++)
+    counts[next(s)]++;
+  td_sampler_close(s);
+  double sum = 0;
+  for (int i = 0; i < n_kept; i++)
+    sum += exp(-0.1 * i / params.temperature);
+  for (int i = 0; i < N_VOCAB; i++) {
+    double p = i < n_kept ? exp(-0.1 * i / params.temperature) / sum : 0;
+    double bound = 5 * sqrt(N_DRAWS * p * (1 - p));
+    if (fabs(counts[i] - N_DRAWS * p) > bound) {
+      fail_msg("token %d: %d draws, %.1f expected", i, counts[i], N_DRAWS * p);
+    }
+  }
+}
+
+static void test_draws_follow_the_distribution(void **state) {
+  (void)state;
+  expect_distribution((td_sampling){.temperature = 1, .seed = 1}, N_VOCAB);
+  expect_distribution((td_sampling){.temperature = 2.5f, .seed = 2}, N_VOCAB);
+  expect_distribution((td_sampling){.temperature = 1, .seed = 3, .top_k = 5}, 5);
+  // Weight of the first n tokens is 1 - e^(-n/10): 0.5 is passed at n = 7, 0.9995 at n = 77.
+  expect_distribution((td_sampling){.temperature = 1, .seed = 4, .top_p = 0.5f}, 7);
+  expect_distribution((td_sampling){.temperature = 1, .seed = 5, .top_p = 0.9995f}, 77);
+  // e^(-n/10) >= 0.25 for n <= 13.
+  expect_distribution((td_sampling){.temperature = 1, .seed = 6, .min_p = 0.25f}, 14);
+  expect_distribution((td_sampling){.temperature = 1, .seed = 7, .top_k = 20, .top_p = 0.5f}, 6);
+}
+
+static void test_seed_decides(void **state) {
+  (void)state;
+  td_sampling params = {.temperature = 1, .seed = 42};
+  td_sampler *a = open_sampler(params, NULL, 0), *b = open_sampler(params, NULL, 0);
+  params.seed = 43;
+  td_sampler *c = open_sampler(params, NULL, 0);
+  int n_same = 0;
+  for (int i = 0; i < 100; i++) {
+    int32_t id = next(a);
+    assert_int_equal(id, next(b));
+    n_same += id == next(c);
+  }
+  assert_true(n_same < 50);
+  td_sampler_close(a);
+  td_sampler_close(b);
+  td_sampler_close(c);
+}
+
+static void test_penalties(void **state) {
+  (void)state;
+  int32_t prompt[] = {0, 1, -5, 100000};
+  // Logits are at most 0, so a repetition penalty multiplies: token 0 stays at 0, token 1 sinks.
+  td_sampler *s = open_sampler((td_sampling){.repetition_penalty = 2}, NULL, 0);
+  td_sampler_prompt(s, prompt, 4);
+  fill(logits);
+  td_sampler_next(s, logits, 0);
+  assert_true(logits[0] == 0 && logits[1] == -0.2f && logits[2] == -0.2f);
+  td_sampler_close(s);
+  // Presence counts once, frequency each time, and neither counts the prompt.
+  s = open_sampler((td_sampling){.presence_penalty = 0.15f, .frequency_penalty = 0.5f}, NULL, 0);
+  td_sampler_prompt(s, prompt, 4);
+  assert_int_equal(next(s), 0);
+  assert_int_equal(next(s), 1);
+  td_sampler_close(s);
+}
+
+static void test_logprobs_are_the_models_own(void **state) {
+  (void)state;
+  td_token_value bias = {.id = 3, .value = 50};
+  td_sampler *s = open_sampler((td_sampling){.n_top_logprobs = 3, .temperature = 0.5f}, &bias, 1);
+  fill(logits);
+  td_wire_token token = td_sampler_next(s, logits, 1);
+  double norm = 0;
+  for (int i = 0; i < N_VOCAB; i++)
+    norm += exp(-0.1 * i);
+  norm = log(norm);
+  assert_int_equal(token.id, 3);
+  assert_int_equal(token.n_top, 3);
+  assert_true(fabs(token.logprob - (-0.3 - norm)) < 1e-5);
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(token.top[i].id, i);
+    assert_true(fabs(token.top[i].value - (-0.1 * i - norm)) < 1e-5);
+  }
+  td_sampler_close(s);
+}
+
+static void test_bad_parameters_are_refused(void **state) {
+  (void)state;
+  const td_sampling bad[] = {
+      {.temperature = -1},   {.temperature = NAN},       {.top_p = 1.5f},
+      {.min_p = -0.5f},      {.repetition_penalty = -1}, {.presence_penalty = INFINITY},
+      {.n_top_logprobs = 21}};
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    td_sampler *s;
+    td_err err;
+    assert_int_equal(td_sampler_open(&s, &bad[i], NULL, 0, N_VOCAB, &err), TD_EINVAL);
+    assert_null(s);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_greedy_takes_the_best),
+      cmocka_unit_test(test_draws_follow_the_distribution),
+      cmocka_unit_test(test_seed_decides),
+      cmocka_unit_test(test_penalties),
+      cmocka_unit_test(test_logprobs_are_the_models_own),
+      cmocka_unit_test(test_bad_parameters_are_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
