@@ -1,0 +1,259 @@
+#include "support/checkpoint.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/fs.h"
+
+#define INDEX_FILE "model.safetensors.index.json"
+
+static const char deepseek_config[] =
+    "{\"model_type\": \"deepseek_v3\", \"vocab_size\": 24, \"hidden_size\": 32,"
+    " \"intermediate_size\": 48, \"moe_intermediate_size\": 16, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 2, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2,"
+    " \"n_shared_experts\": 1, \"n_group\": 2, \"topk_group\": 1, \"first_k_dense_replace\": 1,"
+    " \"q_lora_rank\": 12, \"kv_lora_rank\": 10, \"qk_rope_head_dim\": 4, \"qk_nope_head_dim\": 6,"
+    " \"v_head_dim\": 8, \"num_nextn_predict_layers\": 1}";
+
+static const char qwen3_config[] =
+    "{\"model_type\": \"qwen3_moe\", \"vocab_size\": 24, \"hidden_size\": 32,"
+    " \"intermediate_size\": 48, \"moe_intermediate_size\": 16, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 6, \"num_experts\": 8,"
+    " \"num_experts_per_tok\": 2, \"mlp_only_layers\": [0]}";
+
+static void require(bool ok, const char *what) {
+  if (ok) return;
+  perror(what);
+  abort();
+}
+
+static void start(checkpoint *ck, const char *config) {
+  *ck = (checkpoint){0};
+  const char *tmp = getenv("TMPDIR");
+  snprintf(ck->dir, sizeof ck->dir, "%.40s/td-model-XXXXXX", tmp ? tmp : "/tmp");
+  require(mkdtemp(ck->dir) != NULL, "mkdtemp");
+  ck->config = cJSON_Parse(config);
+  require(ck->config != NULL, "configuration");
+}
+
+ck_tensor *ck_add(checkpoint *ck, const char *name, const char *dtype, uint64_t d0, uint64_t d1,
+                  uint64_t d2) {
+  require(ck->n_tensors < CK_MAX_TENSORS, "CK_MAX_TENSORS");
+  ck_tensor *t = &ck->tensors[ck->n_tensors];
+  *t = (ck_tensor){.shape = {d0, d1, d2}, .shard = ck->n_tensors % CK_SHARDS};
+  snprintf(t->name, sizeof t->name, "%s", name);
+  snprintf(t->dtype, sizeof t->dtype, "%s", dtype);
+  while (t->n_dims < 3 && t->shape[t->n_dims])
+    t->n_dims++;
+  ck->n_tensors++;
+  return t;
+}
+
+static void add(checkpoint *ck, int layer, const char *name, uint64_t d0, uint64_t d1) {
+  char full[128];
+  snprintf(full, sizeof full, "model.layers.%d.%s", layer, name);
+  ck_add(ck, full, "BF16", d0, d1, 0);
+}
+
+static void add_experts(checkpoint *ck, int layer) {
+  for (int e = 0; e < 8; e++) {
+    char name[64];
+    snprintf(name, sizeof name, "mlp.experts.%d.gate_proj.weight", e);
+    add(ck, layer, name, 16, 32);
+    snprintf(name, sizeof name, "mlp.experts.%d.up_proj.weight", e);
+    add(ck, layer, name, 16, 32);
+    snprintf(name, sizeof name, "mlp.experts.%d.down_proj.weight", e);
+    add(ck, layer, name, 32, 16);
+  }
+  add(ck, layer, "mlp.gate.weight", 8, 32);
+}
+
+static void add_common(checkpoint *ck) {
+  ck_add(ck, "model.embed_tokens.weight", "BF16", 24, 32, 0);
+  ck_add(ck, "model.norm.weight", "BF16", 32, 0, 0);
+  ck_add(ck, "lm_head.weight", "BF16", 24, 32, 0);
+  add(ck, 0, "mlp.gate_proj.weight", 48, 32);
+  add(ck, 0, "mlp.up_proj.weight", 48, 32);
+  add(ck, 0, "mlp.down_proj.weight", 32, 48);
+  add_experts(ck, 1);
+  for (int i = 0; i < 2; i++) {
+    add(ck, i, "input_layernorm.weight", 32, 0);
+    add(ck, i, "post_attention_layernorm.weight", 32, 0);
+  }
+}
+
+void ck_deepseek(checkpoint *ck) {
+  start(ck, deepseek_config);
+  add_common(ck);
+  add(ck, 1, "mlp.gate.e_score_correction_bias", 8, 0);
+  add(ck, 1, "mlp.shared_experts.gate_proj.weight", 16, 32);
+  add(ck, 1, "mlp.shared_experts.up_proj.weight", 16, 32);
+  add(ck, 1, "mlp.shared_experts.down_proj.weight", 32, 16);
+  for (int i = 0; i < 2; i++) {
+    add(ck, i, "self_attn.q_a_proj.weight", 12, 32);
+    add(ck, i, "self_attn.q_a_layernorm.weight", 12, 0);
+    add(ck, i, "self_attn.q_b_proj.weight", 20, 12);
+    add(ck, i, "self_attn.kv_a_proj_with_mqa.weight", 14, 32);
+    add(ck, i, "self_attn.kv_a_layernorm.weight", 10, 0);
+    add(ck, i, "self_attn.kv_b_proj.weight", 28, 10);
+    add(ck, i, "self_attn.o_proj.weight", 32, 16);
+  }
+}
+
+void ck_qwen3(checkpoint *ck) {
+  start(ck, qwen3_config);
+  add_common(ck);
+  for (int i = 0; i < 2; i++) {
+    add(ck, i, "self_attn.q_proj.weight", 24, 32);
+    add(ck, i, "self_attn.k_proj.weight", 12, 32);
+    add(ck, i, "self_attn.v_proj.weight", 12, 32);
+    add(ck, i, "self_attn.o_proj.weight", 32, 24);
+    add(ck, i, "self_attn.q_norm.weight", 6, 0);
+    add(ck, i, "self_attn.k_norm.weight", 6, 0);
+  }
+}
+
+void ck_free(checkpoint *ck) {
+  DIR *dir = opendir(ck->dir);
+  require(dir != NULL, ck->dir);
+  for (struct dirent *e; (e = readdir(dir));) {
+    if (e->d_name[0] != '.') unlinkat(dirfd(dir), e->d_name, 0);
+  }
+  closedir(dir);
+  require(rmdir(ck->dir) == 0, ck->dir);
+  cJSON_Delete(ck->config);
+  cJSON_Delete(ck->generation);
+}
+
+void ck_set(checkpoint *ck, const char *key, const char *json) {
+  cJSON *value = cJSON_Parse(json);
+  require(value != NULL, json);
+  cJSON_DeleteItemFromObjectCaseSensitive(ck->config, key);
+  cJSON_AddItemToObject(ck->config, key, value);
+}
+
+ck_tensor *ck_find(checkpoint *ck, const char *name) {
+  for (uint32_t i = 0; i < ck->n_tensors; i++) {
+    if (strcmp(ck->tensors[i].name, name) == 0) return &ck->tensors[i];
+  }
+  require(false, name);
+  return NULL;
+}
+
+void ck_drop(checkpoint *ck, const char *name) {
+  ck_tensor *t = ck_find(ck, name);
+  size_t behind = (size_t)(&ck->tensors[ck->n_tensors] - (t + 1));
+  memmove(t, t + 1, behind * sizeof *t);
+  ck->n_tensors--;
+}
+
+void ck_make_fp8(checkpoint *ck, const char *name, uint32_t block, const char *scale_dtype) {
+  ck_tensor *t = ck_find(ck, name);
+  strcpy(t->dtype, "F8_E4M3");
+  char scale[160];
+  snprintf(scale, sizeof scale, "%s_scale_inv", name);
+  ck_add(ck, scale, scale_dtype, (t->shape[0] + block - 1) / block,
+         (t->shape[1] + block - 1) / block, 0);
+}
+
+uint64_t ck_bytes(const ck_tensor *t) {
+  uint64_t n = strcmp(t->dtype, "F32") == 0                                    ? 4
+               : strcmp(t->dtype, "BF16") == 0 || strcmp(t->dtype, "F16") == 0 ? 2
+                                                                               : 1;
+  for (uint32_t i = 0; i < t->n_dims; i++)
+    n *= t->shape[i];
+  return n;
+}
+
+uint8_t ck_byte(const ck_tensor *t, uint64_t idx) {
+  uint32_t h = 17;
+  for (const char *p = t->name; *p; p++)
+    h = h * 31 + (uint8_t)*p;
+  return (uint8_t)((h + idx * 7) % 61); // a small positive number in every dtype
+}
+
+void ck_write_file(const checkpoint *ck, const char *file, const void *bytes, size_t len) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", ck->dir, file);
+  require(td_file_write(path, bytes, len, NULL) == TD_OK, path);
+}
+
+void ck_truncate(const checkpoint *ck, const char *file, long len) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", ck->dir, file);
+  require(truncate(path, len) == 0, path);
+}
+
+static void shard_name(const checkpoint *ck, uint32_t shard, char out[64]) {
+  if (ck->single) {
+    strcpy(out, "model.safetensors");
+  } else {
+    snprintf(out, 64, "model-%05u-of-%05u.safetensors", shard + 1, (unsigned)CK_SHARDS);
+  }
+}
+
+static void write_shard(const checkpoint *ck, uint32_t shard) {
+  td_buf header = TD_BUF_INIT, data = TD_BUF_INIT, file = TD_BUF_INIT;
+  td_buf_str(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
+  for (uint32_t i = 0; i < ck->n_tensors; i++) {
+    const ck_tensor *t = &ck->tensors[i];
+    if (!ck->single && t->shard != shard) continue;
+    uint64_t begin = data.len;
+    for (uint64_t k = 0; k < ck_bytes(t); k++)
+      td_buf_char(&data, (char)ck_byte(t, k));
+    td_buf_printf(&header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, t->dtype);
+    for (uint32_t d = 0; d < t->n_dims; d++)
+      td_buf_printf(&header, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
+    td_buf_printf(&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                  (unsigned long long)data.len);
+  }
+  td_buf_str(&header, "}");
+  while (header.len % 8)
+    td_buf_char(&header, ' ');
+  uint64_t len = header.len;
+  td_buf_add(&file, &len, sizeof len);
+  td_buf_add(&file, header.data, header.len);
+  td_buf_add(&file, data.data, data.len);
+  char name[64];
+  shard_name(ck, shard, name);
+  ck_write_file(ck, name, file.data, file.len);
+  td_buf_free(&header);
+  td_buf_free(&data);
+  td_buf_free(&file);
+}
+
+static void write_index(const checkpoint *ck) {
+  td_buf index = TD_BUF_INIT;
+  td_buf_str(&index, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
+  for (uint32_t i = 0; i < ck->n_tensors; i++) {
+    char name[64];
+    shard_name(ck, ck->tensors[i].shard, name);
+    td_buf_printf(&index, "%s\"%s\":\"%s\"", i ? "," : "", ck->tensors[i].name, name);
+  }
+  td_buf_str(&index, "}}");
+  ck_write_file(ck, INDEX_FILE, index.data, index.len);
+  td_buf_free(&index);
+}
+
+static void write_json(const checkpoint *ck, const char *file, const cJSON *value) {
+  if (!value) return;
+  char *text = cJSON_Print(value);
+  ck_write_file(ck, file, text, strlen(text));
+  cJSON_free(text);
+}
+
+void ck_write(const checkpoint *ck) {
+  for (uint32_t i = 0; i < (ck->single ? 1 : CK_SHARDS); i++)
+    write_shard(ck, i);
+  if (!ck->single) write_index(ck);
+  write_json(ck, "config.json", ck->config);
+  write_json(ck, "generation_config.json", ck->generation);
+}
+
+td_status ck_open(const checkpoint *ck, td_model **out, td_err *err) {
+  return td_model_open(out, ck->dir, err);
+}

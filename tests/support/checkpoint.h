@@ -1,0 +1,60 @@
+// tests/support/checkpoint.h - writes tiny checkpoints, whole ones and broken ones.
+// A test starts from a whole one, changes what it is about, writes it and opens it. Anything that
+// goes wrong in here aborts the test program.
+#ifndef TD_TEST_SUPPORT_CHECKPOINT_H
+#define TD_TEST_SUPPORT_CHECKPOINT_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "model/model.h"
+
+#define CK_MAX_TENSORS 256
+#define CK_SHARDS      3
+
+typedef struct {
+  char name[128];
+  char dtype[16];
+  uint64_t shape[3];
+  uint32_t n_dims;
+  uint32_t shard;
+} ck_tensor;
+
+typedef struct {
+  char dir[64];
+  cJSON *config;     // written as config.json unless NULL
+  cJSON *generation; // written as generation_config.json unless NULL
+  ck_tensor tensors[CK_MAX_TENSORS];
+  uint32_t n_tensors;
+  bool single; // one model.safetensors; else three shards and an index
+} checkpoint;
+
+// Two layers each, the first dense, the second with experts, all BF16, in a new directory.
+// DeepSeek: 2 heads, q_lora, 8 experts of which 2, 2 groups, a shared expert.
+void ck_deepseek(checkpoint *ck);
+// Qwen3: 4 heads on 2, 8 experts of which 2.
+void ck_qwen3(checkpoint *ck);
+void ck_free(checkpoint *ck); // removes the directory
+
+// Sets a key of config.json to JSON text.
+void ck_set(checkpoint *ck, const char *key, const char *json);
+ck_tensor *ck_find(checkpoint *ck, const char *name); // must exist
+// Dimensions end with the first 0.
+ck_tensor *ck_add(checkpoint *ck, const char *name, const char *dtype, uint64_t d0, uint64_t d1,
+                  uint64_t d2);
+void ck_drop(checkpoint *ck, const char *name);
+// Stores a matrix as FP8 with scales of the given dtype, in blocks of block x block.
+void ck_make_fp8(checkpoint *ck, const char *name, uint32_t block, const char *scale_dtype);
+
+uint64_t ck_bytes(const ck_tensor *t);
+// Byte idx of a tensor's data, which follows from its name alone.
+uint8_t ck_byte(const ck_tensor *t, uint64_t idx);
+
+void ck_write(const checkpoint *ck);
+td_status ck_open(const checkpoint *ck, td_model **out, td_err *err); // after ck_write
+// Overwrites a file of the checkpoint, or changes its length.
+void ck_write_file(const checkpoint *ck, const char *file, const void *bytes, size_t len);
+void ck_truncate(const checkpoint *ck, const char *file, long len);
+
+#endif

@@ -1,0 +1,349 @@
+// tests/unit/test_model_config.c - config.json in all its spellings, and what is refused of it.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "model/config.h"
+
+static td_status parse(const char *config, const char *generation, td_model_config *out,
+                       td_err *err) {
+  cJSON *c = cJSON_Parse(config), *g = generation ? cJSON_Parse(generation) : NULL;
+  if (!c || (generation && !g)) fail_msg("test is not JSON: %s %s", config, generation);
+  td_status st = td_config_parse(out, c, g, "dir", err);
+  cJSON_Delete(c);
+  cJSON_Delete(g);
+  return st;
+}
+
+static td_model_config parse_ok(const char *config, const char *generation) {
+  td_model_config c;
+  td_err err;
+  if (parse(config, generation, &c, &err) != TD_OK) fail_msg("%s: %s", config, err.msg);
+  return c;
+}
+
+// What deepseek-ai publishes with V3, as far as it matters.
+static const char deepseek_v3[] =
+    "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"attention_bias\": false,"
+    " \"bos_token_id\": 0, \"eos_token_id\": 1, \"ep_size\": 1, \"first_k_dense_replace\": 3,"
+    " \"hidden_act\": \"silu\", \"hidden_size\": 7168, \"intermediate_size\": 18432,"
+    " \"kv_lora_rank\": 512, \"max_position_embeddings\": 163840, \"model_type\": \"deepseek_v3\","
+    " \"moe_intermediate_size\": 2048, \"moe_layer_freq\": 1, \"n_group\": 8,"
+    " \"n_routed_experts\": 256, \"n_shared_experts\": 1, \"norm_topk_prob\": true,"
+    " \"num_attention_heads\": 128, \"num_experts_per_tok\": 8, \"num_hidden_layers\": 61,"
+    " \"num_key_value_heads\": 128, \"num_nextn_predict_layers\": 1, \"q_lora_rank\": 1536,"
+    " \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64,"
+    " \"quantization_config\": {\"activation_scheme\": \"dynamic\", \"fmt\": \"e4m3\","
+    " \"quant_method\": \"fp8\", \"weight_block_size\": [128, 64]}, \"rms_norm_eps\": 1e-06,"
+    " \"rope_scaling\": {\"beta_fast\": 32, \"beta_slow\": 1, \"factor\": 40, \"mscale\": 1.0,"
+    " \"mscale_all_dim\": 0.5, \"original_max_position_embeddings\": 4096, \"type\": \"yarn\"},"
+    " \"rope_theta\": 10000, \"routed_scaling_factor\": 2.5, \"scoring_func\": \"sigmoid\","
+    " \"tie_word_embeddings\": false, \"topk_group\": 4, \"topk_method\": \"noaux_tc\","
+    " \"torch_dtype\": \"bfloat16\", \"v_head_dim\": 128, \"vocab_size\": 129280}";
+
+static void check_deepseek(const td_model_config *c) {
+  assert_int_equal(c->arch, TD_ARCH_DEEPSEEK_V3);
+  assert_int_equal(c->dim, 7168);
+  assert_int_equal(c->n_layers, 61);
+  assert_int_equal(c->n_vocab, 129280);
+  assert_int_equal(c->n_heads, 128);
+  assert_int_equal(c->q_lora_rank, 1536);
+  assert_int_equal(c->kv_lora_rank, 512);
+  assert_int_equal(c->nope_dim, 128);
+  assert_int_equal(c->rope_dim, 64);
+  assert_int_equal(c->v_dim, 128);
+  assert_int_equal(c->n_experts, 256);
+  assert_int_equal(c->top_k, 8);
+  assert_int_equal(c->n_shared_experts, 1);
+  assert_int_equal(c->expert_dim, 2048);
+  assert_int_equal(c->dense_dim, 18432);
+  assert_int_equal(c->n_groups, 8);
+  assert_int_equal(c->topk_groups, 4);
+  assert_true(c->router_sigmoid && c->norm_topk && c->rope_interleaved);
+  assert_false(c->tie_embeddings || c->attention_bias || c->qk_norm);
+  assert_true(c->routed_scaling == 2.5f);
+  assert_true(c->rms_eps == 1e-6f);
+  assert_int_equal(c->n_mtp_layers, 1);
+  assert_int_equal(c->bos_id, 0);
+  assert_int_equal(c->n_eos, 1);
+  assert_int_equal(c->eos_ids[0], 1);
+  for (uint32_t i = 0; i < 61; i++)
+    assert_int_equal(td_model_is_moe(c, i), i >= 3);
+}
+
+static void reads_deepseek(void **state) {
+  (void)state;
+  td_model_config c = parse_ok(deepseek_v3, NULL);
+  assert_string_equal(c.arch_name, "deepseek_v3");
+  check_deepseek(&c);
+  assert_int_equal(c.max_position, 163840);
+  assert_true(c.rope_theta == 10000);
+  assert_true(c.yarn.factor == 40 && c.yarn.beta_fast == 32 && c.yarn.beta_slow == 1);
+  assert_true(c.yarn.mscale == 1 && c.yarn.mscale_all_dim == 0.5 && c.yarn.attention_factor == 0);
+  assert_int_equal(c.yarn.original_max_position, 4096);
+  assert_int_equal(c.fp8_block_rows, 128);
+  assert_int_equal(c.fp8_block_cols, 64);
+}
+
+static void defaults_are_transformers(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"kimi_k2\"}", NULL);
+  assert_string_equal(c.arch_name, "kimi_k2");
+  check_deepseek(&c);
+  assert_int_equal(c.max_position, 4096);
+  assert_true(c.yarn.factor == 1);
+  assert_int_equal(c.fp8_block_rows, 0);
+
+  c = parse_ok("{\"model_type\": \"qwen3_moe\"}", NULL);
+  assert_int_equal(c.arch, TD_ARCH_QWEN3_MOE);
+  assert_int_equal(c.n_vocab, 151936);
+  assert_int_equal(c.dim, 2048);
+  assert_int_equal(c.n_layers, 24);
+  assert_int_equal(c.n_heads, 32);
+  assert_int_equal(c.n_kv_heads, 4);
+  assert_int_equal(c.head_dim, 64); // hidden_size / num_attention_heads
+  assert_int_equal(c.n_experts, 128);
+  assert_int_equal(c.top_k, 8);
+  assert_int_equal(c.expert_dim, 768);
+  assert_int_equal(c.dense_dim, 6144);
+  assert_int_equal(c.max_position, 32768);
+  assert_int_equal(c.n_shared_experts, 0);
+  assert_true(c.qk_norm);
+  assert_false(c.norm_topk || c.router_sigmoid || c.tie_embeddings || c.attention_bias);
+  assert_true(c.routed_scaling == 1 && c.rope_theta == 10000);
+  assert_int_equal(c.bos_id, -1);
+  assert_int_equal(c.n_eos, 0);
+  assert_true(c.temperature == 1 && c.top_p == 1 && c.top_k_sampling == 0);
+  for (uint32_t i = 0; i < c.n_layers; i++)
+    assert_true(td_model_is_moe(&c, i));
+}
+
+static void reads_spellings_of_rope(void **state) {
+  (void)state;
+  static const char *const yarns[] = {
+      "\"rope_theta\": 1e6, \"max_position_embeddings\": 40960,"
+      "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4,"
+      " \"original_max_position_embeddings\": 32768}",
+      "\"rope_theta\": 7, \"max_position_embeddings\": 40960,"
+      "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4, \"rope_theta\": 1e6,"
+      " \"beta_fast\": null, \"attention_factor\": null,"
+      " \"original_max_position_embeddings\": 32768}, \"rope_scaling\": {}",
+      "\"max_position_embeddings\": 40960, \"rope_parameters\": {\"rope_type\": \"default\"},"
+      "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"rope_theta\": 1e6,"
+      " \"original_max_position_embeddings\": 32768}",
+      "\"rope_theta\": 1e6, \"max_position_embeddings\": 131072,"
+      "\"original_max_position_embeddings\": 32768,"
+      "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": null}",
+  };
+  for (size_t i = 0; i < TD_COUNT(yarns); i++) {
+    char text[1024];
+    snprintf(text, sizeof text, "{\"model_type\": \"qwen3_moe\", %s}", yarns[i]);
+    td_model_config c = parse_ok(text, NULL);
+    assert_true(c.rope_theta == 1e6);
+    assert_true(c.yarn.factor == 4);
+    assert_true(c.yarn.beta_fast == 32 && c.yarn.beta_slow == 1);
+    assert_true(c.yarn.mscale == 0 && c.yarn.mscale_all_dim == 0 && c.yarn.attention_factor == 0);
+    assert_int_equal(c.yarn.original_max_position, 32768);
+    assert_int_equal(c.max_position, 131072); // what the scaling makes of 32768
+  }
+  td_model_config c = parse_ok("{\"model_type\": \"qwen3_moe\", \"rope_scaling\": null,"
+                               "\"rope_parameters\": {\"rope_theta\": 5e5, \"rope_type\": "
+                               "\"default\"}}",
+                               NULL);
+  assert_true(c.rope_theta == 5e5 && c.yarn.factor == 1);
+}
+
+static void reads_layer_kinds(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 130,"
+                               "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [3, 129, 4]}",
+                               NULL);
+  for (uint32_t i = 0; i < 130; i++)
+    assert_int_equal(td_model_is_moe(&c, i), i % 2 == 1 && i != 3 && i != 129);
+  c = parse_ok("{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 2}", NULL);
+  assert_false(td_model_is_moe(&c, 0) || td_model_is_moe(&c, 1));
+}
+
+static void reads_variants(void **state) {
+  (void)state;
+  td_model_config c = parse_ok(
+      "{\"model_type\": \"deepseek_v3\", \"q_lora_rank\": null, \"num_local_experts\": 64,"
+      " \"n_group\": 1, \"topk_group\": 1, \"rope_interleave\": false,"
+      " \"norm_topk_prob\": false, \"num_nextn_predict_layers\": 0}",
+      NULL);
+  assert_int_equal(c.q_lora_rank, 0);
+  assert_int_equal(c.n_experts, 64);
+  assert_int_equal(c.n_mtp_layers, 0);
+  assert_false(c.rope_interleaved || c.norm_topk);
+  c = parse_ok("{\"model_type\": \"qwen3_moe\", \"head_dim\": null, \"num_local_experts\": 16,"
+               " \"attention_bias\": true, \"tie_word_embeddings\": true,"
+               " \"use_sliding_window\": true, \"sliding_window\": null,"
+               " \"quantization_config\": {\"quant_method\": \"fp8\"}}",
+               NULL);
+  assert_int_equal(c.head_dim, 64);
+  assert_int_equal(c.n_experts, 16);
+  assert_true(c.attention_bias && c.tie_embeddings);
+  assert_int_equal(c.fp8_block_rows, 128);
+}
+
+static void generation_config_goes_before(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"qwen3_moe\", \"eos_token_id\": 9,"
+                               " \"bos_token_id\": 3, \"temperature\": 0.1}",
+                               "{\"eos_token_id\": [151645, 151643], \"temperature\": 0.6,"
+                               " \"top_p\": 0.95, \"top_k\": 20, \"do_sample\": true}");
+  assert_int_equal(c.bos_id, 3);
+  assert_int_equal(c.n_eos, 2);
+  assert_int_equal(c.eos_ids[0], 151645);
+  assert_int_equal(c.eos_ids[1], 151643);
+  assert_true(c.temperature == 0.6f && c.top_p == 0.95f && c.top_k_sampling == 20);
+  c = parse_ok("{\"model_type\": \"qwen3_moe\", \"eos_token_id\": 9, \"temperature\": 0.1}",
+               "{\"eos_token_id\": null, \"bos_token_id\": 8, \"top_p\": null}");
+  assert_int_equal(c.bos_id, 8);
+  assert_int_equal(c.n_eos, 1);
+  assert_int_equal(c.eos_ids[0], 9);
+  assert_true(c.temperature == 1 && c.top_p == 1);
+}
+
+typedef struct {
+  const char *keys; // of config.json besides model_type
+  td_status status;
+  const char *says;
+} refusal;
+
+static void check_refusals(const char *model_type, const refusal *cases, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    char text[1024];
+    snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}", model_type, cases[i].keys);
+    td_model_config c;
+    td_err err;
+    td_status st = parse(text, NULL, &c, &err);
+    if (st != cases[i].status || !strstr(err.msg, cases[i].says) ||
+        strncmp(err.msg, "dir/config.json: ", 17) != 0) {
+      fail_msg("%s: status %d, message %s", text, st, st == TD_OK ? "" : err.msg);
+    }
+    assert_int_equal(parse(text, NULL, &c, NULL), cases[i].status);
+  }
+}
+
+static void refuses_bad_values(void **state) {
+  (void)state;
+  static const refusal deepseek[] = {
+      {"\"hidden_size\": 0", TD_EFORMAT, "hidden_size must be between 1"},
+      {"\"hidden_size\": \"7168\"", TD_EFORMAT, "hidden_size"},
+      {"\"hidden_size\": 71.5", TD_EFORMAT, "hidden_size"},
+      {"\"hidden_size\": null", TD_EFORMAT, "hidden_size must not be null"},
+      {"\"num_hidden_layers\": 1025", TD_EFORMAT, "num_hidden_layers"},
+      {"\"num_hidden_layers\": -1", TD_EFORMAT, "num_hidden_layers"},
+      {"\"num_attention_heads\": 1e9", TD_EFORMAT, "num_attention_heads"},
+      {"\"vocab_size\": 1e300", TD_EFORMAT, "vocab_size"},
+      {"\"rms_norm_eps\": 0", TD_EFORMAT, "rms_norm_eps"},
+      {"\"rms_norm_eps\": \"x\"", TD_EFORMAT, "rms_norm_eps"},
+      {"\"attention_bias\": 1", TD_EFORMAT, "attention_bias"},
+      {"\"qk_rope_head_dim\": 63", TD_EFORMAT, "qk_rope_head_dim must be even"},
+      {"\"n_group\": 7", TD_EFORMAT, "n_group must divide"},
+      {"\"topk_group\": 9", TD_EFORMAT, "topk_group must not exceed"},
+      {"\"n_group\": 256", TD_EFORMAT, "a group"},
+      {"\"n_group\": 64, \"topk_group\": 1", TD_EFORMAT, "num_experts_per_tok is more than"},
+      {"\"num_experts_per_tok\": 257", TD_EFORMAT, "num_experts_per_tok 257 is more than the 256"},
+      {"\"q_lora_rank\": 0", TD_EFORMAT, "q_lora_rank"},
+      {"\"first_k_dense_replace\": -1", TD_EFORMAT, "first_k_dense_replace"},
+      {"\"moe_layer_freq\": 2", TD_EUNSUPPORTED, "moe_layer_freq"},
+      {"\"routed_scaling_factor\": 0", TD_EFORMAT, "routed_scaling_factor"},
+      {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func \"softmax\""},
+      {"\"topk_method\": \"greedy\"", TD_EUNSUPPORTED, "topk_method \"greedy\""},
+      {"\"hidden_act\": \"gelu\"", TD_EUNSUPPORTED, "hidden_act \"gelu\""},
+      {"\"eos_token_id\": 129280", TD_EFORMAT, "eos_token_id"},
+      {"\"eos_token_id\": \"1\"", TD_EFORMAT, "eos_token_id"},
+      {"\"eos_token_id\": [1, -1]", TD_EFORMAT, "eos_token_id"},
+      {"\"eos_token_id\": [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", TD_EUNSUPPORTED, "eos_token_id"},
+      {"\"bos_token_id\": 0.5", TD_EFORMAT, "bos_token_id"},
+  };
+  check_refusals("deepseek_v3", deepseek, TD_COUNT(deepseek));
+  static const refusal qwen3[] = {
+      {"\"num_key_value_heads\": 5", TD_EFORMAT, "num_key_value_heads must divide"},
+      {"\"head_dim\": 63", TD_EFORMAT, "head_dim"},
+      {"\"hidden_size\": 63", TD_EFORMAT, "head_dim"},
+      {"\"mlp_only_layers\": [24]", TD_EFORMAT, "mlp_only_layers"},
+      {"\"mlp_only_layers\": [\"1\"]", TD_EFORMAT, "mlp_only_layers"},
+      {"\"mlp_only_layers\": 1", TD_EFORMAT, "mlp_only_layers"},
+      {"\"decoder_sparse_step\": 0", TD_EFORMAT, "decoder_sparse_step"},
+      {"\"use_sliding_window\": true", TD_EUNSUPPORTED, "use_sliding_window"},
+      {"\"num_experts\": 4", TD_EFORMAT, "num_experts_per_tok 8 is more than the 4"},
+  };
+  check_refusals("qwen3_moe", qwen3, TD_COUNT(qwen3));
+}
+
+static void refuses_rope_and_quantization(void **state) {
+  (void)state;
+  static const refusal cases[] = {
+      {"\"rope_scaling\": 4", TD_EFORMAT, "rope_scaling must be an object"},
+      {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", TD_EUNSUPPORTED, "\"linear\""},
+      {"\"rope_parameters\": {\"rope_type\": \"llama3\"}", TD_EUNSUPPORTED, "\"llama3\""},
+      {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", TD_EUNSUPPORTED,
+       "rope_parameters differs from layer to layer"},
+      {"\"rope_scaling\": {\"type\": 1}", TD_EFORMAT, "type must be a string"},
+      {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0.5}", TD_EFORMAT, "factor is 0.5"},
+      {"\"rope_scaling\": {\"type\": \"yarn\", \"truncate\": false}", TD_EUNSUPPORTED, "truncate"},
+      {"\"rope_scaling\": {\"type\": \"yarn\", \"original_max_position_embeddings\": 0}",
+       TD_EFORMAT, "original_max_position_embeddings"},
+      {"\"rope_scaling\": {\"type\": \"yarn\", \"attention_factor\": 0}", TD_EFORMAT,
+       "attention_factor"},
+      {"\"rope_theta\": 0", TD_EFORMAT, "rope_theta"},
+      {"\"rope_theta\": \"x\"", TD_EFORMAT, "rope_theta"},
+      {"\"partial_rotary_factor\": 0.5", TD_EUNSUPPORTED, "partial_rotary_factor"},
+      {"\"quantization_config\": []", TD_EFORMAT, "quantization_config must be an object"},
+      {"\"quantization_config\": {}", TD_EUNSUPPORTED, "quant_method"},
+      {"\"quantization_config\": {\"quant_method\": \"awq\"}", TD_EUNSUPPORTED, "\"awq\""},
+      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", TD_EUNSUPPORTED,
+       "\"e5m2\""},
+      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null}",
+       TD_EUNSUPPORTED, "weight_block_size"},
+      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128]}",
+       TD_EFORMAT, "weight_block_size"},
+      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [0, 1]}",
+       TD_EFORMAT, "weight_block_size"},
+      {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [1.5, 1e99]}",
+       TD_EFORMAT, "weight_block_size"},
+  };
+  check_refusals("deepseek_v3", cases, TD_COUNT(cases));
+  check_refusals("qwen3_moe", cases, TD_COUNT(cases));
+}
+
+static void refuses_other_architectures(void **state) {
+  (void)state;
+  td_model_config c;
+  td_err err;
+  assert_int_equal(parse("{\"model_type\": \"llama\"}", NULL, &c, &err), TD_EUNSUPPORTED);
+  assert_string_equal(err.msg, "dir/config.json: model_type \"llama\" is not supported; supported "
+                               "are deepseek_v3, kimi_k2, qwen3_moe");
+  assert_int_equal(parse("{}", NULL, &c, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "model_type"));
+  assert_int_equal(parse("{\"model_type\": 3}", NULL, &c, &err), TD_EFORMAT);
+  assert_int_equal(parse("[]", NULL, &c, &err), TD_EFORMAT);
+  assert_int_equal(parse("{\"model_type\": \"kimi_k2\"}", "[]", &c, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "dir/generation_config.json: "));
+  assert_int_equal(parse("{\"model_type\": \"kimi_k2\"}", "{\"top_p\": 2}", &c, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "dir/generation_config.json: top_p"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(reads_deepseek),
+      cmocka_unit_test(defaults_are_transformers),
+      cmocka_unit_test(reads_spellings_of_rope),
+      cmocka_unit_test(reads_layer_kinds),
+      cmocka_unit_test(reads_variants),
+      cmocka_unit_test(generation_config_goes_before),
+      cmocka_unit_test(refuses_bad_values),
+      cmocka_unit_test(refuses_rope_and_quantization),
+      cmocka_unit_test(refuses_other_architectures),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
