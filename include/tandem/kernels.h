@@ -1,11 +1,13 @@
 // include/tandem/kernels.h - the CPU kernels and how one version of each is chosen.
-// kernels/registry.inc is the only list of kernels. A family is a function type below; its versions
-// are named <family>__<isa>. td_kernels_init picks, once, the first listed version whose features
-// the machine has; everything afterwards calls through td_kernels().
+// kernels/registry.inc is the only list of kernels. A family is a row of TD_KERNEL_FAMILIES; its
+// versions are named <family>__<isa> and take one argument struct. td_kernels_init picks, once, the
+// first listed version whose features the machine has; everything afterwards calls through
+// td_kernels(). Kernels do not allocate, log or check: sizes and dtypes are the caller's promise.
 //
 // A linear kernel is batch-invariant: y[t][r] depends, to the last bit, on x[t] and row r alone,
 // not on n_tokens or on the row range it was called with. Prefill, chunks, batches and single
-// tokens therefore give the same logits on one machine.
+// tokens therefore give the same logits on one machine. The attention kernels keep the same
+// promise for each query.
 #ifndef TANDEM_KERNELS_H
 #define TANDEM_KERNELS_H
 
@@ -14,16 +16,125 @@
 
 #include "tandem/types.h"
 
-// y[t][r] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
-// Neither x nor y alias; ldx and ldy are row strides in elements.
+// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
+// Neither x nor y alias. The weight is used as stored: a scale multiplies sums, and a NaN code
+// (0x7f, 0xff) anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
-  const float *x; // f32 [n_tokens][ldx], ldx >= w->cols
-  float *y;       // f32 [n_tokens][ldy], ldy >= w->rows
+  const float *x;         // f32 [..][ldx], ldx >= w->cols
+  const uint32_t *x_rows; // token t reads row x_rows[t] of x; NULL: row t
+  float *y;               // f32 [n_tokens][ldy]
   size_t ldx, ldy;
   uint32_t n_tokens;
   uint32_t row_begin, row_end;
+  uint32_t y_row0; // <= row_begin
 } td_linear_args;
 typedef void (*td_linear_fn)(const td_linear_args *args);
+
+// out[c] = w[row][c], scale included (one rounding), over all columns.
+typedef struct {
+  const td_weight *w;
+  float *out; // f32 [w->cols]
+  uint32_t row;
+} td_decode_row_args;
+
+// out[i] = x[i] / sqrt(mean(x^2) + eps) * w[i]; out may be x.
+typedef struct {
+  const float *x;
+  td_vec w; // w.n elements
+  float *out;
+  float eps;
+} td_norm_row_args;
+
+// out[i] = silu(gate[i]) * up[i]; out may be gate or up.
+typedef struct {
+  const float *gate, *up;
+  float *out;
+  size_t n;
+} td_swiglu_row_args;
+
+// y[i] += a * x[i].
+typedef struct {
+  float *y;
+  const float *x;
+  float a;
+  size_t n;
+} td_axpy_args;
+
+// f16 <-> f32. To f16: round to nearest even, saturated at the largest finite value, NaN stays NaN.
+typedef struct {
+  const void *in;
+  void *out;
+  size_t n;
+} td_convert_args;
+
+// Keys one attention block may hold.
+#define TD_ATTN_KEYS 64
+
+// One block of keys for a group of queries, online softmax. For query i, with
+// s[j] = q[i] . k[j] over the first n_visible[i] keys: m[i] becomes max(m, s), and l[i] and acc[i],
+// rescaled to the new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and
+// l = acc = 0; the result is acc / l. Keys a query does not see are not read for it, but all
+// n_visible maxima lie in valid memory. k and v are f16 (attn_f16) or f32 (attn_f32) and may be
+// one.
+typedef struct {
+  const float *q;            // f32 [n_q][ldq], scale already inside
+  const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
+  const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0 leaves the query as it is
+  float *m, *l;              // f32 [n_q]
+  float *acc;                // f32 [n_q][ldacc]
+  size_t ldq, ldk, ldv, ldacc;
+  uint32_t n_q, k_dim, v_dim;
+} td_attn_block_args;
+
+#define TD_KERNEL_FAMILIES(X)                                                                      \
+  X(linear_f32, td_linear_args)                                                                    \
+  X(linear_bf16, td_linear_args)                                                                   \
+  X(linear_f8e4m3, td_linear_args)                                                                 \
+  X(decode_row, td_decode_row_args)                                                                \
+  X(rmsnorm_row, td_norm_row_args)                                                                 \
+  X(swiglu_row, td_swiglu_row_args)                                                                \
+  X(axpy, td_axpy_args)                                                                            \
+  X(f32_from_f16, td_convert_args)                                                                 \
+  X(f16_from_f32, td_convert_args)                                                                 \
+  X(attn_f16, td_attn_block_args)                                                                  \
+  X(attn_f32, td_attn_block_args)
+
+// The frozen dispatch table.
+typedef struct {
+#define X(family, args_type) void (*family)(const args_type *args);
+  TD_KERNEL_FAMILIES(X)
+#undef X
+  const char *isa; // the best the table may use: "scalar", "avx2", "avx512"
+} td_kernel_table;
+
+// What a version needs of the machine.
+enum {
+  TD_ISA_AVX2 = 1u << 0,   // with FMA and F16C
+  TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, BF16, VNNI
+};
+
+typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
+
+// Fills the dispatch table. force_isa NULL: the best of this machine; else a name of
+// td_kernels_isas and no family takes a better version. On failure the table is left as it was. Not
+// thread-safe; programs reach it through td_dev_open.
+td_kernels_result td_kernels_init(const char *force_isa);
+// Names accepted above, best first, ending with NULL.
+const char *const *td_kernels_isas(void);
+// Valid after td_kernels_init.
+const td_kernel_table *td_kernels(void);
+// The linear kernel for weights of this dtype; NULL where there is none.
+td_linear_fn td_kernels_linear(td_dtype dtype);
+
+// Every registered version, best first within its family, for tests, benches and reports. Cast fn
+// back to the family's type.
+typedef struct {
+  const char *family, *isa;
+  unsigned features; // TD_ISA_ bits
+  void (*fn)(void);
+} td_kernel_variant;
+const td_kernel_variant *td_kernel_variants(size_t *n);
+bool td_kernel_variant_runs(const td_kernel_variant *variant); // on this machine
 
 #endif

@@ -1,0 +1,51 @@
+// kernels/cpu/scalar/attn.c - the reference attention block.
+#include <math.h>
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/decl.h"
+
+static float dot(const float *q, const void *k, td_dtype dtype, size_t at, uint32_t dim) {
+  float sum[4] = {0};
+  for (uint32_t d = 0; d < dim; d++)
+    sum[d % 4] += q[d] * f32_from_any(k, dtype, at + d);
+  return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
+// One query; p holds its scores, then its probabilities relative to the new maximum.
+static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
+  float p[TD_ATTN_KEYS];
+  float *acc = a->acc + i * a->ldacc;
+  uint32_t n = a->n_visible[i];
+  float m = a->m[i];
+  for (uint32_t j = 0; j < n; j++) {
+    p[j] = dot(a->q + i * a->ldq, a->k, dtype, j * a->ldk, a->k_dim);
+    m = fmaxf(m, p[j]);
+  }
+  float decay = expf(a->m[i] - m);
+  float l = a->l[i] * decay;
+  for (uint32_t d = 0; d < a->v_dim; d++)
+    acc[d] *= decay;
+  for (uint32_t j = 0; j < n; j++) {
+    p[j] = expf(p[j] - m);
+    l += p[j];
+    for (uint32_t d = 0; d < a->v_dim; d++) {
+      acc[d] += p[j] * f32_from_any(a->v, dtype, j * a->ldv + d);
+    }
+  }
+  a->m[i] = m;
+  a->l[i] = l;
+}
+
+static void attend_all(const td_attn_block_args *a, td_dtype dtype) {
+  for (uint32_t i = 0; i < a->n_q; i++) {
+    if (a->n_visible[i] > 0) attend(a, i, dtype);
+  }
+}
+
+void attn_f16__scalar(const td_attn_block_args *a) {
+  attend_all(a, TD_F16);
+}
+
+void attn_f32__scalar(const td_attn_block_args *a) {
+  attend_all(a, TD_F32);
+}

@@ -1,0 +1,58 @@
+// kernels/cpu/scalar/linear.h - the reference matrix product, for each dtype's file to include.
+// Eight sums a (row, token) pair, lane l taking the columns with k % 8 == l of each run; a run's
+// sums are scaled and then added to the row's. Every run is decoded once for a block of tokens.
+#ifndef KERNELS_CPU_SCALAR_LINEAR_H
+#define KERNELS_CPU_SCALAR_LINEAR_H
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/decl.h"
+
+enum { RUN = 512, TOKENS = 32, LANES = 8 };
+
+static inline void dot_run(const float *w, const float *x, uint32_t n, float scale, float *total) {
+  float sum[LANES] = {0};
+  uint32_t k = 0;
+  for (; k + LANES <= n; k += LANES) {
+    for (int l = 0; l < LANES; l++)
+      sum[l] += w[k + l] * x[k + l];
+  }
+  for (int l = 0; k < n; k++, l++)
+    sum[l] += w[k] * x[k];
+  for (int l = 0; l < LANES; l++)
+    total[l] += scale * sum[l];
+}
+
+static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0, uint32_t n_tok) {
+  const td_weight *w = a->w;
+  const float *scales = row_scales(w, row);
+  float buf[RUN];
+  float total[TOKENS][LANES] = {{0}};
+  uint32_t n;
+  for (uint32_t k = 0; k < w->cols; k += n) {
+    n = run_length(w, k, RUN);
+    size_t at = (size_t)row * w->cols + k;
+    for (uint32_t i = 0; i < n; i++)
+      buf[i] = f32_from_any(w->data, w->dtype, at + i);
+    float scale = scales ? scales[k / w->scale_cols] : 1;
+    for (uint32_t t = 0; t < n_tok; t++) {
+      size_t x_row = a->x_rows ? a->x_rows[t0 + t] : t0 + t;
+      dot_run(buf, a->x + x_row * a->ldx + k, n, scale, total[t]);
+    }
+  }
+  for (uint32_t t = 0; t < n_tok; t++) {
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+      sum += total[t][l];
+    a->y[(t0 + t) * a->ldy + row - a->y_row0] = sum;
+  }
+}
+
+static inline void linear_rows(const td_linear_args *a) {
+  for (uint32_t t = 0; t < a->n_tokens; t += TOKENS) {
+    uint32_t n_tok = a->n_tokens - t < TOKENS ? a->n_tokens - t : TOKENS;
+    for (uint32_t row = a->row_begin; row < a->row_end; row++)
+      linear_row(a, row, t, n_tok);
+  }
+}
+
+#endif

@@ -1,0 +1,96 @@
+// kernels/registry.c - picks one version of each kernel for this machine.
+#include <string.h>
+
+#include "kernels/decl.h"
+
+static const td_kernel_variant all_variants[] = {
+#define TD_KERNEL(family, isa, features) {#family, #isa, features, (void (*)(void))family##__##isa},
+#include "kernels/registry.inc"
+#undef TD_KERNEL
+};
+
+static const struct {
+  const char *name;
+  unsigned needs, allows; // TD_ISA_ bits
+} isas[] = {
+    {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
+    {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
+    {"scalar", 0, 0},
+};
+enum { N_ISAS = sizeof isas / sizeof isas[0] };
+
+static td_kernel_table table;
+
+static unsigned machine_features(void) {
+  unsigned features = 0;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c")) {
+    features |= TD_ISA_AVX2;
+  }
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") &&
+      __builtin_cpu_supports("avx512vnni")) {
+    features |= TD_ISA_AVX512;
+  }
+#endif
+  return features;
+}
+
+// The first version of the family within the allowed features; the scalar one ends the search.
+static void (*best_version(const char *family, unsigned allowed))(void) {
+  for (size_t i = 0; i < sizeof all_variants / sizeof all_variants[0]; i++) {
+    const td_kernel_variant *v = &all_variants[i];
+    if (strcmp(v->family, family) == 0 && (v->features & ~allowed) == 0) return v->fn;
+  }
+  return NULL;
+}
+
+td_kernels_result td_kernels_init(const char *force_isa) {
+  unsigned features = machine_features();
+  size_t idx = 0;
+  if (force_isa) {
+    while (idx < N_ISAS && strcmp(isas[idx].name, force_isa) != 0)
+      idx++;
+    if (idx == N_ISAS) return TD_KERNELS_UNKNOWN_ISA;
+    if (isas[idx].needs & ~features) return TD_KERNELS_ISA_ABSENT;
+  } else {
+    while (isas[idx].needs & ~features)
+      idx++;
+  }
+  unsigned allowed = features & isas[idx].allows;
+#define X(family, args_type)                                                                       \
+  table.family = (void (*)(const args_type *))best_version(#family, allowed);
+  TD_KERNEL_FAMILIES(X)
+#undef X
+  table.isa = isas[idx].name;
+  return TD_KERNELS_OK;
+}
+
+const char *const *td_kernels_isas(void) {
+  static const char *const names[] = {"avx512", "avx2", "scalar", NULL};
+  return names;
+}
+
+const td_kernel_table *td_kernels(void) {
+  return &table;
+}
+
+td_linear_fn td_kernels_linear(td_dtype dtype) {
+  switch (dtype) {
+  case TD_F32: return table.linear_f32;
+  case TD_BF16: return table.linear_bf16;
+  case TD_F8E4M3: return table.linear_f8e4m3;
+  default: return NULL;
+  }
+}
+
+const td_kernel_variant *td_kernel_variants(size_t *n) {
+  *n = sizeof all_variants / sizeof all_variants[0];
+  return all_variants;
+}
+
+bool td_kernel_variant_runs(const td_kernel_variant *variant) {
+  return (variant->features & ~machine_features()) == 0;
+}

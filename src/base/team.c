@@ -1,0 +1,227 @@
+// src/base/team.c - the thread team.
+// A run is published by advancing `generation`; members spin on it for a short while and then sleep
+// on a condition variable. The publisher wakes them only when some sleep: a member announces itself
+// in n_asleep before it looks at generation for the last time, the publisher advances generation
+// before it reads n_asleep, both sequentially consistent, so one of them sees the other. The end of
+// a run is signalled the same way the other way round, through n_running and runner_asleep.
+#include "base/team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { SPINS = 2000 }; // some 50 us of pauses
+
+typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);
+
+struct td_team {
+  unsigned n_threads;
+  unsigned n_started; // threads to join; members 1 to n_started
+  unsigned spins;     // 0 where members outnumber CPUs
+  pthread_t *threads; // [n_threads - 1]
+  struct member *members;
+
+  pthread_mutex_t run_lock; // held for a whole run
+  run_fn fn;                // of the current run; written before generation advances
+  void *ctx;
+
+  _Alignas(64) _Atomic uint64_t generation;
+  _Atomic bool stopping;
+  _Alignas(64) _Atomic unsigned n_running; // members other than the runner still at work
+  _Atomic unsigned n_asleep;
+  _Atomic bool runner_asleep;
+  pthread_mutex_t sleep_lock;
+  pthread_cond_t wake, done;
+};
+
+struct member {
+  td_team *team;
+  unsigned idx;
+};
+
+static void pause_cpu(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+static cpu_set_t allowed_cpus(void) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(0, &set);
+  return set;
+}
+
+unsigned td_cpu_count(void) {
+  cpu_set_t set = allowed_cpus();
+  return (unsigned)CPU_COUNT(&set);
+}
+
+static void pin_thread(pthread_t thread, unsigned nth) {
+  cpu_set_t set = allowed_cpus();
+  nth %= (unsigned)CPU_COUNT(&set);
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &set) || nth-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    pthread_setaffinity_np(thread, sizeof one, &one); // a preference: failure costs speed alone
+    return;
+  }
+}
+
+static void wait_for_run(td_team *team, uint64_t seen) {
+  for (unsigned i = 0; i < team->spins; i++) {
+    if (atomic_load_explicit(&team->generation, memory_order_acquire) != seen) return;
+    pause_cpu();
+  }
+  pthread_mutex_lock(&team->sleep_lock);
+  atomic_fetch_add(&team->n_asleep, 1);
+  while (atomic_load(&team->generation) == seen) {
+    pthread_cond_wait(&team->wake, &team->sleep_lock);
+  }
+  atomic_fetch_sub(&team->n_asleep, 1);
+  pthread_mutex_unlock(&team->sleep_lock);
+}
+
+static void *member_main(void *arg) {
+  struct member *member = arg;
+  td_team *team = member->team;
+  for (uint64_t seen = 0;; seen++) {
+    wait_for_run(team, seen);
+    if (atomic_load(&team->stopping)) return NULL;
+    team->fn(team->ctx, member->idx, team->n_threads);
+    if (atomic_fetch_sub(&team->n_running, 1) == 1 && atomic_load(&team->runner_asleep)) {
+      pthread_mutex_lock(&team->sleep_lock);
+      pthread_cond_signal(&team->done);
+      pthread_mutex_unlock(&team->sleep_lock);
+    }
+  }
+}
+
+static void publish(td_team *team) {
+  atomic_fetch_add(&team->generation, 1);
+  if (atomic_load(&team->n_asleep) == 0) return;
+  pthread_mutex_lock(&team->sleep_lock);
+  pthread_cond_broadcast(&team->wake);
+  pthread_mutex_unlock(&team->sleep_lock);
+}
+
+static void wait_for_members(td_team *team) {
+  for (unsigned i = 0; i < team->spins; i++) {
+    if (atomic_load_explicit(&team->n_running, memory_order_acquire) == 0) return;
+    pause_cpu();
+  }
+  pthread_mutex_lock(&team->sleep_lock);
+  atomic_store(&team->runner_asleep, true);
+  while (atomic_load(&team->n_running) != 0)
+    pthread_cond_wait(&team->done, &team->sleep_lock);
+  atomic_store(&team->runner_asleep, false);
+  pthread_mutex_unlock(&team->sleep_lock);
+}
+
+static td_status start_members(td_team *team, bool pin, td_err *err) {
+  for (unsigned i = 1; i < team->n_threads; i++) {
+    struct member *member = &team->members[i - 1];
+    *member = (struct member){.team = team, .idx = i};
+    if (pthread_create(&team->threads[i - 1], NULL, member_main, member) != 0) {
+      return td_fail(err, TD_ENOMEM, "cannot start thread %u of %u: lower the number of threads", i,
+                     team->n_threads);
+    }
+    team->n_started = i;
+    if (pin) pin_thread(team->threads[i - 1], i);
+  }
+  return TD_OK;
+}
+
+td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
+  *out = NULL;
+  td_team *team = aligned_alloc(64, sizeof *team);
+  if (!team) return td_fail(err, TD_ENOMEM, "no memory for a thread team");
+  unsigned n_cpus = td_cpu_count();
+  *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus};
+  team->spins = team->n_threads <= n_cpus ? SPINS : 0;
+  pthread_mutex_init(&team->run_lock, NULL);
+  pthread_mutex_init(&team->sleep_lock, NULL);
+  pthread_cond_init(&team->wake, NULL);
+  pthread_cond_init(&team->done, NULL);
+  team->threads = calloc(team->n_threads, sizeof *team->threads);
+  team->members = calloc(team->n_threads, sizeof *team->members);
+  td_status status = TD_OK;
+  if (!team->threads || !team->members) {
+    status = td_fail(err, TD_ENOMEM, "no memory for a team of %u threads", team->n_threads);
+  } else {
+    status = start_members(team, opts->pin, err);
+  }
+  if (status != TD_OK) {
+    td_team_close(team);
+    return status;
+  }
+  *out = team;
+  return TD_OK;
+}
+
+void td_team_close(td_team *team) {
+  if (!team) return;
+  atomic_store(&team->stopping, true);
+  publish(team);
+  for (unsigned i = 0; i < team->n_started; i++)
+    pthread_join(team->threads[i], NULL);
+  pthread_cond_destroy(&team->done);
+  pthread_cond_destroy(&team->wake);
+  pthread_mutex_destroy(&team->sleep_lock);
+  pthread_mutex_destroy(&team->run_lock);
+  free(team->members);
+  free(team->threads);
+  free(team);
+}
+
+unsigned td_team_size(const td_team *team) {
+  return team->n_threads;
+}
+
+void td_team_run(td_team *team, run_fn fn, void *ctx) {
+  pthread_mutex_lock(&team->run_lock);
+  if (team->n_threads > 1) {
+    team->fn = fn;
+    team->ctx = ctx;
+    atomic_store(&team->n_running, team->n_threads - 1);
+    publish(team);
+  }
+  fn(ctx, 0, team->n_threads);
+  if (team->n_threads > 1) wait_for_members(team);
+  pthread_mutex_unlock(&team->run_lock);
+}
+
+typedef struct {
+  void (*fn)(void *ctx, size_t begin, size_t end);
+  void *ctx;
+  size_t n_items, grain;
+  _Atomic size_t next;
+} for_run;
+
+static void take_pieces(void *ctx, unsigned member, unsigned n_members) {
+  (void)member;
+  (void)n_members;
+  for_run *run = ctx;
+  for (;;) {
+    size_t begin = atomic_fetch_add_explicit(&run->next, run->grain, memory_order_relaxed);
+    if (begin >= run->n_items) return;
+    size_t left = run->n_items - begin;
+    run->fn(run->ctx, begin, begin + (left < run->grain ? left : run->grain));
+  }
+}
+
+void td_team_for(td_team *team, size_t n_items, size_t grain,
+                 void (*fn)(void *ctx, size_t begin, size_t end), void *ctx) {
+  if (n_items == 0) return;
+  if (grain == 0) grain = 1;
+  if (n_items <= grain) {
+    fn(ctx, 0, n_items);
+    return;
+  }
+  for_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .grain = grain};
+  td_team_run(team, take_pieces, &run);
+}

@@ -1,0 +1,288 @@
+// src/device/cpu/attn.c - attention on cached f16 keys and values shared by a group of heads.
+// An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
+// each is computed by one member from its first key to its last; with few, the splits of all items
+// are spread over the team and merged afterwards. Both do the same additions in the same order.
+#include "device/cpu/attn.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+  TILE_QUERIES = 32,
+  ITEMS_A_THREAD = 3, // with fewer, the splits are spread
+};
+static const size_t max_part_bytes = (size_t)64 << 20; // of split states at a time
+
+size_t td_attn_state_bytes(uint32_t n_q, uint32_t v_dim) {
+  return ((size_t)n_q * (v_dim + 2) * sizeof(float) + 63) & ~(size_t)63;
+}
+
+td_attn_state td_attn_state_at(void *base, uint32_t n_q, uint32_t v_dim) {
+  float *acc = base;
+  float *m = acc + (size_t)n_q * v_dim;
+  return (td_attn_state){.acc = acc, .m = m, .l = m + n_q};
+}
+
+void td_attn_state_reset(const td_attn_state *state, uint32_t n_q, uint32_t v_dim) {
+  memset(state->acc, 0, (size_t)n_q * v_dim * sizeof(float));
+  for (uint32_t i = 0; i < n_q; i++) {
+    state->m[i] = -INFINITY;
+    state->l[i] = 0;
+  }
+}
+
+void td_attn_merge(const td_attn_state *total, const td_attn_state *part, uint32_t n_q,
+                   uint32_t v_dim) {
+  for (uint32_t i = 0; i < n_q; i++) {
+    if (part->l[i] == 0) continue; // saw no key
+    float m = fmaxf(total->m[i], part->m[i]);
+    float keep = expf(total->m[i] - m), gain = expf(part->m[i] - m);
+    float *acc = total->acc + (size_t)i * v_dim;
+    const float *from = part->acc + (size_t)i * v_dim;
+    for (uint32_t d = 0; d < v_dim; d++)
+      acc[d] = acc[d] * keep + from[d] * gain;
+    total->l[i] = total->l[i] * keep + part->l[i] * gain;
+    total->m[i] = m;
+  }
+}
+
+uint32_t td_attn_block_end(uint32_t begin, uint32_t page_tokens, uint32_t n_keys) {
+  uint32_t end = begin + TD_ATTN_KEYS;
+  uint32_t page_end = begin - begin % page_tokens + page_tokens;
+  uint32_t split_end = begin - begin % ATTN_SPLIT + ATTN_SPLIT;
+  if (page_end < end) end = page_end;
+  if (split_end < end) end = split_end;
+  return n_keys < end ? n_keys : end;
+}
+
+td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint32_t tile_tokens,
+                             td_attn_tile **tiles, uint32_t *n_tiles, td_err *err) {
+  void *mem;
+  td_status status = td_cpu_scratch(stream, SCRATCH_ITEMS, b->n_tokens * sizeof(td_attn_tile), &mem,
+                                    err);
+  if (status != TD_OK) return status;
+  *tiles = mem;
+  *n_tiles = 0;
+  for (uint32_t s = 0; s < b->n_seqs; s++) {
+    uint32_t end = (uint32_t)b->q_begin[s + 1];
+    for (uint32_t t = (uint32_t)b->q_begin[s]; t < end; t += tile_tokens) {
+      uint32_t n = end - t < tile_tokens ? end - t : tile_tokens;
+      (*tiles)[(*n_tiles)++] = (td_attn_tile){.seq = s, .token = t, .n = n};
+    }
+  }
+  return TD_OK;
+}
+
+typedef struct {
+  const td_attn_shared *a;
+  const td_attn_tile *tiles;
+  uint32_t group;                  // heads sharing keys
+  uint32_t tile_heads;             // of them in an item
+  uint32_t head_tiles;             // items a group
+  size_t first_item;               // of the wave
+  uint32_t max_splits;             // of any tile
+  size_t query_bytes, state_bytes; //
+  char *member;                    // a piece: queries, total, part
+  size_t member_bytes;             //
+  char *parts;                     // [items of the wave][max_splits] states
+} shared_run;
+
+typedef struct {
+  const td_attn_tile *tile;
+  uint32_t kv_head, head, n_heads, n_q;
+} shared_item;
+
+static shared_item item_at(const shared_run *run, size_t idx) {
+  const td_attn_shared *a = run->a;
+  uint32_t groups = (uint32_t)(idx % (a->n_kv_heads * run->head_tiles));
+  uint32_t from = groups % run->head_tiles * run->tile_heads;
+  shared_item item = {
+      .tile = &run->tiles[idx / (a->n_kv_heads * run->head_tiles)],
+      .kv_head = groups / run->head_tiles,
+  };
+  item.head = item.kv_head * run->group + from;
+  item.n_heads = run->group - from < run->tile_heads ? run->group - from : run->tile_heads;
+  item.n_q = item.tile->n * item.n_heads;
+  return item;
+}
+
+// The item's queries times scale, dense: token-major, then heads.
+static void load_queries(const shared_run *run, const shared_item *item, float *q) {
+  const td_attn_shared *a = run->a;
+  for (uint32_t i = 0; i < item->tile->n; i++) {
+    size_t head = (size_t)(item->tile->token + i) * a->n_heads + item->head;
+    const float *from = a->q + head * a->k_dim;
+    for (size_t d = 0; d < (size_t)item->n_heads * a->k_dim; d++)
+      *q++ = from[d] * a->scale;
+  }
+}
+
+static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
+                      const float *q, const td_attn_state *state) {
+  const td_attn_shared *a = run->a;
+  const td_batch_view *b = a->batch;
+  uint32_t n_keys = td_attn_n_keys(b, item->tile);
+  uint32_t n_visible[TILE_QUERIES];
+  uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
+  td_attn_state_reset(state, item->n_q, a->v_dim);
+  while (begin < split_end && begin < n_keys) {
+    uint32_t end = td_attn_block_end(begin, b->page_tokens, n_keys);
+    for (uint32_t i = 0; i < item->n_q; i++) {
+      n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin, end);
+    }
+    const char *k = td_attn_page(b, a->kv, item->tile->seq, begin) + item->kv_head * a->head_bytes +
+                    begin % b->page_tokens * a->ld * sizeof(uint16_t);
+    td_kernels()->attn_f16(&(td_attn_block_args){
+        .q = q,
+        .k = k,
+        .v = k + a->v_bytes,
+        .n_visible = n_visible,
+        .m = state->m,
+        .l = state->l,
+        .acc = state->acc,
+        .ldq = a->k_dim,
+        .ldk = a->ld,
+        .ldv = a->ld,
+        .ldacc = a->v_dim,
+        .n_q = item->n_q,
+        .k_dim = a->k_dim,
+        .v_dim = a->v_dim,
+    });
+    begin = end;
+  }
+}
+
+static void store_result(const shared_run *run, const shared_item *item,
+                         const td_attn_state *total) {
+  const td_attn_shared *a = run->a;
+  for (uint32_t i = 0; i < item->n_q; i++) {
+    size_t token = item->tile->token + i / item->n_heads;
+    float *out = a->out + (token * a->n_heads + item->head + i % item->n_heads) * a->v_dim;
+    const float *acc = total->acc + (size_t)i * a->v_dim;
+    for (uint32_t d = 0; d < a->v_dim; d++)
+      out[d] = acc[d] / total->l[i];
+  }
+}
+
+// All of one item on one member.
+static void whole_item(void *ctx, size_t idx, unsigned member) {
+  const shared_run *run = ctx;
+  const td_attn_shared *a = run->a;
+  shared_item item = item_at(run, idx);
+  char *piece = run->member + member * run->member_bytes;
+  float *q = (float *)piece;
+  td_attn_state total = td_attn_state_at(piece + run->query_bytes, item.n_q, a->v_dim);
+  td_attn_state part = td_attn_state_at(piece + run->query_bytes + run->state_bytes, item.n_q,
+                                        a->v_dim);
+  load_queries(run, &item, q);
+  td_attn_state_reset(&total, item.n_q, a->v_dim);
+  uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
+  for (uint32_t split = 0; split < n_splits; split++) {
+    run_split(run, &item, split, q, &part);
+    td_attn_merge(&total, &part, item.n_q, a->v_dim);
+  }
+  store_result(run, &item, &total);
+}
+
+static void one_split(void *ctx, size_t idx, unsigned member) {
+  const shared_run *run = ctx;
+  const td_attn_shared *a = run->a;
+  shared_item item = item_at(run, run->first_item + idx / run->max_splits);
+  uint32_t split = (uint32_t)(idx % run->max_splits);
+  if (split >= td_attn_n_splits(td_attn_n_keys(a->batch, item.tile))) return;
+  float *q = (float *)(run->member + member * run->member_bytes);
+  td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
+  load_queries(run, &item, q);
+  run_split(run, &item, split, q, &part);
+}
+
+static void merge_item(void *ctx, size_t idx, unsigned member) {
+  const shared_run *run = ctx;
+  const td_attn_shared *a = run->a;
+  shared_item item = item_at(run, run->first_item + idx);
+  char *piece = run->member + member * run->member_bytes + run->query_bytes;
+  td_attn_state total = td_attn_state_at(piece, item.n_q, a->v_dim);
+  td_attn_state_reset(&total, item.n_q, a->v_dim);
+  uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
+  for (uint32_t split = 0; split < n_splits; split++) {
+    char *at = run->parts + (idx * run->max_splits + split) * run->state_bytes;
+    td_attn_state part = td_attn_state_at(at, item.n_q, a->v_dim);
+    td_attn_merge(&total, &part, item.n_q, a->v_dim);
+  }
+  store_result(run, &item, &total);
+}
+
+static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_items, td_err *err) {
+  size_t item_bytes = run->max_splits * run->state_bytes;
+  size_t wave = max_part_bytes / item_bytes > 0 ? max_part_bytes / item_bytes : 1;
+  if (wave > n_items) wave = n_items;
+  void *parts;
+  td_status status = td_cpu_scratch(stream, SCRATCH_PARTS, wave * item_bytes, &parts, err);
+  if (status != TD_OK) return status;
+  run->parts = parts;
+  for (; run->first_item < n_items; run->first_item += wave) {
+    size_t left = n_items - run->first_item;
+    size_t n = left < wave ? left : wave;
+    td_cpu_for(stream, n * run->max_splits, one_split, run);
+    td_cpu_for(stream, n, merge_item, run);
+  }
+  return TD_OK;
+}
+
+td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err) {
+  if (a->batch->n_tokens == 0) return TD_OK;
+  shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
+  run.tile_heads = run.group < TILE_QUERIES ? run.group : TILE_QUERIES;
+  run.head_tiles = (run.group + run.tile_heads - 1) / run.tile_heads;
+  td_attn_tile *tiles;
+  uint32_t n_tiles;
+  td_status status = td_attn_make_tiles(stream, a->batch, TILE_QUERIES / run.tile_heads, &tiles,
+                                        &n_tiles, err);
+  if (status != TD_OK) return status;
+  run.tiles = tiles;
+  for (uint32_t i = 0; i < n_tiles; i++) {
+    uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, &tiles[i]));
+    if (n_splits > run.max_splits) run.max_splits = n_splits;
+  }
+  run.query_bytes = ((size_t)TILE_QUERIES * a->k_dim * sizeof(float) + 63) & ~(size_t)63;
+  run.state_bytes = td_attn_state_bytes(TILE_QUERIES, a->v_dim);
+  run.member_bytes = run.query_bytes + 2 * run.state_bytes;
+  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  void *member;
+  status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
+  if (status != TD_OK) return status;
+  run.member = member;
+  size_t n_items = (size_t)n_tiles * a->n_kv_heads * run.head_tiles;
+  if (n_items < ITEMS_A_THREAD * n_threads && run.max_splits > 1) {
+    return run_spread(stream, &run, n_items, err);
+  }
+  td_cpu_for(stream, n_items, whole_item, &run);
+  return TD_OK;
+}
+
+td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, td_err *err) {
+  td_status status = td_cpu_check_batch(&a->batch, err);
+  if (status != TD_OK) return status;
+  TD_CPU_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
+                 "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
+  size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * sizeof(uint16_t);
+  TD_CPU_REQUIRE(2 * a->n_kv_heads * head_bytes <= a->kv.page_bytes,
+                 "attention: %u KV heads do not fit a page of %zu bytes", a->n_kv_heads,
+                 a->kv.page_bytes);
+  return td_attn_run_shared(stream,
+                            &(td_attn_shared){
+                                .batch = &a->batch,
+                                .kv = &a->kv,
+                                .q = a->q,
+                                .out = a->out,
+                                .head_bytes = head_bytes,
+                                .v_bytes = a->n_kv_heads * head_bytes,
+                                .ld = a->head_dim,
+                                .n_heads = a->n_heads,
+                                .n_kv_heads = a->n_kv_heads,
+                                .k_dim = a->head_dim,
+                                .v_dim = a->head_dim,
+                                .scale = a->scale,
+                            },
+                            err);
+}

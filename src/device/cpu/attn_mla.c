@@ -1,0 +1,261 @@
+// src/device/cpu/attn_mla.c - multi-head latent attention, absorbed and expanded.
+// Absorbed: a head's query goes through its key rows of kv_b once (q' = q_nope K, K decoded row by
+// row), all heads then attend to the latents as to one KV head, and the result goes through the
+// head's value rows. Expanded: block by block, a head's keys and values are made of the latents.
+#include <string.h>
+
+#include "device/cpu/attn.h"
+
+enum { EXPANDED_QUERIES = 128 };
+
+typedef struct {
+  const td_attn_mla_args *a;
+  uint32_t entry_dim;              // kv_lora_rank + rope_dim
+  float *query;                    // absorbed: [n_tokens][n_heads][entry_dim]
+  float *latent;                   // absorbed: [n_tokens][n_heads][kv_lora_rank]
+  const td_attn_tile *tiles;       // expanded
+  char *member;                    // a piece a member
+  size_t member_bytes;             //
+  size_t query_bytes, state_bytes; // expanded: parts of a piece
+} mla_run;
+
+// Queries of one head through its key rows. Each row is decoded once for all tokens.
+static void absorb_head(void *ctx, size_t head, unsigned member) {
+  const mla_run *run = ctx;
+  const td_attn_mla_args *a = run->a;
+  uint32_t n_tokens = a->batch.n_tokens;
+  uint32_t q_dim = a->nope_dim + a->rope_dim;
+  uint32_t row0 = (uint32_t)head * (a->nope_dim + a->v_dim);
+  float *row = (float *)(run->member + member * run->member_bytes);
+  for (uint32_t t = 0; t < n_tokens; t++) {
+    size_t at = (size_t)t * a->n_heads + head;
+    float *query = run->query + at * run->entry_dim;
+    memset(query, 0, a->kv_lora_rank * sizeof *query);
+    memcpy(query + a->kv_lora_rank, (const float *)a->q + at * q_dim + a->nope_dim,
+           a->rope_dim * sizeof *query);
+  }
+  for (uint32_t d = 0; d < a->nope_dim; d++) {
+    td_kernels()->decode_row(&(td_decode_row_args){.w = a->kv_b, .row = row0 + d, .out = row});
+    for (uint32_t t = 0; t < n_tokens; t++) {
+      size_t at = (size_t)t * a->n_heads + head;
+      td_kernels()->axpy(&(td_axpy_args){.y = run->query + at * run->entry_dim,
+                                         .x = row,
+                                         .a = ((const float *)a->q)[at * q_dim + d],
+                                         .n = a->kv_lora_rank});
+    }
+  }
+}
+
+// A head's attended latents through its value rows.
+static void value_head(void *ctx, size_t head, unsigned member) {
+  (void)member;
+  const mla_run *run = ctx;
+  const td_attn_mla_args *a = run->a;
+  uint32_t row0 = (uint32_t)head * (a->nope_dim + a->v_dim) + a->nope_dim;
+  td_cpu_linear_tile(&(td_linear_args){
+      .w = a->kv_b,
+      .x = run->latent + head * a->kv_lora_rank,
+      .y = (float *)a->out + head * a->v_dim,
+      .ldx = (size_t)a->n_heads * a->kv_lora_rank,
+      .ldy = (size_t)a->n_heads * a->v_dim,
+      .n_tokens = a->batch.n_tokens,
+      .row_begin = row0,
+      .row_end = row0 + a->v_dim,
+      .y_row0 = row0,
+  });
+}
+
+static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) {
+  const td_attn_mla_args *a = run->a;
+  size_t n_rows = (size_t)a->batch.n_tokens * a->n_heads;
+  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  run->member_bytes = (a->kv_lora_rank * sizeof(float) + 63) & ~(size_t)63;
+  void *member, *query, *latent;
+  td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member,
+                                    err);
+  if (status == TD_OK) {
+    status = td_cpu_scratch(stream, SCRATCH_QUERY, n_rows * run->entry_dim * sizeof(float), &query,
+                            err);
+  }
+  if (status == TD_OK) {
+    status = td_cpu_scratch(stream, SCRATCH_LATENT, n_rows * a->kv_lora_rank * sizeof(float),
+                            &latent, err);
+  }
+  if (status != TD_OK) return status;
+  run->member = member;
+  run->query = query;
+  run->latent = latent;
+  td_cpu_for(stream, a->n_heads, absorb_head, run);
+  status = td_attn_run_shared(stream,
+                              &(td_attn_shared){
+                                  .batch = &a->batch,
+                                  .kv = &a->kv,
+                                  .q = run->query,
+                                  .out = run->latent,
+                                  .ld = run->entry_dim,
+                                  .n_heads = a->n_heads,
+                                  .n_kv_heads = 1,
+                                  .k_dim = run->entry_dim,
+                                  .v_dim = a->kv_lora_rank,
+                                  .scale = a->scale,
+                              },
+                              err);
+  if (status != TD_OK) return status;
+  td_cpu_for(stream, a->n_heads, value_head, run);
+  return TD_OK;
+}
+
+// One block's latents and what a head makes of them, in a member's piece.
+typedef struct {
+  float *latent; // [TD_ATTN_KEYS][entry_dim]
+  float *k;      // [TD_ATTN_KEYS][nope_dim + rope_dim]
+  float *v;      // [TD_ATTN_KEYS][v_dim]
+} expansion;
+
+static size_t expansion_floats(const td_attn_mla_args *a) {
+  return (size_t)TD_ATTN_KEYS *
+         (a->kv_lora_rank + a->rope_dim + a->nope_dim + a->rope_dim + a->v_dim);
+}
+
+static void expand_block(const mla_run *run, uint32_t head, const uint16_t *entries, uint32_t n,
+                         const expansion *e) {
+  const td_attn_mla_args *a = run->a;
+  uint32_t k_dim = a->nope_dim + a->rope_dim;
+  td_kernels()->f32_from_f16(
+      &(td_convert_args){.in = entries, .out = e->latent, .n = (size_t)n * run->entry_dim});
+  uint32_t row0 = head * (a->nope_dim + a->v_dim);
+  td_linear_args args = {
+      .w = a->kv_b,
+      .x = e->latent,
+      .y = e->k,
+      .ldx = run->entry_dim,
+      .ldy = k_dim,
+      .n_tokens = n,
+      .row_begin = row0,
+      .row_end = row0 + a->nope_dim,
+      .y_row0 = row0,
+  };
+  td_cpu_linear_tile(&args);
+  args.y = e->v;
+  args.ldy = a->v_dim;
+  args.row_begin = args.y_row0 = row0 + a->nope_dim;
+  args.row_end = args.row_begin + a->v_dim;
+  td_cpu_linear_tile(&args);
+  for (uint32_t i = 0; i < n; i++) {
+    memcpy(e->k + (size_t)i * k_dim + a->nope_dim,
+           e->latent + (size_t)i * run->entry_dim + a->kv_lora_rank, a->rope_dim * sizeof(float));
+  }
+}
+
+static void load_queries(const mla_run *run, const td_attn_tile *tile, uint32_t head, float *q) {
+  const td_attn_mla_args *a = run->a;
+  uint32_t k_dim = a->nope_dim + a->rope_dim;
+  for (uint32_t i = 0; i < tile->n; i++) {
+    const float *from = (const float *)a->q +
+                        ((size_t)(tile->token + i) * a->n_heads + head) * k_dim;
+    for (uint32_t d = 0; d < k_dim; d++)
+      *q++ = from[d] * a->scale;
+  }
+}
+
+static void attend_block(const mla_run *run, const td_attn_tile *tile, const float *q,
+                         const expansion *e, uint32_t begin, uint32_t end,
+                         const td_attn_state *state) {
+  const td_attn_mla_args *a = run->a;
+  uint32_t n_visible[EXPANDED_QUERIES];
+  for (uint32_t i = 0; i < tile->n; i++) {
+    n_visible[i] = td_attn_visible(&a->batch, tile->token + i, begin, end);
+  }
+  uint32_t k_dim = a->nope_dim + a->rope_dim;
+  td_kernels()->attn_f32(&(td_attn_block_args){
+      .q = q,
+      .k = e->k,
+      .v = e->v,
+      .n_visible = n_visible,
+      .m = state->m,
+      .l = state->l,
+      .acc = state->acc,
+      .ldq = k_dim,
+      .ldk = k_dim,
+      .ldv = a->v_dim,
+      .ldacc = a->v_dim,
+      .n_q = tile->n,
+      .k_dim = k_dim,
+      .v_dim = a->v_dim,
+  });
+}
+
+static void expanded_item(void *ctx, size_t item, unsigned member) {
+  const mla_run *run = ctx;
+  const td_attn_mla_args *a = run->a;
+  const td_attn_tile *tile = &run->tiles[item / a->n_heads];
+  uint32_t head = (uint32_t)(item % a->n_heads);
+  char *piece = run->member + member * run->member_bytes;
+  float *q = (float *)piece;
+  td_attn_state total = td_attn_state_at(piece + run->query_bytes, tile->n, a->v_dim);
+  td_attn_state part = td_attn_state_at(piece + run->query_bytes + run->state_bytes, tile->n,
+                                        a->v_dim);
+  float *latent = (float *)(piece + run->query_bytes + 2 * run->state_bytes);
+  expansion e = {.latent = latent, .k = latent + (size_t)TD_ATTN_KEYS * run->entry_dim};
+  e.v = e.k + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
+
+  load_queries(run, tile, head, q);
+  td_attn_state_reset(&total, tile->n, a->v_dim);
+  td_attn_state_reset(&part, tile->n, a->v_dim);
+  uint32_t n_keys = td_attn_n_keys(&a->batch, tile);
+  for (uint32_t begin = 0; begin < n_keys;) {
+    uint32_t end = td_attn_block_end(begin, a->batch.page_tokens, n_keys);
+    const char *page = td_attn_page(&a->batch, &a->kv, tile->seq, begin);
+    size_t entry = (size_t)(begin % a->batch.page_tokens) * run->entry_dim;
+    expand_block(run, head, (const uint16_t *)page + entry, end - begin, &e);
+    attend_block(run, tile, q, &e, begin, end, &part);
+    if (end % ATTN_SPLIT == 0 || end == n_keys) {
+      td_attn_merge(&total, &part, tile->n, a->v_dim);
+      td_attn_state_reset(&part, tile->n, a->v_dim);
+    }
+    begin = end;
+  }
+  for (uint32_t i = 0; i < tile->n; i++) {
+    float *out = (float *)a->out + ((size_t)(tile->token + i) * a->n_heads + head) * a->v_dim;
+    const float *acc = total.acc + (size_t)i * a->v_dim;
+    for (uint32_t d = 0; d < a->v_dim; d++)
+      out[d] = acc[d] / total.l[i];
+  }
+}
+
+static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) {
+  const td_attn_mla_args *a = run->a;
+  td_attn_tile *tiles;
+  uint32_t n_tiles;
+  td_status status = td_attn_make_tiles(stream, &a->batch, EXPANDED_QUERIES, &tiles, &n_tiles, err);
+  if (status != TD_OK) return status;
+  run->tiles = tiles;
+  size_t query_floats = (size_t)EXPANDED_QUERIES * (a->nope_dim + a->rope_dim);
+  run->query_bytes = (query_floats * sizeof(float) + 63) & ~(size_t)63;
+  run->state_bytes = td_attn_state_bytes(EXPANDED_QUERIES, a->v_dim);
+  size_t expansion_bytes = (expansion_floats(a) * sizeof(float) + 63) & ~(size_t)63;
+  run->member_bytes = run->query_bytes + 2 * run->state_bytes + expansion_bytes;
+  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  void *member;
+  status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member, err);
+  if (status != TD_OK) return status;
+  run->member = member;
+  td_cpu_for(stream, (size_t)n_tiles * a->n_heads, expanded_item, run);
+  return TD_OK;
+}
+
+td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, td_err *err) {
+  td_status status = td_cpu_check_batch(&a->batch, err);
+  if (status == TD_OK) status = td_cpu_check_weight(a->kv_b, "kv_b", err);
+  if (status != TD_OK) return status;
+  mla_run run = {.a = a, .entry_dim = a->kv_lora_rank + a->rope_dim};
+  TD_CPU_REQUIRE(a->kv_b->cols == a->kv_lora_rank &&
+                     a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
+                 "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
+                 a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
+  TD_CPU_REQUIRE(
+      (size_t)a->batch.page_tokens * run.entry_dim * sizeof(uint16_t) <= a->kv.page_bytes,
+      "attention: latents of %u do not fit a page of %zu bytes", run.entry_dim, a->kv.page_bytes);
+  if (a->batch.n_tokens == 0) return TD_OK;
+  return a->absorbed ? run_absorbed(stream, &run, err) : run_expanded(stream, &run, err);
+}

@@ -1,0 +1,119 @@
+// src/device/cpu/cpu.h - the CPU device's insides, shared by its files.
+// A stream is a thread with a bounded ring of operators. It runs each on the device's thread team;
+// streams that run at once take turns at the team, operator part by operator part. An event is a
+// position in a stream: the stream's struct outlives it (td_dev_close frees it), so waiting means
+// comparing two counters.
+#ifndef TD_DEVICE_CPU_CPU_H
+#define TD_DEVICE_CPU_CPU_H
+
+#include <pthread.h>
+
+#include "base/team.h"
+#include "device/device_impl.h"
+#include "tandem/kernels.h"
+
+// What a stream's operators need besides their arguments; grown on demand, kept until the end.
+typedef enum {
+  SCRATCH_ITEMS, // lists of work
+  SCRATCH_ORDER, // MoE: pairs in order of expert
+  SCRATCH_GATE,
+  SCRATCH_UP,
+  SCRATCH_PARTS,  // partial results
+  SCRATCH_MEMBER, // one piece for each member of the team
+  SCRATCH_QUERY,  // absorbed queries
+  SCRATCH_LATENT, // attention over latents, before the value rows
+  N_SCRATCH
+} td_cpu_scratch_slot;
+
+typedef struct td_cpu_dev {
+  td_dev base;
+  td_team *team;
+  pthread_mutex_t lock;          // guards streams
+  struct td_cpu_stream *streams; // all ever opened
+} td_cpu_dev;
+
+enum { CPU_RING = 256 }; // commands a stream holds before the caller waits
+
+typedef struct td_cpu_stream td_cpu_stream;
+
+typedef enum { CMD_OP, CMD_WAIT, CMD_MARK } td_cpu_cmd_kind;
+
+typedef struct {
+  td_cpu_cmd_kind kind;
+  td_op op;                  // CMD_OP
+  td_cpu_stream *wait_for;   // CMD_WAIT: until it has completed this many commands
+  uint64_t wait_n_completed; //
+} td_cpu_cmd;
+
+struct td_cpu_stream {
+  td_stream base;
+  td_cpu_stream *next; // in td_cpu_dev.streams
+  bool open;           // guarded by td_cpu_dev.lock
+
+  pthread_t thread;
+  pthread_mutex_t lock; // guards what follows
+  pthread_cond_t work;  // to the stream's thread
+  pthread_cond_t moved; // to everybody who waits for n_completed
+  uint64_t n_queued, n_completed;
+  unsigned n_waiting;
+  bool idle, stopping;
+  td_err err; // the first failure; code TD_OK without
+
+  td_cpu_cmd *ring; // [CPU_RING]
+  void *scratch[N_SCRATCH];
+  size_t scratch_bytes[N_SCRATCH];
+};
+
+struct td_cpu_event {
+  td_event base;
+  pthread_mutex_t lock;
+  td_cpu_stream *stream; // NULL: never recorded
+  uint64_t n_completed;  // of the stream, when the event is done
+};
+
+td_status td_cpu_stream_open(td_stream **out, td_dev *dev, td_err *err);
+void td_cpu_stream_close(td_stream *stream);
+void td_cpu_stream_free(td_cpu_stream *stream); // after close
+td_status td_cpu_stream_sync(td_stream *stream, td_err *err);
+void td_cpu_enqueue(td_stream *stream, const td_op *op);
+td_status td_cpu_event_open(td_event **out, td_dev *dev, td_err *err);
+void td_cpu_event_close(td_event *event);
+void td_cpu_event_record(td_event *event, td_stream *stream);
+void td_cpu_stream_wait(td_stream *stream, td_event *event);
+void td_cpu_event_sync(td_event *event);
+
+// Runs one operator, on the stream's thread.
+td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err);
+
+static inline td_cpu_dev *td_cpu_dev_of(const td_cpu_stream *stream) {
+  return (td_cpu_dev *)stream->base.dev;
+}
+
+// At least n_bytes, 64-byte aligned, content undefined; valid until the slot is asked for again.
+td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,
+                         void **out, td_err *err);
+
+// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the team.
+void td_cpu_for(td_cpu_stream *stream, size_t n_items,
+                void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
+
+// TD_EINVAL unless the matrix is one the kernels can read.
+td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);
+td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err);
+// TD_EINVAL unless the batch's arrays agree with one another.
+td_status td_cpu_check_batch(const td_batch_view *batch, td_err *err);
+
+#define TD_CPU_REQUIRE(cond, ...)                                                                  \
+  do {                                                                                             \
+    if (!(cond)) return td_fail(err, TD_EINVAL, __VA_ARGS__);                                      \
+  } while (0)
+
+// Runs the linear kernel of the weight's dtype on the calling thread.
+void td_cpu_linear_tile(const td_linear_args *args);
+
+#define X(NAME, name, args_type)                                                                   \
+  td_status td_cpu_op_##name(td_cpu_stream *stream, const args_type *args, td_err *err);
+TD_DEVICE_OPS(X)
+#undef X
+
+#endif

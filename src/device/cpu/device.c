@@ -1,0 +1,89 @@
+// src/device/cpu/device.c - opening the CPU device, its memory, and the choice of kernels.
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "device/cpu/cpu.h"
+
+enum { HUGE_PAGE_BYTES = 2 << 20 };
+
+static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// TANDEM_FORCE_ISA is for tests and debugging, and this is where it is read.
+static td_status choose_kernels(td_err *err) {
+  const char *force = getenv("TANDEM_FORCE_ISA");
+  pthread_mutex_lock(&kernels_lock);
+  td_kernels_result result = td_kernels()->isa ? TD_KERNELS_OK : td_kernels_init(force);
+  pthread_mutex_unlock(&kernels_lock);
+  switch (result) {
+  case TD_KERNELS_OK: return TD_OK;
+  case TD_KERNELS_ISA_ABSENT:
+    return td_fail(err, TD_EUNSUPPORTED, "TANDEM_FORCE_ISA=%s: this machine does not have it",
+                   force);
+  case TD_KERNELS_UNKNOWN_ISA: break;
+  }
+  return td_fail(err, TD_EINVAL, "TANDEM_FORCE_ISA=%s: use scalar, avx2 or avx512", force);
+}
+
+static td_status cpu_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
+  (void)dev;
+  size_t alignment = n_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 64;
+  if (posix_memalign(out, alignment, n_bytes ? n_bytes : 1) != 0) {
+    *out = NULL;
+    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes for the CPU device", n_bytes);
+  }
+  if (n_bytes >= HUGE_PAGE_BYTES) madvise(*out, n_bytes, MADV_HUGEPAGE);
+  return TD_OK;
+}
+
+static void cpu_free(td_dev *dev, void *ptr) {
+  (void)dev;
+  free(ptr);
+}
+
+static void cpu_close(td_dev *base) {
+  td_cpu_dev *dev = (td_cpu_dev *)base;
+  while (dev->streams) {
+    td_cpu_stream *stream = dev->streams;
+    TD_CHECK(!stream->open);
+    dev->streams = stream->next;
+    td_cpu_stream_free(stream);
+  }
+  td_team_close(dev->team);
+  pthread_mutex_destroy(&dev->lock);
+  free(dev);
+}
+
+static const td_dev_vtable vtable = {
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .stream_open = td_cpu_stream_open,
+    .stream_close = td_cpu_stream_close,
+    .stream_sync = td_cpu_stream_sync,
+    .event_open = td_cpu_event_open,
+    .event_close = td_cpu_event_close,
+    .event_record = td_cpu_event_record,
+    .stream_wait = td_cpu_stream_wait,
+    .event_sync = td_cpu_event_sync,
+    .enqueue = td_cpu_enqueue,
+};
+
+td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  td_status status = choose_kernels(err);
+  if (status != TD_OK) return status;
+  td_cpu_dev *dev = calloc(1, sizeof *dev);
+  if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CPU device");
+  dev->base.vtable = &vtable;
+  dev->base.act_dtype = TD_F32;
+  pthread_mutex_init(&dev->lock, NULL);
+  status = td_team_open(&dev->team, &(td_team_opts){.n_threads = opts->n_threads}, err);
+  if (status != TD_OK) {
+    cpu_close(&dev->base);
+    return status;
+  }
+  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s", td_team_size(dev->team),
+           td_kernels()->isa);
+  *out = &dev->base;
+  return TD_OK;
+}

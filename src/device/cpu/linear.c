@@ -1,0 +1,62 @@
+// src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
+#include "device/cpu/cpu.h"
+
+enum { TILE_ROWS = 32, TILE_TOKENS = 192 };
+
+void td_cpu_linear_tile(const td_linear_args *args) {
+  td_kernels_linear(args->w->dtype)(args);
+}
+
+typedef struct {
+  const td_linear_op_args *a;
+  size_t n_row_tiles;
+} linear_run;
+
+static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
+  for (uint32_t t = 0; t < tile->n_tokens; t++) {
+    float *y = tile->y + t * tile->ldy;
+    for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
+      uint32_t bits = a->bias.dtype == TD_BF16 ? (uint32_t)((const uint16_t *)a->bias.data)[r] << 16
+                                               : ((const uint32_t *)a->bias.data)[r];
+      union {
+        uint32_t u;
+        float f;
+      } bias = {.u = bits};
+      y[r] += bias.f;
+    }
+  }
+}
+
+static void linear_tile(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const linear_run *run = ctx;
+  const td_linear_op_args *a = run->a;
+  uint32_t row = (uint32_t)(item % run->n_row_tiles) * TILE_ROWS;
+  uint32_t token = (uint32_t)(item / run->n_row_tiles) * TILE_TOKENS;
+  uint32_t rows_left = a->w->rows - row, tokens_left = a->n_tokens - token;
+  td_linear_args tile = {
+      .w = a->w,
+      .x = (const float *)a->x + token * a->x_stride,
+      .y = (float *)a->y + token * a->y_stride,
+      .ldx = a->x_stride,
+      .ldy = a->y_stride,
+      .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
+      .row_begin = row,
+      .row_end = row + (rows_left < TILE_ROWS ? rows_left : TILE_ROWS),
+  };
+  td_cpu_linear_tile(&tile);
+  if (a->bias.data) add_bias(a, &tile);
+}
+
+td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
+  td_status status = td_cpu_check_weight(a->w, "linear", err);
+  if (status == TD_OK && a->bias.data) status = td_cpu_check_vec(&a->bias, a->w->rows, "bias", err);
+  if (status != TD_OK) return status;
+  TD_CPU_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
+                 "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
+                 a->y_stride, a->w->rows, a->w->cols);
+  linear_run run = {.a = a, .n_row_tiles = (a->w->rows + TILE_ROWS - 1) / TILE_ROWS};
+  size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+  td_cpu_for(stream, run.n_row_tiles * n_token_tiles, linear_tile, &run);
+  return TD_OK;
+}

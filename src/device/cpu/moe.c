@@ -1,0 +1,212 @@
+// src/device/cpu/moe.c - routed experts, shared experts and dense MLPs.
+// A pair is a (token, j). Pairs are put in order of their expert, so that each weight is decoded
+// once for all of its expert's tokens. Three parallel parts: gate, up and activation by (expert,
+// rows); down by (expert, rows) into one row a pair; the weighted sum by token, in the order of j,
+// so that a token's result does not depend on what else was in the batch.
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+enum { TILE_ROWS = 32, TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048 };
+
+// Some pairs of one expert: work units are these times the tiles of rows.
+typedef struct {
+  uint32_t expert, begin, n; // pairs [begin, begin + n) in order of expert
+} pair_tile;
+
+typedef struct {
+  const td_moe_args *a;
+  uint32_t dim, hidden; // of the model, of an expert
+  uint32_t token0, n_tokens;
+  uint32_t n_pairs;
+  uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
+  uint32_t *place;  // [n_tokens][top_k]: where the pair went in that order
+  uint32_t *count;  // [n_experts + 1]
+  pair_tile *tiles; // at most n_pairs
+  uint32_t n_tiles;
+  float *gate, *up; // [n_pairs][hidden]
+  float *parts;     // [n_pairs][dim]
+} moe_run;
+
+static uint32_t expert_of(const td_moe_args *a, size_t pair) {
+  return a->ids ? (uint32_t)a->ids[pair] : 0;
+}
+
+static uint32_t n_row_tiles(uint32_t n_rows) {
+  return (n_rows + TILE_ROWS - 1) / TILE_ROWS;
+}
+
+// Counting sort of the pass's pairs by expert, and the tiles it falls into.
+static void order_pairs(moe_run *run) {
+  const td_moe_args *a = run->a;
+  size_t first = (size_t)run->token0 * a->top_k;
+  memset(run->count, 0, (a->n_experts + 1) * sizeof *run->count);
+  for (uint32_t p = 0; p < run->n_pairs; p++)
+    run->count[expert_of(a, first + p) + 1]++;
+  run->n_tiles = 0;
+  uint32_t begin = 0;
+  for (uint32_t e = 0; e < a->n_experts; e++) {
+    uint32_t n = run->count[e + 1];
+    for (uint32_t at = 0; at < n; at += TILE_PAIRS) {
+      uint32_t left = n - at;
+      run->tiles[run->n_tiles++] = (pair_tile){
+          .expert = e, .begin = begin + at, .n = left < TILE_PAIRS ? left : TILE_PAIRS};
+    }
+    run->count[e] = begin; // from here on: where the expert's next pair goes
+    begin += n;
+  }
+  for (uint32_t p = 0; p < run->n_pairs; p++) {
+    uint32_t to = run->count[expert_of(a, first + p)]++;
+    run->place[p] = to;
+    run->token[to] = p / a->top_k;
+  }
+}
+
+static void gate_up_tile(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const moe_run *run = ctx;
+  const td_moe_args *a = run->a;
+  uint32_t row_tiles = n_row_tiles(run->hidden);
+  const pair_tile *tile = &run->tiles[item / row_tiles];
+  uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
+  uint32_t n_rows = run->hidden - row < TILE_ROWS ? run->hidden - row : TILE_ROWS;
+  float *gate = run->gate + (size_t)tile->begin * run->hidden;
+  float *up = run->up + (size_t)tile->begin * run->hidden;
+  td_linear_args args = {
+      .w = &a->gate[tile->expert],
+      .x = (const float *)a->x + (size_t)run->token0 * run->dim,
+      .x_rows = run->token + tile->begin,
+      .y = gate,
+      .ldx = run->dim,
+      .ldy = run->hidden,
+      .n_tokens = tile->n,
+      .row_begin = row,
+      .row_end = row + n_rows,
+  };
+  td_cpu_linear_tile(&args);
+  args.w = &a->up[tile->expert];
+  args.y = up;
+  td_cpu_linear_tile(&args);
+  for (uint32_t i = 0; i < tile->n; i++) {
+    size_t at = (size_t)i * run->hidden + row;
+    td_kernels()->swiglu_row(
+        &(td_swiglu_row_args){.gate = gate + at, .up = up + at, .out = gate + at, .n = n_rows});
+  }
+}
+
+static void down_tile(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const moe_run *run = ctx;
+  uint32_t row_tiles = n_row_tiles(run->dim);
+  const pair_tile *tile = &run->tiles[item / row_tiles];
+  uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
+  uint32_t left = run->dim - row;
+  td_cpu_linear_tile(&(td_linear_args){
+      .w = &run->a->down[tile->expert],
+      .x = run->gate + (size_t)tile->begin * run->hidden,
+      .y = run->parts + (size_t)tile->begin * run->dim,
+      .ldx = run->hidden,
+      .ldy = run->dim,
+      .n_tokens = tile->n,
+      .row_begin = row,
+      .row_end = row + (left < TILE_ROWS ? left : TILE_ROWS),
+  });
+}
+
+static void sum_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const moe_run *run = ctx;
+  const td_moe_args *a = run->a;
+  size_t n_pieces = (run->dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
+  size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;
+  size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
+  size_t token = run->token0 + t;
+  float *out = (float *)a->out + token * run->dim + begin;
+  if (!a->accumulate) memset(out, 0, n * sizeof *out);
+  for (uint32_t j = 0; j < a->top_k; j++) {
+    const float *part = run->parts + (size_t)run->place[t * a->top_k + j] * run->dim + begin;
+    float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
+    td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = weight, .n = n});
+  }
+}
+
+static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
+  const td_moe_args *a = run->a;
+  td_status status = td_cpu_check_weight(&a->gate[e], "expert gate", err);
+  if (status == TD_OK) status = td_cpu_check_weight(&a->up[e], "expert up", err);
+  if (status == TD_OK) status = td_cpu_check_weight(&a->down[e], "expert down", err);
+  if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
+  TD_CPU_REQUIRE(a->gate[e].cols == run->dim && a->up[e].cols == run->dim &&
+                     a->gate[e].rows == run->hidden && a->up[e].rows == run->hidden &&
+                     a->down[e].rows == run->dim && a->down[e].cols == run->hidden,
+                 "expert %u: its shapes are not those of the first one used", e);
+  return TD_OK;
+}
+
+// Shapes come from the first pair's expert; every expert used must have them.
+static td_status check(moe_run *run, td_err *err) {
+  const td_moe_args *a = run->a;
+  TD_CPU_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
+                 "experts: top %u of %u", a->top_k, a->n_experts);
+  TD_CPU_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
+    uint32_t e = expert_of(a, p);
+    TD_CPU_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
+    if (p == 0) {
+      run->dim = a->gate[e].cols;
+      run->hidden = a->gate[e].rows;
+    }
+    if (p == 0 || e != expert_of(a, p - 1)) {
+      td_status status = check_expert(run, e, err);
+      if (status != TD_OK) return status;
+    }
+  }
+  return TD_OK;
+}
+
+static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs, td_err *err) {
+  size_t n = max_pairs, n_experts = run->a->n_experts;
+  void *order, *tiles, *gate, *up, *parts;
+  td_status status = td_cpu_scratch(stream, SCRATCH_ORDER,
+                                    (2 * n + n_experts + 1) * sizeof(uint32_t), &order, err);
+  if (status == TD_OK) {
+    status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * sizeof(pair_tile), &tiles, err);
+  }
+  size_t hidden_bytes = n * run->hidden * sizeof(float);
+  if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_GATE, hidden_bytes, &gate, err);
+  if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_UP, hidden_bytes, &up, err);
+  if (status == TD_OK) {
+    status = td_cpu_scratch(stream, SCRATCH_PARTS, n * run->dim * sizeof(float), &parts, err);
+  }
+  if (status != TD_OK) return status;
+  run->token = order;
+  run->place = run->token + n;
+  run->count = run->place + n;
+  run->tiles = tiles;
+  run->gate = gate;
+  run->up = up;
+  run->parts = parts;
+  return TD_OK;
+}
+
+td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {
+  if (a->n_tokens == 0) return TD_OK;
+  moe_run run = {.a = a};
+  td_status status = check(&run, err);
+  if (status != TD_OK) return status;
+  uint32_t pass_tokens = MAX_PAIRS / a->top_k > 0 ? MAX_PAIRS / a->top_k : 1;
+  if (pass_tokens > a->n_tokens) pass_tokens = a->n_tokens;
+  status = reserve(stream, &run, pass_tokens * a->top_k, err);
+  if (status != TD_OK) return status;
+  size_t sum_pieces = (run.dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
+  for (; run.token0 < a->n_tokens; run.token0 += pass_tokens) {
+    uint32_t left = a->n_tokens - run.token0;
+    run.n_tokens = left < pass_tokens ? left : pass_tokens;
+    run.n_pairs = run.n_tokens * a->top_k;
+    order_pairs(&run);
+    td_cpu_for(stream, (size_t)run.n_tiles * n_row_tiles(run.hidden), gate_up_tile, &run);
+    td_cpu_for(stream, (size_t)run.n_tiles * n_row_tiles(run.dim), down_tile, &run);
+    td_cpu_for(stream, run.n_tokens * sum_pieces, sum_piece, &run);
+  }
+  return TD_OK;
+}

@@ -1,0 +1,242 @@
+// src/device/cpu/ops.c - dispatch, argument checks, and the operators that move or touch rows.
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
+  switch (op->kind) {
+#define X(NAME, name, args_type)                                                                   \
+  case TD_OP_##NAME: return td_cpu_op_##name(stream, &op->name, err);
+    TD_DEVICE_OPS(X)
+#undef X
+  case TD_N_OPS: break;
+  }
+  return td_fail(err, TD_EINTERNAL, "operator %d does not exist", (int)op->kind);
+}
+
+td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err) {
+  TD_CPU_REQUIRE(w && w->data && w->rows > 0 && w->cols > 0, "%s: the matrix is absent", what);
+  TD_CPU_REQUIRE(td_kernels_linear(w->dtype), "%s: no kernel for dtype %d", what, (int)w->dtype);
+  bool scaled = w->dtype == TD_F8E4M3;
+  TD_CPU_REQUIRE(scaled == (w->scale != NULL), "%s: scales belong to FP8 weights, and only them",
+                 what);
+  TD_CPU_REQUIRE(!scaled || (w->scale_rows > 0 && w->scale_cols > 0), "%s: scale block is empty",
+                 what);
+  return TD_OK;
+}
+
+td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err) {
+  TD_CPU_REQUIRE(v->data && v->n == n, "%s: %u elements where %u belong", what, v->n, n);
+  TD_CPU_REQUIRE(v->dtype == TD_F32 || v->dtype == TD_BF16, "%s: dtype %d is not for vectors", what,
+                 (int)v->dtype);
+  return TD_OK;
+}
+
+td_status td_cpu_check_batch(const td_batch_view *b, td_err *err) {
+  TD_CPU_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
+                 "batch: an array is absent");
+  TD_CPU_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
+                 "batch: q_begin does not cover the %u tokens", b->n_tokens);
+  uint64_t max_position = (uint64_t)b->max_pages * b->page_tokens;
+  for (uint32_t s = 0; s < b->n_seqs; s++) {
+    TD_CPU_REQUIRE(b->q_begin[s] <= b->q_begin[s + 1] && (uint32_t)b->q_begin[s + 1] <= b->n_tokens,
+                   "batch: q_begin falls at sequence %u", s);
+    for (int32_t t = b->q_begin[s]; t < b->q_begin[s + 1]; t++) {
+      int32_t position = b->position[t];
+      TD_CPU_REQUIRE(b->seq[t] == (int32_t)s, "batch: token %d is not of sequence %u", t, s);
+      TD_CPU_REQUIRE(position >= 0 && (uint64_t)position < max_position,
+                     "batch: position %d of token %d is beyond its pages", position, t);
+      TD_CPU_REQUIRE(t == b->q_begin[s] || position == b->position[t - 1] + 1,
+                     "batch: token %d does not follow its predecessor", t);
+    }
+    if (b->q_begin[s] == b->q_begin[s + 1]) continue;
+    uint32_t n_pages = (uint32_t)b->position[b->q_begin[s + 1] - 1] / b->page_tokens + 1;
+    for (uint32_t p = 0; p < n_pages; p++) {
+      TD_CPU_REQUIRE(b->page_table[(size_t)s * b->max_pages + p] >= 0,
+                     "batch: page %u of sequence %u is absent", p, s);
+    }
+  }
+  return TD_OK;
+}
+
+td_status td_cpu_op_copy(td_cpu_stream *stream, const td_copy_args *a, td_err *err) {
+  (void)stream;
+  (void)err;
+  if (a->n_bytes) memmove(a->dst, a->src, a->n_bytes);
+  return TD_OK;
+}
+
+td_status td_cpu_op_fill_zero(td_cpu_stream *stream, const td_fill_zero_args *a, td_err *err) {
+  (void)stream;
+  (void)err;
+  if (a->n_bytes) memset(a->dst, 0, a->n_bytes);
+  return TD_OK;
+}
+
+enum { ELEMENTS = 1 << 15 }; // of a piece of element-wise work
+
+static void add_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const td_add_args *a = ctx;
+  size_t begin = item * ELEMENTS;
+  size_t n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS;
+  td_kernels()->axpy(&(td_axpy_args){
+      .y = (float *)a->x + begin, .x = (const float *)a->y + begin, .a = 1, .n = n});
+}
+
+td_status td_cpu_op_add(td_cpu_stream *stream, const td_add_args *a, td_err *err) {
+  (void)err;
+  td_cpu_for(stream, (a->n + ELEMENTS - 1) / ELEMENTS, add_piece, (void *)a);
+  return TD_OK;
+}
+
+td_status td_cpu_op_gather_rows(td_cpu_stream *stream, const td_gather_rows_args *a, td_err *err) {
+  (void)stream;
+  for (uint32_t i = 0; i < a->n_rows; i++) {
+    TD_CPU_REQUIRE(a->rows[i] >= 0, "gather: row %d of output row %u", a->rows[i], i);
+    memcpy((float *)a->out + (size_t)i * a->dim, (const float *)a->x + (size_t)a->rows[i] * a->dim,
+           a->dim * sizeof(float));
+  }
+  return TD_OK;
+}
+
+// Work on rows of activations goes in pieces of some ELEMENTS, at least a row.
+typedef struct {
+  const void *args;
+  size_t n_rows, rows_a_piece;
+  void (*row)(const void *args, size_t row);
+} row_run;
+
+static void row_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const row_run *run = ctx;
+  size_t begin = item * run->rows_a_piece, end = begin + run->rows_a_piece;
+  for (size_t i = begin; i < end && i < run->n_rows; i++)
+    run->row(run->args, i);
+}
+
+static void for_rows(td_cpu_stream *stream, size_t n_rows, size_t dim,
+                     void (*row)(const void *args, size_t row), const void *args) {
+  size_t rows = dim < ELEMENTS ? ELEMENTS / (dim ? dim : 1) : 1;
+  row_run run = {.args = args, .n_rows = n_rows, .rows_a_piece = rows, .row = row};
+  td_cpu_for(stream, (n_rows + rows - 1) / rows, row_piece, &run);
+}
+
+static void embed_row(const void *args, size_t t) {
+  const td_embed_args *a = args;
+  td_kernels()->decode_row(&(td_decode_row_args){
+      .w = a->table, .row = (uint32_t)a->ids[t], .out = (float *)a->out + t * a->table->cols});
+}
+
+td_status td_cpu_op_embed(td_cpu_stream *stream, const td_embed_args *a, td_err *err) {
+  td_status status = td_cpu_check_weight(a->table, "embedding", err);
+  if (status != TD_OK) return status;
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    TD_CPU_REQUIRE(a->ids[t] >= 0 && (uint32_t)a->ids[t] < a->table->rows,
+                   "embedding: token id %d is not in a vocabulary of %u", a->ids[t],
+                   a->table->rows);
+  }
+  for_rows(stream, a->n_tokens, a->table->cols, embed_row, a);
+  return TD_OK;
+}
+
+static void norm_row(const void *args, size_t i) {
+  const td_rmsnorm_args *a = args;
+  const float *x = (const float *)a->x + i * a->x_stride;
+  if (a->residual) {
+    float *residual = (float *)a->residual + i * a->dim;
+    td_kernels()->axpy(&(td_axpy_args){.y = residual, .x = x, .a = 1, .n = a->dim});
+    x = residual;
+  }
+  float *out = (float *)a->out + i * a->out_stride;
+  td_kernels()->rmsnorm_row(&(td_norm_row_args){.x = x, .w = a->w, .out = out, .eps = a->eps});
+}
+
+td_status td_cpu_op_rmsnorm(td_cpu_stream *stream, const td_rmsnorm_args *a, td_err *err) {
+  td_status status = td_cpu_check_vec(&a->w, a->dim, "norm", err);
+  if (status != TD_OK) return status;
+  for_rows(stream, a->n_rows, a->dim, norm_row, a);
+  return TD_OK;
+}
+
+static void rope_token(const void *args, size_t t) {
+  const td_rope_args *a = args;
+  size_t half = a->rot_dim / 2;
+  const float *cos_sin = a->cos_sin + (size_t)a->position[t] * a->rot_dim;
+  for (uint32_t h = 0; h < a->n_heads; h++) {
+    float *x = (float *)a->x + t * a->token_stride + h * a->head_stride;
+    for (size_t i = 0; i < half; i++) {
+      float *first = a->interleaved ? x + 2 * i : x + i;
+      float *second = a->interleaved ? x + 2 * i + 1 : x + half + i;
+      float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+      float u = *first, v = *second;
+      *first = u * c - v * s;
+      *second = v * c + u * s;
+    }
+  }
+}
+
+td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *err) {
+  TD_CPU_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    TD_CPU_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
+  }
+  for_rows(stream, a->n_tokens, (size_t)a->n_heads * a->rot_dim, rope_token, a);
+  return TD_OK;
+}
+
+// Where position p of sequence s is kept: its page, and *offset in tokens within it.
+static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uint32_t *offset) {
+  uint32_t position = (uint32_t)b->position[t];
+  *offset = position % b->page_tokens;
+  size_t slot = (size_t)b->seq[t] * b->max_pages + position / b->page_tokens;
+  return (char *)kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
+}
+
+static void store_f16(void *out, const float *in, size_t n) {
+  td_kernels()->f16_from_f32(&(td_convert_args){.in = in, .out = out, .n = n});
+}
+
+static void store_gqa_token(const void *args, size_t t) {
+  const td_kv_store_gqa_args *a = args;
+  uint32_t offset;
+  uint16_t *k = (uint16_t *)page_of(&a->kv, &a->batch, t, &offset);
+  size_t head_elements = (size_t)a->batch.page_tokens * a->head_dim;
+  uint16_t *v = k + a->n_kv_heads * head_elements;
+  for (uint32_t h = 0; h < a->n_kv_heads; h++) {
+    size_t to = h * head_elements + (size_t)offset * a->head_dim;
+    size_t from = (size_t)h * a->head_dim;
+    store_f16(k + to, (const float *)a->k + t * a->k_stride + from, a->head_dim);
+    store_f16(v + to, (const float *)a->v + t * a->v_stride + from, a->head_dim);
+  }
+}
+
+td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_args *a,
+                                 td_err *err) {
+  td_status status = td_cpu_check_batch(&a->batch, err);
+  if (status != TD_OK) return status;
+  size_t used = (size_t)2 * a->n_kv_heads * a->batch.page_tokens * a->head_dim * sizeof(uint16_t);
+  TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
+                 used, a->kv.page_bytes);
+  for_rows(stream, a->batch.n_tokens, (size_t)2 * a->n_kv_heads * a->head_dim, store_gqa_token, a);
+  return TD_OK;
+}
+
+static void store_mla_token(const void *args, size_t t) {
+  const td_kv_store_mla_args *a = args;
+  uint32_t offset;
+  uint16_t *page = (uint16_t *)page_of(&a->kv, &a->batch, t, &offset);
+  store_f16(page + (size_t)offset * a->entry_dim, (const float *)a->entry + t * a->entry_dim,
+            a->entry_dim);
+}
+
+td_status td_cpu_op_kv_store_mla(td_cpu_stream *stream, const td_kv_store_mla_args *a,
+                                 td_err *err) {
+  td_status status = td_cpu_check_batch(&a->batch, err);
+  if (status != TD_OK) return status;
+  size_t used = (size_t)a->batch.page_tokens * a->entry_dim * sizeof(uint16_t);
+  TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
+                 used, a->kv.page_bytes);
+  for_rows(stream, a->batch.n_tokens, a->entry_dim, store_mla_token, a);
+  return TD_OK;
+}

@@ -1,0 +1,240 @@
+// src/device/cpu/stream.c - streams as threads, events as positions in them.
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "device/cpu/cpu.h"
+
+typedef struct td_cpu_event cpu_event;
+
+// Waits until the stream has completed n commands; n = UINT64_MAX: all that are queued now.
+static void wait_completed(td_cpu_stream *stream, uint64_t n) {
+  pthread_mutex_lock(&stream->lock);
+  if (n == UINT64_MAX) n = stream->n_queued;
+  stream->n_waiting++;
+  while (stream->n_completed < n)
+    pthread_cond_wait(&stream->moved, &stream->lock);
+  stream->n_waiting--;
+  pthread_mutex_unlock(&stream->lock);
+}
+
+static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
+  switch (cmd->kind) {
+  case CMD_MARK: break;
+  case CMD_WAIT: wait_completed(cmd->wait_for, cmd->wait_n_completed); break;
+  case CMD_OP:
+    if (stream->err.code != TD_OK) break; // written by this thread alone
+    td_err err = {.code = TD_OK};
+    if (td_cpu_execute(stream, &cmd->op, &err) == TD_OK) break;
+    pthread_mutex_lock(&stream->lock);
+    stream->err = err;
+    pthread_mutex_unlock(&stream->lock);
+  }
+}
+
+static void *stream_main(void *arg) {
+  td_cpu_stream *stream = arg;
+  pthread_mutex_lock(&stream->lock);
+  for (;;) {
+    while (stream->n_queued == stream->n_completed && !stream->stopping) {
+      stream->idle = true;
+      pthread_cond_wait(&stream->work, &stream->lock);
+      stream->idle = false;
+    }
+    if (stream->n_queued == stream->n_completed) break;
+    const td_cpu_cmd *cmd = &stream->ring[stream->n_completed % CPU_RING];
+    pthread_mutex_unlock(&stream->lock);
+    run_command(stream, cmd);
+    pthread_mutex_lock(&stream->lock);
+    stream->n_completed++;
+    if (stream->n_waiting) pthread_cond_broadcast(&stream->moved);
+  }
+  pthread_mutex_unlock(&stream->lock);
+  return NULL;
+}
+
+// A closed stream's struct, or a new one put on the device's list.
+static td_cpu_stream *take_struct(td_cpu_dev *dev) {
+  pthread_mutex_lock(&dev->lock);
+  td_cpu_stream *stream = dev->streams;
+  while (stream && stream->open)
+    stream = stream->next;
+  if (!stream) {
+    stream = calloc(1, sizeof *stream);
+    td_cpu_cmd *ring = stream ? malloc(CPU_RING * sizeof *ring) : NULL;
+    if (!ring) {
+      free(stream);
+      pthread_mutex_unlock(&dev->lock);
+      return NULL;
+    }
+    stream->base.dev = &dev->base;
+    stream->ring = ring;
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->work, NULL);
+    pthread_cond_init(&stream->moved, NULL);
+    stream->next = dev->streams;
+    dev->streams = stream;
+  }
+  stream->open = true;
+  pthread_mutex_unlock(&dev->lock);
+  return stream;
+}
+
+static void return_struct(td_cpu_stream *stream) {
+  td_cpu_dev *dev = td_cpu_dev_of(stream);
+  pthread_mutex_lock(&dev->lock);
+  stream->open = false;
+  pthread_mutex_unlock(&dev->lock);
+}
+
+td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
+  td_cpu_stream *stream = take_struct((td_cpu_dev *)base);
+  if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
+  stream->stopping = false;
+  stream->err.code = TD_OK;
+  if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
+    return_struct(stream);
+    return td_fail(err, TD_ENOMEM, "cannot start a thread for a stream");
+  }
+  *out = &stream->base;
+  return TD_OK;
+}
+
+void td_cpu_stream_close(td_stream *base) {
+  td_cpu_stream *stream = (td_cpu_stream *)base;
+  pthread_mutex_lock(&stream->lock);
+  stream->stopping = true;
+  pthread_cond_signal(&stream->work);
+  pthread_mutex_unlock(&stream->lock);
+  pthread_join(stream->thread, NULL);
+  for (int i = 0; i < N_SCRATCH; i++) {
+    free(stream->scratch[i]);
+    stream->scratch[i] = NULL;
+    stream->scratch_bytes[i] = 0;
+  }
+  return_struct(stream);
+}
+
+void td_cpu_stream_free(td_cpu_stream *stream) {
+  pthread_cond_destroy(&stream->moved);
+  pthread_cond_destroy(&stream->work);
+  pthread_mutex_destroy(&stream->lock);
+  free(stream->ring);
+  free(stream);
+}
+
+td_status td_cpu_stream_sync(td_stream *base, td_err *err) {
+  td_cpu_stream *stream = (td_cpu_stream *)base;
+  wait_completed(stream, UINT64_MAX);
+  pthread_mutex_lock(&stream->lock);
+  td_err failure = stream->err;
+  pthread_mutex_unlock(&stream->lock);
+  if (failure.code != TD_OK && err) *err = failure;
+  return failure.code;
+}
+
+// Returns the stream's n_completed once the command has run.
+static uint64_t push(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
+  pthread_mutex_lock(&stream->lock);
+  stream->n_waiting++;
+  while (stream->n_queued - stream->n_completed == CPU_RING) {
+    pthread_cond_wait(&stream->moved, &stream->lock);
+  }
+  stream->n_waiting--;
+  stream->ring[stream->n_queued % CPU_RING] = *cmd;
+  uint64_t n = ++stream->n_queued;
+  if (stream->idle) pthread_cond_signal(&stream->work);
+  pthread_mutex_unlock(&stream->lock);
+  return n;
+}
+
+void td_cpu_enqueue(td_stream *stream, const td_op *op) {
+  push((td_cpu_stream *)stream, &(td_cpu_cmd){.kind = CMD_OP, .op = *op});
+}
+
+td_status td_cpu_event_open(td_event **out, td_dev *dev, td_err *err) {
+  cpu_event *event = calloc(1, sizeof *event);
+  if (!event) return td_fail(err, TD_ENOMEM, "no memory for an event");
+  event->base.dev = dev;
+  pthread_mutex_init(&event->lock, NULL);
+  *out = &event->base;
+  return TD_OK;
+}
+
+void td_cpu_event_close(td_event *base) {
+  cpu_event *event = (cpu_event *)base;
+  pthread_mutex_destroy(&event->lock);
+  free(event);
+}
+
+void td_cpu_event_record(td_event *base, td_stream *stream_base) {
+  cpu_event *event = (cpu_event *)base;
+  td_cpu_stream *stream = (td_cpu_stream *)stream_base;
+  pthread_mutex_lock(&event->lock);
+  event->n_completed = push(stream, &(td_cpu_cmd){.kind = CMD_MARK});
+  event->stream = stream;
+  pthread_mutex_unlock(&event->lock);
+}
+
+// Where the event was last recorded; stream NULL: nowhere.
+static td_cpu_cmd wait_command(cpu_event *event) {
+  pthread_mutex_lock(&event->lock);
+  td_cpu_cmd cmd = {
+      .kind = CMD_WAIT, .wait_for = event->stream, .wait_n_completed = event->n_completed};
+  pthread_mutex_unlock(&event->lock);
+  return cmd;
+}
+
+void td_cpu_stream_wait(td_stream *base, td_event *event) {
+  td_cpu_cmd cmd = wait_command((cpu_event *)event);
+  // In order within one stream: the event of its own past needs no waiting.
+  if (cmd.wait_for && &cmd.wait_for->base != base) push((td_cpu_stream *)base, &cmd);
+}
+
+void td_cpu_event_sync(td_event *event) {
+  td_cpu_cmd cmd = wait_command((cpu_event *)event);
+  if (cmd.wait_for) wait_completed(cmd.wait_for, cmd.wait_n_completed);
+}
+
+td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,
+                         void **out, td_err *err) {
+  if (n_bytes > stream->scratch_bytes[slot]) {
+    size_t grown = stream->scratch_bytes[slot] + stream->scratch_bytes[slot] / 2;
+    size_t size = (n_bytes > grown ? n_bytes : grown) + 63;
+    free(stream->scratch[slot]);
+    stream->scratch_bytes[slot] = 0;
+    stream->scratch[slot] = aligned_alloc(64, size & ~(size_t)63);
+    if (!stream->scratch[slot]) {
+      return td_fail(err, TD_ENOMEM, "no memory: %zu bytes of scratch for an operator", n_bytes);
+    }
+    stream->scratch_bytes[slot] = size & ~(size_t)63;
+  }
+  *out = stream->scratch[slot];
+  return TD_OK;
+}
+
+typedef struct {
+  void (*fn)(void *ctx, size_t item, unsigned member);
+  void *ctx;
+  size_t n_items;
+  _Atomic size_t next;
+} item_run;
+
+static void take_items(void *ctx, unsigned member, unsigned n_members) {
+  (void)n_members;
+  item_run *run = ctx;
+  for (;;) {
+    size_t item = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+    if (item >= run->n_items) return;
+    run->fn(run->ctx, item, member);
+  }
+}
+
+void td_cpu_for(td_cpu_stream *stream, size_t n_items,
+                void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
+  if (n_items == 1) {
+    fn(ctx, 0, 0);
+  } else if (n_items > 1) {
+    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items};
+    td_team_run(td_cpu_dev_of(stream)->team, take_items, &run);
+  }
+}

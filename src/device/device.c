@@ -1,0 +1,115 @@
+// src/device/device.c - the public calls, passed on to the kind of device that is open.
+#include "device/device.h"
+
+#include <string.h>
+
+#include "device/device_impl.h"
+
+static const struct {
+  const char *kind;
+  td_status (*open)(td_dev **out, const td_dev_opts *opts, td_err *err);
+} kinds[] = {
+    {"cpu", td_cpu_dev_open},
+};
+
+td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  *out = NULL;
+  for (size_t i = 0; i < TD_COUNT(kinds); i++) {
+    if (strcmp(kinds[i].kind, opts->kind) == 0) return kinds[i].open(out, opts, err);
+  }
+  return td_fail(err, TD_EUNSUPPORTED, "no device of kind '%s' in this program; there is: cpu",
+                 opts->kind);
+}
+
+void td_dev_close(td_dev *dev) {
+  if (dev) dev->vtable->close(dev);
+}
+
+const char *td_dev_name(const td_dev *dev) {
+  return dev->name;
+}
+
+td_dtype td_dev_act_dtype(const td_dev *dev) {
+  return dev->act_dtype;
+}
+
+td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
+  *out = NULL;
+  return dev->vtable->alloc(dev, out, n_bytes, err);
+}
+
+void td_dev_free(td_dev *dev, void *ptr) {
+  if (ptr) dev->vtable->free(dev, ptr);
+}
+
+td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
+  *out = NULL;
+  return dev->vtable->stream_open(out, dev, err);
+}
+
+void td_stream_close(td_stream *stream) {
+  if (stream) stream->dev->vtable->stream_close(stream);
+}
+
+td_status td_stream_sync(td_stream *stream, td_err *err) {
+  return stream->dev->vtable->stream_sync(stream, err);
+}
+
+td_status td_event_open(td_event **out, td_dev *dev, td_err *err) {
+  *out = NULL;
+  return dev->vtable->event_open(out, dev, err);
+}
+
+void td_event_close(td_event *event) {
+  if (event) event->dev->vtable->event_close(event);
+}
+
+void td_event_record(td_event *event, td_stream *stream) {
+  TD_CHECK(event->dev == stream->dev);
+  stream->dev->vtable->event_record(event, stream);
+}
+
+void td_stream_wait(td_stream *stream, td_event *event) {
+  TD_CHECK(event->dev == stream->dev);
+  stream->dev->vtable->stream_wait(stream, event);
+}
+
+void td_event_sync(td_event *event) {
+  event->dev->vtable->event_sync(event);
+}
+
+static void enqueue(td_stream *stream, const td_op *op) {
+  stream->dev->vtable->enqueue(stream, op);
+}
+
+void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes) {
+  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes}});
+}
+
+void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes) {
+  enqueue(stream, &(td_op){.kind = TD_OP_FILL_ZERO, .fill_zero = {dst, n_bytes}});
+}
+
+void td_op_add(td_stream *stream, void *x, const void *y, size_t n) {
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n}});
+}
+
+void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
+                       uint32_t n_rows, uint32_t dim) {
+  enqueue(stream, &(td_op){.kind = TD_OP_GATHER_ROWS, .gather_rows = {out, x, rows, n_rows, dim}});
+}
+
+#define TD_OP_FN(NAME, name, args_type)                                                            \
+  void td_op_##name(td_stream *stream, const args_type *args) {                                    \
+    enqueue(stream, &(td_op){.kind = TD_OP_##NAME, .name = *args});                                \
+  }
+TD_OP_FN(EMBED, embed, td_embed_args)
+TD_OP_FN(RMSNORM, rmsnorm, td_rmsnorm_args)
+TD_OP_FN(LINEAR, linear, td_linear_op_args)
+TD_OP_FN(ROPE, rope, td_rope_args)
+TD_OP_FN(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args)
+TD_OP_FN(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)
+TD_OP_FN(ATTN_GQA, attn_gqa, td_attn_gqa_args)
+TD_OP_FN(ATTN_MLA, attn_mla, td_attn_mla_args)
+TD_OP_FN(ROUTER, router, td_router_args)
+TD_OP_FN(MOE, moe, td_moe_args)

@@ -1,0 +1,96 @@
+// src/device/device_impl.h - what a device implements. Each kind fills a td_dev_vtable and puts the
+// base structs first in its own; device.c turns the public calls into these.
+#ifndef TD_DEVICE_DEVICE_IMPL_H
+#define TD_DEVICE_DEVICE_IMPL_H
+
+#include "device/device.h"
+
+#define TD_DEVICE_OPS(X)                                                                           \
+  X(EMBED, embed, td_embed_args)                                                                   \
+  X(RMSNORM, rmsnorm, td_rmsnorm_args)                                                             \
+  X(LINEAR, linear, td_linear_op_args)                                                             \
+  X(ROPE, rope, td_rope_args)                                                                      \
+  X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args)                                              \
+  X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)                                              \
+  X(ATTN_GQA, attn_gqa, td_attn_gqa_args)                                                          \
+  X(ATTN_MLA, attn_mla, td_attn_mla_args)                                                          \
+  X(ROUTER, router, td_router_args)                                                                \
+  X(MOE, moe, td_moe_args)                                                                         \
+  X(COPY, copy, td_copy_args)                                                                      \
+  X(FILL_ZERO, fill_zero, td_fill_zero_args)                                                       \
+  X(ADD, add, td_add_args)                                                                         \
+  X(GATHER_ROWS, gather_rows, td_gather_rows_args)
+
+typedef struct {
+  void *dst;
+  const void *src;
+  size_t n_bytes;
+} td_copy_args;
+
+typedef struct {
+  void *dst;
+  size_t n_bytes;
+} td_fill_zero_args;
+
+typedef struct {
+  void *x;
+  const void *y;
+  size_t n;
+} td_add_args;
+
+typedef struct {
+  void *out;
+  const void *x;
+  const int32_t *rows;
+  uint32_t n_rows, dim;
+} td_gather_rows_args;
+
+typedef enum {
+#define X(NAME, name, args_type) TD_OP_##NAME,
+  TD_DEVICE_OPS(X)
+#undef X
+      TD_N_OPS
+} td_op_kind;
+
+// One operator as it is queued; every struct above is copied into it.
+typedef struct {
+  td_op_kind kind;
+  union {
+#define X(NAME, name, args_type) args_type name;
+    TD_DEVICE_OPS(X)
+#undef X
+  };
+} td_op;
+
+typedef struct {
+  void (*close)(td_dev *dev);
+  td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
+  void (*free)(td_dev *dev, void *ptr);
+  td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
+  void (*stream_close)(td_stream *stream);
+  td_status (*stream_sync)(td_stream *stream, td_err *err);
+  td_status (*event_open)(td_event **out, td_dev *dev, td_err *err);
+  void (*event_close)(td_event *event);
+  void (*event_record)(td_event *event, td_stream *stream);
+  void (*stream_wait)(td_stream *stream, td_event *event);
+  void (*event_sync)(td_event *event);
+  void (*enqueue)(td_stream *stream, const td_op *op);
+} td_dev_vtable;
+
+struct td_dev {
+  const td_dev_vtable *vtable;
+  td_dtype act_dtype;
+  char name[64];
+};
+
+struct td_stream {
+  td_dev *dev;
+};
+
+struct td_event {
+  td_dev *dev;
+};
+
+td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
+
+#endif

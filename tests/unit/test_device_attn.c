@@ -1,0 +1,355 @@
+// tests/unit/test_device_attn.c - paged attention against a naive one in double, and the promise
+// that chunks, batches and threads do not change a bit of it.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "unit/ref.h"
+
+enum { MAX_SEQS = 3 };
+
+// A model of one attention layer with its whole sequences, f32, and a paged cache for them.
+typedef struct {
+  bool mla, absorbed;
+  uint32_t n_heads, n_kv_heads, head_dim; // GQA
+  uint32_t nope, rope, v_dim, rank;       // MLA
+  uint32_t page_tokens, n_seqs, len[MAX_SEQS];
+  td_dtype kv_b_dtype;
+} layout;
+
+typedef struct {
+  layout l;
+  uint32_t q_dim, out_dim;          // a head
+  float *q[MAX_SEQS];               // [len][n_heads][q_dim]
+  float *k[MAX_SEQS], *v[MAX_SEQS]; // GQA [len][n_kv_heads][head_dim]; MLA k: [len][rank + rope]
+  float *out[MAX_SEQS];             // [len][n_heads][out_dim]
+  ref_weight kv_b;
+  float scale;
+  uint32_t max_pages;
+  size_t page_bytes;
+  uint16_t *pages;
+  int32_t *page_table; // [n_seqs][max_pages]
+} world;
+
+static uint32_t entry_floats(const layout *l) {
+  return l->mla ? l->rank + l->rope : l->n_kv_heads * l->head_dim;
+}
+
+static void make_world(world *w, const layout *l) {
+  uint64_t rng = 42;
+  *w = (world){.l = *l, .scale = 0.3f};
+  w->q_dim = l->mla ? l->nope + l->rope : l->head_dim;
+  w->out_dim = l->mla ? l->v_dim : l->head_dim;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    size_t n = l->len[s];
+    w->q[s] = ref_floats(&rng, n * l->n_heads * w->q_dim);
+    w->k[s] = ref_floats(&rng, n * entry_floats(l));
+    w->v[s] = ref_floats(&rng, n * entry_floats(l));
+    w->out[s] = calloc(n * l->n_heads * w->out_dim, sizeof(float));
+    uint32_t pages = (l->len[s] + l->page_tokens - 1) / l->page_tokens;
+    if (pages > w->max_pages) w->max_pages = pages;
+  }
+  if (l->mla) {
+    w->kv_b = ref_make_weight(&rng, l->kv_b_dtype, l->n_heads * (l->nope + l->v_dim), l->rank, 128,
+                              128);
+  }
+  w->max_pages += 1;
+  size_t n_pages = (size_t)l->n_seqs * w->max_pages;
+  w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * 2 * (l->mla ? 1 : 2) + 64;
+  w->pages = malloc(n_pages * w->page_bytes);
+  memset(w->pages, 0xff, n_pages * w->page_bytes); // NaN: what was never stored must not be used
+  w->page_table = malloc(n_pages * sizeof *w->page_table);
+  for (size_t i = 0; i < n_pages; i++)
+    w->page_table[i] = (int32_t)i;
+  for (size_t i = n_pages - 1; i > 0; i--) {
+    size_t j = ref_below(&rng, (uint32_t)i + 1);
+    int32_t t = w->page_table[i];
+    w->page_table[i] = w->page_table[j];
+    w->page_table[j] = t;
+  }
+}
+
+static void free_world(world *w) {
+  for (uint32_t s = 0; s < w->l.n_seqs; s++) {
+    free(w->q[s]);
+    free(w->k[s]);
+    free(w->v[s]);
+    free(w->out[s]);
+  }
+  ref_free_weight(&w->kv_b);
+  free(w->pages);
+  free(w->page_table);
+}
+
+// Runs tokens [from[s], to[s]) of every sequence in one step and keeps their outputs.
+static void step(world *w, td_stream *stream, const uint32_t *from, const uint32_t *to) {
+  const layout *l = &w->l;
+  uint32_t n = 0, t = 0, e = entry_floats(l);
+  for (uint32_t s = 0; s < l->n_seqs; s++)
+    n += to[s] - from[s];
+  int32_t *seq = malloc(n * sizeof *seq), *position = malloc(n * sizeof *position);
+  int32_t q_begin[MAX_SEQS + 1] = {0};
+  size_t q_row = (size_t)l->n_heads * w->q_dim, out_row = (size_t)l->n_heads * w->out_dim;
+  float *q = malloc(n * q_row * sizeof *q), *out = malloc(n * out_row * sizeof *out);
+  float *k = malloc((size_t)n * e * sizeof *k), *v = malloc((size_t)n * e * sizeof *v);
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    for (uint32_t p = from[s]; p < to[s]; p++, t++) {
+      seq[t] = (int32_t)s;
+      position[t] = (int32_t)p;
+      memcpy(q + t * q_row, w->q[s] + p * q_row, q_row * sizeof *q);
+      memcpy(k + (size_t)t * e, w->k[s] + (size_t)p * e, e * sizeof *k);
+      memcpy(v + (size_t)t * e, w->v[s] + (size_t)p * e, e * sizeof *v);
+    }
+    q_begin[s + 1] = (int32_t)t;
+  }
+  td_batch_view batch = {.seq = seq,
+                         .position = position,
+                         .q_begin = q_begin,
+                         .page_table = w->page_table,
+                         .n_tokens = n,
+                         .n_seqs = l->n_seqs,
+                         .max_pages = w->max_pages,
+                         .page_tokens = l->page_tokens};
+  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes};
+  if (l->mla) {
+    td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, k, e});
+    td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
+                                               .kv = kv,
+                                               .q = q,
+                                               .kv_b = &w->kv_b.w,
+                                               .out = out,
+                                               .n_heads = l->n_heads,
+                                               .nope_dim = l->nope,
+                                               .rope_dim = l->rope,
+                                               .v_dim = l->v_dim,
+                                               .kv_lora_rank = l->rank,
+                                               .scale = w->scale,
+                                               .absorbed = l->absorbed});
+  } else {
+    td_op_kv_store_gqa(stream, &(td_kv_store_gqa_args){.batch = batch,
+                                                       .kv = kv,
+                                                       .k = k,
+                                                       .v = v,
+                                                       .k_stride = e,
+                                                       .v_stride = e,
+                                                       .n_kv_heads = l->n_kv_heads,
+                                                       .head_dim = l->head_dim});
+    td_op_attn_gqa(stream, &(td_attn_gqa_args){.batch = batch,
+                                               .kv = kv,
+                                               .q = q,
+                                               .out = out,
+                                               .n_heads = l->n_heads,
+                                               .n_kv_heads = l->n_kv_heads,
+                                               .head_dim = l->head_dim,
+                                               .scale = w->scale});
+  }
+  td_err err;
+  if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
+  t = 0;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    for (uint32_t p = from[s]; p < to[s]; p++, t++) {
+      memcpy(w->out[s] + p * out_row, out + t * out_row, out_row * sizeof *out);
+    }
+  }
+  free(seq);
+  free(position);
+  free(q);
+  free(out);
+  free(k);
+  free(v);
+}
+
+// The key and value that head h of sequence s sees at position p, from what the cache keeps.
+static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double *k, double *v) {
+  const layout *l = &w->l;
+  size_t e = entry_floats(l);
+  if (!l->mla) {
+    size_t at = p * e + (size_t)(h / (l->n_heads / l->n_kv_heads)) * l->head_dim;
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+      k[d] = ref_through_half(w->k[s][at + d]);
+      v[d] = ref_through_half(w->v[s][at + d]);
+    }
+    return;
+  }
+  double latent[640];
+  for (uint32_t d = 0; d < e; d++)
+    latent[d] = ref_through_half(w->k[s][p * e + d]);
+  for (uint32_t d = 0; d < l->nope + l->v_dim; d++) {
+    double sum = 0;
+    for (uint32_t c = 0; c < l->rank; c++) {
+      sum += ref_at(&w->kv_b.w, h * (l->nope + l->v_dim) + d, c) * latent[c];
+    }
+    if (d < l->nope)
+      k[d] = sum;
+    else
+      v[d - l->nope] = sum;
+  }
+  for (uint32_t d = 0; d < l->rope; d++)
+    k[l->nope + d] = latent[l->rank + d];
+}
+
+// Compares every `every`-th token of each sequence with attention in double.
+static void check_naive(const world *w, uint32_t every) {
+  const layout *l = &w->l;
+  double *k = ref_doubles(1024), *v = ref_doubles(1024), *want = ref_doubles(w->out_dim);
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    double *keys = ref_doubles((size_t)l->len[s] * w->q_dim);
+    double *values = ref_doubles((size_t)l->len[s] * w->out_dim);
+    for (uint32_t h = 0; h < l->n_heads; h++) {
+      for (uint32_t p = 0; p < l->len[s]; p++) {
+        naive_kv(w, s, h, p, keys + (size_t)p * w->q_dim, values + (size_t)p * w->out_dim);
+      }
+      for (uint32_t t = l->len[s] - 1;; t -= every) {
+        const float *q = w->q[s] + ((size_t)t * l->n_heads + h) * w->q_dim;
+        double sum = 0;
+        memset(want, 0, w->out_dim * sizeof *want);
+        for (uint32_t p = 0; p <= t; p++) {
+          double dot = 0;
+          for (uint32_t d = 0; d < w->q_dim; d++)
+            dot += q[d] * keys[(size_t)p * w->q_dim + d];
+          double weight = exp(w->scale * dot);
+          sum += weight;
+          for (uint32_t d = 0; d < w->out_dim; d++) {
+            want[d] += weight * values[(size_t)p * w->out_dim + d];
+          }
+        }
+        for (uint32_t d = 0; d < w->out_dim; d++)
+          want[d] /= sum;
+        double distance = ref_distance(w->out[s] + ((size_t)t * l->n_heads + h) * w->out_dim, want,
+                                       w->out_dim);
+        if (!(distance < 2e-5)) fail_msg("sequence %u head %u token %u: %g", s, h, t, distance);
+        if (t < every) break;
+      }
+    }
+    free(keys);
+    free(values);
+  }
+  free(k);
+  free(v);
+  free(want);
+}
+
+// Whole sequences at once on one thread are compared with double; the same in chunks, sequence by
+// sequence and token by token, on other teams, must agree with them to the bit.
+static void check_layout(const layout *l, uint32_t every) {
+  world whole, other;
+  td_dev *dev;
+  td_stream *stream;
+  td_err err;
+  uint32_t from[MAX_SEQS] = {0}, to[MAX_SEQS];
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err), TD_OK);
+  assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+  make_world(&whole, l);
+  step(&whole, stream, from, l->len);
+  check_naive(&whole, every);
+  td_stream_close(stream);
+  td_dev_close(dev);
+
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 4}, &err), TD_OK);
+  assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+  static const uint32_t chunks[] = {1, 7, 100};
+  for (size_t c = 0; c < TD_COUNT(chunks); c++) {
+    make_world(&other, l);
+    for (uint32_t done = 0;; done += chunks[c]) {
+      bool more = false;
+      for (uint32_t s = 0; s < l->n_seqs; s++) {
+        from[s] = done < l->len[s] ? done : l->len[s];
+        to[s] = done + chunks[c] < l->len[s] ? done + chunks[c] : l->len[s];
+        more = more || to[s] < l->len[s];
+      }
+      step(&other, stream, from, to);
+      if (!more) break;
+    }
+    for (uint32_t s = 0; s < l->n_seqs; s++) {
+      size_t n = (size_t)l->len[s] * l->n_heads * whole.out_dim;
+      assert_memory_equal(whole.out[s], other.out[s], n * sizeof(float));
+    }
+    free_world(&other);
+  }
+  free_world(&whole);
+  td_stream_close(stream);
+  td_dev_close(dev);
+}
+
+static void test_gqa(void **state) {
+  (void)state;
+  check_layout(&(layout){.n_heads = 6,
+                         .n_kv_heads = 3,
+                         .head_dim = 20,
+                         .page_tokens = 16,
+                         .n_seqs = 3,
+                         .len = {130, 1, 33}},
+               1);
+}
+
+static void test_gqa_one_odd_head_group(void **state) {
+  (void)state;
+  check_layout(&(layout){.n_heads = 35,
+                         .n_kv_heads = 1,
+                         .head_dim = 7,
+                         .page_tokens = 4,
+                         .n_seqs = 2,
+                         .len = {19, 40}},
+               1);
+}
+
+static void test_gqa_beyond_splits_and_large_pages(void **state) {
+  (void)state;
+  check_layout(&(layout){.n_heads = 5,
+                         .n_kv_heads = 5,
+                         .head_dim = 16,
+                         .page_tokens = 128,
+                         .n_seqs = 2,
+                         .len = {1300, 520}},
+               97);
+}
+
+static const layout mla = {.mla = true,
+                           .n_heads = 3,
+                           .nope = 12,
+                           .rope = 6,
+                           .v_dim = 10,
+                           .rank = 40,
+                           .page_tokens = 16,
+                           .n_seqs = 2,
+                           .len = {150, 21}};
+
+static void test_mla(void **state) {
+  (void)state;
+  static const td_dtype dtypes[] = {TD_BF16, TD_F8E4M3, TD_F32};
+  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    for (int absorbed = 0; absorbed < 2; absorbed++) {
+      layout l = mla;
+      l.kv_b_dtype = dtypes[i];
+      l.absorbed = absorbed;
+      check_layout(&l, 1);
+    }
+  }
+}
+
+static void test_mla_beyond_splits(void **state) {
+  (void)state;
+  for (int absorbed = 0; absorbed < 2; absorbed++) {
+    layout l = mla;
+    l.kv_b_dtype = TD_BF16;
+    l.absorbed = absorbed;
+    l.page_tokens = 64;
+    l.len[0] = 1100;
+    check_layout(&l, 111);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_gqa_one_odd_head_group),
+      cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
+      cmocka_unit_test(test_mla),
+      cmocka_unit_test(test_mla_beyond_splits),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
