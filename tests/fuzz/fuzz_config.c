@@ -1,0 +1,50 @@
+// tests/fuzz/fuzz_config.c - config.json of any JSON: refused, or every value within its range.
+// Input: config.json; behind a line of "---", generation_config.json.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "model/config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(const td_model_config *c) {
+  TD_CHECK(c->n_layers >= 1 && c->n_layers <= TD_MAX_LAYERS);
+  TD_CHECK(c->dim >= 1 && c->n_vocab >= 1 && c->n_heads >= 1 && c->expert_dim >= 1);
+  TD_CHECK(c->top_k >= 1 && c->top_k <= c->n_experts);
+  TD_CHECK(c->n_groups >= 1 && c->n_experts % c->n_groups == 0);
+  TD_CHECK(c->topk_groups >= 1 && c->topk_groups <= c->n_groups);
+  TD_CHECK(isfinite(c->rope_theta) && c->rope_theta > 1 && c->yarn.factor >= 1);
+  TD_CHECK(c->yarn.beta_fast > 0 && c->yarn.beta_slow > 0);
+  TD_CHECK(c->rms_eps > 0 && c->routed_scaling > 0 && c->max_position >= 1);
+  TD_CHECK(c->n_eos <= TD_MAX_EOS && c->bos_id < (int32_t)c->n_vocab && c->bos_id >= -1);
+  TD_CHECK(!c->fp8_block_rows == !c->fp8_block_cols);
+  if (c->arch == TD_ARCH_DEEPSEEK_V3) {
+    TD_CHECK(c->rope_dim % 2 == 0 && c->rope_dim && c->kv_lora_rank && c->v_dim && c->nope_dim);
+  } else {
+    TD_CHECK(c->n_kv_heads && c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
+    TD_CHECK(c->head_dim >= 2);
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  const char *text = (const char *)data;
+  const char *rule = size ? memmem(text, size, "\n---\n", 5) : NULL;
+  size_t len = rule ? (size_t)(rule - text) : size;
+  cJSON *config = NULL, *generation = NULL;
+  td_err err;
+  td_model_config c;
+  if (td_json_parse(&config, text, len, TD_JSON_MAX_DEPTH, &err) != TD_OK) return 0;
+  if (rule &&
+      td_json_parse(&generation, rule + 5, size - len - 5, TD_JSON_MAX_DEPTH, &err) != TD_OK) {
+    generation = NULL;
+  }
+  if (td_config_parse(&c, config, generation, "dir", &err) == TD_OK) {
+    check(&c);
+  } else {
+    TD_CHECK(strncmp(err.msg, "dir/", 4) == 0);
+  }
+  cJSON_Delete(config);
+  cJSON_Delete(generation);
+  return 0;
+}
