@@ -1,0 +1,324 @@
+// src/http/conn.c - one connection: reading, dispatching in order, timers, closing.
+// A connection handles one request at a time; bytes behind it wait in pending, so pipelined
+// requests are answered in order. While a handler works the socket is still read, because that is
+// how a client that left is noticed: end of input during a request means gone.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "http/internal.h"
+
+#define MAX_PENDING_BYTES 65536
+#define LINGER_MS         2000
+#define BODY_BYTES_PER_MS 64
+
+enum { STAGE_NONE, STAGE_IDLE, STAGE_HEAD, STAGE_BODY };
+
+static void pump(td_http_conn *conn);
+static void update_reading(td_http_conn *conn);
+static void on_timer(uv_timer_t *timer);
+
+static uint64_t now_ms(void) {
+  return td_clock_ns() / 1000000;
+}
+
+static void on_closed(uv_handle_t *handle) {
+  td_http_conn *conn = handle->data;
+  if (--conn->n_handles > 0) return;
+  if (conn->open && conn->on_gone) conn->on_gone(conn->gone_arg);
+  td_http_server *server = conn->server;
+  td_http_server_conn_closed(server, conn);
+  td_http_parser_free(&conn->parser);
+  td_buf_free(&conn->pending);
+  td_buf_free(&conn->extra_headers);
+  free(conn);
+}
+
+void td_http_conn_drop(td_http_conn *conn) {
+  if (conn->phase == TD_CONN_CLOSED) return;
+  conn->phase = TD_CONN_CLOSED;
+  uv_close(&conn->io.handle, on_closed);
+  uv_close((uv_handle_t *)&conn->timer, on_closed);
+}
+
+bool td_http_conn_is_idle(const td_http_conn *conn) {
+  return conn->phase == TD_CONN_READ && !conn->parser.started && conn->pending.len == 0;
+}
+
+static void arm(td_http_conn *conn, uint64_t delay_ms, uint64_t repeat_ms) {
+  uv_update_time(conn->server->loop);
+  uv_timer_start(&conn->timer, on_timer, delay_ms, repeat_ms);
+}
+
+// Milliseconds the current stage of reading may last.
+static uint64_t stage_limit_ms(const td_http_conn *conn) {
+  const td_http_opts *opts = &conn->server->opts;
+  switch (conn->stage) {
+  case STAGE_IDLE: return conn->served ? opts->idle_timeout_ms : opts->head_timeout_ms;
+  case STAGE_HEAD: return opts->head_timeout_ms;
+  default: return opts->body_timeout_ms + conn->parser.body.len / BODY_BYTES_PER_MS;
+  }
+}
+
+static void update_stage(td_http_conn *conn) {
+  int stage = !conn->parser.started     ? STAGE_IDLE
+              : !conn->parser.head_done ? STAGE_HEAD
+                                        : STAGE_BODY;
+  if (conn->phase != TD_CONN_READ || stage == conn->stage) return;
+  conn->stage = stage;
+  conn->stage_since_ms = now_ms();
+  arm(conn, stage_limit_ms(conn), 0);
+}
+
+static void refuse(td_http_conn *conn, int status, const char *message) {
+  conn->keep_alive = false;
+  if (status == 503) td_http_add_header(conn, "Retry-After", "1");
+  td_http_error(conn, status, message);
+}
+
+static void on_read_timer(td_http_conn *conn) {
+  uint64_t spent = now_ms() - conn->stage_since_ms, limit = stage_limit_ms(conn);
+  if (spent < limit) {
+    arm(conn, limit - spent, 0);
+  } else if (conn->stage == STAGE_IDLE) {
+    td_http_conn_drop(conn);
+  } else {
+    refuse(conn, 408, "the request took too long to arrive");
+  }
+}
+
+// While a response is made or written: keeps an event stream alive, drops a reader that stalls.
+static void on_write_timer(td_http_conn *conn) {
+  const td_http_opts *opts = &conn->server->opts;
+  size_t waiting = uv_stream_get_write_queue_size(&conn->io.stream);
+  uint64_t moved = conn->n_queued - waiting, now = td_clock_ns();
+  if (waiting == 0 || moved > conn->n_moved) {
+    conn->n_moved = moved;
+    conn->moved_ns = now;
+  } else if (now - conn->moved_ns >= (uint64_t)opts->write_timeout_ms * 1000000) {
+    td_debug("http: a client that reads nothing was dropped");
+    td_http_conn_drop(conn);
+    return;
+  }
+  if (conn->sse && !conn->sse_event_sent) td_http_stream_write(conn, ":\n\n", 3);
+}
+
+static void on_timer(uv_timer_t *timer) {
+  td_http_conn *conn = timer->data;
+  switch (conn->phase) {
+  case TD_CONN_READ: on_read_timer(conn); break;
+  case TD_CONN_BUSY:
+  case TD_CONN_FLUSH: on_write_timer(conn); break;
+  case TD_CONN_LINGER: td_http_conn_drop(conn); break;
+  case TD_CONN_CLOSED: break;
+  }
+}
+
+static void on_shutdown(uv_shutdown_t *req, int error) {
+  td_http_conn *conn = req->data;
+  if (error) td_http_conn_drop(conn);
+}
+
+// Ends our side, then reads on for a while: closing with unread bytes would reset the connection
+// and could take the answer away from the client.
+static void linger(td_http_conn *conn) {
+  conn->phase = TD_CONN_LINGER;
+  td_buf_free(&conn->pending);
+  conn->shutdown.data = conn;
+  if (conn->eof || uv_shutdown(&conn->shutdown, &conn->io.stream, on_shutdown)) {
+    td_http_conn_drop(conn);
+    return;
+  }
+  arm(conn, LINGER_MS, 0);
+}
+
+void td_http_conn_finish(td_http_conn *conn) {
+  conn->open = false;
+  if (conn->phase == TD_CONN_CLOSED) return;
+  if (conn->phase == TD_CONN_READ) {
+    arm(conn, conn->server->opts.sse_comment_ms, conn->server->opts.sse_comment_ms);
+  }
+  conn->phase = TD_CONN_FLUSH;
+  if (conn->n_written == conn->n_queued) td_http_conn_flushed(conn);
+}
+
+static void begin_request(td_http_conn *conn) {
+  conn->phase = TD_CONN_READ;
+  conn->stage = STAGE_NONE;
+  td_http_parser_reset(&conn->parser);
+  td_buf_clear(&conn->extra_headers);
+  conn->route = NULL;
+  conn->on_gone = NULL;
+  conn->head_sent = conn->chunked = conn->no_body = conn->sse = conn->sse_event_sent = false;
+}
+
+void td_http_conn_flushed(td_http_conn *conn) {
+  conn->served = true;
+  if (!conn->keep_alive || conn->server->draining) {
+    linger(conn);
+    return;
+  }
+  begin_request(conn);
+  pump(conn);
+}
+
+// The head is whole: refuse what can be refused before the body is read.
+static void on_head(td_http_conn *conn) {
+  td_http_server *server = conn->server;
+  const td_http_opts *opts = &server->opts;
+  td_http_parser *parser = &conn->parser;
+  const char *method = td_http_parser_method(parser);
+  conn->keep_alive = parser->keep_alive;
+  conn->no_body = strcmp(method, "HEAD") == 0;
+  // No host at all is HTTP/1.0, which no browser speaks.
+  if (opts->loopback_hosts_only && parser->host.len > 0 &&
+      !td_http_host_is_allowed(td_buf_text(&parser->host))) {
+    refuse(conn, 403, "this server answers to localhost only: the Host header names another host");
+    return;
+  }
+  td_buf allow = TD_BUF_INIT;
+  conn->route = td_http_route_find(opts->routes, opts->n_routes, method, td_http_path(conn),
+                                   &allow);
+  if (conn->route && strcmp(method, "POST") == 0 && !parser->has_length) {
+    refuse(conn, 411, "the request has neither Content-Length nor Transfer-Encoding: chunked");
+  } else if (conn->route) {
+    if (opts->on_head && !opts->on_head(opts->ctx, conn)) TD_CHECK(conn->head_sent);
+  } else if (allow.len > 0) {
+    td_http_add_header(conn, "Allow", td_buf_text(&allow));
+    td_http_error(conn, 405, "this path does not know this method");
+  } else {
+    td_http_error(conn, 404, "there is nothing at this path");
+  }
+  td_buf_free(&allow);
+  if (conn->phase == TD_CONN_READ && parser->expect_continue && !parser->message_done &&
+      conn->pending.len == 0) {
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    td_http_conn_write(conn, go_on, sizeof go_on - 1);
+  }
+}
+
+static void dispatch(td_http_conn *conn) {
+  td_http_server *server = conn->server;
+  conn->phase = TD_CONN_BUSY;
+  conn->open = true;
+  conn->moved_ns = td_clock_ns();
+  arm(conn, server->opts.sse_comment_ms, server->opts.sse_comment_ms);
+  conn->route->handle(server->opts.ctx, conn);
+}
+
+// Feeds pending bytes to the parser until they are used up or a handler has work to do.
+static void pump(td_http_conn *conn) {
+  if (conn->pumping) return;
+  conn->pumping = true;
+  while (conn->phase == TD_CONN_READ) {
+    size_t used;
+    td_http_event event = td_http_parser_feed(&conn->parser, td_buf_text(&conn->pending),
+                                              conn->pending.len, &used);
+    td_buf_drop(&conn->pending, used);
+    if (event == TD_HTTP_MORE) break;
+    if (event == TD_HTTP_HEAD) on_head(conn);
+    if (event == TD_HTTP_DONE) dispatch(conn);
+    if (event == TD_HTTP_BAD) refuse(conn, conn->parser.status, conn->parser.reason);
+  }
+  conn->pumping = false;
+  if (conn->eof && (conn->phase == TD_CONN_READ || conn->phase == TD_CONN_BUSY)) {
+    td_http_conn_drop(conn);
+    return;
+  }
+  update_stage(conn);
+  update_reading(conn);
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf) {
+  (void)suggested;
+  td_http_conn *conn = handle->data;
+  *buf = uv_buf_init(conn->server->read_buf, sizeof conn->server->read_buf);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+
+// Stops reading while too much waits behind a slow request, goes on when it is used up.
+static void update_reading(td_http_conn *conn) {
+  if (conn->phase == TD_CONN_CLOSED || conn->eof) return;
+  bool want = conn->pending.len < MAX_PENDING_BYTES;
+  if (want == conn->reading) return;
+  conn->reading = want;
+  if (!want) {
+    uv_read_stop(&conn->io.stream);
+  } else if (uv_read_start(&conn->io.stream, on_alloc, on_read)) {
+    td_http_conn_drop(conn);
+  }
+}
+
+static void on_eof(td_http_conn *conn) {
+  conn->eof = true;
+  uv_read_stop(&conn->io.stream);
+  // While a response is being written the client may have said all it wants to say.
+  if (conn->phase != TD_CONN_FLUSH) td_http_conn_drop(conn);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
+  td_http_conn *conn = stream->data;
+  if (n == 0) return;
+  if (n == UV_EOF) {
+    on_eof(conn);
+    return;
+  }
+  if (n < 0) {
+    td_http_conn_drop(conn);
+    return;
+  }
+  bool ends = conn->phase == TD_CONN_LINGER || (conn->phase == TD_CONN_FLUSH && !conn->keep_alive);
+  if (ends) return; // nothing more will be answered
+  td_buf_add(&conn->pending, buf->base, (size_t)n);
+  if (conn->pending.failed) {
+    td_http_conn_drop(conn);
+    return;
+  }
+  pump(conn);
+  update_reading(conn); // where pump had nothing to do
+}
+
+static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
+  uv_loop_t *loop = conn->server->loop;
+  int error = listener->type == UV_TCP ? uv_tcp_init(loop, &conn->io.tcp)
+                                       : uv_pipe_init(loop, &conn->io.pipe, 0);
+  if (error) return false;
+  uv_timer_init(loop, &conn->timer);
+  conn->io.handle.data = conn;
+  conn->timer.data = conn;
+  conn->n_handles = 2;
+  return true;
+}
+
+void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
+  td_http_conn *conn = calloc(1, sizeof *conn);
+  if (!conn) return;
+  conn->server = server;
+  if (!open_io(conn, listener)) {
+    free(conn);
+    return;
+  }
+  td_http_parser_init(&conn->parser, &server->opts.limits);
+  conn->next = server->conns;
+  if (conn->next) conn->next->prev = conn;
+  server->conns = conn;
+  server->n_conns++;
+  server->n_open++;
+  if (uv_accept(listener, &conn->io.stream) || server->draining ||
+      server->n_conns > server->opts.max_connections + 64) {
+    td_http_conn_drop(conn);
+    return;
+  }
+  if (listener->type == UV_TCP) {
+    uv_tcp_nodelay(&conn->io.tcp, 1);
+    uv_tcp_keepalive(&conn->io.tcp, 1, 60);
+  }
+  begin_request(conn);
+  update_reading(conn);
+  update_stage(conn);
+  if (server->n_conns > server->opts.max_connections) {
+    refuse(conn, 503, "too many connections");
+  }
+}

@@ -1,0 +1,64 @@
+// src/http/parser.h - one request from bytes: guard and llhttp in step, limits, header table.
+// Knows nothing of sockets.
+#ifndef TD_HTTP_PARSER_H
+#define TD_HTTP_PARSER_H
+
+#include <llhttp.h>
+#include <stdbool.h>
+
+#include "base/buf.h"
+#include "http/guard.h"
+
+#define TD_HTTP_MAX_HEADERS 100
+
+typedef struct {
+  size_t max_line_bytes; // request line: 414
+  size_t max_head_bytes; // all header lines: 431
+  size_t max_body_bytes; // 413
+} td_http_limits;
+
+typedef enum {
+  TD_HTTP_MORE, // all bytes were taken
+  TD_HTTP_HEAD, // the head is whole and valid; feed on for the body
+  TD_HTTP_DONE, // the request is whole
+  TD_HTTP_BAD,  // status and reason say why; the connection cannot go on
+} td_http_event;
+
+typedef struct {
+  td_http_limits limits;
+  td_http_guard guard;
+  llhttp_t llhttp;
+  td_buf text; // target, header names and values, each NUL-terminated
+  struct {
+    size_t name, value; // offsets in text
+  } headers[TD_HTTP_MAX_HEADERS];
+  unsigned n_headers;
+  td_buf path;  // percent-decoded, without the query
+  td_buf query; // as sent, without '?'
+  td_buf host;  // of the Host header, or of an absolute target
+  td_buf body;
+  bool started;         // a byte of this request has been seen
+  bool head_done;       // llhttp has seen the end of the head
+  bool message_done;    // llhttp has seen the end of the message
+  bool has_length;      // Content-Length or Transfer-Encoding was given
+  bool expect_continue; // the client waits for 100 Continue
+  bool keep_alive;
+  bool http10;
+  int status; // after TD_HTTP_BAD
+  const char *reason;
+} td_http_parser;
+
+void td_http_parser_init(td_http_parser *parser, const td_http_limits *limits);
+void td_http_parser_free(td_http_parser *parser);
+// Ready for the next request of the connection; memory is kept.
+void td_http_parser_reset(td_http_parser *parser);
+
+// Takes bytes up to the next event and sets *used to how many. After DONE: reset first.
+td_http_event td_http_parser_feed(td_http_parser *parser, const char *bytes, size_t len,
+                                  size_t *used);
+
+const char *td_http_parser_method(const td_http_parser *parser);
+// NULL when absent; the first of several. name in any case.
+const char *td_http_parser_header(const td_http_parser *parser, const char *name);
+
+#endif
