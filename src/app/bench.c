@@ -285,18 +285,16 @@ static uint32_t largest(const td_int_list *list) {
 
 static td_status open_bench(bench *b, td_err *err) {
   const td_options *o = b->options;
-  td_status st = td_cmd_need_model(o, err);
+  td_session_opts opts;
+  td_status st = td_cmd_session_opts(o, &opts, err);
   if (st == TD_OK) st = td_machine_measure(&b->machine, (unsigned)o->threads, err);
   if (st != TD_OK) return st;
   uint32_t n_prompt = largest(&o->bench_prompt), n_gen = largest(&o->bench_gen);
   uint32_t batch = largest(&o->bench_batch);
   uint32_t n_ctx = largest(&o->bench_depth) + (n_prompt > n_gen ? n_prompt : n_gen);
-  td_session_opts opts = {.model_dir = o->model,
-                          .n_threads = (uint32_t)o->threads,
-                          .ctx_size = n_ctx,
-                          .prefill_chunk = (uint32_t)o->prefill_chunk,
-                          .max_seqs = batch + 1, // beside the session's own
-                          .record_routing = true};
+  opts.ctx_size = n_ctx;
+  opts.max_seqs = batch + 1; // beside the session's own
+  opts.record_routing = true;
   st = td_session_open(&b->session, &opts, err);
   if (st != TD_OK) return st;
   uint32_t n_scratch = opts.prefill_chunk > batch ? opts.prefill_chunk : batch;

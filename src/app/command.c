@@ -1,5 +1,7 @@
 #include "app/command.h"
 
+#include <string.h>
+
 #include "base/log.h"
 
 int td_cmd_fail(const td_err *err) {
@@ -11,4 +13,17 @@ td_status td_cmd_need_model(const td_options *options, td_err *err) {
   if (options->model) return TD_OK;
   return td_fail(err, TD_EINVAL, "tandem %s needs --model DIR, a checkpoint directory",
                  td_command_name(options->command));
+}
+
+td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
+  bool is_f16 = !strcmp(o->kv_dtype, "f16");
+  if (!is_f16 && strcmp(o->kv_dtype, "f32")) {
+    return td_fail(err, TD_EINVAL, "--kv-dtype %s: give f32 or f16", o->kv_dtype);
+  }
+  *out = (td_session_opts){.model_dir = o->model,
+                           .n_threads = (uint32_t)o->threads,
+                           .ctx_size = (uint32_t)o->ctx_size,
+                           .prefill_chunk = (uint32_t)o->prefill_chunk,
+                           .kv_dtype = is_f16 ? TD_F16 : TD_F32};
+  return td_cmd_need_model(o, err);
 }

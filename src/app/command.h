@@ -3,6 +3,7 @@
 #ifndef TD_APP_COMMAND_H
 #define TD_APP_COMMAND_H
 
+#include "app/session.h"
 #include "config/options.h"
 
 int td_cmd_run(const td_options *options);
@@ -19,5 +20,8 @@ int td_cmd_inspect_template(const td_options *options);
 int td_cmd_fail(const td_err *err);
 // Fills err when --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
+
+// The session that --model, --threads, --ctx-size, --prefill-chunk and --kv-dtype ask for.
+td_status td_cmd_session_opts(const td_options *options, td_session_opts *out, td_err *err);
 
 #endif

@@ -81,10 +81,11 @@ static td_status write_logits(td_session *s, const td_options *o, const char *tm
 
 static td_status open_session(td_session **out, const td_options *o, uint32_t n_tokens,
                               uint32_t chunk, td_err *err) {
-  td_session_opts opts = {.model_dir = o->model,
-                          .n_threads = (uint32_t)o->threads,
-                          .ctx_size = n_tokens,
-                          .prefill_chunk = chunk};
+  td_session_opts opts;
+  td_status st = td_cmd_session_opts(o, &opts, err);
+  if (st != TD_OK) return st;
+  opts.ctx_size = n_tokens;
+  opts.prefill_chunk = chunk;
   return td_session_open(out, &opts, err);
 }
 

@@ -113,17 +113,14 @@ static void print_scores(const eval *e) {
 
 static td_status open_eval(eval *e, td_err *err) {
   const td_options *o = e->options;
-  td_status st = td_cmd_need_model(o, err);
+  td_session_opts opts;
+  td_status st = td_cmd_session_opts(o, &opts, err);
   if (st == TD_OK && !o->suite) {
     st = td_fail(err, TD_EINVAL, "tandem eval chat needs --suite FILE");
   }
   if (st == TD_OK) st = td_suite_read(&e->suite, o->suite, err);
   if (st == TD_OK) st = td_chat_open(&e->chat, o->model, err);
   if (st != TD_OK) return st;
-  td_session_opts opts = {.model_dir = o->model,
-                          .n_threads = (uint32_t)o->threads,
-                          .ctx_size = (uint32_t)o->ctx_size,
-                          .prefill_chunk = (uint32_t)o->prefill_chunk};
   return td_session_open(&e->session, &opts, err);
 }
 

@@ -81,7 +81,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, " of weights for a token\nmemory        ");
   add_bytes(out, s.bytes);
   td_buf_str(out, ", and ");
-  add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c));
+  add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
   td_buf_printf(out, " for every 1000 tokens of context\ncontext       up to %u tokens",
                 c->max_position);
   if (c->yarn.factor != 1) {
@@ -148,7 +148,8 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
     td_jw_int(w, td_dtype_name(dtypes[i]), (int64_t)s.bytes_by_dtype[dtypes[i]]);
   }
   td_jw_end_object(w);
-  td_jw_int(w, "kv_bytes_per_token", (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m)));
+  td_jw_int(w, "kv_bytes_per_token",
+            (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m), TD_F32));
 }
 
 static void add_json(td_buf *out, const td_model *m, bool tensors) {

@@ -258,14 +258,11 @@ static td_status chat_on_terminal(runner *r, td_err *err) {
 
 static td_status open_runner(runner *r, td_err *err) {
   const td_options *o = r->options;
-  td_status st = td_cmd_need_model(o, err);
+  td_session_opts opts;
+  td_status st = td_cmd_session_opts(o, &opts, err);
   if (st != TD_OK) return st;
   if (!o->token_ids.n) st = td_chat_open(&r->chat, o->model, err);
   if (st != TD_OK) return st;
-  td_session_opts opts = {.model_dir = o->model,
-                          .n_threads = (uint32_t)o->threads,
-                          .ctx_size = (uint32_t)o->ctx_size,
-                          .prefill_chunk = (uint32_t)o->prefill_chunk};
   st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
   r->sampling = choose_sampling(o, r->session->config);

@@ -13,7 +13,7 @@ static uint32_t context_size(const td_model_config *config, const td_session_opt
   if (opts->ctx_size) return opts->ctx_size;
   uint64_t free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
   uint64_t seqs = opts->max_seqs ? opts->max_seqs : 1;
-  uint64_t n = free_bytes / 4 / td_engine_kv_bytes_per_token(config) / seqs;
+  uint64_t n = free_bytes / 4 / td_engine_kv_bytes_per_token(config, opts->kv_dtype) / seqs;
   if (n < 2 * PAGE_TOKENS) n = 2 * PAGE_TOKENS;
   return n < config->max_position ? (uint32_t)n : config->max_position;
 }
@@ -40,6 +40,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
                          .max_step_seqs = n_seqs,
                          .max_seq_tokens = s->n_ctx,
+                         .kv_dtype = s->opts.kv_dtype,
                          .record_routing = s->opts.record_routing};
   return td_engine_open(&s->engine, s->model, s->dev, &opts, err);
 }

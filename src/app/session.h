@@ -17,6 +17,7 @@ typedef struct {
   uint32_t ctx_size;      // tokens; 0: what the model allows, within a quarter of free memory
   uint32_t prefill_chunk; // tokens a step
   uint32_t max_seqs;      // sequences that may be open together; 0: one
+  td_dtype kv_dtype;      // TD_F32 or TD_F16
   bool record_routing;    // see td_engine_opts
 } td_session_opts;
 

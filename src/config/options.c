@@ -45,6 +45,8 @@ static const option table[] = {
      "compute threads; 0: one for each CPU"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
+    {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",
+     "KV cache in f32, or in f16: half the memory, keys and values rounded to 11 bits"},
     {"prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), 1, 1 << 16, "512", "TOKENS",
      "prompt tokens computed in one step"},
 

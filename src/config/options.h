@@ -44,7 +44,7 @@ typedef struct {
   char *config, *log_level;
   bool help;
   // model and machine
-  char *model;
+  char *model, *kv_dtype;
   int64_t threads, ctx_size, prefill_chunk;
   // what to answer
   char *prompt, *file, *system;

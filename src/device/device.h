@@ -123,13 +123,14 @@ typedef struct {
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
 } td_batch_view;
 
-// One layer's KV pages: page i begins at pages + i * page_bytes. Elements are f16, stored with
-// round to nearest even and saturated at the largest finite value.
+// One layer's KV pages: page i begins at pages + i * page_bytes. Elements are f32, or f16: rounded
+// to nearest even and saturated at the largest finite value.
 //   GQA: K [n_kv_heads][page_tokens][head_dim], then V likewise
 //   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
 typedef struct {
   void *pages;
   size_t page_bytes;
+  td_dtype dtype; // TD_F32 or TD_F16
 } td_kv_view;
 
 typedef struct {

@@ -12,8 +12,8 @@ static uint32_t entry_elements(const td_model_config *c) {
   return 2 * c->n_kv_heads * c->head_dim;
 }
 
-size_t td_engine_kv_bytes_per_token(const td_model_config *config) {
-  return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(TD_F16);
+size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
+  return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
 }
 
 static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_err *err) {
@@ -98,7 +98,8 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
 }
 
 static td_status alloc_kv(td_engine *e, td_err *err) {
-  e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) * td_dtype_bytes(TD_F16);
+  e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) *
+                  td_dtype_bytes(e->opts.kv_dtype);
   size_t n_bytes = e->page_bytes * e->opts.n_pages * e->config->n_layers;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
   if (st != TD_OK) {

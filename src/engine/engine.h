@@ -19,6 +19,7 @@ typedef struct {
   uint32_t max_step_tokens; // most tokens one step may carry
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_seq_tokens;  // longest context
+  td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
   bool record_routing;      // keep each step's expert choices for td_engine_routing
 } td_engine_opts;
 
@@ -51,6 +52,6 @@ float *td_engine_logits(td_engine *engine);
 const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, uint32_t *n_tokens);
 
 // Bytes of KV cache one token takes over all layers.
-size_t td_engine_kv_bytes_per_token(const td_model_config *config);
+size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
 
 #endif

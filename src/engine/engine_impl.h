@@ -59,7 +59,8 @@ void td_engine_forward(td_engine *engine);
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
   size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
   return (td_kv_view){.pages = engine->kv_pages + layer_idx * layer_bytes,
-                      .page_bytes = engine->page_bytes};
+                      .page_bytes = engine->page_bytes,
+                      .dtype = engine->opts.kv_dtype};
 }
 
 static inline int32_t *td_engine_routing_row(const td_engine *engine, uint32_t layer_idx) {

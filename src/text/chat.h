@@ -28,4 +28,9 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_i
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, td_ids *out,
                                td_err *err);
 
+// Appends what a template makes of vars, as text: the template file path, or, with path NULL, that
+// of model_dir. Variables are those of vars alone.
+td_status td_chat_render(const char *path, const char *model_dir, const char *vars, size_t len,
+                         td_buf *out, td_err *err);
+
 #endif

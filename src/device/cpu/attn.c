@@ -1,4 +1,4 @@
-// src/device/cpu/attn.c - attention on cached f16 keys and values shared by a group of heads.
+// src/device/cpu/attn.c - attention on cached keys and values shared by a group of heads.
 // An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
 // each is computed by one member from its first key to its last; with few, the splits of all items
 // are spread over the team and merged afterwards. Both do the same additions in the same order.
@@ -124,6 +124,8 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   uint32_t n_keys = td_attn_n_keys(b, item->tile);
   uint32_t n_visible[TILE_QUERIES];
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
+  void (*attend)(const td_attn_block_args *) = a->kv->dtype == TD_F16 ? td_kernels()->attn_f16
+                                                                      : td_kernels()->attn_f32;
   td_attn_state_reset(state, item->n_q, a->v_dim);
   while (begin < split_end && begin < n_keys) {
     uint32_t end = td_attn_block_end(begin, b->page_tokens, n_keys);
@@ -131,8 +133,8 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
       n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin, end);
     }
     const char *k = td_attn_page(b, a->kv, item->tile->seq, begin) + item->kv_head * a->head_bytes +
-                    begin % b->page_tokens * a->ld * sizeof(uint16_t);
-    td_kernels()->attn_f16(&(td_attn_block_args){
+                    begin % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
+    attend(&(td_attn_block_args){
         .q = q,
         .k = k,
         .v = k + a->v_bytes,
@@ -265,7 +267,7 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
   if (status != TD_OK) return status;
   TD_CPU_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
                  "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
-  size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * sizeof(uint16_t);
+  size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * td_dtype_bytes(a->kv.dtype);
   TD_CPU_REQUIRE(2 * a->n_kv_heads * head_bytes <= a->kv.page_bytes,
                  "attention: %u KV heads do not fit a page of %zu bytes", a->n_kv_heads,
                  a->kv.page_bytes);

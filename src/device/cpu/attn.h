@@ -55,7 +55,7 @@ td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint
                              td_attn_tile **tiles, uint32_t *n_tiles, td_err *err);
 
 // Attention where n_heads / n_kv_heads query heads share cached keys and values. Key i of a page
-// and KV head h lies at page + h * head_bytes + i * ld halves, its value v_bytes behind.
+// and KV head h lies at page + h * head_bytes + i * ld elements, its value v_bytes behind.
 typedef struct {
   const td_batch_view *batch;
   const td_kv_view *kv;

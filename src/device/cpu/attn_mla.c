@@ -117,12 +117,17 @@ static size_t expansion_floats(const td_attn_mla_args *a) {
          (a->kv_lora_rank + a->rope_dim + a->nope_dim + a->rope_dim + a->v_dim);
 }
 
-static void expand_block(const mla_run *run, uint32_t head, const uint16_t *entries, uint32_t n,
+static void expand_block(const mla_run *run, uint32_t head, const void *entries, uint32_t n,
                          const expansion *e) {
   const td_attn_mla_args *a = run->a;
   uint32_t k_dim = a->nope_dim + a->rope_dim;
-  td_kernels()->f32_from_f16(
-      &(td_convert_args){.in = entries, .out = e->latent, .n = (size_t)n * run->entry_dim});
+  size_t n_elements = (size_t)n * run->entry_dim;
+  if (a->kv.dtype == TD_F16) {
+    td_kernels()->f32_from_f16(
+        &(td_convert_args){.in = entries, .out = e->latent, .n = n_elements});
+  } else {
+    memcpy(e->latent, entries, n_elements * sizeof(float));
+  }
   uint32_t row0 = head * (a->nope_dim + a->v_dim);
   td_linear_args args = {
       .w = a->kv_b,
@@ -253,9 +258,10 @@ td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, t
                      a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
                  "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
                  a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
-  TD_CPU_REQUIRE(
-      (size_t)a->batch.page_tokens * run.entry_dim * sizeof(uint16_t) <= a->kv.page_bytes,
-      "attention: latents of %u do not fit a page of %zu bytes", run.entry_dim, a->kv.page_bytes);
+  TD_CPU_REQUIRE((size_t)a->batch.page_tokens * run.entry_dim * td_dtype_bytes(a->kv.dtype) <=
+                     a->kv.page_bytes,
+                 "attention: latents of %u do not fit a page of %zu bytes", run.entry_dim,
+                 a->kv.page_bytes);
   if (a->batch.n_tokens == 0) return TD_OK;
   return a->absorbed ? run_absorbed(stream, &run, err) : run_expanded(stream, &run, err);
 }

@@ -193,21 +193,27 @@ static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uin
   return (char *)kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
 }
 
-static void store_f16(void *out, const float *in, size_t n) {
-  td_kernels()->f16_from_f32(&(td_convert_args){.in = in, .out = out, .n = n});
+// Writes n elements at element `at` of a page.
+static void store(const td_kv_view *kv, char *page, size_t at, const float *in, size_t n) {
+  void *out = page + at * td_dtype_bytes(kv->dtype);
+  if (kv->dtype == TD_F16) {
+    td_kernels()->f16_from_f32(&(td_convert_args){.in = in, .out = out, .n = n});
+  } else {
+    memcpy(out, in, n * sizeof(float));
+  }
 }
 
 static void store_gqa_token(const void *args, size_t t) {
   const td_kv_store_gqa_args *a = args;
   uint32_t offset;
-  uint16_t *k = (uint16_t *)page_of(&a->kv, &a->batch, t, &offset);
+  char *page = page_of(&a->kv, &a->batch, t, &offset);
   size_t head_elements = (size_t)a->batch.page_tokens * a->head_dim;
-  uint16_t *v = k + a->n_kv_heads * head_elements;
+  size_t v_begin = a->n_kv_heads * head_elements;
   for (uint32_t h = 0; h < a->n_kv_heads; h++) {
     size_t to = h * head_elements + (size_t)offset * a->head_dim;
     size_t from = (size_t)h * a->head_dim;
-    store_f16(k + to, (const float *)a->k + t * a->k_stride + from, a->head_dim);
-    store_f16(v + to, (const float *)a->v + t * a->v_stride + from, a->head_dim);
+    store(&a->kv, page, to, (const float *)a->k + t * a->k_stride + from, a->head_dim);
+    store(&a->kv, page, v_begin + to, (const float *)a->v + t * a->v_stride + from, a->head_dim);
   }
 }
 
@@ -215,7 +221,8 @@ td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_ar
                                  td_err *err) {
   td_status status = td_cpu_check_batch(&a->batch, err);
   if (status != TD_OK) return status;
-  size_t used = (size_t)2 * a->n_kv_heads * a->batch.page_tokens * a->head_dim * sizeof(uint16_t);
+  size_t used = (size_t)2 * a->n_kv_heads * a->batch.page_tokens * a->head_dim *
+                td_dtype_bytes(a->kv.dtype);
   TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
                  used, a->kv.page_bytes);
   for_rows(stream, a->batch.n_tokens, (size_t)2 * a->n_kv_heads * a->head_dim, store_gqa_token, a);
@@ -225,16 +232,16 @@ td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_ar
 static void store_mla_token(const void *args, size_t t) {
   const td_kv_store_mla_args *a = args;
   uint32_t offset;
-  uint16_t *page = (uint16_t *)page_of(&a->kv, &a->batch, t, &offset);
-  store_f16(page + (size_t)offset * a->entry_dim, (const float *)a->entry + t * a->entry_dim,
-            a->entry_dim);
+  char *page = page_of(&a->kv, &a->batch, t, &offset);
+  store(&a->kv, page, (size_t)offset * a->entry_dim, (const float *)a->entry + t * a->entry_dim,
+        a->entry_dim);
 }
 
 td_status td_cpu_op_kv_store_mla(td_cpu_stream *stream, const td_kv_store_mla_args *a,
                                  td_err *err) {
   td_status status = td_cpu_check_batch(&a->batch, err);
   if (status != TD_OK) return status;
-  size_t used = (size_t)a->batch.page_tokens * a->entry_dim * sizeof(uint16_t);
+  size_t used = (size_t)a->batch.page_tokens * a->entry_dim * td_dtype_bytes(a->kv.dtype);
   TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
                  used, a->kv.page_bytes);
   for_rows(stream, a->batch.n_tokens, a->entry_dim, store_mla_token, a);
