@@ -114,7 +114,7 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                          .n_seqs = l->n_seqs,
                          .max_pages = w->max_pages,
                          .page_tokens = l->page_tokens};
-  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes};
+  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = TD_F16};
   if (l->mla) {
     td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, k, e});
     td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
