@@ -1,0 +1,55 @@
+// include/tandem.h - tandem as a library: open a model, generate, close.
+// One caller at a time for each handle. Link libtandem_core and what it needs (CMakeLists.txt).
+#ifndef TANDEM_H
+#define TANDEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tandem tandem;
+
+typedef struct {
+  const char *model_dir;  // checkpoint directory as the hubs publish it
+  uint32_t n_threads;     // 0: one for each CPU
+  uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
+  uint32_t prefill_chunk; // prompt tokens computed in one step; 0: 512
+} tandem_opts;
+
+typedef struct {
+  // The conversation as JSON text: {"messages": [...], "tools": [...], ...}, rendered by the
+  // model's chat template with add_generation_prompt on; or, with messages NULL, a plain prompt.
+  const char *messages;
+  const char *prompt;
+  uint32_t max_tokens; // 0: until the model stops or the context is full
+  float temperature;   // 0: greedy
+  float top_p;         // 0 and 1: off
+  uint32_t top_k;      // 0: off
+  uint64_t seed;
+  // Called with each piece of the answer, whole UTF-8, len bytes, NUL-terminated. Returning other
+  // than 0 stops the answer. May be NULL.
+  int (*on_text)(void *ctx, const char *text, size_t len);
+  void *ctx;
+} tandem_request;
+
+typedef struct {
+  uint32_t n_prompt, n_reused, n_output; // tokens; reused: prompt tokens found in the cache
+  double prefill_s, decode_s;
+  int stopped; // the model ended its answer, rather than max_tokens, the context or on_text
+} tandem_result;
+
+// Both return 0, or a negative code with a sentence in error (error_len bytes, NUL-terminated; may
+// be NULL when error_len is 0). On success of open the caller owns *out; on error *out is NULL.
+int tandem_open(tandem **out, const tandem_opts *opts, char *error, size_t error_len);
+int tandem_generate(tandem *model, const tandem_request *request, tandem_result *result,
+                    char *error, size_t error_len);
+void tandem_close(tandem *model); // NULL is legal
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
