@@ -53,11 +53,13 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
     td_buf_printf(out, "GQA: %u of keys and values, %u wide\n", c->n_kv_heads, c->head_dim);
   }
   uint32_t n_moe = count_moe_layers(c);
-  td_buf_printf(out, "experts       %u in each of %u layers, %u for a token", c->n_experts, n_moe,
-                c->top_k);
+  td_buf_printf(out, "experts       %u a layer, %u for a token", c->n_experts, c->top_k);
   if (c->n_shared_experts) td_buf_printf(out, " and %u shared", c->n_shared_experts);
-  td_buf_printf(out, ", %u wide; %u dense layers, %u wide\n", c->expert_dim, c->n_layers - n_moe,
-                c->dense_dim);
+  td_buf_printf(out, ", %u wide\n", c->expert_dim);
+  if (n_moe < c->n_layers) {
+    td_buf_printf(out, "dense         %u of the %u layers, %u wide\n", c->n_layers - n_moe,
+                  c->n_layers, c->dense_dim);
+  }
 }
 
 static void add_sizes(td_buf *out, const td_model *m) {
@@ -89,7 +91,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
   }
   td_buf_str(out, "\n");
   if (c->n_mtp_layers) {
-    td_buf_printf(out, "not used      %u multi-token prediction layers\n", c->n_mtp_layers);
+    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
   }
 }
 
