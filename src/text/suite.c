@@ -37,9 +37,6 @@ static td_status read_vars(td_question *q, cJSON *line, td_err *err) {
   for (size_t i = 0; i < TD_COUNT(own); i++) {
     cJSON_DeleteItemFromObjectCaseSensitive(line, own[i]);
   }
-  if (!td_json_get(line, "add_generation_prompt")) {
-    cJSON_AddTrueToObject(line, "add_generation_prompt");
-  }
   q->vars = cJSON_PrintUnformatted(line);
   return q->vars ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
