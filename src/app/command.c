@@ -2,7 +2,11 @@
 
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/log.h"
+#include "text/chat.h"
+
+#define MAX_TEXT_BYTES (1u << 30)
 
 int td_cmd_fail(const td_err *err) {
   td_error("%s", err->msg);
@@ -26,4 +30,21 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
                            .prefill_chunk = (uint32_t)o->prefill_chunk,
                            .kv_dtype = is_f16 ? TD_F16 : TD_F32};
   return td_cmd_need_model(o, err);
+}
+
+td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {
+  td_status need = td_cmd_need_model(o, err);
+  if (need != TD_OK) return need;
+  if (!o->file) {
+    return td_fail(err, TD_EINVAL, "tandem %s needs --file FILE", td_command_name(o->command));
+  }
+  td_buf text = TD_BUF_INIT;
+  td_chat *chat = NULL;
+  td_status st = !strcmp(o->file, "-") ? td_stdin_read(&text, MAX_TEXT_BYTES, err)
+                                       : td_file_read(&text, o->file, MAX_TEXT_BYTES, err);
+  if (st == TD_OK) st = td_chat_open(&chat, o->model, err);
+  if (st == TD_OK) st = td_chat_encode_plain(chat, td_buf_text(&text), text.len, ids, err);
+  td_chat_close(chat);
+  td_buf_free(&text);
+  return st;
 }

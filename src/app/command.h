@@ -4,6 +4,7 @@
 #define TD_APP_COMMAND_H
 
 #include "app/session.h"
+#include "base/ids.h"
 #include "config/options.h"
 
 int td_cmd_run(const td_options *options);
@@ -15,9 +16,12 @@ int td_cmd_eval_chat(const td_options *options);
 int td_cmd_inspect(const td_options *options);
 int td_cmd_inspect_tokens(const td_options *options);
 int td_cmd_inspect_template(const td_options *options);
+int td_cmd_inspect_routing(const td_options *options);
 
 // Prints err and returns 1, or 2 for TD_EINVAL.
 int td_cmd_fail(const td_err *err);
+// The tokens of the text that --file names (- is standard input), as a plain prompt.
+td_status td_cmd_read_ids(const td_options *options, td_ids *out, td_err *err);
 // Fills err when --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
 

@@ -9,10 +9,8 @@
 #include "app/command.h"
 #include "app/session.h"
 #include "base/clock.h"
-#include "base/fs.h"
 #include "base/json_write.h"
 #include "base/log.h"
-#include "text/chat.h"
 
 // Called with the logits of tokens [begin, begin + n): f32 [n][n_vocab].
 typedef td_status (*rows_fn)(void *ctx, float *logits, uint32_t begin, uint32_t n, td_err *err);
@@ -177,27 +175,11 @@ static void print_perplexity(const td_options *o, const likelihood *l, uint32_t 
   td_buf_free(&text);
 }
 
-static td_status read_ids(const td_options *o, td_ids *ids, td_err *err) {
-  td_buf text = TD_BUF_INIT;
-  td_chat *chat = NULL;
-  td_status st = !strcmp(o->file, "-") ? td_stdin_read(&text, 1u << 30, err)
-                                       : td_file_read(&text, o->file, 1u << 30, err);
-  if (st == TD_OK) st = td_chat_open(&chat, o->model, err);
-  if (st == TD_OK) st = td_chat_encode_plain(chat, td_buf_text(&text), text.len, ids, err);
-  td_chat_close(chat);
-  td_buf_free(&text);
-  return st;
-}
-
 int td_cmd_eval_perplexity(const td_options *o) {
   td_err err;
   td_ids ids = {0};
   td_session *s = NULL;
-  td_status st = td_cmd_need_model(o, &err);
-  if (st == TD_OK && !o->file) {
-    st = td_fail(&err, TD_EINVAL, "tandem eval perplexity needs --file TEXT");
-  }
-  if (st == TD_OK) st = read_ids(o, &ids, &err);
+  td_status st = td_cmd_read_ids(o, &ids, &err);
   uint32_t window = o->ctx_size ? (uint32_t)o->ctx_size : 2048;
   if (ids.n < window) window = ids.n > 2 ? (uint32_t)ids.n : 2;
   uint32_t chunk = (uint32_t)o->prefill_chunk;

@@ -27,7 +27,7 @@ typedef struct {
 enum {
   ALL = (1u << TD_N_COMMANDS) - 1,
   EVAL = ON(EVAL_LOGITS) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
-  COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL,
+  COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
   SAMPLE = ON(RUN),
 };
 #define AT(field) offsetof(td_options, field)
@@ -51,8 +51,8 @@ static const option table[] = {
      "prompt tokens computed in one step"},
 
     {"prompt", 'p', OPT_STR, ON(RUN), AT(prompt), NO_RANGE, NULL, "TEXT", "what to answer"},
-    {"file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY), AT(file), NO_RANGE, NULL, "FILE",
-     "read the text from a file; - is standard input"},
+    {"file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY) | ON(INSPECT_ROUTING), AT(file), NO_RANGE,
+     NULL, "FILE", "read the text from a file; - is standard input"},
     {"system", 0, OPT_STR, ON(RUN), AT(system), NO_RANGE, NULL, "TEXT", "system message"},
     {"token-ids", 0, OPT_INTS, ON(RUN) | ON(EVAL_LOGITS), AT(token_ids), 0, INT32_MAX, NULL, "IDS",
      "token ids instead of text, as 1,2,3 or @FILE"},

@@ -19,7 +19,8 @@
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
   X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
   X(INSPECT_TOKENS, "inspect tokens", "text on stdin to a JSON array of token ids, or back")       \
-  X(INSPECT_TEMPLATE, "inspect template", "render a chat template")
+  X(INSPECT_TEMPLATE, "inspect template", "render a chat template")                                \
+  X(INSPECT_ROUTING, "inspect routing", "how a text's tokens spread over the experts")
 
 typedef enum {
 #define X(id, name, summary) TD_CMD_##id,
