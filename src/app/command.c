@@ -48,3 +48,12 @@ td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {
   td_buf_free(&text);
   return st;
 }
+
+td_status td_cmd_window(const td_options *o, uint32_t *out, td_err *err) {
+  td_model_config config;
+  *out = (uint32_t)o->ctx_size;
+  if (*out) return TD_OK;
+  td_status st = td_model_config_read(&config, o->model, err);
+  *out = st == TD_OK && config.max_position < 2048 ? config.max_position : 2048;
+  return st;
+}

@@ -180,7 +180,8 @@ int td_cmd_eval_perplexity(const td_options *o) {
   td_ids ids = {0};
   td_session *s = NULL;
   td_status st = td_cmd_read_ids(o, &ids, &err);
-  uint32_t window = o->ctx_size ? (uint32_t)o->ctx_size : 2048;
+  uint32_t window = 0;
+  if (st == TD_OK) st = td_cmd_window(o, &window, &err);
   if (ids.n < window) window = ids.n > 2 ? (uint32_t)ids.n : 2;
   uint32_t chunk = (uint32_t)o->prefill_chunk;
   if (st == TD_OK) st = open_session(&s, o, window, chunk, &err);

@@ -6,8 +6,6 @@
 #include "app/command.h"
 #include "base/json_write.h"
 
-#define WINDOW 2048 // tokens of context
-
 typedef struct {
   td_session *session;
   uint64_t *counts; // [n_layers][n_experts]
@@ -116,7 +114,7 @@ static td_status open_routing(routing *r, const td_options *o, td_err *err) {
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
   opts.record_routing = true;
-  if (!opts.ctx_size) opts.ctx_size = WINDOW;
+  if (st == TD_OK) st = td_cmd_window(o, &opts.ctx_size, err);
   if (st == TD_OK) st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
   const td_model_config *c = r->session->config;
