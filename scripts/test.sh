@@ -1,0 +1,169 @@
+#!/bin/bash
+# Installs what is needed, builds tandem three ways and runs every test there is:
+#   release  warnings are errors; unit tests, fuzz corpora, source rules; pytest: goldens, end to end
+#   asan     AddressSanitizer (leaks too) and UBSan: unit tests, fuzz corpora; pytest
+#   tsan     ThreadSanitizer: unit tests; pytest, but for most of the goldens
+#   fuzz     clang and libFuzzer: each target for a few seconds from its corpus
+# usage: scripts/test.sh [release|asan|tsan|fuzz]...      default: all of them
+# The last line is "N passed, N failed" over everything; the exit status is 0 when nothing failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+root=$PWD
+work=$root/build-test
+results=$work/results
+python=$root/.venv/bin/python
+jobs=$(nproc)
+fuzz_seconds=${FUZZ_SECONDS:-5}
+variants=${*:-release asan tsan fuzz}
+started=$SECONDS
+# Where speed is not the point asserts stay on.
+checked=(-DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g")
+
+say() { printf '\n== %s [%d s]\n' "$*" $((SECONDS - started)); }
+
+# count NAME PASSED FAILED: a result that no test runner reports.
+count() { echo "$2 $3" > "$results/$1.count"; }
+
+finish() {
+  say "results"
+  python3 scripts/sum_results.py "$results"
+  exit
+}
+
+# ThreadSanitizer needs the address space where it expects it.
+run_fixed() { if setarch -R true 2> /dev/null; then setarch -R "$@"; else "$@"; fi; }
+
+launcher() { if command -v ccache > /dev/null; then echo -DCMAKE_C_COMPILER_LAUNCHER=ccache; fi; }
+
+# build VARIANT CMAKE-ARGUMENTS...: goes on after errors, so that one folder's mistake hides nothing.
+build() {
+  local variant=$1
+  shift
+  say "$variant: build"
+  if cmake -S . -B "$work/$variant" -G Ninja $(launcher) "$@" > "$work/$variant.cmake.log" 2>&1; then
+    ninja -C "$work/$variant" -k 0 > "$work/$variant.build.log" 2>&1 && return 0
+    grep -E -A12 'FAILED|error:|warning:|undefined reference' "$work/$variant.build.log" | head -150
+  else
+    tail -40 "$work/$variant.cmake.log"
+  fi
+  echo "$variant: the build failed: see $work/$variant.*.log"
+  count "$variant-build" 0 1
+  return 1
+}
+
+# run_ctest VARIANT CTEST-ARGUMENTS...
+run_ctest() {
+  local variant=$1 report=$results/$1-ctest.xml
+  shift
+  say "$variant: ctest"
+  run_fixed ctest --test-dir "$work/$variant" -j "$jobs" --output-on-failure --no-tests=error \
+    --output-junit "$report" "$@" || [ -s "$report" ] || count "$variant-ctest" 0 1
+}
+
+# run_pytest VARIANT PYTEST-ARGUMENTS...
+run_pytest() {
+  local variant=$1 report=$results/$1-pytest.xml
+  shift
+  say "$variant: pytest"
+  if [ ! -x "$work/$variant/bin/tandem" ]; then
+    echo "$variant: there is no program to test"
+    count "$variant-pytest" 0 1
+    return
+  fi
+  TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs -p no:cacheprovider \
+    --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
+}
+
+# Sanitizers write their reports to files, so that one in a child process or in a process that a
+# test killed is seen as well. Each is a failure.
+sanitized() {
+  local variant=$1 reports=$work/$1-reports
+  shift
+  rm -rf "$reports"
+  mkdir -p "$reports"
+  ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1:log_path=$reports/asan" \
+    UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan" \
+    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:log_path=$reports/tsan" "$@"
+  local found
+  found=$(find "$reports" -type f -size +0 | wc -l)
+  if [ "$found" -gt 0 ]; then
+    say "$variant: $found sanitizer reports"
+    find "$reports" -type f -size +0 -print -exec head -60 {} \; | head -400
+    count "$variant-sanitizer-reports" 0 "$found"
+  fi
+}
+
+test_release() {
+  build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON
+  run_ctest release
+  run_pytest release
+}
+
+sanitized_tests() {
+  run_ctest "$1" -LE source
+  run_pytest "$@"
+}
+
+test_asan() {
+  build asan "${checked[@]}" -DTD_SANITIZE=address
+  sanitized asan sanitized_tests asan
+}
+
+# Goldens are slow here and single requests: one of each family shows the orchestration.
+test_tsan() {
+  build tsan "${checked[@]}" -DTD_SANITIZE=thread
+  sanitized tsan sanitized_tests tsan \
+    -k "not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe))"
+}
+
+test_fuzz() {
+  local target name corpus
+  if ! command -v clang > /dev/null; then
+    echo "fuzz: SKIPPED: no clang"
+    return
+  fi
+  build fuzz "${checked[@]}" -DCMAKE_C_COMPILER=clang -DTD_FUZZ=ON -DTD_SANITIZE=address || return
+  for target in "$work"/fuzz/bin/fuzz_*; do
+    [ -x "$target" ] || continue
+    name=$(basename "$target")
+    corpus=$work/fuzz/corpus/$name
+    mkdir -p "$corpus" "$work/fuzz/artifacts"
+    say "fuzz: $name for $fuzz_seconds s"
+    # New inputs go to the first folder; the committed corpus is only read.
+    if run_fixed "$target" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 \
+      -artifact_prefix="$work/fuzz/artifacts/$name-" "$corpus" "tests/fuzz/corpus/$name" \
+      > "$work/fuzz/$name.log" 2>&1; then
+      tail -1 "$work/fuzz/$name.log"
+      count "fuzz-$name" 1 0
+    else
+      tail -60 "$work/fuzz/$name.log"
+      count "fuzz-$name" 0 1
+    fi
+  done
+}
+
+for variant in $variants; do
+  case $variant in
+    release | asan | tsan | fuzz) ;;
+    *)
+      echo "usage: scripts/test.sh [release|asan|tsan|fuzz]..." >&2
+      exit 2
+      ;;
+  esac
+done
+
+rm -rf "$results"
+mkdir -p "$results"
+say "setup"
+if ! scripts/setup.sh --test; then
+  count setup 0 1
+  # Without Python nothing can be added up.
+  command -v python3 > /dev/null && finish
+  echo "0 passed, 1 failed"
+  exit 1
+fi
+for variant in $variants; do
+  "test_$variant"
+done
+finish
