@@ -1,0 +1,148 @@
+// kernels/cpu/avx2/vec.h - eight floats: what the *_vec.h algorithms are written in.
+// vf_*_n take the first n < VL elements only, touch no memory behind them and leave zeros.
+#ifndef KERNELS_CPU_AVX2_VEC_H
+#define KERNELS_CPU_AVX2_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TD_VEC_NAME(family) family##__avx2
+
+typedef __m256 vf;
+enum {
+  VL = 8,
+  GEMV_ROWS = 4,  // rows that share the loads of one token
+  BATCH_ROWS = 2, // rows that share those of up to BATCH_TOKENS
+  BATCH_TOKENS = 4,
+  GEMM_ROWS = 2, // register tile
+  GEMM_TOKENS = 5,
+};
+
+static inline __m256i mask_n(uint32_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static inline vf vf_zero(void) {
+  return _mm256_setzero_ps();
+}
+static inline vf vf_set1(float f) {
+  return _mm256_set1_ps(f);
+}
+static inline vf vf_load(const float *p) {
+  return _mm256_loadu_ps(p);
+}
+static inline vf vf_load_n(const float *p, uint32_t n) {
+  return _mm256_maskload_ps(p, mask_n(n));
+}
+static inline void vf_store(float *p, vf v) {
+  _mm256_storeu_ps(p, v);
+}
+static inline void vf_store_n(float *p, vf v, uint32_t n) {
+  _mm256_maskstore_ps(p, mask_n(n), v);
+}
+static inline vf vf_fma(vf a, vf b, vf c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+static inline vf vf_add(vf a, vf b) {
+  return _mm256_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b) {
+  return _mm256_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b) {
+  return _mm256_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b) {
+  return _mm256_div_ps(a, b);
+}
+// Where one is NaN: b.
+static inline vf vf_max(vf a, vf b) {
+  return _mm256_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b) {
+  return _mm256_min_ps(a, b);
+}
+static inline vf vf_round(vf a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf vf_power2(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// p * 2^n for whole n within +-250: two factors, so that subnormal results round once.
+static inline vf vf_scale2(vf p, vf n) {
+  __m256i whole = _mm256_cvtps_epi32(n);
+  __m256i half = _mm256_srai_epi32(whole, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(p, vf_power2(half)), vf_power2(_mm256_sub_epi32(whole, half)));
+}
+static inline float vf_max_all(vf a) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+// The sums of the elements of four vectors.
+static inline void vf_sum4(vf a, vf b, vf c, vf d, float out[4]) {
+  vf all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
+
+static inline vf vf_from_half(const uint16_t *p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline vf vf_from_half_n(const uint16_t *p, uint32_t n) {
+  uint16_t part[VL] = {0};
+  memcpy(part, p, n * sizeof *p);
+  return vf_from_half(part);
+}
+static inline void vf_to_half(uint16_t *p, vf v) {
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline void vf_to_half_n(uint16_t *p, vf v, uint32_t n) {
+  uint16_t part[VL];
+  vf_to_half(part, v);
+  memcpy(p, part, n * sizeof *p);
+}
+
+static inline vf vf_from_bf16(const uint16_t *p) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline vf vf_from_bf16_n(const uint16_t *p, uint32_t n) {
+  uint16_t part[VL] = {0};
+  memcpy(part, p, n * sizeof *p);
+  return vf_from_bf16(part);
+}
+
+// E4M3 codes times 2^-8, exact but for NaN codes, which come out as 1.875: the code's bits are an
+// f16's with the exponent eight too low, and F16C conversion takes f16 subnormals as they are.
+static inline void vf_from_e4m3(const uint8_t *p, vf *lo, vf *hi) {
+  __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+  half = _mm256_and_si256(_mm256_slli_epi16(half, 7), _mm256_set1_epi16((short)0xbf80));
+  *lo = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+  *hi = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+}
+// n < 2 VL
+static inline void vf_from_e4m3_n(const uint8_t *p, uint32_t n, vf *lo, vf *hi) {
+  uint8_t part[2 * VL] = {0};
+  memcpy(part, p, n);
+  vf_from_e4m3(part, lo, hi);
+}
+
+// Whether any of the codes is NaN.
+static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
+  const __m256i magnitude = _mm256_set1_epi8(0x7f);
+  __m256i found = _mm256_setzero_si256();
+  uint32_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m256i codes = _mm256_loadu_si256((const __m256i *)(p + i));
+    found = _mm256_or_si256(found,
+                            _mm256_cmpeq_epi8(_mm256_and_si256(codes, magnitude), magnitude));
+  }
+  int any = _mm256_movemask_epi8(found) != 0;
+  for (; i < n; i++)
+    any |= (p[i] & 0x7f) == 0x7f;
+  return any;
+}
+
+#endif

@@ -1,0 +1,145 @@
+// kernels/cpu/avx512/vec.h - sixteen floats: what the *_vec.h algorithms are written in.
+// vf_*_n take the first n < VL elements only, touch no memory behind them and leave zeros.
+#ifndef KERNELS_CPU_AVX512_VEC_H
+#define KERNELS_CPU_AVX512_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define TD_VEC_NAME(family) family##__avx512
+
+typedef __m512 vf;
+enum {
+  VL = 16,
+  GEMV_ROWS = 8,  // rows that share the loads of one token
+  BATCH_ROWS = 4, // rows that share those of up to BATCH_TOKENS
+  BATCH_TOKENS = 4,
+  GEMM_ROWS = 4, // register tile
+  GEMM_TOKENS = 6,
+};
+
+static inline __mmask16 mask_n(uint32_t n) {
+  return (__mmask16)((1u << n) - 1);
+}
+
+static inline vf vf_zero(void) {
+  return _mm512_setzero_ps();
+}
+static inline vf vf_set1(float f) {
+  return _mm512_set1_ps(f);
+}
+static inline vf vf_load(const float *p) {
+  return _mm512_loadu_ps(p);
+}
+static inline vf vf_load_n(const float *p, uint32_t n) {
+  return _mm512_maskz_loadu_ps(mask_n(n), p);
+}
+static inline void vf_store(float *p, vf v) {
+  _mm512_storeu_ps(p, v);
+}
+static inline void vf_store_n(float *p, vf v, uint32_t n) {
+  _mm512_mask_storeu_ps(p, mask_n(n), v);
+}
+static inline vf vf_fma(vf a, vf b, vf c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf vf_add(vf a, vf b) {
+  return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b) {
+  return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b) {
+  return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b) {
+  return _mm512_div_ps(a, b);
+}
+// Where one is NaN: b.
+static inline vf vf_max(vf a, vf b) {
+  return _mm512_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b) {
+  return _mm512_min_ps(a, b);
+}
+static inline vf vf_round(vf a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// p * 2^n for whole n.
+static inline vf vf_scale2(vf p, vf n) {
+  return _mm512_scalef_ps(p, n);
+}
+static inline float vf_max_all(vf a) {
+  return _mm512_reduce_max_ps(a);
+}
+
+// The sums of the elements of four vectors.
+static inline void vf_sum4(vf a, vf b, vf c, vf d, float out[4]) {
+  vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  vf cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  __m512d abd = _mm512_castps_pd(ab), cdd = _mm512_castps_pd(cd);
+  vf lo = _mm512_castpd_ps(_mm512_unpacklo_pd(abd, cdd));
+  vf hi = _mm512_castpd_ps(_mm512_unpackhi_pd(abd, cdd));
+  vf all = _mm512_add_ps(lo, hi);
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+static inline vf vf_from_half(const uint16_t *p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline vf vf_from_half_n(const uint16_t *p, uint32_t n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask_n(n), p));
+}
+static inline void vf_to_half(uint16_t *p, vf v) {
+  _mm256_storeu_si256((__m256i *)p,
+                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline void vf_to_half_n(uint16_t *p, vf v, uint32_t n) {
+  _mm256_mask_storeu_epi16(p, mask_n(n),
+                           _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline vf vf_widen_bf16(__m256i h) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+static inline vf vf_from_bf16(const uint16_t *p) {
+  return vf_widen_bf16(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline vf vf_from_bf16_n(const uint16_t *p, uint32_t n) {
+  return vf_widen_bf16(_mm256_maskz_loadu_epi16(mask_n(n), p));
+}
+
+// E4M3 codes times 2^-8, exact but for NaN codes, which come out as 1.875: the code's bits are an
+// f16's with the exponent eight too low, and F16C conversion takes f16 subnormals as they are.
+static inline void vf_widen_e4m3(__m256i codes, vf *lo, vf *hi) {
+  __m512i half = _mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7);
+  half = _mm512_and_si512(half, _mm512_set1_epi16((short)0xbf80));
+  *lo = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+  *hi = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+}
+static inline void vf_from_e4m3(const uint8_t *p, vf *lo, vf *hi) {
+  vf_widen_e4m3(_mm256_loadu_si256((const __m256i *)p), lo, hi);
+}
+// n < 2 VL
+static inline void vf_from_e4m3_n(const uint8_t *p, uint32_t n, vf *lo, vf *hi) {
+  vf_widen_e4m3(_mm256_maskz_loadu_epi8((1u << n) - 1, p), lo, hi);
+}
+
+// Whether any of the codes is NaN.
+static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
+  const __m512i magnitude = _mm512_set1_epi8(0x7f);
+  __mmask64 found = 0;
+  uint32_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    __m512i codes = _mm512_loadu_si512(p + i);
+    found |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(codes, magnitude), magnitude);
+  }
+  if (i < n) {
+    __m512i codes = _mm512_maskz_loadu_epi8(((__mmask64)1 << (n - i)) - 1, p + i);
+    found |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(codes, magnitude), magnitude);
+  }
+  return found != 0;
+}
+
+#endif
