@@ -1,5 +1,8 @@
 // kernels/registry.c - picks one version of each kernel for this machine.
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "kernels/decl.h"
 
@@ -21,11 +24,18 @@ enum { N_ISAS = sizeof isas / sizeof isas[0] };
 
 static td_kernel_table table;
 
+#if defined(__x86_64__)
+// clang before 15 does not know "f16c" in __builtin_cpu_supports.
+static int has_f16c(void) {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 static unsigned machine_features(void) {
   unsigned features = 0;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
     features |= TD_ISA_AVX2;
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -47,11 +47,11 @@ VENDORS = [
 # Kernels do no allocation, logging, threading or environment: the rest of the C library is not
 # for them. Vendor headers of the GPU are fenced above.
 KERNEL_SYSTEM = re.compile(
-    r"(assert|float|limits|math|stdalign|stdbool|stddef|stdint|string|\w*intrin|arm_neon|arm_sve)\.h"
+    r"(assert|cpuid|float|limits|math|stdalign|stdbool|stddef|stdint|string|\w*intrin|arm_\w+)\.h"
     r"|(cuda|cublas|nv)\w*\.(h|hpp)|mma\.h|cooperative_groups\.h"
 )
 
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>|.*)', re.M)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b\s*(?:"([^"\n]*)"|<([^>\n]*)>|.*)', re.M)
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 SUFFIXES = {".c", ".h", ".inc", ".cu", ".cuh", ".cpp", ".hpp"}
 

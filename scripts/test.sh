@@ -37,12 +37,14 @@ run_fixed() { if setarch -R true 2> /dev/null; then setarch -R "$@"; else "$@"; 
 launcher() { if command -v ccache > /dev/null; then echo -DCMAKE_C_COMPILER_LAUNCHER=ccache; fi; }
 
 # build VARIANT CMAKE-ARGUMENTS...: goes on after errors, so that one folder's mistake hides nothing.
+# Builds everything, or what the array targets names.
+targets=()
 build() {
   local variant=$1
   shift
   say "$variant: build"
   if cmake -S . -B "$work/$variant" -G Ninja $(launcher) "$@" > "$work/$variant.cmake.log" 2>&1; then
-    ninja -C "$work/$variant" -k 0 > "$work/$variant.build.log" 2>&1 && return 0
+    ninja -C "$work/$variant" -k 0 "${targets[@]}" > "$work/$variant.build.log" 2>&1 && return 0
     grep -E -A12 'FAILED|error:|warning:|undefined reference' "$work/$variant.build.log" | head -150
   else
     tail -40 "$work/$variant.cmake.log"
@@ -123,7 +125,11 @@ test_fuzz() {
     echo "fuzz: SKIPPED: no clang"
     return
   fi
-  build fuzz "${checked[@]}" -DCMAKE_C_COMPILER=clang -DTD_FUZZ=ON -DTD_SANITIZE=address || return
+  for target in tests/fuzz/fuzz_*.c; do targets+=("$(basename "$target" .c)"); done
+  build fuzz "${checked[@]}" -DCMAKE_C_COMPILER=clang -DTD_FUZZ=ON -DTD_SANITIZE=address
+  local built=$?
+  targets=()
+  [ $built = 0 ] || return
   for target in "$work"/fuzz/bin/fuzz_*; do
     [ -x "$target" ] || continue
     name=$(basename "$target")

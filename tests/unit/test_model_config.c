@@ -14,7 +14,9 @@
 static td_status parse(const char *config, const char *generation, td_model_config *out,
                        td_err *err) {
   cJSON *c = cJSON_Parse(config), *g = generation ? cJSON_Parse(generation) : NULL;
-  if (!c || (generation && !g)) fail_msg("test is not JSON: %s %s", config, generation);
+  if (!c || (generation && !g)) {
+    fail_msg("test is not JSON: %s %s", config, generation ? generation : "-");
+  }
   td_status st = td_config_parse(out, c, g, "dir", err);
   cJSON_Delete(c);
   cJSON_Delete(g);

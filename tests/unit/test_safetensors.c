@@ -202,7 +202,7 @@ static void is_fast(void **state) {
   print_message("%zu tensors, %zu bytes of header: %llu ms\n", n, header.len,
                 (unsigned long long)ms);
   assert_int_equal(st.n_tensors, n);
-  assert_true(ms < 5000); // quadratic would be minutes
+  assert_true(ms < 30000); // with sanitizers; quadratic would be minutes
   td_safetensors_free(&st);
   td_buf_free(&header);
 }
