@@ -1,0 +1,4 @@
+// kernels/cpu/avx2/rows.c - see rows_vec.h.
+#include "kernels/cpu/avx2/vec.h"
+
+#include "kernels/cpu/rows_vec.h"

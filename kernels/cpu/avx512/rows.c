@@ -1,0 +1,4 @@
+// kernels/cpu/avx512/rows.c - see rows_vec.h.
+#include "kernels/cpu/avx512/vec.h"
+
+#include "kernels/cpu/rows_vec.h"

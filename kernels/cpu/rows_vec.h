@@ -1,0 +1,146 @@
+// kernels/cpu/rows_vec.h - what works on one row of activations, in vectors, for each ISA's rows.c
+// to include after its vec.h.
+#ifndef KERNELS_CPU_ROWS_VEC_H
+#define KERNELS_CPU_ROWS_VEC_H
+
+#include <math.h>
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/vec_math.h"
+#include "kernels/decl.h"
+
+static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
+  if (e4m3_has_nan(w, n)) {
+    for (uint32_t i = 0; i < n; i++)
+      out[i] = f32_from_e4m3(w[i]) * scale;
+    return;
+  }
+  vf lo, hi, s = vf_set1(scale), up = vf_set1(256); // two factors: one rounding, no overflow
+  uint32_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    vf_from_e4m3(w + i, &lo, &hi);
+    vf_store(out + i, vf_mul(vf_mul(lo, up), s));
+    vf_store(out + i + VL, vf_mul(vf_mul(hi, up), s));
+  }
+  if (i == n) return;
+  uint32_t left = n - i;
+  vf_from_e4m3_n(w + i, left, &lo, &hi);
+  lo = vf_mul(vf_mul(lo, up), s);
+  hi = vf_mul(vf_mul(hi, up), s);
+  if (left < VL) {
+    vf_store_n(out + i, lo, left);
+  } else {
+    vf_store(out + i, lo);
+    vf_store_n(out + i + VL, hi, left - VL);
+  }
+}
+
+void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
+  const td_weight *w = a->w;
+  size_t at = (size_t)a->row * w->cols;
+  if (w->dtype == TD_F32) {
+    memcpy(a->out, (const float *)w->data + at, w->cols * sizeof(float));
+  } else if (w->dtype == TD_BF16) {
+    const uint16_t *data = (const uint16_t *)w->data + at;
+    uint32_t c = 0;
+    for (; c + VL <= w->cols; c += VL)
+      vf_store(a->out + c, vf_from_bf16(data + c));
+    if (c < w->cols) vf_store_n(a->out + c, vf_from_bf16_n(data + c, w->cols - c), w->cols - c);
+  } else {
+    const uint8_t *data = (const uint8_t *)w->data + at;
+    const float *scales = row_scales(w, a->row);
+    uint32_t n;
+    for (uint32_t c = 0; c < w->cols; c += n) {
+      n = run_length(w, c, w->cols);
+      decode_e4m3(data + c, scales[c / w->scale_cols], a->out + c, n);
+    }
+  }
+}
+
+TD_INLINE vf norm_weight(const td_vec *w, uint32_t i) {
+  return w->dtype == TD_F32 ? vf_load((const float *)w->data + i)
+                            : vf_from_bf16((const uint16_t *)w->data + i);
+}
+
+TD_INLINE vf norm_weight_n(const td_vec *w, uint32_t i, uint32_t n) {
+  return w->dtype == TD_F32 ? vf_load_n((const float *)w->data + i, n)
+                            : vf_from_bf16_n((const uint16_t *)w->data + i, n);
+}
+
+void TD_VEC_NAME(rmsnorm_row)(const td_norm_row_args *a) {
+  uint32_t n = a->w.n, i = 0;
+  vf squares[2] = {vf_zero(), vf_zero()};
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    vf x0 = vf_load(a->x + i), x1 = vf_load(a->x + i + VL);
+    squares[0] = vf_fma(x0, x0, squares[0]);
+    squares[1] = vf_fma(x1, x1, squares[1]);
+  }
+  for (; i < n; i += VL) {
+    vf x = n - i < VL ? vf_load_n(a->x + i, n - i) : vf_load(a->x + i);
+    squares[0] = vf_fma(x, x, squares[0]);
+  }
+  float mean = vf_sum(vf_add(squares[0], squares[1])) / (float)n;
+  vf inverse = vf_set1(1.0f / sqrtf(mean + a->eps));
+  for (i = 0; i + VL <= n; i += VL) {
+    vf_store(a->out + i, vf_mul(vf_mul(vf_load(a->x + i), inverse), norm_weight(&a->w, i)));
+  }
+  if (i == n) return;
+  vf x = vf_mul(vf_load_n(a->x + i, n - i), inverse);
+  vf_store_n(a->out + i, vf_mul(x, norm_weight_n(&a->w, i, n - i)), n - i);
+}
+
+TD_INLINE vf swiglu(vf gate, vf up) {
+  vf denominator = vf_add(vf_set1(1), vf_exp(vf_sub(vf_zero(), gate)));
+  return vf_mul(vf_div(gate, denominator), up);
+}
+
+void TD_VEC_NAME(swiglu_row)(const td_swiglu_row_args *a) {
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL) {
+    vf_store(a->out + i, swiglu(vf_load(a->gate + i), vf_load(a->up + i)));
+  }
+  uint32_t left = (uint32_t)(a->n - i);
+  if (left) {
+    vf_store_n(a->out + i, swiglu(vf_load_n(a->gate + i, left), vf_load_n(a->up + i, left)), left);
+  }
+}
+
+void TD_VEC_NAME(axpy)(const td_axpy_args *a) {
+  vf factor = vf_set1(a->a);
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL) {
+    vf_store(a->y + i, vf_fma(factor, vf_load(a->x + i), vf_load(a->y + i)));
+  }
+  uint32_t left = (uint32_t)(a->n - i);
+  if (left) {
+    vf y = vf_fma(factor, vf_load_n(a->x + i, left), vf_load_n(a->y + i, left));
+    vf_store_n(a->y + i, y, left);
+  }
+}
+
+void TD_VEC_NAME(f32_from_f16)(const td_convert_args *a) {
+  const uint16_t *in = a->in;
+  float *out = a->out;
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL)
+    vf_store(out + i, vf_from_half(in + i));
+  uint32_t left = (uint32_t)(a->n - i);
+  if (left) vf_store_n(out + i, vf_from_half_n(in + i, left), left);
+}
+
+// NaN passes both bounds, being the second operand.
+TD_INLINE vf saturate_half(vf v) {
+  return vf_min(vf_set1(65504), vf_max(vf_set1(-65504), v));
+}
+
+void TD_VEC_NAME(f16_from_f32)(const td_convert_args *a) {
+  const float *in = a->in;
+  uint16_t *out = a->out;
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL)
+    vf_to_half(out + i, saturate_half(vf_load(in + i)));
+  uint32_t left = (uint32_t)(a->n - i);
+  if (left) vf_to_half_n(out + i, saturate_half(vf_load_n(in + i, left)), left);
+}
+
+#endif
