@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Trains and exports configs/models/tandem-nano, from nothing, with one command:
+
+    python scripts/train_nano.py all
+
+Needs torch, transformers, tokenizers, safetensors, jinja2 and numpy (versions in the model
+card) and apt-get for the documentation text. Steps can be run one by one: prepare, train
+(resumes from its checkpoint), eval, export. Work files go to --work (default build/nano).
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from nano import data, export
+from nano.evaluate import losses, run_suite
+from nano.model import Config, Nano, row_inputs
+from nano.optim import Optimizer
+from nano.quant import FakeQuant
+from nano.text import Template
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=["prepare", "train", "eval", "export", "all"])
+    p.add_argument("--work", type=Path, default=ROOT / "build/nano")
+    p.add_argument("--out", type=Path, default=ROOT / "configs/models/tandem-nano")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--tokens", type=int, default=12_000_000, help="tokens made by prepare")
+    p.add_argument("--steps", type=int, default=2600)
+    p.add_argument("--decay-from", type=int, default=1700, help="step at which the learning rate begins to fall")
+    p.add_argument("--quant-from", type=int, default=2200, help="step from which weights are rounded to FP8")
+    p.add_argument("--batch-tokens", type=int, default=4096)
+    p.add_argument("--lr-muon", type=float, default=0.006)
+    p.add_argument("--lr-adam", type=float, default=0.003)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--save-every", type=float, default=240, help="seconds")
+    p.add_argument("--eval-every", type=int, default=200, help="steps; the suite every fourth time")
+    p.add_argument("--stop-after", type=float, default=math.inf, help="seconds; for trials")
+    return p.parse_args()
+
+
+def schedule(step, args):
+    """Warm-up over 50 steps, flat, then linear to almost nothing."""
+    if step < args.decay_from:
+        return min(1.0, (step + 1) / 50)
+    return max(0.01, (args.steps - step) / (args.steps - args.decay_from))
+
+
+def batch_loss(model, ids, doc, weight):
+    """Sums up what one batch asks for: next token, balance, and MTP on a quarter of the rows."""
+    ids, doc, weight = (torch.from_numpy(a) for a in (ids, doc, weight))
+    pos, bias = row_inputs(doc[:, :-1])
+    counted = weight[:, 1:] > 0
+    hidden = model.trunk(ids[:, :-1], pos, bias)
+    loss = F.cross_entropy(model.lm_head(hidden[counted]), ids[:, 1:][counted])
+    rows = max(1, len(ids) // 4)
+    same = doc[:rows, 2:] == doc[:rows, :-2]  # i, i+1 and i+2 lie in one document
+    states = model.mtp_states(hidden[:rows, :-1], ids[:rows, 1:-1], pos[:rows, :-1], bias[:rows, :, :-1, :-1])
+    picked = counted[:rows, 1:] & same
+    mtp = F.cross_entropy(model.lm_head(states[picked]), ids[:rows, 2:][picked])
+    balance = sum(m.balance for m in model.moes()) / len(model.moes())
+    return loss, mtp, balance
+
+
+@torch.no_grad()
+def update_bias(model, rate):
+    """Experts with less than the mean load become likelier, the others less so."""
+    for m in model.moes():
+        m.gate.e_score_correction_bias += rate * torch.sign(m.load.mean() - m.load)
+        m.load.zero_()
+
+
+def save(path, model, opt, step, log):
+    part = path.with_suffix(".part")
+    torch.save({"model": model.state_dict(), "opt": opt.state, "step": step, "log": log}, part)
+    part.rename(path)
+
+
+def train(args):
+    torch.manual_seed(args.seed)
+    rows = data.Rows(args.work, args.batch_tokens, args.seed)
+    tok = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    template = Template(args.out / "chat_template.jinja")
+    sets = data.validation(tok, args.work, args.out)
+    model = Nano(Config())
+    model.train()
+    opt = Optimizer(model, args.lr_muon, args.lr_adam)
+    path, step, log = args.work / "checkpoint.pt", 0, []
+    if path.exists():
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        opt.state, step, log = saved["opt"], saved["step"], saved["log"]
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(rows)} batches, "
+          f"from step {step}", flush=True)
+    begin = saved_at = mark = time.time()
+    sums, n, tokens = [0.0] * 3, 0, 0
+    while step < args.steps and time.time() - begin < args.stop_after:
+        control = args.work / "control.json"  # the schedule may be changed while training
+        if control.exists():
+            for key, value in json.loads(control.read_text()).items():
+                setattr(args, key, value)
+        with FakeQuant(model, step >= args.quant_from):
+            loss, mtp, balance = batch_loss(model, *rows.batch(step))
+            (loss + 0.2 * mtp + 0.01 * balance).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale = schedule(step, args)
+        step += 1
+        opt.step(step, scale)
+        update_bias(model, 0.002 * max(scale, 0.1))
+        sums = [a + float(b) for a, b in zip(sums, (loss, mtp, balance))]
+        n, tokens = n + 1, tokens + args.batch_tokens
+        if step % 20 == 0:
+            now = time.time()
+            print(f"step {step} loss {sums[0] / n:.3f} mtp {sums[1] / n:.3f} balance {sums[2] / n:.3f} "
+                  f"lr {scale:.2f} {tokens / (now - mark):.0f} tokens/s {now - begin:.0f} s", flush=True)
+            sums, n, tokens, mark = [0.0] * 3, 0, 0, now
+        if step % args.eval_every == 0 or step == args.steps:
+            with FakeQuant(model, step >= args.quant_from):
+                held, load = losses(model, sets)
+                log.append({"step": step, "tokens": step * args.batch_tokens, **held})
+                print(f"step {step} held-out {held} load {load}", flush=True)
+                if step % (4 * args.eval_every) == 0 or step == args.steps:
+                    log[-1]["suite"] = report(*run_suite(model, tok, template, args.out / "suite.jsonl"))
+            mark, tokens = time.time(), 0
+        if time.time() - saved_at > args.save_every:
+            save(path, model, opt, step, log)
+            saved_at = time.time()
+    save(path, model, opt, step, log)
+
+
+def report(score, wrong, n_wrong=8):
+    total = [sum(x) for x in zip(*score.values())]
+    print(f"suite {total[0]}/{total[1]}: " + ", ".join(f"{k} {a}/{b}" for k, (a, b) in sorted(score.items())))
+    for item in wrong[:n_wrong]:
+        print("  wrong:", *map(repr, item), flush=True)
+    return total[0] / total[1]
+
+
+def load_model(args):
+    saved = torch.load(args.work / "checkpoint.pt")
+    model = Nano(Config())
+    model.load_state_dict(saved["model"])
+    return model.eval(), saved
+
+
+def evaluate(args):
+    model, saved = load_model(args)
+    tok = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    template = Template(args.out / "chat_template.jinja")
+    sets = data.validation(tok, args.work, args.out)
+    for quantized in (False, True):
+        with FakeQuant(model, quantized):
+            print("step", saved["step"], "FP8" if quantized else "float32", *losses(model, sets))
+            if quantized:
+                report(*run_suite(model, tok, template, args.out / "suite.jsonl"), n_wrong=50)
+
+
+def main():
+    args = arguments()
+    args.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    if args.what in ("prepare", "all"):
+        data.prepare(ROOT, args.work, args.out, args.tokens, args.seed)
+    if args.what in ("train", "all"):
+        train(args)
+    if args.what == "eval":
+        evaluate(args)
+    if args.what in ("export", "all"):
+        model, _ = load_model(args)
+        export.write(model, args.out)
+
+
+if __name__ == "__main__":
+    main()
