@@ -92,6 +92,28 @@ class GroupedExperts(torch.autograd.Function):
         return dx, d_gate_up, d_down, None, dw.index_select(0, back).view(t, k)
 
 
+class HeadLoss(torch.autograd.Function):
+    """Mean cross-entropy of h @ head.T against target; the probabilities become the gradient in place."""
+
+    @staticmethod
+    def forward(ctx, h, head, target):
+        p = h @ head.t()
+        n = torch.arange(len(target))
+        top = p.amax(1, keepdim=True)
+        picked = p[n, target] - top[:, 0]
+        total = p.sub_(top).exp_().sum(1, keepdim=True)
+        loss = (total[:, 0].log() - picked).mean()
+        p.div_(total * len(target))
+        p[n, target] -= 1 / len(target)
+        ctx.save_for_backward(h, head, p)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        h, head, p = ctx.saved_tensors
+        return p @ head * grad, p.t() @ h * grad, None
+
+
 def rms(x, weight, eps):
     return F.rms_norm(x, weight.shape, weight, eps)
 

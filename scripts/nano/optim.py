@@ -32,7 +32,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, t: int, scale: float):
         """One update; t counts from 1, scale is the schedule's factor."""
-        adam = {"p": [], "g": [], "m": [], "v": []}
+        adam = [], [], [], [], [], []  # parameters, gradients, m, v, (max v), steps
         for n, p in self.params.items():
             if p.grad is None:
                 continue
@@ -43,16 +43,10 @@ class Optimizer:
                 lr = self.lr_muon * scale
                 p.mul_(1 - lr * self.decay).add_(update, alpha=-lr * 0.2 * max(p.shape) ** 0.5)
             else:
-                for k, x in zip("pgmv", (p, p.grad, *s)):
+                for k, x in zip((0, 1, 2, 3, 5), (p, p.grad, *s, torch.tensor(float(t - 1)))):
                     adam[k].append(x)
-        lr = self.lr_adam * scale
-        b1, b2 = 0.9, 0.97
-        torch._foreach_lerp_(adam["m"], adam["g"], 1 - b1)
-        torch._foreach_mul_(adam["v"], b2)
-        torch._foreach_addcmul_(adam["v"], adam["g"], adam["g"], 1 - b2)
-        root = torch._foreach_sqrt(adam["v"])
-        torch._foreach_div_(root, (1 - b2 ** t) ** 0.5)
-        torch._foreach_add_(root, 1e-8)
-        torch._foreach_addcdiv_(adam["p"], adam["m"], root, -lr / (1 - b1 ** t))
+        torch._foreach_add_(adam[5], 1)
+        torch._fused_adamw_(*adam, amsgrad=False, lr=self.lr_adam * scale, beta1=0.9, beta2=0.97,
+                            weight_decay=0.0, eps=1e-8, maximize=False)
         for p in self.params.values():
             p.grad = None
