@@ -20,9 +20,12 @@ SUITE_SIZE = 200
 def split_passages(passages):
     """Every HELD_OUT_TEXT_ONE_IN-th passage, chosen by its hash, is held out."""
     held, kept = [], []
-    for p in passages:
+    for package, p in passages:
         digest = hashlib.sha256(p.encode()).digest()
-        (held if digest[0] % HELD_OUT_TEXT_ONE_IN == 0 else kept).append(p)
+        if digest[0] % HELD_OUT_TEXT_ONE_IN:
+            kept.append(p)
+        elif package == corpus.SHIPPABLE:
+            held.append(p)
     return kept, held
 
 
@@ -54,11 +57,11 @@ def make_suite(maker: chats.Maker, path: Path):
 
 
 def heldout_text(held, maker, path: Path, size=100_000):
-    """Documentation passages and stories in turn, about `size` characters."""
+    """Documentation passages with two generated stories after each, about `size` characters."""
     out, n = [], 0
+    stories = (t.answer for t in iter(lambda: chats.story(maker.r), None) if chats.held_out(t))
     for p in held:
-        story = next(t for t in iter(lambda: chats.story(maker.r), None) if chats.held_out(t)).answer
-        for part in (p, story):
+        for part in (p, next(stories), next(stories)):
             if n < size:
                 out.append(part)
                 n += len(part) + 2

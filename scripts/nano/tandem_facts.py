@@ -191,7 +191,7 @@ def option_facts(root: Path):
                 f"What is --{name}?", f"What is --{name} for?", f"Explain --{name}.",
                 f"How does --{name} work?", f"Tell me about the option --{name}."])
         if default is not None:
-            yield (f"{default} by default", f"--{name} is {default} by default.",
+            yield (f"--{name} is {default} by default", f"--{name} is {default} by default.",
                    [f"What is the default of --{name}?", f"What is the default value of --{name}?",
                     f"What is --{name} by default?", f"Which value has --{name} by default?",
                     f"How is --{name} set by default?"])
