@@ -1,0 +1,280 @@
+// tests/unit/test_device_cpu.c - the CPU device's streams and events.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "unit/ref.h"
+
+static td_dev *open_dev(unsigned n_threads) {
+  td_dev *dev;
+  td_err err;
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = n_threads}, &err),
+                   TD_OK);
+  return dev;
+}
+
+static td_stream *open_stream(td_dev *dev) {
+  td_stream *stream;
+  td_err err;
+  assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+  return stream;
+}
+
+static td_event *open_event(td_dev *dev) {
+  td_event *event;
+  td_err err;
+  assert_int_equal(td_event_open(&event, dev, &err), TD_OK);
+  return event;
+}
+
+static void sync_ok(td_stream *stream) {
+  td_err err;
+  if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static void test_names_and_dtype(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(3);
+  assert_non_null(strstr(td_dev_name(dev), "cpu, 3 threads"));
+  assert_int_equal(td_dev_act_dtype(dev), TD_F32);
+  td_dev_close(dev);
+  td_dev_close(NULL);
+  td_stream_close(NULL);
+  td_event_close(NULL);
+}
+
+// x + 1 many times: in order, and many more operators than the ring holds.
+static void test_ring_back_pressure_keeps_order(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(2);
+  td_stream *stream = open_stream(dev);
+  float x = 0, one = 1, seen[2000];
+  for (int i = 0; i < 2000; i++) {
+    td_op_add(stream, &x, &one, 1);
+    td_op_copy(stream, &seen[i], &x, sizeof x);
+  }
+  sync_ok(stream);
+  for (int i = 0; i < 2000; i++)
+    assert_true(seen[i] == (float)(i + 1));
+  td_stream_close(stream);
+  td_dev_close(dev);
+}
+
+// Two streams that hand a value to and fro can only finish if both run at once, and only give the
+// right sum if waits hold back what is behind them.
+static void test_streams_wait_for_one_another(void **state) {
+  (void)state;
+  enum { ROUNDS = 400 };
+  td_dev *dev = open_dev(2);
+  td_stream *ping = open_stream(dev), *pong = open_stream(dev);
+  td_event *to = open_event(dev), *fro = open_event(dev);
+  float a = 0, b = 0, one = 1;
+  for (int i = 0; i < ROUNDS; i++) {
+    td_stream_wait(ping, fro);
+    td_op_copy(ping, &a, &b, sizeof a);
+    td_op_add(ping, &a, &one, 1);
+    td_event_record(to, ping);
+    td_stream_wait(pong, to);
+    td_op_copy(pong, &b, &a, sizeof a);
+    td_op_add(pong, &b, &one, 1);
+    td_event_record(fro, pong);
+  }
+  td_event_sync(fro);
+  assert_true(b == 2 * ROUNDS);
+  td_stream_close(ping);
+  td_stream_close(pong);
+  td_event_close(to);
+  td_event_close(fro);
+  td_dev_close(dev);
+}
+
+// The wait is for the recording that was the last when td_stream_wait was called, not for later
+// ones: here the later one can only happen after the waiter has gone on.
+static void test_wait_means_the_last_record_before_it(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(1);
+  td_stream *one = open_stream(dev), *two = open_stream(dev);
+  td_event *event = open_event(dev), *gate = open_event(dev);
+  float x = 1, y = 0;
+  td_event_sync(event); // never recorded: done
+  td_stream_wait(two, event);
+  td_op_copy(one, &y, &x, sizeof x);
+  td_event_record(event, one);
+  td_stream_wait(two, event);
+  td_event_record(gate, two);
+  td_stream_wait(one, gate);
+  td_event_record(event, one);
+  td_event_sync(event);
+  assert_true(y == 1);
+  td_stream_close(one);
+  td_event_sync(event); // its stream is gone, and was done
+  td_stream_wait(two, event);
+  sync_ok(two);
+  td_stream_close(two);
+  td_event_close(event);
+  td_event_close(gate);
+  td_dev_close(dev);
+}
+
+static void test_a_failed_stream_lets_others_go_on(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(2);
+  td_stream *bad = open_stream(dev), *good = open_stream(dev);
+  td_event *event = open_event(dev);
+  float x[4] = {0}, one = 1, y = 0;
+  int32_t row = -1;
+  td_op_gather_rows(bad, x, x, &row, 1, 2);
+  td_event_record(event, bad);
+  td_stream_wait(good, event);
+  td_op_add(good, &y, &one, 1);
+  sync_ok(good);
+  assert_true(y == 1);
+  td_err err;
+  assert_int_equal(td_stream_sync(bad, &err), TD_EINVAL);
+  assert_int_equal(td_stream_sync(bad, NULL), TD_EINVAL);
+  td_stream_close(bad);
+  td_stream_close(good);
+  td_event_close(event);
+  td_dev_close(dev);
+}
+
+enum { NODES = 300, STREAMS = 4, CELLS = 16, WIDTH = 300 };
+
+typedef struct {
+  int kind, dst, src; // 0: copy, 1: add, 2: norm
+} node;
+
+// The reference runs nodes in the order they were made.
+static void run_serial(const node *nodes, float (*cells)[WIDTH], const float *w, td_dev *dev) {
+  td_stream *stream = open_stream(dev);
+  for (int i = 0; i < NODES; i++) {
+    float *dst = cells[nodes[i].dst];
+    const float *src = cells[nodes[i].src];
+    if (nodes[i].kind == 0) td_op_copy(stream, dst, src, WIDTH * sizeof *dst);
+    if (nodes[i].kind == 1) td_op_add(stream, dst, src, WIDTH);
+    if (nodes[i].kind == 2) {
+      td_op_rmsnorm(stream, &(td_rmsnorm_args){.x = src,
+                                               .w = {w, TD_F32, WIDTH},
+                                               .out = dst,
+                                               .x_stride = WIDTH,
+                                               .out_stride = WIDTH,
+                                               .n_rows = 1,
+                                               .dim = WIDTH,
+                                               .eps = 1e-5f});
+    }
+    sync_ok(stream);
+  }
+  td_stream_close(stream);
+}
+
+// Random operators on random streams; each waits for the events of those it conflicts with.
+static void run_concurrent(const node *nodes, float (*cells)[WIDTH], const float *w, td_dev *dev,
+                           uint64_t *rng) {
+  td_stream *streams[STREAMS];
+  td_event *events[NODES];
+  for (int s = 0; s < STREAMS; s++)
+    streams[s] = open_stream(dev);
+  for (int i = 0; i < NODES; i++) {
+    td_stream *stream = streams[ref_below(rng, STREAMS)];
+    for (int j = 0; j < i; j++) {
+      bool conflict = nodes[j].dst == nodes[i].dst || nodes[j].dst == nodes[i].src ||
+                      nodes[j].src == nodes[i].dst;
+      if (conflict) td_stream_wait(stream, events[j]);
+    }
+    float *dst = cells[nodes[i].dst];
+    const float *src = cells[nodes[i].src];
+    if (nodes[i].kind == 0) td_op_copy(stream, dst, src, WIDTH * sizeof *dst);
+    if (nodes[i].kind == 1) td_op_add(stream, dst, src, WIDTH);
+    if (nodes[i].kind == 2) {
+      td_op_rmsnorm(stream, &(td_rmsnorm_args){.x = src,
+                                               .w = {w, TD_F32, WIDTH},
+                                               .out = dst,
+                                               .x_stride = WIDTH,
+                                               .out_stride = WIDTH,
+                                               .n_rows = 1,
+                                               .dim = WIDTH,
+                                               .eps = 1e-5f});
+    }
+    events[i] = open_event(dev);
+    td_event_record(events[i], stream);
+  }
+  for (int s = 0; s < STREAMS; s++)
+    sync_ok(streams[s]);
+  for (int s = 0; s < STREAMS; s++)
+    td_stream_close(streams[s]);
+  for (int i = 0; i < NODES; i++)
+    td_event_close(events[i]);
+}
+
+static void test_random_graph_equals_serial(void **state) {
+  (void)state;
+  static float first[CELLS][WIDTH], second[CELLS][WIDTH];
+  float w[WIDTH];
+  uint64_t rng = 7;
+  for (int round = 0; round < 5; round++) {
+    node nodes[NODES];
+    for (int i = 0; i < NODES; i++) {
+      nodes[i].kind = (int)ref_below(&rng, 3);
+      nodes[i].dst = (int)ref_below(&rng, CELLS);
+      do {
+        nodes[i].src = (int)ref_below(&rng, CELLS);
+      } while (nodes[i].src == nodes[i].dst);
+    }
+    for (int d = 0; d < WIDTH; d++)
+      w[d] = ref_float(&rng);
+    for (int c = 0; c < CELLS; c++) {
+      for (int d = 0; d < WIDTH; d++)
+        first[c][d] = second[c][d] = ref_float(&rng);
+    }
+    td_dev *dev = open_dev(2);
+    run_serial(nodes, first, w, dev);
+    run_concurrent(nodes, second, w, dev, &rng);
+    assert_memory_equal(first, second, sizeof first);
+    td_dev_close(dev);
+  }
+}
+
+// Large operators of several streams on one team at once.
+static void test_streams_share_the_team(void **state) {
+  (void)state;
+  enum { N = 200000 };
+  td_dev *dev = open_dev(3);
+  td_stream *streams[3];
+  float *x[3], *one = malloc(N * sizeof *one);
+  for (int i = 0; i < N; i++)
+    one[i] = 1;
+  for (int s = 0; s < 3; s++) {
+    streams[s] = open_stream(dev);
+    x[s] = calloc(N, sizeof *x[s]);
+  }
+  for (int round = 0; round < 20; round++) {
+    for (int s = 0; s < 3; s++)
+      td_op_add(streams[s], x[s], one, N);
+  }
+  for (int s = 0; s < 3; s++) {
+    sync_ok(streams[s]);
+    for (int i = 0; i < N; i++)
+      assert_true(x[s][i] == 20);
+    td_stream_close(streams[s]);
+    free(x[s]);
+  }
+  free(one);
+  td_dev_close(dev);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_names_and_dtype),
+      cmocka_unit_test(test_ring_back_pressure_keeps_order),
+      cmocka_unit_test(test_streams_wait_for_one_another),
+      cmocka_unit_test(test_wait_means_the_last_record_before_it),
+      cmocka_unit_test(test_a_failed_stream_lets_others_go_on),
+      cmocka_unit_test(test_random_graph_equals_serial),
+      cmocka_unit_test(test_streams_share_the_team),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,343 @@
+// tests/unit/test_kernels_linear.c - the linear kernels, every version this machine runs.
+// The reference accumulates in double. With any order of additions in FP32 and at most four further
+// roundings (run sums, scales), |error| <= (k + 4) 2^-24 sum |w x|; products and sums that become
+// subnormal add k 2^-149, times 2^8 and the scale for FP8.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/kernel_test.h"
+
+typedef struct {
+  td_dtype dtype;
+  uint32_t rows, cols, scale_rows, scale_cols, n_tokens;
+} shape;
+
+static const char *family_of(td_dtype dtype) {
+  return dtype == TD_F32 ? "linear_f32" : dtype == TD_BF16 ? "linear_bf16" : "linear_f8e4m3";
+}
+
+static double max_scale(const td_weight *w) {
+  if (!w->scale) return 1;
+  size_t n = (size_t)((w->rows + w->scale_rows - 1) / w->scale_rows) *
+             ((w->cols + w->scale_cols - 1) / w->scale_cols);
+  double max = 0;
+  for (size_t i = 0; i < n; i++)
+    max = fmax(max, fabs((double)w->scale[i]));
+  return max * 256;
+}
+
+// Compares y [n_tokens][rows] with the reference, of large matrices some of the rows.
+static bool within_bound(const td_weight *w, const float *x, const float *y, uint32_t n_tokens,
+                         why *why_) {
+  double tiny = ldexp((double)w->cols, -149) * max_scale(w);
+  uint32_t step = (uint64_t)w->rows * w->cols * n_tokens > 4000000 ? 61 : 1;
+  for (uint32_t r = 0; r < w->rows; r += step) {
+    for (uint32_t t = 0; t < n_tokens; t++) {
+      double sum = 0, magnitude = 0;
+      for (uint32_t k = 0; k < w->cols; k++) {
+        double product = ref_at(w, r, k) * x[(size_t)t * w->cols + k];
+        sum += product;
+        magnitude += fabs(product);
+      }
+      double bound = (w->cols + 4.0) * 0x1p-24 * magnitude + tiny;
+      double error = fabs(y[(size_t)t * w->rows + r] - sum);
+      if (!(error <= bound)) {
+        return KERNEL_FAIL(why_, "%ux%u, %u tokens: row %u token %u is off by %g, bound %g",
+                           w->rows, w->cols, n_tokens, r, t, error, bound);
+      }
+    }
+  }
+  return true;
+}
+
+// Weights, scales, x and y all end at guard pages.
+static bool check_shape(void (*fn)(void), const void *arg, why *w) {
+  const shape *s = arg;
+  uint64_t rng = s->rows * 31 + s->cols;
+  ref_weight weight = ref_make_weight(&rng, s->dtype, s->rows, s->cols, s->scale_rows,
+                                      s->scale_cols);
+  ref_mem x = ref_guarded((size_t)s->n_tokens * s->cols * sizeof(float));
+  ref_mem y = ref_guarded((size_t)s->n_tokens * s->rows * sizeof(float));
+  for (size_t i = 0; i < (size_t)s->n_tokens * s->cols; i++)
+    ((float *)x.data)[i] = ref_float(&rng);
+  memset(y.data, 0xff, (size_t)s->n_tokens * s->rows * sizeof(float));
+  ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
+                                       .x = x.data,
+                                       .y = y.data,
+                                       .ldx = s->cols,
+                                       .ldy = s->rows,
+                                       .n_tokens = s->n_tokens,
+                                       .row_end = s->rows});
+  bool ok = within_bound(&weight.w, x.data, y.data, s->n_tokens, w);
+  ref_free_weight(&weight);
+  ref_unmap(&x);
+  ref_unmap(&y);
+  return ok;
+}
+
+static const td_dtype dtypes[] = {TD_F32, TD_BF16, TD_F8E4M3};
+
+static void test_shapes(void **state) {
+  (void)state;
+  static const shape shapes[] = {
+      {0, 1, 1, 128, 128, 1},     {0, 3, 385, 128, 128, 2},   {0, 17, 31, 128, 128, 3},
+      {0, 300, 200, 128, 128, 4}, {0, 9, 33, 4, 7, 5},        {0, 21, 129, 2, 128, 6},
+      {0, 40, 1000, 1, 1000, 7},  {0, 5, 1031, 128, 1, 11},   {0, 130, 258, 128, 128, 97},
+      {0, 33, 16, 128, 128, 200}, {0, 2, 5000, 1, 5000, 13},  {0, 7, 2047, 128, 96, 1},
+      {0, 12, 15, 128, 128, 12},  {0, 8, 512, 128, 128, 100},
+  };
+  for (size_t d = 0; d < TD_COUNT(dtypes); d++) {
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+      shape s = shapes[i];
+      s.dtype = dtypes[d];
+      for_versions(family_of(s.dtype), check_shape, &s);
+    }
+  }
+}
+
+static void test_an_expert_of_deepseek(void **state) {
+  (void)state;
+  for (size_t d = 0; d < TD_COUNT(dtypes); d++) {
+    static const uint32_t batches[] = {1, 7};
+    for (size_t b = 0; b < TD_COUNT(batches); b++) {
+      shape s = {dtypes[d], 2048, 7168, 128, 128, batches[b]};
+      for_versions(family_of(s.dtype), check_shape, &s);
+    }
+  }
+}
+
+// One product w x s has at most two roundings; every code at every place of a long row must give
+// its value.
+static bool check_codes(void (*fn)(void), const void *arg, why *w) {
+  enum { COLS = 70 };
+  const float *scale = arg;
+  uint8_t codes[256 * COLS];
+  float x[COLS], y[256];
+  for (int c = 0; c < COLS; c++)
+    x[c] = 1;
+  td_weight weight = {.data = codes,
+                      .scale = scale,
+                      .dtype = TD_F8E4M3,
+                      .rows = 256,
+                      .cols = COLS,
+                      .scale_rows = 256,
+                      .scale_cols = COLS};
+  for (int place = 0; place < COLS; place++) {
+    memset(codes, place % 2 ? 0x80 : 0, sizeof codes); // zeros of either sign
+    for (int r = 0; r < 256; r++)
+      codes[r * COLS + place] = (uint8_t)r;
+    ((td_linear_fn)fn)(&(td_linear_args){
+        .w = &weight, .x = x, .y = y, .ldx = COLS, .ldy = 256, .n_tokens = 1, .row_end = 256});
+    for (int r = 0; r < 256; r++) {
+      double want = ref_e4m3((uint8_t)r) * *scale;
+      bool same = isnan(want) ? isnan(y[r]) : y[r] == (float)want;
+      if (!same) return KERNEL_FAIL(w, "code 0x%02x at %d: %g, not %g", r, place, y[r], want);
+    }
+  }
+  return true;
+}
+
+static void test_every_e4m3_code(void **state) {
+  (void)state;
+  static const float scales[] = {1, 0x1p-20f, 0x1.8p3f, 0x1p119f, -0x1p118f, 0x1p-110f};
+  for (size_t i = 0; i < TD_COUNT(scales); i++) {
+    for_versions("linear_f8e4m3", check_codes, &scales[i]);
+  }
+}
+
+// A NaN code makes its row NaN in every path, and only its row.
+static bool check_nan_row(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 20, COLS = 300, BAD = 13 };
+  (void)arg;
+  uint64_t rng = 3;
+  ref_weight weight = ref_make_weight(&rng, TD_F8E4M3, ROWS, COLS, 128, 128);
+  ((uint8_t *)weight.data.data)[BAD * COLS + 299] = 0xff;
+  bool ok = true;
+  for (uint32_t n = 1; ok && n <= 7; n++) {
+    float x[7 * COLS] = {0}, y[7 * ROWS];
+    ((td_linear_fn)fn)(&(td_linear_args){
+        .w = &weight.w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = n, .row_end = ROWS});
+    for (uint32_t i = 0; ok && i < n * ROWS; i++) {
+      if (i % ROWS == BAD ? !isnan(y[i]) : y[i] != 0) {
+        ok = KERNEL_FAIL(w, "%u tokens, row %u: %g", n, i % ROWS, y[i]);
+      }
+    }
+  }
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_nan_codes_make_the_row_nan(void **state) {
+  (void)state;
+  for_versions("linear_f8e4m3", check_nan_row, NULL);
+}
+
+// y[t][r] to the bit, whatever n_tokens, row range, y_row0 and x_rows.
+static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
+  const shape *s = arg;
+  uint32_t rows = s->rows, cols = s->cols, max = s->n_tokens;
+  uint64_t rng = 5;
+  ref_weight weight = ref_make_weight(&rng, s->dtype, rows, cols, s->scale_rows, s->scale_cols);
+  float *x = ref_floats(&rng, (size_t)max * cols), *want = malloc((size_t)max * rows * sizeof *x);
+  float *y = malloc((size_t)max * rows * sizeof *y);
+  uint32_t *x_rows = malloc(max * sizeof *x_rows);
+  for (uint32_t t = 0; t < max; t++) {
+    x_rows[t] = max - 1 - t;
+    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
+                                         .x = x + (size_t)t * cols,
+                                         .y = want + (size_t)t * rows,
+                                         .ldx = cols,
+                                         .ldy = rows,
+                                         .n_tokens = 1,
+                                         .row_end = rows});
+  }
+  bool ok = true;
+  for (uint32_t n = 1; ok && n <= max; n += n < 37 ? 1 : 31) {
+    for (int reversed = 0; ok && reversed < 2; reversed++) {
+      uint32_t begin = ref_below(&rng, rows), end = begin + 1 + ref_below(&rng, rows - begin);
+      ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
+                                           .x = x,
+                                           .x_rows = reversed ? x_rows : NULL,
+                                           .y = y,
+                                           .ldx = cols,
+                                           .ldy = end - begin,
+                                           .n_tokens = n,
+                                           .row_begin = begin,
+                                           .row_end = end,
+                                           .y_row0 = begin});
+      for (uint32_t t = 0; ok && t < n; t++) {
+        uint32_t from = reversed ? x_rows[t] : t;
+        if (memcmp(y + (size_t)t * (end - begin), want + (size_t)from * rows + begin,
+                   (end - begin) * sizeof *y) != 0) {
+          ok = KERNEL_FAIL(w, "token %u of %u differs from itself alone, rows %u to %u", t, n,
+                           begin, end);
+        }
+      }
+    }
+  }
+  free(x);
+  free(want);
+  free(y);
+  free(x_rows);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static void test_batch_invariance(void **state) {
+  (void)state;
+  static const shape shapes[] = {
+      {0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230}, {0, 37, 100, 16, 9, 130}};
+  for (size_t d = 0; d < TD_COUNT(dtypes); d++) {
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+      shape s = shapes[i];
+      s.dtype = dtypes[d];
+      for_versions(family_of(s.dtype), check_invariance, &s);
+    }
+  }
+}
+
+// Kernels with one fault each; the checks above must see it.
+
+static void naive(const td_linear_args *a, uint32_t skip, bool first_scale_only, bool batch_order) {
+  const td_weight *w = a->w;
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    const float *x = a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+    for (uint32_t r = a->row_begin; r < a->row_end; r++) {
+      float sum = 0;
+      for (uint32_t i = 0; i + skip < w->cols; i++) {
+        uint32_t k = batch_order && a->n_tokens > 8 ? w->cols - 1 - i : i;
+        uint32_t at = first_scale_only && w->scale ? k % w->scale_cols : k;
+        float scale_ratio = (float)(ref_at(w, r, k));
+        if (at != k) {
+          size_t blocks = (w->cols + w->scale_cols - 1) / w->scale_cols;
+          const float *scales = w->scale + r / w->scale_rows * blocks;
+          scale_ratio = scale_ratio / scales[k / w->scale_cols] * scales[0];
+        }
+        sum += scale_ratio * x[k];
+      }
+      a->y[t * a->ldy + r - a->y_row0] = sum;
+    }
+  }
+}
+
+static void broken_last_column(const td_linear_args *a) {
+  naive(a, 1, false, false);
+}
+
+static void broken_scale(const td_linear_args *a) {
+  naive(a, 0, true, false);
+}
+
+static void broken_invariance(const td_linear_args *a) {
+  naive(a, 0, false, true);
+}
+
+static void sound(const td_linear_args *a) {
+  naive(a, 0, false, false);
+}
+
+static void broken_subnormals(const td_linear_args *a) {
+  uint8_t codes[256 * 70];
+  memcpy(codes, a->w->data, sizeof codes);
+  for (size_t i = 0; i < sizeof codes; i++)
+    codes[i] = codes[i] & 0x78 ? codes[i] : codes[i] & 0x80;
+  td_weight w = *a->w;
+  w.data = codes;
+  td_linear_args flushed = *a;
+  flushed.w = &w;
+  naive(&flushed, 0, false, false);
+}
+
+static void test_broken_kernels_are_caught(void **state) {
+  (void)state;
+  why w;
+  float one = 1;
+  shape s = {TD_F8E4M3, 20, 300, 128, 128, 12};
+  assert_true(check_shape((void (*)(void))sound, &s, &w));
+  assert_true(check_invariance((void (*)(void))sound, &s, &w));
+  assert_true(check_codes((void (*)(void))sound, &one, &w));
+  assert_false(check_shape((void (*)(void))broken_last_column, &s, &w));
+  assert_false(check_shape((void (*)(void))broken_scale, &s, &w));
+  assert_false(check_invariance((void (*)(void))broken_invariance, &s, &w));
+  assert_false(check_codes((void (*)(void))broken_subnormals, &one, &w));
+}
+
+static void test_dispatch(void **state) {
+  (void)state;
+  assert_int_equal(td_kernels_init("abacus"), TD_KERNELS_UNKNOWN_ISA);
+  assert_int_equal(td_kernels_init(""), TD_KERNELS_UNKNOWN_ISA);
+  size_t n;
+  const td_kernel_variant *v = td_kernel_variants(&n);
+  for (const char *const *isa = td_kernels_isas(); *isa; isa++) {
+    bool runs = false;
+    td_linear_fn expected = NULL;
+    for (size_t i = 0; i < n; i++) {
+      if (strcmp(v[i].family, "linear_bf16") != 0 || strcmp(v[i].isa, *isa) != 0) continue;
+      runs = td_kernel_variant_runs(&v[i]);
+      expected = (td_linear_fn)v[i].fn;
+    }
+    assert_int_equal(td_kernels_init(*isa), runs ? TD_KERNELS_OK : TD_KERNELS_ISA_ABSENT);
+    if (!runs) continue;
+    assert_string_equal(td_kernels()->isa, *isa);
+    assert_ptr_equal(td_kernels()->linear_bf16, expected);
+    assert_ptr_equal(td_kernels_linear(TD_BF16), expected);
+    assert_null(td_kernels_linear(TD_I32));
+#define X(family, args_type) assert_non_null(td_kernels()->family);
+    TD_KERNEL_FAMILIES(X)
+#undef X
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_shapes),           cmocka_unit_test(test_an_expert_of_deepseek),
+      cmocka_unit_test(test_every_e4m3_code),  cmocka_unit_test(test_nan_codes_make_the_row_nan),
+      cmocka_unit_test(test_batch_invariance), cmocka_unit_test(test_broken_kernels_are_caught),
+      cmocka_unit_test(test_dispatch),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,258 @@
+// tests/unit/test_kernels_rows.c - norms, activations, conversions: every version this machine
+// runs.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/kernel_test.h"
+
+static const size_t lengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1031, 7168};
+
+static ref_mem guarded_floats(uint64_t *rng, size_t n, float scale) {
+  ref_mem mem = ref_guarded(n * sizeof(float));
+  for (size_t i = 0; i < n; i++)
+    ((float *)mem.data)[i] = ref_float(rng) * scale;
+  return mem;
+}
+
+// Each row is summed in n + 1 roundings, halved by the root, and has three more.
+static bool check_rmsnorm(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  uint64_t rng = 1;
+  for (size_t c = 0; c < 2 * TD_COUNT(lengths); c++) {
+    size_t n = lengths[c / 2];
+    td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
+    ref_mem x = guarded_floats(&rng, n, 3), out = guarded_floats(&rng, n, 1);
+    ref_weight weight = ref_make_weight(&rng, dtype, 1, (uint32_t)n, 0, 0);
+    const float *xs = x.data, *y = out.data;
+    ((void (*)(const td_norm_row_args *))fn)(&(td_norm_row_args){
+        .x = x.data, .w = {weight.w.data, dtype, (uint32_t)n}, .out = out.data, .eps = 1e-5f});
+    double sum = 0;
+    bool ok = true;
+    for (size_t i = 0; i < n; i++)
+      sum += (double)xs[i] * xs[i];
+    for (size_t i = 0; ok && i < n; i++) {
+      double want = xs[i] / sqrt(sum / (double)n + 1e-5) * ref_at(&weight.w, 0, (uint32_t)i);
+      double bound = (0.5 * (double)n + 6) * 0x1p-24 * fabs(want);
+      if (!(fabs(y[i] - want) <= bound)) {
+        ok = KERNEL_FAIL(w, "n %zu, element %zu: %g, not %g", n, i, y[i], want);
+      }
+    }
+    ref_unmap(&x);
+    ref_unmap(&out);
+    ref_free_weight(&weight);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+// e^-g within 2 ulp, then three roundings of half an ulp; below 2^-126 a few subnormal steps times
+// |g up|.
+static bool check_swiglu(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  uint64_t rng = 2;
+  static const float scales[] = {1, 12, 110, 1e4f};
+  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(scales); c++) {
+    size_t n = lengths[c / TD_COUNT(scales)];
+    ref_mem gate = guarded_floats(&rng, n, scales[c % TD_COUNT(scales)]);
+    ref_mem up = guarded_floats(&rng, n, 1), out = guarded_floats(&rng, n, 1);
+    const float *g = gate.data, *u = up.data, *y = out.data;
+    ((void (*)(const td_swiglu_row_args *))fn)(
+        &(td_swiglu_row_args){.gate = gate.data, .up = up.data, .out = out.data, .n = n});
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++) {
+      double want = g[i] / (1 + exp(-(double)g[i])) * u[i];
+      double bound = 8 * 0x1p-24 * fabs(want) + 0x1p-124 * fabs((double)g[i]);
+      if (!(fabs(y[i] - want) <= bound)) {
+        ok = KERNEL_FAIL(w, "gate %g up %g: %g, not %g", g[i], u[i], y[i], want);
+      }
+    }
+    ref_unmap(&gate);
+    ref_unmap(&up);
+    ref_unmap(&out);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static bool check_axpy(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  uint64_t rng = 3;
+  for (size_t c = 0; c < TD_COUNT(lengths); c++) {
+    size_t n = lengths[c];
+    ref_mem x = guarded_floats(&rng, n, 1), y = guarded_floats(&rng, n, 1);
+    float *before = malloc(n * sizeof *before);
+    memcpy(before, y.data, n * sizeof *before);
+    ((void (*)(const td_axpy_args *))fn)(
+        &(td_axpy_args){.y = y.data, .x = x.data, .a = 0.7f, .n = n});
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++) {
+      double product = 0.7f * (double)((float *)x.data)[i], want = before[i] + product;
+      double bound = 0x1p-24 * (fabs(product) + fabs(want)) * 1.001;
+      if (!(fabs(((float *)y.data)[i] - want) <= bound)) ok = KERNEL_FAIL(w, "n %zu at %zu", n, i);
+    }
+    free(before);
+    ref_unmap(&x);
+    ref_unmap(&y);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static bool check_from_half(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  for (size_t c = 0; c < TD_COUNT(lengths) + 1; c++) {
+    size_t n = c < TD_COUNT(lengths) ? lengths[c] : 65536;
+    ref_mem in = ref_guarded(n * sizeof(uint16_t)), out = ref_guarded(n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+      ((uint16_t *)in.data)[i] = (uint16_t)i;
+    ((void (*)(const td_convert_args *))fn)(
+        &(td_convert_args){.in = in.data, .out = out.data, .n = n});
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++) {
+      double want = ref_half((uint16_t)i), got = ((float *)out.data)[i];
+      bool same = isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want);
+      if (!same) ok = KERNEL_FAIL(w, "0x%04zx: %g, not %g", i, got, want);
+    }
+    ref_unmap(&in);
+    ref_unmap(&out);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+// Every f16, the midpoints between neighbours and what lies beside them, and the ends.
+static size_t half_inputs(float *in) {
+  size_t n = 0;
+  static const float ends[] = {65504,    65519.99f, 65520,      1e30f,     -65520,   -1e30f,
+                               0x1p-24f, 0x1p-25f,  0x1.8p-25f, -0x1p-26f, INFINITY, -INFINITY};
+  for (size_t i = 0; i < TD_COUNT(ends); i++)
+    in[n++] = ends[i];
+  for (uint32_t h = 0; h < 0x7bff; h++) {
+    float value = (float)ref_half((uint16_t)h), next = (float)ref_half((uint16_t)(h + 1));
+    float middle = value + (next - value) / 2; // exact
+    in[n++] = value;
+    in[n++] = middle;
+    in[n++] = nextafterf(middle, 0);
+    in[n++] = -nextafterf(middle, 1e9f);
+  }
+  return n;
+}
+
+static bool check_to_half(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  float *inputs = malloc(sizeof *inputs * 0x20000);
+  size_t n_inputs = half_inputs(inputs);
+  bool ok = true;
+  for (size_t c = 0; ok && c < TD_COUNT(lengths) + 1; c++) {
+    size_t n = c < TD_COUNT(lengths) ? lengths[c] : n_inputs;
+    ref_mem in = ref_guarded(n * sizeof(float)), out = ref_guarded(n * sizeof(uint16_t));
+    memcpy(in.data, inputs, n * sizeof(float));
+    ((void (*)(const td_convert_args *))fn)(
+        &(td_convert_args){.in = in.data, .out = out.data, .n = n});
+    for (size_t i = 0; ok && i < n; i++) {
+      double want = ref_through_half(inputs[i]), got = ref_half(((uint16_t *)out.data)[i]);
+      if (got != want) ok = KERNEL_FAIL(w, "%a: %a, not %a", inputs[i], got, want);
+    }
+    ref_unmap(&in);
+    ref_unmap(&out);
+  }
+  float nans[20];
+  uint16_t kept[20];
+  for (int i = 0; i < 20; i++)
+    nans[i] = NAN;
+  ((void (*)(const td_convert_args *))fn)(&(td_convert_args){.in = nans, .out = kept, .n = 20});
+  for (int i = 0; ok && i < 20; i++) {
+    if (!isnan(ref_half(kept[i]))) ok = KERNEL_FAIL(w, "NaN became 0x%04x", kept[i]);
+  }
+  free(inputs);
+  return ok;
+}
+
+// The stored value times its scale, rounded once.
+static bool check_decode(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  static const td_dtype dtypes[] = {TD_F32, TD_BF16, TD_F8E4M3};
+  uint64_t rng = 4;
+  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(dtypes); c++) {
+    uint32_t cols = (uint32_t)lengths[c / TD_COUNT(dtypes)];
+    ref_weight weight = ref_make_weight(&rng, dtypes[c % TD_COUNT(dtypes)], 5, cols, 2, 48);
+    if (weight.w.dtype == TD_F8E4M3) ((uint8_t *)weight.data.data)[cols * 3] = 0x7f;
+    ref_mem out = ref_guarded(cols * sizeof(float));
+    bool ok = true;
+    for (uint32_t row = 0; ok && row < 5; row++) {
+      ((void (*)(const td_decode_row_args *))fn)(
+          &(td_decode_row_args){.w = &weight.w, .out = out.data, .row = row});
+      for (uint32_t i = 0; ok && i < cols; i++) {
+        float want = (float)ref_at(&weight.w, row, i), got = ((float *)out.data)[i];
+        if (isnan(want) ? !isnan(got) : got != want) {
+          ok = KERNEL_FAIL(w, "row %u column %u of %u: %a, not %a", row, i, cols, got, want);
+        }
+      }
+    }
+    ref_free_weight(&weight);
+    ref_unmap(&out);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+#define FAMILY_TEST(family, check)                                                                 \
+  static void test_##family(void **state) {                                                        \
+    (void)state;                                                                                   \
+    for_versions(#family, check, NULL);                                                            \
+  }
+FAMILY_TEST(rmsnorm_row, check_rmsnorm)
+FAMILY_TEST(swiglu_row, check_swiglu)
+FAMILY_TEST(axpy, check_axpy)
+FAMILY_TEST(f32_from_f16, check_from_half)
+FAMILY_TEST(f16_from_f32, check_to_half)
+FAMILY_TEST(decode_row, check_decode)
+
+// Truncates instead of rounding.
+static void broken_to_half(const td_convert_args *a) {
+  for (size_t i = 0; i < a->n; i++) {
+    uint32_t bits;
+    float f = fminf(fmaxf(((const float *)a->in)[i], -65504), 65504);
+    memcpy(&bits, &f, sizeof bits);
+    uint32_t magnitude = bits & 0x7fffffff;
+    uint16_t half = magnitude < 0x38800000 ? (uint16_t)(fabsf(f) * 0x1p24f)
+                                           : (uint16_t)((magnitude - (112u << 23)) >> 13);
+    ((uint16_t *)a->out)[i] = (uint16_t)(half | (bits >> 16 & 0x8000));
+  }
+}
+
+// Forgets eps.
+static void broken_rmsnorm(const td_norm_row_args *a) {
+  double sum = 0;
+  for (uint32_t i = 0; i < a->w.n; i++)
+    sum += (double)a->x[i] * a->x[i];
+  for (uint32_t i = 0; i < a->w.n; i++) {
+    double w = a->w.dtype == TD_F32 ? ((const float *)a->w.data)[i]
+                                    : ref_bf16(((const uint16_t *)a->w.data)[i]);
+    a->out[i] = (float)(a->x[i] / sqrt(sum / a->w.n) * w);
+  }
+}
+
+static void test_broken_kernels_are_caught(void **state) {
+  (void)state;
+  why w;
+  assert_false(check_to_half((void (*)(void))broken_to_half, NULL, &w));
+  assert_false(check_rmsnorm((void (*)(void))broken_rmsnorm, NULL, &w));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_rmsnorm_row),
+      cmocka_unit_test(test_swiglu_row),
+      cmocka_unit_test(test_axpy),
+      cmocka_unit_test(test_f32_from_f16),
+      cmocka_unit_test(test_f16_from_f32),
+      cmocka_unit_test(test_decode_row),
+      cmocka_unit_test(test_broken_kernels_are_caught),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

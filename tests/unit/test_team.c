@@ -1,0 +1,170 @@
+// tests/unit/test_team.c - the thread team: everyone runs once, every piece once, callers in turn.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/team.h"
+
+static td_team *open_team(unsigned n_threads) {
+  td_team *team;
+  td_err err;
+  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = n_threads}, &err), TD_OK);
+  assert_int_equal(td_team_size(team), n_threads);
+  return team;
+}
+
+enum { MAX_MEMBERS = 9 };
+typedef struct {
+  int calls[MAX_MEMBERS]; // plain: each member has its own, the runner reads after the run
+  unsigned n_members;
+} roll;
+
+static void call_roll(void *ctx, unsigned member, unsigned n_members) {
+  roll *r = ctx;
+  r->calls[member]++;
+  if (member == 0) r->n_members = n_members;
+}
+
+static void test_each_member_runs_once(void **state) {
+  (void)state;
+  static const unsigned sizes[] = {1, 2, 3, MAX_MEMBERS};
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    td_team *team = open_team(sizes[i]);
+    roll r = {{0}, 0};
+    enum { RUNS = 500 };
+    for (int run = 0; run < RUNS; run++)
+      td_team_run(team, call_roll, &r);
+    assert_int_equal(r.n_members, sizes[i]);
+    for (unsigned m = 0; m < sizes[i]; m++)
+      assert_int_equal(r.calls[m], RUNS);
+    td_team_close(team);
+  }
+}
+
+static void test_runs_after_sleep(void **state) {
+  (void)state;
+  td_team *team = open_team(4);
+  roll r = {{0}, 0};
+  for (int run = 0; run < 5; run++) {
+    td_team_run(team, call_roll, &r);
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); // members are asleep by now
+  }
+  for (unsigned m = 0; m < 4; m++)
+    assert_int_equal(r.calls[m], 5);
+  td_team_close(team);
+}
+
+static void slow_member(void *ctx, unsigned member, unsigned n_members) {
+  (void)n_members;
+  if (member == 1) nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+  ((roll *)ctx)->calls[member]++;
+}
+
+static void test_waits_for_the_slowest(void **state) {
+  (void)state;
+  td_team *team = open_team(3);
+  roll r = {{0}, 0};
+  for (int run = 0; run < 3; run++) {
+    td_team_run(team, slow_member, &r);
+    for (unsigned m = 0; m < 3; m++)
+      assert_int_equal(r.calls[m], run + 1);
+  }
+  td_team_close(team);
+}
+
+typedef struct {
+  uint8_t *seen; // per item; pieces do not overlap, so plain
+  size_t grain;
+  _Atomic size_t longest;
+} cover;
+
+static void mark(void *ctx, size_t begin, size_t end) {
+  cover *c = ctx;
+  for (size_t i = begin; i < end; i++)
+    c->seen[i]++;
+  if (end - begin > c->grain) atomic_store(&c->longest, end - begin);
+}
+
+static void test_for_covers_every_item_once(void **state) {
+  (void)state;
+  td_team *team = open_team(3);
+  static const size_t counts[] = {0, 1, 7, 64, 1000}, grains[] = {1, 3, 64, 5000};
+  for (size_t c = 0; c < TD_COUNT(counts); c++) {
+    for (size_t g = 0; g < TD_COUNT(grains); g++) {
+      uint8_t seen[1001] = {0};
+      cover cov = {.seen = seen, .grain = grains[g]};
+      td_team_for(team, counts[c], grains[g], mark, &cov);
+      for (size_t i = 0; i < counts[c]; i++)
+        assert_int_equal(seen[i], 1);
+      assert_int_equal(seen[counts[c]], 0);
+      assert_int_equal(cov.longest, 0);
+    }
+  }
+  td_team_close(team);
+}
+
+typedef struct {
+  td_team *team;
+  _Atomic int *inside;
+  _Atomic int *overlaps;
+} caller;
+
+static void alone(void *ctx, unsigned member, unsigned n_members) {
+  (void)n_members;
+  caller *c = ctx;
+  if (member != 0) return;
+  if (atomic_fetch_add(c->inside, 1) != 0) atomic_fetch_add(c->overlaps, 1);
+  atomic_fetch_sub(c->inside, 1);
+}
+
+static void *call_often(void *arg) {
+  caller *c = arg;
+  for (int i = 0; i < 300; i++)
+    td_team_run(c->team, alone, c);
+  return NULL;
+}
+
+static void test_callers_take_turns(void **state) {
+  (void)state;
+  td_team *team = open_team(2);
+  _Atomic int inside = 0, overlaps = 0;
+  caller c = {.team = team, .inside = &inside, .overlaps = &overlaps};
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, call_often, &c), 0);
+  for (int i = 0; i < 4; i++)
+    pthread_join(threads[i], NULL);
+  assert_int_equal(overlaps, 0);
+  td_team_close(team);
+}
+
+static void test_defaults_and_pinning(void **state) {
+  (void)state;
+  td_team *team;
+  td_err err;
+  assert_true(td_cpu_count() >= 1);
+  assert_int_equal(td_team_open(&team, &(td_team_opts){.pin = true}, &err), TD_OK);
+  assert_int_equal(td_team_size(team), td_cpu_count());
+  td_team_close(team);
+  td_team_close(NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_each_member_runs_once),
+      cmocka_unit_test(test_runs_after_sleep),
+      cmocka_unit_test(test_waits_for_the_slowest),
+      cmocka_unit_test(test_for_covers_every_item_once),
+      cmocka_unit_test(test_callers_take_turns),
+      cmocka_unit_test(test_defaults_and_pinning),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
