@@ -1,0 +1,299 @@
+#include "text/template.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/utf8.h"
+#include "config/json.h"
+#include "text/jinja.h"
+
+#define MAX_SOURCE_BYTES  ((size_t)4 << 20)
+#define MAX_CONFIG_BYTES  ((size_t)256 << 20)
+#define PARSE_MAX_BYTES   ((size_t)256 << 20)
+#define PARSE_MAX_STEPS   50000000
+#define RENDER_MAX_BYTES  ((size_t)256 << 20)
+#define RENDER_MAX_OUTPUT ((size_t)64 << 20)
+#define RENDER_MAX_STEPS  20000000
+// Of the tree walk. Python's own recursion limit ends a template at a few hundred macro calls.
+#define MAX_DEPTH 2500
+
+struct td_template {
+  jj j; // holds the tree's memory
+  jj_tree tree;
+  td_template *tool_use; // what renders with tools use instead, or NULL
+};
+
+static void prefix(td_err *err) {
+  if (err) td_err_prefix(err, "chat template");
+}
+
+// ---- opening ----
+
+static td_status parse(td_template *t, const char *source, size_t len, td_err *err) {
+  jj *j = &t->j;
+  *j = (jj){.err = err,
+            .max_bytes = PARSE_MAX_BYTES,
+            .max_steps = PARSE_MAX_STEPS,
+            .steps_left = PARSE_MAX_STEPS,
+            .max_depth = MAX_DEPTH};
+  if (setjmp(j->on_error)) {
+    jj_free_all(j);
+    prefix(err);
+    return j->status;
+  }
+  if (len > MAX_SOURCE_BYTES) {
+    jj_raise(j, TD_ELIMIT, "more than %zu bytes of source", MAX_SOURCE_BYTES);
+  }
+  t->tree.body = jj_parse(j, jj_lex(j, source, len));
+  jj_resolve(j, &t->tree);
+  return TD_OK;
+}
+
+td_status td_template_open(td_template **out, const char *source, size_t len, td_err *err) {
+  *out = NULL;
+  td_template *t = calloc(1, sizeof *t);
+  if (!t) return td_fail(err, TD_ENOMEM, "chat template: out of memory");
+  td_status st = parse(t, source, len, err);
+  if (st == TD_OK) {
+    *out = t;
+  } else {
+    free(t);
+  }
+  return st;
+}
+
+void td_template_close(td_template *tmpl) {
+  if (!tmpl) return;
+  td_template_close(tmpl->tool_use);
+  jj_free_all(&tmpl->j);
+  free(tmpl);
+}
+
+static td_status open_file(td_template **out, const char *path, td_err *err) {
+  td_buf source = TD_BUF_INIT;
+  td_status st = td_file_read(&source, path, MAX_SOURCE_BYTES, err);
+  if (st == TD_OK) {
+    st = td_template_open(out, td_buf_text(&source), source.len, err);
+    if (st != TD_OK && err) td_err_prefix(err, "%s", path);
+  }
+  td_buf_free(&source);
+  return st;
+}
+
+// The template called name in [{"name": ..., "template": ...}, ...], NULL when there is none.
+static const char *named_template(const cJSON *list, const char *name) {
+  const cJSON *item;
+  cJSON_ArrayForEach(item, list) {
+    const cJSON *its_name = td_json_get(item, "name"), *text = td_json_get(item, "template");
+    if (cJSON_IsString(its_name) && cJSON_IsString(text) &&
+        strcmp(its_name->valuestring, name) == 0) {
+      return text->valuestring;
+    }
+  }
+  return NULL;
+}
+
+static td_status open_config(td_template **out, const char *path, td_err *err) {
+  cJSON *config;
+  td_status st = td_json_parse_file(&config, path, MAX_CONFIG_BYTES, err);
+  if (st != TD_OK) return st;
+  const cJSON *member = td_json_get(config, "chat_template");
+  const char *text = cJSON_IsString(member) ? member->valuestring : NULL, *tool_use = NULL;
+  if (cJSON_IsArray(member)) {
+    text = named_template(member, "default");
+    tool_use = named_template(member, "tool_use");
+  }
+  if (text) {
+    st = td_template_open(out, text, strlen(text), err);
+  } else {
+    st = td_fail(err, TD_ENOENT, "no chat_template%s: put a chat_template.jinja beside it",
+                 member ? " named default" : "");
+  }
+  if (st == TD_OK && tool_use) {
+    st = td_template_open(&(*out)->tool_use, tool_use, strlen(tool_use), err);
+  }
+  if (st != TD_OK && err) td_err_prefix(err, "%s", path);
+  cJSON_Delete(config);
+  return st;
+}
+
+static td_status open_model_files(td_template **out, const char *model_dir, td_err *err) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/chat_template.jinja", model_dir);
+  if (!td_file_exists(path)) {
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", model_dir);
+    if (td_file_exists(path)) return open_config(out, path, err);
+    return td_fail(err, TD_ENOENT,
+                   "%s: no chat template: neither chat_template.jinja nor "
+                   "tokenizer_config.json is there",
+                   model_dir);
+  }
+  td_status st = open_file(out, path, err);
+  if (st != TD_OK) return st;
+  snprintf(path, sizeof path, "%s/additional_chat_templates/tool_use.jinja", model_dir);
+  return td_file_exists(path) ? open_file(&(*out)->tool_use, path, err) : TD_OK;
+}
+
+td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err) {
+  *out = NULL;
+  td_status st = open_model_files(out, model_dir, err);
+  if (st != TD_OK) {
+    td_template_close(*out);
+    *out = NULL;
+  }
+  return st;
+}
+
+// ---- variables ----
+
+typedef struct {
+  jj *j;
+  bool typed; // strings come from the user
+} importer;
+
+static jj_value import(importer *im, const cJSON *node);
+
+static jj_value import_number(importer *im, const cJSON *node) {
+  const char *text = node->valuestring;
+  double f = node->valuedouble;
+  jj_value v;
+  if (text) {
+    const jj_str s = {.p = text, .len = strlen(text), .n_chars = strlen(text)};
+    if (!strpbrk(text, ".eE") && jj_parse_int(im->j, &s, 10, &v)) return v;
+    return JJ_OF_FLOAT(f);
+  }
+  bool whole = f == floor(f) && fabs(f) <= 9007199254740992.0;
+  return whole ? JJ_OF_INT((int64_t)f) : JJ_OF_FLOAT(f);
+}
+
+static const jj_str *import_text(importer *im, const char *text, bool typed) {
+  size_t len = strlen(text);
+  if (!td_utf8_valid(text, len)) jj_raise(im->j, TD_EINVAL, "a variable is not valid UTF-8");
+  return jj_str_borrow(im->j, text, len, typed);
+}
+
+// Templates build control tokens around roles ('<|' + role + '|>'), so the known ones are not
+// counted as typed.
+static bool is_role(const cJSON *node) {
+  static const char *const roles[] = {"system", "user",     "assistant", "tool",
+                                      "model",  "function", "developer", "ipython"};
+  if (!node->string || strcmp(node->string, "role") != 0) return false;
+  for (size_t i = 0; i < TD_COUNT(roles); i++) {
+    if (strcmp(node->valuestring, roles[i]) == 0) return true;
+  }
+  return false;
+}
+
+static jj_value import_object(importer *im, const cJSON *node) {
+  jj_dict *dict = jj_dict_new(im->j);
+  const cJSON *item;
+  cJSON_ArrayForEach(item, node) {
+    jj_value key = JJ_OF_STR(import_text(im, item->string, im->typed));
+    if (!jj_dict_get(im->j, dict, key)) jj_dict_set(im->j, dict, key, import(im, item));
+  }
+  return JJ_OF_DICT(dict);
+}
+
+static jj_value import_array(importer *im, const cJSON *node) {
+  jj_list *list = jj_list_new(im->j, 8);
+  const cJSON *item;
+  cJSON_ArrayForEach(item, node) {
+    jj_push(im->j, list, import(im, item));
+  }
+  return JJ_OF_LIST(list);
+}
+
+static jj_value import(importer *im, const cJSON *node) {
+  jj_value v = JJ_NONE_VALUE;
+  jj_enter(im->j);
+  if (cJSON_IsObject(node)) {
+    v = import_object(im, node);
+  } else if (cJSON_IsArray(node)) {
+    v = import_array(im, node);
+  } else if (cJSON_IsString(node)) {
+    v = JJ_OF_STR(import_text(im, node->valuestring, im->typed && !is_role(node)));
+  } else if (cJSON_IsNumber(node)) {
+    v = import_number(im, node);
+  } else if (cJSON_IsBool(node)) {
+    v = JJ_OF_BOOL(cJSON_IsTrue(node));
+  }
+  jj_leave(im->j);
+  return v;
+}
+
+static bool is_token_name(const char *name) {
+  size_t n = strlen(name), tail = strlen("_token");
+  return n >= tail && strcmp(name + n - tail, "_token") == 0;
+}
+
+static const jj_dict *import_vars(jj *j, const cJSON *vars) {
+  jj_dict *dict = jj_dict_new(j);
+  const cJSON *item;
+  cJSON_ArrayForEach(item, vars) {
+    importer im = {.j = j, .typed = !is_token_name(item->string)};
+    jj_value key = JJ_OF_STR(import_text(&im, item->string, false));
+    if (!jj_dict_get(j, dict, key)) jj_dict_set(j, dict, key, import(&im, item));
+  }
+  return dict;
+}
+
+// ---- rendering ----
+
+static td_status add_spans(td_spans *typed, const jj_builder *b, size_t at, td_err *err) {
+  if (typed->n + b->n_runs > typed->cap) {
+    size_t cap = (typed->n + b->n_runs) * 2;
+    td_span *spans = realloc(typed->spans, cap * sizeof *spans);
+    if (!spans) return td_fail(err, TD_ENOMEM, "chat template: out of memory");
+    typed->spans = spans;
+    typed->cap = cap;
+  }
+  for (size_t i = 0; i < b->n_runs; i++)
+    typed->spans[typed->n++] = (td_span){at + b->runs[i].begin, at + b->runs[i].end};
+  return TD_OK;
+}
+
+static td_status hand_over(const jj_builder *b, td_buf *out, td_spans *typed, td_err *err) {
+  size_t at = out->len;
+  td_buf_reserve(out, b->store->used);
+  td_status st = td_buf_status(out, err);
+  if (st == TD_OK && typed && b->n_runs) st = add_spans(typed, b, at, err);
+  if (st == TD_OK) td_buf_add(out, b->store->data, b->store->used);
+  return st;
+}
+
+static td_status run(jj *j, const td_template *tmpl, const cJSON *vars, jj_builder *out) {
+  if (setjmp(j->on_error)) {
+    prefix(j->err);
+    return j->status;
+  }
+  jj_build(out, j);
+  j->out = out;
+  j->vars = import_vars(j, vars);
+  jj_run(j, &tmpl->tree);
+  return TD_OK;
+}
+
+td_status td_template_render(const td_template *tmpl, const cJSON *vars,
+                             const td_template_opts *opts, td_buf *out, td_spans *typed,
+                             td_err *err) {
+  td_template_opts o = opts ? *opts : (td_template_opts){0};
+  if (!cJSON_IsObject(vars)) {
+    return td_fail(err, TD_EINVAL, "chat template: the variables must be a JSON object");
+  }
+  if (tmpl->tool_use && td_json_get(vars, "tools")) tmpl = tmpl->tool_use;
+  jj j = {.err = err,
+          .max_bytes = o.max_memory_bytes ? o.max_memory_bytes : RENDER_MAX_BYTES,
+          .max_steps = o.max_steps ? o.max_steps : RENDER_MAX_STEPS,
+          .max_depth = MAX_DEPTH,
+          .max_output = o.max_output_bytes ? o.max_output_bytes : RENDER_MAX_OUTPUT,
+          .now_us = o.now_us};
+  j.steps_left = j.max_steps;
+  jj_builder text;
+  td_status st = run(&j, tmpl, vars, &text);
+  if (st == TD_OK) st = hand_over(&text, out, typed, err);
+  jj_free_all(&j);
+  return st;
+}
