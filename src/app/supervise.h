@@ -1,0 +1,45 @@
+// src/app/supervise.h - keeps a worker running: starts it, watches its heartbeat, starts it again
+// when it dies, and knows when to give up.
+//
+// A worker that says FATAL before the first READY, or three in a row that die before READY, is a
+// failure for good. One that dies while serving is started again at once; deaths in quick
+// succession wait longer and longer, up to 8 s.
+#ifndef TD_APP_SUPERVISE_H
+#define TD_APP_SUPERVISE_H
+
+#include <uv.h>
+
+#include "app/backend.h"
+#include "base/status.h"
+#include "tandem/wire.h"
+#include "worker/args.h"
+
+typedef struct td_supervisor td_supervisor;
+
+typedef struct {
+  td_worker_opts worker; // model_dir is copied, parent_pid filled in
+  uint64_t stuck_ns;     // silence after which a worker counts as stuck
+  uint64_t kill_ns;      // silence after which it is killed
+  // A worker is ready; what it returns other than TD_OK ends the supervision (FAILED).
+  td_status (*on_ready)(void *ctx, const td_wire_ready *info, td_err *err);
+  void (*on_record)(void *ctx, const td_wire_msg *msg); // PROGRESS, TOKEN, DONE; unchecked
+  void (*on_space)(void *ctx);
+  // The worker is gone, with all it had been given. The state is no longer READY.
+  void (*on_death)(void *ctx, const char *why);
+  void (*on_state)(void *ctx, td_backend_state state); // after a change
+  void *ctx;
+} td_supervisor_opts;
+
+// On success the caller owns *out; on error *out is NULL (run the loop once more).
+td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supervisor_opts *opts,
+                             td_err *err);
+// Ends the worker; closed is called when nothing is left on the loop, never from inside. No other
+// callback comes meanwhile.
+void td_supervisor_close(td_supervisor *supervisor, void (*closed)(void *ctx), void *ctx);
+
+td_backend_state td_supervisor_state(const td_supervisor *supervisor);
+const char *td_supervisor_reason(const td_supervisor *supervisor); // why FAILED; else ""
+// TD_EAGAIN: not now; on_space or on_death comes.
+td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
+
+#endif

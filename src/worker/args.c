@@ -1,0 +1,95 @@
+#include "worker/args.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+
+typedef struct {
+  const char *key;
+  size_t offset; // of the uint32_t in td_worker_opts
+  int64_t least, most;
+} number;
+
+static const number numbers[] = {
+#define X(field, key, least, most) {key, offsetof(td_worker_opts, field), least, most},
+    TD_WORKER_NUMBERS(X)
+#undef X
+};
+
+#define N_ARGS (2 + 1 + TD_COUNT(numbers)) // program, "worker", model, numbers
+
+// The value of "key=value" when arg is of that key, else NULL.
+static const char *value_of(const char *arg, const char *key) {
+  size_t len = strlen(key);
+  return strncmp(arg, key, len) == 0 && arg[len] == '=' ? arg + len + 1 : NULL;
+}
+
+static td_status parse_number(td_worker_opts *out, const number *n, const char *text, td_err *err) {
+  char *end;
+  errno = 0;
+  long long value = strtoll(text, &end, 10);
+  if (end == text || *end || errno || value < n->least || value > n->most) {
+    return td_fail(err, TD_EINVAL, "worker: %s=%s: give a whole number from %lld to %lld", n->key,
+                   text, (long long)n->least, (long long)n->most);
+  }
+  *(uint32_t *)((char *)out + n->offset) = (uint32_t)value;
+  return TD_OK;
+}
+
+td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_err *err) {
+  *out = (td_worker_opts){0};
+  uint32_t given = 0; // bit i: number i
+  for (int i = 2; i < argc; i++) {
+    const char *model = value_of(argv[i], "model");
+    if (model) {
+      out->model_dir = model;
+      continue;
+    }
+    size_t k = 0;
+    const char *text = NULL;
+    while (k < TD_COUNT(numbers) && !(text = value_of(argv[i], numbers[k].key)))
+      k++;
+    if (!text) return td_fail(err, TD_EINVAL, "worker: unknown argument \"%s\"", argv[i]);
+    td_status st = parse_number(out, &numbers[k], text, err);
+    if (st != TD_OK) return st;
+    given |= 1u << k;
+  }
+  if (!out->model_dir || given != (1u << TD_COUNT(numbers)) - 1) {
+    return td_fail(err, TD_EINVAL,
+                   "worker: arguments are missing; this command is for tandem serve alone");
+  }
+  return TD_OK;
+}
+
+td_status td_worker_args_format(td_worker_argv *out, const td_worker_opts *opts, td_err *err) {
+  *out = (td_worker_argv){.argv = calloc(N_ARGS + 1, sizeof(char *))};
+  if (!out->argv) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (size_t i = 0; i < N_ARGS; i++) {
+    td_buf text = TD_BUF_INIT;
+    if (i == 0) {
+      td_buf_str(&text, "tandem");
+    } else if (i == 1) {
+      td_buf_str(&text, "worker");
+    } else if (i == 2) {
+      td_buf_printf(&text, "model=%s", opts->model_dir);
+    } else {
+      const number *n = &numbers[i - 3];
+      td_buf_printf(&text, "%s=%u", n->key, *(const uint32_t *)((const char *)opts + n->offset));
+    }
+    out->argv[out->argc++] = text.data; // owned from here
+    td_status st = td_buf_status(&text, err);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+void td_worker_argv_free(td_worker_argv *args) {
+  for (int i = 0; i < args->argc; i++)
+    free(args->argv[i]);
+  free(args->argv);
+  *args = (td_worker_argv){0};
+}

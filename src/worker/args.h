@@ -1,0 +1,47 @@
+// src/worker/args.h - how the front tells a worker what to do: `tandem worker key=value ...`, a
+// hidden command, written and read by this one list. Descriptors are inherited at fixed numbers.
+#ifndef TD_WORKER_ARGS_H
+#define TD_WORKER_ARGS_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+
+// The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
+// means that the front is gone. 1 and 2 are for what it has to say; the channel's follow.
+#define TD_WORKER_LIFE_FD       0
+#define TD_WORKER_FIRST_CHANNEL 3
+
+// Every key, all of them required: field, key, least, most.
+#define TD_WORKER_NUMBERS(X)                                                                       \
+  X(ctx_size, "ctx", 0, 1 << 24)                                                                   \
+  X(max_batch, "batch", 1, 4096)                                                                   \
+  X(n_threads, "threads", 0, 4096)                                                                 \
+  X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
+  X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
+  X(parent_pid, "parent", 1, INT32_MAX)
+
+typedef struct {
+  const char *model_dir; // borrowed
+  uint32_t ctx_size;     // tokens; 0: what the model allows, within memory
+  uint32_t max_batch;    // sequences decoded together
+  uint32_t n_threads;    // 0: one for each CPU
+  uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
+  uint32_t prefill_chunk;
+  uint32_t parent_pid; // the front's
+} td_worker_opts;
+
+// argv[0] is the program, argv[1] "worker". TD_EINVAL names the argument. model_dir points into
+// argv.
+td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_err *err);
+
+typedef struct {
+  char **argv; // NULL-terminated
+  int argc;
+} td_worker_argv;
+
+// The arguments that parse to opts. Call td_worker_argv_free in every case.
+td_status td_worker_args_format(td_worker_argv *out, const td_worker_opts *opts, td_err *err);
+void td_worker_argv_free(td_worker_argv *args);
+
+#endif

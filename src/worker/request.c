@@ -1,0 +1,186 @@
+#include "worker/request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+td_status td_requests_open(td_requests *out, td_kv *kv, uint32_t n_vocab, uint32_t n_ctx,
+                           uint32_t max_seqs, td_err *err) {
+  *out = (td_requests){.kv = kv,
+                       .n_vocab = n_vocab,
+                       .n_ctx = n_ctx,
+                       .max_seqs = max_seqs,
+                       .slots = calloc(max_seqs, sizeof(td_worker_request)),
+                       .active = calloc(max_seqs, sizeof(td_worker_request *))};
+  if (out->slots && out->active) return TD_OK;
+  td_requests_close(out);
+  return td_fail(err, TD_ENOMEM, "out of memory for %u requests", max_seqs);
+}
+
+static void release(td_requests *requests, td_worker_request *r) {
+  if (r->has_seq) td_kv_seq_close(requests->kv, r->seq);
+  td_sampler_close(r->sampler);
+  free(r->prompt);
+  free(r->bias);
+  *r = (td_worker_request){0};
+}
+
+void td_requests_close(td_requests *requests) {
+  for (uint32_t i = 0; i < requests->n; i++)
+    release(requests, requests->active[i]);
+  free(requests->slots);
+  free(requests->active);
+  *requests = (td_requests){0};
+}
+
+static void write_done(td_wire_msg *reply, uint64_t id, td_done_reason reason, const char *text) {
+  *reply = (td_wire_msg){.kind = TD_MSG_DONE, .request = id, .u.done.reason = reason};
+  if (text) snprintf(reply->u.done.text, sizeof reply->u.done.text, "%s", text);
+}
+
+static void write_counts(td_wire_done *done, const td_worker_request *r) {
+  uint64_t now_ns = td_clock_ns();
+  done->n_prompt = r->submit.n_prompt;
+  done->n_output = r->n_output;
+  if (!r->begin_ns) return;
+  done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
+  done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
+}
+
+void td_requests_end(td_requests *requests, td_worker_request *request, td_done_reason reason,
+                     const char *text, td_wire_msg *reply) {
+  write_done(reply, request->id, reason, text);
+  write_counts(&reply->u.done, request);
+  uint32_t i = 0;
+  while (requests->active[i] != request)
+    i++;
+  requests->n--;
+  memmove(&requests->active[i], &requests->active[i + 1],
+          (requests->n - i) * sizeof requests->active[0]);
+  release(requests, request);
+}
+
+static td_worker_request *find(const td_requests *requests, uint64_t id) {
+  for (uint32_t i = 0; i < requests->n; i++) {
+    if (requests->active[i]->id == id) return requests->active[i];
+  }
+  return NULL;
+}
+
+// A slot that no active request occupies. There is one: the caller counted.
+static td_worker_request *free_slot(td_requests *requests) {
+  for (uint32_t i = 0; i < requests->max_seqs; i++) {
+    bool is_taken = false;
+    for (uint32_t j = 0; j < requests->n && !is_taken; j++)
+      is_taken = requests->active[j] == &requests->slots[i];
+    if (!is_taken) return &requests->slots[i];
+  }
+  TD_CHECK(!"a slot is free");
+  return NULL;
+}
+
+static const char *check_submit(const td_requests *requests, const td_wire_submit *submit) {
+  if (requests->n == requests->max_seqs) return "more requests than the worker takes at once";
+  if (submit->n_prompt == 0) return "the prompt is empty";
+  if (submit->n_prompt >= requests->n_ctx) return "the prompt does not fit the context";
+  if (submit->max_tokens == 0) return "no tokens of answer asked for";
+  if (submit->n_bias > requests->n_vocab) return "more biases than tokens in the vocabulary";
+  return NULL;
+}
+
+// What can go wrong with a request is text for its user; NULL: all well.
+static const char *take_submit(td_requests *requests, uint64_t id, const td_wire_submit *submit) {
+  const char *wrong = check_submit(requests, submit);
+  if (wrong) return wrong;
+  uint32_t room = requests->n_ctx - submit->n_prompt;
+  td_worker_request *r = free_slot(requests);
+  *r = (td_worker_request){.id = id,
+                           .submit = *submit,
+                           .max_output = submit->max_tokens < room ? submit->max_tokens : room,
+                           .prompt = malloc(submit->n_prompt * sizeof *r->prompt),
+                           .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
+  requests->active[requests->n++] = r;
+  return r->prompt && r->bias ? NULL : "the worker is out of memory";
+}
+
+static const char *take_tokens(td_requests *requests, td_worker_request *r,
+                               const td_wire_tokens *tokens) {
+  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > r->submit.n_prompt - r->n_prompt_received) {
+    return "malformed request: more prompt tokens than announced";
+  }
+  for (uint32_t i = 0; i < tokens->n; i++) {
+    if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->n_vocab) {
+      return "the prompt holds a token outside the vocabulary";
+    }
+    r->prompt[r->n_prompt_received++] = tokens->ids[i];
+  }
+  return NULL;
+}
+
+static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
+  if (bias->n > TD_WIRE_MAX_BIAS || bias->n > r->submit.n_bias - r->n_bias_received) {
+    return "malformed request: more biases than announced";
+  }
+  memcpy(r->bias + r->n_bias_received, bias->entries, bias->n * sizeof bias->entries[0]);
+  r->n_bias_received += bias->n;
+  return NULL;
+}
+
+// All of the request is here: gives it its sampler and every KV page it may ever need.
+static td_status start(td_requests *requests, td_worker_request *r, td_err *err) {
+  td_status st = td_sampler_open(&r->sampler, &r->submit.sampling, r->bias, r->submit.n_bias,
+                                 requests->n_vocab, err);
+  if (st != TD_OK) return st;
+  td_sampler_prompt(r->sampler, r->prompt, r->submit.n_prompt);
+  st = td_kv_seq_open(requests->kv, &r->seq, err);
+  if (st != TD_OK) return st;
+  r->has_seq = true;
+  st = td_kv_reserve(requests->kv, r->seq, r->submit.n_prompt + r->max_output, err);
+  if (st != TD_OK) return st;
+  r->phase = TD_REQUEST_PREFILL;
+  return TD_OK;
+}
+
+static const char *take_part(td_requests *requests, td_worker_request *r, const td_wire_msg *msg,
+                             td_err *err) {
+  const char *wrong;
+  if (msg->kind == TD_MSG_SUBMIT) return "malformed request: submitted twice";
+  if (r->phase != TD_REQUEST_RECEIVING) return "malformed request: records behind its end";
+  if (msg->kind == TD_MSG_TOKENS) {
+    wrong = take_tokens(requests, r, &msg->u.tokens);
+  } else if (msg->kind == TD_MSG_BIAS) {
+    wrong = take_bias(r, &msg->u.bias);
+  } else {
+    wrong = "malformed request: a record of unknown kind";
+  }
+  bool is_whole = r->n_prompt_received == r->submit.n_prompt &&
+                  r->n_bias_received == r->submit.n_bias;
+  if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
+  return wrong;
+}
+
+bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply) {
+  td_worker_request *r = find(requests, msg->request);
+  td_err err;
+  const char *wrong;
+  if (!r && msg->kind != TD_MSG_SUBMIT) return false;
+  if (msg->kind == TD_MSG_CANCEL) {
+    td_requests_end(requests, r, TD_DONE_CANCELED, NULL, reply);
+    return true;
+  }
+  if (r) {
+    wrong = take_part(requests, r, msg, &err);
+  } else {
+    wrong = take_submit(requests, msg->request, &msg->u.submit);
+    r = find(requests, msg->request);
+  }
+  if (!wrong) return false;
+  if (r) {
+    td_requests_end(requests, r, TD_DONE_ERROR, wrong, reply);
+  } else {
+    write_done(reply, msg->request, TD_DONE_ERROR, wrong);
+  }
+  return true;
+}

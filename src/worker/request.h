@@ -1,0 +1,60 @@
+// src/worker/request.h - the requests a worker holds, from the front's records to their last token.
+// What the front sends is checked here: a record that does not fit ends its request with an error,
+// whatever it is, and leaves the others alone.
+#ifndef TD_WORKER_REQUEST_H
+#define TD_WORKER_REQUEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "engine/sampler.h"
+#include "kv/kv.h"
+#include "tandem/wire.h"
+
+typedef enum {
+  TD_REQUEST_RECEIVING, // its prompt is on the way
+  TD_REQUEST_PREFILL,
+  TD_REQUEST_DECODE,
+} td_request_phase;
+
+typedef struct {
+  uint64_t id;
+  td_request_phase phase;
+  td_wire_submit submit;
+  int32_t *prompt; // [n_prompt], owned
+  uint32_t n_prompt_received;
+  td_token_value *bias; // [n_bias], owned
+  uint32_t n_bias_received;
+  bool has_seq;
+  uint32_t seq;        // of the KV tables
+  uint32_t max_output; // tokens: max_tokens, or what the context leaves
+  td_sampler *sampler; // owned
+  uint32_t n_past;     // tokens in the cache
+  uint32_t n_output;
+  int32_t last_token; // of the answer, not yet in the cache
+  uint64_t begin_ns, first_token_ns;
+} td_worker_request;
+
+typedef struct {
+  td_kv *kv; // borrowed
+  uint32_t n_vocab, n_ctx, max_seqs;
+  td_worker_request *slots;   // [max_seqs]
+  td_worker_request **active; // [max_seqs], the first n in order of arrival
+  uint32_t n;
+} td_requests;
+
+// On error *out is closed. TD_ENOMEM.
+td_status td_requests_open(td_requests *out, td_kv *kv, uint32_t n_vocab, uint32_t n_ctx,
+                           uint32_t max_seqs, td_err *err);
+void td_requests_close(td_requests *requests); // closing a zeroed one is legal
+
+// Takes a SUBMIT, TOKENS, BIAS or CANCEL. True: the request ended, and *reply (a DONE) is to be
+// sent. Records of unknown requests are dropped: they trail behind one that was refused.
+bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
+
+// Ends a request and writes its DONE into *reply. text may be NULL.
+void td_requests_end(td_requests *requests, td_worker_request *request, td_done_reason reason,
+                     const char *text, td_wire_msg *reply);
+
+#endif

@@ -1,0 +1,44 @@
+#include "worker/step.h"
+
+#include <stdlib.h>
+
+td_status td_step_open(td_step *out, uint32_t max_seqs, uint32_t prefill_chunk, td_err *err) {
+  *out = (td_step){.max_seqs = max_seqs,
+                   .prefill_chunk = prefill_chunk,
+                   .seqs = calloc(max_seqs, sizeof(td_step_seq)),
+                   .requests = calloc(max_seqs, sizeof(td_worker_request *))};
+  if (out->seqs && out->requests) return TD_OK;
+  td_step_close(out);
+  return td_fail(err, TD_ENOMEM, "out of memory for steps of %u requests", max_seqs);
+}
+
+void td_step_close(td_step *step) {
+  free(step->seqs);
+  free(step->requests);
+  *step = (td_step){0};
+}
+
+static void add(td_step *step, const td_kv *kv, td_worker_request *r, const int32_t *tokens,
+                uint32_t n_tokens, td_want want) {
+  td_step_seq *seq = &step->seqs[step->n];
+  *seq = (td_step_seq){.tokens = tokens, .n_tokens = n_tokens, .n_past = r->n_past, .want = want};
+  seq->pages = td_kv_pages(kv, r->seq, &seq->n_pages);
+  step->requests[step->n++] = r;
+}
+
+void td_step_build(td_step *step, const td_requests *requests) {
+  step->n = 0;
+  for (uint32_t i = 0; i < requests->n; i++) {
+    td_worker_request *r = requests->active[i];
+    if (r->phase == TD_REQUEST_DECODE) add(step, requests->kv, r, &r->last_token, 1, TD_WANT_LAST);
+  }
+  uint32_t budget = step->prefill_chunk;
+  for (uint32_t i = 0; i < requests->n && budget; i++) {
+    td_worker_request *r = requests->active[i];
+    if (r->phase != TD_REQUEST_PREFILL) continue;
+    uint32_t left = r->submit.n_prompt - r->n_past;
+    uint32_t n = left < budget ? left : budget;
+    add(step, requests->kv, r, r->prompt + r->n_past, n, n == left ? TD_WANT_LAST : TD_WANT_NONE);
+    budget -= n;
+  }
+}

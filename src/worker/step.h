@@ -1,0 +1,33 @@
+// src/worker/step.h - what goes into one engine step: continuous batching.
+// Every request that decodes brings its next token; what remains of prompts follows in order of
+// arrival, prefill_chunk tokens a step over all of them, so that a long prompt slows the running
+// answers by a bounded amount and never stops them.
+#ifndef TD_WORKER_STEP_H
+#define TD_WORKER_STEP_H
+
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "worker/request.h"
+
+typedef struct {
+  uint32_t max_seqs, prefill_chunk;
+  td_step_seq *seqs;            // [max_seqs], the first n are the step
+  td_worker_request **requests; // [max_seqs], whose they are
+  uint32_t n;
+} td_step;
+
+// On error *out is closed. TD_ENOMEM.
+td_status td_step_open(td_step *out, uint32_t max_seqs, uint32_t prefill_chunk, td_err *err);
+void td_step_close(td_step *step); // closing a zeroed one is legal
+
+// Most tokens a step may carry.
+static inline uint32_t td_step_max_tokens(uint32_t max_seqs, uint32_t prefill_chunk) {
+  return max_seqs + prefill_chunk;
+}
+
+// Fills the step; n is 0 when nothing is to be computed. Valid until a request ends or the KV
+// tables change.
+void td_step_build(td_step *step, const td_requests *requests);
+
+#endif

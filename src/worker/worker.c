@@ -1,0 +1,271 @@
+// src/worker/worker.c - opening, the loop, and what a step's result becomes.
+// One thread. Everything the front should hear at once happens between two steps, and a step is
+// bounded by prefill_chunk: a cancellation takes effect, and a heartbeat leaves, within one step.
+#include "worker/worker.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "engine/engine.h"
+#include "worker/args.h"
+#include "worker/kv_plan.h"
+#include "worker/outlet.h"
+#include "worker/request.h"
+#include "worker/step.h"
+
+#define HEARTBEAT_NS 500000000u // half of the promised second, for a step to fit between
+
+typedef struct {
+  td_worker_opts opts;
+  td_outlet outlet;
+  td_model *model;
+  const td_model_config *config;
+  td_dev *dev;
+  td_engine *engine;
+  td_kv *kv;
+  td_kv_plan plan;
+  td_requests requests;
+  td_step step;
+  float *logits; // [n_vocab], one row for the sampler to work on
+  uint64_t n_steps, heartbeat_ns;
+  bool is_shut_down;
+} worker;
+
+// ---- opening ----------------------------------------------------------------------------------
+
+static td_status plan_kv(worker *w, td_err *err) {
+  const td_kv_need need = {
+      .max_position = w->config->max_position,
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config),
+      .weight_bytes = td_model_stats_of(w->model).bytes,
+      .available_bytes = td_memory_available_bytes(),
+      .ctx_size = w->opts.ctx_size,
+      .kv_tokens = w->opts.kv_tokens,
+      .max_batch = w->opts.max_batch,
+  };
+  return td_kv_plan_make(&w->plan, &need, err);
+}
+
+static td_status open_engine(worker *w, td_err *err) {
+  td_status st = plan_kv(w, err);
+  if (st != TD_OK) return st;
+  const td_engine_opts engine = {
+      .n_pages = w->plan.n_pages,
+      .page_tokens = TD_KV_PAGE_TOKENS,
+      .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->opts.prefill_chunk),
+      .max_step_seqs = w->opts.max_batch,
+      .max_seq_tokens = w->plan.n_ctx,
+  };
+  return td_engine_open(&w->engine, w->model, w->dev, &engine, err);
+}
+
+static td_status open_tables(worker *w, td_err *err) {
+  const td_kv_opts kv = {
+      .page_tokens = TD_KV_PAGE_TOKENS, .n_pages = w->plan.n_pages, .max_seqs = w->opts.max_batch};
+  td_status st = td_kv_open(&w->kv, &kv, err);
+  if (st != TD_OK) return st;
+  uint32_t n_vocab = w->config->n_vocab, max_batch = w->opts.max_batch;
+  st = td_requests_open(&w->requests, w->kv, n_vocab, w->plan.n_ctx, max_batch, err);
+  if (st != TD_OK) return st;
+  st = td_step_open(&w->step, max_batch, w->opts.prefill_chunk, err);
+  if (st != TD_OK) return st;
+  w->logits = malloc(n_vocab * sizeof *w->logits);
+  return w->logits ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %u logits", n_vocab);
+}
+
+static td_status open_all(worker *w, td_err *err) {
+  uint64_t begin_ns = td_clock_ns();
+  td_status st = td_model_open(&w->model, w->opts.model_dir, err);
+  if (st != TD_OK) return st;
+  w->config = td_model_config_of(w->model);
+  const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};
+  st = td_dev_open(&w->dev, &dev, err);
+  if (st == TD_OK) st = open_engine(w, err);
+  if (st == TD_OK) st = open_tables(w, err);
+  if (st != TD_OK) return st;
+  const td_wire_msg ready = {.kind = TD_MSG_READY,
+                             .u.ready = {.n_vocab = w->config->n_vocab,
+                                         .n_ctx = w->plan.n_ctx,
+                                         .max_seqs = w->opts.max_batch,
+                                         .page_tokens = TD_KV_PAGE_TOKENS,
+                                         .n_pages = w->plan.n_pages,
+                                         .load_ns = td_clock_ns() - begin_ns}};
+  return td_outlet_post(&w->outlet, &ready, err);
+}
+
+static void close_all(worker *w) {
+  td_step_close(&w->step);
+  td_requests_close(&w->requests);
+  td_kv_close(w->kv);
+  td_engine_close(w->engine);
+  td_dev_close(w->dev);
+  td_model_close(w->model);
+  free(w->logits);
+  td_channel_close(&w->outlet.channel);
+}
+
+// ---- the loop ---------------------------------------------------------------------------------
+
+static td_status post_done(worker *w, td_worker_request *r, td_done_reason reason, const char *text,
+                           td_err *err) {
+  td_wire_msg done;
+  td_requests_end(&w->requests, r, reason, text, &done);
+  return td_outlet_post(&w->outlet, &done, err);
+}
+
+static td_status drain(worker *w, td_err *err) {
+  td_wire_msg msg, reply;
+  for (;;) {
+    td_status st = td_ring_pop(&w->outlet.channel.rx, &msg);
+    if (st == TD_EAGAIN) return TD_OK;
+    if (st != TD_OK) return td_fail(err, st, "the ring from the front is corrupt");
+    if (msg.kind == TD_MSG_SHUTDOWN) {
+      w->is_shut_down = true;
+      return TD_OK;
+    }
+    if (!td_requests_take(&w->requests, &msg, &reply)) continue;
+    st = td_outlet_post(&w->outlet, &reply, err);
+    if (st != TD_OK) return st;
+  }
+}
+
+static td_status beat(worker *w, td_err *err) {
+  uint64_t now_ns = td_clock_ns();
+  if (now_ns - w->heartbeat_ns < HEARTBEAT_NS) return TD_OK;
+  w->heartbeat_ns = now_ns;
+  td_status st = td_outlet_check(&w->outlet, err);
+  if (st != TD_OK) return st;
+  const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
+                           .u.heartbeat = {.n_steps = w->n_steps,
+                                           .n_running = w->requests.n,
+                                           .n_free_pages = td_kv_n_free(w->kv)}};
+  return td_outlet_post(&w->outlet, &msg, err);
+}
+
+static bool is_eos(const td_model_config *config, int32_t id) {
+  for (uint32_t i = 0; i < config->n_eos; i++) {
+    if (config->eos_ids[i] == id) return true;
+  }
+  return false;
+}
+
+// Draws the request's next token from a row of logits, and ends the request if it was the last.
+static td_status answer(worker *w, td_worker_request *r, const float *row, td_err *err) {
+  memcpy(w->logits, row, w->config->n_vocab * sizeof *row);
+  td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
+  td_wire_token *token = &msg.u.token;
+  *token = td_sampler_next(r->sampler, w->logits, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
+  token->index = r->n_output++;
+  token->is_eos = !(r->submit.flags & TD_SUBMIT_IGNORE_EOS) && is_eos(w->config, token->id);
+  r->last_token = token->id;
+  td_status st = td_outlet_post(&w->outlet, &msg, err);
+  if (st != TD_OK) return st;
+  if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
+  if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
+  return TD_OK;
+}
+
+static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
+  const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
+                           .request = r->id,
+                           .u.progress = {.n_done = r->n_past, .n_prompt = r->submit.n_prompt}};
+  if (r->n_past == r->submit.n_prompt) {
+    r->phase = TD_REQUEST_DECODE;
+    r->first_token_ns = td_clock_ns();
+  }
+  return td_outlet_post(&w->outlet, &msg, err);
+}
+
+static td_status run_step(worker *w, td_err *err) {
+  td_step *step = &w->step;
+  uint64_t now_ns = td_clock_ns();
+  for (uint32_t i = 0; i < step->n; i++) {
+    if (!step->requests[i]->begin_ns) step->requests[i]->begin_ns = now_ns;
+  }
+  td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
+  if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
+  w->n_steps++;
+  const float *row = td_engine_logits(w->engine);
+  for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
+    td_worker_request *r = step->requests[i];
+    bool wants_token = step->seqs[i].want == TD_WANT_LAST;
+    r->n_past += step->seqs[i].n_tokens;
+    if (r->phase == TD_REQUEST_PREFILL) st = report_progress(w, r, err);
+    if (!wants_token) continue;
+    if (st == TD_OK) st = answer(w, r, row, err);
+    row += w->config->n_vocab;
+  }
+  return st;
+}
+
+static td_status serve(worker *w, td_err *err) {
+  while (!w->is_shut_down) {
+    td_status st = drain(w, err);
+    if (st == TD_OK) st = beat(w, err);
+    if (st != TD_OK) return st;
+    td_step_build(&w->step, &w->requests);
+    st = w->step.n ? run_step(w, err) : td_outlet_sleep(&w->outlet, HEARTBEAT_NS / 1000000, err);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+// ---- the process ------------------------------------------------------------------------------
+
+// The front decides when the worker ends: what a terminal or a service manager sends to the whole
+// group is for the front, which drains. If the front dies, so does the worker.
+static td_status follow_parent(uint32_t parent_pid, td_err *err) {
+  static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+  for (size_t i = 0; i < TD_COUNT(ignored); i++)
+    signal(ignored[i], SIG_IGN);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // It may have died before the line above.
+  if ((uint32_t)getppid() != parent_pid) {
+    return td_fail(err, TD_ECANCELED, "worker: process %u is not its parent", parent_pid);
+  }
+  return TD_OK;
+}
+
+static td_status attach(worker *w, td_err *err) {
+  int fds[TD_CHANNEL_N_FDS];
+  for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
+    fds[i] = TD_WORKER_FIRST_CHANNEL + i;
+  w->outlet.life_fd = TD_WORKER_LIFE_FD;
+  td_status st = td_channel_attach(&w->outlet.channel, fds, err);
+  return st == TD_OK ? st : td_err_prefix(err, "worker");
+}
+
+// Tells the front why; with the front gone there is nobody to tell.
+static int fail(worker *w, const td_err *why) {
+  if (why->code == TD_ECANCELED) return 0;
+  td_wire_msg msg = {.kind = TD_MSG_FATAL};
+  int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
+  td_err err;
+  bool is_told = td_outlet_post(&w->outlet, &msg, &err) == TD_OK && why->msg[n] == '\0';
+  if (!is_told) td_error("%s", why->msg);
+  return 1;
+}
+
+int td_worker_main(int argc, char **argv) {
+  worker w = {0};
+  td_err err = {0};
+  td_status st = td_worker_args_parse(&w.opts, argc, argv, &err);
+  if (st == TD_OK) st = follow_parent(w.opts.parent_pid, &err);
+  if (st == TD_OK) st = attach(&w, &err);
+  if (st != TD_OK) {
+    td_error("%s", err.msg);
+    return 2;
+  }
+  st = open_all(&w, &err);
+  if (st == TD_OK) st = serve(&w, &err);
+  int status = st == TD_OK ? 0 : fail(&w, &err);
+  close_all(&w);
+  return status;
+}
