@@ -8,6 +8,7 @@
 #include <uv.h>
 
 #include "base/status.h"
+#include "tandem/types.h"
 #include "tandem/wire.h"
 
 typedef struct td_backend td_backend;
@@ -26,6 +27,7 @@ typedef struct {
   uint32_t n_threads;     // of the worker's team; 0: one for each CPU
   uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
   uint32_t prefill_chunk; // prompt tokens a step
+  td_dtype kv_dtype;      // TD_F32 or TD_F16
   void (*on_state)(void *ctx, td_backend_state state); // may be NULL
   void *ctx;
 } td_backend_opts;

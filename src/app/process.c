@@ -234,6 +234,7 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   td_status st = td_channel_create(&p->channel, RING_RECORDS, err);
   if (st == TD_OK) st = init_handles(p, loop, err);
   if (st != TD_OK) return st;
+  TD_CHECK(td_ring_reader_arm(&p->channel.rx)); // before there is anybody to write
   int life[2];
   if (pipe2(life, O_CLOEXEC) != 0) return td_fail(err, TD_EIO, "pipe: %s", strerror(errno));
   p->life_fd = life[1];
@@ -245,7 +246,6 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   if (rc != 0) st = td_fail(err, TD_EIO, "cannot start a worker process: %s", uv_strerror(rc));
   if (st != TD_OK) return st;
   p->is_spawned = true;
-  td_ring_reader_arm(&p->channel.rx);
   uv_poll_start(&p->data, UV_READABLE, on_data);
   uv_poll_start(&p->space, UV_READABLE, on_space);
   uv_read_start((uv_stream_t *)&p->said_pipe, on_said_alloc, on_said);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "tandem/types.h"
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
 // means that the front is gone. 1 and 2 are for what it has to say; the channel's follow.
@@ -18,6 +19,7 @@
   X(max_batch, "batch", 1, 4096)                                                                   \
   X(n_threads, "threads", 0, 4096)                                                                 \
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
+  X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
   X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
   X(parent_pid, "parent", 1, INT32_MAX)
 
@@ -27,6 +29,7 @@ typedef struct {
   uint32_t max_batch;    // sequences decoded together
   uint32_t n_threads;    // 0: one for each CPU
   uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
+  uint32_t kv_dtype;     // a td_dtype
   uint32_t prefill_chunk;
   uint32_t parent_pid; // the front's
 } td_worker_opts;

@@ -5,8 +5,6 @@
 
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -33,7 +31,6 @@ typedef struct {
   td_kv_plan plan;
   td_requests requests;
   td_step step;
-  float *logits; // [n_vocab], one row for the sampler to work on
   uint64_t n_steps, heartbeat_ns;
   bool is_shut_down;
 } worker;
@@ -43,7 +40,7 @@ typedef struct {
 static td_status plan_kv(worker *w, td_err *err) {
   const td_kv_need need = {
       .max_position = w->config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config),
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       .weight_bytes = td_model_stats_of(w->model).bytes,
       .available_bytes = td_memory_available_bytes(),
       .ctx_size = w->opts.ctx_size,
@@ -62,6 +59,7 @@ static td_status open_engine(worker *w, td_err *err) {
       .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->opts.prefill_chunk),
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->plan.n_ctx,
+      .kv_dtype = (td_dtype)w->opts.kv_dtype,
   };
   return td_engine_open(&w->engine, w->model, w->dev, &engine, err);
 }
@@ -73,11 +71,7 @@ static td_status open_tables(worker *w, td_err *err) {
   if (st != TD_OK) return st;
   uint32_t n_vocab = w->config->n_vocab, max_batch = w->opts.max_batch;
   st = td_requests_open(&w->requests, w->kv, n_vocab, w->plan.n_ctx, max_batch, err);
-  if (st != TD_OK) return st;
-  st = td_step_open(&w->step, max_batch, w->opts.prefill_chunk, err);
-  if (st != TD_OK) return st;
-  w->logits = malloc(n_vocab * sizeof *w->logits);
-  return w->logits ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %u logits", n_vocab);
+  return st == TD_OK ? td_step_open(&w->step, max_batch, w->opts.prefill_chunk, err) : st;
 }
 
 static td_status open_all(worker *w, td_err *err) {
@@ -107,7 +101,6 @@ static void close_all(worker *w) {
   td_engine_close(w->engine);
   td_dev_close(w->dev);
   td_model_close(w->model);
-  free(w->logits);
   td_channel_close(&w->outlet.channel);
 }
 
@@ -157,11 +150,10 @@ static bool is_eos(const td_model_config *config, int32_t id) {
 }
 
 // Draws the request's next token from a row of logits, and ends the request if it was the last.
-static td_status answer(worker *w, td_worker_request *r, const float *row, td_err *err) {
-  memcpy(w->logits, row, w->config->n_vocab * sizeof *row);
+static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
-  *token = td_sampler_next(r->sampler, w->logits, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
+  *token = td_sampler_next(r->sampler, row, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
   token->index = r->n_output++;
   token->is_eos = !(r->submit.flags & TD_SUBMIT_IGNORE_EOS) && is_eos(w->config, token->id);
   r->last_token = token->id;
@@ -192,7 +184,7 @@ static td_status run_step(worker *w, td_err *err) {
   td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   w->n_steps++;
-  const float *row = td_engine_logits(w->engine);
+  float *row = td_engine_logits(w->engine);
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
     bool wants_token = step->seqs[i].want == TD_WANT_LAST;
