@@ -95,7 +95,7 @@ install_packages() {
     say "Debian packages: all there"
     return
   fi
-  say "Debian packages to install:" $missing
+  say "Debian packages to install:" $(sed "s/=[^|]*//g" <<< "$missing")
   as_root apt-get update -qq || die "apt-get update failed: see above"
   for package in $missing; do
     one=$(choose "$package") || exit 1
