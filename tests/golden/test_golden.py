@@ -22,8 +22,18 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 CHUNKS = [None, 64, 37, 1]
 
 
-def tandem(*args):
-    result = subprocess.run([TANDEM, *map(str, args)], capture_output=True, text=True, timeout=300)
+# A flag of /proc/cpuinfo without which a kernel version cannot be forced.
+ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512_bf16"}
+
+
+def tandem(*args, **environment):
+    result = subprocess.run(
+        [TANDEM, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | environment,
+    )
     assert result.returncode == 0, f"tandem {args[0]}: exit {result.returncode}\n{result.stderr}"
     return result.stdout
 
@@ -32,12 +42,12 @@ def ids_of(array):
     return ",".join(str(i) for i in array.tolist())
 
 
-def logits_of(case, tmp_path, chunk):
+def logits_of(case, tmp_path, chunk, **environment):
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
     if chunk is not None:
         args += ["--chunk-tokens", chunk]
-    tandem("eval", "logits", *args, "--out", out)
+    tandem("eval", "logits", *args, "--out", out, **environment)
     return np.load(out)
 
 
@@ -67,6 +77,16 @@ def test_there_are_goldens():
 @pytest.mark.parametrize("case", CASES)
 def test_logits(case, chunk, tmp_path):
     check_logits(logits_of(case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", ["deepseek_fp8", "deepseek_yarn_mscale", "qwen3_mixed_tied"])
+def test_logits_of_each_isa(case, isa, tmp_path):
+    flags = pathlib.Path("/proc/cpuinfo").read_text().split()
+    if ISAS[isa] and ISAS[isa] not in flags:
+        pytest.skip(f"this processor has no {ISAS[isa]}")
+    ours = logits_of(case, tmp_path, 37, TANDEM_FORCE_ISA=isa)
+    check_logits(ours, np.load(DATA / case / "logits.npy"))
 
 
 @pytest.mark.parametrize("case", CASES)
