@@ -1,0 +1,97 @@
+#include "api/answer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_stops *stops,
+                    bool keep_tokens) {
+  memset(answer, 0, sizeof *answer);
+  answer->stops = stops;
+  answer->keep_tokens = keep_tokens;
+  td_detok_init(&answer->detok, tok, true);
+}
+
+void td_answer_free(td_answer *answer) {
+  td_detok_free(&answer->detok);
+  td_buf_free(&answer->text);
+  free(answer->tokens);
+  answer->tokens = NULL;
+}
+
+static size_t count_chars(const char *text, size_t len) {
+  size_t n = 0;
+  for (size_t i = 0; i < len; i++)
+    n += ((unsigned char)text[i] & 0xc0) != 0x80;
+  return n;
+}
+
+static td_status keep(td_answer *a, const td_wire_token *token, size_t begin, td_err *err) {
+  if (a->n_kept == a->cap) {
+    size_t cap = a->cap ? 2 * a->cap : 64;
+    td_answer_token *grown = realloc(a->tokens, cap * sizeof *grown);
+    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
+    a->tokens = grown;
+    a->cap = cap;
+  }
+  a->tokens[a->n_kept++] = (td_answer_token){
+      .token = *token, .begin = begin, .end = a->text.len, .n_chars_before = a->n_chars};
+  return TD_OK;
+}
+
+static void scan(td_answer *a) {
+  a->n_sure = td_stops_scan(a->stops, td_buf_text(&a->text), a->text.len, a->n_sure, a->finished,
+                            &a->stopped);
+}
+
+td_status td_answer_add(td_answer *answer, const td_wire_token *token, td_err *err) {
+  td_answer *a = answer;
+  if (a->stopped || a->finished) return TD_OK;
+  a->n_tokens++;
+  if (token->is_eos) return TD_OK;
+  size_t begin = a->text.len;
+  td_status st = td_detok_feed(&a->detok, token->id, &a->text, err);
+  if (st == TD_OK) st = td_buf_status(&a->text, err);
+  if (st == TD_OK && a->keep_tokens) st = keep(a, token, begin, err);
+  if (st != TD_OK) return st;
+  a->n_chars += count_chars(td_buf_text(&a->text) + begin, a->text.len - begin);
+  scan(a);
+  return TD_OK;
+}
+
+td_status td_answer_finish(td_answer *answer, td_err *err) {
+  td_answer *a = answer;
+  if (a->finished) return TD_OK;
+  a->finished = true;
+  if (a->stopped) return TD_OK;
+  td_status st = td_detok_flush(&a->detok, &a->text, err);
+  if (st == TD_OK) st = td_buf_status(&a->text, err);
+  if (st != TD_OK) return st;
+  // A character that never became whole belongs to the last token.
+  if (a->n_kept > 0) a->tokens[a->n_kept - 1].end = a->text.len;
+  scan(a);
+  return TD_OK;
+}
+
+// Tokens whose text is sure. Those without text wait for the next one with some: they may hold the
+// beginning of a character.
+static size_t sure_tokens(const td_answer *a) {
+  size_t n = a->n_tokens_taken;
+  if (a->stopped || a->finished) {
+    while (n < a->n_kept && (a->tokens[n].begin < a->n_sure || !a->stopped))
+      n++;
+    return n;
+  }
+  for (size_t i = n; i < a->n_kept && a->tokens[i].end <= a->n_sure; i++) {
+    if (a->tokens[i].end > a->tokens[i].begin) n = i + 1;
+  }
+  return n;
+}
+
+bool td_answer_take(td_answer *answer, td_answer_piece *piece) {
+  td_answer *a = answer;
+  *piece = (td_answer_piece){
+      .begin = a->n_taken, .end = a->n_sure, .first = a->n_tokens_taken, .last = sure_tokens(a)};
+  a->n_taken = piece->end;
+  a->n_tokens_taken = piece->last;
+  return piece->end > piece->begin || piece->last > piece->first;
+}

@@ -1,0 +1,236 @@
+// src/api/messages.c - a conversation, checked and rewritten as the variables of a chat template.
+// Of each message the template sees role, content (one string, or null), name, reasoning_content,
+// tool_calls and tool_call_id, whichever there are.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/parse.h"
+
+#define MAX_KWARGS 64
+
+// The parts of a list with line feeds between them, as the other servers join them.
+static td_status join_parts(const cJSON *parts, td_buf *out, const char *param,
+                            td_api_error *error) {
+  for (const cJSON *part = parts->child; part; part = part->next) {
+    const cJSON *type = td_json_get(part, "type");
+    if (!cJSON_IsString(type)) {
+      return td_api_bad(error, param, "%s: each part must be an object with a type", param);
+    }
+    bool is_refusal = strcmp(type->valuestring, "refusal") == 0;
+    if (!is_refusal && strcmp(type->valuestring, "text") != 0) {
+      return td_api_bad(error, param, "%s: parts of type %.64s are not supported, only text", param,
+                        type->valuestring);
+    }
+    const cJSON *text = td_json_get(part, is_refusal ? "refusal" : "text");
+    if (!cJSON_IsString(text)) {
+      return td_api_bad(error, param, "%s: a part has no text", param);
+    }
+    if (part != parts->child) td_buf_char(out, '\n');
+    td_buf_str(out, text->valuestring);
+  }
+  return TD_OK;
+}
+
+static td_status write_content(td_json_writer *w, const cJSON *message, const char *role,
+                               const char *where, td_api_error *error) {
+  char param[64];
+  snprintf(param, sizeof param, "%s.content", where);
+  const cJSON *content = td_json_get(message, "content");
+  if (!content) {
+    if (strcmp(role, "assistant") != 0) return td_api_bad(error, param, "%s is missing", param);
+    td_jw_null(w, "content");
+    return TD_OK;
+  }
+  if (cJSON_IsString(content)) {
+    td_jw_str(w, "content", content->valuestring);
+    return TD_OK;
+  }
+  if (!cJSON_IsArray(content)) {
+    return td_api_bad(error, param, "%s must be a string or an array of parts", param);
+  }
+  td_buf text = TD_BUF_INIT;
+  td_status st = join_parts(content, &text, param, error);
+  if (st == TD_OK) td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  return st;
+}
+
+// Arguments travel as a string of JSON; templates want the object. What is no object stays text.
+static void write_arguments(td_json_writer *w, const char *text, bool plain) {
+  td_err err;
+  size_t len = strlen(text);
+  bool is_object = text[strspn(text, " \t\r\n")] == '{' &&
+                   td_json_check(text, len, TD_JSON_MAX_DEPTH / 2, &err) == TD_OK;
+  if (is_object && !plain) {
+    td_jw_raw(w, "arguments", text);
+  } else {
+    td_jw_str(w, "arguments", text);
+  }
+}
+
+static td_status write_call(td_json_writer *w, const cJSON *call, bool plain, const char *param,
+                            td_api_error *error) {
+  const cJSON *function = td_json_get(call, "function");
+  const char *id = NULL, *name = NULL, *arguments = NULL;
+  if (!cJSON_IsObject(function)) {
+    return td_api_bad(error, param, "%s: each call must have a function", param);
+  }
+  td_status st = td_api_get_str(call, "id", &id, error);
+  if (st == TD_OK) st = td_api_get_str(function, "name", &name, error);
+  if (st == TD_OK) st = td_api_get_str(function, "arguments", &arguments, error);
+  if (st != TD_OK) return st;
+  if (!name) return td_api_bad(error, param, "%s: a function has no name", param);
+  td_jw_begin_object(w, NULL);
+  if (id) td_jw_str(w, "id", id);
+  td_jw_str(w, "type", "function");
+  td_jw_begin_object(w, "function");
+  td_jw_str(w, "name", name);
+  write_arguments(w, arguments && arguments[0] ? arguments : "{}", plain);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+  return TD_OK;
+}
+
+static td_status write_calls(td_json_writer *w, const cJSON *message, bool plain, const char *where,
+                             td_api_error *error) {
+  char param[64];
+  snprintf(param, sizeof param, "%s.tool_calls", where);
+  const cJSON *calls = td_json_get(message, "tool_calls");
+  if (calls && !cJSON_IsArray(calls)) return td_api_bad(error, param, "%s must be an array", param);
+  if (!calls || !calls->child) return TD_OK;
+  td_jw_begin_array(w, "tool_calls");
+  td_status st = TD_OK;
+  for (const cJSON *call = calls->child; call && st == TD_OK; call = call->next) {
+    st = write_call(w, call, plain, param, error);
+  }
+  td_jw_end_array(w);
+  return st;
+}
+
+static td_status write_optional(td_json_writer *w, const cJSON *message, const char *key,
+                                const char *as, td_api_error *error) {
+  const char *text = NULL;
+  td_status st = td_api_get_str(message, key, &text, error);
+  if (st == TD_OK && text) td_jw_str(w, as, text);
+  return st;
+}
+
+// The role as templates know it; NULL when it is none.
+static const char *role_of(const cJSON *message) {
+  const cJSON *role = td_json_get(message, "role");
+  if (!cJSON_IsString(role)) return NULL;
+  if (strcmp(role->valuestring, "developer") == 0) return "system";
+  static const char *const known[] = {"system", "user", "assistant", "tool"};
+  for (size_t i = 0; i < TD_COUNT(known); i++) {
+    if (strcmp(role->valuestring, known[i]) == 0) return known[i];
+  }
+  return NULL;
+}
+
+static td_status write_message(td_json_writer *w, const cJSON *message, bool plain,
+                               const char *where, td_api_error *error) {
+  if (!cJSON_IsObject(message)) return td_api_bad(error, where, "%s must be an object", where);
+  const char *role = role_of(message);
+  if (!role) {
+    return td_api_bad(error, where,
+                      "%s.role must be one of system, developer, user, assistant and tool", where);
+  }
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "role", role);
+  td_status st = write_content(w, message, role, where, error);
+  if (st == TD_OK) st = write_optional(w, message, "name", "name", error);
+  if (st == TD_OK) st = write_optional(w, message, "tool_call_id", "tool_call_id", error);
+  const char *reasoning = td_json_get(message, "reasoning_content") ? "reasoning_content"
+                                                                    : "reasoning";
+  if (st == TD_OK) st = write_optional(w, message, reasoning, "reasoning_content", error);
+  if (st == TD_OK) st = write_calls(w, message, plain, where, error);
+  td_jw_end_object(w);
+  return st;
+}
+
+static td_status write_messages(td_json_writer *w, const cJSON *messages, bool plain,
+                                td_api_error *error) {
+  if (!cJSON_IsArray(messages) || !messages->child) {
+    return td_api_bad(error, "messages", "messages must be an array with at least one message");
+  }
+  td_jw_begin_array(w, "messages");
+  td_status st = TD_OK;
+  int i = 0;
+  for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
+    char where[40];
+    snprintf(where, sizeof where, "messages[%d]", i++);
+    st = write_message(w, m, plain, where, error);
+  }
+  td_jw_end_array(w);
+  return st;
+}
+
+static td_status write_json(td_json_writer *w, const char *key, const cJSON *value,
+                            td_api_error *error) {
+  char *text = cJSON_PrintUnformatted(value);
+  if (!text) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  td_jw_raw(w, key, text);
+  free(text);
+  return TD_OK;
+}
+
+// Names that chat_template_kwargs may not take away from the protocol.
+static bool is_reserved(const char *name) {
+  static const char *const names[] = {"messages",         "tools",     "add_generation_prompt",
+                                      "reasoning_effort", "bos_token", "eos_token"};
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    if (strcmp(name, names[i]) == 0) return true;
+  }
+  return false;
+}
+
+static bool is_first(const cJSON *object, const cJSON *item) {
+  return cJSON_GetObjectItemCaseSensitive(object, item->string) == item;
+}
+
+static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error *error) {
+  static const char key[] = "chat_template_kwargs";
+  const cJSON *kwargs = td_json_get(root, key);
+  if (!kwargs) return TD_OK;
+  if (!cJSON_IsObject(kwargs)) return td_api_bad(error, key, "%s must be an object", key);
+  if (cJSON_GetArraySize(kwargs) > MAX_KWARGS) {
+    return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
+  }
+  td_status st = TD_OK;
+  for (const cJSON *item = kwargs->child; item && st == TD_OK; item = item->next) {
+    if (is_first(kwargs, item) && !is_reserved(item->string)) {
+      st = write_json(w, item->string, item, error);
+    }
+  }
+  return st;
+}
+
+static td_status write_vars(td_buf *out, const cJSON *root, bool plain, td_api_error *error) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  bool generation_prompt = true;
+  const cJSON *tools;
+  td_jw_begin_object(&w, NULL);
+  td_status st = write_messages(&w, td_json_get(root, "messages"), plain, error);
+  if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
+  if (st == TD_OK && tools) st = write_json(&w, "tools", tools, error);
+  if (st == TD_OK) {
+    st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
+  }
+  if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
+  if (st == TD_OK) st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", error);
+  if (st == TD_OK) st = write_kwargs(&w, root, error);
+  td_jw_end_object(&w);
+  if (st == TD_OK && out->failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
+  return st;
+}
+
+td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error) {
+  td_status st = write_vars(&out->vars, root, false, error);
+  if (st == TD_OK) st = write_vars(&out->plain_vars, root, true, error);
+  if (st != TD_OK) return st;
+  bool same = out->vars.len == out->plain_vars.len &&
+              memcmp(out->vars.data, out->plain_vars.data, out->vars.len) == 0;
+  if (same) td_buf_free(&out->plain_vars);
+  return TD_OK;
+}

@@ -1,0 +1,39 @@
+// src/api/parse.h - what the files that parse requests share.
+#ifndef TD_API_PARSE_H
+#define TD_API_PARSE_H
+
+#include "api/request.h"
+#include "base/json_write.h"
+#include "config/json.h"
+
+// Members with their ranges; each leaves *out alone when the member is absent.
+td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error);
+td_status td_api_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
+                         int64_t *out, td_api_error *error);
+td_status td_api_get_float(const cJSON *object, const char *key, double min, double max, float *out,
+                           td_api_error *error);
+// *out borrows from object.
+td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
+                         td_api_error *error);
+
+// A copy for the request to own.
+td_status td_api_copy(char **out, const char *text, td_api_error *error);
+
+// sampling.c: temperature and its kin, logit_bias, stop. body is the text of root: 64-bit seeds
+// need it, a double does not hold them.
+td_status td_api_parse_sampling(td_api_request *out, const cJSON *root, const char *body,
+                                const td_api_defaults *defaults, td_api_error *error);
+
+// messages.c: messages, tools and template options into vars and plain_vars.
+td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error);
+
+// tools.c: checks tools, tool_choice and response_format. *tools is NULL when the template should
+// not see any.
+td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error);
+td_status td_api_check_format(const cJSON *root, td_api_error *error);
+
+// prompt.c: prompt of completions, tokens of /detokenize.
+td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,
+                              const td_api_defaults *defaults, td_api_error *error);
+
+#endif

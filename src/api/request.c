@@ -1,0 +1,211 @@
+#include "api/request.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/parse.h"
+
+#define DEFAULT_COMPLETION_TOKENS 16 // the protocol's
+
+td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error) {
+  td_err err;
+  td_status st = td_json_get_bool(object, key, out, &err);
+  return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
+}
+
+td_status td_api_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
+                         int64_t *out, td_api_error *error) {
+  td_err err;
+  td_status st = td_json_get_int(object, key, min, max, out, &err);
+  return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
+}
+
+td_status td_api_get_float(const cJSON *object, const char *key, double min, double max, float *out,
+                           td_api_error *error) {
+  td_err err;
+  double value = *out;
+  if (td_json_get_double(object, key, &value, &err) != TD_OK) {
+    return td_api_bad(error, key, "%s", err.msg);
+  }
+  if (!(value >= min && value <= max)) {
+    return td_api_bad(error, key, "%s must be between %g and %g", key, min, max);
+  }
+  *out = (float)value;
+  return TD_OK;
+}
+
+td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
+                         td_api_error *error) {
+  td_err err;
+  td_status st = td_json_get_str(object, key, out, &err);
+  return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
+}
+
+td_status td_api_copy(char **out, const char *text, td_api_error *error) {
+  *out = strdup(text);
+  return *out ? TD_OK : td_api_fail(error, 503, NULL, NULL, "out of memory");
+}
+
+void td_api_request_free(td_api_request *request) {
+  free(request->model);
+  free(request->bias);
+  td_stops_free(&request->stops);
+  td_buf_free(&request->vars);
+  td_buf_free(&request->plain_vars);
+  for (uint32_t i = 0; i < request->n_prompts; i++) {
+    free(request->prompts[i].text);
+    free(request->prompts[i].ids);
+  }
+  free(request->prompts);
+  memset(request, 0, sizeof *request);
+}
+
+static td_status parse_root(cJSON **root, const char *body, size_t len, td_api_error *error) {
+  td_err err;
+  td_status st = td_json_parse(root, body, len, TD_JSON_MAX_DEPTH, &err);
+  if (st == TD_ENOMEM) return td_api_fail_err(error, NULL, &err);
+  if (st != TD_OK) return td_api_bad(error, NULL, "the body is not valid JSON: %s", err.msg);
+  if (!cJSON_IsObject(*root)) return td_api_bad(error, NULL, "the body must be a JSON object");
+  return TD_OK;
+}
+
+static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_error *error) {
+  td_status st = td_api_get_bool(root, "stream", &out->stream, error);
+  if (st != TD_OK) return st;
+  const cJSON *options = td_json_get(root, "stream_options");
+  if (!options) return TD_OK;
+  if (!cJSON_IsObject(options)) {
+    return td_api_bad(error, "stream_options", "stream_options must be an object");
+  }
+  if (!out->stream) {
+    return td_api_bad(error, "stream_options", "stream_options is allowed only with stream: true");
+  }
+  return td_api_get_bool(options, "include_usage", &out->include_usage, error);
+}
+
+// max_completion_tokens is the newer name of max_tokens and wins.
+static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api_error *error) {
+  out->max_tokens = out->is_chat ? -1 : DEFAULT_COMPLETION_TOKENS;
+  td_status st = td_api_get_int(root, "max_tokens", 1, INT32_MAX, &out->max_tokens, error);
+  if (st != TD_OK) return st;
+  return td_api_get_int(root, "max_completion_tokens", 1, INT32_MAX, &out->max_tokens, error);
+}
+
+static td_status parse_common(td_api_request *out, const cJSON *root, const char *body,
+                              const td_api_defaults *defaults, td_api_error *error) {
+  const char *model = NULL;
+  int64_t n = 1;
+  td_status st = td_api_get_str(root, "model", &model, error);
+  if (st == TD_OK && model) st = td_api_copy(&out->model, model, error);
+  if (st == TD_OK) st = parse_stream(out, root, error);
+  if (st == TD_OK) st = parse_max_tokens(out, root, error);
+  if (st == TD_OK) st = td_api_get_int(root, "n", 1, TD_API_MAX_N, &n, error);
+  if (st == TD_OK) st = td_api_get_bool(root, "ignore_eos", &out->ignore_eos, error);
+  if (st == TD_OK) st = td_api_parse_sampling(out, root, body, defaults, error);
+  out->n = (uint32_t)n;
+  return st;
+}
+
+static td_status parse_chat_logprobs(td_api_request *out, const cJSON *root, td_api_error *error) {
+  int64_t n_top = -1;
+  td_status st = td_api_get_bool(root, "logprobs", &out->logprobs, error);
+  if (st == TD_OK) st = td_api_get_int(root, "top_logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
+  if (st != TD_OK || n_top < 0) return st;
+  if (!out->logprobs) {
+    return td_api_bad(error, "top_logprobs", "top_logprobs is allowed only with logprobs: true");
+  }
+  out->sampling.n_top_logprobs = (uint32_t)n_top;
+  return TD_OK;
+}
+
+static td_status parse_completion_logprobs(td_api_request *out, const cJSON *root,
+                                           td_api_error *error) {
+  int64_t n_top = -1;
+  td_status st = td_api_get_int(root, "logprobs", 0, TD_WIRE_MAX_TOP, &n_top, error);
+  if (st != TD_OK || n_top < 0) return st;
+  out->logprobs = true;
+  out->sampling.n_top_logprobs = (uint32_t)n_top;
+  return TD_OK;
+}
+
+// Members of completions that would change the answer and are not supported.
+static td_status refuse_unsupported(const td_api_request *out, const cJSON *root,
+                                    td_api_error *error) {
+  bool echo = false;
+  const char *suffix = NULL;
+  int64_t best_of = out->n;
+  td_status st = td_api_get_bool(root, "echo", &echo, error);
+  if (st == TD_OK) st = td_api_get_str(root, "suffix", &suffix, error);
+  if (st == TD_OK) st = td_api_get_int(root, "best_of", 1, INT32_MAX, &best_of, error);
+  if (st != TD_OK) return st;
+  const char *param = echo                  ? "echo"
+                      : suffix && suffix[0] ? "suffix"
+                      : best_of != out->n   ? "best_of"
+                                            : NULL;
+  if (!param) return TD_OK;
+  return td_api_fail(error, 400, param, "unsupported_parameter", "%s is not supported", param);
+}
+
+td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
+                            const td_api_defaults *defaults, td_api_error *error) {
+  memset(out, 0, sizeof *out);
+  out->is_chat = true;
+  cJSON *root = NULL;
+  td_status st = parse_root(&root, body, len, error);
+  if (st == TD_OK) st = parse_common(out, root, body, defaults, error);
+  if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
+  if (st == TD_OK) st = td_api_check_format(root, error);
+  if (st == TD_OK) st = td_api_parse_messages(out, root, error);
+  cJSON_Delete(root);
+  return st;
+}
+
+td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
+                                  const td_api_defaults *defaults, td_api_error *error) {
+  memset(out, 0, sizeof *out);
+  cJSON *root = NULL;
+  td_status st = parse_root(&root, body, len, error);
+  if (st == TD_OK) st = parse_common(out, root, body, defaults, error);
+  if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
+  if (st == TD_OK) st = td_api_check_format(root, error);
+  if (st == TD_OK) st = refuse_unsupported(out, root, error);
+  if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
+  if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
+    st = td_api_bad(error, "prompt", "%u prompts with n = %u are more than the %d answers allowed",
+                    out->n_prompts, out->n, TD_API_MAX_CHOICES);
+  }
+  cJSON_Delete(root);
+  return st;
+}
+
+td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t len,
+                                const td_api_defaults *defaults, td_api_error *error) {
+  memset(out, 0, sizeof *out);
+  out->n = 1;
+  cJSON *root = NULL;
+  td_status st = parse_root(&root, body, len, error);
+  if (st == TD_OK && td_json_get(root, "messages")) {
+    out->is_chat = true;
+    st = td_api_parse_messages(out, root, error);
+  } else if (st == TD_OK) {
+    const char *key = td_json_get(root, "content") ? "content" : "prompt";
+    st = td_api_parse_prompt(out, root, key, defaults, error);
+  }
+  cJSON_Delete(root);
+  return st;
+}
+
+td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t len,
+                                  const td_api_defaults *defaults, td_api_error *error) {
+  memset(out, 0, sizeof *out);
+  out->n = 1;
+  cJSON *root = NULL;
+  td_status st = parse_root(&root, body, len, error);
+  if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
+  if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids)) {
+    st = td_api_bad(error, "tokens", "tokens must be an array of token ids");
+  }
+  cJSON_Delete(root);
+  return st;
+}

@@ -1,0 +1,68 @@
+// src/api/request.h - requests of the OpenAI protocol: parsed, checked, ready to be answered.
+// Pure functions: any thread. null counts as absent and unknown members are accepted everywhere.
+#ifndef TD_API_REQUEST_H
+#define TD_API_REQUEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "api/error.h"
+#include "api/stop.h"
+#include "base/buf.h"
+#include "tandem/wire.h"
+
+#define TD_API_MAX_N       8    // choices a prompt
+#define TD_API_MAX_CHOICES 64   // choices a request
+#define TD_API_MAX_BIAS    1024 // entries of logit_bias
+
+// What holds where a request says nothing, and what bounds it.
+typedef struct {
+  float temperature, top_p; // the model's own
+  uint32_t top_k;           // likewise; 0: off
+  uint32_t n_vocab;
+} td_api_defaults;
+
+// A prompt of /v1/completions: text, or tokens.
+typedef struct {
+  char *text; // owned, NUL-terminated; NULL for tokens
+  size_t len;
+  int32_t *ids; // owned
+  uint32_t n_ids;
+} td_api_prompt;
+
+typedef struct {
+  bool is_chat;
+  char *model; // owned; NULL where the request names none
+  bool stream, include_usage;
+  uint32_t n;         // choices a prompt, 1 to TD_API_MAX_N
+  int64_t max_tokens; // -1: as many as fit
+  bool ignore_eos, logprobs;
+  bool has_seed;
+  td_sampling sampling;
+  td_token_value *bias; // owned
+  uint32_t n_bias;
+  td_stops stops;
+  // chat: a JSON object, the variables of the model's template. In plain_vars the arguments of
+  // earlier tool calls are strings, as on the wire; in vars they are objects, which is what most
+  // templates want. plain_vars is empty when there is no difference.
+  td_buf vars, plain_vars;
+  // completions
+  td_api_prompt *prompts; // owned
+  uint32_t n_prompts;
+} td_api_request;
+
+// Parses the body of /v1/chat/completions or /v1/completions. td_api_request_free in every case.
+td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
+                            const td_api_defaults *defaults, td_api_error *error);
+td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
+                                  const td_api_defaults *defaults, td_api_error *error);
+void td_api_request_free(td_api_request *request);
+
+// Bodies of the debugging endpoints. /tokenize: "content" or "prompt", or "messages" as in chat;
+// /apply-template: "messages"; /detokenize: "tokens". The request is a chat when it has messages.
+td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t len,
+                                const td_api_defaults *defaults, td_api_error *error);
+td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t len,
+                                  const td_api_defaults *defaults, td_api_error *error);
+
+#endif

@@ -1,0 +1,269 @@
+#include "api/response.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json_write.h"
+#include "base/utf8.h"
+
+#define MIN_LOGPROB (-9999.0) // minus infinity has no JSON
+
+void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const td_tokenizer *tok,
+                      int64_t created, const unsigned char random[16]) {
+  *head = (td_api_head){.is_chat = is_chat, .model = model, .created = created, .tok = tok};
+  int n = snprintf(head->id, sizeof head->id, "%s-", is_chat ? "chatcmpl" : "cmpl");
+  for (int i = 0; i < 16; i++) {
+    n += snprintf(head->id + n, sizeof head->id - (size_t)n, "%02x", random[i]);
+  }
+}
+
+// ---- log-probabilities ----------------------------------------------------------------------
+
+static double logprob_of(double value) {
+  return value >= MIN_LOGPROB ? value : MIN_LOGPROB;
+}
+
+// A token by itself, as a string and as bytes. Bytes that are not UTF-8 are spelled out, as the
+// protocol does, so that different tokens stay different.
+static void add_token_text(td_buf *out, const char *bytes, size_t len) {
+  if (td_utf8_valid(bytes, len)) {
+    td_buf_add(out, bytes, len);
+    return;
+  }
+  td_buf_str(out, "bytes:");
+  for (size_t i = 0; i < len; i++)
+    td_buf_printf(out, "\\x%02x", (unsigned char)bytes[i]);
+}
+
+static void write_bytes(td_json_writer *w, const char *bytes, size_t len) {
+  td_jw_begin_array(w, "bytes");
+  for (size_t i = 0; i < len; i++)
+    td_jw_int(w, NULL, (unsigned char)bytes[i]);
+  td_jw_end_array(w);
+}
+
+static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_token *token) {
+  td_jw_begin_array(w, "top_logprobs");
+  for (uint32_t i = 0; i < token->n_top && i < TD_WIRE_MAX_TOP; i++) {
+    size_t len;
+    const char *bytes = td_tokenizer_bytes(head->tok, token->top[i].id, &len);
+    td_buf text = TD_BUF_INIT;
+    add_token_text(&text, bytes, len);
+    td_jw_begin_object(w, NULL);
+    td_jw_str_len(w, "token", td_buf_text(&text), text.len);
+    td_jw_double(w, "logprob", logprob_of((double)token->top[i].value));
+    write_bytes(w, bytes, len);
+    td_jw_end_object(w);
+    td_buf_free(&text);
+  }
+  td_jw_end_array(w);
+}
+
+// The token's piece of the answer, cut where a stop string cut the answer.
+static const char *piece_of(const td_answer *answer, const td_answer_token *t, size_t *len) {
+  size_t end = t->end < answer->n_sure ? t->end : answer->n_sure;
+  *len = end > t->begin ? end - t->begin : 0;
+  return td_buf_text(&answer->text) + (*len ? t->begin : 0);
+}
+
+static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
+                                size_t first, size_t last) {
+  td_jw_begin_object(w, "logprobs");
+  td_jw_begin_array(w, "content");
+  for (size_t i = first; i < last; i++) {
+    const td_answer_token *t = &answer->tokens[i];
+    size_t len, n_bytes;
+    const char *piece = piece_of(answer, t, &len);
+    const char *bytes = td_tokenizer_bytes(head->tok, t->token.id, &n_bytes);
+    if (td_tokenizer_is_special(head->tok, t->token.id)) n_bytes = 0; // not in the content either
+    td_jw_begin_object(w, NULL);
+    td_jw_str_len(w, "token", piece, len);
+    td_jw_double(w, "logprob", logprob_of((double)t->token.logprob));
+    write_bytes(w, bytes, n_bytes);
+    write_top(w, head, &t->token);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  td_jw_null(w, "refusal");
+  td_jw_end_object(w);
+}
+
+static void write_legacy_top(td_json_writer *w, const td_api_head *head,
+                             const td_wire_token *token) {
+  td_jw_begin_object(w, NULL);
+  for (uint32_t i = 0; i < token->n_top && i < TD_WIRE_MAX_TOP; i++) {
+    size_t len;
+    const char *bytes = td_tokenizer_bytes(head->tok, token->top[i].id, &len);
+    td_buf text = TD_BUF_INIT;
+    add_token_text(&text, bytes, len);
+    td_jw_double(w, td_buf_text(&text), logprob_of((double)token->top[i].value));
+    td_buf_free(&text);
+  }
+  td_jw_end_object(w);
+}
+
+static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
+                                  const td_answer *answer, size_t first, size_t last) {
+  const td_answer_token *t = answer->tokens;
+  td_jw_begin_object(w, "logprobs");
+  td_jw_begin_array(w, "tokens");
+  for (size_t i = first; i < last; i++) {
+    size_t len;
+    const char *piece = piece_of(answer, &t[i], &len);
+    td_jw_str_len(w, NULL, piece, len);
+  }
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "token_logprobs");
+  for (size_t i = first; i < last; i++)
+    td_jw_double(w, NULL, logprob_of((double)t[i].token.logprob));
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "top_logprobs");
+  for (size_t i = first; i < last; i++)
+    write_legacy_top(w, head, &t[i].token);
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "text_offset");
+  for (size_t i = first; i < last; i++)
+    td_jw_int(w, NULL, (int64_t)t[i].n_chars_before);
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+static void write_logprobs(td_json_writer *w, const td_api_head *head, const td_answer *answer,
+                           size_t first, size_t last) {
+  if (!answer->keep_tokens) {
+    td_jw_null(w, "logprobs");
+  } else if (head->is_chat) {
+    write_chat_logprobs(w, head, answer, first, last);
+  } else {
+    write_legacy_logprobs(w, head, answer, first, last);
+  }
+}
+
+// ---- whole ----------------------------------------------------------------------------------
+
+static void begin(td_json_writer *w, const td_api_head *head, const char *object) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "id", head->id);
+  td_jw_str(w, "object", object);
+  td_jw_int(w, "created", head->created);
+  td_jw_str(w, "model", head->model);
+}
+
+static void write_usage(td_json_writer *w, const td_api_usage *usage) {
+  td_jw_begin_object(w, "usage");
+  td_jw_int(w, "prompt_tokens", (int64_t)usage->n_prompt);
+  td_jw_int(w, "completion_tokens", (int64_t)usage->n_output);
+  td_jw_int(w, "total_tokens", (int64_t)(usage->n_prompt + usage->n_output));
+  td_jw_begin_object(w, "prompt_tokens_details");
+  td_jw_int(w, "cached_tokens", (int64_t)usage->n_cached);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
+                         uint32_t index) {
+  const td_answer *answer = choice->answer;
+  td_jw_begin_object(w, NULL);
+  td_jw_int(w, "index", index);
+  if (head->is_chat) {
+    td_jw_begin_object(w, "message");
+    td_jw_str(w, "role", "assistant");
+    td_jw_str_len(w, "content", td_buf_text(&answer->text), answer->n_sure);
+    td_jw_null(w, "refusal");
+    td_jw_end_object(w);
+  } else {
+    td_jw_str_len(w, "text", td_buf_text(&answer->text), answer->n_sure);
+  }
+  size_t n = answer->n_kept;
+  while (n > 0 && answer->stopped && answer->tokens[n - 1].begin >= answer->n_sure)
+    n--;
+  write_logprobs(w, head, answer, 0, n);
+  td_jw_str(w, "finish_reason", choice->finish_reason);
+  td_jw_end_object(w);
+}
+
+void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_choice *choices,
+                           uint32_t n_choices, const td_api_usage *usage) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  begin(&w, head, head->is_chat ? "chat.completion" : "text_completion");
+  td_jw_begin_array(&w, "choices");
+  for (uint32_t i = 0; i < n_choices; i++)
+    write_choice(&w, head, &choices[i], i);
+  td_jw_end_array(&w);
+  write_usage(&w, usage);
+  td_jw_end_object(&w);
+}
+
+// ---- chunks ---------------------------------------------------------------------------------
+
+static void begin_chunk(td_json_writer *w, const td_api_head *head) {
+  begin(w, head, head->is_chat ? "chat.completion.chunk" : "text_completion");
+  td_jw_begin_array(w, "choices");
+}
+
+static void end_chunk(td_json_writer *w) {
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+static void end_choice(td_json_writer *w, const char *finish_reason) {
+  if (finish_reason) {
+    td_jw_str(w, "finish_reason", finish_reason);
+  } else {
+    td_jw_null(w, "finish_reason");
+  }
+  td_jw_end_object(w);
+  end_chunk(w);
+}
+
+static td_json_writer begin_choice(td_buf *out, const td_api_head *head, uint32_t index) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  begin_chunk(&w, head);
+  td_jw_begin_object(&w, NULL);
+  td_jw_int(&w, "index", index);
+  return w;
+}
+
+static void write_text(td_json_writer *w, const td_api_head *head, const char *text, size_t len) {
+  if (!head->is_chat) {
+    td_jw_str_len(w, "text", text, len);
+    return;
+  }
+  td_jw_begin_object(w, "delta");
+  if (len > 0) td_jw_str_len(w, "content", text, len);
+  td_jw_end_object(w);
+}
+
+void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
+  td_json_writer w = begin_choice(out, head, index);
+  td_jw_begin_object(&w, "delta");
+  td_jw_str(&w, "role", "assistant");
+  td_jw_str(&w, "content", "");
+  td_jw_end_object(&w);
+  td_jw_null(&w, "logprobs");
+  end_choice(&w, NULL);
+}
+
+void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
+                        const td_answer *answer, const td_answer_piece *piece) {
+  td_json_writer w = begin_choice(out, head, index);
+  write_text(&w, head, td_buf_text(&answer->text) + piece->begin, piece->end - piece->begin);
+  write_logprobs(&w, head, answer, piece->first, piece->last);
+  end_choice(&w, NULL);
+}
+
+void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
+                         const char *finish_reason) {
+  td_json_writer w = begin_choice(out, head, index);
+  write_text(&w, head, "", 0);
+  td_jw_null(&w, "logprobs");
+  end_choice(&w, finish_reason);
+}
+
+void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  begin_chunk(&w, head);
+  td_jw_end_array(&w);
+  write_usage(&w, usage);
+  td_jw_end_object(&w);
+}

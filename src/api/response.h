@@ -1,0 +1,46 @@
+// src/api/response.h - responses of the OpenAI protocol, whole and in chunks.
+#ifndef TD_API_RESPONSE_H
+#define TD_API_RESPONSE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "api/answer.h"
+#include "base/buf.h"
+
+// What every chunk of a response repeats.
+typedef struct {
+  bool is_chat;
+  char id[48];
+  const char *model; // borrowed
+  int64_t created;   // seconds since 1970
+  const td_tokenizer *tok;
+} td_api_head;
+
+typedef struct {
+  uint64_t n_prompt, n_output, n_cached; // tokens
+} td_api_usage;
+
+typedef struct {
+  const td_answer *answer;
+  const char *finish_reason; // "stop", "length"
+} td_api_choice;
+
+// Fills id from 16 random bytes.
+void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const td_tokenizer *tok,
+                      int64_t created, const unsigned char random[16]);
+
+// The whole response.
+void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_choice *choices,
+                           uint32_t n_choices, const td_api_usage *usage);
+
+// Chunks of a stream, one JSON object each. The first of a chat choice tells the role, the last its
+// finish_reason.
+void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index);
+void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
+                        const td_answer *answer, const td_answer_piece *piece);
+void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
+                         const char *finish_reason);
+void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);
+
+#endif

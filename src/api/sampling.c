@@ -1,0 +1,164 @@
+// src/api/sampling.c - the members that say how tokens are drawn and where an answer stops.
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/parse.h"
+
+// Skips a JSON string at p (its opening quote); the text is known to be valid.
+static const char *skip_string(const char *p) {
+  for (p++; *p != '"'; p++) {
+    if (*p == '\\') p++;
+  }
+  return p + 1;
+}
+
+// Where the value of a member of the outermost object is written; NULL when there is none. body is
+// valid JSON and NUL-terminated.
+static const char *find_member(const char *body, const char *key) {
+  size_t key_len = strlen(key);
+  int depth = 0;
+  for (const char *p = body; *p;) {
+    if (*p != '"') {
+      depth += *p == '{' || *p == '[';
+      depth -= *p == '}' || *p == ']';
+      p++;
+      continue;
+    }
+    const char *text = p + 1;
+    p = skip_string(p);
+    bool same = (size_t)(p - 1 - text) == key_len && memcmp(text, key, key_len) == 0;
+    const char *next = p + strspn(p, " \t\r\n");
+    if (depth == 1 && same && *next == ':') return next + 1 + strspn(next + 1, " \t\r\n");
+  }
+  return NULL;
+}
+
+static td_status parse_seed(td_api_request *out, const cJSON *root, const char *body,
+                            td_api_error *error) {
+  const cJSON *seed = td_json_get(root, "seed");
+  if (!seed) return TD_OK;
+  bool whole = cJSON_IsNumber(seed) && seed->valuedouble == floor(seed->valuedouble);
+  if (!whole) return td_api_bad(error, "seed", "seed must be an integer");
+  bool in_range = seed->valuedouble >= -0x1p63 && seed->valuedouble <= 0x1p63;
+  const char *text = find_member(body, "seed");
+  int64_t value = 0;
+  if (in_range && text && !memchr(".eE", text[strspn(text, "-0123456789")], 3)) {
+    errno = 0;
+    value = strtoll(text, NULL, 10);
+    in_range = errno == 0;
+  } else if (in_range) { // 1e3, or a key written with escapes
+    in_range = fabs(seed->valuedouble) < 0x1p63;
+    if (in_range) value = (int64_t)seed->valuedouble;
+  }
+  if (!in_range) return td_api_bad(error, "seed", "seed must fit into 64 bits, signed");
+  out->sampling.seed = (uint64_t)value;
+  out->has_seed = true;
+  return TD_OK;
+}
+
+static td_status parse_numbers(td_sampling *s, const cJSON *root, td_api_error *error) {
+  int64_t top_k = s->top_k;
+  td_status st = td_api_get_float(root, "temperature", 0, 100, &s->temperature, error);
+  if (st == TD_OK) st = td_api_get_float(root, "top_p", 0, 1, &s->top_p, error);
+  if (st == TD_OK) st = td_api_get_float(root, "min_p", 0, 1, &s->min_p, error);
+  if (st == TD_OK) {
+    st = td_api_get_float(root, "presence_penalty", -2, 2, &s->presence_penalty, error);
+  }
+  if (st == TD_OK) {
+    st = td_api_get_float(root, "frequency_penalty", -2, 2, &s->frequency_penalty, error);
+  }
+  if (st == TD_OK) {
+    st = td_api_get_float(root, "repetition_penalty", 0.01, 100, &s->repetition_penalty, error);
+  }
+  if (st == TD_OK) st = td_api_get_int(root, "top_k", -1, INT32_MAX, &top_k, error);
+  if (st != TD_OK) return st;
+  s->top_k = top_k > 0 ? (uint32_t)top_k : 0;
+  // 0 switches top_p off on the wire; what the protocol means by it is the likeliest token alone.
+  if (s->top_p == 0) s->top_p = FLT_MIN;
+  if (s->min_p >= 1) s->min_p = nextafterf(1, 0);
+  return TD_OK;
+}
+
+static td_status parse_bias_entry(td_token_value *out, const cJSON *item, uint32_t n_vocab,
+                                  td_api_error *error) {
+  char *end;
+  errno = 0;
+  long long id = strtoll(item->string, &end, 10);
+  if (errno || item->string[0] == 0 || *end || item->string[0] == ' ' || id < 0 || id >= n_vocab) {
+    return td_api_bad(error, "logit_bias", "logit_bias: \"%.32s\" is no token id of this model",
+                      item->string);
+  }
+  if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 100)) {
+    return td_api_bad(error, "logit_bias", "logit_bias must hold numbers between -100 and 100");
+  }
+  *out = (td_token_value){.id = (int32_t)id, .value = (float)item->valuedouble};
+  return TD_OK;
+}
+
+static td_status parse_bias(td_api_request *out, const cJSON *root, uint32_t n_vocab,
+                            td_api_error *error) {
+  const cJSON *bias = td_json_get(root, "logit_bias");
+  if (!bias) return TD_OK;
+  if (!cJSON_IsObject(bias)) return td_api_bad(error, "logit_bias", "logit_bias must be an object");
+  int n = cJSON_GetArraySize(bias);
+  if (n == 0) return TD_OK;
+  if (n > TD_API_MAX_BIAS) {
+    return td_api_bad(error, "logit_bias", "logit_bias has more than %d entries", TD_API_MAX_BIAS);
+  }
+  out->bias = calloc((size_t)n, sizeof *out->bias);
+  if (!out->bias) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  for (const cJSON *item = bias->child; item; item = item->next) {
+    td_status st = parse_bias_entry(&out->bias[out->n_bias++], item, n_vocab, error);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+static td_status add_stop(td_stops *stops, const cJSON *item, td_api_error *error) {
+  if (!cJSON_IsString(item)) return td_api_bad(error, "stop", "stop must hold strings");
+  size_t len = strlen(item->valuestring);
+  if (len == 0 || len > TD_API_MAX_STOP_BYTES) {
+    return td_api_bad(error, "stop", "a stop string must have between 1 and %d bytes",
+                      TD_API_MAX_STOP_BYTES);
+  }
+  if (stops->n == TD_API_MAX_STOPS) {
+    return td_api_bad(error, "stop", "stop has more than %d entries", TD_API_MAX_STOPS);
+  }
+  td_stop_string *stop = &stops->strings[stops->n];
+  td_status st = td_api_copy(&stop->text, item->valuestring, error);
+  if (st != TD_OK) return st;
+  stop->len = len;
+  stops->n++;
+  return TD_OK;
+}
+
+static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error *error) {
+  const cJSON *stop = td_json_get(root, "stop");
+  if (!stop) return TD_OK;
+  if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
+    return td_api_bad(error, "stop", "stop must be a string or an array of strings");
+  }
+  if (cJSON_IsString(stop)) return add_stop(&out->stops, stop, error);
+  for (const cJSON *item = stop->child; item; item = item->next) {
+    td_status st = add_stop(&out->stops, item, error);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+td_status td_api_parse_sampling(td_api_request *out, const cJSON *root, const char *body,
+                                const td_api_defaults *defaults, td_api_error *error) {
+  td_sampling *s = &out->sampling;
+  s->temperature = defaults->temperature;
+  s->top_p = defaults->top_p;
+  s->top_k = defaults->top_k;
+  s->repetition_penalty = 1;
+  td_status st = parse_numbers(s, root, error);
+  if (st == TD_OK) st = parse_seed(out, root, body, error);
+  if (st == TD_OK) st = parse_bias(out, root, defaults->n_vocab, error);
+  if (st == TD_OK) st = parse_stop(out, root, error);
+  return st;
+}

@@ -1,0 +1,34 @@
+#include "api/stop.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void td_stops_free(td_stops *stops) {
+  for (unsigned i = 0; i < stops->n; i++)
+    free(stops->strings[i].text);
+  memset(stops, 0, sizeof *stops);
+}
+
+// Whether a stop string stands at text[0..len), whole or, unless final, cut off by the end.
+static bool begins(const td_stops *stops, const char *text, size_t len, bool final, bool *whole) {
+  bool cut = false;
+  for (unsigned i = 0; i < stops->n; i++) {
+    const td_stop_string *stop = &stops->strings[i];
+    size_t n = len < stop->len ? len : stop->len;
+    if (memcmp(text, stop->text, n) != 0) continue;
+    *whole = *whole || n == stop->len;
+    cut = true;
+  }
+  return *whole || (cut && !final);
+}
+
+// The earliest beginning is decided first, even when another string is whole further on: so the
+// outcome does not depend on the pieces in which the text arrives.
+size_t td_stops_scan(const td_stops *stops, const char *text, size_t len, size_t from, bool final,
+                     bool *matched) {
+  *matched = false;
+  for (size_t at = from; at < len; at++) {
+    if (begins(stops, text + at, len - at, final, matched)) return at;
+  }
+  return len;
+}

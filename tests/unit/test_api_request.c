@@ -1,0 +1,357 @@
+// tests/unit/test_api_request.c - requests of the OpenAI protocol: what is taken, what is refused.
+#include <float.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/request.h"
+
+static const td_api_defaults defaults = {
+    .temperature = 0.5f, .top_p = 0.75f, .top_k = 20, .n_vocab = 1000};
+
+#define HELLO "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+static td_status parse(td_api_request *r, bool chat, const char *body, td_api_error *error) {
+  return (chat ? td_api_parse_chat : td_api_parse_completion)(r, body, strlen(body), &defaults,
+                                                              error);
+}
+
+static td_api_request good(bool chat, const char *body) {
+  td_api_request r;
+  td_api_error error;
+  if (parse(&r, chat, body, &error) != TD_OK) fail_msg("%s\n%s", body, error.message);
+  return r;
+}
+
+typedef struct {
+  const char *body, *param;
+} bad_body;
+
+static void refuse_each(bool chat, const bad_body *list, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    td_api_request r;
+    td_api_error error;
+    td_status st = parse(&r, chat, list[i].body, &error);
+    td_api_request_free(&r);
+    if (st == TD_OK) fail_msg("accepted: %s", list[i].body);
+    if (error.status != 400 || strcmp(error.param, list[i].param) != 0 || !error.message[0]) {
+      fail_msg("%s\nstatus %d, param '%s', wanted '%s': %s", list[i].body, error.status,
+               error.param, list[i].param, error.message);
+    }
+  }
+}
+
+static void refuses_bad_chats(void **state) {
+  (void)state;
+#define WITH(member) "{" HELLO "," member "}"
+  static const bad_body list[] = {
+      {"", ""},
+      {"{", ""},
+      {"[]", ""},
+      {"null", ""},
+      {"{" HELLO "} x", ""},
+      {"{" HELLO "}{}", ""},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", ""},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}", ""},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", ""},
+      {WITH("\"temperature\":1e999"), ""},
+      {WITH("\"temperature\":NaN"), ""},
+      {"{}", "messages"},
+      {"{\"messages\":null}", "messages"},
+      {"{\"messages\":\"hi\"}", "messages"},
+      {"{\"messages\":[]}", "messages"},
+      {"{\"messages\":{}}", "messages"},
+      {"{\"messages\":[123]}", "messages[0]"},
+      {"{\"messages\":[{}]}", "messages[0]"},
+      {"{\"messages\":[null]}", "messages[0]"},
+      {"{\"messages\":[{\"role\":1,\"content\":\"x\"}]}", "messages[0]"},
+      {"{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", "messages[0]"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":1}]}", "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":[1]}]}", "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
+       "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\","
+       "\"image_url\":{\"url\":\"x\"}}]}]}",
+       "messages[0].content"},
+      {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
+       "{\"role\":\"assistant\",\"tool_calls\":{}}]}",
+       "messages[1].tool_calls"},
+      {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}", "messages[0].tool_calls"},
+      {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":5}]}", "reasoning_content"},
+      {WITH("\"model\":5"), "model"},
+      {WITH("\"temperature\":-0.1"), "temperature"},
+      {WITH("\"temperature\":\"1\""), "temperature"},
+      {WITH("\"top_p\":1.5"), "top_p"},
+      {WITH("\"top_p\":-1"), "top_p"},
+      {WITH("\"top_k\":-2"), "top_k"},
+      {WITH("\"top_k\":1.5"), "top_k"},
+      {WITH("\"min_p\":2"), "min_p"},
+      {WITH("\"presence_penalty\":2.5"), "presence_penalty"},
+      {WITH("\"frequency_penalty\":-3"), "frequency_penalty"},
+      {WITH("\"repetition_penalty\":0"), "repetition_penalty"},
+      {WITH("\"seed\":1.5"), "seed"},
+      {WITH("\"seed\":\"1\""), "seed"},
+      {WITH("\"seed\":9223372036854775808"), "seed"},
+      {WITH("\"seed\":-9223372036854775809"), "seed"},
+      {WITH("\"seed\":1e30"), "seed"},
+      {WITH("\"n\":0"), "n"},
+      {WITH("\"n\":-1"), "n"},
+      {WITH("\"n\":9"), "n"},
+      {WITH("\"n\":true"), "n"},
+      {WITH("\"max_tokens\":0"), "max_tokens"},
+      {WITH("\"max_tokens\":-1"), "max_tokens"},
+      {WITH("\"max_tokens\":1.5"), "max_tokens"},
+      {WITH("\"max_completion_tokens\":0"), "max_completion_tokens"},
+      {WITH("\"stop\":5"), "stop"},
+      {WITH("\"stop\":\"\""), "stop"},
+      {WITH("\"stop\":[\"a\",5]"), "stop"},
+      {WITH("\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]"), "stop"},
+      {WITH("\"logprobs\":1"), "logprobs"},
+      {WITH("\"top_logprobs\":3"), "top_logprobs"},
+      {WITH("\"logprobs\":false,\"top_logprobs\":0"), "top_logprobs"},
+      {WITH("\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs"},
+      {WITH("\"logprobs\":true,\"top_logprobs\":-1"), "top_logprobs"},
+      {WITH("\"logit_bias\":[]"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"a\":1}"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"\":1}"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"1000\":1}"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"-1\":1}"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"1\":101}"), "logit_bias"},
+      {WITH("\"logit_bias\":{\"1\":\"x\"}"), "logit_bias"},
+      {WITH("\"stream\":1"), "stream"},
+      {WITH("\"stream_options\":{\"include_usage\":true}"), "stream_options"},
+      {WITH("\"stream\":false,\"stream_options\":{}"), "stream_options"},
+      {WITH("\"stream\":true,\"stream_options\":5"), "stream_options"},
+      {WITH("\"stream\":true,\"stream_options\":{\"include_usage\":1}"), "include_usage"},
+      {WITH("\"ignore_eos\":1"), "ignore_eos"},
+      {WITH("\"tools\":{}"), "tools"},
+      {WITH("\"tools\":[1]"), "tools"},
+      {WITH("\"tools\":[{\"type\":\"function\"}]"), "tools"},
+      {WITH("\"tools\":[{\"type\":\"web\",\"function\":{\"name\":\"f\"}}]"), "tools"},
+      {WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":5}}]"),
+       "tools"},
+      {WITH("\"tool_choice\":\"auto\""), "tool_choice"},
+      {WITH("\"tool_choice\":\"required\",\"tools\":[]"), "tool_choice"},
+      {WITH("\"tool_choice\":\"maybe\""), "tool_choice"},
+      {WITH("\"tool_choice\":5"), "tool_choice"},
+      {WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],"
+            "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
+       "tool_choice"},
+      {WITH("\"parallel_tool_calls\":\"yes\""), "parallel_tool_calls"},
+      {WITH("\"response_format\":\"text\""), "response_format"},
+      {WITH("\"response_format\":{}"), "response_format"},
+      {WITH("\"response_format\":{\"type\":\"yaml\"}"), "response_format"},
+      {WITH("\"response_format\":{\"type\":\"json_object\"}"), "response_format"},
+      {WITH("\"response_format\":{\"type\":\"json_schema\"}"), "response_format"},
+      {WITH("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":5}}"),
+       "response_format"},
+      {WITH("\"chat_template_kwargs\":5"), "chat_template_kwargs"},
+      {WITH("\"reasoning_effort\":5"), "reasoning_effort"},
+      {WITH("\"add_generation_prompt\":\"no\""), "add_generation_prompt"},
+  };
+  refuse_each(true, list, TD_COUNT(list));
+}
+
+static void refuses_deep_nesting(void **state) {
+  (void)state;
+  char body[400] = "{" HELLO ",\"x\":";
+  for (int i = 0; i < 70; i++)
+    strcat(body, "[");
+  for (int i = 0; i < 70; i++)
+    strcat(body, "]");
+  strcat(body, "}");
+  refuse_each(true, &(bad_body){body, ""}, 1);
+}
+
+static void refuses_bad_completions(void **state) {
+  (void)state;
+  static const bad_body list[] = {
+      {"{}", "prompt"},
+      {"{\"prompt\":null}", "prompt"},
+      {"{\"prompt\":5}", "prompt"},
+      {"{\"prompt\":{}}", "prompt"},
+      {"{\"prompt\":[]}", "prompt"},
+      {"{\"prompt\":[[]]}", "prompt"},
+      {"{\"prompt\":[true]}", "prompt"},
+      {"{\"prompt\":[1,\"a\"]}", "prompt"},
+      {"{\"prompt\":[\"a\",1]}", "prompt"},
+      {"{\"prompt\":[1000]}", "prompt"},
+      {"{\"prompt\":[-1]}", "prompt"},
+      {"{\"prompt\":[1.5]}", "prompt"},
+      {"{\"prompt\":[[1],[1000]]}", "prompt"},
+      {"{\"prompt\":\"a\",\"echo\":true}", "echo"},
+      {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix"},
+      {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
+      {"{\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
+      {"{\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
+      {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"],\"n\":8}", "prompt"},
+  };
+  refuse_each(false, list, TD_COUNT(list));
+}
+
+static void says_what_is_not_supported(void **state) {
+  (void)state;
+  td_api_request r;
+  td_api_error error;
+  parse(&r, true, WITH("\"response_format\":{\"type\":\"json_object\"}"), &error);
+  td_api_request_free(&r);
+  assert_string_equal(error.code, "unsupported_parameter");
+  td_buf text = TD_BUF_INIT;
+  td_api_error_write(&text, &error);
+  assert_string_equal(text.data, "{\"error\":{\"message\":\"response_format of type json_object is "
+                                 "not supported\",\"type\":\"invalid_request_error\",\"param\":"
+                                 "\"response_format\",\"code\":\"unsupported_parameter\"}}");
+  td_buf_free(&text);
+}
+
+static void takes_defaults(void **state) {
+  (void)state;
+  // null is absent, unknown members are let pass.
+  td_api_request r = good(true, WITH("\"temperature\":null,\"seed\":null,\"stop\":null,\"n\":null,"
+                                     "\"stream\":null,\"stream_options\":null,\"tools\":null,"
+                                     "\"tool_choice\":null,\"response_format\":null,"
+                                     "\"logit_bias\":null,\"max_tokens\":null,\"model\":null,"
+                                     "\"what\":{\"is\":[\"this\"]}"));
+  assert_true(r.sampling.temperature == 0.5f && r.sampling.top_p == 0.75f);
+  assert_int_equal(r.sampling.top_k, 20);
+  assert_true(r.sampling.repetition_penalty == 1);
+  assert_int_equal(r.max_tokens, -1);
+  assert_int_equal(r.n, 1);
+  assert_false(r.has_seed || r.stream || r.logprobs || r.ignore_eos);
+  assert_null(r.model);
+  td_api_request_free(&r);
+  r = good(false, "{\"prompt\":\"\"}");
+  assert_int_equal(r.max_tokens, 16);
+  td_api_request_free(&r);
+}
+
+static void takes_parameters(void **state) {
+  (void)state;
+  td_api_request r = good(
+      true, "{\"model\":\"m\",\"temperature\":0,\"temperature\":2,\"top_p\":0,\"top_k\":-1,"
+            "\"min_p\":1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"max_tokens\":5,"
+            "\"max_completion_tokens\":7,\"n\":8,\"stop\":[\"a\",\"b\",\"c\",\"d\"],"
+            "\"logprobs\":true,\"top_logprobs\":20,\"logit_bias\":{\"0\":-100,\"999\":1.5},"
+            "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"ignore_eos\":true,"
+            "\"response_format\":{\"type\":\"text\"}," HELLO "}");
+  assert_string_equal(r.model, "m");
+  assert_true(r.sampling.temperature == 0); // of two, the first
+  assert_true(r.sampling.top_p > 0 && r.sampling.top_p < 1e-9f);
+  assert_int_equal(r.sampling.top_k, 0);
+  assert_true(r.sampling.min_p < 1 && r.sampling.min_p > 0.99f);
+  assert_true(r.sampling.presence_penalty == -2 && r.sampling.frequency_penalty == 2);
+  assert_int_equal(r.max_tokens, 7);
+  assert_int_equal(r.n, 8);
+  assert_int_equal(r.stops.n, 4);
+  assert_int_equal(r.sampling.n_top_logprobs, 20);
+  assert_int_equal(r.n_bias, 2);
+  assert_int_equal(r.bias[1].id, 999);
+  assert_true(r.bias[1].value == 1.5f);
+  assert_true(r.stream && r.include_usage && r.ignore_eos && r.logprobs);
+  td_api_request_free(&r);
+}
+
+static void takes_whole_seeds(void **state) {
+  (void)state;
+  static const struct {
+    const char *body;
+    int64_t seed;
+  } list[] = {
+      {WITH("\"seed\":9223372036854775807"), INT64_MAX},
+      {WITH("\"seed\":-9223372036854775808"), INT64_MIN},
+      {WITH("\"seed\" : 9007199254740993"), 9007199254740993},
+      {WITH("\"seed\":-1"), -1},
+      {WITH("\"seed\":1e3"), 1000},
+      {WITH("\"seed\":7.0"), 7},
+      {WITH("\"s\\u0065ed\":12"), 12},
+      {"{\"x\":{\"seed\":5},\"y\":\"\\\"seed\\\":6\",\"seed\":7," HELLO "}", 7},
+      {"{\"seed\":8,\"seed\":9," HELLO "}", 8},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_api_request r = good(true, list[i].body);
+    assert_true(r.has_seed);
+    if ((int64_t)r.sampling.seed != list[i].seed) fail_msg("%s", list[i].body);
+    td_api_request_free(&r);
+  }
+}
+
+static void writes_template_variables(void **state) {
+  (void)state;
+  td_api_request r = good(
+      true, "{\"messages\":["
+            "{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+            "{\"type\":\"text\",\"text\":\"b\"}]},"
+            "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":["
+            "{\"id\":\"c1\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+            "\"arguments\":\"{\\\"x\\\": 1.0}\"}}]},"
+            "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"42\",\"unknown\":1},"
+            "{\"role\":\"user\",\"name\":\"eve\",\"content\":\"\"}],"
+            "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
+            "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
+            "\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false,"
+            "\"messages\":[],\"enable_thinking\":true,\"k\":null}}");
+  assert_string_equal(
+      r.vars.data,
+      "{\"messages\":[{\"role\":\"system\",\"content\":\"a\\nb\"},"
+      "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":["
+      "{\"id\":\"c1\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+      "\"arguments\":{\"x\": 1.0}}}]},"
+      "{\"role\":\"tool\",\"content\":\"42\",\"tool_call_id\":\"c1\"},"
+      "{\"role\":\"user\",\"content\":\"\",\"name\":\"eve\"}],"
+      "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
+      "\"add_generation_prompt\":true,\"reasoning_effort\":\"low\",\"enable_thinking\":false,"
+      "\"k\":null}");
+  assert_non_null(strstr(r.plain_vars.data, "\"arguments\":\"{\\\"x\\\": 1.0}\""));
+  td_api_request_free(&r);
+  r = good(true, WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],"
+                      "\"tool_choice\":\"none\""));
+  assert_null(strstr(r.vars.data, "tools"));
+  assert_int_equal(r.plain_vars.len, 0);
+  td_api_request_free(&r);
+}
+
+static void takes_every_kind_of_prompt(void **state) {
+  (void)state;
+  td_api_request r = good(false, "{\"prompt\":\"a b\",\"echo\":false,\"suffix\":\"\"}");
+  assert_int_equal(r.n_prompts, 1);
+  assert_string_equal(r.prompts[0].text, "a b");
+  td_api_request_free(&r);
+  r = good(false, "{\"prompt\":[\"a\",\"b\"],\"n\":2,\"best_of\":2,\"logprobs\":0}");
+  assert_int_equal(r.n_prompts, 2);
+  assert_string_equal(r.prompts[1].text, "b");
+  assert_true(r.logprobs);
+  td_api_request_free(&r);
+  r = good(false, "{\"prompt\":[1,2,999]}");
+  assert_int_equal(r.n_prompts, 1);
+  assert_int_equal(r.prompts[0].n_ids, 3);
+  assert_int_equal(r.prompts[0].ids[2], 999);
+  td_api_request_free(&r);
+  r = good(false, "{\"prompt\":[[1,2],[3]]}");
+  assert_int_equal(r.n_prompts, 2);
+  assert_int_equal(r.prompts[1].ids[0], 3);
+  td_api_request_free(&r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(refuses_bad_chats),
+      cmocka_unit_test(refuses_deep_nesting),
+      cmocka_unit_test(refuses_bad_completions),
+      cmocka_unit_test(says_what_is_not_supported),
+      cmocka_unit_test(takes_defaults),
+      cmocka_unit_test(takes_parameters),
+      cmocka_unit_test(takes_whole_seeds),
+      cmocka_unit_test(writes_template_variables),
+      cmocka_unit_test(takes_every_kind_of_prompt),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
