@@ -74,6 +74,8 @@ const char *td_http_path(const td_http_exchange *x); // percent-decoded
 const char *td_http_query(const td_http_exchange *x);
 const char *td_http_header(const td_http_exchange *x, const char *name); // NULL when absent
 const td_buf *td_http_body(const td_http_exchange *x);
+// Moves the body into out, which is overwritten; the caller frees it.
+void td_http_take_body(td_http_exchange *x, td_buf *out);
 
 // on_gone is called once, never from inside another call, when the client leaves before the
 // response is complete. The exchange is gone after it.

@@ -227,6 +227,11 @@ const td_buf *td_http_body(const td_http_exchange *x) {
   return &x->parser.body;
 }
 
+void td_http_take_body(td_http_exchange *x, td_buf *out) {
+  *out = x->parser.body;
+  x->parser.body = TD_BUF_INIT;
+}
+
 void td_http_on_gone(td_http_exchange *x, void (*on_gone)(void *arg), void *arg) {
   x->on_gone = on_gone;
   x->gone_arg = arg;

@@ -1,0 +1,278 @@
+// src/app/serve.c - `tandem serve`: starts the worker and the HTTP server, ends both.
+// SIGTERM or SIGINT drains: no new connections, running answers go on until --drain-timeout. A
+// second one ends at once.
+#include "app/serve.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "app/command.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+#define MAX_DESCRIPTORS 65536
+
+// ---- what handlers share --------------------------------------------------------------------
+
+uint32_t td_serve_n_ctx(const td_serve *serve) {
+  uint32_t n = td_backend_info(serve->backend).n_ctx;
+  if (n == 0) n = (uint32_t)serve->options->ctx_size;
+  return n ? n : serve->max_position;
+}
+
+static void add_headers(td_http_exchange *x, int status) {
+  if (status == 429 || status == 503) td_http_add_header(x, "Retry-After", "1");
+  if (status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
+}
+
+void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
+  td_buf body = TD_BUF_INIT;
+  add_headers(x, error->status);
+  td_api_error_write(&body, error);
+  td_http_respond(x, error->status, "application/json", td_buf_text(&body), body.len);
+  td_buf_free(&body);
+}
+
+// For the errors that http finds itself.
+static void write_error(void *ctx, td_buf *out, int status, const char *message) {
+  (void)ctx;
+  td_api_error error;
+  td_api_fail(&error, status, NULL, NULL, "%s", message);
+  td_api_error_write(out, &error);
+}
+
+bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
+  td_backend_state state = td_backend_state_of(serve->backend);
+  if (state == TD_BACKEND_READY || state == TD_BACKEND_STUCK) return false;
+  td_api_error error;
+  td_api_fail(&error, 503, NULL, NULL,
+              state == TD_BACKEND_LOADING ? "the model is being loaded" : "the worker failed: %s",
+              td_backend_reason(serve->backend));
+  td_serve_fail(x, &error);
+  return true;
+}
+
+// ---- before a body is read ------------------------------------------------------------------
+
+// Takes the same time wherever the first difference stands.
+static bool same_key(const char *given, const char *key) {
+  size_t n_given = strlen(given), n_key = strlen(key);
+  unsigned char difference = n_given != n_key;
+  for (size_t i = 0; i < n_given; i++) {
+    difference |= (unsigned char)(given[i] ^ key[n_key ? i % n_key : 0]);
+  }
+  return difference == 0;
+}
+
+static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
+  const char *key = serve->options->api_key;
+  if (!key || strcmp(td_http_path(x), "/health") == 0) return true;
+  const char *given = td_http_header(x, "Authorization");
+  if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
+  return same_key(given + 7 + strspn(given + 7, " "), key);
+}
+
+// Pages of other sites can post any type but JSON without asking first.
+static bool is_json(const td_http_exchange *x) {
+  const char *type = td_http_header(x, "Content-Type");
+  if (!type) return td_http_header(x, "Origin") == NULL;
+  size_t len = strcspn(type, "; \t");
+  return len == 16 && strncasecmp(type, "application/json", 16) == 0;
+}
+
+static bool check_head(void *ctx, td_http_exchange *x) {
+  td_api_error error;
+  const char *coding = td_http_header(x, "Content-Encoding");
+  if (!is_authorized(ctx, x)) {
+    td_api_fail(&error, 401, NULL, NULL, "a valid API key is needed: Authorization: Bearer KEY");
+  } else if (strcmp(td_http_method(x), "POST") != 0) {
+    return true;
+  } else if (coding && strcasecmp(coding, "identity") != 0) {
+    td_api_fail(&error, 415, NULL, NULL, "compressed bodies are not supported");
+  } else if (!is_json(x)) {
+    td_api_fail(&error, 400, NULL, NULL, "Content-Type must be application/json");
+  } else {
+    return true;
+  }
+  td_serve_fail(x, &error);
+  return false;
+}
+
+// ---- the end --------------------------------------------------------------------------------
+
+static void on_http_closed(void *ctx) {
+  td_serve *serve = ctx;
+  serve->http = NULL;
+  td_backend_close(serve->backend, NULL, NULL);
+  uv_close((uv_handle_t *)&serve->on_term, NULL);
+  uv_close((uv_handle_t *)&serve->on_int, NULL);
+  uv_close((uv_handle_t *)&serve->drain_timer, NULL);
+}
+
+// Clients first: their requests are canceled while the worker still listens.
+static void stop(td_serve *serve) {
+  if (serve->stopping) return;
+  serve->stopping = true;
+  td_http_server_close(serve->http, on_http_closed, serve);
+}
+
+static void on_drained(void *ctx) {
+  stop(ctx);
+}
+
+static void on_deadline(uv_timer_t *timer) {
+  td_serve *serve = timer->data;
+  td_warn("requests still running after %lld s are ended",
+          (long long)serve->options->drain_timeout_s);
+  stop(serve);
+}
+
+static void on_signal(uv_signal_t *handle, int signal_number) {
+  td_serve *serve = handle->data;
+  if (serve->draining) {
+    serve->exit_status = 128 + signal_number;
+    stop(serve);
+    return;
+  }
+  serve->draining = true;
+  size_t n = td_http_server_n_connections(serve->http);
+  if (n > 0) td_info("ending; %zu connections open, a second signal ends them at once", n);
+  uv_timer_start(&serve->drain_timer, on_deadline, (uint64_t)serve->options->drain_timeout_s * 1000,
+                 0);
+  td_http_server_drain(serve->http);
+}
+
+static void on_state(void *ctx, td_backend_state state) {
+  td_serve *serve = ctx;
+  if (state == TD_BACKEND_READY && !serve->announced) {
+    serve->announced = true;
+    td_info("listening on %s, ready after %.2f s", td_http_server_url(serve->http),
+            (double)(td_clock_ns() - serve->started_ns) * 1e-9);
+  } else if (state == TD_BACKEND_FAILED) {
+    td_error("%s", td_backend_reason(serve->backend));
+    serve->exit_status = 1;
+    if (serve->http) stop(serve);
+  }
+}
+
+// ---- the beginning --------------------------------------------------------------------------
+
+static const td_http_route routes[] = {
+    {"POST", "/v1/chat/completions", td_serve_chat},
+    {"POST", "/v1/completions", td_serve_completions},
+    {"GET", "/v1/models", td_serve_models},
+    {"GET", "/v1/models/*", td_serve_model},
+    {"GET", "/health", td_serve_health},
+    {"POST", "/tokenize", td_serve_tokenize},
+    {"POST", "/detokenize", td_serve_detokenize},
+    {"POST", "/apply-template", td_serve_apply_template},
+};
+
+static td_status open_http(td_serve *serve, td_err *err) {
+  const td_options *o = serve->options;
+  td_http_opts opts = {.host = o->host,
+                       .port = (uint16_t)o->port,
+                       .routes = routes,
+                       .n_routes = TD_COUNT(routes),
+                       .ctx = serve,
+                       .on_head = check_head,
+                       .write_error = write_error,
+                       .on_drained = on_drained};
+  opts.loopback_hosts_only = !o->api_key && td_http_server_is_loopback(o->host);
+  td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
+  if (st == TD_OK && !o->api_key && !td_http_server_is_loopback(o->host)) {
+    td_warn("%s is open to everyone who reaches this machine: set --api-key",
+            td_http_server_url(serve->http));
+  }
+  return st;
+}
+
+static td_status open_backend(td_serve *serve, td_err *err) {
+  const td_options *o = serve->options;
+  td_backend_opts opts = {.model_dir = o->model,
+                          .ctx_size = (uint32_t)o->ctx_size,
+                          .max_batch = (uint32_t)o->max_batch,
+                          .n_threads = (uint32_t)o->threads,
+                          .prefill_chunk = (uint32_t)o->prefill_chunk,
+                          .on_state = on_state,
+                          .ctx = serve};
+  return td_backend_open(&serve->backend, &serve->loop, &opts, err);
+}
+
+// The directory's last component, links and "." resolved.
+static td_status choose_name(td_serve *serve, td_err *err) {
+  char *path = serve->options->model_name ? NULL : realpath(serve->options->model, NULL);
+  const char *slash = path ? strrchr(path, '/') : NULL;
+  const char *name = serve->options->model_name ? serve->options->model_name
+                     : slash && slash[1]        ? slash + 1
+                                                : "model";
+  serve->name = strdup(name);
+  free(path);
+  return serve->name ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+// What is wrong with the model's directory is told before anything is started.
+static td_status read_model(td_serve *serve, td_err *err) {
+  td_model_config config;
+  td_status st = td_cmd_need_model(serve->options, err);
+  if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
+  if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
+  if (st == TD_OK) st = choose_name(serve, err);
+  if (st != TD_OK) return st;
+  serve->defaults = (td_api_defaults){.temperature = config.temperature,
+                                      .top_p = config.top_p,
+                                      .top_k = config.top_k_sampling,
+                                      .n_vocab = config.n_vocab};
+  serve->max_position = config.max_position;
+  return TD_OK;
+}
+
+static void open_loop(td_serve *serve) {
+  TD_CHECK(uv_loop_init(&serve->loop) == 0);
+  uv_signal_init(&serve->loop, &serve->on_term);
+  uv_signal_init(&serve->loop, &serve->on_int);
+  uv_timer_init(&serve->loop, &serve->drain_timer);
+  serve->on_term.data = serve->on_int.data = serve->drain_timer.data = serve;
+  uv_signal_start(&serve->on_term, on_signal, SIGTERM);
+  uv_signal_start(&serve->on_int, on_signal, SIGINT);
+}
+
+static void allow_many_connections(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= MAX_DESCRIPTORS) return;
+  limit.rlim_cur = limit.rlim_max < MAX_DESCRIPTORS ? limit.rlim_max : MAX_DESCRIPTORS;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void close_half_open(td_serve *serve) {
+  if (serve->http) td_http_server_close(serve->http, NULL, NULL);
+  uv_close((uv_handle_t *)&serve->on_term, NULL);
+  uv_close((uv_handle_t *)&serve->on_int, NULL);
+  uv_close((uv_handle_t *)&serve->drain_timer, NULL);
+}
+
+static int serve_forever(td_serve *serve) {
+  td_err err;
+  open_loop(serve);
+  td_status st = open_http(serve, &err);
+  if (st == TD_OK) st = open_backend(serve, &err);
+  if (st != TD_OK) close_half_open(serve);
+  uv_run(&serve->loop, UV_RUN_DEFAULT);
+  TD_CHECK(uv_loop_close(&serve->loop) == 0);
+  return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
+}
+
+int td_cmd_serve(const td_options *options) {
+  td_serve serve = {.options = options, .started_ns = td_clock_ns(), .created = time(NULL)};
+  td_err err;
+  allow_many_connections();
+  signal(SIGPIPE, SIG_IGN);
+  int status = read_model(&serve, &err) == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
+  td_chat_close(serve.chat);
+  free(serve.name);
+  return status;
+}

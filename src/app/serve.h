@@ -1,0 +1,59 @@
+// src/app/serve.h - what the files of `tandem serve` share: the server's state and its handlers.
+// The front owns sockets, templates and tokenization; it never computes a layer. Everything runs on
+// the loop's thread but the preparing of prompts, which the loop's thread pool does.
+#ifndef TD_APP_SERVE_H
+#define TD_APP_SERVE_H
+
+#include <uv.h>
+
+#include "api/request.h"
+#include "app/backend.h"
+#include "config/options.h"
+#include "http/http.h"
+#include "model/model.h"
+#include "text/chat.h"
+
+typedef struct {
+  const td_options *options; // borrowed
+  uv_loop_t loop;
+  uv_signal_t on_term, on_int;
+  uv_timer_t drain_timer;
+  td_http_server *http;
+  td_backend *backend;
+  td_chat *chat;
+  td_api_defaults defaults;
+  uint32_t max_position; // the longest context the model was made for
+  char *name;            // what the API calls the model
+  int64_t created;       // seconds since 1970
+  uint64_t started_ns;
+  bool announced; // "listening on" was said
+  bool draining, stopping;
+  int exit_status;
+} td_serve;
+
+// Longest context, tokens: the worker's, or the best guess while it loads.
+uint32_t td_serve_n_ctx(const td_serve *serve);
+// Answers with an error, and the headers that belong to its status.
+void td_serve_fail(td_http_exchange *x, const td_api_error *error);
+// Answers 503 and returns true while no worker can take requests.
+bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
+
+// serve_generate.c
+void td_serve_chat(void *ctx, td_http_exchange *x);
+void td_serve_completions(void *ctx, td_http_exchange *x);
+
+// serve_info.c
+void td_serve_models(void *ctx, td_http_exchange *x);
+void td_serve_model(void *ctx, td_http_exchange *x);
+void td_serve_health(void *ctx, td_http_exchange *x);
+void td_serve_tokenize(void *ctx, td_http_exchange *x);
+void td_serve_detokenize(void *ctx, td_http_exchange *x);
+void td_serve_apply_template(void *ctx, td_http_exchange *x);
+
+// serve_prompt.c
+// Tokens of a request's prompts; prompts has one entry a prompt (one for a chat). text, when not
+// NULL, gets the rendered chat. Any thread.
+td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_ids *prompts,
+                          td_buf *text, td_api_error *error);
+
+#endif

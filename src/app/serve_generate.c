@@ -1,0 +1,379 @@
+// src/app/serve_generate.c - chat and completions: one job a request.
+// A job is prepared on the thread pool (parse, check, template, tokenize), then lives on the loop:
+// every choice is submitted to the worker, tokens become text, text becomes events or one response.
+// Everything that can be the client's fault is found before the first byte of a response.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "api/response.h"
+#include "app/serve.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+typedef struct job job;
+
+typedef struct {
+  job *job;
+  uint32_t index;
+  uint64_t id; // the worker's name for it
+  bool running, started;
+  td_answer answer;
+  const char *finish_reason;
+} choice;
+
+struct job {
+  td_serve *serve;
+  td_http_exchange *x; // NULL once the client is gone
+  bool is_chat;
+  uv_work_t work;
+  bool preparing;
+  td_buf body;
+  td_api_request request;
+  td_status status; // of the preparation
+  td_api_error error;
+  td_ids *prompts; // [n_prompts]
+  uint32_t n_prompts;
+  choice *choices; // [n_choices]
+  uint32_t n_choices, n_running;
+  td_api_head head;
+  td_api_usage usage;
+  uint64_t begin_ns, first_token_ns;
+};
+
+static void job_free(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++)
+    td_answer_free(&j->choices[i].answer);
+  free(j->choices);
+  for (uint32_t i = 0; i < j->n_prompts; i++)
+    td_ids_free(&j->prompts[i]);
+  free(j->prompts);
+  td_api_request_free(&j->request);
+  td_buf_free(&j->body);
+  free(j);
+}
+
+// ---- ends -----------------------------------------------------------------------------------
+
+static void cancel_running(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    if (j->choices[i].running) td_backend_cancel(j->serve->backend, j->choices[i].id);
+    j->choices[i].running = false;
+  }
+  j->n_running = 0;
+}
+
+static void log_end(const job *j, int status) {
+  uint64_t now = td_clock_ns();
+  double first = j->first_token_ns ? (double)(j->first_token_ns - j->begin_ns) * 1e-6 : 0;
+  td_info("%s %d: %llu prompt and %llu answer tokens, first token after %.0f ms, %.2f s in all",
+          j->is_chat ? "chat" : "completion", status, (unsigned long long)j->usage.n_prompt,
+          (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
+}
+
+static void on_gone(void *arg) {
+  job *j = arg;
+  j->x = NULL;
+  cancel_running(j);
+  if (j->preparing) return; // the pool still reads it
+  for (uint32_t i = 0; i < j->n_choices; i++)
+    j->usage.n_output += j->choices[i].answer.n_tokens;
+  log_end(j, 499);
+  job_free(j);
+}
+
+// Before the first byte of the response.
+static void refuse(job *j, const td_api_error *error) {
+  cancel_running(j);
+  log_end(j, error->status);
+  td_serve_fail(j->x, error);
+  job_free(j);
+}
+
+// After it: one event tells, then the stream ends without [DONE].
+static void fail_running(job *j, const char *message) {
+  td_api_error error;
+  td_api_fail(&error, 500, NULL, NULL, "%s", message);
+  if (!j->request.stream) {
+    refuse(j, &error);
+    return;
+  }
+  cancel_running(j);
+  td_buf text = TD_BUF_INIT;
+  td_api_error_write(&text, &error);
+  td_http_sse_data(j->x, td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  td_http_sse_end(j->x);
+  log_end(j, error.status);
+  job_free(j);
+}
+
+static void send_event(job *j, td_buf *event) {
+  td_http_sse_data(j->x, td_buf_text(event), event->len);
+  td_buf_clear(event);
+}
+
+static void end_stream(job *j) {
+  td_buf event = TD_BUF_INIT;
+  if (j->request.include_usage) {
+    td_api_write_usage(&event, &j->head, &j->usage);
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+  td_http_sse_data(j->x, "[DONE]", 6);
+  td_http_sse_end(j->x);
+}
+
+static bool send_response(job *j) {
+  td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
+  td_buf body = TD_BUF_INIT;
+  if (choices) {
+    for (uint32_t i = 0; i < j->n_choices; i++) {
+      choices[i] = (td_api_choice){&j->choices[i].answer, j->choices[i].finish_reason};
+    }
+    td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage);
+  }
+  bool ok = choices && !body.failed;
+  if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
+  free(choices);
+  td_buf_free(&body);
+  return ok;
+}
+
+static void end_job(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++)
+    j->usage.n_output += j->choices[i].answer.n_tokens;
+  if (j->request.stream) {
+    end_stream(j);
+  } else if (!send_response(j)) {
+    fail_running(j, "out of memory");
+    return;
+  }
+  log_end(j, 200);
+  job_free(j);
+}
+
+// ---- tokens ---------------------------------------------------------------------------------
+
+// Sends what has become sure of a streamed choice.
+static void send_piece(choice *c) {
+  job *j = c->job;
+  td_answer_piece piece;
+  td_buf event = TD_BUF_INIT;
+  if (!c->started && j->is_chat) {
+    td_api_write_role(&event, &j->head, c->index);
+    send_event(j, &event);
+  }
+  c->started = true;
+  if (td_answer_take(&c->answer, &piece)) {
+    td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece);
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+}
+
+static void end_choice(choice *c, const char *finish_reason) {
+  job *j = c->job;
+  td_err err;
+  c->running = false;
+  c->finish_reason = finish_reason;
+  j->n_running--;
+  if (td_answer_finish(&c->answer, &err) != TD_OK) {
+    fail_running(j, err.msg);
+    return;
+  }
+  if (c->answer.stopped) c->finish_reason = "stop";
+  if (j->request.stream) {
+    td_buf event = TD_BUF_INIT;
+    send_piece(c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason);
+    send_event(j, &event);
+    td_buf_free(&event);
+  }
+  if (j->n_running == 0) end_job(j);
+}
+
+static void on_token(void *ctx, const td_wire_token *token) {
+  choice *c = ctx;
+  job *j = c->job;
+  td_err err;
+  if (!j->first_token_ns) j->first_token_ns = td_clock_ns();
+  if (td_answer_add(&c->answer, token, &err) != TD_OK) {
+    fail_running(j, err.msg);
+  } else if (c->answer.stopped) {
+    td_backend_cancel(j->serve->backend, c->id);
+    end_choice(c, "stop");
+  } else if (j->request.stream) {
+    send_piece(c);
+  }
+}
+
+static void on_done(void *ctx, const td_wire_done *done) {
+  choice *c = ctx;
+  c->job->usage.n_cached += done->n_cached;
+  switch (done->reason) {
+  case TD_DONE_STOP: end_choice(c, "stop"); break;
+  case TD_DONE_LENGTH: end_choice(c, "length"); break;
+  case TD_DONE_CANCELED:
+    c->running = false;
+    fail_running(c->job, "the request was canceled");
+    break;
+  default:
+    c->running = false;
+    fail_running(c->job, done->text[0] ? done->text : "the worker failed");
+    break;
+  }
+}
+
+// ---- submission -----------------------------------------------------------------------------
+
+static td_status check_context(job *j, uint32_t n_ctx) {
+  const char *param = j->is_chat ? "messages" : "prompt";
+  for (uint32_t i = 0; i < j->n_prompts; i++) {
+    size_t n = j->prompts[i].n;
+    if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
+    if (n < n_ctx) continue;
+    td_api_fail(&j->error, 400, param, "context_length_exceeded",
+                "the prompt has %zu tokens, but the context holds %u and an answer needs room, too",
+                n, n_ctx);
+    j->error.n_prompt_tokens = (int64_t)n;
+    j->error.n_ctx = n_ctx;
+    return TD_EINVAL;
+  }
+  return TD_OK;
+}
+
+static td_status submit(job *j, choice *c, uint32_t n_ctx) {
+  const td_api_request *r = &j->request;
+  const td_ids *prompt = &j->prompts[c->index / r->n];
+  uint32_t room = n_ctx - (uint32_t)prompt->n;
+  bool all = r->max_tokens < 0 || r->max_tokens > room;
+  td_request request = {.prompt = prompt->ids,
+                        .n_prompt = (uint32_t)prompt->n,
+                        .max_tokens = all ? room : (uint32_t)r->max_tokens,
+                        .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
+                                 (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u),
+                        .sampling = r->sampling,
+                        .bias = r->bias,
+                        .n_bias = r->n_bias};
+  request.sampling.seed += c->index % r->n;
+  td_request_callbacks callbacks = {.on_token = on_token, .on_done = on_done, .ctx = c};
+  td_err err;
+  td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
+  if (st == TD_EAGAIN) {
+    bool ready = td_backend_state_of(j->serve->backend) == TD_BACKEND_READY;
+    return td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
+  }
+  if (st != TD_OK) return td_api_fail_err(&j->error, NULL, &err);
+  c->running = true;
+  j->n_running++;
+  return TD_OK;
+}
+
+static td_status open_choices(job *j) {
+  const td_api_request *r = &j->request;
+  j->choices = calloc((size_t)j->n_prompts * r->n, sizeof *j->choices);
+  if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
+  j->n_choices = j->n_prompts * r->n;
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    choice *c = &j->choices[i];
+    c->job = j;
+    c->index = i;
+    td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat), &r->stops, r->logprobs);
+  }
+  return TD_OK;
+}
+
+static td_status begin_answer(job *j) {
+  unsigned char random[16];
+  uint64_t seed;
+  if (getrandom(random, sizeof random, 0) != sizeof random ||
+      getrandom(&seed, sizeof seed, 0) != sizeof seed) {
+    return td_api_fail(&j->error, 503, NULL, NULL, "no random numbers");
+  }
+  if (!j->request.has_seed) j->request.sampling.seed = seed;
+  td_api_head_init(&j->head, j->is_chat, j->serve->name, td_chat_tokenizer(j->serve->chat),
+                   (int64_t)time(NULL), random);
+  uint32_t n_ctx = td_serve_n_ctx(j->serve);
+  td_status st = check_context(j, n_ctx);
+  if (st == TD_OK) st = open_choices(j);
+  for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++) {
+    st = submit(j, &j->choices[i], n_ctx);
+  }
+  for (uint32_t i = 0; i < j->n_prompts; i++)
+    j->usage.n_prompt += j->prompts[i].n;
+  return st;
+}
+
+// ---- preparation ----------------------------------------------------------------------------
+
+static td_status check_model(const job *j, td_api_error *error) {
+  const char *asked = j->request.model;
+  const td_serve *s = j->serve;
+  if (!asked || strcmp(asked, s->name) == 0 || strcmp(asked, s->options->model) == 0) return TD_OK;
+  return td_api_fail(error, 404, "model", "model_not_found",
+                     "the model %.200s does not exist: this server has %s", asked, s->name);
+}
+
+// On the thread pool. Touches nothing but the job and what never changes.
+static void prepare(uv_work_t *work) {
+  job *j = work->data;
+  const td_api_defaults *defaults = &j->serve->defaults;
+  const char *body = td_buf_text(&j->body);
+  td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
+                     td_api_error *) = j->is_chat ? td_api_parse_chat : td_api_parse_completion;
+  j->status = parse(&j->request, body, j->body.len, defaults, &j->error);
+  td_buf_free(&j->body);
+  if (j->status == TD_OK) j->status = check_model(j, &j->error);
+  if (j->status != TD_OK) return;
+  uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
+  j->prompts = calloc(n, sizeof *j->prompts);
+  if (!j->prompts) {
+    j->status = td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
+    return;
+  }
+  j->n_prompts = n;
+  j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, NULL, &j->error);
+}
+
+static void on_prepared(uv_work_t *work, int canceled) {
+  (void)canceled;
+  job *j = work->data;
+  j->preparing = false;
+  if (!j->x) {
+    job_free(j);
+    return;
+  }
+  if (j->status == TD_OK) j->status = begin_answer(j);
+  if (j->status != TD_OK) {
+    refuse(j, &j->error);
+  } else if (j->request.stream) {
+    td_http_sse_begin(j->x);
+  }
+}
+
+static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
+  if (td_serve_refuse_unready(serve, x)) return;
+  job *j = calloc(1, sizeof *j);
+  if (!j) {
+    td_http_error(x, 503, "out of memory");
+    return;
+  }
+  j->serve = serve;
+  j->x = x;
+  j->is_chat = is_chat;
+  j->begin_ns = td_clock_ns();
+  j->work.data = j;
+  j->preparing = true;
+  td_http_take_body(x, &j->body);
+  td_http_on_gone(x, on_gone, j);
+  TD_CHECK(uv_queue_work(&serve->loop, &j->work, prepare, on_prepared) == 0);
+}
+
+void td_serve_chat(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true);
+}
+
+void td_serve_completions(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, false);
+}
