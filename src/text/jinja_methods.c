@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "text/jinja_native.h"
-#include "text/unicode.h"
+#include "text/jinja_unicode.h"
 
 #define METHOD(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
 #define UNUSED     (void)j, (void)a, (void)raw

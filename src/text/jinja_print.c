@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "text/jinja.h"
-#include "text/unicode.h"
+#include "text/jinja_unicode.h"
 
 // The fewest digits that read back as f, laid out as Python's repr() does.
 size_t jj_float_repr(double f, char out[JJ_FLOAT_CHARS]) {

@@ -5,7 +5,7 @@
 
 #include "base/utf8.h"
 #include "text/jinja.h"
-#include "text/unicode.h"
+#include "text/jinja_unicode.h"
 
 // ---- building ----
 

@@ -1,7 +1,7 @@
 // Tests: what stands behind `is`.
 #include "text/jinja_native.h"
 #include "text/jinja_number.h"
-#include "text/unicode.h"
+#include "text/jinja_unicode.h"
 
 #define TEST(fn, expr)                                                                             \
   static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw) {                \

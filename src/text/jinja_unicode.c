@@ -1,4 +1,4 @@
-#include "text/unicode.h"
+#include "text/jinja_unicode.h"
 
 #include <stddef.h>
 
@@ -21,7 +21,7 @@ typedef struct {
   uint32_t to[3]; // 0: unused
 } special;
 
-#include "text/unicode_tables.inc"
+#include "text/jinja_unicode_tables.inc"
 
 static bool in_runs(const run *runs, size_t n, uint32_t c) {
   size_t low = 0, high = n;

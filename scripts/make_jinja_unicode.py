@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_tables.inc: the character properties behind Python's str methods.
+"""Writes src/text/jinja_unicode_tables.inc: the character properties behind Python's str methods.
 
-    python3 scripts/make_unicode_tables.py > src/text/unicode_tables.inc
+    python3 scripts/make_jinja_unicode.py > src/text/jinja_unicode_tables.inc
 
 The reference for chat templates is Python's jinja2, so the tables are what Python itself answers;
 the Unicode version stands in the head of the file.
@@ -92,7 +92,7 @@ def ignorable(c):
         c.isupper() or c.islower() or c.istitle())
 
 
-print(f"// Unicode {unicodedata.unidata_version}, written by scripts/make_unicode_tables.py.")
+print(f"// Unicode {unicodedata.unidata_version}, written by scripts/make_jinja_unicode.py.")
 print("// clang-format off")
 emit_set("alpha", str.isalpha)
 emit_set("decimal", str.isdecimal)

@@ -1,6 +1,6 @@
-// src/text/unicode.h - character properties and cases as Python's str methods see them.
-#ifndef TD_TEXT_UNICODE_H
-#define TD_TEXT_UNICODE_H
+// src/text/jinja_unicode.h - character properties and cases as Python's str methods see them.
+#ifndef TD_TEXT_JINJA_UNICODE_H
+#define TD_TEXT_JINJA_UNICODE_H
 
 #include <stdbool.h>
 #include <stdint.h>
