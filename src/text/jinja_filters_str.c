@@ -30,7 +30,7 @@ FILTER(filter_capitalize) {
 }
 
 static bool begins_word(uint32_t c) {
-  return td_unicode_is_space(c) || (c < 0x80 && c && strchr("-({[<", (int)c));
+  return td_pychar_is_space(c) || (c < 0x80 && c && strchr("-({[<", (int)c));
 }
 
 // Not str.title(): only white space and opening punctuation begin a new word.
@@ -146,7 +146,7 @@ FILTER(filter_wordcount) {
   bool inside = false;
   for (size_t i = 0; i < s->len;) {
     uint32_t c = jj_decode(s, i, &i);
-    bool word = c == '_' || td_unicode_is_alnum(c);
+    bool word = c == '_' || td_pychar_is_alnum(c);
     n += word && !inside;
     inside = word;
   }

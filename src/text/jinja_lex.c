@@ -54,7 +54,7 @@ static int char_at(const lexer *x, size_t at) {
 
 static size_t skip_space(const lexer *x, size_t at) {
   size_t next;
-  while (at < x->src->len && td_unicode_is_space(jj_decode(x->src, at, &next)))
+  while (at < x->src->len && td_pychar_is_space(jj_decode(x->src, at, &next)))
     at = next;
   return at;
 }
@@ -76,7 +76,7 @@ static size_t rstrip(const lexer *x, size_t begin, size_t end) {
   const jj_str text = {.p = x->src->p + begin, .len = end - begin};
   size_t keep = 0, next;
   for (size_t i = 0; i < text.len; i = next) {
-    if (!td_unicode_is_space(jj_decode(&text, i, &next))) keep = next;
+    if (!td_pychar_is_space(jj_decode(&text, i, &next))) keep = next;
   }
   return begin + keep;
 }
@@ -207,8 +207,8 @@ static bool lex_name(lexer *x) {
   size_t end = x->at, next;
   while (end < x->src->len) {
     uint32_t c = jj_decode(x->src, end, &next);
-    bool combining = c >= 0x80 && td_unicode_is_case_ignorable(c);
-    if (c != '_' && !td_unicode_is_alnum(c) && !combining) break;
+    bool combining = c >= 0x80 && td_pychar_is_case_ignorable(c);
+    if (c != '_' && !td_pychar_is_alnum(c) && !combining) break;
     end = next;
   }
   if (end == x->at) return false;

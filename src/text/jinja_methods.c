@@ -280,16 +280,16 @@ static bool every(jj *j, const jj_str *s, bool (*test)(uint32_t)) {
     UNUSED;                                                                                        \
     return JJ_OF_BOOL(self.s->len && every(j, self.s, test));                                      \
   }
-EVERY(str_isalpha, td_unicode_is_alpha)
-EVERY(str_isdecimal, td_unicode_is_decimal)
-EVERY(str_isdigit, td_unicode_is_digit)
-EVERY(str_isnumeric, td_unicode_is_numeric)
-EVERY(str_isalnum, td_unicode_is_alnum)
-EVERY(str_isspace, td_unicode_is_space)
+EVERY(str_isalpha, td_pychar_is_alpha)
+EVERY(str_isdecimal, td_pychar_is_decimal)
+EVERY(str_isdigit, td_pychar_is_digit)
+EVERY(str_isnumeric, td_pychar_is_numeric)
+EVERY(str_isalnum, td_pychar_is_alnum)
+EVERY(str_isspace, td_pychar_is_space)
 
 METHOD(str_isprintable) {
   UNUSED;
-  return JJ_OF_BOOL(every(j, self.s, td_unicode_is_printable));
+  return JJ_OF_BOOL(every(j, self.s, td_pychar_is_printable));
 }
 
 METHOD(str_isascii) {
@@ -318,9 +318,9 @@ METHOD(str_istitle) {
   bool behind_cased = false, any = false;
   for (size_t i = 0; i < self.s->len;) {
     uint32_t c = jj_decode(self.s, i, &i);
-    bool begins = td_unicode_is_upper(c) || td_unicode_is_title(c);
-    if (td_unicode_is_cased(c) && begins == behind_cased) return JJ_OF_BOOL(false);
-    behind_cased = td_unicode_is_cased(c);
+    bool begins = td_pychar_is_upper(c) || td_pychar_is_title(c);
+    if (td_pychar_is_cased(c) && begins == behind_cased) return JJ_OF_BOOL(false);
+    behind_cased = td_pychar_is_cased(c);
     any = any || behind_cased;
   }
   return JJ_OF_BOOL(any);

@@ -43,7 +43,7 @@ static void add_quoted(jj_builder *b, const jj_str *s) {
       n = snprintf(text, sizeof text, "\\%c", (char)c);
     } else if (c == '\n' || c == '\r' || c == '\t') {
       n = snprintf(text, sizeof text, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-    } else if (!td_unicode_is_printable(c)) {
+    } else if (!td_pychar_is_printable(c)) {
       const char *fmt = c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x";
       n = snprintf(text, sizeof text, fmt, c);
     }

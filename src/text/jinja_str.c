@@ -341,20 +341,20 @@ static bool final_sigma(const jj_str *s, size_t at, size_t next) {
     i = char_before(s, i);
     size_t unused;
     uint32_t c = jj_decode(s, i, &unused);
-    if (td_unicode_is_case_ignorable(c)) continue;
-    before = td_unicode_is_cased(c);
+    if (td_pychar_is_case_ignorable(c)) continue;
+    before = td_pychar_is_cased(c);
     break;
   }
   if (!before) return false;
   while (next < s->len) {
     uint32_t c = jj_decode(s, next, &next);
-    if (!td_unicode_is_case_ignorable(c)) return !td_unicode_is_cased(c);
+    if (!td_pychar_is_case_ignorable(c)) return !td_pychar_is_cased(c);
   }
   return true;
 }
 
 static int lower_at(const jj_str *s, size_t at, size_t next, uint32_t c, uint32_t out[3]) {
-  if (c != 0x3A3) return td_unicode_lower(c, out);
+  if (c != 0x3A3) return td_pychar_lower(c, out);
   out[0] = final_sigma(s, at, next) ? 0x3C2 : 0x3C3;
   return 1;
 }
@@ -366,19 +366,19 @@ const jj_str *jj_recase(jj *j, const jj_str *s, jj_case how) {
   for (size_t i = 0, next; i < s->len; i = next) {
     uint32_t c = jj_decode(s, i, &next), out[3];
     bool lower = how == JJ_LOWER || (how == JJ_TITLE && behind_cased) ||
-                 (how == JJ_CAPITALIZE && i > 0) || (how == JJ_SWAPCASE && td_unicode_is_upper(c));
+                 (how == JJ_CAPITALIZE && i > 0) || (how == JJ_SWAPCASE && td_pychar_is_upper(c));
     int n = 1;
     out[0] = c;
     if (lower) {
       n = lower_at(s, i, next, c, out);
-    } else if (how == JJ_UPPER || (how == JJ_SWAPCASE && td_unicode_is_lower(c))) {
-      n = td_unicode_upper(c, out);
+    } else if (how == JJ_UPPER || (how == JJ_SWAPCASE && td_pychar_is_lower(c))) {
+      n = td_pychar_upper(c, out);
     } else if (how != JJ_SWAPCASE) {
-      n = td_unicode_title(c, out);
+      n = td_pychar_title(c, out);
     }
     for (int k = 0; k < n; k++)
       jj_add_char(&b, out[k], jj_typed_at(s, i));
-    behind_cased = td_unicode_is_cased(c);
+    behind_cased = td_pychar_is_cased(c);
   }
   jj_steps(j, s->len >> 3);
   return jj_marked(j, jj_built(&b), s->markup);
@@ -390,7 +390,7 @@ static bool strips(jj *j, const jj_str *s, const jj_str *chars, size_t at, size_
     return jj_find(j, chars, &one, 0, chars->len) != SIZE_MAX;
   }
   size_t unused;
-  return td_unicode_is_space(jj_decode(s, at, &unused));
+  return td_pychar_is_space(jj_decode(s, at, &unused));
 }
 
 const jj_str *jj_strip(jj *j, const jj_str *s, const jj_str *chars, bool left, bool right) {
@@ -445,7 +445,7 @@ jj_list *jj_splitlines(jj *j, const jj_str *s, bool keep_ends) {
     while (next < s->len) {
       end = next;
       uint32_t c = jj_decode(s, next, &next);
-      if (!td_unicode_is_newline(c)) {
+      if (!td_pychar_is_newline(c)) {
         end = next;
         continue;
       }
@@ -461,7 +461,7 @@ jj_list *jj_splitlines(jj *j, const jj_str *s, bool keep_ends) {
 
 static bool space_at(const jj_str *s, size_t at) {
   size_t unused;
-  return td_unicode_is_space(jj_decode(s, at, &unused));
+  return td_pychar_is_space(jj_decode(s, at, &unused));
 }
 
 // Like str.split() without a separator: what stays behind the last split keeps its white space.
@@ -469,12 +469,12 @@ static void split_space(jj *j, const jj_str *s, int64_t max, jj_list *parts) {
   size_t at = 0;
   for (;;) {
     size_t next = at;
-    while (at < s->len && td_unicode_is_space(jj_decode(s, at, &next)))
+    while (at < s->len && td_pychar_is_space(jj_decode(s, at, &next)))
       at = next;
     if (at == s->len) return;
     size_t end = at;
     if (max >= 0 && (int64_t)parts->n >= max) end = s->len;
-    while (end < s->len && !td_unicode_is_space(jj_decode(s, end, &next)))
+    while (end < s->len && !td_pychar_is_space(jj_decode(s, end, &next)))
       end = next;
     jj_push(j, parts, JJ_OF_STR(jj_sub(j, s, at, end)));
     jj_steps(j, 1 + ((end - at) >> 4));

@@ -24,9 +24,9 @@ static bool all_case(jj *j, jj_value v, bool upper) {
   bool cased = false;
   for (size_t i = 0; i < s->len;) {
     uint32_t c = jj_decode(s, i, &i);
-    bool other = upper ? td_unicode_is_lower(c) : td_unicode_is_upper(c);
-    if (other || td_unicode_is_title(c)) return false;
-    cased = cased || td_unicode_is_cased(c);
+    bool other = upper ? td_pychar_is_lower(c) : td_pychar_is_upper(c);
+    if (other || td_pychar_is_title(c)) return false;
+    cased = cased || td_pychar_is_cased(c);
   }
   jj_steps(j, s->len >> 4);
   return cased;

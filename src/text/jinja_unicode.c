@@ -38,57 +38,57 @@ static bool in_runs(const run *runs, size_t n, uint32_t c) {
 
 #define IN(table, c) in_runs(table, TD_COUNT(table), c)
 
-bool td_unicode_is_alpha(uint32_t c) {
+bool td_pychar_is_alpha(uint32_t c) {
   return IN(alpha, c);
 }
 
-bool td_unicode_is_decimal(uint32_t c) {
+bool td_pychar_is_decimal(uint32_t c) {
   return IN(decimal, c);
 }
 
-bool td_unicode_is_digit(uint32_t c) {
+bool td_pychar_is_digit(uint32_t c) {
   return IN(digit, c);
 }
 
-bool td_unicode_is_numeric(uint32_t c) {
+bool td_pychar_is_numeric(uint32_t c) {
   return IN(numeric, c);
 }
 
-bool td_unicode_is_alnum(uint32_t c) {
+bool td_pychar_is_alnum(uint32_t c) {
   return IN(alpha, c) || IN(decimal, c) || IN(digit, c) || IN(numeric, c);
 }
 
-bool td_unicode_is_upper(uint32_t c) {
+bool td_pychar_is_upper(uint32_t c) {
   return IN(upper, c);
 }
 
-bool td_unicode_is_lower(uint32_t c) {
+bool td_pychar_is_lower(uint32_t c) {
   return IN(lower, c);
 }
 
-bool td_unicode_is_title(uint32_t c) {
+bool td_pychar_is_title(uint32_t c) {
   return IN(title, c);
 }
 
-bool td_unicode_is_cased(uint32_t c) {
+bool td_pychar_is_cased(uint32_t c) {
   return IN(lower, c) || IN(upper, c) || IN(title, c);
 }
 
-bool td_unicode_is_case_ignorable(uint32_t c) {
+bool td_pychar_is_case_ignorable(uint32_t c) {
   return IN(case_ignorable, c);
 }
 
-bool td_unicode_is_printable(uint32_t c) {
+bool td_pychar_is_printable(uint32_t c) {
   return c < 0x7F ? c >= 0x20 : !IN(unprintable, c);
 }
 
-bool td_unicode_is_space(uint32_t c) {
+bool td_pychar_is_space(uint32_t c) {
   if (c < 0x80) return c == ' ' || (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1F);
   return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
          c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-bool td_unicode_is_newline(uint32_t c) {
+bool td_pychar_is_newline(uint32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
          c == 0x2029;
 }
@@ -127,21 +127,21 @@ static int find_special(const special *table, size_t n, uint32_t c, uint32_t out
   return n_out;
 }
 
-int td_unicode_lower(uint32_t c, uint32_t out[3]) {
+int td_pychar_lower(uint32_t c, uint32_t out[3]) {
   int n = find_special(lower_special, TD_COUNT(lower_special), c, out);
   if (n) return n;
   out[0] = shifted(to_lower, TD_COUNT(to_lower), c);
   return 1;
 }
 
-int td_unicode_upper(uint32_t c, uint32_t out[3]) {
+int td_pychar_upper(uint32_t c, uint32_t out[3]) {
   int n = find_special(upper_special, TD_COUNT(upper_special), c, out);
   if (n) return n;
   out[0] = shifted(to_upper, TD_COUNT(to_upper), c);
   return 1;
 }
 
-int td_unicode_title(uint32_t c, uint32_t out[3]) {
+int td_pychar_title(uint32_t c, uint32_t out[3]) {
   int n = find_special(title_special, TD_COUNT(title_special), c, out);
-  return n ? n : td_unicode_upper(c, out);
+  return n ? n : td_pychar_upper(c, out);
 }
