@@ -1,0 +1,54 @@
+"""What the Python tests share: where the build and the test data are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_report_header():
+    return f"tandem build: {build_path()}, shared data: {shared_path()}"
+
+
+def build_path():
+    return ROOT / os.environ.get("TANDEM_BUILD", "build")
+
+
+def shared_path():
+    return Path(os.environ.get("TANDEM_SHARED", ROOT.parent / "shared"))
+
+
+def built(name):
+    """A program of the build; a test that needs a missing one fails, it does not skip."""
+    path = build_path() / "bin" / name
+    if not path.exists():
+        pytest.fail(f"{path} does not exist: build the project, or set TANDEM_BUILD")
+    return path
+
+
+@pytest.fixture(scope="session")
+def build_dir():
+    return build_path()
+
+
+@pytest.fixture(scope="session")
+def tandem_bin():
+    """The program, wherever TANDEM_BIN says."""
+    named = os.environ.get("TANDEM_BIN")
+    return Path(named) if named else built("tandem")
+
+
+@pytest.fixture(scope="session")
+def tok_driver():
+    return built("tok_driver")
+
+
+@pytest.fixture(scope="session")
+def shared_dir():
+    """The folder of test data outside the project; tests that need it are skipped without it."""
+    path = shared_path()
+    if not path.is_dir():
+        pytest.skip(f"no shared test data at {path} (set TANDEM_SHARED)")
+    return path
