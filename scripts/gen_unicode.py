@@ -21,7 +21,11 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 BASE_UNICODE = "14.0.0"
 SCALARS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Cf".split()
-SCRIPTS = "Han Hiragana Katakana Hangul".split()
+SCRIPTS = (
+    "Arabic Armenian Bengali Common Cyrillic Devanagari Ethiopic Georgian Greek Gujarati Gurmukhi Han "
+    "Hangul Hebrew Hiragana Inherited Kannada Katakana Khmer Lao Latin Malayalam Mongolian Myanmar Oriya "
+    "Sinhala Tamil Telugu Thai Tibetan"
+).split()
 
 nfd = normalizers.NFD().normalize_str
 
@@ -74,21 +78,24 @@ def combining_classes():
 
 def stand_ins():
     """(first, last, stand-in): newer code points, and the nearest older one that has the same
-    category, script and UTF-8 length."""
-    category = {}
+    category, UTF-8 length and script, or where there is none, one of no script in SCRIPTS."""
+    category, script = {}, {}
     for name in CATEGORIES:
         category.update(dict.fromkeys(matching(name), name))
-    scripts = [matching(name) for name in SCRIPTS]
+    for name in SCRIPTS:
+        script.update(dict.fromkeys(matching(name), name))
     older, newer = {}, []
     for c in SCALARS:
-        traits = (category.get(c), len(chr(c).encode()), *(c in script for script in scripts))
+        traits = (category.get(c), len(chr(c).encode()), script.get(c))
         if traits[0] in (None, unicodedata.category(chr(c))):
             older.setdefault(traits, []).append(c)
         else:
             newer.append((c, traits))
     runs = []
     for c, traits in newer:
-        near = older[traits][max(0, bisect(older[traits], c) - 1)]
+        tries = (traits[:2] + (script,) for script in (traits[2], None, "Common", "Inherited"))
+        alike = next(older[traits] for traits in tries if traits in older)
+        near = alike[max(0, bisect(alike, c) - 1)]
         if runs and runs[-1][1] == c - 1 and runs[-1][2] == near:
             runs[-1][1] = c
         else:

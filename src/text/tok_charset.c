@@ -33,7 +33,8 @@ static const struct {
     {'S', "symbol"}, {'Z', "separator"}, {'C', "other"},
 };
 
-// What else Oniguruma names: categories, ranges up to a zero, and properties.
+// What else Oniguruma names: categories, ranges up to a zero, and properties, for which PCRE2's
+// Unicode is good enough.
 static const struct {
   const char *name;
   const char *categories; // short names one after another
@@ -45,10 +46,8 @@ static const struct {
     {"digit", "Nd", {0}, NULL},
     {"cntrl", "Cc", {0}, NULL},
     {"blank", "Zs", {9, 9}, NULL},
-    {"punct",
-     "PcPdPsPePiPfPo",
-     {'$', '$', '+', '+', '<', '>', '^', '^', '`', '`', '|', '|', '~', '~'},
-     NULL},
+    {"punct", "PcPdPsPePiPfPo", {0}, NULL},
+    {"posixpunct", "PcPdPsPePiPfPoSmScSkSo", {0}, NULL},
     {"space",
      "",
      {9,      13,     ' ',    ' ',    0x85,   0x85,   0xA0,   0xA0,   0x1680, 0x1680,

@@ -20,7 +20,7 @@ void td_charset_free(td_charset *set);
 td_status td_charset_add_range(td_charset *set, uint32_t first, uint32_t last, td_err *err);
 // Adds \p{name}; false for a name that is unknown. Scripts are taken on trust: PCRE2 checks them.
 bool td_charset_add_property(td_charset *set, const char *name, size_t len, td_err *err);
-// Oniguruma's \s, \d, \w and \h.
+// Oniguruma's \s, \d, \w and \h, as they are in a class.
 bool td_charset_add_escape(td_charset *set, char letter, td_err *err);
 // set = set or other, set = set and other. False when that is neither a union nor all but one.
 bool td_charset_unite(td_charset *set, td_charset *other, td_err *err);

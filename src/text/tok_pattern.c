@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/utf8.h"
 #include "text/tok_charset.h"
@@ -124,9 +125,18 @@ static bool read_set_escape(translator *t, td_charset *set, bool *known) {
   const char *name = t->text + t->pos;
   const char *end = memchr(name, '}', t->len - t->pos);
   if (!end) return unsupported(t, "'}' was expected");
+  bool is_word = end - name == 4 && strncasecmp(name, "word", 4) == 0;
+  if (is_word) return unsupported(t, "\\p{Word}, which is not quite \\w");
   if (!td_charset_add_property(set, name, (size_t)(end - name), t->err)) return false;
   t->pos = (size_t)(end - t->text) + 1;
   return true;
+}
+
+// Outside of classes Oniguruma takes superscripts and fractions of Latin-1 for word characters.
+static void add_loose_words(td_charset *set, td_err *err) {
+  td_charset_add_range(set, 0xB2, 0xB3, err);
+  td_charset_add_range(set, 0xB9, 0xB9, err);
+  td_charset_add_range(set, 0xBC, 0xBE, err);
 }
 
 // A word boundary by Oniguruma's word characters.
@@ -134,6 +144,7 @@ static void put_boundary(translator *t, bool boundary) {
   td_charset word = {0};
   td_buf text = TD_BUF_INIT;
   td_charset_add_escape(&word, 'w', t->err);
+  add_loose_words(&word, t->err);
   td_charset_write(&word, &text);
   const char *w = td_buf_text(&text);
   td_buf_printf(t->out, "(?:(?<=%s)(?%c%s)|(?<!%s)(?%c%s))", w, boundary ? '!' : '=', w, w,
@@ -147,8 +158,9 @@ static bool translate_escape(translator *t) {
   t->pos++;
   t->atom = t->out->len;
   td_charset set = {0};
-  bool known;
+  bool known, is_word = (peek(t, 0) | 0x20) == 'w';
   bool ok = read_set_escape(t, &set, &known);
+  if (ok && is_word) add_loose_words(&set, t->err);
   if (ok && known) td_charset_write(&set, t->out);
   td_charset_free(&set);
   if (!ok || known) return ok;
@@ -186,7 +198,12 @@ static bool read_posix(translator *t, td_charset *set, bool *found) {
     t->pos++;
   size_t n = t->pos - begin;
   *found = n > 0 && accept(t, ":]");
-  if (*found) return td_charset_add_property(set, t->text + begin, n, t->err);
+  const char *name = t->text + begin;
+  if (*found && n == 5 && memcmp(name, "punct", n) == 0) { // wider than \p{Punct}
+    name = "posixpunct";
+    n = strlen(name);
+  }
+  if (*found) return td_charset_add_property(set, name, n, t->err);
   t->pos = start;
   set->negated = false;
   return true;

@@ -148,8 +148,8 @@ PATTERNS = [
     r"\p{N}{1,3}+", r"\p{N}{2}?", r"a{,2}", r"a{2", r"a{2}{3}", r"a++b?", r"(a|b)+?c", r"a?+", r"(?:ab)*+c?",
     r"^b|c$", r"\Aa|b\z|\n\Z", r"\b", r"\Bx|\bw", r"(?i)q|(?-i:Z)x", r"a(?i)b|c", r"(?m:.)+?x", r".+",
     r"(?<=a)b|(?<!a)c", r"(?=a).|(?!b)e", r"(?>a+)b|(?<name>x)|(?#comment)y", r"\x{4e00}|\u4e8c|\x41",
-    r"\R+", r"[[:alpha:]]+|[[:^digit:]]", r"[[:punct:]]+", r"\p{Alnum}+", r"\p{Upper}", r"\p{Letter}+",
-    r"\p{Han}+|\p{Hiragana}|\p{katakana}+", r"\p{Greek}+|\p{Cyrillic}+", r"\p{Lowercase_Letter}+",
+    r"\R+", r"[[:alpha:]]+|[[:^digit:]]", r"[[:punct:]]+", r"\p{Punct}[[:word:]]?", r"\p{Upper}", r"\p{Letter}+",
+    r"\p{Han}+|\p{Hiragana}|\p{katakana}+", r"\p{Greek}+|\p{Thai}+|\p{arabic}", r"\p{Lowercase_Letter}+",
     r"\t|\e|\a|\v|\f", r"a*", r"", r"\-\/\#\ ", r"[\u4e00-\u9fff\p{N}]+", r"\p{Emoji}+", r"\p{LC}+",
     tokenizer_models.QWEN, tokenizer_models.KIMI, tokenizer_models.DEEPSEEK_WORDS,
 ]  # fmt: skip
@@ -162,7 +162,7 @@ def test_pattern(pattern, bytes_model, tok_driver, tmp_path):
     tok.pre_tokenizer = tokenizer_models.byte_level(
         pre_tokenizers.Split(Regex(pattern), "removed")
     )
-    check(tok, tok_driver, tmp_path, text_gen.strings(1500, 7, CONTROL))
+    check(tok, tok_driver, tmp_path, text_gen.strings(800, 7, CONTROL))
 
 
 PROPERTIES = (
@@ -173,7 +173,8 @@ PROPERTIES = (
 
 def test_every_code_point(bytes_model, tok_driver, tmp_path):
     """Each property matches exactly the code points that it matches in the library."""
-    chars = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+    planes = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000)]
+    chars = [chr(c) for c in [*planes, 0xFFFFD, 0x10FFFF]]
     texts = ["".join(chars[i : i + 4096]) for i in range(0, len(chars), 4096)]
     for prop in [rf"\p{{{p}}}" for p in PROPERTIES] + [r"\s", r"\d", r"\S", "[^\\s\\p{L}\\p{N}]"]:
         tok = Tokenizer.from_str(bytes_model)
