@@ -17,9 +17,10 @@ td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err);
 void td_chat_close(td_chat *chat);
 const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
 
-// Appends the ids of a conversation. vars is a JSON object with messages, add_generation_prompt and
-// whatever else the template knows; bos_token and eos_token are added from the tokenizer. text,
-// when not NULL, gets the rendered prompt. TD_EINVAL: the template refused (raise_exception).
+// Appends the ids of a conversation. vars is a JSON object with messages and whatever else the
+// template knows; where it lacks them, bos_token and eos_token are added from the tokenizer, tools
+// and documents as null, add_generation_prompt as true. text, when not NULL, gets the rendered
+// prompt. TD_EINVAL: the template refused (raise_exception).
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_ids *out,
                          td_buf *text, td_err *err);
 

@@ -1,0 +1,139 @@
+#include "text/chat.h"
+
+#include <stdlib.h>
+
+#include "base/fs.h"
+#include "config/json.h"
+#include "text/template.h"
+
+#define MAX_TEMPLATE_BYTES (1u << 24)
+
+struct td_chat {
+  td_tokenizer *tok;
+  td_template *tmpl;  // NULL: the model has none
+  td_err no_template; // why
+};
+
+td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err) {
+  *out = NULL;
+  td_chat *chat = calloc(1, sizeof *chat);
+  if (!chat) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_status st = td_tokenizer_open(&chat->tok, model_dir, err);
+  if (st == TD_OK) {
+    // A base model has no template and still continues plain text; a broken one is an error.
+    td_status found = td_template_open_model(&chat->tmpl, model_dir, &chat->no_template);
+    if (found != TD_OK && found != TD_ENOENT) {
+      st = found;
+      if (err) *err = chat->no_template;
+    }
+  }
+  if (st != TD_OK) {
+    td_chat_close(chat);
+    return st;
+  }
+  *out = chat;
+  return TD_OK;
+}
+
+void td_chat_close(td_chat *chat) {
+  if (!chat) return;
+  td_template_close(chat->tmpl);
+  td_tokenizer_close(chat->tok);
+  free(chat);
+}
+
+const td_tokenizer *td_chat_tokenizer(const td_chat *chat) {
+  return chat->tok;
+}
+
+static void add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
+  size_t len;
+  if (id < 0 || cJSON_GetObjectItemCaseSensitive(vars, key)) return;
+  cJSON_AddStringToObject(vars, key, td_tokenizer_bytes(tok, id, &len));
+}
+
+// What transformers passes to every template, where vars lacks it.
+static void add_defaults(cJSON *vars, const td_tokenizer *tok) {
+  add_token_var(vars, "bos_token", tok, td_tokenizer_bos(tok));
+  add_token_var(vars, "eos_token", tok, td_tokenizer_eos(tok));
+  if (!cJSON_HasObjectItem(vars, "tools")) cJSON_AddNullToObject(vars, "tools");
+  if (!cJSON_HasObjectItem(vars, "documents")) cJSON_AddNullToObject(vars, "documents");
+  if (!cJSON_HasObjectItem(vars, "add_generation_prompt")) {
+    cJSON_AddTrueToObject(vars, "add_generation_prompt");
+  }
+}
+
+static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *err) {
+  td_status st = td_json_parse(out, vars, len, TD_JSON_MAX_DEPTH, err);
+  if (st != TD_OK) return st;
+  if (cJSON_IsObject(*out)) return TD_OK;
+  cJSON_Delete(*out);
+  return td_fail(err, TD_EINVAL, "template variables must be a JSON object");
+}
+
+td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_ids *out,
+                         td_buf *text, td_err *err) {
+  if (!chat->tmpl) {
+    if (err) *err = chat->no_template;
+    return TD_ENOENT;
+  }
+  cJSON *root;
+  td_status st = parse_vars(&root, vars, len, err);
+  if (st != TD_OK) return st;
+  add_defaults(root, chat->tok);
+  td_buf prompt = TD_BUF_INIT;
+  td_spans typed = {0};
+  st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  if (st == TD_OK) {
+    st = td_tokenizer_encode_spans(chat->tok, td_buf_text(&prompt), prompt.len, &typed,
+                                   TD_TOK_PARSE_SPECIAL, out, err);
+  }
+  if (st == TD_OK && text) td_buf_add(text, td_buf_text(&prompt), prompt.len);
+  td_spans_free(&typed);
+  td_buf_free(&prompt);
+  cJSON_Delete(root);
+  return st;
+}
+
+td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, td_ids *out,
+                               td_err *err) {
+  size_t start = out->n;
+  td_status st = td_tokenizer_encode(chat->tok, text, len, TD_TOK_ADD_SPECIAL, out, err);
+  int32_t bos = td_tokenizer_bos(chat->tok);
+  bool lacks_bos = td_tokenizer_wants_bos(chat->tok) && bos >= 0 &&
+                   (out->n == start || out->ids[start] != bos);
+  if (st != TD_OK || !lacks_bos) return st;
+  st = td_ids_push(out, bos, err);
+  for (size_t i = out->n - 1; st == TD_OK && i > start; i--) {
+    out->ids[i] = out->ids[i - 1];
+    out->ids[i - 1] = bos;
+  }
+  return st;
+}
+
+static td_status open_template(td_template **out, const char *path, const char *model_dir,
+                               td_err *err) {
+  if (!path) return td_template_open_model(out, model_dir, err);
+  td_buf source = TD_BUF_INIT;
+  td_status st = td_file_read(&source, path, MAX_TEMPLATE_BYTES, err);
+  if (st == TD_OK) {
+    st = td_template_open(out, td_buf_text(&source), source.len, err);
+    if (st != TD_OK) td_err_prefix(err, "%s", path);
+  }
+  td_buf_free(&source);
+  return st;
+}
+
+td_status td_chat_render(const char *path, const char *model_dir, const char *vars, size_t len,
+                         td_buf *out, td_err *err) {
+  td_template *tmpl = NULL;
+  cJSON *root = NULL;
+  td_status st = open_template(&tmpl, path, model_dir, err);
+  if (st == TD_OK) st = parse_vars(&root, vars, len, err);
+  if (st == TD_OK) {
+    st = td_template_render(tmpl, root, NULL, out, NULL, err);
+    cJSON_Delete(root);
+  }
+  td_template_close(tmpl);
+  return st;
+}
