@@ -87,11 +87,25 @@ const td_kernel_table *td_kernels(void) {
   return &table;
 }
 
-td_linear_fn td_kernels_linear(td_dtype dtype) {
-  switch (dtype) {
+static td_linear_fn linear_i4(td_layout layout) {
+  switch (layout) {
+  case TD_LAYOUT_ROWS: return table.linear_i4;
+  case TD_LAYOUT_GPTQ: return table.linear_i4_gptq;
+  case TD_LAYOUT_AWQ: return table.linear_i4_awq;
+  }
+  return NULL;
+}
+
+td_linear_fn td_kernels_linear(const td_weight *w) {
+  if (w->dtype == TD_I4) return linear_i4(w->layout);
+  if (w->layout != TD_LAYOUT_ROWS) return NULL;
+  switch (w->dtype) {
   case TD_F32: return table.linear_f32;
+  case TD_F16: return table.linear_f16;
   case TD_BF16: return table.linear_bf16;
   case TD_F8E4M3: return table.linear_f8e4m3;
+  case TD_I8: return table.linear_i8;
+  case TD_F4E2M1: return table.linear_f4e2m1;
   default: return NULL;
   }
 }

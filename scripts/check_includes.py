@@ -39,7 +39,7 @@ SEPARATE = [
 VENDORS = [
     (r"uv\.h|llhttp\.h", ["src/http", "src/app"]),
     (r"cJSON\.h", ["src/api", "src/text", "src/model", "src/config"]),
-    (r"pcre2\w*\.h", ["src/text"]),
+    (r"pcre2\w*\.h", ["src/text", "src/model"]),
     (r"(cuda|cublas|nv)\w*\.h|mma\.h|cooperative_groups\.h", ["src/device/cuda", "kernels/cuda"]),
     (r"nccl\w*\.h", ["src/comm"]),
 ]

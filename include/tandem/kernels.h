@@ -17,8 +17,8 @@
 #include "tandem/types.h"
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
-// Neither x nor y alias. The weight is used as stored: a scale multiplies sums, and a NaN code
-// (0x7f, 0xff) anywhere in a row makes the row's results NaN.
+// Neither x nor y alias. The weight is used as stored: a scale multiplies sums or, where that is
+// exact, weights; a NaN code or scale anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols
@@ -31,7 +31,7 @@ typedef struct {
 } td_linear_args;
 typedef void (*td_linear_fn)(const td_linear_args *args);
 
-// out[c] = w[row][c], scale included (one rounding), over all columns.
+// out[c] = w[row][c], scale included (one rounding; two with a global scale), over all columns.
 typedef struct {
   const td_weight *w;
   float *out; // f32 [w->cols]
@@ -90,7 +90,13 @@ typedef struct {
 #define TD_KERNEL_FAMILIES(X)                                                                      \
   X(linear_f32, td_linear_args)                                                                    \
   X(linear_bf16, td_linear_args)                                                                   \
+  X(linear_f16, td_linear_args)                                                                    \
   X(linear_f8e4m3, td_linear_args)                                                                 \
+  X(linear_i8, td_linear_args)                                                                     \
+  X(linear_i4, td_linear_args)                                                                     \
+  X(linear_i4_gptq, td_linear_args)                                                                \
+  X(linear_i4_awq, td_linear_args)                                                                 \
+  X(linear_f4e2m1, td_linear_args)                                                                 \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \
@@ -124,8 +130,8 @@ td_kernels_result td_kernels_init(const char *force_isa);
 const char *const *td_kernels_isas(void);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
-// The linear kernel for weights of this dtype; NULL where there is none.
-td_linear_fn td_kernels_linear(td_dtype dtype);
+// The linear kernel for weights of this dtype and layout; NULL where there is none.
+td_linear_fn td_kernels_linear(const td_weight *w);
 
 // Every registered version, best first within its family, for tests, benches and reports. Cast fn
 // back to the family's type.

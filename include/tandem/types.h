@@ -5,30 +5,76 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { TD_F32, TD_F16, TD_BF16, TD_F8E4M3, TD_I32 } td_dtype;
+typedef enum {
+  TD_F32,
+  TD_F16,
+  TD_BF16,
+  TD_F8E4M3, // OCP: no infinities, 0x7f and 0xff are NaN
+  TD_I32,
+  TD_I8,
+  TD_I4,     // codes 0 .. 15, less a zero point
+  TD_F4E2M1, // 0, 0.5, 1, 1.5, 2, 3, 4, 6, and with bit 3 negative
+  TD_F8E8M0, // 2^(code - 127), 0xff is NaN; scales only
+  TD_N_DTYPES
+} td_dtype;
 
-// Bytes of one element.
-static inline size_t td_dtype_bytes(td_dtype dtype) {
+// Bits of one element.
+static inline uint32_t td_dtype_bits(td_dtype dtype) {
   switch (dtype) {
-  case TD_F32: return 4;
-  case TD_I32: return 4;
-  case TD_F16: return 2;
-  case TD_BF16: return 2;
-  case TD_F8E4M3: return 1;
+  case TD_F32:
+  case TD_I32: return 32;
+  case TD_F16:
+  case TD_BF16: return 16;
+  case TD_F8E4M3:
+  case TD_I8:
+  case TD_F8E8M0: return 8;
+  case TD_I4:
+  case TD_F4E2M1: return 4;
+  case TD_N_DTYPES: break;
   }
   return 0;
 }
 
+// Bytes of one element; 0 where it is less than one.
+static inline size_t td_dtype_bytes(td_dtype dtype) {
+  return td_dtype_bits(dtype) / 8;
+}
+
 const char *td_dtype_name(td_dtype dtype);
 
-// A matrix of weights, used exactly as stored: y = W x with W [rows][cols], row-major, dense.
-// data is aligned for its dtype only. A zeroed td_weight stands for an absent matrix.
+// How the elements of a matrix lie in memory. A word is 32 bits, little-endian, and holds eight
+// 4-bit codes, the first in its lowest bits.
+//            data                          scale              zero (TD_I4), in words
+//   ROWS     row-major; a row of 4-bit     [rows][groups]     [ceil(rows/8)][groups], 8 rows each
+//            codes begins on a byte
+//            (TD_F4E2M1) or word (TD_I4)
+//   GPTQ     [ceil(cols/8)][rows] words,   [groups][rows]     [groups][ceil(rows/8)], 8 rows each
+//            8 columns each
+//   AWQ      [cols][rows/8] words, 8 rows  [groups][rows]     [groups][rows/8], 8 rows each
+//            each, in the order
+//            0 2 4 6 1 3 5 7
+// where rows and groups of the scales are counted in blocks of scale_rows x scale_cols elements.
+typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
+
+// A matrix of weights, used exactly as stored: y = W x with W [rows][cols]. Element (r, c) is worth
+//   code                            TD_F32, TD_F16, TD_BF16
+//   code * scale                    TD_F8E4M3, TD_I8
+//   (code - zero) * scale           TD_I4
+//   code * scale * global_scale     TD_F4E2M1
+// with the scale and the zero point of its block. Pointers are aligned for what they hold, only.
+// A zeroed td_weight stands for an absent matrix.
 typedef struct {
   const void *data;
-  const float *scale; // TD_F8E4M3: f32 [ceil(rows/scale_rows)][ceil(cols/scale_cols)], else NULL
-  td_dtype dtype;     // TD_F32, TD_BF16 or TD_F8E4M3
+  const void *scale;    // of scale_dtype; NULL without scales
+  const uint32_t *zero; // TD_I4: zero points, each zero_add less than it is; NULL: 8 everywhere
+  td_dtype dtype;
+  td_dtype scale_dtype; // TD_F32 for TD_F8E4M3 and TD_I8; TD_F32, TD_F16 or TD_BF16 for TD_I4;
+                        // TD_F8E8M0 or TD_F8E4M3 for TD_F4E2M1
+  td_layout layout;     // other than TD_LAYOUT_ROWS for TD_I4 only
   uint32_t rows, cols;
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
+  uint32_t zero_add;
+  float global_scale; // TD_F4E2M1: finite
 } td_weight;
 
 // A vector of weights: norms, biases.
@@ -38,14 +84,41 @@ typedef struct {
   uint32_t n;
 } td_vec;
 
-// Bytes of a matrix with its scales.
-static inline size_t td_weight_bytes(const td_weight *w) {
-  size_t bytes = (size_t)w->rows * w->cols * td_dtype_bytes(w->dtype);
-  if (w->scale) {
-    bytes += sizeof(float) * ((w->rows + w->scale_rows - 1) / w->scale_rows) *
-             (size_t)((w->cols + w->scale_cols - 1) / w->scale_cols);
+static inline size_t td_weight_groups(const td_weight *w) { // scales of a row
+  return w->scale_cols ? ((size_t)w->cols + w->scale_cols - 1) / w->scale_cols : 0;
+}
+
+// Bytes from one row to the next; TD_LAYOUT_ROWS only.
+static inline size_t td_weight_row_bytes(const td_weight *w) {
+  switch (w->dtype) {
+  case TD_I4: return ((size_t)w->cols + 7) / 8 * 4;
+  case TD_F4E2M1: return ((size_t)w->cols + 1) / 2;
+  default: return (size_t)w->cols * td_dtype_bytes(w->dtype);
   }
-  return bytes;
+}
+
+static inline size_t td_weight_data_bytes(const td_weight *w) {
+  switch (w->layout) {
+  case TD_LAYOUT_ROWS: break;
+  case TD_LAYOUT_GPTQ: return ((size_t)w->cols + 7) / 8 * w->rows * 4;
+  case TD_LAYOUT_AWQ: return (size_t)w->cols * (w->rows / 8) * 4;
+  }
+  return w->rows * td_weight_row_bytes(w);
+}
+
+static inline size_t td_weight_scale_bytes(const td_weight *w) {
+  if (!w->scale) return 0;
+  size_t blocks = ((size_t)w->rows + w->scale_rows - 1) / w->scale_rows;
+  return blocks * td_weight_groups(w) * td_dtype_bytes(w->scale_dtype);
+}
+
+static inline size_t td_weight_zero_bytes(const td_weight *w) {
+  return w->zero ? ((size_t)w->rows + 7) / 8 * td_weight_groups(w) * sizeof *w->zero : 0;
+}
+
+// Bytes of a matrix with its scales and zero points.
+static inline size_t td_weight_bytes(const td_weight *w) {
+  return td_weight_data_bytes(w) + td_weight_scale_bytes(w) + td_weight_zero_bytes(w);
 }
 
 #endif

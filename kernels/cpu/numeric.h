@@ -71,11 +71,10 @@ static inline float f32_from_any(const void *data, td_dtype dtype, size_t idx) {
   }
 }
 
-// The scales of one row of weights, one for each scale_cols columns; NULL without scales.
+// The F32 scales of one row of weights, one for each scale_cols columns; NULL without scales.
 static inline const float *row_scales(const td_weight *w, uint32_t row) {
   if (!w->scale) return NULL;
-  size_t n_blocks = ((size_t)w->cols + w->scale_cols - 1) / w->scale_cols;
-  return w->scale + row / w->scale_rows * n_blocks;
+  return (const float *)w->scale + row / w->scale_rows * td_weight_groups(w);
 }
 
 // Length of the run of columns that starts at k: it ends with the scale block, the row, or after

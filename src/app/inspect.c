@@ -7,7 +7,8 @@
 #include "engine/engine.h"
 #include "model/model.h"
 
-static const td_dtype dtypes[] = {TD_F8E4M3, TD_BF16, TD_F16, TD_F32, TD_I32};
+static const td_dtype dtypes[] = {TD_I4,  TD_F4E2M1, TD_F8E4M3, TD_I8,    TD_BF16,
+                                  TD_F16, TD_F32,    TD_I32,    TD_F8E8M0};
 
 static uint32_t count_moe_layers(const td_model_config *c) {
   uint32_t n = 0;

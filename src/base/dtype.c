@@ -1,6 +1,6 @@
 #include "tandem/types.h"
 
-// As safetensors spells them.
+// As safetensors spells them; 4-bit codes, which it knows as words or bytes, likewise.
 const char *td_dtype_name(td_dtype dtype) {
   switch (dtype) {
   case TD_F32: return "F32";
@@ -8,6 +8,11 @@ const char *td_dtype_name(td_dtype dtype) {
   case TD_BF16: return "BF16";
   case TD_F8E4M3: return "F8_E4M3";
   case TD_I32: return "I32";
+  case TD_I8: return "I8";
+  case TD_I4: return "I4";
+  case TD_F4E2M1: return "F4_E2M1";
+  case TD_F8E8M0: return "F8_E8M0";
+  case TD_N_DTYPES: break;
   }
   return "unknown";
 }

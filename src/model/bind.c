@@ -1,28 +1,19 @@
-#include "model/bind.h"
-
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_NAME 256
+#include "model/bind_impl.h"
 
 // Tensors that published checkpoints carry and no forward pass here needs.
 static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale", ".v_scale",
-                                               ".input_scale"};
+                                               ".input_scale", ".input_global_scale"};
 
-typedef struct {
-  td_binding *out;
-  td_model_config *config;
-  const td_store *store;
-  td_err *err;
-  bool *used; // of each tensor of store
-} binder;
-
-static td_status fail_missing(const binder *b, const char *name) {
+static td_status fail_missing(const td_binder *b, const char *name) {
   // transformers holds experts fused in memory and could be made to write them so.
   const char *experts = strstr(name, ".experts.");
   if (experts) {
-    char fused[MAX_NAME];
+    char fused[TD_MAX_TENSOR_NAME];
     snprintf(fused, sizeof fused, "%.*s.experts.gate_up_proj", (int)(experts - name), name);
     ptrdiff_t idx = td_store_find(b->store, fused);
     if (idx >= 0) {
@@ -39,7 +30,12 @@ static td_status fail_missing(const binder *b, const char *name) {
                  td_store_listing(b->store), name);
 }
 
-static td_status find_tensor(binder *b, const char *name, const td_tensor **out) {
+const td_tensor *td_binder_peek(const td_binder *b, const char *name) {
+  ptrdiff_t idx = td_store_find(b->store, name);
+  return idx < 0 ? NULL : td_store_tensor(b->store, (size_t)idx);
+}
+
+td_status td_binder_find(td_binder *b, const char *name, const td_tensor **out) {
   ptrdiff_t idx = td_store_find(b->store, name);
   if (idx < 0) return fail_missing(b, name);
   b->used[idx] = true;
@@ -47,39 +43,53 @@ static td_status find_tensor(binder *b, const char *name, const td_tensor **out)
   return TD_OK;
 }
 
-static td_status check_shape(const binder *b, const td_tensor *t, uint32_t rows, uint32_t cols,
-                             bool is_vec) {
-  if (is_vec && t->n_dims == 1 && t->shape[0] == rows) return TD_OK;
-  if (!is_vec && t->n_dims == 2 && t->shape[0] == rows && t->shape[1] == cols) return TD_OK;
-  char have[192], want[32];
+td_status td_binder_check_shape(const td_binder *b, const td_tensor *t, uint64_t rows,
+                                uint64_t cols) {
+  uint64_t want[2] = {rows, cols};
+  uint32_t n_dims = cols ? 2 : 1;
+  if (t->n_dims == n_dims && memcmp(t->shape, want, n_dims * sizeof *want) == 0) return TD_OK;
+  char have[192];
   size_t len = 0;
   have[0] = '\0';
   for (uint32_t i = 0; i < t->n_dims; i++) {
     len += (size_t)snprintf(have + len, sizeof have - len, "%s%llu", i ? ", " : "",
                             (unsigned long long)t->shape[i]);
   }
-  snprintf(want, sizeof want, is_vec ? "[%u]" : "[%u, %u]", rows, cols);
+  char asked[64];
+  snprintf(asked, sizeof asked, cols ? "[%llu, %llu]" : "[%llu]", (unsigned long long)rows,
+           (unsigned long long)cols);
   return td_fail(b->err, TD_EFORMAT, "%s: tensor %s: has shape [%s], but config.json asks for %s",
-                 t->file, t->name, have, want);
+                 t->file, t->name, have, asked);
 }
 
-static td_status read_dtype(const binder *b, const td_tensor *t, bool allow_fp8, td_dtype *out) {
-  if (strcmp(t->dtype, "BF16") == 0) {
-    *out = TD_BF16;
-  } else if (strcmp(t->dtype, "F32") == 0) {
-    *out = TD_F32;
-  } else if (allow_fp8 && strcmp(t->dtype, "F8_E4M3") == 0) {
-    *out = TD_F8E4M3;
-  } else {
-    return td_fail(b->err, TD_EUNSUPPORTED,
-                   "%s: tensor %s: dtype %s is not supported here; supported are BF16%s F32",
-                   t->file, t->name, t->dtype, allow_fp8 ? ", F8_E4M3 and" : " and");
+// Spellings of the dtypes that tensors may be asked for; bytes may stand for exponents.
+static const struct {
+  const char *name;
+  td_dtype dtype;
+} spellings[] = {
+    {"F32", TD_F32},        {"F16", TD_F16},   {"BF16", TD_BF16}, {"F8_E4M3", TD_F8E4M3},
+    {"F8_E8M0", TD_F8E8M0}, {"U8", TD_F8E8M0}, {"I32", TD_I32},
+};
+
+td_status td_binder_dtype(const td_binder *b, const td_tensor *t, unsigned allowed, td_dtype *out) {
+  char names[128];
+  size_t len = 0;
+  for (size_t i = 0; i < TD_COUNT(spellings); i++) {
+    if (!(allowed >> spellings[i].dtype & 1)) continue;
+    if (strcmp(t->dtype, spellings[i].name) == 0) {
+      *out = spellings[i].dtype;
+      return TD_OK;
+    }
+    len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "",
+                            spellings[i].name);
   }
-  return TD_OK;
+  return td_fail(b->err, TD_EUNSUPPORTED,
+                 "%s: tensor %s: dtype %s is not supported here; supported: %s", t->file, t->name,
+                 t->dtype, names);
 }
 
 // n_bytes that live as long as the binding; NULL when out of memory.
-static void *new_block(binder *b, size_t n_bytes) {
+static void *new_block(td_binder *b, size_t n_bytes) {
   td_binding *out = b->out;
   if (out->n_blocks == out->cap_blocks) {
     size_t cap = out->cap_blocks ? 2 * out->cap_blocks : 16;
@@ -93,12 +103,11 @@ static void *new_block(binder *b, size_t n_bytes) {
   return block;
 }
 
-static td_status no_memory(const binder *b, const td_tensor *t) {
+static td_status no_memory(const td_binder *b, const td_tensor *t) {
   return td_fail(b->err, TD_ENOMEM, "%s: tensor %s: out of memory", t->file, t->name);
 }
 
-// The tensor's data where the file has them, or an aligned copy where that does not suit.
-static td_status place_data(binder *b, const td_tensor *t, size_t align, const void **out) {
+td_status td_binder_place(td_binder *b, const td_tensor *t, size_t align, const void **out) {
   *out = t->data;
   if ((uintptr_t)t->data % align == 0) return TD_OK;
   void *copy = new_block(b, t->n_bytes);
@@ -108,80 +117,68 @@ static td_status place_data(binder *b, const td_tensor *t, size_t align, const v
   return TD_OK;
 }
 
-// As place_data, but always F32.
-static td_status place_f32(binder *b, const td_tensor *t, const float **out) {
+static float f32_of_half(uint16_t h) {
+  int exponent = h >> 10 & 31;
+  float mantissa = (float)(h & 1023);
+  float value = exponent == 0    ? ldexpf(mantissa, -24)
+                : exponent == 31 ? (mantissa ? NAN : INFINITY)
+                                 : ldexpf(1024 + mantissa, exponent - 25);
+  return h & 0x8000 ? -value : value;
+}
+
+static float f32_of(const td_tensor *t, td_dtype dtype, size_t idx) {
+  if (dtype == TD_F8E8M0) return t->data[idx] == 255 ? NAN : ldexpf(1, t->data[idx] - 127);
+  uint16_t half;
+  memcpy(&half, t->data + 2 * idx, sizeof half);
+  if (dtype == TD_F16) return f32_of_half(half);
+  uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+td_status td_binder_place_f32(td_binder *b, const td_tensor *t, const void **out) {
   td_dtype dtype;
-  td_status st = read_dtype(b, t, false, &dtype);
+  td_status st = td_binder_dtype(
+      b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16 | 1u << TD_F8E8M0, &dtype);
   if (st != TD_OK) return st;
-  if (dtype == TD_F32) return place_data(b, t, sizeof(float), (const void **)out);
-  size_t n = t->n_bytes / 2;
+  if (dtype == TD_F32) return td_binder_place(b, t, sizeof(float), out);
+  size_t n = t->n_bytes / td_dtype_bytes(dtype);
   float *values = new_block(b, n * sizeof *values);
   if (!values) return no_memory(b, t);
-  for (size_t i = 0; i < n; i++) {
-    uint32_t bits = (uint32_t)t->data[2 * i] << 16 | (uint32_t)t->data[2 * i + 1] << 24;
-    memcpy(&values[i], &bits, sizeof bits);
-  }
+  for (size_t i = 0; i < n; i++)
+    values[i] = f32_of(t, dtype, i);
   *out = values;
   return TD_OK;
 }
 
-// The scales of an FP8 matrix: <name>_scale_inv, one for each block.
-static td_status bind_scale(binder *b, const td_tensor *t, td_weight *w) {
-  const td_model_config *c = b->config;
-  if (!c->fp8_block_rows) {
-    return td_fail(b->err, TD_EFORMAT,
-                   "%s: tensor %s: is FP8, but config.json has no quantization_config that gives "
-                   "its blocks",
-                   t->file, t->name);
-  }
-  w->scale_rows = c->fp8_block_rows;
-  w->scale_cols = c->fp8_block_cols;
-  char name[MAX_NAME];
-  snprintf(name, sizeof name, "%s_scale_inv", t->name);
-  const td_tensor *scale;
-  td_status st = find_tensor(b, name, &scale);
-  if (st != TD_OK) return st;
-  st = check_shape(b, scale, (w->rows + w->scale_rows - 1) / w->scale_rows,
-                   (w->cols + w->scale_cols - 1) / w->scale_cols, false);
-  return st == TD_OK ? place_f32(b, scale, &w->scale) : st;
-}
-
-static td_status bind_weight(binder *b, const td_tensor *t, bool allow_fp8, uint32_t rows,
-                             uint32_t cols, td_weight *w) {
-  *w = (td_weight){.rows = rows, .cols = cols};
-  td_status st = read_dtype(b, t, allow_fp8, &w->dtype);
-  if (st == TD_OK) st = check_shape(b, t, rows, cols, false);
-  if (st == TD_OK) st = place_data(b, t, td_dtype_bytes(w->dtype), &w->data);
-  if (st == TD_OK && w->dtype == TD_F8E4M3) st = bind_scale(b, t, w);
-  return st;
-}
-
-static td_status bind_vec(binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
+static td_status bind_vec(td_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
   *v = (td_vec){.n = n};
-  td_status st = read_dtype(b, t, false, &v->dtype);
-  if (st == TD_OK) st = check_shape(b, t, n, 1, true);
-  if (st == TD_OK) st = place_data(b, t, td_dtype_bytes(v->dtype), &v->data);
-  return st;
-}
-
-// Binds one tensor to the field its place says.
-static td_status bind_place(binder *b, const td_place *p, const char *name, void *field) {
-  const td_tensor *t;
-  td_status st = find_tensor(b, name, &t);
+  td_status st = td_binder_dtype(b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16, &v->dtype);
+  if (st == TD_OK) st = td_binder_check_shape(b, t, n, 0);
   if (st != TD_OK) return st;
-  uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
-  switch (p->kind) {
-  case TD_PLACE_VEC: return bind_vec(b, t, rows, field);
-  case TD_PLACE_PLAIN: return bind_weight(b, t, false, rows, cols, field);
-  case TD_PLACE_WEIGHT:
-  case TD_PLACE_EXPERT: return bind_weight(b, t, true, rows, cols, field);
-  case TD_PLACE_F32: break;
-  }
-  st = check_shape(b, t, rows, cols, true);
-  return st == TD_OK ? place_f32(b, t, field) : st;
+  if (v->dtype == TD_BF16) return td_binder_place(b, t, sizeof(uint16_t), &v->data);
+  v->dtype = TD_F32;
+  return td_binder_place_f32(b, t, &v->data);
 }
 
-static td_status bind_experts(binder *b, const td_place *p, uint32_t layer_idx, void *field) {
+// Binds the tensors of one place to the field it says.
+static td_status bind_place(td_binder *b, const td_place *p, const char *name, void *field) {
+  uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
+  if (p->kind != TD_PLACE_VEC && p->kind != TD_PLACE_F32) {
+    char module[TD_MAX_TENSOR_NAME];
+    snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+    return td_bind_weight(b, module, p->kind == TD_PLACE_PLAIN, rows, cols, field);
+  }
+  const td_tensor *t;
+  td_status st = td_binder_find(b, name, &t);
+  if (st != TD_OK) return st;
+  if (p->kind == TD_PLACE_VEC) return bind_vec(b, t, rows, field);
+  st = td_binder_check_shape(b, t, rows, 0);
+  return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
+}
+
+static td_status bind_experts(td_binder *b, const td_place *p, uint32_t layer_idx, void *field) {
   uint32_t n = b->config->n_experts;
   td_weight *experts = new_block(b, n * sizeof *experts);
   if (!experts) {
@@ -189,7 +186,7 @@ static td_status bind_experts(binder *b, const td_place *p, uint32_t layer_idx, 
   }
   *(td_weight **)field = experts;
   for (uint32_t e = 0; e < n; e++) {
-    char name[MAX_NAME];
+    char name[TD_MAX_TENSOR_NAME];
     snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s", layer_idx, e, p->name);
     td_status st = bind_place(b, p, name, &experts[e]);
     if (st != TD_OK) return st;
@@ -197,7 +194,7 @@ static td_status bind_experts(binder *b, const td_place *p, uint32_t layer_idx, 
   return TD_OK;
 }
 
-static td_status bind_layer(binder *b, uint32_t layer_idx) {
+static td_status bind_layer(td_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
   unsigned met = td_layer_conditions(b->config, layer_idx);
@@ -209,7 +206,7 @@ static td_status bind_layer(binder *b, uint32_t layer_idx) {
     if (p->kind == TD_PLACE_EXPERT) {
       st = bind_experts(b, p, layer_idx, field);
     } else {
-      char name[MAX_NAME];
+      char name[TD_MAX_TENSOR_NAME];
       snprintf(name, sizeof name, "model.layers.%u.%s", layer_idx, p->name);
       st = bind_place(b, p, name, field);
     }
@@ -218,7 +215,7 @@ static td_status bind_layer(binder *b, uint32_t layer_idx) {
   return TD_OK;
 }
 
-static td_status bind_ends(binder *b) {
+static td_status bind_ends(td_binder *b) {
   // As in transformers, embeddings said to be tied are not when the checkpoint has both matrices.
   if (td_store_find(b->store, "lm_head.weight") >= 0) b->config->tie_embeddings = false;
   unsigned met = td_end_conditions(b->config);
@@ -244,7 +241,7 @@ static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_i
 }
 
 // Refuses tensors that no place wanted and that are not known to be needless.
-static td_status check_rest(binder *b) {
+static td_status check_rest(td_binder *b) {
   uint32_t n_mtp = 0;
   for (size_t i = 0; i < td_store_n_tensors(b->store); i++) {
     if (b->used[i]) continue;
@@ -270,9 +267,10 @@ static td_status check_rest(binder *b) {
   return TD_OK;
 }
 
-td_status td_bind(td_binding *out, td_model_config *config, const td_store *store, td_err *err) {
+td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quant,
+                  const td_store *store, td_err *err) {
   *out = (td_binding){0};
-  binder b = {.out = out, .config = config, .store = store, .err = err};
+  td_binder b = {.out = out, .config = config, .store = store, .quant = quant, .err = err};
   b.used = calloc(td_store_n_tensors(store) + 1, sizeof *b.used);
   out->layers = calloc(config->n_layers, sizeof *out->layers);
   td_status st = TD_OK;

@@ -4,6 +4,7 @@
 #define TD_MODEL_BIND_H
 
 #include "model/places.h"
+#include "model/quant.h"
 #include "model/store.h"
 
 typedef struct {
@@ -14,8 +15,10 @@ typedef struct {
 } td_binding;
 
 // Binds all of store, whose data the result borrows, and corrects config where the checkpoint knows
-// better: tie_embeddings, n_mtp_layers. td_binding_free must be called also after an error.
-td_status td_bind(td_binding *out, td_model_config *config, const td_store *store, td_err *err);
+// better: tie_embeddings, n_mtp_layers. quant says how what is quantized is stored. td_binding_free
+// must be called also after an error.
+td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quant,
+                  const td_store *store, td_err *err);
 void td_binding_free(td_binding *binding);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include "base/fs.h"
 
-#define MAX_CONFIG_BYTES ((size_t)16 << 20)
 // The largest values leave the product of any two of them within 64 bits and of heads and head
 // dimensions within 32.
 #define MAX_DIM      (1u << 22)
@@ -273,7 +272,7 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
 static td_status read_json(cJSON **out, const char *dir, const char *file, td_err *err) {
   char *path;
   if (asprintf(&path, "%s/%s", dir, file) < 0) return td_fail(err, TD_ENOMEM, "out of memory");
-  td_status st = td_json_parse_file(out, path, MAX_CONFIG_BYTES, err);
+  td_status st = td_json_parse_file(out, path, TD_CONFIG_MAX_BYTES, err);
   free(path);
   return st;
 }

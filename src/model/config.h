@@ -6,6 +6,8 @@
 #include "config/json.h"
 #include "model/model.h"
 
+#define TD_CONFIG_MAX_BYTES ((size_t)16 << 20)
+
 // What the readers of one file pass along. Messages begin with the file's name.
 typedef struct {
   const cJSON *root;
@@ -21,7 +23,7 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
 
 // Parts of the above, one file each.
 td_status td_config_read_rope(const td_config_reader *r);      // after max_position
-td_status td_config_read_quant(const td_config_reader *r);     // quantization_config
+td_status td_config_read_quant(const td_config_reader *r);     // checks quantization_config
 td_status td_config_read_token_ids(const td_config_reader *r); // from either file
 td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
 

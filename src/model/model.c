@@ -8,6 +8,7 @@
 struct td_model {
   td_model_config config;
   td_store *store;
+  td_quant *quant;
   td_binding binding;
   td_model_stats stats;
   char *dir, *name;
@@ -18,8 +19,7 @@ typedef struct {
   uint32_t part, whole;
 } share;
 
-static void count(td_model_stats *s, td_dtype dtype, uint64_t n, share used) {
-  uint64_t bytes = n * td_dtype_bytes(dtype);
+static void count(td_model_stats *s, td_dtype dtype, uint64_t bytes, share used) {
   s->bytes += bytes;
   s->active_bytes += bytes * used.part / used.whole;
   s->bytes_by_dtype[dtype] += bytes;
@@ -27,8 +27,9 @@ static void count(td_model_stats *s, td_dtype dtype, uint64_t n, share used) {
 
 static void count_weight(td_model_stats *s, const td_weight *w, share used) {
   uint64_t n = (uint64_t)w->rows * w->cols;
-  count(s, w->dtype, n, used);
-  count(s, TD_F32, (td_weight_bytes(w) - n * td_dtype_bytes(w->dtype)) / sizeof(float), used);
+  count(s, w->dtype, td_weight_data_bytes(w), used);
+  count(s, w->scale_dtype, td_weight_scale_bytes(w), used);
+  count(s, TD_I32, td_weight_zero_bytes(w), used);
   s->params += n;
   s->active_params += n * used.part / used.whole;
 }
@@ -38,7 +39,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_pl
                         const void *object) {
   const void *field = (const char *)object + p->offset;
   share all = {1, 1};
-  uint32_t n = td_dim_value(c, p->rows);
+  uint64_t n = td_dim_value(c, p->rows);
   switch (p->kind) {
   case TD_PLACE_WEIGHT: count_weight(s, field, all); return;
   case TD_PLACE_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
@@ -48,8 +49,12 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_pl
     for (uint32_t e = 0; e < c->n_experts; e++)
       count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
     return;
-  case TD_PLACE_VEC: count(s, ((const td_vec *)field)->dtype, n, all); break;
-  case TD_PLACE_F32: count(s, TD_F32, n, all); break;
+  case TD_PLACE_VEC: {
+    td_dtype dtype = ((const td_vec *)field)->dtype;
+    count(s, dtype, n * td_dtype_bytes(dtype), all);
+    break;
+  }
+  case TD_PLACE_F32: count(s, TD_F32, n * sizeof(float), all); break;
   }
   s->params += n;
   s->active_params += n;
@@ -88,8 +93,9 @@ static td_status open_model(td_model *m, const char *dir, td_err *err) {
   m->dir = strdup(dir);
   m->name = name_of(dir);
   if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
-  st = td_store_open(&m->store, dir, err);
-  if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->store, err);
+  st = td_quant_open_dir(&m->quant, dir, err);
+  if (st == TD_OK) st = td_store_open(&m->store, dir, err);
+  if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->quant, m->store, err);
   if (st == TD_OK) m->stats = count_all(m);
   return st;
 }
@@ -113,6 +119,7 @@ void td_model_close(td_model *model) {
   if (!model) return;
   td_binding_free(&model->binding);
   td_store_close(model->store);
+  td_quant_close(model->quant);
   free(model->dir);
   free(model->name);
   free(model);

@@ -47,7 +47,6 @@ typedef struct {
   // Multi-token prediction layers behind the last one, which are not used: as config.json says, and
   // after td_model_open as the checkpoint has them.
   uint32_t n_mtp_layers;
-  uint32_t fp8_block_rows, fp8_block_cols; // weights one scale covers; 0: no FP8 weights
   // generation
   int32_t bos_id; // -1: none
   int32_t eos_ids[TD_MAX_EOS];
@@ -81,10 +80,10 @@ typedef struct {
 typedef struct td_model td_model;
 
 typedef struct {
-  uint64_t params, active_params; // active: what one token's forward pass multiplies with
-  uint64_t bytes;                 // of all weights used
-  uint64_t active_bytes;          // read by one token's forward pass, embedding row excluded
-  uint64_t bytes_by_dtype[5];     // indexed by td_dtype
+  uint64_t params, active_params;       // active: what one token's forward pass multiplies with
+  uint64_t bytes;                       // of all weights used
+  uint64_t active_bytes;                // read by one token's forward pass, embedding row excluded
+  uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
 } td_model_stats;
 
 // Reads config.json and generation_config.json only.

@@ -47,7 +47,7 @@ enum {
 typedef enum {
   TD_PLACE_VEC,    // td_vec
   TD_PLACE_WEIGHT, // td_weight
-  TD_PLACE_PLAIN,  // td_weight, not FP8
+  TD_PLACE_PLAIN,  // td_weight, not quantized
   TD_PLACE_F32,    // const float *, converted where needed
   TD_PLACE_EXPERT, // td_weight *, one of each expert
 } td_place_kind;

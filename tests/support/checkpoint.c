@@ -161,9 +161,14 @@ void ck_make_fp8(checkpoint *ck, const char *name, uint32_t block, const char *s
 }
 
 uint64_t ck_bytes(const ck_tensor *t) {
-  uint64_t n = strcmp(t->dtype, "F32") == 0                                    ? 4
-               : strcmp(t->dtype, "BF16") == 0 || strcmp(t->dtype, "F16") == 0 ? 2
-                                                                               : 1;
+  static const struct {
+    const char *dtype;
+    uint64_t bytes;
+  } sizes[] = {{"F64", 8}, {"I64", 8}, {"F32", 4}, {"I32", 4}, {"BF16", 2}, {"F16", 2}};
+  uint64_t n = 1;
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    if (strcmp(t->dtype, sizes[i].dtype) == 0) n = sizes[i].bytes;
+  }
   for (uint32_t i = 0; i < t->n_dims; i++)
     n *= t->shape[i];
   return n;

@@ -139,7 +139,7 @@ static inline double ref_at(const td_weight *w, uint32_t r, uint32_t c) {
   if (w->dtype == TD_BF16) return ref_bf16(((const uint16_t *)w->data)[i]);
   double value = ref_e4m3(((const uint8_t *)w->data)[i]);
   size_t blocks = (w->cols + w->scale_cols - 1) / w->scale_cols;
-  return value * w->scale[r / w->scale_rows * blocks + c / w->scale_cols];
+  return value * ((const float *)w->scale)[r / w->scale_rows * blocks + c / w->scale_cols];
 }
 
 // ||a - b|| / ||b||

@@ -89,8 +89,6 @@ static void reads_deepseek(void **state) {
   assert_true(c.yarn.factor == 40 && c.yarn.beta_fast == 32 && c.yarn.beta_slow == 1);
   assert_true(c.yarn.mscale == 1 && c.yarn.mscale_all_dim == 0.5 && c.yarn.attention_factor == 0);
   assert_int_equal(c.yarn.original_max_position, 4096);
-  assert_int_equal(c.fp8_block_rows, 128);
-  assert_int_equal(c.fp8_block_cols, 64);
 }
 
 static void defaults_are_transformers(void **state) {
@@ -100,7 +98,6 @@ static void defaults_are_transformers(void **state) {
   check_deepseek(&c);
   assert_int_equal(c.max_position, 4096);
   assert_true(c.yarn.factor == 1);
-  assert_int_equal(c.fp8_block_rows, 0);
 
   c = parse_ok("{\"model_type\": \"qwen3_moe\"}", NULL);
   assert_int_equal(c.arch, TD_ARCH_QWEN3_MOE);
@@ -191,7 +188,6 @@ static void reads_variants(void **state) {
   assert_int_equal(c.head_dim, 64);
   assert_int_equal(c.n_experts, 16);
   assert_true(c.attention_bias && c.tie_embeddings);
-  assert_int_equal(c.fp8_block_rows, 128);
 }
 
 static void generation_config_goes_before(void **state) {
@@ -302,7 +298,7 @@ static void refuses_rope_and_quantization(void **state) {
       {"\"partial_rotary_factor\": 0.5", TD_EUNSUPPORTED, "partial_rotary_factor"},
       {"\"quantization_config\": []", TD_EFORMAT, "quantization_config must be an object"},
       {"\"quantization_config\": {}", TD_EUNSUPPORTED, "quant_method"},
-      {"\"quantization_config\": {\"quant_method\": \"awq\"}", TD_EUNSUPPORTED, "\"awq\""},
+      {"\"quantization_config\": {\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "\"bitnet\""},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}", TD_EUNSUPPORTED,
        "\"e5m2\""},
       {"\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null}",

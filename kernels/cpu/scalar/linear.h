@@ -1,10 +1,11 @@
 // kernels/cpu/scalar/linear.h - the reference matrix product, for each dtype's file to include.
 // Eight sums a (row, token) pair, lane l taking the columns with k % 8 == l of each run; a run's
-// sums are scaled and then added to the row's. Every run is decoded once for a block of tokens.
+// sums are scaled and then added to the row's. Every run is decoded once for a block of tokens. It
+// takes every format; the families differ for the sake of their other versions.
 #ifndef KERNELS_CPU_SCALAR_LINEAR_H
 #define KERNELS_CPU_SCALAR_LINEAR_H
 
-#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/codes.h"
 #include "kernels/decl.h"
 
 enum { RUN = 512, TOKENS = 32, LANES = 8 };
@@ -22,18 +23,22 @@ static inline void dot_run(const float *w, const float *x, uint32_t n, float sca
     total[l] += scale * sum[l];
 }
 
+static inline void decode_run(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
+                              float *out) {
+  for (uint32_t i = 0; i < n; i++)
+    out[i] = code_at(w, row, k + i);
+}
+
 static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0, uint32_t n_tok) {
   const td_weight *w = a->w;
-  const float *scales = row_scales(w, row);
+  float global = w->dtype == TD_F4E2M1 ? w->global_scale : 1;
   float buf[RUN];
   float total[TOKENS][LANES] = {{0}};
   uint32_t n;
   for (uint32_t k = 0; k < w->cols; k += n) {
     n = run_length(w, k, RUN);
-    size_t at = (size_t)row * w->cols + k;
-    for (uint32_t i = 0; i < n; i++)
-      buf[i] = f32_from_any(w->data, w->dtype, at + i);
-    float scale = scales ? scales[k / w->scale_cols] : 1;
+    decode_run(w, row, k, n, buf);
+    float scale = w->scale ? scale_at(w, row, k / w->scale_cols) : 1;
     for (uint32_t t = 0; t < n_tok; t++) {
       size_t x_row = a->x_rows ? a->x_rows[t0 + t] : t0 + t;
       dot_run(buf, a->x + x_row * a->ldx + k, n, scale, total[t]);
@@ -43,7 +48,7 @@ static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0
     float sum = 0;
     for (int l = 0; l < LANES; l++)
       sum += total[t][l];
-    a->y[(t0 + t) * a->ldy + row - a->y_row0] = sum;
+    a->y[(t0 + t) * a->ldy + row - a->y_row0] = global * sum;
   }
 }
 

@@ -1,16 +1,15 @@
 // kernels/cpu/scalar/rows.c - the reference versions of what works on one row of activations.
 #include <math.h>
 
-#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/codes.h"
 #include "kernels/decl.h"
 
 void decode_row__scalar(const td_decode_row_args *a) {
   const td_weight *w = a->w;
-  const float *scales = row_scales(w, a->row);
-  size_t at = (size_t)a->row * w->cols;
+  float global = w->dtype == TD_F4E2M1 ? w->global_scale : 1;
   for (uint32_t c = 0; c < w->cols; c++) {
-    float value = f32_from_any(w->data, w->dtype, at + c);
-    a->out[c] = scales ? value * scales[c / w->scale_cols] : value;
+    float scale = w->scale ? scale_at(w, a->row, c / w->scale_cols) * global : 1;
+    a->out[c] = code_at(w, a->row, c) * scale;
   }
 }
 

@@ -4,7 +4,7 @@
 enum { TILE_ROWS = 32, TILE_TOKENS = 192 };
 
 void td_cpu_linear_tile(const td_linear_args *args) {
-  td_kernels_linear(args->w->dtype)(args);
+  td_kernels_linear(args->w)(args);
 }
 
 typedef struct {
