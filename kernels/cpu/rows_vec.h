@@ -46,6 +46,8 @@ void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
     for (; c + VL <= w->cols; c += VL)
       vf_store(a->out + c, vf_from_bf16(data + c));
     if (c < w->cols) vf_store_n(a->out + c, vf_from_bf16_n(data + c, w->cols - c), w->cols - c);
+  } else if (w->dtype != TD_F8E4M3) {
+    decode_row__scalar(a);
   } else {
     const uint8_t *data = (const uint8_t *)w->data + at;
     const float *scales = row_scales(w, a->row);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -94,52 +95,173 @@ static inline double ref_through_half(double f) {
   return fabs(rounded) > 65504 ? copysign(65504, f) : rounded;
 }
 
-// A matrix of random weights, with data and scales at the end of guarded memory.
+static inline double ref_e2m1(unsigned code) {
+  int exponent = code >> 1 & 3, mantissa = code & 1;
+  double magnitude = exponent ? ldexp(2 + mantissa, exponent - 2) : 0.5 * mantissa;
+  return code & 8 ? -magnitude : magnitude;
+}
+
+// A way of storing weights and the kernels for it.
+typedef struct {
+  const char *family;
+  td_dtype dtype, scale_dtype;
+  td_layout layout;
+  bool zeros;
+  uint32_t zero_add;
+} ref_format;
+
+static const ref_format ref_formats[] = {
+    {"linear_f32", TD_F32, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_f8e4m3", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_f16", TD_F16, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_i8", TD_I8, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
+    {"linear_i4", TD_I4, TD_F32, TD_LAYOUT_ROWS, false, 0},
+    {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, true, 0},
+    {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 1},
+    {"linear_i4_gptq", TD_I4, TD_BF16, TD_LAYOUT_GPTQ, true, 0},
+    {"linear_i4_awq", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0},
+    {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0},
+};
+
+// A matrix of random weights, with data, scales and zero points at the end of guarded memory.
 typedef struct {
   td_weight w;
-  ref_mem data, scale;
+  ref_mem data, scale, zero;
 } ref_weight;
+
+static inline void ref_fill_scales(uint64_t *state, const ref_mem *mem, td_dtype dtype, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    float value = (ref_float(state) + 1.5f) * 0x1p-7f;
+    uint8_t byte = (uint8_t)(ref_next(state) >> 32);
+    switch (dtype) {
+    case TD_F32: ((float *)mem->data)[i] = value; break;
+    case TD_BF16: ((uint16_t *)mem->data)[i] = ref_to_bf16(value); break;
+    case TD_F16: ((uint16_t *)mem->data)[i] = 0x1800 | (byte << 4 & 0x0fff); break;
+    case TD_F8E8M0: ((uint8_t *)mem->data)[i] = 110 + byte % 32; break;
+    default: ((uint8_t *)mem->data)[i] = (byte & 0x7f) == 0x7f ? 1 : byte; break;
+    }
+  }
+}
+
+// 4-bit formats have scale_rows 1 whatever is asked for; AWQ needs whole words of rows.
+static inline ref_weight ref_make_format(uint64_t *state, const ref_format *f, uint32_t rows,
+                                         uint32_t cols, uint32_t scale_rows, uint32_t scale_cols) {
+  ref_weight r = {.w = {.dtype = f->dtype, .layout = f->layout, .rows = rows, .cols = cols}};
+  size_t n_bytes = td_weight_data_bytes(&r.w);
+  r.data = ref_guarded(n_bytes);
+  r.w.data = r.data.data;
+  for (size_t i = 0; i < n_bytes; i++)
+    ((uint8_t *)r.data.data)[i] = (uint8_t)(ref_next(state) >> 40);
+  for (size_t i = 0; i < (size_t)rows * cols; i++) { // NaN has its own test
+    if (f->dtype == TD_F32) ((float *)r.data.data)[i] = ref_float(state);
+    if (f->dtype == TD_BF16) ((uint16_t *)r.data.data)[i] = ref_to_bf16(ref_float(state));
+    if (f->dtype == TD_F16) ((uint16_t *)r.data.data)[i] &= 0xbfff;
+    if (f->dtype == TD_F8E4M3) {
+      uint8_t *code = (uint8_t *)r.data.data + i;
+      if ((*code & 0x7f) == 0x7f) *code ^= 1;
+    }
+  }
+  if (f->dtype == TD_F32 || f->dtype == TD_BF16 || f->dtype == TD_F16) return r;
+  r.w.scale_rows = td_dtype_bits(f->dtype) == 4 ? 1 : scale_rows;
+  r.w.scale_cols = scale_cols;
+  r.w.scale_dtype = f->scale_dtype;
+  r.w.global_scale = f->scale_dtype == TD_F8E4M3 ? 0x1.4p-5f : 1;
+  r.w.scale = &r; // for the size
+  size_t scale_bytes = td_weight_scale_bytes(&r.w);
+  r.scale = ref_guarded(scale_bytes);
+  r.w.scale = r.scale.data;
+  ref_fill_scales(state, &r.scale, f->scale_dtype, scale_bytes / td_dtype_bytes(f->scale_dtype));
+  if (!f->zeros) return r;
+  r.w.zero_add = f->zero_add;
+  size_t n_words = ((size_t)rows + 7) / 8 * td_weight_groups(&r.w);
+  r.zero = ref_guarded(n_words * sizeof(uint32_t));
+  for (size_t i = 0; i < n_words; i++)
+    ((uint32_t *)r.zero.data)[i] = (uint32_t)ref_next(state);
+  r.w.zero = r.zero.data;
+  return r;
+}
 
 static inline ref_weight ref_make_weight(uint64_t *state, td_dtype dtype, uint32_t rows,
                                          uint32_t cols, uint32_t scale_rows, uint32_t scale_cols) {
-  size_t n = (size_t)rows * cols;
-  ref_weight r = {.w = {.dtype = dtype, .rows = rows, .cols = cols}};
-  r.data = ref_guarded(n * td_dtype_bytes(dtype));
-  r.w.data = r.data.data;
-  for (size_t i = 0; i < n; i++) {
-    if (dtype == TD_F32) ((float *)r.data.data)[i] = ref_float(state);
-    if (dtype == TD_BF16) ((uint16_t *)r.data.data)[i] = ref_to_bf16(ref_float(state));
-    if (dtype == TD_F8E4M3) {
-      uint8_t code = (uint8_t)ref_next(state);
-      if ((code & 0x7f) == 0x7f) code ^= 1; // NaN has its own test
-      ((uint8_t *)r.data.data)[i] = code;
-    }
-  }
-  if (dtype != TD_F8E4M3) return r;
-  r.w.scale_rows = scale_rows;
-  r.w.scale_cols = scale_cols;
-  size_t n_scales = (size_t)((rows + scale_rows - 1) / scale_rows) *
-                    ((cols + scale_cols - 1) / scale_cols);
-  r.scale = ref_guarded(n_scales * sizeof(float));
-  float *scale = r.scale.data;
-  for (size_t i = 0; i < n_scales; i++)
-    scale[i] = (ref_float(state) + 1.5f) * 0x1p-7f;
-  r.w.scale = scale;
-  return r;
+  ref_format f = {.dtype = dtype};
+  return ref_make_format(state, &f, rows, cols, scale_rows, scale_cols);
 }
 
 static inline void ref_free_weight(ref_weight *r) {
   ref_unmap(&r->data);
   ref_unmap(&r->scale);
+  ref_unmap(&r->zero);
+}
+
+// The place of row % 8 in AWQ's words.
+static inline uint32_t ref_awq_place(uint32_t row) {
+  static const uint32_t order[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  uint32_t place = 0;
+  while (order[place] != row % 8)
+    place++;
+  return place;
+}
+
+// Where a 4-bit code is: counted in codes from the beginning of the data, two a byte, low first.
+static inline size_t ref_index4(const td_weight *w, uint32_t r, uint32_t c) {
+  size_t rows = w->rows, cols = w->cols;
+  if (w->layout == TD_LAYOUT_GPTQ) return (c / 8 * rows + r) * 8 + c % 8;
+  if (w->layout == TD_LAYOUT_AWQ) return (c * (rows / 8) + r / 8) * 8 + ref_awq_place(r);
+  size_t unit = w->dtype == TD_I4 ? 8 : 2;
+  return (cols + unit - 1) / unit * unit * r + c;
+}
+
+static inline int ref_nibble(const void *data, size_t idx) {
+  return ((const uint8_t *)data)[idx / 2] >> idx % 2 * 4 & 15;
+}
+
+static inline void ref_set_nibble(void *data, size_t idx, unsigned code) {
+  uint8_t *byte = (uint8_t *)data + idx / 2;
+  *byte = (uint8_t)(idx % 2 ? (*byte & 15) | code << 4 : (*byte & 0xf0) | code);
+}
+
+static inline int ref_zero(const td_weight *w, uint32_t r, uint32_t c) {
+  if (!w->zero) return 8;
+  size_t group = c / w->scale_cols, groups = (w->cols + w->scale_cols - 1) / w->scale_cols;
+  size_t words = ((size_t)w->rows + 7) / 8;
+  size_t word = w->layout == TD_LAYOUT_ROWS ? r / 8 * groups + group : group * words + r / 8;
+  uint32_t place = w->layout == TD_LAYOUT_AWQ ? ref_awq_place(r) : r % 8;
+  return ref_nibble(w->zero, word * 8 + place) + (int)w->zero_add;
+}
+
+// The scale of an element, the global one included; 1 without.
+static inline double ref_scale(const td_weight *w, uint32_t r, uint32_t c) {
+  if (!w->scale) return 1;
+  size_t groups = (w->cols + w->scale_cols - 1) / w->scale_cols;
+  size_t at = w->layout == TD_LAYOUT_ROWS ? r / w->scale_rows * groups + c / w->scale_cols
+                                          : (size_t)c / w->scale_cols * w->rows + r;
+  switch (w->scale_dtype) {
+  case TD_BF16: return ref_bf16(((const uint16_t *)w->scale)[at]);
+  case TD_F16: return ref_half(((const uint16_t *)w->scale)[at]);
+  case TD_F8E4M3: return ref_e4m3(((const uint8_t *)w->scale)[at]) * w->global_scale;
+  case TD_F8E8M0: {
+    uint8_t code = ((const uint8_t *)w->scale)[at];
+    return code == 255 ? NAN : ldexp(1, code - 127) * w->global_scale;
+  }
+  default: return ((const float *)w->scale)[at];
+  }
 }
 
 static inline double ref_at(const td_weight *w, uint32_t r, uint32_t c) {
   size_t i = (size_t)r * w->cols + c;
-  if (w->dtype == TD_F32) return ((const float *)w->data)[i];
-  if (w->dtype == TD_BF16) return ref_bf16(((const uint16_t *)w->data)[i]);
-  double value = ref_e4m3(((const uint8_t *)w->data)[i]);
-  size_t blocks = (w->cols + w->scale_cols - 1) / w->scale_cols;
-  return value * ((const float *)w->scale)[r / w->scale_rows * blocks + c / w->scale_cols];
+  switch (w->dtype) {
+  case TD_F32: return ((const float *)w->data)[i];
+  case TD_BF16: return ref_bf16(((const uint16_t *)w->data)[i]);
+  case TD_F16: return ref_half(((const uint16_t *)w->data)[i]);
+  case TD_F8E4M3: return ref_e4m3(((const uint8_t *)w->data)[i]) * ref_scale(w, r, c);
+  case TD_I8: return ((const int8_t *)w->data)[i] * ref_scale(w, r, c);
+  case TD_I4:
+    return (ref_nibble(w->data, ref_index4(w, r, c)) - ref_zero(w, r, c)) * ref_scale(w, r, c);
+  default: return ref_e2m1((unsigned)ref_nibble(w->data, ref_index4(w, r, c))) * ref_scale(w, r, c);
+  }
 }
 
 // ||a - b|| / ||b||

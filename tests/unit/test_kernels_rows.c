@@ -175,15 +175,15 @@ static bool check_to_half(void (*fn)(void), const void *arg, why *w) {
 // The stored value times its scale, rounded once.
 static bool check_decode(void (*fn)(void), const void *arg, why *w) {
   (void)arg;
-  static const td_dtype dtypes[] = {TD_F32, TD_BF16, TD_F8E4M3};
   uint64_t rng = 4;
-  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(dtypes); c++) {
-    uint32_t cols = (uint32_t)lengths[c / TD_COUNT(dtypes)];
-    ref_weight weight = ref_make_weight(&rng, dtypes[c % TD_COUNT(dtypes)], 5, cols, 2, 48);
+  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(ref_formats); c++) {
+    uint32_t cols = (uint32_t)lengths[c / TD_COUNT(ref_formats)];
+    const ref_format *f = &ref_formats[c % TD_COUNT(ref_formats)];
+    ref_weight weight = ref_make_format(&rng, f, 8, cols, 2, 48);
     if (weight.w.dtype == TD_F8E4M3) ((uint8_t *)weight.data.data)[cols * 3] = 0x7f;
     ref_mem out = ref_guarded(cols * sizeof(float));
     bool ok = true;
-    for (uint32_t row = 0; ok && row < 5; row++) {
+    for (uint32_t row = 0; ok && row < 8; row++) {
       ((void (*)(const td_decode_row_args *))fn)(
           &(td_decode_row_args){.w = &weight.w, .out = out.data, .row = row});
       for (uint32_t i = 0; ok && i < cols; i++) {

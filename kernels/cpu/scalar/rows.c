@@ -8,8 +8,8 @@ void decode_row__scalar(const td_decode_row_args *a) {
   const td_weight *w = a->w;
   float global = w->dtype == TD_F4E2M1 ? w->global_scale : 1;
   for (uint32_t c = 0; c < w->cols; c++) {
-    float scale = w->scale ? scale_at(w, a->row, c / w->scale_cols) * global : 1;
-    a->out[c] = code_at(w, a->row, c) * scale;
+    float scale = w->scale ? scale_at(w, a->row, c / w->scale_cols) : 1;
+    a->out[c] = code_at(w, a->row, c) * scale * global; // the first product is exact for 4 bits
   }
 }
 

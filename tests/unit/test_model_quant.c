@@ -1,0 +1,414 @@
+// tests/unit/test_model_quant.c - quantization_config and the tensors of quantized matrices: what
+// is read, what it becomes, and what is refused.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "config/json.h"
+#include "model/quant.h"
+#include "support/checkpoint.h"
+
+#define CT(format, weights, rest)                                                                  \
+  "{\"quant_method\": \"compressed-tensors\", \"format\": \"" format                               \
+  "\", \"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], \"input_activations\": null, " \
+  "\"weights\": " weights "}}" rest "}"
+
+#define INT4_G16                                                                                   \
+  "{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 16,"              \
+  " \"symmetric\": true, \"actorder\": null, \"block_structure\": null, \"dynamic\": false}"
+
+static td_status parse(const char *quant, td_quant **out, td_err *err) {
+  char text[4096];
+  snprintf(text, sizeof text, "{\"quantization_config\": %s}", quant);
+  cJSON *root;
+  assert_int_equal(td_json_parse(&root, text, strlen(text), TD_JSON_MAX_DEPTH, err), TD_OK);
+  td_status st = td_quant_open(out, root, "dir/config.json", err);
+  cJSON_Delete(root);
+  return st;
+}
+
+static td_quant *parse_ok(const char *quant) {
+  td_quant *q;
+  td_err err;
+  if (parse(quant, &q, &err) != TD_OK) fail_msg("%s: %s", quant, err.msg);
+  return q;
+}
+
+static void reads_every_method(void **state) {
+  (void)state;
+  static const struct {
+    const char *config;
+    td_quant_scheme want;
+  } cases[] = {
+      {"{\"quant_method\": \"fp8\"}", {TD_QUANT_FP8, 128, 128, true, 0}},
+      {"{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 64]}",
+       {TD_QUANT_FP8, 128, 64, true, 0}},
+      {CT("pack-quantized", INT4_G16, ""), {TD_QUANT_PACKED, 1, 16, true, 0}},
+      {CT("pack-quantized",
+          "{\"num_bits\": 4, \"strategy\": \"channel\", \"group_size\": -1, \"symmetric\": false,"
+          " \"actorder\": \"weight\"}",
+          ", \"sparsity_config\": {}"),
+       {TD_QUANT_PACKED, 1, 0, false, 0}},
+      {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""),
+       {TD_QUANT_INT, 1, 0, true, 0}},
+      {CT("naive-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
+       {TD_QUANT_INT, 0, 0, true, 0}},
+      {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"channel\"}", ""),
+       {TD_QUANT_FLOAT, 1, 0, true, 0}},
+      {CT("float-quantized",
+          "{\"type\": \"float\", \"strategy\": \"block\", \"block_structure\": [128, 32]}", ""),
+       {TD_QUANT_FLOAT, 128, 32, true, 0}},
+      {CT("nvfp4-pack-quantized",
+          "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"tensor_group\","
+          " \"group_size\": 16}",
+          ""),
+       {TD_QUANT_NVFP4, 1, 16, true, 0}},
+      {CT("mxfp4-pack-quantized",
+          "{\"type\": \"float\", \"num_bits\": 4, \"group_size\": 32, \"scale_dtype\": "
+          "\"torch.uint8\"}",
+          ""),
+       {TD_QUANT_MXFP4_CT, 1, 32, true, 0}},
+      {"{\"quant_method\": \"mxfp4\", \"modules_to_not_convert\": [\"lm_head\"]}",
+       {TD_QUANT_MXFP4, 1, 32, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}",
+       {TD_QUANT_MODELOPT, 1, 16, true, 0}},
+      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"desc_act\": true,"
+       " \"sym\": true, \"checkpoint_format\": \"gptq\", \"dynamic\": {}}",
+       {TD_QUANT_GPTQ, 1, 128, false, 1}},
+      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": -1,"
+       " \"checkpoint_format\": \"gptq_v2\"}",
+       {TD_QUANT_GPTQ, 1, 0, false, 0}},
+      {"{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, \"version\": \"gemm\","
+       " \"zero_point\": true, \"modules_to_not_convert\": null}",
+       {TD_QUANT_AWQ, 1, 64, false, 0}},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_quant *q = parse_ok(cases[i].config);
+    const td_quant_scheme *s = td_quant_find(q, "model.layers.0.mlp.up_proj");
+    const td_quant_scheme *want = &cases[i].want;
+    assert_non_null(s);
+    if (s->format != want->format || s->scale_rows != want->scale_rows ||
+        s->scale_cols != want->scale_cols || s->symmetric != want->symmetric ||
+        s->zero_add != want->zero_add) {
+      fail_msg("%s: format %d, [%u, %u], %d, %u", cases[i].config, s->format, s->scale_rows,
+               s->scale_cols, s->symmetric, s->zero_add);
+    }
+    td_quant_close(q);
+  }
+}
+
+static void targets_and_ignores(void **state) {
+  (void)state;
+  td_quant *q = parse_ok(
+      "{\"quant_method\": \"compressed-tensors\", \"format\": \"mixed-precision\","
+      " \"config_groups\": {"
+      "  \"a\": {\"targets\": [\"Linear\"], \"format\": \"pack-quantized\", \"weights\": " INT4_G16
+      "},"
+      "  \"b\": {\"targets\": [\"re:.*self_attn.(q|o)_proj$\", \"re:lm_head\"],"
+      "   \"format\": \"float-quantized\","
+      "   \"weights\": {\"type\": \"float\", \"num_bits\": 8, \"strategy\": \"channel\"}},"
+      "  \"c\": {\"targets\": [\"model.layers.1.self_attn.o_proj\"], \"format\": \"int-quantized\","
+      "   \"weights\": {\"num_bits\": 8, \"strategy\": \"tensor\"}},"
+      "  \"d\": {\"targets\": [\"Linear\"], \"weights\": null}},"
+      " \"ignore\": [\"re:.*mlp\\\\.gate$\", \"model.layers.0.mlp.up_proj\"]}");
+  static const struct {
+    const char *module;
+    int format; // -1: none
+  } cases[] = {
+      {"model.layers.0.mlp.down_proj", TD_QUANT_PACKED},
+      {"model.layers.0.mlp.up_proj", -1},
+      {"model.layers.10.mlp.up_proj", TD_QUANT_PACKED},
+      {"model.layers.3.mlp.gate", -1},
+      {"model.layers.3.mlp.gate_proj", TD_QUANT_PACKED},
+      {"model.layers.0.self_attn.q_proj", TD_QUANT_FLOAT},
+      {"model.layers.0.self_attn.q_proj_not", TD_QUANT_PACKED},
+      {"model.layers.0.self_attn.o_proj", TD_QUANT_FLOAT},
+      {"model.layers.1.self_attn.o_proj", TD_QUANT_INT}, // a name goes before an expression
+      {"lm_head", TD_QUANT_FLOAT},
+      {"x.lm_head", TD_QUANT_PACKED}, // expressions match from the beginning
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_quant_scheme *s = td_quant_find(q, cases[i].module);
+    int format = s ? (int)s->format : -1;
+    if (format != cases[i].format) fail_msg("%s: format %d", cases[i].module, format);
+  }
+  td_quant_close(q);
+
+  cJSON *root = cJSON_Parse("{\"model_type\": \"x\"}");
+  assert_int_equal(td_quant_open(&q, root, "f", NULL), TD_OK);
+  assert_null(td_quant_find(q, "lm_head"));
+  td_quant_close(q);
+  cJSON_Delete(root);
+}
+
+static void refuses_bad_configs(void **state) {
+  (void)state;
+  static const struct {
+    const char *config;
+    td_status status;
+    const char *says;
+  } cases[] = {
+      {"{\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "quant_method \"bitnet\""},
+      {CT("marlin-24", INT4_G16, ""), TD_EUNSUPPORTED, "format \"marlin-24\""},
+      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
+       "8-bit int, strategy channel"},
+      {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\", \"symmetric\": false}",
+          ""),
+       TD_EUNSUPPORTED, "not symmetric"},
+      {CT("float-quantized", "{\"type\": \"int\", \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
+       "8-bit int"},
+      {CT("nvfp4-pack-quantized",
+          "{\"type\": \"float\", \"num_bits\": 4, \"strategy\": \"group\", \"group_size\": 32}",
+          ""),
+       TD_EUNSUPPORTED, "group_size 32"},
+      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 12}", ""), TD_EUNSUPPORTED,
+       "group_size 12"},
+      {CT("pack-quantized", "{\"num_bits\": 4, \"strategy\": \"group\"}", ""), TD_EUNSUPPORTED,
+       "group_size 0"},
+      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 1e9}", ""), TD_EFORMAT,
+       "group_size"},
+      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"actorder\": \"group\"}", ""),
+       TD_EUNSUPPORTED, "actorder \"group\""},
+      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"actorder\": true}", ""),
+       TD_EUNSUPPORTED, "actorder"},
+      {CT("int-quantized", "{\"num_bits\": 8, \"dynamic\": true}", ""), TD_EUNSUPPORTED, "dynamic"},
+      {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"block\"}", ""), TD_EFORMAT,
+       "block_structure"},
+      {CT("pack-quantized", INT4_G16, ", \"ignore\": \"lm_head\""), TD_EFORMAT, "ignore must be"},
+      {CT("pack-quantized", INT4_G16, ", \"ignore\": [1]"), TD_EFORMAT, "ignore must be"},
+      {CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:(\"]"), TD_EFORMAT,
+       "\"re:(\" is not a regular expression"},
+      {CT("pack-quantized", INT4_G16, ", \"sparsity_config\": {\"format\": \"sparse-bitmask\"}"),
+       TD_EUNSUPPORTED, "sparse-bitmask"},
+      {CT("pack-quantized", "7", ""), TD_EFORMAT, "weights must be an object"},
+      {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": []}", TD_EFORMAT,
+       "config_groups must be"},
+      {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": 1}}", TD_EFORMAT,
+       "config_groups: g must be"},
+      {"{\"quant_method\": \"gptq\", \"bits\": 8}", TD_EUNSUPPORTED, "bits 8"},
+      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 12}", TD_EUNSUPPORTED,
+       "group_size 12"},
+      {"{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}",
+       TD_EUNSUPPORTED, "checkpoint_format \"marlin\""},
+      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"-:.*attn\": {}}}", TD_EUNSUPPORTED, "dynamic"},
+      {"{\"quant_method\": \"awq\", \"version\": \"gemv\"}", TD_EUNSUPPORTED, "version \"gemv\""},
+      {"{\"quant_method\": \"awq\", \"zero_point\": false}", TD_EUNSUPPORTED, "zero_point"},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}", TD_EUNSUPPORTED, "\"FP8\""},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_quant *q;
+    td_err err;
+    td_status st = parse(cases[i].config, &q, &err);
+    assert_null(q);
+    if (st != cases[i].status || !strstr(err.msg, cases[i].says) ||
+        strncmp(err.msg, "dir/config.json: ", 17) != 0) {
+      fail_msg("%s: status %d, message %s", cases[i].config, st, st == TD_OK ? "" : err.msg);
+    }
+  }
+}
+
+// Checkpoints with one quantized matrix, [48][32].
+#define MODULE "model.layers.0.mlp.up_proj"
+
+static void start(checkpoint *ck, const char *quant) {
+  ck_qwen3(ck);
+  ck_set(ck, "quantization_config", quant);
+  ck_drop(ck, MODULE ".weight");
+}
+
+static td_model *open_ok(const checkpoint *ck) {
+  td_model *m;
+  td_err err;
+  ck_write(ck);
+  if (ck_open(ck, &m, &err) != TD_OK) fail_msg("%s", err.msg);
+  return m;
+}
+
+static void refused(const checkpoint *ck, td_status status, const char *const *words) {
+  td_model *m;
+  td_err err;
+  ck_write(ck);
+  td_status st = ck_open(ck, &m, &err);
+  if (st == TD_OK) fail_msg("opened, though it should say: %s", words[0]);
+  for (; *words; words++) {
+    if (!strstr(err.msg, *words)) fail_msg("no \"%s\" in: %s", *words, err.msg);
+  }
+  assert_int_equal(st, status);
+}
+
+#define REFUSED(ck, status, ...) refused(ck, status, (const char *const[]){__VA_ARGS__, NULL})
+
+// Bytes of a tensor as the fixture writes them.
+static bool holds(checkpoint *ck, const char *name, const void *data) {
+  const ck_tensor *t = ck_find(ck, name);
+  for (uint64_t i = 0; i < ck_bytes(t); i++) {
+    if (((const uint8_t *)data)[i] != ck_byte(t, i)) return false;
+  }
+  return true;
+}
+
+static void binds_words_with_zero_points(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"symmetric\": false}",
+                ", \"ignore\": [\"lm_head\"]"));
+  ck_add(&ck, MODULE ".weight_packed", "I32", 48, 4, 0);
+  ck_add(&ck, MODULE ".weight_scale", "BF16", 48, 2, 0);
+  ck_add(&ck, MODULE ".weight_zero_point", "I32", 6, 2, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_I4);
+  assert_int_equal(w->layout, TD_LAYOUT_ROWS);
+  assert_int_equal(w->scale_dtype, TD_BF16);
+  assert_int_equal(w->scale_rows, 1);
+  assert_int_equal(w->scale_cols, 16);
+  assert_int_equal(w->zero_add, 0);
+  assert_true(holds(&ck, MODULE ".weight_packed", w->data));
+  assert_true(holds(&ck, MODULE ".weight_scale", w->scale));
+  assert_true(holds(&ck, MODULE ".weight_zero_point", w->zero));
+  assert_int_equal(td_weight_bytes(w), 48 * 16 + 48 * 2 * 2 + 6 * 2 * 4);
+  td_model_stats s = td_model_stats_of(m);
+  assert_int_equal(s.bytes_by_dtype[TD_I4], 48 * 16);
+  assert_int_equal(s.bytes_by_dtype[TD_I32], 6 * 2 * 4);
+  td_model_close(m);
+  ck_free(&ck);
+}
+
+static void binds_columns_of_words(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 16}");
+  ck_add(&ck, MODULE ".qweight", "I32", 4, 48, 0);
+  ck_add(&ck, MODULE ".scales", "F16", 2, 48, 0);
+  ck_add(&ck, MODULE ".qzeros", "I32", 2, 6, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->layout, TD_LAYOUT_GPTQ);
+  assert_int_equal(w->scale_dtype, TD_F16);
+  assert_int_equal(w->zero_add, 1);
+  assert_true(holds(&ck, MODULE ".qweight", w->data) && holds(&ck, MODULE ".scales", w->scale));
+  assert_int_equal(td_weight_bytes(w), 4 * 48 * 4 + 2 * 48 * 2 + 2 * 6 * 4);
+  td_model_close(m);
+  // Written from the name, the group of column 0 is far from 0.
+  ck_add(&ck, MODULE ".g_idx", "I32", 32, 0, 0);
+  REFUSED(&ck, TD_EUNSUPPORTED, MODULE ".g_idx", "desc_act");
+  ck_free(&ck);
+
+  start(&ck, "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 16}");
+  ck_add(&ck, MODULE ".qweight", "I32", 32, 6, 0);
+  ck_add(&ck, MODULE ".scales", "F16", 2, 48, 0);
+  ck_add(&ck, MODULE ".qzeros", "I32", 2, 6, 0);
+  m = open_ok(&ck);
+  w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->layout, TD_LAYOUT_AWQ);
+  assert_int_equal(w->zero_add, 0);
+  td_model_close(m);
+  ck_find(&ck, MODULE ".qweight")->shape[1] = 48;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".qweight", "[32, 48]", "[32, 6]");
+  ck_free(&ck);
+}
+
+static void binds_fp4(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, "{\"quant_method\": \"mxfp4\"}");
+  ck_add(&ck, MODULE ".weight", "U8", 48, 16, 0);
+  ck_add(&ck, MODULE ".weight_scale", "U8", 48, 1, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_F4E2M1);
+  assert_int_equal(w->scale_dtype, TD_F8E8M0);
+  assert_true(w->global_scale == 1);
+  td_model_close(m);
+  strcpy(ck_find(&ck, MODULE ".weight")->dtype, "I8"); // as DeepSeek V4 has it
+  strcpy(ck_find(&ck, MODULE ".weight_scale")->dtype, "F8_E8M0");
+  td_model_close(open_ok(&ck));
+  strcpy(ck_find(&ck, MODULE ".weight_scale")->dtype, "F32");
+  REFUSED(&ck, TD_EUNSUPPORTED, MODULE ".weight_scale", "dtype F32");
+  ck_free(&ck);
+
+  start(&ck, CT("nvfp4-pack-quantized",
+                "{\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}", ""));
+  ck_add(&ck, MODULE ".weight_packed", "U8", 48, 16, 0);
+  ck_add(&ck, MODULE ".weight_scale", "F8_E4M3", 48, 2, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_global_scale is missing");
+  ck_add(&ck, MODULE ".weight_global_scale", "F32", 1, 0, 0);
+  m = open_ok(&ck);
+  w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->scale_dtype, TD_F8E4M3);
+  float divisor;
+  uint8_t bytes[4];
+  for (uint64_t i = 0; i < 4; i++)
+    bytes[i] = ck_byte(ck_find(&ck, MODULE ".weight_global_scale"), i);
+  memcpy(&divisor, bytes, sizeof divisor);
+  assert_true(w->global_scale == 1 / divisor);
+  td_model_close(m);
+  ck_free(&ck);
+}
+
+static void binds_int8_and_fp8_rows(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
+  ck_add(&ck, MODULE ".weight", "I8", 48, 32, 0);
+  ck_add(&ck, MODULE ".weight_scale", "BF16", 48, 1, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_I8);
+  assert_int_equal(w->scale_dtype, TD_F32);
+  assert_int_equal(w->scale_rows, 1);
+  assert_int_equal(w->scale_cols, 32);
+  td_model_close(m);
+  ck_find(&ck, MODULE ".weight_scale")->shape[0] = 47;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "[47, 1]", "[48, 1]");
+  ck_free(&ck);
+
+  start(&ck, CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"tensor\"}", ""));
+  ck_add(&ck, MODULE ".weight", "F8_E4M3", 48, 32, 0);
+  ck_add(&ck, MODULE ".weight_scale", "F32", 1, 0, 0);
+  m = open_ok(&ck);
+  w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->scale_rows, 48);
+  assert_int_equal(w->scale_cols, 32);
+  td_model_close(m);
+  strcpy(ck_find(&ck, MODULE ".weight")->dtype, "I8");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "has dtype I8", "quantization_config", "F8_E4M3");
+  ck_free(&ck);
+}
+
+static void refuses_what_does_not_fit(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, CT("pack-quantized", INT4_G16, ", \"ignore\": [\"re:.*layers\\\\.0\\\\.mlp.*\"]"));
+  ck_add(&ck, MODULE ".weight_packed", "I32", 48, 4, 0);
+  ck_add(&ck, MODULE ".weight_scale", "F32", 48, 2, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed", "is I32", "quantization_config");
+  ck_set(&ck, "quantization_config", CT("pack-quantized", INT4_G16, ""));
+  ck_add(&ck, MODULE ".weight_shape", "I64", 2, 0, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_shape", "[48, 32]");
+  ck_drop(&ck, MODULE ".weight_shape");
+  ck_add(&ck, MODULE ".weight_g_idx", "I32", 32, 0, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_g_idx", "is not part of");
+  ck_drop(&ck, MODULE ".weight_g_idx");
+  td_model_close(open_ok(&ck));
+  ck_drop(&ck, MODULE ".weight_scale");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
+  ck_drop(&ck, MODULE ".weight_packed");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_packed is missing");
+  ck_free(&ck);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(reads_every_method),      cmocka_unit_test(targets_and_ignores),
+      cmocka_unit_test(refuses_bad_configs),     cmocka_unit_test(binds_words_with_zero_points),
+      cmocka_unit_test(binds_columns_of_words),  cmocka_unit_test(binds_fp4),
+      cmocka_unit_test(binds_int8_and_fp8_rows), cmocka_unit_test(refuses_what_does_not_fit),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
