@@ -36,6 +36,24 @@ static void sync_ok(td_stream *stream) {
   if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 
+// First of all, since the choice of kernels is made once in a process.
+static void test_unknown_isa_is_an_error(void **state) {
+  (void)state;
+  const char *forced = getenv("TANDEM_FORCE_ISA");
+  char *kept = forced ? strdup(forced) : NULL;
+  td_dev *dev;
+  td_err err;
+  setenv("TANDEM_FORCE_ISA", "abacus", 1);
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu"}, &err), TD_EINVAL);
+  assert_null(dev);
+  assert_non_null(strstr(err.msg, "abacus"));
+  if (kept)
+    setenv("TANDEM_FORCE_ISA", kept, 1);
+  else
+    unsetenv("TANDEM_FORCE_ISA");
+  free(kept);
+}
+
 static void test_names_and_dtype(void **state) {
   (void)state;
   td_dev *dev = open_dev(3);
@@ -268,6 +286,7 @@ static void test_streams_share_the_team(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_unknown_isa_is_an_error),
       cmocka_unit_test(test_names_and_dtype),
       cmocka_unit_test(test_ring_back_pressure_keeps_order),
       cmocka_unit_test(test_streams_wait_for_one_another),

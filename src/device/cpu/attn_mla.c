@@ -6,7 +6,7 @@
 
 #include "device/cpu/attn.h"
 
-enum { EXPANDED_QUERIES = 128 };
+enum { EXPANDED_QUERIES = 512 }; // about 170 make the expansion of a block worth its while
 
 typedef struct {
   const td_attn_mla_args *a;
