@@ -19,6 +19,7 @@ typedef struct {
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
+  td_dtype kv_dtype; // of the pages: TD_F16 or TD_F32
 } layout;
 
 typedef struct {
@@ -59,7 +60,9 @@ static void make_world(world *w, const layout *l) {
   }
   w->max_pages += 1;
   size_t n_pages = (size_t)l->n_seqs * w->max_pages;
-  w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * 2 * (l->mla ? 1 : 2) + 64;
+  w->page_bytes = (size_t)l->page_tokens * entry_floats(l) * td_dtype_bytes(l->kv_dtype) *
+                      (l->mla ? 1 : 2) +
+                  64;
   w->pages = malloc(n_pages * w->page_bytes);
   memset(w->pages, 0xff, n_pages * w->page_bytes); // NaN: what was never stored must not be used
   w->page_table = malloc(n_pages * sizeof *w->page_table);
@@ -114,7 +117,7 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                          .n_seqs = l->n_seqs,
                          .max_pages = w->max_pages,
                          .page_tokens = l->page_tokens};
-  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = TD_F16};
+  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = l->kv_dtype};
   if (l->mla) {
     td_op_kv_store_mla(stream, &(td_kv_store_mla_args){batch, kv, k, e});
     td_op_attn_mla(stream, &(td_attn_mla_args){.batch = batch,
@@ -163,6 +166,11 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
   free(v);
 }
 
+// What the cache makes of a value.
+static double cached(const world *w, double f) {
+  return w->l.kv_dtype == TD_F16 ? ref_through_half(f) : f;
+}
+
 // The key and value that head h of sequence s sees at position p, from what the cache keeps.
 static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double *k, double *v) {
   const layout *l = &w->l;
@@ -170,14 +178,14 @@ static void naive_kv(const world *w, uint32_t s, uint32_t h, uint32_t p, double 
   if (!l->mla) {
     size_t at = p * e + (size_t)(h / (l->n_heads / l->n_kv_heads)) * l->head_dim;
     for (uint32_t d = 0; d < l->head_dim; d++) {
-      k[d] = ref_through_half(w->k[s][at + d]);
-      v[d] = ref_through_half(w->v[s][at + d]);
+      k[d] = cached(w, w->k[s][at + d]);
+      v[d] = cached(w, w->v[s][at + d]);
     }
     return;
   }
   double latent[640];
   for (uint32_t d = 0; d < e; d++)
-    latent[d] = ref_through_half(w->k[s][p * e + d]);
+    latent[d] = cached(w, w->k[s][p * e + d]);
   for (uint32_t d = 0; d < l->nope + l->v_dim; d++) {
     double sum = 0;
     for (uint32_t c = 0; c < l->rank; c++) {
@@ -235,7 +243,7 @@ static void check_naive(const world *w, uint32_t every) {
 
 // Whole sequences at once on one thread are compared with double; the same in chunks, sequence by
 // sequence and token by token, on other teams, must agree with them to the bit.
-static void check_layout(const layout *l, uint32_t every) {
+static void check_layout_of(const layout *l, uint32_t every) {
   world whole, other;
   td_dev *dev;
   td_stream *stream;
@@ -273,6 +281,15 @@ static void check_layout(const layout *l, uint32_t every) {
   free_world(&whole);
   td_stream_close(stream);
   td_dev_close(dev);
+}
+
+static void check_layout(const layout *l, uint32_t every) {
+  static const td_dtype dtypes[] = {TD_F16, TD_F32};
+  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    layout of_dtype = *l;
+    of_dtype.kv_dtype = dtypes[i];
+    check_layout_of(&of_dtype, every);
+  }
 }
 
 static void test_gqa(void **state) {

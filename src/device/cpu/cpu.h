@@ -100,8 +100,10 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
 // TD_EINVAL unless the matrix is one the kernels can read.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);
 td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err);
-// TD_EINVAL unless the batch's arrays agree with one another.
-td_status td_cpu_check_batch(const td_batch_view *batch, td_err *err);
+// TD_EINVAL unless the batch's arrays agree with one another and its positions, of entry_elements
+// each, fit the pages.
+td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
+                             size_t entry_elements, td_err *err);
 
 #define TD_CPU_REQUIRE(cond, ...)                                                                  \
   do {                                                                                             \

@@ -51,7 +51,13 @@ td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err
   return TD_OK;
 }
 
-td_status td_cpu_check_batch(const td_batch_view *b, td_err *err) {
+td_status td_cpu_check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
+                             td_err *err) {
+  TD_CPU_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
+                 (int)kv->dtype);
+  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
+  TD_CPU_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
+                 b->page_tokens, used, kv->page_bytes);
   TD_CPU_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
                  "batch: an array is absent");
   TD_CPU_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
@@ -238,13 +244,10 @@ static void store_gqa_token(const void *args, size_t t) {
 
 td_status td_cpu_op_kv_store_gqa(td_cpu_stream *stream, const td_kv_store_gqa_args *a,
                                  td_err *err) {
-  td_status status = td_cpu_check_batch(&a->batch, err);
+  size_t entry = (size_t)2 * a->n_kv_heads * a->head_dim;
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, entry, err);
   if (status != TD_OK) return status;
-  size_t used = (size_t)2 * a->n_kv_heads * a->batch.page_tokens * a->head_dim *
-                td_dtype_bytes(a->kv.dtype);
-  TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
-                 used, a->kv.page_bytes);
-  for_rows(stream, a->batch.n_tokens, (size_t)2 * a->n_kv_heads * a->head_dim, store_gqa_token, a);
+  for_rows(stream, a->batch.n_tokens, entry, store_gqa_token, a);
   return TD_OK;
 }
 
@@ -258,11 +261,8 @@ static void store_mla_token(const void *args, size_t t) {
 
 td_status td_cpu_op_kv_store_mla(td_cpu_stream *stream, const td_kv_store_mla_args *a,
                                  td_err *err) {
-  td_status status = td_cpu_check_batch(&a->batch, err);
+  td_status status = td_cpu_check_batch(&a->batch, &a->kv, a->entry_dim, err);
   if (status != TD_OK) return status;
-  size_t used = (size_t)a->batch.page_tokens * a->entry_dim * td_dtype_bytes(a->kv.dtype);
-  TD_CPU_REQUIRE(used <= a->kv.page_bytes, "KV store: a page of %zu bytes does not fit in %zu",
-                 used, a->kv.page_bytes);
   for_rows(stream, a->batch.n_tokens, a->entry_dim, store_mla_token, a);
   return TD_OK;
 }
