@@ -43,10 +43,18 @@ static void read_usage(td_client_event *out, const cJSON *usage) {
   td_json_get_int(usage, "completion_tokens", 0, INT32_MAX, &out->n_output, NULL);
 }
 
+// Servers are read more leniently than clients are: a model may well answer with a NUL character,
+// which td_json_parse refuses.
+static td_status parse(cJSON **out, const char *json, size_t len, td_err *err) {
+  *out = cJSON_ParseWithLength(json, len);
+  return *out ? TD_OK
+              : td_fail(err, TD_EFORMAT, "not JSON: %.*s", (int)(len < 80 ? len : 80), json);
+}
+
 td_status td_client_parse_event(td_client_event *out, const char *json, size_t len, td_err *err) {
   *out = (td_client_event){.n_prompt = -1, .n_output = -1};
   cJSON *root;
-  td_status st = td_json_parse(&root, json, len, TD_JSON_MAX_DEPTH, err);
+  td_status st = parse(&root, json, len, err);
   if (st != TD_OK) return st;
   const cJSON *error = td_json_get(root, "error"), *usage = td_json_get(root, "usage");
   if (error) read_error(out, error);
@@ -63,7 +71,7 @@ td_status td_client_parse_event(td_client_event *out, const char *json, size_t l
 
 td_status td_client_parse_models(td_buf *out, const char *json, size_t len, td_err *err) {
   cJSON *root;
-  td_status st = td_json_parse(&root, json, len, TD_JSON_MAX_DEPTH, err);
+  td_status st = parse(&root, json, len, err);
   if (st != TD_OK) return st;
   const cJSON *id = td_json_get(cJSON_GetArrayItem(td_json_get(root, "data"), 0), "id");
   if (cJSON_IsString(id)) {

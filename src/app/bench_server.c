@@ -98,7 +98,7 @@ static void on_event(td_load_call *call, const char *data, size_t len) {
   td_err err;
   if (len == 6 && !memcmp(data, "[DONE]", 6)) return;
   if (td_client_parse_event(&event, data, len, &err) != TD_OK) {
-    snprintf(r->event_error, sizeof r->event_error, "an event is not JSON");
+    snprintf(r->event_error, sizeof r->event_error, "an event is %.140s", err.msg);
     return;
   }
   if (event.is_error) snprintf(r->event_error, sizeof r->event_error, "%s", event.message);
