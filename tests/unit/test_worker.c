@@ -1,0 +1,288 @@
+// tests/unit/test_worker.c - the worker's parts: arguments, the plan of the KV pool, the request
+// table against well-formed and malformed records, and the building of steps.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "worker/args.h"
+#include "worker/kv_plan.h"
+#include "worker/request.h"
+#include "worker/step.h"
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+static void test_args_round_trip(void **state) {
+  (void)state;
+  const td_worker_opts opts = {.model_dir = "/models/a b=c",
+                               .ctx_size = 1,
+                               .max_batch = 2,
+                               .n_threads = 3,
+                               .kv_tokens = 4,
+                               .kv_dtype = TD_F16,
+                               .prefill_chunk = 5,
+                               .parent_pid = 6};
+  td_err err;
+  td_worker_argv args;
+  td_worker_opts got;
+  assert_int_equal(td_worker_args_format(&args, &opts, &err), TD_OK);
+  assert_string_equal(args.argv[1], "worker");
+  assert_null(args.argv[args.argc]);
+  assert_int_equal(td_worker_args_parse(&got, args.argc, args.argv, &err), TD_OK);
+  assert_string_equal(got.model_dir, opts.model_dir);
+#define X(field, key, least, most) assert_int_equal(got.field, opts.field);
+  TD_WORKER_NUMBERS(X)
+#undef X
+  for (int i = 2; i < args.argc; i++) { // every one is needed
+    char *rest[16];
+    memcpy(rest, args.argv, (size_t)args.argc * sizeof *rest);
+    rest[i] = rest[args.argc - 1];
+    assert_int_equal(td_worker_args_parse(&got, args.argc - 1, rest, &err), TD_EINVAL);
+  }
+  td_worker_argv_free(&args);
+}
+
+static void test_args_are_strict(void **state) {
+  (void)state;
+  static const char *const bad[] = {
+      "ctx", "ctx=", "ctx=1x",    "ctx=-1", "batch=0", "nope=1", "ctx=99999999999999999999",
+      "",    "-h",   "kv-dtype=2"};
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    char *argv[] = {"tandem", "worker", (char *)bad[i], NULL};
+    td_worker_opts got;
+    td_err err;
+    assert_int_equal(td_worker_args_parse(&got, 3, argv, &err), TD_EINVAL);
+  }
+}
+
+// ---- the KV pool --------------------------------------------------------------------------------
+
+static void test_kv_plan(void **state) {
+  (void)state;
+  enum { KIB = 1024, MIB = 1024 * KIB };
+  static const struct {
+    td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch
+    td_status status;
+    td_kv_plan plan;
+  } cases[] = {
+      // plenty: max_batch whole contexts
+      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4}, TD_OK, {4096, 256}},
+      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2}, TD_OK, {32768, 1024}},
+      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3}, TD_OK, {100, 6}}, // whole pages each
+      // half of what the weights leave: 8 of 24 MiB at 1 KiB a token
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16}, TD_OK, {4096, 128}},
+      // weights larger than memory: a quarter of it
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16}, TD_OK, {4096, 128}},
+      // the context is shortened when it was ours to choose, and only then
+      {{32768, KIB, 0, 16 * MIB, 0, 0, 4}, TD_OK, {8192, 128}},
+      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4}, TD_ENOMEM, {0, 0}},
+      {{32768, MIB, 0, 16 * MIB, 0, 0, 4}, TD_ENOMEM, {0, 0}},
+      // a pool of the user's own size
+      {{32768, KIB, 0, MIB, 4096, 8192, 4}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, MIB, 0, 1000, 4}, TD_OK, {1000, 16}},
+      {{32768, KIB, 0, MIB, 4096, 4095, 4}, TD_EINVAL, {0, 0}},
+      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1}, TD_EINVAL, {0, 0}},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_kv_plan plan = {0, 0};
+    td_err err = {0};
+    assert_int_equal(td_kv_plan_make(&plan, &cases[i].need, &err), cases[i].status);
+    assert_int_equal(plan.n_ctx, cases[i].plan.n_ctx);
+    assert_int_equal(plan.n_pages, cases[i].plan.n_pages);
+    assert_int_equal(cases[i].status == TD_OK, err.msg[0] == '\0');
+  }
+}
+
+// ---- requests and steps -------------------------------------------------------------------------
+
+enum { N_VOCAB = 100, N_CTX = 256, MAX_SEQS = 3, PAGE_TOKENS = 16, N_PAGES = 40 };
+
+typedef struct {
+  td_kv *kv;
+  td_requests requests;
+  td_wire_msg reply;
+} table;
+
+static void table_open(table *t) {
+  td_err err;
+  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = N_PAGES, .max_seqs = MAX_SEQS};
+  assert_int_equal(td_kv_open(&t->kv, &opts, &err), TD_OK);
+  assert_int_equal(td_requests_open(&t->requests, t->kv, N_VOCAB, N_CTX, MAX_SEQS, &err), TD_OK);
+}
+
+static void table_close(table *t) {
+  td_requests_close(&t->requests);
+  assert_int_equal(td_kv_n_free(t->kv), N_PAGES);
+  td_kv_close(t->kv);
+}
+
+static bool send_submit(table *t, uint64_t id, uint32_t n_prompt, uint32_t max_tokens,
+                        uint32_t n_bias) {
+  const td_wire_msg msg = {
+      .kind = TD_MSG_SUBMIT,
+      .request = id,
+      .u.submit = {.n_prompt = n_prompt, .max_tokens = max_tokens, .n_bias = n_bias}};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+static bool send_tokens(table *t, uint64_t id, uint32_t n, int32_t token) {
+  td_wire_msg msg = {.kind = TD_MSG_TOKENS, .request = id, .u.tokens.n = n};
+  for (uint32_t i = 0; i < n && i < TD_WIRE_MAX_TOKENS; i++)
+    msg.u.tokens.ids[i] = token;
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+static bool send_bias(table *t, uint64_t id, uint32_t n) {
+  const td_wire_msg msg = {.kind = TD_MSG_BIAS, .request = id, .u.bias.n = n};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+static bool send_kind(table *t, uint64_t id, uint32_t kind) {
+  const td_wire_msg msg = {.kind = kind, .request = id};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+static void expect_end(const table *t, bool replied, uint64_t id, td_done_reason reason) {
+  assert_true(replied);
+  assert_int_equal(t->reply.kind, TD_MSG_DONE);
+  assert_int_equal(t->reply.request, id);
+  assert_int_equal(t->reply.u.done.reason, reason);
+  assert_int_equal(t->reply.u.done.text[0] != '\0', reason == TD_DONE_ERROR);
+}
+
+static void test_a_request_in_parts(void **state) {
+  (void)state;
+  table t;
+  table_open(&t);
+  assert_false(send_submit(&t, 7, 100, 20, 30));
+  assert_false(send_tokens(&t, 7, 58, 1));
+  assert_false(send_bias(&t, 7, 29));
+  assert_int_equal(td_kv_n_free(t.kv), N_PAGES); // nothing is held until it is whole
+  assert_false(send_tokens(&t, 7, 42, 2));
+  assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_RECEIVING);
+  assert_false(send_bias(&t, 7, 1));
+  assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_PREFILL);
+  assert_int_equal(td_kv_n_free(t.kv), N_PAGES - 8); // 120 tokens
+  assert_int_equal(t.requests.active[0]->prompt[57], 1);
+  assert_int_equal(t.requests.active[0]->prompt[58], 2);
+  expect_end(&t, send_kind(&t, 7, TD_MSG_CANCEL), 7, TD_DONE_CANCELED);
+  assert_false(send_kind(&t, 7, TD_MSG_CANCEL));
+  assert_int_equal(td_kv_n_free(t.kv), N_PAGES);
+  table_close(&t);
+}
+
+static void test_malformed_sequences(void **state) {
+  (void)state;
+  table t;
+  table_open(&t);
+  expect_end(&t, send_submit(&t, 1, 0, 5, 0), 1, TD_DONE_ERROR);
+  expect_end(&t, send_submit(&t, 1, 5, 0, 0), 1, TD_DONE_ERROR);
+  expect_end(&t, send_submit(&t, 1, N_CTX, 5, 0), 1, TD_DONE_ERROR);
+  expect_end(&t, send_submit(&t, 1, UINT32_MAX, 5, 0), 1, TD_DONE_ERROR);
+  expect_end(&t, send_submit(&t, 1, 5, 5, UINT32_MAX), 1, TD_DONE_ERROR);
+  assert_false(send_tokens(&t, 1, 5, 0)); // trails behind what was refused
+
+  assert_false(send_submit(&t, 2, 5, 5, 0));
+  expect_end(&t, send_submit(&t, 2, 5, 5, 0), 2, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 3, 5, 5, 0));
+  expect_end(&t, send_tokens(&t, 3, 6, 0), 3, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 4, 100, 5, 0));
+  expect_end(&t, send_tokens(&t, 4, TD_WIRE_MAX_TOKENS + 1, 0), 4, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 5, 5, 5, 0));
+  expect_end(&t, send_tokens(&t, 5, 5, N_VOCAB), 5, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 6, 5, 5, 0));
+  expect_end(&t, send_tokens(&t, 6, 5, -1), 6, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 7, 5, 5, 40));
+  expect_end(&t, send_bias(&t, 7, TD_WIRE_MAX_BIAS + 1), 7, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 8, 5, 5, 1));
+  expect_end(&t, send_bias(&t, 8, 2), 8, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 9, 5, 5, 0));
+  expect_end(&t, send_kind(&t, 9, 12345), 9, TD_DONE_ERROR);
+  assert_false(send_submit(&t, 10, 5, 5, 0));
+  assert_false(send_tokens(&t, 10, 5, 0));
+  expect_end(&t, send_tokens(&t, 10, 1, 0), 10, TD_DONE_ERROR); // it runs already
+  assert_int_equal(t.requests.n, 0);
+  table_close(&t);
+}
+
+static void test_too_many_requests(void **state) {
+  (void)state;
+  table t;
+  table_open(&t);
+  for (uint64_t id = 1; id <= MAX_SEQS; id++)
+    assert_false(send_submit(&t, id, 200, 50, 0));
+  expect_end(&t, send_submit(&t, 9, 5, 5, 0), 9, TD_DONE_ERROR);
+  for (uint64_t id = 1; id <= MAX_SEQS; id++) {
+    for (int i = 0; i < 3; i++)
+      assert_false(send_tokens(&t, id, 58, 1));
+    bool replied = send_tokens(&t, id, 26, 1); // 16 pages each, of 40
+    if (id == 3) {
+      expect_end(&t, replied, 3, TD_DONE_ERROR);
+    } else {
+      assert_false(replied);
+    }
+  }
+  table_close(&t);
+}
+
+static void test_steps(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 32, &err), TD_OK);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0);
+
+  assert_false(send_submit(&t, 1, 40, 5, 0)); // still receiving: not in any step
+  assert_false(send_submit(&t, 2, 40, 5, 0));
+  assert_false(send_tokens(&t, 2, 40, 2));
+  assert_false(send_submit(&t, 3, 10, 5, 0));
+  assert_false(send_tokens(&t, 3, 10, 3));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1); // the whole budget goes to the one that came first
+  assert_int_equal(step.requests[0]->id, 2);
+  assert_int_equal(step.seqs[0].n_tokens, 32);
+  assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
+  assert_true(step.seqs[0].n_pages >= 3);
+
+  step.requests[0]->n_past = 32;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
+  assert_int_equal(step.seqs[0].n_tokens, 8);
+  assert_int_equal(step.seqs[0].n_past, 32);
+  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  assert_int_equal(step.requests[1]->id, 3);
+  assert_int_equal(step.seqs[1].n_tokens, 10);
+  assert_int_equal(step.seqs[1].tokens[9], 3);
+
+  td_worker_request *first = step.requests[0];
+  first->n_past = 40;
+  first->phase = TD_REQUEST_DECODE;
+  first->last_token = 77;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
+  assert_int_equal(step.seqs[0].n_tokens, 1);
+  assert_int_equal(step.seqs[0].tokens[0], 77);
+  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  td_step_close(&step);
+  table_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_args_round_trip),
+      cmocka_unit_test(test_args_are_strict),
+      cmocka_unit_test(test_kv_plan),
+      cmocka_unit_test(test_a_request_in_parts),
+      cmocka_unit_test(test_malformed_sequences),
+      cmocka_unit_test(test_too_many_requests),
+      cmocka_unit_test(test_steps),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
