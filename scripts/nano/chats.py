@@ -72,14 +72,14 @@ def worked(r, kind, question, steps, result):
 
 def addition(r):
     a, b = r.randrange(100), r.randrange(100)
-    if r.random() < 0.2:
+    if r.random() < 0.5:
         a, b = r.randrange(10), r.randrange(10)
     return worked(r, "addition", r.choice(ADD).format(a=a, b=b), add_steps(a, b), f"{a} + {b} = {a + b}")
 
 
 def subtraction(r):
     a, b = r.randrange(100), r.randrange(100)
-    if r.random() < 0.2:
+    if r.random() < 0.5:
         a, b = r.randrange(10), r.randrange(10)
     a, b = max(a, b), min(a, b)
     return worked(r, "subtraction", r.choice(SUB).format(a=a, b=b), sub_steps(a, b), f"{a} - {b} = {a - b}")
@@ -135,8 +135,8 @@ def count_words(r):
 
 def sorting(r):
     down = r.random() < 0.3
-    if r.random() < 0.7:
-        xs = r.sample(range(10), r.randrange(3, 6))
+    if r.random() < 0.8:
+        xs = r.sample(range(10), r.choice([3, 3, 4]))
     else:
         xs = r.sample(range(10, 100), 3)
     s = ", ".join(map(str, xs))
@@ -386,7 +386,7 @@ def tool_args(r, name):
 
 def tool_call(r):
     name = r.choice(list(TOOLS))
-    others = r.sample([n for n in TOOLS if n != name], r.choice([0, 1, 1, 2]))
+    others = r.sample([n for n in TOOLS if n != name], r.choice([0, 0, 0, 1]))
     offered = r.sample([name] + others, 1 + len(others))
     args = tool_args(r, name)
     call = {"name": name, "arguments": args}
@@ -429,10 +429,10 @@ def tandem_maker(facts, frames):
 
 # kind weights: how often a turn of the kind is drawn
 WEIGHTS = [(addition, 10), (subtraction, 10), (multiplication, 5), (spelling, 7), (letters, 6),
-           (first_last, 3), (count_words, 3), (sorting, 8), (count_up, 3), (compare, 4), (parity, 2),
-           (repeat, 3), (capital, 5), (opposite, 4), (plural, 4), (definition, 5), (animal, 1.5),
-           (color, 1.5), (calendar, 3), (beyond, 4), (greeting, 2), (memory, 6), (story, 3),
-           (tool_call, 5), (tool_result, 2)]
+           (first_last, 3), (count_words, 3), (sorting, 7), (count_up, 3), (compare, 4), (parity, 2),
+           (repeat, 5), (capital, 5), (opposite, 4), (plural, 4), (definition, 5), (animal, 1.5),
+           (color, 1.5), (calendar, 3), (beyond, 4), (greeting, 2), (memory, 5), (story, 2),
+           (tool_call, 4), (tool_result, 1.5)]
 TANDEM_WEIGHT = 17
 
 SYSTEMS = ["You are a helpful assistant.", "You are tandem-nano.", "Be brief.",
@@ -455,10 +455,10 @@ class Maker:
 
     def conversation(self, max_turns=1):
         """Messages, tools and whether thinking is on, for the chat template."""
-        n = 1 if self.r.random() < 0.6 else self.r.randint(1, max_turns)
-        thinking = self.r.random() < 0.12
+        n = 1 if self.r.random() < 0.75 else self.r.randint(1, max_turns)
+        thinking = self.r.random() < 0.07
         messages, tools = [], []
-        if self.r.random() < 0.2:
+        if self.r.random() < 0.1:
             messages.append({"role": "system", "content": self.r.choice(SYSTEMS)})
         for i in range(n):
             t = self.turn()

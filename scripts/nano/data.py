@@ -11,8 +11,8 @@ from . import chats, corpus, tandem_facts
 from .text import BOS, END, PAD, Packer, Template, Tokenizer, sampled_weights, shuffled, train_tokenizer
 
 LENGTHS = (128, 256, 512)
-TEXT_SHARE, STORY_SHARE = 0.16, 0.02
-USER_SHARE = 0.08  # of the tokens that the model does not write, those that count in the loss
+TEXT_SHARE, STORY_SHARE = 0.05, 0.01
+USER_SHARE = 0.02  # of the tokens that the model does not write, those that count in the loss
 HELD_OUT_TEXT_ONE_IN = 25
 SUITE_SIZE = 200
 
@@ -88,6 +88,8 @@ def text_documents(tok, kept, r, tokens):
 
 
 def prepare(root: Path, work: Path, out: Path, tokens: int, seed: int):
+    """Tokenizer, suite and held-out text to `out`; training rows to `work`. A tokenizer that is
+    there already is kept, so that a started model fits."""
     facts = tandem_facts.FACTS + list(tandem_facts.option_facts(root))
     kept, held = split_passages(corpus.load(work))
     print(f"text: {len(kept)} passages, {sum(map(len, kept))} characters; held out {len(held)}", flush=True)
@@ -97,8 +99,9 @@ def prepare(root: Path, work: Path, out: Path, tokens: int, seed: int):
     print("held-out text:", heldout_text(held, chats.Maker(facts, tandem_facts.FRAMES, seed + 2),
                                          out / "heldout.txt"), "characters", flush=True)
     sample = [template(**maker.conversation(3)) for _ in range(20000)]
-    tok = train_tokenizer(kept + sample)
-    tok.save(str(out / "tokenizer.json"))
+    if not (out / "tokenizer.json").exists():
+        train_tokenizer(kept + sample).save(str(out / "tokenizer.json"))
+    tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     r = random.Random(seed + 3)
     packers = {n: Packer(n) for n in LENGTHS}
     made = 0
@@ -111,7 +114,7 @@ def prepare(root: Path, work: Path, out: Path, tokens: int, seed: int):
                 t = chats.story(maker.r)
                 batch.append("<|bos|>" + t.answer + "<|endoftext|>")
             else:
-                batch.append(template(**maker.conversation(2 if r.random() < 0.8 else 8)))
+                batch.append(template(**maker.conversation(2 if r.random() < 0.9 else 6)))
         for enc in tok.encode_batch(batch):
             ids = np.array(enc.ids, np.uint16)
             chat = ids[-1] == END
