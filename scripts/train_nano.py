@@ -5,11 +5,11 @@
 
 Needs torch, transformers, tokenizers, safetensors, jinja2 and numpy (versions in the model
 card) and apt-get for the documentation text. Steps can be run one by one: prepare, train
-(resumes from its checkpoint), eval, export. Work files go to --work (default build/nano).
+(resumes from its checkpoint, also with another --steps), eval, export. Work files go to
+--work (default build/nano). Runs on a GPU where torch sees one, else on the CPU.
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from nano import data, export
 from nano.evaluate import losses, run_suite
-from nano.model import Config, HeadLoss, Nano, row_inputs
+from nano.model import Config, HeadLoss, Nano, on_device, row_inputs
 from nano.optim import Optimizer
 from nano.quant import FakeQuant
 from nano.text import Template
@@ -34,13 +34,14 @@ def arguments():
     p.add_argument("--out", type=Path, default=ROOT / "configs/models/tandem-nano")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--tokens", type=int, default=12_000_000, help="tokens made by prepare")
-    p.add_argument("--steps", type=int, default=2600)
-    p.add_argument("--decay-from", type=int, default=1700, help="step at which the learning rate begins to fall")
-    p.add_argument("--quant-from", type=int, default=2200, help="step from which weights are rounded to FP8")
+    p.add_argument("--steps", type=int, default=5800)
+    p.add_argument("--decay-from", type=int, default=3800, help="step at which the learning rate begins to fall")
+    p.add_argument("--quant-from", type=int, default=5000, help="step from which weights are rounded to FP8")
     p.add_argument("--batch-tokens", type=int, default=2048)
     p.add_argument("--lr-muon", type=float, default=0.008)
     p.add_argument("--lr-adam", type=float, default=0.005)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--save-every", type=float, default=180, help="seconds")
     p.add_argument("--eval-every", type=int, default=200, help="steps; the suite every other time")
     p.add_argument("--stop-after", type=float, default=math.inf, help="seconds; for trials")
@@ -56,7 +57,7 @@ def schedule(step, args):
 
 def batch_loss(model, ids, doc, weight):
     """Sums up what one batch asks for: next token, balance, and MTP on a sixth of the rows."""
-    ids, doc, weight = (torch.from_numpy(a) for a in (ids, doc, weight))
+    ids, doc, weight = (on_device(a) for a in (ids, doc, weight))
     pos, bias = row_inputs(doc[:, :-1])
     counted = weight[:, 1:] > 0
     hidden = model.trunk(ids[:, :-1], pos, bias)
@@ -95,7 +96,7 @@ def train(args):
     opt = Optimizer(model, args.lr_muon, args.lr_adam)
     path, step, log = args.work / "checkpoint.pt", 0, []
     if path.exists():
-        saved = torch.load(path)
+        saved = torch.load(path, map_location=args.device)
         model.load_state_dict(saved["model"])
         opt.state, step, log = saved["opt"], saved["step"], saved["log"]
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(rows)} batches, "
@@ -103,10 +104,6 @@ def train(args):
     begin = saved_at = mark = time.time()
     sums, n, tokens = [0.0] * 3, 0, 0
     while step < args.steps and time.time() - begin < args.stop_after:
-        control = args.work / "control.json"  # the schedule may be changed while training
-        if control.exists():
-            for key, value in json.loads(control.read_text()).items():
-                setattr(args, key, value)
         with FakeQuant(model, step >= args.quant_from):
             loss, mtp, balance = batch_loss(model, *rows.batch(step))
             (loss + 0.2 * mtp + 0.01 * balance).backward()
@@ -144,7 +141,7 @@ def report(score, wrong, n_wrong=8):
 
 
 def load_model(args):
-    saved = torch.load(args.work / "checkpoint.pt")
+    saved = torch.load(args.work / "checkpoint.pt", map_location=args.device)
     model = Nano(Config())
     model.load_state_dict(saved["model"])
     return model.eval(), saved
@@ -166,6 +163,7 @@ def main():
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
+    torch.set_default_device(args.device)
     if args.what in ("prepare", "all"):
         data.prepare(ROOT, args.work, args.out, args.tokens, args.seed)
     if args.what in ("train", "all"):

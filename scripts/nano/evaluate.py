@@ -4,6 +4,7 @@ import json
 
 import torch
 
+from .model import on_device, row_inputs
 from .text import BOS, END, Template
 
 
@@ -84,7 +85,6 @@ def run_suite(model, tok, template: Template, path, thinking=False):
 @torch.no_grad()
 def losses(model, sets):
     """Mean loss per counted token of each validation set, and the expert loads over all of them."""
-    from .model import row_inputs
     was = model.training
     model.eval()
     for m in model.moes():
@@ -93,7 +93,7 @@ def losses(model, sets):
     for name, (ids, doc, weight) in sets.items():
         total = count = 0
         for at in range(0, len(ids), 16):
-            i, d, w = (torch.from_numpy(a[at: at + 16]) for a in (ids, doc, weight))
+            i, d, w = (on_device(a[at: at + 16]) for a in (ids, doc, weight))
             pos, bias = row_inputs(d[:, :-1])
             h = model.trunk(i[:, :-1], pos, bias)[w[:, 1:] > 0]
             loss = torch.nn.functional.cross_entropy(model.lm_head(h), i[:, 1:][w[:, 1:] > 0], reduction="sum")

@@ -70,16 +70,16 @@ def write(m: Nano, out: Path):
     stored = {}
     for name, p, quantized in tensors(m):
         if quantized:
-            stored[name], stored[name + "_scale_inv"] = (t.contiguous() for t in quantize(p))
+            stored[name], stored[name + "_scale_inv"] = (t.contiguous().cpu() for t in quantize(p))
         elif name.endswith("e_score_correction_bias"):
-            stored[name] = p.float().contiguous()
+            stored[name] = p.float().contiguous().cpu()
         else:
-            stored[name] = p.bfloat16().contiguous().clone()
+            stored[name] = p.bfloat16().contiguous().cpu().clone()
     save_file(dict(sorted(stored.items())), out / "model.safetensors", metadata={"format": "pt"})
     total = sum(t.numel() * t.element_size() for t in stored.values())
     index = {"metadata": {"total_size": total}, "weight_map": {n: "model.safetensors" for n in sorted(stored)}}
     generation = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": True,
-                  "temperature": 0.6, "top_p": 0.95}
+                  "temperature": 0.3, "top_p": 0.9}
     for name, value in (("config.json", config(m)), ("generation_config.json", generation),
                         ("tokenizer_config.json", tokenizer_config()), ("model.safetensors.index.json", index)):
         (out / name).write_text(json.dumps(value, indent=2) + "\n")

@@ -294,6 +294,10 @@ class Nano(nn.Module):
         return m.norm(m.layer(x, cos, sin, bias))
 
 
+def on_device(array):
+    return torch.from_numpy(array).to(torch.get_default_device())
+
+
 def row_inputs(doc):
     """Positions within each document and the additive mask of its own past: doc [B][T]."""
     b, t = doc.shape
