@@ -167,25 +167,21 @@ FRAMES = ["{q}", "{q}", "{q}", "Please tell me: {l}", "I have a question. {q}", 
           "I would like to know: {l}"]
 
 
-OPTION = re.compile(r'\{"(?P<name>[a-z-]+)", (?P<letter>0|\'.\'), OPT_(?P<kind>[A-Z]+), (?P<on>[^;]*?), '
-                    r'AT\([^;]*?\), (?:NO_RANGE|[^";]*?), (?P<default>NULL|"[^"]*"), '
-                    r'(?P<metavar>NULL|"[^"]*"),\s*(?P<help>(?:"[^"]*"\s*)+)\}')
-
-
 def options(root: Path):
     """Yields (name, default or None, help) for each row of the option table."""
     text = (root / "src/config/options.c").read_text()
-    rows = list(OPTION.finditer(text))
-    if len(rows) < 20:
-        raise SystemExit("src/config/options.c: the option table was not understood")
-    for m in rows:
-        default = None if m["default"] == "NULL" else m["default"].strip('"')
-        yield m["name"], default, "".join(re.findall(r'"([^"]*)"', m["help"]))
+    table = text[text.index("static const option table[]"):]
+    for row in re.findall(r'^    \{("[a-z-]+", .*?)\},$', table[: table.index("\n};")], re.M | re.S):
+        name, default, _metavar, *text = re.findall(r'NULL|"[^"]*"', row)
+        yield (name.strip('"'), None if default == "NULL" else default.strip('"'),
+               "".join(t.strip('"') for t in text))
 
 
 def option_facts(root: Path):
     for name, default, text in options(root):
         text = text.split(";")[0].strip()
+        if text[0].isdigit():
+            continue  # says what a value means, not what the option does
         yield (f"--{name}: {text}", f"--{name}: {text}.",
                [f"What does --{name} do?", f"What does the option --{name} do?",
                 f"What is --{name}?", f"What is --{name} for?", f"Explain --{name}.",
