@@ -92,6 +92,8 @@ def test_tokenizer(tokenizer):
 
 
 def header():
+    if not (MODEL / "model.safetensors").exists():
+        pytest.skip("the weights of tandem-nano are not in this checkout")
     with open(MODEL / "model.safetensors", "rb") as f:
         (length,) = struct.unpack("<Q", f.read(8))
         return json.loads(f.read(length))
