@@ -12,7 +12,7 @@ import numpy as np
 
 BLOCK = 128  # rows and columns that share one FP8 scale
 E4M3_MAX = 448.0
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
+ITEM_BYTES = {"I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
 
 
 def _e4m3_values():
@@ -101,7 +101,7 @@ class Entry:
 
     @staticmethod
     def of_array(name, array, dtype):
-        """array holds the stored bits: uint8 for F8_E4M3, uint16 for BF16, float32 for F32."""
+        """array holds the stored bits: uint8 for F8_E4M3, uint16 for BF16, else the dtype itself."""
         assert array.dtype.itemsize == ITEM_BYTES[dtype]
         return Entry(name, array.shape, dtype, lambda: [np.ascontiguousarray(array)])
 
@@ -164,7 +164,8 @@ def write_json(path, value):
 
 def read_shard(path):
     """name -> (dtype, array of the stored bits), for tools and tests on small files."""
-    kinds = {"F32": np.float32, "BF16": np.uint16, "F8_E4M3": np.uint8}
+    kinds = {"I64": np.int64, "F32": np.float32, "I32": np.int32, "BF16": np.uint16}
+    kinds |= {"F16": np.float16, "F8_E4M3": np.uint8, "I8": np.int8, "U8": np.uint8}
     data = np.fromfile(path, np.uint8)
     (n,) = struct.unpack("<Q", data[:8].tobytes())
     header = json.loads(data[8 : 8 + n].tobytes())

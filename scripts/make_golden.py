@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes tests/golden/data: small random checkpoints and what transformers computes with them.
 
-For each case: the checkpoint as a hub would publish it (BF16, or FP8 blocks with their scales),
-prompt.npy (int32 token ids), logits.npy (float32 [n_prompt][n_vocab], every position) and
-continuation.npy (int32, greedy, 64 tokens). The reference runs in float32 with eager attention on
-the weights as stored, FP8 dequantized. Run in the environment of scripts/setup.sh --dev.
+For each case: the checkpoint as a hub would publish it (BF16, FP8 blocks, or a format of
+quant_formats.py), prompt.npy (int32 token ids), logits.npy (float32 [n_prompt][n_vocab], every
+position) and continuation.npy (int32, greedy, 64 tokens). The reference runs in float32 with eager attention on
+the weights as stored, dequantized. Run in the environment of scripts/setup.sh --dev.
 
 Seeds are searched until nothing rests on a near-tie: the best token leads by MIN_LEAD of the logits'
 RMS at each greedy step, and the last expert (and group) taken leads the first left out by
@@ -23,6 +23,7 @@ import torch
 import transformers
 
 import checkpoint
+import quant_formats
 import shapes
 from make_model import deviation
 
@@ -212,6 +213,47 @@ CASES = {
         ),
         "mixed",
     ),
+    # The formats of quant_formats.py; layers enough that both kinds of MLP are there.
+    "deepseek_int4": (
+        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6,
+                 num_hidden_layers=2, num_experts_per_tok=2),
+        "int4-g32",
+    ),
+    "deepseek_mxfp4": (
+        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6, q_lora_rank=32,
+                 num_hidden_layers=2, num_experts_per_tok=2, v_head_dim=24),
+        "mxfp4",
+    ),
+    "deepseek_awq": (
+        deepseek(hidden_size=96, moe_intermediate_size=32, n_routed_experts=6, q_lora_rank=32,
+                 num_hidden_layers=2, num_experts_per_tok=2, v_head_dim=24),
+        "awq",
+    ),
+    "deepseek_fp8_rows": (
+        deepseek(moe_intermediate_size=36, n_routed_experts=4, num_hidden_layers=2,
+                 num_experts_per_tok=2),
+        "fp8-rows",
+    ),
+    "qwen3_int4_zeros": (
+        qwen3(head_dim=32, hidden_size=128, moe_intermediate_size=64, num_experts=4,
+              num_attention_heads=4, num_experts_per_tok=2, num_hidden_layers=2),
+        "int4-g64-zeros",
+    ),
+    "qwen3_nvfp4": (
+        qwen3(head_dim=24, hidden_size=80, moe_intermediate_size=48, num_attention_heads=4,
+              num_experts=6, num_experts_per_tok=2, num_hidden_layers=2),
+        "nvfp4",
+    ),
+    "qwen3_gptq": (
+        qwen3(head_dim=24, hidden_size=96, moe_intermediate_size=32, num_attention_heads=4,
+              num_experts=6, num_experts_per_tok=2, num_hidden_layers=2),
+        "gptq",
+    ),
+    "qwen3_int8": (
+        qwen3(moe_intermediate_size=36, num_experts=6, num_experts_per_tok=2,
+              num_hidden_layers=2),
+        "int8",
+    ),
 }
 
 
@@ -232,6 +274,12 @@ def stored_and_used(tensor, values, config, dtype):
     entry = checkpoint.Entry.of_array
     if tensor.role == "router_bias":
         return [entry(tensor.name, values, "F32")], values
+    if shapes.is_quantized(tensor, dtype):
+        module = tensor.name.removesuffix(".weight")
+        return quant_formats.FORMATS[dtype].quantize(module, values)
+    if dtype == "awq":  # the checkpoints of that time are in F16
+        half = values.astype(np.float16)
+        return [entry(tensor.name, half, "F16")], half.astype(np.float32)
     if not shapes.is_fp8(tensor, dtype):
         bits = checkpoint.to_bf16(values)
         return [entry(tensor.name, bits, "BF16")], checkpoint.from_bf16(bits)

@@ -3,6 +3,8 @@
 import copy
 from dataclasses import dataclass
 
+import quant_formats
+
 # What is quantized in a published FP8 checkpoint: the matrices of the layers, but not the router.
 LINEAR = {"q", "k", "v", "o", "gate", "up", "down", "latent"}
 
@@ -117,8 +119,17 @@ def tensors(c):
         yield Tensor("lm_head.weight", (c["vocab_size"], c["hidden_size"]), "head")
 
 
+def is_quantized(tensor, dtype):
+    """Whether one of quant_formats.FORMATS is for this tensor."""
+    if dtype not in quant_formats.FORMATS or tensor.role not in LINEAR:
+        return False
+    return tensor.expert or dtype not in quant_formats.EXPERTS_ONLY
+
+
 def is_fp8(tensor, dtype):
-    """mixed: the routed experts alone are FP8."""
+    """In blocks. mixed: the routed experts alone are FP8."""
+    if dtype in quant_formats.FORMATS:
+        return False
     if dtype == "bf16" or tensor.role not in LINEAR:
         return False
     return dtype == "fp8" or tensor.expert
@@ -128,6 +139,12 @@ def quantize_config(c, dtype):
     """Adds the quantization_config that such a checkpoint is published with."""
     if dtype == "bf16":
         return c
+    if dtype in quant_formats.FORMATS:
+        kept = [t for t in tensors(c) if len(t.shape) == 2 and not is_quantized(t, dtype)]
+        ignore = [t.name.removesuffix(".weight") for t in kept if t.role != "embed"]
+        if dtype in quant_formats.EXPERTS_ONLY:
+            ignore = quant_formats.KIMI_IGNORE
+        return c | {"quantization_config": quant_formats.FORMATS[dtype].config(ignore)}
     quant = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",

@@ -66,14 +66,14 @@ typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
 typedef struct {
   const void *data;
   const void *scale;    // of scale_dtype; NULL without scales
-  const uint32_t *zero; // TD_I4: zero points, each zero_add less than it is; NULL: 8 everywhere
+  const uint32_t *zero; // TD_I4: words of zero points, each less zero_add; NULL: 8 everywhere
   td_dtype dtype;
   td_dtype scale_dtype; // TD_F32 for TD_F8E4M3 and TD_I8; TD_F32, TD_F16 or TD_BF16 for TD_I4;
                         // TD_F8E8M0 or TD_F8E4M3 for TD_F4E2M1
   td_layout layout;     // other than TD_LAYOUT_ROWS for TD_I4 only
   uint32_t rows, cols;
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
-  uint32_t zero_add;
+  uint32_t zero_add; // GPTQ's first format: 0x11111111, taken off the word as a whole
   float global_scale; // TD_F4E2M1: finite
 } td_weight;
 

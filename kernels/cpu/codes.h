@@ -42,7 +42,7 @@ static inline int zero_at(const td_weight *w, uint32_t row, size_t group) {
   size_t word = w->layout == TD_LAYOUT_ROWS ? row / 8 * td_weight_groups(w) + group
                                             : group * words + row / 8;
   size_t place = w->layout == TD_LAYOUT_AWQ ? awq_place(row) : row % 8;
-  return (int)(nibble_at(w->zero, word * 8 + place) + w->zero_add);
+  return (int)((w->zero[word] + w->zero_add) >> 4 * place & 15);
 }
 
 // An element without its scale.

@@ -28,7 +28,7 @@ typedef struct {
   td_quant_format format;
   uint32_t scale_rows, scale_cols; // elements one scale covers; 0: all there are
   bool symmetric;                  // no zero points
-  uint32_t zero_add;               // what stored zero points lack
+  uint32_t zero_add;               // what stored words of zero points lack
 } td_quant_scheme;
 
 typedef struct td_quant td_quant;

@@ -297,7 +297,7 @@ static td_status read_gptq(td_quant *quant, const td_config_reader *r, const cJS
   if (cJSON_IsObject(dynamic) && dynamic->child) {
     return unsupported(r, "dynamic", dynamic->child->string, "one setting for all modules");
   }
-  s.zero_add = !v2;
+  s.zero_add = v2 ? 0 : 0x11111111; // as GPTQModel takes it off and puts it back on
   return add_for_all(quant, r, &s);
 }
 

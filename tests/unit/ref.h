@@ -119,7 +119,7 @@ static const ref_format ref_formats[] = {
     {"linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
     {"linear_i4", TD_I4, TD_F32, TD_LAYOUT_ROWS, false, 0},
     {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, true, 0},
-    {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 1},
+    {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 0x11111111},
     {"linear_i4_gptq", TD_I4, TD_BF16, TD_LAYOUT_GPTQ, true, 0},
     {"linear_i4_awq", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0},
     {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0},
@@ -229,7 +229,8 @@ static inline int ref_zero(const td_weight *w, uint32_t r, uint32_t c) {
   size_t words = ((size_t)w->rows + 7) / 8;
   size_t word = w->layout == TD_LAYOUT_ROWS ? r / 8 * groups + group : group * words + r / 8;
   uint32_t place = w->layout == TD_LAYOUT_AWQ ? ref_awq_place(r) : r % 8;
-  return ref_nibble(w->zero, word * 8 + place) + (int)w->zero_add;
+  uint32_t whole = w->zero[word] + w->zero_add; // a carry goes into the next nibble
+  return ref_nibble(&whole, place);
 }
 
 // The scale of an element, the global one included; 1 without.

@@ -25,12 +25,11 @@ static bool check_place(void (*fn)(void), ref_weight *m, uint32_t place, why *w)
   float x[COLS], y[16];
   // The float zeros have either sign.
   int zero = m->w.dtype == TD_I4 ? ref_zero(&m->w, 0, 0) : (int)(place % 2 * 8);
-  bool fills = zero < 16; // a stored 15 of GPTQ's first format is 16: no code is worth zero
-  memset(m->data.data, fills ? zero * 0x11 : 0, td_weight_data_bytes(&m->w));
+  memset(m->data.data, zero * 0x11, td_weight_data_bytes(&m->w));
   for (uint32_t r = 0; r < 16; r++)
     ref_set_nibble(m->data.data, ref_index4(&m->w, r, place), r);
   for (uint32_t c = 0; c < COLS; c++)
-    x[c] = fills || c == place;
+    x[c] = 1;
   run(fn, &m->w, x, y);
   for (uint32_t r = 0; r < 16; r++) {
     double want = ref_at(&m->w, r, place);
@@ -46,8 +45,9 @@ static bool check_codes(void (*fn)(void), const void *arg, why *w) {
   uint64_t rng = 7;
   ref_weight m = ref_make_format(&rng, f, 16, COLS, 1, 32);
   bool ok = true;
-  for (int zero = 0; ok && zero < (f->zeros ? 16 : 1); zero++) {
-    if (f->zeros) memset(m.zero.data, zero * 0x11, td_weight_zero_bytes(&m.w));
+  for (uint32_t zero = 0; ok && zero < (f->zeros ? 16 : 1); zero++) {
+    for (size_t i = 0; i < td_weight_zero_bytes(&m.w) / sizeof(uint32_t); i++)
+      ((uint32_t *)m.zero.data)[i] = zero * 0x11111111 - f->zero_add;
     for (uint32_t place = 0; ok && place < COLS; place++)
       ok = check_place(fn, &m, place, w);
   }
@@ -138,7 +138,7 @@ static void test_nan_scales_make_the_row_nan(void **state) {
 
 // Kernels with one fault each; the checks above must see it.
 
-static const ref_format gptq = {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 1};
+static const ref_format gptq = {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 0x11111111};
 static const ref_format nvfp4 = {"linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0};
 static const ref_format mxfp4 = {"linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
 
@@ -165,11 +165,13 @@ static void forgets_zero_add(const td_linear_args *a) {
   with(a, &w);
 }
 
-static void wraps_the_zero_point(const td_linear_args *a) {
+static void adds_no_carry(const td_linear_args *a) {
   td_weight w = *a->w;
-  uint32_t zero[64];
-  for (size_t i = 0; i < td_weight_zero_bytes(&w) / 4; i++)
-    zero[i] = w.zero[i] == 0xffffffff ? 0 : w.zero[i] + 0x11111111;
+  uint32_t zero[64] = {0};
+  for (size_t i = 0; i < td_weight_zero_bytes(&w) / 4; i++) {
+    for (int place = 0; place < 32; place += 4)
+      zero[i] |= (((w.zero[i] >> place & 15) + (w.zero_add & 15)) & 15) << place;
+  }
   w.zero = zero;
   w.zero_add = 0;
   with(a, &w);
@@ -197,7 +199,7 @@ static void test_broken_kernels_are_caught(void **state) {
   typedef void (*any)(void);
   assert_true(check_codes((any)naive, &gptq, &w));
   assert_false(check_codes((any)forgets_zero_add, &gptq, &w));
-  assert_false(check_codes((any)wraps_the_zero_point, &gptq, &w));
+  assert_false(check_codes((any)adds_no_carry, &gptq, &w));
   assert_true(check_codes((any)naive, &nvfp4, &w));
   assert_false(check_codes((any)forgets_global_scale, &nvfp4, &w));
   assert_true(check_scales((any)naive, &mxfp4, &w));

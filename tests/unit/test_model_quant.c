@@ -79,7 +79,7 @@ static void reads_every_method(void **state) {
        {TD_QUANT_MODELOPT, 1, 16, true, 0}},
       {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"desc_act\": true,"
        " \"sym\": true, \"checkpoint_format\": \"gptq\", \"dynamic\": {}}",
-       {TD_QUANT_GPTQ, 1, 128, false, 1}},
+       {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
       {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": -1,"
        " \"checkpoint_format\": \"gptq_v2\"}",
        {TD_QUANT_GPTQ, 1, 0, false, 0}},
@@ -290,7 +290,7 @@ static void binds_columns_of_words(void **state) {
   const td_weight *w = &td_model_layer(m, 0)->mlp_up;
   assert_int_equal(w->layout, TD_LAYOUT_GPTQ);
   assert_int_equal(w->scale_dtype, TD_F16);
-  assert_int_equal(w->zero_add, 1);
+  assert_int_equal(w->zero_add, 0x11111111);
   assert_true(holds(&ck, MODULE ".qweight", w->data) && holds(&ck, MODULE ".scales", w->scale));
   assert_int_equal(td_weight_bytes(w), 4 * 48 * 4 + 2 * 48 * 2 + 2 * 6 * 4);
   td_model_close(m);
