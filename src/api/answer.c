@@ -87,11 +87,18 @@ static size_t sure_tokens(const td_answer *a) {
   return n;
 }
 
+// With tokens, text is shown by whole ones, so that each piece is what its tokens spell.
+static size_t sure_text(const td_answer *a, size_t last) {
+  if (!a->keep_tokens || a->stopped || a->finished) return a->n_sure;
+  return last > a->n_tokens_taken ? a->tokens[last - 1].end : a->n_taken;
+}
+
 bool td_answer_take(td_answer *answer, td_answer_piece *piece) {
   td_answer *a = answer;
+  size_t last = sure_tokens(a);
   *piece = (td_answer_piece){
-      .begin = a->n_taken, .end = a->n_sure, .first = a->n_tokens_taken, .last = sure_tokens(a)};
+      .begin = a->n_taken, .end = sure_text(a, last), .first = a->n_tokens_taken, .last = last};
   a->n_taken = piece->end;
-  a->n_tokens_taken = piece->last;
+  a->n_tokens_taken = last;
   return piece->end > piece->begin || piece->last > piece->first;
 }

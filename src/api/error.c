@@ -21,7 +21,7 @@ td_status td_api_fail(td_api_error *error, int status, const char *param, const 
 
 td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *err) {
   bool client = err->code == TD_EINVAL || err->code == TD_EFORMAT || err->code == TD_EUNSUPPORTED ||
-                err->code == TD_ELIMIT;
+                err->code == TD_ENOENT || err->code == TD_ELIMIT;
   int status = client ? 400 : err->code == TD_ENOMEM ? 503 : 500;
   return td_api_fail(error, status, param, NULL, "%s", err->msg);
 }

@@ -166,13 +166,29 @@ static td_status write_messages(td_json_writer *w, const cJSON *messages, bool p
   return st;
 }
 
-static td_status write_json(td_json_writer *w, const char *key, const cJSON *value,
-                            td_api_error *error) {
-  char *text = cJSON_PrintUnformatted(value);
-  if (!text) return td_api_fail(error, 503, NULL, NULL, "out of memory");
-  td_jw_raw(w, key, text);
-  free(text);
-  return TD_OK;
+// A value as it was parsed; numbers keep their spelling where td_json_parse noted it.
+static void write_json(td_json_writer *w, const char *key, const cJSON *value) {
+  if (cJSON_IsNumber(value) && value->valuestring) {
+    td_jw_raw(w, key, value->valuestring);
+  } else if (cJSON_IsNumber(value)) {
+    td_jw_double(w, key, value->valuedouble);
+  } else if (cJSON_IsString(value)) {
+    td_jw_str(w, key, value->valuestring);
+  } else if (cJSON_IsBool(value)) {
+    td_jw_bool(w, key, cJSON_IsTrue(value));
+  } else if (cJSON_IsArray(value)) {
+    td_jw_begin_array(w, key);
+    for (const cJSON *item = value->child; item; item = item->next)
+      write_json(w, NULL, item);
+    td_jw_end_array(w);
+  } else if (cJSON_IsObject(value)) {
+    td_jw_begin_object(w, key);
+    for (const cJSON *item = value->child; item; item = item->next)
+      write_json(w, item->string, item);
+    td_jw_end_object(w);
+  } else {
+    td_jw_null(w, key);
+  }
 }
 
 // Names that chat_template_kwargs may not take away from the protocol.
@@ -197,13 +213,10 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
   if (cJSON_GetArraySize(kwargs) > MAX_KWARGS) {
     return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
   }
-  td_status st = TD_OK;
-  for (const cJSON *item = kwargs->child; item && st == TD_OK; item = item->next) {
-    if (is_first(kwargs, item) && !is_reserved(item->string)) {
-      st = write_json(w, item->string, item, error);
-    }
+  for (const cJSON *item = kwargs->child; item; item = item->next) {
+    if (is_first(kwargs, item) && !is_reserved(item->string)) write_json(w, item->string, item);
   }
-  return st;
+  return TD_OK;
 }
 
 static td_status write_vars(td_buf *out, const cJSON *root, bool plain, td_api_error *error) {
@@ -213,7 +226,7 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, td_api_e
   td_jw_begin_object(&w, NULL);
   td_status st = write_messages(&w, td_json_get(root, "messages"), plain, error);
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
-  if (st == TD_OK && tools) st = write_json(&w, "tools", tools, error);
+  if (st == TD_OK && tools) write_json(&w, "tools", tools);
   if (st == TD_OK) {
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }

@@ -14,7 +14,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define MAX_DESCRIPTORS 65536
+#define MAX_DESCRIPTORS  65536
+#define POOL_STACK_BYTES (8u << 20) // rendering a template needs 4 MiB
 
 // ---- what handlers share --------------------------------------------------------------------
 
@@ -241,11 +242,17 @@ static void open_loop(td_serve *serve) {
   uv_signal_start(&serve->on_int, on_signal, SIGINT);
 }
 
-static void allow_many_connections(void) {
+static void set_limits(void) {
   struct rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= MAX_DESCRIPTORS) return;
-  limit.rlim_cur = limit.rlim_max < MAX_DESCRIPTORS ? limit.rlim_max : MAX_DESCRIPTORS;
-  setrlimit(RLIMIT_NOFILE, &limit);
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < MAX_DESCRIPTORS) {
+    limit.rlim_cur = limit.rlim_max < MAX_DESCRIPTORS ? limit.rlim_max : MAX_DESCRIPTORS;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  // The stacks of libuv's pool follow the process's own limit, and are 2 MiB where it has none.
+  if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != POOL_STACK_BYTES) {
+    limit.rlim_cur = limit.rlim_max < POOL_STACK_BYTES ? limit.rlim_max : POOL_STACK_BYTES;
+    setrlimit(RLIMIT_STACK, &limit);
+  }
 }
 
 static void close_half_open(td_serve *serve) {
@@ -269,7 +276,7 @@ static int serve_forever(td_serve *serve) {
 int td_cmd_serve(const td_options *options) {
   td_serve serve = {.options = options, .started_ns = td_clock_ns(), .created = time(NULL)};
   td_err err;
-  allow_many_connections();
+  set_limits();
   signal(SIGPIPE, SIG_IGN);
   int status = read_model(&serve, &err) == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
   td_chat_close(serve.chat);

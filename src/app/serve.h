@@ -46,6 +46,8 @@ void td_serve_completions(void *ctx, td_http_exchange *x);
 void td_serve_models(void *ctx, td_http_exchange *x);
 void td_serve_model(void *ctx, td_http_exchange *x);
 void td_serve_health(void *ctx, td_http_exchange *x);
+
+// serve_text.c
 void td_serve_tokenize(void *ctx, td_http_exchange *x);
 void td_serve_detokenize(void *ctx, td_http_exchange *x);
 void td_serve_apply_template(void *ctx, td_http_exchange *x);

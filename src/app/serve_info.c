@@ -1,5 +1,4 @@
-// src/app/serve_info.c - the endpoints that answer at once: models, health, and the tokenizer and
-// template for those who debug a prompt.
+// src/app/serve_info.c - the endpoints that answer at once: models and health.
 #include <string.h>
 
 #include "app/serve.h"
@@ -75,87 +74,4 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
   respond(x, ok ? 200 : 503, &body);
-}
-
-static void write_ids(td_json_writer *w, const td_ids *ids) {
-  td_jw_begin_array(w, "tokens");
-  for (size_t i = 0; i < ids->n; i++)
-    td_jw_int(w, NULL, ids->ids[i]);
-  td_jw_end_array(w);
-}
-
-// Tokens, and the rendered prompt of a chat, of a body with messages, content or prompt.
-static bool encode_body(td_serve *serve, td_http_exchange *x, td_ids *ids, td_buf *text,
-                        bool want_chat) {
-  const td_buf *body = td_http_body(x);
-  td_api_request request;
-  td_api_error error;
-  td_status st = td_api_parse_tokenize(&request, td_buf_text(body), body->len, &serve->defaults,
-                                       &error);
-  if (st == TD_OK && want_chat && !request.is_chat) {
-    st = td_api_bad(&error, "messages", "messages are missing");
-  }
-  if (st == TD_OK && request.n_prompts > 1) {
-    st = td_api_bad(&error, "prompt", "only one prompt at a time");
-  }
-  if (st == TD_OK) st = td_serve_encode(serve->chat, &request, ids, text, &error);
-  td_api_request_free(&request);
-  if (st != TD_OK) td_serve_fail(x, &error);
-  return st == TD_OK;
-}
-
-void td_serve_tokenize(void *ctx, td_http_exchange *x) {
-  td_serve *serve = ctx;
-  td_ids ids = {0};
-  if (encode_body(serve, x, &ids, NULL, false)) {
-    td_buf body = TD_BUF_INIT;
-    td_json_writer w = TD_JSON_WRITER(&body);
-    td_jw_begin_object(&w, NULL);
-    write_ids(&w, &ids);
-    td_jw_int(&w, "count", (int64_t)ids.n);
-    td_jw_int(&w, "max_model_len", td_serve_n_ctx(serve));
-    td_jw_end_object(&w);
-    respond(x, 200, &body);
-  }
-  td_ids_free(&ids);
-}
-
-static void respond_text(td_http_exchange *x, const char *key, const td_buf *text) {
-  td_buf body = TD_BUF_INIT;
-  td_json_writer w = TD_JSON_WRITER(&body);
-  td_jw_begin_object(&w, NULL);
-  td_jw_str_len(&w, key, td_buf_text(text), text->len);
-  td_jw_end_object(&w);
-  respond(x, 200, &body);
-}
-
-void td_serve_apply_template(void *ctx, td_http_exchange *x) {
-  td_ids ids = {0};
-  td_buf text = TD_BUF_INIT;
-  if (encode_body(ctx, x, &ids, &text, true)) respond_text(x, "prompt", &text);
-  td_ids_free(&ids);
-  td_buf_free(&text);
-}
-
-void td_serve_detokenize(void *ctx, td_http_exchange *x) {
-  const td_serve *serve = ctx;
-  const td_buf *body = td_http_body(x);
-  td_api_request request;
-  td_api_error error;
-  td_buf text = TD_BUF_INIT;
-  td_status st = td_api_parse_detokenize(&request, td_buf_text(body), body->len, &serve->defaults,
-                                         &error);
-  if (st == TD_OK) {
-    td_err err;
-    st = td_tokenizer_decode(td_chat_tokenizer(serve->chat), request.prompts[0].ids,
-                             request.prompts[0].n_ids, false, &text, &err);
-    if (st != TD_OK) td_api_fail_err(&error, "tokens", &err);
-  }
-  if (st == TD_OK) {
-    respond_text(x, "prompt", &text);
-  } else {
-    td_serve_fail(x, &error);
-  }
-  td_api_request_free(&request);
-  td_buf_free(&text);
 }

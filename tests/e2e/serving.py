@@ -1,0 +1,178 @@
+"""A running `tandem serve` for the tests of its HTTP API, and raw sockets to it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def make_model(out, shape="tiny", dtype="bf16", seed=1):
+    """A checkpoint of random weights: what it says is noise, but always the same noise."""
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/make_model.py", "--shape", shape, "--dtype", dtype]
+        + ["--seed", str(seed), "--out", out],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return Path(out)
+
+
+class Server:
+    """Started with a free port; ready once the constructor returns."""
+
+    def __init__(self, binary, model, *options, wait=True):
+        self.process = subprocess.Popen(
+            [binary, "serve", "--model", model, "--port", "0", "--threads", "2", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self.lines = []
+        self.url = None
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if wait and not self._ready.wait(120):
+            self.process.kill()
+            raise RuntimeError("the server did not start:\n" + self.log())
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"listening on (\S+?),", line)
+            if found:
+                self.url = found.group(1)
+                self._ready.set()
+        self._ready.set()
+
+    def log(self):
+        return "".join(self.lines)
+
+    @property
+    def port(self):
+        return int(self.url.rsplit(":", 1)[1])
+
+    def signal(self, number=signal.SIGTERM):
+        os.kill(self.process.pid, number)
+
+    def wait(self, seconds=30):
+        status = self.process.wait(seconds)
+        self._reader.join(5)
+        return status
+
+    def close(self):
+        """Ends the server; a crash or a sanitizer's report on the way fails the caller."""
+        if self.process.poll() is None:
+            self.signal()
+        try:
+            status = self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert status == 0, self.log()
+
+
+class Wire:
+    """A TCP connection on which requests are written byte by byte as a test likes."""
+
+    def __init__(self, server, timeout=20):
+        self.server = server
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=timeout)
+        self.buffer = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def send(self, data):
+        self.socket.sendall(data if isinstance(data, bytes) else data.encode())
+
+    def post(self, path, body, *headers, version="1.1"):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = [
+            f"POST {path} HTTP/{version}",
+            f"Host: 127.0.0.1:{self.server.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+            *headers,
+        ]
+        self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+
+    def _more(self):
+        data = self.socket.recv(65536)
+        self.buffer += data
+        return data
+
+    def until(self, mark):
+        while mark not in self.buffer:
+            if not self._more():
+                raise AssertionError(f"closed before {mark!r}: {self.buffer!r}")
+        head, _, self.buffer = self.buffer.partition(mark)
+        return head + mark
+
+    def exactly(self, n):
+        while len(self.buffer) < n:
+            if not self._more():
+                raise AssertionError(f"closed within {n} bytes: {self.buffer!r}")
+        data, self.buffer = self.buffer[:n], self.buffer[n:]
+        return data
+
+    def rest(self):
+        while self._more():
+            pass
+        data, self.buffer = self.buffer, b""
+        return data
+
+    def head(self):
+        """Status and headers (names in lower case) of the next response."""
+        lines = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        assert lines[0].startswith("HTTP/1.1 ")
+        headers = {}
+        for line in lines[1:-2]:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        return int(lines[0].split()[1]), headers
+
+    def response(self):
+        """Status, headers and body of the next response, of either framing."""
+        status, headers = self.head()
+        if "content-length" in headers:
+            return status, headers, self.exactly(int(headers["content-length"]))
+        assert headers.get("transfer-encoding") == "chunked"
+        body = b""
+        while size := int(self.until(b"\r\n"), 16):
+            body += self.exactly(size)
+            assert self.exactly(2) == b"\r\n"
+        assert self.exactly(2) == b"\r\n"
+        return status, headers, body
+
+
+def events(body):
+    """The data of each event of a stream; comments are checked and left out."""
+    text = body.decode("utf-8")  # strict: only UTF-8 may leave the server
+    found = []
+    assert text.endswith("\n\n")
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            assert not found, "a comment after the first event"
+            continue
+        assert block.startswith("data: ") and "\n" not in block, block
+        found.append(block[len("data: ") :])
+    return found
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)

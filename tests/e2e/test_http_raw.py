@@ -1,0 +1,348 @@
+"""The wire rules of the HTTP API, on raw sockets."""
+
+import json
+import socket
+import subprocess
+import time
+
+import pytest
+
+from serving import Server, Wire, events, make_model, wait_until
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": 12}
+STREAM = {**HELLO, "stream": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", shape="tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, model):
+    running = Server(tandem_bin, model)
+    yield running
+    running.close()
+
+
+def post(server, body, path=CHAT, *headers):
+    with Wire(server) as wire:
+        wire.post(path, body, *headers)
+        return wire.response()
+
+
+def error_of(server, body, path=CHAT, *headers):
+    """The error of a request that must be refused with 400 and nothing else."""
+    status, response_headers, text = post(server, body, path, *headers)
+    assert status == 400, (body, text)
+    assert response_headers["content-type"] == "application/json"
+    error = json.loads(text)["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["message"] and error["type"] == "invalid_request_error"
+    return error
+
+
+def test_shape_of_a_stream(server):
+    status, headers, body = post(server, {**STREAM, "stream_options": {"include_usage": True}})
+    assert status == 200
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-cache"
+    *data, done = events(body)
+    assert done == "[DONE]"
+    chunks = [json.loads(d) for d in data]
+    assert len({c["id"] for c in chunks}) == 1
+    assert len({c["created"] for c in chunks}) == 1
+    assert all(isinstance(c["created"], int) for c in chunks)
+    assert all(c["object"] == "chat.completion.chunk" and c["model"] == "tiny" for c in chunks)
+    *rest, usage = chunks
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 12
+    assert all("usage" not in c for c in rest)
+    choices = [choice for c in rest for choice in c["choices"]]
+    assert all(choice["index"] == 0 for choice in choices)
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert all("role" not in choice["delta"] for choice in choices[1:])
+    assert all(choice["delta"].get("content", "x") != "" for choice in choices[1:])
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == "length" and choices[-1]["delta"] == {}
+
+
+def test_shape_of_a_completion_stream(server):
+    body = {"prompt": "Hello", "max_tokens": 6, "stream": True, "ignore_eos": True}
+    *data, done = events(post(server, body, "/v1/completions")[2])
+    assert done == "[DONE]"
+    choices = [json.loads(d)["choices"][0] for d in data]
+    assert all(json.loads(d)["object"] == "text_completion" for d in data)
+    assert all(isinstance(choice["text"], str) for choice in choices)
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
+
+
+def test_connection_is_kept_over_streams(server):
+    with Wire(server) as wire:
+        for body in (STREAM, HELLO, STREAM):
+            wire.post(CHAT, body)
+            assert wire.response()[0] == 200
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    with Wire(server) as wire:
+        wire.post(CHAT, {**HELLO, "max_tokens": 40, "temperature": 0})
+        wire.post(CHAT, STREAM)
+        wire.send(f"GET /health HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n")
+        assert json.loads(wire.response()[2])["usage"]["completion_tokens"] == 40
+        assert wire.response()[2].endswith(b"data: [DONE]\n\n")
+        assert json.loads(wire.response()[2])["status"] == "ok"
+
+
+def test_http_1_0_streams_without_chunks(server):
+    with Wire(server) as wire:
+        wire.post(CHAT, STREAM, version="1.0")
+        status, headers = wire.head()
+        assert status == 200 and "transfer-encoding" not in headers
+        assert headers["connection"] == "close"
+        assert events(wire.rest())[-1] == "[DONE]"
+
+
+def test_expect_100_continue(server):
+    body = json.dumps(HELLO).encode()
+    with Wire(server) as wire:
+        wire.send(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert wire.head()[0] == 100
+        wire.send(body)
+        assert wire.response()[0] == 200
+
+
+def test_chunked_body(server):
+    body = json.dumps(HELLO).encode()
+    with Wire(server) as wire:
+        wire.send(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n"
+        )
+        for i in range(0, len(body), 7):
+            piece = body[i : i + 7]
+            wire.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+        wire.send("0\r\n\r\n")
+        assert wire.response()[0] == 200
+
+
+BAD_BODIES = {
+    "empty": b"",
+    "no JSON": b"hello",
+    "trailing garbage": json.dumps(HELLO).encode() + b" x",
+    "two values": json.dumps(HELLO).encode() * 2,
+    "no object": b"[]",
+    "messages null": {"messages": None},
+    "messages a string": {"messages": "hi"},
+    "messages of numbers": {"messages": [123]},
+    "messages of nothing": {"messages": [{}]},
+    "role a number": {"messages": [{"role": 1, "content": "x"}]},
+    "content a number": {"messages": [{"role": "user", "content": 1}]},
+    "unknown format": {**HELLO, "response_format": {"type": "yaml"}},
+    "schema no object": {
+        **HELLO,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}},
+    },
+    "top_logprobs alone": {**HELLO, "top_logprobs": 2},
+    "top_logprobs above 20": {**HELLO, "logprobs": True, "top_logprobs": 21},
+    "stream_options alone": {**HELLO, "stream_options": {"include_usage": True}},
+    "seed beyond int64": {**HELLO, "seed": 2**63},
+    "tool_choice alone": {**HELLO, "tool_choice": "auto"},
+    "tool_choice absent tool": {
+        **HELLO,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": {"type": "function", "function": {"name": "g"}},
+    },
+    "n zero": {**HELLO, "n": 0},
+    "temperature negative": {**HELLO, "temperature": -0.5},
+    "stop too many": {**HELLO, "stop": ["a", "b", "c", "d", "e"]},
+    "invalid UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "escaped NUL": b'{"messages":[{"role":"user","content":"\\u0000"}]}',
+    "lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+    "deep nesting": b'{"a":' + b"[" * 100 + b"]" * 100 + b"}",
+    "number too large": b'{"temperature":1e999}',
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_bodies_get_a_clean_400(server, name, stream):
+    body = BAD_BODIES[name]
+    if stream and isinstance(body, dict):
+        if name == "stream_options alone":
+            pytest.skip("not bad in a stream")
+        body = {**body, "stream": True}
+    error_of(server, body)
+    assert post(server, HELLO)[0] == 200  # and nothing is broken after it
+
+
+def test_of_duplicate_keys_the_first_wins(server):
+    body = json.dumps(HELLO)[:-1] + ', "max_tokens": 3, "max_tokens": 4}'
+    usage = json.loads(post(server, body.encode())[2])["usage"]
+    assert usage["completion_tokens"] == 12
+
+
+def test_content_types(server):
+    def status(*headers):
+        with Wire(server) as wire:
+            body = json.dumps(HELLO)
+            wire.send(
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                + "".join(h + "\r\n" for h in headers)
+                + "\r\n"
+                + body
+            )
+            return wire.response()[0]
+
+    assert status("Content-Type: application/json; charset=utf-8") == 200
+    assert status("content-type: Application/JSON") == 200
+    assert status() == 200
+    assert status("Content-Type: text/plain") == 400
+    assert status("Content-Type: application/x-www-form-urlencoded") == 400
+    assert status("Origin: http://evil.example") == 400  # a page that hides its type
+    assert status("Content-Type: application/json", "Content-Encoding: gzip") == 415
+
+
+def test_routes(server):
+    def get(line, host="localhost"):
+        with Wire(server) as wire:
+            wire.send(f"{line} HTTP/1.1\r\nHost: {host}\r\n\r\n")
+            status, headers, body = wire.response()
+            return status, headers, json.loads(body)
+
+    assert get("GET /health")[0] == 200
+    assert get("GET /v1/models")[2]["data"][0]["id"] == "tiny"
+    assert get("GET /v1/models/tiny")[0] == 200
+    status, headers, body = get("GET /v1/chat/completions")
+    assert status == 405 and headers["allow"] == "POST"
+    assert body["error"]["code"] == "method_not_allowed"
+    status, headers, _ = get("DELETE /v1/models")
+    assert status == 405 and headers["allow"] == "GET, HEAD"
+    assert get("GET /v2")[0] == 404
+    assert get("GET /v1/models/other")[0] == 404
+    status, headers, body = get("GET /v1/models", host="evil.example")
+    assert status == 403 and body["error"]["type"] == "permission_error"
+    assert "access-control-allow-origin" not in get("GET /health")[1]
+
+
+def test_malformed_requests_get_json(server):
+    for request, status in [
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\nHost: a\n\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03", 400),
+        (b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 60000 + b"\r\n\r\n", 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999999\r\n\r\n", 413),
+    ]:
+        with Wire(server) as wire:
+            wire.send(request)
+            got, headers, body = wire.response()
+            assert got == status, request[:60]
+            assert headers["connection"] == "close"
+            assert json.loads(body)["error"]["message"]
+            assert wire.rest() == b""
+
+
+def test_headers_come_before_the_first_token_and_comments_keep_the_stream_alive(server):
+    """One stream per slot keeps the worker busy, so that the last one has to wait."""
+    busy = [Wire(server) for _ in range(16)]
+    for wire in busy:
+        wire.post(CHAT, {**STREAM, "max_tokens": 6000})
+    for wire in busy:
+        assert wire.head()[0] == 200
+    with Wire(server) as wire:
+        begun = time.monotonic()
+        wire.post(CHAT, STREAM)
+        assert wire.head()[0] == 200
+        assert time.monotonic() - begun < 1.5
+        wire.until(b":\n\n")
+        waited = time.monotonic() - begun
+        assert 1.5 < waited < 4
+        for other in busy:
+            other.socket.close()
+        wire.until(b"data: [DONE]\n\n")
+
+
+def test_slow_reader_holds_nobody_up(server):
+    """A client that never reads its long stream; others go on as if it were not there."""
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", server.port))
+    body = json.dumps({**STREAM, "max_tokens": 8000, "logprobs": True, "top_logprobs": 20})
+    slow.sendall(
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    for _ in range(5):
+        assert post(server, STREAM)[0] == 200
+    slow.close()
+    wait_until(lambda: json.loads(health(server))["running"] == 0)
+
+
+def health(server):
+    with Wire(server) as wire:
+        wire.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return wire.response()[2]
+
+
+def test_disconnects_in_every_phase(server):
+    full = json.dumps({**STREAM, "max_tokens": 5000})
+    for cut in ("head", "body", "prefill", "stream"):
+        with Wire(server) as wire:
+            if cut == "head":
+                wire.send("POST /v1/chat")
+            elif cut == "body":
+                wire.send(
+                    f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(full)}\r\n\r\n{{"
+                )
+            else:
+                wire.post(CHAT, full.encode())
+                if cut == "stream":
+                    wire.until(b"data: ")
+        wait_until(lambda: json.loads(health(server))["running"] == 0)
+    assert post(server, HELLO)[0] == 200
+
+
+def test_port_in_use(tandem_bin, model, server):
+    other = subprocess.run(
+        [tandem_bin, "serve", "--model", model, "--port", str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert other.returncode == 1
+    assert "in use" in other.stderr and str(server.port) in other.stderr
+
+
+def test_unix_socket(tandem_bin, model, tmp_path):
+    path = tmp_path / "s"
+    running = Server(tandem_bin, model, "--host", f"unix:{path}")
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+    finally:
+        running.close()
+    assert not path.exists()
+
+
+def test_ipv6(tandem_bin, model):
+    try:
+        socket.socket(socket.AF_INET6).bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    running = Server(tandem_bin, model, "--host", "::1")
+    try:
+        assert running.url.startswith("http://[::1]:")
+        with socket.create_connection(("::1", running.port)) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+    finally:
+        running.close()

@@ -1,0 +1,468 @@
+"""The HTTP API through the openai client, against a checkpoint of random weights."""
+
+import concurrent.futures
+import math
+import signal
+import time
+
+import httpx
+import openai
+import pytest
+
+from serving import Server, make_model, wait_until
+
+HELLO = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, model):
+    running = Server(tandem_bin, model, "--max-batch", "16")
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(
+        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120
+    ) as made:
+        yield made
+
+
+def chat(client, messages=HELLO, **kwargs):
+    kwargs.setdefault("max_tokens", 24)
+    extra = {"ignore_eos": True, **kwargs.pop("extra_body", {})}
+    return client.chat.completions.create(
+        model="tiny", messages=messages, extra_body=extra, **kwargs
+    )
+
+
+def joined(stream, index=0):
+    text, reasons = "", []
+    for chunk in stream:
+        for choice in chunk.choices:
+            if choice.index == index:
+                text += choice.delta.content or ""
+                if choice.finish_reason:
+                    reasons.append(choice.finish_reason)
+    assert len(reasons) == 1
+    return text, reasons[0]
+
+
+def health(server):
+    return httpx.get(server.url + "/health", trust_env=False).json()
+
+
+# -- answers ---------------------------------------------------------------------------------
+
+
+def test_answers(client):
+    answer = chat(client, temperature=0)
+    assert answer.object == "chat.completion"
+    assert answer.model == "tiny"
+    assert answer.id.startswith("chatcmpl-")
+    assert abs(answer.created - time.time()) < 60
+    (choice,) = answer.choices
+    assert choice.index == 0 and choice.message.role == "assistant"
+    assert choice.finish_reason == "length"
+    assert choice.message.content and not choice.message.tool_calls
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens > 3
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_streams_the_same(client):
+    whole = chat(client, temperature=0, max_tokens=64).choices[0]
+    text, reason = joined(chat(client, temperature=0, max_tokens=64, stream=True))
+    assert text == whole.message.content
+    assert reason == whole.finish_reason
+
+
+def test_usage_in_streams(client):
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 24
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert all(chunk.usage is None for chunk in chat(client, stream=True))
+
+
+def test_stops_at_end_of_sequence(client):
+    """Biased towards it, the end comes first; it counts as a token and shows no text."""
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, temperature=0, logit_bias={"996": 100}, max_tokens=5
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == ""
+    assert answer.usage.completion_tokens == 1
+
+
+def test_max_tokens_default_and_both_names(client):
+    answer = chat(client, max_tokens=openai.NOT_GIVEN, max_completion_tokens=3)
+    assert answer.usage.completion_tokens == 3
+    completion = client.completions.create(
+        model="tiny", prompt="a", extra_body={"ignore_eos": True}
+    )
+    assert completion.usage.completion_tokens == 16
+
+
+def test_completions(client):
+    def create(**kwargs):
+        return client.completions.create(
+            model="tiny", max_tokens=12, temperature=0, extra_body={"ignore_eos": True}, **kwargs
+        )
+
+    one = create(prompt="Once upon a time")
+    assert one.object == "text_completion" and one.id.startswith("cmpl-")
+    assert one.choices[0].finish_reason == "length"
+    both = create(prompt=["Once upon a time", "The end"])
+    assert [c.index for c in both.choices] == [0, 1]
+    assert both.choices[0].text == one.choices[0].text
+    assert both.usage.completion_tokens == 24
+    streamed = "".join(
+        c.text for chunk in create(prompt="Once upon a time", stream=True) for c in chunk.choices
+    )
+    assert streamed == one.choices[0].text
+
+
+def test_token_prompts(client, server):
+    text = "Once upon a time"
+    ids = httpx.post(server.url + "/tokenize", json={"prompt": text}).json()["tokens"]
+    kwargs = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+    by_text = client.completions.create(prompt=text, **kwargs)
+    by_ids = client.completions.create(prompt=ids, **kwargs)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_ids.usage.prompt_tokens == len(ids) == by_text.usage.prompt_tokens
+
+
+def test_several_choices(client):
+    answer = chat(client, n=3, seed=5, temperature=1.5)
+    assert [c.index for c in answer.choices] == [0, 1, 2]
+    assert len({c.message.content for c in answer.choices}) == 3
+    assert answer.usage.completion_tokens == 72
+    again = list(chat(client, n=3, seed=5, temperature=1.5, stream=True))
+    for i in range(3):
+        assert joined(again, i)[0] == answer.choices[i].message.content
+
+
+# -- stop strings ----------------------------------------------------------------------------
+
+
+def test_stop_strings(client):
+    text = chat(client, temperature=0, max_tokens=60).choices[0].message.content
+    assert len(text) > 20
+    for begin in range(3, 15, 2):
+        for length in (1, 2, 5):
+            stop = text[begin : begin + length]
+            wanted = text[: text.index(stop)]
+            answer = chat(client, temperature=0, max_tokens=60, stop=stop)
+            assert answer.choices[0].message.content == wanted
+            assert answer.choices[0].finish_reason == "stop"
+            assert answer.usage.completion_tokens < 60
+            streamed = joined(chat(client, temperature=0, max_tokens=60, stop=[stop], stream=True))
+            assert streamed == (wanted, "stop")
+
+
+def test_stop_that_does_not_come(client):
+    text = chat(client, temperature=0).choices[0].message.content
+    begun = text[-4:] + "\N{SNOWMAN}"
+    assert joined(chat(client, temperature=0, stop=["\N{SNOWMAN}", begun], stream=True)) == (
+        text,
+        "length",
+    )
+
+
+# -- sampling --------------------------------------------------------------------------------
+
+
+def test_seeds(client):
+    def say(seed):
+        return chat(client, temperature=1, seed=seed).choices[0].message.content
+
+    assert say(7) == say(7)
+    assert say(-(2**63)) == say(-(2**63))
+    assert len({say(seed) for seed in (1, 2, 3, 2**53, 2**53 + 1, 2**63 - 1)}) == 6
+
+
+def test_without_a_seed_answers_differ(client):
+    assert len({chat(client, temperature=2).choices[0].message.content for _ in range(4)}) > 1
+
+
+def test_greedy_ignores_the_seed(client):
+    said = {chat(client, temperature=0, seed=s).choices[0].message.content for s in (1, 2)}
+    assert len(said) == 1
+
+
+def test_logit_bias(client):
+    answer = chat(client, temperature=0, logit_bias={"100": 100}, max_tokens=4)
+    again = chat(client, temperature=1, top_p=0, logit_bias={"100": 100}, max_tokens=4)
+    assert answer.choices[0].message.content == again.choices[0].message.content
+    assert len(set(answer.choices[0].message.content)) <= 4
+
+
+def test_logprobs(client):
+    answer = chat(client, temperature=0, logprobs=True, top_logprobs=5, max_tokens=40)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 40
+    assert "".join(t.token for t in content) == answer.choices[0].message.content
+    for token in content:
+        assert -9999 <= token.logprob <= 0
+        assert len(token.top_logprobs) == 5
+        assert token.logprob == token.top_logprobs[0].logprob  # greedy
+        assert sum(math.exp(t.logprob) for t in token.top_logprobs) <= 1.0001
+        assert [t.logprob for t in token.top_logprobs] == sorted(
+            (t.logprob for t in token.top_logprobs), reverse=True
+        )
+        assert all(0 <= b < 256 for b in token.bytes)
+
+
+def test_logprobs_in_streams(client):
+    whole = chat(client, temperature=0, logprobs=True, top_logprobs=2, max_tokens=40).choices[0]
+    tokens, text = [], ""
+    for chunk in chat(
+        client, temperature=0, logprobs=True, top_logprobs=2, max_tokens=40, stream=True
+    ):
+        for choice in chunk.choices:
+            piece = choice.delta.content or ""
+            text += piece
+            if choice.logprobs:
+                assert "".join(t.token for t in choice.logprobs.content) == piece
+                tokens += choice.logprobs.content
+    assert text == whole.message.content
+    assert [t.model_dump() for t in tokens] == [t.model_dump() for t in whole.logprobs.content]
+
+
+def test_logprobs_stop_with_the_text(client):
+    text = chat(client, temperature=0, max_tokens=60).choices[0].message.content
+    answer = chat(client, temperature=0, max_tokens=60, stop=text[10:13], logprobs=True)
+    tokens = answer.choices[0].logprobs.content
+    assert "".join(t.token for t in tokens) == answer.choices[0].message.content
+
+
+def test_legacy_logprobs(client):
+    answer = client.completions.create(
+        model="tiny", prompt="a", max_tokens=8, logprobs=3, extra_body={"ignore_eos": True}
+    )
+    lp = answer.choices[0].logprobs
+    assert "".join(lp.tokens) == answer.choices[0].text
+    assert len(lp.tokens) == len(lp.token_logprobs) == len(lp.top_logprobs) == 8
+    assert all(len(top) == 3 for top in lp.top_logprobs)
+    assert lp.text_offset == [len("".join(lp.tokens[:i])) for i in range(8)]
+
+
+# -- input -----------------------------------------------------------------------------------
+
+
+def test_unicode(client, server):
+    text = "Grüße 世界 🌍 \u0301 \U0010ffff مرحبا"
+    answer = chat(client, [{"role": "user", "content": text}], max_tokens=200, temperature=1.5)
+    answer.choices[0].message.content.encode("utf-8")
+    rendered = httpx.post(
+        server.url + "/apply-template", json={"messages": [{"role": "user", "content": text}]}
+    )
+    assert text in rendered.json()["prompt"]
+    tokens = httpx.post(server.url + "/tokenize", json={"content": text}).json()["tokens"]
+    back = httpx.post(server.url + "/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text in back
+
+
+def test_what_users_type_is_no_control_token(client, server):
+    def tokens(content):
+        body = {"messages": [{"role": "user", "content": content}]}
+        return httpx.post(server.url + "/tokenize", json=body).json()["tokens"]
+
+    end = "<｜end▁of▁sentence｜>"
+    assert 996 not in tokens(end)
+    assert 996 not in tokens([{"type": "text", "text": end}])
+    plain = httpx.post(server.url + "/tokenize", json={"prompt": end}).json()["tokens"]
+    assert 996 not in plain
+
+
+def test_roles_and_parts(client):
+    parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": "you"}]
+    by_parts = chat(client, [{"role": "developer", "content": parts}], temperature=0)
+    by_text = chat(client, [{"role": "system", "content": "Hello,\nyou"}], temperature=0)
+    assert by_parts.choices[0].message.content == by_text.choices[0].message.content
+    assert by_parts.usage == by_text.usage
+
+
+def test_history_with_tools_and_reasoning(client):
+    messages = [
+        {"role": "user", "content": "What is 6 x 7?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I had better ask.",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "multiply", "arguments": '{"a": 6, "b": 7}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+    ]
+    tool = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object"}}}
+    answer = chat(client, messages, tools=[tool], tool_choice="auto", parallel_tool_calls=False)
+    assert answer.usage.completion_tokens == 24
+
+
+def test_unknown_members_and_nulls_pass(client):
+    answer = chat(
+        client,
+        extra_body={"frobnicate": {"x": 1}, "stop": None, "seed": None, "tools": None},
+        user="me",
+        metadata={"a": "b"},
+        response_format={"type": "text"},
+    )
+    assert answer.usage.completion_tokens == 24
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+def test_error_classes(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, temperature=-1)
+    assert caught.value.param == "temperature"
+    assert "temperature" in caught.value.message
+    with pytest.raises(openai.BadRequestError):
+        chat(client, messages=[])
+    with pytest.raises(openai.BadRequestError):
+        chat(client, stream=True, top_logprobs=3)
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, response_format={"type": "json_object"})
+    assert caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="tiny", input="x")
+
+
+def test_prompt_beyond_the_context(client, server):
+    n_ctx = client.models.retrieve("tiny").max_model_len
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, [{"role": "user", "content": "x y z " * n_ctx}], stream=True)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.body["n_ctx"] == n_ctx
+    assert caught.value.body["n_prompt_tokens"] > n_ctx
+
+
+def test_models(client):
+    (listed,) = client.models.list().data
+    assert listed.id == "tiny" and listed.object == "model" and listed.owned_by
+    assert listed.max_model_len > 100
+    assert client.models.retrieve("tiny") == listed
+
+
+def test_api_key(tandem_bin, model):
+    server = Server(tandem_bin, model, "--api-key", "sesame", "--model-name", "org/name")
+    try:
+        good = openai.OpenAI(base_url=server.url + "/v1", api_key="sesame", max_retries=0)
+        assert good.models.list().data[0].id == "org/name"
+        assert good.models.retrieve("org/name").id == "org/name"
+        for key in ("Sesame", "sesam", "sesamee", "x"):
+            bad = openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
+            with pytest.raises(openai.AuthenticationError):
+                bad.models.list()
+            with pytest.raises(openai.AuthenticationError):
+                bad.chat.completions.create(model="org/name", messages=HELLO)
+        assert httpx.get(server.url + "/health").status_code == 200
+        # With a key, Host may be anything: the key is what protects.
+        response = httpx.get(
+            server.url + "/v1/models", headers={"Host": "a.b", "Authorization": "Bearer sesame"}
+        )
+        assert response.status_code == 200
+    finally:
+        server.close()
+
+
+# -- many at once ----------------------------------------------------------------------------
+
+
+def test_sixteen_at_once_say_what_each_says_alone(client):
+    def ask(i):
+        words = " ".join(f"word{j}" for j in range(i * 7 % 40 + 1))
+        sampling = {"temperature": 0} if i % 2 else {"temperature": 0.9, "seed": i}
+        answer = chat(
+            client, [{"role": "user", "content": words}], max_tokens=16 + i * 3, **sampling
+        )
+        return answer.choices[0].message.content
+
+    alone = [ask(i) for i in range(16)]
+    for _ in range(2):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(ask, range(16))) == alone
+
+
+def test_client_that_leaves_frees_its_place(client, server):
+    for stream in (True, False):
+        with pytest.raises(openai.APITimeoutError):
+            answer = client.with_options(timeout=0.5).chat.completions.create(
+                model="tiny", messages=HELLO, extra_body={"ignore_eos": True}, stream=stream
+            )
+            started = time.monotonic()
+            for _ in answer:
+                if time.monotonic() > started + 0.5:
+                    answer.close()
+                    raise openai.APITimeoutError(request=None)
+        wait_until(lambda: health(server)["running"] == 0)
+    assert chat(client).usage.completion_tokens == 24
+
+
+# -- the end ---------------------------------------------------------------------------------
+
+
+def test_sigterm_drains(tandem_bin, model):
+    server = Server(tandem_bin, model)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        idle = httpx.Client()
+        idle.get(server.url + "/health")
+        stream = chat(client, stream=True, max_tokens=300, temperature=0)
+        first = next(iter(stream))
+        assert first.choices[0].delta.role == "assistant"
+        server.signal(signal.SIGTERM)
+        text, reason = joined(stream)
+        assert reason == "length" and text
+        assert server.wait() == 0, server.log()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.url + "/health")
+        idle.close()
+
+
+def test_second_signal_ends(tandem_bin, model):
+    server = Server(tandem_bin, model)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        stream = chat(client, stream=True, max_tokens=7000, temperature=0)
+        next(iter(stream))
+        server.signal(signal.SIGTERM)
+        time.sleep(0.2)
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 128 + signal.SIGTERM
+        with pytest.raises((httpx.HTTPError, openai.APIError)):
+            list(stream)
+
+
+def test_drain_has_a_deadline(tandem_bin, model):
+    server = Server(tandem_bin, model, "--drain-timeout", "1")
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        stream = chat(client, stream=True, max_tokens=8000, temperature=0, logprobs=True)
+        next(iter(stream))
+        server.signal(signal.SIGTERM)
+        assert server.wait(15) == 0
+        assert "still running" in server.log()
+
+
+def test_bad_model_is_told_at_once(tandem_bin, tmp_path):
+    server = Server(tandem_bin, tmp_path / "absent", wait=False)
+    assert server.wait() != 0
+    assert "absent" in server.log()

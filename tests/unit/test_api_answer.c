@@ -1,0 +1,225 @@
+// tests/unit/test_api_answer.c - an answer grows from tokens, and is written whole and in chunks.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/response.h"
+#include "base/utf8.h"
+#include "config/json.h"
+
+// Byte-level tokens: Ċ is a line feed, Ġ a space; ð Ł Į į are the four bytes of U+1F30D.
+static const char tokenizer_json[] =
+    "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":9,\"content\":\"<eos>\",\"single_word\":false,"
+    "\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+    "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+    "\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,"
+    "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,"
+    "\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
+    "\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
+    "\"byte_fallback\":false,\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"\\u0120\":3,\"\\u00f0\":4,"
+    "\"\\u0141\":5,\"\\u012e\":6,\"\\u012f\":7,\"ab\":8},\"merges\":[\"a b\"]}}";
+enum { A, B, C, SPACE, BYTE0, BYTE1, BYTE2, BYTE3, AB, EOS };
+#define GLOBE "\xF0\x9F\x8C\x8D"
+#define BAD   "\xEF\xBF\xBD"
+
+static td_tokenizer *tok;
+
+static int open_tokenizer(void **state) {
+  (void)state;
+  td_err err;
+  td_status st = td_tokenizer_open_json(&tok, "tokenizer.json", tokenizer_json,
+                                        strlen(tokenizer_json), NULL, 0, &err);
+  if (st != TD_OK) fprintf(stderr, "%s\n", err.msg);
+  return st == TD_OK ? 0 : -1;
+}
+
+static int close_tokenizer(void **state) {
+  (void)state;
+  td_tokenizer_close(tok);
+  return 0;
+}
+
+static td_stops one_stop(const char *text) {
+  td_stops stops = {0};
+  if (!text) return stops;
+  stops.n = 1;
+  stops.strings[0] = (td_stop_string){strdup(text), strlen(text)};
+  return stops;
+}
+
+typedef struct {
+  td_stops stops;
+  td_answer answer;
+  td_buf shown; // pieces one after the other
+  size_t n_tokens_shown;
+} growth;
+
+static void take(growth *g) {
+  td_answer_piece piece;
+  while (td_answer_take(&g->answer, &piece)) {
+    const char *text = td_buf_text(&g->answer.text) + piece.begin;
+    assert_true(td_utf8_valid(text, piece.end - piece.begin));
+    td_buf_add(&g->shown, text, piece.end - piece.begin);
+    // The tokens of a piece spell the piece.
+    size_t at = piece.begin;
+    for (size_t i = piece.first; i < piece.last; i++) {
+      const td_answer_token *t = &g->answer.tokens[i];
+      assert_int_equal(t->begin, at);
+      at = t->end < g->answer.n_sure ? t->end : g->answer.n_sure;
+    }
+    assert_int_equal(at, piece.end);
+    g->n_tokens_shown += piece.last - piece.first;
+  }
+}
+
+static growth grow(const char *stop, const int *ids, size_t n) {
+  growth g = {.stops = one_stop(stop)};
+  td_err err;
+  td_answer_init(&g.answer, tok, &g.stops, true);
+  g.answer.stops = &g.stops;
+  for (size_t i = 0; i < n && !g.answer.stopped; i++) {
+    td_wire_token token = {.id = ids[i], .is_eos = ids[i] == EOS, .logprob = -0.5f};
+    assert_int_equal(td_answer_add(&g.answer, &token, &err), TD_OK);
+    take(&g);
+  }
+  assert_int_equal(td_answer_finish(&g.answer, &err), TD_OK);
+  take(&g);
+  return g;
+}
+
+static void check(const char *stop, const int *ids, size_t n, const char *wanted, bool stopped,
+                  size_t n_tokens_shown) {
+  growth g = grow(stop, ids, n);
+  assert_string_equal(td_buf_text(&g.shown), wanted);
+  assert_int_equal(g.answer.stopped, stopped);
+  assert_int_equal(g.n_tokens_shown, n_tokens_shown);
+  td_answer_free(&g.answer);
+  td_stops_free(&g.stops);
+  td_buf_free(&g.shown);
+}
+#define IDS(...) (const int[]){__VA_ARGS__}, sizeof((const int[]){__VA_ARGS__}) / sizeof(int)
+
+static void shows_text(void **state) {
+  (void)state;
+  check(NULL, IDS(A, SPACE, AB, C), "a abc", false, 4);
+  check(NULL, IDS(EOS), "", false, 0);
+  check(NULL, IDS(A, EOS), "a", false, 1);
+}
+
+static void holds_back_split_characters(void **state) {
+  (void)state;
+  check(NULL, IDS(A, BYTE0, BYTE1, BYTE2, BYTE3, B), "a" GLOBE "b", false, 6);
+  check(NULL, IDS(A, BYTE0, BYTE1), "a" BAD, false, 3);
+  check(NULL, IDS(BYTE0, BYTE1, EOS), BAD, false, 2);
+}
+
+static void stops(void **state) {
+  (void)state;
+  check("bc", IDS(A, AB, C, A), "aa", true, 2); // the second token is cut in its middle
+  check("a", IDS(A, B), "", true, 0);
+  check(GLOBE, IDS(A, BYTE0, BYTE1, BYTE2, BYTE3, B), "a", true, 1);
+  check("bb", IDS(A, B, EOS), "ab", false, 2);
+  check("abc ", IDS(AB, C), "abc", false, 2);
+}
+
+static void shows_nothing_of_a_stop_string_early(void **state) {
+  (void)state;
+  growth g = {.stops = one_stop("abab")};
+  td_err err;
+  td_answer_init(&g.answer, tok, &g.stops, true);
+  td_wire_token ab = {.id = AB}, c = {.id = C};
+  td_answer_add(&g.answer, &ab, &err);
+  take(&g);
+  assert_int_equal(g.shown.len, 0);
+  td_answer_add(&g.answer, &c, &err);
+  take(&g);
+  assert_string_equal(td_buf_text(&g.shown), "abc");
+  td_answer_free(&g.answer);
+  td_stops_free(&g.stops);
+  td_buf_free(&g.shown);
+}
+
+static cJSON *parse(const td_buf *text) {
+  cJSON *root;
+  td_err err;
+  if (td_json_parse(&root, text->data, text->len, 20, &err) != TD_OK) fail_msg("%s", err.msg);
+  return root;
+}
+
+static void writes_logprobs(void **state) {
+  (void)state;
+  td_stops none = {0};
+  td_answer answer;
+  td_err err;
+  td_api_head head;
+  td_api_head_init(&head, true, "m", tok, 5, (const unsigned char[16]){0xab});
+  td_answer_init(&answer, tok, &none, true);
+  td_wire_token token = {.id = BYTE0, .logprob = -INFINITY, .n_top = 2};
+  token.top[0] = (td_token_value){.id = A, .value = -0.25f};
+  token.top[1] = (td_token_value){.id = BYTE0, .value = NAN};
+  td_answer_add(&answer, &token, &err);
+  td_answer_finish(&answer, &err);
+  td_api_choice choice = {&answer, "length"};
+  td_buf text = TD_BUF_INIT;
+  td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2});
+  assert_string_equal(
+      text.data,
+      "{\"id\":\"chatcmpl-ab000000000000000000000000000000\",\"object\":\"chat.completion\","
+      "\"created\":5,\"model\":\"m\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
+      "\"content\":\"" BAD "\",\"refusal\":null},\"logprobs\":{\"content\":[{\"token\":\"" BAD "\","
+      "\"logprob\":-9999,\"bytes\":[240],\"top_logprobs\":[{\"token\":\"a\",\"logprob\":-0.25,"
+      "\"bytes\":[97]},{\"token\":\"bytes:\\\\xf0\",\"logprob\":-9999,\"bytes\":[240]}]}],"
+      "\"refusal\":null},\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":3,"
+      "\"completion_tokens\":1,\"total_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":2}"
+      "}}");
+  cJSON_Delete(parse(&text));
+  td_buf_free(&text);
+  td_answer_free(&answer);
+}
+
+static void writes_chunks(void **state) {
+  (void)state;
+  td_stops none = {0};
+  td_answer answer;
+  td_answer_piece piece;
+  td_err err;
+  td_api_head head;
+  td_buf text = TD_BUF_INIT;
+  td_api_head_init(&head, false, "m", tok, 5, (const unsigned char[16]){0});
+  td_answer_init(&answer, tok, &none, true);
+  td_answer_add(&answer, &(td_wire_token){.id = A, .logprob = -1}, &err);
+  td_answer_take(&answer, &piece);
+  td_answer_add(&answer, &(td_wire_token){.id = AB, .logprob = -2}, &err);
+  assert_true(td_answer_take(&answer, &piece));
+  td_api_write_piece(&text, &head, 1, &answer, &piece);
+  cJSON *root = parse(&text);
+  const cJSON *choice = td_json_get(root, "choices")->child;
+  assert_string_equal(td_json_get(choice, "text")->valuestring, "ab");
+  assert_int_equal(td_json_get(choice, "index")->valueint, 1);
+  const cJSON *logprobs = td_json_get(choice, "logprobs");
+  assert_int_equal(td_json_get(logprobs, "text_offset")->child->valueint, 1);
+  assert_string_equal(td_json_get(logprobs, "tokens")->child->valuestring, "ab");
+  cJSON_Delete(root);
+  td_buf_clear(&text);
+  head.is_chat = true;
+  td_api_write_finish(&text, &head, 0, "stop");
+  assert_non_null(strstr(text.data, "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\""));
+  td_buf_free(&text);
+  td_answer_free(&answer);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(shows_text),      cmocka_unit_test(holds_back_split_characters),
+      cmocka_unit_test(stops),           cmocka_unit_test(shows_nothing_of_a_stop_string_early),
+      cmocka_unit_test(writes_logprobs), cmocka_unit_test(writes_chunks),
+  };
+  return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
+}
