@@ -51,20 +51,21 @@ td_status td_runes_decode(td_runes *runes, const char *text, size_t len, const t
 }
 
 td_status td_runes_encode(const td_runes *runes, td_buf *text, td_spans *literal, td_err *err) {
-  for (size_t i = 0; i < runes->n; i++) {
-    char bytes[4];
-    size_t n = (size_t)td_utf8_encode(TD_RUNE_CODE(runes->r[i]), bytes), begin = text->len;
-    td_buf_add(text, bytes, n);
+  td_buf_reserve(text, runes->n * 4);
+  td_status st = td_buf_status(text, err);
+  for (size_t i = 0; i < runes->n && st == TD_OK; i++) {
+    size_t begin = text->len;
+    text->len += (size_t)td_utf8_encode(TD_RUNE_CODE(runes->r[i]), text->data + begin);
     if (!literal || !(runes->r[i] & TD_RUNE_LITERAL)) continue;
     td_span *last = literal->n ? &literal->spans[literal->n - 1] : NULL;
     if (last && last->end == begin) {
-      last->end = begin + n;
-      continue;
+      last->end = text->len;
+    } else {
+      st = td_spans_add(literal, begin, text->len, err);
     }
-    td_status st = td_spans_add(literal, begin, begin + n, err);
-    if (st != TD_OK) return st;
   }
-  return td_buf_status(text, err);
+  if (text->data) text->data[text->len] = '\0';
+  return st;
 }
 
 td_status td_spans_add(td_spans *spans, size_t begin, size_t end, td_err *err) {

@@ -10,7 +10,8 @@ typedef enum { NFC, NFD, PREPEND, REPLACE, STRIP } step_kind;
 
 typedef struct {
   step_kind kind;
-  td_regex *regex;  // REPLACE
+  td_regex *regex;  // REPLACE of a pattern
+  td_runes literal; // REPLACE of a string
   td_runes text;    // PREPEND and REPLACE: what is put in
   bool left, right; // STRIP
 } norm_step;
@@ -20,10 +21,19 @@ struct td_norm {
   size_t n_steps;
 };
 
-static td_status read_text(norm_step *step, const cJSON *json, const char *key, td_err *err) {
+static td_status read_text(td_runes *runes, const cJSON *json, const char *key, td_err *err) {
   const char *text;
   td_status st = td_tok_need_str(json, key, &text, err);
-  return st == TD_OK ? td_runes_decode(&step->text, text, strlen(text), NULL, err) : st;
+  return st == TD_OK ? td_runes_decode(runes, text, strlen(text), NULL, err) : st;
+}
+
+static td_status read_replace(norm_step *step, const cJSON *json, td_err *err) {
+  const cJSON *pattern = td_json_get(json, "pattern");
+  td_status st = td_json_get(pattern, "String") ? read_text(&step->literal, pattern, "String", err)
+                                                : td_tok_read_pattern(json, &step->regex, err);
+  if (st != TD_OK) return st;
+  if (!step->regex && !step->literal.n) return td_fail(err, TD_EUNSUPPORTED, "pattern is empty");
+  return read_text(&step->text, json, "content", err);
 }
 
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
@@ -37,11 +47,10 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
     step->kind = NFD;
   } else if (strcmp(type, "Prepend") == 0) {
     step->kind = PREPEND;
-    st = read_text(step, json, "prepend", err);
+    st = read_text(&step->text, json, "prepend", err);
   } else if (strcmp(type, "Replace") == 0) {
     step->kind = REPLACE;
-    st = td_tok_read_pattern(json, &step->regex, err);
-    if (st == TD_OK) st = read_text(step, json, "content", err);
+    st = read_replace(step, json, err);
   } else if (strcmp(type, "Strip") == 0) {
     step->kind = STRIP;
     st = td_json_get_bool(json, "strip_left", &step->left, err);
@@ -70,6 +79,7 @@ void td_norm_close(td_norm *norm) {
   if (!norm) return;
   for (size_t i = 0; i < norm->n_steps; i++) {
     td_regex_close(norm->steps[i].regex);
+    td_runes_free(&norm->steps[i].literal);
     td_runes_free(&norm->steps[i].text);
   }
   free(norm);
@@ -114,6 +124,44 @@ static td_status take(const td_runes *in, size_t *i, size_t n_bytes, td_runes *o
   return keep ? td_runes_add(out, in->r + begin, *i - begin, err) : TD_OK;
 }
 
+// Whether pattern stands at text[0..]; flags are those of the code points it covers.
+static bool stands_at(const uint32_t *text, size_t n, const td_runes *pattern, uint32_t *flags) {
+  *flags = 0;
+  if (n < pattern->n) return false;
+  for (size_t i = 0; i < pattern->n; i++) {
+    if (TD_RUNE_CODE(text[i]) != pattern->r[i]) return false;
+    *flags |= text[i] & TD_RUNE_LITERAL;
+  }
+  return true;
+}
+
+static void swap_texts(td_norm_scratch *s) {
+  td_runes swap = s->runes;
+  s->runes = s->spare;
+  s->spare = swap;
+}
+
+static td_status replace_literal(const norm_step *step, td_norm_scratch *s, td_err *err) {
+  s->spare.n = 0;
+  td_status st = TD_OK;
+  for (size_t i = 0; i < s->runes.n && st == TD_OK;) {
+    uint32_t flags;
+    const uint32_t *text = s->runes.r + i;
+    if (!stands_at(text, s->runes.n - i, &step->literal, &flags)) {
+      st = td_runes_add(&s->spare, text, 1, err);
+      i++;
+      continue;
+    }
+    size_t put = s->spare.n;
+    st = td_runes_add(&s->spare, step->text.r, step->text.n, err);
+    for (; put < s->spare.n; put++)
+      s->spare.r[put] |= flags;
+    i += step->literal.n;
+  }
+  swap_texts(s);
+  return st;
+}
+
 // What replaces a match is literal where any of the match was.
 static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scratch *regex,
                          td_err *err) {
@@ -141,9 +189,7 @@ static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scr
   if (st == TD_OK) {
     st = take(&s->runes, &i, s->utf8.len - pos, &s->spare, true, &flags, err);
   }
-  td_runes swap = s->runes;
-  s->runes = s->spare;
-  s->spare = swap;
+  swap_texts(s);
   return st;
 }
 
@@ -168,7 +214,9 @@ td_status td_norm_apply(const td_norm *norm, td_norm_scratch *s, td_regex_scratc
     case NFC: st = td_unicode_nfc(&s->runes, &s->spare, err); break;
     case NFD: st = td_unicode_nfd(&s->runes, &s->spare, err); break;
     case PREPEND: st = prepend(s, &step->text, err); break;
-    case REPLACE: st = replace(step, s, regex, err); break;
+    case REPLACE:
+      st = step->regex ? replace(step, s, regex, err) : replace_literal(step, s, err);
+      break;
     case STRIP: strip(step, &s->runes); break;
     }
   }

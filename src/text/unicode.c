@@ -116,43 +116,38 @@ static td_status sort_marks(uint32_t *run, size_t n, td_runes *spare, td_err *er
   return TD_OK;
 }
 
-static td_status order_marks(td_runes *text, td_runes *spare, td_err *err) {
-  for (size_t i = 0; i < text->n;) {
-    if (!combining_class(TD_RUNE_CODE(text->r[i]))) {
-      i++;
-      continue;
-    }
+static td_status order_marks(td_runes *text, size_t i, td_runes *spare, td_err *err) {
+  while (i < text->n) {
     size_t begin = i;
     while (i < text->n && combining_class(TD_RUNE_CODE(text->r[i])))
       i++;
     td_status st = i - begin > 1 ? sort_marks(text->r + begin, i - begin, spare, err) : TD_OK;
     if (st != TD_OK) return st;
+    i++;
   }
   return TD_OK;
 }
 
-td_status td_unicode_nfd(td_runes *text, td_runes *spare, td_err *err) {
-  spare->n = 0;
-  for (size_t i = 0; i < text->n; i++) {
-    uint32_t literal = text->r[i] & TD_RUNE_LITERAL, parts[4];
-    int n = decompose(TD_RUNE_CODE(text->r[i]), parts);
-    for (int k = 0; k < n; k++)
+// Appends the canonical decomposition of n code points.
+static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, td_runes *spare,
+                                td_err *err) {
+  size_t begin = out->n;
+  for (size_t i = 0; i < n; i++) {
+    uint32_t literal = text[i] & TD_RUNE_LITERAL, parts[4];
+    int n_parts = decompose(TD_RUNE_CODE(text[i]), parts);
+    for (int k = 0; k < n_parts; k++)
       parts[k] |= literal;
-    td_status st = td_runes_add(spare, parts, (size_t)n, err);
+    td_status st = td_runes_add(out, parts, (size_t)n_parts, err);
     if (st != TD_OK) return st;
   }
-  td_runes swap = *text;
-  *text = *spare;
-  *spare = swap;
-  return order_marks(text, spare, err);
+  return order_marks(out, begin, spare, err);
 }
 
-td_status td_unicode_nfc(td_runes *text, td_runes *spare, td_err *err) {
-  td_status st = td_unicode_nfd(text, spare, err);
-  if (st != TD_OK) return st;
-  size_t n = 0, starter = SIZE_MAX;
+// Composes what stands in text from begin on, decomposed and in order.
+static void compose_tail(td_runes *text, size_t begin) {
+  size_t n = begin, starter = SIZE_MAX;
   uint32_t last_class = 0; // of the last character kept behind the starter
-  for (size_t i = 0; i < text->n; i++) {
+  for (size_t i = begin; i < text->n; i++) {
     uint32_t r = text->r[i], class = combining_class(TD_RUNE_CODE(r));
     bool reachable = starter != SIZE_MAX && (n == starter + 1 || last_class < class);
     uint32_t whole = reachable ? compose(TD_RUNE_CODE(text->r[starter]), TD_RUNE_CODE(r)) : 0;
@@ -165,7 +160,50 @@ td_status td_unicode_nfc(td_runes *text, td_runes *spare, td_err *err) {
     text->r[n++] = r;
   }
   text->n = n;
-  return TD_OK;
+}
+
+static void swap_runes(td_runes *a, td_runes *b) {
+  td_runes swap = *a;
+  *a = *b;
+  *b = swap;
+}
+
+td_status td_unicode_nfd(td_runes *text, td_runes *spare, td_err *err) {
+  td_runes marks = {0};
+  spare->n = 0;
+  td_status st = add_decomposed(spare, text->r, text->n, &marks, err);
+  td_runes_free(&marks);
+  swap_runes(text, spare);
+  return st;
+}
+
+// Code points that stay as they are, and that nothing before them composes with.
+static bool is_inert(uint32_t c) {
+  return c < 0x300 || (c >= 0x3400 && c <= 0x9FFF);
+}
+
+td_status td_unicode_nfc(td_runes *text, td_runes *spare, td_err *err) {
+  td_runes marks = {0};
+  spare->n = 0;
+  td_status st = TD_OK;
+  for (size_t i = 0; i < text->n && st == TD_OK;) {
+    size_t begin = i;
+    while (i < text->n && is_inert(TD_RUNE_CODE(text->r[i])))
+      i++;
+    // The last one may compose with what follows.
+    if (i > begin && i < text->n) i--;
+    st = td_runes_add(spare, text->r + begin, i - begin, err);
+    if (i == text->n || st != TD_OK) break;
+    begin = i++;
+    while (i < text->n && !is_inert(TD_RUNE_CODE(text->r[i])))
+      i++;
+    size_t tail = spare->n;
+    st = add_decomposed(spare, text->r + begin, i - begin, &marks, err);
+    if (st == TD_OK) compose_tail(spare, tail);
+  }
+  td_runes_free(&marks);
+  swap_runes(text, spare);
+  return st;
 }
 
 bool td_unicode_surely_nfc(const char *text, size_t len) {
