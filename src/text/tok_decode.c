@@ -302,19 +302,14 @@ static void emit(const td_decoder *decoder, const td_decoding *t, const char *te
 
 // Emits the first len bytes held, with U+FFFD for what is not UTF-8.
 static void emit_held(const td_decoder *decoder, const td_decoding *t, size_t len, td_buf *out) {
-  const char *text = td_buf_text(t->held);
-  if (*t->n_strip_left == 0 || td_utf8_valid(text, len)) {
-    if (*t->n_strip_left) {
-      emit(decoder, t, text, len, out);
-    } else {
-      td_utf8_add_replaced(out, text, len);
-    }
-  } else {
+  if (*t->n_strip_left) {
     td_buf whole = TD_BUF_INIT;
-    td_utf8_add_replaced(&whole, text, len);
+    td_utf8_add_replaced(&whole, td_buf_text(t->held), len);
     emit(decoder, t, td_buf_text(&whole), whole.len, out);
     out->failed = out->failed || whole.failed;
     td_buf_free(&whole);
+  } else {
+    td_utf8_add_replaced(out, td_buf_text(t->held), len);
   }
   td_buf_drop(t->held, len);
 }
