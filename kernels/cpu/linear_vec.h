@@ -10,8 +10,8 @@
 // that, so they agree to the last bit:
 //   1 token         rows straight from memory, GEMV_ROWS at a time
 //   2 to 4 tokens   the same with BATCH_ROWS, each weight decoded once for all tokens
-//   more            BLOCK_ROWS x up to RUN weights are decoded into L1/L2 and multiplied with
-//                   register tiles of GEMM_ROWS x GEMM_TOKENS; accumulators rest in memory
+//   more            BLOCK_ROWS x up to RUN weights are decoded into L1/L2 and multiplied in
+//                   register tiles of GEMM_ROWS x GEMM_TOKENS; totals rest in memory
 #ifndef KERNELS_CPU_LINEAR_VEC_H
 #define KERNELS_CPU_LINEAR_VEC_H
 
@@ -117,17 +117,21 @@ RAW_ROWS(raw_2, BATCH_ROWS, 2)
 RAW_ROWS(raw_3, BATCH_ROWS, 3)
 RAW_ROWS(raw_4, BATCH_ROWS, 4)
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens; lives on the stack. Columns are taken by windows of whole runs.
 typedef struct {
-  _Alignas(64) float w[BLOCK_ROWS][RUN]; // decoded columns [k, k + n) of the rows
+  _Alignas(64) float w[BLOCK_ROWS][RUN]; // decoded columns [k, k + n) of the rows: the window
   vf total[BLOCK_ROWS][BLOCK_TOKENS];    //
   const float *x[BLOCK_TOKENS];          //
   const float *scales[BLOCK_ROWS];       // of the row, by scale block
   int nan[BLOCK_ROWS];                   //
   uint32_t n_rows, n_tokens, k, n;       //
+  uint32_t n_runs;                       // in the window
+  struct {
+    uint32_t n, scale_idx;
+  } runs[RUN];
 } block;
 
-static void decode_run(block *b, const td_linear_args *a, uint32_t row) {
+static void decode_window(block *b, const td_linear_args *a, uint32_t row) {
   for (uint32_t r = 0; r < b->n_rows; r++) {
     const elem *w = row_data(a, row + r) + b->k;
     b->nan[r] |= has_nan(w, b->n);
@@ -139,50 +143,58 @@ static void decode_run(block *b, const td_linear_args *a, uint32_t row) {
       vf_store(&b->w[r][i + VL], hi);
     }
     if (i == b->n) continue;
-    load2_n(w + i, b->n - i, &lo, &hi); // zeros behind the run; RUN is a multiple of 2 VL
+    load2_n(w + i, b->n - i, &lo, &hi); // RUN is a multiple of 2 VL
     vf_store(&b->w[r][i], lo);
     vf_store(&b->w[r][i + VL], hi);
   }
 }
 
-TD_INLINE void block_tile(const int R, const int T, block *b, const td_linear_args *a, uint32_t r0,
-                          uint32_t t0) {
-  vf acc[R * T], w[R];
-  TD_UNROLL for (int i = 0; i < R * T; i++) {
-    acc[i] = SCALED ? vf_zero() : b->total[r0 + i / T][t0 + i % T];
-  }
-  const float *const *x = b->x + t0;
+// acc[r][t] += the products of n columns from k on; w is the first row's weight there.
+TD_INLINE void dot_block(const int R, const int T, const float *w, const float *const *x,
+                         uint32_t k, uint32_t n, vf *acc) {
+  vf wv[R];
   uint32_t i = 0;
-  for (; i + VL <= b->n; i += VL) {
-    TD_UNROLL for (int r = 0; r < R; r++) w[r] = vf_load(&b->w[r0 + r][i]);
+  for (; i + VL <= n; i += VL) {
+    TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * RUN + i);
     TD_UNROLL for (int t = 0; t < T; t++) {
-      vf xv = vf_load(x[t] + b->k + i);
-      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(w[r], xv, acc[r * T + t]);
+      vf xv = vf_load(x[t] + k + i);
+      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
     }
   }
-  if (i < b->n) {
-    TD_UNROLL for (int r = 0; r < R; r++) w[r] = vf_load(&b->w[r0 + r][i]);
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      vf xv = vf_load_n(x[t] + b->k + i, b->n - i);
-      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(w[r], xv, acc[r * T + t]);
-    }
+  if (i == n) return;
+  TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load_n(w + r * RUN + i, n - i);
+  TD_UNROLL for (int t = 0; t < T; t++) {
+    vf xv = vf_load_n(x[t] + k + i, n - i);
+    TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
   }
-  TD_UNROLL for (int r = 0; r < R; r++) {
-    float scale = SCALED ? b->scales[r0 + r][b->k / a->w->scale_cols] : 1;
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      vf *total = &b->total[r0 + r][t0 + t];
-      *total = SCALED ? add_run(*total, acc[r * T + t], scale) : acc[r * T + t];
+}
+
+TD_INLINE void block_tile(const int R, const int T, block *b, uint32_t r0, uint32_t t0) {
+  vf acc[R * T], *totals = &b->total[r0][t0];
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < b->n_runs; i++) {
+    TD_UNROLL for (int p = 0; p < R * T; p++) {
+      acc[p] = SCALED ? vf_zero() : totals[p / T * BLOCK_TOKENS + p % T];
+    }
+    dot_block(R, T, &b->w[r0][at], b->x + t0, b->k + at, b->runs[i].n, acc);
+    at += b->runs[i].n;
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      float scale = SCALED ? b->scales[r0 + r][b->runs[i].scale_idx] : 1;
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf *total = &totals[r * BLOCK_TOKENS + t];
+        *total = SCALED ? add_run(*total, acc[r * T + t], scale) : acc[r * T + t];
+      }
     }
   }
 }
 
 #define BLOCK_TOKENS_FN(name, T)                                                                   \
-  static void name(block *b, const td_linear_args *a, uint32_t t0) {                               \
+  static void name(block *b, uint32_t t0) {                                                        \
     uint32_t r = 0;                                                                                \
     for (; r + GEMM_ROWS <= b->n_rows; r += GEMM_ROWS)                                             \
-      block_tile(GEMM_ROWS, T, b, a, r, t0);                                                       \
+      block_tile(GEMM_ROWS, T, b, r, t0);                                                          \
     for (; r < b->n_rows; r++)                                                                     \
-      block_tile(1, T, b, a, r, t0);                                                               \
+      block_tile(1, T, b, r, t0);                                                                  \
   }
 BLOCK_TOKENS_FN(block_1, 1)
 BLOCK_TOKENS_FN(block_2, 2)
@@ -191,13 +203,25 @@ BLOCK_TOKENS_FN(block_4, 4)
 BLOCK_TOKENS_FN(block_5, 5)
 BLOCK_TOKENS_FN(block_6, 6)
 
-static void block_run(block *b, const td_linear_args *a) {
-  static void (*const tiles[])(block *, const td_linear_args *, uint32_t) = {
+static void block_window(block *b) {
+  static void (*const tiles[])(block *, uint32_t) = {
       NULL, block_1, block_2, block_3, block_4, block_5, block_6,
   };
   for (uint32_t t = 0; t < b->n_tokens; t += GEMM_TOKENS) {
     uint32_t left = b->n_tokens - t;
-    tiles[left < GEMM_TOKENS ? left : GEMM_TOKENS](b, a, t);
+    tiles[left < GEMM_TOKENS ? left : GEMM_TOKENS](b, t);
+  }
+}
+
+// The window from b->k on: as many whole runs as RUN columns hold.
+static void find_runs(block *b, const td_weight *w) {
+  b->n = b->n_runs = 0;
+  while (b->k + b->n < w->cols) {
+    uint32_t k = b->k + b->n, n = run_length(w, k, RUN);
+    if (b->n + n > RUN) return;
+    b->runs[b->n_runs].n = n;
+    b->runs[b->n_runs++].scale_idx = SCALED ? k / w->scale_cols : 0;
+    b->n += n;
   }
 }
 
@@ -216,9 +240,9 @@ static void linear_block(const td_linear_args *a, uint32_t row, uint32_t n_rows,
       b.total[r][t] = vf_zero();
   }
   for (b.k = 0; b.k < a->w->cols; b.k += b.n) {
-    b.n = run_length(a->w, b.k, RUN);
-    decode_run(&b, a, row);
-    block_run(&b, a);
+    find_runs(&b, a->w);
+    decode_window(&b, a, row);
+    block_window(&b);
   }
   for (uint32_t t = 0; t < n_tokens; t++) {
     float *y = a->y + (t0 + t) * a->ldy + row - a->y_row0;
