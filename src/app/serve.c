@@ -70,8 +70,8 @@ static bool same_key(const char *given, const char *key) {
 }
 
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
-  const char *key = serve->options->api_key;
-  if (!key || strcmp(td_http_path(x), "/health") == 0) return true;
+  const char *key = serve->options->api_key, *path = td_http_path(x);
+  if (!key || strcmp(path, "/health") == 0 || strcmp(path, "/") == 0) return true;
   const char *given = td_http_header(x, "Authorization");
   if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
   return same_key(given + 7 + strspn(given + 7, " "), key);
@@ -168,6 +168,7 @@ static const td_http_route routes[] = {
     {"GET", "/v1/models", td_serve_models},
     {"GET", "/v1/models/*", td_serve_model},
     {"GET", "/health", td_serve_health},
+    {"GET", "/", td_serve_page},
     {"POST", "/tokenize", td_serve_tokenize},
     {"POST", "/detokenize", td_serve_detokenize},
     {"POST", "/apply-template", td_serve_apply_template},

@@ -46,6 +46,11 @@ void td_serve_completions(void *ctx, td_http_exchange *x);
 void td_serve_models(void *ctx, td_http_exchange *x);
 void td_serve_model(void *ctx, td_http_exchange *x);
 void td_serve_health(void *ctx, td_http_exchange *x);
+void td_serve_page(void *ctx, td_http_exchange *x);
+
+// chat.html, made into bytes by the build.
+extern const unsigned char td_chat_page[];
+extern const size_t td_chat_page_len;
 
 // serve_text.c
 void td_serve_tokenize(void *ctx, td_http_exchange *x);

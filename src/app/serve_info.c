@@ -1,4 +1,4 @@
-// src/app/serve_info.c - the endpoints that answer at once: models and health.
+// src/app/serve_info.c - the endpoints that answer at once: models, health and the chat page.
 #include <string.h>
 
 #include "app/serve.h"
@@ -74,4 +74,13 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
   respond(x, ok ? 200 : 503, &body);
+}
+
+void td_serve_page(void *ctx, td_http_exchange *x) {
+  (void)ctx;
+  td_http_add_header(x, "Content-Security-Policy",
+                     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'");
+  td_http_add_header(x, "Cache-Control", "no-cache");
+  td_http_respond(x, 200, "text/html; charset=utf-8", td_chat_page, td_chat_page_len);
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -28,12 +29,14 @@ def make_model(out, shape="tiny", dtype="bf16", seed=1):
 class Server:
     """Started with a free port; ready once the constructor returns."""
 
-    def __init__(self, binary, model, *options, wait=True):
+    def __init__(self, binary, model, *options, wait=True, descriptors=None):
+        limits = (descriptors, descriptors)
         self.process = subprocess.Popen(
             [binary, "serve", "--model", model, "--port", "0", "--threads", "2", *options],
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            preexec_fn=descriptors and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)),
         )
         self.lines = []
         self.url = None
@@ -59,6 +62,14 @@ class Server:
     @property
     def port(self):
         return int(self.url.rsplit(":", 1)[1])
+
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill_worker(self):
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
 
     def signal(self, number=signal.SIGTERM):
         os.kill(self.process.pid, number)

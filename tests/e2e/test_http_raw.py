@@ -167,14 +167,15 @@ BAD_BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_BODIES)
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_bodies_get_a_clean_400(server, name, stream):
-    body = BAD_BODIES[name]
-    if stream and isinstance(body, dict):
-        if name == "stream_options alone":
-            pytest.skip("not bad in a stream")
-        body = {**body, "stream": True}
+BAD_STREAMS = {
+    f"{name}, streamed": {**body, "stream": True}
+    for name, body in BAD_BODIES.items()
+    if isinstance(body, dict) and name != "stream_options alone"
+}
+
+
+@pytest.mark.parametrize("body", [pytest.param(b, id=n) for n, b in (BAD_BODIES | BAD_STREAMS).items()])
+def test_bad_bodies_get_a_clean_400(server, body):
     error_of(server, body)
     assert post(server, HELLO)[0] == 200  # and nothing is broken after it
 
@@ -307,6 +308,60 @@ def test_disconnects_in_every_phase(server):
                     wire.until(b"data: ")
         wait_until(lambda: json.loads(health(server))["running"] == 0)
     assert post(server, HELLO)[0] == 200
+
+
+def test_chat_page(server):
+    with Wire(server) as wire:
+        wire.send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        status, headers, body = wire.response()
+        assert status == 200 and headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert body.startswith(b"<!doctype html>") and body.endswith(b"</html>\n")
+
+
+def test_more_connections_than_descriptors(tandem_bin, model):
+    """Beyond the limit clients are turned away, without spinning; afterwards all is well."""
+    running = Server(tandem_bin, model, descriptors=96)
+    try:
+        held = []
+        for _ in range(120):
+            try:
+                held.append(socket.create_connection(("127.0.0.1", running.port), timeout=5))
+            except OSError:
+                pass
+        time.sleep(0.3)
+        before = running.cpu_seconds()
+        time.sleep(1)
+        assert running.cpu_seconds() - before < 0.5
+        for client in held:
+            client.close()
+        wait_until(lambda: post_quietly(running, HELLO) == 200)
+    finally:
+        running.close()
+
+
+def post_quietly(server, body):
+    """The status, or 0 when the connection was dropped."""
+    try:
+        return post(server, body)[0]
+    except (OSError, AssertionError):
+        return 0
+
+
+def test_worker_that_dies_ends_its_streams_and_returns(tandem_bin, model):
+    running = Server(tandem_bin, model)
+    try:
+        with Wire(running) as wire:
+            wire.post(CHAT, {**STREAM, "max_tokens": 7000})
+            wire.until(b"content")
+            wire.until(b"data: ")
+            running.kill_worker()
+            rest = wire.until(b"0\r\n\r\n")
+            assert b'data: {"error":{"message"' in rest
+            assert b"[DONE]" not in rest
+        wait_until(lambda: post_quietly(running, HELLO) == 200)
+    finally:
+        running.close()
 
 
 def test_port_in_use(tandem_bin, model, server):

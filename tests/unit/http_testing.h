@@ -30,8 +30,8 @@ typedef struct {
   uv_thread_t thread;
   td_http_server *server;
   uint16_t port;
-  volatile int command; // 1: drain, 2: close
-  volatile int n_gone, n_drained, n_handled;
+  _Atomic int command; // 1: drain, 2: close
+  _Atomic int n_gone, n_drained, n_handled;
   char unix_path[64];
 } fixture;
 
@@ -210,7 +210,7 @@ static inline void stop_server(fixture *f) {
 }
 
 // Waits up to two seconds.
-static inline bool becomes(volatile int *value, int wanted) {
+static inline bool becomes(const _Atomic int *value, int wanted) {
   for (int i = 0; i < 200 && *value != wanted; i++)
     usleep(10000);
   return *value == wanted;
