@@ -74,8 +74,8 @@ run_pytest() {
     count "$variant-pytest" 0 1
     return
   fi
-  TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs -p no:cacheprovider \
-    --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
+  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs \
+    -p no:cacheprovider --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
 }
 
 # Sanitizers write their reports to files, so that one in a child process or in a process that a

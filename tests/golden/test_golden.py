@@ -11,9 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = pathlib.Path(__file__).resolve().parent / "data"
-TANDEM = os.environ.get("TANDEM_BIN", str(ROOT / "build" / "bin" / "tandem"))
 CASES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
 TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each position
 
@@ -26,23 +24,29 @@ CHUNKS = [None, 64, 37, 1]
 ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512_bf16"}
 
 
-def tandem(*args, **environment):
-    result = subprocess.run(
-        [TANDEM, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | environment,
-    )
-    assert result.returncode == 0, f"tandem {args[0]}: exit {result.returncode}\n{result.stderr}"
-    return result.stdout
+@pytest.fixture
+def tandem(tandem_bin):
+    """Runs the program, which must succeed; returns what it printed."""
+
+    def run(*args, **environment):
+        result = subprocess.run(
+            [tandem_bin, *map(str, args)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=os.environ | environment,
+        )
+        assert result.returncode == 0, f"tandem {args[0]}: {result.returncode}\n{result.stderr}"
+        return result.stdout
+
+    return run
 
 
 def ids_of(array):
     return ",".join(str(i) for i in array.tolist())
 
 
-def logits_of(case, tmp_path, chunk, **environment):
+def logits_of(tandem, case, tmp_path, chunk, **environment):
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
     if chunk is not None:
@@ -75,22 +79,22 @@ def test_there_are_goldens():
 
 @pytest.mark.parametrize("chunk", CHUNKS, ids=lambda c: f"chunk_{c or 'all'}")
 @pytest.mark.parametrize("case", CASES)
-def test_logits(case, chunk, tmp_path):
-    check_logits(logits_of(case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
+def test_logits(tandem, case, chunk, tmp_path):
+    check_logits(logits_of(tandem, case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", ["deepseek_fp8", "deepseek_yarn_mscale", "qwen3_mixed_tied"])
-def test_logits_of_each_isa(case, isa, tmp_path):
+def test_logits_of_each_isa(tandem, case, isa, tmp_path):
     flags = pathlib.Path("/proc/cpuinfo").read_text().split()
     if ISAS[isa] and ISAS[isa] not in flags:
         pytest.skip(f"this processor has no {ISAS[isa]}")
-    ours = logits_of(case, tmp_path, 37, TANDEM_FORCE_ISA=isa)
+    ours = logits_of(tandem, case, tmp_path, 37, TANDEM_FORCE_ISA=isa)
     check_logits(ours, np.load(DATA / case / "logits.npy"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_continuation(case):
+def test_greedy_continuation(tandem, case):
     golden = np.load(DATA / case / "continuation.npy").tolist()
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
@@ -128,8 +132,8 @@ def test_a_wrong_golden_is_noticed(spoil):
         check_logits(golden, spoiled)
 
 
-def test_a_wrong_golden_fails_the_program_too(tmp_path):
-    ours = logits_of(CASES[0], tmp_path, None)
+def test_a_wrong_golden_fails_the_program_too(tandem, tmp_path):
+    ours = logits_of(tandem, CASES[0], tmp_path, None)
     golden = np.load(DATA / CASES[0] / "logits.npy")
     wrong_by_two_thousandths(golden)
     with pytest.raises(AssertionError):
