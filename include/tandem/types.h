@@ -73,8 +73,8 @@ typedef struct {
   td_layout layout;     // other than TD_LAYOUT_ROWS for TD_I4 only
   uint32_t rows, cols;
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
-  uint32_t zero_add; // GPTQ's first format: 0x11111111, taken off the word as a whole
-  float global_scale; // TD_F4E2M1: finite
+  uint32_t zero_add;               // GPTQ's first format: 0x11111111, taken off the word as a whole
+  float global_scale;              // TD_F4E2M1: finite
 } td_weight;
 
 // A vector of weights: norms, biases.
