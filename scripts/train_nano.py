@@ -11,6 +11,7 @@ card) and apt-get for the documentation text. Steps can be run one by one: prepa
 
 import argparse
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -101,9 +102,12 @@ def train(args):
         opt.state, step, log = saved["opt"], saved["step"], saved["log"]
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(rows)} batches, "
           f"from step {step}", flush=True)
+    stopping = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.append(True))  # finish the step, then save
     begin = saved_at = mark = time.time()
     sums, n, tokens = [0.0] * 3, 0, 0
-    while step < args.steps and time.time() - begin < args.stop_after:
+    while step < args.steps and not stopping and time.time() - begin < args.stop_after:
         with FakeQuant(model, step >= args.quant_from):
             loss, mtp, balance = batch_loss(model, *rows.batch(step))
             (loss + 0.2 * mtp + 0.01 * balance).backward()
