@@ -45,7 +45,6 @@ static void set_state(td_supervisor *s, td_backend_state state) {
 
 static void give_up(td_supervisor *s, const char *reason) {
   snprintf(s->reason, sizeof s->reason, "%s", reason);
-  td_error("%s", s->reason);
   uv_timer_stop(&s->restart);
   set_state(s, TD_BACKEND_FAILED);
 }

@@ -38,7 +38,8 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
 void td_supervisor_close(td_supervisor *supervisor, void (*closed)(void *ctx), void *ctx);
 
 td_backend_state td_supervisor_state(const td_supervisor *supervisor);
-const char *td_supervisor_reason(const td_supervisor *supervisor); // why FAILED; else ""
+// Why FAILED, for the owner to report; else "".
+const char *td_supervisor_reason(const td_supervisor *supervisor);
 // TD_EAGAIN: not now; on_space or on_death comes.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
 
