@@ -21,7 +21,7 @@ done
 
 if [ -n "$model" ]; then
   kind=given
-elif [ -f $nano/config.json ]; then
+elif [ -n "$(ls $nano/*.safetensors 2> /dev/null)" ]; then
   kind=nano model=$nano
 else
   kind=random model=$tiny
