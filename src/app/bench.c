@@ -112,8 +112,11 @@ static td_status run_decode_step(bench *b, uint32_t batch, uint32_t n_past, doub
     td_status st = td_kv_reserve(s->kv, b->seqs[i], n_past + 1, err);
     if (st != TD_OK) return st;
     b->tokens[i] = random_token(b);
-    steps[i] = (td_step_seq){
-        .tokens = &b->tokens[i], .n_tokens = 1, .n_past = n_past, .want = TD_WANT_LAST};
+    steps[i] = (td_step_seq){.tokens = &b->tokens[i],
+                             .n_tokens = 1,
+                             .n_past = n_past,
+                             .want = TD_WANT_LAST,
+                             .is_decode = true};
   }
   for (uint32_t i = 0; i < batch; i++) {
     steps[i].pages = td_kv_pages(s->kv, b->seqs[i], &steps[i].n_pages);

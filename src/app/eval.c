@@ -21,7 +21,11 @@ static td_status all_logits(td_session *s, const int32_t *ids, uint32_t n, uint3
   td_status st = td_kv_reserve(s->kv, s->seq, n, err);
   for (uint32_t done = 0; st == TD_OK && done < n;) {
     uint32_t step = n - done < chunk ? n - done : chunk;
-    td_step_seq seq = {.tokens = ids + done, .n_tokens = step, .n_past = done, .want = TD_WANT_ALL};
+    td_step_seq seq = {.tokens = ids + done,
+                       .n_tokens = step,
+                       .n_past = done,
+                       .want = TD_WANT_ALL,
+                       .is_decode = chunk == 1};
     seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
     st = td_engine_step(s->engine, &seq, 1, err);
     if (st == TD_OK) st = fn(ctx, td_engine_logits(s->engine), done, step, err);

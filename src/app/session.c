@@ -89,10 +89,12 @@ void td_session_close(td_session *s) {
 }
 
 // One step of the sequence: n tokens behind those cached.
-static td_status step(td_session *s, const int32_t *tokens, uint32_t n, td_want want, td_err *err) {
+static td_status step(td_session *s, const int32_t *tokens, uint32_t n, td_want want,
+                      bool is_decode, td_err *err) {
   td_status st = td_kv_reserve(s->kv, s->seq, s->n_cached + n, err);
   if (st != TD_OK) return st;
-  td_step_seq seq = {.tokens = tokens, .n_tokens = n, .n_past = s->n_cached, .want = want};
+  td_step_seq seq = {
+      .tokens = tokens, .n_tokens = n, .n_past = s->n_cached, .want = want, .is_decode = is_decode};
   seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
   st = td_engine_step(s->engine, &seq, 1, err);
   if (st != TD_OK) return st;
@@ -116,7 +118,7 @@ static td_status prefill(td_session *s, const td_generate_args *args, td_err *er
     uint32_t left = args->n_prompt - s->n_cached;
     uint32_t n = left < s->opts.prefill_chunk ? left : s->opts.prefill_chunk;
     td_status st = step(s, args->prompt + s->n_cached, n, n == left ? TD_WANT_LAST : TD_WANT_NONE,
-                        err);
+                        false, err);
     if (st != TD_OK) return st;
     if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
       return TD_ECANCELED;
@@ -148,7 +150,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
       return TD_OK;
     }
     if (stats->n_output == args->max_tokens || s->n_cached == s->n_ctx) return TD_OK;
-    td_status st = step(s, &id, 1, TD_WANT_LAST, err);
+    td_status st = step(s, &id, 1, TD_WANT_LAST, true, err);
     if (st != TD_OK) return st;
   }
   return TD_OK;

@@ -159,7 +159,7 @@ void td_engine_close(td_engine *e) {
 }
 
 static td_status check_seq(const td_engine *e, const td_step_seq *seq, td_err *err) {
-  TD_CHECK(seq->n_tokens > 0);
+  TD_CHECK(seq->n_tokens > 0 && (!seq->is_decode || seq->n_tokens == 1));
   uint64_t n = (uint64_t)seq->n_past + seq->n_tokens;
   if (n > e->opts.max_seq_tokens) {
     return td_fail(err, TD_EINVAL, "%llu tokens do not fit the context of %u",
@@ -238,7 +238,7 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
                .page_tokens = e->opts.page_tokens}};
   e->meta[q_begin] = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
-    if ((seqs[i].n_tokens == 1) != (g == GROUP_DECODE)) continue;
+    if (seqs[i].is_decode != (g == GROUP_DECODE)) continue;
     add_seq(e, at, group, &seqs[i], *s, t);
     e->first_token[i] = t;
     t += seqs[i].n_tokens;

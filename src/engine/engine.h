@@ -32,6 +32,10 @@ typedef struct {
   const int32_t *pages; // enough for n_past + n_tokens
   uint32_t n_pages;
   td_want want; // which of its tokens' logits are computed
+  // One token of an answer rather than a piece of a prompt: attention takes the way that is cheap
+  // for one query (MLA: absorbed). Said, not guessed from n_tokens, so that a prompt's result does
+  // not depend on how it was cut.
+  bool is_decode;
 } td_step_seq;
 
 // model and dev are borrowed and must outlive the engine. On error *out is NULL; TD_ENOMEM names

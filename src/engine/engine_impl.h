@@ -7,7 +7,7 @@
 #include "device/device.h"
 #include "engine/engine.h"
 
-// A step runs sequences with one new token (decode) and with several (prefill) as two groups, since
+// A step runs tokens of answers (decode) and pieces of prompts (prefill) as two groups, since
 // attention is computed differently. What a sequence's result is never depends on its neighbours.
 enum { GROUP_DECODE, GROUP_PREFILL, N_GROUPS };
 

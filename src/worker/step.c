@@ -30,7 +30,9 @@ void td_step_build(td_step *step, const td_requests *requests) {
   step->n = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     td_worker_request *r = requests->active[i];
-    if (r->phase == TD_REQUEST_DECODE) add(step, requests->kv, r, &r->last_token, 1, TD_WANT_LAST);
+    if (r->phase != TD_REQUEST_DECODE) continue;
+    add(step, requests->kv, r, &r->last_token, 1, TD_WANT_LAST);
+    step->seqs[step->n - 1].is_decode = true;
   }
   uint32_t budget = step->prefill_chunk;
   for (uint32_t i = 0; i < requests->n && budget; i++) {
