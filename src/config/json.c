@@ -202,13 +202,65 @@ td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *er
   return td_fail(err, TD_EFORMAT, "invalid JSON at byte %zu: %s", c.pos, c.why);
 }
 
+// ---- numbers as they were written ----
+
+// Moves pos to the next number, which must exist, and returns its bytes. The text has passed the
+// check.
+static size_t next_number(checker *c) {
+  for (bool in_string = false;; c->pos++) {
+    int b = peek(c);
+    TD_CHECK(b >= 0);
+    if (in_string && b == '\\') {
+      c->pos++;
+    } else if (b == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (b == '-' || (b >= '0' && b <= '9'))) {
+      break;
+    }
+  }
+  size_t end = c->pos;
+  while (end < c->len && strchr("+-.0123456789eE", c->text[end]))
+    end++;
+  return end - c->pos;
+}
+
+// A double says which integer was written up to 15 digits, and never that "1.0" was.
+static bool needs_text(const char *number, size_t len) {
+  bool negative = number[0] == '-';
+  return len - negative > 15 || (negative && number[1] == '0') || memchr(number, '.', len) ||
+         memchr(number, 'e', len) || memchr(number, 'E', len);
+}
+
+// Gives the numbers below node their text where they need it, reading along from c->pos.
+static bool keep_numbers(checker *c, cJSON *node) {
+  if (cJSON_IsNumber(node)) {
+    size_t len = next_number(c);
+    const char *number = c->text + c->pos;
+    c->pos += len;
+    if (!needs_text(number, len)) return true;
+    node->valuestring = cJSON_malloc(len + 1);
+    if (!node->valuestring) return false;
+    memcpy(node->valuestring, number, len);
+    node->valuestring[len] = '\0';
+    return true;
+  }
+  for (cJSON *child = node->child; child; child = child->next) {
+    if (!keep_numbers(c, child)) return false;
+  }
+  return true;
+}
+
 td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err) {
   *out = NULL;
   td_status st = td_json_check(bytes, len, max_depth, err);
   if (st != TD_OK) return st;
   // What passed the check can only be refused for want of memory.
   *out = cJSON_ParseWithLength(bytes, len);
-  return *out ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory while parsing JSON");
+  checker c = {.text = bytes, .len = len};
+  if (*out && keep_numbers(&c, *out)) return TD_OK;
+  cJSON_Delete(*out);
+  *out = NULL;
+  return td_fail(err, TD_ENOMEM, "out of memory while parsing JSON");
 }
 
 td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err) {

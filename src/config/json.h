@@ -17,7 +17,9 @@
 // long, no \u0000 and no lone surrogates. TD_EFORMAT with the byte offset and the reason otherwise.
 td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err);
 
-// td_json_check, then cJSON_Parse. The caller owns *out (cJSON_Delete). bytes need no NUL.
+// td_json_check, then cJSON_Parse. The caller owns *out (cJSON_Delete). bytes need no NUL. A number
+// that valuedouble does not tell from others ("1.0", "1e2", "-0", over 15 digits) keeps its text in
+// valuestring, which is NULL for the rest.
 td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err);
 
 // Reads and parses a file of at most max_bytes; messages begin with the path.

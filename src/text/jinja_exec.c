@@ -121,12 +121,23 @@ struct jj_loop {
   jj_list *changed;                // what loop.changed() saw last
 };
 
+// The targets read back: with a filter, an item is what was unpacked from it.
+static jj_value target_value(jj *j, jj_env *env, const jj_node *target) {
+  if (target->kind == NODE_NAME) return *jj_slot_of(env, target->ref);
+  jj_list *items = jj_list_new(j, target->list.n);
+  for (size_t i = 0; i < target->list.n; i++)
+    jj_push(j, items, target_value(j, env, target->list.items[i]));
+  return JJ_OF_TUPLE(items);
+}
+
 static bool fetch(jj *j, jj_loop *loop, jj_value *out) {
   const jj_node *node = loop->node;
   while (jj_next(j, loop->it, out)) {
     if (!loop->test_env || loop->filtered) return true;
     jj_assign(j, loop->test_env, node->a, *out);
-    if (jj_truth(jj_eval(j, loop->test_env, node->c))) return true;
+    if (!jj_truth(jj_eval(j, loop->test_env, node->c))) continue;
+    *out = target_value(j, loop->test_env, node->a);
+    return true;
   }
   return false;
 }
@@ -360,6 +371,14 @@ static jj_value make_macro(jj *j, const jj_node *node, jj_env *env) {
   return (jj_value){.type = JJ_MACRO, .macro = macro};
 }
 
+// What a call or filter block gives is joined to the text as it is, so it must be text.
+static void add_joined(jj *j, jj_value v) {
+  if (v.type != JJ_STR) {
+    jj_raise(j, TD_EFORMAT, "sequence item 0: expected str instance, %s found", jj_type_name(v));
+  }
+  jj_add_str(j->out, v.s);
+}
+
 static void exec_call_block(jj *j, jj_env *env, const jj_node *node) {
   jj_value caller = make_macro(j, node, env);
   const jj_node *call = node->a;
@@ -370,7 +389,7 @@ static void exec_call_block(jj *j, jj_env *env, const jj_node *node) {
   jj_value callee = jj_eval(j, env, call->a);
   jj_args args = jj_eval_args(j, env, call, &caller);
   j->line = node->line;
-  jj_add_value(j->out, jj_call(j, callee, &args));
+  add_joined(j, jj_call(j, callee, &args));
 }
 
 // ---- other blocks ----
@@ -403,7 +422,7 @@ static flow exec_filter_block(jj *j, jj_env *env, const jj_node *node) {
   const jj_str *text;
   jj_env *inner = enter_scope(j, node->scope, env);
   flow f = capture(j, inner, &node->body, &text);
-  if (f == FLOW_NEXT) jj_add_value(j->out, jj_eval_filters(j, inner, node->a, JJ_OF_STR(text)));
+  if (f == FLOW_NEXT) add_joined(j, jj_eval_filters(j, inner, node->a, JJ_OF_STR(text)));
   return f;
 }
 

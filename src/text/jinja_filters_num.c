@@ -92,6 +92,7 @@ FILTER(filter_round) {
   }
   if (!ceiling && !flooring) {
     if (jj_as_int(self, &i)) return round_int(j, i, precision);
+    if (self.type == JJ_BIG && precision >= 0) return self;
     return JJ_OF_FLOAT(round_float(jj_as_double(j, self), precision));
   }
   double unit = pow(10, (double)precision);

@@ -121,8 +121,6 @@ FILTER(filter_indent) {
 
 FILTER(filter_truncate) {
   (void)raw;
-  if (self.type != JJ_STR) jj_raise_type(j, "a string", self);
-  const jj_str *s = self.s;
   int64_t length = jj_arg_int(j, a[0], 255);
   const jj_str *end = jj_given(a[2]) ? jj_arg_str(j, a[2]) : jj_lit(j, "...");
   int64_t leeway = jj_given_value(a[3]) ? jj_arg_int(j, a[3], 5) : 5;
@@ -130,7 +128,9 @@ FILTER(filter_truncate) {
   if (length < (int64_t)end->n_chars || leeway < 0) {
     jj_raise(j, TD_EFORMAT, "expected length >= %zu, got %lld", end->n_chars, (long long)length);
   }
-  if ((int64_t)s->n_chars - leeway <= length) return self;
+  if (jj_len(j, self) - leeway <= length) return self;
+  if (self.type != JJ_STR) jj_raise_type(j, "a string", self);
+  const jj_str *s = self.s;
   size_t keep = jj_char_to_byte(j, s, (size_t)length - end->n_chars);
   if (!jj_arg_bool(a[1], false)) {
     size_t space = jj_rfind(j, s, jj_lit(j, " "), 0, keep);

@@ -348,6 +348,12 @@ static jj_node *parse_print(jj_parser *p, uint32_t line) {
 static jj_node *parse_block(jj_parser *p, uint32_t line) {
   jj_node *node = jj_node_new(p, NODE_BLOCK, line);
   node->name = jj_expect_name(p);
+  for (size_t i = 0; i < p->blocks.n; i++) {
+    if (jj_str_eq(p->blocks.items[i]->name, node->name)) {
+      jj_raise(p->j, TD_EFORMAT, "block '%.*s' defined twice", jj_clip(node->name), node->name->p);
+    }
+  }
+  jj_nodes_push(p, &p->blocks, node);
   if (jj_at_word(p, "required") || jj_at_word(p, "scoped")) {
     jj_raise(p->j, TD_EUNSUPPORTED, "template inheritance is not supported");
   }

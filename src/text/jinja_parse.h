@@ -9,6 +9,7 @@ typedef struct {
   const jj_token *t; // current token; the array ends with TOK_EOF, which is never passed
   int depth;         // nested expressions and statements
   int n_loops;       // for loops around, within the innermost macro or block
+  jj_nodes blocks;   // the {% block %}s so far
 } jj_parser;
 
 // What ends a tuple besides closing brackets and tag ends; what stands in it.

@@ -383,7 +383,7 @@ bool jj_next(jj *j, jj_iter *it, jj_value *out) {
   case JJ_STR: {
     size_t next;
     jj_decode(items.s, it->byte, &next);
-    *out = JJ_OF_STR(jj_sub(j, items.s, it->byte, next));
+    *out = JJ_OF_STR(jj_marked(j, jj_sub(j, items.s, it->byte, next), false));
     it->byte = next;
     break;
   }

@@ -177,6 +177,38 @@ static void parses_and_reads_members(void **state) {
   cJSON_Delete(root);
 }
 
+static void numbers_keep_their_text_where_it_matters(void **state) {
+  (void)state;
+  // Not NUL-terminated, so that reading past the end shows under ASan.
+  static const char source[] =
+      "{\"1.5 \\\"2\":[1,-7,1.0,1e2,-0],\"b\":{\"c\":18446744073709551615},\"d\":2E3}";
+  size_t len = strlen(source);
+  char *bytes = malloc(len);
+  memcpy(bytes, source, len);
+  cJSON *root;
+  td_err err;
+  assert_int_equal(td_json_parse(&root, bytes, len, TD_JSON_MAX_DEPTH, &err), TD_OK);
+  free(bytes);
+  const cJSON *list = root->child;
+  static const char *const texts[] = {NULL, NULL, "1.0", "1e2", "-0"};
+  for (int i = 0; i < 5; i++) {
+    const char *text = cJSON_GetArrayItem(list, i)->valuestring;
+    if (texts[i]) {
+      assert_string_equal(text, texts[i]);
+    } else {
+      assert_null(text);
+    }
+  }
+  const cJSON *c = td_json_get(td_json_get(root, "b"), "c");
+  assert_string_equal(c->valuestring, "18446744073709551615");
+  assert_string_equal(td_json_get(root, "d")->valuestring, "2E3");
+  cJSON_Delete(root);
+  const char one[] = {'1', '.', '5'};
+  assert_int_equal(td_json_parse(&root, one, sizeof one, TD_JSON_MAX_DEPTH, &err), TD_OK);
+  assert_string_equal(root->valuestring, "1.5");
+  cJSON_Delete(root);
+}
+
 static void missing_file_is_named(void **state) {
   (void)state;
   cJSON *root;
@@ -294,6 +326,7 @@ int main(void) {
       cmocka_unit_test(rejects_with_the_offset),
       cmocka_unit_test(nests_to_the_limit_and_no_further),
       cmocka_unit_test(parses_and_reads_members),
+      cmocka_unit_test(numbers_keep_their_text_where_it_matters),
       cmocka_unit_test(missing_file_is_named),
       cmocka_unit_test(writes_json),
       cmocka_unit_test(doubles_are_short_and_exact),
