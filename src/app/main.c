@@ -14,6 +14,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_EVAL_LOGITS] = td_cmd_eval_logits,
     [TD_CMD_EVAL_PERPLEXITY] = td_cmd_eval_perplexity,
     [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,
+    [TD_CMD_QUANTIZE] = td_cmd_quantize,
     [TD_CMD_INSPECT] = td_cmd_inspect,
     [TD_CMD_INSPECT_TOKENS] = td_cmd_inspect_tokens,
     [TD_CMD_INSPECT_TEMPLATE] = td_cmd_inspect_template,

@@ -41,7 +41,7 @@ static const option table[] = {
      "error, warning, info or debug"},
     {"model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
      "checkpoint directory as the hubs publish it"},
-    {"threads", 't', OPT_INT, COMPUTE, AT(threads), 0, 4096, "0", "N",
+    {"threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), 0, 4096, "0", "N",
      "compute threads; 0: one for each CPU"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
@@ -119,6 +119,10 @@ static const option table[] = {
 
     {"out", 'o', OPT_STR, ON(EVAL_LOGITS), AT(out), NO_RANGE, NULL, "FILE",
      "where to write float32 [n_tokens][n_vocab], .npy"},
+    {"to", 0, OPT_STR, ON(QUANTIZE), AT(to), NO_RANGE, NULL, "FORMAT",
+     "int4-g128, int4-g32 (INT4 in groups of 128 or 32), fp8 (128x128 blocks) or mxfp4"},
+    {"out", 'o', OPT_STR, ON(QUANTIZE), AT(out), NO_RANGE, NULL, "DIR",
+     "directory of the new checkpoint; shards that are finished there are kept"},
     {"chunk-tokens", 0, OPT_INT, ON(EVAL_LOGITS), AT(chunk_tokens), 1, 1 << 24, "512", "TOKENS",
      "tokens computed in one step"},
     {"suite", 0, OPT_STR, ON(EVAL_CHAT), AT(suite), NO_RANGE, NULL, "FILE",
@@ -130,7 +134,8 @@ static const option table[] = {
      "a template file instead of a model's"},
     {"input", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(input), NO_RANGE, NULL, "FILE",
      "JSON object with messages, tools, add_generation_prompt and other variables"},
-    {"json", 0, OPT_FLAG, ON(RUN) | ON(BENCH) | ON(INSPECT) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
+    {"json", 0, OPT_FLAG,
+     ON(RUN) | ON(BENCH) | ON(INSPECT) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
      AT(json), NO_RANGE, NULL, NULL, "machine-readable output on stdout"},
 };
 _Static_assert(sizeof table / sizeof table[0] <= 128, "td_options.given is too small");
@@ -414,7 +419,10 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
 void td_options_free(td_options *options) {
   for (size_t i = 0; i < TD_COUNT(table); i++) {
     void *field = (char *)options + table[i].offset;
-    if (table[i].kind == OPT_STR) free(*(char **)field);
+    if (table[i].kind == OPT_STR) { // a field may be that of two commands' options
+      free(*(char **)field);
+      *(char **)field = NULL;
+    }
     if (table[i].kind == OPT_INTS) free(((td_int_list *)field)->values);
   }
   *options = (td_options){.command = TD_N_COMMANDS};

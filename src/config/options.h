@@ -17,6 +17,7 @@
   X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
+  X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
   X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
   X(INSPECT_TOKENS, "inspect tokens", "text on stdin to a JSON array of token ids, or back")       \
   X(INSPECT_TEMPLATE, "inspect template", "render a chat template")                                \
@@ -64,7 +65,9 @@ typedef struct {
   char *server, *load_shape;
   int64_t n_requests, concurrency;
   double rate, slo_ttft_ms, slo_itl_ms;
-  // eval and inspect
+  // quantize
+  char *to;
+  // eval, inspect and quantize
   char *out, *suite, *template_file, *input;
   int64_t chunk_tokens;
   bool tensors, decode;

@@ -285,6 +285,21 @@ td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quan
   return st;
 }
 
+td_status td_bind_matrix(td_binding *binding, const td_quant *quant, const td_store *store,
+                         const td_tensor *t, bool *used, td_weight *w, td_err *err) {
+  td_err local;
+  td_binder b = {.out = binding, .store = store, .quant = quant, .used = used};
+  b.err = err ? err : &local;
+  size_t len = strlen(t->name) - strlen(".weight");
+  TD_CHECK(ends_with(t->name, ".weight") && t->n_dims == 2);
+  if (len >= TD_MAX_TENSOR_NAME || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX) {
+    return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: too large", t->file, t->name);
+  }
+  char module[TD_MAX_TENSOR_NAME];
+  snprintf(module, sizeof module, "%.*s", (int)len, t->name);
+  return td_bind_weight(&b, module, false, (uint32_t)t->shape[0], (uint32_t)t->shape[1], w);
+}
+
 void td_binding_free(td_binding *binding) {
   for (size_t i = 0; i < binding->n_blocks; i++)
     free(binding->blocks[i]);

@@ -19,6 +19,10 @@ typedef struct {
 // must be called also after an error.
 td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quant,
                   const td_store *store, td_err *err);
+// Reads one matrix, t of store, as its own shape and quant have it; marks the tensors it takes in
+// used [td_store_n_tensors]. binding is zeroed, or from an earlier call.
+td_status td_bind_matrix(td_binding *binding, const td_quant *quant, const td_store *store,
+                         const td_tensor *t, bool *used, td_weight *w, td_err *err);
 void td_binding_free(td_binding *binding);
 
 #endif

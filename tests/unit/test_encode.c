@@ -1,0 +1,221 @@
+// tests/unit/test_encode.c - the encodings: what has a code keeps it, what lies between goes to the
+// nearest, layouts are those the kernels read, and the search for scales pays.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "model/encode.h"
+#include "unit/ref.h"
+
+static const char *const names[] = {"int4-g128", "int4-g32", "fp8", "mxfp4"};
+
+static const td_encoding *find(const char *name) {
+  const char *all;
+  const td_encoding *e = td_encoding_find(name, &all);
+  assert_non_null(e);
+  return e;
+}
+
+typedef struct {
+  td_weight w;
+  void *codes, *scales;
+  td_encode_result result;
+} encoded;
+
+static encoded encode(const td_encoding *e, const float *values, uint32_t rows, uint32_t cols) {
+  uint32_t strips = (rows + e->block_rows - 1) / e->block_rows;
+  encoded out = {.codes = malloc(rows * td_encoded_row_bytes(e, cols)),
+                 .scales = malloc(strips * td_encoded_groups(e, cols) * e->scale.item_bytes)};
+  TD_CHECK(out.codes && out.scales);
+  out.result = td_encode_rows(e, values, rows, cols, out.codes, out.scales);
+  bool is_int = e->states_shape, is_fp8 = e->codes_per_item == 1;
+  out.w = (td_weight){.data = out.codes,
+                      .scale = out.scales,
+                      .dtype = is_fp8   ? TD_F8E4M3
+                               : is_int ? TD_I4
+                                        : TD_F4E2M1,
+                      .scale_dtype = is_fp8   ? TD_F32
+                                     : is_int ? TD_BF16
+                                              : TD_F8E8M0,
+                      .rows = rows,
+                      .cols = cols,
+                      .scale_rows = e->block_rows,
+                      .scale_cols = e->block_cols,
+                      .global_scale = 1};
+  assert_int_equal(td_weight_data_bytes(&out.w), rows * td_encoded_row_bytes(e, cols));
+  return out;
+}
+
+static void release(encoded *e) {
+  free(e->codes);
+  free(e->scales);
+}
+
+static void knows_its_names(void **state) {
+  (void)state;
+  const char *all;
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    assert_string_equal(find(names[i])->name, names[i]);
+    assert_null(td_encoding_find("int5", &all));
+    assert_non_null(strstr(all, names[i]));
+  }
+}
+
+// The error that is told is the one that decoding shows, at shapes no block divides.
+static void tells_the_error(void **state) {
+  (void)state;
+  enum { ROWS = 150, COLS = 328 };
+  uint64_t rng = 1;
+  float *values = ref_floats(&rng, ROWS * COLS);
+  for (size_t i = 0; i < ROWS * COLS; i++)
+    values[i] *= ref_float(&rng) * 0.02f;
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    encoded e = encode(find(names[i]), values, ROWS, COLS);
+    double error = 0, norm = 0;
+    for (uint32_t r = 0; r < ROWS; r++) {
+      for (uint32_t c = 0; c < COLS; c++) {
+        double value = values[r * COLS + c], lost = value - ref_at(&e.w, r, c);
+        error += lost * lost;
+        norm += value * value;
+      }
+    }
+    assert_true(e.result.finite);
+    assert_true(fabs(e.result.error - error) < 1e-5 * error);
+    assert_true(fabs(e.result.norm - norm) < 1e-9 * norm);
+    static const double most[] = {0.14, 0.11, 0.027, 0.13};
+    if (!(sqrt(error / norm) < most[i])) fail_msg("%s: %f", names[i], sqrt(error / norm));
+    release(&e);
+  }
+  free(values);
+}
+
+// A matrix that the format can hold exactly comes back exactly.
+static void keeps_what_has_a_code(void **state) {
+  (void)state;
+  enum { COLS = 256 };
+  float values[COLS];
+  for (int i = 0; i < COLS; i++)
+    values[i] = (float)(i % 15 - 7) * 0x1.4p-3f; // 7 of them is the largest of each group
+  for (int k = 0; k < 2; k++) {
+    encoded e = encode(find(names[k]), values, 1, COLS);
+    assert_true(e.result.error <= 1e-12 * e.result.norm);
+    for (uint32_t c = 0; c < COLS; c++)
+      assert_true(ref_at(&e.w, 0, c) == values[c]);
+    release(&e);
+  }
+  for (int i = 0; i < COLS; i++)
+    values[i] = (float)ref_e2m1((unsigned)i % 16) * 0x1p-9f;
+  encoded fp4 = encode(find("mxfp4"), values, 1, COLS);
+  for (uint32_t c = 0; c < COLS; c++)
+    assert_true(ref_at(&fp4.w, 0, c) == values[c]);
+  release(&fp4);
+  for (int i = 0; i < COLS; i++)
+    values[i] = i % 128 == 127 ? 448 : (float)ref_e4m3((uint8_t)i) * 0x1p-3f;
+  encoded fp8 = encode(find("fp8"), values, 1, COLS);
+  for (uint32_t c = 0; c < COLS; c++)
+    assert_true(fabs(ref_at(&fp8.w, 0, c) - values[c]) <= fabsf(values[c]) * 0x1p-4f + 0x1p-10f);
+  release(&fp8);
+}
+
+// No code is nearer than the one chosen; ties are even.
+static void rounds_to_the_nearest(void **state) {
+  (void)state;
+  enum { COLS = 128 };
+  uint64_t rng = 2;
+  float values[COLS];
+  for (int round = 0; round < 200; round++) {
+    for (int i = 0; i < COLS; i++)
+      values[i] = ref_float(&rng) * 6;
+    for (size_t k = 0; k < TD_COUNT(names); k++) {
+      encoded e = encode(find(names[k]), values, 1, COLS);
+      for (uint32_t c = 0; c < COLS; c++) {
+        double best = INFINITY, scale = ref_scale(&e.w, 0, c);
+        for (unsigned code = 0; code < (k == 2 ? 256u : 16u); code++) {
+          double value = k == 2 ? ref_e4m3((uint8_t)code) : k == 3 ? ref_e2m1(code) : (int)code - 8;
+          if (!isnan(value)) best = fmin(best, fabs(value * scale - values[c]));
+        }
+        double lost = fabs(ref_at(&e.w, 0, c) - values[c]);
+        if (!(lost <= best * (1 + 1e-5) + 1e-6)) {
+          fail_msg("%s: %g lost, %g could be", names[k], lost, best);
+        }
+      }
+      release(&e);
+    }
+  }
+}
+
+// Against the scale that just holds the largest value.
+static void search_pays(void **state) {
+  (void)state;
+  enum { COLS = 4096 };
+  uint64_t rng = 3;
+  float values[COLS];
+  double plain = 0;
+  for (int i = 0; i < COLS; i++) { // nearly normal
+    values[i] = 0;
+    for (int k = 0; k < 8; k++)
+      values[i] += ref_float(&rng);
+  }
+  for (int g = 0; g < COLS; g += 32) {
+    float max = 0;
+    for (int i = g; i < g + 32; i++)
+      max = fmaxf(max, fabsf(values[i]));
+    for (int i = g; i < g + 32; i++) {
+      double lost = values[i] - max / 7 * rint(values[i] * 7 / max);
+      plain += lost * lost;
+    }
+  }
+  encoded e = encode(find("int4-g32"), values, 1, COLS);
+  assert_true(e.result.error < 0.93 * plain);
+  release(&e);
+}
+
+static void copes_with_the_extremes(void **state) {
+  (void)state;
+  enum { COLS = 256 };
+  static const float peaks[] = {0, 1e-44f, 1e-38f, 1e-30f, 1e30f, 3e38f};
+  for (size_t p = 0; p < TD_COUNT(peaks); p++) {
+    float values[COLS];
+    for (int i = 0; i < COLS; i++)
+      values[i] = i % 2 ? peaks[p] : -peaks[p] / 2;
+    for (size_t k = 0; k < TD_COUNT(names); k++) {
+      encoded e = encode(find(names[k]), values, 1, COLS);
+      for (uint32_t c = 0; c < COLS; c++) {
+        double value = ref_at(&e.w, 0, c);
+        bool near = fabs(value - values[c]) <= 0.26 * fabs((double)peaks[p]) + 1e-34;
+        if (!near) fail_msg("%s: %g became %g", names[k], values[c], value);
+      }
+      release(&e);
+    }
+  }
+  float bad[COLS] = {0};
+  bad[200] = NAN;
+  for (size_t k = 0; k < TD_COUNT(names); k++) {
+    encoded e = encode(find(names[k]), bad, 1, COLS);
+    assert_false(e.result.finite);
+    release(&e);
+  }
+}
+
+static void bf16_is_nearest_even(void **state) {
+  (void)state;
+  assert_int_equal(td_bf16_of(1), 0x3f80);
+  assert_int_equal(td_bf16_of(0x1.01p0f), 0x3f80); // a tie, to even
+  assert_int_equal(td_bf16_of(0x1.03p0f), 0x3f82);
+  assert_int_equal(td_bf16_of(0x1.010002p0f), 0x3f81);
+  assert_int_equal(td_bf16_of(-0x1.fffffep127f), 0xff80);
+  assert_true(isnan(ref_bf16(td_bf16_of(NAN))));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(knows_its_names),       cmocka_unit_test(tells_the_error),
+      cmocka_unit_test(keeps_what_has_a_code), cmocka_unit_test(rounds_to_the_nearest),
+      cmocka_unit_test(search_pays),           cmocka_unit_test(copes_with_the_extremes),
+      cmocka_unit_test(bf16_is_nearest_even),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
