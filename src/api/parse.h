@@ -19,9 +19,8 @@ td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
 // A copy for the request to own.
 td_status td_api_copy(char **out, const char *text, td_api_error *error);
 
-// sampling.c: temperature and its kin, logit_bias, stop. body is the text of root: 64-bit seeds
-// need it, a double does not hold them.
-td_status td_api_parse_sampling(td_api_request *out, const cJSON *root, const char *body,
+// sampling.c: temperature and its kin, seed, logit_bias, stop.
+td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
                                 const td_api_defaults *defaults, td_api_error *error);
 
 // messages.c: messages, tools and template options into vars and plain_vars.

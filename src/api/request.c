@@ -1,6 +1,5 @@
 #include "api/request.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,7 +91,7 @@ static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api
   return td_api_get_int(root, "max_completion_tokens", 1, INT32_MAX, &out->max_tokens, error);
 }
 
-static td_status parse_common(td_api_request *out, const cJSON *root, const char *body,
+static td_status parse_common(td_api_request *out, const cJSON *root,
                               const td_api_defaults *defaults, td_api_error *error) {
   const char *model = NULL;
   int64_t n = 1;
@@ -102,7 +101,7 @@ static td_status parse_common(td_api_request *out, const cJSON *root, const char
   if (st == TD_OK) st = parse_max_tokens(out, root, error);
   if (st == TD_OK) st = td_api_get_int(root, "n", 1, TD_API_MAX_N, &n, error);
   if (st == TD_OK) st = td_api_get_bool(root, "ignore_eos", &out->ignore_eos, error);
-  if (st == TD_OK) st = td_api_parse_sampling(out, root, body, defaults, error);
+  if (st == TD_OK) st = td_api_parse_sampling(out, root, defaults, error);
   out->n = (uint32_t)n;
   return st;
 }
@@ -153,7 +152,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   out->is_chat = true;
   cJSON *root = NULL;
   td_status st = parse_root(&root, body, len, error);
-  if (st == TD_OK) st = parse_common(out, root, body, defaults, error);
+  if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_check_format(root, error);
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);
@@ -166,7 +165,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   memset(out, 0, sizeof *out);
   cJSON *root = NULL;
   td_status st = parse_root(&root, body, len, error);
-  if (st == TD_OK) st = parse_common(out, root, body, defaults, error);
+  if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_check_format(root, error);
   if (st == TD_OK) st = refuse_unsupported(out, root, error);

@@ -7,54 +7,22 @@
 
 #include "api/parse.h"
 
-// Skips a JSON string at p (its opening quote); the text is known to be valid.
-static const char *skip_string(const char *p) {
-  for (p++; *p != '"'; p++) {
-    if (*p == '\\') p++;
-  }
-  return p + 1;
-}
-
-// Where the value of a member of the outermost object is written; NULL when there is none. body is
-// valid JSON and NUL-terminated.
-static const char *find_member(const char *body, const char *key) {
-  size_t key_len = strlen(key);
-  int depth = 0;
-  for (const char *p = body; *p;) {
-    if (*p != '"') {
-      depth += *p == '{' || *p == '[';
-      depth -= *p == '}' || *p == ']';
-      p++;
-      continue;
-    }
-    const char *text = p + 1;
-    p = skip_string(p);
-    bool same = (size_t)(p - 1 - text) == key_len && memcmp(text, key, key_len) == 0;
-    const char *next = p + strspn(p, " \t\r\n");
-    if (depth == 1 && same && *next == ':') return next + 1 + strspn(next + 1, " \t\r\n");
-  }
-  return NULL;
-}
-
-static td_status parse_seed(td_api_request *out, const cJSON *root, const char *body,
-                            td_api_error *error) {
+// All of int64: td_json_parse keeps the text of numbers that a double does not hold.
+static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error *error) {
   const cJSON *seed = td_json_get(root, "seed");
   if (!seed) return TD_OK;
-  bool whole = cJSON_IsNumber(seed) && seed->valuedouble == floor(seed->valuedouble);
-  if (!whole) return td_api_bad(error, "seed", "seed must be an integer");
-  bool in_range = seed->valuedouble >= -0x1p63 && seed->valuedouble <= 0x1p63;
-  const char *text = find_member(body, "seed");
-  int64_t value = 0;
-  if (in_range && text && !memchr(".eE", text[strspn(text, "-0123456789")], 3)) {
+  double value = cJSON_IsNumber(seed) ? seed->valuedouble : NAN;
+  if (!(value == floor(value))) return td_api_bad(error, "seed", "seed must be an integer");
+  bool in_range = fabs(value) < 0x1p63;
+  int64_t whole = in_range ? (int64_t)value : 0;
+  const char *text = seed->valuestring;
+  if (text && text[strspn(text, "-0123456789")] == '\0') {
     errno = 0;
-    value = strtoll(text, NULL, 10);
+    whole = strtoll(text, NULL, 10);
     in_range = errno == 0;
-  } else if (in_range) { // 1e3, or a key written with escapes
-    in_range = fabs(seed->valuedouble) < 0x1p63;
-    if (in_range) value = (int64_t)seed->valuedouble;
   }
   if (!in_range) return td_api_bad(error, "seed", "seed must fit into 64 bits, signed");
-  out->sampling.seed = (uint64_t)value;
+  out->sampling.seed = (uint64_t)whole;
   out->has_seed = true;
   return TD_OK;
 }
@@ -149,7 +117,7 @@ static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error
   return TD_OK;
 }
 
-td_status td_api_parse_sampling(td_api_request *out, const cJSON *root, const char *body,
+td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
                                 const td_api_defaults *defaults, td_api_error *error) {
   td_sampling *s = &out->sampling;
   s->temperature = defaults->temperature;
@@ -157,7 +125,7 @@ td_status td_api_parse_sampling(td_api_request *out, const cJSON *root, const ch
   s->top_k = defaults->top_k;
   s->repetition_penalty = 1;
   td_status st = parse_numbers(s, root, error);
-  if (st == TD_OK) st = parse_seed(out, root, body, error);
+  if (st == TD_OK) st = parse_seed(out, root, error);
   if (st == TD_OK) st = parse_bias(out, root, defaults->n_vocab, error);
   if (st == TD_OK) st = parse_stop(out, root, error);
   return st;

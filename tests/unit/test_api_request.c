@@ -298,7 +298,7 @@ static void writes_template_variables(void **state) {
             "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
             "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
             "\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false,"
-            "\"messages\":[],\"enable_thinking\":true,\"k\":null}}");
+            "\"messages\":[],\"enable_thinking\":true,\"k\":null,\"x\":[1.0,1e2]}}");
   assert_string_equal(
       r.vars.data,
       "{\"messages\":[{\"role\":\"system\",\"content\":\"a\\nb\"},"
@@ -309,7 +309,7 @@ static void writes_template_variables(void **state) {
       "{\"role\":\"user\",\"content\":\"\",\"name\":\"eve\"}],"
       "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
       "\"add_generation_prompt\":true,\"reasoning_effort\":\"low\",\"enable_thinking\":false,"
-      "\"k\":null}");
+      "\"k\":null,\"x\":[1.0,1e2]}");
   assert_non_null(strstr(r.plain_vars.data, "\"arguments\":\"{\\\"x\\\": 1.0}\""));
   td_api_request_free(&r);
   r = good(true, WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],"
