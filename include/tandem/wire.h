@@ -88,6 +88,9 @@ typedef struct {
 
 typedef struct {
   uint32_t n_done, n_prompt; // tokens
+  uint32_t n_cached;         // of those done, found in the cache of prefixes
+  uint32_t reserved;
+  uint64_t elapsed_ns; // since the prompt's first step began
 } td_wire_progress;
 
 // The end-of-sequence token is reported like any other (is_eos set), then DONE follows.

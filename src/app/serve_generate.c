@@ -18,6 +18,7 @@ typedef struct {
   uint32_t index;
   uint64_t id; // the worker's name for it
   bool running, started;
+  uint32_t n_cached; // tokens of its prompt that the worker did not need to read
   td_answer answer;
   const char *finish_reason;
 } choice;
@@ -71,13 +72,20 @@ static void log_end(const job *j, int status) {
           (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
 }
 
+// A prompt with several choices counts once, as its first choice read it.
+static void count_usage(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    j->usage.n_output += j->choices[i].answer.n_tokens;
+    if (i % j->request.n == 0) j->usage.n_cached += j->choices[i].n_cached;
+  }
+}
+
 static void on_gone(void *arg) {
   job *j = arg;
   j->x = NULL;
   cancel_running(j);
   if (j->preparing) return; // the pool still reads it
-  for (uint32_t i = 0; i < j->n_choices; i++)
-    j->usage.n_output += j->choices[i].answer.n_tokens;
+  count_usage(j);
   log_end(j, 499);
   job_free(j);
 }
@@ -141,8 +149,7 @@ static bool send_response(job *j) {
 }
 
 static void end_job(job *j) {
-  for (uint32_t i = 0; i < j->n_choices; i++)
-    j->usage.n_output += j->choices[i].answer.n_tokens;
+  count_usage(j);
   if (j->request.stream) {
     end_stream(j);
   } else if (!send_response(j)) {
@@ -208,9 +215,13 @@ static void on_token(void *ctx, const td_wire_token *token) {
   }
 }
 
+static void on_progress(void *ctx, const td_wire_progress *progress) {
+  choice *c = ctx;
+  c->n_cached = progress->n_cached;
+}
+
 static void on_done(void *ctx, const td_wire_done *done) {
   choice *c = ctx;
-  c->job->usage.n_cached += done->n_cached;
   switch (done->reason) {
   case TD_DONE_STOP: end_choice(c, "stop"); break;
   case TD_DONE_LENGTH: end_choice(c, "length"); break;
@@ -257,7 +268,8 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                         .bias = r->bias,
                         .n_bias = r->n_bias};
   request.sampling.seed += c->index % r->n;
-  td_request_callbacks callbacks = {.on_token = on_token, .on_done = on_done, .ctx = c};
+  td_request_callbacks callbacks = {
+      .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
   td_err err;
   td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
   if (st == TD_EAGAIN) {

@@ -1,20 +1,21 @@
-// src/kv/kv.c - free pages are a stack, so pages used last (and still in cache) are reused first.
 #include "kv/kv.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kv/pages.h"
+
 typedef struct {
   int32_t *pages; // [n_pages], owned, grown by doubling
   uint32_t n_pages, cap;
+  uint32_t n_shared; // the first of them are published; nothing is written there
   bool is_open;
 } sequence;
 
 struct td_kv {
   uint32_t page_tokens, n_pages, max_seqs;
-  int32_t *free_pages; // stack, top at n_free - 1
-  uint32_t n_free;
+  td_pages pool;
   sequence *seqs; // [max_seqs]
 };
 
@@ -28,30 +29,31 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
                    opts->n_pages, opts->max_seqs);
   }
   td_kv *kv = calloc(1, sizeof *kv);
-  if (kv) {
-    *kv = (td_kv){.page_tokens = opts->page_tokens,
-                  .n_pages = opts->n_pages,
-                  .max_seqs = opts->max_seqs,
-                  .free_pages = malloc((size_t)opts->n_pages * sizeof(int32_t)),
-                  .n_free = opts->n_pages,
-                  .seqs = calloc(opts->max_seqs, sizeof(sequence))};
+  sequence *seqs = calloc(opts->max_seqs, sizeof *seqs);
+  if (!kv || !seqs) {
+    free(kv);
+    free(seqs);
+    return td_fail(err, TD_ENOMEM, "out of memory for the tables of %u sequences", opts->max_seqs);
   }
-  if (!kv || !kv->free_pages || !kv->seqs) {
+  *kv = (td_kv){.page_tokens = opts->page_tokens,
+                .n_pages = opts->n_pages,
+                .max_seqs = opts->max_seqs,
+                .seqs = seqs};
+  td_status st = td_pages_open(&kv->pool, opts->n_pages, opts->page_tokens, err);
+  if (st != TD_OK) {
     td_kv_close(kv);
-    return td_fail(err, TD_ENOMEM, "out of memory for the tables of %u KV pages", opts->n_pages);
+    return st;
   }
-  for (uint32_t i = 0; i < kv->n_pages; i++)
-    kv->free_pages[i] = (int32_t)(kv->n_pages - 1 - i);
   *out = kv;
   return TD_OK;
 }
 
 void td_kv_close(td_kv *kv) {
   if (!kv) return;
-  for (uint32_t i = 0; kv->seqs && i < kv->max_seqs; i++)
+  for (uint32_t i = 0; i < kv->max_seqs; i++)
     free(kv->seqs[i].pages);
   free(kv->seqs);
-  free(kv->free_pages);
+  td_pages_close(&kv->pool);
   free(kv);
 }
 
@@ -70,12 +72,13 @@ static sequence *open_seq(const td_kv *kv, uint32_t seq) {
   return &kv->seqs[seq];
 }
 
+// From the last page to the first, so that of a prefix the end leaves the cache before its start,
+// without which it is of no use.
 void td_kv_seq_close(td_kv *kv, uint32_t seq) {
   sequence *s = open_seq(kv, seq);
-  for (uint32_t i = 0; i < s->n_pages; i++)
-    kv->free_pages[kv->n_free++] = s->pages[i];
-  TD_CHECK(kv->n_free <= kv->n_pages);
-  s->n_pages = 0;
+  while (s->n_pages)
+    td_pages_drop(&kv->pool, s->pages[--s->n_pages]);
+  s->n_shared = 0;
   s->is_open = false;
 }
 
@@ -95,14 +98,14 @@ td_status td_kv_reserve(td_kv *kv, uint32_t seq, uint32_t n_tokens, td_err *err)
   sequence *s = open_seq(kv, seq);
   uint32_t need = (uint32_t)(((uint64_t)n_tokens + kv->page_tokens - 1) / kv->page_tokens);
   if (need <= s->n_pages) return TD_OK;
-  if (need - s->n_pages > kv->n_free) {
+  if (need - s->n_pages > td_kv_n_free(kv)) {
     return td_fail(err, TD_EAGAIN, "%u more KV pages wanted, %u of %u are free", need - s->n_pages,
-                   kv->n_free, kv->n_pages);
+                   td_kv_n_free(kv), kv->n_pages);
   }
   td_status st = grow_table(s, need, err);
   if (st != TD_OK) return st;
   while (s->n_pages < need)
-    s->pages[s->n_pages++] = kv->free_pages[--kv->n_free];
+    s->pages[s->n_pages++] = td_pages_take(&kv->pool);
   return TD_OK;
 }
 
@@ -113,9 +116,59 @@ const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages) {
 }
 
 uint32_t td_kv_n_free(const td_kv *kv) {
-  return kv->n_free;
+  return td_pages_n_free(&kv->pool);
 }
 
 uint32_t td_kv_page_tokens(const td_kv *kv) {
   return kv->page_tokens;
+}
+
+// ---- the cache of prefixes --------------------------------------------------------------------
+
+// The published page that continues what s shares with tokens.
+static int32_t find_next(const td_kv *kv, const sequence *s, const int32_t *tokens) {
+  int32_t parent = s->n_shared ? s->pages[s->n_shared - 1] : TD_PAGE_NONE;
+  return td_pages_find(&kv->pool, parent, tokens + (size_t)s->n_shared * kv->page_tokens);
+}
+
+// Page n_shared of s becomes `page`; its own, if it has one there, is let go.
+static void share(td_kv *kv, sequence *s, int32_t page) {
+  td_pages_hold(&kv->pool, page);
+  if (s->n_shared < s->n_pages) {
+    td_pages_drop(&kv->pool, s->pages[s->n_shared]);
+  } else {
+    s->n_pages++;
+  }
+  s->pages[s->n_shared++] = page;
+}
+
+uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
+                     uint32_t n_past) {
+  sequence *s = open_seq(kv, seq);
+  td_err err; // without memory for the table it shares less
+  TD_CHECK(n_past / kv->page_tokens == s->n_shared);
+  while ((uint64_t)(s->n_shared + 1) * kv->page_tokens < n_tokens) {
+    int32_t page = find_next(kv, s, tokens);
+    if (page == TD_PAGE_NONE || grow_table(s, s->n_shared + 1, &err) != TD_OK) break;
+    share(kv, s, page);
+    n_past = s->n_shared * kv->page_tokens;
+  }
+  return n_past;
+}
+
+void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
+  sequence *s = open_seq(kv, seq);
+  uint32_t n_full = n_tokens / kv->page_tokens;
+  TD_CHECK(n_full >= s->n_shared && n_full <= s->n_pages);
+  while (s->n_shared < n_full) {
+    int32_t same = find_next(kv, s, tokens);
+    if (same != TD_PAGE_NONE) {
+      share(kv, s, same);
+      continue;
+    }
+    int32_t parent = s->n_shared ? s->pages[s->n_shared - 1] : TD_PAGE_NONE;
+    td_pages_publish(&kv->pool, s->pages[s->n_shared], parent,
+                     tokens + (size_t)s->n_shared * kv->page_tokens);
+    s->n_shared++;
+  }
 }

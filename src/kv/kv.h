@@ -1,5 +1,10 @@
-// src/kv/kv.h - KV pages and each sequence's page table.
+// src/kv/kv.h - KV pages, each sequence's page table, and the cache of prefixes over both.
 // Owns metadata only; page storage belongs to the engine's pool. Not thread-safe.
+//
+// A page whose tokens are all computed and told (td_kv_commit) is never written again, and other
+// sequences that begin with the same tokens share it. What decides is token ids, all of them from
+// the first on. Pages stay as cache when nobody holds them, and count as free: when no other is
+// left, the one unused for longest is taken, later pages of a prefix before earlier ones.
 #ifndef TD_KV_KV_H
 #define TD_KV_KV_H
 
@@ -19,12 +24,23 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err);
 void td_kv_close(td_kv *kv);
 // A new empty sequence, an index below max_seqs. TD_EAGAIN: all are taken.
 td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err);
-void td_kv_seq_close(td_kv *kv, uint32_t seq); // its pages become free
+void td_kv_seq_close(td_kv *kv, uint32_t seq); // pages that it alone held become free
 // Grows seq to hold n_tokens, all or nothing. TD_EAGAIN: pool full.
 td_status td_kv_reserve(td_kv *kv, uint32_t seq, uint32_t n_tokens, td_err *err);
-// Page indices of seq, in position order; valid until its next reserve or close.
+// Page indices of seq, in position order; valid until its next reserve, reuse, commit or close.
 const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages);
-uint32_t td_kv_n_free(const td_kv *kv);
+uint32_t td_kv_n_free(const td_kv *kv); // those that are only cache included
 uint32_t td_kv_page_tokens(const td_kv *kv);
+
+// Puts shared pages in the place of seq's own, or behind them, where they continue what seq has
+// committed. tokens[n_tokens] is the prompt from its start, n_past how many of it are computed
+// (their full pages committed); returns how many need not be computed, at least n_past. The last
+// one always needs to be: its logits are wanted. Takes no free page.
+uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
+                     uint32_t n_past);
+// All of tokens[n_tokens], from the sequence's start, are computed and stay: full pages among them
+// are shared from now on. Where another sequence was first with the same tokens, its page takes the
+// place of this one's, whose content is the same. n_tokens never sinks from call to call.
+void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
 
 #endif

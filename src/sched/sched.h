@@ -4,7 +4,9 @@
 //
 // A request waits in arrival order until a sequence is free and the KV pool holds all that it may
 // ever need, ceil((n_prompt + max_tokens) / page_tokens) pages; so a running request never stalls
-// for pages. The one at the head is never overtaken: what fits the empty pool cannot starve.
+// for pages. The sum is safe beside the worker's cache of prefixes: pages that are shared are
+// promised more than once, and those that are only cache make room. The one at the head is never
+// overtaken: what fits the empty pool cannot starve.
 #ifndef TD_SCHED_SCHED_H
 #define TD_SCHED_SCHED_H
 

@@ -22,7 +22,7 @@ td_status td_requests_open(td_requests *out, td_kv *kv, uint32_t n_vocab, uint32
 static void release(td_requests *requests, td_worker_request *r) {
   if (r->has_seq) td_kv_seq_close(requests->kv, r->seq);
   td_sampler_close(r->sampler);
-  free(r->prompt);
+  free(r->tokens);
   free(r->bias);
   *r = (td_worker_request){0};
 }
@@ -44,6 +44,7 @@ static void write_counts(td_wire_done *done, const td_worker_request *r) {
   uint64_t now_ns = td_clock_ns();
   done->n_prompt = r->submit.n_prompt;
   done->n_output = r->n_output;
+  done->n_cached = r->n_cached;
   if (!r->begin_ns) return;
   done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
   done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
@@ -99,10 +100,10 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
   *r = (td_worker_request){.id = id,
                            .submit = *submit,
                            .max_output = submit->max_tokens < room ? submit->max_tokens : room,
-                           .prompt = malloc(submit->n_prompt * sizeof *r->prompt),
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
+  r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
   requests->active[requests->n++] = r;
-  return r->prompt && r->bias ? NULL : "the worker is out of memory";
+  return r->tokens && r->bias ? NULL : "the worker is out of memory";
 }
 
 static const char *take_tokens(td_requests *requests, td_worker_request *r,
@@ -114,7 +115,7 @@ static const char *take_tokens(td_requests *requests, td_worker_request *r,
     if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->n_vocab) {
       return "the prompt holds a token outside the vocabulary";
     }
-    r->prompt[r->n_prompt_received++] = tokens->ids[i];
+    r->tokens[r->n_prompt_received++] = tokens->ids[i];
   }
   return NULL;
 }
@@ -128,15 +129,28 @@ static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
   return NULL;
 }
 
+void td_requests_reuse(td_requests *requests, td_worker_request *r) {
+  uint32_t n_past = td_kv_reuse(requests->kv, r->seq, r->tokens, r->submit.n_prompt, r->n_past);
+  r->n_cached += n_past - r->n_past;
+  r->n_past = n_past;
+}
+
+void td_requests_advance(td_requests *requests, td_worker_request *r, uint32_t n) {
+  r->n_past += n;
+  uint32_t n_shared = r->n_past < r->submit.n_prompt ? r->n_past : r->submit.n_prompt;
+  td_kv_commit(requests->kv, r->seq, r->tokens, n_shared);
+}
+
 // All of the request is here: gives it its sampler and every KV page it may ever need.
 static td_status start(td_requests *requests, td_worker_request *r, td_err *err) {
   td_status st = td_sampler_open(&r->sampler, &r->submit.sampling, r->bias, r->submit.n_bias,
                                  requests->n_vocab, err);
   if (st != TD_OK) return st;
-  td_sampler_prompt(r->sampler, r->prompt, r->submit.n_prompt);
+  td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   st = td_kv_seq_open(requests->kv, &r->seq, err);
   if (st != TD_OK) return st;
   r->has_seq = true;
+  td_requests_reuse(requests, r); // first, so that no page of it has to make room below
   st = td_kv_reserve(requests->kv, r->seq, r->submit.n_prompt + r->max_output, err);
   if (st != TD_OK) return st;
   r->phase = TD_REQUEST_PREFILL;

@@ -155,8 +155,8 @@ static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err
   td_wire_token *token = &msg.u.token;
   *token = td_sampler_next(r->sampler, row, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
   token->index = r->n_output++;
+  r->tokens[r->submit.n_prompt + token->index] = token->id;
   token->is_eos = !(r->submit.flags & TD_SUBMIT_IGNORE_EOS) && is_eos(w->config, token->id);
-  r->last_token = token->id;
   td_status st = td_outlet_post(&w->outlet, &msg, err);
   if (st != TD_OK) return st;
   if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
@@ -165,12 +165,16 @@ static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err
 }
 
 static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
+  uint64_t now_ns = td_clock_ns();
   const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
                            .request = r->id,
-                           .u.progress = {.n_done = r->n_past, .n_prompt = r->submit.n_prompt}};
+                           .u.progress = {.n_done = r->n_past,
+                                          .n_prompt = r->submit.n_prompt,
+                                          .n_cached = r->n_cached,
+                                          .elapsed_ns = now_ns - r->begin_ns}};
   if (r->n_past == r->submit.n_prompt) {
     r->phase = TD_REQUEST_DECODE;
-    r->first_token_ns = td_clock_ns();
+    r->first_token_ns = now_ns;
   }
   return td_outlet_post(&w->outlet, &msg, err);
 }
@@ -188,7 +192,7 @@ static td_status run_step(worker *w, td_err *err) {
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
     bool wants_token = step->seqs[i].want == TD_WANT_LAST;
-    r->n_past += step->seqs[i].n_tokens;
+    td_requests_advance(&w->requests, r, step->seqs[i].n_tokens);
     if (r->phase == TD_REQUEST_PREFILL) st = report_progress(w, r, err);
     if (!wants_token) continue;
     if (st == TD_OK) st = answer(w, r, row, err);

@@ -167,8 +167,8 @@ static void test_a_request_in_parts(void **state) {
   assert_false(send_bias(&t, 7, 1));
   assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_PREFILL);
   assert_int_equal(td_kv_n_free(t.kv), N_PAGES - 8); // 120 tokens
-  assert_int_equal(t.requests.active[0]->prompt[57], 1);
-  assert_int_equal(t.requests.active[0]->prompt[58], 2);
+  assert_int_equal(t.requests.active[0]->tokens[57], 1);
+  assert_int_equal(t.requests.active[0]->tokens[58], 2);
   expect_end(&t, send_kind(&t, 7, TD_MSG_CANCEL), 7, TD_DONE_CANCELED);
   assert_false(send_kind(&t, 7, TD_MSG_CANCEL));
   assert_int_equal(td_kv_n_free(t.kv), N_PAGES);
@@ -251,7 +251,7 @@ static void test_steps(void **state) {
   assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
   assert_true(step.seqs[0].n_pages >= 3);
 
-  step.requests[0]->n_past = 32;
+  td_requests_advance(&t.requests, step.requests[0], 32);
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 2);
   assert_int_equal(step.seqs[0].n_tokens, 8);
@@ -262,14 +262,46 @@ static void test_steps(void **state) {
   assert_int_equal(step.seqs[1].tokens[9], 3);
 
   td_worker_request *first = step.requests[0];
-  first->n_past = 40;
+  td_requests_advance(&t.requests, first, 8);
   first->phase = TD_REQUEST_DECODE;
-  first->last_token = 77;
+  first->tokens[40] = 77;
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 2);
   assert_int_equal(step.seqs[0].n_tokens, 1);
   assert_int_equal(step.seqs[0].tokens[0], 77);
   assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  td_step_close(&step);
+  table_close(&t);
+}
+
+// Two prompts that begin alike, the second arriving while the first is read: it takes over what is
+// read, and only its own rest is computed.
+static void test_steps_share_prefixes(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 40, &err), TD_OK);
+  assert_false(send_submit(&t, 1, 50, 5, 0));
+  assert_false(send_tokens(&t, 1, 50, 9));
+  assert_false(send_submit(&t, 2, 40, 5, 0));
+  assert_false(send_tokens(&t, 2, 39, 9));
+  assert_false(send_tokens(&t, 2, 1, 8));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  td_requests_advance(&t.requests, step.requests[0], 40);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
+  assert_int_equal(step.seqs[0].n_tokens, 10);
+  assert_int_equal(step.requests[1]->n_cached, 2 * PAGE_TOKENS);
+  assert_int_equal(step.seqs[1].n_past, 2 * PAGE_TOKENS);
+  assert_int_equal(step.seqs[1].n_tokens, 8);
+  assert_int_equal(step.seqs[1].tokens[7], 8);
+  assert_int_equal(step.seqs[1].pages[1], step.seqs[0].pages[1]);
+  assert_int_not_equal(step.seqs[1].pages[2], step.seqs[0].pages[2]);
+  td_requests_end(&t.requests, step.requests[1], TD_DONE_STOP, NULL, &t.reply);
+  assert_int_equal(t.reply.u.done.n_cached, 2 * PAGE_TOKENS);
   td_step_close(&step);
   table_close(&t);
 }
@@ -283,6 +315,7 @@ int main(void) {
       cmocka_unit_test(test_malformed_sequences),
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
+      cmocka_unit_test(test_steps_share_prefixes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,143 @@
+#include "kv/pages.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MULTIPLIER 0x9e3779b97f4a7c15u // 2^64 / golden ratio
+
+td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens, td_err *err) {
+  uint32_t n_buckets = 1;
+  while (n_buckets < n_pages)
+    n_buckets *= 2;
+  *out = (td_pages){.n_pages = n_pages,
+                    .page_tokens = page_tokens,
+                    .pages = calloc(n_pages, sizeof(td_page)),
+                    .tokens = malloc((size_t)n_pages * page_tokens * sizeof(int32_t)),
+                    .free = malloc((size_t)n_pages * sizeof(int32_t)),
+                    .buckets = malloc((size_t)n_buckets * sizeof(int32_t)),
+                    .n_free = n_pages,
+                    .n_buckets = n_buckets,
+                    .oldest = TD_PAGE_NONE,
+                    .newest = TD_PAGE_NONE};
+  if (!out->pages || !out->tokens || !out->free || !out->buckets) {
+    td_pages_close(out);
+    return td_fail(err, TD_ENOMEM, "out of memory for the tables of %u KV pages", n_pages);
+  }
+  for (uint32_t i = 0; i < n_pages; i++)
+    out->free[i] = (int32_t)(n_pages - 1 - i);
+  for (uint32_t i = 0; i < n_buckets; i++)
+    out->buckets[i] = TD_PAGE_NONE;
+  return TD_OK;
+}
+
+void td_pages_close(td_pages *p) {
+  free(p->pages);
+  free(p->tokens);
+  free(p->free);
+  free(p->buckets);
+  *p = (td_pages){0};
+}
+
+// ---- by content -------------------------------------------------------------------------------
+
+static int32_t *tokens_of(const td_pages *p, int32_t page) {
+  return p->tokens + (size_t)page * p->page_tokens;
+}
+
+static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tokens) {
+  uint64_t hash = parent * MULTIPLIER;
+  for (uint32_t i = 0; i < p->page_tokens; i++) {
+    hash = (hash ^ (uint32_t)tokens[i]) * MULTIPLIER;
+    hash ^= hash >> 32;
+  }
+  return &p->buckets[hash & (p->n_buckets - 1)];
+}
+
+static uint64_t serial_of(const td_pages *p, int32_t parent) {
+  if (parent == TD_PAGE_NONE) return 0;
+  TD_CHECK(p->pages[parent].serial && p->pages[parent].n_refs);
+  return p->pages[parent].serial;
+}
+
+int32_t td_pages_find(const td_pages *p, int32_t parent, const int32_t *tokens) {
+  uint64_t serial = serial_of(p, parent);
+  int32_t page = *bucket_of(p, serial, tokens);
+  size_t n_bytes = (size_t)p->page_tokens * sizeof *tokens;
+  while (page != TD_PAGE_NONE &&
+         (p->pages[page].parent != serial || memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
+    page = p->pages[page].bucket_next;
+  }
+  return page;
+}
+
+void td_pages_publish(td_pages *p, int32_t page, int32_t parent, const int32_t *tokens) {
+  td_page *m = &p->pages[page];
+  TD_CHECK(m->n_refs && !m->serial);
+  m->parent = serial_of(p, parent);
+  m->serial = ++p->n_published;
+  memcpy(tokens_of(p, page), tokens, (size_t)p->page_tokens * sizeof *tokens);
+  int32_t *bucket = bucket_of(p, m->parent, tokens);
+  m->bucket_next = *bucket;
+  *bucket = page;
+}
+
+static void withdraw(td_pages *p, int32_t page) {
+  td_page *m = &p->pages[page];
+  int32_t *link = bucket_of(p, m->parent, tokens_of(p, page));
+  while (*link != page)
+    link = &p->pages[*link].bucket_next;
+  *link = m->bucket_next;
+  m->serial = 0;
+}
+
+// ---- by age -----------------------------------------------------------------------------------
+
+static void enter_idle(td_pages *p, int32_t page) {
+  td_page *m = &p->pages[page];
+  m->older = p->newest;
+  m->newer = TD_PAGE_NONE;
+  *(m->older == TD_PAGE_NONE ? &p->oldest : &p->pages[m->older].newer) = page;
+  p->newest = page;
+  p->n_idle++;
+}
+
+static void leave_idle(td_pages *p, int32_t page) {
+  const td_page *m = &p->pages[page];
+  *(m->older == TD_PAGE_NONE ? &p->oldest : &p->pages[m->older].newer) = m->newer;
+  *(m->newer == TD_PAGE_NONE ? &p->newest : &p->pages[m->newer].older) = m->older;
+  p->n_idle--;
+}
+
+int32_t td_pages_take(td_pages *p) {
+  TD_CHECK(td_pages_n_free(p) > 0);
+  int32_t page;
+  if (p->n_free) {
+    page = p->free[--p->n_free];
+  } else {
+    page = p->oldest;
+    leave_idle(p, page);
+    withdraw(p, page);
+  }
+  TD_CHECK(p->pages[page].n_refs == 0 && !p->pages[page].serial);
+  p->pages[page].n_refs = 1;
+  return page;
+}
+
+void td_pages_hold(td_pages *p, int32_t page) {
+  td_page *m = &p->pages[page];
+  if (m->n_refs++ == 0) {
+    TD_CHECK(m->serial);
+    leave_idle(p, page);
+  }
+}
+
+void td_pages_drop(td_pages *p, int32_t page) {
+  td_page *m = &p->pages[page];
+  TD_CHECK(m->n_refs > 0);
+  if (--m->n_refs) return;
+  if (m->serial) {
+    enter_idle(p, page);
+  } else {
+    p->free[p->n_free++] = page;
+  }
+}
