@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 
 #define BUFFER_BYTES ((size_t)1 << 30)
 #define N_ROUNDS     5
+
+enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 typedef struct {
   uint64_t *words;
@@ -47,8 +50,12 @@ static void read_slice(void *ctx, unsigned member, unsigned n_members) {
 }
 
 static td_status measure_read(td_machine *m, unsigned n_threads, td_err *err) {
-  read_job job = {.words = malloc(BUFFER_BYTES)};
-  if (!job.words) return td_fail(err, TD_ENOMEM, "out of memory: no 1 GiB to measure reads with");
+  void *buffer;
+  if (posix_memalign(&buffer, HUGE_PAGE_BYTES, BUFFER_BYTES) != 0) {
+    return td_fail(err, TD_ENOMEM, "out of memory: no 1 GiB to measure reads with");
+  }
+  madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // the limit is memory's, not the page walker's
+  read_job job = {.words = buffer};
   td_team *team;
   td_status st = td_team_open(&team, &(td_team_opts){.n_threads = n_threads}, err);
   if (st == TD_OK) {

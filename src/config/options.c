@@ -29,6 +29,7 @@ enum {
   EVAL = ON(EVAL_LOGITS) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
   COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
   SAMPLE = ON(RUN),
+  PARTS = ON(BENCH_KERNELS) | ON(BENCH_LAYER),
 };
 #define AT(field) offsetof(td_options, field)
 #define NO_RANGE  0, 0
@@ -100,8 +101,17 @@ static const option table[] = {
      "tokens in the cache before a measurement begins"},
     {"batch", 'b', OPT_INTS, ON(BENCH), AT(bench_batch), 1, 1024, "1", "N,N",
      "sequences decoded together"},
-    {"repeat", 'r', OPT_INT, ON(BENCH), AT(repeat), 1, 1000, "5", "N",
+    {"repeat", 'r', OPT_INT, ON(BENCH) | PARTS, AT(repeat), 1, 1000, "5", "N",
      "measurements, after one warm-up"},
+    {"format", 'f', OPT_STR, PARTS, AT(bench_format), NO_RANGE, NULL, "NAME,NAME",
+     "how weights are stored: f32, bf16, f16, fp8-b128, fp8-channel, int8-channel, int4-g128, "
+     "int4-g32, gptq-g128, awq-g128, mxfp4, nvfp4; default: all, for a layer fp8-b128,bf16"},
+    {"batch", 'b', OPT_INTS, PARTS, AT(bench_batches), 1, 4096, "1,8,512", "N,N",
+     "tokens computed together"},
+    {"threads", 't', OPT_INTS, PARTS, AT(bench_threads), 0, 4096, "1,0", "N,N",
+     "compute threads; 0: one for each CPU"},
+    {"matrices", 0, OPT_INT, PARTS, AT(n_matrices), 1, 4096, "64", "N",
+     "different matrices, or experts of the layer; few stay in the caches and flatter"},
     {"server", 0, OPT_STR, ON(BENCH), AT(server), NO_RANGE, NULL, "URL",
      "measure an OpenAI-compatible server instead, http://HOST:PORT"},
     {"load", 0, OPT_STR, ON(BENCH), AT(load_shape), NO_RANGE, "concurrency", "SHAPE",
@@ -135,7 +145,7 @@ static const option table[] = {
     {"input", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(input), NO_RANGE, NULL, "FILE",
      "JSON object with messages, tools, add_generation_prompt and other variables"},
     {"json", 0, OPT_FLAG,
-     ON(RUN) | ON(BENCH) | ON(INSPECT) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
+     ON(RUN) | ON(BENCH) | PARTS | ON(INSPECT) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
      AT(json), NO_RANGE, NULL, NULL, "machine-readable output on stdout"},
 };
 _Static_assert(sizeof table / sizeof table[0] <= 128, "td_options.given is too small");

@@ -14,6 +14,8 @@
   X(RUN, "run", "answer one prompt, or chat on a terminal")                                        \
   X(SERVE, "serve", "serve the OpenAI API over HTTP")                                              \
   X(BENCH, "bench", "measure this machine on a model, or any server by URL")                       \
+  X(BENCH_KERNELS, "bench kernels", "every matrix kernel beside the machine's limits")             \
+  X(BENCH_LAYER, "bench layer", "one layer of experts beside the machine's limits")                \
   X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
@@ -65,6 +67,10 @@ typedef struct {
   char *server, *load_shape;
   int64_t n_requests, concurrency;
   double rate, slo_ttft_ms, slo_itl_ms;
+  // bench kernels, bench layer
+  td_int_list bench_batches, bench_threads;
+  char *bench_format;
+  int64_t n_matrices;
   // quantize
   char *to;
   // eval, inspect and quantize

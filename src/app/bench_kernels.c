@@ -1,0 +1,176 @@
+// src/app/bench_kernels.c - `tandem bench kernels`: every linear kernel that this machine runs, at
+// the shapes of DeepSeek-V3's experts. Every call takes the next of many matrices, so weights come
+// from memory as they do in a model.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "app/bench_record.h"
+#include "app/command.h"
+#include "tandem/kernels.h"
+
+enum { TILE_ROWS = 32, TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
+
+static const struct {
+  uint32_t rows, cols;
+} shapes[] = {{2048, 7168}, {7168, 2048}}; // gate and up; down
+
+// The matrices of one format and shape, and the kernel at work on them.
+typedef struct {
+  td_bench_report report;
+  td_weight *weights; // [n_weights]
+  uint32_t n_weights, next;
+  char *memory;
+  size_t weight_bytes; // in memory
+  float *x, *y;        // [largest batch][largest side]
+  td_team *team;
+  td_linear_fn fn;
+  uint32_t batch;
+} kernel_bench;
+
+static void run_tiles(void *ctx, size_t begin, size_t end) {
+  const kernel_bench *b = ctx;
+  const td_weight *w = &b->weights[b->next];
+  uint32_t row_tiles = (w->rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (size_t i = begin; i < end; i++) {
+    uint32_t row = (uint32_t)(i % row_tiles) * TILE_ROWS;
+    uint32_t token = (uint32_t)(i / row_tiles) * TILE_TOKENS;
+    uint32_t rows_left = w->rows - row, tokens_left = b->batch - token;
+    b->fn(&(td_linear_args){
+        .w = w,
+        .x = b->x + (size_t)token * w->cols,
+        .y = b->y + (size_t)token * w->rows,
+        .ldx = w->cols,
+        .ldy = w->rows,
+        .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
+        .row_begin = row,
+        .row_end = row + (rows_left < TILE_ROWS ? rows_left : TILE_ROWS),
+    });
+  }
+}
+
+static void run_once(void *ctx) {
+  kernel_bench *b = ctx;
+  const td_weight *w = &b->weights[b->next];
+  size_t row_tiles = (w->rows + TILE_ROWS - 1) / TILE_ROWS;
+  size_t token_tiles = (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
+  td_team_for(b->team, row_tiles * token_tiles, 1, run_tiles, b);
+  b->next = (b->next + 1) % b->n_weights;
+}
+
+static void fill_some(void *ctx, size_t begin, size_t end) {
+  const kernel_bench *b = ctx;
+  for (size_t i = begin; i < end; i++)
+    td_bench_fill(&b->weights[i], b->memory + i * b->weight_bytes, (uint32_t)i);
+}
+
+static td_status make_weights(kernel_bench *b, const td_bench_format *format, uint32_t rows,
+                              uint32_t cols, td_err *err) {
+  td_weight unused;
+  b->weight_bytes = td_bench_weight(&unused, format, rows, cols, NULL);
+  size_t bytes = b->weight_bytes * b->n_weights;
+  td_status st = td_bench_need_memory((double)bytes, format->name, err);
+  if (st != TD_OK) return st;
+  void *memory;
+  if (posix_memalign(&memory, HUGE_PAGE_BYTES, bytes) != 0) {
+    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes of matrices", bytes);
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  b->memory = memory;
+  for (uint32_t i = 0; i < b->n_weights; i++) {
+    td_bench_weight(&b->weights[i], format, rows, cols, b->memory + i * b->weight_bytes);
+  }
+  td_team_for(b->team, b->n_weights, 1, fill_some, b);
+  return TD_OK;
+}
+
+static void run_case(kernel_bench *b, const td_kernel_variant *variant,
+                     const td_bench_format *format, const td_bench_speed *speed) {
+  const td_weight *w = &b->weights[0];
+  double seconds = td_bench_time(run_once, b, (uint32_t)b->report.options->repeat);
+  td_bench_report_add(&b->report, &(td_bench_record){
+                                      .kernel = variant->family,
+                                      .variant = variant->isa,
+                                      .format = format,
+                                      .rows = w->rows,
+                                      .cols = w->cols,
+                                      .batch = b->batch,
+                                      .speed = speed,
+                                      .bytes = (double)td_weight_bytes(w),
+                                      .flops = 2.0 * w->rows * w->cols * b->batch,
+                                      .seconds = seconds,
+                                  });
+}
+
+// All variants and batches with one number of threads.
+static td_status run_threads(kernel_bench *b, const td_bench_format *format,
+                             const td_bench_speed *speed, td_err *err) {
+  td_team_close(b->team);
+  td_status st = td_team_open(&b->team, &(td_team_opts){.n_threads = speed->n_threads}, err);
+  if (st != TD_OK) return st;
+  size_t n;
+  const td_kernel_variant *variants = td_kernel_variants(&n);
+  const td_int_list *batches = &b->report.options->bench_batches;
+  for (size_t i = 0; i < n; i++) {
+    const td_kernel_variant *v = &variants[i];
+    if (strcmp(v->family, format->family) || !td_kernel_variant_runs(v)) continue;
+    b->fn = (td_linear_fn)v->fn;
+    for (uint32_t j = 0; j < batches->n; j++) {
+      b->batch = (uint32_t)batches->values[j];
+      run_case(b, v, format, speed);
+    }
+  }
+  return TD_OK;
+}
+
+static td_status run_format(kernel_bench *b, const td_bench_format *format, td_err *err) {
+  td_status st = TD_OK;
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0] && st == TD_OK; s++) {
+    st = make_weights(b, format, shapes[s].rows, shapes[s].cols, err);
+    for (uint32_t i = 0; i < b->report.n_speeds && st == TD_OK; i++) {
+      st = run_threads(b, format, &b->report.speeds[i], err);
+    }
+    free(b->memory);
+    b->memory = NULL;
+  }
+  return st;
+}
+
+static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
+  td_status st = td_bench_report_open(&b->report, o, err);
+  if (st == TD_OK) st = td_team_open(&b->team, &(td_team_opts){.n_threads = 0}, err);
+  if (st != TD_OK) return st;
+  uint32_t largest = 1;
+  for (uint32_t i = 0; i < o->bench_batches.n; i++) {
+    uint32_t batch = (uint32_t)o->bench_batches.values[i];
+    if (batch > largest) largest = batch;
+  }
+  enum { LONGEST_SIDE = 7168 };
+  size_t n = (size_t)largest * LONGEST_SIDE;
+  b->n_weights = (uint32_t)o->n_matrices;
+  b->weights = calloc(b->n_weights, sizeof *b->weights);
+  b->x = malloc(n * sizeof *b->x);
+  b->y = malloc(n * sizeof *b->y);
+  if (!b->weights || !b->x || !b->y) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (size_t i = 0; i < n; i++)
+    b->x[i] = (float)(int)(i * 2654435761u % 2001 - 1000) * 1e-3f;
+  return TD_OK;
+}
+
+int td_cmd_bench_kernels(const td_options *o) {
+  kernel_bench b = {0};
+  td_err err;
+  td_status st = open_bench(&b, o, &err);
+  size_t n;
+  const td_bench_format *formats = td_bench_formats(&n);
+  for (size_t i = 0; i < n && st == TD_OK; i++) {
+    if (td_bench_format_chosen(&formats[i], o->bench_format))
+      st = run_format(&b, &formats[i], &err);
+  }
+  td_bench_report_close(&b.report, st);
+  td_team_close(b.team);
+  free(b.weights);
+  free(b.x);
+  free(b.y);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

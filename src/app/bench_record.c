@@ -1,0 +1,169 @@
+#include "app/bench_record.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+#define SHORTEST_S 0.02 // one measurement, so that the clock and the team's start do not count
+#define LONGEST_S  2.0  // after this much time a case gets no further measurement
+
+// ---- time -----------------------------------------------------------------------------------
+
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+double td_bench_median(double *values, size_t n) {
+  qsort(values, n, sizeof *values, by_size);
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+static double time_calls(void (*run)(void *ctx), void *ctx, uint32_t n_calls) {
+  double start = td_clock_s();
+  for (uint32_t i = 0; i < n_calls; i++)
+    run(ctx);
+  return (td_clock_s() - start) / n_calls;
+}
+
+double td_bench_time(void (*run)(void *ctx), void *ctx, uint32_t n) {
+  double seconds[1000], warm_up = time_calls(run, ctx, 1), spent = warm_up;
+  if (warm_up > LONGEST_S) return warm_up;
+  uint32_t n_calls = warm_up < SHORTEST_S ? (uint32_t)(SHORTEST_S / (warm_up + 1e-6)) + 1 : 1;
+  uint32_t done = 0;
+  while (done < n && done < 1000 && (done == 0 || spent < LONGEST_S)) {
+    seconds[done] = time_calls(run, ctx, n_calls);
+    spent += seconds[done++] * n_calls;
+  }
+  return td_bench_median(seconds, done);
+}
+
+td_status td_bench_need_memory(double bytes, const char *what, td_err *err) {
+  double available = (double)td_memory_available_bytes();
+  if (bytes < available * 0.9) return TD_OK;
+  return td_fail(err, TD_ENOMEM,
+                 "%s: %.1f GB of matrices, and %.1f GB are available; give fewer with --matrices, "
+                 "or a narrower --format",
+                 what, bytes * 1e-9, available * 1e-9);
+}
+
+// ---- limits ---------------------------------------------------------------------------------
+
+double td_bench_peak(const td_bench_speed *speed) {
+  return speed->peaks.dot_gflops > 0 ? speed->peaks.dot_gflops : speed->peaks.fma_gflops;
+}
+
+static td_status add_speed(td_bench_report *r, unsigned n_threads, td_err *err) {
+  if (n_threads == 0) n_threads = td_cpu_count();
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    if (r->speeds[i].n_threads == n_threads) return TD_OK;
+  }
+  if (r->n_speeds == TD_BENCH_MAX_SPEEDS) {
+    return td_fail(err, TD_EINVAL, "--threads: at most %d numbers", TD_BENCH_MAX_SPEEDS);
+  }
+  td_status st = td_machine_measure(&r->machine, n_threads, err);
+  td_team *team = NULL;
+  if (st == TD_OK) st = td_team_open(&team, &(td_team_opts){.n_threads = n_threads}, err);
+  if (st != TD_OK) return st;
+  td_bench_speed *speed = &r->speeds[r->n_speeds++];
+  *speed = (td_bench_speed){.n_threads = n_threads, .read_gbps = r->machine.read_gbps};
+  td_peaks_measure(&speed->peaks, team);
+  td_team_close(team);
+  return TD_OK;
+}
+
+// ---- printing -------------------------------------------------------------------------------
+
+static void double_or_null(td_json_writer *w, const char *key, double part, double whole) {
+  td_jw_double(w, key, whole > 0 ? part / whole : NAN);
+}
+
+static void machine_json(td_bench_report *r) {
+  td_json_writer *w = &r->json;
+  td_jw_begin_object(w, NULL);
+  td_jw_begin_object(w, "machine");
+  td_jw_str(w, "cpu", r->machine.cpu);
+  td_jw_str(w, "kernel", r->machine.kernel);
+  td_jw_int(w, "memory_bytes", (int64_t)r->machine.memory_bytes);
+  td_jw_begin_array(w, "limits");
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    const td_bench_speed *s = &r->speeds[i];
+    td_jw_begin_object(w, NULL);
+    td_jw_int(w, "threads", s->n_threads);
+    td_jw_double(w, "read_gbps", s->read_gbps);
+    td_jw_double(w, "fma_gflops", s->peaks.fma_gflops);
+    td_jw_double(w, "dot_gflops", s->peaks.dot_gflops);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+static void print_head(const td_bench_report *r) {
+  printf("%s\n", r->machine.cpu);
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    const td_bench_speed *s = &r->speeds[i];
+    printf("%u threads: reads %.1f GB/s, FP32 FMA %.0f GFLOP/s, BF16 dot products %.0f GFLOP/s\n",
+           s->n_threads, s->read_gbps, s->peaks.fma_gflops, s->peaks.dot_gflops);
+  }
+  printf("%-15s %-7s %-12s %6s %6s %6s %8s %10s %8s %7s %8s %7s\n", "kernel", "variant", "format",
+         "rows", "cols", "batch", "threads", "ms", "GB/s", "share", "GFLOP/s", "share");
+  fflush(stdout);
+}
+
+td_status td_bench_report_open(td_bench_report *r, const td_options *options, td_err *err) {
+  *r = (td_bench_report){.options = options, .text = TD_BUF_INIT};
+  r->json = TD_JSON_WRITER(&r->text);
+  const td_int_list *threads = &options->bench_threads;
+  td_status st = td_bench_check_formats(options->bench_format, err);
+  for (uint32_t i = 0; i < threads->n && st == TD_OK; i++) {
+    st = add_speed(r, (unsigned)threads->values[i], err);
+  }
+  if (st != TD_OK) return st;
+  td_jw_begin_array(&r->json, NULL);
+  machine_json(r);
+  if (!options->json) print_head(r);
+  return TD_OK;
+}
+
+static void record_json(td_json_writer *w, const td_bench_record *x, double gbps, double gflops) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "kernel", x->kernel);
+  td_jw_str(w, "variant", x->variant);
+  td_jw_str(w, "format", x->format->name);
+  td_jw_int(w, "rows", x->rows);
+  td_jw_int(w, "cols", x->cols);
+  td_jw_int(w, "batch", x->batch);
+  td_jw_int(w, "threads", x->speed->n_threads);
+  td_jw_double(w, "ms", x->seconds * 1e3);
+  td_jw_double(w, "gbps", gbps);
+  td_jw_double(w, "gflops", gflops);
+  double_or_null(w, "share_of_read_bandwidth", gbps, x->speed->read_gbps);
+  double_or_null(w, "share_of_peak", gflops, td_bench_peak(x->speed));
+  td_jw_end_object(w);
+}
+
+void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
+  double gbps = x->bytes / x->seconds * 1e-9, gflops = x->flops / x->seconds * 1e-9;
+  if (r->options->json) {
+    record_json(&r->json, x, gbps, gflops);
+    return;
+  }
+  double peak = td_bench_peak(x->speed);
+  printf("%-15s %-7s %-12s %6u %6u %6u %8u %10.3f %8.2f %7.2f %8.1f %7.2f\n", x->kernel, x->variant,
+         x->format->name, x->rows, x->cols, x->batch, x->speed->n_threads, x->seconds * 1e3, gbps,
+         gbps / x->speed->read_gbps, gflops, peak > 0 ? gflops / peak : 0);
+  fflush(stdout);
+}
+
+void td_bench_report_close(td_bench_report *r, td_status st) {
+  if (st == TD_OK && r->options->json) {
+    td_jw_end_array(&r->json);
+    puts(td_buf_text(&r->text));
+  }
+  td_buf_free(&r->text);
+}

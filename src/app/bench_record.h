@@ -1,0 +1,55 @@
+// src/app/bench_record.h - what `bench kernels` and `bench layer` share: the machine's limits, the
+// measurement of one case, and its record as a line of a table or as JSON.
+#ifndef TD_APP_BENCH_RECORD_H
+#define TD_APP_BENCH_RECORD_H
+
+#include "app/bench_formats.h"
+#include "app/machine.h"
+#include "app/peaks.h"
+#include "config/options.h"
+
+enum { TD_BENCH_MAX_SPEEDS = 16 };
+
+// Limits of the machine with one number of threads.
+typedef struct {
+  unsigned n_threads;
+  double read_gbps;
+  td_peaks peaks;
+} td_bench_speed;
+
+typedef struct {
+  const td_options *options;
+  td_machine machine; // of the last speed measured
+  td_bench_speed speeds[TD_BENCH_MAX_SPEEDS];
+  uint32_t n_speeds;
+  td_buf text;
+  td_json_writer json;
+} td_bench_report;
+
+typedef struct {
+  const char *kernel, *variant;
+  const td_bench_format *format;
+  uint32_t rows, cols, batch;
+  const td_bench_speed *speed; // its number of threads, and what to compare with
+  double bytes, flops;         // of one run
+  double seconds;              // of one run, median
+} td_bench_record;
+
+// Measures the limits for every number of --threads (0: one for each CPU; equal ones count once)
+// and prints the head. Call close in every case; it prints the JSON when st is TD_OK.
+td_status td_bench_report_open(td_bench_report *report, const td_options *options, td_err *err);
+void td_bench_report_close(td_bench_report *report, td_status st);
+void td_bench_report_add(td_bench_report *report, const td_bench_record *record);
+
+// The peak that share_of_peak refers to: dot products where the machine has them, else FMA.
+double td_bench_peak(const td_bench_speed *speed);
+
+// Seconds of one call of run(ctx), median of at most n measurements after one warm-up. A
+// measurement repeats short calls until they can be timed; slow cases get fewer of them.
+double td_bench_time(void (*run)(void *ctx), void *ctx, uint32_t n);
+double td_bench_median(double *values, size_t n); // sorts them
+
+// TD_ENOMEM, with the numbers, unless bytes of memory are to be had.
+td_status td_bench_need_memory(double bytes, const char *what, td_err *err);
+
+#endif

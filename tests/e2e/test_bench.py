@@ -1,0 +1,67 @@
+"""The kernel and layer benches run, and their JSON is what bench/README.md says. No time limits."""
+
+import json
+import subprocess
+
+import pytest
+
+FIELDS = {
+    "kernel", "variant", "format", "rows", "cols", "batch", "threads", "ms", "gbps", "gflops",
+    "share_of_read_bandwidth", "share_of_peak",
+}  # fmt: skip
+
+
+def bench(tandem_bin, *args):
+    done = subprocess.run([tandem_bin, "bench", *args], capture_output=True, text=True)
+    return done
+
+
+def records(tandem_bin, *args):
+    done = bench(tandem_bin, *args, "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    machine, *found = json.loads(done.stdout)
+    limits = machine["machine"]["limits"]
+    assert limits and all(limit["read_gbps"] > 0 for limit in limits)
+    threads = {limit["threads"] for limit in limits}
+    for record in found:
+        assert set(record) == FIELDS
+        assert record["ms"] > 0 and record["gbps"] > 0 and record["gflops"] > 0
+        assert record["threads"] in threads
+    return machine["machine"], found
+
+
+def test_kernels(tandem_bin):
+    machine, found = records(
+        tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--matrices", "2",
+        "--threads", "1",
+    )  # fmt: skip
+    assert {r["format"] for r in found} == {"mxfp4", "fp8-b128"}
+    assert {(r["rows"], r["cols"]) for r in found} == {(2048, 7168), (7168, 2048)}
+    assert {r["batch"] for r in found} == {1, 2}
+    assert "scalar" in {r["variant"] for r in found}
+    first = found[0]
+    limit = machine["limits"][0]["read_gbps"]
+    assert first["share_of_read_bandwidth"] == pytest.approx(first["gbps"] / limit)
+    flops = 2 * first["rows"] * first["cols"] * first["batch"]
+    assert first["gflops"] == pytest.approx(flops / first["ms"] * 1e-6)
+
+
+def test_layer(tandem_bin):
+    _, found = records(
+        tandem_bin, "layer", "--format", "fp8-b128", "--batch", "1,3", "--matrices", "2",
+        "--threads", "1,2",
+    )  # fmt: skip
+    assert [(r["batch"], r["threads"]) for r in found] == [(1, 1), (3, 1), (1, 2), (3, 2)]
+    assert {(r["kernel"], r["rows"], r["cols"]) for r in found} == {("moe_layer", 2048, 7168)}
+    # Both of two experts, whatever the routing: bytes can be counted.
+    weights = 2 * 3 * 2048 * 7168
+    for r in found:
+        assert r["gbps"] * r["ms"] * 1e6 == pytest.approx(weights, rel=0.001)
+
+
+def test_table_and_bad_format(tandem_bin):
+    done = bench(tandem_bin, "kernels", "-f", "fp8-b128", "-b", "1", "-t", "1", "-r", "1",
+                 "--matrices", "1")  # fmt: skip
+    assert done.returncode == 0 and "linear_f8e4m3" in done.stdout
+    done = bench(tandem_bin, "layer", "--format", "fp9")
+    assert done.returncode == 2 and "fp9" in done.stderr

@@ -1,0 +1,135 @@
+// The pure parts of the benches: formats, their matrices, medians.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "app/bench_record.h"
+#include "tandem/kernels.h"
+
+static const td_bench_format *format_named(const char *name) {
+  size_t n;
+  const td_bench_format *formats = td_bench_formats(&n);
+  for (size_t i = 0; i < n; i++) {
+    if (!strcmp(formats[i].name, name)) return &formats[i];
+  }
+  fail_msg("no format %s", name);
+  return NULL;
+}
+
+static void test_every_linear_family_has_a_format(void **state) {
+  (void)state;
+  size_t n_variants, n;
+  const td_kernel_variant *variants = td_kernel_variants(&n_variants);
+  const td_bench_format *formats = td_bench_formats(&n);
+  for (size_t v = 0; v < n_variants; v++) {
+    if (strncmp(variants[v].family, "linear_", 7)) continue;
+    size_t i = 0;
+    while (i < n && strcmp(formats[i].family, variants[v].family))
+      i++;
+    if (i == n) fail_msg("%s is not measured", variants[v].family);
+  }
+}
+
+static void test_choosing_formats(void **state) {
+  (void)state;
+  td_err err;
+  const td_bench_format *bf16 = format_named("bf16");
+  assert_true(td_bench_format_chosen(bf16, NULL));
+  assert_true(td_bench_format_chosen(bf16, "fp8-b128,bf16"));
+  assert_true(td_bench_format_chosen(bf16, "bf16"));
+  assert_false(td_bench_format_chosen(bf16, "fp8-b128"));
+  assert_false(td_bench_format_chosen(format_named("f16"), "bf16"));
+  assert_int_equal(td_bench_check_formats("fp8-b128,bf16", &err), TD_OK);
+  assert_int_equal(td_bench_check_formats(NULL, &err), TD_OK);
+  assert_int_equal(td_bench_check_formats("bf16,bf1", &err), TD_EINVAL);
+  assert_int_equal(td_bench_check_formats(",bf16", &err), TD_EINVAL);
+  assert_non_null(strstr(err.msg, "mxfp4"));
+}
+
+// A matrix takes what its parts take, rounded up, and its parts do not overlap.
+static void test_matrix_layout(void **state) {
+  (void)state;
+  td_weight w;
+  size_t fp8 = td_bench_weight(&w, format_named("fp8-b128"), 256, 384, NULL);
+  assert_int_equal(fp8, 256 * 384 + 64); // 2 x 3 scales of 4 bytes
+  assert_int_equal(td_bench_weight(&w, format_named("bf16"), 256, 384, NULL), 256 * 384 * 2);
+  char *memory = aligned_alloc(64, 1 << 20);
+  size_t awq = td_bench_weight(&w, format_named("awq-g128"), 256, 384, memory);
+  assert_int_equal(awq, 256 * 384 / 2 + 256 * 3 * 2 + 256 * 3 / 2);
+  assert_ptr_equal(w.data, memory);
+  assert_ptr_equal(w.scale, memory + 256 * 384 / 2);
+  assert_ptr_equal(w.zero, memory + 256 * 384 / 2 + 256 * 3 * 2);
+  td_bench_weight(&w, format_named("int8-channel"), 256, 384, memory);
+  assert_int_equal(td_weight_groups(&w), 1);
+  free(memory);
+}
+
+// Every format's made-up matrix gives every kernel of its family finite, nonzero results.
+static void test_filled_matrices_are_ordinary(void **state) {
+  (void)state;
+  enum { ROWS = 64, COLS = 256 };
+  float x[COLS], y[ROWS];
+  for (int i = 0; i < COLS; i++)
+    x[i] = 1;
+  size_t n, n_variants;
+  const td_bench_format *formats = td_bench_formats(&n);
+  const td_kernel_variant *variants = td_kernel_variants(&n_variants);
+  for (size_t f = 0; f < n; f++) {
+    td_weight w;
+    void *memory = aligned_alloc(64, td_bench_weight(&w, &formats[f], ROWS, COLS, NULL));
+    td_bench_weight(&w, &formats[f], ROWS, COLS, memory);
+    td_bench_fill(&w, memory, 7);
+    for (size_t v = 0; v < n_variants; v++) {
+      if (strcmp(variants[v].family, formats[f].family)) continue;
+      if (!td_kernel_variant_runs(&variants[v])) continue;
+      ((td_linear_fn)variants[v].fn)(&(td_linear_args){
+          .w = &w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = 1, .row_end = ROWS});
+      double sum = 0;
+      for (int r = 0; r < ROWS; r++)
+        sum += y[r] < 0 ? -(double)y[r] : (double)y[r];
+      if (!(sum > 1e-3 && sum < 1e6)) fail_msg("%s: sum %g", formats[f].name, sum);
+    }
+    free(memory);
+  }
+}
+
+static void test_median(void **state) {
+  (void)state;
+  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, one[] = {5};
+  assert_true(td_bench_median(odd, 3) == 2);
+  assert_true(td_bench_median(even, 4) == 2.5);
+  assert_true(td_bench_median(one, 1) == 5);
+}
+
+static void test_share_refers_to_dot_products_where_there_are_some(void **state) {
+  (void)state;
+  td_bench_speed both = {.peaks = {.fma_gflops = 60, .dot_gflops = 85}};
+  td_bench_speed fma = {.peaks = {.fma_gflops = 60}};
+  assert_true(td_bench_peak(&both) == 85 && td_bench_peak(&fma) == 60);
+}
+
+static void test_too_many_matrices(void **state) {
+  (void)state;
+  td_err err;
+  assert_int_equal(td_bench_need_memory(1e18, "bf16", &err), TD_ENOMEM);
+  assert_non_null(strstr(err.msg, "--matrices"));
+  assert_int_equal(td_bench_need_memory(1, "bf16", &err), TD_OK);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_linear_family_has_a_format),
+      cmocka_unit_test(test_choosing_formats),
+      cmocka_unit_test(test_matrix_layout),
+      cmocka_unit_test(test_filled_matrices_are_ordinary),
+      cmocka_unit_test(test_median),
+      cmocka_unit_test(test_share_refers_to_dot_products_where_there_are_some),
+      cmocka_unit_test(test_too_many_matrices),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
