@@ -145,7 +145,8 @@ static const option table[] = {
     {"input", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(input), NO_RANGE, NULL, "FILE",
      "JSON object with messages, tools, add_generation_prompt and other variables"},
     {"json", 0, OPT_FLAG,
-     ON(RUN) | ON(BENCH) | PARTS | ON(INSPECT) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
+     ON(RUN) | ON(BENCH) | PARTS | ON(INSPECT) | ON(INSPECT_ROUTING) | ON(EVAL_PERPLEXITY) |
+         ON(EVAL_CHAT) | ON(QUANTIZE),
      AT(json), NO_RANGE, NULL, NULL, "machine-readable output on stdout"},
 };
 _Static_assert(sizeof table / sizeof table[0] <= 128, "td_options.given is too small");

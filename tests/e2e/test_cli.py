@@ -1,0 +1,264 @@
+"""The command line as its users meet it: run, bench, eval, inspect; answers, errors, exit codes."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from serving import Server, make_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("cli") / "tiny", dtype="fp8")
+
+
+@pytest.fixture
+def tandem(tandem_bin):
+    def call(*args, stdin=b"", ok=True):
+        done = subprocess.run([tandem_bin, *map(str, args)], input=stdin, capture_output=True,
+                              timeout=300)
+        if ok:
+            assert done.returncode == 0, done.stderr.decode()
+        return done
+
+    return call
+
+
+def as_json(done):
+    return json.loads(done.stdout)
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+def test_only_the_answer_is_on_stdout(tandem, model):
+    done = tandem("run", "--model", model, "-p", "Hello", "-n", 8, "--seed", 1)
+    said = as_json(tandem("run", "--model", model, "-p", "Hello", "-n", 8, "--seed", 1, "--json"))
+    assert done.stdout.decode() == said["text"] + "\n"
+    assert said["n_output"] == len(said["token_ids"]) == 8
+    assert said["finish_reason"] == "length"
+    log = done.stderr.decode()
+    assert "prefill" in log and "decode" in log and "GB/s" in log
+
+
+def test_prompt_file_and_stdin_are_one(tandem, model, tmp_path):
+    (tmp_path / "p.txt").write_text("Tell me a story")
+    args = ["run", "--model", model, "-n", 6, "--temperature", 0]
+    answers = {
+        tandem(*args, "-p", "Tell me a story").stdout,
+        tandem(*args, "-f", tmp_path / "p.txt").stdout,
+        tandem(*args, "-f", "-", stdin=b"Tell me a story").stdout,
+        tandem(*args, stdin=b"Tell me a story").stdout,
+    }
+    assert len(answers) == 1
+
+
+def test_the_seed_decides(tandem, model):
+    def draw(*args):
+        return as_json(tandem("run", "--model", model, "-p", "x", "-n", 12, "--json", *args))["token_ids"]
+
+    assert draw("--seed", 5) == draw("--seed", 5) != draw("--seed", 6)
+    assert draw("--temperature", 0) == draw("--top-k", 1)
+    assert draw() != draw()  # without a seed, afresh
+
+
+def test_chunks_change_nothing(tandem, model):
+    ids = ",".join(str(7 + i % 90) for i in range(150))
+    args = ["run", "--model", model, "--raw", "--token-ids", ids, "-n", 16, "--json", "--seed", 3]
+    answers = [as_json(tandem(*args, "--prefill-chunk", c))["token_ids"] for c in (1, 7, 64, 149, 512)]
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_f16_cache_runs(tandem, model):
+    said = as_json(tandem("run", "--model", model, "-p", "x", "-n", 4, "--json", "--kv-dtype", "f16"))
+    assert said["n_output"] == 4
+
+
+@pytest.mark.parametrize(
+    "args, status, words",
+    [
+        (["run", "-p", "x"], 2, "--model"),
+        (["run", "--model", "/nonexistent", "-p", "x"], 1, "/nonexistent/config.json"),
+        (["run", "--model", "MODEL", "-p", "x", "--top-p", "2"], 2, "top-p"),
+        (["run", "--model", "MODEL", "-p", "x", "--kv-dtype", "q4"], 2, "kv-dtype"),
+        (["run", "--model", "MODEL", "--token-ids", "999999"], 2, "vocabulary"),
+        (["run", "--model", "MODEL", "-p", "x", "--ctx-size", "100000000"], 2, "ctx-size"),
+        (["run", "--model", "MODEL", "-f", "/nonexistent"], 1, "/nonexistent"),
+        (["run", "--model", "MODEL", "-p", "long " * 500, "--ctx-size", "64"], 2, "64"),
+        (["eval", "logits", "--model", "MODEL", "--token-ids", "1"], 2, "--out"),
+        (["eval", "logits", "--model", "MODEL", "--token-ids", "1", "--out", "/nonexistent/x"], 1, "/nonexistent/x"),
+        (["eval", "perplexity", "--model", "MODEL"], 2, "--file"),
+        (["eval", "chat", "--model", "MODEL", "--suite", "/nonexistent"], 1, "/nonexistent"),
+        (["inspect", "template", "--model", "MODEL"], 2, "--input"),
+        (["bench", "--server", "ftp://x"], 2, "http://"),
+        (["bench", "--server", "http://127.0.0.1:9", "--load", "square"], 2, "poisson"),
+        (["bench", "--server", "http://127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (["dance"], 2, "dance"),
+    ],
+)
+def test_errors_name_the_thing(tandem, model, args, status, words):
+    done = tandem(*[str(model) if a == "MODEL" else a for a in args], ok=False)
+    assert done.returncode == status, done.stderr.decode()
+    assert words in done.stderr.decode()
+    assert done.stdout == b""
+
+
+# ---- a terminal ------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A child on a pseudo-terminal."""
+
+    def __init__(self, *args):
+        self.seen = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(args[0], [str(a) for a in args])
+
+    def wait_for(self, text, seconds=60):
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < end, f"{text} did not come: {self.seen[-500:]}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536)
+                except OSError:  # the child ended
+                    break
+        assert text in self.seen
+        self.seen = self.seen.split(text, 1)[1]
+
+    def send(self, data):
+        os.write(self.fd, data)
+
+    def end(self):
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_ctrl_c_stops_the_answer_not_the_program(tandem_bin, model):
+    terminal = Terminal(tandem_bin, "run", "--model", model, "-n", "1000000", "--ignore-eos")
+    terminal.wait_for(b"> ")
+    for _ in range(2):
+        terminal.send(b"hello\n")
+        terminal.wait_for(b"hello")
+        time.sleep(0.3)
+        terminal.send(b"\x03")
+        terminal.wait_for(b"tokens/s")
+        terminal.wait_for(b"> ")
+    terminal.send(b"\x03")  # at the prompt: the line is cleared
+    terminal.wait_for(b"> ")
+    terminal.send(b"\x04")
+    assert terminal.end() == 0
+
+
+def test_interrupting_one_answer_says_so(tandem_bin, model):
+    child = subprocess.Popen(
+        [tandem_bin, "run", "--model", model, "-p", "x", "-n", "1000000", "--ignore-eos"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    _, log = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert b"decode" in log
+
+
+# ---- eval and inspect ------------------------------------------------------------------------
+
+
+def test_logits_are_written_whole_or_not_at_all(tandem, model, tmp_path):
+    out = tmp_path / "logits.npy"
+    tandem("eval", "logits", "--model", model, "--token-ids", "1,2,3", "--out", out)
+    logits = np.load(out)
+    assert logits.dtype == np.float32 and logits.shape[0] == 3 and np.isfinite(logits).all()
+    tandem("eval", "logits", "--model", model, "--token-ids", "1,99999999", "--out", tmp_path / "no.npy", ok=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["logits.npy"]
+
+
+def plain_ids(tandem, model, text):
+    """The tokens of a plain prompt: with bos in front, where the model wants one."""
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    bos = config["bos_token"] if config.get("add_bos_token") else ""
+    bos = bos["content"] if isinstance(bos, dict) else bos
+    return json.loads(tandem("inspect", "tokens", "--model", model, stdin=(bos + text).encode()).stdout)
+
+
+def test_perplexity_agrees_with_the_logits(tandem, model, tmp_path):
+    text = "The quick brown fox jumps over the lazy dog. " * 3
+    (tmp_path / "t.txt").write_text(text)
+    said = as_json(tandem("eval", "perplexity", "--model", model, "-f", tmp_path / "t.txt", "--json"))
+    ids = plain_ids(tandem, model, text)
+    tandem("eval", "logits", "--model", model, "--token-ids", ",".join(map(str, ids)), "--out", tmp_path / "l.npy")
+    rows = np.load(tmp_path / "l.npy").astype(np.float64)
+    log_p = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+    nll = -np.mean([log_p[i, ids[i + 1]] for i in range(len(ids) - 1)])
+    assert said["n_tokens"] == len(ids) - 1
+    assert said["nll"] == pytest.approx(nll, rel=1e-6)
+
+
+def test_suite_counts_right_and_wrong(tandem, model, tmp_path):
+    ask = {"messages": [{"role": "user", "content": "hi"}]}
+    lines = [
+        ask | {"kind": "any", "match": "contains", "expect": ["nothing like this", ""]},
+        ask | {"kind": "none", "expect": "an answer that random weights never give"},
+    ]
+    suite = tmp_path / "suite.jsonl"
+    suite.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    said = as_json(tandem("eval", "chat", "--model", model, "--suite", suite, "-n", 8, "--json"))
+    assert (said["right"], said["questions"]) == (1, 2)
+    suite.write_text(json.dumps(ask) + "\n")
+    done = tandem("eval", "chat", "--model", model, "--suite", suite, ok=False)
+    assert done.returncode == 1 and b"line 1" in done.stderr and b"expect" in done.stderr
+
+
+def test_tokens_there_and_back(tandem, model):
+    text = "Größe 12 → naïve\n  code();"
+    ids = tandem("inspect", "tokens", "--model", model, stdin=text.encode()).stdout
+    assert tandem("inspect", "tokens", "--model", model, "--decode", stdin=ids).stdout.decode() == text
+    assert tandem("inspect", "tokens", "--model", model, "--decode", stdin=b"[1, 2", ok=False).returncode == 1
+
+
+def test_routing_counts_every_choice(tandem, model, tmp_path):
+    (tmp_path / "t.txt").write_text("some words to route " * 40)
+    said = as_json(tandem("inspect", "routing", "--model", model, "-f", tmp_path / "t.txt", "--json"))
+    ids = plain_ids(tandem, model, "some words to route " * 40)
+    top_k = json.loads((model / "config.json").read_text())["num_experts_per_tok"]
+    assert said["layers"]
+    for layer in said["layers"]:
+        assert sum(layer["counts"]) == len(ids) * top_k
+
+
+# ---- bench -----------------------------------------------------------------------------------
+
+
+def test_bench_reports_speed_and_machine(tandem, model):
+    said = as_json(tandem("bench", "--model", model, "-p", "8", "-n", 4, "-d", "0,70", "-b", "1,3", "-r", 2, "--json"))
+    assert said["machine"]["read_gbps"] > 0 and said["machine"]["threads"] >= 1
+    kinds = [(r["kind"], r["depth"], r["batch"]) for r in said["results"]]
+    assert kinds == [("prefill", 0, 1), ("decode", 0, 1), ("decode", 0, 3),
+                     ("prefill", 70, 1), ("decode", 70, 1), ("decode", 70, 3)]
+    assert all(r["tokens_per_s"]["median"] > 0 and r["gbps"] > 0 for r in said["results"])
+    assert b"tok/s" in tandem("bench", "--model", model, "-p", "4", "-n", 2, "-r", 1).stdout
+
+
+@pytest.mark.parametrize("load", ["concurrency", "poisson", "gamma", "constant"])
+def test_bench_drives_a_server(tandem, tandem_bin, model, load):
+    server = Server(tandem_bin, model)
+    try:
+        args = ["--requests", 6, "--concurrency", 3, "--rate", 50, "-p", 20, "-n", 5, "--load", load]
+        said = as_json(tandem("bench", "--server", server.url, *args, "--json"))
+    finally:
+        server.signal()
+        server.wait()
+    assert (said["requests"], said["failed"]) == (6, 0)
+    assert said["output_tokens"] == 30
+    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"):
+        assert 0 < said[name]["p50"] <= said[name]["p90"] <= said[name]["p99"]
+    assert said["ttft_ms"]["p50"] < said["e2e_ms"]["p50"]
+    assert said["goodput_per_s"] == pytest.approx(said["requests_per_s"])
