@@ -2,41 +2,36 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "engine/sampler.h"
+#include "worker/kv_plan.h"
 
-#define PAGE_TOKENS 64
-
-static uint32_t context_size(const td_model_config *config, const td_session_opts *opts) {
-  if (opts->ctx_size) return opts->ctx_size;
-  uint64_t free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-  uint64_t seqs = opts->max_seqs ? opts->max_seqs : 1;
-  uint64_t n = free_bytes / 4 / td_engine_kv_bytes_per_token(config, opts->kv_dtype) / seqs;
-  if (n < 2 * PAGE_TOKENS) n = 2 * PAGE_TOKENS;
-  return n < config->max_position ? (uint32_t)n : config->max_position;
-}
-
-static td_status check_context(const td_session *s, td_err *err) {
-  if (s->n_ctx > s->config->max_position) {
-    return td_fail(err, TD_EINVAL, "--ctx-size %u: %s allows at most %u tokens", s->n_ctx,
-                   td_model_name(s->model), s->config->max_position);
-  }
-  return TD_OK;
+static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
+  td_kv_need need = {
+      .max_position = s->config->max_position,
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
+      .weight_bytes = td_model_stats_of(s->model).bytes,
+      .available_bytes = td_memory_available_bytes(),
+      .ctx_size = s->opts.ctx_size,
+      .max_batch = s->opts.max_seqs,
+  };
+  return td_kv_plan_make(out, &need, err);
 }
 
 static td_status open_engine(td_session *s, td_err *err) {
-  uint32_t n_seqs = s->opts.max_seqs ? s->opts.max_seqs : 1;
-  uint32_t seq_pages = (s->n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS;
-  td_status st = td_kv_open(
-      &s->kv,
-      &(td_kv_opts){.page_tokens = PAGE_TOKENS, .n_pages = seq_pages * n_seqs, .max_seqs = n_seqs},
-      err);
+  td_kv_plan plan;
+  td_status st = plan_kv(s, &plan, err);
+  if (st != TD_OK) return st;
+  s->n_ctx = plan.n_ctx;
+  uint32_t n_seqs = s->opts.max_seqs;
+  td_kv_opts kv = {.page_tokens = TD_KV_PAGE_TOKENS, .n_pages = plan.n_pages, .max_seqs = n_seqs};
+  st = td_kv_open(&s->kv, &kv, err);
   if (st != TD_OK) return st;
   uint32_t chunk = s->opts.prefill_chunk < s->n_ctx ? s->opts.prefill_chunk : s->n_ctx;
-  td_engine_opts opts = {.n_pages = seq_pages * n_seqs,
-                         .page_tokens = PAGE_TOKENS,
+  td_engine_opts opts = {.n_pages = plan.n_pages,
+                         .page_tokens = TD_KV_PAGE_TOKENS,
                          .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
                          .max_step_seqs = n_seqs,
                          .max_seq_tokens = s->n_ctx,
@@ -49,12 +44,8 @@ static td_status open_parts(td_session *s, td_err *err) {
   td_status st = td_model_open(&s->model, s->opts.model_dir, err);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
-  s->n_ctx = context_size(s->config, &s->opts);
-  st = check_context(s, err);
-  if (st == TD_OK) {
-    td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};
-    st = td_dev_open(&s->dev, &dev, err);
-  }
+  td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};
+  st = td_dev_open(&s->dev, &dev, err);
   if (st == TD_OK) st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;
@@ -67,6 +58,7 @@ td_status td_session_open(td_session **out, const td_session_opts *opts, td_err 
   td_session *s = calloc(1, sizeof *s);
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   s->opts = *opts;
+  if (!s->opts.max_seqs) s->opts.max_seqs = 1;
   double start = td_clock_s();
   td_status st = open_parts(s, err);
   if (st != TD_OK) {

@@ -14,7 +14,7 @@
 typedef struct {
   const char *model_dir;
   uint32_t n_threads;     // 0: one for each CPU
-  uint32_t ctx_size;      // tokens; 0: what the model allows, within a quarter of free memory
+  uint32_t ctx_size;      // tokens; 0: chosen by worker/kv_plan.h
   uint32_t prefill_chunk; // tokens a step
   uint32_t max_seqs;      // sequences that may be open together; 0: one
   td_dtype kv_dtype;      // TD_F32 or TD_F16

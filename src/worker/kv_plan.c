@@ -15,7 +15,7 @@ static uint64_t budget_bytes(const td_kv_need *need) {
 
 td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err) {
   if (need->ctx_size > need->max_position) {
-    return td_fail(err, TD_EINVAL, "a context of %u tokens; the model's longest is %u",
+    return td_fail(err, TD_EINVAL, "a context of %u tokens (--ctx-size); the model's longest is %u",
                    need->ctx_size, need->max_position);
   }
   uint32_t n_ctx = need->ctx_size ? need->ctx_size : need->max_position;
