@@ -160,6 +160,22 @@ static void write_usage(td_json_writer *w, const td_api_usage *usage) {
   td_jw_end_object(w);
 }
 
+static double per_second(uint64_t n, uint64_t ns) {
+  return ns ? (double)n * 1e9 / (double)ns : 0;
+}
+
+static void write_timings(td_json_writer *w, const td_api_timings *t) {
+  td_jw_begin_object(w, "timings");
+  td_jw_int(w, "cache_n", (int64_t)t->n_cached);
+  td_jw_int(w, "prompt_n", (int64_t)t->n_read);
+  td_jw_double(w, "prompt_ms", (double)t->read_ns / 1e6);
+  td_jw_double(w, "prompt_per_second", per_second(t->n_read, t->read_ns));
+  td_jw_int(w, "predicted_n", (int64_t)t->n_output);
+  td_jw_double(w, "predicted_ms", (double)t->follow_ns / 1e6);
+  td_jw_double(w, "predicted_per_second", per_second(t->n_followed, t->follow_ns));
+  td_jw_end_object(w);
+}
+
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
   const td_answer *answer = choice->answer;
@@ -183,7 +199,8 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
 }
 
 void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_choice *choices,
-                           uint32_t n_choices, const td_api_usage *usage) {
+                           uint32_t n_choices, const td_api_usage *usage,
+                           const td_api_timings *timings) {
   td_json_writer w = TD_JSON_WRITER(out);
   begin(&w, head, head->is_chat ? "chat.completion" : "text_completion");
   td_jw_begin_array(&w, "choices");
@@ -191,6 +208,7 @@ void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_ch
     write_choice(&w, head, &choices[i], i);
   td_jw_end_array(&w);
   write_usage(&w, usage);
+  write_timings(&w, timings);
   td_jw_end_object(&w);
 }
 
@@ -201,19 +219,12 @@ static void begin_chunk(td_json_writer *w, const td_api_head *head) {
   td_jw_begin_array(w, "choices");
 }
 
-static void end_chunk(td_json_writer *w) {
+// A chunk that another follows.
+static void end_choice(td_json_writer *w) {
+  td_jw_null(w, "finish_reason");
+  td_jw_end_object(w);
   td_jw_end_array(w);
   td_jw_end_object(w);
-}
-
-static void end_choice(td_json_writer *w, const char *finish_reason) {
-  if (finish_reason) {
-    td_jw_str(w, "finish_reason", finish_reason);
-  } else {
-    td_jw_null(w, "finish_reason");
-  }
-  td_jw_end_object(w);
-  end_chunk(w);
 }
 
 static td_json_writer begin_choice(td_buf *out, const td_api_head *head, uint32_t index) {
@@ -241,7 +252,7 @@ void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
   td_jw_str(&w, "content", "");
   td_jw_end_object(&w);
   td_jw_null(&w, "logprobs");
-  end_choice(&w, NULL);
+  end_choice(&w);
 }
 
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
@@ -249,15 +260,19 @@ void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
   td_json_writer w = begin_choice(out, head, index);
   write_text(&w, head, td_buf_text(&answer->text) + piece->begin, piece->end - piece->begin);
   write_logprobs(&w, head, answer, piece->first, piece->last);
-  end_choice(&w, NULL);
+  end_choice(&w);
 }
 
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason) {
+                         const char *finish_reason, const td_api_timings *timings) {
   td_json_writer w = begin_choice(out, head, index);
   write_text(&w, head, "", 0);
   td_jw_null(&w, "logprobs");
-  end_choice(&w, finish_reason);
+  td_jw_str(&w, "finish_reason", finish_reason);
+  td_jw_end_object(&w);
+  td_jw_end_array(&w);
+  write_timings(&w, timings);
+  td_jw_end_object(&w);
 }
 
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage) {

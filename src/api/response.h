@@ -21,6 +21,16 @@ typedef struct {
   uint64_t n_prompt, n_output, n_cached; // tokens
 } td_api_usage;
 
+// How long an answer took: the object `timings`, as llama-server has it. The first token comes with
+// the prompt, so a rate over the answer is that of the tokens behind it.
+typedef struct {
+  uint64_t n_read, n_cached; // tokens of the prompt: computed; found in the cache
+  uint64_t read_ns;          // the computing
+  uint64_t n_output;         // tokens of the answer
+  uint64_t n_followed;       // of them, those that came behind a first one
+  uint64_t follow_ns;        // from the first to the last
+} td_api_timings;
+
 typedef struct {
   const td_answer *answer;
   const char *finish_reason; // "stop", "length"
@@ -32,15 +42,16 @@ void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const 
 
 // The whole response.
 void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_choice *choices,
-                           uint32_t n_choices, const td_api_usage *usage);
+                           uint32_t n_choices, const td_api_usage *usage,
+                           const td_api_timings *timings);
 
 // Chunks of a stream, one JSON object each. The first of a chat choice tells the role, the last its
-// finish_reason.
+// finish_reason and its timings.
 void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index);
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece);
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
-                         const char *finish_reason);
+                         const char *finish_reason, const td_api_timings *timings);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);
 
 #endif

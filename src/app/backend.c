@@ -339,6 +339,15 @@ uint32_t td_backend_n_waiting(const td_backend *b) {
   return b->sched ? td_sched_n_waiting(b->sched) : 0;
 }
 
+uint32_t td_backend_n_restarts(const td_backend *b) {
+  return b->supervisor ? td_supervisor_n_restarts(b->supervisor) : 0;
+}
+
+double td_backend_kv_use(const td_backend *b) {
+  if (!b->sched) return 0;
+  return 1 - (double)td_sched_n_free_pages(b->sched) / (double)b->info.n_pages;
+}
+
 static td_status check_request(const td_backend *b, const td_request *q, td_err *err) {
   if (!is_serving(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
   if (q->n_prompt == 0) return td_fail(err, TD_EINVAL, "the prompt is empty");

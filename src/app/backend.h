@@ -63,6 +63,8 @@ const char *td_backend_reason(const td_backend *backend);
 td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
+uint32_t td_backend_n_restarts(const td_backend *backend); // of the worker
+double td_backend_kv_use(const td_backend *backend); // pages promised to running requests, 0 to 1
 
 // Queues a request; callbacks come later, never from inside submit. TD_EAGAIN: too many wait
 // already, or the worker is not ready. TD_EINVAL: longer than the context.

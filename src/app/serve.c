@@ -168,6 +168,7 @@ static const td_http_route routes[] = {
     {"GET", "/v1/models", td_serve_models},
     {"GET", "/v1/models/*", td_serve_model},
     {"GET", "/health", td_serve_health},
+    {"GET", "/metrics", td_serve_metrics},
     {"GET", "/", td_serve_page},
     {"POST", "/tokenize", td_serve_tokenize},
     {"POST", "/detokenize", td_serve_detokenize},
@@ -277,6 +278,7 @@ static int serve_forever(td_serve *serve) {
 int td_cmd_serve(const td_options *options) {
   td_serve serve = {.options = options, .started_ns = td_clock_ns(), .created = time(NULL)};
   td_err err;
+  td_metrics_init(&serve.metrics);
   set_limits();
   signal(SIGPIPE, SIG_IGN);
   int status = read_model(&serve, &err) == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);

@@ -8,6 +8,7 @@
 
 #include "api/request.h"
 #include "app/backend.h"
+#include "app/serve_metrics.h"
 #include "config/options.h"
 #include "http/http.h"
 #include "model/model.h"
@@ -21,6 +22,7 @@ typedef struct {
   td_http_server *http;
   td_backend *backend;
   td_chat *chat;
+  td_metrics metrics;
   td_api_defaults defaults;
   uint32_t max_position; // the longest context the model was made for
   char *name;            // what the API calls the model
@@ -46,6 +48,7 @@ void td_serve_completions(void *ctx, td_http_exchange *x);
 void td_serve_models(void *ctx, td_http_exchange *x);
 void td_serve_model(void *ctx, td_http_exchange *x);
 void td_serve_health(void *ctx, td_http_exchange *x);
+void td_serve_metrics(void *ctx, td_http_exchange *x);
 void td_serve_page(void *ctx, td_http_exchange *x);
 
 // chat.html, made into bytes by the build.

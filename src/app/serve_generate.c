@@ -18,6 +18,8 @@ typedef struct {
   uint32_t index;
   uint64_t id; // the worker's name for it
   bool running, started;
+  uint64_t read_ns;                       // the worker read the prompt in
+  uint64_t first_token_ns, last_token_ns; // when they came
   uint32_t n_cached; // tokens of its prompt that the worker did not need to read
   td_answer answer;
   const char *finish_reason;
@@ -56,12 +58,23 @@ static void job_free(job *j) {
 
 // ---- ends -----------------------------------------------------------------------------------
 
+static void leave_worker(choice *c, td_finish how) {
+  td_metrics *m = &c->job->serve->metrics;
+  c->running = false;
+  c->job->n_running--;
+  m->n_finished[how]++;
+  if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH) {
+    td_histogram_add(&m->whole, td_clock_ns() - c->job->begin_ns);
+  }
+}
+
 static void cancel_running(job *j) {
   for (uint32_t i = 0; i < j->n_choices; i++) {
-    if (j->choices[i].running) td_backend_cancel(j->serve->backend, j->choices[i].id);
-    j->choices[i].running = false;
+    choice *c = &j->choices[i];
+    if (!c->running) continue;
+    td_backend_cancel(j->serve->backend, c->id);
+    leave_worker(c, TD_FINISH_ABORT);
   }
-  j->n_running = 0;
 }
 
 static void log_end(const job *j, int status) {
@@ -116,6 +129,16 @@ static void fail_running(job *j, const char *message) {
   job_free(j);
 }
 
+static void add_timings(td_api_timings *t, const choice *c) {
+  uint64_t n_prompt = c->job->prompts[c->index / c->job->request.n].n, n = c->answer.n_tokens;
+  t->n_read += n_prompt - c->n_cached;
+  t->n_cached += c->n_cached;
+  t->read_ns += c->read_ns;
+  t->n_output += n;
+  t->n_followed += n ? n - 1 : 0;
+  t->follow_ns += c->last_token_ns - c->first_token_ns;
+}
+
 static void send_event(job *j, td_buf *event) {
   td_http_sse_data(j->x, td_buf_text(event), event->len);
   td_buf_clear(event);
@@ -135,11 +158,13 @@ static void end_stream(job *j) {
 static bool send_response(job *j) {
   td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
   td_buf body = TD_BUF_INIT;
+  td_api_timings timings = {0}; // sums over the choices
   if (choices) {
     for (uint32_t i = 0; i < j->n_choices; i++) {
       choices[i] = (td_api_choice){&j->choices[i].answer, j->choices[i].finish_reason};
+      add_timings(&timings, &j->choices[i]);
     }
-    td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage);
+    td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage, &timings);
   }
   bool ok = choices && !body.failed;
   if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
@@ -179,37 +204,54 @@ static void send_piece(choice *c) {
   td_buf_free(&event);
 }
 
-static void end_choice(choice *c, const char *finish_reason) {
+static void end_choice(choice *c, td_finish how) {
   job *j = c->job;
   td_err err;
-  c->running = false;
-  c->finish_reason = finish_reason;
-  j->n_running--;
   if (td_answer_finish(&c->answer, &err) != TD_OK) {
+    leave_worker(c, TD_FINISH_ERROR);
     fail_running(j, err.msg);
     return;
   }
-  if (c->answer.stopped) c->finish_reason = "stop";
+  if (c->answer.stopped) how = TD_FINISH_STOP;
+  leave_worker(c, how);
+  c->finish_reason = how == TD_FINISH_STOP ? "stop" : "length";
   if (j->request.stream) {
     td_buf event = TD_BUF_INIT;
     send_piece(c);
-    td_api_write_finish(&event, &j->head, c->index, c->finish_reason);
+    td_api_timings timings = {0};
+    add_timings(&timings, c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings);
     send_event(j, &event);
     td_buf_free(&event);
   }
   if (j->n_running == 0) end_job(j);
 }
 
+static void note_token(choice *c) {
+  job *j = c->job;
+  td_metrics *m = &j->serve->metrics;
+  uint64_t now_ns = td_clock_ns();
+  if (!c->first_token_ns) {
+    c->first_token_ns = now_ns;
+    td_histogram_add(&m->first_token, now_ns - j->begin_ns);
+  } else {
+    td_histogram_add(&m->next_token, now_ns - c->last_token_ns);
+  }
+  if (!j->first_token_ns) j->first_token_ns = now_ns;
+  c->last_token_ns = now_ns;
+  m->n_output++;
+}
+
 static void on_token(void *ctx, const td_wire_token *token) {
   choice *c = ctx;
   job *j = c->job;
   td_err err;
-  if (!j->first_token_ns) j->first_token_ns = td_clock_ns();
+  note_token(c);
   if (td_answer_add(&c->answer, token, &err) != TD_OK) {
     fail_running(j, err.msg);
   } else if (c->answer.stopped) {
     td_backend_cancel(j->serve->backend, c->id);
-    end_choice(c, "stop");
+    end_choice(c, TD_FINISH_STOP);
   } else if (j->request.stream) {
     send_piece(c);
   }
@@ -218,19 +260,23 @@ static void on_token(void *ctx, const td_wire_token *token) {
 static void on_progress(void *ctx, const td_wire_progress *progress) {
   choice *c = ctx;
   c->n_cached = progress->n_cached;
+  c->read_ns = progress->elapsed_ns;
+  if (progress->n_done < progress->n_prompt) return;
+  c->job->serve->metrics.n_prompt += progress->n_prompt;
+  c->job->serve->metrics.n_cached += progress->n_cached;
 }
 
 static void on_done(void *ctx, const td_wire_done *done) {
   choice *c = ctx;
   switch (done->reason) {
-  case TD_DONE_STOP: end_choice(c, "stop"); break;
-  case TD_DONE_LENGTH: end_choice(c, "length"); break;
+  case TD_DONE_STOP: end_choice(c, TD_FINISH_STOP); break;
+  case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
   case TD_DONE_CANCELED:
-    c->running = false;
+    leave_worker(c, TD_FINISH_ABORT);
     fail_running(c->job, "the request was canceled");
     break;
   default:
-    c->running = false;
+    leave_worker(c, TD_FINISH_ERROR);
     fail_running(c->job, done->text[0] ? done->text : "the worker failed");
     break;
   }

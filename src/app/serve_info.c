@@ -1,16 +1,21 @@
-// src/app/serve_info.c - the endpoints that answer at once: models, health and the chat page.
+// src/app/serve_info.c - the endpoints that answer at once: models, health, metrics and the chat
+// page.
 #include <string.h>
 
 #include "app/serve.h"
 #include "base/json_write.h"
 
-static void respond(td_http_exchange *x, int status, td_buf *body) {
+static void respond_as(td_http_exchange *x, int status, const char *type, td_buf *body) {
   if (body->failed) {
     td_http_error(x, 503, "out of memory");
   } else {
-    td_http_respond(x, status, "application/json", td_buf_text(body), body->len);
+    td_http_respond(x, status, type, td_buf_text(body), body->len);
   }
   td_buf_free(body);
+}
+
+static void respond(td_http_exchange *x, int status, td_buf *body) {
+  respond_as(x, status, "application/json", body);
 }
 
 static void write_model(td_json_writer *w, const td_serve *serve) {
@@ -83,4 +88,16 @@ void td_serve_page(void *ctx, td_http_exchange *x) {
                      "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'");
   td_http_add_header(x, "Cache-Control", "no-cache");
   td_http_respond(x, 200, "text/html; charset=utf-8", td_chat_page, td_chat_page_len);
+}
+
+void td_serve_metrics(void *ctx, td_http_exchange *x) {
+  const td_serve *serve = ctx;
+  const td_metrics_now now = {.model = serve->name,
+                              .n_running = td_backend_n_running(serve->backend),
+                              .n_waiting = td_backend_n_waiting(serve->backend),
+                              .n_restarts = td_backend_n_restarts(serve->backend),
+                              .kv_use = td_backend_kv_use(serve->backend)};
+  td_buf body = TD_BUF_INIT;
+  td_metrics_write(&body, &serve->metrics, &now);
+  respond_as(x, 200, TD_METRICS_TYPE, &body);
 }

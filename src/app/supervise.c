@@ -31,7 +31,8 @@ struct td_supervisor {
   bool was_ready;     // ever
   bool is_up;         // this life has said READY
   unsigned n_unready; // deaths in a row before READY
-  unsigned n_short;   // deaths in a row within SHORT_LIFE_NS
+  uint32_t n_starts;
+  unsigned n_short; // deaths in a row within SHORT_LIFE_NS
   bool is_closing;
   void (*closed)(void *ctx);
   void *closed_ctx;
@@ -94,6 +95,7 @@ static td_status spawn(td_supervisor *s, td_err *err) {
       .on_record = on_record, .on_space = on_space, .on_exit = on_process_exit, .ctx = s};
   s->is_up = false;
   s->fatal[0] = '\0';
+  s->n_starts++;
   s->born_ns = s->heard_ns = td_clock_ns();
   return td_process_spawn(&s->process, s->loop, &s->opts.worker, &events, err);
 }
@@ -255,6 +257,10 @@ td_backend_state td_supervisor_state(const td_supervisor *s) {
 
 const char *td_supervisor_reason(const td_supervisor *s) {
   return s->reason;
+}
+
+uint32_t td_supervisor_n_restarts(const td_supervisor *s) {
+  return s->n_starts - 1;
 }
 
 td_status td_supervisor_send(td_supervisor *s, const td_wire_msg *msg) {

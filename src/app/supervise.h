@@ -40,6 +40,7 @@ void td_supervisor_close(td_supervisor *supervisor, void (*closed)(void *ctx), v
 td_backend_state td_supervisor_state(const td_supervisor *supervisor);
 // Why FAILED, for the owner to report; else "".
 const char *td_supervisor_reason(const td_supervisor *supervisor);
+uint32_t td_supervisor_n_restarts(const td_supervisor *supervisor);
 // TD_EAGAIN: not now; on_space or on_death comes.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
 

@@ -168,7 +168,8 @@ static void writes_logprobs(void **state) {
   td_answer_finish(&answer, &err);
   td_api_choice choice = {&answer, "length"};
   td_buf text = TD_BUF_INIT;
-  td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2});
+  td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2},
+                        &(td_api_timings){1, 2, 500000, 1, 0, 0});
   assert_string_equal(
       text.data,
       "{\"id\":\"chatcmpl-ab000000000000000000000000000000\",\"object\":\"chat.completion\","
@@ -177,8 +178,9 @@ static void writes_logprobs(void **state) {
       "\"logprob\":-9999,\"bytes\":[240],\"top_logprobs\":[{\"token\":\"a\",\"logprob\":-0.25,"
       "\"bytes\":[97]},{\"token\":\"bytes:\\\\xf0\",\"logprob\":-9999,\"bytes\":[240]}]}],"
       "\"refusal\":null},\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":3,"
-      "\"completion_tokens\":1,\"total_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":2}"
-      "}}");
+      "\"completion_tokens\":1,\"total_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":2}},"
+      "\"timings\":{\"cache_n\":2,\"prompt_n\":1,\"prompt_ms\":0.5,\"prompt_per_second\":2000,"
+      "\"predicted_n\":1,\"predicted_ms\":0,\"predicted_per_second\":0}}");
   cJSON_Delete(parse(&text));
   td_buf_free(&text);
   td_answer_free(&answer);
@@ -209,8 +211,12 @@ static void writes_chunks(void **state) {
   cJSON_Delete(root);
   td_buf_clear(&text);
   head.is_chat = true;
-  td_api_write_finish(&text, &head, 0, "stop");
-  assert_non_null(strstr(text.data, "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\""));
+  td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){9, 0, 2000000, 5, 4, 8000000});
+  assert_non_null(strstr(
+      text.data,
+      "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"timings\":{\"cache_n\":0,"
+      "\"prompt_n\":9,\"prompt_ms\":2,\"prompt_per_second\":4500,"
+      "\"predicted_n\":5,\"predicted_ms\":8,\"predicted_per_second\":500}"));
   td_buf_free(&text);
   td_answer_free(&answer);
 }

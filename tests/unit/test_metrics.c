@@ -1,0 +1,107 @@
+// tests/unit/test_metrics.c - what GET /metrics writes, held against the text format's rules.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "app/serve_metrics.h"
+
+#define MS UINT64_C(1000000)
+
+static td_buf written(const td_metrics *metrics, const char *model) {
+  td_buf out = TD_BUF_INIT;
+  const td_metrics_now now = {
+      .model = model, .n_running = 3, .n_waiting = 70, .n_restarts = 2, .kv_use = 0.25};
+  td_metrics_write(&out, metrics, &now);
+  assert_false(out.failed);
+  return out;
+}
+
+static void expect_line(const td_buf *text, const char *line) {
+  const char *found = strstr(text->data, line);
+  if (!found) print_error("missing: %s\nin:\n%s\n", line, text->data);
+  assert_non_null(found);
+  assert_true(found == text->data || found[-1] == '\n');
+  assert_int_equal(found[strlen(line)], '\n');
+}
+
+static void test_values(void **state) {
+  (void)state;
+  td_metrics m;
+  td_metrics_init(&m);
+  m.n_finished[TD_FINISH_STOP] = 5;
+  m.n_finished[TD_FINISH_ERROR] = 1;
+  m.n_prompt = 12345678901u;
+  m.n_cached = 64;
+  m.n_output = 99;
+  td_buf text = written(&m, "nano");
+  expect_line(&text, "# TYPE tandem_num_requests_running gauge");
+  expect_line(&text, "tandem_num_requests_running{model_name=\"nano\"} 3");
+  expect_line(&text, "tandem_num_requests_waiting{model_name=\"nano\"} 70");
+  expect_line(&text, "tandem_kv_cache_usage_perc{model_name=\"nano\"} 0.25");
+  expect_line(&text, "# TYPE tandem_requests_total counter");
+  expect_line(&text, "tandem_requests_total{model_name=\"nano\",finished_reason=\"stop\"} 5");
+  expect_line(&text, "tandem_requests_total{model_name=\"nano\",finished_reason=\"length\"} 0");
+  expect_line(&text, "tandem_requests_total{model_name=\"nano\",finished_reason=\"abort\"} 0");
+  expect_line(&text, "tandem_requests_total{model_name=\"nano\",finished_reason=\"error\"} 1");
+  expect_line(&text, "tandem_prompt_tokens_total{model_name=\"nano\"} 12345678901");
+  expect_line(&text, "tandem_generation_tokens_total{model_name=\"nano\"} 99");
+  expect_line(&text, "tandem_prefix_cache_queries_total{model_name=\"nano\"} 12345678901");
+  expect_line(&text, "tandem_prefix_cache_hits_total{model_name=\"nano\"} 64");
+  expect_line(&text, "tandem_worker_restarts_total{model_name=\"nano\"} 2");
+  assert_int_equal(text.data[text.len - 1], '\n');
+  td_buf_free(&text);
+}
+
+// Buckets add up from below; a value on a bound is in it; one above all is in +Inf alone.
+static void test_histograms(void **state) {
+  (void)state;
+  td_metrics m;
+  td_metrics_init(&m);
+  td_histogram_add(&m.next_token, 0);
+  td_histogram_add(&m.next_token, 25 * MS);
+  td_histogram_add(&m.next_token, 26 * MS);
+  td_histogram_add(&m.next_token, 100000 * MS);
+  td_buf text = written(&m, "a");
+  expect_line(&text, "# TYPE tandem_inter_token_latency_seconds histogram");
+#define BUCKET "tandem_inter_token_latency_seconds_bucket{model_name=\"a\",le="
+  expect_line(&text, BUCKET "\"0.001\"} 1");
+  expect_line(&text, BUCKET "\"0.01\"} 1");
+  expect_line(&text, BUCKET "\"0.025\"} 2");
+  expect_line(&text, BUCKET "\"0.05\"} 3");
+  expect_line(&text, BUCKET "\"10\"} 3");
+  expect_line(&text, BUCKET "\"+Inf\"} 4");
+  expect_line(&text, "tandem_inter_token_latency_seconds_sum{model_name=\"a\"} 100.051");
+  expect_line(&text, "tandem_inter_token_latency_seconds_count{model_name=\"a\"} 4");
+  expect_line(&text, "tandem_time_to_first_token_seconds_count{model_name=\"a\"} 0");
+  expect_line(&text, "tandem_e2e_request_latency_seconds_bucket{model_name=\"a\",le=\"+Inf\"} 0");
+  for (int i = 1; i < TD_HISTOGRAM_BOUNDS; i++) {
+    assert_true(m.first_token.bounds[i] > m.first_token.bounds[i - 1]);
+    assert_true(m.next_token.bounds[i] > m.next_token.bounds[i - 1]);
+    assert_true(m.whole.bounds[i] > m.whole.bounds[i - 1]);
+  }
+  td_buf_free(&text);
+}
+
+static void test_names_are_escaped(void **state) {
+  (void)state;
+  td_metrics m;
+  td_metrics_init(&m);
+  td_buf text = written(&m, "a\"b\\c\nd");
+  expect_line(&text, "tandem_num_requests_running{model_name=\"a\\\"b\\\\c\\nd\"} 3");
+  td_buf_free(&text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_values),
+      cmocka_unit_test(test_histograms),
+      cmocka_unit_test(test_names_are_escaped),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
