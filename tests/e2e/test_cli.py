@@ -262,3 +262,31 @@ def test_bench_drives_a_server(tandem, tandem_bin, model, load):
         assert 0 < said[name]["p50"] <= said[name]["p90"] <= said[name]["p99"]
     assert said["ttft_ms"]["p50"] < said["e2e_ms"]["p50"]
     assert said["goodput_per_s"] == pytest.approx(said["requests_per_s"])
+
+
+# ---- as a library ----------------------------------------------------------------------------
+
+
+def test_embedding_gives_the_same_answer(tandem, model, build_dir):
+    messages = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+    driver = build_dir / "bin" / "embed_driver"
+    done = subprocess.run([driver, model, "12", messages, "0"], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    answer = tandem("run", "--model", model, "-p", "Hello", "-n", 12, "--temperature", 0).stdout
+    said = as_json(tandem("run", "--model", model, "-p", "Hello", "-n", 12, "--temperature", 0, "--json"))
+    n = said["n_prompt"]
+    stopped = int(said["finish_reason"] == "stop")
+    first = answer + f"{n} 0 {said['n_output']} {stopped}\n".encode()
+    second = answer + f"{n} {n - 1} {said['n_output']} {stopped}\n".encode()
+    assert done.stdout == first + second
+    cut = subprocess.run([driver, model, "12", messages, "1"], capture_output=True, timeout=120)
+    assert cut.returncode == 0 and len(cut.stdout) < len(done.stdout)
+
+
+@pytest.mark.parametrize("messages, words", [("{", "JSON"), ('{"messages": 5}', ""), ("[]", "object")])
+def test_embedding_reports_errors(model, build_dir, messages, words):
+    driver = build_dir / "bin" / "embed_driver"
+    done = subprocess.run([driver, model, "4", messages, "0"], capture_output=True, timeout=120)
+    assert done.returncode == 1 and done.stderr and words in done.stderr.decode()
+    done = subprocess.run([driver, "/nonexistent", "4", messages, "0"], capture_output=True, timeout=120)
+    assert done.returncode == 1 and b"/nonexistent" in done.stderr
