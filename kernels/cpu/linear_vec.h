@@ -29,13 +29,22 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
+// How far ahead of itself a single token's product asks for weights: the processor's own prefetch
+// loses each row at a page's end, and there are GEMV_ROWS streams. Behind the rows' ends come the
+// rows after them.
+enum { AHEAD_BYTES = 2048 };
+TD_INLINE size_t bytes_ahead(const int R, const td_weight *w, uint32_t k) {
+  size_t row_bytes = w->cols * sizeof(elem);
+  return AHEAD_BYTES + (k * sizeof(elem) + AHEAD_BYTES < row_bytes ? 0 : (R - 1) * row_bytes);
+}
+
 TD_INLINE const elem *row_data(const td_linear_args *a, uint32_t row) {
   return (const elem *)a->w->data + (size_t)row * a->w->cols;
 }
 
 // acc[r][t] += the run's products, weights from memory.
 TD_INLINE void dot_raw(const int R, const int T, const elem *const *w, const float *const *x,
-                       uint32_t k, uint32_t n, vf *acc) {
+                       uint32_t k, uint32_t n, size_t ahead, vf *acc) {
   uint32_t end = k + n;
   vf lo, hi, x_lo[BATCH_TOKENS], x_hi[BATCH_TOKENS];
   for (; k + 2 * VL <= end; k += 2 * VL) {
@@ -44,6 +53,8 @@ TD_INLINE void dot_raw(const int R, const int T, const elem *const *w, const flo
       x_hi[t] = vf_load(x[t] + k + VL);
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
+      for (size_t b = 0; b + 64 <= 2 * VL * sizeof(elem); b += 64) // a line's worth, or leave it
+        __builtin_prefetch((const char *)((uintptr_t)(w[r] + k) + ahead + b));
       load2(w[r] + k, &lo, &hi);
       TD_UNROLL for (int t = 0; t < T; t++) {
         acc[r * T + t] = vf_fma(lo, x_lo[t], acc[r * T + t]);
@@ -82,12 +93,13 @@ TD_INLINE void raw_tile(const int R, const int T, const td_linear_args *a, uint3
   uint32_t n;
   for (uint32_t k = 0; k < a->w->cols; k += n) {
     n = run_length(a->w, k, RUN);
+    size_t ahead = bytes_ahead(R, a->w, k);
     if (!SCALED) {
-      dot_raw(R, T, w, x, k, n, total);
+      dot_raw(R, T, w, x, k, n, ahead, total);
       continue;
     }
     TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
-    dot_raw(R, T, w, x, k, n, acc);
+    dot_raw(R, T, w, x, k, n, ahead, acc);
     TD_UNROLL for (int r = 0; r < R; r++) {
       float scale = scales[r][k / a->w->scale_cols];
       nan[r] |= has_nan(w[r] + k, n);
