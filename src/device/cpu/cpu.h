@@ -93,7 +93,8 @@ static inline td_cpu_dev *td_cpu_dev_of(const td_cpu_stream *stream) {
 td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,
                          void **out, td_err *err);
 
-// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the team.
+// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the team, in
+// order: an item may wait for lower ones, which are done or being worked on.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
 

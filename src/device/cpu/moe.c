@@ -1,17 +1,23 @@
 // src/device/cpu/moe.c - routed experts, shared experts and dense MLPs.
 // A pair is a (token, j). Pairs are put in order of their expert, so that each weight is decoded
-// once for all of its expert's tokens. Three parallel parts: gate, up and activation by (expert,
-// rows); down by (expert, rows) into one row a pair; the weighted sum by token, in the order of j,
-// so that a token's result does not depend on what else was in the batch.
+// once for all of its expert's tokens. Three kinds of items, in this order: gate, up and activation
+// by (expert, rows); down by (expert, rows) into one row a pair; the weighted sum by token, in the
+// order of j, so that a token's result does not depend on what else was in the batch. They are one
+// parallel run: a down item waits for its own expert's gate and up alone, a sum for all down items.
+// An item waits for earlier ones only, and those are done or in other members' hands, so the
+// earliest unfinished one never waits; with many experts hardly any does.
+#include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
 
-enum { TILE_ROWS = 32, TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048 };
+enum { TILE_ROWS = 32, TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
 
 // Some pairs of one expert: work units are these times the tiles of rows.
 typedef struct {
-  uint32_t expert, begin, n; // pairs [begin, begin + n) in order of expert
+  uint32_t expert, begin, n;      // pairs [begin, begin + n) in order of expert
+  _Atomic uint32_t n_hidden_done; // gate and up items
 } pair_tile;
 
 typedef struct {
@@ -26,6 +32,8 @@ typedef struct {
   uint32_t n_tiles;
   float *gate, *up; // [n_pairs][hidden]
   float *parts;     // [n_pairs][dim]
+  size_t n_hidden_items, n_down_items;
+  _Atomic size_t n_down_done;
 } moe_run;
 
 static uint32_t expert_of(const td_moe_args *a, size_t pair) {
@@ -49,8 +57,11 @@ static void order_pairs(moe_run *run) {
     uint32_t n = run->count[e + 1];
     for (uint32_t at = 0; at < n; at += TILE_PAIRS) {
       uint32_t left = n - at;
-      run->tiles[run->n_tiles++] = (pair_tile){
-          .expert = e, .begin = begin + at, .n = left < TILE_PAIRS ? left : TILE_PAIRS};
+      pair_tile *tile = &run->tiles[run->n_tiles++];
+      tile->expert = e;
+      tile->begin = begin + at;
+      tile->n = left < TILE_PAIRS ? left : TILE_PAIRS;
+      atomic_init(&tile->n_hidden_done, 0);
     }
     run->count[e] = begin; // from here on: where the expert's next pair goes
     begin += n;
@@ -62,12 +73,21 @@ static void order_pairs(moe_run *run) {
   }
 }
 
-static void gate_up_tile(void *ctx, size_t item, unsigned member) {
-  (void)member;
-  const moe_run *run = ctx;
+// Member threads may outnumber processors: whoever waits long lets others run.
+static void wait_turn(unsigned n_waits) {
+  if (n_waits >= SPINS) {
+    sched_yield();
+    return;
+  }
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+static void gate_up_tile(const moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
   uint32_t row_tiles = n_row_tiles(run->hidden);
-  const pair_tile *tile = &run->tiles[item / row_tiles];
+  pair_tile *tile = &run->tiles[item / row_tiles];
   uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
   uint32_t n_rows = run->hidden - row < TILE_ROWS ? run->hidden - row : TILE_ROWS;
   float *gate = run->gate + (size_t)tile->begin * run->hidden;
@@ -92,13 +112,17 @@ static void gate_up_tile(void *ctx, size_t item, unsigned member) {
     td_kernels()->swiglu_row(
         &(td_swiglu_row_args){.gate = gate + at, .up = up + at, .out = gate + at, .n = n_rows});
   }
+  atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
 }
 
-static void down_tile(void *ctx, size_t item, unsigned member) {
-  (void)member;
-  const moe_run *run = ctx;
+static void down_tile(moe_run *run, size_t item) {
   uint32_t row_tiles = n_row_tiles(run->dim);
-  const pair_tile *tile = &run->tiles[item / row_tiles];
+  pair_tile *tile = &run->tiles[item / row_tiles];
+  uint32_t n_hidden = n_row_tiles(run->hidden);
+  for (unsigned i = 0; atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < n_hidden;
+       i++) {
+    wait_turn(i);
+  }
   uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
   uint32_t left = run->dim - row;
   td_cpu_linear_tile(&(td_linear_args){
@@ -111,12 +135,15 @@ static void down_tile(void *ctx, size_t item, unsigned member) {
       .row_begin = row,
       .row_end = row + (left < TILE_ROWS ? left : TILE_ROWS),
   });
+  atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
 
-static void sum_piece(void *ctx, size_t item, unsigned member) {
-  (void)member;
-  const moe_run *run = ctx;
+static void sum_piece(moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
+  for (unsigned i = 0;
+       atomic_load_explicit(&run->n_down_done, memory_order_acquire) < run->n_down_items; i++) {
+    wait_turn(i);
+  }
   size_t n_pieces = (run->dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
   size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;
   size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
@@ -127,6 +154,18 @@ static void sum_piece(void *ctx, size_t item, unsigned member) {
     const float *part = run->parts + (size_t)run->place[t * a->top_k + j] * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = weight, .n = n});
+  }
+}
+
+static void run_item(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  moe_run *run = ctx;
+  if (item < run->n_hidden_items) {
+    gate_up_tile(run, item);
+  } else if (item - run->n_hidden_items < run->n_down_items) {
+    down_tile(run, item - run->n_hidden_items);
+  } else {
+    sum_piece(run, item - run->n_hidden_items - run->n_down_items);
   }
 }
 
@@ -204,9 +243,11 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     run.n_tokens = left < pass_tokens ? left : pass_tokens;
     run.n_pairs = run.n_tokens * a->top_k;
     order_pairs(&run);
-    td_cpu_for(stream, (size_t)run.n_tiles * n_row_tiles(run.hidden), gate_up_tile, &run);
-    td_cpu_for(stream, (size_t)run.n_tiles * n_row_tiles(run.dim), down_tile, &run);
-    td_cpu_for(stream, run.n_tokens * sum_pieces, sum_piece, &run);
+    run.n_hidden_items = (size_t)run.n_tiles * n_row_tiles(run.hidden);
+    run.n_down_items = (size_t)run.n_tiles * n_row_tiles(run.dim);
+    atomic_store(&run.n_down_done, 0);
+    size_t n_items = run.n_hidden_items + run.n_down_items + run.n_tokens * sum_pieces;
+    td_cpu_for(stream, n_items, run_item, &run);
   }
   return TD_OK;
 }
