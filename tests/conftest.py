@@ -46,6 +46,11 @@ def tok_driver():
 
 
 @pytest.fixture(scope="session")
+def template_driver():
+    return built("template_driver")
+
+
+@pytest.fixture(scope="session")
 def shared_dir():
     """The folder of test data outside the project; tests that need it are skipped without it."""
     path = shared_path()

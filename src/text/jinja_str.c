@@ -307,9 +307,10 @@ uint32_t jj_decode(const jj_str *s, size_t byte, size_t *next) {
 size_t jj_find(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end) {
   if (begin > end || end - begin < sub->len) return SIZE_MAX;
   if (!sub->len) return begin;
-  jj_steps(j, 1 + ((end - begin) >> 6));
   const char *hit = memmem(s->p + begin, end - begin, sub->p, sub->len);
-  return hit ? (size_t)(hit - s->p) : SIZE_MAX;
+  size_t at = hit ? (size_t)(hit - s->p) : SIZE_MAX;
+  jj_steps(j, 1 + (((hit ? at : end) - begin) >> 6));
+  return at;
 }
 
 size_t jj_rfind(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end) {
