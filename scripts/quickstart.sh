@@ -2,7 +2,9 @@
 # From a fresh clone to a server that answers: installs what is needed, builds tandem, gets the default
 # model and serves it on port 8080. Arguments go to `tandem serve`: --port N, --model DIR, ...
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")/.."
+root=$PWD
 
 nano=configs/models/tandem-nano
 tiny=.models/tiny
@@ -44,7 +46,7 @@ if [ $kind = random ] && [ ! -f $tiny/config.json ]; then
   .venv/bin/python scripts/make_model.py --shape tiny --out $tiny
 fi
 if [ $kind != given ]; then
-  arguments=(--model "$model" "${arguments[@]}")
+  arguments=(--model "$root/$model" "${arguments[@]}")
 fi
 
 echo
@@ -67,4 +69,5 @@ if [ $kind = random ]; then
   echo
 fi
 echo "Ctrl-C stops the server."
-exec build/bin/tandem serve "${arguments[@]}"
+cd "$caller" # a path among the arguments is the caller's
+exec "$root/build/bin/tandem" serve "${arguments[@]}"

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -181,6 +182,7 @@ static void run_loop(void *arg) {
 }
 
 static inline void start_server(fixture *f, td_http_opts opts) {
+  signal(SIGPIPE, SIG_IGN); // as the program does: libuv writes to peers that have gone
   memset(f, 0, sizeof *f);
   uv_loop_init(&f->loop);
   uv_async_init(&f->loop, &f->wake, on_wake);
