@@ -122,7 +122,7 @@ test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))"
   threaded+=" and not test_tokenizer and not test_jinja"
-  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_' \
+  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$' \
     -k "$threaded"
 }
 
