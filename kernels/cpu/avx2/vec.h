@@ -145,4 +145,67 @@ static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
   return any;
 }
 
+static inline vf vf_from_i8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+// E4M3 codes, VL of them, NaN included.
+static inline vf vf_from_e4m3_exact(const uint8_t *p) {
+  __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+  __m128i half = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
+  __m128i magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+  __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)));
+  return _mm256_or_ps(vf_mul(_mm256_cvtph_ps(half), vf_set1(256)), _mm256_castsi256_ps(nan));
+}
+
+// E8M0 codes, VL of them: 2^(code - 127); 0 is subnormal, 0xff NaN.
+static inline vf vf_from_e8m0(const uint8_t *p) {
+  __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  __m256i zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
+  __m256i nan = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));
+  __m256i bits = _mm256_or_si256(_mm256_slli_epi32(codes, 23), nan);
+  bits = _mm256_or_si256(bits, _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000)));
+  return _mm256_castsi256_ps(bits);
+}
+
+// VL words of 32 bits.
+typedef __m256i vi;
+static inline vi vi_load(const void *p) {
+  return _mm256_loadu_si256((const __m256i *)p);
+}
+// The first n bytes, n < 4 VL; zeros behind them.
+static inline vi vi_load_n(const void *p, uint32_t n) {
+  uint8_t part[4 * VL] = {0};
+  memcpy(part, p, n);
+  return vi_load(part);
+}
+static inline vi vi_srl8(vi a) {
+  return _mm256_srli_epi32(a, 8);
+}
+// Lane j becomes a[from[j]].
+static inline vf vf_permute(vf a, vi from) {
+  return _mm256_permutevar8x32_ps(a, from);
+}
+
+// out[i VL + j] = in[8 j + i] for j < VL, i < 8.
+static inline void vf_order8(const float *in, float *out) {
+  vf a[8], b[8], c[8];
+  for (int m = 0; m < 8; m++)
+    a[m] = vf_load(in + m * VL);
+  for (int m = 0; m < 8; m += 2) {
+    b[m] = _mm256_unpacklo_ps(a[m], a[m + 1]);
+    b[m + 1] = _mm256_unpackhi_ps(a[m], a[m + 1]);
+  }
+  for (int m = 0; m < 8; m += 4) {
+    for (int h = 0; h < 2; h++) {
+      c[m + 2 * h] = _mm256_shuffle_ps(b[m + h], b[m + h + 2], 0x44);
+      c[m + 2 * h + 1] = _mm256_shuffle_ps(b[m + h], b[m + h + 2], 0xee);
+    }
+  }
+  for (int i = 0; i < 4; i++) {
+    vf_store(out + i * VL, _mm256_permute2f128_ps(c[i], c[i + 4], 0x20));
+    vf_store(out + (i + 4) * VL, _mm256_permute2f128_ps(c[i], c[i + 4], 0x31));
+  }
+}
+
 #endif

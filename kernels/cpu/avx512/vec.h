@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define TD_VEC_NAME(family) family##__avx512
 
@@ -140,6 +141,73 @@ static inline int e4m3_has_nan(const uint8_t *p, uint32_t n) {
     found |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(codes, magnitude), magnitude);
   }
   return found != 0;
+}
+
+static inline vf vf_from_i8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+// E4M3 codes, VL of them, NaN included.
+static inline vf vf_from_e4m3_exact(const uint8_t *p) {
+  __m128i codes = _mm_loadu_si128((const __m128i *)p), magnitude = _mm_set1_epi8(0x7f);
+  __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+  half = _mm256_and_si256(half, _mm256_set1_epi16((short)0xbf80));
+  vf value = vf_mul(_mm512_cvtph_ps(half), vf_set1(256));
+  __mmask16 nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, magnitude), magnitude);
+  return _mm512_mask_mov_ps(value, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+
+// E8M0 codes, VL of them: 2^(code - 127); 0 is subnormal, 0xff NaN.
+static inline vf vf_from_e8m0(const uint8_t *p) {
+  __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  __m512i bits = _mm512_slli_epi32(codes, 23);
+  bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(codes, _mm512_setzero_si512()),
+                               _mm512_set1_epi32(0x00400000));
+  bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(codes, _mm512_set1_epi32(255)),
+                               _mm512_set1_epi32(0x7fc00000));
+  return _mm512_castsi512_ps(bits);
+}
+
+// VL words of 32 bits.
+typedef __m512i vi;
+static inline vi vi_load(const void *p) {
+  return _mm512_loadu_si512(p);
+}
+// The first n bytes, n < 4 VL; zeros behind them.
+static inline vi vi_load_n(const void *p, uint32_t n) {
+  return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, p);
+}
+static inline vi vi_srl8(vi a) {
+  return _mm512_srli_epi32(a, 8);
+}
+// Lane j becomes a[from[j]].
+static inline vf vf_permute(vf a, vi from) {
+  return _mm512_permutexvar_ps(from, a);
+}
+
+// out[i VL + j] = in[8 j + i] for j < VL, i < 8: pairs of columns, then fours, eights, sixteens
+// come together; the numbers are an element's place in the two vectors it may come from.
+static inline void vf_order8(const float *in, float *out) {
+  const __m512i fours[2] = {
+      _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27),
+      _mm512_setr_epi32(4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31)};
+  const __m512i eights[2] = {
+      _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31)};
+  vf a[8], b[2][4], c[2];
+  for (int m = 0; m < 8; m++)
+    a[m] = vf_load(in + m * VL);
+  for (int h = 0; h < 2; h++) {
+    for (int p = 0; p < 4; p++)
+      b[h][p] = _mm512_permutex2var_ps(a[2 * p], fours[h], a[2 * p + 1]);
+    for (int g = 0; g < 2; g++) {
+      for (int p = 0; p < 2; p++)
+        c[p] = _mm512_permutex2var_ps(b[h][2 * p], eights[g], b[h][2 * p + 1]);
+      float *to = out + (4 * h + 2 * g) * VL;
+      vf_store(to, _mm512_shuffle_f32x4(c[0], c[1], 0x44));
+      vf_store(to + VL, _mm512_shuffle_f32x4(c[0], c[1], 0xee));
+    }
+  }
 }
 
 #endif

@@ -1,0 +1,15 @@
+// kernels/cpu/avx2/linear_i4.c - INT4 in groups, with zero points or without; see linear_q4.h.
+#include "kernels/cpu/avx2/int4.h"
+
+#define Q4_TOKENS 4
+#define Q4_ZEROS  1
+
+#include "kernels/cpu/linear_q4.h"
+
+void linear_i4__avx2(const td_linear_args *args) {
+  if (q4_fits(args->w)) {
+    linear_q4(args);
+  } else {
+    linear_i4__scalar(args);
+  }
+}

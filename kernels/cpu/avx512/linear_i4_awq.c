@@ -1,0 +1,9 @@
+// kernels/cpu/avx512/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_cols.h.
+#include "kernels/cpu/avx512/int4.h"
+
+#include "kernels/cpu/cols_awq.h"
+#include "kernels/cpu/linear_cols.h"
+
+void linear_i4_awq__avx512(const td_linear_args *args) {
+  linear_cols(args);
+}
