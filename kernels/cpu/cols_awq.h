@@ -50,7 +50,7 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
   for (uint32_t c = 0; c < n; c++) {
     vf value[VECTORS];
     const uint32_t *at = words + (size_t)(k + c) * (w->rows / 8);
-    __builtin_prefetch(at + (size_t)AHEAD * (w->rows / 8));
+    __builtin_prefetch((const void *)((uintptr_t)at + (size_t)AHEAD * w->rows / 2));
     unpack(at, n_rows, value);
     TD_UNROLL for (int v = 0; v < VECTORS; v++) {
       vf_store(&out[c][v * VL], vf_sub(value[v], zero[v]));

@@ -41,7 +41,7 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
   for (uint32_t c = 0; c < n; c += 8) {
     const uint32_t *words = (const uint32_t *)w->data + (size_t)(k + c) / 8 * w->rows + row0;
     for (uint32_t v = 0; v < VECTORS; v++) {
-      __builtin_prefetch(words + v * VL + (size_t)AHEAD / 8 * w->rows);
+      __builtin_prefetch((const void *)((uintptr_t)(words + v * VL) + (size_t)AHEAD / 2 * w->rows));
       uint32_t n_words = n_rows > v * VL ? n_rows - v * VL : 0;
       vi word[4];
       load_words((const uint8_t *)(words + v * VL), (n_words < VL ? n_words : VL) * sizeof *words,

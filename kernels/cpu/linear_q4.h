@@ -116,7 +116,8 @@ TD_INLINE void dot_row(const int T, const bool zeros, const q4_row *row, const q
   TD_UNROLL for (int t = 0; t < T; t++) sum[t] = total[t];
   for (uint32_t b = 0; b < row->n_blocks; b++, x += BLOCK) {
     vi v[4];
-    __builtin_prefetch(row->codes + b * sizeof(vi) + AHEAD); // behind the row is the next one
+    uintptr_t ahead = (uintptr_t)row->codes + b * sizeof(vi) + AHEAD; // of this row or the next
+    __builtin_prefetch((const void *)ahead);
     load_words(row->codes + b * sizeof(vi), row->n_bytes - b * sizeof(vi), v);
     vf scale = vf_permute(vf_load(row->scales + b * g->per_block), g->spread);
     vf zero = zeros ? vf_permute(vf_load(row->zeros + b * g->per_block), g->spread) : vf_zero();

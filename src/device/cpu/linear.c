@@ -1,7 +1,18 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
 #include "device/cpu/cpu.h"
 
-enum { TILE_ROWS = 32, TILE_TOKENS = 192 };
+enum { TILE_TOKENS = 192 };
+
+// Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ), and
+// fewer rows would read it again, or lines too far apart.
+uint32_t td_cpu_tile_rows(const td_weight *w) {
+  switch (w->layout) {
+  case TD_LAYOUT_AWQ: return 128;
+  case TD_LAYOUT_GPTQ: return 64;
+  case TD_LAYOUT_ROWS: break;
+  }
+  return 32;
+}
 
 void td_cpu_linear_tile(const td_linear_args *args) {
   td_kernels_linear(args->w)(args);
@@ -9,6 +20,7 @@ void td_cpu_linear_tile(const td_linear_args *args) {
 
 typedef struct {
   const td_linear_op_args *a;
+  uint32_t tile_rows;
   size_t n_row_tiles;
 } linear_run;
 
@@ -31,7 +43,7 @@ static void linear_tile(void *ctx, size_t item, unsigned member) {
   (void)member;
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
-  uint32_t row = (uint32_t)(item % run->n_row_tiles) * TILE_ROWS;
+  uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
   uint32_t token = (uint32_t)(item / run->n_row_tiles) * TILE_TOKENS;
   uint32_t rows_left = a->w->rows - row, tokens_left = a->n_tokens - token;
   td_linear_args tile = {
@@ -42,7 +54,7 @@ static void linear_tile(void *ctx, size_t item, unsigned member) {
       .ldy = a->y_stride,
       .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
       .row_begin = row,
-      .row_end = row + (rows_left < TILE_ROWS ? rows_left : TILE_ROWS),
+      .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
   };
   td_cpu_linear_tile(&tile);
   if (a->bias.data) add_bias(a, &tile);
@@ -55,7 +67,8 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   TD_CPU_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
                  "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
                  a->y_stride, a->w->rows, a->w->cols);
-  linear_run run = {.a = a, .n_row_tiles = (a->w->rows + TILE_ROWS - 1) / TILE_ROWS};
+  linear_run run = {.a = a, .tile_rows = td_cpu_tile_rows(a->w)};
+  run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
   td_cpu_for(stream, run.n_row_tiles * n_token_tiles, linear_tile, &run);
   return TD_OK;

@@ -12,7 +12,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { TILE_ROWS = 32, TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
+enum { TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
 
 // Some pairs of one expert: work units are these times the tiles of rows.
 typedef struct {
@@ -22,7 +22,9 @@ typedef struct {
 
 typedef struct {
   const td_moe_args *a;
-  uint32_t dim, hidden; // of the model, of an expert
+  uint32_t dim, hidden;                 // of the model, of an expert
+  uint32_t dim_tile, hidden_tile;       // rows a work item has
+  uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
   uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
@@ -38,10 +40,6 @@ typedef struct {
 
 static uint32_t expert_of(const td_moe_args *a, size_t pair) {
   return a->ids ? (uint32_t)a->ids[pair] : 0;
-}
-
-static uint32_t n_row_tiles(uint32_t n_rows) {
-  return (n_rows + TILE_ROWS - 1) / TILE_ROWS;
 }
 
 // Counting sort of the pass's pairs by expert, and the tiles it falls into.
@@ -86,10 +84,9 @@ static void wait_turn(unsigned n_waits) {
 
 static void gate_up_tile(const moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
-  uint32_t row_tiles = n_row_tiles(run->hidden);
-  pair_tile *tile = &run->tiles[item / row_tiles];
-  uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
-  uint32_t n_rows = run->hidden - row < TILE_ROWS ? run->hidden - row : TILE_ROWS;
+  pair_tile *tile = &run->tiles[item / run->n_hidden_tiles];
+  uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
+  uint32_t left = run->hidden - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
   float *gate = run->gate + (size_t)tile->begin * run->hidden;
   float *up = run->up + (size_t)tile->begin * run->hidden;
   td_linear_args args = {
@@ -116,14 +113,13 @@ static void gate_up_tile(const moe_run *run, size_t item) {
 }
 
 static void down_tile(moe_run *run, size_t item) {
-  uint32_t row_tiles = n_row_tiles(run->dim);
-  pair_tile *tile = &run->tiles[item / row_tiles];
-  uint32_t n_hidden = n_row_tiles(run->hidden);
-  for (unsigned i = 0; atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < n_hidden;
+  pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
+  for (unsigned i = 0;
+       atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < run->n_hidden_tiles;
        i++) {
     wait_turn(i);
   }
-  uint32_t row = (uint32_t)(item % row_tiles) * TILE_ROWS;
+  uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
   uint32_t left = run->dim - row;
   td_cpu_linear_tile(&(td_linear_args){
       .w = &run->a->down[tile->expert],
@@ -133,7 +129,7 @@ static void down_tile(moe_run *run, size_t item) {
       .ldy = run->dim,
       .n_tokens = tile->n,
       .row_begin = row,
-      .row_end = row + (left < TILE_ROWS ? left : TILE_ROWS),
+      .row_end = row + (left < run->dim_tile ? left : run->dim_tile),
   });
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
@@ -194,6 +190,10 @@ static td_status check(moe_run *run, td_err *err) {
     if (p == 0) {
       run->dim = a->gate[e].cols;
       run->hidden = a->gate[e].rows;
+      run->hidden_tile = td_cpu_tile_rows(&a->gate[e]);
+      run->dim_tile = td_cpu_tile_rows(&a->down[e]);
+      run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
+      run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
     }
     if (p == 0 || e != expert_of(a, p - 1)) {
       td_status status = check_expert(run, e, err);
@@ -243,8 +243,8 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     run.n_tokens = left < pass_tokens ? left : pass_tokens;
     run.n_pairs = run.n_tokens * a->top_k;
     order_pairs(&run);
-    run.n_hidden_items = (size_t)run.n_tiles * n_row_tiles(run.hidden);
-    run.n_down_items = (size_t)run.n_tiles * n_row_tiles(run.dim);
+    run.n_hidden_items = (size_t)run.n_tiles * run.n_hidden_tiles;
+    run.n_down_items = (size_t)run.n_tiles * run.n_dim_tiles;
     atomic_store(&run.n_down_done, 0);
     size_t n_items = run.n_hidden_items + run.n_down_items + run.n_tokens * sum_pieces;
     td_cpu_for(stream, n_items, run_item, &run);
