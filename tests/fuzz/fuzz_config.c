@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model/config.h"
+#include "model/quant.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -26,6 +27,19 @@ static void check(const td_model_config *c) {
   }
 }
 
+// What was accepted reads again, and names find their schemes or none.
+static void check_quant(const cJSON *config) {
+  static const char *const modules[] = {"model.layers.3.mlp.experts.17.up_proj", "lm_head",
+                                        "model.layers.0.self_attn.q_proj", ""};
+  td_quant *quant;
+  TD_CHECK(td_quant_open(&quant, config, "dir/config.json", NULL) == TD_OK);
+  for (size_t i = 0; i < TD_COUNT(modules); i++) {
+    const td_quant_scheme *s = td_quant_find(quant, modules[i]);
+    TD_CHECK(!s || (s->format <= TD_QUANT_AWQ && s->scale_cols <= 65536));
+  }
+  td_quant_close(quant);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const char *text = (const char *)data;
   const char *rule = size ? memmem(text, size, "\n---\n", 5) : NULL;
@@ -40,6 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   if (td_config_parse(&c, config, generation, "dir", &err) == TD_OK) {
     check(&c);
+    check_quant(config);
   } else {
     TD_CHECK(strncmp(err.msg, "dir/", 4) == 0);
   }
