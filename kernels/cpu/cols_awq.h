@@ -24,8 +24,8 @@ TD_INLINE void unpack(const uint32_t *words, uint32_t n_rows, vf out[VECTORS]) {
   vi v[4];
   load_words((const uint8_t *)words, n_rows / 8 * sizeof *words, v);
   TD_UNROLL for (int i = 0; i < 4; i++) {
-    out[2 * i] = q4_low(v[i]);
-    out[2 * i + 1] = q4_high(v[i]);
+    out[2 * i] = Q4_CODES(low)(v[i]);
+    out[2 * i + 1] = Q4_CODES(high)(v[i]);
   }
 }
 

@@ -47,8 +47,8 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
       load_words((const uint8_t *)(words + v * VL), (n_words < VL ? n_words : VL) * sizeof *words,
                  word);
       TD_UNROLL for (int i = 0; i < 4; i++) {
-        vf_store(&out[c + 2 * i][v * VL], vf_sub(q4_low(word[i]), zero[v]));
-        vf_store(&out[c + 2 * i + 1][v * VL], vf_sub(q4_high(word[i]), zero[v]));
+        vf_store(&out[c + 2 * i][v * VL], vf_sub(Q4_CODES(low)(word[i]), zero[v]));
+        vf_store(&out[c + 2 * i + 1][v * VL], vf_sub(Q4_CODES(high)(word[i]), zero[v]));
       }
     }
   }

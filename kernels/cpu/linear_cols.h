@@ -1,6 +1,6 @@
 // kernels/cpu/linear_cols.h - y = W x for INT4 stored by columns (TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ),
 // in vectors, for each ISA's and layout's file to include after its vec.h and
-//   q4_ready, q4_low, q4_high                      see q4.h
+//   Q4_CODES                                       see q4.h
 //   VECTORS, decode, scales_of, zeros_of, row_of   a layout's: cols_gptq.h, cols_awq.h
 //
 // A lane is a row here. A strip is VECTORS VL rows, beginning at a multiple of 8; row_of says which

@@ -1,9 +1,8 @@
 // kernels/cpu/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a scale a
 // group, in vectors, for each ISA's and dtype's file to include after its vec.h and
-//   q4_low, q4_high   the value of bits 0 to 3, or 4 to 7, of every 32-bit lane
-//   q4_ready          what is done to words before
-//   Q4_TOKENS         4 or 8, whose accumulators find registers beside a row's decoded weights
-//   Q4_ZEROS          1 where there may be zero points; values are then those of zero point 8
+//   Q4_CODES    see q4.h
+//   Q4_TOKENS   4 or 8, whose accumulators find registers beside a row's decoded weights
+//   Q4_ZEROS    1 where there may be zero points
 //
 // A block is VL words of eight codes, 8 VL columns. Codes are taken from their words place by
 // place: vector i of a block has column 8 j + i in lane j. So x is brought into that order first,
@@ -124,7 +123,7 @@ TD_INLINE void dot_row(const int T, const bool zeros, const q4_row *row, const q
     vf acc[Q4_TOKENS];
     TD_UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     TD_UNROLL for (int i = 0; i < 4; i++) {
-      vf lo = q4_low(v[i]), hi = q4_high(v[i]);
+      vf lo = Q4_CODES(low)(v[i]), hi = Q4_CODES(high)(v[i]);
       if (zeros) {
         lo = vf_sub(lo, zero);
         hi = vf_sub(hi, zero);

@@ -1,8 +1,8 @@
 // kernels/cpu/q4.h - words of 4-bit codes and their scales, as vectors. To be included after a
-// vec.h and these:
-//   q4_low, q4_high   the value of bits 0 to 3, or 4 to 7, of every 32-bit lane; codes of INT4 are
-//                     worth what they are with zero point 8
-//   q4_ready          what is done to words before
+// vec.h and Q4_CODES(name), which makes int4_name or fp4_name of
+//   low, high   the value of bits 0 to 3, or 4 to 7, of every 32-bit lane; codes of INT4 are worth
+//               what they are with zero point 8
+//   ready       what is done to words before
 #ifndef KERNELS_CPU_Q4_H
 #define KERNELS_CPU_Q4_H
 
@@ -15,10 +15,10 @@
 // lies behind them is not read.
 TD_INLINE void load_words(const uint8_t *p, size_t n_bytes, vi v[4]) {
   if (n_bytes >= sizeof(vi) + 3) { // the bytes of the next word are in bits that no one looks at
-    TD_UNROLL for (int i = 0; i < 4; i++) v[i] = q4_ready(vi_load(p + i));
+    TD_UNROLL for (int i = 0; i < 4; i++) v[i] = Q4_CODES(ready)(vi_load(p + i));
     return;
   }
-  v[0] = q4_ready(n_bytes < sizeof(vi) ? vi_load_n(p, (uint32_t)n_bytes) : vi_load(p));
+  v[0] = Q4_CODES(ready)(n_bytes < sizeof(vi) ? vi_load_n(p, (uint32_t)n_bytes) : vi_load(p));
   v[1] = vi_srl8(v[0]);
   v[2] = vi_srl8(v[1]);
   v[3] = vi_srl8(v[2]);

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/codes.h"
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
@@ -35,6 +35,36 @@ static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
   }
 }
 
+// n codes of a group, VL or, at its end, fewer.
+TD_INLINE void decode4(const td_weight *w, const uint8_t *codes, uint32_t n, float zero,
+                       float scale, float *out) {
+  uint8_t part[VL / 2] = {0};
+  if (n < VL) codes = memcpy(part, codes, (n + 1) / 2);
+  vi words = vi_spread4(codes);
+  vf value = w->dtype == TD_I4 ? int4_low(int4_ready(words)) : fp4_low(fp4_ready(words));
+  value = vf_mul(vf_sub(value, vf_set1(zero)), vf_set1(scale));
+  if (w->dtype == TD_F4E2M1) value = vf_mul(value, vf_set1(w->global_scale));
+  if (n < VL) {
+    vf_store_n(out, value, n);
+  } else {
+    vf_store(out, value);
+  }
+}
+
+static void decode_row4(const td_decode_row_args *a) {
+  const td_weight *w = a->w;
+  const uint8_t *codes = (const uint8_t *)w->data + a->row * td_weight_row_bytes(w);
+  uint32_t n;
+  for (uint32_t c = 0; c < w->cols; c += n) {
+    size_t group = c / w->scale_cols;
+    n = run_length(w, c, w->cols);
+    float scale = scale_at(w, a->row, group);
+    float zero = w->dtype == TD_I4 ? (float)(zero_at(w, a->row, group) - 8) : 0;
+    for (uint32_t i = 0; i < n; i += VL)
+      decode4(w, codes + (c + i) / 2, n - i < VL ? n - i : VL, zero, scale, a->out + c + i);
+  }
+}
+
 void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
   const td_weight *w = a->w;
   size_t at = (size_t)a->row * w->cols;
@@ -46,6 +76,9 @@ void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
     for (; c + VL <= w->cols; c += VL)
       vf_store(a->out + c, vf_from_bf16(data + c));
     if (c < w->cols) vf_store_n(a->out + c, vf_from_bf16_n(data + c, w->cols - c), w->cols - c);
+  } else if (td_dtype_bits(w->dtype) == 4 && w->layout == TD_LAYOUT_ROWS &&
+             w->scale_cols % 2 == 0) {
+    decode_row4(a);
   } else if (w->dtype != TD_F8E4M3) {
     decode_row__scalar(a);
   } else {

@@ -1,4 +1,6 @@
 // kernels/cpu/avx2/rows.c - see rows_vec.h.
+#include "kernels/cpu/avx2/fp4.h"
+#include "kernels/cpu/avx2/int4.h"
 #include "kernels/cpu/avx2/vec.h"
 
 #include "kernels/cpu/rows_vec.h"

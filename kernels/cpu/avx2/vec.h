@@ -182,6 +182,12 @@ static inline vi vi_load_n(const void *p, uint32_t n) {
 static inline vi vi_srl8(vi a) {
   return _mm256_srli_epi32(a, 8);
 }
+// Lane j has code j of those from p on, VL of them, in its lowest bits; others are above it.
+static inline vi vi_spread4(const void *p) {
+  int word;
+  memcpy(&word, p, sizeof word);
+  return _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+}
 // Lane j becomes a[from[j]].
 static inline vf vf_permute(vf a, vi from) {
   return _mm256_permutevar8x32_ps(a, from);

@@ -5,16 +5,16 @@
 
 #include "kernels/cpu/avx512/vec.h"
 
-static inline vi q4_ready(vi words) {
+static inline vi int4_ready(vi words) {
   return words;
 }
 
-static inline vf q4_low(vi words) {
+static inline vf int4_low(vi words) {
   return vf_permute(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7), words);
 }
 
-static inline vf q4_high(vi words) {
-  return q4_low(_mm512_srli_epi32(words, 4));
+static inline vf int4_high(vi words) {
+  return int4_low(_mm512_srli_epi32(words, 4));
 }
 
 #endif

@@ -1,6 +1,8 @@
 // kernels/cpu/avx512/linear_i4_gptq.c - INT4 as AutoGPTQ stores it; see linear_cols.h.
 #include "kernels/cpu/avx512/int4.h"
 
+#define Q4_CODES(name) int4_##name
+
 #include "kernels/cpu/cols_gptq.h"
 #include "kernels/cpu/linear_cols.h"
 

@@ -180,6 +180,14 @@ static inline vi vi_load_n(const void *p, uint32_t n) {
 static inline vi vi_srl8(vi a) {
   return _mm512_srli_epi32(a, 8);
 }
+// Lane j has code j of those from p on, VL of them, in its lowest bits; others are above it.
+static inline vi vi_spread4(const void *p) {
+  const __m512i words = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24,
+                                           28);
+  __m512i both = _mm512_castsi128_si512(_mm_loadl_epi64((const __m128i *)p));
+  return _mm512_srlv_epi32(_mm512_permutexvar_epi32(words, both), places);
+}
 // Lane j becomes a[from[j]].
 static inline vf vf_permute(vf a, vi from) {
   return _mm512_permutexvar_ps(from, a);

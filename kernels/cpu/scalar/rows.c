@@ -4,12 +4,57 @@
 #include "kernels/cpu/codes.h"
 #include "kernels/decl.h"
 
+// A run of 4-bit codes of one group; each layout has its own step.
+static void decode_run4(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
+                        const float values[16], float *out) {
+  switch (w->layout) {
+  case TD_LAYOUT_ROWS: {
+    const char *codes = (const char *)w->data + row * td_weight_row_bytes(w);
+    for (uint32_t i = 0; i < n; i++)
+      out[i] = values[nibble_at(codes, k + i)];
+    return;
+  }
+  case TD_LAYOUT_GPTQ:
+    for (uint32_t i = 0; i < n; i++)
+      out[i] = values[code4_at(w, row, k + i)];
+    return;
+  case TD_LAYOUT_AWQ: {
+    const uint32_t *words = (const uint32_t *)w->data + (size_t)k * (w->rows / 8) + row / 8;
+    unsigned shift = 4 * (unsigned)awq_place(row);
+    for (uint32_t i = 0; i < n; i++)
+      out[i] = values[words[(size_t)i * (w->rows / 8)] >> shift & 15];
+    return;
+  }
+  }
+}
+
+static void decode_row4(const td_decode_row_args *a) {
+  const td_weight *w = a->w;
+  bool is_int = w->dtype == TD_I4;
+  float values[16], global = is_int ? 1 : w->global_scale;
+  uint32_t n;
+  for (uint32_t k = 0; k < w->cols; k += n) {
+    size_t group = k / w->scale_cols;
+    n = run_length(w, k, w->cols);
+    float scale = scale_at(w, a->row, group);
+    int zero = is_int ? zero_at(w, a->row, group) : 0;
+    for (int code = 0; code < 16; code++) { // the first product is exact but for F32 scales
+      float value = is_int ? (float)(code - zero) : f32_from_e2m1((unsigned)code);
+      values[code] = value * scale * global;
+    }
+    decode_run4(w, a->row, k, n, values, a->out + k);
+  }
+}
+
 void decode_row__scalar(const td_decode_row_args *a) {
   const td_weight *w = a->w;
-  float global = w->dtype == TD_F4E2M1 ? w->global_scale : 1;
+  if (td_dtype_bits(w->dtype) == 4) {
+    decode_row4(a);
+    return;
+  }
   for (uint32_t c = 0; c < w->cols; c++) {
     float scale = w->scale ? scale_at(w, a->row, c / w->scale_cols) : 1;
-    a->out[c] = code_at(w, a->row, c) * scale * global; // the first product is exact for 4 bits
+    a->out[c] = code_at(w, a->row, c) * scale;
   }
 }
 
