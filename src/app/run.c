@@ -1,5 +1,6 @@
 // src/app/run.c - `tandem run`: one answer, or a chat on a terminal.
 // The answer alone goes to stdout; progress and timings go to stderr.
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,7 +140,6 @@ static void print_json(const runner *r, const td_generate_stats *stats) {
 static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
   td_buf_clear(&r->answer);
   r->ids.n = r->n_shown = 0;
-  interrupted = 0;
   td_generate_args args = {.prompt = prompt,
                            .n_prompt = (uint32_t)n_prompt,
                            .max_tokens = (uint32_t)r->options->n_predict,
@@ -227,20 +227,31 @@ static td_status run_once(runner *r, td_err *err) {
   return st;
 }
 
+// Waits for a line or the end of input on the terminal; false when Ctrl-C came first. The signal is
+// let in only while poll sleeps, so none is lost between the prompt and the wait.
+static bool wait_for_line(void) {
+  sigset_t interrupt, before;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  sigprocmask(SIG_BLOCK, &interrupt, &before);
+  struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+  if (!interrupted) ppoll(&input, 1, NULL, &before);
+  sigprocmask(SIG_SETMASK, &before, NULL);
+  return !interrupted;
+}
+
 // Reads lines until end of input. An error in one turn does not end the chat; Ctrl-C at the prompt
 // clears the line, Ctrl-D ends.
 static td_status chat_on_terminal(runner *r, td_err *err) {
   char *line = NULL;
   size_t cap = 0;
   fprintf(stderr, "%s. Ctrl-C stops an answer, Ctrl-D ends.\n", td_model_name(r->session->model));
+  setvbuf(stdin, NULL, _IONBF, 0); // what poll reports is all there is
   for (;;) {
-    fputs("\n> ", stderr);
     interrupted = 0;
+    fputs("\n> ", stderr);
+    if (!wait_for_line()) continue;
     ssize_t len = getline(&line, &cap, stdin);
-    if (len < 0 && interrupted) {
-      clearerr(stdin);
-      continue;
-    }
     if (len < 0) break;
     while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
       len--;
@@ -285,7 +296,7 @@ int td_cmd_run(const td_options *o) {
   td_err err;
   td_status st = open_runner(&r, &err);
   if (st == TD_OK) {
-    struct sigaction action = {.sa_handler = on_interrupt}; // no SA_RESTART: getline returns
+    struct sigaction action = {.sa_handler = on_interrupt};
     sigaction(SIGINT, &action, NULL);
     bool one = o->prompt || o->file || o->token_ids.n || !isatty(STDIN_FILENO);
     st = one ? run_once(&r, &err) : chat_on_terminal(&r, &err);
