@@ -74,7 +74,7 @@ run_pytest() {
     count "$variant-pytest" 0 1
     return
   fi
-  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs \
+  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs --durations=10 --durations-min=5 \
     -p no:cacheprovider --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
 }
 
