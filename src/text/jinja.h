@@ -3,7 +3,7 @@
 // Pipeline: lex (jinja_lex.c) -> parse (jinja_parse.c, jinja_expr.c) -> resolve names to slots the
 // way Jinja2's compiler does (jinja_scope.c) -> walk the tree (jinja_exec.c, jinja_eval.c). Values
 // are immutable but for namespaces, cyclers and iterators, live in the run's arena, and follow
-// Python's semantics. A string remembers which of its bytes were typed by a user (its taint).
+// Python's semantics. A string remembers which of its bytes were typed by a user.
 //
 // A failure anywhere is jj_raise: it fills the caller's td_err and longjmps to the entry point that
 // set jj.on_error; all memory of the run hangs on the arena, so nothing leaks. Names shared between
@@ -50,26 +50,27 @@ typedef enum {
   JJ_JOINER,
 } jj_type;
 
-// Typed bytes of a string: sorted, non-empty, not touching.
-typedef struct {
-  size_t n;
-  td_span runs[];
-} jj_taint;
-
 // Growing storage behind strings. The string that ends at `used` can be appended to in place, which
-// keeps `x = x + y` in a loop linear.
+// keeps `x = x + y` in a loop linear. The same for the list of its typed runs.
 typedef struct {
   char *data;
   size_t used, cap;
 } jj_store;
 
 typedef struct {
+  td_span *runs;
+  size_t used, cap;
+} jj_run_store;
+
+typedef struct {
   const char *p; // valid UTF-8, not NUL-terminated
   size_t len;    // bytes
   size_t n_chars;
-  const jj_taint *taint; // NULL: nothing was typed
-  jj_store *store;       // NULL: borrowed or sliced
-  bool markup;           // |safe or |escape made it: joining other text to it escapes that text
+  const td_span *runs; // typed bytes: sorted, non-empty, without overlap
+  size_t n_runs;
+  jj_store *store; // NULL: borrowed or sliced
+  jj_run_store *run_store;
+  bool markup; // |safe or |escape made it: joining other text to it escapes that text
 } jj_str;
 
 typedef struct jj_list jj_list;
@@ -400,7 +401,7 @@ void jj_add(jj_builder *b, const char *bytes, size_t len); // template text
 void jj_add_text(jj_builder *b, const char *text);
 void jj_add_char(jj_builder *b, uint32_t code_point, bool typed);
 void jj_add_typed(jj_builder *b, const char *bytes, size_t len, bool typed);
-void jj_add_str(jj_builder *b, const jj_str *s); // taint and all
+void jj_add_str(jj_builder *b, const jj_str *s); // typed runs and all
 void jj_add_range(jj_builder *b, const jj_str *s, size_t begin, size_t end);
 void jj_add_repeat(jj_builder *b, const jj_str *s, size_t n);
 const jj_str *jj_built(jj_builder *b);

@@ -1,4 +1,4 @@
-// Strings: building them with their taint, slicing, searching, splitting, changing case.
+// Strings: building them with their typed runs, slicing, searching, splitting, changing case.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -71,16 +71,28 @@ void jj_addf(jj_builder *b, const char *fmt, ...) {
   jj_add(b, text, (size_t)n);
 }
 
+// The first typed run of s that ends behind byte.
+static size_t first_run(const jj_str *s, size_t byte) {
+  size_t low = 0, high = s->n_runs;
+  while (low < high) {
+    size_t mid = (low + high) / 2;
+    if (byte >= s->runs[mid].end) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return low;
+}
+
 void jj_add_range(jj_builder *b, const jj_str *s, size_t begin, size_t end) {
   size_t at = b->store->used;
   jj_add(b, s->p + begin, end - begin);
-  for (size_t i = 0; s->taint && i < s->taint->n; i++) {
-    td_span run = s->taint->runs[i];
-    if (run.end <= begin) continue;
-    if (run.begin >= end) break;
-    size_t from = run.begin > begin ? run.begin : begin;
-    size_t to = run.end < end ? run.end : end;
+  for (size_t i = first_run(s, begin); i < s->n_runs && s->runs[i].begin < end; i++) {
+    size_t from = s->runs[i].begin > begin ? s->runs[i].begin : begin;
+    size_t to = s->runs[i].end < end ? s->runs[i].end : end;
     note_typed(b, at + from - begin, at + to - begin);
+    jj_steps(b->j, 1);
   }
 }
 
@@ -105,12 +117,13 @@ static size_t count_chars(const char *p, size_t len) {
   return n;
 }
 
-static const jj_taint *make_taint(jj *j, const td_span *runs, size_t n) {
-  if (!n) return NULL;
-  jj_taint *taint = jj_alloc(j, sizeof *taint + n * sizeof *runs);
-  taint->n = n;
-  memcpy(taint->runs, runs, n * sizeof *runs);
-  return taint;
+// Gives s the list of runs, which nobody else holds.
+static void set_runs(jj *j, jj_str *s, td_span *runs, size_t n, size_t cap) {
+  if (!n) return;
+  s->runs = runs;
+  s->n_runs = n;
+  s->run_store = jj_alloc(j, sizeof *s->run_store);
+  *s->run_store = (jj_run_store){.runs = runs, .used = n, .cap = cap};
 }
 
 const jj_str *jj_built(jj_builder *b) {
@@ -118,7 +131,7 @@ const jj_str *jj_built(jj_builder *b) {
   s->p = b->store->data ? b->store->data : "";
   s->len = b->store->used;
   s->n_chars = count_chars(s->p, s->len);
-  s->taint = make_taint(b->j, b->runs, b->n_runs);
+  set_runs(b->j, s, b->runs, b->n_runs, b->cap_runs);
   s->store = b->store;
   return s;
 }
@@ -128,7 +141,12 @@ const jj_str *jj_str_borrow(jj *j, const char *bytes, size_t len, bool typed) {
   s->p = bytes;
   s->len = len;
   s->n_chars = count_chars(bytes, len);
-  if (typed && len) s->taint = make_taint(j, &(td_span){0, len}, 1);
+  if (typed && len) {
+    td_span *run = jj_alloc(j, sizeof *run);
+    *run = (td_span){0, len};
+    s->runs = run;
+    s->n_runs = 1;
+  }
   return s;
 }
 
@@ -154,24 +172,21 @@ const jj_str *jj_marked(jj *j, const jj_str *s, bool markup) {
   return copy;
 }
 
-// The part of a string's taint within [begin, end), moved to 0.
-static const jj_taint *cut_taint(jj *j, const jj_taint *taint, size_t begin, size_t end) {
-  if (!taint) return NULL;
-  size_t first = 0;
-  while (first < taint->n && taint->runs[first].end <= begin)
-    first++;
-  size_t last = first;
-  while (last < taint->n && taint->runs[last].begin < end)
+// Gives cut the typed runs of s within [begin, end), moved to 0.
+static void cut_runs(jj *j, jj_str *cut, const jj_str *s, size_t begin, size_t end) {
+  size_t first = first_run(s, begin), last = first;
+  while (last < s->n_runs && s->runs[last].begin < end)
     last++;
-  if (first == last) return NULL;
-  jj_taint *cut = jj_alloc(j, sizeof *cut + (last - first) * sizeof cut->runs[0]);
-  cut->n = last - first;
+  if (first == last) return;
+  td_span *runs = jj_alloc_n(j, last - first, sizeof *runs);
   for (size_t i = first; i < last; i++) {
-    td_span run = taint->runs[i];
-    cut->runs[i - first].begin = run.begin > begin ? run.begin - begin : 0;
-    cut->runs[i - first].end = (run.end < end ? run.end : end) - begin;
+    td_span run = s->runs[i];
+    runs[i - first].begin = run.begin > begin ? run.begin - begin : 0;
+    runs[i - first].end = (run.end < end ? run.end : end) - begin;
   }
-  return cut;
+  cut->runs = runs;
+  cut->n_runs = last - first;
+  jj_steps(j, (last - first) >> 2);
 }
 
 const jj_str *jj_sub(jj *j, const jj_str *s, size_t begin, size_t end) {
@@ -180,28 +195,34 @@ const jj_str *jj_sub(jj *j, const jj_str *s, size_t begin, size_t end) {
   cut->p = s->p + begin;
   cut->len = end - begin;
   cut->n_chars = s->n_chars == s->len ? cut->len : count_chars(cut->p, cut->len);
-  cut->taint = cut_taint(j, s->taint, begin, end);
+  cut_runs(j, cut, s, begin, end);
   cut->markup = s->markup;
   jj_steps(j, s->n_chars == s->len ? 0 : cut->len >> 6);
   return cut;
 }
 
-static const jj_taint *join_taint(jj *j, const jj_str *a, const jj_str *b) {
-  size_t n_a = a->taint ? a->taint->n : 0, n_b = b->taint ? b->taint->n : 0;
-  if (n_b == 0) return a->taint;
-  jj_taint *taint = jj_alloc(j, sizeof *taint + (n_a + n_b) * sizeof taint->runs[0]);
-  if (n_a) memcpy(taint->runs, a->taint->runs, n_a * sizeof taint->runs[0]);
-  size_t n = n_a;
-  for (size_t i = 0; i < n_b; i++) {
-    td_span run = {b->taint->runs[i].begin + a->len, b->taint->runs[i].end + a->len};
-    if (n && taint->runs[n - 1].end == run.begin) {
-      taint->runs[n - 1].end = run.end;
-    } else {
-      taint->runs[n++] = run;
-    }
+// Gives sum the runs of a and, behind them, those of b.
+static void join_runs(jj *j, jj_str *sum, const jj_str *a, const jj_str *b) {
+  sum->runs = a->runs;
+  sum->n_runs = a->n_runs;
+  sum->run_store = a->run_store;
+  if (!b->n_runs) return;
+  jj_run_store *store = a->run_store;
+  bool at_end = store && a->runs + a->n_runs == store->runs + store->used;
+  size_t n = a->n_runs + b->n_runs;
+  if (!at_end || store->cap - store->used < b->n_runs) {
+    size_t cap = store ? 2 * n : n;
+    td_span *runs = jj_alloc_n(j, cap, sizeof *runs);
+    if (a->n_runs) memcpy(runs, a->runs, a->n_runs * sizeof *runs);
+    set_runs(j, sum, runs, n, cap);
+    store = sum->run_store;
+    store->used = a->n_runs;
+    jj_steps(j, a->n_runs >> 2);
   }
-  taint->n = n;
-  return taint;
+  for (size_t i = 0; i < b->n_runs; i++)
+    store->runs[store->used++] = (td_span){b->runs[i].begin + a->len, b->runs[i].end + a->len};
+  sum->n_runs = n;
+  jj_steps(j, b->n_runs >> 2);
 }
 
 const jj_str *jj_concat(jj *j, const jj_str *a, const jj_str *b) {
@@ -227,7 +248,7 @@ const jj_str *jj_concat(jj *j, const jj_str *a, const jj_str *b) {
   store->used += b->len;
   jj_steps(j, b->len >> 6);
   *s = (jj_str){.p = store->data, .len = len, .n_chars = a->n_chars + b->n_chars, .store = store};
-  s->taint = join_taint(j, a, b);
+  join_runs(j, s, a, b);
   return s;
 }
 
@@ -255,17 +276,8 @@ const jj_str *jj_escape_html(jj *j, const jj_str *s) {
 // ---- looking ----
 
 bool jj_typed_at(const jj_str *s, size_t byte) {
-  if (!s->taint) return false;
-  size_t low = 0, high = s->taint->n;
-  while (low < high) {
-    size_t mid = (low + high) / 2;
-    if (byte >= s->taint->runs[mid].end) {
-      low = mid + 1;
-    } else {
-      high = mid;
-    }
-  }
-  return low < s->taint->n && byte >= s->taint->runs[low].begin;
+  size_t run = first_run(s, byte);
+  return run < s->n_runs && byte >= s->runs[run].begin;
 }
 
 bool jj_str_eq(const jj_str *a, const jj_str *b) {

@@ -10,6 +10,9 @@ import jinja_cases
 import jinja_random
 import jinja_reference
 
+# Python compiles what jinja2 makes of a template, and has opinions about it.
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
+
 NOW_US = int(jinja_reference.NOW.timestamp() * 1e6)
 
 

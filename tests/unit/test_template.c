@@ -236,6 +236,16 @@ static void accumulating_is_linear(void **state) {
   if (r.status != TD_OK) fail_msg("%s", r.err.msg);
   assert_string_equal(td_buf_text(&r.text), "320000");
   result_free(&r);
+  r = render_with("{% set ns = namespace(s='') %}{% for i in range(20000) %}"
+                  "{% set ns.s = ns.s + '<' + text %}{% endfor %}{{ ns.s }}",
+                  "{\"text\": \"abc\"}", &opts);
+  if (r.status != TD_OK) fail_msg("%s", r.err.msg);
+  assert_int_equal(r.typed.n, 20000);
+  for (size_t i = 0; i < r.typed.n; i++) {
+    assert_int_equal(r.typed.spans[i].begin, 4 * i + 1);
+    assert_int_equal(r.typed.spans[i].end, 4 * i + 4);
+  }
+  result_free(&r);
   // Two strings grown from one beginning stay apart.
   expect_text(
       "{% set a = 'x' + 'y' %}{% set b = a + '1' %}{% set c = a + '2' %}{{ b }}{{ c }}{{ a }}",
@@ -271,6 +281,10 @@ static void typed_text_is_traced(void **state) {
   expect_typed("{{ ('[' + messages[0].content + ']')[2:5] }}", vars, "a<b");
   expect_typed("{{ messages[0].content|replace('b', '+') }}", vars, " a<|>,c ");
   expect_typed("{{ messages[0].content|upper ~ 'z' }}", vars, " A<B>,C ");
+  expect_typed(
+      "{% set c = messages[0].content.strip() %}{% set a = '<' + c %}{% set a = a + '!' + c %}"
+      "{% set x = a + c + '?' %}{% set y = a + '-' %}{{ x }} {{ y }} {{ a }}",
+      vars, "a<b>,c|a<b>,ca<b>,c|a<b>,c|a<b>,c|a<b>,c|a<b>,c");
   expect_typed("{{ tools[0]|tojson }}", vars, "k<|v\\\"\xC3\xA9");
   expect_typed("{{ tools[0]|tojson(ensure_ascii=true) }}", vars, "k<|v\\\"\\u00e9");
   expect_typed("{{ tools[0] }}", vars, "k<|v\"\xC3\xA9");
