@@ -281,6 +281,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
                                                     .n_threads = opts->n_threads,
                                                     .kv_tokens = opts->kv_tokens,
                                                     .kv_dtype = opts->kv_dtype,
+                                                    .weights_fd = (uint32_t)opts->weights_fd,
                                                     .prefill_chunk = opts->prefill_chunk},
                                          .stuck_ns = STUCK_NS,
                                          .kill_ns = KILL_NS,

@@ -28,6 +28,7 @@ typedef struct {
   uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
   uint32_t prefill_chunk; // prompt tokens a step
   td_dtype kv_dtype;      // TD_F32 or TD_F16
+  int weights_fd; // weights in memory (model/resident.h), borrowed; 0: workers map the files
   void (*on_state)(void *ctx, td_backend_state state); // may be NULL
   void *ctx;
 } td_backend_opts;

@@ -29,8 +29,9 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
                            .ctx_size = (uint32_t)o->ctx_size,
                            .prefill_chunk = (uint32_t)o->prefill_chunk,
                            .kv_dtype = is_f16 ? TD_F16 : TD_F32};
+  td_status st = td_weights_mode_parse(&out->weights, o->weights, err);
+  if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
-  td_status st = td_cmd_need_model(o, err);
   return st == TD_OK ? td_model_config_read(&config, o->model, err) : st;
 }
 

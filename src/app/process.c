@@ -209,12 +209,15 @@ static td_status init_handles(td_process *p, uv_loop_t *loop, td_err *err) {
   return st;
 }
 
-static int spawn(td_process *p, uv_loop_t *loop, char **argv, int life_read_fd) {
+static int spawn(td_process *p, uv_loop_t *loop, char **argv, int life_read_fd,
+                 uint32_t weights_fd) {
   uv_stdio_container_t stdio[TD_WORKER_FIRST_CHANNEL + TD_CHANNEL_N_FDS] = {
       {.flags = UV_INHERIT_FD, .data.fd = life_read_fd},
       {.flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO}, // our stdout is for our own output
       {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&p->said_pipe},
   };
+  stdio[TD_WORKER_WEIGHTS_FD] = (uv_stdio_container_t){
+      .flags = weights_fd ? UV_INHERIT_FD : UV_IGNORE, .data.fd = (int)weights_fd};
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
     stdio[TD_WORKER_FIRST_CHANNEL + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD,
                                                                 .data.fd = p->channel.fds[i]};
@@ -240,7 +243,7 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   p->life_fd = life[1];
   td_worker_argv args;
   st = td_worker_args_format(&args, opts, err);
-  int rc = st == TD_OK ? spawn(p, loop, args.argv, life[0]) : 0;
+  int rc = st == TD_OK ? spawn(p, loop, args.argv, life[0], opts->weights_fd) : 0;
   td_worker_argv_free(&args);
   close(life[0]);
   if (rc != 0) st = td_fail(err, TD_EIO, "cannot start a worker process: %s", uv_strerror(rc));

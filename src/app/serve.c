@@ -9,6 +9,7 @@
 #include <strings.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "app/command.h"
 #include "base/clock.h"
@@ -19,8 +20,12 @@
 
 // ---- what handlers share --------------------------------------------------------------------
 
+td_backend_state td_serve_state(const td_serve *serve) {
+  return serve->backend ? td_backend_state_of(serve->backend) : TD_BACKEND_LOADING;
+}
+
 uint32_t td_serve_n_ctx(const td_serve *serve) {
-  uint32_t n = td_backend_info(serve->backend).n_ctx;
+  uint32_t n = serve->backend ? td_backend_info(serve->backend).n_ctx : 0;
   if (n == 0) n = (uint32_t)serve->options->ctx_size;
   return n ? n : serve->max_position;
 }
@@ -47,12 +52,15 @@ static void write_error(void *ctx, td_buf *out, int status, const char *message)
 }
 
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
-  td_backend_state state = td_backend_state_of(serve->backend);
+  td_backend_state state = td_serve_state(serve);
   if (state == TD_BACKEND_READY || state == TD_BACKEND_STUCK) return false;
   td_api_error error;
-  td_api_fail(&error, 503, NULL, NULL,
-              state == TD_BACKEND_LOADING ? "the model is being loaded" : "the worker failed: %s",
-              td_backend_reason(serve->backend));
+  if (state == TD_BACKEND_LOADING) {
+    td_api_fail(&error, 503, NULL, NULL, "the model is being loaded");
+  } else {
+    td_api_fail(&error, 503, NULL, NULL, "the worker failed: %s",
+                td_backend_reason(serve->backend));
+  }
   td_serve_fail(x, &error);
   return true;
 }
@@ -108,35 +116,36 @@ static bool check_head(void *ctx, td_http_exchange *x) {
 static void on_http_closed(void *ctx) {
   td_serve *serve = ctx;
   serve->http = NULL;
-  td_backend_close(serve->backend, NULL, NULL);
+  atomic_store(&serve->weights_canceled, true);
+  if (serve->backend) td_backend_close(serve->backend, NULL, NULL);
   uv_close((uv_handle_t *)&serve->on_term, NULL);
   uv_close((uv_handle_t *)&serve->on_int, NULL);
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
 }
 
 // Clients first: their requests are canceled while the worker still listens.
-static void stop(td_serve *serve) {
+void td_serve_stop(td_serve *serve, int exit_status) {
+  if (!serve->exit_status) serve->exit_status = exit_status;
   if (serve->stopping) return;
   serve->stopping = true;
   td_http_server_close(serve->http, on_http_closed, serve);
 }
 
 static void on_drained(void *ctx) {
-  stop(ctx);
+  td_serve_stop(ctx, 0);
 }
 
 static void on_deadline(uv_timer_t *timer) {
   td_serve *serve = timer->data;
   td_warn("requests still running after %lld s are ended",
           (long long)serve->options->drain_timeout_s);
-  stop(serve);
+  td_serve_stop(serve, 0);
 }
 
 static void on_signal(uv_signal_t *handle, int signal_number) {
   td_serve *serve = handle->data;
   if (serve->draining) {
-    serve->exit_status = 128 + signal_number;
-    stop(serve);
+    td_serve_stop(serve, 128 + signal_number);
     return;
   }
   serve->draining = true;
@@ -147,7 +156,7 @@ static void on_signal(uv_signal_t *handle, int signal_number) {
   td_http_server_drain(serve->http);
 }
 
-static void on_state(void *ctx, td_backend_state state) {
+void td_serve_on_state(void *ctx, td_backend_state state) {
   td_serve *serve = ctx;
   if (state == TD_BACKEND_READY && !serve->announced) {
     serve->announced = true;
@@ -155,8 +164,7 @@ static void on_state(void *ctx, td_backend_state state) {
             (double)(td_clock_ns() - serve->started_ns) * 1e-9);
   } else if (state == TD_BACKEND_FAILED) {
     td_error("%s", td_backend_reason(serve->backend));
-    serve->exit_status = 1;
-    if (serve->http) stop(serve);
+    td_serve_stop(serve, 1);
   }
 }
 
@@ -194,18 +202,6 @@ static td_status open_http(td_serve *serve, td_err *err) {
   return st;
 }
 
-static td_status open_backend(td_serve *serve, td_err *err) {
-  const td_options *o = serve->options;
-  td_backend_opts opts = {.model_dir = o->model,
-                          .ctx_size = (uint32_t)o->ctx_size,
-                          .max_batch = (uint32_t)o->max_batch,
-                          .n_threads = (uint32_t)o->threads,
-                          .prefill_chunk = (uint32_t)o->prefill_chunk,
-                          .on_state = on_state,
-                          .ctx = serve};
-  return td_backend_open(&serve->backend, &serve->loop, &opts, err);
-}
-
 // The directory's last component, links and "." resolved.
 static td_status choose_name(td_serve *serve, td_err *err) {
   char *path = serve->options->model_name ? NULL : realpath(serve->options->model, NULL);
@@ -221,7 +217,7 @@ static td_status choose_name(td_serve *serve, td_err *err) {
 // What is wrong with the model's directory is told before anything is started.
 static td_status read_model(td_serve *serve, td_err *err) {
   td_model_config config;
-  td_status st = td_cmd_need_model(serve->options, err);
+  td_status st = td_cmd_session_opts(serve->options, &serve->model_opts, err);
   if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);
@@ -258,7 +254,6 @@ static void set_limits(void) {
 }
 
 static void close_half_open(td_serve *serve) {
-  if (serve->http) td_http_server_close(serve->http, NULL, NULL);
   uv_close((uv_handle_t *)&serve->on_term, NULL);
   uv_close((uv_handle_t *)&serve->on_int, NULL);
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
@@ -268,15 +263,20 @@ static int serve_forever(td_serve *serve) {
   td_err err;
   open_loop(serve);
   td_status st = open_http(serve, &err);
-  if (st == TD_OK) st = open_backend(serve, &err);
-  if (st != TD_OK) close_half_open(serve);
+  if (st == TD_OK) {
+    td_serve_start(serve);
+  } else {
+    close_half_open(serve);
+  }
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);
+  if (serve->weights_fd >= 0) close(serve->weights_fd);
   return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
 }
 
 int td_cmd_serve(const td_options *options) {
-  td_serve serve = {.options = options, .started_ns = td_clock_ns(), .created = time(NULL)};
+  td_serve serve = {
+      .options = options, .started_ns = td_clock_ns(), .created = time(NULL), .weights_fd = -1};
   td_err err;
   td_metrics_init(&serve.metrics);
   set_limits();

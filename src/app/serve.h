@@ -4,11 +4,14 @@
 #ifndef TD_APP_SERVE_H
 #define TD_APP_SERVE_H
 
+#include <stdatomic.h>
+
 #include <uv.h>
 
 #include "api/request.h"
 #include "app/backend.h"
 #include "app/serve_metrics.h"
+#include "app/session.h"
 #include "config/options.h"
 #include "http/http.h"
 #include "model/model.h"
@@ -20,7 +23,7 @@ typedef struct {
   uv_signal_t on_term, on_int;
   uv_timer_t drain_timer;
   td_http_server *http;
-  td_backend *backend;
+  td_backend *backend; // NULL while weights are being loaded
   td_chat *chat;
   td_metrics metrics;
   td_api_defaults defaults;
@@ -28,17 +31,32 @@ typedef struct {
   char *name;            // what the API calls the model
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
+  td_session_opts model_opts; // what the options ask of model and memory, checked
+  uv_work_t weights_work;
+  atomic_bool weights_canceled;
+  int weights_fd; // of weights in memory; -1: none
+  td_err weights_err;
   bool announced; // "listening on" was said
   bool draining, stopping;
   int exit_status;
 } td_serve;
 
+td_backend_state td_serve_state(const td_serve *serve);
 // Longest context, tokens: the worker's, or the best guess while it loads.
 uint32_t td_serve_n_ctx(const td_serve *serve);
 // Answers with an error, and the headers that belong to its status.
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
 // Answers 503 and returns true while no worker can take requests.
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
+
+// Ends the server at once, with this exit status if it was 0 so far.
+void td_serve_stop(td_serve *serve, int exit_status);
+void td_serve_on_state(void *ctx, td_backend_state state);
+
+// serve_start.c
+// Loads the weights if they are to be in memory, then starts the worker; both happen while the
+// server answers already. What fails ends the server.
+void td_serve_start(td_serve *serve);
 
 // serve_generate.c
 void td_serve_chat(void *ctx, td_http_exchange *x);

@@ -68,14 +68,14 @@ static const char *state_name(td_backend_state state) {
 
 void td_serve_health(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
-  td_backend_state state = td_backend_state_of(serve->backend);
+  td_backend_state state = td_serve_state(serve);
   bool ok = state == TD_BACKEND_READY;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "status", state_name(state));
-  td_jw_int(&w, "running", td_backend_n_running(serve->backend));
-  td_jw_int(&w, "waiting", td_backend_n_waiting(serve->backend));
+  td_jw_int(&w, "running", serve->backend ? td_backend_n_running(serve->backend) : 0);
+  td_jw_int(&w, "waiting", serve->backend ? td_backend_n_waiting(serve->backend) : 0);
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
   respond(x, ok ? 200 : 503, &body);
@@ -92,11 +92,13 @@ void td_serve_page(void *ctx, td_http_exchange *x) {
 
 void td_serve_metrics(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
-  const td_metrics_now now = {.model = serve->name,
-                              .n_running = td_backend_n_running(serve->backend),
-                              .n_waiting = td_backend_n_waiting(serve->backend),
-                              .n_restarts = td_backend_n_restarts(serve->backend),
-                              .kv_use = td_backend_kv_use(serve->backend)};
+  td_metrics_now now = {.model = serve->name};
+  if (serve->backend) {
+    now.n_running = td_backend_n_running(serve->backend);
+    now.n_waiting = td_backend_n_waiting(serve->backend);
+    now.n_restarts = td_backend_n_restarts(serve->backend);
+    now.kv_use = td_backend_kv_use(serve->backend);
+  }
   td_buf body = TD_BUF_INIT;
   td_metrics_write(&body, &serve->metrics, &now);
   respond_as(x, 200, TD_METRICS_TYPE, &body);

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -12,7 +13,7 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
-      .weight_bytes = td_model_stats_of(s->model).bytes,
+      .weight_bytes = s->is_resident ? 0 : td_model_stats_of(s->model).bytes,
       .available_bytes = td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
       .max_batch = s->opts.max_seqs,
@@ -40,8 +41,23 @@ static td_status open_engine(td_session *s, td_err *err) {
   return td_engine_open(&s->engine, s->model, s->dev, &opts, err);
 }
 
+static td_status open_model(td_session *s, td_err *err) {
+  if (s->opts.weights == TD_WEIGHTS_MMAP) return td_model_open(&s->model, s->opts.model_dir, err);
+  const td_weights_opts opts = {.mode = s->opts.weights,
+                                .model_dir = s->opts.model_dir,
+                                .ctx_size = s->opts.ctx_size,
+                                .kv_dtype = s->opts.kv_dtype};
+  int fd;
+  td_status st = td_weights_open(&fd, &opts, err);
+  if (st != TD_OK) return st;
+  st = td_model_open_weights(&s->model, s->opts.model_dir, fd, err);
+  s->is_resident = fd >= 0;
+  if (fd >= 0) close(fd); // the model's mapping keeps the memory
+  return st;
+}
+
 static td_status open_parts(td_session *s, td_err *err) {
-  td_status st = td_model_open(&s->model, s->opts.model_dir, err);
+  td_status st = open_model(s, err);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
   td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};

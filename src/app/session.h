@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "app/weights.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kv/kv.h"
@@ -18,7 +19,8 @@ typedef struct {
   uint32_t prefill_chunk; // tokens a step
   uint32_t max_seqs;      // sequences that may be open together; 0: one
   td_dtype kv_dtype;      // TD_F32 or TD_F16
-  bool record_routing;    // see td_engine_opts
+  td_weights_mode weights;
+  bool record_routing; // see td_engine_opts
 } td_session_opts;
 
 // Members are for reading; td_session_close frees them.
@@ -29,7 +31,8 @@ typedef struct {
   td_engine *engine;
   td_kv *kv;
   td_session_opts opts;
-  uint32_t n_ctx; // longest context, tokens
+  bool is_resident; // weights are in memory rather than mapped from files
+  uint32_t n_ctx;   // longest context, tokens
   double load_s;
   // the sequence that td_session_generate goes on with
   uint32_t seq;

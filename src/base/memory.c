@@ -1,5 +1,6 @@
 #include "base/memory.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,8 +46,11 @@ static uint64_t group_available(const char *group) {
   uint64_t current = number_in(path, "");
   if (max == UINT64_MAX || current == UINT64_MAX) return UINT64_MAX;
   snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.stat", group);
-  uint64_t cache = number_in(path, "file ");
-  uint64_t used = cache < current ? current - cache : cache == UINT64_MAX ? current : 0;
+  uint64_t file = number_in(path, "file "), shmem = number_in(path, "shmem ");
+  if (file == UINT64_MAX) file = 0;
+  if (shmem == UINT64_MAX) shmem = 0;
+  uint64_t cache = shmem < file ? file - shmem : 0; // "file" counts shared memory as well
+  uint64_t used = cache < current ? current - cache : 0;
   return used < max ? max - used : 0;
 }
 
@@ -67,4 +71,43 @@ uint64_t td_memory_available_bytes(void) {
     if (!slash) return available;
     *slash = '\0';
   }
+}
+
+#define HUGETLB_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB"
+#define THP_DIR     "/sys/kernel/mm/transparent_hugepage"
+
+static uint64_t reserved_bytes(void) {
+  uint64_t n_free = number_in(HUGETLB_DIR "/free_hugepages", "");
+  uint64_t n_promised = number_in(HUGETLB_DIR "/resv_hugepages", "");
+  if (n_free == UINT64_MAX || n_promised == UINT64_MAX || n_promised > n_free) return 0;
+  return (n_free - n_promised) * TD_HUGE_PAGE_BYTES;
+}
+
+// The word in brackets of "always [madvise] never"; "" without one.
+static void chosen_word(char word[32], const char *path) {
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  word[0] = '\0';
+  if (td_file_read(&text, path, MAX_PROC_BYTES, &err) == TD_OK) {
+    const char *open = strchr(td_buf_text(&text), '[');
+    if (open) snprintf(word, 32, "%.*s", (int)strcspn(open + 1, "]"), open + 1);
+  }
+  td_buf_free(&text);
+}
+
+static bool has_transparent(void) {
+  char word[32];
+  chosen_word(word, THP_DIR "/hugepages-2048kB/shmem_enabled"); // since Linux 6.12
+  if (!word[0] || !strcmp(word, "inherit")) chosen_word(word, THP_DIR "/shmem_enabled");
+  return word[0] && strcmp(word, "never") != 0 && strcmp(word, "deny") != 0;
+}
+
+td_page_kind td_memory_shared_pages(uint64_t n_bytes) {
+  if (reserved_bytes() >= n_bytes) return TD_PAGES_RESERVED;
+  return has_transparent() ? TD_PAGES_TRANSPARENT : TD_PAGES_PLAIN;
+}
+
+uint64_t td_memory_shared_huge_bytes(void) {
+  uint64_t kib = number_in("/proc/self/smaps_rollup", "ShmemPmdMapped:");
+  return kib == UINT64_MAX ? 0 : kib * 1024;
 }

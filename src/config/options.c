@@ -48,6 +48,9 @@ static const option table[] = {
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",
      "KV cache in f32, or in f16: half the memory, keys and values rounded to 11 bits"},
+    {"weights", 0, OPT_STR, COMPUTE, AT(weights), NO_RANGE, "auto", "WHERE",
+     "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
+     "there are any; auto: resident where that fits and brings such pages"},
     {"prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), 1, 1 << 16, "512", "TOKENS",
      "prompt tokens computed in one step"},
 

@@ -48,7 +48,7 @@ typedef struct {
   char *config, *log_level;
   bool help;
   // model and machine
-  char *model, *kv_dtype;
+  char *model, *kv_dtype, *weights;
   int64_t threads, ctx_size, prefill_chunk;
   // what to answer
   char *prompt, *file, *system;

@@ -87,26 +87,33 @@ static char *name_of(const char *dir) {
   return name;
 }
 
-static td_status open_model(td_model *m, const char *dir, td_err *err) {
+static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err *err) {
   td_status st = td_model_config_read(&m->config, dir, err);
   if (st != TD_OK) return st;
   m->dir = strdup(dir);
   m->name = name_of(dir);
   if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
   st = td_quant_open_dir(&m->quant, dir, err);
-  if (st == TD_OK) st = td_store_open(&m->store, dir, err);
+  if (st == TD_OK) {
+    st = weights_fd < 0 ? td_store_open(&m->store, dir, err)
+                        : td_store_open_resident(&m->store, dir, weights_fd, err);
+  }
   if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->quant, m->store, err);
   if (st == TD_OK) m->stats = count_all(m);
   return st;
 }
 
 td_status td_model_open(td_model **out, const char *dir, td_err *err) {
+  return td_model_open_weights(out, dir, -1, err);
+}
+
+td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err) {
   td_err local;
   if (!err) err = &local;
   *out = NULL;
   td_model *m = calloc(1, sizeof *m);
   if (!m) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
-  td_status st = open_model(m, dir, err);
+  td_status st = open_model(m, dir, weights_fd, err);
   if (st == TD_OK) {
     *out = m;
   } else {

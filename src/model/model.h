@@ -94,6 +94,9 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
 // TD_EFORMAT (corrupt or truncated shard, lying header, missing, extra or misshapen tensor),
 // TD_EUNSUPPORTED (architecture, dtype, quantization method). On success the caller owns *out.
 td_status td_model_open(td_model **out, const char *dir, td_err *err);
+// The same with the weights that model/resident.h holds at weights_fd (borrowed for the call),
+// which the model shares with every process that opens them; -1: the shards.
+td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err);
 void td_model_close(td_model *model);
 
 const td_model_config *td_model_config_of(const td_model *model);

@@ -6,6 +6,7 @@
 
 #include "base/fs.h"
 #include "config/json.h"
+#include "model/resident.h"
 
 #define SINGLE_FILE     "model.safetensors"
 #define INDEX_FILE      "model.safetensors.index.json"
@@ -14,14 +15,15 @@
 typedef struct {
   char *path;       // owned; what td_tensor.file of its tensors points to
   const char *file; // path without the directory
-  td_file_map map;
+  td_file_map map;  // the file's, or a part of store->resident
   td_safetensors st;
 } shard;
 
 struct td_store {
   char *dir;
   char *listing;
-  shard **shards; // each allocated on its own, so that tensors may point into it
+  td_resident resident; // base is NULL when the files themselves are mapped
+  shard **shards;       // each allocated on its own, so that tensors may point into it
   size_t n_shards, cap_shards;
   const td_tensor **tensors; // of all shards
   size_t n_tensors;
@@ -38,12 +40,21 @@ static char *join(const char *dir, const char *file) {
   return asprintf(&path, "%s/%s", dir, file) < 0 ? NULL : path;
 }
 
-static void shard_close(shard *s) {
-  if (!s) return;
+static void shard_close(const td_store *store, shard *s) {
   td_safetensors_free(&s->st);
-  td_file_map_close(&s->map);
+  if (!store->resident.base) td_file_map_close(&s->map);
   free(s->path);
   free(s);
+}
+
+static td_status shard_map(shard *s, const td_store *store, td_err *err) {
+  if (!store->resident.base) return td_file_map_open(&s->map, s->path, err);
+  s->map.data = td_resident_find(&store->resident, s->file, &s->map.n_bytes);
+  if (s->map.data) return TD_OK;
+  return td_fail(err, TD_EFORMAT,
+                 "%s: not among the weights in memory: the checkpoint has changed since they were "
+                 "loaded, start the server again",
+                 s->path);
 }
 
 static td_status shard_open(shard **out, const td_store *store, const char *file, td_err *err) {
@@ -53,10 +64,10 @@ static td_status shard_open(shard **out, const td_store *store, const char *file
     return no_memory(store, err);
   }
   s->file = s->path + strlen(store->dir) + 1;
-  td_status st = td_file_map_open(&s->map, s->path, err);
+  td_status st = shard_map(s, store, err);
   if (st == TD_OK) st = td_safetensors_parse(&s->st, s->map.data, s->map.n_bytes, s->path, err);
   if (st != TD_OK) {
-    shard_close(s);
+    shard_close(store, s);
     return st;
   }
   *out = s;
@@ -216,14 +227,15 @@ static td_status open_dir(td_store *store, td_err *err) {
   return open_index(store, err);
 }
 
-td_status td_store_open(td_store **out, const char *dir, td_err *err) {
+static td_status open_store(td_store **out, const char *dir, int weights_fd, td_err *err) {
   *out = NULL;
   td_store *store = calloc(1, sizeof *store);
   if (!store || !(store->dir = strdup(dir))) {
     free(store);
     return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
   }
-  td_status st = open_dir(store, err);
+  td_status st = weights_fd < 0 ? TD_OK : td_resident_attach(&store->resident, weights_fd, err);
+  if (st == TD_OK) st = open_dir(store, err);
   if (st != TD_OK) {
     td_store_close(store);
     return st;
@@ -232,10 +244,19 @@ td_status td_store_open(td_store **out, const char *dir, td_err *err) {
   return TD_OK;
 }
 
+td_status td_store_open(td_store **out, const char *dir, td_err *err) {
+  return open_store(out, dir, -1, err);
+}
+
+td_status td_store_open_resident(td_store **out, const char *dir, int weights_fd, td_err *err) {
+  return open_store(out, dir, weights_fd, err);
+}
+
 void td_store_close(td_store *store) {
   if (!store) return;
   for (size_t i = 0; i < store->n_shards; i++)
-    shard_close(store->shards[i]);
+    shard_close(store, store->shards[i]);
+  td_resident_detach(&store->resident);
   free(store->shards);
   free(store->tensors);
   free(store->slots);
@@ -259,4 +280,14 @@ ptrdiff_t td_store_find(const td_store *store, const char *name) {
 
 const char *td_store_listing(const td_store *store) {
   return store->listing;
+}
+
+size_t td_store_n_shards(const td_store *store) {
+  return store->n_shards;
+}
+
+td_shard_info td_store_shard(const td_store *store, size_t idx) {
+  TD_CHECK(idx < store->n_shards);
+  const shard *s = store->shards[idx];
+  return (td_shard_info){.path = s->path, .name = s->file, .n_bytes = s->map.n_bytes};
 }

@@ -9,6 +9,9 @@ typedef struct td_store td_store;
 // Opens model.safetensors, or else the shards that model.safetensors.index.json names. Errors name
 // file and tensor. On success the caller owns *out; tensors and their data live until close.
 td_status td_store_open(td_store **out, const char *dir, td_err *err);
+// The same out of resident weights (model/resident.h): of the directory, only the index is read.
+// weights_fd is borrowed for the call.
+td_status td_store_open_resident(td_store **out, const char *dir, int weights_fd, td_err *err);
 void td_store_close(td_store *store);
 
 size_t td_store_n_tensors(const td_store *store);
@@ -18,5 +21,13 @@ const td_tensor *td_store_tensor(const td_store *store, size_t idx);
 ptrdiff_t td_store_find(const td_store *store, const char *name);
 // Path of the file that lists the tensors: the index, or the only shard.
 const char *td_store_listing(const td_store *store);
+
+// One file of the checkpoint.
+typedef struct {
+  const char *path, *name; // name: path without the directory; both live until close
+  uint64_t n_bytes;
+} td_shard_info;
+size_t td_store_n_shards(const td_store *store);
+td_shard_info td_store_shard(const td_store *store, size_t idx);
 
 #endif

@@ -9,9 +9,11 @@
 #include "tandem/types.h"
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
-// means that the front is gone. 1 and 2 are for what it has to say; the channel's follow.
+// means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
+// (model/resident.h) are at 3 when weights_fd says that there are any; the channel's follow.
 #define TD_WORKER_LIFE_FD       0
-#define TD_WORKER_FIRST_CHANNEL 3
+#define TD_WORKER_WEIGHTS_FD    3
+#define TD_WORKER_FIRST_CHANNEL 4
 
 // Every key, all of them required: field, key, least, most.
 #define TD_WORKER_NUMBERS(X)                                                                       \
@@ -21,6 +23,7 @@
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
   X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
   X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
+  X(weights_fd, "weights", 0, INT32_MAX)                                                           \
   X(parent_pid, "parent", 1, INT32_MAX)
 
 typedef struct {
@@ -31,6 +34,7 @@ typedef struct {
   uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
   uint32_t kv_dtype;     // a td_dtype
   uint32_t prefill_chunk;
+  uint32_t weights_fd; // the front's descriptor of the weights in memory; 0: none, map the files
   uint32_t parent_pid; // the front's
 } td_worker_opts;
 

@@ -41,7 +41,8 @@ static td_status plan_kv(worker *w, td_err *err) {
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
-      .weight_bytes = td_model_stats_of(w->model).bytes,
+      // Weights in memory are no longer part of what is available.
+      .weight_bytes = w->opts.weights_fd ? 0 : td_model_stats_of(w->model).bytes,
       .available_bytes = td_memory_available_bytes(),
       .ctx_size = w->opts.ctx_size,
       .kv_tokens = w->opts.kv_tokens,
@@ -76,7 +77,8 @@ static td_status open_tables(worker *w, td_err *err) {
 
 static td_status open_all(worker *w, td_err *err) {
   uint64_t begin_ns = td_clock_ns();
-  td_status st = td_model_open(&w->model, w->opts.model_dir, err);
+  int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
+  td_status st = td_model_open_weights(&w->model, w->opts.model_dir, weights_fd, err);
   if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
   const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};

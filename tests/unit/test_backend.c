@@ -49,7 +49,8 @@ struct td_engine {
   float *logits;
 };
 
-td_status td_model_open(td_model **out, const char *dir, td_err *err) {
+td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err) {
+  (void)weights_fd;
   if (strcmp(dir, "absent") == 0) return td_fail(err, TD_ENOENT, "absent/config.json: not found");
   if (strcmp(dir, "crash") == 0) {
     fprintf(stderr, "something is\nterribly wrong\n");

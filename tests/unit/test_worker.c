@@ -25,6 +25,7 @@ static void test_args_round_trip(void **state) {
                                .kv_tokens = 4,
                                .kv_dtype = TD_F16,
                                .prefill_chunk = 5,
+                               .weights_fd = 7,
                                .parent_pid = 6};
   td_err err;
   td_worker_argv args;
@@ -38,7 +39,7 @@ static void test_args_round_trip(void **state) {
   TD_WORKER_NUMBERS(X)
 #undef X
   for (int i = 2; i < args.argc; i++) { // every one is needed
-    char *rest[16];
+    char *rest[32];
     memcpy(rest, args.argv, (size_t)args.argc * sizeof *rest);
     rest[i] = rest[args.argc - 1];
     assert_int_equal(td_worker_args_parse(&got, args.argc - 1, rest, &err), TD_EINVAL);

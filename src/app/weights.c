@@ -1,0 +1,164 @@
+#include "app/weights.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "model/resident.h"
+#include "worker/kv_plan.h"
+
+#define GIB        ((double)(1 << 30))
+#define SAY_NS     10000000000u // between two lines of progress in a log
+#define LINE_CHARS 79
+
+td_status td_weights_mode_parse(td_weights_mode *out, const char *name, td_err *err) {
+  static const char *const names[] = {
+      [TD_WEIGHTS_MMAP] = "mmap", [TD_WEIGHTS_RESIDENT] = "resident", [TD_WEIGHTS_AUTO] = "auto"};
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    if (strcmp(name, names[i]) != 0) continue;
+    *out = (td_weights_mode)i;
+    return TD_OK;
+  }
+  return td_fail(err, TD_EINVAL, "--weights %s: give auto, resident or mmap", name);
+}
+
+// ---- the choice -----------------------------------------------------------------------------
+
+// Pages set aside for this are no part of what is available.
+static uint64_t taken_bytes(const td_weights_need *need) {
+  return need->pages == TD_PAGES_RESERVED ? 0 : need->resident_bytes;
+}
+
+static bool has_room_for_kv(const td_weights_need *need) {
+  uint64_t taken = taken_bytes(need), available = need->available_bytes;
+  return taken <= available && (available - taken) / 2 >= need->kv_bytes;
+}
+
+td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
+  *out = (td_weights_choice){0};
+  double weights = (double)need->file_bytes / GIB;
+  double available = (double)need->available_bytes / GIB;
+  if (need->mode == TD_WEIGHTS_RESIDENT && taken_bytes(need) > need->available_bytes) {
+    return td_fail(err, TD_ENOMEM,
+                   "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
+                   "available; free some, or give --weights mmap, which reads them through the "
+                   "page cache",
+                   weights, available);
+  }
+  bool does_fit = has_room_for_kv(need);
+  out->is_resident = need->mode == TD_WEIGHTS_RESIDENT ||
+                     (need->mode == TD_WEIGHTS_AUTO && does_fit && need->pages != TD_PAGES_PLAIN);
+  if (out->is_resident) return TD_OK;
+  if (need->file_bytes > need->available_bytes) {
+    out->is_warning = true;
+    snprintf(out->text, sizeof out->text,
+             "the checkpoint is larger (%.2f GiB) than the memory available (%.2f GiB): answers "
+             "will wait for the disk; a smaller one can be made with tandem quantize",
+             weights, available);
+  } else if (need->mode == TD_WEIGHTS_AUTO) {
+    snprintf(out->text, sizeof out->text, "%.2f GiB of weights are mapped from their files: %s",
+             weights,
+             does_fit ? "there are no 2 MB pages for shared memory, and nothing else to gain"
+                      : "a copy in memory would leave no room for the KV cache");
+  }
+  return TD_OK;
+}
+
+// ---- loading --------------------------------------------------------------------------------
+
+typedef struct {
+  bool is_terminal;
+  uint64_t begin_ns, said_ns;
+} reporter;
+
+static double gib_per_second(const reporter *r, uint64_t bytes) {
+  double seconds = (double)(td_clock_ns() - r->begin_ns) * 1e-9;
+  return seconds > 0 ? (double)bytes / GIB / seconds : 0;
+}
+
+static void draw_bar(const reporter *r, uint64_t done, uint64_t total) {
+  enum { CELLS = 30 };
+  char line[LINE_CHARS + 1];
+  int n_full = total ? (int)(done * CELLS / total) : CELLS;
+  int n = snprintf(line, sizeof line, "\rloading [%.*s%*s] %5.1f of %.1f GiB, %.2f GiB/s", n_full,
+                   "##############################", CELLS - n_full, "", (double)done / GIB,
+                   (double)total / GIB, gib_per_second(r, done));
+  if (n > LINE_CHARS) n = LINE_CHARS;
+  if (write(STDERR_FILENO, line, (size_t)n) < 0) return; // nobody watches
+}
+
+static void on_progress(void *ctx, uint64_t done, uint64_t total) {
+  reporter *r = ctx;
+  uint64_t now_ns = td_clock_ns();
+  if (r->is_terminal) {
+    draw_bar(r, done, total);
+  } else if (now_ns - r->said_ns >= SAY_NS) {
+    r->said_ns = now_ns;
+    td_info("loading weights: %.1f of %.1f GiB, %.2f GiB/s", (double)done / GIB,
+            (double)total / GIB, gib_per_second(r, done));
+  }
+}
+
+static void say_loaded(const reporter *r, const td_resident_stats *stats) {
+  const char *pages = "plain pages: the kernel gives shared memory no larger ones here";
+  char text[96];
+  if (stats->pages == TD_PAGES_RESERVED) {
+    pages = "reserved 2 MB pages";
+  } else if (stats->pages == TD_PAGES_TRANSPARENT) {
+    snprintf(text, sizeof text, "%.2f GiB of that in 2 MB pages", (double)stats->huge_bytes / GIB);
+    pages = text;
+  }
+  td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)",
+          (double)stats->n_bytes / GIB, (double)(td_clock_ns() - r->begin_ns) * 1e-9,
+          gib_per_second(r, stats->n_bytes), pages);
+}
+
+static td_status load(int *fd, const td_store *store, const td_weights_opts *opts, td_err *err) {
+  reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1, .begin_ns = td_clock_ns()};
+  r.said_ns = r.begin_ns;
+  const td_resident_opts how = {.canceled = opts->canceled, .on_progress = on_progress, .ctx = &r};
+  td_resident_stats stats;
+  td_status st = td_resident_load(fd, &stats, store, &how, err);
+  static const char clear[] = "\r\033[K";
+  if (r.is_terminal && write(STDERR_FILENO, clear, sizeof clear - 1) < 0) r.is_terminal = false;
+  if (st == TD_OK) say_loaded(&r, &stats);
+  return st;
+}
+
+static td_status measure(td_weights_need *need, const td_store *store, const td_weights_opts *opts,
+                         td_err *err) {
+  td_model_config config;
+  td_status st = td_model_config_read(&config, opts->model_dir, err);
+  if (st != TD_OK) return st;
+  uint64_t n_ctx = opts->ctx_size ? opts->ctx_size : config.max_position;
+  if (!opts->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
+  *need = (td_weights_need){.mode = opts->mode,
+                            .resident_bytes = td_resident_bytes(store),
+                            .kv_bytes = n_ctx *
+                                        td_engine_kv_bytes_per_token(&config, opts->kv_dtype),
+                            .available_bytes = td_memory_available_bytes()};
+  need->pages = td_memory_shared_pages(need->resident_bytes);
+  for (size_t i = 0; i < td_store_n_shards(store); i++)
+    need->file_bytes += td_store_shard(store, i).n_bytes;
+  return TD_OK;
+}
+
+td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
+  *fd = -1;
+  td_store *store;
+  td_status st = td_store_open(&store, opts->model_dir, err);
+  if (st != TD_OK) return st;
+  td_weights_need need;
+  td_weights_choice choice = {0};
+  st = measure(&need, store, opts, err);
+  if (st == TD_OK) st = td_weights_choose(&choice, &need, err);
+  if (st == TD_OK && choice.text[0]) {
+    td_log(choice.is_warning ? TD_LOG_WARN : TD_LOG_DEBUG, "%s", choice.text);
+  }
+  if (st == TD_OK && choice.is_resident) st = load(fd, store, opts, err);
+  td_store_close(store);
+  return st;
+}

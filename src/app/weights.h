@@ -1,0 +1,50 @@
+// src/app/weights.h - where the weights live: mapped from the checkpoint's files through the page
+// cache, or read once into shared memory (model/resident.h). Chosen, loaded and told on stderr.
+#ifndef TD_APP_WEIGHTS_H
+#define TD_APP_WEIGHTS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "tandem/types.h"
+
+typedef enum { TD_WEIGHTS_MMAP, TD_WEIGHTS_RESIDENT, TD_WEIGHTS_AUTO } td_weights_mode;
+
+// auto, resident or mmap; TD_EINVAL else.
+td_status td_weights_mode_parse(td_weights_mode *out, const char *name, td_err *err);
+
+// What the choice rests on.
+typedef struct {
+  td_weights_mode mode;
+  uint64_t file_bytes;     // of the checkpoint
+  uint64_t resident_bytes; // memory that it takes when resident
+  uint64_t kv_bytes;       // of one context; auto leaves room for two beside the weights
+  uint64_t available_bytes;
+  td_page_kind pages; // that the memory would have
+} td_weights_need;
+
+typedef struct {
+  bool is_resident, is_warning; // warning: the text is one
+  char text[256];               // why, a sentence
+} td_weights_choice;
+
+// Auto is resident when that fits and brings huge pages. TD_ENOMEM: resident was asked for and does
+// not fit.
+td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
+
+typedef struct {
+  td_weights_mode mode;
+  const char *model_dir;
+  uint32_t ctx_size; // tokens; 0: what the model allows, within memory
+  td_dtype kv_dtype;
+  const atomic_bool *canceled; // may be NULL
+} td_weights_opts;
+
+// Chooses, and loads if that is the choice; shows how far it is on stderr. *fd is the descriptor of
+// the weights, the caller's to close; -1 when the files are to be mapped. Any thread.
+td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err);
+
+#endif

@@ -1,0 +1,52 @@
+// src/model/resident.h - a checkpoint's shards in shared memory: read once, sealed, and mapped by
+// every process that computes with them, so that weights exist once and outlive a worker's death.
+// Bytes are the files' own, one file behind the other.
+#ifndef TD_MODEL_RESIDENT_H
+#define TD_MODEL_RESIDENT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "model/store.h"
+
+typedef struct {
+  uint32_t n_threads;          // that read; 0: as many as keep a disk busy
+  const atomic_bool *canceled; // stops the loading; may be NULL
+  // Called every 200 ms or so on the caller's thread; may be NULL.
+  void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+  void *ctx;
+} td_resident_opts;
+
+typedef struct {
+  td_page_kind pages;
+  uint64_t n_bytes;    // of the shards
+  uint64_t huge_bytes; // of them and the gaps between them, in 2 MB pages
+} td_resident_stats;
+
+// Memory that holding the store's shards takes.
+uint64_t td_resident_bytes(const td_store *store);
+
+// Reads the shards of a store that maps files, in parallel and past the page cache where the file
+// system can, into memory that nobody can change afterwards. *fd, read-only and close-on-exec, is
+// the caller's; the memory lives as long as it or a mapping. TD_ENOMEM: it does not fit.
+// TD_EIO: a file cannot be read, or has changed meanwhile. TD_ECANCELED.
+td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,
+                           const td_resident_opts *opts, td_err *err);
+
+// A mapping of what was loaded; zeroed is detached.
+typedef struct {
+  const char *base;
+  size_t n_bytes;
+} td_resident;
+
+// TD_EFORMAT: fd is not what td_resident_load makes.
+td_status td_resident_attach(td_resident *out, int fd, td_err *err);
+void td_resident_detach(td_resident *resident);
+// The bytes of the shard called name, or NULL.
+const void *td_resident_find(const td_resident *resident, const char *name, size_t *n_bytes);
+
+#endif

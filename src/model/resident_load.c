@@ -1,0 +1,347 @@
+// src/model/resident_load.c - reading the shards into shared memory.
+// Threads take chunks in order of the files. Nobody but read(2) writes to the memory, so where it
+// runs out the call fails and no process is killed for touching a page that cannot be had.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "model/resident.h"
+#include "model/resident_impl.h"
+
+#define CHUNK_BYTES ((uint64_t)8 << 20)
+#define N_READERS   8 // NVMe disks want several large reads at once; more are no faster
+#define PROGRESS_NS 200000000
+#define SEAL_TRIES  100         // a millisecond apart
+#define HUGE_2MB    (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
+#define GIB         ((double)(1 << 30))
+
+typedef struct {
+  const char *path;
+  uint64_t n_bytes, offset; // offset: in memory
+  uint64_t first_chunk;     // of all chunks
+  struct stat before;
+} source;
+
+typedef struct {
+  const td_resident_opts *opts;
+  source *sources; // [n_sources]
+  size_t n_sources;
+  char *base;
+  uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: of the memory, total_bytes: of the shards
+  _Atomic uint64_t next_chunk, done_bytes;
+  atomic_bool is_over; // a reader failed, or the loading was canceled
+  pthread_mutex_t lock;
+  pthread_cond_t ended;
+  unsigned n_active; // readers; under lock
+  td_err err;        // the first; under lock
+} loading;
+
+static uint64_t round_up(uint64_t n, uint64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+// ---- one reader ---------------------------------------------------------------------------------
+
+typedef struct {
+  loading *l;
+  const source *source; // open at fd; NULL: none
+  int fd;
+  bool is_direct;
+} reader;
+
+static void close_source(reader *r) {
+  if (r->source) close(r->fd);
+  r->source = NULL;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b) {
+  return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+         a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static td_status changed(const source *s, td_err *err) {
+  return td_fail(err, TD_EIO,
+                 "%s: it changed while it was being loaded; start again when nothing writes to it "
+                 "any more",
+                 s->path);
+}
+
+static td_status open_source(reader *r, const source *s, bool direct, td_err *err) {
+  close_source(r);
+  int fd = direct ? open(s->path, O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
+  r->is_direct = fd >= 0;
+  if (fd < 0) fd = open(s->path, O_RDONLY | O_CLOEXEC); // some file systems know no O_DIRECT
+  if (fd < 0) return td_fail(err, TD_EIO, "%s: cannot open: %s", s->path, strerror(errno));
+  r->fd = fd;
+  r->source = s;
+  struct stat now;
+  return fstat(fd, &now) == 0 && same_file(&now, &s->before) ? TD_OK : changed(s, err);
+}
+
+static td_status read_failed(const reader *r, int code, td_err *err) {
+  const source *s = r->source;
+  if (code != EFAULT && code != ENOMEM && code != ENOSPC) {
+    return td_fail(err, TD_EIO, "%s: cannot read: %s", s->path, strerror(code));
+  }
+  return td_fail(err, TD_ENOMEM,
+                 "%s: memory ran out after %.2f of %.2f GiB of weights: free some, or give "
+                 "--weights mmap, which needs none to spare",
+                 s->path, (double)r->l->done_bytes / GIB, (double)r->l->total_bytes / GIB);
+}
+
+// Reads [pos, pos + len) of the source to its place. pos is a multiple of CHUNK_BYTES.
+static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
+  const source *s = r->source;
+  char *to = r->l->base + s->offset + pos;
+  uint64_t have = 0;
+  while (have < len) {
+    uint64_t left = len - have;
+    // Behind a shard's end there is room up to the alignment.
+    uint64_t want = r->is_direct ? round_up(left, RESIDENT_ALIGN) : left;
+    ssize_t n = pread(r->fd, to + have, want, (off_t)(pos + have));
+    if (n < 0 && errno == EINTR) continue;
+    bool is_refused = n < 0 && errno == EINVAL;
+    if (n < 0 && !(is_refused && r->is_direct)) return read_failed(r, errno, err);
+    if (n == 0) return changed(s, err);
+    if (n > 0) have += (uint64_t)n;
+    if (r->is_direct && (is_refused || (have < len && have % RESIDENT_ALIGN))) {
+      td_status st = open_source(r, s, false, err);
+      if (st != TD_OK) return st;
+    }
+  }
+  // What went through the page cache need not stay there a second time.
+  if (!r->is_direct) posix_fadvise(r->fd, (off_t)pos, (off_t)len, POSIX_FADV_DONTNEED);
+  return TD_OK;
+}
+
+static const source *source_of(const loading *l, uint64_t chunk) {
+  size_t low = 0, high = l->n_sources;
+  while (high - low > 1) {
+    size_t mid = (low + high) / 2;
+    *(l->sources[mid].first_chunk <= chunk ? &low : &high) = mid;
+  }
+  return &l->sources[low];
+}
+
+static td_status read_chunks(reader *r, td_err *err) {
+  loading *l = r->l;
+  for (;;) {
+    uint64_t chunk = atomic_fetch_add(&l->next_chunk, 1);
+    if (chunk >= l->n_chunks || atomic_load(&l->is_over)) return TD_OK;
+    if (l->opts->canceled && atomic_load(l->opts->canceled)) {
+      return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
+    }
+    const source *s = source_of(l, chunk);
+    td_status st = r->source == s ? TD_OK : open_source(r, s, true, err);
+    uint64_t pos = (chunk - s->first_chunk) * CHUNK_BYTES, left = s->n_bytes - pos;
+    uint64_t len = left < CHUNK_BYTES ? left : CHUNK_BYTES;
+    if (st == TD_OK) st = read_chunk(r, pos, len, err);
+    if (st != TD_OK) return st;
+    atomic_fetch_add(&l->done_bytes, len);
+  }
+}
+
+static void *reader_main(void *arg) {
+  loading *l = arg;
+  reader r = {.l = l};
+  td_err err = {0};
+  td_status st = read_chunks(&r, &err);
+  close_source(&r);
+  pthread_mutex_lock(&l->lock);
+  if (st != TD_OK) {
+    atomic_store(&l->is_over, true);
+    if (l->err.code == TD_OK) l->err = err;
+  }
+  l->n_active--;
+  pthread_cond_signal(&l->ended);
+  pthread_mutex_unlock(&l->lock);
+  return NULL;
+}
+
+// ---- all of them ----------------------------------------------------------------------------
+
+static void wait_for_readers(loading *l) {
+  pthread_mutex_lock(&l->lock);
+  while (l->n_active) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += PROGRESS_NS;
+    if (until.tv_nsec >= 1000000000) {
+      until.tv_nsec -= 1000000000;
+      until.tv_sec++;
+    }
+    pthread_cond_timedwait(&l->ended, &l->lock, &until);
+    pthread_mutex_unlock(&l->lock);
+    if (l->opts->on_progress) {
+      l->opts->on_progress(l->opts->ctx, atomic_load(&l->done_bytes), l->total_bytes);
+    }
+    pthread_mutex_lock(&l->lock);
+  }
+  pthread_mutex_unlock(&l->lock);
+}
+
+static td_status run_readers(loading *l, td_err *err) {
+  pthread_t threads[64];
+  unsigned n = l->opts->n_threads ? l->opts->n_threads : N_READERS, n_started = 0;
+  if (n > TD_COUNT(threads)) n = TD_COUNT(threads);
+  if (n > l->n_chunks) n = (unsigned)l->n_chunks;
+  l->n_active = n;
+  while (n_started < n && pthread_create(&threads[n_started], NULL, reader_main, l) == 0)
+    n_started++;
+  pthread_mutex_lock(&l->lock);
+  l->n_active -= n - n_started;
+  pthread_mutex_unlock(&l->lock);
+  if (n && !n_started) return td_fail(err, TD_ENOMEM, "cannot start a thread to read weights");
+  wait_for_readers(l);
+  for (unsigned i = 0; i < n_started; i++)
+    pthread_join(threads[i], NULL);
+  if (l->err.code != TD_OK) {
+    *err = l->err;
+    return err->code;
+  }
+  for (size_t i = 0; i < l->n_sources; i++) {
+    struct stat now;
+    const source *s = &l->sources[i];
+    if (stat(s->path, &now) != 0 || !same_file(&now, &s->before)) return changed(s, err);
+  }
+  return TD_OK;
+}
+
+// ---- the memory -----------------------------------------------------------------------------
+
+uint64_t td_resident_bytes(const td_store *store) {
+  size_t n_shards = td_store_n_shards(store);
+  uint64_t n_bytes = round_up(resident_head_bytes(n_shards), RESIDENT_ALIGN);
+  for (size_t i = 0; i < n_shards; i++)
+    n_bytes += round_up(td_store_shard(store, i).n_bytes, RESIDENT_ALIGN);
+  return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
+}
+
+static td_status plan(loading *l, const td_store *store, td_err *err) {
+  l->n_sources = td_store_n_shards(store);
+  l->sources = calloc(l->n_sources + 1, sizeof *l->sources);
+  if (!l->sources) return td_fail(err, TD_ENOMEM, "out of memory");
+  uint64_t offset = round_up(resident_head_bytes(l->n_sources), RESIDENT_ALIGN);
+  for (size_t i = 0; i < l->n_sources; i++) {
+    td_shard_info info = td_store_shard(store, i);
+    source *s = &l->sources[i];
+    *s = (source){
+        .path = info.path, .n_bytes = info.n_bytes, .offset = offset, .first_chunk = l->n_chunks};
+    if (strlen(info.name) >= RESIDENT_NAME) {
+      return td_fail(err, TD_ELIMIT, "%s: a file name of more than %d bytes", s->path,
+                     RESIDENT_NAME - 1);
+    }
+    if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
+      return changed(s, err);
+    }
+    offset += round_up(s->n_bytes, RESIDENT_ALIGN);
+    l->total_bytes += s->n_bytes;
+    l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+  }
+  l->n_bytes = td_resident_bytes(store);
+  return TD_OK;
+}
+
+static void write_head(const loading *l, const td_store *store) {
+  resident_head *head = (void *)l->base;
+  *head = (resident_head){
+      .magic = RESIDENT_MAGIC, .version = RESIDENT_VERSION, .n_shards = (uint32_t)l->n_sources};
+  for (size_t i = 0; i < l->n_sources; i++) {
+    resident_shard *s = &head->shards[i];
+    s->offset = l->sources[i].offset;
+    s->n_bytes = l->sources[i].n_bytes;
+    snprintf(s->name, sizeof s->name, "%s", td_store_shard(store, i).name);
+  }
+}
+
+// Memory of l->n_bytes, mapped for writing; -1 and errno when there is none of that kind.
+static int create_of(loading *l, unsigned flags) {
+  int fd = memfd_create("tandem-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+  if (fd < 0) return -1;
+  void *base = MAP_FAILED;
+  if (ftruncate(fd, (off_t)l->n_bytes) == 0) {
+    base = mmap(NULL, (size_t)l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (base == MAP_FAILED) {
+    int code = errno;
+    close(fd);
+    errno = code;
+    return -1;
+  }
+  l->base = base;
+  return fd;
+}
+
+static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
+  *pages = td_memory_shared_pages(l->n_bytes);
+  *fd = *pages == TD_PAGES_RESERVED ? create_of(l, MFD_HUGETLB | HUGE_2MB) : -1;
+  if (*fd >= 0) return TD_OK;
+  if (*pages == TD_PAGES_RESERVED) *pages = TD_PAGES_TRANSPARENT; // somebody else took them
+  *fd = create_of(l, 0);
+  if (*fd < 0) {
+    return td_fail(err, TD_ENOMEM,
+                   "cannot create %.2f GiB of shared memory for the weights: %s; give --weights "
+                   "mmap, which needs none",
+                   (double)l->n_bytes / GIB, strerror(errno));
+  }
+  madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // as the kernel's settings allow
+  return TD_OK;
+}
+
+// From here on the memory cannot change. The kernel refuses while it may still be writing to it for
+// us. Before Linux 6.7 only a descriptor without the right to write can be mapped after this.
+static td_status publish(int *fd, td_err *err) {
+  int rc = -1;
+  for (int i = 0; i < SEAL_TRIES && rc != 0; i++) {
+    rc = fcntl(*fd, F_ADD_SEALS, RESIDENT_SEALS | F_SEAL_SEAL);
+    if (rc != 0 && errno != EBUSY) break;
+    if (rc != 0) usleep(1000);
+  }
+  if (rc != 0) return td_fail(err, TD_EIO, "cannot seal the weights: %s", strerror(errno));
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", *fd);
+  int read_only = open(path, O_RDONLY | O_CLOEXEC);
+  if (read_only < 0) return td_fail(err, TD_EIO, "%s: cannot open: %s", path, strerror(errno));
+  close(*fd);
+  *fd = read_only;
+  return TD_OK;
+}
+
+static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_store *store,
+                      td_err *err) {
+  td_status st = plan(l, store, err);
+  if (st == TD_OK) st = create(l, fd, &stats->pages, err);
+  if (st != TD_OK) return st;
+  write_head(l, store);
+  st = run_readers(l, err);
+  stats->n_bytes = l->total_bytes;
+  stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
+                                                        : td_memory_shared_huge_bytes();
+  munmap(l->base, (size_t)l->n_bytes);
+  return st == TD_OK ? publish(fd, err) : st;
+}
+
+td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,
+                           const td_resident_opts *opts, td_err *err) {
+  loading l = {.opts = opts};
+  pthread_mutex_init(&l.lock, NULL);
+  pthread_cond_init(&l.ended, NULL);
+  *fd = -1;
+  *stats = (td_resident_stats){0};
+  td_status st = load(&l, fd, stats, store, err);
+  if (st != TD_OK && *fd >= 0) {
+    close(*fd);
+    *fd = -1;
+  }
+  free(l.sources);
+  pthread_cond_destroy(&l.ended);
+  pthread_mutex_destroy(&l.lock);
+  return st;
+}

@@ -1,0 +1,132 @@
+"""Where weights live: once for all processes, whether in memory or mapped from files."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving import Server, make_model, wait_until
+
+MODES = ["resident", "mmap"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(params=MODES)
+def server(tandem_bin, model, request):
+    running = Server(tandem_bin, model, "--weights", request.param, "--ctx-size", "512")
+    running.mode = request.param
+    yield running
+    running.close()
+
+
+def family(pid):
+    """The process and all that descend from it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid] + [p for child in children for p in family(int(child))]
+
+
+def weight_mappings(pid):
+    """(inode, Rss, Pss) in bytes of each mapping that holds weights."""
+    found, mapping = [], None
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        head = re.match(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)\s*(.*)", line)
+        if head:
+            is_weights = "tandem-weights" in head[2] or head[2].endswith(".safetensors")
+            mapping = {"inode": int(head[1])} if is_weights else None
+            if is_weights:
+                found.append(mapping)
+        elif mapping is not None:
+            field = re.match(r"(Rss|Pss):\s+(\d+) kB", line)
+            if field:
+                mapping[field[1]] = int(field[2]) * 1024
+    return [(m["inode"], m["Rss"], m["Pss"]) for m in found]
+
+
+def ask(server, prompt="Once upon a time", n=8):
+    body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(
+        server.url + "/v1/completions", json=body, timeout=120, trust_env=False
+    )
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def test_weights_are_in_memory_once(server, model):
+    ask(server, prompt=" ".join(str(i) for i in range(150)), n=32)  # goes through most experts
+    n_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    most = 1.02 * n_bytes
+    if "2 MB pages)" in server.log():
+        most += 2 << 20  # the last one is not full
+    found = [m for pid in family(server.process.pid) for m in weight_mappings(pid)]
+    assert found
+    assert sum(pss for _, _, pss in found) <= most
+    if server.mode == "resident":
+        assert "weights are in memory after" in server.log()
+        (inode,) = {inode for inode, _, _ in found}  # every process maps the same
+        memory = os.stat(f"/proc/{server.process.pid}/fd/{descriptor_of(server, inode)}")
+        assert 0.98 * n_bytes <= memory.st_blocks * 512 <= most
+
+
+def descriptor_of(server, inode):
+    for fd in os.listdir(f"/proc/{server.process.pid}/fd"):
+        if os.stat(f"/proc/{server.process.pid}/fd/{fd}").st_ino == inode:
+            return fd
+    raise AssertionError("the front does not hold the weights")
+
+
+def test_a_new_worker_finds_the_weights(server):
+    before = ask(server)
+    workers = family(server.process.pid)[1:]
+    inodes = {inode for pid in workers for inode, _, _ in weight_mappings(pid)}
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_ready(server) and not set(workers) & set(family(server.process.pid)))
+    assert ask(server) == before
+    workers = family(server.process.pid)[1:]
+    assert inodes == {inode for pid in workers for inode, _, _ in weight_mappings(pid)}
+
+
+def is_ready(server):
+    return httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+def run(tandem_bin, model, *options):
+    return subprocess.run(
+        [tandem_bin, "run", "--model", model, "--token-ids", "1,2,3", "-n", "8", "--threads", "2"]
+        + ["--temperature", "0", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_run_says_the_same(tandem_bin, model):
+    answers = [run(tandem_bin, model, "--weights", mode) for mode in [*MODES, "auto"]]
+    assert [a.returncode for a in answers] == [0, 0, 0]
+    assert len({a.stdout for a in answers}) == 1
+    assert "weights are in memory after" in answers[0].stderr
+    assert "weights are in memory after" not in answers[1].stderr
+
+
+def test_an_unknown_place(tandem_bin, model):
+    answer = run(tandem_bin, model, "--weights", "disk")
+    assert answer.returncode == 2
+    assert "--weights disk: give auto, resident or mmap" in answer.stderr
+
+
+def test_a_damaged_shard_ends_the_server(tandem_bin, model, tmp_path):
+    copy = shutil.copytree(model, tmp_path / "tiny")
+    shard = next(copy.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    server = Server(tandem_bin, copy, "--weights", "resident", wait=False)
+    assert server.wait() == 1
+    assert shard.name in server.log()

@@ -1,0 +1,250 @@
+// tests/unit/test_weights.c - where weights live: the choice, and the copy in shared memory.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "app/weights.h"
+#include "base/fs.h"
+#include "model/resident.h"
+#include "support/checkpoint.h"
+
+#define GIB ((uint64_t)1 << 30)
+
+// ---- the choice ---------------------------------------------------------------------------------
+
+static void test_choice(void **state) {
+  (void)state;
+  enum { PLAIN = TD_PAGES_PLAIN, THP = TD_PAGES_TRANSPARENT, RESERVED = TD_PAGES_RESERVED };
+  static const struct {
+    td_weights_mode mode;
+    int pages;
+    uint64_t weights_gib, kv_gib, available_gib;
+    td_status status;
+    bool is_resident, is_warning;
+  } cases[] = {
+      {TD_WEIGHTS_AUTO, THP, 10, 2, 14, TD_OK, true, false},
+      {TD_WEIGHTS_AUTO, THP, 10, 2, 13, TD_OK, false, false},    // no room for two contexts
+      {TD_WEIGHTS_AUTO, PLAIN, 10, 2, 99, TD_OK, false, false},  // brings nothing
+      {TD_WEIGHTS_AUTO, RESERVED, 10, 2, 4, TD_OK, true, false}, // set aside already
+      {TD_WEIGHTS_AUTO, RESERVED, 10, 2, 3, TD_OK, false, true},
+      {TD_WEIGHTS_AUTO, THP, 10, 2, 9, TD_OK, false, true}, // the disk will be read all the time
+      {TD_WEIGHTS_MMAP, THP, 10, 2, 99, TD_OK, false, false},
+      {TD_WEIGHTS_MMAP, THP, 10, 2, 9, TD_OK, false, true},
+      {TD_WEIGHTS_RESIDENT, PLAIN, 10, 2, 99, TD_OK, true, false},
+      {TD_WEIGHTS_RESIDENT, PLAIN, 10, 2, 10, TD_OK, true, false}, // a shorter context may do
+      {TD_WEIGHTS_RESIDENT, THP, 10, 2, 9, TD_ENOMEM, false, false},
+      {TD_WEIGHTS_RESIDENT, RESERVED, 10, 2, 4, TD_OK, true, false},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_weights_need need = {.mode = cases[i].mode,
+                                  .file_bytes = cases[i].weights_gib * GIB,
+                                  .resident_bytes = cases[i].weights_gib * GIB,
+                                  .kv_bytes = cases[i].kv_gib * GIB,
+                                  .available_bytes = cases[i].available_gib * GIB,
+                                  .pages = (td_page_kind)cases[i].pages};
+    td_weights_choice choice;
+    td_err err;
+    td_status st = td_weights_choose(&choice, &need, &err);
+    if (st != cases[i].status) fail_msg("case %zu: status %d", i, (int)st);
+    if (st == TD_ENOMEM) assert_non_null(strstr(err.msg, "--weights mmap"));
+    if (choice.is_resident != cases[i].is_resident) fail_msg("case %zu: resident?", i);
+    if (choice.is_warning != cases[i].is_warning) fail_msg("case %zu: warning?", i);
+  }
+}
+
+static void test_mode_names(void **state) {
+  (void)state;
+  td_weights_mode mode;
+  td_err err;
+  assert_int_equal(td_weights_mode_parse(&mode, "resident", &err), TD_OK);
+  assert_int_equal(mode, TD_WEIGHTS_RESIDENT);
+  assert_int_equal(td_weights_mode_parse(&mode, "disk", &err), TD_EINVAL);
+  assert_non_null(strstr(err.msg, "--weights disk"));
+}
+
+// ---- the memory -----------------------------------------------------------------------------
+
+typedef struct {
+  checkpoint ck;
+  td_store *store;
+  td_resident_stats stats;
+  uint64_t last_done, last_total; // that on_progress heard
+} fixture;
+
+static int setup(void **state) {
+  static fixture f;
+  f = (fixture){0};
+  ck_deepseek(&f.ck);
+  ck_write(&f.ck);
+  td_err err;
+  if (td_store_open(&f.store, f.ck.dir, &err) != TD_OK) fail_msg("%s", err.msg);
+  *state = &f;
+  return 0;
+}
+
+static int teardown(void **state) {
+  fixture *f = *state;
+  td_store_close(f->store);
+  ck_free(&f->ck);
+  return 0;
+}
+
+static void note_progress(void *ctx, uint64_t done, uint64_t total) {
+  fixture *f = ctx;
+  assert_true(done >= f->last_done && done <= total);
+  f->last_done = done;
+  f->last_total = total;
+}
+
+static td_status load(fixture *f, int *fd, td_err *err) {
+  const td_resident_opts opts = {.n_threads = 3, .on_progress = note_progress, .ctx = f};
+  return td_resident_load(fd, &f->stats, f->store, &opts, err);
+}
+
+static int load_well(fixture *f) {
+  int fd;
+  td_err err;
+  if (load(f, &fd, &err) != TD_OK) fail_msg("%s", err.msg);
+  return fd;
+}
+
+static void test_holds_the_files(void **state) {
+  fixture *f = *state;
+  int fd = load_well(f);
+  td_resident r;
+  td_err err;
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_OK);
+  close(fd); // the mapping keeps the memory
+  uint64_t n_bytes = 0;
+  assert_int_equal(td_store_n_shards(f->store), CK_SHARDS);
+  for (size_t i = 0; i < CK_SHARDS; i++) {
+    td_shard_info info = td_store_shard(f->store, i);
+    td_buf want = TD_BUF_INIT;
+    assert_int_equal(td_file_read(&want, info.path, 1 << 30, &err), TD_OK);
+    size_t n;
+    const char *got = td_resident_find(&r, info.name, &n);
+    assert_non_null(got);
+    assert_int_equal((uintptr_t)got % 4096, 0);
+    assert_int_equal(n, want.len);
+    assert_memory_equal(got, want.data, n);
+    td_buf_free(&want);
+    n_bytes += n;
+  }
+  assert_int_equal(f->stats.n_bytes, n_bytes);
+  assert_int_equal(f->last_done, n_bytes);
+  assert_int_equal(f->last_total, n_bytes);
+  assert_int_equal(r.n_bytes, td_resident_bytes(f->store));
+  size_t n;
+  assert_null(td_resident_find(&r, "model.safetensors", &n));
+  td_resident_detach(&r);
+}
+
+static void test_nobody_changes_it(void **state) {
+  int fd = load_well(*state);
+  assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  int writable = open(path, O_RDWR | O_CLOEXEC); // whoever gets that far is stopped by the seals
+  assert_true(writable >= 0);
+  assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0) == MAP_FAILED);
+  assert_int_equal(pwrite(writable, "x", 1, 0), -1);
+  assert_int_equal(ftruncate(writable, 0), -1);
+  assert_int_equal(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  close(writable);
+  close(fd);
+}
+
+static void test_a_model_opens_from_it(void **state) {
+  fixture *f = *state;
+  int fd = load_well(f);
+  td_model *mapped, *resident;
+  td_err err;
+  assert_int_equal(td_model_open(&mapped, f->ck.dir, &err), TD_OK);
+  // The shards may go now: a worker that starts later does not need them.
+  for (size_t i = 0; i < CK_SHARDS; i++)
+    assert_int_equal(unlink(td_store_shard(f->store, i).path), 0);
+  if (td_model_open_weights(&resident, f->ck.dir, fd, &err) != TD_OK) fail_msg("%s", err.msg);
+  close(fd);
+  const td_weight *a = td_model_embed(mapped), *b = td_model_embed(resident);
+  assert_int_equal(td_model_n_tensors(mapped), td_model_n_tensors(resident));
+  assert_int_equal(td_weight_data_bytes(a), td_weight_data_bytes(b));
+  assert_memory_equal(a->data, b->data, td_weight_data_bytes(a));
+  td_model_close(mapped);
+  td_model_close(resident);
+}
+
+static int count_descriptors(void) {
+  int n = 0;
+  for (int fd = 0; fd < 256; fd++)
+    n += fcntl(fd, F_GETFD) >= 0;
+  return n;
+}
+
+static void test_a_changed_file(void **state) {
+  fixture *f = *state;
+  td_shard_info info = td_store_shard(f->store, CK_SHARDS - 1);
+  int n_before = count_descriptors(), fd;
+  td_err err;
+  assert_int_equal(truncate(info.path, (off_t)info.n_bytes - 1), 0);
+  assert_int_equal(load(f, &fd, &err), TD_EIO);
+  assert_int_equal(fd, -1);
+  assert_non_null(strstr(err.msg, info.path));
+  assert_non_null(strstr(err.msg, "changed"));
+  assert_int_equal(unlink(info.path), 0);
+  assert_int_equal(load(f, &fd, &err), TD_EIO);
+  assert_int_equal(count_descriptors(), n_before);
+}
+
+static void test_cancel(void **state) {
+  fixture *f = *state;
+  atomic_bool canceled = true;
+  const td_resident_opts opts = {.canceled = &canceled};
+  int n_before = count_descriptors(), fd;
+  td_err err;
+  assert_int_equal(td_resident_load(&fd, &f->stats, f->store, &opts, &err), TD_ECANCELED);
+  assert_int_equal(fd, -1);
+  assert_int_equal(count_descriptors(), n_before);
+}
+
+static void test_not_weights(void **state) {
+  (void)state;
+  td_resident r;
+  td_err err;
+  int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_EFORMAT);
+  close(fd);
+  fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING); // sealed, but of other contents
+  assert_int_equal(ftruncate(fd, 1 << 16), 0);
+  assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  int read_only = open(path, O_RDONLY | O_CLOEXEC);
+  assert_int_equal(td_resident_attach(&r, read_only, &err), TD_EFORMAT);
+  assert_null(r.base);
+  close(read_only);
+  close(fd);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_choice),
+      cmocka_unit_test(test_mode_names),
+      cmocka_unit_test_setup_teardown(test_holds_the_files, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_a_model_opens_from_it, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_cancel, setup, teardown),
+      cmocka_unit_test(test_not_weights),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
