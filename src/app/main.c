@@ -36,15 +36,23 @@ static int print_help(td_command command, bool markdown) {
   return fflush(stdout) == 0 ? 0 : 1;
 }
 
-static td_status apply_log_level(const char *name, td_err *err) {
-  static const char *const names[] = {"error", "warning", "info", "debug"};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    if (!strcmp(name, names[i])) {
-      td_log_set_level((td_log_level)i);
-      return TD_OK;
-    }
+static td_status set_log(const td_options *options, td_err *err) {
+  static const char *const levels[] = {"error", "warning", "info", "debug"};
+  td_log_opts opts = {.is_json = !strcmp(options->log, "json"),
+                      .role = options->command == TD_CMD_SERVE ? "front" : "tandem"};
+  if (!opts.is_json && strcmp(options->log, "text")) {
+    return td_fail(err, TD_EINVAL, "--log %s: give text or json", options->log);
   }
-  return td_fail(err, TD_EINVAL, "--log-level %s: give error, warning, info or debug", name);
+  size_t level = 0;
+  while (level < TD_COUNT(levels) && strcmp(options->log_level, levels[level]))
+    level++;
+  if (level == TD_COUNT(levels)) {
+    return td_fail(err, TD_EINVAL, "--log-level %s: give error, warning, info or debug",
+                   options->log_level);
+  }
+  opts.max_level = (td_log_level)level;
+  td_log_set(&opts);
+  return TD_OK;
 }
 
 int main(int argc, char **argv) {
@@ -65,7 +73,7 @@ int main(int argc, char **argv) {
     status = td_cmd_fail(&err);
   } else if (options.help) {
     status = print_help(options.command, false);
-  } else if (apply_log_level(options.log_level, &err) != TD_OK) {
+  } else if (set_log(&options, &err) != TD_OK) {
     status = td_cmd_fail(&err);
   } else {
     status = commands[options.command](&options);

@@ -15,6 +15,7 @@
 #define RING_RECORDS   1024
 #define RECORDS_A_TURN 1024 // heard before the loop's other handles get their turn
 #define SAID_BYTES     1024
+#define LINE_BYTES     8192 // longer lines are passed on in pieces
 
 struct td_process {
   td_process_events events;
@@ -30,7 +31,8 @@ struct td_process {
   int term_signal;
   char said[SAID_BYTES]; // the end of what it wrote to stderr
   size_t said_len;
-  char read_buf[4096];
+  char line[LINE_BYTES]; // of its stderr; the first line_len bytes are not passed on yet
+  size_t line_len;
 };
 
 // ---- the channel ------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ static void on_process_exit(uv_process_t *process, int64_t exit_status, int term
 static void on_said_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf) {
   (void)suggested;
   td_process *p = handle->data;
-  *buf = uv_buf_init(p->read_buf, sizeof p->read_buf);
+  *buf = uv_buf_init(p->line + p->line_len, (unsigned)(sizeof p->line - p->line_len));
 }
 
 // Keeps the last SAID_BYTES - 1 bytes.
@@ -157,13 +159,33 @@ static void remember(td_process *p, const char *bytes, size_t n) {
   p->said_len = keep + n;
 }
 
+// Passes len bytes on to our own stderr and forgets them, and the newline behind them.
+static void pass_on(td_process *p, size_t len) {
+  td_log_forward(TD_WORKER_ROLE, p->process.pid, p->line, len);
+  if (!td_log_get().is_json || p->line[0] != '{') { // last words are not log lines
+    remember(p, p->line, len);
+    remember(p, "\n", 1);
+  }
+  if (len < p->line_len) len++;
+  p->line_len -= len;
+  memmove(p->line, p->line + len, p->line_len);
+}
+
+static void pass_on_lines(td_process *p) {
+  char *newline;
+  while ((newline = memchr(p->line, '\n', p->line_len)))
+    pass_on(p, (size_t)(newline - p->line));
+  if (p->line_len == sizeof p->line) pass_on(p, p->line_len);
+}
+
 static void on_said(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
+  (void)buf; // the end of line
   td_process *p = stream->data;
   if (n > 0) {
-    remember(p, buf->base, (size_t)n);
-    // Passed on to our own stderr; if that is closed, nobody wants to read it.
-    if (write(STDERR_FILENO, buf->base, (size_t)n) < 0) return;
+    p->line_len += (size_t)n;
+    pass_on_lines(p);
   } else if (n < 0) {
+    if (p->line_len) pass_on(p, p->line_len);
     uv_read_stop(stream);
     p->has_said_all = true;
     maybe_finish(p);

@@ -213,6 +213,8 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
   *s = (td_supervisor){.opts = *opts, .loop = loop, .state = TD_BACKEND_LOADING, .n_timers = 2};
   s->opts.worker.model_dir = model_dir;
   s->opts.worker.parent_pid = (uint32_t)getpid();
+  s->opts.worker.log_level = td_log_get().max_level;
+  s->opts.worker.log_json = td_log_get().is_json;
   uv_timer_init(loop, &s->tick);
   uv_timer_init(loop, &s->restart);
   s->tick.data = s->restart.data = s;

@@ -17,7 +17,7 @@
 typedef struct td_supervisor td_supervisor;
 
 typedef struct {
-  td_worker_opts worker; // model_dir is copied, parent_pid filled in
+  td_worker_opts worker; // model_dir is copied, parent_pid and log_* filled in
   uint64_t stuck_ns;     // silence after which a worker counts as stuck
   uint64_t kill_ns;      // silence after which it is killed
   // A worker is ready; what it returns other than TD_OK ends the supervision (FAILED).

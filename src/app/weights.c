@@ -117,7 +117,8 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
 }
 
 static td_status load(int *fd, const td_store *store, const td_weights_opts *opts, td_err *err) {
-  reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1, .begin_ns = td_clock_ns()};
+  reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1 && !td_log_get().is_json,
+                .begin_ns = td_clock_ns()};
   r.said_ns = r.begin_ns;
   const td_resident_opts how = {.canceled = opts->canceled, .on_progress = on_progress, .ctx = &r};
   td_resident_stats stats;

@@ -2,13 +2,29 @@
 #ifndef TD_BASE_LOG_H
 #define TD_BASE_LOG_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 typedef enum { TD_LOG_ERROR, TD_LOG_WARN, TD_LOG_INFO, TD_LOG_DEBUG } td_log_level;
 
-// Messages above this level are dropped. Set once by main before threads start; INFO until then.
-void td_log_set_level(td_log_level max_level);
+// How this process logs; set by its main before threads start.
+typedef struct {
+  td_log_level max_level; // messages above it are dropped
+  bool is_json;
+  const char *role; // "front", "worker": what the process is, for JSON; static
+} td_log_opts;
 
-// Writes "tandem: <level>: <message>\n" in one write, so lines of several processes never mix.
+// Until the first call: INFO, text.
+void td_log_set(const td_log_opts *opts);
+td_log_opts td_log_get(void);
+
+// Text: "tandem: <level>: <message>\n". JSON: {"ts", "level", "msg", "pid", "role"} and a newline,
+// ts being UTC as RFC 3339 has it. One write, so lines of several processes never mix.
 void td_log(td_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+// Passes on a line, without its newline, that process pid wrote to its stderr: as it stands, unless
+// the log is JSON and the line is not (a crash speaks plainly): then as an error of that process.
+void td_log_forward(const char *role, int pid, const char *line, size_t len);
 
 #define td_error(...) td_log(TD_LOG_ERROR, __VA_ARGS__)
 #define td_warn(...)  td_log(TD_LOG_WARN, __VA_ARGS__)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+
 const char *td_status_text(td_status status) {
   switch (status) {
 #define X(name, code, text)                                                                        \
@@ -41,6 +43,6 @@ td_status td_err_prefix(td_err *err, const char *fmt, ...) {
 }
 
 void td_check_failed(const char *file, int line, const char *what) {
-  fprintf(stderr, "tandem: %s:%d: broken invariant: %s\n", file, line, what);
+  td_error("%s:%d: broken invariant: %s", file, line, what);
   abort();
 }

@@ -38,6 +38,8 @@ static const option table[] = {
     {"help", 'h', OPT_FLAG, ALL, AT(help), NO_RANGE, NULL, NULL, "show the command's options"},
     {"config", 0, OPT_STR, ALL, AT(config), NO_RANGE, NULL, "FILE",
      "JSON object of options, by their long names; the command line wins"},
+    {"log", 0, OPT_STR, ALL, AT(log), NO_RANGE, "text", "FORMAT",
+     "text, or json: one object a line on stderr with ts, level, msg, pid and role"},
     {"log-level", 0, OPT_STR, ALL, AT(log_level), NO_RANGE, "info", "LEVEL",
      "error, warning, info or debug"},
     {"model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",

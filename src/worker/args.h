@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "base/log.h"
 #include "base/status.h"
 #include "tandem/types.h"
 
@@ -12,6 +13,7 @@
 // means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
 // (model/resident.h) are at 3 when weights_fd says that there are any; the channel's follow.
 #define TD_WORKER_LIFE_FD       0
+#define TD_WORKER_ROLE          "worker" // what its log calls it
 #define TD_WORKER_WEIGHTS_FD    3
 #define TD_WORKER_FIRST_CHANNEL 4
 
@@ -23,6 +25,8 @@
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
   X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
   X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
+  X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
+  X(log_json, "log-json", 0, 1)                                                                    \
   X(weights_fd, "weights", 0, INT32_MAX)                                                           \
   X(parent_pid, "parent", 1, INT32_MAX)
 
@@ -34,6 +38,8 @@ typedef struct {
   uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
   uint32_t kv_dtype;     // a td_dtype
   uint32_t prefill_chunk;
+  uint32_t log_level; // a td_log_level
+  uint32_t log_json;
   uint32_t weights_fd; // the front's descriptor of the weights in memory; 0: none, map the files
   uint32_t parent_pid; // the front's
 } td_worker_opts;

@@ -86,6 +86,9 @@ static td_status open_all(worker *w, td_err *err) {
   if (st == TD_OK) st = open_engine(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st != TD_OK) return st;
+  td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
+           (double)(td_clock_ns() - begin_ns) * 1e-9, w->plan.n_ctx, w->plan.n_pages,
+           TD_KV_PAGE_TOKENS);
   const td_wire_msg ready = {.kind = TD_MSG_READY,
                              .u.ready = {.n_vocab = w->config->n_vocab,
                                          .n_ctx = w->plan.n_ctx,
@@ -251,10 +254,18 @@ static int fail(worker *w, const td_err *why) {
   return 1;
 }
 
+static void set_log(const td_worker_opts *opts) {
+  const td_log_opts log = {.max_level = (td_log_level)opts->log_level,
+                           .is_json = opts->log_json != 0,
+                           .role = TD_WORKER_ROLE};
+  td_log_set(&log);
+}
+
 int td_worker_main(int argc, char **argv) {
   worker w = {0};
   td_err err = {0};
   td_status st = td_worker_args_parse(&w.opts, argc, argv, &err);
+  if (st == TD_OK) set_log(&w.opts);
   if (st == TD_OK) st = follow_parent(w.opts.parent_pid, &err);
   if (st == TD_OK) st = attach(&w, &err);
   if (st != TD_OK) {

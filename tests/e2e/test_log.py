@@ -1,0 +1,48 @@
+"""What stands on stderr: --log json is one object a line, of every process."""
+
+import json
+import os
+import signal
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import httpx
+
+from serving import Server, make_model, wait_until
+
+
+def is_ready(server):
+    return httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+def children(server):
+    pid = server.process.pid
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_every_line_is_an_object(tandem_bin, tmp_path):
+    model = make_model(tmp_path / "tiny")
+    server = Server(tandem_bin, model, "--log", "json", "--log-level", "debug")
+    try:
+        before = children(server)
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: is_ready(server) and before[0] not in children(server))
+    finally:
+        server.close()
+    entries = [json.loads(line) for line in server.lines]
+    for entry in entries:
+        assert set(entry) == {"ts", "level", "msg", "pid", "role"}
+        datetime.fromisoformat(entry["ts"].replace("Z", "+00:00"))
+        assert (entry["pid"] == server.process.pid) == (entry["role"] == "front")
+    assert any(e["level"] == "error" and "signal 9" in e["msg"] for e in entries)
+    workers = {e["pid"] for e in entries if e["role"] != "front" and e["level"] == "debug"}
+    assert set(before) < workers  # the worker that was killed, and the next
+
+
+def test_bad_format_is_refused(tandem_bin):
+    answer = subprocess.run(
+        [tandem_bin, "serve", "--log", "xml"], capture_output=True, text=True, timeout=20
+    )
+    assert answer.returncode == 2
+    assert "--log xml: give text or json" in answer.stderr

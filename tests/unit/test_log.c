@@ -1,0 +1,148 @@
+// tests/unit/test_log.c - what stands on stderr, as text and as JSON.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/status.h"
+
+// What fn(ctx) writes to stderr, one read: every message is one write.
+static char said[16384];
+static void listen_to(void (*fn)(void *ctx), void *ctx) {
+  int ends[2], before = dup(STDERR_FILENO);
+  assert_int_equal(pipe(ends), 0);
+  dup2(ends[1], STDERR_FILENO);
+  close(ends[1]);
+  fn(ctx);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  ssize_t n = read(ends[0], said, sizeof said - 1);
+  close(ends[0]);
+  said[n > 0 ? n : 0] = '\0';
+}
+
+static void set(td_log_level level, bool is_json) {
+  const td_log_opts opts = {.max_level = level, .is_json = is_json, .role = "front"};
+  td_log_set(&opts);
+}
+
+static void say(void *ctx) {
+  td_info("%s", (const char *)ctx);
+}
+
+static void test_text(void **state) {
+  (void)state;
+  set(TD_LOG_INFO, false);
+  listen_to(say, "hello");
+  assert_string_equal(said, "tandem: info: hello\n");
+  set(TD_LOG_WARN, false);
+  listen_to(say, "hello");
+  assert_string_equal(said, "");
+}
+
+// The one line that was said, checked to be one.
+static cJSON *line(void) {
+  char *newline = strchr(said, '\n');
+  assert_non_null(newline);
+  assert_string_equal(newline, "\n");
+  cJSON *object = cJSON_Parse(said);
+  assert_non_null(object);
+  return object;
+}
+
+static const char *text_of(const cJSON *object, const char *key) {
+  const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+  assert_non_null(text);
+  return text;
+}
+
+static void test_json(void **state) {
+  (void)state;
+  set(TD_LOG_INFO, true);
+  listen_to(say, "a \"quote\",\na tab\t and \xff");
+  cJSON *object = line();
+  assert_string_equal(text_of(object, "msg"), "a \"quote\",\na tab\t and \xef\xbf\xbd");
+  assert_string_equal(text_of(object, "level"), "info");
+  assert_string_equal(text_of(object, "role"), "front");
+  assert_int_equal(cJSON_GetObjectItem(object, "pid")->valueint, getpid());
+  const char *ts = text_of(object, "ts"); // 2026-01-31T23:59:59.123456Z
+  assert_int_equal(strlen(ts), 27);
+  assert_int_equal(ts[10], 'T');
+  assert_int_equal(ts[26], 'Z');
+  cJSON_Delete(object);
+}
+
+static void test_long_messages_are_cut(void **state) {
+  (void)state;
+  static char text[10000];
+  memset(text, 'x', sizeof text - 1);
+  set(TD_LOG_INFO, true);
+  listen_to(say, text);
+  cJSON *object = line();
+  assert_int_equal(strlen(text_of(object, "msg")), 2047);
+  cJSON_Delete(object);
+  set(TD_LOG_INFO, false);
+  listen_to(say, text);
+  assert_int_equal(said[strlen(said) - 1], '\n');
+}
+
+static void forward(void *ctx) {
+  td_log_forward("worker", 77, ctx, strlen(ctx));
+}
+
+static void test_forwarded_lines(void **state) {
+  (void)state;
+  set(TD_LOG_ERROR, false);
+  listen_to(forward, "free(): invalid pointer");
+  assert_string_equal(said, "free(): invalid pointer\n");
+  set(TD_LOG_ERROR, true);
+  listen_to(forward, "free(): invalid pointer");
+  cJSON *object = line();
+  assert_string_equal(text_of(object, "msg"), "free(): invalid pointer");
+  assert_string_equal(text_of(object, "role"), "worker");
+  assert_string_equal(text_of(object, "level"), "error");
+  assert_int_equal(cJSON_GetObjectItem(object, "pid")->valueint, 77);
+  cJSON_Delete(object);
+  listen_to(forward, "{\"msg\":\"its own\"}");
+  assert_string_equal(said, "{\"msg\":\"its own\"}\n");
+  listen_to(forward, "");
+  assert_string_equal(said, "");
+}
+
+static void break_an_invariant(void *ctx) {
+  (void)ctx;
+  pid_t child = fork();
+  if (child == 0) TD_CHECK(1 + 1 == 3);
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFSIGNALED(status));
+}
+
+static void test_broken_invariants_are_logged(void **state) {
+  (void)state;
+  set(TD_LOG_ERROR, true);
+  listen_to(break_an_invariant, NULL);
+  cJSON *object = line();
+  assert_non_null(strstr(text_of(object, "msg"), "broken invariant: 1 + 1 == 3"));
+  cJSON_Delete(object);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_text),
+      cmocka_unit_test(test_json),
+      cmocka_unit_test(test_long_messages_are_cut),
+      cmocka_unit_test(test_forwarded_lines),
+      cmocka_unit_test(test_broken_invariants_are_logged),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
