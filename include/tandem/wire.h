@@ -1,7 +1,9 @@
 // include/tandem/wire.h - what crosses between the front process and a worker.
 // Fixed-width fields, no pointers. One record is 256 bytes; a ring carries them one way. A ring
-// keeps order, so the records that make up one request (SUBMIT, its TOKENS, its BIAS) arrive in
-// that order; the request is complete when SUBMIT's counts are reached.
+// keeps order, so the records that make up one request (SUBMIT, then its PAGES, TOKENS and BIAS)
+// arrive in that order; the request is complete when SUBMIT's counts are reached. The worker
+// answers every SUBMIT with exactly one DONE; until then the pages are its own to write, but for
+// those that n_past tokens fill, which others may read.
 #ifndef TANDEM_WIRE_H
 #define TANDEM_WIRE_H
 
@@ -9,7 +11,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 1u
+#define TD_WIRE_VERSION 2u
 
 // How a request's tokens are drawn. Zeroed is greedy with nothing else on.
 // Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
@@ -29,6 +31,7 @@ static_assert(sizeof(td_sampling) == 40, "wire layout");
 #define TD_WIRE_MAX_TOP    20
 #define TD_WIRE_MAX_TOKENS 58
 #define TD_WIRE_MAX_BIAS   29
+#define TD_WIRE_MAX_PAGES  58
 #define TD_WIRE_MAX_TEXT   232
 
 typedef struct {
@@ -39,6 +42,7 @@ typedef struct {
 typedef enum {
   // front to worker
   TD_MSG_SUBMIT = 1,
+  TD_MSG_PAGES,
   TD_MSG_TOKENS,
   TD_MSG_BIAS,
   TD_MSG_CANCEL, // the worker answers with DONE (CANCELED) if the request still runs
@@ -67,8 +71,16 @@ typedef struct {
   uint32_t n_prompt; // tokens, at least 1
   uint32_t max_tokens;
   uint32_t n_bias;
-  uint32_t flags; // TD_SUBMIT_*
+  uint32_t flags;   // TD_SUBMIT_*
+  uint32_t n_pages; // of the KV pool: enough for n_prompt + max_tokens
+  uint32_t n_past;  // tokens whose keys and values the pages hold already, less than n_prompt
 } td_wire_submit;
+
+// The next pages of a request, in order of position.
+typedef struct {
+  uint32_t n;
+  int32_t ids[TD_WIRE_MAX_PAGES];
+} td_wire_pages;
 
 typedef struct {
   uint32_t n;
@@ -113,7 +125,8 @@ typedef struct {
 
 typedef struct {
   uint64_t n_steps;
-  uint32_t n_running, n_free_pages;
+  uint32_t n_running;
+  uint32_t reserved;
 } td_wire_heartbeat;
 
 typedef struct {
@@ -122,6 +135,7 @@ typedef struct {
   uint64_t request; // 0 where no request is meant
   union {
     td_wire_submit submit;
+    td_wire_pages pages;
     td_wire_tokens tokens;
     td_wire_bias bias;
     td_wire_ready ready;

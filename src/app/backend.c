@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "app/supervise.h"
 #include "base/clock.h"
 #include "sched/sched.h"
+#include "worker/kv_pool.h"
 
 #define MAX_WAITING 512
 #define STUCK_NS    30000000000u
@@ -24,11 +26,12 @@ struct request {
   td_wire_submit submit;
   int32_t *prompt;      // [submit.n_prompt], owned
   td_token_value *bias; // [submit.n_bias], owned
+  const int32_t *pages; // [submit.n_pages], the scheduler's; NULL while it waits
   td_request_callbacks callbacks;
   bool is_canceled;  // nobody listens any more
   bool is_in_outbox; // has records to send
   bool submit_sent, cancel_sent;
-  uint32_t n_tokens_sent, n_bias_sent;
+  uint32_t n_pages_sent, n_tokens_sent, n_bias_sent;
   uint32_t n_output; // tokens of the answer that came
   uint32_t n_replays;
   request *next_out;
@@ -37,6 +40,7 @@ struct request {
 struct td_backend {
   td_backend_opts opts;
   td_supervisor *supervisor;
+  int kv_fd;       // the KV pool, which outlives workers
   td_sched *sched; // NULL until the worker was ready once
   td_wire_ready info;
   request **slots; // [n_slots]; request id lies in slot id % n_slots
@@ -115,6 +119,7 @@ static uint32_t smaller(uint32_t a, uint32_t b) {
 // The next record that r has to send; false when there is none.
 static bool peek_record(const request *r, td_wire_msg *msg) {
   *msg = (td_wire_msg){.request = r->id};
+  uint32_t pages_left = r->submit.n_pages - r->n_pages_sent;
   uint32_t tokens_left = r->submit.n_prompt - r->n_tokens_sent;
   uint32_t bias_left = r->submit.n_bias - r->n_bias_sent;
   if (r->is_canceled) {
@@ -124,6 +129,11 @@ static bool peek_record(const request *r, td_wire_msg *msg) {
   if (!r->submit_sent) {
     msg->kind = TD_MSG_SUBMIT;
     msg->u.submit = r->submit;
+  } else if (pages_left) {
+    msg->kind = TD_MSG_PAGES;
+    msg->u.pages.n = smaller(pages_left, TD_WIRE_MAX_PAGES);
+    memcpy(msg->u.pages.ids, r->pages + r->n_pages_sent,
+           msg->u.pages.n * sizeof msg->u.pages.ids[0]);
   } else if (tokens_left) {
     msg->kind = TD_MSG_TOKENS;
     msg->u.tokens.n = smaller(tokens_left, TD_WIRE_MAX_TOKENS);
@@ -142,6 +152,7 @@ static void note_sent(request *r, const td_wire_msg *msg) {
   switch (msg->kind) {
   case TD_MSG_CANCEL: r->cancel_sent = true; break;
   case TD_MSG_SUBMIT: r->submit_sent = true; break;
+  case TD_MSG_PAGES: r->n_pages_sent += msg->u.pages.n; break;
   case TD_MSG_TOKENS: r->n_tokens_sent += msg->u.tokens.n; break;
   case TD_MSG_BIAS: r->n_bias_sent += msg->u.bias.n; break;
   }
@@ -153,12 +164,21 @@ static bool is_serving(const td_backend *b) {
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
+static void admit(td_backend *b) {
+  td_admission admission;
+  while (td_sched_admit(b->sched, td_clock_ns(), &admission)) {
+    request *r = find(b, admission.id);
+    r->pages = admission.pages;
+    r->submit.n_pages = admission.n_pages;
+    r->submit.n_past = admission.n_cached;
+    enter_outbox(b, r);
+  }
+}
+
 // Admits what fits and sends what the ring takes. Calls nobody back.
 static void pump(td_backend *b) {
   if (!is_serving(b)) return;
-  td_admission admission;
-  while (td_sched_admit(b->sched, td_clock_ns(), &admission))
-    enter_outbox(b, find(b, admission.id));
+  admit(b);
   while (b->out_head) {
     request *r = b->out_head;
     td_wire_msg msg;
@@ -181,7 +201,9 @@ static void on_token(const td_backend *b, request *r, const td_wire_token *token
   if (!r->is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
-static void on_progress(request *r, const td_wire_progress *progress) {
+static void on_progress(td_backend *b, request *r, const td_wire_progress *progress) {
+  td_sched_progress(b->sched, r->id, progress->n_done);
+  pump(b);
   if (r->is_canceled || !r->callbacks.on_progress) return;
   r->callbacks.on_progress(r->callbacks.ctx, progress);
 }
@@ -190,11 +212,11 @@ static void on_record(void *ctx, const td_wire_msg *msg) {
   td_backend *b = ctx;
   if (!is_serving(b)) return;
   request *r = find(b, msg->request);
-  if (!r || td_sched_phase_of(b->sched, r->id) != TD_SCHED_RUNNING) return;
+  if (!r || !r->pages) return;
   if (msg->kind == TD_MSG_TOKEN) {
     on_token(b, r, &msg->u.token);
   } else if (msg->kind == TD_MSG_PROGRESS) {
-    on_progress(r, &msg->u.progress);
+    on_progress(b, r, &msg->u.progress);
   } else if (msg->kind == TD_MSG_DONE) {
     td_wire_done done = msg->u.done;
     done.text[sizeof done.text - 1] = '\0';
@@ -210,7 +232,8 @@ static void on_space(void *ctx) {
 static void rewind_request(td_backend *b, request *r) {
   leave_outbox(b, r);
   r->submit_sent = r->cancel_sent = false;
-  r->n_tokens_sent = r->n_bias_sent = 0;
+  r->n_pages_sent = r->n_tokens_sent = r->n_bias_sent = 0;
+  r->pages = NULL;
   r->n_replays++;
   td_sched_requeue(b->sched, r->id);
 }
@@ -221,7 +244,7 @@ static void on_death(void *ctx, const char *why) {
   td_backend *b = ctx;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
-    if (!r || td_sched_phase_of(b->sched, r->id) != TD_SCHED_RUNNING) continue;
+    if (!r || !r->pages) continue;
     if (!r->is_canceled && r->n_output == 0 && r->n_replays < MAX_REPLAYS) {
       rewind_request(b, r);
     } else {
@@ -240,7 +263,8 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     const td_sched_opts opts = {.max_seqs = info->max_seqs,
                                 .n_pages = info->n_pages,
                                 .page_tokens = info->page_tokens,
-                                .max_waiting = MAX_WAITING};
+                                .max_waiting = MAX_WAITING,
+                                .prefill_ahead = b->opts.prefill_chunk};
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st != TD_OK) return st;
   } else if (info->n_ctx != b->info.n_ctx || info->n_pages != b->info.n_pages ||
@@ -262,6 +286,7 @@ static void on_state(void *ctx, td_backend_state state) {
 
 static void free_backend(td_backend *b) {
   td_sched_close(b->sched);
+  if (b->kv_fd >= 0) close(b->kv_fd);
   free(b->slots);
   free(b);
 }
@@ -273,9 +298,13 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
   b->opts = *opts;
   b->opts.model_dir = NULL; // borrowed during this call only
+  b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;
   b->slots = calloc(b->n_slots, sizeof(request *));
-  const td_supervisor_opts supervisor = {.worker = {.model_dir = opts->model_dir,
+  td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
+                          : td_fail(err, TD_ENOMEM, "out of memory");
+  const td_supervisor_opts supervisor = {.kv_fd = b->kv_fd,
+                                         .worker = {.model_dir = opts->model_dir,
                                                     .ctx_size = opts->ctx_size,
                                                     .max_batch = opts->max_batch,
                                                     .n_threads = opts->n_threads,
@@ -291,8 +320,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
                                          .on_death = on_death,
                                          .on_state = on_state,
                                          .ctx = b};
-  td_status st = b->slots ? td_supervisor_open(&b->supervisor, loop, &supervisor, err)
-                          : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = td_supervisor_open(&b->supervisor, loop, &supervisor, err);
   if (st != TD_OK) {
     free_backend(b);
     return st;
@@ -409,8 +437,9 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);
   request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
-  uint64_t n_tokens = (uint64_t)r->submit.n_prompt + r->submit.max_tokens;
-  st = td_sched_submit(b->sched, fresh, n_tokens, td_clock_ns(), err);
+  const td_sched_job job = {
+      .prompt = r->prompt, .n_prompt = q->n_prompt, .max_tokens = r->submit.max_tokens};
+  st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     free_request(r);
     return st == TD_ELIMIT ? td_fail(err, TD_EINVAL, "the KV pool holds less than the context")
@@ -426,8 +455,7 @@ void td_backend_cancel(td_backend *b, uint64_t id) {
   request *r = find(b, id);
   if (!r || r->is_canceled) return;
   r->is_canceled = true;
-  bool is_at_worker = td_sched_phase_of(b->sched, id) == TD_SCHED_RUNNING && r->submit_sent;
-  if (is_at_worker) {
+  if (r->pages && r->submit_sent) {
     enter_outbox(b, r); // the worker's DONE will end it
   } else {
     end_request(b, r, NULL);

@@ -231,15 +231,20 @@ static td_status init_handles(td_process *p, uv_loop_t *loop, td_err *err) {
   return st;
 }
 
-static int spawn(td_process *p, uv_loop_t *loop, char **argv, int life_read_fd,
-                 uint32_t weights_fd) {
+// What the worker inherits beside the channel; weights 0: none.
+typedef struct {
+  int life, weights, kv;
+} inherited;
+
+static int spawn(td_process *p, uv_loop_t *loop, char **argv, inherited fds) {
   uv_stdio_container_t stdio[TD_WORKER_FIRST_CHANNEL + TD_CHANNEL_N_FDS] = {
-      {.flags = UV_INHERIT_FD, .data.fd = life_read_fd},
+      {.flags = UV_INHERIT_FD, .data.fd = fds.life},
       {.flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO}, // our stdout is for our own output
       {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&p->said_pipe},
   };
   stdio[TD_WORKER_WEIGHTS_FD] = (uv_stdio_container_t){
-      .flags = weights_fd ? UV_INHERIT_FD : UV_IGNORE, .data.fd = (int)weights_fd};
+      .flags = fds.weights ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fds.weights};
+  stdio[TD_WORKER_KV_FD] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = fds.kv};
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
     stdio[TD_WORKER_FIRST_CHANNEL + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD,
                                                                 .data.fd = p->channel.fds[i]};
@@ -255,7 +260,8 @@ static int spawn(td_process *p, uv_loop_t *loop, char **argv, int life_read_fd,
   return rc;
 }
 
-static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opts, td_err *err) {
+static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opts, int kv_fd,
+                       td_err *err) {
   td_status st = td_channel_create(&p->channel, RING_RECORDS, err);
   if (st == TD_OK) st = init_handles(p, loop, err);
   if (st != TD_OK) return st;
@@ -265,7 +271,8 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   p->life_fd = life[1];
   td_worker_argv args;
   st = td_worker_args_format(&args, opts, err);
-  int rc = st == TD_OK ? spawn(p, loop, args.argv, life[0], opts->weights_fd) : 0;
+  const inherited fds = {.life = life[0], .weights = (int)opts->weights_fd, .kv = kv_fd};
+  int rc = st == TD_OK ? spawn(p, loop, args.argv, fds) : 0;
   td_worker_argv_free(&args);
   close(life[0]);
   if (rc != 0) st = td_fail(err, TD_EIO, "cannot start a worker process: %s", uv_strerror(rc));
@@ -277,14 +284,14 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   return TD_OK;
 }
 
-td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_opts *opts,
+td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_opts *opts, int kv_fd,
                            const td_process_events *events, td_err *err) {
   *out = NULL;
   td_process *p = calloc(1, sizeof *p);
   if (!p) return td_fail(err, TD_ENOMEM, "out of memory");
   p->events = *events;
   p->life_fd = -1;
-  td_status st = start(p, loop, opts, err);
+  td_status st = start(p, loop, opts, kv_fd, err);
   if (st == TD_OK) {
     *out = p;
   } else if (p->n_handles) {

@@ -23,7 +23,8 @@ typedef struct {
 } td_process_events;
 
 // On error *out is NULL and no event comes, but the loop must run once more to free what was begun.
-td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_opts *opts,
+// kv_fd is the KV pool's, borrowed.
+td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_opts *opts, int kv_fd,
                            const td_process_events *events, td_err *err);
 
 // TD_EAGAIN: the ring is full; on_space comes. TD_EFORMAT: the ring is corrupt; the process is

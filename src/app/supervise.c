@@ -62,9 +62,6 @@ static void on_ready(td_supervisor *s, const td_wire_ready *info) {
   }
   s->is_up = s->was_ready = true;
   s->n_unready = 0;
-  // What the first worker chose stays: requests were promised that much.
-  s->opts.worker.ctx_size = info->n_ctx;
-  s->opts.worker.kv_tokens = info->n_pages * info->page_tokens;
   set_state(s, TD_BACKEND_READY);
 }
 
@@ -97,7 +94,7 @@ static td_status spawn(td_supervisor *s, td_err *err) {
   s->fatal[0] = '\0';
   s->n_starts++;
   s->born_ns = s->heard_ns = td_clock_ns();
-  return td_process_spawn(&s->process, s->loop, &s->opts.worker, &events, err);
+  return td_process_spawn(&s->process, s->loop, &s->opts.worker, s->opts.kv_fd, &events, err);
 }
 
 static void after_death(td_supervisor *s, const char *why, const char *said);

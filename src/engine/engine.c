@@ -101,6 +101,8 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
   e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) *
                   td_dtype_bytes(e->opts.kv_dtype);
   size_t n_bytes = e->page_bytes * e->opts.n_pages * e->config->n_layers;
+  e->kv_pages = e->opts.kv_pages;
+  if (e->kv_pages) return TD_OK;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
   if (st != TD_OK) {
     td_fail(err, st, "no memory for a KV cache of %u tokens (%.1f GiB); make the context smaller",
@@ -145,10 +147,21 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *e) {
   if (!e) return;
   td_stream_close(e->stream);
-  void *const buffers[] = {
-      e->x,          e->h,        e->delta,      e->q,       e->q_a,           e->kv,
-      e->v,          e->attn,     e->router_ids, e->cos_sin, e->router_logits, e->router_weights,
-      e->dev_logits, e->dev_meta, e->kv_pages};
+  void *const buffers[] = {e->x,
+                           e->h,
+                           e->delta,
+                           e->q,
+                           e->q_a,
+                           e->kv,
+                           e->v,
+                           e->attn,
+                           e->router_ids,
+                           e->cos_sin,
+                           e->router_logits,
+                           e->router_weights,
+                           e->dev_logits,
+                           e->dev_meta,
+                           e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
   free(e->meta);

@@ -1,6 +1,6 @@
 // src/engine/engine.h - the forward pass over a paged KV pool, on any device.
 // One engine, one caller at a time. Sequences and their page tables belong to the caller (kv/kv.h);
-// the engine owns the page storage, the activations and the streams.
+// the engine owns the activations and the streams, and the page storage unless it is given.
 #ifndef TD_ENGINE_ENGINE_H
 #define TD_ENGINE_ENGINE_H
 
@@ -20,7 +20,10 @@ typedef struct {
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_seq_tokens;  // longest context
   td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
-  bool record_routing;      // keep each step's expert choices for td_engine_routing
+  // Borrowed storage for all pages, 64-byte aligned, n_pages * page_tokens *
+  // td_engine_kv_bytes_per_token bytes, which the device can reach; NULL: the engine's own.
+  void *kv_pages;
+  bool record_routing; // keep each step's expert choices for td_engine_routing
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;

@@ -8,8 +8,10 @@
 
 typedef struct {
   int32_t *pages; // [n_pages], owned, grown by doubling
-  uint32_t n_pages, cap;
-  uint32_t n_shared; // the first of them are published; nothing is written there
+  // [n_shared] published pages of the same content, held, most often the same pages; nothing is
+  // written to the first n_shared of either. Owned, as long as pages.
+  int32_t *shared;
+  uint32_t n_pages, cap, n_shared;
   bool is_open;
 } sequence;
 
@@ -48,10 +50,15 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
   return TD_OK;
 }
 
+static void free_tables(sequence *s) {
+  free(s->pages);
+  free(s->shared);
+}
+
 void td_kv_close(td_kv *kv) {
   if (!kv) return;
   for (uint32_t i = 0; i < kv->max_seqs; i++)
-    free(kv->seqs[i].pages);
+    free_tables(&kv->seqs[i]);
   free(kv->seqs);
   td_pages_close(&kv->pool);
   free(kv);
@@ -76,8 +83,11 @@ static sequence *open_seq(const td_kv *kv, uint32_t seq) {
 // without which it is of no use.
 void td_kv_seq_close(td_kv *kv, uint32_t seq) {
   sequence *s = open_seq(kv, seq);
-  while (s->n_pages)
-    td_pages_drop(&kv->pool, s->pages[--s->n_pages]);
+  while (s->n_pages) {
+    uint32_t i = --s->n_pages;
+    if (i < s->n_shared && s->shared[i] != s->pages[i]) td_pages_drop(&kv->pool, s->shared[i]);
+    td_pages_drop(&kv->pool, s->pages[i]);
+  }
   s->n_shared = 0;
   s->is_open = false;
 }
@@ -88,8 +98,12 @@ static td_status grow_table(sequence *s, uint32_t n_pages, td_err *err) {
   while (cap < n_pages)
     cap *= 2;
   int32_t *pages = realloc(s->pages, (size_t)cap * sizeof *pages);
-  if (!pages) return td_fail(err, TD_ENOMEM, "out of memory for a table of %u KV pages", n_pages);
-  s->pages = pages;
+  if (pages) s->pages = pages;
+  int32_t *shared = realloc(s->shared, (size_t)cap * sizeof *shared);
+  if (shared) s->shared = shared;
+  if (!pages || !shared) {
+    return td_fail(err, TD_ENOMEM, "out of memory for a table of %u KV pages", n_pages);
+  }
   s->cap = cap;
   return TD_OK;
 }
@@ -125,50 +139,50 @@ uint32_t td_kv_page_tokens(const td_kv *kv) {
 
 // ---- the cache of prefixes --------------------------------------------------------------------
 
-// The published page that continues what s shares with tokens.
-static int32_t find_next(const td_kv *kv, const sequence *s, const int32_t *tokens) {
-  int32_t parent = s->n_shared ? s->pages[s->n_shared - 1] : TD_PAGE_NONE;
-  return td_pages_find(&kv->pool, parent, tokens + (size_t)s->n_shared * kv->page_tokens);
+// The published page that holds page idx of tokens, behind parent.
+static int32_t find_page(const td_kv *kv, int32_t parent, const int32_t *tokens, uint32_t idx) {
+  return td_pages_find(&kv->pool, parent, tokens + (size_t)idx * kv->page_tokens);
 }
 
-// Page n_shared of s becomes `page`; its own, if it has one there, is let go.
-static void share(td_kv *kv, sequence *s, int32_t page) {
-  td_pages_hold(&kv->pool, page);
-  if (s->n_shared < s->n_pages) {
-    td_pages_drop(&kv->pool, s->pages[s->n_shared]);
-  } else {
-    s->n_pages++;
+uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
+  uint32_t n = 0;
+  int32_t page = TD_PAGE_NONE;
+  while ((uint64_t)(n + 1) * kv->page_tokens < n_tokens &&
+         (page = find_page(kv, page, tokens, n)) != TD_PAGE_NONE) {
+    n++;
   }
-  s->pages[s->n_shared++] = page;
+  return n * kv->page_tokens;
 }
 
-uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
-                     uint32_t n_past) {
+uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
   sequence *s = open_seq(kv, seq);
-  td_err err; // without memory for the table it shares less
-  TD_CHECK(n_past / kv->page_tokens == s->n_shared);
-  while ((uint64_t)(s->n_shared + 1) * kv->page_tokens < n_tokens) {
-    int32_t page = find_next(kv, s, tokens);
-    if (page == TD_PAGE_NONE || grow_table(s, s->n_shared + 1, &err) != TD_OK) break;
-    share(kv, s, page);
-    n_past = s->n_shared * kv->page_tokens;
+  TD_CHECK(s->n_pages == 0);
+  uint32_t n = td_kv_match(kv, tokens, n_tokens) / kv->page_tokens;
+  td_err err; // without memory for the table it shares nothing
+  if (grow_table(s, n, &err) != TD_OK) return 0;
+  int32_t page = TD_PAGE_NONE;
+  while (s->n_pages < n) {
+    page = find_page(kv, page, tokens, s->n_pages);
+    td_pages_hold(&kv->pool, page);
+    s->pages[s->n_pages] = s->shared[s->n_pages] = page;
+    s->n_shared = ++s->n_pages;
   }
-  return n_past;
+  return n * kv->page_tokens;
 }
 
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
   sequence *s = open_seq(kv, seq);
   uint32_t n_full = n_tokens / kv->page_tokens;
   TD_CHECK(n_full >= s->n_shared && n_full <= s->n_pages);
-  while (s->n_shared < n_full) {
-    int32_t same = find_next(kv, s, tokens);
-    if (same != TD_PAGE_NONE) {
-      share(kv, s, same);
-      continue;
+  for (uint32_t i = s->n_shared; i < n_full; i++) {
+    int32_t parent = i ? s->shared[i - 1] : TD_PAGE_NONE;
+    s->shared[i] = find_page(kv, parent, tokens, i);
+    if (s->shared[i] == TD_PAGE_NONE) {
+      s->shared[i] = s->pages[i];
+      td_pages_publish(&kv->pool, s->pages[i], parent, tokens + (size_t)i * kv->page_tokens);
+    } else {
+      td_pages_hold(&kv->pool, s->shared[i]);
     }
-    int32_t parent = s->n_shared ? s->pages[s->n_shared - 1] : TD_PAGE_NONE;
-    td_pages_publish(&kv->pool, s->pages[s->n_shared], parent,
-                     tokens + (size_t)s->n_shared * kv->page_tokens);
-    s->n_shared++;
+    s->n_shared = i + 1;
   }
 }

@@ -27,20 +27,22 @@ td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err);
 void td_kv_seq_close(td_kv *kv, uint32_t seq); // pages that it alone held become free
 // Grows seq to hold n_tokens, all or nothing. TD_EAGAIN: pool full.
 td_status td_kv_reserve(td_kv *kv, uint32_t seq, uint32_t n_tokens, td_err *err);
-// Page indices of seq, in position order; valid until its next reserve, reuse, commit or close.
+// Page indices of seq, in position order; valid until its next reserve, reuse or close. A page once
+// given stays at its place.
 const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages);
 uint32_t td_kv_n_free(const td_kv *kv); // those that are only cache included
 uint32_t td_kv_page_tokens(const td_kv *kv);
 
-// Puts shared pages in the place of seq's own, or behind them, where they continue what seq has
-// committed. tokens[n_tokens] is the prompt from its start, n_past how many of it are computed
-// (their full pages committed); returns how many need not be computed, at least n_past. The last
-// one always needs to be: its logits are wanted. Takes no free page.
-uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
-                     uint32_t n_past);
+// How many of a prompt's tokens[n_tokens] the cache holds, in whole pages. The last one does not
+// count: it always needs to be computed, its logits are wanted.
+uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens);
+// Gives the empty sequence the shared pages of that match and returns how many tokens they hold.
+// Takes no free page.
+uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
 // All of tokens[n_tokens], from the sequence's start, are computed and stay: full pages among them
-// are shared from now on. Where another sequence was first with the same tokens, its page takes the
-// place of this one's, whose content is the same. n_tokens never sinks from call to call.
+// are shared from now on. Where another sequence was first with the same tokens, its page is the
+// one that is shared; this one keeps both, for its own may be in use. n_tokens never sinks from
+// call to call.
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
 
 #endif

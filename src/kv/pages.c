@@ -55,7 +55,7 @@ static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tok
 
 static uint64_t serial_of(const td_pages *p, int32_t parent) {
   if (parent == TD_PAGE_NONE) return 0;
-  TD_CHECK(p->pages[parent].serial && p->pages[parent].n_refs);
+  TD_CHECK(p->pages[parent].serial);
   return p->pages[parent].serial;
 }
 

@@ -46,10 +46,10 @@ static inline uint32_t td_pages_n_free(const td_pages *pages) {
   return pages->n_free + pages->n_idle;
 }
 
-// The published page that holds tokens[page_tokens] behind `parent` (published and held, or
-// TD_PAGE_NONE at the start); TD_PAGE_NONE: there is none.
+// The published page that holds tokens[page_tokens] behind `parent` (published, or TD_PAGE_NONE at
+// the start); TD_PAGE_NONE: there is none.
 int32_t td_pages_find(const td_pages *pages, int32_t parent, const int32_t *tokens);
-// Makes a held page findable. No page of this key is published yet.
+// Makes a held page findable; parent is held, too. No page of this key is published yet.
 void td_pages_publish(td_pages *pages, int32_t page, int32_t parent, const int32_t *tokens);
 
 #endif

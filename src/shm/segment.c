@@ -19,19 +19,27 @@ static td_status map(td_segment *out, int fd, size_t n_bytes, td_err *err) {
   return TD_OK;
 }
 
+td_status td_segment_reserve(int *fd, const char *name, td_err *err) {
+  *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (*fd >= 0) return TD_OK;
+  return td_fail(err, TD_EIO, "cannot create shared memory \"%s\": %s", name, strerror(errno));
+}
+
+td_status td_segment_size(int fd, size_t n_bytes, td_err *err) {
+  if (ftruncate(fd, (off_t)n_bytes) == 0 && fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) == 0) {
+    return TD_OK;
+  }
+  return td_fail(err, TD_ENOMEM, "cannot size shared memory to %zu bytes: %s", n_bytes,
+                 strerror(errno));
+}
+
 td_status td_segment_create(td_segment *out, const char *name, size_t n_bytes, td_err *err) {
   *out = TD_SEGMENT_CLOSED;
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) {
-    return td_fail(err, TD_EIO, "cannot create shared memory \"%s\": %s", name, strerror(errno));
-  }
-  td_status st;
-  if (ftruncate(fd, (off_t)n_bytes) != 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) != 0) {
-    st = td_fail(err, TD_ENOMEM, "cannot size shared memory \"%s\" to %zu bytes: %s", name, n_bytes,
-                 strerror(errno));
-  } else {
-    st = map(out, fd, n_bytes, err);
-  }
+  int fd;
+  td_status st = td_segment_reserve(&fd, name, err);
+  if (st != TD_OK) return st;
+  st = td_segment_size(fd, n_bytes, err);
+  if (st == TD_OK) st = map(out, fd, n_bytes, err);
   if (st != TD_OK) close(fd);
   return st;
 }

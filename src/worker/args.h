@@ -11,11 +11,13 @@
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
 // means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
-// (model/resident.h) are at 3 when weights_fd says that there are any; the channel's follow.
+// (model/resident.h) are at 3 when weights_fd says that there are any; the KV pool's (kv_pool.h)
+// and the channel's follow.
 #define TD_WORKER_LIFE_FD       0
 #define TD_WORKER_ROLE          "worker" // what its log calls it
 #define TD_WORKER_WEIGHTS_FD    3
-#define TD_WORKER_FIRST_CHANNEL 4
+#define TD_WORKER_KV_FD         4
+#define TD_WORKER_FIRST_CHANNEL 5
 
 // Every key, all of them required: field, key, least, most.
 #define TD_WORKER_NUMBERS(X)                                                                       \

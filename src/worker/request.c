@@ -6,30 +6,26 @@
 
 #include "base/clock.h"
 
-td_status td_requests_open(td_requests *out, td_kv *kv, uint32_t n_vocab, uint32_t n_ctx,
-                           uint32_t max_seqs, td_err *err) {
-  *out = (td_requests){.kv = kv,
-                       .n_vocab = n_vocab,
-                       .n_ctx = n_ctx,
-                       .max_seqs = max_seqs,
-                       .slots = calloc(max_seqs, sizeof(td_worker_request)),
-                       .active = calloc(max_seqs, sizeof(td_worker_request *))};
+td_status td_requests_open(td_requests *out, const td_request_limits *limits, td_err *err) {
+  *out = (td_requests){.limits = *limits,
+                       .slots = calloc(limits->max_seqs, sizeof(td_worker_request)),
+                       .active = calloc(limits->max_seqs, sizeof(td_worker_request *))};
   if (out->slots && out->active) return TD_OK;
   td_requests_close(out);
-  return td_fail(err, TD_ENOMEM, "out of memory for %u requests", max_seqs);
+  return td_fail(err, TD_ENOMEM, "out of memory for %u requests", limits->max_seqs);
 }
 
-static void release(td_requests *requests, td_worker_request *r) {
-  if (r->has_seq) td_kv_seq_close(requests->kv, r->seq);
+static void release(td_worker_request *r) {
   td_sampler_close(r->sampler);
   free(r->tokens);
+  free(r->pages);
   free(r->bias);
   *r = (td_worker_request){0};
 }
 
 void td_requests_close(td_requests *requests) {
   for (uint32_t i = 0; i < requests->n; i++)
-    release(requests, requests->active[i]);
+    release(requests->active[i]);
   free(requests->slots);
   free(requests->active);
   *requests = (td_requests){0};
@@ -44,7 +40,7 @@ static void write_counts(td_wire_done *done, const td_worker_request *r) {
   uint64_t now_ns = td_clock_ns();
   done->n_prompt = r->submit.n_prompt;
   done->n_output = r->n_output;
-  done->n_cached = r->n_cached;
+  done->n_cached = r->submit.n_past;
   if (!r->begin_ns) return;
   done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
   done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
@@ -60,7 +56,7 @@ void td_requests_end(td_requests *requests, td_worker_request *request, td_done_
   requests->n--;
   memmove(&requests->active[i], &requests->active[i + 1],
           (requests->n - i) * sizeof requests->active[0]);
-  release(requests, request);
+  release(request);
 }
 
 static td_worker_request *find(const td_requests *requests, uint64_t id) {
@@ -72,7 +68,7 @@ static td_worker_request *find(const td_requests *requests, uint64_t id) {
 
 // A slot that no active request occupies. There is one: the caller counted.
 static td_worker_request *free_slot(td_requests *requests) {
-  for (uint32_t i = 0; i < requests->max_seqs; i++) {
+  for (uint32_t i = 0; i < requests->limits.max_seqs; i++) {
     bool is_taken = false;
     for (uint32_t j = 0; j < requests->n && !is_taken; j++)
       is_taken = requests->active[j] == &requests->slots[i];
@@ -82,12 +78,24 @@ static td_worker_request *free_slot(td_requests *requests) {
   return NULL;
 }
 
+static uint32_t max_output(const td_requests *requests, const td_wire_submit *submit) {
+  uint32_t room = requests->limits.n_ctx - submit->n_prompt;
+  return submit->max_tokens < room ? submit->max_tokens : room;
+}
+
 static const char *check_submit(const td_requests *requests, const td_wire_submit *submit) {
-  if (requests->n == requests->max_seqs) return "more requests than the worker takes at once";
+  const td_request_limits *limits = &requests->limits;
+  if (requests->n == limits->max_seqs) return "more requests than the worker takes at once";
   if (submit->n_prompt == 0) return "the prompt is empty";
-  if (submit->n_prompt >= requests->n_ctx) return "the prompt does not fit the context";
+  if (submit->n_prompt >= limits->n_ctx) return "the prompt does not fit the context";
   if (submit->max_tokens == 0) return "no tokens of answer asked for";
-  if (submit->n_bias > requests->n_vocab) return "more biases than tokens in the vocabulary";
+  if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
+  if (submit->n_past >= submit->n_prompt) return "malformed request: nothing is left to compute";
+  uint64_t n_tokens = (uint64_t)submit->n_prompt + max_output(requests, submit);
+  if (submit->n_pages > limits->n_pages ||
+      n_tokens > (uint64_t)submit->n_pages * limits->page_tokens) {
+    return "malformed request: not the pages that it needs";
+  }
   return NULL;
 }
 
@@ -95,24 +103,39 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
 static const char *take_submit(td_requests *requests, uint64_t id, const td_wire_submit *submit) {
   const char *wrong = check_submit(requests, submit);
   if (wrong) return wrong;
-  uint32_t room = requests->n_ctx - submit->n_prompt;
   td_worker_request *r = free_slot(requests);
   *r = (td_worker_request){.id = id,
                            .submit = *submit,
-                           .max_output = submit->max_tokens < room ? submit->max_tokens : room,
+                           .max_output = max_output(requests, submit),
+                           .n_past = submit->n_past,
+                           .pages = malloc(submit->n_pages * sizeof *r->pages),
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
   requests->active[requests->n++] = r;
-  return r->tokens && r->bias ? NULL : "the worker is out of memory";
+  return r->tokens && r->pages && r->bias ? NULL : "the worker is out of memory";
 }
 
-static const char *take_tokens(td_requests *requests, td_worker_request *r,
+static const char *take_pages(const td_requests *requests, td_worker_request *r,
+                              const td_wire_pages *pages) {
+  if (pages->n > TD_WIRE_MAX_PAGES || pages->n > r->submit.n_pages - r->n_pages_received) {
+    return "malformed request: more pages than announced";
+  }
+  for (uint32_t i = 0; i < pages->n; i++) {
+    if (pages->ids[i] < 0 || (uint32_t)pages->ids[i] >= requests->limits.n_pages) {
+      return "malformed request: a page outside the pool";
+    }
+    r->pages[r->n_pages_received++] = pages->ids[i];
+  }
+  return NULL;
+}
+
+static const char *take_tokens(const td_requests *requests, td_worker_request *r,
                                const td_wire_tokens *tokens) {
   if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > r->submit.n_prompt - r->n_prompt_received) {
     return "malformed request: more prompt tokens than announced";
   }
   for (uint32_t i = 0; i < tokens->n; i++) {
-    if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->n_vocab) {
+    if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->limits.n_vocab) {
       return "the prompt holds a token outside the vocabulary";
     }
     r->tokens[r->n_prompt_received++] = tokens->ids[i];
@@ -129,47 +152,32 @@ static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
   return NULL;
 }
 
-void td_requests_reuse(td_requests *requests, td_worker_request *r) {
-  uint32_t n_past = td_kv_reuse(requests->kv, r->seq, r->tokens, r->submit.n_prompt, r->n_past);
-  r->n_cached += n_past - r->n_past;
-  r->n_past = n_past;
-}
-
-void td_requests_advance(td_requests *requests, td_worker_request *r, uint32_t n) {
-  r->n_past += n;
-  uint32_t n_shared = r->n_past < r->submit.n_prompt ? r->n_past : r->submit.n_prompt;
-  td_kv_commit(requests->kv, r->seq, r->tokens, n_shared);
-}
-
-// All of the request is here: gives it its sampler and every KV page it may ever need.
-static td_status start(td_requests *requests, td_worker_request *r, td_err *err) {
+// All of the request is here.
+static td_status start(const td_requests *requests, td_worker_request *r, td_err *err) {
   td_status st = td_sampler_open(&r->sampler, &r->submit.sampling, r->bias, r->submit.n_bias,
-                                 requests->n_vocab, err);
+                                 requests->limits.n_vocab, err);
   if (st != TD_OK) return st;
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
-  st = td_kv_seq_open(requests->kv, &r->seq, err);
-  if (st != TD_OK) return st;
-  r->has_seq = true;
-  td_requests_reuse(requests, r); // first, so that no page of it has to make room below
-  st = td_kv_reserve(requests->kv, r->seq, r->submit.n_prompt + r->max_output, err);
-  if (st != TD_OK) return st;
   r->phase = TD_REQUEST_PREFILL;
   return TD_OK;
 }
 
-static const char *take_part(td_requests *requests, td_worker_request *r, const td_wire_msg *msg,
-                             td_err *err) {
+static const char *take_part(const td_requests *requests, td_worker_request *r,
+                             const td_wire_msg *msg, td_err *err) {
   const char *wrong;
   if (msg->kind == TD_MSG_SUBMIT) return "malformed request: submitted twice";
   if (r->phase != TD_REQUEST_RECEIVING) return "malformed request: records behind its end";
-  if (msg->kind == TD_MSG_TOKENS) {
+  if (msg->kind == TD_MSG_PAGES) {
+    wrong = take_pages(requests, r, &msg->u.pages);
+  } else if (msg->kind == TD_MSG_TOKENS) {
     wrong = take_tokens(requests, r, &msg->u.tokens);
   } else if (msg->kind == TD_MSG_BIAS) {
     wrong = take_bias(r, &msg->u.bias);
   } else {
     wrong = "malformed request: a record of unknown kind";
   }
-  bool is_whole = r->n_prompt_received == r->submit.n_prompt &&
+  bool is_whole = r->n_pages_received == r->submit.n_pages &&
+                  r->n_prompt_received == r->submit.n_prompt &&
                   r->n_bias_received == r->submit.n_bias;
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;

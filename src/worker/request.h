@@ -9,7 +9,6 @@
 
 #include "base/status.h"
 #include "engine/sampler.h"
-#include "kv/kv.h"
 #include "tandem/wire.h"
 
 typedef enum {
@@ -24,43 +23,37 @@ typedef struct {
   td_wire_submit submit;
   int32_t *tokens; // [n_prompt + max_output], owned: the prompt, behind it the answer so far
   uint32_t n_prompt_received;
+  int32_t *pages; // [n_pages], owned: enough for all tokens, those of the answer included
+  uint32_t n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
-  bool has_seq;
-  uint32_t seq;        // of the KV tables
   uint32_t max_output; // tokens: max_tokens, or what the context leaves
   td_sampler *sampler; // owned
-  uint32_t n_past;     // tokens in the cache; tokens[n_past] is what the next step begins with
-  uint32_t n_cached;   // of the prompt's, found in the cache of prefixes
+  uint32_t n_past;     // tokens in the pages; tokens[n_past] is what the next step begins with
   uint32_t n_output;
   uint64_t begin_ns, first_token_ns;
 } td_worker_request;
 
+// What the requests of this worker must fit.
 typedef struct {
-  td_kv *kv; // borrowed
   uint32_t n_vocab, n_ctx, max_seqs;
+  uint32_t n_pages, page_tokens; // of the KV pool
+} td_request_limits;
+
+typedef struct {
+  td_request_limits limits;
   td_worker_request *slots;   // [max_seqs]
   td_worker_request **active; // [max_seqs], the first n in order of arrival
   uint32_t n;
 } td_requests;
 
 // On error *out is closed. TD_ENOMEM.
-td_status td_requests_open(td_requests *out, td_kv *kv, uint32_t n_vocab, uint32_t n_ctx,
-                           uint32_t max_seqs, td_err *err);
+td_status td_requests_open(td_requests *out, const td_request_limits *limits, td_err *err);
 void td_requests_close(td_requests *requests); // closing a zeroed one is legal
 
-// Takes a SUBMIT, TOKENS, BIAS or CANCEL. True: the request ended, and *reply (a DONE) is to be
-// sent. Records of unknown requests are dropped: they trail behind one that was refused.
+// Takes a SUBMIT, PAGES, TOKENS, BIAS or CANCEL. True: the request ended, and *reply (a DONE) is to
+// be sent. Records of unknown requests are dropped: they trail behind one that was refused.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
-
-// Looks once more whether the next tokens of a prompt are in the cache of prefixes: another request
-// that begins alike may have read them meanwhile.
-void td_requests_reuse(td_requests *requests, td_worker_request *request);
-// The next n tokens of the request were computed; pages of the prompt that became full are shared
-// from now on. Pages with tokens of the answer are not: those are computed another way
-// (td_step_seq's is_decode), the same but for rounding, and a prompt's result must not tell what
-// was asked before.
-void td_requests_advance(td_requests *requests, td_worker_request *request, uint32_t n);
 
 // Ends a request and writes its DONE into *reply. text may be NULL.
 void td_requests_end(td_requests *requests, td_worker_request *request, td_done_reason reason,

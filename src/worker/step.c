@@ -18,31 +18,31 @@ void td_step_close(td_step *step) {
   *step = (td_step){0};
 }
 
-static void add(td_step *step, const td_kv *kv, td_worker_request *r, uint32_t n_tokens,
-                td_want want) {
-  td_step_seq *seq = &step->seqs[step->n];
-  *seq = (td_step_seq){
-      .tokens = r->tokens + r->n_past, .n_tokens = n_tokens, .n_past = r->n_past, .want = want};
-  seq->pages = td_kv_pages(kv, r->seq, &seq->n_pages);
+static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want want) {
+  step->seqs[step->n] = (td_step_seq){.tokens = r->tokens + r->n_past,
+                                      .n_tokens = n_tokens,
+                                      .n_past = r->n_past,
+                                      .pages = r->pages,
+                                      .n_pages = r->submit.n_pages,
+                                      .want = want};
   step->requests[step->n++] = r;
 }
 
-void td_step_build(td_step *step, td_requests *requests) {
+void td_step_build(td_step *step, const td_requests *requests) {
   step->n = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_DECODE) continue;
-    add(step, requests->kv, r, 1, TD_WANT_LAST);
+    add(step, r, 1, TD_WANT_LAST);
     step->seqs[step->n - 1].is_decode = true;
   }
   uint32_t budget = step->prefill_chunk;
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_PREFILL) continue;
-    td_requests_reuse(requests, r);
     uint32_t left = r->submit.n_prompt - r->n_past;
     uint32_t n = left < budget ? left : budget;
-    add(step, requests->kv, r, n, n == left ? TD_WANT_LAST : TD_WANT_NONE);
+    add(step, r, n, n == left ? TD_WANT_LAST : TD_WANT_NONE);
     budget -= n;
   }
 }

@@ -26,8 +26,7 @@ static inline uint32_t td_step_max_tokens(uint32_t max_seqs, uint32_t prefill_ch
   return max_seqs + prefill_chunk;
 }
 
-// Lets prompts reuse what the cache holds of them by now, and fills the step; n is 0 when nothing
-// is to be computed. Valid until a request ends or the KV tables change.
-void td_step_build(td_step *step, td_requests *requests);
+// Fills the step; n is 0 when nothing is to be computed. Valid until a request ends.
+void td_step_build(td_step *step, const td_requests *requests);
 
 #endif

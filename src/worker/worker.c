@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "engine/engine.h"
 #include "worker/args.h"
-#include "worker/kv_plan.h"
+#include "worker/kv_pool.h"
 #include "worker/outlet.h"
 #include "worker/request.h"
 #include "worker/step.h"
@@ -27,8 +27,7 @@ typedef struct {
   const td_model_config *config;
   td_dev *dev;
   td_engine *engine;
-  td_kv *kv;
-  td_kv_plan plan;
+  td_kv_pool pool;
   td_requests requests;
   td_step step;
   uint64_t n_steps, heartbeat_ns;
@@ -37,7 +36,7 @@ typedef struct {
 
 // ---- opening ----------------------------------------------------------------------------------
 
-static td_status plan_kv(worker *w, td_err *err) {
+static td_status open_pool(worker *w, td_err *err) {
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
@@ -48,31 +47,30 @@ static td_status plan_kv(worker *w, td_err *err) {
       .kv_tokens = w->opts.kv_tokens,
       .max_batch = w->opts.max_batch,
   };
-  return td_kv_plan_make(&w->plan, &need, err);
+  return td_kv_pool_attach(&w->pool, TD_WORKER_KV_FD, &need, err);
 }
 
 static td_status open_engine(worker *w, td_err *err) {
-  td_status st = plan_kv(w, err);
-  if (st != TD_OK) return st;
   const td_engine_opts engine = {
-      .n_pages = w->plan.n_pages,
+      .n_pages = w->pool.plan.n_pages,
       .page_tokens = TD_KV_PAGE_TOKENS,
       .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->opts.prefill_chunk),
       .max_step_seqs = w->opts.max_batch,
-      .max_seq_tokens = w->plan.n_ctx,
+      .max_seq_tokens = w->pool.plan.n_ctx,
       .kv_dtype = (td_dtype)w->opts.kv_dtype,
+      .kv_pages = w->pool.pages,
   };
   return td_engine_open(&w->engine, w->model, w->dev, &engine, err);
 }
 
 static td_status open_tables(worker *w, td_err *err) {
-  const td_kv_opts kv = {
-      .page_tokens = TD_KV_PAGE_TOKENS, .n_pages = w->plan.n_pages, .max_seqs = w->opts.max_batch};
-  td_status st = td_kv_open(&w->kv, &kv, err);
-  if (st != TD_OK) return st;
-  uint32_t n_vocab = w->config->n_vocab, max_batch = w->opts.max_batch;
-  st = td_requests_open(&w->requests, w->kv, n_vocab, w->plan.n_ctx, max_batch, err);
-  return st == TD_OK ? td_step_open(&w->step, max_batch, w->opts.prefill_chunk, err) : st;
+  const td_request_limits limits = {.n_vocab = w->config->n_vocab,
+                                    .n_ctx = w->pool.plan.n_ctx,
+                                    .max_seqs = w->opts.max_batch,
+                                    .n_pages = w->pool.plan.n_pages,
+                                    .page_tokens = TD_KV_PAGE_TOKENS};
+  td_status st = td_requests_open(&w->requests, &limits, err);
+  return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->opts.prefill_chunk, err) : st;
 }
 
 static td_status open_all(worker *w, td_err *err) {
@@ -83,6 +81,7 @@ static td_status open_all(worker *w, td_err *err) {
   w->config = td_model_config_of(w->model);
   const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};
   st = td_dev_open(&w->dev, &dev, err);
+  if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st != TD_OK) return st;
@@ -91,10 +90,10 @@ static td_status open_all(worker *w, td_err *err) {
            TD_KV_PAGE_TOKENS);
   const td_wire_msg ready = {.kind = TD_MSG_READY,
                              .u.ready = {.n_vocab = w->config->n_vocab,
-                                         .n_ctx = w->plan.n_ctx,
+                                         .n_ctx = w->pool.plan.n_ctx,
                                          .max_seqs = w->opts.max_batch,
                                          .page_tokens = TD_KV_PAGE_TOKENS,
-                                         .n_pages = w->plan.n_pages,
+                                         .n_pages = w->pool.plan.n_pages,
                                          .load_ns = td_clock_ns() - begin_ns}};
   return td_outlet_post(&w->outlet, &ready, err);
 }
@@ -102,8 +101,8 @@ static td_status open_all(worker *w, td_err *err) {
 static void close_all(worker *w) {
   td_step_close(&w->step);
   td_requests_close(&w->requests);
-  td_kv_close(w->kv);
   td_engine_close(w->engine);
+  td_kv_pool_close(&w->pool);
   td_dev_close(w->dev);
   td_model_close(w->model);
   td_channel_close(&w->outlet.channel);
@@ -141,9 +140,7 @@ static td_status beat(worker *w, td_err *err) {
   td_status st = td_outlet_check(&w->outlet, err);
   if (st != TD_OK) return st;
   const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
-                           .u.heartbeat = {.n_steps = w->n_steps,
-                                           .n_running = w->requests.n,
-                                           .n_free_pages = td_kv_n_free(w->kv)}};
+                           .u.heartbeat = {.n_steps = w->n_steps, .n_running = w->requests.n}};
   return td_outlet_post(&w->outlet, &msg, err);
 }
 
@@ -175,7 +172,7 @@ static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
                            .request = r->id,
                            .u.progress = {.n_done = r->n_past,
                                           .n_prompt = r->submit.n_prompt,
-                                          .n_cached = r->n_cached,
+                                          .n_cached = r->submit.n_past,
                                           .elapsed_ns = now_ns - r->begin_ns}};
   if (r->n_past == r->submit.n_prompt) {
     r->phase = TD_REQUEST_DECODE;
@@ -197,7 +194,7 @@ static td_status run_step(worker *w, td_err *err) {
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
     bool wants_token = step->seqs[i].want == TD_WANT_LAST;
-    td_requests_advance(&w->requests, r, step->seqs[i].n_tokens);
+    r->n_past += step->seqs[i].n_tokens;
     if (r->phase == TD_REQUEST_PREFILL) st = report_progress(w, r, err);
     if (!wants_token) continue;
     if (st == TD_OK) st = answer(w, r, row, err);

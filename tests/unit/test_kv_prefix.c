@@ -39,7 +39,8 @@ typedef struct {
   bool open;
   int32_t tokens[MAX_TOKENS];
   uint32_t n_prompt, n_most, n_past;
-  uint32_t n_pages, n_shared; // as the model has it
+  uint32_t n_pages, n_shared;             // as the model has it
+  bool is_twin[MAX_TOKENS / PAGE_TOKENS]; // of a page that another published before
 } sequence;
 
 typedef struct { // a published page: the prefix that it ends
@@ -88,20 +89,12 @@ static void model_take(world *w) {
   w->n_evicted++;
 }
 
-static void model_share(world *w, sequence *s, prefix *p) {
-  p->n_refs++;
-  if (s->n_shared++ < s->n_pages) {
-    w->n_own--;
-  } else {
-    s->n_pages++;
-  }
-}
-
 static void model_reuse(world *w, sequence *s) {
   prefix *p;
   while ((s->n_shared + 1) * PAGE_TOKENS < s->n_prompt &&
          (p = model_find(w, s->tokens, s->n_shared + 1))) {
-    model_share(w, s, p);
+    p->n_refs++;
+    s->n_pages = ++s->n_shared;
     s->n_past = s->n_shared * PAGE_TOKENS;
   }
 }
@@ -110,7 +103,8 @@ static void model_commit(world *w, sequence *s) {
   while (s->n_shared < s->n_past / PAGE_TOKENS) {
     prefix *p = model_find(w, s->tokens, s->n_shared + 1);
     if (p) {
-      model_share(w, s, p);
+      p->n_refs++;
+      s->is_twin[s->n_shared++] = true;
       continue;
     }
     p = &w->prefixes[w->n_prefixes++];
@@ -125,6 +119,7 @@ static void model_close(world *w, sequence *s) {
   for (uint32_t n = s->n_shared; n > 0; n--) {
     prefix *p = model_find(w, s->tokens, n);
     if (--p->n_refs == 0) p->idle_since = ++w->now;
+    w->n_own -= s->is_twin[n - 1];
   }
   *s = (sequence){0};
 }
@@ -150,7 +145,7 @@ static void check(world *w) {
     }
     for (uint32_t j = 0; j < n; j++) {
       assert_in_range(pages[j], 0, N_PAGES - 1);
-      if (j < s->n_shared) {
+      if (j < s->n_shared && !s->is_twin[j]) {
         n_refs[pages[j]] |= 1;
       } else {
         assert_int_equal(n_refs[pages[j]], 0); // nobody writes where another reads
@@ -175,46 +170,40 @@ static void draw_prompt(world *w, sequence *s) {
   memcpy(w->last_prompt, s->tokens, sizeof s->tokens);
 }
 
-static void reuse(world *w, uint32_t i) {
-  sequence *s = &w->seqs[i];
-  uint32_t before = s->n_past;
-  uint32_t got = td_kv_reuse(w->kv, i, s->tokens, s->n_prompt, before);
-  model_reuse(w, s);
-  assert_int_equal(got, s->n_past);
-  assert_true(got >= before && got < s->n_prompt);
-  w->n_hits += got - before;
-}
-
-// As the front does: a sequence starts when the pool holds the most that all of them may need.
-static void start_one(world *w) {
-  td_err err;
-  uint32_t promised = 0, seq;
-  sequence s = {.open = true};
-  draw_prompt(w, &s);
-  for (uint32_t i = 0; i < MAX_SEQS; i++)
-    promised += w->seqs[i].open ? pages_of(w->seqs[i].n_most) : 0;
-  if (promised + pages_of(s.n_most) > N_PAGES) return;
-  if (td_kv_seq_open(w->kv, &seq, &err) != TD_OK) return;
-  assert_false(w->seqs[seq].open);
-  w->seqs[seq] = s;
-  reuse(w, seq);
-  assert_int_equal(td_kv_reserve(w->kv, seq, s.n_most, &err), TD_OK);
-  while (w->seqs[seq].n_pages < pages_of(s.n_most)) {
-    model_take(w);
-    w->seqs[seq].n_pages++;
-  }
-}
-
 static void stop_one(world *w, uint32_t i) {
   td_kv_seq_close(w->kv, i);
   model_close(w, &w->seqs[i]);
+}
+
+// A sequence starts when the pool has all that it may need.
+static void start_one(world *w) {
+  td_err err;
+  uint32_t seq;
+  sequence s = {.open = true};
+  draw_prompt(w, &s);
+  if (td_kv_seq_open(w->kv, &seq, &err) != TD_OK) return;
+  assert_false(w->seqs[seq].open);
+  uint32_t n_match = td_kv_match(w->kv, s.tokens, s.n_prompt);
+  uint32_t n_reused = td_kv_reuse(w->kv, seq, s.tokens, s.n_prompt);
+  model_reuse(w, &s);
+  assert_int_equal(n_reused, n_match);
+  assert_int_equal(n_reused, s.n_past);
+  assert_true(n_reused < s.n_prompt);
+  w->n_hits += n_reused;
+  w->seqs[seq] = s;
+  bool fits = pages_of(s.n_most) - s.n_pages <= td_kv_n_free(w->kv);
+  assert_int_equal(td_kv_reserve(w->kv, seq, s.n_most, &err), fits ? TD_OK : TD_EAGAIN);
+  while (fits && w->seqs[seq].n_pages < pages_of(s.n_most)) {
+    model_take(w);
+    w->seqs[seq].n_pages++;
+  }
+  if (!fits) stop_one(w, seq);
 }
 
 static void step_one(world *w, uint32_t i) {
   sequence *s = &w->seqs[i];
   uint32_t n = 1, n_pages;
   if (s->n_past < s->n_prompt) {
-    reuse(w, i);
     n = 1 + draw(10);
     if (n > s->n_prompt - s->n_past) n = s->n_prompt - s->n_past;
   }
@@ -280,7 +269,7 @@ static void test_the_last_token_is_never_reused(void **state) {
   fill(kv, &a, tokens, 12);
   for (uint32_t n = 1; n <= 12; n++) {
     assert_int_equal(td_kv_seq_open(kv, &b, &err), TD_OK);
-    assert_int_equal(td_kv_reuse(kv, b, tokens, n, 0), (n - 1) / PAGE_TOKENS * PAGE_TOKENS);
+    assert_int_equal(td_kv_reuse(kv, b, tokens, n), (n - 1) / PAGE_TOKENS * PAGE_TOKENS);
     td_kv_seq_close(kv, b);
   }
   td_kv_close(kv);
@@ -298,7 +287,7 @@ static void test_what_came_before_counts(void **state) {
   fill(kv, &a, first, 8);
   fill(kv, &b, second, 4);
   assert_int_equal(td_kv_seq_open(kv, &c, &err), TD_OK);
-  assert_int_equal(td_kv_reuse(kv, c, second, 9, 0), 4);
+  assert_int_equal(td_kv_reuse(kv, c, second, 9), 4);
   assert_int_equal(td_kv_pages(kv, c, &n)[0], td_kv_pages(kv, b, &n)[0]);
   td_kv_seq_close(kv, b);
   assert_int_equal(td_kv_n_free(kv), 8 - 2 - 1); // c holds what b let go

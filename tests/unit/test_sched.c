@@ -1,6 +1,8 @@
-// tests/unit/test_sched.c - the scheduler in thousands of simulated lives. After every event: pages
-// and sequences are never over-committed, admission is in order of arrival, and at the end of each
-// life every request was admitted or canceled.
+// tests/unit/test_sched.c - the scheduler in thousands of simulated lives. A shadow of the KV pool
+// holds at every place what the engine would: a hash of all tokens up to there. After every event:
+// no page is held by two that may write to it, each request finds its own tokens and nobody else's,
+// admission is in order of arrival, and what is held is exactly what running requests hold. At the
+// end of each life every request was admitted or canceled and every page is free.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -12,7 +14,7 @@
 
 #include "sched/sched.h"
 
-enum { MAX_IDS = 400 };
+enum { MAX_IDS = 400, MAX_PROMPT = 60, MAX_PAGES = 40, MAX_PAGE_TOKENS = 16, N_LIVES = 3000 };
 
 static uint64_t rng_state;
 
@@ -23,47 +25,116 @@ static uint32_t draw(uint32_t n) {
   return (uint32_t)((rng_state >> 11) % n);
 }
 
-typedef enum { NEW, WAITS, RUNS, GONE } life;
+typedef enum { NEW, WAITS, READS, DECODES, GONE } life;
+
+typedef struct {
+  life at;
+  int32_t prompt[MAX_PROMPT];
+  uint32_t n_prompt, max_tokens;
+  uint32_t n_past; // computed, the answer's included
+  const int32_t *pages;
+  uint32_t n_pages, n_cached;
+  uint64_t submitted_ns;
+} req;
 
 typedef struct {
   td_sched *sched;
   td_sched_opts opts;
   uint64_t now_ns;
   uint32_t n_ids;
-  struct {
-    life at;
-    uint32_t n_pages;
-    uint64_t submitted_ns;
-  } r[MAX_IDS]; // by id, which is the order of arrival
+  req r[MAX_IDS]; // by id, which is the order of arrival
+  uint64_t shadow[MAX_PAGES][MAX_PAGE_TOKENS];
+  uint64_t n_cached;
 } world;
 
-static void check(const world *w) {
-  uint32_t n_waiting = 0, n_running = 0, n_pages = 0;
+static bool runs(const req *r) {
+  return r->at == READS || r->at == DECODES;
+}
+
+// What an engine leaves at position pos: it depends on every token up to there. An answer's tokens
+// are its request's own.
+static uint64_t hash_at(const world *w, uint32_t id, uint32_t pos) {
+  const req *r = &w->r[id];
+  uint64_t hash = 1;
+  for (uint32_t i = 0; i <= pos; i++) {
+    int32_t token = i < r->n_prompt ? r->prompt[i] : (int32_t)(1000 + id);
+    hash = (hash ^ (uint64_t)(token + 1)) * 0x9e3779b97f4a7c15u;
+  }
+  return hash;
+}
+
+static uint64_t *place(world *w, const req *r, uint32_t pos) {
+  uint32_t page_tokens = w->opts.page_tokens;
+  return &w->shadow[r->pages[pos / page_tokens]][pos % page_tokens];
+}
+
+static void check_contents(world *w) {
   for (uint32_t i = 0; i < w->n_ids; i++) {
-    n_waiting += w->r[i].at == WAITS;
-    if (w->r[i].at != RUNS) continue;
+    const req *r = &w->r[i];
+    uint64_t hash = 1;
+    for (uint32_t pos = 0; runs(r) && pos < r->n_past; pos++) {
+      int32_t token = pos < r->n_prompt ? r->prompt[pos] : (int32_t)(1000 + i);
+      hash = (hash ^ (uint64_t)(token + 1)) * 0x9e3779b97f4a7c15u;
+      assert_true(*place(w, r, pos) == hash);
+    }
+  }
+}
+
+static void check(world *w) {
+  uint32_t n_waiting = 0, n_running = 0, n_held = 0;
+  uint8_t writers[MAX_PAGES] = {0}, readers[MAX_PAGES] = {0};
+  for (uint32_t i = 0; i < w->n_ids; i++) {
+    const req *r = &w->r[i];
+    n_waiting += r->at == WAITS;
+    if (!runs(r)) continue;
     n_running++;
-    n_pages += w->r[i].n_pages;
+    assert_int_equal(r->n_pages,
+                     (r->n_prompt + r->max_tokens + w->opts.page_tokens - 1) / w->opts.page_tokens);
+    for (uint32_t j = 0; j < r->n_pages; j++) {
+      assert_in_range(r->pages[j], 0, w->opts.n_pages - 1);
+      bool is_whole = (j + 1) * w->opts.page_tokens <=
+                      (r->n_past < r->n_prompt ? r->n_past : r->n_prompt);
+      (is_whole ? readers : writers)[r->pages[j]]++;
+    }
+  }
+  for (uint32_t i = 0; i < w->opts.n_pages; i++) {
+    assert_true(writers[i] <= 1 && !(writers[i] && readers[i]));
+    n_held += writers[i] || readers[i];
   }
   assert_int_equal(td_sched_n_waiting(w->sched), n_waiting);
   assert_int_equal(td_sched_n_running(w->sched), n_running);
   assert_true(n_running <= w->opts.max_seqs);
-  assert_true(n_pages <= w->opts.n_pages);
-  assert_int_equal(td_sched_n_free_pages(w->sched), w->opts.n_pages - n_pages);
+  // Beside them, the published twin of a page that two wrote at once is held.
+  assert_true(td_sched_n_free_pages(w->sched) <= w->opts.n_pages - n_held);
+  if (n_running == 0) assert_int_equal(td_sched_n_free_pages(w->sched), w->opts.n_pages);
+}
+
+// Two tokens only, and half of the prompts begin like one before: collisions abound.
+static void draw_prompt(world *w, req *r) {
+  uint32_t most = w->opts.n_pages * w->opts.page_tokens + 3;
+  r->n_prompt = 1 + draw(most < MAX_PROMPT ? most : MAX_PROMPT);
+  r->max_tokens = 1 + draw(most);
+  const req *like = w->n_ids && draw(2) ? &w->r[draw(w->n_ids)] : NULL;
+  uint32_t n_alike = like ? draw(like->n_prompt + 1) : 0;
+  for (uint32_t i = 0; i < r->n_prompt; i++)
+    r->prompt[i] = i < n_alike ? like->prompt[i] : (int32_t)draw(2);
 }
 
 static void submit(world *w) {
   if (w->n_ids == MAX_IDS) return;
-  uint32_t n_tokens = 1 + draw(w->opts.n_pages * w->opts.page_tokens + 3);
-  uint32_t n_pages = (n_tokens + w->opts.page_tokens - 1) / w->opts.page_tokens;
+  req *r = &w->r[w->n_ids];
+  draw_prompt(w, r);
+  uint32_t n_tokens = r->n_prompt + r->max_tokens;
   bool is_full = td_sched_n_waiting(w->sched) >= w->opts.max_waiting;
+  const td_sched_job job = {
+      .prompt = r->prompt, .n_prompt = r->n_prompt, .max_tokens = r->max_tokens};
   td_err err;
-  td_status st = td_sched_submit(w->sched, w->n_ids, n_tokens, w->now_ns, &err);
-  assert_int_equal(st, n_pages > w->opts.n_pages ? TD_ELIMIT : is_full ? TD_EAGAIN : TD_OK);
+  td_status st = td_sched_submit(w->sched, w->n_ids, &job, w->now_ns, &err);
+  bool is_large = n_tokens > w->opts.n_pages * w->opts.page_tokens;
+  assert_int_equal(st, is_large ? TD_ELIMIT : is_full ? TD_EAGAIN : TD_OK);
   if (st != TD_OK) return;
-  w->r[w->n_ids].at = WAITS;
-  w->r[w->n_ids].n_pages = n_pages;
-  w->r[w->n_ids].submitted_ns = w->now_ns;
+  r->at = WAITS;
+  r->submitted_ns = w->now_ns;
   w->n_ids++;
 }
 
@@ -74,25 +145,68 @@ static uint32_t first_waiting(const world *w) {
   return i;
 }
 
-static void admit(world *w) {
-  uint32_t expected = first_waiting(w);
-  bool fits = expected < w->n_ids && td_sched_n_running(w->sched) < w->opts.max_seqs &&
-              w->r[expected].n_pages <= td_sched_n_free_pages(w->sched);
-  td_admission got;
-  assert_int_equal(td_sched_admit(w->sched, w->now_ns, &got), fits);
-  if (!fits) return;
-  assert_int_equal(got.id, expected);
-  assert_int_equal(got.waited_ns, w->now_ns - w->r[expected].submitted_ns);
-  w->r[expected].at = RUNS;
+static uint32_t n_unread(const world *w) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < w->n_ids; i++)
+    n += w->r[i].at == READS ? w->r[i].n_prompt - w->r[i].n_past : 0;
+  return n;
 }
 
-static void finish_or_cancel(world *w) {
-  if (!w->n_ids) return;
-  uint32_t i = draw(w->n_ids);
-  static const td_sched_phase phase_of[] = {[NEW] = TD_SCHED_UNKNOWN,
-                                            [WAITS] = TD_SCHED_WAITING,
-                                            [RUNS] = TD_SCHED_RUNNING,
-                                            [GONE] = TD_SCHED_UNKNOWN};
+static bool admit(world *w) {
+  uint32_t expected = first_waiting(w), before = n_unread(w);
+  bool may = expected < w->n_ids && td_sched_n_running(w->sched) < w->opts.max_seqs &&
+             before <= w->opts.prefill_ahead;
+  td_admission got;
+  if (!td_sched_admit(w->sched, w->now_ns, &got)) {
+    // With nothing running, whatever is at the head may.
+    assert_true(!may || td_sched_n_running(w->sched) > 0);
+    return false;
+  }
+  assert_true(may);
+  assert_int_equal(got.id, expected);
+  req *r = &w->r[expected];
+  assert_int_equal(got.waited_ns, w->now_ns - r->submitted_ns);
+  assert_true(got.n_cached < r->n_prompt && got.n_cached % w->opts.page_tokens == 0);
+  r->at = READS;
+  r->pages = got.pages;
+  r->n_pages = got.n_pages;
+  r->n_past = r->n_cached = got.n_cached;
+  w->n_cached += got.n_cached;
+  return true;
+}
+
+static uint32_t pick(const world *w, bool (*is_fit)(const req *)) {
+  uint32_t at = w->n_ids ? draw(w->n_ids) : 0;
+  for (uint32_t i = 0; i < w->n_ids; i++) {
+    uint32_t id = (at + i) % w->n_ids;
+    if (is_fit(&w->r[id])) return id;
+  }
+  return MAX_IDS;
+}
+
+// The worker computes some tokens of a request; the front hears of it at once, or never.
+static void compute(world *w) {
+  uint32_t id = pick(w, runs);
+  if (id == MAX_IDS) return;
+  req *r = &w->r[id];
+  uint32_t end = r->at == READS ? r->n_prompt : r->n_prompt + r->max_tokens;
+  uint32_t n = r->at == READS ? 1 + draw(2 * MAX_PAGE_TOKENS) : 1;
+  for (; n && r->n_past < end; n--, r->n_past++)
+    *place(w, r, r->n_past) = hash_at(w, id, r->n_past);
+  check_contents(w); // what was just written is in nobody's way
+  if (r->at == READS) td_sched_progress(w->sched, id, r->n_past);
+  if (r->at == READS && r->n_past == r->n_prompt) r->at = DECODES;
+  // What is old, or cannot be, is ignored.
+  td_sched_progress(w->sched, id, draw(2) ? draw(r->n_past + 1) : r->n_prompt + 1 + draw(9));
+}
+
+static const td_sched_phase phase_of[] = {[NEW] = TD_SCHED_UNKNOWN,
+                                          [WAITS] = TD_SCHED_WAITING,
+                                          [READS] = TD_SCHED_PREFILL,
+                                          [DECODES] = TD_SCHED_DECODE,
+                                          [GONE] = TD_SCHED_UNKNOWN};
+
+static void finish_or_cancel(world *w, uint32_t i) {
   assert_int_equal(td_sched_phase_of(w->sched, i), phase_of[w->r[i].at]);
   assert_int_equal(td_sched_remove(w->sched, i), phase_of[w->r[i].at]);
   w->r[i].at = GONE;
@@ -100,13 +214,16 @@ static void finish_or_cancel(world *w) {
 
 static void worker_dies(world *w) {
   for (uint32_t i = 0; i < w->n_ids; i++) {
-    if (w->r[i].at != RUNS) continue;
+    req *r = &w->r[i];
+    if (!runs(r)) continue;
+    // What it was writing is lost; what it had told stays.
+    for (uint32_t pos = r->n_past; pos < r->n_prompt + r->max_tokens && draw(4); pos++)
+      *place(w, r, pos) = 0xdead;
     if (draw(2)) {
       td_sched_requeue(w->sched, i);
-      w->r[i].at = WAITS;
+      r->at = WAITS;
     } else {
-      td_sched_remove(w->sched, i);
-      w->r[i].at = GONE;
+      finish_or_cancel(w, i);
     }
   }
 }
@@ -117,59 +234,92 @@ static void drain(world *w) {
     assert_true(rounds <= 2 * MAX_IDS);
     admit(w);
     check(w);
-    for (uint32_t i = 0; i < w->n_ids; i++) {
-      if (w->r[i].at != RUNS) continue;
-      td_sched_remove(w->sched, i);
-      w->r[i].at = GONE;
-      break;
+    uint32_t id = pick(w, runs);
+    if (id < MAX_IDS) finish_or_cancel(w, id);
+  }
+  for (uint32_t i = 0; i < w->n_ids; i++) {
+    if (runs(&w->r[i])) finish_or_cancel(w, i);
+  }
+  assert_int_equal(td_sched_n_free_pages(w->sched), w->opts.n_pages);
+}
+
+static void live(world *w) {
+  for (int i = 0; i < 250; i++) {
+    w->now_ns += draw(1000000);
+    uint32_t what = draw(100);
+    if (what < 20) {
+      submit(w);
+    } else if (what < 40) {
+      admit(w);
+    } else if (what < 90) {
+      compute(w);
+    } else if (what < 99) {
+      if (w->n_ids) finish_or_cancel(w, draw(w->n_ids));
+    } else {
+      worker_dies(w);
     }
+    check(w);
+    if (i % 16 == 0) check_contents(w);
   }
 }
 
 static void test_simulated_lives(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 3000; seed++) {
+  uint64_t n_cached = 0;
+  world *w = malloc(sizeof *w);
+  for (uint64_t seed = 1; seed <= N_LIVES; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
-    world w = {.opts = {.max_seqs = 1 + draw(6),
-                        .n_pages = 1 + draw(40),
-                        .page_tokens = 1u << draw(6),
-                        .max_waiting = 1 + draw(20)}};
+    *w = (world){.opts = {.max_seqs = 1 + draw(6),
+                          .n_pages = 1 + draw(MAX_PAGES),
+                          .page_tokens = 1u << draw(5),
+                          .max_waiting = 1 + draw(20),
+                          .prefill_ahead = draw(100)}};
     td_err err;
-    assert_int_equal(td_sched_open(&w.sched, &w.opts, &err), TD_OK);
-    for (int i = 0; i < 250; i++) {
-      w.now_ns += draw(1000000);
-      uint32_t what = draw(100);
-      if (what < 40) {
-        submit(&w);
-      } else if (what < 70) {
-        admit(&w);
-      } else if (what < 98) {
-        finish_or_cancel(&w);
-      } else {
-        worker_dies(&w);
-      }
-      check(&w);
-    }
-    drain(&w);
-    td_sched_close(w.sched);
+    assert_int_equal(td_sched_open(&w->sched, &w->opts, &err), TD_OK);
+    live(w);
+    drain(w);
+    td_sched_close(w->sched);
+    n_cached += w->n_cached;
   }
+  free(w);
+  assert_true(n_cached > 20 * N_LIVES); // the cache is in play
+}
+
+// ---- single rules -------------------------------------------------------------------------------
+
+static const int32_t counting[64] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+
+static td_status submit_job(td_sched *sched, uint64_t id, const int32_t *prompt, uint32_t n_prompt,
+                            uint32_t max_tokens) {
+  td_err err;
+  const td_sched_job job = {.prompt = prompt, .n_prompt = n_prompt, .max_tokens = max_tokens};
+  return td_sched_submit(sched, id, &job, 0, &err);
+}
+
+static td_sched *open_sched(uint32_t n_pages, uint32_t prefill_ahead) {
+  td_err err;
+  td_sched *sched;
+  const td_sched_opts opts = {.max_seqs = 4,
+                              .n_pages = n_pages,
+                              .page_tokens = 16,
+                              .max_waiting = 8,
+                              .prefill_ahead = prefill_ahead};
+  assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
+  return sched;
 }
 
 static void test_head_is_not_overtaken(void **state) {
   (void)state;
-  td_err err;
-  td_sched *sched;
-  td_sched_opts opts = {.max_seqs = 4, .n_pages = 4, .page_tokens = 16, .max_waiting = 8};
+  td_sched *sched = open_sched(4, 100);
   td_admission got;
-  assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
-  assert_int_equal(td_sched_submit(sched, 1, 3 * 16, 0, &err), TD_OK);
-  assert_int_equal(td_sched_submit(sched, 2, 2 * 16, 0, &err), TD_OK);
-  assert_int_equal(td_sched_submit(sched, 3, 1, 0, &err), TD_OK);
+  assert_int_equal(submit_job(sched, 1, counting, 1, 3 * 16 - 1), TD_OK);
+  assert_int_equal(submit_job(sched, 2, counting, 1, 2 * 16 - 1), TD_OK);
+  assert_int_equal(submit_job(sched, 3, counting, 1, 1), TD_OK);
   assert_true(td_sched_admit(sched, 5, &got));
   assert_int_equal(got.id, 1);
   assert_int_equal(got.waited_ns, 5);
   assert_false(td_sched_admit(sched, 6, &got)); // 3 would fit; 2 was first
-  assert_int_equal(td_sched_remove(sched, 1), TD_SCHED_RUNNING);
+  assert_int_equal(td_sched_remove(sched, 1), TD_SCHED_PREFILL);
   assert_true(td_sched_admit(sched, 7, &got));
   assert_int_equal(got.id, 2);
   assert_true(td_sched_admit(sched, 7, &got));
@@ -177,11 +327,54 @@ static void test_head_is_not_overtaken(void **state) {
   td_sched_close(sched);
 }
 
+// Of prompts that begin alike, the second waits for what the first leaves it.
+static void test_a_prefix_is_read_once(void **state) {
+  (void)state;
+  int32_t other[64];
+  memcpy(other, counting, sizeof other);
+  other[40] = 77; // alike in two pages
+  td_sched *sched = open_sched(20, 1000);
+  td_admission got;
+  assert_int_equal(submit_job(sched, 1, counting, 64, 5), TD_OK);
+  assert_int_equal(submit_job(sched, 2, other, 64, 5), TD_OK);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_false(td_sched_admit(sched, 0, &got));
+  td_sched_progress(sched, 1, 31);
+  assert_false(td_sched_admit(sched, 0, &got));
+  td_sched_progress(sched, 1, 40);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_int_equal(got.n_cached, 32);
+  td_sched_close(sched);
+}
+
+// A prompt is given out when those before it are nearly read.
+static void test_prompts_are_read_one_after_another(void **state) {
+  (void)state;
+  int32_t others[3][64] = {{11}, {12}, {13}};
+  td_sched *sched = open_sched(40, 20);
+  td_admission got;
+  for (uint64_t id = 0; id < 3; id++)
+    assert_int_equal(submit_job(sched, id, others[id], 64, 5), TD_OK);
+  assert_true(td_sched_admit(sched, 0, &got));
+  td_sched_progress(sched, 0, 43);
+  assert_false(td_sched_admit(sched, 0, &got));
+  td_sched_progress(sched, 0, 44);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_false(td_sched_admit(sched, 0, &got));
+  td_sched_remove(sched, 1);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_int_equal(td_sched_phase_of(sched, 0), TD_SCHED_PREFILL);
+  td_sched_progress(sched, 0, 64);
+  assert_int_equal(td_sched_phase_of(sched, 0), TD_SCHED_DECODE);
+  td_sched_close(sched);
+}
+
 static void test_bad_options(void **state) {
   (void)state;
   td_err err;
   td_sched *sched;
-  static const td_sched_opts bad[] = {{0, 1, 1, 1}, {1, 0, 1, 1}, {1, 1, 0, 1}, {1, 1, 1, 0}};
+  static const td_sched_opts bad[] = {
+      {0, 1, 1, 1, 1}, {1, 0, 1, 1, 1}, {1, 1, 0, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 0, 1}};
   for (size_t i = 0; i < TD_COUNT(bad); i++)
     assert_int_equal(td_sched_open(&sched, &bad[i], &err), TD_EINVAL);
   td_sched_close(NULL);
@@ -191,6 +384,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_simulated_lives),
       cmocka_unit_test(test_head_is_not_overtaken),
+      cmocka_unit_test(test_a_prefix_is_read_once),
+      cmocka_unit_test(test_prompts_are_read_one_after_another),
       cmocka_unit_test(test_bad_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,11 +6,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "worker/args.h"
-#include "worker/kv_plan.h"
+#include "worker/kv_pool.h"
 #include "worker/request.h"
 #include "worker/step.h"
 
@@ -100,36 +102,105 @@ static void test_kv_plan(void **state) {
   }
 }
 
+static const td_kv_need small_need = {
+    .max_position = 1000, .kv_bytes_per_token = 48, .available_bytes = 1u << 30, .max_batch = 4};
+
+// The first decides, whatever the others would; what is in the pool outlives who wrote it.
+static void test_kv_pool(void **state) {
+  (void)state;
+  td_err err;
+  int fd, status;
+  assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
+  pid_t child = fork();
+  if (child == 0) {
+    td_kv_pool pool;
+    if (td_kv_pool_attach(&pool, fd, &small_need, &err) != TD_OK) _exit(1);
+    memset(pool.pages, 7, (size_t)pool.plan.n_pages * TD_KV_PAGE_TOKENS * 48);
+    _exit(pool.plan.n_ctx == 1000 && pool.plan.n_pages == 64 ? 0 : 2);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  td_kv_need poorer = small_need, other = small_need;
+  poorer.available_bytes = 1 << 20;
+  other.kv_bytes_per_token = 50;
+  td_kv_pool pool;
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &poorer, &err), TD_OK);
+  assert_int_equal(pool.plan.n_ctx, 1000);
+  assert_int_equal(pool.plan.n_pages, 64);
+  const char *bytes = pool.pages;
+  assert_int_equal(bytes[0], 7);
+  assert_int_equal(bytes[64 * TD_KV_PAGE_TOKENS * 48 - 1], 7);
+  td_kv_pool_close(&pool);
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &other, &err), TD_EFORMAT);
+  assert_int_equal(close(fd), 0); // still ours after an error
+}
+
+static void test_kv_pool_that_cannot_be(void **state) {
+  (void)state;
+  td_err err;
+  int fd;
+  td_kv_need need = small_need;
+  need.ctx_size = 2000;
+  td_kv_pool pool;
+  assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &need, &err), TD_EINVAL);
+  need = small_need;
+  need.kv_tokens = 1u << 30;
+  need.kv_bytes_per_token = 1ull << 50;
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &need, &err), TD_ENOMEM);
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &small_need, &err), TD_OK); // nothing was decided
+  td_kv_pool_close(&pool);
+}
+
 // ---- requests and steps -------------------------------------------------------------------------
 
 enum { N_VOCAB = 100, N_CTX = 256, MAX_SEQS = 3, PAGE_TOKENS = 16, N_PAGES = 40 };
 
 typedef struct {
-  td_kv *kv;
   td_requests requests;
   td_wire_msg reply;
 } table;
 
 static void table_open(table *t) {
   td_err err;
-  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = N_PAGES, .max_seqs = MAX_SEQS};
-  assert_int_equal(td_kv_open(&t->kv, &opts, &err), TD_OK);
-  assert_int_equal(td_requests_open(&t->requests, t->kv, N_VOCAB, N_CTX, MAX_SEQS, &err), TD_OK);
+  const td_request_limits limits = {.n_vocab = N_VOCAB,
+                                    .n_ctx = N_CTX,
+                                    .max_seqs = MAX_SEQS,
+                                    .n_pages = N_PAGES,
+                                    .page_tokens = PAGE_TOKENS};
+  assert_int_equal(td_requests_open(&t->requests, &limits, &err), TD_OK);
 }
 
 static void table_close(table *t) {
   td_requests_close(&t->requests);
-  assert_int_equal(td_kv_n_free(t->kv), N_PAGES);
-  td_kv_close(t->kv);
 }
 
+static bool send_past(table *t, uint64_t id, uint32_t n_prompt, uint32_t max_tokens,
+                      uint32_t n_bias, uint32_t n_pages, uint32_t n_past) {
+  const td_wire_msg msg = {.kind = TD_MSG_SUBMIT,
+                           .request = id,
+                           .u.submit = {.n_prompt = n_prompt,
+                                        .max_tokens = max_tokens,
+                                        .n_bias = n_bias,
+                                        .n_pages = n_pages,
+                                        .n_past = n_past}};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+static bool send_pages(table *t, uint64_t id, uint32_t n, int32_t first) {
+  td_wire_msg msg = {.kind = TD_MSG_PAGES, .request = id, .u.pages.n = n};
+  for (uint32_t i = 0; i < n && i < TD_WIRE_MAX_PAGES; i++)
+    msg.u.pages.ids[i] = first + (int32_t)i;
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+// With as many pages as it needs, the first ones.
 static bool send_submit(table *t, uint64_t id, uint32_t n_prompt, uint32_t max_tokens,
                         uint32_t n_bias) {
-  const td_wire_msg msg = {
-      .kind = TD_MSG_SUBMIT,
-      .request = id,
-      .u.submit = {.n_prompt = n_prompt, .max_tokens = max_tokens, .n_bias = n_bias}};
-  return td_requests_take(&t->requests, &msg, &t->reply);
+  uint64_t n = ((uint64_t)n_prompt + max_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  uint32_t n_pages = n < N_PAGES ? (uint32_t)n : N_PAGES;
+  if (send_past(t, id, n_prompt, max_tokens, n_bias, n_pages, 0)) return true;
+  return send_pages(t, id, n_pages, 0);
 }
 
 static bool send_tokens(table *t, uint64_t id, uint32_t n, int32_t token) {
@@ -161,20 +232,22 @@ static void test_a_request_in_parts(void **state) {
   (void)state;
   table t;
   table_open(&t);
-  assert_false(send_submit(&t, 7, 100, 20, 30));
+  assert_false(send_past(&t, 7, 100, 20, 30, 8, 0));
+  assert_false(send_pages(&t, 7, 5, 20));
   assert_false(send_tokens(&t, 7, 58, 1));
   assert_false(send_bias(&t, 7, 29));
-  assert_int_equal(td_kv_n_free(t.kv), N_PAGES); // nothing is held until it is whole
   assert_false(send_tokens(&t, 7, 42, 2));
-  assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_RECEIVING);
   assert_false(send_bias(&t, 7, 1));
-  assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_PREFILL);
-  assert_int_equal(td_kv_n_free(t.kv), N_PAGES - 8); // 120 tokens
-  assert_int_equal(t.requests.active[0]->tokens[57], 1);
-  assert_int_equal(t.requests.active[0]->tokens[58], 2);
+  const td_worker_request *r = t.requests.active[0];
+  assert_int_equal(r->phase, TD_REQUEST_RECEIVING);
+  assert_false(send_pages(&t, 7, 3, 10));
+  assert_int_equal(r->phase, TD_REQUEST_PREFILL);
+  assert_int_equal(r->pages[4], 24);
+  assert_int_equal(r->pages[5], 10);
+  assert_int_equal(r->tokens[57], 1);
+  assert_int_equal(r->tokens[58], 2);
   expect_end(&t, send_kind(&t, 7, TD_MSG_CANCEL), 7, TD_DONE_CANCELED);
   assert_false(send_kind(&t, 7, TD_MSG_CANCEL));
-  assert_int_equal(td_kv_n_free(t.kv), N_PAGES);
   table_close(&t);
 }
 
@@ -208,6 +281,15 @@ static void test_malformed_sequences(void **state) {
   assert_false(send_submit(&t, 10, 5, 5, 0));
   assert_false(send_tokens(&t, 10, 5, 0));
   expect_end(&t, send_tokens(&t, 10, 1, 0), 10, TD_DONE_ERROR); // it runs already
+  expect_end(&t, send_past(&t, 11, 17, 16, 0, 2, 0), 11, TD_DONE_ERROR);
+  expect_end(&t, send_past(&t, 11, 17, 16, 0, N_PAGES + 1, 0), 11, TD_DONE_ERROR);
+  expect_end(&t, send_past(&t, 11, 17, 16, 0, 3, 17), 11, TD_DONE_ERROR);
+  assert_false(send_past(&t, 11, 17, 16, 0, 3, 16));
+  expect_end(&t, send_pages(&t, 11, 4, 0), 11, TD_DONE_ERROR);
+  assert_false(send_past(&t, 12, 17, 16, 0, 3, 0));
+  expect_end(&t, send_pages(&t, 12, 1, N_PAGES), 12, TD_DONE_ERROR);
+  assert_false(send_past(&t, 13, 17, 16, 0, 3, 0));
+  expect_end(&t, send_pages(&t, 13, 1, -1), 13, TD_DONE_ERROR);
   assert_int_equal(t.requests.n, 0);
   table_close(&t);
 }
@@ -219,16 +301,8 @@ static void test_too_many_requests(void **state) {
   for (uint64_t id = 1; id <= MAX_SEQS; id++)
     assert_false(send_submit(&t, id, 200, 50, 0));
   expect_end(&t, send_submit(&t, 9, 5, 5, 0), 9, TD_DONE_ERROR);
-  for (uint64_t id = 1; id <= MAX_SEQS; id++) {
-    for (int i = 0; i < 3; i++)
-      assert_false(send_tokens(&t, id, 58, 1));
-    bool replied = send_tokens(&t, id, 26, 1); // 16 pages each, of 40
-    if (id == 3) {
-      expect_end(&t, replied, 3, TD_DONE_ERROR);
-    } else {
-      assert_false(replied);
-    }
-  }
+  expect_end(&t, send_kind(&t, 2, TD_MSG_CANCEL), 2, TD_DONE_CANCELED);
+  assert_false(send_submit(&t, 9, 5, 5, 0));
   table_close(&t);
 }
 
@@ -254,7 +328,7 @@ static void test_steps(void **state) {
   assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
   assert_true(step.seqs[0].n_pages >= 3);
 
-  td_requests_advance(&t.requests, step.requests[0], 32);
+  step.requests[0]->n_past += 32;
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 2);
   assert_int_equal(step.seqs[0].n_tokens, 8);
@@ -265,7 +339,7 @@ static void test_steps(void **state) {
   assert_int_equal(step.seqs[1].tokens[9], 3);
 
   td_worker_request *first = step.requests[0];
-  td_requests_advance(&t.requests, first, 8);
+  first->n_past += 8;
   first->phase = TD_REQUEST_DECODE;
   first->tokens[40] = 77;
   td_step_build(&step, &t.requests);
@@ -277,33 +351,25 @@ static void test_steps(void **state) {
   table_close(&t);
 }
 
-// Two prompts that begin alike, the second arriving while the first is read: it takes over what is
-// read, and only its own rest is computed.
-static void test_steps_share_prefixes(void **state) {
+// What the pages hold already is not computed again, and counts as cached.
+static void test_steps_begin_behind_the_cache(void **state) {
   (void)state;
   table t;
   td_step step;
   td_err err;
   table_open(&t);
   assert_int_equal(td_step_open(&step, MAX_SEQS, 40, &err), TD_OK);
-  assert_false(send_submit(&t, 1, 50, 5, 0));
-  assert_false(send_tokens(&t, 1, 50, 9));
-  assert_false(send_submit(&t, 2, 40, 5, 0));
+  assert_false(send_past(&t, 2, 40, 5, 0, 3, 2 * PAGE_TOKENS));
+  assert_false(send_pages(&t, 2, 3, 7));
   assert_false(send_tokens(&t, 2, 39, 9));
   assert_false(send_tokens(&t, 2, 1, 8));
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 1);
-  td_requests_advance(&t.requests, step.requests[0], 40);
-  td_step_build(&step, &t.requests);
-  assert_int_equal(step.n, 2);
-  assert_int_equal(step.seqs[0].n_tokens, 10);
-  assert_int_equal(step.requests[1]->n_cached, 2 * PAGE_TOKENS);
-  assert_int_equal(step.seqs[1].n_past, 2 * PAGE_TOKENS);
-  assert_int_equal(step.seqs[1].n_tokens, 8);
-  assert_int_equal(step.seqs[1].tokens[7], 8);
-  assert_int_equal(step.seqs[1].pages[1], step.seqs[0].pages[1]);
-  assert_int_not_equal(step.seqs[1].pages[2], step.seqs[0].pages[2]);
-  td_requests_end(&t.requests, step.requests[1], TD_DONE_STOP, NULL, &t.reply);
+  assert_int_equal(step.seqs[0].n_past, 2 * PAGE_TOKENS);
+  assert_int_equal(step.seqs[0].n_tokens, 8);
+  assert_int_equal(step.seqs[0].tokens[7], 8);
+  assert_int_equal(step.seqs[0].pages[2], 9);
+  td_requests_end(&t.requests, step.requests[0], TD_DONE_STOP, NULL, &t.reply);
   assert_int_equal(t.reply.u.done.n_cached, 2 * PAGE_TOKENS);
   td_step_close(&step);
   table_close(&t);
@@ -314,11 +380,13 @@ int main(void) {
       cmocka_unit_test(test_args_round_trip),
       cmocka_unit_test(test_args_are_strict),
       cmocka_unit_test(test_kv_plan),
+      cmocka_unit_test(test_kv_pool),
+      cmocka_unit_test(test_kv_pool_that_cannot_be),
       cmocka_unit_test(test_a_request_in_parts),
       cmocka_unit_test(test_malformed_sequences),
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
-      cmocka_unit_test(test_steps_share_prefixes),
+      cmocka_unit_test(test_steps_begin_behind_the_cache),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,100 @@
+// src/worker/kv_pool.c - a page of header, then the KV pages. Workers that start together take
+// turns under a record lock, which the kernel takes back from one that dies. The size is sealed
+// last, so a pool with a sealed size has a whole header, and one without is nobody's yet.
+#include "worker/kv_pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAGIC        0x31564b54u // "TKV1"
+#define HEADER_BYTES 4096
+
+typedef struct {
+  uint32_t magic;
+  uint32_t n_ctx, n_pages, page_tokens;
+  uint64_t bytes_per_token;
+} header;
+
+td_status td_kv_pool_create(int *fd, td_err *err) {
+  return td_segment_reserve(fd, "tandem-kv", err);
+}
+
+static td_status lock(int fd, short type, td_err *err) {
+  struct flock lock = {.l_type = type, .l_whence = SEEK_SET};
+  while (fcntl(fd, F_SETLKW, &lock) != 0) {
+    if (errno != EINTR) return td_fail(err, TD_EIO, "the KV pool: lock: %s", strerror(errno));
+  }
+  return TD_OK;
+}
+
+static bool is_decided(int fd) {
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals > 0 && (seals & F_SEAL_SHRINK);
+}
+
+// Sizes an empty pool by a plan of this worker's own.
+static td_status decide(int fd, const td_kv_need *need, td_err *err) {
+  td_kv_plan plan;
+  td_status st = td_kv_plan_make(&plan, need, err);
+  if (st != TD_OK) return st;
+  uint64_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
+  if (page_bytes > (INT64_MAX - HEADER_BYTES) / plan.n_pages) {
+    return td_fail(err, TD_ENOMEM, "no memory for a KV pool of %u pages of %llu bytes",
+                   plan.n_pages, (unsigned long long)page_bytes);
+  }
+  const header h = {.magic = MAGIC,
+                    .n_ctx = plan.n_ctx,
+                    .n_pages = plan.n_pages,
+                    .page_tokens = TD_KV_PAGE_TOKENS,
+                    .bytes_per_token = need->kv_bytes_per_token};
+  if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
+    return td_fail(err, TD_ENOMEM, "cannot write to the KV pool: %s", strerror(errno));
+  }
+  return td_segment_size(fd, HEADER_BYTES + (size_t)plan.n_pages * page_bytes, err);
+}
+
+static bool is_ours(const td_segment *segment, const td_kv_need *need) {
+  const header *h = segment->base;
+  size_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
+  return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
+         h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
+         h->n_ctx && segment->n_bytes == HEADER_BYTES + h->n_pages * page_bytes;
+}
+
+static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
+  td_status st = td_segment_attach(&out->segment, fd, err);
+  if (st != TD_OK) return st;
+  if (!is_ours(&out->segment, need)) {
+    out->segment.fd = -1; // still the caller's
+    td_segment_close(&out->segment);
+    return td_fail(err, TD_EFORMAT,
+                   "the KV pool is not this model's: the checkpoint has changed under the server; "
+                   "start it again");
+  }
+  const header *h = out->segment.base;
+  out->plan = (td_kv_plan){.n_ctx = h->n_ctx, .n_pages = h->n_pages};
+  out->pages = (char *)out->segment.base + HEADER_BYTES;
+  madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE); // where shared memory may
+  return TD_OK;
+}
+
+td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
+  *out = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
+  td_status st = lock(fd, F_WRLCK, err);
+  if (st != TD_OK) return st;
+  if (!is_decided(fd)) st = decide(fd, need, err);
+  if (st == TD_OK) st = map(out, fd, need, err);
+  td_err ignored;
+  lock(fd, F_UNLCK, &ignored);
+  return st;
+}
+
+void td_kv_pool_close(td_kv_pool *pool) {
+  if (pool->pages) td_segment_close(&pool->segment);
+  *pool = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
+}
