@@ -86,7 +86,7 @@ static td_status open_all(worker *w, td_err *err) {
   if (st == TD_OK) st = open_tables(w, err);
   if (st != TD_OK) return st;
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
-           (double)(td_clock_ns() - begin_ns) * 1e-9, w->plan.n_ctx, w->plan.n_pages,
+           (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx, w->pool.plan.n_pages,
            TD_KV_PAGE_TOKENS);
   const td_wire_msg ready = {.kind = TD_MSG_READY,
                              .u.ready = {.n_vocab = w->config->n_vocab,
