@@ -311,6 +311,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
                                                     .kv_tokens = opts->kv_tokens,
                                                     .kv_dtype = opts->kv_dtype,
                                                     .weights_fd = (uint32_t)opts->weights_fd,
+                                                    .trace_fd = (uint32_t)opts->trace_fd,
                                                     .prefill_chunk = opts->prefill_chunk},
                                          .stuck_ns = STUCK_NS,
                                          .kill_ns = KILL_NS,

@@ -231,10 +231,14 @@ static td_status init_handles(td_process *p, uv_loop_t *loop, td_err *err) {
   return st;
 }
 
-// What the worker inherits beside the channel; weights 0: none.
+// What the worker inherits beside the channel; 0: none of weights, trace.
 typedef struct {
-  int life, weights, kv;
+  int life, weights, trace, kv;
 } inherited;
+
+static uv_stdio_container_t inherit(int fd) {
+  return (uv_stdio_container_t){.flags = fd ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fd};
+}
 
 static int spawn(td_process *p, uv_loop_t *loop, char **argv, inherited fds) {
   uv_stdio_container_t stdio[TD_WORKER_FIRST_CHANNEL + TD_CHANNEL_N_FDS] = {
@@ -242,9 +246,9 @@ static int spawn(td_process *p, uv_loop_t *loop, char **argv, inherited fds) {
       {.flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO}, // our stdout is for our own output
       {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&p->said_pipe},
   };
-  stdio[TD_WORKER_WEIGHTS_FD] = (uv_stdio_container_t){
-      .flags = fds.weights ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fds.weights};
-  stdio[TD_WORKER_KV_FD] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = fds.kv};
+  stdio[TD_WORKER_WEIGHTS_FD] = inherit(fds.weights);
+  stdio[TD_WORKER_TRACE_FD] = inherit(fds.trace);
+  stdio[TD_WORKER_KV_FD] = inherit(fds.kv);
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++) {
     stdio[TD_WORKER_FIRST_CHANNEL + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD,
                                                                 .data.fd = p->channel.fds[i]};
@@ -271,7 +275,8 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   p->life_fd = life[1];
   td_worker_argv args;
   st = td_worker_args_format(&args, opts, err);
-  const inherited fds = {.life = life[0], .weights = (int)opts->weights_fd, .kv = kv_fd};
+  const inherited fds = {
+      .life = life[0], .weights = (int)opts->weights_fd, .trace = (int)opts->trace_fd, .kv = kv_fd};
   int rc = st == TD_OK ? spawn(p, loop, args.argv, fds) : 0;
   td_worker_argv_free(&args);
   close(life[0]);

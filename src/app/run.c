@@ -10,6 +10,7 @@
 
 #include "app/command.h"
 #include "app/session.h"
+#include "app/trace_file.h"
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/json_write.h"
@@ -29,6 +30,7 @@ static void on_interrupt(int signal_number) {
 typedef struct {
   const td_options *options;
   td_session *session;
+  td_trace_file *trace; // NULL without --trace
   td_chat *chat;
   td_sampling sampling;
   bool show_progress; // stderr is a terminal
@@ -272,6 +274,8 @@ static td_status open_runner(runner *r, td_err *err) {
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
   if (st != TD_OK) return st;
+  if (o->trace) st = td_trace_file_open(&r->trace, o->trace, "run", err);
+  if (st != TD_OK) return st;
   if (!o->token_ids.n) st = td_chat_open(&r->chat, o->model, err);
   if (st != TD_OK) return st;
   st = td_session_open(&r->session, &opts, err);
@@ -288,6 +292,7 @@ static void close_runner(runner *r) {
   td_buf_free(&r->answer);
   td_ids_free(&r->ids);
   td_session_close(r->session);
+  td_trace_file_close(r->trace);
   td_chat_close(r->chat);
 }
 

@@ -281,7 +281,12 @@ int td_cmd_serve(const td_options *options) {
   td_metrics_init(&serve.metrics);
   set_limits();
   signal(SIGPIPE, SIG_IGN);
-  int status = read_model(&serve, &err) == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
+  td_status st = read_model(&serve, &err);
+  if (st == TD_OK && options->trace) {
+    st = td_trace_file_open(&serve.trace, options->trace, "front", &err);
+  }
+  int status = st == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
+  td_trace_file_close(serve.trace);
   td_chat_close(serve.chat);
   free(serve.name);
   return status;

@@ -12,6 +12,7 @@
 #include "app/backend.h"
 #include "app/serve_metrics.h"
 #include "app/session.h"
+#include "app/trace_file.h"
 #include "config/options.h"
 #include "http/http.h"
 #include "model/model.h"
@@ -34,7 +35,8 @@ typedef struct {
   td_session_opts model_opts; // what the options ask of model and memory, checked
   uv_work_t weights_work;
   atomic_bool weights_canceled;
-  int weights_fd; // of weights in memory; -1: none
+  td_trace_file *trace; // NULL without --trace
+  int weights_fd;       // of weights in memory; -1: none
   td_err weights_err;
   bool announced; // "listening on" was said
   bool draining, stopping;

@@ -10,6 +10,7 @@
 #include "app/serve.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 
 typedef struct job job;
 
@@ -63,6 +64,7 @@ static void leave_worker(choice *c, td_finish how) {
   c->running = false;
   c->job->n_running--;
   m->n_finished[how]++;
+  td_trace_async(c->job->begin_ns, TD_TRACE_REQUEST, (uint32_t)c->answer.n_tokens, c->id);
   if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH) {
     td_histogram_add(&m->whole, td_clock_ns() - c->job->begin_ns);
   }
@@ -391,7 +393,9 @@ static void prepare(uv_work_t *work) {
     return;
   }
   j->n_prompts = n;
+  uint64_t begin_ns = td_trace_begin();
   j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, NULL, &j->error);
+  td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
 }
 
 static void on_prepared(uv_work_t *work, int canceled) {

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/trace.h"
 #include "engine/sampler.h"
 #include "worker/kv_plan.h"
 
@@ -57,7 +58,9 @@ static td_status open_model(td_session *s, td_err *err) {
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
+  uint64_t begin_ns = td_trace_begin();
   td_status st = open_model(s, err);
+  td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
   td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};

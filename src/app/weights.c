@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "engine/engine.h"
 #include "model/resident.h"
 #include "worker/kv_plan.h"
@@ -122,7 +123,9 @@ static td_status load(int *fd, const td_store *store, const td_weights_opts *opt
   r.said_ns = r.begin_ns;
   const td_resident_opts how = {.canceled = opts->canceled, .on_progress = on_progress, .ctx = &r};
   td_resident_stats stats;
+  uint64_t begin_ns = td_trace_begin();
   td_status st = td_resident_load(fd, &stats, store, &how, err);
+  td_trace_span(begin_ns, TD_TRACE_LOAD_WEIGHTS, 0, 0);
   static const char clear[] = "\r\033[K";
   if (r.is_terminal && write(STDERR_FILENO, clear, sizeof clear - 1) < 0) r.is_terminal = false;
   if (st == TD_OK) say_loaded(&r, &stats);

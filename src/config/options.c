@@ -42,6 +42,8 @@ static const option table[] = {
      "text, or json: one object a line on stderr with ts, level, msg, pid and role"},
     {"log-level", 0, OPT_STR, ALL, AT(log_level), NO_RANGE, "info", "LEVEL",
      "error, warning, info or debug"},
+    {"trace", 0, OPT_STR, ON(RUN) | ON(SERVE), AT(trace), NO_RANGE, NULL, "FILE",
+     "record steps, operators and messages of all processes, for chrome://tracing or Perfetto"},
     {"model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
      "checkpoint directory as the hubs publish it"},
     {"threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), 0, 4096, "0", "N",

@@ -45,7 +45,7 @@ typedef struct {
   td_command command;
   uint64_t given[2]; // bit i: option i of the table was given by the user
   // every command
-  char *config, *log, *log_level;
+  char *config, *log, *log_level, *trace;
   bool help;
   // model and machine
   char *model, *kv_dtype, *weights;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/trace.h"
 #include "engine/engine_impl.h"
 #include "engine/rope.h"
 
@@ -292,6 +293,7 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
 }
 
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  uint64_t begin_ns = td_trace_begin();
   td_status st = check_step(e, seqs, n_seqs, err);
   if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
   if (st != TD_OK) return st;
@@ -299,7 +301,9 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   build_step(e, seqs, n_seqs);
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   td_engine_forward(e);
-  return td_stream_sync(e->stream, err);
+  st = td_stream_sync(e->stream, err);
+  td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
+  return st;
 }
 
 float *td_engine_logits(td_engine *e) {

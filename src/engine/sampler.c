@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/trace.h"
+
 struct td_sampler {
   td_sampling params;
   td_token_value *bias;
@@ -244,6 +246,7 @@ static void fill_top(td_sampler *s, const float *logits, double norm, td_wire_to
 }
 
 td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
+  uint64_t begin_ns = td_trace_begin();
   td_wire_token token = {.index = s->index};
   double norm = 0;
   if (want_logprobs) {
@@ -259,5 +262,6 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
     s->counts[token.id]++;
   }
   s->index++;
+  td_trace_span(begin_ns, TD_TRACE_SAMPLE, 0, 0);
   return token;
 }

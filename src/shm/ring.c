@@ -19,6 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/trace.h"
+
 #define CACHE_LINE   64
 #define MAX_CAPACITY (1u << 20)
 
@@ -125,6 +127,7 @@ td_status td_ring_push(td_ring_writer *writer, const td_wire_msg *msg) {
   atomic_store_explicit(&s->seq, end->pos, memory_order_seq_cst); // partners: pop, reader_arm
   atomic_store_explicit(&end->shared->tail, end->pos, memory_order_relaxed);
   wake_sleeper(&end->shared->reader_asleep, end->wake.data_fd);
+  td_trace_mark(TD_TRACE_SEND, msg->kind, msg->request);
   return TD_OK;
 }
 
@@ -139,6 +142,7 @@ td_status td_ring_pop(td_ring_reader *reader, td_wire_msg *out) {
   end->pos++;
   atomic_store_explicit(&end->shared->head, end->pos, memory_order_relaxed);
   wake_sleeper(&end->shared->writer_asleep, end->wake.space_fd);
+  td_trace_mark(TD_TRACE_HEAR, out->kind, out->request);
   return TD_OK;
 }
 

@@ -11,13 +11,14 @@
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
 // means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
-// (model/resident.h) are at 3 when weights_fd says that there are any; the KV pool's (kv_pool.h)
-// and the channel's follow.
+// (model/resident.h) are at 3 when weights_fd says that there are any, the memory that --trace
+// records to is at 4 when trace_fd does; the KV pool's (kv_pool.h) and the channel's follow.
 #define TD_WORKER_LIFE_FD       0
 #define TD_WORKER_ROLE          "worker" // what its log calls it
 #define TD_WORKER_WEIGHTS_FD    3
-#define TD_WORKER_KV_FD         4
-#define TD_WORKER_FIRST_CHANNEL 5
+#define TD_WORKER_TRACE_FD      4
+#define TD_WORKER_KV_FD         5
+#define TD_WORKER_FIRST_CHANNEL 6
 
 // Every key, all of them required: field, key, least, most.
 #define TD_WORKER_NUMBERS(X)                                                                       \
@@ -30,6 +31,7 @@
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
   X(weights_fd, "weights", 0, INT32_MAX)                                                           \
+  X(trace_fd, "trace", 0, INT32_MAX)                                                               \
   X(parent_pid, "parent", 1, INT32_MAX)
 
 typedef struct {
@@ -43,6 +45,7 @@ typedef struct {
   uint32_t log_level; // a td_log_level
   uint32_t log_json;
   uint32_t weights_fd; // the front's descriptor of the weights in memory; 0: none, map the files
+  uint32_t trace_fd;   // the front's descriptor of the memory for --trace; 0: none
   uint32_t parent_pid; // the front's
 } td_worker_opts;
 

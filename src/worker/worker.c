@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/trace.h"
 #include "engine/engine.h"
 #include "worker/args.h"
 #include "worker/kv_pool.h"
@@ -30,6 +31,7 @@ typedef struct {
   td_kv_pool pool;
   td_requests requests;
   td_step step;
+  td_segment trace; // what --trace records to; closed without it
   uint64_t n_steps, heartbeat_ns;
   bool is_shut_down;
 } worker;
@@ -74,11 +76,12 @@ static td_status open_tables(worker *w, td_err *err) {
 }
 
 static td_status open_all(worker *w, td_err *err) {
-  uint64_t begin_ns = td_clock_ns();
+  uint64_t begin_ns = td_clock_ns(), trace_ns = td_trace_begin();
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
   td_status st = td_model_open_weights(&w->model, w->opts.model_dir, weights_fd, err);
   if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
+  td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};
   st = td_dev_open(&w->dev, &dev, err);
   if (st == TD_OK) st = open_pool(w, err);
@@ -231,6 +234,17 @@ static td_status follow_parent(uint32_t parent_pid, td_err *err) {
   return TD_OK;
 }
 
+static td_status attach_trace(worker *w, td_err *err) {
+  if (!w->opts.trace_fd) return TD_OK;
+  td_status st = td_segment_attach(&w->trace, TD_WORKER_TRACE_FD, err);
+  if (st != TD_OK) return td_err_prefix(err, "worker");
+  if (w->trace.n_bytes >= sizeof(td_trace_memory) &&
+      td_trace_start(w->trace.base, TD_WORKER_ROLE)) {
+    return TD_OK;
+  }
+  return td_fail(err, TD_EFORMAT, "worker: descriptor %d is not for a trace", TD_WORKER_TRACE_FD);
+}
+
 static td_status attach(worker *w, td_err *err) {
   int fds[TD_CHANNEL_N_FDS];
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
@@ -259,11 +273,12 @@ static void set_log(const td_worker_opts *opts) {
 }
 
 int td_worker_main(int argc, char **argv) {
-  worker w = {0};
+  worker w = {.trace = TD_SEGMENT_CLOSED};
   td_err err = {0};
   td_status st = td_worker_args_parse(&w.opts, argc, argv, &err);
   if (st == TD_OK) set_log(&w.opts);
   if (st == TD_OK) st = follow_parent(w.opts.parent_pid, &err);
+  if (st == TD_OK) st = attach_trace(&w, &err);
   if (st == TD_OK) st = attach(&w, &err);
   if (st != TD_OK) {
     td_error("%s", err.msg);
@@ -273,5 +288,7 @@ int td_worker_main(int argc, char **argv) {
   if (st == TD_OK) st = serve(&w, &err);
   int status = st == TD_OK ? 0 : fail(&w, &err);
   close_all(&w);
+  td_trace_stop();
+  td_segment_close(&w.trace);
   return status;
 }

@@ -28,6 +28,7 @@ static void test_args_round_trip(void **state) {
                                .kv_dtype = TD_F16,
                                .prefill_chunk = 5,
                                .weights_fd = 7,
+                               .trace_fd = 8,
                                .log_level = TD_LOG_DEBUG,
                                .log_json = 1,
                                .parent_pid = 6};

@@ -85,6 +85,9 @@ void td_cpu_event_sync(td_event *event);
 // Runs one operator, on the stream's thread.
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err);
 
+// The same, recorded while something is traced.
+td_status td_cpu_execute_traced(td_cpu_stream *stream, const td_op *op, td_err *err);
+
 static inline td_cpu_dev *td_cpu_dev_of(const td_cpu_stream *stream) {
   return (td_cpu_dev *)stream->base.dev;
 }

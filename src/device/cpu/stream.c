@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/trace.h"
 #include "device/cpu/cpu.h"
 
 typedef struct td_cpu_event cpu_event;
@@ -24,7 +25,7 @@ static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
   case CMD_OP:
     if (stream->err.code != TD_OK) break; // written by this thread alone
     td_err err = {.code = TD_OK};
-    if (td_cpu_execute(stream, &cmd->op, &err) == TD_OK) break;
+    if (td_cpu_execute_traced(stream, &cmd->op, &err) == TD_OK) break;
     pthread_mutex_lock(&stream->lock);
     stream->err = err;
     pthread_mutex_unlock(&stream->lock);
@@ -33,6 +34,7 @@ static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
 
 static void *stream_main(void *arg) {
   td_cpu_stream *stream = arg;
+  td_trace_name_thread("stream");
   pthread_mutex_lock(&stream->lock);
   for (;;) {
     while (stream->n_queued == stream->n_completed && !stream->stopping) {

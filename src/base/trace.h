@@ -1,0 +1,148 @@
+// src/base/trace.h - recording what the processes do and when, for --trace.
+// All processes share one piece of memory: lanes, of which every recording thread claims one. A
+// lane is a ring of fixed-size records, written by its thread and read by the front, which writes
+// them to a file (app/trace_file.h). Nobody waits: what finds its ring full is counted and dropped.
+// While nothing is traced, a call costs one predicted branch.
+#ifndef TD_BASE_TRACE_H
+#define TD_BASE_TRACE_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+
+// Everything that is recorded: id, name, category, names of its two numbers (NULL: none).
+#define TD_TRACE_EVENTS(X)                                                                         \
+  X(REQUEST, "request", "request", "tokens", "id")                                                 \
+  X(PREPARE, "prepare prompt", "request", NULL, NULL)                                              \
+  X(LOAD_WEIGHTS, "load weights", "start", NULL, NULL)                                             \
+  X(OPEN_MODEL, "open model", "start", NULL, NULL)                                                 \
+  X(STEP, "step", "step", "tokens", "sequences")                                                   \
+  X(SAMPLE, "sample", "step", NULL, NULL)                                                          \
+  X(SEND, "send", "message", "kind", "request")                                                    \
+  X(HEAR, "hear", "message", "kind", "request")                                                    \
+  X(OP_EMBED, "embed", "operator", "tokens", NULL)                                                 \
+  X(OP_RMSNORM, "rmsnorm", "operator", "tokens", NULL)                                             \
+  X(OP_LINEAR, "linear", "operator", "tokens", "bytes")                                            \
+  X(OP_ROPE, "rope", "operator", "tokens", NULL)                                                   \
+  X(OP_KV_STORE_GQA, "kv_store_gqa", "operator", "tokens", NULL)                                   \
+  X(OP_KV_STORE_MLA, "kv_store_mla", "operator", "tokens", NULL)                                   \
+  X(OP_ATTN_GQA, "attn_gqa", "operator", "tokens", NULL)                                           \
+  X(OP_ATTN_MLA, "attn_mla", "operator", "tokens", NULL)                                           \
+  X(OP_ROUTER, "router", "operator", "tokens", NULL)                                               \
+  X(OP_MOE, "moe", "operator", "tokens", NULL)                                                     \
+  X(OP_COPY, "copy", "operator", NULL, "bytes")                                                    \
+  X(OP_FILL_ZERO, "fill_zero", "operator", NULL, "bytes")                                          \
+  X(OP_ADD, "add", "operator", NULL, "elements")                                                   \
+  X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)
+
+typedef enum {
+#define X(id, name, category, a, b) TD_TRACE_##id,
+  TD_TRACE_EVENTS(X)
+#undef X
+      TD_TRACE_N_EVENTS
+} td_trace_event;
+
+typedef enum {
+  TD_TRACE_SPAN,  // on its thread; spans of a thread nest
+  TD_TRACE_ASYNC, // begins and ends anywhere; b tells those of an event apart
+  TD_TRACE_MARK,  // a moment: begin_ns
+} td_trace_shape;
+
+// ---- the shared memory ------------------------------------------------------------------------
+
+#define TD_TRACE_MAGIC   0x43525444u // "DTRC"
+#define TD_TRACE_VERSION 1u
+#define TD_TRACE_LANES   64u
+#define TD_TRACE_RECORDS 16384u // a lane; a power of two
+
+typedef struct {
+  uint64_t begin_ns, end_ns; // td_clock_ns
+  uint64_t b;
+  uint32_t a;
+  uint16_t event; // td_trace_event
+  uint16_t shape; // td_trace_shape
+} td_trace_record;
+static_assert(sizeof(td_trace_record) == 32, "shared layout");
+
+// head, tail: positions that only grow; record p lies in records[p % TD_TRACE_RECORDS].
+typedef struct {
+  _Alignas(64) _Atomic uint32_t pid; // whose; 0: free. Claimed by exchange, freed by the reader
+  uint32_t tid;
+  char process[24], thread[24];       // names; written before the first record
+  _Alignas(64) _Atomic uint64_t head; // writer: stored with release after the record
+  _Atomic uint64_t n_dropped;         // writer: release, so that the names are seen
+  _Alignas(64) _Atomic uint64_t tail; // reader: stored with release after the copy
+  _Alignas(64) td_trace_record records[TD_TRACE_RECORDS];
+} td_trace_lane;
+
+typedef struct {
+  uint32_t magic, version;
+  _Atomic uint64_t n_unplaced; // records of threads that found no lane; relaxed
+  td_trace_lane lanes[TD_TRACE_LANES];
+} td_trace_memory;
+
+// ---- recording ----------------------------------------------------------------------------------
+
+extern bool td_trace_is_on;
+
+// Begins to record into zeroed memory, or memory that another process began with; memory must live
+// until td_trace_stop. process: what this one is called, at most 23 characters. Call both while no
+// other thread records. False: the memory is not for this.
+bool td_trace_start(td_trace_memory *memory, const char *process);
+void td_trace_stop(void);
+// What the calling thread is called, at most 23 characters; before its first record.
+void td_trace_name_thread(const char *name);
+
+void td_trace_put(const td_trace_record *record);
+
+// The time for td_trace_span; 0 while nothing is traced.
+static inline uint64_t td_trace_begin(void) {
+  return __builtin_expect(td_trace_is_on, 0) ? td_clock_ns() : 0;
+}
+
+// A span of this thread, from td_trace_begin to now.
+static inline void td_trace_span(uint64_t begin_ns, td_trace_event event, uint32_t a, uint64_t b) {
+  if (__builtin_expect(begin_ns == 0, 1)) return;
+  td_trace_put(&(td_trace_record){.begin_ns = begin_ns,
+                                  .end_ns = td_clock_ns(),
+                                  .a = a,
+                                  .b = b,
+                                  .event = (uint16_t)event,
+                                  .shape = TD_TRACE_SPAN});
+}
+
+// Something that began at begin_ns, whoever ran meanwhile, and ends now.
+static inline void td_trace_async(uint64_t begin_ns, td_trace_event event, uint32_t a, uint64_t b) {
+  if (__builtin_expect(!td_trace_is_on, 1)) return;
+  td_trace_put(&(td_trace_record){.begin_ns = begin_ns,
+                                  .end_ns = td_clock_ns(),
+                                  .a = a,
+                                  .b = b,
+                                  .event = (uint16_t)event,
+                                  .shape = TD_TRACE_ASYNC});
+}
+
+static inline void td_trace_mark(td_trace_event event, uint32_t a, uint64_t b) {
+  if (__builtin_expect(!td_trace_is_on, 1)) return;
+  uint64_t now_ns = td_clock_ns();
+  td_trace_put(&(td_trace_record){.begin_ns = now_ns,
+                                  .end_ns = now_ns,
+                                  .a = a,
+                                  .b = b,
+                                  .event = (uint16_t)event,
+                                  .shape = TD_TRACE_MARK});
+}
+
+// ---- reading ----------------------------------------------------------------------------------
+
+// Takes up to max records of a lane, oldest first; what a broken writer left is skipped. One
+// reader a memory.
+size_t td_trace_take(td_trace_lane *lane, td_trace_record *out, size_t max);
+// Frees a lane whose process is gone, once nothing is left in it.
+void td_trace_free_lane(td_trace_lane *lane);
+
+#endif
