@@ -16,7 +16,7 @@
 #include "worker/kv_pool.h"
 
 #define MAX_WAITING 512
-#define STUCK_NS    30000000000u
+#define STUCK_S     30u // unless asked otherwise
 #define KILL_NS     600000000000u
 #define MAX_REPLAYS 1 // of a request whose worker died before the first token
 
@@ -303,6 +303,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   b->slots = calloc(b->n_slots, sizeof(request *));
   td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
                           : td_fail(err, TD_ENOMEM, "out of memory");
+  uint64_t stuck_s = opts->stuck_after_s ? opts->stuck_after_s : STUCK_S;
   const td_supervisor_opts supervisor = {.kv_fd = b->kv_fd,
                                          .worker = {.model_dir = opts->model_dir,
                                                     .ctx_size = opts->ctx_size,
@@ -313,7 +314,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
                                                     .weights_fd = (uint32_t)opts->weights_fd,
                                                     .trace_fd = (uint32_t)opts->trace_fd,
                                                     .prefill_chunk = opts->prefill_chunk},
-                                         .stuck_ns = STUCK_NS,
+                                         .stuck_ns = stuck_s * 1000000000u,
                                          .kill_ns = KILL_NS,
                                          .on_ready = on_ready,
                                          .on_record = on_record,

@@ -30,6 +30,7 @@ typedef struct {
   td_dtype kv_dtype;      // TD_F32 or TD_F16
   int weights_fd; // weights in memory (model/resident.h), borrowed; 0: workers map the files
   int trace_fd;   // of app/trace_file.h, borrowed; 0: workers do not trace
+  uint32_t stuck_after_s; // silence after which a worker is STUCK; 0: 30
   void (*on_state)(void *ctx, td_backend_state state); // may be NULL
   void *ctx;
 } td_backend_opts;

@@ -16,6 +16,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .kv_dtype = m->kv_dtype,
                           .weights_fd = serve->weights_fd >= 0 ? serve->weights_fd : 0,
                           .trace_fd = td_trace_file_fd(serve->trace),
+                          .stuck_after_s = (uint32_t)o->stuck_after_s,
                           .on_state = td_serve_on_state,
                           .ctx = serve};
   return td_backend_open(&serve->backend, &serve->loop, &opts, err);
