@@ -16,7 +16,7 @@
 typedef struct {
   uint32_t n_threads;          // that read; 0: as many as keep a disk busy
   const atomic_bool *canceled; // stops the loading; may be NULL
-  // Called every 200 ms or so on the caller's thread; may be NULL.
+  // Called every 200 ms or so, and when all is read, on the caller's thread; may be NULL.
   void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
   void *ctx;
 } td_resident_opts;

@@ -167,6 +167,11 @@ static void *reader_main(void *arg) {
 
 // ---- all of them ----------------------------------------------------------------------------
 
+static void tell_progress(const loading *l) {
+  if (!l->opts->on_progress) return;
+  l->opts->on_progress(l->opts->ctx, atomic_load(&l->done_bytes), l->total_bytes);
+}
+
 static void wait_for_readers(loading *l) {
   pthread_mutex_lock(&l->lock);
   while (l->n_active) {
@@ -179,12 +184,11 @@ static void wait_for_readers(loading *l) {
     }
     pthread_cond_timedwait(&l->ended, &l->lock, &until);
     pthread_mutex_unlock(&l->lock);
-    if (l->opts->on_progress) {
-      l->opts->on_progress(l->opts->ctx, atomic_load(&l->done_bytes), l->total_bytes);
-    }
+    tell_progress(l);
     pthread_mutex_lock(&l->lock);
   }
   pthread_mutex_unlock(&l->lock);
+  tell_progress(l);
 }
 
 static td_status run_readers(loading *l, td_err *err) {

@@ -9,7 +9,9 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -205,6 +207,42 @@ static void test_a_changed_file(void **state) {
   assert_int_equal(count_descriptors(), n_before);
 }
 
+static void touch_last_shard(void *ctx, uint64_t done, uint64_t total) {
+  fixture *f = ctx;
+  if (done < total) return;
+  struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+  const char *path = td_store_shard(f->store, CK_SHARDS - 1).path;
+  assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+// All was read, but nobody can say whether before or after the change.
+static void test_a_file_that_changes_meanwhile(void **state) {
+  fixture *f = *state;
+  const td_resident_opts opts = {.on_progress = touch_last_shard, .ctx = f};
+  int n_before = count_descriptors(), fd;
+  td_err err;
+  assert_int_equal(td_resident_load(&fd, &f->stats, f->store, &opts, &err), TD_EIO);
+  assert_int_equal(fd, -1);
+  assert_non_null(strstr(err.msg, td_store_shard(f->store, CK_SHARDS - 1).path));
+  assert_int_equal(count_descriptors(), n_before);
+}
+
+static void test_no_shared_memory(void **state) {
+  fixture *f = *state;
+  struct rlimit before, none;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  none = (struct rlimit){.rlim_cur = 4096, .rlim_max = before.rlim_max}; // holds for memfds, too
+  signal(SIGXFSZ, SIG_IGN);
+  int n_before = count_descriptors(), fd;
+  td_err err;
+  setrlimit(RLIMIT_FSIZE, &none);
+  td_status st = load(f, &fd, &err);
+  setrlimit(RLIMIT_FSIZE, &before);
+  assert_int_equal(st, TD_ENOMEM);
+  assert_non_null(strstr(err.msg, "--weights mmap"));
+  assert_int_equal(count_descriptors(), n_before);
+}
+
 static void test_cancel(void **state) {
   fixture *f = *state;
   atomic_bool canceled = true;
@@ -243,6 +281,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_model_opens_from_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_a_file_that_changes_meanwhile, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_shared_memory, setup, teardown),
       cmocka_unit_test_setup_teardown(test_cancel, setup, teardown),
       cmocka_unit_test(test_not_weights),
   };
