@@ -5,11 +5,18 @@
 
 #include "device/device_impl.h"
 
+static td_status open_best(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  td_status status = td_cuda_dev_open(out, opts, err);
+  return status == TD_EUNSUPPORTED ? td_cpu_dev_open(out, opts, err) : status;
+}
+
 static const struct {
   const char *kind;
   td_status (*open)(td_dev **out, const td_dev_opts *opts, td_err *err);
 } kinds[] = {
     {"cpu", td_cpu_dev_open},
+    {"cuda", td_cuda_dev_open},
+    {"auto", open_best},
 };
 
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
@@ -17,8 +24,7 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   for (size_t i = 0; i < TD_COUNT(kinds); i++) {
     if (strcmp(kinds[i].kind, opts->kind) == 0) return kinds[i].open(out, opts, err);
   }
-  return td_fail(err, TD_EUNSUPPORTED, "no device of kind '%s' in this program; there is: cpu",
-                 opts->kind);
+  return td_fail(err, TD_EUNSUPPORTED, "no device of kind '%s'; use cpu, cuda or auto", opts->kind);
 }
 
 void td_dev_close(td_dev *dev) {

@@ -3,10 +3,15 @@
 // stream another stream or the host can wait for) and the operators below. Nothing above this
 // header knows which device runs.
 //
+// Weights (td_weight, td_vec, the router's bias) are in host memory. A device with memory of its
+// own copies them when they are first used, and finds them again by their address: they must not
+// change until td_dev_close.
+//
 // Operators are enqueued and return at once. Their argument structs are copied; what the pointers
 // in them reach must live until the operator has run. Activations have the dtype td_dev_act_dtype
-// tells (f32 on the CPU), dense row-major, one row a token, unless a stride is given.
-// A failure in a stream is sticky: later operators of it are skipped and td_stream_sync reports it.
+// tells (f32 on the CPU, BF16 with CUDA), dense row-major, one row a token, unless a stride is
+// given. A failure in a stream is sticky: later operators of it are skipped and td_stream_sync
+// reports it.
 #ifndef TD_DEVICE_DEVICE_H
 #define TD_DEVICE_DEVICE_H
 
@@ -22,7 +27,7 @@ typedef struct td_stream td_stream;
 typedef struct td_event td_event;
 
 typedef struct {
-  const char *kind;   // "cpu"
+  const char *kind;   // "cpu"; "cuda": the first GPU; "auto": that if it can be used, or the CPU
   unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
 } td_dev_opts;
 
@@ -121,6 +126,7 @@ typedef struct {
   const int32_t *q_begin;    // [n_seqs + 1]
   const int32_t *page_table; // [n_seqs][max_pages]
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
+  uint32_t max_keys; // no token attends to more positions than these; 0: max_pages tell
 } td_batch_view;
 
 // One layer's KV pages: page i begins at pages + i * page_bytes. Elements are f32, or f16: rounded

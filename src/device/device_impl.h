@@ -92,5 +92,6 @@ struct td_event {
 };
 
 td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
+td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 
 #endif

@@ -258,6 +258,8 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
     t += seqs[i].n_tokens;
     group->view.n_seqs++;
     group->view.n_tokens += seqs[i].n_tokens;
+    uint32_t n_keys = seqs[i].n_past + seqs[i].n_tokens;
+    if (n_keys > group->view.max_keys) group->view.max_keys = n_keys;
     e->meta[q_begin + group->view.n_seqs] = (int32_t)group->view.n_tokens;
     (*s)++;
   }

@@ -253,11 +253,8 @@ td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, t
   mla_run run = {.a = a, .entry_dim = a->kv_lora_rank + a->rope_dim};
   td_status status = td_cpu_check_batch(&a->batch, &a->kv, run.entry_dim, err);
   if (status == TD_OK) status = td_cpu_check_weight(a->kv_b, "kv_b", err);
+  if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
   if (status != TD_OK) return status;
-  TD_CPU_REQUIRE(a->kv_b->cols == a->kv_lora_rank &&
-                     a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
-                 "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
-                 a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
   if (a->batch.n_tokens == 0) return TD_OK;
   return a->absorbed ? run_absorbed(stream, &run, err) : run_expanded(stream, &run, err);
 }

@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "base/team.h"
-#include "device/device_impl.h"
+#include "device/check.h"
 #include "tandem/kernels.h"
 
 // What a stream's operators need besides their arguments; grown on demand, kept until the end.
@@ -103,16 +103,12 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
 
 // TD_EINVAL unless the matrix is one the kernels can read.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);
-td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err);
 // TD_EINVAL unless the batch's arrays agree with one another and its positions, of entry_elements
 // each, fit the pages.
 td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
                              size_t entry_elements, td_err *err);
 
-#define TD_CPU_REQUIRE(cond, ...)                                                                  \
-  do {                                                                                             \
-    if (!(cond)) return td_fail(err, TD_EINVAL, __VA_ARGS__);                                      \
-  } while (0)
+#define TD_CPU_REQUIRE TD_DEV_REQUIRE
 
 // Rows of the matrix that one piece of work should have.
 uint32_t td_cpu_tile_rows(const td_weight *w);

@@ -62,11 +62,8 @@ static void linear_tile(void *ctx, size_t item, unsigned member) {
 
 td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
   td_status status = td_cpu_check_weight(a->w, "linear", err);
-  if (status == TD_OK && a->bias.data) status = td_cpu_check_vec(&a->bias, a->w->rows, "bias", err);
+  if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
-  TD_CPU_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
-                 "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
-                 a->y_stride, a->w->rows, a->w->cols);
   linear_run run = {.a = a, .tile_rows = td_cpu_tile_rows(a->w)};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;

@@ -1,5 +1,4 @@
 // src/device/cpu/ops.c - dispatch, argument checks, and the operators that move or touch rows.
-#include <math.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -15,39 +14,11 @@ td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
   return td_fail(err, TD_EINTERNAL, "operator %d does not exist", (int)op->kind);
 }
 
-// Whether the scales are of a dtype that goes with the weights'.
-static bool scale_fits(const td_weight *w) {
-  td_dtype scale = w->scale_dtype;
-  switch (w->dtype) {
-  case TD_F8E4M3:
-  case TD_I8: return w->scale && scale == TD_F32;
-  case TD_I4: return w->scale && (scale == TD_F32 || scale == TD_F16 || scale == TD_BF16);
-  case TD_F4E2M1: return w->scale && (scale == TD_F8E8M0 || scale == TD_F8E4M3);
-  default: return !w->scale;
-  }
-}
-
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err) {
-  TD_CPU_REQUIRE(w && w->data && w->rows > 0 && w->cols > 0, "%s: the matrix is absent", what);
+  td_status status = td_dev_check_weight(w, what, err);
+  if (status != TD_OK) return status;
   TD_CPU_REQUIRE(td_kernels_linear(w), "%s: no kernel for %s in layout %d", what,
                  td_dtype_name(w->dtype), (int)w->layout);
-  TD_CPU_REQUIRE(scale_fits(w), "%s: scales of %s do not belong to weights of %s", what,
-                 w->scale ? td_dtype_name(w->scale_dtype) : "no dtype", td_dtype_name(w->dtype));
-  TD_CPU_REQUIRE(!w->scale || (w->scale_rows > 0 && w->scale_cols > 0), "%s: scale block is empty",
-                 what);
-  TD_CPU_REQUIRE(td_dtype_bits(w->dtype) != 4 || w->scale_rows == 1,
-                 "%s: 4-bit weights of %u rows to a scale", what, w->scale_rows);
-  TD_CPU_REQUIRE(w->layout != TD_LAYOUT_AWQ || w->rows % 8 == 0,
-                 "%s: %u rows do not fill AWQ's words", what, w->rows);
-  TD_CPU_REQUIRE(w->dtype != TD_F4E2M1 || isfinite(w->global_scale),
-                 "%s: its global scale is not finite", what);
-  return TD_OK;
-}
-
-td_status td_cpu_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err) {
-  TD_CPU_REQUIRE(v->data && v->n == n, "%s: %u elements where %u belong", what, v->n, n);
-  TD_CPU_REQUIRE(v->dtype == TD_F32 || v->dtype == TD_BF16, "%s: dtype %d is not for vectors", what,
-                 (int)v->dtype);
   return TD_OK;
 }
 
@@ -178,7 +149,7 @@ static void norm_row(const void *args, size_t i) {
 }
 
 td_status td_cpu_op_rmsnorm(td_cpu_stream *stream, const td_rmsnorm_args *a, td_err *err) {
-  td_status status = td_cpu_check_vec(&a->w, a->dim, "norm", err);
+  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
   if (status != TD_OK) return status;
   for_rows(stream, a->n_rows, a->dim, norm_row, a);
   return TD_OK;

@@ -95,22 +95,13 @@ static void route_token(void *ctx, size_t t, unsigned member) {
 }
 
 td_status td_cpu_op_router(td_cpu_stream *stream, const td_router_args *a, td_err *err) {
-  TD_CPU_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
-                 a->n_experts);
-  TD_CPU_REQUIRE(a->kind == TD_ROUTER_SIGMOID || (!a->bias && a->n_groups <= 1),
-                 "router: bias and groups belong to the sigmoid kind");
-  if (a->n_groups > 1) {
-    TD_CPU_REQUIRE(
-        a->n_experts % a->n_groups == 0 && a->topk_groups > 0 && a->topk_groups <= a->n_groups,
-        "router: %u of %u groups over %u experts", a->topk_groups, a->n_groups, a->n_experts);
-    TD_CPU_REQUIRE(a->top_k <= a->n_experts / a->n_groups * a->topk_groups,
-                   "router: %u groups do not hold %u experts", a->topk_groups, a->top_k);
-  }
+  td_status status = td_dev_check_router(a, err);
+  if (status != TD_OK) return status;
   router_run run = {.a = a, .member_bytes = ((size_t)a->n_experts * 14 + 63) / 64 * 64};
   void *scratch;
-  td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER,
-                                    run.member_bytes * td_team_size(td_cpu_dev_of(stream)->team),
-                                    &scratch, err);
+  status = td_cpu_scratch(stream, SCRATCH_MEMBER,
+                          run.member_bytes * td_team_size(td_cpu_dev_of(stream)->team), &scratch,
+                          err);
   if (status != TD_OK) return status;
   run.scratch = scratch;
   td_cpu_for(stream, a->n_tokens, route_token, &run);

@@ -1,0 +1,72 @@
+# The CUDA kernels, as libraries that the program loads at run time and never links:
+#   libtandem_cuda.so      by nvcc where there is one; the CUDA runtime is inside
+#   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
+# TD_CUDA: AUTO builds the first where nvcc is found, ON insists, OFF does not.
+# TD_CUDA_ARCHS: what it has code for. The default is code for sm_80 and PTX, which newer GPUs
+# translate when the program first starts; "80;89;90a;120" has it ready for all of them.
+set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
+set(TD_CUDA_ARCHS 80 CACHE STRING "GPU architectures to make code for; PTX for newer ones is always in")
+
+file(GLOB TD_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
+file(GLOB TD_CUDA_HEADERS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cuh
+     ${CMAKE_SOURCE_DIR}/kernels/cuda/*.h)
+
+if(NOT TD_CUDA STREQUAL "OFF")
+  find_program(TD_NVCC nvcc PATHS /usr/local/cuda/bin)
+  if(NOT TD_NVCC AND NOT TD_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "TD_CUDA=${TD_CUDA}: nvcc not found (the README says where to get it)")
+  endif()
+endif()
+
+if(TD_NVCC AND NOT TD_CUDA STREQUAL "OFF")
+  set(codes "")
+  foreach(arch ${TD_CUDA_ARCHS})
+    list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
+  endforeach()
+  list(APPEND codes -gencode arch=compute_80,code=compute_80)
+  set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}
+      -I${CMAKE_SOURCE_DIR}/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall ${codes})
+  set(objects "")
+  foreach(source ${TD_CUDA_SOURCES})
+    get_filename_component(name ${source} NAME_WE)
+    set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+    add_custom_command(OUTPUT ${object} COMMAND ${TD_NVCC} ${flags} -c ${source} -o ${object}
+                       DEPENDS ${source} ${TD_CUDA_HEADERS}
+                               ${CMAKE_SOURCE_DIR}/include/tandem/types.h
+                       COMMENT "nvcc ${name}.cu" VERBATIM)
+    list(APPEND objects ${object})
+  endforeach()
+  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
+  set(library ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/libtandem_cuda.so)
+  add_custom_command(OUTPUT ${library}
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+                     COMMAND ${TD_NVCC} --cudart static ${codes} -shared ${objects} -o ${library}
+                             -Xlinker --exclude-libs,ALL
+                     DEPENDS ${objects} COMMENT "Linking libtandem_cuda.so" VERBATIM)
+  add_custom_target(tandem_cuda ALL DEPENDS ${library})
+  message(STATUS "CUDA: ${TD_NVCC}, code for ${TD_CUDA_ARCHS}")
+else()
+  message(STATUS "CUDA: no kernels for GPUs are built")
+endif()
+
+# The emulator. Without a C++ compiler its tests skip, visibly.
+include(CheckLanguage)
+check_language(CXX)
+if(CMAKE_CXX_COMPILER)
+  enable_language(CXX)
+  file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cuda_emu/*.cpp)
+  set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
+                              COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas")
+  add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator})
+  set_target_properties(tandem_cuda_emu PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
+                        CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
+  target_include_directories(tandem_cuda_emu PRIVATE ${CMAKE_SOURCE_DIR}/include
+                             ${CMAKE_SOURCE_DIR})
+  target_include_directories(tandem_cuda_emu SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
+  target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads)
+  # ThreadSanitizer does not know the fibers of a block, which are one thread.
+  if(TD_SANITIZE STREQUAL "thread")
+    target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)
+  endif()
+endif()

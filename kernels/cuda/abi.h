@@ -1,0 +1,298 @@
+// kernels/cuda/abi.h - what the program and the CUDA library know of each other, in plain C.
+// The library (kernels/cuda/*.cu, with the CUDA runtime inside) is loaded at run time and hands out
+// one table of functions; the program links nothing of CUDA. tests/cuda_emu makes the same library
+// of the same sources without a GPU.
+//
+// Functions return 0 or a code for error_text. Operators are enqueued on a stream; pointers in
+// their arguments are device memory. Activations are BF16 bits in uint16_t, dense unless a stride
+// (in elements) is given; accumulation is FP32. What the shapes mean is in device/device.h, whose
+// operators these are, or parts of them.
+//
+// A launcher trusts its caller with sizes, dtypes and host-side checks. What only the device can
+// see (an id, a position or a page out of range) makes the kernel leave that row alone and put a
+// td_cu_fault into *fault.
+#ifndef KERNELS_CUDA_ABI_H
+#define KERNELS_CUDA_ABI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tandem/types.h"
+
+#define TD_CUDA_ABI_VERSION 1u
+#define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
+
+typedef void *td_cu_stream;
+typedef void *td_cu_event;
+
+typedef enum {
+  TD_CU_FAULT_NONE,
+  TD_CU_FAULT_TOKEN,    // a token id outside the vocabulary
+  TD_CU_FAULT_ROW,      // a negative row to gather
+  TD_CU_FAULT_POSITION, // a negative position, or one beyond the sequence's pages
+  TD_CU_FAULT_PAGE,     // an absent page
+  TD_CU_FAULT_EXPERT,   // an expert id that is none
+} td_cu_fault;
+
+typedef struct {
+  char name[128];
+  size_t total_bytes;
+  int capability; // 10 * major + minor
+  int n_sms;
+} td_cu_props;
+
+typedef struct {
+  td_weight table;
+  const int32_t *ids;
+  uint16_t *out;
+  uint32_t n_tokens;
+  int32_t *fault;
+} td_cu_embed_args;
+
+typedef struct {
+  uint16_t *x;
+  const uint16_t *y;
+  size_t n;
+} td_cu_add_args;
+
+typedef struct {
+  uint16_t *out;
+  const uint16_t *x;
+  const int32_t *rows;
+  uint32_t n_rows, dim;
+  int32_t *fault;
+} td_cu_gather_args;
+
+typedef struct {
+  const uint16_t *x;
+  uint16_t *residual; // NULL or [n_rows][dim], which x is added to first
+  td_vec w;
+  uint16_t *out; // may be x
+  size_t x_stride, out_stride;
+  uint32_t n_rows, dim;
+  float eps;
+} td_cu_rmsnorm_args;
+
+typedef struct {
+  uint16_t *x;
+  const float *cos_sin;
+  const int32_t *position;
+  size_t token_stride, head_stride;
+  uint32_t n_tokens, n_heads, rot_dim;
+  bool interleaved;
+  int32_t *fault;
+} td_cu_rope_args;
+
+// How a linear kernel reads eight weights of a row.
+typedef enum {
+  TD_CU_READ_ANY,  // one by one: any format, any alignment
+  TD_CU_READ_BF16, // the others: cols % 8 == 0, groups of a multiple of 8 columns, rows of data
+  TD_CU_READ_F8,   // aligned for one load of eight weights, x for one of eight activations
+  TD_CU_READ_I4,   // TD_LAYOUT_ROWS
+  TD_CU_N_READS
+} td_cu_read;
+
+// Pairs [begin, begin + n) in order of expert.
+typedef struct {
+  uint32_t expert, begin, n;
+} td_cu_tile;
+
+// y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows).
+// Without experts i runs over n_tokens rows of x. With experts, the tiles in device memory say
+// which expert computes which y rows, and row i of y is made of row x_rows[i] of x (row i where
+// x_rows is NULL); n_tokens is then the most tiles there can be times tile_tokens.
+typedef struct {
+  td_weight w;              // without experts; dims and formats are the same for all experts
+  const td_weight *experts; // NULL, or in device memory
+  const td_cu_tile *tiles;
+  const uint32_t *n_tiles;
+  const uint32_t *x_rows;
+  const uint16_t *x;
+  void *y; // BF16 or, with y_f32, f32
+  td_vec bias;
+  size_t x_stride, y_stride;
+  uint32_t n_tokens, row0, n_rows;
+  uint32_t tile_tokens; // linear_vec: 1, 4 or 16; linear_mma: TD_CU_MMA_TOKENS
+  td_cu_read read;
+  bool y_f32;
+} td_cu_linear_args;
+
+enum { TD_CU_VEC_TOKENS = 16, TD_CU_MMA_TOKENS = 64 };
+
+typedef struct {
+  const int32_t *seq, *position, *q_begin, *page_table;
+  uint32_t n_tokens, n_seqs, max_pages, page_tokens;
+} td_cu_batch;
+
+typedef struct {
+  char *pages;
+  size_t page_bytes;
+  bool f16; // else f32
+} td_cu_kv;
+
+// Writes n_heads rows of head_dim elements a token to plane 0 of its page ([n_heads][page_tokens]
+// [head_dim], k) and, with v, to plane 1. MLA's entries are one head without v.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;
+  const uint16_t *k, *v;
+  size_t k_stride, v_stride;
+  uint32_t n_heads, head_dim;
+  int32_t *fault;
+} td_cu_kv_store_args;
+
+// Attention of every token to the cached positions up to its own, keys cut into splits of
+// split_keys, n_splits of them: each leaves its sums, the last step merges them.
+//   GQA: n_kv_heads planes of keys, then of values. MLA absorbed: n_kv_heads 1, v_in_k: values are
+//   the first v_dim elements of the keys.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;
+  const void *q;  // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
+  void *out;      // [n_tokens][n_heads][v_dim], likewise
+  float *part;    // [n_tokens][n_heads][n_splits][v_dim]: sums, not normalized
+  float *part_ml; // [n_tokens][n_heads][n_splits][2]: largest score, sum of weights
+  uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys;
+  float scale;
+  bool q_f32, v_in_k;
+} td_cu_attn_decode_args;
+
+// Attention of tiles of queries, on tensor cores. k_dim, v_dim at most TD_CU_MMA_HEAD.
+//   GQA: keys and values are read from the pages.
+//   MLA expanded (latent not NULL): sequence seq_begin only; position p of head h has its key in
+//   expanded[p][h][0 .. nope), nope = k_dim - rope_dim, and latent[p][lora ..), its value behind
+//   the key in expanded. Heads are [0, n_heads) of a group, q and out point at its first.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;
+  const uint16_t *q; // token t, head h at q + t * q_stride + h * k_dim
+  uint16_t *out;     // likewise with out_stride, v_dim
+  size_t q_stride, out_stride;
+  uint32_t n_heads, n_kv_heads, k_dim, v_dim;
+  uint32_t seq_begin, n_seqs; // sequences computed
+  const uint16_t *latent, *expanded;
+  uint32_t lora, rope_dim;
+  float scale;
+} td_cu_attn_prefill_args;
+
+enum { TD_CU_MMA_QUERIES = 64, TD_CU_MMA_HEAD = 256 };
+
+// latent[p][:] = the entry of position p of sequence seq, for p < n_keys; zero beyond its end.
+typedef struct {
+  td_cu_batch batch;
+  td_cu_kv kv;
+  uint16_t *latent; // [n_keys][entry_dim]
+  uint32_t seq, n_keys, entry_dim;
+} td_cu_mla_gather_args;
+
+// query[t][h][0 .. lora) = q_nope kv_b's key rows of head h; query[t][h][lora ..) = q_rope.
+// values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].
+typedef struct {
+  td_weight kv_b;
+  const uint16_t *q;   // [n_tokens][n_heads][nope + rope]
+  float *query;        // [n_tokens][n_heads][lora + rope]
+  const float *latent; // [n_tokens][n_heads][lora]
+  uint16_t *out;       // [n_tokens][n_heads][v_dim]
+  uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora;
+} td_cu_mla_args;
+
+typedef struct {
+  const float *logits, *bias;
+  int32_t *ids;
+  float *weights;
+  uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
+  bool sigmoid, norm_topk;
+  float scaling;
+} td_cu_router_args;
+
+enum { TD_CU_MAX_EXPERTS = 1024 };
+
+// Puts the pairs (token, j) of ids [n_tokens][top_k] in order of expert and cuts each expert's into
+// tiles of at most tile_tokens. ids NULL: every pair goes to expert 0.
+typedef struct {
+  const int32_t *ids;
+  uint32_t *token;   // [n_pairs] in order of expert: the pair's token
+  uint32_t *place;   // [n_pairs]: where the pair went; UINT32_MAX for a pair of no expert
+  td_cu_tile *tiles; // [n_pairs] at most
+  uint32_t *n_tiles;
+  uint32_t n_tokens, top_k, n_experts, tile_tokens;
+  int32_t *fault;
+} td_cu_moe_sort_args;
+
+// out[i] = silu(gate[i]) * up[i].
+typedef struct {
+  const float *gate, *up;
+  uint16_t *out;
+  size_t n;
+} td_cu_swiglu_args;
+
+// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j. weights NULL: all 1.
+typedef struct {
+  const float *parts;
+  const uint32_t *place;
+  const float *weights;
+  uint16_t *out;
+  uint32_t n_tokens, top_k, dim;
+  bool accumulate;
+} td_cu_moe_sum_args;
+
+#define TD_CU_OPS(X)                                                                               \
+  X(embed, td_cu_embed_args)                                                                       \
+  X(add, td_cu_add_args)                                                                           \
+  X(gather, td_cu_gather_args)                                                                     \
+  X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
+  X(rope, td_cu_rope_args)                                                                         \
+  X(linear_vec, td_cu_linear_args)                                                                 \
+  X(linear_mma, td_cu_linear_args)                                                                 \
+  X(kv_store, td_cu_kv_store_args)                                                                 \
+  X(attn_decode, td_cu_attn_decode_args)                                                           \
+  X(attn_prefill, td_cu_attn_prefill_args)                                                         \
+  X(mla_gather, td_cu_mla_gather_args)                                                             \
+  X(mla_absorb, td_cu_mla_args)                                                                    \
+  X(mla_values, td_cu_mla_args)                                                                    \
+  X(router, td_cu_router_args)                                                                     \
+  X(moe_sort, td_cu_moe_sort_args)                                                                 \
+  X(swiglu, td_cu_swiglu_args)                                                                     \
+  X(moe_sum, td_cu_moe_sum_args)
+
+typedef struct {
+  uint32_t version; // TD_CUDA_ABI_VERSION
+  uint32_t n_bytes; // of this struct
+  const char *(*error_text)(int code);
+  int (*count)(int *n_devices);
+  int (*open)(int device, td_cu_props *props); // makes it the calling thread's device
+  int (*memory)(size_t *free_bytes, size_t *total_bytes);
+  int (*alloc)(void **out, size_t n_bytes);
+  int (*free)(void *ptr);
+  int (*stream_open)(td_cu_stream *out);
+  int (*stream_close)(td_cu_stream stream);
+  int (*stream_sync)(td_cu_stream stream);
+  int (*event_open)(td_cu_event *out);
+  int (*event_close)(td_cu_event event);
+  int (*event_record)(td_cu_event event, td_cu_stream stream);
+  int (*event_sync)(td_cu_event event);
+  int (*stream_wait)(td_cu_stream stream, td_cu_event event);
+  int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
+  int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);
+#define X(name, args_type) int (*name)(const args_type *args, td_cu_stream stream);
+  TD_CU_OPS(X)
+#undef X
+} td_cu_abi;
+
+typedef const td_cu_abi *(*td_cuda_abi_fn)(void);
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+// The library's only symbol.
+const td_cu_abi *td_cuda_abi(void);
+// The launchers behind the table.
+#define X(name, args_type) int td_cu_##name(const args_type *args, td_cu_stream stream);
+TD_CU_OPS(X)
+#undef X
+#ifdef __cplusplus
+}
+#endif
+
+#endif

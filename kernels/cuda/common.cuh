@@ -1,0 +1,90 @@
+// kernels/cuda/common.cuh - what every kernel file starts from: launching, conversions, reductions
+// over a warp or a block. Blocks have whole warps, and shuffles take all 32 lanes.
+#ifndef KERNELS_CUDA_COMMON_CUH
+#define KERNELS_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/abi.h"
+
+#ifdef __CUDACC__
+#define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
+  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args)
+#define TD_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#else // tests/cuda_emu
+#define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
+  emu_launch(kernel, grid, block, shared_bytes, stream, args)
+#define TD_DYNAMIC_SHARED(name) unsigned char *name = emu_dynamic_shared()
+#endif
+
+#define TD_FULL_WARP 0xffffffffu
+enum { WARP = 32 };
+
+__host__ __device__ inline uint32_t at_most(uint32_t n, uint32_t limit) {
+  return n < limit ? n : limit;
+}
+
+static inline uint32_t ceil_div(size_t n, size_t d) {
+  return static_cast<uint32_t>((n + d - 1) / d);
+}
+
+// The result of a launcher.
+static inline int launched() {
+  return static_cast<int>(cudaGetLastError());
+}
+
+__device__ inline float f32_from_bf16(uint16_t h) {
+  return __uint_as_float(static_cast<uint32_t>(h) << 16);
+}
+
+__device__ inline uint16_t bf16_from_f32(float f) { // round to nearest even
+  return __bfloat16_as_ushort(__float2bfloat16_rn(f));
+}
+
+__device__ inline uint32_t bf16x2_from_f32(float low, float high) {
+  return bf16_from_f32(low) | static_cast<uint32_t>(bf16_from_f32(high)) << 16;
+}
+
+__device__ inline float f32_from_f16(uint16_t h) {
+  return __half2float(__ushort_as_half(h));
+}
+
+__device__ inline uint16_t f16_from_f32(float f) { // saturated at the largest finite value
+  float clamped = fminf(fmaxf(f, -65504.0f), 65504.0f);
+  return __half_as_ushort(__float2half_rn(isnan(f) ? f : clamped));
+}
+
+__device__ inline float vec_at(const td_vec &v, uint32_t i) {
+  return v.dtype == TD_BF16 ? f32_from_bf16(static_cast<const uint16_t *>(v.data)[i])
+                            : static_cast<const float *>(v.data)[i];
+}
+
+__device__ inline float warp_sum(float v) {
+  for (int offset = WARP / 2; offset > 0; offset /= 2)
+    v += __shfl_xor_sync(TD_FULL_WARP, v, offset);
+  return v;
+}
+
+__device__ inline float warp_max(float v) {
+  for (int offset = WARP / 2; offset > 0; offset /= 2)
+    v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, offset));
+  return v;
+}
+
+// The sum over a block of at most 32 warps, for all its threads. scratch: shared, 32 floats; free
+// again after the next barrier.
+__device__ inline float block_sum(float v, float *scratch) {
+  v = warp_sum(v);
+  uint32_t n_warps = blockDim.x / WARP;
+  if (n_warps == 1) return v;
+  if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = v;
+  __syncthreads();
+  float total = 0;
+  for (uint32_t w = 0; w < n_warps; w++)
+    total += scratch[w];
+  return total;
+}
+
+#endif

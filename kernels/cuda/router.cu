@@ -1,0 +1,154 @@
+// kernels/cuda/router.cu - which experts a token takes, and the pairs (token, j) put in order of
+// expert.
+#include "kernels/cuda/common.cuh"
+
+struct best {
+  float value;
+  uint32_t idx;
+};
+
+// The largest value of the lanes, ties to the lower index; the same for every lane.
+__device__ static best warp_best(best b) {
+  for (int offset = WARP / 2; offset > 0; offset /= 2) {
+    best o = {__shfl_xor_sync(TD_FULL_WARP, b.value, offset),
+              __shfl_xor_sync(TD_FULL_WARP, b.idx, offset)};
+    if (o.value > b.value || (o.value == b.value && o.idx < b.idx)) b = o;
+  }
+  return b;
+}
+
+// The largest of choice[0 .. n), whose taken entries are -inf. NaN is never chosen; when nothing is
+// left to choose, the lowest index not excluded by taken is.
+__device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) {
+  best b = {-INFINITY, UINT32_MAX};
+  for (uint32_t i = threadIdx.x; i < n; i += WARP) {
+    if (taken[i]) continue;
+    if (b.idx == UINT32_MAX || choice[i] > b.value) b = {choice[i], i};
+  }
+  b = warp_best(b);
+  if (b.idx < n && threadIdx.x == 0) taken[b.idx] = 1;
+  __syncwarp();
+  return b.idx < n ? b.idx : 0;
+}
+
+// Marks as taken all experts outside of the best groups, ranked by the sum of their two best.
+__device__ static void drop_groups(const td_cu_router_args &a, const float *choice, float *group,
+                                   uint8_t *kept, uint8_t *taken) {
+  uint32_t size = a.n_experts / a.n_groups;
+  for (uint32_t g = threadIdx.x; g < a.n_groups; g += WARP) {
+    float first = -INFINITY, second = -INFINITY;
+    for (uint32_t i = 0; i < size; i++) {
+      float v = choice[g * size + i];
+      if (v > first) {
+        second = first;
+        first = v;
+      } else if (v > second) {
+        second = v;
+      }
+    }
+    group[g] = size > 1 ? first + second : first;
+    kept[g] = 0;
+  }
+  __syncwarp();
+  for (uint32_t i = 0; i < a.topk_groups; i++)
+    take_best(group, kept, a.n_groups);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
+    taken[e] = !kept[e / size];
+  __syncwarp();
+}
+
+__device__ static void make_scores(const td_cu_router_args &a, const float *logits, float *score,
+                                   float *choice) {
+  float largest = -INFINITY, sum = 0;
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
+    largest = fmaxf(largest, logits[e]);
+  largest = warp_max(largest);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
+    sum += expf(logits[e] - largest);
+  sum = warp_sum(sum);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP) {
+    score[e] = a.sigmoid ? 1 / (1 + expf(-logits[e])) : expf(logits[e] - largest) / sum;
+    choice[e] = a.sigmoid && a.bias ? score[e] + a.bias[e] : score[e];
+  }
+}
+
+// A warp a token.
+__global__ static void router_kernel(td_cu_router_args a) {
+  __shared__ float score[TD_CU_MAX_EXPERTS], choice[TD_CU_MAX_EXPERTS], group[TD_CU_MAX_EXPERTS];
+  __shared__ uint8_t taken[TD_CU_MAX_EXPERTS], kept[TD_CU_MAX_EXPERTS];
+  size_t t = blockIdx.x;
+  make_scores(a, a.logits + t * a.n_experts, score, choice);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
+    taken[e] = 0;
+  __syncwarp();
+  if (a.sigmoid && a.n_groups > 1) drop_groups(a, choice, group, kept, taken);
+  int32_t *ids = a.ids + t * a.top_k;
+  float *weights = a.weights + t * a.top_k;
+  float sum = a.sigmoid ? 1e-20f : 0;
+  for (uint32_t j = 0; j < a.top_k; j++) {
+    uint32_t e = take_best(choice, taken, a.n_experts);
+    sum += score[e];
+    if (threadIdx.x == 0) {
+      ids[j] = static_cast<int32_t>(e);
+      weights[j] = score[e];
+    }
+  }
+  if (threadIdx.x != 0) return;
+  for (uint32_t j = 0; j < a.top_k; j++)
+    weights[j] = (a.norm_topk ? weights[j] / sum : weights[j]) * a.scaling;
+}
+
+extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
+  TD_LAUNCH(router_kernel, a->n_tokens, WARP, 0, stream, *a);
+  return launched();
+}
+
+enum { SORT_THREADS = 256 };
+
+__device__ static int expert_of(const td_cu_moe_sort_args &a, uint32_t pair) {
+  int32_t e = a.ids ? a.ids[pair] : 0;
+  return e >= 0 && static_cast<uint32_t>(e) < a.n_experts ? e : -1;
+}
+
+// One block. Where a pair comes to stand among its expert's is left to chance: no result depends
+// on it, since linear kernels compute every row of a tile alike.
+__global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
+  __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
+  uint32_t n_pairs = a.n_tokens * a.top_k;
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += blockDim.x)
+    next[e] = 0;
+  __syncthreads();
+  for (uint32_t p = threadIdx.x; p < n_pairs; p += blockDim.x) {
+    int e = expert_of(a, p);
+    if (e >= 0) {
+      atomicAdd(&next[e], 1u);
+    } else {
+      *a.fault = TD_CU_FAULT_EXPERT;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t begin = 0, n_tiles = 0;
+    for (uint32_t e = 0; e < a.n_experts; e++) {
+      uint32_t n = next[e];
+      for (uint32_t at = 0; at < n; at += a.tile_tokens) {
+        a.tiles[n_tiles++] = {e, begin + at, at_most(n - at, a.tile_tokens)};
+      }
+      next[e] = begin;
+      begin += n;
+    }
+    *a.n_tiles = n_tiles;
+  }
+  __syncthreads();
+  for (uint32_t p = threadIdx.x; p < n_pairs; p += blockDim.x) {
+    int e = expert_of(a, p);
+    uint32_t to = e >= 0 ? atomicAdd(&next[e], 1u) : UINT32_MAX;
+    a.place[p] = to;
+    if (e >= 0) a.token[to] = p / a.top_k;
+  }
+}
+
+extern "C" int td_cu_moe_sort(const td_cu_moe_sort_args *a, td_cu_stream stream) {
+  TD_LAUNCH(moe_sort_kernel, 1, SORT_THREADS, 0, stream, *a);
+  return launched();
+}

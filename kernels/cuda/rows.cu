@@ -1,0 +1,191 @@
+// kernels/cuda/rows.cu - operators that touch rows of activations element by element: embedding,
+// addition, gathering, RMSNorm, rotary embedding, writing KV pages, SwiGLU, the experts' sum.
+#include "kernels/cuda/codes.cuh"
+
+enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
+
+// Enough blocks for n elements; kernels stride over what is left.
+static uint32_t element_blocks(size_t n) {
+  return at_most(ceil_div(n, ELEMENT_THREADS), MAX_BLOCKS);
+}
+
+__device__ static size_t first_element() {
+  return static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ static size_t element_stride() {
+  return static_cast<size_t>(gridDim.x) * blockDim.x;
+}
+
+__global__ static void embed_kernel(td_cu_embed_args a) {
+  uint32_t t = blockIdx.x;
+  int32_t id = a.ids[t];
+  if (id < 0 || static_cast<uint32_t>(id) >= a.table.rows) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_TOKEN;
+    return;
+  }
+  uint16_t *out = a.out + static_cast<size_t>(t) * a.table.cols;
+  for (uint32_t c = threadIdx.x; c < a.table.cols; c += blockDim.x)
+    out[c] = bf16_from_f32(weight_at(a.table, static_cast<uint32_t>(id), c));
+}
+
+extern "C" int td_cu_embed(const td_cu_embed_args *a, td_cu_stream stream) {
+  TD_LAUNCH(embed_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__global__ static void add_kernel(td_cu_add_args a) {
+  for (size_t i = first_element(); i < a.n; i += element_stride())
+    a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from_bf16(a.y[i]));
+}
+
+extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
+  TD_LAUNCH(add_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__global__ static void gather_kernel(td_cu_gather_args a) {
+  uint32_t i = blockIdx.x;
+  int32_t row = a.rows[i];
+  if (row < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_ROW;
+    return;
+  }
+  const uint16_t *x = a.x + static_cast<size_t>(row) * a.dim;
+  uint16_t *out = a.out + static_cast<size_t>(i) * a.dim;
+  for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x)
+    out[c] = x[c];
+}
+
+extern "C" int td_cu_gather(const td_cu_gather_args *a, td_cu_stream stream) {
+  TD_LAUNCH(gather_kernel, a->n_rows, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// A block a row. The residual's sum is rounded before it is normed, as it is when read again.
+__global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
+  __shared__ float scratch[WARP];
+  size_t row = blockIdx.x;
+  const uint16_t *x = a.x + row * a.x_stride;
+  float sum = 0;
+  if (a.residual) {
+    uint16_t *residual = a.residual + row * a.dim;
+    for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
+      residual[i] = bf16_from_f32(f32_from_bf16(residual[i]) + f32_from_bf16(x[i]));
+    }
+    x = residual; // each thread reads back its own elements
+  }
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
+    float v = f32_from_bf16(x[i]);
+    sum += v * v;
+  }
+  sum = block_sum(sum, scratch);
+  float scale = 1 / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  uint16_t *out = a.out + row * a.out_stride;
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
+    out[i] = bf16_from_f32(f32_from_bf16(x[i]) * scale * vec_at(a.w, i));
+}
+
+extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  uint32_t threads = ceil_div(a->dim, 4 * WARP) * WARP;
+  if (threads > 512) threads = 512;
+  TD_LAUNCH(rmsnorm_kernel, a->n_rows, threads, 0, stream, *a);
+  return launched();
+}
+
+// A block a token, a thread a pair.
+__global__ static void rope_kernel(td_cu_rope_args a) {
+  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
+  int32_t position = a.position[t];
+  if (position < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
+    return;
+  }
+  const float *cos_sin = a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
+  uint16_t *token = a.x + t * a.token_stride;
+  for (uint32_t p = threadIdx.x; p < a.n_heads * half; p += blockDim.x) {
+    uint32_t i = p % half;
+    uint16_t *x = token + p / half * a.head_stride;
+    uint16_t *first = a.interleaved ? x + 2 * i : x + i;
+    uint16_t *second = a.interleaved ? first + 1 : first + half;
+    float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+    float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
+    *first = bf16_from_f32(u * c - v * s);
+    *second = bf16_from_f32(v * c + u * s);
+  }
+}
+
+extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
+  TD_LAUNCH(rope_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, uint16_t bits) {
+  float v = f32_from_bf16(bits);
+  if (kv.f16) {
+    reinterpret_cast<uint16_t *>(page)[at] = f16_from_f32(v);
+  } else {
+    reinterpret_cast<float *>(page)[at] = v;
+  }
+}
+
+// A block a token.
+__global__ static void kv_store_kernel(td_cu_kv_store_args a) {
+  uint32_t t = blockIdx.x;
+  const td_cu_batch &b = a.batch;
+  int32_t position = b.position[t];
+  uint32_t page_idx = static_cast<uint32_t>(position) / b.page_tokens;
+  uint32_t offset = static_cast<uint32_t>(position) % b.page_tokens;
+  bool fits = position >= 0 && page_idx < b.max_pages;
+  int32_t id = fits ? b.page_table[static_cast<size_t>(b.seq[t]) * b.max_pages + page_idx] : -1;
+  if (id < 0) {
+    if (threadIdx.x == 0) *a.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
+    return;
+  }
+  char *page = a.kv.pages + static_cast<size_t>(id) * a.kv.page_bytes;
+  size_t head_elements = static_cast<size_t>(b.page_tokens) * a.head_dim;
+  for (uint32_t i = threadIdx.x; i < a.n_heads * a.head_dim; i += blockDim.x) {
+    uint32_t head = i / a.head_dim, d = i % a.head_dim;
+    size_t at = head * head_elements + static_cast<size_t>(offset) * a.head_dim + d;
+    store_element(a.kv, page, at, a.k[t * a.k_stride + i]);
+    if (a.v) store_element(a.kv, page, at + a.n_heads * head_elements, a.v[t * a.v_stride + i]);
+  }
+}
+
+extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream) {
+  TD_LAUNCH(kv_store_kernel, a->batch.n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__global__ static void swiglu_kernel(td_cu_swiglu_args a) {
+  for (size_t i = first_element(); i < a.n; i += element_stride()) {
+    float gate = a.gate[i];
+    a.out[i] = bf16_from_f32(gate / (1 + expf(-gate)) * a.up[i]);
+  }
+}
+
+extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
+  TD_LAUNCH(swiglu_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// A block a token. Places are bad only where the sort has raised a fault.
+__global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
+  size_t t = blockIdx.x;
+  uint16_t *out = a.out + t * a.dim;
+  for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x) {
+    float sum = a.accumulate ? f32_from_bf16(out[c]) : 0;
+    for (uint32_t j = 0; j < a.top_k; j++) {
+      uint32_t place = a.place[t * a.top_k + j];
+      if (place == UINT32_MAX) continue;
+      float weight = a.weights ? a.weights[t * a.top_k + j] : 1;
+      sum += weight * a.parts[static_cast<size_t>(place) * a.dim + c];
+    }
+    out[c] = bf16_from_f32(sum);
+  }
+}
+
+extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
+  TD_LAUNCH(moe_sum_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}

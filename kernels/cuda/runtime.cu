@@ -1,0 +1,110 @@
+// kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
+// the launchers of the other files.
+#include <string.h>
+
+#include "kernels/cuda/common.cuh"
+
+static const char *error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}
+
+static int count(int *n_devices) {
+  return cudaGetDeviceCount(n_devices);
+}
+
+static int open_device(int device, td_cu_props *props) {
+  cudaDeviceProp p;
+  cudaError_t code = cudaGetDeviceProperties(&p, device);
+  if (code == cudaSuccess) code = cudaSetDevice(device);
+  if (code != cudaSuccess) return code;
+  strncpy(props->name, p.name, sizeof props->name - 1);
+  props->name[sizeof props->name - 1] = 0;
+  props->total_bytes = p.totalGlobalMem;
+  props->capability = 10 * p.major + p.minor;
+  props->n_sms = p.multiProcessorCount;
+  return 0;
+}
+
+static int memory(size_t *free_bytes, size_t *total_bytes) {
+  return cudaMemGetInfo(free_bytes, total_bytes);
+}
+
+static int alloc(void **out, size_t n_bytes) {
+  return cudaMalloc(out, n_bytes);
+}
+
+static int free_memory(void *ptr) {
+  return cudaFree(ptr);
+}
+
+static int stream_open(td_cu_stream *out) {
+  cudaStream_t stream;
+  cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  *out = code == cudaSuccess ? stream : nullptr;
+  return code;
+}
+
+static int stream_close(td_cu_stream stream) {
+  return cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
+
+static int stream_sync(td_cu_stream stream) {
+  return cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+}
+
+static int event_open(td_cu_event *out) {
+  cudaEvent_t event;
+  cudaError_t code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  *out = code == cudaSuccess ? event : nullptr;
+  return code;
+}
+
+static int event_close(td_cu_event event) {
+  return cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+static int event_record(td_cu_event event, td_cu_stream stream) {
+  return cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream));
+}
+
+static int event_sync(td_cu_event event) {
+  return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+}
+
+static int stream_wait(td_cu_stream stream, td_cu_event event) {
+  return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
+}
+
+static int copy(void *dst, const void *src, size_t n_bytes, td_cu_stream stream) {
+  return cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+}
+
+static int fill_zero(void *dst, size_t n_bytes, td_cu_stream stream) {
+  return cudaMemsetAsync(dst, 0, n_bytes, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(void) {
+  static const td_cu_abi abi = {TD_CUDA_ABI_VERSION,
+                                sizeof(td_cu_abi),
+                                error_text,
+                                count,
+                                open_device,
+                                memory,
+                                alloc,
+                                free_memory,
+                                stream_open,
+                                stream_close,
+                                stream_sync,
+                                event_open,
+                                event_close,
+                                event_record,
+                                event_sync,
+                                stream_wait,
+                                copy,
+                                fill_zero,
+#define X(name, args_type) td_cu_##name,
+                                TD_CU_OPS(X)
+#undef X
+  };
+  return &abi;
+}

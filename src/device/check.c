@@ -1,0 +1,69 @@
+#include "device/check.h"
+
+#include <math.h>
+
+// Whether the scales are of a dtype that goes with the weights'.
+static bool scale_fits(const td_weight *w) {
+  td_dtype scale = w->scale_dtype;
+  switch (w->dtype) {
+  case TD_F8E4M3:
+  case TD_I8: return w->scale && scale == TD_F32;
+  case TD_I4: return w->scale && (scale == TD_F32 || scale == TD_F16 || scale == TD_BF16);
+  case TD_F4E2M1: return w->scale && (scale == TD_F8E8M0 || scale == TD_F8E4M3);
+  default: return !w->scale;
+  }
+}
+
+td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err) {
+  TD_DEV_REQUIRE(w && w->data && w->rows > 0 && w->cols > 0, "%s: the matrix is absent", what);
+  TD_DEV_REQUIRE(scale_fits(w), "%s: scales of %s do not belong to weights of %s", what,
+                 w->scale ? td_dtype_name(w->scale_dtype) : "no dtype", td_dtype_name(w->dtype));
+  TD_DEV_REQUIRE(!w->scale || (w->scale_rows > 0 && w->scale_cols > 0), "%s: scale block is empty",
+                 what);
+  TD_DEV_REQUIRE(td_dtype_bits(w->dtype) != 4 || w->scale_rows == 1,
+                 "%s: 4-bit weights of %u rows to a scale", what, w->scale_rows);
+  TD_DEV_REQUIRE(w->layout == TD_LAYOUT_ROWS || w->dtype == TD_I4, "%s: %s in layout %d", what,
+                 td_dtype_name(w->dtype), (int)w->layout);
+  TD_DEV_REQUIRE(w->layout != TD_LAYOUT_AWQ || w->rows % 8 == 0,
+                 "%s: %u rows do not fill AWQ's words", what, w->rows);
+  TD_DEV_REQUIRE(w->dtype != TD_F4E2M1 || isfinite(w->global_scale),
+                 "%s: its global scale is not finite", what);
+  return TD_OK;
+}
+
+td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err) {
+  TD_DEV_REQUIRE(v->data && v->n == n, "%s: %u elements where %u belong", what, v->n, n);
+  TD_DEV_REQUIRE(v->dtype == TD_F32 || v->dtype == TD_BF16, "%s: dtype %d is not for vectors", what,
+                 (int)v->dtype);
+  return TD_OK;
+}
+
+td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
+                 "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
+                 a->y_stride, a->w->rows, a->w->cols);
+  return a->bias.data ? td_dev_check_vec(&a->bias, a->w->rows, "bias", err) : TD_OK;
+}
+
+td_status td_dev_check_router(const td_router_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
+                 a->n_experts);
+  TD_DEV_REQUIRE(a->kind == TD_ROUTER_SIGMOID || (!a->bias && a->n_groups <= 1),
+                 "router: bias and groups belong to the sigmoid kind");
+  if (a->n_groups > 1) {
+    TD_DEV_REQUIRE(
+        a->n_experts % a->n_groups == 0 && a->topk_groups > 0 && a->topk_groups <= a->n_groups,
+        "router: %u of %u groups over %u experts", a->topk_groups, a->n_groups, a->n_experts);
+    TD_DEV_REQUIRE(a->top_k <= a->n_experts / a->n_groups * a->topk_groups,
+                   "router: %u groups do not hold %u experts", a->topk_groups, a->top_k);
+  }
+  return TD_OK;
+}
+
+td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->kv_b->cols == a->kv_lora_rank &&
+                     a->kv_b->rows == (uint64_t)a->n_heads * (a->nope_dim + a->v_dim),
+                 "attention: kv_b is %u x %u, not %u heads of %u + %u over rank %u", a->kv_b->rows,
+                 a->kv_b->cols, a->n_heads, a->nope_dim, a->v_dim, a->kv_lora_rank);
+  return TD_OK;
+}

@@ -1,0 +1,20 @@
+// src/device/check.h - what every device asks of its operators' arguments before it computes.
+#ifndef TD_DEVICE_CHECK_H
+#define TD_DEVICE_CHECK_H
+
+#include "device/device_impl.h"
+
+#define TD_DEV_REQUIRE(cond, ...)                                                                  \
+  do {                                                                                             \
+    if (!(cond)) return td_fail(err, TD_EINVAL, __VA_ARGS__);                                      \
+  } while (0)
+
+// TD_EINVAL unless the description of the matrix makes sense. what names it in the message.
+td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err);
+// TD_EINVAL unless v has n elements.
+td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err);
+td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err);
+td_status td_dev_check_router(const td_router_args *a, td_err *err);
+td_status td_dev_check_attn_mla(const td_attn_mla_args *a, td_err *err);
+
+#endif

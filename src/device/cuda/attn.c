@@ -1,0 +1,261 @@
+// src/device/cuda/attn.c - KV pages and attention over them.
+// Few queries a sequence: split keys, one query at a time. Many: tiles of queries on tensor cores.
+// How long contexts are is known on the GPU only, so launches are sized for batch.max_keys, or for
+// all pages where the caller does not tell.
+#include "device/cuda/cuda.h"
+
+enum {
+  DECODE_TOKENS = 4,          // a sequence, on average, still decoded one by one
+  MAX_ABSORBED = 640,         // elements of a key that eight heads' sums leave room for
+  EXPANDED_BYTES = 256 << 20, // MLA: keys and values made at once
+};
+
+static td_cu_batch batch_of(const td_batch_view *b) {
+  return (td_cu_batch){.seq = b->seq,
+                       .position = b->position,
+                       .q_begin = b->q_begin,
+                       .page_table = b->page_table,
+                       .n_tokens = b->n_tokens,
+                       .n_seqs = b->n_seqs,
+                       .max_pages = b->max_pages,
+                       .page_tokens = b->page_tokens};
+}
+
+static td_cu_kv kv_of(const td_kv_view *kv) {
+  return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
+}
+
+static uint32_t max_keys_of(const td_batch_view *b) {
+  uint32_t room = b->max_pages * b->page_tokens;
+  return b->max_keys && b->max_keys < room ? b->max_keys : room;
+}
+
+static td_status check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
+                             td_err *err) {
+  TD_DEV_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
+                 (int)kv->dtype);
+  size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
+  TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
+                 b->page_tokens, used, kv->page_bytes);
+  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
+                 "batch: an array is absent");
+  return TD_OK;
+}
+
+td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_args *a,
+                                  td_err *err) {
+  td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  td_cu_kv_store_args args = {.batch = batch_of(&a->batch),
+                              .kv = kv_of(&a->kv),
+                              .k = a->k,
+                              .v = a->v,
+                              .k_stride = a->k_stride,
+                              .v_stride = a->v_stride,
+                              .n_heads = a->n_kv_heads,
+                              .head_dim = a->head_dim,
+                              .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, kv_store, &args);
+}
+
+td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_args *a,
+                                  td_err *err) {
+  td_status status = check_batch(&a->batch, &a->kv, a->entry_dim, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  td_cu_kv_store_args args = {.batch = batch_of(&a->batch),
+                              .kv = kv_of(&a->kv),
+                              .k = a->entry,
+                              .k_stride = a->entry_dim,
+                              .n_heads = 1,
+                              .head_dim = a->entry_dim,
+                              .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, kv_store, &args);
+}
+
+// Fills in the splits and their memory, and runs.
+static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args, uint32_t max_keys,
+                            td_err *err) {
+  td_cuda_splits(max_keys, &args->split_keys, &args->n_splits);
+  size_t rows = (size_t)args->batch.n_tokens * args->n_heads * args->n_splits;
+  void *part, *ml;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, rows * args->v_dim * sizeof(float),
+                                     &part, err);
+  if (status == TD_OK) {
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, rows * 2 * sizeof(float), &ml, err);
+  }
+  if (status != TD_OK) return status;
+  args->part = part;
+  args->part_ml = ml;
+  return TD_CUDA_LAUNCH(stream, attn_decode, args);
+}
+
+static bool is_decode(const td_batch_view *b) {
+  return b->n_tokens <= (uint64_t)DECODE_TOKENS * b->n_seqs;
+}
+
+td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
+  td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0,
+                 "attention: %u heads do not share %u KV heads", a->n_heads, a->n_kv_heads);
+  if (a->head_dim > TD_CU_MMA_HEAD) {
+    return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
+                   a->head_dim, TD_CU_MMA_HEAD);
+  }
+  if (is_decode(&a->batch)) {
+    td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+                                   .kv = kv_of(&a->kv),
+                                   .q = a->q,
+                                   .out = a->out,
+                                   .n_heads = a->n_heads,
+                                   .n_kv_heads = a->n_kv_heads,
+                                   .k_dim = a->head_dim,
+                                   .v_dim = a->head_dim,
+                                   .scale = a->scale};
+    return run_decode(stream, &args, max_keys_of(&a->batch), err);
+  }
+  size_t stride = (size_t)a->n_heads * a->head_dim;
+  td_cu_attn_prefill_args args = {.batch = batch_of(&a->batch),
+                                  .kv = kv_of(&a->kv),
+                                  .q = a->q,
+                                  .out = a->out,
+                                  .q_stride = stride,
+                                  .out_stride = stride,
+                                  .n_heads = a->n_heads,
+                                  .n_kv_heads = a->n_kv_heads,
+                                  .k_dim = a->head_dim,
+                                  .v_dim = a->head_dim,
+                                  .n_seqs = a->batch.n_seqs,
+                                  .scale = a->scale};
+  return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
+}
+
+static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
+                              const td_weight *kv_b, td_err *err) {
+  size_t rows = (size_t)a->batch.n_tokens * a->n_heads;
+  uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
+  if (entry_dim > MAX_ABSORBED) {
+    return td_fail(err, TD_EUNSUPPORTED, "attention: latents of %u elements; on a GPU at most %d",
+                   entry_dim, MAX_ABSORBED);
+  }
+  void *query, *latent;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, rows * entry_dim * sizeof(float),
+                                     &query, err);
+  if (status == TD_OK) {
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, rows * a->kv_lora_rank * sizeof(float),
+                             &latent, err);
+  }
+  if (status != TD_OK) return status;
+  td_cu_mla_args mla = {.kv_b = *kv_b,
+                        .q = a->q,
+                        .query = query,
+                        .latent = latent,
+                        .out = a->out,
+                        .n_tokens = a->batch.n_tokens,
+                        .n_heads = a->n_heads,
+                        .nope_dim = a->nope_dim,
+                        .rope_dim = a->rope_dim,
+                        .v_dim = a->v_dim,
+                        .lora = a->kv_lora_rank};
+  status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
+  if (status != TD_OK) return status;
+  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .q = query,
+                                 .out = latent,
+                                 .n_heads = a->n_heads,
+                                 .n_kv_heads = 1,
+                                 .k_dim = entry_dim,
+                                 .v_dim = a->kv_lora_rank,
+                                 .scale = a->scale,
+                                 .q_f32 = true,
+                                 .v_in_k = true};
+  status = run_decode(stream, &args, max_keys_of(&a->batch), err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
+}
+
+// Keys and values of heads [head0, head0 + n_heads) of sequence seq, and their attention.
+static td_status run_heads(td_cuda_stream *stream, const td_attn_mla_args *a, const td_weight *kv_b,
+                           uint32_t head0, const td_cu_attn_prefill_args *shape, uint32_t max_keys,
+                           td_err *err) {
+  td_cu_attn_prefill_args args = *shape;
+  uint32_t width = a->nope_dim + a->v_dim;
+  td_cuda_matmul m = {.w = kv_b,
+                      .x = args.latent,
+                      .y = (void *)args.expanded,
+                      .x_stride = a->kv_lora_rank + a->rope_dim,
+                      .y_stride = (size_t)args.n_heads * width,
+                      .n_tokens = max_keys,
+                      .row0 = head0 * width,
+                      .n_rows = args.n_heads * width};
+  td_status status = td_cuda_run_matmul(stream, &m, err);
+  if (status != TD_OK) return status;
+  args.q = (const uint16_t *)a->q + (size_t)head0 * args.k_dim;
+  args.out = (uint16_t *)a->out + (size_t)head0 * a->v_dim;
+  return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
+}
+
+static td_status run_sequence(td_cuda_stream *stream, const td_attn_mla_args *a,
+                              const td_weight *kv_b, td_cu_attn_prefill_args *args,
+                              uint32_t max_keys, uint32_t group, td_err *err) {
+  td_cu_mla_gather_args gather = {.batch = args->batch,
+                                  .kv = args->kv,
+                                  .latent = (uint16_t *)args->latent,
+                                  .seq = args->seq_begin,
+                                  .n_keys = max_keys,
+                                  .entry_dim = a->kv_lora_rank + a->rope_dim};
+  td_status status = TD_CUDA_LAUNCH(stream, mla_gather, &gather);
+  for (uint32_t head = 0; status == TD_OK && head < a->n_heads; head += group) {
+    args->n_heads = a->n_heads - head < group ? a->n_heads - head : group;
+    status = run_heads(stream, a, kv_b, head, args, max_keys, err);
+  }
+  return status;
+}
+
+static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
+                              const td_weight *kv_b, td_err *err) {
+  uint32_t max_keys = max_keys_of(&a->batch), entry_dim = a->kv_lora_rank + a->rope_dim;
+  size_t head_bytes = (size_t)max_keys * (a->nope_dim + a->v_dim) * sizeof(uint16_t);
+  size_t group = EXPANDED_BYTES / head_bytes;
+  group = group < 1 ? 1 : group < a->n_heads ? group : a->n_heads;
+  void *latent, *expanded;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT,
+                                     (size_t)max_keys * entry_dim * sizeof(uint16_t), &latent, err);
+  if (status == TD_OK) {
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &expanded, err);
+  }
+  td_cu_attn_prefill_args args = {
+      .batch = batch_of(&a->batch),
+      .kv = kv_of(&a->kv),
+      .q_stride = (size_t)a->n_heads * (a->nope_dim + a->rope_dim),
+      .out_stride = (size_t)a->n_heads * a->v_dim,
+      .n_kv_heads = 1,
+      .k_dim = a->nope_dim + a->rope_dim,
+      .v_dim = a->v_dim,
+      .n_seqs = 1,
+      .lora = a->kv_lora_rank,
+      .rope_dim = a->rope_dim,
+      .scale = a->scale,
+  };
+  for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs; s++) {
+    args.latent = latent;
+    args.expanded = expanded;
+    args.seq_begin = s;
+    status = run_sequence(stream, a, kv_b, &args, max_keys, (uint32_t)group, err);
+  }
+  return status;
+}
+
+td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a, td_err *err) {
+  uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
+  td_status status = check_batch(&a->batch, &a->kv, entry_dim, err);
+  td_weight kv_b;
+  if (status == TD_OK) {
+    status = td_cuda_weight(td_cuda_dev_of(stream), a->kv_b, "kv_b", &kv_b, err);
+  }
+  if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
+  if (status != TD_OK || a->batch.n_tokens == 0) return status;
+  bool fits = a->nope_dim + a->rope_dim <= TD_CU_MMA_HEAD && a->v_dim <= TD_CU_MMA_HEAD;
+  if (a->absorbed || !fits) return run_absorbed(stream, a, &kv_b, err);
+  return run_expanded(stream, a, &kv_b, err);
+}

@@ -1,0 +1,145 @@
+// src/device/cuda/cuda.h - the CUDA device's insides, shared by its files.
+// Everything of CUDA lies in a library that is loaded when a CUDA device is opened
+// (kernels/cuda/abi.h); this is plain C over its table. A stream is a CUDA stream; operators are
+// checked and launched on the caller's thread. What only the GPU can see to be wrong (an id out of
+// range) is left in the stream's fault word and reported by td_stream_sync.
+//
+// Weights lie in host memory. A matrix is copied to the GPU when it is first used and found again
+// by its address; it must not change until the device is closed.
+#ifndef TD_DEVICE_CUDA_CUDA_H
+#define TD_DEVICE_CUDA_CUDA_H
+
+#include <pthread.h>
+
+#include "device/check.h"
+#include "kernels/cuda/abi.h"
+
+// What a stream's operators need besides their arguments; grown on demand, kept until it closes.
+typedef enum {
+  CUDA_SCRATCH_SORT,   // MoE: pairs in order of expert, tiles
+  CUDA_SCRATCH_GATE,   //
+  CUDA_SCRATCH_UP,     //
+  CUDA_SCRATCH_HIDDEN, //
+  CUDA_SCRATCH_PARTS,  // MoE: a row a pair; attention: sums of splits
+  CUDA_SCRATCH_ML,     // attention: maxima and weights of splits
+  CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
+  CUDA_SCRATCH_LATENT, // MLA: a sequence's latents, or attention over them
+  CUDA_SCRATCH_KEYS,   // MLA: expanded keys and values
+  N_CUDA_SCRATCH
+} td_cuda_scratch_slot;
+
+// Host memory and its copy on the GPU.
+typedef struct {
+  const void *host;
+  void *device;
+  size_t n_bytes;
+} td_cuda_copy;
+
+// One layer's experts, as the kernels read them.
+typedef struct {
+  const void *key;      // the first gate's data
+  td_weight *device;    // [3][n_experts]: gates, ups, downs
+  td_weight gate, down; // the first ones, in device memory, for their dims and format
+  uint32_t n_experts;
+  td_cu_read read_gate, read_down; // what all of them allow
+} td_cuda_experts;
+
+typedef struct {
+  td_dev base;
+  void *library;
+  const td_cu_abi *abi;
+  td_cu_props props;
+  td_cu_stream upload;
+
+  pthread_mutex_t lock; // guards what follows
+  td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free
+  size_t n_copies, n_slots;
+  size_t copied_bytes;
+  td_cuda_experts *experts;
+  size_t n_experts;
+} td_cuda_dev;
+
+typedef struct {
+  td_stream base;
+  td_cu_stream cu;
+  td_err err;     // the first failure; code TD_OK without
+  int32_t *fault; // device memory
+  void *scratch[N_CUDA_SCRATCH];
+  size_t scratch_bytes[N_CUDA_SCRATCH];
+} td_cuda_stream;
+
+typedef struct {
+  td_event base;
+  td_cu_event cu;
+} td_cuda_event;
+
+static inline td_cuda_dev *td_cuda_dev_of(const td_cuda_stream *stream) {
+  return (td_cuda_dev *)stream->base.dev;
+}
+
+// TD_OK for code 0; else the runtime's words for it. TD_ENOMEM where memory is what lacks.
+td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err);
+
+// library.c: the table, from TANDEM_CUDA_LIB or the file beside the program. TD_EUNSUPPORTED: there
+// is no library, or not this program's, or no GPU.
+td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
+void td_cuda_library_close(td_cuda_dev *dev);
+
+// stream.c
+td_status td_cuda_stream_open(td_stream **out, td_dev *dev, td_err *err);
+void td_cuda_stream_close(td_stream *stream);
+td_status td_cuda_stream_sync(td_stream *stream, td_err *err);
+td_status td_cuda_event_open(td_event **out, td_dev *dev, td_err *err);
+void td_cuda_event_close(td_event *event);
+void td_cuda_event_record(td_event *event, td_stream *stream);
+void td_cuda_stream_wait(td_stream *stream, td_event *event);
+void td_cuda_event_sync(td_event *event);
+void td_cuda_enqueue(td_stream *stream, const td_op *op);
+// At least n_bytes, content undefined; valid until the slot is asked for again.
+td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
+                          void **out, td_err *err);
+
+// weights.c: the same matrix, vector or memory on the GPU. n_bytes 0 or host NULL gives NULL.
+td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
+                            td_err *err);
+td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
+                         td_err *err);
+td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
+td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
+                             td_err *err);
+void td_cuda_weights_close(td_cuda_dev *dev);
+
+// heuristics.c: pure choices.
+// How weights of this format can be read; x_aligned: activations may be read 16 bytes at a time.
+td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
+// Whether n_tokens tokens, the most one matrix sees, are for tensor cores. Weights that BF16 does
+// not hold are not.
+bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
+uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has: 1, 4 or 16
+// Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
+// one power of two holds, so that sums do not depend on the neighbours of a sequence.
+void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits);
+
+// Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activations.
+typedef struct {
+  const td_weight *w;
+  td_vec bias; // device memory
+  const void *x;
+  void *y;
+  size_t x_stride, y_stride;
+  uint32_t n_tokens, row0, n_rows;
+  bool y_f32;
+} td_cuda_matmul;
+td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
+
+#define X(NAME, name, args_type)                                                                   \
+  td_status td_cuda_op_##name(td_cuda_stream *stream, const args_type *args, td_err *err);
+TD_DEVICE_OPS(X)
+#undef X
+
+// Launches an operator of the table on the stream.
+#define TD_CUDA_LAUNCH(stream, name, args)                                                         \
+  td_cuda_result(td_cuda_dev_of(stream), td_cuda_dev_of(stream)->abi->name((args), (stream)->cu),  \
+                 #name, err)
+
+#endif

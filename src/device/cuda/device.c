@@ -1,0 +1,85 @@
+// src/device/cuda/device.c - opening the CUDA device, and its memory.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "device/cuda/cuda.h"
+
+enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
+
+td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err) {
+  if (code == 0) return TD_OK;
+  return td_fail(err, code == CUDA_OUT_OF_MEMORY ? TD_ENOMEM : TD_EINTERNAL, "CUDA: %s: %s", what,
+                 dev->abi->error_text(code));
+}
+
+static td_status cuda_alloc(td_dev *base, void **out, size_t n_bytes, td_err *err) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  if (dev->abi->alloc(out, n_bytes ? n_bytes : 1) == 0) return TD_OK;
+  *out = NULL;
+  size_t n_free = 0, total = 0;
+  dev->abi->memory(&n_free, &total);
+  return td_fail(err, TD_ENOMEM, "no memory: %zu bytes on the GPU, which has %zu of %zu left",
+                 n_bytes, n_free, total);
+}
+
+static void cuda_free(td_dev *base, void *ptr) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  dev->abi->free(ptr); // waits for what runs; a failure is an earlier operator's
+}
+
+static void cuda_close(td_dev *base) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  if (dev->abi) {
+    td_cuda_weights_close(dev);
+    if (dev->upload) dev->abi->stream_close(dev->upload);
+  }
+  td_cuda_library_close(dev);
+  pthread_mutex_destroy(&dev->lock);
+  free(dev);
+}
+
+static const td_dev_vtable vtable = {
+    .close = cuda_close,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .stream_open = td_cuda_stream_open,
+    .stream_close = td_cuda_stream_close,
+    .stream_sync = td_cuda_stream_sync,
+    .event_open = td_cuda_event_open,
+    .event_close = td_cuda_event_close,
+    .event_record = td_cuda_event_record,
+    .stream_wait = td_cuda_stream_wait,
+    .event_sync = td_cuda_event_sync,
+    .enqueue = td_cuda_enqueue,
+};
+
+static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
+  td_status status = td_cuda_library_open(dev, err);
+  if (status != TD_OK) return status;
+  status = td_cuda_result(dev, dev->abi->open(0, &dev->props), "the first GPU", err);
+  if (status != TD_OK) return status;
+  if (dev->props.capability < 80) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "CUDA: %s has compute capability %d.%d; BF16 on tensor cores begins with 8.0",
+                   dev->props.name, dev->props.capability / 10, dev->props.capability % 10);
+  }
+  return td_cuda_result(dev, dev->abi->stream_open(&dev->upload), "a stream", err);
+}
+
+td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  (void)opts;
+  td_cuda_dev *dev = calloc(1, sizeof *dev);
+  if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
+  dev->base.vtable = &vtable;
+  dev->base.act_dtype = TD_BF16;
+  pthread_mutex_init(&dev->lock, NULL);
+  td_status status = open_gpu(dev, err);
+  if (status != TD_OK) {
+    cuda_close(&dev->base);
+    return status;
+  }
+  snprintf(dev->base.name, sizeof dev->base.name, "cuda, %.36s, sm_%d", dev->props.name,
+           dev->props.capability);
+  *out = &dev->base;
+  return TD_OK;
+}

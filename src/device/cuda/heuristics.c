@@ -1,0 +1,30 @@
+#include "device/cuda/cuda.h"
+
+enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
+
+td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
+  bool whole_groups = w->scale && w->scale_cols % 8 == 0;
+  if (!x_aligned || w->layout != TD_LAYOUT_ROWS || w->cols % 8 != 0) return TD_CU_READ_ANY;
+  switch (w->dtype) {
+  case TD_BF16: return TD_CU_READ_BF16;
+  case TD_F8E4M3: return whole_groups ? TD_CU_READ_F8 : TD_CU_READ_ANY;
+  case TD_I4: return whole_groups ? TD_CU_READ_I4 : TD_CU_READ_ANY;
+  default: return TD_CU_READ_ANY;
+  }
+}
+
+bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
+  return n_tokens > TD_CU_VEC_TOKENS && w->dtype != TD_F32 && w->dtype != TD_F16;
+}
+
+uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
+  return n_tokens <= 1 ? 1 : n_tokens <= 4 ? 4 : TD_CU_VEC_TOKENS;
+}
+
+void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits) {
+  uint32_t keys = FIRST_SPLIT_KEYS;
+  while ((uint64_t)keys * MAX_SPLITS < max_keys)
+    keys *= 2;
+  *split_keys = keys;
+  *n_splits = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
+}

@@ -1,0 +1,70 @@
+// src/device/cuda/library.c - finding and judging the library with the kernels.
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "device/cuda/cuda.h"
+
+#define LIBRARY_NAME "libtandem_cuda.so"
+
+// TANDEM_CUDA_LIB is for tests and debugging, and this is where it is read.
+static td_status find(char *path, size_t n_bytes, td_err *err) {
+  const char *named = getenv("TANDEM_CUDA_LIB");
+  if (named) {
+    snprintf(path, n_bytes, "%s", named);
+    return TD_OK;
+  }
+  char self[PATH_MAX];
+  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n < 0) return td_fail(err, TD_EUNSUPPORTED, "CUDA: cannot tell where the program is");
+  self[n] = '\0';
+  char *slash = strrchr(self, '/');
+  snprintf(path, n_bytes, "%.*s/" LIBRARY_NAME, slash ? (int)(slash - self) : 0, self);
+  if (access(path, R_OK) == 0) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED,
+                 "CUDA: %s is not there: build with nvcc installed (see the README)", path);
+}
+
+static td_status count_devices(const td_cu_abi *abi, td_err *err) {
+  int n_devices = 0;
+  int code = abi->count(&n_devices);
+  if (code == 0 && n_devices > 0) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED, "CUDA: no GPU can be used: %s",
+                 code ? abi->error_text(code) : "none is there");
+}
+
+static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
+  union {
+    void *symbol;
+    td_cuda_abi_fn fn;
+  } entry = {.symbol = dlsym(dev->library, TD_CUDA_ABI_SYMBOL)};
+  if (!entry.symbol) {
+    return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s is not a library of tandem", path);
+  }
+  dev->abi = entry.fn();
+  if (dev->abi->version != TD_CUDA_ABI_VERSION || dev->abi->n_bytes != sizeof *dev->abi) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "CUDA: %s is of another version of tandem: build both together", path);
+  }
+  return count_devices(dev->abi, err);
+}
+
+td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {
+  char path[PATH_MAX + sizeof LIBRARY_NAME];
+  td_status status = find(path, sizeof path, err);
+  if (status != TD_OK) return status;
+  dev->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!dev->library) return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s", dlerror());
+  status = open_table(dev, path, err);
+  if (status != TD_OK) td_cuda_library_close(dev);
+  return status;
+}
+
+// The library stays loaded: the CUDA runtime in it has threads and exit handlers of its own.
+void td_cuda_library_close(td_cuda_dev *dev) {
+  dev->library = NULL;
+  dev->abi = NULL;
+}

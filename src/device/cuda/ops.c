@@ -1,0 +1,98 @@
+// src/device/cuda/ops.c - operators that are one kernel: arguments checked and handed over.
+#include "device/cuda/cuda.h"
+
+td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {
+  if (a->n_bytes == 0) return TD_OK;
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  return td_cuda_result(dev, dev->abi->copy(a->dst, a->src, a->n_bytes, stream->cu), "copy", err);
+}
+
+td_status td_cuda_op_fill_zero(td_cuda_stream *stream, const td_fill_zero_args *a, td_err *err) {
+  if (a->n_bytes == 0) return TD_OK;
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  return td_cuda_result(dev, dev->abi->fill_zero(a->dst, a->n_bytes, stream->cu), "zeros", err);
+}
+
+td_status td_cuda_op_add(td_cuda_stream *stream, const td_add_args *a, td_err *err) {
+  if (a->n == 0) return TD_OK;
+  td_cu_add_args args = {.x = a->x, .y = a->y, .n = a->n};
+  return TD_CUDA_LAUNCH(stream, add, &args);
+}
+
+td_status td_cuda_op_gather_rows(td_cuda_stream *stream, const td_gather_rows_args *a,
+                                 td_err *err) {
+  if (a->n_rows == 0) return TD_OK;
+  td_cu_gather_args args = {.out = a->out,
+                            .x = a->x,
+                            .rows = a->rows,
+                            .n_rows = a->n_rows,
+                            .dim = a->dim,
+                            .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, gather, &args);
+}
+
+td_status td_cuda_op_embed(td_cuda_stream *stream, const td_embed_args *a, td_err *err) {
+  if (a->n_tokens == 0) return TD_OK;
+  td_cu_embed_args args = {
+      .ids = a->ids, .out = a->out, .n_tokens = a->n_tokens, .fault = stream->fault};
+  td_status status = td_cuda_weight(td_cuda_dev_of(stream), a->table, "embedding", &args.table,
+                                    err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, embed, &args) : status;
+}
+
+td_status td_cuda_op_rmsnorm(td_cuda_stream *stream, const td_rmsnorm_args *a, td_err *err) {
+  td_status status = td_dev_check_vec(&a->w, a->dim, "norm", err);
+  if (status != TD_OK || a->n_rows == 0) return status;
+  td_cu_rmsnorm_args args = {.x = a->x,
+                             .residual = a->residual,
+                             .out = a->out,
+                             .x_stride = a->x_stride,
+                             .out_stride = a->out_stride,
+                             .n_rows = a->n_rows,
+                             .dim = a->dim,
+                             .eps = a->eps};
+  status = td_cuda_vec(td_cuda_dev_of(stream), &a->w, &args.w, err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, rmsnorm, &args) : status;
+}
+
+td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
+  if (a->n_tokens == 0) return TD_OK;
+  td_cu_rope_args args = {.x = a->x,
+                          .cos_sin = a->cos_sin,
+                          .position = a->position,
+                          .token_stride = a->token_stride,
+                          .head_stride = a->head_stride,
+                          .n_tokens = a->n_tokens,
+                          .n_heads = a->n_heads,
+                          .rot_dim = a->rot_dim,
+                          .interleaved = a->interleaved,
+                          .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, rope, &args);
+}
+
+td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_err *err) {
+  td_status status = td_dev_check_router(a, err);
+  if (status != TD_OK || a->n_tokens == 0) return status;
+  if (a->n_experts > TD_CU_MAX_EXPERTS) {
+    return td_fail(err, TD_EUNSUPPORTED, "router: %u experts; on a GPU at most %d", a->n_experts,
+                   TD_CU_MAX_EXPERTS);
+  }
+  const void *bias;
+  status = td_cuda_on_device(td_cuda_dev_of(stream), a->bias, a->n_experts * sizeof *a->bias, &bias,
+                             err);
+  if (status != TD_OK) return status;
+  td_cu_router_args args = {.logits = a->logits,
+                            .bias = bias,
+                            .ids = a->ids,
+                            .weights = a->weights,
+                            .n_tokens = a->n_tokens,
+                            .n_experts = a->n_experts,
+                            .top_k = a->top_k,
+                            .n_groups = a->n_groups,
+                            .topk_groups = a->topk_groups,
+                            .sigmoid = a->kind == TD_ROUTER_SIGMOID,
+                            .norm_topk = a->norm_topk,
+                            .scaling = a->scaling};
+  return TD_CUDA_LAUNCH(stream, router, &args);
+}

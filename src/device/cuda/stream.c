@@ -1,0 +1,151 @@
+// src/device/cuda/stream.c - streams, events and the dispatch of operators.
+#include <stdlib.h>
+
+#include "device/cuda/cuda.h"
+
+static void free_stream(td_cuda_stream *stream) {
+  const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
+  for (int i = 0; i < N_CUDA_SCRATCH; i++) {
+    if (stream->scratch[i]) abi->free(stream->scratch[i]);
+  }
+  if (stream->fault) abi->free(stream->fault);
+  if (stream->cu) abi->stream_close(stream->cu);
+  free(stream);
+}
+
+td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_stream *stream = calloc(1, sizeof *stream);
+  if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
+  stream->base.dev = base;
+  void *fault = NULL;
+  int code = dev->abi->stream_open(&stream->cu);
+  if (code == 0) code = dev->abi->alloc(&fault, sizeof *stream->fault);
+  stream->fault = fault;
+  if (code == 0) code = dev->abi->fill_zero(fault, sizeof *stream->fault, stream->cu);
+  if (code != 0) {
+    free_stream(stream);
+    return td_cuda_result(dev, code, "a stream", err);
+  }
+  *out = &stream->base;
+  return TD_OK;
+}
+
+void td_cuda_stream_close(td_stream *base) {
+  td_cuda_stream *stream = (td_cuda_stream *)base;
+  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // its failure has nobody to hear it
+  free_stream(stream);
+}
+
+static td_status fault_status(td_cu_fault fault, td_err *err) {
+  switch (fault) {
+  case TD_CU_FAULT_NONE: return TD_OK;
+  case TD_CU_FAULT_TOKEN:
+    return td_fail(err, TD_EINVAL, "embedding: a token id is not in the vocabulary");
+  case TD_CU_FAULT_ROW: return td_fail(err, TD_EINVAL, "gather: a row is negative");
+  case TD_CU_FAULT_POSITION:
+    return td_fail(err, TD_EINVAL, "batch: a position is negative or beyond its pages");
+  case TD_CU_FAULT_PAGE: return td_fail(err, TD_EINVAL, "batch: a page is absent");
+  case TD_CU_FAULT_EXPERT: return td_fail(err, TD_EINVAL, "experts: an id is not one of them");
+  }
+  return td_fail(err, TD_EINTERNAL, "CUDA: fault %d", (int)fault);
+}
+
+td_status td_cuda_stream_sync(td_stream *base, td_err *err) {
+  td_cuda_stream *stream = (td_cuda_stream *)base;
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  int32_t fault = 0;
+  int code = dev->abi->copy(&fault, stream->fault, sizeof fault, stream->cu);
+  int sync_code = dev->abi->stream_sync(stream->cu);
+  if (stream->err.code == TD_OK) {
+    td_err failure = {.code = TD_OK};
+    td_status status = td_cuda_result(dev, code ? code : sync_code, "the stream failed", &failure);
+    if (status == TD_OK) status = fault_status((td_cu_fault)fault, &failure);
+    if (status != TD_OK) stream->err = failure;
+  }
+  if (stream->err.code != TD_OK && err) *err = stream->err;
+  return stream->err.code;
+}
+
+td_status td_cuda_event_open(td_event **out, td_dev *base, td_err *err) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_event *event = calloc(1, sizeof *event);
+  if (!event) return td_fail(err, TD_ENOMEM, "no memory for an event");
+  event->base.dev = base;
+  td_status status = td_cuda_result(dev, dev->abi->event_open(&event->cu), "an event", err);
+  if (status != TD_OK) {
+    free(event);
+    return status;
+  }
+  *out = &event->base;
+  return TD_OK;
+}
+
+void td_cuda_event_close(td_event *base) {
+  td_cuda_event *event = (td_cuda_event *)base;
+  ((td_cuda_dev *)base->dev)->abi->event_close(event->cu);
+  free(event);
+}
+
+// Keeps a stream's first failure, for its next sync.
+static void note(td_cuda_stream *stream, int code, const char *what) {
+  if (stream->err.code == TD_OK) td_cuda_result(td_cuda_dev_of(stream), code, what, &stream->err);
+}
+
+void td_cuda_event_record(td_event *base, td_stream *base_stream) {
+  td_cuda_stream *stream = (td_cuda_stream *)base_stream;
+  td_cu_event event = ((td_cuda_event *)base)->cu;
+  note(stream, td_cuda_dev_of(stream)->abi->event_record(event, stream->cu), "recording an event");
+}
+
+void td_cuda_stream_wait(td_stream *base_stream, td_event *base) {
+  td_cuda_stream *stream = (td_cuda_stream *)base_stream;
+  td_cu_event event = ((td_cuda_event *)base)->cu;
+  note(stream, td_cuda_dev_of(stream)->abi->stream_wait(stream->cu, event), "waiting for an event");
+}
+
+void td_cuda_event_sync(td_event *base) {
+  // A failed device answers at once; what failed is told by td_stream_sync.
+  ((td_cuda_dev *)base->dev)->abi->event_sync(((td_cuda_event *)base)->cu);
+}
+
+static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
+  switch (op->kind) {
+#define X(NAME, name, args_type)                                                                   \
+  case TD_OP_##NAME: return td_cuda_op_##name(stream, &op->name, err);
+    TD_DEVICE_OPS(X)
+#undef X
+  case TD_N_OPS: break;
+  }
+  return td_fail(err, TD_EINTERNAL, "operator %d does not exist", (int)op->kind);
+}
+
+void td_cuda_enqueue(td_stream *base, const td_op *op) {
+  td_cuda_stream *stream = (td_cuda_stream *)base;
+  if (stream->err.code != TD_OK) return;
+  td_err err = {.code = TD_OK};
+  if (execute(stream, op, &err) != TD_OK) stream->err = err;
+}
+
+td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
+                          void **out, td_err *err) {
+  *out = stream->scratch[slot];
+  if (n_bytes <= stream->scratch_bytes[slot]) return TD_OK;
+  const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
+  if (stream->scratch[slot]) { // the last operator that used it may still run
+    abi->stream_sync(stream->cu);
+    abi->free(stream->scratch[slot]);
+  }
+  stream->scratch[slot] = NULL;
+  stream->scratch_bytes[slot] = 0;
+  size_t grown = n_bytes + n_bytes / 4;
+  if (abi->alloc(out, grown) != 0) {
+    *out = NULL;
+    return td_fail(err, TD_ENOMEM,
+                   "no memory on the GPU for an operator: %zu bytes; make --prefill-chunk smaller",
+                   grown);
+  }
+  stream->scratch[slot] = *out;
+  stream->scratch_bytes[slot] = grown;
+  return TD_OK;
+}

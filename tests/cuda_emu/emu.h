@@ -1,0 +1,97 @@
+// tests/cuda_emu/emu.h - enough of CUDA C++ to compile kernels/cuda as C++ and run it on the host.
+// A block's threads are fibers of one host thread: each runs until it must wait for the others
+// (barrier, shuffle, mma), so a block is deterministic; every second block visits its threads
+// backwards, which shows most missing barriers. Blocks run one after the other. Shared memory is
+// static memory of the host thread, and what kernels have not written there, or in device memory,
+// is not zero.
+#ifndef TESTS_CUDA_EMU_EMU_H
+#define TESTS_CUDA_EMU_EMU_H
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <math.h>
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__   static thread_local
+#define __align__(n) __attribute__((aligned(n)))
+
+enum { EMU_WARP = 32, EMU_MAX_THREADS = 1024, EMU_SHARED_BYTES = 99 << 10 };
+
+// What a running kernel sees of itself.
+struct emu_place {
+  dim3 thread, block, block_dim, grid_dim;
+};
+const emu_place &emu_here();
+#define threadIdx (emu_here().thread)
+#define blockIdx  (emu_here().block)
+#define blockDim  (emu_here().block_dim)
+#define gridDim   (emu_here().grid_dim)
+
+void __syncthreads();
+void __syncwarp();
+unsigned char *emu_dynamic_shared();
+
+// All lanes of the warp bring n_bytes; returns [32] slots EMU_SLOT_BYTES apart, valid until this
+// lane's next exchange.
+enum { EMU_SLOT_BYTES = 32 };
+const unsigned char *emu_exchange(const void *mine, size_t n_bytes);
+
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int lane_mask) {
+  (void)mask;
+  const unsigned char *slots = emu_exchange(&v, sizeof v);
+  unsigned lane = threadIdx.x % EMU_WARP;
+  T out;
+  std::memcpy(&out, slots + (lane ^ static_cast<unsigned>(lane_mask)) * EMU_SLOT_BYTES, sizeof out);
+  return out;
+}
+
+void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+inline unsigned atomicAdd(unsigned *at, unsigned v) { // one fiber at a time
+  unsigned before = *at;
+  *at += v;
+  return before;
+}
+
+inline float __uint_as_float(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+inline uint32_t __float_as_uint(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+// Runs body for every thread of every block, on the calling thread.
+void emu_run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+// Queues work on a stream.
+void emu_enqueue(void *stream, std::function<void()> work);
+// Notes a launch that hardware would refuse; true when it is fine.
+bool emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);
+
+template <class Args>
+void emu_launch(void (*kernel)(Args), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
+                const Args &args) {
+  if (!emu_check_launch(grid, block, shared_bytes)) return;
+  emu_enqueue(stream, [=] { emu_run(grid, block, shared_bytes, [&] { kernel(args); }); });
+}
+
+#endif

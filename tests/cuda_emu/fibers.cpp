@@ -1,0 +1,297 @@
+// tests/cuda_emu/fibers.cpp - a block's threads as fibers, and how they wait for one another.
+#include "emu.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+enum { STACK_BYTES = 128 << 10 };
+
+#if defined(__x86_64__)
+// Leaves one stack for another: the registers a callee must keep, and where to go on.
+extern "C" void emu_switch(void **save, void *to);
+asm(R"(
+.text
+.globl emu_switch
+.hidden emu_switch
+.type emu_switch, @function
+emu_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size emu_switch, .-emu_switch
+)");
+#endif
+
+struct rendezvous {
+  unsigned n_live = 0, n_arrived = 0;
+  uint64_t n_passed = 0; // completed meetings
+
+  void release() {
+    n_arrived = 0;
+    n_passed++;
+  }
+};
+
+struct warp_state {
+  rendezvous meet;
+  alignas(16) unsigned char slots[2][EMU_WARP * EMU_SLOT_BYTES];
+};
+
+struct fiber {
+  emu_place place;
+  warp_state *warp;
+  bool done;
+#if defined(__x86_64__)
+  void *stack_pointer;
+#else
+  ucontext_t context;
+#endif
+};
+
+// The block a host thread is running. Stacks are kept from block to block.
+struct block_state {
+  std::vector<fiber> fibers;
+  std::vector<warp_state> warps;
+  std::vector<char *> stacks;
+  rendezvous meet;
+  fiber *current = nullptr;
+  const std::function<void()> *body = nullptr;
+  uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
+  alignas(16) unsigned char shared[EMU_SHARED_BYTES];
+#if defined(__x86_64__)
+  void *scheduler;
+#else
+  ucontext_t scheduler;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  const void *scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
+#endif
+
+  ~block_state() {
+    for (char *stack : stacks)
+      munmap(stack, STACK_BYTES);
+  }
+};
+
+static thread_local block_state *block = nullptr;
+
+struct block_owner {
+  block_state state;
+  block_owner() { block = &state; }
+};
+
+const emu_place &emu_here() {
+  return block->current->place;
+}
+
+unsigned char *emu_dynamic_shared() {
+  return block->shared;
+}
+
+static void enter(block_state *b, fiber *f) {
+  b->current = f;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(&fake, b->stacks[static_cast<size_t>(f - b->fibers.data())],
+                                 STACK_BYTES);
+#endif
+#if defined(__x86_64__)
+  emu_switch(&b->scheduler, f->stack_pointer);
+#else
+  swapcontext(&b->scheduler, &f->context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+static void leave(bool for_good) {
+  fiber *f = block->current;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, block->scheduler_stack,
+                                 block->scheduler_stack_bytes);
+#else
+  (void)for_good;
+#endif
+#if defined(__x86_64__)
+  emu_switch(&f->stack_pointer, block->scheduler);
+#else
+  swapcontext(&f->context, &block->scheduler);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, &block->scheduler_stack, &block->scheduler_stack_bytes);
+#endif
+}
+
+static void meet(rendezvous *r) {
+  uint64_t before = r->n_passed;
+  if (++r->n_arrived == r->n_live) {
+    r->release();
+    block->n_moves++;
+  }
+  while (r->n_passed == before)
+    leave(false);
+}
+
+static void depart(rendezvous *r) {
+  if (--r->n_live > 0 && r->n_arrived == r->n_live) r->release();
+}
+
+void __syncthreads() {
+  meet(&block->meet);
+}
+
+void __syncwarp() {
+  meet(&block->current->warp->meet);
+}
+
+const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
+  warp_state *warp = block->current->warp;
+  unsigned char *slots = warp->slots[warp->meet.n_passed % 2];
+  std::memcpy(slots + threadIdx.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
+  meet(&warp->meet);
+  return slots;
+}
+
+static float bf16_half(uint32_t pair, unsigned half) {
+  return __uint_as_float(half ? pair & 0xffff0000u : pair << 16);
+}
+
+void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  struct {
+    uint32_t a[4], b[2];
+  } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, other;
+  static_assert(sizeof mine <= EMU_SLOT_BYTES, "");
+  const unsigned char *slots = emu_exchange(&mine, sizeof mine);
+  unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
+  for (unsigned i = 0; i < 4; i++) {
+    unsigned column = p + i % 2, upper = i / 2; // row g + 8 * upper
+    float sum = c[i];
+    for (unsigned k = 0; k < 16; k++) {
+      std::memcpy(&other, slots + (g * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
+      float x = bf16_half(other.a[upper + 2 * (k / 8)], k % 2);
+      std::memcpy(&other, slots + (column * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
+      sum += x * bf16_half(other.b[k / 8], k % 2);
+    }
+    c[i] = sum;
+  }
+}
+
+static void fiber_main() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack, &block->scheduler_stack_bytes);
+#endif
+  (*block->body)();
+  fiber *f = block->current;
+  f->done = true;
+  block->n_moves++;
+  depart(&f->warp->meet);
+  depart(&block->meet);
+  leave(true);
+  abort();
+}
+
+static void prepare(block_state *b, size_t i) {
+  fiber *f = &b->fibers[i];
+  f->done = false;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(b->stacks[i], STACK_BYTES); // frames of its last run
+#endif
+#if defined(__x86_64__)
+  // As if it had called emu_switch just before fiber_main: six registers and a place to return to,
+  // with the stack aligned as at a function's entry.
+  void **top = reinterpret_cast<void **>(b->stacks[i] + STACK_BYTES) - 2;
+  *top = nullptr;
+  *--top = reinterpret_cast<void *>(fiber_main);
+  for (int r = 0; r < 6; r++)
+    *--top = nullptr;
+  f->stack_pointer = top;
+#else
+  getcontext(&f->context);
+  f->context.uc_stack.ss_sp = b->stacks[i];
+  f->context.uc_stack.ss_size = STACK_BYTES;
+  f->context.uc_link = nullptr;
+  makecontext(&f->context, fiber_main, 0);
+#endif
+}
+
+static void run_block(block_state *b, bool backwards) {
+  size_t n = b->fibers.size(), n_left = n;
+  b->meet = rendezvous();
+  b->meet.n_live = static_cast<unsigned>(n);
+  for (warp_state &warp : b->warps) {
+    warp.meet = rendezvous();
+    warp.meet.n_live = EMU_WARP;
+  }
+  for (size_t i = 0; i < n; i++)
+    prepare(b, i);
+  while (n_left > 0) {
+    uint64_t before = b->n_moves;
+    for (size_t j = 0; j < n; j++) {
+      fiber *f = &b->fibers[backwards ? n - 1 - j : j];
+      if (f->done) continue;
+      enter(b, f);
+      n_left -= f->done;
+    }
+    if (b->n_moves == before) {
+      std::fprintf(stderr, "cuda_emu: a block's threads wait for one another for ever\n");
+      abort();
+    }
+  }
+}
+
+static void make_fibers(block_state *b, dim3 grid, dim3 dim) {
+  size_t n = static_cast<size_t>(dim.x) * dim.y * dim.z;
+  b->fibers.resize(n);
+  b->warps.resize(n / EMU_WARP);
+  while (b->stacks.size() < n) {
+    void *stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) abort();
+    b->stacks.push_back(static_cast<char *>(stack));
+  }
+  for (size_t i = 0; i < n; i++) {
+    unsigned x = static_cast<unsigned>(i);
+    b->fibers[i].place = {dim3(x % dim.x, x / dim.x % dim.y, x / dim.x / dim.y), dim3(), dim, grid};
+    b->fibers[i].warp = &b->warps[i / EMU_WARP];
+  }
+}
+
+void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
+  static thread_local block_owner owner;
+  block_state *b = &owner.state;
+  b->body = &body;
+  make_fibers(b, grid, dim);
+  size_t n_blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  for (size_t i = 0; i < n_blocks; i++) {
+    dim3 at(static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
+            static_cast<unsigned>(i / grid.x / grid.y));
+    for (fiber &f : b->fibers)
+      f.place.block = at;
+    std::memset(b->shared, 0xff, shared_bytes);
+    run_block(b, i % 2 == 1);
+  }
+}
