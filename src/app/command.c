@@ -25,6 +25,7 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
     return td_fail(err, TD_EINVAL, "--kv-dtype %s: give f32 or f16", o->kv_dtype);
   }
   *out = (td_session_opts){.model_dir = o->model,
+                           .device = o->device,
                            .n_threads = (uint32_t)o->threads,
                            .ctx_size = (uint32_t)o->ctx_size,
                            .prefill_chunk = (uint32_t)o->prefill_chunk,

@@ -11,11 +11,12 @@
 #include "worker/kv_plan.h"
 
 static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
+  size_t own_bytes = td_dev_own_free_bytes(s->dev); // which the weights have yet to go to
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
-      .weight_bytes = s->is_resident ? 0 : td_model_stats_of(s->model).bytes,
-      .available_bytes = td_memory_available_bytes(),
+      .weight_bytes = s->is_resident && !own_bytes ? 0 : td_model_stats_of(s->model).bytes,
+      .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
       .max_batch = s->opts.max_seqs,
   };
@@ -43,6 +44,10 @@ static td_status open_engine(td_session *s, td_err *err) {
 }
 
 static td_status open_model(td_session *s, td_err *err) {
+  // A device that copies the weights needs no other copy of them.
+  if (s->opts.weights == TD_WEIGHTS_AUTO && td_dev_own_free_bytes(s->dev)) {
+    s->opts.weights = TD_WEIGHTS_MMAP;
+  }
   if (s->opts.weights == TD_WEIGHTS_MMAP) return td_model_open(&s->model, s->opts.model_dir, err);
   const td_weights_opts opts = {.mode = s->opts.weights,
                                 .model_dir = s->opts.model_dir,
@@ -58,14 +63,15 @@ static td_status open_model(td_session *s, td_err *err) {
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
+  td_dev_opts dev = {.kind = s->opts.device ? s->opts.device : "cpu",
+                     .n_threads = s->opts.n_threads};
+  td_status st = td_dev_open(&s->dev, &dev, err);
   uint64_t begin_ns = td_trace_begin();
-  td_status st = open_model(s, err);
+  if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
-  td_dev_opts dev = {.kind = "cpu", .n_threads = s->opts.n_threads};
-  st = td_dev_open(&s->dev, &dev, err);
-  if (st == TD_OK) st = open_engine(s, err);
+  st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;
   s->cached = malloc(s->n_ctx * sizeof *s->cached);

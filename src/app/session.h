@@ -14,6 +14,7 @@
 
 typedef struct {
   const char *model_dir;
+  const char *device;     // a kind of td_dev_opts; NULL: "cpu"
   uint32_t n_threads;     // 0: one for each CPU
   uint32_t ctx_size;      // tokens; 0: chosen by worker/kv_plan.h
   uint32_t prefill_chunk; // tokens a step

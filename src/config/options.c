@@ -48,6 +48,8 @@ static const option table[] = {
      "checkpoint directory as the hubs publish it"},
     {"threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), 0, 4096, "0", "N",
      "compute threads; 0: one for each CPU"},
+    {"device", 0, OPT_STR, COMPUTE & ~ON(SERVE), AT(device), NO_RANGE, "cpu", "DEVICE",
+     "cpu, cuda (the first GPU, which must hold the whole model), or auto: a GPU if there is one"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",

@@ -48,7 +48,7 @@ typedef struct {
   char *config, *log, *log_level, *trace;
   bool help;
   // model and machine
-  char *model, *kv_dtype, *weights;
+  char *model, *device, *kv_dtype, *weights;
   int64_t threads, ctx_size, prefill_chunk;
   // what to answer
   char *prompt, *file, *system;

@@ -48,6 +48,10 @@ void td_dev_free(td_dev *dev, void *ptr) {
   if (ptr) dev->vtable->free(dev, ptr);
 }
 
+size_t td_dev_own_free_bytes(td_dev *dev) {
+  return dev->vtable->own_free_bytes(dev);
+}
+
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
   return dev->vtable->stream_open(out, dev, err);

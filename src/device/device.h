@@ -40,6 +40,8 @@ td_dtype td_dev_act_dtype(const td_dev *dev);
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free(td_dev *dev, void *ptr);
+// Bytes free now in the device's own memory; 0: it has none and works in the host's.
+size_t td_dev_own_free_bytes(td_dev *dev);
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
 void td_stream_close(td_stream *stream); // waits for what is queued

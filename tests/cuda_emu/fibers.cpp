@@ -223,7 +223,7 @@ static void prepare(block_state *b, size_t i) {
 #if defined(__x86_64__)
   // As if it had called emu_switch just before fiber_main: six registers and a place to return to,
   // with the stack aligned as at a function's entry.
-  void **top = reinterpret_cast<void **>(b->stacks[i] + STACK_BYTES) - 2;
+  void **top = reinterpret_cast<void **>(b->stacks[i] + STACK_BYTES) - 1;
   *top = nullptr;
   *--top = reinterpret_cast<void *>(fiber_main);
   for (int r = 0; r < 6; r++)

@@ -41,6 +41,11 @@ static void cpu_free(td_dev *dev, void *ptr) {
   free(ptr);
 }
 
+static size_t cpu_own_free_bytes(td_dev *dev) {
+  (void)dev;
+  return 0;
+}
+
 static void cpu_close(td_dev *base) {
   td_cpu_dev *dev = (td_cpu_dev *)base;
   while (dev->streams) {
@@ -58,6 +63,7 @@ static const td_dev_vtable vtable = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .own_free_bytes = cpu_own_free_bytes,
     .stream_open = td_cpu_stream_open,
     .stream_close = td_cpu_stream_close,
     .stream_sync = td_cpu_stream_sync,

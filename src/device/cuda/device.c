@@ -27,6 +27,13 @@ static void cuda_free(td_dev *base, void *ptr) {
   dev->abi->free(ptr); // waits for what runs; a failure is an earlier operator's
 }
 
+static size_t cuda_own_free_bytes(td_dev *base) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  size_t n_free = 0, total = 0;
+  dev->abi->memory(&n_free, &total);
+  return n_free;
+}
+
 static void cuda_close(td_dev *base) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   if (dev->abi) {
@@ -42,6 +49,7 @@ static const td_dev_vtable vtable = {
     .close = cuda_close,
     .alloc = cuda_alloc,
     .free = cuda_free,
+    .own_free_bytes = cuda_own_free_bytes,
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,
     .stream_sync = td_cuda_stream_sync,
