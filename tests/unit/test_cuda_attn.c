@@ -1,0 +1,420 @@
+// tests/unit/test_cuda_attn.c - the CUDA device's KV pages and attention against a naive one in
+// double: whole prompts, chunks on top of cached pages and single tokens, ragged lengths and dims.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/cuda_test.h"
+
+enum { MAX_SEQS = 3 };
+
+// One attention layer and the sequences it sees.
+typedef struct {
+  const char *name;
+  bool mla, absorbed;
+  uint32_t n_heads, n_kv_heads, head_dim; // GQA
+  uint32_t nope, rope, v_dim, rank;       // MLA
+  uint32_t page_tokens, n_seqs, len[MAX_SEQS];
+  td_dtype kv_dtype, kv_b_dtype;
+} layout;
+
+typedef struct {
+  const layout *l;
+  cuda_fixture *f;
+  uint32_t k_dim, out_dim; // of a head
+  uint32_t entry;          // elements of k (and of v) a token stores
+  float *q[MAX_SEQS], *k[MAX_SEQS], *v[MAX_SEQS];
+  ref_weight kv_b;
+  double *kv_b_values;
+  double scale;
+  uint32_t max_pages;
+  size_t page_bytes;
+  char *pages;
+  int32_t *page_table; // on the device
+} world;
+
+static void make_pages(world *w) {
+  const layout *l = w->l;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    uint32_t n = (l->len[s] + l->page_tokens - 1) / l->page_tokens + 1;
+    if (n > w->max_pages) w->max_pages = n;
+  }
+  size_t n_pages = (size_t)l->n_seqs * w->max_pages;
+  w->page_bytes =
+      (size_t)l->page_tokens * w->entry * td_dtype_bytes(l->kv_dtype) * (l->mla ? 1 : 2) + 64;
+  char *nans = malloc(n_pages * w->page_bytes); // what was never stored must not be used
+  int32_t *table = malloc(n_pages * sizeof *table);
+  memset(nans, 0xff, n_pages * w->page_bytes);
+  for (size_t i = 0; i < n_pages; i++)
+    table[i] = (int32_t)(n_pages - 1 - i);
+  w->pages = cuda_put(w->f, nans, n_pages * w->page_bytes);
+  w->page_table = cuda_put(w->f, table, n_pages * sizeof *table);
+  free(nans);
+  free(table);
+}
+
+static void make_world(world *w, const layout *l, cuda_fixture *f) {
+  *w = (world){.l = l, .f = f, .scale = 0.25};
+  w->k_dim = l->mla ? l->nope + l->rope : l->head_dim;
+  w->out_dim = l->mla ? l->v_dim : l->head_dim;
+  w->entry = l->mla ? l->rank + l->rope : l->n_kv_heads * l->head_dim;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    w->q[s] = cuda_floats(f, (size_t)l->len[s] * l->n_heads * w->k_dim);
+    w->k[s] = cuda_floats(f, (size_t)l->len[s] * w->entry);
+    w->v[s] = cuda_floats(f, (size_t)l->len[s] * w->entry);
+  }
+  if (l->mla) {
+    uint32_t rows = l->n_heads * (l->nope + l->v_dim);
+    w->kv_b = ref_make_weight(&f->rng, l->kv_b_dtype, rows, l->rank, 128, 128);
+    w->kv_b_values = ref_doubles((size_t)rows * l->rank);
+    for (size_t i = 0; i < (size_t)rows * l->rank; i++)
+      w->kv_b_values[i] = ref_at(&w->kv_b.w, (uint32_t)(i / l->rank), (uint32_t)(i % l->rank));
+  }
+  make_pages(w);
+}
+
+static void free_world(world *w) {
+  for (uint32_t s = 0; s < w->l->n_seqs; s++) {
+    free(w->q[s]);
+    free(w->k[s]);
+    free(w->v[s]);
+  }
+  ref_free_weight(&w->kv_b);
+  free(w->kv_b_values);
+}
+
+// The rows [from[s], to[s]) of every sequence, one behind the other, on the device.
+static uint16_t *gather(world *w, float *const *rows, size_t width, const uint32_t *from,
+                        const uint32_t *to) {
+  size_t n = 0;
+  for (uint32_t s = 0; s < w->l->n_seqs; s++)
+    n += to[s] - from[s];
+  float *all = malloc(n * width * sizeof *all), *at = all;
+  for (uint32_t s = 0; s < w->l->n_seqs; s++) {
+    size_t count = (to[s] - from[s]) * width;
+    memcpy(at, rows[s] + from[s] * width, count * sizeof *at);
+    at += count;
+  }
+  uint16_t *out = cuda_put_bf16(w->f, all, n * width);
+  free(all);
+  return out;
+}
+
+static td_batch_view make_batch(world *w, const uint32_t *from, const uint32_t *to) {
+  int32_t seq[1024], position[1024], q_begin[MAX_SEQS + 1] = {0};
+  uint32_t n = 0, max_keys = 0;
+  for (uint32_t s = 0; s < w->l->n_seqs; s++) {
+    for (uint32_t p = from[s]; p < to[s]; p++, n++) {
+      seq[n] = (int32_t)s;
+      position[n] = (int32_t)p;
+    }
+    q_begin[s + 1] = (int32_t)n;
+    if (to[s] > max_keys) max_keys = to[s];
+  }
+  return (td_batch_view){.seq = cuda_put(w->f, seq, n * sizeof *seq),
+                         .position = cuda_put(w->f, position, n * sizeof *position),
+                         .q_begin = cuda_put(w->f, q_begin, sizeof q_begin),
+                         .page_table = w->page_table,
+                         .n_tokens = n,
+                         .n_seqs = w->l->n_seqs,
+                         .max_pages = w->max_pages,
+                         .page_tokens = w->l->page_tokens,
+                         .max_keys = max_keys};
+}
+
+static void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv, const uint16_t *q,
+                    const uint16_t *k, const uint16_t *v, uint16_t *out) {
+  const layout *l = w->l;
+  td_op_kv_store_gqa(w->f->stream, &(td_kv_store_gqa_args){.batch = *batch,
+                                                           .kv = *kv,
+                                                           .k = k,
+                                                           .v = v,
+                                                           .k_stride = w->entry,
+                                                           .v_stride = w->entry,
+                                                           .n_kv_heads = l->n_kv_heads,
+                                                           .head_dim = l->head_dim});
+  td_op_attn_gqa(w->f->stream, &(td_attn_gqa_args){.batch = *batch,
+                                                   .kv = *kv,
+                                                   .q = q,
+                                                   .out = out,
+                                                   .n_heads = l->n_heads,
+                                                   .n_kv_heads = l->n_kv_heads,
+                                                   .head_dim = l->head_dim,
+                                                   .scale = (float)w->scale});
+}
+
+static void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv, const uint16_t *q,
+                    const uint16_t *k, uint16_t *out) {
+  const layout *l = w->l;
+  td_op_kv_store_mla(
+      w->f->stream,
+      &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
+  td_op_attn_mla(w->f->stream, &(td_attn_mla_args){.batch = *batch,
+                                                   .kv = *kv,
+                                                   .q = q,
+                                                   .kv_b = &w->kv_b.w,
+                                                   .out = out,
+                                                   .n_heads = l->n_heads,
+                                                   .nope_dim = l->nope,
+                                                   .rope_dim = l->rope,
+                                                   .v_dim = l->v_dim,
+                                                   .kv_lora_rank = l->rank,
+                                                   .scale = (float)w->scale,
+                                                   .absorbed = l->absorbed});
+}
+
+// What one position gives a head: its key, and its value.
+static void naive_key(const world *w, uint32_t s, uint32_t p, uint32_t head, double *k, double *v) {
+  const layout *l = w->l;
+  const float *entry = w->k[s] + (size_t)p * w->entry;
+  if (!l->mla) {
+    size_t at = (size_t)(head / (l->n_heads / l->n_kv_heads)) * l->head_dim;
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+      k[d] = entry[at + d];
+      v[d] = w->v[s][(size_t)p * w->entry + at + d];
+    }
+    return;
+  }
+  const double *row = w->kv_b_values + (size_t)head * (l->nope + l->v_dim) * l->rank;
+  for (uint32_t d = 0; d < l->nope + l->v_dim; d++, row += l->rank) {
+    double sum = 0;
+    for (uint32_t c = 0; c < l->rank; c++)
+      sum += row[c] * entry[c];
+    *(d < l->nope ? &k[d] : &v[d - l->nope]) = sum;
+  }
+  for (uint32_t d = 0; d < l->rope; d++)
+    k[l->nope + d] = entry[l->rank + d];
+}
+
+// Attention of position p, and what each element may err by: keys (MLA expanded), weights and the
+// result are rounded to BF16, half a unit each. A score that errs by e changes its weight by the
+// factor exp(e).
+static void naive_attention(const world *w, uint32_t s, uint32_t head, uint32_t p, const double *ks,
+                            const double *vs, double *out, double *slack) {
+  const float *q = w->q[s] + ((size_t)p * w->l->n_heads + head) * w->k_dim;
+  double total = 0, worst = 0, largest = -INFINITY, score[1024];
+  double key_ulp = w->l->mla ? ULP_BF16 / 2 : 0;
+  for (uint32_t j = 0; j <= p; j++) {
+    double size = 0;
+    score[j] = 0;
+    for (uint32_t d = 0; d < w->k_dim; d++) {
+      double product = q[d] * ks[(size_t)j * w->k_dim + d] * w->scale;
+      score[j] += product;
+      size += fabs(product);
+    }
+    worst = fmax(worst, size * (key_ulp + 600 * ULP_F32));
+    largest = fmax(largest, score[j]);
+  }
+  for (uint32_t j = 0; j <= p; j++) {
+    score[j] = exp(score[j] - largest);
+    total += score[j];
+  }
+  double weight_error = 2 * (exp(worst) - 1) + ULP_BF16 + 600 * ULP_F32;
+  for (uint32_t d = 0; d < w->out_dim; d++) {
+    double size = 0;
+    out[d] = 0;
+    for (uint32_t j = 0; j <= p; j++) {
+      double part = score[j] / total * vs[(size_t)j * w->out_dim + d];
+      out[d] += part;
+      size += fabs(part);
+    }
+    slack[d] = size * (weight_error + key_ulp) + fabs(out[d]) * ULP_BF16 / 2;
+  }
+}
+
+static void check_outputs(const world *w, const float *got, const uint32_t *from,
+                          const uint32_t *to) {
+  const layout *l = w->l;
+  double out[256], slack[256];
+  size_t row0 = 0;
+  for (uint32_t s = 0; s < l->n_seqs; s++) {
+    double *ks = ref_doubles((size_t)to[s] * w->k_dim), *vs = ref_doubles(to[s] * w->out_dim);
+    for (uint32_t head = 0; head < l->n_heads; head++) {
+      for (uint32_t p = 0; p < to[s]; p++)
+        naive_key(w, s, p, head, ks + (size_t)p * w->k_dim, vs + (size_t)p * w->out_dim);
+      for (uint32_t p = from[s]; p < to[s]; p++) {
+        naive_attention(w, s, head, p, ks, vs, out, slack);
+        size_t row = (row0 + p - from[s]) * l->n_heads + head;
+        for (uint32_t d = 0; d < w->out_dim; d++) {
+          cuda_assert_within(got[row * w->out_dim + d], out[d], slack[d], l->name,
+                             row * w->out_dim + d);
+        }
+      }
+    }
+    row0 += to[s] - from[s];
+    free(ks);
+    free(vs);
+  }
+}
+
+static void step(world *w, const uint32_t *from, const uint32_t *to) {
+  td_batch_view batch = make_batch(w, from, to);
+  td_kv_view kv = {.pages = w->pages, .page_bytes = w->page_bytes, .dtype = w->l->kv_dtype};
+  size_t q_row = (size_t)w->l->n_heads * w->k_dim, out_row = (size_t)w->l->n_heads * w->out_dim;
+  uint16_t *q = gather(w, w->q, q_row, from, to), *k = gather(w, w->k, w->entry, from, to);
+  uint16_t *out = cuda_alloc(w->f, batch.n_tokens * out_row * sizeof *out);
+  if (w->l->mla) {
+    run_mla(w, &batch, &kv, q, k, out);
+  } else {
+    run_gqa(w, &batch, &kv, q, k, gather(w, w->v, w->entry, from, to), out);
+  }
+  float *got = cuda_get_bf16(w->f, out, batch.n_tokens * out_row);
+  check_outputs(w, got, from, to);
+  free(got);
+}
+
+// Whole prompts but for a few tokens, a chunk of those, then the last token alone.
+static void check_layout(const layout *l) {
+  CUDA_OPEN(f);
+  world w;
+  make_world(&w, l, &f);
+  uint32_t from[MAX_SEQS], to[MAX_SEQS];
+  static const uint32_t left[] = {7, 1, 0}; // tokens behind each step
+  for (size_t i = 0; i < TD_COUNT(left); i++) {
+    for (uint32_t s = 0; s < l->n_seqs; s++) {
+      from[s] = i == 0 || l->len[s] <= left[i - 1] ? 0 : l->len[s] - left[i - 1];
+      to[s] = l->len[s] > left[i] ? l->len[s] - left[i] : 0;
+    }
+    step(&w, from, to);
+  }
+  cuda_close(&f);
+  free_world(&w);
+}
+
+static void test_gqa(void **state) {
+  (void)state;
+  static const layout layouts[] = {
+      {.name = "heads of 24, f32 pages",
+       .n_heads = 6,
+       .n_kv_heads = 2,
+       .head_dim = 24,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {81, 9, 150},
+       .kv_dtype = TD_F32},
+      {.name = "heads of 128, f16 pages",
+       .n_heads = 2,
+       .n_kv_heads = 1,
+       .head_dim = 128,
+       .page_tokens = 64,
+       .n_seqs = 1,
+       .len = {90},
+       .kv_dtype = TD_F16},
+      {.name = "heads of 256 that share one key",
+       .n_heads = 9,
+       .n_kv_heads = 1,
+       .head_dim = 256,
+       .page_tokens = 8,
+       .n_seqs = 1,
+       .len = {33},
+       .kv_dtype = TD_F16},
+      {.name = "a key a head, two splits",
+       .n_heads = 2,
+       .n_kv_heads = 2,
+       .head_dim = 40,
+       .page_tokens = 32,
+       .n_seqs = 1,
+       .len = {300},
+       .kv_dtype = TD_F32},
+  };
+  for (size_t i = 0; i < TD_COUNT(layouts); i++)
+    check_layout(&layouts[i]);
+}
+
+static void check_mla(bool absorbed) {
+  static const layout layouts[] = {
+      {.name = "ragged dims, FP8 kv_b",
+       .mla = true,
+       .n_heads = 3,
+       .nope = 40,
+       .rope = 16,
+       .v_dim = 56,
+       .rank = 136,
+       .page_tokens = 16,
+       .n_seqs = 2,
+       .len = {90, 12},
+       .kv_dtype = TD_F32,
+       .kv_b_dtype = TD_F8E4M3},
+      {.name = "DeepSeek-V3's dims",
+       .mla = true,
+       .n_heads = 2,
+       .nope = 128,
+       .rope = 64,
+       .v_dim = 128,
+       .rank = 512,
+       .page_tokens = 64,
+       .n_seqs = 1,
+       .len = {40},
+       .kv_dtype = TD_F16,
+       .kv_b_dtype = TD_BF16},
+  };
+  for (size_t i = 0; i < TD_COUNT(layouts); i++) {
+    layout l = layouts[i];
+    l.absorbed = absorbed;
+    check_layout(&l);
+  }
+}
+
+static void test_mla_expanded(void **state) {
+  (void)state;
+  check_mla(false);
+}
+
+static void test_mla_absorbed(void **state) {
+  (void)state;
+  check_mla(true);
+}
+
+static void expect_failure(cuda_fixture *f, const char *part) {
+  td_err err;
+  assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
+  if (!strstr(err.msg, part)) fail_msg("'%s' does not speak of '%s'", err.msg, part);
+  td_stream_close(f->stream);
+  assert_int_equal(td_stream_open(&f->stream, f->dev, &err), TD_OK);
+}
+
+static void test_bad_batches(void **state) {
+  (void)state;
+  enum { DIM = 8, PAGE = 4 };
+  CUDA_OPEN(f);
+  int32_t zero = 0, begin[] = {0, 1}, absent = -1, far = PAGE;
+  uint16_t *x = cuda_alloc(&f, 64 * sizeof *x);
+  td_kv_store_mla_args args = {
+      .batch = {.seq = cuda_put(&f, &zero, sizeof zero),
+                .position = cuda_put(&f, &zero, sizeof zero),
+                .q_begin = cuda_put(&f, begin, sizeof begin),
+                .page_table = cuda_put(&f, &absent, sizeof absent),
+                .n_tokens = 1,
+                .n_seqs = 1,
+                .max_pages = 1,
+                .page_tokens = PAGE},
+      .kv = {.pages = cuda_alloc(&f, 256), .page_bytes = 256, .dtype = TD_F32},
+      .entry = x,
+      .entry_dim = DIM,
+  };
+  td_op_kv_store_mla(f.stream, &args);
+  expect_failure(&f, "page is absent");
+  args.batch.position = cuda_put(&f, &far, sizeof far);
+  td_op_kv_store_mla(f.stream, &args);
+  expect_failure(&f, "position");
+  args.batch.position = cuda_put(&f, &absent, sizeof absent);
+  td_op_kv_store_mla(f.stream, &args);
+  expect_failure(&f, "position");
+  args.kv.page_bytes = 64;
+  td_op_kv_store_mla(f.stream, &args);
+  expect_failure(&f, "KV pages");
+  cuda_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_mla_expanded),
+      cmocka_unit_test(test_mla_absorbed),
+      cmocka_unit_test(test_bad_batches),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

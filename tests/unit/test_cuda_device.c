@@ -1,0 +1,190 @@
+// tests/unit/test_cuda_device.c - opening the CUDA device where it is and where it is not, streams
+// and events, what is kept of weights, and the choices of heuristics.c.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "device/cuda/cuda.h"
+#include "unit/cuda_test.h"
+
+static void expect_open(const char *kind, td_status status, const char *part) {
+  td_dev *dev;
+  td_err err = {.code = TD_OK};
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = kind, .n_threads = 1}, &err), status);
+  if (status == TD_OK) {
+    if (!strstr(td_dev_name(dev), part)) fail_msg("%s is no %s", td_dev_name(dev), part);
+  } else {
+    assert_null(dev);
+    if (!strstr(err.msg, part)) fail_msg("'%s' does not speak of '%s'", err.msg, part);
+  }
+  td_dev_close(dev);
+}
+
+static char *library; // TANDEM_CUDA_LIB as it was given, or NULL
+
+// Names a library and a number of emulated GPUs; NULL: as it was.
+static void with_library(const char *path, const char *n_devices) {
+  if (!path) path = library;
+  if (path) setenv("TANDEM_CUDA_LIB", path, 1);
+  if (!path) unsetenv("TANDEM_CUDA_LIB");
+  if (n_devices) setenv("TANDEM_EMU_DEVICES", n_devices, 1);
+  if (!n_devices) unsetenv("TANDEM_EMU_DEVICES");
+}
+
+static void test_without_a_library(void **state) {
+  (void)state;
+  with_library("/nonexistent/libtandem_cuda.so", NULL);
+  expect_open("cuda", TD_EUNSUPPORTED, "/nonexistent/libtandem_cuda.so");
+  expect_open("auto", TD_OK, "cpu");
+  with_library("libm.so.6", NULL);
+  expect_open("cuda", TD_EUNSUPPORTED, "not a library of tandem");
+  with_library(NULL, NULL);
+}
+
+static void test_without_a_gpu(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  with_library(NULL, "0");
+  expect_open("cuda", TD_EUNSUPPORTED, "no CUDA-capable device");
+  expect_open("auto", TD_OK, "cpu");
+  with_library(NULL, NULL);
+  expect_open("auto", TD_OK, "cuda");
+}
+
+static void test_names_and_memory(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  assert_non_null(strstr(td_dev_name(f.dev), "cuda"));
+  assert_int_equal(td_dev_act_dtype(f.dev), TD_BF16);
+  assert_true(td_dev_own_free_bytes(f.dev) > 0);
+  td_err err;
+  void *memory;
+  assert_int_equal(td_dev_alloc(f.dev, &memory, (size_t)1 << 50, &err), TD_ENOMEM);
+  assert_null(memory);
+  assert_non_null(strstr(err.msg, "GPU"));
+  cuda_close(&f);
+}
+
+// b[i] of the second stream is computed from what the first has left by then.
+static void test_streams_wait_for_events(void **state) {
+  (void)state;
+  enum { N = 4096, ROUNDS = 20 };
+  CUDA_OPEN(f);
+  td_err err;
+  td_stream *other;
+  td_event *ready, *taken;
+  assert_int_equal(td_stream_open(&other, f.dev, &err), TD_OK);
+  assert_int_equal(td_event_open(&ready, f.dev, &err), TD_OK);
+  assert_int_equal(td_event_open(&taken, f.dev, &err), TD_OK);
+  float one[N];
+  for (int i = 0; i < N; i++)
+    one[i] = 1;
+  uint16_t *ones = cuda_put_bf16(&f, one, N), *x = cuda_put_bf16(&f, one, N);
+  uint16_t *copies = cuda_alloc(&f, ROUNDS * N * sizeof *copies);
+  for (int i = 0; i < ROUNDS; i++) {
+    td_stream_wait(f.stream, taken); // never recorded at first: done
+    td_op_add(f.stream, x, ones, N);
+    td_event_record(ready, f.stream);
+    td_stream_wait(other, ready);
+    td_op_copy(other, copies + (size_t)i * N, x, N * sizeof *x);
+    td_event_record(taken, other);
+  }
+  td_event_sync(taken);
+  assert_int_equal(td_stream_sync(other, &err), TD_OK);
+  float *got = cuda_get_bf16(&f, copies, ROUNDS * N);
+  for (size_t i = 0; i < ROUNDS * N; i++)
+    assert_true(got[i] == (float)(i / N + 2));
+  free(got);
+  td_event_close(ready);
+  td_event_close(taken);
+  td_stream_close(other);
+  cuda_close(&f);
+}
+
+static void test_weights_are_copied_once(void **state) {
+  (void)state;
+  enum { N = 3000 }; // more than the table has slots for at first
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  int32_t *host = malloc(N * sizeof *host);
+  const void **device = malloc(N * sizeof *device);
+  td_err err;
+  for (int i = 0; i < N; i++) {
+    host[i] = i;
+    assert_int_equal(td_cuda_on_device(dev, &host[i], sizeof host[i], &device[i], &err), TD_OK);
+  }
+  for (int i = 0; i < N; i++) {
+    const void *again;
+    int32_t value;
+    assert_int_equal(td_cuda_on_device(dev, &host[i], sizeof host[i], &again, &err), TD_OK);
+    assert_ptr_equal(again, device[i]);
+    if (i % 97 == 0) {
+      cuda_get(&f, &value, again, sizeof value);
+      assert_int_equal(value, i);
+    }
+  }
+  const void *none = host;
+  assert_int_equal(td_cuda_on_device(dev, NULL, 4, &none, &err), TD_OK);
+  assert_null(none);
+  assert_int_equal(td_cuda_on_device(dev, host, (size_t)1 << 50, &none, &err), TD_ENOMEM);
+  assert_non_null(strstr(err.msg, "do not fit the GPU"));
+  free(host);
+  free(device);
+  cuda_close(&f);
+}
+
+static void test_how_weights_are_read(void **state) {
+  (void)state;
+  float scale;
+  td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
+  td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
+  td_weight i4 = {.dtype = TD_I4, .scale = &scale, .scale_cols = 32, .cols = 64};
+  assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_BF16);
+  assert_int_equal(td_cuda_read_of(&bf16, false), TD_CU_READ_ANY);
+  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_F8);
+  assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_I4);
+  i4.layout = TD_LAYOUT_AWQ;
+  assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_ANY);
+  f8.scale_cols = 100;
+  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
+  bf16.cols = 68;
+  assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_ANY);
+  td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
+  assert_false(td_cuda_use_mma(&bf16, 16));
+  assert_true(td_cuda_use_mma(&bf16, 17));
+  assert_false(td_cuda_use_mma(&f32, 1000));
+  static const uint32_t tokens[][2] = {{1, 1}, {2, 4}, {4, 4}, {5, 16}, {16, 16}, {900, 16}};
+  for (size_t i = 0; i < TD_COUNT(tokens); i++)
+    assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);
+}
+
+static void test_splits(void **state) {
+  (void)state;
+  for (uint32_t max_keys = 1; max_keys < 1u << 20; max_keys += 1 + max_keys / 3) {
+    uint32_t keys, n;
+    td_cuda_splits(max_keys, &keys, &n);
+    assert_true((uint64_t)keys * n >= max_keys && (uint64_t)keys * (n - 1) < max_keys);
+    assert_true(n <= 64 && (keys & (keys - 1)) == 0);
+    if (max_keys <= 256 * 64) assert_int_equal(keys, 256); // the same for all usual contexts
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_without_a_library),
+      cmocka_unit_test(test_without_a_gpu),
+      cmocka_unit_test(test_names_and_memory),
+      cmocka_unit_test(test_streams_wait_for_events),
+      cmocka_unit_test(test_weights_are_copied_once),
+      cmocka_unit_test(test_how_weights_are_read),
+      cmocka_unit_test(test_splits),
+  };
+  const char *given = getenv("TANDEM_CUDA_LIB");
+  library = given ? strdup(given) : NULL;
+  int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+  free(library);
+  return n_failed;
+}

@@ -1,0 +1,587 @@
+// tests/unit/test_cuda_ops.c - the CUDA device's operators against naive ones in double, at small
+// and ragged shapes, within bounds that follow from the types: a result in BF16 errs by half a unit
+// in the last place, a sum of k products in FP32 by at most k units of the sum of their magnitudes.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/cuda_test.h"
+
+static void test_copy_and_zero(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  char in[1000], out[1000];
+  for (int i = 0; i < 1000; i++)
+    in[i] = (char)i;
+  char *memory = cuda_put(&f, in, sizeof in);
+  assert_int_equal((uintptr_t)memory % 64, 0);
+  td_op_fill_zero(f.stream, memory + 10, 20);
+  cuda_get(&f, out, memory, sizeof out);
+  for (int i = 0; i < 1000; i++)
+    assert_int_equal(out[i], i >= 10 && i < 30 ? 0 : in[i]);
+  cuda_close(&f);
+}
+
+static void test_embed_gather_add(void **state) {
+  (void)state;
+  enum { TOKENS = 70, DIM = 33, VOCAB = 50 };
+  CUDA_OPEN(f);
+  ref_weight table = ref_make_weight(&f.rng, TD_BF16, VOCAB, DIM, 0, 0);
+  int32_t ids[TOKENS], rows[] = {TOKENS - 1, 0, 7};
+  for (int i = 0; i < TOKENS; i++)
+    ids[i] = (int32_t)ref_below(&f.rng, VOCAB);
+  float *y = cuda_floats(&f, TOKENS * DIM);
+  uint16_t *x = cuda_alloc(&f, TOKENS * DIM * sizeof *x);
+  uint16_t *few = cuda_alloc(&f, 3 * DIM * sizeof *few);
+  td_op_embed(f.stream, &(td_embed_args){&table.w, cuda_put(&f, ids, sizeof ids), x, TOKENS});
+  td_op_gather_rows(f.stream, few, x, cuda_put(&f, rows, sizeof rows), 3, DIM);
+  td_op_add(f.stream, x, cuda_put_bf16(&f, y, TOKENS * DIM), TOKENS * DIM);
+  float *sums = cuda_get_bf16(&f, x, TOKENS * DIM), *gathered = cuda_get_bf16(&f, few, 3 * DIM);
+  for (size_t i = 0; i < TOKENS * DIM; i++) {
+    double want = ref_at(&table.w, (uint32_t)ids[i / DIM], i % DIM) + y[i];
+    cuda_assert_within(sums[i], want, fabs(want) * ULP_BF16 / 2, "sum", i);
+  }
+  for (size_t i = 0; i < 3 * DIM; i++)
+    assert_true(gathered[i] == ref_at(&table.w, (uint32_t)ids[rows[i / DIM]], i % DIM));
+  free(y);
+  free(sums);
+  free(gathered);
+  ref_free_weight(&table);
+  cuda_close(&f);
+}
+
+// x[i] / rms(x) * w[i] of a row.
+static void check_norm(const float *x, const float *w, const float *got, size_t dim, double eps) {
+  double sum = 0;
+  for (size_t d = 0; d < dim; d++)
+    sum += (double)x[d] * x[d];
+  for (size_t d = 0; d < dim; d++) {
+    double want = x[d] / sqrt(sum / (double)dim + eps) * w[d];
+    double slack = fabs(want) * (ULP_BF16 / 2 + (double)(dim + 4) * ULP_F32);
+    cuda_assert_within(got[d], want, slack, "norm", d);
+  }
+}
+
+static void test_rmsnorm(void **state) {
+  (void)state;
+  enum { ROWS = 9, DIM = 501, STRIDE = 600 };
+  CUDA_OPEN(f);
+  float *x = cuda_floats(&f, ROWS * STRIDE), *before = cuda_floats(&f, ROWS * DIM);
+  float *w = ref_floats(&f.rng, DIM);
+  uint16_t *residual = cuda_put_bf16(&f, before, ROWS * DIM);
+  uint16_t *out = cuda_alloc(&f, ROWS * DIM * sizeof *out);
+  td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = cuda_put_bf16(&f, x, ROWS * STRIDE),
+                                             .residual = residual,
+                                             .w = {w, TD_F32, DIM},
+                                             .out = out,
+                                             .x_stride = STRIDE,
+                                             .out_stride = DIM,
+                                             .n_rows = ROWS,
+                                             .dim = DIM,
+                                             .eps = 1e-3f});
+  float *sum = cuda_get_bf16(&f, residual, ROWS * DIM), *got = cuda_get_bf16(&f, out, ROWS * DIM);
+  for (size_t i = 0; i < ROWS * DIM; i++) {
+    double want = (double)before[i] + x[i / DIM * STRIDE + i % DIM];
+    cuda_assert_within(sum[i], want, fabs(want) * ULP_BF16 / 2, "residual", i);
+  }
+  for (size_t i = 0; i < ROWS; i++)
+    check_norm(sum + i * DIM, w, got + i * DIM, DIM, 1e-3);
+  // heads of 24, in place, BF16 weights
+  enum { HEAD = 24 };
+  uint16_t wb[HEAD];
+  for (int d = 0; d < HEAD; d++) {
+    wb[d] = ref_to_bf16(w[d]);
+    w[d] = (float)ref_bf16(wb[d]);
+  }
+  td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = out,
+                                             .w = {wb, TD_BF16, HEAD},
+                                             .out = out,
+                                             .x_stride = HEAD,
+                                             .out_stride = HEAD,
+                                             .n_rows = 100,
+                                             .dim = HEAD,
+                                             .eps = 1e-6f});
+  float *again = cuda_get_bf16(&f, out, ROWS * DIM);
+  for (size_t i = 0; i < 100; i++)
+    check_norm(got + i * HEAD, w, again + i * HEAD, HEAD, 1e-6);
+  assert_memory_equal(again + 100 * HEAD, got + 100 * HEAD,
+                      (ROWS * DIM - 100 * HEAD) * sizeof *got);
+  free(x);
+  free(before);
+  free(w);
+  free(sum);
+  free(got);
+  free(again);
+  cuda_close(&f);
+}
+
+typedef struct {
+  uint32_t rows, cols, n_tokens, group;
+  bool out_f32;
+} linear_case;
+
+// Where a scale changes within a tensor core's step of 32 columns, or FP32 and F16 would not be
+// exact in BF16, weights may be rounded once more; elsewhere products are exact.
+static void check_linear(cuda_fixture *f, const ref_format *format, const linear_case *c) {
+  uint32_t n = c->n_tokens, rows = c->rows, cols = c->cols;
+  size_t ldx = cols + 8, ldy = rows + 5;
+  ref_weight w = ref_make_format(&f->rng, format, rows, cols, 128, c->group);
+  float *x = cuda_floats(f, n * ldx), *bias = ref_floats(&f->rng, rows);
+  size_t y_bytes = n * ldy * (c->out_f32 ? sizeof(float) : sizeof(uint16_t));
+  void *y = cuda_alloc(f, y_bytes);
+  td_op_linear(f->stream, &(td_linear_op_args){.w = &w.w,
+                                               .bias = {bias, TD_F32, rows},
+                                               .x = cuda_put_bf16(f, x, n * ldx),
+                                               .y = y,
+                                               .x_stride = ldx,
+                                               .y_stride = ldy,
+                                               .n_tokens = n,
+                                               .out_f32 = c->out_f32});
+  float *got = c->out_f32 ? malloc(y_bytes) : cuda_get_bf16(f, y, n * ldy);
+  if (c->out_f32) cuda_get(f, got, y, y_bytes);
+  double out_ulp = c->out_f32 ? ULP_F32 : ULP_BF16 / 2;
+  double weight_ulp = w.w.scale && c->group % 32 != 0 && n > 16 ? ULP_BF16 / 2 : 0;
+  double *row = ref_doubles(cols);
+  for (size_t i = 0; i < (size_t)n * rows; i++) {
+    size_t r = i / n, t = i % n;
+    for (uint32_t k = 0; t == 0 && k < cols; k++)
+      row[k] = ref_at(&w.w, (uint32_t)r, k);
+    double want = bias[r], magnitude = fabs((double)bias[r]);
+    for (uint32_t k = 0; k < cols; k++) {
+      want += row[k] * x[t * ldx + k];
+      magnitude += fabs(row[k] * x[t * ldx + k]);
+    }
+    double slack = fabs(want) * out_ulp + magnitude * (weight_ulp + (cols + 4) * ULP_F32);
+    cuda_assert_within(got[t * ldy + r], want, slack, format->family, i);
+  }
+  free(row);
+  free(x);
+  free(bias);
+  free(got);
+  ref_free_weight(&w);
+}
+
+static void test_linear(void **state) {
+  (void)state;
+  static const linear_case cases[] = {
+      {67, 33, 1, 32, false},   {40, 136, 3, 128, true},  {72, 200, 16, 40, false},
+      {136, 264, 70, 64, true}, {64, 72, 130, 24, false}, {8, 8, 17, 8, false},
+  };
+  for (size_t i = 0; i < TD_COUNT(ref_formats); i++) {
+    CUDA_OPEN(f);
+    for (size_t c = 0; c < TD_COUNT(cases); c++) {
+      if (ref_formats[i].layout == TD_LAYOUT_AWQ && cases[c].rows % 8 != 0) continue;
+      check_linear(&f, &ref_formats[i], &cases[c]);
+    }
+    cuda_close(&f);
+  }
+}
+
+// A token's row is the same to the last bit with any neighbours, up to 16 tokens and beyond.
+static void test_linear_alone_and_in_company(void **state) {
+  (void)state;
+  enum { TOKENS = 100, ROWS = 72, COLS = 128 };
+  CUDA_OPEN(f);
+  ref_weight w = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 128, 128);
+  float *values = cuda_floats(&f, TOKENS * COLS);
+  uint16_t *x = cuda_put_bf16(&f, values, TOKENS * COLS);
+  float *y = cuda_alloc(&f, TOKENS * ROWS * sizeof *y);
+  float got[2][ROWS];
+  static const uint32_t sizes[][2] = {{1, 16}, {3, 16}, {17, TOKENS}, {65, TOKENS}};
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    for (int j = 0; j < 2; j++) {
+      td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
+                                                  .x = x,
+                                                  .y = y,
+                                                  .x_stride = COLS,
+                                                  .y_stride = ROWS,
+                                                  .n_tokens = sizes[i][j],
+                                                  .out_f32 = true});
+      cuda_get(&f, got[j], y + (sizes[i][0] - 1) * ROWS, sizeof got[j]);
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+  }
+  free(values);
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
+static void test_rope(void **state) {
+  (void)state;
+  enum {
+    TOKENS = 9,
+    HEADS = 3,
+    DIM = 20,
+    ROT = 12,
+    OFFSET = 8,
+    MAX = 40,
+    N = TOKENS * HEADS * DIM
+  };
+  CUDA_OPEN(f);
+  float *table = ref_floats(&f.rng, MAX * ROT);
+  float *cos_sin = cuda_put(&f, table, MAX * ROT * sizeof *table);
+  int32_t position[TOKENS];
+  for (int t = 0; t < TOKENS; t++)
+    position[t] = (int32_t)ref_below(&f.rng, MAX);
+  int32_t *positions = cuda_put(&f, position, sizeof position);
+  for (int interleaved = 0; interleaved < 2; interleaved++) {
+    float *before = cuda_floats(&f, N);
+    uint16_t *x = cuda_put_bf16(&f, before, N);
+    td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
+                                         .cos_sin = cos_sin,
+                                         .position = positions,
+                                         .token_stride = HEADS * DIM,
+                                         .head_stride = DIM,
+                                         .n_tokens = TOKENS,
+                                         .n_heads = HEADS,
+                                         .rot_dim = ROT,
+                                         .interleaved = interleaved});
+    float *got = cuda_get_bf16(&f, x, N);
+    for (size_t row = 0; row < TOKENS * HEADS; row++) {
+      const float *cs = table + (size_t)position[row / HEADS] * ROT;
+      for (size_t d = 0; d < OFFSET; d++)
+        assert_true(got[row * DIM + d] == before[row * DIM + d]);
+      for (size_t i = 0; i < ROT / 2; i++) {
+        size_t a = row * DIM + OFFSET + (interleaved ? 2 * i : i);
+        size_t b = interleaved ? a + 1 : a + ROT / 2;
+        double c = cs[2 * i], s = cs[2 * i + 1], u = before[a], v = before[b];
+        double slack = (fabs(u) + fabs(v)) * 4 * ULP_F32;
+        double first = u * c - v * s, second = v * c + u * s;
+        cuda_assert_within(got[a], first, fabs(first) * ULP_BF16 / 2 + slack, "rope", a);
+        cuda_assert_within(got[b], second, fabs(second) * ULP_BF16 / 2 + slack, "rope", b);
+      }
+    }
+    free(before);
+    free(got);
+  }
+  free(table);
+  cuda_close(&f);
+}
+
+typedef struct {
+  td_router_kind kind;
+  uint32_t n_experts, top_k, n_groups, topk_groups;
+  bool norm, bias;
+} router_case;
+
+// Takes the best of choice, n times over; what is -inf is not there.
+static void take(double *choice, uint32_t n, uint32_t k, int32_t *ids) {
+  for (uint32_t j = 0; j < k; j++) {
+    uint32_t best = 0;
+    for (uint32_t e = 1; e < n; e++)
+      best = choice[e] > choice[best] ? e : best;
+    ids[j] = (int32_t)best;
+    choice[best] = -INFINITY;
+  }
+}
+
+static void drop_groups(const router_case *c, double *choice) {
+  uint32_t size = c->n_experts / c->n_groups;
+  double group[64];
+  int32_t kept[64];
+  for (uint32_t g = 0; g < c->n_groups; g++) {
+    double first = -INFINITY, second = -INFINITY;
+    for (uint32_t i = 0; i < size; i++) {
+      double v = choice[g * size + i];
+      second = fmax(second, fmin(first, v));
+      first = fmax(first, v);
+    }
+    group[g] = first + second;
+  }
+  take(group, c->n_groups, c->topk_groups, kept);
+  for (uint32_t g = 0; g < c->n_groups; g++) {
+    for (uint32_t i = 0; group[g] != -INFINITY && i < size; i++)
+      choice[g * size + i] = -INFINITY;
+  }
+}
+
+static void naive_route(const router_case *c, const float *logits, const float *bias, int32_t *ids,
+                        double *weights) {
+  double score[512], choice[512], total = 0;
+  for (uint32_t e = 0; e < c->n_experts; e++)
+    total += exp(logits[e]);
+  for (uint32_t e = 0; e < c->n_experts; e++) {
+    bool soft = c->kind == TD_ROUTER_SOFTMAX;
+    score[e] = soft ? exp(logits[e]) / total : 1 / (1 + exp(-(double)logits[e]));
+    choice[e] = score[e] + (c->bias ? bias[e] : 0);
+  }
+  if (c->n_groups > 1) drop_groups(c, choice);
+  take(choice, c->n_experts, c->top_k, ids);
+  double sum = 0;
+  for (uint32_t j = 0; j < c->top_k; j++)
+    sum += score[ids[j]];
+  for (uint32_t j = 0; j < c->top_k; j++)
+    weights[j] = score[ids[j]] / (c->norm ? sum : 1) * 2.5;
+}
+
+static void test_router(void **state) {
+  (void)state;
+  static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false},
+                                      {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
+                                      {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},
+                                      {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
+                                      {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
+  enum { TOKENS = 20, MAX_K = 8 };
+  CUDA_OPEN(f);
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const router_case *c = &cases[i];
+    uint32_t n = c->n_experts, k = c->top_k;
+    float *logits = ref_floats(&f.rng, TOKENS * n), *bias = ref_floats(&f.rng, n);
+    for (size_t j = 0; j < (size_t)TOKENS * n; j++)
+      logits[j] *= 4;
+    int32_t ids[TOKENS * MAX_K], *dev_ids = cuda_alloc(&f, TOKENS * k * sizeof *ids);
+    float weights[TOKENS * MAX_K], *dev_weights = cuda_alloc(&f, TOKENS * k * sizeof *weights);
+    td_op_router(f.stream,
+                 &(td_router_args){.logits = cuda_put(&f, logits, TOKENS * n * sizeof *logits),
+                                   .bias = c->bias ? bias : NULL,
+                                   .ids = dev_ids,
+                                   .weights = dev_weights,
+                                   .kind = c->kind,
+                                   .n_tokens = TOKENS,
+                                   .n_experts = n,
+                                   .top_k = k,
+                                   .n_groups = c->n_groups,
+                                   .topk_groups = c->topk_groups,
+                                   .norm_topk = c->norm,
+                                   .scaling = 2.5f});
+    cuda_get(&f, ids, dev_ids, TOKENS * k * sizeof *ids);
+    cuda_get(&f, weights, dev_weights, TOKENS * k * sizeof *weights);
+    for (uint32_t t = 0; t < TOKENS; t++) {
+      int32_t want_ids[MAX_K];
+      double want[MAX_K];
+      naive_route(c, logits + t * n, bias, want_ids, want);
+      assert_memory_equal(ids + t * k, want_ids, k * sizeof *ids);
+      for (uint32_t j = 0; j < k; j++) {
+        double slack = want[j] * (n + 16) * ULP_F32;
+        cuda_assert_within(weights[t * k + j], want[j], slack, "router", t * k + j);
+      }
+    }
+    free(logits);
+    free(bias);
+  }
+  cuda_close(&f);
+}
+
+static void test_router_ties_go_to_the_lower_index(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  float logits[64] = {0};
+  int32_t ids[4], *dev_ids = cuda_alloc(&f, sizeof ids);
+  td_op_router(f.stream, &(td_router_args){.logits = cuda_put(&f, logits, sizeof logits),
+                                           .ids = dev_ids,
+                                           .weights = cuda_alloc(&f, 4 * sizeof(float)),
+                                           .kind = TD_ROUTER_SIGMOID,
+                                           .n_tokens = 1,
+                                           .n_experts = 64,
+                                           .top_k = 4,
+                                           .n_groups = 4,
+                                           .topk_groups = 2,
+                                           .scaling = 1});
+  cuda_get(&f, ids, dev_ids, sizeof ids);
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(ids[i], i);
+  cuda_close(&f);
+}
+
+enum { DIM = 72, HIDDEN = 56, EXPERTS = 9, TOP_K = 3, MOE_TOKENS = 90 };
+
+typedef struct {
+  ref_weight gate[EXPERTS], up[EXPERTS], down[EXPERTS];
+  td_weight g[EXPERTS], u[EXPERTS], d[EXPERTS];
+} experts;
+
+static void make_experts(experts *e, uint64_t *rng, const ref_format *format) {
+  for (int i = 0; i < EXPERTS; i++) {
+    e->gate[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, 32);
+    e->up[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, 32);
+    e->down[i] = ref_make_format(rng, format, DIM, HIDDEN, 32, 32);
+    e->g[i] = e->gate[i].w;
+    e->u[i] = e->up[i].w;
+    e->d[i] = e->down[i].w;
+  }
+}
+
+static void free_experts(experts *e) {
+  for (int i = 0; i < EXPERTS; i++) {
+    ref_free_weight(&e->gate[i]);
+    ref_free_weight(&e->up[i]);
+    ref_free_weight(&e->down[i]);
+  }
+}
+
+// Adds an expert's weighted result to out, and what it may err by to slack: hidden values are
+// rounded to BF16, and computed of sums in FP32.
+static void naive_expert(const experts *e, int idx, const float *x, double weight, double *out,
+                         double *slack) {
+  double h[HIDDEN], h_slack[HIDDEN];
+  for (uint32_t r = 0; r < HIDDEN; r++) {
+    double g = 0, u = 0, g_size = 0, u_size = 0;
+    for (uint32_t k = 0; k < DIM; k++) {
+      double a = ref_at(&e->g[idx], r, k) * x[k], b = ref_at(&e->u[idx], r, k) * x[k];
+      g += a;
+      u += b;
+      g_size += fabs(a);
+      u_size += fabs(b);
+    }
+    h[r] = g / (1 + exp(-g)) * u;
+    // |silu'| < 1.1, |silu(g)| <= |g|
+    double sums = (1.1 * g_size * fabs(u) + fabs(g) * u_size) * (DIM + 8) * ULP_F32;
+    h_slack[r] = fabs(h[r]) * ULP_BF16 / 2 + 2 * sums;
+  }
+  for (uint32_t r = 0; r < DIM; r++) {
+    for (uint32_t k = 0; k < HIDDEN; k++) {
+      double w = ref_at(&e->d[idx], r, k);
+      out[r] += weight * w * h[k];
+      slack[r] += fabs(weight * w) * (h_slack[k] + fabs(h[k]) * (HIDDEN + 8) * ULP_F32);
+    }
+  }
+}
+
+static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, bool routed) {
+  size_t n_x = (size_t)n * DIM, n_pairs = (size_t)n * TOP_K;
+  float *x = cuda_floats(f, n_x), *before = cuda_floats(f, n_x);
+  float *weights = ref_floats(&f->rng, n_pairs);
+  int32_t *ids = malloc(n_pairs * sizeof *ids);
+  for (size_t i = 0; i < n_pairs; i++) // expert 8 gets none, expert 0 most
+    ids[i] = i % 3 ? (int32_t)ref_below(&f->rng, EXPERTS - 1) : 0;
+  uint16_t *out = cuda_put_bf16(f, before, n_x);
+  td_op_moe(
+      f->stream,
+      &(td_moe_args){.gate = e->g,
+                     .up = e->u,
+                     .down = e->d,
+                     .x = cuda_put_bf16(f, x, n_x),
+                     .ids = routed ? cuda_put(f, ids, n_pairs * sizeof *ids) : NULL,
+                     .weights = routed ? cuda_put(f, weights, n_pairs * sizeof *weights) : NULL,
+                     .out = out,
+                     .n_tokens = n,
+                     .n_experts = routed ? EXPERTS : 1,
+                     .top_k = routed ? TOP_K : 1,
+                     .accumulate = routed});
+  float *got = cuda_get_bf16(f, out, n_x);
+  for (size_t t = 0; t < n; t++) {
+    double want[DIM] = {0}, slack[DIM] = {0};
+    for (int d = 0; d < DIM; d++)
+      want[d] = routed ? before[t * DIM + d] : 0;
+    for (int j = 0; j < (routed ? TOP_K : 1); j++) {
+      size_t pair = t * TOP_K + j;
+      naive_expert(e, routed ? ids[pair] : 0, x + t * DIM, routed ? weights[pair] : 1, want, slack);
+    }
+    for (int d = 0; d < DIM; d++) {
+      double bound = (fabs(want[d]) + slack[d]) * ULP_BF16 / 2 + slack[d];
+      cuda_assert_within(got[t * DIM + d], want[d], bound, "experts", t * DIM + d);
+    }
+  }
+  free(x);
+  free(before);
+  free(weights);
+  free(ids);
+  free(got);
+}
+
+static void test_moe(void **state) {
+  (void)state;
+  static const ref_format formats[] = {
+      {"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0},
+      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0},
+      {"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
+  };
+  static const uint32_t sizes[] = {1, 7, MOE_TOKENS};
+  for (size_t i = 0; i < TD_COUNT(formats); i++) {
+    CUDA_OPEN(f);
+    experts e;
+    make_experts(&e, &f.rng, &formats[i]);
+    for (size_t j = 0; j < TD_COUNT(sizes); j++) {
+      run_moe(&f, &e, sizes[j], true);
+      run_moe(&f, &e, sizes[j], false);
+    }
+    cuda_close(&f);
+    free_experts(&e);
+  }
+}
+
+static void expect_failure(cuda_fixture *f, const char *part) {
+  td_err err;
+  assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
+  if (!strstr(err.msg, part)) fail_msg("'%s' does not speak of '%s'", err.msg, part);
+  td_stream_close(f->stream);
+  assert_int_equal(td_stream_open(&f->stream, f->dev, &err), TD_OK);
+  cuda_sync(f); // a new stream starts clean
+}
+
+static void test_bad_arguments(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  ref_weight table = ref_make_weight(&f.rng, TD_BF16, 10, 8, 0, 0);
+  uint16_t *x = cuda_alloc(&f, 64 * sizeof *x);
+  static const int32_t bad_ids[][2] = {{3, 10}, {-1, 3}};
+  for (int i = 0; i < 2; i++) {
+    int32_t *ids = cuda_put(&f, bad_ids[i], sizeof bad_ids[i]);
+    td_op_embed(f.stream, &(td_embed_args){&table.w, ids, x, 2});
+    expect_failure(&f, "token id");
+  }
+  int32_t *rows = cuda_put(&f, bad_ids[1], sizeof bad_ids[1]);
+  td_op_gather_rows(f.stream, x + 32, x, rows, 1, 8);
+  expect_failure(&f, "negative");
+  td_weight absent = {0};
+  td_op_embed(f.stream, &(td_embed_args){&absent, rows, x, 1});
+  td_op_fill_zero(f.stream, x, 8);
+  expect_failure(&f, "absent");
+  float weight = 1;
+  td_op_moe(f.stream, &(td_moe_args){.gate = &table.w,
+                                     .up = &table.w,
+                                     .down = &table.w,
+                                     .x = x,
+                                     .ids = rows,
+                                     .weights = cuda_put(&f, &weight, sizeof weight),
+                                     .out = x + 32,
+                                     .n_tokens = 1,
+                                     .n_experts = 1,
+                                     .top_k = 1});
+  expect_failure(&f, "shapes");
+  ref_free_weight(&table);
+  cuda_close(&f);
+}
+
+static void test_an_expert_that_is_none(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  experts e;
+  make_experts(&e, &f.rng, &(ref_format){"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0});
+  float *x = cuda_floats(&f, DIM), weight = 1;
+  int32_t id = EXPERTS;
+  td_op_moe(f.stream, &(td_moe_args){.gate = e.g,
+                                     .up = e.u,
+                                     .down = e.d,
+                                     .x = cuda_put_bf16(&f, x, DIM),
+                                     .ids = cuda_put(&f, &id, sizeof id),
+                                     .weights = cuda_put(&f, &weight, sizeof weight),
+                                     .out = cuda_alloc(&f, DIM * sizeof(uint16_t)),
+                                     .n_tokens = 1,
+                                     .n_experts = EXPERTS,
+                                     .top_k = 1});
+  expect_failure(&f, "experts");
+  free(x);
+  cuda_close(&f);
+  free_experts(&e);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_copy_and_zero),
+      cmocka_unit_test(test_embed_gather_add),
+      cmocka_unit_test(test_rmsnorm),
+      cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_linear_alone_and_in_company),
+      cmocka_unit_test(test_rope),
+      cmocka_unit_test(test_router),
+      cmocka_unit_test(test_router_ties_go_to_the_lower_index),
+      cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_an_expert_that_is_none),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
