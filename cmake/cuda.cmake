@@ -1,7 +1,8 @@
 # The CUDA kernels, as libraries that the program loads at run time and never links:
 #   libtandem_cuda.so      by nvcc where there is one; the CUDA runtime is inside
 #   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
-# TD_CUDA: AUTO builds the first where nvcc is found, ON insists, OFF does not.
+# TD_CUDA: AUTO builds the first where nvcc is found, but not with sanitizers; ON insists; OFF does
+# not.
 # TD_CUDA_ARCHS: what it has code for. The default is code for sm_80 and PTX, which newer GPUs
 # translate when the program first starts; "80;89;90a;120" has it ready for all of them.
 set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
@@ -11,14 +12,18 @@ file(GLOB TD_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.c
 file(GLOB TD_CUDA_HEADERS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cuh
      ${CMAKE_SOURCE_DIR}/kernels/cuda/*.h)
 
-if(NOT TD_CUDA STREQUAL "OFF")
+set(wanted ON)
+if(TD_CUDA STREQUAL "OFF" OR (TD_CUDA STREQUAL "AUTO" AND (TD_SANITIZE OR TD_FUZZ)))
+  set(wanted OFF)
+endif()
+if(wanted)
   find_program(TD_NVCC nvcc PATHS /usr/local/cuda/bin)
   if(NOT TD_NVCC AND NOT TD_CUDA STREQUAL "AUTO")
     message(FATAL_ERROR "TD_CUDA=${TD_CUDA}: nvcc not found (the README says where to get it)")
   endif()
 endif()
 
-if(TD_NVCC AND NOT TD_CUDA STREQUAL "OFF")
+if(wanted AND TD_NVCC)
   set(codes "")
   foreach(arch ${TD_CUDA_ARCHS})
     list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
@@ -51,8 +56,10 @@ endif()
 
 # The emulator. Without a C++ compiler its tests skip, visibly.
 include(CheckLanguage)
-check_language(CXX)
-if(CMAKE_CXX_COMPILER)
+if(NOT TD_FUZZ)
+  check_language(CXX)
+endif()
+if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
   enable_language(CXX)
   file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cuda_emu/*.cpp)
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX

@@ -19,7 +19,8 @@ variants=${*:-release asan tsan fuzz}
 started=$SECONDS
 # Where speed is not the point asserts stay on; warnings differ with the optimization, and release
 # has judged them.
-checked=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTD_WERROR=OFF "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g")
+checked=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTD_WERROR=OFF "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g"
+  "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g")
 
 say() { printf '\n== %s [%d s]\n' "$*" $((SECONDS - started)); }
 
@@ -35,7 +36,9 @@ finish() {
 # ThreadSanitizer needs the address space where it expects it.
 run_fixed() { if setarch -R true 2> /dev/null; then setarch -R "$@"; else "$@"; fi; }
 
-launcher() { if command -v ccache > /dev/null; then echo -DCMAKE_C_COMPILER_LAUNCHER=ccache; fi; }
+launcher() {
+  if command -v ccache > /dev/null; then echo -DCMAKE_C{,XX}_COMPILER_LAUNCHER=ccache; fi
+}
 
 # build VARIANT CMAKE-ARGUMENTS...: goes on after errors, so that one folder's mistake hides nothing.
 # Builds everything, or what the array targets names.

@@ -46,12 +46,12 @@ def ids_of(array):
     return ",".join(str(i) for i in array.tolist())
 
 
-def logits_of(tandem, case, tmp_path, chunk, **environment):
+def logits_of(tandem, case, tmp_path, chunk, *options, **environment):
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
     if chunk is not None:
         args += ["--chunk-tokens", chunk]
-    tandem("eval", "logits", *args, "--out", out, **environment)
+    tandem("eval", "logits", *args, "--out", out, *options, **environment)
     return np.load(out)
 
 

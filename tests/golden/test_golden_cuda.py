@@ -1,0 +1,77 @@
+"""Whole models through the CUDA device: its host code, on the emulated kernels or on a GPU.
+
+TANDEM_CUDA_LIB names the library, the emulator of the build by default. Activations are BF16 there
+and FP32 in the goldens, so logits agree less closely. A rounding to nearest errs by 2^-9 at most
+and by 2^-9 / sqrt(3), 0.0011, on average; the models here have some 12 in a row in each of 2 or 3
+layers, whose errors add up like sqrt(36) * 0.0011 = 0.7 %, and norms and the softmax amplify that a
+little: 3 % for the median position leaves a factor of two over what is measured (1.3 %). Where two
+experts are nearly tied the other one may be chosen, which changes a position altogether: one in
+twenty may be off by more than 6 %. A wrong kernel puts every position off by about 100 %.
+"""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from test_golden import DATA, ids_of, logits_of, relative_errors, tandem  # noqa: F401
+
+MEDIAN, MOST, SHARE = 0.03, 0.06, 0.95
+
+
+@pytest.fixture
+def cuda(build_dir):
+    """What to add to the environment."""
+    library = os.environ.get("TANDEM_CUDA_LIB", build_dir / "bin" / "libtandem_cuda_emu.so")
+    if not os.path.exists(library):
+        pytest.skip(f"no {library}: the emulator needs a C++ compiler")
+    return {"TANDEM_CUDA_LIB": str(library)}
+
+
+def check_logits(ours, golden):
+    errors = relative_errors(ours, golden)
+    share = (errors < MOST).mean()
+    print(f"relative error: median {np.median(errors):.2e}, {share:.0%} below {MOST}")
+    assert np.median(errors) < MEDIAN  # false for NaN
+    assert share >= SHARE
+
+
+@pytest.mark.parametrize("chunk", [None, 37], ids=lambda c: f"chunk_{c or 'all'}")
+@pytest.mark.parametrize("case", ["deepseek_fp8", "qwen3_moe"])
+def test_logits(tandem, cuda, case, chunk, tmp_path):  # noqa: F811
+    ours = logits_of(tandem, case, tmp_path, chunk, "--device", "cuda", **cuda)
+    check_logits(ours, np.load(DATA / case / "logits.npy"))
+
+
+@pytest.mark.parametrize("case", ["deepseek_int4", "qwen3_moe"])
+def test_greedy_continuation(tandem, cuda, case):  # noqa: F811
+    golden = np.load(DATA / case / "continuation.npy").tolist()[:8]
+    prompt = ids_of(np.load(DATA / case / "prompt.npy"))
+    out = tandem(
+        *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
+        *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda"),
+        **cuda,
+    )
+    assert json.loads(out)["token_ids"] == golden
+
+
+def wrong_norm(golden):
+    golden *= 1.05
+
+
+def shifted_by_one(golden):
+    golden[1:] = golden[:-1].copy()
+
+
+def not_a_number(golden):
+    golden[::10] = np.nan
+
+
+@pytest.mark.parametrize("spoil", [wrong_norm, shifted_by_one, not_a_number])
+def test_a_wrong_golden_is_noticed(spoil):
+    golden = np.load(DATA / "qwen3_moe" / "logits.npy")
+    spoiled = golden.copy()
+    spoil(spoiled)
+    check_logits(golden, golden)
+    with pytest.raises(AssertionError):
+        check_logits(golden, spoiled)
