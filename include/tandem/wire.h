@@ -61,10 +61,14 @@ typedef enum {
   TD_DONE_LENGTH,   // max_tokens or the context is used up
   TD_DONE_CANCELED,
   TD_DONE_ERROR, // text says why
+  TD_DONE_READ,  // TD_SUBMIT_READ_ONLY: the prompt is read, its pages are whole
 } td_done_reason;
 
 #define TD_SUBMIT_IGNORE_EOS 1u
 #define TD_SUBMIT_LOGPROBS   2u // report log-probabilities
+// End with READ behind the first token, unless that is the last: another worker goes on, over the
+// same pages.
+#define TD_SUBMIT_READ_ONLY 4u
 
 typedef struct {
   td_sampling sampling;
@@ -73,7 +77,12 @@ typedef struct {
   uint32_t n_bias;
   uint32_t flags;   // TD_SUBMIT_*
   uint32_t n_pages; // of the KV pool: enough for n_prompt + max_tokens
-  uint32_t n_past;  // tokens whose keys and values the pages hold already, less than n_prompt
+  // Tokens of the answer that were drawn elsewhere; they follow the prompt in TOKENS. Draws go on
+  // where those ended, so the text is that of one worker.
+  uint32_t n_answer;
+  // Tokens whose keys and values the pages hold already: less than n_prompt, or with an answer all
+  // but the last token.
+  uint32_t n_past;
 } td_wire_submit;
 
 // The next pages of a request, in order of position.

@@ -1,7 +1,8 @@
-// src/app/backend.c - requests between the front's callers and the worker.
-// A request is copied by submit, waits in the scheduler (sched/) until it is admitted, and then
-// stands in the outbox until all its records are in the ring; where it stands in its own records is
-// kept in the request, so a full ring costs no memory and a worker's death only sets it back.
+// src/app/backend.c - requests between the front's callers and the workers.
+// A request is copied by submit and waits in the scheduler (sched/) until it is admitted, with all
+// the KV pages it may ever need. With two workers the first reads its prompt and draws the first
+// token, then the second goes on over the same pages; with one, that does both. Pages outlive
+// workers, so a request whose worker dies is continued behind the last token that came from it.
 #include "app/backend.h"
 
 #include <stdbool.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/outbox.h"
 #include "app/supervise.h"
 #include "base/clock.h"
 #include "sched/sched.h"
@@ -18,35 +20,39 @@
 #define MAX_WAITING 512
 #define STUCK_S     30u // unless asked otherwise
 #define KILL_NS     600000000000u
-#define MAX_REPLAYS 1 // of a request whose worker died before the first token
+#define MAX_REPLAYS 1 // of a request that got no further than the last time its worker died
 
-typedef struct request request;
-struct request {
-  uint64_t id;
-  td_wire_submit submit;
-  int32_t *prompt;      // [submit.n_prompt], owned
-  td_token_value *bias; // [submit.n_bias], owned
-  const int32_t *pages; // [submit.n_pages], the scheduler's; NULL while it waits
+enum { MAX_WORKERS = 2 };
+
+typedef struct {
+  td_backend *backend;
+  td_supervisor *supervisor; // NULL once closed
+  td_outbox outbox;
+} worker;
+
+typedef struct {
+  td_outgoing out; // first
   td_request_callbacks callbacks;
-  bool is_canceled;  // nobody listens any more
-  bool is_in_outbox; // has records to send
-  bool submit_sent, cancel_sent;
-  uint32_t n_pages_sent, n_tokens_sent, n_bias_sent;
-  uint32_t n_output; // tokens of the answer that came
+  worker *at;        // NULL while it waits
+  uint32_t n_output; // tokens of the answer that came, behind the prompt in out.tokens
+  bool is_last;      // the answer ends with the last of them
+  uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes
+  uint32_t furthest; // most tokens, of prompt and answer, that were ever computed
   uint32_t n_replays;
-  request *next_out;
-};
+  uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
+} request;
 
 struct td_backend {
   td_backend_opts opts;
-  td_supervisor *supervisor;
-  int kv_fd;       // the KV pool, which outlives workers
-  td_sched *sched; // NULL until the worker was ready once
+  worker workers[MAX_WORKERS]; // n_workers: the first reads prompts, the last decodes
+  uint32_t n_workers, n_open;  // made; not yet closed
+  td_backend_state told;       // to on_state
+  int kv_fd;                   // the KV pool, which outlives workers
+  td_sched *sched;             // NULL until a worker was ready once
   td_wire_ready info;
   request **slots; // [n_slots]; request id lies in slot id % n_slots
   uint32_t n_slots;
   uint64_t n_submitted;
-  request *out_head, *out_tail; // the outbox, first in first out
   bool is_closing;
   void (*closed)(void *ctx);
   void *closed_ctx;
@@ -56,52 +62,44 @@ struct td_backend {
 
 static request *find(const td_backend *b, uint64_t id) {
   request *r = b->slots[id % b->n_slots];
-  return r && r->id == id ? r : NULL;
+  return r && r->out.id == id ? r : NULL;
 }
 
 static void free_request(request *r) {
   if (!r) return;
-  free(r->prompt);
-  free(r->bias);
+  free(r->out.tokens);
+  free(r->out.bias);
   free(r);
-}
-
-static void leave_outbox(td_backend *b, request *r) {
-  if (!r->is_in_outbox) return;
-  request **link = &b->out_head, *prev = NULL;
-  while (*link != r) {
-    prev = *link;
-    link = &prev->next_out;
-  }
-  *link = r->next_out;
-  if (b->out_tail == r) b->out_tail = prev;
-  r->is_in_outbox = false;
-}
-
-static void enter_outbox(td_backend *b, request *r) {
-  if (r->is_in_outbox) return;
-  r->is_in_outbox = true;
-  r->next_out = NULL;
-  *(b->out_tail ? &b->out_tail->next_out : &b->out_head) = r;
-  b->out_tail = r;
 }
 
 // Takes the request out of everything and tells its caller how it ended, if there still is one.
 static void end_request(td_backend *b, request *r, const td_wire_done *done) {
-  leave_outbox(b, r);
-  td_sched_remove(b->sched, r->id);
-  b->slots[r->id % b->n_slots] = NULL;
+  td_outbox_leave(&r->out);
+  td_sched_remove(b->sched, r->out.id);
+  b->slots[r->out.id % b->n_slots] = NULL;
   td_request_callbacks callbacks = r->callbacks;
-  bool is_heard = !r->is_canceled;
+  bool is_heard = !r->out.is_canceled;
   free_request(r);
   if (is_heard) callbacks.on_done(callbacks.ctx, done);
 }
 
-static void fail_request(td_backend *b, request *r, const char *why, const char *cure) {
-  td_wire_done done = {
-      .reason = TD_DONE_ERROR, .n_prompt = r->submit.n_prompt, .n_output = r->n_output};
-  snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
+// Ends a request that was at a worker, with what the front knows of it.
+static void finish_request(td_backend *b, request *r, const td_wire_done *given) {
+  td_wire_done done = *given;
+  done.n_prompt = r->out.submit.n_prompt;
+  done.n_cached = r->n_cached;
+  done.n_output = r->n_output;
+  if (r->read_ns) {
+    done.prefill_ns = r->prefill_ns;
+    done.decode_ns = td_clock_ns() - r->read_ns;
+  }
   end_request(b, r, &done);
+}
+
+static void fail_request(td_backend *b, request *r, const char *why, const char *cure) {
+  td_wire_done done = {.reason = TD_DONE_ERROR};
+  snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
+  finish_request(b, r, &done);
 }
 
 static void fail_all(td_backend *b, const char *why) {
@@ -110,154 +108,168 @@ static void fail_all(td_backend *b, const char *why) {
   }
 }
 
-// ---- to the worker ----------------------------------------------------------------------------
+// ---- to the workers ---------------------------------------------------------------------------
 
-static uint32_t smaller(uint32_t a, uint32_t b) {
-  return a < b ? a : b;
+static worker *reader(td_backend *b) {
+  return &b->workers[0];
 }
 
-// The next record that r has to send; false when there is none.
-static bool peek_record(const request *r, td_wire_msg *msg) {
-  *msg = (td_wire_msg){.request = r->id};
-  uint32_t pages_left = r->submit.n_pages - r->n_pages_sent;
-  uint32_t tokens_left = r->submit.n_prompt - r->n_tokens_sent;
-  uint32_t bias_left = r->submit.n_bias - r->n_bias_sent;
-  if (r->is_canceled) {
-    msg->kind = TD_MSG_CANCEL;
-    return !r->cancel_sent;
-  }
-  if (!r->submit_sent) {
-    msg->kind = TD_MSG_SUBMIT;
-    msg->u.submit = r->submit;
-  } else if (pages_left) {
-    msg->kind = TD_MSG_PAGES;
-    msg->u.pages.n = smaller(pages_left, TD_WIRE_MAX_PAGES);
-    memcpy(msg->u.pages.ids, r->pages + r->n_pages_sent,
-           msg->u.pages.n * sizeof msg->u.pages.ids[0]);
-  } else if (tokens_left) {
-    msg->kind = TD_MSG_TOKENS;
-    msg->u.tokens.n = smaller(tokens_left, TD_WIRE_MAX_TOKENS);
-    memcpy(msg->u.tokens.ids, r->prompt + r->n_tokens_sent,
-           msg->u.tokens.n * sizeof msg->u.tokens.ids[0]);
-  } else if (bias_left) {
-    msg->kind = TD_MSG_BIAS;
-    msg->u.bias.n = smaller(bias_left, TD_WIRE_MAX_BIAS);
-    memcpy(msg->u.bias.entries, r->bias + r->n_bias_sent,
-           msg->u.bias.n * sizeof msg->u.bias.entries[0]);
-  }
-  return msg->kind != 0;
+static worker *decoder(td_backend *b) {
+  return &b->workers[b->n_workers - 1];
 }
 
-static void note_sent(request *r, const td_wire_msg *msg) {
-  switch (msg->kind) {
-  case TD_MSG_CANCEL: r->cancel_sent = true; break;
-  case TD_MSG_SUBMIT: r->submit_sent = true; break;
-  case TD_MSG_PAGES: r->n_pages_sent += msg->u.pages.n; break;
-  case TD_MSG_TOKENS: r->n_tokens_sent += msg->u.tokens.n; break;
-  case TD_MSG_BIAS: r->n_bias_sent += msg->u.bias.n; break;
-  }
-}
-
-static bool is_serving(const td_backend *b) {
-  if (b->is_closing) return false;
-  td_backend_state state = td_supervisor_state(b->supervisor);
+static bool is_up(const worker *w) {
+  if (!w->supervisor) return false;
+  td_backend_state state = td_supervisor_state(w->supervisor);
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
+}
+
+// The request goes to w, to begin behind what its pages hold.
+static void give(td_backend *b, request *r, worker *w) {
+  td_wire_submit *submit = &r->out.submit;
+  r->at = w;
+  submit->n_answer = r->n_output;
+  submit->n_past = r->n_output ? submit->n_prompt + r->n_output - 1 : r->n_cached;
+  submit->flags &= ~TD_SUBMIT_READ_ONLY;
+  if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  td_outbox_enter(&w->outbox, &r->out);
 }
 
 static void admit(td_backend *b) {
   td_admission admission;
-  while (td_sched_admit(b->sched, td_clock_ns(), &admission)) {
+  while (is_up(reader(b)) && td_sched_admit(b->sched, td_clock_ns(), &admission)) {
     request *r = find(b, admission.id);
-    r->pages = admission.pages;
-    r->submit.n_pages = admission.n_pages;
-    r->submit.n_past = admission.n_cached;
-    enter_outbox(b, r);
+    r->out.pages = admission.pages;
+    r->out.submit.n_pages = admission.n_pages;
+    r->n_cached = admission.n_cached;
+    give(b, r, reader(b));
   }
 }
 
-// Admits what fits and sends what the ring takes. Calls nobody back.
+// Admits what fits and sends what the rings take. Calls nobody back.
 static void pump(td_backend *b) {
-  if (!is_serving(b)) return;
+  if (b->is_closing || !b->sched) return;
   admit(b);
-  while (b->out_head) {
-    request *r = b->out_head;
-    td_wire_msg msg;
-    if (!peek_record(r, &msg)) {
-      leave_outbox(b, r);
-      continue;
-    }
-    if (td_supervisor_send(b->supervisor, &msg) != TD_OK) return; // on_space or on_death comes
-    note_sent(r, &msg);
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    worker *w = &b->workers[i];
+    if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
   }
 }
 
-// ---- from the worker --------------------------------------------------------------------------
+// ---- from the workers -------------------------------------------------------------------------
+
+static void note_furthest(request *r, uint32_t n_computed) {
+  if (n_computed <= r->furthest) return;
+  r->furthest = n_computed;
+  r->n_replays = 0;
+}
 
 static void on_token(const td_backend *b, request *r, const td_wire_token *token) {
   td_wire_token checked = *token;
   if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
-  r->n_output++;
-  if (!r->is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
+  if (checked.index != r->n_output || r->n_output == r->out.submit.max_tokens) return;
+  uint32_t n_prompt = r->out.submit.n_prompt;
+  r->out.tokens[n_prompt + r->n_output++] = checked.id;
+  r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  note_furthest(r, n_prompt + r->n_output);
+  if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
 static void on_progress(td_backend *b, request *r, const td_wire_progress *progress) {
-  td_sched_progress(b->sched, r->id, progress->n_done);
+  td_sched_progress(b->sched, r->out.id, progress->n_done);
+  if (!r->read_ns && progress->n_done == r->out.submit.n_prompt) {
+    r->read_ns = td_clock_ns();
+    r->prefill_ns = progress->elapsed_ns;
+  }
+  if (progress->n_done <= r->out.submit.n_prompt) note_furthest(r, progress->n_done);
   pump(b);
-  if (r->is_canceled || !r->callbacks.on_progress) return;
+  if (r->out.is_canceled || !r->callbacks.on_progress) return;
   r->callbacks.on_progress(r->callbacks.ctx, progress);
 }
 
+static void on_done(td_backend *b, request *r, const td_wire_done *given) {
+  td_wire_done done = *given;
+  done.text[sizeof done.text - 1] = '\0';
+  if (done.reason == TD_DONE_READ && !r->out.is_canceled && r->n_output && !r->is_last) {
+    give(b, r, decoder(b));
+  } else if (done.reason == TD_DONE_READ) {
+    fail_request(b, r, "the worker process ended a request too early", "");
+  } else {
+    finish_request(b, r, &done);
+  }
+  pump(b);
+}
+
 static void on_record(void *ctx, const td_wire_msg *msg) {
-  td_backend *b = ctx;
-  if (!is_serving(b)) return;
+  worker *w = ctx;
+  td_backend *b = w->backend;
+  if (b->is_closing || !b->sched) return;
   request *r = find(b, msg->request);
-  if (!r || !r->pages) return;
+  if (!r || r->at != w) return;
   if (msg->kind == TD_MSG_TOKEN) {
     on_token(b, r, &msg->u.token);
   } else if (msg->kind == TD_MSG_PROGRESS) {
     on_progress(b, r, &msg->u.progress);
   } else if (msg->kind == TD_MSG_DONE) {
-    td_wire_done done = msg->u.done;
-    done.text[sizeof done.text - 1] = '\0';
-    end_request(b, r, &done);
-    pump(b);
+    on_done(b, r, &msg->u.done);
   }
 }
 
 static void on_space(void *ctx) {
-  pump(ctx);
+  pump(((worker *)ctx)->backend);
 }
 
-static void rewind_request(td_backend *b, request *r) {
-  leave_outbox(b, r);
-  r->submit_sent = r->cancel_sent = false;
-  r->n_pages_sent = r->n_tokens_sent = r->n_bias_sent = 0;
-  r->pages = NULL;
+// ---- a worker's death -------------------------------------------------------------------------
+
+// The answer was complete; only word of its end was lost.
+static void end_complete(td_backend *b, request *r) {
+  bool is_full = r->n_output == r->out.submit.max_tokens;
+  finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
+}
+
+// A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
+// of prefixes; an answer goes on behind its last token. Twice at one place is enough: the request
+// may be what kills the worker.
+static void continue_request(td_backend *b, request *r) {
   r->n_replays++;
-  td_sched_requeue(b->sched, r->id);
+  if (r->n_output) {
+    give(b, r, decoder(b));
+    return;
+  }
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  td_sched_requeue(b->sched, r->out.id);
+  r->at = NULL;
+  r->out.pages = NULL;
 }
 
-// What the worker was at ends with an error, unless nothing of its answer has left yet: that waits
-// again at its place in the queue. Twice is enough: it may be what kills the worker.
 static void on_death(void *ctx, const char *why) {
-  td_backend *b = ctx;
+  worker *w = ctx;
+  td_backend *b = w->backend;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
-    if (!r || !r->pages) continue;
-    if (!r->is_canceled && r->n_output == 0 && r->n_replays < MAX_REPLAYS) {
-      rewind_request(b, r);
-    } else {
+    if (!r || r->at != w) continue;
+    if (r->is_last) {
+      end_complete(b, r);
+    } else if (r->out.is_canceled || (r->n_replays == MAX_REPLAYS && r->out.submit_sent)) {
       fail_request(b, r, why, "; try again");
+    } else if (r->out.submit_sent) {
+      continue_request(b, r);
     }
   }
+  pump(b);
 }
 
+// ---- workers come and go ----------------------------------------------------------------------
+
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
-  td_backend *b = ctx;
+  td_backend *b = ((worker *)ctx)->backend;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
       info->max_seqs != b->opts.max_batch) {
-    return td_fail(err, TD_EFORMAT, "the worker process sent a malformed READY");
+    return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
   }
   if (!b->sched) {
     const td_sched_opts opts = {.max_seqs = info->max_seqs,
@@ -276,10 +288,14 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
 }
 
 static void on_state(void *ctx, td_backend_state state) {
-  td_backend *b = ctx;
-  if (state == TD_BACKEND_FAILED) fail_all(b, td_supervisor_reason(b->supervisor));
+  worker *w = ctx;
+  td_backend *b = w->backend;
+  if (state == TD_BACKEND_FAILED) fail_all(b, td_supervisor_reason(w->supervisor));
   if (state == TD_BACKEND_READY) pump(b);
-  if (!b->is_closing && b->opts.on_state) b->opts.on_state(b->opts.ctx, state);
+  td_backend_state now = td_backend_state_of(b);
+  if (b->is_closing || now == b->told) return;
+  b->told = now;
+  if (b->opts.on_state) b->opts.on_state(b->opts.ctx, now);
 }
 
 // ---- open and close ---------------------------------------------------------------------------
@@ -291,49 +307,11 @@ static void free_backend(td_backend *b) {
   free(b);
 }
 
-td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_opts *opts,
-                          td_err *err) {
-  *out = NULL;
-  td_backend *b = calloc(1, sizeof *b);
-  if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
-  b->opts = *opts;
-  b->opts.model_dir = NULL; // borrowed during this call only
-  b->kv_fd = -1;
-  b->n_slots = MAX_WAITING + opts->max_batch;
-  b->slots = calloc(b->n_slots, sizeof(request *));
-  td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
-                          : td_fail(err, TD_ENOMEM, "out of memory");
-  uint64_t stuck_s = opts->stuck_after_s ? opts->stuck_after_s : STUCK_S;
-  const td_supervisor_opts supervisor = {.kv_fd = b->kv_fd,
-                                         .worker = {.model_dir = opts->model_dir,
-                                                    .ctx_size = opts->ctx_size,
-                                                    .max_batch = opts->max_batch,
-                                                    .n_threads = opts->n_threads,
-                                                    .kv_tokens = opts->kv_tokens,
-                                                    .kv_dtype = opts->kv_dtype,
-                                                    .weights_fd = (uint32_t)opts->weights_fd,
-                                                    .trace_fd = (uint32_t)opts->trace_fd,
-                                                    .prefill_chunk = opts->prefill_chunk},
-                                         .stuck_ns = stuck_s * 1000000000u,
-                                         .kill_ns = KILL_NS,
-                                         .on_ready = on_ready,
-                                         .on_record = on_record,
-                                         .on_space = on_space,
-                                         .on_death = on_death,
-                                         .on_state = on_state,
-                                         .ctx = b};
-  if (st == TD_OK) st = td_supervisor_open(&b->supervisor, loop, &supervisor, err);
-  if (st != TD_OK) {
-    free_backend(b);
-    return st;
-  }
-  *out = b;
-  return TD_OK;
-}
-
 static void on_closed(void *ctx) {
-  td_backend *b = ctx;
-  b->supervisor = NULL;
+  worker *w = ctx;
+  td_backend *b = w->backend;
+  w->supervisor = NULL;
+  if (--b->n_open) return;
   fail_all(b, "the server is shutting down");
   void (*closed)(void *) = b->closed;
   void *closed_ctx = b->closed_ctx;
@@ -341,21 +319,105 @@ static void on_closed(void *ctx) {
   if (closed) closed(closed_ctx);
 }
 
-void td_backend_close(td_backend *b, void (*closed)(void *ctx), void *ctx) {
+// Frees b when the last worker is gone, or at once without any.
+static void close_workers(td_backend *b) {
   b->is_closing = true;
+  uint32_t n = b->n_open;
+  if (!n) free_backend(b);
+  for (uint32_t i = 0; i < n; i++)
+    td_supervisor_close(b->workers[i].supervisor, on_closed, &b->workers[i]);
+}
+
+static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opts *opts,
+                             td_err *err) {
+  worker *w = &b->workers[b->n_open];
+  w->backend = b;
+  uint64_t stuck_s = b->opts.stuck_after_s ? b->opts.stuck_after_s : STUCK_S;
+  const td_supervisor_opts supervisor = {.worker = *opts,
+                                         .kv_fd = b->kv_fd,
+                                         .stuck_ns = stuck_s * 1000000000u,
+                                         .kill_ns = KILL_NS,
+                                         .on_ready = on_ready,
+                                         .on_record = on_record,
+                                         .on_space = on_space,
+                                         .on_death = on_death,
+                                         .on_state = on_state,
+                                         .ctx = w};
+  td_status st = td_supervisor_open(&w->supervisor, loop, &supervisor, err);
+  if (st == TD_OK) b->n_open++;
+  return st;
+}
+
+static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_opts *opts,
+                              td_err *err) {
+  td_worker_opts w = {.role = TD_ROLE_BOTH,
+                      .model_dir = opts->model_dir,
+                      .ctx_size = opts->ctx_size,
+                      .max_batch = opts->max_batch,
+                      .n_threads = opts->n_threads,
+                      .kv_tokens = opts->kv_tokens,
+                      .kv_dtype = opts->kv_dtype,
+                      .weights_fd = (uint32_t)opts->weights_fd,
+                      .trace_fd = (uint32_t)opts->trace_fd,
+                      .prefill_chunk = opts->prefill_chunk};
+  if (b->n_workers == 1) return open_worker(b, loop, &w, err);
+  w.role = TD_ROLE_PREFILL;
+  td_status st = open_worker(b, loop, &w, err);
+  if (st != TD_OK) return st;
+  w.role = TD_ROLE_DECODE;
+  w.prefill_chunk = 1; // it is asked to read none
+  return open_worker(b, loop, &w, err);
+}
+
+td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_opts *opts,
+                          td_err *err) {
+  *out = NULL;
+  td_backend *b = calloc(1, sizeof *b);
+  if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
+  b->opts = *opts;
+  b->opts.model_dir = NULL; // borrowed during this call only
+  b->n_workers = opts->is_split ? 2 : 1;
+  b->kv_fd = -1;
+  b->n_slots = MAX_WAITING + opts->max_batch;
+  b->slots = calloc(b->n_slots, sizeof(request *));
+  td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
+                          : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = open_workers(b, loop, opts, err);
+  if (st != TD_OK) {
+    close_workers(b);
+    return st;
+  }
+  *out = b;
+  return TD_OK;
+}
+
+void td_backend_close(td_backend *b, void (*closed)(void *ctx), void *ctx) {
   b->closed = closed;
   b->closed_ctx = ctx;
-  td_supervisor_close(b->supervisor, on_closed, b);
+  close_workers(b);
 }
 
 // ---- the callers' side ------------------------------------------------------------------------
 
+// From the worst to the best.
+static const td_backend_state states[] = {TD_BACKEND_FAILED, TD_BACKEND_LOADING, TD_BACKEND_STUCK};
+
 td_backend_state td_backend_state_of(const td_backend *b) {
-  return b->supervisor ? td_supervisor_state(b->supervisor) : TD_BACKEND_FAILED;
+  for (size_t i = 0; i < TD_COUNT(states); i++) {
+    for (uint32_t j = 0; j < b->n_workers; j++) {
+      const td_supervisor *s = b->workers[j].supervisor;
+      if ((s ? td_supervisor_state(s) : TD_BACKEND_FAILED) == states[i]) return states[i];
+    }
+  }
+  return TD_BACKEND_READY;
 }
 
 const char *td_backend_reason(const td_backend *b) {
-  return b->supervisor ? td_supervisor_reason(b->supervisor) : "the server is shutting down";
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    const td_supervisor *s = b->workers[i].supervisor;
+    if (s && td_supervisor_state(s) == TD_BACKEND_FAILED) return td_supervisor_reason(s);
+  }
+  return b->is_closing ? "the server is shutting down" : "";
 }
 
 td_wire_ready td_backend_info(const td_backend *b) {
@@ -370,8 +432,20 @@ uint32_t td_backend_n_waiting(const td_backend *b) {
   return b->sched ? td_sched_n_waiting(b->sched) : 0;
 }
 
-uint32_t td_backend_n_restarts(const td_backend *b) {
-  return b->supervisor ? td_supervisor_n_restarts(b->supervisor) : 0;
+uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEND_MAX_WORKERS]) {
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    const td_supervisor *s = b->workers[i].supervisor;
+    uint32_t role = b->n_workers == 1 ? TD_ROLE_BOTH : i == 0 ? TD_ROLE_PREFILL : TD_ROLE_DECODE;
+    out[i] = (td_backend_worker){.role = td_worker_role_name(role), .state = TD_BACKEND_FAILED};
+    if (!s) continue;
+    td_wire_heartbeat heartbeat = td_supervisor_heartbeat(s);
+    out[i].state = td_supervisor_state(s);
+    out[i].n_restarts = td_supervisor_n_restarts(s);
+    out[i].n_steps = heartbeat.n_steps;
+    for (uint32_t j = 0; j < b->n_slots; j++)
+      out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
+  }
+  return b->n_workers;
 }
 
 double td_backend_kv_use(const td_backend *b) {
@@ -379,8 +453,12 @@ double td_backend_kv_use(const td_backend *b) {
   return 1 - (double)td_sched_n_free_pages(b->sched) / (double)b->info.n_pages;
 }
 
+bool td_backend_accepts(const td_backend *b) {
+  return b->sched && !b->is_closing && td_backend_state_of(b) != TD_BACKEND_FAILED;
+}
+
 static td_status check_request(const td_backend *b, const td_request *q, td_err *err) {
-  if (!is_serving(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
+  if (!td_backend_accepts(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
   if (q->n_prompt == 0) return td_fail(err, TD_EINVAL, "the prompt is empty");
   if (q->max_tokens == 0) return td_fail(err, TD_EINVAL, "no tokens of answer asked for");
   if (q->n_prompt >= b->info.n_ctx) {
@@ -404,20 +482,22 @@ static request *copy_request(const td_backend *b, const td_request *q,
                              const td_request_callbacks *callbacks) {
   request *r = calloc(1, sizeof *r);
   if (!r) return NULL;
-  r->prompt = malloc(q->n_prompt * sizeof *r->prompt);
-  r->bias = malloc((q->n_bias + (size_t)1) * sizeof *r->bias);
-  if (!r->prompt || !r->bias) {
+  uint32_t room = b->info.n_ctx - q->n_prompt;
+  uint32_t max_tokens = q->max_tokens < room ? q->max_tokens : room;
+  r->callbacks = *callbacks;
+  r->out.submit = (td_wire_submit){.sampling = q->sampling,
+                                   .n_prompt = q->n_prompt,
+                                   .max_tokens = max_tokens,
+                                   .n_bias = q->n_bias,
+                                   .flags = q->flags};
+  r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
+  r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
+  if (!r->out.tokens || !r->out.bias) {
     free_request(r);
     return NULL;
   }
-  memcpy(r->prompt, q->prompt, q->n_prompt * sizeof *r->prompt);
-  if (q->n_bias) memcpy(r->bias, q->bias, q->n_bias * sizeof *r->bias);
-  r->callbacks = *callbacks;
-  r->submit = (td_wire_submit){.sampling = q->sampling,
-                               .n_prompt = q->n_prompt,
-                               .max_tokens = smaller(q->max_tokens, b->info.n_ctx - q->n_prompt),
-                               .n_bias = q->n_bias,
-                               .flags = q->flags};
+  memcpy(r->out.tokens, q->prompt, q->n_prompt * sizeof *r->out.tokens);
+  if (q->n_bias) memcpy(r->out.bias, q->bias, q->n_bias * sizeof *r->out.bias);
   return r;
 }
 
@@ -440,14 +520,14 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const td_sched_job job = {
-      .prompt = r->prompt, .n_prompt = q->n_prompt, .max_tokens = r->submit.max_tokens};
+      .prompt = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     free_request(r);
     return st == TD_ELIMIT ? td_fail(err, TD_EINVAL, "the KV pool holds less than the context")
                            : st;
   }
-  r->id = *id = fresh;
+  r->out.id = *id = fresh;
   b->slots[fresh % b->n_slots] = r;
   pump(b);
   return TD_OK;
@@ -455,10 +535,10 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
 
 void td_backend_cancel(td_backend *b, uint64_t id) {
   request *r = find(b, id);
-  if (!r || r->is_canceled) return;
-  r->is_canceled = true;
-  if (r->pages && r->submit_sent) {
-    enter_outbox(b, r); // the worker's DONE will end it
+  if (!r || r->out.is_canceled) return;
+  r->out.is_canceled = true;
+  if (r->out.submit_sent) {
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE will end it
   } else {
     end_request(b, r, NULL);
   }

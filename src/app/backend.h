@@ -1,9 +1,10 @@
-// src/app/backend.h - the front's handle on its worker process, on the front's libuv loop.
+// src/app/backend.h - the front's handle on its worker processes, on the front's libuv loop.
 // Submitting, scheduling (sched/), the rings (shm/), and supervision stand behind it; sockets and
 // protocols know only this. All calls and callbacks happen on the loop's thread.
 #ifndef TD_APP_BACKEND_H
 #define TD_APP_BACKEND_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
 
@@ -14,17 +15,18 @@
 typedef struct td_backend td_backend;
 
 typedef enum {
-  TD_BACKEND_LOADING, // the worker maps the model
+  TD_BACKEND_LOADING, // a worker maps the model, for the first time or after another's death
   TD_BACKEND_READY,
   TD_BACKEND_STUCK,  // no heartbeat for longer than it should take
-  TD_BACKEND_FAILED, // the worker could not start; td_backend_reason tells why
+  TD_BACKEND_FAILED, // a worker could not start; td_backend_reason tells why
 } td_backend_state;
 
 typedef struct {
   const char *model_dir;
   uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
   uint32_t max_batch;     // sequences decoded together
-  uint32_t n_threads;     // of the worker's team; 0: one for each CPU
+  bool is_split;          // one worker reads prompts, another decodes; else one does both
+  uint32_t n_threads;     // of each worker's team; 0: one for each CPU
   uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
   uint32_t prefill_chunk; // prompt tokens a step
   td_dtype kv_dtype;      // TD_F32 or TD_F16
@@ -52,25 +54,41 @@ typedef struct {
   void *ctx;
 } td_request_callbacks;
 
-// Starts the worker by executing this program again with inherited descriptors. Returns before the
+// Starts the workers by executing this program again with inherited descriptors. Returns before the
 // model is loaded. On success the caller owns *out; on error *out is NULL.
 td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_opts *opts,
                           td_err *err);
-// Ends the worker (SHUTDOWN, then SIGKILL after a grace period) and calls closed when nothing is
+// Ends the workers (SHUTDOWN, then SIGKILL after a grace period) and calls closed when nothing is
 // left on the loop. Requests still running end with on_done (ERROR).
 void td_backend_close(td_backend *backend, void (*closed)(void *ctx), void *ctx);
 
 td_backend_state td_backend_state_of(const td_backend *backend);
 const char *td_backend_reason(const td_backend *backend);
-// Zeroed until the worker is ready.
+// Zeroed until a worker is ready.
 td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
-uint32_t td_backend_n_restarts(const td_backend *backend); // of the worker
 double td_backend_kv_use(const td_backend *backend); // pages promised to running requests, 0 to 1
 
+enum { TD_BACKEND_MAX_WORKERS = 2 };
+
+typedef struct {
+  const char *role; // "worker", "prefill" or "decode"
+  td_backend_state state;
+  uint32_t n_restarts;
+  uint32_t n_running; // requests that it has now
+  uint64_t n_steps;   // of this life, as of its last heartbeat
+} td_backend_worker;
+
+// Fills out and returns how many workers there are.
+uint32_t td_backend_workers(const td_backend *backend,
+                            td_backend_worker out[TD_BACKEND_MAX_WORKERS]);
+
+// Whether requests may be submitted: a worker was ready once, and none has failed for good. Those
+// that come while a worker is started again wait.
+bool td_backend_accepts(const td_backend *backend);
 // Queues a request; callbacks come later, never from inside submit. TD_EAGAIN: too many wait
-// already, or the worker is not ready. TD_EINVAL: longer than the context.
+// already, or td_backend_accepts says no. TD_EINVAL: longer than the context.
 td_status td_backend_submit(td_backend *backend, const td_request *request,
                             const td_request_callbacks *callbacks, uint64_t *id, td_err *err);
 // No callback of this request comes after this call. Unknown ids are ignored.

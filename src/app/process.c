@@ -19,6 +19,7 @@
 
 struct td_process {
   td_process_events events;
+  uint32_t role; // a td_worker_role
   td_channel channel;
   int life_fd; // writing end, never written
   uv_process_t process;
@@ -42,7 +43,8 @@ void td_process_kill(td_process *p) {
 }
 
 static void on_corrupt(td_process *p) {
-  td_error("the ring shared with the worker process is corrupt; killing it");
+  td_error("the ring shared with the %s process is corrupt; killing it",
+           td_worker_role_name(p->role));
   td_process_kill(p);
 }
 
@@ -104,10 +106,11 @@ static void on_handle_closed(uv_handle_t *handle) {
   if (p->is_spawned) {
     char why[128];
     if (p->term_signal) {
-      snprintf(why, sizeof why, "the worker process died (signal %d, %s)", p->term_signal,
-               strsignal(p->term_signal));
+      snprintf(why, sizeof why, "the %s process died (signal %d, %s)", td_worker_role_name(p->role),
+               p->term_signal, strsignal(p->term_signal));
     } else {
-      snprintf(why, sizeof why, "the worker process ended with status %d", (int)p->exit_status);
+      snprintf(why, sizeof why, "the %s process ended with status %d", td_worker_role_name(p->role),
+               (int)p->exit_status);
     }
     p->events.on_exit(p->events.ctx, why, last_line(p));
   }
@@ -161,7 +164,7 @@ static void remember(td_process *p, const char *bytes, size_t n) {
 
 // Passes len bytes on to our own stderr and forgets them, and the newline behind them.
 static void pass_on(td_process *p, size_t len) {
-  td_log_forward(TD_WORKER_ROLE, p->process.pid, p->line, len);
+  td_log_forward(td_worker_role_name(p->role), p->process.pid, p->line, len);
   if (!td_log_get().is_json || p->line[0] != '{') { // last words are not log lines
     remember(p, p->line, len);
     remember(p, "\n", 1);
@@ -295,6 +298,7 @@ td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_op
   td_process *p = calloc(1, sizeof *p);
   if (!p) return td_fail(err, TD_ENOMEM, "out of memory");
   p->events = *events;
+  p->role = opts->role;
   p->life_fd = -1;
   td_status st = start(p, loop, opts, kv_fd, err);
   if (st == TD_OK) {

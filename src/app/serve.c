@@ -14,6 +14,7 @@
 #include "app/command.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/team.h"
 
 #define MAX_DESCRIPTORS  65536
 #define POOL_STACK_BYTES (8u << 20) // rendering a template needs 4 MiB
@@ -52,8 +53,8 @@ static void write_error(void *ctx, td_buf *out, int status, const char *message)
 }
 
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
+  if (serve->backend && td_backend_accepts(serve->backend)) return false;
   td_backend_state state = td_serve_state(serve);
-  if (state == TD_BACKEND_READY || state == TD_BACKEND_STUCK) return false;
   td_api_error error;
   if (state == TD_BACKEND_LOADING) {
     td_api_fail(&error, 503, NULL, NULL, "the model is being loaded");
@@ -214,6 +215,16 @@ static td_status choose_name(td_serve *serve, td_err *err) {
   return serve->name ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
 
+// Whether prefill and decode are two workers.
+static td_status choose_workers(td_serve *serve, td_err *err) {
+  const char *how = serve->options->workers;
+  uint32_t n_threads = serve->model_opts.n_threads;
+  bool is_auto = strcmp(how, "auto") == 0;
+  serve->is_split = is_auto ? (n_threads ? n_threads : td_cpu_count()) > 1 : !strcmp(how, "split");
+  if (is_auto || serve->is_split || !strcmp(how, "one")) return TD_OK;
+  return td_fail(err, TD_EINVAL, "--workers %s: give split, one or auto", how);
+}
+
 // What is wrong with the model's directory is told before anything is started.
 static td_status read_model(td_serve *serve, td_err *err) {
   td_model_config config;
@@ -221,6 +232,7 @@ static td_status read_model(td_serve *serve, td_err *err) {
   if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);
+  if (st == TD_OK) st = choose_workers(serve, err);
   if (st != TD_OK) return st;
   serve->defaults = (td_api_defaults){.temperature = config.temperature,
                                       .top_p = config.top_p,

@@ -33,6 +33,7 @@ typedef struct {
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
   td_session_opts model_opts; // what the options ask of model and memory, checked
+  bool is_split;              // prefill and decode are two workers
   uv_work_t weights_work;
   atomic_bool weights_canceled;
   td_trace_file *trace; // NULL without --trace

@@ -66,6 +66,21 @@ static const char *state_name(td_backend_state state) {
   return "unknown";
 }
 
+static void write_workers(td_json_writer *w, const td_serve *serve) {
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  uint32_t n = serve->backend ? td_backend_workers(serve->backend, workers) : 0;
+  td_jw_begin_array(w, "workers");
+  for (uint32_t i = 0; i < n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "role", workers[i].role);
+    td_jw_str(w, "status", state_name(workers[i].state));
+    td_jw_int(w, "running", workers[i].n_running);
+    td_jw_int(w, "restarts", workers[i].n_restarts);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
 void td_serve_health(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   td_backend_state state = td_serve_state(serve);
@@ -76,6 +91,7 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   td_jw_str(&w, "status", state_name(state));
   td_jw_int(&w, "running", serve->backend ? td_backend_n_running(serve->backend) : 0);
   td_jw_int(&w, "waiting", serve->backend ? td_backend_n_waiting(serve->backend) : 0);
+  write_workers(&w, serve);
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
   respond(x, ok ? 200 : 503, &body);
@@ -96,7 +112,7 @@ void td_serve_metrics(void *ctx, td_http_exchange *x) {
   if (serve->backend) {
     now.n_running = td_backend_n_running(serve->backend);
     now.n_waiting = td_backend_n_waiting(serve->backend);
-    now.n_restarts = td_backend_n_restarts(serve->backend);
+    now.n_workers = td_backend_workers(serve->backend, now.workers);
     now.kv_use = td_backend_kv_use(serve->backend);
   }
   td_buf body = TD_BUF_INIT;

@@ -85,11 +85,30 @@ static void write_histogram(const writer *w, const char *name, const td_histogra
   td_buf_printf(w->out, "tandem_%s_count{%s} %" PRIu64 "\n", name, label, n);
 }
 
+static void write_workers(const writer *w, const td_metrics_now *now) {
+  const char *label = td_buf_text(&w->label);
+  write_head(w, "worker_up", "gauge", "1: the worker process is there and answers.");
+  for (uint32_t i = 0; i < now->n_workers; i++) {
+    td_buf_printf(w->out, "tandem_worker_up{%s,worker=\"%s\"} %d\n", label, now->workers[i].role,
+                  now->workers[i].state == TD_BACKEND_READY);
+  }
+  write_head(w, "worker_requests_running", "gauge", "Requests at the worker process.");
+  for (uint32_t i = 0; i < now->n_workers; i++) {
+    td_buf_printf(w->out, "tandem_worker_requests_running{%s,worker=\"%s\"} %u\n", label,
+                  now->workers[i].role, now->workers[i].n_running);
+  }
+  write_head(w, "worker_restarts_total", "counter", "Times the worker process was started again.");
+  for (uint32_t i = 0; i < now->n_workers; i++) {
+    td_buf_printf(w->out, "tandem_worker_restarts_total{%s,worker=\"%s\"} %u\n", label,
+                  now->workers[i].role, now->workers[i].n_restarts);
+  }
+}
+
 void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *now) {
   writer w = {.out = out, .label = TD_BUF_INIT};
   write_label(&w.label, now->model);
-  write_gauge(&w, "num_requests_running", now->n_running, "Requests at the worker.");
-  write_gauge(&w, "num_requests_waiting", now->n_waiting, "Requests that wait for the worker.");
+  write_gauge(&w, "num_requests_running", now->n_running, "Requests being answered.");
+  write_gauge(&w, "num_requests_waiting", now->n_waiting, "Requests that wait for their turn.");
   write_gauge(&w, "kv_cache_usage_perc", now->kv_use,
               "KV pages promised to running requests, 1 is all.");
   write_finished(&w, m);
@@ -99,8 +118,7 @@ void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *no
                 "Tokens looked for in the cache of prefixes.");
   write_counter(&w, "prefix_cache_hits_total", m->n_cached,
                 "Tokens found in the cache of prefixes.");
-  write_counter(&w, "worker_restarts_total", now->n_restarts,
-                "Times the worker process was started again.");
+  write_workers(&w, now);
   write_histogram(&w, "time_to_first_token_seconds", &m->first_token,
                   "From a request's arrival to its first token.");
   write_histogram(&w, "inter_token_latency_seconds", &m->next_token,

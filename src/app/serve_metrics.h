@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "app/backend.h"
 #include "base/buf.h"
 
 #define TD_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +41,8 @@ typedef struct {
 // What is not counted but looked up when asked.
 typedef struct {
   const char *model;
-  uint32_t n_running, n_waiting, n_restarts;
+  uint32_t n_running, n_waiting, n_workers;
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   double kv_use; // pages promised to running requests over all pages, 0 to 1
 } td_metrics_now;
 

@@ -11,6 +11,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
   td_backend_opts opts = {.model_dir = m->model_dir,
                           .ctx_size = m->ctx_size,
                           .max_batch = (uint32_t)o->max_batch,
+                          .is_split = serve->is_split,
                           .n_threads = m->n_threads,
                           .prefill_chunk = m->prefill_chunk,
                           .kv_dtype = m->kv_dtype,

@@ -28,15 +28,20 @@ struct td_supervisor {
   uv_timer_t restart;
   int n_timers;
   uint64_t born_ns, heard_ns;
-  bool was_ready;     // ever
-  bool is_up;         // this life has said READY
-  unsigned n_unready; // deaths in a row before READY
+  td_wire_heartbeat heartbeat; // this life's last
+  bool was_ready;              // ever
+  bool is_up;                  // this life has said READY
+  unsigned n_unready;          // deaths in a row before READY
   uint32_t n_starts;
   unsigned n_short; // deaths in a row within SHORT_LIFE_NS
   bool is_closing;
   void (*closed)(void *ctx);
   void *closed_ctx;
 };
+
+static const char *role_name(const td_supervisor *s) {
+  return td_worker_role_name(s->opts.worker.role);
+}
 
 static void set_state(td_supervisor *s, td_backend_state state) {
   if (s->state == state || s->is_closing) return;
@@ -75,7 +80,7 @@ static void on_record(void *ctx, const td_wire_msg *msg) {
   case TD_MSG_FATAL:
     snprintf(s->fatal, sizeof s->fatal, "%.*s", TD_WIRE_MAX_TEXT - 1, msg->u.text);
     break;
-  case TD_MSG_HEARTBEAT: break;
+  case TD_MSG_HEARTBEAT: s->heartbeat = msg->u.heartbeat; break;
   default: s->opts.on_record(s->opts.ctx, msg);
   }
 }
@@ -93,6 +98,7 @@ static td_status spawn(td_supervisor *s, td_err *err) {
   s->is_up = false;
   s->fatal[0] = '\0';
   s->n_starts++;
+  s->heartbeat = (td_wire_heartbeat){0};
   s->born_ns = s->heard_ns = td_clock_ns();
   return td_process_spawn(&s->process, s->loop, &s->opts.worker, s->opts.kv_fd, &events, err);
 }
@@ -168,10 +174,11 @@ static void on_tick(uv_timer_t *timer) {
   if (s->is_closing) return;    // a callback closed us
   uint64_t silence_ns = td_clock_ns() - s->heard_ns;
   if (silence_ns > s->opts.kill_ns) {
-    td_error("the worker process was silent for %.0f s; killing it", (double)silence_ns * 1e-9);
+    td_error("the %s process was silent for %.0f s; killing it", role_name(s),
+             (double)silence_ns * 1e-9);
     td_process_kill(s->process);
   } else if (silence_ns > s->opts.stuck_ns && s->state == TD_BACKEND_READY) {
-    td_warn("the worker process has been silent for %.0f s", (double)silence_ns * 1e-9);
+    td_warn("the %s process has been silent for %.0f s", role_name(s), (double)silence_ns * 1e-9);
     set_state(s, TD_BACKEND_STUCK);
   }
 }
@@ -260,6 +267,10 @@ const char *td_supervisor_reason(const td_supervisor *s) {
 
 uint32_t td_supervisor_n_restarts(const td_supervisor *s) {
   return s->n_starts - 1;
+}
+
+td_wire_heartbeat td_supervisor_heartbeat(const td_supervisor *s) {
+  return s->heartbeat;
 }
 
 td_status td_supervisor_send(td_supervisor *s, const td_wire_msg *msg) {

@@ -42,6 +42,8 @@ td_backend_state td_supervisor_state(const td_supervisor *supervisor);
 // Why FAILED, for the owner to report; else "".
 const char *td_supervisor_reason(const td_supervisor *supervisor);
 uint32_t td_supervisor_n_restarts(const td_supervisor *supervisor);
+// What the worker said of itself last; zeroed until it has.
+td_wire_heartbeat td_supervisor_heartbeat(const td_supervisor *supervisor);
 // TD_EAGAIN: not now; on_space or on_death comes.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
 

@@ -99,6 +99,9 @@ static const option table[] = {
      "what the API calls the model; default: the directory's name"},
     {"max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), 1, 1024, "16", "N",
      "requests answered together"},
+    {"workers", 0, OPT_STR, ON(SERVE), AT(workers), NO_RANGE, "auto", "HOW",
+     "split: one process reads prompts, another writes answers; one: a single process does both; "
+     "auto: split with 2 threads or more"},
     {"drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), 0, 86400, "30", "SECONDS",
      "how long running requests may go on after SIGTERM"},
     {"stuck-after", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), 1, 86400, "30", "SECONDS",

@@ -59,7 +59,7 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *model_name;
+  char *host, *api_key, *model_name, *workers;
   int64_t port, max_batch, drain_timeout_s, stuck_after_s;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;

@@ -82,6 +82,20 @@ void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
   }
 }
 
+static void remember(td_sampler *s, int32_t id) {
+  s->index++;
+  if (!s->seen) return;
+  s->seen[id] = 1;
+  s->counts[id]++;
+}
+
+void td_sampler_answer(td_sampler *s, const int32_t *ids, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    TD_CHECK(ids[i] >= 0 && (uint32_t)ids[i] < s->n_vocab);
+    remember(s, ids[i]);
+  }
+}
+
 // ---- the draw -------------------------------------------------------------------------------
 
 // Uniform in [0, 1), from (seed, index) alone: two rounds of the splitmix64 finalizer (Steele et
@@ -257,11 +271,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   add_bias_and_penalties(s, logits);
   token.id = draw(s, logits);
   if (want_logprobs) token.logprob = (float)(s->given[token.id] - norm);
-  if (s->seen) {
-    s->seen[token.id] = 1;
-    s->counts[token.id]++;
-  }
-  s->index++;
+  remember(s, token.id);
   td_trace_span(begin_ns, TD_TRACE_SAMPLE, 0, 0);
   return token;
 }

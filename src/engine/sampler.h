@@ -17,6 +17,8 @@ td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_
 void td_sampler_close(td_sampler *sampler);
 // Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
+// Tokens of the answer that another sampler drew: the next draw is the one behind them.
+void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
 
 // Draws the next token of the answer and remembers it. logits f32 [n_vocab] are overwritten.
 // want_logprobs: fills logprob and the n_top_logprobs best candidates of the distribution that the

@@ -20,6 +20,15 @@ static const number numbers[] = {
 #undef X
 };
 
+const char *td_worker_role_name(uint32_t role) {
+  static const char *const names[] = {
+#define X(id, name) name,
+      TD_WORKER_ROLES(X)
+#undef X
+  };
+  return role < TD_COUNT(names) ? names[role] : "";
+}
+
 #define N_ARGS (2 + 1 + TD_COUNT(numbers)) // program, "worker", model, numbers
 
 // The value of "key=value" when arg is of that key, else NULL.

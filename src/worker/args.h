@@ -14,14 +14,29 @@
 // (model/resident.h) are at 3 when weights_fd says that there are any, the memory that --trace
 // records to is at 4 when trace_fd does; the KV pool's (kv_pool.h) and the channel's follow.
 #define TD_WORKER_LIFE_FD       0
-#define TD_WORKER_ROLE          "worker" // what its log calls it
 #define TD_WORKER_WEIGHTS_FD    3
 #define TD_WORKER_TRACE_FD      4
 #define TD_WORKER_KV_FD         5
 #define TD_WORKER_FIRST_CHANNEL 6
 
+// What a worker is for. It can do anything it is asked; what it is asked decides the front.
+#define TD_WORKER_ROLES(X)                                                                         \
+  X(BOTH, "worker")                                                                                \
+  X(PREFILL, "prefill")                                                                            \
+  X(DECODE, "decode")
+
+typedef enum {
+#define X(id, name) TD_ROLE_##id,
+  TD_WORKER_ROLES(X)
+#undef X
+      TD_N_ROLES
+} td_worker_role;
+
+const char *td_worker_role_name(uint32_t role);
+
 // Every key, all of them required: field, key, least, most.
 #define TD_WORKER_NUMBERS(X)                                                                       \
+  X(role, "role", 0, TD_N_ROLES - 1)                                                               \
   X(ctx_size, "ctx", 0, 1 << 24)                                                                   \
   X(max_batch, "batch", 1, 4096)                                                                   \
   X(n_threads, "threads", 0, 4096)                                                                 \
@@ -36,6 +51,7 @@
 
 typedef struct {
   const char *model_dir; // borrowed
+  uint32_t role;         // a td_worker_role
   uint32_t ctx_size;     // tokens; 0: what the model allows, within memory
   uint32_t max_batch;    // sequences decoded together
   uint32_t n_threads;    // 0: one for each CPU

@@ -40,7 +40,7 @@ static void write_counts(td_wire_done *done, const td_worker_request *r) {
   uint64_t now_ns = td_clock_ns();
   done->n_prompt = r->submit.n_prompt;
   done->n_output = r->n_output;
-  done->n_cached = r->submit.n_past;
+  done->n_cached = r->submit.n_answer ? 0 : r->submit.n_past;
   if (!r->begin_ns) return;
   done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
   done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
@@ -90,7 +90,11 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_prompt >= limits->n_ctx) return "the prompt does not fit the context";
   if (submit->max_tokens == 0) return "no tokens of answer asked for";
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
-  if (submit->n_past >= submit->n_prompt) return "malformed request: nothing is left to compute";
+  if (submit->n_answer ? submit->n_answer >= max_output(requests, submit) ||
+                             submit->n_past != submit->n_prompt + submit->n_answer - 1
+                       : submit->n_past >= submit->n_prompt) {
+    return "malformed request: not where a step can begin";
+  }
   uint64_t n_tokens = (uint64_t)submit->n_prompt + max_output(requests, submit);
   if (submit->n_pages > limits->n_pages ||
       n_tokens > (uint64_t)submit->n_pages * limits->page_tokens) {
@@ -108,6 +112,7 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .submit = *submit,
                            .max_output = max_output(requests, submit),
                            .n_past = submit->n_past,
+                           .n_output = submit->n_answer,
                            .pages = malloc(submit->n_pages * sizeof *r->pages),
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
@@ -129,16 +134,20 @@ static const char *take_pages(const td_requests *requests, td_worker_request *r,
   return NULL;
 }
 
+static uint32_t n_tokens_given(const td_worker_request *r) {
+  return r->submit.n_prompt + r->submit.n_answer;
+}
+
 static const char *take_tokens(const td_requests *requests, td_worker_request *r,
                                const td_wire_tokens *tokens) {
-  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > r->submit.n_prompt - r->n_prompt_received) {
-    return "malformed request: more prompt tokens than announced";
+  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > n_tokens_given(r) - r->n_tokens_received) {
+    return "malformed request: more tokens than announced";
   }
   for (uint32_t i = 0; i < tokens->n; i++) {
     if (tokens->ids[i] < 0 || (uint32_t)tokens->ids[i] >= requests->limits.n_vocab) {
-      return "the prompt holds a token outside the vocabulary";
+      return "the request holds a token outside the vocabulary";
     }
-    r->tokens[r->n_prompt_received++] = tokens->ids[i];
+    r->tokens[r->n_tokens_received++] = tokens->ids[i];
   }
   return NULL;
 }
@@ -158,7 +167,8 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
                                  requests->limits.n_vocab, err);
   if (st != TD_OK) return st;
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
-  r->phase = TD_REQUEST_PREFILL;
+  td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
+  r->phase = r->submit.n_answer ? TD_REQUEST_DECODE : TD_REQUEST_PREFILL;
   return TD_OK;
 }
 
@@ -177,7 +187,7 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = "malformed request: a record of unknown kind";
   }
   bool is_whole = r->n_pages_received == r->submit.n_pages &&
-                  r->n_prompt_received == r->submit.n_prompt &&
+                  r->n_tokens_received == n_tokens_given(r) &&
                   r->n_bias_received == r->submit.n_bias;
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;

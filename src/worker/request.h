@@ -12,7 +12,7 @@
 #include "tandem/wire.h"
 
 typedef enum {
-  TD_REQUEST_RECEIVING, // its prompt is on the way
+  TD_REQUEST_RECEIVING, // its tokens are on the way
   TD_REQUEST_PREFILL,
   TD_REQUEST_DECODE,
 } td_request_phase;
@@ -22,7 +22,7 @@ typedef struct {
   td_request_phase phase;
   td_wire_submit submit;
   int32_t *tokens; // [n_prompt + max_output], owned: the prompt, behind it the answer so far
-  uint32_t n_prompt_received;
+  uint32_t n_tokens_received;
   int32_t *pages; // [n_pages], owned: enough for all tokens, those of the answer included
   uint32_t n_pages_received;
   td_token_value *bias; // [n_bias], owned

@@ -166,6 +166,7 @@ static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err
   if (st != TD_OK) return st;
   if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
   if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
+  if (r->submit.flags & TD_SUBMIT_READ_ONLY) return post_done(w, r, TD_DONE_READ, NULL, err);
   return TD_OK;
 }
 
@@ -188,7 +189,10 @@ static td_status run_step(worker *w, td_err *err) {
   td_step *step = &w->step;
   uint64_t now_ns = td_clock_ns();
   for (uint32_t i = 0; i < step->n; i++) {
-    if (!step->requests[i]->begin_ns) step->requests[i]->begin_ns = now_ns;
+    td_worker_request *r = step->requests[i];
+    if (r->begin_ns) continue;
+    r->begin_ns = now_ns;
+    if (r->phase == TD_REQUEST_DECODE) r->first_token_ns = now_ns;
   }
   td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
@@ -265,10 +269,14 @@ static int fail(worker *w, const td_err *why) {
   return 1;
 }
 
-static void set_log(const td_worker_opts *opts) {
+// To the log, and to ps and top.
+static void introduce(const td_worker_opts *opts) {
+  char name[16];
+  snprintf(name, sizeof name, "tandem-%s", td_worker_role_name(opts->role));
+  prctl(PR_SET_NAME, name);
   const td_log_opts log = {.max_level = (td_log_level)opts->log_level,
                            .is_json = opts->log_json != 0,
-                           .role = TD_WORKER_ROLE};
+                           .role = td_worker_role_name(opts->role)};
   td_log_set(&log);
 }
 
@@ -276,7 +284,7 @@ int td_worker_main(int argc, char **argv) {
   worker w = {.trace = TD_SEGMENT_CLOSED};
   td_err err = {0};
   td_status st = td_worker_args_parse(&w.opts, argc, argv, &err);
-  if (st == TD_OK) set_log(&w.opts);
+  if (st == TD_OK) introduce(&w.opts);
   if (st == TD_OK) st = follow_parent(w.opts.parent_pid, &err);
   if (st == TD_OK) st = attach_trace(&w, &err);
   if (st == TD_OK) st = attach(&w, &err);

@@ -67,9 +67,27 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def workers(self):
+        """Process ids of the workers that live, by role: worker, or prefill and decode."""
+        front = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        found = {}
+        for pid in front.read_text().split():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            role = [word[len("role=") :] for word in words if word.startswith("role=")]
+            if role:  # a dead one has no arguments any more
+                found[("worker", "prefill", "decode")[int(role[0])]] = int(pid)
+        return found
+
+    def decoder(self):
+        """The process id of the worker that writes answers, or None between two lives."""
+        workers = self.workers()
+        return workers.get("decode", workers.get("worker"))
+
     def kill_worker(self):
-        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGKILL)
+        os.kill(self.decoder(), signal.SIGKILL)
 
     def signal(self, number=signal.SIGTERM):
         os.kill(self.process.pid, number)

@@ -17,9 +17,9 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture
-def server(tandem_bin, model):
-    running = Server(tandem_bin, model, "--max-batch", "8")
+@pytest.fixture(params=["split", "one"])
+def server(tandem_bin, model, request):
+    running = Server(tandem_bin, model, "--max-batch", "8", "--workers", request.param)
     yield running
     running.close()
 
@@ -36,17 +36,6 @@ def stat(pid):
 def is_alive(pid):
     fields = stat(pid)
     return fields is not None and fields[0] != "Z"
-
-
-def worker_of(server):
-    """The one child of the server that lives."""
-    found = []
-    for name in os.listdir("/proc"):
-        fields = stat(name) if name.isdigit() else None
-        if fields and int(fields[1]) == server.process.pid and fields[0] != "Z":
-            found.append(int(name))
-    assert len(found) <= 1
-    return found[0] if found else None
 
 
 def health(server):
@@ -68,85 +57,134 @@ def text_of(response):
     return response.json()["choices"][0]["text"]
 
 
-def kill_worker(server):
+def kill_worker(server, role=None):
     """SIGKILL; returns when another worker serves."""
-    pid = worker_of(server)
+    old = server.workers()
+    pid = old[role] if role else server.decoder()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: worker_of(server) not in (None, pid) and health(server)["status"] == "ok")
+    wait_until(
+        lambda: len(server.workers()) == len(old)
+        and pid not in server.workers().values()
+        and health(server)["status"] == "ok"
+    )
 
 
 def test_killed_in_mid_stream(server):
-    before = text_of(complete(server))
-    events = []
+    """What was computed lies in the shared pool: the answer goes on, and is the same."""
+    whole = text_of(complete(server, max_tokens=300))
+    text, n_chunks = "", 0
     with httpx.stream(
         "POST",
         server.url + "/v1/completions",
-        json=body(max_tokens=100000, stream=True),
+        json=body(max_tokens=300, stream=True),
         timeout=60,
         trust_env=False,
     ) as stream:
         assert stream.status_code == 200
         for line in stream.iter_lines():
-            if not line.startswith("data: "):
+            if not line.startswith("data: {"):
                 continue
-            events.append(line[len("data: ") :])
-            if len(events) == 3:
-                os.kill(worker_of(server), signal.SIGKILL)
-    error = json.loads(events[-1])["error"]
-    assert "the worker process died (signal 9" in error["message"]
-    assert "try again" in error["message"]
-    assert not any("error" in json.loads(event) for event in events[:-1])
-    wait_until(lambda: health(server)["status"] == "ok", seconds=10)
-    assert text_of(complete(server)) == before
+            text += json.loads(line[len("data: ") :])["choices"][0]["text"]
+            n_chunks += 1
+            if n_chunks == 3:
+                server.kill_worker()
+    assert "starting it again" in server.log()
+    assert text == whole
 
 
 def test_killed_before_the_first_token(server):
     """Nothing has been sent yet, so the client never learns of it."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        os.kill(worker_of(server), signal.SIGSTOP)
+        role = "prefill" if "prefill" in server.workers() else "worker"
+        os.kill(server.workers()[role], signal.SIGSTOP)
         answer = pool.submit(complete, server)
         wait_until(lambda: health(server)["running"] == 1)
-        kill_worker(server)
+        kill_worker(server, role)
         replayed = text_of(answer.result())
     assert "starting it again" in server.log()
     assert replayed == text_of(complete(server))
 
 
+def test_the_answer_is_that_of_one_process(tandem_bin, model):
+    """Greedy, seeded, with penalties and log-probabilities: to the bit, alone and among sixteen."""
+    fields = [
+        {"temperature": 0},
+        {"temperature": 1.3, "seed": 5, "top_p": 0.9},
+        {"temperature": 0.8, "seed": 6, "presence_penalty": 1.5, "frequency_penalty": 0.7},
+        {"temperature": 1, "seed": 7, "repetition_penalty": 1.4, "logprobs": 3},
+    ]
+    asked = [{"prompt": [3 + i] * (1 + 83 * i % 300), **fields[i % 4]} for i in range(16)]
+    told = {}
+    for how in ("one", "split"):
+        server = Server(tandem_bin, model, "--workers", how, "--prefill-chunk", "100")
+        alone = [complete(server, **fields).json()["choices"] for fields in asked[:4]]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            answers = pool.map(lambda fields: complete(server, **fields), asked)
+            told[how] = [answer.json()["choices"] for answer in answers]
+        assert told[how][:4] == alone
+        server.close()
+    assert told["one"] == told["split"]
+
+
+def test_one_death_is_not_the_others(tandem_bin, model):
+    server = Server(tandem_bin, model, "--max-batch", "8")
+    workers = server.workers()
+    before = text_of(complete(server, max_tokens=2000))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(complete, server, max_tokens=2000)
+        wait_until(lambda: health(server)["workers"][1]["running"] == 1)
+        kill_worker(server, "prefill")
+        assert text_of(answer.result()) == before
+    assert server.workers()["decode"] == workers["decode"]
+    assert [w["restarts"] for w in health(server)["workers"]] == [1, 0]
+    server.close()
+
+
+def test_requests_wait_while_a_worker_returns(server):
+    before = text_of(complete(server))
+    for pid in server.workers().values():
+        os.kill(pid, signal.SIGKILL)
+    assert text_of(complete(server)) == before
+
+
 def test_many_deaths(server):
     before = text_of(complete(server))
-    for _ in range(4):
-        kill_worker(server)
+    for role in list(server.workers()) * 2:
+        kill_worker(server, role)
         assert text_of(complete(server)) == before
 
 
 def test_signals_to_the_group_are_for_the_front(server):
-    pid = worker_of(server)
+    workers = server.workers()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(pid, number)
+        for pid in workers.values():
+            os.kill(pid, number)
     assert text_of(complete(server))
-    assert worker_of(server) == pid
+    assert server.workers() == workers
 
 
 def test_dies_with_the_front(tandem_bin, model):
     server = Server(tandem_bin, model)
-    pid = worker_of(server)
-    with open(f"/proc/{pid}/maps") as maps:
-        assert "tandem-rings" in maps.read()
+    workers = server.workers()
+    assert set(workers) == {"prefill", "decode"}
+    for pid in workers.values():
+        with open(f"/proc/{pid}/maps") as maps:
+            text = maps.read()
+        assert "tandem-rings" in text and "tandem-kv" in text
     shared = set(os.listdir("/dev/shm"))
     server.process.kill()
     server.process.wait()
-    wait_until(lambda: not is_alive(pid), seconds=5)
+    wait_until(lambda: not any(is_alive(pid) for pid in workers.values()), seconds=5)
     assert set(os.listdir("/dev/shm")) <= shared
 
 
 def test_idle_takes_no_time(server):
     text_of(complete(server))
-    pid = worker_of(server)
+    workers = server.workers()
     time.sleep(0.5)
 
-    def ticks():
-        fields = stat(pid)
-        return int(fields[11]) + int(fields[12])  # user and system, in hundredths of a second
+    def ticks():  # user and system, in hundredths of a second
+        return sum(int(stat(pid)[11]) + int(stat(pid)[12]) for pid in workers.values())
 
     before = ticks()
     time.sleep(2)

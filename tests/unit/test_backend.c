@@ -16,6 +16,7 @@ enum {
 };
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -277,10 +278,16 @@ static bool is_done(void *ctx) {
   return ((client *)ctx)->n_done > 0;
 }
 
+static bool has_begun(void *ctx) {
+  return ((client *)ctx)->n > 0;
+}
+
 static bool is_idle(void *ctx) {
   const td_backend *b = ((world *)ctx)->backend;
   return td_backend_n_running(b) == 0 && td_backend_n_waiting(b) == 0;
 }
+
+static bool is_split; // each test runs with one worker and with two
 
 static void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t max_batch) {
   td_err err;
@@ -289,6 +296,7 @@ static void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t 
   const td_backend_opts opts = {.model_dir = model,
                                 .ctx_size = ctx_size,
                                 .max_batch = max_batch,
+                                .is_split = is_split,
                                 .prefill_chunk = 100,
                                 .on_state = on_state,
                                 .ctx = w};
@@ -477,19 +485,26 @@ static void test_death_in_mid_stream(void **state) {
   assert_int_equal(submit(&later, harmless, 3, 7), TD_OK);
   run_until(&w, is_done, &later);
   check_answer(&later, harmless, 3, 7);
-  const td_backend_state states[] = {TD_BACKEND_READY, TD_BACKEND_LOADING, TD_BACKEND_READY};
-  assert_int_equal(w.n_states, 3);
+  // It was tried once more behind its last token.
+  const td_backend_state states[] = {TD_BACKEND_READY, TD_BACKEND_LOADING, TD_BACKEND_READY,
+                                     TD_BACKEND_LOADING, TD_BACKEND_READY};
+  assert_int_equal(w.n_states, 5);
   assert_memory_equal(w.states, states, sizeof states);
   world_close(&w);
 }
 
-static void test_replay_before_the_first_token(void **state) {
-  (void)state;
-  char fuse[] = "/tmp/tandem-fuse-XXXXXX";
-  int fd = mkstemp(fuse);
+static void make_fuse(char path[32]) {
+  strcpy(path, "/tmp/tandem-fuse-XXXXXX");
+  int fd = mkstemp(path);
   assert_true(fd >= 0);
   close(fd);
-  setenv("TANDEM_TEST_FUSE", fuse, 1);
+  setenv("TANDEM_TEST_FUSE", path, 1);
+}
+
+static void test_replay_before_the_first_token(void **state) {
+  (void)state;
+  char fuse[32];
+  make_fuse(fuse);
   world w;
   world_ready(&w, 512, 2);
   const int32_t once[] = {DIE_ONCE, 4, 3, 4}, always[] = {DIE, 4, 3, 4};
@@ -506,6 +521,77 @@ static void test_replay_before_the_first_token(void **state) {
   run_until(&w, is_settled, &w);
   assert_int_equal(td_backend_state_of(w.backend), TD_BACKEND_READY);
   unsetenv("TANDEM_TEST_FUSE");
+  world_close(&w);
+}
+
+// What was computed lies in the pool: the answer goes on behind its last token.
+static void test_an_answer_outlives_its_worker(void **state) {
+  (void)state;
+  char fuse[32];
+  make_fuse(fuse);
+  world w;
+  world_ready(&w, 512, 4);
+  static const int32_t plain[] = {5, 6, 7}, places[] = {4, 9, 20};
+  for (size_t i = 0; i < TD_COUNT(places); i++) {
+    const int32_t once[] = {DIE_ONCE, places[i], 3};
+    client victim = {.backend = w.backend}, bystander = {.backend = w.backend};
+    close(open(fuse, O_CREAT | O_WRONLY, 0600));
+    assert_int_equal(submit(&bystander, plain, 3, 40), TD_OK);
+    assert_int_equal(submit(&victim, once, 3, 40), TD_OK);
+    run_until(&w, is_idle, &w);
+    assert_int_equal(access(fuse, F_OK), -1);
+    assert_int_equal(victim.done.reason, TD_DONE_LENGTH);
+    check_answer(&victim, once, 3, 40);
+    check_answer(&bystander, plain, 3, 40);
+  }
+  unsetenv("TANDEM_TEST_FUSE");
+  world_close(&w);
+}
+
+// The prefill worker dies again and again; what the other writes does not notice.
+static void test_one_death_is_not_the_others(void **state) {
+  (void)state;
+  if (!is_split) skip();
+  world w;
+  world_ready(&w, 20000, 4);
+  const int32_t plain[] = {5, 6, 7}, deadly[] = {DIE, 4, 3, 4};
+  static client stream;
+  client poison = {.backend = w.backend};
+  stream = (client){.backend = w.backend};
+  assert_int_equal(submit(&stream, plain, 3, MAX_ANSWER), TD_OK);
+  run_until(&w, has_begun, &stream);
+  assert_int_equal(submit(&poison, deadly, 4, 10), TD_OK);
+  run_until(&w, is_done, &poison);
+  assert_int_equal(poison.done.reason, TD_DONE_ERROR);
+  assert_non_null(strstr(poison.done.text, "prefill process died"));
+  run_until(&w, is_done, &stream);
+  check_answer(&stream, plain, 3, MAX_ANSWER);
+  run_until(&w, is_settled, &w);
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  assert_int_equal(td_backend_workers(w.backend, workers), 2);
+  assert_string_equal(workers[0].role, "prefill");
+  assert_int_equal(workers[0].n_restarts, 2);
+  assert_string_equal(workers[1].role, "decode");
+  assert_int_equal(workers[1].n_restarts, 0);
+  world_close(&w);
+}
+
+// Nobody listens behind the first token: neither worker keeps the request, nor its pages.
+static void test_cancel_at_the_hand_over(void **state) {
+  (void)state;
+  world w;
+  world_ready(&w, 512, 4);
+  static client clients[64];
+  static int32_t prompts[64][70];
+  for (uint32_t i = 0; i < 64; i++) {
+    clients[i] = (client){.backend = w.backend, .cancel_at = 1 + i % 3};
+    make_prompt(prompts[i], 70, i);
+    assert_int_equal(submit(&clients[i], prompts[i], 70, 10), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  for (uint32_t i = 0; i < 64; i++)
+    assert_int_equal(clients[i].n, 1 + i % 3);
+  assert_true(td_backend_kv_use(w.backend) == 0);
   world_close(&w);
 }
 
@@ -589,12 +675,13 @@ static void test_worker_dies_with_the_front(void **state) {
   assert_int_equal(read(ready[0], &byte, 1), 1);
   kill(front, SIGKILL);
   assert_int_equal(waitpid(front, NULL, 0), front);
-  pid_t worker = 0;
-  for (int i = 0; i < 100 && worker == 0; i++) {
+  int n_dead = 0;
+  for (int i = 0; i < 100 && n_dead < 1 + is_split; i++) {
     usleep(50000);
-    worker = waitpid(-1, NULL, WNOHANG);
+    while (waitpid(-1, NULL, WNOHANG) > 0)
+      n_dead++;
   }
-  assert_true(worker > 0);
+  assert_int_equal(n_dead, 1 + is_split);
   close(ready[0]);
   close(ready[1]);
   prctl(PR_SET_CHILD_SUBREAPER, 0);
@@ -680,6 +767,7 @@ static void test_stuck_and_back(void **state) {
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
+  const struct CMUnitTest alone[] = {cmocka_unit_test(test_stuck_and_back)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_hundred_at_once),
       cmocka_unit_test(test_ends_of_an_answer),
@@ -688,13 +776,18 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_cancel_in_every_phase),
       cmocka_unit_test(test_death_in_mid_stream),
       cmocka_unit_test(test_replay_before_the_first_token),
+      cmocka_unit_test(test_an_answer_outlives_its_worker),
+      cmocka_unit_test(test_one_death_is_not_the_others),
+      cmocka_unit_test(test_cancel_at_the_hand_over),
       cmocka_unit_test(test_engine_failure),
       cmocka_unit_test(test_failures_to_start),
       cmocka_unit_test(test_close_with_requests),
       cmocka_unit_test(test_close_while_loading),
       cmocka_unit_test(test_worker_dies_with_the_front),
-      cmocka_unit_test(test_stuck_and_back),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  int n_failed = cmocka_run_group_tests_name("supervisor", alone, NULL, NULL) +
+                 cmocka_run_group_tests_name("one worker", tests, NULL, NULL);
+  is_split = true;
+  return n_failed + cmocka_run_group_tests_name("two workers", tests, NULL, NULL);
 }

@@ -15,8 +15,11 @@
 
 static td_buf written(const td_metrics *metrics, const char *model) {
   td_buf out = TD_BUF_INIT;
-  const td_metrics_now now = {
-      .model = model, .n_running = 3, .n_waiting = 70, .n_restarts = 2, .kv_use = 0.25};
+  td_metrics_now now = {
+      .model = model, .n_running = 3, .n_waiting = 70, .kv_use = 0.25, .n_workers = 2};
+  now.workers[0] = (td_backend_worker){.role = "prefill", .state = TD_BACKEND_READY};
+  now.workers[1] = (td_backend_worker){
+      .role = "decode", .state = TD_BACKEND_LOADING, .n_restarts = 2, .n_running = 5};
   td_metrics_write(&out, metrics, &now);
   assert_false(out.failed);
   return out;
@@ -53,7 +56,10 @@ static void test_values(void **state) {
   expect_line(&text, "tandem_generation_tokens_total{model_name=\"nano\"} 99");
   expect_line(&text, "tandem_prefix_cache_queries_total{model_name=\"nano\"} 12345678901");
   expect_line(&text, "tandem_prefix_cache_hits_total{model_name=\"nano\"} 64");
-  expect_line(&text, "tandem_worker_restarts_total{model_name=\"nano\"} 2");
+  expect_line(&text, "tandem_worker_up{model_name=\"nano\",worker=\"prefill\"} 1");
+  expect_line(&text, "tandem_worker_up{model_name=\"nano\",worker=\"decode\"} 0");
+  expect_line(&text, "tandem_worker_requests_running{model_name=\"nano\",worker=\"decode\"} 5");
+  expect_line(&text, "tandem_worker_restarts_total{model_name=\"nano\",worker=\"decode\"} 2");
   assert_int_equal(text.data[text.len - 1], '\n');
   td_buf_free(&text);
 }

@@ -34,6 +34,36 @@ static int32_t next(td_sampler *s) {
   return td_sampler_next(s, logits, 0).id;
 }
 
+// A sampler that is told what another drew goes on as that would have.
+static void test_an_answer_changes_hands(void **state) {
+  (void)state;
+  const td_sampling params = {.temperature = 1.5f,
+                              .seed = 11,
+                              .repetition_penalty = 1.3f,
+                              .presence_penalty = 0.5f,
+                              .frequency_penalty = 0.7f};
+  static const int32_t prompt[] = {3, 1, 4};
+  for (uint32_t at = 0; at < 20; at++) {
+    td_sampler *whole = open_sampler(params, NULL, 0), *second = open_sampler(params, NULL, 0);
+    int32_t drawn[20];
+    td_sampler_prompt(whole, prompt, 3);
+    for (uint32_t i = 0; i < at; i++)
+      drawn[i] = next(whole);
+    td_sampler_prompt(second, prompt, 3);
+    td_sampler_answer(second, drawn, at);
+    for (uint32_t i = at; i < 30; i++) {
+      fill(logits);
+      td_wire_token a = td_sampler_next(whole, logits, 0);
+      fill(logits);
+      td_wire_token b = td_sampler_next(second, logits, 0);
+      assert_int_equal(a.id, b.id);
+      assert_int_equal(a.index, b.index);
+    }
+    td_sampler_close(whole);
+    td_sampler_close(second);
+  }
+}
+
 static void test_greedy_takes_the_best(void **state) {
   (void)state;
   td_token_value bias[] = {{.id = 7, .value = 100}, {.id = 5000, .value = 9}};
@@ -150,6 +180,7 @@ static void test_bad_parameters_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_greedy_takes_the_best),
+      cmocka_unit_test(test_an_answer_changes_hands),
       cmocka_unit_test(test_draws_follow_the_distribution),
       cmocka_unit_test(test_seed_decides),
       cmocka_unit_test(test_penalties),

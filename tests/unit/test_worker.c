@@ -176,16 +176,19 @@ static void table_close(table *t) {
   td_requests_close(&t->requests);
 }
 
+static bool send(table *t, uint64_t id, const td_wire_submit *submit) {
+  const td_wire_msg msg = {.kind = TD_MSG_SUBMIT, .request = id, .u.submit = *submit};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
 static bool send_past(table *t, uint64_t id, uint32_t n_prompt, uint32_t max_tokens,
                       uint32_t n_bias, uint32_t n_pages, uint32_t n_past) {
-  const td_wire_msg msg = {.kind = TD_MSG_SUBMIT,
-                           .request = id,
-                           .u.submit = {.n_prompt = n_prompt,
-                                        .max_tokens = max_tokens,
-                                        .n_bias = n_bias,
-                                        .n_pages = n_pages,
-                                        .n_past = n_past}};
-  return td_requests_take(&t->requests, &msg, &t->reply);
+  return send(t, id,
+              &(td_wire_submit){.n_prompt = n_prompt,
+                                .max_tokens = max_tokens,
+                                .n_bias = n_bias,
+                                .n_pages = n_pages,
+                                .n_past = n_past});
 }
 
 static bool send_pages(table *t, uint64_t id, uint32_t n, int32_t first) {
@@ -352,6 +355,42 @@ static void test_steps(void **state) {
   table_close(&t);
 }
 
+// A request that another worker began: it decodes at once.
+static void test_steps_go_on_in_an_answer(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  td_wire_submit submit = {
+      .n_prompt = 30, .max_tokens = 18, .n_pages = 3, .n_answer = 3, .n_past = 32};
+  for (uint32_t past = 28; past < 35; past++) {
+    submit.n_past = past;
+    if (past != 32) expect_end(&t, send(&t, 1, &submit), 1, TD_DONE_ERROR);
+  }
+  submit.n_past = 32;
+  assert_false(send(&t, 2, &submit));
+  assert_false(send_pages(&t, 2, 3, 11));
+  assert_false(send_tokens(&t, 2, 30, 1));
+  assert_int_equal(t.requests.active[0]->phase, TD_REQUEST_RECEIVING);
+  assert_false(send_tokens(&t, 2, 2, 2));
+  assert_false(send_tokens(&t, 2, 1, 3));
+  const td_worker_request *r = t.requests.active[0];
+  assert_int_equal(r->phase, TD_REQUEST_DECODE);
+  assert_int_equal(r->n_output, 3);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 1, &err), TD_OK);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_true(step.seqs[0].is_decode);
+  assert_int_equal(step.seqs[0].n_past, 32);
+  assert_int_equal(step.seqs[0].tokens[0], 3);
+  td_step_close(&step);
+  submit.n_answer = 18; // nothing left to draw
+  submit.n_past = 47;
+  expect_end(&t, send(&t, 3, &submit), 3, TD_DONE_ERROR);
+  table_close(&t);
+}
+
 // What the pages hold already is not computed again, and counts as cached.
 static void test_steps_begin_behind_the_cache(void **state) {
   (void)state;
@@ -388,6 +427,7 @@ int main(void) {
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
       cmocka_unit_test(test_steps_begin_behind_the_cache),
+      cmocka_unit_test(test_steps_go_on_in_an_answer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
