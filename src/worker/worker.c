@@ -243,7 +243,7 @@ static td_status attach_trace(worker *w, td_err *err) {
   td_status st = td_segment_attach(&w->trace, TD_WORKER_TRACE_FD, err);
   if (st != TD_OK) return td_err_prefix(err, "worker");
   if (w->trace.n_bytes >= sizeof(td_trace_memory) &&
-      td_trace_start(w->trace.base, TD_WORKER_ROLE)) {
+      td_trace_start(w->trace.base, td_worker_role_name(w->opts.role))) {
     return TD_OK;
   }
   return td_fail(err, TD_EFORMAT, "worker: descriptor %d is not for a trace", TD_WORKER_TRACE_FD);
