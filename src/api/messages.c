@@ -167,7 +167,7 @@ static td_status write_messages(td_json_writer *w, const cJSON *messages, bool p
 }
 
 // A value as it was parsed; numbers keep their spelling where td_json_parse noted it.
-static void write_json(td_json_writer *w, const char *key, const cJSON *value) {
+void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
   if (cJSON_IsNumber(value) && value->valuestring) {
     td_jw_raw(w, key, value->valuestring);
   } else if (cJSON_IsNumber(value)) {
@@ -179,12 +179,12 @@ static void write_json(td_json_writer *w, const char *key, const cJSON *value) {
   } else if (cJSON_IsArray(value)) {
     td_jw_begin_array(w, key);
     for (const cJSON *item = value->child; item; item = item->next)
-      write_json(w, NULL, item);
+      td_api_write_json(w, NULL, item);
     td_jw_end_array(w);
   } else if (cJSON_IsObject(value)) {
     td_jw_begin_object(w, key);
     for (const cJSON *item = value->child; item; item = item->next)
-      write_json(w, item->string, item);
+      td_api_write_json(w, item->string, item);
     td_jw_end_object(w);
   } else {
     td_jw_null(w, key);
@@ -214,19 +214,22 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
     return td_api_bad(error, key, "%s has more than %d members", key, MAX_KWARGS);
   }
   for (const cJSON *item = kwargs->child; item; item = item->next) {
-    if (is_first(kwargs, item) && !is_reserved(item->string)) write_json(w, item->string, item);
+    if (is_first(kwargs, item) && !is_reserved(item->string))
+      td_api_write_json(w, item->string, item);
   }
   return TD_OK;
 }
 
-static td_status write_vars(td_buf *out, const cJSON *root, bool plain, td_api_error *error) {
+static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *has_tools,
+                            td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
   bool generation_prompt = true;
   const cJSON *tools;
   td_jw_begin_object(&w, NULL);
   td_status st = write_messages(&w, td_json_get(root, "messages"), plain, error);
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
-  if (st == TD_OK && tools) write_json(&w, "tools", tools);
+  *has_tools = st == TD_OK && tools;
+  if (*has_tools) td_api_write_json(&w, "tools", tools);
   if (st == TD_OK) {
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }
@@ -239,8 +242,8 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, td_api_e
 }
 
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error) {
-  td_status st = write_vars(&out->vars, root, false, error);
-  if (st == TD_OK) st = write_vars(&out->plain_vars, root, true, error);
+  td_status st = write_vars(&out->vars, root, false, &out->has_tools, error);
+  if (st == TD_OK) st = write_vars(&out->plain_vars, root, true, &out->has_tools, error);
   if (st != TD_OK) return st;
   bool same = out->vars.len == out->plain_vars.len &&
               memcmp(out->vars.data, out->plain_vars.data, out->vars.len) == 0;

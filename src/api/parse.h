@@ -25,6 +25,8 @@ td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
 
 // messages.c: messages, tools and template options into vars and plain_vars.
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error);
+// Writes a value as it was read: numbers keep their text, of equal keys the first stays.
+void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 
 // tools.c: checks tools, tool_choice and response_format. *tools is NULL when the template should
 // not see any.

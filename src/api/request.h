@@ -37,6 +37,7 @@ typedef struct {
   uint32_t n;         // choices a prompt, 1 to TD_API_MAX_N
   int64_t max_tokens; // -1: as many as fit
   bool ignore_eos, logprobs;
+  bool has_tools; // offered, and tool_choice is not none
   bool has_seed;
   td_sampling sampling;
   td_token_value *bias; // owned

@@ -139,8 +139,6 @@ static void write_logprobs(td_json_writer *w, const td_api_head *head, const td_
   }
 }
 
-// ---- whole ----------------------------------------------------------------------------------
-
 static void begin(td_json_writer *w, const td_api_head *head, const char *object) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "id", head->id);
@@ -176,17 +174,55 @@ static void write_timings(td_json_writer *w, const td_api_timings *t) {
   td_jw_end_object(w);
 }
 
+// ---- chat ------------------------------------------------------------------------------------
+
+static void write_calls(td_json_writer *w, const td_parts *parts, const td_delta *delta,
+                        bool has_index) {
+  if (delta->first_call == delta->last_call) return;
+  td_jw_begin_array(w, "tool_calls");
+  for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
+    const td_tool_call *call = &parts->calls[i];
+    td_jw_begin_object(w, NULL);
+    if (has_index) td_jw_int(w, "index", i);
+    td_jw_str(w, "id", call->id);
+    td_jw_str(w, "type", "function");
+    td_jw_begin_object(w, "function");
+    td_jw_str(w, "name", call->name);
+    td_jw_str(w, "arguments", call->arguments);
+    td_jw_end_object(w);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
+static void write_text_member(td_json_writer *w, const char *key, const td_buf *text) {
+  if (text->len > 0) td_jw_str_len(w, key, td_buf_text(text), text->len);
+}
+
+static void write_message(td_json_writer *w, const td_api_choice *choice) {
+  const td_delta *message = choice->message;
+  td_jw_begin_object(w, "message");
+  td_jw_str(w, "role", "assistant");
+  if (message->content.len == 0 && message->first_call < message->last_call) {
+    td_jw_null(w, "content");
+  } else {
+    td_jw_str_len(w, "content", td_buf_text(&message->content), message->content.len);
+  }
+  write_text_member(w, "reasoning_content", &message->reasoning);
+  write_calls(w, choice->parts, message, false);
+  td_jw_null(w, "refusal");
+  td_jw_end_object(w);
+}
+
+// ---- whole ----------------------------------------------------------------------------------
+
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
   const td_answer *answer = choice->answer;
   td_jw_begin_object(w, NULL);
   td_jw_int(w, "index", index);
   if (head->is_chat) {
-    td_jw_begin_object(w, "message");
-    td_jw_str(w, "role", "assistant");
-    td_jw_str_len(w, "content", td_buf_text(&answer->text), answer->n_sure);
-    td_jw_null(w, "refusal");
-    td_jw_end_object(w);
+    write_message(w, choice);
   } else {
     td_jw_str_len(w, "text", td_buf_text(&answer->text), answer->n_sure);
   }
@@ -235,16 +271,6 @@ static td_json_writer begin_choice(td_buf *out, const td_api_head *head, uint32_
   return w;
 }
 
-static void write_text(td_json_writer *w, const td_api_head *head, const char *text, size_t len) {
-  if (!head->is_chat) {
-    td_jw_str_len(w, "text", text, len);
-    return;
-  }
-  td_jw_begin_object(w, "delta");
-  if (len > 0) td_jw_str_len(w, "content", text, len);
-  td_jw_end_object(w);
-}
-
 void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
   td_json_writer w = begin_choice(out, head, index);
   td_jw_begin_object(&w, "delta");
@@ -258,7 +284,20 @@ void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece) {
   td_json_writer w = begin_choice(out, head, index);
-  write_text(&w, head, td_buf_text(&answer->text) + piece->begin, piece->end - piece->begin);
+  td_jw_str_len(&w, "text", td_buf_text(&answer->text) + piece->begin, piece->end - piece->begin);
+  write_logprobs(&w, head, answer, piece->first, piece->last);
+  end_choice(&w);
+}
+
+void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
+                        const td_answer *answer, const td_answer_piece *piece,
+                        const td_parts *parts, const td_delta *delta) {
+  td_json_writer w = begin_choice(out, head, index);
+  td_jw_begin_object(&w, "delta");
+  write_text_member(&w, "reasoning_content", &delta->reasoning);
+  write_text_member(&w, "content", &delta->content);
+  write_calls(&w, parts, delta, true);
+  td_jw_end_object(&w);
   write_logprobs(&w, head, answer, piece->first, piece->last);
   end_choice(&w);
 }
@@ -266,7 +305,12 @@ void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
                          const char *finish_reason, const td_api_timings *timings) {
   td_json_writer w = begin_choice(out, head, index);
-  write_text(&w, head, "", 0);
+  if (head->is_chat) {
+    td_jw_begin_object(&w, "delta");
+    td_jw_end_object(&w);
+  } else {
+    td_jw_str(&w, "text", "");
+  }
   td_jw_null(&w, "logprobs");
   td_jw_str(&w, "finish_reason", finish_reason);
   td_jw_end_object(&w);

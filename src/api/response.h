@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "api/answer.h"
+#include "api/delta.h"
 #include "base/buf.h"
 
 // What every chunk of a response repeats.
@@ -33,7 +34,9 @@ typedef struct {
 
 typedef struct {
   const td_answer *answer;
-  const char *finish_reason; // "stop", "length"
+  const td_delta *message;   // chat: all of it
+  const td_parts *parts;     // chat: whose calls it names
+  const char *finish_reason; // "stop", "length", "tool_calls"
 } td_api_choice;
 
 // Fills id from 16 random bytes.
@@ -48,8 +51,13 @@ void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_ch
 // Chunks of a stream, one JSON object each. The first of a chat choice tells the role, the last its
 // finish_reason and its timings.
 void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index);
+// A piece of a completion.
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece);
+// A piece of a chat: what delta holds, and the piece's tokens.
+void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
+                        const td_answer *answer, const td_answer_piece *piece,
+                        const td_parts *parts, const td_delta *delta);
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
                          const char *finish_reason, const td_api_timings *timings);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);

@@ -23,6 +23,8 @@ typedef struct {
   uint64_t first_token_ns, last_token_ns; // when they came
   uint32_t n_cached; // tokens of its prompt that the worker did not need to read
   td_answer answer;
+  td_parts parts; // chat
+  td_delta delta; // chat: what is not sent yet; of a whole response, all
   const char *finish_reason;
 } choice;
 
@@ -38,16 +40,24 @@ struct job {
   td_api_error error;
   td_ids *prompts; // [n_prompts]
   uint32_t n_prompts;
-  choice *choices; // [n_choices]
+  bool prompt_thinks; // a chat's prompt ends in an open thought
+  uint64_t call_id;   // random: ids of tool calls are made from it
+  choice *choices;    // [n_choices]
   uint32_t n_choices, n_running;
   td_api_head head;
   td_api_usage usage;
   uint64_t begin_ns, first_token_ns;
 };
 
+static void choice_free(choice *c) {
+  td_answer_free(&c->answer);
+  td_parts_free(&c->parts);
+  td_delta_free(&c->delta);
+}
+
 static void job_free(job *j) {
   for (uint32_t i = 0; i < j->n_choices; i++)
-    td_answer_free(&j->choices[i].answer);
+    choice_free(&j->choices[i]);
   free(j->choices);
   for (uint32_t i = 0; i < j->n_prompts; i++)
     td_ids_free(&j->prompts[i]);
@@ -163,8 +173,12 @@ static bool send_response(job *j) {
   td_api_timings timings = {0}; // sums over the choices
   if (choices) {
     for (uint32_t i = 0; i < j->n_choices; i++) {
-      choices[i] = (td_api_choice){&j->choices[i].answer, j->choices[i].finish_reason};
-      add_timings(&timings, &j->choices[i]);
+      const choice *c = &j->choices[i];
+      choices[i] = (td_api_choice){.answer = &c->answer,
+                                   .message = &c->delta,
+                                   .parts = &c->parts,
+                                   .finish_reason = c->finish_reason};
+      add_timings(&timings, c);
     }
     td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage, &timings);
   }
@@ -189,37 +203,55 @@ static void end_job(job *j) {
 
 // ---- tokens ---------------------------------------------------------------------------------
 
-// Sends what has become sure of a streamed choice.
-static void send_piece(choice *c) {
+// Takes what has become sure of a choice, and sends it if the response is streamed.
+static td_status take_piece(choice *c, td_err *err) {
   job *j = c->job;
   td_answer_piece piece;
+  bool has_piece = td_answer_take(&c->answer, &piece);
+  if (j->is_chat) {
+    td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
+    if (st != TD_OK) return st;
+    has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
+  }
+  if (!j->request.stream) return TD_OK;
   td_buf event = TD_BUF_INIT;
   if (!c->started && j->is_chat) {
     td_api_write_role(&event, &j->head, c->index);
     send_event(j, &event);
   }
   c->started = true;
-  if (td_answer_take(&c->answer, &piece)) {
-    td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece);
+  if (has_piece) {
+    if (j->is_chat) {
+      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta);
+    } else {
+      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece);
+    }
     send_event(j, &event);
   }
   td_buf_free(&event);
+  return TD_OK;
+}
+
+static const char *finish_reason(const choice *c, td_finish how) {
+  if (how != TD_FINISH_STOP) return "length";
+  return c->parts.n_calls ? "tool_calls" : "stop";
 }
 
 static void end_choice(choice *c, td_finish how) {
   job *j = c->job;
   td_err err;
-  if (td_answer_finish(&c->answer, &err) != TD_OK) {
+  td_status st = td_answer_finish(&c->answer, &err);
+  if (st == TD_OK) st = take_piece(c, &err);
+  if (st != TD_OK) {
     leave_worker(c, TD_FINISH_ERROR);
     fail_running(j, err.msg);
     return;
   }
   if (c->answer.stopped) how = TD_FINISH_STOP;
   leave_worker(c, how);
-  c->finish_reason = how == TD_FINISH_STOP ? "stop" : "length";
+  c->finish_reason = finish_reason(c, how);
   if (j->request.stream) {
     td_buf event = TD_BUF_INIT;
-    send_piece(c);
     td_api_timings timings = {0};
     add_timings(&timings, c);
     td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings);
@@ -249,14 +281,14 @@ static void on_token(void *ctx, const td_wire_token *token) {
   job *j = c->job;
   td_err err;
   note_token(c);
-  if (td_answer_add(&c->answer, token, &err) != TD_OK) {
-    fail_running(j, err.msg);
-  } else if (c->answer.stopped) {
+  td_status st = td_answer_add(&c->answer, token, &err);
+  if (st == TD_OK && c->answer.stopped) {
     td_backend_cancel(j->serve->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
-  } else if (j->request.stream) {
-    send_piece(c);
+    return;
   }
+  if (st == TD_OK && j->request.stream) st = take_piece(c, &err);
+  if (st != TD_OK) fail_running(j, err.msg);
 }
 
 static void on_progress(void *ctx, const td_wire_progress *progress) {
@@ -340,6 +372,8 @@ static td_status open_choices(job *j) {
     c->job = j;
     c->index = i;
     td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat), &r->stops, r->logprobs);
+    c->parts = (td_parts){
+        .begins_in_reasoning = j->prompt_thinks, .with_calls = r->has_tools, .id = j->call_id + i};
   }
   return TD_OK;
 }
@@ -354,6 +388,7 @@ static td_status begin_answer(job *j) {
   if (!j->request.has_seed) j->request.sampling.seed = seed;
   td_api_head_init(&j->head, j->is_chat, j->serve->name, td_chat_tokenizer(j->serve->chat),
                    (int64_t)time(NULL), random);
+  memcpy(&j->call_id, random + 8, sizeof j->call_id);
   uint32_t n_ctx = td_serve_n_ctx(j->serve);
   td_status st = check_context(j, n_ctx);
   if (st == TD_OK) st = open_choices(j);
@@ -394,7 +429,11 @@ static void prepare(uv_work_t *work) {
   }
   j->n_prompts = n;
   uint64_t begin_ns = td_trace_begin();
-  j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, NULL, &j->error);
+  td_buf text = TD_BUF_INIT;
+  j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
+                              &j->error);
+  j->prompt_thinks = td_parts_prompt_thinks(td_buf_text(&text), text.len);
+  td_buf_free(&text);
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
 }
 

@@ -166,7 +166,12 @@ static void writes_logprobs(void **state) {
   token.top[1] = (td_token_value){.id = BYTE0, .value = NAN};
   td_answer_add(&answer, &token, &err);
   td_answer_finish(&answer, &err);
-  td_api_choice choice = {&answer, "length"};
+  td_answer_piece piece;
+  td_parts parts = {0};
+  td_delta message = {0};
+  assert_true(td_answer_take(&answer, &piece));
+  assert_int_equal(td_delta_gather(&message, &parts, &answer, &err), TD_OK);
+  td_api_choice choice = {&answer, &message, &parts, "length"};
   td_buf text = TD_BUF_INIT;
   td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2},
                         &(td_api_timings){1, 2, 500000, 1, 0, 0});
@@ -183,6 +188,7 @@ static void writes_logprobs(void **state) {
       "\"predicted_n\":1,\"predicted_ms\":0,\"predicted_per_second\":0}}");
   cJSON_Delete(parse(&text));
   td_buf_free(&text);
+  td_delta_free(&message);
   td_answer_free(&answer);
 }
 

@@ -1,0 +1,21 @@
+// src/api/delta.h - what an answer has gained: of thoughts, of content, of tool calls.
+#ifndef TD_API_DELTA_H
+#define TD_API_DELTA_H
+
+#include "api/answer.h"
+#include "api/parts.h"
+
+typedef struct {
+  td_buf reasoning, content;
+  uint32_t first_call, last_call; // of the parts' calls: [first_call, last_call)
+} td_delta;
+
+// Clears the delta, then fills it with what is sure of the answer's text up to what was taken
+// (td_answer_take), and not given before. TD_ENOMEM.
+td_status td_delta_gather(td_delta *delta, td_parts *parts, const td_answer *answer, td_err *err);
+static inline bool td_delta_is_empty(const td_delta *delta) {
+  return !delta->reasoning.len && !delta->content.len && delta->first_call == delta->last_call;
+}
+void td_delta_free(td_delta *delta);
+
+#endif
