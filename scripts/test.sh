@@ -114,9 +114,10 @@ sanitized_tests() {
   run_pytest "$variant" "$@"
 }
 
+# Goldens in chunks use whole blocks, ragged ones and single tokens; release has compared the rest.
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
-  sanitized asan sanitized_tests asan '^$'
+  sanitized asan sanitized_tests asan '^$' -k "not test_golden or chunk_37 or isa or wrong"
 }
 
 # Kernels, tokenizer and templates know no threads. Goldens are slow here and single requests:
