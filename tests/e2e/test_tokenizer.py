@@ -1,6 +1,7 @@
 """The tokenizer against the `tokenizers` library: the same ids and the same text back."""
 
 import json
+import os
 import random
 import struct
 import subprocess
@@ -12,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 import text_gen
 import tokenizer_models
 
-N_STRINGS = 20000
+N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 20000))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 
 
