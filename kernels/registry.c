@@ -110,6 +110,15 @@ td_linear_fn td_kernels_linear(const td_weight *w) {
   }
 }
 
+// Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ), and
+// fewer rows would read it again, or lines too far apart. With many tokens, reading their
+// activations is what more rows share.
+uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens) {
+  enum { MANY_TOKENS = 17 };
+  if (w->layout == TD_LAYOUT_AWQ || n_tokens >= MANY_TOKENS) return 128;
+  return w->layout == TD_LAYOUT_GPTQ ? 64 : 32;
+}
+
 const td_kernel_variant *td_kernel_variants(size_t *n) {
   *n = sizeof all_variants / sizeof all_variants[0];
   return all_variants;

@@ -132,6 +132,8 @@ const char *const *td_kernels_isas(void);
 const td_kernel_table *td_kernels(void);
 // The linear kernel for weights of this dtype and layout; NULL where there is none.
 td_linear_fn td_kernels_linear(const td_weight *w);
+// Rows that one call of it should have, when work is shared out: for speed only.
+uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens);
 
 // Every registered version, best first within its family, for tests, benches and reports. Cast fn
 // back to the family's type.

@@ -165,14 +165,14 @@ static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_row *row, const q
   }
 }
 
-TD_INLINE float finish(const td_weight *w, vf total) {
-  float sum = vf_sum(total);
+TD_INLINE float finish(const td_weight *w, bool nan, float sum) {
+  (void)nan; // codes are numbers; scales that are not are in the sum
   return w->dtype == TD_F4E2M1 ? sum * w->global_scale : sum;
 }
 
-// Rows [row0, row0 + n_rows) times tokens [t0, t0 + n_tokens).
+// Rows [row0, row0 + n_rows) times all tokens.
 static void q4_panel(const td_linear_args *a, const q4_groups *g, uint32_t row0, uint32_t n_rows,
-                     uint32_t t0, uint32_t n_tokens) {
+                     uint32_t n_tokens) {
   _Alignas(64) float x[X_FLOATS];
   float scales[MAX_SCALES + VL], zeros[MAX_SCALES + VL];
   vf total[PANEL][Q4_TOKENS];
@@ -185,7 +185,7 @@ static void q4_panel(const td_linear_args *a, const q4_groups *g, uint32_t row0,
   for (uint32_t k = 0; k < w->cols; k += step) {
     uint32_t n = w->cols - k < step ? w->cols - k : step;
     for (uint32_t t = 0; t < n_tokens; t++)
-      order_x(token_x(a, t0 + t) + k, n, x + (size_t)t * step);
+      order_x(token_x(a, t) + k, n, x + (size_t)t * step);
     for (uint32_t r = 0; r < n_rows; r++) {
       q4_row row = {.codes = row_codes(w, row0 + r, k),
                     .n_bytes = td_weight_row_bytes(w) - k / 2,
@@ -199,7 +199,7 @@ static void q4_panel(const td_linear_args *a, const q4_groups *g, uint32_t row0,
   }
   for (uint32_t r = 0; r < n_rows; r++) {
     for (uint32_t t = 0; t < n_tokens; t++)
-      a->y[(t0 + t) * a->ldy + row0 + r - a->y_row0] = finish(w, total[r][t]);
+      a->y[t * a->ldy + row0 + r - a->y_row0] = finish(w, false, vf_sum(total[r][t]));
   }
 }
 
@@ -208,14 +208,67 @@ static inline bool q4_fits(const td_weight *w) {
   return w->scale_cols % 8 == 0 || w->scale_cols >= w->cols;
 }
 
+// Many tokens: runs are blocks, and every lane has its scale.
+enum { SCALED = 1 };
+typedef vf gemm_scale;
+static inline vf add_run(vf total, vf acc, vf scale) {
+  return vf_fma(acc, scale, total);
+}
+#include "kernels/cpu/gemm_vec.h"
+
+static void find_window(gemm *g) {
+  uint32_t left = g->a->w->cols - g->k;
+  g->n = left < WINDOW ? left : WINDOW;
+  g->n_runs = (g->n + BLOCK - 1) / BLOCK;
+  g->n_vectors = g->n_runs * 8;
+  for (uint32_t i = 0; i < g->n_runs; i++)
+    g->run_vectors[i] = 8;
+}
+
+static void pack_token(const gemm *g, const float *x, size_t step, float *out) {
+  _Alignas(64) float ordered[WINDOW];
+  order_x(x, g->n, ordered);
+  for (uint32_t i = 0; i < g->n_vectors; i++)
+    vf_store(out + i * step, vf_load(ordered + i * VL));
+}
+
+static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
+  float scales[MAX_SCALES + VL], zeros[MAX_SCALES + VL];
+  const td_weight *w = g->a->w;
+  const size_t step = GEMM_ROWS * VL;
+  q4_groups groups = groups_of(w);
+  row += g->row0;
+  list_groups(w, &groups, row, g->k, g->n, false, scales);
+  if (w->zero) list_groups(w, &groups, row, g->k, g->n, true, zeros);
+  const uint8_t *codes = row_codes(w, row, g->k);
+  size_t n_bytes = td_weight_row_bytes(w) - g->k / 2;
+  for (uint32_t b = 0; b < g->n_runs; b++, codes += sizeof(vi), n_bytes -= sizeof(vi)) {
+    vi v[4];
+    load_words(codes, n_bytes, v);
+    g->scale[place][b] = vf_permute(vf_load(scales + b * groups.per_block), groups.spread);
+    vf zero = vf_zero();
+    if (w->zero) zero = vf_permute(vf_load(zeros + b * groups.per_block), groups.spread);
+    TD_UNROLL for (int i = 0; i < 4; i++, out += 2 * step) {
+      vf lo = Q4_CODES(low)(v[i]), hi = Q4_CODES(high)(v[i]);
+      vf_store(out, Q4_ZEROS ? vf_sub(lo, zero) : lo);
+      vf_store(out + step, Q4_ZEROS ? vf_sub(hi, zero) : hi);
+    }
+  }
+}
+
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const char *)row_codes(w, row, k);
+}
+
 static inline void linear_q4(const td_linear_args *a) {
+  if (a->n_tokens > Q4_TOKENS) {
+    gemm_all(a);
+    return;
+  }
   q4_groups g = groups_of(a->w);
   for (uint32_t row = a->row_begin; row < a->row_end; row += PANEL) {
     uint32_t n_rows = a->row_end - row < PANEL ? a->row_end - row : PANEL;
-    for (uint32_t t = 0; t < a->n_tokens; t += Q4_TOKENS) {
-      uint32_t n_tokens = a->n_tokens - t < Q4_TOKENS ? a->n_tokens - t : Q4_TOKENS;
-      q4_panel(a, &g, row, n_rows, t, n_tokens);
-    }
+    q4_panel(a, &g, row, n_rows, a->n_tokens);
   }
 }
 

@@ -23,7 +23,7 @@
 
 #define TD_UNROLL _Pragma("GCC unroll 8")
 
-enum { RUN = 512, BLOCK_ROWS = 16, BLOCK_TOKENS = 16 * GEMM_TOKENS };
+enum { RUN = 512 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
@@ -129,148 +129,66 @@ RAW_ROWS(raw_2, BATCH_ROWS, 2)
 RAW_ROWS(raw_3, BATCH_ROWS, 3)
 RAW_ROWS(raw_4, BATCH_ROWS, 4)
 
-// Some rows times some tokens; lives on the stack. Columns are taken by windows of whole runs.
-typedef struct {
-  _Alignas(64) float w[BLOCK_ROWS][RUN]; // decoded columns [k, k + n) of the rows: the window
-  vf total[BLOCK_ROWS][BLOCK_TOKENS];    //
-  const float *x[BLOCK_TOKENS];          //
-  const float *scales[BLOCK_ROWS];       // of the row, by scale block
-  int nan[BLOCK_ROWS];                   //
-  uint32_t n_rows, n_tokens, k, n;       //
-  uint32_t n_runs;                       // in the window
-  struct {
-    uint32_t n, scale_idx;
-  } runs[RUN];
-} block;
+static float finish(const td_weight *w, bool nan, float sum) {
+  (void)w;
+  return nan ? NAN : sum;
+}
 
-static void decode_window(block *b, const td_linear_args *a, uint32_t row) {
-  for (uint32_t r = 0; r < b->n_rows; r++) {
-    const elem *w = row_data(a, row + r) + b->k;
-    b->nan[r] |= has_nan(w, b->n);
-    uint32_t i = 0;
-    vf lo, hi;
-    for (; i + 2 * VL <= b->n; i += 2 * VL) {
-      load2(w + i, &lo, &hi);
-      vf_store(&b->w[r][i], lo);
-      vf_store(&b->w[r][i + VL], hi);
+typedef float gemm_scale;
+#include "kernels/cpu/gemm_vec.h"
+
+// As many whole runs as a window holds.
+static void find_window(gemm *g) {
+  const td_weight *w = g->a->w;
+  g->n = g->n_runs = g->n_vectors = 0;
+  while (g->k + g->n < w->cols) {
+    uint32_t n = run_length(w, g->k + g->n, RUN), n_vectors = (n + VL - 1) / VL;
+    if (g->n_vectors + n_vectors > WINDOW_VECTORS) return;
+    g->run_vectors[g->n_runs++] = n_vectors;
+    g->n_vectors += n_vectors;
+    g->n += n;
+  }
+}
+
+static void pack_token(const gemm *g, const float *x, size_t step, float *out) {
+  uint32_t k = 0;
+  for (uint32_t run = 0; run < g->n_runs; run++) {
+    uint32_t end = k + run_length(g->a->w, g->k + k, RUN);
+    for (; k + VL <= end; k += VL, out += step)
+      vf_store(out, vf_load(x + k));
+    if (k == end) continue;
+    vf_store(out, vf_load_n(x + k, end - k));
+    out += step;
+    k = end;
+  }
+}
+
+static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
+  const elem *w = row_data(g->a, g->row0 + row) + g->k;
+  const float *scales = row_scales(g->a->w, g->row0 + row);
+  const size_t step = GEMM_ROWS * VL;
+  g->nan[row] |= has_nan(w, g->n);
+  uint32_t k = 0;
+  vf lo, hi;
+  for (uint32_t run = 0; run < g->n_runs; run++) {
+    uint32_t end = k + run_length(g->a->w, g->k + k, RUN);
+    if (SCALED) g->scale[place][run] = scales[(g->k + k) / g->a->w->scale_cols];
+    for (; k + 2 * VL <= end; k += 2 * VL, out += 2 * step) {
+      load2(w + k, &lo, &hi);
+      vf_store(out, lo);
+      vf_store(out + step, hi);
     }
-    if (i == b->n) continue;
-    load2_n(w + i, b->n - i, &lo, &hi); // RUN is a multiple of 2 VL
-    vf_store(&b->w[r][i], lo);
-    vf_store(&b->w[r][i + VL], hi);
+    if (k == end) continue;
+    load2_n(w + k, end - k, &lo, &hi);
+    vf_store(out, lo);
+    if (end - k > VL) vf_store(out + step, hi);
+    out += end - k > VL ? 2 * step : step;
+    k = end;
   }
 }
 
-// acc[r][t] += the products of n columns from k on; w is the first row's weight there.
-TD_INLINE void dot_block(const int R, const int T, const float *w, const float *const *x,
-                         uint32_t k, uint32_t n, vf *acc) {
-  vf wv[R];
-  uint32_t i = 0;
-  for (; i + VL <= n; i += VL) {
-    TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * RUN + i);
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      vf xv = vf_load(x[t] + k + i);
-      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
-    }
-  }
-  if (i == n) return;
-  TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load_n(w + r * RUN + i, n - i);
-  TD_UNROLL for (int t = 0; t < T; t++) {
-    vf xv = vf_load_n(x[t] + k + i, n - i);
-    TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
-  }
-}
-
-TD_INLINE void block_tile(const int R, const int T, block *b, uint32_t r0, uint32_t t0) {
-  vf acc[R * T], *totals = &b->total[r0][t0];
-  uint32_t at = 0;
-  for (uint32_t i = 0; i < b->n_runs; i++) {
-    TD_UNROLL for (int p = 0; p < R * T; p++) {
-      acc[p] = SCALED ? vf_zero() : totals[p / T * BLOCK_TOKENS + p % T];
-    }
-    dot_block(R, T, &b->w[r0][at], b->x + t0, b->k + at, b->runs[i].n, acc);
-    at += b->runs[i].n;
-    TD_UNROLL for (int r = 0; r < R; r++) {
-      float scale = SCALED ? b->scales[r0 + r][b->runs[i].scale_idx] : 1;
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        vf *total = &totals[r * BLOCK_TOKENS + t];
-        *total = SCALED ? add_run(*total, acc[r * T + t], scale) : acc[r * T + t];
-      }
-    }
-  }
-}
-
-#define BLOCK_TOKENS_FN(name, T)                                                                   \
-  static void name(block *b, uint32_t t0) {                                                        \
-    uint32_t r = 0;                                                                                \
-    for (; r + GEMM_ROWS <= b->n_rows; r += GEMM_ROWS)                                             \
-      block_tile(GEMM_ROWS, T, b, r, t0);                                                          \
-    for (; r < b->n_rows; r++)                                                                     \
-      block_tile(1, T, b, r, t0);                                                                  \
-  }
-BLOCK_TOKENS_FN(block_1, 1)
-BLOCK_TOKENS_FN(block_2, 2)
-BLOCK_TOKENS_FN(block_3, 3)
-BLOCK_TOKENS_FN(block_4, 4)
-BLOCK_TOKENS_FN(block_5, 5)
-BLOCK_TOKENS_FN(block_6, 6)
-
-static void block_window(block *b) {
-  static void (*const tiles[])(block *, uint32_t) = {
-      NULL, block_1, block_2, block_3, block_4, block_5, block_6,
-  };
-  for (uint32_t t = 0; t < b->n_tokens; t += GEMM_TOKENS) {
-    uint32_t left = b->n_tokens - t;
-    tiles[left < GEMM_TOKENS ? left : GEMM_TOKENS](b, t);
-  }
-}
-
-// The window from b->k on: as many whole runs as RUN columns hold.
-static void find_runs(block *b, const td_weight *w) {
-  b->n = b->n_runs = 0;
-  while (b->k + b->n < w->cols) {
-    uint32_t k = b->k + b->n, n = run_length(w, k, RUN);
-    if (b->n + n > RUN) return;
-    b->runs[b->n_runs].n = n;
-    b->runs[b->n_runs++].scale_idx = SCALED ? k / w->scale_cols : 0;
-    b->n += n;
-  }
-}
-
-// Rows [row, row + n_rows) for tokens [t0, t0 + n_tokens).
-static void linear_block(const td_linear_args *a, uint32_t row, uint32_t n_rows, uint32_t t0,
-                         uint32_t n_tokens) {
-  block b;
-  b.n_rows = n_rows;
-  b.n_tokens = n_tokens;
-  for (uint32_t t = 0; t < n_tokens; t++)
-    b.x[t] = token_x(a, t0 + t);
-  for (uint32_t r = 0; r < n_rows; r++) {
-    b.scales[r] = row_scales(a->w, row + r);
-    b.nan[r] = 0;
-    for (uint32_t t = 0; t < n_tokens; t++)
-      b.total[r][t] = vf_zero();
-  }
-  for (b.k = 0; b.k < a->w->cols; b.k += b.n) {
-    find_runs(&b, a->w);
-    decode_window(&b, a, row);
-    block_window(&b);
-  }
-  for (uint32_t t = 0; t < n_tokens; t++) {
-    float *y = a->y + (t0 + t) * a->ldy + row - a->y_row0;
-    for (uint32_t r = 0; r < n_rows; r++)
-      y[r] = b.nan[r] ? NAN : vf_sum(b.total[r][t]);
-  }
-}
-
-static void linear_blocks(const td_linear_args *a) {
-  for (uint32_t t = 0; t < a->n_tokens; t += BLOCK_TOKENS) {
-    uint32_t n_tokens = a->n_tokens - t < BLOCK_TOKENS ? a->n_tokens - t : BLOCK_TOKENS;
-    for (uint32_t row = a->row_begin; row < a->row_end; row += BLOCK_ROWS) {
-      uint32_t n_rows = a->row_end - row < BLOCK_ROWS ? a->row_end - row : BLOCK_ROWS;
-      linear_block(a, row, n_rows, t, n_tokens);
-    }
-  }
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const char *)w->data + ((size_t)row * w->cols + k) * sizeof(elem);
 }
 
 static inline void linear_vec(const td_linear_args *a) {
@@ -280,7 +198,7 @@ static inline void linear_vec(const td_linear_args *a) {
   case 2: raw_2(a); return;
   case 3: raw_3(a); return;
   case 4: raw_4(a); return;
-  default: linear_blocks(a);
+  default: gemm_all(a);
   }
 }
 

@@ -9,7 +9,7 @@
 #include "app/command.h"
 #include "tandem/kernels.h"
 
-enum { TILE_ROWS = 32, TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
+enum { TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
 
 static const struct {
   uint32_t rows, cols;
@@ -31,9 +31,9 @@ typedef struct {
 static void run_tiles(void *ctx, size_t begin, size_t end) {
   const kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next];
-  uint32_t row_tiles = (w->rows + TILE_ROWS - 1) / TILE_ROWS;
+  uint32_t n = td_kernels_tile_rows(w, b->batch), row_tiles = (w->rows + n - 1) / n;
   for (size_t i = begin; i < end; i++) {
-    uint32_t row = (uint32_t)(i % row_tiles) * TILE_ROWS;
+    uint32_t row = (uint32_t)(i % row_tiles) * n;
     uint32_t token = (uint32_t)(i / row_tiles) * TILE_TOKENS;
     uint32_t rows_left = w->rows - row, tokens_left = b->batch - token;
     b->fn(&(td_linear_args){
@@ -44,7 +44,7 @@ static void run_tiles(void *ctx, size_t begin, size_t end) {
         .ldy = w->rows,
         .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
         .row_begin = row,
-        .row_end = row + (rows_left < TILE_ROWS ? rows_left : TILE_ROWS),
+        .row_end = row + (rows_left < n ? rows_left : n),
     });
   }
 }
@@ -52,7 +52,8 @@ static void run_tiles(void *ctx, size_t begin, size_t end) {
 static void run_once(void *ctx) {
   kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next];
-  size_t row_tiles = (w->rows + TILE_ROWS - 1) / TILE_ROWS;
+  uint32_t n = td_kernels_tile_rows(w, b->batch);
+  size_t row_tiles = (w->rows + n - 1) / n;
   size_t token_tiles = (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
   td_team_for(b->team, row_tiles * token_tiles, 1, run_tiles, b);
   b->next = (b->next + 1) % b->n_weights;

@@ -16,7 +16,7 @@ enum {
   BATCH_ROWS = 2, // rows that share those of up to BATCH_TOKENS
   BATCH_TOKENS = 4,
   GEMM_ROWS = 2, // register tile
-  GEMM_TOKENS = 5,
+  GEMM_TOKENS = 6,
 };
 
 static inline __m256i mask_n(uint32_t n) {

@@ -110,8 +110,6 @@ td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
 
 #define TD_CPU_REQUIRE TD_DEV_REQUIRE
 
-// Rows of the matrix that one piece of work should have.
-uint32_t td_cpu_tile_rows(const td_weight *w);
 // Runs the linear kernel of the weight's dtype on the calling thread.
 void td_cpu_linear_tile(const td_linear_args *args);
 

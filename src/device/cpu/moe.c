@@ -184,14 +184,15 @@ static td_status check(moe_run *run, td_err *err) {
   TD_CPU_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_CPU_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  uint32_t n_tokens = (uint32_t)((uint64_t)a->n_tokens * a->top_k / a->n_experts); // of an expert
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
     TD_CPU_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
     if (p == 0) {
       run->dim = a->gate[e].cols;
       run->hidden = a->gate[e].rows;
-      run->hidden_tile = td_cpu_tile_rows(&a->gate[e]);
-      run->dim_tile = td_cpu_tile_rows(&a->down[e]);
+      run->hidden_tile = td_kernels_tile_rows(&a->gate[e], n_tokens);
+      run->dim_tile = td_kernels_tile_rows(&a->down[e], n_tokens);
       run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
       run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
     }

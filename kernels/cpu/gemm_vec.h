@@ -1,0 +1,234 @@
+// kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
+// linear_vec.h and linear_q4.h share. To be included after a vec.h and these definitions:
+//   SCALED          1 where the products of a run are summed on their own and then scaled
+//   gemm_scale      what scales a run of one row
+//   add_run         total + acc * scale
+//   finish          the result from the sum of all lanes
+// and with these defined behind it, which tell how a format orders its columns:
+//   find_window     the runs of the window that begins at column g->k
+//   pack_token      a token's columns of the window, vector i at out + i * step
+//   decode_row      the same of a row's weights, and the row's scales
+//   stored_row      where a row's columns from k on are stored, for prefetching
+//
+// Every (row, token) pair has one accumulator of VL lanes, along columns. A product of R rows and T
+// tokens loads R + T vectors for R T multiplications, so registers are not what limits it; the
+// caches are. A window of WINDOW columns is packed for up to BLOCK_TOKENS tokens (L2) and decoded
+// for GROUP_ROWS rows at a time, in the order in which the register tile of GEMM_ROWS x GEMM_TOKENS
+// reads them; the weights of a group and the x of a tile of tokens fit L1 together. Totals rest in
+// L2 meanwhile: they are vectors, so at most BLOCK_TOTALS pairs are worked on at once.
+// A run is padded with zeros to whole vectors, which adds zeros to sums.
+#ifndef KERNELS_CPU_GEMM_VEC_H
+#define KERNELS_CPU_GEMM_VEC_H
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/vec_math.h"
+#include "kernels/decl.h"
+
+enum {
+  WINDOW = 512,
+  WINDOW_VECTORS = WINDOW / VL,
+  GROUP_ROWS = 3 * GEMM_ROWS,
+  BLOCK_TOKENS = 72,
+  BLOCK_TOTALS = 128 * BLOCK_TOKENS + GROUP_ROWS * BLOCK_TOKENS,
+  BLOCK_ROWS = 256, // at most
+};
+
+// Some rows times some tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) float w[GROUP_ROWS * WINDOW];    // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][VL]
+  float x[BLOCK_TOKENS * WINDOW];               // [tile][vector][token of the tile][VL]
+  vf total[BLOCK_TOTALS];                       // [row / GEMM_ROWS][tile][row][token of the tile]
+  gemm_scale scale[GROUP_ROWS][WINDOW_VECTORS]; // of the group's rows, by run of the window
+  bool nan[BLOCK_ROWS];
+  const td_linear_args *a;
+  uint32_t row0, n_rows, token0, n_tokens; // the block
+  uint32_t k, n;                           // columns of the window
+  uint32_t n_runs, n_vectors;              // of the window
+  uint32_t run_vectors[WINDOW_VECTORS];    // of a run
+  const char *next[GROUP_ROWS];            // what the next group needs from memory
+  uint32_t n_next_lines, next_line;        // of each row; in all, those asked for
+} gemm;
+
+static void find_window(gemm *g);
+static void pack_token(const gemm *g, const float *x, size_t step, float *out);
+static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out);
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
+
+// Tiles of tokens, as even as can be: a tile of few is slow.
+static uint32_t n_tiles(const gemm *g) {
+  return (g->n_tokens + GEMM_TOKENS - 1) / GEMM_TOKENS;
+}
+
+static uint32_t tile_begin(const gemm *g, uint32_t tile) {
+  return tile * g->n_tokens / n_tiles(g);
+}
+
+static const float *gemm_x(const td_linear_args *a, uint32_t t) {
+  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+}
+
+static void pack_tokens(gemm *g) {
+  for (uint32_t i = 0; i < n_tiles(g); i++) {
+    uint32_t begin = tile_begin(g, i), n = tile_begin(g, i + 1) - begin;
+    for (uint32_t t = 0; t < n; t++) {
+      pack_token(g, gemm_x(g->a, g->token0 + begin + t) + g->k, n * VL,
+                 g->x + (size_t)begin * WINDOW + t * VL);
+    }
+  }
+}
+
+// Rows behind the last are zeros.
+static void decode_group(gemm *g, uint32_t group) {
+  for (uint32_t i = 0; i < GROUP_ROWS; i++) {
+    float *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * VL;
+    if (group + i < g->n_rows) {
+      decode_row(g, group + i, i, out);
+      continue;
+    }
+    for (uint32_t v = 0; v < g->n_vectors; v++)
+      vf_store(out + v * GEMM_ROWS * VL, vf_zero());
+    memset(g->scale[i], 0, g->n_runs * sizeof g->scale[i][0]);
+  }
+}
+
+// Of the group after this one, or of the first group's next window.
+static void find_next(gemm *g, uint32_t group) {
+  bool last = group + GROUP_ROWS >= g->n_rows;
+  uint32_t row = last ? 0 : group + GROUP_ROWS, k = last ? g->k + g->n : g->k;
+  uint32_t end = k + WINDOW < g->a->w->cols ? k + WINDOW : g->a->w->cols;
+  if (k >= end) k = end;
+  for (uint32_t i = 0; i < GROUP_ROWS; i++) {
+    uint32_t r = row + i < g->n_rows ? row + i : g->n_rows - 1;
+    g->next[i] = stored_row(g->a->w, g->row0 + r, k);
+  }
+  size_t bytes = (size_t)(stored_row(g->a->w, g->row0, end) - stored_row(g->a->w, g->row0, k));
+  g->n_next_lines = (uint32_t)((bytes + 63) / 64);
+  g->next_line = 0;
+}
+
+// A share of the next group's lines, so that they are there when it is decoded.
+static void fetch_next(gemm *g) {
+  uint32_t n = g->n_next_lines * GROUP_ROWS, share = n / n_tiles(g) + 1;
+  for (; share > 0 && g->next_line < n; share--, g->next_line++) {
+    uint32_t row = g->next_line / g->n_next_lines, line = g->next_line % g->n_next_lines;
+    __builtin_prefetch(g->next[row] + line * (size_t)64, 0, 2);
+  }
+}
+
+// totals [GEMM_ROWS][T] gain the products of the window.
+TD_INLINE void gemm_tile(const int T, const gemm *g, const float *w, const float *x, vf *totals,
+                         const gemm_scale (*scale)[WINDOW_VECTORS]) {
+  const int R = GEMM_ROWS;
+  vf acc[R * T], wv[R];
+  for (uint32_t run = 0; run < g->n_runs; run++) {
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        acc[r * T + t] = SCALED ? vf_zero() : totals[r * T + t];
+      }
+    }
+    for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * VL, x += T * VL) {
+      TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * VL);
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf xv = vf_load(x + t * VL);
+        TD_UNROLL for (int r = 0; r < R; r++) {
+          acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
+        }
+      }
+    }
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf *total = &totals[r * T + t];
+        *total = SCALED ? add_run(*total, acc[r * T + t], scale[r][run]) : acc[r * T + t];
+      }
+    }
+  }
+}
+
+#define GEMM_TILE(T)                                                                               \
+  case T: gemm_tile(T, g, w, x, totals, scale); return;
+
+static void gemm_any_tile(uint32_t n_tokens, const gemm *g, const float *w, const float *x,
+                          vf *totals, const gemm_scale (*scale)[WINDOW_VECTORS]) {
+  switch (n_tokens) {
+    GEMM_TILE(1)
+    GEMM_TILE(2)
+    GEMM_TILE(3)
+    GEMM_TILE(4)
+    GEMM_TILE(5)
+    GEMM_TILE(6)
+  default: return;
+  }
+}
+_Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
+
+static void gemm_window(gemm *g) {
+  pack_tokens(g);
+  for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
+    decode_group(g, group);
+    find_next(g, group);
+    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
+      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+      fetch_next(g);
+      for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
+        gemm_any_tile(n, g, g->w + r * WINDOW, g->x + (size_t)t * WINDOW,
+                      g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS,
+                      (const gemm_scale(*)[WINDOW_VECTORS])g->scale + r);
+      }
+    }
+  }
+}
+
+static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_tokens,
+                        const vf *totals) {
+  for (uint32_t r = 0; r < GEMM_ROWS && row + r < g->n_rows; r++, totals += n_tokens) {
+    for (uint32_t t = 0; t < n_tokens; t++) {
+      float *y = g->a->y + (g->token0 + token + t) * g->a->ldy + g->row0 - g->a->y_row0;
+      y[row + r] = finish(g->a->w, g->nan[row + r], vf_sum(totals[t]));
+    }
+  }
+}
+
+static void gemm_finish(const gemm *g) {
+  for (uint32_t row = 0; row < g->n_rows; row += GEMM_ROWS) {
+    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
+      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+      finish_tile(g, row, t, n, g->total + (size_t)row * g->n_tokens + t * GEMM_ROWS);
+    }
+  }
+}
+
+// Rows [row, row + n_rows) times tokens [token, token + n_tokens).
+static void gemm_block(const td_linear_args *a, uint32_t row, uint32_t n_rows, uint32_t token,
+                       uint32_t n_tokens) {
+  gemm g;
+  g.a = a;
+  g.row0 = row;
+  g.n_rows = n_rows;
+  g.token0 = token;
+  g.n_tokens = n_tokens;
+  size_t n_totals = (n_rows + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS * (size_t)n_tokens;
+  for (size_t i = 0; i < n_totals; i++)
+    g.total[i] = vf_zero();
+  memset(g.nan, 0, sizeof g.nan);
+  for (g.k = 0; g.k < a->w->cols; g.k += g.n) {
+    find_window(&g);
+    gemm_window(&g);
+  }
+  gemm_finish(&g);
+}
+
+static void gemm_all(const td_linear_args *a) {
+  uint32_t n_blocks = (a->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+    uint32_t token = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
+    uint32_t n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - token;
+    uint32_t most = 128 * BLOCK_TOKENS / n_tokens;
+    if (most > BLOCK_ROWS) most = BLOCK_ROWS;
+    for (uint32_t row = a->row_begin, n_rows; row < a->row_end; row += n_rows) {
+      n_rows = a->row_end - row < most ? a->row_end - row : most;
+      gemm_block(a, row, n_rows, token, n_tokens);
+    }
+  }
+}
+
+#endif
