@@ -46,6 +46,7 @@ typedef enum {
   TD_MSG_TOKENS,
   TD_MSG_BIAS,
   TD_MSG_CANCEL, // the worker answers with DONE (CANCELED) if the request still runs
+  TD_MSG_LEASE,  // from the next step on, how many threads compute
   TD_MSG_SHUTDOWN,
   // worker to front
   TD_MSG_READY = 64,
@@ -102,6 +103,11 @@ typedef struct {
 } td_wire_bias;
 
 typedef struct {
+  uint32_t n_threads; // at least 1, at most the worker's own number
+  uint32_t reserved;
+} td_wire_lease;
+
+typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages;
   uint32_t reserved;
   uint64_t load_ns;
@@ -135,7 +141,7 @@ typedef struct {
 typedef struct {
   uint64_t n_steps;
   uint32_t n_running;
-  uint32_t reserved;
+  uint32_t n_threads; // that compute now
 } td_wire_heartbeat;
 
 typedef struct {
@@ -147,6 +153,7 @@ typedef struct {
     td_wire_pages pages;
     td_wire_tokens tokens;
     td_wire_bias bias;
+    td_wire_lease lease;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

@@ -14,6 +14,7 @@
 #include "app/outbox.h"
 #include "app/supervise.h"
 #include "base/clock.h"
+#include "base/team.h"
 #include "sched/sched.h"
 #include "worker/kv_pool.h"
 
@@ -28,6 +29,7 @@ typedef struct {
   td_backend *backend;
   td_supervisor *supervisor; // NULL once closed
   td_outbox outbox;
+  uint32_t n_threads; // that it was told to compute with; 0: not yet
 } worker;
 
 typedef struct {
@@ -148,10 +150,25 @@ static void admit(td_backend *b) {
   }
 }
 
+static void lease(worker *w, uint32_t n_threads) {
+  if (w->n_threads == n_threads || !is_up(w)) return;
+  const td_wire_msg msg = {.kind = TD_MSG_LEASE, .u.lease.n_threads = n_threads};
+  if (td_supervisor_send(w->supervisor, &msg) == TD_OK) w->n_threads = n_threads;
+}
+
+// What threads each may compute with, said before it is asked to.
+static void lease_threads(td_backend *b) {
+  if (b->n_workers == 1) return;
+  td_lease now = td_sched_lease(b->sched);
+  lease(reader(b), now.prefill);
+  lease(decoder(b), now.decode);
+}
+
 // Admits what fits and sends what the rings take. Calls nobody back.
 static void pump(td_backend *b) {
   if (b->is_closing || !b->sched) return;
   admit(b);
+  lease_threads(b);
   for (uint32_t i = 0; i < b->n_workers; i++) {
     worker *w = &b->workers[i];
     if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
@@ -249,6 +266,7 @@ static void continue_request(td_backend *b, request *r) {
 static void on_death(void *ctx, const char *why) {
   worker *w = ctx;
   td_backend *b = w->backend;
+  w->n_threads = 0;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
     if (!r || r->at != w) continue;
@@ -272,11 +290,15 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
   }
   if (!b->sched) {
+    uint32_t n_threads = b->opts.n_threads ? b->opts.n_threads : td_cpu_count();
     const td_sched_opts opts = {.max_seqs = info->max_seqs,
                                 .n_pages = info->n_pages,
                                 .page_tokens = info->page_tokens,
                                 .max_waiting = MAX_WAITING,
-                                .prefill_ahead = b->opts.prefill_chunk};
+                                .prefill_ahead = b->opts.prefill_chunk,
+                                .n_threads = n_threads,
+                                .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads
+                                                                           : n_threads / 2};
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st != TD_OK) return st;
   } else if (info->n_ctx != b->info.n_ctx || info->n_pages != b->info.n_pages ||
@@ -442,6 +464,7 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
     out[i].state = td_supervisor_state(s);
     out[i].n_restarts = td_supervisor_n_restarts(s);
     out[i].n_steps = heartbeat.n_steps;
+    out[i].n_threads = heartbeat.n_threads;
     for (uint32_t j = 0; j < b->n_slots; j++)
       out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
   }

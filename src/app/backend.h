@@ -23,13 +23,14 @@ typedef enum {
 
 typedef struct {
   const char *model_dir;
-  uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
-  uint32_t max_batch;     // sequences decoded together
-  bool is_split;          // one worker reads prompts, another decodes; else one does both
-  uint32_t n_threads;     // of each worker's team; 0: one for each CPU
-  uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
-  uint32_t prefill_chunk; // prompt tokens a step
-  td_dtype kv_dtype;      // TD_F32 or TD_F16
+  uint32_t ctx_size;        // tokens; 0: what the model allows, within memory
+  uint32_t max_batch;       // sequences decoded together
+  bool is_split;            // one worker reads prompts, another decodes; else one does both
+  uint32_t n_threads;       // of each worker's team; 0: one for each CPU
+  uint32_t kv_tokens;       // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
+  uint32_t prefill_chunk;   // prompt tokens a step
+  uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
+  td_dtype kv_dtype;        // TD_F32 or TD_F16
   int weights_fd; // weights in memory (model/resident.h), borrowed; 0: workers map the files
   int trace_fd;   // of app/trace_file.h, borrowed; 0: workers do not trace
   uint32_t stuck_after_s; // silence after which a worker is STUCK; 0: 30
@@ -77,7 +78,9 @@ typedef struct {
   td_backend_state state;
   uint32_t n_restarts;
   uint32_t n_running; // requests that it has now
-  uint64_t n_steps;   // of this life, as of its last heartbeat
+  // As of its last heartbeat: steps of this life, and threads that computed.
+  uint64_t n_steps;
+  uint32_t n_threads;
 } td_backend_worker;
 
 // Fills out and returns how many workers there are.

@@ -12,6 +12,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .ctx_size = m->ctx_size,
                           .max_batch = (uint32_t)o->max_batch,
                           .is_split = serve->is_split,
+                          .prefill_threads = (uint32_t)o->prefill_threads,
                           .n_threads = m->n_threads,
                           .prefill_chunk = m->prefill_chunk,
                           .kv_dtype = m->kv_dtype,

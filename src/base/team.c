@@ -1,9 +1,12 @@
 // src/base/team.c - the thread team.
-// A run is published by advancing `generation`; members spin on it for a short while and then sleep
-// on a condition variable. The publisher wakes them only when some sleep: a member announces itself
-// in n_asleep before it looks at generation for the last time, the publisher advances generation
-// before it reads n_asleep, both sequentially consistent, so one of them sees the other. The end of
-// a run is signalled the same way the other way round, through n_running and runner_asleep.
+// A run is published by advancing `turn`: the number of the run and of the members that take part,
+// in one word, so that whoever reads it knows whether it is meant. Members spin on it for a short
+// while and then sleep on a condition variable. The publisher wakes them only when some sleep: a
+// member announces itself in n_asleep before it looks at turn for the last time, the publisher
+// advances turn before it reads n_asleep, both sequentially consistent, so one of them sees the
+// other. Members beyond those that take part are parked on a condition of their own, which runs
+// leave alone until they are more. The end of a run is signalled the same way the other way round,
+// through n_running and runner_asleep.
 #include "base/team.h"
 
 #include <pthread.h>
@@ -24,16 +27,17 @@ struct td_team {
   struct member *members;
 
   pthread_mutex_t run_lock; // held for a whole run
-  run_fn fn;                // of the current run; written before generation advances
+  run_fn fn;                // of the current run; written before turn advances
   void *ctx;
 
-  _Alignas(64) _Atomic uint64_t generation;
+  _Atomic unsigned n_active;          // members of the next run
+  _Alignas(64) _Atomic uint64_t turn; // run << 16 | members
   _Atomic bool stopping;
   _Alignas(64) _Atomic unsigned n_running; // members other than the runner still at work
   _Atomic unsigned n_asleep;
   _Atomic bool runner_asleep;
   pthread_mutex_t sleep_lock;
-  pthread_cond_t wake, done;
+  pthread_cond_t wake, unpark, done;
 };
 
 struct member {
@@ -72,27 +76,50 @@ static void pin_thread(pthread_t thread, unsigned nth) {
   }
 }
 
-static void wait_for_run(td_team *team, uint64_t seen) {
+enum { MEMBER_BITS = 16 };
+
+static unsigned members_of(uint64_t turn) {
+  return (unsigned)(turn & ((1u << MEMBER_BITS) - 1));
+}
+
+static bool is_meant(uint64_t turn, uint64_t seen, unsigned member) {
+  return turn >> MEMBER_BITS != seen >> MEMBER_BITS && member < members_of(turn);
+}
+
+// Sleeps until a turn behind `seen` is for the member.
+static uint64_t sleep_for_turn(td_team *team, uint64_t seen, unsigned member) {
+  uint64_t turn;
+  pthread_mutex_lock(&team->sleep_lock);
+  while (!is_meant(turn = atomic_load(&team->turn), seen, member)) {
+    if (member >= members_of(turn)) {
+      pthread_cond_wait(&team->unpark, &team->sleep_lock);
+      continue;
+    }
+    atomic_fetch_add(&team->n_asleep, 1);
+    if (atomic_load(&team->turn) == turn) pthread_cond_wait(&team->wake, &team->sleep_lock);
+    atomic_fetch_sub(&team->n_asleep, 1);
+  }
+  pthread_mutex_unlock(&team->sleep_lock);
+  return turn;
+}
+
+static uint64_t wait_for_turn(td_team *team, uint64_t seen, unsigned member) {
   for (unsigned i = 0; i < team->spins; i++) {
-    if (atomic_load_explicit(&team->generation, memory_order_acquire) != seen) return;
+    uint64_t turn = atomic_load_explicit(&team->turn, memory_order_acquire);
+    if (is_meant(turn, seen, member)) return turn;
+    if (member >= members_of(turn)) break; // it may be a while
     pause_cpu();
   }
-  pthread_mutex_lock(&team->sleep_lock);
-  atomic_fetch_add(&team->n_asleep, 1);
-  while (atomic_load(&team->generation) == seen) {
-    pthread_cond_wait(&team->wake, &team->sleep_lock);
-  }
-  atomic_fetch_sub(&team->n_asleep, 1);
-  pthread_mutex_unlock(&team->sleep_lock);
+  return sleep_for_turn(team, seen, member);
 }
 
 static void *member_main(void *arg) {
   struct member *member = arg;
   td_team *team = member->team;
-  for (uint64_t seen = 0;; seen++) {
-    wait_for_run(team, seen);
+  for (uint64_t turn = team->n_threads;;) { // as the team was made: run 0
+    turn = wait_for_turn(team, turn, member->idx);
     if (atomic_load(&team->stopping)) return NULL;
-    team->fn(team->ctx, member->idx, team->n_threads);
+    team->fn(team->ctx, member->idx, members_of(turn));
     if (atomic_fetch_sub(&team->n_running, 1) == 1 && atomic_load(&team->runner_asleep)) {
       pthread_mutex_lock(&team->sleep_lock);
       pthread_cond_signal(&team->done);
@@ -101,11 +128,14 @@ static void *member_main(void *arg) {
   }
 }
 
-static void publish(td_team *team) {
-  atomic_fetch_add(&team->generation, 1);
-  if (atomic_load(&team->n_asleep) == 0) return;
+static void publish(td_team *team, unsigned n_members) {
+  uint64_t before = atomic_load(&team->turn);
+  atomic_store(&team->turn, ((before >> MEMBER_BITS) + 1) << MEMBER_BITS | n_members);
+  bool grew = n_members > members_of(before);
+  if (!grew && atomic_load(&team->n_asleep) == 0) return;
   pthread_mutex_lock(&team->sleep_lock);
   pthread_cond_broadcast(&team->wake);
+  if (grew) pthread_cond_broadcast(&team->unpark);
   pthread_mutex_unlock(&team->sleep_lock);
 }
 
@@ -142,10 +172,14 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   if (!team) return td_fail(err, TD_ENOMEM, "no memory for a thread team");
   unsigned n_cpus = td_cpu_count();
   *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus};
+  TD_CHECK(team->n_threads < 1u << MEMBER_BITS);
+  team->n_active = team->n_threads;
+  team->turn = team->n_threads;
   team->spins = team->n_threads <= n_cpus ? SPINS : 0;
   pthread_mutex_init(&team->run_lock, NULL);
   pthread_mutex_init(&team->sleep_lock, NULL);
   pthread_cond_init(&team->wake, NULL);
+  pthread_cond_init(&team->unpark, NULL);
   pthread_cond_init(&team->done, NULL);
   team->threads = calloc(team->n_threads, sizeof *team->threads);
   team->members = calloc(team->n_threads, sizeof *team->members);
@@ -166,10 +200,11 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
 void td_team_close(td_team *team) {
   if (!team) return;
   atomic_store(&team->stopping, true);
-  publish(team);
+  publish(team, team->n_threads);
   for (unsigned i = 0; i < team->n_started; i++)
     pthread_join(team->threads[i], NULL);
   pthread_cond_destroy(&team->done);
+  pthread_cond_destroy(&team->unpark);
   pthread_cond_destroy(&team->wake);
   pthread_mutex_destroy(&team->sleep_lock);
   pthread_mutex_destroy(&team->run_lock);
@@ -182,16 +217,23 @@ unsigned td_team_size(const td_team *team) {
   return team->n_threads;
 }
 
+void td_team_set_active(td_team *team, unsigned n_active) {
+  if (n_active < 1) n_active = 1;
+  if (n_active > team->n_threads) n_active = team->n_threads;
+  atomic_store(&team->n_active, n_active);
+}
+
 void td_team_run(td_team *team, run_fn fn, void *ctx) {
   pthread_mutex_lock(&team->run_lock);
-  if (team->n_threads > 1) {
+  unsigned n = atomic_load(&team->n_active);
+  if (n > 1) {
     team->fn = fn;
     team->ctx = ctx;
-    atomic_store(&team->n_running, team->n_threads - 1);
-    publish(team);
+    atomic_store(&team->n_running, n - 1);
+    publish(team, n);
   }
-  fn(ctx, 0, team->n_threads);
-  if (team->n_threads > 1) wait_for_members(team);
+  fn(ctx, 0, n);
+  if (n > 1) wait_for_members(team);
   pthread_mutex_unlock(&team->run_lock);
 }
 

@@ -1,6 +1,7 @@
 // src/base/team.h - a team of threads that run one function together.
 // The caller of td_team_run is member 0, so a team of one starts no thread. Several threads may
-// call: runs are serialized. Members spin briefly for the next run, then sleep.
+// call: runs are serialized. Members spin briefly for the next run, then sleep. A team may be told
+// to work with fewer members for a while; the others sleep.
 #ifndef TD_BASE_TEAM_H
 #define TD_BASE_TEAM_H
 
@@ -20,8 +21,11 @@ typedef struct {
 td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err);
 void td_team_close(td_team *team);
 unsigned td_team_size(const td_team *team);
+// From the next run on, only the first n_active members (1 to the team's size, brought into it)
+// take part. Any thread, at any time.
+void td_team_set_active(td_team *team, unsigned n_active);
 
-// Calls fn(ctx, member, n_members) once on every member and returns when all have returned.
+// Calls fn(ctx, member, n_members) once on every active member and returns when all have returned.
 void td_team_run(td_team *team, void (*fn)(void *ctx, unsigned member, unsigned n_members),
                  void *ctx);
 

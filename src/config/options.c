@@ -102,6 +102,8 @@ static const option table[] = {
     {"workers", 0, OPT_STR, ON(SERVE), AT(workers), NO_RANGE, "auto", "HOW",
      "split: one process reads prompts, another writes answers; one: a single process does both; "
      "auto: split with 2 threads or more"},
+    {"prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), 0, 4096, "0", "N",
+     "with --workers split: threads that read a prompt while answers are written; 0: half"},
     {"drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), 0, 86400, "30", "SECONDS",
      "how long running requests may go on after SIGTERM"},
     {"stuck-after", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), 1, 86400, "30", "SECONDS",

@@ -39,6 +39,10 @@ td_dtype td_dev_act_dtype(const td_dev *dev) {
   return dev->act_dtype;
 }
 
+void td_dev_set_threads(td_dev *dev, unsigned n_threads) {
+  dev->vtable->set_threads(dev, n_threads);
+}
+
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
   *out = NULL;
   return dev->vtable->alloc(dev, out, n_bytes, err);

@@ -25,7 +25,7 @@ struct td_sched {
   entry *entries;
   uint32_t n_entries;
   uint32_t free_list, head, tail;
-  uint32_t n_waiting, n_running;
+  uint32_t n_waiting, n_running, n_reading;
   uint64_t n_unread; // tokens of the prompts being read
   uint64_t n_arrived;
 };
@@ -94,6 +94,7 @@ static uint32_t n_unread(const entry *e) {
 
 static void release_running(td_sched *sched, entry *e) {
   sched->n_running--;
+  sched->n_reading -= e->phase == TD_SCHED_PREFILL;
   sched->n_unread -= n_unread(e);
   td_kv_seq_close(sched->kv, e->seq);
 }
@@ -166,6 +167,7 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   unlink_waiting(sched, i);
   e->phase = TD_SCHED_PREFILL;
   sched->n_running++;
+  sched->n_reading++;
   sched->n_unread += n_unread(e);
   *out = (td_admission){.id = e->id, .waited_ns = now_ns - e->submitted_ns, .n_cached = e->n_done};
   out->pages = td_kv_pages(sched->kv, e->seq, &out->n_pages);
@@ -181,7 +183,17 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done) {
   sched->n_unread -= n_done - e->n_done;
   e->n_done = n_done;
   td_kv_commit(sched->kv, e->seq, e->job.prompt, n_done);
-  if (n_done == e->job.n_prompt) e->phase = TD_SCHED_DECODE;
+  if (n_done < e->job.n_prompt) return;
+  e->phase = TD_SCHED_DECODE;
+  sched->n_reading--;
+}
+
+td_lease td_sched_lease(const td_sched *sched) {
+  uint32_t n = sched->opts.n_threads, share = sched->opts.prefill_threads;
+  if (!sched->n_reading || sched->n_reading == sched->n_running || n < 2) return (td_lease){n, n};
+  if (share < 1) share = 1;
+  if (share > n - 1) share = n - 1;
+  return (td_lease){.prefill = share, .decode = n - share};
 }
 
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {

@@ -25,7 +25,16 @@ typedef struct {
   uint32_t page_tokens;   // tokens a page, a power of two
   uint32_t max_waiting;   // requests in the queue
   uint32_t prefill_ahead; // a prompt is given out when at most so many tokens are still to be read
+  // Where one worker reads prompts and another writes answers, each with all threads: how many
+  // there are, and how many of them read while answers are written. Brought into 1 to n_threads
+  // - 1.
+  uint32_t n_threads, prefill_threads;
 } td_sched_opts;
+
+// Threads that may compute. Cores are leased: who is alone has all of them.
+typedef struct {
+  uint32_t prefill, decode;
+} td_lease;
 
 typedef enum {
   TD_SCHED_UNKNOWN,
@@ -67,6 +76,9 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id);
 // A running request, never answered, waits again (its worker died), before every request that came
 // later. What of its prompt was shared stays cached.
 void td_sched_requeue(td_sched *sched, uint64_t id);
+
+// As it should be now; changes with admission, progress and removal.
+td_lease td_sched_lease(const td_sched *sched);
 
 td_sched_phase td_sched_phase_of(const td_sched *sched, uint64_t id);
 uint32_t td_sched_n_waiting(const td_sched *sched);

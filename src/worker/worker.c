@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/team.h"
 #include "base/trace.h"
 #include "engine/engine.h"
 #include "worker/args.h"
@@ -33,6 +34,7 @@ typedef struct {
   td_step step;
   td_segment trace; // what --trace records to; closed without it
   uint64_t n_steps, heartbeat_ns;
+  uint32_t n_threads; // that compute now
   bool is_shut_down;
 } worker;
 
@@ -83,6 +85,7 @@ static td_status open_all(worker *w, td_err *err) {
   w->config = td_model_config_of(w->model);
   td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};
+  w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   st = td_dev_open(&w->dev, &dev, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
@@ -130,6 +133,11 @@ static td_status drain(worker *w, td_err *err) {
       w->is_shut_down = true;
       return TD_OK;
     }
+    if (msg.kind == TD_MSG_LEASE) {
+      w->n_threads = msg.u.lease.n_threads;
+      td_dev_set_threads(w->dev, w->n_threads);
+      continue;
+    }
     if (!td_requests_take(&w->requests, &msg, &reply)) continue;
     st = td_outlet_post(&w->outlet, &reply, err);
     if (st != TD_OK) return st;
@@ -143,7 +151,9 @@ static td_status beat(worker *w, td_err *err) {
   td_status st = td_outlet_check(&w->outlet, err);
   if (st != TD_OK) return st;
   const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
-                           .u.heartbeat = {.n_steps = w->n_steps, .n_running = w->requests.n}};
+                           .u.heartbeat = {.n_steps = w->n_steps,
+                                           .n_running = w->requests.n,
+                                           .n_threads = w->n_threads}};
   return td_outlet_post(&w->outlet, &msg, err);
 }
 

@@ -369,14 +369,69 @@ static void test_prompts_are_read_one_after_another(void **state) {
   td_sched_close(sched);
 }
 
+static void expect_lease(const td_sched *sched, uint32_t prefill, uint32_t decode) {
+  td_lease lease = td_sched_lease(sched);
+  assert_int_equal(lease.prefill, prefill);
+  assert_int_equal(lease.decode, decode);
+}
+
+static void test_cores_are_leased(void **state) {
+  (void)state;
+  static const uint32_t cases[][4] = {// threads, asked for prefill; prefill's, decode's
+                                      {8, 3, 3, 5},
+                                      {8, 0, 1, 7},
+                                      {8, 20, 7, 1},
+                                      {2, 1, 1, 1},
+                                      {1, 0, 1, 1}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const uint32_t *c = cases[i];
+    td_err err;
+    td_sched *sched;
+    td_admission got;
+    const td_sched_opts opts = {.max_seqs = 4,
+                                .n_pages = 40,
+                                .page_tokens = 16,
+                                .max_waiting = 8,
+                                .prefill_ahead = 1000,
+                                .n_threads = c[0],
+                                .prefill_threads = c[1]};
+    assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
+    expect_lease(sched, c[0], c[0]);
+    for (uint64_t id = 1; id <= 3; id++)
+      assert_int_equal(submit_job(sched, id, counting + id, 10, 5), TD_OK);
+    assert_true(td_sched_admit(sched, 0, &got));
+    expect_lease(sched, c[0], c[0]); // nothing is written yet
+    td_sched_progress(sched, 1, 10);
+    expect_lease(sched, c[0], c[0]); // nothing is read any more
+    assert_true(td_sched_admit(sched, 0, &got));
+    assert_true(td_sched_admit(sched, 0, &got));
+    expect_lease(sched, c[2], c[3]);
+    td_sched_progress(sched, 2, 10);
+    expect_lease(sched, c[2], c[3]);
+    td_sched_requeue(sched, 3);
+    expect_lease(sched, c[0], c[0]);
+    assert_true(td_sched_admit(sched, 0, &got));
+    expect_lease(sched, c[2], c[3]);
+    td_sched_remove(sched, 1);
+    td_sched_remove(sched, 2);
+    expect_lease(sched, c[0], c[0]);
+    td_sched_close(sched);
+  }
+}
+
 static void test_bad_options(void **state) {
   (void)state;
   td_err err;
   td_sched *sched;
-  static const td_sched_opts bad[] = {
-      {0, 1, 1, 1, 1}, {1, 0, 1, 1, 1}, {1, 1, 0, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 0, 1}};
-  for (size_t i = 0; i < TD_COUNT(bad); i++)
-    assert_int_equal(td_sched_open(&sched, &bad[i], &err), TD_EINVAL);
+  static const uint32_t bad[][4] = {
+      {0, 1, 1, 1}, {1, 0, 1, 1}, {1, 1, 0, 1}, {1, 1, 3, 1}, {1, 1, 1, 0}};
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    const td_sched_opts opts = {.max_seqs = bad[i][0],
+                                .n_pages = bad[i][1],
+                                .page_tokens = bad[i][2],
+                                .max_waiting = bad[i][3]};
+    assert_int_equal(td_sched_open(&sched, &opts, &err), TD_EINVAL);
+  }
   td_sched_close(NULL);
 }
 
@@ -386,6 +441,7 @@ int main(void) {
       cmocka_unit_test(test_head_is_not_overtaken),
       cmocka_unit_test(test_a_prefix_is_read_once),
       cmocka_unit_test(test_prompts_are_read_one_after_another),
+      cmocka_unit_test(test_cores_are_leased),
       cmocka_unit_test(test_bad_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

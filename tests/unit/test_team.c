@@ -49,6 +49,29 @@ static void test_each_member_runs_once(void **state) {
   }
 }
 
+// Fewer and more members from run to run, asleep or not in between; nobody runs twice, and who does
+// not take part is not called.
+static void test_members_come_and_go(void **state) {
+  (void)state;
+  static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
+  td_team *team = open_team(4);
+  roll r = {{0}, 0};
+  int expected[4] = {0};
+  for (int run = 0; run < 3000; run++) {
+    unsigned n = active[(unsigned)run % TD_COUNT(active)];
+    td_team_set_active(team, n);
+    td_team_run(team, call_roll, &r);
+    n = n < 1 ? 1 : n > 4 ? 4 : n;
+    assert_int_equal(r.n_members, n);
+    for (unsigned m = 0; m < 4; m++)
+      assert_int_equal(r.calls[m], expected[m] += m < n);
+    if (run % 200 < 15) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); // all are asleep
+  }
+  td_team_set_active(team, 1);
+  td_team_run(team, call_roll, &r);
+  td_team_close(team); // with members parked
+}
+
 static void test_runs_after_sleep(void **state) {
   (void)state;
   td_team *team = open_team(4);
@@ -160,6 +183,7 @@ static void test_defaults_and_pinning(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_each_member_runs_once),
+      cmocka_unit_test(test_members_come_and_go),
       cmocka_unit_test(test_runs_after_sleep),
       cmocka_unit_test(test_waits_for_the_slowest),
       cmocka_unit_test(test_for_covers_every_item_once),
