@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, make_model, wait_until
+from serving import Server, wait_until
 
 MAX_CHOICES = 64  # of one request
 MAX_WAITING = 512  # sequences
@@ -20,8 +20,8 @@ N_CROWDS = (MAX_WAITING + MAX_BATCH) // MAX_CHOICES
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+def model(tiny_model):
+    return tiny_model
 
 
 def workers_of(server):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from serving import Server, make_model, wait_until
+from serving import Server, wait_until
 
 
 def is_ready(server):
@@ -21,9 +21,8 @@ def children(server):
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_every_line_is_an_object(tandem_bin, tmp_path):
-    model = make_model(tmp_path / "tiny")
-    server = Server(tandem_bin, model, "--log", "json", "--log-level", "debug")
+def test_every_line_is_an_object(tandem_bin, tiny_model):
+    server = Server(tandem_bin, tiny_model, "--log", "json", "--log-level", "debug")
     try:
         before = children(server)
         os.kill(before[0], signal.SIGKILL)

@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, make_model, wait_until
+from serving import Server, wait_until
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+def model(tiny_model):
+    return tiny_model
 
 
 def children(server):
