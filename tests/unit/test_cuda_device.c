@@ -34,6 +34,12 @@ static void with_library(const char *path, const char *n_devices) {
   if (!n_devices) unsetenv("TANDEM_EMU_DEVICES");
 }
 
+static int restore(void **state) {
+  (void)state;
+  with_library(NULL, NULL);
+  return 0;
+}
+
 static void test_without_a_library(void **state) {
   (void)state;
   with_library("/nonexistent/libtandem_cuda.so", NULL);
@@ -41,7 +47,6 @@ static void test_without_a_library(void **state) {
   expect_open("auto", TD_OK, "cpu");
   with_library("libm.so.6", NULL);
   expect_open("cuda", TD_EUNSUPPORTED, "not a library of tandem");
-  with_library(NULL, NULL);
 }
 
 static void test_without_a_gpu(void **state) {
@@ -174,8 +179,8 @@ static void test_splits(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_without_a_library),
-      cmocka_unit_test(test_without_a_gpu),
+      cmocka_unit_test_teardown(test_without_a_library, restore),
+      cmocka_unit_test_teardown(test_without_a_gpu, restore),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_weights_are_copied_once),

@@ -170,12 +170,12 @@ static void test_linear(void **state) {
       {67, 33, 1, 32, false},   {40, 136, 3, 128, true},  {72, 200, 16, 40, false},
       {136, 264, 70, 64, true}, {64, 72, 130, 24, false}, {8, 8, 17, 8, false},
   };
-  for (size_t i = 0; i < TD_COUNT(ref_formats); i++) {
-    CUDA_OPEN(f);
-    for (size_t c = 0; c < TD_COUNT(cases); c++) {
-      if (ref_formats[i].layout == TD_LAYOUT_AWQ && cases[c].rows % 8 != 0) continue;
-      check_linear(&f, &ref_formats[i], &cases[c]);
-    }
+  for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
+    const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
+    const linear_case *c = &cases[i % TD_COUNT(cases)];
+    if (format->layout == TD_LAYOUT_AWQ && c->rows % 8 != 0) continue;
+    CUDA_OPEN(f); // each its own: a device knows weights by their address
+    check_linear(&f, format, c);
     cuda_close(&f);
   }
 }

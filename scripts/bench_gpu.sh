@@ -1,0 +1,69 @@
+#!/bin/bash
+# Everything a GPU is needed for, in one run of under ten minutes: builds with CUDA, runs the tests of
+# the CUDA device and the golden models on the GPU, compute-sanitizer over them, and the operators'
+# benchmarks, as JSON.
+# usage: scripts/bench_gpu.sh [FILE.json]      default: bench/results/gpu.json
+# The exit status is 0 when everything passed. TANDEM_PYTHON names a python with what
+# scripts/requirements-test.txt asks for (default: .venv/bin/python).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+out=${1:-bench/results/gpu.json}
+build=$PWD/build-gpu
+python=${TANDEM_PYTHON:-.venv/bin/python}
+failed=0
+started=$SECONDS
+
+say() { printf '\n== %s [%d s]\n' "$*" $((SECONDS - started)); }
+try() { # NAME COMMAND...
+  say "$1"
+  local name=$1
+  shift
+  timeout 300 "$@" && return
+  echo "FAILED: $name"
+  failed=$((failed + 1))
+}
+
+if ! command -v nvidia-smi > /dev/null || ! nvidia-smi -L | grep -q GPU; then
+  echo "bench_gpu: no GPU here (nvidia-smi -L lists none)" >&2
+  exit 2
+fi
+nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader
+arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+[ "$arch" != 90 ] || arch=90a
+
+say "build for sm_$arch"
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
+  > "$build.log" 2>&1 &&
+  ninja -C "$build" tandem tandem_cuda bench_gpu test_cuda_device test_cuda_ops test_cuda_attn \
+    >> "$build.log" 2>&1 || {
+  tail -30 "$build.log"
+  exit 1
+}
+
+export TANDEM_CUDA_LIB=$build/bin/libtandem_cuda.so
+for test in device ops attn; do
+  try "test_cuda_$test" "$build/bin/test_cuda_$test"
+done
+if [ -x "$python" ]; then
+  try "golden models" env TANDEM_BUILD="$build" "$python" -m pytest -q tests/golden/test_golden_cuda.py
+else
+  echo "golden models: SKIPPED: no $python (scripts/setup.sh --test makes it)"
+fi
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck racecheck; do
+    for test in ops attn; do
+      try "$tool: test_cuda_$test" "$sanitizer" --tool $tool --error-exitcode 9 --print-limit 5 \
+        "$build/bin/test_cuda_$test"
+    done
+  done
+else
+  echo "compute-sanitizer: SKIPPED: not installed (package cuda-sanitizer-13-0)"
+fi
+
+mkdir -p "$(dirname "$out")"
+try "operators" bash -c "'$build/bin/bench_gpu' > '$out'"
+say "$failed failed; figures in $out"
+[ $failed = 0 ]
