@@ -1,6 +1,9 @@
 // src/app/bench_server.c - load on a server, and what its clients saw.
 // TTFT: request sent to first text. ITL: every gap between two texts, of all requests. TPOT:
 // (end-to-end - TTFT) / (output tokens - 1). Goodput: requests within all limits, a second.
+// Interference: the first request is one long answer; when a quarter of it has come, prompts arrive
+// one after another, each asking for one token. Its ITL is told apart: alone, and while they are
+// read.
 #include "app/bench_server.h"
 
 #include <math.h>
@@ -20,6 +23,8 @@ typedef struct {
   double *values;
   size_t n, cap;
 } series;
+
+#define STREAM_WORDS 16 // of the prompt whose answer is watched for interference
 
 typedef struct load load;
 
@@ -42,8 +47,10 @@ struct load {
   uint32_t n_started, n_done, n_failed, n_good;
   uint64_t random, start_ns, end_ns;
   series ttft, itl, tpot, e2e; // ms
+  series itl_alone;            // of the first request while no other runs; itl: of the rest
   int64_t n_prompt, n_output;
-  bool failed; // out of memory
+  bool failed;      // out of memory
+  bool ended_early; // the watched answer, before all prompts were read
 };
 
 static void series_add(load *l, series *s, double value) {
@@ -80,12 +87,28 @@ static double next_gap(load *l) {
   return 1 / o->rate;
 }
 
+static bool is_interference(const load *l) {
+  return !strcmp(l->options->load_shape, "interference");
+}
+
+static void start_next(load *l);
+
+// The long answer of an interference run: whether prompts are to come, come, or are over.
+static void watch_stream(load *l, const request *r, double gap_ms) {
+  uint32_t n_prompts_done = l->n_done;
+  bool are_over = l->n_started == l->options->n_requests && n_prompts_done + 1 == l->n_started;
+  bool have_come = l->n_started > 1;
+  series_add(l, have_come && !are_over ? &l->itl : &l->itl_alone, gap_ms);
+  if (!have_come && r->n_texts >= l->options->bench_gen.values[0] / 4) start_next(l);
+}
+
 // Words drawn at random, so that no two prompts share a prefix.
 static void write_prompt(load *l, td_buf *out) {
   static const char *const words[] = {"river", "seven", "under", "light", "stone", "open",
                                       "ask",   "north", "paper", "green", "often", "table",
                                       "move",  "sound", "early", "plain"};
   uint32_t n = (uint32_t)l->options->bench_prompt.values[0];
+  if (is_interference(l) && l->n_started == 1 && n > STREAM_WORDS) n = STREAM_WORDS;
   for (uint32_t i = 0; i < n; i++) {
     td_buf_printf(out, "%s%s", i ? " " : "", words[(int)(uniform(l) * TD_COUNT(words))]);
   }
@@ -106,7 +129,12 @@ static void on_event(td_load_call *call, const char *data, size_t len) {
   if (event.n_output >= 0) r->n_output = event.n_output;
   if (!event.has_text) return;
   if (r->n_texts++) {
-    series_add(r->load, &r->load->itl, (double)(now - r->last_ns) * 1e-6);
+    double gap_ms = (double)(now - r->last_ns) * 1e-6;
+    if (is_interference(r->load)) {
+      watch_stream(r->load, r, gap_ms);
+    } else {
+      series_add(r->load, &r->load->itl, gap_ms);
+    }
   } else {
     r->first_ns = now;
   }
@@ -117,13 +145,15 @@ static const char *failure_of(const request *r) {
   if (r->call.error[0]) return r->call.error;
   if (r->event_error[0]) return r->event_error;
   if (r->call.http_status != 200) return td_buf_text(&r->call.body);
-  return r->n_texts ? NULL : "no text came";
+  bool may_be_mute = is_interference(r->load) && r != r->load->requests; // half a character, say
+  return r->n_texts || may_be_mute ? NULL : "no text came";
 }
 
 static void record(load *l, const request *r) {
   const td_options *o = l->options;
   uint64_t start = r->call.start_ns, end = td_clock_ns();
-  double ttft = (double)(r->first_ns - start) * 1e-6, e2e = (double)(end - start) * 1e-6;
+  double ttft = (double)((r->n_texts ? r->first_ns : end) - start) * 1e-6,
+         e2e = (double)(end - start) * 1e-6;
   int64_t n_output = r->n_output > 0 ? r->n_output : r->n_texts;
   double tpot = n_output > 1 ? (e2e - ttft) / (double)(n_output - 1) : 0;
   series_add(l, &l->ttft, ttft);
@@ -134,8 +164,6 @@ static void record(load *l, const request *r) {
   bool in_time = !o->slo_ttft_ms || ttft <= o->slo_ttft_ms;
   l->n_good += in_time && (!o->slo_itl_ms || tpot <= o->slo_itl_ms);
 }
-
-static void start_next(load *l);
 
 static void on_request_done(td_load_call *call) {
   request *r = call->ctx;
@@ -151,21 +179,27 @@ static void on_request_done(td_load_call *call) {
   td_load_call_free(&r->call);
   l->n_done++;
   l->end_ns = td_clock_ns();
-  if (!strcmp(l->options->load_shape, "concurrency")) start_next(l);
+  bool is_stream = is_interference(l) && r == l->requests;
+  if (is_stream && l->n_done < l->options->n_requests) {
+    l->ended_early = true;
+  } else if (is_interference(l) || !strcmp(l->options->load_shape, "concurrency")) {
+    start_next(l);
+  }
 }
 
 static void start_next(load *l) {
-  if (l->n_started == l->options->n_requests) return;
+  if (l->n_started == l->options->n_requests || l->ended_early) return;
   request *r = &l->requests[l->n_started++];
   r->load = l;
   r->call.target = &l->target;
   r->call.on_event = on_event;
   r->call.on_done = on_request_done;
   r->call.ctx = r;
+  bool is_prompt = is_interference(l) && l->n_started > 1;
   td_buf prompt = TD_BUF_INIT, body = TD_BUF_INIT;
   write_prompt(l, &prompt);
   td_client_body(&body, td_buf_text(&l->model), td_buf_text(&prompt),
-                 (uint32_t)l->options->bench_gen.values[0]);
+                 is_prompt ? 1 : (uint32_t)l->options->bench_gen.values[0]);
   td_load_call_start(&r->call, &l->loop, "/chat/completions", &body);
   td_buf_free(&prompt);
   td_buf_free(&body);
@@ -185,7 +219,9 @@ static td_status run_load(load *l, td_err *err) {
   l->requests = calloc((size_t)l->options->n_requests, sizeof *l->requests);
   if (!l->requests) return td_fail(err, TD_ENOMEM, "out of memory");
   l->start_ns = td_clock_ns();
-  if (!strcmp(l->options->load_shape, "concurrency")) {
+  if (is_interference(l)) {
+    start_next(l);
+  } else if (!strcmp(l->options->load_shape, "concurrency")) {
     for (int64_t i = 0; i < l->options->concurrency; i++)
       start_next(l);
   } else {
@@ -195,6 +231,11 @@ static td_status run_load(load *l, td_err *err) {
   }
   uv_run(&l->loop, UV_RUN_DEFAULT);
   if (l->failed) return td_fail(err, TD_ENOMEM, "out of memory: the record of a run");
+  if (l->ended_early) {
+    return td_fail(err, TD_EINVAL,
+                   "the answer ended before all prompts were read: give a larger --gen-tokens or "
+                   "fewer --requests");
+  }
   return TD_OK;
 }
 
@@ -249,8 +290,8 @@ static void report_series(series *s, const char *name, const char *title, td_jso
   for (size_t i = 0; i < s->n; i++)
     mean += s->values[i] / (double)s->n;
   if (!w) {
-    printf("%-18s %10.2f %10.2f %10.2f %10.2f\n", title, mean, percentile(s, 50), percentile(s, 90),
-           percentile(s, 99));
+    printf("%-18s %10.2f %10.2f %10.2f %10.2f %10.2f\n", title, mean, percentile(s, 50),
+           percentile(s, 90), percentile(s, 99), percentile(s, 100));
     return;
   }
   td_jw_begin_object(w, name);
@@ -258,6 +299,7 @@ static void report_series(series *s, const char *name, const char *title, td_jso
   td_jw_double(w, "p50", percentile(s, 50));
   td_jw_double(w, "p90", percentile(s, 90));
   td_jw_double(w, "p99", percentile(s, 99));
+  td_jw_double(w, "max", percentile(s, 100));
   td_jw_end_object(w);
 }
 
@@ -268,7 +310,7 @@ static void report_counts(const load *l, double seconds, td_json_writer *w) {
            l->n_done, l->n_failed, seconds);
     printf("output %.2f tokens/s, %.3f requests/s, goodput %.3f requests/s\n", rate,
            (l->n_done - l->n_failed) / seconds, goodput);
-    printf("%-18s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99");
+    printf("%-18s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
     return;
   }
   td_jw_str(w, "server", l->options->server);
@@ -292,7 +334,8 @@ static void report(load *l) {
   if (w) td_jw_begin_object(w, NULL);
   report_counts(l, (double)(l->end_ns - l->start_ns) * 1e-9, w);
   report_series(&l->ttft, "ttft_ms", "TTFT", w);
-  report_series(&l->itl, "itl_ms", "ITL", w);
+  if (is_interference(l)) report_series(&l->itl_alone, "itl_alone_ms", "ITL, alone", w);
+  report_series(&l->itl, "itl_ms", is_interference(l) ? "ITL, prompts read" : "ITL", w);
   report_series(&l->tpot, "tpot_ms", "TPOT", w);
   report_series(&l->e2e, "e2e_ms", "end-to-end", w);
   if (w) {
@@ -303,11 +346,13 @@ static void report(load *l) {
 }
 
 static td_status check_options(const td_options *o, td_err *err) {
-  static const char *const shapes[] = {"concurrency", "poisson", "gamma", "constant"};
+  static const char *const shapes[] = {"concurrency", "poisson", "gamma", "constant",
+                                       "interference"};
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     if (!strcmp(o->load_shape, shapes[i])) return TD_OK;
   }
-  return td_fail(err, TD_EINVAL, "--load %s: give concurrency, poisson, gamma or constant",
+  return td_fail(err, TD_EINVAL,
+                 "--load %s: give concurrency, poisson, gamma, constant or interference",
                  o->load_shape);
 }
 
@@ -315,6 +360,9 @@ int td_bench_server(const td_options *o) {
   load l = {.options = o, .random = (uint64_t)o->seed};
   td_err err;
   td_status st = check_options(o, &err);
+  if (st == TD_OK && is_interference(&l) && o->n_requests < 2) {
+    st = td_fail(&err, TD_EINVAL, "--load interference needs --requests 2 at least");
+  }
   if (st == TD_OK) st = td_load_target_parse(&l.target, o->server, &err);
   l.target.api_key = o->api_key;
   uv_loop_init(&l.loop);
@@ -327,6 +375,7 @@ int td_bench_server(const td_options *o) {
   free(l.requests);
   free(l.ttft.values);
   free(l.itl.values);
+  free(l.itl_alone.values);
   free(l.tpot.values);
   free(l.e2e.values);
   return st != TD_OK ? td_cmd_fail(&err) : all_failed;

@@ -131,7 +131,9 @@ static const option table[] = {
     {"server", 0, OPT_STR, ON(BENCH), AT(server), NO_RANGE, NULL, "URL",
      "measure an OpenAI-compatible server instead, http://HOST:PORT"},
     {"load", 0, OPT_STR, ON(BENCH), AT(load_shape), NO_RANGE, "concurrency", "SHAPE",
-     "with --server: concurrency (fixed), poisson, gamma or constant arrivals"},
+     "with --server: concurrency (fixed), poisson, gamma or constant arrivals; interference: "
+     "prompts "
+     "arrive while one answer is written"},
     {"requests", 0, OPT_INT, ON(BENCH), AT(n_requests), 1, 1000000, "32", "N",
      "with --server: requests in all"},
     {"concurrency", 0, OPT_INT, ON(BENCH), AT(concurrency), 1, 4096, "4", "N",

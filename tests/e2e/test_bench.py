@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from serving import Server, make_model
+
 FIELDS = {
     "kernel", "variant", "format", "rows", "cols", "batch", "threads", "ms", "gbps", "gflops",
     "share_of_read_bandwidth", "share_of_peak",
@@ -65,3 +67,19 @@ def test_table_and_bad_format(tandem_bin):
     assert done.returncode == 0 and "linear_f8e4m3" in done.stdout
     done = bench(tandem_bin, "layer", "--format", "fp9")
     assert done.returncode == 2 and "fp9" in done.stderr
+
+
+def test_interference(tandem_bin, tmp_path):
+    server = Server(tandem_bin, make_model(tmp_path / "tiny"))
+    try:
+        args = ["--server", server.url, "--load", "interference", "--json"]
+        done = bench(tandem_bin, *args, "-p", "200", "-n", "900", "--requests", "4")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["requests"] == 4 and found["failed"] == 0
+        for name in ("itl_alone_ms", "itl_ms"):
+            assert 0 < found[name]["p50"] <= found[name]["p99"] <= found[name]["max"]
+        done = bench(tandem_bin, *args, "-p", "200", "-n", "8", "--requests", "40")
+        assert done.returncode == 2 and "--gen-tokens" in done.stderr
+    finally:
+        server.close()
