@@ -129,9 +129,9 @@ def test_the_answer_is_that_of_one_process(tandem_bin, model):
 def test_one_death_is_not_the_others(tandem_bin, model):
     server = Server(tandem_bin, model, "--max-batch", "8")
     workers = server.workers()
-    before = text_of(complete(server, max_tokens=2000))
+    before = text_of(complete(server, max_tokens=600))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer = pool.submit(complete, server, max_tokens=2000)
+        answer = pool.submit(complete, server, max_tokens=600)
         wait_until(lambda: health(server)["workers"][1]["running"] == 1)
         kill_worker(server, "prefill")
         assert text_of(answer.result()) == before
