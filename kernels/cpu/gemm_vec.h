@@ -1,8 +1,8 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
 // linear_vec.h and linear_q4.h share. To be included after a vec.h and these definitions:
 //   SCALED          1 where the products of a run are summed on their own and then scaled
-//   gemm_scale      what scales a run of one row
-//   add_run         total + acc * scale
+//   DOWN            what a sum may have to be multiplied by first; 1: never
+//   gemm_scale      what scales a run of one row; lanes_of makes a vector of it
 //   finish          the result from the sum of all lanes
 // and with these defined behind it, which tell how a format orders its columns:
 //   find_window     the runs of the window that begins at column g->k
@@ -39,6 +39,8 @@ typedef struct {
   float x[BLOCK_TOKENS * WINDOW];               // [tile][vector][token of the tile][VL]
   vf total[BLOCK_TOTALS];                       // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_VECTORS]; // of the group's rows, by run of the window
+  float up[GROUP_ROWS][WINDOW_VECTORS];         // where any_up: what multiplies the sum before it
+  bool any_up;
   bool nan[BLOCK_ROWS];
   const td_linear_args *a;
   uint32_t row0, n_rows, token0, n_tokens; // the block
@@ -79,6 +81,7 @@ static void pack_tokens(gemm *g) {
 
 // Rows behind the last are zeros.
 static void decode_group(gemm *g, uint32_t group) {
+  g->any_up = false;
   for (uint32_t i = 0; i < GROUP_ROWS; i++) {
     float *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * VL;
     if (group + i < g->n_rows) {
@@ -115,40 +118,45 @@ static void fetch_next(gemm *g) {
   }
 }
 
-// totals [GEMM_ROWS][T] gain the products of the window.
-TD_INLINE void gemm_tile(const int T, const gemm *g, const float *w, const float *x, vf *totals,
-                         const gemm_scale (*scale)[WINDOW_VECTORS]) {
-  const int R = GEMM_ROWS;
-  vf acc[R * T], wv[R];
+// totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group.
+TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, const float *x, vf *totals) {
+  enum { R = GEMM_ROWS };
+  const float *w = g->w + place * WINDOW;
+  vf acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
-    TD_UNROLL for (int r = 0; r < R; r++) {
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        acc[r * T + t] = SCALED ? vf_zero() : totals[r * T + t];
-      }
-    }
+    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = SCALED ? vf_zero() : totals[i];
     for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * VL, x += T * VL) {
+      vf wv[GEMM_ROWS];
       TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * VL);
       TD_UNROLL for (int t = 0; t < T; t++) {
         vf xv = vf_load(x + t * VL);
-        TD_UNROLL for (int r = 0; r < R; r++) {
-          acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
-        }
+        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
+      }
+    }
+    if (DOWN > 1 && g->any_up) {
+      TD_UNROLL for (int i = 0; i < R * T; i++) {
+        acc[i] = vf_mul(acc[i], vf_set1(g->up[place + (uint32_t)(i / T)][run]));
       }
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
+      vf scale = SCALED ? lanes_of(g->scale[place + (uint32_t)r][run]) : vf_zero();
       TD_UNROLL for (int t = 0; t < T; t++) {
         vf *total = &totals[r * T + t];
-        *total = SCALED ? add_run(*total, acc[r * T + t], scale[r][run]) : acc[r * T + t];
+        *total = SCALED ? vf_fma(acc[r * T + t], scale, *total) : acc[r * T + t];
       }
     }
+    // There are no registers to keep totals in, which the compiler would try.
+    __asm__ volatile("" ::: "memory");
   }
 }
 
 #define GEMM_TILE(T)                                                                               \
-  case T: gemm_tile(T, g, w, x, totals, scale); return;
+  case T: gemm_tile(T, g, place, x, totals); return;
 
-static void gemm_any_tile(uint32_t n_tokens, const gemm *g, const float *w, const float *x,
-                          vf *totals, const gemm_scale (*scale)[WINDOW_VECTORS]) {
+// Not inlined, for its caller's constants would take registers.
+__attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gemm *g,
+                                                    uint32_t place, const float *x, vf *totals) {
   switch (n_tokens) {
     GEMM_TILE(1)
     GEMM_TILE(2)
@@ -170,9 +178,8 @@ static void gemm_window(gemm *g) {
       uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
       fetch_next(g);
       for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
-        gemm_any_tile(n, g, g->w + r * WINDOW, g->x + (size_t)t * WINDOW,
-                      g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS,
-                      (const gemm_scale(*)[WINDOW_VECTORS])g->scale + r);
+        gemm_any_tile(n, g, r, g->x + (size_t)t * WINDOW,
+                      g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS);
       }
     }
   }

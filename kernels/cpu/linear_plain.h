@@ -8,9 +8,4 @@ static inline int has_nan(const elem *w, uint32_t n) {
   return 0;
 }
 
-static inline vf add_run(vf total, vf acc, float scale) {
-  (void)scale;
-  return vf_add(total, acc);
-}
-
 #endif

@@ -209,10 +209,10 @@ static inline bool q4_fits(const td_weight *w) {
 }
 
 // Many tokens: runs are blocks, and every lane has its scale.
-enum { SCALED = 1 };
+enum { SCALED = 1, DOWN = 1 };
 typedef vf gemm_scale;
-static inline vf add_run(vf total, vf acc, vf scale) {
-  return vf_fma(acc, scale, total);
+TD_INLINE vf lanes_of(gemm_scale scale) {
+  return scale;
 }
 #include "kernels/cpu/gemm_vec.h"
 

@@ -1,8 +1,8 @@
 // kernels/cpu/linear_vec.h - y = W x in vectors, for each ISA's and dtype's file to include after
 // its vec.h and these definitions:
 //   elem, load2, load2_n   the stored element; 2 VL of them (n < 2 VL of them) as floats
-//   SCALED                 1 where sums are taken run by run and scaled, by add_run
-//   add_run                total + acc * scale
+//   SCALED                 1 where sums are taken run by run and scaled
+//   DOWN                   load2 gives weights over this power of two, which the scale makes good
 //   has_nan                whether some codes are NaN although load2 does not show it
 //
 // Every (row, token) pair has one accumulator of VL lanes, element k of a run goes to lane k % VL
@@ -10,8 +10,7 @@
 // that, so they agree to the last bit:
 //   1 token         rows straight from memory, GEMV_ROWS at a time
 //   2 to 4 tokens   the same with BATCH_ROWS, each weight decoded once for all tokens
-//   more            BLOCK_ROWS x up to RUN weights are decoded into L1/L2 and multiplied in
-//                   register tiles of GEMM_ROWS x GEMM_TOKENS; totals rest in memory
+//   more            gemm_vec.h, each weight decoded once for a block of tokens
 #ifndef KERNELS_CPU_LINEAR_VEC_H
 #define KERNELS_CPU_LINEAR_VEC_H
 
@@ -21,9 +20,14 @@
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
-#define TD_UNROLL _Pragma("GCC unroll 8")
+#define TD_UNROLL _Pragma("GCC unroll 32")
 
 enum { RUN = 512 };
+
+// Where a scale cannot take DOWN along, the sum does.
+TD_INLINE bool sum_takes_down(float scale) {
+  return DOWN > 1 && !(fabsf(scale) < 0x1p127f / DOWN);
+}
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
@@ -103,8 +107,14 @@ TD_INLINE void raw_tile(const int R, const int T, const td_linear_args *a, uint3
     TD_UNROLL for (int r = 0; r < R; r++) {
       float scale = scales[r][k / a->w->scale_cols];
       nan[r] |= has_nan(w[r] + k, n);
+      if (!sum_takes_down(scale)) {
+        scale *= DOWN;
+      } else {
+        TD_UNROLL for (int t = 0; t < T; t++)
+            acc[r * T + t] = vf_mul(acc[r * T + t], vf_set1(DOWN));
+      }
       TD_UNROLL for (int t = 0; t < T; t++) {
-        total[r * T + t] = add_run(total[r * T + t], acc[r * T + t], scale);
+        total[r * T + t] = vf_fma(acc[r * T + t], vf_set1(scale), total[r * T + t]);
       }
     }
   }
@@ -135,6 +145,9 @@ static float finish(const td_weight *w, bool nan, float sum) {
 }
 
 typedef float gemm_scale;
+TD_INLINE vf lanes_of(gemm_scale scale) {
+  return vf_set1(scale);
+}
 #include "kernels/cpu/gemm_vec.h"
 
 // As many whole runs as a window holds.
@@ -172,7 +185,13 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
   vf lo, hi;
   for (uint32_t run = 0; run < g->n_runs; run++) {
     uint32_t end = k + run_length(g->a->w, g->k + k, RUN);
-    if (SCALED) g->scale[place][run] = scales[(g->k + k) / g->a->w->scale_cols];
+    if (SCALED) {
+      float scale = scales[(g->k + k) / g->a->w->scale_cols];
+      bool sum_takes = sum_takes_down(scale);
+      g->scale[place][run] = sum_takes ? scale : scale * DOWN;
+      g->up[place][run] = sum_takes ? DOWN : 1;
+      g->any_up |= sum_takes;
+    }
     for (; k + 2 * VL <= end; k += 2 * VL, out += 2 * step) {
       load2(w + k, &lo, &hi);
       vf_store(out, lo);

@@ -9,7 +9,7 @@
 #include "kernels/cpu/codes.h"
 #include "kernels/cpu/vec_math.h"
 
-#define TD_UNROLL _Pragma("GCC unroll 16")
+#define TD_UNROLL _Pragma("GCC unroll 32")
 
 // The words of a block, shifted right by 0, 8, 16 and 24 bits. n_bytes are left of the row; what
 // lies behind them is not read.

@@ -2,7 +2,7 @@
 #include "kernels/cpu/avx2/vec.h"
 
 typedef float elem;
-enum { SCALED = 0 };
+enum { SCALED = 0, DOWN = 1 };
 #include "kernels/cpu/linear_plain.h"
 
 static inline void load2(const elem *w, vf *lo, vf *hi) {

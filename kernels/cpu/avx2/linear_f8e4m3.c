@@ -5,7 +5,7 @@
 #include "kernels/cpu/avx2/vec.h"
 
 typedef uint8_t elem;
-enum { SCALED = 1 };
+enum { SCALED = 1, DOWN = 256 };
 
 static inline void load2(const elem *w, vf *lo, vf *hi) {
   vf_from_e4m3(w, lo, hi);
@@ -17,12 +17,6 @@ static inline void load2_n(const elem *w, uint32_t n, vf *lo, vf *hi) {
 
 static inline int has_nan(const elem *w, uint32_t n) {
   return e4m3_has_nan(w, n);
-}
-
-// The 2^8 goes into the scale where that cannot overflow it.
-static inline vf add_run(vf total, vf acc, float scale) {
-  if (fabsf(scale) < 0x1p119f) return vf_fma(acc, vf_set1(scale * 256), total);
-  return vf_fma(vf_mul(acc, vf_set1(256)), vf_set1(scale), total);
 }
 
 #include "kernels/cpu/linear_vec.h"

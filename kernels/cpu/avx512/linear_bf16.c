@@ -2,7 +2,7 @@
 #include "kernels/cpu/avx512/vec.h"
 
 typedef uint16_t elem;
-enum { SCALED = 0 };
+enum { SCALED = 0, DOWN = 1 };
 #include "kernels/cpu/linear_plain.h"
 
 static inline void load2(const elem *w, vf *lo, vf *hi) {

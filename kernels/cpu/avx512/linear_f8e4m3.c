@@ -12,7 +12,7 @@
 #include "kernels/cpu/avx512/vec.h"
 
 typedef uint8_t elem;
-enum { SCALED = 1 };
+enum { SCALED = 1, DOWN = 256 };
 
 static inline void load2(const elem *w, vf *lo, vf *hi) {
   vf_from_e4m3(w, lo, hi);
@@ -24,17 +24,6 @@ static inline void load2_n(const elem *w, uint32_t n, vf *lo, vf *hi) {
 
 static inline int has_nan(const elem *w, uint32_t n) {
   return e4m3_has_nan(w, n);
-}
-
-// total + acc * up * scale for a power of two, which goes into the scale where that cannot
-// overflow it.
-static inline vf add_run_times(vf total, vf acc, float up, float scale) {
-  if (fabsf(scale) < 0x1p127f / up) return vf_fma(acc, vf_set1(scale * up), total);
-  return vf_fma(vf_mul(acc, vf_set1(up)), vf_set1(scale), total);
-}
-
-static inline vf add_run(vf total, vf acc, float scale) {
-  return add_run_times(total, acc, 256, scale);
 }
 
 #include "kernels/cpu/linear_vec.h"
@@ -140,6 +129,13 @@ TD_INLINE void dot_fast(const int R, const elem *const *w, const float *x, uint3
     codes[r] = _mm512_maskz_loadu_epi8(((__mmask64)1 << (end - k)) - 1, w[r] + k);
   }
   dot_group(R, codes, x + k, acc, nan);
+}
+
+// total + acc * up * scale for a power of two, which goes into the scale where that cannot
+// overflow it.
+static inline vf add_run_times(vf total, vf acc, float up, float scale) {
+  if (fabsf(scale) < 0x1p127f / up) return vf_fma(acc, vf_set1(scale * up), total);
+  return vf_fma(vf_mul(acc, vf_set1(up)), vf_set1(scale), total);
 }
 
 TD_INLINE void fast_tile(const int R, const td_linear_args *a, const float *x, uint32_t row) {

@@ -2,7 +2,7 @@
 #include "kernels/cpu/avx512/vec.h"
 
 typedef int8_t elem;
-enum { SCALED = 1 };
+enum { SCALED = 1, DOWN = 1 };
 
 static inline void load2(const elem *w, vf *lo, vf *hi) {
   *lo = vf_from_i8(w);
@@ -19,10 +19,6 @@ static inline int has_nan(const elem *w, uint32_t n) {
   (void)w;
   (void)n;
   return 0;
-}
-
-static inline vf add_run(vf total, vf acc, float scale) {
-  return vf_fma(acc, vf_set1(scale), total);
 }
 
 #include "kernels/cpu/linear_vec.h"
