@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 
 import torch
+import torch.multiprocessing as mp
 from tokenizers import Tokenizer
 
 from nano import data, export
 from nano.evaluate import losses, run_suite
 from nano.model import Config, HeadLoss, Nano, on_device, row_inputs
 from nano.optim import Optimizer
+from nano.parallel import Team
 from nano.quant import FakeQuant
 from nano.text import Template
 
@@ -38,11 +40,11 @@ def arguments():
     p.add_argument("--steps", type=int, default=5800)
     p.add_argument("--decay-from", type=int, default=3800, help="step at which the learning rate begins to fall")
     p.add_argument("--quant-from", type=int, default=5000, help="step from which weights are rounded to FP8")
-    p.add_argument("--batch-tokens", type=int, default=2048)
+    p.add_argument("--batch-tokens", type=int, default=4096, help="over all processes")
     p.add_argument("--lr-muon", type=float, default=0.008)
-    p.add_argument("--lr-adam", type=float, default=0.005)
-    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--lr-adam", type=float, default=0.002)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--processes", type=int, help="default 1 on a GPU, else 2, with a core each")
     p.add_argument("--save-every", type=float, default=180, help="seconds")
     p.add_argument("--eval-every", type=int, default=200, help="steps; the suite every other time")
     p.add_argument("--stop-after", type=float, default=math.inf, help="seconds; for trials")
@@ -86,9 +88,14 @@ def save(path, model, opt, step, log):
     part.rename(path)
 
 
-def train(args):
+def train_process(rank, args, team):
+    """What each process of `train` does; the first one also reports, evaluates and saves."""
+    team.rank = rank
+    torch.set_num_threads(1 if team.size > 1 else 2)
+    torch.set_default_device(args.device)
     torch.manual_seed(args.seed)
-    rows = data.Rows(args.work, args.batch_tokens, args.seed)
+    batch_tokens = args.batch_tokens // team.size
+    rows = data.Rows(args.work, batch_tokens, args.seed)
     tok = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     template = Template(args.out / "chat_template.jinja")
     sets = data.validation(tok, args.work, args.out)
@@ -100,21 +107,29 @@ def train(args):
         saved = torch.load(path, map_location=args.device)
         model.load_state_dict(saved["model"])
         opt.state, step, log = saved["opt"], saved["step"], saved["log"]
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(rows)} batches, "
-          f"from step {step}", flush=True)
+    first = rank == 0
+    if first:
+        print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, "
+              f"{len(rows) // team.size} batches, from step {step}", flush=True)
     stopping = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.append(True))  # finish the step, then save
     begin = saved_at = mark = time.time()
     sums, n, tokens = [0.0] * 3, 0, 0
-    while step < args.steps and not stopping and time.time() - begin < args.stop_after:
+    while step < args.steps:
         with FakeQuant(model, step >= args.quant_from):
-            loss, mtp, balance = batch_loss(model, *rows.batch(step))
+            loss, mtp, balance = batch_loss(model, *rows.batch(step * team.size + rank))
             (loss + 0.2 * mtp + 0.01 * balance).backward()
+        stop = torch.tensor([float(bool(stopping) or time.time() - begin > args.stop_after)])
+        team.average([p.grad for p in model.parameters()] + [m.load for m in model.moes()] + [stop])
         scale = schedule(step, args)
         step += 1
         opt.step(step, scale)
         update_bias(model, 0.002 * max(scale, 0.1))
+        if stop > 0:  # of any process
+            break
+        if not first:
+            continue
         sums = [a + b.item() for a, b in zip(sums, (loss, mtp, balance))]
         n, tokens = n + 1, tokens + args.batch_tokens
         if step % 20 == 0:
@@ -133,7 +148,18 @@ def train(args):
         if time.time() - saved_at > args.save_every:
             save(path, model, opt, step, log)
             saved_at = time.time()
-    save(path, model, opt, step, log)
+    if first:
+        save(path, model, opt, step, log)
+
+
+def train(args):
+    size = args.processes or (1 if args.device.startswith("cuda") else 2)
+    n_values = sum(p.numel() for p in Nano(Config()).parameters()) + Config().experts * Config().layers + 1
+    team = Team(size, n_values if size > 1 else 0)
+    if size == 1:
+        train_process(0, args, team)
+    else:
+        mp.spawn(train_process, (args, team), nprocs=size)
 
 
 def report(score, wrong, n_wrong=8):
@@ -166,7 +192,6 @@ def evaluate(args):
 def main():
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
     torch.set_default_device(args.device)
     if args.what in ("prepare", "all"):
         data.prepare(ROOT, args.work, args.out, args.tokens, args.seed)

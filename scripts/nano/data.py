@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from . import chats, corpus, tandem_facts
-from .text import BOS, END, PAD, Packer, Template, Tokenizer, sampled_weights, shuffled, train_tokenizer
+from . import words as W
+from .text import BOS, END, PAD, TOOL, Packer, Template, Tokenizer, sampled_weights, shuffled, train_tokenizer
 
 LENGTHS = (128, 256, 512)
+ECHO = 64  # the length of the rows of echo_documents
 TEXT_SHARE, STORY_SHARE = 0.05, 0.01
+ECHO_SHARE = 0.06  # of the tokens, most of them in the first batches
 USER_SHARE = 0.02  # of the tokens that the model does not write, those that count in the loss
 HELD_OUT_TEXT_ONE_IN = 25
 SUITE_SIZE = 200
@@ -87,6 +90,31 @@ def text_documents(tok, kept, r, tokens):
         yield ids, weight
 
 
+def echo_documents(tok, r, tokens):
+    """Texts that can only be continued by looking back: something, and then the same again, or a
+    list of pairs and then some of the pairs. All of the second part counts. A model that has
+    learned to copy learns the rest sooner."""
+    words = [tok.encode(" " + w).ids for w in W.WORDS + W.NAMES + W.CITIES]
+    new_line, colon = tok.encode("\n").ids, tok.encode(":").ids
+    made = 0
+    while made < tokens:
+        kind = r.random()
+        if kind < 0.3:
+            first = [r.randrange(TOOL + 1, tok.get_vocab_size()) for _ in range(r.randint(4, 24))]
+            again = first
+        elif kind < 0.65:
+            first = sum(r.choices(words, k=r.randint(2, 9)), []) + new_line
+            again = first
+        else:
+            pairs = [a + colon + b + new_line for a, b in
+                     zip(r.sample(words, 5), r.choices(words, k=5))][: r.randint(2, 5)]
+            first, again = sum(pairs, []), sum(r.sample(pairs, r.randint(1, len(pairs))), [])
+        ids = np.array([BOS] + first + again + [PAD], np.uint16)
+        weight = (np.arange(len(ids)) > len(first)).astype(np.uint8)
+        made += len(ids)
+        yield ids, weight
+
+
 def prepare(root: Path, work: Path, out: Path, tokens: int, seed: int):
     """Tokenizer, suite and held-out text to `out`; training rows to `work`. A tokenizer that is
     there already is kept, so that a started model fits."""
@@ -103,7 +131,9 @@ def prepare(root: Path, work: Path, out: Path, tokens: int, seed: int):
         train_tokenizer(kept + sample).save(str(out / "tokenizer.json"))
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     r = random.Random(seed + 3)
-    packers = {n: Packer(n) for n in LENGTHS}
+    packers = {n: Packer(n) for n in (*LENGTHS, ECHO)}
+    for ids, weight in echo_documents(tok, r, int(tokens * ECHO_SHARE)):
+        packers[ECHO].add(ids, weight)
     made = 0
     for ids, weight in text_documents(tok, kept, r, int(tokens * TEXT_SHARE)):
         packers[len(ids)].add(ids, weight)
@@ -147,9 +177,16 @@ class Rows:
 
     def __init__(self, work: Path, batch_tokens: int, seed: int):
         z = np.load(work / "rows.npz")
-        self.arrays = {n: [z[f"{k}{n}"] for k in ("ids", "doc", "weight")] for n in LENGTHS}
-        plan = [(n, i) for n in LENGTHS for i in range(len(self.arrays[n][0]) * n // batch_tokens)]
-        random.Random(seed).shuffle(plan)
+        self.arrays = {n: [z[f"{k}{n}"] for k in ("ids", "doc", "weight")] for n in (*LENGTHS, ECHO)}
+        plans = {n: [(n, i) for i in range(len(self.arrays[n][0]) * n // batch_tokens)] for n in self.arrays}
+        r = random.Random(seed)
+        echo, plan = plans.pop(ECHO), sum(plans.values(), [])
+        r.shuffle(plan)
+        # Two thirds of the echoes begin, alternating with the rest; the others are spread over all.
+        begin = [b for pair in zip(echo[: 2 * len(echo) // 3], plan) for b in pair]
+        rest = plan[len(begin) // 2:] + echo[2 * len(echo) // 3:]
+        r.shuffle(rest)
+        plan = begin + rest
         self.plan, self.batch_tokens = plan, batch_tokens
 
     def __len__(self):

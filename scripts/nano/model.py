@@ -265,7 +265,8 @@ class Nano(nn.Module):
         for name, p in self.named_parameters():
             if p.dim() == 1:
                 continue
-            std = 0.02 if "embed" in name or "gate.weight" in name else p.shape[-1] ** -0.5
+            # Embeddings as large as what the layers add: with small ones copying is learned late.
+            std = 1.0 if "embed" in name else 0.02 if "gate.weight" in name else p.shape[-1] ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down")):
                 std *= (2 * c.layers) ** -0.5
             nn.init.normal_(p, std=std * (0.5 if "lm_head" in name else 1))
