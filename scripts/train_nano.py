@@ -11,6 +11,7 @@ card) and apt-get for the documentation text. Steps can be run one by one: prepa
 
 import argparse
 import math
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ def arguments():
     p.add_argument("what", choices=["prepare", "train", "eval", "export", "all"])
     p.add_argument("--work", type=Path, default=ROOT / "build/nano")
     p.add_argument("--out", type=Path, default=ROOT / "configs/models/tandem-nano")
+    p.add_argument("--bf16", type=Path, help="export also writes the weights before rounding to FP8, here")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--tokens", type=int, default=12_000_000, help="tokens made by prepare")
     p.add_argument("--steps", type=int, default=5800)
@@ -202,6 +204,10 @@ def main():
     if args.what in ("export", "all"):
         model, _ = load_model(args)
         export.write(model, args.out)
+        if args.bf16:
+            export.write(model, args.bf16, fp8=False)
+            for name in ("tokenizer.json", "chat_template.jinja"):
+                shutil.copy(args.out / name, args.bf16 / name)
 
 
 if __name__ == "__main__":

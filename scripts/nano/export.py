@@ -11,9 +11,9 @@ from .quant import is_quantized, quantize
 from .text import BOS, END, PAD, tokenizer_config
 
 
-def config(m: Nano) -> dict:
+def config(m: Nano, fp8: bool) -> dict:
     c = m.c
-    return {
+    fields = {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
         "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": BOS, "eos_token_id": END,
         "pad_token_id": PAD, "ep_size": 1, "first_k_dense_replace": c.dense_layers, "hidden_act": "silu",
@@ -26,9 +26,11 @@ def config(m: Nano) -> dict:
         "v_head_dim": c.v_dim, "rms_norm_eps": c.eps, "rope_interleave": True, "rope_scaling": None,
         "rope_theta": c.theta, "routed_scaling_factor": c.scaling, "scoring_func": "sigmoid",
         "tie_word_embeddings": False, "topk_group": c.top_groups, "topk_method": "noaux_tc",
-        "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": c.vocab,
-        "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
-                                "weight_block_size": [128, 128]}}
+        "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": c.vocab}
+    if fp8:
+        fields["quantization_config"] = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                                         "weight_block_size": [128, 128]}
+    return fields
 
 
 def published_name(name: str, layers: int) -> str:
@@ -65,11 +67,12 @@ def tensors(m: Nano):
 
 
 @torch.no_grad()
-def write(m: Nano, out: Path):
+def write(m: Nano, out: Path, fp8: bool = True):
+    """The checkpoint without its tokenizer and template. fp8: matrices in E4M3 blocks, else BF16."""
     out.mkdir(parents=True, exist_ok=True)
     stored = {}
     for name, p, quantized in tensors(m):
-        if quantized:
+        if quantized and fp8:
             stored[name], stored[name + "_scale_inv"] = (t.contiguous().cpu() for t in quantize(p))
         elif name.endswith("e_score_correction_bias"):
             stored[name] = p.float().contiguous().cpu()
@@ -80,7 +83,7 @@ def write(m: Nano, out: Path):
     index = {"metadata": {"total_size": total}, "weight_map": {n: "model.safetensors" for n in sorted(stored)}}
     generation = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": True,
                   "temperature": 0.3, "top_p": 0.9}
-    for name, value in (("config.json", config(m)), ("generation_config.json", generation),
+    for name, value in (("config.json", config(m, fp8)), ("generation_config.json", generation),
                         ("tokenizer_config.json", tokenizer_config()), ("model.safetensors.index.json", index)):
         (out / name).write_text(json.dumps(value, indent=2) + "\n")
     print(f"{out}: {len(stored)} tensors, {total / 1e6:.1f} MB")
