@@ -65,10 +65,10 @@ def test_tool_call_and_its_result(client):
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
     messages.append(choice.message.model_dump(exclude_none=True))
-    result = json.dumps({"sky": "sunny", "temperature": 21})
+    result = json.dumps({"sky": "rainy", "temperature": 21})
     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     choice = ask(client, messages, tools=[WEATHER])
-    assert choice.message.content == "It is sunny in Paris, at 21 degrees."
+    assert choice.message.content == "It is rainy in Paris, at 21 degrees."
 
 
 def test_stop_string(client):
