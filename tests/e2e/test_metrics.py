@@ -107,7 +107,7 @@ def test_running_waiting_and_aborted(server):
 
 
 def test_a_worker_killed(server):
-    with post(server, stream=True, max_tokens=3800) as stream:
+    with post(server, stream=True, max_tokens=800) as stream:
         chunks = stream.iter_lines()
         next(chunks)
         server.kill_worker()
