@@ -122,12 +122,12 @@ test_asan() {
   TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^$' -k "not test_golden or chunk_37 or isa or wrong"
 }
 
-# Kernels, tokenizer and templates know no threads. Goldens are slow here and single requests:
-# one of each family shows the orchestration.
+# Kernels, tokenizer and templates know no threads, and the protocol one. Goldens are slow here and
+# single requests: one of each family shows the orchestration.
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
-  local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))"
-  threaded+=" and not test_tokenizer and not test_jinja"
+  local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
+  for file in tokenizer template http_raw cli bench nano_model; do threaded+=" and not test_$file"; done
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$' \
     -k "$threaded"
 }
