@@ -20,24 +20,8 @@ void td_parts_free(td_parts *parts) {
   parts->n_calls = parts->cap = 0;
 }
 
-static bool is_space(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-static size_t skip_space(const char *text, size_t at, size_t len) {
-  while (at < len && is_space(text[at]))
-    at++;
-  return at;
-}
-
-static size_t trim_end(const char *text, size_t begin, size_t end) {
-  while (end > begin && is_space(text[end - 1]))
-    end--;
-  return end;
-}
-
 bool td_parts_prompt_thinks(const char *prompt, size_t len) {
-  size_t end = trim_end(prompt, 0, len), n = strlen(THINK);
+  size_t end = td_trim_end(prompt, 0, len), n = strlen(THINK);
   return end >= n && memcmp(prompt + end - n, THINK, n) == 0;
 }
 
@@ -80,11 +64,11 @@ static bool give(td_parts *p, td_part *part, td_part_kind kind, size_t end) {
 static bool take_text(td_parts *p, td_part_kind kind, const char *const *markers, size_t n_markers,
                       const char *text, size_t len, bool is_final, td_part *part, size_t *stop,
                       bool *at_marker) {
-  if (!p->has_begun) p->at = skip_space(text, p->at, len);
+  if (!p->has_begun) p->at = td_skip_space(text, p->at, len);
   *stop = find_marker(markers, n_markers, text, p->at, len, at_marker);
   if (is_final && !*at_marker) *stop = len;
   bool keeps_space = n_markers == 0 || (is_final && !*at_marker);
-  size_t end = keeps_space ? *stop : trim_end(text, p->at, *stop);
+  size_t end = keeps_space ? *stop : td_trim_end(text, p->at, *stop);
   return end > p->at && give(p, part, kind, end);
 }
 
@@ -118,7 +102,7 @@ static bool take_content(td_parts *p, const char *text, size_t len, bool is_fina
 }
 
 static bool take_start(td_parts *p, const char *text, size_t len, bool is_final) {
-  size_t at = skip_space(text, p->at, len);
+  size_t at = td_skip_space(text, p->at, len);
   if (at == len && !is_final) return false;
   td_marker_match match = p->begins_in_reasoning ? TD_MARKER_NONE
                                                  : td_marker_at(THINK, text, at, len);
@@ -155,7 +139,7 @@ static td_status keep_call(td_parts *p, td_tool_call *call, td_err *err) {
 
 // What began like a call and is none is text, from its first marker on.
 static bool give_back(td_parts *p, const char *text, size_t end, td_part *part) {
-  enter(p, TD_PARTS_CONTENT, skip_space(text, p->call_at, end));
+  enter(p, TD_PARTS_CONTENT, td_skip_space(text, p->call_at, end));
   return give(p, part, TD_PART_CONTENT, end);
 }
 

@@ -14,18 +14,20 @@ typedef struct {
   const char *call_close;
 } form;
 
+#define HERMES_OPEN   "<tool_call>"
+#define DEEPSEEK_OPEN "<｜tool▁calls▁begin｜>"
+#define KIMI_OPEN     "<|tool_calls_section_begin|>"
+
 static const form forms[] = {
-    {NULL, NULL, "<tool_call>", NULL, "</tool_call>"},
-    {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    {NULL, NULL, HERMES_OPEN, NULL, "</tool_call>"},
+    {DEEPSEEK_OPEN, "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
      "<｜tool▁call▁end｜>"},
-    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-     "<|tool_call_argument_begin|>", "<|tool_call_end|>"},
+    {KIMI_OPEN, "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+     "<|tool_call_end|>"},
 };
-#define N_FORMS (sizeof forms / sizeof forms[0])
 
 const char *const *td_call_openers(size_t *n) {
-  static const char *const openers[] = {"<tool_call>", "<｜tool▁calls▁begin｜>",
-                                        "<|tool_calls_section_begin|>"};
+  static const char *const openers[] = {HERMES_OPEN, DEEPSEEK_OPEN, KIMI_OPEN};
   *n = TD_COUNT(openers);
   return openers;
 }
@@ -36,13 +38,23 @@ td_marker_match td_marker_at(const char *marker, const char *text, size_t at, si
   return there < n ? TD_MARKER_CUT : TD_MARKER_WHOLE;
 }
 
-static size_t skip_space(const char *text, size_t at, size_t len) {
-  while (at < len && strchr(" \n\t\r", text[at]) && text[at])
+static bool is_space(char c) {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+size_t td_skip_space(const char *text, size_t at, size_t len) {
+  while (at < len && is_space(text[at]))
     at++;
   return at;
 }
 
-// Where text ends that a marker closes; len when the marker is not there.
+size_t td_trim_end(const char *text, size_t begin, size_t end) {
+  while (end > begin && is_space(text[end - 1]))
+    end--;
+  return end;
+}
+
+// Where the marker stands; len where it does not.
 static size_t find(const char *marker, const char *text, size_t at, size_t len) {
   while (at < len && td_marker_at(marker, text, at, len) != TD_MARKER_WHOLE)
     at++;
@@ -147,7 +159,7 @@ typedef struct {
 // DeepSeek V3 and R1 write `function`, the middle marker, the name, and the arguments in a fenced
 // block; V3.1 writes the name, the middle marker and the arguments.
 static td_call_result lay_out(layout *out, const form *f, const char *text, size_t at, size_t len) {
-  *out = (layout){.body = skip_space(text, at, len)};
+  *out = (layout){.body = td_skip_space(text, at, len)};
   if (f->middle) {
     size_t middle = find(f->middle, text, at, len);
     if (middle == len) return TD_CALL_CUT;
@@ -157,9 +169,8 @@ static td_call_result lay_out(layout *out, const form *f, const char *text, size
     size_t from = at, to = middle;
     size_t fence = find("```", text, behind, brace);
     if (fence < brace) from = behind, to = fence;
-    from = skip_space(text, from, to);
-    while (to > from && strchr(" \n\t\r", text[to - 1]))
-      to--;
+    from = td_skip_space(text, from, to);
+    to = td_trim_end(text, from, to);
     *out = (layout){.header = from, .header_end = to, .body = brace};
   }
   if (out->body == len) return TD_CALL_CUT;
@@ -170,9 +181,9 @@ static td_call_result lay_out(layout *out, const form *f, const char *text, size
 // forget.
 static td_call_result close_call(const form *f, const char *text, size_t *at, size_t len,
                                  bool is_final) {
-  size_t end = skip_space(text, *at, len);
+  size_t end = td_skip_space(text, *at, len);
   if (td_marker_at("```", text, end, len) == TD_MARKER_WHOLE) {
-    end = skip_space(text, end + 3, len);
+    end = td_skip_space(text, end + 3, len);
   }
   td_marker_match match = td_marker_at(f->call_close, text, end, len);
   if (match == TD_MARKER_WHOLE) *at = end + strlen(f->call_close);
@@ -208,9 +219,9 @@ static td_status take_whole(const form *f, td_call_result *result, td_tool_call 
 td_status td_call_take(td_call_result *result, td_tool_call *call, const char *text, size_t *at,
                        size_t len, bool is_final, td_err *err) {
   *call = (td_tool_call){0};
-  *at = skip_space(text, *at, len);
+  *at = td_skip_space(text, *at, len);
   *result = *at == len ? TD_CALL_CUT : TD_CALL_NONE;
-  for (size_t i = 0; i < N_FORMS; i++) {
+  for (size_t i = 0; i < TD_COUNT(forms); i++) {
     const form *f = &forms[i];
     td_marker_match match = td_marker_at(f->call_open, text, *at, len);
     if (match == TD_MARKER_WHOLE) {

@@ -9,6 +9,9 @@ typedef enum { TD_MARKER_NONE, TD_MARKER_CUT, TD_MARKER_WHOLE } td_marker_match;
 
 // Whether marker stands at text[at..len), whole or cut off by the end; nothing is not a beginning.
 td_marker_match td_marker_at(const char *marker, const char *text, size_t at, size_t len);
+// Where white space that begins, or ends, there is over.
+size_t td_skip_space(const char *text, size_t at, size_t len);
+size_t td_trim_end(const char *text, size_t begin, size_t end);
 // The markers with which calls begin.
 const char *const *td_call_openers(size_t *n);
 
