@@ -266,7 +266,7 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
   size_t entry = (size_t)2 * a->n_kv_heads * a->head_dim;
   td_status status = td_cpu_check_batch(&a->batch, &a->kv, entry, err);
   if (status != TD_OK) return status;
-  TD_CPU_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
+  TD_DEV_REQUIRE(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0 && a->head_dim > 0,
                  "attention: %u heads over %u KV heads", a->n_heads, a->n_kv_heads);
   size_t head_bytes = (size_t)a->batch.page_tokens * a->head_dim * td_dtype_bytes(a->kv.dtype);
   return td_attn_run_shared(stream,

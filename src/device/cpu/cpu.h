@@ -108,8 +108,6 @@ td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err)
 td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
                              size_t entry_elements, td_err *err);
 
-#define TD_CPU_REQUIRE TD_DEV_REQUIRE
-
 // Runs the linear kernel of the weight's dtype on the calling thread.
 void td_cpu_linear_tile(const td_linear_args *args);
 

@@ -171,7 +171,7 @@ static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
   if (status == TD_OK) status = td_cpu_check_weight(&a->up[e], "expert up", err);
   if (status == TD_OK) status = td_cpu_check_weight(&a->down[e], "expert down", err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
-  TD_CPU_REQUIRE(a->gate[e].cols == run->dim && a->up[e].cols == run->dim &&
+  TD_DEV_REQUIRE(a->gate[e].cols == run->dim && a->up[e].cols == run->dim &&
                      a->gate[e].rows == run->hidden && a->up[e].rows == run->hidden &&
                      a->down[e].rows == run->dim && a->down[e].cols == run->hidden,
                  "expert %u: its shapes are not those of the first one used", e);
@@ -181,13 +181,13 @@ static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
 // Shapes come from the first pair's expert; every expert used must have them.
 static td_status check(moe_run *run, td_err *err) {
   const td_moe_args *a = run->a;
-  TD_CPU_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
+  TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
-  TD_CPU_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
   uint32_t n_tokens = (uint32_t)((uint64_t)a->n_tokens * a->top_k / a->n_experts); // of an expert
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
-    TD_CPU_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
+    TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
     if (p == 0) {
       run->dim = a->gate[e].cols;
       run->hidden = a->gate[e].rows;

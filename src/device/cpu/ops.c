@@ -17,38 +17,38 @@ td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err) {
   td_status status = td_dev_check_weight(w, what, err);
   if (status != TD_OK) return status;
-  TD_CPU_REQUIRE(td_kernels_linear(w), "%s: no kernel for %s in layout %d", what,
+  TD_DEV_REQUIRE(td_kernels_linear(w), "%s: no kernel for %s in layout %d", what,
                  td_dtype_name(w->dtype), (int)w->layout);
   return TD_OK;
 }
 
 td_status td_cpu_check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
                              td_err *err) {
-  TD_CPU_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
+  TD_DEV_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
                  (int)kv->dtype);
   size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
-  TD_CPU_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
+  TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
                  b->page_tokens, used, kv->page_bytes);
-  TD_CPU_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
+  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
                  "batch: an array is absent");
-  TD_CPU_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
+  TD_DEV_REQUIRE(b->q_begin[0] == 0 && (uint32_t)b->q_begin[b->n_seqs] == b->n_tokens,
                  "batch: q_begin does not cover the %u tokens", b->n_tokens);
   uint64_t max_position = (uint64_t)b->max_pages * b->page_tokens;
   for (uint32_t s = 0; s < b->n_seqs; s++) {
-    TD_CPU_REQUIRE(b->q_begin[s] <= b->q_begin[s + 1] && (uint32_t)b->q_begin[s + 1] <= b->n_tokens,
+    TD_DEV_REQUIRE(b->q_begin[s] <= b->q_begin[s + 1] && (uint32_t)b->q_begin[s + 1] <= b->n_tokens,
                    "batch: q_begin falls at sequence %u", s);
     for (int32_t t = b->q_begin[s]; t < b->q_begin[s + 1]; t++) {
       int32_t position = b->position[t];
-      TD_CPU_REQUIRE(b->seq[t] == (int32_t)s, "batch: token %d is not of sequence %u", t, s);
-      TD_CPU_REQUIRE(position >= 0 && (uint64_t)position < max_position,
+      TD_DEV_REQUIRE(b->seq[t] == (int32_t)s, "batch: token %d is not of sequence %u", t, s);
+      TD_DEV_REQUIRE(position >= 0 && (uint64_t)position < max_position,
                      "batch: position %d of token %d is beyond its pages", position, t);
-      TD_CPU_REQUIRE(t == b->q_begin[s] || position == b->position[t - 1] + 1,
+      TD_DEV_REQUIRE(t == b->q_begin[s] || position == b->position[t - 1] + 1,
                      "batch: token %d does not follow its predecessor", t);
     }
     if (b->q_begin[s] == b->q_begin[s + 1]) continue;
     uint32_t n_pages = (uint32_t)b->position[b->q_begin[s + 1] - 1] / b->page_tokens + 1;
     for (uint32_t p = 0; p < n_pages; p++) {
-      TD_CPU_REQUIRE(b->page_table[(size_t)s * b->max_pages + p] >= 0,
+      TD_DEV_REQUIRE(b->page_table[(size_t)s * b->max_pages + p] >= 0,
                      "batch: page %u of sequence %u is absent", p, s);
     }
   }
@@ -89,7 +89,7 @@ td_status td_cpu_op_add(td_cpu_stream *stream, const td_add_args *a, td_err *err
 td_status td_cpu_op_gather_rows(td_cpu_stream *stream, const td_gather_rows_args *a, td_err *err) {
   (void)stream;
   for (uint32_t i = 0; i < a->n_rows; i++) {
-    TD_CPU_REQUIRE(a->rows[i] >= 0, "gather: row %d of output row %u", a->rows[i], i);
+    TD_DEV_REQUIRE(a->rows[i] >= 0, "gather: row %d of output row %u", a->rows[i], i);
     memcpy((float *)a->out + (size_t)i * a->dim, (const float *)a->x + (size_t)a->rows[i] * a->dim,
            a->dim * sizeof(float));
   }
@@ -128,7 +128,7 @@ td_status td_cpu_op_embed(td_cpu_stream *stream, const td_embed_args *a, td_err 
   td_status status = td_cpu_check_weight(a->table, "embedding", err);
   if (status != TD_OK) return status;
   for (uint32_t t = 0; t < a->n_tokens; t++) {
-    TD_CPU_REQUIRE(a->ids[t] >= 0 && (uint32_t)a->ids[t] < a->table->rows,
+    TD_DEV_REQUIRE(a->ids[t] >= 0 && (uint32_t)a->ids[t] < a->table->rows,
                    "embedding: token id %d is not in a vocabulary of %u", a->ids[t],
                    a->table->rows);
   }
@@ -173,9 +173,9 @@ static void rope_token(const void *args, size_t t) {
 }
 
 td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *err) {
-  TD_CPU_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
+  TD_DEV_REQUIRE(a->rot_dim % 2 == 0, "rope: %u dimensions do not make pairs", a->rot_dim);
   for (uint32_t t = 0; t < a->n_tokens; t++) {
-    TD_CPU_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
+    TD_DEV_REQUIRE(a->position[t] >= 0, "rope: position %d of token %u", a->position[t], t);
   }
   for_rows(stream, a->n_tokens, (size_t)a->n_heads * a->rot_dim, rope_token, a);
   return TD_OK;
