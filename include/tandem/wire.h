@@ -63,6 +63,7 @@ typedef enum {
   TD_DONE_CANCELED,
   TD_DONE_ERROR, // text says why
   TD_DONE_READ,  // TD_SUBMIT_READ_ONLY: the prompt is read, its pages are whole
+  TD_DONE_LOST,  // said by the front: no worker is there to go on; text says why
 } td_done_reason;
 
 #define TD_SUBMIT_IGNORE_EOS 1u

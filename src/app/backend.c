@@ -98,8 +98,9 @@ static void finish_request(td_backend *b, request *r, const td_wire_done *given)
   end_request(b, r, &done);
 }
 
+// What became of it is not the request's fault: it may be asked again.
 static void fail_request(td_backend *b, request *r, const char *why, const char *cure) {
-  td_wire_done done = {.reason = TD_DONE_ERROR};
+  td_wire_done done = {.reason = TD_DONE_LOST};
   snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
   finish_request(b, r, &done);
 }
@@ -213,7 +214,9 @@ static void on_done(td_backend *b, request *r, const td_wire_done *given) {
   if (done.reason == TD_DONE_READ && !r->out.is_canceled && r->n_output && !r->is_last) {
     give(b, r, decoder(b));
   } else if (done.reason == TD_DONE_READ) {
-    fail_request(b, r, "the worker process ended a request too early", "");
+    done.reason = TD_DONE_ERROR;
+    snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
+    finish_request(b, r, &done);
   } else {
     finish_request(b, r, &done);
   }

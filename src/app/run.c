@@ -114,7 +114,8 @@ static const char *reason_name(td_done_reason reason) {
   case TD_DONE_LENGTH: return "length";
   case TD_DONE_CANCELED: return "canceled";
   case TD_DONE_ERROR:
-  case TD_DONE_READ: break;
+  case TD_DONE_READ:
+  case TD_DONE_LOST: break;
   }
   return "error";
 }

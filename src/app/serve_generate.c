@@ -124,9 +124,9 @@ static void refuse(job *j, const td_api_error *error) {
 }
 
 // After it: one event tells, then the stream ends without [DONE].
-static void fail_running(job *j, const char *message) {
+static void fail_running(job *j, int status, const char *message) {
   td_api_error error;
-  td_api_fail(&error, 500, NULL, NULL, "%s", message);
+  td_api_fail(&error, status, NULL, NULL, "%s", message);
   if (!j->request.stream) {
     refuse(j, &error);
     return;
@@ -194,7 +194,7 @@ static void end_job(job *j) {
   if (j->request.stream) {
     end_stream(j);
   } else if (!send_response(j)) {
-    fail_running(j, "out of memory");
+    fail_running(j, 500, "out of memory");
     return;
   }
   log_end(j, 200);
@@ -244,7 +244,7 @@ static void end_choice(choice *c, td_finish how) {
   if (st == TD_OK) st = take_piece(c, &err);
   if (st != TD_OK) {
     leave_worker(c, TD_FINISH_ERROR);
-    fail_running(j, err.msg);
+    fail_running(j, 500, err.msg);
     return;
   }
   if (c->answer.stopped) how = TD_FINISH_STOP;
@@ -288,7 +288,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
     return;
   }
   if (st == TD_OK && j->request.stream) st = take_piece(c, &err);
-  if (st != TD_OK) fail_running(j, err.msg);
+  if (st != TD_OK) fail_running(j, 500, err.msg);
 }
 
 static void on_progress(void *ctx, const td_wire_progress *progress) {
@@ -307,11 +307,12 @@ static void on_done(void *ctx, const td_wire_done *done) {
   case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
   case TD_DONE_CANCELED:
     leave_worker(c, TD_FINISH_ABORT);
-    fail_running(c->job, "the request was canceled");
+    fail_running(c->job, 500, "the request was canceled");
     break;
   default:
     leave_worker(c, TD_FINISH_ERROR);
-    fail_running(c->job, done->text[0] ? done->text : "the worker failed");
+    fail_running(c->job, done->reason == TD_DONE_LOST ? 503 : 500,
+                 done->text[0] ? done->text : "the worker failed");
     break;
   }
 }

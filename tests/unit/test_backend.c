@@ -480,7 +480,7 @@ static void test_death_in_mid_stream(void **state) {
   assert_int_equal(submit(&victim, deadly, 3, 100), TD_OK);
   assert_int_equal(submit(&next, harmless, 3, 10), TD_OK); // waits behind it, and survives
   run_until(&w, is_done, &victim);
-  assert_int_equal(victim.done.reason, TD_DONE_ERROR);
+  assert_int_equal(victim.done.reason, TD_DONE_LOST);
   assert_int_equal(victim.n, 17);
   assert_non_null(strstr(victim.done.text, "signal 9"));
   assert_non_null(strstr(victim.done.text, "try again"));
@@ -522,7 +522,7 @@ static void test_replay_before_the_first_token(void **state) {
 
   assert_int_equal(submit(&poison, always, 4, 10), TD_OK);
   run_until(&w, is_done, &poison);
-  assert_int_equal(poison.done.reason, TD_DONE_ERROR);
+  assert_int_equal(poison.done.reason, TD_DONE_LOST);
   run_until(&w, is_settled, &w);
   assert_int_equal(td_backend_state_of(w.backend), TD_BACKEND_READY);
   unsetenv("TANDEM_TEST_FUSE");
@@ -567,7 +567,7 @@ static void test_one_death_is_not_the_others(void **state) {
   run_until(&w, has_begun, &stream);
   assert_int_equal(submit(&poison, deadly, 4, 10), TD_OK);
   run_until(&w, is_done, &poison);
-  assert_int_equal(poison.done.reason, TD_DONE_ERROR);
+  assert_int_equal(poison.done.reason, TD_DONE_LOST);
   assert_non_null(strstr(poison.done.text, "prefill process died"));
   run_until(&w, is_done, &stream);
   check_answer(&stream, plain, 3, MAX_ANSWER);
@@ -608,7 +608,7 @@ static void test_engine_failure(void **state) {
   client c = {.backend = w.backend};
   assert_int_equal(submit(&c, bad, 3, 10), TD_OK);
   run_until(&w, is_done, &c);
-  assert_int_equal(c.done.reason, TD_DONE_ERROR);
+  assert_int_equal(c.done.reason, TD_DONE_LOST);
   assert_non_null(strstr(c.done.text, "out of order"));
   run_until(&w, is_settled, &w);
   assert_int_equal(td_backend_state_of(w.backend), TD_BACKEND_READY);
@@ -648,10 +648,10 @@ static void test_close_with_requests(void **state) {
     uv_run(&w.loop, UV_RUN_ONCE);
   world_close(&w);
   assert_int_equal(running.n_done, 1);
-  assert_int_equal(running.done.reason, TD_DONE_ERROR);
+  assert_int_equal(running.done.reason, TD_DONE_LOST);
   assert_non_null(strstr(running.done.text, "shutting down"));
   assert_int_equal(waiting.n_done, 1);
-  assert_int_equal(waiting.done.reason, TD_DONE_ERROR);
+  assert_int_equal(waiting.done.reason, TD_DONE_LOST);
 }
 
 static void test_close_while_loading(void **state) {
