@@ -1,7 +1,8 @@
 // src/device/cpu/attn.c - attention on cached keys and values shared by a group of heads.
 // An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
 // each is computed by one member from its first key to its last; with few, the splits of all items
-// are spread over the team and merged afterwards. Both do the same additions in the same order.
+// are spread over the team and merged afterwards, and where that is still little work to share out,
+// items have fewer heads. All do the same additions in the same order.
 #include "device/cpu/attn.h"
 
 #include <math.h>
@@ -9,6 +10,7 @@
 
 enum {
   TILE_QUERIES = 32,
+  LEAST_HEADS = 4,    // of an item: what the kernels take at a time
   ITEMS_A_THREAD = 3, // with fewer, the splits are spread
 };
 static const size_t max_part_bytes = (size_t)64 << 20; // of split states at a time
@@ -154,16 +156,19 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   }
 }
 
-static void store_result(const shared_run *run, const shared_item *item,
-                         const td_attn_state *total) {
+// Query i of the item, whose state is total's first.
+static void store_query(const shared_run *run, const shared_item *item, uint32_t i,
+                        const td_attn_state *total) {
   const td_attn_shared *a = run->a;
-  for (uint32_t i = 0; i < item->n_q; i++) {
-    size_t token = item->tile->token + i / item->n_heads;
-    float *out = a->out + (token * a->n_heads + item->head + i % item->n_heads) * a->v_dim;
-    const float *acc = total->acc + (size_t)i * a->v_dim;
-    for (uint32_t d = 0; d < a->v_dim; d++)
-      out[d] = acc[d] / total->l[i];
-  }
+  size_t token = item->tile->token + i / item->n_heads;
+  float *out = a->out + (token * a->n_heads + item->head + i % item->n_heads) * a->v_dim;
+  for (uint32_t d = 0; d < a->v_dim; d++)
+    out[d] = total->acc[d] / *total->l;
+}
+
+static td_attn_state state_from(const td_attn_state *state, uint32_t i, uint32_t v_dim) {
+  return (td_attn_state){
+      .m = state->m + i, .l = state->l + i, .acc = state->acc + (size_t)i * v_dim};
 }
 
 // All of one item on one member.
@@ -183,7 +188,10 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
     run_split(run, &item, split, q, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
-  store_result(run, &item, &total);
+  for (uint32_t i = 0; i < item.n_q; i++) {
+    td_attn_state state = state_from(&total, i, a->v_dim);
+    store_query(run, &item, i, &state);
+  }
 }
 
 static void one_split(void *ctx, size_t idx, unsigned member) {
@@ -198,20 +206,24 @@ static void one_split(void *ctx, size_t idx, unsigned member) {
   run_split(run, &item, split, q, &part);
 }
 
-static void merge_item(void *ctx, size_t idx, unsigned member) {
+static void merge_query(void *ctx, size_t idx, unsigned member) {
   const shared_run *run = ctx;
   const td_attn_shared *a = run->a;
-  shared_item item = item_at(run, run->first_item + idx);
+  size_t in_wave = idx / TILE_QUERIES;
+  uint32_t i = (uint32_t)(idx % TILE_QUERIES);
+  shared_item item = item_at(run, run->first_item + in_wave);
+  if (i >= item.n_q) return;
   char *piece = run->member + member * run->member_bytes + run->query_bytes;
-  td_attn_state total = td_attn_state_at(piece, item.n_q, a->v_dim);
-  td_attn_state_reset(&total, item.n_q, a->v_dim);
+  td_attn_state total = td_attn_state_at(piece, 1, a->v_dim);
+  td_attn_state_reset(&total, 1, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
   for (uint32_t split = 0; split < n_splits; split++) {
-    char *at = run->parts + (idx * run->max_splits + split) * run->state_bytes;
+    char *at = run->parts + (in_wave * run->max_splits + split) * run->state_bytes;
     td_attn_state part = td_attn_state_at(at, item.n_q, a->v_dim);
-    td_attn_merge(&total, &part, item.n_q, a->v_dim);
+    part = state_from(&part, i, a->v_dim);
+    td_attn_merge(&total, &part, 1, a->v_dim);
   }
-  store_result(run, &item, &total);
+  store_query(run, &item, i, &total);
 }
 
 static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_items, td_err *err) {
@@ -226,16 +238,20 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
     size_t left = n_items - run->first_item;
     size_t n = left < wave ? left : wave;
     td_cpu_for(stream, n * run->max_splits, one_split, run);
-    td_cpu_for(stream, n, merge_item, run);
+    td_cpu_for(stream, n * TILE_QUERIES, merge_query, run);
   }
   return TD_OK;
+}
+
+static size_t count_items(shared_run *run, uint32_t n_tiles) {
+  run->head_tiles = (run->group + run->tile_heads - 1) / run->tile_heads;
+  return (size_t)n_tiles * run->a->n_kv_heads * run->head_tiles;
 }
 
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err) {
   if (a->batch->n_tokens == 0) return TD_OK;
   shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
   run.tile_heads = run.group < TILE_QUERIES ? run.group : TILE_QUERIES;
-  run.head_tiles = (run.group + run.tile_heads - 1) / run.tile_heads;
   td_attn_tile *tiles;
   uint32_t n_tiles;
   td_status status = td_attn_make_tiles(stream, a->batch, TILE_QUERIES / run.tile_heads, &tiles,
@@ -254,7 +270,11 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
   if (status != TD_OK) return status;
   run.member = member;
-  size_t n_items = (size_t)n_tiles * a->n_kv_heads * run.head_tiles;
+  size_t n_items = count_items(&run, n_tiles);
+  while (n_items * run.max_splits < ITEMS_A_THREAD * n_threads && run.tile_heads > LEAST_HEADS) {
+    run.tile_heads = (run.tile_heads + 1) / 2;
+    n_items = count_items(&run, n_tiles);
+  }
   if (n_items < ITEMS_A_THREAD * n_threads && run.max_splits > 1) {
     return run_spread(stream, &run, n_items, err);
   }

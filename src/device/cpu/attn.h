@@ -8,7 +8,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { ATTN_SPLIT = 512 };
+enum { ATTN_SPLIT = 256 };
 
 // Running softmax of n_q queries.
 typedef struct {
