@@ -17,6 +17,7 @@ typedef struct {
   uint32_t n_threads;     // 0: one for each CPU
   uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
   uint32_t prefill_chunk; // prompt tokens computed in one step; 0: 512
+  const char *device;     // "cpu", "cuda" or "auto"; NULL: "cpu"
 } tandem_opts;
 
 typedef struct {

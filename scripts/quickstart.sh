@@ -1,6 +1,7 @@
 #!/bin/bash
 # From a fresh clone to a server that answers: installs what is needed, builds tandem, gets the default
 # model and serves it on port 8080. Arguments go to `tandem serve`: --port N, --model DIR, ...
+# Where there is an NVIDIA GPU, and nvcc to build kernels for it, the GPU computes if the model fits.
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
@@ -10,6 +11,7 @@ nano=configs/models/tandem-nano
 tiny=.models/tiny
 port=8080
 model=
+device=
 arguments=("$@")
 while [ $# -gt 0 ]; do
   case $1 in
@@ -17,6 +19,7 @@ while [ $# -gt 0 ]; do
     --port=*) port=${1#*=} ;;
     --model | -m) model=${2:-} ;;
     --model=*) model=${1#*=} ;;
+    --device | --device=* | --workers | --workers=* | --config | --config=*) device=given ;;
   esac
   shift
 done
@@ -31,10 +34,37 @@ fi
 
 if [ $kind = random ]; then scripts/setup.sh --test; else scripts/setup.sh; fi
 
+# The first GPU's architecture as nvcc names it; nothing where no driver answers.
+architecture() {
+  local capability
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1) || return 0
+  case $capability in
+    [0-9]*.[0-9]*) ;;
+    *) return 0 ;;
+  esac
+  capability=${capability/./}
+  if [ "$capability" = 90 ]; then echo 90a; else echo "$capability"; fi
+}
+
+targets=(tandem)
+settings=()
+arch=$(architecture)
+if [ -n "$arch" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /dev/null; then
+  echo "quickstart: a GPU is here (sm_$arch), with nvcc to build for it"
+  targets+=(tandem_cuda)
+  settings+=(-DTD_CUDA=ON "-DTD_CUDA_ARCHS=$arch")
+  if [ -z "$device" ]; then arguments=(--device auto "${arguments[@]}"); fi
+elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
+  lacks=nvcc
+  if [ -z "$arch" ]; then lacks="nvidia-smi that answers"; fi
+  echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see the README, under GPUs"
+fi
+
 echo "quickstart: building"
 mkdir -p build
-cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF > build/quickstart.log 2>&1 &&
-  ninja -C build tandem >> build/quickstart.log 2>&1 || {
+cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF "${settings[@]}" \
+  > build/quickstart.log 2>&1 &&
+  ninja -C build "${targets[@]}" >> build/quickstart.log 2>&1 || {
   tail -30 build/quickstart.log >&2
   echo "quickstart: error: the build failed; the whole log is build/quickstart.log" >&2
   exit 1

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 2u
+#define TD_WIRE_VERSION 3u
 
 // How a request's tokens are drawn. Zeroed is greedy with nothing else on.
 // Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
@@ -72,6 +72,8 @@ typedef enum {
 // same pages.
 #define TD_SUBMIT_READ_ONLY 4u
 
+#define TD_READY_OWN_PAGES 1u // the KV pages are in memory of the worker's own, and die with it
+
 typedef struct {
   td_sampling sampling;
   uint32_t n_prompt; // tokens, at least 1
@@ -82,8 +84,7 @@ typedef struct {
   // Tokens of the answer that were drawn elsewhere; they follow the prompt in TOKENS. Draws go on
   // where those ended, so the text is that of one worker.
   uint32_t n_answer;
-  // Tokens whose keys and values the pages hold already: less than n_prompt, or with an answer all
-  // but the last token.
+  // Tokens whose keys and values the pages hold already: less than n_prompt + n_answer.
   uint32_t n_past;
 } td_wire_submit;
 
@@ -110,7 +111,7 @@ typedef struct {
 
 typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages;
-  uint32_t reserved;
+  uint32_t flags; // TD_READY_*
   uint64_t load_ns;
 } td_wire_ready;
 

@@ -3,6 +3,7 @@
 // the KV pages it may ever need. With two workers the first reads its prompt and draws the first
 // token, then the second goes on over the same pages; with one, that does both. Pages outlive
 // workers, so a request whose worker dies is continued behind the last token that came from it.
+// Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer are read again then.
 #include "app/backend.h"
 
 #include <stdbool.h>
@@ -41,6 +42,7 @@ typedef struct {
   uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes
   uint32_t furthest; // most tokens, of prompt and answer, that were ever computed
   uint32_t n_replays;
+  bool is_lost; // the pages that held the answer's tokens: they are read again, behind the prompt
   uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
 } request;
 
@@ -132,7 +134,7 @@ static void give(td_backend *b, request *r, worker *w) {
   td_wire_submit *submit = &r->out.submit;
   r->at = w;
   submit->n_answer = r->n_output;
-  submit->n_past = r->n_output ? submit->n_prompt + r->n_output - 1 : r->n_cached;
+  submit->n_past = r->n_output && !r->is_lost ? submit->n_prompt + r->n_output - 1 : r->n_cached;
   submit->flags &= ~TD_SUBMIT_READ_ONLY;
   if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
   td_outbox_leave(&r->out);
@@ -251,11 +253,12 @@ static void end_complete(td_backend *b, request *r) {
 }
 
 // A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
-// of prefixes; an answer goes on behind its last token. Twice at one place is enough: the request
-// may be what kills the worker.
+// of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
+// is read again. Twice at one place is enough: the request may be what kills the worker.
 static void continue_request(td_backend *b, request *r) {
-  r->n_replays++;
-  if (r->n_output) {
+  r->n_replays += r->out.submit_sent;
+  r->is_lost = b->info.flags & TD_READY_OWN_PAGES;
+  if (r->n_output && !r->is_lost) {
     give(b, r, decoder(b));
     return;
   }
@@ -269,6 +272,7 @@ static void continue_request(td_backend *b, request *r) {
 static void on_death(void *ctx, const char *why) {
   worker *w = ctx;
   td_backend *b = w->backend;
+  bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
   w->n_threads = 0;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
@@ -277,10 +281,11 @@ static void on_death(void *ctx, const char *why) {
       end_complete(b, r);
     } else if (r->out.is_canceled || (r->n_replays == MAX_REPLAYS && r->out.submit_sent)) {
       fail_request(b, r, why, "; try again");
-    } else if (r->out.submit_sent) {
+    } else if (r->out.submit_sent || are_pages_lost) {
       continue_request(b, r);
     }
   }
+  if (b->sched && are_pages_lost && !b->is_closing) td_sched_forget(b->sched);
   pump(b);
 }
 
@@ -305,7 +310,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st != TD_OK) return st;
   } else if (info->n_ctx != b->info.n_ctx || info->n_pages != b->info.n_pages ||
-             info->n_vocab != b->info.n_vocab) {
+             info->n_vocab != b->info.n_vocab || info->flags != b->info.flags) {
     return td_fail(err, TD_EFORMAT, "the checkpoint has changed under the server; start it again");
   }
   b->info = *info;
@@ -377,6 +382,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                               td_err *err) {
   td_worker_opts w = {.role = TD_ROLE_BOTH,
                       .model_dir = opts->model_dir,
+                      .device = opts->device,
                       .ctx_size = opts->ctx_size,
                       .max_batch = opts->max_batch,
                       .n_threads = opts->n_threads,
@@ -400,7 +406,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   td_backend *b = calloc(1, sizeof *b);
   if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
   b->opts = *opts;
-  b->opts.model_dir = NULL; // borrowed during this call only
+  b->opts.model_dir = b->opts.device = NULL; // borrowed during this call only
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;

@@ -23,6 +23,7 @@ typedef enum {
 
 typedef struct {
   const char *model_dir;
+  const char *device;       // a kind of td_dev_opts; the workers open it
   uint32_t ctx_size;        // tokens; 0: what the model allows, within memory
   uint32_t max_batch;       // sequences decoded together
   bool is_split;            // one worker reads prompts, another decodes; else one does both

@@ -30,6 +30,7 @@ int tandem_open(tandem **out, const tandem_opts *opts, char *error, size_t error
   tandem *t = calloc(1, sizeof *t);
   if (!t) return report(td_fail(&err, TD_ENOMEM, "out of memory"), &err, error, error_len);
   td_session_opts session = {.model_dir = opts->model_dir,
+                             .device = opts->device,
                              .n_threads = opts->n_threads,
                              .ctx_size = opts->ctx_size,
                              .prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk : 512};

@@ -220,7 +220,15 @@ static td_status choose_workers(td_serve *serve, td_err *err) {
   const char *how = serve->options->workers;
   uint32_t n_threads = serve->model_opts.n_threads;
   bool is_auto = strcmp(how, "auto") == 0;
-  serve->is_split = is_auto ? (n_threads ? n_threads : td_cpu_count()) > 1 : !strcmp(how, "split");
+  bool is_cpu = strcmp(serve->model_opts.device, "cpu") == 0;
+  serve->is_split = is_auto ? is_cpu && (n_threads ? n_threads : td_cpu_count()) > 1
+                            : !strcmp(how, "split");
+  if (serve->is_split && !is_cpu) {
+    return td_fail(err, TD_EINVAL,
+                   "--workers split: two processes share KV pages, which are in the GPU's memory "
+                   "with --device %s; give --workers one, or --device cpu",
+                   serve->model_opts.device);
+  }
   if (is_auto || serve->is_split || !strcmp(how, "one")) return TD_OK;
   return td_fail(err, TD_EINVAL, "--workers %s: give split, one or auto", how);
 }

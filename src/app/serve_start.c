@@ -1,4 +1,5 @@
 // src/app/serve_start.c - from an open port to a worker: the weights, then the process.
+#include <string.h>
 #include <unistd.h>
 
 #include "app/serve.h"
@@ -9,6 +10,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
   const td_session_opts *m = &serve->model_opts;
   td_backend_opts opts = {.model_dir = m->model_dir,
+                          .device = m->device,
                           .ctx_size = m->ctx_size,
                           .max_batch = (uint32_t)o->max_batch,
                           .is_split = serve->is_split,
@@ -28,7 +30,9 @@ static td_status open_backend(td_serve *serve, td_err *err) {
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
   const td_session_opts *m = &serve->model_opts;
-  const td_weights_opts opts = {.mode = m->weights,
+  // A GPU has a copy of its own and needs no other.
+  bool needs_none = m->weights == TD_WEIGHTS_AUTO && strcmp(m->device, "cpu") != 0;
+  const td_weights_opts opts = {.mode = needs_none ? TD_WEIGHTS_MMAP : m->weights,
                                 .model_dir = m->model_dir,
                                 .ctx_size = m->ctx_size,
                                 .kv_dtype = m->kv_dtype,

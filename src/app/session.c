@@ -19,6 +19,7 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
       .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
       .max_batch = s->opts.max_seqs,
+      .is_device = own_bytes != 0,
   };
   return td_kv_plan_make(out, &need, err);
 }
@@ -45,10 +46,10 @@ static td_status open_engine(td_session *s, td_err *err) {
 
 static td_status open_model(td_session *s, td_err *err) {
   // A device that copies the weights needs no other copy of them.
-  if (s->opts.weights == TD_WEIGHTS_AUTO && td_dev_own_free_bytes(s->dev)) {
-    s->opts.weights = TD_WEIGHTS_MMAP;
-  }
-  if (s->opts.weights == TD_WEIGHTS_MMAP) return td_model_open(&s->model, s->opts.model_dir, err);
+  bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && td_dev_own_free_bytes(s->dev);
+  if (s->opts.weights == TD_WEIGHTS_MMAP || needs_none) return TD_OK;
+  td_model_close(s->model);
+  s->model = NULL;
   const td_weights_opts opts = {.mode = s->opts.weights,
                                 .model_dir = s->opts.model_dir,
                                 .ctx_size = s->opts.ctx_size,
@@ -62,11 +63,17 @@ static td_status open_model(td_session *s, td_err *err) {
   return st;
 }
 
+static td_status open_device(td_session *s, td_err *err) {
+  const td_dev_opts dev = {.kind = s->opts.device ? s->opts.device : "cpu",
+                           .n_threads = s->opts.n_threads,
+                           .need_bytes = td_model_stats_of(s->model).bytes};
+  return td_dev_open(&s->dev, &dev, err);
+}
+
 static td_status open_parts(td_session *s, td_err *err) {
-  td_dev_opts dev = {.kind = s->opts.device ? s->opts.device : "cpu",
-                     .n_threads = s->opts.n_threads};
-  td_status st = td_dev_open(&s->dev, &dev, err);
   uint64_t begin_ns = td_trace_begin();
+  td_status st = td_model_open(&s->model, s->opts.model_dir, err); // mapped: costs next to nothing
+  if (st == TD_OK) st = open_device(s, err);
   if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;

@@ -17,7 +17,7 @@
 typedef struct td_supervisor td_supervisor;
 
 typedef struct {
-  td_worker_opts worker; // model_dir is copied, parent_pid and log_* filled in
+  td_worker_opts worker; // texts are copied, parent_pid and log_* filled in
   int kv_fd;             // of the KV pool (worker/kv_pool.h), borrowed
   uint64_t stuck_ns;     // silence after which a worker counts as stuck
   uint64_t kill_ns;      // silence after which it is killed

@@ -48,7 +48,7 @@ static const option table[] = {
      "checkpoint directory as the hubs publish it"},
     {"threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), 0, 4096, "0", "N",
      "compute threads; 0: one for each CPU"},
-    {"device", 0, OPT_STR, COMPUTE & ~ON(SERVE), AT(device), NO_RANGE, "cpu", "DEVICE",
+    {"device", 0, OPT_STR, COMPUTE, AT(device), NO_RANGE, "cpu", "DEVICE",
      "cpu, cuda (the first GPU, which must hold the whole model), or auto: a GPU if there is one"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
@@ -101,7 +101,7 @@ static const option table[] = {
      "requests answered together"},
     {"workers", 0, OPT_STR, ON(SERVE), AT(workers), NO_RANGE, "auto", "HOW",
      "split: one process reads prompts, another writes answers; one: a single process does both; "
-     "auto: split with 2 threads or more"},
+     "auto: split with 2 threads or more, on the CPU"},
     {"prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), 0, 4096, "0", "N",
      "with --workers split: threads that read a prompt while answers are written; 0: half"},
     {"drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), 0, 86400, "30", "SECONDS",

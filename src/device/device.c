@@ -3,11 +3,30 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "device/device_impl.h"
 
-static td_status open_best(td_dev **out, const td_dev_opts *opts, td_err *err) {
+#define GIB (1024.0 * 1024 * 1024)
+
+static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   td_status status = td_cuda_dev_open(out, opts, err);
-  return status == TD_EUNSUPPORTED ? td_cpu_dev_open(out, opts, err) : status;
+  if (status != TD_OK) return status;
+  size_t n_free = td_dev_own_free_bytes(*out);
+  if (opts->need_bytes <= n_free) return TD_OK;
+  status = td_fail(err, TD_ENOMEM,
+                   "%s: the weights take %.2f GiB, and %.2f GiB of its memory are free; give "
+                   "--device cpu, or a smaller copy of the model (tandem quantize)",
+                   td_dev_name(*out), (double)opts->need_bytes / GIB, (double)n_free / GIB);
+  td_dev_close(*out);
+  *out = NULL;
+  return status;
+}
+
+static td_status open_best(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  td_err why;
+  if (open_gpu(out, opts, &why) == TD_OK) return TD_OK;
+  td_info("the CPU computes, no GPU: %s", why.msg);
+  return td_cpu_dev_open(out, opts, err);
 }
 
 static const struct {
@@ -15,7 +34,7 @@ static const struct {
   td_status (*open)(td_dev **out, const td_dev_opts *opts, td_err *err);
 } kinds[] = {
     {"cpu", td_cpu_dev_open},
-    {"cuda", td_cuda_dev_open},
+    {"cuda", open_gpu},
     {"auto", open_best},
 };
 
@@ -40,7 +59,7 @@ td_dtype td_dev_act_dtype(const td_dev *dev) {
 }
 
 void td_dev_set_threads(td_dev *dev, unsigned n_threads) {
-  dev->vtable->set_threads(dev, n_threads);
+  if (dev->vtable->set_threads) dev->vtable->set_threads(dev, n_threads);
 }
 
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

@@ -29,9 +29,11 @@ typedef struct td_event td_event;
 typedef struct {
   const char *kind;   // "cpu"; "cuda": the first GPU; "auto": that if it can be used, or the CPU
   unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
+  size_t need_bytes;  // weights that will be used: memory of the device's own must hold them
 } td_dev_opts;
 
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
+// TD_ENOMEM: need_bytes are not free. auto goes on with the CPU then, and says why in the log.
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 void td_dev_close(td_dev *dev); // after its streams, events and memory
 const char *td_dev_name(const td_dev *dev);

@@ -64,7 +64,7 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
-  void (*set_threads)(td_dev *dev, unsigned n_threads);
+  void (*set_threads)(td_dev *dev, unsigned n_threads); // NULL: it has none of the host's
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);

@@ -186,3 +186,7 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
     s->n_shared = i + 1;
   }
 }
+
+void td_kv_forget(td_kv *kv) {
+  td_pages_forget(&kv->pool);
+}

@@ -44,5 +44,7 @@ uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_
 // one that is shared; this one keeps both, for its own may be in use. n_tokens never sinks from
 // call to call.
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
+// What the pages hold is lost: nothing is cached any more. No sequence is open.
+void td_kv_forget(td_kv *kv);
 
 #endif

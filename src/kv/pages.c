@@ -123,6 +123,16 @@ int32_t td_pages_take(td_pages *p) {
   return page;
 }
 
+void td_pages_forget(td_pages *p) {
+  while (p->n_idle) {
+    int32_t page = p->oldest;
+    leave_idle(p, page);
+    withdraw(p, page);
+    p->free[p->n_free++] = page;
+  }
+  TD_CHECK(p->n_free == p->n_pages);
+}
+
 void td_pages_hold(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
   if (m->n_refs++ == 0) {

@@ -46,6 +46,9 @@ static inline uint32_t td_pages_n_free(const td_pages *pages) {
   return pages->n_free + pages->n_idle;
 }
 
+// Makes no page findable any more; nobody holds one. All are free then.
+void td_pages_forget(td_pages *pages);
+
 // The published page that holds tokens[page_tokens] behind `parent` (published, or TD_PAGE_NONE at
 // the start); TD_PAGE_NONE: there is none.
 int32_t td_pages_find(const td_pages *pages, int32_t parent, const int32_t *tokens);

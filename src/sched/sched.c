@@ -223,6 +223,11 @@ void td_sched_requeue(td_sched *sched, uint64_t id) {
   link_waiting(sched, i, after);
 }
 
+void td_sched_forget(td_sched *sched) {
+  TD_CHECK(sched->n_running == 0);
+  td_kv_forget(sched->kv);
+}
+
 td_sched_phase td_sched_phase_of(const td_sched *sched, uint64_t id) {
   uint32_t i = find(sched, id);
   return i == NONE ? TD_SCHED_UNKNOWN : sched->entries[i].phase;

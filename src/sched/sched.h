@@ -73,9 +73,11 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out);
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done);
 // Takes a request out, done or canceled, and tells where it was.
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id);
-// A running request, never answered, waits again (its worker died), before every request that came
-// later. What of its prompt was shared stays cached.
+// A running request waits again (its worker died), before every request that came later. What of
+// its prompt was shared stays cached.
 void td_sched_requeue(td_sched *sched, uint64_t id);
+// Nothing runs, and what the pages held is lost: nothing is cached any more.
+void td_sched_forget(td_sched *sched);
 
 // As it should be now; changes with admission, progress and removal.
 td_lease td_sched_lease(const td_sched *sched);

@@ -1,6 +1,7 @@
 #include "worker/args.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,15 @@ static const number numbers[] = {
 #undef X
 };
 
+static const struct {
+  const char *key;
+  size_t offset; // of the const char * in td_worker_opts
+} texts[] = {
+#define X(field, key) {key, offsetof(td_worker_opts, field)},
+    TD_WORKER_TEXTS(X)
+#undef X
+};
+
 const char *td_worker_role_name(uint32_t role) {
   static const char *const names[] = {
 #define X(id, name) name,
@@ -29,7 +39,8 @@ const char *td_worker_role_name(uint32_t role) {
   return role < TD_COUNT(names) ? names[role] : "";
 }
 
-#define N_ARGS (2 + 1 + TD_COUNT(numbers)) // program, "worker", model, numbers
+#define FIRST_NUMBER (2 + TD_COUNT(texts)) // behind the program and "worker"
+#define N_ARGS       (FIRST_NUMBER + TD_COUNT(numbers))
 
 // The value of "key=value" when arg is of that key, else NULL.
 static const char *value_of(const char *arg, const char *key) {
@@ -49,15 +60,27 @@ static td_status parse_number(td_worker_opts *out, const number *n, const char *
   return TD_OK;
 }
 
+static bool take_text(td_worker_opts *out, const char *arg) {
+  for (size_t k = 0; k < TD_COUNT(texts); k++) {
+    const char *text = value_of(arg, texts[k].key);
+    if (text) *(const char **)((char *)out + texts[k].offset) = text;
+    if (text) return true;
+  }
+  return false;
+}
+
+static bool has_texts(const td_worker_opts *opts) {
+  for (size_t k = 0; k < TD_COUNT(texts); k++) {
+    if (!*(const char *const *)((const char *)opts + texts[k].offset)) return false;
+  }
+  return true;
+}
+
 td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_err *err) {
   *out = (td_worker_opts){0};
   uint32_t given = 0; // bit i: number i
   for (int i = 2; i < argc; i++) {
-    const char *model = value_of(argv[i], "model");
-    if (model) {
-      out->model_dir = model;
-      continue;
-    }
+    if (take_text(out, argv[i])) continue;
     size_t k = 0;
     const char *text = NULL;
     while (k < TD_COUNT(numbers) && !(text = value_of(argv[i], numbers[k].key)))
@@ -67,7 +90,7 @@ td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_er
     if (st != TD_OK) return st;
     given |= 1u << k;
   }
-  if (!out->model_dir || given != (1u << TD_COUNT(numbers)) - 1) {
+  if (!has_texts(out) || given != (1u << TD_COUNT(numbers)) - 1) {
     return td_fail(err, TD_EINVAL,
                    "worker: arguments are missing; this command is for tandem serve alone");
   }
@@ -83,10 +106,12 @@ td_status td_worker_args_format(td_worker_argv *out, const td_worker_opts *opts,
       td_buf_str(&text, "tandem");
     } else if (i == 1) {
       td_buf_str(&text, "worker");
-    } else if (i == 2) {
-      td_buf_printf(&text, "model=%s", opts->model_dir);
+    } else if (i < FIRST_NUMBER) {
+      size_t offset = texts[i - 2].offset;
+      td_buf_printf(&text, "%s=%s", texts[i - 2].key,
+                    *(const char *const *)((const char *)opts + offset));
     } else {
-      const number *n = &numbers[i - 3];
+      const number *n = &numbers[i - FIRST_NUMBER];
       td_buf_printf(&text, "%s=%u", n->key, *(const uint32_t *)((const char *)opts + n->offset));
     }
     out->argv[out->argc++] = text.data; // owned from here

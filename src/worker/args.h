@@ -34,7 +34,11 @@ typedef enum {
 
 const char *td_worker_role_name(uint32_t role);
 
-// Every key, all of them required: field, key, least, most.
+// Every key, all of them required. Texts: field, key; numbers: field, key, least, most.
+#define TD_WORKER_TEXTS(X)                                                                         \
+  X(model_dir, "model")                                                                            \
+  X(device, "device")
+
 #define TD_WORKER_NUMBERS(X)                                                                       \
   X(role, "role", 0, TD_N_ROLES - 1)                                                               \
   X(ctx_size, "ctx", 0, 1 << 24)                                                                   \
@@ -51,6 +55,7 @@ const char *td_worker_role_name(uint32_t role);
 
 typedef struct {
   const char *model_dir; // borrowed
+  const char *device;    // borrowed; a kind of td_dev_opts
   uint32_t role;         // a td_worker_role
   uint32_t ctx_size;     // tokens; 0: what the model allows, within memory
   uint32_t max_batch;    // sequences decoded together
@@ -65,8 +70,7 @@ typedef struct {
   uint32_t parent_pid; // the front's
 } td_worker_opts;
 
-// argv[0] is the program, argv[1] "worker". TD_EINVAL names the argument. model_dir points into
-// argv.
+// argv[0] is the program, argv[1] "worker". TD_EINVAL names the argument. Texts point into argv.
 td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_err *err);
 
 typedef struct {

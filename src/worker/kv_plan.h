@@ -4,10 +4,12 @@
 // The pool is kv_tokens when given. Otherwise it is room for max_batch whole contexts, but no more
 // than half of the memory that the weights leave (a quarter of all that is available when they
 // leave less than half of it: then they are read through the page cache anyway). One whole context
-// must fit; if ctx_size was left to us, it is shortened until it does.
+// must fit; if ctx_size was left to us, it is shortened until it does. On a device with memory of
+// its own, a quarter of what the weights leave of that is kept for activations.
 #ifndef TD_WORKER_KV_PLAN_H
 #define TD_WORKER_KV_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -23,6 +25,7 @@ typedef struct {
   uint64_t available_bytes;     // td_memory_available_bytes, page cache included
   uint32_t ctx_size, kv_tokens; // as asked for; 0: chosen here
   uint32_t max_batch;
+  bool is_device; // weights and cache go to a device's memory, and available_bytes are its
 } td_kv_need;
 
 typedef struct {

@@ -18,7 +18,13 @@ typedef struct {
   uint32_t magic;
   uint32_t n_ctx, n_pages, page_tokens;
   uint64_t bytes_per_token;
+  uint64_t is_device;
 } header;
+
+// Of n_pages pages, as far as the pool itself holds them.
+static uint64_t pages_bytes(const td_kv_need *need, uint32_t n_pages) {
+  return need->is_device ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
+}
 
 td_status td_kv_pool_create(int *fd, td_err *err) {
   return td_segment_reserve(fd, "tandem-kv", err);
@@ -51,19 +57,20 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
                     .n_ctx = plan.n_ctx,
                     .n_pages = plan.n_pages,
                     .page_tokens = TD_KV_PAGE_TOKENS,
-                    .bytes_per_token = need->kv_bytes_per_token};
+                    .bytes_per_token = need->kv_bytes_per_token,
+                    .is_device = need->is_device};
   if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
     return td_fail(err, TD_ENOMEM, "cannot write to the KV pool: %s", strerror(errno));
   }
-  return td_segment_size(fd, HEADER_BYTES + (size_t)plan.n_pages * page_bytes, err);
+  return td_segment_size(fd, HEADER_BYTES + pages_bytes(need, plan.n_pages), err);
 }
 
 static bool is_ours(const td_segment *segment, const td_kv_need *need) {
   const header *h = segment->base;
-  size_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
   return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
          h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
-         h->n_ctx && segment->n_bytes == HEADER_BYTES + h->n_pages * page_bytes;
+         h->n_ctx && h->is_device == need->is_device &&
+         segment->n_bytes == HEADER_BYTES + pages_bytes(need, h->n_pages);
 }
 
 static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
@@ -73,12 +80,12 @@ static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *er
     out->segment.fd = -1; // still the caller's
     td_segment_close(&out->segment);
     return td_fail(err, TD_EFORMAT,
-                   "the KV pool is not this model's: the checkpoint has changed under the server; "
-                   "start it again");
+                   "the KV pool is not this model's: the checkpoint or the device has changed "
+                   "under the server; start it again");
   }
   const header *h = out->segment.base;
   out->plan = (td_kv_plan){.n_ctx = h->n_ctx, .n_pages = h->n_pages};
-  out->pages = (char *)out->segment.base + HEADER_BYTES;
+  if (!need->is_device) out->pages = (char *)out->segment.base + HEADER_BYTES;
   madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE); // where shared memory may
   return TD_OK;
 }
@@ -95,6 +102,6 @@ td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_
 }
 
 void td_kv_pool_close(td_kv_pool *pool) {
-  if (pool->pages) td_segment_close(&pool->segment);
+  if (pool->plan.n_pages) td_segment_close(&pool->segment);
   *pool = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
 }

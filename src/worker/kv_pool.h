@@ -2,7 +2,8 @@
 // so that a prompt read by one is continued by another without a copy. The front creates the pool
 // empty and hands its descriptor to every worker it starts. The first that comes decides how large
 // it is (kv_plan.h); the others, and those that replace the dead, find that decision in it. Which
-// page holds what is the front's to know.
+// page holds what is the front's to know. Where pages live in a device's memory instead, the pool
+// is that decision alone.
 #ifndef TD_WORKER_KV_POOL_H
 #define TD_WORKER_KV_POOL_H
 
@@ -13,15 +14,16 @@
 typedef struct {
   td_segment segment;
   td_kv_plan plan;
-  void *pages; // plan.n_pages of TD_KV_PAGE_TOKENS tokens over all layers; page-aligned
+  // plan.n_pages of TD_KV_PAGE_TOKENS tokens over all layers; page-aligned; NULL: the device's
+  void *pages;
 } td_kv_pool;
 
 // The front's side. The caller owns *fd; on error it is -1.
 td_status td_kv_pool_create(int *fd, td_err *err);
 
 // The worker's side; fd is owned by *out on success, untouched on error. Of need, what decides is
-// kv_bytes_per_token alone once the pool has a plan. TD_EFORMAT: the pool was made for pages of
-// another size. Other errors are td_kv_plan_make's.
+// kv_bytes_per_token and is_device alone once the pool has a plan. TD_EFORMAT: the pool was made
+// for pages of another size or in another place. Other errors are td_kv_plan_make's.
 td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err);
 void td_kv_pool_close(td_kv_pool *pool); // closing a zeroed one is legal
 

@@ -90,9 +90,8 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_prompt >= limits->n_ctx) return "the prompt does not fit the context";
   if (submit->max_tokens == 0) return "no tokens of answer asked for";
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
-  if (submit->n_answer ? submit->n_answer >= max_output(requests, submit) ||
-                             submit->n_past != submit->n_prompt + submit->n_answer - 1
-                       : submit->n_past >= submit->n_prompt) {
+  if (submit->n_answer >= max_output(requests, submit) ||
+      submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
   }
   uint64_t n_tokens = (uint64_t)submit->n_prompt + max_output(requests, submit);
@@ -134,13 +133,9 @@ static const char *take_pages(const td_requests *requests, td_worker_request *r,
   return NULL;
 }
 
-static uint32_t n_tokens_given(const td_worker_request *r) {
-  return r->submit.n_prompt + r->submit.n_answer;
-}
-
 static const char *take_tokens(const td_requests *requests, td_worker_request *r,
                                const td_wire_tokens *tokens) {
-  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > n_tokens_given(r) - r->n_tokens_received) {
+  if (tokens->n > TD_WIRE_MAX_TOKENS || tokens->n > td_request_n_given(r) - r->n_tokens_received) {
     return "malformed request: more tokens than announced";
   }
   for (uint32_t i = 0; i < tokens->n; i++) {
@@ -168,7 +163,8 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
   if (st != TD_OK) return st;
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
-  r->phase = r->submit.n_answer ? TD_REQUEST_DECODE : TD_REQUEST_PREFILL;
+  bool is_read = r->submit.n_answer && r->n_past + 1 == td_request_n_given(r);
+  r->phase = is_read ? TD_REQUEST_DECODE : TD_REQUEST_PREFILL;
   return TD_OK;
 }
 
@@ -187,7 +183,7 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = "malformed request: a record of unknown kind";
   }
   bool is_whole = r->n_pages_received == r->submit.n_pages &&
-                  r->n_tokens_received == n_tokens_given(r) &&
+                  r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias;
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;

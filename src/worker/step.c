@@ -40,7 +40,7 @@ void td_step_build(td_step *step, const td_requests *requests) {
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_PREFILL) continue;
-    uint32_t left = r->submit.n_prompt - r->n_past;
+    uint32_t left = td_request_n_given(r) - r->n_past;
     uint32_t n = left < budget ? left : budget;
     add(step, r, n, n == left ? TD_WANT_LAST : TD_WANT_NONE);
     budget -= n;

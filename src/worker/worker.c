@@ -35,18 +35,21 @@ typedef struct {
   td_segment trace; // what --trace records to; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // that compute now
+  bool has_own_pages; // KV pages are in the device's memory, not in the pool
   bool is_shut_down;
 } worker;
 
 // ---- opening ----------------------------------------------------------------------------------
 
 static td_status open_pool(worker *w, td_err *err) {
+  size_t own_bytes = td_dev_own_free_bytes(w->dev); // which the weights have yet to go to
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       // Weights in memory are no longer part of what is available.
-      .weight_bytes = w->opts.weights_fd ? 0 : td_model_stats_of(w->model).bytes,
-      .available_bytes = td_memory_available_bytes(),
+      .weight_bytes = w->opts.weights_fd && !own_bytes ? 0 : td_model_stats_of(w->model).bytes,
+      .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),
+      .is_device = own_bytes != 0,
       .ctx_size = w->opts.ctx_size,
       .kv_tokens = w->opts.kv_tokens,
       .max_batch = w->opts.max_batch,
@@ -77,6 +80,36 @@ static td_status open_tables(worker *w, td_err *err) {
   return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->opts.prefill_chunk, err) : st;
 }
 
+static td_status open_device(worker *w, td_err *err) {
+  const td_dev_opts dev = {.kind = w->opts.device,
+                           .n_threads = w->opts.n_threads,
+                           .need_bytes = td_model_stats_of(w->model).bytes};
+  w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
+  td_status st = td_dev_open(&w->dev, &dev, err);
+  if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;
+  if (st == TD_OK && w->has_own_pages) td_info("%s computes", td_dev_name(w->dev));
+  return st;
+}
+
+// Weights are copied to a device when they are first used: one step, before there is anybody to
+// wait for it, uses them all.
+static td_status copy_weights(worker *w, td_err *err) {
+  if (!w->has_own_pages) return TD_OK;
+  static const int32_t token = 0, page = 0;
+  const td_step_seq seq = {
+      .tokens = &token, .n_tokens = 1, .pages = &page, .n_pages = 1, .want = TD_WANT_LAST};
+  return td_engine_step(w->engine, &seq, 1, err);
+}
+
+static td_status open_parts(worker *w, td_err *err) {
+  td_status st = open_device(w, err);
+  if (st == TD_OK) st = open_pool(w, err);
+  if (st == TD_OK) st = open_engine(w, err);
+  if (st == TD_OK) st = copy_weights(w, err);
+  if (st == TD_OK) st = open_tables(w, err);
+  return st;
+}
+
 static td_status open_all(worker *w, td_err *err) {
   uint64_t begin_ns = td_clock_ns(), trace_ns = td_trace_begin();
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
@@ -84,12 +117,7 @@ static td_status open_all(worker *w, td_err *err) {
   if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
   td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);
-  const td_dev_opts dev = {.kind = "cpu", .n_threads = w->opts.n_threads};
-  w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
-  st = td_dev_open(&w->dev, &dev, err);
-  if (st == TD_OK) st = open_pool(w, err);
-  if (st == TD_OK) st = open_engine(w, err);
-  if (st == TD_OK) st = open_tables(w, err);
+  st = open_parts(w, err);
   if (st != TD_OK) return st;
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
            (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx, w->pool.plan.n_pages,
@@ -100,6 +128,7 @@ static td_status open_all(worker *w, td_err *err) {
                                          .max_seqs = w->opts.max_batch,
                                          .page_tokens = TD_KV_PAGE_TOKENS,
                                          .n_pages = w->pool.plan.n_pages,
+                                         .flags = w->has_own_pages ? TD_READY_OWN_PAGES : 0,
                                          .load_ns = td_clock_ns() - begin_ns}};
   return td_outlet_post(&w->outlet, &ready, err);
 }
@@ -182,13 +211,14 @@ static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err
 
 static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
   uint64_t now_ns = td_clock_ns();
+  uint32_t n_prompt = r->submit.n_prompt;
   const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
                            .request = r->id,
-                           .u.progress = {.n_done = r->n_past,
-                                          .n_prompt = r->submit.n_prompt,
+                           .u.progress = {.n_done = r->n_past < n_prompt ? r->n_past : n_prompt,
+                                          .n_prompt = n_prompt,
                                           .n_cached = r->submit.n_past,
                                           .elapsed_ns = now_ns - r->begin_ns}};
-  if (r->n_past == r->submit.n_prompt) {
+  if (r->n_past == td_request_n_given(r)) {
     r->phase = TD_REQUEST_DECODE;
     r->first_token_ns = now_ns;
   }

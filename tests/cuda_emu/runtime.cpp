@@ -94,7 +94,13 @@ cudaError_t cudaGetDeviceCount(int *n) {
   return *n > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
-static const size_t total_bytes = size_t{4} << 30;
+// TANDEM_EMU_MEMORY_MB: how much memory the emulated GPU has.
+static size_t memory_bytes() {
+  const char *text = std::getenv("TANDEM_EMU_MEMORY_MB");
+  return (text ? std::strtoull(text, nullptr, 10) : 4096) << 20;
+}
+
+static const size_t total_bytes = memory_bytes();
 static std::mutex memory_lock;
 static std::map<void *, size_t> allocations; // guarded by memory_lock
 static size_t used_bytes = 0;                // likewise

@@ -39,7 +39,7 @@ static void run_step(td_requests *requests, td_step *step) {
   for (uint32_t i = 0; i < step->n; i++) {
     td_worker_request *r = step->requests[i];
     r->n_past += step->seqs[i].n_tokens;
-    TD_CHECK((step->seqs[i].want == TD_WANT_LAST) == (r->n_past >= r->submit.n_prompt));
+    TD_CHECK((step->seqs[i].want == TD_WANT_LAST) == (r->n_past >= td_request_n_given(r)));
     if (step->seqs[i].want != TD_WANT_LAST) continue;
     r->phase = TD_REQUEST_DECODE;
     r->tokens[r->submit.n_prompt + r->n_output++] = (int32_t)(r->n_past % 3);

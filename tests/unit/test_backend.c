@@ -43,11 +43,11 @@ struct td_model {
   td_model_config config;
 };
 struct td_dev {
-  int unused;
+  size_t own_bytes; // of memory; 0: it works in the host's
 };
 struct td_engine {
   td_engine_opts opts;
-  int32_t *pages;
+  int32_t *pages, *own_pages;
   float *logits;
 };
 
@@ -78,10 +78,19 @@ td_model_stats td_model_stats_of(const td_model *model) {
 }
 
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
-  (void)opts;
   (void)err;
   *out = calloc(1, sizeof **out);
+  if (strcmp(opts->kind, "cuda") == 0) (*out)->own_bytes = 4 << 20;
   return TD_OK;
+}
+
+size_t td_dev_own_free_bytes(td_dev *dev) {
+  return dev->own_bytes;
+}
+
+const char *td_dev_name(const td_dev *dev) {
+  (void)dev;
+  return "make-believe GPU";
 }
 
 void td_dev_close(td_dev *dev) {
@@ -107,6 +116,11 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
   td_engine *e = calloc(1, sizeof *e);
   e->opts = *opts;
   e->pages = opts->kv_pages;
+  if (!e->pages) {
+    size_t n_bytes = (size_t)opts->n_pages * opts->page_tokens * sizeof *e->pages;
+    e->pages = e->own_pages = malloc(n_bytes);
+    memset(e->own_pages, 0x55, n_bytes); // no token: what is not written again is noticed
+  }
   e->logits = malloc((size_t)opts->max_step_seqs * N_VOCAB * sizeof *e->logits);
   *out = e;
   return TD_OK;
@@ -115,6 +129,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *engine) {
   if (!engine) return;
   free(engine->logits);
+  free(engine->own_pages);
   free(engine);
 }
 
@@ -292,13 +307,16 @@ static bool is_idle(void *ctx) {
   return td_backend_n_running(b) == 0 && td_backend_n_waiting(b) == 0;
 }
 
-static bool is_split; // each test runs with one worker and with two
+// Each test runs with one worker and with two, some with one that has memory of its own.
+static bool is_split;
+static const char *device = "cpu";
 
 static void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t max_batch) {
   td_err err;
   *w = (world){0};
   uv_loop_init(&w->loop);
   const td_backend_opts opts = {.model_dir = model,
+                                .device = device,
                                 .ctx_size = ctx_size,
                                 .max_batch = max_batch,
                                 .is_split = is_split,
@@ -553,6 +571,38 @@ static void test_an_answer_outlives_its_worker(void **state) {
   world_close(&w);
 }
 
+// Pages that die with their worker are no cache: what was read and what was written is read again,
+// in pieces.
+static void test_an_answer_outlives_its_pages(void **state) {
+  (void)state;
+  enum { N = 4, PROMPT = 250, ANSWER = 200 };
+  char fuse[32];
+  make_fuse(fuse);
+  world w;
+  world_ready(&w, 512, N);
+  static int32_t prompts[N][PROMPT];
+  static client clients[N], again;
+  for (int i = 0; i < N; i++) {
+    make_prompt(prompts[i], PROMPT, 1);
+    prompts[i][0] = DIE_ONCE; // all die with the first to come there
+    prompts[i][1] = 420;
+    prompts[i][200 + i] = i;
+    clients[i] = (client){.backend = w.backend};
+    assert_int_equal(submit(&clients[i], prompts[i], PROMPT, ANSWER), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  assert_int_equal(access(fuse, F_OK), -1);
+  for (int i = 0; i < N; i++)
+    check_answer(&clients[i], prompts[i], PROMPT, ANSWER);
+  again = (client){.backend = w.backend};
+  assert_int_equal(submit(&again, prompts[2], PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_done, &again);
+  check_answer(&again, prompts[2], PROMPT, ANSWER);
+  assert_true(again.done.n_cached >= 192); // of the second life
+  unsetenv("TANDEM_TEST_FUSE");
+  world_close(&w);
+}
+
 // The prefill worker dies again and again; what the other writes does not notice.
 static void test_one_death_is_not_the_others(void **state) {
   (void)state;
@@ -754,7 +804,7 @@ static void test_stuck_and_back(void **state) {
   assert_int_equal(td_kv_pool_create(&kv_fd, &err), TD_OK);
   const td_supervisor_opts opts = {
       .kv_fd = kv_fd,
-      .worker = {.model_dir = "model", .max_batch = 1, .prefill_chunk = 16},
+      .worker = {.model_dir = "model", .device = "cpu", .max_batch = 1, .prefill_chunk = 16},
       .stuck_ns = 1500000000u,
       .kill_ns = 60000000000u,
       .on_ready = watch_ready,
@@ -792,9 +842,19 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_close_while_loading),
       cmocka_unit_test(test_worker_dies_with_the_front),
   };
+  const struct CMUnitTest own_pages[] = {
+      cmocka_unit_test(test_cancel_in_every_phase),
+      cmocka_unit_test(test_death_in_mid_stream),
+      cmocka_unit_test(test_replay_before_the_first_token),
+      cmocka_unit_test(test_an_answer_outlives_its_worker),
+      cmocka_unit_test(test_an_answer_outlives_its_pages),
+  };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   int n_failed = cmocka_run_group_tests_name("supervisor", alone, NULL, NULL) +
                  cmocka_run_group_tests_name("one worker", tests, NULL, NULL);
+  device = "cuda";
+  n_failed += cmocka_run_group_tests_name("one worker with its own pages", own_pages, NULL, NULL);
+  device = "cpu";
   is_split = true;
   return n_failed + cmocka_run_group_tests_name("two workers", tests, NULL, NULL);
 }

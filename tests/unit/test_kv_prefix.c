@@ -294,11 +294,34 @@ static void test_what_came_before_counts(void **state) {
   td_kv_close(kv);
 }
 
+// What is lost is found no more, and every page is free for something else.
+static void test_what_is_forgotten(void **state) {
+  (void)state;
+  static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const td_kv_opts opts = {.page_tokens = PAGE_TOKENS, .n_pages = 8, .max_seqs = 3};
+  td_kv *kv;
+  td_err err;
+  uint32_t a, b;
+  assert_int_equal(td_kv_open(&kv, &opts, &err), TD_OK);
+  for (int round = 0; round < 3; round++) {
+    fill(kv, &a, tokens, 9);
+    td_kv_seq_close(kv, a);
+    assert_int_equal(td_kv_match(kv, tokens, 9), 8);
+    td_kv_forget(kv);
+    assert_int_equal(td_kv_match(kv, tokens, 9), 0);
+    assert_int_equal(td_kv_n_free(kv), 8);
+  }
+  assert_int_equal(td_kv_seq_open(kv, &b, &err), TD_OK);
+  assert_int_equal(td_kv_reserve(kv, b, 8 * PAGE_TOKENS, &err), TD_OK);
+  td_kv_close(kv);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_random_traces),
       cmocka_unit_test(test_the_last_token_is_never_reused),
       cmocka_unit_test(test_what_came_before_counts),
+      cmocka_unit_test(test_what_is_forgotten),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

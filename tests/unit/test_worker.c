@@ -21,6 +21,7 @@
 static void test_args_round_trip(void **state) {
   (void)state;
   const td_worker_opts opts = {.model_dir = "/models/a b=c",
+                               .device = "cuda",
                                .ctx_size = 1,
                                .max_batch = 2,
                                .n_threads = 3,
@@ -40,6 +41,7 @@ static void test_args_round_trip(void **state) {
   assert_null(args.argv[args.argc]);
   assert_int_equal(td_worker_args_parse(&got, args.argc, args.argv, &err), TD_OK);
   assert_string_equal(got.model_dir, opts.model_dir);
+  assert_string_equal(got.device, opts.device);
 #define X(field, key, least, most) assert_int_equal(got.field, opts.field);
   TD_WORKER_NUMBERS(X)
 #undef X
@@ -71,27 +73,30 @@ static void test_kv_plan(void **state) {
   (void)state;
   enum { KIB = 1024, MIB = 1024 * KIB };
   static const struct {
-    td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch
+    td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device
     td_status status;
     td_kv_plan plan;
   } cases[] = {
       // plenty: max_batch whole contexts
-      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4}, TD_OK, {4096, 256}},
-      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2}, TD_OK, {32768, 1024}},
-      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3}, TD_OK, {100, 6}}, // whole pages each
+      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false}, TD_OK, {4096, 256}},
+      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false}, TD_OK, {32768, 1024}},
+      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false}, TD_OK, {100, 6}}, // whole pages each
       // half of what the weights leave: 8 of 24 MiB at 1 KiB a token
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16}, TD_OK, {4096, 128}},
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false}, TD_OK, {4096, 128}},
       // weights larger than memory: a quarter of it
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16}, TD_OK, {4096, 128}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false}, TD_OK, {4096, 128}},
+      // a device: three quarters of what the weights leave, and nothing where they do not fit
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, true}, TD_OK, {4096, 192}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true}, TD_ENOMEM, {0, 0}},
       // the context is shortened when it was ours to choose, and only then
-      {{32768, KIB, 0, 16 * MIB, 0, 0, 4}, TD_OK, {8192, 128}},
-      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4}, TD_ENOMEM, {0, 0}},
-      {{32768, MIB, 0, 16 * MIB, 0, 0, 4}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false}, TD_OK, {8192, 128}},
+      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false}, TD_ENOMEM, {0, 0}},
+      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false}, TD_ENOMEM, {0, 0}},
       // a pool of the user's own size
-      {{32768, KIB, 0, MIB, 4096, 8192, 4}, TD_OK, {4096, 128}},
-      {{32768, KIB, 0, MIB, 0, 1000, 4}, TD_OK, {1000, 16}},
-      {{32768, KIB, 0, MIB, 4096, 4095, 4}, TD_EINVAL, {0, 0}},
-      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, MIB, 4096, 8192, 4, false}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, MIB, 0, 1000, 4, false}, TD_OK, {1000, 16}},
+      {{32768, KIB, 0, MIB, 4096, 4095, 4, false}, TD_EINVAL, {0, 0}},
+      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false}, TD_EINVAL, {0, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_kv_plan plan = {0, 0};
@@ -134,6 +139,29 @@ static void test_kv_pool(void **state) {
   td_kv_pool_close(&pool);
   assert_int_equal(td_kv_pool_attach(&pool, fd, &other, &err), TD_EFORMAT);
   assert_int_equal(close(fd), 0); // still ours after an error
+}
+
+// Pages in a device's memory: the pool keeps the decision alone.
+static void test_kv_pool_of_a_device(void **state) {
+  (void)state;
+  td_err err;
+  int fd;
+  td_kv_need need = small_need;
+  need.is_device = true;
+  td_kv_pool pool;
+  assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);
+  assert_null(pool.pages);
+  assert_int_equal(pool.plan.n_pages, 64);
+  assert_true(pool.segment.n_bytes <= 4096);
+  td_kv_pool_close(&pool);
+  need.available_bytes = 1 << 20;
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);
+  assert_int_equal(pool.plan.n_pages, 64);
+  td_kv_pool_close(&pool);
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &small_need, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "device"));
+  assert_int_equal(close(fd), 0);
 }
 
 static void test_kv_pool_that_cannot_be(void **state) {
@@ -364,9 +392,9 @@ static void test_steps_go_on_in_an_answer(void **state) {
   table_open(&t);
   td_wire_submit submit = {
       .n_prompt = 30, .max_tokens = 18, .n_pages = 3, .n_answer = 3, .n_past = 32};
-  for (uint32_t past = 28; past < 35; past++) {
+  for (uint32_t past = 33; past < 35; past++) {
     submit.n_past = past;
-    if (past != 32) expect_end(&t, send(&t, 1, &submit), 1, TD_DONE_ERROR);
+    expect_end(&t, send(&t, 1, &submit), 1, TD_DONE_ERROR);
   }
   submit.n_past = 32;
   assert_false(send(&t, 2, &submit));
@@ -388,6 +416,34 @@ static void test_steps_go_on_in_an_answer(void **state) {
   submit.n_answer = 18; // nothing left to draw
   submit.n_past = 47;
   expect_end(&t, send(&t, 3, &submit), 3, TD_DONE_ERROR);
+  table_close(&t);
+}
+
+// One whose pages are lost: prompt and answer are read in pieces, and the last of them draws.
+static void test_steps_read_an_answer_again(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 16, &err), TD_OK);
+  const td_wire_submit submit = {
+      .n_prompt = 30, .max_tokens = 18, .n_pages = 3, .n_answer = 3, .n_past = PAGE_TOKENS};
+  assert_false(send(&t, 2, &submit));
+  assert_false(send_pages(&t, 2, 3, 11));
+  assert_false(send_tokens(&t, 2, 33, 1));
+  td_worker_request *r = t.requests.active[0];
+  assert_int_equal(r->phase, TD_REQUEST_PREFILL);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.seqs[0].n_tokens, 16); // two tokens of the answer among them
+  assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
+  r->n_past += 16;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.seqs[0].n_tokens, 1);
+  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  assert_false(step.seqs[0].is_decode);
+  assert_int_equal(r->n_output, 3);
+  td_step_close(&step);
   table_close(&t);
 }
 
@@ -421,6 +477,7 @@ int main(void) {
       cmocka_unit_test(test_args_are_strict),
       cmocka_unit_test(test_kv_plan),
       cmocka_unit_test(test_kv_pool),
+      cmocka_unit_test(test_kv_pool_of_a_device),
       cmocka_unit_test(test_kv_pool_that_cannot_be),
       cmocka_unit_test(test_a_request_in_parts),
       cmocka_unit_test(test_malformed_sequences),
@@ -428,6 +485,7 @@ int main(void) {
       cmocka_unit_test(test_steps),
       cmocka_unit_test(test_steps_begin_behind_the_cache),
       cmocka_unit_test(test_steps_go_on_in_an_answer),
+      cmocka_unit_test(test_steps_read_an_answer_again),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

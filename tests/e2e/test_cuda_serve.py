@@ -1,0 +1,95 @@
+"""Serving from a GPU: one worker, whose KV pages are in the GPU's memory and die with it.
+
+TANDEM_CUDA_LIB names the library, the emulator of the build by default."""
+
+import concurrent.futures
+import json
+import os
+import subprocess
+
+import httpx
+import pytest
+
+from serving import Server, wait_until
+
+# Whole models on the emulator take minutes under a sanitizer; unit tests show the kernels to those.
+pytestmark = pytest.mark.skipif(
+    "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="slow under a sanitizer"
+)
+
+
+@pytest.fixture(autouse=True)
+def library(build_dir, monkeypatch):
+    path = os.environ.get("TANDEM_CUDA_LIB", str(build_dir / "bin" / "libtandem_cuda_emu.so"))
+    if not os.path.exists(path):
+        pytest.skip(f"no {path}: the emulator needs a C++ compiler")
+    monkeypatch.setenv("TANDEM_CUDA_LIB", path)
+    return path
+
+
+def post(server, path, **body):
+    reply = httpx.post(server.url + path, json=body, timeout=120, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def complete(server, prompt, n):
+    body = post(server, "/v1/completions", prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True)
+    assert body["usage"]["completion_tokens"] == n
+    return body["choices"][0]["text"]
+
+
+def test_chat(tandem_bin, tiny_model):
+    server = Server(tandem_bin, tiny_model, "--device", "cuda")
+    assert list(server.workers()) == ["worker"]  # auto is one here
+    assert "cuda, " in server.log()
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)
+    assert body["usage"]["completion_tokens"] == 3
+    said = subprocess.run(
+        [tandem_bin, "run", "--model", tiny_model, "--raw", "-p", "Once upon a time", "-n", "4"]
+        + ["--temperature", "0", "--ignore-eos", "--json", "--device", "cuda"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert complete(server, "Once upon a time", 4) == json.loads(said.stdout)["text"]
+    server.close()
+
+
+def test_a_killed_worker_comes_back(tandem_bin, tiny_model):
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", "--prefill-chunk", "32")
+    prompt = list(range(3, 73))
+    before = complete(server, prompt, 2)
+    killed = server.decoder()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(complete, server, prompt, 12)
+        wait_until(lambda: health(server)["running"] == 1)
+        server.kill_worker()
+        assert answer.result().startswith(before)
+    assert server.decoder() != killed
+    assert complete(server, prompt, 2) == before
+    server.close()
+
+
+def health(server):
+    return httpx.get(server.url + "/health", trust_env=False).json()
+
+
+def test_auto_without_a_gpu(tandem_bin, tiny_model, monkeypatch):
+    monkeypatch.setenv("TANDEM_CUDA_LIB", "/nonexistent/libtandem_cuda.so")
+    server = Server(tandem_bin, tiny_model, "--device", "auto")
+    complete(server, "Once", 2)
+    assert server.log().count("the CPU computes, no GPU: CUDA: /nonexistent/libtandem_cuda.so") == 1
+    server.close()
+
+
+def test_what_cannot_be(tandem_bin, tiny_model, monkeypatch):
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", "--workers", "split", wait=False)
+    assert server.wait() == 2
+    assert "--workers split" in server.log() and "--workers one" in server.log()
+    server = Server(tandem_bin, tiny_model, "--device", "gpu", wait=False)
+    assert server.wait() == 1
+    assert "no device of kind 'gpu'; use cpu, cuda or auto" in server.log()
+    monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1")  # less than the weights
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", wait=False)
+    assert server.wait() == 1
+    assert "the weights take" in server.log() and "--device cpu" in server.log()
