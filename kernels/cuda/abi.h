@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 1u
+#define TD_CUDA_ABI_VERSION 2u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -265,6 +265,8 @@ typedef struct {
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);
+  int (*pin)(const void *host, size_t n_bytes); // read by the device, never written
+  int (*unpin)(const void *host);
   int (*stream_open)(td_cu_stream *out);
   int (*stream_close)(td_cu_stream stream);
   int (*stream_sync)(td_cu_stream stream);

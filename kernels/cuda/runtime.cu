@@ -37,6 +37,20 @@ static int free_memory(void *ptr) {
   return cudaFree(ptr);
 }
 
+// Read-only memory can be registered where the device allows that; other memory always. Pages of
+// files are refused on most systems.
+static int pin(const void *host, size_t n_bytes) {
+  void *memory = const_cast<void *>(host);
+  unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  cudaError_t code = cudaHostRegister(memory, n_bytes, flags | cudaHostRegisterReadOnly);
+  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
+  return code;
+}
+
+static int unpin(const void *host) {
+  return cudaHostUnregister(const_cast<void *>(host));
+}
+
 static int stream_open(td_cu_stream *out) {
   cudaStream_t stream;
   cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -92,6 +106,8 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 memory,
                                 alloc,
                                 free_memory,
+                                pin,
+                                unpin,
                                 stream_open,
                                 stream_close,
                                 stream_sync,

@@ -75,6 +75,10 @@ size_t td_dev_own_free_bytes(td_dev *dev) {
   return dev->vtable->own_free_bytes(dev);
 }
 
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
+  if (dev->vtable->pin && host) dev->vtable->pin(dev, host, n_bytes);
+}
+
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
   return dev->vtable->stream_open(out, dev, err);

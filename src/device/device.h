@@ -48,6 +48,10 @@ void td_dev_free(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
 size_t td_dev_own_free_bytes(td_dev *dev);
 
+// Host memory that holds weights until td_dev_close, read-only: a device that copies them does so
+// faster where it can register it, and says in the log where it cannot. Once a device.
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
+
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
 void td_stream_close(td_stream *stream); // waits for what is queued
 // Waits until all that is queued has run. Returns the stream's first failure.

@@ -68,6 +68,7 @@ typedef struct {
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);
+  void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL: nothing to do
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);

@@ -132,6 +132,10 @@ void td_model_close(td_model *model) {
   free(model);
 }
 
+const void *td_model_memory(const td_model *model, size_t *n_bytes) {
+  return td_store_memory(model->store, n_bytes);
+}
+
 const td_model_config *td_model_config_of(const td_model *model) {
   return &model->config;
 }

@@ -98,6 +98,8 @@ td_status td_model_open(td_model **out, const char *dir, td_err *err);
 // which the model shares with every process that opens them; -1: the shards.
 td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err);
 void td_model_close(td_model *model);
+// The memory that all weights lie in; NULL: they are mapped from files.
+const void *td_model_memory(const td_model *model, size_t *n_bytes);
 
 const td_model_config *td_model_config_of(const td_model *model);
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);

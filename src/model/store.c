@@ -291,3 +291,8 @@ td_shard_info td_store_shard(const td_store *store, size_t idx) {
   const shard *s = store->shards[idx];
   return (td_shard_info){.path = s->path, .name = s->file, .n_bytes = s->map.n_bytes};
 }
+
+const void *td_store_memory(const td_store *store, size_t *n_bytes) {
+  *n_bytes = store->resident.n_bytes;
+  return store->resident.base;
+}

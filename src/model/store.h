@@ -29,5 +29,7 @@ typedef struct {
 } td_shard_info;
 size_t td_store_n_shards(const td_store *store);
 td_shard_info td_store_shard(const td_store *store, size_t idx);
+// The resident weights that all shards are parts of; NULL: they are files.
+const void *td_store_memory(const td_store *store, size_t *n_bytes);
 
 #endif

@@ -87,8 +87,13 @@ static td_status open_device(worker *w, td_err *err) {
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);
   if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;
-  if (st == TD_OK && w->has_own_pages) td_info("%s computes", td_dev_name(w->dev));
-  return st;
+  if (st != TD_OK || !w->has_own_pages) return st;
+  td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(w->dev),
+          (double)td_dev_own_free_bytes(w->dev) / (1 << 30));
+  size_t n_bytes;
+  const void *memory = td_model_memory(w->model, &n_bytes);
+  td_dev_pin(w->dev, memory, n_bytes);
+  return TD_OK;
 }
 
 // Weights are copied to a device when they are first used: one step, before there is anybody to

@@ -77,6 +77,9 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorMemoryAllocation: return "out of memory";
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+  case cudaErrorHostMemoryAlreadyRegistered: return "memory is already registered";
+  case cudaErrorHostMemoryNotRegistered: return "memory is not registered";
+  case cudaErrorNotSupported: return "operation not supported";
   }
   return "unknown error";
 }
@@ -142,6 +145,24 @@ cudaError_t cudaFree(void *ptr) {
   allocations.erase(found);
   std::free(ptr);
   return cudaSuccess;
+}
+
+static std::map<void *, size_t> pinned; // guarded by memory_lock
+
+// TANDEM_EMU_PIN=0: a device that cannot register read-only memory.
+cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
+  std::lock_guard<std::mutex> hold(memory_lock);
+  const char *text = std::getenv("TANDEM_EMU_PIN");
+  if (text && (flags & cudaHostRegisterReadOnly) && std::atoi(text) == 0)
+    return last_error = cudaErrorNotSupported;
+  if (!ptr || n_bytes == 0) return last_error = cudaErrorInvalidValue;
+  bool is_new = pinned.emplace(ptr, n_bytes).second;
+  return is_new ? cudaSuccess : last_error = cudaErrorHostMemoryAlreadyRegistered;
+}
+
+cudaError_t cudaHostUnregister(void *ptr) {
+  std::lock_guard<std::mutex> hold(memory_lock);
+  return pinned.erase(ptr) ? cudaSuccess : last_error = cudaErrorHostMemoryNotRegistered;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {

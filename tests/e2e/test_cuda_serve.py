@@ -56,7 +56,8 @@ def test_chat(tandem_bin, tiny_model):
 
 
 def test_a_killed_worker_comes_back(tandem_bin, tiny_model):
-    server = Server(tandem_bin, tiny_model, "--device", "cuda", "--prefill-chunk", "32")
+    options = ["--prefill-chunk", "32", "--weights", "resident", "--log-level", "debug"]
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     prompt = list(range(3, 73))
     before = complete(server, prompt, 2)
     killed = server.decoder()
@@ -67,6 +68,7 @@ def test_a_killed_worker_comes_back(tandem_bin, tiny_model):
         assert answer.result().startswith(before)
     assert server.decoder() != killed
     assert complete(server, prompt, 2) == before
+    assert server.log().count("of weights are pinned") == 2  # once a worker
     server.close()
 
 

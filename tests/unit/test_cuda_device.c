@@ -73,6 +73,45 @@ static void test_names_and_memory(void **state) {
   cuda_close(&f);
 }
 
+// What the log says is for people; the device works either way, and lets go of the memory.
+static void test_pinned_memory(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  static const int32_t weights[100] = {1, 2, 3};
+  for (int round = 0; round < 4; round++) {
+    if (round >= 2) setenv("TANDEM_EMU_PIN", "0", 1);
+    CUDA_OPEN(f);
+    td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+    td_dev_pin(f.dev, NULL, 0);
+    assert_null(dev->pinned);
+    td_dev_pin(f.dev, weights, sizeof weights);
+    assert_ptr_equal(dev->pinned, round < 2 ? weights : NULL);
+    const void *device;
+    td_err err;
+    assert_int_equal(td_cuda_on_device(dev, weights, sizeof weights, &device, &err), TD_OK);
+    int32_t got[100];
+    cuda_get(&f, got, device, sizeof got);
+    assert_memory_equal(got, weights, sizeof got);
+    cuda_close(&f);
+  }
+  unsetenv("TANDEM_EMU_PIN");
+}
+
+static void test_weights_that_do_not_fit(void **state) {
+  (void)state;
+  if (!library) skip();
+  td_dev *dev;
+  td_err err;
+  const td_dev_opts gpu = {.kind = "cuda", .need_bytes = (size_t)1 << 50};
+  assert_int_equal(td_dev_open(&dev, &gpu, &err), TD_ENOMEM);
+  assert_null(dev);
+  assert_non_null(strstr(err.msg, "--device cpu"));
+  const td_dev_opts best = {.kind = "auto", .n_threads = 1, .need_bytes = (size_t)1 << 50};
+  assert_int_equal(td_dev_open(&dev, &best, &err), TD_OK);
+  assert_int_equal(td_dev_own_free_bytes(dev), 0);
+  td_dev_close(dev);
+}
+
 // b[i] of the second stream is computed from what the first has left by then.
 static void test_streams_wait_for_events(void **state) {
   (void)state;
@@ -182,6 +221,8 @@ int main(void) {
       cmocka_unit_test_teardown(test_without_a_library, restore),
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
       cmocka_unit_test(test_names_and_memory),
+      cmocka_unit_test(test_pinned_memory),
+      cmocka_unit_test(test_weights_that_do_not_fit),
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_weights_are_copied_once),
       cmocka_unit_test(test_how_weights_are_read),

@@ -50,6 +50,7 @@ typedef struct {
   const td_cu_abi *abi;
   td_cu_props props;
   td_cu_stream upload;
+  const void *pinned; // host memory that is registered; NULL: none
 
   pthread_mutex_t lock; // guards what follows
   td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free

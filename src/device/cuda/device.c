@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "device/cuda/cuda.h"
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
@@ -34,10 +35,25 @@ static size_t cuda_own_free_bytes(td_dev *base) {
   return n_free;
 }
 
+static void cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  double gib = (double)n_bytes / (1 << 30);
+  TD_CHECK(!dev->pinned);
+  int code = dev->abi->pin(host, n_bytes);
+  if (code == 0) {
+    dev->pinned = host;
+    td_debug("%s: %.2f GiB of weights are pinned", base->name, gib);
+  } else {
+    td_info("%s: %.2f GiB of weights cannot be pinned, copying them takes longer: %s", base->name,
+            gib, dev->abi->error_text(code));
+  }
+}
+
 static void cuda_close(td_dev *base) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   if (dev->abi) {
     td_cuda_weights_close(dev);
+    if (dev->pinned) dev->abi->unpin(dev->pinned);
     if (dev->upload) dev->abi->stream_close(dev->upload);
   }
   td_cuda_library_close(dev);
@@ -50,6 +66,7 @@ static const td_dev_vtable vtable = {
     .alloc = cuda_alloc,
     .free = cuda_free,
     .own_free_bytes = cuda_own_free_bytes,
+    .pin = cuda_pin,
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,
     .stream_sync = td_cuda_stream_sync,

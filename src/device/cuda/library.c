@@ -9,6 +9,7 @@
 #include "device/cuda/cuda.h"
 
 #define LIBRARY_NAME "libtandem_cuda.so"
+enum { CUDA_INSUFFICIENT_DRIVER = 35 }; // cudaErrorInsufficientDriver
 
 // TANDEM_CUDA_LIB is for tests and debugging, and this is where it is read.
 static td_status find(char *path, size_t n_bytes, td_err *err) {
@@ -32,8 +33,10 @@ static td_status count_devices(const td_cu_abi *abi, td_err *err) {
   int n_devices = 0;
   int code = abi->count(&n_devices);
   if (code == 0 && n_devices > 0) return TD_OK;
-  return td_fail(err, TD_EUNSUPPORTED, "CUDA: no GPU can be used: %s",
-                 code ? abi->error_text(code) : "none is there");
+  bool is_old = code == CUDA_INSUFFICIENT_DRIVER;
+  return td_fail(err, TD_EUNSUPPORTED, "CUDA: no GPU can be used: %s%s",
+                 code ? abi->error_text(code) : "none is there",
+                 is_old ? "; install a newer NVIDIA driver" : "");
 }
 
 static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
