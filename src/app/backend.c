@@ -15,6 +15,7 @@
 #include "app/outbox.h"
 #include "app/supervise.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/team.h"
 #include "sched/sched.h"
 #include "worker/kv_pool.h"
@@ -44,15 +45,18 @@ typedef struct {
   uint32_t n_replays;
   bool is_lost; // the pages that held the answer's tokens: they are read again, behind the prompt
   uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
+  td_kv_loading *loading;       // its pages come from the disk: neither waits nor is at a worker
 } request;
 
 struct td_backend {
   td_backend_opts opts;
+  uv_loop_t *loop;
   worker workers[MAX_WORKERS]; // n_workers: the first reads prompts, the last decodes
   uint32_t n_workers, n_open;  // made; not yet closed
   td_backend_state told;       // to on_state
   int kv_fd;                   // the KV pool, which outlives workers
   td_sched *sched;             // NULL until a worker was ready once
+  td_kv_tier *tier;            // NULL without a directory
   td_wire_ready info;
   request **slots; // [n_slots]; request id lies in slot id % n_slots
   uint32_t n_slots;
@@ -84,6 +88,7 @@ static void end_request(td_backend *b, request *r, const td_wire_done *done) {
   td_request_callbacks callbacks = r->callbacks;
   bool is_heard = !r->out.is_canceled;
   free_request(r);
+  if (b->tier) td_kv_tier_save(b->tier); // its pages count as cache now
   if (is_heard) callbacks.on_done(callbacks.ctx, done);
 }
 
@@ -109,7 +114,7 @@ static void fail_request(td_backend *b, request *r, const char *why, const char 
 
 static void fail_all(td_backend *b, const char *why) {
   for (uint32_t i = 0; i < b->n_slots; i++) {
-    if (b->slots[i]) fail_request(b, b->slots[i], why, "");
+    if (b->slots[i] && !b->slots[i]->loading) fail_request(b, b->slots[i], why, "");
   }
 }
 
@@ -142,6 +147,23 @@ static void give(td_backend *b, request *r, worker *w) {
   td_outbox_enter(&w->outbox, &r->out);
 }
 
+static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
+
+// Whether pages of the prompt are on their way from the disk.
+static bool load(td_backend *b, request *r) {
+  if (!b->tier) return false;
+  td_kv_tier_save(b->tier); // of what other requests left, some gave way to this one
+  const td_kv_load what = {.id = r->out.id,
+                           .prompt = r->out.tokens,
+                           .n_prompt = r->out.submit.n_prompt,
+                           .n_cached = r->n_cached,
+                           .pages = r->out.pages,
+                           .on_loaded = on_loaded,
+                           .ctx = b};
+  r->loading = td_kv_tier_load(b->tier, &what);
+  return r->loading != NULL;
+}
+
 static void admit(td_backend *b) {
   td_admission admission;
   while (is_up(reader(b)) && td_sched_admit(b->sched, td_clock_ns(), &admission)) {
@@ -149,7 +171,7 @@ static void admit(td_backend *b) {
     r->out.pages = admission.pages;
     r->out.submit.n_pages = admission.n_pages;
     r->n_cached = admission.n_cached;
-    give(b, r, reader(b));
+    if (!load(b, r)) give(b, r, reader(b));
   }
 }
 
@@ -178,6 +200,25 @@ static void pump(td_backend *b) {
   }
 }
 
+// From here on it is like a request whose pages memory held. What came meanwhile is done now.
+static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
+  td_backend *b = ctx;
+  request *r = find(b, id);
+  r->loading = NULL;
+  if (r->out.is_canceled) {
+    end_request(b, r, NULL);
+  } else if (b->is_closing) {
+    fail_request(b, r, "the server is shutting down", "");
+  } else if (td_backend_state_of(b) == TD_BACKEND_FAILED) {
+    fail_request(b, r, td_backend_reason(b), "");
+  } else {
+    td_sched_progress(b->sched, id, n_cached);
+    r->n_cached = n_cached;
+    give(b, r, reader(b));
+  }
+  pump(b);
+}
+
 // ---- from the workers -------------------------------------------------------------------------
 
 static void note_furthest(request *r, uint32_t n_computed) {
@@ -203,6 +244,8 @@ static void on_progress(td_backend *b, request *r, const td_wire_progress *progr
   if (!r->read_ns && progress->n_done == r->out.submit.n_prompt) {
     r->read_ns = td_clock_ns();
     r->prefill_ns = progress->elapsed_ns;
+    uint32_t n_read = r->out.submit.n_prompt - r->n_cached;
+    if (b->tier) td_kv_tier_note_prefill(b->tier, n_read, r->prefill_ns);
   }
   if (progress->n_done <= r->out.submit.n_prompt) note_furthest(r, progress->n_done);
   pump(b);
@@ -291,6 +334,19 @@ static void on_death(void *ctx, const char *why) {
 
 // ---- workers come and go ----------------------------------------------------------------------
 
+static td_status open_tier(td_backend *b, td_err *err) {
+  const td_kv_tier_opts opts = {.loop = b->loop,
+                                .dir = b->opts.kv_dir,
+                                .model = b->opts.kv_model,
+                                .kv = td_sched_kv(b->sched),
+                                .pool_fd = b->kv_fd,
+                                .flush_ns = b->opts.kv_flush_s * 1000000000ull};
+  td_status st = td_kv_tier_open(&b->tier, &opts, err);
+  if (st != TD_EUNSUPPORTED) return st;
+  td_warn("serving without --kv-dir: %s", err->msg);
+  return TD_OK;
+}
+
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   td_backend *b = ((worker *)ctx)->backend;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
@@ -303,11 +359,13 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
                                 .n_pages = info->n_pages,
                                 .page_tokens = info->page_tokens,
                                 .max_waiting = MAX_WAITING,
+                                .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
                                 .prefill_ahead = b->opts.prefill_chunk,
                                 .n_threads = n_threads,
                                 .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads
                                                                            : n_threads / 2};
     td_status st = td_sched_open(&b->sched, &opts, err);
+    if (st == TD_OK && b->opts.kv_dir) st = open_tier(b, err);
     if (st != TD_OK) return st;
   } else if (info->n_ctx != b->info.n_ctx || info->n_pages != b->info.n_pages ||
              info->n_vocab != b->info.n_vocab || info->flags != b->info.flags) {
@@ -337,16 +395,24 @@ static void free_backend(td_backend *b) {
   free(b);
 }
 
+// Nobody writes to the pages any more, and all that is in them is in the directory, too.
+static void on_tier_closed(void *ctx) {
+  td_backend *b = ctx;
+  void (*closed)(void *) = b->closed;
+  void *closed_ctx = b->closed_ctx;
+  free_backend(b);
+  if (closed) closed(closed_ctx);
+}
+
 static void on_closed(void *ctx) {
   worker *w = ctx;
   td_backend *b = w->backend;
   w->supervisor = NULL;
   if (--b->n_open) return;
   fail_all(b, "the server is shutting down");
-  void (*closed)(void *) = b->closed;
-  void *closed_ctx = b->closed_ctx;
-  free_backend(b);
-  if (closed) closed(closed_ctx);
+  td_kv_tier *tier = b->tier;
+  b->tier = NULL;
+  td_kv_tier_close(tier, on_tier_closed, b);
 }
 
 // Frees b when the last worker is gone, or at once without any.
@@ -406,6 +472,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   td_backend *b = calloc(1, sizeof *b);
   if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
   b->opts = *opts;
+  b->loop = loop;
   b->opts.model_dir = b->opts.device = NULL; // borrowed during this call only
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
@@ -478,6 +545,10 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
       out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
   }
   return b->n_workers;
+}
+
+td_kv_tier_stats td_backend_kv_disk(const td_backend *b) {
+  return td_kv_tier_stats_of(b->tier);
 }
 
 double td_backend_kv_use(const td_backend *b) {
@@ -569,7 +640,9 @@ void td_backend_cancel(td_backend *b, uint64_t id) {
   request *r = find(b, id);
   if (!r || r->out.is_canceled) return;
   r->out.is_canceled = true;
-  if (r->out.submit_sent) {
+  if (r->loading) {
+    td_kv_loading_cancel(r->loading);
+  } else if (r->out.submit_sent) {
     td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE will end it
   } else {
     end_request(b, r, NULL);

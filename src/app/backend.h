@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "app/kv_tier.h"
 #include "base/status.h"
 #include "tandem/types.h"
 #include "tandem/wire.h"
@@ -32,8 +33,11 @@ typedef struct {
   uint32_t prefill_chunk;   // prompt tokens a step
   uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
   td_dtype kv_dtype;        // TD_F32 or TD_F16
-  int weights_fd; // weights in memory (model/resident.h), borrowed; 0: workers map the files
-  int trace_fd;   // of app/trace_file.h, borrowed; 0: workers do not trace
+  int weights_fd;      // weights in memory (model/resident.h), borrowed; 0: workers map the files
+  td_kv_dir *kv_dir;   // pages on disk behind the cache of prefixes, borrowed; NULL: none
+  td_digest kv_model;  // all that decides what its pages hold
+  uint32_t kv_flush_s; // how long they may be written at the end
+  int trace_fd;        // of app/trace_file.h, borrowed; 0: workers do not trace
   uint32_t stuck_after_s; // silence after which a worker is STUCK; 0: 30
   void (*on_state)(void *ctx, td_backend_state state); // may be NULL
   void *ctx;
@@ -70,6 +74,7 @@ const char *td_backend_reason(const td_backend *backend);
 td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
+td_kv_tier_stats td_backend_kv_disk(const td_backend *backend); // zeros without a directory
 double td_backend_kv_use(const td_backend *backend); // pages promised to running requests, 0 to 1
 
 enum { TD_BACKEND_MAX_WORKERS = 2 };

@@ -291,6 +291,7 @@ static int serve_forever(td_serve *serve) {
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);
   if (serve->weights_fd >= 0) close(serve->weights_fd);
+  td_kv_dir_close(serve->kv_dir);
   return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
 }
 
@@ -301,6 +302,7 @@ int td_cmd_serve(const td_options *options) {
   td_metrics_init(&serve.metrics);
   set_limits();
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   td_status st = read_model(&serve, &err);
   if (st == TD_OK && options->trace) {
     st = td_trace_file_open(&serve.trace, options->trace, "front", &err);

@@ -33,6 +33,8 @@ typedef struct {
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
   td_session_opts model_opts; // what the options ask of model and memory, checked
+  td_kv_dir *kv_dir;          // NULL without --kv-dir
+  td_digest kv_model;         // fingerprint for it
   bool is_split;              // prefill and decode are two workers
   uv_work_t weights_work;
   atomic_bool weights_canceled;

@@ -115,6 +115,8 @@ void td_serve_metrics(void *ctx, td_http_exchange *x) {
     now.n_waiting = td_backend_n_waiting(serve->backend);
     now.n_workers = td_backend_workers(serve->backend, now.workers);
     now.kv_use = td_backend_kv_use(serve->backend);
+    now.has_kv_dir = serve->kv_dir != NULL;
+    now.kv_disk = td_backend_kv_disk(serve->backend);
   }
   td_buf body = TD_BUF_INIT;
   td_metrics_write(&body, &serve->metrics, &now);

@@ -104,6 +104,16 @@ static void write_workers(const writer *w, const td_metrics_now *now) {
   }
 }
 
+static void write_kv_disk(const writer *w, const td_kv_tier_stats *stats) {
+  write_gauge(w, "kv_disk_bytes", (double)stats->bytes, "Bytes in --kv-dir.");
+  write_counter(w, "kv_disk_hits_total", stats->n_hits, "Tokens of prompts read from --kv-dir.");
+  write_counter(w, "kv_disk_read_bytes_total", stats->read_bytes, "Bytes read from --kv-dir.");
+  write_counter(w, "kv_disk_written_bytes_total", stats->written_bytes,
+                "Bytes written to --kv-dir.");
+  write_counter(w, "kv_disk_dropped_total", stats->n_damaged,
+                "Files of --kv-dir that were damaged or not this model's.");
+}
+
 void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *now) {
   writer w = {.out = out, .label = TD_BUF_INIT};
   write_label(&w.label, now->model);
@@ -118,6 +128,7 @@ void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *no
                 "Tokens looked for in the cache of prefixes.");
   write_counter(&w, "prefix_cache_hits_total", m->n_cached,
                 "Tokens found in the cache of prefixes.");
+  if (now->has_kv_dir) write_kv_disk(&w, &now->kv_disk);
   write_workers(&w, now);
   write_histogram(&w, "time_to_first_token_seconds", &m->first_token,
                   "From a request's arrival to its first token.");

@@ -104,8 +104,14 @@ static const option table[] = {
      "auto: split with 2 threads or more, on the CPU"},
     {"prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), 0, 4096, "0", "N",
      "with --workers split: threads that read a prompt while answers are written; 0: half"},
+    {"kv-dir", 0, OPT_STR, ON(SERVE), AT(kv_dir), NO_RANGE, NULL, "DIR",
+     "keep prompts that memory has no room for, or at the end, in this directory, to be read "
+     "instead "
+     "of computed when they come again; for one process"},
+    {"kv-dir-size", 0, OPT_REAL, ON(SERVE), AT(kv_dir_gib), 0.0001, 1 << 20, "8", "GIB",
+     "most that --kv-dir holds; what was used least recently is removed"},
     {"drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), 0, 86400, "30", "SECONDS",
-     "how long running requests may go on after SIGTERM"},
+     "how long running requests may go on after SIGTERM, and then prompts be written to --kv-dir"},
     {"stuck-after", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), 1, 86400, "30", "SECONDS",
      "silence of a worker after which /health answers 503; raise it where a step takes so long"},
 

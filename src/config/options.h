@@ -59,8 +59,9 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *model_name, *workers;
+  char *host, *api_key, *model_name, *workers, *kv_dir;
   int64_t port, max_batch, drain_timeout_s, stuck_after_s, prefill_threads;
+  double kv_dir_gib;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
   int64_t repeat;

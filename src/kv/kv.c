@@ -1,6 +1,5 @@
 #include "kv/kv.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +40,7 @@ td_status td_kv_open(td_kv **out, const td_kv_opts *opts, td_err *err) {
                 .n_pages = opts->n_pages,
                 .max_seqs = opts->max_seqs,
                 .seqs = seqs};
-  td_status st = td_pages_open(&kv->pool, opts->n_pages, opts->page_tokens, err);
+  td_status st = td_pages_open(&kv->pool, opts->n_pages, opts->page_tokens, opts->root, err);
   if (st != TD_OK) {
     td_kv_close(kv);
     return st;
@@ -189,4 +188,29 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
 
 void td_kv_forget(td_kv *kv) {
   td_pages_forget(&kv->pool);
+}
+
+// ---- for a second tier ------------------------------------------------------------------------
+
+uint32_t td_kv_idle(const td_kv *kv, uint32_t n_most, int32_t *pages) {
+  uint32_t n = 0;
+  for (int32_t page = kv->pool.oldest; page != TD_PAGE_NONE && n < n_most;) {
+    pages[n++] = page;
+    page = kv->pool.pages[page].newer;
+  }
+  return n;
+}
+
+uint32_t td_kv_n_empty(const td_kv *kv) {
+  return kv->pool.n_free;
+}
+
+bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out) {
+  const td_pages *p = &kv->pool;
+  TD_CHECK(p->names && page >= 0 && (uint32_t)page < p->n_pages);
+  if (!p->pages[page].serial) return false;
+  *out = (td_kv_content){.serial = p->pages[page].serial,
+                         .name = p->names[page],
+                         .tokens = p->tokens + (size_t)page * p->page_tokens};
+  return true;
 }

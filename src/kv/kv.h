@@ -8,8 +8,10 @@
 #ifndef TD_KV_KV_H
 #define TD_KV_KV_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "base/sha256.h"
 #include "base/status.h"
 
 typedef struct td_kv td_kv;
@@ -17,6 +19,7 @@ typedef struct {
   uint32_t page_tokens; // power of two
   uint32_t n_pages;
   uint32_t max_seqs;
+  const td_digest *root; // what names of pages (kv/record.h) are chained to; NULL: they need none
 } td_kv_opts;
 
 // On success the caller owns *out; on error *out is NULL.
@@ -46,5 +49,19 @@ uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
 // What the pages hold is lost: nothing is cached any more. No sequence is open.
 void td_kv_forget(td_kv *kv);
+
+// For a second tier behind this cache: the pages that it may lose.
+// Up to n_most published pages that nobody holds, the next to make room first; returns how many.
+uint32_t td_kv_idle(const td_kv *kv, uint32_t n_most, int32_t *pages);
+uint32_t td_kv_n_empty(const td_kv *kv); // free pages that are not even cache
+
+typedef struct {
+  uint64_t serial; // the page's content is this one for as long as it has this serial
+  td_digest name;
+  const int32_t *tokens; // [page_tokens], of the page itself; valid as long
+} td_kv_content;
+
+// False: the page is not published. Only with a root.
+bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out);
 
 #endif

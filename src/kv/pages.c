@@ -3,9 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kv/record.h"
+
 #define MULTIPLIER 0x9e3779b97f4a7c15u // 2^64 / golden ratio
 
-td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens, td_err *err) {
+td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens,
+                        const td_digest *root, td_err *err) {
   uint32_t n_buckets = 1;
   while (n_buckets < n_pages)
     n_buckets *= 2;
@@ -19,7 +22,11 @@ td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens, t
                     .n_buckets = n_buckets,
                     .oldest = TD_PAGE_NONE,
                     .newest = TD_PAGE_NONE};
-  if (!out->pages || !out->tokens || !out->free || !out->buckets) {
+  if (root) {
+    out->root = *root;
+    out->names = malloc((size_t)n_pages * sizeof(td_digest));
+  }
+  if (!out->pages || !out->tokens || !out->free || !out->buckets || (root && !out->names)) {
     td_pages_close(out);
     return td_fail(err, TD_ENOMEM, "out of memory for the tables of %u KV pages", n_pages);
   }
@@ -33,6 +40,7 @@ td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens, t
 void td_pages_close(td_pages *p) {
   free(p->pages);
   free(p->tokens);
+  free(p->names);
   free(p->free);
   free(p->buckets);
   *p = (td_pages){0};
@@ -79,6 +87,9 @@ void td_pages_publish(td_pages *p, int32_t page, int32_t parent, const int32_t *
   int32_t *bucket = bucket_of(p, m->parent, tokens);
   m->bucket_next = *bucket;
   *bucket = page;
+  if (!p->names) return;
+  const td_digest *before = parent == TD_PAGE_NONE ? &p->root : &p->names[parent];
+  td_kv_name_next(&p->names[page], before, tokens, p->page_tokens);
 }
 
 static void withdraw(td_pages *p, int32_t page) {

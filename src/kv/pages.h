@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "base/sha256.h"
 #include "base/status.h"
 
 #define TD_PAGE_NONE (-1)
@@ -27,6 +28,8 @@ typedef struct {
   uint32_t n_pages, page_tokens;
   td_page *pages;   // [n_pages]
   int32_t *tokens;  // [n_pages][page_tokens], of published pages
+  td_digest *names; // [n_pages] of published pages (kv/record.h); NULL: they have none
+  td_digest root;   // that names are chained to
   int32_t *free;    // stack: pages used last, still in the CPU's caches, are used again first
   int32_t *buckets; // [n_buckets]
   uint32_t n_free, n_buckets, n_idle;
@@ -34,8 +37,9 @@ typedef struct {
   uint64_t n_published;
 } td_pages;
 
-// On error *out is closed. TD_ENOMEM.
-td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens, td_err *err);
+// With a root (which may be NULL), published pages get names. On error *out is closed. TD_ENOMEM.
+td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens,
+                        const td_digest *root, td_err *err);
 void td_pages_close(td_pages *pages); // closing a zeroed one is legal
 
 // A page for new content, held once. The caller knows that td_pages_n_free is not 0.

@@ -6,8 +6,6 @@
 
 #include <stdlib.h>
 
-#include "kv/kv.h"
-
 #define NONE UINT32_MAX
 
 typedef struct {
@@ -41,8 +39,10 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
                       .n_entries = (uint32_t)n,
                       .head = NONE,
                       .tail = NONE};
-  const td_kv_opts kv = {
-      .page_tokens = opts->page_tokens, .n_pages = opts->n_pages, .max_seqs = opts->max_seqs};
+  const td_kv_opts kv = {.page_tokens = opts->page_tokens,
+                         .n_pages = opts->n_pages,
+                         .max_seqs = opts->max_seqs,
+                         .root = opts->kv_root};
   td_status st = sched->entries ? td_kv_open(&sched->kv, &kv, err)
                                 : td_fail(err, TD_ENOMEM, "out of memory for %zu requests", n);
   if (st != TD_OK) {
@@ -243,4 +243,8 @@ uint32_t td_sched_n_running(const td_sched *sched) {
 
 uint32_t td_sched_n_free_pages(const td_sched *sched) {
   return td_kv_n_free(sched->kv);
+}
+
+const td_kv *td_sched_kv(const td_sched *sched) {
+  return sched->kv;
 }

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "kv/kv.h"
 
 typedef struct td_sched td_sched;
 
@@ -29,6 +30,7 @@ typedef struct {
   // there are, and how many of them read while answers are written. Brought into 1 to n_threads
   // - 1.
   uint32_t n_threads, prefill_threads;
+  const td_digest *kv_root; // see td_kv_opts; may be NULL
 } td_sched_opts;
 
 // Threads that may compute. Cores are leased: who is alone has all of them.
@@ -86,5 +88,6 @@ td_sched_phase td_sched_phase_of(const td_sched *sched, uint64_t id);
 uint32_t td_sched_n_waiting(const td_sched *sched);
 uint32_t td_sched_n_running(const td_sched *sched);
 uint32_t td_sched_n_free_pages(const td_sched *sched); // those that are only cache included
+const td_kv *td_sched_kv(const td_sched *sched);       // what the pages hold, to look at
 
 #endif

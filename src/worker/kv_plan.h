@@ -25,7 +25,8 @@ typedef struct {
   uint64_t available_bytes;     // td_memory_available_bytes, page cache included
   uint32_t ctx_size, kv_tokens; // as asked for; 0: chosen here
   uint32_t max_batch;
-  bool is_device; // weights and cache go to a device's memory, and available_bytes are its
+  bool is_device;    // weights and cache go to a device's memory, and available_bytes are its
+  uint32_t n_layers; // that have a part of each page, all of one size
 } td_kv_need;
 
 typedef struct {

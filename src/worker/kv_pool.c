@@ -11,14 +11,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAGIC        0x31564b54u // "TKV1"
+#define MAGIC        0x32564b54u // "TKV2"
 #define HEADER_BYTES 4096
 
 typedef struct {
   uint32_t magic;
-  uint32_t n_ctx, n_pages, page_tokens;
+  uint32_t n_ctx, n_pages, page_tokens, n_layers, is_device;
   uint64_t bytes_per_token;
-  uint64_t is_device;
 } header;
 
 // Of n_pages pages, as far as the pool itself holds them.
@@ -57,6 +56,7 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
                     .n_ctx = plan.n_ctx,
                     .n_pages = plan.n_pages,
                     .page_tokens = TD_KV_PAGE_TOKENS,
+                    .n_layers = need->n_layers,
                     .bytes_per_token = need->kv_bytes_per_token,
                     .is_device = need->is_device};
   if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
@@ -69,7 +69,7 @@ static bool is_ours(const td_segment *segment, const td_kv_need *need) {
   const header *h = segment->base;
   return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
          h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
-         h->n_ctx && h->is_device == need->is_device &&
+         h->n_layers == need->n_layers && h->n_ctx && h->is_device == need->is_device &&
          segment->n_bytes == HEADER_BYTES + pages_bytes(need, h->n_pages);
 }
 
@@ -104,4 +104,50 @@ td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_
 void td_kv_pool_close(td_kv_pool *pool) {
   if (pool->plan.n_pages) td_segment_close(&pool->segment);
   *pool = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
+}
+
+// ---- without a mapping ------------------------------------------------------------------------
+
+td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
+  header h;
+  *out = (td_kv_shape){0};
+  if (!is_decided(fd) || pread(fd, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != MAGIC ||
+      !h.n_layers) {
+    return td_fail(err, TD_EFORMAT, "the KV pool has no plan");
+  }
+  if (h.is_device) return td_fail(err, TD_EUNSUPPORTED, "KV pages are in the device's memory");
+  *out = (td_kv_shape){.n_pages = h.n_pages,
+                       .n_layers = h.n_layers,
+                       .page_tokens = h.page_tokens,
+                       .part_bytes = h.bytes_per_token / h.n_layers * h.page_tokens};
+  return TD_OK;
+}
+
+static off_t part_at(const td_kv_shape *shape, int32_t page, uint32_t layer) {
+  uint64_t part = (uint64_t)layer * shape->n_pages + (uint32_t)page;
+  return (off_t)(HEADER_BYTES + part * shape->part_bytes);
+}
+
+static td_status check_part(ssize_t n, const td_kv_shape *shape, td_err *err) {
+  if (n == (ssize_t)shape->part_bytes) return TD_OK;
+  return td_fail(err, TD_EIO, "the KV pool: %s", n < 0 ? strerror(errno) : "it is cut short");
+}
+
+td_status td_kv_pool_get(int fd, const td_kv_shape *shape, int32_t page, void *out, td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
+    char *part = (char *)out + l * shape->part_bytes;
+    st = check_part(pread(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  }
+  return st;
+}
+
+td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const void *in,
+                         td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
+    const char *part = (const char *)in + l * shape->part_bytes;
+    st = check_part(pwrite(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  }
+  return st;
 }

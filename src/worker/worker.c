@@ -46,6 +46,7 @@ static td_status open_pool(worker *w, td_err *err) {
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
+      .n_layers = w->config->n_layers,
       // Weights in memory are no longer part of what is available.
       .weight_bytes = w->opts.weights_fd && !own_bytes ? 0 : td_model_stats_of(w->model).bytes,
       .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),

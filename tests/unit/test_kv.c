@@ -131,8 +131,11 @@ static void test_bad_options(void **state) {
   (void)state;
   td_err err;
   td_kv *kv;
-  static const td_kv_opts bad[] = {
-      {0, 4, 4}, {24, 4, 4}, {16, 0, 4}, {16, 4, 0}, {16, 1u << 31, 4}};
+  static const td_kv_opts bad[] = {{.page_tokens = 0, .n_pages = 4, .max_seqs = 4},
+                                   {.page_tokens = 24, .n_pages = 4, .max_seqs = 4},
+                                   {.page_tokens = 16, .n_pages = 0, .max_seqs = 4},
+                                   {.page_tokens = 16, .n_pages = 4, .max_seqs = 0},
+                                   {.page_tokens = 16, .n_pages = 1u << 31, .max_seqs = 4}};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
     assert_int_equal(td_kv_open(&kv, &bad[i], &err), TD_EINVAL);
     assert_null(kv);

@@ -73,30 +73,31 @@ static void test_kv_plan(void **state) {
   (void)state;
   enum { KIB = 1024, MIB = 1024 * KIB };
   static const struct {
-    td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device
+    td_kv_need
+        need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device, layers
     td_status status;
     td_kv_plan plan;
   } cases[] = {
       // plenty: max_batch whole contexts
-      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false}, TD_OK, {4096, 256}},
-      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false}, TD_OK, {32768, 1024}},
-      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false}, TD_OK, {100, 6}}, // whole pages each
+      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false, 1}, TD_OK, {4096, 256}},
+      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false, 1}, TD_OK, {32768, 1024}},
+      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false, 1}, TD_OK, {100, 6}}, // whole pages each
       // half of what the weights leave: 8 of 24 MiB at 1 KiB a token
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false}, TD_OK, {4096, 128}},
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
       // weights larger than memory: a quarter of it
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false}, TD_OK, {4096, 128}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
       // a device: three quarters of what the weights leave, and nothing where they do not fit
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, true}, TD_OK, {4096, 192}},
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 192}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
       // the context is shortened when it was ours to choose, and only then
-      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false}, TD_OK, {8192, 128}},
-      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false}, TD_ENOMEM, {0, 0}},
-      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_OK, {8192, 128}},
+      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
+      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
       // a pool of the user's own size
-      {{32768, KIB, 0, MIB, 4096, 8192, 4, false}, TD_OK, {4096, 128}},
-      {{32768, KIB, 0, MIB, 0, 1000, 4, false}, TD_OK, {1000, 16}},
-      {{32768, KIB, 0, MIB, 4096, 4095, 4, false}, TD_EINVAL, {0, 0}},
-      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, MIB, 4096, 8192, 4, false, 1}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1}, TD_OK, {1000, 16}},
+      {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1}, TD_EINVAL, {0, 0}},
+      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1}, TD_EINVAL, {0, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_kv_plan plan = {0, 0};
@@ -108,8 +109,32 @@ static void test_kv_plan(void **state) {
   }
 }
 
-static const td_kv_need small_need = {
-    .max_position = 1000, .kv_bytes_per_token = 48, .available_bytes = 1u << 30, .max_batch = 4};
+static const td_kv_need small_need = {.max_position = 1000,
+                                      .kv_bytes_per_token = 48,
+                                      .available_bytes = 1u << 30,
+                                      .max_batch = 4,
+                                      .n_layers = 2};
+
+// A page's parts, one a layer, as others see them.
+static void check_copies(const td_kv_pool *pool, int fd) {
+  enum { PART = 24 * TD_KV_PAGE_TOKENS };
+  td_kv_shape shape;
+  td_err err;
+  static char page[2 * PART], again[2 * PART];
+  assert_int_equal(td_kv_pool_shape(&shape, fd, &err), TD_OK);
+  assert_int_equal(shape.n_layers, 2);
+  assert_int_equal(shape.part_bytes, PART);
+  memset(page, 1, PART);
+  memset(page + PART, 2, PART);
+  assert_int_equal(td_kv_pool_put(fd, &shape, 5, page, &err), TD_OK);
+  assert_int_equal(td_kv_pool_get(fd, &shape, 5, again, &err), TD_OK);
+  assert_memory_equal(page, again, sizeof page);
+  const char *bytes = pool->pages;
+  assert_memory_equal(bytes + 5 * PART, page, PART);
+  assert_memory_equal(bytes + (64 + 5) * PART, page + PART, PART);
+  assert_int_equal(bytes[5 * PART - 1] + bytes[6 * PART] + bytes[(64 + 6) * PART], 3 * 7);
+  assert_int_equal(td_kv_pool_get(fd, &shape, 128, again, &err), TD_EIO);
+}
 
 // The first decides, whatever the others would; what is in the pool outlives who wrote it.
 static void test_kv_pool(void **state) {
@@ -136,6 +161,7 @@ static void test_kv_pool(void **state) {
   const char *bytes = pool.pages;
   assert_int_equal(bytes[0], 7);
   assert_int_equal(bytes[64 * TD_KV_PAGE_TOKENS * 48 - 1], 7);
+  check_copies(&pool, fd);
   td_kv_pool_close(&pool);
   assert_int_equal(td_kv_pool_attach(&pool, fd, &other, &err), TD_EFORMAT);
   assert_int_equal(close(fd), 0); // still ours after an error

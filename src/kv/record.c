@@ -1,0 +1,189 @@
+#include "kv/record.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAGIC   0x50564b54u // "TKVP"
+#define VERSION 1u
+
+typedef struct {
+  uint32_t magic, version, n_tokens, reserved;
+  uint64_t n_bytes;
+  uint64_t checksum; // of the keys and values; what else there is is known and compared
+  td_digest model, name;
+  uint8_t unused[32];
+} head;
+static_assert(sizeof(head) == 128, "file layout");
+
+void td_kv_name_next(td_digest *out, const td_digest *before, const int32_t *tokens, uint32_t n) {
+  td_sha256 sha;
+  td_sha256_begin(&sha);
+  td_sha256_add(&sha, before, sizeof *before);
+  td_sha256_add(&sha, tokens, n * sizeof *tokens);
+  td_sha256_end(&sha, out);
+}
+
+// ---- bytes ------------------------------------------------------------------------------------
+
+#define LANES    4
+#define MULTIPLE 0x9e3779b97f4a7c15u // odd, so that multiplying loses nothing
+
+static uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * MULTIPLE;
+  return hash >> 29 | hash << 35;
+}
+
+// Against damage, not against an enemy. Each step can be undone, so damage within one word of 8
+// bytes always shows. Lanes are there for speed.
+static uint64_t checksum(const uint8_t *bytes, uint64_t n) {
+  uint64_t lanes[LANES] = {1, 2, 3, 4}, sum = n, word, i = 0;
+  for (; n - i >= LANES * sizeof word; i += LANES * sizeof word) {
+    for (int lane = 0; lane < LANES; lane++) {
+      memcpy(&word, bytes + i + (size_t)lane * sizeof word, sizeof word);
+      lanes[lane] = mix(lanes[lane], word);
+    }
+  }
+  for (; i < n; i++)
+    sum = mix(sum, bytes[i]);
+  for (int lane = 0; lane < LANES; lane++)
+    sum = mix(sum, lanes[lane]);
+  return sum;
+}
+
+uint64_t td_kv_record_offset(const td_kv_record *record) {
+  return sizeof(head) + record->n_tokens * sizeof record->tokens[0];
+}
+
+uint64_t td_kv_record_bytes(const td_kv_record *record) {
+  return td_kv_record_offset(record) + record->n_bytes;
+}
+
+static head head_of(const void *file, const td_kv_record *record) {
+  const uint8_t *content = (const uint8_t *)file + td_kv_record_offset(record);
+  return (head){.magic = MAGIC,
+                .version = VERSION,
+                .n_tokens = record->n_tokens,
+                .n_bytes = record->n_bytes,
+                .checksum = checksum(content, record->n_bytes),
+                .model = record->model,
+                .name = record->name};
+}
+
+void td_kv_record_seal(void *file, const td_kv_record *record) {
+  head h = head_of(file, record);
+  memcpy(file, &h, sizeof h);
+  memcpy((uint8_t *)file + sizeof h, record->tokens, record->n_tokens * sizeof record->tokens[0]);
+}
+
+td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_record *record,
+                             td_err *err) {
+  head found;
+  if (n_bytes < sizeof found) return td_fail(err, TD_EFORMAT, "it is cut short");
+  memcpy(&found, file, sizeof found);
+  if (found.magic != MAGIC) return td_fail(err, TD_EFORMAT, "it is no KV page");
+  if (found.version != VERSION) {
+    return td_fail(err, TD_EFORMAT, "it has version %u, not %u", found.version, VERSION);
+  }
+  if (memcmp(&found.model, &record->model, sizeof found.model) != 0) {
+    return td_fail(err, TD_EFORMAT, "it belongs to another model");
+  }
+  if (n_bytes != td_kv_record_bytes(record)) {
+    return td_fail(err, TD_EFORMAT, "it has %llu bytes, not %llu", (unsigned long long)n_bytes,
+                   (unsigned long long)td_kv_record_bytes(record));
+  }
+  const uint8_t *tokens = (const uint8_t *)file + sizeof found;
+  head expected = head_of(file, record);
+  if (memcmp(&found, &expected, sizeof found) != 0 ||
+      memcmp(tokens, record->tokens, record->n_tokens * sizeof record->tokens[0]) != 0) {
+    return td_fail(err, TD_EFORMAT, "it is damaged");
+  }
+  return TD_OK;
+}
+
+// ---- files ------------------------------------------------------------------------------------
+
+static void file_name(char out[TD_KV_FILE_NAME], const td_digest *name, const char *suffix) {
+  td_digest_hex(out, name);
+  strcat(out, suffix);
+}
+
+static struct timespec time_of(uint64_t ns) {
+  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
+                           .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+static td_status write_file(int fd, const char *bytes, uint64_t n, uint64_t used_ns, td_err *err) {
+  while (n) {
+    ssize_t written = write(fd, bytes, n);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+    bytes += written;
+    n -= (uint64_t)written;
+  }
+  const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
+  return futimens(fd, times) == 0 ? TD_OK : td_fail(err, TD_EIO, "%s", strerror(errno));
+}
+
+td_status td_kv_record_write(int dir_fd, const td_kv_record *record, const void *file,
+                             uint64_t used_ns, td_err *err) {
+  char name[TD_KV_FILE_NAME], temp[TD_KV_FILE_NAME];
+  file_name(name, &record->name, TD_KV_RECORD_SUFFIX);
+  file_name(temp, &record->name, TD_KV_TEMP_SUFFIX);
+  int fd = openat(dir_fd, temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  td_status st = write_file(fd, file, td_kv_record_bytes(record), used_ns, err);
+  if (close(fd) != 0 && st == TD_OK) st = td_fail(err, TD_EIO, "%s", strerror(errno));
+  if (st == TD_OK && renameat(dir_fd, temp, dir_fd, name) != 0) {
+    st = td_fail(err, TD_EIO, "%s", strerror(errno));
+  }
+  if (st != TD_OK) unlinkat(dir_fd, temp, 0);
+  return st;
+}
+
+static td_status read_file(int fd, char *file, uint64_t n, td_err *err) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  if ((uint64_t)info.st_size != n) {
+    return td_fail(err, TD_EFORMAT, "it has %lld bytes, not %llu", (long long)info.st_size,
+                   (unsigned long long)n);
+  }
+  while (n) {
+    ssize_t got = read(fd, file, n);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+    if (got == 0) return td_fail(err, TD_EFORMAT, "it is cut short");
+    file += got;
+    n -= (uint64_t)got;
+  }
+  return TD_OK;
+}
+
+td_status td_kv_record_read(int dir_fd, const td_kv_record *record, void *file, td_err *err) {
+  char name[TD_KV_FILE_NAME];
+  file_name(name, &record->name, TD_KV_RECORD_SUFFIX);
+  int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0 && errno == ENOENT) return td_fail(err, TD_ENOENT, "%s", strerror(errno));
+  if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  uint64_t n = td_kv_record_bytes(record);
+  td_status st = read_file(fd, file, n, err);
+  close(fd);
+  return st == TD_OK ? td_kv_record_check(file, n, record, err) : st;
+}
+
+void td_kv_record_touch(int dir_fd, const td_digest *name, uint64_t used_ns) {
+  char file[TD_KV_FILE_NAME];
+  const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
+  file_name(file, name, TD_KV_RECORD_SUFFIX);
+  if (utimensat(dir_fd, file, times, AT_SYMLINK_NOFOLLOW) != 0) return; // its age is not worth more
+}
+
+void td_kv_record_remove(int dir_fd, const td_digest *name) {
+  char file[TD_KV_FILE_NAME];
+  file_name(file, name, TD_KV_RECORD_SUFFIX);
+  unlinkat(dir_fd, file, 0);
+}

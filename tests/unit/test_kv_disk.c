@@ -1,0 +1,378 @@
+// tests/unit/test_kv_disk.c - KV pages as files: names, records, the directory.
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kv/dir.h"
+#include "kv/kv.h"
+#include "kv/record.h"
+
+enum { N_TOKENS = 8, N_BYTES = 333, FILE_BYTES = 128 + N_TOKENS * 4 + N_BYTES };
+
+static const int32_t tokens[N_TOKENS] = {5, 9, 2, 1, 7, 7, 7, 4};
+
+// ---- names ------------------------------------------------------------------------------------
+
+static void check_sha256(const char *text, size_t repeat, const char *expected) {
+  td_sha256 sha;
+  td_digest digest;
+  char hex[TD_DIGEST_HEX];
+  td_sha256_begin(&sha);
+  for (size_t i = 0; i < repeat; i++)
+    td_sha256_add(&sha, text, strlen(text));
+  td_sha256_end(&sha, &digest);
+  td_digest_hex(hex, &digest);
+  assert_string_equal(hex, expected);
+}
+
+// Examples of NIST's.
+static void test_sha256(void **state) {
+  (void)state;
+  check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
+               "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  check_sha256("a", 1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+// A page's name tells all tokens before it, and the root.
+static void test_names(void **state) {
+  (void)state;
+  td_err err;
+  uint32_t seq;
+  const td_digest root = {.bytes = {1}};
+  td_kv *kv;
+  const td_kv_opts opts = {.page_tokens = 4, .n_pages = 4, .max_seqs = 2, .root = &root};
+  assert_int_equal(td_kv_open(&kv, &opts, &err), TD_OK);
+  assert_int_equal(td_kv_seq_open(kv, &seq, &err), TD_OK);
+  assert_int_equal(td_kv_reserve(kv, seq, 8, &err), TD_OK);
+  uint32_t n;
+  int32_t pages[4];
+  memcpy(pages, td_kv_pages(kv, seq, &n), 2 * sizeof pages[0]);
+  td_kv_content first, second;
+  assert_false(td_kv_content_of(kv, pages[0], &first));
+  td_kv_commit(kv, seq, tokens, 8);
+  assert_true(td_kv_content_of(kv, pages[0], &first));
+  assert_true(td_kv_content_of(kv, pages[1], &second));
+  td_digest name;
+  td_kv_name_next(&name, &root, tokens, 4);
+  assert_memory_equal(&name, &first.name, sizeof name);
+  td_kv_name_next(&name, &name, tokens + 4, 4);
+  assert_memory_equal(&name, &second.name, sizeof name);
+  assert_memory_equal(second.tokens, tokens + 4, 4 * sizeof tokens[0]);
+  td_kv_name_next(&name, &root, tokens + 4, 4);
+  assert_memory_not_equal(&name, &second.name, sizeof name);
+
+  assert_int_equal(td_kv_n_empty(kv), 2);
+  assert_int_equal(td_kv_idle(kv, 4, pages), 0);
+  int32_t given[2] = {pages[0], pages[1]};
+  td_kv_seq_close(kv, seq);
+  assert_int_equal(td_kv_idle(kv, 4, pages), 2);
+  assert_int_equal(pages[0], given[1]); // the end goes first
+  assert_int_equal(pages[1], given[0]);
+  assert_int_equal(td_kv_idle(kv, 1, pages), 1);
+  td_kv_close(kv);
+}
+
+// ---- records ----------------------------------------------------------------------------------
+
+static td_kv_record make_record(uint8_t name) {
+  return (td_kv_record){.model = {.bytes = {3}},
+                        .name = {.bytes = {name, 8}},
+                        .tokens = tokens,
+                        .n_tokens = N_TOKENS,
+                        .n_bytes = N_BYTES};
+}
+
+static void make_file(uint8_t file[FILE_BYTES], const td_kv_record *record) {
+  assert_int_equal(td_kv_record_bytes(record), FILE_BYTES);
+  for (size_t i = td_kv_record_offset(record); i < FILE_BYTES; i++)
+    file[i] = (uint8_t)(i * 31);
+  td_kv_record_seal(file, record);
+}
+
+static void test_every_flipped_bit(void **state) {
+  (void)state;
+  uint8_t file[FILE_BYTES];
+  td_err err;
+  const td_kv_record record = make_record(1);
+  make_file(file, &record);
+  assert_int_equal(td_kv_record_check(file, FILE_BYTES, &record, &err), TD_OK);
+  for (size_t bit = 0; bit < 8 * FILE_BYTES; bit++) {
+    file[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    assert_int_equal(td_kv_record_check(file, FILE_BYTES, &record, &err), TD_EFORMAT);
+    file[bit / 8] ^= (uint8_t)(1 << bit % 8);
+  }
+  assert_int_equal(td_kv_record_check(file, FILE_BYTES, &record, &err), TD_OK);
+}
+
+static void test_every_length(void **state) {
+  (void)state;
+  uint8_t file[FILE_BYTES];
+  td_err err;
+  const td_kv_record record = make_record(1);
+  make_file(file, &record);
+  for (size_t n = 0; n < FILE_BYTES; n++) {
+    uint8_t *cut = malloc(n + !n); // so that reading past the end is seen
+    memcpy(cut, file, n);
+    assert_int_equal(td_kv_record_check(cut, n, &record, &err), TD_EFORMAT);
+    free(cut);
+  }
+}
+
+static void test_somebody_elses(void **state) {
+  (void)state;
+  uint8_t file[FILE_BYTES];
+  int32_t other_tokens[N_TOKENS] = {5, 9, 2, 1, 7, 7, 7, 5};
+  td_err err;
+  const td_kv_record record = make_record(1);
+  make_file(file, &record);
+  td_kv_record name = make_record(2), model = make_record(1), content = make_record(1);
+  model.model.bytes[31] = 1;
+  content.tokens = other_tokens;
+  assert_int_equal(td_kv_record_check(file, FILE_BYTES, &name, &err), TD_EFORMAT);
+  assert_int_equal(td_kv_record_check(file, FILE_BYTES, &content, &err), TD_EFORMAT);
+  assert_int_equal(td_kv_record_check(file, FILE_BYTES, &model, &err), TD_EFORMAT);
+  assert_non_null(strstr(err.msg, "another model"));
+}
+
+// ---- the directory ----------------------------------------------------------------------------
+
+static char folder[] = "/tmp/td_test_kv_disk_XXXXXX/kv";
+
+static td_kv_dir *open_dir(uint64_t max_bytes) {
+  td_kv_dir *dir;
+  td_err err;
+  td_status st = td_kv_dir_open(&dir, folder, max_bytes, &err);
+  if (st != TD_OK) fail_msg("%s", err.msg);
+  return dir;
+}
+
+static void put(td_kv_dir *dir, uint8_t name, uint64_t used_ns) {
+  uint8_t file[FILE_BYTES];
+  td_err err;
+  const td_kv_record record = make_record(name);
+  make_file(file, &record);
+  assert_int_equal(td_kv_record_write(td_kv_dir_fd(dir), &record, file, used_ns, &err), TD_OK);
+  td_kv_dir_add(dir, &record.name, FILE_BYTES);
+}
+
+static td_status get(const td_kv_dir *dir, uint8_t name) {
+  uint8_t file[FILE_BYTES], expected[FILE_BYTES];
+  td_err err;
+  const td_kv_record record = make_record(name);
+  td_status st = td_kv_record_read(td_kv_dir_fd(dir), &record, file, &err);
+  assert_true(st == TD_OK || err.msg[0]);
+  if (st != TD_OK) return st;
+  make_file(expected, &record);
+  assert_memory_equal(file, expected, FILE_BYTES);
+  return TD_OK;
+}
+
+static bool has(const td_kv_dir *dir, uint8_t name) {
+  td_kv_record record = make_record(name);
+  return td_kv_dir_has(dir, &record.name);
+}
+
+static void path_of(char *out, size_t size, uint8_t name, const char *suffix) {
+  char hex[TD_DIGEST_HEX];
+  td_kv_record record = make_record(name);
+  td_digest_hex(hex, &record.name);
+  snprintf(out, size, "%s/%s%s", folder, hex, suffix);
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw) {
+  (void)info;
+  (void)kind;
+  (void)ftw;
+  return remove(path);
+}
+
+static int begin(void **state) {
+  (void)state;
+  char *slash = strrchr(folder, '/');
+  *slash = '\0';
+  bool ok = mkdtemp(folder) != NULL;
+  *slash = '/';
+  return ok ? 0 : -1;
+}
+
+static int end(void **state) {
+  (void)state;
+  char *slash = strrchr(folder, '/');
+  *slash = '\0';
+  nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  memcpy(slash - 6, "XXXXXX/kv", 9);
+  return 0;
+}
+
+static void test_found_again(void **state) {
+  (void)state;
+  td_kv_dir *dir = open_dir(1 << 20), *second;
+  td_err err;
+  put(dir, 1, 1000);
+  put(dir, 2, 2000);
+  assert_int_equal(get(dir, 1), TD_OK);
+  assert_int_equal(get(dir, 3), TD_ENOENT);
+  assert_int_equal(td_kv_dir_open(&second, folder, 1 << 20, &err), TD_EAGAIN);
+  assert_null(second);
+  td_kv_dir_close(dir);
+  dir = open_dir(1 << 20);
+  assert_int_equal(td_kv_dir_bytes(dir), 2 * FILE_BYTES);
+  assert_true(has(dir, 1) && has(dir, 2) && !has(dir, 3));
+  assert_int_equal(get(dir, 2), TD_OK);
+  td_kv_dir_close(dir);
+}
+
+static void write_text(const char *path, const char *text) {
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  assert_true(fputs(text, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+// What is half written goes; what is not ours stays; what is damaged is found but not served.
+static void test_strange_files(void **state) {
+  (void)state;
+  td_kv_dir *dir = open_dir(1 << 20);
+  char temp[256], notes[256], damaged[256], directory[256];
+  put(dir, 1, 1000);
+  path_of(damaged, sizeof damaged, 1, ".kv");
+  path_of(temp, sizeof temp, 2, ".tmp");
+  path_of(directory, sizeof directory, 3, ".kv");
+  snprintf(notes, sizeof notes, "%s/notes.kv", folder);
+  write_text(temp, "half");
+  write_text(notes, "mine");
+  assert_int_equal(truncate(damaged, FILE_BYTES - 1), 0);
+  assert_int_equal(mkdir(directory, 0700), 0);
+  td_kv_dir_close(dir);
+  dir = open_dir(1 << 20);
+  assert_int_equal(access(temp, F_OK), -1);
+  assert_int_equal(access(notes, F_OK), 0);
+  assert_true(has(dir, 1) && !has(dir, 3));
+  assert_int_equal(get(dir, 1), TD_EFORMAT);
+  td_kv_record record = make_record(1);
+  td_kv_record_remove(td_kv_dir_fd(dir), &record.name);
+  td_kv_dir_forget(dir, &record.name);
+  assert_int_equal(access(damaged, F_OK), -1);
+  assert_false(has(dir, 1));
+  assert_int_equal(td_kv_dir_bytes(dir), 0);
+  td_kv_dir_close(dir);
+}
+
+static void test_the_limit(void **state) {
+  (void)state;
+  td_kv_dir *dir = open_dir(10 * FILE_BYTES);
+  td_digest victim;
+  for (uint8_t i = 0; i < 10; i++)
+    put(dir, i, 1000u + i);
+  assert_false(td_kv_dir_evict(dir, 0, &victim));
+  td_kv_record first = make_record(0);
+  td_kv_dir_use(dir, &first.name);
+  assert_true(td_kv_dir_evict(dir, FILE_BYTES, &victim));
+  assert_int_equal(victim.bytes[0], 1);
+  td_kv_record_remove(td_kv_dir_fd(dir), &victim);
+  assert_false(td_kv_dir_evict(dir, FILE_BYTES, &victim));
+  td_kv_record_touch(td_kv_dir_fd(dir), &first.name, 5000);
+  td_kv_dir_close(dir);
+  dir = open_dir(3 * FILE_BYTES); // a smaller one: the least recently used go
+  assert_int_equal(td_kv_dir_bytes(dir), 3 * FILE_BYTES);
+  assert_true(has(dir, 0) && has(dir, 9) && has(dir, 8) && !has(dir, 7));
+  assert_int_equal(get(dir, 7), TD_ENOENT);
+  while (td_kv_dir_evict(dir, 4 * FILE_BYTES, &victim)) {
+  }
+  assert_int_equal(td_kv_dir_bytes(dir), 0);
+  td_kv_dir_close(dir);
+}
+
+// The table against a plain array, over many more than it begins with.
+static void test_many(void **state) {
+  (void)state;
+  enum { N = 3000 };
+  static bool there[N];
+  td_kv_dir *dir = open_dir(UINT64_MAX);
+  uint64_t n = 0;
+  uint32_t random = 1;
+  for (int i = 0; i < 20000; i++) {
+    random = random * 1664525 + 1013904223;
+    uint32_t k = random >> 8 & 0xfff;
+    if (k >= N) continue;
+    td_digest name = {.bytes = {(uint8_t)k, (uint8_t)(k >> 8), (uint8_t)(k >> 1)}};
+    assert_int_equal(td_kv_dir_has(dir, &name), there[k]);
+    bool add = random >> 24 & 1;
+    (add ? (void)td_kv_dir_add(dir, &name, 7) : td_kv_dir_forget(dir, &name));
+    n += (uint64_t)add - (uint64_t)there[k];
+    there[k] = add;
+    assert_int_equal(td_kv_dir_bytes(dir), 7 * n);
+  }
+  td_kv_dir_close(dir);
+}
+
+// A record that does not fit leaves nothing behind, and the one of this name that was there.
+static void test_a_full_disk(void **state) {
+  (void)state;
+  td_kv_dir *dir = open_dir(1 << 20);
+  td_err err;
+  char temp[256];
+  uint8_t file[FILE_BYTES];
+  const td_kv_record record = make_record(1), other = make_record(2);
+  put(dir, 1, 1000);
+  make_file(file, &record);
+  struct rlimit before, tight;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, SIG_IGN);
+  tight = (struct rlimit){.rlim_cur = FILE_BYTES - 1, .rlim_max = before.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  td_status again = td_kv_record_write(td_kv_dir_fd(dir), &record, file, 2000, &err);
+  td_status fresh = td_kv_record_write(td_kv_dir_fd(dir), &other, file, 2000, &err);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+  assert_int_equal(again, TD_EIO);
+  assert_int_equal(fresh, TD_EIO);
+  assert_string_equal(err.msg, strerror(EFBIG));
+  assert_int_equal(get(dir, 1), TD_OK);
+  assert_int_equal(get(dir, 2), TD_ENOENT);
+  path_of(temp, sizeof temp, 1, ".tmp");
+  assert_int_equal(access(temp, F_OK), -1);
+  td_kv_dir_close(dir);
+}
+
+static void test_a_bad_directory(void **state) {
+  (void)state;
+  td_kv_dir *dir;
+  td_err err;
+  write_text(folder, "a file");
+  assert_int_equal(td_kv_dir_open(&dir, folder, 1, &err), TD_EIO);
+  assert_non_null(strstr(err.msg, folder));
+  assert_int_equal(td_kv_dir_open(&dir, "/absent/parent/kv", 1, &err), TD_EIO);
+  assert_null(dir);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_sha256),
+      cmocka_unit_test(test_names),
+      cmocka_unit_test(test_every_flipped_bit),
+      cmocka_unit_test(test_every_length),
+      cmocka_unit_test(test_somebody_elses),
+      cmocka_unit_test_setup_teardown(test_found_again, begin, end),
+      cmocka_unit_test_setup_teardown(test_strange_files, begin, end),
+      cmocka_unit_test_setup_teardown(test_the_limit, begin, end),
+      cmocka_unit_test_setup_teardown(test_many, begin, end),
+      cmocka_unit_test_setup_teardown(test_a_full_disk, begin, end),
+      cmocka_unit_test_setup_teardown(test_a_bad_directory, begin, end),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
