@@ -23,10 +23,7 @@ static inline uint32_t row_of(uint32_t lane) {
 TD_INLINE void unpack(const uint32_t *words, uint32_t n_rows, vf out[VECTORS]) {
   vi v[4];
   load_words((const uint8_t *)words, n_rows / 8 * sizeof *words, v);
-  TD_UNROLL for (int i = 0; i < 4; i++) {
-    out[2 * i] = Q4_CODES(low)(v[i]);
-    out[2 * i + 1] = Q4_CODES(high)(v[i]);
-  }
+  TD_UNROLL for (int i = 0; i < 4; i++) Q4_CODES(pair)(v, i, &out[2 * i], &out[2 * i + 1]);
 }
 
 static void zeros_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n_rows, vf *zero) {
@@ -37,9 +34,10 @@ static void zeros_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n
 
 static void scales_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n_rows, vf *scale) {
   _Alignas(64) float found[STRIP] = {0}, ordered[STRIP];
-  size_t at = (group * w->rows + row0) * td_dtype_bytes(w->scale_dtype);
-  scales_to_f32((const char *)w->scale + at, w->scale_dtype, n_rows, found);
-  vf_order8(found, ordered);
+  size_t at = group * w->rows + row0, n = td_weight_groups(w) * w->rows;
+  const char *from = (const char *)w->scale + at * td_dtype_bytes(w->scale_dtype);
+  scales_to_f32(from, w->scale_dtype, n - at, n_rows, found);
+  vf_order8(found, ordered, VL);
   for (uint32_t v = 0; v < VECTORS; v++)
     scale[v] = vf_load(ordered + awq_row(v) * VL);
 }

@@ -29,8 +29,9 @@ static void zeros_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n
 
 static void scales_of(const td_weight *w, size_t group, uint32_t row0, uint32_t n_rows, vf *scale) {
   _Alignas(64) float value[STRIP] = {0};
-  size_t at = (group * w->rows + row0) * td_dtype_bytes(w->scale_dtype);
-  scales_to_f32((const char *)w->scale + at, w->scale_dtype, n_rows, value);
+  size_t at = group * w->rows + row0, n = td_weight_groups(w) * w->rows;
+  const char *from = (const char *)w->scale + at * td_dtype_bytes(w->scale_dtype);
+  scales_to_f32(from, w->scale_dtype, n - at, n_rows, value);
   for (int v = 0; v < VECTORS; v++)
     scale[v] = vf_load(value + v * VL);
 }
@@ -47,8 +48,10 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
       load_words((const uint8_t *)(words + v * VL), (n_words < VL ? n_words : VL) * sizeof *words,
                  word);
       TD_UNROLL for (int i = 0; i < 4; i++) {
-        vf_store(&out[c + 2 * i][v * VL], vf_sub(Q4_CODES(low)(word[i]), zero[v]));
-        vf_store(&out[c + 2 * i + 1][v * VL], vf_sub(Q4_CODES(high)(word[i]), zero[v]));
+        vf lo, hi;
+        Q4_CODES(pair)(word, i, &lo, &hi);
+        vf_store(&out[c + 2 * i][v * VL], vf_sub(lo, zero[v]));
+        vf_store(&out[c + 2 * i + 1][v * VL], vf_sub(hi, zero[v]));
       }
     }
   }

@@ -1,16 +1,20 @@
 // kernels/cpu/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a scale a
-// group, in vectors, for each ISA's and dtype's file to include after its vec.h and
+// group, in vectors, for each ISA's and dtype's file to include after its codes and
 //   Q4_CODES    see q4.h
-//   Q4_TOKENS   4 or 8, whose accumulators find registers beside a row's decoded weights
 //   Q4_ZEROS    1 where there may be zero points
 //
 // A block is VL words of eight codes, 8 VL columns. Codes are taken from their words place by
-// place: vector i of a block has column 8 j + i in lane j. So x is brought into that order first,
-// once for all rows of a call; what lies behind the last column is zero there.
+// place: vector i of a block has column 8 j + i in lane j. So the words need not be unpacked into
+// the order of columns; x is brought into theirs, once for all rows of a call, and what lies behind
+// the last column is zero there.
 //
 // Every (row, token) pair has one accumulator of VL lanes. In each block the products are summed
-// from zero, i by i, and the sums, times the scale of each lane's group, are added to it: the same
-// for any number of tokens, of which Q4_TOKENS at a time share the decoding of a row.
+// from zero, i by i, and the sums, times the scale of each lane's group, are added to it. All paths
+// keep to that, so they agree to the last bit:
+//   1 token          Q4_GEMV_ROWS rows at a time share the loads of x; what limits it is memory
+//   2 to 16 tokens   Q4_BATCH_ROWS rows times up to Q4_TOKENS tokens, whose sums are registers; a
+//                    window of columns is as long as the x of all tokens fits L1
+//   more             gemm_vec.h, codes decoded into the cache
 #ifndef KERNELS_CPU_LINEAR_Q4_H
 #define KERNELS_CPU_LINEAR_Q4_H
 
@@ -18,151 +22,302 @@
 #include "kernels/decl.h"
 
 enum {
-  BLOCK = 8 * VL,            // columns
-  X_FLOATS = 8192,           // of x in order
-  MAX_SCALES = X_FLOATS / 8, // of one row: a lane is eight columns, and has at most one
-  AHEAD = 4096,              // bytes between what is used and what is fetched
-  PANEL = 128,               // rows that share x in order
+  BLOCK = 8 * VL,             // columns
+  X_FLOATS = 8192,            // of x in order
+  MAX_SCALES = X_FLOATS / 8,  // of one row: a lane is eight columns, and has at most one
+  LIST = MAX_SCALES + 2 * VL, // with what whole vectors write and read behind them
+  PANEL = 128,                // rows that share x in order
+  MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
+  MAX_ROWS = Q4_GEMV_ROWS,    // >= Q4_BATCH_ROWS
+  TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
+  NEAR = 8,                         // blocks
 };
 
-// How the scales of a block are found: a row's are made F32 and put in a list, per_block for each
-// block, and lane j takes number spread[j] of them.
+// How the scales of a block are found. A row's are made F32 and put in a list, per_block for each
+// block or, where groups are longer, for each 2^shift of them; lane j takes number spread[j].
 typedef struct {
-  uint32_t per_block;
+  uint32_t per_block, shift;
+  bool stored; // the list is the scales as stored; else they are repeated
+  size_t of_row, in_all;
   vi spread;
 } q4_groups;
 
 static q4_groups groups_of(const td_weight *w) {
   uint32_t size = w->scale_cols, index[VL];
-  q4_groups g = {.per_block = size >= w->cols || size % BLOCK == 0 ? 1
-                              : BLOCK % size == 0                  ? BLOCK / size
-                                                                   : VL};
+  q4_groups g = {.per_block = 1, .stored = true, .of_row = td_weight_groups(w)};
+  g.in_all = g.of_row * w->rows;
+  if (size >= w->cols) {
+    g.shift = 31;
+  } else if (size % BLOCK == 0) {
+    g.stored = (size / BLOCK & (size / BLOCK - 1)) == 0;
+    while (g.stored && (uint32_t)BLOCK << g.shift < size)
+      g.shift++;
+  } else {
+    g.stored = BLOCK % size == 0;
+    g.per_block = g.stored ? BLOCK / size : VL;
+  }
   for (uint32_t j = 0; j < VL; j++)
     index[j] = j * g.per_block / VL;
   g.spread = vi_load(index);
   return g;
 }
 
-// Scales [begin, begin + n) of a row as F32; out has room for whole vectors.
-static void convert_scales(const td_weight *w, uint32_t row, size_t begin, uint32_t n, float *out) {
-  size_t at = row * td_weight_groups(w) + begin;
-  scales_to_f32((const char *)w->scale + at * td_dtype_bytes(w->scale_dtype), w->scale_dtype, n,
-                out);
+// Columns [k, k + n), of which k is the first of a block, and their scales in each row.
+typedef struct {
+  uint32_t k, n, n_blocks;
+  uint32_t begin, n_stored; // scales
+  uint32_t first;           // block of the first scale's group that k is
+  uint32_t n_listed;        // what the list needs to have
+} q4_window;
+
+static q4_window window_of(const td_weight *w, const q4_groups *g, uint32_t k, uint32_t n) {
+  q4_window win = {.k = k, .n = n, .n_blocks = (n + BLOCK - 1) / BLOCK};
+  win.begin = k / w->scale_cols;
+  win.n_stored = (k + n - 1) / w->scale_cols - win.begin + 1;
+  win.first = g->shift < 31 ? k / BLOCK & ((1u << g->shift) - 1) : 0;
+  win.n_listed = g->shift ? win.n_stored : win.n_blocks * g->per_block;
+  return win;
 }
 
-// Zero points likewise, less 8.
-static void convert_zeros(const td_weight *w, uint32_t row, size_t begin, uint32_t n, float *out) {
-  const uint32_t *from = w->zero + row / 8 * td_weight_groups(w) + begin;
-  for (uint32_t i = 0; i < n; i++)
-    out[i] = (float)((int)((from[i] + w->zero_add) >> row % 8 * 4 & 15) - 8);
+// n zero points less 8, of place place in their words, of which left are stored from there on.
+static void zeros_to_f32(const td_weight *w, const uint32_t *from, uint32_t place, size_t left,
+                         uint32_t n, float *out) {
+  size_t at = 0;
+  for (; at < n && at + VL <= left; at += VL)
+    vf_store(out + at, vf_zero_points(from + at, w->zero_add, place));
+  if (at >= n) return;
+  uint32_t part[VL] = {0};
+  memcpy(part, from + at, (left - at) * sizeof *part);
+  vf_store(out + at, vf_zero_points(part, w->zero_add, place));
 }
 
-// The list of scales (or zero points) for the blocks of columns [k, k + n), zeros behind the last.
-static void list_groups(const td_weight *w, const q4_groups *g, uint32_t row, uint32_t k,
-                        uint32_t n, bool zeros, float *list) {
-  float found[MAX_SCALES + VL];
-  uint32_t size = w->scale_cols, n_blocks = (n + BLOCK - 1) / BLOCK;
-  uint32_t begin = k / size, count = (k + n - 1) / size - begin + 1;
-  bool is_list = g->per_block > 1 ? g->per_block * size == BLOCK : size == BLOCK;
-  float *to = is_list ? list : found;
+// The list of a row's scales (or zero points) in a window, zeros behind the last.
+static void list_groups(const td_weight *w, const q4_groups *g, const q4_window *win, uint32_t row,
+                        bool zeros, float *list) {
+  float found[LIST];
+  float *to = g->stored ? list : found;
   if (zeros) {
-    convert_zeros(w, row, begin, count, to);
+    size_t at = row / 8 * g->of_row + win->begin, n = ((size_t)w->rows + 7) / 8 * g->of_row;
+    zeros_to_f32(w, w->zero + at, row % 8, n - at, win->n_stored, to);
   } else {
-    convert_scales(w, row, begin, count, to);
+    size_t at = row * g->of_row + win->begin;
+    const char *from = (const char *)w->scale + at * td_dtype_bytes(w->scale_dtype);
+    scales_to_f32(from, w->scale_dtype, g->in_all - at, win->n_stored, to);
   }
-  uint32_t n_listed = n_blocks * g->per_block, step = BLOCK / g->per_block, i = 0;
-  if (is_list) {
-    i = count;
-  } else {
-    for (; i < n_listed && i * step < n; i++)
-      list[i] = found[(k + i * step) / size - begin];
-  }
-  for (; i < n_listed + VL; i++) // loads of the last block's are whole vectors
+  uint32_t step = BLOCK / g->per_block, i = g->stored ? win->n_stored : 0;
+  for (; !g->stored && i < win->n_listed && i * step < win->n; i++)
+    list[i] = found[(win->k + i * step) / w->scale_cols - win->begin];
+  for (; i < win->n_listed; i++)
     list[i] = 0;
 }
 
-// Columns [k, k + n) of x in the order above, n at most whole blocks.
-static void order_x(const float *x, uint32_t n, float *out) {
+// n columns of x in the order above, vector i at out + i step, n at most whole blocks.
+static void order_x(const float *x, uint32_t n, float *out, size_t step) {
   uint32_t k = 0;
-  for (; k + BLOCK <= n; k += BLOCK)
-    vf_order8(x + k, out + k);
+  for (; k + BLOCK <= n; k += BLOCK, out += 8 * step)
+    vf_order8(x + k, out, step);
   if (k == n) return;
   _Alignas(64) float part[BLOCK] = {0};
   memcpy(part, x + k, (n - k) * sizeof *x);
-  vf_order8(part, out + k);
-}
-
-TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
-  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+  vf_order8(part, out, step);
 }
 
 TD_INLINE const uint8_t *row_codes(const td_weight *w, uint32_t row, uint32_t k) {
   return (const uint8_t *)w->data + row * td_weight_row_bytes(w) + k / 2;
 }
 
-// What a row of columns [k, k + n) takes along.
+// Some blocks of some rows.
 typedef struct {
-  const uint8_t *codes;
-  size_t n_bytes; // left of the row
-  const float *scales, *zeros;
+  const uint8_t *codes[MAX_ROWS];
+  const float (*scales)[LIST], (*zeros)[LIST]; // of each row
   uint32_t n_blocks;
-} q4_row;
+  uint32_t first; // block of the lists' first group
+  size_t ahead;   // bytes from a row to that which takes its place in the next tile
+} q4_tile;
 
-// total[t] gains the row's products with T tokens; x [T][ldx] in order.
-TD_INLINE void dot_row(const int T, const bool zeros, const q4_row *row, const q4_groups *g,
-                       const float *x, size_t ldx, vf *total) {
-  vf sum[Q4_TOKENS];
-  TD_UNROLL for (int t = 0; t < T; t++) sum[t] = total[t];
-  for (uint32_t b = 0; b < row->n_blocks; b++, x += BLOCK) {
-    vi v[4];
-    uintptr_t ahead = (uintptr_t)row->codes + b * sizeof(vi) + AHEAD; // of this row or the next
-    __builtin_prefetch((const void *)ahead);
-    load_words(row->codes + b * sizeof(vi), row->n_bytes - b * sizeof(vi), v);
-    vf scale = vf_permute(vf_load(row->scales + b * g->per_block), g->spread);
-    vf zero = zeros ? vf_permute(vf_load(row->zeros + b * g->per_block), g->spread) : vf_zero();
-    vf acc[Q4_TOKENS];
-    TD_UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
-    TD_UNROLL for (int i = 0; i < 4; i++) {
-      vf lo = Q4_CODES(low)(v[i]), hi = Q4_CODES(high)(v[i]);
-      if (zeros) {
-        lo = vf_sub(lo, zero);
-        hi = vf_sub(hi, zero);
-      }
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        const float *xt = x + (size_t)t * ldx + 2 * i * VL;
-        acc[t] = vf_fma(lo, vf_load(xt), acc[t]);
-        acc[t] = vf_fma(hi, vf_load(xt + VL), acc[t]);
+// The processor's own prefetch loses several streams of short rows. So a tile asks for the next
+// one: into L2, which has room for more requests than L1, and from there shortly before use.
+TD_INLINE void fetch_ahead(const int T, const uint8_t *codes, size_t ahead, size_t near) {
+  __builtin_prefetch((const void *)((uintptr_t)codes + ahead), 0, T == 1 ? 2 : 3);
+  if (T == 1) __builtin_prefetch((const void *)((uintptr_t)codes + near), 0, 3);
+}
+
+// acc[r][t] = the products of a block, from zero; x [8][T][VL].
+TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zero, const float *x,
+                         vf *acc) {
+  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
+  TD_UNROLL for (int i = 0; i < 4; i++) {
+    vf lo[MAX_ROWS], hi[MAX_ROWS];
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      Q4_CODES(pair)(words[r], i, &lo[r], &hi[r]);
+      if (zero) {
+        lo[r] = vf_sub(lo[r], zero[r]);
+        hi[r] = vf_sub(hi[r], zero[r]);
       }
     }
-    TD_UNROLL for (int t = 0; t < T; t++) sum[t] = vf_fma(acc[t], scale, sum[t]);
+    TD_UNROLL for (int t = 0; t < 2 * T; t++, x += VL) {
+      vf xv = vf_load(x);
+      if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        vf *sum = &acc[r * T + t % T];
+        *sum = vf_fma(t < T ? lo[r] : hi[r], xv, *sum);
+      }
+    }
   }
-  TD_UNROLL for (int t = 0; t < T; t++) total[t] = sum[t];
+}
+
+// totals [R][step] gain the rows' products with T tokens; x [block][8][T][VL]. one: every block has
+// one scale.
+TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool one,
+                        const q4_tile *tile, const q4_groups *g, const float *x, vf *totals,
+                        size_t step) {
+  enum { IN_REGISTERS = 8 };
+  vf acc[MAX_ROWS * Q4_TOKENS], sum[IN_REGISTERS];
+  if (R * T <= IN_REGISTERS) {
+    TD_UNROLL for (int i = 0; i < R * T; i++) sum[i] = totals[(size_t)(i / T) * step + i % T];
+  }
+  for (uint32_t b = 0; b < tile->n_blocks; b++, x += T * BLOCK) {
+    vi words[MAX_ROWS][4];
+    vf zero[MAX_ROWS];
+    size_t near = NEAR * sizeof(vi);
+    if (b + NEAR >= tile->n_blocks) near += tile->ahead - tile->n_blocks * sizeof(vi);
+    uint32_t at = ((b + tile->first) >> g->shift) * g->per_block;
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const uint8_t *codes = tile->codes[r] + b * sizeof(vi);
+      fetch_ahead(T, codes, tile->ahead, near);
+      Q4_CODES(load)(codes, words[r]);
+      if (zeros) zero[r] = vf_permute(vf_load(tile->zeros[r] + at), g->spread);
+    }
+    dot_block(R, T, words, zeros ? zero : NULL, x, acc);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const float *scales = tile->scales[r] + at;
+      vf scale = one ? vf_set1(*scales) : vf_permute(vf_load(scales), g->spread);
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf *total = R * T <= IN_REGISTERS ? &sum[r * T + t] : &totals[(size_t)r * step + (size_t)t];
+        *total = vf_fma(acc[r * T + t], scale, *total);
+      }
+    }
+    // There are no registers to keep more totals in, which the compiler would try.
+    if (R * T > IN_REGISTERS) __asm__ volatile("" ::: "memory");
+  }
+  if (R * T <= IN_REGISTERS) {
+    TD_UNROLL for (int i = 0; i < R * T; i++) totals[(size_t)(i / T) * step + i % T] = sum[i];
+  }
 }
 
 #define DOT_TOKENS(T)                                                                              \
   case T:                                                                                          \
     if (Q4_ZEROS && zeros) {                                                                       \
-      dot_row(T, true, row, g, x, ldx, total);                                                     \
+      dot_tile(Q4_BATCH_ROWS, T, true, false, tile, g, x, totals, step);                           \
     } else {                                                                                       \
-      dot_row(T, false, row, g, x, ldx, total);                                                    \
+      dot_tile(Q4_BATCH_ROWS, T, false, false, tile, g, x, totals, step);                          \
     }                                                                                              \
     return;
 
-static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_row *row, const q4_groups *g,
-                       const float *x, size_t ldx, vf *total) {
+static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_tile *tile, const q4_groups *g,
+                       const float *x, vf *totals, size_t step) {
   switch (n_tokens) {
-    DOT_TOKENS(1)
     DOT_TOKENS(2)
     DOT_TOKENS(3)
     DOT_TOKENS(4)
-#if Q4_TOKENS > 4 // registers for as many accumulators
     DOT_TOKENS(5)
     DOT_TOKENS(6)
     DOT_TOKENS(7)
     DOT_TOKENS(8)
-#endif
-  default: return;
+  default: break;
   }
+  if (Q4_ZEROS && zeros) {
+    dot_tile(Q4_GEMV_ROWS, 1, true, false, tile, g, x, totals, step);
+  } else if (g->per_block == 1) {
+    dot_tile(Q4_GEMV_ROWS, 1, false, true, tile, g, x, totals, step);
+  } else {
+    dot_tile(Q4_GEMV_ROWS, 1, false, false, tile, g, x, totals, step);
+  }
+}
+_Static_assert(Q4_TOKENS <= 8, "a case for every number of tokens");
+
+// Some rows times all tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) float x[X_FLOATS]; // [tokens of Q4_TOKENS][block][8][token][VL]
+  float scales[MAX_ROWS][LIST], zeros[MAX_ROWS][LIST];
+  vf total[(PANEL + MAX_ROWS) * MAX_TOKENS]; // [row][token]
+  uint8_t tail[MAX_ROWS][TAIL_BYTES];
+  const td_linear_args *a;
+  q4_groups groups;
+  q4_window win;
+  uint32_t row0, n_rows;
+  uint32_t tile_rows;
+} panel;
+
+static uint32_t token_tiles(const panel *p) {
+  return (p->a->n_tokens + Q4_TOKENS - 1) / Q4_TOKENS;
+}
+
+static uint32_t token_begin(const panel *p, uint32_t tile) {
+  return tile * p->a->n_tokens / token_tiles(p);
+}
+
+static void order_tokens(panel *p) {
+  const td_linear_args *a = p->a;
+  float *out = p->x;
+  for (uint32_t i = 0; i < token_tiles(p); i++) {
+    uint32_t begin = token_begin(p, i), n = token_begin(p, i + 1) - begin;
+    for (uint32_t t = 0; t < n; t++) {
+      const float *x = a->x + (a->x_rows ? a->x_rows[begin + t] : begin + t) * a->ldx;
+      order_x(x + p->win.k, p->win.n, out + t * VL, (size_t)n * VL);
+    }
+    out += (size_t)n * p->win.n_blocks * BLOCK;
+  }
+}
+
+// The blocks of a tile of rows from skip on, times all tokens.
+static void dot_tokens_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_t skip) {
+  const float *x = p->x;
+  for (uint32_t i = 0; i < token_tiles(p); i++) {
+    uint32_t begin = token_begin(p, i), n = token_begin(p, i + 1) - begin;
+    dot_tokens(n, p->a->w->zero != NULL, tile, &p->groups, x + (size_t)skip * n * BLOCK,
+               p->total + (size_t)row * p->a->n_tokens + begin, p->a->n_tokens);
+    x += (size_t)n * p->win.n_blocks * BLOCK;
+  }
+}
+
+// Blocks of the window that may be read as whole vectors and three bytes more, up to this row.
+static uint32_t blocks_within(const panel *p, uint32_t row) {
+  const td_weight *w = p->a->w;
+  size_t in_row = td_weight_row_bytes(w) - p->win.k / 2;
+  size_t in_data = (size_t)(w->rows - 1 - row) * td_weight_row_bytes(w) + in_row;
+  size_t n = in_data < 3 ? 0 : (in_data - 3) / sizeof(vi);
+  if (in_row / sizeof(vi) < n) n = in_row / sizeof(vi);
+  return n < p->win.n_blocks ? (uint32_t)n : p->win.n_blocks;
+}
+
+// Rows behind the last are this again, with totals of their own.
+static void dot_rows(panel *p, uint32_t row) {
+  const td_weight *w = p->a->w;
+  uint32_t last = p->n_rows - 1 < row + p->tile_rows - 1 ? p->n_rows - 1 : row + p->tile_rows - 1;
+  q4_tile tile = {.scales = (const float(*)[LIST])p->scales,
+                  .zeros = (const float(*)[LIST])p->zeros,
+                  .n_blocks = blocks_within(p, p->row0 + last),
+                  .first = p->win.first,
+                  .ahead = p->tile_rows * td_weight_row_bytes(w)};
+  for (uint32_t i = 0; i < p->tile_rows; i++) {
+    uint32_t r = p->row0 + (row + i < last ? row + i : last);
+    tile.codes[i] = row_codes(w, r, p->win.k);
+    list_groups(w, &p->groups, &p->win, r, false, p->scales[i]);
+    if (w->zero) list_groups(w, &p->groups, &p->win, r, true, p->zeros[i]);
+  }
+  dot_tokens_tiles(p, row, &tile, 0);
+  uint32_t done = tile.n_blocks;
+  if (done == p->win.n_blocks) return;
+  size_t at = done * sizeof(vi), left = td_weight_row_bytes(w) - p->win.k / 2 - at;
+  size_t needed = (p->win.n_blocks - done) * sizeof(vi);
+  for (uint32_t i = 0; i < p->tile_rows; i++) {
+    memset(p->tail[i], 0, sizeof p->tail[i]);
+    tile.codes[i] = memcpy(p->tail[i], tile.codes[i] + at, left < needed ? left : needed);
+  }
+  tile.n_blocks = p->win.n_blocks - done;
+  tile.first += done;
+  dot_tokens_tiles(p, row, &tile, done);
 }
 
 TD_INLINE float finish(const td_weight *w, bool nan, float sum) {
@@ -170,37 +325,32 @@ TD_INLINE float finish(const td_weight *w, bool nan, float sum) {
   return w->dtype == TD_F4E2M1 ? sum * w->global_scale : sum;
 }
 
-// Rows [row0, row0 + n_rows) times all tokens.
-static void q4_panel(const td_linear_args *a, const q4_groups *g, uint32_t row0, uint32_t n_rows,
-                     uint32_t n_tokens) {
-  _Alignas(64) float x[X_FLOATS];
-  float scales[MAX_SCALES + VL], zeros[MAX_SCALES + VL];
-  vf total[PANEL][Q4_TOKENS];
-  const td_weight *w = a->w;
-  uint32_t step = X_FLOATS / n_tokens / BLOCK * BLOCK;
-  for (uint32_t r = 0; r < n_rows; r++) {
-    for (uint32_t t = 0; t < n_tokens; t++)
-      total[r][t] = vf_zero();
-  }
-  for (uint32_t k = 0; k < w->cols; k += step) {
-    uint32_t n = w->cols - k < step ? w->cols - k : step;
-    for (uint32_t t = 0; t < n_tokens; t++)
-      order_x(token_x(a, t) + k, n, x + (size_t)t * step);
-    for (uint32_t r = 0; r < n_rows; r++) {
-      q4_row row = {.codes = row_codes(w, row0 + r, k),
-                    .n_bytes = td_weight_row_bytes(w) - k / 2,
-                    .scales = scales,
-                    .zeros = zeros,
-                    .n_blocks = (n + BLOCK - 1) / BLOCK};
-      list_groups(w, g, row0 + r, k, n, false, scales);
-      if (w->zero) list_groups(w, g, row0 + r, k, n, true, zeros);
-      dot_tokens(n_tokens, w->zero != NULL, &row, g, x, step, total[r]);
+static void q4_finish(panel *p) {
+  const td_linear_args *a = p->a;
+  size_t n_tokens = a->n_tokens;
+  for (uint32_t r = 0; r < p->n_rows; r += 4) { // there are MAX_ROWS totals behind the last
+    for (uint32_t t = 0; t < n_tokens; t++) {
+      const vf *total = p->total + r * n_tokens + t;
+      float sum[4], *y = a->y + t * a->ldy + p->row0 - a->y_row0;
+      vf_sum4(total[0], total[n_tokens], total[2 * n_tokens], total[3 * n_tokens], sum);
+      for (uint32_t i = 0; i < 4 && r + i < p->n_rows; i++)
+        y[r + i] = finish(a->w, false, sum[i]);
     }
   }
-  for (uint32_t r = 0; r < n_rows; r++) {
-    for (uint32_t t = 0; t < n_tokens; t++)
-      a->y[t * a->ldy + row0 + r - a->y_row0] = finish(w, false, vf_sum(total[r][t]));
+}
+
+static void q4_panel(panel *p) {
+  const td_linear_args *a = p->a;
+  uint32_t n_tokens = a->n_tokens, step = X_FLOATS / n_tokens / BLOCK * BLOCK;
+  for (size_t i = 0; i < (size_t)(p->n_rows + MAX_ROWS) * n_tokens; i++)
+    p->total[i] = vf_zero();
+  for (uint32_t k = 0; k < a->w->cols; k += step) {
+    p->win = window_of(a->w, &p->groups, k, a->w->cols - k < step ? a->w->cols - k : step);
+    order_tokens(p);
+    for (uint32_t row = 0; row < p->n_rows; row += p->tile_rows)
+      dot_rows(p, row);
   }
+  q4_finish(p);
 }
 
 // Whether groups begin with lanes. Others are left to the scalar version.
@@ -226,30 +376,29 @@ static void find_window(gemm *g) {
 }
 
 static void pack_token(const gemm *g, const float *x, size_t step, float *out) {
-  _Alignas(64) float ordered[WINDOW];
-  order_x(x, g->n, ordered);
-  for (uint32_t i = 0; i < g->n_vectors; i++)
-    vf_store(out + i * step, vf_load(ordered + i * VL));
+  order_x(x, g->n, out, step);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
-  float scales[MAX_SCALES + VL], zeros[MAX_SCALES + VL];
+  float scales[LIST], zeros[LIST];
   const td_weight *w = g->a->w;
   const size_t step = GEMM_ROWS * VL;
   q4_groups groups = groups_of(w);
+  q4_window win = window_of(w, &groups, g->k, g->n);
   row += g->row0;
-  list_groups(w, &groups, row, g->k, g->n, false, scales);
-  if (w->zero) list_groups(w, &groups, row, g->k, g->n, true, zeros);
+  list_groups(w, &groups, &win, row, false, scales);
+  if (w->zero) list_groups(w, &groups, &win, row, true, zeros);
   const uint8_t *codes = row_codes(w, row, g->k);
   size_t n_bytes = td_weight_row_bytes(w) - g->k / 2;
   for (uint32_t b = 0; b < g->n_runs; b++, codes += sizeof(vi), n_bytes -= sizeof(vi)) {
     vi v[4];
     load_words(codes, n_bytes, v);
-    g->scale[place][b] = vf_permute(vf_load(scales + b * groups.per_block), groups.spread);
-    vf zero = vf_zero();
-    if (w->zero) zero = vf_permute(vf_load(zeros + b * groups.per_block), groups.spread);
+    uint32_t at = ((b + win.first) >> groups.shift) * groups.per_block;
+    g->scale[place][b] = vf_permute(vf_load(scales + at), groups.spread);
+    vf zero = vf_zero(), lo, hi;
+    if (w->zero) zero = vf_permute(vf_load(zeros + at), groups.spread);
     TD_UNROLL for (int i = 0; i < 4; i++, out += 2 * step) {
-      vf lo = Q4_CODES(low)(v[i]), hi = Q4_CODES(high)(v[i]);
+      Q4_CODES(pair)(v, i, &lo, &hi);
       vf_store(out, Q4_ZEROS ? vf_sub(lo, zero) : lo);
       vf_store(out + step, Q4_ZEROS ? vf_sub(hi, zero) : hi);
     }
@@ -261,14 +410,18 @@ static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
 }
 
 static inline void linear_q4(const td_linear_args *a) {
-  if (a->n_tokens > Q4_TOKENS) {
+  if (a->n_tokens > MAX_TOKENS) {
     gemm_all(a);
     return;
   }
-  q4_groups g = groups_of(a->w);
-  for (uint32_t row = a->row_begin; row < a->row_end; row += PANEL) {
-    uint32_t n_rows = a->row_end - row < PANEL ? a->row_end - row : PANEL;
-    q4_panel(a, &g, row, n_rows, a->n_tokens);
+  if (a->n_tokens == 0) return;
+  panel p;
+  p.a = a;
+  p.groups = groups_of(a->w);
+  p.tile_rows = a->n_tokens == 1 ? Q4_GEMV_ROWS : Q4_BATCH_ROWS;
+  for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
+    p.n_rows = a->row_end - p.row0 < PANEL ? a->row_end - p.row0 : PANEL;
+    q4_panel(&p);
   }
 }
 

@@ -41,7 +41,7 @@ TD_INLINE void decode4(const td_weight *w, const uint8_t *codes, uint32_t n, flo
   uint8_t part[VL / 2] = {0};
   if (n < VL) codes = memcpy(part, codes, (n + 1) / 2);
   vi words = vi_spread4(codes);
-  vf value = w->dtype == TD_I4 ? int4_low(int4_ready(words)) : fp4_low(fp4_ready(words));
+  vf value = w->dtype == TD_I4 ? int4_low(words) : fp4_low(words);
   value = vf_mul(vf_sub(value, vf_set1(zero)), vf_set1(scale));
   if (w->dtype == TD_F4E2M1) value = vf_mul(value, vf_set1(w->global_scale));
   if (n < VL) {

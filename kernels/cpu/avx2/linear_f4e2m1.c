@@ -2,7 +2,6 @@
 #include "kernels/cpu/avx2/fp4.h"
 
 #define Q4_CODES(name) fp4_##name
-#define Q4_TOKENS      4
 #define Q4_ZEROS       0
 
 #include "kernels/cpu/linear_q4.h"

@@ -2,7 +2,6 @@
 #include "kernels/cpu/avx2/int4.h"
 
 #define Q4_CODES(name) int4_##name
-#define Q4_TOKENS      4
 #define Q4_ZEROS       1
 
 #include "kernels/cpu/linear_q4.h"

@@ -193,8 +193,8 @@ static inline vf vf_permute(vf a, vi from) {
   return _mm256_permutevar8x32_ps(a, from);
 }
 
-// out[i VL + j] = in[8 j + i] for j < VL, i < 8.
-static inline void vf_order8(const float *in, float *out) {
+// out[i step + j] = in[8 j + i] for j < VL, i < 8.
+static inline void vf_order8(const float *in, float *out, size_t step) {
   vf a[8], b[8], c[8];
   for (int m = 0; m < 8; m++)
     a[m] = vf_load(in + m * VL);
@@ -209,9 +209,17 @@ static inline void vf_order8(const float *in, float *out) {
     }
   }
   for (int i = 0; i < 4; i++) {
-    vf_store(out + i * VL, _mm256_permute2f128_ps(c[i], c[i + 4], 0x20));
-    vf_store(out + (i + 4) * VL, _mm256_permute2f128_ps(c[i], c[i + 4], 0x31));
+    vf_store(out + (size_t)i * step, _mm256_permute2f128_ps(c[i], c[i + 4], 0x20));
+    vf_store(out + (size_t)(i + 4) * step, _mm256_permute2f128_ps(c[i], c[i + 4], 0x31));
   }
+}
+
+// Code place of each of VL words from p on, add added to the words first, less 8.
+static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place) {
+  __m256i words = _mm256_add_epi32(vi_load(p), _mm256_set1_epi32((int)add));
+  words = _mm256_srl_epi32(words, _mm_cvtsi32_si128((int)(4 * place)));
+  words = _mm256_and_si256(words, _mm256_set1_epi32(15));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(words, _mm256_set1_epi32(8)));
 }
 
 #endif

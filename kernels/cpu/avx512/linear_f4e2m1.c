@@ -2,7 +2,6 @@
 #include "kernels/cpu/avx512/fp4.h"
 
 #define Q4_CODES(name) fp4_##name
-#define Q4_TOKENS      8
 #define Q4_ZEROS       0
 
 #include "kernels/cpu/linear_q4.h"

@@ -193,9 +193,9 @@ static inline vf vf_permute(vf a, vi from) {
   return _mm512_permutexvar_ps(from, a);
 }
 
-// out[i VL + j] = in[8 j + i] for j < VL, i < 8: pairs of columns, then fours, eights, sixteens
+// out[i step + j] = in[8 j + i] for j < VL, i < 8: pairs of columns, then fours, eights, sixteens
 // come together; the numbers are an element's place in the two vectors it may come from.
-static inline void vf_order8(const float *in, float *out) {
+static inline void vf_order8(const float *in, float *out, size_t step) {
   const __m512i fours[2] = {
       _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27),
       _mm512_setr_epi32(4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31)};
@@ -211,11 +211,19 @@ static inline void vf_order8(const float *in, float *out) {
     for (int g = 0; g < 2; g++) {
       for (int p = 0; p < 2; p++)
         c[p] = _mm512_permutex2var_ps(b[h][2 * p], eights[g], b[h][2 * p + 1]);
-      float *to = out + (4 * h + 2 * g) * VL;
+      float *to = out + (size_t)(4 * h + 2 * g) * step;
       vf_store(to, _mm512_shuffle_f32x4(c[0], c[1], 0x44));
-      vf_store(to + VL, _mm512_shuffle_f32x4(c[0], c[1], 0xee));
+      vf_store(to + step, _mm512_shuffle_f32x4(c[0], c[1], 0xee));
     }
   }
+}
+
+// Code place of each of VL words from p on, add added to the words first, less 8.
+static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place) {
+  __m512i words = _mm512_add_epi32(vi_load(p), _mm512_set1_epi32((int)add));
+  words = _mm512_srl_epi32(words, _mm_cvtsi32_si128((int)(4 * place)));
+  words = _mm512_and_si512(words, _mm512_set1_epi32(15));
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(words, _mm512_set1_epi32(8)));
 }
 
 #endif

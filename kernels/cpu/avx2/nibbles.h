@@ -1,0 +1,51 @@
+// kernels/cpu/avx2/nibbles.h - words of eight 4-bit codes as the values of a table of sixteen.
+// All values fit BF16, whose two bytes are looked up for every code of a block at once; bytes then
+// meet in halves of lanes, and a shift or a mask makes either half an F32. That is half of what
+// shifts and conversions of each vector take, and little of it needs the ports of multiplications.
+#ifndef KERNELS_CPU_AVX2_NIBBLES_H
+#define KERNELS_CPU_AVX2_NIBBLES_H
+
+#include "kernels/cpu/avx2/vec.h"
+
+enum {
+  Q4_GEMV_ROWS = 2,  // rows that share the loads of one token
+  Q4_BATCH_ROWS = 1, // rows that share those of up to Q4_TOKENS
+  Q4_TOKENS = 8,
+};
+
+// The upper and the lower byte of each value as BF16, twice.
+typedef struct {
+  __m256i high, low;
+} nibbles_table;
+
+static inline __m256i nibbles_twice(const uint8_t bytes[16]) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)bytes));
+}
+
+// v[c + 2 u] has in the lower halves of its lanes code 4 u + c, in the upper ones 4 u + 2 + c.
+static inline void nibbles_split(__m256i words, nibbles_table table, vi v[4]) {
+  // Bytes 0 and 1 of a half's words, then bytes 2 and 3, so that lanes stay words below.
+  static const uint8_t order[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  const __m256i mask = _mm256_set1_epi8(15);
+  words = _mm256_shuffle_epi8(words, nibbles_twice(order));
+  for (int c = 0; c < 2; c++) {
+    __m256i code = _mm256_and_si256(c ? _mm256_srli_epi16(words, 4) : words, mask);
+    __m256i low = _mm256_shuffle_epi8(table.low, code);
+    __m256i high = _mm256_shuffle_epi8(table.high, code);
+    v[c] = _mm256_unpacklo_epi8(low, high);
+    v[c + 2] = _mm256_unpackhi_epi8(low, high);
+  }
+}
+
+static inline vf nibbles_half(vi v, int upper) {
+  vi upper_half = _mm256_set1_epi32((int)0xffff0000);
+  return _mm256_castsi256_ps(upper ? _mm256_and_si256(v, upper_half) : _mm256_slli_epi32(v, 16));
+}
+
+// Codes 2 i and 2 i + 1 of every word.
+static inline void nibbles_pair(const vi v[4], int i, vf *lo, vf *hi) {
+  *lo = nibbles_half(v[i / 2 * 2], i % 2);
+  *hi = nibbles_half(v[i / 2 * 2 + 1], i % 2);
+}
+
+#endif

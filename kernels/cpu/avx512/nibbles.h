@@ -1,0 +1,35 @@
+// kernels/cpu/avx512/nibbles.h - words of eight 4-bit codes as the values of a table of sixteen.
+// A permutation looks at the four lowest bits of each lane only. So loads from the words' second,
+// third and fourth byte stand for shifts by 8, 16 and 24 bits, and a block of eight vectors costs
+// four shifts and eight permutations, less than its multiplications leave free.
+#ifndef KERNELS_CPU_AVX512_NIBBLES_H
+#define KERNELS_CPU_AVX512_NIBBLES_H
+
+#include "kernels/cpu/avx512/vec.h"
+
+enum {
+  Q4_GEMV_ROWS = 4,  // rows that share the loads of one token
+  Q4_BATCH_ROWS = 2, // rows that share those of up to Q4_TOKENS
+  Q4_TOKENS = 8,
+};
+
+// The words at p, VL of them; reads three bytes more.
+static inline void nibbles_load(const uint8_t *p, vi v[4]) {
+  for (int i = 0; i < 4; i++)
+    v[i] = vi_load(p + i);
+}
+
+// The first n bytes, n <= 4 VL, and zeros behind them; reads no more.
+static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
+  v[0] = n < 4 * VL ? vi_load_n(p, n) : vi_load(p);
+  for (int i = 1; i < 4; i++)
+    v[i] = vi_srl8(v[i - 1]);
+}
+
+// Codes 2 i and 2 i + 1 of every word.
+static inline void nibbles_pair(const vi v[4], int i, vf table, vf *lo, vf *hi) {
+  *lo = vf_permute(table, v[i]);
+  *hi = vf_permute(table, _mm512_srli_epi32(v[i], 4));
+}
+
+#endif
