@@ -1,0 +1,370 @@
+// tests/unit/backend_testing.h - a backend with real processes and a make-believe engine: the test
+// program stands in for tandem when it is executed again as a worker (its main calls
+// td_worker_main), and defines the model, the device and the engine itself. The engine keeps the
+// tokens in the KV pool and derives the next one from all of them, so a page lost or shared changes
+// the answer.
+#ifndef TD_BACKEND_TESTING_H
+#define TD_BACKEND_TESTING_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "app/backend.h"
+#include "app/supervise.h"
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "worker/kv_pool.h"
+#include "worker/worker.h"
+
+// A prompt that begins with one of these and a length makes the worker misbehave once the sequence
+// is that long:
+enum {
+  DIE = 901, // SIGKILL
+  DIE_ONCE,  // the first time only (TANDEM_TEST_FUSE names a file, removed by then)
+  HANG,      // three seconds in one step
+  FAIL,      // an error of the engine
+  N_VOCAB = 1000,
+  N_PLAIN = 900, // ids below have no meaning
+  EOS = 999,
+};
+
+// ---- the make-believe engine ------------------------------------------------------------------
+
+struct td_model {
+  td_model_config config;
+};
+struct td_dev {
+  size_t own_bytes; // of memory; 0: it works in the host's
+};
+struct td_engine {
+  td_engine_opts opts;
+  int32_t *pages, *own_pages;
+  float *logits;
+};
+
+td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err) {
+  (void)weights_fd;
+  if (strcmp(dir, "absent") == 0) return td_fail(err, TD_ENOENT, "absent/config.json: not found");
+  if (strcmp(dir, "crash") == 0) {
+    fprintf(stderr, "something is\nterribly wrong\n");
+    raise(SIGKILL);
+  }
+  *out = calloc(1, sizeof **out);
+  (*out)->config = (td_model_config){
+      .n_layers = 1, .n_vocab = N_VOCAB, .max_position = 200000, .eos_ids = {EOS}, .n_eos = 1};
+  return TD_OK;
+}
+
+void td_model_close(td_model *model) {
+  free(model);
+}
+
+const td_model_config *td_model_config_of(const td_model *model) {
+  return &model->config;
+}
+
+td_model_stats td_model_stats_of(const td_model *model) {
+  (void)model;
+  return (td_model_stats){.bytes = 1};
+}
+
+const void *td_model_memory(const td_model *model, size_t *n_bytes) {
+  *n_bytes = sizeof *model;
+  return model;
+}
+
+void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
+  TD_CHECK(dev->own_bytes && host && n_bytes);
+}
+
+td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
+  (void)err;
+  *out = calloc(1, sizeof **out);
+  if (strcmp(opts->kind, "cuda") == 0) (*out)->own_bytes = 4 << 20;
+  return TD_OK;
+}
+
+size_t td_dev_own_free_bytes(td_dev *dev) {
+  return dev->own_bytes;
+}
+
+const char *td_dev_name(const td_dev *dev) {
+  (void)dev;
+  return "make-believe GPU";
+}
+
+void td_dev_close(td_dev *dev) {
+  free(dev);
+}
+
+void td_dev_set_threads(td_dev *dev, unsigned n_threads) {
+  (void)dev;
+  TD_CHECK(n_threads > 0);
+}
+
+size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
+  (void)config;
+  (void)kv_dtype;
+  return sizeof(int32_t);
+}
+
+td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
+                         const td_engine_opts *opts, td_err *err) {
+  (void)model;
+  (void)dev;
+  (void)err;
+  td_engine *e = calloc(1, sizeof *e);
+  e->opts = *opts;
+  e->pages = opts->kv_pages;
+  if (!e->pages) {
+    size_t n_bytes = (size_t)opts->n_pages * opts->page_tokens * sizeof *e->pages;
+    e->pages = e->own_pages = malloc(n_bytes);
+    memset(e->own_pages, 0x55, n_bytes); // no token: what is not written again is noticed
+  }
+  e->logits = malloc((size_t)opts->max_step_seqs * N_VOCAB * sizeof *e->logits);
+  *out = e;
+  return TD_OK;
+}
+
+void td_engine_close(td_engine *engine) {
+  if (!engine) return;
+  free(engine->logits);
+  free(engine->own_pages);
+  free(engine);
+}
+
+float *td_engine_logits(td_engine *engine) {
+  return engine->logits;
+}
+
+static inline int32_t *cell(td_engine *e, const td_step_seq *seq, uint32_t position) {
+  uint32_t page = position / e->opts.page_tokens;
+  TD_CHECK(page < seq->n_pages);
+  return &e->pages[(size_t)seq->pages[page] * e->opts.page_tokens + position % e->opts.page_tokens];
+}
+
+static inline uint32_t mix(uint32_t hash, int32_t token) {
+  return (hash ^ (uint32_t)token) * 16777619u;
+}
+
+static inline td_status misbehave(int32_t how, td_err *err) {
+  const char *fuse = getenv("TANDEM_TEST_FUSE");
+  if (how == DIE || (how == DIE_ONCE && fuse && unlink(fuse) == 0)) raise(SIGKILL);
+  if (how == HANG) sleep(3);
+  return how == FAIL ? td_fail(err, TD_EIO, "the engine is out of order") : TD_OK;
+}
+
+td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  uint32_t n_rows = 0, n_tokens = 0;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    const td_step_seq *seq = &seqs[i];
+    uint32_t n = seq->n_past + seq->n_tokens, hash = 2166136261u;
+    n_tokens += seq->n_tokens;
+    for (uint32_t j = 0; j < seq->n_tokens; j++)
+      *cell(e, seq, seq->n_past + j) = seq->tokens[j];
+    if (n >= 2 && n == (uint32_t)*cell(e, seq, 1)) {
+      td_status st = misbehave(*cell(e, seq, 0), err);
+      if (st != TD_OK) return st;
+    }
+    if (seq->want != TD_WANT_LAST) continue;
+    for (uint32_t j = 0; j < n; j++)
+      hash = mix(hash, *cell(e, seq, j));
+    float *row = e->logits + (size_t)n_rows++ * N_VOCAB;
+    memset(row, 0, N_VOCAB * sizeof *row);
+    // A prompt of one token is answered by counting up, which ends at EOS.
+    int32_t first = *cell(e, seq, 0), last = *cell(e, seq, n - 1);
+    bool counts = first > DIE + 50;
+    row[counts ? last + 1 - (last == EOS) : (int32_t)(hash % N_PLAIN)] = 1;
+  }
+  TD_CHECK(n_tokens <= e->opts.max_step_tokens && n_seqs <= e->opts.max_step_seqs);
+  const char *step_us = getenv("TANDEM_TEST_STEP_US");
+  if (step_us) usleep((useconds_t)atoi(step_us));
+  return TD_OK;
+}
+
+// ---- a client -----------------------------------------------------------------------------------
+
+enum { MAX_ANSWER = 4096 };
+
+typedef struct {
+  td_backend *backend;
+  uint64_t id;
+  int32_t answer[MAX_ANSWER];
+  uint32_t n, n_progress, cancel_at;
+  bool is_canceled;
+  int n_done;
+  td_wire_done done;
+  td_backend_state state_at_done;
+} client;
+
+static inline void on_progress(void *ctx, const td_wire_progress *progress) {
+  client *c = ctx;
+  assert_false(c->is_canceled);
+  assert_true(progress->n_done <= progress->n_prompt);
+  c->n_progress++;
+}
+
+static inline void on_token(void *ctx, const td_wire_token *token) {
+  client *c = ctx;
+  assert_false(c->is_canceled);
+  assert_int_equal(c->n_done, 0);
+  assert_int_equal(token->index, c->n);
+  if (c->n < MAX_ANSWER) c->answer[c->n] = token->id;
+  c->n++;
+  assert_int_equal(token->is_eos, token->id == EOS && c->answer[0] != EOS);
+  if (c->n != c->cancel_at) return;
+  c->is_canceled = true;
+  td_backend_cancel(c->backend, c->id);
+}
+
+static inline void on_done(void *ctx, const td_wire_done *done) {
+  client *c = ctx;
+  assert_false(c->is_canceled);
+  c->n_done++;
+  c->done = *done;
+  c->state_at_done = td_backend_state_of(c->backend);
+}
+
+static inline td_status submit_flags(client *c, const int32_t *prompt, uint32_t n_prompt,
+                                     uint32_t max_tokens, uint32_t flags) {
+  td_err err = {0};
+  const td_request request = {
+      .prompt = prompt, .n_prompt = n_prompt, .max_tokens = max_tokens, .flags = flags};
+  const td_request_callbacks callbacks = {
+      .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
+  td_status st = td_backend_submit(c->backend, &request, &callbacks, &c->id, &err);
+  assert_int_equal(c->n + c->n_done, 0); // never called back from inside
+  assert_true(st == TD_OK || err.msg[0]);
+  return st;
+}
+
+static inline td_status submit(client *c, const int32_t *prompt, uint32_t n_prompt,
+                               uint32_t max_tokens) {
+  return submit_flags(c, prompt, n_prompt, max_tokens, 0);
+}
+
+static inline void check_answer(const client *c, const int32_t *prompt, uint32_t n_prompt,
+                                uint32_t n) {
+  uint32_t hash = 2166136261u;
+  for (uint32_t i = 0; i < n_prompt; i++)
+    hash = mix(hash, prompt[i]);
+  assert_int_equal(c->n, n);
+  for (uint32_t i = 0; i < n; i++) {
+    assert_int_equal(c->answer[i], hash % N_PLAIN);
+    hash = mix(hash, c->answer[i]);
+  }
+}
+
+// ---- the loop -----------------------------------------------------------------------------------
+
+typedef struct {
+  uv_loop_t loop;
+  td_backend *backend;
+  td_backend_state states[16]; // in order of appearance
+  int n_states;
+  bool is_closed;
+} world;
+
+static inline void on_state(void *ctx, td_backend_state state) {
+  world *w = ctx;
+  if (w->n_states < 16) w->states[w->n_states++] = state;
+}
+
+static inline void on_closed(void *ctx) {
+  ((world *)ctx)->is_closed = true;
+}
+
+static inline void nothing(uv_timer_t *timer) {
+  (void)timer;
+}
+
+// Runs the loop until is_over(ctx), at most 30 s.
+static inline void run_until(world *w, bool (*is_over)(void *ctx), void *ctx) {
+  uv_timer_t timer;
+  uint64_t end_ns = td_clock_ns() + 30000000000u;
+  uv_timer_init(&w->loop, &timer);
+  uv_timer_start(&timer, nothing, 10, 10);
+  while (!is_over(ctx) && td_clock_ns() < end_ns)
+    uv_run(&w->loop, UV_RUN_ONCE);
+  uv_close((uv_handle_t *)&timer, NULL);
+  uv_run(&w->loop, UV_RUN_NOWAIT);
+  assert_true(is_over(ctx));
+}
+
+static inline bool is_settled(void *ctx) {
+  td_backend_state state = td_backend_state_of(((world *)ctx)->backend);
+  return state == TD_BACKEND_READY || state == TD_BACKEND_FAILED;
+}
+
+static inline bool is_done(void *ctx) {
+  return ((client *)ctx)->n_done > 0;
+}
+
+static inline bool has_begun(void *ctx) {
+  return ((client *)ctx)->n > 0;
+}
+
+static inline bool is_idle(void *ctx) {
+  const td_backend *b = ((world *)ctx)->backend;
+  return td_backend_n_running(b) == 0 && td_backend_n_waiting(b) == 0;
+}
+
+// Each test runs with one worker and with two, some with one that has memory of its own.
+static bool is_split;
+static const char *device = "cpu";
+static td_kv_dir *kv_dir;
+
+static inline void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t max_batch) {
+  td_err err;
+  *w = (world){0};
+  uv_loop_init(&w->loop);
+  const td_backend_opts opts = {.model_dir = model,
+                                .device = device,
+                                .ctx_size = ctx_size,
+                                .max_batch = max_batch,
+                                .is_split = is_split,
+                                .prefill_chunk = 100,
+                                .kv_dir = kv_dir,
+                                .kv_flush_s = 20,
+                                .on_state = on_state,
+                                .ctx = w};
+  assert_int_equal(td_backend_open(&w->backend, &w->loop, &opts, &err), TD_OK);
+  assert_int_equal(td_backend_state_of(w->backend), TD_BACKEND_LOADING);
+}
+
+static inline void world_close(world *w) {
+  td_backend_close(w->backend, on_closed, w);
+  assert_false(w->is_closed);
+  uv_run(&w->loop, UV_RUN_DEFAULT); // returns when no handle is left
+  assert_true(w->is_closed);
+  assert_int_equal(uv_loop_close(&w->loop), 0);
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child left
+  assert_int_equal(errno, ECHILD);
+}
+
+static inline void world_ready(world *w, uint32_t ctx_size, uint32_t max_batch) {
+  world_open(w, "model", ctx_size, max_batch);
+  client early = {.backend = w->backend};
+  assert_int_equal(submit(&early, (int32_t[]){1}, 1, 1), TD_EAGAIN);
+  run_until(w, is_settled, w);
+  assert_int_equal(td_backend_state_of(w->backend), TD_BACKEND_READY);
+}
+
+static inline void make_prompt(int32_t *prompt, uint32_t n, uint32_t seed) {
+  for (uint32_t i = 0; i < n; i++)
+    prompt[i] = (int32_t)((seed * 7919u + i * 104729u + i * i) % N_PLAIN);
+}
+
+#endif

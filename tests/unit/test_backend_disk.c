@@ -1,0 +1,175 @@
+// tests/unit/test_backend_disk.c - the backend with a directory behind its cache of prefixes: the
+// engine's tokens lie in the pages, so a page that comes back wrong changes the answer.
+#include <ftw.h>
+
+#include "backend_testing.h"
+
+enum { PROMPT = 1000, PAGE = 64, N_FULL = PROMPT / PAGE, ANSWER = 20 };
+
+static int32_t prompt[PROMPT];
+static char folder[] = "/tmp/td_test_backend_disk_XXXXXX";
+
+static void open_dir(void) {
+  td_err err;
+  if (td_kv_dir_open(&kv_dir, folder, 1 << 20, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw) {
+  (void)info;
+  (void)kind;
+  (void)ftw;
+  return remove(path);
+}
+
+// A directory with the prompt's pages, for all tests.
+static int begin(void **state) {
+  (void)state;
+  if (!mkdtemp(folder)) return -1;
+  make_prompt(prompt, PROMPT, 3);
+  open_dir();
+  world w;
+  client c = {0};
+  world_ready(&w, 2048, 4);
+  c.backend = w.backend;
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_done, &c);
+  check_answer(&c, prompt, PROMPT, ANSWER);
+  assert_int_equal(td_backend_kv_disk(w.backend).bytes, 0); // memory has room
+  world_close(&w);
+  td_kv_dir_close(kv_dir);
+  open_dir();
+  return td_kv_dir_bytes(kv_dir) > N_FULL * PAGE * sizeof(int32_t) ? 0 : -1;
+}
+
+static int end(void **state) {
+  (void)state;
+  td_kv_dir_close(kv_dir);
+  kv_dir = NULL;
+  nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  memcpy(strrchr(folder, '_'), "_XXXXXX", 7);
+  return 0;
+}
+
+static void test_found(void **state) {
+  (void)state;
+  world w;
+  world_ready(&w, 2048, 4);
+  client c = {.backend = w.backend}, again = c;
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  assert_int_equal(c.n_done, 0);
+  run_until(&w, is_done, &c);
+  check_answer(&c, prompt, PROMPT, ANSWER);
+  assert_int_equal(c.done.n_cached, N_FULL * PAGE);
+  assert_int_equal(td_backend_kv_disk(w.backend).n_hits, N_FULL * PAGE);
+  assert_int_equal(submit(&again, prompt, PROMPT, ANSWER), TD_OK); // from memory
+  run_until(&w, is_done, &again);
+  check_answer(&again, prompt, PROMPT, ANSWER);
+  assert_int_equal(again.done.n_cached, N_FULL * PAGE);
+  assert_int_equal(td_backend_kv_disk(w.backend).n_hits, N_FULL * PAGE);
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  world_close(&w);
+}
+
+// One that begins alike waits for what the first loads.
+static void test_found_by_several(void **state) {
+  (void)state;
+  enum { N = 6 };
+  world w;
+  world_ready(&w, 2048, 4);
+  static int32_t prompts[N][PROMPT];
+  static client clients[N];
+  for (uint32_t i = 0; i < N; i++) {
+    memcpy(prompts[i], prompt, sizeof prompt);
+    prompts[i][PROMPT - 1 - i] = (int32_t)i;
+    clients[i] = (client){.backend = w.backend};
+    assert_int_equal(submit(&clients[i], prompts[i], PROMPT, ANSWER), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  for (uint32_t i = 0; i < N; i++) {
+    check_answer(&clients[i], prompts[i], PROMPT, ANSWER);
+    assert_int_equal(clients[i].done.n_cached, N_FULL * PAGE);
+  }
+  assert_int_equal(td_backend_kv_disk(w.backend).n_hits, N_FULL * PAGE);
+  world_close(&w);
+}
+
+static void test_cancel_while_it_loads(void **state) {
+  (void)state;
+  world w;
+  world_ready(&w, 2048, 4);
+  client c = {.backend = w.backend}, next = c;
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  c.is_canceled = true;
+  td_backend_cancel(w.backend, c.id);
+  assert_int_equal(td_backend_n_running(w.backend), 1); // its pages are being written to
+  run_until(&w, is_idle, &w);
+  assert_int_equal(c.n + (uint32_t)c.n_done, 0);
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  assert_int_equal(submit(&next, prompt, PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_done, &next);
+  check_answer(&next, prompt, PROMPT, ANSWER);
+  world_close(&w);
+}
+
+static void test_close_while_it_loads(void **state) {
+  (void)state;
+  world w;
+  world_ready(&w, 2048, 4);
+  client c = {.backend = w.backend};
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  world_close(&w);
+  assert_int_equal(c.n_done, 1);
+  assert_int_equal(c.done.reason, TD_DONE_LOST);
+}
+
+// Workers die meanwhile: pages that were loaded are there, and those that were not are read.
+static void test_deaths_while_it_loads(void **state) {
+  (void)state;
+  world w;
+  world_ready(&w, 2048, 4);
+  static const int32_t deadly[] = {DIE, 3, 1};
+  client poison = {.backend = w.backend}, c = poison;
+  assert_int_equal(submit(&poison, deadly, 3, 10), TD_OK);
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_idle, &w);
+  assert_int_equal(poison.done.reason, TD_DONE_LOST);
+  if (c.done.reason == TD_DONE_LENGTH) check_answer(&c, prompt, PROMPT, ANSWER);
+  client after = {.backend = w.backend};
+  run_until(&w, is_settled, &w);
+  assert_int_equal(submit(&after, prompt, PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_done, &after);
+  check_answer(&after, prompt, PROMPT, ANSWER);
+  assert_int_equal(after.done.n_cached, N_FULL * PAGE);
+  world_close(&w);
+}
+
+// Pages in a device's memory are not for the disk.
+static void test_none_with_a_device(void **state) {
+  (void)state;
+  if (is_split) skip();
+  device = "cuda";
+  world w;
+  world_ready(&w, 2048, 4);
+  client c = {.backend = w.backend};
+  assert_int_equal(submit(&c, prompt, PROMPT, ANSWER), TD_OK);
+  run_until(&w, is_done, &c);
+  check_answer(&c, prompt, PROMPT, ANSWER);
+  assert_int_equal(c.done.n_cached, 0);
+  world_close(&w);
+  device = "cpu";
+}
+
+int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_found),
+      cmocka_unit_test(test_found_by_several),
+      cmocka_unit_test(test_cancel_while_it_loads),
+      cmocka_unit_test(test_close_while_it_loads),
+      cmocka_unit_test(test_deaths_while_it_loads),
+      cmocka_unit_test(test_none_with_a_device),
+  };
+  int n_failed = cmocka_run_group_tests_name("one worker", tests, begin, end);
+  is_split = true;
+  return n_failed + cmocka_run_group_tests_name("two workers", tests, begin, end);
+}
