@@ -121,4 +121,14 @@ static inline size_t td_weight_bytes(const td_weight *w) {
   return td_weight_data_bytes(w) + td_weight_scale_bytes(w) + td_weight_zero_bytes(w);
 }
 
+// The best of a row of logits, best first, ties by rising id; NaN ranks below everything.
+enum { TD_TOP_LOGITS = 64 };
+typedef struct {
+  int32_t id[TD_TOP_LOGITS];
+  float value[TD_TOP_LOGITS]; // logits
+  uint32_t n;                 // how many: TD_TOP_LOGITS, or all of a smaller vocabulary
+  float sum;                  // over the whole row, of exp(logit - value[0])
+  float sum_warm;             // of exp((logit - value[0]) / temperature)
+} td_top_logits;
+
 #endif

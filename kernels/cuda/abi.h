@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 2u
+#define TD_CUDA_ABI_VERSION 3u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -208,6 +208,18 @@ typedef struct {
 
 enum { TD_CU_MAX_EXPERTS = 1024 };
 
+typedef struct {
+  const float *logits;      // [n_rows][n_vocab]
+  const float *temperature; // [n_rows], 0 counts as 1
+  td_top_logits *out;       // [n_rows]
+  uint64_t *part;           // [n_rows][n_slices][TD_TOP_LOGITS]
+  float *part_sums;         // [n_rows][n_slices][2]
+  uint32_t n_rows, n_vocab;
+  uint32_t n_slices; // of TD_CU_TOP_SLICE logits: enough for n_vocab
+} td_cu_top_logits_args;
+
+enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
+
 // Puts the pairs (token, j) of ids [n_tokens][top_k] in order of expert and cuts each expert's into
 // tiles of at most tile_tokens. ids NULL: every pair goes to expert 0.
 typedef struct {
@@ -252,6 +264,7 @@ typedef struct {
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
   X(router, td_cu_router_args)                                                                     \
+  X(top_logits, td_cu_top_logits_args)                                                             \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)

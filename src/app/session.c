@@ -116,12 +116,16 @@ void td_session_close(td_session *s) {
 }
 
 // One step of the sequence: n tokens behind those cached.
-static td_status step(td_session *s, const int32_t *tokens, uint32_t n, td_want want,
-                      bool is_decode, td_err *err) {
+static td_status step(td_session *s, const td_generate_args *args, const int32_t *tokens,
+                      uint32_t n, td_want want, bool is_decode, td_err *err) {
   td_status st = td_kv_reserve(s->kv, s->seq, s->n_cached + n, err);
   if (st != TD_OK) return st;
-  td_step_seq seq = {
-      .tokens = tokens, .n_tokens = n, .n_past = s->n_cached, .want = want, .is_decode = is_decode};
+  td_step_seq seq = {.tokens = tokens,
+                     .n_tokens = n,
+                     .n_past = s->n_cached,
+                     .want = want,
+                     .is_decode = is_decode,
+                     .temperature = args->sampling.temperature};
   seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
   st = td_engine_step(s->engine, &seq, 1, err);
   if (st != TD_OK) return st;
@@ -144,8 +148,8 @@ static td_status prefill(td_session *s, const td_generate_args *args, td_err *er
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
     uint32_t n = left < s->opts.prefill_chunk ? left : s->opts.prefill_chunk;
-    td_status st = step(s, args->prompt + s->n_cached, n, n == left ? TD_WANT_LAST : TD_WANT_NONE,
-                        false, err);
+    td_status st = step(s, args, args->prompt + s->n_cached, n,
+                        n == left ? TD_WANT_LAST : TD_WANT_NONE, false, err);
     if (st != TD_OK) return st;
     if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
       return TD_ECANCELED;
@@ -166,7 +170,10 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
                         td_generate_stats *stats, td_err *err) {
   stats->reason = TD_DONE_LENGTH;
   while (stats->n_output < args->max_tokens) {
-    int32_t id = td_sampler_next(sampler, td_engine_logits(s->engine), 0).id;
+    td_wire_token token;
+    td_status st = td_engine_draw(s->engine, 0, sampler, 0, &token, err);
+    if (st != TD_OK) return st;
+    int32_t id = token.id;
     stats->n_output++;
     if (!args->ignore_eos && is_eos(s->config, id)) {
       stats->reason = TD_DONE_STOP;
@@ -177,7 +184,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
       return TD_OK;
     }
     if (stats->n_output == args->max_tokens || s->n_cached == s->n_ctx) return TD_OK;
-    td_status st = step(s, &id, 1, TD_WANT_LAST, true, err);
+    st = step(s, args, &id, 1, TD_WANT_LAST, true, err);
     if (st != TD_OK) return st;
   }
   return TD_OK;

@@ -37,6 +37,7 @@
   X(OP_COPY, "copy", "operator", NULL, "bytes")                                                    \
   X(OP_FILL_ZERO, "fill_zero", "operator", NULL, "bytes")                                          \
   X(OP_ADD, "add", "operator", NULL, "elements")                                                   \
+  X(OP_TOP_LOGITS, "top_logits", "operator", "tokens", NULL)                                       \
   X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)
 
 typedef enum {

@@ -194,6 +194,16 @@ typedef struct {
 } td_attn_mla_args;
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
+// The best of each row and its sums, where a draw needs no more: all of them need not reach the
+// host.
+typedef struct {
+  const float *logits;      // f32 [n_rows][n_vocab]
+  const float *temperature; // f32 [n_rows], of sum_warm; 0 counts as 1
+  td_top_logits *out;       // [n_rows]
+  uint32_t n_rows, n_vocab;
+} td_top_logits_args;
+void td_op_top_logits(td_stream *stream, const td_top_logits_args *args);
+
 typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID } td_router_kind;
 
 // Scores from f32 logits, then top_k experts a token, ties to the lower index.

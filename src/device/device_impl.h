@@ -14,6 +14,7 @@
   X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)                                              \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args)                                                          \
   X(ATTN_MLA, attn_mla, td_attn_mla_args)                                                          \
+  X(TOP_LOGITS, top_logits, td_top_logits_args)                                                    \
   X(ROUTER, router, td_router_args)                                                                \
   X(MOE, moe, td_moe_args)                                                                         \
   X(COPY, copy, td_copy_args)                                                                      \

@@ -70,21 +70,29 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   if (n_rows <= e->logits_rows) return TD_OK;
   size_t n_bytes = (size_t)n_rows * e->config->n_vocab * sizeof(float);
   td_dev_free(e->dev, e->dev_logits);
+  td_dev_free(e->dev, e->dev_top);
   free(e->logits);
+  free(e->top);
   e->logits = NULL;
+  e->top = e->dev_top = NULL;
   e->logits_rows = 0;
   td_status st = td_dev_alloc(e->dev, (void **)&e->dev_logits, n_bytes, err);
+  if (st == TD_OK && e->can_rank) {
+    st = td_dev_alloc(e->dev, (void **)&e->dev_top, n_rows * sizeof *e->top, err);
+  }
   if (st != TD_OK) return st;
   e->logits = malloc(n_bytes);
-  if (!e->logits) return td_fail(err, TD_ENOMEM, "out of memory: logits, %zu bytes", n_bytes);
+  if (e->can_rank) e->top = malloc(n_rows * sizeof *e->top);
+  if (!e->logits || (e->can_rank && !e->top))
+    return td_fail(err, TD_ENOMEM, "out of memory: logits, %zu bytes", n_bytes);
   e->logits_rows = n_rows;
   return TD_OK;
 }
 
 static td_status alloc_meta(td_engine *e, td_err *err) {
-  // tokens, seq, position and rows a token; q_begin and a page table a sequence.
+  // tokens, seq, position, rows and temperature a token; q_begin and a page table a sequence.
   size_t n_seqs = e->opts.max_step_seqs;
-  e->meta_len = 4 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS;
+  e->meta_len = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS;
   e->meta = malloc(e->meta_len * sizeof *e->meta);
   e->first_token = malloc(n_seqs * sizeof *e->first_token);
   if (!e->meta || !e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
@@ -133,6 +141,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
   e->config = td_model_config_of(model);
   e->dev = dev;
   e->opts = *opts;
+  e->can_rank = td_dev_own_free_bytes(dev) != 0;
   e->act_bytes = td_dtype_bytes(td_dev_act_dtype(dev));
   e->max_pages = (opts->max_seq_tokens + opts->page_tokens - 1) / opts->page_tokens;
   e->attention_scale = td_rope_attention_scale(e->config);
@@ -161,6 +170,7 @@ void td_engine_close(td_engine *e) {
                            e->router_logits,
                            e->router_weights,
                            e->dev_logits,
+                           e->dev_top,
                            e->dev_meta,
                            e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
@@ -169,6 +179,7 @@ void td_engine_close(td_engine *e) {
   free(e->routing);
   free(e->first_token);
   free(e->logits);
+  free(e->top);
   free(e);
 }
 
@@ -210,7 +221,7 @@ static td_status check_step(const td_engine *e, const td_step_seq *seqs, uint32_
 
 // Where each table of the step lies in meta, in entries.
 typedef struct {
-  size_t tokens, seq, position, rows, q_begin, page_table;
+  size_t tokens, seq, position, rows, temperature, q_begin, page_table;
 } meta_layout;
 
 static meta_layout lay_out_meta(const td_engine *e) {
@@ -219,8 +230,9 @@ static meta_layout lay_out_meta(const td_engine *e) {
                        .seq = n,
                        .position = 2 * n,
                        .rows = 3 * n,
-                       .q_begin = 4 * n,
-                       .page_table = 4 * n + e->opts.max_step_seqs + N_GROUPS};
+                       .temperature = 4 * n,
+                       .q_begin = 5 * n,
+                       .page_table = 5 * n + e->opts.max_step_seqs + N_GROUPS};
 }
 
 // Appends one sequence to a group. t: its first token in the step; s, g_s: its index in the step
@@ -278,20 +290,25 @@ static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
 static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   meta_layout at = lay_out_meta(e);
   uint32_t s = 0, t = 0, row = 0;
+  e->is_ranked = e->can_rank;
   for (int g = 0; g < N_GROUPS; g++) {
     t = build_group(e, &at, g, seqs, n_seqs, &s, t);
   }
   for (uint32_t i = 0; i < n_seqs; i++) {
     if (seqs[i].want == TD_WANT_NONE) continue;
     uint32_t j = seqs[i].want == TD_WANT_ALL ? 0 : seqs[i].n_tokens - 1;
-    for (; j < seqs[i].n_tokens; j++)
+    for (; j < seqs[i].n_tokens; j++) {
+      memcpy(&e->meta[at.temperature + row], &seqs[i].temperature, sizeof(float));
       e->meta[at.rows + row++] = (int32_t)(e->first_token[i] + j);
+    }
+    e->is_ranked &= seqs[i].want != TD_WANT_ALL;
   }
   e->n_tokens = t;
   e->n_rows = row;
   e->tokens = e->dev_meta + at.tokens;
   e->position = e->dev_meta + at.position;
   e->rows = e->dev_meta + at.rows;
+  e->temperature = (const float *)(e->dev_meta + at.temperature);
 }
 
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
@@ -310,6 +327,21 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
 
 float *td_engine_logits(td_engine *e) {
   return e->logits;
+}
+
+td_status td_engine_draw(td_engine *e, uint32_t row, td_sampler *sampler, int want_logprobs,
+                         td_wire_token *out, td_err *err) {
+  TD_CHECK(row < e->n_rows);
+  size_t n = e->config->n_vocab;
+  float *logits = e->logits + row * n;
+  if (e->is_ranked) {
+    if (td_sampler_next_of_top(sampler, &e->top[row], want_logprobs, out)) return TD_OK;
+    td_op_copy(e->stream, logits, e->dev_logits + row * n, n * sizeof *logits);
+    td_status st = td_stream_sync(e->stream, err);
+    if (st != TD_OK) return st;
+  }
+  *out = td_sampler_next(sampler, logits, want_logprobs);
+  return TD_OK;
 }
 
 const int32_t *td_engine_routing(const td_engine *e, uint32_t layer_idx, uint32_t *n_tokens) {

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "device/device.h"
+#include "engine/sampler.h"
 #include "model/model.h"
 
 typedef struct td_engine td_engine;
@@ -39,6 +40,7 @@ typedef struct {
   // for one query (MLA: absorbed). Said, not guessed from n_tokens, so that a prompt's result does
   // not depend on how it was cut.
   bool is_decode;
+  float temperature; // of the draw from its logits; 0: greedy
 } td_step_seq;
 
 // model and dev are borrowed and must outlive the engine. On error *out is NULL; TD_ENOMEM names
@@ -47,12 +49,16 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
                          const td_engine_opts *opts, td_err *err);
 void td_engine_close(td_engine *engine);
 
-// Runs one step. Wanted logits lie in rows, in the order of seqs and tokens, at td_engine_logits
-// until the next step, the caller's to overwrite: f32 [n_rows][n_vocab]. TD_EINVAL: a token outside
-// the vocabulary, too many tokens or sequences, or a context beyond max_seq_tokens; nothing was
-// computed then.
+// Runs one step. Wanted logits are rows, in the order of seqs and tokens, until the next step.
+// TD_EINVAL: a token outside the vocabulary, too many tokens or sequences, or a context beyond
+// max_seq_tokens; nothing was computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+// All rows of a step that wanted TD_WANT_ALL: f32 [n_rows][n_vocab], the caller's to overwrite.
 float *td_engine_logits(td_engine *engine);
+// Draws from a row, once: as td_sampler_next does, from the row's best alone where the device
+// ranked them and that is enough.
+td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
+                         td_wire_token *out, td_err *err);
 
 // The experts that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in an
 // order of the engine's own. NULL for a dense layer or without record_routing.

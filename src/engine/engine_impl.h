@@ -33,8 +33,9 @@ struct td_engine {
   void *attn;             // [n_heads * v_dim]
   float *router_logits, *router_weights;
   int32_t *router_ids;
-  float *cos_sin;    // [max_seq_tokens][rot_dim/2][2]
-  float *dev_logits; // [logits_rows][n_vocab]
+  float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
+  float *dev_logits;      // [logits_rows][n_vocab]
+  td_top_logits *dev_top; // [logits_rows]; NULL unless the device ranks
   int32_t *dev_meta;
   char *kv_pages; // [n_layers][n_pages][page_bytes]
   size_t page_bytes;
@@ -45,12 +46,16 @@ struct td_engine {
   uint32_t *first_token; // where each sequence of the step begins in it
   int32_t *routing;      // [n_layers][max_step_tokens][top_k]; NULL unless recorded
   float *logits;         // [logits_rows][n_vocab]
+  td_top_logits *top;    // [logits_rows] likewise
   uint32_t logits_rows;  // rows there is room for
+  bool can_rank;         // logits cross a bus to reach the host
 
   // the step being run
   step_group groups[N_GROUPS];
   uint32_t n_tokens, n_rows;
+  bool is_ranked;                          // the host gets the best of each row, not the logits
   const int32_t *tokens, *rows, *position; // in dev_meta
+  const float *temperature;                // [n_rows], likewise
 };
 
 // Enqueues the whole forward pass of the step that engine describes, logits copied to the host.

@@ -193,6 +193,21 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
   if (layer->mlp_gate.data) dense_mlp(e, layer, true);
 }
 
+// What the host draws from.
+static void hand_over(td_engine *e) {
+  uint32_t n_vocab = e->config->n_vocab;
+  if (!e->is_ranked) {
+    td_op_copy(e->stream, e->logits, e->dev_logits, (size_t)e->n_rows * n_vocab * sizeof(float));
+    return;
+  }
+  td_op_top_logits(e->stream, &(td_top_logits_args){.logits = e->dev_logits,
+                                                    .temperature = e->temperature,
+                                                    .out = e->dev_top,
+                                                    .n_rows = e->n_rows,
+                                                    .n_vocab = n_vocab});
+  td_op_copy(e->stream, e->top, e->dev_top, e->n_rows * sizeof *e->top);
+}
+
 // Final norm and lm_head for the rows whose logits are wanted.
 static void head(td_engine *e) {
   const td_model_config *c = e->config;
@@ -207,7 +222,7 @@ static void head(td_engine *e) {
                                                .y_stride = c->n_vocab,
                                                .n_tokens = e->n_rows,
                                                .out_f32 = true});
-  td_op_copy(e->stream, e->logits, e->dev_logits, (size_t)e->n_rows * c->n_vocab * sizeof(float));
+  hand_over(e);
 }
 
 void td_engine_forward(td_engine *e) {

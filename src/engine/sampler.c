@@ -190,26 +190,47 @@ static double weigh(td_token_value *c, uint32_t n, float max) {
   return sum;
 }
 
+static bool has_tail_cut(const td_sampling *p) {
+  return (p->top_p > 0 && p->top_p < 1) || p->min_p > 0;
+}
+
+// How many of k weighted candidates, best first, top_p and min_p let stand; *have becomes their
+// weight. k: all of them, and perhaps more behind them. sum: the weight of all there are.
+static uint32_t count_kept(const td_sampling *p, const td_token_value *c, uint32_t k, double sum,
+                           double *have) {
+  double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * sum : INFINITY;
+  uint32_t keep = 0;
+  *have = 0;
+  for (; keep < k; keep++) {
+    if (keep > 0 && (*have >= need || c[keep].value < p->min_p * c[0].value)) break;
+    *have += c[keep].value;
+  }
+  return keep;
+}
+
 // Sorts as many of the best of n weighted candidates to the front as top_p and min_p let stand, and
 // returns how many; *sum becomes their weight. Few tokens hold most of the weight, so the front
 // that is sorted grows until it is enough.
 static uint32_t truncate_tail(const td_sampling *p, td_token_value *c, uint32_t n, double *sum) {
-  double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * *sum : INFINITY;
   for (uint32_t k = n < 64 ? n : 64;; k = k > n / 8 ? n : k * 8) {
     best_first(c, n, k);
-    double have = 0;
-    uint32_t keep = 0;
-    bool ended = false;
-    for (; keep < k && !ended; keep++) {
-      ended = keep > 0 && (have >= need || c[keep].value < p->min_p * c[0].value);
-      if (ended) break;
-      have += c[keep].value;
-    }
-    if (ended || k == n) {
-      *sum = have;
-      return keep;
-    }
+    double have;
+    uint32_t keep = count_kept(p, c, k, *sum, &have);
+    if (keep == k && k < n) continue;
+    *sum = have;
+    return keep;
   }
+}
+
+// One of n weighted candidates, whose weight is sum; best where rounding uses up the last sliver.
+static int32_t pick(const td_sampler *s, const td_token_value *c, uint32_t n, double sum,
+                    int32_t best) {
+  double left = uniform(s->params.seed, s->index) * sum;
+  for (uint32_t i = 0; i < n; i++) {
+    left -= c[i].value;
+    if (left < 0) return c[i].id;
+  }
+  return best;
 }
 
 static int32_t draw(td_sampler *s, float *logits) {
@@ -227,13 +248,34 @@ static int32_t draw(td_sampler *s, float *logits) {
     best_first(c, s->n_vocab, n);
   }
   double sum = weigh(c, n, logits[best]);
-  if ((p->top_p > 0 && p->top_p < 1) || p->min_p > 0) n = truncate_tail(p, c, n, &sum);
-  double left = uniform(p->seed, s->index) * sum;
-  for (uint32_t i = 0; i < n; i++) {
-    left -= c[i].value;
-    if (left < 0) return c[i].id;
+  if (has_tail_cut(p)) n = truncate_tail(p, c, n, &sum);
+  return pick(s, c, n, sum, (int32_t)best);
+}
+
+// The same from the best of them. False: they do not decide it.
+static bool draw_of_top(const td_sampler *s, const td_top_logits *top, int32_t *out) {
+  const td_sampling *p = &s->params;
+  *out = top->id[0];
+  if (p->temperature == 0) return true;
+  bool has_top_k = p->top_k && p->top_k < s->n_vocab;
+  if (has_top_k ? p->top_k > top->n : !has_tail_cut(p)) return false;
+  td_token_value c[TD_TOP_LOGITS];
+  float inverse = 1.0f / p->temperature;
+  for (uint32_t i = 0; i < top->n; i++)
+    c[i] = (td_token_value){.id = top->id[i], .value = top->value[i] * inverse};
+  qsort(c, top->n, sizeof *c, by_value); // the temperature makes ties
+  uint32_t n = has_top_k ? p->top_k : top->n;
+  double sum = weigh(c, n, c[0].value);
+  if (!has_top_k) sum = top->sum_warm;
+  if (has_tail_cut(p)) {
+    double have;
+    uint32_t keep = count_kept(p, c, n, sum, &have);
+    if (keep == n && !has_top_k && n < s->n_vocab) return false;
+    n = keep;
+    sum = have;
   }
-  return (int32_t)best; // rounding used up the last sliver
+  *out = pick(s, c, n, sum, top->id[0]);
+  return true;
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------
@@ -274,4 +316,29 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   remember(s, token.id);
   td_trace_span(begin_ns, TD_TRACE_SAMPLE, 0, 0);
   return token;
+}
+
+// The log-probabilities of the drawn token and of the best.
+static void describe(const td_sampler *s, const td_top_logits *top, td_wire_token *token) {
+  double norm = log((double)top->sum) + (double)top->value[0];
+  uint32_t k = s->params.n_top_logprobs < top->n ? s->params.n_top_logprobs : top->n;
+  for (uint32_t i = 0; i < top->n; i++) {
+    float logprob = (float)((double)top->value[i] - norm);
+    if (i < k) token->top[i] = (td_token_value){.id = top->id[i], .value = logprob};
+    if (top->id[i] == token->id) token->logprob = logprob;
+  }
+  token->n_top = k;
+}
+
+bool td_sampler_next_of_top(td_sampler *s, const td_top_logits *top, int want_logprobs,
+                            td_wire_token *out) {
+  if (s->n_bias || s->seen || !isfinite(top->value[0])) return false;
+  if (!isfinite(top->sum) || !isfinite(top->sum_warm)) return false;
+  uint64_t begin_ns = td_trace_begin();
+  *out = (td_wire_token){.index = s->index};
+  if (!draw_of_top(s, top, &out->id)) return false;
+  if (want_logprobs) describe(s, top, out);
+  remember(s, out->id);
+  td_trace_span(begin_ns, TD_TRACE_SAMPLE, 0, 0);
+  return true;
 }

@@ -4,9 +4,11 @@
 #ifndef TD_ENGINE_SAMPLER_H
 #define TD_ENGINE_SAMPLER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
+#include "tandem/types.h"
 #include "tandem/wire.h"
 
 typedef struct td_sampler td_sampler;
@@ -24,5 +26,9 @@ void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // want_logprobs: fills logprob and the n_top_logprobs best candidates of the distribution that the
 // model gave, before bias, penalties and temperature.
 td_wire_token td_sampler_next(td_sampler *sampler, float *logits, int want_logprobs);
+// The same from the best of the logits alone, ranked with the sampler's temperature. False, and
+// nothing drawn: they do not decide it (bias, penalties, a tail that they do not end, NaN).
+bool td_sampler_next_of_top(td_sampler *sampler, const td_top_logits *top, int want_logprobs,
+                            td_wire_token *out);
 
 #endif

@@ -24,7 +24,8 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
                                       .n_past = r->n_past,
                                       .pages = r->pages,
                                       .n_pages = r->submit.n_pages,
-                                      .want = want};
+                                      .want = want,
+                                      .temperature = r->submit.sampling.temperature};
   step->requests[step->n++] = r;
 }
 

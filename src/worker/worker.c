@@ -199,15 +199,17 @@ static bool is_eos(const td_model_config *config, int32_t id) {
   return false;
 }
 
-// Draws the request's next token from a row of logits, and ends the request if it was the last.
-static td_status answer(worker *w, td_worker_request *r, float *row, td_err *err) {
+// Draws the request's next token from a row of the step, and ends the request if it was the last.
+static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
-  *token = td_sampler_next(r->sampler, row, (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0);
+  td_status st = td_engine_draw(w->engine, row, r->sampler,
+                                (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token, err);
+  if (st != TD_OK) return st;
   token->index = r->n_output++;
   r->tokens[r->submit.n_prompt + token->index] = token->id;
   token->is_eos = !(r->submit.flags & TD_SUBMIT_IGNORE_EOS) && is_eos(w->config, token->id);
-  td_status st = td_outlet_post(&w->outlet, &msg, err);
+  st = td_outlet_post(&w->outlet, &msg, err);
   if (st != TD_OK) return st;
   if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
   if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
@@ -243,7 +245,7 @@ static td_status run_step(worker *w, td_err *err) {
   td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   w->n_steps++;
-  float *row = td_engine_logits(w->engine);
+  uint32_t row = 0;
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
     bool wants_token = step->seqs[i].want == TD_WANT_LAST;
@@ -251,7 +253,7 @@ static td_status run_step(worker *w, td_err *err) {
     if (r->phase == TD_REQUEST_PREFILL) st = report_progress(w, r, err);
     if (!wants_token) continue;
     if (st == TD_OK) st = answer(w, r, row, err);
-    row += w->config->n_vocab;
+    row++;
   }
   return st;
 }

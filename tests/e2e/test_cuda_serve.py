@@ -52,7 +52,23 @@ def test_chat(tandem_bin, tiny_model):
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert complete(server, "Once upon a time", 4) == json.loads(said.stdout)["text"]
+    check_draws(server)
     server.close()
+
+
+def check_draws(server):
+    """The best that the GPU ranks say what all logits say, which a bias of nothing asks for."""
+    body = {"prompt": "Once", "max_tokens": 2, "seed": 4, "logprobs": 5, "ignore_eos": True}
+    for sampling in [{"temperature": 0}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}]:
+        ranked = post(server, "/v1/completions", **body, **sampling)["choices"][0]["logprobs"]
+        whole = post(server, "/v1/completions", **body, **sampling, logit_bias={"9": 0})
+        whole = whole["choices"][0]["logprobs"]
+        assert ranked["tokens"] == whole["tokens"]
+        assert ranked["token_logprobs"] == pytest.approx(whole["token_logprobs"], abs=1e-4)
+        for ours, theirs in zip(ranked["top_logprobs"], whole["top_logprobs"], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+    forced = post(server, "/v1/completions", **body, logit_bias={"9": 100})
+    assert len(set(forced["choices"][0]["logprobs"]["tokens"])) == 1
 
 
 def test_a_killed_worker_comes_back(tandem_bin, tiny_model):

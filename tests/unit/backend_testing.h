@@ -145,8 +145,11 @@ void td_engine_close(td_engine *engine) {
   free(engine);
 }
 
-float *td_engine_logits(td_engine *engine) {
-  return engine->logits;
+td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
+                         td_wire_token *out, td_err *err) {
+  (void)err;
+  *out = td_sampler_next(sampler, engine->logits + (size_t)row * N_VOCAB, want_logprobs);
+  return TD_OK;
 }
 
 static inline int32_t *cell(td_engine *e, const td_step_seq *seq, uint32_t position) {

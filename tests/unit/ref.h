@@ -289,4 +289,49 @@ static inline double *ref_doubles(size_t n) {
   return f;
 }
 
+// Logits of few different values, so that most are ties, both zeros among them.
+static inline float *ref_ties(uint64_t *state, size_t n) {
+  float *f = ref_floats(state, n);
+  for (size_t i = 0; i < n; i++)
+    f[i] = f[i] < 0 ? -floorf(-f[i] * 16) / 4 : floorf(f[i] * 16) / 4;
+  return f;
+}
+
+static inline bool ref_ranks_before(const float *logits, uint32_t a, uint32_t b) {
+  if (isnan(logits[a]) != isnan(logits[b])) return isnan(logits[b]);
+  if (logits[a] != logits[b] && !isnan(logits[a])) return logits[a] > logits[b];
+  return a < b;
+}
+
+// A row is ranked as td_top_logits says. Terms of the sums err by a few units of FP32, and they by
+// another for each addition on the way, of which there are fewer than 64.
+static inline void ref_check_top(const float *logits, uint32_t n, float temperature,
+                                 const td_top_logits *top) {
+  uint8_t *taken = calloc(n, 1);
+  TD_CHECK(taken);
+  assert_int_equal(top->n, n < TD_TOP_LOGITS ? n : TD_TOP_LOGITS);
+  double sum = 0, warm = 0;
+  for (uint32_t i = 0; i < top->n; i++) {
+    uint32_t best = UINT32_MAX;
+    for (uint32_t j = 0; j < n; j++) {
+      if (!taken[j] && (best == UINT32_MAX || ref_ranks_before(logits, j, best))) best = j;
+    }
+    taken[best] = 1;
+    assert_int_equal(top->id[i], best);
+    assert_true(top->value[i] == logits[best] || (isnan(top->value[i]) && isnan(logits[best])));
+  }
+  free(taken);
+  for (uint32_t j = 0; j < n; j++) {
+    double below = (double)logits[j] - (double)top->value[0];
+    sum += exp(below);
+    warm += exp(below / (temperature > 0 ? (double)temperature : 1));
+  }
+  if (isnan(sum) || isinf(top->value[0])) {
+    assert_false(isfinite(top->sum) && isfinite(top->value[0]));
+    return;
+  }
+  assert_true(fabs((double)top->sum - sum) <= sum * 64 * 0x1p-23);
+  assert_true(fabs((double)top->sum_warm - warm) <= warm * 64 * 0x1p-23);
+}
+
 #endif

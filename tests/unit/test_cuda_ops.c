@@ -386,6 +386,61 @@ static void test_router_ties_go_to_the_lower_index(void **state) {
   cuda_close(&f);
 }
 
+// Ranks rows on the device and checks each. The rows are f32 [n_rows][n_vocab].
+static void check_ranking(const float *logits, uint32_t n_rows, uint32_t n_vocab) {
+  enum { MAX_ROWS = 4 };
+  static const float temperature[MAX_ROWS] = {0, 0.6f, 1, 2.5f};
+  TD_CHECK(n_rows <= MAX_ROWS);
+  CUDA_OPEN(f);
+  td_top_logits top[MAX_ROWS], *out = cuda_alloc(&f, n_rows * sizeof *out);
+  const td_top_logits_args args = {
+      .logits = cuda_put(&f, logits, (size_t)n_rows * n_vocab * sizeof *logits),
+      .temperature = cuda_put(&f, temperature, sizeof temperature),
+      .out = out,
+      .n_rows = n_rows,
+      .n_vocab = n_vocab};
+  td_op_top_logits(f.stream, &args);
+  cuda_get(&f, top, out, n_rows * sizeof *out);
+  for (uint32_t r = 0; r < n_rows; r++)
+    ref_check_top(logits + (size_t)r * n_vocab, n_vocab, temperature[r], &top[r]);
+  cuda_close(&f);
+}
+
+static void test_ranking(void **state) {
+  (void)state;
+  static const uint32_t sizes[][2] = {{4, 1},    {3, 7},    {2, 64},   {2, 65},
+                                      {2, 1023}, {3, 1025}, {2, 5000}, {1, 20000}};
+  uint64_t rng = 5;
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    uint32_t n = sizes[i][1];
+    float *logits = ref_floats(&rng, sizes[i][0] * n), *ties = ref_ties(&rng, sizes[i][0] * n);
+    for (size_t j = 0; j < sizes[i][0] * n; j++)
+      logits[j] *= 12;
+    check_ranking(logits, sizes[i][0], n);
+    check_ranking(ties, sizes[i][0], n);
+    free(logits);
+    free(ties);
+  }
+}
+
+static void test_ranking_of_no_numbers(void **state) {
+  (void)state;
+  enum { N = 2100 };
+  uint64_t rng = 6;
+  float *logits = ref_floats(&rng, 3 * N);
+  for (int i = 0; i < N; i += 3)
+    logits[i] = i % 2 ? NAN : -INFINITY; // the best are numbers
+  for (int i = 0; i < N; i++)
+    logits[N + i] = i < 2000 ? -INFINITY : logits[i]; // whole slices without one
+  for (int i = 0; i < N; i++)
+    logits[2 * N + i] = i % 100 == 7 ? INFINITY : NAN; // fewer numbers than places
+  check_ranking(logits, 3, N);
+  for (int i = 0; i < N; i++)
+    logits[i] = i % 2 ? -NAN : -INFINITY;
+  check_ranking(logits, 1, N);
+  free(logits);
+}
+
 enum { DIM = 72, HIDDEN = 56, EXPERTS = 9, TOP_K = 3, MOE_TOKENS = 90 };
 
 typedef struct {
@@ -579,6 +634,8 @@ int main(void) {
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_router),
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
+      cmocka_unit_test(test_ranking),
+      cmocka_unit_test(test_ranking_of_no_numbers),
       cmocka_unit_test(test_moe),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_an_expert_that_is_none),

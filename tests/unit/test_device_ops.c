@@ -343,6 +343,26 @@ static void test_router(void **state) {
   }
 }
 
+static void test_ranking(void **state) {
+  (void)state;
+  enum { ROWS = 3, N = 700 };
+  static const float temperature[ROWS] = {0, 0.6f, 2.5f};
+  fixture f;
+  FOR_TEAMS(f) {
+    float *logits = ref_ties(&f.rng, ROWS * N);
+    td_top_logits top[ROWS];
+    for (int i = 0; i < N; i += 2)
+      logits[2 * N + i] = i % 4 ? NAN : -INFINITY;
+    for (uint32_t n = 1; n <= N; n += 233) {
+      td_op_top_logits(f.stream, &(td_top_logits_args){logits, temperature, top, ROWS, n});
+      sync_ok(&f);
+      for (uint32_t r = 0; r < ROWS; r++)
+        ref_check_top(logits + r * n, n, temperature[r], &top[r]);
+    }
+    free(logits);
+  }
+}
+
 static void test_router_ties_go_to_the_lower_index(void **state) {
   (void)state;
   fixture f;
@@ -545,6 +565,7 @@ int main(void) {
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_router),
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
+      cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_moe),
       cmocka_unit_test(test_bad_arguments_stick),
       cmocka_unit_test(test_unknown_device),

@@ -163,6 +163,95 @@ static void test_logprobs_are_the_models_own(void **state) {
   td_sampler_close(s);
 }
 
+// Ranks in the simplest way; logits are different from one another.
+static td_top_logits rank(const float *row, float temperature) {
+  td_top_logits top = {.n = TD_TOP_LOGITS};
+  double sum = 0, warm = 0;
+  for (int i = 0; i < N_VOCAB; i++) {
+    int place = 0;
+    for (int j = 0; j < N_VOCAB; j++)
+      place += row[j] > row[i];
+    if (place >= TD_TOP_LOGITS) continue;
+    top.id[place] = i;
+    top.value[place] = row[i];
+  }
+  for (int i = 0; i < N_VOCAB; i++) {
+    sum += exp(row[i] - top.value[0]);
+    warm += exp((row[i] - top.value[0]) / (temperature > 0 ? temperature : 1));
+  }
+  top.sum = (float)sum;
+  top.sum_warm = (float)warm;
+  return top;
+}
+
+// Whatever the best alone decide is what the whole row decides.
+static void test_the_best_are_enough(void **state) {
+  (void)state;
+  static const struct {
+    td_sampling params;
+    int is_enough;
+  } cases[] = {
+      {{.n_top_logprobs = 20}, 1},
+      {{.temperature = 0.7f, .top_k = 20, .top_p = 0.95f, .n_top_logprobs = 2}, 1},
+      {{.temperature = 1.5f, .top_k = 64}, 1},
+      {{.temperature = 0.6f, .top_p = 0.9f}, 1},
+      {{.temperature = 1, .min_p = 0.3f}, 1},
+      {{.temperature = 1, .top_k = 40, .min_p = 0.1f, .top_p = 0.5f}, 1},
+      {{.temperature = 1, .top_k = 65}, 0},
+      {{.temperature = 1}, 0},
+      {{.temperature = 90, .top_p = 0.95f}, 0}, // the tail is long
+      {{.presence_penalty = 1}, 0},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_sampling params = cases[i].params;
+    params.seed = 3 + i;
+    td_sampler *whole = open_sampler(params, NULL, 0), *best = open_sampler(params, NULL, 0);
+    uint32_t state_word = 1;
+    for (int n = 0; n < 100; n++) {
+      float row[N_VOCAB];
+      for (int j = 0; j < N_VOCAB; j++) {
+        state_word = state_word * 1664525u + 1013904223u;
+        row[j] = (float)(state_word >> 8) * 0x1p-17f + (float)j * 1e-4f;
+      }
+      td_top_logits top = rank(row, params.temperature);
+      td_wire_token got = {0}, want;
+      assert_int_equal(td_sampler_next_of_top(best, &top, 1, &got), cases[i].is_enough);
+      want = td_sampler_next(whole, row, 1);
+      if (!cases[i].is_enough) continue;
+      assert_int_equal(got.id, want.id);
+      assert_int_equal(got.index, want.index);
+      assert_int_equal(got.n_top, want.n_top);
+      assert_true(fabs(got.logprob - want.logprob) < 1e-5);
+      for (uint32_t j = 0; j < got.n_top; j++) {
+        assert_int_equal(got.top[j].id, want.top[j].id);
+        assert_true(fabs(got.top[j].value - want.top[j].value) < 1e-5);
+      }
+    }
+    td_sampler_close(whole);
+    td_sampler_close(best);
+  }
+}
+
+static void test_what_the_best_do_not_decide(void **state) {
+  (void)state;
+  const td_token_value bias = {.id = 3, .value = 1};
+  fill(logits);
+  td_top_logits top = rank(logits, 0), bad = top;
+  td_wire_token token;
+  td_sampler *biased = open_sampler((td_sampling){0}, &bias, 1);
+  td_sampler *plain = open_sampler((td_sampling){0}, NULL, 0);
+  assert_false(td_sampler_next_of_top(biased, &top, 0, &token));
+  bad.sum = NAN;
+  assert_false(td_sampler_next_of_top(plain, &bad, 0, &token));
+  bad = top;
+  bad.value[0] = INFINITY;
+  assert_false(td_sampler_next_of_top(plain, &bad, 0, &token));
+  assert_true(td_sampler_next_of_top(plain, &top, 0, &token));
+  assert_int_equal(token.index, 0); // nothing was drawn before
+  td_sampler_close(biased);
+  td_sampler_close(plain);
+}
+
 static void test_bad_parameters_are_refused(void **state) {
   (void)state;
   const td_sampling bad[] = {
@@ -185,6 +274,8 @@ int main(void) {
       cmocka_unit_test(test_seed_decides),
       cmocka_unit_test(test_penalties),
       cmocka_unit_test(test_logprobs_are_the_models_own),
+      cmocka_unit_test(test_the_best_are_enough),
+      cmocka_unit_test(test_what_the_best_do_not_decide),
       cmocka_unit_test(test_bad_parameters_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,6 +23,7 @@ static op_size size_of(const td_op *op) {
   case TD_OP_KV_STORE_MLA: return (op_size){op->kv_store_mla.batch.n_tokens, 0};
   case TD_OP_ATTN_GQA: return (op_size){op->attn_gqa.batch.n_tokens, 0};
   case TD_OP_ATTN_MLA: return (op_size){op->attn_mla.batch.n_tokens, 0};
+  case TD_OP_TOP_LOGITS: return (op_size){op->top_logits.n_rows, 0};
   case TD_OP_ROUTER: return (op_size){op->router.n_tokens, 0};
   case TD_OP_MOE: return (op_size){op->moe.n_tokens, 0};
   case TD_OP_COPY: return (op_size){0, op->copy.n_bytes};

@@ -20,8 +20,8 @@ typedef enum {
   CUDA_SCRATCH_GATE,   //
   CUDA_SCRATCH_UP,     //
   CUDA_SCRATCH_HIDDEN, //
-  CUDA_SCRATCH_PARTS,  // MoE: a row a pair; attention: sums of splits
-  CUDA_SCRATCH_ML,     // attention: maxima and weights of splits
+  CUDA_SCRATCH_PARTS,  // MoE: a row a pair; attention: sums of splits; ranking: best of slices
+  CUDA_SCRATCH_ML,     // attention: maxima and weights of splits; ranking: sums of slices
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
   CUDA_SCRATCH_LATENT, // MLA: a sequence's latents, or attention over them
   CUDA_SCRATCH_KEYS,   // MLA: expanded keys and values

@@ -96,3 +96,30 @@ td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_
                             .scaling = a->scaling};
   return TD_CUDA_LAUNCH(stream, router, &args);
 }
+
+td_status td_cuda_op_top_logits(td_cuda_stream *stream, const td_top_logits_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_vocab > 0, "ranking: rows of no logits");
+  if (a->n_rows == 0) return TD_OK;
+  uint32_t n_slices = (a->n_vocab - 1) / TD_CU_TOP_SLICE + 1;
+  if (n_slices > TD_CU_TOP_MAX_SLICES) {
+    return td_fail(err, TD_EUNSUPPORTED, "ranking: %u tokens; on a GPU at most %d", a->n_vocab,
+                   TD_CU_TOP_SLICE * TD_CU_TOP_MAX_SLICES);
+  }
+  size_t n = (size_t)a->n_rows * n_slices;
+  void *part, *sums;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS,
+                                     n * TD_TOP_LOGITS * sizeof(uint64_t), &part, err);
+  if (status == TD_OK) {
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * 2 * sizeof(float), &sums, err);
+  }
+  if (status != TD_OK) return status;
+  td_cu_top_logits_args args = {.logits = a->logits,
+                                .temperature = a->temperature,
+                                .out = a->out,
+                                .part = part,
+                                .part_sums = sums,
+                                .n_rows = a->n_rows,
+                                .n_vocab = a->n_vocab,
+                                .n_slices = n_slices};
+  return TD_CUDA_LAUNCH(stream, top_logits, &args);
+}
