@@ -1,9 +1,11 @@
 // src/app/backend.c - requests between the front's callers and the workers.
-// A request is copied by submit and waits in the scheduler (sched/) until it is admitted, with all
-// the KV pages it may ever need. With two workers the first reads its prompt and draws the first
-// token, then the second goes on over the same pages; with one, that does both. Pages outlive
-// workers, so a request whose worker dies is continued behind the last token that came from it.
-// Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer are read again then.
+// A request is copied by submit and waits in the scheduler (sched/) until it is admitted, with the
+// KV pages of its prompt; more follow as its answer grows. With two workers the first reads its
+// prompt and draws the first token, then the second goes on over the same pages; with one, that
+// does both. Pages outlive workers, so a request whose worker dies is continued behind the last
+// token that came from it. Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer
+// are computed again then. One that has to make room is called back from its worker, waits in the
+// scheduler again, and is computed again as far as the cache has lost it; nobody else notices.
 #include "app/backend.h"
 
 #include <stdbool.h>
@@ -40,10 +42,11 @@ typedef struct {
   worker *at;        // NULL while it waits
   uint32_t n_output; // tokens of the answer that came, behind the prompt in out.tokens
   bool is_last;      // the answer ends with the last of them
-  uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes
+  uint32_t n_past;   // tokens, of prompt and answer, that its pages hold
+  bool was_given;    // to a worker, once
+  uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes at first
   uint32_t furthest; // most tokens, of prompt and answer, that were ever computed
   uint32_t n_replays;
-  bool is_lost; // the pages that held the answer's tokens: they are read again, behind the prompt
   uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
   td_kv_loading *loading;       // its pages come from the disk: neither waits nor is at a worker
 } request;
@@ -134,12 +137,19 @@ static bool is_up(const worker *w) {
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
-// The request goes to w, to begin behind what its pages hold.
-static void give(td_backend *b, request *r, worker *w) {
+// Its pages hold all but the last of its tokens, which is one of the answer.
+static bool can_decode(const request *r) {
+  return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
+}
+
+// The request goes to a worker, to begin behind what its pages hold.
+static void give(td_backend *b, request *r) {
   td_wire_submit *submit = &r->out.submit;
+  worker *w = can_decode(r) ? decoder(b) : reader(b);
   r->at = w;
+  r->was_given = true;
   submit->n_answer = r->n_output;
-  submit->n_past = r->n_output && !r->is_lost ? submit->n_prompt + r->n_output - 1 : r->n_cached;
+  submit->n_past = r->n_past;
   submit->flags &= ~TD_SUBMIT_READ_ONLY;
   if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
   td_outbox_leave(&r->out);
@@ -151,12 +161,12 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
 
 // Whether pages of the prompt are on their way from the disk.
 static bool load(td_backend *b, request *r) {
-  if (!b->tier) return false;
+  if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
   td_kv_tier_save(b->tier); // of what other requests left, some gave way to this one
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
-                           .n_cached = r->n_cached,
+                           .n_cached = r->n_past,
                            .pages = r->out.pages,
                            .on_loaded = on_loaded,
                            .ctx = b};
@@ -170,8 +180,49 @@ static void admit(td_backend *b) {
     request *r = find(b, admission.id);
     r->out.pages = admission.pages;
     r->out.submit.n_pages = admission.n_pages;
-    r->n_cached = admission.n_cached;
-    if (!load(b, r)) give(b, r, reader(b));
+    r->n_past = admission.n_cached;
+    if (!r->was_given) r->n_cached = admission.n_cached;
+    if (!load(b, r)) give(b, r);
+  }
+}
+
+// Back to the queue, to its place.
+static void wait_again(td_backend *b, request *r) {
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  td_sched_requeue(b->sched, r->out.id, r->n_output);
+  r->at = NULL;
+  r->out.pages = NULL;
+}
+
+static void give_pages(td_backend *b) {
+  td_growth growth;
+  while (td_sched_grow(b->sched, &growth)) {
+    request *r = find(b, growth.id);
+    td_outbox_grow(&r->at->outbox, &r->out, growth.pages, growth.n_pages);
+  }
+}
+
+// It makes room, at once or as soon as nobody writes to its pages any more.
+static void call_back(td_backend *b, request *r) {
+  r->furthest = 0; // what it computes again counts as getting on
+  r->out.is_called_back = true;
+  if (r->loading) {
+    td_kv_loading_cancel(r->loading);
+  } else if (r->out.submit_sent) {
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE says when
+  } else {
+    wait_again(b, r);
+  }
+}
+
+// Pages for answers that grow, where need be from requests that came later.
+static void grow(td_backend *b) {
+  uint64_t id;
+  give_pages(b);
+  while (td_sched_preempt(b->sched, &id)) {
+    call_back(b, find(b, id));
+    give_pages(b);
   }
 }
 
@@ -189,15 +240,21 @@ static void lease_threads(td_backend *b) {
   lease(decoder(b), now.decode);
 }
 
-// Admits what fits and sends what the rings take. Calls nobody back.
-static void pump(td_backend *b) {
-  if (b->is_closing || !b->sched) return;
-  admit(b);
-  lease_threads(b);
+// Sends what the rings take.
+static void flush(td_backend *b) {
   for (uint32_t i = 0; i < b->n_workers; i++) {
     worker *w = &b->workers[i];
     if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
   }
+}
+
+// Admits what fits, and sends it. No callback comes from inside.
+static void pump(td_backend *b) {
+  if (b->is_closing || !b->sched) return;
+  grow(b);
+  admit(b);
+  lease_threads(b);
+  flush(b);
 }
 
 // From here on it is like a request whose pages memory held. What came meanwhile is done now.
@@ -213,8 +270,13 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
     fail_request(b, r, td_backend_reason(b), "");
   } else {
     td_sched_progress(b->sched, id, n_cached);
-    r->n_cached = n_cached;
-    give(b, r, reader(b));
+    r->n_past = n_cached;
+    if (!r->was_given) r->n_cached = n_cached;
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
   }
   pump(b);
 }
@@ -227,7 +289,7 @@ static void note_furthest(request *r, uint32_t n_computed) {
   r->n_replays = 0;
 }
 
-static void on_token(const td_backend *b, request *r, const td_wire_token *token) {
+static void on_token(td_backend *b, request *r, const td_wire_token *token) {
   td_wire_token checked = *token;
   if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
@@ -235,29 +297,54 @@ static void on_token(const td_backend *b, request *r, const td_wire_token *token
   uint32_t n_prompt = r->out.submit.n_prompt;
   r->out.tokens[n_prompt + r->n_output++] = checked.id;
   r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  r->n_past = n_prompt + r->n_output - 1;
   note_furthest(r, n_prompt + r->n_output);
+  td_sched_progress(b->sched, r->out.id, r->n_past);
+  if (!r->is_last) {
+    grow(b);
+    flush(b);
+  }
   if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
 static void on_progress(td_backend *b, request *r, const td_wire_progress *progress) {
-  td_sched_progress(b->sched, r->out.id, progress->n_done);
-  if (!r->read_ns && progress->n_done == r->out.submit.n_prompt) {
+  uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
+  uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
+  bool is_new = !r->read_ns; // what it has to read again is nobody's business
+  if (n_done < r->n_past || n_done > n_known) return;
+  r->n_past = n_done;
+  td_sched_progress(b->sched, r->out.id, n_done);
+  if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
     r->prefill_ns = progress->elapsed_ns;
     uint32_t n_read = r->out.submit.n_prompt - r->n_cached;
     if (b->tier) td_kv_tier_note_prefill(b->tier, n_read, r->prefill_ns);
   }
-  if (progress->n_done <= r->out.submit.n_prompt) note_furthest(r, progress->n_done);
+  note_furthest(r, n_done);
   pump(b);
-  if (r->out.is_canceled || !r->callbacks.on_progress) return;
-  r->callbacks.on_progress(r->callbacks.ctx, progress);
+  if (!is_new || r->out.is_canceled || !r->callbacks.on_progress) return;
+  td_wire_progress told = *progress;
+  told.n_cached = r->n_cached;
+  told.n_prompt = n_prompt;
+  r->callbacks.on_progress(r->callbacks.ctx, &told);
+}
+
+// The worker has let go of a request before its end.
+static bool goes_on(const request *r, td_done_reason reason) {
+  if (r->out.is_canceled || r->is_last) return false;
+  return reason == TD_DONE_READ ? can_decode(r)
+                                : reason == TD_DONE_CANCELED && r->out.is_called_back;
 }
 
 static void on_done(td_backend *b, request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.text[sizeof done.text - 1] = '\0';
-  if (done.reason == TD_DONE_READ && !r->out.is_canceled && r->n_output && !r->is_last) {
-    give(b, r, decoder(b));
+  if (goes_on(r, done.reason)) {
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
   } else if (done.reason == TD_DONE_READ) {
     done.reason = TD_DONE_ERROR;
     snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
@@ -300,16 +387,12 @@ static void end_complete(td_backend *b, request *r) {
 // is read again. Twice at one place is enough: the request may be what kills the worker.
 static void continue_request(td_backend *b, request *r) {
   r->n_replays += r->out.submit_sent;
-  r->is_lost = b->info.flags & TD_READY_OWN_PAGES;
-  if (r->n_output && !r->is_lost) {
-    give(b, r, decoder(b));
-    return;
+  bool is_lost = b->info.flags & TD_READY_OWN_PAGES;
+  if (r->n_output && !is_lost && !r->out.is_called_back) {
+    give(b, r);
+  } else {
+    wait_again(b, r);
   }
-  td_outbox_leave(&r->out);
-  td_outgoing_rewind(&r->out);
-  td_sched_requeue(b->sched, r->out.id);
-  r->at = NULL;
-  r->out.pages = NULL;
 }
 
 static void on_death(void *ctx, const char *why) {
@@ -551,6 +634,10 @@ td_kv_tier_stats td_backend_kv_disk(const td_backend *b) {
   return td_kv_tier_stats_of(b->tier);
 }
 
+uint64_t td_backend_n_preemptions(const td_backend *b) {
+  return b->sched ? td_sched_n_preemptions(b->sched) : 0;
+}
+
 double td_backend_kv_use(const td_backend *b) {
   if (!b->sched) return 0;
   return 1 - (double)td_sched_n_free_pages(b->sched) / (double)b->info.n_pages;
@@ -623,7 +710,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const td_sched_job job = {
-      .prompt = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
+      .tokens = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     free_request(r);

@@ -24,8 +24,14 @@ void td_outbox_leave(td_outgoing *out) {
 }
 
 void td_outgoing_rewind(td_outgoing *out) {
-  out->submit_sent = out->cancel_sent = false;
+  out->submit_sent = out->cancel_sent = out->is_called_back = false;
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = 0;
+}
+
+void td_outbox_grow(td_outbox *box, td_outgoing *out, const int32_t *pages, uint32_t n_pages) {
+  out->pages = pages;
+  out->submit.n_pages = n_pages;
+  td_outbox_enter(box, out);
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) {
@@ -39,7 +45,7 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   uint32_t pages_left = submit->n_pages - out->n_pages_sent;
   uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
   uint32_t bias_left = submit->n_bias - out->n_bias_sent;
-  if (out->is_canceled) {
+  if (out->is_canceled || out->is_called_back) {
     msg->kind = TD_MSG_CANCEL;
     return !out->cancel_sent;
   }

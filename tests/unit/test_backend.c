@@ -302,6 +302,39 @@ static void test_cancel_at_the_hand_over(void **state) {
   world_close(&w);
 }
 
+// Answers in a pool that holds a third of them: some make room for others and go on later, some of
+// those are canceled, workers die meanwhile; whoever stays gets the text that it gets alone.
+static void test_answers_make_room(void **state) {
+  (void)state;
+  enum { N = 12 };
+  static client clients[N];
+  static int32_t prompts[N][200];
+  char fuse[32];
+  make_fuse(fuse);
+  kv_tokens = 1024;
+  world w;
+  world_ready(&w, 512, 6);
+  kv_tokens = 0;
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend, .cancel_at = i % 4 == 3 ? 150 : 0};
+    make_prompt(prompts[i], 200, i % 2); // every second begins alike
+    if (i == 2) memcpy(prompts[i], (int32_t[]){DIE_ONCE, 400}, 2 * sizeof(int32_t));
+    prompts[i][130] = (int32_t)i;
+    assert_int_equal(submit(&clients[i], prompts[i], 140 + 5 * i, 300), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  for (uint32_t i = 0; i < N; i++) {
+    assert_int_equal(clients[i].n_done, !clients[i].cancel_at);
+    check_answer(&clients[i], prompts[i], 140 + 5 * i, clients[i].cancel_at ? 150 : 300);
+    if (clients[i].n_done) assert_true(clients[i].done.n_cached <= 128);
+  }
+  assert_int_equal(access(fuse, F_OK), -1); // it did die
+  assert_true(td_backend_n_preemptions(w.backend) > 3);
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  unsetenv("TANDEM_TEST_FUSE");
+  world_close(&w);
+}
+
 static void test_engine_failure(void **state) {
   (void)state;
   world w;
@@ -488,6 +521,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_an_answer_outlives_its_worker),
       cmocka_unit_test(test_one_death_is_not_the_others),
       cmocka_unit_test(test_cancel_at_the_hand_over),
+      cmocka_unit_test(test_answers_make_room),
       cmocka_unit_test(test_engine_failure),
       cmocka_unit_test(test_failures_to_start),
       cmocka_unit_test(test_close_with_requests),
@@ -500,6 +534,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_replay_before_the_first_token),
       cmocka_unit_test(test_an_answer_outlives_its_worker),
       cmocka_unit_test(test_an_answer_outlives_its_pages),
+      cmocka_unit_test(test_answers_make_room),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   int n_failed = cmocka_run_group_tests_name("supervisor", alone, NULL, NULL) +
