@@ -25,18 +25,26 @@
 #define MAX_WAITING 512
 #define STUCK_S     30u // unless asked otherwise
 #define KILL_NS     600000000000u
-#define MAX_REPLAYS 1 // of a request that got no further than the last time its worker died
+// How far a request is suspected that was at a worker when it died, and got no further than the
+// last time: a death in company, a death alone, and what is enough to give it up.
+#define BLAME_TOGETHER 1
+#define BLAME_ALONE    3
+#define MAX_BLAME      3
 
 enum { MAX_WORKERS = 2 };
+
+typedef struct request request;
 
 typedef struct {
   td_backend *backend;
   td_supervisor *supervisor; // NULL once closed
   td_outbox outbox;
+  request *on_trial;  // the one suspect of having killed it that it has now; NULL: none
+  bool is_dying;      // what it had is being looked through
   uint32_t n_threads; // that it was told to compute with; 0: not yet
 } worker;
 
-typedef struct {
+struct request {
   td_outgoing out; // first
   td_request_callbacks callbacks;
   worker *at;        // NULL while it waits
@@ -46,10 +54,11 @@ typedef struct {
   bool was_given;    // to a worker, once
   uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes at first
   uint32_t furthest; // most tokens, of prompt and answer, that were ever computed
-  uint32_t n_replays;
+  uint32_t blame;    // for deaths of workers
   uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
   td_kv_loading *loading;       // its pages come from the disk: neither waits nor is at a worker
-} request;
+  bool is_held;                 // from its worker, until a trial is over
+};
 
 struct td_backend {
   td_backend_opts opts;
@@ -83,11 +92,47 @@ static void free_request(request *r) {
   free(r);
 }
 
+// ---- trials -----------------------------------------------------------------------------------
+// Whoever was at a worker when it died may have killed it. They are given to the next one by one,
+// the most suspect first, each when the one before has written another token or is gone, and nobody
+// new comes in between. So one that kills again does it without another suspect beside it.
+
+static void enter(request *r, worker *w) {
+  r->is_held = w->is_dying || w->on_trial;
+  if (r->is_held) return;
+  if (r->blame) w->on_trial = r;
+  td_outbox_enter(&w->outbox, &r->out);
+}
+
+static void release_held(td_backend *b, worker *w) {
+  request *most = NULL;
+  for (uint32_t i = 0; i < b->n_slots; i++) {
+    request *r = b->slots[i];
+    if (r && r->at == w && r->is_held && (!most || r->blame > most->blame)) most = r;
+  }
+  if (most) enter(most, w);
+  for (uint32_t i = 0; i < b->n_slots && !w->on_trial; i++) {
+    request *r = b->slots[i];
+    if (r && r->at == w && r->is_held) enter(r, w);
+  }
+}
+
+// It has written a token, or leaves its worker.
+static void end_trial(td_backend *b, request *r) {
+  worker *w = r->at;
+  if (!w || w->on_trial != r) return;
+  w->on_trial = NULL;
+  release_held(b, w);
+}
+
+// ---- the end of a request ---------------------------------------------------------------------
+
 // Takes the request out of everything and tells its caller how it ended, if there still is one.
 static void end_request(td_backend *b, request *r, const td_wire_done *done) {
   td_outbox_leave(&r->out);
   td_sched_remove(b->sched, r->out.id);
   b->slots[r->out.id % b->n_slots] = NULL;
+  end_trial(b, r);
   td_request_callbacks callbacks = r->callbacks;
   bool is_heard = !r->out.is_canceled;
   free_request(r);
@@ -145,6 +190,7 @@ static bool can_decode(const request *r) {
 // The request goes to a worker, to begin behind what its pages hold.
 static void give(td_backend *b, request *r) {
   td_wire_submit *submit = &r->out.submit;
+  end_trial(b, r);
   worker *w = can_decode(r) ? decoder(b) : reader(b);
   r->at = w;
   r->was_given = true;
@@ -154,7 +200,7 @@ static void give(td_backend *b, request *r) {
   if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
-  td_outbox_enter(&w->outbox, &r->out);
+  enter(r, w);
 }
 
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
@@ -188,6 +234,8 @@ static void admit(td_backend *b) {
 
 // Back to the queue, to its place.
 static void wait_again(td_backend *b, request *r) {
+  end_trial(b, r);
+  r->is_held = false;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
   td_sched_requeue(b->sched, r->out.id, r->n_output);
@@ -199,7 +247,9 @@ static void give_pages(td_backend *b) {
   td_growth growth;
   while (td_sched_grow(b->sched, &growth)) {
     request *r = find(b, growth.id);
-    td_outbox_grow(&r->at->outbox, &r->out, growth.pages, growth.n_pages);
+    r->out.pages = growth.pages;
+    r->out.submit.n_pages = growth.n_pages;
+    if (!r->is_held) td_outbox_enter(&r->at->outbox, &r->out);
   }
 }
 
@@ -286,7 +336,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
 static void note_furthest(request *r, uint32_t n_computed) {
   if (n_computed <= r->furthest) return;
   r->furthest = n_computed;
-  r->n_replays = 0;
+  r->blame = 0;
 }
 
 static void on_token(td_backend *b, request *r, const td_wire_token *token) {
@@ -299,6 +349,7 @@ static void on_token(td_backend *b, request *r, const td_wire_token *token) {
   r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
   r->n_past = n_prompt + r->n_output - 1;
   note_furthest(r, n_prompt + r->n_output);
+  end_trial(b, r);
   td_sched_progress(b->sched, r->out.id, r->n_past);
   if (!r->is_last) {
     grow(b);
@@ -384,9 +435,8 @@ static void end_complete(td_backend *b, request *r) {
 
 // A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
 // of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
-// is read again. Twice at one place is enough: the request may be what kills the worker.
+// is read again.
 static void continue_request(td_backend *b, request *r) {
-  r->n_replays += r->out.submit_sent;
   bool is_lost = b->info.flags & TD_READY_OWN_PAGES;
   if (r->n_output && !is_lost && !r->out.is_called_back) {
     give(b, r);
@@ -395,23 +445,36 @@ static void continue_request(td_backend *b, request *r) {
   }
 }
 
+static uint32_t n_given(const td_backend *b, const worker *w) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < b->n_slots; i++)
+    n += b->slots[i] && b->slots[i]->at == w && b->slots[i]->out.submit_sent;
+  return n;
+}
+
 static void on_death(void *ctx, const char *why) {
   worker *w = ctx;
   td_backend *b = w->backend;
   bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
+  uint32_t blame = n_given(b, w) == 1 ? BLAME_ALONE : BLAME_TOGETHER;
   w->n_threads = 0;
+  w->on_trial = NULL;
+  w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
     if (!r || r->at != w) continue;
+    if (r->out.submit_sent) r->blame += blame;
     if (r->is_last) {
       end_complete(b, r);
-    } else if (r->out.is_canceled || (r->n_replays == MAX_REPLAYS && r->out.submit_sent)) {
+    } else if (r->out.is_canceled || r->blame > MAX_BLAME) {
       fail_request(b, r, why, "; try again");
     } else if (r->out.submit_sent || are_pages_lost) {
       continue_request(b, r);
     }
   }
   if (b->sched && are_pages_lost && !b->is_closing) td_sched_forget(b->sched);
+  w->is_dying = false;
+  release_held(b, w);
   pump(b);
 }
 

@@ -28,12 +28,6 @@ void td_outgoing_rewind(td_outgoing *out) {
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = 0;
 }
 
-void td_outbox_grow(td_outbox *box, td_outgoing *out, const int32_t *pages, uint32_t n_pages) {
-  out->pages = pages;
-  out->submit.n_pages = n_pages;
-  td_outbox_enter(box, out);
-}
-
 static uint32_t smaller(uint32_t a, uint32_t b) {
   return a < b ? a : b;
 }

@@ -33,12 +33,12 @@ struct td_outbox {
   td_outgoing *head, *tail;
 };
 
-void td_outbox_enter(td_outbox *box, td_outgoing *out); // does nothing for one that stands there
-void td_outbox_leave(td_outgoing *out);                 // legal for one that stands in none
+// Does nothing for one that stands there. One that the worker has enters again when there is more
+// of it: pages (submit.n_pages), or that it is not wanted.
+void td_outbox_enter(td_outbox *box, td_outgoing *out);
+void td_outbox_leave(td_outgoing *out); // legal for one that stands in none
 // The worker has nothing of it any more.
 void td_outgoing_rewind(td_outgoing *out);
-// There are more pages now: submit.n_pages, of which the worker gets those that it has not.
-void td_outbox_grow(td_outbox *box, td_outgoing *out, const int32_t *pages, uint32_t n_pages);
 // Sends what the ring takes; the supervisor's on_space or on_death comes when that is not all.
 void td_outbox_flush(td_outbox *box, td_supervisor *to);
 
