@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 
+#include "kernels/cpu/a8.h"
 #include "kernels/decl.h"
 
 static const td_kernel_variant all_variants[] = {
@@ -87,6 +88,14 @@ const td_kernel_table *td_kernels(void) {
   return &table;
 }
 
+void td_kernels_use_int8_activations(void) {
+  table.int8_activations = true;
+}
+
+static bool rounds_x(const td_weight *w) {
+  return table.int8_activations && (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) && a8_block(w) > 0;
+}
+
 static td_linear_fn linear_i4(td_layout layout) {
   switch (layout) {
   case TD_LAYOUT_ROWS: return table.linear_i4;
@@ -97,6 +106,7 @@ static td_linear_fn linear_i4(td_layout layout) {
 }
 
 td_linear_fn td_kernels_linear(const td_weight *w) {
+  if (rounds_x(w)) return table.linear_q4_a8;
   if (w->dtype == TD_I4) return linear_i4(w->layout);
   if (w->layout != TD_LAYOUT_ROWS) return NULL;
   switch (w->dtype) {
@@ -111,13 +121,15 @@ td_linear_fn td_kernels_linear(const td_weight *w) {
 }
 
 // Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ), and
-// fewer rows would read it again, or lines too far apart. With more tokens, reading and packing
-// their activations is what more rows share; 4-bit codes have them put in order for one, too.
+// fewer rows would read it again, or lines too far apart. With many tokens, reading their
+// activations is what more rows share; with 4-bit codes, bringing them into the codes' order is,
+// or rounding them.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
+  if (rounds_x(w)) return n_tokens >= MANY_TOKENS ? 512 : 128;
   if (w->layout == TD_LAYOUT_AWQ || n_tokens >= MANY_TOKENS) return 128;
   if (w->layout == TD_LAYOUT_GPTQ) return 64;
-  return (n_tokens > 1 ? 64 : 32) * (td_dtype_bits(w->dtype) == 4 ? 2 : 1);
+  return td_dtype_bits(w->dtype) != 4 ? 32 : n_tokens > 1 ? 128 : 64;
 }
 
 const td_kernel_variant *td_kernel_variants(size_t *n) {

@@ -17,9 +17,8 @@
 #include "tandem/types.h"
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
-// Neither x nor y alias. The weight is used as stored: a scale multiplies sums, or activations with
-// one rounding, or, where that is exact, weights; a NaN code or scale anywhere in a row makes the
-// row's results NaN.
+// Neither x nor y alias. The weight is used as stored: a scale multiplies sums or, where that is
+// exact, weights; a NaN code or scale anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols
@@ -69,6 +68,10 @@ typedef struct {
   size_t n;
 } td_convert_args;
 
+// linear_q4_a8 is the one linear kernel that rounds: TD_I4 and TD_F4E2M1 in rows, times activations
+// of 8 bits with a scale for each 16 to 128 columns of a token (kernels/cpu/a8.h). Off unless asked
+// for.
+
 // Keys one attention block may hold.
 #define TD_ATTN_KEYS 64
 
@@ -98,6 +101,7 @@ typedef struct {
   X(linear_i4_gptq, td_linear_args)                                                                \
   X(linear_i4_awq, td_linear_args)                                                                 \
   X(linear_f4e2m1, td_linear_args)                                                                 \
+  X(linear_q4_a8, td_linear_args)                                                                  \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \
@@ -113,6 +117,7 @@ typedef struct {
   TD_KERNEL_FAMILIES(X)
 #undef X
   const char *isa; // the best the table may use: "scalar", "avx2", "avx512"
+  bool int8_activations;
 } td_kernel_table;
 
 // What a version needs of the machine.
@@ -129,6 +134,9 @@ typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td
 td_kernels_result td_kernels_init(const char *force_isa);
 // Names accepted above, best first, ending with NULL.
 const char *const *td_kernels_isas(void);
+// From here on td_kernels_linear answers linear_q4_a8 for the weights that it is for. Like
+// td_kernels_init: not thread-safe, once.
+void td_kernels_use_int8_activations(void);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
 // The linear kernel for weights of this dtype and layout; NULL where there is none.

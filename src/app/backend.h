@@ -33,6 +33,7 @@ typedef struct {
   uint32_t prefill_chunk;   // prompt tokens a step
   uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
   td_dtype kv_dtype;        // TD_F32 or TD_F16
+  bool int8_activations;    // see td_dev_opts
   int weights_fd;      // weights in memory (model/resident.h), borrowed; 0: workers map the files
   td_kv_dir *kv_dir;   // pages on disk behind the cache of prefixes, borrowed; NULL: none
   td_digest kv_model;  // all that decides what its pages hold
@@ -75,9 +76,7 @@ td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
 td_kv_tier_stats td_backend_kv_disk(const td_backend *backend); // zeros without a directory
-// Times a running request made room for one that had come before it.
-uint64_t td_backend_n_preemptions(const td_backend *backend);
-double td_backend_kv_use(const td_backend *backend); // pages that running requests hold, 0 to 1
+double td_backend_kv_use(const td_backend *backend); // pages promised to running requests, 0 to 1
 
 enum { TD_BACKEND_MAX_WORKERS = 2 };
 

@@ -103,6 +103,11 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                                   });
 }
 
+static const char *family_of(const td_bench_format *format) {
+  bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
+  return is_q4 && td_kernels()->int8_activations ? "linear_q4_a8" : format->family;
+}
+
 // All variants and batches with one number of threads.
 static td_status run_threads(kernel_bench *b, const td_bench_format *format,
                              const td_bench_speed *speed, td_err *err) {
@@ -114,7 +119,7 @@ static td_status run_threads(kernel_bench *b, const td_bench_format *format,
   const td_int_list *batches = &b->report.options->bench_batches;
   for (size_t i = 0; i < n; i++) {
     const td_kernel_variant *v = &variants[i];
-    if (strcmp(v->family, format->family) || !td_kernel_variant_runs(v)) continue;
+    if (strcmp(v->family, family_of(format)) || !td_kernel_variant_runs(v)) continue;
     b->fn = (td_linear_fn)v->fn;
     for (uint32_t j = 0; j < batches->n; j++) {
       b->batch = (uint32_t)batches->values[j];
@@ -138,7 +143,11 @@ static td_status run_format(kernel_bench *b, const td_bench_format *format, td_e
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
-  td_status st = td_bench_report_open(&b->report, o, err);
+  bool int8_activations;
+  td_status st = td_cmd_int8_activations(o, &int8_activations, err);
+  if (st != TD_OK) return st;
+  if (int8_activations) td_kernels_use_int8_activations();
+  st = td_bench_report_open(&b->report, o, err);
   if (st == TD_OK) st = td_team_open(&b->team, &(td_team_opts){.n_threads = 0}, err);
   if (st != TD_OK) return st;
   uint32_t largest = 1;

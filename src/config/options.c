@@ -54,6 +54,9 @@ static const option table[] = {
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",
      "KV cache in f32, or in f16: half the memory, keys and values rounded to 11 bits"},
+    {"activations", 0, OPT_STR, COMPUTE | PARTS, AT(activations), NO_RANGE, "f32", "DTYPE",
+     "f32, or int8: rounded where 4-bit weights are multiplied on the CPU, which makes reading "
+     "prompts faster and answers a little worse"},
     {"weights", 0, OPT_STR, COMPUTE, AT(weights), NO_RANGE, "auto", "WHERE",
      "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
      "there are any; auto: resident where that fits and brings such pages"},
@@ -99,10 +102,6 @@ static const option table[] = {
      "what the API calls the model; default: the directory's name"},
     {"max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), 1, 1024, "16", "N",
      "requests answered together"},
-    {"kv-tokens", 0, OPT_INT, ON(SERVE), AT(kv_tokens), 0, 1 << 30, "0", "TOKENS",
-     "what the KV pool holds, of all requests together; 0: --max-batch whole contexts, within half "
-     "of "
-     "the memory; when answers outgrow it, the last that came waits"},
     {"workers", 0, OPT_STR, ON(SERVE), AT(workers), NO_RANGE, "auto", "HOW",
      "split: one process reads prompts, another writes answers; one: a single process does both; "
      "auto: split with 2 threads or more, on the CPU"},

@@ -80,6 +80,22 @@ def test_f16_cache_runs(tandem, model):
     assert said["n_output"] == 4
 
 
+def test_int8_activations(tandem, model, tmp_path):
+    """They change the logits of a 4-bit model, a little, and of no other."""
+    small = tmp_path / "int4"
+    tandem("quantize", "--model", model, "--to", "int4-g32", "--out", small)
+
+    def logits(folder, activations):
+        out = tmp_path / "logits.npy"
+        ids = ",".join(str(i * 7 % 900) for i in range(24))
+        tandem("eval", "logits", "--model", folder, "--token-ids", ids, "--out", out, "--activations", activations)
+        return np.load(out)
+
+    exact, rounded = logits(small, "f32"), logits(small, "int8")
+    assert 0 < np.abs(exact - rounded).mean() < 0.03 * exact.std()
+    assert np.array_equal(logits(model, "f32"), logits(model, "int8"))
+
+
 @pytest.mark.parametrize(
     "args, status, words",
     [
@@ -87,6 +103,7 @@ def test_f16_cache_runs(tandem, model):
         (["run", "--model", "/nonexistent", "-p", "x"], 1, "/nonexistent/config.json"),
         (["run", "--model", "MODEL", "-p", "x", "--top-p", "2"], 2, "top-p"),
         (["run", "--model", "MODEL", "-p", "x", "--kv-dtype", "q4"], 2, "kv-dtype"),
+        (["run", "--model", "MODEL", "-p", "x", "--activations", "int4"], 2, "f32 or int8"),
         (["run", "--model", "MODEL", "--token-ids", "999999"], 2, "vocabulary"),
         (["run", "--model", "MODEL", "-p", "x", "--ctx-size", "100000000"], 2, "ctx-size"),
         (["run", "--model", "MODEL", "-f", "/nonexistent"], 1, "/nonexistent"),

@@ -10,10 +10,11 @@ enum { HUGE_PAGE_BYTES = 2 << 20 };
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // TANDEM_FORCE_ISA is for tests and debugging, and this is where it is read.
-static td_status choose_kernels(td_err *err) {
+static td_status choose_kernels(bool int8_activations, td_err *err) {
   const char *force = getenv("TANDEM_FORCE_ISA");
   pthread_mutex_lock(&kernels_lock);
   td_kernels_result result = td_kernels()->isa ? TD_KERNELS_OK : td_kernels_init(force);
+  if (int8_activations) td_kernels_use_int8_activations();
   pthread_mutex_unlock(&kernels_lock);
   switch (result) {
   case TD_KERNELS_OK: return TD_OK;
@@ -81,7 +82,7 @@ static const td_dev_vtable vtable = {
 };
 
 td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
-  td_status status = choose_kernels(err);
+  td_status status = choose_kernels(opts->int8_activations, err);
   if (status != TD_OK) return status;
   td_cpu_dev *dev = calloc(1, sizeof *dev);
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CPU device");
@@ -93,8 +94,8 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     cpu_close(&dev->base);
     return status;
   }
-  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s", td_team_size(dev->team),
-           td_kernels()->isa);
+  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_team_size(dev->team),
+           td_kernels()->isa, td_kernels()->int8_activations ? "+int8" : "");
   *out = &dev->base;
   return TD_OK;
 }

@@ -1,0 +1,90 @@
+// kernels/cpu/avx2/linear_q4_a8.c - 4-bit weights times activations in 8 bits; see linear_a8.h.
+#include "kernels/cpu/avx2/vec.h"
+
+enum { VECTORS = 2, TILE_TOKENS = 4 };
+
+// Pairs of products stay below 2^15: 2 * 24 * 127.
+static inline vi a8_dot(vi acc, vi u, vi x) {
+  vi pairs = _mm256_maddubs_epi16(u, x);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline vi a8_set1(int32_t i) {
+  return _mm256_set1_epi32(i);
+}
+static inline vi a8_mul(vi a, vi b) {
+  return _mm256_mullo_epi32(a, b);
+}
+static inline vf a8_to_float(vi a) {
+  return _mm256_cvtepi32_ps(a);
+}
+static inline void vi_store(void *p, vi a) {
+  _mm256_storeu_si256((__m256i *)p, a);
+}
+
+static inline __m128i a8_load16(const void *p) {
+  return _mm_loadu_si128((const __m128i *)p);
+}
+// Rows i and i + 4, whose words the 4 x 4 transpositions bring to lanes 4 j + i.
+static inline vi a8_two_rows(const uint8_t *const *rows, size_t at, int i) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(a8_load16(rows[i] + at)),
+                                 a8_load16(rows[i + 4] + at), 1);
+}
+static inline void a8_words(const uint8_t *const *rows, size_t at, vi words[4]) {
+  vi a = a8_two_rows(rows, at, 0), b = a8_two_rows(rows, at, 1);
+  vi c = a8_two_rows(rows, at, 2), d = a8_two_rows(rows, at, 3);
+  vi ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
+  words[0] = _mm256_unpacklo_epi64(ab, cd);
+  words[1] = _mm256_unpackhi_epi64(ab, cd);
+  ab = _mm256_unpackhi_epi32(a, b);
+  cd = _mm256_unpackhi_epi32(c, d);
+  words[2] = _mm256_unpacklo_epi64(ab, cd);
+  words[3] = _mm256_unpackhi_epi64(ab, cd);
+}
+
+static inline vi a8_low(vi words) {
+  return _mm256_and_si256(words, _mm256_set1_epi8(15));
+}
+static inline vi a8_high(vi words) {
+  return _mm256_and_si256(_mm256_srli_epi32(words, 4), _mm256_set1_epi8(15));
+}
+static inline vi a8_lookup(vi codes) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+}
+
+static inline uint32_t a8_largest(const float *x, uint32_t n) {
+  vi most = _mm256_setzero_si256();
+  for (uint32_t i = 0; i < 2 * n; i++) {
+    vi bits = _mm256_and_si256(vi_load(x + i * VL), _mm256_set1_epi32(0x7fffffff));
+    most = _mm256_max_epi32(most, bits);
+  }
+  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  half = _mm_max_epi32(half, _mm_unpackhi_epi64(half, half));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(half, _mm_srli_epi64(half, 32)));
+}
+
+static inline void a8_round(const float *x, float times, int8_t *out) {
+  const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+  vi a = _mm256_cvtps_epi32(vf_mul(vf_load(x), vf_set1(times)));
+  vi b = _mm256_cvtps_epi32(vf_mul(vf_load(x + VL), vf_set1(times)));
+  vi words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words),
+                                  _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(bytes, order));
+}
+
+static inline int32_t a8_sum(const int8_t *x, uint32_t n) {
+  __m128i sum = _mm_setzero_si128();
+  for (uint32_t i = 0; i < n; i += 16) {
+    __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), a8_load16(x + i));
+    sum = _mm_add_epi32(sum, _mm_madd_epi16(pairs, _mm_set1_epi16(1)));
+  }
+  sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
+  return _mm_cvtsi128_si32(sum) + _mm_extract_epi32(sum, 1);
+}
+
+#include "kernels/cpu/linear_a8.h"
+
+void linear_q4_a8__avx2(const td_linear_args *args) {
+  linear_a8(args);
+}
