@@ -2,22 +2,27 @@
 // A case is enqueued again and again until a run takes some 50 ms, and the median of five runs
 // counts: wall time over the number of calls, launches included. Weights rotate through enough
 // matrices to come from memory rather than from the L2.
+// usage: bench_gpu [KEY=VALUE]...     what the head of the JSON is to say besides
+// With --list, the cases and no figures: how many there are, on any machine.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/machine.h"
 #include "base/clock.h"
 #include "base/json_write.h"
-#include "device/device.h"
+#include "device/cuda/cuda.h"
 
 enum { RUNS = 5, ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64 };
 #define RUN_S 0.05
 
 typedef struct {
-  td_dev *dev;
+  td_dev *dev; // NULL: cases are listed
   td_stream *stream;
   td_json_writer *json;
-  double copy_gbps; // within the device, reads and writes
+  double copy_gbps;   // within the device, reads and writes
+  double peak_tflops; // of a large dense product in BF16
+  uint32_t n_cases;
 } bench;
 
 static void need(td_status status, const td_err *err) {
@@ -33,10 +38,15 @@ static void sync_all(bench *b) {
 
 static void *device_memory(bench *b, size_t n_bytes) {
   td_err err;
-  void *out;
+  void *out = NULL;
+  if (!b->dev) return out;
   need(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
   td_op_fill_zero(b->stream, out, n_bytes);
   return out;
+}
+
+static void release(bench *b, void *memory) {
+  if (b->dev) td_dev_free(b->dev, memory);
 }
 
 static void *host_memory(size_t n_bytes) {
@@ -62,10 +72,11 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-// Seconds a call.
-static double measure(bench *b, bench_fn fn, const void *args) {
+// Seconds a call. Calls take turns at n_matrices, which the first round copies to the GPU.
+static double measure(bench *b, bench_fn fn, const void *args, uint32_t n_matrices) {
+  if (!b->dev) return 1;
   uint32_t n = 1;
-  run_calls(b, fn, args, MAX_MATRICES); // every weight on the GPU, every buffer there
+  run_calls(b, fn, args, n_matrices);
   while (n < 1u << 20 && run_calls(b, fn, args, n) < RUN_S)
     n *= 2;
   double seconds[RUNS];
@@ -77,57 +88,43 @@ static double measure(bench *b, bench_fn fn, const void *args) {
 
 typedef struct {
   const char *op, *model, *format;
-  uint32_t tokens, keys;
-  double bytes, flops; // of a call
+  uint32_t rows, cols, tokens, seqs, keys; // 0: does not apply
+  double bytes, flops;                     // of a call; 0: not what it is about
 } bench_case;
+
+static void print_case(const bench_case *c) {
+  fprintf(stderr, "%-12s %-10s %-5s", c->op, c->model, c->format ? c->format : "");
+  fprintf(stderr, " %6u x %-6u %5u tokens %6u keys", c->rows, c->cols, c->tokens, c->keys);
+}
 
 static void record(bench *b, const bench_case *c, double seconds) {
   td_json_writer *w = b->json;
+  double gbps = c->bytes / seconds * 1e-9, tflops = c->flops / seconds * 1e-12;
+  b->n_cases++;
+  print_case(c);
+  if (!b->dev) {
+    fputc('\n', stderr);
+    return;
+  }
+  fprintf(stderr, " %10.1f us %8.1f GB/s %8.2f TFLOP/s\n", seconds * 1e6, gbps, tflops);
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "op", c->op);
   td_jw_str(w, "model", c->model);
   if (c->format) td_jw_str(w, "format", c->format);
+  if (c->rows) td_jw_int(w, "rows", c->rows);
+  if (c->cols) td_jw_int(w, "cols", c->cols);
   td_jw_int(w, "tokens", c->tokens);
+  if (c->seqs) td_jw_int(w, "sequences", c->seqs);
   if (c->keys) td_jw_int(w, "keys", c->keys);
   td_jw_double(w, "us", seconds * 1e6);
-  td_jw_double(w, "gbps", c->bytes / seconds * 1e-9);
-  td_jw_double(w, "tflops", c->flops / seconds * 1e-12);
-  td_jw_double(w, "share_of_device_bandwidth", c->bytes / seconds * 1e-9 / b->copy_gbps);
+  td_jw_double(w, "gbps", gbps);
+  td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
+  if (c->flops > 0) td_jw_double(w, "tflops", tflops);
+  if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
   td_jw_end_object(w);
-  fprintf(stderr, "%-12s %-10s %-6s %5u tokens %6u keys %10.1f us %8.1f GB/s %8.2f TFLOP/s\n",
-          c->op, c->model, c->format ? c->format : "", c->tokens, c->keys, seconds * 1e6,
-          c->bytes / seconds * 1e-9, c->flops / seconds * 1e-12);
 }
 
-// ---- memory -----------------------------------------------------------------------------------
-
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-} copy_args;
-
-static void copy_once(bench *b, const void *args, uint32_t call) {
-  const copy_args *a = args;
-  (void)call;
-  td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
-}
-
-static void bench_copies(bench *b) {
-  size_t n = 256 << 20;
-  void *host = host_memory(n), *first = device_memory(b, n), *second = device_memory(b, n);
-  memset(host, 1, n);
-  double up = measure(b, copy_once, &(copy_args){first, host, n});
-  double within = measure(b, copy_once, &(copy_args){second, first, n});
-  b->copy_gbps = 2 * (double)n / within * 1e-9;
-  td_jw_double(b->json, "pageable_host_to_device_gbps", (double)n / up * 1e-9);
-  td_jw_double(b->json, "device_gbps", b->copy_gbps);
-  td_dev_free(b->dev, first);
-  td_dev_free(b->dev, second);
-  free(host);
-}
-
-// ---- matrices ---------------------------------------------------------------------------------
+// ---- weights ------------------------------------------------------------------------------------
 
 typedef struct {
   const char *name;
@@ -135,20 +132,27 @@ typedef struct {
   uint32_t scale_rows, scale_cols;
 } weight_format;
 
-static const weight_format formats[] = {
-    {"bf16", TD_BF16, TD_F32, 0, 0},
-    {"fp8", TD_F8E4M3, TD_F32, 128, 128},
-    {"int4", TD_I4, TD_BF16, 1, 32},
-};
+static const weight_format bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
+static const weight_format fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
+static const weight_format int4 = {"int4", TD_I4, TD_BF16, 1, 32};
+
+// Repeats the first n bytes over all of them.
+static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
+  for (; n < n_bytes; n *= 2)
+    memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
+}
 
 // Any bits but NaN's; scales of 2^-7. The memory is kept until the end: the device knows weights
 // by their address.
-static td_weight make_weight(const weight_format *f, uint32_t rows, uint32_t cols) {
+static td_weight make_weight(const bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols};
+  uint8_t bits[64];
+  for (size_t i = 0; i < sizeof bits; i++)
+    bits[i] = f->dtype == TD_BF16 ? (i % 2 ? 0x3c : (uint8_t)(i * 37)) : (uint8_t)(i * 37 & 0x77);
   size_t n = td_weight_data_bytes(&w);
-  uint8_t *data = host_memory(n);
-  for (size_t i = 0; i < n; i++)
-    data[i] = f->dtype == TD_BF16 ? (i % 2 ? 0x3c : (uint8_t)(i * 37)) : (uint8_t)(i * 37 & 0x77);
+  uint8_t *data = host_memory(b->dev ? n : sizeof bits);
+  memcpy(data, bits, sizeof bits);
+  if (b->dev) repeat(data, sizeof bits, n);
   w.data = data;
   if (!f->scale_cols) return w;
   w.scale_rows = f->scale_rows;
@@ -165,10 +169,26 @@ static td_weight make_weight(const weight_format *f, uint32_t rows, uint32_t col
   return w;
 }
 
+// ---- the machine's limits -----------------------------------------------------------------------
+
 typedef struct {
-  td_weight *w;
+  void *dst;
+  const void *src;
+  size_t n_bytes;
+} copy_args;
+
+static void copy_once(bench *b, const void *args, uint32_t call) {
+  const copy_args *a = args;
+  (void)call;
+  td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
+}
+
+typedef struct {
+  const td_weight *w;
   uint32_t n_matrices, n_tokens;
-  void *x, *y;
+  const void *x;
+  void *y;
+  bool out_f32;
 } linear_args;
 
 static void linear_once(bench *b, const void *args, uint32_t call) {
@@ -179,246 +199,516 @@ static void linear_once(bench *b, const void *args, uint32_t call) {
                                                .y = a->y,
                                                .x_stride = w->cols,
                                                .y_stride = w->rows,
-                                               .n_tokens = a->n_tokens});
+                                               .n_tokens = a->n_tokens,
+                                               .out_f32 = a->out_f32});
 }
 
-static void bench_linear(bench *b, const char *model, const weight_format *f, uint32_t rows,
-                         uint32_t cols) {
+static void bench_copies(bench *b) {
+  size_t n = 256 << 20;
+  void *host = host_memory(n), *first = device_memory(b, n), *second = device_memory(b, n);
+  memset(host, 1, n);
+  copy_args up = {first, host, n}, down = {host, first, n}, within = {second, first, n};
+  double gb = (double)n * 1e-9;
+  td_jw_double(b->json, "pageable_host_to_device_gbps", gb / measure(b, copy_once, &up, 1));
+  td_jw_double(b->json, "pageable_device_to_host_gbps", gb / measure(b, copy_once, &down, 1));
+  td_dev_pin(b->dev, host, n); // for reading, until the end
+  if (((td_cuda_dev *)b->dev)->pinned) {
+    td_jw_double(b->json, "pinned_host_to_device_gbps", gb / measure(b, copy_once, &up, 1));
+  }
+  b->copy_gbps = 2 * gb / measure(b, copy_once, &within, 1);
+  td_jw_double(b->json, "device_gbps", b->copy_gbps);
+  release(b, first);
+  release(b, second);
+}
+
+// 8192 x 8192 times 8192 tokens.
+static void bench_peak(bench *b) {
+  enum { N = 8192 };
+  td_weight w = make_weight(b, &bf16, N, N);
+  void *x = device_memory(b, (size_t)N * N * 2), *y = device_memory(b, (size_t)N * N * 2);
+  linear_args args = {.w = &w, .n_matrices = 1, .n_tokens = N, .x = x, .y = y};
+  b->peak_tflops = 2.0 * N * N * N / measure(b, linear_once, &args, 1) * 1e-12;
+  bool has_blas = ((td_cuda_stream *)b->stream)->blas != NULL;
+  td_jw_double(b->json, "bf16_peak_tflops", b->peak_tflops);
+  td_jw_str(b->json, "bf16_peak_by", has_blas ? "cuBLAS" : "tandem: cuBLAS is not installed");
+  release(b, x);
+  release(b, y);
+}
+
+// ---- matrices ---------------------------------------------------------------------------------
+
+typedef struct {
+  const char *model;
+  const weight_format *format;
+  uint32_t rows, cols;
+  bool out_f32;
+} linear_case;
+
+static const linear_case linear_cases[] = {
+    {"v3", &fp8, 1536, 7168, false},         // q_a
+    {"v3", &fp8, 24576, 1536, false},        // q_b
+    {"v3", &fp8, 576, 7168, false},          // kv_a
+    {"v3", &fp8, 7168, 16384, false},        // o
+    {"v3", &fp8, 2048, 7168, false},         // shared expert: gate, up
+    {"v3", &bf16, 2048, 7168, false},        //
+    {"v3", &int4, 2048, 7168, false},        //
+    {"v3", &fp8, 7168, 2048, false},         // shared expert: down
+    {"v3", &bf16, 256, 7168, true},          // router
+    {"v3", &bf16, 129280, 7168, true},       // head
+    {"qwen3-30b", &bf16, 4096, 2048, false}, // q
+    {"qwen3-30b", &fp8, 4096, 2048, false},  //
+    {"qwen3-30b", &int4, 4096, 2048, false}, //
+    {"qwen3-30b", &bf16, 512, 2048, false},  // k, v
+    {"qwen3-30b", &bf16, 2048, 4096, false}, // o
+    {"qwen3-30b", &bf16, 151936, 2048, true}, {"moonlight", &bf16, 3072, 2048, false}, // q
+    {"moonlight", &bf16, 576, 2048, false},                                            // kv_a
+    {"moonlight", &bf16, 2048, 2048, false},                                           // o
+    {"moonlight", &bf16, 11264, 2048, false}, // dense MLP: gate, up
+    {"moonlight", &fp8, 11264, 2048, false},  //
+    {"moonlight", &int4, 11264, 2048, false}, //
+    {"moonlight", &bf16, 163840, 2048, true},
+};
+
+static void bench_linear(bench *b, const linear_case *c) {
   static const uint32_t tokens[] = {1, 4, 16, 64, 512, 4096};
   td_weight w[MAX_MATRICES];
-  w[0] = make_weight(f, rows, cols);
+  w[0] = make_weight(b, c->format, c->rows, c->cols);
   size_t n = ROTATING_BYTES / td_weight_bytes(&w[0]);
   n = n < 1 ? 1 : n > MAX_MATRICES ? MAX_MATRICES : n;
   for (size_t i = 1; i < n; i++)
-    w[i] = make_weight(f, rows, cols);
-  linear_args args = {.w = w, .n_matrices = (uint32_t)n};
-  args.x = device_memory(b, (size_t)4096 * cols * 2);
-  args.y = device_memory(b, (size_t)4096 * rows * 2);
-  for (size_t i = 0; i < TD_COUNT(tokens); i++) {
+    w[i] = make_weight(b, c->format, c->rows, c->cols);
+  bool is_head = c->rows > 100000; // a few rows of a step go through it
+  uint32_t most = is_head ? 64 : 4096, out_bytes = c->out_f32 ? 4 : 2;
+  linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
+  void *x = device_memory(b, (size_t)most * c->cols * 2);
+  args.x = x;
+  args.y = device_memory(b, (size_t)most * c->rows * out_bytes);
+  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
     args.n_tokens = tokens[i];
-    double seconds = measure(b, linear_once, &args);
-    double activations = 2.0 * tokens[i] * ((double)rows + cols);
+    double seconds = measure(b, linear_once, &args, (uint32_t)n);
+    double activations = tokens[i] * ((double)out_bytes * c->rows + 2.0 * c->cols);
     record(b,
            &(bench_case){.op = "linear",
-                         .model = model,
-                         .format = f->name,
+                         .model = c->model,
+                         .format = c->format->name,
+                         .rows = c->rows,
+                         .cols = c->cols,
                          .tokens = tokens[i],
                          .bytes = (double)td_weight_bytes(&w[0]) + activations,
-                         .flops = 2.0 * rows * cols * tokens[i]},
+                         .flops = 2.0 * c->rows * c->cols * tokens[i]},
            seconds);
   }
-  td_dev_free(b->dev, args.x);
-  td_dev_free(b->dev, args.y);
+  release(b, x);
+  release(b, args.y);
+}
+
+// ---- operators as cases -------------------------------------------------------------------------
+
+#define ONCE(name)                                                                                 \
+  static void name##_once(bench *b, const void *args, uint32_t call) {                             \
+    (void)call;                                                                                    \
+    td_op_##name(b->stream, args);                                                                 \
+  }
+ONCE(embed)
+ONCE(rmsnorm)
+ONCE(rope)
+ONCE(kv_store_gqa)
+ONCE(kv_store_mla)
+ONCE(attn_gqa)
+ONCE(attn_mla)
+ONCE(router)
+ONCE(moe)
+ONCE(top_logits)
+
+static void add_once(bench *b, const void *args, uint32_t call) {
+  const copy_args *a = args;
+  (void)call;
+  td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
 }
 
 typedef struct {
-  td_moe_args moe;
-} moe_bench;
+  void *out;
+  const void *x;
+  const int32_t *rows;
+  uint32_t n, dim;
+} gather_args;
 
-static void moe_once(bench *b, const void *args, uint32_t call) {
+static void gather_once(bench *b, const void *args, uint32_t call) {
+  const gather_args *a = args;
   (void)call;
-  td_op_moe(b->stream, &((const moe_bench *)args)->moe);
+  td_op_gather_rows(b->stream, a->out, a->x, a->rows, a->n, a->dim);
 }
 
-// Tokens take experts in turn, so that n tokens read min(n * top_k, n_experts) of them.
-static void bench_moe(bench *b, const char *model, uint32_t dim, uint32_t hidden) {
-  enum { EXPERTS = 64, TOP_K = 8, TOKENS = 2048 };
+// ---- models ------------------------------------------------------------------------------------
+
+typedef struct {
+  const char *name;
+  uint32_t dim, n_vocab, n_heads, n_kv_heads, head_dim; // n_kv_heads 0: MLA
+  uint32_t n_experts, top_k, hidden, n_groups, topk_groups;
+  td_router_kind router;
+  const weight_format *format; // of the experts
+} model_shape;
+
+static const model_shape models[] = {
+    {"v3", 7168, 129280, 128, 0, 0, 256, 8, 2048, 8, 4, TD_ROUTER_SIGMOID, &fp8},
+    {"qwen3-30b", 2048, 151936, 32, 4, 128, 128, 8, 768, 0, 0, TD_ROUTER_SOFTMAX, &bf16},
+    {"moonlight", 2048, 163840, 16, 0, 0, 64, 6, 1408, 1, 1, TD_ROUTER_SIGMOID, &bf16},
+};
+
+enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
+
+// Tokens take experts in turn, so that n tokens read min(n * top_k, experts) of them; 64 experts
+// are enough to see what many do.
+static void bench_moe(bench *b, const model_shape *m) {
+  enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
   static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
-  const weight_format *f = &formats[1];
-  td_weight w[3][EXPERTS];
-  for (int e = 0; e < EXPERTS; e++) {
-    w[0][e] = make_weight(f, hidden, dim);
-    w[1][e] = make_weight(f, hidden, dim);
-    w[2][e] = make_weight(f, dim, hidden);
+  static td_weight w[3][MAX_EXPERTS];
+  static int32_t ids[TOKENS * MAX_K];
+  static float weights[TOKENS * MAX_K];
+  uint32_t n_experts = m->n_experts <= MAX_EXPERTS ? m->n_experts : 64;
+  for (uint32_t e = 0; e < n_experts; e++) {
+    w[0][e] = make_weight(b, m->format, m->hidden, m->dim);
+    w[1][e] = make_weight(b, m->format, m->hidden, m->dim);
+    w[2][e] = make_weight(b, m->format, m->dim, m->hidden);
   }
-  static int32_t ids[TOKENS * TOP_K];
-  static float weights[TOKENS * TOP_K];
-  for (int i = 0; i < TOKENS * TOP_K; i++) {
-    ids[i] = i % EXPERTS;
+  for (uint32_t i = 0; i < TOKENS * MAX_K; i++) {
+    ids[i] = (int32_t)(i % n_experts);
     weights[i] = 0.125f;
   }
-  moe_bench args = {{.gate = w[0],
-                     .up = w[1],
-                     .down = w[2],
-                     .x = device_memory(b, (size_t)TOKENS * dim * 2),
-                     .ids = device_memory(b, sizeof ids),
-                     .weights = device_memory(b, sizeof weights),
-                     .out = device_memory(b, (size_t)TOKENS * dim * 2),
-                     .n_experts = EXPERTS,
-                     .top_k = TOP_K}};
-  td_op_copy(b->stream, (void *)args.moe.ids, ids, sizeof ids);
-  td_op_copy(b->stream, (void *)args.moe.weights, weights, sizeof weights);
-  double expert_bytes = 3.0 * (double)td_weight_bytes(&w[0][0]);
+  void *x = device_memory(b, (size_t)TOKENS * m->dim * 2),
+       *out = device_memory(b, (size_t)TOKENS * m->dim * 2);
+  void *dev_ids = device_memory(b, sizeof ids), *dev_weights = device_memory(b, sizeof weights);
+  if (b->dev) td_op_copy(b->stream, dev_ids, ids, sizeof ids);
+  if (b->dev) td_op_copy(b->stream, dev_weights, weights, sizeof weights);
+  td_moe_args args = {.gate = w[0],
+                      .up = w[1],
+                      .down = w[2],
+                      .x = x,
+                      .ids = dev_ids,
+                      .weights = dev_weights,
+                      .out = out,
+                      .n_experts = n_experts,
+                      .top_k = m->top_k};
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
-    args.moe.n_tokens = tokens[i];
-    double seconds = measure(b, moe_once, &args);
-    uint32_t used = tokens[i] * TOP_K < EXPERTS ? tokens[i] * TOP_K : EXPERTS;
+    args.n_tokens = tokens[i];
+    double seconds = measure(b, moe_once, &args, 1);
+    uint32_t pairs = tokens[i] * m->top_k, used = pairs < n_experts ? pairs : n_experts;
     record(b,
            &(bench_case){.op = "experts",
-                         .model = model,
-                         .format = f->name,
+                         .model = m->name,
+                         .format = m->format->name,
+                         .rows = m->hidden,
+                         .cols = m->dim,
                          .tokens = tokens[i],
-                         .bytes = used * expert_bytes,
-                         .flops = 6.0 * dim * hidden * TOP_K * tokens[i]},
+                         .bytes = used * 3.0 * (double)td_weight_bytes(&w[0][0]),
+                         .flops = 6.0 * m->dim * m->hidden * pairs},
            seconds);
   }
+  void *const memory[] = {x, out, dev_ids, dev_weights};
+  for (size_t i = 0; i < TD_COUNT(memory); i++)
+    release(b, memory[i]);
 }
 
 // ---- attention --------------------------------------------------------------------------------
 
-typedef struct {
-  bool mla;
-  td_attn_gqa_args gqa;
-  td_attn_mla_args latent;
-} attn_bench;
-
-static void attn_once(bench *b, const void *args, uint32_t call) {
-  const attn_bench *a = args;
-  (void)call;
-  if (a->mla) {
-    td_op_attn_mla(b->stream, &a->latent);
-  } else {
-    td_op_attn_gqa(b->stream, &a->gqa);
-  }
-}
-
 static int32_t *put_ints(bench *b, const int32_t *host, size_t n) {
   int32_t *out = device_memory(b, n * sizeof *out);
+  if (!b->dev) return out;
   td_op_copy(b->stream, out, host, n * sizeof *out);
   sync_all(b);
   return out;
 }
 
-// One sequence whose last n_tokens of n_keys positions are computed.
-static td_batch_view make_batch(bench *b, uint32_t n_tokens, uint32_t n_keys) {
-  uint32_t n_pages = (n_keys + PAGE_TOKENS - 1) / PAGE_TOKENS;
-  int32_t *host = host_memory((n_tokens + n_pages) * sizeof *host),
-          begin[] = {0, (int32_t)n_tokens};
-  td_batch_view batch = {.n_tokens = n_tokens,
-                         .n_seqs = 1,
+// n_seqs sequences, of each of which the last n_tokens of n_keys positions are computed.
+static td_batch_view make_batch(bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys) {
+  uint32_t n_pages = (n_keys + PAGE_TOKENS - 1) / PAGE_TOKENS, n = n_seqs * n_tokens;
+  td_batch_view batch = {.n_tokens = n,
+                         .n_seqs = n_seqs,
                          .max_pages = n_pages,
                          .page_tokens = PAGE_TOKENS,
                          .max_keys = n_keys};
-  batch.q_begin = put_ints(b, begin, 2);
-  memset(host, 0, n_tokens * sizeof *host);
-  batch.seq = put_ints(b, host, n_tokens);
-  for (uint32_t i = 0; i < n_tokens; i++)
-    host[i] = (int32_t)(n_keys - n_tokens + i);
-  batch.position = put_ints(b, host, n_tokens);
-  for (uint32_t i = 0; i < n_pages; i++)
+  int32_t *host = host_memory((n + n_seqs * n_pages + 1) * sizeof *host);
+  for (uint32_t i = 0; i <= n_seqs; i++)
+    host[i] = (int32_t)(i * n_tokens);
+  batch.q_begin = put_ints(b, host, n_seqs + 1);
+  for (uint32_t i = 0; i < n; i++)
+    host[i] = (int32_t)(i / n_tokens);
+  batch.seq = put_ints(b, host, n);
+  for (uint32_t i = 0; i < n; i++)
+    host[i] = (int32_t)(n_keys - n_tokens + i % n_tokens);
+  batch.position = put_ints(b, host, n);
+  for (uint32_t i = 0; i < n_seqs * n_pages; i++)
     host[i] = (int32_t)i;
-  batch.page_table = put_ints(b, host, n_pages);
+  batch.page_table = put_ints(b, host, (size_t)n_seqs * n_pages);
   free(host);
   return batch;
 }
 
-// Pairs of a query and a key it sees.
+static void free_batch(bench *b, const td_batch_view *batch) {
+  const int32_t *const memory[] = {batch->q_begin, batch->seq, batch->position, batch->page_table};
+  for (size_t i = 0; i < TD_COUNT(memory); i++)
+    release(b, (void *)memory[i]);
+}
+
+// Pairs of a query and a key it sees, of one sequence.
 static double n_pairs(uint32_t n_tokens, uint32_t n_keys) {
   return n_tokens * ((double)n_keys - (n_tokens - 1) / 2.0);
 }
 
-static const uint32_t attn_shapes[][2] = {
-    {1, 1024}, {1, 8192}, {1, 32768}, {512, 8192}, {8192, 8192}};
+typedef struct {
+  uint32_t seqs, tokens, keys;
+} attn_shape;
 
-static void bench_gqa(bench *b, const char *model, uint32_t n_heads, uint32_t n_kv_heads,
-                      uint32_t head_dim) {
+static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1, 32768},
+                                         {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
+                                         {1, 8192, 8192}, {1, 2048, 32768}};
+
+static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
+  uint32_t n = s->seqs * s->tokens;
+  size_t page_bytes = (size_t)PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
+  td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
+  void *pages = device_memory(b, s->seqs * batch.max_pages * page_bytes);
+  void *q = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  td_attn_gqa_args args = {.batch = batch,
+                           .kv = {pages, page_bytes, TD_F16},
+                           .q = q,
+                           .out = out,
+                           .n_heads = m->n_heads,
+                           .n_kv_heads = m->n_kv_heads,
+                           .head_dim = m->head_dim,
+                           .scale = 0.1f};
+  double seconds = measure(b, attn_gqa_once, &args, 1);
+  double pairs = s->seqs * n_pairs(s->tokens, s->keys);
+  record(b,
+         &(bench_case){.op = s->tokens == 1 ? "decode" : "prefill",
+                       .model = m->name,
+                       .tokens = n,
+                       .seqs = s->seqs,
+                       .keys = s->keys,
+                       .bytes = 4.0 * m->n_kv_heads * m->head_dim * s->keys * s->seqs,
+                       .flops = 4.0 * m->n_heads * m->head_dim * pairs},
+         seconds);
+  release(b, pages);
+  release(b, q);
+  release(b, out);
+  free_batch(b, &batch);
+}
+
+static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, const attn_shape *s) {
+  uint32_t n = s->seqs * s->tokens;
+  size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
+  td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
+  void *pages = device_memory(b, s->seqs * batch.max_pages * page_bytes);
+  void *q = device_memory(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
+  void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
+  td_attn_mla_args args = {.batch = batch,
+                           .kv = {pages, page_bytes, TD_F16},
+                           .q = q,
+                           .kv_b = kv_b,
+                           .out = out,
+                           .n_heads = m->n_heads,
+                           .nope_dim = NOPE,
+                           .rope_dim = ROPE,
+                           .v_dim = V_DIM,
+                           .kv_lora_rank = RANK,
+                           .scale = 0.1f,
+                           .absorbed = s->tokens == 1};
+  double seconds = measure(b, attn_mla_once, &args, 1);
+  double width = s->tokens == 1 ? 2 * RANK + ROPE : NOPE + ROPE + V_DIM;
+  record(b,
+         &(bench_case){.op = s->tokens == 1 ? "mla_decode" : "mla_prefill",
+                       .model = m->name,
+                       .tokens = n,
+                       .seqs = s->seqs,
+                       .keys = s->keys,
+                       .bytes = 2.0 * (RANK + ROPE) * s->keys * s->seqs +
+                                (double)td_weight_bytes(kv_b),
+                       .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
+         seconds);
+  release(b, pages);
+  release(b, q);
+  release(b, out);
+  free_batch(b, &batch);
+}
+
+static void bench_attention(bench *b, const model_shape *m) {
+  td_weight kv_b = make_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
   for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
-    uint32_t n = attn_shapes[i][0], keys = attn_shapes[i][1];
-    size_t page_bytes = (size_t)PAGE_TOKENS * n_kv_heads * head_dim * 2 * 2;
-    td_batch_view batch = make_batch(b, n, keys);
-    void *pages = device_memory(b, batch.max_pages * page_bytes);
-    void *q = device_memory(b, (size_t)n * n_heads * head_dim * 4);
-    attn_bench args = {.gqa = {.batch = batch,
-                               .kv = {pages, page_bytes, TD_F16},
-                               .q = q,
-                               .out = (char *)q + (size_t)n * n_heads * head_dim * 2,
-                               .n_heads = n_heads,
-                               .n_kv_heads = n_kv_heads,
-                               .head_dim = head_dim,
-                               .scale = 0.1f}};
-    double seconds = measure(b, attn_once, &args);
-    record(b,
-           &(bench_case){.op = n == 1 ? "decode" : "prefill",
-                         .model = model,
-                         .tokens = n,
-                         .keys = keys,
-                         .bytes = 4.0 * n_kv_heads * head_dim * keys,
-                         .flops = 4.0 * n_heads * head_dim * n_pairs(n, keys)},
-           seconds);
-    td_dev_free(b->dev, pages);
-    td_dev_free(b->dev, q);
+    if (m->n_kv_heads) {
+      bench_gqa(b, m, &attn_shapes[i]);
+    } else {
+      bench_mla(b, m, &kv_b, &attn_shapes[i]);
+    }
   }
 }
 
-static void bench_mla(bench *b, const char *model, uint32_t n_heads) {
-  enum { NOPE = 128, ROPE = 64, V = 128, RANK = 512 };
-  td_weight kv_b = make_weight(&formats[1], n_heads * (NOPE + V), RANK);
-  for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
-    uint32_t n = attn_shapes[i][0], keys = attn_shapes[i][1];
-    size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
-    td_batch_view batch = make_batch(b, n, keys);
-    void *pages = device_memory(b, batch.max_pages * page_bytes);
-    void *q = device_memory(b, (size_t)n * n_heads * (NOPE + ROPE) * 2);
-    void *out = device_memory(b, (size_t)n * n_heads * V * 2);
-    attn_bench args = {.mla = true,
-                       .latent = {.batch = batch,
-                                  .kv = {pages, page_bytes, TD_F16},
-                                  .q = q,
-                                  .kv_b = &kv_b,
-                                  .out = out,
-                                  .n_heads = n_heads,
-                                  .nope_dim = NOPE,
-                                  .rope_dim = ROPE,
-                                  .v_dim = V,
-                                  .kv_lora_rank = RANK,
-                                  .scale = 0.1f,
-                                  .absorbed = n == 1}};
-    double seconds = measure(b, attn_once, &args);
-    double width = n == 1 ? 2 * RANK + ROPE : NOPE + ROPE + V;
-    record(b,
-           &(bench_case){.op = n == 1 ? "mla_decode" : "mla_prefill",
-                         .model = model,
-                         .tokens = n,
-                         .keys = keys,
-                         .bytes = 2.0 * (RANK + ROPE) * keys + (double)td_weight_bytes(&kv_b),
-                         .flops = 2.0 * n_heads * width * n_pairs(n, keys)},
-           seconds);
-    td_dev_free(b->dev, pages);
-    td_dev_free(b->dev, q);
-    td_dev_free(b->dev, out);
+// ---- what moves rows ----------------------------------------------------------------------------
+
+// Device memory that the small operators share: rows of activations, and zeros for everything else.
+typedef struct {
+  void *x, *y, *zeros;
+  uint32_t n;
+} rows_memory;
+
+static void run_small(bench *b, const model_shape *m, const char *op, bench_fn fn, const void *args,
+                      uint32_t n, double bytes) {
+  double seconds = measure(b, fn, args, 1);
+  record(b, &(bench_case){.op = op, .model = m->name, .tokens = n, .bytes = bytes}, seconds);
+}
+
+static void bench_rows(bench *b, const model_shape *m, const rows_memory *r,
+                       const td_weight *table) {
+  uint32_t n = r->n, dim = m->dim;
+  double row_bytes = 2.0 * dim * n;
+  float *w = host_memory(dim * sizeof *w);
+  for (uint32_t i = 0; i < dim; i++)
+    w[i] = 1;
+  td_embed_args embed = {.table = table, .ids = r->zeros, .out = r->x, .n_tokens = n};
+  run_small(b, m, "embed", embed_once, &embed, n, 2 * row_bytes);
+  td_rmsnorm_args norm = {.x = r->x,
+                          .residual = r->y,
+                          .w = {w, TD_F32, dim},
+                          .out = r->x,
+                          .x_stride = dim,
+                          .out_stride = dim,
+                          .n_rows = n,
+                          .dim = dim,
+                          .eps = 1e-6f};
+  run_small(b, m, "rmsnorm", rmsnorm_once, &norm, n, 4 * row_bytes);
+  copy_args add = {r->x, r->y, (size_t)n * dim * 2};
+  run_small(b, m, "add", add_once, &add, n, 3 * row_bytes);
+  gather_args gather = {r->x, r->y, r->zeros, n, dim};
+  run_small(b, m, "gather", gather_once, &gather, n, 2 * row_bytes);
+  td_router_args router = {.logits = r->zeros,
+                           .ids = r->x,
+                           .weights = r->y,
+                           .kind = m->router,
+                           .n_tokens = n,
+                           .n_experts = m->n_experts,
+                           .top_k = m->top_k,
+                           .n_groups = m->n_groups,
+                           .topk_groups = m->topk_groups,
+                           .norm_topk = true,
+                           .scaling = 1};
+  run_small(b, m, "router", router_once, &router, n, 4.0 * n * m->n_experts);
+}
+
+static void bench_positions(bench *b, const model_shape *m, const rows_memory *r) {
+  uint32_t n = r->n, rot = m->n_kv_heads ? m->head_dim : ROPE;
+  uint32_t head = m->n_kv_heads ? m->head_dim : NOPE + ROPE;
+  td_rope_args rope = {.x = r->x,
+                       .cos_sin = r->zeros,
+                       .position = r->zeros,
+                       .token_stride = (size_t)m->n_heads * head,
+                       .head_stride = head,
+                       .n_tokens = n,
+                       .n_heads = m->n_heads,
+                       .rot_dim = rot,
+                       .interleaved = !m->n_kv_heads};
+  run_small(b, m, "rope", rope_once, &rope, n, 4.0 * n * m->n_heads * rot);
+  td_batch_view batch = make_batch(b, 1, n, n);
+  uint32_t width = m->n_kv_heads ? 2 * m->n_kv_heads * m->head_dim : RANK + ROPE;
+  size_t page_bytes = (size_t)PAGE_TOKENS * width * 2;
+  td_kv_view kv = {device_memory(b, batch.max_pages * page_bytes), page_bytes, TD_F16};
+  if (m->n_kv_heads) {
+    td_kv_store_gqa_args store = {.batch = batch,
+                                  .kv = kv,
+                                  .k = r->x,
+                                  .v = r->y,
+                                  .k_stride = width / 2,
+                                  .v_stride = width / 2,
+                                  .n_kv_heads = m->n_kv_heads,
+                                  .head_dim = m->head_dim};
+    run_small(b, m, "kv_store", kv_store_gqa_once, &store, n, 4.0 * n * width);
+  } else {
+    td_kv_store_mla_args store = {.batch = batch, .kv = kv, .entry = r->x, .entry_dim = width};
+    run_small(b, m, "kv_store", kv_store_mla_once, &store, n, 4.0 * n * width);
   }
+  release(b, kv.pages);
+  free_batch(b, &batch);
+}
+
+static void bench_ranking(bench *b, const model_shape *m, const rows_memory *r) {
+  static const uint32_t rows[] = {1, 16};
+  for (size_t i = 0; i < TD_COUNT(rows); i++) {
+    td_top_logits_args args = {.logits = r->zeros,
+                               .temperature = r->zeros,
+                               .out = r->x,
+                               .n_rows = rows[i],
+                               .n_vocab = m->n_vocab};
+    run_small(b, m, "top_logits", top_logits_once, &args, rows[i], 4.0 * rows[i] * m->n_vocab);
+  }
+}
+
+static void bench_small(bench *b, const model_shape *m) {
+  static const uint32_t tokens[] = {1, 512};
+  enum { MOST = 512, MOST_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: 16 rows of logits and more
+  td_weight table = make_weight(b, &bf16, 4096, m->dim);     // of the vocabulary, one row is read
+  rows_memory r = {.x = device_memory(b, (size_t)MOST * MOST_WIDTH * 2),
+                   .y = device_memory(b, (size_t)MOST * MOST_WIDTH * 2),
+                   .zeros = device_memory(b, ZEROS)};
+  for (size_t i = 0; i < TD_COUNT(tokens); i++) {
+    r.n = tokens[i];
+    bench_rows(b, m, &r, &table);
+    bench_positions(b, m, &r);
+  }
+  bench_ranking(b, m, &r);
+  release(b, r.x);
+  release(b, r.y);
+  release(b, r.zeros);
 }
 
 // ---- all of it --------------------------------------------------------------------------------
 
-static void run(bench *b) {
-  td_jw_begin_array(b->json, NULL);
+static void write_head(bench *b, int argc, char **argv) {
+  td_err err;
+  td_machine machine;
+  need(td_machine_measure(&machine, 0, &err), &err);
   td_jw_begin_object(b->json, NULL);
   td_jw_str(b->json, "device", td_dev_name(b->dev));
   td_jw_str(b->json, "tandem", TD_VERSION);
-  bench_copies(b);
-  td_jw_end_object(b->json);
-  for (size_t f = 0; f < TD_COUNT(formats); f++) {
-    bench_linear(b, "v3", &formats[f], 2048, 7168);
-    bench_linear(b, "qwen3-30b", &formats[f], 4096, 2048);
-    bench_linear(b, "moonlight", &formats[f], 11264, 2048);
+  td_machine_json(&machine, b->json, "machine");
+  for (int i = 1; i < argc; i++) {
+    char *equals = strchr(argv[i], '=');
+    if (!equals) continue;
+    *equals = '\0';
+    td_jw_str(b->json, argv[i], equals + 1);
   }
-  bench_moe(b, "v3", 7168, 2048);
-  bench_moe(b, "qwen3-30b", 2048, 768);
-  bench_gqa(b, "qwen3-30b", 32, 4, 128);
-  bench_mla(b, "v3", 128);
-  bench_mla(b, "moonlight", 16);
-  td_jw_end_array(b->json);
+  bench_copies(b);
+  bench_peak(b);
+  td_jw_end_object(b->json);
 }
 
-int main(void) {
+static void run_cases(bench *b) {
+  for (size_t i = 0; i < TD_COUNT(linear_cases); i++)
+    bench_linear(b, &linear_cases[i]);
+  for (size_t i = 0; i < TD_COUNT(models); i++) {
+    bench_small(b, &models[i]);
+    bench_attention(b, &models[i]);
+    bench_moe(b, &models[i]);
+  }
+}
+
+static int list_cases(void) {
+  bench b = {.dev = NULL};
+  run_cases(&b);
+  fprintf(stderr, "%u cases\n", b.n_cases);
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  if (argc == 2 && strcmp(argv[1], "--list") == 0) return list_cases();
   td_err err;
   td_buf text = TD_BUF_INIT;
   td_json_writer json = TD_JSON_WRITER(&text);
   bench b = {.json = &json};
   need(td_dev_open(&b.dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
   need(td_stream_open(&b.stream, b.dev, &err), &err);
-  run(&b);
+  td_jw_begin_array(&json, NULL);
+  write_head(&b, argc, argv);
+  run_cases(&b);
+  td_jw_end_array(&json);
   need(td_buf_status(&text, &err), &err);
   puts(td_buf_text(&text));
   td_buf_free(&text);

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything a GPU is needed for, in one run of under ten minutes: builds with CUDA, runs the tests of
-# the CUDA device and the golden models on the GPU, compute-sanitizer over them, and the operators'
-# benchmarks, as JSON.
+# the CUDA device, the golden models and a server on the GPU, the operators' benchmarks, as JSON, and
+# compute-sanitizer over the tests.
 # usage: scripts/bench_gpu.sh [FILE.json]      default: bench/results/gpu.json
 # The exit status is 0 when everything passed. TANDEM_PYTHON names a python with what
 # scripts/requirements-test.txt asks for (default: .venv/bin/python).
@@ -13,13 +13,16 @@ build=$PWD/build-gpu
 python=${TANDEM_PYTHON:-.venv/bin/python}
 failed=0
 started=$SECONDS
+limit=590 # seconds for all of it
 
 say() { printf '\n== %s [%d s]\n' "$*" $((SECONDS - started)); }
-try() { # NAME COMMAND...
-  say "$1"
-  local name=$1
-  shift
-  timeout 300 "$@" && return
+# try MOST NAME COMMAND...: at most so many seconds, and no more than are left.
+try() {
+  local most=$1 name=$2 left=$((limit - SECONDS + started))
+  shift 2
+  say "$name"
+  if [ $left -lt $most ]; then most=$left; fi
+  if [ $most -gt 0 ] && timeout $most "$@"; then return; fi
   echo "FAILED: $name"
   failed=$((failed + 1))
 }
@@ -28,8 +31,9 @@ if ! command -v nvidia-smi > /dev/null || ! nvidia-smi -L | grep -q GPU; then
   echo "bench_gpu: no GPU here (nvidia-smi -L lists none)" >&2
   exit 2
 fi
-nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader
-arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -1; }
+query name,compute_cap,driver_version,memory.total
+arch=$(query compute_cap | tr -d .)
 [ "$arch" != 90 ] || arch=90a
 
 say "build for sm_$arch"
@@ -43,27 +47,34 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUD
 
 export TANDEM_CUDA_LIB=$build/bin/libtandem_cuda.so
 for test in device ops attn; do
-  try "test_cuda_$test" "$build/bin/test_cuda_$test"
+  try 60 "test_cuda_$test" "$build/bin/test_cuda_$test"
 done
 if [ -x "$python" ]; then
-  try "golden models" env TANDEM_BUILD="$build" "$python" -m pytest -q tests/golden/test_golden_cuda.py
+  try 150 "golden models and a server" env TANDEM_BUILD="$build" "$python" -m pytest -q \
+    tests/golden/test_golden_cuda.py tests/e2e/test_cuda_serve.py
 else
   echo "golden models: SKIPPED: no $python (scripts/setup.sh --test makes it)"
 fi
+
+mkdir -p "$(dirname "$out")"
+commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
+nvcc=$(sed -n 's/^TD_NVCC:[^=]*=//p' "$build/CMakeCache.txt")
+head=("commit=$commit" "gpu=$(query name)" "driver=$(query driver_version)"
+  "clocks=$(query clocks.max.sm,clocks.max.memory,power.limit)"
+  "cuda=$("$nvcc" --version | sed -n 's/.*release \([^,]*\).*/\1/p')")
+try 240 "operators" bash -c 'out=$1; shift; exec "$@" > "$out"' - "$out" "$build/bin/bench_gpu" "${head[@]}"
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
 if [ -n "$sanitizer" ]; then
   for tool in memcheck racecheck; do
     for test in ops attn; do
-      try "$tool: test_cuda_$test" "$sanitizer" --tool $tool --error-exitcode 9 --print-limit 5 \
-        "$build/bin/test_cuda_$test"
+      try 120 "$tool: test_cuda_$test" "$sanitizer" --tool $tool --error-exitcode 9 \
+        --print-limit 5 "$build/bin/test_cuda_$test"
     done
   done
 else
   echo "compute-sanitizer: SKIPPED: not installed (package cuda-sanitizer-13-0)"
 fi
 
-mkdir -p "$(dirname "$out")"
-try "operators" bash -c "'$build/bin/bench_gpu' > '$out'"
 say "$failed failed; figures in $out"
 [ $failed = 0 ]
