@@ -120,16 +120,17 @@ td_linear_fn td_kernels_linear(const td_weight *w) {
   }
 }
 
-// Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ), and
-// fewer rows would read it again, or lines too far apart. With many tokens, reading their
-// activations is what more rows share; with 4-bit codes, bringing them into the codes' order is,
-// or rounding them.
+// Stored by columns, a line of memory holds 128 rows (AWQ, of which two are read together) or 16
+// rows of many columns (GPTQ), and fewer rows would read it again, or lines too far apart. With
+// more tokens, reading and packing their activations is what more rows share; 4-bit codes have them
+// put in order for one, too, or rounded.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   if (rounds_x(w)) return n_tokens >= MANY_TOKENS ? 512 : 128;
-  if (w->layout == TD_LAYOUT_AWQ || n_tokens >= MANY_TOKENS) return 128;
+  if (w->layout == TD_LAYOUT_AWQ) return 256;
+  if (n_tokens >= MANY_TOKENS) return 128;
   if (w->layout == TD_LAYOUT_GPTQ) return 64;
-  return td_dtype_bits(w->dtype) != 4 ? 32 : n_tokens > 1 ? 128 : 64;
+  return (n_tokens > 1 ? 64 : 32) * (td_dtype_bits(w->dtype) == 4 ? 2 : 1);
 }
 
 const td_kernel_variant *td_kernel_variants(size_t *n) {

@@ -242,6 +242,27 @@ static void test_batch_invariance(void **state) {
   }
 }
 
+// Where 4-bit kernels change their ways: groups of several blocks, a part of one or beside them,
+// rows longer than a window, strips with rows and words left over.
+static void test_windows_and_strips(void **state) {
+  (void)state;
+  static const shape shapes[] = {{0, 6, 8400, 1, 256, 3},  {0, 5, 8456, 1, 1024, 2},
+                                 {0, 9, 1160, 1, 384, 18}, {0, 10, 700, 1, 24, 17},
+                                 {0, 7, 776, 1, 64, 16},   {0, 11, 2104, 1, 40, 9},
+                                 {0, 328, 132, 1, 64, 5},  {0, 600, 45, 1, 16, 3}};
+  for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
+    if (td_dtype_bits(ref_formats[f].dtype) != 4) continue;
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+      shape s = shapes[i];
+      s.format = &ref_formats[f];
+      for_versions(s.format->family, check_shape, &s);
+      for_versions(s.format->family, check_invariance, &s);
+      s.n_tokens = 1;
+      for_versions(s.format->family, check_shape, &s);
+    }
+  }
+}
+
 // Kernels with one fault each; the checks above must see it.
 
 static void naive(const td_linear_args *a, uint32_t skip, bool first_scale_only, bool batch_order) {
@@ -334,9 +355,13 @@ static void test_dispatch(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes),           cmocka_unit_test(test_an_expert_of_deepseek),
-      cmocka_unit_test(test_every_e4m3_code),  cmocka_unit_test(test_nan_codes_make_the_row_nan),
-      cmocka_unit_test(test_batch_invariance), cmocka_unit_test(test_broken_kernels_are_caught),
+      cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_an_expert_of_deepseek),
+      cmocka_unit_test(test_every_e4m3_code),
+      cmocka_unit_test(test_nan_codes_make_the_row_nan),
+      cmocka_unit_test(test_batch_invariance),
+      cmocka_unit_test(test_windows_and_strips),
+      cmocka_unit_test(test_broken_kernels_are_caught),
       cmocka_unit_test(test_dispatch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
