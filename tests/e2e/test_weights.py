@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -121,6 +122,16 @@ def test_an_unknown_place(tandem_bin, model):
     answer = run(tandem_bin, model, "--weights", "disk")
     assert answer.returncode == 2
     assert "--weights disk: give auto, resident or mmap" in answer.stderr
+
+
+def test_no_shared_memory_for_weights(tandem_bin, model):
+    """The error names the cure, and nothing is left behind."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    command = [tandem_bin, "serve", "--model", model, "--port", "0", "--weights", "resident"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
+    assert "shared memory for the weights" in line and "--weights mmap" in line
 
 
 def test_a_damaged_shard_ends_the_server(tandem_bin, model, tmp_path):

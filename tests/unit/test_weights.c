@@ -1,4 +1,5 @@
 // tests/unit/test_weights.c - where weights live: the choice, and the copy in shared memory.
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,11 +9,13 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "app/weights.h"
@@ -243,6 +246,48 @@ static void test_no_shared_memory(void **state) {
   assert_int_equal(count_descriptors(), n_before);
 }
 
+// The loader's reads go through here: after so many one fails, as they do when memory runs out.
+static _Atomic int reads_left = INT_MAX;
+static int read_error;
+
+ssize_t pread(int fd, void *to, size_t n, off_t at) {
+  if (atomic_fetch_sub(&reads_left, 1) > 0) return syscall(SYS_pread64, fd, to, n, at);
+  errno = read_error;
+  return -1;
+}
+
+static bool is_mapped(const char *name) {
+  td_buf maps = TD_BUF_INIT;
+  td_err err;
+  assert_int_equal(td_file_read(&maps, "/proc/self/maps", 1 << 24, &err), TD_OK);
+  bool is = strstr(td_buf_text(&maps), name) != NULL;
+  td_buf_free(&maps);
+  return is;
+}
+
+static void test_memory_runs_out(void **state) {
+  fixture *f = *state;
+  static const int errors[] = {ENOMEM, EFAULT, ENOSPC};
+  int n_before = count_descriptors(), fd;
+  for (int i = 0; i < (int)TD_COUNT(errors) * CK_SHARDS; i++) {
+    td_err err;
+    f->last_done = 0;
+    read_error = errors[i / CK_SHARDS];
+    atomic_store(&reads_left, i % CK_SHARDS); // a shard is one read here
+    td_status st = load(f, &fd, &err);
+    atomic_store(&reads_left, INT_MAX);
+    assert_int_equal(st, TD_ENOMEM);
+    assert_int_equal(fd, -1);
+    assert_non_null(strstr(err.msg, "memory ran out"));
+    assert_non_null(strstr(err.msg, "--weights mmap"));
+    assert_true(f->last_done < f->last_total);
+    assert_int_equal(count_descriptors(), n_before);
+    assert_false(is_mapped("tandem-weights"));
+  }
+  f->last_done = 0;
+  close(load_well(f));
+}
+
 static void test_cancel(void **state) {
   fixture *f = *state;
   atomic_bool canceled = true;
@@ -283,6 +328,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_file_that_changes_meanwhile, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_shared_memory, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_memory_runs_out, setup, teardown),
       cmocka_unit_test_setup_teardown(test_cancel, setup, teardown),
       cmocka_unit_test(test_not_weights),
   };
