@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
@@ -12,6 +13,7 @@
 #include "worker/kv_plan.h"
 
 #define GIB        ((double)(1 << 30))
+#define MIB        ((double)(1 << 20))
 #define SAY_NS     10000000000u // between two lines of progress in a log
 #define LINE_CHARS 79
 
@@ -115,6 +117,12 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)",
           (double)stats->n_bytes / GIB, (double)(td_clock_ns() - r->begin_ns) * 1e-9,
           gib_per_second(r, stats->n_bytes), pages);
+  if (stats->n_nodes < 2) return;
+  td_buf parts = TD_BUF_INIT;
+  for (unsigned i = 0; i < stats->n_nodes; i++)
+    td_buf_printf(&parts, "%s%.1f", i ? " + " : "", (double)stats->node_bytes[i] / MIB);
+  td_info("rows of matrices are on %u NUMA nodes: %s MiB", stats->n_nodes, td_buf_text(&parts));
+  td_buf_free(&parts);
 }
 
 static td_status load(int *fd, const td_store *store, const td_weights_opts *opts, td_err *err) {

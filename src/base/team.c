@@ -152,7 +152,7 @@ static void wait_for_members(td_team *team) {
   pthread_mutex_unlock(&team->sleep_lock);
 }
 
-static td_status start_members(td_team *team, bool pin, td_err *err) {
+static td_status start_members(td_team *team, const td_team_opts *opts, td_err *err) {
   for (unsigned i = 1; i < team->n_threads; i++) {
     struct member *member = &team->members[i - 1];
     *member = (struct member){.team = team, .idx = i};
@@ -161,7 +161,10 @@ static td_status start_members(td_team *team, bool pin, td_err *err) {
                      team->n_threads);
     }
     team->n_started = i;
-    if (pin) pin_thread(team->threads[i - 1], i);
+    if (opts->pin) pin_thread(team->threads[i - 1], i);
+    if (opts->nodes) {
+      td_nodes_bind(opts->nodes, td_team_node(i, opts->nodes->n), team->threads[i - 1]);
+    }
   }
   return TD_OK;
 }
@@ -187,7 +190,7 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   if (!team->threads || !team->members) {
     status = td_fail(err, TD_ENOMEM, "no memory for a team of %u threads", team->n_threads);
   } else {
-    status = start_members(team, opts->pin, err);
+    status = start_members(team, opts, err);
   }
   if (status != TD_OK) {
     td_team_close(team);

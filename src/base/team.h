@@ -8,19 +8,25 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/nodes.h"
 #include "base/status.h"
 
 typedef struct td_team td_team;
 
 typedef struct {
-  unsigned n_threads; // 0: one for each CPU this process may use
-  bool pin;           // bind member i to the i-th of those CPUs
+  unsigned n_threads;    // 0: one for each CPU this process may use
+  bool pin;              // bind member i to the i-th of those CPUs
+  const td_nodes *nodes; // keep members on them, in turn (td_team_node); NULL: anywhere
 } td_team_opts;
 
 // On success the caller owns *out; on error *out is NULL.
 td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err);
 void td_team_close(td_team *team);
 unsigned td_team_size(const td_team *team);
+// Which of n_nodes a member is on. However few are active, they are spread evenly.
+static inline unsigned td_team_node(unsigned member, unsigned n_nodes) {
+  return member % n_nodes;
+}
 // From the next run on, only the first n_active members (1 to the team's size, brought into it)
 // take part. Any thread, at any time.
 void td_team_set_active(td_team *team, unsigned n_active);

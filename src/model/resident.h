@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/memory.h"
+#include "base/nodes.h"
 #include "base/status.h"
 #include "model/store.h"
 
@@ -23,8 +24,10 @@ typedef struct {
 
 typedef struct {
   td_page_kind pages;
-  uint64_t n_bytes;    // of the shards
-  uint64_t huge_bytes; // of them and the gaps between them, in 2 MB pages
+  uint64_t n_bytes;                  // of the shards
+  uint64_t huge_bytes;               // of them and the gaps between them, in 2 MB pages
+  unsigned n_nodes;                  // that the rows of matrices are spread over; 1: not at all
+  uint64_t node_bytes[TD_MAX_NODES]; // pages of each; what is not cut is of none
 } td_resident_stats;
 
 // Memory that holding the store's shards takes.

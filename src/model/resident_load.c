@@ -12,8 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "model/resident.h"
 #include "model/resident_impl.h"
+#include "model/resident_place.h"
 
 #define CHUNK_BYTES ((uint64_t)8 << 20)
 #define N_READERS   8 // NVMe disks want several large reads at once; more are no faster
@@ -299,6 +301,43 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
   return TD_OK;
 }
 
+// ---- its place --------------------------------------------------------------------------------
+
+static td_status place_matrix(const td_nodes *nodes, int fd, const td_place *parts,
+                              td_resident_stats *stats, td_err *err) {
+  for (unsigned k = 0; k < nodes->n; k++) {
+    uint64_t n_bytes = parts[k].end - parts[k].begin;
+    if (n_bytes && !td_nodes_place(nodes, k, fd, parts[k].begin, n_bytes)) {
+      return td_fail(err, TD_EUNSUPPORTED, "the kernel does not place memory: %s", strerror(errno));
+    }
+    stats->node_bytes[k] += n_bytes;
+  }
+  return TD_OK;
+}
+
+// Each node gets the rows that its threads begin with. Before a page is there.
+static td_status place(const loading *l, int fd, td_resident_stats *stats, const td_store *store,
+                       td_err *err) {
+  td_nodes nodes = td_nodes_get();
+  uint64_t page_bytes = stats->pages == TD_PAGES_PLAIN ? RESIDENT_ALIGN : TD_HUGE_PAGE_BYTES;
+  td_status st = TD_OK;
+  stats->n_nodes = nodes.n;
+  if (nodes.n == 1) return TD_OK;
+  size_t shard = 0;
+  for (size_t i = 0; st == TD_OK && i < td_store_n_tensors(store); i++) {
+    const td_tensor *t = td_store_tensor(store, i); // in order of shards
+    td_shard_info info = td_store_shard(store, shard);
+    while (t->data < info.bytes || t->data >= info.bytes + info.n_bytes)
+      info = td_store_shard(store, ++shard);
+    if (!td_place_is_cut(t, nodes.n, page_bytes)) continue;
+    td_place parts[TD_MAX_NODES];
+    uint64_t at = l->sources[shard].offset + (uint64_t)(t->data - info.bytes);
+    td_place_rows(parts, nodes.n, at, t->n_bytes, t->shape[0], page_bytes);
+    st = place_matrix(&nodes, fd, parts, stats, err);
+  }
+  return st;
+}
+
 // From here on the memory cannot change. The kernel refuses while it may still be writing to it for
 // us. Before Linux 6.7 only a descriptor without the right to write can be mapped after this.
 static td_status publish(int *fd, td_err *err) {
@@ -323,6 +362,11 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   td_status st = plan(l, store, err);
   if (st == TD_OK) st = create(l, fd, &stats->pages, err);
   if (st != TD_OK) return st;
+  st = place(l, *fd, stats, store, err);
+  if (st != TD_OK) { // slower, no more
+    td_warn("weights are not placed by NUMA node: %s", err->msg);
+    stats->n_nodes = 1;
+  }
   write_head(l, store);
   st = run_readers(l, err);
   stats->n_bytes = l->total_bytes;

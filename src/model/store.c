@@ -289,7 +289,8 @@ size_t td_store_n_shards(const td_store *store) {
 td_shard_info td_store_shard(const td_store *store, size_t idx) {
   TD_CHECK(idx < store->n_shards);
   const shard *s = store->shards[idx];
-  return (td_shard_info){.path = s->path, .name = s->file, .n_bytes = s->map.n_bytes};
+  return (td_shard_info){
+      .path = s->path, .name = s->file, .n_bytes = s->map.n_bytes, .bytes = s->map.data};
 }
 
 const void *td_store_memory(const td_store *store, size_t *n_bytes) {

@@ -26,6 +26,7 @@ const char *td_store_listing(const td_store *store);
 typedef struct {
   const char *path, *name; // name: path without the directory; both live until close
   uint64_t n_bytes;
+  const uint8_t *bytes; // [n_bytes], in which its tensors lie
 } td_shard_info;
 size_t td_store_n_shards(const td_store *store);
 td_shard_info td_store_shard(const td_store *store, size_t idx);

@@ -124,6 +124,19 @@ def test_an_unknown_place(tandem_bin, model):
     assert "--weights disk: give auto, resident or mmap" in answer.stderr
 
 
+def test_rows_are_placed_by_node(tandem_bin, model, monkeypatch):
+    """One node that passes for several: each has its part, and to the last bit the same tokens."""
+    said = {}
+    for n in ("1", "2", "3"):
+        monkeypatch.setenv("TANDEM_FAKE_NODES", n)
+        said[n] = run(tandem_bin, model, "--weights", "resident", "-n", "40", "--threads", n, "--ignore-eos")
+        assert said[n].returncode == 0 and said[n].stdout == said["1"].stdout
+    assert said["1"].stdout and "NUMA" not in said["1"].stderr
+    parts = re.search(r"on 2 NUMA nodes: (\S+) \+ (\S+) MiB", said["2"].stderr)
+    assert 0.5 < float(parts[1]) / float(parts[2]) < 2  # matrices of few pages are cut coarsely
+    assert re.search(r"on 3 NUMA nodes: \S+ \+ \S+ \+ \S+ MiB", said["3"].stderr)
+
+
 def test_no_shared_memory_for_weights(tandem_bin, model):
     """The error names the cure, and nothing is left behind."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

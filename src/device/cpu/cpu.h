@@ -27,7 +27,8 @@ typedef enum {
 
 typedef struct td_cpu_dev {
   td_dev base;
-  td_team *team;
+  td_nodes nodes;
+  td_team *team;                 // spread over nodes
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // all ever opened
 } td_cpu_dev;
@@ -100,6 +101,19 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
 // order: an item may wait for lower ones, which are done or being worked on.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
+
+// Items that are tiles of matrices: n_tiles of each of n_matrices, in order of their rows. As an
+// item of all, tile t of matrix m of a part is the parts' before it and m * n_tiles + t.
+typedef struct {
+  size_t n_matrices, n_tiles;
+} td_cpu_part;
+
+enum { TD_CPU_MAX_PARTS = 3 };
+
+// The same over parts: an item may wait for those of earlier parts. On several nodes a member
+// takes, part by part, first the tiles whose rows are on its own, then what others have left.
+void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
+                      void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
 
 // TD_EINVAL unless the matrix is one the kernels can read.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);

@@ -89,7 +89,9 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_F32;
   pthread_mutex_init(&dev->lock, NULL);
-  status = td_team_open(&dev->team, &(td_team_opts){.n_threads = opts->n_threads}, err);
+  dev->nodes = td_nodes_get();
+  const td_team_opts team = {.n_threads = opts->n_threads, .nodes = &dev->nodes};
+  status = td_team_open(&dev->team, &team, err);
   if (status != TD_OK) {
     cpu_close(&dev->base);
     return status;

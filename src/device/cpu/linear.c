@@ -66,6 +66,7 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
   linear_run run = {.a = a, .tile_rows = tile_rows(stream, a, n_token_tiles)};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
-  td_cpu_for(stream, run.n_row_tiles * n_token_tiles, linear_tile, &run);
+  const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
+  td_cpu_for_tiles(stream, &part, 1, linear_tile, &run);
   return TD_OK;
 }

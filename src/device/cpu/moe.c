@@ -247,8 +247,10 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     run.n_hidden_items = (size_t)run.n_tiles * run.n_hidden_tiles;
     run.n_down_items = (size_t)run.n_tiles * run.n_dim_tiles;
     atomic_store(&run.n_down_done, 0);
-    size_t n_items = run.n_hidden_items + run.n_down_items + run.n_tokens * sum_pieces;
-    td_cpu_for(stream, n_items, run_item, &run);
+    const td_cpu_part parts[] = {{run.n_tiles, run.n_hidden_tiles},
+                                 {run.n_tiles, run.n_dim_tiles},
+                                 {1, run.n_tokens * sum_pieces}};
+    td_cpu_for_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
   }
   return TD_OK;
 }

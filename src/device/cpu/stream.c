@@ -97,6 +97,7 @@ td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
     return_struct(stream);
     return td_fail(err, TD_ENOMEM, "cannot start a thread for a stream");
   }
+  td_nodes_bind(&((td_cpu_dev *)base)->nodes, 0, stream->thread); // it is member 0 of its runs
   *out = &stream->base;
   return TD_OK;
 }
@@ -239,4 +240,60 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
     item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items};
     td_team_run(td_cpu_dev_of(stream)->team, take_items, &run);
   }
+}
+
+// ---- near a node ------------------------------------------------------------------------------
+
+typedef struct {
+  void (*fn)(void *ctx, size_t item, unsigned member);
+  void *ctx;
+  const td_cpu_part *parts;
+  size_t n_parts;
+  unsigned n_nodes;
+  struct {
+    _Alignas(64) _Atomic size_t next;
+  } queues[TD_CPU_MAX_PARTS][TD_MAX_NODES];
+} tile_run;
+
+// Takes what is left of a node's tiles of a part; first is the part's first item.
+static void take_queue(tile_run *run, size_t part, size_t first, unsigned node, unsigned member) {
+  size_t n_tiles = run->parts[part].n_tiles;
+  size_t begin = td_node_begin(n_tiles, run->n_nodes, node);
+  size_t width = td_node_begin(n_tiles, run->n_nodes, node + 1) - begin;
+  size_t n = run->parts[part].n_matrices * width;
+  for (;;) {
+    size_t i = atomic_fetch_add_explicit(&run->queues[part][node].next, 1, memory_order_relaxed);
+    if (i >= n) return;
+    run->fn(run->ctx, first + i / width * n_tiles + begin + i % width, member);
+  }
+}
+
+// A member goes on to the next part when none of this one is left to take: all are done or in other
+// members' hands, so that who waits for them does not wait for ever.
+static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
+  (void)n_members;
+  tile_run *run = ctx;
+  unsigned own = td_team_node(member, run->n_nodes);
+  size_t first = 0;
+  for (size_t part = 0; part < run->n_parts; part++) {
+    for (unsigned k = 0; k < run->n_nodes; k++)
+      take_queue(run, part, first, (own + k) % run->n_nodes, member);
+    first += run->parts[part].n_matrices * run->parts[part].n_tiles;
+  }
+}
+
+void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
+                      void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  size_t n_items = 0;
+  for (size_t i = 0; i < n_parts; i++)
+    n_items += parts[i].n_matrices * parts[i].n_tiles;
+  if (dev->nodes.n == 1 || n_items < 2) {
+    td_cpu_for(stream, n_items, fn, ctx);
+    return;
+  }
+  TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
+  tile_run run = {
+      .fn = fn, .ctx = ctx, .parts = parts, .n_parts = n_parts, .n_nodes = dev->nodes.n};
+  td_team_run(dev->team, take_tiles, &run);
 }
