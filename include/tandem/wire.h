@@ -3,7 +3,8 @@
 // keeps order, so the records that make up one request (SUBMIT, then its PAGES, TOKENS and BIAS)
 // arrive in that order; the request is complete when SUBMIT's counts are reached. The worker
 // answers every SUBMIT with exactly one DONE; until then the pages are its own to write, but for
-// those that n_past tokens fill, which others may read.
+// those that n_past tokens fill, which others may read. More PAGES may follow at any time until
+// then; a request whose next token has no page yet waits for one.
 #ifndef TANDEM_WIRE_H
 #define TANDEM_WIRE_H
 
@@ -51,7 +52,7 @@ typedef enum {
   // worker to front
   TD_MSG_READY = 64,
   TD_MSG_FATAL,     // text: why the worker cannot serve; it exits after this
-  TD_MSG_PROGRESS,  // prompt tokens read so far
+  TD_MSG_PROGRESS,  // tokens read so far, of the prompt and of an answer that was given
   TD_MSG_TOKEN,     // one token of the answer
   TD_MSG_DONE,      // last record of a request
   TD_MSG_HEARTBEAT, // at least once a second, also while idle
@@ -68,8 +69,9 @@ typedef enum {
 
 #define TD_SUBMIT_IGNORE_EOS 1u
 #define TD_SUBMIT_LOGPROBS   2u // report log-probabilities
-// End with READ behind the first token, unless that is the last: another worker goes on, over the
-// same pages.
+// End with READ behind the first token, unless that is the last, or where a part of the answer is
+// given when the pages hold all but the last token of it: another worker goes on, over the same
+// pages.
 #define TD_SUBMIT_READ_ONLY 4u
 
 #define TD_READY_OWN_PAGES 1u // the KV pages are in memory of the worker's own, and die with it
@@ -80,11 +82,13 @@ typedef struct {
   uint32_t max_tokens;
   uint32_t n_bias;
   uint32_t flags;   // TD_SUBMIT_*
-  uint32_t n_pages; // of the KV pool: enough for n_prompt + max_tokens
-  // Tokens of the answer that were drawn elsewhere; they follow the prompt in TOKENS. Draws go on
+  uint32_t n_pages; // of the KV pool, to begin with: enough for n_prompt + n_answer
+  // Tokens of the answer that were drawn already; they follow the prompt in TOKENS. Draws go on
   // where those ended, so the text is that of one worker.
   uint32_t n_answer;
-  // Tokens whose keys and values the pages hold already: less than n_prompt + n_answer.
+  // Tokens whose keys and values the pages hold already: less than n_prompt + n_answer. Those of an
+  // answer are computed as they were at first, so that not a bit of the text depends on where it
+  // was interrupted.
   uint32_t n_past;
 } td_wire_submit;
 
@@ -116,7 +120,7 @@ typedef struct {
 } td_wire_ready;
 
 typedef struct {
-  uint32_t n_done, n_prompt; // tokens
+  uint32_t n_done, n_prompt; // tokens; those of a given answer count as done
   uint32_t n_cached;         // of those done, found in the cache of prefixes
   uint32_t reserved;
   uint64_t elapsed_ns; // since the prompt's first step began

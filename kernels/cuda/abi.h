@@ -20,11 +20,13 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 3u
+#define TD_CUDA_ABI_VERSION 4u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
 typedef void *td_cu_event;
+typedef void *td_cu_blas;
+typedef void *(*td_cu_symbol_fn)(void *ctx, const char *name); // of cuBLAS; NULL: not there
 
 typedef enum {
   TD_CU_FAULT_NONE,
@@ -119,6 +121,24 @@ typedef struct {
 } td_cu_linear_args;
 
 enum { TD_CU_VEC_TOKENS = 16, TD_CU_MMA_TOKENS = 64 };
+
+// y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; dense w.
+typedef struct {
+  const uint16_t *w; // [n_rows][cols]
+  const uint16_t *x; // [n_tokens][x_stride]
+  void *y;           // [n_tokens][y_stride], BF16 or, with y_f32, f32
+  size_t x_stride, y_stride;
+  uint32_t n_tokens, n_rows, cols;
+  bool y_f32;
+} td_cu_gemm_args;
+
+// out[r][k] = w[row0 + r][k], rounded to BF16. cols % 8 == 0.
+typedef struct {
+  td_weight w;
+  uint16_t *out; // [n_rows][cols], 16-byte aligned
+  uint32_t row0, n_rows;
+  td_cu_read read;
+} td_cu_dequant_args;
 
 typedef struct {
   const int32_t *seq, *position, *q_begin, *page_table;
@@ -257,6 +277,7 @@ typedef struct {
   X(rope, td_cu_rope_args)                                                                         \
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
+  X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \
   X(attn_decode, td_cu_attn_decode_args)                                                           \
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
@@ -290,6 +311,10 @@ typedef struct {
   int (*stream_wait)(td_cu_stream stream, td_cu_event event);
   int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
   int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);
+  // cuBLAS on a stream, which is closed after it; fails where that is not installed.
+  int (*blas_open)(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
+  int (*blas_close)(td_cu_blas blas);
+  int (*blas_gemm)(td_cu_blas blas, const td_cu_gemm_args *args);
 #define X(name, args_type) int (*name)(const args_type *args, td_cu_stream stream);
   TD_CU_OPS(X)
 #undef X
@@ -302,7 +327,10 @@ extern "C" {
 #endif
 // The library's only symbol.
 const td_cu_abi *td_cuda_abi(void);
-// The launchers behind the table.
+// The functions behind the table.
+int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
+int td_cu_blas_close(td_cu_blas blas);
+int td_cu_blas_gemm(td_cu_blas blas, const td_cu_gemm_args *args);
 #define X(name, args_type) int td_cu_##name(const args_type *args, td_cu_stream stream);
 TD_CU_OPS(X)
 #undef X

@@ -118,6 +118,9 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 stream_wait,
                                 copy,
                                 fill_zero,
+                                td_cu_blas_open,
+                                td_cu_blas_close,
+                                td_cu_blas_gemm,
 #define X(name, args_type) td_cu_##name,
                                 TD_CU_OPS(X)
 #undef X

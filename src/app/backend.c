@@ -1,9 +1,11 @@
 // src/app/backend.c - requests between the front's callers and the workers.
-// A request is copied by submit and waits in the scheduler (sched/) until it is admitted, with all
-// the KV pages it may ever need. With two workers the first reads its prompt and draws the first
-// token, then the second goes on over the same pages; with one, that does both. Pages outlive
-// workers, so a request whose worker dies is continued behind the last token that came from it.
-// Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer are read again then.
+// A request is copied by submit and waits in the scheduler (sched/) until it is admitted, with the
+// KV pages of its prompt; more follow as its answer grows. With two workers the first reads its
+// prompt and draws the first token, then the second goes on over the same pages; with one, that
+// does both. Pages outlive workers, so a request whose worker dies is continued behind the last
+// token that came from it. Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer
+// are computed again then. One that has to make room is called back from its worker, waits in the
+// scheduler again, and is computed again as far as the cache has lost it; nobody else notices.
 #include "app/backend.h"
 
 #include <stdbool.h>
@@ -23,30 +25,40 @@
 #define MAX_WAITING 512
 #define STUCK_S     30u // unless asked otherwise
 #define KILL_NS     600000000000u
-#define MAX_REPLAYS 1 // of a request that got no further than the last time its worker died
+// How far a request is suspected that was at a worker when it died, and got no further than the
+// last time: a death in company, a death alone, and what is enough to give it up.
+#define BLAME_TOGETHER 1
+#define BLAME_ALONE    3
+#define MAX_BLAME      3
 
 enum { MAX_WORKERS = 2 };
+
+typedef struct request request;
 
 typedef struct {
   td_backend *backend;
   td_supervisor *supervisor; // NULL once closed
   td_outbox outbox;
+  request *on_trial;  // the one suspect of having killed it that it has now; NULL: none
+  bool is_dying;      // what it had is being looked through
   uint32_t n_threads; // that it was told to compute with; 0: not yet
 } worker;
 
-typedef struct {
+struct request {
   td_outgoing out; // first
   td_request_callbacks callbacks;
   worker *at;        // NULL while it waits
   uint32_t n_output; // tokens of the answer that came, behind the prompt in out.tokens
   bool is_last;      // the answer ends with the last of them
-  uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes
+  uint32_t n_past;   // tokens, of prompt and answer, that its pages hold
+  bool was_given;    // to a worker, once
+  uint32_t n_cached; // tokens of the prompt that were found in the cache of prefixes at first
   uint32_t furthest; // most tokens, of prompt and answer, that were ever computed
-  uint32_t n_replays;
-  bool is_lost; // the pages that held the answer's tokens: they are read again, behind the prompt
+  uint32_t blame;    // for deaths of workers
   uint64_t prefill_ns, read_ns; // time it took to read the prompt, and when that was done
   td_kv_loading *loading;       // its pages come from the disk: neither waits nor is at a worker
-} request;
+  bool is_held;                 // from its worker, until a trial is over
+};
 
 struct td_backend {
   td_backend_opts opts;
@@ -80,11 +92,47 @@ static void free_request(request *r) {
   free(r);
 }
 
+// ---- trials -----------------------------------------------------------------------------------
+// Whoever was at a worker when it died may have killed it. They are given to the next one by one,
+// the most suspect first, each when the one before has written another token or is gone, and nobody
+// new comes in between. So one that kills again does it without another suspect beside it.
+
+static void enter(request *r, worker *w) {
+  r->is_held = w->is_dying || w->on_trial;
+  if (r->is_held) return;
+  if (r->blame) w->on_trial = r;
+  td_outbox_enter(&w->outbox, &r->out);
+}
+
+static void release_held(td_backend *b, worker *w) {
+  request *most = NULL;
+  for (uint32_t i = 0; i < b->n_slots; i++) {
+    request *r = b->slots[i];
+    if (r && r->at == w && r->is_held && (!most || r->blame > most->blame)) most = r;
+  }
+  if (most) enter(most, w);
+  for (uint32_t i = 0; i < b->n_slots && !w->on_trial; i++) {
+    request *r = b->slots[i];
+    if (r && r->at == w && r->is_held) enter(r, w);
+  }
+}
+
+// It has written a token, or leaves its worker.
+static void end_trial(td_backend *b, request *r) {
+  worker *w = r->at;
+  if (!w || w->on_trial != r) return;
+  w->on_trial = NULL;
+  release_held(b, w);
+}
+
+// ---- the end of a request ---------------------------------------------------------------------
+
 // Takes the request out of everything and tells its caller how it ended, if there still is one.
 static void end_request(td_backend *b, request *r, const td_wire_done *done) {
   td_outbox_leave(&r->out);
   td_sched_remove(b->sched, r->out.id);
   b->slots[r->out.id % b->n_slots] = NULL;
+  end_trial(b, r);
   td_request_callbacks callbacks = r->callbacks;
   bool is_heard = !r->out.is_canceled;
   free_request(r);
@@ -134,29 +182,37 @@ static bool is_up(const worker *w) {
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
-// The request goes to w, to begin behind what its pages hold.
-static void give(td_backend *b, request *r, worker *w) {
+// Its pages hold all but the last of its tokens, which is one of the answer.
+static bool can_decode(const request *r) {
+  return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
+}
+
+// The request goes to a worker, to begin behind what its pages hold.
+static void give(td_backend *b, request *r) {
   td_wire_submit *submit = &r->out.submit;
+  end_trial(b, r);
+  worker *w = can_decode(r) ? decoder(b) : reader(b);
   r->at = w;
+  r->was_given = true;
   submit->n_answer = r->n_output;
-  submit->n_past = r->n_output && !r->is_lost ? submit->n_prompt + r->n_output - 1 : r->n_cached;
+  submit->n_past = r->n_past;
   submit->flags &= ~TD_SUBMIT_READ_ONLY;
   if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
-  td_outbox_enter(&w->outbox, &r->out);
+  enter(r, w);
 }
 
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
 
 // Whether pages of the prompt are on their way from the disk.
 static bool load(td_backend *b, request *r) {
-  if (!b->tier) return false;
+  if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
   td_kv_tier_save(b->tier); // of what other requests left, some gave way to this one
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
-                           .n_cached = r->n_cached,
+                           .n_cached = r->n_past,
                            .pages = r->out.pages,
                            .on_loaded = on_loaded,
                            .ctx = b};
@@ -170,8 +226,53 @@ static void admit(td_backend *b) {
     request *r = find(b, admission.id);
     r->out.pages = admission.pages;
     r->out.submit.n_pages = admission.n_pages;
-    r->n_cached = admission.n_cached;
-    if (!load(b, r)) give(b, r, reader(b));
+    r->n_past = admission.n_cached;
+    if (!r->was_given) r->n_cached = admission.n_cached;
+    if (!load(b, r)) give(b, r);
+  }
+}
+
+// Back to the queue, to its place.
+static void wait_again(td_backend *b, request *r) {
+  end_trial(b, r);
+  r->is_held = false;
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  td_sched_requeue(b->sched, r->out.id, r->n_output);
+  r->at = NULL;
+  r->out.pages = NULL;
+}
+
+static void give_pages(td_backend *b) {
+  td_growth growth;
+  while (td_sched_grow(b->sched, &growth)) {
+    request *r = find(b, growth.id);
+    r->out.pages = growth.pages;
+    r->out.submit.n_pages = growth.n_pages;
+    if (!r->is_held) td_outbox_enter(&r->at->outbox, &r->out);
+  }
+}
+
+// It makes room, at once or as soon as nobody writes to its pages any more.
+static void call_back(td_backend *b, request *r) {
+  r->furthest = 0; // what it computes again counts as getting on
+  r->out.is_called_back = true;
+  if (r->loading) {
+    td_kv_loading_cancel(r->loading);
+  } else if (r->out.submit_sent) {
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE says when
+  } else {
+    wait_again(b, r);
+  }
+}
+
+// Pages for answers that grow, where need be from requests that came later.
+static void grow(td_backend *b) {
+  uint64_t id;
+  give_pages(b);
+  while (td_sched_preempt(b->sched, &id)) {
+    call_back(b, find(b, id));
+    give_pages(b);
   }
 }
 
@@ -189,15 +290,21 @@ static void lease_threads(td_backend *b) {
   lease(decoder(b), now.decode);
 }
 
-// Admits what fits and sends what the rings take. Calls nobody back.
-static void pump(td_backend *b) {
-  if (b->is_closing || !b->sched) return;
-  admit(b);
-  lease_threads(b);
+// Sends what the rings take.
+static void flush(td_backend *b) {
   for (uint32_t i = 0; i < b->n_workers; i++) {
     worker *w = &b->workers[i];
     if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
   }
+}
+
+// Admits what fits, and sends it. No callback comes from inside.
+static void pump(td_backend *b) {
+  if (b->is_closing || !b->sched) return;
+  grow(b);
+  admit(b);
+  lease_threads(b);
+  flush(b);
 }
 
 // From here on it is like a request whose pages memory held. What came meanwhile is done now.
@@ -213,8 +320,13 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
     fail_request(b, r, td_backend_reason(b), "");
   } else {
     td_sched_progress(b->sched, id, n_cached);
-    r->n_cached = n_cached;
-    give(b, r, reader(b));
+    r->n_past = n_cached;
+    if (!r->was_given) r->n_cached = n_cached;
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
   }
   pump(b);
 }
@@ -224,10 +336,10 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
 static void note_furthest(request *r, uint32_t n_computed) {
   if (n_computed <= r->furthest) return;
   r->furthest = n_computed;
-  r->n_replays = 0;
+  r->blame = 0;
 }
 
-static void on_token(const td_backend *b, request *r, const td_wire_token *token) {
+static void on_token(td_backend *b, request *r, const td_wire_token *token) {
   td_wire_token checked = *token;
   if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
@@ -235,29 +347,55 @@ static void on_token(const td_backend *b, request *r, const td_wire_token *token
   uint32_t n_prompt = r->out.submit.n_prompt;
   r->out.tokens[n_prompt + r->n_output++] = checked.id;
   r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  r->n_past = n_prompt + r->n_output - 1;
   note_furthest(r, n_prompt + r->n_output);
+  end_trial(b, r);
+  td_sched_progress(b->sched, r->out.id, r->n_past);
+  if (!r->is_last) {
+    grow(b);
+    flush(b);
+  }
   if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
 static void on_progress(td_backend *b, request *r, const td_wire_progress *progress) {
-  td_sched_progress(b->sched, r->out.id, progress->n_done);
-  if (!r->read_ns && progress->n_done == r->out.submit.n_prompt) {
+  uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
+  uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
+  bool is_new = !r->read_ns; // what it has to read again is nobody's business
+  if (n_done < r->n_past || n_done > n_known) return;
+  r->n_past = n_done;
+  td_sched_progress(b->sched, r->out.id, n_done);
+  if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
     r->prefill_ns = progress->elapsed_ns;
     uint32_t n_read = r->out.submit.n_prompt - r->n_cached;
     if (b->tier) td_kv_tier_note_prefill(b->tier, n_read, r->prefill_ns);
   }
-  if (progress->n_done <= r->out.submit.n_prompt) note_furthest(r, progress->n_done);
+  note_furthest(r, n_done);
   pump(b);
-  if (r->out.is_canceled || !r->callbacks.on_progress) return;
-  r->callbacks.on_progress(r->callbacks.ctx, progress);
+  if (!is_new || r->out.is_canceled || !r->callbacks.on_progress) return;
+  td_wire_progress told = *progress;
+  told.n_cached = r->n_cached;
+  told.n_prompt = n_prompt;
+  r->callbacks.on_progress(r->callbacks.ctx, &told);
+}
+
+// The worker has let go of a request before its end.
+static bool goes_on(const request *r, td_done_reason reason) {
+  if (r->out.is_canceled || r->is_last) return false;
+  return reason == TD_DONE_READ ? can_decode(r)
+                                : reason == TD_DONE_CANCELED && r->out.is_called_back;
 }
 
 static void on_done(td_backend *b, request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.text[sizeof done.text - 1] = '\0';
-  if (done.reason == TD_DONE_READ && !r->out.is_canceled && r->n_output && !r->is_last) {
-    give(b, r, decoder(b));
+  if (goes_on(r, done.reason)) {
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
   } else if (done.reason == TD_DONE_READ) {
     done.reason = TD_DONE_ERROR;
     snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
@@ -297,38 +435,46 @@ static void end_complete(td_backend *b, request *r) {
 
 // A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
 // of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
-// is read again. Twice at one place is enough: the request may be what kills the worker.
+// is read again.
 static void continue_request(td_backend *b, request *r) {
-  r->n_replays += r->out.submit_sent;
-  r->is_lost = b->info.flags & TD_READY_OWN_PAGES;
-  if (r->n_output && !r->is_lost) {
-    give(b, r, decoder(b));
-    return;
+  bool is_lost = b->info.flags & TD_READY_OWN_PAGES;
+  if (r->n_output && !is_lost && !r->out.is_called_back) {
+    give(b, r);
+  } else {
+    wait_again(b, r);
   }
-  td_outbox_leave(&r->out);
-  td_outgoing_rewind(&r->out);
-  td_sched_requeue(b->sched, r->out.id);
-  r->at = NULL;
-  r->out.pages = NULL;
+}
+
+static uint32_t n_given(const td_backend *b, const worker *w) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < b->n_slots; i++)
+    n += b->slots[i] && b->slots[i]->at == w && b->slots[i]->out.submit_sent;
+  return n;
 }
 
 static void on_death(void *ctx, const char *why) {
   worker *w = ctx;
   td_backend *b = w->backend;
   bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
+  uint32_t blame = n_given(b, w) == 1 ? BLAME_ALONE : BLAME_TOGETHER;
   w->n_threads = 0;
+  w->on_trial = NULL;
+  w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
     if (!r || r->at != w) continue;
+    if (r->out.submit_sent) r->blame += blame;
     if (r->is_last) {
       end_complete(b, r);
-    } else if (r->out.is_canceled || (r->n_replays == MAX_REPLAYS && r->out.submit_sent)) {
+    } else if (r->out.is_canceled || r->blame > MAX_BLAME) {
       fail_request(b, r, why, "; try again");
     } else if (r->out.submit_sent || are_pages_lost) {
       continue_request(b, r);
     }
   }
   if (b->sched && are_pages_lost && !b->is_closing) td_sched_forget(b->sched);
+  w->is_dying = false;
+  release_held(b, w);
   pump(b);
 }
 
@@ -552,6 +698,10 @@ td_kv_tier_stats td_backend_kv_disk(const td_backend *b) {
   return td_kv_tier_stats_of(b->tier);
 }
 
+uint64_t td_backend_n_preemptions(const td_backend *b) {
+  return b->sched ? td_sched_n_preemptions(b->sched) : 0;
+}
+
 double td_backend_kv_use(const td_backend *b) {
   if (!b->sched) return 0;
   return 1 - (double)td_sched_n_free_pages(b->sched) / (double)b->info.n_pages;
@@ -624,7 +774,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const td_sched_job job = {
-      .prompt = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
+      .tokens = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     free_request(r);

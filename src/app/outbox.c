@@ -24,7 +24,7 @@ void td_outbox_leave(td_outgoing *out) {
 }
 
 void td_outgoing_rewind(td_outgoing *out) {
-  out->submit_sent = out->cancel_sent = false;
+  out->submit_sent = out->cancel_sent = out->is_called_back = false;
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = 0;
 }
 
@@ -39,7 +39,7 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   uint32_t pages_left = submit->n_pages - out->n_pages_sent;
   uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
   uint32_t bias_left = submit->n_bias - out->n_bias_sent;
-  if (out->is_canceled) {
+  if (out->is_canceled || out->is_called_back) {
     msg->kind = TD_MSG_CANCEL;
     return !out->cancel_sent;
   }

@@ -20,6 +20,7 @@ struct td_outgoing {
   int32_t *tokens; // [n_prompt + n_answer] at least, owned: the prompt, behind it the answer so far
   td_token_value *bias; // [submit.n_bias], owned
   bool is_canceled;     // nobody listens any more
+  bool is_called_back;  // the worker shall let go of it
   // what the worker has of it
   bool submit_sent, cancel_sent;
   uint32_t n_pages_sent, n_tokens_sent, n_bias_sent;
@@ -32,8 +33,10 @@ struct td_outbox {
   td_outgoing *head, *tail;
 };
 
-void td_outbox_enter(td_outbox *box, td_outgoing *out); // does nothing for one that stands there
-void td_outbox_leave(td_outgoing *out);                 // legal for one that stands in none
+// Does nothing for one that stands there. One that the worker has enters again when there is more
+// of it: pages (submit.n_pages), or that it is not wanted.
+void td_outbox_enter(td_outbox *box, td_outgoing *out);
+void td_outbox_leave(td_outgoing *out); // legal for one that stands in none
 // The worker has nothing of it any more.
 void td_outgoing_rewind(td_outgoing *out);
 // Sends what the ring takes; the supervisor's on_space or on_death comes when that is not all.

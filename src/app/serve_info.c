@@ -117,6 +117,7 @@ void td_serve_metrics(void *ctx, td_http_exchange *x) {
     now.kv_use = td_backend_kv_use(serve->backend);
     now.has_kv_dir = serve->kv_dir != NULL;
     now.kv_disk = td_backend_kv_disk(serve->backend);
+    now.n_preemptions = td_backend_n_preemptions(serve->backend);
   }
   td_buf body = TD_BUF_INIT;
   td_metrics_write(&body, &serve->metrics, &now);

@@ -120,7 +120,9 @@ void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *no
   write_gauge(&w, "num_requests_running", now->n_running, "Requests being answered.");
   write_gauge(&w, "num_requests_waiting", now->n_waiting, "Requests that wait for their turn.");
   write_gauge(&w, "kv_cache_usage_perc", now->kv_use,
-              "KV pages promised to running requests, 1 is all.");
+              "KV pages that running requests hold, 1 is all.");
+  write_counter(&w, "num_preemptions_total", now->n_preemptions,
+                "Times an answer was put aside because another needed its KV pages.");
   write_finished(&w, m);
   write_counter(&w, "prompt_tokens_total", m->n_prompt, "Tokens of prompts, cached ones included.");
   write_counter(&w, "generation_tokens_total", m->n_output, "Tokens of answers.");

@@ -45,7 +45,8 @@ typedef struct {
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   td_kv_tier_stats kv_disk; // written when has_kv_dir
   bool has_kv_dir;
-  double kv_use; // pages promised to running requests over all pages, 0 to 1
+  double kv_use; // pages that running requests hold over all pages, 0 to 1
+  uint64_t n_preemptions;
 } td_metrics_now;
 
 void td_metrics_init(td_metrics *metrics);

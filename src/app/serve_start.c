@@ -17,6 +17,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .device = m->device,
                           .ctx_size = m->ctx_size,
                           .max_batch = (uint32_t)o->max_batch,
+                          .kv_tokens = (uint32_t)o->kv_tokens,
                           .is_split = serve->is_split,
                           .prefill_threads = (uint32_t)o->prefill_threads,
                           .n_threads = m->n_threads,

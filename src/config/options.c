@@ -102,6 +102,10 @@ static const option table[] = {
      "what the API calls the model; default: the directory's name"},
     {"max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), 1, 1024, "16", "N",
      "requests answered together"},
+    {"kv-tokens", 0, OPT_INT, ON(SERVE), AT(kv_tokens), 0, 1 << 30, "0", "TOKENS",
+     "what the KV pool holds, of all requests together; 0: --max-batch whole contexts, within half "
+     "of "
+     "the memory; when answers outgrow it, the last that came waits"},
     {"workers", 0, OPT_STR, ON(SERVE), AT(workers), NO_RANGE, "auto", "HOW",
      "split: one process reads prompts, another writes answers; one: a single process does both; "
      "auto: split with 2 threads or more, on the CPU"},

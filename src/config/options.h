@@ -60,7 +60,7 @@ typedef struct {
   int64_t top_k, seed;
   // serve
   char *host, *api_key, *model_name, *workers, *kv_dir;
-  int64_t port, max_batch, drain_timeout_s, stuck_after_s, prefill_threads;
+  int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   double kv_dir_gib;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;

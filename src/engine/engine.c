@@ -184,7 +184,7 @@ void td_engine_close(td_engine *e) {
 }
 
 static td_status check_seq(const td_engine *e, const td_step_seq *seq, td_err *err) {
-  TD_CHECK(seq->n_tokens > 0 && (!seq->is_decode || seq->n_tokens == 1));
+  TD_CHECK(seq->n_tokens > 0);
   uint64_t n = (uint64_t)seq->n_past + seq->n_tokens;
   if (n > e->opts.max_seq_tokens) {
     return td_fail(err, TD_EINVAL, "%llu tokens do not fit the context of %u",

@@ -36,9 +36,10 @@ typedef struct {
   const int32_t *pages; // enough for n_past + n_tokens
   uint32_t n_pages;
   td_want want; // which of its tokens' logits are computed
-  // One token of an answer rather than a piece of a prompt: attention takes the way that is cheap
-  // for one query (MLA: absorbed). Said, not guessed from n_tokens, so that a prompt's result does
-  // not depend on how it was cut.
+  // Tokens of an answer rather than a piece of a prompt: attention takes the way that is cheap for
+  // one query (MLA: absorbed). Said, not guessed from n_tokens, so that a prompt's result does not
+  // depend on how it was cut, and an answer's not on whether its tokens come one by one or,
+  // computed again, together.
   bool is_decode;
   float temperature; // of the draw from its logits; 0: greedy
 } td_step_seq;

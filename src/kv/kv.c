@@ -138,9 +138,18 @@ uint32_t td_kv_page_tokens(const td_kv *kv) {
 
 // ---- the cache of prefixes --------------------------------------------------------------------
 
-// The published page that holds page idx of tokens, behind parent.
-static int32_t find_page(const td_kv *kv, int32_t parent, const int32_t *tokens, uint32_t idx) {
-  return td_pages_find(&kv->pool, parent, tokens + (size_t)idx * kv->page_tokens);
+// Page idx of tokens.
+static const int32_t *tokens_at(const td_kv *kv, const int32_t *tokens, uint32_t idx) {
+  return tokens + (size_t)idx * kv->page_tokens;
+}
+
+static uint64_t behind(const td_kv *kv, int32_t page) {
+  return page == TD_PAGE_NONE ? TD_PAGE_START : td_pages_serial(&kv->pool, page);
+}
+
+// The published page that holds page idx of a prompt, behind the page `before`.
+static int32_t find_page(const td_kv *kv, int32_t before, const int32_t *tokens, uint32_t idx) {
+  return td_pages_find(&kv->pool, behind(kv, before), tokens_at(kv, tokens, idx));
 }
 
 uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
@@ -174,16 +183,73 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
   uint32_t n_full = n_tokens / kv->page_tokens;
   TD_CHECK(n_full >= s->n_shared && n_full <= s->n_pages);
   for (uint32_t i = s->n_shared; i < n_full; i++) {
-    int32_t parent = i ? s->shared[i - 1] : TD_PAGE_NONE;
-    s->shared[i] = find_page(kv, parent, tokens, i);
+    int32_t before = i ? s->shared[i - 1] : TD_PAGE_NONE;
+    s->shared[i] = find_page(kv, before, tokens, i);
     if (s->shared[i] == TD_PAGE_NONE) {
       s->shared[i] = s->pages[i];
-      td_pages_publish(&kv->pool, s->pages[i], parent, tokens + (size_t)i * kv->page_tokens);
+      td_pages_publish(&kv->pool, s->pages[i], before, tokens_at(kv, tokens, i));
     } else {
       td_pages_hold(&kv->pool, s->shared[i]);
     }
     s->n_shared = i + 1;
   }
+}
+
+void td_kv_settle(td_kv *kv, uint32_t seq) {
+  sequence *s = open_seq(kv, seq);
+  for (uint32_t i = 0; i < s->n_shared; i++) {
+    if (s->shared[i] == s->pages[i]) continue;
+    td_pages_drop(&kv->pool, s->shared[i]);
+    s->shared[i] = s->pages[i];
+  }
+}
+
+// ---- answers put aside ------------------------------------------------------------------------
+
+// The pages that park left for the owner, taken out of the cache again: s goes on with them, or
+// they are free.
+static void unpark(td_kv *kv, const td_kv_answer *a, sequence *s) {
+  uint64_t parent = TD_PAGE_OWNER(a->owner);
+  uint32_t n_full = a->n_tokens / kv->page_tokens;
+  for (uint32_t i = a->n_prompt / kv->page_tokens; i < n_full; i++) {
+    int32_t page = td_pages_find(&kv->pool, parent, tokens_at(kv, a->tokens, i));
+    if (page == TD_PAGE_NONE) return;
+    parent = td_pages_serial(&kv->pool, page);
+    td_pages_hold(&kv->pool, page);
+    td_pages_withdraw(&kv->pool, page);
+    if (s) {
+      s->pages[s->n_pages++] = page;
+    } else {
+      td_pages_drop(&kv->pool, page);
+    }
+  }
+}
+
+void td_kv_park(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
+  const sequence *s = open_seq(kv, seq);
+  uint64_t parent = TD_PAGE_OWNER(a->owner);
+  uint32_t n_full = a->n_tokens / kv->page_tokens;
+  TD_CHECK(n_full <= s->n_pages);
+  for (uint32_t i = a->n_prompt / kv->page_tokens; i < n_full; i++) {
+    td_pages_publish_own(&kv->pool, s->pages[i], parent, tokens_at(kv, a->tokens, i));
+    parent = td_pages_serial(&kv->pool, s->pages[i]);
+  }
+  td_kv_seq_close(kv, seq);
+}
+
+uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
+  sequence *s = open_seq(kv, seq);
+  uint32_t n_full = a->n_tokens / kv->page_tokens;
+  td_err err;
+  bool goes_on = td_kv_reuse(kv, seq, a->tokens, a->n_prompt + 1) ==
+                     a->n_prompt / kv->page_tokens * kv->page_tokens &&
+                 grow_table(s, n_full, &err) == TD_OK;
+  unpark(kv, a, goes_on ? s : NULL);
+  return s->n_pages * kv->page_tokens;
+}
+
+void td_kv_discard(td_kv *kv, const td_kv_answer *a) {
+  unpark(kv, a, NULL);
 }
 
 void td_kv_forget(td_kv *kv) {
@@ -208,7 +274,7 @@ uint32_t td_kv_n_empty(const td_kv *kv) {
 bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out) {
   const td_pages *p = &kv->pool;
   TD_CHECK(p->names && page >= 0 && (uint32_t)page < p->n_pages);
-  if (!p->pages[page].serial) return false;
+  if (!p->pages[page].serial || p->pages[page].is_own) return false;
   *out = (td_kv_content){.serial = p->pages[page].serial,
                          .name = p->names[page],
                          .tokens = p->tokens + (size_t)page * p->page_tokens};

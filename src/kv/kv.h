@@ -61,7 +61,28 @@ typedef struct {
   const int32_t *tokens; // [page_tokens], of the page itself; valid as long
 } td_kv_content;
 
-// False: the page is not published. Only with a root.
+// False: the page is not published, or for its owner alone. Only with a root.
 bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out);
+
+// Nothing more of seq will be committed: it lets go of others' pages that equal its own, and from
+// then on holds no more than its tokens need.
+void td_kv_settle(td_kv *kv, uint32_t seq);
+
+// A sequence that makes room for others and goes on later. Pages with tokens of an answer are its
+// own: they hold what was computed token by token, which rounds otherwise than a prompt's.
+typedef struct {
+  uint64_t owner; // of which there is one sequence at most; below 2^63
+  const int32_t *tokens;
+  uint32_t n_prompt, n_tokens; // n_tokens: computed, from the prompt's start
+} td_kv_answer;
+
+// Closes seq, whose prompt was committed as far as it goes. Its full pages stay in the cache like
+// any, but those beyond the prompt for the same owner alone.
+void td_kv_park(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
+// Gives the empty sequence what the cache still holds of the prompt, even its last token, and what
+// park left; returns how many tokens that is. answer->n_tokens: the most that are of use.
+uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
+// The owner will not be back.
+void td_kv_discard(td_kv *kv, const td_kv_answer *answer);
 
 #endif

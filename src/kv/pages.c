@@ -61,38 +61,42 @@ static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tok
   return &p->buckets[hash & (p->n_buckets - 1)];
 }
 
-static uint64_t serial_of(const td_pages *p, int32_t parent) {
-  if (parent == TD_PAGE_NONE) return 0;
-  TD_CHECK(p->pages[parent].serial);
-  return p->pages[parent].serial;
-}
-
-int32_t td_pages_find(const td_pages *p, int32_t parent, const int32_t *tokens) {
-  uint64_t serial = serial_of(p, parent);
-  int32_t page = *bucket_of(p, serial, tokens);
+int32_t td_pages_find(const td_pages *p, uint64_t parent, const int32_t *tokens) {
+  int32_t page = *bucket_of(p, parent, tokens);
   size_t n_bytes = (size_t)p->page_tokens * sizeof *tokens;
   while (page != TD_PAGE_NONE &&
-         (p->pages[page].parent != serial || memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
+         (p->pages[page].parent != parent || memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
     page = p->pages[page].bucket_next;
   }
   return page;
 }
 
-void td_pages_publish(td_pages *p, int32_t page, int32_t parent, const int32_t *tokens) {
+static void publish(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
   td_page *m = &p->pages[page];
   TD_CHECK(m->n_refs && !m->serial);
-  m->parent = serial_of(p, parent);
-  m->serial = ++p->n_published;
+  m->parent = parent;
+  m->serial = 2 * ++p->n_published;
   memcpy(tokens_of(p, page), tokens, (size_t)p->page_tokens * sizeof *tokens);
   int32_t *bucket = bucket_of(p, m->parent, tokens);
   m->bucket_next = *bucket;
   *bucket = page;
-  if (!p->names) return;
-  const td_digest *before = parent == TD_PAGE_NONE ? &p->root : &p->names[parent];
-  td_kv_name_next(&p->names[page], before, tokens, p->page_tokens);
 }
 
-static void withdraw(td_pages *p, int32_t page) {
+void td_pages_publish(td_pages *p, int32_t page, int32_t before, const int32_t *tokens) {
+  bool is_first = before == TD_PAGE_NONE;
+  publish(p, page, is_first ? TD_PAGE_START : td_pages_serial(p, before), tokens);
+  p->pages[page].is_own = false;
+  if (!p->names) return;
+  const td_digest *name = is_first ? &p->root : &p->names[before];
+  td_kv_name_next(&p->names[page], name, tokens, p->page_tokens);
+}
+
+void td_pages_publish_own(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
+  publish(p, page, parent, tokens);
+  p->pages[page].is_own = true;
+}
+
+void td_pages_withdraw(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
   int32_t *link = bucket_of(p, m->parent, tokens_of(p, page));
   while (*link != page)
@@ -127,7 +131,7 @@ int32_t td_pages_take(td_pages *p) {
   } else {
     page = p->oldest;
     leave_idle(p, page);
-    withdraw(p, page);
+    td_pages_withdraw(p, page);
   }
   TD_CHECK(p->pages[page].n_refs == 0 && !p->pages[page].serial);
   p->pages[page].n_refs = 1;
@@ -138,7 +142,7 @@ void td_pages_forget(td_pages *p) {
   while (p->n_idle) {
     int32_t page = p->oldest;
     leave_idle(p, page);
-    withdraw(p, page);
+    td_pages_withdraw(p, page);
     p->free[p->n_free++] = page;
   }
   TD_CHECK(p->n_free == p->n_pages);

@@ -83,6 +83,13 @@ static uint32_t max_output(const td_requests *requests, const td_wire_submit *su
   return submit->max_tokens < room ? submit->max_tokens : room;
 }
 
+static uint32_t most_pages(const td_requests *requests, const td_wire_submit *submit) {
+  uint32_t page_tokens = requests->limits.page_tokens;
+  uint32_t n_tokens = submit->n_prompt + max_output(requests, submit);
+  uint32_t n = n_tokens / page_tokens + (n_tokens % page_tokens != 0);
+  return n < requests->limits.n_pages ? n : requests->limits.n_pages;
+}
+
 static const char *check_submit(const td_requests *requests, const td_wire_submit *submit) {
   const td_request_limits *limits = &requests->limits;
   if (requests->n == limits->max_seqs) return "more requests than the worker takes at once";
@@ -94,8 +101,8 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
       submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
   }
-  uint64_t n_tokens = (uint64_t)submit->n_prompt + max_output(requests, submit);
-  if (submit->n_pages > limits->n_pages ||
+  uint64_t n_tokens = (uint64_t)submit->n_prompt + submit->n_answer;
+  if (submit->n_pages > most_pages(requests, submit) ||
       n_tokens > (uint64_t)submit->n_pages * limits->page_tokens) {
     return "malformed request: not the pages that it needs";
   }
@@ -112,8 +119,9 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .max_output = max_output(requests, submit),
                            .n_past = submit->n_past,
                            .n_output = submit->n_answer,
-                           .pages = malloc(submit->n_pages * sizeof *r->pages),
+                           .most_pages = most_pages(requests, submit),
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
+  r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
   requests->active[requests->n++] = r;
   return r->tokens && r->pages && r->bias ? NULL : "the worker is out of memory";
@@ -121,8 +129,8 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
 
 static const char *take_pages(const td_requests *requests, td_worker_request *r,
                               const td_wire_pages *pages) {
-  if (pages->n > TD_WIRE_MAX_PAGES || pages->n > r->submit.n_pages - r->n_pages_received) {
-    return "malformed request: more pages than announced";
+  if (pages->n > TD_WIRE_MAX_PAGES || pages->n > r->most_pages - r->n_pages_received) {
+    return "malformed request: more pages than it can fill";
   }
   for (uint32_t i = 0; i < pages->n; i++) {
     if (pages->ids[i] < 0 || (uint32_t)pages->ids[i] >= requests->limits.n_pages) {
@@ -163,18 +171,23 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
   if (st != TD_OK) return st;
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
-  bool is_read = r->submit.n_answer && r->n_past + 1 == td_request_n_given(r);
-  r->phase = is_read ? TD_REQUEST_DECODE : TD_REQUEST_PREFILL;
+  r->phase = td_request_phase_of(r);
   return TD_OK;
+}
+
+td_request_phase td_request_phase_of(const td_worker_request *r) {
+  if (r->n_past < r->submit.n_prompt) return TD_REQUEST_PREFILL;
+  return r->n_past < td_request_n_to_read(r) ? TD_REQUEST_REPLAY : TD_REQUEST_DECODE;
 }
 
 static const char *take_part(const td_requests *requests, td_worker_request *r,
                              const td_wire_msg *msg, td_err *err) {
   const char *wrong;
   if (msg->kind == TD_MSG_SUBMIT) return "malformed request: submitted twice";
-  if (r->phase != TD_REQUEST_RECEIVING) return "malformed request: records behind its end";
   if (msg->kind == TD_MSG_PAGES) {
     wrong = take_pages(requests, r, &msg->u.pages);
+  } else if (r->phase != TD_REQUEST_RECEIVING) {
+    wrong = "malformed request: records behind its end";
   } else if (msg->kind == TD_MSG_TOKENS) {
     wrong = take_tokens(requests, r, &msg->u.tokens);
   } else if (msg->kind == TD_MSG_BIAS) {
@@ -182,7 +195,7 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
   } else {
     wrong = "malformed request: a record of unknown kind";
   }
-  bool is_whole = r->n_pages_received == r->submit.n_pages &&
+  bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias;
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;

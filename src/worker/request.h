@@ -14,6 +14,7 @@
 typedef enum {
   TD_REQUEST_RECEIVING, // its tokens are on the way
   TD_REQUEST_PREFILL,
+  TD_REQUEST_REPLAY, // its prompt is read, tokens of its answer that were drawn before are computed
   TD_REQUEST_DECODE,
 } td_request_phase;
 
@@ -23,8 +24,8 @@ typedef struct {
   td_wire_submit submit;
   int32_t *tokens; // [n_prompt + max_output], owned: the prompt, behind it the answer so far
   uint32_t n_tokens_received;
-  int32_t *pages; // [n_pages], owned: enough for all tokens, those of the answer included
-  uint32_t n_pages_received;
+  int32_t *pages; // [most_pages], owned: room for those of all tokens, the answer's included
+  uint32_t most_pages, n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
   uint32_t max_output; // tokens: max_tokens, or what the context leaves
@@ -56,6 +57,14 @@ typedef struct {
 // On error *out is closed. TD_ENOMEM.
 td_status td_requests_open(td_requests *out, const td_request_limits *limits, td_err *err);
 void td_requests_close(td_requests *requests); // closing a zeroed one is legal
+
+// Tokens that are in the pages when it decodes: the prompt, and of a given answer all but the last.
+static inline uint32_t td_request_n_to_read(const td_worker_request *r) {
+  return r->submit.n_prompt + (r->submit.n_answer ? r->submit.n_answer - 1 : 0);
+}
+
+// The phase that its n_past says.
+td_request_phase td_request_phase_of(const td_worker_request *request);
 
 // Takes a SUBMIT, PAGES, TOKENS, BIAS or CANCEL. True: the request ended, and *reply (a DONE) is to
 // be sent. Records of unknown requests are dropped: they trail behind one that was refused.

@@ -23,27 +23,30 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
                                       .n_tokens = n_tokens,
                                       .n_past = r->n_past,
                                       .pages = r->pages,
-                                      .n_pages = r->submit.n_pages,
+                                      .n_pages = r->n_pages_received,
                                       .want = want,
+                                      .is_decode = r->phase != TD_REQUEST_PREFILL,
                                       .temperature = r->submit.sampling.temperature};
   step->requests[step->n++] = r;
 }
 
 void td_step_build(td_step *step, const td_requests *requests) {
+  uint32_t page_tokens = requests->limits.page_tokens;
   step->n = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     td_worker_request *r = requests->active[i];
-    if (r->phase != TD_REQUEST_DECODE) continue;
-    add(step, r, 1, TD_WANT_LAST);
-    step->seqs[step->n - 1].is_decode = true;
+    bool has_page = r->n_past < (uint64_t)r->n_pages_received * page_tokens;
+    if (r->phase == TD_REQUEST_DECODE && has_page) add(step, r, 1, TD_WANT_LAST);
   }
   uint32_t budget = step->prefill_chunk;
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
-    if (r->phase != TD_REQUEST_PREFILL) continue;
-    uint32_t left = td_request_n_given(r) - r->n_past;
+    if (r->phase != TD_REQUEST_PREFILL && r->phase != TD_REQUEST_REPLAY) continue;
+    bool is_prompt = r->phase == TD_REQUEST_PREFILL;
+    uint32_t left = (is_prompt ? r->submit.n_prompt : td_request_n_to_read(r)) - r->n_past;
     uint32_t n = left < budget ? left : budget;
-    add(step, r, n, n == left ? TD_WANT_LAST : TD_WANT_NONE);
+    bool draws = is_prompt && n == left && !r->submit.n_answer;
+    add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);
     budget -= n;
   }
 }

@@ -220,18 +220,18 @@ static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *e
 
 static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
   uint64_t now_ns = td_clock_ns();
-  uint32_t n_prompt = r->submit.n_prompt;
   const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
                            .request = r->id,
-                           .u.progress = {.n_done = r->n_past < n_prompt ? r->n_past : n_prompt,
-                                          .n_prompt = n_prompt,
+                           .u.progress = {.n_done = r->n_past,
+                                          .n_prompt = r->submit.n_prompt,
                                           .n_cached = r->submit.n_past,
                                           .elapsed_ns = now_ns - r->begin_ns}};
-  if (r->n_past == td_request_n_given(r)) {
-    r->phase = TD_REQUEST_DECODE;
-    r->first_token_ns = now_ns;
-  }
-  return td_outlet_post(&w->outlet, &msg, err);
+  if (r->phase == TD_REQUEST_PREFILL && r->n_past == r->submit.n_prompt) r->first_token_ns = now_ns;
+  r->phase = td_request_phase_of(r);
+  td_status st = td_outlet_post(&w->outlet, &msg, err);
+  bool is_read = r->phase == TD_REQUEST_DECODE && r->submit.n_answer;
+  if (st != TD_OK || !is_read || !(r->submit.flags & TD_SUBMIT_READ_ONLY)) return st;
+  return post_done(w, r, TD_DONE_READ, NULL, err);
 }
 
 static td_status run_step(worker *w, td_err *err) {
@@ -251,7 +251,7 @@ static td_status run_step(worker *w, td_err *err) {
     td_worker_request *r = step->requests[i];
     bool wants_token = step->seqs[i].want == TD_WANT_LAST;
     r->n_past += step->seqs[i].n_tokens;
-    if (r->phase == TD_REQUEST_PREFILL) st = report_progress(w, r, err);
+    if (r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
     if (!wants_token) continue;
     if (st == TD_OK) st = answer(w, r, row, err);
     row++;

@@ -39,9 +39,10 @@ static void run_step(td_requests *requests, td_step *step) {
   for (uint32_t i = 0; i < step->n; i++) {
     td_worker_request *r = step->requests[i];
     r->n_past += step->seqs[i].n_tokens;
-    TD_CHECK((step->seqs[i].want == TD_WANT_LAST) == (r->n_past >= td_request_n_given(r)));
+    TD_CHECK(step->seqs[i].is_decode == (r->phase != TD_REQUEST_PREFILL));
+    if (r->phase != TD_REQUEST_DECODE) r->phase = td_request_phase_of(r);
+    TD_CHECK(step->seqs[i].want != TD_WANT_LAST || r->phase == TD_REQUEST_DECODE);
     if (step->seqs[i].want != TD_WANT_LAST) continue;
-    r->phase = TD_REQUEST_DECODE;
     r->tokens[r->submit.n_prompt + r->n_output++] = (int32_t)(r->n_past % 3);
     if (r->n_output == r->max_output) {
       td_requests_end(requests, r, TD_DONE_LENGTH, NULL, &reply);

@@ -1,8 +1,8 @@
 // tests/unit/backend_testing.h - a backend with real processes and a make-believe engine: the test
 // program stands in for tandem when it is executed again as a worker (its main calls
 // td_worker_main), and defines the model, the device and the engine itself. The engine keeps the
-// tokens in the KV pool and derives the next one from all of them, so a page lost or shared changes
-// the answer.
+// tokens in the KV pool and derives the next one from all of them and from the way each was
+// computed, so a page lost or shared changes the answer.
 #ifndef TD_BACKEND_TESTING_H
 #define TD_BACKEND_TESTING_H
 
@@ -38,6 +38,7 @@ enum {
   N_VOCAB = 1000,
   N_PLAIN = 900, // ids below have no meaning
   EOS = 999,
+  DECODED = 1 << 20, // added to a token that was computed as part of an answer
 };
 
 // ---- the make-believe engine ------------------------------------------------------------------
@@ -176,7 +177,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     uint32_t n = seq->n_past + seq->n_tokens, hash = 2166136261u;
     n_tokens += seq->n_tokens;
     for (uint32_t j = 0; j < seq->n_tokens; j++)
-      *cell(e, seq, seq->n_past + j) = seq->tokens[j];
+      *cell(e, seq, seq->n_past + j) = seq->tokens[j] + (seq->is_decode ? DECODED : 0);
     if (n >= 2 && n == (uint32_t)*cell(e, seq, 1)) {
       td_status st = misbehave(*cell(e, seq, 0), err);
       if (st != TD_OK) return st;
@@ -187,7 +188,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     float *row = e->logits + (size_t)n_rows++ * N_VOCAB;
     memset(row, 0, N_VOCAB * sizeof *row);
     // A prompt of one token is answered by counting up, which ends at EOS.
-    int32_t first = *cell(e, seq, 0), last = *cell(e, seq, n - 1);
+    int32_t first = *cell(e, seq, 0), last = *cell(e, seq, n - 1) % DECODED;
     bool counts = first > DIE + 50;
     row[counts ? last + 1 - (last == EOS) : (int32_t)(hash % N_PLAIN)] = 1;
   }
@@ -266,7 +267,7 @@ static inline void check_answer(const client *c, const int32_t *prompt, uint32_t
   assert_int_equal(c->n, n);
   for (uint32_t i = 0; i < n; i++) {
     assert_int_equal(c->answer[i], hash % N_PLAIN);
-    hash = mix(hash, c->answer[i]);
+    hash = mix(hash, c->answer[i] + DECODED);
   }
 }
 
@@ -327,6 +328,7 @@ static inline bool is_idle(void *ctx) {
 // Each test runs with one worker and with two, some with one that has memory of its own.
 static bool is_split;
 static const char *device = "cpu";
+static uint32_t kv_tokens; // 0: room for all
 static td_kv_dir *kv_dir;
 
 static inline void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t max_batch) {
@@ -338,6 +340,7 @@ static inline void world_open(world *w, const char *model, uint32_t ctx_size, ui
                                 .ctx_size = ctx_size,
                                 .max_batch = max_batch,
                                 .is_split = is_split,
+                                .kv_tokens = kv_tokens,
                                 .prefill_chunk = 100,
                                 .kv_dir = kv_dir,
                                 .kv_flush_s = 20,

@@ -283,6 +283,64 @@ static void test_one_death_is_not_the_others(void **state) {
   world_close(&w);
 }
 
+// Of many that a worker had when one killed it, that one alone is to blame.
+static void test_the_poison_alone_is_blamed(void **state) {
+  (void)state;
+  enum { N = 6 };
+  static const int32_t plain[] = {5, 6, 7}, deadly[] = {DIE, 12, 3};
+  static client clients[N];
+  world w;
+  setenv("TANDEM_TEST_STEP_US", "1000", 1);
+  world_ready(&w, 512, N);
+  for (int i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend};
+    assert_int_equal(submit(&clients[i], i == 2 ? deadly : plain, 3, 60 + (uint32_t)i), TD_OK);
+  }
+  run_until(&w, is_done, &clients[2]);
+  client late = {.backend = w.backend};
+  assert_int_equal(submit(&late, plain, 3, 10), TD_OK);
+  run_until(&w, is_idle, &w);
+  assert_int_equal(clients[2].done.reason, TD_DONE_LOST);
+  assert_int_equal(clients[2].n, 12 - 3);
+  for (int i = 0; i < N; i++) {
+    if (i != 2) check_answer(&clients[i], plain, 3, 60 + (uint32_t)i);
+  }
+  check_answer(&late, plain, 3, 10);
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  uint32_t n = td_backend_workers(w.backend, workers);
+  assert_in_range(workers[0].n_restarts + (n > 1 ? workers[1].n_restarts : 0), 2, 4);
+  unsetenv("TANDEM_TEST_STEP_US");
+  world_close(&w);
+}
+
+// The same while prompts are read, two of them poisoned.
+static void test_two_poisons_among_prompts(void **state) {
+  (void)state;
+  if (!is_split) skip();
+  enum { N = 8, PROMPT = 250 };
+  static int32_t prompts[N][PROMPT];
+  static client clients[N];
+  world w;
+  world_ready(&w, 512, N);
+  for (int i = 0; i < N; i++) {
+    make_prompt(prompts[i], PROMPT, (uint32_t)i);
+    if (i == 1 || i == 5) prompts[i][0] = DIE;
+    if (i == 1 || i == 5) prompts[i][1] = PROMPT;
+    clients[i] = (client){.backend = w.backend};
+    assert_int_equal(submit(&clients[i], prompts[i], PROMPT, 20), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  for (int i = 0; i < N; i++) {
+    if (i == 1 || i == 5) {
+      assert_int_equal(clients[i].done.reason, TD_DONE_LOST);
+    } else {
+      check_answer(&clients[i], prompts[i], PROMPT, 20);
+    }
+  }
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  world_close(&w);
+}
+
 // Nobody listens behind the first token: neither worker keeps the request, nor its pages.
 static void test_cancel_at_the_hand_over(void **state) {
   (void)state;
@@ -299,6 +357,39 @@ static void test_cancel_at_the_hand_over(void **state) {
   for (uint32_t i = 0; i < 64; i++)
     assert_int_equal(clients[i].n, 1 + i % 3);
   assert_true(td_backend_kv_use(w.backend) == 0);
+  world_close(&w);
+}
+
+// Answers in a pool that holds a third of them: some make room for others and go on later, some of
+// those are canceled, workers die meanwhile; whoever stays gets the text that it gets alone.
+static void test_answers_make_room(void **state) {
+  (void)state;
+  enum { N = 12 };
+  static client clients[N];
+  static int32_t prompts[N][200];
+  char fuse[32];
+  make_fuse(fuse);
+  kv_tokens = 1024;
+  world w;
+  world_ready(&w, 512, 6);
+  kv_tokens = 0;
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend, .cancel_at = i % 4 == 3 ? 150 : 0};
+    make_prompt(prompts[i], 200, i % 2); // every second begins alike
+    if (i == 2) memcpy(prompts[i], (int32_t[]){DIE_ONCE, 400}, 2 * sizeof(int32_t));
+    prompts[i][130] = (int32_t)i;
+    assert_int_equal(submit(&clients[i], prompts[i], 140 + 5 * i, 300), TD_OK);
+  }
+  run_until(&w, is_idle, &w);
+  for (uint32_t i = 0; i < N; i++) {
+    assert_int_equal(clients[i].n_done, !clients[i].cancel_at);
+    check_answer(&clients[i], prompts[i], 140 + 5 * i, clients[i].cancel_at ? 150 : 300);
+    if (clients[i].n_done) assert_true(clients[i].done.n_cached <= 128);
+  }
+  assert_int_equal(access(fuse, F_OK), -1); // it did die
+  assert_true(td_backend_n_preemptions(w.backend) > 3);
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  unsetenv("TANDEM_TEST_FUSE");
   world_close(&w);
 }
 
@@ -487,7 +578,10 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_replay_before_the_first_token),
       cmocka_unit_test(test_an_answer_outlives_its_worker),
       cmocka_unit_test(test_one_death_is_not_the_others),
+      cmocka_unit_test(test_the_poison_alone_is_blamed),
+      cmocka_unit_test(test_two_poisons_among_prompts),
       cmocka_unit_test(test_cancel_at_the_hand_over),
+      cmocka_unit_test(test_answers_make_room),
       cmocka_unit_test(test_engine_failure),
       cmocka_unit_test(test_failures_to_start),
       cmocka_unit_test(test_close_with_requests),
@@ -500,6 +594,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_replay_before_the_first_token),
       cmocka_unit_test(test_an_answer_outlives_its_worker),
       cmocka_unit_test(test_an_answer_outlives_its_pages),
+      cmocka_unit_test(test_answers_make_room),
+      cmocka_unit_test(test_the_poison_alone_is_blamed),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   int n_failed = cmocka_run_group_tests_name("supervisor", alone, NULL, NULL) +

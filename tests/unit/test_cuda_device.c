@@ -200,9 +200,55 @@ static void test_how_weights_are_read(void **state) {
   assert_false(td_cuda_use_mma(&bf16, 16));
   assert_true(td_cuda_use_mma(&bf16, 17));
   assert_false(td_cuda_use_mma(&f32, 1000));
+  assert_false(td_cuda_use_blas(&bf16, 16));
+  assert_true(td_cuda_use_blas(&bf16, 17));
+  assert_false(td_cuda_use_blas(&f8, 255));
+  assert_true(td_cuda_use_blas(&f8, 256));
+  assert_false(td_cuda_use_blas(&f32, 1000));
   static const uint32_t tokens[][2] = {{1, 1}, {2, 4}, {4, 4}, {5, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
     assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);
+}
+
+// A matrix in pieces is the matrix.
+static void test_pieces_of_a_matrix(void **state) {
+  (void)state;
+  enum { ROWS = 24, COLS = 64, TOKENS = 256, CUT = 16 };
+  td_weight wide = {.dtype = TD_F8E4M3, .rows = 100, .cols = 1u << 24}, v3 = wide;
+  assert_int_equal(td_cuda_piece_rows(&wide, 100), 16);
+  v3.cols = 7168;
+  assert_int_equal(td_cuda_piece_rows(&v3, 18432), 4680);
+  assert_int_equal(td_cuda_piece_rows(&v3, 2048), 2048);
+  CUDA_OPEN(f);
+  td_err err;
+  ref_weight w = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 8, 32);
+  td_weight device;
+  assert_int_equal(td_cuda_weight((td_cuda_dev *)f.dev, &w.w, "w", &device, &err), TD_OK);
+  float *x = cuda_floats(&f, TOKENS * COLS), got[2][TOKENS * ROWS];
+  float *y = cuda_alloc(&f, sizeof got[0]);
+  td_cuda_matmul m = {.w = &device,
+                      .x = cuda_put_bf16(&f, x, TOKENS * COLS),
+                      .y = y,
+                      .x_stride = COLS,
+                      .y_stride = ROWS,
+                      .n_tokens = TOKENS,
+                      .n_rows = ROWS,
+                      .y_f32 = true};
+  td_cuda_stream *stream = (td_cuda_stream *)f.stream;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  cuda_get(&f, got[0], y, sizeof got[0]);
+  m.n_rows = CUT;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  m.row0 = CUT;
+  m.n_rows = ROWS - CUT;
+  m.y = y + CUT;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  cuda_get(&f, got[1], y, sizeof got[1]);
+  for (size_t i = 0; i < TOKENS * ROWS; i++) // cuBLAS may sum in another order
+    cuda_assert_within(got[1][i], got[0][i], fabsf(got[0][i]) * 1e-4 + 1e-4, "piece", i);
+  free(x);
+  ref_free_weight(&w);
+  cuda_close(&f);
 }
 
 static void test_splits(void **state) {
@@ -226,6 +272,7 @@ int main(void) {
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_weights_are_copied_once),
       cmocka_unit_test(test_how_weights_are_read),
+      cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
   };
   const char *given = getenv("TANDEM_CUDA_LIB");

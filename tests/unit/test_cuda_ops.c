@@ -120,20 +120,23 @@ static void test_rmsnorm(void **state) {
 
 typedef struct {
   uint32_t rows, cols, n_tokens, group;
-  bool out_f32;
+  bool out_f32, no_bias; // a bias is not for cuBLAS
 } linear_case;
 
-// Where a scale changes within a tensor core's step of 32 columns, or FP32 and F16 would not be
-// exact in BF16, weights may be rounded once more; elsewhere products are exact.
+// Where a scale changes within a tensor core's step of 32 columns, or weights go through cuBLAS,
+// they may be rounded once more; elsewhere products are exact.
 static void check_linear(cuda_fixture *f, const ref_format *format, const linear_case *c) {
   uint32_t n = c->n_tokens, rows = c->rows, cols = c->cols;
   size_t ldx = cols + 8, ldy = rows + 5;
   ref_weight w = ref_make_format(&f->rng, format, rows, cols, 128, c->group);
+  if (c->no_bias) ldy = (ldy + 7) / 8 * 8;
   float *x = cuda_floats(f, n * ldx), *bias = ref_floats(&f->rng, rows);
+  for (uint32_t r = 0; c->no_bias && r < rows; r++)
+    bias[r] = 0;
   size_t y_bytes = n * ldy * (c->out_f32 ? sizeof(float) : sizeof(uint16_t));
   void *y = cuda_alloc(f, y_bytes);
   td_op_linear(f->stream, &(td_linear_op_args){.w = &w.w,
-                                               .bias = {bias, TD_F32, rows},
+                                               .bias = {c->no_bias ? NULL : bias, TD_F32, rows},
                                                .x = cuda_put_bf16(f, x, n * ldx),
                                                .y = y,
                                                .x_stride = ldx,
@@ -143,7 +146,8 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   float *got = c->out_f32 ? malloc(y_bytes) : cuda_get_bf16(f, y, n * ldy);
   if (c->out_f32) cuda_get(f, got, y, y_bytes);
   double out_ulp = c->out_f32 ? ULP_F32 : ULP_BF16 / 2;
-  double weight_ulp = w.w.scale && c->group % 32 != 0 && n > 16 ? ULP_BF16 / 2 : 0;
+  bool is_rounded = w.w.scale && n > 16 && (c->no_bias || c->group % 32 != 0);
+  double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
   double *row = ref_doubles(cols);
   for (size_t i = 0; i < (size_t)n * rows; i++) {
     size_t r = i / n, t = i % n;
@@ -167,8 +171,10 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
 static void test_linear(void **state) {
   (void)state;
   static const linear_case cases[] = {
-      {67, 33, 1, 32, false},   {40, 136, 3, 128, true},  {72, 200, 16, 40, false},
-      {136, 264, 70, 64, true}, {64, 72, 130, 24, false}, {8, 8, 17, 8, false},
+      {67, 33, 1, 32, false, false},   {40, 136, 3, 128, true, false},
+      {72, 200, 16, 40, false, false}, {136, 264, 70, 64, true, false},
+      {64, 72, 130, 24, false, false}, {8, 8, 17, 8, false, false},
+      {24, 40, 17, 8, true, true},     {16, 72, 260, 24, false, true},
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
@@ -178,6 +184,19 @@ static void test_linear(void **state) {
     check_linear(&f, format, c);
     cuda_close(&f);
   }
+}
+
+// Where cuBLAS is not installed, the kernels do it.
+static void test_linear_without_blas(void **state) {
+  (void)state;
+  static const linear_case plain = {8, 40, 260, 8, true, true};
+  setenv("TANDEM_EMU_BLAS", "0", 1); // a GPU's library does not look at it
+  for (size_t i = 0; i < 3; i++) {
+    CUDA_OPEN(f);
+    check_linear(&f, &ref_formats[i], &plain);
+    cuda_close(&f);
+  }
+  unsetenv("TANDEM_EMU_BLAS");
 }
 
 // A token's row is the same to the last bit with any neighbours, up to 16 tokens and beyond.
@@ -630,6 +649,7 @@ int main(void) {
       cmocka_unit_test(test_embed_gather_add),
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_router),

@@ -1,8 +1,9 @@
 // tests/unit/test_sched.c - the scheduler in thousands of simulated lives. A shadow of the KV pool
-// holds at every place what the engine would: a hash of all tokens up to there. After every event:
-// no page is held by two that may write to it, each request finds its own tokens and nobody else's,
-// admission is in order of arrival, and what is held is exactly what running requests hold. At the
-// end of each life every request was admitted or canceled and every page is free.
+// holds at every place what the engine would: a hash of all tokens up to there and of how they were
+// computed, as a prompt or as an answer. After every event: no page is held by two that may write
+// to it, each request finds its own tokens and nobody else's, admission is in order of arrival, who
+// makes room came later than who needs it, and of all that run the first gets on. At the end of
+// each life every request is answered to its last token or was canceled, and every page is free.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -14,7 +15,14 @@
 
 #include "sched/sched.h"
 
-enum { MAX_IDS = 400, MAX_PROMPT = 60, MAX_PAGES = 40, MAX_PAGE_TOKENS = 16, N_LIVES = 3000 };
+enum {
+  MAX_IDS = 120,
+  MAX_PROMPT = 60,
+  MAX_PAGES = 40,
+  MAX_PAGE_TOKENS = 16,
+  MAX_TOKENS = MAX_PAGES * MAX_PAGE_TOKENS + 64,
+  N_LIVES = 3000
+};
 
 static uint64_t rng_state;
 
@@ -29,11 +37,13 @@ typedef enum { NEW, WAITS, READS, DECODES, GONE } life;
 
 typedef struct {
   life at;
-  int32_t prompt[MAX_PROMPT];
+  bool is_leaving;
+  int32_t tokens[MAX_TOKENS]; // the prompt, and behind it all of the answer, known or not
   uint32_t n_prompt, max_tokens;
-  uint32_t n_past; // computed, the answer's included
+  uint32_t n_output; // tokens of the answer that are known
+  uint32_t n_past;   // computed, the answer's included
   const int32_t *pages;
-  uint32_t n_pages, n_cached;
+  uint32_t n_pages;
   uint64_t submitted_ns;
 } req;
 
@@ -44,22 +54,40 @@ typedef struct {
   uint32_t n_ids;
   req r[MAX_IDS]; // by id, which is the order of arrival
   uint64_t shadow[MAX_PAGES][MAX_PAGE_TOKENS];
-  uint64_t n_cached;
+  uint64_t n_cached, n_resumed; // tokens not computed: of new requests, of those that made room
 } world;
 
 static bool runs(const req *r) {
   return r->at == READS || r->at == DECODES;
 }
 
-// What an engine leaves at position pos: it depends on every token up to there. An answer's tokens
-// are its request's own.
-static uint64_t hash_at(const world *w, uint32_t id, uint32_t pos) {
-  const req *r = &w->r[id];
+static bool stays(const req *r) {
+  return runs(r) && !r->is_leaving;
+}
+
+static uint32_t least(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
+
+// Tokens to be computed before the next is drawn.
+static uint32_t n_to_read(const req *r) {
+  return r->n_prompt + (r->n_output ? r->n_output - 1 : 0);
+}
+
+static uint32_t capacity(const world *w, const req *r) {
+  return r->n_pages * w->opts.page_tokens;
+}
+
+// What an engine leaves at a position: it depends on every token up to there, and on the way.
+static uint64_t next_hash(uint64_t hash, const req *r, uint32_t pos) {
+  return (hash ^ (uint64_t)(r->tokens[pos] + 1 + (pos >= r->n_prompt ? 7 : 0))) *
+         0x9e3779b97f4a7c15u;
+}
+
+static uint64_t hash_at(const req *r, uint32_t pos) {
   uint64_t hash = 1;
-  for (uint32_t i = 0; i <= pos; i++) {
-    int32_t token = i < r->n_prompt ? r->prompt[i] : (int32_t)(1000 + id);
-    hash = (hash ^ (uint64_t)(token + 1)) * 0x9e3779b97f4a7c15u;
-  }
+  for (uint32_t i = 0; i <= pos; i++)
+    hash = next_hash(hash, r, i);
   return hash;
 }
 
@@ -73,27 +101,36 @@ static void check_contents(world *w) {
     const req *r = &w->r[i];
     uint64_t hash = 1;
     for (uint32_t pos = 0; runs(r) && pos < r->n_past; pos++) {
-      int32_t token = pos < r->n_prompt ? r->prompt[pos] : (int32_t)(1000 + i);
-      hash = (hash ^ (uint64_t)(token + 1)) * 0x9e3779b97f4a7c15u;
+      hash = next_hash(hash, r, pos);
       assert_true(*place(w, r, pos) == hash);
     }
   }
 }
 
+// Of those that run, the first has a page for its next token, unless one is about to make room.
+static void check_somebody_gets_on(const world *w) {
+  const req *first = NULL;
+  for (uint32_t i = 0; i < w->n_ids; i++) {
+    if (runs(&w->r[i]) && w->r[i].is_leaving) return;
+    if (!first && runs(&w->r[i])) first = &w->r[i];
+  }
+  assert_true(!first || first->n_past < capacity(w, first) ||
+              first->n_past == first->n_prompt + first->max_tokens - 1);
+}
+
 static void check(world *w) {
-  uint32_t n_waiting = 0, n_running = 0, n_held = 0;
+  uint32_t n_waiting = 0, n_running = 0, n_held = 0, page_tokens = w->opts.page_tokens;
   uint8_t writers[MAX_PAGES] = {0}, readers[MAX_PAGES] = {0};
   for (uint32_t i = 0; i < w->n_ids; i++) {
     const req *r = &w->r[i];
     n_waiting += r->at == WAITS;
     if (!runs(r)) continue;
     n_running++;
-    assert_int_equal(r->n_pages,
-                     (r->n_prompt + r->max_tokens + w->opts.page_tokens - 1) / w->opts.page_tokens);
+    assert_true(r->n_past <= capacity(w, r) && n_to_read(r) <= capacity(w, r));
+    assert_in_range(r->n_pages, 1, (r->n_prompt + r->max_tokens - 1) / page_tokens + 1);
     for (uint32_t j = 0; j < r->n_pages; j++) {
       assert_in_range(r->pages[j], 0, w->opts.n_pages - 1);
-      bool is_whole = (j + 1) * w->opts.page_tokens <=
-                      (r->n_past < r->n_prompt ? r->n_past : r->n_prompt);
+      bool is_whole = (j + 1) * page_tokens <= least(r->n_past, r->n_prompt);
       (is_whole ? readers : writers)[r->pages[j]]++;
     }
   }
@@ -107,27 +144,30 @@ static void check(world *w) {
   // Beside them, the published twin of a page that two wrote at once is held.
   assert_true(td_sched_n_free_pages(w->sched) <= w->opts.n_pages - n_held);
   if (n_running == 0) assert_int_equal(td_sched_n_free_pages(w->sched), w->opts.n_pages);
+  check_somebody_gets_on(w);
 }
 
-// Two tokens only, and half of the prompts begin like one before: collisions abound.
-static void draw_prompt(world *w, req *r) {
+// Two tokens only, and half of the texts begin like one before: collisions abound, of prompts with
+// other's answers, too.
+static void draw_text(world *w, req *r) {
   uint32_t most = w->opts.n_pages * w->opts.page_tokens + 3;
-  r->n_prompt = 1 + draw(most < MAX_PROMPT ? most : MAX_PROMPT);
+  r->n_prompt = 1 + draw(least(most, MAX_PROMPT));
   r->max_tokens = 1 + draw(most);
   const req *like = w->n_ids && draw(2) ? &w->r[draw(w->n_ids)] : NULL;
-  uint32_t n_alike = like ? draw(like->n_prompt + 1) : 0;
-  for (uint32_t i = 0; i < r->n_prompt; i++)
-    r->prompt[i] = i < n_alike ? like->prompt[i] : (int32_t)draw(2);
+  uint32_t n = r->n_prompt + r->max_tokens;
+  uint32_t n_alike = like ? draw(least(n, like->n_prompt + like->max_tokens) + 1) : 0;
+  for (uint32_t i = 0; i < n && i < MAX_TOKENS; i++)
+    r->tokens[i] = i < n_alike ? like->tokens[i] : (int32_t)draw(2);
 }
 
 static void submit(world *w) {
   if (w->n_ids == MAX_IDS) return;
   req *r = &w->r[w->n_ids];
-  draw_prompt(w, r);
+  draw_text(w, r);
   uint32_t n_tokens = r->n_prompt + r->max_tokens;
   bool is_full = td_sched_n_waiting(w->sched) >= w->opts.max_waiting;
   const td_sched_job job = {
-      .prompt = r->prompt, .n_prompt = r->n_prompt, .max_tokens = r->max_tokens};
+      .tokens = r->tokens, .n_prompt = r->n_prompt, .max_tokens = r->max_tokens};
   td_err err;
   td_status st = td_sched_submit(w->sched, w->n_ids, &job, w->now_ns, &err);
   bool is_large = n_tokens > w->opts.n_pages * w->opts.page_tokens;
@@ -148,7 +188,7 @@ static uint32_t first_waiting(const world *w) {
 static uint32_t n_unread(const world *w) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < w->n_ids; i++)
-    n += w->r[i].at == READS ? w->r[i].n_prompt - w->r[i].n_past : 0;
+    n += w->r[i].at == READS ? n_to_read(&w->r[i]) - w->r[i].n_past : 0;
   return n;
 }
 
@@ -166,13 +206,45 @@ static bool admit(world *w) {
   assert_int_equal(got.id, expected);
   req *r = &w->r[expected];
   assert_int_equal(got.waited_ns, w->now_ns - r->submitted_ns);
-  assert_true(got.n_cached < r->n_prompt && got.n_cached % w->opts.page_tokens == 0);
-  r->at = READS;
+  assert_true(got.n_cached < n_to_read(r) + (r->n_output > 0));
+  assert_int_equal(got.n_cached % w->opts.page_tokens, 0);
   r->pages = got.pages;
   r->n_pages = got.n_pages;
-  r->n_past = r->n_cached = got.n_cached;
-  w->n_cached += got.n_cached;
+  r->n_past = got.n_cached;
+  r->at = r->n_past < n_to_read(r) ? READS : DECODES;
+  *(r->n_output ? &w->n_resumed : &w->n_cached) += got.n_cached;
   return true;
+}
+
+// What the front does after every event.
+static void pump(world *w) {
+  td_growth growth;
+  uint64_t id;
+  while (td_sched_grow(w->sched, &growth)) {
+    req *r = &w->r[growth.id];
+    assert_true(stays(r) && growth.n_pages == r->n_pages + 1);
+    r->pages = growth.pages;
+    r->n_pages = growth.n_pages;
+  }
+  while (td_sched_preempt(w->sched, &id)) {
+    uint32_t last = 0, first = MAX_IDS;
+    for (uint32_t i = 0; i < w->n_ids; i++) {
+      if (!runs(&w->r[i])) continue;
+      assert_false(w->r[i].is_leaving);
+      first = least(first, i);
+      last = i;
+    }
+    assert_true(id == last && first < last);
+    assert_int_equal(td_sched_n_free_pages(w->sched), 0);
+    w->r[id].is_leaving = true;
+  }
+}
+
+static void requeue(world *w, uint32_t id) {
+  req *r = &w->r[id];
+  td_sched_requeue(w->sched, id, r->n_output);
+  r->at = WAITS;
+  r->is_leaving = false;
 }
 
 static uint32_t pick(const world *w, bool (*is_fit)(const req *)) {
@@ -182,22 +254,6 @@ static uint32_t pick(const world *w, bool (*is_fit)(const req *)) {
     if (is_fit(&w->r[id])) return id;
   }
   return MAX_IDS;
-}
-
-// The worker computes some tokens of a request; the front hears of it at once, or never.
-static void compute(world *w) {
-  uint32_t id = pick(w, runs);
-  if (id == MAX_IDS) return;
-  req *r = &w->r[id];
-  uint32_t end = r->at == READS ? r->n_prompt : r->n_prompt + r->max_tokens;
-  uint32_t n = r->at == READS ? 1 + draw(2 * MAX_PAGE_TOKENS) : 1;
-  for (; n && r->n_past < end; n--, r->n_past++)
-    *place(w, r, r->n_past) = hash_at(w, id, r->n_past);
-  check_contents(w); // what was just written is in nobody's way
-  if (r->at == READS) td_sched_progress(w->sched, id, r->n_past);
-  if (r->at == READS && r->n_past == r->n_prompt) r->at = DECODES;
-  // What is old, or cannot be, is ignored.
-  td_sched_progress(w->sched, id, draw(2) ? draw(r->n_past + 1) : r->n_prompt + 1 + draw(9));
 }
 
 static const td_sched_phase phase_of[] = {[NEW] = TD_SCHED_UNKNOWN,
@@ -212,33 +268,57 @@ static void finish_or_cancel(world *w, uint32_t i) {
   w->r[i].at = GONE;
 }
 
+// The worker computes some tokens of a request; the front hears of it at once, or never.
+static void compute(world *w, uint32_t id, uint32_t n_most) {
+  req *r = &w->r[id];
+  uint32_t end = r->at == READS ? n_to_read(r) : r->n_prompt + r->max_tokens - 1;
+  end = least(least(end, capacity(w, r)), r->n_past + n_most);
+  for (; r->n_past < end; r->n_past++)
+    *place(w, r, r->n_past) = hash_at(r, r->n_past);
+  check_contents(w); // what was just written is in nobody's way
+  td_sched_progress(w->sched, id, r->n_past);
+  if (r->n_past >= n_to_read(r)) {
+    r->at = DECODES;
+    r->n_output = r->n_past - r->n_prompt + 1;
+  }
+  // What is old, or cannot be, is ignored.
+  td_sched_progress(w->sched, id, draw(2) ? draw(r->n_past + 1) : capacity(w, r) + 1 + draw(9));
+  if (r->n_output == r->max_tokens) finish_or_cancel(w, id);
+}
+
 static void worker_dies(world *w) {
   for (uint32_t i = 0; i < w->n_ids; i++) {
     req *r = &w->r[i];
     if (!runs(r)) continue;
     // What it was writing is lost; what it had told stays.
-    for (uint32_t pos = r->n_past; pos < r->n_prompt + r->max_tokens && draw(4); pos++)
+    for (uint32_t pos = r->n_past; pos < capacity(w, r) && draw(4); pos++)
       *place(w, r, pos) = 0xdead;
     if (draw(2)) {
-      td_sched_requeue(w->sched, i);
-      r->at = WAITS;
+      requeue(w, i);
     } else {
       finish_or_cancel(w, i);
     }
   }
 }
 
-// With requests ending one after another, everybody gets their turn.
+// A worker lets go of one that is to make room, a step or many after it was told to.
+static void let_go(world *w) {
+  for (uint32_t i = 0; i < w->n_ids; i++) {
+    if (runs(&w->r[i]) && w->r[i].is_leaving) requeue(w, i);
+  }
+}
+
+// Everybody gets to the end of their answer.
 static void drain(world *w) {
-  for (uint32_t rounds = 0; first_waiting(w) < w->n_ids; rounds++) {
-    assert_true(rounds <= 2 * MAX_IDS);
+  for (uint32_t rounds = 0; first_waiting(w) < w->n_ids || pick(w, runs) < MAX_IDS; rounds++) {
+    assert_true(rounds <= MAX_IDS * MAX_TOKENS);
+    let_go(w);
+    pump(w);
     admit(w);
     check(w);
-    uint32_t id = pick(w, runs);
-    if (id < MAX_IDS) finish_or_cancel(w, id);
-  }
-  for (uint32_t i = 0; i < w->n_ids; i++) {
-    if (runs(&w->r[i])) finish_or_cancel(w, i);
+    for (uint32_t i = 0; i < w->n_ids; i++) {
+      if (runs(&w->r[i])) compute(w, i, 1 + draw(2 * MAX_PAGE_TOKENS));
+    }
   }
   assert_int_equal(td_sched_n_free_pages(w->sched), w->opts.n_pages);
 }
@@ -246,18 +326,21 @@ static void drain(world *w) {
 static void live(world *w) {
   for (int i = 0; i < 250; i++) {
     w->now_ns += draw(1000000);
-    uint32_t what = draw(100);
+    uint32_t what = draw(100), id = pick(w, runs);
     if (what < 20) {
       submit(w);
     } else if (what < 40) {
       admit(w);
     } else if (what < 90) {
-      compute(w);
+      if (id < MAX_IDS) compute(w, id, 1 + draw(2 * MAX_PAGE_TOKENS));
+    } else if (what < 94) {
+      let_go(w);
     } else if (what < 99) {
       if (w->n_ids) finish_or_cancel(w, draw(w->n_ids));
     } else {
       worker_dies(w);
     }
+    pump(w);
     check(w);
     if (i % 16 == 0) check_contents(w);
   }
@@ -265,7 +348,7 @@ static void live(world *w) {
 
 static void test_simulated_lives(void **state) {
   (void)state;
-  uint64_t n_cached = 0;
+  uint64_t n_cached = 0, n_resumed = 0, n_preemptions = 0;
   world *w = malloc(sizeof *w);
   for (uint64_t seed = 1; seed <= N_LIVES; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
@@ -278,11 +361,14 @@ static void test_simulated_lives(void **state) {
     assert_int_equal(td_sched_open(&w->sched, &w->opts, &err), TD_OK);
     live(w);
     drain(w);
+    n_preemptions += td_sched_n_preemptions(w->sched);
     td_sched_close(w->sched);
     n_cached += w->n_cached;
+    n_resumed += w->n_resumed;
   }
   free(w);
-  assert_true(n_cached > 20 * N_LIVES); // the cache is in play
+  // The cache is in play, and room is made.
+  assert_true(n_cached > 20 * N_LIVES && n_resumed > 20 * N_LIVES && n_preemptions > 2 * N_LIVES);
 }
 
 // ---- single rules -------------------------------------------------------------------------------
@@ -292,7 +378,7 @@ static const int32_t counting[64] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
 static td_status submit_job(td_sched *sched, uint64_t id, const int32_t *prompt, uint32_t n_prompt,
                             uint32_t max_tokens) {
   td_err err;
-  const td_sched_job job = {.prompt = prompt, .n_prompt = n_prompt, .max_tokens = max_tokens};
+  const td_sched_job job = {.tokens = prompt, .n_prompt = n_prompt, .max_tokens = max_tokens};
   return td_sched_submit(sched, id, &job, 0, &err);
 }
 
@@ -310,20 +396,74 @@ static td_sched *open_sched(uint32_t n_pages, uint32_t prefill_ahead) {
 
 static void test_head_is_not_overtaken(void **state) {
   (void)state;
-  td_sched *sched = open_sched(4, 100);
+  td_sched *sched = open_sched(6, 1000);
   td_admission got;
-  assert_int_equal(submit_job(sched, 1, counting, 1, 3 * 16 - 1), TD_OK);
-  assert_int_equal(submit_job(sched, 2, counting, 1, 2 * 16 - 1), TD_OK);
-  assert_int_equal(submit_job(sched, 3, counting, 1, 1), TD_OK);
+  assert_int_equal(submit_job(sched, 1, counting, 3 * 16, 16), TD_OK);
+  assert_int_equal(submit_job(sched, 2, counting + 1, 2 * 16, 16), TD_OK);
+  assert_int_equal(submit_job(sched, 3, counting + 2, 1, 1), TD_OK);
   assert_true(td_sched_admit(sched, 5, &got));
   assert_int_equal(got.id, 1);
   assert_int_equal(got.waited_ns, 5);
+  assert_int_equal(got.n_pages, 4);
   assert_false(td_sched_admit(sched, 6, &got)); // 3 would fit; 2 was first
   assert_int_equal(td_sched_remove(sched, 1), TD_SCHED_PREFILL);
   assert_true(td_sched_admit(sched, 7, &got));
   assert_int_equal(got.id, 2);
   assert_true(td_sched_admit(sched, 7, &got));
   assert_int_equal(got.id, 3);
+  td_sched_close(sched);
+}
+
+// Two answers grow in a pool that does not hold both.
+static void test_the_later_one_makes_room(void **state) {
+  (void)state;
+  int32_t first[64] = {5}, second[64] = {6}, third[64] = {6};
+  td_sched *sched = open_sched(6, 1000);
+  td_admission got;
+  td_growth growth;
+  uint64_t id;
+  assert_int_equal(submit_job(sched, 1, first, 16, 48), TD_OK);
+  assert_int_equal(submit_job(sched, 2, second, 16, 48), TD_OK);
+  assert_true(td_sched_admit(sched, 0, &got) && td_sched_admit(sched, 0, &got));
+  assert_int_equal(got.n_pages, 2);
+  assert_false(td_sched_grow(sched, &growth));
+  td_sched_progress(sched, 1, 23);
+  assert_false(td_sched_grow(sched, &growth));
+  td_sched_progress(sched, 1, 24);
+  assert_true(td_sched_grow(sched, &growth));
+  assert_true(growth.id == 1 && growth.n_pages == 3);
+  td_sched_progress(sched, 2, 32);
+  assert_true(td_sched_grow(sched, &growth));
+  assert_int_equal(growth.id, 2);
+  td_sched_progress(sched, 2, 40);
+  assert_false(td_sched_grow(sched, &growth));
+  assert_false(td_sched_preempt(sched, &id)); // it came last: it waits for a page
+  td_sched_progress(sched, 1, 40);
+  assert_false(td_sched_grow(sched, &growth));
+  assert_true(td_sched_preempt(sched, &id));
+  assert_int_equal(id, 2);
+  assert_false(td_sched_preempt(sched, &id)); // one at a time
+  assert_int_equal(td_sched_n_preemptions(sched), 0);
+  td_sched_requeue(sched, 2, 25);
+  assert_int_equal(td_sched_n_preemptions(sched), 1);
+  assert_true(td_sched_grow(sched, &growth));
+  assert_true(growth.id == 1 && growth.n_pages == 4);
+  assert_false(td_sched_admit(sched, 0, &got));
+  // Its text is nobody else's cache but for the prompt.
+  assert_int_equal(submit_job(sched, 3, third, 50, 1), TD_OK);
+  td_sched_remove(sched, 1);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_int_equal(got.id, 2);
+  assert_int_equal(got.n_cached, 32);
+  assert_int_equal(td_sched_phase_of(sched, 2), TD_SCHED_PREFILL);
+  td_sched_progress(sched, 2, 39);
+  assert_int_equal(td_sched_phase_of(sched, 2), TD_SCHED_PREFILL);
+  td_sched_progress(sched, 2, 40);
+  assert_int_equal(td_sched_phase_of(sched, 2), TD_SCHED_DECODE);
+  td_sched_requeue(sched, 2, 25);
+  td_sched_remove(sched, 2);
+  assert_true(td_sched_admit(sched, 0, &got));
+  assert_true(got.id == 3 && got.n_cached == 16);
   td_sched_close(sched);
 }
 
@@ -408,7 +548,7 @@ static void test_cores_are_leased(void **state) {
     expect_lease(sched, c[2], c[3]);
     td_sched_progress(sched, 2, 10);
     expect_lease(sched, c[2], c[3]);
-    td_sched_requeue(sched, 3);
+    td_sched_requeue(sched, 3, 0);
     expect_lease(sched, c[0], c[0]);
     assert_true(td_sched_admit(sched, 0, &got));
     expect_lease(sched, c[2], c[3]);
@@ -439,6 +579,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_simulated_lives),
       cmocka_unit_test(test_head_is_not_overtaken),
+      cmocka_unit_test(test_the_later_one_makes_room),
       cmocka_unit_test(test_a_prefix_is_read_once),
       cmocka_unit_test(test_prompts_are_read_one_after_another),
       cmocka_unit_test(test_cores_are_leased),

@@ -291,7 +291,7 @@ static void test_a_request_in_parts(void **state) {
   (void)state;
   table t;
   table_open(&t);
-  assert_false(send_past(&t, 7, 100, 20, 30, 8, 0));
+  assert_false(send_past(&t, 7, 100, 20, 30, 7, 0));
   assert_false(send_pages(&t, 7, 5, 20));
   assert_false(send_tokens(&t, 7, 58, 1));
   assert_false(send_bias(&t, 7, 29));
@@ -299,8 +299,10 @@ static void test_a_request_in_parts(void **state) {
   assert_false(send_bias(&t, 7, 1));
   const td_worker_request *r = t.requests.active[0];
   assert_int_equal(r->phase, TD_REQUEST_RECEIVING);
-  assert_false(send_pages(&t, 7, 3, 10));
+  assert_false(send_pages(&t, 7, 2, 10));
   assert_int_equal(r->phase, TD_REQUEST_PREFILL);
+  assert_false(send_pages(&t, 7, 1, 30)); // for the answer, later
+  assert_int_equal(r->pages[7], 30);
   assert_int_equal(r->pages[4], 24);
   assert_int_equal(r->pages[5], 10);
   assert_int_equal(r->tokens[57], 1);
@@ -340,7 +342,8 @@ static void test_malformed_sequences(void **state) {
   assert_false(send_submit(&t, 10, 5, 5, 0));
   assert_false(send_tokens(&t, 10, 5, 0));
   expect_end(&t, send_tokens(&t, 10, 1, 0), 10, TD_DONE_ERROR); // it runs already
-  expect_end(&t, send_past(&t, 11, 17, 16, 0, 2, 0), 11, TD_DONE_ERROR);
+  expect_end(&t, send_past(&t, 11, 17, 16, 0, 1, 0), 11, TD_DONE_ERROR);
+  expect_end(&t, send_past(&t, 11, 17, 16, 0, 4, 0), 11, TD_DONE_ERROR);
   expect_end(&t, send_past(&t, 11, 17, 16, 0, N_PAGES + 1, 0), 11, TD_DONE_ERROR);
   expect_end(&t, send_past(&t, 11, 17, 16, 0, 3, 17), 11, TD_DONE_ERROR);
   assert_false(send_past(&t, 11, 17, 16, 0, 3, 16));
@@ -410,6 +413,73 @@ static void test_steps(void **state) {
   table_close(&t);
 }
 
+// An answer waits for the page that its next token needs.
+static void test_steps_wait_for_pages(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 32, &err), TD_OK);
+  assert_false(send_past(&t, 1, 16, 20, 0, 1, 0));
+  assert_false(send_pages(&t, 1, 1, 5));
+  assert_false(send_tokens(&t, 1, 16, 3));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  td_worker_request *r = step.requests[0];
+  r->n_past = 16;
+  r->n_output = 1;
+  r->phase = td_request_phase_of(r);
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0);
+  assert_false(send_pages(&t, 1, 1, 9));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.seqs[0].n_pages, 2);
+  assert_false(send_pages(&t, 1, 1, 10));
+  expect_end(&t, send_pages(&t, 1, 1, 11), 1, TD_DONE_ERROR); // 36 tokens fit three
+  td_step_close(&step);
+  table_close(&t);
+}
+
+// One that made room: its prompt is read, then what it had answered is computed as it was at first.
+static void test_steps_of_a_replay(void **state) {
+  (void)state;
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 20, &err), TD_OK);
+  const td_wire_submit submit = {
+      .n_prompt = 30, .max_tokens = 50, .n_pages = 4, .n_answer = 30, .n_past = 16};
+  assert_false(send(&t, 1, &submit));
+  assert_false(send_pages(&t, 1, 4, 11));
+  assert_false(send_tokens(&t, 1, 30, 1));
+  assert_false(send_tokens(&t, 1, 30, 2));
+  static const struct {
+    td_request_phase phase;
+    uint32_t n_past, n_tokens;
+  } expected[] = {{TD_REQUEST_PREFILL, 16, 14},
+                  {TD_REQUEST_REPLAY, 30, 20},
+                  {TD_REQUEST_REPLAY, 50, 9},
+                  {TD_REQUEST_DECODE, 59, 1}};
+  for (size_t i = 0; i < TD_COUNT(expected); i++) {
+    td_step_build(&step, &t.requests);
+    assert_int_equal(step.n, 1);
+    td_worker_request *r = step.requests[0];
+    assert_int_equal(r->phase, expected[i].phase);
+    assert_int_equal(step.seqs[0].n_past, expected[i].n_past);
+    assert_int_equal(step.seqs[0].n_tokens, expected[i].n_tokens);
+    assert_int_equal(step.seqs[0].is_decode, i > 0);
+    assert_int_equal(step.seqs[0].want, i < 3 ? TD_WANT_NONE : TD_WANT_LAST);
+    r->n_past += step.seqs[0].n_tokens;
+    r->phase = td_request_phase_of(r);
+  }
+  td_step_close(&step);
+  table_close(&t);
+}
+
 // A request that another worker began: it decodes at once.
 static void test_steps_go_on_in_an_answer(void **state) {
   (void)state;
@@ -443,34 +513,6 @@ static void test_steps_go_on_in_an_answer(void **state) {
   submit.n_answer = 18; // nothing left to draw
   submit.n_past = 47;
   expect_end(&t, send(&t, 3, &submit), 3, TD_DONE_ERROR);
-  table_close(&t);
-}
-
-// One whose pages are lost: prompt and answer are read in pieces, and the last of them draws.
-static void test_steps_read_an_answer_again(void **state) {
-  (void)state;
-  table t;
-  td_step step;
-  td_err err;
-  table_open(&t);
-  assert_int_equal(td_step_open(&step, MAX_SEQS, 16, &err), TD_OK);
-  const td_wire_submit submit = {
-      .n_prompt = 30, .max_tokens = 18, .n_pages = 3, .n_answer = 3, .n_past = PAGE_TOKENS};
-  assert_false(send(&t, 2, &submit));
-  assert_false(send_pages(&t, 2, 3, 11));
-  assert_false(send_tokens(&t, 2, 33, 1));
-  td_worker_request *r = t.requests.active[0];
-  assert_int_equal(r->phase, TD_REQUEST_PREFILL);
-  td_step_build(&step, &t.requests);
-  assert_int_equal(step.seqs[0].n_tokens, 16); // two tokens of the answer among them
-  assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
-  r->n_past += 16;
-  td_step_build(&step, &t.requests);
-  assert_int_equal(step.seqs[0].n_tokens, 1);
-  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
-  assert_false(step.seqs[0].is_decode);
-  assert_int_equal(r->n_output, 3);
-  td_step_close(&step);
   table_close(&t);
 }
 
@@ -511,8 +553,9 @@ int main(void) {
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
       cmocka_unit_test(test_steps_begin_behind_the_cache),
+      cmocka_unit_test(test_steps_wait_for_pages),
+      cmocka_unit_test(test_steps_of_a_replay),
       cmocka_unit_test(test_steps_go_on_in_an_answer),
-      cmocka_unit_test(test_steps_read_an_answer_again),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

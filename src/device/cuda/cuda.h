@@ -25,6 +25,7 @@ typedef enum {
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
   CUDA_SCRATCH_LATENT, // MLA: a sequence's latents, or attention over them
   CUDA_SCRATCH_KEYS,   // MLA: expanded keys and values
+  CUDA_SCRATCH_WEIGHT, // a piece of a matrix as BF16
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
 
@@ -63,8 +64,10 @@ typedef struct {
 typedef struct {
   td_stream base;
   td_cu_stream cu;
-  td_err err;     // the first failure; code TD_OK without
-  int32_t *fault; // device memory
+  td_err err;      // the first failure; code TD_OK without
+  int32_t *fault;  // device memory
+  td_cu_blas blas; // NULL: not wanted so far, or not there
+  bool is_blas_tried;
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
 } td_cuda_stream;
@@ -85,6 +88,9 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 // is no library, or not this program's, or no GPU.
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
 void td_cuda_library_close(td_cuda_dev *dev);
+// A function of cuBLAS: the library's own, or that of CUDA's newest version installed; NULL: none.
+// ctx is a td_cuda_dev. A td_cu_symbol_fn.
+void *td_cuda_blas_symbol(void *ctx, const char *name);
 
 // stream.c
 td_status td_cuda_stream_open(td_stream **out, td_dev *dev, td_err *err);
@@ -116,6 +122,11 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
 // Whether n_tokens tokens, the most one matrix sees, are for tensor cores. Weights that BF16 does
 // not hold are not.
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
+// Whether they are for cuBLAS, where it can be used: weights in BF16 from the first that are not
+// for linear_vec on, others when there are enough tokens to make up for writing them as BF16.
+bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
+// Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
+uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has: 1, 4 or 16
 // Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
@@ -132,6 +143,9 @@ typedef struct {
   bool y_f32;
 } td_cuda_matmul;
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
+// blas.c: whether cuBLAS is there and takes this one.
+bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
+td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 
 #define X(NAME, name, args_type)                                                                   \
   td_status td_cuda_op_##name(td_cuda_stream *stream, const args_type *args, td_err *err);

@@ -1,6 +1,9 @@
 #include "device/cuda/cuda.h"
 
 enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
+// Writing a matrix as BF16 and reading it again moves five times the bytes of FP8: as much time as
+// tensor cores take for some 250 tokens.
+enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
 
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
   bool whole_groups = w->scale && w->scale_cols % 8 == 0;
@@ -15,6 +18,17 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
 
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
   return n_tokens > TD_CU_VEC_TOKENS && w->dtype != TD_F32 && w->dtype != TD_F16;
+}
+
+bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
+  return td_cuda_use_mma(w, n_tokens) && (w->dtype == TD_BF16 || n_tokens >= DEQUANT_TOKENS);
+}
+
+uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {
+  if (w->dtype == TD_BF16) return n_rows;
+  uint32_t n = PIECE_BYTES / (w->cols * (uint32_t)sizeof(uint16_t));
+  n = n < 16 ? 16 : n - n % 8;
+  return n < n_rows ? n : n_rows;
 }
 
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {

@@ -71,3 +71,14 @@ void td_cuda_library_close(td_cuda_dev *dev) {
   dev->library = NULL;
   dev->abi = NULL;
 }
+
+void *td_cuda_blas_symbol(void *ctx, const char *name) {
+  static const char *const names[] = {"libcublas.so.13", "libcublas.so.12"};
+  const td_cuda_dev *dev = ctx;
+  void *symbol = dlsym(dev->library, name);
+  for (size_t i = 0; i < TD_COUNT(names) && !symbol; i++) {
+    void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL); // stays loaded, like the other
+    if (library) symbol = dlsym(library, name);
+  }
+  return symbol;
+}

@@ -13,6 +13,7 @@ static td_status launch(td_cuda_stream *stream, const td_cu_linear_args *args, b
 }
 
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
+  if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
   bool mma = td_cuda_use_mma(m->w, m->n_tokens);
   td_cu_linear_args args = {
       .w = *m->w,

@@ -9,6 +9,7 @@ static void free_stream(td_cuda_stream *stream) {
     if (stream->scratch[i]) abi->free(stream->scratch[i]);
   }
   if (stream->fault) abi->free(stream->fault);
+  if (stream->blas) abi->blas_close(stream->blas);
   if (stream->cu) abi->stream_close(stream->cu);
   free(stream);
 }

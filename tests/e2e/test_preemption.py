@@ -1,0 +1,47 @@
+"""More answers than the KV pool holds: some make room and go on later, and no client sees more of it
+than a pause."""
+
+import concurrent.futures
+import random
+
+import httpx
+from serving import Server
+
+N_STREAMS = 8
+
+
+def ask(server, number):
+    prompt = random.Random(number % 3).choices(range(3, 900), k=130) + [3 + number]
+    fields = {"temperature": 0.9, "seed": number, "presence_penalty": 0.5, "repetition_penalty": 1.1}
+    body = {"prompt": prompt, "max_tokens": 160, "ignore_eos": True, "logprobs": 2, **fields}
+    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def metric(server, name):
+    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def start(tandem_bin, model, workers):
+    options = ["--workers", workers, "--max-batch", str(N_STREAMS), "--prefill-chunk", "64"]
+    return Server(tandem_bin, model, *options, "--ctx-size", "320", "--kv-tokens", "512")
+
+
+def test_eight_streams_in_a_pool_for_two(tandem_bin, tiny_model):
+    server = start(tandem_bin, tiny_model, "one")
+    alone = [ask(server, number) for number in range(N_STREAMS)]
+    assert metric(server, "num_preemptions_total") == 0
+    server.close()
+    server = start(tandem_bin, tiny_model, "split")
+    with concurrent.futures.ThreadPoolExecutor(N_STREAMS) as pool:
+        together = list(pool.map(lambda number: ask(server, number), range(N_STREAMS)))
+    assert metric(server, "num_preemptions_total") > 0
+    for one, other in zip(alone, together):
+        assert one["choices"] == other["choices"]  # to the last bit
+        assert other["usage"]["completion_tokens"] == 160
+        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 128
+    assert metric(server, "kv_cache_usage_perc") == 0
+    server.close()
