@@ -32,7 +32,7 @@ typedef struct {
   // CPU: activations are rounded to 8 bits where 4-bit weights are multiplied (linear_q4_a8). Holds
   // for all devices of the process.
   bool int8_activations;
-  size_t need_bytes;  // weights that will be used: memory of the device's own must hold them
+  size_t need_bytes; // weights that will be used: memory of the device's own must hold them
 } td_dev_opts;
 
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
