@@ -17,8 +17,9 @@
 #include "tandem/types.h"
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
-// Neither x nor y alias. The weight is used as stored: a scale multiplies sums or, where that is
-// exact, weights; a NaN code or scale anywhere in a row makes the row's results NaN.
+// Neither x nor y alias. The weight is used as stored: a scale multiplies sums, or activations with
+// one rounding, or, where that is exact, weights; a NaN code or scale anywhere in a row makes the
+// row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols

@@ -1,14 +1,15 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
 // linear_vec.h and linear_q4.h share. To be included after a vec.h and these definitions:
 //   SCALED          1 where the products of a run are summed on their own and then scaled
-//   DOWN            what a sum may have to be multiplied by first; 1: never
 //   gemm_scale      what scales a run of one row; lanes_of makes a vector of it
+//   x_range         what pack_token keeps of a token, if anything
 //   finish          the result from the sum of all lanes
 // and with these defined behind it, which tell how a format orders its columns:
 //   find_window     the runs of the window that begins at column g->k
 //   pack_token      a token's columns of the window, vector i at out + i * step
 //   decode_row      the same of a row's weights, and the row's scales
 //   stored_row      where a row's columns from k on are stored, for prefetching
+//   end_block       what is left to do when a block's results are written
 //
 // Every (row, token) pair has one accumulator of VL lanes, along columns. A product of R rows and T
 // tokens loads R + T vectors for R T multiplications, so registers are not what limits it; the
@@ -39,10 +40,10 @@ typedef struct {
   float x[BLOCK_TOKENS * WINDOW];               // [tile][vector][token of the tile][VL]
   vf total[BLOCK_TOTALS];                       // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_VECTORS]; // of the group's rows, by run of the window
-  float up[GROUP_ROWS][WINDOW_VECTORS];         // where any_up: what multiplies the sum before it
-  bool any_up;
   bool nan[BLOCK_ROWS];
+  x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
+  const float *x_scales;                   // NULL, or for pack_token
   uint32_t row0, n_rows, token0, n_tokens; // the block
   uint32_t k, n;                           // columns of the window
   uint32_t n_runs, n_vectors;              // of the window
@@ -52,9 +53,10 @@ typedef struct {
 } gemm;
 
 static void find_window(gemm *g);
-static void pack_token(const gemm *g, const float *x, size_t step, float *out);
+static void pack_token(gemm *g, uint32_t token, size_t step, float *out);
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out);
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
+static void end_block(const gemm *g);
 
 // Tiles of tokens, as even as can be: a tile of few is slow.
 static uint32_t n_tiles(const gemm *g) {
@@ -65,23 +67,23 @@ static uint32_t tile_begin(const gemm *g, uint32_t tile) {
   return tile * g->n_tokens / n_tiles(g);
 }
 
-static const float *gemm_x(const td_linear_args *a, uint32_t t) {
-  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+// A token of the block, from column 0.
+static const float *gemm_x(const gemm *g, uint32_t token) {
+  uint32_t t = g->token0 + token;
+  return g->a->x + (g->a->x_rows ? g->a->x_rows[t] : t) * g->a->ldx;
 }
 
 static void pack_tokens(gemm *g) {
   for (uint32_t i = 0; i < n_tiles(g); i++) {
     uint32_t begin = tile_begin(g, i), n = tile_begin(g, i + 1) - begin;
     for (uint32_t t = 0; t < n; t++) {
-      pack_token(g, gemm_x(g->a, g->token0 + begin + t) + g->k, n * VL,
-                 g->x + (size_t)begin * WINDOW + t * VL);
+      pack_token(g, begin + t, n * VL, g->x + (size_t)begin * WINDOW + t * VL);
     }
   }
 }
 
 // Rows behind the last are zeros.
 static void decode_group(gemm *g, uint32_t group) {
-  g->any_up = false;
   for (uint32_t i = 0; i < GROUP_ROWS; i++) {
     float *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * VL;
     if (group + i < g->n_rows) {
@@ -132,11 +134,6 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, const float
         vf xv = vf_load(x + t * VL);
         __asm__("" : "+v"(xv)); // one load, not one in each multiplication
         TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
-      }
-    }
-    if (DOWN > 1 && g->any_up) {
-      TD_UNROLL for (int i = 0; i < R * T; i++) {
-        acc[i] = vf_mul(acc[i], vf_set1(g->up[place + (uint32_t)(i / T)][run]));
       }
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
@@ -190,7 +187,7 @@ static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_
   for (uint32_t r = 0; r < GEMM_ROWS && row + r < g->n_rows; r++, totals += n_tokens) {
     for (uint32_t t = 0; t < n_tokens; t++) {
       float *y = g->a->y + (g->token0 + token + t) * g->a->ldy + g->row0 - g->a->y_row0;
-      y[row + r] = finish(g->a->w, g->nan[row + r], vf_sum(totals[t]));
+      y[row + r] = finish(g->a->w, g->row0 + row + r, g->nan[row + r], vf_sum(totals[t]));
     }
   }
 }
@@ -205,10 +202,11 @@ static void gemm_finish(const gemm *g) {
 }
 
 // Rows [row, row + n_rows) times tokens [token, token + n_tokens).
-static void gemm_block(const td_linear_args *a, uint32_t row, uint32_t n_rows, uint32_t token,
-                       uint32_t n_tokens) {
+static void gemm_block(const td_linear_args *a, const float *x_scales, uint32_t row,
+                       uint32_t n_rows, uint32_t token, uint32_t n_tokens) {
   gemm g;
   g.a = a;
+  g.x_scales = x_scales;
   g.row0 = row;
   g.n_rows = n_rows;
   g.token0 = token;
@@ -222,9 +220,10 @@ static void gemm_block(const td_linear_args *a, uint32_t row, uint32_t n_rows, u
     gemm_window(&g);
   }
   gemm_finish(&g);
+  end_block(&g);
 }
 
-static void gemm_all(const td_linear_args *a) {
+static void gemm_all(const td_linear_args *a, const float *x_scales) {
   uint32_t n_blocks = (a->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // even ones
     uint32_t token = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
@@ -233,7 +232,7 @@ static void gemm_all(const td_linear_args *a) {
     if (most > BLOCK_ROWS) most = BLOCK_ROWS;
     for (uint32_t row = a->row_begin, n_rows; row < a->row_end; row += n_rows) {
       n_rows = a->row_end - row < most ? a->row_end - row : most;
-      gemm_block(a, row, n_rows, token, n_tokens);
+      gemm_block(a, x_scales, row, n_rows, token, n_tokens);
     }
   }
 }

@@ -320,7 +320,8 @@ static void dot_rows(panel *p, uint32_t row) {
   dot_tokens_tiles(p, row, &tile, done);
 }
 
-TD_INLINE float finish(const td_weight *w, bool nan, float sum) {
+TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
+  (void)row;
   (void)nan; // codes are numbers; scales that are not are in the sum
   return w->dtype == TD_F4E2M1 ? sum * w->global_scale : sum;
 }
@@ -334,7 +335,7 @@ static void q4_finish(panel *p) {
       float sum[4], *y = a->y + t * a->ldy + p->row0 - a->y_row0;
       vf_sum4(total[0], total[n_tokens], total[2 * n_tokens], total[3 * n_tokens], sum);
       for (uint32_t i = 0; i < 4 && r + i < p->n_rows; i++)
-        y[r + i] = finish(a->w, false, sum[i]);
+        y[r + i] = finish(a->w, p->row0 + r + i, false, sum[i]);
     }
   }
 }
@@ -359,7 +360,8 @@ static inline bool q4_fits(const td_weight *w) {
 }
 
 // Many tokens: runs are blocks, and every lane has its scale.
-enum { SCALED = 1, DOWN = 1 };
+enum { SCALED = 1 };
+typedef char x_range; // nothing
 typedef vf gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {
   return scale;
@@ -375,8 +377,8 @@ static void find_window(gemm *g) {
     g->run_vectors[i] = 8;
 }
 
-static void pack_token(const gemm *g, const float *x, size_t step, float *out) {
-  order_x(x, g->n, out, step);
+static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
+  order_x(gemm_x(g, token) + g->k, g->n, out, step);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
@@ -409,9 +411,13 @@ static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
   return (const char *)row_codes(w, row, k);
 }
 
+static void end_block(const gemm *g) {
+  (void)g;
+}
+
 static inline void linear_q4(const td_linear_args *a) {
   if (a->n_tokens > MAX_TOKENS) {
-    gemm_all(a);
+    gemm_all(a, NULL);
     return;
   }
   if (a->n_tokens == 0) return;

@@ -1,16 +1,21 @@
 // kernels/cpu/linear_vec.h - y = W x in vectors, for each ISA's and dtype's file to include after
-// its vec.h and these definitions:
-//   elem, load2, load2_n   the stored element; 2 VL of them (n < 2 VL of them) as floats
-//   SCALED                 1 where sums are taken run by run and scaled
-//   DOWN                   load2 gives weights over this power of two, which the scale makes good
-//   has_nan                whether some codes are NaN although load2 does not show it
+// its vec.h and these definitions (linear_plain.h has most of them for simple formats):
+//   elem          the stored element
+//   HAS_SCALES    whether there are any
+//   DOWN          weights are decoded over this power of two, which the result makes good
+//   GROUP         columns that are loaded at once: a line of memory
+//   codes, load_codes, load_codes_n    such a group of one row (n < GROUP of it, and zeros)
+//   plain         whether vector_of gives the weights of some groups; else any_vector_of does, and
+//                 has_nan tells whether some are NaN although it does not show it
 //
-// Every (row, token) pair has one accumulator of VL lanes, element k of a run goes to lane k % VL
-// in the order of k, and a run ends with a scale block or after RUN columns. All paths keep to
-// that, so they agree to the last bit:
-//   1 token         rows straight from memory, GEMV_ROWS at a time
-//   2 to 4 tokens   the same with BATCH_ROWS, each weight decoded once for all tokens
+// Every (row, token) pair has one accumulator of VL lanes; column k goes to lane k % VL in the
+// order of k. All paths keep to that, so they agree to the last bit:
+//   1 to 8 tokens   a few rows at a time, straight from memory, each weight decoded once
 //   more            gemm_vec.h, each weight decoded once for a block of tokens
+// A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
+// of rows, x is multiplied by it, once for the band: one rounding a product, as small as that of
+// its addition. That goes wrong where the product leaves the range of FP32, so a token which has
+// such activations takes another way, as do scales of few rows: run by run, each run's sum scaled.
 #ifndef KERNELS_CPU_LINEAR_VEC_H
 #define KERNELS_CPU_LINEAR_VEC_H
 
@@ -22,202 +27,363 @@
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
 
-enum { RUN = 512 };
-
-// Where a scale cannot take DOWN along, the sum does.
-TD_INLINE bool sum_takes_down(float scale) {
-  return DOWN > 1 && !(fabsf(scale) < 0x1p127f / DOWN);
-}
+enum {
+  VECTORS = GROUP / VL,
+  MIN_BAND = 16,     // rows
+  PANEL_ROWS = 128,  // that share packed x
+  MAX_ROWS = 8,      // that share a load of x
+  PANEL_TOKENS = 8,  // at most
+  X_FLOATS = 8192,   // of packed x, in L1
+  AHEAD_BYTES = 1024 // from what is used to what is fetched: the processor's own prefetch loses
+                     // each row at a page's end
+};
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
-// How far ahead of itself a single token's product asks for weights: the processor's own prefetch
-// loses each row at a page's end, and there are GEMV_ROWS streams. Behind the rows' ends come the
-// rows after them.
-enum { AHEAD_BYTES = 2048 };
-TD_INLINE size_t bytes_ahead(const int R, const td_weight *w, uint32_t k) {
-  size_t row_bytes = w->cols * sizeof(elem);
-  return AHEAD_BYTES + (k * sizeof(elem) + AHEAD_BYTES < row_bytes ? 0 : (R - 1) * row_bytes);
+TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
+  return (const elem *)w->data + (size_t)row * w->cols;
 }
 
-TD_INLINE const elem *row_data(const td_linear_args *a, uint32_t row) {
-  return (const elem *)a->w->data + (size_t)row * a->w->cols;
+static inline bool scale_is_rows(const td_weight *w) {
+  return w->scale_cols >= w->cols;
 }
 
-// acc[r][t] += the run's products, weights from memory.
-TD_INLINE void dot_raw(const int R, const int T, const elem *const *w, const float *const *x,
-                       uint32_t k, uint32_t n, size_t ahead, vf *acc) {
-  uint32_t end = k + n;
-  vf lo, hi, x_lo[BATCH_TOKENS], x_hi[BATCH_TOKENS];
-  for (; k + 2 * VL <= end; k += 2 * VL) {
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      x_lo[t] = vf_load(x[t] + k);
-      x_hi[t] = vf_load(x[t] + k + VL);
-    }
-    TD_UNROLL for (int r = 0; r < R; r++) {
-      for (size_t b = 0; b + 64 <= 2 * VL * sizeof(elem); b += 64) // a line's worth, or leave it
-        __builtin_prefetch((const char *)((uintptr_t)(w[r] + k) + ahead + b));
-      load2(w[r] + k, &lo, &hi);
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        acc[r * T + t] = vf_fma(lo, x_lo[t], acc[r * T + t]);
-        acc[r * T + t] = vf_fma(hi, x_hi[t], acc[r * T + t]);
+// The result from the sum of all lanes.
+static float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
+  if (nan) return NAN;
+  if (!HAS_SCALES) return sum;
+  if (!scale_is_rows(w)) return sum * DOWN;
+  float scale = row_scales(w, row)[0];
+  return fabsf(scale) < 0x1p127f / DOWN ? sum * (scale * DOWN) : sum * DOWN * scale;
+}
+
+// ---- activations ----------------------------------------------------------------------------
+
+// The smallest and the largest magnitude of scaled activations, NaN left out.
+typedef struct {
+  vf least, most;
+} x_range;
+
+TD_INLINE x_range empty_range(void) {
+  return (x_range){vf_set1(INFINITY), vf_zero()};
+}
+
+// Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
+// zeros up to a whole group.
+static void pack_x(const td_weight *w, const float *scales, const float *x, uint32_t k, uint32_t n,
+                   size_t step, float *out, x_range *range) {
+  uint32_t n_vectors = (n + VL - 1) / VL, at = 0;
+  if (!scales) {
+    for (; at + VL <= n; at += VL, out += step)
+      vf_store(out, vf_load(x + k + at));
+    if (at < n) vf_store(out, vf_load_n(x + k + at, n - at));
+    if (at < n) out += step;
+  } else {
+    x_range r = *range;
+    scales += k / w->scale_cols;
+    for (uint32_t end = w->scale_cols - k % w->scale_cols; at < n; end += w->scale_cols) {
+      vf scale = vf_set1(*scales++);
+      if (end > n) end = n;
+      for (; at < end; at += VL, out += step) {
+        vf v = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
+        v = vf_mul(v, scale);
+        r = (x_range){vf_min_abs(r.least, v), vf_max_abs(r.most, v)};
+        vf_store(out, v);
       }
     }
+    *range = r;
   }
-  uint32_t left = end - k;
-  if (left == 0) return;
-  for (int t = 0; t < T; t++) {
-    x_lo[t] = left < VL ? vf_load_n(x[t] + k, left) : vf_load(x[t] + k);
-    x_hi[t] = left > VL ? vf_load_n(x[t] + k + VL, left - VL) : vf_zero();
+  for (; n_vectors % VECTORS > 0; n_vectors++, out += step)
+    vf_store(out, vf_zero());
+}
+
+// Whether scaled activations are far from what FP32 cannot hold: products with weights are normal
+// numbers, and their sums finite.
+static bool in_range(float least, float most) {
+  return least >= 0x1p-100f && most < 0x1p100f;
+}
+
+// The same for a whole token, for those whose range has it that some are not: zeros do not count.
+static bool token_fits(const td_weight *w, const float *scales, const float *x) {
+  for (uint32_t k = 0; k < w->cols; k++) {
+    float scale = scales[k / w->scale_cols], magnitude = fabsf(scale * x[k]);
+    if (x[k] != 0 && scale != 0 && !in_range(magnitude, magnitude)) return false;
+  }
+  return true;
+}
+
+// ---- run by run -----------------------------------------------------------------------------
+
+// The products of a run of one row.
+static vf run_products(const elem *w, const float *x, uint32_t n, bool *nan) {
+  elem room[GROUP];
+  vf acc = vf_zero();
+  for (uint32_t k = 0; k < n; k += GROUP) {
+    codes c = n - k < GROUP ? load_codes_n(w + k, n - k, room) : load_codes(w + k);
+    for (uint32_t j = 0; j < VECTORS && k + j * VL < n; j++) {
+      uint32_t at = k + j * VL;
+      vf xv = n - at < VL ? vf_load_n(x + at, n - at) : vf_load(x + at);
+      acc = vf_fma(any_vector_of(&c, (int)j), xv, acc);
+    }
+    *nan |= has_nan(&c);
+  }
+  return acc;
+}
+
+static void run_by_run(const td_linear_args *a, uint32_t token) {
+  enum { RUN = 512 };
+  const float *x = token_x(a, token);
+  float *y = a->y + token * a->ldy;
+  for (uint32_t row = a->row_begin; row < a->row_end; row++) {
+    const float *scales = row_scales(a->w, row);
+    bool nan = false;
+    vf total = vf_zero();
+    for (uint32_t k = 0, n; k < a->w->cols; k += n) {
+      n = run_length(a->w, k, RUN);
+      vf acc = run_products(row_data(a->w, row) + k, x + k, n, &nan);
+      float scale = scales[k / a->w->scale_cols];
+      bool fits = fabsf(scale) < 0x1p127f / DOWN;
+      if (!fits) acc = vf_mul(acc, vf_set1(DOWN));
+      total = vf_fma(acc, vf_set1(fits ? scale * DOWN : scale), total);
+    }
+    y[row - a->y_row0] = nan ? NAN : vf_sum(total);
+  }
+}
+
+// Tokens that scaled activations are not for, again.
+static void mend(const td_linear_args *a, const float *scales, uint32_t token, x_range range) {
+  float least = -vf_max_all(vf_sub(vf_zero(), range.least));
+  if (in_range(least, vf_max_all(range.most)) || token_fits(a->w, scales, token_x(a, token)))
+    return;
+  run_by_run(a, token);
+}
+
+// ---- few tokens -----------------------------------------------------------------------------
+
+// Some rows times some tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [vector][token][VL]
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
+  x_range range[PANEL_TOKENS];
+  const td_linear_args *a;
+  uint32_t row0, n_rows, k, n;
+  bool nan[PANEL_ROWS];
+} panel;
+
+// acc [R][T] += the products of a group of each row.
+TD_INLINE void add_group(const int R, const int T, const codes *c, const float *x, vf *acc,
+                         bool *nan) {
+  if (__builtin_expect(plain(R, c), 1)) {
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) {
+      vf w[MAX_ROWS];
+      TD_UNROLL for (int r = 0; r < R; r++) w[r] = vector_of(&c[r], j);
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf xv = vf_load(x + (j * T + t) * VL);
+        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(w[r], xv, acc[r * T + t]);
+      }
+    }
+    return;
   }
   TD_UNROLL for (int r = 0; r < R; r++) {
-    load2_n(w[r] + k, left, &lo, &hi);
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      acc[r * T + t] = vf_fma(lo, x_lo[t], acc[r * T + t]);
-      acc[r * T + t] = vf_fma(hi, x_hi[t], acc[r * T + t]);
-    }
-  }
-}
-
-TD_INLINE void raw_tile(const int R, const int T, const td_linear_args *a, uint32_t row) {
-  const elem *w[R];
-  const float *x[T], *scales[R];
-  vf total[R * T], acc[R * T];
-  int nan[R];
-  for (int r = 0; r < R; r++) {
-    w[r] = row_data(a, row + (uint32_t)r);
-    scales[r] = row_scales(a->w, row + (uint32_t)r);
-    nan[r] = 0;
-  }
-  for (int t = 0; t < T; t++)
-    x[t] = token_x(a, (uint32_t)t);
-  TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_zero();
-  uint32_t n;
-  for (uint32_t k = 0; k < a->w->cols; k += n) {
-    n = run_length(a->w, k, RUN);
-    size_t ahead = bytes_ahead(R, a->w, k);
-    if (!SCALED) {
-      dot_raw(R, T, w, x, k, n, ahead, total);
-      continue;
-    }
-    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
-    dot_raw(R, T, w, x, k, n, ahead, acc);
-    TD_UNROLL for (int r = 0; r < R; r++) {
-      float scale = scales[r][k / a->w->scale_cols];
-      nan[r] |= has_nan(w[r] + k, n);
-      if (!sum_takes_down(scale)) {
-        scale *= DOWN;
-      } else {
-        TD_UNROLL for (int t = 0; t < T; t++)
-            acc[r * T + t] = vf_mul(acc[r * T + t], vf_set1(DOWN));
-      }
+    nan[r] |= has_nan(&c[r]);
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) {
+      vf w = any_vector_of(&c[r], j);
       TD_UNROLL for (int t = 0; t < T; t++) {
-        total[r * T + t] = vf_fma(acc[r * T + t], vf_set1(scale), total[r * T + t]);
+        acc[r * T + t] = vf_fma(w, vf_load(x + (j * T + t) * VL), acc[r * T + t]);
       }
     }
   }
-  for (int r = 0; r < R; r++) {
-    for (int t = 0; t < T; t++) {
-      float sum = nan[r] ? NAN : vf_sum(total[r * T + t]);
-      a->y[(size_t)t * a->ldy + row + (uint32_t)r - a->y_row0] = sum;
+}
+
+// Rows [row, row + R) of the panel; next: bytes from their columns to the rows that come after.
+TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, size_t next) {
+  enum { AHEAD = AHEAD_BYTES / sizeof(elem) };
+  const elem *w[MAX_ROWS];
+  codes c[MAX_ROWS];
+  vf acc[MAX_ROWS * PANEL_TOKENS], *total = p->total + row * (uint32_t)T;
+  TD_UNROLL for (int r = 0; r < R; r++) {
+    w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
+  }
+  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = p->k == 0 ? vf_zero() : total[i];
+  const float *x = p->x;
+  uint32_t k = 0, n = p->n, whole = n / GROUP * GROUP;
+  for (uint32_t end = whole > AHEAD ? whole - AHEAD : 0;; end = whole) {
+    size_t ahead = end < whole ? AHEAD_BYTES : next + AHEAD_BYTES - whole * sizeof(elem);
+    for (; k < end; k += GROUP, x += T * GROUP) {
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + ahead));
+        c[r] = load_codes(w[r] + k);
+      }
+      add_group(R, T, c, x, acc, p->nan + row);
     }
+    if (end == whole) break;
+  }
+  if (k < n) {
+    elem room[MAX_ROWS][GROUP];
+    TD_UNROLL for (int r = 0; r < R; r++) c[r] = load_codes_n(w[r] + k, n - k, room[r]);
+    add_group(R, T, c, x, acc, p->nan + row);
+  }
+  TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = acc[i];
+}
+
+// Where the rows behind row + R are; behind the last, the first's next columns; then the next
+// panel.
+static size_t next_rows(const panel *p, uint32_t row, uint32_t R) {
+  uint32_t cols = p->a->w->cols;
+  if (row + R < p->n_rows) return (size_t)R * cols * sizeof(elem);
+  if (p->k + p->n < cols) return (p->n - (size_t)row * cols) * sizeof(elem); // wraps, as it should
+  return ((size_t)(p->n_rows - row) * cols - p->k) * sizeof(elem);
+}
+
+TD_INLINE void dot_panel(const int R, const int T, panel *p) {
+  uint32_t row = 0;
+  for (; row + (uint32_t)R <= p->n_rows; row += (uint32_t)R)
+    dot_rows(R, T, p, row, next_rows(p, row, (uint32_t)R));
+  for (; row < p->n_rows; row++)
+    dot_rows(1, T, p, row, next_rows(p, row, 1));
+}
+
+#define DOT_TOKENS(T, R)                                                                           \
+  case T: dot_panel(R, T, p); return;
+
+static void dot_tokens(uint32_t n_tokens, panel *p) {
+  switch (n_tokens) {
+    DOT_TOKENS(1, GEMV_ROWS)
+    DOT_TOKENS(2, BATCH_ROWS)
+    DOT_TOKENS(3, BATCH_ROWS)
+    DOT_TOKENS(4, BATCH_ROWS)
+    DOT_TOKENS(5, BATCH_ROWS_8)
+    DOT_TOKENS(6, BATCH_ROWS_8)
+    DOT_TOKENS(7, BATCH_ROWS_8)
+    DOT_TOKENS(8, BATCH_ROWS_8)
+  default: return;
   }
 }
 
-#define RAW_ROWS(name, R, T)                                                                       \
-  static void name(const td_linear_args *a) {                                                      \
-    uint32_t row = a->row_begin;                                                                   \
-    for (; row + (R) <= a->row_end; row += (R))                                                    \
-      raw_tile(R, T, a, row);                                                                      \
-    for (; row < a->row_end; row++)                                                                \
-      raw_tile(1, T, a, row);                                                                      \
+static void finish_panel(panel *p) {
+  const td_linear_args *a = p->a;
+  uint32_t n = p->n_rows * a->n_tokens;
+  float sum[PANEL_ROWS * PANEL_TOKENS];
+  for (uint32_t i = n; i % 4 > 0; i++)
+    p->total[i] = vf_zero();
+  for (uint32_t i = 0; i < n; i += 4)
+    vf_sum4(p->total[i], p->total[i + 1], p->total[i + 2], p->total[i + 3], sum + i);
+  for (uint32_t r = 0; r < p->n_rows; r++) {
+    float *y = a->y + p->row0 + r - a->y_row0;
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], sum[r * a->n_tokens + t]);
   }
-RAW_ROWS(raw_1, GEMV_ROWS, 1)
-RAW_ROWS(raw_2, BATCH_ROWS, 2)
-RAW_ROWS(raw_3, BATCH_ROWS, 3)
-RAW_ROWS(raw_4, BATCH_ROWS, 4)
-
-static float finish(const td_weight *w, bool nan, float sum) {
-  (void)w;
-  return nan ? NAN : sum;
 }
 
+static void linear_panel(const td_linear_args *a, const float *scales, uint32_t row0,
+                         uint32_t n_rows, x_range *range) {
+  panel p;
+  p.a = a;
+  p.row0 = row0;
+  p.n_rows = n_rows;
+  memset(p.nan, 0, sizeof p.nan);
+  for (uint32_t t = 0; t < a->n_tokens; t++)
+    range[t] = empty_range();
+  uint32_t cols = a->w->cols, step = X_FLOATS / a->n_tokens / GROUP * GROUP;
+  for (p.k = 0; p.k < cols; p.k += p.n) {
+    p.n = cols - p.k < step ? cols - p.k : step;
+    for (uint32_t t = 0; t < a->n_tokens; t++) {
+      pack_x(a->w, scales, token_x(a, t), p.k, p.n, a->n_tokens * VL, p.x + t * VL, &range[t]);
+    }
+    dot_tokens(a->n_tokens, &p);
+  }
+  finish_panel(&p);
+}
+
+static void linear_few(const td_linear_args *a, const float *scales) {
+  x_range range[PANEL_TOKENS];
+  for (uint32_t row = a->row_begin; row < a->row_end; row += PANEL_ROWS) {
+    uint32_t left = a->row_end - row;
+    linear_panel(a, scales, row, left < PANEL_ROWS ? left : PANEL_ROWS, range);
+  }
+  for (uint32_t t = 0; scales && t < a->n_tokens; t++)
+    mend(a, scales, t, range[t]);
+}
+
+// ---- many tokens ----------------------------------------------------------------------------
+
+enum { SCALED = 0 };
 typedef float gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {
   return vf_set1(scale);
 }
 #include "kernels/cpu/gemm_vec.h"
 
-// As many whole runs as a window holds.
 static void find_window(gemm *g) {
-  const td_weight *w = g->a->w;
-  g->n = g->n_runs = g->n_vectors = 0;
-  while (g->k + g->n < w->cols) {
-    uint32_t n = run_length(w, g->k + g->n, RUN), n_vectors = (n + VL - 1) / VL;
-    if (g->n_vectors + n_vectors > WINDOW_VECTORS) return;
-    g->run_vectors[g->n_runs++] = n_vectors;
-    g->n_vectors += n_vectors;
-    g->n += n;
-  }
+  uint32_t left = g->a->w->cols - g->k;
+  g->n = left < WINDOW ? left : WINDOW;
+  g->n_runs = 1;
+  g->n_vectors = g->run_vectors[0] = (g->n + GROUP - 1) / GROUP * VECTORS;
 }
 
-static void pack_token(const gemm *g, const float *x, size_t step, float *out) {
-  uint32_t k = 0;
-  for (uint32_t run = 0; run < g->n_runs; run++) {
-    uint32_t end = k + run_length(g->a->w, g->k + k, RUN);
-    for (; k + VL <= end; k += VL, out += step)
-      vf_store(out, vf_load(x + k));
-    if (k == end) continue;
-    vf_store(out, vf_load_n(x + k, end - k));
-    out += step;
-    k = end;
-  }
+static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
+  if (g->k == 0) g->range[token] = empty_range();
+  pack_x(g->a->w, g->x_scales, gemm_x(g, token), g->k, g->n, step, out, &g->range[token]);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
-  const elem *w = row_data(g->a, g->row0 + row) + g->k;
-  const float *scales = row_scales(g->a->w, g->row0 + row);
+  (void)place;
+  const elem *w = row_data(g->a->w, g->row0 + row) + g->k;
   const size_t step = GEMM_ROWS * VL;
-  g->nan[row] |= has_nan(w, g->n);
-  uint32_t k = 0;
-  vf lo, hi;
-  for (uint32_t run = 0; run < g->n_runs; run++) {
-    uint32_t end = k + run_length(g->a->w, g->k + k, RUN);
-    if (SCALED) {
-      float scale = scales[(g->k + k) / g->a->w->scale_cols];
-      bool sum_takes = sum_takes_down(scale);
-      g->scale[place][run] = sum_takes ? scale : scale * DOWN;
-      g->up[place][run] = sum_takes ? DOWN : 1;
-      g->any_up |= sum_takes;
+  elem room[GROUP];
+  for (uint32_t k = 0; k < g->n; k += GROUP, out += VECTORS * step) {
+    codes c = g->n - k < GROUP ? load_codes_n(w + k, g->n - k, room) : load_codes(w + k);
+    if (__builtin_expect(plain(1, &c), 1)) {
+      TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + j * step, vector_of(&c, j));
+      continue;
     }
-    for (; k + 2 * VL <= end; k += 2 * VL, out += 2 * step) {
-      load2(w + k, &lo, &hi);
-      vf_store(out, lo);
-      vf_store(out + step, hi);
-    }
-    if (k == end) continue;
-    load2_n(w + k, end - k, &lo, &hi);
-    vf_store(out, lo);
-    if (end - k > VL) vf_store(out + step, hi);
-    out += end - k > VL ? 2 * step : step;
-    k = end;
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + j * step, any_vector_of(&c, j));
+    g->nan[row] |= has_nan(&c);
   }
 }
 
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
-  return (const char *)w->data + ((size_t)row * w->cols + k) * sizeof(elem);
+  return (const char *)(row_data(w, row) + k);
+}
+
+static void end_block(const gemm *g) {
+  td_linear_args rows = *g->a;
+  rows.row_begin = g->row0;
+  rows.row_end = g->row0 + g->n_rows;
+  for (uint32_t t = 0; g->x_scales && t < g->n_tokens; t++)
+    mend(&rows, g->x_scales, g->token0 + t, g->range[t]);
+}
+
+// ---- all ------------------------------------------------------------------------------------
+
+static void linear_band(const td_linear_args *a, const float *scales) {
+  if (a->n_tokens <= PANEL_TOKENS) {
+    linear_few(a, scales);
+  } else {
+    gemm_all(a, scales);
+  }
 }
 
 static inline void linear_vec(const td_linear_args *a) {
-  switch (a->n_tokens) {
-  case 0: return;
-  case 1: raw_1(a); return;
-  case 2: raw_2(a); return;
-  case 3: raw_3(a); return;
-  case 4: raw_4(a); return;
-  default: gemm_all(a);
+  const td_weight *w = a->w;
+  if (a->n_tokens == 0) return;
+  if (!HAS_SCALES || scale_is_rows(w)) {
+    linear_band(a, NULL);
+    return;
+  }
+  if (w->scale_cols % VL > 0 || w->scale_rows < MIN_BAND) {
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      run_by_run(a, t);
+    return;
+  }
+  td_linear_args band = *a;
+  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
+    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
+    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    linear_band(&band, row_scales(w, band.row_begin));
   }
 }
 

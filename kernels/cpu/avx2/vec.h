@@ -12,9 +12,9 @@
 typedef __m256 vf;
 enum {
   VL = 8,
-  GEMV_ROWS = 4,  // rows that share the loads of one token
-  BATCH_ROWS = 2, // rows that share those of up to BATCH_TOKENS
-  BATCH_TOKENS = 4,
+  GEMV_ROWS = 4,    // rows that share the loads of one token
+  BATCH_ROWS = 2,   // of up to four
+  BATCH_ROWS_8 = 1, // of up to eight
   GEMM_ROWS = 2, // register tile
   GEMM_TOKENS = 6,
 };
@@ -68,6 +68,15 @@ static inline vf vf_round(vf a) {
 }
 static inline vf vf_power2(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// Of magnitudes; where b is NaN: a's.
+static inline vf vf_min_abs(vf a, vf b) {
+  const vf sign = _mm256_set1_ps(-0.0f);
+  return _mm256_min_ps(_mm256_andnot_ps(sign, b), _mm256_andnot_ps(sign, a));
+}
+static inline vf vf_max_abs(vf a, vf b) {
+  const vf sign = _mm256_set1_ps(-0.0f);
+  return _mm256_max_ps(_mm256_andnot_ps(sign, b), _mm256_andnot_ps(sign, a));
 }
 // p * 2^n for whole n within +-250: two factors, so that subnormal results round once.
 static inline vf vf_scale2(vf p, vf n) {

@@ -2,19 +2,13 @@
 #include "kernels/cpu/avx512/vec.h"
 
 typedef uint16_t elem;
-enum { SCALED = 0, DOWN = 1 };
+enum { HAS_SCALES = 0 };
+
+static inline vf vector_at(const elem *w) {
+  return vf_from_half(w);
+}
+
 #include "kernels/cpu/linear_plain.h"
-
-static inline void load2(const elem *w, vf *lo, vf *hi) {
-  *lo = vf_from_half(w);
-  *hi = vf_from_half(w + VL);
-}
-
-static inline void load2_n(const elem *w, uint32_t n, vf *lo, vf *hi) {
-  *lo = n < VL ? vf_from_half_n(w, n) : vf_from_half(w);
-  *hi = n > VL ? vf_from_half_n(w + VL, n - VL) : vf_zero();
-}
-
 #include "kernels/cpu/linear_vec.h"
 
 void linear_f16__avx512(const td_linear_args *args) {

@@ -12,9 +12,9 @@
 typedef __m512 vf;
 enum {
   VL = 16,
-  GEMV_ROWS = 8,  // rows that share the loads of one token
-  BATCH_ROWS = 4, // rows that share those of up to BATCH_TOKENS
-  BATCH_TOKENS = 4,
+  GEMV_ROWS = 4,    // rows that share the loads of one token
+  BATCH_ROWS = 4,   // of up to four
+  BATCH_ROWS_8 = 2, // of up to eight
   GEMM_ROWS = 4, // register tile
   GEMM_TOKENS = 6,
 };
@@ -65,6 +65,13 @@ static inline vf vf_min(vf a, vf b) {
 }
 static inline vf vf_round(vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// Of magnitudes; where one is NaN: the other.
+static inline vf vf_min_abs(vf a, vf b) {
+  return _mm512_range_ps(a, b, 0x0a);
+}
+static inline vf vf_max_abs(vf a, vf b) {
+  return _mm512_range_ps(a, b, 0x0b);
 }
 // p * 2^n for whole n.
 static inline vf vf_scale2(vf p, vf n) {
