@@ -29,7 +29,7 @@ enum {
   WINDOW = 512,
   WINDOW_VECTORS = WINDOW / VL,
   GROUP_ROWS = 3 * GEMM_ROWS,
-  BLOCK_TOKENS = 72,
+  BLOCK_TOKENS = 96,
   BLOCK_TOTALS = 128 * BLOCK_TOKENS + GROUP_ROWS * BLOCK_TOKENS,
   BLOCK_ROWS = 256, // at most
 };
@@ -38,7 +38,7 @@ enum {
 typedef struct {
   _Alignas(64) float w[GROUP_ROWS * WINDOW];    // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][VL]
   float x[BLOCK_TOKENS * WINDOW];               // [tile][vector][token of the tile][VL]
-  vf total[BLOCK_TOTALS];                       // [row / GEMM_ROWS][tile][row][token of the tile]
+  vf total[BLOCK_TOTALS + 3];                   // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_VECTORS]; // of the group's rows, by run of the window
   bool nan[BLOCK_ROWS];
   x_range range[BLOCK_TOKENS];
@@ -48,8 +48,10 @@ typedef struct {
   uint32_t k, n;                           // columns of the window
   uint32_t n_runs, n_vectors;              // of the window
   uint32_t run_vectors[WINDOW_VECTORS];    // of a run
+  uint32_t after_row, after_token;         // where the work that comes after the block begins
   const char *next[GROUP_ROWS];            // what the next group needs from memory
   uint32_t n_next_lines, next_line;        // of each row; in all, those asked for
+  uint32_t next_x_line;                    // of the next window's activations, those asked for
 } gemm;
 
 static void find_window(gemm *g);
@@ -67,10 +69,8 @@ static uint32_t tile_begin(const gemm *g, uint32_t tile) {
   return tile * g->n_tokens / n_tiles(g);
 }
 
-// A token of the block, from column 0.
-static const float *gemm_x(const gemm *g, uint32_t token) {
-  uint32_t t = g->token0 + token;
-  return g->a->x + (g->a->x_rows ? g->a->x_rows[t] : t) * g->a->ldx;
+static const float *gemm_x(const td_linear_args *a, uint32_t t) {
+  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
 static void pack_tokens(gemm *g) {
@@ -96,15 +96,15 @@ static void decode_group(gemm *g, uint32_t group) {
   }
 }
 
-// Of the group after this one, or of the first group's next window.
+// Of the group after this one, or of the first group's next window, or of the next block.
 static void find_next(gemm *g, uint32_t group) {
-  bool last = group + GROUP_ROWS >= g->n_rows;
-  uint32_t row = last ? 0 : group + GROUP_ROWS, k = last ? g->k + g->n : g->k;
-  uint32_t end = k + WINDOW < g->a->w->cols ? k + WINDOW : g->a->w->cols;
-  if (k >= end) k = end;
+  bool last = group + GROUP_ROWS >= g->n_rows, over = last && g->k + g->n == g->a->w->cols;
+  uint32_t row = over ? g->after_row : g->row0 + (last ? 0 : group + GROUP_ROWS);
+  uint32_t k = over ? 0 : last ? g->k + g->n : g->k, end = k + WINDOW;
+  if (end > g->a->w->cols) end = g->a->w->cols;
   for (uint32_t i = 0; i < GROUP_ROWS; i++) {
-    uint32_t r = row + i < g->n_rows ? row + i : g->n_rows - 1;
-    g->next[i] = stored_row(g->a->w, g->row0 + r, k);
+    uint32_t r = row + i < g->a->w->rows ? row + i : g->a->w->rows - 1;
+    g->next[i] = stored_row(g->a->w, r, k);
   }
   size_t bytes = (size_t)(stored_row(g->a->w, g->row0, end) - stored_row(g->a->w, g->row0, k));
   g->n_next_lines = (uint32_t)((bytes + 63) / 64);
@@ -112,7 +112,7 @@ static void find_next(gemm *g, uint32_t group) {
 }
 
 // A share of the next group's lines, so that they are there when it is decoded.
-static void fetch_next(gemm *g) {
+static void fetch_weights(gemm *g) {
   uint32_t n = g->n_next_lines * GROUP_ROWS, share = n / n_tiles(g) + 1;
   for (; share > 0 && g->next_line < n; share--, g->next_line++) {
     uint32_t row = g->next_line / g->n_next_lines, line = g->next_line % g->n_next_lines;
@@ -120,13 +120,28 @@ static void fetch_next(gemm *g) {
   }
 }
 
+// The same of the activations that are packed next, spread over the window's groups.
+static void fetch_x(gemm *g) {
+  enum { LINES = WINDOW * sizeof(float) / 64 }; // of a token
+  uint32_t n_groups = (g->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
+  uint32_t n = LINES * g->n_tokens, share = n / (n_groups * n_tiles(g)) + 1;
+  bool over = g->k + g->n == g->a->w->cols;
+  uint32_t token0 = over ? g->after_token : g->token0, k = over ? 0 : g->k + g->n;
+  for (; share > 0 && g->next_x_line < n; share--, g->next_x_line++) {
+    uint32_t token = token0 + g->next_x_line / LINES;
+    if (token >= g->a->n_tokens) return;
+    __builtin_prefetch(gemm_x(g->a, token) + k + g->next_x_line % LINES * 16, 0, 2);
+  }
+}
+
 // totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group.
 TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, const float *x, vf *totals) {
   enum { R = GEMM_ROWS };
   const float *w = g->w + place * WINDOW;
+  bool first = g->k == 0;
   vf acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
-    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = SCALED ? vf_zero() : totals[i];
+    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = SCALED || first ? vf_zero() : totals[i];
     for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * VL, x += T * VL) {
       vf wv[GEMM_ROWS];
       TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * VL);
@@ -168,12 +183,14 @@ _Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
 
 static void gemm_window(gemm *g) {
   pack_tokens(g);
+  g->next_x_line = 0;
   for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
     decode_group(g, group);
     find_next(g, group);
     for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
       uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
-      fetch_next(g);
+      fetch_weights(g);
+      fetch_x(g);
       for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
         gemm_any_tile(n, g, r, g->x + (size_t)t * WINDOW,
                       g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS);
@@ -184,55 +201,62 @@ static void gemm_window(gemm *g) {
 
 static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_tokens,
                         const vf *totals) {
-  for (uint32_t r = 0; r < GEMM_ROWS && row + r < g->n_rows; r++, totals += n_tokens) {
-    for (uint32_t t = 0; t < n_tokens; t++) {
-      float *y = g->a->y + (g->token0 + token + t) * g->a->ldy + g->row0 - g->a->y_row0;
-      y[row + r] = finish(g->a->w, g->row0 + row + r, g->nan[row + r], vf_sum(totals[t]));
-    }
+  float sum[GEMM_ROWS * GEMM_TOKENS + 3];
+  for (uint32_t i = 0; i < GEMM_ROWS * n_tokens; i += 4) // some read the next tile's, or spare ones
+    vf_sum4(totals[i], totals[i + 1], totals[i + 2], totals[i + 3], sum + i);
+  size_t ldy = g->a->ldy;
+  float *y = g->a->y + (g->token0 + token) * ldy + g->row0 + row - g->a->y_row0;
+  for (uint32_t r = 0; r < GEMM_ROWS && row + r < g->n_rows; r++) {
+    bool nan = g->nan[row + r];
+    for (uint32_t t = 0; t < n_tokens; t++)
+      y[t * ldy + r] = finish(g->a->w, g->row0 + row + r, nan, sum[r * n_tokens + t]);
   }
 }
 
+// By tile, for a token's results lie together and tokens far apart.
 static void gemm_finish(const gemm *g) {
-  for (uint32_t row = 0; row < g->n_rows; row += GEMM_ROWS) {
-    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
-      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+  for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
+    uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+    for (uint32_t row = 0; row < g->n_rows; row += GEMM_ROWS)
       finish_tile(g, row, t, n, g->total + (size_t)row * g->n_tokens + t * GEMM_ROWS);
-    }
   }
 }
 
-// Rows [row, row + n_rows) times tokens [token, token + n_tokens).
-static void gemm_block(const td_linear_args *a, const float *x_scales, uint32_t row,
-                       uint32_t n_rows, uint32_t token, uint32_t n_tokens) {
-  gemm g;
-  g.a = a;
-  g.x_scales = x_scales;
-  g.row0 = row;
-  g.n_rows = n_rows;
-  g.token0 = token;
-  g.n_tokens = n_tokens;
-  size_t n_totals = (n_rows + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS * (size_t)n_tokens;
-  for (size_t i = 0; i < n_totals; i++)
-    g.total[i] = vf_zero();
-  memset(g.nan, 0, sizeof g.nan);
-  for (g.k = 0; g.k < a->w->cols; g.k += g.n) {
-    find_window(&g);
-    gemm_window(&g);
+// What g says of a block is done.
+static void gemm_block(gemm *g) {
+  if (SCALED) {
+    size_t n_rows = (g->n_rows + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS;
+    for (size_t i = 0; i < n_rows * g->n_tokens; i++)
+      g->total[i] = vf_zero();
   }
-  gemm_finish(&g);
-  end_block(&g);
+  memset(g->nan, 0, sizeof g->nan);
+  for (g->k = 0; g->k < g->a->w->cols; g->k += g->n) {
+    find_window(g);
+    gemm_window(g);
+  }
+  gemm_finish(g);
+  end_block(g);
 }
 
 static void gemm_all(const td_linear_args *a, const float *x_scales) {
+  gemm g;
+  g.a = a;
+  g.x_scales = x_scales;
   uint32_t n_blocks = (a->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // even ones
-    uint32_t token = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
-    uint32_t n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - token;
-    uint32_t most = 128 * BLOCK_TOKENS / n_tokens;
+    g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
+    uint32_t token_end = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks);
+    g.n_tokens = token_end - g.token0;
+    uint32_t most = 128 * BLOCK_TOKENS / g.n_tokens;
     if (most > BLOCK_ROWS) most = BLOCK_ROWS;
-    for (uint32_t row = a->row_begin, n_rows; row < a->row_end; row += n_rows) {
-      n_rows = a->row_end - row < most ? a->row_end - row : most;
-      gemm_block(a, x_scales, row, n_rows, token, n_tokens);
+    for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {
+      uint32_t left = a->row_end - g.row0;
+      g.n_rows = left < most ? left : most;
+      // Behind the last block: other rows and the same tokens again, as likely as anything.
+      bool more_rows = g.n_rows < left, more_tokens = i + 1 < n_blocks;
+      g.after_row = more_rows || !more_tokens ? g.row0 + g.n_rows : a->row_begin;
+      g.after_token = more_rows ? g.token0 : more_tokens ? token_end : 0;
+      gemm_block(&g);
     }
   }
 }

@@ -378,7 +378,7 @@ static void find_window(gemm *g) {
 }
 
 static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
-  order_x(gemm_x(g, token) + g->k, g->n, out, step);
+  order_x(gemm_x(g->a, g->token0 + token) + g->k, g->n, out, step);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {

@@ -51,7 +51,7 @@ static inline bool scale_is_rows(const td_weight *w) {
 }
 
 // The result from the sum of all lanes.
-static float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
+TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
   if (!HAS_SCALES) return sum;
   if (!scale_is_rows(w)) return sum * DOWN;
@@ -326,7 +326,8 @@ static void find_window(gemm *g) {
 
 static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
   if (g->k == 0) g->range[token] = empty_range();
-  pack_x(g->a->w, g->x_scales, gemm_x(g, token), g->k, g->n, step, out, &g->range[token]);
+  pack_x(g->a->w, g->x_scales, token_x(g->a, g->token0 + token), g->k, g->n, step, out,
+         &g->range[token]);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
