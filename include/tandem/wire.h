@@ -73,6 +73,7 @@ typedef enum {
 // given when the pages hold all but the last token of it: another worker goes on, over the same
 // pages.
 #define TD_SUBMIT_READ_ONLY 4u
+#define TD_SUBMIT_URGENT    8u // it is read before the prompts that are being read
 
 #define TD_READY_OWN_PAGES 1u // the KV pages are in memory of the worker's own, and die with it
 

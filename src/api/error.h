@@ -13,6 +13,7 @@ typedef struct {
   char param[64];   // the member at fault; "" where none is
   char message[TD_ERR_BYTES];
   int64_t n_prompt_tokens, n_ctx; // of an over-long prompt; 0: not told
+  uint32_t retry_s;               // of 429 and 503: when to ask again; 0: soon
 } td_api_error;
 
 // Fills error and returns TD_EINVAL (TD_EINTERNAL for status 500 and above). param and code may be

@@ -22,8 +22,8 @@
 #include "sched/sched.h"
 #include "worker/kv_pool.h"
 
-#define MAX_WAITING 512
-#define STUCK_S     30u // unless asked otherwise
+#define MAX_WAITING 1024 // of one tenant alone half
+#define STUCK_S     30u  // unless asked otherwise
 #define KILL_NS     600000000000u
 // How far a request is suspected that was at a worker when it died, and got no further than the
 // last time: a death in company, a death alone, and what is enough to give it up.
@@ -226,6 +226,8 @@ static void admit(td_backend *b) {
     request *r = find(b, admission.id);
     r->out.pages = admission.pages;
     r->out.submit.n_pages = admission.n_pages;
+    r->out.submit.flags &= ~TD_SUBMIT_URGENT;
+    if (admission.is_urgent) r->out.submit.flags |= TD_SUBMIT_URGENT;
     r->n_past = admission.n_cached;
     if (!r->was_given) r->n_cached = admission.n_cached;
     if (!load(b, r)) give(b, r);
@@ -270,7 +272,7 @@ static void call_back(td_backend *b, request *r) {
 static void grow(td_backend *b) {
   uint64_t id;
   give_pages(b);
-  while (td_sched_preempt(b->sched, &id)) {
+  while (td_sched_preempt(b->sched, td_clock_ns(), &id)) {
     call_back(b, find(b, id));
     give_pages(b);
   }
@@ -319,7 +321,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   } else if (td_backend_state_of(b) == TD_BACKEND_FAILED) {
     fail_request(b, r, td_backend_reason(b), "");
   } else {
-    td_sched_progress(b->sched, id, n_cached);
+    td_sched_progress(b->sched, id, n_cached, td_clock_ns());
     r->n_past = n_cached;
     if (!r->was_given) r->n_cached = n_cached;
     if (r->out.is_called_back) {
@@ -350,7 +352,7 @@ static void on_token(td_backend *b, request *r, const td_wire_token *token) {
   r->n_past = n_prompt + r->n_output - 1;
   note_furthest(r, n_prompt + r->n_output);
   end_trial(b, r);
-  td_sched_progress(b->sched, r->out.id, r->n_past);
+  td_sched_progress(b->sched, r->out.id, r->n_past, td_clock_ns());
   if (!r->is_last) {
     grow(b);
     flush(b);
@@ -364,7 +366,7 @@ static void on_progress(td_backend *b, request *r, const td_wire_progress *progr
   bool is_new = !r->read_ns; // what it has to read again is nobody's business
   if (n_done < r->n_past || n_done > n_known) return;
   r->n_past = n_done;
-  td_sched_progress(b->sched, r->out.id, n_done);
+  td_sched_progress(b->sched, r->out.id, n_done, td_clock_ns());
   if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
     r->prefill_ns = progress->elapsed_ns;
@@ -773,8 +775,11 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);
   request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
-  const td_sched_job job = {
-      .tokens = r->out.tokens, .n_prompt = q->n_prompt, .max_tokens = r->out.submit.max_tokens};
+  const td_sched_job job = {.tokens = r->out.tokens,
+                            .n_prompt = q->n_prompt,
+                            .max_tokens = r->out.submit.max_tokens,
+                            .tenant = q->tenant,
+                            .weight = q->weight};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     free_request(r);
@@ -785,6 +790,11 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   b->slots[fresh % b->n_slots] = r;
   pump(b);
   return TD_OK;
+}
+
+uint32_t td_backend_retry_s(const td_backend *b) {
+  uint64_t s = b->sched ? td_sched_retry_ns(b->sched, td_clock_ns()) / 1000000000u + 1 : 1;
+  return s < 600 ? (uint32_t)s : 600;
 }
 
 void td_backend_cancel(td_backend *b, uint64_t id) {

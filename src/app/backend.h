@@ -51,6 +51,8 @@ typedef struct {
   td_sampling sampling;
   const td_token_value *bias;
   uint32_t n_bias;
+  uint64_t tenant; // whose it is (sched/fair.h), and the weight of that one; 0 is 1
+  uint32_t weight;
 } td_request;
 
 // on_done is called exactly once and last, unless the request was canceled.
@@ -99,10 +101,12 @@ uint32_t td_backend_workers(const td_backend *backend,
 // Whether requests may be submitted: a worker was ready once, and none has failed for good. Those
 // that come while a worker is started again wait.
 bool td_backend_accepts(const td_backend *backend);
-// Queues a request; callbacks come later, never from inside submit. TD_EAGAIN: too many wait
-// already, or td_backend_accepts says no. TD_EINVAL: longer than the context.
+// Queues a request; callbacks come later, never from inside submit. TD_EAGAIN: too many of its
+// tenant's wait already, or td_backend_accepts says no. TD_EINVAL: longer than the context.
 td_status td_backend_submit(td_backend *backend, const td_request *request,
                             const td_request_callbacks *callbacks, uint64_t *id, td_err *err);
+// When to ask again what was refused with TD_EAGAIN, as fast as things go: 1 to 600.
+uint32_t td_backend_retry_s(const td_backend *backend);
 // No callback of this request comes after this call. Unknown ids are ignored.
 void td_backend_cancel(td_backend *backend, uint64_t id);
 

@@ -4,6 +4,7 @@
 #include "app/serve.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -31,14 +32,16 @@ uint32_t td_serve_n_ctx(const td_serve *serve) {
   return n ? n : serve->max_position;
 }
 
-static void add_headers(td_http_exchange *x, int status) {
-  if (status == 429 || status == 503) td_http_add_header(x, "Retry-After", "1");
+static void add_headers(td_http_exchange *x, int status, uint32_t retry_s) {
+  char text[16];
+  snprintf(text, sizeof text, "%u", retry_s ? retry_s : 1);
+  if (status == 429 || status == 503) td_http_add_header(x, "Retry-After", text);
   if (status == 401) td_http_add_header(x, "WWW-Authenticate", "Bearer");
 }
 
 void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   td_buf body = TD_BUF_INIT;
-  add_headers(x, error->status);
+  add_headers(x, error->status, error->retry_s);
   td_api_error_write(&body, error);
   td_http_respond(x, error->status, "application/json", td_buf_text(&body), body.len);
   td_buf_free(&body);
@@ -68,22 +71,11 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
 
 // ---- before a body is read ------------------------------------------------------------------
 
-// Takes the same time wherever the first difference stands.
-static bool same_key(const char *given, const char *key) {
-  size_t n_given = strlen(given), n_key = strlen(key);
-  unsigned char difference = n_given != n_key;
-  for (size_t i = 0; i < n_given; i++) {
-    difference |= (unsigned char)(given[i] ^ key[n_key ? i % n_key : 0]);
-  }
-  return difference == 0;
-}
-
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
-  const char *key = serve->options->api_key, *path = td_http_path(x);
-  if (!key || strcmp(path, "/health") == 0 || strcmp(path, "/") == 0) return true;
-  const char *given = td_http_header(x, "Authorization");
-  if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
-  return same_key(given + 7 + strspn(given + 7, " "), key);
+  const char *path = td_http_path(x);
+  td_api_caller caller;
+  if (strcmp(path, "/health") == 0 || strcmp(path, "/") == 0) return true;
+  return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &caller);
 }
 
 // Pages of other sites can post any type but JSON without asking first.
@@ -194,9 +186,9 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .on_head = check_head,
                        .write_error = write_error,
                        .on_drained = on_drained};
-  opts.loopback_hosts_only = !o->api_key && td_http_server_is_loopback(o->host);
+  opts.loopback_hosts_only = !serve->keys.n && td_http_server_is_loopback(o->host);
   td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
-  if (st == TD_OK && !o->api_key && !td_http_server_is_loopback(o->host)) {
+  if (st == TD_OK && !serve->keys.n && !td_http_server_is_loopback(o->host)) {
     td_warn("%s is open to everyone who reaches this machine: set --api-key",
             td_http_server_url(serve->http));
   }
@@ -241,6 +233,9 @@ static td_status read_model(td_serve *serve, td_err *err) {
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);
   if (st == TD_OK) st = choose_workers(serve, err);
+  if (st == TD_OK) {
+    st = td_api_keys_read(&serve->keys, serve->options->api_key, serve->options->api_keys, err);
+  }
   if (st != TD_OK) return st;
   serve->defaults = (td_api_defaults){.temperature = config.temperature,
                                       .top_p = config.top_p,
@@ -310,6 +305,7 @@ int td_cmd_serve(const td_options *options) {
   int status = st == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
   td_trace_file_close(serve.trace);
   td_chat_close(serve.chat);
+  td_api_keys_free(&serve.keys);
   free(serve.name);
   return status;
 }

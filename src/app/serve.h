@@ -9,6 +9,7 @@
 #include <uv.h>
 
 #include "api/request.h"
+#include "app/api_keys.h"
 #include "app/backend.h"
 #include "app/serve_metrics.h"
 #include "app/session.h"
@@ -28,6 +29,7 @@ typedef struct {
   td_chat *chat;
   td_metrics metrics;
   td_api_defaults defaults;
+  td_api_keys keys;
   uint32_t max_position; // the longest context the model was made for
   char *name;            // what the API calls the model
   int64_t created;       // seconds since 1970

@@ -47,6 +47,7 @@ struct job {
   td_api_head head;
   td_api_usage usage;
   uint64_t begin_ns, first_token_ns;
+  td_api_caller caller;
 };
 
 static void choice_free(choice *c) {
@@ -347,7 +348,9 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                                  (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u),
                         .sampling = r->sampling,
                         .bias = r->bias,
-                        .n_bias = r->n_bias};
+                        .n_bias = r->n_bias,
+                        .tenant = j->caller.tenant,
+                        .weight = j->caller.weight};
   request.sampling.seed += c->index % r->n;
   td_request_callbacks callbacks = {
       .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
@@ -355,7 +358,9 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
   if (st == TD_EAGAIN) {
     bool ready = td_backend_state_of(j->serve->backend) == TD_BACKEND_READY;
-    return td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
+    st = td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
+    j->error.retry_s = td_backend_retry_s(j->serve->backend);
+    return st;
   }
   if (st != TD_OK) return td_api_fail_err(&j->error, NULL, &err);
   c->running = true;
@@ -467,6 +472,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->begin_ns = td_clock_ns();
   j->work.data = j;
   j->preparing = true;
+  td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &j->caller);
   td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
   TD_CHECK(uv_queue_work(&serve->loop, &j->work, prepare, on_prepared) == 0);

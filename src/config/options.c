@@ -98,6 +98,9 @@ static const option table[] = {
     {"port", 0, OPT_INT, ON(SERVE), AT(port), 0, 65535, "8080", "PORT", "0: any free one"},
     {"api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key), NO_RANGE, NULL, "KEY",
      "the bearer token that serve asks for and bench --server sends"},
+    {"api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
+     "a line for each bearer token that serve accepts, behind it its share of the machine if not "
+     "1"},
     {"model-name", 0, OPT_STR, ON(SERVE), AT(model_name), NO_RANGE, NULL, "NAME",
      "what the API calls the model; default: the directory's name"},
     {"max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), 1, 1024, "16", "N",

@@ -59,7 +59,7 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *model_name, *workers, *kv_dir;
+  char *host, *api_key, *api_keys, *model_name, *workers, *kv_dir;
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   double kv_dir_gib;
   // bench

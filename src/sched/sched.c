@@ -1,13 +1,26 @@
 // src/sched/sched.c
-// Requests live in a fixed pool of entries, which is small enough to be scanned: an event looks at
-// each of them a few times.
+// Requests live in a fixed pool of entries, each as near as possible to the place that its id
+// names. Those that wait are scanned when one may be admitted, those that run (a few) at every
+// event.
 #include "sched/sched.h"
 
 #include <stdlib.h>
 
+#include "sched/fair.h"
+
+#define ANSWER_COST     2           // of a token of an answer, where one of a prompt costs 1
+#define DUE_STRETCH     4           // a first token is due after so many times the time to read
+#define PATIENCE_NS     1000000000u // behind its due time, until others make room for it
+#define FIRST_GUESS_NS  1000000u    // to read a token, until it is measured
+#define MEASURED_TOKENS 8192u       // the speed is that of the last so many
+
 typedef struct {
   uint64_t id, arrival, submitted_ns;
   td_sched_job job;
+  uint32_t tenant;     // while it is in the queue or runs
+  uint32_t n_uncached; // tokens of the prompt that the cache lacked when it came
+  bool has_run;
+
   uint32_t n_answer; // tokens of the answer that were known when it was last queued
   uint32_t n_done;   // tokens in its pages, or that were when it made room
   uint32_t seq;      // running: of the KV tables
@@ -21,9 +34,17 @@ struct td_sched {
   td_kv *kv;
   entry *entries; // [n_entries]
   uint32_t n_entries;
+  entry **running;      // [max_seqs], the first n_running
+  const entry *blocked; // who was next at the last try, and lacked a sequence or pages; or NULL
   uint32_t n_waiting, n_running, n_reading;
   uint64_t n_unread; // tokens of the prompts being read
   uint64_t n_arrived, n_preemptions;
+  td_fair fair;
+  // How fast prompts are read: sums that forget, and since when the next token has been read.
+  uint64_t read_tokens, read_ns, reading_since_ns;
+  // How fast a queue moves on: between admissions, 0: not known; and since when the next is
+  // awaited.
+  uint64_t admission_ns, awaited_since_ns;
 };
 
 td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) {
@@ -32,13 +53,18 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
   size_t n = (size_t)opts->max_seqs + opts->max_waiting;
   td_sched *sched = n < UINT32_MAX ? calloc(1, sizeof *sched) : NULL;
   if (!sched) return td_fail(err, TD_ENOMEM, "out of memory for a queue of %zu requests", n);
-  *sched = (td_sched){.opts = *opts, .entries = calloc(n, sizeof(entry)), .n_entries = (uint32_t)n};
+  *sched = (td_sched){.opts = *opts,
+                      .entries = calloc(n, sizeof(entry)),
+                      .n_entries = (uint32_t)n,
+                      .running = calloc(opts->max_seqs + (size_t)1, sizeof(entry *))};
   const td_kv_opts kv = {.page_tokens = opts->page_tokens,
                          .n_pages = opts->n_pages,
                          .max_seqs = opts->max_seqs,
                          .root = opts->kv_root};
-  td_status st = sched->entries ? td_kv_open(&sched->kv, &kv, err)
-                                : td_fail(err, TD_ENOMEM, "out of memory for %zu requests", n);
+  bool has_tables = sched->entries && sched->running;
+  td_status st = has_tables ? td_kv_open(&sched->kv, &kv, err)
+                            : td_fail(err, TD_ENOMEM, "out of memory for %zu requests", n);
+  if (st == TD_OK) st = td_fair_open(&sched->fair, (uint32_t)n, err);
   if (st != TD_OK) {
     td_sched_close(sched);
     return st;
@@ -50,21 +76,25 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
 void td_sched_close(td_sched *sched) {
   if (!sched) return;
   td_kv_close(sched->kv);
+  td_fair_close(&sched->fair);
+  free(sched->running);
   free(sched->entries);
   free(sched);
 }
 
 static entry *find(const td_sched *sched, uint64_t id) {
   for (uint32_t i = 0; i < sched->n_entries; i++) {
-    entry *e = &sched->entries[i];
+    entry *e = &sched->entries[(id + i) % sched->n_entries];
     if (e->phase != TD_SCHED_UNKNOWN && e->id == id) return e;
   }
   return NULL;
 }
 
-static entry *find_free(const td_sched *sched) {
+// A free entry where find(id) looks first.
+static entry *find_free(const td_sched *sched, uint64_t id) {
   for (uint32_t i = 0; i < sched->n_entries; i++) {
-    if (sched->entries[i].phase == TD_SCHED_UNKNOWN) return &sched->entries[i];
+    entry *e = &sched->entries[(id + i) % sched->n_entries];
+    if (e->phase == TD_SCHED_UNKNOWN) return e;
   }
   return NULL;
 }
@@ -100,8 +130,28 @@ static td_kv_answer answer_of(const entry *e) {
       .owner = e->id, .tokens = e->job.tokens, .n_prompt = e->job.n_prompt, .n_tokens = e->n_done};
 }
 
+static td_tenant *tenant_of(const td_sched *sched, const entry *e) {
+  return &sched->fair.tenants[e->tenant];
+}
+
+static void begin_waiting(td_sched *sched, entry *e) {
+  e->phase = TD_SCHED_WAITING;
+  sched->n_waiting++;
+  tenant_of(sched, e)->n_waiting++;
+}
+
+static void stop_waiting(td_sched *sched, entry *e) {
+  if (sched->blocked == e) sched->blocked = NULL;
+  sched->n_waiting--;
+  tenant_of(sched, e)->n_waiting--;
+}
+
 static void stop_running(td_sched *sched, entry *e) {
-  sched->n_running--;
+  uint32_t i = 0;
+  while (sched->running[i] != e)
+    i++;
+  sched->running[i] = sched->running[--sched->n_running];
+  tenant_of(sched, e)->n_running--;
   sched->n_reading -= e->phase == TD_SCHED_PREFILL;
   sched->n_unread -= n_unread(e);
 }
@@ -114,14 +164,22 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
     return td_fail(err, TD_ELIMIT, "%llu tokens of prompt and answer; the KV pool holds %llu",
                    (unsigned long long)n_most(job), (unsigned long long)pool_tokens);
   }
-  entry *e = sched->n_waiting < sched->opts.max_waiting ? find_free(sched) : NULL;
-  if (!e) return td_fail(err, TD_EAGAIN, "%u requests wait already", sched->n_waiting);
+  const td_tenant *tenant = td_fair_find(&sched->fair, job->tenant);
+  uint32_t n_own = tenant ? tenant->n_waiting : 0, n_waiting = sched->n_waiting;
+  uint32_t n_left = n_waiting < sched->opts.max_waiting ? sched->opts.max_waiting - n_waiting : 0;
+  entry *e = n_own < n_left ? find_free(sched, id) : NULL;
+  if (!e) {
+    return td_fail(err, TD_EAGAIN, "%u requests wait already, %u of them with this API key",
+                   n_waiting, n_own);
+  }
+  if (!n_waiting) sched->awaited_since_ns = now_ns;
   *e = (entry){.id = id,
                .arrival = sched->n_arrived++,
                .submitted_ns = now_ns,
                .job = *job,
-               .phase = TD_SCHED_WAITING};
-  sched->n_waiting++;
+               .tenant = td_fair_join(&sched->fair, job->tenant, job->weight),
+               .n_uncached = job->n_prompt - td_kv_match(sched->kv, job->tokens, job->n_prompt)};
+  begin_waiting(sched, e);
   return TD_OK;
 }
 
@@ -138,8 +196,8 @@ static uint32_t n_alike(const td_sched_job *a, const td_sched_job *b) {
 static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
   uint32_t page_tokens = sched->opts.page_tokens;
   uint32_t n_cached = td_kv_match(sched->kv, job->tokens, job->n_prompt);
-  for (uint32_t i = 0; i < sched->n_entries && sched->n_unread; i++) {
-    const entry *e = &sched->entries[i];
+  for (uint32_t i = 0; i < sched->n_running && sched->n_unread; i++) {
+    const entry *e = sched->running[i];
     if (e->phase != TD_SCHED_PREFILL || e->n_done >= e->job.n_prompt) continue;
     uint32_t n = n_alike(job, &e->job);
     if (n == job->n_prompt) n--; // its last token is computed in any case
@@ -174,47 +232,132 @@ static bool take_pages(td_sched *sched, entry *e) {
 // The running request that came first of those whose pages do not reach far enough.
 static entry *first_short(const td_sched *sched) {
   entry *first = NULL;
-  for (uint32_t i = 0; i < sched->n_entries; i++) {
-    entry *e = &sched->entries[i];
-    if (!is_running(e) || e->is_leaving) continue;
+  for (uint32_t i = 0; i < sched->n_running; i++) {
+    entry *e = sched->running[i];
+    if (e->is_leaving) continue;
     if ((uint64_t)e->n_pages * sched->opts.page_tokens >= n_wanted(sched, e)) continue;
     if (!first || e->arrival < first->arrival) first = e;
   }
   return first;
 }
 
-static entry *first_waiting(const td_sched *sched) {
-  entry *first = NULL;
-  for (uint32_t i = 0; i < sched->n_entries; i++) {
-    entry *e = &sched->entries[i];
-    if (e->phase == TD_SCHED_WAITING && (!first || e->arrival < first->arrival)) first = e;
+// Nanoseconds to read so many tokens.
+static uint64_t reading_ns(const td_sched *sched, uint64_t n_tokens) {
+  if (!sched->read_tokens) return n_tokens * FIRST_GUESS_NS;
+  return (uint64_t)((double)n_tokens * (double)sched->read_ns / (double)sched->read_tokens);
+}
+
+static uint64_t due_ns(const td_sched *sched, const entry *e) {
+  return e->submitted_ns + DUE_STRETCH * reading_ns(sched, e->n_uncached);
+}
+
+static bool goes_before(const td_sched *sched, const entry *a, const entry *b) {
+  if (a->tenant != b->tenant) {
+    const td_tenant *x = tenant_of(sched, a), *y = tenant_of(sched, b);
+    return x->served != y->served ? x->served < y->served : x->came < y->came;
   }
-  return first;
+  if (a->has_run != b->has_run) return a->has_run;
+  uint64_t x = due_ns(sched, a), y = due_ns(sched, b);
+  return x != y && !a->has_run ? x < y : a->arrival < b->arrival;
+}
+
+static entry *next_waiting(const td_sched *sched) {
+  entry *next = NULL;
+  for (uint32_t i = 0; i < sched->n_entries && sched->n_waiting; i++) {
+    entry *e = &sched->entries[i];
+    if (e->phase == TD_SCHED_WAITING && (!next || goes_before(sched, e, next))) next = e;
+  }
+  return next;
+}
+
+// Whether it is due before all that is being read, of tenants that were not served less.
+static bool is_urgent(const td_sched *sched, const entry *e) {
+  for (uint32_t i = 0; i < sched->n_running; i++) {
+    const entry *other = sched->running[i];
+    if (other->phase != TD_SCHED_PREFILL) continue;
+    if (due_ns(sched, other) <= due_ns(sched, e)) return false;
+    if (tenant_of(sched, other)->served < tenant_of(sched, e)->served) return false;
+  }
+  return sched->n_reading > 0;
+}
+
+static void note_admission(td_sched *sched, uint64_t now_ns) {
+  if (sched->n_waiting) {
+    uint64_t ns = now_ns - sched->awaited_since_ns;
+    sched->admission_ns = sched->admission_ns ? (7 * sched->admission_ns + ns) / 8 : ns;
+  }
+  sched->awaited_since_ns = now_ns;
+}
+
+static void begin_running(td_sched *sched, entry *e, uint64_t now_ns) {
+  td_tenant *tenant = tenant_of(sched, e);
+  stop_waiting(sched, e);
+  note_admission(sched, now_ns);
+  tenant->n_running++;
+  sched->running[sched->n_running++] = e;
+  e->phase = e->n_done < n_to_read(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;
+  if (e->phase == TD_SCHED_PREFILL && !sched->n_reading++) sched->reading_since_ns = now_ns;
+  sched->n_unread += n_unread(e);
+  if (!e->has_run) td_fair_charge(&sched->fair, e->tenant, n_unread(e));
+  e->has_run = true;
 }
 
 bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
-  if (!sched->n_waiting || sched->n_running >= sched->opts.max_seqs) return false;
-  if (sched->n_unread > sched->opts.prefill_ahead || first_short(sched)) return false;
-  entry *e = first_waiting(sched);
-  if (awaits_prefix(sched, &e->job) || !take_pages(sched, e)) return false;
-  sched->n_waiting--;
-  sched->n_running++;
-  e->phase = e->n_done < n_to_read(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;
-  sched->n_reading += e->phase == TD_SCHED_PREFILL;
-  sched->n_unread += n_unread(e);
-  *out = (td_admission){.id = e->id, .waited_ns = now_ns - e->submitted_ns, .n_cached = e->n_done};
+  entry *e = next_waiting(sched);
+  if (!e) return false;
+  bool urgent = is_urgent(sched, e);
+  sched->blocked = NULL;
+  if (first_short(sched) || (sched->n_unread > sched->opts.prefill_ahead && !urgent)) return false;
+  bool has_seq = sched->n_running < sched->opts.max_seqs;
+  if (has_seq && awaits_prefix(sched, &e->job)) return false;
+  if (!has_seq || !take_pages(sched, e)) {
+    sched->blocked = e;
+    return false;
+  }
+  begin_running(sched, e, now_ns);
+  *out = (td_admission){.id = e->id,
+                        .waited_ns = now_ns - e->submitted_ns,
+                        .n_cached = e->n_done,
+                        .is_urgent = urgent};
   out->pages = td_kv_pages(sched->kv, e->seq, &out->n_pages);
   e->n_pages = out->n_pages;
   return true;
 }
 
+uint64_t td_sched_retry_ns(const td_sched *sched, uint64_t now_ns) {
+  uint64_t n_unread_waiting = 0;
+  for (uint32_t i = 0; i < sched->n_entries; i++) {
+    const entry *e = &sched->entries[i];
+    if (e->phase == TD_SCHED_WAITING) n_unread_waiting += e->n_uncached;
+  }
+  uint64_t to_read_ns = reading_ns(sched, sched->n_unread + n_unread_waiting);
+  uint64_t since_ns = now_ns - sched->awaited_since_ns;
+  uint64_t each_ns = sched->admission_ns > since_ns ? sched->admission_ns : since_ns;
+  uint64_t to_begin_ns = sched->n_waiting * each_ns;
+  return (to_read_ns > to_begin_ns ? to_read_ns : to_begin_ns) / 2;
+}
+
 // ---- while it runs ----------------------------------------------------------------------------
 
-void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done) {
+static void note_reading(td_sched *sched, uint32_t n_tokens, uint64_t now_ns) {
+  sched->read_tokens += n_tokens;
+  sched->read_ns += now_ns - sched->reading_since_ns;
+  sched->reading_since_ns = now_ns;
+  if (sched->read_tokens < MEASURED_TOKENS) return;
+  sched->read_tokens /= 2;
+  sched->read_ns /= 2;
+}
+
+void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns) {
   entry *e = find(sched, id);
   if (!e || !is_running(e) || n_done <= e->n_done || n_done > n_most(&e->job)) return;
   if ((uint64_t)n_done > (uint64_t)e->n_pages * sched->opts.page_tokens) return;
   uint32_t n_before = e->n_done, n_prompt = e->job.n_prompt;
+  if (e->phase == TD_SCHED_PREFILL) {
+    note_reading(sched, n_done - n_before, now_ns);
+  } else {
+    td_fair_charge(&sched->fair, e->tenant, (uint64_t)ANSWER_COST * (n_done - n_before));
+  }
   sched->n_unread -= n_unread(e);
   e->n_done = n_done;
   if (n_before < n_prompt) {
@@ -238,19 +381,49 @@ bool td_sched_grow(td_sched *sched, td_growth *out) {
   return true;
 }
 
-bool td_sched_preempt(td_sched *sched, uint64_t *id) {
-  const entry *in_need = first_short(sched);
-  if (!in_need || td_kv_n_free(sched->kv)) return false;
+// The last to come of those that run, of one tenant or (NULL) of all.
+static entry *last_running(const td_sched *sched, const td_tenant *of) {
   entry *last = NULL;
-  for (uint32_t i = 0; i < sched->n_entries; i++) {
-    entry *e = &sched->entries[i];
-    if (!is_running(e)) continue;
-    if (e->is_leaving) return false;
-    if (e->arrival > in_need->arrival && (!last || e->arrival > last->arrival)) last = e;
+  for (uint32_t i = 0; i < sched->n_running; i++) {
+    entry *e = sched->running[i];
+    if (of && tenant_of(sched, e) != of) continue;
+    if (!last || e->arrival > last->arrival) last = e;
   }
-  if (!last) return false;
-  last->is_leaving = true;
-  *id = last->id;
+  return last;
+}
+
+// Of the tenants with several running requests the one that was served most.
+static const td_tenant *richest(const td_sched *sched) {
+  const td_tenant *most = NULL;
+  for (uint32_t i = 0; i < sched->fair.n; i++) {
+    const td_tenant *t = &sched->fair.tenants[i];
+    if (t->n_running > 1 && (!most || t->served > most->served)) most = t;
+  }
+  return most;
+}
+
+static entry *who_makes_room(const td_sched *sched, uint64_t now_ns) {
+  const entry *in_need = first_short(sched);
+  if (in_need) {
+    if (td_kv_n_free(sched->kv)) return NULL;
+    entry *last = last_running(sched, NULL);
+    return last->arrival > in_need->arrival ? last : NULL;
+  }
+  const entry *next = sched->blocked;
+  if (!next || tenant_of(sched, next)->n_running) return NULL;
+  if (now_ns < due_ns(sched, next) + PATIENCE_NS) return NULL;
+  const td_tenant *rich = richest(sched);
+  return rich ? last_running(sched, rich) : NULL;
+}
+
+bool td_sched_preempt(td_sched *sched, uint64_t now_ns, uint64_t *id) {
+  for (uint32_t i = 0; i < sched->n_running; i++) {
+    if (sched->running[i]->is_leaving) return false;
+  }
+  entry *e = who_makes_room(sched, now_ns);
+  if (!e) return false;
+  e->is_leaving = true;
+  *id = e->id;
   return true;
 }
 
@@ -271,12 +444,13 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
   if (phase == TD_SCHED_WAITING) {
     const td_kv_answer answer = answer_of(e);
     td_kv_discard(sched->kv, &answer);
-    sched->n_waiting--;
+    stop_waiting(sched, e);
   } else {
     stop_running(sched, e);
     td_kv_seq_close(sched->kv, e->seq);
   }
   e->phase = TD_SCHED_UNKNOWN;
+  td_fair_leave(&sched->fair, e->tenant);
   return phase;
 }
 
@@ -290,8 +464,7 @@ void td_sched_requeue(td_sched *sched, uint64_t id, uint32_t n_answer) {
   const td_kv_answer answer = answer_of(e);
   td_kv_park(sched->kv, e->seq, &answer);
   e->is_leaving = false;
-  e->phase = TD_SCHED_WAITING;
-  sched->n_waiting++;
+  begin_waiting(sched, e);
 }
 
 void td_sched_forget(td_sched *sched) {

@@ -123,7 +123,10 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
-  requests->active[requests->n++] = r;
+  uint32_t at = submit->flags & TD_SUBMIT_URGENT ? 0 : requests->n;
+  memmove(&requests->active[at + 1], &requests->active[at],
+          (requests->n++ - at) * sizeof requests->active[0]);
+  requests->active[at] = r;
   return r->tokens && r->pages && r->bias ? NULL : "the worker is out of memory";
 }
 

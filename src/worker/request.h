@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
   td_request_limits limits;
   td_worker_request *slots;   // [max_seqs]
-  td_worker_request **active; // [max_seqs], the first n in order of arrival
+  td_worker_request **active; // [max_seqs], the first n, in the order in which they are read
   uint32_t n;
 } td_requests;
 

@@ -1,6 +1,6 @@
 // src/worker/step.h - what goes into one engine step: continuous batching.
 // Every request that decodes brings its next token, if there is a page for it; what remains of
-// prompts, and of answers that are computed again, follows in order of arrival, prefill_chunk
+// prompts, and of answers that are computed again, follows in the requests' order, prefill_chunk
 // tokens a step over all of them, so that a long prompt slows the running answers by a bounded
 // amount and never stops them.
 #ifndef TD_WORKER_STEP_H

@@ -14,7 +14,7 @@ import pytest
 from serving import Server, wait_until
 
 MAX_CHOICES = 64  # of one request
-MAX_WAITING = 512  # sequences
+MAX_WAITING = 512  # sequences of one key
 MAX_BATCH = 64
 N_CROWDS = (MAX_WAITING + MAX_BATCH) // MAX_CHOICES
 
@@ -46,9 +46,11 @@ def get(url, path="/health"):
     return httpx.get(url + path, timeout=20, trust_env=False)
 
 
-def complete(url, **kwargs):
+def complete(url, key=None, **kwargs):
     body = {"prompt": "Once", "max_tokens": 4, "temperature": 0, "ignore_eos": True, **kwargs}
-    return httpx.post(url + "/v1/completions", json=body, timeout=60, trust_env=False)
+    headers = {"Authorization": "Bearer " + key} if key else {}
+    url += "/v1/completions"
+    return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
 
 
 def check_refusal(response, status):
@@ -149,6 +151,10 @@ def test_429_when_too_many_wait(tandem_bin, model):
             complete_one = lambda: complete(server.url, prompt=[[1], [2], [3]], max_tokens=1)
             check_refusal(complete_one(), 429)
             check_refusal(complete_one(), 429)
+            other = lambda: found.append(complete(server.url, key="another", max_tokens=1))
+            threads.append(threading.Thread(target=other))
+            threads[-1].start()
+            wait_until(lambda: get(server.url).json()["waiting"] == MAX_WAITING + 1)
         for thread in threads:
             thread.join()
         assert [r.status_code for r in found] == [200] * len(threads)

@@ -364,13 +364,18 @@ def test_models(client):
     assert client.models.retrieve("tiny") == listed
 
 
-def test_api_key(tandem_bin, model):
-    server = Server(tandem_bin, model, "--api-key", "sesame", "--model-name", "org/name")
+def test_api_keys(tandem_bin, model, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# theirs\nmellon 3\n")
+    options = ["--api-key", "sesame", "--api-keys", keys, "--model-name", "org/name"]
+    server = Server(tandem_bin, model, *options)
     try:
-        good = openai.OpenAI(base_url=server.url + "/v1", api_key="sesame", max_retries=0)
+        for key in ("mellon", "sesame"):
+            good = openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
+            good.chat.completions.create(model="org/name", messages=HELLO, max_tokens=2)
         assert good.models.list().data[0].id == "org/name"
         assert good.models.retrieve("org/name").id == "org/name"
-        for key in ("Sesame", "sesam", "sesamee", "x"):
+        for key in ("Sesame", "sesam", "sesamee", "x", "mellon 3"):
             bad = openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
             with pytest.raises(openai.AuthenticationError):
                 bad.models.list()

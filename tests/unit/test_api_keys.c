@@ -1,0 +1,92 @@
+// tests/unit/test_api_keys.c - files of API keys, and who is let in.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "app/api_keys.h"
+
+static char path[] = "/tmp/td_test_api_keys_XXXXXX";
+
+static td_status read_text(td_api_keys *keys, const char *one, const char *text, td_err *err) {
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  assert_int_equal(fclose(file), 0);
+  return td_api_keys_read(keys, one, path, err);
+}
+
+static void test_who_is_let_in(void **state) {
+  (void)state;
+  td_api_keys keys;
+  td_err err;
+  td_api_caller caller, other;
+  const char *text = "# ours\nalpha\n\n  beta\t 20 # pays\r\ngamma 1";
+  assert_int_equal(read_text(&keys, "first", text, &err), TD_OK);
+  assert_int_equal(keys.n, 4);
+  assert_true(td_api_keys_check(&keys, "Bearer beta", &caller));
+  assert_int_equal(caller.weight, 20);
+  assert_true(td_api_keys_check(&keys, "bearer  gamma", &other));
+  assert_int_equal(other.weight, 1);
+  assert_true(other.tenant != caller.tenant);
+  assert_true(td_api_keys_check(&keys, "Bearer first", &other));
+  static const char *const wrong[] = {"Bearer bet", "Bearer betaa", "Bearer ",        "Bearer",
+                                      "beta",       "Basic beta",   "Bearer beta 20", "Bearer #"};
+  for (size_t i = 0; i < TD_COUNT(wrong); i++)
+    assert_false(td_api_keys_check(&keys, wrong[i], &caller));
+  assert_false(td_api_keys_check(&keys, NULL, &caller));
+  td_api_keys_free(&keys);
+}
+
+// Without keys everybody is let in, and known again.
+static void test_without_keys(void **state) {
+  (void)state;
+  td_api_keys keys;
+  td_err err;
+  td_api_caller a, b, again, nobody;
+  assert_int_equal(td_api_keys_read(&keys, NULL, NULL, &err), TD_OK);
+  assert_true(td_api_keys_check(&keys, "Bearer a", &a));
+  assert_true(td_api_keys_check(&keys, "Bearer b", &b));
+  assert_true(td_api_keys_check(&keys, "bearer a", &again));
+  assert_true(td_api_keys_check(&keys, NULL, &nobody));
+  assert_true(a.tenant == again.tenant && a.tenant != b.tenant && nobody.tenant != a.tenant);
+  td_api_keys_free(&keys);
+}
+
+static void test_bad_files(void **state) {
+  (void)state;
+  static const char *const bad[] = {"",           "# nothing\n\n", "a 0",   "a 1001",
+                                    "ok\na -1\n", "a x",           "a 1 2", "a 1x"};
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    td_api_keys keys;
+    td_err err = {0};
+    assert_int_equal(read_text(&keys, "one", bad[i], &err), TD_EINVAL);
+    assert_non_null(strstr(err.msg, path));
+    assert_int_equal(strstr(err.msg, ":2:") != NULL, i == 4);
+    td_api_keys_free(&keys);
+  }
+}
+
+static int begin(void **state) {
+  (void)state;
+  int fd = mkstemp(path);
+  return fd < 0 ? -1 : close(fd);
+}
+
+static int end(void **state) {
+  (void)state;
+  return unlink(path);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_who_is_let_in),
+      cmocka_unit_test(test_without_keys),
+      cmocka_unit_test(test_bad_files),
+  };
+  return cmocka_run_group_tests(tests, begin, end);
+}
