@@ -92,10 +92,16 @@ static void free_request(request *r) {
   free(r);
 }
 
+// Its pages hold all but the last of its tokens, which is one of the answer.
+static bool can_decode(const request *r) {
+  return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
+}
+
 // ---- trials -----------------------------------------------------------------------------------
 // Whoever was at a worker when it died may have killed it. They are given to the next one by one,
 // the most suspect first, each when the one before has written another token or is gone, and nobody
-// new comes in between. So one that kills again does it without another suspect beside it.
+// new comes in between. So one that kills again does it without another suspect beside it. Among
+// equals, whoever needs one step for a token comes before whoever has a prompt to read.
 
 static void enter(request *r, worker *w) {
   r->is_held = w->is_dying || w->on_trial;
@@ -104,11 +110,15 @@ static void enter(request *r, worker *w) {
   td_outbox_enter(&w->outbox, &r->out);
 }
 
+static uint32_t urgency(const request *r) {
+  return 2 * r->blame + can_decode(r);
+}
+
 static void release_held(td_backend *b, worker *w) {
   request *most = NULL;
   for (uint32_t i = 0; i < b->n_slots; i++) {
     request *r = b->slots[i];
-    if (r && r->at == w && r->is_held && (!most || r->blame > most->blame)) most = r;
+    if (r && r->at == w && r->is_held && (!most || urgency(r) > urgency(most))) most = r;
   }
   if (most) enter(most, w);
   for (uint32_t i = 0; i < b->n_slots && !w->on_trial; i++) {
@@ -180,11 +190,6 @@ static bool is_up(const worker *w) {
   if (!w->supervisor) return false;
   td_backend_state state = td_supervisor_state(w->supervisor);
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
-}
-
-// Its pages hold all but the last of its tokens, which is one of the answer.
-static bool can_decode(const request *r) {
-  return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
 }
 
 // The request goes to a worker, to begin behind what its pages hold.
