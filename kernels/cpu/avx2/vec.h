@@ -15,7 +15,7 @@ enum {
   GEMV_ROWS = 4,    // rows that share the loads of one token
   BATCH_ROWS = 2,   // of up to four
   BATCH_ROWS_8 = 1, // of up to eight
-  GEMM_ROWS = 2, // register tile
+  GEMM_ROWS = 2,    // register tile
   GEMM_TOKENS = 6,
 };
 
