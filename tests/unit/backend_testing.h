@@ -11,10 +11,12 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -163,6 +165,24 @@ static inline uint32_t mix(uint32_t hash, int32_t token) {
   return (hash ^ (uint32_t)token) * 16777619u;
 }
 
+// Steps of each sequence so far, by its first token, in all processes that inherit
+// TANDEM_TEST_STEPS, the path of a file; NULL without.
+static inline _Atomic uint32_t *steps_of(int32_t first_token) {
+  static _Atomic uint32_t *steps;
+  static char mapped[64]; // path
+  const char *path = getenv("TANDEM_TEST_STEPS");
+  if (!path) return NULL;
+  if (strcmp(path, mapped) != 0) {
+    snprintf(mapped, sizeof mapped, "%s", path);
+    int fd = open(path, O_RDWR);
+    TD_CHECK(fd >= 0 && ftruncate(fd, N_VOCAB * sizeof *steps) == 0);
+    steps = mmap(NULL, N_VOCAB * sizeof *steps, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    TD_CHECK(steps != MAP_FAILED);
+    close(fd);
+  }
+  return &steps[first_token];
+}
+
 static inline td_status misbehave(int32_t how, td_err *err) {
   const char *fuse = getenv("TANDEM_TEST_FUSE");
   if (how == DIE || (how == DIE_ONCE && fuse && unlink(fuse) == 0)) raise(SIGKILL);
@@ -178,6 +198,8 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     n_tokens += seq->n_tokens;
     for (uint32_t j = 0; j < seq->n_tokens; j++)
       *cell(e, seq, seq->n_past + j) = seq->tokens[j] + (seq->is_decode ? DECODED : 0);
+    _Atomic uint32_t *n_steps = steps_of(*cell(e, seq, 0));
+    if (n_steps) atomic_fetch_add(n_steps, 1);
     if (n >= 2 && n == (uint32_t)*cell(e, seq, 1)) {
       td_status st = misbehave(*cell(e, seq, 0), err);
       if (st != TD_OK) return st;

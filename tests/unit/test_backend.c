@@ -140,6 +140,93 @@ static void test_cancel_in_every_phase(void **state) {
   world_close(&w);
 }
 
+static void make_fuse(char path[32]) {
+  strcpy(path, "/tmp/tandem-fuse-XXXXXX");
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  close(fd);
+  setenv("TANDEM_TEST_FUSE", path, 1);
+}
+
+// Cancels c and tells how often the worker had stepped it.
+static uint32_t cancel_at_step(client *c, int32_t first_token) {
+  assert_int_equal(c->n_done, 0);
+  c->is_canceled = true;
+  uint32_t n = atomic_load(steps_of(first_token));
+  td_backend_cancel(c->backend, c->id);
+  return n;
+}
+
+static bool has_read_some(void *ctx) {
+  return ((client *)ctx)->n_progress > 2;
+}
+
+static bool has_made_room(void *ctx) {
+  return td_backend_n_preemptions(((client *)ctx)->backend) > 0;
+}
+
+static bool waits_behind_others(void *ctx) {
+  return td_backend_n_waiting(((client *)ctx)->backend) > 0;
+}
+
+typedef struct {
+  bool (*until)(void *client);
+  uint32_t n_prompt;
+  uint32_t n_others; // that come before it
+  uint32_t n_most;   // steps
+} cancel_phase;
+
+// After the call there is at most the step that had begun, or was about to.
+static void check_cancel(world *w, const cancel_phase *phase, int32_t first_token) {
+  enum { ANSWER = 200 };
+  static int32_t prompt[3000];
+  static client others[2];
+  for (uint32_t j = 0; j < phase->n_others; j++) {
+    others[j] = (client){.backend = w->backend};
+    assert_int_equal(submit(&others[j], (int32_t[]){(int32_t)(800 + j), 1}, 2, ANSWER), TD_OK);
+    run_until(w, has_begun, &others[j]);
+  }
+  make_prompt(prompt, phase->n_prompt, (uint32_t)first_token);
+  prompt[0] = first_token;
+  client c = {.backend = w->backend};
+  assert_int_equal(submit(&c, prompt, phase->n_prompt, 100), TD_OK);
+  run_until(w, phase->until, &c);
+  uint32_t n_before = cancel_at_step(&c, first_token);
+  run_until(w, is_idle, w);
+  assert_true(n_before > 0 || phase->until == waits_behind_others);
+  assert_in_range(atomic_load(steps_of(first_token)), n_before, n_before + phase->n_most);
+  for (uint32_t j = 0; j < phase->n_others; j++)
+    check_answer(&others[j], (int32_t[]){(int32_t)(800 + j), 1}, 2, ANSWER);
+  assert_true(td_backend_kv_use(w->backend) == 0);
+}
+
+static void test_cancel_takes_one_step(void **state) {
+  (void)state;
+  static const cancel_phase phases[] = {{waits_behind_others, 50, 2, 0},
+                                        {has_read_some, 3000, 1, 1},
+                                        {has_begun, 150, 0, 1}, // with two workers: between them
+                                        {has_begun, 150, 1, 1}};
+  static const cancel_phase put_aside = {has_made_room, 150, 1, 0};
+  char path[32];
+  make_fuse(path);
+  unsetenv("TANDEM_TEST_FUSE");
+  setenv("TANDEM_TEST_STEPS", path, 1);
+  setenv("TANDEM_TEST_STEP_US", "1000", 1);
+  world w;
+  world_ready(&w, 4096, 2);
+  for (size_t i = 0; i < TD_COUNT(phases); i++)
+    check_cancel(&w, &phases[i], (int32_t)(700 + i));
+  world_close(&w);
+  kv_tokens = 320;
+  world_ready(&w, 256, 2);
+  kv_tokens = 0;
+  check_cancel(&w, &put_aside, 750);
+  world_close(&w);
+  unsetenv("TANDEM_TEST_STEP_US");
+  unsetenv("TANDEM_TEST_STEPS");
+  assert_int_equal(unlink(path), 0);
+}
+
 static void test_death_in_mid_stream(void **state) {
   (void)state;
   world w;
@@ -166,14 +253,6 @@ static void test_death_in_mid_stream(void **state) {
   assert_int_equal(w.n_states, 5);
   assert_memory_equal(w.states, states, sizeof states);
   world_close(&w);
-}
-
-static void make_fuse(char path[32]) {
-  strcpy(path, "/tmp/tandem-fuse-XXXXXX");
-  int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  close(fd);
-  setenv("TANDEM_TEST_FUSE", path, 1);
 }
 
 static void test_replay_before_the_first_token(void **state) {
@@ -574,6 +653,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_the_queue_is_bounded),
       cmocka_unit_test(test_full_rings),
       cmocka_unit_test(test_cancel_in_every_phase),
+      cmocka_unit_test(test_cancel_takes_one_step),
       cmocka_unit_test(test_death_in_mid_stream),
       cmocka_unit_test(test_replay_before_the_first_token),
       cmocka_unit_test(test_an_answer_outlives_its_worker),
