@@ -215,11 +215,12 @@ static td_status choose_workers(td_serve *serve, td_err *err) {
   bool is_cpu = strcmp(serve->model_opts.device, "cpu") == 0;
   serve->is_split = is_auto ? is_cpu && (n_threads ? n_threads : td_cpu_count()) > 1
                             : !strcmp(how, "split");
-  if (serve->is_split && !is_cpu) {
+  const char *wish = serve->is_split ? "--workers split" : "--kv-dir";
+  if (!is_cpu && (serve->is_split || serve->options->kv_dir)) {
     return td_fail(err, TD_EINVAL,
-                   "--workers split: two processes share KV pages, which are in the GPU's memory "
-                   "with --device %s; give --workers one, or --device cpu",
-                   serve->model_opts.device);
+                   "%s: with --device %s KV pages are in the GPU's memory, where no other process "
+                   "reaches them; leave it out, or give --device cpu",
+                   wish, serve->model_opts.device);
   }
   if (is_auto || serve->is_split || !strcmp(how, "one")) return TD_OK;
   return td_fail(err, TD_EINVAL, "--workers %s: give split, one or auto", how);

@@ -100,10 +100,11 @@ def test_auto_without_a_gpu(tandem_bin, tiny_model, monkeypatch):
     server.close()
 
 
-def test_what_cannot_be(tandem_bin, tiny_model, library, monkeypatch):
-    server = Server(tandem_bin, tiny_model, "--device", "cuda", "--workers", "split", wait=False)
-    assert server.wait() == 2
-    assert "--workers split" in server.log() and "--workers one" in server.log()
+def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
+    for wish in [["--workers", "split"], ["--kv-dir", str(tmp_path)]]:
+        server = Server(tandem_bin, tiny_model, "--device", "cuda", *wish, wait=False)
+        assert server.wait() == 2
+        assert wish[0] in server.log() and "--device cpu" in server.log()
     server = Server(tandem_bin, tiny_model, "--device", "gpu", wait=False)
     assert server.wait() == 1
     assert "no device of kind 'gpu'; use cpu, cuda or auto" in server.log()

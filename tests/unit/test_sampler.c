@@ -207,7 +207,7 @@ static void test_the_best_are_enough(void **state) {
     params.seed = 3 + i;
     td_sampler *whole = open_sampler(params, NULL, 0), *best = open_sampler(params, NULL, 0);
     uint32_t state_word = 1;
-    for (int n = 0; n < 100; n++) {
+    for (int n = 0; n < 20; n++) {
       float row[N_VOCAB];
       for (int j = 0; j < N_VOCAB; j++) {
         state_word = state_word * 1664525u + 1013904223u;
