@@ -64,6 +64,11 @@ head=("commit=$commit" "gpu=$(query name)" "driver=$(query driver_version)"
   "cuda=$("$nvcc" --version | sed -n 's/.*release \([^,]*\).*/\1/p')")
 try 240 "operators" bash -c 'out=$1; shift; exec "$@" > "$out"' - "$out" "$build/bin/bench_gpu" "${head[@]}"
 
+for device in cpu cuda; do
+  try 60 "tandem-nano on $device" "$build/bin/tandem" bench --model configs/models/tandem-nano \
+    --device $device -p 512 -n 64 -d 0 -b 1,16
+done
+
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
 if [ -n "$sanitizer" ]; then
   for tool in memcheck racecheck; do

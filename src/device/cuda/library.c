@@ -36,7 +36,7 @@ static td_status count_devices(const td_cu_abi *abi, td_err *err) {
   bool is_old = code == CUDA_INSUFFICIENT_DRIVER;
   return td_fail(err, TD_EUNSUPPORTED, "CUDA: no GPU can be used: %s%s",
                  code ? abi->error_text(code) : "none is there",
-                 is_old ? "; install a newer NVIDIA driver" : "");
+                 is_old ? "; install NVIDIA's driver, or a newer one" : "");
 }
 
 static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
