@@ -31,6 +31,7 @@ enum {
   MAX_ROWS = Q4_GEMV_ROWS,    // >= Q4_BATCH_ROWS
   TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
   NEAR = 8,                         // blocks
+  TILES_AHEAD = 4,                  // of more than one token, whose tiles are short
 };
 
 // How the scales of a block are found. A row's are made F32 and put in a list, per_block for each
@@ -120,10 +121,6 @@ static void order_x(const float *x, uint32_t n, float *out, size_t step) {
   _Alignas(64) float part[BLOCK] = {0};
   memcpy(part, x + k, (n - k) * sizeof *x);
   vf_order8(part, out, step);
-}
-
-TD_INLINE const uint8_t *row_codes(const td_weight *w, uint32_t row, uint32_t k) {
-  return (const uint8_t *)w->data + row * td_weight_row_bytes(w) + k / 2;
 }
 
 // Some blocks of some rows.
@@ -245,23 +242,17 @@ typedef struct {
   const td_linear_args *a;
   q4_groups groups;
   q4_window win;
+  size_t row_bytes;
   uint32_t row0, n_rows;
   uint32_t tile_rows;
+  uint32_t n_token_tiles, tokens[MAX_TOKENS / Q4_TOKENS + 1]; // where each begins
 } panel;
-
-static uint32_t token_tiles(const panel *p) {
-  return (p->a->n_tokens + Q4_TOKENS - 1) / Q4_TOKENS;
-}
-
-static uint32_t token_begin(const panel *p, uint32_t tile) {
-  return tile * p->a->n_tokens / token_tiles(p);
-}
 
 static void order_tokens(panel *p) {
   const td_linear_args *a = p->a;
   float *out = p->x;
-  for (uint32_t i = 0; i < token_tiles(p); i++) {
-    uint32_t begin = token_begin(p, i), n = token_begin(p, i + 1) - begin;
+  for (uint32_t i = 0; i < p->n_token_tiles; i++) {
+    uint32_t begin = p->tokens[i], n = p->tokens[i + 1] - begin;
     for (uint32_t t = 0; t < n; t++) {
       const float *x = a->x + (a->x_rows ? a->x_rows[begin + t] : begin + t) * a->ldx;
       order_x(x + p->win.k, p->win.n, out + t * VL, (size_t)n * VL);
@@ -271,24 +262,48 @@ static void order_tokens(panel *p) {
 }
 
 // The blocks of a tile of rows from skip on, times all tokens.
-static void dot_tokens_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_t skip) {
+static void dot_token_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_t skip) {
   const float *x = p->x;
-  for (uint32_t i = 0; i < token_tiles(p); i++) {
-    uint32_t begin = token_begin(p, i), n = token_begin(p, i + 1) - begin;
+  uint32_t n_tokens = p->a->n_tokens;
+  for (uint32_t i = 0; i < p->n_token_tiles; i++) {
+    uint32_t begin = p->tokens[i], n = p->tokens[i + 1] - begin;
     dot_tokens(n, p->a->w->zero != NULL, tile, &p->groups, x + (size_t)skip * n * BLOCK,
-               p->total + (size_t)row * p->a->n_tokens + begin, p->a->n_tokens);
+               p->total + (size_t)row * n_tokens + begin, n_tokens);
     x += (size_t)n * p->win.n_blocks * BLOCK;
   }
 }
 
 // Blocks of the window that may be read as whole vectors and three bytes more, up to this row.
 static uint32_t blocks_within(const panel *p, uint32_t row) {
-  const td_weight *w = p->a->w;
-  size_t in_row = td_weight_row_bytes(w) - p->win.k / 2;
-  size_t in_data = (size_t)(w->rows - 1 - row) * td_weight_row_bytes(w) + in_row;
+  size_t in_row = p->row_bytes - p->win.k / 2;
+  size_t in_data = (size_t)(p->a->w->rows - 1 - row) * p->row_bytes + in_row;
   size_t n = in_data < 3 ? 0 : (in_data - 3) / sizeof(vi);
   if (in_row / sizeof(vi) < n) n = in_row / sizeof(vi);
   return n < p->win.n_blocks ? (uint32_t)n : p->win.n_blocks;
+}
+
+// The blocks that a tile has left, from copies with zeros behind them.
+static void dot_tail(panel *p, uint32_t row, q4_tile *tile) {
+  uint32_t done = tile->n_blocks;
+  size_t at = done * sizeof(vi), left = p->row_bytes - p->win.k / 2 - at;
+  size_t needed = (p->win.n_blocks - done) * sizeof(vi);
+  for (uint32_t i = 0; i < p->tile_rows; i++) {
+    memset(p->tail[i], 0, sizeof p->tail[i]);
+    tile->codes[i] = memcpy(p->tail[i], tile->codes[i] + at, left < needed ? left : needed);
+  }
+  tile->n_blocks = p->win.n_blocks - done;
+  tile->first += done;
+  dot_token_tiles(p, row, tile, done);
+}
+
+// From a row of this tile to what takes its place some tiles later: in this window, in the next
+// one, or in the next panel's first.
+static size_t bytes_ahead(const panel *p, uint32_t row) {
+  uint32_t rows = p->tile_rows * (p->a->n_tokens == 1 ? 1 : TILES_AHEAD);
+  size_t bytes = rows * p->row_bytes;
+  if (row + rows < p->n_rows) return bytes;
+  if (p->win.k + p->win.n == p->a->w->cols) return bytes - p->win.k / 2;
+  return bytes - p->n_rows * p->row_bytes + p->win.n / 2;
 }
 
 // Rows behind the last are this again, with totals of their own.
@@ -299,25 +314,15 @@ static void dot_rows(panel *p, uint32_t row) {
                   .zeros = (const float(*)[LIST])p->zeros,
                   .n_blocks = blocks_within(p, p->row0 + last),
                   .first = p->win.first,
-                  .ahead = p->tile_rows * td_weight_row_bytes(w)};
+                  .ahead = bytes_ahead(p, row)};
   for (uint32_t i = 0; i < p->tile_rows; i++) {
     uint32_t r = p->row0 + (row + i < last ? row + i : last);
-    tile.codes[i] = row_codes(w, r, p->win.k);
+    tile.codes[i] = (const uint8_t *)w->data + r * p->row_bytes + p->win.k / 2;
     list_groups(w, &p->groups, &p->win, r, false, p->scales[i]);
     if (w->zero) list_groups(w, &p->groups, &p->win, r, true, p->zeros[i]);
   }
-  dot_tokens_tiles(p, row, &tile, 0);
-  uint32_t done = tile.n_blocks;
-  if (done == p->win.n_blocks) return;
-  size_t at = done * sizeof(vi), left = td_weight_row_bytes(w) - p->win.k / 2 - at;
-  size_t needed = (p->win.n_blocks - done) * sizeof(vi);
-  for (uint32_t i = 0; i < p->tile_rows; i++) {
-    memset(p->tail[i], 0, sizeof p->tail[i]);
-    tile.codes[i] = memcpy(p->tail[i], tile.codes[i] + at, left < needed ? left : needed);
-  }
-  tile.n_blocks = p->win.n_blocks - done;
-  tile.first += done;
-  dot_tokens_tiles(p, row, &tile, done);
+  dot_token_tiles(p, row, &tile, 0);
+  if (tile.n_blocks < p->win.n_blocks) dot_tail(p, row, &tile);
 }
 
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
@@ -368,6 +373,10 @@ TD_INLINE vf lanes_of(gemm_scale scale) {
 }
 #include "kernels/cpu/gemm_vec.h"
 
+TD_INLINE const uint8_t *row_codes(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const uint8_t *)w->data + row * td_weight_row_bytes(w) + k / 2;
+}
+
 static void find_window(gemm *g) {
   uint32_t left = g->a->w->cols - g->k;
   g->n = left < WINDOW ? left : WINDOW;
@@ -415,19 +424,27 @@ static void end_block(const gemm *g) {
   (void)g;
 }
 
-static inline void linear_q4(const td_linear_args *a) {
-  if (a->n_tokens > MAX_TOKENS) {
-    gemm_all(a, NULL);
-    return;
-  }
-  if (a->n_tokens == 0) return;
+// Up to MAX_TOKENS.
+static void linear_few(const td_linear_args *a) {
   panel p;
   p.a = a;
   p.groups = groups_of(a->w);
+  p.row_bytes = td_weight_row_bytes(a->w);
   p.tile_rows = a->n_tokens == 1 ? Q4_GEMV_ROWS : Q4_BATCH_ROWS;
+  p.n_token_tiles = (a->n_tokens + Q4_TOKENS - 1) / Q4_TOKENS;
+  for (uint32_t i = 0; i <= p.n_token_tiles; i++)
+    p.tokens[i] = i * a->n_tokens / p.n_token_tiles;
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
     p.n_rows = a->row_end - p.row0 < PANEL ? a->row_end - p.row0 : PANEL;
     q4_panel(&p);
+  }
+}
+
+static inline void linear_q4(const td_linear_args *a) {
+  if (a->n_tokens > MAX_TOKENS) {
+    gemm_all(a, NULL);
+  } else if (a->n_tokens > 0) {
+    linear_few(a);
   }
 }
 
