@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 3u
+#define TD_WIRE_VERSION 4u
 
 // How a request's tokens are drawn. Zeroed is greedy with nothing else on.
 // Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
@@ -47,7 +47,6 @@ typedef enum {
   TD_MSG_TOKENS,
   TD_MSG_BIAS,
   TD_MSG_CANCEL, // the worker answers with DONE (CANCELED) if the request still runs
-  TD_MSG_LEASE,  // from the next step on, how many threads compute
   TD_MSG_SHUTDOWN,
   // worker to front
   TD_MSG_READY = 64,
@@ -110,11 +109,6 @@ typedef struct {
 } td_wire_bias;
 
 typedef struct {
-  uint32_t n_threads; // at least 1, at most the worker's own number
-  uint32_t reserved;
-} td_wire_lease;
-
-typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages;
   uint32_t flags; // TD_READY_*
   uint64_t load_ns;
@@ -160,7 +154,6 @@ typedef struct {
     td_wire_pages pages;
     td_wire_tokens tokens;
     td_wire_bias bias;
-    td_wire_lease lease;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

@@ -39,9 +39,8 @@ typedef struct {
   td_backend *backend;
   td_supervisor *supervisor; // NULL once closed
   td_outbox outbox;
-  request *on_trial;  // the one suspect of having killed it that it has now; NULL: none
-  bool is_dying;      // what it had is being looked through
-  uint32_t n_threads; // that it was told to compute with; 0: not yet
+  request *on_trial; // the one suspect of having killed it that it has now; NULL: none
+  bool is_dying;     // what it had is being looked through
 } worker;
 
 struct request {
@@ -283,18 +282,12 @@ static void grow(td_backend *b) {
   }
 }
 
-static void lease(worker *w, uint32_t n_threads) {
-  if (w->n_threads == n_threads || !is_up(w)) return;
-  const td_wire_msg msg = {.kind = TD_MSG_LEASE, .u.lease.n_threads = n_threads};
-  if (td_supervisor_send(w->supervisor, &msg) == TD_OK) w->n_threads = n_threads;
-}
-
 // What threads each may compute with, said before it is asked to.
 static void lease_threads(td_backend *b) {
   if (b->n_workers == 1) return;
   td_lease now = td_sched_lease(b->sched);
-  lease(reader(b), now.prefill);
-  lease(decoder(b), now.decode);
+  if (is_up(reader(b))) td_supervisor_lease(reader(b)->supervisor, now.prefill);
+  if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
 }
 
 // Sends what the rings take.
@@ -464,7 +457,6 @@ static void on_death(void *ctx, const char *why) {
   td_backend *b = w->backend;
   bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
   uint32_t blame = n_given(b, w) == 1 ? BLAME_ALONE : BLAME_TOGETHER;
-  w->n_threads = 0;
   w->on_trial = NULL;
   w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {

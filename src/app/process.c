@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,10 @@ td_status td_process_send(td_process *p, const td_wire_msg *msg) {
   while (st == TD_EAGAIN && !td_ring_writer_arm(&p->channel.tx));
   if (st != TD_OK && st != TD_EAGAIN) on_corrupt(p);
   return st;
+}
+
+void td_process_lease(td_process *p, uint32_t n_threads) {
+  atomic_store_explicit(p->channel.lease, n_threads, memory_order_relaxed);
 }
 
 // ---- the end ----------------------------------------------------------------------------------

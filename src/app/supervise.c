@@ -280,3 +280,7 @@ td_status td_supervisor_send(td_supervisor *s, const td_wire_msg *msg) {
   if (!s->process || !s->is_up || s->is_closing) return TD_EAGAIN;
   return td_process_send(s->process, msg) == TD_OK ? TD_OK : TD_EAGAIN;
 }
+
+void td_supervisor_lease(td_supervisor *s, uint32_t n_threads) {
+  if (s->process) td_process_lease(s->process, n_threads);
+}

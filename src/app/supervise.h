@@ -44,6 +44,9 @@ const char *td_supervisor_reason(const td_supervisor *supervisor);
 uint32_t td_supervisor_n_restarts(const td_supervisor *supervisor);
 // What the worker said of itself last; zeroed until it has.
 td_wire_heartbeat td_supervisor_heartbeat(const td_supervisor *supervisor);
+// How many threads the worker may compute with from its next operator on. Each life begins with
+// all.
+void td_supervisor_lease(td_supervisor *supervisor, uint32_t n_threads);
 // TD_EAGAIN: not now; on_space or on_death comes.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
 

@@ -30,7 +30,7 @@ struct td_team {
   run_fn fn;                // of the current run; written before turn advances
   void *ctx;
 
-  _Atomic unsigned n_active;          // members of the next run
+  const _Atomic uint32_t *n_active;   // members of the next run; NULL: all
   _Alignas(64) _Atomic uint64_t turn; // run << 16 | members
   _Atomic bool stopping;
   _Alignas(64) _Atomic unsigned n_running; // members other than the runner still at work
@@ -176,7 +176,6 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   unsigned n_cpus = td_cpu_count();
   *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus};
   TD_CHECK(team->n_threads < 1u << MEMBER_BITS);
-  team->n_active = team->n_threads;
   team->turn = team->n_threads;
   team->spins = team->n_threads <= n_cpus ? SPINS : 0;
   pthread_mutex_init(&team->run_lock, NULL);
@@ -220,15 +219,21 @@ unsigned td_team_size(const td_team *team) {
   return team->n_threads;
 }
 
-void td_team_set_active(td_team *team, unsigned n_active) {
-  if (n_active < 1) n_active = 1;
-  if (n_active > team->n_threads) n_active = team->n_threads;
-  atomic_store(&team->n_active, n_active);
+void td_team_follow(td_team *team, const _Atomic uint32_t *n_active) {
+  pthread_mutex_lock(&team->run_lock);
+  team->n_active = n_active;
+  pthread_mutex_unlock(&team->run_lock);
+}
+
+// A number that stands for itself: nothing else is published with it.
+static unsigned n_active_of(const td_team *team) {
+  unsigned n = team->n_active ? atomic_load_explicit(team->n_active, memory_order_relaxed) : 0;
+  return n && n < team->n_threads ? n : team->n_threads;
 }
 
 void td_team_run(td_team *team, run_fn fn, void *ctx) {
   pthread_mutex_lock(&team->run_lock);
-  unsigned n = atomic_load(&team->n_active);
+  unsigned n = n_active_of(team);
   if (n > 1) {
     team->fn = fn;
     team->ctx = ctx;

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/nodes.h"
 #include "base/status.h"
@@ -27,9 +28,9 @@ unsigned td_team_size(const td_team *team);
 static inline unsigned td_team_node(unsigned member, unsigned n_nodes) {
   return member % n_nodes;
 }
-// From the next run on, only the first n_active members (1 to the team's size, brought into it)
-// take part. Any thread, at any time.
-void td_team_set_active(td_team *team, unsigned n_active);
+// From the next run on, only the first *n_active members take part (at most all; 0: all), as it
+// says when a run begins. Borrowed; any thread may write to it, and any process that shares it.
+void td_team_follow(td_team *team, const _Atomic uint32_t *n_active);
 
 // Calls fn(ctx, member, n_members) once on every active member and returns when all have returned.
 void td_team_run(td_team *team, void (*fn)(void *ctx, unsigned member, unsigned n_members),

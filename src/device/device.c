@@ -58,8 +58,8 @@ td_dtype td_dev_act_dtype(const td_dev *dev) {
   return dev->act_dtype;
 }
 
-void td_dev_set_threads(td_dev *dev, unsigned n_threads) {
-  if (dev->vtable->set_threads) dev->vtable->set_threads(dev, n_threads);
+void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
+  if (dev->vtable->follow_threads) dev->vtable->follow_threads(dev, n_threads);
 }
 
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

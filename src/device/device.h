@@ -41,9 +41,10 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 void td_dev_close(td_dev *dev); // after its streams, events and memory
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
-// CPU: from the next operator on, n_threads members of the team work (1 to all of them, brought
-// into that) and the others sleep. Results do not depend on it. Any thread.
-void td_dev_set_threads(td_dev *dev, unsigned n_threads);
+// CPU: *n_threads members of the team work (at most all; 0: all), as it says when a parallel part
+// of an operator begins, and the others sleep. Results do not depend on it. Borrowed; may change at
+// any time.
+void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads);
 
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);

@@ -65,7 +65,8 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
-  void (*set_threads)(td_dev *dev, unsigned n_threads); // NULL: it has none of the host's
+  // NULL: it has none of the host's
+  void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);

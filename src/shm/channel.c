@@ -6,10 +6,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-// The two rings lie one behind the other, each in half of the segment.
+enum { LEASE_BYTES = 64 }; // a cache line of its own
+
+// Behind the lease the two rings lie one behind the other, each in half of what is left.
 static td_status attach_rings(td_channel *channel, bool is_front, td_err *err) {
-  size_t half = channel->segment.n_bytes / 2 / 64 * 64;
-  char *down = channel->segment.base;
+  if (channel->segment.n_bytes < LEASE_BYTES) return td_fail(err, TD_EFORMAT, "no channel");
+  size_t half = (channel->segment.n_bytes - LEASE_BYTES) / 2 / 64 * 64;
+  channel->lease = channel->segment.base;
+  char *down = (char *)channel->segment.base + LEASE_BYTES;
   char *up = down + half;
   td_ring_wake down_wake = {channel->fds[TD_CHANNEL_DOWN_DATA],
                             channel->fds[TD_CHANNEL_DOWN_SPACE]};
@@ -29,7 +33,7 @@ static void clear(td_channel *channel) {
 
 static td_status create(td_channel *out, uint32_t capacity, td_err *err) {
   size_t half = td_ring_bytes(capacity);
-  td_status st = td_segment_create(&out->segment, "tandem-rings", 2 * half, err);
+  td_status st = td_segment_create(&out->segment, "tandem-rings", LEASE_BYTES + 2 * half, err);
   if (st != TD_OK) return st;
   out->fds[TD_CHANNEL_SEGMENT] = out->segment.fd;
   for (int i = TD_CHANNEL_DOWN_DATA; i < TD_CHANNEL_N_FDS; i++) {
@@ -38,8 +42,9 @@ static td_status create(td_channel *out, uint32_t capacity, td_err *err) {
       return td_fail(err, TD_EIO, "cannot create an eventfd: %s", strerror(errno));
     }
   }
-  td_ring_format(out->segment.base, capacity);
-  td_ring_format((char *)out->segment.base + half, capacity);
+  char *rings = (char *)out->segment.base + LEASE_BYTES;
+  td_ring_format(rings, capacity);
+  td_ring_format(rings + half, capacity);
   return attach_rings(out, true, err);
 }
 

@@ -1,5 +1,6 @@
-// src/shm/channel.h - the two rings between the front process and one worker: one segment, four
-// eventfds. The front makes it and hands the descriptors down; the worker attaches to them.
+// src/shm/channel.h - the two rings between the front process and one worker, and the lease of
+// cores: one segment, four eventfds. The front makes it and hands the descriptors down; the worker
+// attaches to them.
 #ifndef TD_SHM_CHANNEL_H
 #define TD_SHM_CHANNEL_H
 
@@ -21,6 +22,10 @@ typedef struct {
   int fds[TD_CHANNEL_N_FDS]; // owned; the segment's is a copy of segment.fd's number
   td_ring_writer tx;         // what this process says
   td_ring_reader rx;         // what it hears
+  // How many threads the worker may compute with; 0: all. The front writes it, the worker looks at
+  // it before every piece of parallel work, in the middle of a step, too. Relaxed: it says nothing
+  // else.
+  _Atomic uint32_t *lease;
 } td_channel;
 
 // The front's side: capacity records each way. On error *out is closed.

@@ -4,6 +4,7 @@
 #include "worker/worker.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -34,7 +35,7 @@ typedef struct {
   td_step step;
   td_segment trace; // what --trace records to; closed without it
   uint64_t n_steps, heartbeat_ns;
-  uint32_t n_threads; // that compute now
+  uint32_t n_threads; // of the team
   bool has_own_pages; // KV pages are in the device's memory, not in the pool
   bool is_shut_down;
 } worker;
@@ -88,6 +89,7 @@ static td_status open_device(worker *w, td_err *err) {
                            .need_bytes = td_model_stats_of(w->model).bytes};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);
+  if (st == TD_OK) td_dev_follow_threads(w->dev, w->outlet.channel.lease);
   if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;
   if (st != TD_OK || !w->has_own_pages) return st;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(w->dev),
@@ -169,15 +171,15 @@ static td_status drain(worker *w, td_err *err) {
       w->is_shut_down = true;
       return TD_OK;
     }
-    if (msg.kind == TD_MSG_LEASE) {
-      w->n_threads = msg.u.lease.n_threads;
-      td_dev_set_threads(w->dev, w->n_threads);
-      continue;
-    }
     if (!td_requests_take(&w->requests, &msg, &reply)) continue;
     st = td_outlet_post(&w->outlet, &reply, err);
     if (st != TD_OK) return st;
   }
+}
+
+static uint32_t n_threads_now(const worker *w) {
+  uint32_t n = atomic_load_explicit(w->outlet.channel.lease, memory_order_relaxed);
+  return n && n < w->n_threads ? n : w->n_threads;
 }
 
 static td_status beat(worker *w, td_err *err) {
@@ -189,7 +191,7 @@ static td_status beat(worker *w, td_err *err) {
   const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
                            .u.heartbeat = {.n_steps = w->n_steps,
                                            .n_running = w->requests.n,
-                                           .n_threads = w->n_threads}};
+                                           .n_threads = n_threads_now(w)}};
   return td_outlet_post(&w->outlet, &msg, err);
 }
 

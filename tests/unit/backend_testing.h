@@ -112,9 +112,9 @@ void td_dev_close(td_dev *dev) {
   free(dev);
 }
 
-void td_dev_set_threads(td_dev *dev, unsigned n_threads) {
+void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
   (void)dev;
-  TD_CHECK(n_threads > 0);
+  TD_CHECK(n_threads);
 }
 
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {

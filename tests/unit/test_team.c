@@ -55,21 +55,54 @@ static void test_members_come_and_go(void **state) {
   (void)state;
   static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
   td_team *team = open_team(4);
+  _Atomic uint32_t n_active;
+  td_team_follow(team, &n_active);
   roll r = {{0}, 0};
   int expected[4] = {0};
   for (int run = 0; run < 3000; run++) {
     unsigned n = active[(unsigned)run % TD_COUNT(active)];
-    td_team_set_active(team, n);
+    n_active = n;
     td_team_run(team, call_roll, &r);
-    n = n < 1 ? 1 : n > 4 ? 4 : n;
+    n = n < 1 || n > 4 ? 4 : n;
     assert_int_equal(r.n_members, n);
     for (unsigned m = 0; m < 4; m++)
       assert_int_equal(r.calls[m], expected[m] += m < n);
     if (run % 200 < 15) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); // all are asleep
   }
-  td_team_set_active(team, 1);
+  n_active = 1;
   td_team_run(team, call_roll, &r);
   td_team_close(team); // with members parked
+}
+
+typedef struct {
+  roll roll;
+  _Atomic uint32_t *n_active;
+  uint32_t next;
+} lease;
+
+// As another process might, while everybody is at work.
+static void change_the_lease(void *ctx, unsigned member, unsigned n_members) {
+  lease *l = ctx;
+  if (member == n_members - 1) *l->n_active = l->next;
+  call_roll(&l->roll, member, n_members);
+}
+
+// A step is many runs: a lease that changes in the middle of one holds from the next run on.
+static void test_a_lease_changes_within_a_step(void **state) {
+  (void)state;
+  td_team *team = open_team(4);
+  _Atomic uint32_t n_active = 4;
+  lease l = {.n_active = &n_active};
+  td_team_follow(team, &n_active);
+  for (uint32_t run = 0, n = 4; run < 3000; run++, n = l.next) {
+    l.next = 1 + run * 7 % 4;
+    td_team_run(team, change_the_lease, &l);
+    assert_int_equal(l.roll.n_members, n);
+  }
+  td_team_follow(team, NULL);
+  td_team_run(team, call_roll, &l.roll);
+  assert_int_equal(l.roll.n_members, 4);
+  td_team_close(team);
 }
 
 static void test_runs_after_sleep(void **state) {
@@ -184,6 +217,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_each_member_runs_once),
       cmocka_unit_test(test_members_come_and_go),
+      cmocka_unit_test(test_a_lease_changes_within_a_step),
       cmocka_unit_test(test_runs_after_sleep),
       cmocka_unit_test(test_waits_for_the_slowest),
       cmocka_unit_test(test_for_covers_every_item_once),

@@ -60,13 +60,13 @@ static void cpu_close(td_dev *base) {
   free(dev);
 }
 
-static void cpu_set_threads(td_dev *dev, unsigned n_threads) {
-  td_team_set_active(((td_cpu_dev *)dev)->team, n_threads);
+static void cpu_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
+  td_team_follow(((td_cpu_dev *)dev)->team, n_threads);
 }
 
 static const td_dev_vtable vtable = {
     .close = cpu_close,
-    .set_threads = cpu_set_threads,
+    .follow_threads = cpu_follow_threads,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .own_free_bytes = cpu_own_free_bytes,
