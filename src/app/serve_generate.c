@@ -359,10 +359,13 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   if (st == TD_EAGAIN) {
     bool ready = td_backend_state_of(j->serve->backend) == TD_BACKEND_READY;
     st = td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
+  } else if (st != TD_OK) {
+    st = td_api_fail_err(&j->error, NULL, &err);
+  }
+  if (st != TD_OK) {
     j->error.retry_s = td_backend_retry_s(j->serve->backend);
     return st;
   }
-  if (st != TD_OK) return td_api_fail_err(&j->error, NULL, &err);
   c->running = true;
   j->n_running++;
   return TD_OK;

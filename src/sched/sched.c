@@ -254,7 +254,8 @@ static uint64_t due_ns(const td_sched *sched, const entry *e) {
 static bool goes_before(const td_sched *sched, const entry *a, const entry *b) {
   if (a->tenant != b->tenant) {
     const td_tenant *x = tenant_of(sched, a), *y = tenant_of(sched, b);
-    return x->served != y->served ? x->served < y->served : x->came < y->came;
+    if (x->served != y->served) return x->served < y->served;
+    return x->n_running != y->n_running ? x->n_running < y->n_running : x->came < y->came;
   }
   if (a->has_run != b->has_run) return a->has_run;
   uint64_t x = due_ns(sched, a), y = due_ns(sched, b);
@@ -409,8 +410,9 @@ static entry *who_makes_room(const td_sched *sched, uint64_t now_ns) {
     entry *last = last_running(sched, NULL);
     return last->arrival > in_need->arrival ? last : NULL;
   }
-  const entry *next = sched->blocked;
+  const entry *next = sched->blocked ? next_waiting(sched) : NULL;
   if (!next || tenant_of(sched, next)->n_running) return NULL;
+  if (next != sched->blocked && sched->n_running < sched->opts.max_seqs) return NULL; // not tried
   if (now_ns < due_ns(sched, next) + PATIENCE_NS) return NULL;
   const td_tenant *rich = richest(sched);
   return rich ? last_running(sched, rich) : NULL;

@@ -35,8 +35,7 @@ typedef struct {
   uint64_t begin_ns, first_token_ns;
 } td_worker_request;
 
-// Tokens that came with the request. They are read in pieces, those that the pages hold left out;
-// the step that ends with the last of them draws.
+// Tokens that come with the request.
 static inline uint32_t td_request_n_given(const td_worker_request *r) {
   return r->submit.n_prompt + r->submit.n_answer;
 }

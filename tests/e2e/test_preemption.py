@@ -1,11 +1,12 @@
-"""More answers than the KV pool holds: some make room and go on later, and no client sees more of it
-than a pause."""
+"""More answers than the KV pool holds, or one key's in every place: some make room and go on later,
+and no client sees more of it than a pause."""
 
 import concurrent.futures
+import contextlib
 import random
 
 import httpx
-from serving import Server
+from serving import Server, wait_until
 
 N_STREAMS = 8
 
@@ -44,4 +45,24 @@ def test_eight_streams_in_a_pool_for_two(tandem_bin, tiny_model):
         assert other["usage"]["completion_tokens"] == 160
         assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 128
     assert metric(server, "kv_cache_usage_perc") == 0
+    server.close()
+
+
+def test_one_key_does_not_keep_every_place(tandem_bin, tiny_model):
+    server = Server(tandem_bin, tiny_model, "--max-batch", "2", "--ctx-size", "4096")
+    url = server.url + "/v1/completions"
+    endless = {"prompt": [5], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as streams:
+        for _ in range(3):
+            stream = httpx.stream("POST", url, json=endless, timeout=60, trust_env=False)
+            streams.enter_context(stream)
+        wait_until(lambda: metric(server, "num_requests_running") == 2)
+        body = {"prompt": [6, 7, 8], "max_tokens": 5, "temperature": 0}
+        headers = {"Authorization": "Bearer another"}
+        reply = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+        assert reply.status_code == 200
+        assert metric(server, "num_preemptions_total") == 1
+        wait_until(lambda: metric(server, "num_requests_running") == 2)
+        assert metric(server, "num_requests_waiting") == 1
+    wait_until(lambda: metric(server, "num_requests_running") == 0)
     server.close()
