@@ -10,7 +10,8 @@
 //
 // Every (row, token) pair has one accumulator of VL lanes; column k goes to lane k % VL in the
 // order of k. All paths keep to that, so they agree to the last bit:
-//   1 to 8 tokens   a few rows at a time, straight from memory, each weight decoded once
+//   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
+//                   eight tokens
 //   more            gemm_vec.h, each weight decoded once for a block of tokens
 // A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
 // of rows, x is multiplied by it, once for the band: one rounding a product, as small as that of
@@ -31,8 +32,9 @@ enum {
   VECTORS = GROUP / VL,
   MIN_BAND = 16,     // rows
   PANEL_ROWS = 128,  // that share packed x
-  MAX_ROWS = 8,      // that share a load of x
-  PANEL_TOKENS = 8,  // at most
+  MAX_ROWS = 4,      // that share a load of x
+  TILE_TOKENS = 8,   // at most
+  PANEL_TOKENS = 16, // at most
   X_FLOATS = 8192,   // of packed x, in L1
   AHEAD_BYTES = 1024 // from what is used to what is fetched: the processor's own prefetch loses
                      // each row at a page's end
@@ -162,13 +164,14 @@ static void mend(const td_linear_args *a, const float *scales, uint32_t token, x
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
 typedef struct {
-  _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [vector][token][VL]
+  _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [tile][vector][token of the tile][VL]
   vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
   x_range range[PANEL_TOKENS];
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
+  uint32_t n_padded; // columns: n in whole groups
   bool nan[PANEL_ROWS];
 } panel;
 
@@ -198,20 +201,33 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
   }
 }
 
-// Rows [row, row + R) of the panel; next: bytes from their columns to the rows that come after.
-TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, size_t next) {
-  enum { AHEAD = AHEAD_BYTES / sizeof(elem) };
+// Where the rows behind row + R are, as bytes from row; behind the last, the first's next columns;
+// then the next panel.
+static size_t next_rows(const panel *p, uint32_t row, uint32_t R) {
+  uint32_t cols = p->a->w->cols;
+  if (row + R < p->n_rows) return (size_t)R * cols * sizeof(elem);
+  if (p->k + p->n < cols) return (p->n - (size_t)row * cols) * sizeof(elem); // wraps, as it should
+  return ((size_t)(p->n_rows - row) * cols - p->k) * sizeof(elem);
+}
+
+// Rows [row, row + R) of the panel times tokens [token, token + T).
+TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   const elem *w[MAX_ROWS];
   codes c[MAX_ROWS];
-  vf acc[MAX_ROWS * PANEL_TOKENS], *total = p->total + row * (uint32_t)T;
+  vf acc[MAX_ROWS * TILE_TOKENS];
+  const size_t stride = p->a->n_tokens, next = next_rows(p, row, (uint32_t)R);
+  vf *total = p->total + row * stride + token;
   TD_UNROLL for (int r = 0; r < R; r++) {
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
   }
-  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = p->k == 0 ? vf_zero() : total[i];
-  const float *x = p->x;
+  TD_UNROLL for (int i = 0; i < R * T; i++) {
+    acc[i] = p->k == 0 ? vf_zero() : total[(size_t)(i / T) * stride + (size_t)(i % T)];
+  }
+  const float *x = p->x + (size_t)token * p->n_padded;
   uint32_t k = 0, n = p->n, whole = n / GROUP * GROUP;
-  for (uint32_t end = whole > AHEAD ? whole - AHEAD : 0;; end = whole) {
-    size_t ahead = end < whole ? AHEAD_BYTES : next + AHEAD_BYTES - whole * sizeof(elem);
+  uint32_t far = whole < AHEAD_BYTES / sizeof(elem) ? whole : AHEAD_BYTES / sizeof(elem);
+  for (uint32_t end = whole - far;; end = whole) {
+    size_t ahead = far * sizeof(elem) + (end < whole ? 0 : next - whole * sizeof(elem));
     for (; k < end; k += GROUP, x += T * GROUP) {
       TD_UNROLL for (int r = 0; r < R; r++) {
         __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + ahead));
@@ -226,30 +242,21 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, size_t
     TD_UNROLL for (int r = 0; r < R; r++) c[r] = load_codes_n(w[r] + k, n - k, room[r]);
     add_group(R, T, c, x, acc, p->nan + row);
   }
-  TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = acc[i];
-}
-
-// Where the rows behind row + R are; behind the last, the first's next columns; then the next
-// panel.
-static size_t next_rows(const panel *p, uint32_t row, uint32_t R) {
-  uint32_t cols = p->a->w->cols;
-  if (row + R < p->n_rows) return (size_t)R * cols * sizeof(elem);
-  if (p->k + p->n < cols) return (p->n - (size_t)row * cols) * sizeof(elem); // wraps, as it should
-  return ((size_t)(p->n_rows - row) * cols - p->k) * sizeof(elem);
-}
-
-TD_INLINE void dot_panel(const int R, const int T, panel *p) {
-  uint32_t row = 0;
-  for (; row + (uint32_t)R <= p->n_rows; row += (uint32_t)R)
-    dot_rows(R, T, p, row, next_rows(p, row, (uint32_t)R));
-  for (; row < p->n_rows; row++)
-    dot_rows(1, T, p, row, next_rows(p, row, 1));
+  TD_UNROLL for (int i = 0; i < R * T; i++) {
+    total[(size_t)(i / T) * stride + (size_t)(i % T)] = acc[i];
+  }
 }
 
 #define DOT_TOKENS(T, R)                                                                           \
-  case T: dot_panel(R, T, p); return;
+  case T:                                                                                          \
+    for (; row + (R) <= end; row += (R))                                                           \
+      dot_rows(R, T, p, row, token);                                                               \
+    for (; row < end; row++)                                                                       \
+      dot_rows(1, T, p, row, token);                                                               \
+    return;
 
-static void dot_tokens(uint32_t n_tokens, panel *p) {
+// Rows [row, end) times a tile of tokens.
+static void dot_tile(panel *p, uint32_t row, uint32_t end, uint32_t token, uint32_t n_tokens) {
   switch (n_tokens) {
     DOT_TOKENS(1, GEMV_ROWS)
     DOT_TOKENS(2, BATCH_ROWS)
@@ -260,6 +267,38 @@ static void dot_tokens(uint32_t n_tokens, panel *p) {
     DOT_TOKENS(7, BATCH_ROWS_8)
     DOT_TOKENS(8, BATCH_ROWS_8)
   default: return;
+  }
+}
+_Static_assert(TILE_TOKENS == 8, "a case for every size of tile");
+
+static uint32_t panel_tiles(const panel *p) {
+  return (p->a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+static uint32_t panel_tile_begin(const panel *p, uint32_t tile) {
+  return tile * p->a->n_tokens / panel_tiles(p);
+}
+
+static void pack_panel(panel *p, const float *scales) {
+  for (uint32_t i = 0; i < panel_tiles(p); i++) {
+    uint32_t begin = panel_tile_begin(p, i), n = panel_tile_begin(p, i + 1) - begin;
+    float *out = p->x + (size_t)begin * p->n_padded;
+    for (uint32_t t = 0; t < n; t++) {
+      pack_x(p->a->w, scales, token_x(p->a, begin + t), p->k, p->n, n * VL, out + t * VL,
+             &p->range[begin + t]);
+    }
+  }
+}
+
+// Tiles of tokens take turns with some rows, whose weights the first of them brings into L1.
+static void dot_panel(panel *p) {
+  uint32_t n_tiles = panel_tiles(p), step = n_tiles == 1 ? p->n_rows : BATCH_ROWS;
+  for (uint32_t row = 0; row < p->n_rows; row += step) {
+    uint32_t end = p->n_rows - row < step ? p->n_rows : row + step;
+    for (uint32_t i = 0; i < n_tiles; i++) {
+      uint32_t begin = panel_tile_begin(p, i);
+      dot_tile(p, row, end, begin, panel_tile_begin(p, i + 1) - begin);
+    }
   }
 }
 
@@ -278,34 +317,25 @@ static void finish_panel(panel *p) {
   }
 }
 
-static void linear_panel(const td_linear_args *a, const float *scales, uint32_t row0,
-                         uint32_t n_rows, x_range *range) {
+static void linear_few(const td_linear_args *a, const float *scales) {
   panel p;
   p.a = a;
-  p.row0 = row0;
-  p.n_rows = n_rows;
-  memset(p.nan, 0, sizeof p.nan);
-  for (uint32_t t = 0; t < a->n_tokens; t++)
-    range[t] = empty_range();
   uint32_t cols = a->w->cols, step = X_FLOATS / a->n_tokens / GROUP * GROUP;
-  for (p.k = 0; p.k < cols; p.k += p.n) {
-    p.n = cols - p.k < step ? cols - p.k : step;
-    for (uint32_t t = 0; t < a->n_tokens; t++) {
-      pack_x(a->w, scales, token_x(a, t), p.k, p.n, a->n_tokens * VL, p.x + t * VL, &range[t]);
+  for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
+    p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
+    memset(p.nan, 0, sizeof p.nan);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      p.range[t] = empty_range();
+    for (p.k = 0; p.k < cols; p.k += p.n) {
+      p.n = cols - p.k < step ? cols - p.k : step;
+      p.n_padded = (p.n + GROUP - 1) / GROUP * GROUP;
+      pack_panel(&p, scales);
+      dot_panel(&p);
     }
-    dot_tokens(a->n_tokens, &p);
-  }
-  finish_panel(&p);
-}
-
-static void linear_few(const td_linear_args *a, const float *scales) {
-  x_range range[PANEL_TOKENS];
-  for (uint32_t row = a->row_begin; row < a->row_end; row += PANEL_ROWS) {
-    uint32_t left = a->row_end - row;
-    linear_panel(a, scales, row, left < PANEL_ROWS ? left : PANEL_ROWS, range);
+    finish_panel(&p);
   }
   for (uint32_t t = 0; scales && t < a->n_tokens; t++)
-    mend(a, scales, t, range[t]);
+    mend(a, scales, t, p.range[t]);
 }
 
 // ---- many tokens ----------------------------------------------------------------------------
