@@ -1,25 +1,33 @@
-// src/base/sha256.h - SHA-256 (FIPS 180-4): names that nobody can make two things share.
+// src/base/sha256.h - SHA-256, as nettle computes it: names that nobody can make two things share.
 #ifndef TD_BASE_SHA256_H
 #define TD_BASE_SHA256_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include <nettle/base16.h>
+#include <nettle/sha2.h>
+
 typedef struct {
-  uint8_t bytes[32];
+  uint8_t bytes[SHA256_DIGEST_SIZE];
 } td_digest;
 
-typedef struct {
-  uint32_t state[8];
-  uint64_t n_bytes; // added so far
-  uint8_t block[64];
-} td_sha256;
+typedef struct sha256_ctx td_sha256;
 
-void td_sha256_begin(td_sha256 *sha);
-void td_sha256_add(td_sha256 *sha, const void *bytes, size_t len);
-void td_sha256_end(td_sha256 *sha, td_digest *out);
+static inline void td_sha256_begin(td_sha256 *sha) {
+  sha256_init(sha);
+}
+static inline void td_sha256_add(td_sha256 *sha, const void *bytes, size_t len) {
+  sha256_update(sha, len, bytes);
+}
+static inline void td_sha256_end(td_sha256 *sha, td_digest *out) {
+  sha256_digest(sha, sizeof out->bytes, out->bytes);
+}
 
-#define TD_DIGEST_HEX 65 // with the terminating NUL
-void td_digest_hex(char out[TD_DIGEST_HEX], const td_digest *digest);
+#define TD_DIGEST_HEX (BASE16_ENCODE_LENGTH(SHA256_DIGEST_SIZE) + 1) // with the terminating NUL
+static inline void td_digest_hex(char out[TD_DIGEST_HEX], const td_digest *digest) {
+  base16_encode_update(out, sizeof digest->bytes, digest->bytes);
+  out[TD_DIGEST_HEX - 1] = '\0';
+}
 
 #endif

@@ -26,28 +26,6 @@ static const int32_t tokens[N_TOKENS] = {5, 9, 2, 1, 7, 7, 7, 4};
 
 // ---- names ------------------------------------------------------------------------------------
 
-static void check_sha256(const char *text, size_t repeat, const char *expected) {
-  td_sha256 sha;
-  td_digest digest;
-  char hex[TD_DIGEST_HEX];
-  td_sha256_begin(&sha);
-  for (size_t i = 0; i < repeat; i++)
-    td_sha256_add(&sha, text, strlen(text));
-  td_sha256_end(&sha, &digest);
-  td_digest_hex(hex, &digest);
-  assert_string_equal(hex, expected);
-}
-
-// Examples of NIST's.
-static void test_sha256(void **state) {
-  (void)state;
-  check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
-               "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  check_sha256("a", 1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-}
-
 // A page's name tells all tokens before it, and the root.
 static void test_names(void **state) {
   (void)state;
@@ -362,7 +340,6 @@ static void test_a_bad_directory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sha256),
       cmocka_unit_test(test_names),
       cmocka_unit_test(test_every_flipped_bit),
       cmocka_unit_test(test_every_length),
