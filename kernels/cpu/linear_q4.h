@@ -30,8 +30,8 @@ enum {
   MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
   MAX_ROWS = Q4_GEMV_ROWS,    // >= Q4_BATCH_ROWS
   TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
-  NEAR = 8,                         // blocks
-  TILES_AHEAD = 4,                  // of more than one token, whose tiles are short
+  BYTES_AHEAD = 1024,               // of one token
+  ROWS_AHEAD = 8,                   // of more, who leave parts of rows for later
 };
 
 // How the scales of a block are found. A row's are made F32 and put in a list, per_block for each
@@ -129,15 +129,8 @@ typedef struct {
   const float (*scales)[LIST], (*zeros)[LIST]; // of each row
   uint32_t n_blocks;
   uint32_t first; // block of the lists' first group
-  size_t ahead;   // bytes from a row to that which takes its place in the next tile
+  size_t ahead;   // bytes between what is used and what is fetched
 } q4_tile;
-
-// The processor's own prefetch loses several streams of short rows. So a tile asks for the next
-// one: into L2, which has room for more requests than L1, and from there shortly before use.
-TD_INLINE void fetch_ahead(const int T, const uint8_t *codes, size_t ahead, size_t near) {
-  __builtin_prefetch((const void *)((uintptr_t)codes + ahead), 0, T == 1 ? 2 : 3);
-  if (T == 1) __builtin_prefetch((const void *)((uintptr_t)codes + near), 0, 3);
-}
 
 // acc[r][t] = the products of a block, from zero; x [8][T][VL].
 TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zero, const float *x,
@@ -176,12 +169,10 @@ TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool o
   for (uint32_t b = 0; b < tile->n_blocks; b++, x += T * BLOCK) {
     vi words[MAX_ROWS][4];
     vf zero[MAX_ROWS];
-    size_t near = NEAR * sizeof(vi);
-    if (b + NEAR >= tile->n_blocks) near += tile->ahead - tile->n_blocks * sizeof(vi);
     uint32_t at = ((b + tile->first) >> g->shift) * g->per_block;
     TD_UNROLL for (int r = 0; r < R; r++) {
       const uint8_t *codes = tile->codes[r] + b * sizeof(vi);
-      fetch_ahead(T, codes, tile->ahead, near);
+      __builtin_prefetch((const void *)((uintptr_t)codes + tile->ahead));
       Q4_CODES(load)(codes, words[r]);
       if (zeros) zero[r] = vf_permute(vf_load(tile->zeros[r] + at), g->spread);
     }
@@ -244,7 +235,7 @@ typedef struct {
   q4_window win;
   size_t row_bytes;
   uint32_t row0, n_rows;
-  uint32_t tile_rows;
+  uint32_t tile_rows, apart; // rows of a tile, and from one to the next
   uint32_t n_token_tiles, tokens[MAX_TOKENS / Q4_TOKENS + 1]; // where each begins
 } panel;
 
@@ -268,7 +259,7 @@ static void dot_token_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_
   for (uint32_t i = 0; i < p->n_token_tiles; i++) {
     uint32_t begin = p->tokens[i], n = p->tokens[i + 1] - begin;
     dot_tokens(n, p->a->w->zero != NULL, tile, &p->groups, x + (size_t)skip * n * BLOCK,
-               p->total + (size_t)row * n_tokens + begin, n_tokens);
+               p->total + (size_t)row * n_tokens + begin, (size_t)p->apart * n_tokens);
     x += (size_t)n * p->win.n_blocks * BLOCK;
   }
 }
@@ -296,27 +287,28 @@ static void dot_tail(panel *p, uint32_t row, q4_tile *tile) {
   dot_token_tiles(p, row, tile, done);
 }
 
-// From a row of this tile to what takes its place some tiles later: in this window, in the next
-// one, or in the next panel's first.
+// In this window, in the next one, or in the next panel's first.
 static size_t bytes_ahead(const panel *p, uint32_t row) {
-  uint32_t rows = p->tile_rows * (p->a->n_tokens == 1 ? 1 : TILES_AHEAD);
-  size_t bytes = rows * p->row_bytes;
-  if (row + rows < p->n_rows) return bytes;
+  if (p->a->n_tokens == 1) return BYTES_AHEAD;
+  size_t bytes = ROWS_AHEAD * p->row_bytes;
+  if (row + ROWS_AHEAD < p->apart) return bytes;
   if (p->win.k + p->win.n == p->a->w->cols) return bytes - p->win.k / 2;
-  return bytes - p->n_rows * p->row_bytes + p->win.n / 2;
+  return bytes - p->apart * p->row_bytes + p->win.n / 2;
 }
 
-// Rows behind the last are this again, with totals of their own.
+// A tile is rows that lie apart, each the next in a stream of its own: the processor's prefetch
+// follows those, and loses short rows. Rows behind the panel's last are that again, with totals of
+// their own.
 static void dot_rows(panel *p, uint32_t row) {
   const td_weight *w = p->a->w;
-  uint32_t last = p->n_rows - 1 < row + p->tile_rows - 1 ? p->n_rows - 1 : row + p->tile_rows - 1;
+  uint32_t end = p->n_rows - 1, last = row + (p->tile_rows - 1) * p->apart;
   q4_tile tile = {.scales = (const float(*)[LIST])p->scales,
                   .zeros = (const float(*)[LIST])p->zeros,
-                  .n_blocks = blocks_within(p, p->row0 + last),
+                  .n_blocks = blocks_within(p, p->row0 + (last < end ? last : end)),
                   .first = p->win.first,
                   .ahead = bytes_ahead(p, row)};
   for (uint32_t i = 0; i < p->tile_rows; i++) {
-    uint32_t r = p->row0 + (row + i < last ? row + i : last);
+    uint32_t at = row + i * p->apart, r = p->row0 + (at < end ? at : end);
     tile.codes[i] = (const uint8_t *)w->data + r * p->row_bytes + p->win.k / 2;
     list_groups(w, &p->groups, &p->win, r, false, p->scales[i]);
     if (w->zero) list_groups(w, &p->groups, &p->win, r, true, p->zeros[i]);
@@ -353,7 +345,7 @@ static void q4_panel(panel *p) {
   for (uint32_t k = 0; k < a->w->cols; k += step) {
     p->win = window_of(a->w, &p->groups, k, a->w->cols - k < step ? a->w->cols - k : step);
     order_tokens(p);
-    for (uint32_t row = 0; row < p->n_rows; row += p->tile_rows)
+    for (uint32_t row = 0; row < p->apart; row++)
       dot_rows(p, row);
   }
   q4_finish(p);
@@ -436,6 +428,7 @@ static void linear_few(const td_linear_args *a) {
     p.tokens[i] = i * a->n_tokens / p.n_token_tiles;
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
     p.n_rows = a->row_end - p.row0 < PANEL ? a->row_end - p.row0 : PANEL;
+    p.apart = (p.n_rows + p.tile_rows - 1) / p.tile_rows;
     q4_panel(&p);
   }
 }
