@@ -78,11 +78,11 @@ static td_kv_record record_of(const td_kv_tier *tier, const td_digest *name,
 static td_status load_page(td_kv_loading *l, char *file, td_err *err) {
   const td_kv_tier *tier = l->tier;
   uint32_t page_tokens = tier->shape.page_tokens, i = l->n_loaded;
-  int dir_fd = td_kv_dir_fd(tier->opts.dir);
+  const char *dir = td_kv_dir_path(tier->opts.dir);
   const int32_t *tokens = l->load.prompt + l->load.n_cached + (size_t)i * page_tokens;
   td_kv_record record = record_of(tier, &l->names[i], tokens);
-  td_status st = td_kv_record_read(dir_fd, &record, file, err);
-  if (st == TD_EFORMAT) td_kv_record_remove(dir_fd, &record.name);
+  td_status st = td_kv_record_read(dir, &record, file, err);
+  if (st == TD_EFORMAT) td_kv_record_remove(dir, &record.name);
   if (st != TD_OK) return st;
   const char *content = file + td_kv_record_offset(&record);
   return td_kv_pool_put(tier->opts.pool_fd, &tier->shape, l->pages[i], content, err);
@@ -92,7 +92,7 @@ static td_status load_page(td_kv_loading *l, char *file, td_err *err) {
 static void touch_loaded(const td_kv_loading *l) {
   uint64_t now_ns = realtime_ns();
   for (uint32_t i = 0; i < l->n_loaded; i++)
-    td_kv_record_touch(td_kv_dir_fd(l->tier->opts.dir), &l->names[i], now_ns - i);
+    td_kv_record_touch(td_kv_dir_path(l->tier->opts.dir), &l->names[i], now_ns - i);
 }
 
 static void run_load(uv_work_t *work) {
@@ -234,13 +234,13 @@ static void run_copy(uv_work_t *work) {
 static void run_write(uv_work_t *work) {
   td_kv_tier *tier = work->data;
   saving *s = &tier->save;
-  int dir_fd = td_kv_dir_fd(tier->opts.dir);
+  const char *dir = td_kv_dir_path(tier->opts.dir);
   for (uint32_t i = 0; i < s->n_victims; i++)
-    td_kv_record_remove(dir_fd, &s->victims[i]);
+    td_kv_record_remove(dir, &s->victims[i]);
   s->err.code = TD_OK;
   if (!s->has_room) return;
   td_kv_record_seal(tier->file, &s->record);
-  s->err.code = td_kv_record_write(dir_fd, &s->record, tier->file, s->used_ns, &s->err);
+  s->err.code = td_kv_record_write(dir, &s->record, tier->file, s->used_ns, &s->err);
 }
 
 static void save_next(td_kv_tier *tier);

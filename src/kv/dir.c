@@ -205,7 +205,7 @@ static td_status scan(td_kv_dir *dir, td_err *err) {
   free(list.items);
   td_digest victim;
   while (td_kv_dir_evict(dir, 0, &victim))
-    td_kv_record_remove(dir->fd, &victim);
+    td_kv_record_remove(dir->path, &victim);
   return st;
 }
 
@@ -253,10 +253,6 @@ void td_kv_dir_close(td_kv_dir *dir) {
   free(dir->buckets);
   free(dir->path);
   free(dir);
-}
-
-int td_kv_dir_fd(const td_kv_dir *dir) {
-  return dir->fd;
 }
 
 const char *td_kv_dir_path(const td_kv_dir *dir) {

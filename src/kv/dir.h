@@ -20,7 +20,6 @@ typedef struct td_kv_dir td_kv_dir;
 td_status td_kv_dir_open(td_kv_dir **out, const char *path, uint64_t max_bytes, td_err *err);
 void td_kv_dir_close(td_kv_dir *dir);
 
-int td_kv_dir_fd(const td_kv_dir *dir); // of the directory, for kv/record.h
 const char *td_kv_dir_path(const td_kv_dir *dir);
 uint64_t td_kv_dir_bytes(const td_kv_dir *dir);
 uint64_t td_kv_dir_max_bytes(const td_kv_dir *dir);

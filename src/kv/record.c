@@ -106,10 +106,21 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
 }
 
 // ---- files ------------------------------------------------------------------------------------
+// Named by path, not by the directory's descriptor: ThreadSanitizer knows a descriptor's new life
+// from open, and not from openat.
 
-static void file_name(char out[TD_KV_FILE_NAME], const td_digest *name, const char *suffix) {
-  td_digest_hex(out, name);
-  strcat(out, suffix);
+typedef struct {
+  char text[4096];
+} file_path;
+
+// One that is too long is not found, or cannot be made.
+static file_path path_of(const char *dir, const td_digest *name, const char *suffix) {
+  file_path path;
+  char hex[TD_DIGEST_HEX];
+  td_digest_hex(hex, name);
+  int n = snprintf(path.text, sizeof path.text, "%s/%s%s", dir, hex, suffix);
+  if (n < 0 || (size_t)n >= sizeof path.text) path.text[0] = '\0';
+  return path;
 }
 
 static struct timespec time_of(uint64_t ns) {
@@ -129,19 +140,18 @@ static td_status write_file(int fd, const char *bytes, uint64_t n, uint64_t used
   return futimens(fd, times) == 0 ? TD_OK : td_fail(err, TD_EIO, "%s", strerror(errno));
 }
 
-td_status td_kv_record_write(int dir_fd, const td_kv_record *record, const void *file,
+td_status td_kv_record_write(const char *dir, const td_kv_record *record, const void *file,
                              uint64_t used_ns, td_err *err) {
-  char name[TD_KV_FILE_NAME], temp[TD_KV_FILE_NAME];
-  file_name(name, &record->name, TD_KV_RECORD_SUFFIX);
-  file_name(temp, &record->name, TD_KV_TEMP_SUFFIX);
-  int fd = openat(dir_fd, temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  file_path path = path_of(dir, &record->name, TD_KV_RECORD_SUFFIX);
+  file_path temp = path_of(dir, &record->name, TD_KV_TEMP_SUFFIX);
+  int fd = open(temp.text, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
   td_status st = write_file(fd, file, td_kv_record_bytes(record), used_ns, err);
   if (close(fd) != 0 && st == TD_OK) st = td_fail(err, TD_EIO, "%s", strerror(errno));
-  if (st == TD_OK && renameat(dir_fd, temp, dir_fd, name) != 0) {
+  if (st == TD_OK && rename(temp.text, path.text) != 0) {
     st = td_fail(err, TD_EIO, "%s", strerror(errno));
   }
-  if (st != TD_OK) unlinkat(dir_fd, temp, 0);
+  if (st != TD_OK) unlink(temp.text);
   return st;
 }
 
@@ -163,10 +173,9 @@ static td_status read_file(int fd, char *file, uint64_t n, td_err *err) {
   return TD_OK;
 }
 
-td_status td_kv_record_read(int dir_fd, const td_kv_record *record, void *file, td_err *err) {
-  char name[TD_KV_FILE_NAME];
-  file_name(name, &record->name, TD_KV_RECORD_SUFFIX);
-  int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+td_status td_kv_record_read(const char *dir, const td_kv_record *record, void *file, td_err *err) {
+  file_path path = path_of(dir, &record->name, TD_KV_RECORD_SUFFIX);
+  int fd = open(path.text, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0 && errno == ENOENT) return td_fail(err, TD_ENOENT, "%s", strerror(errno));
   if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
   uint64_t n = td_kv_record_bytes(record);
@@ -175,15 +184,13 @@ td_status td_kv_record_read(int dir_fd, const td_kv_record *record, void *file, 
   return st == TD_OK ? td_kv_record_check(file, n, record, err) : st;
 }
 
-void td_kv_record_touch(int dir_fd, const td_digest *name, uint64_t used_ns) {
-  char file[TD_KV_FILE_NAME];
+void td_kv_record_touch(const char *dir, const td_digest *name, uint64_t used_ns) {
+  file_path path = path_of(dir, name, TD_KV_RECORD_SUFFIX);
   const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
-  file_name(file, name, TD_KV_RECORD_SUFFIX);
-  if (utimensat(dir_fd, file, times, AT_SYMLINK_NOFOLLOW) != 0) return; // its age is not worth more
+  if (utimensat(AT_FDCWD, path.text, times, AT_SYMLINK_NOFOLLOW) != 0)
+    return; // its age is not worth more
 }
 
-void td_kv_record_remove(int dir_fd, const td_digest *name) {
-  char file[TD_KV_FILE_NAME];
-  file_name(file, name, TD_KV_RECORD_SUFFIX);
-  unlinkat(dir_fd, file, 0);
+void td_kv_record_remove(const char *dir, const td_digest *name) {
+  unlink(path_of(dir, name, TD_KV_RECORD_SUFFIX).text);
 }

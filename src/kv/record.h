@@ -32,18 +32,17 @@ void td_kv_record_seal(void *file, const td_kv_record *record);
 td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_record *record,
                              td_err *err);
 
-// The same with files in the directory dir_fd. file is a buffer of td_kv_record_bytes.
+// The same with files in the directory dir. file is a buffer of td_kv_record_bytes.
 // Sealed, it appears under its name whole or not at all. used_ns is when it was used last, since
 // 1970. It is not forced to disk: what a power failure spoils is noticed by the checksum.
-td_status td_kv_record_write(int dir_fd, const td_kv_record *record, const void *file,
+td_status td_kv_record_write(const char *dir, const td_kv_record *record, const void *file,
                              uint64_t used_ns, td_err *err);
 // TD_ENOENT: there is none. TD_EFORMAT: td_kv_record_check says no. TD_EIO.
-td_status td_kv_record_read(int dir_fd, const td_kv_record *record, void *file, td_err *err);
-void td_kv_record_touch(int dir_fd, const td_digest *name, uint64_t used_ns);
-void td_kv_record_remove(int dir_fd, const td_digest *name);
+td_status td_kv_record_read(const char *dir, const td_kv_record *record, void *file, td_err *err);
+void td_kv_record_touch(const char *dir, const td_digest *name, uint64_t used_ns);
+void td_kv_record_remove(const char *dir, const td_digest *name);
 
 #define TD_KV_RECORD_SUFFIX ".kv"
 #define TD_KV_TEMP_SUFFIX   ".tmp" // while it is written
-enum { TD_KV_FILE_NAME = TD_DIGEST_HEX + 4 };
 
 #endif

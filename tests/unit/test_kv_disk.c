@@ -144,7 +144,7 @@ static void put(td_kv_dir *dir, uint8_t name, uint64_t used_ns) {
   td_err err;
   const td_kv_record record = make_record(name);
   make_file(file, &record);
-  assert_int_equal(td_kv_record_write(td_kv_dir_fd(dir), &record, file, used_ns, &err), TD_OK);
+  assert_int_equal(td_kv_record_write(td_kv_dir_path(dir), &record, file, used_ns, &err), TD_OK);
   td_kv_dir_add(dir, &record.name, FILE_BYTES);
 }
 
@@ -152,7 +152,7 @@ static td_status get(const td_kv_dir *dir, uint8_t name) {
   uint8_t file[FILE_BYTES], expected[FILE_BYTES];
   td_err err;
   const td_kv_record record = make_record(name);
-  td_status st = td_kv_record_read(td_kv_dir_fd(dir), &record, file, &err);
+  td_status st = td_kv_record_read(td_kv_dir_path(dir), &record, file, &err);
   assert_true(st == TD_OK || err.msg[0]);
   if (st != TD_OK) return st;
   make_file(expected, &record);
@@ -243,7 +243,7 @@ static void test_strange_files(void **state) {
   assert_true(has(dir, 1) && !has(dir, 3));
   assert_int_equal(get(dir, 1), TD_EFORMAT);
   td_kv_record record = make_record(1);
-  td_kv_record_remove(td_kv_dir_fd(dir), &record.name);
+  td_kv_record_remove(td_kv_dir_path(dir), &record.name);
   td_kv_dir_forget(dir, &record.name);
   assert_int_equal(access(damaged, F_OK), -1);
   assert_false(has(dir, 1));
@@ -262,9 +262,9 @@ static void test_the_limit(void **state) {
   td_kv_dir_use(dir, &first.name);
   assert_true(td_kv_dir_evict(dir, FILE_BYTES, &victim));
   assert_int_equal(victim.bytes[0], 1);
-  td_kv_record_remove(td_kv_dir_fd(dir), &victim);
+  td_kv_record_remove(td_kv_dir_path(dir), &victim);
   assert_false(td_kv_dir_evict(dir, FILE_BYTES, &victim));
-  td_kv_record_touch(td_kv_dir_fd(dir), &first.name, 5000);
+  td_kv_record_touch(td_kv_dir_path(dir), &first.name, 5000);
   td_kv_dir_close(dir);
   dir = open_dir(3 * FILE_BYTES); // a smaller one: the least recently used go
   assert_int_equal(td_kv_dir_bytes(dir), 3 * FILE_BYTES);
@@ -314,8 +314,8 @@ static void test_a_full_disk(void **state) {
   signal(SIGXFSZ, SIG_IGN);
   tight = (struct rlimit){.rlim_cur = FILE_BYTES - 1, .rlim_max = before.rlim_max};
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
-  td_status again = td_kv_record_write(td_kv_dir_fd(dir), &record, file, 2000, &err);
-  td_status fresh = td_kv_record_write(td_kv_dir_fd(dir), &other, file, 2000, &err);
+  td_status again = td_kv_record_write(td_kv_dir_path(dir), &record, file, 2000, &err);
+  td_status fresh = td_kv_record_write(td_kv_dir_path(dir), &other, file, 2000, &err);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
   assert_int_equal(again, TD_EIO);
   assert_int_equal(fresh, TD_EIO);
