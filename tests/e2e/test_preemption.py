@@ -3,12 +3,14 @@ and no client sees more of it than a pause."""
 
 import concurrent.futures
 import contextlib
+import os
 import random
 
 import httpx
 from serving import Server, wait_until
 
-N_STREAMS = 8
+SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
+N_STREAMS = 4 if SANITIZED else 8
 
 
 def ask(server, number):
@@ -31,19 +33,22 @@ def start(tandem_bin, model, workers):
     return Server(tandem_bin, model, *options, "--ctx-size", "320", "--kv-tokens", "512")
 
 
-def test_eight_streams_in_a_pool_for_two(tandem_bin, tiny_model):
+def test_streams_in_a_pool_for_two(tandem_bin, tiny_model):
     server = start(tandem_bin, tiny_model, "one")
     alone = [ask(server, number) for number in range(N_STREAMS)]
     assert metric(server, "num_preemptions_total") == 0
     server.close()
     server = start(tandem_bin, tiny_model, "split")
-    with concurrent.futures.ThreadPoolExecutor(N_STREAMS) as pool:
-        together = list(pool.map(lambda number: ask(server, number), range(N_STREAMS)))
+    for _ in range(5):  # until they have met at the wrong moment
+        with concurrent.futures.ThreadPoolExecutor(N_STREAMS) as pool:
+            together = list(pool.map(lambda number: ask(server, number), range(N_STREAMS)))
+        for one, other in zip(alone, together):
+            assert one["choices"] == other["choices"]  # to the last bit
+            assert other["usage"]["completion_tokens"] == 160
+            assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 128
+        if metric(server, "num_preemptions_total") > 0:
+            break
     assert metric(server, "num_preemptions_total") > 0
-    for one, other in zip(alone, together):
-        assert one["choices"] == other["choices"]  # to the last bit
-        assert other["usage"]["completion_tokens"] == 160
-        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 128
     assert metric(server, "kv_cache_usage_perc") == 0
     server.close()
 
