@@ -3,15 +3,16 @@
 #ifndef KERNELS_CPU_COLS_AWQ_H
 #define KERNELS_CPU_COLS_AWQ_H
 
-#include "kernels/cpu/cols.h"
-
 enum {
   STRIP = 256,
   VECTORS = STRIP / VL,
+  RUN_COLS = 16,  // what is decoded of them fits L1
   WHOLE_COLS = 1, // what columns come in
   PASS_COLS = 32,
   AHEAD = 48, // columns between what is used and what is fetched
 };
+
+#include "kernels/cpu/cols.h"
 
 // Of the eight rows of a word, the one that place has.
 static inline uint32_t awq_row(uint32_t place) {

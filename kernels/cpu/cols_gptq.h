@@ -3,14 +3,15 @@
 #ifndef KERNELS_CPU_COLS_GPTQ_H
 #define KERNELS_CPU_COLS_GPTQ_H
 
-#include "kernels/cpu/cols.h"
-
 enum {
   STRIP = 64,
   VECTORS = STRIP / VL,
+  RUN_COLS = 32,  // what is decoded of them fits L1
   WHOLE_COLS = 8, // what columns come in
   AHEAD = 128,    // columns between what is used and what is fetched
 };
+
+#include "kernels/cpu/cols.h"
 
 static inline uint32_t row_of(uint32_t lane) {
   return lane;
