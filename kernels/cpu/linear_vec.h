@@ -63,7 +63,8 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// The smallest and the largest magnitude of scaled activations, NaN left out.
+// The smallest and the largest magnitude of scaled activations, without NaN and those that are 0
+// before.
 typedef struct {
   vf least, most;
 } x_range;
@@ -89,9 +90,9 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
       vf scale = vf_set1(*scales++);
       if (end > n) end = n;
       for (; at < end; at += VL, out += step) {
-        vf v = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
-        v = vf_mul(v, scale);
-        r = (x_range){vf_min_abs(r.least, v), vf_max_abs(r.most, v)};
+        vf xv = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
+        vf v = vf_mul(xv, scale);
+        r = (x_range){vf_min_abs(r.least, v, xv), vf_max_abs(r.most, v)};
         vf_store(out, v);
       }
     }
@@ -104,14 +105,18 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
 // Whether scaled activations are far from what FP32 cannot hold: products with weights are normal
 // numbers, and their sums finite.
 static bool in_range(float least, float most) {
-  return least >= 0x1p-100f && most < 0x1p100f;
+  return (least >= 0x1p-100f) & (most < 0x1p100f);
 }
 
-// The same for a whole token, for those whose range has it that some are not: zeros do not count.
+// The same for a whole token, for those whose range has it that some are not: activations and
+// scales that are 0 do no harm.
 static bool token_fits(const td_weight *w, const float *scales, const float *x) {
-  for (uint32_t k = 0; k < w->cols; k++) {
-    float scale = scales[k / w->scale_cols], magnitude = fabsf(scale * x[k]);
-    if (x[k] != 0 && scale != 0 && !in_range(magnitude, magnitude)) return false;
+  for (uint32_t k = 0, n; k < w->cols; k += n, scales++) {
+    n = run_length(w, k, w->cols);
+    bool bad = false;
+    for (uint32_t i = k; *scales != 0 && i < k + n; i++)
+      bad |= (x[i] != 0) & !in_range(fabsf(*scales * x[i]), fabsf(*scales * x[i]));
+    if (bad) return false;
   }
   return true;
 }

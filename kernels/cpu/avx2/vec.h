@@ -69,14 +69,13 @@ static inline vf vf_round(vf a) {
 static inline vf vf_power2(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-// Of magnitudes; where b is NaN: a's.
-static inline vf vf_min_abs(vf a, vf b) {
-  const vf sign = _mm256_set1_ps(-0.0f);
-  return _mm256_min_ps(_mm256_andnot_ps(sign, b), _mm256_andnot_ps(sign, a));
+// The lesser (greater) of a and v's magnitude, a where v is NaN, or where x is 0.
+static inline vf vf_min_abs(vf a, vf v, vf x) {
+  vf zero = _mm256_cmp_ps(x, vf_zero(), _CMP_EQ_OQ); // makes NaN of v
+  return _mm256_min_ps(_mm256_or_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), zero), a);
 }
-static inline vf vf_max_abs(vf a, vf b) {
-  const vf sign = _mm256_set1_ps(-0.0f);
-  return _mm256_max_ps(_mm256_andnot_ps(sign, b), _mm256_andnot_ps(sign, a));
+static inline vf vf_max_abs(vf a, vf v) {
+  return _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), a);
 }
 // p * 2^n for whole n within +-250: two factors, so that subnormal results round once.
 static inline vf vf_scale2(vf p, vf n) {

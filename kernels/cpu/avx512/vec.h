@@ -66,12 +66,12 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_round(vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// Of magnitudes; where one is NaN: the other.
-static inline vf vf_min_abs(vf a, vf b) {
-  return _mm512_range_ps(a, b, 0x0a);
+// The lesser (greater) of a's magnitude and v's, a where v is NaN, or where x is 0.
+static inline vf vf_min_abs(vf a, vf v, vf x) {
+  return _mm512_mask_range_ps(a, _mm512_cmpneq_ps_mask(x, vf_zero()), a, v, 0x0a);
 }
-static inline vf vf_max_abs(vf a, vf b) {
-  return _mm512_range_ps(a, b, 0x0b);
+static inline vf vf_max_abs(vf a, vf v) {
+  return _mm512_range_ps(a, v, 0x0b);
 }
 // p * 2^n for whole n.
 static inline vf vf_scale2(vf p, vf n) {
