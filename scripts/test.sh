@@ -123,11 +123,12 @@ test_asan() {
 }
 
 # Kernels, tokenizer and templates know no threads, and the protocol one. Goldens are slow here and
-# single requests: one of each family shows the orchestration.
+# single requests: one of each family shows the orchestration. test_backend_disk has the threads of
+# --kv-dir.
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
-  for file in tokenizer template http_raw cli bench nano_model; do threaded+=" and not test_$file"; done
+  for file in tokenizer template http_raw cli bench nano_model kv_dir; do threaded+=" and not test_$file"; done
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$' \
     -k "$threaded"
 }
