@@ -20,12 +20,13 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 4u
+#define TD_CUDA_ABI_VERSION 5u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
 typedef void *td_cu_event;
 typedef void *td_cu_blas;
+typedef void *td_cu_graph;
 typedef void *(*td_cu_symbol_fn)(void *ctx, const char *name); // of cuBLAS; NULL: not there
 
 typedef enum {
@@ -311,6 +312,11 @@ typedef struct {
   int (*stream_wait)(td_cu_stream stream, td_cu_event event);
   int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
   int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);
+  // What is queued in between does not run, but becomes a graph. Without one *out is NULL.
+  int (*capture_begin)(td_cu_stream stream);
+  int (*capture_end)(td_cu_stream stream, td_cu_graph *out);
+  int (*graph_launch)(td_cu_graph graph, td_cu_stream stream);
+  int (*graph_close)(td_cu_graph graph);
   // cuBLAS on a stream, which is closed after it; fails where that is not installed.
   int (*blas_open)(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
   int (*blas_close)(td_cu_blas blas);

@@ -97,6 +97,32 @@ static int fill_zero(void *dst, size_t n_bytes, td_cu_stream stream) {
   return cudaMemsetAsync(dst, 0, n_bytes, static_cast<cudaStream_t>(stream));
 }
 
+static int capture_begin(td_cu_stream stream) {
+  cudaError_t code = cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+                                            cudaStreamCaptureModeThreadLocal);
+  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
+  return code;
+}
+
+static int capture_end(td_cu_stream stream, td_cu_graph *out) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaError_t code = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+  if (code == cudaSuccess) code = cudaGraphInstantiateWithFlags(&executable, graph, 0);
+  if (graph) cudaGraphDestroy(graph);
+  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
+  *out = code == cudaSuccess ? executable : nullptr;
+  return code;
+}
+
+static int graph_launch(td_cu_graph graph, td_cu_stream stream) {
+  return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream));
+}
+
+static int graph_close(td_cu_graph graph) {
+  return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
 extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(void) {
   static const td_cu_abi abi = {TD_CUDA_ABI_VERSION,
                                 sizeof(td_cu_abi),
@@ -118,6 +144,10 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 stream_wait,
                                 copy,
                                 fill_zero,
+                                capture_begin,
+                                capture_end,
+                                graph_launch,
+                                graph_close,
                                 td_cu_blas_open,
                                 td_cu_blas_close,
                                 td_cu_blas_gemm,

@@ -92,6 +92,14 @@ td_status td_stream_sync(td_stream *stream, td_err *err) {
   return stream->dev->vtable->stream_sync(stream, err);
 }
 
+void td_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx) {
+  if (stream->dev->vtable->stream_run) {
+    stream->dev->vtable->stream_run(stream, key, enqueue, ctx);
+  } else {
+    enqueue(ctx);
+  }
+}
+
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err) {
   *out = NULL;
   return dev->vtable->event_open(out, dev, err);

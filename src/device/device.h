@@ -61,6 +61,11 @@ void td_stream_close(td_stream *stream); // waits for what is queued
 // Waits until all that is queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
 
+// Calls enqueue, which queues operators on the stream; when it has done so under this key before, a
+// device may queue what it did then instead. So the key stands for their arguments and for what
+// memory they point to; what lies in that memory may change, but in weights.
+void td_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx);
+
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
 void td_event_close(td_event *event);
 // The event becomes pending now and done when the stream gets here.

@@ -311,6 +311,26 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   e->temperature = (const float *)(e->dev_meta + at.temperature);
 }
 
+enum { KEYS_ALIKE = 256 };
+
+static void forward(void *ctx) {
+  td_engine_forward(ctx);
+}
+
+// Steps of answers alone come again and again with the same operators: they depend on how many
+// tokens there are, on the longest context, roughly, and on where logits are.
+static void run_forward(td_engine *e) {
+  td_batch_view *view = &e->groups[GROUP_DECODE].view;
+  if (!e->can_rank || view->n_tokens < e->n_tokens || e->routing) {
+    td_engine_forward(e);
+    return;
+  }
+  uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
+  view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
+  uint64_t key = n_alike << 44 | (uint64_t)e->logits_rows << 26; // which only grow
+  td_stream_run(e->stream, key | (uint64_t)e->n_rows << 13 | e->n_tokens, forward, e);
+}
+
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
   td_status st = check_step(e, seqs, n_seqs, err);
@@ -319,7 +339,8 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   memset(e->meta, 0, e->meta_len * sizeof *e->meta);
   build_step(e, seqs, n_seqs);
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
-  td_engine_forward(e);
+  run_forward(e);
+  if (e->n_rows) td_engine_hand_over(e);
   st = td_stream_sync(e->stream, err);
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;

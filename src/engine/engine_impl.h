@@ -58,8 +58,10 @@ struct td_engine {
   const float *temperature;                // [n_rows], likewise
 };
 
-// Enqueues the whole forward pass of the step that engine describes, logits copied to the host.
+// Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);
+// What the host draws from: the best of each row, or the logits.
+void td_engine_hand_over(td_engine *engine);
 
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
   size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;

@@ -193,8 +193,7 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
   if (layer->mlp_gate.data) dense_mlp(e, layer, true);
 }
 
-// What the host draws from.
-static void hand_over(td_engine *e) {
+void td_engine_hand_over(td_engine *e) {
   uint32_t n_vocab = e->config->n_vocab;
   if (!e->is_ranked) {
     td_op_copy(e->stream, e->logits, e->dev_logits, (size_t)e->n_rows * n_vocab * sizeof(float));
@@ -222,7 +221,6 @@ static void head(td_engine *e) {
                                                .y_stride = c->n_vocab,
                                                .n_tokens = e->n_rows,
                                                .out_f32 = true});
-  hand_over(e);
 }
 
 void td_engine_forward(td_engine *e) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 // How far a stream has come; events keep it beyond the stream's end.
 struct progress {
@@ -21,10 +22,24 @@ struct progress {
   }
 };
 
+struct emu_graph {
+  std::vector<std::function<void()>> work;
+};
+
+// Of the calling thread: what would disturb a capture is refused, and spoils it.
+static thread_local emu_graph *captured = nullptr;
+static thread_local bool is_spoiled = false;
+
+static cudaError_t spoil() {
+  is_spoiled = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 struct emu_stream {
   std::shared_ptr<progress> at = std::make_shared<progress>();
   std::deque<std::function<void()>> queue; // guarded by at->lock
   bool stopping = false;                   // likewise
+  uint64_t n_added = 0;
   std::thread thread{[this] { main(); }};
 
   void main() {
@@ -43,10 +58,14 @@ struct emu_stream {
   }
 
   uint64_t add(std::function<void()> work) {
+    if (captured) {
+      captured->work.push_back(std::move(work));
+      return n_added;
+    }
     std::lock_guard<std::mutex> hold(at->lock);
     queue.push_back(std::move(work));
     at->moved.notify_all();
-    return ++at->n_queued;
+    return n_added = ++at->n_queued;
   }
 };
 
@@ -80,6 +99,8 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorHostMemoryAlreadyRegistered: return "memory is already registered";
   case cudaErrorHostMemoryNotRegistered: return "memory is not registered";
   case cudaErrorNotSupported: return "operation not supported";
+  case cudaErrorStreamCaptureUnsupported:
+  case cudaErrorStreamCaptureInvalidated: return "not while a stream is captured";
   }
   return "unknown error";
 }
@@ -126,6 +147,7 @@ cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
 }
 
 cudaError_t cudaMalloc(void **out, size_t n_bytes) {
+  if (captured) return spoil();
   std::lock_guard<std::mutex> hold(memory_lock);
   *out = nullptr;
   if (n_bytes > total_bytes - used_bytes) return cudaErrorMemoryAllocation;
@@ -138,6 +160,7 @@ cudaError_t cudaMalloc(void **out, size_t n_bytes) {
 }
 
 cudaError_t cudaFree(void *ptr) {
+  if (captured) return spoil();
   std::lock_guard<std::mutex> hold(memory_lock);
   auto found = allocations.find(ptr);
   if (found == allocations.end()) return ptr ? cudaErrorInvalidValue : cudaSuccess;
@@ -183,6 +206,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (captured) return spoil();
   std::unique_lock<std::mutex> hold(stream->at->lock);
   stream->at->moved.wait(hold, [&] { return stream->at->n_done == stream->at->n_queued; });
   return cudaSuccess;
@@ -227,5 +251,46 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemc
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n_bytes, cudaStream_t stream) {
   stream->add([=] { std::memset(dst, value, n_bytes); });
+  return cudaSuccess;
+}
+
+// TANDEM_EMU_CAPTURE=0: a stream cannot be captured.
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  const char *text = std::getenv("TANDEM_EMU_CAPTURE");
+  if (text && std::atoi(text) == 0) return cudaErrorNotSupported;
+  if (captured) return spoil();
+  captured = new emu_graph;
+  is_spoiled = false;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *out) {
+  *out = captured;
+  captured = nullptr;
+  if (!is_spoiled) return cudaSuccess;
+  delete *out;
+  *out = nullptr;
+  return cudaErrorStreamCaptureInvalidated;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph,
+                                          unsigned long long) {
+  *out = new emu_graph(*graph);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  for (const auto &work : graph->work)
+    stream->add(work);
   return cudaSuccess;
 }

@@ -148,6 +148,112 @@ static void test_streams_wait_for_events(void **state) {
   cuda_close(&f);
 }
 
+enum { RUN_N = 500 };
+
+typedef struct {
+  td_stream *stream;
+  uint16_t *x, *ones;
+  float *logits, *zeros; // ranked, which needs scratch memory
+  td_top_logits *top;
+  uint32_t n_rows;
+  int n_calls;
+} piece_of_work;
+
+static void enqueue_piece(void *ctx) {
+  piece_of_work *p = ctx;
+  p->n_calls++;
+  td_op_add(p->stream, p->x, p->ones, RUN_N);
+  td_op_top_logits(p->stream, &(td_top_logits_args){p->logits, p->zeros, p->top, p->n_rows, 70});
+  td_op_add(p->stream, p->x, p->ones, RUN_N);
+}
+
+static piece_of_work make_piece(cuda_fixture *f) {
+  float one[RUN_N], logits[4 * 70], zeros[4] = {0};
+  for (int i = 0; i < RUN_N; i++)
+    one[i] = 1;
+  for (int i = 0; i < 4 * 70; i++)
+    logits[i] = (float)(i % 70);
+  return (piece_of_work){.stream = f->stream,
+                         .x = cuda_put_bf16(f, one, RUN_N),
+                         .ones = cuda_put_bf16(f, one, RUN_N),
+                         .logits = cuda_put(f, logits, sizeof logits),
+                         .zeros = cuda_put(f, zeros, sizeof zeros),
+                         .top = cuda_alloc(f, 4 * sizeof(td_top_logits)),
+                         .n_rows = 1};
+}
+
+static void check_piece(cuda_fixture *f, const piece_of_work *p, int n_runs) {
+  float *x = cuda_get_bf16(f, p->x, RUN_N);
+  for (int i = 0; i < RUN_N; i++)
+    assert_true(x[i] == (float)(1 + 2 * n_runs));
+  free(x);
+  td_top_logits top;
+  cuda_get(f, &top, p->top, sizeof top);
+  assert_int_equal(top.id[0], 69);
+}
+
+// The second time under a key it is captured, and from the third on nobody is called; memory that
+// grows makes what knew it void.
+static void test_work_that_comes_again(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  static const int calls[] = {1, 2, 2, 2};
+  for (int run = 0; run < 4; run++) {
+    td_stream_run(f.stream, 7, enqueue_piece, &p);
+    assert_int_equal(p.n_calls, calls[run]);
+    check_piece(&f, &p, run + 1);
+  }
+  p.n_rows = 4; // another key with more scratch memory
+  td_stream_run(f.stream, 8, enqueue_piece, &p);
+  assert_int_equal(p.n_calls, 3);
+  check_piece(&f, &p, 5);
+  p.n_rows = 1;
+  for (int run = 5; run < 8; run++) {
+    td_stream_run(f.stream, 7, enqueue_piece, &p);
+    assert_int_equal(p.n_calls, run == 5 ? 4 : 5);
+    check_piece(&f, &p, run + 1);
+  }
+  for (uint64_t key = 100; key < 170; key++) // more than are kept
+    td_stream_run(f.stream, key, enqueue_piece, &p);
+  td_stream_run(f.stream, 7, enqueue_piece, &p);
+  assert_int_equal(p.n_calls, 76);
+  check_piece(&f, &p, 79);
+  cuda_close(&f);
+}
+
+static void test_work_that_cannot_be_captured(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  setenv("TANDEM_EMU_CAPTURE", "0", 1);
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  for (int run = 0; run < 4; run++)
+    td_stream_run(f.stream, 7, enqueue_piece, &p);
+  assert_int_equal(p.n_calls, 4);
+  check_piece(&f, &p, 4);
+  cuda_close(&f);
+  unsetenv("TANDEM_EMU_CAPTURE");
+}
+
+// A capture that is spoiled on the way leaves nothing behind, and the work is done all the same.
+static void grow_on_second_call(void *ctx) {
+  piece_of_work *p = ctx;
+  if (p->n_calls == 1) p->n_rows = 4;
+  enqueue_piece(ctx);
+}
+
+static void test_work_that_spoils_its_capture(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  for (int run = 0; run < 4; run++)
+    td_stream_run(f.stream, 7, grow_on_second_call, &p);
+  assert_int_equal(p.n_calls, 5); // one of them for nothing
+  check_piece(&f, &p, 4);
+  cuda_close(&f);
+}
+
 static void test_weights_are_copied_once(void **state) {
   (void)state;
   enum { N = 3000 }; // more than the table has slots for at first
@@ -270,6 +376,9 @@ int main(void) {
       cmocka_unit_test(test_pinned_memory),
       cmocka_unit_test(test_weights_that_do_not_fit),
       cmocka_unit_test(test_streams_wait_for_events),
+      cmocka_unit_test(test_work_that_comes_again),
+      cmocka_unit_test(test_work_that_cannot_be_captured),
+      cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_weights_are_copied_once),
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),

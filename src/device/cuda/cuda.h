@@ -61,6 +61,15 @@ typedef struct {
   size_t n_experts;
 } td_cuda_dev;
 
+enum { N_CUDA_GRAPHS = 64 };
+
+// Work that was queued under a key.
+typedef struct {
+  uint64_t key;
+  td_cu_graph graph; // NULL: it came once so far
+  bool is_used;
+} td_cuda_graph;
+
 typedef struct {
   td_stream base;
   td_cu_stream cu;
@@ -68,6 +77,9 @@ typedef struct {
   int32_t *fault;  // device memory
   td_cu_blas blas; // NULL: not wanted so far, or not there
   bool is_blas_tried;
+  td_cuda_graph graphs[N_CUDA_GRAPHS];
+  uint32_t next_graph; // the oldest
+  bool is_capture_refused;
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
 } td_cuda_stream;
@@ -102,6 +114,9 @@ void td_cuda_event_record(td_event *event, td_stream *stream);
 void td_cuda_stream_wait(td_stream *stream, td_event *event);
 void td_cuda_event_sync(td_event *event);
 void td_cuda_enqueue(td_stream *stream, const td_op *op);
+// graph.c
+void td_cuda_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx);
+void td_cuda_graphs_drop(td_cuda_stream *stream); // the memory that they know is to be freed
 // At least n_bytes, content undefined; valid until the slot is asked for again.
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err);

@@ -70,6 +70,7 @@ static const td_dev_vtable vtable = {
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,
     .stream_sync = td_cuda_stream_sync,
+    .stream_run = td_cuda_stream_run,
     .event_open = td_cuda_event_open,
     .event_close = td_cuda_event_close,
     .event_record = td_cuda_event_record,

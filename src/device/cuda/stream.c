@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 
 static void free_stream(td_cuda_stream *stream) {
+  td_cuda_graphs_drop(stream);
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   for (int i = 0; i < N_CUDA_SCRATCH; i++) {
     if (stream->scratch[i]) abi->free(stream->scratch[i]);
@@ -135,6 +136,7 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   if (stream->scratch[slot]) { // the last operator that used it may still run
     abi->stream_sync(stream->cu);
+    td_cuda_graphs_drop(stream);
     abi->free(stream->scratch[slot]);
   }
   stream->scratch[slot] = NULL;
