@@ -710,27 +710,6 @@ bool td_backend_accepts(const td_backend *b) {
   return b->sched && !b->is_closing && td_backend_state_of(b) != TD_BACKEND_FAILED;
 }
 
-static td_status check_request(const td_backend *b, const td_request *q, td_err *err) {
-  if (!td_backend_accepts(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
-  if (q->n_prompt == 0) return td_fail(err, TD_EINVAL, "the prompt is empty");
-  if (q->max_tokens == 0) return td_fail(err, TD_EINVAL, "no tokens of answer asked for");
-  if (q->n_prompt >= b->info.n_ctx) {
-    return td_fail(err, TD_EINVAL,
-                   "the prompt has %u tokens, the context holds %u, answer included", q->n_prompt,
-                   b->info.n_ctx);
-  }
-  if (q->n_bias > b->info.n_vocab) {
-    return td_fail(err, TD_EINVAL, "%u logit biases for %u tokens", q->n_bias, b->info.n_vocab);
-  }
-  for (uint32_t i = 0; i < q->n_prompt; i++) {
-    if (q->prompt[i] < 0 || (uint32_t)q->prompt[i] >= b->info.n_vocab) {
-      return td_fail(err, TD_EINVAL, "token %d of the prompt is outside the vocabulary of %u",
-                     q->prompt[i], b->info.n_vocab);
-    }
-  }
-  return TD_OK;
-}
-
 static request *copy_request(const td_backend *b, const td_request *q,
                              const td_request_callbacks *callbacks) {
   request *r = calloc(1, sizeof *r);
@@ -766,7 +745,8 @@ static uint64_t new_id(td_backend *b) {
 td_status td_backend_submit(td_backend *b, const td_request *q,
                             const td_request_callbacks *callbacks, uint64_t *id, td_err *err) {
   *id = 0;
-  td_status st = check_request(b, q, err);
+  if (!td_backend_accepts(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
+  td_status st = td_request_check(q, &b->info, err);
   if (st != TD_OK) return st;
   uint64_t fresh = new_id(b);
   if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);

@@ -55,6 +55,9 @@ typedef struct {
   uint32_t weight;
 } td_request;
 
+// TD_EINVAL: workers that have said info cannot answer it.
+td_status td_request_check(const td_request *request, const td_wire_ready *info, td_err *err);
+
 // on_done is called exactly once and last, unless the request was canceled.
 typedef struct {
   void (*on_progress)(void *ctx, const td_wire_progress *progress); // may be NULL
