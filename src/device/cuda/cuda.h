@@ -79,7 +79,7 @@ typedef struct {
   bool is_blas_tried;
   td_cuda_graph graphs[N_CUDA_GRAPHS];
   uint32_t next_graph; // the oldest
-  bool is_capture_refused;
+  bool is_capturing, is_capture_refused;
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
 } td_cuda_stream;

@@ -38,7 +38,9 @@ static bool capture(td_cuda_stream *stream, td_cuda_graph *g, void (*enqueue)(vo
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   int code = abi->capture_begin(stream->cu);
   if (code == 0) {
+    stream->is_capturing = true;
     enqueue(ctx);
+    stream->is_capturing = false;
     code = abi->capture_end(stream->cu, &g->graph);
   }
   if (code == 0 && stream->err.code == TD_OK) return true;

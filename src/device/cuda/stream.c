@@ -133,6 +133,9 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
                           void **out, td_err *err) {
   *out = stream->scratch[slot];
   if (n_bytes <= stream->scratch_bytes[slot]) return TD_OK;
+  if (stream->is_capturing) {
+    return td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
+  }
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   if (stream->scratch[slot]) { // the last operator that used it may still run
     abi->stream_sync(stream->cu);
