@@ -23,6 +23,11 @@ const td_bench_format *td_bench_formats(size_t *n) {
   return formats;
 }
 
+const char *td_bench_family(const td_bench_format *format, bool int8_activations) {
+  bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
+  return is_q4 && int8_activations ? "linear_q4_a8" : format->family;
+}
+
 static bool list_has(const char *list, const char *name) {
   size_t len = strlen(name);
   for (const char *at = list; at; at = strchr(at, ',')) {

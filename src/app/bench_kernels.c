@@ -103,11 +103,6 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                                   });
 }
 
-static const char *family_of(const td_bench_format *format) {
-  bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
-  return is_q4 && td_kernels()->int8_activations ? "linear_q4_a8" : format->family;
-}
-
 // All variants and batches with one number of threads.
 static td_status run_threads(kernel_bench *b, const td_bench_format *format,
                              const td_bench_speed *speed, td_err *err) {
@@ -116,10 +111,11 @@ static td_status run_threads(kernel_bench *b, const td_bench_format *format,
   if (st != TD_OK) return st;
   size_t n;
   const td_kernel_variant *variants = td_kernel_variants(&n);
+  const char *family = td_bench_family(format, td_kernels()->int8_activations);
   const td_int_list *batches = &b->report.options->bench_batches;
   for (size_t i = 0; i < n; i++) {
     const td_kernel_variant *v = &variants[i];
-    if (strcmp(v->family, family_of(format)) || !td_kernel_variant_runs(v)) continue;
+    if (strcmp(v->family, family) || !td_kernel_variant_runs(v)) continue;
     b->fn = (td_linear_fn)v->fn;
     for (uint32_t j = 0; j < batches->n; j++) {
       b->batch = (uint32_t)batches->values[j];
