@@ -43,9 +43,9 @@ typedef struct {
   _Alignas(64) int8_t x[X_BYTES];  // [window][token][WINDOW]
   float x_scale[X_BLOCKS];         // [window][token][blocks of a window]
   int32_t x_sum[X_BLOCKS];         // of the rounded ones
-  uint8_t w[WINDOW / 4][STRIP][4]; // of the window
-  float w_scale[BLOCKS][STRIP];    //
-  int32_t zero[BLOCKS][STRIP];     // where there are zero points
+  uint8_t w[WINDOW / 4][STRIP][4]; // of the window, as all three
+  float w_scale[BLOCKS][STRIP];
+  int32_t zero[BLOCKS][STRIP]; // where there are zero points
   _Alignas(64) float total[BLOCK_TOKENS][STRIP];
   const td_linear_args *a;
   uint32_t token0, n_tokens;

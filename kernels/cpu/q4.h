@@ -2,9 +2,8 @@
 // Q4_CODES(name), which makes int4_name or fp4_name of what int4.h and fp4.h of an ISA define:
 //   load     the words at p, VL of them, made ready; may read three bytes more
 //   load_n   the first n <= 4 VL bytes of them, zeros behind; reads no more
-//   pair     codes 2 i and 2 i + 1 of every word, as their values; codes of INT4 are worth what
-//   they
-//            are with zero point 8
+//   pair     codes 2 i and 2 i + 1 of every word, as their values: those that INT4 has with zero
+//            point 8
 #ifndef KERNELS_CPU_Q4_H
 #define KERNELS_CPU_Q4_H
 

@@ -94,7 +94,7 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
 
 td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   if (opts->int8_activations) {
-    return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
+    return td_fail(err, TD_EUNSUPPORTED, "--activations int8 is for the CPU: add --device cpu");
   }
   td_cuda_dev *dev = calloc(1, sizeof *dev);
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
