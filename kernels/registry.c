@@ -17,6 +17,7 @@ static const struct {
   const char *name;
   unsigned needs, allows; // TD_ISA_ bits
 } isas[] = {
+    {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
     {"scalar", 0, 0},
@@ -24,12 +25,20 @@ static const struct {
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
 
 static td_kernel_table table;
+static unsigned table_features; // that it may use
 
 #if defined(__x86_64__)
-// clang before 15 does not know "f16c" in __builtin_cpu_supports.
+// clang before 15 does not know "f16c" in __builtin_cpu_supports, and no compiler's list of
+// features that it does know is the same as another's.
 static int has_f16c(void) {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+static int has_avx512_fp16(void) {
+  enum { AVX512_FP16 = 1 << 23 };
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AVX512_FP16);
 }
 #endif
 
@@ -44,6 +53,7 @@ static unsigned machine_features(void) {
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") &&
       __builtin_cpu_supports("avx512vnni")) {
     features |= TD_ISA_AVX512;
+    if (has_avx512_fp16()) features |= TD_ISA_AVX512_FP16;
   }
 #endif
   return features;
@@ -70,17 +80,24 @@ td_kernels_result td_kernels_init(const char *force_isa) {
     while (isas[idx].needs & ~features)
       idx++;
   }
-  unsigned allowed = features & isas[idx].allows;
+  table_features = features & isas[idx].allows;
+  table.isa = isas[idx].name;
+  td_kernels_use_activations(TD_ACTIVATIONS_F32);
+  return TD_KERNELS_OK;
+}
+
+void td_kernels_use_activations(td_activations activations) {
+  unsigned allowed = table_features;
+  if (activations == TD_ACTIVATIONS_F32) allowed &= ~(unsigned)TD_ISA_AVX512_FP16;
 #define X(family, args_type)                                                                       \
   table.family = (void (*)(const args_type *))best_version(#family, allowed);
   TD_KERNEL_FAMILIES(X)
 #undef X
-  table.isa = isas[idx].name;
-  return TD_KERNELS_OK;
+  table.activations = activations;
 }
 
 const char *const *td_kernels_isas(void) {
-  static const char *const names[] = {"avx512", "avx2", "scalar", NULL};
+  static const char *const names[] = {"avx512fp16", "avx512", "avx2", "scalar", NULL};
   return names;
 }
 
@@ -88,12 +105,9 @@ const td_kernel_table *td_kernels(void) {
   return &table;
 }
 
-void td_kernels_use_int8_activations(void) {
-  table.int8_activations = true;
-}
-
 static bool rounds_x(const td_weight *w) {
-  return table.int8_activations && (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) && a8_block(w) > 0;
+  return table.activations == TD_ACTIVATIONS_INT8 && (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) &&
+         a8_block(w) > 0;
 }
 
 static td_linear_fn linear_i4(td_layout layout) {

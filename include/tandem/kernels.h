@@ -16,7 +16,8 @@
 
 #include "tandem/types.h"
 
-// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation.
+// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation but
+// for the versions of avx512fp16, see td_activations.
 // Neither x nor y alias. The weight is used as stored: a scale multiplies sums, or activations with
 // one rounding, or, where that is exact, weights; a NaN code or scale anywhere in a row makes the
 // row's results NaN.
@@ -117,14 +118,15 @@ typedef struct {
 #define X(family, args_type) void (*family)(const args_type *args);
   TD_KERNEL_FAMILIES(X)
 #undef X
-  const char *isa; // the best the table may use: "scalar", "avx2", "avx512"
-  bool int8_activations;
+  const char *isa; // the best the table may use: "scalar", "avx2", "avx512", "avx512fp16"
+  td_activations activations;
 } td_kernel_table;
 
 // What a version needs of the machine.
 enum {
   TD_ISA_AVX2 = 1u << 0,   // with FMA and F16C
   TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, BF16, VNNI
+  TD_ISA_AVX512_FP16 = 1u << 2,
 };
 
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
@@ -135,9 +137,8 @@ typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td
 td_kernels_result td_kernels_init(const char *force_isa);
 // Names accepted above, best first, ending with NULL.
 const char *const *td_kernels_isas(void);
-// From here on td_kernels_linear answers linear_q4_a8 for the weights that it is for. Like
-// td_kernels_init: not thread-safe, once.
-void td_kernels_use_int8_activations(void);
+// Fills it again, for these activations; td_kernels_init does for F32. As little thread-safe.
+void td_kernels_use_activations(td_activations activations);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
 // The linear kernel for weights of this dtype and layout; NULL where there is none.

@@ -131,4 +131,16 @@ typedef struct {
   float sum_warm;             // of exp((logit - value[0]) / temperature)
 } td_top_logits;
 
+// What activations are while weights of 4 or 8 bits are multiplied. Elsewhere they are F32.
+typedef enum {
+  TD_ACTIVATIONS_F32,
+  // Where the CPU computes in FP16 (AVX512-FP16), and FP32 elsewhere: x is rounded to
+  // FP16, products are summed in FP16 for at most 16 steps and these sums in FP32. That is within
+  // what rounding x to BF16, as published models are run, may lose.
+  TD_ACTIVATIONS_F16,
+  // As F16, but 4-bit weights in rows are multiplied by 8-bit activations (linear_q4_a8).
+  TD_ACTIVATIONS_INT8,
+  TD_N_ACTIVATIONS
+} td_activations;
+
 #endif

@@ -599,7 +599,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .n_threads = opts->n_threads,
                       .kv_tokens = opts->kv_tokens,
                       .kv_dtype = opts->kv_dtype,
-                      .int8_activations = opts->int8_activations,
+                      .activations = opts->activations,
                       .weights_fd = (uint32_t)opts->weights_fd,
                       .trace_fd = (uint32_t)opts->trace_fd,
                       .prefill_chunk = opts->prefill_chunk};

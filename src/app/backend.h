@@ -33,7 +33,7 @@ typedef struct {
   uint32_t prefill_chunk;   // prompt tokens a step
   uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
   td_dtype kv_dtype;        // TD_F32 or TD_F16
-  bool int8_activations;    // see td_dev_opts
+  td_activations activations;
   int weights_fd;      // weights in memory (model/resident.h), borrowed; 0: workers map the files
   td_kv_dir *kv_dir;   // pages on disk behind the cache of prefixes, borrowed; NULL: none
   td_digest kv_model;  // all that decides what its pages hold

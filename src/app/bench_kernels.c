@@ -111,7 +111,7 @@ static td_status run_threads(kernel_bench *b, const td_bench_format *format,
   if (st != TD_OK) return st;
   size_t n;
   const td_kernel_variant *variants = td_kernel_variants(&n);
-  const char *family = td_bench_family(format, td_kernels()->int8_activations);
+  const char *family = td_bench_family(format, td_kernels()->activations);
   const td_int_list *batches = &b->report.options->bench_batches;
   for (size_t i = 0; i < n; i++) {
     const td_kernel_variant *v = &variants[i];
@@ -139,10 +139,10 @@ static td_status run_format(kernel_bench *b, const td_bench_format *format, td_e
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
-  bool int8_activations;
-  td_status st = td_cmd_int8_activations(o, &int8_activations, err);
+  td_activations activations;
+  td_status st = td_cmd_activations(o, &activations, err);
   if (st != TD_OK) return st;
-  if (int8_activations) td_kernels_use_int8_activations();
+  td_kernels_use_activations(activations);
   st = td_bench_report_open(&b->report, o, err);
   if (st == TD_OK) st = td_team_open(&b->team, &(td_team_opts){.n_threads = 0}, err);
   if (st != TD_OK) return st;

@@ -19,10 +19,12 @@ td_status td_cmd_need_model(const td_options *options, td_err *err) {
                  td_command_name(options->command));
 }
 
-td_status td_cmd_int8_activations(const td_options *o, bool *out, td_err *err) {
-  *out = !strcmp(o->activations, "int8");
-  if (*out || !strcmp(o->activations, "f32")) return TD_OK;
-  return td_fail(err, TD_EINVAL, "--activations %s: give f32 or int8", o->activations);
+td_status td_cmd_activations(const td_options *o, td_activations *out, td_err *err) {
+  static const char *const names[TD_N_ACTIVATIONS] = {"f32", "f16", "int8"};
+  for (*out = 0; *out < TD_N_ACTIVATIONS; ++*out) {
+    if (!strcmp(o->activations, names[*out])) return TD_OK;
+  }
+  return td_fail(err, TD_EINVAL, "--activations %s: give f16, f32 or int8", o->activations);
 }
 
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
@@ -37,7 +39,7 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
                            .prefill_chunk = (uint32_t)o->prefill_chunk,
                            .kv_dtype = is_f16 ? TD_F16 : TD_F32};
   td_status st = td_weights_mode_parse(&out->weights, o->weights, err);
-  if (st == TD_OK) st = td_cmd_int8_activations(o, &out->int8_activations, err);
+  if (st == TD_OK) st = td_cmd_activations(o, &out->activations, err);
   if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
   return st == TD_OK ? td_model_config_read(&config, o->model, err) : st;

@@ -23,7 +23,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .n_threads = m->n_threads,
                           .prefill_chunk = m->prefill_chunk,
                           .kv_dtype = m->kv_dtype,
-                          .int8_activations = m->int8_activations,
+                          .activations = m->activations,
                           .weights_fd = serve->weights_fd >= 0 ? serve->weights_fd : 0,
                           .kv_dir = serve->kv_dir,
                           .kv_model = serve->kv_model,
@@ -38,7 +38,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
 // All that decides what keys and values are: the weights, and what computes with them.
 static td_status identify(td_serve *serve, td_err *err) {
   const td_session_opts *m = &serve->model_opts;
-  const uint32_t form[] = {(uint32_t)m->kv_dtype, TD_KV_PAGE_TOKENS, m->int8_activations};
+  const uint32_t form[] = {(uint32_t)m->kv_dtype, TD_KV_PAGE_TOKENS, m->activations};
   td_sha256 sha;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, TD_VERSION, sizeof TD_VERSION);

@@ -66,7 +66,7 @@ static td_status open_model(td_session *s, td_err *err) {
 static td_status open_device(td_session *s, td_err *err) {
   const td_dev_opts dev = {.kind = s->opts.device ? s->opts.device : "cpu",
                            .n_threads = s->opts.n_threads,
-                           .int8_activations = s->opts.int8_activations,
+                           .activations = s->opts.activations,
                            .need_bytes = td_model_stats_of(s->model).bytes};
   return td_dev_open(&s->dev, &dev, err);
 }

@@ -21,8 +21,8 @@ typedef struct {
   uint32_t max_seqs;      // sequences that may be open together; 0: one
   td_dtype kv_dtype;      // TD_F32 or TD_F16
   td_weights_mode weights;
-  bool int8_activations; // see td_dev_opts
-  bool record_routing;   // see td_engine_opts
+  td_activations activations;
+  bool record_routing; // see td_engine_opts
 } td_session_opts;
 
 // Members are for reading; td_session_close frees them.

@@ -29,9 +29,7 @@ typedef struct td_event td_event;
 typedef struct {
   const char *kind;   // "cpu"; "cuda": the first GPU; "auto": that if it can be used, or the CPU
   unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
-  // CPU: activations are rounded to 8 bits where 4-bit weights are multiplied (linear_q4_a8). Holds
-  // for all devices of the process.
-  bool int8_activations;
+  td_activations activations; // CPU; holds for all devices of the process
   size_t need_bytes; // weights that will be used: memory of the device's own must hold them
 } td_dev_opts;
 

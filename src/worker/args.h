@@ -46,7 +46,7 @@ const char *td_worker_role_name(uint32_t role);
   X(n_threads, "threads", 0, 4096)                                                                 \
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
   X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
-  X(int8_activations, "int8-activations", 0, 1)                                                    \
+  X(activations, "activations", 0, TD_N_ACTIVATIONS - 1)                                           \
   X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
@@ -63,7 +63,7 @@ typedef struct {
   uint32_t n_threads;    // 0: one for each CPU
   uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
   uint32_t kv_dtype;     // a td_dtype
-  uint32_t int8_activations;
+  uint32_t activations;  // a td_activations
   uint32_t prefill_chunk;
   uint32_t log_level; // a td_log_level
   uint32_t log_json;

@@ -85,7 +85,7 @@ static td_status open_tables(worker *w, td_err *err) {
 static td_status open_device(worker *w, td_err *err) {
   const td_dev_opts dev = {.kind = w->opts.device,
                            .n_threads = w->opts.n_threads,
-                           .int8_activations = w->opts.int8_activations,
+                           .activations = w->opts.activations,
                            .need_bytes = td_model_stats_of(w->model).bytes};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);

@@ -49,6 +49,7 @@ def ids_of(array):
 def logits_of(tandem, case, tmp_path, chunk, *options, **environment):
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
+    args += ["--activations", "f32"]
     if chunk is not None:
         args += ["--chunk-tokens", chunk]
     tandem("eval", "logits", *args, "--out", out, *options, **environment)
@@ -99,7 +100,7 @@ def test_greedy_continuation(tandem, case):
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
         *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
-        *("--temperature", 0, "--ignore-eos", "--json"),
+        *("--temperature", 0, "--ignore-eos", "--json", "--activations", "f32"),
     )
     assert json.loads(out)["token_ids"] == golden
 

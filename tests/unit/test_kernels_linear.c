@@ -338,6 +338,7 @@ static void test_dispatch(void **state) {
       runs = td_kernel_variant_runs(&v[i]);
       expected = (td_linear_fn)v[i].fn;
     }
+    if (!expected) continue; // a folder of few families
     assert_int_equal(td_kernels_init(*isa), runs ? TD_KERNELS_OK : TD_KERNELS_ISA_ABSENT);
     if (!runs) continue;
     assert_string_equal(td_kernels()->isa, *isa);

@@ -27,7 +27,7 @@ static void test_args_round_trip(void **state) {
                                .n_threads = 3,
                                .kv_tokens = 4,
                                .kv_dtype = TD_F16,
-                               .int8_activations = 1,
+                               .activations = TD_ACTIVATIONS_INT8,
                                .prefill_chunk = 5,
                                .weights_fd = 7,
                                .trace_fd = 8,

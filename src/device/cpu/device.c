@@ -10,11 +10,11 @@ enum { HUGE_PAGE_BYTES = 2 << 20 };
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // TANDEM_FORCE_ISA is for tests and debugging, and this is where it is read.
-static td_status choose_kernels(bool int8_activations, td_err *err) {
+static td_status choose_kernels(td_activations activations, td_err *err) {
   const char *force = getenv("TANDEM_FORCE_ISA");
   pthread_mutex_lock(&kernels_lock);
   td_kernels_result result = td_kernels()->isa ? TD_KERNELS_OK : td_kernels_init(force);
-  if (int8_activations) td_kernels_use_int8_activations();
+  if (result == TD_KERNELS_OK) td_kernels_use_activations(activations);
   pthread_mutex_unlock(&kernels_lock);
   switch (result) {
   case TD_KERNELS_OK: return TD_OK;
@@ -23,7 +23,8 @@ static td_status choose_kernels(bool int8_activations, td_err *err) {
                    force);
   case TD_KERNELS_UNKNOWN_ISA: break;
   }
-  return td_fail(err, TD_EINVAL, "TANDEM_FORCE_ISA=%s: use scalar, avx2 or avx512", force);
+  return td_fail(err, TD_EINVAL, "TANDEM_FORCE_ISA=%s: use scalar, avx2, avx512 or avx512fp16",
+                 force);
 }
 
 static td_status cpu_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
@@ -82,7 +83,7 @@ static const td_dev_vtable vtable = {
 };
 
 td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
-  td_status status = choose_kernels(opts->int8_activations, err);
+  td_status status = choose_kernels(opts->activations, err);
   if (status != TD_OK) return status;
   td_cpu_dev *dev = calloc(1, sizeof *dev);
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CPU device");
@@ -96,8 +97,9 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     cpu_close(&dev->base);
     return status;
   }
+  static const char *const suffix[TD_N_ACTIVATIONS] = {", FP32", "", "+int8"};
   snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_team_size(dev->team),
-           td_kernels()->isa, td_kernels()->int8_activations ? "+int8" : "");
+           td_kernels()->isa, suffix[opts->activations]);
   *out = &dev->base;
   return TD_OK;
 }

@@ -93,7 +93,7 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
 }
 
 td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
-  if (opts->int8_activations) {
+  if (opts->activations == TD_ACTIVATIONS_INT8) {
     return td_fail(err, TD_EUNSUPPORTED, "--activations int8 is for the CPU: add --device cpu");
   }
   td_cuda_dev *dev = calloc(1, sizeof *dev);

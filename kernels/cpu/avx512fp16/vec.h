@@ -1,0 +1,40 @@
+// kernels/cpu/avx512fp16/vec.h - vectors of 32 FP16 numbers beside those of 16 FP32 numbers.
+#ifndef KERNELS_CPU_AVX512FP16_VEC_H
+#define KERNELS_CPU_AVX512FP16_VEC_H
+
+#include "kernels/cpu/avx512/vec.h"
+
+typedef __m512h vh;
+
+enum {
+  VHL = 32,         // lanes
+  CHAIN_STEPS = 16, // FP16 additions to one sum, at most, before it goes on in FP32
+};
+
+static inline vh vh_zero(void) {
+  return _mm512_setzero_ph();
+}
+static inline vh vh_load(const _Float16 *p) {
+  return _mm512_loadu_ph(p);
+}
+static inline void vh_store(_Float16 *p, vh a) {
+  _mm512_storeu_ph(p, a);
+}
+static inline vh vh_fma(vh a, vh b, vh c) {
+  return _mm512_fmadd_ph(a, b, c);
+}
+// Rounded to nearest even; lanes 0 to 15 from lo.
+static inline vh vh_from_vf(vf lo, vf hi) {
+  __m256i l = _mm256_castph_si256(_mm512_cvtxps_ph(lo)),
+          h = _mm256_castph_si256(_mm512_cvtxps_ph(hi));
+  return _mm512_castsi512_ph(_mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
+}
+static inline vf vh_lo(vh a) {
+  return _mm512_cvtxph_ps(_mm512_castph512_ph256(a));
+}
+static inline vf vh_hi(vh a) {
+  return _mm512_cvtxph_ps(
+      _mm256_castsi256_ph(_mm512_extracti64x4_epi64(_mm512_castph_si512(a), 1)));
+}
+
+#endif
