@@ -24,7 +24,6 @@
 
 #define MAX_WAITING 1024 // of one tenant alone half
 #define STUCK_S     30u  // unless asked otherwise
-#define KILL_NS     600000000000u
 // How far a request is suspected that was at a worker when it died, and got no further than the
 // last time: a death in company, a death alone, and what is enough to give it up.
 #define BLAME_TOGETHER 1
@@ -577,7 +576,7 @@ static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opt
   const td_supervisor_opts supervisor = {.worker = *opts,
                                          .kv_fd = b->kv_fd,
                                          .stuck_ns = stuck_s * 1000000000u,
-                                         .kill_ns = KILL_NS,
+                                         .kill_ns = 2 * stuck_s * 1000000000u,
                                          .on_ready = on_ready,
                                          .on_record = on_record,
                                          .on_space = on_space,

@@ -88,6 +88,10 @@ void td_process_lease(td_process *p, uint32_t n_threads) {
   atomic_store_explicit(p->channel.lease, n_threads, memory_order_relaxed);
 }
 
+uint32_t td_process_pulse(const td_process *p) {
+  return atomic_load_explicit(p->channel.pulse, memory_order_relaxed);
+}
+
 // ---- the end ----------------------------------------------------------------------------------
 
 // The last line that is not empty, cut out of said in place.

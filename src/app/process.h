@@ -32,6 +32,8 @@ td_status td_process_spawn(td_process **out, uv_loop_t *loop, const td_worker_op
 td_status td_process_send(td_process *process, const td_wire_msg *msg);
 // How many threads it may compute with from its next operator on; 0: all.
 void td_process_lease(td_process *process, uint32_t n_threads);
+// Another number than a moment ago: it computes.
+uint32_t td_process_pulse(const td_process *process);
 // Hears what the process has written so far, without waiting for the loop.
 void td_process_drain(td_process *process);
 void td_process_kill(td_process *process);

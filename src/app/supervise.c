@@ -29,6 +29,7 @@ struct td_supervisor {
   int n_timers;
   uint64_t born_ns, heard_ns;
   td_wire_heartbeat heartbeat; // this life's last
+  uint32_t pulse;              // as of the last tick
   bool was_ready;              // ever
   bool is_up;                  // this life has said READY
   unsigned n_unready;          // deaths in a row before READY
@@ -70,11 +71,15 @@ static void on_ready(td_supervisor *s, const td_wire_ready *info) {
   set_state(s, TD_BACKEND_READY);
 }
 
+static void note_life(td_supervisor *s) {
+  s->heard_ns = td_clock_ns();
+  if (s->state == TD_BACKEND_STUCK) set_state(s, TD_BACKEND_READY);
+}
+
 static void on_record(void *ctx, const td_wire_msg *msg) {
   td_supervisor *s = ctx;
   if (s->is_closing || s->state == TD_BACKEND_FAILED) return;
-  s->heard_ns = td_clock_ns();
-  if (s->state == TD_BACKEND_STUCK) set_state(s, TD_BACKEND_READY);
+  note_life(s);
   switch (msg->kind) {
   case TD_MSG_READY: on_ready(s, &msg->u.ready); break;
   case TD_MSG_FATAL:
@@ -172,6 +177,9 @@ static void on_tick(uv_timer_t *timer) {
   if (!s->process || !s->is_up) return;
   td_process_drain(s->process); // if it was us who slept, its heartbeats are waiting
   if (s->is_closing) return;    // a callback closed us
+  uint32_t pulse = td_process_pulse(s->process);
+  if (pulse != s->pulse) note_life(s);
+  s->pulse = pulse;
   uint64_t silence_ns = td_clock_ns() - s->heard_ns;
   if (silence_ns > s->opts.kill_ns) {
     td_error("the %s process was silent for %.0f s; killing it", role_name(s),

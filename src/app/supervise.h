@@ -19,8 +19,8 @@ typedef struct td_supervisor td_supervisor;
 typedef struct {
   td_worker_opts worker; // texts are copied, parent_pid and log_* filled in
   int kv_fd;             // of the KV pool (worker/kv_pool.h), borrowed
-  uint64_t stuck_ns;     // silence after which a worker counts as stuck
-  uint64_t kill_ns;      // silence after which it is killed
+  uint64_t stuck_ns;     // without a message or a pulse, after which a worker counts as stuck
+  uint64_t kill_ns;      // the same, after which it is killed
   // A worker is ready; what it returns other than TD_OK ends the supervision (FAILED).
   td_status (*on_ready)(void *ctx, const td_wire_ready *info, td_err *err);
   void (*on_record)(void *ctx, const td_wire_msg *msg); // PROGRESS, TOKEN, DONE; unchecked

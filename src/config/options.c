@@ -123,7 +123,8 @@ static const option table[] = {
     {"drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), 0, 86400, "30", "SECONDS",
      "how long running requests may go on after SIGTERM, and then prompts be written to --kv-dir"},
     {"stuck-after", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), 1, 86400, "30", "SECONDS",
-     "silence of a worker after which /health answers 503; raise it where a step takes so long"},
+     "a worker that computes nothing for so long makes /health answer 503; after twice that it is "
+     "started again"},
 
     {"prompt-tokens", 'p', OPT_INTS, ON(BENCH), AT(bench_prompt), 0, 1 << 24, "512", "N,N",
      "prompt lengths to measure prefill with"},

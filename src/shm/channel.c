@@ -6,14 +6,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LEASE_BYTES = 64 }; // a cache line of its own
+enum { LINE_BYTES = 64, WORDS_BYTES = 2 * LINE_BYTES }; // a cache line for each word
 
-// Behind the lease the two rings lie one behind the other, each in half of what is left.
+// Behind the words the two rings lie one behind the other, each in half of what is left.
 static td_status attach_rings(td_channel *channel, bool is_front, td_err *err) {
-  if (channel->segment.n_bytes < LEASE_BYTES) return td_fail(err, TD_EFORMAT, "no channel");
-  size_t half = (channel->segment.n_bytes - LEASE_BYTES) / 2 / 64 * 64;
+  if (channel->segment.n_bytes < WORDS_BYTES) return td_fail(err, TD_EFORMAT, "no channel");
+  size_t half = (channel->segment.n_bytes - WORDS_BYTES) / 2 / 64 * 64;
   channel->lease = channel->segment.base;
-  char *down = (char *)channel->segment.base + LEASE_BYTES;
+  channel->pulse = (void *)((char *)channel->segment.base + LINE_BYTES);
+  char *down = (char *)channel->segment.base + WORDS_BYTES;
   char *up = down + half;
   td_ring_wake down_wake = {channel->fds[TD_CHANNEL_DOWN_DATA],
                             channel->fds[TD_CHANNEL_DOWN_SPACE]};
@@ -33,7 +34,7 @@ static void clear(td_channel *channel) {
 
 static td_status create(td_channel *out, uint32_t capacity, td_err *err) {
   size_t half = td_ring_bytes(capacity);
-  td_status st = td_segment_create(&out->segment, "tandem-rings", LEASE_BYTES + 2 * half, err);
+  td_status st = td_segment_create(&out->segment, "tandem-rings", WORDS_BYTES + 2 * half, err);
   if (st != TD_OK) return st;
   out->fds[TD_CHANNEL_SEGMENT] = out->segment.fd;
   for (int i = TD_CHANNEL_DOWN_DATA; i < TD_CHANNEL_N_FDS; i++) {
@@ -42,7 +43,7 @@ static td_status create(td_channel *out, uint32_t capacity, td_err *err) {
       return td_fail(err, TD_EIO, "cannot create an eventfd: %s", strerror(errno));
     }
   }
-  char *rings = (char *)out->segment.base + LEASE_BYTES;
+  char *rings = (char *)out->segment.base + WORDS_BYTES;
   td_ring_format(rings, capacity);
   td_ring_format(rings + half, capacity);
   return attach_rings(out, true, err);

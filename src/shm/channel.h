@@ -1,6 +1,6 @@
-// src/shm/channel.h - the two rings between the front process and one worker, and the lease of
-// cores: one segment, four eventfds. The front makes it and hands the descriptors down; the worker
-// attaches to them.
+// src/shm/channel.h - the two rings between the front process and one worker, the lease of cores
+// and the worker's pulse: one segment, four eventfds. The front makes it and hands the descriptors
+// down; the worker attaches to them.
 #ifndef TD_SHM_CHANNEL_H
 #define TD_SHM_CHANNEL_H
 
@@ -26,6 +26,9 @@ typedef struct {
   // it before every piece of parallel work, in the middle of a step, too. Relaxed: it says nothing
   // else.
   _Atomic uint32_t *lease;
+  // Grows while the worker computes, in the middle of a step, too: by this the front tells a long
+  // step from a hang. Relaxed.
+  _Atomic uint32_t *pulse;
 } td_channel;
 
 // The front's side: capacity records each way. On error *out is closed.

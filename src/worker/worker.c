@@ -90,6 +90,7 @@ static td_status open_device(worker *w, td_err *err) {
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);
   if (st == TD_OK) td_dev_follow_threads(w->dev, w->outlet.channel.lease);
+  if (st == TD_OK) td_dev_show_pulse(w->dev, w->outlet.channel.pulse);
   if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;
   if (st != TD_OK || !w->has_own_pages) return st;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(w->dev),

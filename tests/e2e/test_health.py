@@ -119,7 +119,7 @@ def server_port(url):
 
 
 def test_503_while_stuck(tandem_bin, model):
-    server = Server(tandem_bin, model, "--stuck-after", "1")
+    server = Server(tandem_bin, model, "--stuck-after", "2")
     try:
         assert get(server.url).json()["status"] == "ok"
         with stopped(server):
@@ -129,6 +129,20 @@ def test_503_while_stuck(tandem_bin, model):
             assert "Retry-After" in response.headers
             assert "silent" in server.log()
         wait_until(lambda: get(server.url).status_code == 200)
+        assert complete(server.url).status_code == 200
+    finally:
+        server.close()
+
+
+def test_a_worker_that_hangs_is_replaced(tandem_bin, model):
+    server = Server(tandem_bin, model, "--stuck-after", "1")
+    try:
+        before = workers_of(server)
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: not set(before) & set(workers_of(server)))
+        wait_until(lambda: get(server.url).status_code == 200)
+        assert "killing it" in server.log()
         assert complete(server.url).status_code == 200
     finally:
         server.close()

@@ -36,6 +36,7 @@ enum {
   DIE = 901, // SIGKILL
   DIE_ONCE,  // the first time only (TANDEM_TEST_FUSE names a file, removed by then)
   HANG,      // three seconds in one step
+  TOIL,      // the same, in which its pulse can be seen
   FAIL,      // an error of the engine
   N_VOCAB = 1000,
   N_PLAIN = 900, // ids below have no meaning
@@ -50,9 +51,11 @@ struct td_model {
 };
 struct td_dev {
   size_t own_bytes; // of memory; 0: it works in the host's
+  _Atomic uint32_t *pulse;
 };
 struct td_engine {
   td_engine_opts opts;
+  td_dev *dev;
   int32_t *pages, *own_pages;
   float *logits;
 };
@@ -117,6 +120,10 @@ void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
   TD_CHECK(n_threads);
 }
 
+void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
+  dev->pulse = pulse;
+}
+
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
   (void)config;
   (void)kv_dtype;
@@ -126,9 +133,9 @@ size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_d
 td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
                          const td_engine_opts *opts, td_err *err) {
   (void)model;
-  (void)dev;
   (void)err;
   td_engine *e = calloc(1, sizeof *e);
+  e->dev = dev;
   e->opts = *opts;
   e->pages = opts->kv_pages;
   if (!e->pages) {
@@ -183,10 +190,13 @@ static inline _Atomic uint32_t *steps_of(int32_t first_token) {
   return &steps[first_token];
 }
 
-static inline td_status misbehave(int32_t how, td_err *err) {
+static inline td_status misbehave(int32_t how, _Atomic uint32_t *pulse, td_err *err) {
   const char *fuse = getenv("TANDEM_TEST_FUSE");
   if (how == DIE || (how == DIE_ONCE && fuse && unlink(fuse) == 0)) raise(SIGKILL);
-  if (how == HANG) sleep(3);
+  for (int i = 0; (how == HANG || how == TOIL) && i < 30; i++) {
+    usleep(100000);
+    if (how == TOIL) ++*pulse;
+  }
   return how == FAIL ? td_fail(err, TD_EIO, "the engine is out of order") : TD_OK;
 }
 
@@ -201,7 +211,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     _Atomic uint32_t *n_steps = steps_of(*cell(e, seq, 0));
     if (n_steps) atomic_fetch_add(n_steps, 1);
     if (n >= 2 && n == (uint32_t)*cell(e, seq, 1)) {
-      td_status st = misbehave(*cell(e, seq, 0), err);
+      td_status st = misbehave(*cell(e, seq, 0), e->dev->pulse, err);
       if (st != TD_OK) return st;
     }
     if (seq->want != TD_WANT_LAST) continue;

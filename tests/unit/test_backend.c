@@ -566,11 +566,12 @@ static void test_worker_dies_with_the_front(void **state) {
   prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-// ---- the supervisor alone: a worker that hangs ------------------------------------------------
+// ---- the supervisor alone: a worker in a long step --------------------------------------------
 
 typedef struct {
   td_supervisor *supervisor;
-  bool was_stuck, is_back;
+  int32_t how; // HANG or TOIL
+  bool was_stuck, is_back, has_answer;
 } watch;
 
 static td_status watch_ready(void *ctx, const td_wire_ready *info, td_err *err) {
@@ -581,8 +582,7 @@ static td_status watch_ready(void *ctx, const td_wire_ready *info, td_err *err) 
 }
 
 static void watch_record(void *ctx, const td_wire_msg *msg) {
-  (void)ctx;
-  (void)msg;
+  if (msg->kind == TD_MSG_DONE) ((watch *)ctx)->has_answer = true;
 }
 
 static void watch_space(void *ctx) {
@@ -605,21 +605,20 @@ static void watch_state(void *ctx, td_backend_state state) {
     msg = (td_wire_msg){.kind = TD_MSG_PAGES, .request = 1, .u.pages = {.n = 1}};
     assert_int_equal(td_supervisor_send(s->supervisor, &msg), TD_OK);
     msg = (td_wire_msg){
-        .kind = TD_MSG_TOKENS, .request = 1, .u.tokens = {.n = 2, .ids = {HANG, 2}}};
+        .kind = TD_MSG_TOKENS, .request = 1, .u.tokens = {.n = 2, .ids = {s->how, 2}}};
     assert_int_equal(td_supervisor_send(s->supervisor, &msg), TD_OK);
   }
   if (state == TD_BACKEND_STUCK) s->was_stuck = true;
   if (state == TD_BACKEND_READY && s->was_stuck) s->is_back = true;
 }
 
-static bool is_back(void *ctx) {
-  return ((watch *)ctx)->is_back;
+static bool has_answer(void *ctx) {
+  return ((watch *)ctx)->has_answer;
 }
 
-static void test_stuck_and_back(void **state) {
-  (void)state;
+static watch watch_one(int32_t how) {
   world w = {0};
-  watch s = {0};
+  watch s = {.how = how};
   td_err err;
   uv_loop_init(&w.loop);
   int kv_fd;
@@ -636,17 +635,31 @@ static void test_stuck_and_back(void **state) {
       .on_state = watch_state,
       .ctx = &s};
   assert_int_equal(td_supervisor_open(&s.supervisor, &w.loop, &opts, &err), TD_OK);
-  run_until(&w, is_back, &s);
+  run_until(&w, has_answer, &s);
   td_supervisor_close(s.supervisor, on_closed, &w);
   uv_run(&w.loop, UV_RUN_DEFAULT);
   assert_true(w.is_closed);
   assert_int_equal(uv_loop_close(&w.loop), 0);
   close(kv_fd);
+  return s;
+}
+
+static void test_stuck_and_back(void **state) {
+  (void)state;
+  watch s = watch_one(HANG);
+  assert_true(s.was_stuck);
+  assert_true(s.is_back);
+}
+
+static void test_a_long_step_is_not_a_hang(void **state) {
+  (void)state;
+  assert_false(watch_one(TOIL).was_stuck);
 }
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
-  const struct CMUnitTest alone[] = {cmocka_unit_test(test_stuck_and_back)};
+  const struct CMUnitTest alone[] = {cmocka_unit_test(test_stuck_and_back),
+                                     cmocka_unit_test(test_a_long_step_is_not_a_hang)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_hundred_at_once),
       cmocka_unit_test(test_ends_of_an_answer),

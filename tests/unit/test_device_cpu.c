@@ -54,6 +54,22 @@ static void test_unknown_isa_is_an_error(void **state) {
   free(kept);
 }
 
+static void test_pulse_grows_within_an_operator(void **state) {
+  (void)state;
+  enum { N = 1 << 20 };
+  td_dev *dev = open_dev(2);
+  td_stream *stream = open_stream(dev);
+  float *x = calloc(N, sizeof *x);
+  _Atomic uint32_t pulse = 0;
+  td_dev_show_pulse(dev, &pulse);
+  td_op_add(stream, x, x, N);
+  sync_ok(stream);
+  assert_true(pulse > 1);
+  td_stream_close(stream);
+  td_dev_close(dev);
+  free(x);
+}
+
 static void test_names_and_dtype(void **state) {
   (void)state;
   td_dev *dev = open_dev(3);
@@ -287,6 +303,7 @@ static void test_streams_share_the_team(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_unknown_isa_is_an_error),
+      cmocka_unit_test(test_pulse_grows_within_an_operator),
       cmocka_unit_test(test_names_and_dtype),
       cmocka_unit_test(test_ring_back_pressure_keeps_order),
       cmocka_unit_test(test_streams_wait_for_one_another),

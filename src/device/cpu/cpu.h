@@ -29,6 +29,8 @@ typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
   td_team *team;                 // spread over nodes
+  _Atomic uint32_t *pulse;       // see td_dev_show_pulse
+  _Atomic uint32_t unseen_pulse; // until it is shown
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // all ever opened
 } td_cpu_dev;

@@ -65,9 +65,14 @@ static void cpu_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
   td_team_follow(((td_cpu_dev *)dev)->team, n_threads);
 }
 
+static void cpu_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
+  ((td_cpu_dev *)dev)->pulse = pulse;
+}
+
 static const td_dev_vtable vtable = {
     .close = cpu_close,
     .follow_threads = cpu_follow_threads,
+    .show_pulse = cpu_show_pulse,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .own_free_bytes = cpu_own_free_bytes,
@@ -91,6 +96,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->base.act_dtype = TD_F32;
   pthread_mutex_init(&dev->lock, NULL);
   dev->nodes = td_nodes_get();
+  dev->pulse = &dev->unseen_pulse;
   const td_team_opts team = {.n_threads = opts->n_threads, .nodes = &dev->nodes};
   status = td_team_open(&dev->team, &team, err);
   if (status != TD_OK) {

@@ -219,8 +219,14 @@ typedef struct {
   void (*fn)(void *ctx, size_t item, unsigned member);
   void *ctx;
   size_t n_items;
+  _Atomic uint32_t *pulse;
   _Atomic size_t next;
 } item_run;
+
+// The stream's thread alone: no line of memory goes to and fro between cores for it.
+static void show_pulse(_Atomic uint32_t *pulse, unsigned member) {
+  if (member == 0) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
+}
 
 static void take_items(void *ctx, unsigned member, unsigned n_members) {
   (void)n_members;
@@ -228,17 +234,20 @@ static void take_items(void *ctx, unsigned member, unsigned n_members) {
   for (;;) {
     size_t item = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
     if (item >= run->n_items) return;
+    show_pulse(run->pulse, member);
     run->fn(run->ctx, item, member);
   }
 }
 
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
   if (n_items == 1) {
+    show_pulse(dev->pulse, 0);
     fn(ctx, 0, 0);
   } else if (n_items > 1) {
-    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items};
-    td_team_run(td_cpu_dev_of(stream)->team, take_items, &run);
+    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->pulse};
+    td_team_run(dev->team, take_items, &run);
   }
 }
 
@@ -250,6 +259,7 @@ typedef struct {
   const td_cpu_part *parts;
   size_t n_parts;
   unsigned n_nodes;
+  _Atomic uint32_t *pulse;
   struct {
     _Alignas(64) _Atomic size_t next;
   } queues[TD_CPU_MAX_PARTS][TD_MAX_NODES];
@@ -264,6 +274,7 @@ static void take_queue(tile_run *run, size_t part, size_t first, unsigned node, 
   for (;;) {
     size_t i = atomic_fetch_add_explicit(&run->queues[part][node].next, 1, memory_order_relaxed);
     if (i >= n) return;
+    show_pulse(run->pulse, member);
     run->fn(run->ctx, first + i / width * n_tiles + begin + i % width, member);
   }
 }
@@ -293,7 +304,11 @@ void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_
     return;
   }
   TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
-  tile_run run = {
-      .fn = fn, .ctx = ctx, .parts = parts, .n_parts = n_parts, .n_nodes = dev->nodes.n};
+  tile_run run = {.fn = fn,
+                  .ctx = ctx,
+                  .parts = parts,
+                  .n_parts = n_parts,
+                  .n_nodes = dev->nodes.n,
+                  .pulse = dev->pulse};
   td_team_run(dev->team, take_tiles, &run);
 }
