@@ -1,17 +1,23 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
-// linear_vec.h and linear_q4.h share. To be included after a vec.h and these definitions:
-//   SCALED          1 where the products of a run are summed on their own and then scaled
-//   gemm_scale      what scales a run of one row; lanes_of makes a vector of it
+// linear kernels of rows share. To be included after a vec.h and these definitions:
+//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load
+//                   and pv_fma (gemm_f32.h has them for FP32)
+//   SCALED          1 where the products of a run are summed on their own and added to a total
+//   WINDOW_RUNS     runs of a window, at most
+//   gemm_scale      what scales a run of one row; lanes_of makes gemm_lanes of it
+//   begin_sum       what the products of a run of one row and token are added to
+//   end_sum         the pair's total behind the run
 //   x_range         what pack_token keeps of a token, if anything
 //   finish          the result from the sum of all lanes
 // and with these defined behind it, which tell how a format orders its columns:
 //   find_window     the runs of the window that begins at column g->k
-//   pack_token      a token's columns of the window, vector i at out + i * step
+//   pack_token      a token's columns of the window, vector i at out + i * step, and, where
+//                   end_sum uses them, the token's x_scale of each run
 //   decode_row      the same of a row's weights, and the row's scales
 //   stored_row      where a row's columns from k on are stored, for prefetching
 //   end_block       what is left to do when a block's results are written
 //
-// Every (row, token) pair has one accumulator of VL lanes, along columns. A product of R rows and T
+// Every (row, token) pair has one total of VL lanes, along columns. A product of R rows and T
 // tokens loads R + T vectors for R T multiplications, so registers are not what limits it; the
 // caches are. A window of WINDOW columns is packed for up to BLOCK_TOKENS tokens (L2) and decoded
 // for GROUP_ROWS rows at a time, in the order in which the register tile of GEMM_ROWS x GEMM_TOKENS
@@ -26,8 +32,8 @@
 #include "kernels/decl.h"
 
 enum {
-  WINDOW = 512,
-  WINDOW_VECTORS = WINDOW / VL,
+  WINDOW = 2048 / sizeof(packed),
+  WINDOW_VECTORS = WINDOW / PL,
   GROUP_ROWS = 3 * GEMM_ROWS,
   BLOCK_TOKENS = 96,
   BLOCK_TOTALS = 128 * BLOCK_TOKENS + GROUP_ROWS * BLOCK_TOKENS,
@@ -36,10 +42,11 @@ enum {
 
 // Some rows times some tokens; lives on the stack.
 typedef struct {
-  _Alignas(64) float w[GROUP_ROWS * WINDOW];    // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][VL]
-  float x[BLOCK_TOKENS * WINDOW];               // [tile][vector][token of the tile][VL]
-  vf total[BLOCK_TOTALS + 3];                   // [row / GEMM_ROWS][tile][row][token of the tile]
-  gemm_scale scale[GROUP_ROWS][WINDOW_VECTORS]; // of the group's rows, by run of the window
+  _Alignas(64) packed w[GROUP_ROWS * WINDOW]; // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][PL]
+  packed x[BLOCK_TOKENS * WINDOW];            // [tile][vector][token of the tile][PL]
+  vf total[BLOCK_TOTALS + 3];                 // [row / GEMM_ROWS][tile][row][token of the tile]
+  gemm_scale scale[GROUP_ROWS][WINDOW_RUNS];  // of the group's rows, by run of the window
+  float x_scale[WINDOW_RUNS][BLOCK_TOKENS];   // by run of the window
   bool nan[BLOCK_ROWS];
   x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
@@ -47,7 +54,7 @@ typedef struct {
   uint32_t row0, n_rows, token0, n_tokens; // the block
   uint32_t k, n;                           // columns of the window
   uint32_t n_runs, n_vectors;              // of the window
-  uint32_t run_vectors[WINDOW_VECTORS];    // of a run
+  uint32_t run_vectors[WINDOW_RUNS];       // of a run
   uint32_t after_row, after_token;         // where the work that comes after the block begins
   const char *next[GROUP_ROWS];            // what the next group needs from memory
   uint32_t n_next_lines, next_line;        // of each row; in all, those asked for
@@ -55,8 +62,8 @@ typedef struct {
 } gemm;
 
 static void find_window(gemm *g);
-static void pack_token(gemm *g, uint32_t token, size_t step, float *out);
-static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out);
+static void pack_token(gemm *g, uint32_t token, size_t step, packed *out);
+static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out);
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
 static void end_block(const gemm *g);
 
@@ -77,7 +84,7 @@ static void pack_tokens(gemm *g) {
   for (uint32_t i = 0; i < n_tiles(g); i++) {
     uint32_t begin = tile_begin(g, i), n = tile_begin(g, i + 1) - begin;
     for (uint32_t t = 0; t < n; t++) {
-      pack_token(g, begin + t, n * VL, g->x + (size_t)begin * WINDOW + t * VL);
+      pack_token(g, begin + t, n * PL, g->x + (size_t)begin * WINDOW + t * PL);
     }
   }
 }
@@ -85,13 +92,13 @@ static void pack_tokens(gemm *g) {
 // Rows behind the last are zeros.
 static void decode_group(gemm *g, uint32_t group) {
   for (uint32_t i = 0; i < GROUP_ROWS; i++) {
-    float *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * VL;
+    packed *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * PL;
     if (group + i < g->n_rows) {
       decode_row(g, group + i, i, out);
       continue;
     }
     for (uint32_t v = 0; v < g->n_vectors; v++)
-      vf_store(out + v * GEMM_ROWS * VL, vf_zero());
+      memset(out + v * GEMM_ROWS * PL, 0, PL * sizeof *out);
     memset(g->scale[i], 0, g->n_runs * sizeof g->scale[i][0]);
   }
 }
@@ -134,28 +141,28 @@ static void fetch_x(gemm *g) {
   }
 }
 
-// totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group.
-TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, const float *x, vf *totals) {
+// totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group,
+// token the first token's in the block.
+TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t token, vf *totals) {
   enum { R = GEMM_ROWS };
-  const float *w = g->w + place * WINDOW;
+  const packed *w = g->w + place * WINDOW, *x = g->x + (size_t)token * WINDOW;
   bool first = g->k == 0;
-  vf acc[GEMM_ROWS * GEMM_TOKENS];
+  pv acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
-    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = SCALED || first ? vf_zero() : totals[i];
-    for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * VL, x += T * VL) {
-      vf wv[GEMM_ROWS];
-      TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * VL);
+    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(&totals[i], first);
+    for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * PL, x += T * PL) {
+      pv wv[GEMM_ROWS];
+      TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
       TD_UNROLL for (int t = 0; t < T; t++) {
-        vf xv = vf_load(x + t * VL);
+        pv xv = pv_load(x + t * PL);
         __asm__("" : "+v"(xv)); // one load, not one in each multiplication
-        TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
+        TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(wv[r], xv, acc[r * T + t]);
       }
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
-      vf scale = SCALED ? lanes_of(g->scale[place + (uint32_t)r][run]) : vf_zero();
+      gemm_lanes scale = lanes_of(g->scale[place + (uint32_t)r][run]);
       TD_UNROLL for (int t = 0; t < T; t++) {
-        vf *total = &totals[r * T + t];
-        *total = SCALED ? vf_fma(acc[r * T + t], scale, *total) : acc[r * T + t];
+        end_sum(acc[r * T + t], scale, &g->x_scale[run][token + (uint32_t)t], &totals[r * T + t]);
       }
     }
     // There are no registers to keep totals in, which the compiler would try.
@@ -164,11 +171,11 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, const float
 }
 
 #define GEMM_TILE(T)                                                                               \
-  case T: gemm_tile(T, g, place, x, totals); return;
+  case T: gemm_tile(T, g, place, token, totals); return;
 
 // Not inlined, for its caller's constants would take registers.
 __attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gemm *g,
-                                                    uint32_t place, const float *x, vf *totals) {
+                                                    uint32_t place, uint32_t token, vf *totals) {
   switch (n_tokens) {
     GEMM_TILE(1)
     GEMM_TILE(2)
@@ -192,8 +199,7 @@ static void gemm_window(gemm *g) {
       fetch_weights(g);
       fetch_x(g);
       for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
-        gemm_any_tile(n, g, r, g->x + (size_t)t * WINDOW,
-                      g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS);
+        gemm_any_tile(n, g, r, t, g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS);
       }
     }
   }

@@ -357,13 +357,15 @@ static inline bool q4_fits(const td_weight *w) {
 }
 
 // Many tokens: runs are blocks, and every lane has its scale.
-enum { SCALED = 1 };
+enum { SCALED = 1, WINDOW_RUNS = 512 / BLOCK };
 typedef char x_range; // nothing
 typedef vf gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {
   return scale;
 }
-#include "kernels/cpu/gemm_vec.h"
+#include "kernels/cpu/gemm_f32.h"
+
+_Static_assert(WINDOW_RUNS == WINDOW / BLOCK, "runs are blocks");
 
 TD_INLINE const uint8_t *row_codes(const td_weight *w, uint32_t row, uint32_t k) {
   return (const uint8_t *)w->data + row * td_weight_row_bytes(w) + k / 2;

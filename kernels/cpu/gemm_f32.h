@@ -1,0 +1,29 @@
+// kernels/cpu/gemm_f32.h - gemm_vec.h in FP32: a run's products are added to the totals themselves
+// or, SCALED, summed on their own and multiplied by the row's scale.
+#ifndef KERNELS_CPU_GEMM_F32_H
+#define KERNELS_CPU_GEMM_F32_H
+
+#include "kernels/cpu/vec_math.h"
+
+typedef float packed;
+typedef vf pv, gemm_lanes;
+enum { PL = VL };
+
+TD_INLINE pv pv_load(const packed *p) {
+  return vf_load(p);
+}
+TD_INLINE pv pv_fma(pv a, pv b, pv c) {
+  return vf_fma(a, b, c);
+}
+
+TD_INLINE pv begin_sum(const vf *total, bool first) {
+  return SCALED || first ? vf_zero() : *total;
+}
+TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+  (void)x_scale;
+  *total = SCALED ? vf_fma(sum, scale, *total) : sum;
+}
+
+#include "kernels/cpu/gemm_vec.h"
+
+#endif
