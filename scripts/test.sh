@@ -14,6 +14,7 @@ work=$root/build-test
 results=$work/results
 python=$root/.venv/bin/python
 jobs=$(nproc)
+files_at_once=$((jobs < 4 ? jobs : 4)) # of pytest; many of them wait
 fuzz_seconds=${FUZZ_SECONDS:-5}
 variants=${*:-release asan tsan fuzz}
 started=$SECONDS
@@ -77,7 +78,8 @@ run_pytest() {
     count "$variant-pytest" 0 1
     return
   fi
-  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests -q -rfEs --durations=10 --durations-min=5 \
+  TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests \
+    -n "$files_at_once" --dist loadfile -q -rfEs --durations=10 --durations-min=5 \
     -p no:cacheprovider --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
 }
 
