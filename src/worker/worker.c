@@ -248,6 +248,7 @@ static td_status run_step(worker *w, td_err *err) {
   }
   td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
+  td_step_note(step, td_clock_ns() - now_ns);
   w->n_steps++;
   uint32_t row = 0;
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
