@@ -25,7 +25,7 @@
 #define MAX_WAITING 1024 // of one tenant alone half
 #define STUCK_S     30u  // unless asked otherwise
 // How far a request is suspected that was at a worker when it died, and got no further than the
-// last time: a death in company, a death alone, and what is enough to give it up.
+// last time: a death in company, a death alone or on trial, and what is enough to give it up.
 #define BLAME_TOGETHER 1
 #define BLAME_ALONE    3
 #define MAX_BLAME      3
@@ -98,8 +98,9 @@ static bool can_decode(const request *r) {
 // ---- trials -----------------------------------------------------------------------------------
 // Whoever was at a worker when it died may have killed it. They are given to the next one by one,
 // the most suspect first, each when the one before has written another token or is gone, and nobody
-// new comes in between. So one that kills again does it without another suspect beside it. Among
-// equals, whoever needs one step for a token comes before whoever has a prompt to read.
+// new comes in between. So one that kills again does it without another suspect beside it, and is
+// found out by its second death. Among equals, whoever needs one step for a token comes before
+// whoever has a prompt to read.
 
 static void enter(request *r, worker *w) {
   r->is_held = w->is_dying || w->on_trial;
@@ -455,13 +456,15 @@ static void on_death(void *ctx, const char *why) {
   worker *w = ctx;
   td_backend *b = w->backend;
   bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
-  uint32_t blame = n_given(b, w) == 1 ? BLAME_ALONE : BLAME_TOGETHER;
+  bool is_alone = n_given(b, w) == 1;
+  const request *on_trial = w->on_trial;
   w->on_trial = NULL;
   w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     request *r = b->slots[i];
     if (!r || r->at != w) continue;
-    if (r->out.submit_sent) r->blame += blame;
+    bool is_suspect = is_alone || r == on_trial;
+    if (r->out.submit_sent) r->blame += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
     if (r->is_last) {
       end_complete(b, r);
     } else if (r->out.is_canceled || r->blame > MAX_BLAME) {

@@ -387,7 +387,7 @@ static void test_the_poison_alone_is_blamed(void **state) {
   check_answer(&late, plain, 3, 10);
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   uint32_t n = td_backend_workers(w.backend, workers);
-  assert_in_range(workers[0].n_restarts + (n > 1 ? workers[1].n_restarts : 0), 2, 4);
+  assert_int_equal(workers[0].n_restarts + (n > 1 ? workers[1].n_restarts : 0), 2);
   unsetenv("TANDEM_TEST_STEP_US");
   world_close(&w);
 }
@@ -417,6 +417,10 @@ static void test_two_poisons_among_prompts(void **state) {
     }
   }
   assert_true(td_backend_kv_use(w.backend) == 0);
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  td_backend_workers(w.backend, workers);
+  // Two each, and a third where reading got further in between.
+  assert_in_range(workers[0].n_restarts, 2, 6);
   world_close(&w);
 }
 
