@@ -494,6 +494,15 @@ static td_status open_tier(td_backend *b, td_err *err) {
   return TD_OK;
 }
 
+// The last bit of what pages hold is the kernels' doing.
+static void add_isa(td_digest *model, const td_wire_ready *info) {
+  td_sha256 sha;
+  td_sha256_begin(&sha);
+  td_sha256_add(&sha, model, sizeof *model);
+  td_sha256_add(&sha, info->isa, strnlen(info->isa, sizeof info->isa));
+  td_sha256_end(&sha, model);
+}
+
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   td_backend *b = ((worker *)ctx)->backend;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
@@ -501,6 +510,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
   }
   if (!b->sched) {
+    add_isa(&b->opts.kv_model, info);
     uint32_t n_threads = b->opts.n_threads ? b->opts.n_threads : td_cpu_count();
     const td_sched_opts opts = {.max_seqs = info->max_seqs,
                                 .n_pages = info->n_pages,

@@ -36,7 +36,7 @@ typedef struct {
   td_activations activations;
   int weights_fd;      // weights in memory (model/resident.h), borrowed; 0: workers map the files
   td_kv_dir *kv_dir;   // pages on disk behind the cache of prefixes, borrowed; NULL: none
-  td_digest kv_model;  // all that decides what its pages hold
+  td_digest kv_model;  // all that decides what its pages hold, but for the kernels
   uint32_t kv_flush_s; // how long they may be written at the end
   int trace_fd;        // of app/trace_file.h, borrowed; 0: workers do not trace
   uint32_t stuck_after_s; // silence after which a worker is STUCK; 0: 30

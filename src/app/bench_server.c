@@ -2,14 +2,15 @@
 // TTFT: request sent to first text. ITL: every gap between two texts, of all requests. TPOT:
 // (end-to-end - TTFT) / (output tokens - 1). Goodput: requests within all limits, a second.
 // Interference: the first request is one long answer; when a quarter of it has come, prompts arrive
-// one after another, each asking for one token. Its ITL is told apart: alone, and while they are
-// read.
+// one after another, each asking for one token. Its ITL is told apart: gaps in which a prompt was
+// being read, if only for a part, and the others, before and behind the prompts.
 #include "app/bench_server.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <uv.h>
 
 #include "api/client.h"
@@ -47,7 +48,8 @@ struct load {
   uint32_t n_started, n_done, n_failed, n_good;
   uint64_t random, start_ns, end_ns;
   series ttft, itl, tpot, e2e; // ms
-  series itl_alone;            // of the first request while no other runs; itl: of the rest
+  series itl_alone;            // of the first request's gaps without a prompt; itl: of the rest
+  bool was_beside;             // a prompt was being read when the last gap ended
   int64_t n_prompt, n_output;
   bool failed;      // out of memory
   bool ended_early; // the watched answer, before all prompts were read
@@ -95,14 +97,14 @@ static void start_next(load *l);
 
 // The long answer of an interference run: whether prompts are to come, come, or are over.
 static void watch_stream(load *l, const request *r, double gap_ms) {
-  uint32_t n_prompts_done = l->n_done;
-  bool are_over = l->n_started == l->options->n_requests && n_prompts_done + 1 == l->n_started;
-  bool have_come = l->n_started > 1;
-  series_add(l, have_come && !are_over ? &l->itl : &l->itl_alone, gap_ms);
-  if (!have_come && r->n_texts >= l->options->bench_gen.values[0] / 4) start_next(l);
+  bool is_beside = l->n_started > l->n_done + 1; // only prompts are done so far
+  series_add(l, is_beside || l->was_beside ? &l->itl : &l->itl_alone, gap_ms);
+  if (l->n_started == 1 && r->n_texts >= l->options->bench_gen.values[0] / 4) start_next(l);
+  l->was_beside = l->n_started > l->n_done + 1;
 }
 
-// Words drawn at random, so that no two prompts share a prefix.
+// Words drawn at random, so that no two prompts share a prefix, nor those of two runs: a server
+// remembers. With --seed they are the same again.
 static void write_prompt(load *l, td_buf *out) {
   static const char *const words[] = {"river", "seven", "under", "light", "stone", "open",
                                       "ask",   "north", "paper", "green", "often", "table",
@@ -356,8 +358,14 @@ static td_status check_options(const td_options *o, td_err *err) {
                  o->load_shape);
 }
 
+static uint64_t choose_seed(const td_options *o) {
+  uint64_t seed = (uint64_t)o->seed;
+  if (td_options_given(o, "seed") || getrandom(&seed, sizeof seed, 0) == sizeof seed) return seed;
+  return td_clock_ns();
+}
+
 int td_bench_server(const td_options *o) {
-  load l = {.options = o, .random = (uint64_t)o->seed};
+  load l = {.options = o, .random = choose_seed(o)};
   td_err err;
   td_status st = check_options(o, &err);
   if (st == TD_OK && is_interference(&l) && o->n_requests < 2) {

@@ -91,7 +91,7 @@ static const option table[] = {
     {"frequency-penalty", 0, OPT_REAL, SAMPLE, AT(frequency_penalty), -2, 2, "0", "X",
      "subtract for each time a token is in the answer"},
     {"seed", 's', OPT_INT, SAMPLE | ON(BENCH), AT(seed), -9007199254740992.0, 9007199254740992.0,
-     "0", "N", "the same seed gives the same text; run without one draws afresh"},
+     "0", "N", "the same seed gives the same text; run and bench --server draw afresh without one"},
 
     {"host", 0, OPT_STR, ON(SERVE), AT(host), NO_RANGE, "127.0.0.1", "ADDRESS",
      "IPv4 or IPv6 address, or unix:PATH"},

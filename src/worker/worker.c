@@ -15,6 +15,7 @@
 #include "base/team.h"
 #include "base/trace.h"
 #include "engine/engine.h"
+#include "tandem/kernels.h"
 #include "worker/args.h"
 #include "worker/kv_pool.h"
 #include "worker/outlet.h"
@@ -132,14 +133,16 @@ static td_status open_all(worker *w, td_err *err) {
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
            (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx, w->pool.plan.n_pages,
            TD_KV_PAGE_TOKENS);
-  const td_wire_msg ready = {.kind = TD_MSG_READY,
-                             .u.ready = {.n_vocab = w->config->n_vocab,
-                                         .n_ctx = w->pool.plan.n_ctx,
-                                         .max_seqs = w->opts.max_batch,
-                                         .page_tokens = TD_KV_PAGE_TOKENS,
-                                         .n_pages = w->pool.plan.n_pages,
-                                         .flags = w->has_own_pages ? TD_READY_OWN_PAGES : 0,
-                                         .load_ns = td_clock_ns() - begin_ns}};
+  td_wire_msg ready = {.kind = TD_MSG_READY,
+                       .u.ready = {.n_vocab = w->config->n_vocab,
+                                   .n_ctx = w->pool.plan.n_ctx,
+                                   .max_seqs = w->opts.max_batch,
+                                   .page_tokens = TD_KV_PAGE_TOKENS,
+                                   .n_pages = w->pool.plan.n_pages,
+                                   .flags = w->has_own_pages ? TD_READY_OWN_PAGES : 0,
+                                   .load_ns = td_clock_ns() - begin_ns}};
+  const char *isa = td_kernels()->isa;
+  snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
   return td_outlet_post(&w->outlet, &ready, err);
 }
 

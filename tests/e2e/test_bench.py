@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import httpx
 import pytest
 
 from serving import Server, make_model
@@ -69,6 +70,12 @@ def test_table_and_bad_format(tandem_bin):
     assert done.returncode == 2 and "fp9" in done.stderr
 
 
+def cached_tokens(server):
+    text = httpx.get(server.url + "/metrics", trust_env=False).text
+    (line,) = [line for line in text.splitlines() if line.startswith("tandem_prefix_cache_hits_total{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
 def test_interference(tandem_bin, tmp_path):
     server = Server(tandem_bin, make_model(tmp_path / "tiny"))
     try:
@@ -79,6 +86,13 @@ def test_interference(tandem_bin, tmp_path):
         assert found["requests"] == 4 and found["failed"] == 0
         for name in ("itl_alone_ms", "itl_ms"):
             assert 0 < found[name]["p50"] <= found[name]["p99"] <= found[name]["max"]
+        assert cached_tokens(server) == 0
+        again = [*args, "-p", "200", "-n", "300", "--requests", "2"]
+        assert bench(tandem_bin, *again).returncode == 0
+        assert cached_tokens(server) == 0  # another run has other prompts
+        for _ in range(2):
+            assert bench(tandem_bin, *again, "--seed", "3").returncode == 0
+        assert cached_tokens(server) > 0
         done = bench(tandem_bin, *args, "-p", "200", "-n", "8", "--requests", "40")
         assert done.returncode == 2 and "--gen-tokens" in done.stderr
     finally:

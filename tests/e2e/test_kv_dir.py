@@ -140,6 +140,14 @@ def test_another_kv_dtype(tandem_bin, tiny_model, folder):
     server.close()
 
 
+def test_other_kernels(tandem_bin, tiny_model, folder, monkeypatch):
+    """They round otherwise: what they read would not be what they would have written."""
+    monkeypatch.setenv("TANDEM_FORCE_ISA", "scalar")
+    server = start(tandem_bin, tiny_model, folder)
+    assert cached(complete(server, PROMPT)) == 0
+    server.close()
+
+
 def test_memory_under_pressure(tandem_bin, tiny_model, tmp_path):
     """More prompts than memory holds: what it had to let go is found on disk."""
     server = start(tandem_bin, tiny_model, tmp_path / "kv", "--ctx-size", "512")
