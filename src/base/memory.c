@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cgroup.h"
 #include "base/fs.h"
 
 #define MAX_PROC_BYTES (1u << 20)
@@ -39,7 +40,7 @@ static uint64_t machine_available(void) {
 }
 
 static uint64_t group_available(const char *group) {
-  char path[4096 + 64];
+  char path[TD_CGROUP_MAX + 64];
   snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
   uint64_t max = number_in(path, "");
   snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
@@ -56,21 +57,13 @@ static uint64_t group_available(const char *group) {
 
 uint64_t td_memory_available_bytes(void) {
   uint64_t available = machine_available();
-  td_buf text = TD_BUF_INIT;
-  td_err err;
-  char group[4096] = "";
-  if (td_file_read(&text, "/proc/self/cgroup", MAX_PROC_BYTES, &err) == TD_OK) {
-    const char *line = strstr(td_buf_text(&text), "0::/");
-    if (line) snprintf(group, sizeof group, "%.*s", (int)strcspn(line + 3, "\n"), line + 3);
-  }
-  td_buf_free(&text);
-  for (;;) { // a limit of any ancestor holds, too
+  char group[TD_CGROUP_MAX];
+  td_cgroup_get(group);
+  do { // a limit of any ancestor holds, too
     uint64_t left = group_available(group);
     if (left < available) available = left;
-    char *slash = strrchr(group, '/');
-    if (!slash) return available;
-    *slash = '\0';
-  }
+  } while (td_cgroup_up(group));
+  return available;
 }
 
 #define HUGETLB_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB"

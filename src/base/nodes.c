@@ -66,6 +66,10 @@ td_nodes td_nodes_get(void) {
   return nodes.n ? nodes : one;
 }
 
+bool td_nodes_cpus(const td_nodes *nodes, unsigned idx, cpu_set_t *out) {
+  return cpus_of(out, nodes->ids[idx]);
+}
+
 void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread) {
   cpu_set_t cpus;
   if (nodes->n < 2 || nodes->is_fake || !cpus_of(&cpus, nodes->ids[idx])) return;

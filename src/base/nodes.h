@@ -8,6 +8,7 @@
 #define TD_BASE_NODES_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,6 +24,9 @@ typedef struct {
 // Those with CPUs that the calling thread may use; one when they are more than TD_MAX_NODES, or
 // cannot be told. TANDEM_FAKE_NODES=N, for tests, makes N of any machine's first, and is read here.
 td_nodes td_nodes_get(void);
+// CPUs of the idx-th node that the calling thread may use. False: there are none, or they cannot be
+// told.
+bool td_nodes_cpus(const td_nodes *nodes, unsigned idx, cpu_set_t *out);
 // Keeps the thread on the idx-th node. Does nothing where there is one, or they are fake.
 void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread);
 

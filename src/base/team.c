@@ -10,7 +10,6 @@
 #include "base/team.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -25,6 +24,8 @@ struct td_team {
   unsigned spins;     // 0 where members outnumber CPUs
   pthread_t *threads; // [n_threads - 1]
   struct member *members;
+  td_nodes nodes;
+  td_cpu *places; // [n_threads]; NULL: members are not pinned
 
   pthread_mutex_t run_lock; // held for a whole run
   run_fn fn;                // of the current run; written before turn advances
@@ -49,31 +50,6 @@ static void pause_cpu(void) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-static cpu_set_t allowed_cpus(void) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(0, &set);
-  return set;
-}
-
-unsigned td_cpu_count(void) {
-  cpu_set_t set = allowed_cpus();
-  return (unsigned)CPU_COUNT(&set);
-}
-
-static void pin_thread(pthread_t thread, unsigned nth) {
-  cpu_set_t set = allowed_cpus();
-  nth %= (unsigned)CPU_COUNT(&set);
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (!CPU_ISSET(cpu, &set) || nth-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    pthread_setaffinity_np(thread, sizeof one, &one); // a preference: failure costs speed alone
-    return;
-  }
 }
 
 enum { MEMBER_BITS = 16 };
@@ -152,7 +128,48 @@ static void wait_for_members(td_team *team) {
   pthread_mutex_unlock(&team->sleep_lock);
 }
 
-static td_status start_members(td_team *team, const td_team_opts *opts, td_err *err) {
+// ---- where members are ------------------------------------------------------------------------
+
+unsigned td_team_node(const td_team *team, unsigned member) {
+  return team->places ? team->places[member].node : member % team->nodes.n;
+}
+
+// A preference: failure costs speed alone.
+static void place_member(const td_team *team, unsigned member, pthread_t thread) {
+  if (!team->places) {
+    td_nodes_bind(&team->nodes, td_team_node(team, member), thread);
+    return;
+  }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET((size_t)team->places[member].id, &one);
+  pthread_setaffinity_np(thread, sizeof one, &one);
+}
+
+void td_team_sit(const td_team *team, cpu_set_t *before) {
+  pthread_getaffinity_np(pthread_self(), sizeof *before, before);
+  place_member(team, 0, pthread_self());
+}
+
+void td_team_stand(const cpu_set_t *before) {
+  pthread_setaffinity_np(pthread_self(), sizeof *before, before);
+}
+
+static void choose_places(td_team *team, bool from_end) {
+  td_cpu *cpus = calloc(TD_MAX_CPUS, sizeof *cpus);
+  td_cpu *places = calloc(team->n_threads, sizeof *places);
+  unsigned n = cpus ? td_cpus_get(cpus, &team->nodes) : 0;
+  if (places && td_cpus_place(places, team->n_threads, cpus, n, team->nodes.n, from_end)) {
+    team->places = places;
+  } else {
+    free(places);
+  }
+  free(cpus);
+}
+
+// ---- open and close ---------------------------------------------------------------------------
+
+static td_status start_members(td_team *team, td_err *err) {
   for (unsigned i = 1; i < team->n_threads; i++) {
     struct member *member = &team->members[i - 1];
     *member = (struct member){.team = team, .idx = i};
@@ -161,10 +178,7 @@ static td_status start_members(td_team *team, const td_team_opts *opts, td_err *
                      team->n_threads);
     }
     team->n_started = i;
-    if (opts->pin) pin_thread(team->threads[i - 1], i);
-    if (opts->nodes) {
-      td_nodes_bind(opts->nodes, td_team_node(i, opts->nodes->n), team->threads[i - 1]);
-    }
+    place_member(team, i, team->threads[i - 1]);
   }
   return TD_OK;
 }
@@ -174,7 +188,8 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   td_team *team = aligned_alloc(64, sizeof *team);
   if (!team) return td_fail(err, TD_ENOMEM, "no memory for a thread team");
   unsigned n_cpus = td_cpu_count();
-  *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus};
+  *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
+                    .nodes = opts->nodes ? *opts->nodes : (td_nodes){.n = 1}};
   TD_CHECK(team->n_threads < 1u << MEMBER_BITS);
   team->turn = team->n_threads;
   team->spins = team->n_threads <= n_cpus ? SPINS : 0;
@@ -185,11 +200,12 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   pthread_cond_init(&team->done, NULL);
   team->threads = calloc(team->n_threads, sizeof *team->threads);
   team->members = calloc(team->n_threads, sizeof *team->members);
+  if (opts->pin) choose_places(team, opts->from_end);
   td_status status = TD_OK;
   if (!team->threads || !team->members) {
     status = td_fail(err, TD_ENOMEM, "no memory for a team of %u threads", team->n_threads);
   } else {
-    status = start_members(team, opts, err);
+    status = start_members(team, err);
   }
   if (status != TD_OK) {
     td_team_close(team);
@@ -210,6 +226,7 @@ void td_team_close(td_team *team) {
   pthread_cond_destroy(&team->wake);
   pthread_mutex_destroy(&team->sleep_lock);
   pthread_mutex_destroy(&team->run_lock);
+  free(team->places);
   free(team->members);
   free(team->threads);
   free(team);

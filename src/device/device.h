@@ -30,7 +30,8 @@ typedef struct {
   const char *kind;   // "cpu"; "cuda": the first GPU; "auto": that if it can be used, or the CPU
   unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
   td_activations activations; // CPU; holds for all devices of the process
-  size_t need_bytes; // weights that will be used: memory of the device's own must hold them
+  bool cpus_from_end; // CPU: its first threads have the last CPUs; another device has the first
+  size_t need_bytes;  // weights that will be used: memory of the device's own must hold them
 } td_dev_opts;
 
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.

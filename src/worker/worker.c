@@ -87,6 +87,7 @@ static td_status open_device(worker *w, td_err *err) {
   const td_dev_opts dev = {.kind = w->opts.device,
                            .n_threads = w->opts.n_threads,
                            .activations = w->opts.activations,
+                           .cpus_from_end = w->opts.role == TD_ROLE_PREFILL,
                            .need_bytes = td_model_stats_of(w->model).bytes};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);

@@ -97,7 +97,10 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   pthread_mutex_init(&dev->lock, NULL);
   dev->nodes = td_nodes_get();
   dev->pulse = &dev->unseen_pulse;
-  const td_team_opts team = {.n_threads = opts->n_threads, .nodes = &dev->nodes};
+  const td_team_opts team = {.n_threads = opts->n_threads,
+                             .pin = true,
+                             .from_end = opts->cpus_from_end,
+                             .nodes = &dev->nodes};
   status = td_team_open(&dev->team, &team, err);
   if (status != TD_OK) {
     cpu_close(&dev->base);

@@ -35,6 +35,8 @@ static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
 static void *stream_main(void *arg) {
   td_cpu_stream *stream = arg;
   td_trace_name_thread("stream");
+  cpu_set_t unused;
+  td_team_sit(td_cpu_dev_of(stream)->team, &unused); // for good
   pthread_mutex_lock(&stream->lock);
   for (;;) {
     while (stream->n_queued == stream->n_completed && !stream->stopping) {
@@ -97,7 +99,6 @@ td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
     return_struct(stream);
     return td_fail(err, TD_ENOMEM, "cannot start a thread for a stream");
   }
-  td_nodes_bind(&((td_cpu_dev *)base)->nodes, 0, stream->thread); // it is member 0 of its runs
   *out = &stream->base;
   return TD_OK;
 }
@@ -258,6 +259,7 @@ typedef struct {
   void *ctx;
   const td_cpu_part *parts;
   size_t n_parts;
+  const td_team *team;
   unsigned n_nodes;
   _Atomic uint32_t *pulse;
   struct {
@@ -284,7 +286,7 @@ static void take_queue(tile_run *run, size_t part, size_t first, unsigned node, 
 static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   (void)n_members;
   tile_run *run = ctx;
-  unsigned own = td_team_node(member, run->n_nodes);
+  unsigned own = td_team_node(run->team, member);
   size_t first = 0;
   for (size_t part = 0; part < run->n_parts; part++) {
     for (unsigned k = 0; k < run->n_nodes; k++)
@@ -308,6 +310,7 @@ void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_
                   .ctx = ctx,
                   .parts = parts,
                   .n_parts = n_parts,
+                  .team = dev->team,
                   .n_nodes = dev->nodes.n,
                   .pulse = dev->pulse};
   td_team_run(dev->team, take_tiles, &run);

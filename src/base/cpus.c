@@ -1,0 +1,133 @@
+#include "base/cpus.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/cgroup.h"
+#include "base/fs.h"
+#include "base/status.h"
+
+// ---- which there are --------------------------------------------------------------------------
+
+static cpu_set_t allowed_cpus(void) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(0, &set);
+  return set;
+}
+
+// CPUs' worth of time that a group is given, rounded up; no limit is UINT_MAX.
+static unsigned group_cpus(const char *group) {
+  char path[TD_CGROUP_MAX + 64];
+  snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  unsigned long quota, period; // "max 100000": nothing to read
+  bool is_limited = td_file_read(&text, path, 1 << 16, &err) == TD_OK &&
+                    sscanf(td_buf_text(&text), "%lu %lu", &quota, &period) == 2 && period > 0;
+  td_buf_free(&text);
+  return is_limited ? (unsigned)((quota + period - 1) / period) : ~0u;
+}
+
+unsigned td_cpu_count(void) {
+  cpu_set_t set = allowed_cpus();
+  unsigned n = (unsigned)CPU_COUNT(&set);
+  char group[TD_CGROUP_MAX];
+  td_cgroup_get(group);
+  do {
+    unsigned n_given = group_cpus(group);
+    if (n_given < n) n = n_given;
+  } while (td_cgroup_up(group));
+  return n ? n : 1;
+}
+
+// The kernel lists a core's hardware threads in order: "3,19", or "6-7".
+static int core_of(int cpu) {
+  char path[80];
+  snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  int first = cpu; // alone, as far as can be told
+  if (td_file_read(&text, path, 1 << 16, &err) == TD_OK) sscanf(td_buf_text(&text), "%d", &first);
+  td_buf_free(&text);
+  return first;
+}
+
+static int by_core(const void *a, const void *b) {
+  const td_cpu *x = a, *y = b;
+  return x->core != y->core ? (x->core > y->core) - (x->core < y->core)
+                            : (x->id > y->id) - (x->id < y->id);
+}
+
+static void set_nodes(td_cpu *cpus, unsigned n, const td_nodes *nodes) {
+  if (nodes->is_fake) { // cores are dealt out
+    unsigned n_cores = 0;
+    for (unsigned i = 0; i < n; i++) {
+      if (i > 0 && cpus[i].core != cpus[i - 1].core) n_cores++;
+      cpus[i].node = n_cores % nodes->n;
+    }
+    return;
+  }
+  for (unsigned k = 1; k < nodes->n; k++) {
+    cpu_set_t own;
+    if (!td_nodes_cpus(nodes, k, &own)) continue;
+    for (unsigned i = 0; i < n; i++) {
+      if (CPU_ISSET((size_t)cpus[i].id, &own)) cpus[i].node = k;
+    }
+  }
+}
+
+unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes) {
+  cpu_set_t set = allowed_cpus();
+  unsigned n = 0;
+  for (int id = 0; id < CPU_SETSIZE && n < TD_MAX_CPUS; id++) {
+    if (CPU_ISSET((size_t)id, &set)) cpus[n++] = (td_cpu){.id = id, .core = core_of(id)};
+  }
+  qsort(cpus, n, sizeof *cpus, by_core);
+  set_nodes(cpus, n, nodes);
+  return n;
+}
+
+// ---- who gets which ---------------------------------------------------------------------------
+
+// Keeps n of the CPUs, which are in order of cores: first hardware threads before second ones.
+static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {
+  bool is_kept[TD_MAX_CPUS] = {false};
+  for (unsigned nth = 0, n_kept = 0; n_kept < n; nth++) {
+    for (unsigned i = 0, begin = 0; i < n_cpus && n_kept < n; i++) {
+      if (cpus[i].core != cpus[begin].core) begin = i;
+      if (i - begin != nth) continue;
+      is_kept[i] = true;
+      n_kept++;
+    }
+  }
+  for (unsigned i = 0, to = 0; i < n_cpus; i++) {
+    if (is_kept[i]) cpus[to++] = cpus[i];
+  }
+}
+
+// The first of a node's CPUs from *at on, and moves *at behind it; n_cpus: there is none left.
+static unsigned next_of(const td_cpu *cpus, unsigned n_cpus, unsigned node, unsigned *at) {
+  while (*at < n_cpus && cpus[*at].node != node)
+    ++*at;
+  return *at < n_cpus ? (*at)++ : n_cpus;
+}
+
+bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpus, unsigned n_nodes,
+                   bool from_end) {
+  TD_CHECK(n_cpus <= TD_MAX_CPUS && n_nodes >= 1 && n_nodes <= TD_MAX_NODES);
+  qsort(cpus, n_cpus, sizeof *cpus, by_core);
+  unsigned n_cores = 0, at[TD_MAX_NODES] = {0};
+  for (unsigned i = 0; i < n_cpus; i++)
+    n_cores += i == 0 || cpus[i].core != cpus[i - 1].core;
+  if (n_members > n_cpus || n_members < n_cores) return false;
+  keep_first(cpus, n_cpus, n_members);
+  for (unsigned i = 0, turn = 0; i < n_members; turn++) {
+    unsigned node = turn % n_nodes, next = next_of(cpus, n_members, node, &at[node]);
+    if (next == n_members) continue; // the node has no more
+    out[from_end ? n_members - 1 - i : i] = cpus[next];
+    i++;
+  }
+  return true;
+}
