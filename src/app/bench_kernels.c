@@ -23,7 +23,6 @@ typedef struct {
   char *memory;
   size_t weight_bytes; // in memory
   float *x, *y;        // [largest batch][largest side]
-  td_team *team;
   td_linear_fn fn;
   uint32_t batch;
 } kernel_bench;
@@ -55,7 +54,7 @@ static void run_once(void *ctx) {
   uint32_t n = td_kernels_tile_rows(w, b->batch);
   size_t row_tiles = (w->rows + n - 1) / n;
   size_t token_tiles = (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
-  td_team_for(b->team, row_tiles * token_tiles, 1, run_tiles, b);
+  td_team_for(b->report.reads.team, row_tiles * token_tiles, 1, run_tiles, b);
   b->next = (b->next + 1) % b->n_weights;
 }
 
@@ -81,14 +80,17 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
   for (uint32_t i = 0; i < b->n_weights; i++) {
     td_bench_weight(&b->weights[i], format, rows, cols, b->memory + i * b->weight_bytes);
   }
-  td_team_for(b->team, b->n_weights, 1, fill_some, b);
+  td_team_for(b->report.reads.team, b->n_weights, 1, fill_some, b);
   return TD_OK;
 }
 
 static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                      const td_bench_format *format, const td_bench_speed *speed) {
   const td_weight *w = &b->weights[0];
-  double seconds = td_bench_time(run_once, b, (uint32_t)b->report.options->repeat);
+  cpu_set_t before;
+  td_team_sit(b->report.reads.team, &before);
+  td_bench_time time = td_bench_measure(&b->report, run_once, b);
+  td_team_stand(&before);
   td_bench_report_add(&b->report, &(td_bench_record){
                                       .kernel = variant->family,
                                       .variant = variant->isa,
@@ -99,15 +101,14 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                                       .speed = speed,
                                       .bytes = (double)td_weight_bytes(w),
                                       .flops = 2.0 * w->rows * w->cols * b->batch,
-                                      .seconds = seconds,
+                                      .time = time,
                                   });
 }
 
 // All variants and batches with one number of threads.
 static td_status run_threads(kernel_bench *b, const td_bench_format *format,
                              const td_bench_speed *speed, td_err *err) {
-  td_team_close(b->team);
-  td_status st = td_team_open(&b->team, &(td_team_opts){.n_threads = speed->n_threads}, err);
+  td_status st = td_bench_report_use(&b->report, speed, err);
   if (st != TD_OK) return st;
   size_t n;
   const td_kernel_variant *variants = td_kernel_variants(&n);
@@ -144,7 +145,6 @@ static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
   if (st != TD_OK) return st;
   td_kernels_use_activations(activations);
   st = td_bench_report_open(&b->report, o, err);
-  if (st == TD_OK) st = td_team_open(&b->team, &(td_team_opts){.n_threads = 0}, err);
   if (st != TD_OK) return st;
   uint32_t largest = 1;
   for (uint32_t i = 0; i < o->bench_batches.n; i++) {
@@ -174,7 +174,6 @@ int td_cmd_bench_kernels(const td_options *o) {
       st = run_format(&b, &formats[i], &err);
   }
   td_bench_report_close(&b.report, st);
-  td_team_close(b.team);
   free(b.weights);
   free(b.x);
   free(b.y);

@@ -101,7 +101,7 @@ static td_status make_weights(layer_bench *b, td_err *err) {
 static void run_case(layer_bench *b, const td_bench_speed *speed) {
   b->bytes = 0;
   b->n_steps = 0;
-  double seconds = td_bench_time(run_step, b, (uint32_t)b->report.options->repeat);
+  td_bench_time time = td_bench_measure(&b->report, run_step, b);
   if (b->status != TD_OK) return;
   const char *isa = strrchr(td_dev_name(b->dev), ' ');
   td_bench_report_add(&b->report, &(td_bench_record){
@@ -114,7 +114,7 @@ static void run_case(layer_bench *b, const td_bench_speed *speed) {
                                       .speed = speed,
                                       .bytes = b->bytes / b->n_steps,
                                       .flops = 6.0 * DIM * HIDDEN * b->top_k * (double)b->n_tokens,
-                                      .seconds = seconds,
+                                      .time = time,
                                   });
 }
 
@@ -131,6 +131,7 @@ static td_status run_threads(layer_bench *b, const td_bench_speed *speed, td_err
   const td_int_list *batches = &b->report.options->bench_batches;
   td_dev_opts dev = {.kind = "cpu", .n_threads = speed->n_threads};
   td_status st = td_cmd_activations(b->report.options, &dev.activations, err);
+  if (st == TD_OK) st = td_bench_report_use(&b->report, speed, err);
   if (st == TD_OK) st = td_dev_open(&b->dev, &dev, err);
   if (st == TD_OK) st = td_stream_open(&b->stream, b->dev, err);
   if (st == TD_OK) st = make_weights(b, err);

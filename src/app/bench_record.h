@@ -6,11 +6,12 @@
 #include "app/bench_formats.h"
 #include "app/machine.h"
 #include "app/peaks.h"
+#include "app/read_speed.h"
 #include "config/options.h"
 
 enum { TD_BENCH_MAX_SPEEDS = 16 };
 
-// Limits of the machine with one number of threads.
+// Limits of the machine with one number of threads, at the start.
 typedef struct {
   unsigned n_threads;
   double read_gbps;
@@ -19,7 +20,8 @@ typedef struct {
 
 typedef struct {
   const td_options *options;
-  td_machine machine; // of the last speed measured
+  td_machine machine;
+  td_read_speed reads; // with the threads of the speed in use
   td_bench_speed speeds[TD_BENCH_MAX_SPEEDS];
   uint32_t n_speeds;
   td_buf text;
@@ -27,26 +29,34 @@ typedef struct {
 } td_bench_report;
 
 typedef struct {
+  double seconds;   // of one run, median
+  double read_gbps; // the better of before and behind
+} td_bench_time;
+
+typedef struct {
   const char *kernel, *variant;
   const td_bench_format *format;
   uint32_t rows, cols, batch;
-  const td_bench_speed *speed; // its number of threads, and what to compare with
+  const td_bench_speed *speed; // its number of threads, and their peaks
   double bytes, flops;         // of one run
-  double seconds;              // of one run, median
+  td_bench_time time;
 } td_bench_record;
 
 // Measures the limits for every number of --threads (0: one for each CPU; equal ones count once)
 // and prints the head. Call close in every case; it prints the JSON when st is TD_OK.
 td_status td_bench_report_open(td_bench_report *report, const td_options *options, td_err *err);
 void td_bench_report_close(td_bench_report *report, td_status st);
+// From here on there are the speed's threads: report->reads.team.
+td_status td_bench_report_use(td_bench_report *report, const td_bench_speed *speed, td_err *err);
 void td_bench_report_add(td_bench_report *report, const td_bench_record *record);
 
 // The peak that share_of_peak refers to: dot products where the machine has them, else FMA.
 double td_bench_peak(const td_bench_speed *speed);
 
-// Seconds of one call of run(ctx), median of at most n measurements after one warm-up. A
-// measurement repeats short calls until they can be timed; slow cases get fewer of them.
-double td_bench_time(void (*run)(void *ctx), void *ctx, uint32_t n);
+// The median of --repeat measurements of one call of run(ctx), after a warm-up, and how fast memory
+// is read beside. A measurement repeats short calls until they can be timed; slow cases get fewer
+// of them. report->reads must be open.
+td_bench_time td_bench_measure(td_bench_report *report, void (*run)(void *ctx), void *ctx);
 double td_bench_median(double *values, size_t n); // sorts them
 
 // TD_ENOMEM, with the numbers, unless bytes of memory are to be had.

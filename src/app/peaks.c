@@ -96,6 +96,9 @@ static double best_gflops(peak_loop loop, td_team *team) {
 }
 
 void td_peaks_measure(td_peaks *out, td_team *team) {
+  cpu_set_t before;
+  td_team_sit(team, &before);
   out->fma_gflops = best_gflops(fma_loop(), team);
   out->dot_gflops = best_gflops(dot_loop(), team);
+  td_team_stand(&before);
 }
