@@ -11,10 +11,25 @@ __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t 
   return bf16_from_f32(reinterpret_cast<const float *>(page)[at]);
 }
 
+// Positions are below keys_of. An absent page is read as the first one: kv_store has found it.
 __device__ inline const char *kv_page(const td_cu_batch &b, const td_cu_kv &kv, uint32_t seq,
                                       uint32_t position) {
   size_t slot = static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens;
-  return kv.pages + static_cast<size_t>(b.page_table[slot]) * kv.page_bytes;
+  int32_t page = b.page_table[slot];
+  return kv.pages + static_cast<size_t>(page < 0 ? 0 : page) * kv.page_bytes;
+}
+
+// How many positions a token sees, those only for which its sequence has pages.
+__device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
+  int32_t position = b.position[token];
+  uint32_t room = b.max_pages * b.page_tokens;
+  return position < 0 ? 0 : at_most(static_cast<uint32_t>(position) + 1, room);
+}
+
+// Lets a kernel have as much shared memory as any, and is the same whoever asks: what one launch
+// asks for must not take from another's that is on its way, or in a graph.
+template <class Kernel> static cudaError_t allow_shared(Kernel kernel) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10);
 }
 
 // Where a position's row of a head begins in its page's plane of k_dim wide heads, in elements.

@@ -53,9 +53,8 @@ __device__ static decode_part part_of(const td_cu_attn_decode_args &a) {
   uint32_t first = blockIdx.x % chunks * HEADS;
   part.head0 = part.kv_head * group + first;
   part.n_heads = at_most(group - first, HEADS);
-  uint32_t n_keys = static_cast<uint32_t>(a.batch.position[part.t]) + 1;
   part.begin = blockIdx.y * a.split_keys;
-  part.end = at_most(part.begin + a.split_keys, n_keys);
+  part.end = at_most(part.begin + a.split_keys, keys_of(a.batch, part.t));
   return part;
 }
 
@@ -106,8 +105,9 @@ __device__ static void weigh_keys(const td_cu_attn_decode_args &a, const decode_
     }
     float before = s.m[h], m = fmaxf(before, warp_max(score));
     float p = lane < n ? expf(score - m) : 0;
-    float sum = warp_sum(p); // every lane has read s.m by now
+    float sum = warp_sum(p);
     s.p[h * KEYS + lane] = p;
+    __syncwarp(); // every lane has read s.m
     if (lane == 0) {
       float rescale = expf(before - m);
       s.rescale[h] = rescale;
@@ -182,8 +182,7 @@ __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
 extern "C" int td_cu_attn_decode(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, HEADS);
   size_t n_bytes = shared_bytes(a);
-  cudaError_t code = cudaFuncSetAttribute(
-      attn_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(n_bytes));
+  cudaError_t code = allow_shared(attn_decode_kernel);
   if (code != cudaSuccess) return code;
   dim3 grid(a->n_kv_heads * chunks, a->n_splits, a->batch.n_tokens);
   TD_LAUNCH(attn_decode_kernel, grid, DECODE_THREADS, n_bytes, stream, *a);

@@ -94,6 +94,7 @@ __device__ static void load_queries(const td_cu_attn_prefill_args &a, const quer
     s.k[row][d] = row < tile.n && d < a.k_dim ? from[d] : 0;
   }
   __syncthreads();
+#pragma unroll
   for (uint32_t k = 0; k < KD / 16; k++)
     load_a(q[k], s.k[threadIdx.x / WARP * 16], KD + 8, 16 * k);
   __syncthreads();
@@ -196,7 +197,9 @@ __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_
   }
 }
 
-template <int KD, int VD> __global__ static void attn_prefill_kernel(td_cu_attn_prefill_args a) {
+template <int KD, int VD>
+__global__ static void __launch_bounds__(PREFILL_THREADS)
+    attn_prefill_kernel(td_cu_attn_prefill_args a) {
   TD_DYNAMIC_SHARED(memory);
   prefill_shared<KD, VD> &s = *reinterpret_cast<prefill_shared<KD, VD> *>(memory);
   query_tile tile = find_tile(a);
@@ -204,7 +207,7 @@ template <int KD, int VD> __global__ static void attn_prefill_kernel(td_cu_attn_
   uint32_t q[KD / 16][4];
   load_queries(a, tile, s, q);
   uint32_t first = static_cast<uint32_t>(a.batch.position[tile.token]);
-  uint32_t n_keys = first + tile.n;
+  uint32_t n_keys = keys_of(a.batch, tile.token + tile.n - 1);
   uint32_t row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
   query_state<VD> state = {};
   state.m[0] = state.m[1] = -INFINITY;
@@ -225,8 +228,7 @@ template <int KD, int VD> __global__ static void attn_prefill_kernel(td_cu_attn_
 template <int KD, int VD> static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
   auto kernel = attn_prefill_kernel<KD, VD>;
   size_t n_bytes = sizeof(prefill_shared<KD, VD>);
-  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(n_bytes));
+  cudaError_t code = allow_shared(kernel);
   if (code != cudaSuccess) return code;
   dim3 grid(ceil_div(a->batch.n_tokens, QUERIES) + a->n_seqs, a->n_heads);
   TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, *a);

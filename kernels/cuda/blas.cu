@@ -1,6 +1,7 @@
 // kernels/cuda/blas.cu - y = W x for very many tokens: W as BF16, then cuBLAS. cuBLAS is loaded
 // when a stream first wants it, and what is needed of it is declared here: neither the build nor
-// the library depends on it.
+// the library depends on it. Its workspace is ours: memory of its own would become part of a stream
+// that is captured. SetStream comes first, because it takes the workspace away.
 #include "kernels/cuda/codes.cuh"
 
 typedef struct cublasContext *blas_handle;
@@ -8,6 +9,7 @@ typedef int (*create_fn)(blas_handle *handle);
 typedef int (*destroy_fn)(blas_handle handle);
 typedef int (*set_stream_fn)(blas_handle handle, cudaStream_t stream);
 typedef int (*set_math_mode_fn)(blas_handle handle, int mode);
+typedef int (*set_workspace_fn)(blas_handle handle, void *workspace, size_t n_bytes);
 // C = alpha op(A) op(B) + beta C, op(A) [m][k], op(B) [k][n], all by columns.
 typedef int (*gemm_fn)(blas_handle handle, int op_a, int op_b, int m, int n, int k,
                        const void *alpha, const void *a, int a_type, int a_stride, const void *b,
@@ -15,26 +17,31 @@ typedef int (*gemm_fn)(blas_handle handle, int op_a, int op_b, int m, int n, int
                        int c_stride, int compute_type, int algorithm);
 
 enum {
-  STATUS_ALLOC_FAILED = 3, // CUBLAS_STATUS_ALLOC_FAILED
-  OP_N = 0,                // CUBLAS_OP_N
-  OP_T = 1,                // CUBLAS_OP_T
-  TYPE_F32 = 0,            // CUDA_R_32F
-  TYPE_BF16 = 14,          // CUDA_R_16BF
-  COMPUTE_F32 = 68,        // CUBLAS_COMPUTE_32F
-  ALGORITHM_DEFAULT = -1,  // CUBLAS_GEMM_DEFAULT
-  MATH_SUMS_IN_F32 = 16,   // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
-  CODE_OUT_OF_MEMORY = 2,  // cudaErrorMemoryAllocation
-  CODE_UNKNOWN = 999,      // cudaErrorUnknown
+  STATUS_ALLOC_FAILED = 3,    // CUBLAS_STATUS_ALLOC_FAILED
+  OP_N = 0,                   // CUBLAS_OP_N
+  OP_T = 1,                   // CUBLAS_OP_T
+  TYPE_F32 = 0,               // CUDA_R_32F
+  TYPE_BF16 = 14,             // CUDA_R_16BF
+  COMPUTE_F32 = 68,           // CUBLAS_COMPUTE_32F
+  ALGORITHM_DEFAULT = -1,     // CUBLAS_GEMM_DEFAULT
+  MATH_SUMS_IN_F32 = 16,      // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+  CODE_OUT_OF_MEMORY = 2,     // cudaErrorMemoryAllocation
+  CODE_UNKNOWN = 999,         // cudaErrorUnknown
+  WORKSPACE_BYTES = 32 << 20, // what cuBLAS takes itself on the GPUs that it takes most on
 };
 
 struct blas {
   blas_handle handle;
   destroy_fn destroy;
   gemm_fn gemm;
+  void *workspace;
 };
 
+// What the runtime knows of a failure says more than cuBLAS does.
 static int code_of(int status) {
   if (status == 0) return 0;
+  cudaError_t code = cudaGetLastError();
+  if (code != cudaSuccess) return code;
   return status == STATUS_ALLOC_FAILED ? CODE_OUT_OF_MEMORY : CODE_UNKNOWN;
 }
 
@@ -45,24 +52,32 @@ extern "C" int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbo
   auto destroy = reinterpret_cast<destroy_fn>(symbol(ctx, "cublasDestroy_v2"));
   auto set_stream = reinterpret_cast<set_stream_fn>(symbol(ctx, "cublasSetStream_v2"));
   auto set_mode = reinterpret_cast<set_math_mode_fn>(symbol(ctx, "cublasSetMathMode"));
+  auto set_workspace = reinterpret_cast<set_workspace_fn>(symbol(ctx, "cublasSetWorkspace_v2"));
   auto gemm = reinterpret_cast<gemm_fn>(symbol(ctx, "cublasGemmEx"));
-  if (!create || !destroy || !set_stream || !set_mode || !gemm) return CODE_UNKNOWN;
-  blas_handle handle;
-  int status = create(&handle);
+  if (!create || !destroy || !set_stream || !set_mode || !set_workspace || !gemm)
+    return CODE_UNKNOWN;
+  blas opened = {nullptr, destroy, gemm, nullptr};
+  int status = create(&opened.handle);
   if (status != 0) return code_of(status);
-  status = set_stream(handle, static_cast<cudaStream_t>(stream));
-  if (status == 0) status = set_mode(handle, MATH_SUMS_IN_F32);
-  if (status != 0) {
-    destroy(handle);
-    return code_of(status);
+  status = set_stream(opened.handle, static_cast<cudaStream_t>(stream));
+  if (status == 0) status = set_mode(opened.handle, MATH_SUMS_IN_F32);
+  if (status == 0 && cudaMalloc(&opened.workspace, WORKSPACE_BYTES) != cudaSuccess)
+    status = STATUS_ALLOC_FAILED;
+  if (status == 0) status = set_workspace(opened.handle, opened.workspace, WORKSPACE_BYTES);
+  int code = code_of(status);
+  if (code == 0) {
+    *out = new blas(opened);
+  } else {
+    destroy(opened.handle);
+    if (opened.workspace) cudaFree(opened.workspace);
   }
-  *out = new blas{handle, destroy, gemm};
-  return 0;
+  return code;
 }
 
 extern "C" int td_cu_blas_close(td_cu_blas opened) {
   blas *b = static_cast<blas *>(opened);
   int status = b->destroy(b->handle);
+  if (cudaFree(b->workspace) != cudaSuccess) cudaGetLastError(); // an earlier operator's failure
   delete b;
   return code_of(status);
 }

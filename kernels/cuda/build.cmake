@@ -66,8 +66,14 @@ endif()
 if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
   enable_language(CXX)
   file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cuda_emu/*.cpp)
+  # tests/cuda_emu/race.h: instrumented as for ThreadSanitizer, without its runtime.
+  if(NOT TD_SANITIZE)
+    set(instrumented -fsanitize=thread)
+  endif()
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas")
+                              COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${instrumented}")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
+                              COMPILE_OPTIONS "${instrumented}")
   add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator})
   set_target_properties(tandem_cuda_emu PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
                         CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
@@ -75,7 +81,7 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
   target_include_directories(tandem_cuda_emu PRIVATE ${CMAKE_SOURCE_DIR}/include
                              ${CMAKE_SOURCE_DIR})
   target_include_directories(tandem_cuda_emu SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
-  target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads)
+  target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   # ThreadSanitizer does not know the fibers of a block, which are one thread.
   if(TD_SANITIZE STREQUAL "thread")
     target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)

@@ -11,7 +11,7 @@ __global__ static void mla_gather_kernel(td_cu_mla_gather_args a) {
   uint32_t p = blockIdx.x;
   uint32_t last = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
   bool any = last > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
-  uint32_t n_keys = any ? static_cast<uint32_t>(a.batch.position[last - 1]) + 1 : 0;
+  uint32_t n_keys = any ? keys_of(a.batch, last - 1) : 0;
   uint16_t *out = a.latent + static_cast<size_t>(p) * a.entry_dim;
   if (p >= n_keys) {
     for (uint32_t d = threadIdx.x; d < a.entry_dim; d += MLA_THREADS)

@@ -26,6 +26,7 @@ __device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) 
     if (b.idx == UINT32_MAX || choice[i] > b.value) b = {choice[i], i};
   }
   b = warp_best(b);
+  __syncwarp(); // every lane has read its entries of taken
   if (b.idx < n && threadIdx.x == 0) taken[b.idx] = 1;
   __syncwarp();
   return b.idx < n ? b.idx : 0;

@@ -1,24 +1,30 @@
 // kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
 // the launchers of the other files.
-#include <string.h>
+#include <stdio.h>
 
 #include "kernels/cuda/common.cuh"
+
+// A failure that the caller is told of is not to be found by the next launch as its own.
+static int told(cudaError_t code) {
+  if (code != cudaSuccess) cudaGetLastError();
+  return code;
+}
 
 static const char *error_text(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
 static int count(int *n_devices) {
-  return cudaGetDeviceCount(n_devices);
+  return told(cudaGetDeviceCount(n_devices));
 }
 
 static int open_device(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
   if (code == cudaSuccess) code = cudaSetDevice(device);
-  if (code != cudaSuccess) return code;
-  strncpy(props->name, p.name, sizeof props->name - 1);
-  props->name[sizeof props->name - 1] = 0;
+  if (code != cudaSuccess) return told(code);
+  snprintf(props->name, sizeof props->name, "%.*s", static_cast<int>(sizeof props->name) - 1,
+           p.name);
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
@@ -26,82 +32,81 @@ static int open_device(int device, td_cu_props *props) {
 }
 
 static int memory(size_t *free_bytes, size_t *total_bytes) {
-  return cudaMemGetInfo(free_bytes, total_bytes);
+  return told(cudaMemGetInfo(free_bytes, total_bytes));
 }
 
 static int alloc(void **out, size_t n_bytes) {
-  return cudaMalloc(out, n_bytes);
+  return told(cudaMalloc(out, n_bytes));
 }
 
 static int free_memory(void *ptr) {
-  return cudaFree(ptr);
+  return told(cudaFree(ptr));
 }
 
-// Read-only memory can be registered where the device allows that; other memory always. Pages of
-// files are refused on most systems.
+// Memory that this process may only read can be registered where the device allows that, other
+// memory always. Pages of files are refused on most systems.
 static int pin(const void *host, size_t n_bytes) {
   void *memory = const_cast<void *>(host);
   unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
-  cudaError_t code = cudaHostRegister(memory, n_bytes, flags | cudaHostRegisterReadOnly);
-  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
-  return code;
+  int code = told(cudaHostRegister(memory, n_bytes, flags | cudaHostRegisterReadOnly));
+  return code == 0 ? 0 : told(cudaHostRegister(memory, n_bytes, flags));
 }
 
 static int unpin(const void *host) {
-  return cudaHostUnregister(const_cast<void *>(host));
+  return told(cudaHostUnregister(const_cast<void *>(host)));
 }
 
 static int stream_open(td_cu_stream *out) {
   cudaStream_t stream;
   cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   *out = code == cudaSuccess ? stream : nullptr;
-  return code;
+  return told(code);
 }
 
 static int stream_close(td_cu_stream stream) {
-  return cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+  return told(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
 }
 
 static int stream_sync(td_cu_stream stream) {
-  return cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+  return told(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 static int event_open(td_cu_event *out) {
   cudaEvent_t event;
   cudaError_t code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
   *out = code == cudaSuccess ? event : nullptr;
-  return code;
+  return told(code);
 }
 
 static int event_close(td_cu_event event) {
-  return cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  return told(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
 }
 
 static int event_record(td_cu_event event, td_cu_stream stream) {
-  return cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream));
+  return told(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
 }
 
 static int event_sync(td_cu_event event) {
-  return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+  return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
 static int stream_wait(td_cu_stream stream, td_cu_event event) {
-  return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
+  return told(
+      cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
 }
 
 static int copy(void *dst, const void *src, size_t n_bytes, td_cu_stream stream) {
-  return cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+  return told(
+      cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
 
 static int fill_zero(void *dst, size_t n_bytes, td_cu_stream stream) {
-  return cudaMemsetAsync(dst, 0, n_bytes, static_cast<cudaStream_t>(stream));
+  return told(cudaMemsetAsync(dst, 0, n_bytes, static_cast<cudaStream_t>(stream)));
 }
 
 static int capture_begin(td_cu_stream stream) {
-  cudaError_t code = cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
-                                            cudaStreamCaptureModeThreadLocal);
-  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
-  return code;
+  return told(
+      cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeThreadLocal));
 }
 
 static int capture_end(td_cu_stream stream, td_cu_graph *out) {
@@ -110,17 +115,17 @@ static int capture_end(td_cu_stream stream, td_cu_graph *out) {
   cudaError_t code = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
   if (code == cudaSuccess) code = cudaGraphInstantiateWithFlags(&executable, graph, 0);
   if (graph) cudaGraphDestroy(graph);
-  if (code != cudaSuccess) cudaGetLastError(); // not to be found by the next launch
   *out = code == cudaSuccess ? executable : nullptr;
-  return code;
+  return told(code);
 }
 
 static int graph_launch(td_cu_graph graph, td_cu_stream stream) {
-  return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream));
+  return told(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream)));
 }
 
 static int graph_close(td_cu_graph graph) {
-  return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+  return told(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
 }
 
 extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(void) {

@@ -6,6 +6,7 @@
 
 struct cublasContext {
   cudaStream_t stream;
+  void *workspace;
 };
 
 enum {
@@ -24,7 +25,7 @@ enum {
 EXPORTED int cublasCreate_v2(cublasContext **out) {
   const char *text = std::getenv("TANDEM_EMU_BLAS");
   if (text && std::atoi(text) == 0) return NOT_INITIALIZED;
-  *out = new cublasContext{nullptr};
+  *out = new cublasContext{nullptr, nullptr};
   return 0;
 }
 
@@ -35,7 +36,14 @@ EXPORTED int cublasDestroy_v2(cublasContext *handle) {
 
 EXPORTED int cublasSetStream_v2(cublasContext *handle, cudaStream_t stream) {
   handle->stream = stream;
+  handle->workspace = nullptr;
   return 0;
+}
+
+EXPORTED int cublasSetWorkspace_v2(cublasContext *handle, void *workspace, size_t n_bytes) {
+  handle->workspace = workspace;
+  return workspace && n_bytes && reinterpret_cast<uintptr_t>(workspace) % 256 == 0 ? 0
+                                                                                   : INVALID_VALUE;
 }
 
 EXPORTED int cublasSetMathMode(cublasContext *, int) {
@@ -63,6 +71,7 @@ EXPORTED int cublasGemmEx(cublasContext *handle, int op_a, int op_b, int m, int 
                           const void *alpha, const void *a, int a_type, int a_stride, const void *b,
                           int b_type, int b_stride, const void *beta, void *c, int c_type,
                           int c_stride, int, int) {
+  if (!handle->workspace) return NOT_INITIALIZED; // it would take some of its own
   if (op_a != OP_T || op_b != OP_N || a_type != TYPE_BF16 || b_type != TYPE_BF16 ||
       *static_cast<const float *>(alpha) != 1 || *static_cast<const float *>(beta) != 0)
     return NOT_SUPPORTED;

@@ -11,6 +11,7 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNoDevice = 100,
+  cudaErrorIllegalAddress = 700,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorNotSupported = 801,
@@ -63,11 +64,12 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
 
+cudaError_t emu_allow_shared(const void *kernel, int n_bytes);
+
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
-  (void)kernel;
   (void)attribute;
-  return value <= EMU_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
+  return emu_allow_shared(reinterpret_cast<const void *>(kernel), value);
 }
 
 #endif

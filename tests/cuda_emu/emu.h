@@ -1,9 +1,9 @@
 // tests/cuda_emu/emu.h - enough of CUDA C++ to compile kernels/cuda as C++ and run it on the host.
 // A block's threads are fibers of one host thread: each runs until it must wait for the others
 // (barrier, shuffle, mma), so a block is deterministic; every second block visits its threads
-// backwards, which shows most missing barriers. Blocks run one after the other. Shared memory is
-// static memory of the host thread, and what kernels have not written there, or in device memory,
-// is not zero.
+// backwards. Blocks run one after the other. Shared memory is static memory of the host thread, and
+// what kernels have not written there, or in device memory, is not zero. Races on it are found
+// whether they do harm here or not (race.h).
 #ifndef TESTS_CUDA_EMU_EMU_H
 #define TESTS_CUDA_EMU_EMU_H
 
@@ -18,7 +18,7 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
 struct alignas(16) uint4 {
@@ -31,7 +31,15 @@ struct alignas(16) uint4 {
 #define __shared__   static thread_local
 #define __align__(n) __attribute__((aligned(n)))
 
-enum { EMU_WARP = 32, EMU_MAX_THREADS = 1024, EMU_SHARED_BYTES = 99 << 10 };
+#define __launch_bounds__(n)
+
+// Every GPU that kernels are for has the first for a block, and the second once a kernel asks.
+enum {
+  EMU_WARP = 32,
+  EMU_MAX_THREADS = 1024,
+  EMU_PLAIN_SHARED = 48 << 10,
+  EMU_SHARED_BYTES = 99 << 10
+};
 
 // What a running kernel sees of itself.
 struct emu_place {
@@ -47,8 +55,8 @@ void __syncthreads();
 void __syncwarp();
 unsigned char *emu_dynamic_shared();
 
-// All lanes of the warp bring n_bytes; returns [32] slots EMU_SLOT_BYTES apart, valid until this
-// lane's next exchange.
+// All lanes of the warp, none of which has returned, bring n_bytes; returns [32] slots
+// EMU_SLOT_BYTES apart, valid until this lane's next exchange.
 enum { EMU_SLOT_BYTES = 32 };
 const unsigned char *emu_exchange(const void *mine, size_t n_bytes);
 
@@ -63,11 +71,7 @@ template <class T> T __shfl_xor_sync(unsigned mask, T v, int lane_mask) {
 
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
-inline unsigned atomicAdd(unsigned *at, unsigned v) { // one fiber at a time
-  unsigned before = *at;
-  *at += v;
-  return before;
-}
+unsigned atomicAdd(unsigned *at, unsigned v);
 
 inline float __uint_as_float(uint32_t bits) {
   float f;
@@ -85,12 +89,12 @@ void emu_run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<voi
 // Queues work on a stream.
 void emu_enqueue(void *stream, std::function<void()> work);
 // Notes a launch that hardware would refuse; true when it is fine.
-bool emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);
+bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
 template <class Args>
 void emu_launch(void (*kernel)(Args), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
                 const Args &args) {
-  if (!emu_check_launch(grid, block, shared_bytes)) return;
+  if (!emu_check_launch(reinterpret_cast<const void *>(kernel), grid, block, shared_bytes)) return;
   emu_enqueue(stream, [=] { emu_run(grid, block, shared_bytes, [&] { kernel(args); }); });
 }
 

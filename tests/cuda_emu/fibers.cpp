@@ -1,5 +1,5 @@
 // tests/cuda_emu/fibers.cpp - a block's threads as fibers, and how they wait for one another.
-#include "emu.h"
+#include "race.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -70,6 +70,7 @@ struct warp_state {
 
 struct fiber {
   emu_place place;
+  race_clock clock;
   warp_state *warp;
   bool done;
 #if defined(__x86_64__)
@@ -88,6 +89,7 @@ struct block_state {
   fiber *current = nullptr;
   const std::function<void()> *body = nullptr;
   uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
+  uint32_t n_barriers = 1;
   alignas(16) unsigned char shared[EMU_SHARED_BYTES];
 #if defined(__x86_64__)
   void *scheduler;
@@ -116,6 +118,10 @@ struct block_owner {
 
 const emu_place &emu_here() {
   return block->current->place;
+}
+
+const race_clock *emu_clock() {
+  return block && block->current ? &block->current->clock : nullptr;
 }
 
 unsigned char *emu_dynamic_shared() {
@@ -173,15 +179,32 @@ static void depart(rendezvous *r) {
 }
 
 void __syncthreads() {
+  race_clock *clock = &block->current->clock;
   meet(&block->meet);
+  clock->n_barriers++;
+  clock->n_warp_barriers = 0;
+  if (block->n_barriers < clock->n_barriers) block->n_barriers = clock->n_barriers;
 }
 
 void __syncwarp() {
+  race_clock *clock = &block->current->clock;
   meet(&block->current->warp->meet);
+  clock->n_warp_barriers++;
+}
+
+// One fiber at a time, and not instrumented, so that no two of them race.
+unsigned atomicAdd(unsigned *at, unsigned v) {
+  unsigned before = *at;
+  *at += v;
+  return before;
 }
 
 const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
   warp_state *warp = block->current->warp;
+  if (warp->meet.n_live < EMU_WARP) {
+    std::fprintf(stderr, "cuda_emu: a warp shuffles or multiplies without all of its lanes\n");
+    abort();
+  }
   unsigned char *slots = warp->slots[warp->meet.n_passed % 2];
   std::memcpy(slots + threadIdx.x % EMU_WARP * EMU_SLOT_BYTES, mine, n_bytes);
   meet(&warp->meet);
@@ -256,8 +279,11 @@ static void run_block(block_state *b, bool backwards) {
     warp.meet = rendezvous();
     warp.meet.n_live = EMU_WARP;
   }
-  for (size_t i = 0; i < n; i++)
+  b->n_barriers++;
+  for (size_t i = 0; i < n; i++) {
     prepare(b, i);
+    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i)};
+  }
   while (n_left > 0) {
     uint64_t before = b->n_moves;
     for (size_t j = 0; j < n; j++) {
@@ -304,4 +330,5 @@ void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void(
     std::memset(b->shared, 0xff, shared_bytes);
     run_block(b, i % 2 == 1);
   }
+  b->current = nullptr;
 }

@@ -1,6 +1,7 @@
 // tests/cuda_emu/runtime.cpp - memory, streams and events of the emulated device.
 #include "cuda_runtime.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -26,13 +27,32 @@ struct emu_graph {
   std::vector<std::function<void()>> work;
 };
 
+// A failure stays with the calling thread until cudaGetLastError.
+static thread_local cudaError_t last_error = cudaSuccess;
+
+static cudaError_t result(cudaError_t code) {
+  if (code != cudaSuccess) last_error = code;
+  return code;
+}
+
 // Of the calling thread: what would disturb a capture is refused, and spoils it.
 static thread_local emu_graph *captured = nullptr;
 static thread_local bool is_spoiled = false;
 
 static cudaError_t spoil() {
   is_spoiled = true;
-  return cudaErrorStreamCaptureUnsupported;
+  return result(cudaErrorStreamCaptureUnsupported);
+}
+
+static long number_of(const char *name, long otherwise) {
+  const char *text = std::getenv(name);
+  return text ? std::strtol(text, nullptr, 10) : otherwise;
+}
+
+// TANDEM_EMU_BREAK, while it is set: the device is broken, as one is whose kernel has touched
+// memory that is not there, and nothing works any more.
+static bool is_broken() {
+  return std::getenv("TANDEM_EMU_BREAK") != nullptr;
 }
 
 struct emu_stream {
@@ -74,17 +94,34 @@ struct emu_event {
   uint64_t n = 0;
 };
 
-static thread_local cudaError_t last_error = cudaSuccess;
+// Dynamic shared memory that kernels have asked for.
+static std::mutex kernels_lock;
+static std::map<const void *, size_t> allowed_shared; // guarded by kernels_lock
+
+cudaError_t emu_allow_shared(const void *kernel, int n_bytes) {
+  if (n_bytes < 0 || n_bytes > EMU_SHARED_BYTES) return result(cudaErrorInvalidValue);
+  std::lock_guard<std::mutex> hold(kernels_lock);
+  allowed_shared[kernel] = static_cast<size_t>(n_bytes);
+  return cudaSuccess;
+}
+
+static size_t most_shared(const void *kernel) {
+  std::lock_guard<std::mutex> hold(kernels_lock);
+  auto found = allowed_shared.find(kernel);
+  size_t asked = found == allowed_shared.end() ? 0 : found->second;
+  return std::max<size_t>(asked, EMU_PLAIN_SHARED);
+}
 
 void emu_enqueue(void *stream, std::function<void()> work) {
   static_cast<emu_stream *>(stream)->add(std::move(work));
 }
 
-bool emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes) {
+bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+  if (is_broken()) return result(cudaErrorIllegalAddress) == cudaSuccess;
   unsigned n = block.x * block.y * block.z;
   bool fine = n > 0 && n <= EMU_MAX_THREADS && block.x % EMU_WARP == 0 && grid.x > 0 &&
               grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu && grid.y <= 65535 &&
-              grid.z <= 65535 && shared_bytes <= EMU_SHARED_BYTES;
+              grid.z <= 65535 && shared_bytes <= most_shared(kernel);
   if (!fine) last_error = cudaErrorInvalidConfiguration;
   return fine;
 }
@@ -95,6 +132,7 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorInvalidValue: return "invalid argument";
   case cudaErrorMemoryAllocation: return "out of memory";
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+  case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
   case cudaErrorHostMemoryAlreadyRegistered: return "memory is already registered";
   case cudaErrorHostMemoryNotRegistered: return "memory is not registered";
@@ -113,15 +151,13 @@ cudaError_t cudaGetLastError() {
 
 // TANDEM_EMU_DEVICES=0: a machine without a GPU.
 cudaError_t cudaGetDeviceCount(int *n) {
-  const char *text = std::getenv("TANDEM_EMU_DEVICES");
-  *n = text ? std::atoi(text) : 1;
-  return *n > 0 ? cudaSuccess : cudaErrorNoDevice;
+  *n = static_cast<int>(number_of("TANDEM_EMU_DEVICES", 1));
+  return result(*n > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 
 // TANDEM_EMU_MEMORY_MB: how much memory the emulated GPU has.
 static size_t memory_bytes() {
-  const char *text = std::getenv("TANDEM_EMU_MEMORY_MB");
-  return (text ? std::strtoull(text, nullptr, 10) : 4096) << 20;
+  return static_cast<size_t>(number_of("TANDEM_EMU_MEMORY_MB", 4096)) << 20;
 }
 
 static const size_t total_bytes = memory_bytes();
@@ -136,7 +172,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+  return result(device == 0 ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
@@ -148,11 +184,13 @@ cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
 
 cudaError_t cudaMalloc(void **out, size_t n_bytes) {
   if (captured) return spoil();
+  if (is_broken()) return result(cudaErrorIllegalAddress);
   std::lock_guard<std::mutex> hold(memory_lock);
   *out = nullptr;
-  if (n_bytes > total_bytes - used_bytes) return cudaErrorMemoryAllocation;
+  if (n_bytes > total_bytes - used_bytes) return result(cudaErrorMemoryAllocation);
   // Big pieces stay untouched, so that a KV pool costs nothing before it is used.
-  if (posix_memalign(out, 256, n_bytes ? n_bytes : 1) != 0) return cudaErrorMemoryAllocation;
+  if (posix_memalign(out, 256, n_bytes ? n_bytes : 1) != 0)
+    return result(cudaErrorMemoryAllocation);
   if (n_bytes <= 1 << 20) std::memset(*out, 0xff, n_bytes);
   allocations[*out] = n_bytes;
   used_bytes += n_bytes;
@@ -163,33 +201,34 @@ cudaError_t cudaFree(void *ptr) {
   if (captured) return spoil();
   std::lock_guard<std::mutex> hold(memory_lock);
   auto found = allocations.find(ptr);
-  if (found == allocations.end()) return ptr ? cudaErrorInvalidValue : cudaSuccess;
+  if (found == allocations.end()) return result(ptr ? cudaErrorInvalidValue : cudaSuccess);
   used_bytes -= found->second;
   allocations.erase(found);
   std::free(ptr);
-  return cudaSuccess;
+  return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
 static std::map<void *, size_t> pinned; // guarded by memory_lock
 
-// TANDEM_EMU_PIN=0: a device that cannot register read-only memory.
+// TANDEM_EMU_PIN=0: a device that registers nothing; 1: only what can be written to.
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
+  long allowed = number_of("TANDEM_EMU_PIN", 2);
+  if (allowed == 0 || (allowed == 1 && flags & cudaHostRegisterReadOnly))
+    return result(cudaErrorNotSupported);
+  if (!ptr || n_bytes == 0) return result(cudaErrorInvalidValue);
   std::lock_guard<std::mutex> hold(memory_lock);
-  const char *text = std::getenv("TANDEM_EMU_PIN");
-  if (text && (flags & cudaHostRegisterReadOnly) && std::atoi(text) == 0)
-    return last_error = cudaErrorNotSupported;
-  if (!ptr || n_bytes == 0) return last_error = cudaErrorInvalidValue;
   bool is_new = pinned.emplace(ptr, n_bytes).second;
-  return is_new ? cudaSuccess : last_error = cudaErrorHostMemoryAlreadyRegistered;
+  return result(is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
 }
 
 cudaError_t cudaHostUnregister(void *ptr) {
   std::lock_guard<std::mutex> hold(memory_lock);
-  return pinned.erase(ptr) ? cudaSuccess : last_error = cudaErrorHostMemoryNotRegistered;
+  return result(pinned.erase(ptr) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
   (void)flags;
+  if (is_broken()) return result(cudaErrorIllegalAddress);
   *out = new emu_stream;
   return cudaSuccess;
 }
@@ -209,7 +248,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (captured) return spoil();
   std::unique_lock<std::mutex> hold(stream->at->lock);
   stream->at->moved.wait(hold, [&] { return stream->at->n_done == stream->at->n_queued; });
-  return cudaSuccess;
+  return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -245,6 +284,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   (void)kind;
+  if (is_broken()) return result(cudaErrorIllegalAddress);
   stream->add([=] { std::memmove(dst, src, n_bytes); });
   return cudaSuccess;
 }
@@ -256,8 +296,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t n_bytes, cudaStream_t s
 
 // TANDEM_EMU_CAPTURE=0: a stream cannot be captured.
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  const char *text = std::getenv("TANDEM_EMU_CAPTURE");
-  if (text && std::atoi(text) == 0) return cudaErrorNotSupported;
+  if (number_of("TANDEM_EMU_CAPTURE", 1) == 0) return result(cudaErrorNotSupported);
   if (captured) return spoil();
   captured = new emu_graph;
   is_spoiled = false;
@@ -270,7 +309,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *out) {
   if (!is_spoiled) return cudaSuccess;
   delete *out;
   *out = nullptr;
-  return cudaErrorStreamCaptureInvalidated;
+  return result(cudaErrorStreamCaptureInvalidated);
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph,

@@ -409,12 +409,46 @@ static void test_bad_batches(void **state) {
   cuda_close(&f);
 }
 
+// Attention behind a store that fails touches nothing that is not there, few queries or many.
+static void test_attention_over_bad_batches(void **state) {
+  (void)state;
+  enum { DIM = 8, PAGE = 4, MOST = 5, ENTRIES = 2 * PAGE * DIM };
+  static const uint32_t n_tokens[] = {1, MOST};
+  static const int32_t first[] = {0, PAGE, -3}; // page 0 is absent in the first case
+  CUDA_OPEN(f);
+  uint16_t *x = cuda_alloc(&f, (size_t)MOST * DIM * sizeof *x);
+  uint16_t *out = cuda_alloc(&f, (size_t)MOST * DIM * sizeof *out);
+  td_op_fill_zero(f.stream, x, (size_t)MOST * DIM * sizeof *x);
+  const td_kv_view kv = {.pages = cuda_alloc(&f, ENTRIES * sizeof(float)),
+                         .page_bytes = ENTRIES * sizeof(float),
+                         .dtype = TD_F32};
+  for (size_t i = 0; i < TD_COUNT(n_tokens) * TD_COUNT(first); i++) {
+    uint32_t n = n_tokens[i % 2];
+    int32_t seq[MOST] = {0}, position[MOST], begin[] = {0, (int32_t)n}, page = i < 2 ? -1 : 0;
+    for (int t = 0; t < MOST; t++)
+      position[t] = first[i / 2] + t;
+    const td_batch_view batch = {.seq = cuda_put(&f, seq, sizeof seq),
+                                 .position = cuda_put(&f, position, sizeof position),
+                                 .q_begin = cuda_put(&f, begin, sizeof begin),
+                                 .page_table = cuda_put(&f, &page, sizeof page),
+                                 .n_tokens = n,
+                                 .n_seqs = 1,
+                                 .max_pages = 1,
+                                 .page_tokens = PAGE};
+    td_op_kv_store_gqa(f.stream, &(td_kv_store_gqa_args){batch, kv, x, x, DIM, DIM, 1, DIM});
+    td_op_attn_gqa(f.stream, &(td_attn_gqa_args){batch, kv, x, out, 1, 1, DIM, 1});
+    expect_failure(&f, i < 2 && n == 1 ? "page is absent" : i < 2 ? "batch" : "position");
+  }
+  cuda_close(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
       cmocka_unit_test(test_mla_expanded),
       cmocka_unit_test(test_mla_absorbed),
       cmocka_unit_test(test_bad_batches),
+      cmocka_unit_test(test_attention_over_bad_batches),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

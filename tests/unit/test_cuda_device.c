@@ -78,14 +78,16 @@ static void test_pinned_memory(void **state) {
   (void)state;
   if (!library || !strstr(library, "_emu")) skip();
   static const int32_t weights[100] = {1, 2, 3};
-  for (int round = 0; round < 4; round++) {
-    if (round >= 2) setenv("TANDEM_EMU_PIN", "0", 1);
+  static const char *const allowed[] = {"2", "2", "1", "0",
+                                        "0"}; // anything, not read-only, nothing
+  for (size_t round = 0; round < TD_COUNT(allowed); round++) {
+    setenv("TANDEM_EMU_PIN", allowed[round], 1);
     CUDA_OPEN(f);
     td_cuda_dev *dev = (td_cuda_dev *)f.dev;
     td_dev_pin(f.dev, NULL, 0);
     assert_null(dev->pinned);
     td_dev_pin(f.dev, weights, sizeof weights);
-    assert_ptr_equal(dev->pinned, round < 2 ? weights : NULL);
+    assert_ptr_equal(dev->pinned, allowed[round][0] == '0' ? NULL : weights);
     const void *device;
     td_err err;
     assert_int_equal(td_cuda_on_device(dev, weights, sizeof weights, &device, &err), TD_OK);
@@ -95,6 +97,43 @@ static void test_pinned_memory(void **state) {
     cuda_close(&f);
   }
   unsetenv("TANDEM_EMU_PIN");
+}
+
+// The next operator is not blamed for memory that was not there.
+static void test_a_failure_is_told_once(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  void *memory;
+  td_err err;
+  assert_int_equal(td_dev_alloc(f.dev, &memory, (size_t)1 << 60, &err), TD_ENOMEM);
+  float one[] = {1, 1};
+  uint16_t *x = cuda_put_bf16(&f, one, 2), *y = cuda_put_bf16(&f, one, 2);
+  td_op_add(f.stream, x, y, 2);
+  cuda_sync(&f);
+  cuda_close(&f);
+}
+
+// A device that is broken stays so: everything says why, and closing works.
+static void test_a_broken_device(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  CUDA_OPEN(f);
+  float one[] = {1, 1};
+  uint16_t *x = cuda_put_bf16(&f, one, 2);
+  td_op_add(f.stream, x, x, 1);
+  cuda_sync(&f);
+  setenv("TANDEM_EMU_BREAK", "1", 1);
+  td_err err;
+  for (int i = 0; i < 2; i++) {
+    td_op_add(f.stream, x, x, 1);
+    assert_int_equal(td_stream_sync(f.stream, &err), TD_EINTERNAL);
+    assert_non_null(strstr(err.msg, "illegal memory access"));
+  }
+  td_stream *other;
+  assert_int_equal(td_stream_open(&other, f.dev, &err), TD_EINTERNAL);
+  assert_null(other);
+  cuda_close(&f);
+  unsetenv("TANDEM_EMU_BREAK");
 }
 
 static void test_weights_that_do_not_fit(void **state) {
@@ -374,6 +413,8 @@ int main(void) {
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_pinned_memory),
+      cmocka_unit_test(test_a_failure_is_told_once),
+      cmocka_unit_test(test_a_broken_device),
       cmocka_unit_test(test_weights_that_do_not_fit),
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_work_that_comes_again),

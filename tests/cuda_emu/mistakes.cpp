@@ -1,0 +1,34 @@
+// tests/cuda_emu/mistakes.cpp - kernels with the mistakes that the emulator is to find, for its
+// test.
+#include "mistakes.h"
+
+struct mistake {
+  int which;
+};
+
+static void kernel(mistake m) {
+  __shared__ float values[64];
+  float *dynamic = reinterpret_cast<float *>(emu_dynamic_shared());
+  unsigned i = threadIdx.x, other_warp = (i + 32) % 64, other_lane = i ^ 1;
+  values[i] = static_cast<float>(i);
+  if (m.which != EMU_NO_BARRIER) __syncthreads();
+  float v = m.which == EMU_NO_BARRIER || m.which == EMU_FINE ? values[other_warp] : 0;
+  if (m.which == EMU_FINE) __syncthreads();
+  if (m.which == EMU_OVERWRITTEN) v += values[other_lane]; // read, then written by its owner
+  values[i] = v;
+  if (m.which != EMU_NO_WARP_BARRIER) __syncwarp();
+  v += values[other_lane];
+  if (m.which == EMU_LEFT_LANE && i % 32 == 31) return;
+  v = __shfl_xor_sync(0xffffffffu, v, 1);
+  dynamic[m.which == EMU_DYNAMIC ? i / 2 : i] = v;
+}
+
+extern "C" bool emu_make_mistake(int which) {
+  mistake m = {which};
+  emu_run(dim3(3), dim3(64), 64 * sizeof(float), [=] { kernel(m); });
+#if defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return false;
+#endif
+}

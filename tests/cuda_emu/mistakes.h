@@ -1,0 +1,24 @@
+// tests/cuda_emu/mistakes.h - what tests/unit/test_cuda_emu.c calls in the emulator's library.
+#ifndef TESTS_CUDA_EMU_MISTAKES_H
+#define TESTS_CUDA_EMU_MISTAKES_H
+
+enum {
+  EMU_FINE,
+  EMU_NO_BARRIER,      // between what a warp writes and another one reads
+  EMU_NO_WARP_BARRIER, // the same of lanes
+  EMU_OVERWRITTEN,     // a lane reads what another one writes next
+  EMU_DYNAMIC,         // two threads write the same dynamic shared memory
+  EMU_LEFT_LANE,       // a lane has returned when the others shuffle
+  EMU_N_MISTAKES
+};
+
+#ifdef __cplusplus
+#include "emu.h"
+extern "C"
+    __attribute__((visibility("default")))
+#endif
+    // Returns whether races are looked for: not where another sanitizer is at work.
+    bool
+    emu_make_mistake(int which);
+
+#endif

@@ -1,0 +1,151 @@
+// tests/cuda_emu/race.cpp - see race.h. Shared memory, static and dynamic, lies in this library's
+// thread-local memory, each byte of which has a record of who touched it last.
+#include "race.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <link.h>
+#include <vector>
+
+struct record {
+  race_clock write, read;      // the last ones; n_barriers 0: none
+  bool many_lanes, many_warps; // since the last barrier others have read it as well
+};
+
+struct shadow {
+  uintptr_t begin = 0;
+  std::vector<record> records;
+};
+
+static int find_memory(dl_phdr_info *info, size_t, void *out) {
+  uintptr_t here = reinterpret_cast<uintptr_t>(find_memory);
+  uintptr_t memory = reinterpret_cast<uintptr_t>(info->dlpi_tls_data);
+  size_t n_bytes = 0;
+  bool is_ours = false;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const auto &part = info->dlpi_phdr[i];
+    if (part.p_type == PT_TLS) n_bytes = part.p_memsz;
+    uintptr_t begin = info->dlpi_addr + part.p_vaddr;
+    is_ours |= part.p_type == PT_LOAD && here - begin < part.p_memsz;
+  }
+  if (!is_ours) return 0;
+  shadow *s = static_cast<shadow *>(out);
+  s->begin = memory;
+  s->records.resize(n_bytes);
+  return 1;
+}
+
+static bool is_of_warp(const race_clock &a, const race_clock &b) {
+  return a.thread / EMU_WARP == b.thread / EMU_WARP;
+}
+
+// No barrier lies between then, another thread's, and now.
+static bool is_unordered(const race_clock &then, const race_clock &now) {
+  if (then.n_barriers != now.n_barriers || then.thread == now.thread) return false;
+  return !is_of_warp(then, now) || then.n_warp_barriers == now.n_warp_barriers;
+}
+
+static bool races_with_reads(const record &r, const race_clock &now) {
+  if (r.read.n_barriers != now.n_barriers) return false;
+  if (r.many_warps || is_unordered(r.read, now)) return true;
+  return r.many_lanes && r.read.n_warp_barriers == now.n_warp_barriers;
+}
+
+static void note_read(record &r, const race_clock &now) {
+  if (r.read.n_barriers != now.n_barriers) {
+    r.read = now;
+    r.many_lanes = r.many_warps = false;
+  } else if (!is_of_warp(r.read, now)) {
+    r.many_warps = true;
+  } else if (r.read.n_warp_barriers != now.n_warp_barriers) {
+    r.read = now;
+    r.many_lanes = false;
+  } else {
+    r.many_lanes |= r.read.thread != now.thread;
+  }
+}
+
+[[noreturn]] static void report(const race_clock &then, const race_clock &now, const void *code) {
+  Dl_info where = {};
+  dladdr(code, &where);
+  std::fprintf(
+      stderr,
+      "cuda_emu: threads %u (or more) and %u of block %u, %u, %u touch the same shared memory, one "
+      "of them writes, and no barrier is between them: %s+%#zx\n",
+      then.thread, now.thread, blockIdx.x, blockIdx.y, blockIdx.z,
+      where.dli_fname ? where.dli_fname : "?",
+      static_cast<size_t>(static_cast<const char *>(code) -
+                          static_cast<const char *>(where.dli_fbase)));
+  std::abort();
+}
+
+static void note(shadow &s, const race_clock &now, uintptr_t at, size_t n_bytes, bool is_write,
+                 const void *code) {
+  for (size_t i = at; i < at + n_bytes && i < s.records.size(); i++) {
+    record &r = s.records[i];
+    if (is_unordered(r.write, now)) report(r.write, now, code);
+    if (is_write && races_with_reads(r, now)) report(r.read, now, code);
+    if (is_write) {
+      r.write = now;
+    } else {
+      note_read(r, now);
+    }
+  }
+}
+
+static shadow make_shadow() {
+  shadow s;
+  dl_iterate_phdr(find_memory, &s);
+  return s;
+}
+
+// Most accesses are to the thread's own stack, which is told without a look at anything.
+static inline void touch(const void *memory, size_t n_bytes, bool is_write, const void *code) {
+  enum { FRAME_BYTES = 4096 };
+  uintptr_t at = reinterpret_cast<uintptr_t>(memory);
+  if (at - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < FRAME_BYTES) return;
+  static thread_local shadow s = make_shadow();
+  if (at - s.begin >= s.records.size()) return;
+  const race_clock *now = emu_clock();
+  if (now) note(s, *now, at - s.begin, n_bytes, is_write, code);
+}
+
+// ---- what the compiler calls
+// ----------------------------------------------------------------------
+
+#define CALLED(name, ...)                                                                          \
+  extern "C" void name(__VA_ARGS__);                                                               \
+  extern "C" void name(__VA_ARGS__)
+#define CODE __builtin_return_address(0)
+
+CALLED(__tsan_init) {}
+CALLED(__tsan_func_entry, void *) {}
+CALLED(__tsan_func_exit) {}
+CALLED(__tsan_vptr_read, void **) {}
+CALLED(__tsan_vptr_update, void **, void *) {}
+CALLED(__tsan_read_range, void *at, size_t n) {
+  touch(at, n, false, CODE);
+}
+CALLED(__tsan_write_range, void *at, size_t n) {
+  touch(at, n, true, CODE);
+}
+
+#define ACCESSES(n)                                                                                \
+  CALLED(__tsan_read##n, void *at) {                                                               \
+    touch(at, n, false, CODE);                                                                     \
+  }                                                                                                \
+  CALLED(__tsan_write##n, void *at) {                                                              \
+    touch(at, n, true, CODE);                                                                      \
+  }                                                                                                \
+  CALLED(__tsan_unaligned_read##n, void *at) {                                                     \
+    touch(at, n, false, CODE);                                                                     \
+  }                                                                                                \
+  CALLED(__tsan_unaligned_write##n, void *at) {                                                    \
+    touch(at, n, true, CODE);                                                                      \
+  }
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)

@@ -1,0 +1,20 @@
+// tests/cuda_emu/race.h - finds races on shared memory: two threads of a block at the same byte, at
+// least one of them writing, with no barrier between them. What orders accesses is what CUDA says
+// does: __syncthreads, and __syncwarp within a warp; shuffles and mma do not.
+// The compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
+// makes; its own runtime is not linked.
+#ifndef TESTS_CUDA_EMU_RACE_H
+#define TESTS_CUDA_EMU_RACE_H
+
+#include "emu.h"
+
+// Where a thread of a block is. n_barriers goes on from block to block and is never 0.
+struct race_clock {
+  uint32_t n_barriers;
+  uint16_t n_warp_barriers, thread; // the former since the last barrier
+};
+
+// The running thread's; NULL outside of kernels.
+const race_clock *emu_clock();
+
+#endif
