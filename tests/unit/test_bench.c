@@ -29,9 +29,12 @@ static void test_every_linear_family_has_a_format(void **state) {
   for (size_t v = 0; v < n_variants; v++) {
     if (strncmp(variants[v].family, "linear_", 7)) continue;
     size_t i = 0;
-    while (i < 2 * n && strcmp(td_bench_family(&formats[i / 2], i % 2), variants[v].family))
+    while (i < TD_N_ACTIVATIONS * n &&
+           strcmp(td_bench_family(&formats[i / TD_N_ACTIVATIONS],
+                                  (td_activations)(i % TD_N_ACTIVATIONS)),
+                  variants[v].family))
       i++;
-    if (i == 2 * n) fail_msg("%s is not measured", variants[v].family);
+    if (i == TD_N_ACTIVATIONS * n) fail_msg("%s is not measured", variants[v].family);
   }
 }
 
