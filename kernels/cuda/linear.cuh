@@ -4,8 +4,9 @@
 
 #include "kernels/cuda/codes.cuh"
 
+// w is a copy: of an address in the arguments every thread would make itself a copy in memory.
 struct linear_part {
-  const td_weight *w;
+  td_weight w;
   uint32_t begin, n; // rows of y
 };
 
@@ -13,12 +14,12 @@ struct linear_part {
 __device__ inline linear_part linear_part_of(const td_cu_linear_args &a) {
   uint32_t i = blockIdx.y;
   if (a.experts) {
-    if (i >= *a.n_tiles) return {nullptr, 0, 0};
+    if (i >= *a.n_tiles) return {a.w, 0, 0};
     td_cu_tile tile = a.tiles[i];
-    return {a.experts + tile.expert, tile.begin, tile.n};
+    return {a.experts[tile.expert], tile.begin, tile.n};
   }
   uint32_t begin = i * a.tile_tokens;
-  return {&a.w, begin, at_most(a.n_tokens - begin, a.tile_tokens)};
+  return {a.w, begin, at_most(a.n_tokens - begin, a.tile_tokens)};
 }
 
 __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t i) {

@@ -29,7 +29,7 @@ __device__ static void put8(uint16_t *to, const float *v) {
 template <int READ>
 __device__ static void load_x(const td_cu_linear_args &a, const linear_part &part, uint32_t k,
                               linear_tiles &s) {
-  uint32_t cols = part.w->cols;
+  uint32_t cols = part.w.cols;
   for (uint32_t i = threadIdx.x; i < TOKENS * (STEP / 8); i += THREADS) {
     uint32_t t = i / (STEP / 8), c = i % (STEP / 8) * 8;
     float v[8] = {};
@@ -79,7 +79,7 @@ template <int READ> __global__ static void linear_mma_kernel(td_cu_linear_args a
   __shared__ __align__(16) linear_tiles s;
   linear_part part = linear_part_of(a);
   if (part.n == 0) return;
-  const td_weight w = *part.w; // in registers: stores to shared memory might change it elsewhere
+  const td_weight &w = part.w;
   const bool scale_apart = READ != TD_CU_READ_BF16 && w.scale && w.scale_cols % STEP == 0;
   uint32_t warp = threadIdx.x / WARP, t0 = warp / 2 * 32, r0 = warp % 2 * 32;
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;

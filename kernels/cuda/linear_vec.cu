@@ -20,7 +20,7 @@ template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear
   linear_part part = linear_part_of(a);
   uint32_t row = a.row0 + blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
   if (part.n == 0 || row >= a.row0 + a.n_rows) return;
-  const td_weight w = *part.w;
+  const td_weight &w = part.w;
   float sum[T] = {};
   for (uint32_t k = threadIdx.x % WARP * 8; k < w.cols; k += WARP * 8) {
     float v[8];

@@ -1,6 +1,6 @@
 // kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
 // the launchers of the other files.
-#include <stdio.h>
+#include <string.h>
 
 #include "kernels/cuda/common.cuh"
 
@@ -23,8 +23,8 @@ static int open_device(int device, td_cu_props *props) {
   cudaError_t code = cudaGetDeviceProperties(&p, device);
   if (code == cudaSuccess) code = cudaSetDevice(device);
   if (code != cudaSuccess) return told(code);
-  snprintf(props->name, sizeof props->name, "%.*s", static_cast<int>(sizeof props->name) - 1,
-           p.name);
+  memcpy(props->name, p.name, sizeof props->name - 1);
+  props->name[sizeof props->name - 1] = 0;
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
