@@ -48,7 +48,7 @@ struct td_kv_tier {
   char *file;      // [record_bytes] of what is being saved
   int32_t *tokens; // [page_tokens] of it
   int32_t *idle;   // [shape.n_pages] room for a list of pages
-  bool is_saving, is_full;
+  bool is_saving, is_full, has_shrunk;
   double read_ns, prefill_ns; // a page; 0: not known yet
   // the end
   void (*closed)(void *ctx);
@@ -245,6 +245,26 @@ static void run_write(uv_work_t *work) {
 
 static void save_next(td_kv_tier *tier);
 
+// The disk is full: what the directory has is all that it may have, and others make room for what
+// is to be written now. False: it has nothing to give.
+static bool shrink(td_kv_tier *tier) {
+  td_kv_dir *dir = tier->opts.dir;
+  uint64_t n_bytes = td_kv_dir_bytes(dir), less = td_kv_dir_max_bytes(dir) - n_bytes;
+  if (n_bytes < tier->record_bytes) return false;
+  if (!tier->has_shrunk) {
+    td_warn("--kv-dir %s: %s; it is kept to the %.2f GiB that it has", td_kv_dir_path(dir),
+            tier->save.err.msg, (double)n_bytes / (1 << 30));
+  }
+  tier->has_shrunk = true;
+  td_kv_dir_limit(dir, n_bytes);
+  if (tier->is_flushing) {
+    uint64_t left = tier->flush_left_bytes + tier->record_bytes; // it is tried again
+    tier->n_to_flush++;
+    tier->flush_left_bytes = left > less ? left - less : 0;
+  }
+  return true;
+}
+
 static void stop_saving(td_kv_tier *tier) {
   tier->is_full = true;
   td_warn("--kv-dir %s: %s; no more pages are written to it", td_kv_dir_path(tier->opts.dir),
@@ -257,7 +277,7 @@ static void after_write(uv_work_t *work, int status) {
   saving *s = &tier->save;
   tier->is_saving = false;
   if (s->err.code != TD_OK) {
-    stop_saving(tier);
+    if (s->err.code != TD_ELIMIT || !shrink(tier)) stop_saving(tier);
   } else if (s->has_room) {
     td_kv_dir_add(tier->opts.dir, &s->record.name, tier->record_bytes);
     tier->stats.written_bytes += tier->record_bytes;

@@ -70,6 +70,8 @@ int main(int argc, char **argv) {
   td_err err;
   int status;
   if (td_options_parse(&options, argc, argv, &err) != TD_OK) {
+    td_err ignored; // one is told already
+    if (options.log && options.log_level) set_log(&options, &ignored);
     status = td_cmd_fail(&err);
   } else if (options.help) {
     status = print_help(options.command, false);

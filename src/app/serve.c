@@ -116,11 +116,12 @@ static void on_http_closed(void *ctx) {
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
 }
 
-// Clients first: their requests are canceled while the worker still listens.
+// Clients first: their requests are ended while the worker still listens.
 void td_serve_stop(td_serve *serve, int exit_status) {
   if (!serve->exit_status) serve->exit_status = exit_status;
   if (serve->stopping) return;
   serve->stopping = true;
+  td_serve_end_jobs(serve, "the server is shutting down");
   td_http_server_close(serve->http, on_http_closed, serve);
 }
 

@@ -27,6 +27,7 @@ typedef struct {
   td_http_server *http;
   td_backend *backend; // NULL while weights are being loaded
   td_chat *chat;
+  struct td_job *jobs; // requests that are being answered (serve_generate.c)
   td_metrics metrics;
   td_api_defaults defaults;
   td_api_keys keys;
@@ -68,6 +69,8 @@ void td_serve_start(td_serve *serve);
 // serve_generate.c
 void td_serve_chat(void *ctx, td_http_exchange *x);
 void td_serve_completions(void *ctx, td_http_exchange *x);
+// Every request that is being answered ends with an error.
+void td_serve_end_jobs(td_serve *serve, const char *why);
 
 // serve_info.c
 void td_serve_models(void *ctx, td_http_exchange *x);

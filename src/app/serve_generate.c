@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 
-typedef struct job job;
+typedef struct td_job job;
 
 typedef struct {
   job *job;
@@ -28,8 +28,9 @@ typedef struct {
   const char *finish_reason;
 } choice;
 
-struct job {
+struct td_job {
   td_serve *serve;
+  job *prev, *next;    // in serve->jobs
   td_http_exchange *x; // NULL once the client is gone
   bool is_chat;
   uv_work_t work;
@@ -56,7 +57,16 @@ static void choice_free(choice *c) {
   td_delta_free(&c->delta);
 }
 
+static void job_enter(job *j) {
+  job **first = &j->serve->jobs;
+  j->next = *first;
+  if (j->next) j->next->prev = j;
+  *first = j;
+}
+
 static void job_free(job *j) {
+  *(j->prev ? &j->prev->next : &j->serve->jobs) = j->next;
+  if (j->next) j->next->prev = j->prev;
   for (uint32_t i = 0; i < j->n_choices; i++)
     choice_free(&j->choices[i]);
   free(j->choices);
@@ -133,6 +143,7 @@ static void fail_running(job *j, int status, const char *message) {
     return;
   }
   cancel_running(j);
+  count_usage(j);
   td_buf text = TD_BUF_INIT;
   td_api_error_write(&text, &error);
   td_http_sse_data(j->x, td_buf_text(&text), text.len);
@@ -140,6 +151,13 @@ static void fail_running(job *j, int status, const char *message) {
   td_http_sse_end(j->x);
   log_end(j, error.status);
   job_free(j);
+}
+
+void td_serve_end_jobs(td_serve *serve, const char *why) {
+  for (job *j = serve->jobs, *next; j; j = next) {
+    next = j->next;
+    if (!j->preparing) fail_running(j, 503, why);
+  }
 }
 
 static void add_timings(td_api_timings *t, const choice *c) {
@@ -472,6 +490,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->serve = serve;
   j->x = x;
   j->is_chat = is_chat;
+  job_enter(j);
   j->begin_ns = td_clock_ns();
   j->work.data = j;
   j->preparing = true;

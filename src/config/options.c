@@ -455,8 +455,10 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
     }
     return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", argv[1]);
   }
-  for (int i = 1 + words; i < argc && st == TD_OK && !out->help; i++) {
-    st = parse_arg(out, argc, argv, &i, err);
+  for (int i = 1 + words; i < argc && !out->help; i++) {
+    td_err others; // the first is told, the rest may still say how
+    td_status one = parse_arg(out, argc, argv, &i, st == TD_OK ? err : &others);
+    if (st == TD_OK) st = one;
   }
   if (st == TD_OK && out->config && !out->help) st = parse_config_file(out, err);
   return st;

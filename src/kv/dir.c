@@ -266,3 +266,7 @@ uint64_t td_kv_dir_bytes(const td_kv_dir *dir) {
 uint64_t td_kv_dir_max_bytes(const td_kv_dir *dir) {
   return dir->max_bytes;
 }
+
+void td_kv_dir_limit(td_kv_dir *dir, uint64_t max_bytes) {
+  dir->max_bytes = max_bytes;
+}

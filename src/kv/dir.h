@@ -23,6 +23,7 @@ void td_kv_dir_close(td_kv_dir *dir);
 const char *td_kv_dir_path(const td_kv_dir *dir);
 uint64_t td_kv_dir_bytes(const td_kv_dir *dir);
 uint64_t td_kv_dir_max_bytes(const td_kv_dir *dir);
+void td_kv_dir_limit(td_kv_dir *dir, uint64_t max_bytes); // from now on
 bool td_kv_dir_has(const td_kv_dir *dir, const td_digest *name);
 
 // The record is used now. Unknown ones are ignored.

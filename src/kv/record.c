@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -128,16 +129,21 @@ static struct timespec time_of(uint64_t ns) {
                            .tv_nsec = (long)(ns % 1000000000u)};
 }
 
+static td_status fail_write(td_err *err) {
+  bool is_full = errno == ENOSPC || errno == EDQUOT;
+  return td_fail(err, is_full ? TD_ELIMIT : TD_EIO, "%s", strerror(errno));
+}
+
 static td_status write_file(int fd, const char *bytes, uint64_t n, uint64_t used_ns, td_err *err) {
   while (n) {
     ssize_t written = write(fd, bytes, n);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+    if (written < 0) return fail_write(err);
     bytes += written;
     n -= (uint64_t)written;
   }
   const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
-  return futimens(fd, times) == 0 ? TD_OK : td_fail(err, TD_EIO, "%s", strerror(errno));
+  return futimens(fd, times) == 0 ? TD_OK : fail_write(err);
 }
 
 td_status td_kv_record_write(const char *dir, const td_kv_record *record, const void *file,
@@ -145,11 +151,11 @@ td_status td_kv_record_write(const char *dir, const td_kv_record *record, const 
   file_path path = path_of(dir, &record->name, TD_KV_RECORD_SUFFIX);
   file_path temp = path_of(dir, &record->name, TD_KV_TEMP_SUFFIX);
   int fd = open(temp.text, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  if (fd < 0) return fail_write(err);
   td_status st = write_file(fd, file, td_kv_record_bytes(record), used_ns, err);
-  if (close(fd) != 0 && st == TD_OK) st = td_fail(err, TD_EIO, "%s", strerror(errno));
+  if (close(fd) != 0 && st == TD_OK) st = fail_write(err);
   if (st == TD_OK && rename(temp.text, path.text) != 0) {
-    st = td_fail(err, TD_EIO, "%s", strerror(errno));
+    st = fail_write(err);
   }
   if (st != TD_OK) unlink(temp.text);
   return st;

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import httpx
+import pytest
 
 from serving import Server, wait_until
 
@@ -37,6 +38,15 @@ def test_every_line_is_an_object(tandem_bin, tiny_model):
     assert any(e["level"] == "error" and "signal 9" in e["msg"] for e in entries)
     workers = {e["pid"] for e in entries if e["role"] != "front" and e["level"] == "debug"}
     assert set(before) < workers  # the worker that was killed, and the next
+
+
+@pytest.mark.parametrize("wrong", [["--nope"], ["--port", "99999"], ["word"], ["--weights", "disk"]])
+def test_what_is_wrong_with_the_options(tandem_bin, tiny_model, wrong):
+    command = [tandem_bin, "serve", "--model", tiny_model, *wrong, "--log", "json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    (entry,) = [json.loads(line) for line in answer.stderr.splitlines()]
+    assert answer.returncode == 2
+    assert entry["level"] == "error" and wrong[0] in entry["msg"]
 
 
 def test_bad_format_is_refused(tandem_bin):

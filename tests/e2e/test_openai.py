@@ -462,8 +462,16 @@ def test_drain_has_a_deadline(tandem_bin, model):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
         stream = chat(client, stream=True, max_tokens=8000, temperature=0, logprobs=True)
         next(iter(stream))
-        server.signal(signal.SIGTERM)
-        assert server.wait(15) == 0
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            body = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
+            url = server.url + "/v1/completions"
+            whole = pool.submit(httpx.post, url, json=body, timeout=60, trust_env=False)
+            wait_until(lambda: httpx.get(server.url + "/health").json()["running"] == 2)
+            server.signal(signal.SIGTERM)
+            assert server.wait(15) == 0
+            assert whole.result().status_code == 503 and whole.result().headers["retry-after"]
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
         assert "still running" in server.log()
 
 

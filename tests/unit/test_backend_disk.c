@@ -1,8 +1,12 @@
 // tests/unit/test_backend_disk.c - the backend with a directory behind its cache of prefixes: the
 // engine's tokens lie in the pages, so a page that comes back wrong changes the answer.
-#include <ftw.h>
+#include <dirent.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "backend_testing.h"
+#include "kv/record.h"
+#include "support/folder.h"
 
 enum { PROMPT = 1000, PAGE = 64, N_FULL = PROMPT / PAGE, ANSWER = 20 };
 
@@ -12,13 +16,6 @@ static char folder[] = "/tmp/td_test_backend_disk_XXXXXX";
 static void open_dir(void) {
   td_err err;
   if (td_kv_dir_open(&kv_dir, folder, 1 << 20, &err) != TD_OK) fail_msg("%s", err.msg);
-}
-
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw) {
-  (void)info;
-  (void)kind;
-  (void)ftw;
-  return remove(path);
 }
 
 // A directory with the prompt's pages, for all tests.
@@ -45,7 +42,7 @@ static int end(void **state) {
   (void)state;
   td_kv_dir_close(kv_dir);
   kv_dir = NULL;
-  nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  td_test_remove_folder(folder);
   memcpy(strrchr(folder, '_'), "_XXXXXX", 7);
   return 0;
 }
@@ -159,6 +156,74 @@ static void test_none_with_a_device(void **state) {
   device = "cpu";
 }
 
+// ---- a full disk --------------------------------------------------------------------------------
+
+static uint64_t disk_bytes = UINT64_MAX; // most that the records may take
+
+static uint64_t bytes_of_records(void) {
+  uint64_t n_bytes = 0;
+  DIR *dir = opendir(folder);
+  if (!dir) return 0;
+  for (const struct dirent *d; (d = readdir(dir));) {
+    struct stat info;
+    size_t len = strlen(d->d_name), n_suffix = strlen(TD_KV_RECORD_SUFFIX);
+    bool is_record = len > n_suffix && !strcmp(d->d_name + len - n_suffix, TD_KV_RECORD_SUFFIX);
+    if (is_record && fstatat(dirfd(dir), d->d_name, &info, 0) == 0) {
+      n_bytes += (uint64_t)info.st_size;
+    }
+  }
+  closedir(dir);
+  return n_bytes;
+}
+
+#ifndef __SANITIZE_THREAD__ // which has to see every write
+// In the place of libc's: files may grow only as long as the disk has room.
+ssize_t write(int fd, const void *bytes, size_t n) {
+  struct stat info;
+  if (disk_bytes != UINT64_MAX && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+      bytes_of_records() + n > disk_bytes) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return syscall(SYS_write, fd, bytes, n);
+}
+#endif
+
+// What was used least gives way there to what is used, while serving and at the end.
+static void test_a_full_disk(void **state) {
+  (void)state;
+#ifdef __SANITIZE_THREAD__
+  skip();
+#endif
+  enum { N = 6, N_RECORDS = 10, SHORT = 500, N_PAGES = SHORT / PAGE };
+  static int32_t prompts[N][SHORT];
+  static client clients[N];
+  disk_bytes = bytes_of_records() / N_FULL * N_RECORDS; // less than there is
+  kv_tokens = 16 * PAGE;
+  world w;
+  world_ready(&w, 1024, 2);
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend};
+    make_prompt(prompts[i], SHORT, 100 + i);
+    assert_int_equal(submit(&clients[i], prompts[i], SHORT, ANSWER), TD_OK);
+    run_until(&w, is_done, &clients[i]);
+  }
+  world_close(&w);
+  td_kv_dir_close(kv_dir);
+  open_dir();
+  assert_in_range(bytes_of_records(), disk_bytes / 2, disk_bytes);
+  assert_int_equal(td_kv_dir_bytes(kv_dir), bytes_of_records());
+  kv_tokens = 0;
+  world_ready(&w, 1024, 2);
+  client again = {.backend = w.backend};
+  assert_int_equal(submit(&again, prompts[N - 1], SHORT, ANSWER), TD_OK);
+  run_until(&w, is_done, &again);
+  check_answer(&again, prompts[N - 1], SHORT, ANSWER);
+  assert_int_equal(again.done.n_cached, N_PAGES * PAGE);
+  disk_bytes = UINT64_MAX;
+  world_close(&w);
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
   const struct CMUnitTest tests[] = {
@@ -168,6 +233,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_close_while_it_loads),
       cmocka_unit_test(test_deaths_while_it_loads),
       cmocka_unit_test(test_none_with_a_device),
+      cmocka_unit_test(test_a_full_disk),
   };
   int n_failed = cmocka_run_group_tests_name("one worker", tests, begin, end);
   is_split = true;

@@ -1,7 +1,6 @@
 // tests/unit/test_kv_disk.c - KV pages as files: names, records, the directory.
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -19,6 +18,7 @@
 #include "kv/dir.h"
 #include "kv/kv.h"
 #include "kv/record.h"
+#include "support/folder.h"
 
 enum { N_TOKENS = 8, N_BYTES = 333, FILE_BYTES = 128 + N_TOKENS * 4 + N_BYTES };
 
@@ -172,13 +172,6 @@ static void path_of(char *out, size_t size, uint8_t name, const char *suffix) {
   snprintf(out, size, "%s/%s%s", folder, hex, suffix);
 }
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw) {
-  (void)info;
-  (void)kind;
-  (void)ftw;
-  return remove(path);
-}
-
 static int begin(void **state) {
   (void)state;
   char *slash = strrchr(folder, '/');
@@ -192,7 +185,7 @@ static int end(void **state) {
   (void)state;
   char *slash = strrchr(folder, '/');
   *slash = '\0';
-  nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  td_test_remove_folder(folder);
   memcpy(slash - 6, "XXXXXX/kv", 9);
   return 0;
 }

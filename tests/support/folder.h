@@ -1,0 +1,8 @@
+// tests/support/folder.h - folders that a test makes.
+#ifndef TD_SUPPORT_FOLDER_H
+#define TD_SUPPORT_FOLDER_H
+
+// Removes a folder and all that is in it. What is not there is removed already.
+void td_test_remove_folder(const char *path);
+
+#endif
