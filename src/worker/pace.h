@@ -6,9 +6,9 @@
 // themselves: from what the last one took beyond that, whatever it was spent on. The number begins
 // small, doubles at most from step to step, and falls at once.
 //
-// It is never less than TD_PACE_LEAST: prompts are to get on, too. A step that reads any of them goes
-// through many experts' weights and through all of the prompt's past; fewer tokens would be little
-// quicker, and many more such steps.
+// It is never less than TD_PACE_LEAST: prompts are to get on, too. A step that reads any of them
+// goes through many experts' weights and through all of the prompt's past; fewer tokens would be
+// little quicker, and many more such steps.
 #ifndef TD_WORKER_PACE_H
 #define TD_WORKER_PACE_H
 
