@@ -57,8 +57,9 @@ typedef struct {
   uint32_t run_vectors[WINDOW_RUNS];       // of a run
   uint32_t after_row, after_token;         // where the work that comes after the block begins
   const char *next[GROUP_ROWS];            // what the next group needs from memory
-  uint32_t n_next_lines, next_line;        // of each row; in all, those asked for
-  uint32_t next_x_line;                    // of the next window's activations, those asked for
+  uint32_t n_next_lines;                   // of each row
+  uint32_t next_row, next_line;            // the one to ask for
+  uint32_t next_token, next_x_line;        // the same of the next window's activations
 } gemm;
 
 static void find_window(gemm *g);
@@ -115,15 +116,17 @@ static void find_next(gemm *g, uint32_t group) {
   }
   size_t bytes = (size_t)(stored_row(g->a->w, g->row0, end) - stored_row(g->a->w, g->row0, k));
   g->n_next_lines = (uint32_t)((bytes + 63) / 64);
-  g->next_line = 0;
+  g->next_row = g->next_line = 0;
 }
 
 // A share of the next group's lines, so that they are there when it is decoded.
 static void fetch_weights(gemm *g) {
-  uint32_t n = g->n_next_lines * GROUP_ROWS, share = n / n_tiles(g) + 1;
-  for (; share > 0 && g->next_line < n; share--, g->next_line++) {
-    uint32_t row = g->next_line / g->n_next_lines, line = g->next_line % g->n_next_lines;
-    __builtin_prefetch(g->next[row] + line * (size_t)64, 0, 2);
+  uint32_t share = g->n_next_lines * GROUP_ROWS / n_tiles(g) + 1;
+  while (share > 0 && g->next_row < GROUP_ROWS) {
+    const char *row = g->next[g->next_row];
+    for (; share > 0 && g->next_line < g->n_next_lines; share--, g->next_line++)
+      __builtin_prefetch(row + g->next_line * (size_t)64, 0, 2);
+    if (g->next_line == g->n_next_lines) g->next_row++, g->next_line = 0;
   }
 }
 
@@ -131,13 +134,15 @@ static void fetch_weights(gemm *g) {
 static void fetch_x(gemm *g) {
   enum { LINES = WINDOW * sizeof(float) / 64 }; // of a token
   uint32_t n_groups = (g->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
-  uint32_t n = LINES * g->n_tokens, share = n / (n_groups * n_tiles(g)) + 1;
+  uint32_t share = LINES * g->n_tokens / (n_groups * n_tiles(g)) + 1;
   bool over = g->k + g->n == g->a->w->cols;
   uint32_t token0 = over ? g->after_token : g->token0, k = over ? 0 : g->k + g->n;
-  for (; share > 0 && g->next_x_line < n; share--, g->next_x_line++) {
-    uint32_t token = token0 + g->next_x_line / LINES;
-    if (token >= g->a->n_tokens) return;
-    __builtin_prefetch(gemm_x(g->a, token) + k + g->next_x_line % LINES * 16, 0, 2);
+  uint32_t n_tokens = g->a->n_tokens - token0 < g->n_tokens ? g->a->n_tokens - token0 : g->n_tokens;
+  while (share > 0 && g->next_token < n_tokens) {
+    const float *x = gemm_x(g->a, token0 + g->next_token) + k;
+    for (; share > 0 && g->next_x_line < LINES; share--, g->next_x_line++)
+      __builtin_prefetch(x + g->next_x_line * 16, 0, 2);
+    if (g->next_x_line == LINES) g->next_token++, g->next_x_line = 0;
   }
 }
 
@@ -190,7 +195,7 @@ _Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
 
 static void gemm_window(gemm *g) {
   pack_tokens(g);
-  g->next_x_line = 0;
+  g->next_token = g->next_x_line = 0;
   for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
     decode_group(g, group);
     find_next(g, group);

@@ -14,6 +14,10 @@ import pytest
 DATA = pathlib.Path(__file__).resolve().parent / "data"
 CASES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
 TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each position
+# With activations in FP16: a product is off by 1e-3 of its norm at most (tests/unit/test_kernels_f16.c
+# measures 6e-4), and a logit comes after some 20 of them, whose errors are independent: their root
+# is 5e-3; experts weigh a little otherwise besides.
+F16_TOLERANCE = 1e-2
 
 # How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides
 # neither the page nor the prompt.
@@ -46,10 +50,10 @@ def ids_of(array):
     return ",".join(str(i) for i in array.tolist())
 
 
-def logits_of(tandem, case, tmp_path, chunk, *options, **environment):
+def logits_of(tandem, case, tmp_path, chunk, *options, activations="f32", **environment):
     out = tmp_path / "logits.npy"
     args = ["--model", DATA / case, "--token-ids", ids_of(np.load(DATA / case / "prompt.npy"))]
-    args += ["--activations", "f32"]
+    args += ["--activations", activations]
     if chunk is not None:
         args += ["--chunk-tokens", chunk]
     tandem("eval", "logits", *args, "--out", out, *options, **environment)
@@ -64,12 +68,12 @@ def relative_errors(ours, golden):
     return np.linalg.norm(difference, axis=1) / np.linalg.norm(golden, axis=1)
 
 
-def check_logits(ours, golden):
+def check_logits(ours, golden, tolerance=TOLERANCE):
     errors = relative_errors(ours, golden)
     worst = int(errors.argmax())
     print(f"worst relative error {errors[worst]:.2e} at position {worst} of {len(errors)}")
     # A NaN must fail, so the comparison is written to be false for it.
-    assert (errors < TOLERANCE).all(), f"position {worst}: {errors[worst]:.2e}"
+    assert (errors < tolerance).all(), f"position {worst}: {errors[worst]:.2e}"
 
 
 def test_there_are_goldens():
@@ -94,15 +98,34 @@ def test_logits_of_each_isa(tandem, case, isa, tmp_path):
     check_logits(ours, np.load(DATA / case / "logits.npy"))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_greedy_continuation(tandem, case):
+def check_greedy(tandem, case, activations):
     golden = np.load(DATA / case / "continuation.npy").tolist()
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
         *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
-        *("--temperature", 0, "--ignore-eos", "--json", "--activations", "f32"),
+        *("--temperature", 0, "--ignore-eos", "--json", "--activations", activations),
     )
     assert json.loads(out)["token_ids"] == golden
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_continuation(tandem, case):
+    check_greedy(tandem, case, "f32")
+
+
+def is_quantized(case):
+    return "quantization_config" in json.loads((DATA / case / "config.json").read_text())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if is_quantized(c)])
+def test_f16_activations(tandem, case, tmp_path):
+    if "avx512_fp16" not in pathlib.Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("this processor has no avx512_fp16")
+    whole = logits_of(tandem, case, tmp_path, None, activations="f16")
+    check_logits(whole, np.load(DATA / case / "logits.npy"), F16_TOLERANCE)
+    chunks = logits_of(tandem, case, tmp_path, 7, activations="f16")
+    assert (whole == chunks).all()
+    check_greedy(tandem, case, "f16")
 
 
 def wrong_position(golden):

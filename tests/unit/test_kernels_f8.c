@@ -60,18 +60,14 @@ static void run(void (*fn)(void), const td_weight *w, uint32_t token, uint32_t n
                                        .row_end = ROWS});
 }
 
-static bool within_bound(const td_weight *w, uint32_t token, const float *y, why *why_) {
+static bool within_bound(void (*fn)(void), const td_weight *w, uint32_t token, const float *y,
+                         why *why_) {
   for (uint32_t r = 0; r < ROWS; r++) {
-    double sum = 0, magnitude = 0;
-    for (uint32_t k = 0; k < w->cols; k++) {
-      double product = ref_at(w, r, k) * x[(size_t)token * w->cols + k];
-      sum += product;
-      magnitude += fabs(product);
-    }
-    double bound = (w->cols + 5.0) * 0x1p-24 * magnitude + ldexp(w->cols, -149 + 8 + 1);
-    if (!(fabs(y[r] - sum) <= bound)) {
+    exact_dot d = dot_exactly(w, r, x + (size_t)token * w->cols);
+    double bound = error_bound(fn, w, &d) + ldexp(w->cols, -149 + 8 + 1);
+    if (!(fabs(y[r] - d.sum) <= bound)) {
       return KERNEL_FAIL(why_, "%u columns, row %u: off by %g, bound %g", w->cols, r,
-                         fabs(y[r] - sum), bound);
+                         fabs(y[r] - d.sum), bound);
     }
   }
   return true;
@@ -86,7 +82,7 @@ static bool check_case(void (*fn)(void), const void *arg, why *w) {
   run(fn, &weight, 0, SOME_TOKENS, some);
   for (uint32_t t = 0; t < TOKENS; t++) {
     run(fn, &weight, t, 1, alone);
-    if (!within_bound(&weight, t, alone, w)) return false;
+    if (!within_bound(fn, &weight, t, alone, w)) return false;
     if (memcmp(alone, together + (size_t)t * ROWS, sizeof alone) != 0 ||
         (t < SOME_TOKENS && memcmp(alone, some + (size_t)t * ROWS, sizeof alone) != 0)) {
       return KERNEL_FAIL(w, "exponent %d: token %u differs from itself alone", c->exponent, t);

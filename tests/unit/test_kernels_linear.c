@@ -1,7 +1,6 @@
 // tests/unit/test_kernels_linear.c - the linear kernels, every version this machine runs.
-// The reference accumulates in double. With any order of additions in FP32 and at most five further
-// roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|; products and sums that become
-// subnormal add k 2^-149, times 2^8 and the scale for FP8.
+// The reference accumulates in double. To the bound of error_bound, products and sums that become
+// subnormal in FP32 add k 2^-149, times 2^8 and the scale for FP8.
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -27,20 +26,15 @@ static double max_scale(const td_weight *w) {
 }
 
 // Compares y [n_tokens][rows] with the reference, of large matrices some of the rows.
-static bool within_bound(const td_weight *w, const float *x, const float *y, uint32_t n_tokens,
-                         why *why_) {
+static bool within_bound(void (*fn)(void), const td_weight *w, const float *x, const float *y,
+                         uint32_t n_tokens, why *why_) {
   double tiny = ldexp((double)w->cols, -149) * max_scale(w);
   uint32_t step = (uint64_t)w->rows * w->cols * n_tokens > 4000000 ? 61 : 1;
   for (uint32_t r = 0; r < w->rows; r += step) {
     for (uint32_t t = 0; t < n_tokens; t++) {
-      double sum = 0, magnitude = 0;
-      for (uint32_t k = 0; k < w->cols; k++) {
-        double product = ref_at(w, r, k) * x[(size_t)t * w->cols + k];
-        sum += product;
-        magnitude += fabs(product);
-      }
-      double bound = (w->cols + 5.0) * 0x1p-24 * magnitude + tiny;
-      double error = fabs(y[(size_t)t * w->rows + r] - sum);
+      exact_dot d = dot_exactly(w, r, x + (size_t)t * w->cols);
+      double bound = error_bound(fn, w, &d) + tiny;
+      double error = fabs(y[(size_t)t * w->rows + r] - d.sum);
       if (!(error <= bound)) {
         return KERNEL_FAIL(why_, "%ux%u, %u tokens: row %u token %u is off by %g, bound %g",
                            w->rows, w->cols, n_tokens, r, t, error, bound);
@@ -72,7 +66,7 @@ static bool check_shape(void (*fn)(void), const void *arg, why *w) {
                                        .ldy = rows,
                                        .n_tokens = s->n_tokens,
                                        .row_end = rows});
-  bool ok = within_bound(&weight.w, x.data, y.data, s->n_tokens, w);
+  bool ok = within_bound(fn, &weight.w, x.data, y.data, s->n_tokens, w);
   ref_free_weight(&weight);
   ref_unmap(&x);
   ref_unmap(&y);

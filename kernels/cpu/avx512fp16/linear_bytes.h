@@ -1,0 +1,446 @@
+// kernels/cpu/avx512fp16/linear_bytes.h - y = W x for rows of bytes in chains of FP16 additions,
+// for each dtype's file to include after vec.h and these definitions:
+//   elem             the stored byte
+//   DOWN             weights are decoded over this power of two
+//   TOP              x is below 2^TOP, for which no sum can pass 65504
+//   even_of, odd_of  the weights of a line's even and odd columns
+//   look             keeps of each line what has_nan needs
+//   linear_exact     the FP32 version, for tokens and scales that chains are not for
+//
+// A line is 64 columns of one row, a window CHAIN_STEPS vectors: 512 columns. A (row, token) pair
+// has a chain for each window, an FP16 sum of 32 lanes that begins at zero: even and odd columns of
+// each line in turn. Its two halves are added, and the 16 sums go to the pair's FP32 total. All
+// paths keep to that, so they agree to the last bit:
+//   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
+//                   eight tokens
+//   more            gemm_vec.h
+// Each window of a token is made FP16 after multiplication with a power of two that brings its
+// largest activation to [2^(TOP - 1), 2^TOP), which the total makes good. A scale that serves a
+// band of rows multiplies x before; one that serves whole rows multiplies the result. What that
+// costs is in error_bound of tests/unit/kernel_test.h.
+#ifndef KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
+#define KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/vec_math.h"
+#include "kernels/decl.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 32")
+
+enum {
+  LINE = 64,
+  CHAIN = CHAIN_STEPS * VHL, // columns
+  MIN_BAND = 16,             // rows
+  PANEL_ROWS = 128,          // that share packed x
+  MAX_ROWS = 4,              // that share a load of x
+  TILE_TOKENS = 8,           // at most
+  PANEL_TOKENS = 16,         // at most
+  X_HALVES = 16384,          // of packed x, in L1
+  AHEAD = 1024               // columns from what is used to what is fetched
+};
+
+TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
+  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+}
+
+TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
+  return (const elem *)w->data + (size_t)row * w->cols;
+}
+
+static inline bool scale_is_rows(const td_weight *w) {
+  return w->scale_cols >= w->cols;
+}
+
+TD_INLINE __m512i load_line(const elem *w) {
+  return _mm512_loadu_si512(w);
+}
+
+// n < LINE of it, and zeros.
+TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
+  return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
+}
+
+// *total += the chain's lanes times scale, two at once: conversions cost more than an addition.
+// From memory halves come without a shuffle.
+TD_INLINE void end_chain(vh chain, vf scale, vf *total) {
+  _Alignas(64) _Float16 lanes[VHL];
+  vh_store(lanes, chain);
+  __asm__("" : "+m"(lanes));
+  __m256h sum = _mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL));
+  *total = vf_fma(_mm512_cvtxph_ps(sum), scale, *total);
+}
+
+// The result from the sum of all lanes.
+TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
+  if (nan) return NAN;
+  return scale_is_rows(w) ? sum * row_scales(w, row)[0] : sum;
+}
+
+// ---- activations ----------------------------------------------------------------------------
+
+// The columns of a token that a chain is for, and zeros up to a whole vector.
+typedef struct {
+  const float *x;
+  _Alignas(64) float scale[CHAIN / VL]; // of each vector, then times the power of two
+  uint32_t n;                           // vectors
+} window;
+
+// Returns the largest magnitude of scaled columns, as bits; NaN is larger than all.
+static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, window *win) {
+  __m512i most = _mm512_setzero_si512();
+  for (uint32_t i = 0, end; i < win->n; i = end) {
+    uint32_t left = scales ? (w->scale_cols - (k + i * VL) % w->scale_cols) / VL : win->n;
+    float scale = scales ? scales[(k + i * VL) / w->scale_cols] : 1;
+    __m512i run = _mm512_setzero_si512();
+    for (end = win->n - i < left ? win->n : i + left; i < end; i++) {
+      __m512i bits = _mm512_castps_si512(vf_load(win->x + i * VL));
+      run = _mm512_max_epu32(run, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
+      win->scale[i] = scale;
+    }
+    vf product = vf_mul(_mm512_castsi512_ps(run), vf_set1(fabsf(scale)));
+    most = _mm512_max_epu32(most, _mm512_castps_si512(product));
+  }
+  return _mm512_reduce_max_epu32(most);
+}
+
+// Whether what is multiplied is far from what FP32 cannot hold, or zero.
+static bool window_fits(const window *win, float most, float power) {
+  const vf tiny = vf_set1(0x1p-100f), huge = vf_set1(0x1p100f);
+  __mmask16 bad = 0;
+  for (uint32_t i = 0; i < win->n; i += VL) {
+    __mmask16 there = win->n - i < VL ? mask_n(win->n - i) : 0xffff;
+    vf scale = vf_load(win->scale + i), size = _mm512_abs_ps(vf_mul(scale, vf_set1(power)));
+    __mmask16 fits = _mm512_cmp_ps_mask(size, tiny, _CMP_GE_OQ) &
+                     _mm512_cmp_ps_mask(size, huge, _CMP_LT_OQ);
+    bad |= there & ~(fits | _mm512_cmp_ps_mask(scale, vf_zero(), _CMP_EQ_OQ));
+  }
+  if (bad) return false;
+  if (most != 0) return (most >= 0x1p-100f) & (most < 0x1p100f);
+  for (uint32_t i = 0; i < win->n * VL; i++) {
+    if (win->x[i] != 0 && win->scale[i / VL] != 0) return false;
+  }
+  return true;
+}
+
+// Columns [k, k + n) of a token, n <= CHAIN, as even and odd ones of each line, vector i at
+// out + i * step. Returns what the sum of their products is to be multiplied by.
+static float pack_window(const td_weight *w, const float *scales, const float *x, uint32_t k,
+                         uint32_t n, size_t step, _Float16 *out, bool *unfit) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  _Alignas(64) float part[CHAIN + LINE];
+  window win = {.x = x + k, .n = (n + VL - 1) / VL};
+  if (n % LINE > 0) {
+    memset(part + n, 0, LINE * sizeof *part);
+    win.x = memcpy(part, x + k, n * sizeof *part);
+  }
+  uint32_t most = largest_of(w, scales, k, &win);
+  int up = most > 0 ? TOP + 126 - (int)(most >> 23) : 0;
+  float power = f32_from_bits((uint32_t)(127 + up) << 23);
+  if (!window_fits(&win, f32_from_bits(most), power)) {
+    *unfit = true; // the token's results will be others
+    power = 0;
+  }
+  for (uint32_t i = win.n; i % 4 > 0; i++)
+    win.scale[i] = 0;
+  for (uint32_t i = 0; i < win.n; i += 4, out += 2 * step) {
+    vf v[4];
+    TD_UNROLL for (int j = 0; j < 4; j++) {
+      v[j] = vf_mul(vf_load(win.x + (i + j) * VL), vf_set1(win.scale[i + j] * power));
+    }
+    vh_store(out, vh_from_vf(_mm512_permutex2var_ps(v[0], even, v[1]),
+                             _mm512_permutex2var_ps(v[2], even, v[3])));
+    vh_store(out + step, vh_from_vf(_mm512_permutex2var_ps(v[0], odd, v[1]),
+                                    _mm512_permutex2var_ps(v[2], odd, v[3])));
+  }
+  return f32_from_bits((uint32_t)(127 - up) << 23) * DOWN;
+}
+
+// One token's results, in FP32.
+static void mend(const td_linear_args *a, uint32_t token) {
+  td_linear_args one = *a;
+  one.x = token_x(a, token);
+  one.x_rows = NULL;
+  one.y = a->y + token * a->ldy;
+  one.n_tokens = 1;
+  linear_exact(&one);
+}
+
+// ---- few tokens -----------------------------------------------------------------------------
+
+// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
+typedef struct {
+  _Alignas(64) _Float16 x[X_HALVES];   // columns [k, k + n): [tile][vector][token of the tile][VHL]
+  float x_scale[X_HALVES / CHAIN];     // [tile][window][token of the tile]
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
+  const td_linear_args *a;
+  uint32_t row0, n_rows, k, n;
+  bool nan[PANEL_ROWS], unfit[PANEL_TOKENS];
+} panel;
+
+// acc [R][T] += the products of a line of each row; x [2][T][VHL].
+TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Float16 *x, vh *acc,
+                        __m512i *seen) {
+  TD_UNROLL for (int r = 0; r < R; r++) seen[r] = look(seen[r], line[r]);
+  TD_UNROLL for (int odd = 0; odd < 2; odd++) {
+    vh w[MAX_ROWS];
+    TD_UNROLL for (int r = 0; r < R; r++) w[r] = odd ? odd_of(line[r]) : even_of(line[r]);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      vh xv = vh_load(x + (odd * T + t) * VHL);
+      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vh_fma(w[r], xv, acc[r * T + t]);
+    }
+  }
+}
+
+// From the columns of a row to those AHEAD, in bytes: in the rows behind row + R where the panel's
+// columns end; behind the last row, the first's next columns; then the next panel.
+static size_t ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k) {
+  uint32_t cols = p->a->w->cols, far = p->n < AHEAD ? p->n : AHEAD;
+  if (k + far < p->n) return far;
+  size_t behind = far - p->n; // wraps, as it should
+  if (row + R < p->n_rows) return behind + (size_t)R * cols;
+  if (p->k + p->n < cols) return behind + p->n - (size_t)row * cols;
+  return behind + (size_t)(p->n_rows - row) * cols - p->k;
+}
+
+// Rows [row, row + R) of the panel times tokens [token, token + T).
+TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
+  const size_t stride = p->a->n_tokens;
+  const uint32_t n_padded = (p->n + LINE - 1) / LINE * LINE;
+  const uint32_t n_windows = (p->n + CHAIN - 1) / CHAIN;
+  const _Float16 *x = p->x + (size_t)token * n_padded;
+  const float *x_scale = p->x_scale + token * n_windows;
+  vf *total = p->total + row * stride + token;
+  const elem *w[MAX_ROWS];
+  __m512i line[MAX_ROWS], seen[MAX_ROWS];
+  TD_UNROLL for (int r = 0; r < R; r++) {
+    w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
+    seen[r] = _mm512_setzero_si512();
+  }
+  for (uint32_t k = 0; k < p->n; x_scale += T) {
+    vh acc[MAX_ROWS * TILE_TOKENS];
+    size_t ahead = ahead_of(p, row, (uint32_t)R, k);
+    uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
+    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
+    for (; k + LINE <= end; k += LINE, x += T * LINE) {
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + ahead));
+        line[r] = load_line(w[r] + k);
+      }
+      add_line(R, T, line, x, acc, seen);
+    }
+    if (k < end) {
+      TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(w[r] + k, end - k);
+      add_line(R, T, line, x, acc, seen);
+      k = end;
+    }
+    TD_UNROLL for (int i = 0; i < R * T; i++) {
+      end_chain(acc[i], vf_set1(x_scale[i % T]), &total[(size_t)(i / T) * stride + i % T]);
+    }
+  }
+  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(seen[r]);
+}
+
+#define DOT_TOKENS(T, R)                                                                           \
+  case T:                                                                                          \
+    for (; row + (R) <= end; row += (R))                                                           \
+      dot_rows(R, T, p, row, token);                                                               \
+    for (; row < end; row++)                                                                       \
+      dot_rows(1, T, p, row, token);                                                               \
+    return;
+
+// Rows [row, end) times a tile of tokens.
+static void dot_tile(panel *p, uint32_t row, uint32_t end, uint32_t token, uint32_t n_tokens) {
+  switch (n_tokens) {
+    DOT_TOKENS(1, GEMV_ROWS)
+    DOT_TOKENS(2, BATCH_ROWS)
+    DOT_TOKENS(3, BATCH_ROWS)
+    DOT_TOKENS(4, BATCH_ROWS)
+    DOT_TOKENS(5, BATCH_ROWS_8)
+    DOT_TOKENS(6, BATCH_ROWS_8)
+    DOT_TOKENS(7, BATCH_ROWS_8)
+    DOT_TOKENS(8, BATCH_ROWS_8)
+  default: return;
+  }
+}
+_Static_assert(TILE_TOKENS == 8, "a case for every size of tile");
+
+static uint32_t panel_tiles(const panel *p) {
+  return (p->a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+static uint32_t panel_tile_begin(const panel *p, uint32_t tile) {
+  return tile * p->a->n_tokens / panel_tiles(p);
+}
+
+static void pack_panel(panel *p, const float *scales) {
+  const td_weight *w = p->a->w;
+  _Float16 *out = p->x;
+  float *x_scale = p->x_scale;
+  for (uint32_t i = 0; i < panel_tiles(p); i++) {
+    uint32_t begin = panel_tile_begin(p, i), n_tokens = panel_tile_begin(p, i + 1) - begin;
+    for (uint32_t k = 0, n; k < p->n; k += n) {
+      n = p->n - k < CHAIN ? p->n - k : CHAIN;
+      for (uint32_t t = 0; t < n_tokens; t++) {
+        *x_scale++ = pack_window(w, scales, token_x(p->a, begin + t), p->k + k, n,
+                                 (size_t)n_tokens * VHL, out + t * VHL, &p->unfit[begin + t]);
+      }
+      out += (size_t)(n + LINE - 1) / LINE * LINE * n_tokens;
+    }
+  }
+}
+
+// Tiles of tokens take turns with some rows, whose weights the first of them brings into L1.
+static void dot_panel(panel *p) {
+  uint32_t n_tiles = panel_tiles(p), step = n_tiles == 1 ? p->n_rows : BATCH_ROWS;
+  for (uint32_t row = 0; row < p->n_rows; row += step) {
+    uint32_t end = p->n_rows - row < step ? p->n_rows : row + step;
+    for (uint32_t i = 0; i < n_tiles; i++) {
+      uint32_t begin = panel_tile_begin(p, i);
+      dot_tile(p, row, end, begin, panel_tile_begin(p, i + 1) - begin);
+    }
+  }
+}
+
+static void finish_panel(panel *p) {
+  const td_linear_args *a = p->a;
+  uint32_t n = p->n_rows * a->n_tokens;
+  float sum[PANEL_ROWS * PANEL_TOKENS];
+  for (uint32_t i = 0; i < n; i += 4) // totals behind the last are zeros or older ones
+    vf_sum4(p->total[i], p->total[i + 1], p->total[i + 2], p->total[i + 3], sum + i);
+  for (uint32_t r = 0; r < p->n_rows; r++) {
+    float *y = a->y + p->row0 + r - a->y_row0;
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], sum[r * a->n_tokens + t]);
+  }
+}
+
+static void linear_few(const td_linear_args *a, const float *scales) {
+  panel p;
+  p.a = a;
+  memset(p.unfit, 0, sizeof p.unfit);
+  uint32_t cols = a->w->cols, step = X_HALVES / a->n_tokens / CHAIN * CHAIN;
+  for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
+    p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
+    memset(p.nan, 0, sizeof p.nan);
+    memset(p.total, 0, ((size_t)p.n_rows * a->n_tokens + 3) / 4 * 4 * sizeof p.total[0]);
+    for (p.k = 0; p.k < cols; p.k += p.n) {
+      p.n = cols - p.k < step ? cols - p.k : step;
+      pack_panel(&p, scales);
+      dot_panel(&p);
+    }
+    finish_panel(&p);
+  }
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    if (p.unfit[t]) mend(a, t);
+  }
+}
+
+// ---- many tokens ----------------------------------------------------------------------------
+
+typedef _Float16 packed;
+typedef vh pv;
+enum { PL = VHL, SCALED = 1, WINDOW_RUNS = 2 };
+typedef char gemm_scale, gemm_lanes; // nothing
+typedef bool x_range;                // whether it is unfit
+TD_INLINE pv pv_load(const packed *p) {
+  return vh_load(p);
+}
+TD_INLINE pv pv_fma(pv a, pv b, pv c) {
+  return vh_fma(a, b, c);
+}
+TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
+  return scale;
+}
+TD_INLINE pv begin_sum(const vf *total, bool first) {
+  (void)total, (void)first;
+  return vh_zero();
+}
+TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+  (void)scale;
+  end_chain(sum, vf_set1(*x_scale), total);
+}
+#include "kernels/cpu/gemm_vec.h"
+
+_Static_assert(WINDOW_RUNS *CHAIN == WINDOW, "runs are chains");
+
+static void find_window(gemm *g) {
+  uint32_t left = g->a->w->cols - g->k;
+  g->n = left < WINDOW ? left : WINDOW;
+  g->n_runs = (g->n + CHAIN - 1) / CHAIN;
+  g->n_vectors = (g->n + LINE - 1) / LINE * 2;
+  for (uint32_t i = 0; i < g->n_runs; i++)
+    g->run_vectors[i] = i + 1 < g->n_runs ? CHAIN_STEPS : g->n_vectors - i * CHAIN_STEPS;
+}
+
+static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
+  const float *x = token_x(g->a, g->token0 + token);
+  if (g->k == 0) g->range[token] = false;
+  for (uint32_t i = 0; i < g->n_runs; i++, out += CHAIN_STEPS * step) {
+    uint32_t at = i * CHAIN, n = g->n - at < CHAIN ? g->n - at : CHAIN;
+    g->x_scale[i][token] = pack_window(g->a->w, g->x_scales, x, g->k + at, n, step, out,
+                                       &g->range[token]);
+  }
+}
+
+static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
+  const elem *w = row_data(g->a->w, g->row0 + row) + g->k;
+  const size_t step = GEMM_ROWS * PL;
+  __m512i seen = _mm512_setzero_si512();
+  for (uint32_t k = 0; k < g->n; k += LINE, out += 2 * step) {
+    __m512i line = g->n - k < LINE ? load_line_n(w + k, g->n - k) : load_line(w + k);
+    seen = look(seen, line);
+    vh_store(out, even_of(line));
+    vh_store(out + step, odd_of(line));
+  }
+  g->nan[row] |= has_nan(seen);
+  memset(g->scale[place], 0, sizeof g->scale[place]);
+}
+
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const char *)(row_data(w, row) + k);
+}
+
+static void end_block(const gemm *g) {
+  td_linear_args rows = *g->a;
+  rows.row_begin = g->row0;
+  rows.row_end = g->row0 + g->n_rows;
+  for (uint32_t t = 0; t < g->n_tokens; t++) {
+    if (g->range[t]) mend(&rows, g->token0 + t);
+  }
+}
+
+// ---- all ------------------------------------------------------------------------------------
+
+static void linear_band(const td_linear_args *a, const float *scales) {
+  if (a->n_tokens <= PANEL_TOKENS) {
+    linear_few(a, scales);
+  } else {
+    gemm_all(a, scales);
+  }
+}
+
+static inline void linear_bytes(const td_linear_args *a) {
+  const td_weight *w = a->w;
+  if (a->n_tokens == 0) return;
+  if (scale_is_rows(w)) {
+    linear_band(a, NULL);
+    return;
+  }
+  if (w->scale_cols % VL > 0 || w->scale_rows < MIN_BAND) {
+    linear_exact(a);
+    return;
+  }
+  td_linear_args band = *a;
+  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
+    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
+    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    linear_band(&band, row_scales(w, band.row_begin));
+  }
+}
+
+#endif
