@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 5u
+#define TD_CUDA_ABI_VERSION 6u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -242,7 +242,7 @@ typedef struct {
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
 // Puts the pairs (token, j) of ids [n_tokens][top_k] in order of expert and cuts each expert's into
-// tiles of at most tile_tokens. ids NULL: every pair goes to expert 0.
+// tiles of at most tile_tokens.
 typedef struct {
   const int32_t *ids;
   uint32_t *token;   // [n_pairs] in order of expert: the pair's token
@@ -260,7 +260,8 @@ typedef struct {
   size_t n;
 } td_cu_swiglu_args;
 
-// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j. weights NULL: all 1.
+// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j. weights NULL: all 1;
+// place NULL: parts are in the order of pairs.
 typedef struct {
   const float *parts;
   const uint32_t *place;

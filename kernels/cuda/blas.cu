@@ -104,7 +104,7 @@ template <int READ> __global__ static void dequant_kernel(td_cu_dequant_args a) 
   uint32_t row = a.row0 + static_cast<uint32_t>(i / a.w.cols);
   uint32_t k = static_cast<uint32_t>(i % a.w.cols);
   float v[8];
-  codes8<READ>(a.w, row, k, v);
+  decode8<READ>(a.w, row, k, load8<READ>(a.w, row, k), v);
   float scale = global_scale(a.w);
   if (READ != TD_CU_READ_ANY) scale *= scale_at(a.w, row, k / a.w.scale_cols);
   for (uint32_t j = 0; j < 8; j++) {

@@ -108,25 +108,42 @@ __device__ inline void floats_from_bf16x8(uint4 v, float *out) {
   }
 }
 
-// Eight weights of a row from column k on, without their scale; 0 beyond the last column. READ is
-// one of td_cu_read, whose conditions hold.
+// Eight weights of a row as they are stored; nothing where they are read one by one.
+template <int READ> struct raw8 {};
+template <> struct raw8<TD_CU_READ_BF16> { uint4 v; };
+template <> struct raw8<TD_CU_READ_F8> { uint2 v; };
+template <> struct raw8<TD_CU_READ_I4> { uint32_t v; };
+
+// READ is one of td_cu_read, whose conditions hold.
 template <int READ>
-__device__ inline void codes8(const td_weight &w, uint32_t row, uint32_t k, float *out) {
+__device__ inline raw8<READ> load8(const td_weight &w, uint32_t row, uint32_t k) {
   size_t at = static_cast<size_t>(row) * w.cols + k;
   if constexpr (READ == TD_CU_READ_BF16) {
-    floats_from_bf16x8(*reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(w.data) + at),
-                       out);
+    return {*reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(w.data) + at)};
   } else if constexpr (READ == TD_CU_READ_F8) {
-    uint2 v = *reinterpret_cast<const uint2 *>(static_cast<const uint8_t *>(w.data) + at);
+    return {*reinterpret_cast<const uint2 *>(static_cast<const uint8_t *>(w.data) + at)};
+  } else if constexpr (READ == TD_CU_READ_I4) {
+    return {static_cast<const uint32_t *>(w.data)[at / 8]};
+  } else {
+    return {};
+  }
+}
+
+// What load8 has read from column k on, without scales; 0 beyond the last column.
+template <int READ>
+__device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, const raw8<READ> &raw,
+                               float *out) {
+  if constexpr (READ == TD_CU_READ_BF16) {
+    floats_from_bf16x8(raw.v, out);
+  } else if constexpr (READ == TD_CU_READ_F8) {
     for (int i = 0; i < 4; i++) {
-      out[i] = f32_from_e4m3(v.x >> (8 * i) & 0xff);
-      out[4 + i] = f32_from_e4m3(v.y >> (8 * i) & 0xff);
+      out[i] = f32_from_e4m3(raw.v.x >> (8 * i) & 0xff);
+      out[4 + i] = f32_from_e4m3(raw.v.y >> (8 * i) & 0xff);
     }
   } else if constexpr (READ == TD_CU_READ_I4) {
-    uint32_t word = static_cast<const uint32_t *>(w.data)[at / 8];
     int zero = zero_at(w, row, k / w.scale_cols);
     for (int i = 0; i < 8; i++)
-      out[i] = static_cast<float>(static_cast<int>(word >> (4 * i) & 15) - zero);
+      out[i] = static_cast<float>(static_cast<int>(raw.v >> (4 * i) & 15) - zero);
   } else {
     for (uint32_t i = 0; i < 8; i++)
       out[i] = k + i < w.cols ? code_at(w, row, k + i) : 0;

@@ -3,6 +3,9 @@
 // as BF16. Codes of 8 bits and less are exact in BF16, so they go in without their scale, and the
 // step's sums are multiplied by it in FP32; only where a scale changes within a step, or an FP4
 // scale of an odd group does, do weights go in scaled and rounded. Four warps, 32 x 32 each.
+// While a step is multiplied the next one is on its way to registers. There are two steps' places
+// in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
+// behind which nobody reads it any more.
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -26,36 +29,100 @@ __device__ static void put8(uint16_t *to, const float *v) {
     words[i] = bf16x2_from_f32(v[2 * i], v[2 * i + 1]);
 }
 
+// A thread's part of a step, on its way to shared memory: eight columns of PIECES rows each of x
+// and of W, and the scale of a row.
+enum { PIECES = TOKENS * (STEP / 8) / THREADS };
+static_assert(TOKENS == ROWS && PIECES * THREADS == TOKENS * (STEP / 8), "");
+
+template <int READ> struct step_part {
+  uint4 x[PIECES]; // not for TD_CU_READ_ANY
+  raw8<READ> w[PIECES];
+  float scale;
+};
+
+// Where it comes from.
+struct step_source {
+  const uint16_t *x[PIECES]; // NULL: no such token
+  uint32_t row[PIECES];      // of W
+  uint32_t row_end, scale_row;
+  bool scale_apart;
+};
+
+__device__ static uint32_t piece_row(uint32_t i) {
+  return (threadIdx.x + i * THREADS) / (STEP / 8);
+}
+
+__device__ static uint32_t piece_col() { // THREADS is a multiple of a row's pieces
+  return threadIdx.x % (STEP / 8) * 8;
+}
+
+__device__ static step_source source_of(const td_cu_linear_args &a, const linear_part &part,
+                                        uint32_t row0, bool scale_apart) {
+  step_source from;
+  for (uint32_t i = 0; i < PIECES; i++) {
+    uint32_t r = piece_row(i);
+    from.x[i] = r < part.n ? linear_x(a, part.begin + r) : nullptr;
+    from.row[i] = row0 + r;
+  }
+  from.row_end = a.row0 + a.n_rows;
+  from.scale_row = row0 + threadIdx.x;
+  from.scale_apart = scale_apart;
+  return from;
+}
+
 template <int READ>
-__device__ static void load_x(const td_cu_linear_args &a, const linear_part &part, uint32_t k,
-                              linear_tiles &s) {
-  uint32_t cols = part.w.cols;
-  for (uint32_t i = threadIdx.x; i < TOKENS * (STEP / 8); i += THREADS) {
-    uint32_t t = i / (STEP / 8), c = i % (STEP / 8) * 8;
+__device__ static step_part<READ> fetch(const step_source &from, const td_weight &w, uint32_t k) {
+  step_part<READ> part = {};
+  uint32_t at = k + piece_col();
+  for (uint32_t i = 0; i < PIECES && at < w.cols; i++) {
+    if (READ != TD_CU_READ_ANY && from.x[i])
+      part.x[i] = *reinterpret_cast<const uint4 *>(from.x[i] + at);
+    if (from.row[i] < from.row_end) part.w[i] = load8<READ>(w, from.row[i], at);
+  }
+  if (from.scale_apart && threadIdx.x < ROWS && from.scale_row < from.row_end)
+    part.scale = scale_at(w, from.scale_row, k / w.scale_cols);
+  return part;
+}
+
+template <int READ>
+__device__ static void put_x(const step_source &from, const step_part<READ> &part, uint32_t i,
+                             uint32_t at, uint32_t n_cols, uint16_t *to) {
+  if constexpr (READ == TD_CU_READ_ANY) {
     float v[8] = {};
-    if (t < part.n && k + c < cols) activations8<READ>(linear_x(a, part.begin + t), k + c, cols, v);
-    put8(&s.x[t][c], v);
+    if (from.x[i]) activations8<READ>(from.x[i], at, n_cols, v);
+    put8(to, v);
+  } else {
+    *reinterpret_cast<uint4 *>(to) = part.x[i];
   }
 }
 
 template <int READ>
-__device__ static void load_w(const td_cu_linear_args &a, const td_weight &w, uint32_t row0,
-                              uint32_t k, bool scale_apart, linear_tiles &s) {
-  for (uint32_t i = threadIdx.x; i < ROWS * (STEP / 8); i += THREADS) {
-    uint32_t r = i / (STEP / 8), c = i % (STEP / 8) * 8, row = row0 + r;
+__device__ static void put_w(const step_source &from, const step_part<READ> &part, uint32_t i,
+                             const td_weight &w, uint32_t at, uint16_t *to) {
+  if constexpr (READ == TD_CU_READ_BF16) {
+    *reinterpret_cast<uint4 *>(to) = part.w[i].v;
+  } else {
     float v[8] = {};
-    if (row < a.row0 + a.n_rows && k + c < w.cols) {
-      codes8<READ>(w, row, k + c, v);
-      for (uint32_t j = 0; !scale_apart && w.scale && j < 8 && k + c + j < w.cols; j++)
-        v[j] *= scale_at(w, row, (k + c + j) / w.scale_cols);
+    uint32_t row = from.row[i];
+    if (row < from.row_end && at < w.cols) {
+      decode8<READ>(w, row, at, part.w[i], v);
+      for (uint32_t j = 0; !from.scale_apart && w.scale && j < 8 && at + j < w.cols; j++)
+        v[j] *= scale_at(w, row, (at + j) / w.scale_cols);
     }
-    put8(&s.w[r][c], v);
+    put8(to, v);
   }
-  if (!scale_apart) return;
-  for (uint32_t r = threadIdx.x; r < ROWS; r += THREADS) {
-    uint32_t row = row0 + r;
-    s.scale[r] = row < a.row0 + a.n_rows ? scale_at(w, row, k / w.scale_cols) : 0;
+}
+
+template <int READ>
+__device__ static void put(const step_source &from, const step_part<READ> &part, const td_weight &w,
+                           uint32_t k, linear_tiles &s) {
+  uint32_t c = piece_col();
+  for (uint32_t i = 0; i < PIECES; i++) {
+    uint32_t r = piece_row(i);
+    put_x<READ>(from, part, i, k + c, w.cols, &s.x[r][c]);
+    put_w<READ>(from, part, i, w, k + c, &s.w[r][c]);
   }
+  if (from.scale_apart && threadIdx.x < ROWS) s.scale[threadIdx.x] = part.scale;
 }
 
 // The warp's 32 x 32 of one step: sum[i][j] is rows i*16.. of x by columns j*8.. of y.
@@ -75,8 +142,9 @@ __device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
   }
 }
 
-template <int READ> __global__ static void linear_mma_kernel(td_cu_linear_args a) {
-  __shared__ __align__(16) linear_tiles s;
+template <int READ>
+__global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear_args a) {
+  __shared__ __align__(16) linear_tiles places[2];
   linear_part part = linear_part_of(a);
   if (part.n == 0) return;
   const td_weight &w = part.w;
@@ -85,10 +153,13 @@ template <int READ> __global__ static void linear_mma_kernel(td_cu_linear_args a
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
   uint32_t row0 = a.row0 + blockIdx.x * ROWS;
   float total[2][4][4] = {};
+  step_source from = source_of(a, part, row0, scale_apart);
+  step_part<READ> next = fetch<READ>(from, w, 0);
   for (uint32_t k = 0; k < w.cols; k += STEP) {
-    load_x<READ>(a, part, k, s);
-    load_w<READ>(a, w, row0, k, scale_apart, s);
+    linear_tiles &s = places[k / STEP % 2];
+    put<READ>(from, next, w, k, s);
     __syncthreads();
+    if (k + STEP < w.cols) next = fetch<READ>(from, w, k + STEP);
     if (scale_apart) {
       float sum[2][4][4] = {};
       multiply(s, t0, r0, sum);
@@ -100,7 +171,6 @@ template <int READ> __global__ static void linear_mma_kernel(td_cu_linear_args a
     } else {
       multiply(s, t0, r0, total);
     }
-    __syncthreads();
   }
 #pragma unroll
   for (int e = 0; e < 32; e++) {

@@ -1,6 +1,7 @@
 // kernels/cuda/linear_vec.cu - y = W x for few tokens: a warp takes a row of W for up to T tokens,
-// each lane every 32nd run of eight columns, decoded once in registers.
-// A token's result is the same whatever T and its neighbours: its sum has an order of its own.
+// each lane every 32nd run of eight columns, decoded once in registers. A lane asks for several
+// runs before it uses the first: that many bytes under way are what hides the memory's latency. A
+// token's result is the same whatever T and its neighbours: its sum has an order of its own.
 #include "kernels/cuda/linear.cuh"
 
 enum { VEC_WARPS = 4 };
@@ -16,25 +17,43 @@ __device__ static float scale8(const td_weight &w, uint32_t row, uint32_t k, flo
   return scale_at(w, row, k / w.scale_cols);
 }
 
-template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear_args a) {
+// One run of eight columns from k on, for all tokens.
+template <int READ, int T>
+__device__ static void add_run(const td_cu_linear_args &a, const linear_part &part, uint32_t row,
+                               uint32_t k, const raw8<READ> &raw, float (&sum)[T]) {
+  const td_weight &w = part.w;
+  float v[8];
+  decode8<READ>(w, row, k, raw, v);
+  float scale = scale8<READ>(w, row, k, v);
+#pragma unroll
+  for (uint32_t t = 0; t < T; t++) {
+    if (t >= part.n) break;
+    float x[8], dot = 0;
+    activations8<READ>(linear_x(a, part.begin + t), k, w.cols, x);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      dot += v[i] * x[i];
+    sum[t] += scale * dot;
+  }
+}
+
+template <int READ, int T>
+__global__ static void __launch_bounds__(VEC_WARPS *WARP) linear_vec_kernel(td_cu_linear_args a) {
+  enum { AHEAD = T > 4 ? 2 : 4, RUN = WARP * 8 };
   linear_part part = linear_part_of(a);
   uint32_t row = a.row0 + blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
   if (part.n == 0 || row >= a.row0 + a.n_rows) return;
   const td_weight &w = part.w;
   float sum[T] = {};
-  for (uint32_t k = threadIdx.x % WARP * 8; k < w.cols; k += WARP * 8) {
-    float v[8];
-    codes8<READ>(w, row, k, v);
-    float scale = scale8<READ>(w, row, k, v);
+  for (uint32_t first = threadIdx.x % WARP * 8; first < w.cols; first += AHEAD * RUN) {
+    raw8<READ> raw[AHEAD] = {};
 #pragma unroll
-    for (uint32_t t = 0; t < T; t++) {
-      if (t >= part.n) break;
-      float x[8], dot = 0;
-      activations8<READ>(linear_x(a, part.begin + t), k, w.cols, x);
+    for (uint32_t i = 0; i < AHEAD; i++) {
+      if (first + i * RUN < w.cols) raw[i] = load8<READ>(w, row, first + i * RUN);
+    }
 #pragma unroll
-      for (int i = 0; i < 8; i++)
-        dot += v[i] * x[i];
-      sum[t] += scale * dot;
+    for (uint32_t i = 0; i < AHEAD; i++) {
+      if (first + i * RUN < w.cols) add_run<READ, T>(a, part, row, first + i * RUN, raw[i], sum);
     }
   }
 #pragma unroll

@@ -107,19 +107,55 @@ extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
 enum { SORT_THREADS = 256 };
 
 __device__ static int expert_of(const td_cu_moe_sort_args &a, uint32_t pair) {
-  int32_t e = a.ids ? a.ids[pair] : 0;
+  int32_t e = a.ids[pair];
   return e >= 0 && static_cast<uint32_t>(e) < a.n_experts ? e : -1;
+}
+
+// The sum of what the threads before this one bring.
+__device__ static uint64_t sum_before(uint64_t mine, uint64_t (&sums)[SORT_THREADS]) {
+  sums[threadIdx.x] = mine;
+  for (uint32_t distance = 1; distance < SORT_THREADS; distance *= 2) {
+    __syncthreads();
+    uint64_t before = threadIdx.x >= distance ? sums[threadIdx.x - distance] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += before;
+  }
+  return sums[threadIdx.x] - mine;
+}
+
+// Numbers of pairs become where an expert's begin, and tiles are made of them. A thread takes some
+// experts that follow each other.
+__device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
+                           uint64_t (&sums)[SORT_THREADS]) {
+  uint32_t share = (a.n_experts + SORT_THREADS - 1) / SORT_THREADS, first = threadIdx.x * share;
+  uint32_t last = at_most(first + share, a.n_experts);
+  uint64_t mine = 0; // pairs, then tiles in the lower half
+  for (uint32_t e = first; e < last; e++) {
+    uint32_t n = next[e];
+    mine += static_cast<uint64_t>(n) << 32 | (n + a.tile_tokens - 1) / a.tile_tokens;
+  }
+  uint64_t before = sum_before(mine, sums);
+  uint32_t begin = static_cast<uint32_t>(before >> 32), n_tiles = static_cast<uint32_t>(before);
+  for (uint32_t e = first; e < last; e++) {
+    uint32_t n = next[e];
+    for (uint32_t at = 0; at < n; at += a.tile_tokens)
+      a.tiles[n_tiles++] = {e, begin + at, at_most(n - at, a.tile_tokens)};
+    next[e] = begin;
+    begin += n;
+  }
+  if (threadIdx.x == SORT_THREADS - 1) *a.n_tiles = n_tiles;
 }
 
 // One block. Where a pair comes to stand among its expert's is left to chance: no result depends
 // on it, since linear kernels compute every row of a tile alike.
 __global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
   __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
+  __shared__ uint64_t sums[SORT_THREADS];
   uint32_t n_pairs = a.n_tokens * a.top_k;
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += blockDim.x)
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
     next[e] = 0;
   __syncthreads();
-  for (uint32_t p = threadIdx.x; p < n_pairs; p += blockDim.x) {
+  for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
     int e = expert_of(a, p);
     if (e >= 0) {
       atomicAdd(&next[e], 1u);
@@ -128,20 +164,9 @@ __global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t begin = 0, n_tiles = 0;
-    for (uint32_t e = 0; e < a.n_experts; e++) {
-      uint32_t n = next[e];
-      for (uint32_t at = 0; at < n; at += a.tile_tokens) {
-        a.tiles[n_tiles++] = {e, begin + at, at_most(n - at, a.tile_tokens)};
-      }
-      next[e] = begin;
-      begin += n;
-    }
-    *a.n_tiles = n_tiles;
-  }
+  cut(a, next, sums);
   __syncthreads();
-  for (uint32_t p = threadIdx.x; p < n_pairs; p += blockDim.x) {
+  for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
     int e = expert_of(a, p);
     uint32_t to = e >= 0 ? atomicAdd(&next[e], 1u) : UINT32_MAX;
     a.place[p] = to;

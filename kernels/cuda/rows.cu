@@ -176,10 +176,9 @@ __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
   for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x) {
     float sum = a.accumulate ? f32_from_bf16(out[c]) : 0;
     for (uint32_t j = 0; j < a.top_k; j++) {
-      uint32_t place = a.place[t * a.top_k + j];
+      size_t pair = t * a.top_k + j, place = a.place ? a.place[pair] : pair;
       if (place == UINT32_MAX) continue;
-      float weight = a.weights ? a.weights[t * a.top_k + j] : 1;
-      sum += weight * a.parts[static_cast<size_t>(place) * a.dim + c];
+      sum += (a.weights ? a.weights[pair] : 1) * a.parts[place * a.dim + c];
     }
     out[c] = bf16_from_f32(sum);
   }

@@ -4,7 +4,7 @@
 #ifndef TESTS_UNIT_CUDA_TEST_H
 #define TESTS_UNIT_CUDA_TEST_H
 
-#include "device/device.h"
+#include "device/cuda/cuda.h"
 #include "unit/ref.h"
 
 #define ULP_BF16 0x1p-7 // of a value of 1; rounding to nearest errs by half
@@ -20,7 +20,8 @@ typedef struct {
   size_t n_owned;
 } cuda_fixture;
 
-// Every test begins here and is skipped, visibly, where there is neither emulator nor GPU.
+// Every test begins here and is skipped, visibly, where there is neither emulator nor GPU. Copies
+// of weights share no memory, so that sanitizers see where each ends.
 #define CUDA_OPEN(f)                                                                               \
   cuda_fixture f = {.rng = 1};                                                                     \
   do {                                                                                             \
@@ -30,6 +31,7 @@ typedef struct {
       print_message("skipped: %s\n", err_.msg);                                                    \
       skip();                                                                                      \
     }                                                                                              \
+    ((td_cuda_dev *)(f).dev)->page_bytes = 1;                                                      \
     assert_int_equal(td_stream_open(&(f).stream, (f).dev, &err_), TD_OK);                          \
   } while (0)
 

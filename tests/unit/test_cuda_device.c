@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include "device/cuda/cuda.h"
 #include "unit/cuda_test.h"
 
 static void expect_open(const char *kind, td_status status, const char *part) {
@@ -293,6 +292,38 @@ static void test_work_that_spoils_its_capture(void **state) {
   cuda_close(&f);
 }
 
+// Small copies share a piece of memory, and so do larger ones whose last page would stay half
+// empty; whole pages do not, nor does what no piece holds.
+static void test_copies_share_pages(void **state) {
+  (void)state;
+  enum { MIB = 1 << 20 };
+  static const struct {
+    size_t n_bytes, n_pieces;
+  } steps[] = {{7, 1},        {3 * MIB, 1},  {4 * MIB, 2},  {65 * MIB, 3}, {13 * MIB, 3},
+               {13 * MIB, 3}, {13 * MIB, 3}, {13 * MIB, 3}, {13 * MIB, 4}};
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  dev->page_bytes = 2 * MIB;
+  uint8_t *host = malloc(65 * MIB), *got = malloc(65 * MIB);
+  const void *device[TD_COUNT(steps)];
+  td_err err;
+  for (size_t i = 0; i < 65 * MIB; i++)
+    host[i] = (uint8_t)(i * 37 >> 3);
+  for (size_t i = 0; i < TD_COUNT(steps); i++) {
+    assert_int_equal(td_cuda_on_device(dev, host + i, steps[i].n_bytes - i, &device[i], &err),
+                     TD_OK);
+    assert_int_equal((uintptr_t)device[i] % 256, 0);
+    assert_int_equal(dev->n_pieces, steps[i].n_pieces);
+  }
+  for (size_t i = 0; i < TD_COUNT(steps); i++) {
+    cuda_get(&f, got, device[i], steps[i].n_bytes - i);
+    assert_memory_equal(got, host + i, steps[i].n_bytes - i);
+  }
+  free(host);
+  free(got);
+  cuda_close(&f);
+}
+
 static void test_weights_are_copied_once(void **state) {
   (void)state;
   enum { N = 3000 }; // more than the table has slots for at first
@@ -420,6 +451,7 @@ int main(void) {
       cmocka_unit_test(test_work_that_comes_again),
       cmocka_unit_test(test_work_that_cannot_be_captured),
       cmocka_unit_test(test_work_that_spoils_its_capture),
+      cmocka_unit_test(test_copies_share_pages),
       cmocka_unit_test(test_weights_are_copied_once),
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),

@@ -563,6 +563,16 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, bool routed) 
   free(got);
 }
 
+// With scratch memory for 40 tokens, and without any for one.
+static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
+  td_cuda_dev *dev = (td_cuda_dev *)f->dev;
+  dev->pass_bytes = (size_t)40 * TOP_K * (10 * HIDDEN + 4 * DIM);
+  run_moe(f, e, MOE_TOKENS, true);
+  dev->pass_bytes = 1;
+  run_moe(f, e, 7, true);
+  run_moe(f, e, 7, false);
+}
+
 static void test_moe(void **state) {
   (void)state;
   static const ref_format formats[] = {
@@ -579,6 +589,7 @@ static void test_moe(void **state) {
       run_moe(&f, &e, sizes[j], true);
       run_moe(&f, &e, sizes[j], false);
     }
+    if (i == 0) run_moe_in_passes(&f, &e);
     cuda_close(&f);
     free_experts(&e);
   }

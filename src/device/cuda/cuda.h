@@ -38,9 +38,9 @@ typedef struct {
 
 // One layer's experts, as the kernels read them.
 typedef struct {
-  const void *key;      // the first gate's data
-  td_weight *device;    // [3][n_experts]: gates, ups, downs
-  td_weight gate, down; // the first ones, in device memory, for their dims and format
+  const void *key;          // the first gate's data
+  td_weight *device;        // [3][n_experts]: gates, ups, downs
+  td_weight gate, up, down; // the first ones, in device memory
   uint32_t n_experts;
   td_cu_read read_gate, read_down; // what all of them allow
 } td_cuda_experts;
@@ -52,11 +52,17 @@ typedef struct {
   td_cu_props props;
   td_cu_stream upload;
   const void *pinned; // host memory that is registered; NULL: none
+  size_t pass_bytes;  // of scratch memory, for which a pass of experts is cut
+  size_t page_bytes;  // the GPU's memory comes in pages of so many
 
   pthread_mutex_t lock; // guards what follows
   td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free
   size_t n_copies, n_slots;
   size_t copied_bytes;
+  void **pieces; // of the GPU's memory, in which the copies lie
+  size_t n_pieces;
+  char *shared_piece; // what is left of the newest that many copies share
+  size_t shared_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
 } td_cuda_dev;

@@ -6,6 +6,7 @@
 #include "device/cuda/cuda.h"
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
+enum { PASS_BYTES = 512 << 20, PAGE_BYTES = 2 << 20 };
 
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err) {
   if (code == 0) return TD_OK;
@@ -100,6 +101,8 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_BF16;
+  dev->pass_bytes = PASS_BYTES;
+  dev->page_bytes = PAGE_BYTES;
   pthread_mutex_init(&dev->lock, NULL);
   td_status status = open_gpu(dev, err);
   if (status != TD_OK) {

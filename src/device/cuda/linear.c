@@ -1,8 +1,6 @@
 // src/device/cuda/linear.c - matrices times activations, and experts.
 #include "device/cuda/cuda.h"
 
-enum { MAX_PAIRS = 8192 }; // of one pass of experts: what its scratch memory is for
-
 static bool is_aligned(const void *x, size_t stride) {
   return (uintptr_t)x % 16 == 0 && stride % 8 == 0;
 }
@@ -107,7 +105,7 @@ static void plan(moe_pass *p) {
 
 static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
-  td_cu_moe_sort_args args = {.ids = a->ids ? a->ids + (size_t)p->token0 * a->top_k : NULL,
+  td_cu_moe_sort_args args = {.ids = a->ids + (size_t)p->token0 * a->top_k,
                               .token = p->token,
                               .place = p->place,
                               .tiles = p->tiles,
@@ -135,6 +133,12 @@ static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_wei
   return launch(stream, &args, p->mma, err);
 }
 
+static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  td_cu_swiglu_args args = {
+      .gate = p->gate, .up = p->up, .out = p->hidden_x, .n = (size_t)p->n_pairs * p->hidden};
+  return TD_CUDA_LAUNCH(stream, swiglu, &args);
+}
+
 static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
   td_cu_linear_args shape = {.x = (const uint16_t *)a->x + (size_t)p->token0 * p->dim,
@@ -143,14 +147,11 @@ static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *
                              .x_stride = p->dim,
                              .n_rows = p->hidden,
                              .read = p->experts.read_gate};
-  td_status status = project(stream, p, p->experts.device, &shape, err);
-  if (status != TD_OK) return status;
+  td_status status = sort(stream, p, err);
+  if (status == TD_OK) status = project(stream, p, p->experts.device, &shape, err);
   shape.y = p->up;
-  status = project(stream, p, p->experts.device + a->n_experts, &shape, err);
-  if (status != TD_OK) return status;
-  td_cu_swiglu_args swiglu = {
-      .gate = p->gate, .up = p->up, .out = p->hidden_x, .n = (size_t)p->n_pairs * p->hidden};
-  status = TD_CUDA_LAUNCH(stream, swiglu, &swiglu);
+  if (status == TD_OK) status = project(stream, p, p->experts.device + a->n_experts, &shape, err);
+  if (status == TD_OK) status = run_swiglu(stream, p, err);
   if (status != TD_OK) return status;
   td_cu_linear_args down = {.x = p->hidden_x,
                             .y = p->parts,
@@ -160,15 +161,40 @@ static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *
   return project(stream, p, p->experts.device + 2 * (size_t)a->n_experts, &down, err);
 }
 
+// The one expert that every token goes to: pairs are the tokens in their order.
+static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  td_cuda_matmul in = {.w = &p->experts.gate,
+                       .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
+                       .y = p->gate,
+                       .x_stride = p->dim,
+                       .y_stride = p->hidden,
+                       .n_tokens = p->n_tokens,
+                       .n_rows = p->hidden,
+                       .y_f32 = true};
+  td_status status = td_cuda_run_matmul(stream, &in, err);
+  in.w = &p->experts.up;
+  in.y = p->up;
+  if (status == TD_OK) status = td_cuda_run_matmul(stream, &in, err);
+  if (status == TD_OK) status = run_swiglu(stream, p, err);
+  const td_cuda_matmul out = {.w = &p->experts.down,
+                              .x = p->hidden_x,
+                              .y = p->parts,
+                              .x_stride = p->hidden,
+                              .y_stride = p->dim,
+                              .n_tokens = p->n_tokens,
+                              .n_rows = p->dim,
+                              .y_f32 = true};
+  return status == TD_OK ? td_cuda_run_matmul(stream, &out, err) : status;
+}
+
 static td_status run_pass(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
   plan(p);
-  td_status status = sort(stream, p, err);
-  if (status == TD_OK) status = run_experts(stream, p, err);
+  td_status status = a->ids ? run_experts(stream, p, err) : run_dense(stream, p, err);
   if (status != TD_OK) return status;
   td_cu_moe_sum_args args = {
       .parts = p->parts,
-      .place = p->place,
+      .place = a->ids ? p->place : NULL,
       .weights = a->ids ? a->weights + (size_t)p->token0 * a->top_k : NULL,
       .out = (uint16_t *)a->out + (size_t)p->token0 * p->dim,
       .n_tokens = p->n_tokens,
@@ -177,6 +203,13 @@ static td_status run_pass(td_cuda_stream *stream, moe_pass *p, td_err *err) {
       .accumulate = a->accumulate,
   };
   return TD_CUDA_LAUNCH(stream, moe_sum, &args);
+}
+
+static uint32_t tokens_of_pass(const moe_pass *p, size_t pass_bytes) {
+  size_t pair_bytes = p->hidden * (2 * sizeof *p->gate + sizeof *p->hidden_x) +
+                      p->dim * sizeof *p->parts;
+  size_t n = pass_bytes / pair_bytes / p->a->top_k;
+  return n < 1 ? 1 : n < p->a->n_tokens ? (uint32_t)n : p->a->n_tokens;
 }
 
 td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
@@ -193,8 +226,7 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows;
-  uint32_t pass_tokens = MAX_PAIRS / a->top_k > 0 ? MAX_PAIRS / a->top_k : 1;
-  if (pass_tokens > a->n_tokens) pass_tokens = a->n_tokens;
+  uint32_t pass_tokens = tokens_of_pass(&p, td_cuda_dev_of(stream)->pass_bytes);
   status = reserve(stream, &p, (size_t)pass_tokens * a->top_k, err);
   for (; status == TD_OK && p.token0 < a->n_tokens; p.token0 += pass_tokens) {
     uint32_t left = a->n_tokens - p.token0;

@@ -28,9 +28,38 @@ static td_status grow(td_cuda_dev *dev, td_err *err) {
   return TD_OK;
 }
 
+// A copy that would leave much of its last page empty shares a larger piece with others.
+enum { SHARED_PIECE_BYTES = 64 << 20, COPY_ALIGN = 256 };
+
+static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
+  void **grown = realloc(dev->pieces, (dev->n_pieces + 1) * sizeof *grown);
+  if (!grown) return TD_ENOMEM;
+  dev->pieces = grown;
+  if (dev->abi->alloc(out, n_bytes) != 0) return TD_ENOMEM;
+  dev->pieces[dev->n_pieces++] = *out;
+  return TD_OK;
+}
+
+static td_status reserve(td_cuda_dev *dev, size_t n_bytes, void **out) {
+  size_t n = (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
+  size_t empty = dev->page_bytes - 1 - (n - 1) % dev->page_bytes;
+  if (n >= SHARED_PIECE_BYTES || empty < n / 16) return add_piece(dev, n, out);
+  if (n > dev->shared_bytes) {
+    void *piece;
+    if (add_piece(dev, SHARED_PIECE_BYTES, &piece) != TD_OK) return add_piece(dev, n, out);
+    dev->shared_piece = piece;
+    dev->shared_bytes = SHARED_PIECE_BYTES;
+  }
+  *out = dev->shared_piece;
+  dev->shared_piece += n;
+  dev->shared_bytes -= n;
+  return TD_OK;
+}
+
+// With the lock held. The memory stays reserved until the device is closed.
 static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void **out,
                         td_err *err) {
-  if (dev->abi->alloc(out, n_bytes) != 0) {
+  if (reserve(dev, n_bytes, out) != TD_OK) {
     *out = NULL;
     return td_fail(err, TD_ENOMEM,
                    "the model's weights do not fit the GPU: %.1f GiB of %.1f GiB hold weights, and "
@@ -40,11 +69,7 @@ static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void
   }
   int code = dev->abi->copy(*out, host, n_bytes, dev->upload);
   int sync_code = dev->abi->stream_sync(dev->upload);
-  if (code == 0) code = sync_code;
-  if (code == 0) return TD_OK;
-  dev->abi->free(*out);
-  *out = NULL;
-  return td_cuda_result(dev, code, "copying weights to the GPU", err);
+  return td_cuda_result(dev, code ? code : sync_code, "copying weights to the GPU", err);
 }
 
 // With the lock held.
@@ -135,10 +160,13 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
   for (uint32_t e = 0; e < a->n_experts && status == TD_OK; e++)
     status = take_expert(dev, a, e, table, out, err);
   void *device = NULL;
+  pthread_mutex_lock(&dev->lock);
   if (status == TD_OK) status = upload(dev, table, n_bytes, &device, err);
+  pthread_mutex_unlock(&dev->lock);
   if (status == TD_OK) {
     out->device = device;
     out->gate = table[0];
+    out->up = table[a->n_experts];
     out->down = table[2 * a->n_experts];
   }
   free(table);
@@ -169,17 +197,13 @@ td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_exp
     dev->experts[dev->n_experts++] = *out;
   }
   pthread_mutex_unlock(&dev->lock);
-  if (grown) return TD_OK;
-  dev->abi->free(out->device);
-  return td_fail(err, TD_ENOMEM, "no memory for the table of experts");
+  return grown ? TD_OK : td_fail(err, TD_ENOMEM, "no memory for the table of experts");
 }
 
 void td_cuda_weights_close(td_cuda_dev *dev) {
-  for (size_t i = 0; i < dev->n_slots; i++) {
-    if (dev->copies[i].host) dev->abi->free(dev->copies[i].device);
-  }
-  for (size_t i = 0; i < dev->n_experts; i++)
-    dev->abi->free(dev->experts[i].device);
+  for (size_t i = 0; i < dev->n_pieces; i++)
+    dev->abi->free(dev->pieces[i]);
+  free(dev->pieces);
   free(dev->copies);
   free(dev->experts);
 }
