@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "app/machine.h"
+#include "app/read_speed.h"
 #include "base/clock.h"
 #include "base/json_write.h"
 #include "device/cuda/cuda.h"
@@ -42,6 +43,27 @@ static void *device_memory(bench *b, size_t n_bytes) {
   if (!b->dev) return out;
   need(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
   td_op_fill_zero(b->stream, out, n_bytes);
+  return out;
+}
+
+// A multiplication of zeros takes less power, and so less time, than one of numbers: these are of
+// either sign and a few hundredths large. Memory for the device's with the same in it.
+static uint32_t next_noise(uint32_t *state) {
+  *state = *state * 1664525 + 1013904223;
+  return *state >> 16;
+}
+
+static void *device_noise(bench *b, size_t n_bytes) {
+  enum { N = 1 << 19 };
+  static uint16_t noise[N];
+  uint32_t state = 1;
+  for (size_t i = 0; i < N && b->dev; i++)
+    noise[i] = (uint16_t)(0x3d00 | (next_noise(&state) & 0x80ff));
+  char *out = device_memory(b, n_bytes);
+  for (size_t at = 0; b->dev && at < n_bytes; at += sizeof noise) {
+    size_t left = n_bytes - at;
+    td_op_copy(b->stream, out + at, noise, left < sizeof noise ? left : sizeof noise);
+  }
   return out;
 }
 
@@ -146,9 +168,12 @@ static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
 // by their address.
 static td_weight make_weight(const bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols};
-  uint8_t bits[64];
-  for (size_t i = 0; i < sizeof bits; i++)
-    bits[i] = f->dtype == TD_BF16 ? (i % 2 ? 0x3c : (uint8_t)(i * 37)) : (uint8_t)(i * 37 & 0x77);
+  uint8_t bits[4096];
+  uint32_t state = 2;
+  for (size_t i = 0; i < sizeof bits; i++) {
+    uint32_t noise = next_noise(&state);
+    bits[i] = (uint8_t)(f->dtype != TD_BF16 ? noise & 0xf7 : i % 2 ? 0x3c | (noise & 0x80) : noise);
+  }
   size_t n = td_weight_data_bytes(&w);
   uint8_t *data = host_memory(b->dev ? n : sizeof bits);
   memcpy(data, bits, sizeof bits);
@@ -225,7 +250,7 @@ static void bench_copies(bench *b) {
 static void bench_peak(bench *b) {
   enum { N = 8192 };
   td_weight w = make_weight(b, &bf16, N, N);
-  void *x = device_memory(b, (size_t)N * N * 2), *y = device_memory(b, (size_t)N * N * 2);
+  void *x = device_noise(b, (size_t)N * N * 2), *y = device_memory(b, (size_t)N * N * 2);
   linear_args args = {.w = &w, .n_matrices = 1, .n_tokens = N, .x = x, .y = y};
   b->peak_tflops = 2.0 * N * N * N / measure(b, linear_once, &args, 1) * 1e-12;
   bool has_blas = ((td_cuda_stream *)b->stream)->blas != NULL;
@@ -280,7 +305,7 @@ static void bench_linear(bench *b, const linear_case *c) {
   bool is_head = c->rows > 100000; // a few rows of a step go through it
   uint32_t most = is_head ? 64 : 4096, out_bytes = c->out_f32 ? 4 : 2;
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
-  void *x = device_memory(b, (size_t)most * c->cols * 2);
+  void *x = device_noise(b, (size_t)most * c->cols * 2);
   args.x = x;
   args.y = device_memory(b, (size_t)most * c->rows * out_bytes);
   for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
@@ -359,7 +384,7 @@ enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
 
 // Tokens take experts in turn, so that n tokens read min(n * top_k, experts) of them; 64 experts
 // are enough to see what many do.
-static void bench_moe(bench *b, const model_shape *m) {
+static void bench_moe(bench *b, const model_shape *m, const weight_format *format) {
   enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
   static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
   static td_weight w[3][MAX_EXPERTS];
@@ -367,15 +392,15 @@ static void bench_moe(bench *b, const model_shape *m) {
   static float weights[TOKENS * MAX_K];
   uint32_t n_experts = m->n_experts <= MAX_EXPERTS ? m->n_experts : 64;
   for (uint32_t e = 0; e < n_experts; e++) {
-    w[0][e] = make_weight(b, m->format, m->hidden, m->dim);
-    w[1][e] = make_weight(b, m->format, m->hidden, m->dim);
-    w[2][e] = make_weight(b, m->format, m->dim, m->hidden);
+    w[0][e] = make_weight(b, format, m->hidden, m->dim);
+    w[1][e] = make_weight(b, format, m->hidden, m->dim);
+    w[2][e] = make_weight(b, format, m->dim, m->hidden);
   }
   for (uint32_t i = 0; i < TOKENS * MAX_K; i++) {
     ids[i] = (int32_t)(i % n_experts);
     weights[i] = 0.125f;
   }
-  void *x = device_memory(b, (size_t)TOKENS * m->dim * 2),
+  void *x = device_noise(b, (size_t)TOKENS * m->dim * 2),
        *out = device_memory(b, (size_t)TOKENS * m->dim * 2);
   void *dev_ids = device_memory(b, sizeof ids), *dev_weights = device_memory(b, sizeof weights);
   if (b->dev) td_op_copy(b->stream, dev_ids, ids, sizeof ids);
@@ -396,7 +421,7 @@ static void bench_moe(bench *b, const model_shape *m) {
     record(b,
            &(bench_case){.op = "experts",
                          .model = m->name,
-                         .format = m->format->name,
+                         .format = format->name,
                          .rows = m->hidden,
                          .cols = m->dim,
                          .tokens = tokens[i],
@@ -467,8 +492,8 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  void *pages = device_memory(b, s->seqs * batch.max_pages * page_bytes);
-  void *q = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  void *pages = device_noise(b, s->seqs * batch.max_pages * page_bytes);
+  void *q = device_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
   td_attn_gqa_args args = {.batch = batch,
                            .kv = {pages, page_bytes, TD_F16},
@@ -499,8 +524,8 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  void *pages = device_memory(b, s->seqs * batch.max_pages * page_bytes);
-  void *q = device_memory(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
+  void *pages = device_noise(b, s->seqs * batch.max_pages * page_bytes);
+  void *q = device_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
   td_attn_mla_args args = {.batch = batch,
                            .kv = {pages, page_bytes, TD_F16},
@@ -661,10 +686,19 @@ static void bench_small(bench *b, const model_shape *m) {
 
 // ---- all of it --------------------------------------------------------------------------------
 
-static void write_head(bench *b, int argc, char **argv) {
+static td_machine measure_machine(void) {
   td_err err;
-  td_machine machine;
-  need(td_machine_measure(&machine, 0, &err), &err);
+  td_machine machine = td_machine_get();
+  td_read_speed speed;
+  need(td_read_speed_open(&speed, 0, &err), &err);
+  machine.n_threads = td_team_size(speed.team);
+  machine.read_gbps = td_read_speed_gbps(&speed);
+  td_read_speed_close(&speed);
+  return machine;
+}
+
+static void write_head(bench *b, int argc, char **argv) {
+  td_machine machine = measure_machine();
   td_jw_begin_object(b->json, NULL);
   td_jw_str(b->json, "device", td_dev_name(b->dev));
   td_jw_str(b->json, "tandem", TD_VERSION);
@@ -686,7 +720,8 @@ static void run_cases(bench *b) {
   for (size_t i = 0; i < TD_COUNT(models); i++) {
     bench_small(b, &models[i]);
     bench_attention(b, &models[i]);
-    bench_moe(b, &models[i]);
+    bench_moe(b, &models[i], models[i].format);
+    bench_moe(b, &models[i], &int4);
   }
 }
 

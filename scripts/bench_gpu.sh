@@ -4,12 +4,14 @@
 # compute-sanitizer over the tests.
 # usage: scripts/bench_gpu.sh [FILE.json]      default: bench/results/gpu.json
 # The exit status is 0 when everything passed. TANDEM_PYTHON names a python with what
-# scripts/requirements-test.txt asks for (default: .venv/bin/python).
+# scripts/requirements-test.txt asks for (default: .venv/bin/python). TANDEM_BUILD names a build folder
+# that has everything already, for this GPU, where what a build needs is not installed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 out=${1:-bench/results/gpu.json}
-build=$PWD/build-gpu
+build=${TANDEM_BUILD:-build-gpu}
+case $build in /*) ;; *) build=$PWD/$build ;; esac
 python=${TANDEM_PYTHON:-.venv/bin/python}
 failed=0
 started=$SECONDS
@@ -36,14 +38,17 @@ query name,compute_cap,driver_version,memory.total
 arch=$(query compute_cap | tr -d .)
 [ "$arch" != 90 ] || arch=90a
 
-say "build for sm_$arch"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
-  > "$build.log" 2>&1 &&
-  ninja -C "$build" tandem tandem_cuda bench_gpu test_cuda_device test_cuda_ops test_cuda_attn \
-    >> "$build.log" 2>&1 || {
-  tail -30 "$build.log"
-  exit 1
+build_all() {
+  say "build for sm_$arch"
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
+    > "$build.log" 2>&1 &&
+    ninja -C "$build" tandem tandem_cuda bench_gpu test_cuda_device test_cuda_ops test_cuda_attn \
+      >> "$build.log" 2>&1 || {
+    tail -30 "$build.log"
+    exit 1
+  }
 }
+[ -n "${TANDEM_BUILD:-}" ] || build_all
 
 export TANDEM_CUDA_LIB=$build/bin/libtandem_cuda.so
 for test in device ops attn; do
@@ -58,10 +63,10 @@ fi
 
 mkdir -p "$(dirname "$out")"
 commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
-nvcc=$(sed -n 's/^TD_NVCC:[^=]*=//p' "$build/CMakeCache.txt")
+nvcc=$(sed -n 's/^TD_NVCC:[^=]*=//p' "$build/CMakeCache.txt" 2> /dev/null)
 head=("commit=$commit" "gpu=$(query name)" "driver=$(query driver_version)"
   "clocks=$(query clocks.max.sm,clocks.max.memory,power.limit)"
-  "cuda=$("$nvcc" --version | sed -n 's/.*release \([^,]*\).*/\1/p')")
+  "cuda=$("${nvcc:-nvcc}" --version 2> /dev/null | sed -n 's/.*release \([^,]*\).*/\1/p')")
 try 240 "operators" bash -c 'out=$1; shift; exec "$@" > "$out"' - "$out" "$build/bin/bench_gpu" "${head[@]}"
 
 for device in cpu cuda; do

@@ -59,6 +59,7 @@ __device__ static uint32_t piece_col() { // THREADS is a multiple of a row's pie
 __device__ static step_source source_of(const td_cu_linear_args &a, const linear_part &part,
                                         uint32_t row0, bool scale_apart) {
   step_source from;
+#pragma unroll
   for (uint32_t i = 0; i < PIECES; i++) {
     uint32_t r = piece_row(i);
     from.x[i] = r < part.n ? linear_x(a, part.begin + r) : nullptr;
@@ -74,10 +75,12 @@ template <int READ>
 __device__ static step_part<READ> fetch(const step_source &from, const td_weight &w, uint32_t k) {
   step_part<READ> part = {};
   uint32_t at = k + piece_col();
-  for (uint32_t i = 0; i < PIECES && at < w.cols; i++) {
-    if (READ != TD_CU_READ_ANY && from.x[i])
+#pragma unroll
+  for (uint32_t i = 0; i < PIECES; i++) {
+    bool is_there = at < w.cols;
+    if (READ != TD_CU_READ_ANY && is_there && from.x[i])
       part.x[i] = *reinterpret_cast<const uint4 *>(from.x[i] + at);
-    if (from.row[i] < from.row_end) part.w[i] = load8<READ>(w, from.row[i], at);
+    if (is_there && from.row[i] < from.row_end) part.w[i] = load8<READ>(w, from.row[i], at);
   }
   if (from.scale_apart && threadIdx.x < ROWS && from.scale_row < from.row_end)
     part.scale = scale_at(w, from.scale_row, k / w.scale_cols);
@@ -106,8 +109,11 @@ __device__ static void put_w(const step_source &from, const step_part<READ> &par
     uint32_t row = from.row[i];
     if (row < from.row_end && at < w.cols) {
       decode8<READ>(w, row, at, part.w[i], v);
-      for (uint32_t j = 0; !from.scale_apart && w.scale && j < 8 && at + j < w.cols; j++)
-        v[j] *= scale_at(w, row, (at + j) / w.scale_cols);
+      bool is_scaled = !from.scale_apart && w.scale;
+#pragma unroll
+      for (uint32_t j = 0; j < 8; j++) {
+        if (is_scaled && at + j < w.cols) v[j] *= scale_at(w, row, (at + j) / w.scale_cols);
+      }
     }
     put8(to, v);
   }
@@ -117,6 +123,7 @@ template <int READ>
 __device__ static void put(const step_source &from, const step_part<READ> &part, const td_weight &w,
                            uint32_t k, linear_tiles &s) {
   uint32_t c = piece_col();
+#pragma unroll
   for (uint32_t i = 0; i < PIECES; i++) {
     uint32_t r = piece_row(i);
     put_x<READ>(from, part, i, k + c, w.cols, &s.x[r][c]);

@@ -37,8 +37,7 @@ __device__ static void add_run(const td_cu_linear_args &a, const linear_part &pa
   }
 }
 
-template <int READ, int T>
-__global__ static void __launch_bounds__(VEC_WARPS *WARP) linear_vec_kernel(td_cu_linear_args a) {
+template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear_args a) {
   enum { AHEAD = T > 4 ? 2 : 4, RUN = WARP * 8 };
   linear_part part = linear_part_of(a);
   uint32_t row = a.row0 + blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
