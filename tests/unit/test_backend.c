@@ -140,6 +140,35 @@ static void test_cancel_in_every_phase(void **state) {
   world_close(&w);
 }
 
+// Neither waits for the other's end.
+static void test_a_prompt_beside_an_answer(void **state) {
+  (void)state;
+  enum { PROMPT = 2000 };
+  static int32_t prompt[PROMPT];
+  static client stream, c;
+  const int32_t plain[] = {5, 6, 7};
+  setenv("TANDEM_TEST_STEP_US", "500", 1);
+  world w;
+  world_ready(&w, 8192, 4);
+  stream = c = (client){.backend = w.backend};
+  make_prompt(prompt, PROMPT, 4);
+  assert_int_equal(submit(&stream, plain, 3, MAX_ANSWER), TD_OK);
+  run_until(&w, has_begun, &stream);
+  uint32_t n_before = stream.n;
+  assert_int_equal(submit(&c, prompt, PROMPT, 5), TD_OK);
+  run_until(&w, is_done, &c);
+  check_answer(&c, prompt, PROMPT, 5);
+  assert_int_equal(stream.n_done, 0);
+  // Of one worker every step writes, and reads 100 tokens at most.
+  assert_true(is_split || stream.n >= n_before + PROMPT / 100);
+  check_answer(&stream, plain, 3, stream.n);
+  stream.is_canceled = true;
+  td_backend_cancel(w.backend, stream.id);
+  run_until(&w, is_idle, &w);
+  unsetenv("TANDEM_TEST_STEP_US");
+  world_close(&w);
+}
+
 static void make_fuse(char path[32]) {
   strcpy(path, "/tmp/tandem-fuse-XXXXXX");
   int fd = mkstemp(path);
@@ -670,6 +699,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_the_queue_is_bounded),
       cmocka_unit_test(test_full_rings),
       cmocka_unit_test(test_cancel_in_every_phase),
+      cmocka_unit_test(test_a_prompt_beside_an_answer),
       cmocka_unit_test(test_cancel_takes_one_step),
       cmocka_unit_test(test_death_in_mid_stream),
       cmocka_unit_test(test_replay_before_the_first_token),
