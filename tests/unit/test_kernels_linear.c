@@ -25,7 +25,8 @@ static double max_scale(const td_weight *w) {
   return max * 256;
 }
 
-// Compares y [n_tokens][rows] with the reference, of large matrices some of the rows.
+// Compares y [n_tokens][rows] with the reference, of large matrices some of the rows. fn NULL: with
+// the bound of FP32.
 static bool within_bound(void (*fn)(void), const td_weight *w, const float *x, const float *y,
                          uint32_t n_tokens, why *why_) {
   double tiny = ldexp((double)w->cols, -149) * max_scale(w);
@@ -48,16 +49,23 @@ static uint32_t whole_rows(const shape *s) {
   return s->format->layout == TD_LAYOUT_AWQ ? (s->rows + 7) / 8 * 8 : s->rows;
 }
 
-// Weights, scales, x and y all end at guard pages.
-static bool check_shape(void (*fn)(void), const void *arg, why *w) {
-  const shape *s = arg;
+static void fill_x(const shape *s, bool whole, float *x) {
+  uint64_t rng = s->rows * 7 + s->cols;
+  for (size_t i = 0; i < (size_t)s->n_tokens * s->cols; i++) {
+    x[i] = ref_float(&rng);
+    if (whole) x[i] = s->format->dtype == TD_I8 ? rintf(x[i]) : rintf(4 * x[i]);
+  }
+}
+
+// Weights, scales, x and y all end at guard pages. whole: x are whole numbers so small that sums in
+// FP16 are exact, of codes that are whole or half.
+static bool check_product(void (*fn)(void), const shape *s, bool whole, why *w) {
   uint64_t rng = s->rows * 31 + s->cols;
   uint32_t rows = whole_rows(s);
   ref_weight weight = ref_make_format(&rng, s->format, rows, s->cols, s->scale_rows, s->scale_cols);
   ref_mem x = ref_guarded((size_t)s->n_tokens * s->cols * sizeof(float));
   ref_mem y = ref_guarded((size_t)s->n_tokens * rows * sizeof(float));
-  for (size_t i = 0; i < (size_t)s->n_tokens * s->cols; i++)
-    ((float *)x.data)[i] = ref_float(&rng);
+  fill_x(s, whole, x.data);
   memset(y.data, 0xff, (size_t)s->n_tokens * rows * sizeof(float));
   ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
                                        .x = x.data,
@@ -66,11 +74,22 @@ static bool check_shape(void (*fn)(void), const void *arg, why *w) {
                                        .ldy = rows,
                                        .n_tokens = s->n_tokens,
                                        .row_end = rows});
-  bool ok = within_bound(fn, &weight.w, x.data, y.data, s->n_tokens, w);
+  bool ok = within_bound(whole ? NULL : fn, &weight.w, x.data, y.data, s->n_tokens, w);
   ref_free_weight(&weight);
   ref_unmap(&x);
   ref_unmap(&y);
   return ok;
+}
+
+static bool check_shape(void (*fn)(void), const void *arg, why *w) {
+  return check_product(fn, arg, false, w);
+}
+
+// With the bound of FP32, versions that have another one elsewhere: a column that is left out is
+// less than what that allows.
+static bool check_whole(void (*fn)(void), const void *arg, why *w) {
+  const shape *s = arg;
+  return !uses_f16(fn) || td_dtype_bits(s->format->dtype) != 4 || check_product(fn, s, true, w);
 }
 
 static void test_shapes(void **state) {
@@ -82,13 +101,14 @@ static void test_shapes(void **state) {
       {0, 33, 16, 128, 128, 200}, {0, 2, 5000, 1, 5000, 13},  {0, 7, 2047, 128, 96, 1},
       {0, 12, 15, 128, 128, 12},  {0, 8, 512, 128, 128, 100}, {0, 66, 320, 1, 32, 3},
       {0, 70, 328, 1, 64, 9},     {0, 13, 272, 1, 16, 1},     {0, 35, 1088, 1, 32, 1},
-      {0, 150, 136, 1, 24, 4},    {0, 257, 512, 1, 256, 2},
+      {0, 150, 136, 1, 24, 4},    {0, 257, 512, 1, 256, 2},   {0, 18, 1640, 1, 48, 17},
   };
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
       shape s = shapes[i];
       s.format = &ref_formats[f];
       for_versions(s.format->family, check_shape, &s);
+      for_versions(s.format->family, check_whole, &s);
     }
   }
 }
@@ -250,10 +270,50 @@ static void test_windows_and_strips(void **state) {
       shape s = shapes[i];
       s.format = &ref_formats[f];
       for_versions(s.format->family, check_shape, &s);
+      for_versions(s.format->family, check_whole, &s);
       for_versions(s.format->family, check_invariance, &s);
       s.n_tokens = 1;
       for_versions(s.format->family, check_shape, &s);
+      for_versions(s.format->family, check_whole, &s);
     }
+  }
+}
+
+// 4-bit codes times tokens of any size: 2^-140 to 2^80, nothing but zeros, one value that is not
+// finite.
+static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
+  enum { ROWS = 21, COLS = 600, TOKENS = 19, ZEROS = 16, INF, NOT };
+  uint64_t rng = 11;
+  ref_weight m = ref_make_format(&rng, arg, ROWS, COLS, 1, 32);
+  float *x = ref_floats(&rng, TOKENS * COLS), y[TOKENS * ROWS], one[ROWS];
+  for (int i = 0; i < ZEROS * COLS; i++)
+    x[i] = ldexpf(x[i], i / COLS * 220 / 15 - 140);
+  memset(x + ZEROS * COLS, 0, COLS * sizeof *x);
+  x[INF * COLS + 599] = INFINITY;
+  x[NOT * COLS] = NAN;
+  td_linear_args a = {
+      .w = &m.w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = TOKENS, .row_end = ROWS};
+  ((td_linear_fn)fn)(&a);
+  bool ok = within_bound(fn, &m.w, x, y, ZEROS + 1, w);
+  for (int i = INF * ROWS; ok && i < TOKENS * ROWS; i++) {
+    if (isfinite(y[i])) ok = KERNEL_FAIL(w, "token %d is %g", i / ROWS, y[i]);
+  }
+  a.n_tokens = 1;
+  a.y = one;
+  for (int t = 0; ok && t < NOT; t++, a.x += COLS) {
+    ((td_linear_fn)fn)(&a);
+    if (memcmp(one, y + t * ROWS, sizeof one)) ok = KERNEL_FAIL(w, "token %d alone differs", t);
+  }
+  ref_free_weight(&m);
+  free(x);
+  return ok;
+}
+
+static void test_activations_of_any_size(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
+    if (td_dtype_bits(ref_formats[f].dtype) == 4 && ref_formats[f].layout == TD_LAYOUT_ROWS)
+      for_versions(ref_formats[f].family, check_ranges, &ref_formats[f]);
   }
 }
 
@@ -313,6 +373,9 @@ static void test_broken_kernels_are_caught(void **state) {
   assert_true(check_invariance((void (*)(void))sound, &s, &w));
   assert_true(check_codes((void (*)(void))sound, &one, &w));
   assert_false(check_shape((void (*)(void))broken_last_column, &s, &w));
+  shape fp4 = {&ref_formats[11], 20, 300, 1, 32, 12};
+  assert_true(check_product((void (*)(void))sound, &fp4, true, &w));
+  assert_false(check_product((void (*)(void))broken_last_column, &fp4, true, &w));
   assert_false(check_shape((void (*)(void))broken_scale, &s, &w));
   assert_false(check_invariance((void (*)(void))broken_invariance, &s, &w));
   assert_false(check_codes((void (*)(void))broken_subnormals, &one, &w));
@@ -356,6 +419,7 @@ int main(void) {
       cmocka_unit_test(test_nan_codes_make_the_row_nan),
       cmocka_unit_test(test_batch_invariance),
       cmocka_unit_test(test_windows_and_strips),
+      cmocka_unit_test(test_activations_of_any_size),
       cmocka_unit_test(test_broken_kernels_are_caught),
       cmocka_unit_test(test_dispatch),
   };

@@ -1,0 +1,444 @@
+// kernels/cpu/avx512fp16/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a
+// scale a group, for each dtype's file to include after these definitions:
+//   Q4_UPPER    the values of the codes (INT4: less 8), the upper bytes of them as FP16
+//   Q4_ZEROS    1 where there may be zero points
+//   Q4_EXACT    the version that does what is beyond the range of this one
+//
+// x is rounded to FP16, after a power of two for each token (q4_power). A window of columns (q4.h)
+// is a chain: FP16 products and sums, 16 of them or 8 and 8, then made FP32, times each lane's
+// scale, and added to the one accumulator of VL lanes that each (row, token) pair has. All paths
+// keep to that, so they agree to the last bit.
+//
+// Error: rounding x, and each of the 16 additions, are 2^-11 of a product's or a sum's magnitude at
+// most, or half the least FP16, 2^-25 / 2^7 of the token's largest x. So |error| is at most
+//   17 2^-11 sum |w x| + n 2^-32 (max |code| + 1) max |x| max |scale|
+// besides that of the FP32 sums; roundings being as good as independent, it is about 6e-4 of the
+// root of the sum of squares.
+//
+// What FP32 holds of a sum may not be what it holds of the result: where a sum is not well inside
+// its range, be it for x, for scales or because it is 0, Q4_EXACT gives the result.
+#ifndef KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
+#define KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
+
+#include <math.h>
+
+#include "kernels/cpu/avx512fp16/q4_groups.h"
+#include "kernels/decl.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 32")
+
+enum {
+  X_HALVES = 16384,              // of x in order, in L1
+  LIST = X_HALVES / 16 + 2 * VL, // with what whole vectors read behind the last
+  PANEL = 128,                   // rows that share x in order
+  TILE_TOKENS = 8,               // that share decoded weights
+  MAX_TOKENS = 16,               // of a panel
+  Q4_GEMV_ROWS = 4,              // streams of rows
+  Q4_BATCH_ROWS = 2,             // that share loads of x
+  MAX_ROWS = 4,                  // >= both, and what vf_sum4 takes
+  BYTES_AHEAD = 1024,            // of one token
+  ROWS_AHEAD = 8,                // of more, who leave parts of rows for later
+};
+
+// Some windows of some rows.
+typedef struct {
+  float scales[MAX_ROWS][LIST];
+  uint16_t zeros[MAX_ROWS][LIST];
+  const uint8_t *codes[MAX_ROWS];
+  uint32_t n_bytes; // of codes, of each row
+  size_t ahead;     // bytes between what is used and what is fetched
+} q4_tile;
+
+// totals [R T] gain the sums of R rows and T tokens, with the scales of lanes.
+TD_INLINE void add_sums(const int R, const int T, const q4_tile *tile, uint32_t at, vi lo, vi hi,
+                        const vh *acc, vf *totals) {
+  TD_UNROLL for (int r = 0; r < R; r++) {
+    const float *list = tile->scales[r] + at;
+    vf first = vf_load(list), second = vf_load(list + VL);
+    vf lower = _mm512_permutex2var_ps(first, lo, second);
+    vf upper = _mm512_permutex2var_ps(first, hi, second);
+    TD_UNROLL for (int i = r * T; i < (r + 1) * T; i++) {
+      totals[i] = vf_fma(vh_hi(acc[i]), upper, vf_fma(vh_lo(acc[i]), lower, totals[i]));
+    }
+  }
+}
+
+// totals [R T] gain the products of a window; x [16][T][VHL]; at: of the window in lists.
+TD_INLINE void dot_window(const int R, const int T, const bool zeros, const q4_tile *tile,
+                          const q4_groups *g, uint32_t at, vi (*words)[4], const _Float16 *x,
+                          vf *totals) {
+  const vi table = q4_table(Q4_UPPER);
+  vh acc[MAX_ROWS * TILE_TOKENS];
+  q4_zero zero[MAX_ROWS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
+  TD_UNROLL for (int step = 0; step < CHAIN_STEPS; step++, x += T * VHL) {
+    const int half = step / 8;
+    if (zeros && step % 8 == 0 && (half == 0 || g->halves)) {
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        vi list = vi_load(tile->zeros[r] + at);
+        zero[r] = q4_zero_of(_mm512_permutexvar_epi16(g->both[half], list));
+      }
+    }
+    vh value[MAX_ROWS];
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      value[r] = zeros ? q4_value_less(words[r][step / 4], step % 4, zero[r])
+                       : q4_value(words[r][step / 4], step % 4, table);
+    }
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      vh xv = vh_load(x + t * VHL);
+      if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        acc[r * T + t] = vh_fma(value[r], xv, acc[r * T + t]);
+      }
+    }
+    if (step == 7 && g->halves) {
+      add_sums(R, T, tile, at, g->lo[0], g->hi[0], acc, totals);
+      TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
+    }
+  }
+  add_sums(R, T, tile, at, g->lo[1], g->hi[1], acc, totals);
+}
+
+// totals [R][step] gain the rows' products with T tokens; x [window][16][T][VHL].
+TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const q4_tile *tile,
+                        const q4_groups *g, const q4_band *band, const _Float16 *x, vf *totals,
+                        size_t step) {
+  vf sum[MAX_ROWS * TILE_TOKENS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) sum[i] = totals[(size_t)(i / T) * step + i % T];
+  for (uint32_t b = 0; b < band->n_windows; b++, x += T * Q4_WINDOW) {
+    uint32_t begin = b * Q4_WINDOW_BYTES;
+    vi words[MAX_ROWS][4];
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const uint8_t *codes = tile->codes[r] + begin;
+      TD_UNROLL for (int i = 0; i < Q4_WINDOW_BYTES; i += 64) {
+        __builtin_prefetch((const void *)((uintptr_t)codes + tile->ahead + (size_t)i));
+      }
+      q4_load(codes, tile->n_bytes - begin, words[r]);
+    }
+    dot_window(R, T, zeros, tile, g, q4_list_at(g, band, b), words, x, sum);
+    // There are no registers to keep more sums in, which the compiler would try.
+    if (R * T > 8) __asm__ volatile("" : "+m"(sum));
+  }
+  TD_UNROLL for (int i = 0; i < R * T; i++) totals[(size_t)(i / T) * step + i % T] = sum[i];
+}
+
+#define DOT_TOKENS(T, R)                                                                           \
+  case T:                                                                                          \
+    if (Q4_ZEROS && zeros) {                                                                       \
+      dot_tile(R, T, true, tile, g, band, x, totals, step);                                        \
+    } else {                                                                                       \
+      dot_tile(R, T, false, tile, g, band, x, totals, step);                                       \
+    }                                                                                              \
+    return;
+
+static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_tile *tile, const q4_groups *g,
+                       const q4_band *band, const _Float16 *x, vf *totals, size_t step) {
+  switch (n_tokens) {
+    DOT_TOKENS(1, Q4_GEMV_ROWS)
+    DOT_TOKENS(2, Q4_BATCH_ROWS)
+    DOT_TOKENS(3, Q4_BATCH_ROWS)
+    DOT_TOKENS(4, Q4_BATCH_ROWS)
+    DOT_TOKENS(5, Q4_BATCH_ROWS)
+    DOT_TOKENS(6, Q4_BATCH_ROWS)
+    DOT_TOKENS(7, Q4_BATCH_ROWS)
+    DOT_TOKENS(8, Q4_BATCH_ROWS)
+  default: return;
+  }
+}
+_Static_assert(TILE_TOKENS == 8, "a case for every number of tokens");
+
+TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
+  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+}
+
+// ---- results --------------------------------------------------------------------------------
+
+static inline bool well_inside(float f) {
+  return (fabsf(f) >= 0x1p-100f) & (fabsf(f) < 0x1p120f);
+}
+
+// Some rows of a token, again.
+static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
+  td_linear_args again = *a;
+  again.x = token_x(a, token);
+  again.x_rows = NULL;
+  again.y = a->y + token * a->ldy;
+  again.n_tokens = 1;
+  again.row_begin = row;
+  again.row_end = end;
+  Q4_EXACT(&again);
+}
+
+// Results of some rows of a token from the sums of all lanes.
+static void finish_token(const td_linear_args *a, uint32_t token, float power, uint32_t row0,
+                         uint32_t n, const float *sums) {
+  float *y = a->y + token * a->ldy + row0 - a->y_row0;
+  float global = a->w->dtype == TD_F4E2M1 ? a->w->global_scale : 1;
+  float unscaled = power > 0 ? 1 / power : 0;
+  uint32_t n_good = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    y[i] = sums[i] * unscaled * global;
+    n_good += well_inside(sums[i]) & well_inside(sums[i] * unscaled);
+  }
+  for (uint32_t i = 0, end; n_good < n && i < n; i = end + 1) {
+    for (end = i; end < n; end++) {
+      if (well_inside(sums[end]) & well_inside(sums[end] * unscaled)) break;
+    }
+    if (end > i) do_exactly(a, token, row0 + i, row0 + end);
+  }
+}
+
+// ---- few tokens -----------------------------------------------------------------------------
+
+// Some rows times all tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) _Float16 x[X_HALVES];         // [tile of tokens][window][16][token of the tile][VHL]
+  q4_tile tile[2];                           // one is made ready while the other is at work
+  vf total[(PANEL + MAX_ROWS) * MAX_TOKENS]; // [row][token]
+  float power[MAX_TOKENS];                   // of each token
+  const td_linear_args *a;
+  q4_groups groups;
+  q4_band band;
+  size_t row_bytes;
+  uint32_t row0, n_rows;
+  uint32_t tile_rows, apart; // rows of a tile, and from one to the next
+  uint32_t n_token_tiles;
+} panel;
+
+static uint32_t token_tile(const panel *p, uint32_t tile) {
+  return tile * p->a->n_tokens / p->n_token_tiles;
+}
+
+static const uint8_t *tile_codes(const panel *p, uint32_t row) {
+  uint32_t last = p->n_rows - 1;
+  return (const uint8_t *)p->a->w->data + (p->row0 + (row < last ? row : last)) * p->row_bytes +
+         p->band.k / 2;
+}
+
+// The first tile's codes are fetched meanwhile.
+static void pack_panel(panel *p) {
+  _Float16 *out = p->x;
+  for (uint32_t i = 0; i < p->n_token_tiles; i++) {
+    uint32_t begin = token_tile(p, i), n = token_tile(p, i + 1) - begin;
+    for (uint32_t w = 0; w < p->band.n_windows; w++, out += n * Q4_WINDOW) {
+      uint32_t k = w * Q4_WINDOW, left = p->band.n - k;
+      for (uint32_t r = 0; r < p->tile_rows && i == 0; r++) {
+        for (uint32_t at = 0; at < Q4_WINDOW_BYTES; at += 64)
+          __builtin_prefetch(tile_codes(p, r * p->apart) + k / 2 + at);
+      }
+      for (uint32_t t = 0; t < n; t++) {
+        q4_pack(token_x(p->a, begin + t) + p->band.k + k, left < Q4_WINDOW ? left : Q4_WINDOW,
+                p->power[begin + t], out + t * VHL, (size_t)n * VHL);
+      }
+    }
+  }
+}
+
+// In this band, in the next one, or in the next panel's first.
+static size_t bytes_ahead(const panel *p, uint32_t row) {
+  if (p->a->n_tokens == 1) return BYTES_AHEAD;
+  size_t bytes = ROWS_AHEAD * p->row_bytes;
+  if (row + ROWS_AHEAD < p->apart) return bytes;
+  if (p->band.k + p->band.n == p->a->w->cols) return bytes - p->band.k / 2;
+  return bytes - p->apart * p->row_bytes + p->band.n / 2;
+}
+
+// A tile is rows that lie apart, each the next in a stream of its own: the processor's prefetch
+// follows those, and loses short rows. Rows behind the panel's last are that again, with totals of
+// their own. Lists are written a tile ahead of their use, for a vector cannot be loaded at once
+// from where parts of it have been stored.
+static void prepare_tile(panel *p, uint32_t row) {
+  const td_weight *w = p->a->w;
+  q4_tile *tile = &p->tile[row % 2];
+  size_t left = p->row_bytes - p->band.k / 2, whole = (size_t)p->band.n_windows * Q4_WINDOW_BYTES;
+  tile->n_bytes = (uint32_t)(left < whole ? left : whole);
+  tile->ahead = bytes_ahead(p, row);
+  for (uint32_t i = 0; i < p->tile_rows; i++) {
+    uint32_t at = row + i * p->apart, r = p->row0 + (at < p->n_rows ? at : p->n_rows - 1);
+    tile->codes[i] = tile_codes(p, at);
+    q4_list_scales(w, &p->groups, &p->band, r, tile->scales[i]);
+    if (w->zero) q4_list_zeros(w, &p->groups, &p->band, r, tile->zeros[i]);
+  }
+}
+
+static void dot_rows(panel *p, uint32_t row) {
+  uint32_t n_tokens = p->a->n_tokens;
+  const _Float16 *x = p->x;
+  for (uint32_t i = 0; i < p->n_token_tiles; i++) {
+    uint32_t begin = token_tile(p, i), n = token_tile(p, i + 1) - begin;
+    dot_tokens(n, p->a->w->zero != NULL, &p->tile[row % 2], &p->groups, &p->band, x,
+               p->total + (size_t)row * n_tokens + begin, (size_t)p->apart * n_tokens);
+    x += (size_t)n * p->band.n_windows * Q4_WINDOW;
+  }
+}
+
+static void finish_panel(panel *p) {
+  float sums[PANEL];
+  size_t n = p->a->n_tokens;
+  for (uint32_t t = 0; t < n; t++) {
+    for (uint32_t r = 0; r < p->n_rows; r += 4) { // there are MAX_ROWS totals behind the last
+      const vf *total = p->total + r * n + t;
+      vf_sum4(total[0], total[n], total[2 * n], total[3 * n], sums + r);
+    }
+    finish_token(p->a, t, p->power[t], p->row0, p->n_rows, sums);
+  }
+}
+_Static_assert(PANEL % 4 == 0, "sums are by four");
+
+static void dot_panel(panel *p) {
+  const td_linear_args *a = p->a;
+  uint32_t step = X_HALVES / a->n_tokens / Q4_WINDOW * Q4_WINDOW;
+  for (size_t i = 0; i < (size_t)(p->n_rows + MAX_ROWS) * a->n_tokens; i++)
+    p->total[i] = vf_zero();
+  for (uint32_t k = 0; k < a->w->cols; k += step) {
+    uint32_t left = a->w->cols - k;
+    p->band = q4_band_of(a->w, &p->groups, k, left < step ? left : step);
+    pack_panel(p);
+    prepare_tile(p, 0);
+    for (uint32_t row = 0; row < p->apart; row++) {
+      if (row + 1 < p->apart) prepare_tile(p, row + 1);
+      dot_rows(p, row);
+    }
+  }
+  finish_panel(p);
+}
+
+// Up to MAX_TOKENS.
+static void linear_few(const td_linear_args *a) {
+  panel p;
+  p.a = a;
+  p.groups = q4_groups_of(a->w);
+  p.row_bytes = td_weight_row_bytes(a->w);
+  p.tile_rows = a->n_tokens == 1 ? Q4_GEMV_ROWS : Q4_BATCH_ROWS;
+  p.n_token_tiles = (a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+  for (uint32_t t = 0; t < a->n_tokens; t++)
+    p.power[t] = q4_power(token_x(a, t), a->w->cols);
+  for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
+    p.n_rows = a->row_end - p.row0 < PANEL ? a->row_end - p.row0 : PANEL;
+    p.apart = (p.n_rows + p.tile_rows - 1) / p.tile_rows;
+    dot_panel(&p);
+  }
+}
+
+// ---- many tokens: runs are chains -----------------------------------------------------------
+
+typedef _Float16 packed;
+typedef vh pv;
+typedef float x_range; // the token's power
+typedef struct {
+  vf lo, hi;
+} gemm_scale;
+typedef gemm_scale gemm_lanes;
+enum { PL = VHL, SCALED = 1, WINDOW_RUNS = 4 };
+
+TD_INLINE pv pv_load(const packed *p) {
+  return vh_load(p);
+}
+TD_INLINE pv pv_fma(pv a, pv b, pv c) {
+  return vh_fma(a, b, c);
+}
+TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
+  return scale;
+}
+TD_INLINE pv begin_sum(const vf *total, bool first) {
+  (void)total;
+  (void)first;
+  return vh_zero();
+}
+TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+  (void)x_scale;
+  *total = vf_fma(vh_hi(sum), scale.hi, vf_fma(vh_lo(sum), scale.lo, *total));
+}
+TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
+  (void)w;
+  (void)row;
+  (void)nan;
+  return sum; // end_block does the rest
+}
+
+#include "kernels/cpu/gemm_vec.h"
+
+_Static_assert(WINDOW % Q4_WINDOW == 0 && WINDOW_RUNS == WINDOW / Q4_WINDOW * 2, "runs");
+
+static void find_window(gemm *g) {
+  uint32_t left = g->a->w->cols - g->k;
+  g->n = left < WINDOW ? left : WINDOW;
+  uint32_t n_windows = (g->n + Q4_WINDOW - 1) / Q4_WINDOW, n = q4_halves(g->a->w) ? 2 : 1;
+  g->n_runs = n * n_windows;
+  g->n_vectors = CHAIN_STEPS * n_windows;
+  for (uint32_t i = 0; i < g->n_runs; i++)
+    g->run_vectors[i] = CHAIN_STEPS / n;
+}
+
+static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
+  const float *x = gemm_x(g->a, g->token0 + token);
+  if (g->k == 0) g->range[token] = q4_power(x, g->a->w->cols);
+  for (uint32_t k = 0; k < g->n; k += Q4_WINDOW, out += CHAIN_STEPS * step) {
+    uint32_t n = g->n - k < Q4_WINDOW ? g->n - k : Q4_WINDOW;
+    q4_pack(x + g->k + k, n, g->range[token], out, step);
+  }
+}
+
+// The scales of a window of a row, for each of its runs.
+static gemm_scale *put_scales(const q4_groups *g, const float *list, gemm_scale *out) {
+  for (int half = g->halves ? 0 : 1; half < 2; half++, out++) {
+    out->lo = _mm512_permutex2var_ps(vf_load(list), g->lo[half], vf_load(list + VL));
+    out->hi = _mm512_permutex2var_ps(vf_load(list), g->hi[half], vf_load(list + VL));
+  }
+  return out;
+}
+
+static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
+  enum { MOST = WINDOW / 16 + 2 * VL };
+  float scales[MOST];
+  uint16_t zeros[MOST];
+  const td_weight *w = g->a->w;
+  const vi table = q4_table(Q4_UPPER);
+  q4_groups groups = q4_groups_of(w);
+  q4_band band = q4_band_of(w, &groups, g->k, g->n);
+  row += g->row0;
+  q4_list_scales(w, &groups, &band, row, scales);
+  if (w->zero) q4_list_zeros(w, &groups, &band, row, zeros);
+  const uint8_t *codes = (const uint8_t *)stored_row(w, row, g->k);
+  uint32_t n_bytes = (uint32_t)(td_weight_row_bytes(w) - g->k / 2);
+  gemm_scale *scale = g->scale[place];
+  for (uint32_t b = 0; b < band.n_windows; b++, n_bytes -= Q4_WINDOW_BYTES) {
+    uint32_t at = q4_list_at(&groups, &band, b);
+    scale = put_scales(&groups, scales + at, scale);
+    vi words[4];
+    q4_load(codes + b * Q4_WINDOW_BYTES, n_bytes, words);
+    TD_UNROLL for (int i = 0; i < CHAIN_STEPS; i++, out += GEMM_ROWS * PL) {
+      if (Q4_ZEROS && w->zero) {
+        vi zero = _mm512_permutexvar_epi16(groups.both[i / 8], vi_load(zeros + at));
+        vh_store(out, q4_value_less(words[i / 4], i % 4, q4_zero_of(zero)));
+      } else {
+        vh_store(out, q4_value(words[i / 4], i % 4, table));
+      }
+    }
+  }
+}
+
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const char *)w->data + row * td_weight_row_bytes(w) + k / 2;
+}
+
+static void end_block(const gemm *g) {
+  float sums[BLOCK_ROWS];
+  for (uint32_t t = 0; t < g->n_tokens; t++) {
+    const float *y = g->a->y + (g->token0 + t) * g->a->ldy + g->row0 - g->a->y_row0;
+    memcpy(sums, y, g->n_rows * sizeof *sums);
+    finish_token(g->a, g->token0 + t, g->range[t], g->row0, g->n_rows, sums);
+  }
+}
+
+static inline void linear_q4(const td_linear_args *a) {
+  if (!q4_groups_fit(a->w)) {
+    Q4_EXACT(a);
+  } else if (a->n_tokens > MAX_TOKENS) {
+    gemm_all(a, NULL);
+  } else if (a->n_tokens > 0) {
+    linear_few(a);
+  }
+}
+
+#endif
