@@ -30,7 +30,7 @@ typedef struct {
   bool is_split;            // one worker reads prompts, another decodes; else one does both
   uint32_t n_threads;       // of each worker's team; 0: one for each CPU
   uint32_t kv_tokens;       // tokens the KV pool holds; 0: chosen from ctx_size and max_batch
-  uint32_t prefill_chunk;   // prompt tokens a step
+  uint32_t prefill_chunk;   // most prompt tokens a step
   uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
   td_dtype kv_dtype;        // TD_F32 or TD_F16
   td_activations activations;

@@ -1,11 +1,12 @@
 // src/worker/kv_plan.h - how long a context and how many KV pages. Pure arithmetic.
 //
 // The context is ctx_size, or the model's longest, at most 32768, when ctx_size is 0.
-// The pool is kv_tokens when given. Otherwise it is room for max_batch whole contexts, but no more
-// than half of the memory that the weights leave (a quarter of all that is available when they
-// leave less than half of it: then they are read through the page cache anyway). One whole context
-// must fit; if ctx_size was left to us, it is shortened until it does. On a device with memory of
-// its own, a quarter of what the weights leave of that is kept for activations.
+// The pool is kv_tokens when given, if that fits into memory at all. Otherwise it is room for
+// max_batch whole contexts, but no more than half of the memory that the weights leave (a quarter
+// of all that is available when they leave less than half of it: then they are read through the
+// page cache anyway). One whole context must fit; if ctx_size was left to us, it is shortened until
+// it does. On a device with memory of its own, a quarter of what the weights leave of that is kept
+// for activations.
 #ifndef TD_WORKER_KV_PLAN_H
 #define TD_WORKER_KV_PLAN_H
 
@@ -34,7 +35,7 @@ typedef struct {
 } td_kv_plan;
 
 // TD_EINVAL: longer than the model allows, or a pool that does not hold one context. TD_ENOMEM: one
-// context does not fit into memory.
+// context, or the pool that was asked for, does not fit into memory.
 td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err);
 
 #endif

@@ -95,9 +95,11 @@ static void test_kv_plan(void **state) {
       {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
       {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
       // a pool of the user's own size
-      {{32768, KIB, 0, MIB, 4096, 8192, 4, false, 1}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, 8 * MIB, 4096, 8192, 4, false, 1}, TD_OK, {4096, 128}},
       {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1}, TD_OK, {1000, 16}},
       {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, 8 * MIB - 1, 4096, 8192, 4, false, 1}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, MIB, 4096, 1u << 30, 4, false, 1}, TD_ENOMEM, {0, 0}},
       {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1}, TD_EINVAL, {0, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
