@@ -39,7 +39,10 @@ enum {
   TILE_TOKENS = 8,           // at most
   PANEL_TOKENS = 16,         // at most
   X_HALVES = 16384,          // of packed x, in L1
-  AHEAD = 1024               // columns from what is used to what is fetched
+  // Columns from what is used to what is fetched into L2, of one token and of more, which take
+  // longer; into L1 an eighth of that. The processor's own prefetch loses each row at a page's end.
+  AHEAD_ONE = 8192,
+  AHEAD_FEW = 4096
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -63,14 +66,14 @@ TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// *total += the chain's lanes times scale, two at once: conversions cost more than an addition.
+// total + the chain's lanes times scale, two at once: conversions cost more than an addition.
 // From memory halves come without a shuffle.
-TD_INLINE void end_chain(vh chain, vf scale, vf *total) {
+TD_INLINE vf end_chain(vh chain, vf scale, vf total) {
   _Alignas(64) _Float16 lanes[VHL];
   vh_store(lanes, chain);
   __asm__("" : "+m"(lanes));
   __m256h sum = _mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL));
-  *total = vf_fma(_mm512_cvtxph_ps(sum), scale, *total);
+  return vf_fma(_mm512_cvtxph_ps(sum), scale, total);
 }
 
 // The result from the sum of all lanes.
@@ -196,15 +199,14 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
   }
 }
 
-// From the columns of a row to those AHEAD, in bytes: in the rows behind row + R where the panel's
-// columns end; behind the last row, the first's next columns; then the next panel.
-static size_t ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k) {
-  uint32_t cols = p->a->w->cols, far = p->n < AHEAD ? p->n : AHEAD;
-  if (k + far < p->n) return far;
-  size_t behind = far - p->n; // wraps, as it should
-  if (row + R < p->n_rows) return behind + (size_t)R * cols;
-  if (p->k + p->n < cols) return behind + p->n - (size_t)row * cols;
-  return behind + (size_t)(p->n_rows - row) * cols - p->k;
+// From column k of the panel's row to what is read far columns later, in bytes: the rows behind
+// row + R follow a row's columns, the first's next columns the last row, then the next panel.
+static size_t ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
+  size_t cols = p->a->w->cols, to = row + (k + far) / p->n * R; // a row
+  size_t along = (k + far) % p->n - k;                          // wraps, as it should
+  if (to < p->n_rows) return along + (to - row) * cols;
+  if (p->k + p->n < cols) return along + (to - p->n_rows - row) * cols + p->n;
+  return along + (to - row) * cols - p->k;
 }
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
@@ -223,12 +225,15 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   }
   for (uint32_t k = 0; k < p->n; x_scale += T) {
     vh acc[MAX_ROWS * TILE_TOKENS];
-    size_t ahead = ahead_of(p, row, (uint32_t)R, k);
+    const uint32_t far = T == 1 ? AHEAD_ONE : AHEAD_FEW;
+    size_t in_l2 = ahead_of(p, row, (uint32_t)R, k, far);
+    size_t in_l1 = ahead_of(p, row, (uint32_t)R, k, far / 8);
     uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
     TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
     for (; k + LINE <= end; k += LINE, x += T * LINE) {
       TD_UNROLL for (int r = 0; r < R; r++) {
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + ahead));
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2), 0, 2);
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1));
         line[r] = load_line(w[r] + k);
       }
       add_line(R, T, line, x, acc, seen);
@@ -239,7 +244,8 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
       k = end;
     }
     TD_UNROLL for (int i = 0; i < R * T; i++) {
-      end_chain(acc[i], vf_set1(x_scale[i % T]), &total[(size_t)(i / T) * stride + i % T]);
+      vf *to = &total[(size_t)(i / T) * stride + i % T];
+      *to = end_chain(acc[i], vf_set1(x_scale[i % T]), *to);
     }
   }
   TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(seen[r]);
@@ -362,7 +368,7 @@ TD_INLINE pv begin_sum(const vf *total, bool first) {
 }
 TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
   (void)scale;
-  end_chain(sum, vf_set1(*x_scale), total);
+  *total = end_chain(sum, vf_set1(*x_scale), *total);
 }
 #include "kernels/cpu/gemm_vec.h"
 
