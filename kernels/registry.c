@@ -144,7 +144,9 @@ uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens) {
   if (w->layout == TD_LAYOUT_AWQ) return 256;
   if (n_tokens >= MANY_TOKENS) return 128;
   if (w->layout == TD_LAYOUT_GPTQ) return 64;
-  return (n_tokens > 1 ? 64 : 32) * (td_dtype_bits(w->dtype) == 4 ? 2 : 1);
+  unsigned bits = td_dtype_bits(w->dtype);
+  if (n_tokens > 1) return bits <= 8 ? 128 : 64;
+  return bits == 4 ? 64 : 32;
 }
 
 const td_kernel_variant *td_kernel_variants(size_t *n) {
