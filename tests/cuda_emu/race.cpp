@@ -149,3 +149,17 @@ ACCESSES(2)
 ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
+
+// Newer compilers' for what the C library's would do.
+extern "C" void *__tsan_memset(void *to, int value, size_t n);
+extern "C" void *__tsan_memset(void *to, int value, size_t n) {
+  touch(to, n, true, CODE);
+  return std::memset(to, value, n);
+}
+
+extern "C" void *__tsan_memcpy(void *to, const void *from, size_t n);
+extern "C" void *__tsan_memcpy(void *to, const void *from, size_t n) {
+  touch(from, n, false, CODE);
+  touch(to, n, true, CODE);
+  return std::memcpy(to, from, n);
+}
