@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 6u
+#define TD_CUDA_ABI_VERSION 7u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -195,6 +195,7 @@ typedef struct {
   const uint16_t *latent, *expanded;
   uint32_t lora, rope_dim;
   float scale;
+  bool in_runs; // the launcher's to say: how the kernel reads
 } td_cu_attn_prefill_args;
 
 enum { TD_CU_MMA_QUERIES = 64, TD_CU_MMA_HEAD = 256 };

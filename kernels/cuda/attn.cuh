@@ -11,6 +11,24 @@ __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t 
   return bf16_from_f32(reinterpret_cast<const float *>(page)[at]);
 }
 
+// Eight elements at once; at, the page and its place are multiples of 16 bytes.
+__device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t at) {
+  if (kv.f16) {
+    uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < 4; i++)
+      words[i] = bf16x2_from_f32(f32_from_f16(static_cast<uint16_t>(words[i])),
+                                 f32_from_f16(static_cast<uint16_t>(words[i] >> 16)));
+    return {words[0], words[1], words[2], words[3]};
+  }
+  const uint4 *from = reinterpret_cast<const uint4 *>(page + at * sizeof(float));
+  uint4 a = from[0], b = from[1];
+  return {bf16x2_from_f32(__uint_as_float(a.x), __uint_as_float(a.y)),
+          bf16x2_from_f32(__uint_as_float(a.z), __uint_as_float(a.w)),
+          bf16x2_from_f32(__uint_as_float(b.x), __uint_as_float(b.y)),
+          bf16x2_from_f32(__uint_as_float(b.z), __uint_as_float(b.w))};
+}
+
 // Positions are below keys_of. An absent page is read as the first one: kv_store has found it.
 __device__ inline const char *kv_page(const td_cu_batch &b, const td_cu_kv &kv, uint32_t seq,
                                       uint32_t position) {

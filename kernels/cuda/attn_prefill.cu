@@ -71,7 +71,57 @@ __device__ static uint16_t value_element(const td_cu_attn_prefill_args &a, const
   return a.latent ? place.v[d] : kv_bf16(a.kv, place.page, place.v_at + d);
 }
 
-// A warp a key; zeros where there is none.
+__device__ static uint4 key_run(const td_cu_attn_prefill_args &a, const kv_place &place,
+                                uint32_t d) {
+  if (!a.latent) return kv_bf16x8(a.kv, place.page, place.k_at + d);
+  uint32_t nope = a.k_dim - a.rope_dim;
+  return *reinterpret_cast<const uint4 *>(d < nope ? place.k + d : place.rope + (d - nope));
+}
+
+__device__ static uint4 value_run(const td_cu_attn_prefill_args &a, const kv_place &place,
+                                  uint32_t d) {
+  if (!a.latent) return kv_bf16x8(a.kv, place.page, place.v_at + d);
+  return *reinterpret_cast<const uint4 *>(place.v + d);
+}
+
+// Whether keys and values come in whole runs of eight elements, and each may be read at once.
+static bool has_runs(const td_cu_attn_prefill_args *a) {
+  uint32_t dims = a->k_dim | a->v_dim | (a->latent ? a->rope_dim | a->lora : 0);
+  uintptr_t places = a->latent ? reinterpret_cast<uintptr_t>(a->latent) |
+                                     reinterpret_cast<uintptr_t>(a->expanded)
+                               : reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
+  return dims % 8 == 0 && places % 16 == 0;
+}
+
+// Two threads a key, every second run each: a warp's stores meet no bank twice, those of values,
+// which turn them round, included. Zeros where there is no key.
+template <int KD, int VD>
+__device__ static void load_runs(const td_cu_attn_prefill_args &a, uint32_t seq, uint32_t begin,
+                                 uint32_t n_keys, prefill_shared<KD, VD> &s) {
+  enum { APART = PREFILL_THREADS / PREFILL_KEYS * 8 };
+  uint32_t j = threadIdx.x % PREFILL_KEYS, first = threadIdx.x / PREFILL_KEYS * 8;
+  bool there = begin + j < n_keys;
+  kv_place place = there ? place_of(a, seq, begin + j) : kv_place{};
+#pragma unroll 4
+  for (uint32_t d = first; d < KD; d += APART) {
+    uint4 run = {};
+    if (there && d < a.k_dim) run = key_run(a, place, d);
+    put_run(&s.k[j][d], run);
+  }
+#pragma unroll 4
+  for (uint32_t d = first; d < VD; d += APART) {
+    uint4 run = {};
+    if (there && d < a.v_dim) run = value_run(a, place, d);
+    const uint32_t words[4] = {run.x, run.y, run.z, run.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      s.v[d + 2 * i][j] = static_cast<uint16_t>(words[i]);
+      s.v[d + 2 * i + 1][j] = static_cast<uint16_t>(words[i] >> 16);
+    }
+  }
+}
+
+// Any dims: a warp a key.
 template <int KD, int VD>
 __device__ static void load_block(const td_cu_attn_prefill_args &a, uint32_t seq, uint32_t begin,
                                   uint32_t n_keys, prefill_shared<KD, VD> &s) {
@@ -212,7 +262,11 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   query_state<VD> state = {};
   state.m[0] = state.m[1] = -INFINITY;
   for (uint32_t begin = 0; begin < n_keys; begin += PREFILL_KEYS) {
-    load_block(a, tile.seq, begin, n_keys, s);
+    if (a.in_runs) {
+      load_runs(a, tile.seq, begin, n_keys, s);
+    } else {
+      load_block(a, tile.seq, begin, n_keys, s);
+    }
     __syncthreads();
     uint32_t limit[2];
     for (uint32_t r = 0; r < 2; r++) {
@@ -231,7 +285,9 @@ template <int KD, int VD> static int launch(const td_cu_attn_prefill_args *a, td
   cudaError_t code = allow_shared(kernel);
   if (code != cudaSuccess) return code;
   dim3 grid(ceil_div(a->batch.n_tokens, QUERIES) + a->n_seqs, a->n_heads);
-  TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, *a);
+  td_cu_attn_prefill_args args = *a;
+  args.in_runs = has_runs(a);
+  TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, args);
   return launched();
 }
 

@@ -113,7 +113,7 @@ template <int READ> __global__ static void dequant_kernel(td_cu_dequant_args a) 
   }
   uint4 out = {bf16x2_from_f32(v[0], v[1]), bf16x2_from_f32(v[2], v[3]),
                bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])};
-  *reinterpret_cast<uint4 *>(a.out + i) = out;
+  put_run(a.out + i, out);
 }
 
 template <int READ> static int launch(const td_cu_dequant_args *a, td_cu_stream stream) {

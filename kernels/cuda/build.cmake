@@ -71,7 +71,7 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
     set(instrumented -fsanitize=thread)
   endif()
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${instrumented}")
+                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "${instrumented}")
   add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator})

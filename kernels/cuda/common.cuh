@@ -47,6 +47,12 @@ __device__ inline uint32_t bf16x2_from_f32(float low, float high) {
   return bf16_from_f32(low) | static_cast<uint32_t>(bf16_from_f32(high)) << 16;
 }
 
+// Eight elements to where 16 bytes may be written at once. Who reads them as something else does so
+// behind a barrier.
+__device__ inline void put_run(uint16_t *to, uint4 run) {
+  *reinterpret_cast<uint4 *>(to) = run;
+}
+
 __device__ inline float f32_from_f16(uint16_t h) {
   return __half2float(__ushort_as_half(h));
 }

@@ -95,7 +95,7 @@ __device__ static void put_x(const step_source &from, const step_part<READ> &par
     if (from.x[i]) activations8<READ>(from.x[i], at, n_cols, v);
     put8(to, v);
   } else {
-    *reinterpret_cast<uint4 *>(to) = part.x[i];
+    put_run(to, part.x[i]);
   }
 }
 
@@ -103,7 +103,7 @@ template <int READ>
 __device__ static void put_w(const step_source &from, const step_part<READ> &part, uint32_t i,
                              const td_weight &w, uint32_t at, uint16_t *to) {
   if constexpr (READ == TD_CU_READ_BF16) {
-    *reinterpret_cast<uint4 *>(to) = part.w[i].v;
+    put_run(to, part.w[i].v);
   } else {
     float v[8] = {};
     uint32_t row = from.row[i];
