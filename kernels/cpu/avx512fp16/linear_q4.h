@@ -153,8 +153,11 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
 
 // ---- results --------------------------------------------------------------------------------
 
-static inline bool well_inside(float f) {
-  return (fabsf(f) >= 0x1p-100f) & (fabsf(f) < 0x1p120f);
+// Whether a sum is, with the token's power and without.
+static inline bool is_good(float sum, float unscaled) {
+  float with = fabsf(sum), without = fabsf(sum * unscaled);
+  float least = with < without ? with : without, most = with < without ? without : with;
+  return least >= 0x1p-100f && most < 0x1p120f;
 }
 
 // Some rows of a token, again.
@@ -178,11 +181,11 @@ static void finish_token(const td_linear_args *a, uint32_t token, float power, u
   uint32_t n_good = 0;
   for (uint32_t i = 0; i < n; i++) {
     y[i] = sums[i] * unscaled * global;
-    n_good += well_inside(sums[i]) & well_inside(sums[i] * unscaled);
+    n_good += is_good(sums[i], unscaled);
   }
   for (uint32_t i = 0, end; n_good < n && i < n; i = end + 1) {
     for (end = i; end < n; end++) {
-      if (well_inside(sums[end]) & well_inside(sums[end] * unscaled)) break;
+      if (is_good(sums[end], unscaled)) break;
     }
     if (end > i) do_exactly(a, token, row0 + i, row0 + end);
   }
