@@ -143,8 +143,10 @@ void td_kernels_use_activations(td_activations activations);
 const td_kernel_table *td_kernels(void);
 // The linear kernel for weights of this dtype and layout; NULL where there is none.
 td_linear_fn td_kernels_linear(const td_weight *w);
-// Rows that one call of it should have, when work is shared out: for speed only.
-uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens);
+// Rows that one call of it should have, when n_times as much work as all the rows of the matrix
+// with n_tokens is shared out to n_threads: for speed only.
+uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
+                              unsigned n_threads);
 
 // Every registered version, best first within its family, for tests, benches and reports. Cast fn
 // back to the family's type.

@@ -27,10 +27,19 @@ typedef struct {
   uint32_t batch;
 } kernel_bench;
 
+static size_t n_token_tiles(const kernel_bench *b) {
+  return (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+static uint32_t tile_rows(const kernel_bench *b) {
+  return td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
+                              td_team_size(b->report.reads.team));
+}
+
 static void run_tiles(void *ctx, size_t begin, size_t end) {
   const kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next];
-  uint32_t n = td_kernels_tile_rows(w, b->batch), row_tiles = (w->rows + n - 1) / n;
+  uint32_t n = tile_rows(b), row_tiles = (w->rows + n - 1) / n;
   for (size_t i = begin; i < end; i++) {
     uint32_t row = (uint32_t)(i % row_tiles) * n;
     uint32_t token = (uint32_t)(i / row_tiles) * TILE_TOKENS;
@@ -51,10 +60,9 @@ static void run_tiles(void *ctx, size_t begin, size_t end) {
 static void run_once(void *ctx) {
   kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next];
-  uint32_t n = td_kernels_tile_rows(w, b->batch);
+  uint32_t n = tile_rows(b);
   size_t row_tiles = (w->rows + n - 1) / n;
-  size_t token_tiles = (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
-  td_team_for(b->report.reads.team, row_tiles * token_tiles, 1, run_tiles, b);
+  td_team_for(b->report.reads.team, row_tiles * n_token_tiles(b), 1, run_tiles, b);
   b->next = (b->next + 1) % b->n_weights;
 }
 

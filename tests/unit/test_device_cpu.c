@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "tandem/kernels.h"
 #include "unit/ref.h"
 
 static td_dev *open_dev(unsigned n_threads) {
@@ -300,6 +301,26 @@ static void test_streams_share_the_team(void **state) {
   td_dev_close(dev);
 }
 
+// Long calls where there is work for all, shorter ones before anybody waits for others' ends.
+static void test_rows_of_a_call(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(1); // has chosen kernels
+  td_weight down = {.dtype = TD_F8E4M3, .rows = 7168, .cols = 2048};
+  td_weight gate = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
+  td_weight router = {.dtype = TD_BF16, .rows = 64, .cols = 2048};
+  assert_int_equal(td_kernels_tile_rows(&down, 1, 8, 2), 128);
+  assert_int_equal(td_kernels_tile_rows(&down, 1, 8, 64), 128);
+  assert_int_equal(td_kernels_tile_rows(&gate, 1, 8, 64), 64);
+  assert_int_equal(td_kernels_tile_rows(&gate, 1, 1, 64), 32);
+  assert_int_equal(td_kernels_tile_rows(&gate, 1, 1, 65), 16);
+  assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 1), 128);
+  assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 2), 32);
+  assert_int_equal(td_kernels_tile_rows(&router, 1, 1, 64), 8);
+  td_weight awq = {.dtype = TD_I4, .layout = TD_LAYOUT_AWQ, .rows = 2048, .cols = 7168};
+  assert_int_equal(td_kernels_tile_rows(&awq, 1, 1, 64), 256); // whole lines of memory
+  td_dev_close(dev);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_unknown_isa_is_an_error),
@@ -311,6 +332,7 @@ int main(void) {
       cmocka_unit_test(test_a_failed_stream_lets_others_go_on),
       cmocka_unit_test(test_random_graph_equals_serial),
       cmocka_unit_test(test_streams_share_the_team),
+      cmocka_unit_test(test_rows_of_a_call),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
 #include "device/cpu/cpu.h"
 
-enum { TILE_TOKENS = 192, MIN_ROWS = 32, ITEMS_A_THREAD = 4 };
+enum { TILE_TOKENS = 192 };
 
 void td_cpu_linear_tile(const td_linear_args *args) {
   td_kernels_linear(args->w)(args);
@@ -49,22 +49,14 @@ static void linear_tile(void *ctx, size_t item, unsigned member) {
   if (a->bias.data) add_bias(a, &tile);
 }
 
-// A matrix of few rows is cut finer, so that every thread finds work.
-static uint32_t tile_rows(const td_cpu_stream *stream, const td_linear_op_args *a,
-                          size_t n_token_tiles) {
-  uint32_t n = td_kernels_tile_rows(a->w, a->n_tokens);
-  size_t wanted = ITEMS_A_THREAD * (size_t)td_team_size(td_cpu_dev_of(stream)->team);
-  while (a->w->layout == TD_LAYOUT_ROWS && n > MIN_ROWS && a->w->rows / n * n_token_tiles < wanted)
-    n /= 2;
-  return n;
-}
-
 td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td_err *err) {
   td_status status = td_cpu_check_weight(a->w, "linear", err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
   size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-  linear_run run = {.a = a, .tile_rows = tile_rows(stream, a, n_token_tiles)};
+  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  linear_run run = {.a = a,
+                    .tile_rows = td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, n_threads)};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
   td_cpu_for_tiles(stream, &part, 1, linear_tile, &run);

@@ -178,24 +178,32 @@ static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
   return TD_OK;
 }
 
+// As many rows to an item as suit the experts that are likely to be chosen, by the first one's
+// shape.
+static void cut_rows(moe_run *run, uint32_t e, unsigned n_threads) {
+  const td_moe_args *a = run->a;
+  uint64_t n_pairs = (uint64_t)a->n_tokens * a->top_k;
+  uint32_t n_chosen = n_pairs < a->n_experts ? (uint32_t)n_pairs : a->n_experts;
+  uint32_t n_tokens = (uint32_t)(n_pairs / a->n_experts); // of an expert
+  run->dim = a->gate[e].cols;
+  run->hidden = a->gate[e].rows;
+  size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
+  run->hidden_tile = td_kernels_tile_rows(&a->gate[e], n_tokens, n_times, n_threads);
+  run->dim_tile = td_kernels_tile_rows(&a->down[e], n_tokens, n_times, n_threads);
+  run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
+  run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
+}
+
 // Shapes come from the first pair's expert; every expert used must have them.
-static td_status check(moe_run *run, td_err *err) {
+static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
   const td_moe_args *a = run->a;
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
-  uint32_t n_tokens = (uint32_t)((uint64_t)a->n_tokens * a->top_k / a->n_experts); // of an expert
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
     TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
-    if (p == 0) {
-      run->dim = a->gate[e].cols;
-      run->hidden = a->gate[e].rows;
-      run->hidden_tile = td_kernels_tile_rows(&a->gate[e], n_tokens);
-      run->dim_tile = td_kernels_tile_rows(&a->down[e], n_tokens);
-      run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
-      run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
-    }
+    if (p == 0) cut_rows(run, e, n_threads);
     if (p == 0 || e != expert_of(a, p - 1)) {
       td_status status = check_expert(run, e, err);
       if (status != TD_OK) return status;
@@ -232,7 +240,7 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
 td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   moe_run run = {.a = a};
-  td_status status = check(&run, err);
+  td_status status = check(&run, td_team_size(td_cpu_dev_of(stream)->team), err);
   if (status != TD_OK) return status;
   uint32_t pass_tokens = MAX_PAIRS / a->top_k > 0 ? MAX_PAIRS / a->top_k : 1;
   if (pass_tokens > a->n_tokens) pass_tokens = a->n_tokens;
