@@ -135,13 +135,15 @@ td_linear_fn td_kernels_linear(const td_weight *w) {
 }
 
 // Stored by columns, a line of memory holds 128 rows (AWQ, of which two are read together) or 16
-// rows of many columns (GPTQ), and fewer rows would read it again, or lines too far apart. Rounded
-// to 8 bits, the activations of many tokens are prepared by every call.
+// rows of many columns (GPTQ), and fewer rows would read it again, or lines too far apart. The
+// activations of many tokens are read and prepared by every call, longer than 4-bit weights are,
+// and the longest where they are rounded to 8 bits.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   if (rounds_x(w) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout == TD_LAYOUT_AWQ) return 256;
-  return w->layout == TD_LAYOUT_GPTQ && n_tokens < MANY_TOKENS ? 64 : 128;
+  if (n_tokens < MANY_TOKENS) return w->layout == TD_LAYOUT_GPTQ ? 64 : 128;
+  return w->layout == TD_LAYOUT_ROWS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 
 static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {

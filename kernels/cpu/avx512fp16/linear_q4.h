@@ -375,7 +375,8 @@ static void find_window(gemm *g) {
 
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
   const float *x = gemm_x(g->a, g->token0 + token);
-  if (g->k == 0) g->range[token] = q4_power(x, g->a->w->cols);
+  bool first = g->k == 0 && g->row0 == g->a->row_begin; // else it is known from other rows
+  if (first) g->range[token] = q4_power(x, g->a->w->cols);
   for (uint32_t k = 0; k < g->n; k += Q4_WINDOW, out += CHAIN_STEPS * step) {
     uint32_t n = g->n - k < Q4_WINDOW ? g->n - k : Q4_WINDOW;
     q4_pack(x + g->k + k, n, g->range[token], out, step);
