@@ -201,12 +201,20 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
 
 // From column k of the panel's row to what is read far columns later, in bytes: the rows behind
 // row + R follow a row's columns, the first's next columns the last row, then the next panel.
-static size_t ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
+typedef struct {
+  size_t offset;
+  uint32_t until; // the column from which on it is another
+} fetch;
+
+static fetch ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
   size_t cols = p->a->w->cols, to = row + (k + far) / p->n * R; // a row
-  size_t along = (k + far) % p->n - k;                          // wraps, as it should
-  if (to < p->n_rows) return along + (to - row) * cols;
-  if (p->k + p->n < cols) return along + (to - p->n_rows - row) * cols + p->n;
-  return along + (to - row) * cols - p->k;
+  uint32_t col = (k + far) % p->n;
+  size_t along = (size_t)col - k; // wraps, as it should
+  fetch f = {.until = k + (p->n - col)};
+  if (to < p->n_rows) f.offset = along + (to - row) * cols;
+  else if (p->k + p->n < cols) f.offset = along + (to - p->n_rows - row) * cols + p->n;
+  else f.offset = along + (to - row) * cols - p->k;
+  return f;
 }
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
@@ -223,17 +231,18 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
     seen[r] = _mm512_setzero_si512();
   }
+  const uint32_t far = T == 1 ? AHEAD_ONE : AHEAD_FEW;
+  fetch in_l2 = {0}, in_l1 = {0};
   for (uint32_t k = 0; k < p->n; x_scale += T) {
     vh acc[MAX_ROWS * TILE_TOKENS];
-    const uint32_t far = T == 1 ? AHEAD_ONE : AHEAD_FEW;
-    size_t in_l2 = ahead_of(p, row, (uint32_t)R, k, far);
-    size_t in_l1 = ahead_of(p, row, (uint32_t)R, k, far / 8);
     uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
     TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
     for (; k + LINE <= end; k += LINE, x += T * LINE) {
+      if (k >= in_l2.until) in_l2 = ahead_of(p, row, (uint32_t)R, k, far);
+      if (k >= in_l1.until) in_l1 = ahead_of(p, row, (uint32_t)R, k, far / 8);
       TD_UNROLL for (int r = 0; r < R; r++) {
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2), 0, 2);
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1));
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
+        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
         line[r] = load_line(w[r] + k);
       }
       add_line(R, T, line, x, acc, seen);
