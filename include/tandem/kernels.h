@@ -30,6 +30,9 @@ typedef struct {
   uint32_t n_tokens;
   uint32_t row_begin, row_end;
   uint32_t y_row0; // <= row_begin
+  // Rows of weights, most likely as many bytes each, that the caller goes on with: fetched ahead by
+  // kernels that can. NULL: those behind row_end.
+  const void *next;
 } td_linear_args;
 typedef void (*td_linear_fn)(const td_linear_args *args);
 

@@ -25,7 +25,8 @@ struct td_team {
   pthread_t *threads; // [n_threads - 1]
   struct member *members;
   td_nodes nodes;
-  td_cpu *places; // [n_threads]; NULL: members are not pinned
+  td_cpu *places;  // [n_threads]; NULL: members are not pinned
+  unsigned *ranks; // [n_threads], each on its node
 
   pthread_mutex_t run_lock; // held for a whole run
   run_fn fn;                // of the current run; written before turn advances
@@ -134,6 +135,16 @@ unsigned td_team_node(const td_team *team, unsigned member) {
   return team->places ? team->places[member].node : member % team->nodes.n;
 }
 
+unsigned td_team_rank(const td_team *team, unsigned member) {
+  return team->ranks[member];
+}
+
+static void set_ranks(td_team *team) {
+  unsigned n_on[TD_MAX_NODES] = {0};
+  for (unsigned i = 0; i < team->n_threads; i++)
+    team->ranks[i] = n_on[td_team_node(team, i)]++;
+}
+
 // A preference: failure costs speed alone.
 static void place_member(const td_team *team, unsigned member, pthread_t thread) {
   if (!team->places) {
@@ -200,11 +211,13 @@ td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
   pthread_cond_init(&team->done, NULL);
   team->threads = calloc(team->n_threads, sizeof *team->threads);
   team->members = calloc(team->n_threads, sizeof *team->members);
+  team->ranks = calloc(team->n_threads, sizeof *team->ranks);
   if (opts->pin) choose_places(team, opts->from_end);
   td_status status = TD_OK;
-  if (!team->threads || !team->members) {
+  if (!team->threads || !team->members || !team->ranks) {
     status = td_fail(err, TD_ENOMEM, "no memory for a team of %u threads", team->n_threads);
   } else {
+    set_ranks(team);
     status = start_members(team, err);
   }
   if (status != TD_OK) {
@@ -227,6 +240,7 @@ void td_team_close(td_team *team) {
   pthread_mutex_destroy(&team->sleep_lock);
   pthread_mutex_destroy(&team->run_lock);
   free(team->places);
+  free(team->ranks);
   free(team->members);
   free(team->threads);
   free(team);

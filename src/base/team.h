@@ -28,6 +28,8 @@ void td_team_close(td_team *team);
 unsigned td_team_size(const td_team *team);
 // Which node a member is on. However few are active, they are spread evenly.
 unsigned td_team_node(const td_team *team, unsigned member);
+// How many members before it are on its node.
+unsigned td_team_rank(const td_team *team, unsigned member);
 // Keeps the calling thread where member 0 belongs, until td_team_stand, for which *before
 // remembers where it could run. A thread started in between is kept there, too.
 void td_team_sit(const td_team *team, cpu_set_t *before);

@@ -199,22 +199,28 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
   }
 }
 
-// From column k of the panel's row to what is read far columns later, in bytes: the rows behind
-// row + R follow a row's columns, the first's next columns the last row, then the next panel.
+// From what is used to what is fetched, in bytes, up to some column.
 typedef struct {
   size_t offset;
-  uint32_t until; // the column from which on it is another
+  uint32_t until;
 } fetch;
 
-static fetch ahead_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
-  size_t cols = p->a->w->cols, to = row + (k + far) / p->n * R; // a row
+// What is read far columns behind column k of the panel's row: the rows behind row + R follow a
+// row's columns, the first's next columns the last row, then the next panel.
+static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
+  const td_linear_args *a = p->a;
+  size_t cols = a->w->cols, to = row + (k + far) / p->n * R; // a row
   uint32_t col = (k + far) % p->n;
-  size_t along = (size_t)col - k; // wraps, as it should
-  fetch f = {.until = k + (p->n - col)};
-  if (to < p->n_rows) f.offset = along + (to - row) * cols;
-  else if (p->k + p->n < cols) f.offset = along + (to - p->n_rows - row) * cols + p->n;
-  else f.offset = along + (to - row) * cols - p->k;
-  return f;
+  const elem *from = row_data(a->w, p->row0 + row) + p->k + k;
+  const elem *at = row_data(a->w, p->row0) + to * cols + col;
+  if (to < p->n_rows) {
+    at += p->k;
+  } else if (p->k + p->n < cols) {
+    at += p->k + p->n - p->n_rows * cols;
+  } else if (a->next && p->row0 + p->n_rows == a->row_end) {
+    at = (const elem *)a->next + (to - p->n_rows) * cols + col;
+  }
+  return (fetch){.offset = (uintptr_t)at - (uintptr_t)from, .until = k + p->n - col};
 }
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
@@ -238,8 +244,8 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
     TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
     for (; k + LINE <= end; k += LINE, x += T * LINE) {
-      if (k >= in_l2.until) in_l2 = ahead_of(p, row, (uint32_t)R, k, far);
-      if (k >= in_l1.until) in_l1 = ahead_of(p, row, (uint32_t)R, k, far / 8);
+      if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, far);
+      if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, far / 8);
       TD_UNROLL for (int r = 0; r < R; r++) {
         __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
         __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
@@ -412,6 +418,7 @@ static inline void linear_bytes(const td_linear_args *a) {
   for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
     uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
     band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    band.next = band.row_end == a->row_end ? a->next : NULL;
     linear_band(&band, row_scales(w, band.row_begin));
   }
 }

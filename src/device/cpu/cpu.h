@@ -35,6 +35,14 @@ typedef struct td_cpu_dev {
   struct td_cpu_stream *streams; // all ever opened
 } td_cpu_dev;
 
+enum { TD_CPU_MAX_PARTS = 3 }; // of td_cpu_for_tiles
+
+// What has been taken of a member's tiles of a part: from the front, and 2^32 times that from
+// the back.
+typedef struct {
+  _Alignas(64) _Atomic uint64_t taken;
+} td_cpu_share;
+
 enum { CPU_RING = 256 }; // commands a stream holds before the caller waits
 
 typedef struct td_cpu_stream td_cpu_stream;
@@ -62,7 +70,8 @@ struct td_cpu_stream {
   bool idle, stopping;
   td_err err; // the first failure; code TD_OK without
 
-  td_cpu_cmd *ring; // [CPU_RING]
+  td_cpu_cmd *ring;     // [CPU_RING]
+  td_cpu_share *shares; // [TD_CPU_MAX_PARTS][members of the team]
   void *scratch[N_SCRATCH];
   size_t scratch_bytes[N_SCRATCH];
 };
@@ -110,12 +119,19 @@ typedef struct {
   size_t n_matrices, n_tiles;
 } td_cpu_part;
 
-enum { TD_CPU_MAX_PARTS = 3 };
+#define TD_CPU_NO_ITEM SIZE_MAX
 
-// The same over parts: an item may wait for those of earlier parts. On several nodes a member
-// takes, part by part, first the tiles whose rows are on its own, then what others have left.
+// Calls fn(ctx, item, next) for every item; it may wait for those of earlier parts. Each member has
+// a share of a part, tiles in their order, and takes them from the front: next is what it goes on
+// with, to be fetched meanwhile, or TD_CPU_NO_ITEM. Who has none left takes from the back of
+// others' shares. On several nodes a member's share is of the rows on its own.
 void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
+                      void (*fn)(void *ctx, size_t item, size_t next), void *ctx);
+
+// Where a matrix's rows are stored from one of them on; NULL: they do not lie one by one.
+static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
+  return w->layout == TD_LAYOUT_ROWS ? (const char *)w->data + row * td_weight_row_bytes(w) : NULL;
+}
 
 // TD_EINVAL unless the matrix is one the kernels can read.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);

@@ -28,8 +28,7 @@ static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
   }
 }
 
-static void linear_tile(void *ctx, size_t item, unsigned member) {
-  (void)member;
+static void linear_tile(void *ctx, size_t item, size_t next) {
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
   uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
@@ -45,6 +44,9 @@ static void linear_tile(void *ctx, size_t item, unsigned member) {
       .row_begin = row,
       .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
   };
+  if (next != TD_CPU_NO_ITEM) {
+    tile.next = td_cpu_rows_at(a->w, (uint32_t)(next % run->n_row_tiles) * run->tile_rows);
+  }
   td_cpu_linear_tile(&tile);
   if (a->bias.data) add_bias(a, &tile);
 }

@@ -82,7 +82,20 @@ static void wait_turn(unsigned n_waits) {
 #endif
 }
 
-static void gate_up_tile(const moe_run *run, size_t item) {
+// Where the weights of an item begin; NULL: it has none.
+static const void *weights_of(const moe_run *run, size_t item) {
+  const td_moe_args *a = run->a;
+  if (item < run->n_hidden_items) {
+    uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
+    return td_cpu_rows_at(&a->gate[run->tiles[item / run->n_hidden_tiles].expert], row);
+  }
+  item -= run->n_hidden_items;
+  if (item >= run->n_down_items) return NULL; // or no item at all
+  uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
+  return td_cpu_rows_at(&a->down[run->tiles[item / run->n_dim_tiles].expert], row);
+}
+
+static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   const td_moe_args *a = run->a;
   pair_tile *tile = &run->tiles[item / run->n_hidden_tiles];
   uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
@@ -99,10 +112,12 @@ static void gate_up_tile(const moe_run *run, size_t item) {
       .n_tokens = tile->n,
       .row_begin = row,
       .row_end = row + n_rows,
+      .next = td_cpu_rows_at(&a->up[tile->expert], row),
   };
   td_cpu_linear_tile(&args);
   args.w = &a->up[tile->expert];
   args.y = up;
+  args.next = next;
   td_cpu_linear_tile(&args);
   for (uint32_t i = 0; i < tile->n; i++) {
     size_t at = (size_t)i * run->hidden + row;
@@ -112,7 +127,7 @@ static void gate_up_tile(const moe_run *run, size_t item) {
   atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
 }
 
-static void down_tile(moe_run *run, size_t item) {
+static void down_tile(moe_run *run, size_t item, const void *next) {
   pair_tile *tile = &run->tiles[item / run->n_dim_tiles];
   for (unsigned i = 0;
        atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < run->n_hidden_tiles;
@@ -130,6 +145,7 @@ static void down_tile(moe_run *run, size_t item) {
       .n_tokens = tile->n,
       .row_begin = row,
       .row_end = row + (left < run->dim_tile ? left : run->dim_tile),
+      .next = next,
   });
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
@@ -153,13 +169,12 @@ static void sum_piece(moe_run *run, size_t item) {
   }
 }
 
-static void run_item(void *ctx, size_t item, unsigned member) {
-  (void)member;
+static void run_item(void *ctx, size_t item, size_t next) {
   moe_run *run = ctx;
   if (item < run->n_hidden_items) {
-    gate_up_tile(run, item);
+    gate_up_tile(run, item, weights_of(run, next));
   } else if (item - run->n_hidden_items < run->n_down_items) {
-    down_tile(run, item - run->n_hidden_items);
+    down_tile(run, item - run->n_hidden_items, weights_of(run, next));
   } else {
     sum_piece(run, item - run->n_hidden_items - run->n_down_items);
   }

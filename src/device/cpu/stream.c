@@ -65,13 +65,17 @@ static td_cpu_stream *take_struct(td_cpu_dev *dev) {
   if (!stream) {
     stream = calloc(1, sizeof *stream);
     td_cpu_cmd *ring = stream ? malloc(CPU_RING * sizeof *ring) : NULL;
-    if (!ring) {
+    size_t n_shares = (size_t)TD_CPU_MAX_PARTS * td_team_size(dev->team);
+    td_cpu_share *shares = ring ? aligned_alloc(64, n_shares * sizeof *shares) : NULL;
+    if (!shares) {
+      free(ring);
       free(stream);
       pthread_mutex_unlock(&dev->lock);
       return NULL;
     }
     stream->base.dev = &dev->base;
     stream->ring = ring;
+    stream->shares = shares;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work, NULL);
     pthread_cond_init(&stream->moved, NULL);
@@ -122,6 +126,7 @@ void td_cpu_stream_free(td_cpu_stream *stream) {
   pthread_cond_destroy(&stream->moved);
   pthread_cond_destroy(&stream->work);
   pthread_mutex_destroy(&stream->lock);
+  free(stream->shares);
   free(stream->ring);
   free(stream);
 }
@@ -214,104 +219,4 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
   }
   *out = stream->scratch[slot];
   return TD_OK;
-}
-
-typedef struct {
-  void (*fn)(void *ctx, size_t item, unsigned member);
-  void *ctx;
-  size_t n_items;
-  _Atomic uint32_t *pulse;
-  _Atomic size_t next;
-} item_run;
-
-// The stream's thread alone: no line of memory goes to and fro between cores for it.
-static void show_pulse(_Atomic uint32_t *pulse, unsigned member) {
-  if (member == 0) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
-}
-
-static void take_items(void *ctx, unsigned member, unsigned n_members) {
-  (void)n_members;
-  item_run *run = ctx;
-  for (;;) {
-    size_t item = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
-    if (item >= run->n_items) return;
-    show_pulse(run->pulse, member);
-    run->fn(run->ctx, item, member);
-  }
-}
-
-void td_cpu_for(td_cpu_stream *stream, size_t n_items,
-                void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
-  const td_cpu_dev *dev = td_cpu_dev_of(stream);
-  if (n_items == 1) {
-    show_pulse(dev->pulse, 0);
-    fn(ctx, 0, 0);
-  } else if (n_items > 1) {
-    item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->pulse};
-    td_team_run(dev->team, take_items, &run);
-  }
-}
-
-// ---- near a node ------------------------------------------------------------------------------
-
-typedef struct {
-  void (*fn)(void *ctx, size_t item, unsigned member);
-  void *ctx;
-  const td_cpu_part *parts;
-  size_t n_parts;
-  const td_team *team;
-  unsigned n_nodes;
-  _Atomic uint32_t *pulse;
-  struct {
-    _Alignas(64) _Atomic size_t next;
-  } queues[TD_CPU_MAX_PARTS][TD_MAX_NODES];
-} tile_run;
-
-// Takes what is left of a node's tiles of a part; first is the part's first item.
-static void take_queue(tile_run *run, size_t part, size_t first, unsigned node, unsigned member) {
-  size_t n_tiles = run->parts[part].n_tiles;
-  size_t begin = td_node_begin(n_tiles, run->n_nodes, node);
-  size_t width = td_node_begin(n_tiles, run->n_nodes, node + 1) - begin;
-  size_t n = run->parts[part].n_matrices * width;
-  for (;;) {
-    size_t i = atomic_fetch_add_explicit(&run->queues[part][node].next, 1, memory_order_relaxed);
-    if (i >= n) return;
-    show_pulse(run->pulse, member);
-    run->fn(run->ctx, first + i / width * n_tiles + begin + i % width, member);
-  }
-}
-
-// A member goes on to the next part when none of this one is left to take: all are done or in other
-// members' hands, so that who waits for them does not wait for ever.
-static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
-  (void)n_members;
-  tile_run *run = ctx;
-  unsigned own = td_team_node(run->team, member);
-  size_t first = 0;
-  for (size_t part = 0; part < run->n_parts; part++) {
-    for (unsigned k = 0; k < run->n_nodes; k++)
-      take_queue(run, part, first, (own + k) % run->n_nodes, member);
-    first += run->parts[part].n_matrices * run->parts[part].n_tiles;
-  }
-}
-
-void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, unsigned member), void *ctx) {
-  const td_cpu_dev *dev = td_cpu_dev_of(stream);
-  size_t n_items = 0;
-  for (size_t i = 0; i < n_parts; i++)
-    n_items += parts[i].n_matrices * parts[i].n_tiles;
-  if (dev->nodes.n == 1 || n_items < 2) {
-    td_cpu_for(stream, n_items, fn, ctx);
-    return;
-  }
-  TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
-  tile_run run = {.fn = fn,
-                  .ctx = ctx,
-                  .parts = parts,
-                  .n_parts = n_parts,
-                  .team = dev->team,
-                  .n_nodes = dev->nodes.n,
-                  .pulse = dev->pulse};
-  td_team_run(dev->team, take_tiles, &run);
 }
