@@ -35,9 +35,7 @@ enum {
   MAX_ROWS = 4,      // that share a load of x
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
-  X_FLOATS = 8192,   // of packed x, in L1
-  AHEAD_BYTES = 1024 // from what is used to what is fetched: the processor's own prefetch loses
-                     // each row at a page's end
+  X_FLOATS = 8192    // of packed x, in L1
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -206,21 +204,14 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
   }
 }
 
-// Where the rows behind row + R are, as bytes from row; behind the last, the first's next columns;
-// then the next panel.
-static size_t next_rows(const panel *p, uint32_t row, uint32_t R) {
-  uint32_t cols = p->a->w->cols;
-  if (row + R < p->n_rows) return (size_t)R * cols * sizeof(elem);
-  if (p->k + p->n < cols) return (p->n - (size_t)row * cols) * sizeof(elem); // wraps, as it should
-  return ((size_t)(p->n_rows - row) * cols - p->k) * sizeof(elem);
-}
+#include "kernels/cpu/panel_vec.h"
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   const elem *w[MAX_ROWS];
   codes c[MAX_ROWS];
   vf acc[MAX_ROWS * TILE_TOKENS];
-  const size_t stride = p->a->n_tokens, next = next_rows(p, row, (uint32_t)R);
+  const size_t stride = p->a->n_tokens;
   vf *total = p->total + row * stride + token;
   TD_UNROLL for (int r = 0; r < R; r++) {
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
@@ -229,18 +220,18 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     acc[i] = p->k == 0 ? vf_zero() : total[(size_t)(i / T) * stride + (size_t)(i % T)];
   }
   const float *x = p->x + (size_t)token * p->n_padded;
-  uint32_t k = 0, n = p->n, whole = n / GROUP * GROUP;
-  uint32_t far = whole < AHEAD_BYTES / sizeof(elem) ? whole : AHEAD_BYTES / sizeof(elem);
-  for (uint32_t end = whole - far;; end = whole) {
-    size_t ahead = far * sizeof(elem) + (end < whole ? 0 : next - whole * sizeof(elem));
-    for (; k < end; k += GROUP, x += T * GROUP) {
-      TD_UNROLL for (int r = 0; r < R; r++) {
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + ahead));
-        c[r] = load_codes(w[r] + k);
-      }
-      add_group(R, T, c, x, acc, p->nan + row);
+  const uint32_t far = (T == 1 ? AHEAD_ONE : AHEAD_FEW) / sizeof(elem);
+  fetch in_l2 = {0}, in_l1 = {0};
+  uint32_t k = 0, n = p->n;
+  for (; k + GROUP <= n; k += GROUP, x += T * GROUP) {
+    if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, far);
+    if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, far / 8);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
+      __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
+      c[r] = load_codes(w[r] + k);
     }
-    if (end == whole) break;
+    add_group(R, T, c, x, acc, p->nan + row);
   }
   if (k < n) {
     elem room[MAX_ROWS][GROUP];
@@ -251,8 +242,6 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     total[(size_t)(i / T) * stride + (size_t)(i % T)] = acc[i];
   }
 }
-
-#include "kernels/cpu/panel_vec.h"
 
 static void pack_panel(panel *p, const float *scales) {
   for (uint32_t i = 0; i < panel_tiles(p); i++) {

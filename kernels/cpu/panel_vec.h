@@ -1,9 +1,41 @@
 // kernels/cpu/panel_vec.h - how a panel, some rows times up to PANEL_TOKENS tokens, is cut into
-// tiles: the part that linear_vec.h and avx512fp16/linear_bytes.h share. To be included behind
-//   panel       with a (the call) and n_rows
-//   dot_rows    a few rows of it times a tile of tokens; both numbers are constants
+// tiles and fetched: the part that linear_vec.h and avx512fp16/linear_bytes.h share. To be included
+// behind elem, row_data and
+//   panel       with a (the call), rows [row0, row0 + n_rows) and columns [k, k + n)
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
+
+// Bytes of a row from what is used to what is fetched into L2, of one token and of more, which take
+// longer; into L1 an eighth of that. The processor's own prefetch loses each row at a page's end.
+enum { AHEAD_ONE = 8192, AHEAD_FEW = 4096 };
+
+// From what is used to what is fetched, in bytes, up to some column of the panel.
+typedef struct {
+  size_t offset;
+  uint32_t until;
+} fetch;
+
+// What is read far columns behind column k of the panel's row: the rows behind row + R follow a
+// row's columns, the first's next columns the last row, then the next panel.
+static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
+  const td_linear_args *a = p->a;
+  size_t cols = a->w->cols, to = row + (k + far) / p->n * R; // a row
+  uint32_t col = (k + far) % p->n;
+  const elem *from = row_data(a->w, p->row0 + row) + p->k + k;
+  const elem *at = row_data(a->w, p->row0) + to * cols + col;
+  if (to < p->n_rows) {
+    at += p->k;
+  } else if (p->k + p->n < cols) {
+    at += p->k + p->n - p->n_rows * cols;
+  } else if (a->next && p->row0 + p->n_rows == a->row_end) {
+    at = (const elem *)a->next + (to - p->n_rows) * cols + col;
+  }
+  return (fetch){.offset = (uintptr_t)at - (uintptr_t)from, .until = k + p->n - col};
+}
+
+// Rows [row, row + R) of the panel times tokens [token, token + T), both numbers constants: the
+// includer's.
+TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token);
 
 #define DOT_TOKENS(T, R)                                                                           \
   case T:                                                                                          \

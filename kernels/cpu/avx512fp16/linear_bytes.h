@@ -38,11 +38,7 @@ enum {
   MAX_ROWS = 4,              // that share a load of x
   TILE_TOKENS = 8,           // at most
   PANEL_TOKENS = 16,         // at most
-  X_HALVES = 16384,          // of packed x, in L1
-  // Columns from what is used to what is fetched into L2, of one token and of more, which take
-  // longer; into L1 an eighth of that. The processor's own prefetch loses each row at a page's end.
-  AHEAD_ONE = 8192,
-  AHEAD_FEW = 4096
+  X_HALVES = 16384           // of packed x, in L1
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -199,29 +195,7 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
   }
 }
 
-// From what is used to what is fetched, in bytes, up to some column.
-typedef struct {
-  size_t offset;
-  uint32_t until;
-} fetch;
-
-// What is read far columns behind column k of the panel's row: the rows behind row + R follow a
-// row's columns, the first's next columns the last row, then the next panel.
-static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
-  const td_linear_args *a = p->a;
-  size_t cols = a->w->cols, to = row + (k + far) / p->n * R; // a row
-  uint32_t col = (k + far) % p->n;
-  const elem *from = row_data(a->w, p->row0 + row) + p->k + k;
-  const elem *at = row_data(a->w, p->row0) + to * cols + col;
-  if (to < p->n_rows) {
-    at += p->k;
-  } else if (p->k + p->n < cols) {
-    at += p->k + p->n - p->n_rows * cols;
-  } else if (a->next && p->row0 + p->n_rows == a->row_end) {
-    at = (const elem *)a->next + (to - p->n_rows) * cols + col;
-  }
-  return (fetch){.offset = (uintptr_t)at - (uintptr_t)from, .until = k + p->n - col};
-}
+#include "kernels/cpu/panel_vec.h"
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
@@ -265,8 +239,6 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   }
   TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(seen[r]);
 }
-
-#include "kernels/cpu/panel_vec.h"
 
 static void pack_panel(panel *p, const float *scales) {
   const td_weight *w = p->a->w;
