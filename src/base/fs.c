@@ -63,6 +63,7 @@ td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
     if (data == MAP_FAILED) {
       st = fail_errno(err, path, "map");
     } else {
+      madvise(data, (size_t)info.st_size, MADV_HUGEPAGE); // where its file system has large pages
       *out = (td_file_map){.data = data, .n_bytes = (size_t)info.st_size};
     }
   }
