@@ -58,12 +58,13 @@ typedef struct {
   size_t n;
 } td_swiglu_row_args;
 
-// y[i] += a * x[i].
+// y[i] += sum_j a[j] * x[j * ldx + i], in the order of j.
 typedef struct {
-  float *y;
-  const float *x;
-  float a;
-  size_t n;
+  float *y;       // f32 [n]
+  const float *x; // f32 [n_rows][ldx]
+  const float *a; // f32 [n_rows]
+  size_t n, ldx;
+  uint32_t n_rows;
 } td_axpy_args;
 
 // f16 <-> f32. To f16: round to nearest even, saturated at the largest finite value, NaN stays NaN.

@@ -9,6 +9,10 @@
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
+#define TD_UNROLL _Pragma("GCC unroll 8")
+
+enum { AXPY_VECTORS = 8 };
+
 static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
   if (e4m3_has_nan(w, n)) {
     for (uint32_t i = 0; i < n; i++)
@@ -140,17 +144,30 @@ void TD_VEC_NAME(swiglu_row)(const td_swiglu_row_args *a) {
   }
 }
 
+// Columns [at, at + m * VL), m constant, whose sums are registers.
+TD_INLINE void axpy_columns(const int m, const td_axpy_args *a, size_t at) {
+  vf sum[AXPY_VECTORS];
+  TD_UNROLL for (int v = 0; v < m; v++) sum[v] = vf_load(a->y + at + v * VL);
+  for (uint32_t j = 0; j < a->n_rows; j++) {
+    const float *x = a->x + j * a->ldx + at;
+    vf factor = vf_set1(a->a[j]);
+    TD_UNROLL for (int v = 0; v < m; v++) sum[v] = vf_fma(factor, vf_load(x + v * VL), sum[v]);
+  }
+  TD_UNROLL for (int v = 0; v < m; v++) vf_store(a->y + at + v * VL, sum[v]);
+}
+
 void TD_VEC_NAME(axpy)(const td_axpy_args *a) {
-  vf factor = vf_set1(a->a);
   size_t i = 0;
-  for (; i + VL <= a->n; i += VL) {
-    vf_store(a->y + i, vf_fma(factor, vf_load(a->x + i), vf_load(a->y + i)));
-  }
+  for (; i + AXPY_VECTORS * VL <= a->n; i += AXPY_VECTORS * VL)
+    axpy_columns(AXPY_VECTORS, a, i);
+  for (; i + VL <= a->n; i += VL)
+    axpy_columns(1, a, i);
   uint32_t left = (uint32_t)(a->n - i);
-  if (left) {
-    vf y = vf_fma(factor, vf_load_n(a->x + i, left), vf_load_n(a->y + i, left));
-    vf_store_n(a->y + i, y, left);
-  }
+  if (left == 0) return;
+  vf sum = vf_load_n(a->y + i, left);
+  for (uint32_t j = 0; j < a->n_rows; j++)
+    sum = vf_fma(vf_set1(a->a[j]), vf_load_n(a->x + j * a->ldx + i, left), sum);
+  vf_store_n(a->y + i, sum, left);
 }
 
 void TD_VEC_NAME(f32_from_f16)(const td_convert_args *a) {

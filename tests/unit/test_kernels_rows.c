@@ -83,15 +83,21 @@ static bool check_axpy(void (*fn)(void), const void *arg, why *w) {
   uint64_t rng = 3;
   for (size_t c = 0; c < TD_COUNT(lengths); c++) {
     size_t n = lengths[c];
-    ref_mem x = guarded_floats(&rng, n, 1), y = guarded_floats(&rng, n, 1);
+    const float factors[] = {0.7f, -1.5f, 0.01f};
+    uint32_t n_rows = 1 + c % TD_COUNT(factors);
+    ref_mem x = guarded_floats(&rng, n * n_rows, 1), y = guarded_floats(&rng, n, 1);
     float *before = malloc(n * sizeof *before);
     memcpy(before, y.data, n * sizeof *before);
-    ((void (*)(const td_axpy_args *))fn)(
-        &(td_axpy_args){.y = y.data, .x = x.data, .a = 0.7f, .n = n});
+    ((void (*)(const td_axpy_args *))fn)(&(td_axpy_args){
+        .y = y.data, .x = x.data, .a = factors, .n = n, .ldx = n, .n_rows = n_rows});
     bool ok = true;
     for (size_t i = 0; ok && i < n; i++) {
-      double product = 0.7f * (double)((float *)x.data)[i], want = before[i] + product;
-      double bound = 0x1p-24 * (fabs(product) + fabs(want)) * 1.001;
+      double want = before[i], bound = 0;
+      for (uint32_t j = 0; j < n_rows; j++) {
+        double product = factors[j] * (double)((float *)x.data)[j * n + i];
+        want += product;
+        bound += 0x1p-24 * (fabs(product) + fabs(want)) * 1.001;
+      }
       if (!(fabs(((float *)y.data)[i] - want) <= bound)) ok = KERNEL_FAIL(w, "n %zu at %zu", n, i);
     }
     free(before);

@@ -75,8 +75,10 @@ void swiglu_row__scalar(const td_swiglu_row_args *a) {
 }
 
 void axpy__scalar(const td_axpy_args *a) {
-  for (size_t i = 0; i < a->n; i++)
-    a->y[i] += a->a * a->x[i];
+  for (uint32_t j = 0; j < a->n_rows; j++) {
+    for (size_t i = 0; i < a->n; i++)
+      a->y[i] += a->a[j] * a->x[j * a->ldx + i];
+  }
 }
 
 void f32_from_f16__scalar(const td_convert_args *a) {

@@ -6,7 +6,10 @@
 
 #include "device/cpu/attn.h"
 
-enum { EXPANDED_QUERIES = 512 }; // about 170 make the expansion of a block worth its while
+enum {
+  EXPANDED_QUERIES = 512, // about 170 make the expansion of a block worth its while
+  KEY_ROWS = 16           // decoded at once: they stay in L1 while all tokens use them
+};
 
 typedef struct {
   const td_attn_mla_args *a;
@@ -19,14 +22,14 @@ typedef struct {
   size_t query_bytes, state_bytes; // expanded: parts of a piece
 } mla_run;
 
-// Queries of one head through its key rows. Each row is decoded once for all tokens.
+// Queries of one head through its key rows, each decoded once for all tokens.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
   uint32_t n_tokens = a->batch.n_tokens;
   uint32_t q_dim = a->nope_dim + a->rope_dim;
   uint32_t row0 = (uint32_t)head * (a->nope_dim + a->v_dim);
-  float *row = (float *)(run->member + member * run->member_bytes);
+  float *rows = (float *)(run->member + member * run->member_bytes);
   for (uint32_t t = 0; t < n_tokens; t++) {
     size_t at = (size_t)t * a->n_heads + head;
     float *query = run->query + at * run->entry_dim;
@@ -34,14 +37,20 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
     memcpy(query + a->kv_lora_rank, (const float *)a->q + at * q_dim + a->nope_dim,
            a->rope_dim * sizeof *query);
   }
-  for (uint32_t d = 0; d < a->nope_dim; d++) {
-    td_kernels()->decode_row(&(td_decode_row_args){.w = a->kv_b, .row = row0 + d, .out = row});
+  for (uint32_t d = 0, n; d < a->nope_dim; d += n) {
+    n = a->nope_dim - d < KEY_ROWS ? a->nope_dim - d : KEY_ROWS;
+    for (uint32_t i = 0; i < n; i++) {
+      td_kernels()->decode_row(&(td_decode_row_args){
+          .w = a->kv_b, .row = row0 + d + i, .out = rows + (size_t)i * a->kv_lora_rank});
+    }
     for (uint32_t t = 0; t < n_tokens; t++) {
       size_t at = (size_t)t * a->n_heads + head;
       td_kernels()->axpy(&(td_axpy_args){.y = run->query + at * run->entry_dim,
-                                         .x = row,
-                                         .a = ((const float *)a->q)[at * q_dim + d],
-                                         .n = a->kv_lora_rank});
+                                         .x = rows,
+                                         .a = (const float *)a->q + at * q_dim + d,
+                                         .n = a->kv_lora_rank,
+                                         .ldx = a->kv_lora_rank,
+                                         .n_rows = n});
     }
   }
 }
@@ -69,7 +78,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
   const td_attn_mla_args *a = run->a;
   size_t n_rows = (size_t)a->batch.n_tokens * a->n_heads;
   unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
-  run->member_bytes = (a->kv_lora_rank * sizeof(float) + 63) & ~(size_t)63;
+  run->member_bytes = (KEY_ROWS * a->kv_lora_rank * sizeof(float) + 63) & ~(size_t)63;
   void *member, *query, *latent;
   td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member,
                                     err);

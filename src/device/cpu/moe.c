@@ -165,7 +165,7 @@ static void sum_piece(moe_run *run, size_t item) {
   for (uint32_t j = 0; j < a->top_k; j++) {
     const float *part = run->parts + (size_t)run->place[t * a->top_k + j] * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
-    td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = weight, .n = n});
+    td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
   }
 }
 

@@ -71,13 +71,17 @@ td_status td_cpu_op_fill_zero(td_cpu_stream *stream, const td_fill_zero_args *a,
 
 enum { ELEMENTS = 1 << 15 }; // of a piece of element-wise work
 
+// y += x, of n elements.
+static void add(float *y, const float *x, size_t n) {
+  td_kernels()->axpy(&(td_axpy_args){.y = y, .x = x, .a = &(float){1}, .n = n, .n_rows = 1});
+}
+
 static void add_piece(void *ctx, size_t item, unsigned member) {
   (void)member;
   const td_add_args *a = ctx;
   size_t begin = item * ELEMENTS;
   size_t n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS;
-  td_kernels()->axpy(&(td_axpy_args){
-      .y = (float *)a->x + begin, .x = (const float *)a->y + begin, .a = 1, .n = n});
+  add((float *)a->x + begin, (const float *)a->y + begin, n);
 }
 
 td_status td_cpu_op_add(td_cpu_stream *stream, const td_add_args *a, td_err *err) {
@@ -141,7 +145,7 @@ static void norm_row(const void *args, size_t i) {
   const float *x = (const float *)a->x + i * a->x_stride;
   if (a->residual) {
     float *residual = (float *)a->residual + i * a->dim;
-    td_kernels()->axpy(&(td_axpy_args){.y = residual, .x = x, .a = 1, .n = a->dim});
+    add(residual, x, a->dim);
     x = residual;
   }
   float *out = (float *)a->out + i * a->out_stride;
