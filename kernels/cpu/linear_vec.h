@@ -22,6 +22,7 @@
 
 #include <math.h>
 
+#include "kernels/cpu/ahead.h"
 #include "kernels/cpu/numeric.h"
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
@@ -175,6 +176,7 @@ typedef struct {
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
   uint32_t n_padded; // columns: n in whole groups
+  distance ahead[2]; // into L2, into L1
   bool nan[PANEL_ROWS];
 } panel;
 
@@ -220,12 +222,11 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     acc[i] = p->k == 0 ? vf_zero() : total[(size_t)(i / T) * stride + (size_t)(i % T)];
   }
   const float *x = p->x + (size_t)token * p->n_padded;
-  const uint32_t far = (T == 1 ? AHEAD_ONE : AHEAD_FEW) / sizeof(elem);
   fetch in_l2 = {0}, in_l1 = {0};
   uint32_t k = 0, n = p->n;
   for (; k + GROUP <= n; k += GROUP, x += T * GROUP) {
-    if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, far);
-    if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, far / 8);
+    if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
+    if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, p->ahead[1]);
     TD_UNROLL for (int r = 0; r < R; r++) {
       __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
       __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
@@ -281,6 +282,7 @@ static void linear_few(const td_linear_args *a, const float *scales) {
     for (p.k = 0; p.k < cols; p.k += p.n) {
       p.n = cols - p.k < step ? cols - p.k : step;
       p.n_padded = (p.n + GROUP - 1) / GROUP * GROUP;
+      set_ahead(&p);
       pack_panel(&p, scales);
       dot_panel(&p);
     }

@@ -1,13 +1,15 @@
 // kernels/cpu/panel_vec.h - how a panel, some rows times up to PANEL_TOKENS tokens, is cut into
 // tiles and fetched: the part that linear_vec.h and avx512fp16/linear_bytes.h share. To be included
 // behind elem, row_data and
-//   panel       with a (the call), rows [row0, row0 + n_rows) and columns [k, k + n)
+//   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n) and ahead
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
 
-// Bytes of a row from what is used to what is fetched into L2, of one token and of more, which take
-// longer; into L1 an eighth of that. The processor's own prefetch loses each row at a page's end.
-enum { AHEAD_ONE = 8192, AHEAD_FEW = 4096 };
+static void set_ahead(panel *p) {
+  uint32_t far = (p->a->n_tokens == 1 ? AHEAD_ONE : AHEAD_FEW) / (uint32_t)sizeof(elem);
+  p->ahead[0] = (distance){.rows = far / p->n, .cols = far % p->n};
+  p->ahead[1] = (distance){.rows = far / 8 / p->n, .cols = far / 8 % p->n};
+}
 
 // From what is used to what is fetched, in bytes, up to some column of the panel.
 typedef struct {
@@ -15,12 +17,13 @@ typedef struct {
   uint32_t until;
 } fetch;
 
-// What is read far columns behind column k of the panel's row: the rows behind row + R follow a
-// row's columns, the first's next columns the last row, then the next panel.
-static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, uint32_t far) {
+// What is read as far behind column k of the panel's row as `ahead` says: the rows behind row + R
+// follow a row's columns, the first's next columns the last row, then the next panel.
+static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, distance ahead) {
   const td_linear_args *a = p->a;
-  size_t cols = a->w->cols, to = row + (k + far) / p->n * R; // a row
-  uint32_t col = (k + far) % p->n;
+  const bool wraps = k + ahead.cols >= p->n;
+  const uint32_t col = k + ahead.cols - (wraps ? p->n : 0);
+  size_t cols = a->w->cols, to = row + (ahead.rows + wraps) * R; // a row
   const elem *from = row_data(a->w, p->row0 + row) + p->k + k;
   const elem *at = row_data(a->w, p->row0) + to * cols + col;
   if (to < p->n_rows) {

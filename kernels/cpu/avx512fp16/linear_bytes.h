@@ -24,6 +24,7 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "kernels/cpu/ahead.h"
 #include "kernels/cpu/numeric.h"
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
@@ -94,11 +95,13 @@ static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, 
     uint32_t left = scales ? (w->scale_cols - (k + i * VL) % w->scale_cols) / VL : win->n;
     float scale = scales ? scales[(k + i * VL) / w->scale_cols] : 1;
     __m512i run = _mm512_setzero_si512();
+    const uint32_t begin = i;
     for (end = win->n - i < left ? win->n : i + left; i < end; i++) {
       __m512i bits = _mm512_castps_si512(vf_load(win->x + i * VL));
       run = _mm512_max_epu32(run, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
-      win->scale[i] = scale;
     }
+    for (uint32_t j = begin; j < end; j += VL)
+      _mm512_mask_storeu_ps(win->scale + j, mask_n(end - j < VL ? end - j : VL), vf_set1(scale));
     vf product = vf_mul(_mm512_castsi512_ps(run), vf_set1(fabsf(scale)));
     most = _mm512_max_epu32(most, _mm512_castps_si512(product));
   }
@@ -177,6 +180,7 @@ typedef struct {
   vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
+  distance ahead[2]; // into L2, into L1
   bool nan[PANEL_ROWS], unfit[PANEL_TOKENS];
 } panel;
 
@@ -211,15 +215,15 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
     seen[r] = _mm512_setzero_si512();
   }
-  const uint32_t far = T == 1 ? AHEAD_ONE : AHEAD_FEW;
   fetch in_l2 = {0}, in_l1 = {0};
   for (uint32_t k = 0; k < p->n; x_scale += T) {
     vh acc[MAX_ROWS * TILE_TOKENS];
     uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
+    const bool is_first = p->k + k == 0;
     TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
     for (; k + LINE <= end; k += LINE, x += T * LINE) {
-      if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, far);
-      if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, far / 8);
+      if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
+      if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, p->ahead[1]);
       TD_UNROLL for (int r = 0; r < R; r++) {
         __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
         __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
@@ -234,7 +238,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     }
     TD_UNROLL for (int i = 0; i < R * T; i++) {
       vf *to = &total[(size_t)(i / T) * stride + i % T];
-      *to = end_chain(acc[i], vf_set1(x_scale[i % T]), *to);
+      *to = end_chain(acc[i], vf_set1(x_scale[i % T]), is_first ? vf_zero() : *to);
     }
   }
   TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(seen[r]);
@@ -259,14 +263,19 @@ static void pack_panel(panel *p, const float *scales) {
 
 static void finish_panel(panel *p) {
   const td_linear_args *a = p->a;
-  uint32_t n = p->n_rows * a->n_tokens;
+  const uint32_t n = p->n_rows * a->n_tokens;
   float sum[PANEL_ROWS * PANEL_TOKENS];
-  for (uint32_t i = 0; i < n; i += 4) // totals behind the last are zeros or older ones
+  for (uint32_t i = n; i % 4 > 0; i++)
+    p->total[i] = vf_zero();
+  for (uint32_t i = 0; i < n; i += 4)
     vf_sum4(p->total[i], p->total[i + 1], p->total[i + 2], p->total[i + 3], sum + i);
-  for (uint32_t r = 0; r < p->n_rows; r++) {
-    float *y = a->y + p->row0 + r - a->y_row0;
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], sum[r * a->n_tokens + t]);
+  const bool plain = !scale_is_rows(a->w) && !memchr(p->nan, true, p->n_rows);
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    float *y = a->y + t * a->ldy + (p->row0 - a->y_row0);
+    for (uint32_t r = 0; r < p->n_rows; r++)
+      y[r] = sum[r * a->n_tokens + t];
+    for (uint32_t r = 0; r < p->n_rows && !plain; r++)
+      y[r] = finish(a->w, p->row0 + r, p->nan[r], y[r]);
   }
 }
 
@@ -278,9 +287,9 @@ static void linear_few(const td_linear_args *a, const float *scales) {
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
     p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
     memset(p.nan, 0, sizeof p.nan);
-    memset(p.total, 0, ((size_t)p.n_rows * a->n_tokens + 3) / 4 * 4 * sizeof p.total[0]);
     for (p.k = 0; p.k < cols; p.k += p.n) {
       p.n = cols - p.k < step ? cols - p.k : step;
+      set_ahead(&p);
       pack_panel(&p, scales);
       dot_panel(&p);
     }
