@@ -1,0 +1,80 @@
+// How an operator's tiles are shared out: every one once, whatever members, nodes and parts there
+// are, and an item may wait for all those of earlier parts.
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "device/cpu/cpu.h"
+#include "unit/ref.h"
+
+enum { MAX_ITEMS = 4096, N_THREADS = 4 };
+
+typedef struct {
+  size_t n_items;
+  size_t part_begin[TD_CPU_MAX_PARTS + 1];
+  _Atomic size_t n_done;
+  _Atomic uint32_t n_calls[MAX_ITEMS];
+  _Atomic bool is_next_wrong;
+} tally;
+
+static void count_item(void *ctx, size_t item, size_t next) {
+  tally *t = ctx;
+  size_t part = 0;
+  while (item >= t->part_begin[part + 1])
+    part++;
+  while (atomic_load(&t->n_done) < t->part_begin[part])
+    sched_yield();
+  atomic_fetch_add(&t->n_calls[item], 1);
+  if (next != TD_CPU_NO_ITEM && (next >= t->n_items || next == item)) t->is_next_wrong = true;
+  atomic_fetch_add(&t->n_done, 1);
+}
+
+static void run_round(td_stream *stream, uint64_t *rng) {
+  static tally t;
+  t = (tally){0};
+  td_cpu_part parts[TD_CPU_MAX_PARTS];
+  size_t n_parts = 1 + ref_next(rng) % TD_CPU_MAX_PARTS;
+  for (size_t i = 0; i < n_parts; i++) {
+    parts[i] = (td_cpu_part){.n_matrices = ref_next(rng) % 30, .n_tiles = ref_next(rng) % 20};
+    t.part_begin[i + 1] = t.part_begin[i] + parts[i].n_matrices * parts[i].n_tiles;
+  }
+  t.n_items = t.part_begin[n_parts];
+  td_cpu_for_tiles((td_cpu_stream *)stream, parts, n_parts, count_item, &t);
+  assert_int_equal(t.n_done, t.n_items);
+  assert_false(t.is_next_wrong);
+  for (size_t i = 0; i < t.n_items; i++)
+    assert_int_equal(t.n_calls[i], 1);
+}
+
+static void test_every_tile_once(void **state) {
+  (void)state;
+  static const char *const nodes[] = {"1", "2", "3", "6"};
+  for (size_t i = 0; i < TD_COUNT(nodes); i++) {
+    setenv("TANDEM_FAKE_NODES", nodes[i], 1);
+    td_dev *dev;
+    td_stream *stream;
+    td_err err;
+    _Atomic uint32_t n_active = 0;
+    assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = N_THREADS}, &err),
+                     TD_OK);
+    assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
+    td_dev_follow_threads(dev, &n_active);
+    uint64_t rng = i;
+    for (int round = 0; round < 50; round++) {
+      n_active = (uint32_t)(ref_next(&rng) % (N_THREADS + 1));
+      run_round(stream, &rng);
+    }
+    td_stream_close(stream);
+    td_dev_close(dev);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_tile_once)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
