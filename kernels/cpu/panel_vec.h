@@ -23,17 +23,19 @@ static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, dist
   const td_linear_args *a = p->a;
   const bool wraps = k + ahead.cols >= p->n;
   const uint32_t col = k + ahead.cols - (wraps ? p->n : 0);
-  size_t cols = a->w->cols, to = row + (ahead.rows + wraps) * R; // a row
-  const elem *from = row_data(a->w, p->row0 + row) + p->k + k;
-  const elem *at = row_data(a->w, p->row0) + to * cols + col;
+  const size_t cols = a->w->cols, to = row + (ahead.rows + wraps) * R; // a row
+  uintptr_t from = (uintptr_t)(row_data(a->w, p->row0 + row) + p->k + k);
+  uintptr_t base = (uintptr_t)row_data(a->w, p->row0);
+  size_t at = to * cols + col; // elements from there; may wrap
   if (to < p->n_rows) {
     at += p->k;
   } else if (p->k + p->n < cols) {
     at += p->k + p->n - p->n_rows * cols;
   } else if (a->next && p->row0 + p->n_rows == a->row_end) {
-    at = (const elem *)a->next + (to - p->n_rows) * cols + col;
+    base = (uintptr_t)a->next;
+    at -= p->n_rows * cols;
   }
-  return (fetch){.offset = (uintptr_t)at - (uintptr_t)from, .until = k + p->n - col};
+  return (fetch){.offset = base + at * sizeof(elem) - from, .until = k + p->n - col};
 }
 
 // Rows [row, row + R) of the panel times tokens [token, token + T), both numbers constants: the
