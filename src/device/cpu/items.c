@@ -58,12 +58,12 @@ typedef struct {
 // The members that take part: how many are on each node. Where some nodes have none, all are as if
 // on one.
 typedef struct {
-  unsigned n, n_nodes;
+  unsigned n_nodes;
   unsigned on_node[TD_MAX_NODES];
 } seats;
 
 static seats seats_of(const tile_run *run, unsigned n_members) {
-  seats s = {.n = n_members, .n_nodes = run->n_nodes};
+  seats s = {.n_nodes = run->n_nodes};
   for (unsigned i = 0; s.n_nodes > 1 && i < n_members; i++)
     s.on_node[td_team_node(run->team, i)]++;
   for (unsigned k = 0; k < s.n_nodes; k++) {
