@@ -20,6 +20,7 @@ typedef struct {
   _Atomic size_t n_done;
   _Atomic uint32_t n_calls[MAX_ITEMS];
   _Atomic bool is_next_wrong;
+  bool is_alone; // one member: its next is what follows
 } tally;
 
 static void count_item(void *ctx, size_t item, size_t next) {
@@ -31,12 +32,15 @@ static void count_item(void *ctx, size_t item, size_t next) {
     sched_yield();
   atomic_fetch_add(&t->n_calls[item], 1);
   if (next != TD_CPU_NO_ITEM && (next >= t->n_items || next == item)) t->is_next_wrong = true;
+  if (t->is_alone && item + 1 < t->part_begin[part + 1] && next != item + 1) {
+    t->is_next_wrong = true;
+  }
   atomic_fetch_add(&t->n_done, 1);
 }
 
-static void run_round(td_stream *stream, uint64_t *rng) {
+static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
   static tally t;
-  t = (tally){0};
+  t = (tally){.is_alone = is_alone};
   td_cpu_part parts[TD_CPU_MAX_PARTS];
   size_t n_parts = 1 + ref_next(rng) % TD_CPU_MAX_PARTS;
   for (size_t i = 0; i < n_parts; i++) {
@@ -67,7 +71,7 @@ static void test_every_tile_once(void **state) {
     uint64_t rng = i;
     for (int round = 0; round < 50; round++) {
       n_active = (uint32_t)(ref_next(&rng) % (N_THREADS + 1));
-      run_round(stream, &rng);
+      run_round(stream, n_active == 1, &rng);
     }
     td_stream_close(stream);
     td_dev_close(dev);
