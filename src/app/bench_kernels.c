@@ -36,28 +36,19 @@ static uint32_t tile_rows(const kernel_bench *b) {
                               td_team_size(b->report.reads.team));
 }
 
-static size_t row_tiles(const kernel_bench *b) {
-  uint32_t n = tile_rows(b);
-  return (b->weights[b->next].rows + n - 1) / n;
-}
-
-// A member's first tile.
-static size_t share_begin(const kernel_bench *b, unsigned member, unsigned n_members) {
-  return row_tiles(b) * n_token_tiles(b) * member / n_members;
-}
-
 // As a layer's experts do: every member has tiles that follow one another, and goes on with its
 // share of the next matrix.
 static void run_share(void *ctx, unsigned member, unsigned n_members) {
   const kernel_bench *b = ctx;
   const td_weight *w = &b->weights[b->next], *then = &b->weights[(b->next + 1) % b->n_weights];
   uint32_t n = tile_rows(b);
-  size_t begin = share_begin(b, member, n_members), end = share_begin(b, member + 1, n_members);
+  size_t row_tiles = (w->rows + n - 1) / n, n_tiles = row_tiles * n_token_tiles(b);
+  size_t begin = n_tiles * member / n_members, end = n_tiles * (member + 1) / n_members;
+  const void *then_at = (const char *)then->data + begin % row_tiles * n * td_weight_row_bytes(w);
   for (size_t i = begin; i < end; i++) {
-    uint32_t row = (uint32_t)(i % row_tiles(b)) * n;
-    uint32_t token = (uint32_t)(i / row_tiles(b)) * TILE_TOKENS;
+    uint32_t row = (uint32_t)(i % row_tiles) * n;
+    uint32_t token = (uint32_t)(i / row_tiles) * TILE_TOKENS;
     uint32_t rows_left = w->rows - row, tokens_left = b->batch - token;
-    size_t then_row = begin % row_tiles(b) * n;
     b->fn(&(td_linear_args){
         .w = w,
         .x = b->x + (size_t)token * w->cols,
@@ -67,7 +58,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
         .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
         .row_begin = row,
         .row_end = row + (rows_left < n ? rows_left : n),
-        .next = i + 1 < end ? NULL : (const char *)then->data + then_row * td_weight_row_bytes(w),
+        .next = i + 1 < end ? NULL : then_at,
     });
   }
 }
