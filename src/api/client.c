@@ -22,6 +22,7 @@ void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t
   td_jw_bool(&w, "stream", true);
   td_jw_begin_object(&w, "stream_options");
   td_jw_bool(&w, "include_usage", true);
+  td_jw_bool(&w, "continuous_usage_stats", true);
   td_jw_end_object(&w);
   td_jw_end_object(&w);
 }
@@ -64,6 +65,7 @@ td_status td_client_parse_event(td_client_event *out, const char *json, size_t l
     const cJSON *delta = td_json_get(choice, "delta");
     out->has_text |= has_text(delta, "content") || has_text(delta, "reasoning_content") ||
                      has_text(delta, "reasoning") || has_text(choice, "text");
+    out->is_so_far = out->n_output >= 0 && !has_text(choice, "finish_reason");
   }
   cJSON_Delete(root);
   return TD_OK;

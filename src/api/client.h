@@ -9,7 +9,8 @@
 #include "base/status.h"
 
 // Appends the body of a streaming chat request: one user message, greedy, max_tokens tokens, with
-// usage asked for. ignore_eos is sent along; servers that do not know it pass over it.
+// usage asked for, with every token too. ignore_eos is sent along; servers pass over what they do
+// not know.
 void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens);
 
 // What one streamed event says.
@@ -18,6 +19,7 @@ typedef struct {
   bool is_error;    // an error object; message tells what
   int64_t n_prompt; // from usage; -1 where absent
   int64_t n_output; // likewise
+  bool is_so_far;   // more of the answer may follow: n_output counts what has come
   char message[160];
 } td_client_event;
 

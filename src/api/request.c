@@ -80,7 +80,11 @@ static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_err
   if (!out->stream) {
     return td_api_bad(error, "stream_options", "stream_options is allowed only with stream: true");
   }
-  return td_api_get_bool(options, "include_usage", &out->include_usage, error);
+  bool is_continuous = false;
+  st = td_api_get_bool(options, "include_usage", &out->include_usage, error);
+  if (st == TD_OK) st = td_api_get_bool(options, "continuous_usage_stats", &is_continuous, error);
+  out->include_usage_so_far = out->include_usage && is_continuous;
+  return st;
 }
 
 // max_completion_tokens is the newer name of max_tokens and wins.

@@ -34,8 +34,9 @@ typedef struct {
   bool is_chat;
   char *model; // owned; NULL where the request names none
   bool stream, include_usage;
-  uint32_t n;         // choices a prompt, 1 to TD_API_MAX_N
-  int64_t max_tokens; // -1: as many as fit
+  bool include_usage_so_far; // with every token
+  uint32_t n;                // choices a prompt, 1 to TD_API_MAX_N
+  int64_t max_tokens;        // -1: as many as fit
   bool ignore_eos, logprobs;
   bool has_tools; // offered, and tool_choice is not none
   bool has_seed;

@@ -256,10 +256,11 @@ static void begin_chunk(td_json_writer *w, const td_api_head *head) {
 }
 
 // A chunk that another follows.
-static void end_choice(td_json_writer *w) {
+static void end_choice(td_json_writer *w, const td_api_usage *so_far) {
   td_jw_null(w, "finish_reason");
   td_jw_end_object(w);
   td_jw_end_array(w);
+  if (so_far) write_usage(w, so_far);
   td_jw_end_object(w);
 }
 
@@ -278,20 +279,21 @@ void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index) {
   td_jw_str(&w, "content", "");
   td_jw_end_object(&w);
   td_jw_null(&w, "logprobs");
-  end_choice(&w);
+  end_choice(&w, NULL);
 }
 
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
-                        const td_answer *answer, const td_answer_piece *piece) {
+                        const td_answer *answer, const td_answer_piece *piece,
+                        const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
   td_jw_str_len(&w, "text", td_buf_text(&answer->text) + piece->begin, piece->end - piece->begin);
   write_logprobs(&w, head, answer, piece->first, piece->last);
-  end_choice(&w);
+  end_choice(&w, so_far);
 }
 
 void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece,
-                        const td_parts *parts, const td_delta *delta) {
+                        const td_parts *parts, const td_delta *delta, const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
   td_jw_begin_object(&w, "delta");
   write_text_member(&w, "reasoning_content", &delta->reasoning);
@@ -299,7 +301,7 @@ void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
   write_calls(&w, parts, delta, true);
   td_jw_end_object(&w);
   write_logprobs(&w, head, answer, piece->first, piece->last);
-  end_choice(&w);
+  end_choice(&w, so_far);
 }
 
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,

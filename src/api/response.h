@@ -51,13 +51,14 @@ void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_ch
 // Chunks of a stream, one JSON object each. The first of a chat choice tells the role, the last its
 // finish_reason and its timings.
 void td_api_write_role(td_buf *out, const td_api_head *head, uint32_t index);
-// A piece of a completion.
+// A piece of a completion. so_far: how much was used until now, or NULL: not told.
 void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
-                        const td_answer *answer, const td_answer_piece *piece);
-// A piece of a chat: what delta holds, and the piece's tokens.
+                        const td_answer *answer, const td_answer_piece *piece,
+                        const td_api_usage *so_far);
+// A piece of a chat: what delta holds, and the piece's tokens. so_far: likewise.
 void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece,
-                        const td_parts *parts, const td_delta *delta);
+                        const td_parts *parts, const td_delta *delta, const td_api_usage *so_far);
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
                          const char *finish_reason, const td_api_timings *timings);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);

@@ -33,7 +33,8 @@ typedef struct {
   td_load_call call; // call.ctx is this
   load *load;
   uint64_t first_ns, last_ns;
-  int64_t n_prompt, n_output, n_texts;
+  int64_t n_prompt, n_output;
+  int64_t n_tokens; // as far as they were told one by one: else events with text
   char event_error[160];
 } request;
 
@@ -99,7 +100,7 @@ static void start_next(load *l);
 static void watch_stream(load *l, const request *r, double gap_ms) {
   bool is_beside = l->n_started > l->n_done + 1; // only prompts are done so far
   series_add(l, is_beside || l->was_beside ? &l->itl : &l->itl_alone, gap_ms);
-  if (l->n_started == 1 && r->n_texts >= l->options->bench_gen.values[0] / 4) start_next(l);
+  if (l->n_started == 1 && r->n_tokens >= l->options->bench_gen.values[0] / 4) start_next(l);
   l->was_beside = l->n_started > l->n_done + 1;
 }
 
@@ -127,10 +128,12 @@ static void on_event(td_load_call *call, const char *data, size_t len) {
     return;
   }
   if (event.is_error) snprintf(r->event_error, sizeof r->event_error, "%s", event.message);
+  // A token may be half a character, and have no text yet: where the server counts, it counts.
+  bool is_token = event.is_so_far ? event.n_output > r->n_output : event.has_text;
   if (event.n_prompt >= 0) r->n_prompt = event.n_prompt;
   if (event.n_output >= 0) r->n_output = event.n_output;
-  if (!event.has_text) return;
-  if (r->n_texts++) {
+  if (!is_token) return;
+  if (r->n_tokens++) {
     double gap_ms = (double)(now - r->last_ns) * 1e-6;
     if (is_interference(r->load)) {
       watch_stream(r->load, r, gap_ms);
@@ -148,15 +151,15 @@ static const char *failure_of(const request *r) {
   if (r->event_error[0]) return r->event_error;
   if (r->call.http_status != 200) return td_buf_text(&r->call.body);
   bool may_be_mute = is_interference(r->load) && r != r->load->requests; // half a character, say
-  return r->n_texts || may_be_mute ? NULL : "no text came";
+  return r->n_tokens || may_be_mute ? NULL : "no text came";
 }
 
 static void record(load *l, const request *r) {
   const td_options *o = l->options;
   uint64_t start = r->call.start_ns, end = td_clock_ns();
-  double ttft = (double)((r->n_texts ? r->first_ns : end) - start) * 1e-6,
+  double ttft = (double)((r->n_tokens ? r->first_ns : end) - start) * 1e-6,
          e2e = (double)(end - start) * 1e-6;
-  int64_t n_output = r->n_output > 0 ? r->n_output : r->n_texts;
+  int64_t n_output = r->n_output > 0 ? r->n_output : r->n_tokens;
   double tpot = n_output > 1 ? (e2e - ttft) / (double)(n_output - 1) : 0;
   series_add(l, &l->ttft, ttft);
   series_add(l, &l->e2e, e2e);

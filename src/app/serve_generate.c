@@ -222,7 +222,8 @@ static void end_job(job *j) {
 
 // ---- tokens ---------------------------------------------------------------------------------
 
-// Takes what has become sure of a choice, and sends it if the response is streamed.
+// Takes what has become sure of a choice, and sends it if the response is streamed: every token by
+// itself, without text too, where the client counts them.
 static td_status take_piece(choice *c, td_err *err) {
   job *j = c->job;
   td_answer_piece piece;
@@ -239,11 +240,16 @@ static td_status take_piece(choice *c, td_err *err) {
     send_event(j, &event);
   }
   c->started = true;
-  if (has_piece) {
+  const td_api_usage usage = {.n_prompt = j->prompts[c->index / j->request.n].n,
+                              .n_output = c->answer.n_tokens,
+                              .n_cached = c->n_cached};
+  const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
+  if (has_piece || (so_far && !c->answer.finished)) {
     if (j->is_chat) {
-      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta);
+      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta,
+                         so_far);
     } else {
-      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece);
+      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
     }
     send_event(j, &event);
   }

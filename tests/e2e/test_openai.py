@@ -92,6 +92,22 @@ def test_usage_in_streams(client):
     assert all(chunk.usage is None for chunk in chat(client, stream=True))
 
 
+def test_usage_with_every_token(client):
+    """Tokens of half a character have no text yet, and are told all the same."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    kwargs = {"temperature": 2, "seed": 3, "max_tokens": 200, "stream": True}
+    chunks = list(chat(client, stream_options=asked, **kwargs))
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.choices and chunk.usage]
+    assert counts == list(range(1, 201))
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert texts.count(None) > 2  # the last chunk is one
+    assert joined(chunks) == joined(chat(client, **kwargs))
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 200
+    del asked["include_usage"]
+    chunks = chat(client, stream_options=asked, **kwargs)
+    assert all(chunk.usage is None for chunk in chunks)
+
+
 def test_stops_at_end_of_sequence(client):
     """Biased towards it, the end comes first; it counts as a token and shows no text."""
     answer = client.chat.completions.create(

@@ -206,7 +206,7 @@ static void writes_chunks(void **state) {
   td_answer_take(&answer, &piece);
   td_answer_add(&answer, &(td_wire_token){.id = AB, .logprob = -2}, &err);
   assert_true(td_answer_take(&answer, &piece));
-  td_api_write_piece(&text, &head, 1, &answer, &piece);
+  td_api_write_piece(&text, &head, 1, &answer, &piece, NULL);
   cJSON *root = parse(&text);
   const cJSON *choice = td_json_get(root, "choices")->child;
   assert_string_equal(td_json_get(choice, "text")->valuestring, "ab");
@@ -214,7 +214,13 @@ static void writes_chunks(void **state) {
   const cJSON *logprobs = td_json_get(choice, "logprobs");
   assert_int_equal(td_json_get(logprobs, "text_offset")->child->valueint, 1);
   assert_string_equal(td_json_get(logprobs, "tokens")->child->valuestring, "ab");
+  assert_null(td_json_get(root, "usage"));
   cJSON_Delete(root);
+  td_buf_clear(&text);
+  td_api_write_piece(&text, &head, 1, &answer, &piece,
+                     &(td_api_usage){.n_prompt = 3, .n_output = 2});
+  assert_non_null(strstr(text.data, "\"finish_reason\":null}],\"usage\":{\"prompt_tokens\":3,"
+                                    "\"completion_tokens\":2,\"total_tokens\":5,"));
   td_buf_clear(&text);
   head.is_chat = true;
   td_api_write_finish(&text, &head, 0, "stop", &(td_api_timings){9, 0, 2000000, 5, 4, 8000000});

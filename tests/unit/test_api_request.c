@@ -130,6 +130,8 @@ static const bad_body bad_chats[] = {
     {WITH("\"stream\":false,\"stream_options\":{}"), "stream_options"},
     {WITH("\"stream\":true,\"stream_options\":5"), "stream_options"},
     {WITH("\"stream\":true,\"stream_options\":{\"include_usage\":1}"), "include_usage"},
+    {WITH("\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":1}"),
+     "continuous_usage_stats"},
     {WITH("\"ignore_eos\":1"), "ignore_eos"},
     {WITH("\"tools\":{}"), "tools"},
     {WITH("\"tools\":[1]"), "tools"},
@@ -242,7 +244,8 @@ static void takes_parameters(void **state) {
             "\"min_p\":1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"max_tokens\":5,"
             "\"max_completion_tokens\":7,\"n\":8,\"stop\":[\"a\",\"b\",\"c\",\"d\"],"
             "\"logprobs\":true,\"top_logprobs\":20,\"logit_bias\":{\"0\":-100,\"999\":1.5},"
-            "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"ignore_eos\":true,"
+            "\"stream\":true,\"ignore_eos\":true,"
+            "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true},"
             "\"response_format\":{\"type\":\"text\"}," HELLO "}");
   assert_string_equal(r.model, "m");
   assert_true(r.sampling.temperature == 0); // of two, the first
@@ -257,7 +260,7 @@ static void takes_parameters(void **state) {
   assert_int_equal(r.n_bias, 2);
   assert_int_equal(r.bias[1].id, 999);
   assert_true(r.bias[1].value == 1.5f);
-  assert_true(r.stream && r.include_usage && r.ignore_eos && r.logprobs);
+  assert_true(r.stream && r.include_usage && r.include_usage_so_far && r.ignore_eos && r.logprobs);
   td_api_request_free(&r);
 }
 
