@@ -22,7 +22,15 @@ typedef struct {
   size_t query_bytes, state_bytes; // expanded: parts of a piece
 } mla_run;
 
-// Queries of one head through its key rows, each decoded once for all tokens.
+// Lets a row of weights come while others are computed with.
+static void fetch_row(const td_weight *w, uint32_t row) {
+  const char *at = td_cpu_rows_at(w, row), *end = td_cpu_rows_at(w, row + 1);
+  for (; at < end; at += 64)
+    __builtin_prefetch(at, 0, 2);
+}
+
+// Queries of one head through its key rows, each decoded once for all tokens. Rows are fetched
+// KEY_ROWS ahead of their use; behind the last ones come the head's value rows, needed soon.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
@@ -40,6 +48,7 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   for (uint32_t d = 0, n; d < a->nope_dim; d += n) {
     n = a->nope_dim - d < KEY_ROWS ? a->nope_dim - d : KEY_ROWS;
     for (uint32_t i = 0; i < n; i++) {
+      if (row0 + d + i + KEY_ROWS < a->kv_b->rows) fetch_row(a->kv_b, row0 + d + i + KEY_ROWS);
       td_kernels()->decode_row(&(td_decode_row_args){
           .w = a->kv_b, .row = row0 + d + i, .out = rows + (size_t)i * a->kv_lora_rank});
     }
@@ -55,12 +64,16 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   }
 }
 
+// Where a head's value rows begin.
+static uint32_t value_row(const td_attn_mla_args *a, size_t head) {
+  return (uint32_t)head * (a->nope_dim + a->v_dim) + a->nope_dim;
+}
+
 // A head's attended latents through its value rows.
-static void value_head(void *ctx, size_t head, unsigned member) {
-  (void)member;
+static void value_head(void *ctx, size_t head, size_t next) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
-  uint32_t row0 = (uint32_t)head * (a->nope_dim + a->v_dim) + a->nope_dim;
+  uint32_t row0 = value_row(a, head);
   td_cpu_linear_tile(&(td_linear_args){
       .w = a->kv_b,
       .x = run->latent + head * a->kv_lora_rank,
@@ -71,6 +84,7 @@ static void value_head(void *ctx, size_t head, unsigned member) {
       .row_begin = row0,
       .row_end = row0 + a->v_dim,
       .y_row0 = row0,
+      .next = next == TD_CPU_NO_ITEM ? NULL : td_cpu_rows_at(a->kv_b, value_row(a, next)),
   });
 }
 
@@ -110,7 +124,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                               },
                               err);
   if (status != TD_OK) return status;
-  td_cpu_for(stream, a->n_heads, value_head, run);
+  td_cpu_for_tiles(stream, &(td_cpu_part){1, a->n_heads}, 1, value_head, run);
   return TD_OK;
 }
 
