@@ -1,7 +1,10 @@
 """The kernel and layer benches run, and their JSON is what bench/README.md says. No time limits."""
 
+import http.server
 import json
 import subprocess
+import threading
+import time
 
 import httpx
 import pytest
@@ -97,3 +100,59 @@ def test_interference(tandem_bin, tmp_path):
         assert done.returncode == 2 and "--gen-tokens" in done.stderr
     finally:
         server.close()
+
+
+class HalfMute(http.server.BaseHTTPRequestHandler):
+    """A server whose every second token has no text, as half a character has none."""
+
+    counts = False  # what has come so far, in every event
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.send_json({"data": [{"id": "stub"}]})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["stream_options"]["continuous_usage_stats"]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for n in range(1, asked["max_tokens"] + 1):
+            time.sleep(0.02)
+            usage = {"usage": {"prompt_tokens": 3, "completion_tokens": n}} if self.counts else {}
+            self.send_event([{"index": 0, "delta": {"content": "" if n % 2 else "é"}}], **usage)
+        self.send_event([], usage={"prompt_tokens": 3, "completion_tokens": n})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def send_event(self, choices, **more):
+        event = {"object": "chat.completion.chunk", "choices": choices, **more}
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.flush()
+
+    def send_json(self, answer):
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class HalfMuteCounting(HalfMute):
+    counts = True
+
+
+@pytest.mark.parametrize("handler, tokens_a_gap", [(HalfMuteCounting, 1), (HalfMute, 2)])
+def test_gaps_are_those_of_tokens(tandem_bin, handler, tokens_a_gap):
+    """By the server's own count, and between texts where it does not count."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{stub.server_port}"
+        done = bench(tandem_bin, "--server", url, "--requests", "1", "-n", "41", "--json")
+        stub.shutdown()
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["failed"] == 0 and report["output_tokens"] == 41
+    gap = report["itl_ms"]["mean"] / report["tpot_ms"]["mean"]
+    assert abs(gap - tokens_a_gap) < 0.3
