@@ -22,6 +22,11 @@ typedef struct {
   size_t query_bytes, state_bytes; // expanded: parts of a piece
 } mla_run;
 
+// A head's rows of kv_b: its keys' from here on, then its values'.
+static uint32_t head_row(const td_attn_mla_args *a, size_t head) {
+  return (uint32_t)head * (a->nope_dim + a->v_dim);
+}
+
 // Lets a row of weights come while others are computed with.
 static void fetch_row(const td_weight *w, uint32_t row) {
   const char *at = td_cpu_rows_at(w, row), *end = td_cpu_rows_at(w, row + 1);
@@ -36,7 +41,7 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   const td_attn_mla_args *a = run->a;
   uint32_t n_tokens = a->batch.n_tokens;
   uint32_t q_dim = a->nope_dim + a->rope_dim;
-  uint32_t row0 = (uint32_t)head * (a->nope_dim + a->v_dim);
+  uint32_t row0 = head_row(a, head);
   float *rows = (float *)(run->member + member * run->member_bytes);
   for (uint32_t t = 0; t < n_tokens; t++) {
     size_t at = (size_t)t * a->n_heads + head;
@@ -64,16 +69,11 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   }
 }
 
-// Where a head's value rows begin.
-static uint32_t value_row(const td_attn_mla_args *a, size_t head) {
-  return (uint32_t)head * (a->nope_dim + a->v_dim) + a->nope_dim;
-}
-
 // A head's attended latents through its value rows.
 static void value_head(void *ctx, size_t head, size_t next) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
-  uint32_t row0 = value_row(a, head);
+  uint32_t row0 = head_row(a, head) + a->nope_dim;
   td_cpu_linear_tile(&(td_linear_args){
       .w = a->kv_b,
       .x = run->latent + head * a->kv_lora_rank,
@@ -84,7 +84,8 @@ static void value_head(void *ctx, size_t head, size_t next) {
       .row_begin = row0,
       .row_end = row0 + a->v_dim,
       .y_row0 = row0,
-      .next = next == TD_CPU_NO_ITEM ? NULL : td_cpu_rows_at(a->kv_b, value_row(a, next)),
+      .next = next == TD_CPU_NO_ITEM ? NULL
+                                     : td_cpu_rows_at(a->kv_b, head_row(a, next) + a->nope_dim),
   });
 }
 
@@ -151,7 +152,7 @@ static void expand_block(const mla_run *run, uint32_t head, const void *entries,
   } else {
     memcpy(e->latent, entries, n_elements * sizeof(float));
   }
-  uint32_t row0 = head * (a->nope_dim + a->v_dim);
+  uint32_t row0 = head_row(a, head);
   td_linear_args args = {
       .w = a->kv_b,
       .x = e->latent,
