@@ -160,9 +160,13 @@ void td_serve_end_jobs(td_serve *serve, const char *why) {
   }
 }
 
+static uint64_t n_prompt_of(const choice *c) {
+  return c->job->prompts[c->index / c->job->request.n].n;
+}
+
 static void add_timings(td_api_timings *t, const choice *c) {
-  uint64_t n_prompt = c->job->prompts[c->index / c->job->request.n].n, n = c->answer.n_tokens;
-  t->n_read += n_prompt - c->n_cached;
+  uint64_t n = c->answer.n_tokens;
+  t->n_read += n_prompt_of(c) - c->n_cached;
   t->n_cached += c->n_cached;
   t->read_ns += c->read_ns;
   t->n_output += n;
@@ -240,9 +244,8 @@ static td_status take_piece(choice *c, td_err *err) {
     send_event(j, &event);
   }
   c->started = true;
-  const td_api_usage usage = {.n_prompt = j->prompts[c->index / j->request.n].n,
-                              .n_output = c->answer.n_tokens,
-                              .n_cached = c->n_cached};
+  const td_api_usage usage = {
+      .n_prompt = n_prompt_of(c), .n_output = c->answer.n_tokens, .n_cached = c->n_cached};
   const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
   if (has_piece || (so_far && !c->answer.finished)) {
     if (j->is_chat) {
