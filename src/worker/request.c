@@ -101,9 +101,9 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
       submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
   }
-  uint64_t n_tokens = (uint64_t)submit->n_prompt + submit->n_answer;
+  // An answer may have been cut off while it waited for the page of its last token.
   if (submit->n_pages > most_pages(requests, submit) ||
-      n_tokens > (uint64_t)submit->n_pages * limits->page_tokens) {
+      td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens) {
     return "malformed request: not the pages that it needs";
   }
   return NULL;
@@ -180,7 +180,7 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
 
 td_request_phase td_request_phase_of(const td_worker_request *r) {
   if (r->n_past < r->submit.n_prompt) return TD_REQUEST_PREFILL;
-  return r->n_past < td_request_n_to_read(r) ? TD_REQUEST_REPLAY : TD_REQUEST_DECODE;
+  return r->n_past < td_request_n_to_read(&r->submit) ? TD_REQUEST_REPLAY : TD_REQUEST_DECODE;
 }
 
 static const char *take_part(const td_requests *requests, td_worker_request *r,

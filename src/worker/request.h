@@ -58,8 +58,8 @@ td_status td_requests_open(td_requests *out, const td_request_limits *limits, td
 void td_requests_close(td_requests *requests); // closing a zeroed one is legal
 
 // Tokens that are in the pages when it decodes: the prompt, and of a given answer all but the last.
-static inline uint32_t td_request_n_to_read(const td_worker_request *r) {
-  return r->submit.n_prompt + (r->submit.n_answer ? r->submit.n_answer - 1 : 0);
+static inline uint32_t td_request_n_to_read(const td_wire_submit *submit) {
+  return submit->n_prompt + (submit->n_answer ? submit->n_answer - 1 : 0);
 }
 
 // The phase that its n_past says.

@@ -45,7 +45,7 @@ void td_step_build(td_step *step, const td_requests *requests) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_PREFILL && r->phase != TD_REQUEST_REPLAY) continue;
     bool is_prompt = r->phase == TD_REQUEST_PREFILL;
-    uint32_t left = (is_prompt ? r->submit.n_prompt : td_request_n_to_read(r)) - r->n_past;
+    uint32_t left = (is_prompt ? r->submit.n_prompt : td_request_n_to_read(&r->submit)) - r->n_past;
     uint32_t n = left < budget ? left : budget;
     bool draws = is_prompt && n == left && !r->submit.n_answer;
     add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);

@@ -516,10 +516,22 @@ static void test_steps_go_on_in_an_answer(void **state) {
   assert_true(step.seqs[0].is_decode);
   assert_int_equal(step.seqs[0].n_past, 32);
   assert_int_equal(step.seqs[0].tokens[0], 3);
+  submit.n_pages = 2; // for 32 tokens: another has the page that the last one waits for
+  assert_false(send(&t, 3, &submit));
+  assert_false(send_pages(&t, 3, 2, 14));
+  assert_false(send_tokens(&t, 3, 33, 1));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_false(send_pages(&t, 3, 1, 16));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 2);
   td_step_close(&step);
+  submit.n_pages = 1;
+  expect_end(&t, send(&t, 4, &submit), 4, TD_DONE_ERROR);
+  submit.n_pages = 3;
   submit.n_answer = 18; // nothing left to draw
   submit.n_past = 47;
-  expect_end(&t, send(&t, 3, &submit), 3, TD_DONE_ERROR);
+  expect_end(&t, send(&t, 4, &submit), 4, TD_DONE_ERROR);
   table_close(&t);
 }
 
