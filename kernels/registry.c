@@ -134,16 +134,20 @@ td_linear_fn td_kernels_linear(const td_weight *w) {
   }
 }
 
-// Stored by columns, a line of memory holds 128 rows (AWQ, of which two are read together) or 16
-// rows of many columns (GPTQ), and fewer rows would read it again, or lines too far apart. The
-// activations of many tokens are read and prepared by every call, longer than 4-bit weights are,
-// and the longest where they are rounded to 8 bits.
+// The activations of many tokens are read and prepared by every call, longer than 4-bit weights
+// are, and the longest where they are rounded to 8 bits; those of few, too, where columns are
+// stored one by one.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   if (rounds_x(w) && n_tokens >= MANY_TOKENS) return 512;
-  if (w->layout == TD_LAYOUT_AWQ) return 256;
-  if (n_tokens < MANY_TOKENS) return w->layout == TD_LAYOUT_GPTQ ? 64 : 128;
-  return w->layout == TD_LAYOUT_ROWS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
+  if (w->layout != TD_LAYOUT_ROWS) return 256;
+  return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
+}
+
+// Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ): fewer
+// would read it again, or lines too far apart.
+static uint32_t least_rows(const td_weight *w) {
+  return w->layout == TD_LAYOUT_AWQ ? 128 : w->layout == TD_LAYOUT_GPTQ ? 64 : 8;
 }
 
 static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
@@ -156,12 +160,13 @@ static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
 // calls a thread no longer than that.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads) {
-  enum { MIN_ROWS = 32, LEAST_ROWS = 8, CALLS_A_THREAD = 4 };
-  uint32_t n = most_rows(w, n_tokens);
-  if (w->layout != TD_LAYOUT_ROWS || n_threads == 1) return n;
-  while (n > MIN_ROWS && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
+  enum { MIN_ROWS = 32, CALLS_A_THREAD = 4 };
+  uint32_t n = most_rows(w, n_tokens), least = least_rows(w),
+           most = least > MIN_ROWS ? least : MIN_ROWS;
+  if (n_threads == 1) return n;
+  while (n > most && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
     n /= 2;
-  while (n > LEAST_ROWS && n_calls(w, n, n_times) < n_threads) // somebody would have none
+  while (n > least && n_calls(w, n, n_times) < n_threads) // somebody would have none
     n /= 2;
   return n;
 }

@@ -16,14 +16,19 @@ enum { ROWS = 16, COLS = 7168, MAX_TOKENS = 18 };
 typedef struct {
   const char *family;
   td_dtype dtype;
+  td_layout layout;
   uint32_t scale_rows, scale_cols;
 } format;
 
-static const format formats[] = {{"linear_f8e4m3", TD_F8E4M3, 128, 128},
-                                 {"linear_f8e4m3", TD_F8E4M3, 1, COLS},
-                                 {"linear_i8", TD_I8, 1, COLS}};
+static const format formats[] = {{"linear_f8e4m3", TD_F8E4M3, TD_LAYOUT_ROWS, 128, 128},
+                                 {"linear_f8e4m3", TD_F8E4M3, TD_LAYOUT_ROWS, 1, COLS},
+                                 {"linear_i8", TD_I8, TD_LAYOUT_ROWS, 1, COLS},
+                                 {"linear_i4", TD_I4, TD_LAYOUT_ROWS, 1, 128},
+                                 {"linear_i4_gptq", TD_I4, TD_LAYOUT_GPTQ, 1, 128},
+                                 {"linear_i4_awq", TD_I4, TD_LAYOUT_AWQ, 1, 128}};
 
 static uint8_t codes[ROWS * COLS];
+static uint32_t zeros[ROWS / 8 * (COLS / 128)];
 static float scales[ROWS * (COLS / 128)], x[MAX_TOKENS * COLS], y[MAX_TOKENS * ROWS];
 
 // Close to a normal distribution of variance 1.
@@ -47,8 +52,10 @@ static uint8_t nearest_e4m3(double value) {
 static td_weight describe(const format *f) {
   return (td_weight){.data = codes,
                      .scale = scales,
+                     .zero = f->dtype == TD_I4 ? zeros : NULL,
                      .dtype = f->dtype,
                      .scale_dtype = TD_F32,
+                     .layout = f->layout,
                      .rows = ROWS,
                      .cols = COLS,
                      .scale_rows = f->scale_rows,
@@ -63,6 +70,7 @@ static td_weight make_normal(const format *f) {
   }
   for (size_t i = 0; i < TD_COUNT(scales); i++)
     scales[i] = 1.5f + ref_float(&rng);
+  memset(zeros, 0x77, sizeof zeros);
   for (size_t i = 0; i < TD_COUNT(x); i++)
     x[i] = (float)normal(&rng);
   return describe(f);
@@ -117,7 +125,8 @@ static void test_error_is_below_that_of_bf16(void **state) {
 static bool stays_in_range(void (*fn)(void), const void *arg, why *w) {
   const format *f = arg;
   td_weight weight = describe(f);
-  memset(codes, f->dtype == TD_I8 ? 0x80 : 0x7e, sizeof codes);
+  memset(codes, f->dtype == TD_I4 ? 0 : f->dtype == TD_I8 ? 0x80 : 0x7e, sizeof codes);
+  memset(zeros, 0xff, sizeof zeros);
   for (size_t i = 0; i < TD_COUNT(scales); i++)
     scales[i] = 0x1.fffffep-4f;
   for (uint32_t t = 0; t < MAX_TOKENS; t++) {

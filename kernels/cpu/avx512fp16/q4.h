@@ -72,14 +72,18 @@ static inline q4_zero q4_zero_of(vi z) {
       _mm512_castsi512_ph(_mm512_or_si512(_mm512_slli_epi16(z, 4), _mm512_set1_epi16(0x5400)))};
 }
 
-// Code t of each word less its zero point. A code becomes the lowest bits of 1024 + q, or those
-// above four zeros of 64 + q.
-static inline vh q4_value_less(vi words, int t, q4_zero zero) {
+// Code t of each word less its zero point, the even one for an even t. A code becomes the lowest
+// bits of 1024 + q, or those above four zeros of 64 + q.
+static inline vh q4_less(vi words, int t, vh zero) {
   vi at = t < 2 ? words : _mm512_srli_epi16(words, 8);
   vi mask = _mm512_set1_epi16(t % 2 ? 0x00f0 : 0x000f);
   vi one = _mm512_set1_epi16(t % 2 ? 0x5400 : 0x6400);
   vi value = _mm512_ternarylogic_epi32(at, mask, one, 0xea); // at & mask | one
-  return _mm512_sub_ph(_mm512_castsi512_ph(value), t % 2 ? zero.odd : zero.even);
+  return _mm512_sub_ph(_mm512_castsi512_ph(value), zero);
+}
+
+static inline vh q4_value_less(vi words, int t, q4_zero zero) {
+  return q4_less(words, t, t % 2 ? zero.odd : zero.even);
 }
 
 // The power of two that x is multiplied by: it makes the largest of n at least 2^7 and less than
@@ -110,7 +114,7 @@ static inline vf q4_two_parts(const float *p, vf power) {
 }
 
 // n columns of x, at most a window, and zeros behind them; step i at out + i * apart.
-static void q4_pack(const float *x, uint32_t n, float power, _Float16 *out, size_t apart) {
+static inline void q4_pack(const float *x, uint32_t n, float power, _Float16 *out, size_t apart) {
   float all[Q4_WINDOW];
   if (n < Q4_WINDOW) {
     memset(all, 0, sizeof all);

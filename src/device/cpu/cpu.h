@@ -128,9 +128,14 @@ typedef struct {
 void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
                       void (*fn)(void *ctx, size_t item, size_t next), void *ctx);
 
-// Where a matrix's rows are stored from one of them on; NULL: they do not lie one by one.
+// Where a matrix's rows are stored from one of them on: of those stored by columns, the first.
 static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
-  return w->layout == TD_LAYOUT_ROWS ? (const char *)w->data + row * td_weight_row_bytes(w) : NULL;
+  const char *data = w->data;
+  switch (w->layout) {
+  case TD_LAYOUT_AWQ: return data + row / 8 * sizeof(uint32_t);
+  case TD_LAYOUT_GPTQ: return data + row * sizeof(uint32_t);
+  default: return data + row * td_weight_row_bytes(w);
+  }
 }
 
 // TD_EINVAL unless the matrix is one the kernels can read.

@@ -1,0 +1,11 @@
+// kernels/cpu/avx512fp16/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_cols.h.
+#include <immintrin.h>
+
+#define Q4_EXACT linear_i4_awq__avx512
+
+#include "kernels/cpu/avx512fp16/cols_awq.h"
+#include "kernels/cpu/avx512fp16/linear_cols.h"
+
+void linear_i4_awq__avx512fp16(const td_linear_args *args) {
+  linear_cols(args);
+}
