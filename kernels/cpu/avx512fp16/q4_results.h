@@ -15,11 +15,13 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
-// Whether a sum is, with the token's power and without.
-static inline bool is_good(float sum, float unscaled) {
-  float with = fabsf(sum), without = fabsf(sum * unscaled);
-  float least = with < without ? with : without, most = with < without ? without : with;
-  return least >= 0x1p-100f && most < 0x1p120f;
+// Which sums are, with the token's power and without.
+static inline __mmask16 good_sums(vf sum, vf unscaled) {
+  const vf least = vf_set1(0x1p-100f), most = vf_set1(0x1p120f);
+  vf with = _mm512_abs_ps(sum), without = _mm512_abs_ps(vf_mul(sum, unscaled));
+  return _mm512_cmp_ps_mask(with, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(with, most, _CMP_LT_OQ) &
+         _mm512_cmp_ps_mask(without, least, _CMP_GE_OQ) &
+         _mm512_cmp_ps_mask(without, most, _CMP_LT_OQ);
 }
 
 // Some rows of a token, again.
@@ -38,18 +40,20 @@ static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, ui
 static void finish_token(const td_linear_args *a, uint32_t token, float power, uint32_t row0,
                          uint32_t n, const float *sums) {
   float *y = a->y + token * a->ldy + row0 - a->y_row0;
-  float global = a->w->dtype == TD_F4E2M1 ? a->w->global_scale : 1;
-  float unscaled = power > 0 ? 1 / power : 0;
-  uint32_t n_good = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    y[i] = sums[i] * unscaled * global;
-    n_good += is_good(sums[i], unscaled);
-  }
-  for (uint32_t i = 0, end; n_good < n && i < n; i = end + 1) {
-    for (end = i; end < n; end++) {
-      if (is_good(sums[end], unscaled)) break;
+  const vf global = vf_set1(a->w->dtype == TD_F4E2M1 ? a->w->global_scale : 1);
+  const vf unscaled = vf_set1(power > 0 ? 1 / power : 0);
+  for (uint32_t i = 0; i < n; i += VL) {
+    const uint32_t left = n - i < VL ? n - i : VL;
+    vf sum = vf_load_n(sums + i, left);
+    uint32_t bad = ~(uint32_t)good_sums(sum, unscaled) & ((1u << left) - 1);
+    vf_store_n(y + i, vf_mul(vf_mul(sum, unscaled), global), left);
+    while (bad) { // a run of them at once
+      uint32_t begin = (uint32_t)__builtin_ctz(bad), end = begin;
+      while (bad >> end & 1)
+        end++;
+      do_exactly(a, token, row0 + i + begin, row0 + i + end);
+      bad &= ~0u << end;
     }
-    if (end > i) do_exactly(a, token, row0 + i, row0 + end);
   }
 }
 
