@@ -88,21 +88,20 @@ typedef struct {
   uint32_t n;                           // vectors
 } window;
 
-// Returns the largest magnitude of scaled columns, as bits; NaN is larger than all.
+// Returns the largest magnitude of scaled columns that are not NaN, as bits.
 static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, window *win) {
   __m512i most = _mm512_setzero_si512();
   for (uint32_t i = 0, end; i < win->n; i = end) {
     uint32_t left = scales ? (w->scale_cols - (k + i * VL) % w->scale_cols) / VL : win->n;
     float scale = scales ? scales[(k + i * VL) / w->scale_cols] : 1;
-    __m512i run = _mm512_setzero_si512();
+    vf run = vf_zero();
     const uint32_t begin = i;
     for (end = win->n - i < left ? win->n : i + left; i < end; i++) {
-      __m512i bits = _mm512_castps_si512(vf_load(win->x + i * VL));
-      run = _mm512_max_epu32(run, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
+      run = vf_max_abs(run, vf_load(win->x + i * VL));
     }
     for (uint32_t j = begin; j < end; j += VL)
       _mm512_mask_storeu_ps(win->scale + j, mask_n(end - j < VL ? end - j : VL), vf_set1(scale));
-    vf product = vf_mul(_mm512_castsi512_ps(run), vf_set1(fabsf(scale)));
+    vf product = vf_mul(run, vf_set1(fabsf(scale)));
     most = _mm512_max_epu32(most, _mm512_castps_si512(product));
   }
   return _mm512_reduce_max_epu32(most);
@@ -153,10 +152,10 @@ static float pack_window(const td_weight *w, const float *scales, const float *x
     TD_UNROLL for (int j = 0; j < 4; j++) {
       v[j] = vf_mul(vf_load(win.x + (i + j) * VL), vf_set1(win.scale[i + j] * power));
     }
-    vh_store(out, vh_from_vf(_mm512_permutex2var_ps(v[0], even, v[1]),
-                             _mm512_permutex2var_ps(v[2], even, v[3])));
-    vh_store(out + step, vh_from_vf(_mm512_permutex2var_ps(v[0], odd, v[1]),
-                                    _mm512_permutex2var_ps(v[2], odd, v[3])));
+    vh_store_vf(out, _mm512_permutex2var_ps(v[0], even, v[1]),
+                _mm512_permutex2var_ps(v[2], even, v[3]));
+    vh_store_vf(out + step, _mm512_permutex2var_ps(v[0], odd, v[1]),
+                _mm512_permutex2var_ps(v[2], odd, v[3]));
   }
   return f32_from_bits((uint32_t)(127 - up) << 23) * DOWN;
 }

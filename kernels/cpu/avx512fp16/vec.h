@@ -29,6 +29,11 @@ static inline vh vh_from_vf(vf lo, vf hi) {
           h = _mm256_castph_si256(_mm512_cvtxps_ph(hi));
   return _mm512_castsi512_ph(_mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
 }
+// The same to memory, with one shuffle less.
+static inline void vh_store_vf(_Float16 *p, vf lo, vf hi) {
+  _mm256_storeu_ph(p, _mm512_cvtxps_ph(lo));
+  _mm256_storeu_ph(p + 16, _mm512_cvtxps_ph(hi));
+}
 // Sixteen of them from memory.
 static inline vf vh_widen(const _Float16 *p) {
   return _mm512_cvtxph_ps(_mm256_loadu_ph(p));
