@@ -12,7 +12,8 @@
 
 #define TICK_MS           1000
 #define GRACE_MS          3000
-#define MAX_UNREADY       3
+#define MAX_UNREADY       3 // at first; of one that has served, about half a minute of tries:
+#define MAX_UNREADY_AGAIN 9
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
 #define MAX_DELAY_DOUBLES 5 // 250 ms << 5 = 8 s
@@ -130,7 +131,8 @@ static void schedule_restart(td_supervisor *s) {
 static bool is_hopeless(td_supervisor *s) {
   if (s->is_up) return false;
   s->n_unready++;
-  return s->n_unready >= MAX_UNREADY || (s->fatal[0] && !s->was_ready);
+  if (s->was_ready) return s->n_unready >= MAX_UNREADY_AGAIN;
+  return s->n_unready >= MAX_UNREADY || s->fatal[0];
 }
 
 static void after_death(td_supervisor *s, const char *why, const char *said) {

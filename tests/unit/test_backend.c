@@ -689,10 +689,36 @@ static void test_a_long_step_is_not_a_hang(void **state) {
   assert_false(watch_one(TOIL).was_stuck);
 }
 
+// What a worker lacks to start again may be there a second later.
+static void test_starts_that_fail_for_a_while(void **state) {
+  (void)state;
+  char fuse[32], fails[32];
+  make_fuse(fails);
+  setenv("TANDEM_TEST_FAILS", fails, 1);
+  make_fuse(fuse);
+  world w;
+  world_ready(&w, 512, 2);
+  assert_int_equal(truncate(fails, 4), 0);
+  const int32_t prompt[] = {DIE_ONCE, 8, 3};
+  client c = {.backend = w.backend};
+  assert_int_equal(submit(&c, prompt, 3, 10), TD_OK);
+  run_until(&w, is_done, &c);
+  assert_int_equal(c.done.reason, TD_DONE_LENGTH);
+  check_answer(&c, prompt, 3, 10);
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  assert_int_equal(td_backend_workers(w.backend, workers), 1);
+  assert_int_equal(workers[0].n_restarts, 5);
+  unsetenv("TANDEM_TEST_FUSE");
+  unsetenv("TANDEM_TEST_FAILS");
+  unlink(fails);
+  world_close(&w);
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
   const struct CMUnitTest alone[] = {cmocka_unit_test(test_stuck_and_back),
-                                     cmocka_unit_test(test_a_long_step_is_not_a_hang)};
+                                     cmocka_unit_test(test_a_long_step_is_not_a_hang),
+                                     cmocka_unit_test(test_starts_that_fail_for_a_while)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_hundred_at_once),
       cmocka_unit_test(test_ends_of_an_answer),

@@ -34,10 +34,6 @@ static inline void vh_store_vf(_Float16 *p, vf lo, vf hi) {
   _mm256_storeu_ph(p, _mm512_cvtxps_ph(lo));
   _mm256_storeu_ph(p + 16, _mm512_cvtxps_ph(hi));
 }
-// Sixteen of them from memory.
-static inline vf vh_widen(const _Float16 *p) {
-  return _mm512_cvtxph_ps(_mm256_loadu_ph(p));
-}
 static inline vf vh_lo(vh a) {
   return _mm512_cvtxph_ps(_mm512_castph512_ph256(a));
 }
