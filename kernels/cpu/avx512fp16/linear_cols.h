@@ -15,8 +15,8 @@
 // Lanes are rows. A chain is CHAIN_STEPS steps, within one group: FP16 products and sums, then made
 // FP32, times the group's scales, and added to the (row, token) pair's total; where two lanes are
 // one row's columns they are added before. All paths keep to that, so they agree to the last bit:
-//   1 token   values are multiplied as they are decoded
-//   more      a chain of a strip is decoded into L1 for all tokens of a block
+//   1 to 3 tokens  values are multiplied as they are decoded
+//   more           a chain of a strip is decoded into L1 for all tokens of a block
 // The error is that of linear_q4.h, one FP16 addition more where lanes are added.
 #ifndef KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
 #define KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
@@ -31,6 +31,7 @@ enum {
   CHAIN_TURNS = CHAIN_STEPS / TURN_STEPS,
   CHAIN_COLS = CHAIN_TURNS * TURN_COLS,
   PANEL_ROWS = 256, // that share x in its order
+  DIRECT_TOKENS = 3,
   BLOCK_TOKENS = 64,
   TILE_VECTORS = 4, // a tile's sums are registers
   TILE_TOKENS = 6,
@@ -107,6 +108,11 @@ TD_INLINE vh value_of(const vi words[LINES], int v, int step, const vh zero[ZERO
   return q4_less(words[line_of(v, step)], code_of(v, step), zero[zero_of(v, step)]);
 }
 
+// A step of x in all lanes.
+TD_INLINE vh pair_of(const uint32_t *step) {
+  return _mm512_castsi512_ph(_mm512_set1_epi32((int)*step));
+}
+
 static void find_strip(panel *p, uint32_t strip) {
   for (uint32_t i = 0; i < LINES; i++) {
     uint32_t begin = strip * STRIP + i * LINE_ROWS;
@@ -130,26 +136,42 @@ static void find_group(panel *p, uint32_t strip, uint32_t k) {
 
 // ---- products -------------------------------------------------------------------------------
 
-// One token; x: the chain's steps.
-static void dot_chain(const panel *p, const chain *c, const uint32_t *x, float *total) {
-  vh sum[VECTORS], zero[ZEROS];
-  TD_UNROLL for (int v = 0; v < VECTORS; v++) sum[v] = vh_zero();
+// T tokens; x: the first one's steps.
+TD_INLINE void dot_chain(const int T, const panel *p, const chain *c, const uint32_t *x,
+                         float (*total)[TOTALS * VL]) {
+  vh sum[DIRECT_TOKENS * VECTORS], zero[ZEROS];
+  TD_UNROLL for (int i = 0; i < T * VECTORS; i++) sum[i] = vh_zero();
   TD_UNROLL for (int i = 0; i < ZEROS; i++) zero[i] = p->zero[i];
   for (uint32_t turn = 0; turn < c->n_turns; turn++, x += TURN_STEPS) {
     vi words[LINES];
     load_turn(p, c, turn, words);
     TD_UNROLL for (int s = 0; s < TURN_STEPS; s++) {
-      vh xv = _mm512_castsi512_ph(_mm512_set1_epi32((int)x[s]));
+      vh xv[DIRECT_TOKENS];
+      TD_UNROLL for (int t = 0; t < T; t++) xv[t] = pair_of(x + (uint32_t)t * p->n_steps + s);
       TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-        sum[v] = vh_fma(value_of(words, v, s, zero), xv, sum[v]);
+        vh value = value_of(words, v, s, zero);
+        TD_UNROLL for (int t = 0; t < T; t++) {
+          sum[t * VECTORS + v] = vh_fma(value, xv[t], sum[t * VECTORS + v]);
+        }
       }
     }
   }
-  TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-    const int at = v * (TOTALS / VECTORS) * VL;
-    end_chain(sum[v], p->scale + at, total + at);
+  TD_UNROLL for (int i = 0; i < T * VECTORS; i++) {
+    const int at = i % VECTORS * (TOTALS / VECTORS) * VL;
+    end_chain(sum[i], p->scale + at, total[i / VECTORS] + at);
   }
 }
+
+static void dot_tokens(const panel *p, const chain *c, const uint32_t *x,
+                       float (*total)[TOTALS * VL]) {
+  switch (p->n_tokens) {
+  case 1: dot_chain(1, p, c, x, total); return;
+  case 2: dot_chain(2, p, c, x, total); return;
+  case 3: dot_chain(3, p, c, x, total); return;
+  default: return;
+  }
+}
+_Static_assert(DIRECT_TOKENS == 3, "a case for every number");
 
 static void decode_chain(panel *p, const chain *c) {
   vh zero[ZEROS];
@@ -175,7 +197,7 @@ TD_INLINE void multiply_tile(const int T, const panel *p, uint32_t n_steps, cons
     vh value[TILE_VECTORS];
     TD_UNROLL for (int v = 0; v < TILE_VECTORS; v++) value[v] = vh_load(w + v * VHL);
     TD_UNROLL for (int t = 0; t < T; t++) {
-      vh xv = _mm512_castsi512_ph(_mm512_set1_epi32((int)x[(uint32_t)t * p->n_steps]));
+      vh xv = pair_of(x + (uint32_t)t * p->n_steps);
       TD_UNROLL for (int v = 0; v < TILE_VECTORS; v++) {
         sum[t * TILE_VECTORS + v] = vh_fma(value[v], xv, sum[t * TILE_VECTORS + v]);
       }
@@ -225,8 +247,8 @@ static void add_strip(panel *p, uint32_t strip) {
     const uint32_t step = k / TURN_COLS * TURN_STEPS;
     if (k == 0 || (p->k + k) % group_cols == 0) find_group(p, strip, p->k + k);
     chain c = chain_at(p, strip, k);
-    if (p->n_tokens == 1) {
-      dot_chain(p, &c, p->x + step, p->total[strip][0]);
+    if (p->n_tokens <= DIRECT_TOKENS) {
+      dot_tokens(p, &c, p->x + step, p->total[strip]);
     } else {
       decode_chain(p, &c);
       multiply(p, strip, c.n_turns * TURN_STEPS, step);
