@@ -144,10 +144,10 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 
-// Stored by columns, a line of memory holds 128 rows (AWQ) or 16 rows of many columns (GPTQ): fewer
-// would read it again, or lines too far apart.
+// Stored by columns, a line of memory holds 128 rows (AWQ), or 16 (GPTQ) of which kernels read
+// eight that lie side by side: fewer rows would read lines again, or some too far apart.
 static uint32_t least_rows(const td_weight *w) {
-  return w->layout == TD_LAYOUT_AWQ ? 128 : w->layout == TD_LAYOUT_GPTQ ? 64 : 8;
+  return w->layout == TD_LAYOUT_ROWS ? 8 : 128;
 }
 
 static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {

@@ -11,6 +11,7 @@ enum {
   LINES = 2,
   LINE_ROWS = 128,
   VECTORS = 4 * LINES,
+  ZEROS = VECTORS,
   TOTALS = 2 * VECTORS,
   TURN_COLS = 1,
   TURN_STEPS = 1,
@@ -42,7 +43,7 @@ static inline void put_steps(__m256h x, uint32_t *out) {
 }
 
 static void zeros_of(const td_weight *w, size_t group, uint32_t row0, const __mmask16 *mask,
-                     vh zero[VECTORS]) {
+                     vh zero[ZEROS]) {
   for (int i = 0; i < LINES; i++) {
     vi words = _mm512_set1_epi32((int)0x88888888);
     if (w->zero) {

@@ -8,15 +8,16 @@
 #include "kernels/cpu/scales.h"
 
 enum {
-  LINES = 4,
+  LINES = 8,
   LINE_ROWS = 16,
   VECTORS = LINES,
+  ZEROS = 2 * VECTORS,
   TOTALS = VECTORS,
   TURN_COLS = 8,
   TURN_STEPS = 4,
   WORD_ROWS = 1,
-  AHEAD = 32,
-  NEAR = 8,
+  AHEAD = 24,
+  NEAR = 6,
 };
 
 // The largest sum is of 32 products.
@@ -42,7 +43,7 @@ static inline void put_steps(__m256h x, uint32_t *out) {
 }
 
 static void zeros_of(const td_weight *w, size_t group, uint32_t row0, const __mmask16 *mask,
-                     vh zero[2 * VECTORS]) {
+                     vh zero[ZEROS]) {
   const size_t words_a_group = ((size_t)w->rows + 7) / 8;
   for (int i = 0; i < LINES; i++) {
     vi z = _mm512_set1_epi32(8);

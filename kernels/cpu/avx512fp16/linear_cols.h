@@ -1,15 +1,15 @@
 // kernels/cpu/avx512fp16/linear_cols.h - y = W x for INT4 stored by columns (TD_LAYOUT_GPTQ,
 // TD_LAYOUT_AWQ), for each layout's file to include behind Q4_EXACT (q4_results.h) and
-//   LINES, LINE_ROWS, WORD_ROWS   lines of memory of a strip, which is read from top to bottom;
-//   rows
-//                                 of a line and of a word
-//   TURN_COLS, TURN_STEPS         columns that a line holds, and steps that they are
+//   LINES, LINE_ROWS    lines of memory side by side, of a strip, which is read from top to bottom;
+//                       rows of a line
+//   WORD_ROWS           rows of a word
+//   TURN_COLS, TURN_STEPS    columns that a line holds, and steps that they are
 //   VECTORS, line_of, code_of, zero_of    vectors of 32 values of a step: the line, the code of its
-//                                 16-bit words and the zero point of each
-//   AHEAD, NEAR                   turns from what is used to what is fetched into L2, into L1
-//   X_SCALE, put_steps            of x: times what q4_power says, and its steps, FP16 pairs
-//   TOTALS, totals_from_rows, rows_from_totals, end_chain, zeros_of    FP32 vectors of a strip's
-//                                 sums, their order, and what a chain adds to a vector's
+//                       16-bit words and the zero point, one of ZEROS, of each
+//   AHEAD, NEAR         turns from what is used to what is fetched into L2, into L1
+//   X_SCALE, put_steps  of x: times what q4_power says, and its steps, pairs of FP16
+//   TOTALS, totals_from_rows, rows_from_totals    FP32 vectors of a strip's sums, and their order
+//   zeros_of, end_chain    a group's zero points; what a chain adds to the totals of a vector
 // which are a layout's: cols_awq.h, cols_gptq.h.
 //
 // Lanes are rows. A chain is CHAIN_STEPS steps, within one group: FP16 products and sums, then made
@@ -27,7 +27,6 @@
 
 enum {
   STRIP = LINES * LINE_ROWS, // rows
-  ZEROS = 8,                 // vectors of zero points of a strip
   CHAIN_TURNS = CHAIN_STEPS / TURN_STEPS,
   CHAIN_COLS = CHAIN_TURNS * TURN_COLS,
   PANEL_ROWS = 256, // that share x in its order
