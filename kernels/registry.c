@@ -161,10 +161,10 @@ static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads) {
   enum { MIN_ROWS = 32, CALLS_A_THREAD = 4 };
-  uint32_t n = most_rows(w, n_tokens), least = least_rows(w),
-           most = least > MIN_ROWS ? least : MIN_ROWS;
+  const uint32_t least = least_rows(w), even = least > MIN_ROWS ? least : MIN_ROWS;
+  uint32_t n = most_rows(w, n_tokens);
   if (n_threads == 1) return n;
-  while (n > most && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
+  while (n > even && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
     n /= 2;
   while (n > least && n_calls(w, n, n_times) < n_threads) // somebody would have none
     n /= 2;

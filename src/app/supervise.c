@@ -12,8 +12,8 @@
 
 #define TICK_MS           1000
 #define GRACE_MS          3000
-#define MAX_UNREADY       3 // at first; of one that has served, about half a minute of tries:
-#define MAX_UNREADY_AGAIN 9
+#define MAX_UNREADY       3 // at first
+#define MAX_UNREADY_AGAIN 9 // of one that has served: 24 s of tries
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
 #define MAX_DELAY_DOUBLES 5 // 250 ms << 5 = 8 s

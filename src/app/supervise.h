@@ -4,7 +4,7 @@
 // A worker that says FATAL before the first READY, or three in a row that die before it, is a
 // failure for good. One that dies while serving is started again at once; deaths in quick
 // succession wait longer and longer, up to 8 s. If nine in a row do not get READY again, that is
-// for good, too: what they lack, memory for instance, may be there in half a minute.
+// for good, too: what they lack, memory for instance, may be there some seconds later.
 #ifndef TD_APP_SUPERVISE_H
 #define TD_APP_SUPERVISE_H
 

@@ -5,9 +5,6 @@
 #ifndef KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 #define KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 
-#include <math.h>
-#include <stdbool.h>
-
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
@@ -15,7 +12,7 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
-// Which sums are, with the token's power and without.
+// Which sums are well inside it, with the token's power and without.
 static inline __mmask16 good_sums(vf sum, vf unscaled) {
   const vf least = vf_set1(0x1p-100f), most = vf_set1(0x1p120f);
   vf with = _mm512_abs_ps(sum), without = _mm512_abs_ps(vf_mul(sum, unscaled));
