@@ -23,19 +23,6 @@ enum {
 // The largest sum is of 16 products.
 #define X_SCALE 1.0f
 
-static inline int line_of(int v, int step) {
-  (void)step;
-  return v / 4;
-}
-static inline int code_of(int v, int step) {
-  (void)step;
-  return v % 4;
-}
-static inline int zero_of(int v, int step) {
-  (void)step;
-  return v;
-}
-
 // Steps of 16 columns, in each half of a pair the same.
 static inline void put_steps(__m256h x, uint32_t *out) {
   vi low = _mm512_cvtepu16_epi32(_mm256_castph_si256(x));

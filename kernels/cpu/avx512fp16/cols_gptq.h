@@ -23,18 +23,6 @@ enum {
 // The largest sum is of 32 products.
 #define X_SCALE 0.5f
 
-static inline int line_of(int v, int step) {
-  (void)step;
-  return v;
-}
-static inline int code_of(int v, int step) {
-  (void)v;
-  return step;
-}
-static inline int zero_of(int v, int step) {
-  return 2 * v + step % 2;
-}
-
 // Steps of 16 columns, in pairs.
 static inline void put_steps(__m256h x, uint32_t *out) {
   __m256i columns = _mm256_castph_si256(x);

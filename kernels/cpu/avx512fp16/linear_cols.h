@@ -4,8 +4,9 @@
 //                       rows of a line
 //   WORD_ROWS           rows of a word
 //   TURN_COLS, TURN_STEPS    columns that a line holds, and steps that they are
-//   VECTORS, line_of, code_of, zero_of    vectors of 32 values of a step: the line, the code of its
-//                       16-bit words and the zero point, one of ZEROS, of each
+//   VECTORS, ZEROS      vectors of 32 values of a step, as many of each line, which are its 16-bit
+//                       words' codes in turn, or that of the step; vectors of zero points: one for
+//                       each of those, or one for its even steps and one for its odd ones
 //   AHEAD, NEAR         turns from what is used to what is fetched into L2, into L1
 //   X_SCALE, put_steps  of x: times what q4_power says, and its steps, pairs of FP16
 //   TOTALS, totals_from_rows, rows_from_totals    FP32 vectors of a strip's sums, and their order
@@ -104,7 +105,8 @@ TD_INLINE void load_turn(const panel *p, const chain *c, uint32_t turn, vi words
 
 // Vector v of a turn's step.
 TD_INLINE vh value_of(const vi words[LINES], int v, int step, const vh zero[ZEROS]) {
-  return q4_less(words[line_of(v, step)], code_of(v, step), zero[zero_of(v, step)]);
+  enum { OF_LINE = VECTORS / LINES, ZEROS_EACH = ZEROS / VECTORS };
+  return q4_less(words[v / OF_LINE], v % OF_LINE + step, zero[v * ZEROS_EACH + step % ZEROS_EACH]);
 }
 
 // A step of x in all lanes.
