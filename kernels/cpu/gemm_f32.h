@@ -7,7 +7,7 @@
 
 typedef float packed;
 typedef vf pv, gemm_lanes;
-enum { PL = VL };
+enum { PL = VL, PAIRED = 0, PAIR_STEPS = 0 };
 
 TD_INLINE pv pv_load(const packed *p) {
   return vf_load(p);
@@ -15,13 +15,16 @@ TD_INLINE pv pv_load(const packed *p) {
 TD_INLINE pv pv_fma(pv a, pv b, pv c) {
   return vf_fma(a, b, c);
 }
-
-TD_INLINE pv begin_sum(const vf *total, bool first) {
-  return SCALED || first ? vf_zero() : *total;
+TD_INLINE pv pv_add(pv a, pv b) {
+  return vf_add(a, b);
 }
-TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+
+TD_INLINE pv begin_sum(vf total) {
+  return SCALED ? vf_zero() : total;
+}
+TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
   (void)x_scale;
-  *total = SCALED ? vf_fma(sum, scale, *total) : sum;
+  return SCALED ? vf_fma(sum, scale, total) : sum;
 }
 
 #include "kernels/cpu/gemm_vec.h"

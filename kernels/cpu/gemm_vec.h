@@ -1,12 +1,14 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
 // linear kernels of rows share. To be included after a vec.h and these definitions:
 //   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load
-//                   and pv_fma (gemm_f32.h has them for FP32)
+//                   pv_fma and pv_add (gemm_f32.h has them for FP32)
 //   SCALED          1 where the products of a run are summed on their own and added to a total
+//   PAIRED          1 where the first PAIR_STEPS vectors of a longer run have a sum of their own,
+//                   which is added to the others'
 //   WINDOW_RUNS     runs of a window, at most
 //   gemm_scale      what scales a run of one row; lanes_of makes gemm_lanes of it
-//   begin_sum       what the products of a run of one row and token are added to
-//   end_sum         the pair's total behind the run
+//   begin_sum       what the products of a run of one row and token are added to, by the total
+//   end_sum         the pair's total behind the run, by that before it
 //   x_range         what pack_token keeps of a token, if anything
 //   finish          the result from the sum of all lanes
 // and with these defined behind it, which tell how a format orders its columns:
@@ -146,28 +148,45 @@ static void fetch_x(gemm *g) {
   }
 }
 
+// acc [GEMM_ROWS][T] += the products of n vectors of rows and tokens.
+TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed *x, pv *acc) {
+  enum { R = GEMM_ROWS };
+  for (; n > 0; n--, w += R * PL, x += T * PL) {
+    pv wv[R];
+    TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      pv xv = pv_load(x + t * PL);
+      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(wv[r], xv, acc[r * T + t]);
+    }
+  }
+}
+
 // totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group,
 // token the first token's in the block.
 TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t token, vf *totals) {
   enum { R = GEMM_ROWS };
   const packed *w = g->w + place * WINDOW, *x = g->x + (size_t)token * WINDOW;
-  bool first = g->k == 0;
   pv acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
-    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(&totals[i], first);
-    for (uint32_t i = g->run_vectors[run]; i > 0; i--, w += R * PL, x += T * PL) {
-      pv wv[GEMM_ROWS];
-      TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
-      TD_UNROLL for (int t = 0; t < T; t++) {
-        pv xv = pv_load(x + t * PL);
-        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
-        TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(wv[r], xv, acc[r * T + t]);
-      }
+    const bool first = g->k == 0 && run == 0;
+    const uint32_t n = g->run_vectors[run], n_part = PAIRED && n > PAIR_STEPS ? PAIR_STEPS : 0;
+    pv part[GEMM_ROWS * GEMM_TOKENS];
+    if (PAIRED) {
+      TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(vf_zero());
+      gemm_steps(T, n_part, w, x, acc);
+      TD_UNROLL for (int i = 0; i < R * T; i++) part[i] = acc[i];
     }
+    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(first ? vf_zero() : totals[i]);
+    gemm_steps(T, n - n_part, w + n_part * R * PL, x + n_part * T * PL, acc);
+    w += n * R * PL, x += n * T * PL;
     TD_UNROLL for (int r = 0; r < R; r++) {
       gemm_lanes scale = lanes_of(g->scale[place + (uint32_t)r][run]);
       TD_UNROLL for (int t = 0; t < T; t++) {
-        end_sum(acc[r * T + t], scale, &g->x_scale[run][token + (uint32_t)t], &totals[r * T + t]);
+        const int i = r * T + t;
+        const pv sum = PAIRED ? pv_add(acc[i], part[i]) : acc[i];
+        totals[i] = end_sum(sum, scale, g->x_scale[run][token + (uint32_t)t],
+                            first ? vf_zero() : totals[i]);
       }
     }
     // There are no registers to keep totals in, which the compiler would try.
@@ -193,23 +212,6 @@ __attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gem
 }
 _Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
 
-static void gemm_window(gemm *g) {
-  pack_tokens(g);
-  g->next_token = g->next_x_line = 0;
-  for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
-    decode_group(g, group);
-    find_next(g, group);
-    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
-      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
-      fetch_weights(g);
-      fetch_x(g);
-      for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
-        gemm_any_tile(n, g, r, t, g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS);
-      }
-    }
-  }
-}
-
 static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_tokens,
                         const vf *totals) {
   float sum[GEMM_ROWS * GEMM_TOKENS + 3];
@@ -224,28 +226,33 @@ static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_
   }
 }
 
-// By tile, for a token's results lie together and tokens far apart.
-static void gemm_finish(const gemm *g) {
-  for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
-    uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
-    for (uint32_t row = 0; row < g->n_rows; row += GEMM_ROWS)
-      finish_tile(g, row, t, n, g->total + (size_t)row * g->n_tokens + t * GEMM_ROWS);
+static void gemm_window(gemm *g) {
+  pack_tokens(g);
+  g->next_token = g->next_x_line = 0;
+  const bool last = g->k + g->n == g->a->w->cols;
+  for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
+    decode_group(g, group);
+    find_next(g, group);
+    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
+      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+      fetch_weights(g);
+      fetch_x(g);
+      for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
+        vf *totals = g->total + (size_t)(group + r) * g->n_tokens + t * GEMM_ROWS;
+        gemm_any_tile(n, g, r, t, totals);
+        if (last) finish_tile(g, group + r, t, n, totals);
+      }
+    }
   }
 }
 
 // What g says of a block is done.
 static void gemm_block(gemm *g) {
-  if (SCALED) {
-    size_t n_rows = (g->n_rows + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS;
-    for (size_t i = 0; i < n_rows * g->n_tokens; i++)
-      g->total[i] = vf_zero();
-  }
   memset(g->nan, 0, sizeof g->nan);
   for (g->k = 0; g->k < g->a->w->cols; g->k += g->n) {
     find_window(g);
     gemm_window(g);
   }
-  gemm_finish(g);
   end_block(g);
 }
 

@@ -17,25 +17,29 @@ typedef struct {
   uint32_t until;
 } fetch;
 
-// What is read as far behind column k of the panel's row as `ahead` says: the rows behind row + R
-// follow a row's columns, the first's next columns the last row, then the next panel.
-static fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, distance ahead) {
+// What lies behind the panel, as far from its end as `at` elements: the first row's next columns,
+// or the next panel.
+static uintptr_t behind_panel(const panel *p, size_t at) {
   const td_linear_args *a = p->a;
+  const size_t cols = a->w->cols;
+  if (p->k + p->n < cols) return (uintptr_t)(row_data(a->w, p->row0) + p->k + p->n + at);
+  if (a->next && p->row0 + p->n_rows == a->row_end) return (uintptr_t)((const elem *)a->next + at);
+  return (uintptr_t)(row_data(a->w, p->row0 + p->n_rows) + at);
+}
+
+// What is read as far behind column k of the panel's row as `ahead` says: the rows behind row + R
+// follow a row's columns.
+TD_INLINE fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, distance ahead) {
   const bool wraps = k + ahead.cols >= p->n;
-  const uint32_t col = k + ahead.cols - (wraps ? p->n : 0);
-  const size_t cols = a->w->cols, to = row + (ahead.rows + wraps) * R; // a row
-  uintptr_t from = (uintptr_t)(row_data(a->w, p->row0 + row) + p->k + k);
-  uintptr_t base = (uintptr_t)row_data(a->w, p->row0);
-  size_t at = to * cols + col; // elements from there; may wrap
-  if (to < p->n_rows) {
-    at += p->k;
-  } else if (p->k + p->n < cols) {
-    at += p->k + p->n - p->n_rows * cols;
-  } else if (a->next && p->row0 + p->n_rows == a->row_end) {
-    base = (uintptr_t)a->next;
-    at -= p->n_rows * cols;
+  const size_t rows = (ahead.rows + wraps) * R, cols = p->a->w->cols; // rows on
+  const uint32_t until = wraps ? 2 * p->n - ahead.cols : p->n - ahead.cols;
+  const size_t on = rows * cols + ahead.cols - (wraps ? p->n : 0); // elements, may wrap
+  if (__builtin_expect(row + rows < p->n_rows, 1)) {
+    return (fetch){.offset = on * sizeof(elem), .until = until};
   }
-  return (fetch){.offset = base + at * sizeof(elem) - from, .until = k + p->n - col};
+  const uintptr_t from = (uintptr_t)(row_data(p->a->w, p->row0 + row) + p->k + k);
+  const size_t at = (row + rows - p->n_rows) * cols + k + ahead.cols - (wraps ? p->n : 0);
+  return (fetch){.offset = behind_panel(p, at) - from, .until = until};
 }
 
 // Rows [row, row + R) of the panel times tokens [token, token + T), both numbers constants: the

@@ -57,16 +57,16 @@ static inline bool uses_f16(void (*fn)(void)) {
 
 // How far a version may be from d. With any order of additions in FP32 and at most five further
 // roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|.
-// FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16 sums and that of two
-// lanes: 18 roundings, and their products with each other. What is subnormal is rounded by 2^-25
-// instead, where a window's largest activation m is at least 2^10 / (2 c), c the largest code as an
-// FP16 number: for each column x costs c 2^-25, and the sum 2^-25, of 2 c m / 2^10; c is at most
-// 128, so that is less than 2^-26 c m.
+// FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16 sums, that of two
+// chains and that of two lanes: 19 roundings, and their products with each other. What is subnormal
+// is rounded by 2^-25 instead, where a window's largest activation m is at least 2^9 / (2 c), c the
+// largest code as an FP16 number: for each column x costs c 2^-25, and the sum 2^-25, of
+// 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
 static inline double error_bound(void (*fn)(void), const td_weight *w, const exact_dot *d) {
   double bound = (w->cols + 5.0) * 0x1p-24 * d->magnitude;
   if (!uses_f16(fn)) return bound;
   double code = w->dtype == TD_F8E4M3 ? 448 : w->dtype == TD_I8 ? 128 : 15;
-  return bound + 18.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-26 * code * d->largest;
+  return bound + 19.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-25 * code * d->largest;
 }
 
 #endif

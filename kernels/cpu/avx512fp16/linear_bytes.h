@@ -7,10 +7,10 @@
 //   look             keeps of each line what has_nan needs
 //   linear_exact     the FP32 version, for tokens and scales that chains are not for
 //
-// A line is 64 columns of one row, a window CHAIN_STEPS vectors: 512 columns. A (row, token) pair
-// has a chain for each window, an FP16 sum of 32 lanes that begins at zero: even and odd columns of
-// each line in turn. Its two halves are added, and the 16 sums go to the pair's FP32 total. All
-// paths keep to that, so they agree to the last bit:
+// A line is 64 columns of one row, a chain CHAIN_STEPS vectors: 512 columns, a window two chains. A
+// (row, token) pair has FP16 sums of 32 lanes, each chain's beginning at zero: even and odd columns
+// of each line in turn. A window's two are added, then the two halves of that, and the 16 sums go
+// to the pair's FP32 total. All paths keep to that, so they agree to the last bit:
 //   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
 //                   eight tokens
 //   more            gemm_vec.h
@@ -34,6 +34,7 @@
 enum {
   LINE = 64,
   CHAIN = CHAIN_STEPS * VHL, // columns
+  X_WINDOW = 2 * CHAIN,      // columns
   MIN_BAND = 16,             // rows
   PANEL_ROWS = 128,          // that share packed x
   MAX_ROWS = 4,              // that share a load of x
@@ -63,11 +64,11 @@ TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// total + the chain's lanes times scale, two at once: conversions cost more than an addition.
-// From memory halves come without a shuffle.
-TD_INLINE vf end_chain(vh chain, vf scale, vf total) {
+// total + the lanes of a window's sum times scale, two at once: conversions cost more than an
+// addition. From memory halves come without a shuffle.
+TD_INLINE vf end_window(vh window, vf scale, vf total) {
   _Alignas(64) _Float16 lanes[VHL];
-  vh_store(lanes, chain);
+  vh_store(lanes, window);
   __asm__("" : "+m"(lanes));
   __m256h sum = _mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL));
   return vf_fma(_mm512_cvtxph_ps(sum), scale, total);
@@ -81,76 +82,74 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// The columns of a token that a chain is for, and zeros up to a whole vector.
+// A window's columns of a token, with zeros up to a whole line.
 typedef struct {
   const float *x;
-  _Alignas(64) float scale[CHAIN / VL]; // of each vector, then times the power of two
-  uint32_t n;                           // vectors
+  uint32_t n_lines;
+  _Alignas(64) float scale[X_WINDOW / LINE]; // of each line; behind them zeros
 } window;
 
 // Returns the largest magnitude of scaled columns that are not NaN, as bits.
 static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, window *win) {
+  const uint32_t run_lines = scales ? w->scale_cols / LINE : UINT32_MAX;
+  uint32_t left = scales ? run_lines - k / LINE % run_lines : UINT32_MAX; // lines of the run
+  const float *scale = scales ? scales + k / w->scale_cols : &(float){1};
   __m512i most = _mm512_setzero_si512();
-  for (uint32_t i = 0, end; i < win->n; i = end) {
-    uint32_t left = scales ? (w->scale_cols - (k + i * VL) % w->scale_cols) / VL : win->n;
-    float scale = scales ? scales[(k + i * VL) / w->scale_cols] : 1;
-    vf run = vf_zero();
-    const uint32_t begin = i;
-    for (end = win->n - i < left ? win->n : i + left; i < end; i++) {
-      run = vf_max_abs(run, vf_load(win->x + i * VL));
+  for (uint32_t i = 0, end; i < win->n_lines; i = end, left = run_lines, scale++) {
+    vf a = vf_zero(), b = vf_zero();
+    for (end = win->n_lines - i < left ? win->n_lines : i + left; i < end; i++) {
+      const float *x = win->x + i * LINE;
+      a = vf_max_abs(vf_max_abs(a, vf_load(x)), vf_load(x + VL));
+      b = vf_max_abs(vf_max_abs(b, vf_load(x + 2 * VL)), vf_load(x + 3 * VL));
+      win->scale[i] = *scale;
     }
-    for (uint32_t j = begin; j < end; j += VL)
-      _mm512_mask_storeu_ps(win->scale + j, mask_n(end - j < VL ? end - j : VL), vf_set1(scale));
-    vf product = vf_mul(run, vf_set1(fabsf(scale)));
+    vf product = vf_mul(vf_max_abs(a, b), vf_set1(fabsf(*scale)));
     most = _mm512_max_epu32(most, _mm512_castps_si512(product));
   }
   return _mm512_reduce_max_epu32(most);
 }
 
-// Whether what is multiplied is far from what FP32 cannot hold, or zero.
-static bool window_fits(const window *win, float most, float power) {
-  const vf tiny = vf_set1(0x1p-100f), huge = vf_set1(0x1p100f);
-  __mmask16 bad = 0;
-  for (uint32_t i = 0; i < win->n; i += VL) {
-    __mmask16 there = win->n - i < VL ? mask_n(win->n - i) : 0xffff;
-    vf scale = vf_load(win->scale + i), size = _mm512_abs_ps(vf_mul(scale, vf_set1(power)));
-    __mmask16 fits = _mm512_cmp_ps_mask(size, tiny, _CMP_GE_OQ) &
-                     _mm512_cmp_ps_mask(size, huge, _CMP_LT_OQ);
-    bad |= there & ~(fits | _mm512_cmp_ps_mask(scale, vf_zero(), _CMP_EQ_OQ));
-  }
-  if (bad) return false;
+// Multiplies the scales by the power. Returns whether what x is multiplied by and the products are
+// far from what FP32 cannot hold, or zero.
+static bool scale_fits(window *win, float most, float power) {
+  const vf scale = vf_load(win->scale), factor = vf_mul(scale, vf_set1(power));
+  vf_store(win->scale, factor);
+  const vf size = _mm512_abs_ps(factor);
+  __mmask16 fits = _mm512_cmp_ps_mask(size, vf_set1(0x1p-100f), _CMP_GE_OQ) &
+                   _mm512_cmp_ps_mask(size, vf_set1(0x1p100f), _CMP_LT_OQ);
+  fits |= _mm512_cmp_ps_mask(scale, vf_zero(), _CMP_EQ_OQ);
+  if (fits != 0xffff) return false;
   if (most != 0) return (most >= 0x1p-100f) & (most < 0x1p100f);
-  for (uint32_t i = 0; i < win->n * VL; i++) {
-    if (win->x[i] != 0 && win->scale[i / VL] != 0) return false;
+  for (uint32_t i = 0; i < win->n_lines * LINE; i++) {
+    if (win->x[i] != 0 && win->scale[i / LINE] != 0) return false;
   }
   return true;
 }
+_Static_assert(X_WINDOW / LINE == VL, "scales of a window are a vector");
 
-// Columns [k, k + n) of a token, n <= CHAIN, as even and odd ones of each line, vector i at
+// Columns [k, k + n) of a token, n <= X_WINDOW, as even and odd ones of each line, vector i at
 // out + i * step. Returns what the sum of their products is to be multiplied by.
 static float pack_window(const td_weight *w, const float *scales, const float *x, uint32_t k,
                          uint32_t n, size_t step, _Float16 *out, bool *unfit) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  _Alignas(64) float part[CHAIN + LINE];
-  window win = {.x = x + k, .n = (n + VL - 1) / VL};
+  _Alignas(64) float part[X_WINDOW];
+  window win = {.x = x + k, .n_lines = (n + LINE - 1) / LINE};
   if (n % LINE > 0) {
-    memset(part + n, 0, LINE * sizeof *part);
+    memset(part + n / LINE * LINE, 0, LINE * sizeof *part);
     win.x = memcpy(part, x + k, n * sizeof *part);
   }
   uint32_t most = largest_of(w, scales, k, &win);
   int up = most > 0 ? TOP + 126 - (int)(most >> 23) : 0;
-  float power = f32_from_bits((uint32_t)(127 + up) << 23);
-  if (!window_fits(&win, f32_from_bits(most), power)) {
+  if (!scale_fits(&win, f32_from_bits(most), f32_from_bits((uint32_t)(127 + up) << 23))) {
     *unfit = true; // the token's results will be others
-    power = 0;
+    memset(win.scale, 0, sizeof win.scale);
   }
-  for (uint32_t i = win.n; i % 4 > 0; i++)
-    win.scale[i] = 0;
-  for (uint32_t i = 0; i < win.n; i += 4, out += 2 * step) {
-    vf v[4];
-    TD_UNROLL for (int j = 0; j < 4; j++) {
-      v[j] = vf_mul(vf_load(win.x + (i + j) * VL), vf_set1(win.scale[i + j] * power));
+  for (uint32_t i = 0; i < win.n_lines; i++, out += 2 * step) {
+    const vf scale = vf_set1(win.scale[i]);
+    vf v[LINE / VL];
+    TD_UNROLL for (int j = 0; j < LINE / VL; j++) {
+      v[j] = vf_mul(vf_load(win.x + i * LINE + j * VL), scale);
     }
     vh_store_vf(out, _mm512_permutex2var_ps(v[0], even, v[1]),
                 _mm512_permutex2var_ps(v[2], even, v[3]));
@@ -175,8 +174,9 @@ static void mend(const td_linear_args *a, uint32_t token) {
 // Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
 typedef struct {
   _Alignas(64) _Float16 x[X_HALVES];   // columns [k, k + n): [tile][vector][token of the tile][VHL]
-  float x_scale[X_HALVES / CHAIN];     // [tile][window][token of the tile]
-  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
+  float x_scale[X_HALVES / X_WINDOW];  // [tile][window][token of the tile]
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
+  float sum[PANEL_ROWS * PANEL_TOKENS]; // of all lanes, [row][token]
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
   distance ahead[2]; // into L2, into L1
@@ -200,79 +200,104 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
 
 #include "kernels/cpu/panel_vec.h"
 
+// On the way along some rows.
+typedef struct {
+  const elem *w[MAX_ROWS];
+  const _Float16 *x;
+  uint32_t k;
+  fetch in_l2, in_l1;
+  __m512i seen[MAX_ROWS];
+} walk;
+
+// acc [R][T] = the products of the columns before end.
+TD_INLINE void dot_chain(const int R, const int T, const panel *p, uint32_t row, walk *at,
+                         uint32_t end, vh *acc) {
+  __m512i line[MAX_ROWS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
+  for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
+    if (at->k >= at->in_l2.until) at->in_l2 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[0]);
+    if (at->k >= at->in_l1.until) at->in_l1 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[1]);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const uintptr_t w = (uintptr_t)(at->w[r] + at->k);
+      __builtin_prefetch((const void *)(w + at->in_l2.offset), 0, 2);
+      __builtin_prefetch((const void *)(w + at->in_l1.offset));
+      line[r] = load_line(at->w[r] + at->k);
+    }
+    add_line(R, T, line, at->x, acc, at->seen);
+  }
+  if (at->k < end) {
+    TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
+    add_line(R, T, line, at->x, acc, at->seen);
+    at->k = end;
+  }
+}
+
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
-  const size_t stride = p->a->n_tokens;
-  const uint32_t n_padded = (p->n + LINE - 1) / LINE * LINE;
-  const uint32_t n_windows = (p->n + CHAIN - 1) / CHAIN;
-  const _Float16 *x = p->x + (size_t)token * n_padded;
-  const float *x_scale = p->x_scale + token * n_windows;
-  vf *total = p->total + row * stride + token;
-  const elem *w[MAX_ROWS];
-  __m512i line[MAX_ROWS], seen[MAX_ROWS];
+  const size_t stride = p->a->n_tokens, at_pair = row * stride + token;
+  const float *x_scale = p->x_scale + token * ((p->n + X_WINDOW - 1) / X_WINDOW);
+  vf total[MAX_ROWS * TILE_TOKENS];
+  walk at = {.x = p->x + (size_t)token * ((p->n + LINE - 1) / LINE * LINE)};
   TD_UNROLL for (int r = 0; r < R; r++) {
-    w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
-    seen[r] = _mm512_setzero_si512();
+    at.w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
+    at.seen[r] = _mm512_setzero_si512();
   }
-  fetch in_l2 = {0}, in_l1 = {0};
-  for (uint32_t k = 0; k < p->n; x_scale += T) {
-    vh acc[MAX_ROWS * TILE_TOKENS];
-    uint32_t end = p->n - k < CHAIN ? p->n : k + CHAIN;
-    const bool is_first = p->k + k == 0;
-    TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
-    for (; k + LINE <= end; k += LINE, x += T * LINE) {
-      if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
-      if (k >= in_l1.until) in_l1 = fetch_of(p, row, (uint32_t)R, k, p->ahead[1]);
-      TD_UNROLL for (int r = 0; r < R; r++) {
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l2.offset), 0, 2);
-        __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
-        line[r] = load_line(w[r] + k);
-      }
-      add_line(R, T, line, x, acc, seen);
-    }
-    if (k < end) {
-      TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(w[r] + k, end - k);
-      add_line(R, T, line, x, acc, seen);
-      k = end;
-    }
+  TD_UNROLL for (int i = 0; i < R * T; i++) {
+    total[i] = p->k > 0 ? p->total[at_pair + (size_t)(i / T) * stride + i % T] : vf_zero();
+  }
+  for (uint32_t end; at.k < p->n; x_scale += T) {
+    vh first[MAX_ROWS * TILE_TOKENS], acc[MAX_ROWS * TILE_TOKENS];
+    end = p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW;
+    dot_chain(R, T, p, row, &at, end - at.k > CHAIN ? at.k + CHAIN : at.k, first);
+    dot_chain(R, T, p, row, &at, end, acc);
     TD_UNROLL for (int i = 0; i < R * T; i++) {
-      vf *to = &total[(size_t)(i / T) * stride + i % T];
-      *to = end_chain(acc[i], vf_set1(x_scale[i % T]), is_first ? vf_zero() : *to);
+      total[i] = end_window(vh_add(first[i], acc[i]), vf_set1(x_scale[i % T]), total[i]);
     }
+    __asm__ volatile("" : "+m"(total)); // no registers are left for them
   }
-  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(seen[r]);
+  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(at.seen[r]);
+  if (p->k + p->n < p->a->w->cols) {
+    TD_UNROLL for (int i = 0; i < R * T; i++) {
+      p->total[at_pair + (size_t)(i / T) * stride + i % T] = total[i];
+    }
+    return;
+  }
+  float sum[MAX_ROWS * TILE_TOKENS];
+  TD_UNROLL for (int i = R * T; i % 4 > 0; i++) total[i] = vf_zero();
+  TD_UNROLL for (int i = 0; i < R * T; i += 4) {
+    vf_sum4(total[i], total[i + 1], total[i + 2], total[i + 3], sum + i);
+  }
+  TD_UNROLL for (int i = 0; i < R * T; i++) {
+    p->sum[at_pair + (size_t)(i / T) * stride + i % T] = sum[i];
+  }
 }
 
 static void pack_panel(panel *p, const float *scales) {
-  const td_weight *w = p->a->w;
-  _Float16 *out = p->x;
-  float *x_scale = p->x_scale;
+  const uint32_t n_padded = (p->n + LINE - 1) / LINE * LINE;
+  const uint32_t n_windows = (p->n + X_WINDOW - 1) / X_WINDOW;
   for (uint32_t i = 0; i < panel_tiles(p); i++) {
     uint32_t begin = panel_tile_begin(p, i), n_tokens = panel_tile_begin(p, i + 1) - begin;
-    for (uint32_t k = 0, n; k < p->n; k += n) {
-      n = p->n - k < CHAIN ? p->n - k : CHAIN;
-      for (uint32_t t = 0; t < n_tokens; t++) {
-        *x_scale++ = pack_window(w, scales, token_x(p->a, begin + t), p->k + k, n,
-                                 (size_t)n_tokens * VHL, out + t * VHL, &p->unfit[begin + t]);
+    for (uint32_t t = 0; t < n_tokens; t++) {
+      const float *x = token_x(p->a, begin + t);
+      _Float16 *out = p->x + (size_t)begin * n_padded + t * VHL;
+      float *x_scale = p->x_scale + begin * n_windows + t;
+      for (uint32_t k = 0; k < p->n; k += X_WINDOW, x_scale += n_tokens) {
+        uint32_t n = p->n - k < X_WINDOW ? p->n - k : X_WINDOW;
+        *x_scale = pack_window(p->a->w, scales, x, p->k + k, n, (size_t)n_tokens * VHL, out,
+                               &p->unfit[begin + t]);
+        out += (size_t)X_WINDOW * n_tokens;
       }
-      out += (size_t)(n + LINE - 1) / LINE * LINE * n_tokens;
     }
   }
 }
 
 static void finish_panel(panel *p) {
   const td_linear_args *a = p->a;
-  const uint32_t n = p->n_rows * a->n_tokens;
-  float sum[PANEL_ROWS * PANEL_TOKENS];
-  for (uint32_t i = n; i % 4 > 0; i++)
-    p->total[i] = vf_zero();
-  for (uint32_t i = 0; i < n; i += 4)
-    vf_sum4(p->total[i], p->total[i + 1], p->total[i + 2], p->total[i + 3], sum + i);
   const bool plain = !scale_is_rows(a->w) && !memchr(p->nan, true, p->n_rows);
   for (uint32_t t = 0; t < a->n_tokens; t++) {
     float *y = a->y + t * a->ldy + (p->row0 - a->y_row0);
     for (uint32_t r = 0; r < p->n_rows; r++)
-      y[r] = sum[r * a->n_tokens + t];
+      y[r] = p->sum[r * a->n_tokens + t];
     for (uint32_t r = 0; r < p->n_rows && !plain; r++)
       y[r] = finish(a->w, p->row0 + r, p->nan[r], y[r]);
   }
@@ -282,7 +307,7 @@ static void linear_few(const td_linear_args *a, const float *scales) {
   panel p;
   p.a = a;
   memset(p.unfit, 0, sizeof p.unfit);
-  uint32_t cols = a->w->cols, step = X_HALVES / a->n_tokens / CHAIN * CHAIN;
+  uint32_t cols = a->w->cols, step = X_HALVES / a->n_tokens / X_WINDOW * X_WINDOW;
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
     p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
     memset(p.nan, 0, sizeof p.nan);
@@ -303,7 +328,7 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 
 typedef _Float16 packed;
 typedef vh pv;
-enum { PL = VHL, SCALED = 1, WINDOW_RUNS = 2 };
+enum { PL = VHL, SCALED = 1, PAIRED = 1, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
 typedef char gemm_scale, gemm_lanes; // nothing
 typedef bool x_range;                // whether it is unfit
 TD_INLINE pv pv_load(const packed *p) {
@@ -312,38 +337,36 @@ TD_INLINE pv pv_load(const packed *p) {
 TD_INLINE pv pv_fma(pv a, pv b, pv c) {
   return vh_fma(a, b, c);
 }
+TD_INLINE pv pv_add(pv a, pv b) {
+  return vh_add(a, b);
+}
 TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
   return scale;
 }
-TD_INLINE pv begin_sum(const vf *total, bool first) {
-  (void)total, (void)first;
+TD_INLINE pv begin_sum(vf total) {
+  (void)total;
   return vh_zero();
 }
-TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
   (void)scale;
-  *total = end_chain(sum, vf_set1(*x_scale), *total);
+  return end_window(sum, vf_set1(x_scale), total);
 }
 #include "kernels/cpu/gemm_vec.h"
 
-_Static_assert(WINDOW_RUNS *CHAIN == WINDOW, "runs are chains");
+_Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
 
 static void find_window(gemm *g) {
   uint32_t left = g->a->w->cols - g->k;
   g->n = left < WINDOW ? left : WINDOW;
-  g->n_runs = (g->n + CHAIN - 1) / CHAIN;
-  g->n_vectors = (g->n + LINE - 1) / LINE * 2;
-  for (uint32_t i = 0; i < g->n_runs; i++)
-    g->run_vectors[i] = i + 1 < g->n_runs ? CHAIN_STEPS : g->n_vectors - i * CHAIN_STEPS;
+  g->n_runs = 1;
+  g->n_vectors = g->run_vectors[0] = (g->n + LINE - 1) / LINE * 2;
 }
 
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
   const float *x = token_x(g->a, g->token0 + token);
   if (g->k == 0) g->range[token] = false;
-  for (uint32_t i = 0; i < g->n_runs; i++, out += CHAIN_STEPS * step) {
-    uint32_t at = i * CHAIN, n = g->n - at < CHAIN ? g->n - at : CHAIN;
-    g->x_scale[i][token] = pack_window(g->a->w, g->x_scales, x, g->k + at, n, step, out,
-                                       &g->range[token]);
-  }
+  g->x_scale[0][token] = pack_window(g->a->w, g->x_scales, x, g->k, g->n, step, out,
+                                     &g->range[token]);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
@@ -390,7 +413,7 @@ static inline void linear_bytes(const td_linear_args *a) {
     linear_band(a, NULL);
     return;
   }
-  if (w->scale_cols % VL > 0 || w->scale_rows < MIN_BAND) {
+  if (w->scale_cols % LINE > 0 || w->scale_rows < MIN_BAND) {
     linear_exact(a);
     return;
   }

@@ -7,7 +7,7 @@
 #include "kernels/decl.h"
 
 typedef uint8_t elem;
-enum { DOWN = 256, TOP = 10 }; // 32 products of 1.75 2^10 are 57344
+enum { DOWN = 256, TOP = 9 }; // 64 products of 1.75 2^9 are 57344
 
 static inline vh half_of(__m512i shifted) {
   return _mm512_castsi512_ph(_mm512_and_si512(shifted, _mm512_set1_epi16((short)0xbf80)));

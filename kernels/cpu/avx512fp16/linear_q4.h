@@ -283,7 +283,7 @@ typedef struct {
   vf lo, hi;
 } gemm_scale;
 typedef gemm_scale gemm_lanes;
-enum { PL = VHL, SCALED = 1, WINDOW_RUNS = 4 };
+enum { PL = VHL, SCALED = 1, PAIRED = 0, PAIR_STEPS = 0, WINDOW_RUNS = 4 };
 
 TD_INLINE pv pv_load(const packed *p) {
   return vh_load(p);
@@ -291,17 +291,19 @@ TD_INLINE pv pv_load(const packed *p) {
 TD_INLINE pv pv_fma(pv a, pv b, pv c) {
   return vh_fma(a, b, c);
 }
+TD_INLINE pv pv_add(pv a, pv b) {
+  return vh_add(a, b);
+}
 TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
   return scale;
 }
-TD_INLINE pv begin_sum(const vf *total, bool first) {
+TD_INLINE pv begin_sum(vf total) {
   (void)total;
-  (void)first;
   return vh_zero();
 }
-TD_INLINE void end_sum(pv sum, gemm_lanes scale, const float *x_scale, vf *total) {
+TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
   (void)x_scale;
-  *total = vf_fma(vh_hi(sum), scale.hi, vf_fma(vh_lo(sum), scale.lo, *total));
+  return vf_fma(vh_hi(sum), scale.hi, vf_fma(vh_lo(sum), scale.lo, total));
 }
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)w;

@@ -23,6 +23,9 @@ static inline void vh_store(_Float16 *p, vh a) {
 static inline vh vh_fma(vh a, vh b, vh c) {
   return _mm512_fmadd_ph(a, b, c);
 }
+static inline vh vh_add(vh a, vh b) {
+  return _mm512_add_ph(a, b);
+}
 // Rounded to nearest even; lanes 0 to 15 from lo.
 static inline vh vh_from_vf(vf lo, vf hi) {
   __m256i l = _mm256_castph_si256(_mm512_cvtxps_ph(lo)),
