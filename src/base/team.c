@@ -1,6 +1,6 @@
 // src/base/team.c - the thread team.
 // A run is published by advancing `turn`: the number of the run and of the members that take part,
-// in one word, so that whoever reads it knows whether it is meant. Members spin on it for a short
+// in one word, so that whoever reads it knows whether it is meant. Members spin on it for a
 // while and then sleep on a condition variable. The publisher wakes them only when some sleep: a
 // member announces itself in n_asleep before it looks at turn for the last time, the publisher
 // advances turn before it reads n_asleep, both sequentially consistent, so one of them sees the
@@ -14,7 +14,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { SPINS = 2000 }; // some 50 us of pauses
+// Pauses before a member sleeps, a millisecond or two: longer than one thread works alone between
+// the runs of a step. A core that was idle may take half a millisecond to come back, and most runs
+// take less.
+enum { SPINS = 40000 };
 
 typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);
 

@@ -1,6 +1,6 @@
 // src/base/team.h - a team of threads that run one function together.
 // The caller of td_team_run is member 0, so a team of one starts no thread. Several threads may
-// call: runs are serialized. Members spin briefly for the next run, then sleep. A team may be told
+// call: runs are serialized. Members spin for the next run, then sleep. A team may be told
 // to work with fewer members for a while; the others sleep.
 #ifndef TD_BASE_TEAM_H
 #define TD_BASE_TEAM_H
