@@ -1,5 +1,5 @@
 // kernels/cpu/linear_plain.h - what linear_vec.h needs to know of formats whose elements are
-// converted a vector at a time, by vector_at; every code is a number.
+// converted a vector at a time: vector_at gives one of a group's. Every code is a number.
 #ifndef KERNELS_CPU_LINEAR_PLAIN_H
 #define KERNELS_CPU_LINEAR_PLAIN_H
 
@@ -28,7 +28,7 @@ static inline bool plain(int n, const codes *c) {
 }
 
 static inline vf vector_of(const codes *c, int j) {
-  return vector_at(c->at + j * VL);
+  return vector_at(c->at, j);
 }
 
 static inline vf any_vector_of(const codes *c, int j) {

@@ -7,9 +7,10 @@
 //   codes, load_codes, load_codes_n    such a group of one row (n < GROUP of it, and zeros)
 //   plain         whether vector_of gives the weights of some groups; else any_vector_of does, and
 //                 has_nan tells whether some are NaN although it does not show it
+//   ORDER_X       if columns of a group are not in order: puts a group of x as vector_of has them
 //
-// Every (row, token) pair has one accumulator of VL lanes; column k goes to lane k % VL in the
-// order of k. All paths keep to that, so they agree to the last bit:
+// Every (row, token) pair has one accumulator of VL lanes, to which the vectors of a row go in
+// turn. All paths keep to that, so they agree to the last bit:
 //   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
 //                   eight tokens
 //   more            gemm_vec.h, each weight decoded once for a block of tokens
@@ -28,6 +29,9 @@
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
+#ifndef ORDER_X
+#define ORDER_X (void)
+#endif
 
 enum {
   VECTORS = GROUP / VL,
@@ -78,25 +82,31 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
                    size_t step, float *out, x_range *range) {
   uint32_t n_vectors = (n + VL - 1) / VL, at = 0;
   if (!scales) {
-    for (; at + VL <= n; at += VL, out += step)
-      vf_store(out, vf_load(x + k + at));
-    if (at < n) vf_store(out, vf_load_n(x + k + at, n - at));
-    if (at < n) out += step;
-  } else {
-    x_range r = *range;
-    scales += k / w->scale_cols;
-    for (uint32_t end = w->scale_cols - k % w->scale_cols; at < n; end += w->scale_cols) {
-      vf scale = vf_set1(*scales++);
-      if (end > n) end = n;
-      for (; at < end; at += VL, out += step) {
-        vf xv = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
-        vf v = vf_mul(xv, scale);
-        r = (x_range){vf_min_abs(r.least, v, xv), vf_max_abs(r.most, v)};
-        vf_store(out, v);
+    for (; at < n; at += GROUP, out += VECTORS * step) {
+      vf v[VECTORS];
+      TD_UNROLL for (uint32_t j = 0; j < VECTORS; j++) {
+        const float *from = x + k + at + j * VL;
+        uint32_t left = n - at < j * VL ? 0 : n - at - j * VL;
+        v[j] = left < VL ? vf_load_n(from, left) : vf_load(from);
       }
+      ORDER_X(v);
+      TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + (size_t)j * step, v[j]);
     }
-    *range = r;
+    return;
   }
+  x_range r = *range;
+  scales += k / w->scale_cols;
+  for (uint32_t end = w->scale_cols - k % w->scale_cols; at < n; end += w->scale_cols) {
+    vf scale = vf_set1(*scales++);
+    if (end > n) end = n;
+    for (; at < end; at += VL, out += step) {
+      vf xv = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
+      vf v = vf_mul(xv, scale);
+      r = (x_range){vf_min_abs(r.least, v, xv), vf_max_abs(r.most, v)};
+      vf_store(out, v);
+    }
+  }
+  *range = r;
   for (; n_vectors % VECTORS > 0; n_vectors++, out += step)
     vf_store(out, vf_zero());
 }
@@ -170,8 +180,9 @@ static void mend(const td_linear_args *a, const float *scales, uint32_t token, x
 
 // Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
 typedef struct {
-  _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [tile][vector][token of the tile][VL]
-  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token]
+  _Alignas(64) float x[X_FLOATS];       // columns [k, k + n): [tile][vector][token of the tile][VL]
+  vf total[PANEL_ROWS * PANEL_TOKENS];  // [row][token], of columns before k
+  float sum[PANEL_ROWS * PANEL_TOKENS]; // of all lanes, [row][token]
   x_range range[PANEL_TOKENS];
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
@@ -212,14 +223,13 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   const elem *w[MAX_ROWS];
   codes c[MAX_ROWS];
-  vf acc[MAX_ROWS * TILE_TOKENS];
-  const size_t stride = p->a->n_tokens;
-  vf *total = p->total + row * stride + token;
+  vf acc[MAX_ROWS * TILE_TOKENS + 3];
+  const size_t stride = p->a->n_tokens, at = row * stride + token;
   TD_UNROLL for (int r = 0; r < R; r++) {
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
   }
   TD_UNROLL for (int i = 0; i < R * T; i++) {
-    acc[i] = p->k == 0 ? vf_zero() : total[(size_t)(i / T) * stride + (size_t)(i % T)];
+    acc[i] = p->k == 0 ? vf_zero() : p->total[at + (size_t)(i / T) * stride + (size_t)(i % T)];
   }
   const float *x = p->x + (size_t)token * p->n_padded;
   fetch in_l2 = {0}, in_l1 = {0};
@@ -239,8 +249,19 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     TD_UNROLL for (int r = 0; r < R; r++) c[r] = load_codes_n(w[r] + k, n - k, room[r]);
     add_group(R, T, c, x, acc, p->nan + row);
   }
+  if (p->k + n < p->a->w->cols) {
+    TD_UNROLL for (int i = 0; i < R * T; i++) {
+      p->total[at + (size_t)(i / T) * stride + (size_t)(i % T)] = acc[i];
+    }
+    return;
+  }
+  float sum[MAX_ROWS * TILE_TOKENS];
+  TD_UNROLL for (int i = R * T; i % 4 > 0; i++) acc[i] = vf_zero();
+  TD_UNROLL for (int i = 0; i < R * T; i += 4) {
+    vf_sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], sum + i);
+  }
   TD_UNROLL for (int i = 0; i < R * T; i++) {
-    total[(size_t)(i / T) * stride + (size_t)(i % T)] = acc[i];
+    p->sum[at + (size_t)(i / T) * stride + (size_t)(i % T)] = sum[i];
   }
 }
 
@@ -257,16 +278,10 @@ static void pack_panel(panel *p, const float *scales) {
 
 static void finish_panel(panel *p) {
   const td_linear_args *a = p->a;
-  uint32_t n = p->n_rows * a->n_tokens;
-  float sum[PANEL_ROWS * PANEL_TOKENS];
-  for (uint32_t i = n; i % 4 > 0; i++)
-    p->total[i] = vf_zero();
-  for (uint32_t i = 0; i < n; i += 4)
-    vf_sum4(p->total[i], p->total[i + 1], p->total[i + 2], p->total[i + 3], sum + i);
   for (uint32_t r = 0; r < p->n_rows; r++) {
     float *y = a->y + p->row0 + r - a->y_row0;
     for (uint32_t t = 0; t < a->n_tokens; t++)
-      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], sum[r * a->n_tokens + t]);
+      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], p->sum[r * a->n_tokens + t]);
   }
 }
 
@@ -369,6 +384,7 @@ static inline void linear_vec(const td_linear_args *a) {
   for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
     uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
     band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    band.next = band.row_end == a->row_end ? a->next : NULL;
     linear_band(&band, row_scales(w, band.row_begin));
   }
 }

@@ -14,9 +14,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// Pauses before a member sleeps, a millisecond or two: longer than one thread works alone between
-// the runs of a step. A core that was idle may take half a millisecond to come back, and most runs
-// take less.
+// Pauses before a member sleeps, half a millisecond to two: longer than one thread works alone
+// between the runs of a step. A core that was idle may take half a millisecond to come back, and
+// most runs take less.
 enum { SPINS = 40000 };
 
 typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);

@@ -4,8 +4,8 @@
 typedef int8_t elem;
 enum { HAS_SCALES = 1 };
 
-static inline vf vector_at(const elem *w) {
-  return vf_from_i8(w);
+static inline vf vector_at(const elem *group, int j) {
+  return vf_from_i8(group + j * VL);
 }
 
 #include "kernels/cpu/linear_plain.h"

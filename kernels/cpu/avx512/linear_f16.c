@@ -4,8 +4,8 @@
 typedef uint16_t elem;
 enum { HAS_SCALES = 0 };
 
-static inline vf vector_at(const elem *w) {
-  return vf_from_half(w);
+static inline vf vector_at(const elem *group, int j) {
+  return vf_from_half(group + j * VL);
 }
 
 #include "kernels/cpu/linear_plain.h"

@@ -4,8 +4,8 @@
 typedef float elem;
 enum { HAS_SCALES = 0 };
 
-static inline vf vector_at(const elem *w) {
-  return vf_load(w);
+static inline vf vector_at(const elem *group, int j) {
+  return vf_load(group + j * VL);
 }
 
 #include "kernels/cpu/linear_plain.h"
