@@ -180,9 +180,8 @@ static void mend(const td_linear_args *a, const float *scales, uint32_t token, x
 
 // Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
 typedef struct {
-  _Alignas(64) float x[X_FLOATS];       // columns [k, k + n): [tile][vector][token of the tile][VL]
-  vf total[PANEL_ROWS * PANEL_TOKENS];  // [row][token], of columns before k
-  float sum[PANEL_ROWS * PANEL_TOKENS]; // of all lanes, [row][token]
+  _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [tile][vector][token of the tile][VL]
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
   x_range range[PANEL_TOKENS];
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
@@ -217,13 +216,18 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
   }
 }
 
+static bool is_final(const panel *p) {
+  (void)p;
+  return !HAS_SCALES;
+}
+
 #include "kernels/cpu/panel_vec.h"
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   const elem *w[MAX_ROWS];
   codes c[MAX_ROWS];
-  vf acc[MAX_ROWS * TILE_TOKENS + 3];
+  vf acc[MAX_ROWS * TILE_TOKENS];
   const size_t stride = p->a->n_tokens, at = row * stride + token;
   TD_UNROLL for (int r = 0; r < R; r++) {
     w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
@@ -255,14 +259,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     }
     return;
   }
-  float sum[MAX_ROWS * TILE_TOKENS];
-  TD_UNROLL for (int i = R * T; i % 4 > 0; i++) acc[i] = vf_zero();
-  TD_UNROLL for (int i = 0; i < R * T; i += 4) {
-    vf_sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], sum + i);
-  }
-  TD_UNROLL for (int i = 0; i < R * T; i++) {
-    p->sum[at + (size_t)(i / T) * stride + (size_t)(i % T)] = sum[i];
-  }
+  put_sums(R, T, p, row, token, acc);
 }
 
 static void pack_panel(panel *p, const float *scales) {
@@ -273,15 +270,6 @@ static void pack_panel(panel *p, const float *scales) {
       pack_x(p->a->w, scales, token_x(p->a, begin + t), p->k, p->n, n * VL, out + t * VL,
              &p->range[begin + t]);
     }
-  }
-}
-
-static void finish_panel(panel *p) {
-  const td_linear_args *a = p->a;
-  for (uint32_t r = 0; r < p->n_rows; r++) {
-    float *y = a->y + p->row0 + r - a->y_row0;
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-      y[t * a->ldy] = finish(a->w, p->row0 + r, p->nan[r], p->sum[r * a->n_tokens + t]);
   }
 }
 

@@ -1,9 +1,40 @@
 // kernels/cpu/panel_vec.h - how a panel, some rows times up to PANEL_TOKENS tokens, is cut into
-// tiles and fetched: the part that linear_vec.h and avx512fp16/linear_bytes.h share. To be included
-// behind elem, row_data and
-//   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n) and ahead
+// tiles and fetched, and its results: the part that linear_vec.h and avx512fp16/linear_bytes.h
+// share. To be included behind elem, row_data and
+//   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n), ahead and, of
+//               each row, nan
+//   finish      the result of a row and token from the sum of all lanes
+//   is_final    whether that is the sum, for all of a panel
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
+
+// Sums of the lanes of v [R][T]: of rows [row, row + R) and tokens [token, token + T).
+TD_INLINE void put_sums(const int R, const int T, const panel *p, uint32_t row, uint32_t token,
+                        const vf *v) {
+  const td_linear_args *a = p->a;
+  float sum[MAX_ROWS * TILE_TOKENS];
+  TD_UNROLL for (int i = 0; i < R * T; i += 4) { // by token, for its results lie together
+    vf of[4];
+    TD_UNROLL for (int j = 0; j < 4; j++) {
+      of[j] = i + j < R * T ? v[(i + j) % R * T + (i + j) / R] : vf_zero();
+    }
+    vf_sum4(of[0], of[1], of[2], of[3], sum + i);
+  }
+  float *y = a->y + token * a->ldy + p->row0 + row - a->y_row0;
+  TD_UNROLL for (int t = 0; t < T; t++, y += a->ldy) {
+    TD_UNROLL for (int r = 0; r < R; r++) y[r] = sum[t * R + r];
+  }
+}
+
+static void finish_panel(const panel *p) {
+  const td_linear_args *a = p->a;
+  if (is_final(p)) return;
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    float *y = a->y + t * a->ldy + p->row0 - a->y_row0;
+    for (uint32_t r = 0; r < p->n_rows; r++)
+      y[r] = finish(a->w, p->row0 + r, p->nan[r], y[r]);
+  }
+}
 
 static void set_ahead(panel *p) {
   uint32_t far = (p->a->n_tokens == 1 ? AHEAD_ONE : AHEAD_FEW) / (uint32_t)sizeof(elem);

@@ -176,7 +176,6 @@ typedef struct {
   _Alignas(64) _Float16 x[X_HALVES];   // columns [k, k + n): [tile][vector][token of the tile][VHL]
   float x_scale[X_HALVES / X_WINDOW];  // [tile][window][token of the tile]
   vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
-  float sum[PANEL_ROWS * PANEL_TOKENS]; // of all lanes, [row][token]
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
   distance ahead[2]; // into L2, into L1
@@ -196,6 +195,10 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
       TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vh_fma(w[r], xv, acc[r * T + t]);
     }
   }
+}
+
+static bool is_final(const panel *p) {
+  return !scale_is_rows(p->a->w) && !memchr(p->nan, true, p->n_rows);
 }
 
 #include "kernels/cpu/panel_vec.h"
@@ -262,14 +265,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     }
     return;
   }
-  float sum[MAX_ROWS * TILE_TOKENS];
-  TD_UNROLL for (int i = R * T; i % 4 > 0; i++) total[i] = vf_zero();
-  TD_UNROLL for (int i = 0; i < R * T; i += 4) {
-    vf_sum4(total[i], total[i + 1], total[i + 2], total[i + 3], sum + i);
-  }
-  TD_UNROLL for (int i = 0; i < R * T; i++) {
-    p->sum[at_pair + (size_t)(i / T) * stride + i % T] = sum[i];
-  }
+  put_sums(R, T, p, row, token, total);
 }
 
 static void pack_panel(panel *p, const float *scales) {
@@ -288,18 +284,6 @@ static void pack_panel(panel *p, const float *scales) {
         out += (size_t)X_WINDOW * n_tokens;
       }
     }
-  }
-}
-
-static void finish_panel(panel *p) {
-  const td_linear_args *a = p->a;
-  const bool plain = !scale_is_rows(a->w) && !memchr(p->nan, true, p->n_rows);
-  for (uint32_t t = 0; t < a->n_tokens; t++) {
-    float *y = a->y + t * a->ldy + (p->row0 - a->y_row0);
-    for (uint32_t r = 0; r < p->n_rows; r++)
-      y[r] = p->sum[r * a->n_tokens + t];
-    for (uint32_t r = 0; r < p->n_rows && !plain; r++)
-      y[r] = finish(a->w, p->row0 + r, p->nan[r], y[r]);
   }
 }
 
