@@ -22,11 +22,11 @@ TD_INLINE pv pv_add(pv a, pv b) {
 TD_INLINE pv begin_sum(vf total) {
   return SCALED ? vf_zero() : total;
 }
-TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
-  (void)x_scale;
+#include "kernels/cpu/gemm_vec.h"
+
+TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {
+  (void)g, (void)token;
   return SCALED ? vf_fma(sum, scale, total) : sum;
 }
-
-#include "kernels/cpu/gemm_vec.h"
 
 #endif

@@ -8,13 +8,13 @@
 //   WINDOW_RUNS     runs of a window, at most
 //   gemm_scale      what scales a run of one row; lanes_of makes gemm_lanes of it
 //   begin_sum       what the products of a run of one row and token are added to, by the total
-//   end_sum         the pair's total behind the run, by that before it
 //   x_range         what pack_token keeps of a token, if anything
 //   finish          the result from the sum of all lanes
 // and with these defined behind it, which tell how a format orders its columns:
 //   find_window     the runs of the window that begins at column g->k
 //   pack_token      a token's columns of the window, vector i at out + i * step, and, where
-//                   end_sum uses them, the token's x_scale of each run
+//                   end_sum uses it, the token's x_scale
+//   end_sum         a row and token's total behind a run, by that before it
 //   decode_row      the same of a row's weights, and the row's scales
 //   stored_row      where a row's columns from k on are stored, for prefetching
 //   end_block       what is left to do when a block's results are written
@@ -48,7 +48,7 @@ typedef struct {
   packed x[BLOCK_TOKENS * WINDOW];            // [tile][vector][token of the tile][PL]
   vf total[BLOCK_TOTALS + 3];                 // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_RUNS];  // of the group's rows, by run of the window
-  float x_scale[WINDOW_RUNS][BLOCK_TOKENS];   // by run of the window
+  float x_scale[BLOCK_TOKENS];
   bool nan[BLOCK_ROWS];
   x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
@@ -68,6 +68,7 @@ static void find_window(gemm *g);
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out);
 static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out);
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
+TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total);
 static void end_block(const gemm *g);
 
 // Tiles of tokens, as even as can be: a tile of few is slow.
@@ -185,8 +186,7 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
       TD_UNROLL for (int t = 0; t < T; t++) {
         const int i = r * T + t;
         const pv sum = PAIRED ? pv_add(acc[i], part[i]) : acc[i];
-        totals[i] = end_sum(sum, scale, g->x_scale[run][token + (uint32_t)t],
-                            first ? vf_zero() : totals[i]);
+        totals[i] = end_sum(g, sum, scale, token + (uint32_t)t, first ? vf_zero() : totals[i]);
       }
     }
     // There are no registers to keep totals in, which the compiler would try.

@@ -84,8 +84,10 @@ static void rows_from_totals(const float *totals, float *rows) {
 }
 
 TD_INLINE void end_chain(vh sum, const float *scale, float *total) {
-  vf_store(total, vf_fma(vh_lo(sum), vf_load(scale), vf_load(total)));
-  vf_store(total + VL, vf_fma(vh_hi(sum), vf_load(scale + VL), vf_load(total + VL)));
+  vf lo, hi;
+  vh_widen(sum, &lo, &hi);
+  vf_store(total, vf_fma(lo, vf_load(scale), vf_load(total)));
+  vf_store(total + VL, vf_fma(hi, vf_load(scale + VL), vf_load(total + VL)));
 }
 
 #endif

@@ -64,16 +64,6 @@ TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// total + the lanes of a window's sum times scale, two at once: conversions cost more than an
-// addition. From memory halves come without a shuffle.
-TD_INLINE vf end_window(vh window, vf scale, vf total) {
-  _Alignas(64) _Float16 lanes[VHL];
-  vh_store(lanes, window);
-  __asm__("" : "+m"(lanes));
-  __m256h sum = _mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL));
-  return vf_fma(_mm512_cvtxph_ps(sum), scale, total);
-}
-
 // The result from the sum of all lanes.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
@@ -254,7 +244,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     dot_chain(R, T, p, row, &at, end - at.k > CHAIN ? at.k + CHAIN : at.k, first);
     dot_chain(R, T, p, row, &at, end, acc);
     TD_UNROLL for (int i = 0; i < R * T; i++) {
-      total[i] = end_window(vh_add(first[i], acc[i]), vf_set1(x_scale[i % T]), total[i]);
+      total[i] = vf_fma(vh_fold(vh_add(first[i], acc[i])), vf_set1(x_scale[i % T]), total[i]);
     }
     __asm__ volatile("" : "+m"(total)); // no registers are left for them
   }
@@ -331,13 +321,14 @@ TD_INLINE pv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
-TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
-  (void)scale;
-  return end_window(sum, vf_set1(x_scale), total);
-}
 #include "kernels/cpu/gemm_vec.h"
 
 _Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
+
+TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {
+  (void)scale;
+  return vf_fma(vh_fold(sum), vf_set1(g->x_scale[token]), total);
+}
 
 static void find_window(gemm *g) {
   uint32_t left = g->a->w->cols - g->k;
@@ -349,8 +340,7 @@ static void find_window(gemm *g) {
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
   const float *x = token_x(g->a, g->token0 + token);
   if (g->k == 0) g->range[token] = false;
-  g->x_scale[0][token] = pack_window(g->a->w, g->x_scales, x, g->k, g->n, step, out,
-                                     &g->range[token]);
+  g->x_scale[token] = pack_window(g->a->w, g->x_scales, x, g->k, g->n, step, out, &g->range[token]);
 }
 
 static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {

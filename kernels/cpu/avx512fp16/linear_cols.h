@@ -18,7 +18,7 @@
 // one row's columns they are added before. All paths keep to that, so they agree to the last bit:
 //   1 to 3 tokens  values are multiplied as they are decoded
 //   more           a chain of a strip is decoded into L1 for all tokens of a block
-// The error is that of linear_q4.h, one FP16 addition more where lanes are added.
+// The error is that of linear_q4.h.
 #ifndef KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
 #define KERNELS_CPU_AVX512FP16_LINEAR_COLS_H
 

@@ -5,13 +5,14 @@
 //   Q4_EXACT    see q4_results.h
 //
 // x is rounded to FP16, after a power of two for each token (q4_power). A window of columns (q4.h)
-// is a chain: FP16 products and sums, 16 of them or 8 and 8, then made FP32, times each lane's
-// scale, and added to the one accumulator of VL lanes that each (row, token) pair has. All paths
-// keep to that, so they agree to the last bit.
+// is a chain: FP16 products and sums, 16 of them or 8 and 8; its halves are added where they have
+// the same scales (q4_folds). Then it is made FP32, times each lane's scale, and added to the one
+// accumulator of VL lanes that each (row, token) pair has. All paths keep to that, so they agree to
+// the last bit.
 //
-// Error: rounding x, and each of the 16 additions, are 2^-11 of a product's or a sum's magnitude at
-// most, or half the least FP16, 2^-25 / 2^7 of the token's largest x. So |error| is at most
-//   17 2^-11 sum |w x| + n 2^-32 (max |code| + 1) max |x| max |scale|
+// Error: rounding x, and each of 17 additions, are 2^-11 of a product's or a sum's magnitude at
+// most, or half the least FP16, 2^-25 / 2^6 of the token's largest x. So |error| is at most
+//   18 2^-11 sum |w x| + n 2^-31 (max |code| + 1) max |x| max |scale|
 // besides that of the FP32 sums; roundings being as good as independent, it is about 6e-4 of the
 // root of the sum of squares.
 #ifndef KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
@@ -44,16 +45,24 @@ typedef struct {
   size_t ahead;     // bytes between what is used and what is fetched
 } q4_tile;
 
-// totals [R T] gain the sums of R rows and T tokens, with the scales of lanes.
-TD_INLINE void add_sums(const int R, const int T, const q4_tile *tile, uint32_t at, vi lo, vi hi,
-                        const vh *acc, vf *totals) {
+// total and the lanes of a sum times their scales, which are the same for lo and hi where it folds.
+TD_INLINE vf add_lanes(bool folds, vh sum, vf lo_scale, vf hi_scale, vf total) {
+  if (folds) return vf_fma(vh_fold(sum), lo_scale, total);
+  vf lo, hi;
+  vh_widen(sum, &lo, &hi);
+  return vf_fma(hi, hi_scale, vf_fma(lo, lo_scale, total));
+}
+
+// totals [R T] gain the sums of R rows and T tokens, with the scales of lanes in half the steps.
+TD_INLINE void add_sums(const int R, const int T, const bool folds, const q4_tile *tile,
+                        const q4_groups *g, uint32_t at, int half, const vh *acc, vf *totals) {
   TD_UNROLL for (int r = 0; r < R; r++) {
     const float *list = tile->scales[r] + at;
     vf first = vf_load(list), second = vf_load(list + VL);
-    vf lower = _mm512_permutex2var_ps(first, lo, second);
-    vf upper = _mm512_permutex2var_ps(first, hi, second);
+    vf lo = _mm512_permutex2var_ps(first, g->lo[half], second);
+    vf hi = folds ? lo : _mm512_permutex2var_ps(first, g->hi[half], second);
     TD_UNROLL for (int i = r * T; i < (r + 1) * T; i++) {
-      totals[i] = vf_fma(vh_hi(acc[i]), upper, vf_fma(vh_lo(acc[i]), lower, totals[i]));
+      totals[i] = add_lanes(folds, acc[i], lo, hi, totals[i]);
     }
   }
 }
@@ -87,11 +96,15 @@ TD_INLINE void dot_window(const int R, const int T, const bool zeros, const q4_t
       }
     }
     if (step == 7 && g->halves) {
-      add_sums(R, T, tile, at, g->lo[0], g->hi[0], acc, totals);
+      add_sums(R, T, false, tile, g, at, 0, acc, totals);
       TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vh_zero();
     }
   }
-  add_sums(R, T, tile, at, g->lo[1], g->hi[1], acc, totals);
+  if (g->folds) {
+    add_sums(R, T, true, tile, g, at, 1, acc, totals);
+  } else {
+    add_sums(R, T, false, tile, g, at, 1, acc, totals);
+  }
 }
 
 // totals [R][step] gain the rows' products with T tokens; x [window][16][T][VHL].
@@ -301,10 +314,6 @@ TD_INLINE pv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
-TD_INLINE vf end_sum(pv sum, gemm_lanes scale, float x_scale, vf total) {
-  (void)x_scale;
-  return vf_fma(vh_hi(sum), scale.hi, vf_fma(vh_lo(sum), scale.lo, total));
-}
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)w;
   (void)row;
@@ -313,6 +322,11 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 }
 
 #include "kernels/cpu/gemm_vec.h"
+
+TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {
+  (void)token;
+  return add_lanes(q4_folds(g->a->w), sum, scale.lo, scale.hi, total);
+}
 
 _Static_assert(WINDOW % Q4_WINDOW == 0 && WINDOW_RUNS == WINDOW / Q4_WINDOW * 2, "runs");
 

@@ -86,8 +86,8 @@ static inline vh q4_value_less(vi words, int t, q4_zero zero) {
   return q4_less(words, t, t % 2 ? zero.odd : zero.even);
 }
 
-// The power of two that x is multiplied by: it makes the largest of n at least 2^7 and less than
-// 2^8, and 16 products with codes of magnitude 15 at most have a sum below 65504. 0 where x is too
+// The power of two that x is multiplied by: it makes the largest of n at least 2^6 and less than
+// 2^7, and 32 products with codes of magnitude 15 at most have a sum below 65504. 0 where x is too
 // large or too small for that, or nothing but zeros, or not finite; results are then 0 or NaN.
 static inline float q4_power(const float *x, uint32_t n) {
   const vi magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -100,7 +100,7 @@ static inline float q4_power(const float *x, uint32_t n) {
       _mm512_max_epu32(most, _mm512_and_si512(last, magnitude)));
   uint32_t exponent = bits >> 23;
   if (exponent < 127 - 100 || exponent > 127 + 100) return 0;
-  bits = (127 + 7 + 127 - exponent) << 23;
+  bits = (127 + 6 + 127 - exponent) << 23;
   float power;
   memcpy(&power, &bits, sizeof power);
   return power;

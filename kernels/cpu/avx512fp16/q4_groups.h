@@ -12,6 +12,7 @@
 typedef struct {
   uint32_t per_window, shift;
   bool halves; // they do
+  bool folds;  // see q4_folds
   bool stored; // the list is as stored; else it repeats
   size_t of_row, in_all;
   vi lo[2], hi[2]; // places in the list of each half's lanes, 16 and 16
@@ -28,13 +29,19 @@ static inline bool q4_halves(const td_weight *w) {
   return w->scale_cols % 32 != 0 && w->scale_cols < w->cols;
 }
 
+// Whether lanes i and i + 16 always have the same scale.
+static inline bool q4_folds(const td_weight *w) {
+  return w->scale_cols % 128 == 0 || w->scale_cols >= w->cols;
+}
+
 static q4_groups q4_groups_of(const td_weight *w) {
   // The block of each lane in the first half of the steps; in the second it is the one after.
   static const uint16_t block_of[VHL] = {0,  8,  16, 24, 0,  8,  16, 24, 2,  10, 18,
                                          26, 2,  10, 18, 26, 4,  12, 20, 28, 4,  12,
                                          20, 28, 6,  14, 22, 30, 6,  14, 22, 30};
   uint32_t size = w->scale_cols;
-  q4_groups g = {.per_window = 1, .stored = true, .of_row = td_weight_groups(w)};
+  q4_groups g = {.per_window = 1, .stored = true, .folds = q4_folds(w)};
+  g.of_row = td_weight_groups(w);
   g.in_all = g.of_row * w->rows;
   if (size >= w->cols) {
     g.shift = 31;

@@ -37,12 +37,20 @@ static inline void vh_store_vf(_Float16 *p, vf lo, vf hi) {
   _mm256_storeu_ph(p, _mm512_cvtxps_ph(lo));
   _mm256_storeu_ph(p + 16, _mm512_cvtxps_ph(hi));
 }
-static inline vf vh_lo(vh a) {
-  return _mm512_cvtxph_ps(_mm512_castph512_ph256(a));
+// The lower and the upper lanes. From memory they come without a shuffle.
+static inline void vh_widen(vh a, vf *lo, vf *hi) {
+  _Alignas(64) _Float16 lanes[VHL];
+  vh_store(lanes, a);
+  __asm__("" : "+m"(lanes));
+  *lo = _mm512_cvtxph_ps(_mm256_load_ph(lanes));
+  *hi = _mm512_cvtxph_ps(_mm256_load_ph(lanes + VL));
 }
-static inline vf vh_hi(vh a) {
-  return _mm512_cvtxph_ps(
-      _mm256_castsi256_ph(_mm512_extracti64x4_epi64(_mm512_castph_si512(a), 1)));
+// Their sums: an addition costs less than a conversion.
+static inline vf vh_fold(vh a) {
+  _Alignas(64) _Float16 lanes[VHL];
+  vh_store(lanes, a);
+  __asm__("" : "+m"(lanes));
+  return _mm512_cvtxph_ps(_mm256_add_ph(_mm256_load_ph(lanes), _mm256_load_ph(lanes + VL)));
 }
 
 #endif
