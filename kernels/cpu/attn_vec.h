@@ -20,9 +20,9 @@ enum { QUERIES = 4, KEYS = VL == 16 ? 4 : 2, VALUES = VL == 16 ? 4 : 2 };
 // s[q][j] for Q queries and KEYS keys from j on, of which the first n exist.
 TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
                           uint32_t n, float (*s)[TD_ATTN_KEYS]) {
-  const float *q[Q];
+  const float *q[QUERIES];
   const elem *k[4];
-  vf acc[Q * 4];
+  vf acc[QUERIES * 4];
   for (int i = 0; i < Q; i++)
     q[i] = a->q + (q0 + (uint32_t)i) * a->ldq;
   for (uint32_t i = 0; i < KEYS; i++) {
@@ -82,7 +82,7 @@ TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, u
 TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a, uint32_t q0,
                           uint32_t d, uint32_t left, const uint32_t *n, const float *decay,
                           float (*p)[TD_ATTN_KEYS]) {
-  vf acc[Q * W];
+  vf acc[QUERIES * VALUES];
   uint32_t common = n[0];
   for (int i = 1; i < Q; i++)
     common = n[i] < common ? n[i] : common;
@@ -95,7 +95,7 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
   }
   const elem *v = (const elem *)a->v + d;
   for (uint32_t j = 0; j < common; j++) {
-    vf vv[W];
+    vf vv[VALUES];
     TD_UNROLL for (int c = 0; c < W; c++) {
       vv[c] = left ? load_kv_n(v + j * a->ldv, left) : load_kv(v + j * a->ldv + c * VL);
     }
