@@ -14,23 +14,23 @@
 enum { AXPY_VECTORS = 8 };
 
 static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
-  if (e4m3_has_nan(w, n)) {
+  if (e4m3_has_nan(w, n) || !(fabsf(scale) < 0x1p119f)) {
     for (uint32_t i = 0; i < n; i++)
       out[i] = f32_from_e4m3(w[i]) * scale;
     return;
   }
-  vf lo, hi, s = vf_set1(scale), up = vf_set1(256); // two factors: one rounding, no overflow
+  vf lo, hi, s = vf_set1(scale * 256); // exact: products are rounded once
   uint32_t i = 0;
   for (; i + 2 * VL <= n; i += 2 * VL) {
     vf_from_e4m3(w + i, &lo, &hi);
-    vf_store(out + i, vf_mul(vf_mul(lo, up), s));
-    vf_store(out + i + VL, vf_mul(vf_mul(hi, up), s));
+    vf_store(out + i, vf_mul(lo, s));
+    vf_store(out + i + VL, vf_mul(hi, s));
   }
   if (i == n) return;
   uint32_t left = n - i;
   vf_from_e4m3_n(w + i, left, &lo, &hi);
-  lo = vf_mul(vf_mul(lo, up), s);
-  hi = vf_mul(vf_mul(hi, up), s);
+  lo = vf_mul(lo, s);
+  hi = vf_mul(hi, s);
   if (left < VL) {
     vf_store_n(out + i, lo, left);
   } else {
