@@ -7,7 +7,7 @@
 
 typedef float packed;
 typedef vf pv, gemm_lanes;
-enum { PL = VL, PAIRED = 0, PAIR_STEPS = 0 };
+enum { PL = VL, PAIR_STEPS = 0 };
 
 TD_INLINE pv pv_load(const packed *p) {
   return vf_load(p);
@@ -22,6 +22,7 @@ TD_INLINE pv pv_add(pv a, pv b) {
 TD_INLINE pv begin_sum(vf total) {
   return SCALED ? vf_zero() : total;
 }
+
 #include "kernels/cpu/gemm_vec.h"
 
 TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {

@@ -1,10 +1,9 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
 // linear kernels of rows share. To be included after a vec.h and these definitions:
-//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load
+//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load,
 //                   pv_fma and pv_add (gemm_f32.h has them for FP32)
-//   SCALED          1 where the products of a run are summed on their own and added to a total
-//   PAIRED          1 where the first PAIR_STEPS vectors of a longer run have a sum of their own,
-//                   which is added to the others'
+//   PAIR_STEPS      so many vectors of a longer run have a sum of their own, which is added to that
+//                   of the others; 0: none
 //   WINDOW_RUNS     runs of a window, at most
 //   gemm_scale      what scales a run of one row; lanes_of makes gemm_lanes of it
 //   begin_sum       what the products of a run of one row and token are added to, by the total
@@ -171,9 +170,9 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
   pv acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
     const bool first = g->k == 0 && run == 0;
-    const uint32_t n = g->run_vectors[run], n_part = PAIRED && n > PAIR_STEPS ? PAIR_STEPS : 0;
+    const uint32_t n = g->run_vectors[run], n_part = n > PAIR_STEPS ? PAIR_STEPS : 0;
     pv part[GEMM_ROWS * GEMM_TOKENS];
-    if (PAIRED) {
+    if (PAIR_STEPS > 0) {
       TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(vf_zero());
       gemm_steps(T, n_part, w, x, acc);
       TD_UNROLL for (int i = 0; i < R * T; i++) part[i] = acc[i];
@@ -185,7 +184,7 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
       gemm_lanes scale = lanes_of(g->scale[place + (uint32_t)r][run]);
       TD_UNROLL for (int t = 0; t < T; t++) {
         const int i = r * T + t;
-        const pv sum = PAIRED ? pv_add(acc[i], part[i]) : acc[i];
+        const pv sum = PAIR_STEPS > 0 ? pv_add(acc[i], part[i]) : acc[i];
         totals[i] = end_sum(g, sum, scale, token + (uint32_t)t, first ? vf_zero() : totals[i]);
       }
     }

@@ -302,7 +302,7 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 
 typedef _Float16 packed;
 typedef vh pv;
-enum { PL = VHL, SCALED = 1, PAIRED = 1, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
+enum { PL = VHL, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
 typedef char gemm_scale, gemm_lanes; // nothing
 typedef bool x_range;                // whether it is unfit
 TD_INLINE pv pv_load(const packed *p) {

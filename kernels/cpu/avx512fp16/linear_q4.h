@@ -296,7 +296,7 @@ typedef struct {
   vf lo, hi;
 } gemm_scale;
 typedef gemm_scale gemm_lanes;
-enum { PL = VHL, SCALED = 1, PAIRED = 0, PAIR_STEPS = 0, WINDOW_RUNS = 4 };
+enum { PL = VHL, PAIR_STEPS = 0, WINDOW_RUNS = 4 };
 
 TD_INLINE pv pv_load(const packed *p) {
   return vh_load(p);
