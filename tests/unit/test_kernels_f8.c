@@ -10,7 +10,7 @@
 
 #include "unit/kernel_test.h"
 
-enum { ROWS = 13, COLS = 1000, TOKENS = 11, SOME_TOKENS = 6 };
+enum { ROWS = 13, COLS = 1650, TOKENS = 18, SOME_TOKENS = 6 };
 
 typedef struct {
   uint32_t scale_rows, scale_cols, cols;
@@ -94,12 +94,12 @@ static bool check_case(void (*fn)(void), const void *arg, why *w) {
 static void test_normal_codes(void **state) {
   (void)state;
   static const int exponents[] = {0, -20, -91, -96, -99, -104, -115, -126, 27, 60, 98, 105};
-  static const uint32_t scale_cols[] = {128, 9, 192, 1000};
+  static const uint32_t scale_cols[] = {128, 9, 192, COLS};
   for (size_t e = 0; e < TD_COUNT(exponents); e++) {
     for (size_t s = 0; s < TD_COUNT(scale_cols); s++) {
       f8_case c = {.scale_cols = scale_cols[s], .exponent = exponents[e]};
       for (c.scale_rows = 1; c.scale_rows <= 128; c.scale_rows += 127) {
-        c.cols = 1000;
+        c.cols = COLS;
         for (c.specials = 0; c.specials <= 20; c.specials += 20)
           for_versions("linear_f8e4m3", check_case, &c);
         c.cols = 64;
