@@ -48,14 +48,16 @@ typedef struct {
   uint32_t until;
 } fetch;
 
-// What lies behind the panel, as far from its end as `at` elements: the first row's next columns,
-// or the next panel.
+// What lies behind the panel, `at` elements on: the first row's next columns, or the next panel.
 static uintptr_t behind_panel(const panel *p, size_t at) {
   const td_linear_args *a = p->a;
-  const size_t cols = a->w->cols;
-  if (p->k + p->n < cols) return (uintptr_t)(row_data(a->w, p->row0) + p->k + p->n + at);
-  if (a->next && p->row0 + p->n_rows == a->row_end) return (uintptr_t)((const elem *)a->next + at);
-  return (uintptr_t)(row_data(a->w, p->row0 + p->n_rows) + at);
+  const void *from = row_data(a->w, p->row0 + p->n_rows);
+  if (p->k + p->n < a->w->cols) {
+    from = row_data(a->w, p->row0) + p->k + p->n;
+  } else if (a->next && p->row0 + p->n_rows == a->row_end) {
+    from = a->next;
+  }
+  return (uintptr_t)from + at * sizeof(elem);
 }
 
 // What is read as far behind column k of the panel's row as `ahead` says: the rows behind row + R
