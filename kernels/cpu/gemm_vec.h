@@ -47,7 +47,7 @@ typedef struct {
   packed x[BLOCK_TOKENS * WINDOW];            // [tile][vector][token of the tile][PL]
   vf total[BLOCK_TOTALS + 3];                 // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_RUNS];  // of the group's rows, by run of the window
-  float x_scale[BLOCK_TOKENS];
+  float x_scale[BLOCK_TOKENS];                // see pack_token
   bool nan[BLOCK_ROWS];
   x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
