@@ -22,22 +22,29 @@ def children(server):
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def entries_of(server):
+    return [json.loads(line) for line in list(server.lines)]
+
+
+def workers_in(entries):
+    return {e["pid"] for e in entries if e["role"] != "front" and e["level"] == "debug"}
+
+
 def test_every_line_is_an_object(tandem_bin, tiny_model):
     server = Server(tandem_bin, tiny_model, "--log", "json", "--log-level", "debug")
     try:
         before = children(server)
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: is_ready(server) and before[0] not in children(server))
+        # The worker that was killed, and the next.
+        wait_until(lambda: set(before) < workers_in(entries_of(server)) and is_ready(server))
     finally:
         server.close()
-    entries = [json.loads(line) for line in server.lines]
+    entries = entries_of(server)
     for entry in entries:
         assert set(entry) == {"ts", "level", "msg", "pid", "role"}
         datetime.fromisoformat(entry["ts"].replace("Z", "+00:00"))
         assert (entry["pid"] == server.process.pid) == (entry["role"] == "front")
     assert any(e["level"] == "error" and "signal 9" in e["msg"] for e in entries)
-    workers = {e["pid"] for e in entries if e["role"] != "front" and e["level"] == "debug"}
-    assert set(before) < workers  # the worker that was killed, and the next
 
 
 @pytest.mark.parametrize("wrong", [["--nope"], ["--port", "99999"], ["word"], ["--weights", "disk"]])
