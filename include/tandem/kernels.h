@@ -16,8 +16,8 @@
 
 #include "tandem/types.h"
 
-// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation but
-// for the versions of avx512fp16, see td_activations.
+// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
+// but for the versions of avx512fp16, x rounded by those and by avx512bf16's: see td_activations.
 // Neither x nor y alias. The weight is used as stored: a scale multiplies sums, or activations with
 // one rounding, or, where that is exact, weights; a NaN code or scale anywhere in a row makes the
 // row's results NaN.
@@ -122,15 +122,16 @@ typedef struct {
 #define X(family, args_type) void (*family)(const args_type *args);
   TD_KERNEL_FAMILIES(X)
 #undef X
-  const char *isa; // the best the table may use: "scalar", "avx2", "avx512", "avx512fp16"
+  const char *isa; // the best the table may use: see td_kernels_isas
   td_activations activations;
 } td_kernel_table;
 
 // What a version needs of the machine.
 enum {
   TD_ISA_AVX2 = 1u << 0,   // with FMA and F16C
-  TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, BF16, VNNI
+  TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, VNNI
   TD_ISA_AVX512_FP16 = 1u << 2,
+  TD_ISA_AVX512_BF16 = 1u << 3,
 };
 
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
@@ -147,6 +148,8 @@ void td_kernels_use_activations(td_activations activations);
 const td_kernel_table *td_kernels(void);
 // The linear kernel for weights of this dtype and layout; NULL where there is none.
 td_linear_fn td_kernels_linear(const td_weight *w);
+// The same that never rounds activations.
+td_linear_fn td_kernels_linear_exact(const td_weight *w);
 // Rows that one call of it should have, when n_times as much work as all the rows of the matrix
 // with n_tokens is shared out to n_threads: for speed only.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,

@@ -131,14 +131,16 @@ typedef struct {
   float sum_warm;             // of exp((logit - value[0]) / temperature)
 } td_top_logits;
 
-// What activations are while weights of 4 or 8 bits are multiplied. Elsewhere they are F32.
+// What activations are rounded to while they are multiplied by weights. Elsewhere they are F32.
 typedef enum {
-  TD_ACTIVATIONS_F32,
-  // Where the CPU computes in FP16 (AVX512-FP16), and FP32 elsewhere: x is rounded to
-  // FP16, products are summed in FP16 for at most 16 steps and these sums in FP32. That is within
-  // what rounding x to BF16, as published models are run, may lose.
-  TD_ACTIVATIONS_F16,
-  // As F16, but 4-bit weights in rows are multiplied by 8-bit activations (linear_q4_a8).
+  TD_ACTIVATIONS_F32, // nothing
+  // What the CPU multiplies fastest.
+  // With AVX512-FP16, at weights of 4 and 8 bits, FP16: products are summed in it for at most 16
+  // steps and these sums in FP32. That is within what rounding x to BF16 alone may lose.
+  // With AVX512-BF16 but not FP16, at BF16, FP8 and, in rows without zero points, weights of 4
+  // bits, BF16, as published models are run; sums are FP32.
+  TD_ACTIVATIONS_AUTO,
+  // As AUTO, but 4-bit weights in rows are multiplied by 8-bit activations (linear_q4_a8).
   TD_ACTIVATIONS_INT8,
   TD_N_ACTIVATIONS
 } td_activations;

@@ -1,7 +1,7 @@
 // kernels/cpu/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part that
 // linear kernels of rows share. To be included after a vec.h and these definitions:
-//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load,
-//                   pv_fma and pv_add (gemm_f32.h has them for FP32)
+//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load
+//   sv              a vector of sums, with pv_fma, which adds products to one, and sv_add
 //   PAIR_STEPS      so many vectors of a longer run have a sum of their own, which is added to that
 //                   of the others; 0: none
 //   WINDOW_RUNS     runs of a window, at most
@@ -9,6 +9,7 @@
 //   begin_sum       what the products of a run of one row and token are added to, by the total
 //   x_range         what pack_token keeps of a token, if anything
 //   finish          the result from the sum of all lanes
+//   is_sum          whether that is it, but for rows with NaN
 // and with these defined behind it, which tell how a format orders its columns:
 //   find_window     the runs of the window that begins at column g->k
 //   pack_token      a token's columns of the window, vector i at out + i * step, and, where
@@ -38,45 +39,47 @@ enum {
   GROUP_ROWS = 3 * GEMM_ROWS,
   BLOCK_TOKENS = 96,
   BLOCK_TOTALS = 128 * BLOCK_TOKENS + GROUP_ROWS * BLOCK_TOKENS,
-  BLOCK_ROWS = 256, // at most
+  BLOCK_ROWS = 256,                      // at most
+  X_LINES = WINDOW * sizeof(float) / 64, // of a window of a token, before it is packed
 };
 
 // Some rows times some tokens; lives on the stack.
 typedef struct {
   _Alignas(64) packed w[GROUP_ROWS * WINDOW]; // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][PL]
   packed x[BLOCK_TOKENS * WINDOW];            // [tile][vector][token of the tile][PL]
-  vf total[BLOCK_TOTALS + 3];                 // [row / GEMM_ROWS][tile][row][token of the tile]
+  vf total[BLOCK_TOTALS];                     // [row / GEMM_ROWS][tile][row][token of the tile]
   gemm_scale scale[GROUP_ROWS][WINDOW_RUNS];  // of the group's rows, by run of the window
   float x_scale[BLOCK_TOKENS];                // see pack_token
   bool nan[BLOCK_ROWS];
+  bool sums_are_final; // where finish does no more than NaN
   x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
-  const float *x_scales;                   // NULL, or for pack_token
-  uint32_t row0, n_rows, token0, n_tokens; // the block
-  uint32_t k, n;                           // columns of the window
-  uint32_t n_runs, n_vectors;              // of the window
-  uint32_t run_vectors[WINDOW_RUNS];       // of a run
-  uint32_t after_row, after_token;         // where the work that comes after the block begins
-  const char *next[GROUP_ROWS];            // what the next group needs from memory
-  uint32_t n_next_lines;                   // of each row
-  uint32_t next_row, next_line;            // the one to ask for
-  uint32_t next_token, next_x_line;        // the same of the next window's activations
+  const float *x_scales;                    // NULL, or for pack_token
+  uint32_t row0, n_rows, token0, n_tokens;  // the block
+  uint32_t n_tiles, tile[BLOCK_TOKENS + 1]; // where each tile of tokens begins in the block
+  uint32_t k, n;                            // columns of the window
+  uint32_t n_runs, n_vectors;               // of the window
+  uint32_t run_vectors[WINDOW_RUNS];        // of a run
+  uint32_t after_row, after_token;          // where the work that comes after the block begins
+  const char *next[GROUP_ROWS];             // what the next group needs from memory
+  uint32_t n_next_lines;                    // of each row
+  uint32_t share_lines, share_x_lines;      // of what comes next, for each tile of tokens
+  uint32_t next_row, next_line;             // the one to ask for
+  uint32_t next_token, next_x_line;         // the same of the next window's activations
 } gemm;
 
 static void find_window(gemm *g);
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out);
 static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out);
 static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
-TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total);
+TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total);
 static void end_block(const gemm *g);
 
 // Tiles of tokens, as even as can be: a tile of few is slow.
-static uint32_t n_tiles(const gemm *g) {
-  return (g->n_tokens + GEMM_TOKENS - 1) / GEMM_TOKENS;
-}
-
-static uint32_t tile_begin(const gemm *g, uint32_t tile) {
-  return tile * g->n_tokens / n_tiles(g);
+static void cut_tokens(gemm *g) {
+  g->n_tiles = (g->n_tokens + GEMM_TOKENS - 1) / GEMM_TOKENS;
+  for (uint32_t i = 0; i <= g->n_tiles; i++)
+    g->tile[i] = i * g->n_tokens / g->n_tiles;
 }
 
 static const float *gemm_x(const td_linear_args *a, uint32_t t) {
@@ -84,8 +87,8 @@ static const float *gemm_x(const td_linear_args *a, uint32_t t) {
 }
 
 static void pack_tokens(gemm *g) {
-  for (uint32_t i = 0; i < n_tiles(g); i++) {
-    uint32_t begin = tile_begin(g, i), n = tile_begin(g, i + 1) - begin;
+  for (uint32_t i = 0; i < g->n_tiles; i++) {
+    uint32_t begin = g->tile[i], n = g->tile[i + 1] - begin;
     for (uint32_t t = 0; t < n; t++) {
       pack_token(g, begin + t, n * PL, g->x + (size_t)begin * WINDOW + t * PL);
     }
@@ -118,12 +121,13 @@ static void find_next(gemm *g, uint32_t group) {
   }
   size_t bytes = (size_t)(stored_row(g->a->w, g->row0, end) - stored_row(g->a->w, g->row0, k));
   g->n_next_lines = (uint32_t)((bytes + 63) / 64);
+  g->share_lines = g->n_next_lines * GROUP_ROWS / g->n_tiles + 1;
   g->next_row = g->next_line = 0;
 }
 
 // A share of the next group's lines, so that they are there when it is decoded.
 static void fetch_weights(gemm *g) {
-  uint32_t share = g->n_next_lines * GROUP_ROWS / n_tiles(g) + 1;
+  uint32_t share = g->share_lines;
   while (share > 0 && g->next_row < GROUP_ROWS) {
     const char *row = g->next[g->next_row];
     for (; share > 0 && g->next_line < g->n_next_lines; share--, g->next_line++)
@@ -134,22 +138,20 @@ static void fetch_weights(gemm *g) {
 
 // The same of the activations that are packed next, spread over the window's groups.
 static void fetch_x(gemm *g) {
-  enum { LINES = WINDOW * sizeof(float) / 64 }; // of a token
-  uint32_t n_groups = (g->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
-  uint32_t share = LINES * g->n_tokens / (n_groups * n_tiles(g)) + 1;
+  uint32_t share = g->share_x_lines;
   bool over = g->k + g->n == g->a->w->cols;
   uint32_t token0 = over ? g->after_token : g->token0, k = over ? 0 : g->k + g->n;
   uint32_t n_tokens = g->a->n_tokens - token0 < g->n_tokens ? g->a->n_tokens - token0 : g->n_tokens;
   while (share > 0 && g->next_token < n_tokens) {
     const float *x = gemm_x(g->a, token0 + g->next_token) + k;
-    for (; share > 0 && g->next_x_line < LINES; share--, g->next_x_line++)
+    for (; share > 0 && g->next_x_line < X_LINES; share--, g->next_x_line++)
       __builtin_prefetch(x + g->next_x_line * 16, 0, 2);
-    if (g->next_x_line == LINES) g->next_token++, g->next_x_line = 0;
+    if (g->next_x_line == X_LINES) g->next_token++, g->next_x_line = 0;
   }
 }
 
 // acc [GEMM_ROWS][T] += the products of n vectors of rows and tokens.
-TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed *x, pv *acc) {
+TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed *x, sv *acc) {
   enum { R = GEMM_ROWS };
   for (; n > 0; n--, w += R * PL, x += T * PL) {
     pv wv[R];
@@ -167,11 +169,11 @@ TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed
 TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t token, vf *totals) {
   enum { R = GEMM_ROWS };
   const packed *w = g->w + place * WINDOW, *x = g->x + (size_t)token * WINDOW;
-  pv acc[GEMM_ROWS * GEMM_TOKENS];
+  sv acc[GEMM_ROWS * GEMM_TOKENS];
   for (uint32_t run = 0; run < g->n_runs; run++) {
     const bool first = g->k == 0 && run == 0;
     const uint32_t n = g->run_vectors[run], n_part = n > PAIR_STEPS ? PAIR_STEPS : 0;
-    pv part[GEMM_ROWS * GEMM_TOKENS];
+    sv part[GEMM_ROWS * GEMM_TOKENS];
     if (PAIR_STEPS > 0) {
       TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = begin_sum(vf_zero());
       gemm_steps(T, n_part, w, x, acc);
@@ -184,7 +186,7 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
       gemm_lanes scale = lanes_of(g->scale[place + (uint32_t)r][run]);
       TD_UNROLL for (int t = 0; t < T; t++) {
         const int i = r * T + t;
-        const pv sum = PAIR_STEPS > 0 ? pv_add(acc[i], part[i]) : acc[i];
+        const sv sum = PAIR_STEPS > 0 ? sv_add(acc[i], part[i]) : acc[i];
         totals[i] = end_sum(g, sum, scale, token + (uint32_t)t, first ? vf_zero() : totals[i]);
       }
     }
@@ -211,29 +213,47 @@ __attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gem
 }
 _Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
 
+// Sums of GEMM_ROWS rows and as many tokens as make four.
+TD_INLINE void sum_tokens(uint32_t token, uint32_t n_tokens, const vf *totals, float sum[4]) {
+  vf of[4];
+  TD_UNROLL for (uint32_t i = 0; i < 4; i++) {
+    const uint32_t t = token + i / GEMM_ROWS;
+    of[i] = totals[i % GEMM_ROWS * n_tokens + (t < n_tokens ? t : token)];
+  }
+  vf_sum4(of[0], of[1], of[2], of[3], sum);
+}
+
 static void finish_tile(const gemm *g, uint32_t row, uint32_t token, uint32_t n_tokens,
                         const vf *totals) {
-  float sum[GEMM_ROWS * GEMM_TOKENS + 3];
-  for (uint32_t i = 0; i < GEMM_ROWS * n_tokens; i += 4) // some read the next tile's, or spare ones
-    vf_sum4(totals[i], totals[i + 1], totals[i + 2], totals[i + 3], sum + i);
-  size_t ldy = g->a->ldy;
+  const size_t ldy = g->a->ldy;
+  bool as_they_are = g->sums_are_final && GEMM_ROWS == 4 && row + GEMM_ROWS <= g->n_rows;
+  for (uint32_t r = 0; as_they_are && r < GEMM_ROWS; r++)
+    as_they_are = !g->nan[row + r];
   float *y = g->a->y + (g->token0 + token) * ldy + g->row0 + row - g->a->y_row0;
-  for (uint32_t r = 0; r < GEMM_ROWS && row + r < g->n_rows; r++) {
-    bool nan = g->nan[row + r];
-    for (uint32_t t = 0; t < n_tokens; t++)
-      y[t * ldy + r] = finish(g->a->w, g->row0 + row + r, nan, sum[r * n_tokens + t]);
+  for (uint32_t t = 0; as_they_are && t < n_tokens; t++)
+    sum_tokens(t, n_tokens, totals, y + t * ldy);
+  for (uint32_t t = 0; !as_they_are && t < n_tokens; t += 4 / GEMM_ROWS) {
+    float sum[4];
+    sum_tokens(t, n_tokens, totals, sum);
+    for (uint32_t i = 0; i < 4; i++) {
+      const uint32_t r = i % GEMM_ROWS, at = t + i / GEMM_ROWS;
+      if (row + r >= g->n_rows || at >= n_tokens) continue;
+      y[at * ldy + r] = finish(g->a->w, g->row0 + row + r, g->nan[row + r], sum[i]);
+    }
   }
 }
 
 static void gemm_window(gemm *g) {
+  const uint32_t n_groups = (g->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
+  g->share_x_lines = X_LINES * g->n_tokens / (n_groups * g->n_tiles) + 1;
   pack_tokens(g);
   g->next_token = g->next_x_line = 0;
   const bool last = g->k + g->n == g->a->w->cols;
   for (uint32_t group = 0; group < g->n_rows; group += GROUP_ROWS) {
     decode_group(g, group);
     find_next(g, group);
-    for (uint32_t tile = 0; tile < n_tiles(g); tile++) {
-      uint32_t t = tile_begin(g, tile), n = tile_begin(g, tile + 1) - t;
+    for (uint32_t tile = 0; tile < g->n_tiles; tile++) {
+      uint32_t t = g->tile[tile], n = g->tile[tile + 1] - t;
       fetch_weights(g);
       fetch_x(g);
       for (uint32_t r = 0; r < GROUP_ROWS && group + r < g->n_rows; r += GEMM_ROWS) {
@@ -259,11 +279,13 @@ static void gemm_all(const td_linear_args *a, const float *x_scales) {
   gemm g;
   g.a = a;
   g.x_scales = x_scales;
+  g.sums_are_final = is_sum(a->w);
   uint32_t n_blocks = (a->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // even ones
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     uint32_t token_end = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks);
     g.n_tokens = token_end - g.token0;
+    cut_tokens(&g);
     uint32_t most = 128 * BLOCK_TOKENS / g.n_tokens;
     if (most > BLOCK_ROWS) most = BLOCK_ROWS;
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {

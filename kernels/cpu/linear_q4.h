@@ -2,18 +2,21 @@
 // group, in vectors, for each ISA's and dtype's file to include after its codes and
 //   Q4_CODES    see q4.h
 //   Q4_ZEROS    1 where there may be zero points
+//   Q4_EXACT    where activations are rounded, the version for tokens that this is not for
 //
-// A block is VL words of eight codes, 8 VL columns. Codes are taken from their words place by
-// place: vector i of a block has column 8 j + i in lane j. So the words need not be unpacked into
-// the order of columns; x is brought into theirs, once for all rows of a call, and what lies behind
-// the last column is zero there.
+// A block is VL words of eight codes, 8 VL columns, as STEPS vectors of packed weights. Codes are
+// taken from their words place by place: vector i of a block has column 8 j + i in lane j or, of
+// two lanes a word, 4 j + i. So the words need not be unpacked into the order of columns; x is
+// brought into theirs, once for all rows of a call, and what lies behind the last column is zero
+// there.
 //
 // Every (row, token) pair has one accumulator of VL lanes. In each block the products are summed
 // from zero, i by i, and the sums, times the scale of each lane's group, are added to it. All paths
 // keep to that, so they agree to the last bit:
 //   1 token          Q4_GEMV_ROWS rows at a time share the loads of x; what limits it is memory
-//   2 to 16 tokens   Q4_BATCH_ROWS rows times up to Q4_TOKENS tokens, whose sums are registers; a
-//                    window of columns is as long as the x of all tokens fits L1
+//   2 to 16 tokens   Q4_BATCH_ROWS rows times two or three, Q4_BATCH_ROWS_8 times up to Q4_TOKENS
+//                    tokens, whose sums are registers; a window of columns is as long as the x of
+//                    all tokens fits L1
 //   more             gemm_vec.h, codes decoded into the cache
 #ifndef KERNELS_CPU_LINEAR_Q4_H
 #define KERNELS_CPU_LINEAR_Q4_H
@@ -21,17 +24,23 @@
 #include "kernels/cpu/q4.h"
 #include "kernels/decl.h"
 
+#ifdef Q4_EXACT
+#include "kernels/cpu/x_range.h"
+#else
+typedef char x_range; // nothing
+#endif
+
 enum {
-  BLOCK = 8 * VL,             // columns
-  X_FLOATS = 8192,            // of x in order
-  MAX_SCALES = X_FLOATS / 8,  // of one row: a lane is eight columns, and has at most one
+  BLOCK = 8 * VL, // columns
+  STEPS = BLOCK / PL,
+  X_COLS = 8192,              // of x in order
+  MAX_SCALES = X_COLS / 8,    // of one row: a lane is eight columns, and has at most one
   LIST = MAX_SCALES + 2 * VL, // with what whole vectors write and read behind them
   PANEL = 128,                // rows that share x in order
   MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
-  MAX_ROWS = Q4_GEMV_ROWS,    // >= Q4_BATCH_ROWS
+  MAX_ROWS = 4,               // at least, of both
   TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
-  BYTES_AHEAD = 1024,               // of one token
-  ROWS_AHEAD = 8,                   // of more, who leave parts of rows for later
+  ROWS_AHEAD = 8,                   // of several tokens, who leave parts of rows for later
 };
 
 // How the scales of a block are found. A row's are made F32 and put in a list, per_block for each
@@ -112,15 +121,52 @@ static void list_groups(const td_weight *w, const q4_groups *g, const q4_window 
     list[i] = 0;
 }
 
+#ifdef Q4_EXACT
+TD_INLINE x_range block_range(x_range range, const float *x) {
+  for (uint32_t i = 0; i < BLOCK; i += VL)
+    range = range_with(range, vf_load(x + i), vf_load(x + i));
+  return range;
+}
+#else
+static x_range empty_range(void) {
+  return 0;
+}
+static x_range block_range(x_range range, const float *x) {
+  (void)x;
+  return range;
+}
+#endif
+
 // n columns of x in the order above, vector i at out + i step, n at most whole blocks.
-static void order_x(const float *x, uint32_t n, float *out, size_t step) {
+static void order_x(const float *x, uint32_t n, packed *out, size_t step, x_range *range) {
+  x_range r = *range;
   uint32_t k = 0;
-  for (; k + BLOCK <= n; k += BLOCK, out += 8 * step)
-    vf_order8(x + k, out, step);
-  if (k == n) return;
-  _Alignas(64) float part[BLOCK] = {0};
-  memcpy(part, x + k, (n - k) * sizeof *x);
-  vf_order8(part, out, step);
+  for (; k + BLOCK <= n; k += BLOCK, out += STEPS * step) {
+    r = block_range(r, x + k);
+    q4_order(x + k, out, step);
+  }
+  if (k < n) {
+    _Alignas(64) float part[BLOCK] = {0};
+    memcpy(part, x + k, (n - k) * sizeof *x);
+    r = block_range(r, part);
+    q4_order(part, out, step);
+  }
+  *range = r;
+}
+
+// A token whose activations cannot be rounded, again.
+static void end_token(const td_linear_args *a, uint32_t token, x_range range) {
+#ifdef Q4_EXACT
+  if (range_within(range, X_LEAST, X_MOST)) return;
+  td_linear_args one = *a;
+  one.x = a->x + (a->x_rows ? a->x_rows[token] : token) * a->ldx;
+  one.x_rows = NULL;
+  one.y = a->y + token * a->ldy;
+  one.n_tokens = 1;
+  Q4_EXACT(&one);
+#else
+  (void)a, (void)token, (void)range;
+#endif
 }
 
 // Some blocks of some rows.
@@ -132,34 +178,31 @@ typedef struct {
   size_t ahead;   // bytes between what is used and what is fetched
 } q4_tile;
 
-// acc[r][t] = the products of a block, from zero; x [8][T][VL].
-TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zero, const float *x,
+// acc[r][t] = the products of a block, from zero; x [STEPS][T][PL].
+TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zero, const packed *x,
                          vf *acc) {
   TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
-  TD_UNROLL for (int i = 0; i < 4; i++) {
-    vf lo[MAX_ROWS], hi[MAX_ROWS];
+  TD_UNROLL for (int i = 0; i < STEPS / 2; i++) {
+    pv lo[MAX_ROWS], hi[MAX_ROWS];
     TD_UNROLL for (int r = 0; r < R; r++) {
       Q4_CODES(pair)(words[r], i, &lo[r], &hi[r]);
-      if (zero) {
-        lo[r] = vf_sub(lo[r], zero[r]);
-        hi[r] = vf_sub(hi[r], zero[r]);
-      }
+      if (zero) q4_less(&lo[r], &hi[r], zero[r]);
     }
-    TD_UNROLL for (int t = 0; t < 2 * T; t++, x += VL) {
-      vf xv = vf_load(x);
+    TD_UNROLL for (int t = 0; t < 2 * T; t++, x += PL) {
+      pv xv = pv_load(x);
       if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
       TD_UNROLL for (int r = 0; r < R; r++) {
         vf *sum = &acc[r * T + t % T];
-        *sum = vf_fma(t < T ? lo[r] : hi[r], xv, *sum);
+        *sum = pv_fma(t < T ? lo[r] : hi[r], xv, *sum);
       }
     }
   }
 }
 
-// totals [R][step] gain the rows' products with T tokens; x [block][8][T][VL]. one: every block has
-// one scale.
+// totals [R][step] gain the rows' products with T tokens; x [block][STEPS][T][PL]. one: every block
+// has one scale.
 TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool one,
-                        const q4_tile *tile, const q4_groups *g, const float *x, vf *totals,
+                        const q4_tile *tile, const q4_groups *g, const packed *x, vf *totals,
                         size_t step) {
   enum { IN_REGISTERS = 8 };
   vf acc[MAX_ROWS * Q4_TOKENS], sum[IN_REGISTERS];
@@ -193,17 +236,21 @@ TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool o
   }
 }
 
+TD_INLINE uint32_t rows_with(uint32_t n_tokens) {
+  return n_tokens == 1 ? Q4_GEMV_ROWS : n_tokens < 4 ? Q4_BATCH_ROWS : Q4_BATCH_ROWS_8;
+}
+
 #define DOT_TOKENS(T)                                                                              \
   case T:                                                                                          \
     if (Q4_ZEROS && zeros) {                                                                       \
-      dot_tile(Q4_BATCH_ROWS, T, true, false, tile, g, x, totals, step);                           \
+      dot_tile(rows_with(T), T, true, false, tile, g, x, totals, step);                            \
     } else {                                                                                       \
-      dot_tile(Q4_BATCH_ROWS, T, false, false, tile, g, x, totals, step);                          \
+      dot_tile(rows_with(T), T, false, false, tile, g, x, totals, step);                           \
     }                                                                                              \
     return;
 
 static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_tile *tile, const q4_groups *g,
-                       const float *x, vf *totals, size_t step) {
+                       const packed *x, vf *totals, size_t step) {
   switch (n_tokens) {
     DOT_TOKENS(2)
     DOT_TOKENS(3)
@@ -226,7 +273,8 @@ _Static_assert(Q4_TOKENS <= 8, "a case for every number of tokens");
 
 // Some rows times all tokens; lives on the stack.
 typedef struct {
-  _Alignas(64) float x[X_FLOATS]; // [tokens of Q4_TOKENS][block][8][token][VL]
+  _Alignas(64) packed x[X_COLS]; // [tokens of Q4_TOKENS][block][STEPS][token][PL]
+  x_range range[MAX_TOKENS];
   float scales[MAX_ROWS][LIST], zeros[MAX_ROWS][LIST];
   vf total[(PANEL + MAX_ROWS) * MAX_TOKENS]; // [row][token]
   uint8_t tail[MAX_ROWS][TAIL_BYTES];
@@ -241,12 +289,12 @@ typedef struct {
 
 static void order_tokens(panel *p) {
   const td_linear_args *a = p->a;
-  float *out = p->x;
+  packed *out = p->x;
   for (uint32_t i = 0; i < p->n_token_tiles; i++) {
     uint32_t begin = p->tokens[i], n = p->tokens[i + 1] - begin;
     for (uint32_t t = 0; t < n; t++) {
       const float *x = a->x + (a->x_rows ? a->x_rows[begin + t] : begin + t) * a->ldx;
-      order_x(x + p->win.k, p->win.n, out + t * VL, (size_t)n * VL);
+      order_x(x + p->win.k, p->win.n, out + t * PL, (size_t)n * PL, &p->range[begin + t]);
     }
     out += (size_t)n * p->win.n_blocks * BLOCK;
   }
@@ -254,7 +302,7 @@ static void order_tokens(panel *p) {
 
 // The blocks of a tile of rows from skip on, times all tokens.
 static void dot_token_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_t skip) {
-  const float *x = p->x;
+  const packed *x = p->x;
   uint32_t n_tokens = p->a->n_tokens;
   for (uint32_t i = 0; i < p->n_token_tiles; i++) {
     uint32_t begin = p->tokens[i], n = p->tokens[i + 1] - begin;
@@ -289,7 +337,7 @@ static void dot_tail(panel *p, uint32_t row, q4_tile *tile) {
 
 // In this window, in the next one, or in the next panel's first.
 static size_t bytes_ahead(const panel *p, uint32_t row) {
-  if (p->a->n_tokens == 1) return BYTES_AHEAD;
+  if (p->a->n_tokens == 1) return Q4_AHEAD;
   size_t bytes = ROWS_AHEAD * p->row_bytes;
   if (row + ROWS_AHEAD < p->apart) return bytes;
   if (p->win.k + p->win.n == p->a->w->cols) return bytes - p->win.k / 2;
@@ -317,10 +365,14 @@ static void dot_rows(panel *p, uint32_t row) {
   if (tile.n_blocks < p->win.n_blocks) dot_tail(p, row, &tile);
 }
 
+static inline bool is_sum(const td_weight *w) {
+  return w->dtype != TD_F4E2M1;
+}
+
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)row;
   (void)nan; // codes are numbers; scales that are not are in the sum
-  return w->dtype == TD_F4E2M1 ? sum * w->global_scale : sum;
+  return is_sum(w) ? sum : sum * w->global_scale;
 }
 
 static void q4_finish(panel *p) {
@@ -339,9 +391,11 @@ static void q4_finish(panel *p) {
 
 static void q4_panel(panel *p) {
   const td_linear_args *a = p->a;
-  uint32_t n_tokens = a->n_tokens, step = X_FLOATS / n_tokens / BLOCK * BLOCK;
+  uint32_t n_tokens = a->n_tokens, step = X_COLS / n_tokens / BLOCK * BLOCK;
   for (size_t i = 0; i < (size_t)(p->n_rows + MAX_ROWS) * n_tokens; i++)
     p->total[i] = vf_zero();
+  for (uint32_t t = 0; t < n_tokens; t++)
+    p->range[t] = empty_range();
   for (uint32_t k = 0; k < a->w->cols; k += step) {
     p->win = window_of(a->w, &p->groups, k, a->w->cols - k < step ? a->w->cols - k : step);
     order_tokens(p);
@@ -357,8 +411,7 @@ static inline bool q4_fits(const td_weight *w) {
 }
 
 // Many tokens: runs are blocks, and every lane has its scale.
-enum { SCALED = 1, WINDOW_RUNS = 512 / BLOCK };
-typedef char x_range; // nothing
+enum { SCALED = 1, WINDOW_RUNS = 512 * (PL / VL) / BLOCK };
 typedef vf gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {
   return scale;
@@ -375,19 +428,20 @@ static void find_window(gemm *g) {
   uint32_t left = g->a->w->cols - g->k;
   g->n = left < WINDOW ? left : WINDOW;
   g->n_runs = (g->n + BLOCK - 1) / BLOCK;
-  g->n_vectors = g->n_runs * 8;
+  g->n_vectors = g->n_runs * STEPS;
   for (uint32_t i = 0; i < g->n_runs; i++)
-    g->run_vectors[i] = 8;
+    g->run_vectors[i] = STEPS;
 }
 
-static void pack_token(gemm *g, uint32_t token, size_t step, float *out) {
-  order_x(gemm_x(g->a, g->token0 + token) + g->k, g->n, out, step);
+static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
+  if (g->k == 0) g->range[token] = empty_range();
+  order_x(gemm_x(g->a, g->token0 + token) + g->k, g->n, out, step, &g->range[token]);
 }
 
-static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
+static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
   float scales[LIST], zeros[LIST];
   const td_weight *w = g->a->w;
-  const size_t step = GEMM_ROWS * VL;
+  const size_t step = GEMM_ROWS * PL;
   q4_groups groups = groups_of(w);
   q4_window win = window_of(w, &groups, g->k, g->n);
   row += g->row0;
@@ -400,12 +454,14 @@ static void decode_row(gemm *g, uint32_t row, uint32_t place, float *out) {
     load_words(codes, n_bytes, v);
     uint32_t at = ((b + win.first) >> groups.shift) * groups.per_block;
     g->scale[place][b] = vf_permute(vf_load(scales + at), groups.spread);
-    vf zero = vf_zero(), lo, hi;
+    vf zero = vf_zero();
     if (w->zero) zero = vf_permute(vf_load(zeros + at), groups.spread);
-    TD_UNROLL for (int i = 0; i < 4; i++, out += 2 * step) {
+    TD_UNROLL for (int i = 0; i < STEPS / 2; i++, out += 2 * step) {
+      pv lo, hi;
       Q4_CODES(pair)(v, i, &lo, &hi);
-      vf_store(out, Q4_ZEROS ? vf_sub(lo, zero) : lo);
-      vf_store(out + step, Q4_ZEROS ? vf_sub(hi, zero) : hi);
+      if (Q4_ZEROS) q4_less(&lo, &hi, zero);
+      pv_store(out, lo);
+      pv_store(out + step, hi);
     }
   }
 }
@@ -415,7 +471,11 @@ static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
 }
 
 static void end_block(const gemm *g) {
-  (void)g;
+  td_linear_args rows = *g->a;
+  rows.row_begin = g->row0;
+  rows.row_end = g->row0 + g->n_rows;
+  for (uint32_t t = 0; t < g->n_tokens; t++)
+    end_token(&rows, g->token0 + t, g->range[t]);
 }
 
 // Up to MAX_TOKENS.
@@ -424,8 +484,8 @@ static void linear_few(const td_linear_args *a) {
   p.a = a;
   p.groups = groups_of(a->w);
   p.row_bytes = td_weight_row_bytes(a->w);
-  p.tile_rows = a->n_tokens == 1 ? Q4_GEMV_ROWS : Q4_BATCH_ROWS;
   p.n_token_tiles = (a->n_tokens + Q4_TOKENS - 1) / Q4_TOKENS;
+  p.tile_rows = rows_with(a->n_tokens / p.n_token_tiles);
   for (uint32_t i = 0; i <= p.n_token_tiles; i++)
     p.tokens[i] = i * a->n_tokens / p.n_token_tiles;
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
@@ -433,6 +493,8 @@ static void linear_few(const td_linear_args *a) {
     p.apart = (p.n_rows + p.tile_rows - 1) / p.tile_rows;
     q4_panel(&p);
   }
+  for (uint32_t t = 0; t < a->n_tokens && a->row_begin < a->row_end; t++)
+    end_token(a, t, p.range[t]);
 }
 
 static inline void linear_q4(const td_linear_args *a) {

@@ -21,11 +21,9 @@
 #ifndef KERNELS_CPU_LINEAR_VEC_H
 #define KERNELS_CPU_LINEAR_VEC_H
 
-#include <math.h>
-
 #include "kernels/cpu/ahead.h"
-#include "kernels/cpu/numeric.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/packed_f32.h"
+#include "kernels/cpu/x_range.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
@@ -35,8 +33,10 @@
 
 enum {
   VECTORS = GROUP / VL,
-  MIN_BAND = 16,     // rows
-  PANEL_ROWS = 128,  // that share packed x
+  MIN_BAND = 16,    // rows
+  PANEL_ROWS = 128, // that share packed x
+  ROWS_2 = GEMV_ROWS,
+  AHEAD_FEW = AHEAD_MORE,
   MAX_ROWS = 4,      // that share a load of x
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
@@ -55,7 +55,13 @@ static inline bool scale_is_rows(const td_weight *w) {
   return w->scale_cols >= w->cols;
 }
 
-// The result from the sum of all lanes.
+// Whether that is the sum of all lanes.
+static inline bool is_sum(const td_weight *w) {
+  (void)w;
+  return !HAS_SCALES;
+}
+
+// The result from that sum.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
   if (!HAS_SCALES) return sum;
@@ -65,16 +71,6 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 }
 
 // ---- activations ----------------------------------------------------------------------------
-
-// The smallest and the largest magnitude of scaled activations, without NaN and those that are 0
-// before.
-typedef struct {
-  vf least, most;
-} x_range;
-
-TD_INLINE x_range empty_range(void) {
-  return (x_range){vf_set1(INFINITY), vf_zero()};
-}
 
 // Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
 // zeros up to a whole group.
@@ -102,7 +98,7 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
     for (; at < end; at += VL, out += step) {
       vf xv = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
       vf v = vf_mul(xv, scale);
-      r = (x_range){vf_min_abs(r.least, v, xv), vf_max_abs(r.most, v)};
+      r = range_with(r, v, xv);
       vf_store(out, v);
     }
   }
@@ -111,20 +107,16 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
     vf_store(out, vf_zero());
 }
 
-// Whether scaled activations are far from what FP32 cannot hold: products with weights are normal
-// numbers, and their sums finite.
-static bool in_range(float least, float most) {
-  return (least >= 0x1p-100f) & (most < 0x1p100f);
-}
-
-// The same for a whole token, for those whose range has it that some are not: activations and
-// scales that are 0 do no harm.
+// Whether a token's do although its range has it that some do not: activations and scales that are
+// 0 do no harm.
 static bool token_fits(const td_weight *w, const float *scales, const float *x) {
   for (uint32_t k = 0, n; k < w->cols; k += n, scales++) {
     n = run_length(w, k, w->cols);
     bool bad = false;
-    for (uint32_t i = k; *scales != 0 && i < k + n; i++)
-      bad |= (x[i] != 0) & !in_range(fabsf(*scales * x[i]), fabsf(*scales * x[i]));
+    for (uint32_t i = k; *scales != 0 && i < k + n; i++) {
+      const float size = fabsf(*scales * x[i]);
+      bad |= (x[i] != 0) & !((size >= X_LEAST) & (size < X_MOST));
+    }
     if (bad) return false;
   }
   return true;
@@ -170,10 +162,8 @@ static void run_by_run(const td_linear_args *a, uint32_t token) {
 
 // Tokens that scaled activations are not for, again.
 static void mend(const td_linear_args *a, const float *scales, uint32_t token, x_range range) {
-  float least = -vf_max_all(vf_sub(vf_zero(), range.least));
-  if (in_range(least, vf_max_all(range.most)) || token_fits(a->w, scales, token_x(a, token)))
-    return;
-  run_by_run(a, token);
+  if (!range_within(range, X_LEAST, X_MOST) && !token_fits(a->w, scales, token_x(a, token)))
+    run_by_run(a, token);
 }
 
 // ---- few tokens -----------------------------------------------------------------------------
@@ -217,8 +207,7 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
 }
 
 static bool is_final(const panel *p) {
-  (void)p;
-  return !HAS_SCALES;
+  return is_sum(p->a->w);
 }
 
 #include "kernels/cpu/panel_vec.h"

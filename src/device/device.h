@@ -105,7 +105,7 @@ typedef struct {
 void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
-// (router and lm_head).
+// (router and lm_head). exact: x is used as it is, whatever td_activations says (router).
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -113,7 +113,7 @@ typedef struct {
   void *y;
   size_t x_stride, y_stride; // elements
   uint32_t n_tokens;
-  bool out_f32;
+  bool out_f32, exact;
 } td_linear_op_args;
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 

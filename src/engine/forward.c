@@ -162,7 +162,8 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
                                                .x_stride = c->dim,
                                                .y_stride = c->n_experts,
                                                .n_tokens = e->n_tokens,
-                                               .out_f32 = true});
+                                               .out_f32 = true,
+                                               .exact = true});
   td_op_router(e->stream,
                &(td_router_args){.logits = e->router_logits,
                                  .bias = layer->router_bias,

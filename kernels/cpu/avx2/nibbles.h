@@ -6,11 +6,14 @@
 #define KERNELS_CPU_AVX2_NIBBLES_H
 
 #include "kernels/cpu/avx2/vec.h"
+#include "kernels/cpu/packed_f32.h"
 
 enum {
-  Q4_GEMV_ROWS = 2,  // rows that share the loads of one token
-  Q4_BATCH_ROWS = 1, // rows that share those of up to Q4_TOKENS
+  Q4_GEMV_ROWS = 2,    // rows that share the loads of one token
+  Q4_BATCH_ROWS = 1,   // rows that share those of two or three tokens
+  Q4_BATCH_ROWS_8 = 1, // of up to Q4_TOKENS
   Q4_TOKENS = 8,
+  Q4_AHEAD = 1024, // bytes between what is used and what is fetched, of one token
 };
 
 // The upper and the lower byte of each value as BF16, twice.
@@ -46,6 +49,16 @@ static inline vf nibbles_half(vi v, int upper) {
 static inline void nibbles_pair(const vi v[4], int i, vf *lo, vf *hi) {
   *lo = nibbles_half(v[i / 2 * 2], i % 2);
   *hi = nibbles_half(v[i / 2 * 2 + 1], i % 2);
+}
+
+static inline void q4_order(const float *x, packed *out, size_t step) {
+  vf_order8(x, out, step);
+}
+
+// Less zero points.
+static inline void q4_less(pv *lo, pv *hi, vf zero) {
+  *lo = vf_sub(*lo, zero);
+  *hi = vf_sub(*hi, zero);
 }
 
 #endif

@@ -12,7 +12,7 @@
 typedef __m256 vf;
 enum {
   VL = 8,
-  GEMV_ROWS = 4,    // rows that share the loads of one token
+  GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
   BATCH_ROWS = 2,   // of up to four
   BATCH_ROWS_8 = 1, // of up to eight
   GEMM_ROWS = 2,    // register tile

@@ -6,11 +6,14 @@
 #define KERNELS_CPU_AVX512_NIBBLES_H
 
 #include "kernels/cpu/avx512/vec.h"
+#include "kernels/cpu/packed_f32.h"
 
 enum {
-  Q4_GEMV_ROWS = 4,  // rows that share the loads of one token
-  Q4_BATCH_ROWS = 2, // rows that share those of up to Q4_TOKENS
+  Q4_GEMV_ROWS = 4,    // rows that share the loads of one token
+  Q4_BATCH_ROWS = 2,   // rows that share those of two or three tokens
+  Q4_BATCH_ROWS_8 = 2, // of up to Q4_TOKENS
   Q4_TOKENS = 8,
+  Q4_AHEAD = 1024, // bytes between what is used and what is fetched, of one token
 };
 
 // The words at p, VL of them; reads three bytes more.
@@ -30,6 +33,16 @@ static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
 static inline void nibbles_pair(const vi v[4], int i, vf table, vf *lo, vf *hi) {
   *lo = vf_permute(table, v[i]);
   *hi = vf_permute(table, _mm512_srli_epi32(v[i], 4));
+}
+
+static inline void q4_order(const float *x, packed *out, size_t step) {
+  vf_order8(x, out, step);
+}
+
+// Less zero points.
+static inline void q4_less(pv *lo, pv *hi, vf zero) {
+  *lo = vf_sub(*lo, zero);
+  *hi = vf_sub(*hi, zero);
 }
 
 #endif

@@ -12,7 +12,7 @@
 typedef __m512 vf;
 enum {
   VL = 16,
-  GEMV_ROWS = 4,    // rows that share the loads of one token
+  GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
   BATCH_ROWS = 4,   // of up to four
   BATCH_ROWS_8 = 2, // of up to eight
   GEMM_ROWS = 4,    // register tile

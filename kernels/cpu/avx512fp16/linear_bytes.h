@@ -37,10 +37,12 @@ enum {
   X_WINDOW = 2 * CHAIN,      // columns
   MIN_BAND = 16,             // rows
   PANEL_ROWS = 128,          // that share packed x
-  MAX_ROWS = 4,              // that share a load of x
-  TILE_TOKENS = 8,           // at most
-  PANEL_TOKENS = 16,         // at most
-  X_HALVES = 16384           // of packed x, in L1
+  ROWS_2 = GEMV_ROWS,
+  AHEAD_FEW = AHEAD_MORE,
+  MAX_ROWS = 4,      // that share a load of x
+  TILE_TOKENS = 8,   // at most
+  PANEL_TOKENS = 16, // at most
+  X_HALVES = 16384   // of packed x, in L1
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -64,10 +66,15 @@ TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// The result from the sum of all lanes.
+// Whether that is the sum of all lanes.
+static inline bool is_sum(const td_weight *w) {
+  return !scale_is_rows(w);
+}
+
+// The result from that sum.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
-  return scale_is_rows(w) ? sum * row_scales(w, row)[0] : sum;
+  return is_sum(w) ? sum : sum * row_scales(w, row)[0];
 }
 
 // ---- activations ----------------------------------------------------------------------------
@@ -188,7 +195,7 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
 }
 
 static bool is_final(const panel *p) {
-  return !scale_is_rows(p->a->w) && !memchr(p->nan, true, p->n_rows);
+  return is_sum(p->a->w) && !memchr(p->nan, true, p->n_rows);
 }
 
 #include "kernels/cpu/panel_vec.h"
@@ -301,23 +308,23 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 // ---- many tokens ----------------------------------------------------------------------------
 
 typedef _Float16 packed;
-typedef vh pv;
+typedef vh pv, sv;
 enum { PL = VHL, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
 typedef char gemm_scale, gemm_lanes; // nothing
 typedef bool x_range;                // whether it is unfit
 TD_INLINE pv pv_load(const packed *p) {
   return vh_load(p);
 }
-TD_INLINE pv pv_fma(pv a, pv b, pv c) {
+TD_INLINE sv pv_fma(pv a, pv b, sv c) {
   return vh_fma(a, b, c);
 }
-TD_INLINE pv pv_add(pv a, pv b) {
+TD_INLINE sv sv_add(sv a, sv b) {
   return vh_add(a, b);
 }
 TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
   return scale;
 }
-TD_INLINE pv begin_sum(vf total) {
+TD_INLINE sv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
@@ -325,7 +332,7 @@ TD_INLINE pv begin_sum(vf total) {
 
 _Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
 
-TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {
+TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
   (void)scale;
   return vf_fma(vh_fold(sum), vf_set1(g->x_scale[token]), total);
 }

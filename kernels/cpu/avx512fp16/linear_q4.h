@@ -290,7 +290,7 @@ static void linear_few(const td_linear_args *a) {
 // ---- many tokens: runs are chains -----------------------------------------------------------
 
 typedef _Float16 packed;
-typedef vh pv;
+typedef vh pv, sv;
 typedef float x_range; // the token's power
 typedef struct {
   vf lo, hi;
@@ -301,19 +301,24 @@ enum { PL = VHL, PAIR_STEPS = 0, WINDOW_RUNS = 4 };
 TD_INLINE pv pv_load(const packed *p) {
   return vh_load(p);
 }
-TD_INLINE pv pv_fma(pv a, pv b, pv c) {
+TD_INLINE sv pv_fma(pv a, pv b, sv c) {
   return vh_fma(a, b, c);
 }
-TD_INLINE pv pv_add(pv a, pv b) {
+TD_INLINE sv sv_add(sv a, sv b) {
   return vh_add(a, b);
 }
 TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
   return scale;
 }
-TD_INLINE pv begin_sum(vf total) {
+TD_INLINE sv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
+static inline bool is_sum(const td_weight *w) {
+  (void)w;
+  return true; // end_block does the rest
+}
+
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)w;
   (void)row;
@@ -323,7 +328,7 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 
 #include "kernels/cpu/gemm_vec.h"
 
-TD_INLINE vf end_sum(const gemm *g, pv sum, gemm_lanes scale, uint32_t token, vf total) {
+TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
   (void)token;
   return add_lanes(q4_folds(g->a->w), sum, scale.lo, scale.hi, total);
 }

@@ -47,7 +47,11 @@ static void linear_tile(void *ctx, size_t item, size_t next) {
   if (next != TD_CPU_NO_ITEM) {
     tile.next = td_cpu_rows_at(a->w, (uint32_t)(next % run->n_row_tiles) * run->tile_rows);
   }
-  td_cpu_linear_tile(&tile);
+  if (a->exact) {
+    td_kernels_linear_exact(a->w)(&tile);
+  } else {
+    td_cpu_linear_tile(&tile);
+  }
   if (a->bias.data) add_bias(a, &tile);
 }
 

@@ -1,0 +1,50 @@
+// kernels/cpu/avx512bf16/linear_bf16.c - BF16 weights; see linear_rows.h.
+// Products of weights of 2^-63 and more and activations of 2^-63 and more are no subnormal numbers,
+// which would count as 0.
+#include "kernels/cpu/avx512bf16/vec.h"
+#include "kernels/cpu/x_range.h"
+#include "kernels/decl.h"
+
+typedef uint16_t elem;
+enum { HAS_SCALES = 0 };
+
+static inline vi load_line(const elem *w) {
+  return _mm512_loadu_si512(w);
+}
+
+static inline vi load_line_n(const elem *w, uint32_t n) {
+  return _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, w);
+}
+
+static inline pv vector_of(vi line, int j) {
+  (void)j;
+  return pv_of(line);
+}
+
+static inline void put_x(const vf v[2], packed *out, size_t step) {
+  (void)step;
+  pv_store(out, pv_of(pv_from_vf(v[0], v[1])));
+}
+
+static inline void linear_exact(const td_linear_args *args) {
+  linear_bf16__avx512(args);
+}
+
+#define LEAST 0x1p-63f
+
+// The least magnitude of each place less 1, so that 0 is the largest.
+static inline vi look(vi seen, vi line) {
+  vi magnitude = _mm512_and_si512(line, _mm512_set1_epi16(0x7fff));
+  return _mm512_min_epu16(seen, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+}
+
+static inline bool is_tiny(vi seen) {
+  const vi least = _mm512_set1_epi16((64 << 7) - 1); // 2^-63
+  return _mm512_cmplt_epu16_mask(seen, least) != 0;
+}
+
+#include "kernels/cpu/avx512bf16/linear_rows.h"
+
+void linear_bf16__avx512bf16(const td_linear_args *args) {
+  linear_rows(args);
+}

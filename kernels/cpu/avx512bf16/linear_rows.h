@@ -1,0 +1,340 @@
+// kernels/cpu/avx512bf16/linear_rows.h - y = W x for rows of weights that are BF16 numbers or
+// become such, activations rounded to BF16, for each dtype's file to include after vec.h and these
+// definitions:
+//   elem           the stored element
+//   HAS_SCALES     whether there are any
+//   load_line      64 bytes of one row; load_line_n the first n elements of such, and zeros
+//   vector_of      one of its VECTORS vectors of weights
+//   put_x          stores as many of x in the order that vector_of has, vector i at out + i * step
+//   look           keeps of each line, from all ones on, what is_tiny needs
+//   is_tiny        whether some of a row's weights are so near 0 that products may be lost
+//   LEAST          of activations that are not 0, for products with the others; they are below
+//                  1 / LEAST
+//   linear_exact   the FP32 version, for tokens, rows and scales that this is not for
+//
+// Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
+// added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
+// a whole row would be slower than memory: a multiplication of one token waits six cycles for the
+// one before. All paths keep to that order, so they agree to the last bit:
+//   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
+//                   eight tokens
+//   more            gemm_vec.h, each weight decoded once for a block of tokens
+// A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
+// of rows, x is multiplied by it before it is rounded. What rounding costs is in error_bound of
+// tests/unit/kernel_test.h.
+#ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
+#define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
+
+#include "kernels/cpu/ahead.h"
+#include "kernels/cpu/x_range.h"
+#include "kernels/decl.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 32")
+
+enum {
+  LINE = 64 / sizeof(elem), // columns
+  VECTORS = LINE / PL,
+  MIN_BAND = 16,    // rows
+  PANEL_ROWS = 128, // that share packed x
+  ROWS_2 = 1,       // a stream that the processor's own prefetch follows
+  AHEAD_FEW = AHEAD_ONE,
+  MAX_ROWS = 4,      // that share a load of x
+  TILE_TOKENS = 8,   // at most
+  PANEL_TOKENS = 16, // at most
+  X_LANES = 16384,   // of packed x, in L1
+  X_WINDOW = 1024    // columns
+};
+
+TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
+  return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+}
+
+TD_INLINE const elem *row_data(const td_weight *w, uint32_t row) {
+  return (const elem *)w->data + (size_t)row * w->cols;
+}
+
+static inline bool scale_is_rows(const td_weight *w) {
+  return w->scale_cols >= w->cols;
+}
+
+// Whether that is the sum of all lanes.
+static inline bool is_sum(const td_weight *w) {
+  return !HAS_SCALES || !scale_is_rows(w);
+}
+
+// The result from that sum. NaN codes are NaN in it, and rows that are tiny will have another.
+TD_INLINE float finish(const td_weight *w, uint32_t row, bool tiny, float sum) {
+  (void)tiny;
+  return is_sum(w) ? sum : sum * row_scales(w, row)[0];
+}
+
+// ---- activations ----------------------------------------------------------------------------
+
+// Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
+// zeros up to a whole line.
+static void pack_x(const td_weight *w, const float *scales, const float *x, uint32_t k, uint32_t n,
+                   size_t step, packed *out, x_range *range) {
+  x_range r[LINE / VL]; // apart, so that none waits for the one before
+  TD_UNROLL for (int j = 0; j < LINE / VL; j++) r[j] = j ? empty_range() : *range;
+  const uint32_t run = scales ? w->scale_cols : UINT32_MAX;
+  uint32_t left = scales ? run - k % run : run;
+  const float *scale = scales ? scales + k / run : &(float){1};
+  x += k;
+  for (uint32_t at = 0; at < n; at += LINE, left -= LINE, out += VECTORS * step) {
+    if (left == 0) left = run, scale++;
+    vf v[LINE / VL];
+    TD_UNROLL for (uint32_t j = 0; j < LINE / VL; j++) {
+      const uint32_t begin = at + j * VL, lanes = n < begin ? 0 : n - begin;
+      vf xv = lanes < VL ? vf_load_n(x + begin, lanes) : vf_load(x + begin);
+      v[j] = vf_mul(xv, vf_set1(*scale));
+      r[j] = range_with(r[j], v[j], xv);
+    }
+    put_x(v, out, step);
+  }
+  *range = r[0];
+  TD_UNROLL for (int j = 1; j < LINE / VL; j++) *range = both_ranges(*range, r[j]);
+}
+
+// Some rows of one token, in FP32.
+static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
+  td_linear_args one = *a;
+  one.x = token_x(a, token);
+  one.x_rows = NULL;
+  one.y = a->y + token * a->ldy;
+  one.n_tokens = 1;
+  one.row_begin = row;
+  one.row_end = end;
+  linear_exact(&one);
+}
+
+// Of a token's results, those that are not good: all of them, or some rows'.
+static void end_rows(const td_linear_args *a, uint32_t token, x_range range, const bool *tiny,
+                     uint32_t row, uint32_t end) {
+  if (!range_within(range, LEAST, 1 / LEAST)) {
+    do_exactly(a, token, row, end);
+    return;
+  }
+  for (uint32_t r = row; r < end; r++) {
+    if (tiny[r - row]) do_exactly(a, token, r, r + 1);
+  }
+}
+
+// ---- few tokens -----------------------------------------------------------------------------
+
+// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
+typedef struct {
+  _Alignas(64) packed x[X_LANES];      // columns [k, k + n): [tile][vector][token of the tile][PL]
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
+  x_range range[PANEL_TOKENS];
+  const td_linear_args *a;
+  uint32_t row0, n_rows, k, n;
+  uint32_t n_padded;    // columns: n in whole lines
+  distance ahead[2];    // into L2, into L1
+  bool nan[PANEL_ROWS]; // tiny
+} panel;
+
+// acc [R][T] += the products of a line of each row; x [VECTORS][T][PL].
+TD_INLINE void add_line(const int R, const int T, const vi *line, const packed *x, vf *acc,
+                        vi *seen) {
+  TD_UNROLL for (int r = 0; r < R; r++) seen[r] = look(seen[r], line[r]);
+  TD_UNROLL for (int j = 0; j < VECTORS; j++) {
+    pv w[MAX_ROWS];
+    TD_UNROLL for (int r = 0; r < R; r++) w[r] = vector_of(line[r], j);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      pv xv = pv_load(x + (j * T + t) * PL);
+      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(w[r], xv, acc[r * T + t]);
+    }
+  }
+}
+
+static bool is_final(const panel *p) {
+  return is_sum(p->a->w);
+}
+
+#include "kernels/cpu/panel_vec.h"
+
+// On the way along some rows.
+typedef struct {
+  const elem *w[MAX_ROWS];
+  const packed *x;
+  uint32_t k;
+  fetch in_l2, in_l1;
+  vi seen[MAX_ROWS];
+} walk;
+
+// acc [R][T] = the products of the columns before end.
+TD_INLINE void dot_window(const int R, const int T, const panel *p, uint32_t row, walk *at,
+                          uint32_t end, vf *acc) {
+  vi line[MAX_ROWS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
+  for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
+    if (at->k >= at->in_l2.until) at->in_l2 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[0]);
+    if (T > 1 && at->k >= at->in_l1.until) {
+      at->in_l1 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[1]);
+    }
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const uintptr_t here = (uintptr_t)(at->w[r] + at->k);
+      __builtin_prefetch((const void *)(here + at->in_l2.offset), 0, 2);
+      if (T > 1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
+      line[r] = load_line(at->w[r] + at->k);
+    }
+    add_line(R, T, line, at->x, acc, at->seen);
+  }
+  if (at->k < end) {
+    TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
+    add_line(R, T, line, at->x, acc, at->seen);
+    at->k = end;
+  }
+}
+
+// Rows [row, row + R) of the panel times tokens [token, token + T).
+TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
+  const size_t stride = p->a->n_tokens, at_pair = row * stride + token;
+  vf total[MAX_ROWS * TILE_TOKENS], acc[MAX_ROWS * TILE_TOKENS];
+  walk at = {.x = p->x + (size_t)token * p->n_padded};
+  TD_UNROLL for (int r = 0; r < R; r++) {
+    at.w[r] = row_data(p->a->w, p->row0 + row + (uint32_t)r) + p->k;
+    at.seen[r] = _mm512_set1_epi32(-1);
+  }
+  TD_UNROLL for (int i = 0; i < R * T; i++) {
+    total[i] = p->k > 0 ? p->total[at_pair + (size_t)(i / T) * stride + i % T] : vf_zero();
+  }
+  while (at.k < p->n) {
+    dot_window(R, T, p, row, &at, p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW, acc);
+    TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_add(total[i], acc[i]);
+    if (R * T > 8) __asm__ volatile("" : "+m"(total)); // no registers are left for them
+  }
+  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= is_tiny(at.seen[r]);
+  if (p->k + p->n < p->a->w->cols) {
+    TD_UNROLL for (int i = 0; i < R * T; i++) {
+      p->total[at_pair + (size_t)(i / T) * stride + i % T] = total[i];
+    }
+    return;
+  }
+  put_sums(R, T, p, row, token, total);
+}
+
+static void pack_panel(panel *p, const float *scales) {
+  for (uint32_t i = 0; i < panel_tiles(p); i++) {
+    uint32_t begin = panel_tile_begin(p, i), n = panel_tile_begin(p, i + 1) - begin;
+    packed *out = p->x + (size_t)begin * p->n_padded;
+    for (uint32_t t = 0; t < n; t++) {
+      pack_x(p->a->w, scales, token_x(p->a, begin + t), p->k, p->n, n * PL, out + t * PL,
+             &p->range[begin + t]);
+    }
+  }
+}
+
+static void linear_few(const td_linear_args *a, const float *scales) {
+  panel p;
+  p.a = a;
+  uint32_t cols = a->w->cols, step = X_LANES / a->n_tokens / X_WINDOW * X_WINDOW;
+  for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
+    p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
+    memset(p.nan, 0, sizeof p.nan);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      p.range[t] = empty_range();
+    for (p.k = 0; p.k < cols; p.k += p.n) {
+      p.n = cols - p.k < step ? cols - p.k : step;
+      p.n_padded = (p.n + LINE - 1) / LINE * LINE;
+      set_ahead(&p);
+      pack_panel(&p, scales);
+      dot_panel(&p);
+    }
+    finish_panel(&p);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+      end_rows(a, t, p.range[t], p.nan, p.row0, p.row0 + p.n_rows);
+  }
+}
+
+// ---- many tokens ----------------------------------------------------------------------------
+
+typedef char gemm_scale, gemm_lanes; // nothing
+typedef vf sv;
+enum { PAIR_STEPS = 0, WINDOW_RUNS = 1 };
+TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
+  return scale;
+}
+TD_INLINE sv sv_add(sv a, sv b) {
+  return vf_add(a, b);
+}
+TD_INLINE sv begin_sum(vf total) {
+  (void)total;
+  return vf_zero();
+}
+#include "kernels/cpu/gemm_vec.h"
+
+_Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
+
+TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
+  (void)g, (void)scale, (void)token;
+  return vf_add(total, sum);
+}
+
+static void find_window(gemm *g) {
+  uint32_t left = g->a->w->cols - g->k;
+  g->n = left < WINDOW ? left : WINDOW;
+  g->n_runs = 1;
+  g->n_vectors = g->run_vectors[0] = (g->n + LINE - 1) / LINE * VECTORS;
+}
+
+static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
+  if (g->k == 0) g->range[token] = empty_range();
+  pack_x(g->a->w, g->x_scales, token_x(g->a, g->token0 + token), g->k, g->n, step, out,
+         &g->range[token]);
+}
+
+static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
+  memset(g->scale[place], 0, sizeof g->scale[place]);
+  const elem *w = row_data(g->a->w, g->row0 + row) + g->k;
+  const size_t step = GEMM_ROWS * PL;
+  vi seen = _mm512_set1_epi32(-1);
+  for (uint32_t k = 0; k < g->n; k += LINE, out += VECTORS * step) {
+    vi line = g->n - k < LINE ? load_line_n(w + k, g->n - k) : load_line(w + k);
+    seen = look(seen, line);
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) pv_store(out + j * step, vector_of(line, j));
+  }
+  g->nan[row] |= is_tiny(seen);
+}
+
+static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
+  return (const char *)(row_data(w, row) + k);
+}
+
+static void end_block(const gemm *g) {
+  for (uint32_t t = 0; t < g->n_tokens; t++)
+    end_rows(g->a, g->token0 + t, g->range[t], g->nan, g->row0, g->row0 + g->n_rows);
+}
+
+// ---- all ------------------------------------------------------------------------------------
+
+static void linear_band(const td_linear_args *a, const float *scales) {
+  if (a->n_tokens <= PANEL_TOKENS) {
+    linear_few(a, scales);
+  } else {
+    gemm_all(a, scales);
+  }
+}
+
+static inline void linear_rows(const td_linear_args *a) {
+  const td_weight *w = a->w;
+  if (a->n_tokens == 0) return;
+  if (!HAS_SCALES || scale_is_rows(w)) {
+    linear_band(a, NULL);
+    return;
+  }
+  if (w->scale_cols % LINE > 0 || w->scale_rows < MIN_BAND) {
+    linear_exact(a);
+    return;
+  }
+  td_linear_args band = *a;
+  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
+    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
+    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    band.next = band.row_end == a->row_end ? a->next : NULL;
+    linear_band(&band, row_scales(w, band.row_begin));
+  }
+}
+
+#endif

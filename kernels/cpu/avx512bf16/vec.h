@@ -1,0 +1,31 @@
+// kernels/cpu/avx512bf16/vec.h - vectors of 32 BF16 numbers, whose products two by two are added to
+// those of 16 FP32 numbers: what packed_f32.h is for FP32.
+#ifndef KERNELS_CPU_AVX512BF16_VEC_H
+#define KERNELS_CPU_AVX512BF16_VEC_H
+
+#include "kernels/cpu/avx512/vec.h"
+
+typedef uint16_t packed;
+typedef __m512bh pv;
+enum { PL = 2 * VL };
+
+static inline pv pv_of(vi bits) {
+  return (pv)bits;
+}
+static inline pv pv_load(const packed *p) {
+  return pv_of(_mm512_loadu_si512(p));
+}
+static inline void pv_store(packed *p, pv v) {
+  _mm512_storeu_si512(p, (vi)v);
+}
+// Lane i gains the products of lanes 2 i + 1 and 2 i, in that order, each rounded to FP32. What is
+// subnormal counts as 0.
+static inline vf pv_fma(pv a, pv b, vf c) {
+  return _mm512_dpbf16_ps(c, a, b);
+}
+// Rounded to nearest even; lanes 0 to 15 from lo.
+static inline vi pv_from_vf(vf lo, vf hi) {
+  return (vi)_mm512_cvtne2ps_pbh(hi, lo);
+}
+
+#endif
