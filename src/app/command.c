@@ -20,11 +20,11 @@ td_status td_cmd_need_model(const td_options *options, td_err *err) {
 }
 
 td_status td_cmd_activations(const td_options *o, td_activations *out, td_err *err) {
-  static const char *const names[TD_N_ACTIVATIONS] = {"f32", "f16", "int8"};
+  static const char *const names[TD_N_ACTIVATIONS] = {"f32", "auto", "int8"};
   for (*out = 0; *out < TD_N_ACTIVATIONS; ++*out) {
     if (!strcmp(o->activations, names[*out])) return TD_OK;
   }
-  return td_fail(err, TD_EINVAL, "--activations %s: give f16, f32 or int8", o->activations);
+  return td_fail(err, TD_EINVAL, "--activations %s: give auto, f32 or int8", o->activations);
 }
 
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {

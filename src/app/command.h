@@ -31,7 +31,7 @@ td_status td_cmd_window(const td_options *options, uint32_t *out, td_err *err);
 // Fills err when --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
 
-// Whether --activations asks for int8.
+// What --activations asks for.
 td_status td_cmd_activations(const td_options *options, td_activations *out, td_err *err);
 // The session that --model, --threads, --ctx-size, --prefill-chunk, --kv-dtype, --activations and
 // --weights ask for.

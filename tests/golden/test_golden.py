@@ -14,11 +14,13 @@ import pytest
 DATA = pathlib.Path(__file__).resolve().parent / "data"
 CASES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
 TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each position
-# With activations in FP16: a product is off by 1e-3 of its norm at most (tests/unit/test_kernels_f16.c
-# measures 7e-4), and a logit comes after some 20 of them, whose errors are independent: their root
-# is 5e-3; experts weigh a little otherwise besides.
-F16_TOLERANCE = 1e-2
-F16_TIES = 2  # positions where experts of a random model nearly tie, and another may be chosen
+# With rounded activations, and the flag of /proc/cpuinfo that takes: a product is off by 1e-3 of its
+# norm at most in FP16, twice as much in BF16 (tests/unit/test_kernels_rounding.c measures 7e-4 and
+# 1.7e-3), and a logit comes after some 20 of them, whose errors are independent: their root is 5e-3
+# and 1e-2; experts weigh a little otherwise besides.
+# Then: at how many positions experts of a random model may tie so nearly that another is chosen, and
+# how many tokens are sure to be greedy's, for those nearly tie, too.
+ROUNDING = {"avx512fp16": ("avx512_fp16", 1e-2, 2, 64), "avx512bf16": ("avx512_bf16", 2e-2, 4, 16)}
 
 # How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides
 # neither the page nor the prompt.
@@ -26,7 +28,7 @@ CHUNKS = [None, 64, 37, 1]
 
 
 # A flag of /proc/cpuinfo without which a kernel version cannot be forced.
-ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512_bf16"}
+ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512_vbmi"}
 
 
 @pytest.fixture
@@ -99,19 +101,20 @@ def test_logits_of_each_isa(tandem, case, isa, tmp_path):
     check_logits(ours, np.load(DATA / case / "logits.npy"))
 
 
-def check_greedy(tandem, case, activations):
-    golden = np.load(DATA / case / "continuation.npy").tolist()
+def check_greedy(tandem, case, n_tokens, activations, **environment):
+    golden = np.load(DATA / case / "continuation.npy").tolist()[:n_tokens]
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
         *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
         *("--temperature", 0, "--ignore-eos", "--json", "--activations", activations),
+        **environment,
     )
     assert json.loads(out)["token_ids"] == golden
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_continuation(tandem, case):
-    check_greedy(tandem, case, "f32")
+    check_greedy(tandem, case, None, "f32")
 
 
 def is_quantized(case):
@@ -119,15 +122,18 @@ def is_quantized(case):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if is_quantized(c)])
-def test_f16_activations(tandem, case, tmp_path):
-    if "avx512_fp16" not in pathlib.Path("/proc/cpuinfo").read_text().split():
-        pytest.skip("this processor has no avx512_fp16")
-    whole = logits_of(tandem, case, tmp_path, None, activations="f16")
+@pytest.mark.parametrize("isa", ROUNDING)
+def test_rounded_activations(tandem, case, isa, tmp_path):
+    flag, tolerance, n_ties, n_greedy = ROUNDING[isa]
+    if flag not in pathlib.Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {flag}")
+    forced = {"activations": "auto", "TANDEM_FORCE_ISA": isa}
+    whole = logits_of(tandem, case, tmp_path, None, **forced)
     errors = relative_errors(whole, np.load(DATA / case / "logits.npy"))
-    assert (errors < F16_TOLERANCE).sum() >= len(errors) - F16_TIES, np.sort(errors)[-4:]
-    chunks = logits_of(tandem, case, tmp_path, 7, activations="f16")
+    assert (errors < tolerance).sum() >= len(errors) - n_ties, np.sort(errors)[-4:]
+    chunks = logits_of(tandem, case, tmp_path, 7, **forced)
     assert (whole == chunks).all()
-    check_greedy(tandem, case, "f16")
+    check_greedy(tandem, case, n_greedy, **forced)
 
 
 def wrong_position(golden):

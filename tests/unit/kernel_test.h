@@ -46,17 +46,26 @@ static inline exact_dot dot_exactly(const td_weight *w, uint32_t row, const floa
   return d;
 }
 
-static inline bool uses_f16(void (*fn)(void)) {
+static inline bool needs(void (*fn)(void), unsigned features) {
   size_t n;
   const td_kernel_variant *v = td_kernel_variants(&n);
   for (size_t i = 0; i < n; i++) {
-    if (v[i].fn == fn) return v[i].features & TD_ISA_AVX512_FP16;
+    if (v[i].fn == fn) return v[i].features & features;
   }
   return false;
 }
 
+static inline bool uses_f16(void (*fn)(void)) {
+  return needs(fn, TD_ISA_AVX512_FP16);
+}
+
+static inline bool uses_bf16(void (*fn)(void)) {
+  return needs(fn, TD_ISA_AVX512_BF16);
+}
+
 // How far a version may be from d. With any order of additions in FP32 and at most five further
 // roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|.
+// BF16: x is rounded by 2^-8 of itself.
 // FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16 sums, that of two
 // chains and that of two lanes: 19 roundings, and their products with each other. What is subnormal
 // is rounded by 2^-25 instead, where a window's largest activation m is at least 2^9 / (2 c), c the
@@ -64,6 +73,7 @@ static inline bool uses_f16(void (*fn)(void)) {
 // 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
 static inline double error_bound(void (*fn)(void), const td_weight *w, const exact_dot *d) {
   double bound = (w->cols + 5.0) * 0x1p-24 * d->magnitude;
+  if (uses_bf16(fn)) return bound + 0x1p-8 * d->magnitude;
   if (!uses_f16(fn)) return bound;
   double code = w->dtype == TD_F8E4M3 ? 448 : w->dtype == TD_I8 ? 128 : 15;
   return bound + 19.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-25 * code * d->largest;
