@@ -137,8 +137,8 @@ typedef enum {
   // What the CPU multiplies fastest.
   // With AVX512-FP16, at weights of 4 and 8 bits, FP16: products are summed in it for at most 16
   // steps and these sums in FP32. That is within what rounding x to BF16 alone may lose.
-  // With AVX512-BF16 but not FP16, at BF16, FP8 and, in rows without zero points, weights of 4
-  // bits, BF16, as published models are run; sums are FP32.
+  // With AVX512-BF16 but not FP16, at BF16 weights, those of 8 bits and, in rows without zero
+  // points, of 4 bits, BF16, as published models are run; sums are FP32.
   TD_ACTIVATIONS_AUTO,
   // As AUTO, but 4-bit weights in rows are multiplied by 8-bit activations (linear_q4_a8).
   TD_ACTIVATIONS_INT8,

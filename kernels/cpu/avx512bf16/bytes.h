@@ -1,0 +1,48 @@
+// kernels/cpu/avx512bf16/bytes.h - what linear_rows.h needs to know of weights that are bytes and
+// become BF16 numbers by tables of their upper and lower bytes; elem is the includer's.
+#ifndef KERNELS_CPU_AVX512BF16_BYTES_H
+#define KERNELS_CPU_AVX512BF16_BYTES_H
+
+#include "kernels/cpu/avx512bf16/vec.h"
+#include "kernels/cpu/x_range.h"
+
+static inline vi load_line(const elem *w) {
+  return _mm512_loadu_si512(w);
+}
+
+static inline vi load_line_n(const elem *w, uint32_t n) {
+  return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
+}
+
+// Of each byte's seven lower bits.
+static inline vi look_up(const uint8_t table[128], vi line) {
+  return _mm512_permutex2var_epi8(_mm512_load_si512(table), line, _mm512_load_si512(table + 64));
+}
+
+// Vector j has eights of columns: those of 16 i + 8 j, i < 4.
+static inline pv from_bytes(vi upper, vi lower, int j) {
+  return pv_of(j == 0 ? _mm512_unpacklo_epi8(lower, upper) : _mm512_unpackhi_epi8(lower, upper));
+}
+
+static inline void put_x(const vf v[4], packed *out, size_t step) {
+  const vi even = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13);
+  const vi odd = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
+  vi first = pv_from_vf(v[0], v[1]), second = pv_from_vf(v[2], v[3]);
+  pv_store(out, pv_of(_mm512_permutex2var_epi64(first, even, second)));
+  pv_store(out + step, pv_of(_mm512_permutex2var_epi64(first, odd, second)));
+}
+
+// No weight but 0 is less than 2^-9.
+#define LEAST X_LEAST
+
+static inline vi look(vi seen, vi line) {
+  (void)line;
+  return seen;
+}
+
+static inline bool is_tiny(vi seen) {
+  (void)seen;
+  return false;
+}
+
+#endif

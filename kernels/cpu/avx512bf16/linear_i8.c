@@ -1,0 +1,54 @@
+// kernels/cpu/avx512bf16/linear_i8.c - INT8 weights with scales; see linear_rows.h.
+// Codes from -128 on have tables of their own.
+#include <stdint.h>
+
+typedef int8_t elem;
+enum { HAS_SCALES = 1 };
+
+#include "kernels/cpu/avx512bf16/bytes.h"
+#include "kernels/decl.h"
+
+// E(i): what i makes of 0 to 127.
+#define EIGHT(E, i)                                                                                \
+  E(i), E((i) + 1), E((i) + 2), E((i) + 3), E((i) + 4), E((i) + 5), E((i) + 6), E((i) + 7)
+#define ALL_CODES(E)                                                                               \
+  EIGHT(E, 0), EIGHT(E, 8), EIGHT(E, 16), EIGHT(E, 24), EIGHT(E, 32), EIGHT(E, 40), EIGHT(E, 48),  \
+      EIGHT(E, 56), EIGHT(E, 64), EIGHT(E, 72), EIGHT(E, 80), EIGHT(E, 88), EIGHT(E, 96),          \
+      EIGHT(E, 104), EIGHT(E, 112), EIGHT(E, 120)
+// BF16's bits of 0 to 128.
+#define LOG2(i)                                                                                    \
+  ((i) < 2     ? 0                                                                                 \
+   : (i) < 4   ? 1                                                                                 \
+   : (i) < 8   ? 2                                                                                 \
+   : (i) < 16  ? 3                                                                                 \
+   : (i) < 32  ? 4                                                                                 \
+   : (i) < 64  ? 5                                                                                 \
+   : (i) < 128 ? 6                                                                                 \
+               : 7)
+#define BITS(i)        ((i) == 0 ? 0 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))
+#define UPPER(i)       BITS(i) >> 8
+#define LOWER(i)       BITS(i) & 0xff
+#define UPPER_MINUS(i) BITS(128 - (i)) >> 8 | 0x80
+#define LOWER_MINUS(i) BITS(128 - (i)) & 0xff
+
+static const _Alignas(64) uint8_t upper[128] = {ALL_CODES(UPPER)};
+static const _Alignas(64) uint8_t lower[128] = {ALL_CODES(LOWER)};
+static const _Alignas(64) uint8_t upper_minus[128] = {ALL_CODES(UPPER_MINUS)};
+static const _Alignas(64) uint8_t lower_minus[128] = {ALL_CODES(LOWER_MINUS)};
+
+static inline pv vector_of(vi line, int j) {
+  const __mmask64 minus = _mm512_movepi8_mask(line);
+  vi high = _mm512_mask_mov_epi8(look_up(upper, line), minus, look_up(upper_minus, line));
+  vi low = _mm512_mask_mov_epi8(look_up(lower, line), minus, look_up(lower_minus, line));
+  return from_bytes(high, low, j);
+}
+
+static inline void linear_exact(const td_linear_args *args) {
+  linear_i8__avx512(args);
+}
+
+#include "kernels/cpu/avx512bf16/linear_rows.h"
+
+void linear_i8__avx512bf16(const td_linear_args *args) {
+  linear_rows(args);
+}
