@@ -33,10 +33,11 @@ typedef char x_range; // nothing
 enum {
   BLOCK = 8 * VL, // columns
   STEPS = BLOCK / PL,
-  X_COLS = 8192,              // of x in order
-  MAX_SCALES = X_COLS / 8,    // of one row: a lane is eight columns, and has at most one
-  LIST = MAX_SCALES + 2 * VL, // with what whole vectors write and read behind them
-  PANEL = 128,                // rows that share x in order
+  X_COLS = 32768 / sizeof(packed), // of x in order, in L1
+  X_COLS_SHARED = 8192,            // of several tokens, whose totals are there, too
+  MAX_SCALES = X_COLS / 8,         // of one row: a lane is eight columns, and has at most one
+  LIST = MAX_SCALES + 2 * VL,      // with what whole vectors write and read behind them
+  PANEL = 128,                     // rows that share x in order
   MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
   MAX_ROWS = 4,               // at least, of both
   TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
@@ -391,7 +392,8 @@ static void q4_finish(panel *p) {
 
 static void q4_panel(panel *p) {
   const td_linear_args *a = p->a;
-  uint32_t n_tokens = a->n_tokens, step = X_COLS / n_tokens / BLOCK * BLOCK;
+  const uint32_t n_tokens = a->n_tokens, n_cols = n_tokens == 1 ? X_COLS : X_COLS_SHARED;
+  const uint32_t step = n_cols / n_tokens / BLOCK * BLOCK;
   for (size_t i = 0; i < (size_t)(p->n_rows + MAX_ROWS) * n_tokens; i++)
     p->total[i] = vf_zero();
   for (uint32_t t = 0; t < n_tokens; t++)

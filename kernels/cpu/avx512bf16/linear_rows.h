@@ -114,6 +114,7 @@ static void end_rows(const td_linear_args *a, uint32_t token, x_range range, con
     do_exactly(a, token, row, end);
     return;
   }
+  if (!memchr(tiny, true, end - row)) return;
   for (uint32_t r = row; r < end; r++) {
     if (tiny[r - row]) do_exactly(a, token, r, r + 1);
   }
