@@ -18,9 +18,10 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 # norm at most in FP16, twice as much in BF16 (tests/unit/test_kernels_rounding.c measures 7e-4 and
 # 1.7e-3), and a logit comes after some 20 of them, whose errors are independent: their root is 5e-3
 # and 1e-2; experts weigh a little otherwise besides.
-# Then: at how many positions experts of a random model may tie so nearly that another is chosen, and
-# how many tokens are sure to be greedy's, for those nearly tie, too.
-ROUNDING = {"avx512fp16": ("avx512_fp16", 1e-2, 2, 64), "avx512bf16": ("avx512_bf16", 2e-2, 7, 16)}
+# Then: at how many of 140 positions a logit may be off by more, where experts of a random model tie so
+# nearly that another is chosen (and at later positions, which look back at that), and how many tokens
+# are sure to be greedy's, for those nearly tie, too.
+ROUNDING = {"avx512fp16": ("avx512_fp16", 1e-2, 2, 64), "avx512bf16": ("avx512_bf16", 2e-2, 28, 16)}
 
 # How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides
 # neither the page nor the prompt.
@@ -131,6 +132,7 @@ def test_rounded_activations(tandem, case, isa, tmp_path):
     whole = logits_of(tandem, case, tmp_path, None, **forced)
     errors = relative_errors(whole, np.load(DATA / case / "logits.npy"))
     assert (errors < tolerance).sum() >= len(errors) - n_ties, np.sort(errors)[-4:]
+    assert np.median(errors) < tolerance / 2
     chunks = logits_of(tandem, case, tmp_path, 7, **forced)
     assert (whole == chunks).all()
     check_greedy(tandem, case, n_greedy, **forced)
