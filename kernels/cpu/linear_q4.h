@@ -39,7 +39,7 @@ enum {
   LIST = MAX_SCALES + 2 * VL,      // with what whole vectors write and read behind them
   PANEL = 128,                     // rows that share x in order
   MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
-  MAX_ROWS = 4,               // at least, of both
+  MAX_ROWS = 4,               // of a tile, at most
   TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
   ROWS_AHEAD = 8,                   // of several tokens, who leave parts of rows for later
 };
