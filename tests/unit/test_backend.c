@@ -498,7 +498,7 @@ static void test_answers_make_room(void **state) {
     check_answer(&clients[i], prompts[i], 140 + 5 * i, clients[i].cancel_at ? 150 : 300);
     if (clients[i].n_done) assert_true(clients[i].done.n_cached <= 128);
   }
-  assert_int_equal(access(fuse, F_OK), -1); // it did die
+  assert_int_equal(access(fuse, F_OK), -1);             // it did die
   assert_true(td_backend_n_preemptions(w.backend) > 0); // how many hangs on who is slow
   assert_true(td_backend_kv_use(w.backend) == 0);
   unsetenv("TANDEM_TEST_FUSE");
