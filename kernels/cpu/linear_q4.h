@@ -159,11 +159,7 @@ static void order_x(const float *x, uint32_t n, packed *out, size_t step, x_rang
 static void end_token(const td_linear_args *a, uint32_t token, x_range range) {
 #ifdef Q4_EXACT
   if (range_within(range, X_LEAST, X_MOST)) return;
-  td_linear_args one = *a;
-  one.x = a->x + (a->x_rows ? a->x_rows[token] : token) * a->ldx;
-  one.x_rows = NULL;
-  one.y = a->y + token * a->ldy;
-  one.n_tokens = 1;
+  td_linear_args one = one_token(a, token, a->row_begin, a->row_end);
   Q4_EXACT(&one);
 #else
   (void)a, (void)token, (void)range;

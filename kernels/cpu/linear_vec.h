@@ -357,13 +357,7 @@ static inline void linear_vec(const td_linear_args *a) {
       run_by_run(a, t);
     return;
   }
-  td_linear_args band = *a;
-  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
-    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
-    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
-    band.next = band.row_end == a->row_end ? a->next : NULL;
-    linear_band(&band, row_scales(w, band.row_begin));
-  }
+  linear_bands(a);
 }
 
 #endif

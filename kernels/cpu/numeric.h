@@ -1,10 +1,11 @@
-// kernels/cpu/numeric.h - one value at a time: the small float formats and where scales change.
+// kernels/cpu/numeric.h - one value at a time: the small float formats, where scales change; and one
+// token of a call.
 #ifndef KERNELS_CPU_NUMERIC_H
 #define KERNELS_CPU_NUMERIC_H
 
 #include <string.h>
 
-#include "tandem/types.h"
+#include "tandem/kernels.h"
 
 static inline float f32_from_bits(uint32_t bits) {
   float f;
@@ -86,6 +87,19 @@ static inline uint32_t run_length(const td_weight *w, uint32_t k, uint32_t max) 
     if (in_block < left) left = in_block;
   }
   return left < max ? left : max;
+}
+
+// The call for one of its tokens and rows [row, end) alone.
+static inline td_linear_args one_token(const td_linear_args *a, uint32_t token, uint32_t row,
+                                       uint32_t end) {
+  td_linear_args one = *a;
+  one.x = a->x + (a->x_rows ? a->x_rows[token] : token) * a->ldx;
+  one.x_rows = NULL;
+  one.y = a->y + token * a->ldy;
+  one.n_tokens = 1;
+  one.row_begin = row;
+  one.row_end = end;
+  return one;
 }
 
 #endif

@@ -7,6 +7,7 @@
 //   AHEAD_FEW   see ahead.h, of more than one token
 //   finish      the result of a row and token from the sum of all lanes
 //   is_final    whether that is the sum, for all of a panel
+// linear_band, rows that share scales, times all tokens, is defined behind it.
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
 
@@ -122,6 +123,20 @@ static void dot_panel(panel *p) {
       uint32_t begin = panel_tile_begin(p, i);
       dot_tile(p, row, end, begin, panel_tile_begin(p, i + 1) - begin);
     }
+  }
+}
+
+static void linear_band(const td_linear_args *a, const float *scales);
+
+// Where scales change along rows and serve bands of them.
+static void linear_bands(const td_linear_args *a) {
+  const td_weight *w = a->w;
+  td_linear_args band = *a;
+  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
+    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
+    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
+    band.next = band.row_end == a->row_end ? a->next : NULL;
+    linear_band(&band, row_scales(w, band.row_begin));
   }
 }
 

@@ -97,13 +97,7 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
 
 // Some rows of one token, in FP32.
 static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
-  td_linear_args one = *a;
-  one.x = token_x(a, token);
-  one.x_rows = NULL;
-  one.y = a->y + token * a->ldy;
-  one.n_tokens = 1;
-  one.row_begin = row;
-  one.row_end = end;
+  td_linear_args one = one_token(a, token, row, end);
   linear_exact(&one);
 }
 
@@ -329,13 +323,7 @@ static inline void linear_rows(const td_linear_args *a) {
     linear_exact(a);
     return;
   }
-  td_linear_args band = *a;
-  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
-    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
-    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
-    band.next = band.row_end == a->row_end ? a->next : NULL;
-    linear_band(&band, row_scales(w, band.row_begin));
-  }
+  linear_bands(a);
 }
 
 #endif

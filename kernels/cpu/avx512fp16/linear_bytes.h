@@ -158,11 +158,7 @@ static float pack_window(const td_weight *w, const float *scales, const float *x
 
 // One token's results, in FP32.
 static void mend(const td_linear_args *a, uint32_t token) {
-  td_linear_args one = *a;
-  one.x = token_x(a, token);
-  one.x_rows = NULL;
-  one.y = a->y + token * a->ldy;
-  one.n_tokens = 1;
+  td_linear_args one = one_token(a, token, a->row_begin, a->row_end);
   linear_exact(&one);
 }
 
@@ -398,13 +394,7 @@ static inline void linear_bytes(const td_linear_args *a) {
     linear_exact(a);
     return;
   }
-  td_linear_args band = *a;
-  for (; band.row_begin < a->row_end; band.row_begin = band.row_end) {
-    uint32_t left = w->scale_rows - band.row_begin % w->scale_rows;
-    band.row_end = a->row_end - band.row_begin < left ? a->row_end : band.row_begin + left;
-    band.next = band.row_end == a->row_end ? a->next : NULL;
-    linear_band(&band, row_scales(w, band.row_begin));
-  }
+  linear_bands(a);
 }
 
 #endif

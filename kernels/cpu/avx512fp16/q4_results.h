@@ -5,6 +5,7 @@
 #ifndef KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 #define KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 
+#include "kernels/cpu/numeric.h"
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
@@ -23,14 +24,8 @@ static inline __mmask16 good_sums(vf sum, vf unscaled) {
 
 // Some rows of a token, again.
 static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
-  td_linear_args again = *a;
-  again.x = token_x(a, token);
-  again.x_rows = NULL;
-  again.y = a->y + token * a->ldy;
-  again.n_tokens = 1;
-  again.row_begin = row;
-  again.row_end = end;
-  Q4_EXACT(&again);
+  td_linear_args one = one_token(a, token, row, end);
+  Q4_EXACT(&one);
 }
 
 // Results of some rows of a token from the sums of all lanes.
