@@ -1,5 +1,5 @@
-// kernels/cpu/numeric.h - one value at a time: the small float formats, where scales change; and one
-// token of a call.
+// kernels/cpu/numeric.h - one value at a time: the small float formats, where scales change; and
+// one token of a call.
 #ifndef KERNELS_CPU_NUMERIC_H
 #define KERNELS_CPU_NUMERIC_H
 
