@@ -150,12 +150,14 @@ td_linear_fn td_kernels_linear_exact(const td_weight *w) {
 
 // The activations of many tokens are read and prepared by every call, longer than 4-bit weights
 // are, and the longest where they are rounded to 8 bits; those of few, too, where columns are
-// stored one by one.
+// stored one by one. A prompt's in BF16 are multiplied with more rows at a time.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
+  const bool in_bf16 = table_features & TD_ISA_AVX512_BF16 &&
+                       table.activations != TD_ACTIVATIONS_F32;
   if (rounds_x(w) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
-  return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
+  return n_tokens >= MANY_TOKENS && (td_dtype_bits(w->dtype) == 4 || in_bf16) ? 256 : 128;
 }
 
 // Stored by columns, a line of memory holds 128 rows (AWQ), or 16 (GPTQ) of which kernels read

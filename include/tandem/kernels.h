@@ -4,10 +4,10 @@
 // first listed version whose features the machine has; everything afterwards calls through
 // td_kernels(). Kernels do not allocate, log or check: sizes and dtypes are the caller's promise.
 //
-// A linear kernel is batch-invariant: y[t][r] depends, to the last bit, on x[t] and row r alone,
-// not on n_tokens or on the row range it was called with. Prefill, chunks, batches and single
-// tokens therefore give the same logits on one machine. The attention kernels keep the same
-// promise for each query.
+// A linear kernel is batch-invariant: y[t][r] depends, to the last bit, on x[t], row r and whether
+// the token is a prompt's alone, not on n_tokens or on the row range it was called with. However a
+// prompt is cut, and whatever else is computed with an answer's tokens, they therefore give the
+// same logits on one machine. The attention kernels keep the same promise for each query.
 #ifndef TANDEM_KERNELS_H
 #define TANDEM_KERNELS_H
 
@@ -30,6 +30,9 @@ typedef struct {
   uint32_t n_tokens;
   uint32_t row_begin, row_end;
   uint32_t y_row0; // <= row_begin
+  // Tokens of a prompt: a kernel may add their products in another order, which is quicker for
+  // many of them. Others are an answer's, of which few come at once.
+  bool prompt;
   // Rows of weights, most likely as many bytes each, that the caller goes on with: fetched ahead by
   // kernels that can. NULL: those behind row_end.
   const void *next;

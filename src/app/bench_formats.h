@@ -18,6 +18,8 @@ typedef struct {
 } td_bench_format;
 
 enum { TD_BENCH_ALL_COLS = UINT32_MAX };
+// More tokens than an answer's steps are likely to bring are taken for a prompt's.
+enum { TD_BENCH_ANSWERS = 16 };
 
 const td_bench_format *td_bench_formats(size_t *n);
 // Of the kernels that --activations f32, or int8, has for it.

@@ -58,6 +58,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
         .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
         .row_begin = row,
         .row_end = row + (rows_left < n ? rows_left : n),
+        .prompt = b->batch > TD_BENCH_ANSWERS,
         .next = i + 1 < end ? NULL : then_at,
     });
   }

@@ -67,6 +67,7 @@ static void run_step(void *ctx) {
                                       .weights = b->route,
                                       .out = b->out,
                                       .n_tokens = b->n_tokens,
+                                      .n_prompt = b->n_tokens > TD_BENCH_ANSWERS ? b->n_tokens : 0,
                                       .n_experts = b->n_experts,
                                       .top_k = b->top_k});
   b->status = td_stream_sync(b->stream, b->err);

@@ -39,6 +39,8 @@ td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err
 }
 
 td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "linear: %u of %u tokens are a prompt's", a->n_prompt,
+                 a->n_tokens);
   TD_DEV_REQUIRE(a->n_tokens <= 1 || (a->x_stride >= a->w->cols && a->y_stride >= a->w->rows),
                  "linear: strides %zu and %zu are too short for a %u x %u matrix", a->x_stride,
                  a->y_stride, a->w->rows, a->w->cols);

@@ -105,14 +105,16 @@ typedef struct {
 void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
-// (router and lm_head). exact: x is used as it is, whatever td_activations says (router).
+// (router and lm_head). exact: x is used as it is, whatever td_activations says (router). The last
+// n_prompt tokens are a prompt's, which a device may compute in a way that is quick for many: said,
+// not guessed from n_tokens, so that results do not depend on how a prompt is cut.
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
   const void *x;
   void *y;
   size_t x_stride, y_stride; // elements
-  uint32_t n_tokens;
+  uint32_t n_tokens, n_prompt;
   bool out_f32, exact;
 } td_linear_op_args;
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
@@ -236,14 +238,15 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 
 // out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
 // in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
-// shared expert. accumulate: added to out instead of overwriting it.
+// shared expert. accumulate: added to out instead of overwriting it. n_prompt: see
+// td_linear_op_args.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]
   const int32_t *ids;                // [n_tokens][top_k]
   const float *weights;              // f32 [n_tokens][top_k]
   void *out;                         // [n_tokens][dim], not x
-  uint32_t n_tokens, n_experts, top_k;
+  uint32_t n_tokens, n_prompt, n_experts, top_k;
   bool accumulate;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);

@@ -37,9 +37,9 @@ typedef struct {
   uint32_t n_pages;
   td_want want; // which of its tokens' logits are computed
   // Tokens of an answer rather than a piece of a prompt: attention takes the way that is cheap for
-  // one query (MLA: absorbed). Said, not guessed from n_tokens, so that a prompt's result does not
-  // depend on how it was cut, and an answer's not on whether its tokens come one by one or,
-  // computed again, together.
+  // one query (MLA: absorbed), matrices those that are for few tokens. Said, not guessed from
+  // n_tokens, so that a prompt's result does not depend on how it was cut, and an answer's not on
+  // whether its tokens come one by one or, computed again, together.
   bool is_decode;
   float temperature; // of the draw from its logits; 0: greedy
 } td_step_seq;

@@ -16,7 +16,8 @@ static void linear(td_engine *e, const td_weight *w, td_vec bias, const void *x,
                                                .y = y,
                                                .x_stride = x_stride,
                                                .y_stride = w->rows,
-                                               .n_tokens = e->n_tokens});
+                                               .n_tokens = e->n_tokens,
+                                               .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens});
 }
 
 // Norms n_rows rows of dim elements in place, stride apart.
@@ -149,6 +150,7 @@ static void dense_mlp(td_engine *e, const td_layer *layer, bool accumulate) {
                                       .x = e->h,
                                       .out = e->delta,
                                       .n_tokens = e->n_tokens,
+                                      .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens,
                                       .n_experts = 1,
                                       .top_k = 1,
                                       .accumulate = accumulate});
@@ -189,6 +191,7 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
                                       .weights = e->router_weights,
                                       .out = e->delta,
                                       .n_tokens = e->n_tokens,
+                                      .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens,
                                       .n_experts = c->n_experts,
                                       .top_k = c->top_k});
   if (layer->mlp_gate.data) dense_mlp(e, layer, true);

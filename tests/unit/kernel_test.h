@@ -15,17 +15,26 @@ typedef struct {
 
 #define KERNEL_FAIL(w, ...) (snprintf((w)->text, sizeof(w)->text, __VA_ARGS__), false)
 
+// Whether a check's tokens shall be a prompt's.
+static bool as_prompt;
+
 typedef bool (*kernel_check)(void (*fn)(void), const void *arg, why *w);
 
 static inline void for_versions(const char *family, kernel_check check, const void *arg) {
   size_t n, n_run = 0;
   const td_kernel_variant *v = td_kernel_variants(&n);
-  for (size_t i = 0; i < n; i++) {
-    if (strcmp(v[i].family, family) != 0 || !td_kernel_variant_runs(&v[i])) continue;
+  for (size_t i = 0; i < 2 * n; i++) {
+    const td_kernel_variant *version = &v[i / 2];
+    as_prompt = i % 2;
+    if (strcmp(version->family, family) != 0 || !td_kernel_variant_runs(version)) continue;
+    if (as_prompt && !(version->features & TD_ISA_AVX512_BF16)) continue;
     why w = {""};
-    if (!check(v[i].fn, arg, &w)) fail_msg("%s__%s: %s", family, v[i].isa, w.text);
+    if (!check(version->fn, arg, &w)) {
+      fail_msg("%s__%s%s: %s", family, version->isa, as_prompt ? ", a prompt" : "", w.text);
+    }
     n_run++;
   }
+  as_prompt = false;
   if (n_run == 0) fail_msg("no version of %s runs on this machine", family);
 }
 

@@ -57,7 +57,8 @@ static void run(void (*fn)(void), const td_weight *w, uint32_t token, uint32_t n
                                        .ldx = w->cols,
                                        .ldy = ROWS,
                                        .n_tokens = n,
-                                       .row_end = ROWS});
+                                       .row_end = ROWS,
+                                       .prompt = as_prompt});
 }
 
 static bool within_bound(void (*fn)(void), const td_weight *w, uint32_t token, const float *y,

@@ -73,7 +73,8 @@ static bool check_product(void (*fn)(void), const shape *s, bool whole, why *w) 
                                        .ldx = s->cols,
                                        .ldy = rows,
                                        .n_tokens = s->n_tokens,
-                                       .row_end = rows});
+                                       .row_end = rows,
+                                       .prompt = as_prompt});
   bool ok = within_bound(whole ? NULL : fn, &weight.w, x.data, y.data, s->n_tokens, w);
   ref_free_weight(&weight);
   ref_unmap(&x);
@@ -146,8 +147,14 @@ static bool check_codes(void (*fn)(void), const void *arg, why *w) {
     memset(codes, place % 2 ? 0x80 : 0, sizeof codes); // zeros of either sign
     for (int r = 0; r < 256; r++)
       codes[r * COLS + place] = (uint8_t)r;
-    ((td_linear_fn)fn)(&(td_linear_args){
-        .w = &weight, .x = x, .y = y, .ldx = COLS, .ldy = 256, .n_tokens = 1, .row_end = 256});
+    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight,
+                                         .x = x,
+                                         .y = y,
+                                         .ldx = COLS,
+                                         .ldy = 256,
+                                         .n_tokens = 1,
+                                         .row_end = 256,
+                                         .prompt = as_prompt});
     for (int r = 0; r < 256; r++) {
       double want = ref_e4m3((uint8_t)r) * *scale;
       bool same = isnan(want) ? isnan(y[r]) : y[r] == (float)want;
@@ -175,8 +182,14 @@ static bool check_nan_row(void (*fn)(void), const void *arg, why *w) {
   bool ok = true;
   for (uint32_t n = 1; ok && n <= 7; n++) {
     float x[7 * COLS] = {0}, y[7 * ROWS];
-    ((td_linear_fn)fn)(&(td_linear_args){
-        .w = &weight.w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = n, .row_end = ROWS});
+    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
+                                         .x = x,
+                                         .y = y,
+                                         .ldx = COLS,
+                                         .ldy = ROWS,
+                                         .n_tokens = n,
+                                         .row_end = ROWS,
+                                         .prompt = as_prompt});
     for (uint32_t i = 0; ok && i < n * ROWS; i++) {
       if (i % ROWS == BAD ? !isnan(y[i]) : y[i] != 0) {
         ok = KERNEL_FAIL(w, "%u tokens, row %u: %g", n, i % ROWS, y[i]);
@@ -209,7 +222,8 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
                                          .ldx = cols,
                                          .ldy = rows,
                                          .n_tokens = 1,
-                                         .row_end = rows});
+                                         .row_end = rows,
+                                         .prompt = as_prompt});
   }
   bool ok = true;
   for (uint32_t n = 1; ok && n <= max; n += n < 37 ? 1 : 31) {
@@ -224,7 +238,8 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
                                            .n_tokens = n,
                                            .row_begin = begin,
                                            .row_end = end,
-                                           .y_row0 = begin});
+                                           .y_row0 = begin,
+                                           .prompt = as_prompt});
       for (uint32_t t = 0; ok && t < n; t++) {
         uint32_t from = reversed ? x_rows[t] : t;
         if (memcmp(y + (size_t)t * (end - begin), want + (size_t)from * rows + begin,
@@ -292,8 +307,14 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
   memset(x + ZEROS * COLS, 0, COLS * sizeof *x);
   x[INF * COLS + 599] = INFINITY;
   x[NOT * COLS] = NAN;
-  td_linear_args a = {
-      .w = &m.w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = TOKENS, .row_end = ROWS};
+  td_linear_args a = {.w = &m.w,
+                      .x = x,
+                      .y = y,
+                      .ldx = COLS,
+                      .ldy = ROWS,
+                      .n_tokens = TOKENS,
+                      .row_end = ROWS,
+                      .prompt = as_prompt};
   ((td_linear_fn)fn)(&a);
   bool ok = within_bound(fn, &m.w, x, y, ZEROS + 1, w);
   for (int i = INF * ROWS; ok && i < TOKENS * ROWS; i++) {

@@ -92,16 +92,23 @@ static td_weight make_normal(const format *f) {
 }
 
 static void run(void (*fn)(void), const td_weight *w, uint32_t n) {
-  ((td_linear_fn)fn)(&(td_linear_args){
-      .w = w, .x = x, .y = y, .ldx = COLS, .ldy = ROWS, .n_tokens = n, .row_end = ROWS});
+  ((td_linear_fn)fn)(&(td_linear_args){.w = w,
+                                       .x = x,
+                                       .y = y,
+                                       .ldx = COLS,
+                                       .ldy = ROWS,
+                                       .n_tokens = n,
+                                       .row_end = ROWS,
+                                       .prompt = as_prompt});
 }
 
-// The error that rounding x to BF16 alone would make in a sum: times the scales of bands, so that x
-// lies in its binades as it does there.
+// The error that rounding x to BF16 alone would make in a sum: an answer's times the scales of
+// bands, so that x lies in its binades as it does there.
 static double bf16_error(const td_weight *w, uint32_t row, const float *xs) {
   double sum = 0;
   for (uint32_t k = 0; k < COLS; k++) {
-    double scale = w->scale_rows > 1 ? ref_scale(w, row, k) : 1, scaled = xs[k] * scale;
+    double scale = w->scale_rows > 1 && !as_prompt ? ref_scale(w, row, k) : 1,
+           scaled = xs[k] * scale;
     sum += ref_at(w, row, k) / scale * (ref_bf16(bf16_bits(scaled)) - scaled);
   }
   return sum;

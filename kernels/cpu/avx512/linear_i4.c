@@ -6,6 +6,8 @@
 
 #include "kernels/cpu/linear_q4.h"
 
+#include "kernels/cpu/gemm_q4.h"
+
 void linear_i4__avx512(const td_linear_args *args) {
   if (q4_fits(args->w)) {
     linear_q4(args);

@@ -1,10 +1,16 @@
-// kernels/cpu/avx512bf16/bytes.h - what linear_rows.h needs to know of weights that are bytes and
-// become BF16 numbers by tables of their upper and lower bytes; elem is the includer's.
+// kernels/cpu/avx512bf16/bytes.h - what linear_rows.h and gemm_prompt.h need to know of weights
+// that are bytes and become BF16 numbers by tables; to be included behind elem. The includer
+// defines behind it
+//   upper_of, lower_of   the upper and the lower bytes of the numbers
 #ifndef KERNELS_CPU_AVX512BF16_BYTES_H
 #define KERNELS_CPU_AVX512BF16_BYTES_H
 
-#include "kernels/cpu/avx512bf16/vec.h"
-#include "kernels/cpu/x_range.h"
+#include "kernels/cpu/avx512bf16/codes.h"
+
+enum { DWORD_COLS = 4 };
+
+static inline vi upper_of(vi line);
+static inline vi lower_of(vi line);
 
 static inline vi load_line(const elem *w) {
   return _mm512_loadu_si512(w);
@@ -20,7 +26,8 @@ static inline vi look_up(const uint8_t table[128], vi line) {
 }
 
 // Vector j has eights of columns: those of 16 i + 8 j, i < 4.
-static inline pv from_bytes(vi upper, vi lower, int j) {
+static inline pv vector_of(vi line, int j) {
+  const vi upper = upper_of(line), lower = lower_of(line);
   return pv_of(j == 0 ? _mm512_unpacklo_epi8(lower, upper) : _mm512_unpackhi_epi8(lower, upper));
 }
 
@@ -32,17 +39,13 @@ static inline void put_x(const vf v[4], packed *out, size_t step) {
   pv_store(out + step, pv_of(_mm512_permutex2var_epi64(first, odd, second)));
 }
 
-// No weight but 0 is less than 2^-9.
-#define LEAST X_LEAST
-
-static inline vi look(vi seen, vi line) {
-  (void)line;
-  return seen;
-}
-
-static inline bool is_tiny(vi seen) {
-  (void)seen;
-  return false;
+// Halves of a dword become numbers one byte after the other.
+static inline void pairs_of(vi dwords, pv out[2]) {
+  const vi upper = upper_of(dwords), lower = lower_of(dwords);
+  const vi low_bytes = _mm512_set1_epi16(0x00ff);
+  const int select = 0xca; // low_bytes ? b : c
+  out[0] = pv_of(_mm512_ternarylogic_epi32(low_bytes, lower, _mm512_slli_epi16(upper, 8), select));
+  out[1] = pv_of(_mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(lower, 8), upper, select));
 }
 
 #endif

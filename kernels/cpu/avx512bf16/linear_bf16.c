@@ -6,7 +6,7 @@
 #include "kernels/decl.h"
 
 typedef uint16_t elem;
-enum { HAS_SCALES = 0 };
+enum { HAS_SCALES = 0, DWORD_COLS = 2 };
 
 static inline vi load_line(const elem *w) {
   return _mm512_loadu_si512(w);
@@ -19,6 +19,10 @@ static inline vi load_line_n(const elem *w, uint32_t n) {
 static inline pv vector_of(vi line, int j) {
   (void)j;
   return pv_of(line);
+}
+
+static inline void pairs_of(vi dwords, pv out[1]) {
+  out[0] = pv_of(dwords);
 }
 
 static inline void put_x(const vf v[2], packed *out, size_t step) {
@@ -38,9 +42,9 @@ static inline vi look(vi seen, vi line) {
   return _mm512_min_epu16(seen, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
 }
 
-static inline bool is_tiny(vi seen) {
+static inline __mmask32 tiny_of(vi seen) {
   const vi least = _mm512_set1_epi16((64 << 7) - 1); // 2^-63
-  return _mm512_cmplt_epu16_mask(seen, least) != 0;
+  return _mm512_cmplt_epu16_mask(seen, least);
 }
 
 #include "kernels/cpu/avx512bf16/linear_rows.h"

@@ -6,7 +6,11 @@
 #define Q4_ZEROS       0
 #define Q4_EXACT       linear_f4e2m1__avx512
 
-#include "kernels/cpu/linear_q4.h"
+static inline vi q4_table(void) {
+  return fp4_table();
+}
+
+#include "kernels/cpu/avx512bf16/linear_q4.h"
 
 void linear_f4e2m1__avx512bf16(const td_linear_args *args) {
   if (q4_fits(args->w)) {

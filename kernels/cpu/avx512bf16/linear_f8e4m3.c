@@ -26,10 +26,13 @@ enum { HAS_SCALES = 1 };
 static const _Alignas(64) uint8_t upper[128] = {ALL_CODES(UPPER_SUBNORMAL, UPPER)};
 static const _Alignas(64) uint8_t lower[128] = {ALL_CODES(LOWER_SUBNORMAL, LOWER)};
 
-static inline pv vector_of(vi line, int j) {
+static inline vi upper_of(vi line) {
   const vi sign = _mm512_set1_epi8((char)0x80);
-  vi high = _mm512_ternarylogic_epi32(look_up(upper, line), line, sign, 0xf8); // a | b & c
-  return from_bytes(high, look_up(lower, line), j);
+  return _mm512_ternarylogic_epi32(look_up(upper, line), line, sign, 0xf8); // a | b & c
+}
+
+static inline vi lower_of(vi line) {
+  return look_up(lower, line);
 }
 
 static inline void linear_exact(const td_linear_args *args) {

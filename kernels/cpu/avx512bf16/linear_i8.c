@@ -36,11 +36,14 @@ static const _Alignas(64) uint8_t lower[128] = {ALL_CODES(LOWER)};
 static const _Alignas(64) uint8_t upper_minus[128] = {ALL_CODES(UPPER_MINUS)};
 static const _Alignas(64) uint8_t lower_minus[128] = {ALL_CODES(LOWER_MINUS)};
 
-static inline pv vector_of(vi line, int j) {
+static inline vi upper_of(vi line) {
   const __mmask64 minus = _mm512_movepi8_mask(line);
-  vi high = _mm512_mask_mov_epi8(look_up(upper, line), minus, look_up(upper_minus, line));
-  vi low = _mm512_mask_mov_epi8(look_up(lower, line), minus, look_up(lower_minus, line));
-  return from_bytes(high, low, j);
+  return _mm512_mask_mov_epi8(look_up(upper, line), minus, look_up(upper_minus, line));
+}
+
+static inline vi lower_of(vi line) {
+  const __mmask64 minus = _mm512_movepi8_mask(line);
+  return _mm512_mask_mov_epi8(look_up(lower, line), minus, look_up(lower_minus, line));
 }
 
 static inline void linear_exact(const td_linear_args *args) {

@@ -6,11 +6,7 @@
 //   load_line      64 bytes of one row; load_line_n the first n elements of such, and zeros
 //   vector_of      one of its VECTORS vectors of weights
 //   put_x          stores as many of x in the order that vector_of has, vector i at out + i * step
-//   look           keeps of each line, from all ones on, what is_tiny needs
-//   is_tiny        whether some of a row's weights are so near 0 that products may be lost
-//   LEAST          of activations that are not 0, for products with the others; they are below
-//                  1 / LEAST
-//   linear_exact   the FP32 version, for tokens, rows and scales that this is not for
+// and what gemm_prompt.h needs but for scales
 //
 // Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
 // added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
@@ -26,10 +22,15 @@
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
 #include "kernels/cpu/ahead.h"
-#include "kernels/cpu/x_range.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
+
+enum { MIN_GROUP = 64 };
+static void scales_of(const td_weight *w, uint32_t row, uint32_t first, uint32_t n, float *out);
+static inline float whole_scale(const td_weight *w);
+
+#include "kernels/cpu/avx512bf16/gemm_prompt.h"
 
 enum {
   LINE = 64 / sizeof(elem), // columns
@@ -68,6 +69,15 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool tiny, float sum) {
   return is_sum(w) ? sum : sum * row_scales(w, row)[0];
 }
 
+static void scales_of(const td_weight *w, uint32_t row, uint32_t first, uint32_t n, float *out) {
+  memcpy(out, row_scales(w, row) + first, n * sizeof *out);
+}
+
+static inline float whole_scale(const td_weight *w) {
+  (void)w;
+  return 1;
+}
+
 // ---- activations ----------------------------------------------------------------------------
 
 // Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
@@ -93,25 +103,6 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
   }
   *range = r[0];
   TD_UNROLL for (int j = 1; j < LINE / VL; j++) *range = both_ranges(*range, r[j]);
-}
-
-// Some rows of one token, in FP32.
-static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
-  td_linear_args one = one_token(a, token, row, end);
-  linear_exact(&one);
-}
-
-// Of a token's results, those that are not good: all of them, or some rows'.
-static void end_rows(const td_linear_args *a, uint32_t token, x_range range, const bool *tiny,
-                     uint32_t row, uint32_t end) {
-  if (!range_within(range, LEAST, 1 / LEAST)) {
-    do_exactly(a, token, row, end);
-    return;
-  }
-  if (!memchr(tiny, true, end - row)) return;
-  for (uint32_t r = row; r < end; r++) {
-    if (tiny[r - row]) do_exactly(a, token, r, r + 1);
-  }
 }
 
 // ---- few tokens -----------------------------------------------------------------------------
@@ -200,7 +191,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_add(total[i], acc[i]);
     if (R * T > 8) __asm__ volatile("" : "+m"(total)); // no registers are left for them
   }
-  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= is_tiny(at.seen[r]);
+  TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= tiny_of(at.seen[r]) != 0;
   if (p->k + p->n < p->a->w->cols) {
     TD_UNROLL for (int i = 0; i < R * T; i++) {
       p->total[at_pair + (size_t)(i / T) * stride + i % T] = total[i];
@@ -221,7 +212,7 @@ static void pack_panel(panel *p, const float *scales) {
   }
 }
 
-static void linear_few(const td_linear_args *a, const float *scales) {
+static void linear_band(const td_linear_args *a, const float *scales) {
   panel p;
   p.a = a;
   uint32_t cols = a->w->cols, step = X_LANES / a->n_tokens / X_WINDOW * X_WINDOW;
@@ -243,87 +234,32 @@ static void linear_few(const td_linear_args *a, const float *scales) {
   }
 }
 
-// ---- many tokens ----------------------------------------------------------------------------
-
-typedef char gemm_scale, gemm_lanes; // nothing
-typedef vf sv;
-enum { PAIR_STEPS = 0, WINDOW_RUNS = 1 };
-TD_INLINE gemm_lanes lanes_of(gemm_scale scale) {
-  return scale;
-}
-TD_INLINE sv sv_add(sv a, sv b) {
-  return vf_add(a, b);
-}
-TD_INLINE sv begin_sum(vf total) {
-  (void)total;
-  return vf_zero();
-}
-#include "kernels/cpu/gemm_vec.h"
-
-_Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
-
-TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
-  (void)g, (void)scale, (void)token;
-  return vf_add(total, sum);
-}
-
-static void find_window(gemm *g) {
-  uint32_t left = g->a->w->cols - g->k;
-  g->n = left < WINDOW ? left : WINDOW;
-  g->n_runs = 1;
-  g->n_vectors = g->run_vectors[0] = (g->n + LINE - 1) / LINE * VECTORS;
-}
-
-static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
-  if (g->k == 0) g->range[token] = empty_range();
-  pack_x(g->a->w, g->x_scales, token_x(g->a, g->token0 + token), g->k, g->n, step, out,
-         &g->range[token]);
-}
-
-static void decode_row(gemm *g, uint32_t row, uint32_t place, packed *out) {
-  memset(g->scale[place], 0, sizeof g->scale[place]);
-  const elem *w = row_data(g->a->w, g->row0 + row) + g->k;
-  const size_t step = GEMM_ROWS * PL;
-  vi seen = _mm512_set1_epi32(-1);
-  for (uint32_t k = 0; k < g->n; k += LINE, out += VECTORS * step) {
-    vi line = g->n - k < LINE ? load_line_n(w + k, g->n - k) : load_line(w + k);
-    seen = look(seen, line);
-    TD_UNROLL for (int j = 0; j < VECTORS; j++) pv_store(out + j * step, vector_of(line, j));
-  }
-  g->nan[row] |= is_tiny(seen);
-}
-
-static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k) {
-  return (const char *)(row_data(w, row) + k);
-}
-
-static void end_block(const gemm *g) {
-  for (uint32_t t = 0; t < g->n_tokens; t++)
-    end_rows(g->a, g->token0 + t, g->range[t], g->nan, g->row0, g->row0 + g->n_rows);
-}
-
 // ---- all ------------------------------------------------------------------------------------
 
-static void linear_band(const td_linear_args *a, const float *scales) {
-  if (a->n_tokens <= PANEL_TOKENS) {
-    linear_few(a, scales);
-  } else {
-    gemm_all(a, scales);
+// Tokens of answers, however many they are.
+static void linear_answers(const td_linear_args *a) {
+  const uint32_t n_parts = (a->n_tokens + PANEL_TOKENS - 1) / PANEL_TOKENS;
+  for (uint32_t i = 0; i < n_parts; i++) {
+    const uint32_t begin = i * a->n_tokens / n_parts;
+    const td_linear_args part = tokens_of(a, begin, (i + 1) * a->n_tokens / n_parts - begin);
+    if (!HAS_SCALES || scale_is_rows(a->w)) {
+      linear_band(&part, NULL);
+    } else {
+      linear_bands(&part);
+    }
   }
 }
 
 static inline void linear_rows(const td_linear_args *a) {
   const td_weight *w = a->w;
   if (a->n_tokens == 0) return;
-  if (!HAS_SCALES || scale_is_rows(w)) {
-    linear_band(a, NULL);
-    return;
-  }
-  if (w->scale_cols % LINE > 0 || w->scale_rows < MIN_BAND) {
+  if (HAS_SCALES && !scale_is_rows(w) && (w->scale_cols % LINE > 0 || w->scale_rows < MIN_BAND)) {
     linear_exact(a);
-    return;
+  } else if (a->prompt) {
+    linear_prompt(a);
+  } else {
+    linear_answers(a);
   }
-  linear_bands(a);
 }
 
 #endif

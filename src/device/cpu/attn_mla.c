@@ -163,6 +163,7 @@ static void expand_block(const mla_run *run, uint32_t head, const void *entries,
       .row_begin = row0,
       .row_end = row0 + a->nope_dim,
       .y_row0 = row0,
+      .prompt = true,
   };
   td_cpu_linear_tile(&args);
   args.y = e->v;

@@ -11,6 +11,7 @@ typedef struct {
   const td_linear_op_args *a;
   uint32_t tile_rows;
   size_t n_row_tiles;
+  size_t n_answer_tiles; // of tokens, before those of prompts
 } linear_run;
 
 static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
@@ -32,8 +33,12 @@ static void linear_tile(void *ctx, size_t item, size_t next) {
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
   uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
-  uint32_t token = (uint32_t)(item / run->n_row_tiles) * TILE_TOKENS;
-  uint32_t rows_left = a->w->rows - row, tokens_left = a->n_tokens - token;
+  size_t token_tile = item / run->n_row_tiles;
+  bool prompt = token_tile >= run->n_answer_tiles;
+  uint32_t n_answers = a->n_tokens - a->n_prompt, token = prompt ? n_answers : 0;
+  uint32_t token_end = prompt ? a->n_tokens : n_answers;
+  token += (uint32_t)(token_tile - (prompt ? run->n_answer_tiles : 0)) * TILE_TOKENS;
+  uint32_t rows_left = a->w->rows - row, tokens_left = token_end - token;
   td_linear_args tile = {
       .w = a->w,
       .x = (const float *)a->x + token * a->x_stride,
@@ -43,6 +48,7 @@ static void linear_tile(void *ctx, size_t item, size_t next) {
       .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
       .row_begin = row,
       .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
+      .prompt = prompt,
   };
   if (next != TD_CPU_NO_ITEM) {
     tile.next = td_cpu_rows_at(a->w, (uint32_t)(next % run->n_row_tiles) * run->tile_rows);
@@ -59,9 +65,11 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   td_status status = td_cpu_check_weight(a->w, "linear", err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
-  size_t n_token_tiles = ((size_t)a->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+  size_t n_answer_tiles = ((size_t)a->n_tokens - a->n_prompt + TILE_TOKENS - 1) / TILE_TOKENS;
+  size_t n_token_tiles = n_answer_tiles + ((size_t)a->n_prompt + TILE_TOKENS - 1) / TILE_TOKENS;
   unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
   linear_run run = {.a = a,
+                    .n_answer_tiles = n_answer_tiles,
                     .tile_rows = td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, n_threads)};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};

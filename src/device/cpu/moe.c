@@ -1,11 +1,12 @@
 // src/device/cpu/moe.c - routed experts, shared experts and dense MLPs.
-// A pair is a (token, j). Pairs are put in order of their expert, so that each weight is decoded
-// once for all of its expert's tokens. Three kinds of items, in this order: gate, up and activation
-// by (expert, rows); down by (expert, rows) into one row a pair; the weighted sum by token, in the
-// order of j, so that a token's result does not depend on what else was in the batch. They are one
-// parallel run: a down item waits for its own expert's gate and up alone, a sum for all down items.
-// An item waits for earlier ones only, and those are done or in other members' hands, so the
-// earliest unfinished one never waits; with many experts hardly any does.
+// A pair is a (token, j). Pairs are put in order of their expert, those of answers before those of
+// prompts, so that each weight is decoded once for all of its expert's tokens of a kind. Three
+// kinds of items, in this order: gate, up and activation by (expert, rows); down by (expert, rows)
+// into one row a pair; the weighted sum by token, in the order of j, so that a token's result does
+// not depend on what else was in the batch. They are one parallel run: a down item waits for its
+// own expert's gate and up alone, a sum for all down items. An item waits for earlier ones only,
+// and those are done or in other members' hands, so the earliest unfinished one never waits; with
+// many experts hardly any does.
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -17,6 +18,7 @@ enum { TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
 // Some pairs of one expert: work units are these times the tiles of rows.
 typedef struct {
   uint32_t expert, begin, n;      // pairs [begin, begin + n) in order of expert
+  bool prompt;                    // whose they are
   _Atomic uint32_t n_hidden_done; // gate and up items
 } pair_tile;
 
@@ -29,7 +31,7 @@ typedef struct {
   uint32_t n_pairs;
   uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
   uint32_t *place;  // [n_tokens][top_k]: where the pair went in that order
-  uint32_t *count;  // [n_experts + 1]
+  uint32_t *count;  // [2 n_experts + 1]: of each expert, the pairs of answers, then of prompts
   pair_tile *tiles; // at most n_pairs
   uint32_t n_tiles;
   float *gate, *up; // [n_pairs][hidden]
@@ -42,30 +44,37 @@ static uint32_t expert_of(const td_moe_args *a, size_t pair) {
   return a->ids ? (uint32_t)a->ids[pair] : 0;
 }
 
-// Counting sort of the pass's pairs by expert, and the tiles it falls into.
+// The place of a pass's pair's kind in count.
+static uint32_t kind_of(const moe_run *run, uint32_t pair) {
+  const td_moe_args *a = run->a;
+  bool prompt = run->token0 + pair / a->top_k >= a->n_tokens - a->n_prompt;
+  return 2 * expert_of(a, (size_t)run->token0 * a->top_k + pair) + prompt;
+}
+
+// Counting sort of the pass's pairs, and the tiles it falls into.
 static void order_pairs(moe_run *run) {
   const td_moe_args *a = run->a;
-  size_t first = (size_t)run->token0 * a->top_k;
-  memset(run->count, 0, (a->n_experts + 1) * sizeof *run->count);
+  memset(run->count, 0, (2 * a->n_experts + 1) * sizeof *run->count);
   for (uint32_t p = 0; p < run->n_pairs; p++)
-    run->count[expert_of(a, first + p) + 1]++;
+    run->count[kind_of(run, p) + 1]++;
   run->n_tiles = 0;
   uint32_t begin = 0;
-  for (uint32_t e = 0; e < a->n_experts; e++) {
-    uint32_t n = run->count[e + 1];
+  for (uint32_t kind = 0; kind < 2 * a->n_experts; kind++) {
+    uint32_t n = run->count[kind + 1];
     for (uint32_t at = 0; at < n; at += TILE_PAIRS) {
       uint32_t left = n - at;
       pair_tile *tile = &run->tiles[run->n_tiles++];
-      tile->expert = e;
+      tile->expert = kind / 2;
+      tile->prompt = kind % 2;
       tile->begin = begin + at;
       tile->n = left < TILE_PAIRS ? left : TILE_PAIRS;
       atomic_init(&tile->n_hidden_done, 0);
     }
-    run->count[e] = begin; // from here on: where the expert's next pair goes
+    run->count[kind] = begin; // from here on: where its next pair goes
     begin += n;
   }
   for (uint32_t p = 0; p < run->n_pairs; p++) {
-    uint32_t to = run->count[expert_of(a, first + p)]++;
+    uint32_t to = run->count[kind_of(run, p)]++;
     run->place[p] = to;
     run->token[to] = p / a->top_k;
   }
@@ -112,6 +121,7 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
       .n_tokens = tile->n,
       .row_begin = row,
       .row_end = row + n_rows,
+      .prompt = tile->prompt,
       .next = td_cpu_rows_at(&a->up[tile->expert], row),
   };
   td_cpu_linear_tile(&args);
@@ -145,6 +155,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
       .n_tokens = tile->n,
       .row_begin = row,
       .row_end = row + (left < run->dim_tile ? left : run->dim_tile),
+      .prompt = tile->prompt,
       .next = next,
   });
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
@@ -215,6 +226,8 @@ static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
+                 a->n_tokens);
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
     TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
@@ -231,7 +244,7 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
   size_t n = max_pairs, n_experts = run->a->n_experts;
   void *order, *tiles, *gate, *up, *parts;
   td_status status = td_cpu_scratch(stream, SCRATCH_ORDER,
-                                    (2 * n + n_experts + 1) * sizeof(uint32_t), &order, err);
+                                    (2 * (n + n_experts) + 1) * sizeof(uint32_t), &order, err);
   if (status == TD_OK) {
     status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * sizeof(pair_tile), &tiles, err);
   }

@@ -1,0 +1,403 @@
+// kernels/cpu/avx512bf16/gemm_prompt.h - y = W x for tokens of prompts, sixteen rows a vector. To
+// be included after vec.h, x_range.h and these definitions:
+//   DWORD_COLS     columns that 32 bits of a row hold
+//   pairs_of       the weights in 32 bits of 16 rows each: vector i has columns i and
+//                  i + DWORD_COLS / 2
+//   HAS_SCALES     whether there are any; of groups of MIN_GROUP columns or more
+//   scales_of      n scales of a row from group `first` on; up to VL numbers are written behind them
+//   whole_scale    what multiplies all results
+//   look           keeps of each vector of weights as stored, from all ones on, what tiny_of needs
+//   tiny_of        16-bit places where weights are so near 0 that products may be lost
+//   LEAST          of activations that are not 0, for products with the others; they are below
+//                  1 / LEAST
+//   linear_exact   the FP32 version, for tokens and rows that this is not for
+//
+// A lane is a row, so nothing is summed across lanes, and a group's scales are a vector that
+// multiplies the sum of the group. Every (row, token) pair has one total; the products of a run,
+// which ends with its group or with PART columns, are summed from zero and, times the scale, added
+// to it. Weights of TILE_ROWS rows and PART columns are turned, decoded and put into L1, where they
+// wait for tile after tile of tokens; the x of a block of tokens and SPAN columns rests in L2, and
+// so do totals. A multiplication of ROW_VECTORS vectors of rows times TOKENS tokens loads as many
+// vectors as the sum of both, in the time of two loads a cycle.
+// The order of additions is not that of few tokens (linear_rows.h, linear_q4.h): one lane a row,
+// one of those would wait for the one before, and rows would be read by pieces.
+#ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
+#define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
+
+#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/vec_math.h"
+
+enum {
+  ROW_VECTORS = 4,
+  TILE_ROWS = ROW_VECTORS * VL,
+  TOKENS = 6,
+  PART = 256,
+  SPAN = 1024,
+  CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
+  MOST_TOKENS = 192,      // of a block
+  MOST_ROWS = 256,
+  X_STRIDE = SPAN + PL, // rows of x that do not fall into the same sets of L1
+  MAX_RUNS = PART / MIN_GROUP + 1,
+  SPAN_GROUPS = SPAN / MIN_GROUP + 4,
+  SCALE_LIST = SPAN_GROUPS + VL // of a row's scales
+};
+
+// Pairs of columns, and the place of their group's scales.
+typedef struct {
+  uint16_t n_pairs, group;
+} prompt_run;
+
+// Some rows times some tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) packed w[TILE_ROWS * PART];         // [pair][ROW_VECTORS][row][2]
+  packed x[MOST_TOKENS * X_STRIDE];                // [token], columns in the order of pairs
+  vf total[MOST_ROWS / VL * MOST_TOKENS];          // [tile of rows][tile of tokens][vector][token]
+  vf scale[HAS_SCALES ? SPAN_GROUPS * ROW_VECTORS : 1]; // [group of the span][vector]
+  float list[HAS_SCALES ? TILE_ROWS * SCALE_LIST : 1];   // the same, [row][group]
+  x_range range[MOST_TOKENS];
+  bool tiny[MOST_ROWS];
+  const td_linear_args *a;
+  size_t row_bytes;
+  uint32_t row0, n_rows, token0, n_tokens; // the block
+  uint32_t n_tiles;                        // of tokens
+  uint32_t span, n_span;                   // columns [span, span + n_span)
+  prompt_run runs[MAX_RUNS];               // of a part
+  uint32_t n_runs;
+  const char *next;                 // what is decoded next: TILE_ROWS rows from this one on
+  uint32_t n_next_lines, next_rows; // of each; rows of a share
+} prompt;
+
+// A call for some of its tokens.
+TD_INLINE td_linear_args tokens_of(const td_linear_args *a, uint32_t begin, uint32_t n) {
+  td_linear_args some = *a;
+  if (a->x_rows) {
+    some.x_rows += begin;
+  } else {
+    some.x += begin * a->ldx;
+  }
+  some.y += begin * a->ldy;
+  some.n_tokens = n;
+  return some;
+}
+
+// Some rows of one token, in FP32.
+static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
+  td_linear_args one = one_token(a, token, row, end);
+  linear_exact(&one);
+}
+
+// Of a token's results, those that are not good: all of them, or some rows'.
+static void end_rows(const td_linear_args *a, uint32_t token, x_range range, const bool *tiny,
+                     uint32_t row, uint32_t end) {
+  if (!range_within(range, LEAST, 1 / LEAST)) {
+    do_exactly(a, token, row, end);
+    return;
+  }
+  if (!memchr(tiny, true, end - row)) return;
+  for (uint32_t r = row; r < end; r++) {
+    if (tiny[r - row]) do_exactly(a, token, r, r + 1);
+  }
+}
+
+// Tiles of tokens, as even as can be: a tile of few is slow.
+static uint32_t prompt_tile_begin(const prompt *g, uint32_t tile) {
+  return tile * g->n_tokens / g->n_tiles;
+}
+
+// ---- activations ----------------------------------------------------------------------------
+
+// 32 numbers in the order of pairs.
+TD_INLINE pv pair_columns(vi v) {
+  static const _Alignas(64) uint16_t places[3][32] = {
+      {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31},
+      {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
+       16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31},
+      {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
+       16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31},
+  };
+  if (DWORD_COLS == 2) return pv_of(v);
+  return pv_of(_mm512_permutexvar_epi16(vi_load(places[DWORD_COLS / 4]), v));
+}
+
+// The span's columns of a token, zeros up to a whole vector.
+static void pack_token(prompt *g, uint32_t token) {
+  const td_linear_args *a = g->a;
+  const uint32_t t = g->token0 + token;
+  const float *x = a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx + g->span;
+  packed *out = g->x + (size_t)token * X_STRIDE;
+  x_range r[2] = {g->span > 0 ? g->range[token] : empty_range(), empty_range()};
+  for (uint32_t k = 0; k < g->n_span; k += PL) {
+    const uint32_t left = g->n_span - k;
+    vf lo = left < VL ? vf_load_n(x + k, left) : vf_load(x + k), hi = vf_zero();
+    if (left > VL) hi = left < PL ? vf_load_n(x + k + VL, left - VL) : vf_load(x + k + VL);
+    r[0] = range_with(r[0], lo, lo);
+    r[1] = range_with(r[1], hi, hi);
+    pv_store(out + k, pair_columns(pv_from_vf(lo, hi)));
+  }
+  g->range[token] = both_ranges(r[0], r[1]);
+}
+
+// ---- weights --------------------------------------------------------------------------------
+
+TD_INLINE vi four_rows(const char *p, size_t apart) {
+  vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
+  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 4 * apart)), 1);
+  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 8 * apart)), 2);
+  return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 12 * apart)), 3);
+}
+
+// 16 bytes of 16 rows: vector i has dword i of each row.
+TD_INLINE void turn(const char *p, size_t apart, vi out[4]) {
+  vi a = four_rows(p, apart), b = four_rows(p + apart, apart);
+  vi c = four_rows(p + 2 * apart, apart), d = four_rows(p + 3 * apart, apart);
+  vi ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
+  out[0] = _mm512_unpacklo_epi64(ab, cd);
+  out[1] = _mm512_unpackhi_epi64(ab, cd);
+  ab = _mm512_unpackhi_epi32(a, b), cd = _mm512_unpackhi_epi32(c, d);
+  out[2] = _mm512_unpacklo_epi64(ab, cd);
+  out[3] = _mm512_unpackhi_epi64(ab, cd);
+}
+
+// The same where there are fewer rows, or fewer bytes of each; zeros for the others.
+static void turn_some(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
+  char copy[VL][16] = {0};
+  for (uint32_t r = 0; r < n_rows; r++)
+    memcpy(copy[r], p + r * apart, n_bytes < 16 ? n_bytes : 16);
+  turn(copy[0], 16, out);
+}
+
+static size_t bytes_before(uint32_t k) {
+  return (size_t)k / DWORD_COLS * 4;
+}
+
+// Columns [k, k + n) of vector v of the block's rows from `row` on.
+static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_t n) {
+  row += v * VL;
+  const uint32_t n_rows = row >= g->n_rows ? 0 : g->n_rows - row < VL ? g->n_rows - row : VL;
+  const size_t apart = g->row_bytes, n_bytes = apart - bytes_before(k);
+  const char *w = (const char *)g->a->w->data + (g->row0 + row) * apart + bytes_before(k);
+  packed *out = g->w + v * PL;
+  vi seen = _mm512_set1_epi32(-1);
+  // Into L1, a line ahead: where the part ends, the next sixteen rows' first.
+  const size_t part_bytes = bytes_before(n);
+  const char *ahead = w + 64;
+  for (uint32_t at = 0; at < n; at += CHUNK) {
+    const size_t byte = bytes_before(at);
+    if (byte % 64 == 0) ahead = byte + 64 < part_bytes ? w + byte + 64 : w + VL * apart;
+    TD_UNROLL for (int i = 0; i < 4; i++, ahead += apart) __builtin_prefetch(ahead);
+    vi dwords[4];
+    if (n_rows == VL && byte + 16 <= n_bytes) {
+      turn(w + byte, apart, dwords);
+    } else {
+      turn_some(w + byte, apart, n_rows, n_bytes - byte, dwords);
+    }
+    TD_UNROLL for (int i = 0; i < 4; i++) {
+      pv pairs[DWORD_COLS / 2];
+      seen = look(seen, dwords[i]);
+      pairs_of(dwords[i], pairs);
+      TD_UNROLL for (int j = 0; j < DWORD_COLS / 2; j++, out += ROW_VECTORS * PL) {
+        pv_store(out, pairs[j]);
+      }
+    }
+  }
+  const __mmask32 tiny = tiny_of(seen);
+  for (uint32_t r = 0; tiny && r < n_rows; r++)
+    g->tiny[row + r] |= tiny >> 2 * r & 3;
+}
+
+// The scales of a tile of rows in the span.
+static void turn_scales(prompt *g, uint32_t row) {
+  const td_weight *w = g->a->w;
+  const uint32_t first = g->span / w->scale_cols;
+  const uint32_t n = (g->span + g->n_span - 1) / w->scale_cols - first + 1;
+  for (uint32_t r = 0; r < TILE_ROWS; r++) {
+    float *list = g->list + (size_t)r * SCALE_LIST;
+    if (row + r < g->n_rows) {
+      scales_of(w, g->row0 + row + r, first, n, list);
+    } else {
+      memset(list, 0, n * sizeof *list);
+    }
+  }
+  for (uint32_t v = 0; v < ROW_VECTORS; v++) {
+    for (uint32_t i = 0; i < n; i += 4) {
+      vi four[4];
+      turn((const char *)(g->list + (size_t)v * VL * SCALE_LIST + i), SCALE_LIST * sizeof(float), four);
+      for (uint32_t j = 0; j < 4; j++)
+        vf_store((float *)&g->scale[(i + j) * ROW_VECTORS + v], (vf)four[j]);
+    }
+  }
+}
+
+// Columns [k, k + n) of the span as runs.
+static void find_runs(prompt *g, uint32_t k, uint32_t n) {
+  const uint32_t size = HAS_SCALES ? g->a->w->scale_cols : UINT32_MAX;
+  const uint32_t first = g->span / size, end = g->span + k + n;
+  g->n_runs = 0;
+  for (uint32_t at = g->span + k, to; at < end; at = to) {
+    to = end - at < size - at % size ? end : at + size - at % size;
+    const uint32_t n_dwords = (to - at + DWORD_COLS - 1) / DWORD_COLS;
+    g->runs[g->n_runs++] = (prompt_run){.n_pairs = (uint16_t)(n_dwords * (DWORD_COLS / 2)),
+                                        .group = (uint16_t)(at / size - first)};
+  }
+}
+
+// What comes behind columns [k, k + n) of a tile of rows: theirs, the next tile's or the first
+// one's next span, or the rows behind the block.
+static void find_next(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
+  const td_weight *w = g->a->w;
+  uint32_t at = g->span + k + n;
+  row += g->row0;
+  if (k + n == g->n_span) {
+    row += TILE_ROWS;
+    if (row < g->row0 + g->n_rows) {
+      at = g->span;
+    } else if (at < w->cols) {
+      row = g->row0;
+    } else {
+      at = 0;
+    }
+  }
+  const uint32_t left = w->cols - at;
+  g->next = (const char *)w->data + row * g->row_bytes + bytes_before(at);
+  g->n_next_lines = (uint32_t)(bytes_before(left < PART ? left : PART) / 64) + 1;
+  const uint32_t n_shares = ROW_VECTORS + g->n_tiles;
+  g->next_rows = (TILE_ROWS + n_shares - 1) / n_shares;
+}
+
+// A share of it, for each vector of rows that is decoded and each tile of tokens.
+static void fetch_next(prompt *g) {
+  for (uint32_t r = 0; r < g->next_rows; r++, g->next += g->row_bytes) {
+    for (uint32_t i = 0; i < g->n_next_lines; i++)
+      __builtin_prefetch(g->next + i * (size_t)64, 0, 2);
+  }
+}
+
+// ---- products -------------------------------------------------------------------------------
+
+// totals [ROW_VECTORS][T] gain the products of a part; x is the first token's.
+TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *totals) {
+  enum { R = ROW_VECTORS };
+  const packed *w = g->w;
+  for (uint32_t i = 0; i < g->n_runs; i++) {
+    vf acc[R * TOKENS];
+    TD_UNROLL for (int j = 0; j < R * T; j++) acc[j] = vf_zero();
+    for (uint32_t n = g->runs[i].n_pairs; n > 0; n--, w += R * PL, x += 2) {
+      pv wv[R];
+      TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        int two;
+        memcpy(&two, x + t * X_STRIDE, sizeof two);
+        vi xv = _mm512_set1_epi32(two);
+        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        TD_UNROLL for (int r = 0; r < R; r++) {
+          acc[r * T + t] = pv_fma(wv[r], pv_of(xv), acc[r * T + t]);
+        }
+      }
+    }
+    const vf *scale = g->scale + (HAS_SCALES ? g->runs[i].group * R : 0);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        vf *total = &totals[r * T + t];
+        *total = HAS_SCALES ? vf_fma(acc[r * T + t], scale[r], *total)
+                            : vf_add(acc[r * T + t], *total);
+      }
+    }
+    // There are no registers to keep totals in, which the compiler would try.
+    __asm__ volatile("" ::: "memory");
+  }
+}
+
+#define PROMPT_TILE(T)                                                                             \
+  case T: prompt_tile(T, g, x, totals); return;
+
+// Not inlined, for its caller's constants would take registers.
+__attribute__((noinline)) static void prompt_any_tile(uint32_t n_tokens, const prompt *g,
+                                                      const packed *x, vf *totals) {
+  switch (n_tokens) {
+    PROMPT_TILE(1)
+    PROMPT_TILE(2)
+    PROMPT_TILE(3)
+    PROMPT_TILE(4)
+    PROMPT_TILE(5)
+    PROMPT_TILE(6)
+  default: return;
+  }
+}
+_Static_assert(TOKENS == 6, "a case for every size of tile");
+
+// A tile of rows times the block's tokens, columns [k, k + n) of the span.
+static void prompt_part(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
+  find_next(g, row, k, n);
+  for (uint32_t v = 0; v < ROW_VECTORS; v++) {
+    fetch_next(g);
+    decode_rows(g, row, v, g->span + k, n);
+  }
+  find_runs(g, k, n);
+  vf *totals = g->total + (size_t)row / VL * g->n_tokens;
+  for (uint32_t i = 0; i < g->n_tiles; i++) {
+    const uint32_t t = prompt_tile_begin(g, i);
+    fetch_next(g);
+    prompt_any_tile(prompt_tile_begin(g, i + 1) - t, g, g->x + (size_t)t * X_STRIDE + k,
+                    totals + (size_t)t * ROW_VECTORS);
+  }
+}
+
+static void put_results(prompt *g) {
+  const td_linear_args *a = g->a;
+  const vf scale = vf_set1(whole_scale(a->w));
+  const vf *total = g->total;
+  for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
+    for (uint32_t i = 0; i < g->n_tiles; i++) {
+      const uint32_t begin = prompt_tile_begin(g, i), n = prompt_tile_begin(g, i + 1) - begin;
+      for (uint32_t j = 0; j < ROW_VECTORS * n; j++, total++) {
+        const uint32_t r = row + j / n * VL, t = g->token0 + begin + j % n;
+        const uint32_t left = r < g->n_rows ? g->n_rows - r : 0;
+        vf_store_n(a->y + t * a->ldy + g->row0 + r - a->y_row0, vf_mul(*total, scale),
+                   left < VL ? left : VL);
+      }
+    }
+  }
+  for (uint32_t t = 0; t < g->n_tokens; t++)
+    end_rows(a, g->token0 + t, g->range[t], g->tiny, g->row0, g->row0 + g->n_rows);
+}
+
+// What g says of a block is done.
+static void prompt_block(prompt *g) {
+  const uint32_t n_rows = (g->n_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+  memset(g->total, 0, sizeof(vf) * (n_rows / VL) * g->n_tokens);
+  memset(g->tiny, 0, sizeof g->tiny);
+  g->n_tiles = (g->n_tokens + TOKENS - 1) / TOKENS;
+  for (g->span = 0; g->span < g->a->w->cols; g->span += g->n_span) {
+    const uint32_t left = g->a->w->cols - g->span;
+    g->n_span = left < SPAN ? left : SPAN;
+    for (uint32_t t = 0; t < g->n_tokens; t++)
+      pack_token(g, t);
+    for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
+      if (HAS_SCALES) turn_scales(g, row);
+      for (uint32_t k = 0, n; k < g->n_span; k += n) {
+        n = g->n_span - k < PART ? g->n_span - k : PART;
+        prompt_part(g, row, k, n);
+      }
+    }
+  }
+  put_results(g);
+}
+
+static void linear_prompt(const td_linear_args *a) {
+  prompt g;
+  g.a = a;
+  g.row_bytes = td_weight_row_bytes(a->w);
+  const uint32_t n_blocks = (a->n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
+  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+    g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
+    g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
+    for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {
+      const uint32_t left = a->row_end - g.row0;
+      g.n_rows = left < MOST_ROWS ? left : MOST_ROWS;
+      prompt_block(&g);
+    }
+  }
+}
+
+#endif
