@@ -155,9 +155,9 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   const bool in_bf16 = table_features & TD_ISA_AVX512_BF16 &&
                        table.activations != TD_ACTIVATIONS_F32;
-  if (rounds_x(w) && n_tokens >= MANY_TOKENS) return 512;
+  if ((rounds_x(w) || in_bf16) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
-  return n_tokens >= MANY_TOKENS && (td_dtype_bits(w->dtype) == 4 || in_bf16) ? 256 : 128;
+  return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 
 // Stored by columns, a line of memory holds 128 rows (AWQ), or 16 (GPTQ) of which kernels read

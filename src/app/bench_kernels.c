@@ -47,15 +47,16 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
   const void *then_at = (const char *)then->data + begin % row_tiles * n * td_weight_row_bytes(w);
   for (size_t i = begin; i < end; i++) {
     uint32_t row = (uint32_t)(i % row_tiles) * n;
-    uint32_t token = (uint32_t)(i / row_tiles) * TILE_TOKENS;
-    uint32_t rows_left = w->rows - row, tokens_left = b->batch - token;
+    uint32_t rows_left = w->rows - row;
+    size_t n_times = n_token_tiles(b), token = i / row_tiles * b->batch / n_times;
+    size_t token_end = (i / row_tiles + 1) * b->batch / n_times;
     b->fn(&(td_linear_args){
         .w = w,
-        .x = b->x + (size_t)token * w->cols,
-        .y = b->y + (size_t)token * w->rows,
+        .x = b->x + token * w->cols,
+        .y = b->y + token * w->rows,
         .ldx = w->cols,
         .ldy = w->rows,
-        .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
+        .n_tokens = (uint32_t)(token_end - token),
         .row_begin = row,
         .row_end = row + (rows_left < n ? rows_left : n),
         .prompt = b->batch > TD_BENCH_ANSWERS,

@@ -4,11 +4,11 @@
 //   pairs_of       the weights in 32 bits of 16 rows each: vector i has columns i and
 //                  i + DWORD_COLS / 2
 //   HAS_SCALES     whether there are any; of groups of MIN_GROUP columns or more
-//   scales_of      n scales of a row from group `first` on; up to VL numbers are written behind them
-//   whole_scale    what multiplies all results
-//   look           keeps of each vector of weights as stored, from all ones on, what tiny_of needs
-//   tiny_of        16-bit places where weights are so near 0 that products may be lost
-//   LEAST          of activations that are not 0, for products with the others; they are below
+//   scales_of      n scales of a row from group `first` on; up to VL numbers are written behind
+//   them whole_scale    what multiplies all results look           keeps of each vector of weights
+//   as stored, from all ones on, what tiny_of needs tiny_of        16-bit places where weights are
+//   so near 0 that products may be lost LEAST          of activations that are not 0, for products
+//   with the others; they are below
 //                  1 / LEAST
 //   linear_exact   the FP32 version, for tokens and rows that this is not for
 //
@@ -49,11 +49,11 @@ typedef struct {
 
 // Some rows times some tokens; lives on the stack.
 typedef struct {
-  _Alignas(64) packed w[TILE_ROWS * PART];         // [pair][ROW_VECTORS][row][2]
-  packed x[MOST_TOKENS * X_STRIDE];                // [token], columns in the order of pairs
-  vf total[MOST_ROWS / VL * MOST_TOKENS];          // [tile of rows][tile of tokens][vector][token]
+  _Alignas(64) packed w[TILE_ROWS * PART]; // [pair][ROW_VECTORS][row][2]
+  packed x[MOST_TOKENS * X_STRIDE];        // [token], columns in the order of pairs
+  vf total[MOST_ROWS / VL * MOST_TOKENS];  // [tile of rows][tile of tokens][vector][token]
   vf scale[HAS_SCALES ? SPAN_GROUPS * ROW_VECTORS : 1]; // [group of the span][vector]
-  float list[HAS_SCALES ? TILE_ROWS * SCALE_LIST : 1];   // the same, [row][group]
+  float list[HAS_SCALES ? TILE_ROWS * SCALE_LIST : 1];  // the same, [row][group]
   x_range range[MOST_TOKENS];
   bool tiny[MOST_ROWS];
   const td_linear_args *a;
@@ -120,11 +120,14 @@ TD_INLINE pv pair_columns(vi v) {
   return pv_of(_mm512_permutexvar_epi16(vi_load(places[DWORD_COLS / 4]), v));
 }
 
+static const float *prompt_x(const prompt *g, uint32_t token) {
+  const uint32_t t = g->token0 + token;
+  return g->a->x + (g->a->x_rows ? g->a->x_rows[t] : t) * g->a->ldx;
+}
+
 // The span's columns of a token, zeros up to a whole vector.
 static void pack_token(prompt *g, uint32_t token) {
-  const td_linear_args *a = g->a;
-  const uint32_t t = g->token0 + token;
-  const float *x = a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx + g->span;
+  const float *x = prompt_x(g, token) + g->span;
   packed *out = g->x + (size_t)token * X_STRIDE;
   x_range r[2] = {g->span > 0 ? g->range[token] : empty_range(), empty_range()};
   for (uint32_t k = 0; k < g->n_span; k += PL) {
@@ -136,6 +139,17 @@ static void pack_token(prompt *g, uint32_t token) {
     pv_store(out + k, pair_columns(pv_from_vf(lo, hi)));
   }
   g->range[token] = both_ranges(r[0], r[1]);
+}
+
+// The span's columns of all tokens. Each is asked for while others are packed: the processor's own
+// prefetch takes a while to follow a token, and these are short.
+static void pack_tokens(prompt *g) {
+  for (uint32_t t = 0; t < g->n_tokens; t++) {
+    const float *x = prompt_x(g, t + 8 < g->n_tokens ? t + 8 : t) + g->span;
+    for (uint32_t k = 0; k < g->n_span; k += 16)
+      __builtin_prefetch(x + k);
+    pack_token(g, t);
+  }
 }
 
 // ---- weights --------------------------------------------------------------------------------
@@ -222,7 +236,8 @@ static void turn_scales(prompt *g, uint32_t row) {
   for (uint32_t v = 0; v < ROW_VECTORS; v++) {
     for (uint32_t i = 0; i < n; i += 4) {
       vi four[4];
-      turn((const char *)(g->list + (size_t)v * VL * SCALE_LIST + i), SCALE_LIST * sizeof(float), four);
+      turn((const char *)(g->list + (size_t)v * VL * SCALE_LIST + i), SCALE_LIST * sizeof(float),
+           four);
       for (uint32_t j = 0; j < 4; j++)
         vf_store((float *)&g->scale[(i + j) * ROW_VECTORS + v], (vf)four[j]);
     }
@@ -336,10 +351,9 @@ static void prompt_part(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
   find_runs(g, k, n);
   vf *totals = g->total + (size_t)row / VL * g->n_tokens;
   for (uint32_t i = 0; i < g->n_tiles; i++) {
-    const uint32_t t = prompt_tile_begin(g, i);
+    const uint32_t t = prompt_tile_begin(g, i), n_tokens = prompt_tile_begin(g, i + 1) - t;
     fetch_next(g);
-    prompt_any_tile(prompt_tile_begin(g, i + 1) - t, g, g->x + (size_t)t * X_STRIDE + k,
-                    totals + (size_t)t * ROW_VECTORS);
+    prompt_any_tile(n_tokens, g, g->x + (size_t)t * X_STRIDE + k, totals + (size_t)t * ROW_VECTORS);
   }
 }
 
@@ -371,8 +385,7 @@ static void prompt_block(prompt *g) {
   for (g->span = 0; g->span < g->a->w->cols; g->span += g->n_span) {
     const uint32_t left = g->a->w->cols - g->span;
     g->n_span = left < SPAN ? left : SPAN;
-    for (uint32_t t = 0; t < g->n_tokens; t++)
-      pack_token(g, t);
+    pack_tokens(g);
     for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
       if (HAS_SCALES) turn_scales(g, row);
       for (uint32_t k = 0, n; k < g->n_span; k += n) {

@@ -128,6 +128,11 @@ typedef struct {
 void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
                       void (*fn)(void *ctx, size_t item, size_t next), void *ctx);
 
+// Where piece i begins of n things cut into n_pieces as even as can be.
+static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {
+  return (uint32_t)((uint64_t)n * i / n_pieces);
+}
+
 // Where a matrix's rows are stored from one of them on: of those stored by columns, the first.
 static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
   const char *data = w->data;

@@ -1,7 +1,7 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
 #include "device/cpu/cpu.h"
 
-enum { TILE_TOKENS = 192 };
+enum { TILE_TOKENS = 192 }; // at most
 
 void td_cpu_linear_tile(const td_linear_args *args) {
   td_kernels_linear(args->w)(args);
@@ -11,7 +11,6 @@ typedef struct {
   const td_linear_op_args *a;
   uint32_t tile_rows;
   size_t n_row_tiles;
-  size_t n_answer_tiles; // of tokens, before those of prompts
 } linear_run;
 
 static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
@@ -29,23 +28,28 @@ static void add_bias(const td_linear_op_args *a, const td_linear_args *tile) {
   }
 }
 
+static uint32_t n_tiles_of(uint32_t n_tokens) {
+  return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
 static void linear_tile(void *ctx, size_t item, size_t next) {
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
   uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
-  size_t token_tile = item / run->n_row_tiles;
-  bool prompt = token_tile >= run->n_answer_tiles;
-  uint32_t n_answers = a->n_tokens - a->n_prompt, token = prompt ? n_answers : 0;
-  uint32_t token_end = prompt ? a->n_tokens : n_answers;
-  token += (uint32_t)(token_tile - (prompt ? run->n_answer_tiles : 0)) * TILE_TOKENS;
-  uint32_t rows_left = a->w->rows - row, tokens_left = token_end - token;
+  uint32_t rows_left = a->w->rows - row, i = (uint32_t)(item / run->n_row_tiles);
+  uint32_t n_answers = a->n_tokens - a->n_prompt, n_answer_tiles = n_tiles_of(n_answers);
+  bool prompt = i >= n_answer_tiles;
+  uint32_t n_tokens = prompt ? a->n_prompt : n_answers, n_tiles = n_tiles_of(n_tokens);
+  if (prompt) i -= n_answer_tiles;
+  uint32_t begin = td_cpu_cut(n_tokens, i, n_tiles), end = td_cpu_cut(n_tokens, i + 1, n_tiles);
+  size_t token = (prompt ? n_answers : 0) + begin;
   td_linear_args tile = {
       .w = a->w,
       .x = (const float *)a->x + token * a->x_stride,
       .y = (float *)a->y + token * a->y_stride,
       .ldx = a->x_stride,
       .ldy = a->y_stride,
-      .n_tokens = tokens_left < TILE_TOKENS ? tokens_left : TILE_TOKENS,
+      .n_tokens = end - begin,
       .row_begin = row,
       .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
       .prompt = prompt,
@@ -65,11 +69,9 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   td_status status = td_cpu_check_weight(a->w, "linear", err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
-  size_t n_answer_tiles = ((size_t)a->n_tokens - a->n_prompt + TILE_TOKENS - 1) / TILE_TOKENS;
-  size_t n_token_tiles = n_answer_tiles + ((size_t)a->n_prompt + TILE_TOKENS - 1) / TILE_TOKENS;
+  size_t n_token_tiles = n_tiles_of(a->n_tokens - a->n_prompt) + n_tiles_of(a->n_prompt);
   unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
   linear_run run = {.a = a,
-                    .n_answer_tiles = n_answer_tiles,
                     .tile_rows = td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, n_threads)};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};

@@ -60,14 +60,14 @@ static void order_pairs(moe_run *run) {
   run->n_tiles = 0;
   uint32_t begin = 0;
   for (uint32_t kind = 0; kind < 2 * a->n_experts; kind++) {
-    uint32_t n = run->count[kind + 1];
-    for (uint32_t at = 0; at < n; at += TILE_PAIRS) {
-      uint32_t left = n - at;
+    uint32_t n = run->count[kind + 1], n_tiles = (n + TILE_PAIRS - 1) / TILE_PAIRS;
+    for (uint32_t i = 0; i < n_tiles; i++) {
+      uint32_t at = td_cpu_cut(n, i, n_tiles);
       pair_tile *tile = &run->tiles[run->n_tiles++];
       tile->expert = kind / 2;
       tile->prompt = kind % 2;
       tile->begin = begin + at;
-      tile->n = left < TILE_PAIRS ? left : TILE_PAIRS;
+      tile->n = td_cpu_cut(n, i + 1, n_tiles) - at;
       atomic_init(&tile->n_hidden_done, 0);
     }
     run->count[kind] = begin; // from here on: where its next pair goes
