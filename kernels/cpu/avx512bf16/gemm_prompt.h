@@ -1,26 +1,31 @@
 // kernels/cpu/avx512bf16/gemm_prompt.h - y = W x for tokens of prompts, sixteen rows a vector. To
 // be included after vec.h, x_range.h and these definitions:
-//   DWORD_COLS     columns that 32 bits of a row hold
-//   pairs_of       the weights in 32 bits of 16 rows each: vector i has columns i and
-//                  i + DWORD_COLS / 2
-//   HAS_SCALES     whether there are any; of groups of MIN_GROUP columns or more
-//   scales_of      n scales of a row from group `first` on; up to VL numbers are written behind
-//   them whole_scale    what multiplies all results look           keeps of each vector of weights
-//   as stored, from all ones on, what tiny_of needs tiny_of        16-bit places where weights are
-//   so near 0 that products may be lost LEAST          of activations that are not 0, for products
-//   with the others; they are below
-//                  1 / LEAST
-//   linear_exact   the FP32 version, for tokens and rows that this is not for
+//   DWORD_COLS    columns that 32 bits of a row hold
+//   pairs_of      the weights in 32 bits of 16 rows each: vector i has columns i and
+//                 i + DWORD_COLS / 2
+//   HAS_SCALES    whether there are any; of groups of MIN_GROUP columns or more
+//   put_scales    the scales of 16 rows or less, from row on: of n groups from first on a vector
+//                 each, at out + i * step
+//   whole_scale   what multiplies all results
+//   look          keeps of weights as stored, from all ones on, what tiny_of needs
+//   tiny_of       16-bit places where weights are so near 0 that products may be lost
+//   LEAST         of activations that are not 0, for products with the others; they are below
+//                 1 / LEAST
+//   linear_exact  the FP32 version, for tokens and rows that this is not for
 //
 // A lane is a row, so nothing is summed across lanes, and a group's scales are a vector that
 // multiplies the sum of the group. Every (row, token) pair has one total; the products of a run,
 // which ends with its group or with PART columns, are summed from zero and, times the scale, added
-// to it. Weights of TILE_ROWS rows and PART columns are turned, decoded and put into L1, where they
-// wait for tile after tile of tokens; the x of a block of tokens and SPAN columns rests in L2, and
-// so do totals. A multiplication of ROW_VECTORS vectors of rows times TOKENS tokens loads as many
-// vectors as the sum of both, in the time of two loads a cycle.
-// The order of additions is not that of few tokens (linear_rows.h, linear_q4.h): one lane a row,
-// one of those would wait for the one before, and rows would be read by pieces.
+// to it. All paths keep to that, so they agree to the last bit:
+//   1 to FEW tokens  16 rows at a time, straight from memory
+//   more             weights of TILE_ROWS rows and PART columns are turned, decoded and put into
+//   L1,
+//                    where they wait for tile after tile of tokens; the x of a block of tokens and
+//                    SPAN columns rests in L2, and so do totals. A multiplication of ROW_VECTORS
+//                    vectors of rows times TOKENS tokens loads as many vectors as the sum of both,
+//                    in the time of two loads a cycle.
+// The order of additions is not that of answers (linear_rows.h, linear_q4.h): one lane a row, one
+// token would wait for each addition, and 16 rows do not make one stream of memory.
 #ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 #define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 
@@ -31,15 +36,16 @@ enum {
   ROW_VECTORS = 4,
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6,
+  FEW = 8,
   PART = 256,
   SPAN = 1024,
   CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
   MOST_TOKENS = 192,      // of a block
-  MOST_ROWS = 256,
+  MOST_ROWS = 512,
   X_STRIDE = SPAN + PL, // rows of x that do not fall into the same sets of L1
-  MAX_RUNS = PART / MIN_GROUP + 1,
-  SPAN_GROUPS = SPAN / MIN_GROUP + 4,
-  SCALE_LIST = SPAN_GROUPS + VL // of a row's scales
+  FEW_COLS = 16384,     // at most, of few tokens
+  MAX_RUNS = FEW_COLS / MIN_GROUP + FEW_COLS / PART + 1,
+  SPAN_GROUPS = SPAN / MIN_GROUP + 2
 };
 
 // Pairs of columns, and the place of their group's scales.
@@ -53,7 +59,6 @@ typedef struct {
   packed x[MOST_TOKENS * X_STRIDE];        // [token], columns in the order of pairs
   vf total[MOST_ROWS / VL * MOST_TOKENS];  // [tile of rows][tile of tokens][vector][token]
   vf scale[HAS_SCALES ? SPAN_GROUPS * ROW_VECTORS : 1]; // [group of the span][vector]
-  float list[HAS_SCALES ? TILE_ROWS * SCALE_LIST : 1];  // the same, [row][group]
   x_range range[MOST_TOKENS];
   bool tiny[MOST_ROWS];
   const td_linear_args *a;
@@ -61,10 +66,10 @@ typedef struct {
   uint32_t row0, n_rows, token0, n_tokens; // the block
   uint32_t n_tiles;                        // of tokens
   uint32_t span, n_span;                   // columns [span, span + n_span)
-  prompt_run runs[MAX_RUNS];               // of a part
-  uint32_t n_runs;
-  const char *next;                 // what is decoded next: TILE_ROWS rows from this one on
-  uint32_t n_next_lines, next_rows; // of each; rows of a share
+  prompt_run runs[MAX_RUNS];               // of a part, or of a row
+  uint32_t n_runs, n_alike;                // the first ones of a row, of whole chunks
+  const char *next;                        // what is decoded next: TILE_ROWS rows from this one on
+  uint32_t n_next_lines, next_rows;        // of each; rows of a share
 } prompt;
 
 // A call for some of its tokens.
@@ -126,9 +131,8 @@ static const float *prompt_x(const prompt *g, uint32_t token) {
 }
 
 // The span's columns of a token, zeros up to a whole vector.
-static void pack_token(prompt *g, uint32_t token) {
+static void pack_token(prompt *g, uint32_t token, packed *out) {
   const float *x = prompt_x(g, token) + g->span;
-  packed *out = g->x + (size_t)token * X_STRIDE;
   x_range r[2] = {g->span > 0 ? g->range[token] : empty_range(), empty_range()};
   for (uint32_t k = 0; k < g->n_span; k += PL) {
     const uint32_t left = g->n_span - k;
@@ -143,12 +147,12 @@ static void pack_token(prompt *g, uint32_t token) {
 
 // The span's columns of all tokens. Each is asked for while others are packed: the processor's own
 // prefetch takes a while to follow a token, and these are short.
-static void pack_tokens(prompt *g) {
+static void pack_tokens(prompt *g, size_t stride) {
   for (uint32_t t = 0; t < g->n_tokens; t++) {
     const float *x = prompt_x(g, t + 8 < g->n_tokens ? t + 8 : t) + g->span;
     for (uint32_t k = 0; k < g->n_span; k += 16)
       __builtin_prefetch(x + k);
-    pack_token(g, t);
+    pack_token(g, t, g->x + t * stride);
   }
 }
 
@@ -185,6 +189,13 @@ static size_t bytes_before(uint32_t k) {
   return (size_t)k / DWORD_COLS * 4;
 }
 
+// What is tiny among 16 rows or less.
+static void note_tiny(prompt *g, uint32_t row, uint32_t n_rows, vi seen) {
+  const __mmask32 tiny = tiny_of(seen);
+  for (uint32_t r = 0; tiny && r < n_rows; r++)
+    g->tiny[row + r] |= tiny >> 2 * r & 3;
+}
+
 // Columns [k, k + n) of vector v of the block's rows from `row` on.
 static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_t n) {
   row += v * VL;
@@ -215,45 +226,38 @@ static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_
       }
     }
   }
-  const __mmask32 tiny = tiny_of(seen);
-  for (uint32_t r = 0; tiny && r < n_rows; r++)
-    g->tiny[row + r] |= tiny >> 2 * r & 3;
+  note_tiny(g, row, n_rows, seen);
 }
 
-// The scales of a tile of rows in the span.
-static void turn_scales(prompt *g, uint32_t row) {
-  const td_weight *w = g->a->w;
-  const uint32_t first = g->span / w->scale_cols;
-  const uint32_t n = (g->span + g->n_span - 1) / w->scale_cols - first + 1;
-  for (uint32_t r = 0; r < TILE_ROWS; r++) {
-    float *list = g->list + (size_t)r * SCALE_LIST;
-    if (row + r < g->n_rows) {
-      scales_of(w, g->row0 + row + r, first, n, list);
-    } else {
-      memset(list, 0, n * sizeof *list);
+// Those of n groups from `first` on; n_vectors times 16 rows, some of which may be behind the last.
+static void turn_scales(const prompt *g, uint32_t row, uint32_t n_vectors, uint32_t first,
+                        uint32_t n, vf *out) {
+  for (uint32_t v = 0; v < n_vectors; v++, row += VL) {
+    const uint32_t left = row < g->n_rows ? g->n_rows - row : 0;
+    if (left > 0) {
+      put_scales(g->a->w, g->row0 + row, left < VL ? left : VL, first, n, out + v, n_vectors);
+      continue;
     }
-  }
-  for (uint32_t v = 0; v < ROW_VECTORS; v++) {
-    for (uint32_t i = 0; i < n; i += 4) {
-      vi four[4];
-      turn((const char *)(g->list + (size_t)v * VL * SCALE_LIST + i), SCALE_LIST * sizeof(float),
-           four);
-      for (uint32_t j = 0; j < 4; j++)
-        vf_store((float *)&g->scale[(i + j) * ROW_VECTORS + v], (vf)four[j]);
-    }
+    for (uint32_t i = 0; i < n; i++)
+      out[i * n_vectors + v] = vf_zero();
   }
 }
 
-// Columns [k, k + n) of the span as runs.
-static void find_runs(prompt *g, uint32_t k, uint32_t n) {
-  const uint32_t size = HAS_SCALES ? g->a->w->scale_cols : UINT32_MAX;
-  const uint32_t first = g->span / size, end = g->span + k + n;
+static uint32_t group_of(const prompt *g, uint32_t k) {
+  return HAS_SCALES ? k / g->a->w->scale_cols : 0;
+}
+
+// Columns [k, k + n) as runs; groups are counted from that of `first`.
+static void find_runs(prompt *g, uint32_t first, uint32_t k, uint32_t n) {
+  const uint32_t size = HAS_SCALES ? g->a->w->scale_cols : UINT32_MAX, end = k + n;
   g->n_runs = 0;
-  for (uint32_t at = g->span + k, to; at < end; at = to) {
-    to = end - at < size - at % size ? end : at + size - at % size;
-    const uint32_t n_dwords = (to - at + DWORD_COLS - 1) / DWORD_COLS;
+  for (uint32_t to; k < end; k = to) {
+    const uint32_t in_group = size - k % size, in_part = PART - k % PART;
+    to = k + (in_group < in_part ? in_group : in_part);
+    if (to > end) to = end;
+    const uint32_t n_dwords = (to - k + DWORD_COLS - 1) / DWORD_COLS;
     g->runs[g->n_runs++] = (prompt_run){.n_pairs = (uint16_t)(n_dwords * (DWORD_COLS / 2)),
-                                        .group = (uint16_t)(at / size - first)};
+                                        .group = (uint16_t)(group_of(g, k) - group_of(g, first))};
   }
 }
 
@@ -288,6 +292,13 @@ static void fetch_next(prompt *g) {
   }
 }
 
+// Two columns of a token for every row.
+TD_INLINE vi two_columns(const packed *x) {
+  int two;
+  memcpy(&two, x, sizeof two);
+  return _mm512_set1_epi32(two);
+}
+
 // ---- products -------------------------------------------------------------------------------
 
 // totals [ROW_VECTORS][T] gain the products of a part; x is the first token's.
@@ -301,9 +312,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *to
       pv wv[R];
       TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
       TD_UNROLL for (int t = 0; t < T; t++) {
-        int two;
-        memcpy(&two, x + t * X_STRIDE, sizeof two);
-        vi xv = _mm512_set1_epi32(two);
+        vi xv = two_columns(x + t * X_STRIDE);
         __asm__("" : "+v"(xv)); // one load, not one in each multiplication
         TD_UNROLL for (int r = 0; r < R; r++) {
           acc[r * T + t] = pv_fma(wv[r], pv_of(xv), acc[r * T + t]);
@@ -348,7 +357,7 @@ static void prompt_part(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
     fetch_next(g);
     decode_rows(g, row, v, g->span + k, n);
   }
-  find_runs(g, k, n);
+  find_runs(g, g->span, g->span + k, n);
   vf *totals = g->total + (size_t)row / VL * g->n_tokens;
   for (uint32_t i = 0; i < g->n_tiles; i++) {
     const uint32_t t = prompt_tile_begin(g, i), n_tokens = prompt_tile_begin(g, i + 1) - t;
@@ -357,7 +366,12 @@ static void prompt_part(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
   }
 }
 
-static void put_results(prompt *g) {
+static void end_block(const prompt *g) {
+  for (uint32_t t = 0; t < g->n_tokens; t++)
+    end_rows(g->a, g->token0 + t, g->range[t], g->tiny, g->row0, g->row0 + g->n_rows);
+}
+
+static void put_results(const prompt *g) {
   const td_linear_args *a = g->a;
   const vf scale = vf_set1(whole_scale(a->w));
   const vf *total = g->total;
@@ -372,8 +386,6 @@ static void put_results(prompt *g) {
       }
     }
   }
-  for (uint32_t t = 0; t < g->n_tokens; t++)
-    end_rows(a, g->token0 + t, g->range[t], g->tiny, g->row0, g->row0 + g->n_rows);
 }
 
 // What g says of a block is done.
@@ -385,9 +397,13 @@ static void prompt_block(prompt *g) {
   for (g->span = 0; g->span < g->a->w->cols; g->span += g->n_span) {
     const uint32_t left = g->a->w->cols - g->span;
     g->n_span = left < SPAN ? left : SPAN;
-    pack_tokens(g);
+    pack_tokens(g, X_STRIDE);
     for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
-      if (HAS_SCALES) turn_scales(g, row);
+      if (HAS_SCALES) {
+        const uint32_t first = group_of(g, g->span);
+        const uint32_t n = group_of(g, g->span + g->n_span - 1) - first + 1;
+        turn_scales(g, row, ROW_VECTORS, first, n, g->scale);
+      }
       for (uint32_t k = 0, n; k < g->n_span; k += n) {
         n = g->n_span - k < PART ? g->n_span - k : PART;
         prompt_part(g, row, k, n);
@@ -395,12 +411,161 @@ static void prompt_block(prompt *g) {
     }
   }
   put_results(g);
+  end_block(g);
+}
+
+// ---- few tokens -----------------------------------------------------------------------------
+
+// On the way along 16 rows, or what is left of them.
+typedef struct {
+  const prompt *g;
+  const char *w;
+  // The same of the rows to come: in the order of memory, a stream for the processor's prefetch.
+  const char *ahead;
+  uint32_t k, n_rows;
+  const prompt_run *run;
+  vi seen;
+} few_walk;
+
+// acc [T] += the products of one dword of each row; x: its first column of the first token.
+TD_INLINE void add_dword(const int T, few_walk *at, vi dwords, const packed *x, size_t stride,
+                         vf *acc) {
+  pv pairs[DWORD_COLS / 2];
+  at->seen = look(at->seen, dwords);
+  pairs_of(dwords, pairs);
+  TD_UNROLL for (int j = 0; j < DWORD_COLS / 2; j++) {
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      acc[t] = pv_fma(pairs[j], pv_of(two_columns(x + t * stride + 2 * j)), acc[t]);
+    }
+  }
+}
+
+// total [T] += acc [T], the sums of a run, which are zero then.
+TD_INLINE void end_run(const int T, const few_walk *at, const prompt_run *run, vf *acc, vf *total) {
+  const vf *scales = at->g->total;
+  TD_UNROLL for (int t = 0; t < T; t++) {
+    total[t] = HAS_SCALES ? vf_fma(acc[t], scales[run->group], total[t]) : vf_add(acc[t], total[t]);
+    acc[t] = vf_zero();
+  }
+}
+
+// N runs at once, which are alike and whole chunks: what one addition waits for, others do not.
+TD_INLINE void add_runs(const int N, const int T, few_walk *at, size_t stride, vf *total) {
+  const uint32_t n = 2u * at->run->n_pairs;
+  const size_t apart = at->g->row_bytes, bytes = bytes_before(n);
+  const packed *x = at->g->x + at->k;
+  vf acc[DWORD_COLS / 2 * FEW];
+  TD_UNROLL for (int i = 0; i < N * T; i++) acc[i] = vf_zero();
+  for (uint32_t k = 0; k < n; k += CHUNK, at->w += 16, x += CHUNK) {
+    TD_UNROLL for (int i = 0; i < 4 * N; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
+    TD_UNROLL for (int r = 0; r < N; r++) {
+      vi dwords[4];
+      turn(at->w + r * bytes, apart, dwords);
+      TD_UNROLL for (int i = 0; i < 4; i++) {
+        add_dword(T, at, dwords[i], x + r * n + i * DWORD_COLS, stride, acc + r * T);
+      }
+    }
+  }
+  TD_UNROLL for (int r = 0; r < N; r++) end_run(T, at, at->run + r, acc + r * T, total);
+  at->w += (N - 1) * bytes;
+  at->k += N * n;
+  at->run += N;
+}
+
+// The runs that are left.
+TD_INLINE void add_rest(const int T, few_walk *at, size_t stride, vf *total) {
+  const uint32_t cols = at->g->a->w->cols;
+  const size_t apart = at->g->row_bytes;
+  const packed *x = at->g->x + at->k;
+  uint32_t left = at->run->n_pairs;
+  vf acc[FEW];
+  TD_UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
+  for (; at->k < cols; at->k += CHUNK, at->w += 16, x += CHUNK) {
+    vi dwords[4];
+    TD_UNROLL for (int i = 0; i < 4; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
+    if (at->n_rows == VL && at->k + CHUNK <= cols) {
+      turn(at->w, apart, dwords);
+    } else {
+      turn_some(at->w, apart, at->n_rows, apart - bytes_before(at->k), dwords);
+    }
+    TD_UNROLL for (int i = 0; i < 4; i++) {
+      add_dword(T, at, dwords[i], x + i * DWORD_COLS, stride, acc);
+      left -= DWORD_COLS / 2;
+      if (left > 0) continue;
+      end_run(T, at, at->run++, acc, total);
+      left = at->run->n_pairs;
+    }
+  }
+}
+
+TD_INLINE void few_rows(const int T, prompt *g, uint32_t row, size_t stride) {
+  const int AT_ONCE = DWORD_COLS / 2 / T; // where there are more products to 16 bytes, they wait
+  const td_linear_args *a = g->a;
+  const uint32_t n_left = g->n_rows - row;
+  few_walk at = {.g = g, .n_rows = n_left < VL ? n_left : VL, .run = g->runs};
+  at.w = (const char *)a->w->data + (g->row0 + row) * g->row_bytes;
+  at.ahead = at.w + VL * g->row_bytes;
+  if (a->next && g->row0 + row + VL >= a->row_end) at.ahead = a->next;
+  at.seen = _mm512_set1_epi32(-1);
+  vf total[FEW];
+  TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_zero();
+  if (AT_ONCE > 1 && at.n_rows == VL) {
+    for (uint32_t n = g->n_alike / AT_ONCE; n > 0; n--)
+      add_runs(AT_ONCE, T, &at, stride, total);
+  }
+  add_rest(T, &at, stride, total);
+  const vf scale = vf_set1(whole_scale(a->w));
+  float *y = a->y + g->token0 * a->ldy + g->row0 + row - a->y_row0;
+  TD_UNROLL for (int t = 0; t < T; t++, y += a->ldy) {
+    vf_store_n(y, vf_mul(total[t], scale), at.n_rows);
+  }
+  note_tiny(g, row, at.n_rows, at.seen);
+}
+
+#define FEW_ROWS(T)                                                                                \
+  case T: few_rows(T, g, row, stride); return;
+
+__attribute__((noinline)) static void few_any_rows(prompt *g, uint32_t row, size_t stride) {
+  switch (g->n_tokens) {
+    FEW_ROWS(1)
+    FEW_ROWS(2)
+    FEW_ROWS(3)
+    FEW_ROWS(4)
+    FEW_ROWS(5)
+    FEW_ROWS(6)
+    FEW_ROWS(7)
+    FEW_ROWS(8)
+  default: return;
+  }
+}
+_Static_assert(FEW == 8, "a case for every number of tokens");
+
+static void few_block(prompt *g) {
+  const uint32_t cols = g->a->w->cols;
+  const size_t stride = (cols + PL - 1) / PL * PL + PL;
+  memset(g->tiny, 0, sizeof g->tiny);
+  g->span = 0;
+  g->n_span = cols;
+  pack_tokens(g, stride);
+  find_runs(g, 0, 0, cols);
+  g->runs[g->n_runs].n_pairs = UINT16_MAX; // what is behind the last column
+  const uint32_t n_pairs = g->runs[0].n_pairs;
+  g->n_alike = 0;
+  while (2 * n_pairs % CHUNK == 0 && g->runs[g->n_alike].n_pairs == n_pairs &&
+         2 * n_pairs * (g->n_alike + 1) <= cols)
+    g->n_alike++;
+  for (uint32_t row = 0; row < g->n_rows; row += VL) {
+    if (HAS_SCALES) turn_scales(g, row, 1, 0, group_of(g, cols - 1) + 1, g->total);
+    few_any_rows(g, row, stride);
+  }
+  end_block(g);
 }
 
 static void linear_prompt(const td_linear_args *a) {
   prompt g;
   g.a = a;
   g.row_bytes = td_weight_row_bytes(a->w);
+  const bool few = a->n_tokens <= FEW && a->w->cols <= FEW_COLS;
   const uint32_t n_blocks = (a->n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // even ones
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
@@ -408,7 +573,11 @@ static void linear_prompt(const td_linear_args *a) {
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {
       const uint32_t left = a->row_end - g.row0;
       g.n_rows = left < MOST_ROWS ? left : MOST_ROWS;
-      prompt_block(&g);
+      if (few) {
+        few_block(&g);
+      } else {
+        prompt_block(&g);
+      }
     }
   }
 }

@@ -27,7 +27,8 @@
 #define TD_UNROLL _Pragma("GCC unroll 32")
 
 enum { MIN_GROUP = 64 };
-static void scales_of(const td_weight *w, uint32_t row, uint32_t first, uint32_t n, float *out);
+static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first,
+                       uint32_t n, vf *out, size_t step);
 static inline float whole_scale(const td_weight *w);
 
 #include "kernels/cpu/avx512bf16/gemm_prompt.h"
@@ -69,8 +70,16 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool tiny, float sum) {
   return is_sum(w) ? sum : sum * row_scales(w, row)[0];
 }
 
-static void scales_of(const td_weight *w, uint32_t row, uint32_t first, uint32_t n, float *out) {
-  memcpy(out, row_scales(w, row) + first, n * sizeof *out);
+// A scale most likely serves all rows, or there is one a row.
+static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first,
+                       uint32_t n, vf *out, size_t step) {
+  const bool same = row / w->scale_rows == (row + n_rows - 1) / w->scale_rows;
+  for (uint32_t i = 0; i < n; i++, out += step) {
+    float of_rows[VL] = {0};
+    for (uint32_t r = 0; !same && r < n_rows; r++)
+      of_rows[r] = row_scales(w, row + r)[first + i];
+    *out = same ? vf_set1(row_scales(w, row)[first + i]) : vf_load(of_rows);
+  }
 }
 
 static inline float whole_scale(const td_weight *w) {
