@@ -17,7 +17,7 @@
 //   2 to 16 tokens   Q4_BATCH_ROWS rows times two or three, Q4_BATCH_ROWS_8 times up to Q4_TOKENS
 //                    tokens, whose sums are registers; a window of columns is as long as the x of
 //                    all tokens fits L1
-//   more             gemm_q4.h, codes decoded into the cache, but for tokens of prompts in BF16
+//   more             gemm_q4.h, codes decoded into the cache; not in BF16
 #ifndef KERNELS_CPU_LINEAR_Q4_H
 #define KERNELS_CPU_LINEAR_Q4_H
 

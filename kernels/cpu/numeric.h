@@ -1,5 +1,5 @@
 // kernels/cpu/numeric.h - one value at a time: the small float formats, where scales change; and
-// one token of a call.
+// some tokens of a call.
 #ifndef KERNELS_CPU_NUMERIC_H
 #define KERNELS_CPU_NUMERIC_H
 
@@ -89,14 +89,34 @@ static inline uint32_t run_length(const td_weight *w, uint32_t k, uint32_t max) 
   return left < max ? left : max;
 }
 
+// The call for some of its tokens.
+static inline td_linear_args tokens_of(const td_linear_args *a, uint32_t begin, uint32_t n) {
+  td_linear_args some = *a;
+  if (a->x_rows) {
+    some.x_rows += begin;
+  } else {
+    some.x += begin * a->ldx;
+  }
+  some.y += begin * a->ldy;
+  some.n_tokens = n;
+  return some;
+}
+
+// fn for all tokens of a call, so many at once at most, in parts as even as can be.
+static inline void in_parts(const td_linear_args *a, uint32_t most, td_linear_fn fn) {
+  const uint32_t n_parts = (a->n_tokens + most - 1) / most;
+  for (uint32_t i = 0; i < n_parts; i++) {
+    const uint32_t begin = (uint32_t)((uint64_t)a->n_tokens * i / n_parts);
+    const uint32_t end = (uint32_t)((uint64_t)a->n_tokens * (i + 1) / n_parts);
+    const td_linear_args part = tokens_of(a, begin, end - begin);
+    fn(&part);
+  }
+}
+
 // The call for one of its tokens and rows [row, end) alone.
 static inline td_linear_args one_token(const td_linear_args *a, uint32_t token, uint32_t row,
                                        uint32_t end) {
-  td_linear_args one = *a;
-  one.x = a->x + (a->x_rows ? a->x_rows[token] : token) * a->ldx;
-  one.x_rows = NULL;
-  one.y = a->y + token * a->ldy;
-  one.n_tokens = 1;
+  td_linear_args one = tokens_of(a, token, 1);
   one.row_begin = row;
   one.row_end = end;
   return one;

@@ -93,12 +93,13 @@ def test_usage_in_streams(client):
 
 
 def test_usage_with_every_token(client):
-    """Tokens of half a character have no text yet, and are told all the same."""
+    """Tokens of half a character have no text yet, and are told all the same. Should the last be
+    one, what there is of it follows it."""
     asked = {"include_usage": True, "continuous_usage_stats": True}
     kwargs = {"temperature": 2, "seed": 3, "max_tokens": 200, "stream": True}
     chunks = list(chat(client, stream_options=asked, **kwargs))
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.choices and chunk.usage]
-    assert counts == list(range(1, 201))
+    assert counts in (list(range(1, 201)), [*range(1, 201), 200])
     texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
     assert texts.count(None) > 2  # the last chunk is one
     assert joined(chunks) == joined(chat(client, **kwargs))

@@ -18,12 +18,11 @@
 // which ends with its group or with PART columns, are summed from zero and, times the scale, added
 // to it. All paths keep to that, so they agree to the last bit:
 //   1 to FEW tokens  16 rows at a time, straight from memory
-//   more             weights of TILE_ROWS rows and PART columns are turned, decoded and put into
-//   L1,
-//                    where they wait for tile after tile of tokens; the x of a block of tokens and
-//                    SPAN columns rests in L2, and so do totals. A multiplication of ROW_VECTORS
-//                    vectors of rows times TOKENS tokens loads as many vectors as the sum of both,
-//                    in the time of two loads a cycle.
+//   more             TILE_ROWS rows and PART columns of weights are turned and decoded into L1,
+//                    where they wait for one tile of tokens after the other; x of SPAN columns of
+//                    a block of tokens rests in L2, and so do totals. ROW_VECTORS vectors of rows
+//                    times TOKENS tokens load as many vectors as the sum of both, in the time of
+//                    two loads a cycle.
 // The order of additions is not that of answers (linear_rows.h, linear_q4.h): one lane a row, one
 // token would wait for each addition, and 16 rows do not make one stream of memory.
 #ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
@@ -71,19 +70,6 @@ typedef struct {
   const char *next;                        // what is decoded next: TILE_ROWS rows from this one on
   uint32_t n_next_lines, next_rows;        // of each; rows of a share
 } prompt;
-
-// A call for some of its tokens.
-TD_INLINE td_linear_args tokens_of(const td_linear_args *a, uint32_t begin, uint32_t n) {
-  td_linear_args some = *a;
-  if (a->x_rows) {
-    some.x_rows += begin;
-  } else {
-    some.x += begin * a->ldx;
-  }
-  some.y += begin * a->ldy;
-  some.n_tokens = n;
-  return some;
-}
 
 // Some rows of one token, in FP32.
 static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
@@ -539,7 +525,12 @@ __attribute__((noinline)) static void few_any_rows(prompt *g, uint32_t row, size
   }
 }
 _Static_assert(FEW == 8, "a case for every number of tokens");
+_Static_assert((int)FEW_COLS / MIN_GROUP <= (int)MOST_ROWS / VL * MOST_TOKENS,
+               "totals have room for scales");
+_Static_assert((int)FEW *(FEW_COLS + PL) <= (int)MOST_TOKENS * X_STRIDE,
+               "x has room for whole rows");
 
+// Totals are registers here; scales lie in their place.
 static void few_block(prompt *g) {
   const uint32_t cols = g->a->w->cols;
   const size_t stride = (cols + PL - 1) / PL * PL + PL;

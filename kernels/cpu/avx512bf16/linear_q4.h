@@ -1,7 +1,8 @@
 // kernels/cpu/avx512bf16/linear_q4.h - y = W x for rows of 4-bit codes, activations rounded to
 // BF16, for each dtype's file to include behind what kernels/cpu/linear_q4.h needs and
 //   q4_table       the values of codes, twice
-// Tokens of answers take the ways of few there, however many they are; those of prompts the other.
+// An answer's tokens go the ways of few there, however many they are, a prompt's that of
+// gemm_prompt.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 
@@ -72,12 +73,7 @@ static inline void linear_q4(const td_linear_args *a) {
     linear_prompt(a);
     return;
   }
-  const uint32_t n_parts = (a->n_tokens + MAX_TOKENS - 1) / MAX_TOKENS;
-  for (uint32_t i = 0; i < n_parts; i++) {
-    const uint32_t begin = i * a->n_tokens / n_parts;
-    const td_linear_args part = tokens_of(a, begin, (i + 1) * a->n_tokens / n_parts - begin);
-    linear_few(&part);
-  }
+  in_parts(a, MAX_TOKENS, linear_few);
 }
 
 #endif

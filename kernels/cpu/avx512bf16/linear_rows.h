@@ -11,10 +11,9 @@
 // Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
 // added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
-// one before. All paths keep to that order, so they agree to the last bit:
-//   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
-//                   eight tokens
-//   more            gemm_vec.h, each weight decoded once for a block of tokens
+// one before. A few rows at a time are multiplied straight from memory, each weight decoded once for
+// eight tokens, 16 tokens to a call; any number keeps to that order, so they agree to the last bit.
+// A prompt's tokens go the way of gemm_prompt.h.
 // A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
 // of rows, x is multiplied by it before it is rounded. What rounding costs is in error_bound of
 // tests/unit/kernel_test.h.
@@ -245,17 +244,12 @@ static void linear_band(const td_linear_args *a, const float *scales) {
 
 // ---- all ------------------------------------------------------------------------------------
 
-// Tokens of answers, however many they are.
-static void linear_answers(const td_linear_args *a) {
-  const uint32_t n_parts = (a->n_tokens + PANEL_TOKENS - 1) / PANEL_TOKENS;
-  for (uint32_t i = 0; i < n_parts; i++) {
-    const uint32_t begin = i * a->n_tokens / n_parts;
-    const td_linear_args part = tokens_of(a, begin, (i + 1) * a->n_tokens / n_parts - begin);
-    if (!HAS_SCALES || scale_is_rows(a->w)) {
-      linear_band(&part, NULL);
-    } else {
-      linear_bands(&part);
-    }
+// Up to PANEL_TOKENS.
+static void linear_few(const td_linear_args *a) {
+  if (!HAS_SCALES || scale_is_rows(a->w)) {
+    linear_band(a, NULL);
+  } else {
+    linear_bands(a);
   }
 }
 
@@ -267,7 +261,7 @@ static inline void linear_rows(const td_linear_args *a) {
   } else if (a->prompt) {
     linear_prompt(a);
   } else {
-    linear_answers(a);
+    in_parts(a, PANEL_TOKENS, linear_few);
   }
 }
 
