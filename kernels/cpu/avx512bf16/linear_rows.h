@@ -11,12 +11,11 @@
 // Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
 // added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
-// one before. A few rows at a time are multiplied straight from memory, each weight decoded once for
-// eight tokens, 16 tokens to a call; any number keeps to that order, so they agree to the last bit.
-// A prompt's tokens go the way of gemm_prompt.h.
-// A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
-// of rows, x is multiplied by it before it is rounded. What rounding costs is in error_bound of
-// tests/unit/kernel_test.h.
+// one before. A few rows at a time are multiplied straight from memory, each weight decoded once
+// for eight tokens, 16 tokens to a call; any number keeps to that order, so they agree to the last
+// bit. A prompt's tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the
+// sum. Where it changes along a row but serves a band of rows, x is multiplied by it before it is
+// rounded. What rounding costs is in error_bound of tests/unit/kernel_test.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
