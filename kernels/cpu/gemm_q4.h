@@ -4,7 +4,7 @@
 #define KERNELS_CPU_GEMM_Q4_H
 
 // Runs are blocks, and every lane has its scale.
-enum { SCALED = 1, WINDOW_RUNS = 512 * (PL / VL) / BLOCK };
+enum { SCALED = 1, WINDOW_RUNS = 512 / BLOCK };
 typedef vf gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {
   return scale;
