@@ -42,7 +42,8 @@ enum {
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
   X_LANES = 16384,   // of packed x, in L1
-  X_WINDOW = 1024    // columns
+  // Columns: chains so short that several are under way, bytes needing two additions a line.
+  X_WINDOW = 512 * sizeof(elem)
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
