@@ -42,7 +42,8 @@ enum {
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
   X_LANES = 16384,   // of packed x, in L1
-  // Columns: chains so short that several are under way, bytes needing two additions a line.
+  // Columns. Chains end before the processor runs out of room for the next; a line of bytes is two
+  // additions.
   X_WINDOW = 512 * sizeof(elem)
 };
 
