@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "tandem/kernels.h"
 #include "unit/ref.h"
 
 typedef struct {
@@ -182,6 +183,7 @@ static void test_linear(void **state) {
                                                   .x_stride = ldx,
                                                   .y_stride = ldy,
                                                   .n_tokens = n,
+                                                  .n_prompt = n / 5 * 4,
                                                   .out_f32 = true});
       sync_ok(&f);
       for (uint32_t t = 0; t < n; t++) {
@@ -427,9 +429,28 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
   }
 }
 
+// A token alone, of a prompt or not, gives the same bits as in the batch.
+static void check_alone(fixture *f, td_moe_args args) {
+  float *out = args.out;
+  td_op_moe(f->stream, &args);
+  for (uint32_t t = 0; t < args.n_tokens; t += 41) {
+    float alone[DIM];
+    td_moe_args one = args;
+    one.n_tokens = 1;
+    one.n_prompt = t >= args.n_tokens - args.n_prompt;
+    one.x = (const float *)args.x + t * DIM;
+    one.ids = args.ids + t * TOP_K;
+    one.weights = args.weights + t * TOP_K;
+    one.out = alone;
+    td_op_moe(f->stream, &one);
+    sync_ok(f);
+    assert_memory_equal(alone, out + t * DIM, sizeof alone);
+  }
+}
+
 static void test_moe(void **state) {
   (void)state;
-  enum { TOKENS = 210 };
+  enum { TOKENS = 210, PROMPT = 128 };
   static const td_dtype dtypes[] = {TD_BF16, TD_F8E4M3};
   fixture f;
   FOR_TEAMS(f) {
@@ -458,27 +479,18 @@ static void test_moe(void **state) {
                           .weights = weights,
                           .out = out,
                           .n_tokens = TOKENS,
+                          .n_prompt = PROMPT,
                           .n_experts = EXPERTS,
                           .top_k = TOP_K,
                           .accumulate = true};
       td_op_moe(f.stream, &args);
       sync_ok(&f);
       assert_close(out, want, TOKENS * DIM, 2e-6);
-      // A token alone gives the same bits as in the batch.
       args.accumulate = false;
-      td_op_moe(f.stream, &args);
-      for (int t = 0; t < TOKENS; t += 41) {
-        float alone[DIM];
-        td_moe_args one = args;
-        one.n_tokens = 1;
-        one.x = x + t * DIM;
-        one.ids = ids + t * TOP_K;
-        one.weights = weights + t * TOP_K;
-        one.out = alone;
-        td_op_moe(f.stream, &one);
-        sync_ok(&f);
-        assert_memory_equal(alone, out + t * DIM, sizeof alone);
-      }
+      check_alone(&f, args);
+      td_kernels_use_activations(TD_ACTIVATIONS_AUTO);
+      check_alone(&f, args);
+      td_kernels_use_activations(TD_ACTIVATIONS_F32);
       // Dense: expert 0, weight 1.
       memset(want, 0, TOKENS * DIM * sizeof *want);
       for (int t = 0; t < TOKENS; t++)
@@ -542,6 +554,11 @@ static void test_bad_arguments_stick(void **state) {
                                      .n_experts = EXPERTS,
                                      .top_k = 1});
   expect_failure(&f, "id 9");
+  td_stream_close(f.stream);
+  assert_int_equal(td_stream_open(&f.stream, f.dev, &err), TD_OK);
+  td_op_linear(f.stream,
+               &(td_linear_op_args){.w = &e.g[0], .x = x, .y = x, .n_tokens = 1, .n_prompt = 2});
+  expect_failure(&f, "2 of 1 tokens");
   free_experts(&e);
   ref_free_weight(&table);
   close_fixture(&f);
