@@ -140,7 +140,7 @@ static const option table[] = {
      "how weights are stored: f32, bf16, f16, fp8-b128, fp8-channel, int8-channel, int4-g128, "
      "int4-g32, gptq-g128, awq-g128, mxfp4, nvfp4; default: all, for a layer fp8-b128,bf16"},
     {"batch", 'b', OPT_INTS, PARTS, AT(bench_batches), 1, 4096, "1,8,512", "N,N",
-     "tokens computed together"},
+     "tokens computed together; more than 16 are taken for a prompt's"},
     {"threads", 't', OPT_INTS, PARTS, AT(bench_threads), 0, 4096, "1,0", "N,N",
      "compute threads; 0: one for each CPU"},
     {"matrices", 0, OPT_INT, PARTS, AT(n_matrices), 1, 4096, "64", "N",

@@ -42,10 +42,10 @@ static inline void put_x(const vf v[4], packed *out, size_t step) {
 // Halves of a dword become numbers one byte after the other.
 static inline void pairs_of(vi dwords, pv out[2]) {
   const vi upper = upper_of(dwords), lower = lower_of(dwords);
+  enum { SELECT = 0xca }; // low_bytes ? b : c
   const vi low_bytes = _mm512_set1_epi16(0x00ff);
-  const int select = 0xca; // low_bytes ? b : c
-  out[0] = pv_of(_mm512_ternarylogic_epi32(low_bytes, lower, _mm512_slli_epi16(upper, 8), select));
-  out[1] = pv_of(_mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(lower, 8), upper, select));
+  out[0] = pv_of(_mm512_ternarylogic_epi32(low_bytes, lower, _mm512_slli_epi16(upper, 8), SELECT));
+  out[1] = pv_of(_mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(lower, 8), upper, SELECT));
 }
 
 #endif

@@ -17,7 +17,7 @@ enum { HAS_SCALES = 1 };
 // BF16's bits of 2^(e - 7) (1 + i / 8), of i 2^-9 and, in place of 480, of NaN.
 #define NORMAL(e, i) ((e) == 15 && (i) == 7 ? 0x7fc0 : (120 + (e)) << 7 | (i) << 4)
 #define SUBNORMAL(e, i)                                                                            \
-  ((i) == 0 ? 0 : (i) < 2 ? 118 << 7 : (i) < 4 ? 119 << 7 | ((i)-2) << 6 : 120 << 7 | ((i)-4) << 5)
+  ((i) == 0 ? 0 : (i) < 2 ? 118 << 7 : (i) < 4 ? 119 << 7 | ((i)-2) * 64 : 120 << 7 | ((i)-4) * 32)
 #define UPPER(e, i)           NORMAL(e, i) >> 8
 #define LOWER(e, i)           NORMAL(e, i) & 0xff
 #define UPPER_SUBNORMAL(e, i) SUBNORMAL(e, i) >> 8
