@@ -163,12 +163,20 @@ TD_INLINE void turn(const char *p, size_t apart, vi out[4]) {
   out[3] = _mm512_unpackhi_epi64(ab, cd);
 }
 
-// The same where there are fewer rows, or fewer bytes of each; zeros for the others.
-static void turn_some(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
+static void turn_copy(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
   char copy[VL][16] = {0};
   for (uint32_t r = 0; r < n_rows; r++)
     memcpy(copy[r], p + r * apart, n_bytes < 16 ? n_bytes : 16);
   turn(copy[0], 16, out);
+}
+
+// The same of n_rows rows that have n_bytes from there on; zeros for what is missing.
+TD_INLINE void turn_some(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
+  if (n_rows == VL && n_bytes >= 16) {
+    turn(p, apart, out);
+  } else {
+    turn_copy(p, apart, n_rows, n_bytes, out);
+  }
 }
 
 static size_t bytes_before(uint32_t k) {
@@ -198,11 +206,7 @@ static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_
     if (byte % 64 == 0) ahead = byte + 64 < part_bytes ? w + byte + 64 : w + VL * apart;
     TD_UNROLL for (int i = 0; i < 4; i++, ahead += apart) __builtin_prefetch(ahead);
     vi dwords[4];
-    if (n_rows == VL && byte + 16 <= n_bytes) {
-      turn(w + byte, apart, dwords);
-    } else {
-      turn_some(w + byte, apart, n_rows, n_bytes - byte, dwords);
-    }
+    turn_some(w + byte, apart, n_rows, n_bytes - byte, dwords);
     TD_UNROLL for (int i = 0; i < 4; i++) {
       pv pairs[DWORD_COLS / 2];
       seen = look(seen, dwords[i]);
@@ -469,11 +473,7 @@ TD_INLINE void add_rest(const int T, few_walk *at, size_t stride, vf *total) {
   for (; at->k < cols; at->k += CHUNK, at->w += 16, x += CHUNK) {
     vi dwords[4];
     TD_UNROLL for (int i = 0; i < 4; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
-    if (at->n_rows == VL && at->k + CHUNK <= cols) {
-      turn(at->w, apart, dwords);
-    } else {
-      turn_some(at->w, apart, at->n_rows, apart - bytes_before(at->k), dwords);
-    }
+    turn_some(at->w, apart, at->n_rows, apart - bytes_before(at->k), dwords);
     TD_UNROLL for (int i = 0; i < 4; i++) {
       add_dword(T, at, dwords[i], x + i * DWORD_COLS, stride, acc);
       left -= DWORD_COLS / 2;

@@ -52,16 +52,10 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   const size_t bytes = td_dtype_bytes(w->scale_dtype), of_row = td_weight_groups(w) * bytes;
   const uint32_t in_dword = (uint32_t)(4 / bytes);
   const char *from = (const char *)w->scale + row * of_row + first * bytes;
-  size_t left = n * bytes; // of a row
-  const size_t behind = (w->rows - row - n_rows) * of_row + of_row - first * bytes;
+  size_t left = (w->rows - row - n_rows + 1) * of_row - first * bytes; // from the last row's on
   for (uint32_t i = 0; i < n; from += 16, left -= left < 16 ? left : 16) {
     vi dwords[4];
-    const size_t used = (size_t)i * bytes;
-    if (n_rows == VL && used + 16 <= behind) {
-      turn(from, of_row, dwords);
-    } else {
-      turn_some(from, of_row, n_rows, left, dwords);
-    }
+    turn_some(from, of_row, n_rows, left, dwords);
     for (uint32_t j = 0; j < 4 * in_dword && i < n; i++, j++, out += step)
       *out = scale_in(dwords[j / in_dword], w->scale_dtype, j % in_dword);
   }
