@@ -18,6 +18,19 @@ typedef struct {
 // Whether a check's tokens shall be a prompt's.
 static bool as_prompt;
 
+// y [n][w->rows] = w times x [n][w->cols].
+static inline void multiply(void (*fn)(void), const td_weight *w, const float *x, float *y,
+                            uint32_t n) {
+  ((td_linear_fn)fn)(&(td_linear_args){.w = w,
+                                       .x = x,
+                                       .y = y,
+                                       .ldx = w->cols,
+                                       .ldy = w->rows,
+                                       .n_tokens = n,
+                                       .row_end = w->rows,
+                                       .prompt = as_prompt});
+}
+
 typedef bool (*kernel_check)(void (*fn)(void), const void *arg, why *w);
 
 static inline void for_versions(const char *family, kernel_check check, const void *arg) {

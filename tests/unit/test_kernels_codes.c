@@ -12,14 +12,7 @@
 enum { COLS = 150 };
 
 static void run(void (*fn)(void), const td_weight *w, const float *x, float *y) {
-  ((td_linear_fn)fn)(&(td_linear_args){.w = w,
-                                       .x = x,
-                                       .y = y,
-                                       .ldx = w->cols,
-                                       .ldy = w->rows,
-                                       .n_tokens = 1,
-                                       .row_end = w->rows,
-                                       .prompt = as_prompt});
+  multiply(fn, w, x, y, 1);
 }
 
 static bool same(float got, double want) {
@@ -121,14 +114,7 @@ static bool check_nan_scale(void (*fn)(void), const void *arg, why *w) {
   bool ok = true;
   for (uint32_t n = 1; ok && n <= 9; n++) {
     float x[9 * COLS] = {0}, y[9 * ROWS];
-    ((td_linear_fn)fn)(&(td_linear_args){.w = &m.w,
-                                         .x = x,
-                                         .y = y,
-                                         .ldx = COLS,
-                                         .ldy = ROWS,
-                                         .n_tokens = n,
-                                         .row_end = ROWS,
-                                         .prompt = as_prompt});
+    multiply(fn, &m.w, x, y, n);
     for (uint32_t i = 0; ok && i < n * ROWS; i++) {
       if (i % ROWS == BAD ? !isnan(y[i]) : y[i] != 0) {
         ok = KERNEL_FAIL(w, "%u tokens, row %u: %g", n, i % ROWS, y[i]);

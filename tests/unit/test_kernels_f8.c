@@ -51,14 +51,7 @@ static td_weight make_case(const f8_case *c) {
 }
 
 static void run(void (*fn)(void), const td_weight *w, uint32_t token, uint32_t n, float *y) {
-  ((td_linear_fn)fn)(&(td_linear_args){.w = w,
-                                       .x = x + (size_t)token * w->cols,
-                                       .y = y,
-                                       .ldx = w->cols,
-                                       .ldy = ROWS,
-                                       .n_tokens = n,
-                                       .row_end = ROWS,
-                                       .prompt = as_prompt});
+  multiply(fn, w, x + (size_t)token * w->cols, y, n);
 }
 
 static bool within_bound(void (*fn)(void), const td_weight *w, uint32_t token, const float *y,

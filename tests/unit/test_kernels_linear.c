@@ -67,14 +67,7 @@ static bool check_product(void (*fn)(void), const shape *s, bool whole, why *w) 
   ref_mem y = ref_guarded((size_t)s->n_tokens * rows * sizeof(float));
   fill_x(s, whole, x.data);
   memset(y.data, 0xff, (size_t)s->n_tokens * rows * sizeof(float));
-  ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
-                                       .x = x.data,
-                                       .y = y.data,
-                                       .ldx = s->cols,
-                                       .ldy = rows,
-                                       .n_tokens = s->n_tokens,
-                                       .row_end = rows,
-                                       .prompt = as_prompt});
+  multiply(fn, &weight.w, x.data, y.data, s->n_tokens);
   bool ok = within_bound(whole ? NULL : fn, &weight.w, x.data, y.data, s->n_tokens, w);
   ref_free_weight(&weight);
   ref_unmap(&x);
@@ -147,14 +140,7 @@ static bool check_codes(void (*fn)(void), const void *arg, why *w) {
     memset(codes, place % 2 ? 0x80 : 0, sizeof codes); // zeros of either sign
     for (int r = 0; r < 256; r++)
       codes[r * COLS + place] = (uint8_t)r;
-    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight,
-                                         .x = x,
-                                         .y = y,
-                                         .ldx = COLS,
-                                         .ldy = 256,
-                                         .n_tokens = 1,
-                                         .row_end = 256,
-                                         .prompt = as_prompt});
+    multiply(fn, &weight, x, y, 1);
     for (int r = 0; r < 256; r++) {
       double want = ref_e4m3((uint8_t)r) * *scale;
       bool same = isnan(want) ? isnan(y[r]) : y[r] == (float)want;
@@ -182,14 +168,7 @@ static bool check_nan_row(void (*fn)(void), const void *arg, why *w) {
   bool ok = true;
   for (uint32_t n = 1; ok && n <= 7; n++) {
     float x[7 * COLS] = {0}, y[7 * ROWS];
-    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
-                                         .x = x,
-                                         .y = y,
-                                         .ldx = COLS,
-                                         .ldy = ROWS,
-                                         .n_tokens = n,
-                                         .row_end = ROWS,
-                                         .prompt = as_prompt});
+    multiply(fn, &weight.w, x, y, n);
     for (uint32_t i = 0; ok && i < n * ROWS; i++) {
       if (i % ROWS == BAD ? !isnan(y[i]) : y[i] != 0) {
         ok = KERNEL_FAIL(w, "%u tokens, row %u: %g", n, i % ROWS, y[i]);
@@ -216,14 +195,7 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   uint32_t *x_rows = malloc(max * sizeof *x_rows);
   for (uint32_t t = 0; t < max; t++) {
     x_rows[t] = max - 1 - t;
-    ((td_linear_fn)fn)(&(td_linear_args){.w = &weight.w,
-                                         .x = x + (size_t)t * cols,
-                                         .y = want + (size_t)t * rows,
-                                         .ldx = cols,
-                                         .ldy = rows,
-                                         .n_tokens = 1,
-                                         .row_end = rows,
-                                         .prompt = as_prompt});
+    multiply(fn, &weight.w, x + (size_t)t * cols, want + (size_t)t * rows, 1);
   }
   bool ok = true;
   for (uint32_t n = 1; ok && n <= max; n += n < 37 ? 1 : 31) {
@@ -339,14 +311,7 @@ static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
   float x[COLS * COLS] = {0}, y[COLS * ROWS];
   for (int t = 0; t < COLS; t++)
     x[t * COLS + t] = 0x1.8p-127f;
-  ((td_linear_fn)fn)(&(td_linear_args){.w = &m.w,
-                                       .x = x,
-                                       .y = y,
-                                       .ldx = COLS,
-                                       .ldy = ROWS,
-                                       .n_tokens = COLS,
-                                       .row_end = ROWS,
-                                       .prompt = as_prompt});
+  multiply(fn, &m.w, x, y, COLS);
   bool ok = within_bound(fn, &m.w, x, y, COLS, w);
   ref_free_weight(&m);
   return ok;

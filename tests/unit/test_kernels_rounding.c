@@ -92,14 +92,7 @@ static td_weight make_normal(const format *f) {
 }
 
 static void run(void (*fn)(void), const td_weight *w, uint32_t n) {
-  ((td_linear_fn)fn)(&(td_linear_args){.w = w,
-                                       .x = x,
-                                       .y = y,
-                                       .ldx = COLS,
-                                       .ldy = ROWS,
-                                       .n_tokens = n,
-                                       .row_end = ROWS,
-                                       .prompt = as_prompt});
+  multiply(fn, w, x, y, n);
 }
 
 // The error that rounding x to BF16 alone would make in a sum: an answer's times the scales of
