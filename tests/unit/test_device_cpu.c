@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 
 #include "device/device.h"
 #include "tandem/kernels.h"
@@ -97,6 +98,57 @@ static void test_ring_back_pressure_keeps_order(void **state) {
     assert_true(seen[i] == (float)(i + 1));
   td_stream_close(stream);
   td_dev_close(dev);
+}
+
+enum { WAITERS = 8, EACH = 60 };
+
+typedef struct {
+  td_event *event;
+  float seen; // of x, by the stream, just before the event
+  bool early;
+} waiter;
+
+static void *wait_for_event(void *arg) {
+  waiter *w = arg;
+  td_event_sync(w->event);
+  w->early = w->seen == 0;
+  return NULL;
+}
+
+// Threads that wait for one stream's past and future, none for the same: each goes on, none early,
+// also those that are behind the place where the stream wakes somebody else.
+static void test_waiters_for_different_places(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(2);
+  td_stream *gate = open_stream(dev), *stream = open_stream(dev);
+  float one = 1, *much = calloc(1 << 22, sizeof *much), x = 0;
+  td_event *opened = open_event(dev);
+  td_op_add(gate, much, much, 1 << 22); // long enough for threads to wait
+  td_event_record(opened, gate);
+  td_stream_wait(stream, opened);
+  waiter waiters[WAITERS];
+  pthread_t threads[WAITERS];
+  for (int i = 0; i < WAITERS; i++) {
+    for (int k = 0; k < EACH; k++) // in all, more than the ring holds
+      td_op_add(stream, &x, &one, 1);
+    waiters[i] = (waiter){.event = open_event(dev)};
+    td_op_copy(stream, &waiters[i].seen, &x, sizeof x);
+    td_event_record(waiters[i].event, stream);
+    if (i % 2) assert_int_equal(pthread_create(&threads[i], NULL, wait_for_event, &waiters[i]), 0);
+  }
+  for (int i = WAITERS - 2; i >= 0; i -= 2) // from the last on
+    assert_int_equal(pthread_create(&threads[i], NULL, wait_for_event, &waiters[i]), 0);
+  for (int i = 0; i < WAITERS; i++) {
+    pthread_join(threads[i], NULL);
+    assert_false(waiters[i].early);
+    assert_true(waiters[i].seen == (float)(EACH * (i + 1)));
+    td_event_close(waiters[i].event);
+  }
+  td_stream_close(stream);
+  td_stream_close(gate);
+  td_event_close(opened);
+  td_dev_close(dev);
+  free(much);
 }
 
 // Two streams that hand a value to and fro can only finish if both run at once, and only give the
@@ -328,6 +380,7 @@ int main(void) {
       cmocka_unit_test(test_pulse_grows_within_an_operator),
       cmocka_unit_test(test_names_and_dtype),
       cmocka_unit_test(test_ring_back_pressure_keeps_order),
+      cmocka_unit_test(test_waiters_for_different_places),
       cmocka_unit_test(test_streams_wait_for_one_another),
       cmocka_unit_test(test_wait_means_the_last_record_before_it),
       cmocka_unit_test(test_a_failed_stream_lets_others_go_on),

@@ -64,9 +64,9 @@ struct td_cpu_stream {
   pthread_t thread;
   pthread_mutex_t lock; // guards what follows
   pthread_cond_t work;  // to the stream's thread
-  pthread_cond_t moved; // to everybody who waits for n_completed
+  pthread_cond_t moved; // to everybody who waits for n_completed, once it is awaited
   uint64_t n_queued, n_completed;
-  unsigned n_waiting;
+  uint64_t awaited; // the least n_completed that somebody waits for; UINT64_MAX: nobody does
   bool idle, stopping;
   td_err err; // the first failure; code TD_OK without
 

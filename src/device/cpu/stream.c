@@ -7,14 +7,25 @@
 
 typedef struct td_cpu_event cpu_event;
 
+// With the lock held. The stream wakes its waiters when it has got as far as one of them asked, not
+// at every command: that would take a core from the team each time.
+static void await(td_cpu_stream *stream, uint64_t n) {
+  while (stream->n_completed < n) {
+    if (n < stream->awaited) stream->awaited = n;
+    pthread_cond_wait(&stream->moved, &stream->lock);
+  }
+}
+
+static void tell_waiters(td_cpu_stream *stream) {
+  if (stream->n_completed < stream->awaited) return;
+  stream->awaited = UINT64_MAX; // who needs more asks again
+  pthread_cond_broadcast(&stream->moved);
+}
+
 // Waits until the stream has completed n commands; n = UINT64_MAX: all that are queued now.
 static void wait_completed(td_cpu_stream *stream, uint64_t n) {
   pthread_mutex_lock(&stream->lock);
-  if (n == UINT64_MAX) n = stream->n_queued;
-  stream->n_waiting++;
-  while (stream->n_completed < n)
-    pthread_cond_wait(&stream->moved, &stream->lock);
-  stream->n_waiting--;
+  await(stream, n == UINT64_MAX ? stream->n_queued : n);
   pthread_mutex_unlock(&stream->lock);
 }
 
@@ -50,7 +61,7 @@ static void *stream_main(void *arg) {
     run_command(stream, cmd);
     pthread_mutex_lock(&stream->lock);
     stream->n_completed++;
-    if (stream->n_waiting) pthread_cond_broadcast(&stream->moved);
+    tell_waiters(stream);
   }
   pthread_mutex_unlock(&stream->lock);
   return NULL;
@@ -79,6 +90,7 @@ static td_cpu_stream *take_struct(td_cpu_dev *dev) {
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work, NULL);
     pthread_cond_init(&stream->moved, NULL);
+    stream->awaited = UINT64_MAX;
     stream->next = dev->streams;
     dev->streams = stream;
   }
@@ -141,14 +153,12 @@ td_status td_cpu_stream_sync(td_stream *base, td_err *err) {
   return failure.code;
 }
 
-// Returns the stream's n_completed once the command has run.
+// Returns the stream's n_completed once the command has run. A full ring is waited for until half
+// of it is free.
 static uint64_t push(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
   pthread_mutex_lock(&stream->lock);
-  stream->n_waiting++;
-  while (stream->n_queued - stream->n_completed == CPU_RING) {
-    pthread_cond_wait(&stream->moved, &stream->lock);
-  }
-  stream->n_waiting--;
+  while (stream->n_queued - stream->n_completed == CPU_RING)
+    await(stream, stream->n_completed + CPU_RING / 2);
   stream->ring[stream->n_queued % CPU_RING] = *cmd;
   uint64_t n = ++stream->n_queued;
   if (stream->idle) pthread_cond_signal(&stream->work);
