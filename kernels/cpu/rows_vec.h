@@ -69,31 +69,59 @@ static void decode_row4(const td_decode_row_args *a) {
   }
 }
 
-void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
+static void decode_i8(const int8_t *w, float scale, float *out, uint32_t n) {
+  uint32_t i = 0;
+  for (; i + VL <= n; i += VL)
+    vf_store(out + i, vf_mul(vf_from_i8(w + i), vf_set1(scale)));
+  if (i == n) return;
+  int8_t part[VL] = {0};
+  memcpy(part, w + i, n - i);
+  vf_store_n(out + i, vf_mul(vf_from_i8(part), vf_set1(scale)), n - i);
+}
+
+static void decode_bytes(const td_decode_row_args *a) {
   const td_weight *w = a->w;
   size_t at = (size_t)a->row * w->cols;
-  if (w->dtype == TD_F32) {
-    memcpy(a->out, (const float *)w->data + at, w->cols * sizeof(float));
-  } else if (w->dtype == TD_BF16) {
-    const uint16_t *data = (const uint16_t *)w->data + at;
-    uint32_t c = 0;
-    for (; c + VL <= w->cols; c += VL)
-      vf_store(a->out + c, vf_from_bf16(data + c));
-    if (c < w->cols) vf_store_n(a->out + c, vf_from_bf16_n(data + c, w->cols - c), w->cols - c);
-  } else if (td_dtype_bits(w->dtype) == 4 && w->layout == TD_LAYOUT_ROWS &&
-             w->scale_cols % 2 == 0) {
-    decode_row4(a);
-  } else if (w->dtype != TD_F8E4M3) {
-    decode_row__scalar(a);
-  } else {
-    const uint8_t *data = (const uint8_t *)w->data + at;
-    const float *scales = row_scales(w, a->row);
-    uint32_t n;
-    for (uint32_t c = 0; c < w->cols; c += n) {
-      n = run_length(w, c, w->cols);
-      decode_e4m3(data + c, scales[c / w->scale_cols], a->out + c, n);
+  const float *scales = row_scales(w, a->row);
+  uint32_t n;
+  for (uint32_t c = 0; c < w->cols; c += n) {
+    n = run_length(w, c, w->cols);
+    float scale = scales[c / w->scale_cols];
+    if (w->dtype == TD_I8) {
+      decode_i8((const int8_t *)w->data + at + c, scale, a->out + c, n);
+    } else {
+      decode_e4m3((const uint8_t *)w->data + at + c, scale, a->out + c, n);
     }
   }
+}
+
+static void decode_halves(const td_decode_row_args *a) {
+  const td_weight *w = a->w;
+  const uint16_t *data = (const uint16_t *)w->data + (size_t)a->row * w->cols;
+  bool is_bf16 = w->dtype == TD_BF16;
+  uint32_t c = 0, left;
+  for (; c + VL <= w->cols; c += VL)
+    vf_store(a->out + c, is_bf16 ? vf_from_bf16(data + c) : vf_from_half(data + c));
+  if ((left = w->cols - c) == 0) return;
+  vf_store_n(a->out + c, is_bf16 ? vf_from_bf16_n(data + c, left) : vf_from_half_n(data + c, left),
+             left);
+}
+
+void TD_VEC_NAME(decode_row)(const td_decode_row_args *a) {
+  const td_weight *w = a->w;
+  switch (w->dtype) {
+  case TD_BF16:
+  case TD_F16: decode_halves(a); return;
+  case TD_F8E4M3:
+  case TD_I8: decode_bytes(a); return;
+  case TD_I4:
+  case TD_F4E2M1:
+    if (w->layout != TD_LAYOUT_ROWS || w->scale_cols % 2) break;
+    decode_row4(a);
+    return;
+  default: break;
+  }
+  decode_row__scalar(a);
 }
 
 TD_INLINE vf norm_weight(const td_vec *w, uint32_t i) {
