@@ -30,7 +30,8 @@ static void kind_of(const char *name, char out[96]) {
   for (const char *p = name; *p && len + 2 < 96;) {
     size_t n = strcspn(p, ".");
     bool is_number = strspn(p, "0123456789") == n;
-    bool is_prefix = p == name || (p == name + 6 && strncmp(name, "model.layers.", 13) == 0);
+    bool is_prefix = p[n] == '.' && // of more: lm_head is a name
+                     (p == name || (p == name + 6 && strncmp(name, "model.layers.", 13) == 0));
     if (!is_number && !is_prefix) {
       len += (size_t)snprintf(out + len, 96 - len, "%s%.*s", len ? "." : "", (int)n, p);
       if (len >= 96) len = 95;

@@ -41,6 +41,10 @@ static float round_int4(float f) {
   return clamp(f, -8, 7) + 0x1.8p23f - 0x1.8p23f;
 }
 
+static float round_int8(float f) {
+  return clamp(f, -128, 127) + 0x1.8p23f - 0x1.8p23f;
+}
+
 static float round_e2m1(float f) {
   return round_to(clamp(f, -6, 6), 1, 0);
 }
@@ -108,6 +112,7 @@ static float largest(const block *b) {
     return sum * scale * scale;                                                                    \
   }
 LOSS(loss_int4, round_int4)
+LOSS(loss_int8, round_int8)
 LOSS(loss_e2m1, round_e2m1)
 LOSS(loss_e4m3, round_e4m3)
 
@@ -129,24 +134,38 @@ static void put4(uint8_t *codes, uint32_t idx, uint8_t code) {
   codes[idx / 2] = (uint8_t)(idx % 2 ? (codes[idx / 2] & 15) | code << 4 : code);
 }
 
-// A BF16 scale: from one that takes the largest value to code 7 down to one that cuts it short.
+// A BF16 scale: from one that takes the largest value to code top down to one that cuts it short.
+static choice choose_bf16(const block *b, int top, double (*loss)(const block *b, float scale),
+                          uint8_t *scale) {
+  float max = largest(b);
+  choice best = {1, INFINITY};
+  for (int percent = 100; percent >= 68; percent -= 4) {
+    float s = float_of((uint32_t)td_bf16_of(max * ((float)percent / (100 * (float)top))) << 16);
+    if (s >= MIN_SCALE) consider(&best, b, s, loss);
+  }
+  if (best.loss == INFINITY) best = (choice){1, loss(b, 1)};
+  uint16_t stored = td_bf16_of(best.scale);
+  memcpy(scale, &stored, sizeof stored);
+  return best;
+}
+
 static double encode_int4(const float *w, size_t ld, uint32_t rows, uint32_t cols, uint8_t *codes,
                           size_t codes_ld, uint8_t *scale) {
   (void)codes_ld;
-  block b = {w, ld, rows, cols};
-  float max = largest(&b);
-  choice best = {1, INFINITY};
-  for (int percent = 100; percent >= 68; percent -= 4) {
-    float s = float_of((uint32_t)td_bf16_of(max * ((float)percent / 700)) << 16);
-    if (s >= MIN_SCALE) consider(&best, &b, s, loss_int4);
-  }
-  if (best.loss == INFINITY) best = (choice){1, loss_int4(&b, 1)};
-  uint16_t stored = td_bf16_of(best.scale);
-  memcpy(scale, &stored, sizeof stored);
+  choice best = choose_bf16(&(block){w, ld, rows, cols}, 7, loss_int4, scale);
   for (uint32_t c = 0; c < cols; c++)
     put4(codes, c, code_int4(round_int4(w[c] * (1 / best.scale))));
   for (uint32_t c = cols; c % 8; c++)
     put4(codes, c, 0);
+  return best.loss;
+}
+
+static double encode_int8(const float *w, size_t ld, uint32_t rows, uint32_t cols, uint8_t *codes,
+                          size_t codes_ld, uint8_t *scale) {
+  (void)codes_ld;
+  choice best = choose_bf16(&(block){w, ld, rows, cols}, 127, loss_int8, scale);
+  for (uint32_t c = 0; c < cols; c++)
+    codes[c] = (uint8_t)(int)round_int8(w[c] * (1 / best.scale));
   return best.loss;
 }
 
@@ -192,6 +211,8 @@ static double encode_fp8(const float *w, size_t ld, uint32_t rows, uint32_t cols
 
 static const td_encoding encodings[] = {
     {"int4-g128",
+     "pack-quantized",
+     "int",
      1,
      128,
      8,
@@ -201,6 +222,8 @@ static const td_encoding encodings[] = {
      true,
      encode_int4},
     {"int4-g32",
+     "pack-quantized",
+     "int",
      1,
      32,
      8,
@@ -210,15 +233,19 @@ static const td_encoding encodings[] = {
      true,
      encode_int4},
     {"fp8",
+     "float-quantized",
+     "float",
      128,
      128,
      1,
      {"weight", "F8_E4M3", 1},
-     {"weight_scale_inv", "F32", 4},
+     {"weight_scale", "F32", 4},
      false,
      false,
      encode_fp8},
     {"mxfp4",
+     "mxfp4-pack-quantized",
+     "float",
      1,
      32,
      2,
@@ -228,6 +255,18 @@ static const td_encoding encodings[] = {
      false,
      encode_mxfp4},
 };
+
+const td_encoding td_encoding_int8 = {"int8",
+                                      "int-quantized",
+                                      "int",
+                                      1,
+                                      TD_ENCODE_WHOLE_ROW,
+                                      1,
+                                      {"weight", "I8", 1},
+                                      {"weight_scale", "BF16", 2},
+                                      false,
+                                      false,
+                                      encode_int8};
 
 const td_encoding *td_encoding_find(const char *name, const char **names) {
   *names = "int4-g128, int4-g32, fp8, mxfp4";

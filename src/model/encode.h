@@ -13,8 +13,11 @@ typedef struct {
   uint32_t item_bytes;
 } td_encoded_part;
 
+#define TD_ENCODE_WHOLE_ROW UINT32_MAX // as block_cols
+
 typedef struct td_encoding {
   const char *name;                // what `tandem quantize --to` calls it
+  const char *format, *type;       // what compressed-tensors calls it, and its numbers
   uint32_t block_rows, block_cols; // elements one scale covers
   uint32_t codes_per_item;         // of data
   td_encoded_part data, scale; // [rows][cols / codes_per_item], [ceil(rows / block_rows)][groups]
@@ -25,11 +28,19 @@ typedef struct td_encoding {
                    size_t codes_ld, uint8_t *scale);
 } td_encoding;
 
+// A scale a row, for what the others do not fit or would cost too much of. No whole checkpoint is
+// made of it, so it is not found by name.
+extern const td_encoding td_encoding_int8;
+
 // NULL for a name that is none; *names then lists those there are.
 const td_encoding *td_encoding_find(const char *name, const char **names);
 
 static inline size_t td_encoded_row_bytes(const td_encoding *e, uint32_t cols) {
   return ((size_t)cols + e->codes_per_item - 1) / e->codes_per_item * e->data.item_bytes;
+}
+
+static inline uint32_t td_encoded_bits(const td_encoding *e) {
+  return 8 * e->data.item_bytes / e->codes_per_item;
 }
 
 static inline size_t td_encoded_groups(const td_encoding *e, uint32_t cols) {

@@ -1,8 +1,9 @@
 // src/model/quantize.h - a checkpoint in BF16 or FP8 made into one of smaller weights.
-// The linear layers are encoded; embeddings, norms, routers and the output matrix stay, and with
-// 4-bit encodings the two small matrices of latent keys and values as well. Shards are made one
-// after the other, each under a temporary name until it is whole, and kept by a later run with the
-// same arguments; the index is written last, so what can be opened is complete.
+// The linear layers are encoded; embeddings, norms and routers stay. The output matrix becomes
+// INT8, a scale a row, and so do, with 4-bit encodings, the two small matrices of latent keys and
+// values, and what does not fill whole groups. Shards are made one after the other, each under a
+// temporary name until it is whole, and kept by a later run with the same arguments; the index is
+// written last, so what can be opened is complete.
 #ifndef TD_MODEL_QUANTIZE_H
 #define TD_MODEL_QUANTIZE_H
 

@@ -67,6 +67,10 @@ static td_status write_file(td_quantizer *q, const char *name, const td_buf *tex
   return st;
 }
 
+static void add_module(td_json_writer *w, const td_tensor *t) {
+  td_jw_str_len(w, NULL, t->name, strlen(t->name) - strlen(".weight"));
+}
+
 // The names of the matrices that are linear layers to transformers, and were not encoded.
 static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) {
   td_jw_begin_array(w, key);
@@ -76,46 +80,56 @@ static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) 
     if (item->action == TD_QUANTIZE_ENCODE || item->action == TD_QUANTIZE_DROP) continue;
     if (t->n_dims != 2 || !ends_with(t->name, ".weight")) continue;
     if (ends_with(t->name, "embed_tokens.weight")) continue;
-    td_jw_str_len(w, NULL, t->name, strlen(t->name) - strlen(".weight"));
+    add_module(w, t);
   }
   td_jw_end_array(w);
 }
 
-static void add_block_config(const td_quantizer *q, td_json_writer *w) {
-  td_jw_str(w, "quant_method", "fp8");
-  td_jw_str(w, "fmt", "e4m3");
-  td_jw_str(w, "activation_scheme", "dynamic");
-  td_jw_begin_array(w, "weight_block_size");
-  td_jw_int(w, NULL, q->opts->encoding->block_rows);
-  td_jw_int(w, NULL, q->opts->encoding->block_cols);
-  td_jw_end_array(w);
-  add_kept(q, w, "modules_to_not_convert");
-}
-
-static void add_group_config(const td_quantizer *q, td_json_writer *w) {
-  const td_encoding *e = q->opts->encoding;
-  bool is_int = e->states_shape;
-  const char *format = is_int ? "pack-quantized" : "mxfp4-pack-quantized";
-  td_jw_str(w, "quant_method", "compressed-tensors");
-  td_jw_str(w, "format", format);
-  td_jw_begin_object(w, "config_groups");
-  td_jw_begin_object(w, "group_0");
+// One of config_groups; with e that which was asked for, for every module no other group names.
+static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
+                      const td_encoding *e) {
+  bool is_main = e == q->opts->encoding;
+  td_jw_begin_object(w, key);
   td_jw_begin_array(w, "targets");
-  td_jw_str(w, NULL, "Linear");
+  if (is_main) td_jw_str(w, NULL, "Linear");
+  for (size_t i = 0; i < q->n_items && !is_main; i++) {
+    if (q->items[i].encoding == e) add_module(w, q->items[i].t);
+  }
   td_jw_end_array(w);
-  td_jw_str(w, "format", format);
+  td_jw_str(w, "format", e->format);
   td_jw_begin_object(w, "weights");
-  td_jw_int(w, "num_bits", 4);
-  td_jw_str(w, "type", is_int ? "int" : "float");
-  td_jw_str(w, "strategy", "group");
-  td_jw_int(w, "group_size", e->block_cols);
+  td_jw_int(w, "num_bits", td_encoded_bits(e));
+  td_jw_str(w, "type", e->type);
+  if (e->block_rows > 1) {
+    td_jw_str(w, "strategy", "block");
+    td_jw_begin_array(w, "block_structure");
+    td_jw_int(w, NULL, e->block_rows);
+    td_jw_int(w, NULL, e->block_cols);
+    td_jw_end_array(w);
+  } else if (e->block_cols == TD_ENCODE_WHOLE_ROW) {
+    td_jw_str(w, "strategy", "channel");
+  } else {
+    td_jw_str(w, "strategy", "group");
+    td_jw_int(w, "group_size", e->block_cols);
+  }
   td_jw_bool(w, "symmetric", true);
   td_jw_bool(w, "dynamic", false);
-  if (!is_int) td_jw_str(w, "scale_dtype", "torch.uint8");
+  if (strcmp(e->scale.dtype, "U8") == 0) td_jw_str(w, "scale_dtype", "torch.uint8");
   td_jw_end_object(w);
   td_jw_null(w, "input_activations");
   td_jw_null(w, "output_activations");
   td_jw_end_object(w);
+}
+
+static void add_quant_config(const td_quantizer *q, td_json_writer *w) {
+  bool mixed = false;
+  for (size_t i = 0; i < q->n_items; i++)
+    mixed |= q->items[i].encoding == &td_encoding_int8;
+  td_jw_str(w, "quant_method", "compressed-tensors");
+  td_jw_str(w, "format", mixed ? "mixed-precision" : q->opts->encoding->format);
+  td_jw_begin_object(w, "config_groups");
+  add_group(q, w, "group_0", q->opts->encoding);
+  if (mixed) add_group(q, w, "group_1", &td_encoding_int8);
   td_jw_end_object(w);
   add_kept(q, w, "ignore");
   td_jw_null(w, "kv_cache_scheme");
@@ -130,11 +144,7 @@ static td_status write_config(td_quantizer *q) {
                       : td_quantize_no_memory(q);
   td_json_writer w = TD_JSON_WRITER(&quant);
   td_jw_begin_object(&w, NULL);
-  if (q->opts->encoding->codes_per_item == 1) {
-    add_block_config(q, &w);
-  } else {
-    add_group_config(q, &w);
-  }
+  add_quant_config(q, &w);
   td_jw_end_object(&w);
   if (st == TD_OK) st = td_buf_status(&quant, q->err);
   if (st == TD_OK) {

@@ -19,7 +19,8 @@ typedef enum {
 typedef struct {
   const td_tensor *t;
   td_quantize_action action;
-  td_weight w;  // BF16, ENCODE: the tensor with its scales
+  const td_encoding *encoding; // ENCODE
+  td_weight w;                 // BF16, ENCODE: the tensor with its scales
   size_t entry; // of its shard: the tensor, or the codes, which the scales and the shape follow
 } td_quantize_item;
 

@@ -8,7 +8,7 @@
 // The linear layers, by the last part of their module's name.
 static const struct {
   const char *name;
-  bool is_latent; // small, and every key and value goes through it: left alone by 4 bits
+  bool is_latent; // small, and every key and value goes through it: not for 4 bits
 } linears[] = {
     {"q_proj", false},    {"k_proj", false},
     {"v_proj", false},    {"o_proj", false},
@@ -27,28 +27,34 @@ static bool is_matrix(const td_tensor *t) {
   return t->n_dims == 2 && ends_with(t->name, ".weight") && t->shape[0] && t->shape[1];
 }
 
-static bool should_encode(const td_quantizer *q, const td_tensor *t) {
+// NULL: stays. The output matrix is read whole for every token, and becomes INT8, as does what the
+// encoding that was asked for is not for.
+static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t) {
   const td_encoding *e = q->opts->encoding;
-  if (strncmp(t->name, "model.layers.", 13) != 0) return false;
-  if (e->whole_blocks && t->shape[1] % e->block_cols) return false;
+  if (strcmp(t->name, "lm_head.weight") == 0) return &td_encoding_int8;
+  if (strncmp(t->name, "model.layers.", 13) != 0) return NULL;
+  bool fits = !e->whole_blocks || t->shape[1] % e->block_cols == 0;
   for (size_t i = 0; i < TD_COUNT(linears); i++) {
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s.weight", linears[i].name);
-    if (ends_with(t->name, suffix)) return !(linears[i].is_latent && e->codes_per_item > 1);
+    if (!ends_with(t->name, suffix)) continue;
+    bool too_few = linears[i].is_latent && td_encoded_bits(e) < 8;
+    return fits && !too_few ? e : &td_encoding_int8;
   }
-  return false;
+  return NULL;
 }
 
 static td_status plan_item(td_quantizer *q, td_quantize_item *item, bool *used) {
   const td_tensor *t = item->t;
   item->action = TD_QUANTIZE_COPY;
+  if (!is_matrix(t)) return TD_OK;
   bool is_fp8 = strcmp(t->dtype, "F8_E4M3") == 0;
-  if (!is_matrix(t) || (!is_fp8 && !should_encode(q, t))) return TD_OK;
+  item->encoding = encoding_for(q, t);
+  if (!is_fp8 && !item->encoding) return TD_OK;
   td_status st = td_bind_matrix(&q->binding, q->quant, q->store, t, used, &item->w, q->err);
   if (st != TD_OK) return st;
-  item->action = should_encode(q, t) ? TD_QUANTIZE_ENCODE : TD_QUANTIZE_BF16;
-  if (item->action == TD_QUANTIZE_ENCODE && is_fp8 &&
-      strcmp(q->opts->encoding->data.dtype, t->dtype) == 0) {
+  item->action = item->encoding ? TD_QUANTIZE_ENCODE : TD_QUANTIZE_BF16;
+  if (is_fp8 && item->encoding && strcmp(item->encoding->data.dtype, t->dtype) == 0) {
     return td_fail(q->err, TD_EINVAL,
                    "%s: tensor %s: is FP8 already: use the checkpoint as it is, or make it smaller",
                    t->file, t->name);
@@ -65,7 +71,7 @@ static td_status plan_items(td_quantizer *q) {
   for (size_t i = 0; i < q->n_items && st == TD_OK; i++) {
     q->items[i].t = td_store_tensor(q->store, i);
     st = plan_item(q, &q->items[i], used);
-    n_encoded += q->items[i].action == TD_QUANTIZE_ENCODE;
+    n_encoded += q->items[i].encoding == q->opts->encoding;
   }
   // Besides the matrix itself, what was used is its scales.
   for (size_t i = 0; i < q->n_items && st == TD_OK; i++) {
@@ -104,7 +110,8 @@ static bool add_plain(td_quantize_shard *s, const td_tensor *t, bool is_bf16) {
   return true;
 }
 
-static bool add_encoded(td_quantize_shard *s, const td_quantize_item *item, const td_encoding *e) {
+static bool add_encoded(td_quantize_shard *s, const td_quantize_item *item) {
+  const td_encoding *e = item->encoding;
   uint32_t rows = item->w.rows, cols = item->w.cols;
   size_t row_bytes = td_encoded_row_bytes(e, cols), groups = td_encoded_groups(e, cols);
   uint64_t strips = ((uint64_t)rows + e->block_rows - 1) / e->block_rows;
@@ -132,7 +139,7 @@ static td_status plan_shard(td_quantizer *q, td_quantize_shard *s) {
     td_quantize_item *item = &q->items[i];
     item->entry = s->n_entries;
     bool ok = true;
-    if (item->action == TD_QUANTIZE_ENCODE) ok = add_encoded(s, item, q->opts->encoding);
+    if (item->action == TD_QUANTIZE_ENCODE) ok = add_encoded(s, item);
     if (item->action == TD_QUANTIZE_BF16) ok = add_plain(s, item->t, true);
     if (item->action == TD_QUANTIZE_COPY) ok = add_plain(s, item->t, false);
     if (!ok) return td_quantize_no_memory(q);

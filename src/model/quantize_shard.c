@@ -52,7 +52,7 @@ static bool cut_item(making *m, size_t idx) {
   uint64_t n = item->t->n_bytes, step = PIECE_BYTES;
   if (item->action == TD_QUANTIZE_DROP) return true;
   if (item->action != TD_QUANTIZE_COPY) {
-    uint32_t block = m->q->opts->encoding->block_rows;
+    uint32_t block = item->encoding ? item->encoding->block_rows : 1;
     n = item->w.rows;
     step = PIECE_BYTES / sizeof(float) / item->w.cols / block * block;
     if (step == 0) step = block;
@@ -78,7 +78,7 @@ static td_status put_bf16(const making *m, const piece *p, const float *rows, td
 
 static td_status put_encoded(const making *m, piece *p, const float *rows, td_err *err) {
   const td_quantize_item *item = &m->q->items[p->item];
-  const td_encoding *e = m->q->opts->encoding;
+  const td_encoding *e = item->encoding;
   const td_shard_entry *entries = &m->shard->entries[item->entry];
   uint32_t n_rows = (uint32_t)(p->end - p->begin), cols = item->w.cols;
   size_t row_bytes = td_encoded_row_bytes(e, cols);

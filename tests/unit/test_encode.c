@@ -10,11 +10,14 @@
 #include "model/encode.h"
 #include "unit/ref.h"
 
-static const char *const names[] = {"int4-g128", "int4-g32", "fp8", "mxfp4"};
+enum { INT4_G128, INT4_G32, FP8, MXFP4, INT8, N_NAMES };
+
+static const char *const names[N_NAMES] = {"int4-g128", "int4-g32", "fp8", "mxfp4", "int8"};
 
 static const td_encoding *find(const char *name) {
   const char *all;
-  const td_encoding *e = td_encoding_find(name, &all);
+  const td_encoding *e = strcmp(name, names[INT8]) == 0 ? &td_encoding_int8
+                                                        : td_encoding_find(name, &all);
   assert_non_null(e);
   return e;
 }
@@ -31,19 +34,22 @@ static encoded encode(const td_encoding *e, const float *values, uint32_t rows, 
                  .scales = malloc(strips * td_encoded_groups(e, cols) * e->scale.item_bytes)};
   TD_CHECK(out.codes && out.scales);
   out.result = td_encode_rows(e, values, rows, cols, out.codes, out.scales);
-  bool is_int = e->states_shape, is_fp8 = e->codes_per_item == 1;
+  static const td_dtype dtypes[N_NAMES][2] = {[INT4_G128] = {TD_I4, TD_BF16},
+                                              [INT4_G32] = {TD_I4, TD_BF16},
+                                              [FP8] = {TD_F8E4M3, TD_F32},
+                                              [MXFP4] = {TD_F4E2M1, TD_F8E8M0},
+                                              [INT8] = {TD_I8, TD_BF16}};
+  int name = 0;
+  while (strcmp(names[name], e->name) != 0)
+    name++;
   out.w = (td_weight){.data = out.codes,
                       .scale = out.scales,
-                      .dtype = is_fp8   ? TD_F8E4M3
-                               : is_int ? TD_I4
-                                        : TD_F4E2M1,
-                      .scale_dtype = is_fp8   ? TD_F32
-                                     : is_int ? TD_BF16
-                                              : TD_F8E8M0,
+                      .dtype = dtypes[name][0],
+                      .scale_dtype = dtypes[name][1],
                       .rows = rows,
                       .cols = cols,
                       .scale_rows = e->block_rows,
-                      .scale_cols = e->block_cols,
+                      .scale_cols = e->block_cols < cols ? e->block_cols : cols,
                       .global_scale = 1};
   assert_int_equal(td_weight_data_bytes(&out.w), rows * td_encoded_row_bytes(e, cols));
   return out;
@@ -57,11 +63,12 @@ static void release(encoded *e) {
 static void knows_its_names(void **state) {
   (void)state;
   const char *all;
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
+  for (size_t i = 0; i < INT8; i++) {
     assert_string_equal(find(names[i])->name, names[i]);
     assert_null(td_encoding_find("int5", &all));
     assert_non_null(strstr(all, names[i]));
   }
+  assert_null(td_encoding_find("int8", &all));
 }
 
 // The error that is told is the one that decoding shows, at shapes no block divides.
@@ -85,7 +92,7 @@ static void tells_the_error(void **state) {
     assert_true(e.result.finite);
     assert_true(fabs(e.result.error - error) < 1e-5 * error);
     assert_true(fabs(e.result.norm - norm) < 1e-9 * norm);
-    static const double most[] = {0.14, 0.11, 0.027, 0.13};
+    static const double most[] = {0.14, 0.11, 0.027, 0.13, 0.01};
     if (!(sqrt(error / norm) < most[i])) fail_msg("%s: %f", names[i], sqrt(error / norm));
     release(&e);
   }
@@ -106,6 +113,13 @@ static void keeps_what_has_a_code(void **state) {
       assert_true(ref_at(&e.w, 0, c) == values[c]);
     release(&e);
   }
+  for (int i = 0; i < COLS; i++)
+    values[i] = (float)(i < 128 ? i : 128 - i) * 0x1.4p-9f; // from -127 to 127
+  encoded int8 = encode(find("int8"), values, 1, COLS);
+  assert_true(int8.result.error <= 1e-12 * int8.result.norm);
+  for (uint32_t c = 0; c < COLS; c++)
+    assert_true(ref_at(&int8.w, 0, c) == values[c]);
+  release(&int8);
   for (int i = 0; i < COLS; i++)
     values[i] = (float)ref_e2m1((unsigned)i % 16) * 0x1p-9f;
   encoded fp4 = encode(find("mxfp4"), values, 1, COLS);
@@ -133,8 +147,11 @@ static void rounds_to_the_nearest(void **state) {
       encoded e = encode(find(names[k]), values, 1, COLS);
       for (uint32_t c = 0; c < COLS; c++) {
         double best = INFINITY, scale = ref_scale(&e.w, 0, c);
-        for (unsigned code = 0; code < (k == 2 ? 256u : 16u); code++) {
-          double value = k == 2 ? ref_e4m3((uint8_t)code) : k == 3 ? ref_e2m1(code) : (int)code - 8;
+        for (unsigned code = 0; code < (k == FP8 || k == INT8 ? 256u : 16u); code++) {
+          double value = k == FP8     ? ref_e4m3((uint8_t)code)
+                         : k == INT8  ? (int8_t)code
+                         : k == MXFP4 ? ref_e2m1(code)
+                                      : (int)code - 8;
           if (!isnan(value)) best = fmin(best, fabs(value * scale - values[c]));
         }
         double lost = fabs(ref_at(&e.w, 0, c) - values[c]);

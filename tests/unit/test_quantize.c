@@ -94,7 +94,8 @@ static td_model *open_out(const fixture *f) {
   return m;
 }
 
-// Matrices of 32 columns become INT4, those of 10, 12 and 16 stay, and so do all that are no layer.
+// Matrices of 32 columns become INT4; those of other widths, of latents, and the output matrix
+// become INT8; what is no layer stays.
 static void makes_int4(void **state) {
   (void)state;
   fixture f;
@@ -109,24 +110,32 @@ static void makes_int4(void **state) {
   assert_int_equal(l0->q_a.dtype, TD_I4);
   assert_int_equal(l1->gate[7].dtype, TD_I4);
   assert_int_equal(l1->gate[7].scale_dtype, TD_BF16);
-  assert_int_equal(l1->down[7].dtype, TD_BF16);  // 16 columns
-  assert_int_equal(l0->mlp_down.dtype, TD_BF16); // 48
-  assert_int_equal(l1->kv_a.dtype, TD_BF16);
-  assert_int_equal(l1->kv_b.dtype, TD_BF16);
+  assert_int_equal(l1->down[7].dtype, TD_I8);  // 16 columns
+  assert_int_equal(l0->mlp_down.dtype, TD_I8); // 48
+  assert_int_equal(l1->kv_a.dtype, TD_I8);
+  assert_int_equal(l1->kv_b.dtype, TD_I8);
+  assert_int_equal(l1->kv_b.scale_rows, 1);
+  assert_int_equal(l1->kv_b.scale_cols, l1->kv_b.cols);
   assert_int_equal(l1->router.dtype, TD_BF16);
   assert_int_equal(td_model_embed(m)->dtype, TD_BF16);
-  assert_int_equal(td_model_lm_head(m)->dtype, TD_BF16);
+  assert_int_equal(td_model_lm_head(m)->dtype, TD_I8);
   const ck_tensor *norm = ck_find(&f.ck, "model.norm.weight");
   for (uint64_t i = 0; i < ck_bytes(norm); i++)
     assert_int_equal(((const uint8_t *)td_model_final_norm(m).data)[i], ck_byte(norm, i));
   td_model_close(m);
-  // two of the dense MLP, two of each expert and of the shared one, q_a twice
-  assert_int_equal(f.report.n_tensors, 2 + 2 * 8 + 2 + 2);
+  // INT4: two of the dense MLP, two of each expert and of the shared one, q_a twice; INT8: their
+  // third ones, the output matrix, and q_b, kv_a, kv_b and o twice
+  size_t n_int4 = 0;
   for (size_t i = 0; i < f.report.n_tensors; i++) {
-    assert_true(f.report.tensors[i].error > 0 && f.report.tensors[i].error < 0.5);
-    assert_int_equal(f.report.tensors[i].cols, 32);
-    assert_null(strstr(f.report.tensors[i].name, ".weight"));
+    const td_quantized *t = &f.report.tensors[i];
+    bool is_int8 = t->error < 0.02;
+    assert_true(t->error > 0 && t->error < 0.5);
+    assert_true(is_int8 || t->cols == 32);
+    assert_null(strstr(t->name, ".weight"));
+    n_int4 += !is_int8;
   }
+  assert_int_equal(n_int4, 2 + 2 * 8 + 2 + 2);
+  assert_int_equal(f.report.n_tensors - n_int4, 1 + 8 + 1 + 1 + 2 * 4);
   assert_true(f.report.bytes_out < f.report.bytes_in);
   assert_int_equal(f.progress.made, CK_SHARDS);
   assert_true(there(&f, "tokenizer.json") && there(&f, "quantize_report.json"));
@@ -147,6 +156,7 @@ static void makes_fp8_and_mxfp4(void **state) {
   assert_int_equal(l1->down[3].scale_rows, 128);
   assert_int_equal(l1->kv_b.dtype, TD_F8E4M3);
   assert_int_equal(l1->router.dtype, TD_BF16);
+  assert_int_equal(td_model_lm_head(m)->dtype, TD_I8);
   td_model_close(m);
   finish(&f);
 
@@ -160,7 +170,7 @@ static void makes_fp8_and_mxfp4(void **state) {
   m = open_out(&f);
   l1 = td_model_layer(m, 1);
   assert_int_equal(l1->up[0].dtype, TD_F4E2M1);
-  assert_int_equal(l1->down[0].dtype, TD_BF16);
+  assert_int_equal(l1->down[0].dtype, TD_I8);
   assert_int_equal(td_model_stats_of(m).bytes_by_dtype[TD_F8E4M3], 0);
   td_model_close(m);
   finish(&f);
