@@ -70,6 +70,15 @@ typedef struct {
   uint32_t n_rows;
 } td_axpy_args;
 
+// y[c] += sum_j a[j] * w[row + j][c], in the order of j, over all columns: what decode_row and axpy
+// give, to the last bit. Weights of 8 bits and more, in rows; as many rows behind them are fetched.
+typedef struct {
+  const td_weight *w;
+  float *y;       // f32 [w->cols]
+  const float *a; // f32 [n_rows]
+  uint32_t row, n_rows;
+} td_axpy_weights_args;
+
 // f16 <-> f32. To f16: round to nearest even, saturated at the largest finite value, NaN stays NaN.
 typedef struct {
   const void *in;
@@ -115,6 +124,7 @@ typedef struct {
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \
   X(axpy, td_axpy_args)                                                                            \
+  X(axpy_weights, td_axpy_weights_args)                                                            \
   X(f32_from_f16, td_convert_args)                                                                 \
   X(f16_from_f32, td_convert_args)                                                                 \
   X(attn_f16, td_attn_block_args)                                                                  \

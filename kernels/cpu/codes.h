@@ -64,4 +64,9 @@ static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
   return f32_from_any(w->scale, w->scale_dtype, at);
 }
 
+// An element of 8 bits or more, with its scale.
+static inline float weight_at(const td_weight *w, uint32_t row, uint32_t col) {
+  return code_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
+}
+
 #endif

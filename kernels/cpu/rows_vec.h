@@ -198,6 +198,112 @@ void TD_VEC_NAME(axpy)(const td_axpy_args *a) {
   vf_store_n(a->y + i, sum, left);
 }
 
+enum { CHUNK = AXPY_VECTORS * VL }; // columns whose sums are registers
+
+// The scales of columns that have one in a row, row after row.
+typedef struct {
+  const float *at;
+  size_t step;         // to the next rows'
+  uint32_t left, each; // rows that share it
+} scale_walk;
+
+static scale_walk scales_of(const td_weight *w, uint32_t row, uint32_t c) {
+  static const float one = 1;
+  if (!w->scale) return (scale_walk){.at = &one};
+  return (scale_walk){.at = row_scales(w, row) + c / w->scale_cols,
+                      .step = td_weight_groups(w),
+                      .left = w->scale_rows - row % w->scale_rows,
+                      .each = w->scale_rows};
+}
+
+TD_INLINE float next_scale(scale_walk *s) {
+  const float scale = *s->at;
+  if (--s->left == 0) {
+    s->at += s->step;
+    s->left = s->each;
+  }
+  return scale;
+}
+
+// CHUNK weights times s, of E4M3 times 2^-8.
+TD_INLINE void chunk_of(const td_dtype dtype, const char *at, vf s, vf out[AXPY_VECTORS]) {
+  TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v += 2) {
+    switch (dtype) {
+    case TD_BF16:
+      out[v] = vf_from_bf16((const uint16_t *)at + v * VL);
+      out[v + 1] = vf_from_bf16((const uint16_t *)at + v * VL + VL);
+      break;
+    case TD_F16:
+      out[v] = vf_from_half((const uint16_t *)at + v * VL);
+      out[v + 1] = vf_from_half((const uint16_t *)at + v * VL + VL);
+      break;
+    case TD_I8:
+      out[v] = vf_mul(vf_from_i8((const int8_t *)at + v * VL), s);
+      out[v + 1] = vf_mul(vf_from_i8((const int8_t *)at + v * VL + VL), s);
+      break;
+    default:
+      vf_from_e4m3((const uint8_t *)at + v * VL, &out[v], &out[v + 1]);
+      out[v] = vf_mul(out[v], s);
+      out[v + 1] = vf_mul(out[v + 1], s);
+    }
+  }
+}
+
+// Columns [c, c + CHUNK), of one scale in a row; meanwhile as many bytes come of what lies behind
+// the last row. False, and nothing is done: there are NaN codes, or scales so large that they need
+// more care.
+TD_INLINE bool axpy_chunk(const td_dtype dtype, const td_axpy_weights_args *a, uint32_t c) {
+  const size_t bytes = td_dtype_bytes(dtype), row_bytes = a->w->cols * bytes;
+  const char *at = (const char *)a->w->data + a->row * row_bytes + c * bytes;
+  const char *behind = (const char *)a->w->data +
+                       (a->row * row_bytes + a->n_rows * (row_bytes + c * bytes));
+  scale_walk scales = scales_of(a->w, a->row, c);
+  bool bad = false;
+  vf sum[AXPY_VECTORS], w[AXPY_VECTORS];
+  TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v++) sum[v] = vf_load(a->y + c + v * VL);
+  for (uint32_t j = 0; j < a->n_rows; j++, at += row_bytes) {
+    for (uint32_t i = 0; i < CHUNK * bytes; i += 64, behind += 64)
+      __builtin_prefetch(behind);
+    float scale = next_scale(&scales);
+    if (dtype == TD_F8E4M3) {
+      bad |= e4m3_has_nan((const uint8_t *)at, CHUNK) || !(fabsf(scale) < 0x1p119f);
+      scale *= 256; // exact, as in decode_e4m3
+    }
+    chunk_of(dtype, at, vf_set1(scale), w);
+    const vf factor = vf_set1(a->a[j]);
+    TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v++) sum[v] = vf_fma(factor, w[v], sum[v]);
+  }
+  if (bad) return false;
+  TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v++) vf_store(a->y + c + v * VL, sum[v]);
+  return true;
+}
+
+// Columns [c, end) one by one.
+static void axpy_each(const td_axpy_weights_args *a, uint32_t c, uint32_t end) {
+  for (; c < end; c++) {
+    for (uint32_t j = 0; j < a->n_rows; j++)
+      a->y[c] = fmaf(a->a[j], weight_at(a->w, a->row + j, c), a->y[c]);
+  }
+}
+
+void TD_VEC_NAME(axpy_weights)(const td_axpy_weights_args *a) {
+  const td_weight *w = a->w;
+  uint32_t c = 0;
+  for (; c + CHUNK <= w->cols; c += CHUNK) {
+    const bool one_scale = !w->scale || c % w->scale_cols + CHUNK <= w->scale_cols;
+    bool done = false;
+    switch (one_scale ? w->dtype : TD_F32) {
+    case TD_BF16: done = axpy_chunk(TD_BF16, a, c); break;
+    case TD_F16: done = axpy_chunk(TD_F16, a, c); break;
+    case TD_F8E4M3: done = axpy_chunk(TD_F8E4M3, a, c); break;
+    case TD_I8: done = axpy_chunk(TD_I8, a, c); break;
+    default: break;
+    }
+    if (!done) axpy_each(a, c, c + CHUNK);
+  }
+  axpy_each(a, c, w->cols);
+}
+
 void TD_VEC_NAME(f32_from_f16)(const td_convert_args *a) {
   const uint16_t *in = a->in;
   float *out = a->out;

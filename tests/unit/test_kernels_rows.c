@@ -206,6 +206,55 @@ static bool check_decode(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
+// Rows [2, 7) of 8 times factors, onto what is there; NaN codes and scales that overflow when
+// multiplied carelessly among them.
+static bool check_axpy_weights_of(void (*fn)(void), const ref_format *f, uint32_t cols,
+                                  uint32_t scale_rows, uint32_t scale_cols, why *w) {
+  enum { ROWS = 8, ROW = 2, N = 5 };
+  static const float factors[N] = {0.7f, -1.5f, 0.01f, 3, -0.2f};
+  uint64_t rng = cols;
+  ref_weight weight = ref_make_format(&rng, f, ROWS, cols, scale_rows, scale_cols);
+  uint8_t *codes = weight.data.data;
+  if (f->dtype == TD_F8E4M3) codes[cols * 4 + cols / 2] = 0xff;
+  for (uint32_t c = 0; f->dtype == TD_F8E4M3 && c < cols; c++)
+    codes[ROW * cols + c] &= 0xbf; // below 2
+  if (weight.w.scale && cols > 300) ((float *)weight.scale.data)[0] = 0x1p120f;
+  ref_mem y = guarded_floats(&rng, cols, 1);
+  float *before = malloc(cols * sizeof *before);
+  memcpy(before, y.data, cols * sizeof *before);
+  ((void (*)(const td_axpy_weights_args *))fn)(
+      &(td_axpy_weights_args){.w = &weight.w, .y = y.data, .a = factors, .row = ROW, .n_rows = N});
+  bool ok = true;
+  for (uint32_t c = 0; ok && c < cols; c++) {
+    double want = before[c], bound = 0, got = ((float *)y.data)[c];
+    for (uint32_t j = 0; j < N; j++) { // the weight, and the sum
+      double product = factors[j] * ref_at(&weight.w, ROW + j, c);
+      want += product;
+      bound += 0x1p-24 * (2 * fabs(product) + fabs(want)) * 1.001;
+    }
+    if (isnan(want) ? !isnan(got) : !(fabs(got - want) <= bound)) {
+      ok = KERNEL_FAIL(w, "column %u of %u: %a, not %a", c, cols, got, want);
+    }
+  }
+  free(before);
+  ref_unmap(&y);
+  ref_free_weight(&weight);
+  return ok;
+}
+
+static bool check_axpy_weights(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(ref_formats); c++) {
+    uint32_t cols = (uint32_t)lengths[c / TD_COUNT(ref_formats)];
+    const ref_format *f = &ref_formats[c % TD_COUNT(ref_formats)];
+    if (td_dtype_bits(f->dtype) < 8) continue;
+    if (!check_axpy_weights_of(fn, f, cols, 2, 48, w)) return false;
+    if (!check_axpy_weights_of(fn, f, cols, 3, 384, w)) return false;
+    if (!check_axpy_weights_of(fn, f, cols, 1, cols, w)) return false;
+  }
+  return true;
+}
+
 #define FAMILY_TEST(family, check)                                                                 \
   static void test_##family(void **state) {                                                        \
     (void)state;                                                                                   \
@@ -214,6 +263,7 @@ static bool check_decode(void (*fn)(void), const void *arg, why *w) {
 FAMILY_TEST(rmsnorm_row, check_rmsnorm)
 FAMILY_TEST(swiglu_row, check_swiglu)
 FAMILY_TEST(axpy, check_axpy)
+FAMILY_TEST(axpy_weights, check_axpy_weights)
 FAMILY_TEST(f32_from_f16, check_from_half)
 FAMILY_TEST(f16_from_f32, check_to_half)
 FAMILY_TEST(decode_row, check_decode)
@@ -252,13 +302,10 @@ static void test_broken_kernels_are_caught(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rmsnorm_row),
-      cmocka_unit_test(test_swiglu_row),
-      cmocka_unit_test(test_axpy),
-      cmocka_unit_test(test_f32_from_f16),
-      cmocka_unit_test(test_f16_from_f32),
-      cmocka_unit_test(test_decode_row),
-      cmocka_unit_test(test_broken_kernels_are_caught),
+      cmocka_unit_test(test_rmsnorm_row),  cmocka_unit_test(test_swiglu_row),
+      cmocka_unit_test(test_axpy),         cmocka_unit_test(test_axpy_weights),
+      cmocka_unit_test(test_f32_from_f16), cmocka_unit_test(test_f16_from_f32),
+      cmocka_unit_test(test_decode_row),   cmocka_unit_test(test_broken_kernels_are_caught),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,10 +52,8 @@ void decode_row__scalar(const td_decode_row_args *a) {
     decode_row4(a);
     return;
   }
-  for (uint32_t c = 0; c < w->cols; c++) {
-    float scale = w->scale ? scale_at(w, a->row, c / w->scale_cols) : 1;
-    a->out[c] = code_at(w, a->row, c) * scale;
-  }
+  for (uint32_t c = 0; c < w->cols; c++)
+    a->out[c] = weight_at(w, a->row, c);
 }
 
 void rmsnorm_row__scalar(const td_norm_row_args *a) {
@@ -78,6 +76,13 @@ void axpy__scalar(const td_axpy_args *a) {
   for (uint32_t j = 0; j < a->n_rows; j++) {
     for (size_t i = 0; i < a->n; i++)
       a->y[i] += a->a[j] * a->x[j * a->ldx + i];
+  }
+}
+
+void axpy_weights__scalar(const td_axpy_weights_args *a) {
+  for (uint32_t j = 0; j < a->n_rows; j++) {
+    for (uint32_t c = 0; c < a->w->cols; c++)
+      a->y[c] += a->a[j] * weight_at(a->w, a->row + j, c);
   }
 }
 

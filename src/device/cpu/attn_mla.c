@@ -8,7 +8,7 @@
 
 enum {
   EXPANDED_QUERIES = 512, // about 170 make the expansion of a block worth its while
-  KEY_ROWS = 16           // decoded at once: they stay in L1 while all tokens use them
+  KEY_ROWS = 16           // at once: decoded, they stay in L1 while all tokens use them
 };
 
 typedef struct {
@@ -34,7 +34,8 @@ static void fetch_row(const td_weight *w, uint32_t row) {
     __builtin_prefetch(at, 0, 2);
 }
 
-// Queries of one head through its key rows, each decoded once for all tokens. Rows are fetched
+// Queries of one head through its key rows, each decoded once for all tokens, of one token in
+// registers. Rows are fetched
 // KEY_ROWS ahead of their use; behind the last ones come the head's value rows, needed soon.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
@@ -52,6 +53,15 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   }
   for (uint32_t d = 0, n; d < a->nope_dim; d += n) {
     n = a->nope_dim - d < KEY_ROWS ? a->nope_dim - d : KEY_ROWS;
+    if (n_tokens == 1 && td_dtype_bits(a->kv_b->dtype) >= 8) {
+      td_kernels()->axpy_weights(
+          &(td_axpy_weights_args){.w = a->kv_b,
+                                  .y = run->query + head * run->entry_dim,
+                                  .a = (const float *)a->q + head * q_dim + d,
+                                  .row = row0 + d,
+                                  .n_rows = n});
+      continue;
+    }
     for (uint32_t i = 0; i < n; i++) {
       if (row0 + d + i + KEY_ROWS < a->kv_b->rows) fetch_row(a->kv_b, row0 + d + i + KEY_ROWS);
       td_kernels()->decode_row(&(td_decode_row_args){
