@@ -9,7 +9,9 @@
 
 #include "unit/kernel_test.h"
 
-enum { COLS = 150 };
+enum { MAX_COLS = 256 };
+
+static const uint32_t widths[] = {150, 256}; // of rows
 
 static void run(void (*fn)(void), const td_weight *w, const float *x, float *y) {
   multiply(fn, w, x, y, 1);
@@ -21,13 +23,14 @@ static bool same(float got, double want) {
 
 // Row r has code r at one place, and what is worth zero elsewhere.
 static bool check_place(void (*fn)(void), ref_weight *m, uint32_t place, why *w) {
-  float x[COLS], y[16];
+  const uint32_t cols = m->w.cols;
+  float x[MAX_COLS], y[16];
   // The float zeros have either sign.
   int zero = m->w.dtype == TD_I4 ? ref_zero(&m->w, 0, 0) : (int)(place % 2 * 8);
   memset(m->data.data, zero * 0x11, td_weight_data_bytes(&m->w));
   for (uint32_t r = 0; r < 16; r++)
     ref_set_nibble(m->data.data, ref_index4(&m->w, r, place), r);
-  for (uint32_t c = 0; c < COLS; c++)
+  for (uint32_t c = 0; c < cols; c++)
     x[c] = 1;
   run(fn, &m->w, x, y);
   for (uint32_t r = 0; r < 16; r++) {
@@ -39,19 +42,22 @@ static bool check_place(void (*fn)(void), ref_weight *m, uint32_t place, why *w)
   return true;
 }
 
-static bool check_codes(void (*fn)(void), const void *arg, why *w) {
-  const ref_format *f = arg;
+static bool check_codes_of(void (*fn)(void), const ref_format *f, uint32_t cols, why *w) {
   uint64_t rng = 7;
-  ref_weight m = ref_make_format(&rng, f, 16, COLS, 1, 32);
+  ref_weight m = ref_make_format(&rng, f, 16, cols, 1, 32);
   bool ok = true;
   for (uint32_t zero = 0; ok && zero < (f->zeros ? 16 : 1); zero++) {
     for (size_t i = 0; i < td_weight_zero_bytes(&m.w) / sizeof(uint32_t); i++)
       ((uint32_t *)m.zero.data)[i] = zero * 0x11111111 - f->zero_add;
-    for (uint32_t place = 0; ok && place < COLS; place++)
+    for (uint32_t place = 0; ok && place < cols; place++)
       ok = check_place(fn, &m, place, w);
   }
   ref_free_weight(&m);
   return ok;
+}
+
+static bool check_codes(void (*fn)(void), const void *arg, why *w) {
+  return check_codes_of(fn, arg, widths[0], w) && check_codes_of(fn, arg, widths[1], w);
 }
 
 static void test_every_code_and_zero_point(void **state) {
@@ -62,26 +68,35 @@ static void test_every_code_and_zero_point(void **state) {
   }
 }
 
-// A row for each of the 256 scales.
-static bool check_scales(void (*fn)(void), const void *arg, why *w) {
-  const ref_format *f = arg;
+// A row for each of the 256 scales; the first and the last are special, and not in one call.
+static bool check_scales_of(void (*fn)(void), const ref_format *f, uint32_t cols, why *w) {
   uint64_t rng = 8;
-  float x[COLS], y[256];
+  float x[MAX_COLS], y[256];
   bool ok = true;
   for (uint32_t group = 16; ok && group <= 64; group *= 2) {
-    ref_weight m = ref_make_format(&rng, f, 256, COLS, 1, group);
+    ref_weight m = ref_make_format(&rng, f, 256, cols, 1, group);
     size_t groups = td_weight_groups(&m.w);
     for (uint32_t code = 1; ok && code < 16; code += code == 7 ? 2 : 1) {
-      uint32_t place = ref_below(&rng, COLS);
+      uint32_t place = ref_below(&rng, cols);
       memset(m.data.data, 0, td_weight_data_bytes(&m.w));
       for (uint32_t r = 0; r < 256; r++) {
         memset((uint8_t *)m.scale.data + r * groups, 1, groups);
         ((uint8_t *)m.scale.data)[r * groups + place / group] = (uint8_t)r;
         ref_set_nibble(m.data.data, ref_index4(&m.w, r, place), code);
       }
-      for (uint32_t c = 0; c < COLS; c++)
+      for (uint32_t c = 0; c < cols; c++)
         x[c] = 1;
-      run(fn, &m.w, x, y);
+      for (uint32_t r = 0; r < 256; r += 128) {
+        ((td_linear_fn)fn)(&(td_linear_args){.w = &m.w,
+                                             .x = x,
+                                             .y = y,
+                                             .ldx = cols,
+                                             .ldy = 256,
+                                             .n_tokens = 1,
+                                             .row_begin = r,
+                                             .row_end = r + 128,
+                                             .prompt = as_prompt});
+      }
       for (uint32_t r = 0; ok && r < 256; r++) {
         double want = ref_at(&m.w, r, place);
         if (!same(y[r], want)) {
@@ -95,6 +110,10 @@ static bool check_scales(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
+static bool check_scales(void (*fn)(void), const void *arg, why *w) {
+  return check_scales_of(fn, arg, widths[0], w) && check_scales_of(fn, arg, widths[1], w);
+}
+
 static void test_every_scale(void **state) {
   (void)state;
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
@@ -105,15 +124,15 @@ static void test_every_scale(void **state) {
 }
 
 // A scale that is NaN makes its row NaN in every path, and only its row.
-static bool check_nan_scale(void (*fn)(void), const void *arg, why *w) {
+static bool check_nan_scale_of(void (*fn)(void), const ref_format *f, uint32_t cols, why *w) {
   enum { ROWS = 20, BAD = 13 };
   uint64_t rng = 3;
-  ref_weight m = ref_make_format(&rng, arg, ROWS, COLS, 1, 32);
+  ref_weight m = ref_make_format(&rng, f, ROWS, cols, 1, 32);
   size_t groups = td_weight_groups(&m.w);
   ((uint8_t *)m.scale.data)[BAD * groups + groups - 1] = 0xff;
   bool ok = true;
   for (uint32_t n = 1; ok && n <= 9; n++) {
-    float x[9 * COLS] = {0}, y[9 * ROWS];
+    float x[9 * MAX_COLS] = {0}, y[9 * ROWS];
     multiply(fn, &m.w, x, y, n);
     for (uint32_t i = 0; ok && i < n * ROWS; i++) {
       if (i % ROWS == BAD ? !isnan(y[i]) : y[i] != 0) {
@@ -123,6 +142,10 @@ static bool check_nan_scale(void (*fn)(void), const void *arg, why *w) {
   }
   ref_free_weight(&m);
   return ok;
+}
+
+static bool check_nan_scale(void (*fn)(void), const void *arg, why *w) {
+  return check_nan_scale_of(fn, arg, widths[0], w) && check_nan_scale_of(fn, arg, widths[1], w);
 }
 
 static void test_nan_scales_make_the_row_nan(void **state) {

@@ -234,7 +234,8 @@ static void test_batch_invariance(void **state) {
   (void)state;
   static const shape shapes[] = {{0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230},
                                  {0, 37, 100, 16, 9, 130},   {0, 139, 328, 1, 32, 37},
-                                 {0, 20, 272, 1, 16, 70},    {0, 24, 1280, 1, 128, 130}};
+                                 {0, 20, 272, 1, 16, 70},    {0, 24, 1280, 1, 128, 130},
+                                 {0, 29, 640, 1, 32, 20}};
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
       shape s = shapes[i];
@@ -270,19 +271,21 @@ static void test_windows_and_strips(void **state) {
 // 4-bit codes times tokens of any size: 2^-140 to 2^80, nothing but zeros, one value that is not
 // finite.
 static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
-  enum { ROWS = 21, COLS = 600, TOKENS = 19, ZEROS = 16, INF, NOT };
+  enum { ROWS = 21, TOKENS = 19, ZEROS = 16, INF, NOT };
+  const shape *s = arg;
+  const uint32_t cols = s->cols;
   uint64_t rng = 11;
-  ref_weight m = ref_make_format(&rng, arg, ROWS, COLS, 1, 32);
-  float *x = ref_floats(&rng, TOKENS * COLS), y[TOKENS * ROWS], one[ROWS];
-  for (int i = 0; i < ZEROS * COLS; i++)
-    x[i] = ldexpf(x[i], i / COLS * 220 / 15 - 140);
-  memset(x + ZEROS * COLS, 0, COLS * sizeof *x);
-  x[INF * COLS + 599] = INFINITY;
-  x[NOT * COLS] = NAN;
+  ref_weight m = ref_make_format(&rng, s->format, ROWS, cols, 1, s->scale_cols);
+  float *x = ref_floats(&rng, TOKENS * cols), y[TOKENS * ROWS], one[ROWS];
+  for (uint32_t i = 0; i < ZEROS * cols; i++)
+    x[i] = ldexpf(x[i], (int)(i / cols) * 220 / 15 - 140);
+  memset(x + ZEROS * cols, 0, cols * sizeof *x);
+  x[INF * cols + cols - 1] = INFINITY;
+  x[NOT * cols] = NAN;
   td_linear_args a = {.w = &m.w,
                       .x = x,
                       .y = y,
-                      .ldx = COLS,
+                      .ldx = cols,
                       .ldy = ROWS,
                       .n_tokens = TOKENS,
                       .row_end = ROWS,
@@ -294,7 +297,7 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
   }
   a.n_tokens = 1;
   a.y = one;
-  for (int t = 0; ok && t < NOT; t++, a.x += COLS) {
+  for (int t = 0; ok && t < NOT; t++, a.x += cols) {
     ((td_linear_fn)fn)(&a);
     if (memcmp(one, y + t * ROWS, sizeof one)) ok = KERNEL_FAIL(w, "token %d alone differs", t);
   }
@@ -323,7 +326,11 @@ static void test_activations_of_any_size(void **state) {
     if (ref_formats[f].layout != TD_LAYOUT_ROWS) continue;
     for_versions(ref_formats[f].family, check_small_ones, &ref_formats[f]);
     if (td_dtype_bits(ref_formats[f].dtype) == 4) {
-      for_versions(ref_formats[f].family, check_ranges, &ref_formats[f]);
+      static const uint32_t widths[][2] = {{600, 32}, {640, 32}, {640, 128}}; // and groups
+      for (size_t i = 0; i < TD_COUNT(widths); i++) {
+        shape s = {.format = &ref_formats[f], .cols = widths[i][0], .scale_cols = widths[i][1]};
+        for_versions(s.format->family, check_ranges, &s);
+      }
     }
   }
 }
