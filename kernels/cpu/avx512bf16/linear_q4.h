@@ -61,19 +61,22 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   }
 }
 
-// ---- one token of an answer -------------------------------------------------------------------
-// The same additions as of several, without what those are kept in: scales come from where they are
+// ---- one or two tokens of answers -------------------------------------------------------------
+// The same additions as of more, without what those are kept in: scales come from where they are
 // stored, sums are registers. One loop takes every row: the processor's prefetch knows a stream by
 // the instruction that loads it, and four copies of the loop read a tenth slower.
 
-enum { CODES_AHEAD = 4096, SCALES_AHEAD = 1024 }; // bytes, into L1
+enum {
+  FEWEST = 2,         // tokens; three's multiplications alone are slower than memory
+  CODES_AHEAD = 4096, // bytes, into L1
+  SCALES_AHEAD = 1024
+};
 
 // How a block's scales are stored, of those that have a way here.
 typedef enum { ONE_BF16, FOUR_BF16, FOUR_E8M0, OTHER } stored_scales;
 
 static stored_scales stored_as(const td_weight *w) {
   const bool is_bf16 = w->scale_dtype == TD_BF16;
-  if (w->cols % BLOCK || w->cols > X_COLS) return OTHER;
   if (is_bf16 && w->scale_cols == BLOCK) return ONE_BF16;
   if (w->scale_cols != BLOCK / 4) return OTHER;
   return is_bf16 ? FOUR_BF16 : w->scale_dtype == TD_F8E8M0 ? FOUR_E8M0 : OTHER;
@@ -114,68 +117,100 @@ static bool has_extreme_e8m0(const uint8_t *p, size_t n) {
   return found != 0;
 }
 
-// The lanes of a row's sum.
-TD_INLINE vf dot_row(const stored_scales stored, const uint8_t *codes, const char *scales,
-                     uint32_t n_blocks, const packed *x) {
+// The lanes of a row's sums with T tokens; x [block][STEPS][T][PL].
+TD_INLINE void dot_row(const stored_scales stored, const int T, const uint8_t *codes,
+                       const char *scales, uint32_t n_blocks, const packed *x, vf *sums) {
   const size_t step = stored == ONE_BF16 ? 2 : stored == FOUR_BF16 ? 8 : 4;
   const vi table = q4_table();
-  vf total = vf_zero();
-  for (uint32_t b = 0; b < n_blocks; b++, x += BLOCK) {
+  vf total[FEWEST];
+  TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_zero();
+  for (uint32_t b = 0; b < n_blocks; b++, x += T * BLOCK) {
     const vi words = vi_load(codes + b * sizeof(vi));
-    vf sum = vf_zero();
+    vf sum[FEWEST];
+    TD_UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
     __builtin_prefetch((const void *)((uintptr_t)codes + b * sizeof(vi) + CODES_AHEAD));
     TD_UNROLL for (int i = 0; i < STEPS; i++) {
-      const vi codes_i = i ? _mm512_srli_epi16(words, 4 * i) : words;
-      sum = pv_fma(pv_of(_mm512_permutexvar_epi16(codes_i, table)), pv_load(x + i * PL), sum);
+      const vi at_i = i ? _mm512_srli_epi16(words, 4 * i) : words;
+      const pv w = pv_of(_mm512_permutexvar_epi16(at_i, table));
+      TD_UNROLL for (int t = 0; t < T; t++)
+          sum[t] = pv_fma(w, pv_load(x + (i * T + t) * PL), sum[t]);
     }
-    total = vf_fma(sum, block_scale(stored, scales + b * step), total);
+    const vf scale = block_scale(stored, scales + b * step);
+    TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_fma(sum[t], scale, total[t]);
   }
-  return total;
+  TD_UNROLL for (int t = 0; t < T; t++) sums[t] = total[t];
 }
 
-TD_INLINE void dot_one(const stored_scales stored, const td_linear_args *a, const packed *x) {
+TD_INLINE void dot_fewest(const stored_scales stored, const int T, const td_linear_args *a,
+                          const packed *x) {
   const td_weight *w = a->w;
   const size_t row_bytes = w->cols / 2, n_scales = td_weight_groups(w);
   const size_t scale_bytes = n_scales * td_dtype_bytes(w->scale_dtype);
   const uint8_t *codes = (const uint8_t *)w->data + a->row_begin * row_bytes;
   const char *scales = (const char *)w->scale + a->row_begin * scale_bytes;
   const uint32_t n_rows = a->row_end - a->row_begin;
-  float *y = a->y + a->row_begin - a->y_row0;
   for (uint32_t row = 0; row < n_rows; row += 4) {
-    vf total[4];
-    float sum[4];
+    vf of[4][FEWEST];
     _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i++) {
       const uint32_t r = row + i < n_rows ? row + i : n_rows - 1;
       for (size_t at = 0; at < scale_bytes; at += 64)
         __builtin_prefetch((const void *)((uintptr_t)scales + r * scale_bytes + SCALES_AHEAD + at));
-      total[i] = dot_row(stored, codes + r * row_bytes, scales + r * scale_bytes, w->cols / BLOCK,
-                         x);
+      dot_row(stored, T, codes + r * row_bytes, scales + r * scale_bytes, w->cols / BLOCK, x,
+              of[i]);
     }
-    vf_sum4(total[0], total[1], total[2], total[3], sum);
-    for (uint32_t i = 0; i < 4 && row + i < n_rows; i++)
-      y[row + i] = finish(w, a->row_begin + row + i, false, sum[i]);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      float sum[4], *y = a->y + (size_t)t * a->ldy + a->row_begin - a->y_row0;
+      vf_sum4(of[0][t], of[1][t], of[2][t], of[3][t], sum);
+      for (uint32_t i = 0; i < 4 && row + i < n_rows; i++)
+        y[row + i] = finish(w, a->row_begin + row + i, false, sum[i]);
+    }
   }
 }
 
-static void linear_one(const td_linear_args *a) {
-  const td_weight *w = a->w;
-  const size_t n_scales = td_weight_groups(w);
-  const stored_scales stored = stored_as(w);
-  if (stored == OTHER ||
-      (stored == FOUR_E8M0 && has_extreme_e8m0((const uint8_t *)w->scale + a->row_begin * n_scales,
-                                               (a->row_end - a->row_begin) * n_scales))) {
-    linear_few(a);
-    return;
-  }
+#define FEWEST_OF(T)                                                                               \
+  case T:                                                                                          \
+    switch (stored) {                                                                              \
+    case ONE_BF16: dot_fewest(ONE_BF16, T, a, x); break;                                           \
+    case FOUR_BF16: dot_fewest(FOUR_BF16, T, a, x); break;                                         \
+    default: dot_fewest(FOUR_E8M0, T, a, x); break;                                                \
+    }                                                                                              \
+    break;
+
+static void linear_fewest(const td_linear_args *a, stored_scales stored) {
+  const uint32_t n = a->n_tokens;
   _Alignas(64) packed x[X_COLS];
-  x_range range = empty_range();
-  order_x(a->x + (a->x_rows ? a->x_rows[0] : 0) * a->ldx, w->cols, x, PL, &range);
-  switch (stored) {
-  case ONE_BF16: dot_one(ONE_BF16, a, x); break;
-  case FOUR_BF16: dot_one(FOUR_BF16, a, x); break;
-  default: dot_one(FOUR_E8M0, a, x); break;
+  x_range range[FEWEST];
+  for (uint32_t t = 0; t < n; t++) {
+    range[t] = empty_range();
+    order_x(a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx, a->w->cols, x + t * PL, n * PL,
+            &range[t]);
   }
-  end_token(a, 0, range);
+  switch (n) {
+    FEWEST_OF(1)
+    FEWEST_OF(2)
+  }
+  for (uint32_t t = 0; t < n; t++)
+    end_token(a, t, range[t]);
+}
+_Static_assert(FEWEST == 2, "a case for every number of tokens");
+
+// OTHER: it is one for linear_few.
+static stored_scales fewest_fit(const td_linear_args *a) {
+  const td_weight *w = a->w;
+  const size_t n_scales = td_weight_groups(w), n_rows = a->row_end - a->row_begin;
+  if (a->n_tokens > FEWEST || w->cols % BLOCK || w->cols > X_COLS / a->n_tokens) return OTHER;
+  const stored_scales stored = stored_as(w);
+  const uint8_t *scales = (const uint8_t *)w->scale + a->row_begin * n_scales;
+  return stored == FOUR_E8M0 && has_extreme_e8m0(scales, n_rows * n_scales) ? OTHER : stored;
+}
+
+static void linear_answers(const td_linear_args *a) {
+  const stored_scales stored = fewest_fit(a);
+  if (stored == OTHER) {
+    linear_few(a);
+  } else {
+    linear_fewest(a, stored);
+  }
 }
 
 static inline void linear_q4(const td_linear_args *a) {
@@ -184,11 +219,7 @@ static inline void linear_q4(const td_linear_args *a) {
     linear_prompt(a);
     return;
   }
-  if (a->n_tokens == 1) {
-    linear_one(a);
-  } else {
-    in_parts(a, MAX_TOKENS, linear_few);
-  }
+  in_parts(a, MAX_TOKENS, linear_answers);
 }
 
 #endif
