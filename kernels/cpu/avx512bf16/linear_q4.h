@@ -68,7 +68,7 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
 
 enum {
   FEWEST = 2,         // tokens; three's multiplications alone are slower than memory
-  CODES_AHEAD = 4096, // bytes, into L1
+  CODES_AHEAD = 6144, // bytes, into L1
   SCALES_AHEAD = 1024
 };
 
