@@ -2,9 +2,9 @@
 and no client sees more of it than a pause."""
 
 import concurrent.futures
-import contextlib
 import os
 import random
+import threading
 
 import httpx
 from serving import Server, wait_until
@@ -53,21 +53,36 @@ def test_streams_in_a_pool_for_two(tandem_bin, tiny_model):
     server.close()
 
 
+def keep_asking(url, body, stop):
+    while not stop.is_set():
+        with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as reply:
+            for _ in reply.iter_raw():
+                if stop.is_set():
+                    break
+
+
 def test_one_key_does_not_keep_every_place(tandem_bin, tiny_model):
     server = Server(tandem_bin, tiny_model, "--max-batch", "2", "--ctx-size", "4096")
     url = server.url + "/v1/completions"
     endless = {"prompt": [5], "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with contextlib.ExitStack() as streams:
-        for _ in range(3):
-            stream = httpx.stream("POST", url, json=endless, timeout=60, trust_env=False)
-            streams.enter_context(stream)
-        wait_until(lambda: metric(server, "num_requests_running") == 2)
-        body = {"prompt": [6, 7, 8], "max_tokens": 5, "temperature": 0}
-        headers = {"Authorization": "Bearer another"}
-        reply = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
-        assert reply.status_code == 200
-        assert metric(server, "num_preemptions_total") == 1
-        wait_until(lambda: metric(server, "num_requests_running") == 2)
-        assert metric(server, "num_requests_waiting") == 1
+    is_full = lambda: metric(server, "num_requests_running") == 2 and metric(server, "num_requests_waiting") == 1
+    stop = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(keep_asking, url, endless, stop) for _ in range(3)]
+        try:
+            body = {"prompt": [6, 7, 8], "max_tokens": 5, "temperature": 0}
+            headers = {"Authorization": "Bearer another"}
+            for _ in range(20):  # until no answer ends just then and leaves its place
+                wait_until(is_full)
+                reply = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+                assert reply.status_code == 200
+                if metric(server, "num_preemptions_total") > 0:
+                    break
+            assert metric(server, "num_preemptions_total") > 0
+            wait_until(is_full)
+        finally:
+            stop.set()
+        for one in asking:
+            one.result()
     wait_until(lambda: metric(server, "num_requests_running") == 0)
     server.close()
