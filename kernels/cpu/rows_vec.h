@@ -209,7 +209,7 @@ typedef struct {
 
 static scale_walk scales_of(const td_weight *w, uint32_t row, uint32_t c) {
   static const float one = 1;
-  if (!w->scale) return (scale_walk){.at = &one};
+  if (!w->scale) return (scale_walk){.at = &one, .left = UINT32_MAX};
   return (scale_walk){.at = row_scales(w, row) + c / w->scale_cols,
                       .step = td_weight_groups(w),
                       .left = w->scale_rows - row % w->scale_rows,

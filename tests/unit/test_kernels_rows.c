@@ -293,6 +293,35 @@ static void broken_rmsnorm(const td_norm_row_args *a) {
   }
 }
 
+// One token's way is that of several, to the last bit, with each set of kernels.
+static void test_axpy_weights_is_decode_and_axpy(void **state) {
+  (void)state;
+  enum { ROWS = 16, COLS = 600 };
+  static float rows[ROWS * COLS], want[COLS], got[COLS];
+  uint64_t rng = 9;
+  float *factors = ref_floats(&rng, ROWS), *y = ref_floats(&rng, COLS);
+  for (const char *const *isa = td_kernels_isas(); *isa; isa++) {
+    if (td_kernels_init(*isa) != TD_KERNELS_OK) continue;
+    for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
+      if (td_dtype_bits(ref_formats[f].dtype) < 8) continue;
+      ref_weight m = ref_make_format(&rng, &ref_formats[f], ROWS, COLS, 4, 256);
+      for (uint32_t r = 0; r < ROWS; r++)
+        td_kernels()->decode_row(
+            &(td_decode_row_args){.w = &m.w, .out = rows + r * COLS, .row = r});
+      memcpy(want, y, sizeof want);
+      memcpy(got, y, sizeof got);
+      td_kernels()->axpy(&(td_axpy_args){
+          .y = want, .x = rows, .a = factors, .n = COLS, .ldx = COLS, .n_rows = ROWS});
+      td_kernels()->axpy_weights(
+          &(td_axpy_weights_args){.w = &m.w, .y = got, .a = factors, .n_rows = ROWS});
+      if (memcmp(want, got, sizeof got)) fail_msg("%s, %s", *isa, ref_formats[f].family);
+      ref_free_weight(&m);
+    }
+  }
+  free(factors);
+  free(y);
+}
+
 static void test_broken_kernels_are_caught(void **state) {
   (void)state;
   why w;
@@ -302,10 +331,15 @@ static void test_broken_kernels_are_caught(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rmsnorm_row),  cmocka_unit_test(test_swiglu_row),
-      cmocka_unit_test(test_axpy),         cmocka_unit_test(test_axpy_weights),
-      cmocka_unit_test(test_f32_from_f16), cmocka_unit_test(test_f16_from_f32),
-      cmocka_unit_test(test_decode_row),   cmocka_unit_test(test_broken_kernels_are_caught),
+      cmocka_unit_test(test_rmsnorm_row),
+      cmocka_unit_test(test_swiglu_row),
+      cmocka_unit_test(test_axpy),
+      cmocka_unit_test(test_axpy_weights),
+      cmocka_unit_test(test_axpy_weights_is_decode_and_axpy),
+      cmocka_unit_test(test_f32_from_f16),
+      cmocka_unit_test(test_f16_from_f32),
+      cmocka_unit_test(test_decode_row),
+      cmocka_unit_test(test_broken_kernels_are_caught),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

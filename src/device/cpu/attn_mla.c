@@ -35,8 +35,8 @@ static void fetch_row(const td_weight *w, uint32_t row) {
 }
 
 // Queries of one head through its key rows, each decoded once for all tokens, of one token in
-// registers. Rows are fetched
-// KEY_ROWS ahead of their use; behind the last ones come the head's value rows, needed soon.
+// registers. Rows are fetched KEY_ROWS ahead of their use; behind the last ones come the head's
+// value rows, needed soon.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
