@@ -150,13 +150,16 @@ td_linear_fn td_kernels_linear_exact(const td_weight *w) {
 
 // The activations of many tokens are read and prepared by every call, longer than 4-bit weights
 // are, and the longest where they are rounded to 8 bits; those of few, too, where columns are
-// stored one by one. A prompt's in BF16 are multiplied with more rows at a time.
+// stored one by one. A prompt's in BF16 are multiplied with more rows at a time, and so they are
+// with AVX2, 24 at once.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   const bool in_bf16 = table_features & TD_ISA_AVX512_BF16 &&
                        table.activations != TD_ACTIVATIONS_F32;
   if ((rounds_x(w) || in_bf16) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
+  const bool in_avx2 = table_features & TD_ISA_AVX2 && !(table_features & TD_ISA_AVX512);
+  if (in_avx2 && n_tokens >= MANY_TOKENS) return 480;
   return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 

@@ -7,13 +7,20 @@
 //   codes, load_codes, load_codes_n    such a group of one row (n < GROUP of it, and zeros)
 //   plain         whether vector_of gives the weights of some groups; else any_vector_of does, and
 //                 has_nan tells whether some are NaN although it does not show it
+//   SHARED        if vector_of gives any codes' weights, but for NaN: so many vectors of a row are
+//                 made one after the other, for they share work; with watched, watch and
+//                 watched_nan, which tell afterwards whether codes of some rows are NaN
 //   ORDER_X       if columns of a group are not in order: puts a group of x as vector_of has them
+//   X_UP          if weights are decoded so far down that x must make up for it: a power of two
+//                 times which it is packed, and what is left of DOWN is for the result; then also
+//                 X_FITS_FROM, X_FITS_TO for its range, and natural_of and NATURAL_DOWN, which take
+//                 the place of any_vector_of and DOWN where x is used as it is
 //
 // Every (row, token) pair has one accumulator of VL lanes, to which the vectors of a row go in
 // turn. All paths keep to that, so they agree to the last bit:
-//   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
-//                   eight tokens
-//   more            gemm_vec.h, each weight decoded once for a block of tokens
+//   up to FEW_TOKENS  a few rows at a time, straight from memory, each weight decoded once for
+//                     eight tokens
+//   more              gemm_vec.h, each weight decoded once for a block of tokens
 // A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
 // of rows, x is multiplied by it, once for the band: one rounding a product, as small as that of
 // its addition. That goes wrong where the product leaves the range of FP32, so a token which has
@@ -30,6 +37,13 @@
 #ifndef ORDER_X
 #define ORDER_X (void)
 #endif
+#ifndef X_UP
+#define X_UP         1.0f
+#define X_FITS_FROM  X_LEAST
+#define X_FITS_TO    X_MOST
+#define NATURAL_DOWN DOWN
+#define natural_of   any_vector_of
+#endif
 
 enum {
   VECTORS = GROUP / VL,
@@ -37,10 +51,9 @@ enum {
   PANEL_ROWS = 128, // that share packed x
   ROWS_2 = GEMV_ROWS,
   AHEAD_FEW = AHEAD_MORE,
-  MAX_ROWS = 4,      // that share a load of x
-  TILE_TOKENS = 8,   // at most
-  PANEL_TOKENS = 16, // at most
-  X_FLOATS = 8192    // of packed x, in L1
+  MAX_ROWS = 4,     // that share a load of x
+  TILE_TOKENS = 8,  // at most
+  PANEL_TOKENS = 16 // at most
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -72,39 +85,48 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
-// zeros up to a whole group.
+// Columns [k, k + n) of a token, vector i at out + i * step; zeros up to a whole group.
+static void pack_plain_x(const float *x, uint32_t n, size_t step, float *out) {
+  for (uint32_t at = 0; at < n; at += GROUP, out += VECTORS * step) {
+    vf v[VECTORS];
+    TD_UNROLL for (uint32_t j = 0; j < VECTORS; j++) {
+      const uint32_t begin = at + j * VL, left = n < begin ? 0 : n - begin;
+      v[j] = left < VL ? vf_load_n(x + begin, left) : vf_load(x + begin);
+    }
+    ORDER_X(v);
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + (size_t)j * step, v[j]);
+  }
+}
+
+// The same, times scales where there are any.
 static void pack_x(const td_weight *w, const float *scales, const float *x, uint32_t k, uint32_t n,
                    size_t step, float *out, x_range *range) {
-  uint32_t n_vectors = (n + VL - 1) / VL, at = 0;
   if (!scales) {
-    for (; at < n; at += GROUP, out += VECTORS * step) {
-      vf v[VECTORS];
-      TD_UNROLL for (uint32_t j = 0; j < VECTORS; j++) {
-        const float *from = x + k + at + j * VL;
-        uint32_t left = n - at < j * VL ? 0 : n - at - j * VL;
-        v[j] = left < VL ? vf_load_n(from, left) : vf_load(from);
-      }
-      ORDER_X(v);
-      TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + (size_t)j * step, v[j]);
-    }
+    pack_plain_x(x + k, n, step, out);
     return;
   }
   x_range r = *range;
-  scales += k / w->scale_cols;
-  for (uint32_t end = w->scale_cols - k % w->scale_cols; at < n; end += w->scale_cols) {
-    vf scale = vf_set1(*scales++);
-    if (end > n) end = n;
-    for (; at < end; at += VL, out += step) {
-      vf xv = end - at < VL ? vf_load_n(x + k + at, end - at) : vf_load(x + k + at);
-      vf v = vf_mul(xv, scale);
-      r = range_with(r, v, xv);
-      vf_store(out, v);
+  const uint32_t run = w->scale_cols;
+  uint32_t left_of_run = run - k % run;
+  scales += k / run;
+  x += k;
+  for (uint32_t at = 0; at < n; at += GROUP, out += VECTORS * step) {
+    vf v[VECTORS];
+    TD_UNROLL for (uint32_t j = 0; j < VECTORS; j++, left_of_run -= VL) {
+      const uint32_t begin = at + j * VL, left = n < begin ? 0 : n - begin;
+      if (left_of_run == 0) {
+        left_of_run = run;
+        scales += left > 0;
+      }
+      vf xv = left < VL ? vf_load_n(x + begin, left) : vf_load(x + begin);
+      v[j] = vf_mul(xv, vf_set1(*scales));
+      r = range_with(r, v[j], xv);
+      v[j] = vf_mul(v[j], vf_set1(X_UP));
     }
+    ORDER_X(v);
+    TD_UNROLL for (int j = 0; j < VECTORS; j++) vf_store(out + (size_t)j * step, v[j]);
   }
   *range = r;
-  for (; n_vectors % VECTORS > 0; n_vectors++, out += step)
-    vf_store(out, vf_zero());
 }
 
 // Whether a token's do although its range has it that some do not: activations and scales that are
@@ -115,7 +137,7 @@ static bool token_fits(const td_weight *w, const float *scales, const float *x) 
     bool bad = false;
     for (uint32_t i = k; *scales != 0 && i < k + n; i++) {
       const float size = fabsf(*scales * x[i]);
-      bad |= (x[i] != 0) & !((size >= X_LEAST) & (size < X_MOST));
+      bad |= (x[i] != 0) & !((size >= X_FITS_FROM) & (size < X_FITS_TO));
     }
     if (bad) return false;
   }
@@ -133,7 +155,7 @@ static vf run_products(const elem *w, const float *x, uint32_t n, bool *nan) {
     for (uint32_t j = 0; j < VECTORS && k + j * VL < n; j++) {
       uint32_t at = k + j * VL;
       vf xv = n - at < VL ? vf_load_n(x + at, n - at) : vf_load(x + at);
-      acc = vf_fma(any_vector_of(&c, (int)j), xv, acc);
+      acc = vf_fma(natural_of(&c, (int)j), xv, acc);
     }
     *nan |= has_nan(&c);
   }
@@ -152,9 +174,9 @@ static void run_by_run(const td_linear_args *a, uint32_t token) {
       n = run_length(a->w, k, RUN);
       vf acc = run_products(row_data(a->w, row) + k, x + k, n, &nan);
       float scale = scales[k / a->w->scale_cols];
-      bool fits = fabsf(scale) < 0x1p127f / DOWN;
-      if (!fits) acc = vf_mul(acc, vf_set1(DOWN));
-      total = vf_fma(acc, vf_set1(fits ? scale * DOWN : scale), total);
+      bool fits = fabsf(scale) < 0x1p127f / NATURAL_DOWN;
+      if (!fits) acc = vf_mul(acc, vf_set1(NATURAL_DOWN));
+      total = vf_fma(acc, vf_set1(fits ? scale * NATURAL_DOWN : scale), total);
     }
     y[row - a->y_row0] = nan ? NAN : vf_sum(total);
   }
@@ -162,7 +184,7 @@ static void run_by_run(const td_linear_args *a, uint32_t token) {
 
 // Tokens that scaled activations are not for, again.
 static void mend(const td_linear_args *a, const float *scales, uint32_t token, x_range range) {
-  if (!range_within(range, X_LEAST, X_MOST) && !token_fits(a->w, scales, token_x(a, token)))
+  if (!range_within(range, X_FITS_FROM, X_FITS_TO) && !token_fits(a->w, scales, token_x(a, token)))
     run_by_run(a, token);
 }
 
@@ -181,8 +203,37 @@ typedef struct {
 } panel;
 
 // acc [R][T] += the products of a group of each row.
+#ifdef SHARED
 TD_INLINE void add_group(const int R, const int T, const codes *c, const float *x, vf *acc,
-                         bool *nan) {
+                         bool *nan, watched *seen) {
+  (void)nan;
+  TD_UNROLL for (int first = 0; first < VECTORS; first += SHARED) {
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      vf w[SHARED];
+      *seen = watch(*seen, &c[r], first);
+      TD_UNROLL for (int j = 0; j < SHARED; j++) w[j] = vector_of(&c[r], first + j);
+      TD_UNROLL for (int j = 0; j < SHARED; j++) {
+        TD_UNROLL for (int t = 0; t < T; t++) {
+          const vf xv = vf_load(x + ((first + j) * T + t) * VL);
+          acc[r * T + t] = vf_fma(w[j], xv, acc[r * T + t]);
+        }
+      }
+    }
+  }
+}
+#else
+typedef char watched; // nothing
+static watched watch_none(void) {
+  return 0;
+}
+static bool watched_nan(watched seen) {
+  (void)seen;
+  return false;
+}
+
+TD_INLINE void add_group(const int R, const int T, const codes *c, const float *x, vf *acc,
+                         bool *nan, watched *seen) {
+  (void)seen;
   if (__builtin_expect(plain(R, c), 1)) {
     TD_UNROLL for (int j = 0; j < VECTORS; j++) {
       vf w[MAX_ROWS];
@@ -205,12 +256,27 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
     }
   }
 }
+#endif
 
 static bool is_final(const panel *p) {
   return is_sum(p->a->w);
 }
 
 #include "kernels/cpu/panel_vec.h"
+
+_Static_assert((int)FEW_TOKENS <= (int)PANEL_TOKENS, "a panel has room for them");
+
+// Which of some rows has NaN among the panel's columns.
+static void find_nan(panel *p, uint32_t row, uint32_t n_rows) {
+  elem room[GROUP];
+  for (uint32_t r = row; r < row + n_rows; r++) {
+    const elem *w = row_data(p->a->w, p->row0 + r) + p->k;
+    for (uint32_t k = 0; k < p->n; k += GROUP) {
+      codes c = p->n - k < GROUP ? load_codes_n(w + k, p->n - k, room) : load_codes(w + k);
+      p->nan[r] |= has_nan(&c);
+    }
+  }
+}
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
@@ -226,6 +292,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   }
   const float *x = p->x + (size_t)token * p->n_padded;
   fetch in_l2 = {0}, in_l1 = {0};
+  watched seen = watch_none();
   uint32_t k = 0, n = p->n;
   for (; k + GROUP <= n; k += GROUP, x += T * GROUP) {
     if (k >= in_l2.until) in_l2 = fetch_of(p, row, (uint32_t)R, k, p->ahead[0]);
@@ -235,13 +302,14 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
       __builtin_prefetch((const void *)((uintptr_t)(w[r] + k) + in_l1.offset));
       c[r] = load_codes(w[r] + k);
     }
-    add_group(R, T, c, x, acc, p->nan + row);
+    add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
   if (k < n) {
     elem room[MAX_ROWS][GROUP];
     TD_UNROLL for (int r = 0; r < R; r++) c[r] = load_codes_n(w[r] + k, n - k, room[r]);
-    add_group(R, T, c, x, acc, p->nan + row);
+    add_group(R, T, c, x, acc, p->nan + row, &seen);
   }
+  if (watched_nan(seen)) find_nan(p, row, (uint32_t)R);
   if (p->k + n < p->a->w->cols) {
     TD_UNROLL for (int i = 0; i < R * T; i++) {
       p->total[at + (size_t)(i / T) * stride + (size_t)(i % T)] = acc[i];
@@ -338,7 +406,7 @@ static void end_block(const gemm *g) {
 // ---- all ------------------------------------------------------------------------------------
 
 static void linear_band(const td_linear_args *a, const float *scales) {
-  if (a->n_tokens <= PANEL_TOKENS) {
+  if (a->n_tokens <= FEW_TOKENS) {
     linear_few(a, scales);
   } else {
     gemm_all(a, scales);
@@ -349,7 +417,7 @@ static inline void linear_vec(const td_linear_args *a) {
   const td_weight *w = a->w;
   if (a->n_tokens == 0) return;
   if (!HAS_SCALES || scale_is_rows(w)) {
-    linear_band(a, NULL);
+    linear_band(a, X_UP == 1 ? NULL : &(float){1});
     return;
   }
   if (w->scale_cols % VL > 0 || w->scale_rows < MIN_BAND) {

@@ -31,6 +31,11 @@ static inline void multiply(void (*fn)(void), const td_weight *w, const float *x
                                        .prompt = as_prompt});
 }
 
+// Whether a version has another way for prompts.
+static inline bool knows_prompts(const td_kernel_variant *v) {
+  return v->features & TD_ISA_AVX512_BF16 || strcmp(v->isa, "avx2") == 0;
+}
+
 typedef bool (*kernel_check)(void (*fn)(void), const void *arg, why *w);
 
 static inline void for_versions(const char *family, kernel_check check, const void *arg) {
@@ -40,7 +45,7 @@ static inline void for_versions(const char *family, kernel_check check, const vo
     const td_kernel_variant *version = &v[i / 2];
     as_prompt = i % 2;
     if (strcmp(version->family, family) != 0 || !td_kernel_variant_runs(version)) continue;
-    if (as_prompt && !(version->features & TD_ISA_AVX512_BF16)) continue;
+    if (as_prompt && !knows_prompts(version)) continue;
     why w = {""};
     if (!check(version->fn, arg, &w)) {
       fail_msg("%s__%s%s: %s", family, version->isa, as_prompt ? ", a prompt" : "", w.text);

@@ -11,6 +11,19 @@ static inline vf vector_at(const elem *group, int j) {
 #include "kernels/cpu/linear_plain.h"
 #include "kernels/cpu/linear_vec.h"
 
+enum { DWORD_COLS = 2 };
+
+static inline void columns_of(vi dwords, vf out[2]) {
+  out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(dwords, 16));
+  out[1] = _mm256_castsi256_ps(_mm256_and_si256(dwords, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+#include "kernels/cpu/avx2/gemm_prompt.h"
+
 void linear_bf16__avx2(const td_linear_args *args) {
-  linear_vec(args);
+  if (args->prompt) {
+    linear_prompt(args);
+  } else {
+    linear_vec(args);
+  }
 }

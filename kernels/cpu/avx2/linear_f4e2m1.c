@@ -8,8 +8,19 @@
 
 #include "kernels/cpu/gemm_q4.h"
 
+enum { DWORD_COLS = 8 };
+
+static inline void columns_of(vi words, vf out[8]) {
+  for (int i = 0; i < 8; i++)
+    out[i] = fp4_low(_mm256_srli_epi32(words, 4 * i));
+}
+
+#include "kernels/cpu/avx2/gemm_prompt.h"
+
 void linear_f4e2m1__avx2(const td_linear_args *args) {
-  if (q4_fits(args->w)) {
+  if (q4_fits(args->w) && args->prompt) {
+    linear_prompt(args);
+  } else if (q4_fits(args->w)) {
     linear_q4(args);
   } else {
     linear_f4e2m1__scalar(args);

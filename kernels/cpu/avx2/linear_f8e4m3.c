@@ -4,7 +4,7 @@
 #include "kernels/cpu/avx2/vec.h"
 
 typedef uint8_t elem;
-enum { HAS_SCALES = 1, DOWN = 256, GROUP = 64 };
+enum { HAS_SCALES = 1, DOWN = 1 << 20, GROUP = 64 };
 
 typedef struct {
   const elem *at;
@@ -21,42 +21,107 @@ static inline codes load_codes_n(const elem *w, uint32_t n, elem room[GROUP]) {
 }
 
 // The largest magnitude of each byte's place among 32 codes and those before, with the sign set.
-static inline __m256i highest_of(__m256i before, const elem *p) {
-  __m256i bytes = _mm256_loadu_si256((const __m256i *)p);
-  return _mm256_max_epu8(before, _mm256_or_si256(bytes, _mm256_set1_epi8((char)0x80)));
+typedef __m256i watched;
+
+static inline watched watch_none(void) {
+  return _mm256_setzero_si256();
 }
 
-static inline bool is_nan(__m256i highest) {
-  return _mm256_movemask_epi8(_mm256_cmpeq_epi8(highest, _mm256_set1_epi8(-1))) != 0;
+static inline __attribute__((always_inline)) watched watch(watched seen, const codes *c, int j) {
+  __m256i bytes = _mm256_loadu_si256((const __m256i *)(c->at + j / 4 * 32));
+  return _mm256_max_epu8(seen, _mm256_or_si256(bytes, _mm256_set1_epi8((char)0x80)));
 }
 
-static inline __attribute__((always_inline)) bool plain(int n, const codes *c) {
-  __m256i highest = _mm256_setzero_si256();
-  for (int i = 0; i < n; i++)
-    highest = highest_of(highest_of(highest, c[i].at), c[i].at + 32);
-  return !is_nan(highest);
+static inline bool watched_nan(watched seen) {
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, _mm256_set1_epi8(-1))) != 0;
 }
 
 static inline bool has_nan(const codes *c) {
-  return !plain(1, c);
+  return watched_nan(watch(watch(watch_none(), c, 0), c, 4));
 }
 
-// Weights times 2^-8, but NaN comes out as 1.875: the code's bits are an f16's with the exponent
-// eight too low, and F16C conversion takes f16 subnormals as they are. What two vectors share the
-// compiler does only once.
+static inline bool plain(int n, const codes *c) {
+  (void)n;
+  return !has_nan(c);
+}
+
+// Byte j of every lane as its weight times 2^-120, but NaN comes out as 480: the code in the top of
+// a 16-bit place, shifted right by 4 as a signed number, has its sign, exponent and fraction where
+// BF16 has them, and two such places are a lane. Zeros and subnormal numbers are right as they are.
+// What vectors share the compiler does only once.
+static inline __attribute__((always_inline)) vf byte_of(__m256i bytes, int j) {
+  if (j % 2 == 0) bytes = _mm256_slli_epi16(bytes, 8);
+  const __m256i keep = _mm256_set1_epi16((short)0x87f0);
+  const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(bytes, 4), keep);
+  return _mm256_castsi256_ps(j < 2 ? _mm256_slli_epi32(halves, 16)
+                                   : _mm256_and_si256(halves, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+// Vector j has column 4 i + j % 4 of half a group in lane i.
 static inline __attribute__((always_inline)) vf vector_of(const codes *c, int j) {
-  __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(c->at + j / 2 * 16)));
-  half = _mm256_and_si256(_mm256_slli_epi16(half, 7), _mm256_set1_epi16((short)0xbf80));
-  return _mm256_cvtph_ps(j % 2 == 0 ? _mm256_castsi256_si128(half)
-                                    : _mm256_extracti128_si256(half, 1));
+  return byte_of(_mm256_loadu_si256((const __m256i *)(c->at + j / 4 * 32)), j % 4);
 }
 
 static inline vf any_vector_of(const codes *c, int j) {
   return vector_of(c, j);
 }
 
+// Columns 4 i + j of the four vectors of half a group to lane i of vector j.
+static inline void order_half(vf v[4]) {
+  vf a = _mm256_permute2f128_ps(v[0], v[2], 0x20), b = _mm256_permute2f128_ps(v[0], v[2], 0x31);
+  vf c = _mm256_permute2f128_ps(v[1], v[3], 0x20), d = _mm256_permute2f128_ps(v[1], v[3], 0x31);
+  vf ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+  v[0] = _mm256_shuffle_ps(ab, cd, 0x44);
+  v[1] = _mm256_shuffle_ps(ab, cd, 0xee);
+  ab = _mm256_unpackhi_ps(a, b), cd = _mm256_unpackhi_ps(c, d);
+  v[2] = _mm256_shuffle_ps(ab, cd, 0x44);
+  v[3] = _mm256_shuffle_ps(ab, cd, 0xee);
+}
+
+static inline void order_x(vf v[8]) {
+  order_half(v);
+  order_half(v + 4);
+}
+#define ORDER_X order_x
+#define SHARED  4
+
+// Products are normal numbers from here on, and x is one up to there.
+#define X_UP         0x1p100f
+#define X_FITS_FROM  0x1p-97f
+#define X_FITS_TO    0x1p27f
+#define NATURAL_DOWN 256
+
+// Columns in order, times 2^-8; NaN comes out as 1.875. The code's bits are an F16's with the
+// exponent eight too low, and F16C conversion takes subnormal numbers as they are.
+static inline vf natural_of(const codes *c, int j) {
+  __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(c->at + j / 2 * 16)));
+  half = _mm256_and_si256(_mm256_slli_epi16(half, 7), _mm256_set1_epi16((short)0xbf80));
+  return _mm256_cvtph_ps(j % 2 == 0 ? _mm256_castsi256_si128(half)
+                                    : _mm256_extracti128_si256(half, 1));
+}
+
 #include "kernels/cpu/linear_vec.h"
 
+enum { DWORD_COLS = 4 };
+
+static inline void columns_of(vi dwords, vf out[4]) {
+  for (int j = 0; j < 4; j++)
+    out[j] = vf_mul(byte_of(dwords, j), vf_set1(0x1p120f));
+  const vi nan = _mm256_cmpeq_epi8(_mm256_or_si256(dwords, _mm256_set1_epi8((char)0x80)),
+                                   _mm256_set1_epi8(-1));
+  if (__builtin_expect(_mm256_movemask_epi8(nan) == 0, 1)) return;
+  for (int j = 0; j < 4; j++) {
+    vi of_column = _mm256_srai_epi32(_mm256_slli_epi32(nan, 24 - 8 * j), 24);
+    out[j] = _mm256_or_ps(out[j], _mm256_castsi256_ps(of_column));
+  }
+}
+
+#include "kernels/cpu/avx2/gemm_prompt.h"
+
 void linear_f8e4m3__avx2(const td_linear_args *args) {
-  linear_vec(args);
+  if (args->prompt && prompt_fits(args->w)) {
+    linear_prompt(args);
+  } else {
+    linear_vec(args);
+  }
 }

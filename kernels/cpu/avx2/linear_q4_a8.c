@@ -24,21 +24,9 @@ static inline void vi_store(void *p, vi a) {
 static inline __m128i a8_load16(const void *p) {
   return _mm_loadu_si128((const __m128i *)p);
 }
-// Rows i and i + 4, whose words the 4 x 4 transpositions bring to lanes 4 j + i.
-static inline vi a8_two_rows(const uint8_t *const *rows, size_t at, int i) {
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(a8_load16(rows[i] + at)),
-                                 a8_load16(rows[i + 4] + at), 1);
-}
 static inline void a8_words(const uint8_t *const *rows, size_t at, vi words[4]) {
-  vi a = a8_two_rows(rows, at, 0), b = a8_two_rows(rows, at, 1);
-  vi c = a8_two_rows(rows, at, 2), d = a8_two_rows(rows, at, 3);
-  vi ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
-  words[0] = _mm256_unpacklo_epi64(ab, cd);
-  words[1] = _mm256_unpackhi_epi64(ab, cd);
-  ab = _mm256_unpackhi_epi32(a, b);
-  cd = _mm256_unpackhi_epi32(c, d);
-  words[2] = _mm256_unpacklo_epi64(ab, cd);
-  words[3] = _mm256_unpackhi_epi64(ab, cd);
+  vi_turn4(vi_load_two(rows[0] + at, rows[4] + at), vi_load_two(rows[1] + at, rows[5] + at),
+           vi_load_two(rows[2] + at, rows[6] + at), vi_load_two(rows[3] + at, rows[7] + at), words);
 }
 
 static inline vi a8_low(vi words) {

@@ -9,7 +9,7 @@
 #include "kernels/cpu/packed_f32.h"
 
 enum {
-  Q4_GEMV_ROWS = 2,    // rows that share the loads of one token
+  Q4_GEMV_ROWS = 1,    // rows that share the loads of one token
   Q4_BATCH_ROWS = 1,   // rows that share those of two or three tokens
   Q4_BATCH_ROWS_8 = 1, // of up to Q4_TOKENS
   Q4_TOKENS = 8,

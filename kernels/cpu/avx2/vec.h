@@ -15,6 +15,8 @@ enum {
   GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
   BATCH_ROWS = 2,   // of up to four
   BATCH_ROWS_8 = 1, // of up to eight
+  FEW_TOKENS = 8,   // at most, that rows are not decoded into the cache for
+  X_FLOATS = 4096,  // of packed x of few tokens, half of a small L1
   GEMM_ROWS = 2,    // register tile
   GEMM_TOKENS = 6,
 };
@@ -199,6 +201,38 @@ static inline vi vi_spread4(const void *p) {
 // Lane j becomes a[from[j]].
 static inline vf vf_permute(vf a, vi from) {
   return _mm256_permutevar8x32_ps(a, from);
+}
+
+// Dwords j of eight rows of four become vector j: rows i and i + 4 are the halves of vector i.
+static inline void vi_turn4(vi a, vi b, vi c, vi d, vi out[4]) {
+  vi ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
+  out[0] = _mm256_unpacklo_epi64(ab, cd);
+  out[1] = _mm256_unpackhi_epi64(ab, cd);
+  ab = _mm256_unpackhi_epi32(a, b), cd = _mm256_unpackhi_epi32(c, d);
+  out[2] = _mm256_unpacklo_epi64(ab, cd);
+  out[3] = _mm256_unpackhi_epi64(ab, cd);
+}
+// 16 bytes at p and 16 at q.
+static inline vi vi_load_two(const void *p, const void *q) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
+                                 _mm_loadu_si128((const __m128i *)q), 1);
+}
+// 16 bytes of VL rows: vector i has dword i of each.
+static inline void vi_turn(const char *p, size_t apart, vi out[4]) {
+  vi_turn4(vi_load_two(p, p + 4 * apart), vi_load_two(p + apart, p + 5 * apart),
+           vi_load_two(p + 2 * apart, p + 6 * apart), vi_load_two(p + 3 * apart, p + 7 * apart),
+           out);
+}
+
+// out[4 k + t] = number k of vector t.
+static inline void vf_mix4(const float *a, const float *b, const float *c, const float *d,
+                           float *out) {
+  vi of[4];
+  vi_turn4(vi_load(a), vi_load(b), vi_load(c), vi_load(d), of);
+  for (int j = 0; j < 4; j++) {
+    _mm_storeu_ps(out + 4 * j, _mm_castsi128_ps(_mm256_castsi256_si128(of[j])));
+    _mm_storeu_ps(out + 16 + 4 * j, _mm_castsi128_ps(_mm256_extracti128_si256(of[j], 1)));
+  }
 }
 
 // out[i step + j] = in[8 j + i] for j < VL, i < 8.

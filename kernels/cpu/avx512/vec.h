@@ -15,6 +15,8 @@ enum {
   GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
   BATCH_ROWS = 4,   // of up to four
   BATCH_ROWS_8 = 2, // of up to eight
+  FEW_TOKENS = 16,  // at most, that rows are not decoded into the cache for
+  X_FLOATS = 8192,  // of packed x of few tokens, in L1
   GEMM_ROWS = 4,    // register tile
   GEMM_TOKENS = 6,
 };

@@ -29,6 +29,7 @@
 #define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 
 #include "kernels/cpu/numeric.h"
+#include "kernels/cpu/turn.h"
 #include "kernels/cpu/vec_math.h"
 
 enum {
@@ -143,41 +144,6 @@ static void pack_tokens(prompt *g, size_t stride) {
 }
 
 // ---- weights --------------------------------------------------------------------------------
-
-TD_INLINE vi four_rows(const char *p, size_t apart) {
-  vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
-  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 4 * apart)), 1);
-  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 8 * apart)), 2);
-  return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 12 * apart)), 3);
-}
-
-// 16 bytes of 16 rows: vector i has dword i of each row.
-TD_INLINE void turn(const char *p, size_t apart, vi out[4]) {
-  vi a = four_rows(p, apart), b = four_rows(p + apart, apart);
-  vi c = four_rows(p + 2 * apart, apart), d = four_rows(p + 3 * apart, apart);
-  vi ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
-  out[0] = _mm512_unpacklo_epi64(ab, cd);
-  out[1] = _mm512_unpackhi_epi64(ab, cd);
-  ab = _mm512_unpackhi_epi32(a, b), cd = _mm512_unpackhi_epi32(c, d);
-  out[2] = _mm512_unpacklo_epi64(ab, cd);
-  out[3] = _mm512_unpackhi_epi64(ab, cd);
-}
-
-static void turn_copy(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
-  char copy[VL][16] = {0};
-  for (uint32_t r = 0; r < n_rows; r++)
-    memcpy(copy[r], p + r * apart, n_bytes < 16 ? n_bytes : 16);
-  turn(copy[0], 16, out);
-}
-
-// The same of n_rows rows that have n_bytes from there on; zeros for what is missing.
-TD_INLINE void turn_some(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
-  if (n_rows == VL && n_bytes >= 16) {
-    turn(p, apart, out);
-  } else {
-    turn_copy(p, apart, n_rows, n_bytes, out);
-  }
-}
 
 static size_t bytes_before(uint32_t k) {
   return (size_t)k / DWORD_COLS * 4;
@@ -450,7 +416,7 @@ TD_INLINE void add_runs(const int N, const int T, few_walk *at, size_t stride, v
     TD_UNROLL for (int i = 0; i < 4 * N; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
     TD_UNROLL for (int r = 0; r < N; r++) {
       vi dwords[4];
-      turn(at->w + r * bytes, apart, dwords);
+      vi_turn(at->w + r * bytes, apart, dwords);
       TD_UNROLL for (int i = 0; i < 4; i++) {
         add_dword(T, at, dwords[i], x + r * n + i * DWORD_COLS, stride, acc + r * T);
       }
