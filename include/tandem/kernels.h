@@ -163,6 +163,8 @@ const td_kernel_table *td_kernels(void);
 td_linear_fn td_kernels_linear(const td_weight *w);
 // The same that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
+// Whether it is the prompt's way that is quicker for n_tokens of a prompt.
+bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens);
 // Rows that one call of it should have, when n_times as much work as all the rows of the matrix
 // with n_tokens is shared out to n_threads: for speed only.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,

@@ -353,6 +353,17 @@ static void test_streams_share_the_team(void **state) {
   td_dev_close(dev);
 }
 
+// Few tokens of a prompt take the way of answers, where the kernels have two.
+static void test_way_of_prompts(void **state) {
+  (void)state;
+  td_weight w = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
+  assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
+  assert_true(td_kernels_prompt_pays(&w, 1));
+  if (td_kernels_init("avx2") != TD_KERNELS_OK) skip();
+  assert_false(td_kernels_prompt_pays(&w, 16));
+  assert_true(td_kernels_prompt_pays(&w, 64));
+}
+
 // Long calls where there is work for all, shorter ones before anybody waits for others' ends.
 static void test_rows_of_a_call(void **state) {
   (void)state;
@@ -386,6 +397,7 @@ int main(void) {
       cmocka_unit_test(test_a_failed_stream_lets_others_go_on),
       cmocka_unit_test(test_random_graph_equals_serial),
       cmocka_unit_test(test_streams_share_the_team),
+      cmocka_unit_test(test_way_of_prompts),
       cmocka_unit_test(test_rows_of_a_call),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,6 +27,7 @@ typedef struct {
   uint32_t dim, hidden;                 // of the model, of an expert
   uint32_t dim_tile, hidden_tile;       // rows a work item has
   uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
+  uint32_t n_prompt; // of all tokens, those computed in a prompt's way
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
   uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
@@ -47,7 +48,7 @@ static uint32_t expert_of(const td_moe_args *a, size_t pair) {
 // The place of a pass's pair's kind in count.
 static uint32_t kind_of(const moe_run *run, uint32_t pair) {
   const td_moe_args *a = run->a;
-  bool prompt = run->token0 + pair / a->top_k >= a->n_tokens - a->n_prompt;
+  bool prompt = run->token0 + pair / a->top_k >= a->n_tokens - run->n_prompt;
   return 2 * expert_of(a, (size_t)run->token0 * a->top_k + pair) + prompt;
 }
 
@@ -220,6 +221,13 @@ static void cut_rows(moe_run *run, uint32_t e, unsigned n_threads) {
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
 
+// Whether experts have a prompt's way: by what they usually get of one, for how it is cut must not
+// matter.
+static bool takes_prompts(const td_moe_args *a, uint32_t expert) {
+  enum { USUAL_PROMPT = 512 };
+  return td_kernels_prompt_pays(&a->gate[expert], USUAL_PROMPT * a->top_k / a->n_experts);
+}
+
 // Shapes come from the first pair's expert; every expert used must have them.
 static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
   const td_moe_args *a = run->a;
@@ -232,6 +240,7 @@ static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
     uint32_t e = expert_of(a, p);
     TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
     if (p == 0) cut_rows(run, e, n_threads);
+    if (p == 0) run->n_prompt = takes_prompts(a, e) ? a->n_prompt : 0;
     if (p == 0 || e != expert_of(a, p - 1)) {
       td_status status = check_expert(run, e, err);
       if (status != TD_OK) return status;
