@@ -22,6 +22,7 @@ static const struct {
     {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512bf16", TD_ISA_AVX512_BF16, TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
+    {"avx2int16", TD_ISA_AVX2_INT16, TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
     {"scalar", 0, 0},
 };
@@ -49,7 +50,7 @@ static unsigned machine_features(void) {
   unsigned features = 0;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
-    features |= TD_ISA_AVX2;
+    features |= TD_ISA_AVX2 | TD_ISA_AVX2_INT16;
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -97,14 +98,16 @@ static void fill(td_kernel_table *t, unsigned allowed) {
 }
 
 void td_kernels_use_activations(td_activations activations) {
-  const unsigned exact = table_features & ~(unsigned)(TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16);
+  const unsigned rounding = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16 | TD_ISA_AVX2_INT16;
+  const unsigned exact = table_features & ~rounding;
   fill(&table, activations == TD_ACTIVATIONS_F32 ? exact : table_features);
   fill(&exact_table, exact);
   table.activations = activations;
 }
 
 const char *const *td_kernels_isas(void) {
-  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512", "avx2", "scalar", NULL};
+  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512", "avx2int16",
+                                      "avx2",       "scalar",     NULL};
   return names;
 }
 
@@ -152,16 +155,23 @@ static bool in_avx2(void) {
   return table_features & TD_ISA_AVX2 && !(table_features & TD_ISA_AVX512);
 }
 
+// Where 4-bit weights are multiplied in whole numbers: all tokens in the same way, as good for few.
+static bool in_int16(const td_weight *w) {
+  return table_features & TD_ISA_AVX2_INT16 && table.activations != TD_ACTIVATIONS_F32 &&
+         w->layout == TD_LAYOUT_ROWS && td_dtype_bits(w->dtype) == 4;
+}
+
 // With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.
 bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens) {
   enum { ENOUGH = 48 };
-  return !in_avx2() || w->layout != TD_LAYOUT_ROWS || n_tokens >= ENOUGH;
+  if (!in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
+  return !in_int16(w) && n_tokens >= ENOUGH;
 }
 
 // The activations of many tokens are read and prepared by every call, longer than 4-bit weights
 // are, and the longest where they are rounded to 8 bits; those of few, too, where columns are
-// stored one by one. A prompt's in BF16 are multiplied with more rows at a time, and so they are
-// with AVX2, 24 at once.
+// stored one by one, or are rounded to 16 bits. A prompt's in BF16 are multiplied with more rows at
+// a time, and so they are with AVX2, 24 at once.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   const bool in_bf16 = table_features & TD_ISA_AVX512_BF16 &&
@@ -169,6 +179,7 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   if ((rounds_x(w) || in_bf16) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
   if (in_avx2() && n_tokens >= MANY_TOKENS) return 480;
+  if (in_int16(w)) return 256;
   return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 

@@ -21,7 +21,12 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 # Then: at how many of 140 positions a logit may be off by more, where experts of a random model tie so
 # nearly that another is chosen (and at later positions, which look back at that), and how many tokens
 # are sure to be greedy's, for those nearly tie, too.
-ROUNDING = {"avx512fp16": ("avx512_fp16", 1e-2, 2, 64), "avx512bf16": ("avx512_bf16", 2e-2, 28, 16)}
+# In 16 bits a product is off by 3e-5, which the tolerance for none allows.
+ROUNDING = {
+    "avx512fp16": ("avx512_fp16", 1e-2, 2, 64),
+    "avx512bf16": ("avx512_bf16", 2e-2, 28, 16),
+    "avx2int16": ("avx2", TOLERANCE, 0, 64),
+}
 
 # How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides
 # neither the page nor the prompt.

@@ -60,7 +60,18 @@ static inline void for_versions(const char *family, kernel_check check, const vo
 typedef struct {
   double sum, magnitude; // of products
   double largest;        // scale times activation
+  double in_int16;       // what rounding x to 16 bits may cost at 4-bit weights
 } exact_dot;
+
+// Columns of x that have a scale there: the most, of 128 and its halves, that groups are whole
+// multiples of.
+static inline uint32_t ref_x_block(const td_weight *w) {
+  const uint32_t group = w->scale_cols < w->cols ? w->scale_cols : 128;
+  uint32_t block = 128;
+  while (group % block)
+    block /= 2;
+  return block;
+}
 
 static inline exact_dot dot_exactly(const td_weight *w, uint32_t row, const float *x) {
   exact_dot d = {0};
@@ -69,6 +80,15 @@ static inline exact_dot dot_exactly(const td_weight *w, uint32_t row, const floa
     d.sum += product;
     d.magnitude += fabs(product);
     d.largest = fmax(d.largest, fabs(ref_scale(w, row, k) * x[k]));
+  }
+  const uint32_t block = td_dtype_bits(w->dtype) == 4 ? ref_x_block(w) : w->cols;
+  for (uint32_t k = 0; k < w->cols; k += block) {
+    double weights = 0, most = 0;
+    for (uint32_t i = k; i < k + block && i < w->cols; i++) {
+      weights += fabs(ref_at(w, row, i));
+      most = fmax(most, fabs(x[i]));
+    }
+    d.in_int16 += weights * most / 65534;
   }
   return d;
 }
@@ -90,9 +110,14 @@ static inline bool uses_bf16(void (*fn)(void)) {
   return needs(fn, TD_ISA_AVX512_BF16);
 }
 
+static inline bool uses_int16(void (*fn)(void)) {
+  return needs(fn, TD_ISA_AVX2_INT16);
+}
+
 // How far a version may be from d. With any order of additions in FP32 and at most five further
 // roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|.
-// BF16: x is rounded by 2^-8 of itself.
+// BF16: x is rounded by 2^-8 of itself. 16 bits: by half a 32767th of a block's largest, and what
+// is multiplied with that for a number by 2^-24 of itself at most twice.
 // FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16 sums, that of two
 // chains and that of two lanes: 19 roundings, and their products with each other. What is subnormal
 // is rounded by 2^-25 instead, where a window's largest activation m is at least 2^9 / (2 c), c the
@@ -101,6 +126,7 @@ static inline bool uses_bf16(void (*fn)(void)) {
 static inline double error_bound(void (*fn)(void), const td_weight *w, const exact_dot *d) {
   double bound = (w->cols + 5.0) * 0x1p-24 * d->magnitude;
   if (uses_bf16(fn)) return bound + 0x1p-8 * d->magnitude;
+  if (uses_int16(fn)) return bound + (1 + 0x1p-8) * d->in_int16;
   if (!uses_f16(fn)) return bound;
   double code = w->dtype == TD_F8E4M3 ? 448 : w->dtype == TD_I8 ? 128 : 15;
   return bound + 19.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-25 * code * d->largest;

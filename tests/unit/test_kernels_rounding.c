@@ -110,7 +110,8 @@ static double bf16_error(const td_weight *w, uint32_t row, const float *xs) {
 // FP16: less than that. BF16: no more, but for the sums' own rounding.
 static bool loses_as_it_may(void (*fn)(void), const void *arg, why *why_) {
   const format *f = arg;
-  if (!uses_f16(fn) && !uses_bf16(fn) && why_->text[0] == 0) return true; // more is asked elsewhere
+  const bool rounds = uses_f16(fn) || uses_bf16(fn) || uses_int16(fn);
+  if (!rounds && why_->text[0] == 0) return true; // more is asked elsewhere
   td_weight w = make_normal(f);
   const uint32_t n_tokens = 2;
   double ours = 0, theirs = 0, norm = 0;

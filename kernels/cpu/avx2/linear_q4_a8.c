@@ -41,14 +41,7 @@ static inline vi a8_lookup(vi codes) {
 }
 
 static inline uint32_t a8_largest(const float *x, uint32_t n) {
-  vi most = _mm256_setzero_si256();
-  for (uint32_t i = 0; i < 2 * n; i++) {
-    vi bits = _mm256_and_si256(vi_load(x + i * VL), _mm256_set1_epi32(0x7fffffff));
-    most = _mm256_max_epi32(most, bits);
-  }
-  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
-  half = _mm_max_epi32(half, _mm_unpackhi_epi64(half, half));
-  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(half, _mm_srli_epi64(half, 32)));
+  return vf_largest(x, 16 * n);
 }
 
 static inline void a8_round(const float *x, float times, int8_t *out) {

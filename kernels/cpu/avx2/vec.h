@@ -212,6 +212,17 @@ static inline void vi_turn4(vi a, vi b, vi c, vi d, vi out[4]) {
   out[2] = _mm256_unpacklo_epi64(ab, cd);
   out[3] = _mm256_unpackhi_epi64(ab, cd);
 }
+// The largest magnitude of n floats, a multiple of VL, as bits: NaN's is above all.
+static inline uint32_t vf_largest(const float *x, uint32_t n) {
+  vi most = _mm256_setzero_si256();
+  for (uint32_t i = 0; i < n; i += VL) {
+    vi bits = _mm256_and_si256(vi_load(x + i), _mm256_set1_epi32(0x7fffffff));
+    most = _mm256_max_epi32(most, bits);
+  }
+  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  half = _mm_max_epi32(half, _mm_unpackhi_epi64(half, half));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(half, _mm_srli_epi64(half, 32)));
+}
 // 16 bytes at p and 16 at q.
 static inline vi vi_load_two(const void *p, const void *q) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),

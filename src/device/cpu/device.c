@@ -24,7 +24,9 @@ static td_status choose_kernels(td_activations activations, td_err *err) {
   case TD_KERNELS_UNKNOWN_ISA: break;
   }
   return td_fail(err, TD_EINVAL,
-                 "TANDEM_FORCE_ISA=%s: use scalar, avx2, avx512, avx512bf16 or avx512fp16", force);
+                 "TANDEM_FORCE_ISA=%s: use scalar, avx2, avx2int16, avx512, avx512bf16 or "
+                 "avx512fp16",
+                 force);
 }
 
 static td_status cpu_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

@@ -27,7 +27,7 @@ typedef struct {
   uint32_t dim, hidden;                 // of the model, of an expert
   uint32_t dim_tile, hidden_tile;       // rows a work item has
   uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
-  uint32_t n_prompt; // of all tokens, those computed in a prompt's way
+  uint32_t n_prompt;                    // of all tokens, those computed in a prompt's way
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
   uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
