@@ -1,7 +1,7 @@
 // kernels/cpu/avx2int16/linear_f4e2m1.c - MXFP4 and NVFP4, activations rounded to 16 bits; see
 // linear_q4.h.
-#include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/a8.h"
+#include "kernels/cpu/avx2/vec.h"
 
 // Codes are taken as twice their values and that.
 enum { LESS = A8_FP4_MIDDLE };

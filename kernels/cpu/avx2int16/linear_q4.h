@@ -1,5 +1,5 @@
-// kernels/cpu/avx2int16/linear_q4.h - y = W x for rows of 4-bit codes with x rounded to 16 bits, for
-// each dtype's file to include after vec.h and these definitions:
+// kernels/cpu/avx2int16/linear_q4.h - y = W x for rows of 4-bit codes with x rounded to 16 bits,
+// for each dtype's file to include after vec.h and these definitions:
 //   LESS        what codes are taken with, more than their values
 //   UNIT        what one of them is worth
 //   pairs_of    the codes of a vector as 16-bit numbers: vector i has number i of each 16 bits
@@ -50,9 +50,9 @@ enum {
 // Some rows times some tokens; lives on the stack.
 typedef struct {
   _Alignas(64) int32_t w[PART / 2][TILE_ROWS]; // two codes each
-  _Alignas(64) int16_t x[X_COLS];              // [tile][octet of the span][token][pairs of i, i + 4]
-  float x_scale[X_BLOCKS];                     // [tile][block of the span][token]
-  int32_t x_less[X_BLOCKS];                    // what codes' surplus adds, negative
+  _Alignas(64) int16_t x[X_COLS]; // [tile][octet of the span][token][pairs of i, i + 4]
+  float x_scale[X_BLOCKS];        // [tile][block of the span][token]
+  int32_t x_less[X_BLOCKS];       // what codes' surplus adds, negative
   vf scale[(PART_GROUPS + BEHIND) * ROW_VECTORS]; // [group of the part][vector of rows]
   vi zero[(PART_GROUPS + BEHIND) * ROW_VECTORS];  // where there are zero points
   char tail[VL][A8_MOST_BLOCK / 2];
@@ -156,7 +156,8 @@ TD_INLINE void scales_in(vi dwords, td_dtype dtype, vf out[4]) {
     return;
   case TD_F16:
     TD_UNROLL for (int i = 0; i < 2; i++) {
-      const vi half = _mm256_and_si256(_mm256_srli_epi32(dwords, 16 * i), _mm256_set1_epi32(0xffff));
+      const vi half = _mm256_and_si256(_mm256_srli_epi32(dwords, 16 * i),
+                                       _mm256_set1_epi32(0xffff));
       const vi both = _mm256_permute4x64_epi64(_mm256_packus_epi32(half, half), 0x08);
       out[i] = _mm256_cvtph_ps(_mm256_castsi256_si128(both));
     }
@@ -182,18 +183,20 @@ TD_INLINE void scales_in(vi dwords, td_dtype dtype, vf out[4]) {
 TD_INLINE void put_scales_of(td_dtype dtype, const td_weight *w, uint32_t row, uint32_t n_rows,
                              uint32_t first, uint32_t n, vf *out) {
   const size_t bytes = td_dtype_bytes(dtype), of_row = td_weight_groups(w) * bytes;
-  const uint32_t in_dword = (uint32_t)(4 / bytes);
+  const uint32_t in_dword = (uint32_t)(4 / bytes), in_all = 4 * in_dword;
   const char *from = (const char *)w->scale + row * of_row + first * bytes;
   size_t left = (w->rows - row - n_rows + 1) * of_row - first * bytes; // from the last row's on
-  for (uint32_t i = 0; i < n; from += 16, left -= left < 16 ? left : 16) {
+  for (uint32_t i = 0; i < n; i += in_all, from += 16, left -= left < 16 ? left : 16) {
+    const uint32_t n_here = n - i < in_all ? n - i : in_all;
     vi dwords[4];
+    vf scales[4][4];
     turn_some(from, of_row, n_rows, left, dwords);
-    for (uint32_t d = 0; d < 4 && i < n; d++) {
-      vf scales[4];
-      scales_in(dwords[d], dtype, scales);
-      for (uint32_t j = 0; j < in_dword && i < n; j++, i++, out += ROW_VECTORS)
-        *out = scales[j];
+    TD_UNROLL for (uint32_t d = 0; d < 4; d++) {
+      if (d * in_dword >= n_here) break;
+      scales_in(dwords[d], dtype, scales[d]);
+      TD_UNROLL for (uint32_t j = 0; j < in_dword; j++, out += ROW_VECTORS) *out = scales[d][j];
     }
+    if (n_here % in_dword) out -= (in_dword - n_here % in_dword) * ROW_VECTORS;
   }
   for (uint32_t i = 0; i < BEHIND; i++, out += ROW_VECTORS)
     *out = vf_zero();
@@ -272,8 +275,11 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
   }
 }
 
+// At once, for there are no registers to keep products in, which the compiler would try.
 TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
+  __asm__("" : "+x"(acc));
+  return acc;
 }
 
 // The same two columns of a token for every row.
@@ -429,6 +435,15 @@ TD_INLINE void few_part(const uint32_t block, const int T, const bool zeros, q16
   }
 }
 
+// Those of the rows behind.
+static void fetch_scales(const q16 *g) {
+  const td_weight *w = g->a->w;
+  const size_t n_bytes = VL * td_weight_groups(w) * td_dtype_bytes(w->scale_dtype);
+  const char *from = (const char *)w->scale + (g->row / VL + 1) * n_bytes;
+  for (size_t i = 0; i < n_bytes; i += 64)
+    __builtin_prefetch(from + i, 0, 2);
+}
+
 TD_INLINE void few_rows(const uint32_t block, const int T, const bool zeros, q16 *g) {
   const td_linear_args *a = g->a;
   const uint32_t end = g->span + g->n_span;
@@ -437,6 +452,7 @@ TD_INLINE void few_rows(const uint32_t block, const int T, const bool zeros, q16
     g->k = g->span;
     const char *rows[VL], *ahead = codes_at(g, 0) + g->n_rows * g->row_bytes;
     if (g->row + g->n_rows == a->row_end && a->next) ahead = a->next;
+    fetch_scales(g);
     float *y = tile_y(g, 0);
     vf total[FEW];
     TD_UNROLL for (int t = 0; t < T; t++) total[t] = load_total(g, y, 0, t);
@@ -523,7 +539,8 @@ TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t ti
         vi wv[R];
         TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vi_load(w + r * VL);
         TD_UNROLL for (int t = 0; t < T; t++) {
-          const vi xv = pair_of(x + t * OCTET + 2 * j);
+          vi xv = pair_of(x + t * OCTET + 2 * j);
+          __asm__("" : "+x"(xv)); // one load, not one in each multiplication
           TD_UNROLL for (int r = 0; r < R; r++) {
             acc[r * T + t] = add_pairs(acc[r * T + t], wv[r], xv);
           }
