@@ -1,4 +1,5 @@
-// kernels/cpu/a8.h - what all versions of linear_q4_a8 share: x in 8 bits, and how it is scaled.
+// kernels/cpu/a8.h - what all versions of linear_q4_a8 share: x in 8 bits, and how it is scaled. Of
+// avx2int16, which columns have a scale.
 #ifndef KERNELS_CPU_A8_H
 #define KERNELS_CPU_A8_H
 

@@ -1,7 +1,10 @@
 // kernels/cpu/linear_a8.h - y = W x for rows of 4-bit codes with x rounded to 8 bits, in vectors of
 // 32-bit lanes, for each ISA's file to include after its vec.h and these definitions:
 //   VECTORS, TILE_TOKENS   the register tile: VECTORS VL rows times so many tokens
-//   a8_dot                 acc + the four products u x of every lane, u at most 24, x signed
+//   STEP_WORDS             words, 1 to 4, whose products may be summed in a way of their own
+//   a8_begin               of acc, what a step's sum begins with
+//   a8_dot                 sum + the four products u x of every lane, u at most 24, x signed
+//   a8_end                 acc behind the step, of that before it and of sum
 //   a8_set1, a8_mul, a8_to_float
 //   a8_words               16 bytes of VL rows: word j of row i in lane i of vector j
 //   a8_low, a8_high        the lower and upper codes of every byte
@@ -155,6 +158,27 @@ static void decode_scales(a8 *g, uint32_t i) {
     g->zero[b][i] = zero_at(w, row, (g->k + b * g->block) / w->scale_cols);
 }
 
+// acc [T][VECTORS] += the products of a step's words.
+TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi *acc) {
+  vi sum[TILE_TOKENS * VECTORS];
+  TD_UNROLL for (int word = 0; word < STEP_WORDS; word++) {
+    vi wv[VECTORS];
+    TD_UNROLL for (int v = 0; v < VECTORS; v++) wv[v] = vi_load(w[word][v * VL]);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      int32_t four;
+      memcpy(&four, x + t * WINDOW + word * 4, sizeof four);
+      const vi xv = a8_set1(four);
+      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
+        vi *of = &sum[t * VECTORS + v];
+        *of = a8_dot(word == 0 ? a8_begin(acc[t * VECTORS + v]) : *of, wv[v], xv);
+        // At once, for there are no registers to keep products in, which the compiler would try.
+        __asm__("" : "+v"(*of));
+      }
+    }
+  }
+  TD_UNROLL for (int i = 0; i < T * VECTORS; i++) acc[i] = a8_end(acc[i], sum[i]);
+}
+
 // total[t][..] gains the products of the window with tokens [t, t + T).
 TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, uint32_t t) {
   const int8_t *x = a8_x(g, window, t);
@@ -172,18 +196,8 @@ TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, ui
                                      : a8_set1(-middle * sum);
       }
     }
-    for (; word < end; word++) {
-      vi wv[VECTORS];
-      TD_UNROLL for (int v = 0; v < VECTORS; v++) wv[v] = vi_load(g->w[word][v * VL]);
-      TD_UNROLL for (int i = 0; i < T; i++) {
-        int32_t four;
-        memcpy(&four, x + i * WINDOW + word * 4, sizeof four);
-        vi xv = a8_set1(four);
-        TD_UNROLL for (int v = 0; v < VECTORS; v++) {
-          acc[i * VECTORS + v] = a8_dot(acc[i * VECTORS + v], wv[v], xv);
-        }
-      }
-    }
+    for (; word < end; word += STEP_WORDS) // x is zero behind the last column
+      a8_step(T, g->w + word, x + word * 4, acc);
     TD_UNROLL for (int i = 0; i < T; i++) {
       vf scale = vf_set1(g->x_scale[at + (size_t)i * g->n_in_window + b]);
       TD_UNROLL for (int v = 0; v < VECTORS; v++) {

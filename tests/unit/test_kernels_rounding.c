@@ -1,7 +1,8 @@
 // tests/unit/test_kernels_rounding.c - linear kernels that round activations. Those in FP16 chains
 // (kernels/cpu/avx512fp16) lose less than rounding to BF16 would, and no sum leaves the range of
-// FP16; those of kernels/cpu/avx512bf16 lose no more than that. That each is within error_bound,
-// whatever its weights and activations, is for test_kernels_linear.c and test_kernels_f8.c.
+// FP16; those of kernels/cpu/avx512bf16 and avx2int16 lose no more than that. That each is within
+// error_bound, whatever its weights and activations, is for test_kernels_linear.c and
+// test_kernels_f8.c.
 #include <setjmp.h>
 
 #include <stdarg.h>

@@ -1,12 +1,18 @@
 // kernels/cpu/avx2/linear_q4_a8.c - 4-bit weights times activations in 8 bits; see linear_a8.h.
 #include "kernels/cpu/avx2/vec.h"
 
-enum { VECTORS = 2, TILE_TOKENS = 4 };
+enum { VECTORS = 2, TILE_TOKENS = 4, STEP_WORDS = 4 };
 
-// Pairs of products stay below 2^15: 2 * 24 * 127.
-static inline vi a8_dot(vi acc, vi u, vi x) {
-  vi pairs = _mm256_maddubs_epi16(u, x);
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+// In pairs, which stay below 2^15: 4 * 2 * 24 * 127.
+static inline vi a8_begin(vi acc) {
+  (void)acc;
+  return _mm256_setzero_si256();
+}
+static inline vi a8_dot(vi sum, vi u, vi x) {
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(u, x));
+}
+static inline vi a8_end(vi acc, vi sum) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
 }
 static inline vi a8_set1(int32_t i) {
   return _mm256_set1_epi32(i);
