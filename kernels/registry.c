@@ -143,8 +143,8 @@ static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
   }
 }
 
-td_linear_fn td_kernels_linear(const td_weight *w) {
-  return rounds_x(w) ? table.linear_q4_a8 : linear_of(&table, w);
+td_linear_fn td_kernels_linear(const td_weight *w, bool prompt) {
+  return prompt && rounds_x(w) ? table.linear_q4_a8 : linear_of(&table, w);
 }
 
 td_linear_fn td_kernels_linear_exact(const td_weight *w) {
@@ -164,7 +164,7 @@ static bool in_int16(const td_weight *w) {
 // With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.
 bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens) {
   enum { ENOUGH = 48 };
-  if (!in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
+  if (rounds_x(w) || !in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
   return !in_int16(w) && n_tokens >= ENOUGH;
 }
 

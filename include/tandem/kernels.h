@@ -160,8 +160,9 @@ const char *const *td_kernels_isas(void);
 void td_kernels_use_activations(td_activations activations);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
-// The linear kernel for weights of this dtype and layout; NULL where there is none.
-td_linear_fn td_kernels_linear(const td_weight *w);
+// The linear kernel for weights of this dtype and layout, and tokens of a prompt or of answers;
+// NULL where there is none.
+td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 // The same that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
 // Whether it is the prompt's way that is quicker for n_tokens of a prompt.

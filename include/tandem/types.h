@@ -142,7 +142,7 @@ typedef enum {
   // With AVX2 alone, at 4-bit weights in rows, 16 bits with a scale for each 16 to 128 columns: a
   // sum over those is exact, and what rounding x loses a 50th to a 100th of what BF16 would.
   TD_ACTIVATIONS_AUTO,
-  // As AUTO, but 4-bit weights in rows are multiplied by 8-bit activations (linear_q4_a8).
+  // As AUTO, but a prompt's are 8 bits at 4-bit weights in rows (linear_q4_a8).
   TD_ACTIVATIONS_INT8,
   TD_N_ACTIVATIONS
 } td_activations;

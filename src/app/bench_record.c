@@ -120,7 +120,7 @@ static void print_head(const td_bench_report *r) {
     printf("%u threads: reads %.1f GB/s, FP32 FMA %.0f GFLOP/s, BF16 dot products %.0f GFLOP/s\n",
            s->n_threads, s->read_gbps, s->peaks.fma_gflops, s->peaks.dot_gflops);
   }
-  printf("%-15s %-7s %-12s %6s %6s %6s %8s %10s %8s %8s %7s %8s %7s\n", "kernel", "variant",
+  printf("%-15s %-10s %-12s %6s %6s %6s %8s %10s %8s %8s %7s %8s %7s\n", "kernel", "variant",
          "format", "rows", "cols", "batch", "threads", "ms", "GB/s", "of reads", "share", "GFLOP/s",
          "share");
   fflush(stdout);
@@ -167,7 +167,7 @@ void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
     return;
   }
   double peak = td_bench_peak(x->speed);
-  printf("%-15s %-7s %-12s %6u %6u %6u %8u %10.3f %8.2f %8.2f %7.2f %8.1f %7.2f\n", x->kernel,
+  printf("%-15s %-10s %-12s %6u %6u %6u %8u %10.3f %8.2f %8.2f %7.2f %8.1f %7.2f\n", x->kernel,
          x->variant, x->format->name, x->rows, x->cols, x->batch, x->speed->n_threads,
          x->time.seconds * 1e3, gbps, x->time.read_gbps, gbps / x->time.read_gbps, gflops,
          peak > 0 ? gflops / peak : 0);

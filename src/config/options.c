@@ -57,8 +57,8 @@ static const option table[] = {
     {"activations", 0, OPT_STR, COMPUTE | PARTS, AT(activations), NO_RANGE, "auto", "DTYPE",
      "what they are rounded to at the CPU's multiplications: auto: FP16, BF16 or, at 4-bit "
      "weights, "
-     "16 bits, whichever is fast on it; f32: nothing; int8: 8 bits at 4-bit weights, answers are a "
-     "little worse"},
+     "16 bits, whichever is fast on it; f32: nothing; int8: a prompt's to 8 bits at 4-bit weights, "
+     "answers are a little worse"},
     {"weights", 0, OPT_STR, COMPUTE, AT(weights), NO_RANGE, "auto", "WHERE",
      "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
      "there are any; auto: resident where that fits and brings such pages"},

@@ -231,12 +231,13 @@ static void test_is_chosen_when_asked_for(void **state) {
   gptq.layout = TD_LAYOUT_GPTQ;
   odd.scale_cols = 24;
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
-  assert_ptr_equal(td_kernels_linear(&w), td_kernels()->linear_i4);
+  assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_i4);
   td_kernels_use_activations(TD_ACTIVATIONS_INT8);
-  assert_ptr_equal(td_kernels_linear(&w), td_kernels()->linear_q4_a8);
-  assert_ptr_equal(td_kernels_linear(&gptq), td_kernels()->linear_i4_gptq);
-  assert_ptr_equal(td_kernels_linear(&odd), td_kernels()->linear_i4);
-  assert_ptr_equal(td_kernels_linear(&bf16), td_kernels()->linear_bf16);
+  assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_q4_a8);
+  assert_ptr_equal(td_kernels_linear(&w, false), td_kernels()->linear_i4);
+  assert_ptr_equal(td_kernels_linear(&gptq, true), td_kernels()->linear_i4_gptq);
+  assert_ptr_equal(td_kernels_linear(&odd, true), td_kernels()->linear_i4);
+  assert_ptr_equal(td_kernels_linear(&bf16, true), td_kernels()->linear_bf16);
 }
 
 int main(void) {

@@ -425,11 +425,12 @@ static void test_dispatch(void **state) {
     td_kernels_use_activations(TD_ACTIVATIONS_AUTO);
     assert_string_equal(td_kernels()->isa, *isa);
     assert_ptr_equal(td_kernels()->linear_bf16, expected);
-    assert_ptr_equal(td_kernels_linear(&(td_weight){.dtype = TD_BF16}), expected);
-    assert_null(td_kernels_linear(&(td_weight){.dtype = TD_I32}));
-    assert_null(td_kernels_linear(&(td_weight){.dtype = TD_BF16, .layout = TD_LAYOUT_AWQ}));
-    assert_ptr_equal(td_kernels_linear(&(td_weight){.dtype = TD_I4, .layout = TD_LAYOUT_GPTQ}),
-                     td_kernels()->linear_i4_gptq);
+    assert_ptr_equal(td_kernels_linear(&(td_weight){.dtype = TD_BF16}, false), expected);
+    assert_null(td_kernels_linear(&(td_weight){.dtype = TD_I32}, false));
+    assert_null(td_kernels_linear(&(td_weight){.dtype = TD_BF16, .layout = TD_LAYOUT_AWQ}, true));
+    assert_ptr_equal(
+        td_kernels_linear(&(td_weight){.dtype = TD_I4, .layout = TD_LAYOUT_GPTQ}, true),
+        td_kernels()->linear_i4_gptq);
 #define X(family, args_type) assert_non_null(td_kernels()->family);
     TD_KERNEL_FAMILIES(X)
 #undef X

@@ -4,7 +4,7 @@
 enum { TILE_TOKENS = 192 }; // at most
 
 void td_cpu_linear_tile(const td_linear_args *args) {
-  td_kernels_linear(args->w)(args);
+  td_kernels_linear(args->w, args->prompt)(args);
 }
 
 typedef struct {
