@@ -56,9 +56,8 @@ static const option table[] = {
      "KV cache in f32, or in f16: half the memory, keys and values rounded to 11 bits"},
     {"activations", 0, OPT_STR, COMPUTE | PARTS, AT(activations), NO_RANGE, "auto", "DTYPE",
      "what they are rounded to at the CPU's multiplications: auto: FP16, BF16 or, at 4-bit "
-     "weights, "
-     "16 bits, whichever is fast on it; f32: nothing; int8: a prompt's to 8 bits at 4-bit weights, "
-     "answers are a little worse"},
+     "weights, 16 bits, whichever is fast on it; f32: nothing; int8: a prompt's to 8 bits at 4-bit "
+     "weights, answers are a little worse"},
     {"weights", 0, OPT_STR, COMPUTE, AT(weights), NO_RANGE, "auto", "WHERE",
      "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
      "there are any; auto: resident where that fits and brings such pages"},

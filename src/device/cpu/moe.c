@@ -221,11 +221,11 @@ static void cut_rows(moe_run *run, uint32_t e, unsigned n_threads) {
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
 
-// Whether experts have a prompt's way: by what they usually get of one, for how it is cut must not
-// matter.
-static bool takes_prompts(const td_moe_args *a, uint32_t expert) {
+// Whether experts have a prompt's way: by what they usually get of one, and by the first's weights,
+// for neither how it is cut nor who is chosen must matter.
+static bool takes_prompts(const td_moe_args *a) {
   enum { USUAL_PROMPT = 512 };
-  return td_kernels_prompt_pays(&a->gate[expert], USUAL_PROMPT * a->top_k / a->n_experts);
+  return td_kernels_prompt_pays(&a->gate[0], USUAL_PROMPT * a->top_k / a->n_experts);
 }
 
 // Shapes come from the first pair's expert; every expert used must have them.
@@ -236,11 +236,11 @@ static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
+  run->n_prompt = takes_prompts(a) ? a->n_prompt : 0;
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
     TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
     if (p == 0) cut_rows(run, e, n_threads);
-    if (p == 0) run->n_prompt = takes_prompts(a, e) ? a->n_prompt : 0;
     if (p == 0 || e != expert_of(a, p - 1)) {
       td_status status = check_expert(run, e, err);
       if (status != TD_OK) return status;
