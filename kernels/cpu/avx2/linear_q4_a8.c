@@ -42,8 +42,7 @@ static inline vi a8_high(vi words) {
   return _mm256_and_si256(_mm256_srli_epi32(words, 4), _mm256_set1_epi8(15));
 }
 static inline vi a8_lookup(vi codes) {
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+  return vi_from_e2m1(codes);
 }
 
 static inline uint32_t a8_largest(const float *x, uint32_t n) {

@@ -212,6 +212,11 @@ static inline void vi_turn4(vi a, vi b, vi c, vi d, vi out[4]) {
   out[2] = _mm256_unpacklo_epi64(ab, cd);
   out[3] = _mm256_unpackhi_epi64(ab, cd);
 }
+// Of E2M1 codes, one a byte: twice the value, and 12.
+static inline vi vi_from_e2m1(vi codes) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+}
 // The largest magnitude of n floats, a multiple of VL, as bits: NaN's is above all.
 static inline uint32_t vf_largest(const float *x, uint32_t n) {
   vi most = _mm256_setzero_si256();

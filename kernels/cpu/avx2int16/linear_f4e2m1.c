@@ -10,12 +10,10 @@ enum { LESS = A8_FP4_MIDDLE };
 #define Q16_RESULT(w, total) vf_mul(total, vf_set1((w)->global_scale))
 
 static inline void pairs_of(__m256i dwords, __m256i out[4]) {
-  const __m256i table = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const __m256i mask = _mm256_set1_epi8(15), even = _mm256_set1_epi16(0xff);
   for (int i = 0; i < 2; i++) {
     const __m256i codes = _mm256_and_si256(_mm256_srli_epi32(dwords, 4 * i), mask);
-    const __m256i values = _mm256_shuffle_epi8(table, codes);
+    const __m256i values = vi_from_e2m1(codes);
     out[i] = _mm256_and_si256(values, even);
     out[i + 2] = _mm256_srli_epi16(values, 8);
   }

@@ -20,7 +20,6 @@
 #ifndef KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
 
-#include <math.h>
 #include <stdbool.h>
 
 #include "kernels/cpu/a8.h"
