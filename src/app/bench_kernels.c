@@ -156,6 +156,7 @@ static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
   td_activations activations;
   td_status st = td_cmd_activations(o, &activations, err);
   if (st != TD_OK) return st;
+  if (!td_kernels()->isa) td_kernels_init(NULL); // which tells how many rows a call has
   td_kernels_use_activations(activations);
   st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;
@@ -168,8 +169,8 @@ static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
   size_t n = (size_t)largest * LONGEST_SIDE;
   b->n_weights = (uint32_t)o->n_matrices;
   b->weights = calloc(b->n_weights, sizeof *b->weights);
-  b->x = malloc(n * sizeof *b->x);
-  b->y = malloc(n * sizeof *b->y);
+  b->x = aligned_alloc(64, n * sizeof *b->x); // as the device's memory is
+  b->y = aligned_alloc(64, n * sizeof *b->y);
   if (!b->weights || !b->x || !b->y) return td_fail(err, TD_ENOMEM, "out of memory");
   for (size_t i = 0; i < n; i++)
     b->x[i] = (float)(int)(i * 2654435761u % 2001 - 1000) * 1e-3f;
