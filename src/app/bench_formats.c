@@ -87,10 +87,10 @@ size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t r
 // A 32-bit word of codes of the dtype, from random bits.
 static uint32_t word_of(td_dtype dtype, uint32_t random) {
   switch (dtype) {
-  case TD_F32: return 0x3f000000u | (random & 0x807fffffu);    // +-[0.5, 1)
-  case TD_BF16: return 0x3f003f00u | (random & 0x807f807fu);   //
-  case TD_F16: return 0x38003800u | (random & 0x83ff83ffu);    //
-  case TD_F8E4M3: return 0x30303030u | (random & 0x8f8f8f8fu); // +-[0.5, 2)
+  case TD_F32: return 0x3c000000u | (random & 0x807fffffu);    // +-[2^-7, 2^-6)
+  case TD_BF16: return 0x3c003c00u | (random & 0x807f807fu);   //
+  case TD_F16: return 0x20002000u | (random & 0x83ff83ffu);    //
+  case TD_F8E4M3: return 0x30303030u | (random & 0x8f8f8f8fu); // +-[0.5, 2), and scales
   default: return random;
   }
 }
