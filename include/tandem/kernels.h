@@ -167,8 +167,8 @@ td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
 // Whether it is the prompt's way that is quicker for n_tokens of a prompt.
 bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens);
-// Rows that one call of it should have, when n_times as much work as all the rows of the matrix
-// with n_tokens is shared out to n_threads: for speed only.
+// Rows that one call of it had best have, as far as can be told beforehand, when n_times as much
+// work as all the rows of the matrix with n_tokens is shared out to n_threads: for speed only.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads);
 

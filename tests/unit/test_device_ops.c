@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "device/cpu/tuner.h"
 #include "device/device.h"
 #include "tandem/kernels.h"
 #include "unit/ref.h"
@@ -510,6 +511,60 @@ static void test_moe(void **state) {
   }
 }
 
+// How many rows a call has is tried out while matrices this large are computed.
+static void test_trials_change_no_bit(void **state) {
+  (void)state;
+  enum { ROWS = 1040, COLS = 1024, TOKENS = 40, RUNS = 2 * TD_TUNER_ROUND };
+  _Static_assert(ROWS * COLS >= TD_TUNER_WEIGHTS, "is tried");
+  static const td_dtype dtypes[] = {TD_F8E4M3, TD_I4};
+  fixture f;
+  open_fixture(&f, 3);
+  td_kernels_use_activations(TD_ACTIVATIONS_AUTO);
+  for (size_t c = 0; c < TD_COUNT(dtypes); c++) {
+    ref_weight gate = ref_make_weight(&f.rng, dtypes[c], ROWS, COLS, 1, 128);
+    ref_weight down = ref_make_weight(&f.rng, dtypes[c], COLS, ROWS, 1, 1040);
+    float *x = ref_floats(&f.rng, TOKENS * COLS), *first = ref_floats(&f.rng, TOKENS * COLS);
+    float *out = ref_floats(&f.rng, TOKENS * COLS), *y = ref_floats(&f.rng, TOKENS * ROWS);
+    float *first_y = ref_floats(&f.rng, TOKENS * ROWS);
+    td_moe_args args = {.gate = &gate.w,
+                        .up = &gate.w,
+                        .down = &down.w,
+                        .x = x,
+                        .out = first,
+                        .n_tokens = TOKENS,
+                        .n_prompt = TOKENS / 2,
+                        .n_experts = 1,
+                        .top_k = 1};
+    td_linear_op_args linear = {.w = &gate.w,
+                                .x = x,
+                                .y = first_y,
+                                .x_stride = COLS,
+                                .y_stride = ROWS,
+                                .n_tokens = TOKENS,
+                                .n_prompt = TOKENS / 2};
+    for (int run = 0; run < RUNS; run++) {
+      td_op_moe(f.stream, &args);
+      td_op_linear(f.stream, &linear);
+      sync_ok(&f);
+      if (run > 0) {
+        assert_memory_equal(out, first, TOKENS * COLS * sizeof *out);
+        assert_memory_equal(y, first_y, TOKENS * ROWS * sizeof *y);
+      }
+      args.out = out;
+      linear.y = y;
+    }
+    ref_free_weight(&gate);
+    ref_free_weight(&down);
+    free(x);
+    free(first);
+    free(out);
+    free(y);
+    free(first_y);
+  }
+  td_kernels_use_activations(TD_ACTIVATIONS_F32);
+  close_fixture(&f);
+}
+
 static void expect_failure(fixture *f, const char *part) {
   td_err err;
   assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
@@ -584,6 +639,7 @@ int main(void) {
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_trials_change_no_bit),
       cmocka_unit_test(test_bad_arguments_stick),
       cmocka_unit_test(test_unknown_device),
   };

@@ -10,6 +10,7 @@
 
 #include "base/team.h"
 #include "device/check.h"
+#include "device/cpu/tuner.h"
 #include "tandem/kernels.h"
 
 // What a stream's operators need besides their arguments; grown on demand, kept until the end.
@@ -28,7 +29,8 @@ typedef enum {
 typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
-  td_team *team;                 // spread over nodes
+  td_team *team; // spread over nodes
+  td_cpu_tuner *tuner;
   _Atomic uint32_t *pulse;       // see td_dev_show_pulse
   _Atomic uint32_t unseen_pulse; // until it is shown
   pthread_mutex_t lock;          // guards streams

@@ -59,6 +59,7 @@ static void cpu_close(td_dev *base) {
     td_cpu_stream_free(stream);
   }
   td_team_close(dev->team);
+  td_cpu_tuner_close(dev->tuner);
   pthread_mutex_destroy(&dev->lock);
   free(dev);
 }
@@ -104,6 +105,9 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
                              .from_end = opts->cpus_from_end,
                              .nodes = &dev->nodes};
   status = td_team_open(&dev->team, &team, err);
+  if (status == TD_OK) dev->tuner = td_cpu_tuner_open();
+  if (status == TD_OK && !dev->tuner)
+    status = td_fail(err, TD_ENOMEM, "no memory for a CPU device");
   if (status != TD_OK) {
     cpu_close(&dev->base);
     return status;

@@ -1,4 +1,5 @@
 // src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
+#include "base/clock.h"
 #include "device/cpu/cpu.h"
 
 enum { TILE_TOKENS = 192 }; // at most
@@ -70,11 +71,16 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK) return status;
   size_t n_token_tiles = n_tiles_of(a->n_tokens - a->n_prompt) + n_tiles_of(a->n_prompt);
-  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
-  linear_run run = {.a = a,
-                    .tile_rows = td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, n_threads)};
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  const uint32_t first[TD_TUNER_KNOBS] = {
+      td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_team_size(dev->team))};
+  const td_tuner_kind kind = td_tuner_kind_of(a->w, 1, a->n_tokens, a->n_prompt > 0);
+  const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
+  const uint64_t begin_ns = td_clock_ns();
+  linear_run run = {.a = a, .tile_rows = trial.rows[0]};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
   td_cpu_for_tiles(stream, &part, 1, linear_tile, &run);
+  td_cpu_tuner_add(dev->tuner, &trial, td_clock_ns() - begin_ns, a->n_tokens);
   return TD_OK;
 }

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "device/cpu/cpu.h"
 
 enum { TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
@@ -27,6 +28,7 @@ typedef struct {
   uint32_t dim, hidden;                 // of the model, of an expert
   uint32_t dim_tile, hidden_tile;       // rows a work item has
   uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
+  td_trial trial;                       // that says so
   uint32_t n_prompt;                    // of all tokens, those computed in a prompt's way
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
@@ -206,8 +208,8 @@ static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
 }
 
 // As many rows to an item as suit the experts that are likely to be chosen, by the first one's
-// shape.
-static void cut_rows(moe_run *run, uint32_t e, unsigned n_threads) {
+// shape: what is tried begins with them.
+static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   const td_moe_args *a = run->a;
   uint64_t n_pairs = (uint64_t)a->n_tokens * a->top_k;
   uint32_t n_chosen = n_pairs < a->n_experts ? (uint32_t)n_pairs : a->n_experts;
@@ -215,8 +217,15 @@ static void cut_rows(moe_run *run, uint32_t e, unsigned n_threads) {
   run->dim = a->gate[e].cols;
   run->hidden = a->gate[e].rows;
   size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
-  run->hidden_tile = td_kernels_tile_rows(&a->gate[e], n_tokens, n_times, n_threads);
-  run->dim_tile = td_kernels_tile_rows(&a->down[e], n_tokens, n_times, n_threads);
+  const unsigned n_threads = td_team_size(dev->team);
+  const uint32_t first[TD_TUNER_KNOBS] = {
+      td_kernels_tile_rows(&a->gate[e], n_tokens, n_times, n_threads),
+      td_kernels_tile_rows(&a->down[e], n_tokens, n_times, n_threads)};
+  const td_tuner_kind kind = td_tuner_kind_of(&a->gate[e], a->n_experts, a->n_tokens,
+                                              a->n_prompt > 0);
+  run->trial = td_cpu_tuner_next(dev->tuner, &kind, first);
+  run->hidden_tile = run->trial.rows[0];
+  run->dim_tile = run->trial.rows[1];
   run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
@@ -229,7 +238,7 @@ static bool takes_prompts(const td_moe_args *a) {
 }
 
 // Shapes come from the first pair's expert; every expert used must have them.
-static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
+static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   const td_moe_args *a = run->a;
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
@@ -240,7 +249,7 @@ static td_status check(moe_run *run, unsigned n_threads, td_err *err) {
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
     uint32_t e = expert_of(a, p);
     TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
-    if (p == 0) cut_rows(run, e, n_threads);
+    if (p == 0) cut_rows(run, e, dev);
     if (p == 0 || e != expert_of(a, p - 1)) {
       td_status status = check_expert(run, e, err);
       if (status != TD_OK) return status;
@@ -277,13 +286,15 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
 td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   moe_run run = {.a = a};
-  td_status status = check(&run, td_team_size(td_cpu_dev_of(stream)->team), err);
+  const td_cpu_dev *dev = td_cpu_dev_of(stream);
+  td_status status = check(&run, dev, err);
   if (status != TD_OK) return status;
   uint32_t pass_tokens = MAX_PAIRS / a->top_k > 0 ? MAX_PAIRS / a->top_k : 1;
   if (pass_tokens > a->n_tokens) pass_tokens = a->n_tokens;
   status = reserve(stream, &run, pass_tokens * a->top_k, err);
   if (status != TD_OK) return status;
-  size_t sum_pieces = (run.dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
+  const uint64_t begin_ns = td_clock_ns();
+  size_t n_tiles = 0, sum_pieces = (run.dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
   for (; run.token0 < a->n_tokens; run.token0 += pass_tokens) {
     uint32_t left = a->n_tokens - run.token0;
     run.n_tokens = left < pass_tokens ? left : pass_tokens;
@@ -292,10 +303,14 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     run.n_hidden_items = (size_t)run.n_tiles * run.n_hidden_tiles;
     run.n_down_items = (size_t)run.n_tiles * run.n_dim_tiles;
     atomic_store(&run.n_down_done, 0);
+    n_tiles += run.n_tiles;
     const td_cpu_part parts[] = {{run.n_tiles, run.n_hidden_tiles},
                                  {run.n_tiles, run.n_dim_tiles},
                                  {1, run.n_tokens * sum_pieces}};
     td_cpu_for_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
   }
+  // Answers take as long as reading their experts, prompts as long as their products.
+  const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;
+  td_cpu_tuner_add(dev->tuner, &run.trial, td_clock_ns() - begin_ns, work);
   return TD_OK;
 }

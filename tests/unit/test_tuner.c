@@ -1,0 +1,156 @@
+// How many rows a call has: what trials find out, told times of machines that do not exist.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "device/cpu/tuner.h"
+#include "unit/ref.h"
+
+enum { ENOUGH = TD_TUNER_ROUND * TD_TUNER_ROUNDS };
+
+static const td_weight matrix = {.dtype = TD_BF16, .rows = 2048, .cols = 7168};
+
+// Nanoseconds that a run takes.
+typedef double (*machine)(const td_trial *trial, uint32_t run);
+
+// The numbers of rows that n runs lead to.
+static td_trial tune(const td_weight *w, uint32_t first0, uint32_t first1, uint32_t n, machine ns) {
+  td_cpu_tuner *tuner = td_cpu_tuner_open();
+  const td_tuner_kind kind = td_tuner_kind_of(w, 64, 1, false);
+  const uint32_t first[TD_TUNER_KNOBS] = {first0, first1};
+  for (uint32_t i = 0; i < n; i++) {
+    td_trial trial = td_cpu_tuner_next(tuner, &kind, first);
+    td_cpu_tuner_add(tuner, &trial, (uint64_t)ns(&trial, i), 1);
+  }
+  td_trial last = td_cpu_tuner_next(tuner, &kind, first);
+  td_cpu_tuner_close(tuner);
+  return last;
+}
+
+static double dear_calls(const td_trial *trial, uint32_t run) {
+  (void)run;
+  return 1e6 * (1 + 64.0 / trial->rows[0]);
+}
+
+static double dear_waits(const td_trial *trial, uint32_t run) {
+  (void)run;
+  return 1e3 * trial->rows[0];
+}
+
+static double best_at_256_and_64(const td_trial *trial, uint32_t run) {
+  (void)run;
+  return 1e6 * (fabs(log2(trial->rows[0] / 256.0)) + 2 * fabs(log2(trial->rows[1] / 64.0)) + 8);
+}
+
+// The slower a call, the more it is like the others; every fifth run waits for something else.
+static double all_alike(const td_trial *trial, uint32_t run) {
+  double a_bit = 1 + 0.02 * (trial->rows[0] % 3);
+  return 1e6 * a_bit * (run % 5 == 4 ? 20 : 1);
+}
+
+static void test_goes_where_it_is_quickest(void **state) {
+  (void)state;
+  td_trial t = tune(&matrix, 128, 0, ENOUGH, dear_calls);
+  assert_int_equal(t.rows[0], TD_TUNER_ROWS);
+  assert_int_equal(t.rows[1], 0);
+  assert_false(t.counts);
+  t = tune(&matrix, 512, 0, ENOUGH, dear_waits);
+  assert_int_equal(t.rows[0], 32);
+  t = tune(&matrix, 128, 128, ENOUGH, best_at_256_and_64);
+  assert_int_equal(t.rows[0], 256);
+  assert_int_equal(t.rows[1], 64);
+  t = tune(&matrix, 480, 0, TD_TUNER_ROUND, dear_waits); // no power of two
+  assert_true(t.counts);
+  assert_int_equal(t.rows[0] % 32, 0);
+}
+
+static void test_stays_where_nothing_is_gained(void **state) {
+  (void)state;
+  td_trial t = tune(&matrix, 128, 0, TD_TUNER_ROUND, all_alike);
+  assert_int_equal(t.rows[0], 128);
+  assert_false(t.counts); // one round says so
+}
+
+static void test_what_is_not_tried(void **state) {
+  (void)state;
+  td_weight columns = matrix;
+  columns.dtype = TD_I4;
+  columns.layout = TD_LAYOUT_AWQ;
+  assert_int_equal(tune(&columns, 256, 0, ENOUGH, dear_waits).rows[0], 128);
+  assert_int_equal(tune(&matrix, 16, 0, ENOUGH, dear_calls).rows[0], 16); // short for a reason
+  const td_weight router = {.dtype = TD_BF16, .rows = 64, .cols = 7168};
+  td_trial t = tune(&router, 32, 0, 1, dear_calls);
+  assert_false(t.counts);
+  assert_int_equal(t.rows[0], 32);
+}
+
+// A run of twice the work may take twice as long.
+static void test_time_is_of_work(void **state) {
+  (void)state;
+  td_cpu_tuner *tuner = td_cpu_tuner_open();
+  const td_tuner_kind kind = td_tuner_kind_of(&matrix, 64, 8, false);
+  const uint32_t first[TD_TUNER_KNOBS] = {128, 128};
+  for (uint32_t i = 0; i < TD_TUNER_ROUND; i++) {
+    td_trial trial = td_cpu_tuner_next(tuner, &kind, first);
+    td_cpu_tuner_add(tuner, &trial, 1000 * trial.rows[0], trial.rows[0]);
+  }
+  assert_int_equal(td_cpu_tuner_next(tuner, &kind, first).rows[0], 128);
+  td_cpu_tuner_close(tuner);
+}
+
+static void test_kinds_are_told_apart(void **state) {
+  (void)state;
+  td_weight other = matrix;
+  other.scale_cols = 32;
+  const td_tuner_kind a = td_tuner_kind_of(&matrix, 64, 1, false);
+  const td_tuner_kind kinds[] = {
+      td_tuner_kind_of(&matrix, 64, 1, true), td_tuner_kind_of(&matrix, 64, 2, false),
+      td_tuner_kind_of(&matrix, 1, 1, false), td_tuner_kind_of(&other, 64, 1, false)};
+  for (size_t i = 0; i < TD_COUNT(kinds); i++)
+    assert_memory_not_equal(&a, &kinds[i], sizeof a);
+  const td_tuner_kind nine = td_tuner_kind_of(&matrix, 64, 9, false);
+  const td_tuner_kind sixteen = td_tuner_kind_of(&matrix, 64, 16, false);
+  assert_memory_equal(&nine, &sixteen, sizeof nine);
+}
+
+// Streams begin runs before others end; those of a round that is over, and kinds there is no room
+// for, change nothing.
+static void test_late_and_too_many(void **state) {
+  (void)state;
+  td_cpu_tuner *tuner = td_cpu_tuner_open();
+  const td_tuner_kind kind = td_tuner_kind_of(&matrix, 64, 1, false);
+  const uint32_t first[TD_TUNER_KNOBS] = {128, 0};
+  td_trial late[3 * TD_TUNER_ROUND];
+  for (size_t i = 0; i < TD_COUNT(late); i++)
+    late[i] = td_cpu_tuner_next(tuner, &kind, first);
+  for (size_t i = 0; i < TD_COUNT(late); i++)
+    td_cpu_tuner_add(tuner, &late[i], (uint64_t)dear_calls(&late[i], 0), 1);
+  const td_trial second = td_cpu_tuner_next(tuner, &kind, first);
+  assert_true(second.counts); // of which only one round is over
+  assert_int_equal(second.round, 1);
+  for (uint32_t i = 1; i < 1000; i++) {
+    td_weight w = matrix;
+    w.rows += 8 * i;
+    const td_tuner_kind many = td_tuner_kind_of(&w, 64, 1, false);
+    for (uint32_t j = 0; j < 2; j++) {
+      td_trial trial = td_cpu_tuner_next(tuner, &many, first);
+      assert_true(trial.rows[0] == 64 || trial.rows[0] == 128 || trial.rows[0] == 256);
+      td_cpu_tuner_add(tuner, &trial, 1000, 1);
+    }
+  }
+  td_cpu_tuner_close(tuner);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_goes_where_it_is_quickest),
+      cmocka_unit_test(test_stays_where_nothing_is_gained),
+      cmocka_unit_test(test_what_is_not_tried),
+      cmocka_unit_test(test_time_is_of_work),
+      cmocka_unit_test(test_kinds_are_told_apart),
+      cmocka_unit_test(test_late_and_too_many),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
