@@ -22,6 +22,7 @@ static const struct {
     {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512bf16", TD_ISA_AVX512_BF16, TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
+    {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx2int16", TD_ISA_AVX2_INT16, TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
     {"scalar", 0, 0},
@@ -39,6 +40,12 @@ static int has_f16c(void) {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
+static int has_avx_vnni(void) {
+  enum { AVX_VNNI = 1 << 4 };
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI);
+}
+
 static int has_avx512_fp16(void) {
   enum { AVX512_FP16 = 1 << 23 };
   unsigned eax, ebx, ecx, edx;
@@ -51,6 +58,7 @@ static unsigned machine_features(void) {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
     features |= TD_ISA_AVX2 | TD_ISA_AVX2_INT16;
+    if (has_avx_vnni()) features |= TD_ISA_AVX_VNNI;
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -98,7 +106,8 @@ static void fill(td_kernel_table *t, unsigned allowed) {
 }
 
 void td_kernels_use_activations(td_activations activations) {
-  const unsigned rounding = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16 | TD_ISA_AVX2_INT16;
+  const unsigned rounding = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16 | TD_ISA_AVX2_INT16 |
+                            TD_ISA_AVX_VNNI;
   const unsigned exact = table_features & ~rounding;
   fill(&table, activations == TD_ACTIVATIONS_F32 ? exact : table_features);
   fill(&exact_table, exact);
@@ -106,8 +115,8 @@ void td_kernels_use_activations(td_activations activations) {
 }
 
 const char *const *td_kernels_isas(void) {
-  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512", "avx2int16",
-                                      "avx2",       "scalar",     NULL};
+  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512", "avxvnni",
+                                      "avx2int16",  "avx2",       "scalar", NULL};
   return names;
 }
 

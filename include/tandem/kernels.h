@@ -17,11 +17,10 @@
 #include "tandem/types.h"
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
-// but for the versions of avx512fp16, x rounded by those and by avx512bf16's and avx2int16's: see
-// td_activations.
-// Neither x nor y alias. The weight is used as stored: a scale multiplies sums, or activations with
-// one rounding, or, where that is exact, weights; a NaN code or scale anywhere in a row makes the
-// row's results NaN.
+// but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avx2int16's and
+// avxvnni's: see td_activations. Neither x nor y alias. The weight is used as stored: a scale
+// multiplies sums, or activations with one rounding, or, where that is exact, weights; a NaN code
+// or scale anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols
@@ -146,6 +145,7 @@ enum {
   TD_ISA_AVX512_FP16 = 1u << 2,
   TD_ISA_AVX512_BF16 = 1u << 3,
   TD_ISA_AVX2_INT16 = 1u << 4, // AVX2; marks what multiplies activations of 16 bits
+  TD_ISA_AVX_VNNI = 1u << 5,   // AVX2's width, without AVX-512: Intel's desktops from Alder Lake on
 };
 
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;

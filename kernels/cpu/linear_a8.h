@@ -196,8 +196,11 @@ TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, ui
                                      : a8_set1(-middle * sum);
       }
     }
-    for (; word < end; word += STEP_WORDS) // x is zero behind the last column
-      a8_step(T, g->w + word, x + word * 4, acc);
+    for (; word < end; word += STEP_WORDS) { // x is zero behind the last column
+      const int8_t *xs = x + word * 4;
+      __asm__("" : "+r"(xs)); // one address, not one of each token
+      a8_step(T, g->w + word, xs, acc);
+    }
     TD_UNROLL for (int i = 0; i < T; i++) {
       vf scale = vf_set1(g->x_scale[at + (size_t)i * g->n_in_window + b]);
       TD_UNROLL for (int v = 0; v < VECTORS; v++) {
@@ -225,6 +228,7 @@ static void a8_window(a8 *g, uint32_t window) {
     decode_scales(g, i);
   uint32_t t = 0;
   A8_TILE(8)
+  A8_TILE(6)
   A8_TILE(4)
   A8_TILE(2)
   A8_TILE(1)

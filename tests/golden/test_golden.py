@@ -26,6 +26,7 @@ ROUNDING = {
     "avx512fp16": ("avx512_fp16", 1e-2, 2, 64),
     "avx512bf16": ("avx512_bf16", 2e-2, 28, 16),
     "avx2int16": ("avx2", TOLERANCE, 0, 64),
+    "avxvnni": ("avx_vnni", TOLERANCE, 0, 64),
 }
 
 # How the prompt reaches the model: tokens a pass; None is all at once. 64 is a KV page; 37 divides

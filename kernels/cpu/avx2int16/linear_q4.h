@@ -274,11 +274,12 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
   }
 }
 
-// At once, for there are no registers to keep products in, which the compiler would try.
 TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
-  __asm__("" : "+x"(acc));
-  return acc;
+#ifdef __AVXVNNI__
+  return _mm256_dpwssd_avx_epi32(acc, w, x);
+#else
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
+#endif
 }
 
 // The same two columns of a token for every row.
@@ -337,8 +338,8 @@ TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const 
     TD_UNROLL for (int t = 0; t < T; t++) {
       const int16_t *xs = x + (size_t)t * apart + s * STEP;
       TD_UNROLL for (int i = 0; i < 4; i++) {
-        const vi product = _mm256_madd_epi16(w[i], vi_load(xs + 16 * i));
-        sums[t] = s == 0 && i == 0 ? product : _mm256_add_epi32(sums[t], product);
+        const vi xv = vi_load(xs + 16 * i);
+        sums[t] = s == 0 && i == 0 ? _mm256_madd_epi16(w[i], xv) : add_pairs(sums[t], w[i], xv);
       }
     }
   }
@@ -541,7 +542,11 @@ TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t ti
           vi xv = pair_of(x + t * OCTET + 2 * j);
           __asm__("" : "+x"(xv)); // one load, not one in each multiplication
           TD_UNROLL for (int r = 0; r < R; r++) {
-            acc[r * T + t] = add_pairs(acc[r * T + t], wv[r], xv);
+            vi *of = &acc[r * T + t];
+            *of = add_pairs(*of, wv[r], xv);
+            // At once, for there are no registers to keep products in, which the compiler would
+            // try.
+            __asm__("" : "+x"(*of));
           }
         }
       }

@@ -15,10 +15,10 @@
 #include "tandem/kernels.h"
 
 enum {
-  TD_TUNER_KNOBS = 2,   // numbers an operator asks for at most
-  TD_TUNER_ROUND = 18,  // trials until medians are compared
-  TD_TUNER_ROUNDS = 5,  // at most
-  TD_TUNER_ROWS = 1024, // at most
+  TD_TUNER_KNOBS = 2,         // numbers an operator asks for at most
+  TD_TUNER_ROUND = 18,        // trials until medians are compared
+  TD_TUNER_ROUNDS = 5,        // at most
+  TD_TUNER_ROWS = 1024,       // at most
   TD_TUNER_WEIGHTS = 1 << 20, // of a matrix: with fewer, how long a run takes tells little
 };
 
