@@ -17,7 +17,12 @@ struct td_sampler {
   uint8_t *seen;              // [n_vocab] in prompt or answer; NULL likewise
   td_token_value *candidates; // [n_vocab]
   float *given;               // [n_vocab] logits before anything is done to them
+  float *weights;             // [n_vocab] exp(logit - the largest)
 };
+
+// A vocabulary is some 100,000 numbers, and looked through for every token: what is done to all of
+// them is done in lanes, which compilers make vectors of.
+enum { LANES = 16, BLOCK = 256, FEW = 64 };
 
 static bool has_repetition(const td_sampling *p) {
   return p->repetition_penalty != 0 && p->repetition_penalty != 1;
@@ -49,8 +54,9 @@ td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_
   s->n_bias = n_bias;
   s->candidates = malloc(n_vocab * sizeof *s->candidates);
   s->given = malloc(n_vocab * sizeof *s->given);
+  s->weights = malloc(n_vocab * sizeof *s->weights);
   s->bias = malloc((n_bias + 1) * sizeof *s->bias);
-  bool failed = !s->candidates || !s->given || !s->bias;
+  bool failed = !s->candidates || !s->given || !s->weights || !s->bias;
   if (has_penalties(params)) {
     s->counts = calloc(n_vocab, sizeof *s->counts);
     s->seen = calloc(n_vocab, sizeof *s->seen);
@@ -69,6 +75,7 @@ void td_sampler_close(td_sampler *s) {
   if (!s) return;
   free(s->candidates);
   free(s->given);
+  free(s->weights);
   free(s->bias);
   free(s->counts);
   free(s->seen);
@@ -130,12 +137,72 @@ static void add_bias_and_penalties(const td_sampler *s, float *logits) {
   }
 }
 
-static uint32_t argmax(const float *logits, uint32_t n) {
-  uint32_t best = 0;
-  for (uint32_t i = 1; i < n; i++) {
-    if (logits[i] > logits[best]) best = i;
+static float largest(const float *x, uint32_t n) {
+  float most[LANES], all = x[0];
+  for (int j = 0; j < LANES; j++)
+    most[j] = x[0];
+  uint32_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    for (int j = 0; j < LANES; j++)
+      most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
   }
-  return best;
+  for (; i < n; i++)
+    all = x[i] > all ? x[i] : all;
+  for (int j = 0; j < LANES; j++)
+    all = most[j] > all ? most[j] : all;
+  return all;
+}
+
+// The first of the largest; of what begins with NaN, the first.
+static uint32_t argmax(const float *x, uint32_t n) {
+  float most = largest(x, n);
+  for (uint32_t i = 0; i < n; i++) {
+    if (x[i] == most) return i;
+  }
+  return 0;
+}
+
+// e^x of x <= 0 within 2 ulp, 0 where that would be subnormal and for NaN. x = n ln 2 + r with
+// |r| <= ln(2)/2, the polynomial for e^r is the one of Cephes' expf. Nothing but additions and
+// multiplications, so that all machines draw the same.
+static float exp_of(float x) {
+  const float round = 0x1.8p23f, clamped = x > -87.0f ? x : -87.0f;
+  const float shifted = clamped * 1.44269504088896341f + round, n = shifted - round;
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  int32_t bits, of_n;
+  memcpy(&bits, &p, sizeof bits);
+  memcpy(&of_n, &shifted, sizeof of_n);
+  bits += (int32_t)((uint32_t)of_n << 23); // the exponent; n is in the lowest bits
+  memcpy(&p, &bits, sizeof p);
+  return x > -87.0f ? p : 0.0f;
+}
+
+static double sum_of(const float *x, uint32_t n) {
+  double sums[LANES] = {0}, all = 0;
+  uint32_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    for (int j = 0; j < LANES; j++)
+      sums[j] += (double)x[i + j];
+  }
+  for (; i < n; i++)
+    all += (double)x[i];
+  for (int j = 0; j < LANES; j++)
+    all += sums[j];
+  return all;
+}
+
+// weights[i] = exp(x[i] - most); returns their sum.
+static double weigh_all(float *restrict weights, const float *restrict x, uint32_t n, float most) {
+  for (uint32_t i = 0; i < n; i++)
+    weights[i] = exp_of(x[i] - most);
+  return sum_of(weights, n);
 }
 
 // By falling value, ties by rising id, so that the order is the same everywhere.
@@ -145,7 +212,7 @@ static int by_value(const void *a, const void *b) {
   return (x->id > y->id) - (x->id < y->id);
 }
 
-// Moves the k best to the front, in order: a heap of the k best seen so far, its worst at the root.
+// The k best of n values, in order: a heap of the k best seen so far, its worst at the root.
 static void sift_down(td_token_value *heap, uint32_t n, uint32_t i) {
   for (;;) {
     uint32_t worst = i, left = 2 * i + 1, right = left + 1;
@@ -159,24 +226,18 @@ static void sift_down(td_token_value *heap, uint32_t n, uint32_t i) {
   }
 }
 
-static void best_first(td_token_value *c, uint32_t n, uint32_t k) {
+static void best_first(td_token_value *c, const float *values, uint32_t n, uint32_t k) {
+  for (uint32_t i = 0; i < k; i++)
+    c[i] = (td_token_value){.id = (int32_t)i, .value = values[i]};
   for (uint32_t i = k / 2; i-- > 0;)
     sift_down(c, k, i);
   for (uint32_t i = k; i < n; i++) {
-    if (by_value(&c[i], &c[0]) < 0) {
-      td_token_value tmp = c[0];
-      c[0] = c[i];
-      c[i] = tmp;
+    if (values[i] > c[0].value) { // of equal ones, those before it stay
+      c[0] = (td_token_value){.id = (int32_t)i, .value = values[i]};
       sift_down(c, k, 0);
     }
   }
   qsort(c, k, sizeof *c, by_value);
-}
-
-static void fill_candidates(td_sampler *s, const float *logits) {
-  for (uint32_t i = 0; i < s->n_vocab; i++) {
-    s->candidates[i] = (td_token_value){.id = (int32_t)i, .value = logits[i]};
-  }
 }
 
 // Replaces the values (logits, already over temperature) of n candidates by their weights
@@ -184,7 +245,7 @@ static void fill_candidates(td_sampler *s, const float *logits) {
 static double weigh(td_token_value *c, uint32_t n, float max) {
   double sum = 0;
   for (uint32_t i = 0; i < n; i++) {
-    c[i].value = expf(c[i].value - max);
+    c[i].value = exp_of(c[i].value - max);
     sum += c[i].value;
   }
   return sum;
@@ -208,20 +269,6 @@ static uint32_t count_kept(const td_sampling *p, const td_token_value *c, uint32
   return keep;
 }
 
-// Sorts as many of the best of n weighted candidates to the front as top_p and min_p let stand, and
-// returns how many; *sum becomes their weight. Few tokens hold most of the weight, so the front
-// that is sorted grows until it is enough.
-static uint32_t truncate_tail(const td_sampling *p, td_token_value *c, uint32_t n, double *sum) {
-  for (uint32_t k = n < 64 ? n : 64;; k = k > n / 8 ? n : k * 8) {
-    best_first(c, n, k);
-    double have;
-    uint32_t keep = count_kept(p, c, k, *sum, &have);
-    if (keep == k && k < n) continue;
-    *sum = have;
-    return keep;
-  }
-}
-
 // One of n weighted candidates, whose weight is sum; best where rounding uses up the last sliver.
 static int32_t pick(const td_sampler *s, const td_token_value *c, uint32_t n, double sum,
                     int32_t best) {
@@ -233,22 +280,101 @@ static int32_t pick(const td_sampler *s, const td_token_value *c, uint32_t n, do
   return best;
 }
 
+// The same of all tokens; a block's weight tells whether it ends there.
+static int32_t pick_of_all(const td_sampler *s, double sum, int32_t best) {
+  double left = uniform(s->params.seed, s->index) * sum;
+  for (uint32_t at = 0, n; at < s->n_vocab; at += n) {
+    n = s->n_vocab - at < BLOCK ? s->n_vocab - at : BLOCK;
+    double of_block = sum_of(s->weights + at, n);
+    if (left >= of_block) {
+      left -= of_block;
+      continue;
+    }
+    for (uint32_t i = at; i < at + n; i++) {
+      left -= s->weights[i];
+      if (left < 0) return (int32_t)i;
+    }
+  }
+  return best;
+}
+
+// ---- many tokens above the cut ----------------------------------------------------------------
+
+// Weights, which are 0 to 1, whose upper bits are alike: those of a higher bucket are larger.
+enum { BUCKET_SHIFT = 18, N_BUCKETS = (0x3f800000 >> BUCKET_SHIFT) + 1 };
+
+static uint32_t bucket_of(float weight) {
+  uint32_t bits;
+  memcpy(&bits, &weight, sizeof bits);
+  return bits >> BUCKET_SHIFT;
+}
+
+// Its tokens, best first, into the candidates.
+static uint32_t open_bucket(td_sampler *s, uint32_t b) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < s->n_vocab; i++) {
+    if (bucket_of(s->weights[i]) != b) continue;
+    s->candidates[n++] = (td_token_value){.id = (int32_t)i, .value = s->weights[i]};
+  }
+  qsort(s->candidates, n, sizeof *s->candidates, by_value);
+  return n;
+}
+
+// What pick makes of all tokens that count_kept lets stand, best first: only the bucket where they
+// end is sorted, and the one where it ends.
+static int32_t pick_of_many(td_sampler *s, double sum, int32_t best) {
+  const td_sampling *p = &s->params;
+  const double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * sum : INFINITY;
+  double sums[N_BUCKETS] = {0};
+  for (uint32_t i = 0; i < s->n_vocab; i++)
+    sums[bucket_of(s->weights[i])] += (double)s->weights[i];
+  const uint32_t least = bucket_of(p->min_p); // the best one's weight is 1
+  uint32_t last = N_BUCKETS - 1;
+  double have = 0;
+  for (; last > least && have + sums[last] < need; last--)
+    have += sums[last];
+  uint32_t n = open_bucket(s, last), kept = 0;
+  for (; kept < n && have < need && s->candidates[kept].value >= p->min_p; kept++)
+    have += (double)s->candidates[kept].value;
+  double left = uniform(s->params.seed, s->index) * have;
+  uint32_t b = N_BUCKETS - 1;
+  for (; b > last && left >= sums[b]; b--)
+    left -= sums[b];
+  n = b == last ? kept : open_bucket(s, b);
+  for (uint32_t i = 0; i < n; i++) {
+    left -= (double)s->candidates[i].value;
+    if (left < 0) return s->candidates[i].id;
+  }
+  return best;
+}
+
 static int32_t draw(td_sampler *s, float *logits) {
   const td_sampling *p = &s->params;
-  uint32_t best = argmax(logits, s->n_vocab);
+  const uint32_t best = argmax(logits, s->n_vocab);
   if (p->temperature == 0) return (int32_t)best;
-  float inverse = 1.0f / p->temperature;
+  const float inverse = 1.0f / p->temperature;
   for (uint32_t i = 0; i < s->n_vocab; i++)
     logits[i] *= inverse;
-  fill_candidates(s, logits);
   td_token_value *c = s->candidates;
-  uint32_t n = s->n_vocab;
-  if (p->top_k && p->top_k < n) {
-    n = p->top_k;
-    best_first(c, s->n_vocab, n);
+  uint32_t n = p->top_k;
+  double sum;
+  if (n && n < s->n_vocab) {
+    best_first(c, logits, s->n_vocab, n);
+    sum = weigh(c, n, logits[best]);
+    if (has_tail_cut(p)) {
+      qsort(c, n, sizeof *c, by_value); // weights of unlike logits may be alike
+      n = count_kept(p, c, n, sum, &sum);
+    }
+  } else {
+    sum = weigh_all(s->weights, logits, s->n_vocab, logits[best]);
+    if (!has_tail_cut(p)) return pick_of_all(s, sum, (int32_t)best);
+    const uint32_t few = s->n_vocab < FEW ? s->n_vocab : FEW; // which hold most of it, mostly
+    double have;
+    best_first(c, s->weights, s->n_vocab, few);
+    n = count_kept(p, c, few, sum, &have);
+    if (n == few && n < s->n_vocab) return pick_of_many(s, sum, (int32_t)best);
+    sum = have;
   }
-  double sum = weigh(c, n, logits[best]);
-  if (has_tail_cut(p)) n = truncate_tail(p, c, n, &sum);
   return pick(s, c, n, sum, (int32_t)best);
 }
 
@@ -280,20 +406,16 @@ static bool draw_of_top(const td_sampler *s, const td_top_logits *top, int32_t *
 
 // ---- log-probabilities ----------------------------------------------------------------------
 
-static double log_sum_exp(const float *logits, uint32_t n) {
-  float max = logits[argmax(logits, n)];
-  double sum = 0;
-  for (uint32_t i = 0; i < n; i++)
-    sum += exp((double)(logits[i] - max));
-  return log(sum) + max;
+static double log_sum_exp(const td_sampler *s, const float *logits) {
+  const float most = largest(logits, s->n_vocab);
+  return log(weigh_all(s->weights, logits, s->n_vocab, most)) + (double)most;
 }
 
 static void fill_top(td_sampler *s, const float *logits, double norm, td_wire_token *token) {
   uint32_t k = s->params.n_top_logprobs;
   if (k > s->n_vocab) k = s->n_vocab;
   if (!k) return;
-  fill_candidates(s, logits);
-  best_first(s->candidates, s->n_vocab, k);
+  best_first(s->candidates, logits, s->n_vocab, k);
   for (uint32_t i = 0; i < k; i++) {
     token->top[i] = (td_token_value){.id = s->candidates[i].id,
                                      .value = (float)(s->candidates[i].value - norm)};
@@ -306,7 +428,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   td_wire_token token = {.index = s->index};
   double norm = 0;
   if (want_logprobs) {
-    norm = log_sum_exp(logits, s->n_vocab);
+    norm = log_sum_exp(s, logits);
     fill_top(s, logits, norm, &token);
     memcpy(s->given, logits, s->n_vocab * sizeof *logits);
   }

@@ -107,6 +107,68 @@ static void test_draws_follow_the_distribution(void **state) {
   expect_distribution((td_sampling){.temperature = 1, .seed = 7, .top_k = 20, .top_p = 0.5f}, 6);
 }
 
+// Many tokens above the cut are not sorted, those of a top_k are: both draw the same, whatever the
+// weights, ties among them.
+static void test_many_above_the_cut(void **state) {
+  (void)state;
+  static const td_sampling cuts[] = {{.top_p = 0.5f},    {.top_p = 0.95f},
+                                     {.top_p = 0.9999f}, {.min_p = 0.3f},
+                                     {.min_p = 1e-3f},   {.top_p = 0.9f, .min_p = 0.1f}};
+  static const float spreads[] = {0.01f, 1, 5};
+  static float given[N_VOCAB];
+  for (size_t i = 0; i < sizeof cuts / sizeof cuts[0] * 3; i++) {
+    td_sampling params = cuts[i / 3];
+    params.temperature = 1.3f;
+    params.seed = i;
+    uint32_t state_of_rng = (uint32_t)i;
+    for (int t = 0; t < N_VOCAB; t++) {
+      state_of_rng = state_of_rng * 1664525u + 1013904223u;
+      given[t] = spreads[i % 3] * (float)(state_of_rng >> 24) / 64; // 256 values: most are shared
+    }
+    given[N_VOCAB - 1] = -INFINITY;
+    td_sampler *all = open_sampler(params, NULL, 0);
+    params.top_k = N_VOCAB - 1;
+    td_sampler *sorted = open_sampler(params, NULL, 0);
+    for (int n = 0; n < 500; n++) {
+      memcpy(logits, given, sizeof given);
+      int32_t id = td_sampler_next(all, logits, 0).id;
+      memcpy(logits, given, sizeof given);
+      assert_int_equal(id, td_sampler_next(sorted, logits, 0).id);
+    }
+    td_sampler_close(all);
+    td_sampler_close(sorted);
+  }
+}
+
+// Of equal ones the first stand.
+static void test_ties(void **state) {
+  (void)state;
+  td_sampler *s = open_sampler((td_sampling){.temperature = 1, .seed = 1, .top_k = 5}, NULL, 0);
+  for (int n = 0; n < 100; n++) {
+    memset(logits, 0, sizeof logits);
+    assert_in_range(td_sampler_next(s, logits, 0).id, 0, 4);
+  }
+  td_sampler_close(s);
+}
+
+// What is no number, or infinite, does not keep the best of the others from being drawn.
+static void test_odd_logits(void **state) {
+  (void)state;
+  td_sampler *greedy = open_sampler((td_sampling){0}, NULL, 0);
+  td_sampler *warm = open_sampler((td_sampling){.temperature = 1, .seed = 1}, NULL, 0);
+  for (int i = 0; i < N_VOCAB; i++)
+    logits[i] = -INFINITY;
+  logits[3] = 2;
+  logits[N_VOCAB - 1] = NAN;
+  assert_int_equal(td_sampler_next(greedy, logits, 0).id, 3);
+  assert_int_equal(td_sampler_next(warm, logits, 0).id, 3);
+  logits[5] = INFINITY;
+  assert_int_equal(td_sampler_next(greedy, logits, 0).id, 5);
+  assert_int_equal(td_sampler_next(warm, logits, 0).id, 5);
+  td_sampler_close(greedy);
+  td_sampler_close(warm);
+}
+
 static void test_seed_decides(void **state) {
   (void)state;
   td_sampling params = {.temperature = 1, .seed = 42};
@@ -271,6 +333,9 @@ int main(void) {
       cmocka_unit_test(test_greedy_takes_the_best),
       cmocka_unit_test(test_an_answer_changes_hands),
       cmocka_unit_test(test_draws_follow_the_distribution),
+      cmocka_unit_test(test_many_above_the_cut),
+      cmocka_unit_test(test_odd_logits),
+      cmocka_unit_test(test_ties),
       cmocka_unit_test(test_seed_decides),
       cmocka_unit_test(test_penalties),
       cmocka_unit_test(test_logprobs_are_the_models_own),
