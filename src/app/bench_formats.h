@@ -22,8 +22,8 @@ enum { TD_BENCH_ALL_COLS = UINT32_MAX };
 enum { TD_BENCH_ANSWERS = 16 };
 
 const td_bench_format *td_bench_formats(size_t *n);
-// Of the kernels that --activations f32, or int8, has for it.
-const char *td_bench_family(const td_bench_format *format, td_activations activations);
+// Of the kernels that these activations have for it, of a prompt or of answers.
+const char *td_bench_family(const td_bench_format *format, td_activations activations, bool prompt);
 // Whether a comma-separated list of names has the format's; NULL has all.
 bool td_bench_format_chosen(const td_bench_format *format, const char *list);
 // TD_EINVAL where a name of the list is no format's.

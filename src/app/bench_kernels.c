@@ -125,15 +125,16 @@ static td_status run_threads(kernel_bench *b, const td_bench_format *format,
   if (st != TD_OK) return st;
   size_t n;
   const td_kernel_variant *variants = td_kernel_variants(&n);
-  const char *family = td_bench_family(format, td_kernels()->activations);
   const td_int_list *batches = &b->report.options->bench_batches;
   for (size_t i = 0; i < n; i++) {
     const td_kernel_variant *v = &variants[i];
-    if (strcmp(v->family, family) || !td_kernel_variant_runs(v)) continue;
+    if (!td_kernel_variant_runs(v)) continue;
     b->fn = (td_linear_fn)v->fn;
     for (uint32_t j = 0; j < batches->n; j++) {
       b->batch = (uint32_t)batches->values[j];
-      run_case(b, v, format, speed);
+      const char *family = td_bench_family(format, td_kernels()->activations,
+                                           b->batch > TD_BENCH_ANSWERS);
+      if (!strcmp(v->family, family)) run_case(b, v, format, speed);
     }
   }
   return TD_OK;

@@ -31,11 +31,20 @@ static void test_every_linear_family_has_a_format(void **state) {
     size_t i = 0;
     while (i < TD_N_ACTIVATIONS * n &&
            strcmp(td_bench_family(&formats[i / TD_N_ACTIVATIONS],
-                                  (td_activations)(i % TD_N_ACTIVATIONS)),
+                                  (td_activations)(i % TD_N_ACTIVATIONS), true),
                   variants[v].family))
       i++;
     if (i == TD_N_ACTIVATIONS * n) fail_msg("%s is not measured", variants[v].family);
   }
+}
+
+// As the engine has it: 8 bits are for prompts.
+static void test_answers_are_not_in_8_bits(void **state) {
+  (void)state;
+  const td_bench_format *int4 = format_named("int4-g128");
+  assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, true), "linear_q4_a8");
+  assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, false), "linear_i4");
+  assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_AUTO, true), "linear_i4");
 }
 
 static void test_choosing_formats(void **state) {
@@ -127,6 +136,7 @@ static void test_too_many_matrices(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_linear_family_has_a_format),
+      cmocka_unit_test(test_answers_are_not_in_8_bits),
       cmocka_unit_test(test_choosing_formats),
       cmocka_unit_test(test_matrix_layout),
       cmocka_unit_test(test_filled_matrices_are_ordinary),
