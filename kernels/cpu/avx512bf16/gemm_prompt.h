@@ -334,11 +334,16 @@ static void put_results(const prompt *g) {
   for (uint32_t row = 0; row < g->n_rows; row += TILE_ROWS) {
     for (uint32_t i = 0; i < g->n_tiles; i++) {
       const uint32_t begin = prompt_tile_begin(g, i), n = prompt_tile_begin(g, i + 1) - begin;
-      for (uint32_t j = 0; j < ROW_VECTORS * n; j++, total++) {
-        const uint32_t r = row + j / n * VL, t = g->token0 + begin + j % n;
+      for (uint32_t r = row; r < row + TILE_ROWS; r += VL) {
         const uint32_t left = r < g->n_rows ? g->n_rows - r : 0;
-        vf_store_n(a->y + t * a->ldy + g->row0 + r - a->y_row0, vf_mul(*total, scale),
-                   left < VL ? left : VL);
+        float *y = a->y + (g->token0 + begin) * a->ldy + g->row0 + r - a->y_row0;
+        for (uint32_t t = 0; t < n; t++, total++, y += a->ldy) {
+          if (left >= VL) {
+            vf_store(y, vf_mul(*total, scale));
+          } else {
+            vf_store_n(y, vf_mul(*total, scale), left);
+          }
+        }
       }
     }
   }
