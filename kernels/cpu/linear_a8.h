@@ -1,10 +1,10 @@
 // kernels/cpu/linear_a8.h - y = W x for rows of 4-bit codes with x rounded to 8 bits, in vectors of
 // 32-bit lanes, for each ISA's file to include after its vec.h and these definitions:
 //   VECTORS, TILE_TOKENS   the register tile: VECTORS VL rows times so many tokens
-//   STEP_WORDS             words, 1 to 4, whose products may be summed in a way of their own
-//   a8_begin               of acc, what a step's sum begins with
 //   a8_dot                 sum + the four products u x of every lane, u at most 24, x signed
-//   a8_end                 acc behind the step, of that before it and of sum
+//   A8_STEP_WORDS          where up to 4 words' products are summed in a way of their own: so many
+//   a8_begin, a8_end       then: of acc, what a step's sum begins with; acc behind the step, of
+//                          that before it and of sum
 //   a8_set1, a8_mul, a8_to_float
 //   a8_words               16 bytes of VL rows: word j of row i in lane i of vector j
 //   a8_low, a8_high        the lower and upper codes of every byte
@@ -31,6 +31,17 @@
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
+
+#ifndef A8_STEP_WORDS
+#define A8_STEP_WORDS 1
+static inline vi a8_begin(vi acc) {
+  return acc;
+}
+static inline vi a8_end(vi acc, vi sum) {
+  (void)acc;
+  return sum;
+}
+#endif
 
 enum {
   STRIP = VECTORS * VL, // rows
@@ -161,7 +172,7 @@ static void decode_scales(a8 *g, uint32_t i) {
 // acc [T][VECTORS] += the products of a step's words.
 TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi *acc) {
   vi sum[TILE_TOKENS * VECTORS];
-  TD_UNROLL for (int word = 0; word < STEP_WORDS; word++) {
+  TD_UNROLL for (int word = 0; word < A8_STEP_WORDS; word++) {
     vi wv[VECTORS];
     TD_UNROLL for (int v = 0; v < VECTORS; v++) wv[v] = vi_load(w[word][v * VL]);
     TD_UNROLL for (int t = 0; t < T; t++) {
@@ -196,7 +207,7 @@ TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, ui
                                      : a8_set1(-middle * sum);
       }
     }
-    for (; word < end; word += STEP_WORDS) { // x is zero behind the last column
+    for (; word < end; word += A8_STEP_WORDS) { // x is zero behind the last column
       const int8_t *xs = x + word * 4;
       __asm__("" : "+r"(xs)); // one address, not one of each token
       a8_step(T, g->w + word, xs, acc);

@@ -5,20 +5,14 @@
 #include "kernels/cpu/avx2/vec.h"
 
 #ifdef __AVXVNNI__
-enum { VECTORS = 2, TILE_TOKENS = 6, STEP_WORDS = 1 };
+enum { VECTORS = 2, TILE_TOKENS = 6 };
 
-static inline vi a8_begin(vi acc) {
-  return acc;
-}
 static inline vi a8_dot(vi sum, vi u, vi x) {
   return _mm256_dpbusd_avx_epi32(sum, u, x);
 }
-static inline vi a8_end(vi acc, vi sum) {
-  (void)acc;
-  return sum;
-}
 #else
-enum { VECTORS = 2, TILE_TOKENS = 4, STEP_WORDS = 4 };
+enum { VECTORS = 2, TILE_TOKENS = 4 };
+#define A8_STEP_WORDS 4
 
 // In pairs, which stay below 2^15: 4 * 2 * 24 * 127.
 static inline vi a8_begin(vi acc) {

@@ -1,17 +1,10 @@
 // kernels/cpu/avx512/linear_q4_a8.c - 4-bit weights times activations in 8 bits; see linear_a8.h.
 #include "kernels/cpu/avx512/vec.h"
 
-enum { VECTORS = 2, TILE_TOKENS = 8, STEP_WORDS = 1 };
+enum { VECTORS = 2, TILE_TOKENS = 8 };
 
-static inline vi a8_begin(vi acc) {
-  return acc;
-}
 static inline vi a8_dot(vi sum, vi u, vi x) {
   return _mm512_dpbusd_epi32(sum, u, x);
-}
-static inline vi a8_end(vi acc, vi sum) {
-  (void)acc;
-  return sum;
 }
 static inline vi a8_set1(int32_t i) {
   return _mm512_set1_epi32(i);
