@@ -341,12 +341,27 @@ static size_t bytes_ahead(const panel *p, uint32_t row) {
   return bytes - p->apart * p->row_bytes + p->win.n / 2;
 }
 
+// All scales of the tile that is ROWS_AHEAD rows on, here or in the next panel: a window takes few
+// of a row, which the processor's prefetch does not follow.
+static void fetch_scales(const panel *p, uint32_t row) {
+  const td_weight *w = p->a->w;
+  const size_t n_bytes = p->groups.of_row * td_dtype_bytes(w->scale_dtype);
+  size_t at = p->row0 + row + ROWS_AHEAD;
+  if (row + ROWS_AHEAD >= p->apart) at += p->n_rows - p->apart;
+  for (uint32_t i = 0; i < p->tile_rows; i++, at += p->apart) {
+    const uintptr_t from = (uintptr_t)w->scale + at * n_bytes;
+    for (size_t b = 0; b < n_bytes; b += 64)
+      __builtin_prefetch((const void *)(from + b), 0, 2);
+  }
+}
+
 // A tile is rows that lie apart, each the next in a stream of its own: the processor's prefetch
 // follows those, and loses short rows. Rows behind the panel's last are that again, with totals of
 // their own.
 static void dot_rows(panel *p, uint32_t row) {
   const td_weight *w = p->a->w;
   uint32_t end = p->n_rows - 1, last = row + (p->tile_rows - 1) * p->apart;
+  if (p->a->n_tokens > 1 && p->win.k == 0) fetch_scales(p, row);
   q4_tile tile = {.scales = (const float(*)[LIST])p->scales,
                   .zeros = (const float(*)[LIST])p->zeros,
                   .n_blocks = blocks_within(p, p->row0 + (last < end ? last : end)),
