@@ -177,6 +177,14 @@ def test_ctrl_c_stops_the_answer_not_the_program(tandem_bin, model):
     assert terminal.end() == 0
 
 
+def test_nul_does_not_end_a_conversation(tandem, model, tmp_path):
+    for name, text in ("nul", b"a\0b"), ("replaced", "a\ufffdb".encode()):
+        (tmp_path / name).write_bytes(text)
+    args = ("run", "--model", model, "-n", "8", "--temperature", "0")
+    answers = [tandem(*args, "-f", tmp_path / name).stdout for name in ("nul", "replaced")]
+    assert answers[0] == answers[1] and answers[0]
+
+
 def test_interrupting_one_answer_says_so(tandem_bin, model):
     child = subprocess.Popen(
         [tandem_bin, "run", "--model", model, "-p", "x", "-n", "1000000", "--ignore-eos"],
