@@ -44,7 +44,7 @@ static double best_at_256_and_64(const td_trial *trial, uint32_t run) {
   return 1e6 * (fabs(log2(trial->rows[0] / 256.0)) + 2 * fabs(log2(trial->rows[1] / 64.0)) + 8);
 }
 
-// The slower a call, the more it is like the others; every fifth run waits for something else.
+// They differ by 2 %, and every fifth run waits for something else.
 static double all_alike(const td_trial *trial, uint32_t run) {
   double a_bit = 1 + 0.02 * (trial->rows[0] % 3);
   return 1e6 * a_bit * (run % 5 == 4 ? 20 : 1);

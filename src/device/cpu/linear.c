@@ -74,7 +74,7 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   const uint32_t first[TD_TUNER_KNOBS] = {
       td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_team_size(dev->team))};
-  const td_tuner_kind kind = td_tuner_kind_of(a->w, 1, a->n_tokens, a->n_prompt > 0);
+  const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
   linear_run run = {.a = a, .tile_rows = trial.rows[0]};

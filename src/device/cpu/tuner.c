@@ -52,7 +52,7 @@ static uint16_t log2_up(uint32_t n) {
   return log;
 }
 
-td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_matrices, uint32_t n_tokens,
+td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t n_tokens,
                                bool prompt) {
   enum { PROMPT = 32 };
   td_tuner_kind kind;
@@ -60,7 +60,7 @@ td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_matrices, uint32_t
   kind.rows = w->rows;
   kind.cols = w->cols;
   kind.scale_cols = w->scale_cols;
-  kind.n_matrices = n_matrices;
+  kind.n_experts = n_experts;
   kind.batch = (uint16_t)(log2_up(n_tokens) + (prompt ? PROMPT : 0));
   kind.dtype = (uint8_t)w->dtype;
   kind.layout = (uint8_t)w->layout;
@@ -130,8 +130,8 @@ static void end_round(kind_trials *k) {
   k->round = moved ? k->round + 1 : TD_TUNER_ROUNDS;
   begin_round(k, rows);
   if (moved || is_settled(k)) {
-    td_debug("kernels: %u x %u, %u matrices, batch %u%s: %u and %u rows a call%s", k->kind.rows,
-             k->kind.cols, k->kind.n_matrices, 1u << k->kind.batch % 32,
+    td_debug("kernels: %u x %u, %u experts, batch %u%s: %u and %u rows a call%s", k->kind.rows,
+             k->kind.cols, k->kind.n_experts, 1u << k->kind.batch % 32,
              k->kind.batch < 32 ? "" : " of prompts", rows[0], rows[1],
              is_settled(k) ? "" : " so far");
   }

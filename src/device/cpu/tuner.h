@@ -27,7 +27,7 @@ typedef struct td_cpu_tuner td_cpu_tuner;
 // Runs of one operator that are alike.
 typedef struct {
   uint32_t rows, cols, scale_cols; // of the first matrix
-  uint32_t n_matrices;             // to choose from
+  uint32_t n_experts;              // to choose from; 0: the operator is one matrix
   uint16_t batch;                  // how many tokens, roughly, and whether of prompts
   uint8_t dtype, layout;
 } td_tuner_kind;
@@ -43,7 +43,7 @@ typedef struct {
 td_cpu_tuner *td_cpu_tuner_open(void);
 void td_cpu_tuner_close(td_cpu_tuner *tuner);
 
-td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_matrices, uint32_t n_tokens,
+td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t n_tokens,
                                bool prompt);
 
 // What the next run of a kind takes. first: what it begins with, 0 for a number not asked for.
