@@ -21,6 +21,7 @@ static const struct {
 } isas[] = {
     {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512bf16", TD_ISA_AVX512_BF16, TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2},
+    {"avx512int16", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx2int16", TD_ISA_AVX2_INT16, TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
@@ -115,8 +116,9 @@ void td_kernels_use_activations(td_activations activations) {
 }
 
 const char *const *td_kernels_isas(void) {
-  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512", "avxvnni",
-                                      "avx2int16",  "avx2",       "scalar", NULL};
+  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512int16",
+                                      "avx512",     "avxvnni",    "avx2int16",
+                                      "avx2",       "scalar",     NULL};
   return names;
 }
 
@@ -187,7 +189,7 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
                        table.activations != TD_ACTIVATIONS_F32;
   if ((rounds_x(w) || in_bf16) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
-  if (in_avx2() && n_tokens >= MANY_TOKENS) return 480;
+  if ((in_avx2() || in_int16(w)) && n_tokens >= MANY_TOKENS) return 480;
   if (in_int16(w)) return 256;
   return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }

@@ -17,10 +17,10 @@
 #include "tandem/types.h"
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
-// but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avx2int16's and
-// avxvnni's: see td_activations. Neither x nor y alias. The weight is used as stored: a scale
-// multiplies sums, or activations with one rounding, or, where that is exact, weights; a NaN code
-// or scale anywhere in a row makes the row's results NaN.
+// but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avxvnni's,
+// avx2int16's and avx512int16's: see td_activations. Neither x nor y alias. The weight is used as
+// stored: a scale multiplies sums, or activations with one rounding, or, where that is exact,
+// weights; a NaN code or scale anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols
@@ -144,7 +144,7 @@ enum {
   TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, VNNI
   TD_ISA_AVX512_FP16 = 1u << 2,
   TD_ISA_AVX512_BF16 = 1u << 3,
-  TD_ISA_AVX2_INT16 = 1u << 4, // AVX2; marks what multiplies activations of 16 bits
+  TD_ISA_AVX2_INT16 = 1u << 4, // AVX2 or more; marks what multiplies activations of 16 bits
   TD_ISA_AVX_VNNI = 1u << 5,   // AVX2's width, without AVX-512: Intel's desktops from Alder Lake on
 };
 

@@ -25,6 +25,7 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 ROUNDING = {
     "avx512fp16": ("avx512_fp16", 1e-2, 2, 64),
     "avx512bf16": ("avx512_bf16", 2e-2, 28, 16),
+    "avx512int16": ("avx512_vbmi", TOLERANCE, 0, 64),
     "avx2int16": ("avx2", TOLERANCE, 0, 64),
     "avxvnni": ("avx_vnni", TOLERANCE, 0, 64),
 }

@@ -116,17 +116,17 @@ static inline bool uses_int16(void (*fn)(void)) {
 
 // How far a version may be from d. With any order of additions in FP32 and at most five further
 // roundings (run sums, scales), |error| <= (k + 5) 2^-24 sum |w x|.
-// BF16: x is rounded by 2^-8 of itself. 16 bits: by half a 32767th of a block's largest, and what
-// is multiplied with that for a number by 2^-24 of itself at most twice.
-// FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16 sums, that of two
-// chains and that of two lanes: 19 roundings, and their products with each other. What is subnormal
-// is rounded by 2^-25 instead, where a window's largest activation m is at least 2^9 / (2 c), c the
-// largest code as an FP16 number: for each column x costs c 2^-25, and the sum 2^-25, of
-// 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
+// BF16: x is rounded by 2^-8 of itself. 16 bits, which take its place where there are zero points:
+// by half a 32767th of a block's largest, and what is multiplied with that for a number by 2^-24 of
+// itself at most twice. FP16 chains: x is rounded by 2^-11 of itself, and so is each of at most 16
+// sums, that of two chains and that of two lanes: 19 roundings, and their products with each other.
+// What is subnormal is rounded by 2^-25 instead, where a window's largest activation m is at least
+// 2^9 / (2 c), c the largest code as an FP16 number: for each column x costs c 2^-25, and the sum
+// 2^-25, of 2 c m / 2^9; c is at most 128, so that is less than 2^-25 c m.
 static inline double error_bound(void (*fn)(void), const td_weight *w, const exact_dot *d) {
   double bound = (w->cols + 5.0) * 0x1p-24 * d->magnitude;
-  if (uses_bf16(fn)) return bound + 0x1p-8 * d->magnitude;
-  if (uses_int16(fn)) return bound + (1 + 0x1p-8) * d->in_int16;
+  if (uses_bf16(fn) && !w->zero) return bound + 0x1p-8 * d->magnitude;
+  if (uses_int16(fn) || uses_bf16(fn)) return bound + (1 + 0x1p-8) * d->in_int16;
   if (!uses_f16(fn)) return bound;
   double code = w->dtype == TD_F8E4M3 ? 448 : w->dtype == TD_I8 ? 128 : 15;
   return bound + 19.5 * 0x1p-11 * d->magnitude + w->cols * 0x1p-25 * code * d->largest;

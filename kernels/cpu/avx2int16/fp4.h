@@ -8,8 +8,10 @@
 // Codes are taken as twice their values and that.
 enum { LESS = A8_FP4_MIDDLE };
 #define UNIT                 0.5f
-#define Q16_EXACT            linear_f4e2m1__avx2
 #define Q16_RESULT(w, total) vf_mul(total, vf_set1((w)->global_scale))
+#ifndef Q16_EXACT
+#define Q16_EXACT linear_f4e2m1__avx2
+#endif
 
 static inline void pairs_of(__m256i dwords, __m256i out[4]) {
   const __m256i mask = _mm256_set1_epi8(15), even = _mm256_set1_epi16(0xff);

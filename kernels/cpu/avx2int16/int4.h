@@ -7,8 +7,10 @@
 // Without zero points: code - 8.
 enum { LESS = 8 };
 #define UNIT                 1
-#define Q16_EXACT            linear_i4__avx2
 #define Q16_RESULT(w, total) (total)
+#ifndef Q16_EXACT
+#define Q16_EXACT linear_i4__avx2
+#endif
 
 static inline void pairs_of(__m256i dwords, __m256i out[4]) {
   for (int i = 0; i < 4; i++)

@@ -274,11 +274,17 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
   }
 }
 
+TD_INLINE vi multiply_pairs(vi acc, vi w, vi x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
+}
+
 TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
-#ifdef __AVXVNNI__
+#if defined(__AVX512VNNI__)
+  return _mm256_dpwssd_epi32(acc, w, x);
+#elif defined(__AVXVNNI__)
   return _mm256_dpwssd_avx_epi32(acc, w, x);
 #else
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
+  return multiply_pairs(acc, w, x);
 #endif
 }
 
@@ -339,7 +345,11 @@ TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const 
       const int16_t *xs = x + (size_t)t * apart + s * STEP;
       TD_UNROLL for (int i = 0; i < 4; i++) {
         const vi xv = vi_load(xs + 16 * i);
-        sums[t] = s == 0 && i == 0 ? _mm256_madd_epi16(w[i], xv) : add_pairs(sums[t], w[i], xv);
+        if (s == 0 && i == 0) {
+          sums[t] = _mm256_madd_epi16(w[i], xv);
+        } else { // a sum of one token would wait longer for one instruction than for two
+          sums[t] = T == 1 ? multiply_pairs(sums[t], w[i], xv) : add_pairs(sums[t], w[i], xv);
+        }
       }
     }
   }
@@ -365,7 +375,7 @@ TD_INLINE void sum_steps(const uint32_t block, const int T, const char *const *r
       dot_steps(n_steps, T, rows[i * N + j] + at, x, apart, r[j]);
       // There are no registers to keep x in for the next row, nor products that are not added yet,
       // which the compiler would try.
-      TD_UNROLL for (int t = 0; t < T; t++) __asm__ volatile("" : "+x"(r[j][t])::"memory");
+      TD_UNROLL for (int t = 0; t < T; t++) __asm__ volatile("" : "+v"(r[j][t])::"memory");
     }
     TD_UNROLL for (int t = 0; t < T; t++) {
       if (n_halves == 1) {
@@ -540,13 +550,13 @@ TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t ti
         TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vi_load(w + r * VL);
         TD_UNROLL for (int t = 0; t < T; t++) {
           vi xv = pair_of(x + t * OCTET + 2 * j);
-          __asm__("" : "+x"(xv)); // one load, not one in each multiplication
+          __asm__("" : "+v"(xv)); // one load, not one in each multiplication
           TD_UNROLL for (int r = 0; r < R; r++) {
             vi *of = &acc[r * T + t];
             *of = add_pairs(*of, wv[r], xv);
             // At once, for there are no registers to keep products in, which the compiler would
             // try.
-            __asm__("" : "+x"(*of));
+            __asm__("" : "+v"(*of));
           }
         }
       }

@@ -1,5 +1,5 @@
-// kernels/cpu/avx512bf16/linear_i4.c - INT4 in groups without zero points, activations rounded to
-// BF16; see linear_q4.h.
+// kernels/cpu/avx512bf16/linear_i4.c - INT4 in groups, activations rounded to BF16; see
+// linear_q4.h. With zero points there is no table of values: they are rounded to 16 bits.
 #include "kernels/cpu/avx512bf16/int4.h"
 
 #define Q4_CODES(name) int4_##name
@@ -13,7 +13,9 @@ static inline vi q4_table(void) {
 #include "kernels/cpu/avx512bf16/linear_q4.h"
 
 void linear_i4__avx512bf16(const td_linear_args *args) {
-  if (q4_fits(args->w) && !args->w->zero) {
+  if (args->w->zero) {
+    linear_i4__avx512int16(args);
+  } else if (q4_fits(args->w)) {
     linear_q4(args);
   } else {
     linear_i4__avx512(args);

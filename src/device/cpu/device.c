@@ -25,7 +25,7 @@ static td_status choose_kernels(td_activations activations, td_err *err) {
   }
   return td_fail(err, TD_EINVAL,
                  "TANDEM_FORCE_ISA=%s: use scalar, avx2, avx2int16, avxvnni, avx512, "
-                 "avx512bf16 or avx512fp16",
+                 "avx512int16, avx512bf16 or avx512fp16",
                  force);
 }
 
