@@ -312,11 +312,14 @@ static uint32_t bucket_of(float weight) {
 // Its tokens, best first, into the candidates.
 static uint32_t open_bucket(td_sampler *s, uint32_t b) {
   uint32_t n = 0;
+  bool in_order = true; // as ties are, of which a padded vocabulary has many
   for (uint32_t i = 0; i < s->n_vocab; i++) {
-    if (bucket_of(s->weights[i]) != b) continue;
-    s->candidates[n++] = (td_token_value){.id = (int32_t)i, .value = s->weights[i]};
+    const float weight = s->weights[i];
+    if (bucket_of(weight) != b) continue;
+    in_order &= n == 0 || s->candidates[n - 1].value >= weight;
+    s->candidates[n++] = (td_token_value){.id = (int32_t)i, .value = weight};
   }
-  qsort(s->candidates, n, sizeof *s->candidates, by_value);
+  if (!in_order) qsort(s->candidates, n, sizeof *s->candidates, by_value);
   return n;
 }
 
