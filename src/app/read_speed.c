@@ -7,7 +7,7 @@
 #include "base/memory.h"
 
 #define BUFFER_BYTES ((size_t)1 << 30)
-#define LEAST_S      0.06 // after this much time there is no further pass
+#define LEAST_S      0.06 // after this much time and two passes there is no further one
 
 enum { LINE_WORDS = 8 };
 

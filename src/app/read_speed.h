@@ -18,7 +18,7 @@ typedef struct {
 td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err);
 void td_read_speed_close(td_read_speed *speed);
 // All threads reading, 10^9 bytes a second, the best of a few passes; in a tenth of a second where
-// that is time for one.
+// that is time for two.
 double td_read_speed_gbps(td_read_speed *speed);
 
 #endif

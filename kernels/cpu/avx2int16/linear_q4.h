@@ -274,7 +274,8 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
   }
 }
 
-TD_INLINE vi multiply_pairs(vi acc, vi w, vi x) {
+// acc + the products of 16-bit numbers two by two, in two instructions and in as few as there are.
+TD_INLINE vi add_in_two(vi acc, vi w, vi x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
 }
 
@@ -284,7 +285,7 @@ TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
 #elif defined(__AVXVNNI__)
   return _mm256_dpwssd_avx_epi32(acc, w, x);
 #else
-  return multiply_pairs(acc, w, x);
+  return add_in_two(acc, w, x);
 #endif
 }
 
@@ -348,7 +349,7 @@ TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const 
         if (s == 0 && i == 0) {
           sums[t] = _mm256_madd_epi16(w[i], xv);
         } else { // a sum of one token would wait longer for one instruction than for two
-          sums[t] = T == 1 ? multiply_pairs(sums[t], w[i], xv) : add_pairs(sums[t], w[i], xv);
+          sums[t] = T == 1 ? add_in_two(sums[t], w[i], xv) : add_pairs(sums[t], w[i], xv);
         }
       }
     }
