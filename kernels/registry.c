@@ -20,7 +20,8 @@ static const struct {
   unsigned needs, allows; // TD_ISA_ bits
 } isas[] = {
     {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
-    {"avx512bf16", TD_ISA_AVX512_BF16, TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2},
+    {"avx512bf16", TD_ISA_AVX512_BF16,
+     TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx512int16", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
@@ -166,10 +167,12 @@ static bool in_avx2(void) {
   return table_features & TD_ISA_AVX2 && !(table_features & TD_ISA_AVX512);
 }
 
-// Where 4-bit weights are multiplied in whole numbers: all tokens in the same way, as good for few.
+// Where 4-bit weights in rows are multiplied in whole numbers: all tokens in the same way, as good
+// for few.
 static bool in_int16(const td_weight *w) {
-  return table_features & TD_ISA_AVX2_INT16 && table.activations != TD_ACTIVATIONS_F32 &&
-         w->layout == TD_LAYOUT_ROWS && td_dtype_bits(w->dtype) == 4;
+  return table_features & TD_ISA_AVX2_INT16 && !(table_features & TD_ISA_AVX512_BF16) &&
+         table.activations != TD_ACTIVATIONS_F32 && w->layout == TD_LAYOUT_ROWS &&
+         td_dtype_bits(w->dtype) == 4;
 }
 
 // With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.

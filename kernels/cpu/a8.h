@@ -9,15 +9,19 @@ enum { A8_LEAST_BLOCK = 16, A8_MOST_BLOCK = 128, A8_MOST_COLS = 256 << 10 };
 // Codes of FP4 are taken as twice their value, 12 added.
 enum { A8_FP4_MIDDLE = 12 };
 
-// Columns of x that share a scale: as many as the groups of the weights allow. 0: the matrix is not
-// for linear_q4_a8.
-static inline uint32_t a8_block(const td_weight *w) {
-  if (w->layout != TD_LAYOUT_ROWS || w->cols > A8_MOST_COLS) return 0;
+// Columns of x that share a scale: as many as the groups of the weights allow. 0: there is no such
+// number.
+static inline uint32_t x_block_cols(const td_weight *w) {
   uint32_t group = w->scale_cols >= w->cols ? A8_MOST_BLOCK : w->scale_cols;
   for (uint32_t n = A8_MOST_BLOCK; n >= A8_LEAST_BLOCK; n /= 2) {
     if (group % n == 0) return n;
   }
   return 0;
+}
+
+// The same, and 0 where the matrix is not for linear_q4_a8.
+static inline uint32_t a8_block(const td_weight *w) {
+  return w->layout == TD_LAYOUT_ROWS && w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
 }
 
 typedef struct {

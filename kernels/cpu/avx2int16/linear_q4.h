@@ -22,9 +22,8 @@
 
 #include <stdbool.h>
 
-#include "kernels/cpu/a8.h"
+#include "kernels/cpu/avx2int16/round.h"
 #include "kernels/cpu/turn.h"
-#include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
@@ -34,7 +33,6 @@ enum {
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6, // of a tile, at most: 2 x 6 sums, 2 of weights, x and a product are all registers
   FEW = 2,
-  OCTET = 8,          // columns of a dword
   CHUNK = 4 * OCTET,  // columns of 16 bytes
   STEP = 2 * CHUNK,   // of a vector
   PART = 512,         // columns that are decoded at a time
@@ -76,41 +74,16 @@ static const float *token_x(const q16 *g, uint32_t token) {
   return g->a->x + (g->a->x_rows ? g->a->x_rows[token] : token) * g->a->ldx + g->span;
 }
 
-// A block of a token, n columns of it, octet i at out + i step, zeros behind them. False: its
-// magnitudes are too far from 1.
-static bool round_block(const q16 *g, const float *x, uint32_t n, int16_t *out, size_t step,
-                        float *scale, int32_t *less) {
-  const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-  _Alignas(64) float part[A8_MOST_BLOCK];
-  if (n < g->block) {
-    memset(part, 0, sizeof part);
-    x = memcpy(part, x, n * sizeof *x);
-  }
-  const float most = f32_from_bits(vf_largest(x, g->block));
-  const vf times = vf_set1(most > 0 ? 32767 / most : 0);
-  vi sums = _mm256_setzero_si256();
-  for (uint32_t i = 0; i < g->block; i += VL, out += step) {
-    const vi whole = _mm256_cvtps_epi32(vf_mul(vf_load(x + i), times));
-    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(whole),
-                                         _mm256_extracti128_si256(whole, 1));
-    _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(half, order));
-    sums = _mm256_add_epi32(sums, whole);
-  }
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
-  *scale = most / 32767 * UNIT;
-  const uint32_t all = (uint32_t)_mm_cvtsi128_si32(sum) + (uint32_t)_mm_extract_epi32(sum, 1);
-  *less = (int32_t)(0 - all * (g->a->w->zero ? 1 : LESS)); // of what is no number, any
-  return most == 0 || (most >= 0x1p-100f && most < 0x1p100f);
-}
-
 static void round_token(q16 *g, uint32_t token, int16_t *out, size_t step, float *scale,
                         int32_t *less, size_t scale_step) {
   const float *x = token_x(g, token);
   for (uint32_t k = 0; k < g->padded; k += g->block, scale += scale_step, less += scale_step) {
     const uint32_t left = k < g->n_span ? g->n_span - k : 0;
-    g->fits[token] &= round_block(g, x + (left ? k : 0), left < g->block ? left : g->block,
-                                  out + k / OCTET * step, step, scale, less);
+    uint32_t sum;
+    g->fits[token] &= round_block(x + (left ? k : 0), left < g->block ? left : g->block, g->block,
+                                  out + k / OCTET * step, step, scale, &sum);
+    *scale *= UNIT;
+    *less = (int32_t)(0 - sum * (g->a->w->zero ? 1 : LESS)); // of what is no number, any
   }
 }
 
@@ -272,28 +245,6 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
     const vf sum = vf_mul(_mm256_cvtepi32_ps(acc[i]), vf_set1(x_scale[i % T]));
     total[i] = vf_fma(sum, scale[i / T], total[i]);
   }
-}
-
-// acc + the products of 16-bit numbers two by two, in two instructions and in as few as there are.
-TD_INLINE vi add_in_two(vi acc, vi w, vi x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
-}
-
-TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
-#if defined(__AVX512VNNI__)
-  return _mm256_dpwssd_epi32(acc, w, x);
-#elif defined(__AVXVNNI__)
-  return _mm256_dpwssd_avx_epi32(acc, w, x);
-#else
-  return add_in_two(acc, w, x);
-#endif
-}
-
-// The same two columns of a token for every row.
-TD_INLINE vi pair_of(const int16_t *x) {
-  int32_t pair;
-  memcpy(&pair, x, sizeof pair);
-  return _mm256_set1_epi32(pair);
 }
 
 // What there is of totals in y, in the tile's vector r and its token t.

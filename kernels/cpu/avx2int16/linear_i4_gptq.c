@@ -1,0 +1,6 @@
+#define Q16_EXACT linear_i4_gptq__avx2
+#include "kernels/cpu/avx2int16/linear_i4_gptq.h"
+
+void linear_i4_gptq__avx2int16(const td_linear_args *args) {
+  linear_gptq16(args);
+}
