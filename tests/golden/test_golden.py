@@ -25,7 +25,7 @@ TOLERANCE = 1e-3  # norm of the difference over norm of the reference, at each p
 ROUNDING = {
     "avx512fp16": ("avx512_fp16", 1e-2, 2, 64),
     "avx512bf16": ("avx512_bf16", 2e-2, 28, 16),
-    "avx512int16": ("avx512_vbmi", TOLERANCE, 0, 64),
+    "avx512int16": ("avx512vbmi", TOLERANCE, 0, 64),
     "avx2int16": ("avx2", TOLERANCE, 0, 64),
     "avxvnni": ("avx_vnni", TOLERANCE, 0, 64),
 }
@@ -36,7 +36,7 @@ CHUNKS = [None, 64, 37, 1]
 
 
 # A flag of /proc/cpuinfo without which a kernel version cannot be forced.
-ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512_vbmi"}
+ISAS = {"scalar": None, "avx2": "avx2", "avx512": "avx512vbmi"}
 
 
 @pytest.fixture
