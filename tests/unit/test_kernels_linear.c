@@ -274,6 +274,7 @@ static void test_windows_and_strips(void **state) {
 static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
   enum { ROWS = 21, TOKENS = 19, ZEROS = 16, INF, NOT };
   const shape *s = arg;
+  if (s->format->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
   const uint32_t cols = s->cols;
   uint64_t rng = 11;
   ref_weight m = ref_make_format(&rng, s->format, ROWS, cols, 1, s->scale_cols);
@@ -312,6 +313,7 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
 static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
   enum { ROWS = 19, COLS = 72 };
   const ref_format *f = arg;
+  if (f->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
   uint64_t rng = 23;
   const uint32_t scale_rows = td_dtype_bits(f->dtype) == 4 ? 1 : 128;
   ref_weight m = ref_make_format(&rng, f, ROWS, COLS, scale_rows, 32);
@@ -330,7 +332,7 @@ static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
 static void test_activations_of_any_size(void **state) {
   (void)state;
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
-    if (ref_formats[f].layout != TD_LAYOUT_ROWS) continue;
+    if (ref_formats[f].layout == TD_LAYOUT_AWQ) continue;
     for_versions(ref_formats[f].family, check_small_ones, &ref_formats[f]);
     if (td_dtype_bits(ref_formats[f].dtype) == 4) {
       static const uint32_t widths[][2] = {{600, 32}, {640, 32}, {640, 128}}; // and groups
