@@ -131,6 +131,7 @@ TD_INLINE void dot_vectors(const int R, const int T, const gptq16 *g, const gptq
         TD_UNROLL for (int t = 0; t < T; t++) {
           vi *of = &acc[r * T + t];
           const vi xv = pair_of(x + t * OCTET + 2 * i);
+          // Few sums would wait longer for one instruction than for two.
           *of = R * T > 8 ? add_pairs(*of, w, xv) : add_in_two(*of, w, xv);
           // At once, for there are no registers to keep products in, which the compiler would try.
           __asm__("" : "+v"(*of));
