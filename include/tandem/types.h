@@ -139,9 +139,9 @@ typedef enum {
   // steps and these sums in FP32. That is within what rounding x to BF16 alone may lose.
   // With AVX512-BF16 but not FP16, at BF16 weights, those of 8 bits and, in rows without zero
   // points, of 4 bits, BF16, as published models are run; sums are FP32.
-  // With AVX2 but not FP16, at other 4-bit weights in rows and at GPTQ's, 16 bits with a scale for
-  // each 16 to 128 columns: a sum over those is exact, and what rounding x loses a 50th to a 100th
-  // of what BF16 would.
+  // With AVX2 but not FP16, at other 4-bit weights, 16 bits with a scale for each 16 to 128
+  // columns: a sum over those is exact, and what rounding x loses a 50th to a 100th of what BF16
+  // would.
   TD_ACTIVATIONS_AUTO,
   // As AUTO, but a prompt's are 8 bits at 4-bit weights in rows (linear_q4_a8).
   TD_ACTIVATIONS_INT8,

@@ -81,7 +81,7 @@ static void round_token(q16 *g, uint32_t token, int16_t *out, size_t step, float
     const uint32_t left = k < g->n_span ? g->n_span - k : 0;
     uint32_t sum;
     g->fits[token] &= round_block(x + (left ? k : 0), left < g->block ? left : g->block, g->block,
-                                  out + k / OCTET * step, step, scale, &sum);
+                                  PAIRS_APART, out + k / OCTET * step, step, scale, &sum);
     *scale *= UNIT;
     *less = (int32_t)(0 - sum * (g->a->w->zero ? 1 : LESS)); // of what is no number, any
   }

@@ -10,12 +10,15 @@
 
 enum { OCTET = 8 }; // columns of a dword
 
+// Which columns of an octet are multiplied together: j and j + 4, or 2 j and 2 j + 1.
+typedef enum { PAIRS_APART, PAIRS_BESIDE } x_pairs;
+
 // n columns of x as a block of them, whose scale is the largest magnitude / 32767; zeros behind
-// them. Octet i at out + i step, in pairs of columns j and j + 4. *sum: of the rounded numbers.
+// them. Octet i at out + i step, in pairs of columns. *sum: of the rounded numbers.
 // False: magnitudes are too far from 1.
-static bool round_block(const float *x, uint32_t n, uint32_t block, int16_t *out, size_t step,
-                        float *scale, uint32_t *sum) {
-  const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+TD_INLINE bool round_block(const float *x, uint32_t n, uint32_t block, x_pairs pairs, int16_t *out,
+                           size_t step, float *scale, uint32_t *sum) {
+  const __m128i apart = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
   _Alignas(64) float part[A8_MOST_BLOCK];
   if (n < block) {
     memset(part, 0, sizeof part);
@@ -28,7 +31,7 @@ static bool round_block(const float *x, uint32_t n, uint32_t block, int16_t *out
     const vi whole = _mm256_cvtps_epi32(vf_mul(vf_load(x + i), times));
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(whole),
                                          _mm256_extracti128_si256(whole, 1));
-    _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(half, order));
+    _mm_storeu_si128((__m128i *)out, pairs == PAIRS_APART ? _mm_shuffle_epi8(half, apart) : half);
     sums = _mm256_add_epi32(sums, whole);
   }
   __m128i all = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));

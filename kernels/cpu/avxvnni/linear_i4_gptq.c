@@ -1,6 +1,8 @@
+#include "kernels/cpu/avx2int16/cols_gptq.h"
+
 #define Q16_EXACT linear_i4_gptq__avx2
-#include "kernels/cpu/avx2int16/linear_i4_gptq.h"
+#include "kernels/cpu/avx2int16/linear_cols.h"
 
 void linear_i4_gptq__avxvnni(const td_linear_args *args) {
-  linear_gptq16(args);
+  linear_cols16(args);
 }
