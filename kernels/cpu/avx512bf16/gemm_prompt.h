@@ -138,7 +138,7 @@ static void pack_tokens(prompt *g, size_t stride) {
   for (uint32_t t = 0; t < g->n_tokens; t++) {
     const float *x = prompt_x(g, t + 8 < g->n_tokens ? t + 8 : t) + g->span;
     for (uint32_t k = 0; k < g->n_span; k += 16)
-      __builtin_prefetch(x + k);
+      __builtin_prefetch(x + k, 0, 2);
     pack_token(g, t, g->x + t * stride);
   }
 }
@@ -156,31 +156,71 @@ static void note_tiny(prompt *g, uint32_t row, uint32_t n_rows, vi seen) {
     g->tiny[row + r] |= tiny >> 2 * r & 3;
 }
 
+// A line of VL rows: vector i has dword i of each row. Rows often lie a multiple of 2 KB apart and
+// share a few sets of L1, where lines would not stay to be read in four goes.
+TD_INLINE void turn_lines(const char *p, size_t apart, vi out[VL]) {
+  vi a[VL], b[VL];
+  TD_UNROLL for (uint32_t r = 0; r < VL; r++) a[r] = vi_load(p + r * apart);
+  TD_UNROLL for (int r = 0; r < VL; r += 2) {
+    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+  }
+  // a[r + i]: dword i of each quarter, of four rows from r on
+  TD_UNROLL for (int r = 0; r < VL; r += 4) {
+    a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+    a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+    a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+    a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+  }
+  TD_UNROLL for (int i = 0; i < 4; i++) {
+    const vi low02 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
+    const vi low13 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+    const vi high02 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+    const vi high13 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+    out[i] = _mm512_shuffle_i32x4(low02, high02, 0x88);
+    out[4 + i] = _mm512_shuffle_i32x4(low13, high13, 0x88);
+    out[8 + i] = _mm512_shuffle_i32x4(low02, high02, 0xdd);
+    out[12 + i] = _mm512_shuffle_i32x4(low13, high13, 0xdd);
+  }
+}
+
+// The weights in N dwords of 16 rows, at out and behind; returns the place behind them.
+TD_INLINE packed *decode_dwords(const int N, const vi *dwords, packed *out, vi *seen) {
+  TD_UNROLL for (int i = 0; i < N; i++) {
+    pv pairs[DWORD_COLS / 2];
+    *seen = look(*seen, dwords[i]);
+    pairs_of(dwords[i], pairs);
+    TD_UNROLL for (int j = 0; j < DWORD_COLS / 2; j++, out += ROW_VECTORS * PL) {
+      pv_store(out, pairs[j]);
+    }
+  }
+  return out;
+}
+
 // Columns [k, k + n) of vector v of the block's rows from `row` on.
 static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_t n) {
+  enum { LINE_COLS = 4 * CHUNK };
   row += v * VL;
   const uint32_t n_rows = row >= g->n_rows ? 0 : g->n_rows - row < VL ? g->n_rows - row : VL;
   const size_t apart = g->row_bytes, n_bytes = apart - bytes_before(k);
   const char *w = (const char *)g->a->w->data + (g->row0 + row) * apart + bytes_before(k);
   packed *out = g->w + v * PL;
   vi seen = _mm512_set1_epi32(-1);
-  // Into L1, a line ahead: where the part ends, the next sixteen rows' first.
-  const size_t part_bytes = bytes_before(n);
-  const char *ahead = w + 64;
-  for (uint32_t at = 0; at < n; at += CHUNK) {
+  uint32_t at = 0;
+  for (; n_rows == VL && at + LINE_COLS <= n; at += LINE_COLS) {
+    const char *line = w + bytes_before(at);
+    // Into L1: where the part ends, the next sixteen rows' first.
+    const char *ahead = at + LINE_COLS < n ? line + 64 : w + VL * apart;
+    vi dwords[VL];
+    TD_UNROLL for (uint32_t r = 0; r < VL; r++) __builtin_prefetch(ahead + r * apart);
+    turn_lines(line, apart, dwords);
+    out = decode_dwords(VL, dwords, out, &seen);
+  }
+  for (; at < n; at += CHUNK) {
     const size_t byte = bytes_before(at);
-    if (byte % 64 == 0) ahead = byte + 64 < part_bytes ? w + byte + 64 : w + VL * apart;
-    TD_UNROLL for (int i = 0; i < 4; i++, ahead += apart) __builtin_prefetch(ahead);
     vi dwords[4];
     turn_some(w + byte, apart, n_rows, n_bytes - byte, dwords);
-    TD_UNROLL for (int i = 0; i < 4; i++) {
-      pv pairs[DWORD_COLS / 2];
-      seen = look(seen, dwords[i]);
-      pairs_of(dwords[i], pairs);
-      TD_UNROLL for (int j = 0; j < DWORD_COLS / 2; j++, out += ROW_VECTORS * PL) {
-        pv_store(out, pairs[j]);
-      }
-    }
+    out = decode_dwords(4, dwords, out, &seen);
   }
   note_tiny(g, row, n_rows, seen);
 }
