@@ -6,8 +6,9 @@
 //
 // Lanes are rows. Sums and their scales are those of linear_q4.h, and so is the error: a sum over a
 // block of columns is exact, so all numbers of tokens agree to the last bit. A strip of rows is
-// read from top to bottom, a block of columns for all tokens of a call, whose x rests in L2; the
-// block rests in L1. A strip is wide enough for its lines of memory to come several side by side.
+// read from top to bottom, a block of columns for all tokens of a call, whose x rests in L2, while
+// one part of the strip after the other rests in L1. A strip is wide enough for its lines of memory
+// to come several side by side.
 #ifndef KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
 #define KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
 
