@@ -45,8 +45,8 @@ static bool within_bound(void (*fn)(void), const td_weight *w, const float *x, c
   return true;
 }
 
-static uint32_t whole_rows(const shape *s) {
-  return s->format->layout == TD_LAYOUT_AWQ ? (s->rows + 7) / 8 * 8 : s->rows;
+static uint32_t whole_rows(const ref_format *f, uint32_t rows) {
+  return f->layout == TD_LAYOUT_AWQ ? (rows + 7) / 8 * 8 : rows;
 }
 
 static void fill_x(const shape *s, bool whole, float *x) {
@@ -61,7 +61,7 @@ static void fill_x(const shape *s, bool whole, float *x) {
 // FP16 are exact, of codes that are whole or half, and so is rounding them to BF16.
 static bool check_product(void (*fn)(void), const shape *s, bool whole, why *w) {
   uint64_t rng = s->rows * 31 + s->cols;
-  uint32_t rows = whole_rows(s);
+  uint32_t rows = whole_rows(s->format, s->rows);
   ref_weight weight = ref_make_format(&rng, s->format, rows, s->cols, s->scale_rows, s->scale_cols);
   ref_mem x = ref_guarded((size_t)s->n_tokens * s->cols * sizeof(float));
   ref_mem y = ref_guarded((size_t)s->n_tokens * rows * sizeof(float));
@@ -188,7 +188,7 @@ static void test_nan_codes_make_the_row_nan(void **state) {
 // y[t][r] to the bit, whatever n_tokens, row range, y_row0 and x_rows.
 static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   const shape *s = arg;
-  uint32_t rows = whole_rows(s), cols = s->cols, max = s->n_tokens;
+  uint32_t rows = whole_rows(s->format, s->rows), cols = s->cols, max = s->n_tokens;
   uint64_t rng = 5;
   ref_weight weight = ref_make_format(&rng, s->format, rows, cols, s->scale_rows, s->scale_cols);
   float *x = ref_floats(&rng, (size_t)max * cols), *want = malloc((size_t)max * rows * sizeof *x);
@@ -272,13 +272,13 @@ static void test_windows_and_strips(void **state) {
 // 4-bit codes times tokens of any size: 2^-140 to 2^80, nothing but zeros, one value that is not
 // finite.
 static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
-  enum { ROWS = 21, TOKENS = 19, ZEROS = 16, INF, NOT };
+  enum { MOST_ROWS = 24, TOKENS = 19, ZEROS = 16, INF, NOT };
   const shape *s = arg;
   if (s->format->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
-  const uint32_t cols = s->cols;
+  const uint32_t rows = whole_rows(s->format, 21), cols = s->cols;
   uint64_t rng = 11;
-  ref_weight m = ref_make_format(&rng, s->format, ROWS, cols, 1, s->scale_cols);
-  float *x = ref_floats(&rng, TOKENS * cols), y[TOKENS * ROWS], one[ROWS];
+  ref_weight m = ref_make_format(&rng, s->format, rows, cols, 1, s->scale_cols);
+  float *x = ref_floats(&rng, TOKENS * cols), y[TOKENS * MOST_ROWS], one[MOST_ROWS];
   for (uint32_t i = 0; i < ZEROS * cols; i++)
     x[i] = ldexpf(x[i], (int)(i / cols) * 220 / 15 - 140);
   memset(x + ZEROS * cols, 0, cols * sizeof *x);
@@ -288,20 +288,21 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
                       .x = x,
                       .y = y,
                       .ldx = cols,
-                      .ldy = ROWS,
+                      .ldy = rows,
                       .n_tokens = TOKENS,
-                      .row_end = ROWS,
+                      .row_end = rows,
                       .prompt = as_prompt};
   ((td_linear_fn)fn)(&a);
   bool ok = within_bound(fn, &m.w, x, y, ZEROS + 1, w);
-  for (int i = INF * ROWS; ok && i < TOKENS * ROWS; i++) {
-    if (isfinite(y[i])) ok = KERNEL_FAIL(w, "token %d is %g", i / ROWS, y[i]);
+  for (uint32_t i = INF * rows; ok && i < TOKENS * rows; i++) {
+    if (isfinite(y[i])) ok = KERNEL_FAIL(w, "token %u is %g", i / rows, y[i]);
   }
   a.n_tokens = 1;
   a.y = one;
-  for (int t = 0; ok && t < NOT; t++, a.x += cols) {
+  for (uint32_t t = 0; ok && t < NOT; t++, a.x += cols) {
     ((td_linear_fn)fn)(&a);
-    if (memcmp(one, y + t * ROWS, sizeof one)) ok = KERNEL_FAIL(w, "token %d alone differs", t);
+    if (memcmp(one, y + t * rows, rows * sizeof *one))
+      ok = KERNEL_FAIL(w, "token %u alone differs", t);
   }
   ref_free_weight(&m);
   free(x);
@@ -311,13 +312,13 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
 // Token t has nothing but column t, so small that products with most weights are subnormal, or
 // would be if one of both were taken lower.
 static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
-  enum { ROWS = 19, COLS = 72 };
+  enum { MOST_ROWS = 24, COLS = 72 };
   const ref_format *f = arg;
   if (f->layout != TD_LAYOUT_ROWS && uses_f16(fn)) return true; // not held to it
   uint64_t rng = 23;
   const uint32_t scale_rows = td_dtype_bits(f->dtype) == 4 ? 1 : 128;
-  ref_weight m = ref_make_format(&rng, f, ROWS, COLS, scale_rows, 32);
-  float x[COLS * COLS] = {0}, y[COLS * ROWS];
+  ref_weight m = ref_make_format(&rng, f, whole_rows(f, 19), COLS, scale_rows, 32);
+  float x[COLS * COLS] = {0}, y[COLS * MOST_ROWS];
   bool ok = true;
   for (int exponent = -127; ok && exponent < -60; exponent += 11) {
     for (int t = 0; t < COLS; t++)
@@ -332,7 +333,6 @@ static bool check_small_ones(void (*fn)(void), const void *arg, why *w) {
 static void test_activations_of_any_size(void **state) {
   (void)state;
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
-    if (ref_formats[f].layout == TD_LAYOUT_AWQ) continue;
     for_versions(ref_formats[f].family, check_small_ones, &ref_formats[f]);
     if (td_dtype_bits(ref_formats[f].dtype) == 4) {
       static const uint32_t widths[][2] = {{600, 32}, {640, 32}, {640, 128}}; // and groups

@@ -130,8 +130,8 @@ static void find_next(cols16 *g, uint32_t k) {
   } else {
     next = word_at(a->w, g->row0 + STRIP, 0);
   }
-  const uint32_t n = g->n_parts * (PART / WORD_ROWS) / LINE_WORDS;
-  g->ahead = (fetching){next, n > 0 ? n : 1, n > 0 ? n : 1};
+  const uint32_t n = (g->n_parts * (PART / WORD_ROWS) + LINE_WORDS - 1) / LINE_WORDS;
+  g->ahead = (fetching){next, n, n};
 }
 
 // ---- products -------------------------------------------------------------------------------
