@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 7u
+#define TD_CUDA_ABI_VERSION 8u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -179,34 +179,37 @@ typedef struct {
   bool q_f32, v_in_k;
 } td_cu_attn_decode_args;
 
-// Attention of tiles of queries, on tensor cores. k_dim, v_dim at most TD_CU_MMA_HEAD.
-//   GQA: keys and values are read from the pages.
-//   MLA expanded (latent not NULL): sequence seq_begin only; position p of head h has its key in
-//   expanded[p][h][0 .. nope), nope = k_dim - rope_dim, and latent[p][lora ..), its value behind
-//   the key in expanded. Heads are [0, n_heads) of a group, q and out point at its first.
+// out[plane][head - head0][p][:] = what the pages have of position p of sequence seq, as BF16, for
+// p < n_keys and heads [head0, head0 + n_heads) of the n_kv_heads of each plane; zeros from dim up
+// to a multiple of 8, and nothing is written beyond the sequence's end.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
+  uint16_t *out; // [n_planes][n_heads][n_keys][dim, rounded up]
+  uint32_t seq, n_keys, n_planes, n_kv_heads, head0, n_heads, dim;
+  bool in_runs; // the launcher's to say: how the kernel reads
+} td_cu_kv_gather_args;
+
+// Attention of the tokens of sequence seq to its positions, of which n_keys are there, on tensor
+// cores. Position p of KV head h has its key in k[h * k_head + p * k_stride ..) and, the last
+// rope_dim elements, in rope[p * rope_stride ..); its value in v[h * v_head + p * v_stride ..).
+// They are BF16; addresses are multiples of 16 bytes, strides and heads of 8 elements, and so are
+// the dims unless rope_dim is 0 and rows are read up to the next multiple. k_dim, v_dim at most
+// TD_CU_MMA_HEAD.
+typedef struct {
+  td_cu_batch batch;
   const uint16_t *q; // token t, head h at q + t * q_stride + h * k_dim
   uint16_t *out;     // likewise with out_stride, v_dim
+  const uint16_t *k, *rope, *v;
   size_t q_stride, out_stride;
-  uint32_t n_heads, n_kv_heads, k_dim, v_dim;
-  uint32_t seq_begin, n_seqs; // sequences computed
-  const uint16_t *latent, *expanded;
-  uint32_t lora, rope_dim;
+  size_t k_head, v_head, k_stride, rope_stride, v_stride;
+  uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim;
+  uint32_t seq, n_keys;
   float scale;
-  bool in_runs; // the launcher's to say: how the kernel reads
+  bool q_in_runs; // the launcher's to say: how the kernel reads
 } td_cu_attn_prefill_args;
 
-enum { TD_CU_MMA_QUERIES = 64, TD_CU_MMA_HEAD = 256 };
-
-// latent[p][:] = the entry of position p of sequence seq, for p < n_keys; zero beyond its end.
-typedef struct {
-  td_cu_batch batch;
-  td_cu_kv kv;
-  uint16_t *latent; // [n_keys][entry_dim]
-  uint32_t seq, n_keys, entry_dim;
-} td_cu_mla_gather_args;
+enum { TD_CU_MMA_HEAD = 256 };
 
 // query[t][h][0 .. lora) = q_nope kv_b's key rows of head h; query[t][h][lora ..) = q_rope.
 // values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].
@@ -282,9 +285,9 @@ typedef struct {
   X(linear_mma, td_cu_linear_args)                                                                 \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \
+  X(kv_gather, td_cu_kv_gather_args)                                                               \
   X(attn_decode, td_cu_attn_decode_args)                                                           \
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
-  X(mla_gather, td_cu_mla_gather_args)                                                             \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
   X(router, td_cu_router_args)                                                                     \

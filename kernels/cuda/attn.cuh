@@ -44,10 +44,14 @@ __device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
   return position < 0 ? 0 : at_most(static_cast<uint32_t>(position) + 1, room);
 }
 
-// Lets a kernel have as much shared memory as any, and is the same whoever asks: what one launch
-// asks for must not take from another's that is on its way, or in a graph.
-template <class Kernel> static cudaError_t allow_shared(Kernel kernel) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10);
+// What every GPU has for a block of threads.
+enum { SHARED_BYTES = 99 << 10 };
+
+// Lets a kernel have that much shared memory, the same whoever asks: what one launch asks for must
+// not take from another's that is on its way, or in a graph.
+template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t most) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(most));
 }
 
 // Where a position's row of a head begins in its page's plane of k_dim wide heads, in elements.

@@ -182,7 +182,7 @@ __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
 extern "C" int td_cu_attn_decode(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, HEADS);
   size_t n_bytes = shared_bytes(a);
-  cudaError_t code = allow_shared(attn_decode_kernel);
+  cudaError_t code = allow_shared(attn_decode_kernel, SHARED_BYTES);
   if (code != cudaSuccess) return code;
   dim3 grid(a->n_kv_heads * chunks, a->n_splits, a->batch.n_tokens);
   TD_LAUNCH(attn_decode_kernel, grid, DECODE_THREADS, n_bytes, stream, *a);

@@ -29,6 +29,9 @@ if(wanted AND TD_NVCC)
     list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
   endforeach()
   list(APPEND codes -gencode arch=compute_80,code=compute_80)
+  if("90a" IN_LIST TD_CUDA_ARCHS)
+    list(APPEND codes -DTD_CUDA_SM90A=1)
+  endif()
   set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}
       -I${CMAKE_SOURCE_DIR}/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall ${codes})
   set(objects "")
@@ -71,7 +74,7 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
     set(instrumented -fsanitize=thread)
   endif()
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
-                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;${instrumented}")
+                              COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "${instrumented}")
   add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator})

@@ -12,7 +12,7 @@
 #ifdef __CUDACC__
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
   kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args)
-#define TD_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define TD_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #else // tests/cuda_emu
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
   emu_launch(kernel, grid, block, shared_bytes, stream, args)
@@ -44,7 +44,24 @@ __device__ inline uint16_t bf16_from_f32(float f) { // round to nearest even
 }
 
 __device__ inline uint32_t bf16x2_from_f32(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
   return bf16_from_f32(low) | static_cast<uint32_t>(bf16_from_f32(high)) << 16;
+#endif
+}
+
+// 2^v, off by 2^-22 of it at most; 0 where that is subnormal (PTX ISA, ex2.approx.ftz).
+__device__ inline float exp2_approx(float v) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+#else
+  return exp2f(v);
+#endif
 }
 
 // Eight elements to where 16 bytes may be written at once. Who reads them as something else does so
@@ -65,6 +82,12 @@ __device__ inline uint16_t f16_from_f32(float f) { // saturated at the largest f
 __device__ inline float vec_at(const td_vec &v, uint32_t i) {
   return v.dtype == TD_BF16 ? f32_from_bf16(static_cast<const uint16_t *>(v.data)[i])
                             : static_cast<const float *>(v.data)[i];
+}
+
+// What is the same for all lanes, so that the compiler knows it, too: branches on it are the
+// warp's.
+__device__ inline uint32_t of_warp(uint32_t v) {
+  return __shfl_sync(TD_FULL_WARP, v, 0);
 }
 
 __device__ inline float warp_sum(float v) {

@@ -1,33 +1,8 @@
-// kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: a
-// sequence's latents in one piece, queries taken through kv_b's key rows, sums taken through its
-// value rows.
-#include "kernels/cuda/attn.cuh"
+// kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: queries
+// taken through kv_b's key rows, sums taken through its value rows.
 #include "kernels/cuda/codes.cuh"
 
 enum { MLA_THREADS = 128, MLA_WARPS = MLA_THREADS / WARP, MLA_TOKENS = 8 };
-
-// A block a position.
-__global__ static void mla_gather_kernel(td_cu_mla_gather_args a) {
-  uint32_t p = blockIdx.x;
-  uint32_t last = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
-  bool any = last > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
-  uint32_t n_keys = any ? keys_of(a.batch, last - 1) : 0;
-  uint16_t *out = a.latent + static_cast<size_t>(p) * a.entry_dim;
-  if (p >= n_keys) {
-    for (uint32_t d = threadIdx.x; d < a.entry_dim; d += MLA_THREADS)
-      out[d] = 0;
-    return;
-  }
-  const char *page = kv_page(a.batch, a.kv, a.seq, p);
-  size_t at = kv_row(a.batch, p, 0, a.entry_dim);
-  for (uint32_t d = threadIdx.x; d < a.entry_dim; d += MLA_THREADS)
-    out[d] = kv_bf16(a.kv, page, at + d);
-}
-
-extern "C" int td_cu_mla_gather(const td_cu_mla_gather_args *a, td_cu_stream stream) {
-  TD_LAUNCH(mla_gather_kernel, a->n_keys, MLA_THREADS, 0, stream, *a);
-  return launched();
-}
 
 // A block: some columns of one head, for up to MLA_TOKENS tokens, a thread a column. Each weight is
 // decoded once for all of them. The last blocks of x copy the part under RoPE.

@@ -1,8 +1,9 @@
-// kernels/cuda/mma.cuh - the tensor core instruction the kernels use, from sm_80 up.
+// kernels/cuda/mma.cuh - the tensor core instruction the kernels use, from sm_80 up, and what
+// brings its fragments from shared memory.
 #ifndef KERNELS_CUDA_MMA_CUH
 #define KERNELS_CUDA_MMA_CUH
 
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/copy.cuh"
 
 // c += a b over a warp, a 16x16 and b 16x8 in BF16, c 16x8 in f32. With g = lane / 4 and
 // p = lane % 4 * 2, two elements a register, the lower first:
@@ -17,6 +18,30 @@ __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uin
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #elif !defined(__CUDACC__)
   emu_mma_bf16(c, a, b);
+#endif
+}
+
+// Four 8x8 matrices of shared memory, to which lanes 8 i to 8 i + 7 give the rows of matrix i, each
+// aligned to 16 bytes. Register i has elements p and p + 1 of row g of it or, turned, of column g.
+__device__ inline void load_matrices(uint32_t (&r)[4], const uint16_t *row) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#elif !defined(__CUDACC__)
+  emu_load_matrices(r, row, false);
+#endif
+}
+
+__device__ inline void load_matrices_turned(uint32_t (&r)[4], const uint16_t *row) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#elif !defined(__CUDACC__)
+  emu_load_matrices(r, row, true);
 #endif
 }
 

@@ -1,5 +1,5 @@
 // kernels/cuda/rows.cu - operators that touch rows of activations element by element: embedding,
-// addition, gathering, RMSNorm, rotary embedding, writing KV pages, SwiGLU, the experts' sum.
+// addition, gathering, RMSNorm, rotary embedding, SwiGLU, the experts' sum.
 #include "kernels/cuda/codes.cuh"
 
 enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
@@ -117,43 +117,6 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
 
 extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
   TD_LAUNCH(rope_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
-}
-
-__device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, uint16_t bits) {
-  float v = f32_from_bf16(bits);
-  if (kv.f16) {
-    reinterpret_cast<uint16_t *>(page)[at] = f16_from_f32(v);
-  } else {
-    reinterpret_cast<float *>(page)[at] = v;
-  }
-}
-
-// A block a token.
-__global__ static void kv_store_kernel(td_cu_kv_store_args a) {
-  uint32_t t = blockIdx.x;
-  const td_cu_batch &b = a.batch;
-  int32_t position = b.position[t];
-  uint32_t page_idx = static_cast<uint32_t>(position) / b.page_tokens;
-  uint32_t offset = static_cast<uint32_t>(position) % b.page_tokens;
-  bool fits = position >= 0 && page_idx < b.max_pages;
-  int32_t id = fits ? b.page_table[static_cast<size_t>(b.seq[t]) * b.max_pages + page_idx] : -1;
-  if (id < 0) {
-    if (threadIdx.x == 0) *a.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
-    return;
-  }
-  char *page = a.kv.pages + static_cast<size_t>(id) * a.kv.page_bytes;
-  size_t head_elements = static_cast<size_t>(b.page_tokens) * a.head_dim;
-  for (uint32_t i = threadIdx.x; i < a.n_heads * a.head_dim; i += blockDim.x) {
-    uint32_t head = i / a.head_dim, d = i % a.head_dim;
-    size_t at = head * head_elements + static_cast<size_t>(offset) * a.head_dim + d;
-    store_element(a.kv, page, at, a.k[t * a.k_stride + i]);
-    if (a.v) store_element(a.kv, page, at + a.n_heads * head_elements, a.v[t * a.v_stride + i]);
-  }
-}
-
-extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream) {
-  TD_LAUNCH(kv_store_kernel, a->batch.n_tokens, ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <math.h>
+#include <vector>
 
 struct dim3 {
   unsigned x, y, z;
@@ -33,12 +34,14 @@ struct alignas(16) uint4 {
 
 #define __launch_bounds__(n)
 
-// Every GPU that kernels are for has the first for a block, and the second once a kernel asks.
+// Every GPU that kernels are for has the first for a block, and the second once a kernel asks; one
+// of sm_90 has the third.
 enum {
   EMU_WARP = 32,
   EMU_MAX_THREADS = 1024,
   EMU_PLAIN_SHARED = 48 << 10,
-  EMU_SHARED_BYTES = 99 << 10
+  EMU_SHARED_BYTES = 99 << 10,
+  EMU_SHARED_BYTES_90 = 227 << 10
 };
 
 // What a running kernel sees of itself.
@@ -66,6 +69,14 @@ template <class T> T __shfl_xor_sync(unsigned mask, T v, int lane_mask) {
   unsigned lane = threadIdx.x % EMU_WARP;
   T out;
   std::memcpy(&out, slots + (lane ^ static_cast<unsigned>(lane_mask)) * EMU_SLOT_BYTES, sizeof out);
+  return out;
+}
+
+template <class T> T __shfl_sync(unsigned mask, T v, int from) {
+  (void)mask;
+  const unsigned char *slots = emu_exchange(&v, sizeof v);
+  T out;
+  std::memcpy(&out, slots + static_cast<unsigned>(from) * EMU_SLOT_BYTES, sizeof out);
   return out;
 }
 
@@ -97,5 +108,7 @@ void emu_launch(void (*kernel)(Args), dim3 grid, dim3 block, size_t shared_bytes
   if (!emu_check_launch(reinterpret_cast<const void *>(kernel), grid, block, shared_bytes)) return;
   emu_enqueue(stream, [=] { emu_run(grid, block, shared_bytes, [&] { kernel(args); }); });
 }
+
+#include "async.h"
 
 #endif

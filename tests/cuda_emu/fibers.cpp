@@ -71,6 +71,7 @@ struct warp_state {
 struct fiber {
   emu_place place;
   race_clock clock;
+  emu_pending pending;
   warp_state *warp;
   bool done;
 #if defined(__x86_64__)
@@ -90,7 +91,7 @@ struct block_state {
   const std::function<void()> *body = nullptr;
   uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
   uint32_t n_barriers = 1;
-  alignas(16) unsigned char shared[EMU_SHARED_BYTES];
+  alignas(1024) unsigned char shared[EMU_SHARED_BYTES_90];
 #if defined(__x86_64__)
   void *scheduler;
 #else
@@ -126,6 +127,18 @@ const race_clock *emu_clock() {
 
 unsigned char *emu_dynamic_shared() {
   return block->shared;
+}
+
+uint32_t emu_shared_address(const void *p) {
+  return static_cast<uint32_t>(static_cast<const unsigned char *>(p) - block->shared);
+}
+
+unsigned char *emu_shared_at(uint32_t address) {
+  return block->shared + address;
+}
+
+emu_pending &emu_mine() {
+  return block->current->pending;
 }
 
 static void enter(block_state *b, fiber *f) {
@@ -241,6 +254,10 @@ static void fiber_main() {
 #endif
   (*block->body)();
   fiber *f = block->current;
+  if (!f->pending.copies.empty() || !f->pending.products.empty()) {
+    std::fprintf(stderr, "cuda_emu: a thread ends and has not waited for what it asked for\n");
+    abort();
+  }
   f->done = true;
   block->n_moves++;
   depart(&f->warp->meet);

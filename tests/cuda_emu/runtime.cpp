@@ -94,12 +94,18 @@ struct emu_event {
   uint64_t n = 0;
 };
 
+// TANDEM_EMU_CAPABILITY: the GPU's compute capability, ten times.
+static int capability() {
+  return static_cast<int>(number_of("TANDEM_EMU_CAPABILITY", 80));
+}
+
 // Dynamic shared memory that kernels have asked for.
 static std::mutex kernels_lock;
 static std::map<const void *, size_t> allowed_shared; // guarded by kernels_lock
 
 cudaError_t emu_allow_shared(const void *kernel, int n_bytes) {
-  if (n_bytes < 0 || n_bytes > EMU_SHARED_BYTES) return result(cudaErrorInvalidValue);
+  int most = capability() == 90 ? EMU_SHARED_BYTES_90 : EMU_SHARED_BYTES;
+  if (n_bytes < 0 || n_bytes > most) return result(cudaErrorInvalidValue);
   std::lock_guard<std::mutex> hold(kernels_lock);
   allowed_shared[kernel] = static_cast<size_t>(n_bytes);
   return cudaSuccess;
@@ -167,7 +173,19 @@ static size_t used_bytes = 0;                // likewise
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
   (void)device;
-  *props = {"emulated GPU", total_bytes, 8, 0, 2};
+  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10, 2};
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+  (void)device;
+  bool is_major = attribute == cudaDevAttrComputeCapabilityMajor;
+  *value = is_major ? capability() / 10 : capability() % 10;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+  *device = 0;
   return cudaSuccess;
 }
 

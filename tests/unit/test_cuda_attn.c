@@ -19,6 +19,7 @@ typedef struct {
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
+  size_t keys_bytes; // 0: the device's own
 } layout;
 
 typedef struct {
@@ -271,6 +272,7 @@ static void check_layout(const layout *l) {
   CUDA_OPEN(f);
   world w;
   make_world(&w, l, &f);
+  if (l->keys_bytes) ((td_cuda_dev *)f.dev)->keys_bytes = l->keys_bytes;
   uint32_t from[MAX_SEQS], to[MAX_SEQS];
   static const uint32_t left[] = {7, 1, 0}; // tokens behind each step
   for (size_t i = 0; i < TD_COUNT(left); i++) {
@@ -293,7 +295,7 @@ static void test_gqa(void **state) {
        .head_dim = 24,
        .page_tokens = 16,
        .n_seqs = 3,
-       .len = {81, 9, 150},
+       .len = {72, 9, 150},
        .kv_dtype = TD_F32},
       {.name = "heads of 20, which no runs of eight make",
        .n_heads = 2,
@@ -309,7 +311,7 @@ static void test_gqa(void **state) {
        .head_dim = 128,
        .page_tokens = 64,
        .n_seqs = 1,
-       .len = {90},
+       .len = {290},
        .kv_dtype = TD_F16},
       {.name = "heads of 256 that share one key",
        .n_heads = 9,
@@ -319,6 +321,23 @@ static void test_gqa(void **state) {
        .n_seqs = 1,
        .len = {33},
        .kv_dtype = TD_F16},
+      {.name = "a head of 256, many tiles of keys",
+       .n_heads = 1,
+       .n_kv_heads = 1,
+       .head_dim = 256,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {210},
+       .kv_dtype = TD_F16},
+      {.name = "chunks whose first query sees all but one key of a tile, three KV heads by two",
+       .n_heads = 3,
+       .n_kv_heads = 3,
+       .head_dim = 16,
+       .page_tokens = 16,
+       .n_seqs = 2,
+       .len = {69, 133},
+       .kv_dtype = TD_F16,
+       .keys_bytes = (size_t)2 * 2 * 132 * 16 * sizeof(uint16_t)},
       {.name = "a key a head, two splits",
        .n_heads = 2,
        .n_kv_heads = 2,
@@ -345,7 +364,8 @@ static void check_mla(bool absorbed) {
        .n_seqs = 2,
        .len = {90, 12},
        .kv_dtype = TD_F32,
-       .kv_b_dtype = TD_F8E4M3},
+       .kv_b_dtype = TD_F8E4M3,
+       .keys_bytes = 1},
       {.name = "DeepSeek-V3's dims",
        .mla = true,
        .n_heads = 2,
@@ -355,7 +375,7 @@ static void check_mla(bool absorbed) {
        .rank = 512,
        .page_tokens = 64,
        .n_seqs = 1,
-       .len = {40},
+       .len = {280},
        .kv_dtype = TD_F16,
        .kv_b_dtype = TD_BF16},
   };

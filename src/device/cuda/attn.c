@@ -5,9 +5,9 @@
 #include "device/cuda/cuda.h"
 
 enum {
-  DECODE_TOKENS = 4,          // a sequence, on average, still decoded one by one
-  MAX_ABSORBED = 640,         // elements of a key that eight heads' sums leave room for
-  EXPANDED_BYTES = 256 << 20, // MLA: keys and values made at once
+  DECODE_TOKENS = 4,  // a sequence, on average, still decoded one by one
+  MAX_ABSORBED = 640, // elements of a key that eight heads' sums leave room for
+  RUN = 8,            // elements that kernels read at once
 };
 
 static td_cu_batch batch_of(const td_batch_view *b) {
@@ -93,6 +93,70 @@ static bool is_decode(const td_batch_view *b) {
   return b->n_tokens <= (uint64_t)DECODE_TOKENS * b->n_seqs;
 }
 
+static size_t whole_runs(size_t n) {
+  return (n + RUN - 1) / RUN * RUN;
+}
+
+// Of n heads of so many bytes each.
+static uint32_t heads_at_once(const td_cuda_stream *stream, uint32_t n, size_t head_bytes) {
+  size_t most = td_cuda_dev_of(stream)->keys_bytes / head_bytes;
+  return most < 1 ? 1 : most < n ? (uint32_t)most : n;
+}
+
+// Sequence seq's keys and values of KV heads [head0, head0 + n), and the attention of their heads.
+static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a, uint32_t seq,
+                              uint32_t head0, uint32_t n, uint16_t *keys, td_err *err) {
+  const uint32_t max_keys = max_keys_of(&a->batch), heads_per_kv = a->n_heads / a->n_kv_heads;
+  const size_t row = whole_runs(a->head_dim), head = max_keys * row;
+  const size_t stride = (size_t)a->n_heads * a->head_dim;
+  const size_t first = (size_t)head0 * heads_per_kv * a->head_dim;
+  td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .out = keys,
+                                 .seq = seq,
+                                 .n_keys = max_keys,
+                                 .n_planes = 2,
+                                 .n_kv_heads = a->n_kv_heads,
+                                 .head0 = head0,
+                                 .n_heads = n,
+                                 .dim = a->head_dim};
+  td_status status = TD_CUDA_LAUNCH(stream, kv_gather, &gather);
+  if (status != TD_OK) return status;
+  td_cu_attn_prefill_args args = {.batch = gather.batch,
+                                  .q = (const uint16_t *)a->q + first,
+                                  .out = (uint16_t *)a->out + first,
+                                  .k = keys,
+                                  .v = keys + n * head,
+                                  .q_stride = stride,
+                                  .out_stride = stride,
+                                  .k_head = head,
+                                  .v_head = head,
+                                  .k_stride = row,
+                                  .v_stride = row,
+                                  .n_heads = n * heads_per_kv,
+                                  .heads_per_kv = heads_per_kv,
+                                  .k_dim = a->head_dim,
+                                  .v_dim = a->head_dim,
+                                  .seq = seq,
+                                  .n_keys = max_keys,
+                                  .scale = a->scale};
+  return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
+}
+
+static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
+  const size_t head_bytes = 2 * max_keys_of(&a->batch) * whole_runs(a->head_dim) * sizeof(uint16_t);
+  const uint32_t group = heads_at_once(stream, a->n_kv_heads, head_bytes);
+  void *keys;
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &keys, err);
+  for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs; s++) {
+    for (uint32_t head = 0; status == TD_OK && head < a->n_kv_heads; head += group) {
+      const uint32_t left = a->n_kv_heads - head;
+      status = run_kv_heads(stream, a, s, head, left < group ? left : group, keys, err);
+    }
+  }
+  return status;
+}
+
 td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
   td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
@@ -102,32 +166,17 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
   }
-  if (is_decode(&a->batch)) {
-    td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
-                                   .kv = kv_of(&a->kv),
-                                   .q = a->q,
-                                   .out = a->out,
-                                   .n_heads = a->n_heads,
-                                   .n_kv_heads = a->n_kv_heads,
-                                   .k_dim = a->head_dim,
-                                   .v_dim = a->head_dim,
-                                   .scale = a->scale};
-    return run_decode(stream, &args, max_keys_of(&a->batch), err);
-  }
-  size_t stride = (size_t)a->n_heads * a->head_dim;
-  td_cu_attn_prefill_args args = {.batch = batch_of(&a->batch),
-                                  .kv = kv_of(&a->kv),
-                                  .q = a->q,
-                                  .out = a->out,
-                                  .q_stride = stride,
-                                  .out_stride = stride,
-                                  .n_heads = a->n_heads,
-                                  .n_kv_heads = a->n_kv_heads,
-                                  .k_dim = a->head_dim,
-                                  .v_dim = a->head_dim,
-                                  .n_seqs = a->batch.n_seqs,
-                                  .scale = a->scale};
-  return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
+  if (!is_decode(&a->batch)) return run_tiles(stream, a, err);
+  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .q = a->q,
+                                 .out = a->out,
+                                 .n_heads = a->n_heads,
+                                 .n_kv_heads = a->n_kv_heads,
+                                 .k_dim = a->head_dim,
+                                 .v_dim = a->head_dim,
+                                 .scale = a->scale};
+  return run_decode(stream, &args, max_keys_of(&a->batch), err);
 }
 
 static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
@@ -174,75 +223,92 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
 }
 
-// Keys and values of heads [head0, head0 + n_heads) of sequence seq, and their attention.
-static td_status run_heads(td_cuda_stream *stream, const td_attn_mla_args *a, const td_weight *kv_b,
-                           uint32_t head0, const td_cu_attn_prefill_args *shape, uint32_t max_keys,
-                           td_err *err) {
-  td_cu_attn_prefill_args args = *shape;
-  uint32_t width = a->nope_dim + a->v_dim;
-  td_cuda_matmul m = {.w = kv_b,
-                      .x = args.latent,
-                      .y = (void *)args.expanded,
-                      .x_stride = a->kv_lora_rank + a->rope_dim,
-                      .y_stride = (size_t)args.n_heads * width,
-                      .n_tokens = max_keys,
+// What a sequence's attention shares: its latents, and room for the keys and values of some heads.
+typedef struct {
+  const td_attn_mla_args *a;
+  const td_weight *kv_b;
+  uint16_t *latent;   // [max_keys][kv_lora_rank + rope_dim]
+  uint16_t *expanded; // [max_keys][heads][nope_dim + v_dim]
+  uint32_t seq, max_keys;
+} mla_sequence;
+
+// Attention of heads [head0, head0 + n).
+static td_status run_heads(td_cuda_stream *stream, const mla_sequence *s, uint32_t head0,
+                           uint32_t n, td_err *err) {
+  const td_attn_mla_args *a = s->a;
+  const uint32_t width = a->nope_dim + a->v_dim, k_dim = a->nope_dim + a->rope_dim;
+  const size_t entry_dim = a->kv_lora_rank + a->rope_dim, row = (size_t)n * width;
+  td_cuda_matmul m = {.w = s->kv_b,
+                      .x = s->latent,
+                      .y = s->expanded,
+                      .x_stride = entry_dim,
+                      .y_stride = row,
+                      .n_tokens = s->max_keys,
                       .row0 = head0 * width,
-                      .n_rows = args.n_heads * width};
+                      .n_rows = n * width};
   td_status status = td_cuda_run_matmul(stream, &m, err);
   if (status != TD_OK) return status;
-  args.q = (const uint16_t *)a->q + (size_t)head0 * args.k_dim;
-  args.out = (uint16_t *)a->out + (size_t)head0 * a->v_dim;
+  td_cu_attn_prefill_args args = {.batch = batch_of(&a->batch),
+                                  .q = (const uint16_t *)a->q + (size_t)head0 * k_dim,
+                                  .out = (uint16_t *)a->out + (size_t)head0 * a->v_dim,
+                                  .k = s->expanded,
+                                  .rope = s->latent + a->kv_lora_rank,
+                                  .v = s->expanded + a->nope_dim,
+                                  .q_stride = (size_t)a->n_heads * k_dim,
+                                  .out_stride = (size_t)a->n_heads * a->v_dim,
+                                  .k_head = width,
+                                  .v_head = width,
+                                  .k_stride = row,
+                                  .rope_stride = entry_dim,
+                                  .v_stride = row,
+                                  .n_heads = n,
+                                  .heads_per_kv = 1,
+                                  .k_dim = k_dim,
+                                  .v_dim = a->v_dim,
+                                  .rope_dim = a->rope_dim,
+                                  .seq = s->seq,
+                                  .n_keys = s->max_keys,
+                                  .scale = a->scale};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
-static td_status run_sequence(td_cuda_stream *stream, const td_attn_mla_args *a,
-                              const td_weight *kv_b, td_cu_attn_prefill_args *args,
-                              uint32_t max_keys, uint32_t group, td_err *err) {
-  td_cu_mla_gather_args gather = {.batch = args->batch,
-                                  .kv = args->kv,
-                                  .latent = (uint16_t *)args->latent,
-                                  .seq = args->seq_begin,
-                                  .n_keys = max_keys,
-                                  .entry_dim = a->kv_lora_rank + a->rope_dim};
-  td_status status = TD_CUDA_LAUNCH(stream, mla_gather, &gather);
+static td_status run_sequence(td_cuda_stream *stream, const mla_sequence *s, uint32_t group,
+                              td_err *err) {
+  const td_attn_mla_args *a = s->a;
+  td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .out = s->latent,
+                                 .seq = s->seq,
+                                 .n_keys = s->max_keys,
+                                 .n_planes = 1,
+                                 .n_kv_heads = 1,
+                                 .n_heads = 1,
+                                 .dim = a->kv_lora_rank + a->rope_dim};
+  td_status status = TD_CUDA_LAUNCH(stream, kv_gather, &gather);
   for (uint32_t head = 0; status == TD_OK && head < a->n_heads; head += group) {
-    args->n_heads = a->n_heads - head < group ? a->n_heads - head : group;
-    status = run_heads(stream, a, kv_b, head, args, max_keys, err);
+    const uint32_t left = a->n_heads - head;
+    status = run_heads(stream, s, head, left < group ? left : group, err);
   }
   return status;
 }
 
 static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
-  uint32_t max_keys = max_keys_of(&a->batch), entry_dim = a->kv_lora_rank + a->rope_dim;
-  size_t head_bytes = (size_t)max_keys * (a->nope_dim + a->v_dim) * sizeof(uint16_t);
-  size_t group = EXPANDED_BYTES / head_bytes;
-  group = group < 1 ? 1 : group < a->n_heads ? group : a->n_heads;
+  mla_sequence s = {.a = a, .kv_b = kv_b, .max_keys = max_keys_of(&a->batch)};
+  const size_t latent_bytes = (a->kv_lora_rank + a->rope_dim) * sizeof(uint16_t);
+  const size_t head_bytes = (size_t)s.max_keys * (a->nope_dim + a->v_dim) * sizeof(uint16_t);
+  const uint32_t group = heads_at_once(stream, a->n_heads, head_bytes);
   void *latent, *expanded;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT,
-                                     (size_t)max_keys * entry_dim * sizeof(uint16_t), &latent, err);
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, s.max_keys * latent_bytes,
+                                     &latent, err);
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &expanded, err);
   }
-  td_cu_attn_prefill_args args = {
-      .batch = batch_of(&a->batch),
-      .kv = kv_of(&a->kv),
-      .q_stride = (size_t)a->n_heads * (a->nope_dim + a->rope_dim),
-      .out_stride = (size_t)a->n_heads * a->v_dim,
-      .n_kv_heads = 1,
-      .k_dim = a->nope_dim + a->rope_dim,
-      .v_dim = a->v_dim,
-      .n_seqs = 1,
-      .lora = a->kv_lora_rank,
-      .rope_dim = a->rope_dim,
-      .scale = a->scale,
-  };
-  for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs; s++) {
-    args.latent = latent;
-    args.expanded = expanded;
-    args.seq_begin = s;
-    status = run_sequence(stream, a, kv_b, &args, max_keys, (uint32_t)group, err);
-  }
+  if (status != TD_OK) return status;
+  s.latent = latent;
+  s.expanded = expanded;
+  for (; status == TD_OK && s.seq < a->batch.n_seqs; s.seq++)
+    status = run_sequence(stream, &s, group, err);
   return status;
 }
 
@@ -255,7 +321,8 @@ td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a,
   }
   if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  bool fits = a->nope_dim + a->rope_dim <= TD_CU_MMA_HEAD && a->v_dim <= TD_CU_MMA_HEAD;
+  bool fits = a->nope_dim + a->rope_dim <= TD_CU_MMA_HEAD && a->v_dim <= TD_CU_MMA_HEAD &&
+              (a->nope_dim | a->rope_dim | a->v_dim | a->kv_lora_rank) % RUN == 0;
   if (a->absorbed || !fits) return run_absorbed(stream, a, &kv_b, err);
   return run_expanded(stream, a, &kv_b, err);
 }

@@ -24,7 +24,7 @@ typedef enum {
   CUDA_SCRATCH_ML,     // attention: maxima and weights of splits; ranking: sums of slices
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
   CUDA_SCRATCH_LATENT, // MLA: a sequence's latents, or attention over them
-  CUDA_SCRATCH_KEYS,   // MLA: expanded keys and values
+  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads
   CUDA_SCRATCH_WEIGHT, // a piece of a matrix as BF16
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
@@ -53,6 +53,7 @@ typedef struct {
   td_cu_stream upload;
   const void *pinned; // host memory that is registered; NULL: none
   size_t pass_bytes;  // of scratch memory, for which a pass of experts is cut
+  size_t keys_bytes;  // likewise, for which heads of a prompt's attention are
   size_t page_bytes;  // the GPU's memory comes in pages of so many
 
   pthread_mutex_t lock; // guards what follows

@@ -6,7 +6,7 @@
 #include "device/cuda/cuda.h"
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
-enum { PASS_BYTES = 512 << 20, PAGE_BYTES = 2 << 20 };
+enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
 
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err) {
   if (code == 0) return TD_OK;
@@ -102,6 +102,7 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_BF16;
   dev->pass_bytes = PASS_BYTES;
+  dev->keys_bytes = KEYS_BYTES;
   dev->page_bytes = PAGE_BYTES;
   pthread_mutex_init(&dev->lock, NULL);
   td_status status = open_gpu(dev, err);

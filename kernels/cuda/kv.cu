@@ -1,0 +1,84 @@
+// kernels/cuda/kv.cu - KV pages: a batch's keys and values go in, a sequence's come out in one
+// piece.
+#include "kernels/cuda/attn.cuh"
+
+enum { KV_THREADS = 256, RUN = 8 };
+
+__device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, uint16_t bits) {
+  float v = f32_from_bf16(bits);
+  if (kv.f16) {
+    reinterpret_cast<uint16_t *>(page)[at] = f16_from_f32(v);
+  } else {
+    reinterpret_cast<float *>(page)[at] = v;
+  }
+}
+
+// A block a token.
+__global__ static void kv_store_kernel(td_cu_kv_store_args a) {
+  uint32_t t = blockIdx.x;
+  const td_cu_batch &b = a.batch;
+  int32_t position = b.position[t];
+  uint32_t page_idx = static_cast<uint32_t>(position) / b.page_tokens;
+  uint32_t offset = static_cast<uint32_t>(position) % b.page_tokens;
+  bool fits = position >= 0 && page_idx < b.max_pages;
+  int32_t id = fits ? b.page_table[static_cast<size_t>(b.seq[t]) * b.max_pages + page_idx] : -1;
+  if (id < 0) {
+    if (threadIdx.x == 0) *a.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
+    return;
+  }
+  char *page = a.kv.pages + static_cast<size_t>(id) * a.kv.page_bytes;
+  size_t head_elements = static_cast<size_t>(b.page_tokens) * a.head_dim;
+  for (uint32_t i = threadIdx.x; i < a.n_heads * a.head_dim; i += blockDim.x) {
+    uint32_t head = i / a.head_dim, d = i % a.head_dim;
+    size_t at = head * head_elements + static_cast<size_t>(offset) * a.head_dim + d;
+    store_element(a.kv, page, at, a.k[t * a.k_stride + i]);
+    if (a.v) store_element(a.kv, page, at + a.n_heads * head_elements, a.v[t * a.v_stride + i]);
+  }
+}
+
+extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream) {
+  TD_LAUNCH(kv_store_kernel, a->batch.n_tokens, KV_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// Where a run of eight elements of out comes from.
+struct run_place {
+  uint32_t plane, head, position, d;
+};
+
+__device__ static run_place place_of(const td_cu_kv_gather_args &a, size_t run, uint32_t n_runs) {
+  uint32_t d = static_cast<uint32_t>(run % n_runs) * RUN;
+  size_t row = run / n_runs, head = row / a.n_keys;
+  return {static_cast<uint32_t>(head / a.n_heads),
+          a.head0 + static_cast<uint32_t>(head % a.n_heads), static_cast<uint32_t>(row % a.n_keys),
+          d};
+}
+
+// A thread a run.
+__global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
+  uint32_t n_runs = (a.dim + RUN - 1) / RUN;
+  size_t run = static_cast<size_t>(blockIdx.x) * KV_THREADS + threadIdx.x;
+  run_place at = place_of(a, run, n_runs);
+  uint32_t end = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
+  bool any = end > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
+  if (at.plane >= a.n_planes || !any || at.position >= keys_of(a.batch, end - 1)) return;
+  const char *page = kv_page(a.batch, a.kv, a.seq, at.position);
+  size_t head = static_cast<size_t>(at.plane) * a.n_kv_heads + at.head;
+  size_t from = (head * a.batch.page_tokens + at.position % a.batch.page_tokens) * a.dim + at.d;
+  if (a.in_runs) {
+    put_run(a.out + run * RUN, kv_bf16x8(a.kv, page, from));
+    return;
+  }
+  for (uint32_t i = 0; i < RUN; i++)
+    a.out[run * RUN + i] = at.d + i < a.dim ? kv_bf16(a.kv, page, from + i) : 0;
+}
+
+extern "C" int td_cu_kv_gather(const td_cu_kv_gather_args *a, td_cu_stream stream) {
+  td_cu_kv_gather_args args = *a;
+  uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
+  args.in_runs = a->dim % RUN == 0 && places % sizeof(uint4) == 0;
+  size_t rows = static_cast<size_t>(a->n_planes) * a->n_heads * a->n_keys;
+  uint32_t n_blocks = ceil_div(rows * ceil_div(a->dim, RUN), KV_THREADS);
+  TD_LAUNCH(kv_gather_kernel, n_blocks, KV_THREADS, 0, stream, args);
+  return launched();
+}

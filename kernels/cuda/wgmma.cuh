@@ -1,0 +1,122 @@
+// kernels/cuda/wgmma.cuh - the tensor core instructions of sm_90a, which a warpgroup of 128 threads
+// gives and does not wait for, and whose matrices lie in shared memory, in panels (panels.cuh) of
+// BF16 from a multiple of 1024 bytes on.
+#ifndef KERNELS_CUDA_WGMMA_CUH
+#define KERNELS_CUDA_WGMMA_CUH
+
+#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/panels.cuh"
+
+// Whether this pass of the compiler makes them.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
+#define TD_HAS_WGMMA 1
+#else
+#define TD_HAS_WGMMA 0
+#endif
+
+enum { PANEL_ROW_BYTES = PANEL * 2, EIGHT_ROWS_BYTES = 8 * PANEL_ROW_BYTES };
+
+// A matrix from an element on, with panels of n_rows (PTX ISA, "Matrix descriptor"): swizzled by
+// 128 bytes, eight rows to the next eight, a panel to the next one.
+__device__ inline uint64_t wgmma_matrix(const uint16_t *m, uint32_t n_rows) {
+  const uint64_t swizzle_128 = 1ull << 62;
+  uint64_t to_panel = n_rows * PANEL_ROW_BYTES >> 4, to_rows = EIGHT_ROWS_BYTES >> 4;
+  return (shared_address(m) & 0x3ffffu) >> 4 | to_panel << 16 | to_rows << 32 | swizzle_128;
+}
+
+// Before the first multiplication, and where registers that it uses were written.
+__device__ inline void wgmma_begin() {
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Behind what a thread has written to shared memory, before the barrier.
+__device__ inline void wgmma_publish() {
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// No more to come for now.
+__device__ inline void wgmma_commit() {
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// For all. What they have summed is then in these registers, and only then.
+template <int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
+#elif !defined(__CUDACC__)
+  (void)c;
+  emu_wgmma_wait();
+#endif
+}
+
+#define TD_C1(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define TD_C4(c, i) TD_C1(c, i), TD_C1(c, (i) + 1), TD_C1(c, (i) + 2), TD_C1(c, (i) + 3)
+#define TD_C8(c, i) TD_C4(c, i), TD_C4(c, (i) + 4)
+#define TD_R32                                                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "     \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TD_R64                                                                                     \
+  TD_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "      \
+         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// c = a b^T, or c += where add, for 64 rows of a, N rows of b and 16 columns of both, which are
+// those from the descriptors' elements on. c's blocks of eight columns from FIRST on are as in
+// mma.cuh, warp w of the warpgroup having rows 16 w and on.
+template <int N, int FIRST, int M>
+__device__ inline void wgmma_rows(float (&c)[M][4], uint64_t a, uint64_t b, bool add) {
+  static_assert(N == 64 || N == 128, "");
+  static_assert(FIRST + N / 8 <= M, "");
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  if constexpr (N == 64) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" TD_R32
+                 "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : TD_C8(c, FIRST)
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  } else {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TD_R64
+                 "}, %64, %65, p, 1, 1, 0, 0; }"
+                 : TD_C8(c, FIRST), TD_C8(c, FIRST + 8)
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  }
+#elif !defined(__CUDACC__)
+  emu_wgmma(&c[FIRST], N, nullptr, a, b, add);
+#endif
+}
+
+// c += a b for 64 rows and 16 columns of a, in registers as in mma.cuh, and N columns of b's 16
+// rows, which are those from the descriptor's element on.
+template <int N, int FIRST, int M>
+__device__ inline void wgmma_columns(float (&c)[M][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(N == 64 || N == 128, "");
+  static_assert(FIRST + N / 8 <= M, "");
+#if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
+  if constexpr (N == 64) {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" TD_R32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+                 : TD_C8(c, FIRST)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TD_R64
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
+                 : TD_C8(c, FIRST), TD_C8(c, FIRST + 8)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+#elif !defined(__CUDACC__)
+  emu_wgmma(&c[FIRST], N, a, 0, b, true);
+#endif
+}
+
+#endif

@@ -1,0 +1,126 @@
+// tests/cuda_emu/async.h - what a thread asks for and does not wait for: it is done when the thread
+// waits, and not before, so that nobody gets by with less. For emu.h to include. Kernels' files
+// compile it, so that races on what it touches are found (race.h).
+#ifndef TESTS_CUDA_EMU_ASYNC_H
+#define TESTS_CUDA_EMU_ASYNC_H
+
+#include "emu.h"
+
+struct emu_copy {
+  uint4 *to;
+  const uint4 *from; // NULL: zeros
+};
+
+// A thread must not end before it has waited for them.
+struct emu_pending {
+  std::vector<emu_copy> copies;
+  std::vector<std::function<void()>> products;
+};
+emu_pending &emu_mine();
+
+uint32_t emu_shared_address(const void *p);
+unsigned char *emu_shared_at(uint32_t address);
+
+inline void emu_copy_async(void *to, const void *from, bool there) {
+  emu_mine().copies.push_back(
+      {static_cast<uint4 *>(to), there ? static_cast<const uint4 *>(from) : nullptr});
+}
+
+inline void emu_copy_async_wait() {
+  for (const emu_copy &copy : emu_mine().copies)
+    *copy.to = copy.from ? *copy.from : uint4{};
+  emu_mine().copies.clear();
+}
+
+// ---- matrices in shared memory ----------------------------------------------------------------
+
+inline void emu_load_matrices(uint32_t (&r)[4], const uint16_t *row, bool turned) {
+  const unsigned char *slots = emu_exchange(&row, sizeof row);
+  unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4, p = lane % 4 * 2;
+  const uint16_t *rows[4][2]; // which the thread's elements lie in
+  for (unsigned i = 0; i < 4; i++) {
+    for (unsigned e = 0; e < 2; e++)
+      std::memcpy(&rows[i][e], slots + (8 * i + (turned ? p + e : g)) * EMU_SLOT_BYTES, sizeof row);
+  }
+  for (unsigned i = 0; i < 4; i++) {
+    uint32_t low = rows[i][0][turned ? g : p], high = rows[i][1][turned ? g : p + 1];
+    r[i] = low | high << 16;
+  }
+}
+
+// A descriptor of wgmma, swizzled by 128 bytes: where n elements from a row's column on lie, which
+// are within one of the 16-byte chunks.
+inline const uint16_t *emu_matrix_at(uint64_t matrix, unsigned row, unsigned column) {
+  auto field = [=](int shift) { return static_cast<uint32_t>(matrix >> shift & 0x3fff) << 4; };
+  uint32_t address = field(0) + column / 64 * field(16) + column % 64 * 2;
+  address += row / 8 * field(32) + row % 8 * 128;
+  address ^= (address >> 7 & 7) << 4;
+  return reinterpret_cast<const uint16_t *>(emu_shared_at(address));
+}
+
+inline float emu_bf16(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+// One product of a warpgroup: what kernels/cuda/wgmma.cuh says of wgmma_rows and, where a_registers
+// are given, of wgmma_columns.
+struct emu_product {
+  float (*c)[4];
+  int n;
+  const uint32_t *a_registers;
+  uint64_t a, b;
+  bool add;
+};
+
+inline void emu_load_a(const emu_product &m, float (&a)[2][16]) {
+  unsigned lane = threadIdx.x % EMU_WARP, g = lane / 4;
+  unsigned warp_row = threadIdx.x / EMU_WARP % 4 * 16;
+  uint32_t registers[4] = {};
+  if (m.a_registers) std::memcpy(registers, m.a_registers, sizeof registers);
+  const unsigned char *slots = emu_exchange(registers, sizeof registers);
+  for (unsigned upper = 0; upper < 2; upper++) {
+    for (unsigned k = 0; k < 16; k++) {
+      uint16_t bits;
+      if (m.a_registers) {
+        size_t at = (g * 4 + k % 8 / 2) * EMU_SLOT_BYTES + (upper + 2 * (k / 8)) * 4 + k % 2 * 2;
+        std::memcpy(&bits, slots + at, sizeof bits);
+      } else {
+        bits = *emu_matrix_at(m.a, warp_row + g + 8 * upper, k);
+      }
+      a[upper][k] = emu_bf16(bits);
+    }
+  }
+}
+
+inline void emu_multiply(const emu_product &m) {
+  unsigned p = threadIdx.x % 4 * 2;
+  float a[2][16];
+  emu_load_a(m, a);
+  for (unsigned column = p; column < static_cast<unsigned>(m.n); column += column % 2 ? 7 : 1) {
+    float sum[2] = {0, 0};
+    for (unsigned k = 0; k < 16; k++) {
+      float b = emu_bf16(m.a_registers ? *emu_matrix_at(m.b, k, column)
+                                       : *emu_matrix_at(m.b, column, k));
+      sum[0] += a[0][k] * b;
+      sum[1] += a[1][k] * b;
+    }
+    for (unsigned upper = 0; upper < 2; upper++) {
+      float *c = &m.c[column / 8][2 * upper + column % 2];
+      *c = (m.add ? *c : 0) + sum[upper];
+    }
+  }
+}
+
+inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_t a, uint64_t b,
+                      bool add) {
+  emu_product m = {c, n, a_registers, a, b, add};
+  emu_mine().products.push_back([=] { emu_multiply(m); });
+}
+
+inline void emu_wgmma_wait() {
+  for (const auto &product : emu_mine().products)
+    product();
+  emu_mine().products.clear();
+}
+
+#endif
