@@ -149,7 +149,7 @@ typedef struct {
 typedef struct {
   char *pages;
   size_t page_bytes;
-  bool f16; // else f32
+  bool f16; // else BF16
 } td_cu_kv;
 
 // Writes n_heads rows of head_dim elements a token to plane 0 of its page ([n_heads][page_tokens]
@@ -165,18 +165,20 @@ typedef struct {
 
 // Attention of every token to the cached positions up to its own, keys cut into splits of
 // split_keys, n_splits of them: each leaves its sums, the last step merges them.
-//   GQA: n_kv_heads planes of keys, then of values. MLA absorbed: n_kv_heads 1, v_in_k: values are
-//   the first v_dim elements of the keys.
+//   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD.
+//   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
+//   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
   const void *q;  // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
   void *out;      // [n_tokens][n_heads][v_dim], likewise
   float *part;    // [n_tokens][n_heads][n_splits][v_dim]: sums, not normalized
-  float *part_ml; // [n_tokens][n_heads][n_splits][2]: largest score, sum of weights
+  float *part_ml; // [n_tokens][n_heads][n_splits][2]: m, sum of weights, which are 2^(.. - m)
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys;
   float scale;
   bool q_f32, v_in_k;
+  bool in_runs; // the launcher's to say: how the kernel reads
 } td_cu_attn_decode_args;
 
 // out[plane][head - head0][p][:] = what the pages have of position p of sequence seq, as BF16, for
@@ -209,7 +211,7 @@ typedef struct {
   bool q_in_runs; // the launcher's to say: how the kernel reads
 } td_cu_attn_prefill_args;
 
-enum { TD_CU_MMA_HEAD = 256 };
+enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };
 
 // query[t][h][0 .. lora) = q_nope kv_b's key rows of head h; query[t][h][lora ..) = q_rope.
 // values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].

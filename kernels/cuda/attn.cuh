@@ -1,40 +1,38 @@
 // kernels/cuda/attn.cuh - where cached keys and values lie.
-// KV elements were BF16 before they were stored, so taking them out of the pages as BF16 is exact
-// (F16 pages have rounded the smallest ones and saturated the largest).
+// They were BF16 before they were stored, so taking them out of the pages as BF16 is exact, but for
+// what F16 pages have rounded, the smallest ones, and saturated, the largest.
 #ifndef KERNELS_CUDA_ATTN_CUH
 #define KERNELS_CUDA_ATTN_CUH
 
 #include "kernels/cuda/common.cuh"
 
+__device__ inline uint16_t bf16_from_f16(uint16_t h) {
+  return bf16_from_f32(f32_from_f16(h));
+}
+
 __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t at) {
-  if (kv.f16) return bf16_from_f32(f32_from_f16(reinterpret_cast<const uint16_t *>(page)[at]));
-  return bf16_from_f32(reinterpret_cast<const float *>(page)[at]);
+  uint16_t stored = reinterpret_cast<const uint16_t *>(page)[at];
+  return kv.f16 ? bf16_from_f16(stored) : stored;
 }
 
 // Eight elements at once; at, the page and its place are multiples of 16 bytes.
 __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t at) {
-  if (kv.f16) {
-    uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
-    uint32_t words[4] = {v.x, v.y, v.z, v.w};
-    for (int i = 0; i < 4; i++)
-      words[i] = bf16x2_from_f32(f32_from_f16(static_cast<uint16_t>(words[i])),
-                                 f32_from_f16(static_cast<uint16_t>(words[i] >> 16)));
-    return {words[0], words[1], words[2], words[3]};
-  }
-  const uint4 *from = reinterpret_cast<const uint4 *>(page + at * sizeof(float));
-  uint4 a = from[0], b = from[1];
-  return {bf16x2_from_f32(__uint_as_float(a.x), __uint_as_float(a.y)),
-          bf16x2_from_f32(__uint_as_float(a.z), __uint_as_float(a.w)),
-          bf16x2_from_f32(__uint_as_float(b.x), __uint_as_float(b.y)),
-          bf16x2_from_f32(__uint_as_float(b.z), __uint_as_float(b.w))};
+  uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
+  if (!kv.f16) return v;
+  uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 0; i < 4; i++)
+    words[i] = bf16x2_from_f32(f32_from_f16(static_cast<uint16_t>(words[i])),
+                               f32_from_f16(static_cast<uint16_t>(words[i] >> 16)));
+  return {words[0], words[1], words[2], words[3]};
 }
 
-// Positions are below keys_of. An absent page is read as the first one: kv_store has found it.
-__device__ inline const char *kv_page(const td_cu_batch &b, const td_cu_kv &kv, uint32_t seq,
-                                      uint32_t position) {
-  size_t slot = static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens;
-  int32_t page = b.page_table[slot];
-  return kv.pages + static_cast<size_t>(page < 0 ? 0 : page) * kv.page_bytes;
+// The page of a position, which is below keys_of; negative: it is absent, as kv_store has found.
+__device__ inline int32_t kv_page(const td_cu_batch &b, uint32_t seq, uint32_t position) {
+  return b.page_table[static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens];
+}
+
+__device__ inline const char *kv_page_at(const td_cu_kv &kv, int32_t page) {
+  return kv.pages + static_cast<size_t>(page) * kv.page_bytes;
 }
 
 // How many positions a token sees, those only for which its sequence has pages.

@@ -1,42 +1,36 @@
-// kernels/cuda/attn_decode.cu - attention for few queries: a block takes one token, one split of
-// its keys and up to eight heads that share them; a second kernel merges the splits. GQA, and MLA
-// over its latents (one key for all heads, values within it).
+// kernels/cuda/attn_decode.cu - attention for few queries on tensor cores: a block takes one token,
+// one split of its keys and as many heads as share them, up to HEADS; a second kernel merges the
+// splits. GQA, and MLA over its latents (one key for all heads, values within it).
+// Tiles of keys come in two places of shared memory, one on its way while the other is used. For a
+// tile each of eight warps multiplies sixteen heads by eight keys; weights go round through shared
+// memory; then each multiplies all of them by its columns of the values.
 #include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/panels.cuh"
 
-enum { DECODE_THREADS = 128, DECODE_WARPS = DECODE_THREADS / WARP, HEADS = 8, KEYS = 32 };
+enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, MERGE_THREADS = 128 };
+enum { ROWS_AT_ONCE = DECODE_THREADS / PANEL_CHUNKS };
 
-// A row of keys has an odd number of words, so that lanes at different keys meet different banks.
-__host__ __device__ static uint32_t padded(uint32_t dim) {
-  return (dim + 1) / 2 * 2 + ((dim + 1) / 2 % 2 ? 0 : 2);
-}
-
-struct decode_shared {
-  float *q;     // [HEADS][k_dim]
-  float *acc;   // [HEADS][v_dim]
-  float *p;     // [HEADS][KEYS] scores, then weights
-  float *m, *l; // [HEADS]
-  float *rescale;
-  uint16_t *k, *v; // [KEYS][padded]; v may be k
+template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> struct decode_shape {
+  enum { IS_F16 = IS_F16_ }; // what the pages have and tensor cores are given; else BF16
+  enum { KD = KD_, VD = VD_, HEADS = HEADS_, KEYS = KEYS_, V_IN_K = V_IN_K_ };
+  enum { COLUMNS = VD / DECODE_WARPS, ROW_TILES = HEADS / 16, KEY_TILES = KEYS / 8 };
+  static_assert(ROW_TILES * KEY_TILES == DECODE_WARPS && COLUMNS % 16 == 0, "");
+  static_assert(KEYS % ROWS_AT_ONCE == 0 && KD % 32 == 0, "");
+  struct tile {
+    uint16_t k[KD / PANEL][KEYS][PANEL], v[V_IN_K ? 0 : VD / PANEL][KEYS][PANEL];
+  };
+  struct shared {
+    union {
+      uint16_t q[KD / PANEL][HEADS][PANEL]; // before the first keys
+      tile tiles[2];
+    };
+    uint16_t weights[HEADS][KEYS + 8]; // so that eight rows meet no bank twice
+    float of_keys[HEADS][KEY_TILES];   // a row's maximum, or sum
+    float scale[HEADS];                // 2^(scale score) is a weight
+  };
 };
-
-static size_t shared_bytes(const td_cu_attn_decode_args *a) {
-  size_t floats = HEADS * (static_cast<size_t>(a->k_dim) + a->v_dim + KEYS + 3);
-  size_t halves = KEYS * padded(a->k_dim) + (a->v_in_k ? 0 : KEYS * padded(a->v_dim));
-  return floats * sizeof(float) + halves * sizeof(uint16_t);
-}
-
-__device__ static decode_shared carve(const td_cu_attn_decode_args &a, unsigned char *memory) {
-  decode_shared s;
-  s.q = reinterpret_cast<float *>(memory);
-  s.acc = s.q + HEADS * a.k_dim;
-  s.p = s.acc + HEADS * a.v_dim;
-  s.m = s.p + HEADS * KEYS;
-  s.l = s.m + HEADS;
-  s.rescale = s.l + HEADS;
-  s.k = reinterpret_cast<uint16_t *>(s.rescale + HEADS);
-  s.v = a.v_in_k ? s.k : s.k + KEYS * padded(a.k_dim);
-  return s;
-}
 
 // What a block works on.
 struct decode_part {
@@ -44,116 +38,298 @@ struct decode_part {
   uint32_t begin, end; // keys
 };
 
-__device__ static decode_part part_of(const td_cu_attn_decode_args &a) {
+__device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t most_heads) {
   decode_part part;
-  uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + HEADS - 1) / HEADS;
+  uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + most_heads - 1) / most_heads;
   part.t = blockIdx.z;
   part.seq = static_cast<uint32_t>(a.batch.seq[part.t]);
   part.kv_head = blockIdx.x / chunks;
-  uint32_t first = blockIdx.x % chunks * HEADS;
+  uint32_t first = blockIdx.x % chunks * most_heads;
   part.head0 = part.kv_head * group + first;
-  part.n_heads = at_most(group - first, HEADS);
+  part.n_heads = at_most(group - first, most_heads);
   part.begin = blockIdx.y * a.split_keys;
   part.end = at_most(part.begin + a.split_keys, keys_of(a.batch, part.t));
   return part;
 }
 
+// ---- queries and keys -------------------------------------------------------------------------
+
+// The power of two that brings a row whose largest element that is to where F16 has most room: from
+// 2^9 up, so that even 2^-23 of it is a normal number.
+__device__ static float f16_unit(float most) {
+  uint32_t exponent = __float_as_uint(most) >> 23;
+  return __uint_as_float((exponent < 10 ? 1 : exponent - 9) << 23);
+}
+
+// A warp a head; zeros behind the last one.
+template <class S>
 __device__ static void load_queries(const td_cu_attn_decode_args &a, const decode_part &part,
-                                    const decode_shared &s) {
-  size_t at = (static_cast<size_t>(part.t) * a.n_heads + part.head0) * a.k_dim;
-  for (uint32_t i = threadIdx.x; i < part.n_heads * a.k_dim; i += DECODE_THREADS) {
-    float q = a.q_f32 ? static_cast<const float *>(a.q)[at + i]
-                      : f32_from_bf16(static_cast<const uint16_t *>(a.q)[at + i]);
-    s.q[i] = q * a.scale;
-  }
-  for (uint32_t i = threadIdx.x; i < HEADS * a.v_dim; i += DECODE_THREADS)
-    s.acc[i] = 0;
-  if (threadIdx.x < HEADS) {
-    s.m[threadIdx.x] = -INFINITY;
-    s.l[threadIdx.x] = 0;
-  }
-}
-
-// A warp a key.
-__device__ static void load_keys(const td_cu_attn_decode_args &a, const decode_part &part,
-                                 uint32_t begin, uint32_t n, const decode_shared &s) {
-  size_t v_plane = static_cast<size_t>(a.n_kv_heads) * a.batch.page_tokens * a.k_dim;
-  for (uint32_t j = threadIdx.x / WARP; j < n; j += DECODE_WARPS) {
-    const char *page = kv_page(a.batch, a.kv, part.seq, begin + j);
-    size_t k_at = kv_row(a.batch, begin + j, part.kv_head, a.k_dim);
-    for (uint32_t d = threadIdx.x % WARP; d < a.k_dim; d += WARP)
-      s.k[j * padded(a.k_dim) + d] = kv_bf16(a.kv, page, k_at + d);
-    if (a.v_in_k) continue;
-    size_t v_at = v_plane + kv_row(a.batch, begin + j, part.kv_head, a.v_dim);
-    for (uint32_t d = threadIdx.x % WARP; d < a.v_dim; d += WARP)
-      s.v[j * padded(a.v_dim) + d] = kv_bf16(a.kv, page, v_at + d);
-  }
-}
-
-// A warp a head, a lane a key: scores, the running maximum and sum, and the keys' weights.
-__device__ static void weigh_keys(const td_cu_attn_decode_args &a, const decode_part &part,
-                                  uint32_t n, const decode_shared &s) {
+                                    typename S::shared &s) {
   uint32_t lane = threadIdx.x % WARP;
-  for (uint32_t h = threadIdx.x / WARP; h < part.n_heads; h += DECODE_WARPS) {
-    const float *q = s.q + h * a.k_dim;
-    const uint16_t *k = s.k + lane * padded(a.k_dim);
-    float score = -INFINITY;
-    if (lane < n) {
-      score = 0;
-      for (uint32_t d = 0; d < a.k_dim; d++)
-        score += q[d] * f32_from_bf16(k[d]);
+  for (uint32_t h = threadIdx.x / WARP; h < S::HEADS; h += DECODE_WARPS) {
+    size_t at = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.k_dim;
+    auto element = [&](uint32_t d) {
+      if (h >= part.n_heads || d >= a.k_dim) return 0.0f;
+      return a.q_f32 ? static_cast<const float *>(a.q)[at + d]
+                     : f32_from_bf16(static_cast<const uint16_t *>(a.q)[at + d]);
+    };
+    float most = 0, unit = 1;
+    for (uint32_t d = lane; S::IS_F16 && d < S::KD; d += WARP)
+      most = fmaxf(most, fabsf(element(d)));
+    if (S::IS_F16) unit = f16_unit(warp_max(most));
+    for (uint32_t d = lane; d < S::KD; d += WARP) {
+      float q = element(d) / unit;
+      chunk_of(s.q, h, d / CHUNK)[d % CHUNK] = S::IS_F16 ? f16_from_f32(q) : bf16_from_f32(q);
     }
-    float before = s.m[h], m = fmaxf(before, warp_max(score));
-    float p = lane < n ? expf(score - m) : 0;
-    float sum = warp_sum(p);
-    s.p[h * KEYS + lane] = p;
-    __syncwarp(); // every lane has read s.m
-    if (lane == 0) {
-      float rescale = expf(before - m);
-      s.rescale[h] = rescale;
-      s.l[h] = s.l[h] * rescale + sum;
-      s.m[h] = m;
+    if (lane == 0) s.scale[h] = unit * a.scale * 1.44269504f;
+  }
+}
+
+// Columns d to d + 8 of a row of a page's dim; zeros where there are none.
+__device__ static void load_chunk(const td_cu_attn_decode_args &a, const uint16_t *row, uint32_t d,
+                                  uint32_t dim, uint16_t *to) {
+  if (a.in_runs) {
+    copy_async(to, row + d, row && d < dim);
+    return;
+  }
+  for (uint32_t i = 0; i < CHUNK; i++)
+    to[i] = row && d + i < dim ? row[d + i] : 0;
+}
+
+// A thread's rows of a tile, eight threads a row: the pages that they lie in.
+template <class S> struct tile_pages {
+  int32_t of_row[S::KEYS / ROWS_AT_ONCE]; // negative: behind the last key
+};
+
+template <class S>
+__device__ static tile_pages<S> find_pages(const td_cu_attn_decode_args &a, const decode_part &part,
+                                           uint32_t begin) {
+  tile_pages<S> pages;
+#pragma unroll
+  for (uint32_t i = 0; i < S::KEYS / ROWS_AT_ONCE; i++) {
+    uint32_t position = begin + threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
+    pages.of_row[i] = position < part.end ? kv_page(a.batch, part.seq, position) : -1;
+  }
+  return pages;
+}
+
+// Keys and values from position begin on; zeros behind the last.
+template <class S>
+__device__ static void load_tile(const td_cu_attn_decode_args &a, const decode_part &part,
+                                 uint32_t begin, const tile_pages<S> &pages, typename S::tile &to) {
+  uint32_t column = threadIdx.x % PANEL_CHUNKS;
+  size_t v_plane = static_cast<size_t>(a.n_kv_heads) * a.batch.page_tokens * a.k_dim;
+#pragma unroll
+  for (uint32_t i = 0; i < S::KEYS / ROWS_AT_ONCE; i++) {
+    uint32_t row = threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
+    const uint16_t *page = nullptr, *k = nullptr, *v = nullptr;
+    if (pages.of_row[i] >= 0) {
+      page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, pages.of_row[i]));
+      k = page + kv_row(a.batch, begin + row, part.kv_head, a.k_dim);
+      v = page + v_plane + kv_row(a.batch, begin + row, part.kv_head, a.v_dim);
+    }
+#pragma unroll
+    for (uint32_t chunk = column; chunk < S::KD / CHUNK; chunk += PANEL_CHUNKS)
+      load_chunk(a, k, chunk * CHUNK, a.k_dim, chunk_of(to.k, row, chunk));
+#pragma unroll
+    for (uint32_t chunk = column; !S::V_IN_K && chunk < S::VD / CHUNK; chunk += PANEL_CHUNKS)
+      load_chunk(a, v, chunk * CHUNK, a.v_dim, chunk_of(to.v, row, chunk));
+  }
+}
+
+// ---- a tile of keys ---------------------------------------------------------------------------
+
+template <class S>
+__device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (S::IS_F16) {
+    mma_f16(c, a, b);
+  } else {
+    mma_bf16(c, a, b);
+  }
+}
+
+// What a thread keeps: rows g and g + 8 of each sixteen heads, as in mma.cuh.
+template <class S> struct decode_state {
+  uint32_t q[S::KD / 16][4];    // of the warp's heads
+  float m[S::ROW_TILES][2];     // largest scores
+  float scale[S::ROW_TILES][2]; //
+  float l[2];                   // of the warp's heads, this lane's share
+  float acc[S::ROW_TILES][S::COLUMNS / 8][4];
+};
+
+template <class S> __device__ static uint32_t row_tile() {
+  return threadIdx.x / WARP / S::KEY_TILES;
+}
+
+template <class S> __device__ static uint32_t key_tile() {
+  return threadIdx.x / WARP % S::KEY_TILES;
+}
+
+// Sixteen heads times eight keys, of which only the first n_keys of the tile are there.
+template <class S>
+__device__ static void score_keys(typename S::tile &tile, uint32_t n_keys,
+                                  const decode_state<S> &state, float (&score)[4]) {
+  uint32_t lane = threadIdx.x % WARP, p = lane % 4 * 2;
+  float odd[4] = {}; // sums of their own, so that none waits for the one before
+  score[0] = score[1] = score[2] = score[3] = 0;
+#pragma unroll
+  for (uint32_t k = 0; k < S::KD / 16; k += 2) {
+    uint32_t b[4];
+    load_matrices(b, chunk_of(tile.k, key_tile<S>() * 8 + lane % 8, 2 * k + lane / 8));
+    multiply<S>(score, state.q[k], {b[0], b[1]});
+    multiply<S>(odd, state.q[k + 1], {b[2], b[3]});
+  }
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    bool is_there = key_tile<S>() * 8 + p + c % 2 < n_keys;
+    score[c] = is_there ? score[c] + odd[c] : -INFINITY;
+  }
+}
+
+// Scores become weights, behind the barrier for all; sums so far are brought to the new maxima.
+template <class S>
+__device__ static void weigh_keys(typename S::shared &s, const float (&score)[4],
+                                  decode_state<S> &state) {
+  uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (uint32_t i = 0; i < S::ROW_TILES; i++) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      uint32_t row = 16 * i + g + 8 * r;
+      float m = state.m[i][r], scale = state.scale[i][r];
+#pragma unroll
+      for (int j = 0; j < S::KEY_TILES; j++)
+        m = fmaxf(m, s.of_keys[row][j]);
+      float base = m == -INFINITY ? 0 : m * scale;
+      float rescale = exp2_approx(state.m[i][r] * scale - base);
+      state.m[i][r] = m;
+#pragma unroll
+      for (int e = 0; e < S::COLUMNS / 4; e++)
+        state.acc[i][e / 2][2 * r + e % 2] *= rescale;
+      if (i != row_tile<S>()) continue;
+      float low = exp2_approx(score[2 * r] * scale - base);
+      float high = exp2_approx(score[2 * r + 1] * scale - base);
+      state.l[r] = state.l[r] * rescale + low + high;
+      uint32_t pair = S::IS_F16 ? f16x2_from_f32(low, high) : bf16x2_from_f32(low, high);
+      *reinterpret_cast<uint32_t *>(&s.weights[row][key_tile<S>() * 8 + p]) = pair;
     }
   }
 }
 
-__device__ static void add_values(const td_cu_attn_decode_args &a, const decode_part &part,
-                                  uint32_t n, const decode_shared &s) {
-  uint32_t stride = padded(a.v_in_k ? a.k_dim : a.v_dim);
-  for (uint32_t i = threadIdx.x; i < part.n_heads * a.v_dim; i += DECODE_THREADS) {
-    uint32_t h = i / a.v_dim, d = i % a.v_dim;
-    float acc = s.acc[i] * s.rescale[h];
-    for (uint32_t j = 0; j < n; j++)
-      acc += s.p[h * KEYS + j] * f32_from_bf16(s.v[j * stride + d]);
-    s.acc[i] = acc;
+template <class S>
+__device__ static void add_values(typename S::shared &s, typename S::tile &tile,
+                                  decode_state<S> &state) {
+  uint32_t lane = threadIdx.x % WARP;
+  uint32_t first = threadIdx.x / WARP * (S::COLUMNS / CHUNK);
+#pragma unroll
+  for (uint32_t k = 0; k < S::KEYS / 16; k++) {
+    uint32_t p[S::ROW_TILES][4];
+#pragma unroll
+    for (uint32_t i = 0; i < S::ROW_TILES; i++)
+      load_matrices(p[i], &s.weights[16 * i + lane % 16][16 * k + lane / 16 * CHUNK]);
+#pragma unroll
+    for (uint32_t j = 0; j < S::COLUMNS / 16; j++) {
+      uint32_t b[4], chunk = first + 2 * j + lane / 16, row = 16 * k + lane % 16;
+      load_matrices_turned(b,
+                           S::V_IN_K ? chunk_of(tile.k, row, chunk) : chunk_of(tile.v, row, chunk));
+#pragma unroll
+      for (uint32_t i = 0; i < S::ROW_TILES; i++) {
+        multiply<S>(state.acc[i][2 * j], p[i], {b[0], b[1]});
+        multiply<S>(state.acc[i][2 * j + 1], p[i], {b[2], b[3]});
+      }
+    }
   }
 }
 
-__global__ static void attn_decode_kernel(td_cu_attn_decode_args a) {
+// ---- all --------------------------------------------------------------------------------------
+
+__device__ static float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 1));
+  return fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 2));
+}
+
+__device__ static float quad_sum(float v) {
+  v += __shfl_xor_sync(TD_FULL_WARP, v, 1);
+  return v + __shfl_xor_sync(TD_FULL_WARP, v, 2);
+}
+
+// Of each of the warp's heads one number for its eight keys.
+template <class S>
+__device__ static void put_of_keys(typename S::shared &s, float of_g, float of_g_8) {
+  uint32_t row = row_tile<S>() * 16 + threadIdx.x % WARP / 4;
+  if (threadIdx.x % 4 != 0) return;
+  s.of_keys[row][key_tile<S>()] = of_g;
+  s.of_keys[row + 8][key_tile<S>()] = of_g_8;
+}
+
+template <class S>
+__device__ static void put_part(const td_cu_attn_decode_args &a, const decode_part &part,
+                                const typename S::shared &s, const decode_state<S> &state) {
+  uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (uint32_t i = 0; i < S::ROW_TILES; i++) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      uint32_t h = 16 * i + g + 8 * r;
+      if (h >= part.n_heads) continue;
+      size_t row = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.n_splits;
+      row += blockIdx.y;
+#pragma unroll
+      for (int e = 0; e < S::COLUMNS / 4; e++) {
+        uint32_t d = threadIdx.x / WARP * S::COLUMNS + e / 2 * 8 + p + e % 2;
+        if (d < a.v_dim) a.part[row * a.v_dim + d] = state.acc[i][e / 2][2 * r + e % 2];
+      }
+      if (threadIdx.x / WARP != 0 || p != 0) continue;
+      float l = 0;
+      for (int j = 0; j < S::KEY_TILES; j++)
+        l += s.of_keys[h][j];
+      a.part_ml[2 * row] = state.m[i][r] * state.scale[i][r];
+      a.part_ml[2 * row + 1] = l;
+    }
+  }
+}
+
+template <class S>
+__global__ static void __launch_bounds__(DECODE_THREADS)
+    attn_decode_kernel(td_cu_attn_decode_args a) {
   TD_DYNAMIC_SHARED(memory);
-  decode_shared s = carve(a, memory);
-  decode_part part = part_of(a);
-  load_queries(a, part, s);
-  for (uint32_t begin = part.begin; begin < part.end; begin += KEYS) {
-    uint32_t n = at_most(part.end - begin, KEYS);
-    __syncthreads();
-    load_keys(a, part, begin, n, s);
-    __syncthreads();
-    weigh_keys(a, part, n, s);
-    __syncthreads();
-    add_values(a, part, n, s);
+  auto &s = *reinterpret_cast<typename S::shared *>(memory);
+  decode_part part = part_of(a, S::HEADS);
+  load_queries<S>(a, part, s);
+  __syncthreads();
+  decode_state<S> state = {};
+  uint32_t lane = threadIdx.x % WARP;
+#pragma unroll
+  for (uint32_t k = 0; k < S::KD / 16; k++)
+    load_matrices(state.q[k], chunk_of(s.q, row_tile<S>() * 16 + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * S::ROW_TILES; i++) {
+    state.m[i / 2][i % 2] = -INFINITY;
+    state.scale[i / 2][i % 2] = s.scale[8 * i + lane / 4];
   }
   __syncthreads();
-  for (uint32_t h = 0; h < part.n_heads; h++) {
-    size_t row = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.n_splits;
-    row += blockIdx.y;
-    for (uint32_t d = threadIdx.x; d < a.v_dim; d += DECODE_THREADS)
-      a.part[row * a.v_dim + d] = s.acc[h * a.v_dim + d];
-    if (threadIdx.x == 0) {
-      a.part_ml[2 * row] = s.m[h];
-      a.part_ml[2 * row + 1] = s.l[h];
+  tile_pages<S> pages = find_pages<S>(a, part, part.begin);
+  if (part.begin < part.end) load_tile<S>(a, part, part.begin, pages, s.tiles[0]);
+  pages = find_pages<S>(a, part, part.begin + S::KEYS);
+  uint32_t at = 0;
+  for (uint32_t begin = part.begin; begin < part.end; begin += S::KEYS, at ^= 1) {
+    copy_async_wait();
+    __syncthreads(); // behind it nobody uses what the other place and the weights were
+    if (begin + S::KEYS < part.end) {
+      load_tile<S>(a, part, begin + S::KEYS, pages, s.tiles[at ^ 1]);
+      pages = find_pages<S>(a, part, begin + 2 * S::KEYS);
     }
+    float score[4];
+    score_keys<S>(s.tiles[at], part.end - begin, state, score);
+    put_of_keys<S>(s, quad_max(fmaxf(score[0], score[1])), quad_max(fmaxf(score[2], score[3])));
+    __syncthreads();
+    weigh_keys<S>(s, score, state);
+    __syncthreads();
+    add_values<S>(s, s.tiles[at], state);
   }
+  put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
+  __syncthreads();
+  put_part<S>(a, part, s, state);
 }
 
 // A block a token and head. Splits beyond the token's keys have a sum of 0.
@@ -165,11 +341,11 @@ __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
   for (uint32_t i = 0; i < a.n_splits; i++)
     m = fmaxf(m, ml[2 * i]);
   for (uint32_t i = 0; i < a.n_splits; i++)
-    l += expf(ml[2 * i] - m) * ml[2 * i + 1];
+    l += exp2_approx(ml[2 * i] - m) * ml[2 * i + 1];
   for (uint32_t d = threadIdx.x; d < a.v_dim; d += blockDim.x) {
     float sum = 0;
     for (uint32_t i = 0; i < a.n_splits; i++)
-      sum += expf(ml[2 * i] - m) * part[static_cast<size_t>(i) * a.v_dim + d];
+      sum += exp2_approx(ml[2 * i] - m) * part[static_cast<size_t>(i) * a.v_dim + d];
     float v = sum / l;
     if (a.q_f32) {
       static_cast<float *>(a.out)[row * a.v_dim + d] = v;
@@ -179,14 +355,30 @@ __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
   }
 }
 
-extern "C" int td_cu_attn_decode(const td_cu_attn_decode_args *a, td_cu_stream stream) {
-  uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, HEADS);
-  size_t n_bytes = shared_bytes(a);
-  cudaError_t code = allow_shared(attn_decode_kernel, SHARED_BYTES);
+template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stream stream) {
+  auto kernel = attn_decode_kernel<S>;
+  size_t n_bytes = sizeof(typename S::shared);
+  cudaError_t code = allow_shared(kernel, n_bytes);
   if (code != cudaSuccess) return code;
+  td_cu_attn_decode_args args = *a;
+  uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
+  args.in_runs = (a->k_dim | a->v_dim) % CHUNK == 0 && places % sizeof(uint4) == 0;
+  uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, S::HEADS);
   dim3 grid(a->n_kv_heads * chunks, a->n_splits, a->batch.n_tokens);
-  TD_LAUNCH(attn_decode_kernel, grid, DECODE_THREADS, n_bytes, stream, *a);
+  TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
   if (int failed = launched()) return failed;
-  TD_LAUNCH(attn_merge_kernel, dim3(a->n_heads, a->batch.n_tokens), DECODE_THREADS, 0, stream, *a);
+  TD_LAUNCH(attn_merge_kernel, dim3(a->n_heads, a->batch.n_tokens), MERGE_THREADS, 0, stream, args);
   return launched();
+}
+
+template <bool IS_F16>
+static int launch_shape(const td_cu_attn_decode_args *a, td_cu_stream stream) {
+  if (a->v_in_k) return launch<decode_shape<IS_F16, 576, 512, 32, 32, true>>(a, stream);
+  if (a->k_dim <= 128 && a->v_dim <= 128)
+    return launch<decode_shape<IS_F16, 128, 128, 16, 64, false>>(a, stream);
+  return launch<decode_shape<IS_F16, 256, 256, 32, 32, false>>(a, stream);
+}
+
+extern "C" int td_cu_attn_decode(const td_cu_attn_decode_args *a, td_cu_stream stream) {
+  return a->kv.f16 ? launch_shape<true>(a, stream) : launch_shape<false>(a, stream);
 }

@@ -43,6 +43,15 @@ __device__ inline uint16_t bf16_from_f32(float f) { // round to nearest even
   return __bfloat16_as_ushort(__float2bfloat16_rn(f));
 }
 
+__device__ inline float f32_from_f16(uint16_t h) {
+  return __half2float(__ushort_as_half(h));
+}
+
+__device__ inline uint16_t f16_from_f32(float f) { // saturated at the largest finite value
+  float clamped = fminf(fmaxf(f, -65504.0f), 65504.0f);
+  return __half_as_ushort(__float2half_rn(isnan(f) ? f : clamped));
+}
+
 __device__ inline uint32_t bf16x2_from_f32(float low, float high) {
 #if defined(__CUDA_ARCH__)
   uint32_t pair;
@@ -50,6 +59,16 @@ __device__ inline uint32_t bf16x2_from_f32(float low, float high) {
   return pair;
 #else
   return bf16_from_f32(low) | static_cast<uint32_t>(bf16_from_f32(high)) << 16;
+#endif
+}
+
+__device__ inline uint32_t f16x2_from_f32(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return f16_from_f32(low) | static_cast<uint32_t>(f16_from_f32(high)) << 16;
 #endif
 }
 
@@ -68,15 +87,6 @@ __device__ inline float exp2_approx(float v) {
 // behind a barrier.
 __device__ inline void put_run(uint16_t *to, uint4 run) {
   *reinterpret_cast<uint4 *>(to) = run;
-}
-
-__device__ inline float f32_from_f16(uint16_t h) {
-  return __half2float(__ushort_as_half(h));
-}
-
-__device__ inline uint16_t f16_from_f32(float f) { // saturated at the largest finite value
-  float clamped = fminf(fmaxf(f, -65504.0f), 65504.0f);
-  return __half_as_ushort(__float2half_rn(isnan(f) ? f : clamped));
 }
 
 __device__ inline float vec_at(const td_vec &v, uint32_t i) {

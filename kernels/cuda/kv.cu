@@ -5,12 +5,7 @@
 enum { KV_THREADS = 256, RUN = 8 };
 
 __device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, uint16_t bits) {
-  float v = f32_from_bf16(bits);
-  if (kv.f16) {
-    reinterpret_cast<uint16_t *>(page)[at] = f16_from_f32(v);
-  } else {
-    reinterpret_cast<float *>(page)[at] = v;
-  }
+  reinterpret_cast<uint16_t *>(page)[at] = kv.f16 ? f16_from_f32(f32_from_bf16(bits)) : bits;
 }
 
 // A block a token.
@@ -62,7 +57,9 @@ __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   uint32_t end = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
   bool any = end > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
   if (at.plane >= a.n_planes || !any || at.position >= keys_of(a.batch, end - 1)) return;
-  const char *page = kv_page(a.batch, a.kv, a.seq, at.position);
+  int32_t id = kv_page(a.batch, a.seq, at.position);
+  if (id < 0) return;
+  const char *page = kv_page_at(a.kv, id);
   size_t head = static_cast<size_t>(at.plane) * a.n_kv_heads + at.head;
   size_t from = (head * a.batch.page_tokens + at.position % a.batch.page_tokens) * a.dim + at.d;
   if (a.in_runs) {

@@ -21,6 +21,18 @@ __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uin
 #endif
 }
 
+// The same with a and b in F16.
+__device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+  emu_mma_f16(c, a, b);
+#endif
+}
+
 // Four 8x8 matrices of shared memory, to which lanes 8 i to 8 i + 7 give the rows of matrix i, each
 // aligned to 16 bytes. Register i has elements p and p + 1 of row g of it or, turned, of column g.
 __device__ inline void load_matrices(uint32_t (&r)[4], const uint16_t *row) {

@@ -68,7 +68,9 @@ static td_status open_device(td_session *s, td_err *err) {
                            .n_threads = s->opts.n_threads,
                            .activations = s->opts.activations,
                            .need_bytes = td_model_stats_of(s->model).bytes};
-  return td_dev_open(&s->dev, &dev, err);
+  td_status st = td_dev_open(&s->dev, &dev, err);
+  if (st == TD_OK) s->opts.kv_dtype = td_dev_kv_dtype(s->dev, s->opts.kv_dtype);
+  return st;
 }
 
 static td_status open_parts(td_session *s, td_err *err) {

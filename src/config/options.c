@@ -53,7 +53,8 @@ static const option table[] = {
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",
-     "KV cache in f32, or in f16: half the memory, keys and values rounded to 11 bits"},
+     "KV cache in f32 (BF16 on a GPU, which computes in it), or in f16: half the memory, keys and "
+     "values rounded to 11 bits"},
     {"activations", 0, OPT_STR, COMPUTE | PARTS, AT(activations), NO_RANGE, "auto", "DTYPE",
      "what they are rounded to at the CPU's multiplications: auto: FP16, BF16 or, at 4-bit "
      "weights, 16 bits, whichever is fast on it; f32: nothing; int8: a prompt's to 8 bits at 4-bit "

@@ -58,6 +58,10 @@ td_dtype td_dev_act_dtype(const td_dev *dev) {
   return dev->act_dtype;
 }
 
+td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked) {
+  return asked == TD_F32 ? dev->act_dtype : asked;
+}
+
 void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
   if (dev->vtable->follow_threads) dev->vtable->follow_threads(dev, n_threads);
 }

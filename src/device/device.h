@@ -40,6 +40,9 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 void td_dev_close(td_dev *dev); // after its streams, events and memory
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
+// What KV pages have where TD_F32 is asked for: the activations' dtype, for those are what is
+// stored.
+td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
 // CPU: *n_threads members of the team work (at most all; 0: all), as it says when a parallel part
 // of an operator begins, and the others sleep. Results do not depend on it. Borrowed; may change at
 // any time.
@@ -153,14 +156,14 @@ typedef struct {
   uint32_t max_keys; // no token attends to more positions than these; 0: max_pages tell
 } td_batch_view;
 
-// One layer's KV pages: page i begins at pages + i * page_bytes. Elements are f32, or f16: rounded
-// to nearest even and saturated at the largest finite value.
+// One layer's KV pages: page i begins at pages + i * page_bytes. Elements have the activations'
+// dtype, or are f16: rounded to nearest even and saturated at the largest finite value.
 //   GQA: K [n_kv_heads][page_tokens][head_dim], then V likewise
 //   MLA: [page_tokens][kv_lora_rank + rope_dim], latent after its norm, key part after RoPE
 typedef struct {
   void *pages;
   size_t page_bytes;
-  td_dtype dtype; // TD_F32 or TD_F16
+  td_dtype dtype; // of td_dev_kv_dtype
 } td_kv_view;
 
 typedef struct {

@@ -91,6 +91,7 @@ static td_status open_device(worker *w, td_err *err) {
                            .need_bytes = td_model_stats_of(w->model).bytes};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_status st = td_dev_open(&w->dev, &dev, err);
+  if (st == TD_OK) w->opts.kv_dtype = td_dev_kv_dtype(w->dev, (td_dtype)w->opts.kv_dtype);
   if (st == TD_OK) td_dev_follow_threads(w->dev, w->outlet.channel.lease);
   if (st == TD_OK) td_dev_show_pulse(w->dev, w->outlet.channel.pulse);
   if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;

@@ -81,6 +81,7 @@ template <class T> T __shfl_sync(unsigned mask, T v, int from) {
 }
 
 void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 unsigned atomicAdd(unsigned *at, unsigned v);
 

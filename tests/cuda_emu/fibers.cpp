@@ -1,4 +1,5 @@
 // tests/cuda_emu/fibers.cpp - a block's threads as fibers, and how they wait for one another.
+#include "cuda_fp16.h"
 #include "race.h"
 
 #include <cstdio>
@@ -224,11 +225,12 @@ const unsigned char *emu_exchange(const void *mine, size_t n_bytes) {
   return slots;
 }
 
-static float bf16_half(uint32_t pair, unsigned half) {
-  return __uint_as_float(half ? pair & 0xffff0000u : pair << 16);
+static float half_of(uint32_t pair, unsigned half, bool is_f16) {
+  uint16_t bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
+  return is_f16 ? __half2float(__ushort_as_half(bits)) : emu_bf16(bits);
 }
 
-void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+static void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_f16) {
   struct {
     uint32_t a[4], b[2];
   } mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, other;
@@ -240,12 +242,20 @@ void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
     float sum = c[i];
     for (unsigned k = 0; k < 16; k++) {
       std::memcpy(&other, slots + (g * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
-      float x = bf16_half(other.a[upper + 2 * (k / 8)], k % 2);
+      float x = half_of(other.a[upper + 2 * (k / 8)], k % 2, is_f16);
       std::memcpy(&other, slots + (column * 4 + k % 8 / 2) * EMU_SLOT_BYTES, sizeof other);
-      sum += x * bf16_half(other.b[k / 8], k % 2);
+      sum += x * half_of(other.b[k / 8], k % 2, is_f16);
     }
     c[i] = sum;
   }
+}
+
+void emu_mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  mma(c, a, b, false);
+}
+
+void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  mma(c, a, b, true);
 }
 
 static void fiber_main() {

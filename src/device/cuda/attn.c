@@ -5,9 +5,8 @@
 #include "device/cuda/cuda.h"
 
 enum {
-  DECODE_TOKENS = 4,  // a sequence, on average, still decoded one by one
-  MAX_ABSORBED = 640, // elements of a key that eight heads' sums leave room for
-  RUN = 8,            // elements that kernels read at once
+  DECODE_TOKENS = 4, // a sequence, on average, still decoded one by one
+  RUN = 8,           // elements that kernels read at once
 };
 
 static td_cu_batch batch_of(const td_batch_view *b) {
@@ -32,7 +31,7 @@ static uint32_t max_keys_of(const td_batch_view *b) {
 
 static td_status check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
                              td_err *err) {
-  TD_DEV_REQUIRE(kv->dtype == TD_F32 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
+  TD_DEV_REQUIRE(kv->dtype == TD_BF16 || kv->dtype == TD_F16, "KV pages: dtype %d is not for them",
                  (int)kv->dtype);
   size_t used = b->page_tokens * entry_elements * td_dtype_bytes(kv->dtype);
   TD_DEV_REQUIRE(used <= kv->page_bytes, "KV pages: %u tokens need %zu bytes, a page has %zu",
@@ -183,9 +182,10 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
   size_t rows = (size_t)a->batch.n_tokens * a->n_heads;
   uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
-  if (entry_dim > MAX_ABSORBED) {
-    return td_fail(err, TD_EUNSUPPORTED, "attention: latents of %u elements; on a GPU at most %d",
-                   entry_dim, MAX_ABSORBED);
+  if (entry_dim > TD_CU_MMA_ENTRY || a->kv_lora_rank > TD_CU_MMA_LORA) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "attention: latents of %u elements, %u of them values; on a GPU at most %d, %d",
+                   entry_dim, a->kv_lora_rank, TD_CU_MMA_ENTRY, TD_CU_MMA_LORA);
   }
   void *query, *latent;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, rows * entry_dim * sizeof(float),
