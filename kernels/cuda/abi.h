@@ -90,9 +90,9 @@ typedef struct {
 // How a linear kernel reads eight weights of a row.
 typedef enum {
   TD_CU_READ_ANY,  // one by one: any format, any alignment
-  TD_CU_READ_BF16, // the others: cols % 8 == 0, groups of a multiple of 8 columns, rows of data
-  TD_CU_READ_F8,   // aligned for one load of eight weights, x for one of eight activations
-  TD_CU_READ_I4,   // TD_LAYOUT_ROWS
+  TD_CU_READ_BF16, // the others: cols % 8 == 0, groups of 8 or another power of two columns, or of
+  TD_CU_READ_F8, // whole rows, with scales of FP32, BF16 or F16; rows of data aligned for one load
+  TD_CU_READ_I4, // of eight weights, x for one of eight activations; TD_LAYOUT_ROWS
   TD_CU_N_READS
 } td_cu_read;
 

@@ -17,6 +17,34 @@ __device__ inline float f32_from_e4m3(uint32_t code) {
   return code & 0x80 ? -f : f;
 }
 
+// Four codes, the lowest byte first.
+__device__ inline void floats_from_e4m3x4(uint32_t codes, float *out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  for (int i = 0; i < 2; i++) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes >> 16 * i)));
+    out[2 * i] = f32_from_f16(static_cast<uint16_t>(pair));
+    out[2 * i + 1] = f32_from_f16(static_cast<uint16_t>(pair >> 16));
+  }
+#else
+  // Bytes 0 and 2, 1 and 3 as F16, whose exponent has another bias.
+  uint32_t even = (codes << 8 & 0x80008000u) | (codes << 7 & 0x3f803f80u);
+  uint32_t odd = (codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u);
+  out[0] = f32_from_f16(static_cast<uint16_t>(even)) * 256.0f;
+  out[1] = f32_from_f16(static_cast<uint16_t>(odd)) * 256.0f;
+  out[2] = f32_from_f16(static_cast<uint16_t>(even >> 16)) * 256.0f;
+  out[3] = f32_from_f16(static_cast<uint16_t>(odd >> 16)) * 256.0f;
+  bool any_nan = ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+  for (int i = 0; any_nan && i < 4; i++)
+    out[i] = f32_from_e4m3(codes >> 8 * i & 0xff);
+#endif
+}
+
+// Code i of eight, less zero: below 2^23 the bits of a float behind 2^23 are those of an integer.
+__device__ inline float f32_from_i4(uint32_t codes, int i, float zero) {
+  return __uint_as_float(0x4b000000u | (codes >> 4 * i & 15)) - (8388608.0f + zero);
+}
+
 __device__ inline float f32_from_e2m1(uint32_t code) {
   uint32_t exponent = code >> 1 & 3, mantissa = code & 1;
   float f = exponent ? static_cast<float>((2 + mantissa) << (exponent - 1)) * 0.5f
@@ -94,6 +122,35 @@ __device__ inline float global_scale(const td_weight &w) {
   return w.dtype == TD_F4E2M1 ? w.global_scale : 1;
 }
 
+// Where a row's scales lie, as the reads but TD_CU_READ_ANY have them.
+struct row_scales {
+  const char *first;
+  uint32_t shift; // a column's bits that are not of its group's number
+  bool is_f32, is_bf16;
+};
+
+// A division takes as long as decoding eight weights.
+__device__ inline uint32_t group_shift(const td_weight &w) {
+  return w.scale_cols >= w.cols ? 31 : 31 - __clz(static_cast<int>(w.scale_cols));
+}
+
+__device__ inline row_scales scales_of_row(const td_weight &w, uint32_t row) {
+  row_scales s = {};
+  s.shift = group_shift(w);
+  s.is_f32 = w.scale_dtype == TD_F32;
+  s.is_bf16 = w.scale_dtype == TD_BF16;
+  size_t at = static_cast<size_t>(row / w.scale_rows) * weight_groups(w);
+  s.first = static_cast<const char *>(w.scale) + at * (s.is_f32 ? 4 : 2);
+  return s;
+}
+
+__device__ inline float scale_in(const row_scales &s, uint32_t col) {
+  uint32_t group = col >> s.shift;
+  if (s.is_f32) return reinterpret_cast<const float *>(s.first)[group];
+  uint16_t half = reinterpret_cast<const uint16_t *>(s.first)[group];
+  return s.is_bf16 ? f32_from_bf16(half) : f32_from_f16(half);
+}
+
 // An element with its scale, the global one included.
 __device__ inline float weight_at(const td_weight &w, uint32_t row, uint32_t col) {
   float scale = w.scale ? scale_at(w, row, col / w.scale_cols) : 1;
@@ -136,14 +193,12 @@ __device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, con
   if constexpr (READ == TD_CU_READ_BF16) {
     floats_from_bf16x8(raw.v, out);
   } else if constexpr (READ == TD_CU_READ_F8) {
-    for (int i = 0; i < 4; i++) {
-      out[i] = f32_from_e4m3(raw.v.x >> (8 * i) & 0xff);
-      out[4 + i] = f32_from_e4m3(raw.v.y >> (8 * i) & 0xff);
-    }
+    floats_from_e4m3x4(raw.v.x, out);
+    floats_from_e4m3x4(raw.v.y, out + 4);
   } else if constexpr (READ == TD_CU_READ_I4) {
-    int zero = zero_at(w, row, k / w.scale_cols);
+    float zero = static_cast<float>(zero_at(w, row, k >> group_shift(w)));
     for (int i = 0; i < 8; i++)
-      out[i] = static_cast<float>(static_cast<int>(raw.v >> (4 * i) & 15) - zero);
+      out[i] = f32_from_i4(raw.v, i, zero);
   } else {
     for (uint32_t i = 0; i < 8; i++)
       out[i] = k + i < w.cols ? code_at(w, row, k + i) : 0;

@@ -4,57 +4,63 @@
 // token's result is the same whatever T and its neighbours: its sum has an order of its own.
 #include "kernels/cuda/linear.cuh"
 
-enum { VEC_WARPS = 4 };
+enum { VEC_WARPS = 4, RUN = WARP * 8 }; // RUN: columns that the lanes' next eights are apart
 
-template <int READ>
-__device__ static float scale8(const td_weight &w, uint32_t row, uint32_t k, float *v) {
-  if constexpr (READ == TD_CU_READ_BF16) return 1;
-  if constexpr (READ == TD_CU_READ_ANY) {
-    for (uint32_t i = 0; w.scale && i < 8 && k + i < w.cols; i++)
-      v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
-    return 1;
-  }
-  return scale_at(w, row, k / w.scale_cols);
+// One by one.
+__device__ static void scale_each(const td_weight &w, uint32_t row, uint32_t k, float *v) {
+  for (uint32_t i = 0; w.scale && i < 8 && k + i < w.cols; i++)
+    v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
 }
 
-// One run of eight columns from k on, for all tokens.
-template <int READ, int T>
-__device__ static void add_run(const td_cu_linear_args &a, const linear_part &part, uint32_t row,
-                               uint32_t k, const raw8<READ> &raw, float (&sum)[T]) {
-  const td_weight &w = part.w;
-  float v[8];
-  decode8<READ>(w, row, k, raw, v);
-  float scale = scale8<READ>(w, row, k, v);
+// N runs of eight columns from k on, RUN columns apart, for all tokens.
+template <int READ, int T, int N>
+__device__ static void add_runs(const td_weight &w, uint32_t row, const row_scales &scales,
+                                uint32_t k, uint32_t n, const uint16_t *const (&x)[T],
+                                float (&sum)[T]) {
+  enum { HAS_SCALES = READ == TD_CU_READ_F8 || READ == TD_CU_READ_I4 };
+  raw8<READ> raw[N];
+  float scale[N];
 #pragma unroll
-  for (uint32_t t = 0; t < T; t++) {
-    if (t >= part.n) break;
-    float x[8], dot = 0;
-    activations8<READ>(linear_x(a, part.begin + t), k, w.cols, x);
+  for (uint32_t i = 0; i < N; i++) {
+    raw[i] = load8<READ>(w, row, k + i * RUN);
+    scale[i] = HAS_SCALES ? scale_in(scales, k + i * RUN) : 1;
+  }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-      dot += v[i] * x[i];
-    sum[t] += scale * dot;
+  for (uint32_t i = 0; i < N; i++) {
+    float v[8];
+    decode8<READ>(w, row, k + i * RUN, raw[i], v);
+    if (READ == TD_CU_READ_ANY) scale_each(w, row, k + i * RUN, v);
+#pragma unroll
+    for (uint32_t t = 0; t < T; t++) {
+      if (T > 1 && t >= n) break;
+      float of_x[8], dot = 0;
+      activations8<READ>(x[t], k + i * RUN, w.cols, of_x);
+#pragma unroll
+      for (int e = 0; e < 8; e++)
+        dot += v[e] * of_x[e];
+      sum[t] += scale[i] * dot;
+    }
   }
 }
 
 template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear_args a) {
-  enum { AHEAD = T > 4 ? 2 : 4, RUN = WARP * 8 };
+  enum { AHEAD = T > 4 ? 2 : 4 };
   linear_part part = linear_part_of(a);
   uint32_t row = a.row0 + blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
   if (part.n == 0 || row >= a.row0 + a.n_rows) return;
   const td_weight &w = part.w;
+  row_scales scales = {};
+  if (READ == TD_CU_READ_F8 || READ == TD_CU_READ_I4) scales = scales_of_row(w, row);
+  const uint16_t *x[T];
+#pragma unroll
+  for (uint32_t t = 0; t < T; t++)
+    x[t] = linear_x(a, part.begin + (t < part.n ? t : 0));
   float sum[T] = {};
-  for (uint32_t first = threadIdx.x % WARP * 8; first < w.cols; first += AHEAD * RUN) {
-    raw8<READ> raw[AHEAD] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < AHEAD; i++) {
-      if (first + i * RUN < w.cols) raw[i] = load8<READ>(w, row, first + i * RUN);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < AHEAD; i++) {
-      if (first + i * RUN < w.cols) add_run<READ, T>(a, part, row, first + i * RUN, raw[i], sum);
-    }
-  }
+  uint32_t begin = 0, at = threadIdx.x % WARP * 8;
+  for (; begin + AHEAD * RUN <= w.cols; begin += AHEAD * RUN)
+    add_runs<READ, T, AHEAD>(w, row, scales, begin + at, part.n, x, sum);
+  for (uint32_t k = begin + at; k < w.cols; k += RUN)
+    add_runs<READ, T, 1>(w, row, scales, k, part.n, x, sum);
 #pragma unroll
   for (uint32_t t = 0; t < T; t++) {
     if (t >= part.n) break;

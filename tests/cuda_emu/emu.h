@@ -85,6 +85,10 @@ void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 unsigned atomicAdd(unsigned *at, unsigned v);
 
+inline int __clz(int v) {
+  return v ? __builtin_clz(static_cast<unsigned>(v)) : 32;
+}
+
 inline float __uint_as_float(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof f);

@@ -362,13 +362,21 @@ static void test_how_weights_are_read(void **state) {
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
   td_weight i4 = {.dtype = TD_I4, .scale = &scale, .scale_cols = 32, .cols = 64};
+  f8.scale_dtype = TD_F32;
+  i4.scale_dtype = TD_BF16;
   assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_BF16);
   assert_int_equal(td_cuda_read_of(&bf16, false), TD_CU_READ_ANY);
   assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_F8);
   assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_I4);
   i4.layout = TD_LAYOUT_AWQ;
   assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_ANY);
+  f8.scale_cols = 40; // neither a power of two nor a row
+  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
+  f8.scale_cols = 4;
+  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
   f8.scale_cols = 100;
+  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_F8);
+  f8.scale_dtype = TD_F8E8M0;
   assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
   bf16.cols = 68;
   assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_ANY);

@@ -175,6 +175,8 @@ static void test_linear(void **state) {
       {72, 200, 16, 40, false, false}, {136, 264, 70, 64, true, false},
       {64, 72, 130, 24, false, false}, {8, 8, 17, 8, false, false},
       {24, 40, 17, 8, true, true},     {16, 72, 260, 24, false, true},
+      {8, 2664, 1, 64, true, false},   {8, 1640, 9, 32, true, false}, // many runs, and a few
+      {16, 72, 2, 100, false, false}, // a group is a whole row
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
@@ -184,6 +186,43 @@ static void test_linear(void **state) {
     check_linear(&f, format, c);
     cuda_close(&f);
   }
+}
+
+// Every E4M3 code alone in a row, NaN included.
+static void test_e4m3_codes(void **state) {
+  (void)state;
+  enum { ROWS = 256, COLS = 16 };
+  CUDA_OPEN(f);
+  static const float scale = 1;
+  uint8_t codes[ROWS][COLS] = {{0}};
+  for (uint32_t r = 0; r < ROWS; r++)
+    codes[r][r % COLS] = (uint8_t)r;
+  const td_weight w = {.dtype = TD_F8E4M3,
+                       .rows = ROWS,
+                       .cols = COLS,
+                       .data = codes,
+                       .scale = &scale,
+                       .scale_dtype = TD_F32,
+                       .scale_rows = ROWS,
+                       .scale_cols = COLS};
+  float ones[COLS], got[ROWS];
+  for (int k = 0; k < COLS; k++)
+    ones[k] = 1;
+  float *y = cuda_alloc(&f, sizeof got);
+  td_op_linear(f.stream, &(td_linear_op_args){.w = &w,
+                                              .x = cuda_put_bf16(&f, ones, COLS),
+                                              .y = y,
+                                              .x_stride = COLS,
+                                              .y_stride = ROWS,
+                                              .n_tokens = 1,
+                                              .out_f32 = true});
+  cuda_get(&f, got, y, sizeof got);
+  for (uint32_t r = 0; r < ROWS; r++) {
+    double want = ref_at(&w, r, r % COLS);
+    if (isnan(want) ? !isnan(got[r]) : got[r] != (float)want)
+      fail_msg("code %#x is %g, should be %g", r, (double)got[r], want);
+  }
+  cuda_close(&f);
 }
 
 // Where cuBLAS is not installed, the kernels do it.
@@ -667,6 +706,7 @@ int main(void) {
       cmocka_unit_test(test_embed_gather_add),
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_e4m3_codes),
       cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
       cmocka_unit_test(test_rope),

@@ -5,13 +5,18 @@ enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
 
+static bool groups_are_simple(const td_weight *w) {
+  if (!w->scale || td_dtype_bytes(w->scale_dtype) == 1) return false;
+  return w->scale_cols >= w->cols ||
+         (w->scale_cols >= 8 && (w->scale_cols & (w->scale_cols - 1)) == 0);
+}
+
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
-  bool whole_groups = w->scale && w->scale_cols % 8 == 0;
   if (!x_aligned || w->layout != TD_LAYOUT_ROWS || w->cols % 8 != 0) return TD_CU_READ_ANY;
   switch (w->dtype) {
   case TD_BF16: return TD_CU_READ_BF16;
-  case TD_F8E4M3: return whole_groups ? TD_CU_READ_F8 : TD_CU_READ_ANY;
-  case TD_I4: return whole_groups ? TD_CU_READ_I4 : TD_CU_READ_ANY;
+  case TD_F8E4M3: return groups_are_simple(w) ? TD_CU_READ_F8 : TD_CU_READ_ANY;
+  case TD_I4: return groups_are_simple(w) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
   default: return TD_CU_READ_ANY;
   }
 }
