@@ -496,7 +496,7 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
   void *q = device_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
   td_attn_gqa_args args = {.batch = batch,
-                           .kv = {pages, page_bytes, TD_F16},
+                           .kv = {pages, page_bytes, TD_BF16},
                            .q = q,
                            .out = out,
                            .n_heads = m->n_heads,
@@ -528,7 +528,7 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
   void *q = device_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
   td_attn_mla_args args = {.batch = batch,
-                           .kv = {pages, page_bytes, TD_F16},
+                           .kv = {pages, page_bytes, TD_BF16},
                            .q = q,
                            .kv_b = kv_b,
                            .out = out,
@@ -635,7 +635,7 @@ static void bench_positions(bench *b, const model_shape *m, const rows_memory *r
   td_batch_view batch = make_batch(b, 1, n, n);
   uint32_t width = m->n_kv_heads ? 2 * m->n_kv_heads * m->head_dim : RANK + ROPE;
   size_t page_bytes = (size_t)PAGE_TOKENS * width * 2;
-  td_kv_view kv = {device_memory(b, batch.max_pages * page_bytes), page_bytes, TD_F16};
+  td_kv_view kv = {device_memory(b, batch.max_pages * page_bytes), page_bytes, TD_BF16};
   if (m->n_kv_heads) {
     td_kv_store_gqa_args store = {.batch = batch,
                                   .kv = kv,

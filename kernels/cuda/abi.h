@@ -222,6 +222,7 @@ typedef struct {
   const float *latent; // [n_tokens][n_heads][lora]
   uint16_t *out;       // [n_tokens][n_heads][v_dim]
   uint32_t n_tokens, n_heads, nope_dim, rope_dim, v_dim, lora;
+  td_cu_read read; // of kv_b
 } td_cu_mla_args;
 
 typedef struct {

@@ -139,7 +139,9 @@ __device__ inline row_scales scales_of_row(const td_weight &w, uint32_t row) {
   s.shift = group_shift(w);
   s.is_f32 = w.scale_dtype == TD_F32;
   s.is_bf16 = w.scale_dtype == TD_BF16;
-  size_t at = static_cast<size_t>(row / w.scale_rows) * weight_groups(w);
+  bool is_power = (w.scale_rows & (w.scale_rows - 1)) == 0;
+  size_t at = is_power ? row >> (31 - __clz(static_cast<int>(w.scale_rows))) : row / w.scale_rows;
+  at *= weight_groups(w);
   s.first = static_cast<const char *>(w.scale) + at * (s.is_f32 ? 4 : 2);
   return s;
 }

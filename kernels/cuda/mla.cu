@@ -1,67 +1,108 @@
 // kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: queries
-// taken through kv_b's key rows, sums taken through its value rows.
+// taken through kv_b's key rows, sums taken through its value rows. Each weight is decoded once for
+// up to TOKENS tokens, eight of a row at a time; a token's result is the same in any company.
 #include "kernels/cuda/codes.cuh"
 
-enum { MLA_THREADS = 128, MLA_WARPS = MLA_THREADS / WARP, MLA_TOKENS = 8 };
+enum {
+  MLA_THREADS = 256,
+  MLA_WARPS = MLA_THREADS / WARP,
+  TOKENS = 8,
+  RUN = 8,
+  PARTS = 4, // of the key rows, each for lanes of its own
+  PART_LANES = WARP / PARTS,
+  COLUMNS = MLA_WARPS * PART_LANES * RUN // of a block
+};
 
-// A block: some columns of one head, for up to MLA_TOKENS tokens, a thread a column. Each weight is
-// decoded once for all of them. The last blocks of x copy the part under RoPE.
-__global__ static void mla_absorb_kernel(td_cu_mla_args a) {
-  uint32_t head = blockIdx.y, t0 = blockIdx.z * MLA_TOKENS;
-  uint32_t n = at_most(a.n_tokens - t0, MLA_TOKENS);
-  uint32_t c = blockIdx.x * MLA_THREADS + threadIdx.x, entry_dim = a.lora + a.rope_dim;
-  if (c >= entry_dim) return;
-  uint32_t q_dim = a.nope_dim + a.rope_dim;
-  const uint16_t *q = a.q + (static_cast<size_t>(t0) * a.n_heads + head) * q_dim;
-  float *query = a.query + (static_cast<size_t>(t0) * a.n_heads + head) * entry_dim + c;
-  size_t q_step = static_cast<size_t>(a.n_heads) * q_dim;
-  size_t query_step = static_cast<size_t>(a.n_heads) * entry_dim;
-  if (c >= a.lora) {
-    for (uint32_t t = 0; t < n; t++)
-      query[t * query_step] = f32_from_bf16(q[t * q_step + a.nope_dim + c - a.lora]);
+// Eight weights of a row and what they are to be multiplied by.
+template <int READ> struct scaled8 { float v[RUN], scale; };
+
+template <int READ>
+__device__ static scaled8<READ> weights_at(const td_weight &w, uint32_t row, uint32_t k) {
+  scaled8<READ> out;
+  out.scale = global_scale(w);
+  decode8<READ>(w, row, k, load8<READ>(w, row, k), out.v);
+  if constexpr (READ == TD_CU_READ_ANY) {
+    for (uint32_t i = 0; w.scale && i < RUN && k + i < w.cols; i++)
+      out.v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
+  } else if constexpr (READ != TD_CU_READ_BF16) {
+    out.scale = scale_in(scales_of_row(w, row), k);
+  }
+  return out;
+}
+
+// What lies under RoPE is not for kv_b.
+__device__ static void copy_rope(const td_cu_mla_args &a, uint32_t t0, uint32_t n) {
+  size_t q_dim = a.nope_dim + a.rope_dim, entry_dim = a.lora + a.rope_dim;
+  for (uint32_t i = threadIdx.x; i < n * a.rope_dim; i += MLA_THREADS) {
+    size_t row = static_cast<size_t>(t0 + i / a.rope_dim) * a.n_heads + blockIdx.y;
+    uint32_t d = i % a.rope_dim;
+    a.query[row * entry_dim + a.lora + d] = f32_from_bf16(a.q[row * q_dim + a.nope_dim + d]);
+  }
+}
+
+// A block: some columns of one head; a lane eight of them, of every PARTS-th key row. The last
+// blocks of x copy.
+template <int READ, int T> __global__ static void mla_absorb_kernel(td_cu_mla_args a) {
+  uint32_t head = blockIdx.y, t0 = blockIdx.z * T, n = at_most(a.n_tokens - t0, T);
+  if (blockIdx.x == gridDim.x - 1) {
+    copy_rope(a, t0, n);
     return;
   }
-  uint32_t row0 = head * (a.nope_dim + a.v_dim);
-  float sum[MLA_TOKENS] = {};
-  for (uint32_t d = 0; d < a.nope_dim; d++) {
-    float w = weight_at(a.kv_b, row0 + d, c);
+  uint32_t lane = threadIdx.x % WARP, part = lane / PART_LANES;
+  uint32_t c = blockIdx.x * COLUMNS + (threadIdx.x / WARP * PART_LANES + lane % PART_LANES) * RUN;
+  size_t row = static_cast<size_t>(t0) * a.n_heads + head;
+  const uint16_t *q = a.q + row * (a.nope_dim + a.rope_dim);
+  float *query = a.query + row * (a.lora + a.rope_dim) + c;
+  size_t q_step = static_cast<size_t>(a.n_heads) * (a.nope_dim + a.rope_dim);
+  size_t query_step = static_cast<size_t>(a.n_heads) * (a.lora + a.rope_dim);
+  float sum[T][RUN] = {};
+#pragma unroll 4
+  for (uint32_t d = part; d < a.nope_dim && c < a.lora; d += PARTS) {
+    const auto w = weights_at<READ>(a.kv_b, head * (a.nope_dim + a.v_dim) + d, c);
 #pragma unroll
-    for (uint32_t t = 0; t < MLA_TOKENS; t++) {
-      if (t < n) sum[t] += w * f32_from_bf16(q[t * q_step + d]);
+    for (uint32_t t = 0; t < T; t++) {
+      if (T > 1 && t >= n) break;
+      float x = w.scale * f32_from_bf16(q[t * q_step + d]);
+#pragma unroll
+      for (int i = 0; i < RUN; i++)
+        sum[t][i] += w.v[i] * x;
     }
   }
 #pragma unroll
-  for (uint32_t t = 0; t < MLA_TOKENS; t++) {
-    if (t < n) query[t * query_step] = sum[t];
+  for (uint32_t t = 0; t < T; t++) {
+#pragma unroll
+    for (uint32_t i = 0; i < RUN; i++) {
+      float total = sum[t][i] + __shfl_xor_sync(TD_FULL_WARP, sum[t][i], PART_LANES);
+      total += __shfl_xor_sync(TD_FULL_WARP, total, 2 * PART_LANES);
+      if (part == 0 && t < n && c + i < a.lora) query[t * query_step + i] = total;
+    }
   }
 }
 
-extern "C" int td_cu_mla_absorb(const td_cu_mla_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->lora + a->rope_dim, MLA_THREADS), a->n_heads,
-            ceil_div(a->n_tokens, MLA_TOKENS));
-  TD_LAUNCH(mla_absorb_kernel, grid, MLA_THREADS, 0, stream, *a);
-  return launched();
-}
-
-// A warp a value row of one head, for up to MLA_TOKENS tokens.
-__global__ static void mla_values_kernel(td_cu_mla_args a) {
-  uint32_t head = blockIdx.y, t0 = blockIdx.z * MLA_TOKENS;
-  uint32_t n = at_most(a.n_tokens - t0, MLA_TOKENS);
+// A warp a value row of one head.
+template <int READ, int T> __global__ static void mla_values_kernel(td_cu_mla_args a) {
+  uint32_t head = blockIdx.y, t0 = blockIdx.z * T, n = at_most(a.n_tokens - t0, T);
   uint32_t r = blockIdx.x * MLA_WARPS + threadIdx.x / WARP;
   if (r >= a.v_dim) return;
   uint32_t row = head * (a.nope_dim + a.v_dim) + a.nope_dim + r;
   const float *latent = a.latent + (static_cast<size_t>(t0) * a.n_heads + head) * a.lora;
   size_t step = static_cast<size_t>(a.n_heads) * a.lora;
-  float sum[MLA_TOKENS] = {};
-  for (uint32_t c = threadIdx.x % WARP; c < a.lora; c += WARP) {
-    float w = weight_at(a.kv_b, row, c);
+  float sum[T] = {};
+  for (uint32_t c = threadIdx.x % WARP * RUN; c < a.lora; c += WARP * RUN) {
+    const auto w = weights_at<READ>(a.kv_b, row, c);
 #pragma unroll
-    for (uint32_t t = 0; t < MLA_TOKENS; t++) {
-      if (t < n) sum[t] += w * latent[t * step + c];
+    for (uint32_t t = 0; t < T; t++) {
+      if (T > 1 && t >= n) break;
+      float dot = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < RUN; i++) {
+        if (READ != TD_CU_READ_ANY || c + i < a.lora) dot += w.v[i] * latent[t * step + c + i];
+      }
+      sum[t] += w.scale * dot;
     }
   }
 #pragma unroll
-  for (uint32_t t = 0; t < MLA_TOKENS; t++) {
+  for (uint32_t t = 0; t < T; t++) {
     if (t >= n) break;
     float total = warp_sum(sum[t]);
     size_t at = (static_cast<size_t>(t0 + t) * a.n_heads + head) * a.v_dim + r;
@@ -69,8 +110,34 @@ __global__ static void mla_values_kernel(td_cu_mla_args a) {
   }
 }
 
-extern "C" int td_cu_mla_values(const td_cu_mla_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->v_dim, MLA_WARPS), a->n_heads, ceil_div(a->n_tokens, MLA_TOKENS));
-  TD_LAUNCH(mla_values_kernel, grid, MLA_THREADS, 0, stream, *a);
+template <int READ, int T>
+static int launch(const td_cu_mla_args *a, bool is_absorb, td_cu_stream stream) {
+  uint32_t n_x = is_absorb ? ceil_div(a->lora, COLUMNS) + 1 : ceil_div(a->v_dim, MLA_WARPS);
+  dim3 grid(n_x, a->n_heads, ceil_div(a->n_tokens, T));
+  auto kernel = is_absorb ? mla_absorb_kernel<READ, T> : mla_values_kernel<READ, T>;
+  TD_LAUNCH(kernel, grid, MLA_THREADS, 0, stream, *a);
   return launched();
+}
+
+template <int READ>
+static int launch(const td_cu_mla_args *a, bool is_absorb, td_cu_stream stream) {
+  return a->n_tokens == 1 ? launch<READ, 1>(a, is_absorb, stream)
+                          : launch<READ, TOKENS>(a, is_absorb, stream);
+}
+
+static int launch_read(const td_cu_mla_args *a, bool is_absorb, td_cu_stream stream) {
+  switch (a->read) {
+  case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16>(a, is_absorb, stream);
+  case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, is_absorb, stream);
+  case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, is_absorb, stream);
+  default: return launch<TD_CU_READ_ANY>(a, is_absorb, stream);
+  }
+}
+
+extern "C" int td_cu_mla_absorb(const td_cu_mla_args *a, td_cu_stream stream) {
+  return launch_read(a, true, stream);
+}
+
+extern "C" int td_cu_mla_values(const td_cu_mla_args *a, td_cu_stream stream) {
+  return launch_read(a, false, stream);
 }

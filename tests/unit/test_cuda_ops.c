@@ -176,7 +176,7 @@ static void test_linear(void **state) {
       {64, 72, 130, 24, false, false}, {8, 8, 17, 8, false, false},
       {24, 40, 17, 8, true, true},     {16, 72, 260, 24, false, true},
       {8, 2664, 1, 64, true, false},   {8, 1640, 9, 32, true, false}, // many runs, and a few
-      {16, 72, 2, 100, false, false}, // a group is a whole row
+      {16, 72, 2, 100, false, false},                                 // a group is a whole row
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];

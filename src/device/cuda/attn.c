@@ -205,7 +205,8 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
                         .nope_dim = a->nope_dim,
                         .rope_dim = a->rope_dim,
                         .v_dim = a->v_dim,
-                        .lora = a->kv_lora_rank};
+                        .lora = a->kv_lora_rank,
+                        .read = td_cuda_read_of(kv_b, true)};
   status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
   if (status != TD_OK) return status;
   td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
