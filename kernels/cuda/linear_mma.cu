@@ -135,16 +135,17 @@ __device__ static void put(const step_source &from, const step_part<READ> &part,
 // The warp's 32 x 32 of one step: sum[i][j] is rows i*16.. of x by columns j*8.. of y.
 __device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
                                 float (&sum)[2][4][4]) {
+  uint32_t lane = threadIdx.x % WARP;
 #pragma unroll
   for (uint32_t k = 0; k < STEP; k += 16) {
-    uint32_t x[2][4], w[4][2];
-    for (int i = 0; i < 2; i++)
-      load_a(x[i], s.x[t0 + 16 * i], STRIDE, k);
-    for (int j = 0; j < 4; j++)
-      load_b(w[j], s.w[r0 + 8 * j], STRIDE, k);
+    uint32_t x[2][4], w[2][4]; // w: two columns of blocks each
+    for (uint32_t i = 0; i < 2; i++) {
+      load_matrices(x[i], &s.x[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
+      load_matrices(w[i], &s.w[r0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+    }
     for (int i = 0; i < 2; i++) {
       for (int j = 0; j < 4; j++)
-        mma_bf16(sum[i][j], x[i], w[j]);
+        mma_bf16(sum[i][j], x[i], {w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]});
     }
   }
 }

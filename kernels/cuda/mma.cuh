@@ -57,25 +57,4 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const uint16_t *ro
 #endif
 }
 
-// Two elements as they stand in a row of shared memory; at is even.
-__device__ inline uint32_t pair_at(const uint16_t *row, uint32_t at) {
-  return *reinterpret_cast<const uint32_t *>(row + at);
-}
-
-// a's registers for rows [0, 16) and columns [k, k + 16) of a matrix in shared memory.
-__device__ inline void load_a(uint32_t (&a)[4], const uint16_t *m, uint32_t stride, uint32_t k) {
-  uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
-  a[0] = pair_at(m + g * stride, k + p);
-  a[1] = pair_at(m + (g + 8) * stride, k + p);
-  a[2] = pair_at(m + g * stride, k + p + 8);
-  a[3] = pair_at(m + (g + 8) * stride, k + p + 8);
-}
-
-// b's registers for columns [0, 8) and k in [k, k + 16) of a matrix kept as [column][k].
-__device__ inline void load_b(uint32_t (&b)[2], const uint16_t *m, uint32_t stride, uint32_t k) {
-  uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
-  b[0] = pair_at(m + g * stride, k + p);
-  b[1] = pair_at(m + g * stride, k + p + 8);
-}
-
 #endif
