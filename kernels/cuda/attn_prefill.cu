@@ -297,8 +297,10 @@ template <class Engine> __device__ static void attend(const td_cu_attn_prefill_a
   query_state<VD> state = {};
   state.m[0] = state.m[1] = -INFINITY;
   const auto keys = find_keys<Engine::KD, VD>(a);
-  load_panels(keys.k, 0, n_keys, s.tiles[0].k);
-  load_panels(keys.v, 0, n_keys, s.tiles[0].v);
+  if (n_keys > 0) {
+    load_panels(keys.k, 0, n_keys, s.tiles[0].k);
+    load_panels(keys.v, 0, n_keys, s.tiles[0].v);
+  }
   for (uint32_t begin = 0; begin < n_keys; begin += KEYS) {
     auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
     copy_async_wait();

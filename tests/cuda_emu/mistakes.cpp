@@ -21,11 +21,17 @@ static void kernel(mistake m) {
   if (m.which == EMU_LEFT_LANE && i % 32 == 31) return;
   v = __shfl_xor_sync(0xffffffffu, v, 1);
   dynamic[m.which == EMU_DYNAMIC ? i / 2 : i] = v;
+  __syncthreads();
+  const uint4 *copied = reinterpret_cast<const uint4 *>(dynamic);
+  emu_copy_async(reinterpret_cast<uint4 *>(dynamic) + i, nullptr, false);
+  if (m.which != EMU_NO_WAIT) emu_copy_async_wait();
+  if (m.which != EMU_COPIED) __syncthreads();
+  values[i] = static_cast<float>(copied[other_warp].x);
 }
 
 extern "C" bool emu_make_mistake(int which) {
   mistake m = {which};
-  emu_run(dim3(3), dim3(64), 64 * sizeof(float), [=] { kernel(m); });
+  emu_run(dim3(3), dim3(64), 64 * sizeof(uint4), [=] { kernel(m); });
 #if defined(__SANITIZE_THREAD__)
   return true;
 #else

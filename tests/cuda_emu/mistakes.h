@@ -8,7 +8,9 @@ enum {
   EMU_NO_WARP_BARRIER, // the same of lanes
   EMU_OVERWRITTEN,     // a lane reads what another one writes next
   EMU_DYNAMIC,         // two threads write the same dynamic shared memory
+  EMU_COPIED,          // what another thread has copied is read without a barrier
   EMU_LEFT_LANE,       // a lane has returned when the others shuffle
+  EMU_NO_WAIT,         // a thread ends before the copy that it asked for
   EMU_N_MISTAKES
 };
 

@@ -457,7 +457,7 @@ static void test_attention_over_bad_batches(void **state) {
   (void)state;
   enum { DIM = 8, PAGE = 4, MOST = 5, ENTRIES = 2 * PAGE * DIM };
   static const uint32_t n_tokens[] = {1, MOST};
-  static const int32_t first[] = {0, PAGE, -3}; // page 0 is absent in the first case
+  static const int32_t first[] = {0, PAGE, -3, -9}; // page 0 is absent in the first case
   CUDA_OPEN(f);
   uint16_t *x = cuda_alloc(&f, (size_t)MOST * DIM * sizeof *x);
   uint16_t *out = cuda_alloc(&f, (size_t)MOST * DIM * sizeof *out);
