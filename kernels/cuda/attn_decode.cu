@@ -55,10 +55,12 @@ __device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t 
 // ---- queries and keys -------------------------------------------------------------------------
 
 // The power of two that brings a row whose largest element that is to where F16 has most room: from
-// 2^9 up, so that even 2^-23 of it is a normal number.
-__device__ static float f16_unit(float most) {
+// 2^9 up, so that even 2^-23 of it is a normal number. *inverse is 1 / it, exactly.
+__device__ static float f16_unit(float most, float *inverse) {
   uint32_t exponent = __float_as_uint(most) >> 23;
-  return __uint_as_float((exponent < 10 ? 1 : exponent - 9) << 23);
+  exponent = exponent < 10 ? 1 : exponent - 9;
+  *inverse = __uint_as_float((254 - exponent) << 23);
+  return __uint_as_float(exponent << 23);
 }
 
 // A warp a head; zeros behind the last one.
@@ -68,18 +70,24 @@ __device__ static void load_queries(const td_cu_attn_decode_args &a, const decod
   uint32_t lane = threadIdx.x % WARP;
   for (uint32_t h = threadIdx.x / WARP; h < S::HEADS; h += DECODE_WARPS) {
     size_t at = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.k_dim;
-    auto element = [&](uint32_t d) {
-      if (h >= part.n_heads || d >= a.k_dim) return 0.0f;
-      return a.q_f32 ? static_cast<const float *>(a.q)[at + d]
-                     : f32_from_bf16(static_cast<const uint16_t *>(a.q)[at + d]);
-    };
-    float most = 0, unit = 1;
-    for (uint32_t d = lane; S::IS_F16 && d < S::KD; d += WARP)
-      most = fmaxf(most, fabsf(element(d)));
-    if (S::IS_F16) unit = f16_unit(warp_max(most));
-    for (uint32_t d = lane; d < S::KD; d += WARP) {
-      float q = element(d) / unit;
-      chunk_of(s.q, h, d / CHUNK)[d % CHUNK] = S::IS_F16 ? f16_from_f32(q) : bf16_from_f32(q);
+    uint32_t dim = h < part.n_heads ? a.k_dim : 0;
+    float q[S::KD / WARP], most = 0, unit = 1, inverse = 1;
+#pragma unroll
+    for (uint32_t i = 0; i < S::KD / WARP; i++) {
+      uint32_t d = lane + i * WARP;
+      q[i] = 0;
+      if (d < dim && a.q_f32) q[i] = static_cast<const float *>(a.q)[at + d];
+      if (d < dim && !a.q_f32) q[i] = f32_from_bf16(static_cast<const uint16_t *>(a.q)[at + d]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < S::KD / WARP; i++)
+      most = fmaxf(most, fabsf(q[i]));
+    if (S::IS_F16) unit = f16_unit(warp_max(most), &inverse);
+#pragma unroll
+    for (uint32_t i = 0; i < S::KD / WARP; i++) {
+      uint32_t d = lane + i * WARP;
+      uint16_t bits = S::IS_F16 ? f16_from_f32(q[i] * inverse) : bf16_from_f32(q[i]);
+      chunk_of(s.q, h, d / CHUNK)[d % CHUNK] = bits;
     }
     if (lane == 0) s.scale[h] = unit * a.scale * 1.44269504f;
   }
