@@ -48,8 +48,10 @@ enum { SHARED_BYTES = 99 << 10 };
 // Lets a kernel have that much shared memory, the same whoever asks: what one launch asks for must
 // not take from another's that is on its way, or in a graph.
 template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t most) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(most));
+  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(most));
+  if (code != cudaSuccess) cudaGetLastError(); // or the next launch would find it
+  return code;
 }
 
 // Where a position's row of a head begins in its page's plane of k_dim wide heads, in elements.

@@ -208,8 +208,8 @@ __device__ static void weigh_keys(typename S::shared &s, const float (&score)[4]
 #pragma unroll
       for (int j = 0; j < S::KEY_TILES; j++)
         m = fmaxf(m, s.of_keys[row][j]);
-      float base = m == -INFINITY ? 0 : m * scale;
-      float rescale = exp2_approx(state.m[i][r] * scale - base);
+      float seen = m == -INFINITY ? 0 : m, base = seen * scale;
+      float rescale = exp2_approx((state.m[i][r] - seen) * scale); // 1, and no less, where m stays
       state.m[i][r] = m;
 #pragma unroll
       for (int e = 0; e < S::COLUMNS / 4; e++)
@@ -365,7 +365,8 @@ __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
 
 template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   auto kernel = attn_decode_kernel<S>;
-  size_t n_bytes = sizeof(typename S::shared);
+  const size_t n_bytes = sizeof(typename S::shared);
+  static_assert(n_bytes <= SHARED_BYTES, "");
   cudaError_t code = allow_shared(kernel, n_bytes);
   if (code != cudaSuccess) return code;
   td_cu_attn_decode_args args = *a;

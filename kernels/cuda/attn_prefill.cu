@@ -234,8 +234,9 @@ __device__ static void soften(float (&score)[BLOCKS][4], float scale, query_stat
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     m[r] = quad_max(m[r]);
-    base[r] = m[r] == -INFINITY ? 0 : m[r] * scale; // nothing seen yet: every weight is 0
-    rescale[r] = exp2_approx(state.m[r] * scale - base[r]);
+    float seen = m[r] == -INFINITY ? 0 : m[r]; // nothing seen yet: every weight is 0
+    base[r] = seen * scale;
+    rescale[r] = exp2_approx((state.m[r] - seen) * scale); // 1, and no less, where m stays
     state.m[r] = m[r];
     state.l[r] *= rescale[r];
   }
@@ -341,8 +342,8 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
     prefill_by_wgmma(td_cu_attn_prefill_args a) {
 #if TD_HAS_WGMMA
   attend<by_wgmma<KD, VD, KEYS>>(a);
-#else
-  (void)a;
+#elif defined(__CUDA_ARCH__)
+  __trap(); // has_wgmma says no
 #endif
 }
 
@@ -380,8 +381,9 @@ static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
     return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS>,
                   sizeof(typename by_wgmma<KD, VD, WGMMA_KEYS>::shared), a, stream);
   }
-  return launch(prefill_by_mma<KD, VD, MMA_KEYS>, sizeof(typename by_mma<KD, VD, MMA_KEYS>::shared),
-                a, stream);
+  const size_t n_bytes = sizeof(typename by_mma<KD, VD, MMA_KEYS>::shared);
+  static_assert(n_bytes <= SHARED_BYTES, "");
+  return launch(prefill_by_mma<KD, VD, MMA_KEYS>, n_bytes, a, stream);
 }
 
 extern "C" int td_cu_attn_prefill(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
