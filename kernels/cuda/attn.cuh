@@ -45,6 +45,8 @@ __device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
 // What every GPU has for a block of threads.
 enum { SHARED_BYTES = 99 << 10 };
 
+#define LOG2_E 1.44269504f // weights are powers of 2
+
 // Lets a kernel have that much shared memory, the same whoever asks: what one launch asks for must
 // not take from another's that is on its way, or in a graph.
 template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t most) {

@@ -89,7 +89,7 @@ __device__ static void load_queries(const td_cu_attn_decode_args &a, const decod
       uint16_t bits = S::IS_F16 ? f16_from_f32(q[i] * inverse) : bf16_from_f32(q[i]);
       chunk_of(s.q, h, d / CHUNK)[d % CHUNK] = bits;
     }
-    if (lane == 0) s.scale[h] = unit * a.scale * 1.44269504f;
+    if (lane == 0) s.scale[h] = unit * a.scale * LOG2_E;
   }
 }
 
@@ -250,16 +250,6 @@ __device__ static void add_values(typename S::shared &s, typename S::tile &tile,
 }
 
 // ---- all --------------------------------------------------------------------------------------
-
-__device__ static float quad_max(float v) {
-  v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 1));
-  return fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 2));
-}
-
-__device__ static float quad_sum(float v) {
-  v += __shfl_xor_sync(TD_FULL_WARP, v, 1);
-  return v + __shfl_xor_sync(TD_FULL_WARP, v, 2);
-}
 
 // Of each of the warp's heads one number for its eight keys.
 template <class S>

@@ -202,16 +202,6 @@ template <int VD> struct query_state {
   float acc[VD / 8][4];
 };
 
-__device__ static float quad_max(float v) {
-  v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 1));
-  return fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 2));
-}
-
-__device__ static float quad_sum(float v) {
-  v += __shfl_xor_sync(TD_FULL_WARP, v, 1);
-  return v + __shfl_xor_sync(TD_FULL_WARP, v, 2);
-}
-
 // Only keys below limit[r] are seen by row r.
 template <int BLOCKS>
 __device__ static void hide(float (&score)[BLOCKS][4], const uint32_t (&limit)[2]) {
@@ -354,7 +344,7 @@ static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *
   if (code != cudaSuccess) return code;
   dim3 grid(ceil_div(a->batch.n_tokens, QUERIES), a->n_heads);
   td_cu_attn_prefill_args args = *a;
-  args.scale *= 1.44269504f; // weights are powers of 2
+  args.scale *= LOG2_E;
   args.q_in_runs = (a->k_dim | a->q_stride) % CHUNK == 0 &&
                    reinterpret_cast<uintptr_t>(a->q) % sizeof(uint4) == 0;
   TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, args);

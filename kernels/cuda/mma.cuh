@@ -57,4 +57,15 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const uint16_t *ro
 #endif
 }
 
+// Over the four lanes that share rows of c.
+__device__ inline float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 1));
+  return fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 2));
+}
+
+__device__ inline float quad_sum(float v) {
+  v += __shfl_xor_sync(TD_FULL_WARP, v, 1);
+  return v + __shfl_xor_sync(TD_FULL_WARP, v, 2);
+}
+
 #endif
