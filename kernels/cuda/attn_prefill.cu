@@ -1,9 +1,8 @@
 // kernels/cuda/attn_prefill.cu - causal attention for tiles of 128 queries of one head on tensor
 // cores, over keys some at a time with a running softmax (FlashAttention-2, arXiv 2307.08691).
-// Two kernels share all but the multiplications: mma.sync from sm_80 up, queries in registers; and
-// wgmma on sm_90a, twice as fast there. Both lay matrices in shared memory as wgmma.cuh says, which
-// the eight rows of an ldmatrix read without meeting a bank twice. There are places for two tiles
-// of keys and values: while one is multiplied, the next is on its way.
+// Two kernels share all but the multiplications: mma.sync from sm_80 up, queries in registers, and
+// wgmma on sm_90a. Matrices lie in shared memory in panels (panels.cuh). There are places for two
+// tiles of keys and values: while one is multiplied, the next is on its way.
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/copy.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -98,6 +97,7 @@ __device__ static void load_panels(const panel_source (&from)[PANELS], uint32_t 
 // ---- the two ways to multiply -----------------------------------------------------------------
 // Warp w has queries 16 w and on, each thread as in mma.cuh. What they share:
 //   ROWS         queries of the warps that work as one
+//   SKIPS        whether those leave out tiles that none of their queries sees
 //   shared       of the block, with its queries and two tiles of keys
 //   take         for what is made of the queries, which have arrived
 //   begin_scores, end_scores   score = q k^T; what lies between them is done meanwhile
