@@ -48,8 +48,7 @@ inline void emu_load_matrices(uint32_t (&r)[4], const uint16_t *row, bool turned
   }
 }
 
-// A descriptor of wgmma, swizzled by 128 bytes: where n elements from a row's column on lie, which
-// are within one of the 16-byte chunks.
+// Where an element of the matrix lies that a descriptor of wgmma means, swizzled by 128 bytes.
 inline const uint16_t *emu_matrix_at(uint64_t matrix, unsigned row, unsigned column) {
   auto field = [=](int shift) { return static_cast<uint32_t>(matrix >> shift & 0x3fff) << 4; };
   uint32_t address = field(0) + column / 64 * field(16) + column % 64 * 2;
