@@ -153,6 +153,12 @@ __device__ inline float scale_in(const row_scales &s, uint32_t col) {
   return s.is_bf16 ? f32_from_bf16(half) : f32_from_f16(half);
 }
 
+// Eight weights of a row from column k on, each times its own.
+__device__ inline void scale_each(const td_weight &w, uint32_t row, uint32_t k, float *v) {
+  for (uint32_t i = 0; w.scale && i < 8 && k + i < w.cols; i++)
+    v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
+}
+
 // An element with its scale, the global one included.
 __device__ inline float weight_at(const td_weight &w, uint32_t row, uint32_t col) {
   float scale = w.scale ? scale_at(w, row, col / w.scale_cols) : 1;

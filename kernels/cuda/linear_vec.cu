@@ -6,12 +6,6 @@
 
 enum { VEC_WARPS = 4, RUN = WARP * 8 }; // RUN: columns that the lanes' next eights are apart
 
-// One by one.
-__device__ static void scale_each(const td_weight &w, uint32_t row, uint32_t k, float *v) {
-  for (uint32_t i = 0; w.scale && i < 8 && k + i < w.cols; i++)
-    v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
-}
-
 // N runs of eight columns from k on, RUN columns apart, for all tokens.
 template <int READ, int T, int N>
 __device__ static void add_runs(const td_weight &w, uint32_t row, const row_scales &scales,

@@ -22,8 +22,7 @@ __device__ static scaled8<READ> weights_at(const td_weight &w, uint32_t row, uin
   out.scale = global_scale(w);
   decode8<READ>(w, row, k, load8<READ>(w, row, k), out.v);
   if constexpr (READ == TD_CU_READ_ANY) {
-    for (uint32_t i = 0; w.scale && i < RUN && k + i < w.cols; i++)
-      out.v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
+    scale_each(w, row, k, out.v);
   } else if constexpr (READ != TD_CU_READ_BF16) {
     out.scale = scale_in(scales_of_row(w, row), k);
   }
