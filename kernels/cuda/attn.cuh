@@ -6,13 +6,9 @@
 
 #include "kernels/cuda/common.cuh"
 
-__device__ inline uint16_t bf16_from_f16(uint16_t h) {
-  return bf16_from_f32(f32_from_f16(h));
-}
-
 __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t at) {
   uint16_t stored = reinterpret_cast<const uint16_t *>(page)[at];
-  return kv.f16 ? bf16_from_f16(stored) : stored;
+  return kv.f16 ? bf16_from_f32(f32_from_f16(stored)) : stored;
 }
 
 // Eight elements at once; at, the page and its place are multiples of 16 bytes.
@@ -26,7 +22,7 @@ __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t a
   return {words[0], words[1], words[2], words[3]};
 }
 
-// The page of a position, which is below keys_of; negative: it is absent, as kv_store has found.
+// The page of a position that its sequence has room for; negative: it is absent.
 __device__ inline int32_t kv_page(const td_cu_batch &b, uint32_t seq, uint32_t position) {
   return b.page_table[static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens];
 }
@@ -56,7 +52,8 @@ template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t mo
   return code;
 }
 
-// Where a position's row of a head begins in its page's plane of k_dim wide heads, in elements.
+// Where a position's row of a head begins in its page's plane of heads that wide, in elements;
+// heads go on from plane to plane.
 __device__ inline size_t kv_row(const td_cu_batch &b, uint32_t position, uint32_t head,
                                 uint32_t dim) {
   return (static_cast<size_t>(head) * b.page_tokens + position % b.page_tokens) * dim;

@@ -25,8 +25,7 @@ __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
   uint32_t begin = static_cast<uint32_t>(a.batch.q_begin[a.seq]);
   uint32_t n = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]) - begin;
   uint32_t at = (gridDim.x - 1 - blockIdx.x) * QUERIES;
-  if (at >= n) return {0, 0};
-  return {of_warp(begin + at), of_warp(at_most(n - at, QUERIES))};
+  return at < n ? query_tile{begin + at, at_most(n - at, QUERIES)} : query_tile{0, 0};
 }
 
 // Zeros behind the last dim and the last query; to be waited for.
@@ -279,8 +278,8 @@ template <class Engine> __device__ static void attend(const td_cu_attn_prefill_a
   Engine engine;
   engine.take(s);
 
-  uint32_t first = of_warp(static_cast<uint32_t>(a.batch.position[tile.token]));
-  uint32_t n_keys = of_warp(at_most(keys_of(a.batch, tile.token + tile.n - 1), a.n_keys));
+  uint32_t first = static_cast<uint32_t>(a.batch.position[tile.token]);
+  uint32_t n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), a.n_keys);
   uint32_t row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
   uint32_t row0 = threadIdx.x / WARP * 16 / Engine::ROWS * Engine::ROWS;
   uint32_t all_see = first + row0 + 1; // positions, of those that work as one

@@ -94,12 +94,6 @@ __device__ inline float vec_at(const td_vec &v, uint32_t i) {
                             : static_cast<const float *>(v.data)[i];
 }
 
-// What is the same for all lanes, so that the compiler knows it, too: branches on it are the
-// warp's.
-__device__ inline uint32_t of_warp(uint32_t v) {
-  return __shfl_sync(TD_FULL_WARP, v, 0);
-}
-
 __device__ inline float warp_sum(float v) {
   for (int offset = WARP / 2; offset > 0; offset /= 2)
     v += __shfl_xor_sync(TD_FULL_WARP, v, offset);

@@ -13,21 +13,20 @@ __global__ static void kv_store_kernel(td_cu_kv_store_args a) {
   uint32_t t = blockIdx.x;
   const td_cu_batch &b = a.batch;
   int32_t position = b.position[t];
-  uint32_t page_idx = static_cast<uint32_t>(position) / b.page_tokens;
-  uint32_t offset = static_cast<uint32_t>(position) % b.page_tokens;
-  bool fits = position >= 0 && page_idx < b.max_pages;
-  int32_t id = fits ? b.page_table[static_cast<size_t>(b.seq[t]) * b.max_pages + page_idx] : -1;
+  uint32_t p = static_cast<uint32_t>(position);
+  bool fits = position >= 0 && p / b.page_tokens < b.max_pages;
+  int32_t id = fits ? kv_page(b, static_cast<uint32_t>(b.seq[t]), p) : -1;
   if (id < 0) {
     if (threadIdx.x == 0) *a.fault = fits ? TD_CU_FAULT_PAGE : TD_CU_FAULT_POSITION;
     return;
   }
   char *page = a.kv.pages + static_cast<size_t>(id) * a.kv.page_bytes;
-  size_t head_elements = static_cast<size_t>(b.page_tokens) * a.head_dim;
   for (uint32_t i = threadIdx.x; i < a.n_heads * a.head_dim; i += blockDim.x) {
     uint32_t head = i / a.head_dim, d = i % a.head_dim;
-    size_t at = head * head_elements + static_cast<size_t>(offset) * a.head_dim + d;
-    store_element(a.kv, page, at, a.k[t * a.k_stride + i]);
-    if (a.v) store_element(a.kv, page, at + a.n_heads * head_elements, a.v[t * a.v_stride + i]);
+    size_t k_at = kv_row(b, p, head, a.head_dim) + d;
+    size_t v_at = kv_row(b, p, a.n_heads + head, a.head_dim) + d;
+    store_element(a.kv, page, k_at, a.k[t * a.k_stride + i]);
+    if (a.v) store_element(a.kv, page, v_at, a.v[t * a.v_stride + i]);
   }
 }
 
@@ -60,8 +59,7 @@ __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   int32_t id = kv_page(a.batch, a.seq, at.position);
   if (id < 0) return;
   const char *page = kv_page_at(a.kv, id);
-  size_t head = static_cast<size_t>(at.plane) * a.n_kv_heads + at.head;
-  size_t from = (head * a.batch.page_tokens + at.position % a.batch.page_tokens) * a.dim + at.d;
+  size_t from = kv_row(a.batch, at.position, at.plane * a.n_kv_heads + at.head, a.dim) + at.d;
   if (a.in_runs) {
     put_run(a.out + run * RUN, kv_bf16x8(a.kv, page, from));
     return;

@@ -14,11 +14,13 @@ enum {
 };
 
 // Eight weights of a row and what they are to be multiplied by.
-template <int READ> struct scaled8 { float v[RUN], scale; };
+struct scaled8 {
+  float v[RUN], scale;
+};
 
 template <int READ>
-__device__ static scaled8<READ> weights_at(const td_weight &w, uint32_t row, uint32_t k) {
-  scaled8<READ> out;
+__device__ static scaled8 weights_at(const td_weight &w, uint32_t row, uint32_t k) {
+  scaled8 out;
   out.scale = global_scale(w);
   decode8<READ>(w, row, k, load8<READ>(w, row, k), out.v);
   if constexpr (READ == TD_CU_READ_ANY) {
@@ -57,7 +59,7 @@ template <int READ, int T> __global__ static void mla_absorb_kernel(td_cu_mla_ar
   float sum[T][RUN] = {};
 #pragma unroll 4
   for (uint32_t d = part; d < a.nope_dim && c < a.lora; d += PARTS) {
-    const auto w = weights_at<READ>(a.kv_b, head * (a.nope_dim + a.v_dim) + d, c);
+    const scaled8 w = weights_at<READ>(a.kv_b, head * (a.nope_dim + a.v_dim) + d, c);
 #pragma unroll
     for (uint32_t t = 0; t < T; t++) {
       if (T > 1 && t >= n) break;
@@ -88,7 +90,7 @@ template <int READ, int T> __global__ static void mla_values_kernel(td_cu_mla_ar
   size_t step = static_cast<size_t>(a.n_heads) * a.lora;
   float sum[T] = {};
   for (uint32_t c = threadIdx.x % WARP * RUN; c < a.lora; c += WARP * RUN) {
-    const auto w = weights_at<READ>(a.kv_b, row, c);
+    const scaled8 w = weights_at<READ>(a.kv_b, row, c);
 #pragma unroll
     for (uint32_t t = 0; t < T; t++) {
       if (T > 1 && t >= n) break;
