@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 8u
+#define TD_CUDA_ABI_VERSION 9u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -89,10 +89,17 @@ typedef struct {
 
 // How a linear kernel reads eight weights of a row.
 typedef enum {
-  TD_CU_READ_ANY,  // one by one: any format, any alignment
-  TD_CU_READ_BF16, // the others: cols % 8 == 0, groups of 8 or another power of two columns, or of
-  TD_CU_READ_F8, // whole rows, with scales of FP32, BF16 or F16; rows of data aligned for one load
-  TD_CU_READ_I4, // of eight weights, x for one of eight activations; TD_LAYOUT_ROWS
+  TD_CU_READ_ANY, // one by one: any format, any alignment
+  // The others: TD_LAYOUT_ROWS, cols % 8 == 0, rows of data aligned for loads of eight weights, but
+  // of no more than 16 bytes, and x for one of eight activations. Groups of whole rows or of a
+  // power of two columns: at least 128 for 8 bits, 32 for I4 and 16 for F4.
+  TD_CU_READ_F32,
+  TD_CU_READ_F16,
+  TD_CU_READ_BF16,
+  TD_CU_READ_F8,
+  TD_CU_READ_I8,
+  TD_CU_READ_I4,
+  TD_CU_READ_F4,
   TD_CU_N_READS
 } td_cu_read;
 
@@ -106,7 +113,7 @@ typedef struct {
 // which expert computes which y rows, and row i of y is made of row x_rows[i] of x (row i where
 // x_rows is NULL); n_tokens is then the most tiles there can be times tile_tokens.
 typedef struct {
-  td_weight w;              // without experts; dims and formats are the same for all experts
+  td_weight w;              // with experts one of them: all have its dims and format
   const td_weight *experts; // NULL, or in device memory
   const td_cu_tile *tiles;
   const uint32_t *n_tiles;
@@ -116,7 +123,7 @@ typedef struct {
   td_vec bias;
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
-  uint32_t tile_tokens; // linear_vec: 1, 4 or 16; linear_mma: TD_CU_MMA_TOKENS
+  uint32_t tile_tokens; // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS
   td_cu_read read;
   bool y_f32;
 } td_cu_linear_args;
@@ -132,6 +139,13 @@ typedef struct {
   uint32_t n_tokens, n_rows, cols;
   bool y_f32;
 } td_cu_gemm_args;
+
+// A matrix of 4-bit codes that lies otherwise, as TD_LAYOUT_ROWS has it; zero_add is taken care of.
+typedef struct {
+  td_weight w;
+  uint32_t *data, *zero; // zero only where w has one
+  void *scale;
+} td_cu_as_rows_args;
 
 // out[r][k] = w[row0 + r][k], rounded to BF16. cols % 8 == 0.
 typedef struct {
@@ -286,6 +300,7 @@ typedef struct {
   X(rope, td_cu_rope_args)                                                                         \
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
+  X(as_rows, td_cu_as_rows_args)                                                                   \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \
   X(kv_gather, td_cu_kv_gather_args)                                                               \

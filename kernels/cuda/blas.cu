@@ -2,7 +2,7 @@
 // when a stream first wants it, and what is needed of it is declared here: neither the build nor
 // the library depends on it. Its workspace is ours: memory of its own would become part of a stream
 // that is captured. SetStream comes first, because it takes the workspace away.
-#include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/codes8.cuh"
 
 typedef struct cublasContext *blas_handle;
 typedef int (*create_fn)(blas_handle *handle);
@@ -126,7 +126,9 @@ template <int READ> static int launch(const td_cu_dequant_args *a, td_cu_stream 
 extern "C" int td_cu_dequant(const td_cu_dequant_args *a, td_cu_stream stream) {
   switch (a->read) {
   case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, stream);
+  case TD_CU_READ_I8: return launch<TD_CU_READ_I8>(a, stream);
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, stream);
+  case TD_CU_READ_F4: return launch<TD_CU_READ_F4>(a, stream);
   default: return launch<TD_CU_READ_ANY>(a, stream);
   }
 }

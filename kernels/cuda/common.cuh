@@ -72,6 +72,42 @@ __device__ inline uint32_t f16x2_from_f32(float low, float high) {
 #endif
 }
 
+// Makes an address one value: the compiler would rather add up its parts for every load.
+__device__ inline void settle(const char *&address) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+l"(address));
+#else
+  (void)address;
+#endif
+}
+
+// bits & mask | set, which the compiler makes two of where mask and set are both constants.
+__device__ inline uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t set) {
+#if defined(__CUDA_ARCH__)
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(bits), "r"(mask), "r"(set));
+  return out;
+#else
+  return (bits & mask) | set;
+#endif
+}
+
+// a b + c of BF16 pairs, rounded once; subnormals count.
+__device__ inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+#else
+  float v[2];
+  for (int i = 0; i < 2; i++)
+    v[i] = fmaf(f32_from_bf16(static_cast<uint16_t>(a >> 16 * i)),
+                f32_from_bf16(static_cast<uint16_t>(b >> 16 * i)),
+                f32_from_bf16(static_cast<uint16_t>(c >> 16 * i)));
+  return bf16x2_from_f32(v[0], v[1]);
+#endif
+}
+
 // 2^v, off by 2^-22 of it at most; 0 where that is subnormal (PTX ISA, ex2.approx.ftz).
 __device__ inline float exp2_approx(float v) {
 #if defined(__CUDA_ARCH__)

@@ -6,6 +6,7 @@
 // While a step is multiplied the next one is on its way to registers. There are two steps' places
 // in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
 // behind which nobody reads it any more.
+#include "kernels/cuda/codes8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -200,7 +201,9 @@ extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream)
   switch (a->read) {
   case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16>(a, stream);
   case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, stream);
+  case TD_CU_READ_I8: return launch<TD_CU_READ_I8>(a, stream);
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, stream);
+  case TD_CU_READ_F4: return launch<TD_CU_READ_F4>(a, stream);
   default: return launch<TD_CU_READ_ANY>(a, stream);
   }
 }

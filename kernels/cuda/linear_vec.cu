@@ -1,60 +1,252 @@
-// kernels/cuda/linear_vec.cu - y = W x for few tokens: a warp takes a row of W for up to T tokens,
-// each lane every 32nd run of eight columns, decoded once in registers. A lane asks for several
-// runs before it uses the first: that many bytes under way are what hides the memory's latency. A
-// token's result is the same whatever T and its neighbours: its sum has an order of its own.
+// kernels/cuda/linear_vec.cu - y = W x for up to 16 tokens, as fast as W can be read.
+// A block computes 16 rows of W by 8 or 16 tokens on tensor cores, its warps every n-th chunk of
+// the columns each. Weights go from memory to fragments without a stop: that a lane's part of a
+// fragment is four columns of 16, with pairs 8 columns apart, says only which activations it must
+// bring along, so a lane reads eight weights of a row in one load and the activations of the same
+// columns. While a chunk is multiplied the next one is on its way, with its scales: the bytes under
+// way are what hides the memory's latency. Weights are exact in the fragments, without their
+// scales; sums over a scale's columns are multiplied by it in FP32. A token's result is the same in
+// any company.
+#include "kernels/cuda/codes8.cuh"
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/mma.cuh"
 
-enum { VEC_WARPS = 4, RUN = WARP * 8 }; // RUN: columns that the lanes' next eights are apart
+enum {
+  ROWS = 16,
+  TOKENS = 8, // of a fragment
+  UNIT = 8,   // columns of a lane
+  QUAD = 4 * UNIT,
+  MAX_WARPS = 8,
+};
 
-// N runs of eight columns from k on, RUN columns apart, for all tokens.
-template <int READ, int T, int N>
-__device__ static void add_runs(const td_weight &w, uint32_t row, const row_scales &scales,
-                                uint32_t k, uint32_t n, const uint16_t *const (&x)[T],
-                                float (&sum)[T]) {
-  enum { HAS_SCALES = READ == TD_CU_READ_F8 || READ == TD_CU_READ_I4 };
-  raw8<READ> raw[N];
-  float scale[N];
-#pragma unroll
-  for (uint32_t i = 0; i < N; i++) {
-    raw[i] = load8<READ>(w, row, k + i * RUN);
-    scale[i] = HAS_SCALES ? scale_in(scales, k + i * RUN) : 1;
+// What a lane needs of its two rows in a chunk. SPAN: columns that have one scale, at least; a
+// quad's, or half of them; 0 without scales.
+template <int READ, int SPAN> struct chunk_part {
+  enum {
+    UNITS = READ == TD_CU_READ_F32                 ? 2
+            : READ == TD_CU_READ_I4 && SPAN > QUAD ? 8
+                                                   : 4,
+    COLUMNS = UNITS * QUAD,
+    SCALES = SPAN > 0 ? COLUMNS / (SPAN > 0 ? SPAN : 1) : 1
+  };
+  raw8<READ> w[UNITS][2];
+  uint32_t scale[2][SCALES], zero[2][SCALES];
+};
+
+// Where it comes from.
+struct lane_rows {
+  const char *first[2]; // the lane's first eight weights
+  row_scales scales[2];
+  const uint32_t *zero[2]; // words of zero points; NULL without
+  uint32_t zero_shift[2], zero_add;
+  uint32_t column, n_cols; // the lane's first one; of the matrix
+};
+
+template <int READ>
+__device__ static lane_rows rows_of(const td_weight &w, uint32_t row0, uint32_t row_end) {
+  lane_rows r = {};
+  r.column = threadIdx.x % 4 * UNIT;
+  r.n_cols = w.cols;
+  r.zero_add = w.zero ? w.zero_add : 0;
+  for (uint32_t i = 0; i < 2; i++) {
+    uint32_t row = at_most(row0 + threadIdx.x % WARP / 4 + 8 * i, row_end - 1);
+    r.first[i] = static_cast<const char *>(w.data) +
+                 bytes_of<READ>(static_cast<size_t>(row) * w.cols + r.column);
+    settle(r.first[i]);
+    if (w.scale) r.scales[i] = scales_of_row<READ>(w, row);
+    if (w.zero) r.zero[i] = w.zero + static_cast<size_t>(row / 8) * weight_groups(w);
+    r.zero_shift[i] = row % 8 * 4;
   }
+  return r;
+}
+
+// Zero points where none are stored.
+template <int READ, int SPAN> __device__ static void no_zeros(chunk_part<READ, SPAN> &part) {
+  for (uint32_t s = 0; s < part.SCALES; s++)
+    part.zero[0][s] = part.zero[1][s] = 0x88888888u;
+}
+
+// WHOLE: all columns of the chunk from k on are there; else what is missing is zero.
+template <bool WHOLE, int READ, int SPAN>
+__device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
+  enum { UNITS = part.UNITS, SCALES = part.SCALES };
 #pragma unroll
-  for (uint32_t i = 0; i < N; i++) {
-    float v[8];
-    decode8<READ>(w, row, k + i * RUN, raw[i], v);
-    if (READ == TD_CU_READ_ANY) scale_each(w, row, k + i * RUN, v);
+  for (uint32_t i = 0; i < 2; i++) {
+    const char *from = r.first[i] + bytes_of<READ>(k);
 #pragma unroll
-    for (uint32_t t = 0; t < T; t++) {
-      if (T > 1 && t >= n) break;
-      float of_x[8], dot = 0;
-      activations8<READ>(x[t], k + i * RUN, w.cols, of_x);
+    for (uint32_t u = 0; u < UNITS; u++) {
+      part.w[u][i] = {};
+      if (WHOLE || k + u * QUAD + r.column < r.n_cols)
+        part.w[u][i] = load8<READ>(from + bytes_of<READ>(u * QUAD));
+    }
+  }
+  if constexpr (SPAN > 0) {
+    uint32_t group[SCALES];
 #pragma unroll
-      for (int e = 0; e < 8; e++)
-        dot += v[e] * of_x[e];
-      sum[t] += scale[i] * dot;
+    for (uint32_t s = 0; s < SCALES; s++)
+      group[s] = (WHOLE ? k + s * SPAN : at_most(k + s * SPAN, r.n_cols - 1)) >> r.scales[0].shift;
+    load_scales<READ>(r.scales[0], group, part.scale[0]);
+    load_scales<READ>(r.scales[1], group, part.scale[1]);
+    for (uint32_t i = 0; READ == TD_CU_READ_I4 && r.zero[0] && i < 2 * SCALES; i++)
+      part.zero[i / SCALES][i % SCALES] = __ldg(r.zero[i / SCALES] + group[i % SCALES]);
+  }
+}
+
+// sum += a unit of two rows times the tokens'.
+template <int TERMS>
+__device__ static void multiply(const uint32_t (&w)[2][TERMS][4], const uint32_t (&x)[4],
+                                float (&sum)[4]) {
+  for (int n = 0; n < TERMS; n++) {
+    for (int j = 0; j < 4; j += 2)
+      mma_bf16(sum, {w[0][n][j], w[1][n][j], w[0][n][j + 1], w[1][n][j + 1]}, {x[j], x[j + 1]});
+  }
+}
+
+// total += sum of two rows, each times its scale.
+__device__ static void add_scaled(float first, float second, const float (&sum)[4],
+                                  float (&total)[4]) {
+  for (int c = 0; c < 4; c++)
+    total[c] += (c < 2 ? first : second) * sum[c];
+}
+
+// What the quad's first two lanes bring, or the others.
+__device__ static void half_of(const uint32_t (&x)[4], bool is_mine, uint32_t (&out)[4]) {
+  for (int j = 0; j < 4; j++)
+    out[j] = is_mine ? x[j] : 0;
+}
+
+// Unit u of a chunk times a token's activations, in the order of the weights' pairs. sum: of the
+// columns that share a scale.
+template <int SPAN, int TERMS, int SCALES>
+__device__ static void add_unit(uint32_t u, const uint32_t (&w)[2][TERMS][4],
+                                const uint32_t (&x)[4], const float (&scale)[2][SCALES],
+                                float (&sum)[4], float (&total)[4]) {
+  enum { SHARE = SPAN >= QUAD ? SPAN / QUAD : 1 }; // units
+  if constexpr (SPAN == 0) {
+    multiply(w, x, total);
+  } else if constexpr (SPAN >= QUAD) {
+    if (u % SHARE == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0;
+    multiply(w, x, sum);
+    if (u % SHARE == SHARE - 1) add_scaled(scale[0][u / SHARE], scale[1][u / SHARE], sum, total);
+  } else {
+    for (uint32_t half = 0; half < 2; half++) {
+      uint32_t of_half[4];
+      half_of(x, threadIdx.x % 4 / 2 == half, of_half);
+      sum[0] = sum[1] = sum[2] = sum[3] = 0;
+      multiply(w, of_half, sum);
+      add_scaled(scale[0][2 * u + half], scale[1][2 * u + half], sum, total);
     }
   }
 }
 
-template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear_args a) {
-  enum { AHEAD = T > 4 ? 2 : 4 };
+template <bool WHOLE, int READ, int SPAN, int N>
+__device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_part<READ, SPAN> &part,
+                                 const uint16_t *const (&x)[N], float (&total)[N][4]) {
+  enum { UNITS = part.UNITS, SCALES = part.SCALES };
+  float sum[N][4], scale[2][SCALES];
+  for (int i = 0; SPAN > 0 && i < 2; i++)
+    scale_values<READ>(r.scales[i].dtype, part.scale[i], scale[i]);
+#pragma unroll
+  for (int u = 0; u < UNITS; u++) {
+    uint32_t pairs[2][N_TERMS<READ>][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      uint32_t zero = part.zero[i][u * SCALES / UNITS] + r.zero_add;
+      pairs8<READ>(part.w[u][i], less_zero_point(zero >> r.zero_shift[i] & 15), pairs[i]);
+    }
+#pragma unroll
+    for (int t = 0; t < N; t++) {
+      uint4 v = {};
+      if (WHOLE || k + u * QUAD + r.column < r.n_cols)
+        v = __ldg(reinterpret_cast<const uint4 *>(x[t] + k) + u * QUAD / 8);
+      uint32_t of_x[4] = {v.x, v.y, v.z, v.w};
+      if (IN_FOURS<READ>) order_in_fours(of_x);
+      add_unit<SPAN>(u, pairs, of_x, scale, sum[t], total[t]);
+    }
+  }
+}
+
+// The warps' sums, added in their order.
+template <int N>
+__device__ static void put_sums(const td_cu_linear_args &a, const linear_part &part, uint32_t row0,
+                                const float (&total)[N][4]) {
+  __shared__ float sums[MAX_WARPS][N * TOKENS][ROWS];
+  uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (uint32_t t = 0; t < N; t++) {
+    for (uint32_t c = 0; c < 4; c++)
+      sums[warp][t * TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < part.n * ROWS; i += blockDim.x) {
+    uint32_t t = i / ROWS, r = i % ROWS;
+    float sum = 0;
+    for (uint32_t j = 0; j < blockDim.x / WARP; j++)
+      sum += sums[j][t][r];
+    if (row0 + r < a.row0 + a.n_rows)
+      linear_put(a, part.begin + t, row0 + r, sum * global_scale(part.w));
+  }
+}
+
+template <int READ, int SPAN, int N>
+__global__ static void __launch_bounds__(MAX_WARPS *WARP) linear_vec_kernel(td_cu_linear_args a) {
   linear_part part = linear_part_of(a);
-  uint32_t row = a.row0 + blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
+  if (part.n == 0) return;
+  uint32_t row0 = a.row0 + blockIdx.x * ROWS, n_cols = part.w.cols;
+  const lane_rows r = rows_of<READ>(part.w, row0, a.row0 + a.n_rows);
+  const uint16_t *x[N]; // behind the last token another one, whose sums nobody wants
+#pragma unroll
+  for (uint32_t t = 0; t < N; t++) {
+    uint32_t token = at_most(t * TOKENS + threadIdx.x % WARP / 4, part.n - 1);
+    x[t] = linear_x(a, part.begin + token) + r.column;
+  }
+  float total[N][4] = {};
+  chunk_part<READ, SPAN> even, odd;
+  enum { COLUMNS = even.COLUMNS };
+  no_zeros(even);
+  no_zeros(odd);
+  uint32_t warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+  uint32_t end = n_cols / COLUMNS * COLUMNS, step = n_warps * COLUMNS, k = warp * COLUMNS;
+  if (k < end) fetch<true>(r, k, even);
+  while (k < end) {
+    if (k + step < end) fetch<true>(r, k + step, odd);
+    add_chunk<true>(r, k, even, x, total);
+    k += step;
+    if (k >= end) break;
+    if (k + step < end) fetch<true>(r, k + step, even);
+    add_chunk<true>(r, k, odd, x, total);
+    k += step;
+  }
+  if (k == end && end < n_cols) {
+    fetch<false>(r, end, even);
+    add_chunk<false>(r, end, even, x, total);
+  }
+  put_sums(a, part, row0, total);
+}
+
+// Any format, value by value: a warp a row, a lane every 32nd run of eight columns.
+enum { ANY_WARPS = 4 };
+
+template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
+  linear_part part = linear_part_of(a);
+  uint32_t row = a.row0 + blockIdx.x * ANY_WARPS + threadIdx.x / WARP;
   if (part.n == 0 || row >= a.row0 + a.n_rows) return;
   const td_weight &w = part.w;
-  row_scales scales = {};
-  if (READ == TD_CU_READ_F8 || READ == TD_CU_READ_I4) scales = scales_of_row(w, row);
-  const uint16_t *x[T];
-#pragma unroll
-  for (uint32_t t = 0; t < T; t++)
-    x[t] = linear_x(a, part.begin + (t < part.n ? t : 0));
   float sum[T] = {};
-  uint32_t begin = 0, at = threadIdx.x % WARP * 8;
-  for (; begin + AHEAD * RUN <= w.cols; begin += AHEAD * RUN)
-    add_runs<READ, T, AHEAD>(w, row, scales, begin + at, part.n, x, sum);
-  for (uint32_t k = begin + at; k < w.cols; k += RUN)
-    add_runs<READ, T, 1>(w, row, scales, k, part.n, x, sum);
+  for (uint32_t k = threadIdx.x % WARP * UNIT; k < w.cols; k += WARP * UNIT) {
+    float v[UNIT];
+    decode8<TD_CU_READ_ANY>(w, row, k, {}, v);
+    scale_each(w, row, k, v);
+#pragma unroll
+    for (uint32_t t = 0; t < T; t++) {
+      if (t >= part.n) break;
+      float of_x[UNIT], dot = 0;
+      activations8<TD_CU_READ_ANY>(linear_x(a, part.begin + t), k, w.cols, of_x);
+      for (int e = 0; e < UNIT; e++)
+        dot += v[e] * of_x[e];
+      sum[t] += dot;
+    }
+  }
 #pragma unroll
   for (uint32_t t = 0; t < T; t++) {
     if (t >= part.n) break;
@@ -63,26 +255,37 @@ template <int READ, int T> __global__ static void linear_vec_kernel(td_cu_linear
   }
 }
 
-template <int READ> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, VEC_WARPS), ceil_div(a->n_tokens, a->tile_tokens));
-  if (a->tile_tokens == 1) {
-    auto kernel = linear_vec_kernel<READ, 1>;
-    TD_LAUNCH(kernel, grid, VEC_WARPS * WARP, 0, stream, *a);
-  } else if (a->tile_tokens <= 4) {
-    auto kernel = linear_vec_kernel<READ, 4>;
-    TD_LAUNCH(kernel, grid, VEC_WARPS * WARP, 0, stream, *a);
-  } else {
-    auto kernel = linear_vec_kernel<READ, TD_CU_VEC_TOKENS>;
-    TD_LAUNCH(kernel, grid, VEC_WARPS * WARP, 0, stream, *a);
-  }
+template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
+  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens));
+  uint32_t n_threads = (a->w.cols < 1024 ? MAX_WARPS / 2 : MAX_WARPS) * WARP;
+  auto kernel = a->tile_tokens == TOKENS ? linear_vec_kernel<READ, SPAN, 1>
+                                         : linear_vec_kernel<READ, SPAN, 2>;
+  TD_LAUNCH(kernel, grid, n_threads, 0, stream, *a);
+  return launched();
+}
+
+static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
+  dim3 grid(ceil_div(a->n_rows, ANY_WARPS), ceil_div(a->n_tokens, a->tile_tokens));
+  auto kernel = a->tile_tokens == TOKENS ? linear_any_kernel<TOKENS>
+                                         : linear_any_kernel<TD_CU_VEC_TOKENS>;
+  TD_LAUNCH(kernel, grid, ANY_WARPS * WARP, 0, stream, *a);
   return launched();
 }
 
 extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream) {
+  bool is_fine = a->w.scale_cols < 128 && a->w.scale_cols < a->w.cols;
+  bool is_finest = is_fine && a->w.scale_cols < QUAD;
   switch (a->read) {
-  case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16>(a, stream);
-  case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, stream);
-  case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, stream);
-  default: return launch<TD_CU_READ_ANY>(a, stream);
+  case TD_CU_READ_F32: return launch<TD_CU_READ_F32, 0>(a, stream);
+  case TD_CU_READ_F16: return launch<TD_CU_READ_F16, 0>(a, stream);
+  case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16, 0>(a, stream);
+  case TD_CU_READ_F8: return launch<TD_CU_READ_F8, 128>(a, stream);
+  case TD_CU_READ_I8: return launch<TD_CU_READ_I8, 128>(a, stream);
+  case TD_CU_READ_I4:
+    return is_fine ? launch<TD_CU_READ_I4, QUAD>(a, stream) : launch<TD_CU_READ_I4, 128>(a, stream);
+  case TD_CU_READ_F4:
+    return is_finest ? launch<TD_CU_READ_F4, QUAD / 2>(a, stream)
+                     : launch<TD_CU_READ_F4, QUAD>(a, stream);
+  default: return launch_any(a, stream);
   }
 }

@@ -1,7 +1,7 @@
 // kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: queries
 // taken through kv_b's key rows, sums taken through its value rows. Each weight is decoded once for
 // up to TOKENS tokens, eight of a row at a time; a token's result is the same in any company.
-#include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/codes8.cuh"
 
 enum {
   MLA_THREADS = 256,
@@ -26,7 +26,7 @@ __device__ static scaled8 weights_at(const td_weight &w, uint32_t row, uint32_t 
   if constexpr (READ == TD_CU_READ_ANY) {
     scale_each(w, row, k, out.v);
   } else if constexpr (READ != TD_CU_READ_BF16) {
-    out.scale = scale_in(scales_of_row(w, row), k);
+    out.scale = scale_in<READ>(scales_of_row<READ>(w, row), k);
   }
   return out;
 }

@@ -81,6 +81,19 @@ inline int __clz(int v) {
   return v ? __builtin_clz(static_cast<unsigned>(v)) : 32;
 }
 
+template <class T> T __ldg(const T *from) {
+  return *from;
+}
+
+// Byte i of the result is the one of low's four and high's that selector's digit i names.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  uint64_t bytes = low | static_cast<uint64_t>(high) << 32;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; i++)
+    out |= static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return out;
+}
+
 inline float __uint_as_float(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof f);

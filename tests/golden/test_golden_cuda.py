@@ -37,8 +37,14 @@ def check_logits(ours, golden):
 
 
 # Sanitizers see the kernels in the unit tests; scripts/test.sh picks none of these by name.
-@pytest.mark.parametrize("chunk", [None, 37], ids=["whole", "pieces"])
-@pytest.mark.parametrize("case", ["deepseek_fp8", "qwen3_moe"])
+FORMATS = ["deepseek_awq", "deepseek_mxfp4", "qwen3_gptq", "qwen3_int8", "qwen3_nvfp4"]
+
+
+@pytest.mark.parametrize(
+    ("case", "chunk"),
+    [(case, chunk) for case in ("deepseek_fp8", "qwen3_moe") for chunk in (None, 37)]
+    + [(case, None) for case in FORMATS],
+)
 def test_logits(tandem, cuda, case, chunk, tmp_path):  # noqa: F811
     ours = logits_of(tandem, case, tmp_path, chunk, "--device", "cuda", **cuda)
     check_logits(ours, np.load(DATA / case / "logits.npy"))

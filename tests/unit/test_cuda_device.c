@@ -356,30 +356,85 @@ static void test_weights_are_copied_once(void **state) {
   cuda_close(&f);
 }
 
+// A matrix of another layout is brought into rows once, and found again with all its parts.
+static void test_layouts_become_rows(void **state) {
+  (void)state;
+  enum { GROUP = 32, SIZES = 3 };
+  static const uint32_t dims[SIZES][2] = {{16, 64}, {8, 32}, {40, 96}}; // rows, columns
+  ref_weight weights[TD_COUNT(ref_formats) * SIZES] = {0}; // none where another one was
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_err err;
+  for (size_t i = 0; i < TD_COUNT(weights); i++) {
+    const ref_format *format = &ref_formats[i / SIZES];
+    if (format->layout == TD_LAYOUT_ROWS) continue;
+    uint32_t rows = dims[i % SIZES][0], cols = dims[i % SIZES][1];
+    const ref_weight w = weights[i] = ref_make_format(&f.rng, format, rows, cols, 1, GROUP);
+    td_weight first, again;
+    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &first, &err), TD_OK);
+    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &again, &err), TD_OK);
+    assert_int_equal(first.layout, TD_LAYOUT_ROWS);
+    assert_memory_equal(&first, &again, sizeof first);
+    td_weight here = first;
+    char *data = malloc(td_weight_data_bytes(&here)), *scale = malloc(td_weight_scale_bytes(&here));
+    uint32_t *zero = malloc(td_weight_zero_bytes(&here) + 1);
+    TD_CHECK(data && scale && zero);
+    cuda_get(&f, data, first.data, td_weight_data_bytes(&here));
+    cuda_get(&f, scale, first.scale, td_weight_scale_bytes(&here));
+    if (here.zero) cuda_get(&f, zero, first.zero, td_weight_zero_bytes(&here));
+    here.data = data;
+    here.scale = scale;
+    if (here.zero) here.zero = zero;
+    for (uint32_t r = 0; r < rows; r++) {
+      for (uint32_t c = 0; c < cols; c++)
+        assert_true(ref_at(&here, r, c) == ref_at(&w.w, r, c));
+    }
+    free(data);
+    free(scale);
+    free(zero);
+  }
+  for (size_t i = 0; i < TD_COUNT(weights); i++)
+    ref_free_weight(&weights[i]);
+  cuda_close(&f);
+}
+
 static void test_how_weights_are_read(void **state) {
   (void)state;
   float scale;
+  static const struct {
+    td_dtype dtype, scale_dtype;
+    uint32_t cols, scale_cols;
+    td_layout layout;
+    td_cu_read want;
+  } cases[] = {
+      {TD_F32, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F32},
+      {TD_F16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F16},
+      {TD_BF16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_BF16},
+      {TD_BF16, TD_F32, 68, 0, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_F8},
+      {TD_F8E4M3, TD_F32, 640, 64, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 384, TD_LAYOUT_ROWS, TD_CU_READ_ANY}, // no power of two
+      {TD_F8E4M3, TD_F32, 640, 700, TD_LAYOUT_ROWS, TD_CU_READ_F8},  // but a row
+      {TD_F8E4M3, TD_F8E8M0, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_I8, TD_F32, 640, 640, TD_LAYOUT_ROWS, TD_CU_READ_I8},
+      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_I4},
+      {TD_I4, TD_BF16, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_AWQ, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_F4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 8, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_weight w = {.dtype = cases[i].dtype,
+                   .scale_dtype = cases[i].scale_dtype,
+                   .cols = cases[i].cols,
+                   .scale_cols = cases[i].scale_cols,
+                   .scale = cases[i].scale_cols ? &scale : NULL,
+                   .layout = cases[i].layout};
+    assert_int_equal(td_cuda_read_of(&w, true), cases[i].want);
+    assert_int_equal(td_cuda_read_of(&w, false), TD_CU_READ_ANY);
+  }
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
-  td_weight i4 = {.dtype = TD_I4, .scale = &scale, .scale_cols = 32, .cols = 64};
-  f8.scale_dtype = TD_F32;
-  i4.scale_dtype = TD_BF16;
-  assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_BF16);
-  assert_int_equal(td_cuda_read_of(&bf16, false), TD_CU_READ_ANY);
-  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_F8);
-  assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_I4);
-  i4.layout = TD_LAYOUT_AWQ;
-  assert_int_equal(td_cuda_read_of(&i4, true), TD_CU_READ_ANY);
-  f8.scale_cols = 40; // neither a power of two nor a row
-  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
-  f8.scale_cols = 4;
-  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
-  f8.scale_cols = 100;
-  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_F8);
-  f8.scale_dtype = TD_F8E8M0;
-  assert_int_equal(td_cuda_read_of(&f8, true), TD_CU_READ_ANY);
-  bf16.cols = 68;
-  assert_int_equal(td_cuda_read_of(&bf16, true), TD_CU_READ_ANY);
   td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
   assert_false(td_cuda_use_mma(&bf16, 16));
   assert_true(td_cuda_use_mma(&bf16, 17));
@@ -389,7 +444,7 @@ static void test_how_weights_are_read(void **state) {
   assert_false(td_cuda_use_blas(&f8, 255));
   assert_true(td_cuda_use_blas(&f8, 256));
   assert_false(td_cuda_use_blas(&f32, 1000));
-  static const uint32_t tokens[][2] = {{1, 1}, {2, 4}, {4, 4}, {5, 16}, {16, 16}, {900, 16}};
+  static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
     assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);
 }
@@ -461,6 +516,7 @@ int main(void) {
       cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_copies_share_pages),
       cmocka_unit_test(test_weights_are_copied_once),
+      cmocka_unit_test(test_layouts_become_rows),
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),

@@ -175,8 +175,10 @@ static void test_linear(void **state) {
       {72, 200, 16, 40, false, false}, {136, 264, 70, 64, true, false},
       {64, 72, 130, 24, false, false}, {8, 8, 17, 8, false, false},
       {24, 40, 17, 8, true, true},     {16, 72, 260, 24, false, true},
-      {8, 2664, 1, 64, true, false},   {8, 1640, 9, 32, true, false}, // many runs, and a few
-      {16, 72, 2, 100, false, false},                                 // a group is a whole row
+      {24, 2664, 1, 64, true, false},  {8, 1640, 9, 32, true, false}, // many chunks, and a few
+      {16, 2048, 5, 16, true, false},  {40, 768, 12, 256, false, false},
+      {16, 2568, 2, 128, true, false}, {72, 1288, 16, 16, true, false},
+      {16, 72, 2, 100, false, false}, // a group is a whole row
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
@@ -513,11 +515,14 @@ typedef struct {
   td_weight g[EXPERTS], u[EXPERTS], d[EXPERTS];
 } experts;
 
-static void make_experts(experts *e, uint64_t *rng, const ref_format *format) {
+// Groups of one size or, of every other expert, of another.
+static void make_experts(experts *e, uint64_t *rng, const ref_format *format, uint32_t group,
+                         uint32_t other) {
   for (int i = 0; i < EXPERTS; i++) {
-    e->gate[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, 32);
-    e->up[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, 32);
-    e->down[i] = ref_make_format(rng, format, DIM, HIDDEN, 32, 32);
+    uint32_t n = i % 2 ? other : group;
+    e->gate[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, n);
+    e->up[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, n);
+    e->down[i] = ref_make_format(rng, format, DIM, HIDDEN, 32, n);
     e->g[i] = e->gate[i].w;
     e->u[i] = e->up[i].w;
     e->d[i] = e->down[i].w;
@@ -614,16 +619,22 @@ static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
 
 static void test_moe(void **state) {
   (void)state;
-  static const ref_format formats[] = {
-      {"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0},
-      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0},
-      {"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
+  static const struct {
+    ref_format format;
+    uint32_t group, other;
+  } cases[] = {
+      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0},
+      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 128, 32},
+      {{"i4", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0}, 32, 32},
+      {{"f4", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0}, 16, 16},
   };
   static const uint32_t sizes[] = {1, 7, MOE_TOKENS};
-  for (size_t i = 0; i < TD_COUNT(formats); i++) {
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
     experts e;
-    make_experts(&e, &f.rng, &formats[i]);
+    make_experts(&e, &f.rng, &cases[i].format, cases[i].group, cases[i].other);
     for (size_t j = 0; j < TD_COUNT(sizes); j++) {
       run_moe(&f, &e, sizes[j], true);
       run_moe(&f, &e, sizes[j], false);
@@ -681,7 +692,7 @@ static void test_an_expert_that_is_none(void **state) {
   (void)state;
   CUDA_OPEN(f);
   experts e;
-  make_experts(&e, &f.rng, &(ref_format){"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0});
+  make_experts(&e, &f.rng, &(ref_format){"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0);
   float *x = cuda_floats(&f, DIM), weight = 1;
   int32_t id = EXPERTS;
   td_op_moe(f.stream, &(td_moe_args){.gate = e.g,

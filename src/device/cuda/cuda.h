@@ -64,6 +64,8 @@ typedef struct {
   size_t n_pieces;
   char *shared_piece; // what is left of the newest that many copies share
   size_t shared_bytes;
+  void *staging; // of the GPU's memory: weights before they are brought into rows
+  size_t staging_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
 } td_cuda_dev;
@@ -128,7 +130,8 @@ void td_cuda_graphs_drop(td_cuda_stream *stream); // the memory that they know i
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err);
 
-// weights.c: the same matrix, vector or memory on the GPU. n_bytes 0 or host NULL gives NULL.
+// weights.c: the same matrix, vector or memory on the GPU; a matrix always in TD_LAYOUT_ROWS.
+// n_bytes 0 or host NULL gives NULL.
 td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
                             td_err *err);
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
@@ -149,7 +152,7 @@ bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 // Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
-uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has: 1, 4 or 16
+uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has
 // Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
 void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits);

@@ -5,20 +5,30 @@ enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
 
-static bool groups_are_simple(const td_weight *w) {
-  if (!w->scale || td_dtype_bytes(w->scale_dtype) == 1) return false;
+// Whether scales are for whole rows or for a power of two of columns, at least least of them.
+static bool groups_are_simple(const td_weight *w, uint32_t least) {
+  if (!w->scale) return false;
   return w->scale_cols >= w->cols ||
-         (w->scale_cols >= 8 && (w->scale_cols & (w->scale_cols - 1)) == 0);
+         (w->scale_cols >= least && (w->scale_cols & (w->scale_cols - 1)) == 0);
+}
+
+static td_cu_read read_of_format(const td_weight *w) {
+  bool is_f32 = w->scale_dtype == TD_F32, is_byte = td_dtype_bytes(w->scale_dtype) == 1;
+  switch (w->dtype) {
+  case TD_F32: return TD_CU_READ_F32;
+  case TD_F16: return TD_CU_READ_F16;
+  case TD_BF16: return TD_CU_READ_BF16;
+  case TD_F8E4M3: return is_f32 && groups_are_simple(w, 128) ? TD_CU_READ_F8 : TD_CU_READ_ANY;
+  case TD_I8: return is_f32 && groups_are_simple(w, 128) ? TD_CU_READ_I8 : TD_CU_READ_ANY;
+  case TD_I4: return !is_byte && groups_are_simple(w, 32) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
+  case TD_F4E2M1: return is_byte && groups_are_simple(w, 16) ? TD_CU_READ_F4 : TD_CU_READ_ANY;
+  default: return TD_CU_READ_ANY;
+  }
 }
 
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
-  if (!x_aligned || w->layout != TD_LAYOUT_ROWS || w->cols % 8 != 0) return TD_CU_READ_ANY;
-  switch (w->dtype) {
-  case TD_BF16: return TD_CU_READ_BF16;
-  case TD_F8E4M3: return groups_are_simple(w) ? TD_CU_READ_F8 : TD_CU_READ_ANY;
-  case TD_I4: return groups_are_simple(w) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
-  default: return TD_CU_READ_ANY;
-  }
+  bool is_even = x_aligned && w->layout == TD_LAYOUT_ROWS && w->cols % 8 == 0;
+  return is_even ? read_of_format(w) : TD_CU_READ_ANY;
 }
 
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
@@ -37,7 +47,7 @@ uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {
 }
 
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
-  return n_tokens <= 1 ? 1 : n_tokens <= 4 ? 4 : TD_CU_VEC_TOKENS;
+  return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
 }
 
 void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits) {

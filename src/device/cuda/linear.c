@@ -98,7 +98,7 @@ static void plan(moe_pass *p) {
   uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_experts;
   p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
            td_cuda_use_mma(&p->experts.down, p->n_tokens);
-  p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(p->n_tokens);
+  p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(mean);
   uint32_t max_tiles = p->n_pairs / p->tile_tokens + n_experts;
   p->max_tiles = max_tiles < p->n_pairs ? max_tiles : p->n_pairs;
 }
@@ -141,7 +141,8 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
 
 static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
-  td_cu_linear_args shape = {.x = (const uint16_t *)a->x + (size_t)p->token0 * p->dim,
+  td_cu_linear_args shape = {.w = p->experts.gate,
+                             .x = (const uint16_t *)a->x + (size_t)p->token0 * p->dim,
                              .x_rows = p->token,
                              .y = p->gate,
                              .x_stride = p->dim,
@@ -153,7 +154,8 @@ static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *
   if (status == TD_OK) status = project(stream, p, p->experts.device + a->n_experts, &shape, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
   if (status != TD_OK) return status;
-  td_cu_linear_args down = {.x = p->hidden_x,
+  td_cu_linear_args down = {.w = p->experts.down,
+                            .x = p->hidden_x,
                             .y = p->parts,
                             .x_stride = p->hidden,
                             .n_rows = p->dim,

@@ -56,38 +56,125 @@ static td_status reserve(td_cuda_dev *dev, size_t n_bytes, void **out) {
   return TD_OK;
 }
 
-// With the lock held. The memory stays reserved until the device is closed.
+static td_status does_not_fit(const td_cuda_dev *dev, size_t n_bytes, td_err *err) {
+  return td_fail(
+      err, TD_ENOMEM,
+      "the model's weights do not fit the GPU: %.1f GiB of %.1f GiB hold weights, and %zu "
+      "bytes more do not go in; use --device cpu",
+      (double)dev->copied_bytes / (1 << 30), (double)dev->props.total_bytes / (1 << 30), n_bytes);
+}
+
+// With the lock held, as all that follows. The memory stays reserved until the device is closed.
 static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void **out,
                         td_err *err) {
   if (reserve(dev, n_bytes, out) != TD_OK) {
     *out = NULL;
-    return td_fail(err, TD_ENOMEM,
-                   "the model's weights do not fit the GPU: %.1f GiB of %.1f GiB hold weights, and "
-                   "%zu bytes more do not go in; use --device cpu",
-                   (double)dev->copied_bytes / (1 << 30),
-                   (double)dev->props.total_bytes / (1 << 30), n_bytes);
+    return does_not_fit(dev, n_bytes, err);
   }
   int code = dev->abi->copy(*out, host, n_bytes, dev->upload);
   int sync_code = dev->abi->stream_sync(dev->upload);
   return td_cuda_result(dev, code ? code : sync_code, "copying weights to the GPU", err);
 }
 
-// With the lock held.
+// The slot of host memory that has a copy, or will have one.
+static td_status slot_for(td_cuda_dev *dev, const void *host, size_t n_bytes, td_cuda_copy **out,
+                          td_err *err) {
+  td_status status = grow(dev, err);
+  if (status == TD_OK) *out = &dev->copies[slot_of(dev, host, n_bytes)];
+  return status;
+}
+
+static void fill_slot(td_cuda_dev *dev, td_cuda_copy *slot, const void *host, void *device,
+                      size_t n_bytes) {
+  *slot = (td_cuda_copy){.host = host, .device = device, .n_bytes = n_bytes};
+  dev->n_copies++;
+  dev->copied_bytes += n_bytes;
+}
+
 static td_status find_or_copy(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
                               td_err *err) {
-  td_status status = grow(dev, err);
-  if (status != TD_OK) return status;
-  td_cuda_copy *copy = &dev->copies[slot_of(dev, host, n_bytes)];
-  if (!copy->host) {
-    void *device;
+  td_cuda_copy *copy;
+  void *device;
+  td_status status = slot_for(dev, host, n_bytes, &copy, err);
+  if (status == TD_OK && !copy->host) {
     status = upload(dev, host, n_bytes, &device, err);
-    if (status != TD_OK) return status;
-    *copy = (td_cuda_copy){.host = host, .device = device, .n_bytes = n_bytes};
-    dev->n_copies++;
-    dev->copied_bytes += n_bytes;
+    if (status == TD_OK) fill_slot(dev, copy, host, device, n_bytes);
   }
-  *out = copy->device;
-  return TD_OK;
+  if (status == TD_OK) *out = copy->device;
+  return status;
+}
+
+static size_t aligned(size_t n_bytes) {
+  return (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
+}
+
+// What place_parts needs.
+static size_t parts_bytes(const td_weight *w) {
+  return aligned(td_weight_data_bytes(w)) + aligned(td_weight_scale_bytes(w)) +
+         aligned(td_weight_zero_bytes(w));
+}
+
+// w's data, scales and zero points one behind the other in device memory.
+static void place_parts(td_weight *w, char *at) {
+  char *scale = at + aligned(td_weight_data_bytes(w));
+  char *zero = scale + aligned(td_weight_scale_bytes(w));
+  w->data = at;
+  w->scale = scale;
+  if (w->zero) w->zero = (const uint32_t *)zero;
+}
+
+// out: the same in the staging memory.
+static td_status stage(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
+  size_t n_bytes = parts_bytes(host);
+  if (n_bytes > dev->staging_bytes) {
+    if (dev->staging) dev->abi->free(dev->staging);
+    dev->staging = NULL;
+    dev->staging_bytes = 0;
+    if (dev->abi->alloc(&dev->staging, n_bytes) != 0) return does_not_fit(dev, n_bytes, err);
+    dev->staging_bytes = n_bytes;
+  }
+  *out = *host;
+  place_parts(out, dev->staging);
+  const void *from[] = {host->data, host->scale, host->zero};
+  const void *to[] = {out->data, out->scale, out->zero};
+  size_t sizes[] = {td_weight_data_bytes(host), td_weight_scale_bytes(host),
+                    td_weight_zero_bytes(host)};
+  int code = 0;
+  for (int i = 0; i < 3 && code == 0; i++)
+    if (sizes[i] > 0) code = dev->abi->copy((void *)to[i], from[i], sizes[i], dev->upload);
+  return td_cuda_result(dev, code, "copying weights to the GPU", err);
+}
+
+static td_status upload_in_rows(td_cuda_dev *dev, const td_weight *host, td_weight *out,
+                                td_err *err) {
+  td_cu_as_rows_args args;
+  td_status status = stage(dev, host, &args.w, err);
+  if (status != TD_OK) return status;
+  args.data = (uint32_t *)out->data;
+  args.scale = (void *)out->scale;
+  args.zero = (uint32_t *)out->zero;
+  int code = dev->abi->as_rows(&args, dev->upload);
+  int sync_code = dev->abi->stream_sync(dev->upload);
+  return td_cuda_result(dev, code ? code : sync_code, "laying out weights on the GPU", err);
+}
+
+// A matrix of another layout: all of it under the address of its data.
+static td_status in_rows(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
+  size_t host_bytes = td_weight_bytes(host);
+  *out = *host;
+  out->layout = TD_LAYOUT_ROWS;
+  out->zero_add = 0;
+  td_cuda_copy *copy;
+  td_status status = slot_for(dev, host->data, host_bytes, &copy, err);
+  if (status != TD_OK) return status;
+  void *device = copy->device;
+  if (!copy->host && reserve(dev, parts_bytes(out), &device) != TD_OK)
+    return does_not_fit(dev, parts_bytes(out), err);
+  place_parts(out, device);
+  if (copy->host) return TD_OK;
+  status = upload_in_rows(dev, host, out, err);
+  if (status == TD_OK) fill_slot(dev, copy, host->data, device, host_bytes);
+  return status;
 }
 
 td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
@@ -104,6 +191,12 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
                          td_err *err) {
   td_status status = td_dev_check_weight(host, what, err);
   if (status != TD_OK) return status;
+  if (host->layout != TD_LAYOUT_ROWS) {
+    pthread_mutex_lock(&dev->lock);
+    status = in_rows(dev, host, out, err);
+    pthread_mutex_unlock(&dev->lock);
+    return status;
+  }
   *out = *host;
   status = td_cuda_on_device(dev, host->data, td_weight_data_bytes(host), &out->data, err);
   if (status == TD_OK) {
@@ -123,13 +216,16 @@ td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err 
   return td_cuda_on_device(dev, host->data, n_bytes, &out->data, err);
 }
 
-// What reading allows for both.
-static td_cu_read both(td_cu_read a, td_cu_read b) {
-  return a == b ? a : TD_CU_READ_ANY;
-}
-
 static bool same_shape(const td_weight *a, const td_weight *b) {
   return a->rows == b->rows && a->cols == b->cols && (a->scale != NULL) == (b->scale != NULL);
+}
+
+// How an expert's matrix may be read with those before it, of which first is one.
+static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weight *first) {
+  td_cu_read read = td_cuda_read_of(w, true);
+  bool is_alike = w->dtype == first->dtype && w->scale_dtype == first->scale_dtype &&
+                  w->scale_cols == first->scale_cols;
+  return is_alike && read == so_far ? read : TD_CU_READ_ANY;
 }
 
 // Copies one expert and checks that it is shaped like the first.
@@ -143,10 +239,13 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
   TD_DEV_REQUIRE(up->rows == gate->rows && up->cols == gate->cols && down->rows == gate->cols &&
                      down->cols == gate->rows && same_shape(gate, &table[0]),
                  "expert %u: its shapes are not those of the first one", e);
-  td_cu_read gate_read = both(td_cuda_read_of(gate, true), td_cuda_read_of(up, true));
-  td_cu_read down_read = td_cuda_read_of(down, true);
-  out->read_gate = e == 0 ? gate_read : both(out->read_gate, gate_read);
-  out->read_down = e == 0 ? down_read : both(out->read_down, down_read);
+  if (e == 0) {
+    out->read_gate = td_cuda_read_of(gate, true);
+    out->read_down = td_cuda_read_of(down, true);
+  }
+  out->read_gate = read_with(out->read_gate, gate, &table[0]);
+  out->read_gate = read_with(out->read_gate, up, &table[0]);
+  out->read_down = read_with(out->read_down, down, &table[2 * a->n_experts]);
   return TD_OK;
 }
 
@@ -203,6 +302,7 @@ td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_exp
 void td_cuda_weights_close(td_cuda_dev *dev) {
   for (size_t i = 0; i < dev->n_pieces; i++)
     dev->abi->free(dev->pieces[i]);
+  if (dev->staging) dev->abi->free(dev->staging);
   free(dev->pieces);
   free(dev->copies);
   free(dev->experts);
