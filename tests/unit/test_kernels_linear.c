@@ -236,7 +236,7 @@ static void test_batch_invariance(void **state) {
   static const shape shapes[] = {{0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230},
                                  {0, 37, 100, 16, 9, 130},   {0, 139, 328, 1, 32, 37},
                                  {0, 20, 272, 1, 16, 70},    {0, 24, 1280, 1, 128, 130},
-                                 {0, 29, 640, 1, 32, 20}};
+                                 {0, 29, 640, 1, 32, 20},    {0, 17, 2704, 128, 128, 3}};
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
       shape s = shapes[i];

@@ -128,7 +128,8 @@ TD_INLINE void dot_row(const stored_scales stored, const int T, const uint8_t *c
   vf total[FEWEST];
   TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_zero();
   for (uint32_t b = 0; b < n_blocks; b++, x += T * BLOCK) {
-    const vi words = vi_load(codes + b * sizeof(vi));
+    vi words = vi_load(codes + b * sizeof(vi));
+    __asm__("" : "+v"(words)); // one load, not one in each shift
     vf sum[FEWEST];
     TD_UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
     const uintptr_t here = (uintptr_t)codes + b * sizeof(vi);

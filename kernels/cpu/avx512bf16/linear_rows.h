@@ -11,11 +11,12 @@
 // Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
 // added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
-// one before. A few rows at a time are multiplied straight from memory, each weight decoded once
-// for eight tokens, 16 tokens to a call; any number keeps to that order, so they agree to the last
-// bit. A prompt's tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the
-// sum. Where it changes along a row but serves a band of rows, x is multiplied by it before it is
-// rounded. What rounding costs is in error_bound of tests/unit/kernel_test.h.
+// one before. Of bytes, two windows' chains take turns. A few rows at a time are multiplied
+// straight from memory, each weight decoded once for eight tokens, 16 tokens to a call; any number
+// keeps to that order, so they agree to the last bit. A prompt's tokens go the way of
+// gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it changes along a row
+// but serves a band of rows, x is multiplied by it before it is rounded. What rounding costs is in
+// error_bound of tests/unit/kernel_test.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
@@ -47,7 +48,10 @@ enum {
   X_LANES = 16384,   // of packed x, in L1
   // Columns. Chains end before the processor runs out of room for the next; a line of bytes is two
   // additions.
-  X_WINDOW = 512 * sizeof(elem)
+  X_WINDOW = 512 * sizeof(elem),
+  // Windows that a row of bytes and one token go through at once, where memory may be faster than
+  // one chain. BF16 is not, and reads its rows slower in two places.
+  WINDOWS = sizeof(elem) == 1 ? 2 : 1
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -187,6 +191,25 @@ TD_INLINE void dot_window(const int R, const int T, const panel *p, uint32_t row
   }
 }
 
+// acc[i] = the products of window i of the next WINDOWS, of one row and token.
+TD_INLINE void dot_windows(const panel *p, uint32_t row, walk *at, vf acc[WINDOWS]) {
+  fetch in_l2[WINDOWS] = {0};
+  TD_UNROLL for (int i = 0; i < WINDOWS; i++) acc[i] = vf_zero();
+  for (uint32_t step = 0; step < X_WINDOW; step += LINE) {
+    TD_UNROLL for (int i = 0; i < WINDOWS; i++) {
+      const uint32_t k = at->k + (uint32_t)i * X_WINDOW + step;
+      if (k >= in_l2[i].until) in_l2[i] = fetch_of(p, row, 1, k, p->ahead[0]);
+      const elem *w = at->w[0] + k;
+      __builtin_prefetch((const void *)((uintptr_t)w + in_l2[i].offset), 0, 2);
+      __asm__ volatile("" ::: "memory"); // ahead of the load: behind it, rows are read 4 % slower
+      const vi line = load_line(w);
+      add_line(1, 1, &line, p->x + k, &acc[i], at->seen);
+    }
+  }
+  at->k += WINDOWS * X_WINDOW;
+  at->x += WINDOWS * X_WINDOW;
+}
+
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   const size_t stride = p->a->n_tokens, at_pair = row * stride + token;
@@ -198,6 +221,10 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   }
   TD_UNROLL for (int i = 0; i < R * T; i++) {
     total[i] = p->k > 0 ? p->total[at_pair + (size_t)(i / T) * stride + i % T] : vf_zero();
+  }
+  while (R == 1 && T == 1 && WINDOWS > 1 && at.k + WINDOWS * X_WINDOW <= p->n) {
+    dot_windows(p, row, &at, acc);
+    TD_UNROLL for (int i = 0; i < WINDOWS; i++) total[0] = vf_add(total[0], acc[i]);
   }
   while (at.k < p->n) {
     dot_window(R, T, p, row, &at, p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW, acc);
