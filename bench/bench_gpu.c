@@ -156,7 +156,9 @@ typedef struct {
 
 static const weight_format bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
 static const weight_format fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
-static const weight_format int4 = {"int4", TD_I4, TD_BF16, 1, 32};
+static const weight_format int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
+static const weight_format int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
+static const weight_format mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
 
 // Repeats the first n bytes over all of them.
 static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
@@ -167,7 +169,7 @@ static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
 // Any bits but NaN's; scales of 2^-7. The memory is kept until the end: the device knows weights
 // by their address.
 static td_weight make_weight(const bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
-  td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols};
+  td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
   uint8_t bits[4096];
   uint32_t state = 2;
   for (size_t i = 0; i < sizeof bits; i++) {
@@ -185,10 +187,14 @@ static td_weight make_weight(const bench *b, const weight_format *f, uint32_t ro
   w.scale_dtype = f->scale_dtype;
   w.scale = data; // for the size
   size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
-  uint16_t *scale = host_memory(n_scales * td_dtype_bytes(f->scale_dtype));
-  for (size_t i = 0; i < n_scales; i++) { // 0x3c00 is the upper half of 2^-7 in FP32
-    if (f->scale_dtype == TD_F32) scale[2 * i] = 0;
-    scale[f->scale_dtype == TD_F32 ? 2 * i + 1 : i] = 0x3c00;
+  void *scale = host_memory(n_scales * td_dtype_bytes(f->scale_dtype));
+  for (size_t i = 0; i < n_scales; i++) {
+    switch (f->scale_dtype) {
+    case TD_F32: ((float *)scale)[i] = 0x1p-7f; break;
+    case TD_F16: ((uint16_t *)scale)[i] = 0x2000; break;
+    case TD_BF16: ((uint16_t *)scale)[i] = 0x3c00; break;
+    default: ((uint8_t *)scale)[i] = 127 - 7; break; // E8M0
+    }
   }
   w.scale = scale;
   return w;
@@ -270,32 +276,35 @@ typedef struct {
 } linear_case;
 
 static const linear_case linear_cases[] = {
-    {"v3", &fp8, 1536, 7168, false},         // q_a
-    {"v3", &fp8, 24576, 1536, false},        // q_b
-    {"v3", &fp8, 576, 7168, false},          // kv_a
-    {"v3", &fp8, 7168, 16384, false},        // o
-    {"v3", &fp8, 2048, 7168, false},         // shared expert: gate, up
-    {"v3", &bf16, 2048, 7168, false},        //
-    {"v3", &int4, 2048, 7168, false},        //
-    {"v3", &fp8, 7168, 2048, false},         // shared expert: down
-    {"v3", &bf16, 256, 7168, true},          // router
-    {"v3", &bf16, 129280, 7168, true},       // head
-    {"qwen3-30b", &bf16, 4096, 2048, false}, // q
-    {"qwen3-30b", &fp8, 4096, 2048, false},  //
-    {"qwen3-30b", &int4, 4096, 2048, false}, //
-    {"qwen3-30b", &bf16, 512, 2048, false},  // k, v
-    {"qwen3-30b", &bf16, 2048, 4096, false}, // o
-    {"qwen3-30b", &bf16, 151936, 2048, true}, {"moonlight", &bf16, 3072, 2048, false}, // q
-    {"moonlight", &bf16, 576, 2048, false},                                            // kv_a
-    {"moonlight", &bf16, 2048, 2048, false},                                           // o
-    {"moonlight", &bf16, 11264, 2048, false}, // dense MLP: gate, up
-    {"moonlight", &fp8, 11264, 2048, false},  //
-    {"moonlight", &int4, 11264, 2048, false}, //
+    {"v3", &fp8, 1536, 7168, false},              // q_a
+    {"v3", &fp8, 24576, 1536, false},             // q_b
+    {"v3", &fp8, 576, 7168, false},               // kv_a
+    {"v3", &fp8, 7168, 16384, false},             // o
+    {"v3", &fp8, 2048, 7168, false},              // shared expert: gate, up
+    {"v3", &bf16, 2048, 7168, false},             //
+    {"v3", &int4_g32, 2048, 7168, false},         //
+    {"v3", &mxfp4, 2048, 7168, false},            //
+    {"v3", &fp8, 7168, 2048, false},              // shared expert: down
+    {"v3", &bf16, 256, 7168, true},               // router
+    {"v3", &bf16, 129280, 7168, true},            // head
+    {"qwen3-30b", &bf16, 4096, 2048, false},      // q
+    {"qwen3-30b", &fp8, 4096, 2048, false},       //
+    {"qwen3-30b", &int4_g128, 4096, 2048, false}, //
+    {"qwen3-30b", &bf16, 512, 2048, false},       // k, v
+    {"qwen3-30b", &bf16, 2048, 4096, false},      // o
+    {"qwen3-30b", &bf16, 151936, 2048, true},
+    {"moonlight", &bf16, 3072, 2048, false},       // q
+    {"moonlight", &bf16, 576, 2048, false},        // kv_a
+    {"moonlight", &bf16, 2048, 2048, false},       // o
+    {"moonlight", &bf16, 11264, 2048, false},      // dense MLP: gate, up
+    {"moonlight", &fp8, 11264, 2048, false},       //
+    {"moonlight", &int4_g32, 11264, 2048, false},  //
+    {"moonlight", &int4_g128, 11264, 2048, false}, //
     {"moonlight", &bf16, 163840, 2048, true},
 };
 
 static void bench_linear(bench *b, const linear_case *c) {
-  static const uint32_t tokens[] = {1, 4, 16, 64, 512, 4096};
+  static const uint32_t tokens[] = {1, 8, 16, 64, 512, 4096};
   td_weight w[MAX_MATRICES];
   w[0] = make_weight(b, c->format, c->rows, c->cols);
   size_t n = ROTATING_BYTES / td_weight_bytes(&w[0]);
@@ -721,7 +730,7 @@ static void run_cases(bench *b) {
     bench_small(b, &models[i]);
     bench_attention(b, &models[i]);
     bench_moe(b, &models[i], models[i].format);
-    bench_moe(b, &models[i], &int4);
+    bench_moe(b, &models[i], &int4_g32);
   }
 }
 

@@ -97,29 +97,25 @@ extern "C" int td_cu_blas_gemm(td_cu_blas opened, const td_cu_gemm_args *a) {
 
 enum { THREADS = 256 };
 
-// Eight weights a thread.
+// Eight weights a thread, of row blockIdx.x.
 template <int READ> __global__ static void dequant_kernel(td_cu_dequant_args a) {
-  size_t i = (static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x) * 8;
-  if (i >= static_cast<size_t>(a.n_rows) * a.w.cols) return;
-  uint32_t row = a.row0 + static_cast<uint32_t>(i / a.w.cols);
-  uint32_t k = static_cast<uint32_t>(i % a.w.cols);
-  float v[8];
+  uint32_t row = a.row0 + blockIdx.x, k = (blockIdx.y * THREADS + threadIdx.x) * 8;
+  if (k >= a.w.cols) return;
+  float v[8], scale = global_scale(a.w);
   decode8<READ>(a.w, row, k, load8<READ>(a.w, row, k), v);
-  float scale = global_scale(a.w);
-  if (READ != TD_CU_READ_ANY) scale *= scale_at(a.w, row, k / a.w.scale_cols);
-  for (uint32_t j = 0; j < 8; j++) {
-    v[j] *= scale;
-    if (READ == TD_CU_READ_ANY && a.w.scale) v[j] *= scale_at(a.w, row, (k + j) / a.w.scale_cols);
+  if constexpr (READ == TD_CU_READ_ANY) {
+    scale_each(a.w, row, k, v);
+  } else {
+    scale *= scale_in<READ>(scales_of_row<READ>(a.w, row), k);
   }
-  uint4 out = {bf16x2_from_f32(v[0], v[1]), bf16x2_from_f32(v[2], v[3]),
-               bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])};
-  put_run(a.out + i, out);
+  for (int j = 0; j < 8; j++)
+    v[j] *= scale;
+  put8(a.out + static_cast<size_t>(blockIdx.x) * a.w.cols + k, v);
 }
 
 template <int READ> static int launch(const td_cu_dequant_args *a, td_cu_stream stream) {
   auto kernel = dequant_kernel<READ>;
-  TD_LAUNCH(kernel, dim3(ceil_div(static_cast<size_t>(a->n_rows) * a->w.cols, 8 * THREADS)),
-            THREADS, 0, stream, *a);
+  TD_LAUNCH(kernel, dim3(a->n_rows, ceil_div(a->w.cols, 8 * THREADS)), THREADS, 0, stream, *a);
   return launched();
 }
 

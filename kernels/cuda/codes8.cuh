@@ -284,6 +284,12 @@ __device__ inline void scale_each(const td_weight &w, uint32_t row, uint32_t k, 
     v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
 }
 
+// As BF16, where 16 bytes may be written at once.
+__device__ inline void put8(uint16_t *to, const float *v) {
+  put_run(to, {bf16x2_from_f32(v[0], v[1]), bf16x2_from_f32(v[2], v[3]),
+               bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])});
+}
+
 // Eight activations of a row of n from column k on; 0 beyond the last.
 template <int READ>
 __device__ inline void activations8(const uint16_t *x, uint32_t k, uint32_t n, float *out) {

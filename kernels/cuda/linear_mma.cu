@@ -1,8 +1,8 @@
 // kernels/cuda/linear_mma.cu - y = W x for many tokens on tensor cores.
 // A block computes 64 tokens by 64 rows of W: steps of 32 columns go through shared memory, weights
-// as BF16. Codes of 8 bits and less are exact in BF16, so they go in without their scale, and the
-// step's sums are multiplied by it in FP32; only where a scale changes within a step, or an FP4
-// scale of an odd group does, do weights go in scaled and rounded. Four warps, 32 x 32 each.
+// as BF16. Codes of 8 bits and less are exact in BF16, so they go in without their scale, and sums
+// over a scale's columns are multiplied by it in FP32; only what is read value by value goes in
+// scaled and rounded. Four warps, 32 x 32 each.
 // While a step is multiplied the next one is on its way to registers. There are two steps' places
 // in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
 // behind which nobody reads it any more.
@@ -14,6 +14,7 @@ enum {
   TOKENS = TD_CU_MMA_TOKENS,
   ROWS = 64,
   STEP = 32,
+  HALF = STEP / 2,   // what one instruction takes
   STRIDE = STEP + 8, // rows 20 words apart: the eight rows of a fragment lie in different banks
   THREADS = 128,
 };
@@ -21,32 +22,29 @@ enum {
 struct linear_tiles {
   uint16_t x[TOKENS][STRIDE];
   uint16_t w[ROWS][STRIDE];
-  float scale[ROWS];
+  float scale[STEP / HALF][ROWS];
 };
 
-__device__ static void put8(uint16_t *to, const float *v) {
-  uint32_t *words = reinterpret_cast<uint32_t *>(to);
-  for (int i = 0; i < 4; i++)
-    words[i] = bf16x2_from_f32(v[2 * i], v[2 * i + 1]);
-}
-
 // A thread's part of a step, on its way to shared memory: eight columns of PIECES rows each of x
-// and of W, and the scale of a row.
+// and of W, and a scale.
 enum { PIECES = TOKENS * (STEP / 8) / THREADS };
 static_assert(TOKENS == ROWS && PIECES * THREADS == TOKENS * (STEP / 8), "");
+static_assert(THREADS == STEP / HALF * ROWS, "a scale a thread");
 
 template <int READ> struct step_part {
   uint4 x[PIECES]; // not for TD_CU_READ_ANY
   raw8<READ> w[PIECES];
-  float scale;
+  uint32_t zero[PIECES]; // words of zero points
+  uint32_t scale;        // as it is stored
 };
 
-// Where it comes from.
+// Where it comes from: rows behind the last are the last one again, whose sums nobody wants.
 struct step_source {
   const uint16_t *x[PIECES]; // NULL: no such token
-  uint32_t row[PIECES];      // of W
-  uint32_t row_end, scale_row;
-  bool scale_apart;
+  const char *w[PIECES];
+  const uint32_t *zero[PIECES]; // NULL: 8
+  uint32_t row[PIECES];         // of W
+  row_scales scales;
 };
 
 __device__ static uint32_t piece_row(uint32_t i) {
@@ -57,128 +55,134 @@ __device__ static uint32_t piece_col() { // THREADS is a multiple of a row's pie
   return threadIdx.x % (STEP / 8) * 8;
 }
 
+template <int READ, int SPAN>
 __device__ static step_source source_of(const td_cu_linear_args &a, const linear_part &part,
-                                        uint32_t row0, bool scale_apart) {
-  step_source from;
+                                        uint32_t row0) {
+  const td_weight &w = part.w;
+  const uint32_t last = a.row0 + a.n_rows - 1;
+  step_source from = {};
 #pragma unroll
   for (uint32_t i = 0; i < PIECES; i++) {
-    uint32_t r = piece_row(i);
-    from.x[i] = r < part.n ? linear_x(a, part.begin + r) : nullptr;
-    from.row[i] = row0 + r;
+    uint32_t r = piece_row(i), row = at_most(row0 + r, last);
+    if (r < part.n) from.x[i] = linear_x(a, part.begin + r) + piece_col();
+    from.row[i] = row;
+    from.w[i] = static_cast<const char *>(w.data) +
+                bytes_of<READ>(static_cast<size_t>(row) * w.cols + piece_col());
+    settle(from.w[i]);
+    if (w.zero) from.zero[i] = w.zero + static_cast<size_t>(row / 8) * weight_groups(w);
   }
-  from.row_end = a.row0 + a.n_rows;
-  from.scale_row = row0 + threadIdx.x;
-  from.scale_apart = scale_apart;
+  if (SPAN > 0) from.scales = scales_of_row<READ>(w, at_most(row0 + threadIdx.x % ROWS, last));
   return from;
 }
 
-template <int READ>
+// SPAN: columns that have one scale, at least: a step's or half of them; 0 where weights go in
+// scaled or have none.
+template <int READ, int SPAN>
 __device__ static step_part<READ> fetch(const step_source &from, const td_weight &w, uint32_t k) {
   step_part<READ> part = {};
-  uint32_t at = k + piece_col();
+  bool is_there = k + piece_col() < w.cols;
 #pragma unroll
-  for (uint32_t i = 0; i < PIECES; i++) {
-    bool is_there = at < w.cols;
-    if (READ != TD_CU_READ_ANY && is_there && from.x[i])
-      part.x[i] = *reinterpret_cast<const uint4 *>(from.x[i] + at);
-    if (is_there && from.row[i] < from.row_end) part.w[i] = load8<READ>(w, from.row[i], at);
+  for (uint32_t i = 0; READ != TD_CU_READ_ANY && i < PIECES; i++) {
+    if (is_there && from.x[i]) part.x[i] = __ldg(reinterpret_cast<const uint4 *>(from.x[i] + k));
+    if (is_there) part.w[i] = load8<READ>(from.w[i] + bytes_of<READ>(k));
+    if (READ == TD_CU_READ_I4)
+      part.zero[i] = from.zero[i] ? __ldg(from.zero[i] + (k >> from.scales.shift)) : 0x88888888u;
   }
-  if (from.scale_apart && threadIdx.x < ROWS && from.scale_row < from.row_end)
-    part.scale = scale_at(w, from.scale_row, k / w.scale_cols);
+  if (SPAN > 0) {
+    uint32_t column = at_most(k + (SPAN < STEP ? threadIdx.x / ROWS * SPAN : 0), w.cols - 1),
+             bits[1];
+    load_scales<READ>(from.scales, {column >> from.scales.shift}, bits);
+    part.scale = bits[0];
+  }
   return part;
 }
 
-template <int READ>
-__device__ static void put_x(const step_source &from, const step_part<READ> &part, uint32_t i,
-                             uint32_t at, uint32_t n_cols, uint16_t *to) {
-  if constexpr (READ == TD_CU_READ_ANY) {
-    float v[8] = {};
-    if (from.x[i]) activations8<READ>(from.x[i], at, n_cols, v);
-    put8(to, v);
-  } else {
-    put_run(to, part.x[i]);
-  }
+// Eight activations and eight weights read value by value, these scaled.
+__device__ static void put_any(const step_source &from, const td_weight &w, uint32_t i, uint32_t k,
+                               linear_tiles &s) {
+  uint32_t at = k + piece_col();
+  float x[8] = {}, v[8];
+  if (from.x[i]) activations8<TD_CU_READ_ANY>(from.x[i] - piece_col(), at, w.cols, x);
+  decode8<TD_CU_READ_ANY>(w, from.row[i], at, {}, v);
+  scale_each(w, from.row[i], at, v);
+  put8(&s.x[piece_row(i)][piece_col()], x);
+  put8(&s.w[piece_row(i)][piece_col()], v);
 }
 
-template <int READ>
-__device__ static void put_w(const step_source &from, const step_part<READ> &part, uint32_t i,
-                             const td_weight &w, uint32_t at, uint16_t *to) {
-  if constexpr (READ == TD_CU_READ_BF16) {
-    put_run(to, part.w[i].v);
-  } else {
-    float v[8] = {};
-    uint32_t row = from.row[i];
-    if (row < from.row_end && at < w.cols) {
-      decode8<READ>(w, row, at, part.w[i], v);
-      bool is_scaled = !from.scale_apart && w.scale;
-#pragma unroll
-      for (uint32_t j = 0; j < 8; j++) {
-        if (is_scaled && at + j < w.cols) v[j] *= scale_at(w, row, (at + j) / w.scale_cols);
-      }
-    }
-    put8(to, v);
-  }
-}
-
-template <int READ>
+template <int READ, int SPAN>
 __device__ static void put(const step_source &from, const step_part<READ> &part, const td_weight &w,
                            uint32_t k, linear_tiles &s) {
-  uint32_t c = piece_col();
 #pragma unroll
   for (uint32_t i = 0; i < PIECES; i++) {
-    uint32_t r = piece_row(i);
-    put_x<READ>(from, part, i, k + c, w.cols, &s.x[r][c]);
-    put_w<READ>(from, part, i, w, k + c, &s.w[r][c]);
+    if constexpr (READ == TD_CU_READ_ANY) {
+      put_any(from, w, i, k, s);
+    } else {
+      uint32_t pairs[1][4], zero = part.zero[i] >> from.row[i] % 8 * 4 & 15;
+      pairs8<READ>(part.w[i], less_zero_point(zero), pairs);
+      if (IN_FOURS<READ>) order_from_fours(pairs[0]);
+      put_run(&s.x[piece_row(i)][piece_col()], part.x[i]);
+      put_run(&s.w[piece_row(i)][piece_col()],
+              {pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]});
+    }
   }
-  if (from.scale_apart && threadIdx.x < ROWS) s.scale[threadIdx.x] = part.scale;
+  if (SPAN > 0) {
+    float value[1];
+    scale_values<READ>(from.scales.dtype, {part.scale}, value);
+    s.scale[threadIdx.x / ROWS][threadIdx.x % ROWS] = value[0];
+  }
 }
 
-// The warp's 32 x 32 of one step: sum[i][j] is rows i*16.. of x by columns j*8.. of y.
-__device__ static void multiply(const linear_tiles &s, uint32_t t0, uint32_t r0,
+// sum += half h of a step, the warp's 32 x 32: sum[i][j] is rows i*16.. of x by columns j*8.. of y.
+__device__ static void multiply(const linear_tiles &s, uint32_t h, uint32_t t0, uint32_t r0,
                                 float (&sum)[2][4][4]) {
-  uint32_t lane = threadIdx.x % WARP;
-#pragma unroll
-  for (uint32_t k = 0; k < STEP; k += 16) {
-    uint32_t x[2][4], w[2][4]; // w: two columns of blocks each
-    for (uint32_t i = 0; i < 2; i++) {
-      load_matrices(x[i], &s.x[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
-      load_matrices(w[i], &s.w[r0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
-    }
-    for (int i = 0; i < 2; i++) {
-      for (int j = 0; j < 4; j++)
-        mma_bf16(sum[i][j], x[i], {w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]});
-    }
+  uint32_t lane = threadIdx.x % WARP, k = h * HALF;
+  uint32_t x[2][4], w[2][4]; // w: two columns of blocks each
+  for (uint32_t i = 0; i < 2; i++) {
+    load_matrices(x[i], &s.x[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
+    load_matrices(w[i], &s.w[r0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+  }
+  for (int i = 0; i < 2; i++) {
+    for (int j = 0; j < 4; j++)
+      mma_bf16(sum[i][j], x[i], {w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]});
   }
 }
 
-template <int READ>
+// total += sum times its rows' scales, and sum = 0.
+__device__ static void take(const float *scale, float (&sum)[2][4][4], float (&total)[2][4][4]) {
+  uint32_t p = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < 32; e++) {
+    int i = e / 16, j = e / 4 % 4, c = e % 4;
+    total[i][j][c] += scale[8 * j + p + c % 2] * sum[i][j][c];
+    sum[i][j][c] = 0;
+  }
+}
+
+template <int READ, int SPAN>
 __global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear_args a) {
   __shared__ __align__(16) linear_tiles places[2];
   linear_part part = linear_part_of(a);
   if (part.n == 0) return;
   const td_weight &w = part.w;
-  const bool scale_apart = READ != TD_CU_READ_BF16 && w.scale && w.scale_cols % STEP == 0;
   uint32_t warp = threadIdx.x / WARP, t0 = warp / 2 * 32, r0 = warp % 2 * 32;
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
   uint32_t row0 = a.row0 + blockIdx.x * ROWS;
-  float total[2][4][4] = {};
-  step_source from = source_of(a, part, row0, scale_apart);
-  step_part<READ> next = fetch<READ>(from, w, 0);
+  float total[2][4][4] = {}, sum[2][4][4] = {};
+  step_source from = source_of<READ, SPAN>(a, part, row0);
+  step_part<READ> next = fetch<READ, SPAN>(from, w, 0);
   for (uint32_t k = 0; k < w.cols; k += STEP) {
     linear_tiles &s = places[k / STEP % 2];
-    put<READ>(from, next, w, k, s);
+    put<READ, SPAN>(from, next, w, k, s);
     __syncthreads();
-    if (k + STEP < w.cols) next = fetch<READ>(from, w, k + STEP);
-    if (scale_apart) {
-      float sum[2][4][4] = {};
-      multiply(s, t0, r0, sum);
-#pragma unroll
-      for (int e = 0; e < 32; e++) {
-        int i = e / 16, j = e / 4 % 4, c = e % 4;
-        total[i][j][c] += s.scale[r0 + 8 * j + p + c % 2] * sum[i][j][c];
-      }
-    } else {
-      multiply(s, t0, r0, total);
+    if (k + STEP < w.cols) next = fetch<READ, SPAN>(from, w, k + STEP);
+    for (uint32_t h = 0; h < STEP / HALF; h++) {
+      multiply(s, h, t0, r0, SPAN > 0 ? sum : total);
+      if (SPAN > 0 && SPAN < STEP) take(&s.scale[h][r0], sum, total);
+    }
+    if (SPAN >= STEP) {
+      bool is_last = k + STEP >= w.cols;
+      if (is_last || (k + STEP) >> from.scales.shift != k >> from.scales.shift)
+        take(&s.scale[0][r0], sum, total);
     }
   }
 #pragma unroll
@@ -190,20 +194,23 @@ __global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear
   }
 }
 
-template <int READ> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
+template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, TOKENS));
-  auto kernel = linear_mma_kernel<READ>;
+  auto kernel = linear_mma_kernel<READ, SPAN>;
   TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
   return launched();
 }
 
 extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream) {
+  bool is_fine = a->w.scale_cols < STEP && a->w.scale_cols < a->w.cols;
   switch (a->read) {
-  case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16>(a, stream);
-  case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, stream);
-  case TD_CU_READ_I8: return launch<TD_CU_READ_I8>(a, stream);
-  case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, stream);
-  case TD_CU_READ_F4: return launch<TD_CU_READ_F4>(a, stream);
-  default: return launch<TD_CU_READ_ANY>(a, stream);
+  case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16, 0>(a, stream);
+  case TD_CU_READ_F8: return launch<TD_CU_READ_F8, STEP>(a, stream);
+  case TD_CU_READ_I8: return launch<TD_CU_READ_I8, STEP>(a, stream);
+  case TD_CU_READ_I4: return launch<TD_CU_READ_I4, STEP>(a, stream);
+  case TD_CU_READ_F4:
+    return is_fine ? launch<TD_CU_READ_F4, HALF>(a, stream)
+                   : launch<TD_CU_READ_F4, STEP>(a, stream);
+  default: return launch<TD_CU_READ_ANY, 0>(a, stream);
   }
 }

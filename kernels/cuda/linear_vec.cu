@@ -38,7 +38,7 @@ struct lane_rows {
   const char *first[2]; // the lane's first eight weights
   row_scales scales[2];
   const uint32_t *zero[2]; // words of zero points; NULL without
-  uint32_t zero_shift[2], zero_add;
+  uint32_t zero_shift[2];
   uint32_t column, n_cols; // the lane's first one; of the matrix
 };
 
@@ -47,7 +47,6 @@ __device__ static lane_rows rows_of(const td_weight &w, uint32_t row0, uint32_t 
   lane_rows r = {};
   r.column = threadIdx.x % 4 * UNIT;
   r.n_cols = w.cols;
-  r.zero_add = w.zero ? w.zero_add : 0;
   for (uint32_t i = 0; i < 2; i++) {
     uint32_t row = at_most(row0 + threadIdx.x % WARP / 4 + 8 * i, row_end - 1);
     r.first[i] = static_cast<const char *>(w.data) +
@@ -151,8 +150,8 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
     uint32_t pairs[2][N_TERMS<READ>][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      uint32_t zero = part.zero[i][u * SCALES / UNITS] + r.zero_add;
-      pairs8<READ>(part.w[u][i], less_zero_point(zero >> r.zero_shift[i] & 15), pairs[i]);
+      uint32_t zero = part.zero[i][u * SCALES / UNITS] >> r.zero_shift[i] & 15;
+      pairs8<READ>(part.w[u][i], less_zero_point(zero), pairs[i]);
     }
 #pragma unroll
     for (int t = 0; t < N; t++) {

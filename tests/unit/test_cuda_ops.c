@@ -123,8 +123,8 @@ typedef struct {
   bool out_f32, no_bias; // a bias is not for cuBLAS
 } linear_case;
 
-// Where a scale changes within a tensor core's step of 32 columns, or weights go through cuBLAS,
-// they may be rounded once more; elsewhere products are exact.
+// Where weights go through cuBLAS, or to tensor cores value by value, they may be rounded once more
+// with their scales; elsewhere products are exact.
 static void check_linear(cuda_fixture *f, const ref_format *format, const linear_case *c) {
   uint32_t n = c->n_tokens, rows = c->rows, cols = c->cols;
   size_t ldx = cols + 8, ldy = rows + 5;
@@ -146,7 +146,11 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   float *got = c->out_f32 ? malloc(y_bytes) : cuda_get_bf16(f, y, n * ldy);
   if (c->out_f32) cuda_get(f, got, y, y_bytes);
   double out_ulp = c->out_f32 ? ULP_F32 : ULP_BF16 / 2;
-  bool is_rounded = w.w.scale && n > 16 && (c->no_bias || c->group % 32 != 0);
+  td_weight in_rows = w.w;
+  in_rows.layout = TD_LAYOUT_ROWS; // as they are on the GPU
+  in_rows.zero_add = 0;
+  bool is_any = td_cuda_read_of(&in_rows, true) == TD_CU_READ_ANY;
+  bool is_rounded = w.w.scale && n > 16 && (c->no_bias || is_any);
   double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
   double *row = ref_doubles(cols);
   for (size_t i = 0; i < (size_t)n * rows; i++) {
@@ -178,6 +182,8 @@ static void test_linear(void **state) {
       {24, 2664, 1, 64, true, false},  {8, 1640, 9, 32, true, false}, // many chunks, and a few
       {16, 2048, 5, 16, true, false},  {40, 768, 12, 256, false, false},
       {16, 2568, 2, 128, true, false}, {72, 1288, 16, 16, true, false},
+      {72, 648, 70, 128, true, false}, {67, 152, 33, 16, true, false},
+      {64, 520, 20, 256, true, false}, {16, 264, 257, 128, false, true},
       {16, 72, 2, 100, false, false}, // a group is a whole row
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {

@@ -27,7 +27,7 @@ static td_cu_read read_of_format(const td_weight *w) {
 }
 
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
-  bool is_even = x_aligned && w->layout == TD_LAYOUT_ROWS && w->cols % 8 == 0;
+  bool is_even = x_aligned && w->layout == TD_LAYOUT_ROWS && !w->zero_add && w->cols % 8 == 0;
   return is_even ? read_of_format(w) : TD_CU_READ_ANY;
 }
 
