@@ -124,7 +124,8 @@ extern "C" int td_cu_dequant(const td_cu_dequant_args *a, td_cu_stream stream) {
   case TD_CU_READ_F8: return launch<TD_CU_READ_F8>(a, stream);
   case TD_CU_READ_I8: return launch<TD_CU_READ_I8>(a, stream);
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4>(a, stream);
-  case TD_CU_READ_F4: return launch<TD_CU_READ_F4>(a, stream);
+  case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4>(a, stream);
+  case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4>(a, stream);
   default: return launch<TD_CU_READ_ANY>(a, stream);
   }
 }

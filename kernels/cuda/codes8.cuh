@@ -5,6 +5,13 @@
 
 #include "kernels/cuda/codes.cuh"
 
+template <int READ> constexpr bool IS_FP4 = READ == TD_CU_READ_MXFP4 || READ == TD_CU_READ_NVFP4;
+template <int READ>
+constexpr int BITS = READ == TD_CU_READ_F32                              ? 32
+                     : READ == TD_CU_READ_F16 || READ == TD_CU_READ_BF16 ? 16
+                     : READ == TD_CU_READ_F8 || READ == TD_CU_READ_I8    ? 8
+                                                                         : 4;
+
 // Where a row's scales lie, as the reads but TD_CU_READ_ANY have them.
 struct row_scales {
   const char *first;
@@ -24,7 +31,7 @@ template <int READ> __device__ inline row_scales scales_of_row(const td_weight &
   bool is_power = (w.scale_rows & (w.scale_rows - 1)) == 0;
   size_t at = is_power ? row >> (31 - __clz(static_cast<int>(w.scale_rows))) : row / w.scale_rows;
   at *= weight_groups(w);
-  bool is_byte = READ == TD_CU_READ_F4, is_f32 = READ != TD_CU_READ_I4 || s.dtype == TD_F32;
+  bool is_byte = IS_FP4<READ>, is_f32 = READ != TD_CU_READ_I4 || s.dtype == TD_F32;
   s.first = static_cast<const char *>(w.scale) + at * (is_byte ? 1 : is_f32 ? 4 : 2);
   return s;
 }
@@ -36,7 +43,7 @@ __device__ inline void load_scales(const row_scales &s, const uint32_t (&group)[
   const uint8_t *bytes = reinterpret_cast<const uint8_t *>(s.first);
   const uint16_t *halves = reinterpret_cast<const uint16_t *>(s.first);
   const uint32_t *words = reinterpret_cast<const uint32_t *>(s.first);
-  if (READ == TD_CU_READ_F4) {
+  if (IS_FP4<READ>) {
     for (int i = 0; i < N; i++)
       out[i] = __ldg(bytes + group[i]);
   } else if (READ == TD_CU_READ_I4 && s.dtype != TD_F32) {
@@ -50,10 +57,10 @@ __device__ inline void load_scales(const row_scales &s, const uint32_t (&group)[
 
 template <int READ, int N>
 __device__ inline void scale_values(td_dtype dtype, const uint32_t (&bits)[N], float (&out)[N]) {
-  if (READ == TD_CU_READ_F4 && dtype == TD_F8E8M0) {
+  if (READ == TD_CU_READ_MXFP4) {
     for (int i = 0; i < N; i++)
       out[i] = f32_from_e8m0(bits[i]);
-  } else if (READ == TD_CU_READ_F4) {
+  } else if (READ == TD_CU_READ_NVFP4) {
     for (int i = 0; i < N; i++)
       out[i] = f32_from_e4m3(bits[i]);
   } else if (READ == TD_CU_READ_I4 && dtype == TD_F16) {
@@ -90,13 +97,42 @@ template <> struct raw8<TD_CU_READ_BF16> { uint4 v; };
 template <> struct raw8<TD_CU_READ_F8> { uint2 v; };
 template <> struct raw8<TD_CU_READ_I8> { uint2 v; };
 template <> struct raw8<TD_CU_READ_I4> { uint32_t v; };
-template <> struct raw8<TD_CU_READ_F4> { uint32_t v; };
+template <> struct raw8<TD_CU_READ_MXFP4> { uint32_t v; };
+template <> struct raw8<TD_CU_READ_NVFP4> { uint32_t v; };
 
 // Bytes of n weights, a multiple of eight.
 template <int READ> __device__ inline size_t bytes_of(size_t n) {
-  if (READ == TD_CU_READ_F32) return n * 4;
-  if (READ == TD_CU_READ_F16 || READ == TD_CU_READ_BF16) return n * 2;
-  return READ == TD_CU_READ_I4 || READ == TD_CU_READ_F4 ? n / 2 : n;
+  return n / 8 * BITS<READ>;
+}
+
+// What this SM will not want again, so that what it will stays in its cache.
+__device__ inline uint4 load_once(const uint4 *from) {
+#if defined(__CUDA_ARCH__)
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(__cvta_generic_to_global(from)));
+  return v;
+#else
+  return __ldg(from);
+#endif
+}
+
+__device__ inline uint2 load_once(const uint2 *from) {
+#if defined(__CUDA_ARCH__)
+  uint2 v;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(v.x), "=r"(v.y)
+      : "l"(__cvta_generic_to_global(from)));
+  return v;
+#else
+  return __ldg(from);
+#endif
+}
+
+// Half of what a word of codes is fetched with is for the next load.
+__device__ inline uint32_t load_once(const uint32_t *from) {
+  return __ldg(from);
 }
 
 // READ is one of td_cu_read, whose conditions hold.
@@ -105,9 +141,9 @@ template <int READ> __device__ inline raw8<READ> load8(const char *from) {
     return {};
   } else if constexpr (READ == TD_CU_READ_F32) {
     const uint4 *halves = reinterpret_cast<const uint4 *>(from);
-    return {__ldg(halves), __ldg(halves + 1)};
+    return {load_once(halves), load_once(halves + 1)};
   } else {
-    return {__ldg(reinterpret_cast<const decltype(raw8<READ>::v) *>(from))};
+    return {load_once(reinterpret_cast<const decltype(raw8<READ>::v) *>(from))};
   }
 }
 
@@ -125,7 +161,7 @@ constexpr int N_TERMS = READ == TD_CU_READ_F32   ? 3
 
 // Whether pair i is made of weights i and i + 4, as codes of 4 bits fall out of a word, and not of
 // weights 2 i and 2 i + 1.
-template <int READ> constexpr bool IN_FOURS = READ == TD_CU_READ_I4 || READ == TD_CU_READ_F4;
+template <int READ> constexpr bool IN_FOURS = BITS<READ> == 4;
 
 // Eight BF16 values in their order to the order of fours, which as a turn of 2 by 4 is not its own
 // inverse, and back.
@@ -146,7 +182,8 @@ __device__ inline uint32_t bf16x2_cut(float low, float high) {
   return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
 
-// v as sums of BF16 values: each term is what is left, cut off; what is left after the last is 0.
+// Two values as sums of BF16 values: each term is what is left of them, cut off. Nothing is left
+// after the last but of F32 below 2^-110, whose end BF16 has no place for.
 template <int N>
 __device__ inline void terms_of(float low, float high, int i, uint32_t (&out)[N][4]) {
   for (int n = 0; n < N; n++) {
@@ -232,7 +269,7 @@ __device__ inline void pairs8(const raw8<READ> &raw, uint32_t less_zero,
       if constexpr (READ == TD_CU_READ_I8)
         out[0][i] = bf16x2_from_i8(i < 2 ? raw.v.x : raw.v.y, i % 2);
       if constexpr (READ == TD_CU_READ_I4) out[0][i] = bf16x2_from_i4(raw.v, i, less_zero);
-      if constexpr (READ == TD_CU_READ_F4) out[0][i] = bf16x2_from_e2m1(raw.v, i);
+      if constexpr (IS_FP4<READ>) out[0][i] = bf16x2_from_e2m1(raw.v, i);
     }
   }
 }

@@ -202,15 +202,13 @@ template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_c
 }
 
 extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream) {
-  bool is_fine = a->w.scale_cols < STEP && a->w.scale_cols < a->w.cols;
   switch (a->read) {
   case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16, 0>(a, stream);
   case TD_CU_READ_F8: return launch<TD_CU_READ_F8, STEP>(a, stream);
   case TD_CU_READ_I8: return launch<TD_CU_READ_I8, STEP>(a, stream);
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4, STEP>(a, stream);
-  case TD_CU_READ_F4:
-    return is_fine ? launch<TD_CU_READ_F4, HALF>(a, stream)
-                   : launch<TD_CU_READ_F4, STEP>(a, stream);
+  case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, STEP>(a, stream);
+  case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, HALF>(a, stream);
   default: return launch<TD_CU_READ_ANY, 0>(a, stream);
   }
 }

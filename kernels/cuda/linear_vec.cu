@@ -23,15 +23,22 @@ enum {
 // quad's, or half of them; 0 without scales.
 template <int READ, int SPAN> struct chunk_part {
   enum {
-    UNITS = READ == TD_CU_READ_F32                 ? 2
-            : READ == TD_CU_READ_I4 && SPAN > QUAD ? 8
-                                                   : 4,
+    IN_RUNS = READ == TD_CU_READ_I4 && SPAN > QUAD,
+    UNITS = READ == TD_CU_READ_F32 ? 2
+            : IN_RUNS              ? 8
+                                   : 4,
+    RUN = IN_RUNS ? 4 : 1, // units that lie together, and are read by one load
     COLUMNS = UNITS * QUAD,
     SCALES = SPAN > 0 ? COLUMNS / (SPAN > 0 ? SPAN : 1) : 1
   };
   raw8<READ> w[UNITS][2];
   uint32_t scale[2][SCALES], zero[2][SCALES];
 };
+
+// From a lane's first column to that of unit u.
+template <int RUN> __device__ static uint32_t unit_at(uint32_t u) {
+  return u / RUN * RUN * QUAD + u % RUN * UNIT;
+}
 
 // Where it comes from.
 struct lane_rows {
@@ -42,10 +49,10 @@ struct lane_rows {
   uint32_t column, n_cols; // the lane's first one; of the matrix
 };
 
-template <int READ>
+template <int READ, int RUN>
 __device__ static lane_rows rows_of(const td_weight &w, uint32_t row0, uint32_t row_end) {
   lane_rows r = {};
-  r.column = threadIdx.x % 4 * UNIT;
+  r.column = threadIdx.x % 4 * RUN * UNIT;
   r.n_cols = w.cols;
   for (uint32_t i = 0; i < 2; i++) {
     uint32_t row = at_most(row0 + threadIdx.x % WARP / 4 + 8 * i, row_end - 1);
@@ -68,15 +75,23 @@ template <int READ, int SPAN> __device__ static void no_zeros(chunk_part<READ, S
 // WHOLE: all columns of the chunk from k on are there; else what is missing is zero.
 template <bool WHOLE, int READ, int SPAN>
 __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
-  enum { UNITS = part.UNITS, SCALES = part.SCALES };
+  enum { UNITS = part.UNITS, SCALES = part.SCALES, RUN = part.RUN };
 #pragma unroll
   for (uint32_t i = 0; i < 2; i++) {
-    const char *from = r.first[i] + bytes_of<READ>(k);
+    const char *first = r.first[i] + bytes_of<READ>(k);
 #pragma unroll
-    for (uint32_t u = 0; u < UNITS; u++) {
-      part.w[u][i] = {};
-      if (WHOLE || k + u * QUAD + r.column < r.n_cols)
-        part.w[u][i] = load8<READ>(from + bytes_of<READ>(u * QUAD));
+    for (uint32_t u = 0; u < UNITS; u += RUN) {
+      const char *from = first + bytes_of<READ>(unit_at<RUN>(u));
+      bool is_there = WHOLE || k + unit_at<RUN>(u) + r.column < r.n_cols;
+      if constexpr (RUN == 1) {
+        part.w[u][i] = {};
+        if (is_there) part.w[u][i] = load8<READ>(from);
+      } else {
+        uint4 run = {};
+        if (is_there) run = load_once(reinterpret_cast<const uint4 *>(from));
+        part.w[u][i] = {run.x}, part.w[u + 1][i] = {run.y};
+        part.w[u + 2][i] = {run.z}, part.w[u + 3][i] = {run.w};
+      }
     }
   }
   if constexpr (SPAN > 0) {
@@ -141,7 +156,7 @@ __device__ static void add_unit(uint32_t u, const uint32_t (&w)[2][TERMS][4],
 template <bool WHOLE, int READ, int SPAN, int N>
 __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_part<READ, SPAN> &part,
                                  const uint16_t *const (&x)[N], float (&total)[N][4]) {
-  enum { UNITS = part.UNITS, SCALES = part.SCALES };
+  enum { UNITS = part.UNITS, SCALES = part.SCALES, RUN = part.RUN };
   float sum[N][4], scale[2][SCALES];
   for (int i = 0; SPAN > 0 && i < 2; i++)
     scale_values<READ>(r.scales[i].dtype, part.scale[i], scale[i]);
@@ -156,8 +171,8 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
 #pragma unroll
     for (int t = 0; t < N; t++) {
       uint4 v = {};
-      if (WHOLE || k + u * QUAD + r.column < r.n_cols)
-        v = __ldg(reinterpret_cast<const uint4 *>(x[t] + k) + u * QUAD / 8);
+      if (WHOLE || k + unit_at<RUN>(u) + r.column < r.n_cols)
+        v = __ldg(reinterpret_cast<const uint4 *>(x[t] + k) + unit_at<RUN>(u) / 8);
       uint32_t of_x[4] = {v.x, v.y, v.z, v.w};
       if (IN_FOURS<READ>) order_in_fours(of_x);
       add_unit<SPAN>(u, pairs, of_x, scale, sum[t], total[t]);
@@ -188,11 +203,12 @@ __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &p
 }
 
 template <int READ, int SPAN, int N>
-__global__ static void __launch_bounds__(MAX_WARPS *WARP) linear_vec_kernel(td_cu_linear_args a) {
+__global__ static void __launch_bounds__(MAX_WARPS *WARP, 2)
+    linear_vec_kernel(td_cu_linear_args a) {
   linear_part part = linear_part_of(a);
   if (part.n == 0) return;
   uint32_t row0 = a.row0 + blockIdx.x * ROWS, n_cols = part.w.cols;
-  const lane_rows r = rows_of<READ>(part.w, row0, a.row0 + a.n_rows);
+  const lane_rows r = rows_of<READ, chunk_part<READ, SPAN>::RUN>(part.w, row0, a.row0 + a.n_rows);
   const uint16_t *x[N]; // behind the last token another one, whose sums nobody wants
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
@@ -256,7 +272,8 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
 
 template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens));
-  uint32_t n_threads = (a->w.cols < 1024 ? MAX_WARPS / 2 : MAX_WARPS) * WARP;
+  uint32_t n_chunks = ceil_div(a->w.cols, chunk_part<READ, SPAN>::COLUMNS);
+  uint32_t n_threads = at_most(n_chunks, MAX_WARPS) * WARP;
   auto kernel = a->tile_tokens == TOKENS ? linear_vec_kernel<READ, SPAN, 1>
                                          : linear_vec_kernel<READ, SPAN, 2>;
   TD_LAUNCH(kernel, grid, n_threads, 0, stream, *a);
@@ -272,8 +289,8 @@ static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
 }
 
 extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream) {
-  bool is_fine = a->w.scale_cols < 128 && a->w.scale_cols < a->w.cols;
-  bool is_finest = is_fine && a->w.scale_cols < QUAD;
+  const td_weight &w = a->w;
+  bool in_runs = w.cols % 32 == 0 && (w.scale_cols >= 128 || w.scale_cols >= w.cols);
   switch (a->read) {
   case TD_CU_READ_F32: return launch<TD_CU_READ_F32, 0>(a, stream);
   case TD_CU_READ_F16: return launch<TD_CU_READ_F16, 0>(a, stream);
@@ -281,10 +298,9 @@ extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream)
   case TD_CU_READ_F8: return launch<TD_CU_READ_F8, 128>(a, stream);
   case TD_CU_READ_I8: return launch<TD_CU_READ_I8, 128>(a, stream);
   case TD_CU_READ_I4:
-    return is_fine ? launch<TD_CU_READ_I4, QUAD>(a, stream) : launch<TD_CU_READ_I4, 128>(a, stream);
-  case TD_CU_READ_F4:
-    return is_finest ? launch<TD_CU_READ_F4, QUAD / 2>(a, stream)
-                     : launch<TD_CU_READ_F4, QUAD>(a, stream);
+    return in_runs ? launch<TD_CU_READ_I4, 128>(a, stream) : launch<TD_CU_READ_I4, QUAD>(a, stream);
+  case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, QUAD>(a, stream);
+  case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, QUAD / 2>(a, stream);
   default: return launch_any(a, stream);
   }
 }

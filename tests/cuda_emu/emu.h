@@ -32,7 +32,7 @@ struct alignas(16) uint4 {
 #define __shared__   static thread_local
 #define __align__(n) __attribute__((aligned(n)))
 
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 // Every GPU that kernels are for has the first for a block, and the second once a kernel asks; one
 // of sm_90 has the third.
@@ -81,7 +81,11 @@ inline int __clz(int v) {
   return v ? __builtin_clz(static_cast<unsigned>(v)) : 32;
 }
 
+// A load wants its address to be a multiple of its size, which hosts do not ask for.
+[[noreturn]] void emu_misaligned(const void *at, size_t n_bytes);
+
 template <class T> T __ldg(const T *from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T) != 0) emu_misaligned(from, sizeof(T));
   return *from;
 }
 

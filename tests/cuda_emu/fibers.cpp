@@ -359,3 +359,8 @@ void emu_run(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void(
   }
   b->current = nullptr;
 }
+
+void emu_misaligned(const void *at, size_t n_bytes) {
+  std::fprintf(stderr, "cuda_emu: %zu bytes are loaded at once from %p\n", n_bytes, at);
+  abort();
+}

@@ -20,6 +20,9 @@ static void kernel(mistake m) {
   v += values[other_lane];
   if (m.which == EMU_LEFT_LANE && i % 32 == 31) return;
   v = __shfl_xor_sync(0xffffffffu, v, 1);
+  alignas(8) static const float numbers[4] = {1, 2, 3, 4};
+  const float *pair = numbers + (m.which == EMU_MISALIGNED ? 1 : 2);
+  v += __uint_as_float(__ldg(reinterpret_cast<const uint2 *>(pair)).x);
   dynamic[m.which == EMU_DYNAMIC ? i / 2 : i] = v;
   __syncthreads();
   const uint4 *copied = reinterpret_cast<const uint4 *>(dynamic);

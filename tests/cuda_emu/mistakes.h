@@ -11,6 +11,7 @@ enum {
   EMU_COPIED,          // what another thread has copied is read without a barrier
   EMU_LEFT_LANE,       // a lane has returned when the others shuffle
   EMU_NO_WAIT,         // a thread ends before the copy that it asked for
+  EMU_MISALIGNED,      // eight bytes are loaded at once where four are aligned
   EMU_N_MISTAKES
 };
 

@@ -420,8 +420,10 @@ static void test_how_weights_are_read(void **state) {
       {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_I4},
       {TD_I4, TD_BF16, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
       {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_AWQ, TD_CU_READ_ANY},
-      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_F4},
-      {TD_F4E2M1, TD_F8E8M0, 640, 8, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_NVFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_MXFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_weight w = {.dtype = cases[i].dtype,

@@ -184,6 +184,8 @@ static void test_linear(void **state) {
       {16, 2568, 2, 128, true, false}, {72, 1288, 16, 16, true, false},
       {72, 648, 70, 128, true, false}, {67, 152, 33, 16, true, false},
       {64, 520, 20, 256, true, false}, {16, 264, 257, 128, false, true},
+      {64, 200, 40, 32, true, false},  {24, 2592, 3, 128, true, false},
+      {8, 1056, 16, 128, true, false}, {8, 1056, 4, 32, true, false},
       {16, 72, 2, 100, false, false}, // a group is a whole row
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
