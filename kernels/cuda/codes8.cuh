@@ -130,7 +130,7 @@ __device__ inline uint2 load_once(const uint2 *from) {
 #endif
 }
 
-// Half of what a word of codes is fetched with is for the next load.
+// Of the 32 bytes that come with a word of codes the next loads want the others.
 __device__ inline uint32_t load_once(const uint32_t *from) {
   return __ldg(from);
 }
@@ -163,8 +163,7 @@ constexpr int N_TERMS = READ == TD_CU_READ_F32   ? 3
 // weights 2 i and 2 i + 1.
 template <int READ> constexpr bool IN_FOURS = BITS<READ> == 4;
 
-// Eight BF16 values in their order to the order of fours, which as a turn of 2 by 4 is not its own
-// inverse, and back.
+// Eight BF16 values from their own order to that of fours, and back.
 __device__ inline void order_in_fours(uint32_t (&v)[4]) {
   const uint32_t in[4] = {v[0], v[1], v[2], v[3]};
   for (int i = 0; i < 4; i++)
@@ -327,15 +326,10 @@ __device__ inline void put8(uint16_t *to, const float *v) {
                bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])});
 }
 
-// Eight activations of a row of n from column k on; 0 beyond the last.
-template <int READ>
+// Eight activations of a row of n from column k on, one by one; 0 beyond the last.
 __device__ inline void activations8(const uint16_t *x, uint32_t k, uint32_t n, float *out) {
-  if constexpr (READ == TD_CU_READ_ANY) {
-    for (uint32_t i = 0; i < 8; i++)
-      out[i] = k + i < n ? f32_from_bf16(x[k + i]) : 0;
-  } else {
-    floats_from_bf16x8(*reinterpret_cast<const uint4 *>(x + k), out);
-  }
+  for (uint32_t i = 0; i < 8; i++)
+    out[i] = k + i < n ? f32_from_bf16(x[k + i]) : 0;
 }
 
 #endif

@@ -72,7 +72,7 @@ __device__ inline uint32_t f16x2_from_f32(float low, float high) {
 #endif
 }
 
-// Makes an address one value: the compiler would rather add up its parts for every load.
+// Makes an address one value: the compiler would add up its parts for every load.
 __device__ inline void settle(const char *&address) {
 #if defined(__CUDA_ARCH__)
   asm("" : "+l"(address));

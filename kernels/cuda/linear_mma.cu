@@ -102,7 +102,7 @@ __device__ static void put_any(const step_source &from, const td_weight &w, uint
                                linear_tiles &s) {
   uint32_t at = k + piece_col();
   float x[8] = {}, v[8];
-  if (from.x[i]) activations8<TD_CU_READ_ANY>(from.x[i] - piece_col(), at, w.cols, x);
+  if (from.x[i]) activations8(from.x[i] - piece_col(), at, w.cols, x);
   decode8<TD_CU_READ_ANY>(w, from.row[i], at, {}, v);
   scale_each(w, from.row[i], at, v);
   put8(&s.x[piece_row(i)][piece_col()], x);

@@ -256,7 +256,7 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
     for (uint32_t t = 0; t < T; t++) {
       if (t >= part.n) break;
       float of_x[UNIT], dot = 0;
-      activations8<TD_CU_READ_ANY>(linear_x(a, part.begin + t), k, w.cols, of_x);
+      activations8(linear_x(a, part.begin + t), k, w.cols, of_x);
       for (int e = 0; e < UNIT; e++)
         dot += v[e] * of_x[e];
       sum[t] += dot;

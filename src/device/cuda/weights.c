@@ -31,6 +31,10 @@ static td_status grow(td_cuda_dev *dev, td_err *err) {
 // A copy that would leave much of its last page empty shares a larger piece with others.
 enum { SHARED_PIECE_BYTES = 64 << 20, COPY_ALIGN = 256 };
 
+static size_t aligned(size_t n_bytes) {
+  return (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
+}
+
 static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
   void **grown = realloc(dev->pieces, (dev->n_pieces + 1) * sizeof *grown);
   if (!grown) return TD_ENOMEM;
@@ -41,7 +45,7 @@ static td_status add_piece(td_cuda_dev *dev, size_t n_bytes, void **out) {
 }
 
 static td_status reserve(td_cuda_dev *dev, size_t n_bytes, void **out) {
-  size_t n = (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
+  size_t n = aligned(n_bytes);
   size_t empty = dev->page_bytes - 1 - (n - 1) % dev->page_bytes;
   if (n >= SHARED_PIECE_BYTES || empty < n / 16) return add_piece(dev, n, out);
   if (n > dev->shared_bytes) {
@@ -102,10 +106,6 @@ static td_status find_or_copy(td_cuda_dev *dev, const void *host, size_t n_bytes
   }
   if (status == TD_OK) *out = copy->device;
   return status;
-}
-
-static size_t aligned(size_t n_bytes) {
-  return (n_bytes + COPY_ALIGN - 1) / COPY_ALIGN * COPY_ALIGN;
 }
 
 // What place_parts needs.
