@@ -17,6 +17,7 @@ import pytest
 from test_golden import DATA, ids_of, logits_of, relative_errors, tandem  # noqa: F401
 
 MEDIAN, MOST, SHARE = 0.03, 0.06, 0.95
+FORMATS = ["deepseek_awq", "deepseek_mxfp4", "qwen3_gptq", "qwen3_int8", "qwen3_nvfp4"]
 
 
 @pytest.fixture
@@ -37,9 +38,6 @@ def check_logits(ours, golden):
 
 
 # Sanitizers see the kernels in the unit tests; scripts/test.sh picks none of these by name.
-FORMATS = ["deepseek_awq", "deepseek_mxfp4", "qwen3_gptq", "qwen3_int8", "qwen3_nvfp4"]
-
-
 @pytest.mark.parametrize(
     ("case", "chunk"),
     [(case, chunk) for case in ("deepseek_fp8", "qwen3_moe") for chunk in (None, 37)]
