@@ -92,7 +92,7 @@ typedef enum {
   TD_CU_READ_ANY, // one by one: any format, any alignment
   // The others: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0, rows of data aligned for loads of eight
   // weights, but of no more than 16 bytes, and x for one of eight activations. Groups of whole rows
-  // or of a power of two columns: at least 128 for 8 bits, 32 for I4.
+  // or of a power of two columns, at least 32.
   TD_CU_READ_F32,
   TD_CU_READ_F16,
   TD_CU_READ_BF16,

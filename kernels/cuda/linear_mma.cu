@@ -1,8 +1,8 @@
 // kernels/cuda/linear_mma.cu - y = W x for many tokens on tensor cores.
 // A block computes 64 tokens by 64 rows of W: steps of 32 columns go through shared memory, weights
 // as BF16. Codes of 8 bits and less are exact in BF16, so they go in without their scale, and sums
-// over a scale's columns are multiplied by it in FP32; only what is read value by value goes in
-// scaled and rounded. Four warps, 32 x 32 each.
+// over a scale's columns are multiplied by it in FP32; only what is read value by value, and has
+// scales that change within a step, goes in scaled and rounded. Four warps, 32 x 32 each.
 // While a step is multiplied the next one is on its way to registers. There are two steps' places
 // in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
 // behind which nobody reads it any more.
@@ -44,6 +44,7 @@ struct step_source {
   const char *w[PIECES];
   const uint32_t *zero[PIECES]; // NULL: 8
   uint32_t row[PIECES];         // of W
+  uint32_t scale_row;
   row_scales scales;
 };
 
@@ -71,12 +72,12 @@ __device__ static step_source source_of(const td_cu_linear_args &a, const linear
     settle(from.w[i]);
     if (w.zero) from.zero[i] = w.zero + static_cast<size_t>(row / 8) * weight_groups(w);
   }
-  if (SPAN > 0) from.scales = scales_of_row<READ>(w, at_most(row0 + threadIdx.x % ROWS, last));
+  from.scale_row = at_most(row0 + threadIdx.x % ROWS, last);
+  if (SPAN > 0 && READ != TD_CU_READ_ANY) from.scales = scales_of_row<READ>(w, from.scale_row);
   return from;
 }
 
-// SPAN: columns that have one scale, at least: a step's or half of them; 0 where weights go in
-// scaled or have none.
+// SPAN: columns that have one scale, at least: a step's or half of them; 0 without scales.
 template <int READ, int SPAN>
 __device__ static step_part<READ> fetch(const step_source &from, const td_weight &w, uint32_t k) {
   step_part<READ> part = {};
@@ -88,7 +89,7 @@ __device__ static step_part<READ> fetch(const step_source &from, const td_weight
     if (READ == TD_CU_READ_I4)
       part.zero[i] = from.zero[i] ? __ldg(from.zero[i] + (k >> from.scales.shift)) : 0x88888888u;
   }
-  if (SPAN > 0) {
+  if constexpr (SPAN > 0 && READ != TD_CU_READ_ANY) {
     uint32_t column = at_most(k + (SPAN < STEP ? threadIdx.x / ROWS * SPAN : 0), w.cols - 1),
              bits[1];
     load_scales<READ>(from.scales, {column >> from.scales.shift}, bits);
@@ -97,14 +98,19 @@ __device__ static step_part<READ> fetch(const step_source &from, const td_weight
   return part;
 }
 
-// Eight activations and eight weights read value by value, these scaled.
+// Whether a step has one scale a row.
+__device__ static bool has_step_scales(const td_weight &w) {
+  return w.scale && w.scale_cols % STEP == 0;
+}
+
+// Eight activations and eight weights read value by value.
 __device__ static void put_any(const step_source &from, const td_weight &w, uint32_t i, uint32_t k,
                                linear_tiles &s) {
   uint32_t at = k + piece_col();
   float x[8] = {}, v[8];
   if (from.x[i]) activations8(from.x[i] - piece_col(), at, w.cols, x);
   decode8<TD_CU_READ_ANY>(w, from.row[i], at, {}, v);
-  scale_each(w, from.row[i], at, v);
+  if (!has_step_scales(w)) scale_each(w, from.row[i], at, v);
   put8(&s.x[piece_row(i)][piece_col()], x);
   put8(&s.w[piece_row(i)][piece_col()], v);
 }
@@ -125,7 +131,11 @@ __device__ static void put(const step_source &from, const step_part<READ> &part,
               {pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]});
     }
   }
-  if (SPAN > 0) {
+  if constexpr (READ == TD_CU_READ_ANY) {
+    bool is_apart = has_step_scales(w);
+    s.scale[threadIdx.x / ROWS][threadIdx.x % ROWS] =
+        is_apart ? scale_at(w, from.scale_row, k / w.scale_cols) : 1;
+  } else if constexpr (SPAN > 0) {
     float value[1];
     scale_values<READ>(from.scales.dtype, {part.scale}, value);
     s.scale[threadIdx.x / ROWS][threadIdx.x % ROWS] = value[0];
@@ -209,6 +219,6 @@ extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream)
   case TD_CU_READ_I4: return launch<TD_CU_READ_I4, STEP>(a, stream);
   case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, STEP>(a, stream);
   case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, HALF>(a, stream);
-  default: return launch<TD_CU_READ_ANY, 0>(a, stream);
+  default: return launch<TD_CU_READ_ANY, STEP>(a, stream);
   }
 }

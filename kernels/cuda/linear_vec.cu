@@ -290,15 +290,20 @@ static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
 
 extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream) {
   const td_weight &w = a->w;
-  bool in_runs = w.cols % 32 == 0 && (w.scale_cols >= 128 || w.scale_cols >= w.cols);
+  bool is_coarse = w.scale_cols >= 128 || w.scale_cols >= w.cols;
   switch (a->read) {
   case TD_CU_READ_F32: return launch<TD_CU_READ_F32, 0>(a, stream);
   case TD_CU_READ_F16: return launch<TD_CU_READ_F16, 0>(a, stream);
   case TD_CU_READ_BF16: return launch<TD_CU_READ_BF16, 0>(a, stream);
-  case TD_CU_READ_F8: return launch<TD_CU_READ_F8, 128>(a, stream);
-  case TD_CU_READ_I8: return launch<TD_CU_READ_I8, 128>(a, stream);
+  case TD_CU_READ_F8:
+    return is_coarse ? launch<TD_CU_READ_F8, 128>(a, stream)
+                     : launch<TD_CU_READ_F8, QUAD>(a, stream);
+  case TD_CU_READ_I8:
+    return is_coarse ? launch<TD_CU_READ_I8, 128>(a, stream)
+                     : launch<TD_CU_READ_I8, QUAD>(a, stream);
   case TD_CU_READ_I4:
-    return in_runs ? launch<TD_CU_READ_I4, 128>(a, stream) : launch<TD_CU_READ_I4, QUAD>(a, stream);
+    return is_coarse && w.cols % 32 == 0 ? launch<TD_CU_READ_I4, 128>(a, stream)
+                                         : launch<TD_CU_READ_I4, QUAD>(a, stream);
   case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, QUAD>(a, stream);
   case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, QUAD / 2>(a, stream);
   default: return launch_any(a, stream);

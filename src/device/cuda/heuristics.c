@@ -5,11 +5,10 @@ enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
 
-// Whether scales are for whole rows or for a power of two of columns, at least least of them.
-static bool groups_are_simple(const td_weight *w, uint32_t least) {
+static bool groups_are_simple(const td_weight *w) {
   if (!w->scale) return false;
   return w->scale_cols >= w->cols ||
-         (w->scale_cols >= least && (w->scale_cols & (w->scale_cols - 1)) == 0);
+         (w->scale_cols >= 32 && (w->scale_cols & (w->scale_cols - 1)) == 0);
 }
 
 static td_cu_read read_of_format(const td_weight *w) {
@@ -18,9 +17,9 @@ static td_cu_read read_of_format(const td_weight *w) {
   case TD_F32: return TD_CU_READ_F32;
   case TD_F16: return TD_CU_READ_F16;
   case TD_BF16: return TD_CU_READ_BF16;
-  case TD_F8E4M3: return is_f32 && groups_are_simple(w, 128) ? TD_CU_READ_F8 : TD_CU_READ_ANY;
-  case TD_I8: return is_f32 && groups_are_simple(w, 128) ? TD_CU_READ_I8 : TD_CU_READ_ANY;
-  case TD_I4: return !is_byte && groups_are_simple(w, 32) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
+  case TD_F8E4M3: return is_f32 && groups_are_simple(w) ? TD_CU_READ_F8 : TD_CU_READ_ANY;
+  case TD_I8: return is_f32 && groups_are_simple(w) ? TD_CU_READ_I8 : TD_CU_READ_ANY;
+  case TD_I4: return !is_byte && groups_are_simple(w) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
   case TD_F4E2M1:
     if (w->scale_dtype == TD_F8E8M0 && w->scale_cols == 32) return TD_CU_READ_MXFP4;
     if (w->scale_dtype == TD_F8E4M3 && w->scale_cols == 16) return TD_CU_READ_NVFP4;
