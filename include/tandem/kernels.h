@@ -104,6 +104,9 @@ typedef struct {
   const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0 leaves the query as it is
   float *m, *l;              // f32 [n_q]
   float *acc;                // f32 [n_q][ldacc]
+  const void *next_k;        // keys and values that come next, fetched meanwhile; NULL: none, or,
+  const void *next_v;        //   of values, that keys are them
+  size_t next_bytes;         // of each
   size_t ldq, ldk, ldv, ldacc;
   uint32_t n_q, k_dim, v_dim;
 } td_attn_block_args;

@@ -17,9 +17,39 @@ enum { QUERIES = 4, KEYS = VL == 16 ? 4 : 2, VALUES = VL == 16 ? 4 : 2 };
 
 #define TD_UNROLL _Pragma("GCC unroll 8")
 
+// What comes next, on its way into L2: so many lines a step that all of it comes in time.
+typedef struct {
+  const char *at, *end;
+  const char *then; // as many bytes again, behind those; NULL: none
+  size_t n_bytes;
+  uint32_t n_lines; // a step
+} attn_next;
+
+static inline attn_next attn_next_of(const td_attn_block_args *a, uint32_t n_steps) {
+  if (!a->next_k || !n_steps) return (attn_next){0};
+  const size_t n_lines = a->next_bytes / 64 * (a->next_v ? 2 : 1);
+  return (attn_next){.at = a->next_k,
+                     .end = (const char *)a->next_k + a->next_bytes,
+                     .then = a->next_v,
+                     .n_bytes = a->next_bytes,
+                     .n_lines = (uint32_t)((n_lines + n_steps - 1) / n_steps)};
+}
+
+TD_INLINE void attn_fetch(attn_next *next) {
+  for (uint32_t i = 0; i < next->n_lines; i++) {
+    __builtin_prefetch(next->at, 0, 2);
+    next->at += 64;
+    if (next->at < next->end) continue;
+    if (!next->then) next->n_lines = 0;
+    next->at = next->then;
+    next->end = next->then + next->n_bytes;
+    next->then = NULL;
+  }
+}
+
 // s[q][j] for Q queries and KEYS keys from j on, of which the first n exist.
 TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
-                          uint32_t n, float (*s)[TD_ATTN_KEYS]) {
+                          uint32_t n, attn_next *ahead, float (*s)[TD_ATTN_KEYS]) {
   const float *q[QUERIES];
   const elem *k[4];
   vf acc[QUERIES * 4];
@@ -29,15 +59,18 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
     k[i] = (const elem *)a->k + (size_t)(j + (i < n ? i : 0)) * a->ldk;
   }
   TD_UNROLL for (int i = 0; i < Q * 4; i++) acc[i] = vf_zero();
+  attn_next next = *ahead;
   uint32_t d = 0;
   for (; d + VL <= a->k_dim; d += VL) {
     vf kv[KEYS];
+    attn_fetch(&next);
     TD_UNROLL for (int i = 0; i < KEYS; i++) kv[i] = load_kv(k[i] + d);
     TD_UNROLL for (int i = 0; i < Q; i++) {
       vf qv = vf_load(q[i] + d);
       TD_UNROLL for (int c = 0; c < KEYS; c++) acc[i * 4 + c] = vf_fma(qv, kv[c], acc[i * 4 + c]);
     }
   }
+  *ahead = next;
   uint32_t left = a->k_dim - d;
   if (left) {
     vf kv[KEYS];
@@ -49,9 +82,10 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
   }
   TD_UNROLL for (int i = 0; i < Q; i++) {
     float sum[4];
-    vf_sum4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3], sum);
+    float *to = KEYS == 4 ? &s[i][j] : sum;
+    vf_sum4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3], to);
     for (uint32_t c = 0; c < KEYS; c++)
-      s[i][j + c] = sum[c];
+      s[i][j + c] = to[c];
   }
 }
 
@@ -125,7 +159,7 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
 }
 
 // Queries [q0, q0 + Q), each of which sees some key.
-TD_INLINE void attend(const int Q, const td_attn_block_args *a, uint32_t q0) {
+TD_INLINE void attend(const int Q, const td_attn_block_args *a, uint32_t q0, attn_next *next) {
   _Alignas(64) float s[QUERIES][TD_ATTN_KEYS];
   const uint32_t *n = a->n_visible + q0;
   float decay[QUERIES];
@@ -133,7 +167,7 @@ TD_INLINE void attend(const int Q, const td_attn_block_args *a, uint32_t q0) {
   for (int i = 0; i < Q; i++)
     most = n[i] > most ? n[i] : most;
   for (uint32_t j = 0; j < most; j += KEYS)
-    score_tile(Q, a, q0, j, most - j, s);
+    score_tile(Q, a, q0, j, most - j, next, s);
   for (int i = 0; i < Q; i++)
     decay[i] = softmax_row(a, q0 + (uint32_t)i, s[i], n[i]);
   uint32_t d = 0;
@@ -145,23 +179,25 @@ TD_INLINE void attend(const int Q, const td_attn_block_args *a, uint32_t q0) {
   if (d < a->v_dim) value_tile(Q, 1, a, q0, d, a->v_dim - d, n, decay, s);
 }
 
-static void attend_4(const td_attn_block_args *a, uint32_t q0) {
-  attend(QUERIES, a, q0);
+static void attend_4(const td_attn_block_args *a, uint32_t q0, attn_next *next) {
+  attend(QUERIES, a, q0, next);
 }
 
-static void attend_1(const td_attn_block_args *a, uint32_t q0) {
-  attend(1, a, q0);
+static void attend_1(const td_attn_block_args *a, uint32_t q0, attn_next *next) {
+  attend(1, a, q0, next);
 }
 
 static void attend_all(const td_attn_block_args *a) {
+  uint32_t n_tiles = (a->n_q + QUERIES - 1) / QUERIES * (TD_ATTN_KEYS / KEYS);
+  attn_next next = attn_next_of(a, n_tiles * (a->k_dim / VL));
   uint32_t q = 0;
   while (q < a->n_q) {
     const uint32_t *n = a->n_visible + q;
     if (q + QUERIES <= a->n_q && n[0] && n[1] && n[2] && n[3]) {
-      attend_4(a, q);
+      attend_4(a, q, &next);
       q += QUERIES;
     } else {
-      if (n[0]) attend_1(a, q);
+      if (n[0]) attend_1(a, q, &next);
       q++;
     }
   }

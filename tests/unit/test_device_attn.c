@@ -348,13 +348,13 @@ static void test_mla(void **state) {
   }
 }
 
-static void test_mla_beyond_splits(void **state) {
+static void test_mla_beyond_splits_and_large_pages(void **state) {
   (void)state;
-  for (int absorbed = 0; absorbed < 2; absorbed++) {
+  for (int i = 0; i < 4; i++) {
     layout l = mla;
     l.kv_b_dtype = TD_BF16;
-    l.absorbed = absorbed;
-    l.page_tokens = 64;
+    l.absorbed = i % 2;
+    l.page_tokens = i < 2 ? 64 : 128;
     l.len[0] = 1100;
     check_layout(&l, 111);
   }
@@ -366,7 +366,7 @@ int main(void) {
       cmocka_unit_test(test_gqa_one_odd_head_group),
       cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
       cmocka_unit_test(test_mla),
-      cmocka_unit_test(test_mla_beyond_splits),
+      cmocka_unit_test(test_mla_beyond_splits_and_large_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,10 +57,12 @@ typedef void (*attn_fn)(const td_attn_block_args *);
 static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint32_t n_q,
                 const float *q, float *out) {
   uint32_t lda = s->v_dim + 3;
+  size_t row_bytes = s->k_dim * td_dtype_bytes(s->dtype);
   float *acc = calloc((size_t)n_q * lda, sizeof *acc), m[40], l[40] = {0};
   for (uint32_t i = 0; i < n_q; i++)
     m[i] = -INFINITY;
   for (uint32_t b = 0; b < s->n_blocks; b++) {
+    const key_block *next = b + 1 < s->n_blocks ? &blocks[b + 1] : NULL;
     fn(&(td_attn_block_args){.q = q + (size_t)q0 * s->k_dim,
                              .k = blocks[b].k.data,
                              .v = blocks[b].v.data,
@@ -68,6 +70,9 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
                              .m = m,
                              .l = l,
                              .acc = acc,
+                             .next_k = next ? next->k.data : NULL,
+                             .next_v = next && !s->shared ? next->v.data : NULL,
+                             .next_bytes = next ? next->n_keys * row_bytes : 0,
                              .ldq = s->k_dim,
                              .ldk = s->k_dim,
                              .ldv = s->shared ? s->k_dim : s->v_dim,
@@ -145,10 +150,44 @@ static bool check(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static const shape shapes[] = {{0, 1, 1, 1, 1, false},     {0, 4, 64, 64, 2, false},
-                               {0, 7, 128, 128, 3, false}, {0, 33, 20, 20, 4, false},
-                               {0, 16, 576, 512, 2, true}, {0, 5, 46, 40, 4, true},
-                               {0, 9, 192, 128, 3, false}};
+// A key whose numbers are NaN: what queries that see it get is NaN, and nothing of it reaches
+// others.
+static bool check_unseen(void (*fn)(void), const void *arg, why *w) {
+  enum { N_KEYS = 38, N_Q = 9 };
+  shape s = *(const shape *)arg;
+  s.n_q = N_Q;
+  s.n_blocks = 1;
+  uint64_t rng = 10;
+  key_block b = {.n_keys = N_KEYS, .k = random_kv(&rng, s.dtype, (size_t)N_KEYS * s.k_dim)};
+  b.v = s.shared ? b.k : random_kv(&rng, s.dtype, (size_t)N_KEYS * s.v_dim);
+  for (uint32_t i = 0; i < N_Q; i++)
+    b.n_visible[i] = i % 3 == 2 ? N_KEYS : N_KEYS - 1 - i;
+  float *q = ref_floats(&rng, (size_t)N_Q * s.k_dim);
+  float *clean = malloc((size_t)N_Q * s.v_dim * sizeof *clean);
+  float *out = malloc((size_t)N_Q * s.v_dim * sizeof *out);
+  run((attn_fn)fn, &s, &b, 0, N_Q, q, clean);
+  const size_t elem = td_dtype_bytes(s.dtype), last = N_KEYS - 1;
+  memset((char *)b.k.data + last * s.k_dim * elem, 0xff, s.k_dim * elem);
+  if (!s.shared) memset((char *)b.v.data + last * s.v_dim * elem, 0xff, s.v_dim * elem);
+  run((attn_fn)fn, &s, &b, 0, N_Q, q, out);
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < N_Q * s.v_dim; i++) {
+    const bool sees = b.n_visible[i / s.v_dim] == N_KEYS;
+    if (sees ? isnan(out[i]) : memcmp(&out[i], &clean[i], sizeof *out) == 0) continue;
+    ok = KERNEL_FAIL(w, "element %u of query %u: %g", i % s.v_dim, i / s.v_dim, out[i]);
+  }
+  ref_unmap(&b.k);
+  if (!s.shared) ref_unmap(&b.v);
+  free(q);
+  free(clean);
+  free(out);
+  return ok;
+}
+
+static const shape shapes[] = {
+    {0, 1, 1, 1, 1, false},     {0, 4, 64, 64, 2, false},   {0, 7, 128, 128, 3, false},
+    {0, 33, 20, 20, 4, false},  {0, 16, 576, 512, 2, true}, {0, 5, 46, 40, 4, true},
+    {0, 9, 192, 128, 3, false}, {0, 6, 33, 20, 3, true},    {0, 6, 65, 31, 3, false}};
 
 static void test_f16(void **state) {
   (void)state;
@@ -156,6 +195,7 @@ static void test_f16(void **state) {
     shape s = shapes[i];
     s.dtype = TD_F16;
     for_versions("attn_f16", check, &s);
+    for_versions("attn_f16", check_unseen, &s);
   }
 }
 
@@ -165,6 +205,7 @@ static void test_f32(void **state) {
     shape s = shapes[i];
     s.dtype = TD_F32;
     for_versions("attn_f32", check, &s);
+    for_versions("attn_f32", check_unseen, &s);
   }
 }
 

@@ -119,39 +119,60 @@ static void load_queries(const shared_run *run, const shared_item *item, float *
   }
 }
 
-static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
-                      const float *q, const td_attn_state *state) {
+static const char *keys_at(const shared_run *run, const shared_item *item, uint32_t position) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
-  uint32_t n_keys = td_attn_n_keys(b, item->tile);
+  return td_attn_page(b, a->kv, item->tile->seq, position) + item->kv_head * a->head_bytes +
+         position % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
+}
+
+// Keys [begin, end) of the item's, with those from `end` on, up to `last`, coming meanwhile.
+static void run_block(const shared_run *run, const shared_item *item, uint32_t begin, uint32_t end,
+                      uint32_t last, const float *q, const td_attn_state *state) {
+  const td_attn_shared *a = run->a;
+  const td_batch_view *b = a->batch;
   uint32_t n_visible[TILE_QUERIES];
+  for (uint32_t i = 0; i < item->n_q; i++) {
+    n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin, end);
+  }
+  const char *k = keys_at(run, item, begin);
+  td_attn_block_args args = {
+      .q = q,
+      .k = k,
+      .v = k + a->v_bytes,
+      .n_visible = n_visible,
+      .m = state->m,
+      .l = state->l,
+      .acc = state->acc,
+      .ldq = a->k_dim,
+      .ldk = a->ld,
+      .ldv = a->ld,
+      .ldacc = a->v_dim,
+      .n_q = item->n_q,
+      .k_dim = a->k_dim,
+      .v_dim = a->v_dim,
+  };
+  if (end < last) {
+    const char *next = keys_at(run, item, end);
+    uint32_t n_next = td_attn_block_end(end, b->page_tokens, last) - end;
+    args.next_k = next;
+    args.next_v = a->v_bytes ? next + a->v_bytes : NULL;
+    args.next_bytes = n_next * a->ld * td_dtype_bytes(a->kv->dtype);
+  }
+  (a->kv->dtype == TD_F16 ? td_kernels()->attn_f16 : td_kernels()->attn_f32)(&args);
+}
+
+// Blocks of one split; those of the next one follow if the item is taken whole.
+static void run_split(const shared_run *run, const shared_item *item, uint32_t split, bool is_whole,
+                      const float *q, const td_attn_state *state) {
+  const td_batch_view *b = run->a->batch;
+  uint32_t n_keys = td_attn_n_keys(b, item->tile);
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
-  void (*attend)(const td_attn_block_args *) = a->kv->dtype == TD_F16 ? td_kernels()->attn_f16
-                                                                      : td_kernels()->attn_f32;
-  td_attn_state_reset(state, item->n_q, a->v_dim);
-  while (begin < split_end && begin < n_keys) {
+  if (split_end > n_keys) split_end = n_keys;
+  td_attn_state_reset(state, item->n_q, run->a->v_dim);
+  while (begin < split_end) {
     uint32_t end = td_attn_block_end(begin, b->page_tokens, n_keys);
-    for (uint32_t i = 0; i < item->n_q; i++) {
-      n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin, end);
-    }
-    const char *k = td_attn_page(b, a->kv, item->tile->seq, begin) + item->kv_head * a->head_bytes +
-                    begin % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
-    attend(&(td_attn_block_args){
-        .q = q,
-        .k = k,
-        .v = k + a->v_bytes,
-        .n_visible = n_visible,
-        .m = state->m,
-        .l = state->l,
-        .acc = state->acc,
-        .ldq = a->k_dim,
-        .ldk = a->ld,
-        .ldv = a->ld,
-        .ldacc = a->v_dim,
-        .n_q = item->n_q,
-        .k_dim = a->k_dim,
-        .v_dim = a->v_dim,
-    });
+    run_block(run, item, begin, end, is_whole ? n_keys : split_end, q, state);
     begin = end;
   }
 }
@@ -185,7 +206,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
   for (uint32_t split = 0; split < n_splits; split++) {
-    run_split(run, &item, split, q, &part);
+    run_split(run, &item, split, true, q, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
   for (uint32_t i = 0; i < item.n_q; i++) {
@@ -203,7 +224,7 @@ static void one_split(void *ctx, size_t idx, unsigned member) {
   float *q = (float *)(run->member + member * run->member_bytes);
   td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
   load_queries(run, &item, q);
-  run_split(run, &item, split, q, &part);
+  run_split(run, &item, split, false, q, &part);
 }
 
 static void merge_query(void *ctx, size_t idx, unsigned member) {

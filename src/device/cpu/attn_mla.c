@@ -14,6 +14,7 @@ enum {
 typedef struct {
   const td_attn_mla_args *a;
   uint32_t entry_dim;              // kv_lora_rank + rope_dim
+  size_t entry_bytes;              // as the cache keeps it
   float *query;                    // absorbed: [n_tokens][n_heads][entry_dim]
   float *latent;                   // absorbed: [n_tokens][n_heads][kv_lora_rank]
   const td_attn_tile *tiles;       // expanded
@@ -187,6 +188,12 @@ static void expand_block(const mla_run *run, uint32_t head, const void *entries,
   }
 }
 
+static const char *entries_at(const mla_run *run, const td_attn_tile *tile, uint32_t position) {
+  const td_attn_mla_args *a = run->a;
+  return td_attn_page(&a->batch, &a->kv, tile->seq, position) +
+         position % a->batch.page_tokens * run->entry_bytes;
+}
+
 static void load_queries(const mla_run *run, const td_attn_tile *tile, uint32_t head, float *q) {
   const td_attn_mla_args *a = run->a;
   uint32_t k_dim = a->nope_dim + a->rope_dim;
@@ -198,8 +205,9 @@ static void load_queries(const mla_run *run, const td_attn_tile *tile, uint32_t 
   }
 }
 
+// next: the latents that are expanded behind this block.
 static void attend_block(const mla_run *run, const td_attn_tile *tile, const float *q,
-                         const expansion *e, uint32_t begin, uint32_t end,
+                         const expansion *e, uint32_t begin, uint32_t end, const void *next,
                          const td_attn_state *state) {
   const td_attn_mla_args *a = run->a;
   uint32_t n_visible[EXPANDED_QUERIES];
@@ -215,6 +223,8 @@ static void attend_block(const mla_run *run, const td_attn_tile *tile, const flo
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
+      .next_k = next,
+      .next_bytes = next ? (size_t)TD_ATTN_KEYS * run->entry_bytes : 0,
       .ldq = k_dim,
       .ldk = k_dim,
       .ldv = a->v_dim,
@@ -245,10 +255,9 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
   uint32_t n_keys = td_attn_n_keys(&a->batch, tile);
   for (uint32_t begin = 0; begin < n_keys;) {
     uint32_t end = td_attn_block_end(begin, a->batch.page_tokens, n_keys);
-    const char *page = td_attn_page(&a->batch, &a->kv, tile->seq, begin);
-    size_t entry = (size_t)(begin % a->batch.page_tokens) * run->entry_dim;
-    expand_block(run, head, (const uint16_t *)page + entry, end - begin, &e);
-    attend_block(run, tile, q, &e, begin, end, &part);
+    const char *next = end < n_keys ? entries_at(run, tile, end) : NULL;
+    expand_block(run, head, entries_at(run, tile, begin), end - begin, &e);
+    attend_block(run, tile, q, &e, begin, end, next, &part);
     if (end % ATTN_SPLIT == 0 || end == n_keys) {
       td_attn_merge(&total, &part, tile->n, a->v_dim);
       td_attn_state_reset(&part, tile->n, a->v_dim);
@@ -291,5 +300,6 @@ td_status td_cpu_op_attn_mla(td_cpu_stream *stream, const td_attn_mla_args *a, t
   if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
   if (status != TD_OK) return status;
   if (a->batch.n_tokens == 0) return TD_OK;
+  run.entry_bytes = run.entry_dim * td_dtype_bytes(a->kv.dtype);
   return a->absorbed ? run_absorbed(stream, &run, err) : run_expanded(stream, &run, err);
 }
