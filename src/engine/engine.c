@@ -103,7 +103,8 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
   if (!e->opts.record_routing) return TD_OK;
   size_t n = (size_t)e->config->n_layers * e->opts.max_step_tokens * (e->config->top_k + 1);
   e->routing = malloc(n * sizeof *e->routing);
-  return e->routing ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: routing record");
+  if (!e->routing) return td_fail(err, TD_ENOMEM, "out of memory: routing record");
+  return td_dev_alloc(e->dev, (void **)&e->dev_routing, n * sizeof *e->routing, err);
 }
 
 static td_status alloc_kv(td_engine *e, td_err *err) {
@@ -172,6 +173,7 @@ void td_engine_close(td_engine *e) {
                            e->dev_logits,
                            e->dev_top,
                            e->dev_meta,
+                           e->dev_routing,
                            e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
@@ -317,11 +319,12 @@ static void forward(void *ctx) {
   td_engine_forward(ctx);
 }
 
-// Steps of answers alone come again and again with the same operators: they depend on how many
-// tokens there are, on the longest context, roughly, and on where logits are.
+// Steps of answers alone, a token a sequence, come again and again with the same operators: they
+// depend on how many tokens there are, on the longest context, roughly, and on where logits are.
 static void run_forward(td_engine *e) {
   td_batch_view *view = &e->groups[GROUP_DECODE].view;
-  if (!e->can_rank || view->n_tokens < e->n_tokens || e->routing) {
+  const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
+  if (!e->can_rank || !is_alike) {
     td_engine_forward(e);
     return;
   }
@@ -340,7 +343,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   build_step(e, seqs, n_seqs);
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   run_forward(e);
-  if (e->n_rows) td_engine_hand_over(e);
+  td_engine_hand_over(e);
   st = td_stream_sync(e->stream, err);
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;
@@ -368,5 +371,5 @@ td_status td_engine_draw(td_engine *e, uint32_t row, td_sampler *sampler, int wa
 const int32_t *td_engine_routing(const td_engine *e, uint32_t layer_idx, uint32_t *n_tokens) {
   *n_tokens = e->n_tokens;
   if (!e->routing || !td_model_layer(e->model, layer_idx)->is_moe) return NULL;
-  return td_engine_routing_row(e, layer_idx);
+  return e->routing + td_engine_routing_at(e, layer_idx);
 }

@@ -37,14 +37,15 @@ struct td_engine {
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless the device ranks
   int32_t *dev_meta;
-  char *kv_pages; // [n_layers][n_pages][page_bytes]
+  int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
+  char *kv_pages;       // [n_layers][n_pages][page_bytes]
   size_t page_bytes;
 
   // host memory
   int32_t *meta;         // staged copy of dev_meta
   size_t meta_len;       // entries
   uint32_t *first_token; // where each sequence of the step begins in it
-  int32_t *routing;      // [n_layers][max_step_tokens][top_k]; NULL unless recorded
+  int32_t *routing;      // copy of dev_routing
   float *logits;         // [logits_rows][n_vocab]
   td_top_logits *top;    // [logits_rows] likewise
   uint32_t logits_rows;  // rows there is room for
@@ -60,7 +61,7 @@ struct td_engine {
 
 // Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);
-// What the host draws from: the best of each row, or the logits.
+// What the host draws from: the best of each row, or the logits. The record of routing, too.
 void td_engine_hand_over(td_engine *engine);
 
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
@@ -70,8 +71,9 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
                       .dtype = engine->opts.kv_dtype};
 }
 
-static inline int32_t *td_engine_routing_row(const td_engine *engine, uint32_t layer_idx) {
-  return engine->routing + (size_t)layer_idx * engine->opts.max_step_tokens * engine->config->top_k;
+// Where a layer's choices begin in the record of the step.
+static inline size_t td_engine_routing_at(const td_engine *engine, uint32_t layer_idx) {
+  return (size_t)layer_idx * engine->n_tokens * engine->config->top_k;
 }
 
 #endif

@@ -179,8 +179,8 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
                                  .topk_groups = c->topk_groups,
                                  .norm_topk = c->norm_topk,
                                  .scaling = c->routed_scaling});
-  if (e->routing) {
-    td_op_copy(e->stream, td_engine_routing_row(e, layer_idx), e->router_ids,
+  if (e->dev_routing) {
+    td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx), e->router_ids,
                (size_t)e->n_tokens * c->top_k * sizeof *e->router_ids);
   }
   td_op_moe(e->stream, &(td_moe_args){.gate = layer->gate,
@@ -199,6 +199,11 @@ static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
 
 void td_engine_hand_over(td_engine *e) {
   uint32_t n_vocab = e->config->n_vocab;
+  if (e->dev_routing) {
+    size_t n = td_engine_routing_at(e, e->config->n_layers);
+    td_op_copy(e->stream, e->routing, e->dev_routing, n * sizeof *e->routing);
+  }
+  if (e->n_rows == 0) return;
   if (!e->is_ranked) {
     td_op_copy(e->stream, e->logits, e->dev_logits, (size_t)e->n_rows * n_vocab * sizeof(float));
     return;

@@ -16,8 +16,11 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 
 static td_status cuda_alloc(td_dev *base, void **out, size_t n_bytes, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
-  if (dev->abi->alloc(out, n_bytes ? n_bytes : 1) == 0) return TD_OK;
+  int code = dev->abi->alloc(out, n_bytes ? n_bytes : 1);
+  if (code == 0) return TD_OK;
   *out = NULL;
+  td_status status = td_cuda_result(dev, code, "memory", err);
+  if (status != TD_ENOMEM) return status; // an earlier operator's failure
   size_t n_free = 0, total = 0;
   dev->abi->memory(&n_free, &total);
   return td_fail(err, TD_ENOMEM, "no memory: %zu bytes on the GPU, which has %zu of %zu left",

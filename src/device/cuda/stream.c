@@ -145,8 +145,11 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
   stream->scratch[slot] = NULL;
   stream->scratch_bytes[slot] = 0;
   size_t grown = n_bytes + n_bytes / 4;
-  if (abi->alloc(out, grown) != 0) {
+  int code = abi->alloc(out, grown);
+  if (code != 0) {
     *out = NULL;
+    td_status status = td_cuda_result(td_cuda_dev_of(stream), code, "memory of an operator", err);
+    if (status != TD_ENOMEM) return status; // an earlier operator's failure
     return td_fail(err, TD_ENOMEM,
                    "no memory on the GPU for an operator: %zu bytes; make --prefill-chunk smaller",
                    grown);

@@ -1,0 +1,81 @@
+// tests/unit/test_cuda_engine.c - steps of answers on the CUDA device, which are launched as
+// graphs: what one stands for must be all that changes from step to step.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "app/session.h"
+#include "engine/sampler.h"
+#include "unit/ref.h"
+
+enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
+
+static td_session *open_model(void) {
+  td_session *s;
+  td_err err;
+  const td_session_opts opts = {.model_dir = TD_TEST_DIR "/golden/data/qwen3_moe",
+                                .device = "cuda",
+                                .ctx_size = 64,
+                                .prefill_chunk = 64,
+                                .max_seqs = N_SEQS + 1}; // beside the session's own
+  td_status st = td_session_open(&s, &opts, &err);
+  if (st == TD_OK) return s;
+  if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+  print_message("skipped: %s\n", err.msg);
+  skip();
+  return NULL;
+}
+
+// N_TOKENS tokens of answers that n sequences share, all from the beginning; the best token behind
+// each of the last N_ROWS, and its log-probability.
+static void run_answers(td_session *s, uint32_t n, td_wire_token *out) {
+  td_step_seq seqs[N_SEQS];
+  int32_t tokens[N_TOKENS];
+  td_err err;
+  for (int32_t i = 0; i < N_TOKENS; i++)
+    tokens[i] = 3 + 5 * i;
+  uint32_t ids[N_SEQS], length = N_TOKENS / n;
+  for (uint32_t i = 0; i < n; i++) {
+    assert_int_equal(td_kv_seq_open(s->kv, &ids[i], &err), TD_OK);
+    assert_int_equal(td_kv_reserve(s->kv, ids[i], length, &err), TD_OK);
+    seqs[i] = (td_step_seq){.tokens = tokens + i * length,
+                            .n_tokens = length,
+                            .want = i + N_ROWS < n ? TD_WANT_NONE : TD_WANT_LAST,
+                            .is_decode = true};
+    seqs[i].pages = td_kv_pages(s->kv, ids[i], &seqs[i].n_pages);
+  }
+  if (td_engine_step(s->engine, seqs, n, &err) != TD_OK) fail_msg("%s", err.msg);
+  td_sampler *greedy;
+  const td_sampling params = {.n_top_logprobs = 1};
+  assert_int_equal(td_sampler_open(&greedy, &params, NULL, 0, s->config->n_vocab, &err), TD_OK);
+  for (uint32_t i = 0; i < N_ROWS; i++)
+    assert_int_equal(td_engine_draw(s->engine, i, greedy, 1, &out[i], &err), TD_OK);
+  td_sampler_close(greedy);
+  for (uint32_t i = 0; i < n; i++)
+    td_kv_seq_close(s->kv, ids[i]);
+}
+
+// Answers computed again come several tokens a sequence: as many tokens, but of more sequences.
+static void test_steps_of_as_many_tokens(void **state) {
+  (void)state;
+  td_session *fresh = open_model(), *used = open_model();
+  td_wire_token want[N_ROWS], got[N_ROWS];
+  run_answers(fresh, 3, want);
+  for (int i = 0; i < 3; i++)
+    run_answers(used, 2, got);
+  run_answers(used, 3, got);
+  for (int i = 0; i < N_ROWS; i++) {
+    assert_int_equal(got[i].id, want[i].id);
+    assert_memory_equal(&got[i].logprob, &want[i].logprob, sizeof(float));
+  }
+  td_session_close(fresh);
+  td_session_close(used);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
