@@ -119,6 +119,15 @@ static void print_case(const bench_case *c) {
   fprintf(stderr, " %6u x %-6u %5u tokens %6u keys", c->rows, c->cols, c->tokens, c->keys);
 }
 
+// What is written so far, so that a run that is cut short leaves its figures.
+static void hand_out(bench *b) {
+  td_err err;
+  need(td_buf_status(b->json->out, &err), &err);
+  fputs(td_buf_text(b->json->out), stdout);
+  fflush(stdout);
+  td_buf_clear(b->json->out);
+}
+
 static void record(bench *b, const bench_case *c, double seconds) {
   td_json_writer *w = b->json;
   double gbps = c->bytes / seconds * 1e-9, tflops = c->flops / seconds * 1e-12;
@@ -144,6 +153,7 @@ static void record(bench *b, const bench_case *c, double seconds) {
   if (c->flops > 0) td_jw_double(w, "tflops", tflops);
   if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
   td_jw_end_object(w);
+  hand_out(b);
 }
 
 // ---- weights ------------------------------------------------------------------------------------
@@ -721,6 +731,7 @@ static void write_head(bench *b, int argc, char **argv) {
   bench_copies(b);
   bench_peak(b);
   td_jw_end_object(b->json);
+  hand_out(b);
 }
 
 static void run_cases(bench *b) {
@@ -753,8 +764,8 @@ int main(int argc, char **argv) {
   write_head(&b, argc, argv);
   run_cases(&b);
   td_jw_end_array(&json);
-  need(td_buf_status(&text, &err), &err);
-  puts(td_buf_text(&text));
+  hand_out(&b);
+  putchar('\n');
   td_buf_free(&text);
   td_stream_close(b.stream);
   td_dev_close(b.dev);

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 out=${1:-bench/results/gpu.json}
 build=${TANDEM_BUILD:-build-gpu}
 case $build in /*) ;; *) build=$PWD/$build ;; esac
-python=${TANDEM_PYTHON:-.venv/bin/python}
+python=$(command -v "${TANDEM_PYTHON:-.venv/bin/python}")
 failed=0
 started=$SECONDS
 limit=590 # seconds for all of it
@@ -43,23 +43,22 @@ build_all() {
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
     > "$build.log" 2>&1 &&
     ninja -C "$build" tandem tandem_cuda bench_gpu test_cuda_device test_cuda_ops test_cuda_attn \
-      >> "$build.log" 2>&1 || {
+      test_cuda_engine >> "$build.log" 2>&1 || {
     tail -30 "$build.log"
     exit 1
   }
 }
-[ -n "${TANDEM_BUILD:-}" ] || build_all
+if [ -z "${TANDEM_BUILD:-}" ]; then
+  build_all
+elif ! grep -q "^TD_CUDA_ARCHS:[^=]*=\(.*;\)\?$arch\(;.*\)\?$" "$build/CMakeCache.txt"; then
+  echo "bench_gpu: $build has no code for sm_$arch: its kernels are not the ones to measure" >&2
+  exit 2
+fi
 
 export TANDEM_CUDA_LIB=$build/bin/libtandem_cuda.so
-for test in device ops attn; do
+for test in device ops attn engine; do
   try 60 "test_cuda_$test" "$build/bin/test_cuda_$test"
 done
-if [ -x "$python" ]; then
-  try 150 "golden models and a server" env TANDEM_BUILD="$build" "$python" -m pytest -q \
-    tests/golden/test_golden_cuda.py tests/e2e/test_cuda_serve.py
-else
-  echo "golden models: SKIPPED: no $python (scripts/setup.sh --test makes it)"
-fi
 
 mkdir -p "$(dirname "$out")"
 commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
@@ -68,6 +67,14 @@ head=("commit=$commit" "gpu=$(query name)" "driver=$(query driver_version)"
   "clocks=$(query clocks.max.sm,clocks.max.memory,power.limit)"
   "cuda=$("${nvcc:-nvcc}" --version 2> /dev/null | sed -n 's/.*release \([^,]*\).*/\1/p')")
 try 240 "operators" bash -c 'out=$1; shift; exec "$@" > "$out"' - "$out" "$build/bin/bench_gpu" "${head[@]}"
+
+if [ -n "$python" ]; then
+  try 150 "golden models and a server" env TANDEM_BUILD="$build" "$python" -m pytest -q \
+    tests/golden/test_golden_cuda.py tests/e2e/test_cuda_serve.py
+else
+  echo "FAILED: golden models: no python with pytest (scripts/setup.sh --test makes .venv)"
+  failed=$((failed + 1))
+fi
 
 for device in cpu cuda; do
   try 60 "tandem-nano on $device" "$build/bin/tandem" bench --model configs/models/tandem-nano \

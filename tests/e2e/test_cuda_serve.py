@@ -5,6 +5,7 @@ TANDEM_CUDA_LIB names the library, the emulator of the build by default."""
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 
 import httpx
@@ -71,20 +72,22 @@ def check_draws(server):
     assert len(set(forced["choices"][0]["logprobs"]["tokens"])) == 1
 
 
-def test_a_killed_worker_comes_back(tandem_bin, tiny_model):
+def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library):
     options = ["--prefill-chunk", "32", "--weights", "resident", "--log-level", "debug"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     prompt = list(range(3, 73))
     before = complete(server, prompt, 2)
     killed = server.decoder()
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer = pool.submit(complete, server, prompt, 12)
+        answer = pool.submit(complete, server, prompt, 12 if "_emu" in library else 4000)
         wait_until(lambda: health(server)["running"] == 1)
         server.kill_worker()
         assert answer.result().startswith(before)
     assert server.decoder() != killed
     assert complete(server, prompt, 2) == before
-    assert server.log().count("of weights are pinned") == 2  # once a worker
+    # Once a worker. A GPU may know no memory that is only read; the weights are copied all the same.
+    of_weights = "are pinned" if "_emu" in library else "pinned"
+    assert len(re.findall(f"of weights .*{of_weights}", server.log())) == 2
     server.close()
 
 
