@@ -40,7 +40,10 @@ TD_INLINE void attn_fetch(attn_next *next) {
     __builtin_prefetch(next->at, 0, 2);
     next->at += 64;
     if (next->at < next->end) continue;
-    if (!next->then) next->n_lines = 0;
+    if (!next->then) {
+      next->n_lines = 0;
+      return;
+    }
     next->at = next->then;
     next->end = next->then + next->n_bytes;
     next->then = NULL;
