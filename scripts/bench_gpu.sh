@@ -72,7 +72,7 @@ if [ -n "$python" ]; then
   try 150 "golden models and a server" env TANDEM_BUILD="$build" "$python" -m pytest -q \
     tests/golden/test_golden_cuda.py tests/e2e/test_cuda_serve.py
 else
-  echo "FAILED: golden models: no python with pytest (scripts/setup.sh --test makes .venv)"
+  echo "FAILED: golden models: no python (TANDEM_PYTHON names one, scripts/setup.sh --test makes .venv)"
   failed=$((failed + 1))
 fi
 

@@ -85,10 +85,9 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
   }
   TD_UNROLL for (int i = 0; i < Q; i++) {
     float sum[4];
-    float *to = KEYS == 4 ? &s[i][j] : sum;
-    vf_sum4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3], to);
+    vf_sum4(acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3], sum);
     for (uint32_t c = 0; c < KEYS; c++)
-      s[i][j + c] = to[c];
+      s[i][j + c] = sum[c];
   }
 }
 

@@ -224,7 +224,7 @@ static void attend_block(const mla_run *run, const td_attn_tile *tile, const flo
       .l = state->l,
       .acc = state->acc,
       .next_k = next,
-      .next_bytes = next ? (size_t)TD_ATTN_KEYS * run->entry_bytes : 0,
+      .next_bytes = TD_ATTN_KEYS * run->entry_bytes,
       .ldq = k_dim,
       .ldk = k_dim,
       .ldv = a->v_dim,
