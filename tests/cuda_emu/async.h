@@ -7,29 +7,63 @@
 #include "emu.h"
 
 struct emu_copy {
-  uint4 *to;
-  const uint4 *from; // NULL: zeros
+  unsigned char *to;
+  const unsigned char *from;
+  size_t n_bytes, n_there; // zeros behind the latter
+};
+
+// What was asked for in its order, and where the groups end.
+template <class Request> struct emu_queue {
+  std::vector<Request> requests;
+  std::vector<size_t> ends;
+
+  void commit() { ends.push_back(requests.size()); }
+
+  // Does all groups but the last so many; what is in no group yet stays.
+  template <class Do> void wait(size_t keep, Do &&act) {
+    if (ends.size() <= keep) return;
+    size_t groups = ends.size() - keep, n = ends[groups - 1];
+    for (size_t i = 0; i < n; i++)
+      act(requests[i]);
+    requests.erase(requests.begin(), requests.begin() + static_cast<std::ptrdiff_t>(n));
+    ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
+    for (size_t &end : ends)
+      end -= n;
+  }
 };
 
 // A thread must not end before it has waited for them.
 struct emu_pending {
-  std::vector<emu_copy> copies;
-  std::vector<std::function<void()>> products;
+  emu_queue<emu_copy> copies;
+  emu_queue<std::function<void()>> products;
 };
 emu_pending &emu_mine();
 
 uint32_t emu_shared_address(const void *p);
 unsigned char *emu_shared_at(uint32_t address);
 
-inline void emu_copy_async(void *to, const void *from, bool there) {
-  emu_mine().copies.push_back(
-      {static_cast<uint4 *>(to), there ? static_cast<const uint4 *>(from) : nullptr});
+inline void emu_copy_async(void *to, const void *from, size_t n_bytes, size_t n_there) {
+  emu_mine().copies.requests.push_back({static_cast<unsigned char *>(to),
+                                        static_cast<const unsigned char *>(from), n_bytes,
+                                        n_there});
 }
 
-inline void emu_copy_async_wait() {
-  for (const emu_copy &copy : emu_mine().copies)
-    *copy.to = copy.from ? *copy.from : uint4{};
-  emu_mine().copies.clear();
+// In words, which is what races are looked for in.
+inline void emu_copy_now(const emu_copy &copy) {
+  for (size_t at = 0; at < copy.n_bytes; at += sizeof(uint32_t)) {
+    uint32_t word = 0;
+    for (size_t i = 0; i < sizeof word && at + i < copy.n_there; i++)
+      word |= static_cast<uint32_t>(copy.from[at + i]) << 8 * i;
+    *reinterpret_cast<uint32_t *>(copy.to + at) = word;
+  }
+}
+
+inline void emu_copy_async_commit() {
+  emu_mine().copies.commit();
+}
+
+inline void emu_copy_async_wait(size_t keep) {
+  emu_mine().copies.wait(keep, emu_copy_now);
 }
 
 // ---- matrices in shared memory ----------------------------------------------------------------
@@ -113,13 +147,15 @@ inline void emu_multiply(const emu_product &m) {
 inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_t a, uint64_t b,
                       bool add) {
   emu_product m = {c, n, a_registers, a, b, add};
-  emu_mine().products.push_back([=] { emu_multiply(m); });
+  emu_mine().products.requests.push_back([=] { emu_multiply(m); });
 }
 
-inline void emu_wgmma_wait() {
-  for (const auto &product : emu_mine().products)
-    product();
-  emu_mine().products.clear();
+inline void emu_wgmma_commit() {
+  emu_mine().products.commit();
+}
+
+inline void emu_wgmma_wait(size_t keep) {
+  emu_mine().products.wait(keep, [](const std::function<void()> &product) { product(); });
 }
 
 #endif
