@@ -91,8 +91,9 @@ typedef struct {
 typedef enum {
   TD_CU_READ_ANY, // one by one: any format, any alignment
   // The others: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0, rows of data aligned for loads of eight
-  // weights, but of no more than 16 bytes, and x for one of eight activations. Groups of whole rows
-  // or of a power of two columns, at least 32.
+  // weights, but of no more than 16 bytes, and x for one of eight activations; scales and zero
+  // points begin at multiples of 16 bytes. Groups of whole rows or of a power of two columns, at
+  // least 32.
   TD_CU_READ_F32,
   TD_CU_READ_F16,
   TD_CU_READ_BF16,
@@ -125,11 +126,12 @@ typedef struct {
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   uint32_t tile_tokens; // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS
+  uint32_t vec_warps;   // linear_vec: of a block, at most; which sums are added first hangs on it
   td_cu_read read;
   bool y_f32;
 } td_cu_linear_args;
 
-enum { TD_CU_VEC_TOKENS = 16, TD_CU_MMA_TOKENS = 64 };
+enum { TD_CU_VEC_TOKENS = 16, TD_CU_VEC_WARPS = 24, TD_CU_MMA_TOKENS = 64 };
 
 // y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; dense w.
 typedef struct {

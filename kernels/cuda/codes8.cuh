@@ -19,6 +19,12 @@ struct row_scales {
   td_dtype dtype;
 };
 
+// Bytes of a scale, likewise.
+template <int READ> __device__ inline uint32_t scale_bytes(td_dtype dtype) {
+  if (IS_FP4<READ>) return 1;
+  return READ == TD_CU_READ_I4 && dtype != TD_F32 ? 2 : 4;
+}
+
 // A division takes as long as decoding eight weights.
 __device__ inline uint32_t group_shift(const td_weight &w) {
   return w.scale_cols >= w.cols ? 31 : 31 - __clz(static_cast<int>(w.scale_cols));
@@ -31,8 +37,7 @@ template <int READ> __device__ inline row_scales scales_of_row(const td_weight &
   bool is_power = (w.scale_rows & (w.scale_rows - 1)) == 0;
   size_t at = is_power ? row >> (31 - __clz(static_cast<int>(w.scale_rows))) : row / w.scale_rows;
   at *= weight_groups(w);
-  bool is_byte = IS_FP4<READ>, is_f32 = READ != TD_CU_READ_I4 || s.dtype == TD_F32;
-  s.first = static_cast<const char *>(w.scale) + at * (is_byte ? 1 : is_f32 ? 4 : 2);
+  s.first = static_cast<const char *>(w.scale) + at * scale_bytes<READ>(s.dtype);
   return s;
 }
 
@@ -52,6 +57,43 @@ __device__ inline void load_scales(const row_scales &s, const uint32_t (&group)[
   } else {
     for (int i = 0; i < N; i++)
       out[i] = __ldg(words + group[i]);
+  }
+}
+
+// N words, 1, 2 or 4, aligned to as many.
+template <int N> __device__ inline void load_words(const void *from, uint32_t (&out)[N]) {
+  if constexpr (N == 1) {
+    out[0] = __ldg(static_cast<const uint32_t *>(from));
+  } else if constexpr (N == 2) {
+    uint2 v = __ldg(static_cast<const uint2 *>(from));
+    out[0] = v.x, out[1] = v.y;
+  } else {
+    uint4 v = __ldg(static_cast<const uint4 *>(from));
+    out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+  }
+}
+
+// N scales of EACH bytes, which are aligned together.
+template <int EACH, int N> __device__ inline void load_each(const char *from, uint32_t (&out)[N]) {
+  uint32_t words[N * EACH / 4];
+  load_words(from, words);
+  for (uint32_t i = 0; i < N; i++) {
+    uint32_t at = i * EACH;
+    out[i] = EACH == 4 ? words[i] : words[at / 4] >> at % 4 * 8 & ((1u << 8 * EACH) - 1);
+  }
+}
+
+// load_scales for groups that follow one another, from one on whose scales are aligned together.
+template <int READ, int N>
+__device__ inline void load_scales_at_once(const row_scales &s, uint32_t group,
+                                           uint32_t (&out)[N]) {
+  const char *from = s.first + group * scale_bytes<READ>(s.dtype);
+  if constexpr (IS_FP4<READ>) {
+    load_each<1>(from, out);
+  } else if (READ == TD_CU_READ_I4 && s.dtype != TD_F32) {
+    load_each<2>(from, out);
+  } else {
+    load_each<4>(from, out);
   }
 }
 

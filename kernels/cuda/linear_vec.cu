@@ -3,10 +3,11 @@
 // the columns each. Weights go from memory to fragments without a stop: that a lane's part of a
 // fragment is four columns of 16, with pairs 8 columns apart, says only which activations it must
 // bring along, so a lane reads eight weights of a row in one load and the activations of the same
-// columns. While a chunk is multiplied the next one is on its way, with its scales: the bytes under
-// way are what hides the memory's latency. Weights are exact in the fragments, without their
-// scales; sums over a scale's columns are multiplied by it in FP32. A token's result is the same in
-// any company.
+// columns. A warp asks for a chunk, which is 1 or 2 KB, waits, and multiplies; that an SM has
+// TD_CU_VEC_WARPS of them hides the memory's latency. Nothing else is asked for ahead: loads answer
+// in their order, so what is needed soon would wait for what is not. Weights are exact in the
+// fragments, without their scales; sums over a scale's columns are multiplied by it in FP32. A
+// token's result is the same in any company.
 #include "kernels/cuda/codes8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -15,24 +16,22 @@ enum {
   ROWS = 16,
   TOKENS = 8, // of a fragment
   UNIT = 8,   // columns of a lane
-  QUAD = 4 * UNIT,
-  MAX_WARPS = 8,
+  QUAD = 4 * UNIT
 };
 
 // What a lane needs of its two rows in a chunk. SPAN: columns that have one scale, at least; a
 // quad's, or half of them; 0 without scales.
 template <int READ, int SPAN> struct chunk_part {
   enum {
-    IN_RUNS = READ == TD_CU_READ_I4 && SPAN > QUAD,
-    UNITS = READ == TD_CU_READ_F32 ? 2
-            : IN_RUNS              ? 8
-                                   : 4,
-    RUN = IN_RUNS ? 4 : 1, // units that lie together, and are read by one load
+    RUN = READ == TD_CU_READ_I4 && SPAN > QUAD ? 4 : 1, // units that one load reads
+    UNITS = RUN > 1          ? 8
+            : BITS<READ> > 8 ? 32 / BITS<READ>
+                             : 4,
     COLUMNS = UNITS * QUAD,
     SCALES = SPAN > 0 ? COLUMNS / (SPAN > 0 ? SPAN : 1) : 1
   };
   raw8<READ> w[UNITS][2];
-  uint32_t scale[2][SCALES], zero[2][SCALES];
+  uint32_t scale[2][SCALES], zero[2][SCALES]; // zero: words of eight rows, with ZEROS
 };
 
 // From a lane's first column to that of unit u.
@@ -44,16 +43,24 @@ template <int RUN> __device__ static uint32_t unit_at(uint32_t u) {
 struct lane_rows {
   const char *first[2]; // the lane's first eight weights
   row_scales scales[2];
-  const uint32_t *zero[2]; // words of zero points; NULL without
+  const uint32_t *zero[2]; // words of zero points
   uint32_t zero_shift[2];
   uint32_t column, n_cols; // the lane's first one; of the matrix
+  bool at_once;            // a whole chunk's scales, and zero points, are loaded so
 };
 
-template <int READ, int RUN>
+// Whether each scale of a chunk is the next one of its row, and all of a row's chunks are aligned.
+template <int READ, int SPAN> __device__ static bool are_at_once(const td_weight &w) {
+  enum { SCALES = chunk_part<READ, SPAN>::SCALES };
+  return SCALES > 1 && w.scale_cols == SPAN && weight_groups(w) % SCALES == 0;
+}
+
+template <int READ, int SPAN>
 __device__ static lane_rows rows_of(const td_weight &w, uint32_t row0, uint32_t row_end) {
   lane_rows r = {};
-  r.column = threadIdx.x % 4 * RUN * UNIT;
+  r.column = threadIdx.x % 4 * chunk_part<READ, SPAN>::RUN * UNIT;
   r.n_cols = w.cols;
+  r.at_once = are_at_once<READ, SPAN>(w);
   for (uint32_t i = 0; i < 2; i++) {
     uint32_t row = at_most(row0 + threadIdx.x % WARP / 4 + 8 * i, row_end - 1);
     r.first[i] = static_cast<const char *>(w.data) +
@@ -66,16 +73,32 @@ __device__ static lane_rows rows_of(const td_weight &w, uint32_t row0, uint32_t 
   return r;
 }
 
-// Zero points where none are stored.
-template <int READ, int SPAN> __device__ static void no_zeros(chunk_part<READ, SPAN> &part) {
-  for (uint32_t s = 0; s < part.SCALES; s++)
-    part.zero[0][s] = part.zero[1][s] = 0x88888888u;
+template <bool WHOLE, bool ZEROS, int READ, int SPAN>
+__device__ static void fetch_scales(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
+  enum { SCALES = part.SCALES };
+  uint32_t group[SCALES];
+#pragma unroll
+  for (uint32_t s = 0; s < SCALES; s++)
+    group[s] = (WHOLE ? k + s * SPAN : at_most(k + s * SPAN, r.n_cols - 1)) >> r.scales[0].shift;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; i++) {
+    if constexpr (WHOLE && SCALES > 1) {
+      if (r.at_once) {
+        load_scales_at_once<READ>(r.scales[i], group[0], part.scale[i]);
+        if (ZEROS) load_words(r.zero[i] + group[0], part.zero[i]);
+        continue;
+      }
+    }
+    load_scales<READ>(r.scales[i], group, part.scale[i]);
+    for (uint32_t s = 0; ZEROS && s < SCALES; s++)
+      part.zero[i][s] = __ldg(r.zero[i] + group[s]);
+  }
 }
 
 // WHOLE: all columns of the chunk from k on are there; else what is missing is zero.
-template <bool WHOLE, int READ, int SPAN>
+template <bool WHOLE, bool ZEROS, int READ, int SPAN>
 __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
-  enum { UNITS = part.UNITS, SCALES = part.SCALES, RUN = part.RUN };
+  enum { UNITS = part.UNITS, RUN = part.RUN };
 #pragma unroll
   for (uint32_t i = 0; i < 2; i++) {
     const char *first = r.first[i] + bytes_of<READ>(k);
@@ -94,16 +117,7 @@ __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SP
       }
     }
   }
-  if constexpr (SPAN > 0) {
-    uint32_t group[SCALES];
-#pragma unroll
-    for (uint32_t s = 0; s < SCALES; s++)
-      group[s] = (WHOLE ? k + s * SPAN : at_most(k + s * SPAN, r.n_cols - 1)) >> r.scales[0].shift;
-    load_scales<READ>(r.scales[0], group, part.scale[0]);
-    load_scales<READ>(r.scales[1], group, part.scale[1]);
-    for (uint32_t i = 0; READ == TD_CU_READ_I4 && r.zero[0] && i < 2 * SCALES; i++)
-      part.zero[i / SCALES][i % SCALES] = __ldg(r.zero[i / SCALES] + group[i % SCALES]);
-  }
+  if constexpr (SPAN > 0) fetch_scales<WHOLE, ZEROS>(r, k, part);
 }
 
 // sum += a unit of two rows times the tokens'.
@@ -153,7 +167,7 @@ __device__ static void add_unit(uint32_t u, const uint32_t (&w)[2][TERMS][4],
   }
 }
 
-template <bool WHOLE, int READ, int SPAN, int N>
+template <bool WHOLE, bool ZEROS, int READ, int SPAN, int N>
 __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_part<READ, SPAN> &part,
                                  const uint16_t *const (&x)[N], float (&total)[N][4]) {
   enum { UNITS = part.UNITS, SCALES = part.SCALES, RUN = part.RUN };
@@ -162,10 +176,12 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
     scale_values<READ>(r.scales[i].dtype, part.scale[i], scale[i]);
 #pragma unroll
   for (int u = 0; u < UNITS; u++) {
+    if (RUN > 1 && u % RUN == 0) __syncwarp(); // or the compiler asks for activations first
     uint32_t pairs[2][N_TERMS<READ>][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      uint32_t zero = part.zero[i][u * SCALES / UNITS] >> r.zero_shift[i] & 15;
+      uint32_t zero = 8;
+      if (ZEROS) zero = part.zero[i][u * SCALES / UNITS] >> r.zero_shift[i] & 15;
       pairs8<READ>(part.w[u][i], less_zero_point(zero), pairs[i]);
     }
 #pragma unroll
@@ -184,7 +200,8 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
 template <int N>
 __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &part, uint32_t row0,
                                 const float (&total)[N][4]) {
-  __shared__ float sums[MAX_WARPS][N * TOKENS][ROWS];
+  TD_DYNAMIC_SHARED(shared);
+  float(*sums)[N * TOKENS][ROWS] = reinterpret_cast<float(*)[N * TOKENS][ROWS]>(shared);
   uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
@@ -202,13 +219,14 @@ __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &p
   }
 }
 
-template <int READ, int SPAN, int N>
-__global__ static void __launch_bounds__(MAX_WARPS *WARP, 2)
+// Bounded so that registers last for that many warps of an SM, in blocks of as many or of a third.
+template <int READ, int SPAN, bool ZEROS, int N>
+__global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     linear_vec_kernel(td_cu_linear_args a) {
   linear_part part = linear_part_of(a);
   if (part.n == 0) return;
   uint32_t row0 = a.row0 + blockIdx.x * ROWS, n_cols = part.w.cols;
-  const lane_rows r = rows_of<READ, chunk_part<READ, SPAN>::RUN>(part.w, row0, a.row0 + a.n_rows);
+  const lane_rows r = rows_of<READ, SPAN>(part.w, row0, a.row0 + a.n_rows);
   const uint16_t *x[N]; // behind the last token another one, whose sums nobody wants
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
@@ -216,25 +234,17 @@ __global__ static void __launch_bounds__(MAX_WARPS *WARP, 2)
     x[t] = linear_x(a, part.begin + token) + r.column;
   }
   float total[N][4] = {};
-  chunk_part<READ, SPAN> even, odd;
-  enum { COLUMNS = even.COLUMNS };
-  no_zeros(even);
-  no_zeros(odd);
-  uint32_t warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
-  uint32_t end = n_cols / COLUMNS * COLUMNS, step = n_warps * COLUMNS, k = warp * COLUMNS;
-  if (k < end) fetch<true>(r, k, even);
-  while (k < end) {
-    if (k + step < end) fetch<true>(r, k + step, odd);
-    add_chunk<true>(r, k, even, x, total);
-    k += step;
-    if (k >= end) break;
-    if (k + step < end) fetch<true>(r, k + step, even);
-    add_chunk<true>(r, k, odd, x, total);
-    k += step;
+  chunk_part<READ, SPAN> chunk;
+  uint32_t columns = chunk.COLUMNS, end = n_cols / columns * columns;
+  uint32_t k = threadIdx.x / WARP * columns, step = blockDim.x / WARP * columns;
+#pragma unroll 1
+  for (; k < end; k += step) {
+    fetch<true, ZEROS>(r, k, chunk);
+    add_chunk<true, ZEROS>(r, k, chunk, x, total);
   }
   if (k == end && end < n_cols) {
-    fetch<false>(r, end, even);
-    add_chunk<false>(r, end, even, x, total);
+    fetch<false, ZEROS>(r, end, chunk);
+    add_chunk<false, ZEROS>(r, end, chunk, x, total);
   }
   put_sums(a, part, row0, total);
 }
@@ -270,13 +280,15 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
   }
 }
 
-template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
+template <int READ, int SPAN, bool ZEROS = false>
+static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens));
   uint32_t n_chunks = ceil_div(a->w.cols, chunk_part<READ, SPAN>::COLUMNS);
-  uint32_t n_threads = at_most(n_chunks, MAX_WARPS) * WARP;
-  auto kernel = a->tile_tokens == TOKENS ? linear_vec_kernel<READ, SPAN, 1>
-                                         : linear_vec_kernel<READ, SPAN, 2>;
-  TD_LAUNCH(kernel, grid, n_threads, 0, stream, *a);
+  uint32_t n_warps = at_most(n_chunks, a->vec_warps);
+  uint32_t shared_bytes = n_warps * a->tile_tokens * ROWS * sizeof(float);
+  auto kernel = a->tile_tokens == TOKENS ? linear_vec_kernel<READ, SPAN, ZEROS, 1>
+                                         : linear_vec_kernel<READ, SPAN, ZEROS, 2>;
+  TD_LAUNCH(kernel, grid, n_warps * WARP, shared_bytes, stream, *a);
   return launched();
 }
 
@@ -302,8 +314,11 @@ extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream)
     return is_coarse ? launch<TD_CU_READ_I8, 128>(a, stream)
                      : launch<TD_CU_READ_I8, QUAD>(a, stream);
   case TD_CU_READ_I4:
-    return is_coarse && w.cols % 32 == 0 ? launch<TD_CU_READ_I4, 128>(a, stream)
-                                         : launch<TD_CU_READ_I4, QUAD>(a, stream);
+    if (is_coarse && w.cols % 32 == 0)
+      return w.zero ? launch<TD_CU_READ_I4, 128, true>(a, stream)
+                    : launch<TD_CU_READ_I4, 128>(a, stream);
+    return w.zero ? launch<TD_CU_READ_I4, QUAD, true>(a, stream)
+                  : launch<TD_CU_READ_I4, QUAD>(a, stream);
   case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, QUAD>(a, stream);
   case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, QUAD / 2>(a, stream);
   default: return launch_any(a, stream);

@@ -44,7 +44,8 @@ unsigned char *emu_shared_at(uint32_t address);
 
 inline void emu_copy_async(void *to, const void *from, size_t n_bytes, size_t n_there) {
   if (reinterpret_cast<uintptr_t>(to) % n_bytes != 0) emu_misaligned(to, n_bytes);
-  if (n_there > 0 && reinterpret_cast<uintptr_t>(from) % n_bytes != 0) emu_misaligned(from, n_bytes);
+  if (n_there > 0 && reinterpret_cast<uintptr_t>(from) % n_bytes != 0)
+    emu_misaligned(from, n_bytes);
   emu_mine().copies.requests.push_back({static_cast<unsigned char *>(to),
                                         static_cast<const unsigned char *>(from), n_bytes,
                                         n_there});

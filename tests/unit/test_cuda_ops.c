@@ -186,7 +186,9 @@ static void test_linear(void **state) {
       {64, 520, 20, 256, true, false}, {16, 264, 257, 128, false, true},
       {64, 200, 40, 32, true, false},  {24, 2592, 3, 128, true, false},
       {8, 1056, 16, 128, true, false}, {8, 1056, 4, 32, true, false},
-      {40, 300, 20, 96, true, false},  {16, 72, 2, 100, false, false}, // a group is a whole row
+      {40, 300, 20, 96, true, false},  {16, 72, 2, 100, false, false},   // a group is a whole row
+      {24, 1024, 3, 32, true, false},  {24, 1024, 10, 128, true, false}, // scales loaded at once
+      {24, 1024, 3, 64, true, false},  {24, 1024, 3, 256, true, false},  // and not
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];

@@ -153,6 +153,9 @@ bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 // Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has
+// Warps of its blocks, so that an SM has TD_CU_VEC_WARPS of them however few rows there are. Sums
+// hang on it, so it does not on the number of tokens.
+uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts);
 // Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
 void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits);

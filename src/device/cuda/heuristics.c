@@ -4,6 +4,9 @@ enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // Writing a matrix as BF16 and reading it again moves five times the bytes of FP8: as much time as
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
+// Large GPUs have some 130 SMs, a block of linear_vec 16 rows: so many rows are a block for each,
+// or two.
+enum { ONE_BLOCK_ROWS = 2048, TWO_BLOCKS_ROWS = 4096 };
 
 static bool groups_are_simple(const td_weight *w) {
   if (!w->scale) return false;
@@ -50,6 +53,11 @@ uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {
 
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
   return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
+}
+
+uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts) {
+  if (of_experts || n_rows > TWO_BLOCKS_ROWS) return TD_CU_VEC_WARPS / 3;
+  return n_rows > ONE_BLOCK_ROWS ? TD_CU_VEC_WARPS / 2 : TD_CU_VEC_WARPS;
 }
 
 void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits) {

@@ -5,8 +5,8 @@ static bool is_aligned(const void *x, size_t stride) {
   return (uintptr_t)x % 16 == 0 && stride % 8 == 0;
 }
 
-static td_status launch(td_cuda_stream *stream, const td_cu_linear_args *args, bool mma,
-                        td_err *err) {
+static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, bool mma, td_err *err) {
+  args->vec_warps = td_cuda_vec_warps(args->n_rows, args->experts != NULL);
   return mma ? TD_CUDA_LAUNCH(stream, linear_mma, args) : TD_CUDA_LAUNCH(stream, linear_vec, args);
 }
 
