@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 9u
+#define TD_CUDA_ABI_VERSION 10u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -326,7 +326,8 @@ typedef struct {
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);
-  int (*pin)(const void *host, size_t n_bytes); // read by the device, never written
+  // Read by the device, never written; only_read: the mapping is so, too.
+  int (*pin)(const void *host, size_t n_bytes, bool only_read);
   int (*unpin)(const void *host);
   int (*stream_open)(td_cu_stream *out);
   int (*stream_close)(td_cu_stream stream);

@@ -43,13 +43,10 @@ static int free_memory(void *ptr) {
   return told(cudaFree(ptr));
 }
 
-// Memory that this process may only read can be registered where the device allows that, other
-// memory always. Pages of files are refused on most systems.
-static int pin(const void *host, size_t n_bytes) {
-  void *memory = const_cast<void *>(host);
+static int pin(const void *host, size_t n_bytes, bool only_read) {
   unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
-  int code = told(cudaHostRegister(memory, n_bytes, flags | cudaHostRegisterReadOnly));
-  return code == 0 ? 0 : told(cudaHostRegister(memory, n_bytes, flags));
+  if (only_read) flags |= cudaHostRegisterReadOnly;
+  return told(cudaHostRegister(const_cast<void *>(host), n_bytes, flags));
 }
 
 static int unpin(const void *host) {

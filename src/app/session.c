@@ -46,14 +46,16 @@ static td_status open_engine(td_session *s, td_err *err) {
 
 static td_status open_model(td_session *s, td_err *err) {
   // A device that copies the weights needs no other copy of them.
-  bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && td_dev_own_free_bytes(s->dev);
+  bool for_device = td_dev_own_free_bytes(s->dev) != 0;
+  bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device;
   if (s->opts.weights == TD_WEIGHTS_MMAP || needs_none) return TD_OK;
   td_model_close(s->model);
   s->model = NULL;
   const td_weights_opts opts = {.mode = s->opts.weights,
                                 .model_dir = s->opts.model_dir,
                                 .ctx_size = s->opts.ctx_size,
-                                .kv_dtype = s->opts.kv_dtype};
+                                .kv_dtype = s->opts.kv_dtype,
+                                .for_device = for_device};
   int fd;
   td_status st = td_weights_open(&fd, &opts, err);
   if (st != TD_OK) return st;

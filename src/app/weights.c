@@ -129,7 +129,10 @@ static td_status load(int *fd, const td_store *store, const td_weights_opts *opt
   reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1 && !td_log_get().is_json,
                 .begin_ns = td_clock_ns()};
   r.said_ns = r.begin_ns;
-  const td_resident_opts how = {.canceled = opts->canceled, .on_progress = on_progress, .ctx = &r};
+  const td_resident_opts how = {.canceled = opts->canceled,
+                                .on_progress = on_progress,
+                                .ctx = &r,
+                                .for_device = opts->for_device};
   td_resident_stats stats;
   uint64_t begin_ns = td_trace_begin();
   td_status st = td_resident_load(fd, &stats, store, &how, err);

@@ -41,6 +41,7 @@ typedef struct {
   uint32_t ctx_size; // tokens; 0: what the model allows, within memory
   td_dtype kv_dtype;
   const atomic_bool *canceled; // may be NULL
+  bool for_device;             // td_resident_opts'
 } td_weights_opts;
 
 // Chooses, and loads if that is the choice; shows how far it is on stderr. *fd is the descriptor of

@@ -57,7 +57,7 @@ void td_dev_free(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
 size_t td_dev_own_free_bytes(td_dev *dev);
 
-// Host memory that holds weights until td_dev_close, read-only: a device that copies them does so
+// A mapping that holds weights until td_dev_close, read-only: a device that copies them does so
 // faster where it can register it, and says in the log where it cannot. Once a device.
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
 

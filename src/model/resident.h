@@ -20,6 +20,9 @@ typedef struct {
   // Called every 200 ms or so, and when all is read, on the caller's thread; may be NULL.
   void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
   void *ctx;
+  // A device is to register the memory, which drivers refuse where nobody may write to it: its size
+  // alone is sealed then. Mappings are read-only all the same.
+  bool for_device;
 } td_resident_opts;
 
 typedef struct {
@@ -34,9 +37,9 @@ typedef struct {
 uint64_t td_resident_bytes(const td_store *store);
 
 // Reads the shards of a store that maps files, in parallel and past the page cache where the file
-// system can, into memory that nobody can change afterwards. *fd, read-only and close-on-exec, is
-// the caller's; the memory lives as long as it or a mapping. TD_ENOMEM: it does not fit.
-// TD_EIO: a file cannot be read, or has changed meanwhile. TD_ECANCELED.
+// system can, into memory that nobody can change afterwards. *fd, close-on-exec and read-only but
+// for a device, is the caller's; the memory lives as long as it or a mapping. TD_ENOMEM: it does
+// not fit. TD_EIO: a file cannot be read, or has changed meanwhile. TD_ECANCELED.
 td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,
                            const td_resident_opts *opts, td_err *err);
 

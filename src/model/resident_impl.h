@@ -9,7 +9,7 @@
 
 #define RESIDENT_MAGIC   0x57524454u // "TDRW"
 #define RESIDENT_VERSION 1u
-#define RESIDENT_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+#define RESIDENT_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW) // at least
 #define RESIDENT_NAME    256
 #define RESIDENT_ALIGN   4096u // of offset, length and memory; enough for any O_DIRECT
 

@@ -338,16 +338,18 @@ static td_status place(const loading *l, int fd, td_resident_stats *stats, const
   return st;
 }
 
-// From here on the memory cannot change. The kernel refuses while it may still be writing to it for
-// us. Before Linux 6.7 only a descriptor without the right to write can be mapped after this.
-static td_status publish(int *fd, td_err *err) {
-  int rc = -1;
+// From here on the memory cannot change, or that of a device not its size. The kernel refuses while
+// it may still be writing to it for us. Before Linux 6.7 only a descriptor without the right to
+// write can be mapped after this.
+static td_status publish(int *fd, bool for_device, td_err *err) {
+  int rc = -1, seals = RESIDENT_SEALS | F_SEAL_SEAL | (for_device ? 0 : F_SEAL_WRITE);
   for (int i = 0; i < SEAL_TRIES && rc != 0; i++) {
-    rc = fcntl(*fd, F_ADD_SEALS, RESIDENT_SEALS | F_SEAL_SEAL);
+    rc = fcntl(*fd, F_ADD_SEALS, seals);
     if (rc != 0 && errno != EBUSY) break;
     if (rc != 0) usleep(1000);
   }
   if (rc != 0) return td_fail(err, TD_EIO, "cannot seal the weights: %s", strerror(errno));
+  if (for_device) return TD_OK;
   char path[64];
   snprintf(path, sizeof path, "/proc/self/fd/%d", *fd);
   int read_only = open(path, O_RDONLY | O_CLOEXEC);
@@ -373,7 +375,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
                                                         : td_memory_shared_huge_bytes();
   munmap(l->base, (size_t)l->n_bytes);
-  return st == TD_OK ? publish(fd, err) : st;
+  return st == TD_OK ? publish(fd, l->opts->for_device, err) : st;
 }
 
 td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,

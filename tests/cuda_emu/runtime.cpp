@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -228,12 +231,27 @@ cudaError_t cudaFree(void *ptr) {
 
 static std::map<void *, size_t> pinned; // guarded by memory_lock
 
-// TANDEM_EMU_PIN=0: a device that registers nothing; 1: only what can be written to.
+static bool is_writable(const void *ptr) {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    unsigned long begin, end;
+    char rights[5];
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, rights) != 3) continue;
+    unsigned long at = reinterpret_cast<uintptr_t>(ptr);
+    if (begin <= at && at < end) return rights[1] == 'w';
+  }
+  return false;
+}
+
+// TANDEM_EMU_PIN=0: a device that registers nothing; 1: what can be written to, as on x86; 2: what
+// can only be read, too.
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
-  long allowed = number_of("TANDEM_EMU_PIN", 2);
-  if (allowed == 0 || (allowed == 1 && flags & cudaHostRegisterReadOnly))
-    return result(cudaErrorNotSupported);
-  if (!ptr || n_bytes == 0) return result(cudaErrorInvalidValue);
+  long allowed = number_of("TANDEM_EMU_PIN", 1);
+  bool only_read = flags & cudaHostRegisterReadOnly;
+  if (allowed == 0 || (allowed == 1 && only_read)) return result(cudaErrorNotSupported);
+  if (!ptr || n_bytes == 0 || (!only_read && !is_writable(ptr)))
+    return result(cudaErrorInvalidValue);
   std::lock_guard<std::mutex> hold(memory_lock);
   bool is_new = pinned.emplace(ptr, n_bytes).second;
   return result(is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);

@@ -2,8 +2,13 @@
 // and events, what is kept of weights, and the choices of heuristics.c.
 #include <setjmp.h>
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -72,28 +77,57 @@ static void test_names_and_memory(void **state) {
   cuda_close(&f);
 }
 
+// Mapped for reading, as workers map weights.
+static int32_t *shared_weights(size_t n_bytes, int seals) {
+  int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  static const int32_t values[] = {1, 2, 3};
+  assert_int_equal(pwrite(fd, values, sizeof values, 4096), sizeof values);
+  assert_int_equal(ftruncate(fd, (off_t)n_bytes), 0);
+  assert_int_equal(fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SHRINK), 0);
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  int mapped = open(path, (seals & F_SEAL_WRITE ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+  void *memory = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED, mapped, 0);
+  assert_true(memory != MAP_FAILED);
+  close(mapped);
+  close(fd);
+  return memory;
+}
+
 // What the log says is for people; the device works either way, and lets go of the memory.
 static void test_pinned_memory(void **state) {
   (void)state;
   if (!library || !strstr(library, "_emu")) skip();
-  static const int32_t weights[100] = {1, 2, 3};
-  static const char *const allowed[] = {"2", "2", "1", "0",
-                                        "0"}; // anything, not read-only, nothing
-  for (size_t round = 0; round < TD_COUNT(allowed); round++) {
-    setenv("TANDEM_EMU_PIN", allowed[round], 1);
+  // What the device registers: anything, what can be written to, nothing.
+  static const struct {
+    const char *allowed;
+    int seals;
+    bool is_pinned;
+  } rounds[] = {
+      {"2", F_SEAL_WRITE, true}, {"2", 0, true}, {"1", F_SEAL_WRITE, false}, {"1", 0, true},
+      {"0", 0, false},           {"0", 0, false}};
+  enum { BYTES = 8192 };
+  for (size_t round = 0; round < TD_COUNT(rounds); round++) {
+    setenv("TANDEM_EMU_PIN", rounds[round].allowed, 1);
+    int32_t *weights = shared_weights(BYTES, rounds[round].seals);
     CUDA_OPEN(f);
     td_cuda_dev *dev = (td_cuda_dev *)f.dev;
     td_dev_pin(f.dev, NULL, 0);
     assert_null(dev->pinned);
-    td_dev_pin(f.dev, weights, sizeof weights);
-    assert_ptr_equal(dev->pinned, allowed[round][0] == '0' ? NULL : weights);
+    td_dev_pin(f.dev, weights, BYTES);
+    assert_ptr_equal(dev->pinned, rounds[round].is_pinned ? weights : NULL);
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC); // reads into what can be written to
+    assert_int_equal(read(zeros, weights, 1), -1);
+    assert_int_equal(errno, EFAULT);
+    close(zeros);
     const void *device;
     td_err err;
-    assert_int_equal(td_cuda_on_device(dev, weights, sizeof weights, &device, &err), TD_OK);
-    int32_t got[100];
+    assert_int_equal(td_cuda_on_device(dev, weights, BYTES, &device, &err), TD_OK);
+    int32_t got[BYTES / sizeof(int32_t)];
     cuda_get(&f, got, device, sizeof got);
     assert_memory_equal(got, weights, sizeof got);
     cuda_close(&f);
+    munmap(weights, BYTES);
   }
   unsetenv("TANDEM_EMU_PIN");
 }

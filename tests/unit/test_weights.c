@@ -169,6 +169,22 @@ static void test_nobody_changes_it(void **state) {
   close(fd);
 }
 
+// A driver makes mappings writable while it registers them; nobody makes the memory smaller.
+static void test_for_a_device(void **state) {
+  fixture *f = *state;
+  const td_resident_opts opts = {.for_device = true};
+  int fd;
+  td_err err;
+  assert_int_equal(td_resident_load(&fd, &f->stats, f->store, &opts, &err), TD_OK);
+  td_resident r;
+  assert_int_equal(td_resident_attach(&r, fd, &err), TD_OK);
+  assert_int_equal(mprotect((void *)(uintptr_t)r.base, r.n_bytes, PROT_READ | PROT_WRITE), 0);
+  assert_int_equal(ftruncate(fd, 0), -1);
+  assert_int_equal(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  td_resident_detach(&r);
+  close(fd);
+}
+
 static void test_a_model_opens_from_it(void **state) {
   fixture *f = *state;
   int fd = load_well(f);
@@ -324,6 +340,7 @@ int main(void) {
       cmocka_unit_test(test_mode_names),
       cmocka_unit_test_setup_teardown(test_holds_the_files, setup, teardown),
       cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_for_a_device, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_model_opens_from_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_changed_file, setup, teardown),
       cmocka_unit_test_setup_teardown(test_a_file_that_changes_meanwhile, setup, teardown),

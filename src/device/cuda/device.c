@@ -1,6 +1,7 @@
 // src/device/cuda/device.c - opening the CUDA device, and its memory.
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "device/cuda/cuda.h"
@@ -39,11 +40,23 @@ static size_t cuda_own_free_bytes(td_dev *base) {
   return n_free;
 }
 
+// Drivers on x86 know no memory that may only be read (cudaDevAttrHostRegisterReadOnlySupported is
+// 0), and refuse mappings that cannot be written to: this one can be meanwhile, where it is shared
+// memory that is not sealed against it. Nothing is written.
+static int register_host(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
+  void *memory = (void *)(uintptr_t)host;
+  int code = dev->abi->pin(host, n_bytes, true);
+  if (code == 0 || mprotect(memory, n_bytes, PROT_READ | PROT_WRITE) != 0) return code;
+  code = dev->abi->pin(host, n_bytes, false);
+  mprotect(memory, n_bytes, PROT_READ);
+  return code;
+}
+
 static void cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   double gib = (double)n_bytes / (1 << 30);
   TD_CHECK(!dev->pinned);
-  int code = dev->abi->pin(host, n_bytes);
+  int code = register_host(dev, host, n_bytes);
   if (code == 0) {
     dev->pinned = host;
     td_debug("%s: %.2f GiB of weights are pinned", base->name, gib);
