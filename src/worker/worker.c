@@ -104,21 +104,31 @@ static td_status open_device(worker *w, td_err *err) {
   return TD_OK;
 }
 
-// Weights are copied to a device when they are first used: one step, before there is anybody to
-// wait for it, uses them all.
-static td_status copy_weights(worker *w, td_err *err) {
+// A device copies weights and loads kernels when they are first used: a prompt and a token of an
+// answer, before there is anybody to wait for them, use them all.
+static td_status warm_up(worker *w, td_err *err) {
+  enum { PAGES = 5, TOKENS = (PAGES - 1) * TD_KV_PAGE_TOKENS };
+  static const int32_t tokens[TOKENS] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   if (!w->has_own_pages) return TD_OK;
-  static const int32_t token = 0, page = 0;
-  const td_step_seq seq = {
-      .tokens = &token, .n_tokens = 1, .pages = &page, .n_pages = 1, .want = TD_WANT_LAST};
-  return td_engine_step(w->engine, &seq, 1, err);
+  const td_kv_plan *plan = &w->pool.plan;
+  uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES, n = TOKENS;
+  if (n > w->opts.prefill_chunk) n = w->opts.prefill_chunk;
+  if (n >= plan->n_ctx) n = plan->n_ctx - 1;
+  if (n >= n_pages * TD_KV_PAGE_TOKENS) n = n_pages * TD_KV_PAGE_TOKENS - 1;
+  td_step_seq seq = {
+      .tokens = tokens, .n_tokens = n, .pages = pages, .n_pages = n_pages, .want = TD_WANT_LAST};
+  td_status st = n > 0 ? td_engine_step(w->engine, &seq, 1, err) : TD_OK;
+  seq.n_past = n;
+  seq.n_tokens = 1;
+  seq.is_decode = true;
+  return st == TD_OK ? td_engine_step(w->engine, &seq, 1, err) : st;
 }
 
 static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_device(w, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
-  if (st == TD_OK) st = copy_weights(w, err);
+  if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   return st;
 }
