@@ -16,7 +16,7 @@ typedef struct {
   const char *model_dir;  // checkpoint directory as the hubs publish it
   uint32_t n_threads;     // 0: one for each CPU
   uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
-  uint32_t prefill_chunk; // prompt tokens computed in one step; 0: 512
+  uint32_t prefill_chunk; // prompt tokens computed in one step; 0: 512, or more with many experts
   const char *device;     // "cpu", "cuda" or "auto"; NULL: "cpu"
 } tandem_opts;
 

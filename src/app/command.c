@@ -4,6 +4,7 @@
 
 #include "base/fs.h"
 #include "base/log.h"
+#include "engine/engine.h"
 #include "text/chat.h"
 
 #define MAX_TEXT_BYTES (1u << 30)
@@ -42,7 +43,9 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
   if (st == TD_OK) st = td_cmd_activations(o, &out->activations, err);
   if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
-  return st == TD_OK ? td_model_config_read(&config, o->model, err) : st;
+  if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
+  if (st == TD_OK && !out->prefill_chunk) out->prefill_chunk = td_engine_prefill_chunk(&config);
+  return st;
 }
 
 td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {

@@ -33,7 +33,7 @@ int tandem_open(tandem **out, const tandem_opts *opts, char *error, size_t error
                              .device = opts->device,
                              .n_threads = opts->n_threads,
                              .ctx_size = opts->ctx_size,
-                             .prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk : 512};
+                             .prefill_chunk = opts->prefill_chunk};
   td_status st = td_chat_open(&t->chat, opts->model_dir, &err);
   if (st == TD_OK) st = td_session_open(&t->session, &session, &err);
   if (st != TD_OK) {

@@ -141,14 +141,14 @@ static td_status add_likelihood(void *ctx, float *logits, uint32_t begin, uint32
 }
 
 // Windows of the context's size, each scored on its own.
-static td_status score(td_session *s, const td_ids *ids, uint32_t chunk, likelihood *total,
-                       td_err *err) {
+static td_status score(td_session *s, const td_ids *ids, likelihood *total, td_err *err) {
   *total = (likelihood){.n_vocab = s->config->n_vocab};
   for (size_t at = 0; at + 1 < ids->n; at += s->n_ctx) {
     size_t left = ids->n - at;
     total->ids = ids->ids + at;
     total->n = left < s->n_ctx ? (uint32_t)left : s->n_ctx;
-    td_status st = all_logits(s, total->ids, total->n, chunk, add_likelihood, total, err);
+    td_status st = all_logits(s, total->ids, total->n, s->opts.prefill_chunk, add_likelihood, total,
+                              err);
     if (st != TD_OK) return st;
   }
   if (!total->count) return td_fail(err, TD_EINVAL, "--file: the text has fewer than two tokens");
@@ -187,11 +187,10 @@ int td_cmd_eval_perplexity(const td_options *o) {
   uint32_t window = 0;
   if (st == TD_OK) st = td_cmd_window(o, &window, &err);
   if (ids.n < window) window = ids.n > 2 ? (uint32_t)ids.n : 2;
-  uint32_t chunk = (uint32_t)o->prefill_chunk;
-  if (st == TD_OK) st = open_session(&s, o, window, chunk, &err);
+  if (st == TD_OK) st = open_session(&s, o, window, (uint32_t)o->prefill_chunk, &err);
   double start = td_clock_s();
   likelihood total;
-  if (st == TD_OK) st = score(s, &ids, chunk, &total, &err);
+  if (st == TD_OK) st = score(s, &ids, &total, &err);
   if (st == TD_OK) print_perplexity(o, &total, window, td_clock_s() - start);
   td_session_close(s);
   td_ids_free(&ids);

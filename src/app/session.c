@@ -83,6 +83,7 @@ static td_status open_parts(td_session *s, td_err *err) {
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
+  if (!s->opts.prefill_chunk) s->opts.prefill_chunk = td_engine_prefill_chunk(s->config);
   size_t n_bytes;
   const void *memory = td_model_memory(s->model, &n_bytes);
   td_dev_pin(s->dev, memory, n_bytes);

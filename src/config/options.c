@@ -62,8 +62,9 @@ static const option table[] = {
     {"weights", 0, OPT_STR, COMPUTE, AT(weights), NO_RANGE, "auto", "WHERE",
      "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
      "there are any; auto: resident where that fits and brings such pages"},
-    {"prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), 1, 1 << 16, "512", "TOKENS",
-     "prompt tokens computed in one step; beside answers serve computes fewer"},
+    {"prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), 0, 1 << 16, "0", "TOKENS",
+     "prompt tokens computed in one step; 0: 512, or up to 2048 where a model has many experts; "
+     "beside answers serve computes fewer"},
 
     {"prompt", 'p', OPT_STR, ON(RUN), AT(prompt), NO_RANGE, NULL, "TEXT", "what to answer"},
     {"file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY) | ON(INSPECT_ROUTING), AT(file), NO_RANGE,

@@ -13,6 +13,14 @@ static uint32_t entry_elements(const td_model_config *c) {
   return 2 * c->n_kv_heads * c->head_dim;
 }
 
+uint32_t td_engine_prefill_chunk(const td_model_config *config) {
+  enum { LEAST = 512, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
+  if (!config->n_experts || !config->top_k) return LEAST;
+  uint64_t n = ((uint64_t)OF_EXPERT * config->n_experts / config->top_k + ROUND - 1) / ROUND *
+               ROUND;
+  return n < LEAST ? LEAST : n > MOST ? MOST : (uint32_t)n;
+}
+
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
   return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
 }

@@ -1,4 +1,5 @@
-// tests/unit/test_model_config.c - config.json in all its spellings, and what is refused of it.
+// tests/unit/test_model_config.c - config.json in all its spellings, what is refused of it, and how
+// prompts are cut because of it.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/engine.h"
 #include "model/config.h"
 
 static td_status parse(const char *config, const char *generation, td_model_config *out,
@@ -331,8 +333,21 @@ static void refuses_other_architectures(void **state) {
   assert_non_null(strstr(err.msg, "dir/generation_config.json: top_p"));
 }
 
+// Experts of many get 32 tokens of a prompt.
+static void test_prefill_chunk(void **state) {
+  (void)state;
+  static const uint32_t cases[][3] = {{0, 0, 512},    {64, 6, 512},         {128, 8, 512},
+                                      {160, 8, 640},  {256, 8, 1024},       {384, 8, 1536},
+                                      {512, 6, 2048}, {UINT32_MAX, 1, 2048}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_model_config config = {.n_experts = cases[i][0], .top_k = cases[i][1]};
+    assert_int_equal(td_engine_prefill_chunk(&config), cases[i][2]);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_prefill_chunk),
       cmocka_unit_test(reads_deepseek),
       cmocka_unit_test(defaults_are_transformers),
       cmocka_unit_test(reads_spellings_of_rope),
