@@ -49,6 +49,7 @@ enum {
   VECTORS = GROUP / VL,
   MIN_BAND = 16,    // rows
   PANEL_ROWS = 128, // that share packed x
+  ROWS_1 = GEMV_ROWS,
   ROWS_2 = GEMV_ROWS,
   AHEAD_FEW = AHEAD_MORE,
   MAX_ROWS = 4,     // that share a load of x

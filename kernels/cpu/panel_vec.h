@@ -3,7 +3,8 @@
 // and avx512bf16/linear_rows.h share. To be included behind elem, row_data and
 //   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n), ahead and, of
 //               each row, nan
-//   ROWS_2      rows that one or two tokens are multiplied with at once
+//   ROWS_1      rows that one token is multiplied with at once
+//   ROWS_2      that two are
 //   AHEAD_FEW   see ahead.h, of more than one token
 //   finish      the result of a row and token from the sum of all lanes
 //   is_final    whether that is the sum, for all of a panel
@@ -93,7 +94,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
 // Rows [row, end) times a tile of tokens.
 static void dot_tile(panel *p, uint32_t row, uint32_t end, uint32_t token, uint32_t n_tokens) {
   switch (n_tokens) {
-    DOT_TOKENS(1, ROWS_2)
+    DOT_TOKENS(1, ROWS_1)
     DOT_TOKENS(2, ROWS_2)
     DOT_TOKENS(3, BATCH_ROWS)
     DOT_TOKENS(4, BATCH_ROWS)

@@ -61,13 +61,16 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   }
 }
 
-// ---- one or two tokens of answers -------------------------------------------------------------
-// The same additions as of more, without what those are kept in: scales come from where they are
-// stored, sums are registers. One loop takes every row: the processor's prefetch knows a stream by
-// the instruction that loads it, and four copies of the loop read a tenth slower.
+// ---- answers whose scales are read where they are stored ---------------------------------------
+// The same additions as in linear_few, without what those are kept in: scales come from where they
+// are stored, sums are registers. One token's rows go one by one: the processor's prefetch knows a
+// stream by the instruction that loads it, and four copies of the loop read a tenth slower. Several
+// tokens share each weight, and two rows each load of x.
 
 enum {
-  FEWEST = 2, // tokens; three's multiplications alone are slower than memory
+  DIRECT_TOKENS = 4, // of a tile
+  DIRECT_ROWS = 2,   // of a step with several tokens
+  DIRECT_X = 131072, // of x in order, in L2
   // Bytes into L1, and into L2: Zen 4 reads up to half as much again with the latter, and a tenth
   // more where the former finds what it brought.
   CODES_AHEAD = 6144,
@@ -120,102 +123,154 @@ static bool has_extreme_e8m0(const uint8_t *p, size_t n) {
   return found != 0;
 }
 
-// The lanes of a row's sums with T tokens; x [block][STEPS][T][PL].
-TD_INLINE void dot_row(const stored_scales stored, const int T, const uint8_t *codes,
-                       const char *scales, uint32_t n_blocks, const packed *x, vf *sums) {
+// Some rows times all tokens; lives on the stack.
+typedef struct {
+  _Alignas(64) packed x[DIRECT_X]; // [tile of tokens][block][STEPS][token][PL]
+  x_range range[MAX_TOKENS];
+  const td_linear_args *a;
+  stored_scales stored;
+  size_t row_bytes, scale_bytes;                          // of a row
+  uint32_t n_tiles, tile[MAX_TOKENS / DIRECT_TOKENS + 1]; // where each begins
+} direct;
+
+// The lanes of R rows' sums with the T tokens that begin with token.
+TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, const direct *d,
+                        uint32_t row, uint32_t token, vf (*sums)[DIRECT_TOKENS]) {
   const size_t step = stored == ONE_BF16 ? 2 : stored == FOUR_BF16 ? 8 : 4;
+  const uint32_t cols = d->a->w->cols;
+  const uint8_t *codes = (const uint8_t *)d->a->w->data + row * d->row_bytes;
+  const char *scales = (const char *)d->a->w->scale + row * d->scale_bytes;
+  const packed *x = d->x + (size_t)token * cols;
+  // The first tile brings the codes for all.
+  const bool fetches = T == 1 || token == 0;
+  const size_t far = fetches ? CODES_FAR_AHEAD : 0, near = fetches ? CODES_AHEAD : 0;
   const vi table = q4_table();
-  vf total[FEWEST];
-  TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_zero();
-  for (uint32_t b = 0; b < n_blocks; b++, x += T * BLOCK) {
-    vi words = vi_load(codes + b * sizeof(vi));
-    __asm__("" : "+v"(words)); // one load, not one in each shift
-    vf sum[FEWEST];
-    TD_UNROLL for (int t = 0; t < T; t++) sum[t] = vf_zero();
-    const uintptr_t here = (uintptr_t)codes + b * sizeof(vi);
-    __builtin_prefetch((const void *)(here + CODES_FAR_AHEAD), 0, 2);
-    __builtin_prefetch((const void *)(here + CODES_AHEAD));
+  vf total[DIRECT_ROWS][DIRECT_TOKENS];
+  TD_UNROLL for (int i = 0; i < R * T; i++) total[i / T][i % T] = vf_zero();
+  for (uint32_t b = 0; b < cols / BLOCK; b++, x += T * BLOCK) {
+    vi words[DIRECT_ROWS];
+    vf sum[DIRECT_ROWS][DIRECT_TOKENS];
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const uintptr_t here = (uintptr_t)codes + r * d->row_bytes + b * sizeof(vi);
+      words[r] = vi_load((const uint8_t *)here);
+      __asm__("" : "+v"(words[r])); // one load, not one in each shift
+      __builtin_prefetch((const void *)(here + far), 0, 2);
+      __builtin_prefetch((const void *)(here + near));
+    }
+    TD_UNROLL for (int i = 0; i < R * T; i++) sum[i / T][i % T] = vf_zero();
     TD_UNROLL for (int i = 0; i < STEPS; i++) {
-      const vi at_i = i ? _mm512_srli_epi16(words, 4 * i) : words;
-      const pv w = pv_of(_mm512_permutexvar_epi16(at_i, table));
-      TD_UNROLL for (int t = 0; t < T; t++)
-          sum[t] = pv_fma(w, pv_load(x + (i * T + t) * PL), sum[t]);
+      pv w[DIRECT_ROWS];
+      TD_UNROLL for (int r = 0; r < R; r++) {
+        const vi at_i = i ? _mm512_srli_epi16(words[r], 4 * i) : words[r];
+        w[r] = pv_of(_mm512_permutexvar_epi16(at_i, table));
+      }
+      TD_UNROLL for (int t = 0; t < T; t++) {
+        pv xv = pv_load(x + (i * T + t) * PL);
+        if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        TD_UNROLL for (int r = 0; r < R; r++) sum[r][t] = pv_fma(w[r], xv, sum[r][t]);
+      }
     }
-    const vf scale = block_scale(stored, scales + b * step);
-    TD_UNROLL for (int t = 0; t < T; t++) total[t] = vf_fma(sum[t], scale, total[t]);
-  }
-  TD_UNROLL for (int t = 0; t < T; t++) sums[t] = total[t];
-}
-
-TD_INLINE void dot_fewest(const stored_scales stored, const int T, const td_linear_args *a,
-                          const packed *x) {
-  const td_weight *w = a->w;
-  const size_t row_bytes = w->cols / 2, n_scales = td_weight_groups(w);
-  const size_t scale_bytes = n_scales * td_dtype_bytes(w->scale_dtype);
-  const uint8_t *codes = (const uint8_t *)w->data + a->row_begin * row_bytes;
-  const char *scales = (const char *)w->scale + a->row_begin * scale_bytes;
-  const uint32_t n_rows = a->row_end - a->row_begin;
-  for (uint32_t row = 0; row < n_rows; row += 4) {
-    vf of[4][FEWEST];
-    _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i++) {
-      const uint32_t r = row + i < n_rows ? row + i : n_rows - 1;
-      for (size_t at = 0; at < scale_bytes; at += 64)
-        __builtin_prefetch((const void *)((uintptr_t)scales + r * scale_bytes + SCALES_AHEAD + at));
-      dot_row(stored, T, codes + r * row_bytes, scales + r * scale_bytes, w->cols / BLOCK, x,
-              of[i]);
-    }
-    TD_UNROLL for (int t = 0; t < T; t++) {
-      float sum[4], *y = a->y + (size_t)t * a->ldy + a->row_begin - a->y_row0;
-      vf_sum4(of[0][t], of[1][t], of[2][t], of[3][t], sum);
-      for (uint32_t i = 0; i < 4 && row + i < n_rows; i++)
-        y[row + i] = finish(w, a->row_begin + row + i, false, sum[i]);
+    TD_UNROLL for (int r = 0; r < R; r++) {
+      const vf scale = block_scale(stored, scales + r * d->scale_bytes + b * step);
+      TD_UNROLL for (int t = 0; t < T; t++) total[r][t] = vf_fma(sum[r][t], scale, total[r][t]);
     }
   }
+  TD_UNROLL for (int i = 0; i < R * T; i++) sums[i / T][i % T] = total[i / T][i % T];
 }
 
-#define FEWEST_OF(T)                                                                               \
+// Rows [row, row + n), n <= 4, times the T tokens that begin with token.
+TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d, uint32_t row,
+                        uint32_t n, uint32_t token) {
+  const td_linear_args *a = d->a;
+  const int R = T > 1 ? DIRECT_ROWS : 1;
+  vf of[4][DIRECT_TOKENS];
+  _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i += (uint32_t)R) {
+    if (i + (uint32_t)R <= n) {
+      dot_step(stored, R, T, d, row + i, token, of + i);
+    } else { // the last row again, where there is none
+      TD_UNROLL for (int r = 0; r < R; r++)
+          dot_step(stored, 1, T, d, row + n - 1, token, of + i + r);
+    }
+  }
+  TD_UNROLL for (int t = 0; t < T; t++) {
+    float sum[4], *y = a->y + (token + (uint32_t)t) * a->ldy + row - a->y_row0;
+    vf_sum4(of[0][t], of[1][t], of[2][t], of[3][t], sum);
+    for (uint32_t i = 0; i < n; i++)
+      y[i] = finish(a->w, row + i, false, sum[i]);
+  }
+}
+
+#define DIRECT_OF(T)                                                                               \
   case T:                                                                                          \
-    switch (stored) {                                                                              \
-    case ONE_BF16: dot_fewest(ONE_BF16, T, a, x); break;                                           \
-    case FOUR_BF16: dot_fewest(FOUR_BF16, T, a, x); break;                                         \
-    default: dot_fewest(FOUR_E8M0, T, a, x); break;                                                \
+    switch (d->stored) {                                                                           \
+    case ONE_BF16: dot_four(ONE_BF16, T, d, row, n, token); break;                                 \
+    case FOUR_BF16: dot_four(FOUR_BF16, T, d, row, n, token); break;                               \
+    default: dot_four(FOUR_E8M0, T, d, row, n, token); break;                                      \
     }                                                                                              \
     break;
 
-static void linear_fewest(const td_linear_args *a, stored_scales stored) {
-  const uint32_t n = a->n_tokens;
-  _Alignas(64) packed x[X_COLS];
-  x_range range[FEWEST];
-  for (uint32_t t = 0; t < n; t++) {
-    range[t] = empty_range();
-    order_x(a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx, a->w->cols, x + t * PL, n * PL,
-            &range[t]);
+static void dot_tokens_of(const direct *d, uint32_t row, uint32_t n, uint32_t token,
+                          uint32_t n_tokens) {
+  switch (n_tokens) {
+    DIRECT_OF(1)
+    DIRECT_OF(2)
+    DIRECT_OF(3)
+    DIRECT_OF(4)
   }
-  switch (n) {
-    FEWEST_OF(1)
-    FEWEST_OF(2)
-  }
-  for (uint32_t t = 0; t < n; t++)
-    end_token(a, t, range[t]);
 }
-_Static_assert(FEWEST == 2, "a case for every number of tokens");
+_Static_assert(DIRECT_TOKENS == 4, "a case for every number of tokens");
+
+static void order_tiles(direct *d) {
+  const td_linear_args *a = d->a;
+  d->n_tiles = (a->n_tokens + DIRECT_TOKENS - 1) / DIRECT_TOKENS;
+  for (uint32_t i = 0; i <= d->n_tiles; i++)
+    d->tile[i] = i * a->n_tokens / d->n_tiles;
+  for (uint32_t i = 0; i < d->n_tiles; i++) {
+    const uint32_t begin = d->tile[i], n = d->tile[i + 1] - begin;
+    for (uint32_t t = begin; t < begin + n; t++) {
+      const float *x = a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
+      packed *out = d->x + (size_t)begin * a->w->cols + (t - begin) * PL;
+      d->range[t] = empty_range();
+      order_x(x, a->w->cols, out, (size_t)n * PL, &d->range[t]);
+    }
+  }
+}
+
+static void linear_direct(const td_linear_args *a, stored_scales stored) {
+  direct d;
+  d.a = a;
+  d.stored = stored;
+  d.row_bytes = td_weight_row_bytes(a->w);
+  d.scale_bytes = td_weight_groups(a->w) * td_dtype_bytes(a->w->scale_dtype);
+  order_tiles(&d);
+  for (uint32_t row = a->row_begin; row < a->row_end; row += 4) {
+    const uint32_t n = a->row_end - row < 4 ? a->row_end - row : 4;
+    const uintptr_t scales = (uintptr_t)a->w->scale + row * d.scale_bytes;
+    for (size_t at = 0; at < n * d.scale_bytes; at += 64)
+      __builtin_prefetch((const void *)(scales + SCALES_AHEAD + at));
+    for (uint32_t i = 0; i < d.n_tiles; i++)
+      dot_tokens_of(&d, row, n, d.tile[i], d.tile[i + 1] - d.tile[i]);
+  }
+  for (uint32_t t = 0; t < a->n_tokens; t++)
+    end_token(a, t, d.range[t]);
+}
 
 // OTHER: it is one for linear_few.
-static stored_scales fewest_fit(const td_linear_args *a) {
+static stored_scales direct_fits(const td_linear_args *a) {
   const td_weight *w = a->w;
   const size_t n_scales = td_weight_groups(w), n_rows = a->row_end - a->row_begin;
-  if (a->n_tokens > FEWEST || w->cols % BLOCK || w->cols > X_COLS / a->n_tokens) return OTHER;
+  if (w->cols % BLOCK || w->cols > DIRECT_X / a->n_tokens) return OTHER;
   const stored_scales stored = stored_as(w);
   const uint8_t *scales = (const uint8_t *)w->scale + a->row_begin * n_scales;
   return stored == FOUR_E8M0 && has_extreme_e8m0(scales, n_rows * n_scales) ? OTHER : stored;
 }
 
 static void linear_answers(const td_linear_args *a) {
-  const stored_scales stored = fewest_fit(a);
+  const stored_scales stored = direct_fits(a);
   if (stored == OTHER) {
     linear_few(a);
   } else {
-    linear_fewest(a, stored);
+    linear_direct(a, stored);
   }
 }
 

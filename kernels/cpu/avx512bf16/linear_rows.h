@@ -37,7 +37,10 @@ enum {
   VECTORS = LINE / PL,
   MIN_BAND = 16,    // rows
   PANEL_ROWS = 128, // that share packed x
-  ROWS_2 = 1,       // a stream that the processor's own prefetch follows
+  ROWS_1 = 1,       // a stream that the processor's own prefetch follows
+  // Of bytes, one row's two chains would wait for themselves longer than for memory. BF16 would
+  // not, and reads its rows slower in several places.
+  ROWS_2 = sizeof(elem) == 1 ? 4 : 1,
   AHEAD_FEW = AHEAD_ONE,
   // Of one token, BF16 rows up to this are read faster by the processor's own prefetch alone, by up
   // to a fifth on Zen 4; longer ones slower by as much, and bytes alike.
