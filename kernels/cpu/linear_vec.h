@@ -263,6 +263,11 @@ static bool is_final(const panel *p) {
   return is_sum(p->a->w);
 }
 
+static bool one_by_one(const panel *p) {
+  (void)p;
+  return false;
+}
+
 #include "kernels/cpu/panel_vec.h"
 
 _Static_assert((int)FEW_TOKENS <= (int)PANEL_TOKENS, "a panel has room for them");

@@ -37,10 +37,10 @@ enum {
   VECTORS = LINE / PL,
   MIN_BAND = 16,    // rows
   PANEL_ROWS = 128, // that share packed x
-  ROWS_1 = 1,       // a stream that the processor's own prefetch follows
-  // Of bytes, one row's two chains would wait for themselves longer than for memory. BF16 would
-  // not, and reads its rows slower in several places.
-  ROWS_2 = sizeof(elem) == 1 ? 4 : 1,
+  // A row is a stream that the processor's own prefetch follows. But two tokens' chains would wait
+  // for themselves longer than for memory, and long rows of BF16 are fetched ahead in any case.
+  ROWS_1 = sizeof(elem) == 1 ? 1 : 4,
+  ROWS_2 = 4,
   AHEAD_FEW = AHEAD_ONE,
   // Of one token, BF16 rows up to this are read faster by the processor's own prefetch alone, by up
   // to a fifth on Zen 4; longer ones slower by as much, and bytes alike.
@@ -155,6 +155,10 @@ TD_INLINE void add_line(const int R, const int T, const vi *line, const packed *
 
 static bool is_final(const panel *p) {
   return is_sum(p->a->w);
+}
+
+static bool one_by_one(const panel *p) {
+  return p->a->w->cols <= OWN_COLS;
 }
 
 #include "kernels/cpu/panel_vec.h"

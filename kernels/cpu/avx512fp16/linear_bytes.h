@@ -195,6 +195,11 @@ static bool is_final(const panel *p) {
   return is_sum(p->a->w) && !memchr(p->nan, true, p->n_rows);
 }
 
+static bool one_by_one(const panel *p) {
+  (void)p;
+  return false;
+}
+
 #include "kernels/cpu/panel_vec.h"
 
 // On the way along some rows.
