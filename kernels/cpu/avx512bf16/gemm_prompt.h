@@ -36,7 +36,7 @@ enum {
   ROW_VECTORS = 4,
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6,
-  FEW = 8,
+  FEW = 16, // whose sums of a run are registers
   PART = 256,
   SPAN = 1024,
   CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
@@ -532,19 +532,35 @@ __attribute__((noinline)) static void few_any_rows(prompt *g, uint32_t row, size
     FEW_ROWS(6)
     FEW_ROWS(7)
     FEW_ROWS(8)
+    FEW_ROWS(9)
+    FEW_ROWS(10)
+    FEW_ROWS(11)
+    FEW_ROWS(12)
+    FEW_ROWS(13)
+    FEW_ROWS(14)
+    FEW_ROWS(15)
+    FEW_ROWS(16)
   default: return;
   }
 }
-_Static_assert(FEW == 8, "a case for every number of tokens");
+_Static_assert(FEW == 16, "a case for every number of tokens");
 _Static_assert((int)FEW_COLS / MIN_GROUP <= (int)MOST_ROWS / VL * MOST_TOKENS,
                "totals have room for scales");
-_Static_assert((int)FEW *(FEW_COLS + PL) <= (int)MOST_TOKENS * X_STRIDE,
-               "x has room for whole rows");
 
-// Totals are registers here; scales lie in their place.
+// Of x, from one token to the next.
+static size_t few_stride(const td_weight *w) {
+  return ((size_t)w->cols + PL - 1) / PL * PL + PL;
+}
+
+static bool are_few(const td_linear_args *a) {
+  return a->n_tokens <= FEW && a->w->cols <= FEW_COLS &&
+         a->n_tokens * few_stride(a->w) <= (size_t)MOST_TOKENS * X_STRIDE;
+}
+
+// Totals are registers here, or lie on the stack; scales lie in their place.
 static void few_block(prompt *g) {
   const uint32_t cols = g->a->w->cols;
-  const size_t stride = (cols + PL - 1) / PL * PL + PL;
+  const size_t stride = few_stride(g->a->w);
   memset(g->tiny, 0, sizeof g->tiny);
   g->span = 0;
   g->n_span = cols;
@@ -567,7 +583,7 @@ static void linear_prompt(const td_linear_args *a) {
   prompt g;
   g.a = a;
   g.row_bytes = td_weight_row_bytes(a->w);
-  const bool few = a->n_tokens <= FEW && a->w->cols <= FEW_COLS;
+  const bool few = are_few(a);
   const uint32_t n_blocks = (a->n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
   for (uint32_t i = 0; i < n_blocks; i++) { // even ones
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
