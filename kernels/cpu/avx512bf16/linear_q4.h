@@ -145,6 +145,8 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
   const bool fetches = T == 1 || token == 0;
   const size_t far = fetches ? CODES_FAR_AHEAD : 0, near = fetches ? CODES_AHEAD : 0;
   const vi table = q4_table();
+  for (size_t at = 0; fetches && at < R * d->scale_bytes; at += 64)
+    __builtin_prefetch((const void *)((uintptr_t)scales + SCALES_AHEAD + at));
   vf total[DIRECT_ROWS][DIRECT_TOKENS];
   TD_UNROLL for (int i = 0; i < R * T; i++) total[i / T][i % T] = vf_zero();
   for (uint32_t b = 0; b < cols / BLOCK; b++, x += T * BLOCK) {
@@ -245,9 +247,6 @@ static void linear_direct(const td_linear_args *a, stored_scales stored) {
   order_tiles(&d);
   for (uint32_t row = a->row_begin; row < a->row_end; row += 4) {
     const uint32_t n = a->row_end - row < 4 ? a->row_end - row : 4;
-    const uintptr_t scales = (uintptr_t)a->w->scale + row * d.scale_bytes;
-    for (size_t at = 0; at < n * d.scale_bytes; at += 64)
-      __builtin_prefetch((const void *)(scales + SCALES_AHEAD + at));
     for (uint32_t i = 0; i < d.n_tiles; i++)
       dot_tokens_of(&d, row, n, d.tile[i], d.tile[i + 1] - d.tile[i]);
   }
