@@ -38,7 +38,7 @@ __device__ inline void wgmma_publish() {
 #endif
 }
 
-// What was given since the last one is a group.
+// What was given is waited for, and nothing else.
 __device__ inline void wgmma_commit() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -47,17 +47,16 @@ __device__ inline void wgmma_commit() {
 #endif
 }
 
-// For all groups but the last KEEP. What the others have summed is then in these registers, and
-// only then.
-template <int KEEP = 0, int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
+// For all. What they have summed is then in these registers, and only then.
+template <int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(KEEP) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
   for (int i = 0; i < N; i++)
     asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 #elif !defined(__CUDACC__)
   (void)c;
-  emu_wgmma_wait(KEEP);
+  emu_wgmma_wait();
 #endif
 }
 

@@ -81,13 +81,14 @@ static td_status write_logits(td_session *s, const td_options *o, const char *tm
   return st;
 }
 
+// chunk: 0 as the options have it.
 static td_status open_session(td_session **out, const td_options *o, uint32_t n_tokens,
                               uint32_t chunk, td_err *err) {
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
   if (st != TD_OK) return st;
   opts.ctx_size = n_tokens;
-  opts.prefill_chunk = chunk;
+  if (chunk) opts.prefill_chunk = chunk;
   return td_session_open(out, &opts, err);
 }
 
@@ -187,7 +188,7 @@ int td_cmd_eval_perplexity(const td_options *o) {
   uint32_t window = 0;
   if (st == TD_OK) st = td_cmd_window(o, &window, &err);
   if (ids.n < window) window = ids.n > 2 ? (uint32_t)ids.n : 2;
-  if (st == TD_OK) st = open_session(&s, o, window, (uint32_t)o->prefill_chunk, &err);
+  if (st == TD_OK) st = open_session(&s, o, window, 0, &err);
   double start = td_clock_s();
   likelihood total;
   if (st == TD_OK) st = score(s, &ids, &total, &err);

@@ -7,66 +7,33 @@
 #include "emu.h"
 
 struct emu_copy {
-  unsigned char *to;
-  const unsigned char *from;
-  size_t n_bytes, n_there; // zeros behind the latter
-};
-
-// What was asked for in its order, and where the groups end.
-template <class Request> struct emu_queue {
-  std::vector<Request> requests;
-  std::vector<size_t> ends;
-
-  void commit() { ends.push_back(requests.size()); }
-
-  // Does all groups but the last so many; what is in no group yet stays.
-  template <class Do> void wait(size_t keep, Do &&act) {
-    if (ends.size() <= keep) return;
-    size_t groups = ends.size() - keep, n = ends[groups - 1];
-    for (size_t i = 0; i < n; i++)
-      act(requests[i]);
-    requests.erase(requests.begin(), requests.begin() + static_cast<std::ptrdiff_t>(n));
-    ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
-    for (size_t &end : ends)
-      end -= n;
-  }
+  uint4 *to;
+  const uint4 *from; // NULL: zeros
 };
 
 // A thread must not end before it has waited for them.
 struct emu_pending {
-  emu_queue<emu_copy> copies;
-  emu_queue<std::function<void()>> products;
+  std::vector<emu_copy> copies;
+  std::vector<std::function<void()>> products;
+  size_t n_committed = 0; // of the products, which are waited for
 };
 emu_pending &emu_mine();
 
 uint32_t emu_shared_address(const void *p);
 unsigned char *emu_shared_at(uint32_t address);
 
-inline void emu_copy_async(void *to, const void *from, size_t n_bytes, size_t n_there) {
-  if (reinterpret_cast<uintptr_t>(to) % n_bytes != 0) emu_misaligned(to, n_bytes);
-  if (n_there > 0 && reinterpret_cast<uintptr_t>(from) % n_bytes != 0)
-    emu_misaligned(from, n_bytes);
-  emu_mine().copies.requests.push_back({static_cast<unsigned char *>(to),
-                                        static_cast<const unsigned char *>(from), n_bytes,
-                                        n_there});
+inline void emu_copy_async(void *to, const void *from, bool there) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4) != 0) emu_misaligned(to, sizeof(uint4));
+  if (there && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) != 0)
+    emu_misaligned(from, sizeof(uint4));
+  emu_mine().copies.push_back(
+      {static_cast<uint4 *>(to), there ? static_cast<const uint4 *>(from) : nullptr});
 }
 
-// In words, which is what races are looked for in.
-inline void emu_copy_now(const emu_copy &copy) {
-  for (size_t at = 0; at < copy.n_bytes; at += sizeof(uint32_t)) {
-    uint32_t word = 0;
-    for (size_t i = 0; i < sizeof word && at + i < copy.n_there; i++)
-      word |= static_cast<uint32_t>(copy.from[at + i]) << 8 * i;
-    *reinterpret_cast<uint32_t *>(copy.to + at) = word;
-  }
-}
-
-inline void emu_copy_async_commit() {
-  emu_mine().copies.commit();
-}
-
-inline void emu_copy_async_wait(size_t keep) {
-  emu_mine().copies.wait(keep, emu_copy_now);
+inline void emu_copy_async_wait() {
+  for (const emu_copy &copy : emu_mine().copies)
+    *copy.to = copy.from ? *copy.from : uint4{};
+  emu_mine().copies.clear();
 }
 
 // ---- matrices in shared memory ----------------------------------------------------------------
@@ -150,15 +117,21 @@ inline void emu_multiply(const emu_product &m) {
 inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_t a, uint64_t b,
                       bool add) {
   emu_product m = {c, n, a_registers, a, b, add};
-  emu_mine().products.requests.push_back([=] { emu_multiply(m); });
+  emu_mine().products.push_back([=] { emu_multiply(m); });
 }
 
 inline void emu_wgmma_commit() {
-  emu_mine().products.commit();
+  emu_mine().n_committed = emu_mine().products.size();
 }
 
-inline void emu_wgmma_wait(size_t keep) {
-  emu_mine().products.wait(keep, [](const std::function<void()> &product) { product(); });
+// What was not committed stays.
+inline void emu_wgmma_wait() {
+  auto &products = emu_mine().products;
+  auto end = products.begin() + static_cast<std::ptrdiff_t>(emu_mine().n_committed);
+  for (auto product = products.begin(); product != end; ++product)
+    (*product)();
+  products.erase(products.begin(), end);
+  emu_mine().n_committed = 0;
 }
 
 #endif

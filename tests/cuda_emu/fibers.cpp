@@ -264,7 +264,7 @@ static void fiber_main() {
 #endif
   (*block->body)();
   fiber *f = block->current;
-  if (!f->pending.copies.requests.empty() || !f->pending.products.requests.empty()) {
+  if (!f->pending.copies.empty() || !f->pending.products.empty()) {
     std::fprintf(stderr, "cuda_emu: a thread ends and has not waited for what it asked for\n");
     abort();
   }

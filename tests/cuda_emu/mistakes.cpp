@@ -26,9 +26,8 @@ static void kernel(mistake m) {
   dynamic[m.which == EMU_DYNAMIC ? i / 2 : i] = v;
   __syncthreads();
   const uint4 *copied = reinterpret_cast<const uint4 *>(dynamic);
-  emu_copy_async(reinterpret_cast<uint4 *>(dynamic) + i, nullptr, sizeof(uint4), 0);
-  emu_copy_async_commit();
-  if (m.which != EMU_NO_WAIT) emu_copy_async_wait(0);
+  emu_copy_async(reinterpret_cast<uint4 *>(dynamic) + i, nullptr, false);
+  if (m.which != EMU_NO_WAIT) emu_copy_async_wait();
   if (m.which != EMU_COPIED) __syncthreads();
   values[i] = static_cast<float>(copied[other_warp].x);
 }

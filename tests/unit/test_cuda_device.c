@@ -103,9 +103,9 @@ static void test_pinned_memory(void **state) {
     const char *allowed;
     int seals;
     bool is_pinned;
-  } rounds[] = {
-      {"2", F_SEAL_WRITE, true}, {"2", 0, true}, {"1", F_SEAL_WRITE, false}, {"1", 0, true},
-      {"0", 0, false},           {"0", 0, false}};
+  } rounds[] = {{"2", F_SEAL_WRITE, true},  {"2", 0, true},
+                {"1", F_SEAL_WRITE, false}, {"1", 0, true},
+                {"0", F_SEAL_WRITE, false}, {"0", 0, false}};
   enum { BYTES = 8192 };
   for (size_t round = 0; round < TD_COUNT(rounds); round++) {
     setenv("TANDEM_EMU_PIN", rounds[round].allowed, 1);
