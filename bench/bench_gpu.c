@@ -2,10 +2,11 @@
 // Calls are launched some at a time, as a graph, as the engine launches a step of answers; a case
 // is launched again and again until a run takes some 50 ms, and the median of five runs counts:
 // wall time over the number of calls. Weights rotate through enough matrices to come from memory
-// rather than from the L2. usage: bench_gpu [--only TEXT] [KEY=VALUE]...     what the head of the
-// JSON is to say besides
+// rather than from the L2, and so do experts and the keys of answers.
+// usage: bench_gpu [--only TEXT] [KEY=VALUE]...     what the head of the JSON is to say besides
 // --only: the cases whose operator, model and format, a space between them, have TEXT in them.
 // With --list, the cases and no figures: how many there are, on any machine.
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,15 @@
 #include "device/cuda/cuda.h"
 
 enum { RUNS = 5, ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64 };
-enum { GRAPH_CALLS = 32 };
+enum { GRAPH_CALLS = 32, HOST_PAGE_BYTES = 4096 };
 #define RUN_S  0.05
 #define LONG_S 5e-4
+
+// Host memory of a case's weights.
+typedef struct kept {
+  struct kept *next;
+  _Alignas(max_align_t) uint8_t bytes[];
+} kept;
 
 typedef struct {
   td_dev *dev; // NULL: cases are listed
@@ -29,6 +36,7 @@ typedef struct {
   double peak_tflops; // of a large dense product in BF16
   const char *only;   // NULL: every case
   uint64_t graph;     // the last one's key
+  kept *weights;      // the newest first
   uint32_t n_cases;
 } bench;
 
@@ -74,7 +82,9 @@ static void *device_noise(bench *b, size_t n_bytes) {
 }
 
 static void release(bench *b, void *memory) {
-  if (b->dev) td_dev_free(b->dev, memory);
+  if (!b->dev) return;
+  sync_all(b);
+  td_dev_free(b->dev, memory);
 }
 
 static void *host_memory(size_t n_bytes) {
@@ -228,9 +238,30 @@ static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
     memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
 }
 
-// Any bits but NaN's; scales of 2^-7. The memory is kept until the end: the device knows weights
-// by their address.
-static td_weight make_weight(const bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
+// Memory until forget_weights: the device knows weights by their address.
+static void *weight_memory(bench *b, size_t n_bytes) {
+  kept *k = host_memory(sizeof *k + n_bytes);
+  k->next = b->weights;
+  b->weights = k;
+  return k->bytes;
+}
+
+// The case's weights, and the device's copies of them.
+static void forget_weights(bench *b) {
+  if (b->dev) {
+    sync_all(b);
+    td_cuda_graphs_drop((td_cuda_stream *)b->stream);
+    td_cuda_weights_close((td_cuda_dev *)b->dev);
+  }
+  for (kept *k = b->weights, *next; k; k = next) {
+    next = k->next;
+    free(k);
+  }
+  b->weights = NULL;
+}
+
+// Any bits but NaN's; scales of 2^-7.
+static td_weight make_weight(bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
   uint8_t bits[4096];
   uint32_t state = 2;
@@ -239,7 +270,7 @@ static td_weight make_weight(const bench *b, const weight_format *f, uint32_t ro
     bits[i] = (uint8_t)(f->dtype != TD_BF16 ? noise & 0xf7 : i % 2 ? 0x3c | (noise & 0x80) : noise);
   }
   size_t n = td_weight_data_bytes(&w);
-  uint8_t *data = host_memory(b->dev ? n : sizeof bits);
+  uint8_t *data = weight_memory(b, b->dev ? n : sizeof bits);
   memcpy(data, bits, sizeof bits);
   if (b->dev) repeat(data, sizeof bits, n);
   w.data = data;
@@ -249,7 +280,7 @@ static td_weight make_weight(const bench *b, const weight_format *f, uint32_t ro
   w.scale_dtype = f->scale_dtype;
   w.scale = data; // for the size
   size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
-  void *scale = host_memory(n_scales * td_dtype_bytes(f->scale_dtype));
+  void *scale = weight_memory(b, n_scales * td_dtype_bytes(f->scale_dtype));
   for (size_t i = 0; i < n_scales; i++) {
     switch (f->scale_dtype) {
     case TD_F32: ((float *)scale)[i] = 0x1p-7f; break;
@@ -298,8 +329,10 @@ static void linear_once(bench *b, const void *args, uint32_t call) {
 
 static void bench_copies(bench *b) {
   size_t n = 256 << 20;
-  void *host = host_memory(n), *first = device_memory(b, n), *second = device_memory(b, n);
+  void *host = aligned_alloc(HOST_PAGE_BYTES, n); // registering changes the rights of whole pages
+  TD_CHECK(host);
   memset(host, 1, n);
+  void *first = device_memory(b, n), *second = device_memory(b, n);
   copy_args up = {first, host, n}, down = {host, first, n}, within = {second, first, n};
   double gb = (double)n * 1e-9;
   td_jw_double(b->json, "pageable_host_to_device_gbps", gb / measure_copy(b, copy_once, &up));
@@ -326,6 +359,7 @@ static void bench_peak(bench *b) {
   td_jw_str(b->json, "bf16_peak_by", has_blas ? "cuBLAS" : "tandem: cuBLAS is not installed");
   release(b, x);
   release(b, y);
+  forget_weights(b);
 }
 
 // ---- matrices ---------------------------------------------------------------------------------
@@ -397,6 +431,7 @@ static void bench_linear(bench *b, const linear_case *c) {
   }
   release(b, x);
   release(b, args.y);
+  forget_weights(b);
 }
 
 // ---- operators as cases -------------------------------------------------------------------------
@@ -411,10 +446,7 @@ ONCE(rmsnorm)
 ONCE(rope)
 ONCE(kv_store_gqa)
 ONCE(kv_store_mla)
-ONCE(attn_gqa)
-ONCE(attn_mla)
 ONCE(router)
-ONCE(moe)
 ONCE(top_logits)
 
 static void add_once(bench *b, const void *args, uint32_t call) {
@@ -454,13 +486,20 @@ static const model_shape models[] = {
 
 enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
 
-// Tokens take experts in turn, so that n tokens read min(n * top_k, experts) of them; 64 experts
-// are enough to see what many do.
+// Calls take experts in turn.
+static void moe_once(bench *b, const void *args, uint32_t call) {
+  td_moe_args a = *(const td_moe_args *)args;
+  a.ids += (size_t)call * a.n_tokens * a.top_k % a.n_experts;
+  td_op_moe(b->stream, &a);
+}
+
+// So do tokens, so that n tokens read min(n * top_k, experts) of them; 64 experts are enough to see
+// what many do.
 static void bench_moe(bench *b, const model_shape *m, const weight_format *format) {
   enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
   static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
   static td_weight w[3][MAX_EXPERTS];
-  static int32_t ids[TOKENS * MAX_K];
+  static int32_t ids[TOKENS * MAX_K + MAX_EXPERTS];
   static float weights[TOKENS * MAX_K];
   if (!is_wanted(b, "experts", m->name, format->name)) return;
   uint32_t n_experts = m->n_experts <= MAX_EXPERTS ? m->n_experts : 64;
@@ -469,10 +508,10 @@ static void bench_moe(bench *b, const model_shape *m, const weight_format *forma
     w[1][e] = make_weight(b, format, m->hidden, m->dim);
     w[2][e] = make_weight(b, format, m->dim, m->hidden);
   }
-  for (uint32_t i = 0; i < TOKENS * MAX_K; i++) {
+  for (uint32_t i = 0; i < TD_COUNT(ids); i++)
     ids[i] = (int32_t)(i % n_experts);
+  for (uint32_t i = 0; i < TD_COUNT(weights); i++)
     weights[i] = 0.125f;
-  }
   void *x = device_noise(b, (size_t)TOKENS * m->dim * 2),
        *out = device_memory(b, (size_t)TOKENS * m->dim * 2);
   void *dev_ids = device_memory(b, sizeof ids), *dev_weights = device_memory(b, sizeof weights);
@@ -489,8 +528,8 @@ static void bench_moe(bench *b, const model_shape *m, const weight_format *forma
                       .top_k = m->top_k};
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
     args.n_tokens = tokens[i];
-    double seconds = measure(b, moe_once, &args, 1);
     uint32_t pairs = tokens[i] * m->top_k, used = pairs < n_experts ? pairs : n_experts;
+    double seconds = measure(b, moe_once, &args, n_experts / used);
     record(b,
            &(bench_case){.op = "experts",
                          .model = m->name,
@@ -505,6 +544,7 @@ static void bench_moe(bench *b, const model_shape *m, const weight_format *forma
   void *const memory[] = {x, out, dev_ids, dev_weights};
   for (size_t i = 0; i < TD_COUNT(memory); i++)
     release(b, memory[i]);
+  forget_weights(b);
 }
 
 // ---- attention --------------------------------------------------------------------------------
@@ -553,6 +593,8 @@ static double n_pairs(uint32_t n_tokens, uint32_t n_keys) {
   return n_tokens * ((double)n_keys - (n_tokens - 1) / 2.0);
 }
 
+enum { MAX_CACHES = 128, MAX_KV_B = 16 };
+
 typedef struct {
   uint32_t seqs, tokens, keys;
 } attn_shape;
@@ -561,24 +603,46 @@ static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1
                                          {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
                                          {1, 8192, 8192}, {1, 2048, 32768}};
 
+// How many caches the calls take in turn: a step's weights push the keys of an answer out of the
+// L2, so they must not be found there again. A prompt's are few beside its work.
+static uint32_t n_caches(const attn_shape *s, size_t cache_bytes) {
+  size_t n = s->tokens == 1 ? ROTATING_BYTES / 2 / cache_bytes : 1;
+  return n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n;
+}
+
+typedef struct {
+  td_attn_gqa_args args;
+  size_t cache_bytes;
+  uint32_t n_caches;
+} gqa_calls;
+
+static void attn_gqa_once(bench *b, const void *args, uint32_t call) {
+  const gqa_calls *c = args;
+  td_attn_gqa_args a = c->args;
+  a.kv.pages = (char *)a.kv.pages + call % c->n_caches * c->cache_bytes;
+  td_op_attn_gqa(b->stream, &a);
+}
+
 static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
   const char *op = s->tokens == 1 ? "decode" : "prefill";
   if (!is_wanted(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  void *pages = device_noise(b, s->seqs * batch.max_pages * page_bytes);
+  gqa_calls calls = {.cache_bytes = s->seqs * batch.max_pages * page_bytes};
+  calls.n_caches = n_caches(s, calls.cache_bytes);
+  void *pages = device_noise(b, calls.n_caches * calls.cache_bytes);
   void *q = device_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
-  td_attn_gqa_args args = {.batch = batch,
-                           .kv = {pages, page_bytes, TD_BF16},
-                           .q = q,
-                           .out = out,
-                           .n_heads = m->n_heads,
-                           .n_kv_heads = m->n_kv_heads,
-                           .head_dim = m->head_dim,
-                           .scale = 0.1f};
-  double seconds = measure(b, attn_gqa_once, &args, 1);
+  calls.args = (td_attn_gqa_args){.batch = batch,
+                                  .kv = {pages, page_bytes, TD_BF16},
+                                  .q = q,
+                                  .out = out,
+                                  .n_heads = m->n_heads,
+                                  .n_kv_heads = m->n_kv_heads,
+                                  .head_dim = m->head_dim,
+                                  .scale = 0.1f};
+  double seconds = measure(b, attn_gqa_once, &calls, calls.n_caches);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
   record(b,
          &(bench_case){.op = op,
@@ -595,28 +659,45 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
   free_batch(b, &batch);
 }
 
+typedef struct {
+  td_attn_mla_args args;
+  const td_weight *kv_b; // MAX_KV_B of them
+  size_t cache_bytes;
+  uint32_t n_caches;
+} mla_calls;
+
+static void attn_mla_once(bench *b, const void *args, uint32_t call) {
+  const mla_calls *c = args;
+  td_attn_mla_args a = c->args;
+  a.kv.pages = (char *)a.kv.pages + call % c->n_caches * c->cache_bytes;
+  a.kv_b = &c->kv_b[call % MAX_KV_B];
+  td_op_attn_mla(b->stream, &a);
+}
+
 static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, const attn_shape *s) {
   const char *op = s->tokens == 1 ? "mla_decode" : "mla_prefill";
   if (!is_wanted(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  void *pages = device_noise(b, s->seqs * batch.max_pages * page_bytes);
+  mla_calls calls = {.kv_b = kv_b, .cache_bytes = s->seqs * batch.max_pages * page_bytes};
+  calls.n_caches = n_caches(s, calls.cache_bytes);
+  void *pages = device_noise(b, calls.n_caches * calls.cache_bytes);
   void *q = device_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
-  td_attn_mla_args args = {.batch = batch,
-                           .kv = {pages, page_bytes, TD_BF16},
-                           .q = q,
-                           .kv_b = kv_b,
-                           .out = out,
-                           .n_heads = m->n_heads,
-                           .nope_dim = NOPE,
-                           .rope_dim = ROPE,
-                           .v_dim = V_DIM,
-                           .kv_lora_rank = RANK,
-                           .scale = 0.1f,
-                           .absorbed = s->tokens == 1};
-  double seconds = measure(b, attn_mla_once, &args, 1);
+  calls.args = (td_attn_mla_args){.batch = batch,
+                                  .kv = {pages, page_bytes, TD_BF16},
+                                  .q = q,
+                                  .out = out,
+                                  .n_heads = m->n_heads,
+                                  .nope_dim = NOPE,
+                                  .rope_dim = ROPE,
+                                  .v_dim = V_DIM,
+                                  .kv_lora_rank = RANK,
+                                  .scale = 0.1f,
+                                  .absorbed = s->tokens == 1};
+  uint32_t n_turns = calls.n_caches > MAX_KV_B ? calls.n_caches : MAX_KV_B;
+  double seconds = measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
   double width = s->tokens == 1 ? 2 * RANK + ROPE : NOPE + ROPE + V_DIM;
   record(b,
          &(bench_case){.op = op,
@@ -635,14 +716,17 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
 }
 
 static void bench_attention(bench *b, const model_shape *m) {
-  td_weight kv_b = make_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
+  td_weight kv_b[MAX_KV_B];
+  for (size_t i = 0; i < MAX_KV_B && !m->n_kv_heads; i++)
+    kv_b[i] = make_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
   for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
     if (m->n_kv_heads) {
       bench_gqa(b, m, &attn_shapes[i]);
     } else {
-      bench_mla(b, m, &kv_b, &attn_shapes[i]);
+      bench_mla(b, m, kv_b, &attn_shapes[i]);
     }
   }
+  forget_weights(b);
 }
 
 // ---- what moves rows ----------------------------------------------------------------------------
@@ -664,7 +748,7 @@ static void bench_rows(bench *b, const model_shape *m, const rows_memory *r,
                        const td_weight *table) {
   uint32_t n = r->n, dim = m->dim;
   double row_bytes = 2.0 * dim * n;
-  float *w = host_memory(dim * sizeof *w);
+  float *w = weight_memory(b, dim * sizeof *w);
   for (uint32_t i = 0; i < dim; i++)
     w[i] = 1;
   td_embed_args embed = {.table = table, .ids = r->zeros, .out = r->x, .n_tokens = n};
@@ -760,6 +844,7 @@ static void bench_small(bench *b, const model_shape *m) {
   release(b, r.x);
   release(b, r.y);
   release(b, r.zeros);
+  forget_weights(b);
 }
 
 // ---- all of it --------------------------------------------------------------------------------

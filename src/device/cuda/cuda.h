@@ -14,6 +14,8 @@
 #include "device/check.h"
 #include "kernels/cuda/abi.h"
 
+enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
+
 // What a stream's operators need besides their arguments; grown on demand, kept until it closes.
 typedef enum {
   CUDA_SCRATCH_SORT,   // MoE: pairs in order of expert, tiles
@@ -109,7 +111,8 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 // is no library, or not this program's, or no GPU.
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
 void td_cuda_library_close(td_cuda_dev *dev);
-// A function of cuBLAS: the library's own, or that of CUDA's newest version installed; NULL: none.
+// A function of cuBLAS: the library's own, or that of the release it was built with, or that of
+// another one that is installed; NULL: none.
 // ctx is a td_cuda_dev. A td_cu_symbol_fn.
 void *td_cuda_blas_symbol(void *ctx, const char *name);
 
@@ -139,7 +142,7 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
 td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
 td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                              td_err *err);
-void td_cuda_weights_close(td_cuda_dev *dev);
+void td_cuda_weights_close(td_cuda_dev *dev); // all copies; what is used again is copied again
 
 // heuristics.c: pure choices.
 // How weights of this format can be read; x_aligned: activations may be read 16 bytes at a time.

@@ -306,4 +306,10 @@ void td_cuda_weights_close(td_cuda_dev *dev) {
   free(dev->pieces);
   free(dev->copies);
   free(dev->experts);
+  dev->pieces = NULL;
+  dev->copies = NULL;
+  dev->experts = NULL;
+  dev->staging = dev->shared_piece = NULL;
+  dev->n_pieces = dev->n_copies = dev->n_slots = dev->n_experts = 0;
+  dev->copied_bytes = dev->shared_bytes = dev->staging_bytes = 0;
 }
