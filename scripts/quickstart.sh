@@ -34,7 +34,8 @@ fi
 
 if [ $kind = random ]; then scripts/setup.sh --test; else scripts/setup.sh; fi
 
-# The first GPU's architecture as nvcc names it; nothing where no driver answers.
+# The first GPU's architecture as nvcc names it; nothing where no driver answers, or where the GPU is
+# older than what the kernels need.
 architecture() {
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1) || return 0
@@ -43,6 +44,10 @@ architecture() {
     *) return 0 ;;
   esac
   capability=${capability/./}
+  if [ "$capability" -lt 80 ]; then
+    echo "quickstart: the GPU's compute capability is below 8.0: the CPU computes" >&2
+    return 0
+  fi
   if [ "$capability" = 90 ]; then echo 90a; else echo "$capability"; fi
 }
 
@@ -56,19 +61,33 @@ if [ -n "$arch" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /
   if [ -z "$device" ]; then arguments=(--device auto "${arguments[@]}"); fi
 elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
   lacks=nvcc
-  if [ -z "$arch" ]; then lacks="nvidia-smi that answers"; fi
+  if [ -z "$arch" ]; then lacks="nvidia-smi that answers with one of 8.0 or newer"; fi
   echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see the README, under GPUs"
 fi
 
+build() {
+  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF "${settings[@]}" \
+    > "$log" 2>&1 && ninja -C build "${targets[@]}" >> "$log" 2>&1
+}
+
 echo "quickstart: building"
 mkdir -p build
-cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=OFF "${settings[@]}" \
-  > build/quickstart.log 2>&1 &&
-  ninja -C build "${targets[@]}" >> build/quickstart.log 2>&1 || {
-  tail -30 build/quickstart.log >&2
-  echo "quickstart: error: the build failed; the whole log is build/quickstart.log" >&2
+log=build/quickstart.log
+built=yes
+build || built=no
+if [ $built = no ] && [ ${#settings[@]} -gt 0 ]; then
+  mv $log build/quickstart-cuda.log
+  echo "quickstart: the kernels for sm_$arch are not built (see build/quickstart-cuda.log; it takes CUDA" \
+    "12.8 or newer): the CPU computes"
+  targets=(tandem)
+  settings=(-DTD_CUDA=OFF)
+  if build; then built=yes; fi
+fi
+if [ $built = no ]; then
+  tail -30 $log >&2
+  echo "quickstart: error: the build failed; the whole log is $log" >&2
   exit 1
-}
+fi
 
 if [ $kind = random ] && [ ! -f $tiny/config.json ]; then
   echo "quickstart: making a model of random weights in $tiny"

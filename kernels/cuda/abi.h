@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 10u
+#define TD_CUDA_ABI_VERSION 11u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -320,9 +320,11 @@ typedef struct {
 typedef struct {
   uint32_t version; // TD_CUDA_ABI_VERSION
   uint32_t n_bytes; // of this struct
+  int cuda_major;   // the CUDA release that it was built with
   const char *(*error_text)(int code);
   int (*count)(int *n_devices);
   int (*open)(int device, td_cu_props *props); // makes it the calling thread's device
+  int (*probe)(void);                          // whether its driver takes the library's code
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);

@@ -31,6 +31,14 @@ static int open_device(int device, td_cu_props *props) {
   return 0;
 }
 
+__global__ static void probe_kernel() {}
+
+// A failure would else be that of the first launch.
+static int probe() {
+  cudaFuncAttributes attributes;
+  return told(cudaFuncGetAttributes(&attributes, probe_kernel));
+}
+
 static int memory(size_t *free_bytes, size_t *total_bytes) {
   return told(cudaMemGetInfo(free_bytes, total_bytes));
 }
@@ -128,9 +136,11 @@ static int graph_close(td_cu_graph graph) {
 extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(void) {
   static const td_cu_abi abi = {TD_CUDA_ABI_VERSION,
                                 sizeof(td_cu_abi),
+                                CUDART_VERSION / 1000,
                                 error_text,
                                 count,
                                 open_device,
+                                probe,
                                 memory,
                                 alloc,
                                 free_memory,

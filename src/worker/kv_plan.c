@@ -10,7 +10,10 @@ static uint32_t pages_of(uint64_t n_tokens) {
 static uint64_t budget_bytes(const td_kv_need *need) {
   uint64_t available = need->available_bytes;
   uint64_t left = need->weight_bytes < available ? available - need->weight_bytes : 0;
-  if (need->is_device) return left - left / 4;
+  if (need->is_device) {
+    uint64_t spare = left / 4 > TD_KV_DEVICE_SPARE ? left / 4 : TD_KV_DEVICE_SPARE;
+    return left > spare ? left - spare : 0;
+  }
   return left > available / 2 ? left / 2 : available / 4;
 }
 

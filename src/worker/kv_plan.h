@@ -6,7 +6,7 @@
 // of all that is available when they leave less than half of it: then they are read through the
 // page cache anyway). One whole context must fit; if ctx_size was left to us, it is shortened until
 // it does. On a device with memory of its own, a quarter of what the weights leave of that is kept
-// for activations.
+// for what its operators need, but at least TD_KV_DEVICE_SPARE.
 #ifndef TD_WORKER_KV_PLAN_H
 #define TD_WORKER_KV_PLAN_H
 
@@ -18,6 +18,9 @@
 #define TD_KV_PAGE_TOKENS  64
 #define TD_KV_DEFAULT_CTX  32768
 #define TD_KV_SHORTEST_CTX 256 // no context is shortened below this
+// Bytes. Operators' own memory takes up to 1.04 GiB; the rest is for cuBLAS, graphs and
+// activations.
+#define TD_KV_DEVICE_SPARE (1536u << 20)
 
 typedef struct {
   uint32_t max_position;        // of the model

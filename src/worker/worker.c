@@ -104,24 +104,29 @@ static td_status open_device(worker *w, td_err *err) {
   return TD_OK;
 }
 
-// A device copies weights and loads kernels when they are first used: a prompt and a token of an
-// answer, before there is anybody to wait for them, use them all.
+// A device copies weights and loads kernels when they are first used: a long piece of a prompt, a
+// short one and a token of an answer, before there is anybody to wait for them, use them all.
 static td_status warm_up(worker *w, td_err *err) {
-  enum { PAGES = 5, TOKENS = (PAGES - 1) * TD_KV_PAGE_TOKENS };
-  static const int32_t tokens[TOKENS] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
+  enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
+  static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
+  static const uint32_t steps[] = {LONG, SHORT, 1};
   if (!w->has_own_pages) return TD_OK;
   const td_kv_plan *plan = &w->pool.plan;
-  uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES, n = TOKENS;
-  if (n > w->opts.prefill_chunk) n = w->opts.prefill_chunk;
-  if (n >= plan->n_ctx) n = plan->n_ctx - 1;
-  if (n >= n_pages * TD_KV_PAGE_TOKENS) n = n_pages * TD_KV_PAGE_TOKENS - 1;
-  td_step_seq seq = {
-      .tokens = tokens, .n_tokens = n, .pages = pages, .n_pages = n_pages, .want = TD_WANT_LAST};
-  td_status st = n > 0 ? td_engine_step(w->engine, &seq, 1, err) : TD_OK;
-  seq.n_past = n;
-  seq.n_tokens = 1;
-  seq.is_decode = true;
-  return st == TD_OK ? td_engine_step(w->engine, &seq, 1, err) : st;
+  uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES;
+  uint32_t n_ctx = n_pages * TD_KV_PAGE_TOKENS < plan->n_ctx ? n_pages * TD_KV_PAGE_TOKENS
+                                                             : plan->n_ctx;
+  td_status st = TD_OK;
+  for (size_t i = 0; i < TD_COUNT(steps) && st == TD_OK; i++) {
+    uint32_t n = steps[i] < n_ctx ? steps[i] : n_ctx;
+    td_step_seq seq = {.tokens = tokens,
+                       .n_tokens = n < w->opts.prefill_chunk ? n : w->opts.prefill_chunk,
+                       .pages = pages,
+                       .n_pages = n_pages,
+                       .is_decode = steps[i] == 1,
+                       .want = TD_WANT_LAST};
+    st = td_engine_step(w->engine, &seq, 1, err);
+  }
+  return st;
 }
 
 static td_status open_parts(worker *w, td_err *err) {

@@ -2,6 +2,8 @@
 #include "cuda_runtime.h"
 
 #include <algorithm>
+#include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -102,6 +104,11 @@ static int capability() {
   return static_cast<int>(number_of("TANDEM_EMU_CAPABILITY", 80));
 }
 
+// TANDEM_EMU_PTX=0: the driver is older than what the code was built with.
+cudaError_t emu_load() {
+  return result(number_of("TANDEM_EMU_PTX", 1) ? cudaSuccess : cudaErrorUnsupportedPtxVersion);
+}
+
 // Dynamic shared memory that kernels have asked for.
 static std::mutex kernels_lock;
 static std::map<const void *, size_t> allowed_shared; // guarded by kernels_lock
@@ -143,6 +150,8 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
   case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+  case cudaErrorUnsupportedPtxVersion:
+    return "the provided PTX was compiled with an unsupported toolchain.";
   case cudaErrorHostMemoryAlreadyRegistered: return "memory is already registered";
   case cudaErrorHostMemoryNotRegistered: return "memory is not registered";
   case cudaErrorNotSupported: return "operation not supported";
@@ -348,8 +357,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *out) {
   return result(cudaErrorStreamCaptureInvalidated);
 }
 
+static std::atomic<long> n_executables{0};
+
+// TANDEM_EMU_GRAPHS: how many graphs the GPU has memory for.
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph,
                                           unsigned long long) {
+  if (n_executables >= number_of("TANDEM_EMU_GRAPHS", LONG_MAX)) {
+    return result(cudaErrorMemoryAllocation);
+  }
+  n_executables++;
   *out = new emu_graph(*graph);
   return cudaSuccess;
 }
@@ -360,6 +376,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  n_executables--;
   delete graph;
   return cudaSuccess;
 }

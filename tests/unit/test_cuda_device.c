@@ -63,6 +63,18 @@ static void test_without_a_gpu(void **state) {
   expect_open("auto", TD_OK, "cuda");
 }
 
+// A driver that is older than the release the kernels were built with, on a GPU that they have no
+// code for.
+static void test_a_driver_that_is_too_old(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  setenv("TANDEM_EMU_PTX", "0", 1);
+  expect_open("cuda", TD_EUNSUPPORTED, "unsupported toolchain");
+  expect_open("cuda", TD_EUNSUPPORTED, "-DTD_CUDA_ARCHS=");
+  expect_open("auto", TD_OK, "cpu");
+  unsetenv("TANDEM_EMU_PTX");
+}
+
 static void test_names_and_memory(void **state) {
   (void)state;
   CUDA_OPEN(f);
@@ -308,6 +320,24 @@ static void test_work_that_cannot_be_captured(void **state) {
   unsetenv("TANDEM_EMU_CAPTURE");
 }
 
+// Where there is no memory for one more graph, those that are there make room.
+static void test_more_work_than_graphs_fit(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  setenv("TANDEM_EMU_GRAPHS", "2", 1);
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  static const int calls[] = {1, 2, 2, 3, 4,
+                              4, 5, 7, 8, 8}; // the eighth run's first is for nothing
+  for (int run = 0; run < 10; run++) {
+    td_stream_run(f.stream, (uint64_t)(run < 9 ? run / 3 : 2), enqueue_piece, &p);
+    assert_int_equal(p.n_calls, calls[run]);
+    check_piece(&f, &p, run + 1);
+  }
+  cuda_close(&f);
+  unsetenv("TANDEM_EMU_GRAPHS");
+}
+
 // A capture that is spoiled on the way leaves nothing behind, and the work is done all the same.
 static void grow_on_second_call(void *ctx) {
   piece_of_work *p = ctx;
@@ -547,6 +577,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_without_a_library, restore),
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
+      cmocka_unit_test(test_a_driver_that_is_too_old),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_pinned_memory),
       cmocka_unit_test(test_a_failure_is_told_once),
@@ -555,6 +586,7 @@ int main(void) {
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_work_that_comes_again),
       cmocka_unit_test(test_work_that_cannot_be_captured),
+      cmocka_unit_test(test_more_work_than_graphs_fit),
       cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_copies_share_pages),
       cmocka_unit_test(test_weights_are_copied_once),

@@ -87,9 +87,13 @@ static void test_kv_plan(void **state) {
       {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
       // weights larger than memory: a quarter of it
       {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
-      // a device: three quarters of what the weights leave, and nothing where they do not fit
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 192}},
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
+      // a device: three quarters of what the weights leave, but for 1.5 GiB, and nothing where they
+      // do
+      // not fit
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 96}},
+      {{4096, KIB, 8 * MIB, 1556ull * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 192}},
+      {{4096, KIB, 8 * MIB, 1544ull * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
+      {{4096, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
       // the context is shortened when it was ours to choose, and only then
       {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_OK, {8192, 128}},
       {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
@@ -177,6 +181,7 @@ static void test_kv_pool_of_a_device(void **state) {
   int fd;
   td_kv_need need = small_need;
   need.is_device = true;
+  need.available_bytes = 4ull << 30;
   td_kv_pool pool;
   assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
   assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);

@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "device/cuda/cuda.h"
 
-enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
 
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err) {
@@ -105,6 +104,13 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "CUDA: %s has compute capability %d.%d; BF16 on tensor cores begins with 8.0",
                    dev->props.name, dev->props.capability / 10, dev->props.capability % 10);
+  }
+  int code = dev->abi->probe();
+  if (code != 0) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "CUDA: %s and its driver do not take the kernels as they are built: %s; build "
+                   "with -DTD_CUDA_ARCHS=%d, or install a newer driver",
+                   dev->props.name, dev->abi->error_text(code), dev->props.capability);
   }
   return td_cuda_result(dev, dev->abi->stream_open(&dev->upload), "a stream", err);
 }

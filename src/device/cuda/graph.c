@@ -44,11 +44,12 @@ static bool capture(td_cuda_stream *stream, td_cuda_graph *g, void (*enqueue)(vo
     code = abi->capture_end(stream->cu, &g->graph);
   }
   if (code == 0 && stream->err.code == TD_OK) return true;
-  td_debug("%s: work is not captured: %s", stream->base.dev->name,
-           stream->err.code == TD_OK ? abi->error_text(code) : stream->err.msg);
+  // Without memory for one more graph, those that are there make room for others.
+  stream->is_capture_refused = stream->err.code != TD_OK || code != CUDA_OUT_OF_MEMORY;
+  td_info("%s: work is not launched as a graph: %s", stream->base.dev->name,
+          stream->err.code == TD_OK ? abi->error_text(code) : stream->err.msg);
   td_cuda_graphs_drop(stream);
   stream->err.code = TD_OK;
-  stream->is_capture_refused = true;
   return false;
 }
 
