@@ -1,8 +1,9 @@
 // kernels/cuda/attn_prefill.cu - causal attention for tiles of 128 queries of one head on tensor
 // cores, over keys some at a time with a running softmax (FlashAttention-2, arXiv 2307.08691).
-// Two kernels share all but the multiplications: mma.sync from sm_80 up, queries in registers, and
-// wgmma on sm_90a. Matrices lie in shared memory in panels (panels.cuh). There are places for two
-// tiles of keys and values: while one is multiplied, the next is on its way.
+// Two kernels share most: mma.sync from sm_80 up, queries in registers, and wgmma on sm_90a, which
+// multiplies while the next scores become weights (FlashAttention-3, arXiv 2407.08608). Matrices
+// lie in shared memory in panels (panels.cuh). There are places for two tiles of keys and values:
+// while one is multiplied, the next is on its way.
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/copy.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -15,17 +16,21 @@ template <int KD, int VD, int KEYS> struct key_tile {
   uint16_t k[KD / PANEL][KEYS][PANEL], v[VD / PANEL][KEYS][PANEL];
 };
 
-// The queries of a block: n tokens from token on.
+// The queries of a block: n tokens from token on, the first one's position, and what the last sees.
 struct query_tile {
-  uint32_t token, n;
+  uint32_t token, n, position, n_keys;
 };
 
-// The last tokens, which see most keys, come first; n is 0 where there are none left.
+// The last tokens, which see most keys, come first; n is 0 where there are none left, or no keys.
 __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
   uint32_t begin = static_cast<uint32_t>(a.batch.q_begin[a.seq]);
   uint32_t n = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]) - begin;
   uint32_t at = (gridDim.x - 1 - blockIdx.x) * QUERIES;
-  return at < n ? query_tile{begin + at, at_most(n - at, QUERIES)} : query_tile{0, 0};
+  if (at >= n) return {0, 0, 0, 0};
+  query_tile tile = {begin + at, at_most(n - at, QUERIES), 0, 0};
+  tile.position = static_cast<uint32_t>(a.batch.position[tile.token]);
+  tile.n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), a.n_keys);
+  return tile.n_keys > 0 ? tile : query_tile{0, 0, 0, 0};
 }
 
 // Zeros behind the last dim and the last query; to be waited for.
@@ -93,106 +98,6 @@ __device__ static void load_panels(const panel_source (&from)[PANELS], uint32_t 
   }
 }
 
-// ---- the two ways to multiply -----------------------------------------------------------------
-// Warp w has queries 16 w and on, each thread as in mma.cuh. What they share:
-//   ROWS         queries of the warps that work as one
-//   SKIPS        whether those leave out tiles that none of their queries sees
-//   shared       of the block, with its queries and two tiles of keys
-//   take         for what is made of the queries, which have arrived
-//   begin_scores, end_scores   score = q k^T; what lies between them is done meanwhile
-//   add_values   acc += p v, p in fragments of 16 keys
-
-template <int KD_, int VD_, int KEYS_> struct by_mma {
-  enum { KD = KD_, VD = VD_, KEYS = KEYS_, ROWS = 16, SKIPS = 1 };
-  typedef key_tile<KD, VD, KEYS> tile;
-  union shared {
-    uint16_t q[KD / PANEL][QUERIES][PANEL]; // before the first keys
-    tile tiles[2];
-  };
-  uint32_t q[KD / 16][4];
-
-  __device__ void take(shared &s) {
-    uint32_t lane = threadIdx.x % WARP, row = threadIdx.x / WARP * ROWS + lane % 16;
-#pragma unroll
-    for (uint32_t k = 0; k < KD / 16; k++)
-      load_matrices(q[k], chunk_of(s.q, row, 2 * k + lane / 16));
-    __syncthreads();
-  }
-
-  __device__ void begin_scores(shared &, tile &, float (&)[KEYS / 8][4]) {}
-
-  __device__ void end_scores(tile &t, float (&score)[KEYS / 8][4]) {
-    uint32_t lane = threadIdx.x % WARP, row = lane % 8 + lane / 16 * 8, chunk = lane / 8 % 2;
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-      score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < KD / 16; k++) {
-#pragma unroll
-      for (uint32_t j = 0; j < KEYS / 16; j++) {
-        uint32_t b[4];
-        load_matrices(b, chunk_of(t.k, 16 * j + row, 2 * k + chunk));
-        mma_bf16(score[2 * j], q[k], {b[0], b[1]});
-        mma_bf16(score[2 * j + 1], q[k], {b[2], b[3]});
-      }
-    }
-  }
-
-  __device__ void add_values(tile &t, const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
-    uint32_t lane = threadIdx.x % WARP, row = lane % 16, chunk = lane / 16;
-#pragma unroll
-    for (uint32_t k = 0; k < KEYS / 16; k++) {
-#pragma unroll
-      for (uint32_t j = 0; j < VD / 16; j++) {
-        uint32_t b[4];
-        load_matrices_turned(b, chunk_of(t.v, 16 * k + row, 2 * j + chunk));
-        mma_bf16(acc[2 * j], p[k], {b[0], b[1]});
-        mma_bf16(acc[2 * j + 1], p[k], {b[2], b[3]});
-      }
-    }
-  }
-};
-
-template <int KD_, int VD_, int KEYS_> struct by_wgmma {
-  enum { KD = KD_, VD = VD_, KEYS = KEYS_, ROWS = 64, SKIPS = 0, COLUMNS = VD < 128 ? VD : 128 };
-  typedef key_tile<KD, VD, KEYS> tile;
-  struct shared {
-    uint16_t q[KD / PANEL][QUERIES][PANEL];
-    tile tiles[2];
-  };
-
-  __device__ void take(shared &) {}
-
-  __device__ void begin_scores(shared &s, tile &t, float (&score)[KEYS / 8][4]) {
-    uint32_t row = threadIdx.x / (4 * WARP) * ROWS;
-    wgmma_begin();
-#pragma unroll
-    for (uint32_t k = 0; k < KD / 16; k++) {
-      uint32_t panel = k / 4, column = k % 4 * 16;
-      wgmma_rows<KEYS, 0>(score, wgmma_matrix(s.q[panel][row] + column, QUERIES),
-                          wgmma_matrix(t.k[panel][0] + column, KEYS), k > 0);
-    }
-    wgmma_commit();
-  }
-
-  __device__ void end_scores(tile &, float (&score)[KEYS / 8][4]) {
-    wgmma_wait(score);
-  }
-
-  __device__ void add_values(tile &t, const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
-    wgmma_begin();
-#pragma unroll
-    for (uint32_t k = 0; k < KEYS / 16; k++) {
-      wgmma_columns<COLUMNS, 0>(acc, p[k], wgmma_matrix(t.v[0][16 * k], KEYS));
-      if constexpr (VD > COLUMNS)
-        wgmma_columns<COLUMNS, COLUMNS / 8>(acc, p[k],
-                                            wgmma_matrix(t.v[COLUMNS / PANEL][16 * k], KEYS));
-    }
-    wgmma_commit();
-    wgmma_wait(acc);
-  }
-};
-
 // ---- softmax ----------------------------------------------------------------------------------
 
 // A thread's two rows of the running softmax.
@@ -201,22 +106,32 @@ template <int VD> struct query_state {
   float acc[VD / 8][4];
 };
 
-// Only keys below limit[r] are seen by row r.
+template <int VD> __device__ static query_state<VD> nothing_seen() {
+  query_state<VD> state = {};
+  state.m[0] = state.m[1] = -INFINITY;
+  return state;
+}
+
+// Of the keys from position begin on, the query at position p sees those up to itself, and the one
+// eight rows below it eight more.
 template <int BLOCKS>
-__device__ static void hide(float (&score)[BLOCKS][4], const uint32_t (&limit)[2]) {
-  uint32_t p = threadIdx.x % 4 * 2;
+__device__ static void hide(float (&score)[BLOCKS][4], uint32_t p, uint32_t begin) {
+  uint32_t key = threadIdx.x % 4 * 2, limit[2];
+  for (uint32_t r = 0; r < 2; r++)
+    limit[r] = p + 8 * r + 1 > begin ? p + 8 * r + 1 - begin : 0;
 #pragma unroll
   for (int e = 0; e < 4 * BLOCKS; e++) {
     int j = e / 4, c = e % 4;
-    if (8 * j + p + c % 2 >= limit[c / 2]) score[j][c] = -INFINITY;
+    if (8 * j + key + c % 2 >= limit[c / 2]) score[j][c] = -INFINITY;
   }
 }
 
-// Scores become weights 2^(scale (score - m)), in BF16 as fragments of mma.cuh.
+// Scores become weights 2^(scale (score - m)). What was summed with the old m is to be multiplied
+// by rescale.
 template <int BLOCKS, int VD>
-__device__ static void soften(float (&score)[BLOCKS][4], float scale, query_state<VD> &state,
-                              uint32_t (&weights)[BLOCKS / 2][4]) {
-  float m[2] = {state.m[0], state.m[1]}, rescale[2], base[2];
+__device__ static void weigh(float (&score)[BLOCKS][4], float scale, query_state<VD> &state,
+                             float (&rescale)[2]) {
+  float m[2] = {state.m[0], state.m[1]}, base[2];
 #pragma unroll
   for (int e = 0; e < 4 * BLOCKS; e++)
     m[e % 4 / 2] = fmaxf(m[e % 4 / 2], score[e / 4][e % 4]);
@@ -235,12 +150,21 @@ __device__ static void soften(float (&score)[BLOCKS][4], float scale, query_stat
     s = exp2_approx(s * scale - base[e % 4 / 2]);
     state.l[e % 4 / 2] += s;
   }
+}
+
+// In BF16, as fragments of mma.cuh.
+template <int BLOCKS>
+__device__ static void pack(const float (&weight)[BLOCKS][4], uint32_t (&p)[BLOCKS / 2][4]) {
 #pragma unroll
   for (int i = 0; i < 2 * BLOCKS; i++) // registers 0 and 1, then 2 and 3 of every second block
-    weights[i / 4][i % 4] = bf16x2_from_f32(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
+    p[i / 4][i % 4] = bf16x2_from_f32(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1]);
+}
+
+template <int VD>
+__device__ static void multiply(float (&acc)[VD / 8][4], const float (&rescale)[2]) {
 #pragma unroll
   for (int e = 0; e < VD / 2; e++)
-    state.acc[e / 4][e % 4] *= rescale[e % 4 / 2];
+    acc[e / 4][e % 4] *= rescale[e % 4 / 2];
 }
 
 template <int VD>
@@ -264,77 +188,212 @@ __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_
   }
 }
 
-// ---- all --------------------------------------------------------------------------------------
+// ---- mma.sync: warp w has queries 16 w and on, each thread as in mma.cuh ------------------------
 
-template <class Engine> __device__ static void attend(const td_cu_attn_prefill_args &a) {
-  enum { KEYS = Engine::KEYS, VD = Engine::VD };
-  TD_DYNAMIC_SHARED(memory);
-  auto &s = *reinterpret_cast<typename Engine::shared *>(memory);
-  query_tile tile = find_tile(a);
-  if (tile.n == 0) return;
-  load_queries<Engine::KD>(a, tile, s.q);
-  copy_async_wait();
+template <int KD, int VD, int KEYS> union mma_shared {
+  uint16_t q[KD / PANEL][QUERIES][PANEL]; // before the first keys
+  key_tile<KD, VD, KEYS> tiles[2];
+};
+
+template <int KD>
+__device__ static void take_queries(uint16_t (*from)[QUERIES][PANEL], uint32_t (&q)[KD / 16][4]) {
+  uint32_t lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane % 16;
+#pragma unroll
+  for (uint32_t k = 0; k < KD / 16; k++)
+    load_matrices(q[k], chunk_of(from, row, 2 * k + lane / 16));
   __syncthreads();
-  Engine engine;
-  engine.take(s);
+}
 
-  uint32_t first = static_cast<uint32_t>(a.batch.position[tile.token]);
-  uint32_t n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), a.n_keys);
-  uint32_t row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
-  uint32_t row0 = threadIdx.x / WARP * 16 / Engine::ROWS * Engine::ROWS;
-  uint32_t all_see = first + row0 + 1; // positions, of those that work as one
-  uint32_t some_see = row0 < tile.n ? first + at_most(row0 + Engine::ROWS, tile.n) : 0;
-  query_state<VD> state = {};
-  state.m[0] = state.m[1] = -INFINITY;
-  const auto keys = find_keys<Engine::KD, VD>(a);
-  if (n_keys > 0) {
-    load_panels(keys.k, 0, n_keys, s.tiles[0].k);
-    load_panels(keys.v, 0, n_keys, s.tiles[0].v);
-  }
-  for (uint32_t begin = 0; begin < n_keys; begin += KEYS) {
-    auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
-    copy_async_wait();
-    wgmma_publish();
-    __syncthreads(); // behind it nobody reads what is in next
-    float score[KEYS / 8][4];
-    bool works = !Engine::SKIPS || begin < some_see;
-    if (works) engine.begin_scores(s, now, score);
-    if (begin + KEYS < n_keys) {
-      load_panels(keys.k, begin + KEYS, n_keys, next.k);
-      load_panels(keys.v, begin + KEYS, n_keys, next.v);
+// score = q k^T.
+template <int KD, int KEYS>
+__device__ static void score_keys(const uint32_t (&q)[KD / 16][4], uint16_t (*keys)[KEYS][PANEL],
+                                  float (&score)[KEYS / 8][4]) {
+  uint32_t lane = threadIdx.x % WARP, row = lane % 8 + lane / 16 * 8, chunk = lane / 8 % 2;
+#pragma unroll
+  for (int j = 0; j < KEYS / 8; j++)
+    score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0;
+#pragma unroll
+  for (uint32_t k = 0; k < KD / 16; k++) {
+#pragma unroll
+    for (uint32_t j = 0; j < KEYS / 16; j++) {
+      uint32_t b[4];
+      load_matrices(b, chunk_of(keys, 16 * j + row, 2 * k + chunk));
+      mma_bf16(score[2 * j], q[k], {b[0], b[1]});
+      mma_bf16(score[2 * j + 1], q[k], {b[2], b[3]});
     }
-    if (!works) continue;
-    engine.end_scores(now, score);
-    if (begin + KEYS > all_see) {
-      uint32_t limit[2];
-      for (uint32_t r = 0; r < 2; r++) {
-        uint32_t end = first + row + 8 * r + 1; // positions this query sees
-        limit[r] = end > begin ? end - begin : 0;
-      }
-      hide(score, limit);
-    }
-    uint32_t weights[KEYS / 16][4];
-    soften(score, a.scale, state, weights);
-    engine.add_values(now, weights, state.acc);
   }
-  put_result(a, tile, state);
+}
+
+// acc += p v.
+template <int VD, int KEYS>
+__device__ static void add_values(uint16_t (*values)[KEYS][PANEL],
+                                  const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
+  uint32_t lane = threadIdx.x % WARP, row = lane % 16, chunk = lane / 16;
+#pragma unroll
+  for (uint32_t k = 0; k < KEYS / 16; k++) {
+#pragma unroll
+    for (uint32_t j = 0; j < VD / 16; j++) {
+      uint32_t b[4];
+      load_matrices_turned(b, chunk_of(values, 16 * k + row, 2 * j + chunk));
+      mma_bf16(acc[2 * j], p[k], {b[0], b[1]});
+      mma_bf16(acc[2 * j + 1], p[k], {b[2], b[3]});
+    }
+  }
 }
 
 template <int KD, int VD, int KEYS>
 __global__ static void __launch_bounds__(PREFILL_THREADS)
     prefill_by_mma(td_cu_attn_prefill_args a) {
-  attend<by_mma<KD, VD, KEYS>>(a);
+  TD_DYNAMIC_SHARED(memory);
+  auto &s = *reinterpret_cast<mma_shared<KD, VD, KEYS> *>(memory);
+  query_tile tile = find_tile(a);
+  if (tile.n == 0) return;
+  load_queries<KD>(a, tile, s.q);
+  copy_async_wait();
+  __syncthreads();
+  uint32_t q[KD / 16][4];
+  take_queries<KD>(s.q, q);
+
+  uint32_t row0 = threadIdx.x / WARP * 16, p = tile.position + row0 + threadIdx.x % WARP / 4;
+  uint32_t all_see = tile.position + row0 + 1; // positions, of the warp's queries
+  uint32_t some_see = row0 < tile.n ? tile.position + at_most(row0 + 16, tile.n) : 0;
+  query_state<VD> state = nothing_seen<VD>();
+  const auto keys = find_keys<KD, VD>(a);
+  load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
+  load_panels(keys.v, 0, tile.n_keys, s.tiles[0].v);
+  for (uint32_t begin = 0; begin < tile.n_keys; begin += KEYS) {
+    auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
+    copy_async_wait();
+    __syncthreads(); // behind it nobody reads what is in next
+    if (begin + KEYS < tile.n_keys) {
+      load_panels(keys.k, begin + KEYS, tile.n_keys, next.k);
+      load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
+    }
+    if (begin >= some_see) continue;
+    float score[KEYS / 8][4], rescale[2];
+    uint32_t weights[KEYS / 16][4];
+    score_keys<KD, KEYS>(q, now.k, score);
+    if (begin + KEYS > all_see) hide(score, p, begin);
+    weigh(score, a.scale, state, rescale);
+    pack(score, weights);
+    multiply<VD>(state.acc, rescale);
+    add_values<VD, KEYS>(now.v, weights, state.acc);
+  }
+  put_result(a, tile, state);
+}
+
+// ---- wgmma: warpgroup w has queries 64 w and on -------------------------------------------------
+
+template <int KD, int VD, int KEYS> struct wgmma_shared {
+  uint16_t q[KD / PANEL][QUERIES][PANEL];
+  key_tile<KD, VD, KEYS> tiles[2];
+};
+
+// score = q k^T, to be waited for.
+template <int KD, int KEYS>
+__device__ static void begin_scores(uint16_t (*q)[QUERIES][PANEL], uint16_t (*keys)[KEYS][PANEL],
+                                    float (&score)[KEYS / 8][4]) {
+  uint32_t row = threadIdx.x / (4 * WARP) * 64;
+  wgmma_begin();
+#pragma unroll
+  for (uint32_t k = 0; k < KD / 16; k++) {
+    uint32_t panel = k / 4, column = k % 4 * 16;
+    wgmma_rows<KEYS, 0>(score, wgmma_matrix(q[panel][row] + column, QUERIES),
+                        wgmma_matrix(keys[panel][0] + column, KEYS), k > 0);
+  }
+  wgmma_commit();
+}
+
+// acc += p v, to be waited for.
+template <int VD, int KEYS>
+__device__ static void begin_values(uint16_t (*values)[KEYS][PANEL],
+                                    const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
+  enum { COLUMNS = VD < 128 ? VD : 128 };
+  wgmma_begin();
+#pragma unroll
+  for (uint32_t k = 0; k < KEYS / 16; k++) {
+    wgmma_columns<COLUMNS, 0>(acc, p[k], wgmma_matrix(values[0][16 * k], KEYS));
+    if constexpr (VD > COLUMNS)
+      wgmma_columns<COLUMNS, COLUMNS / 8>(acc, p[k],
+                                          wgmma_matrix(values[COLUMNS / PANEL][16 * k], KEYS));
+  }
+  wgmma_commit();
+}
+
+// ptxas moves a wait for tensor cores to before all arithmetic behind which it stands, and so ends
+// what was to go on meanwhile. It does not move it out of a branch's way: this one, which is never
+// taken, hangs on that arithmetic. (CUDA 13.0; in the SASS, MUFU.EX2 must stand between the waits.)
+template <int VD> __device__ static void settle_weights(const query_state<VD> &state) {
+#if defined(__CUDA_ARCH__)
+  if (__any_sync(TD_FULL_WARP, state.l[0] + state.l[1] < 0))
+    asm volatile("nanosleep.u32 20;" ::: "memory");
+#else
+  (void)state;
+#endif
+}
+
+// Keys are a tile ahead of values: while a tile's values are multiplied, the next one's scores
+// become weights.
+template <int KD, int VD, int KEYS>
+__device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
+  TD_DYNAMIC_SHARED(memory);
+  auto &s = *reinterpret_cast<wgmma_shared<KD, VD, KEYS> *>(memory);
+  query_tile tile = find_tile(a);
+  if (tile.n == 0) return;
+  uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1; // of the warpgroup's
+  uint32_t p = tile.position + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
+  const auto keys = find_keys<KD, VD>(a);
+  load_queries<KD>(a, tile, s.q);
+  load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
+  copy_async_wait();
+  wgmma_publish();
+  __syncthreads();
+  query_state<VD> state = nothing_seen<VD>();
+  float score[KEYS / 8][4], rescale[2];
+  uint32_t weights[KEYS / 16][4], begin = 0;
+  begin_scores<KD, KEYS>(s.q, s.tiles[0].k, score);
+  load_panels(keys.v, 0, tile.n_keys, s.tiles[0].v);
+  load_panels(keys.k, KEYS, tile.n_keys, s.tiles[1].k);
+  wgmma_wait<0>(score);
+  if (KEYS > all_see) hide(score, p, 0);
+  weigh(score, a.scale, state, rescale);
+  pack(score, weights);
+  for (; begin + KEYS < tile.n_keys; begin += KEYS) {
+    auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
+    copy_async_wait();
+    wgmma_publish();
+    __syncthreads(); // behind it nobody reads the keys in now and the values in next
+    begin_scores<KD, KEYS>(s.q, next.k, score);
+    begin_values<VD, KEYS>(now.v, weights, state.acc);
+    load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
+    load_panels(keys.k, begin + 2 * KEYS, tile.n_keys, now.k);
+    wgmma_wait<1>(score);
+    if (begin + 2 * KEYS > all_see) hide(score, p, begin + KEYS);
+    weigh(score, a.scale, state, rescale);
+    settle_weights(state);
+    wgmma_wait<0>(state.acc);
+    pack(score, weights);
+    multiply<VD>(state.acc, rescale);
+  }
+  copy_async_wait();
+  wgmma_publish();
+  __syncthreads();
+  begin_values<VD, KEYS>(s.tiles[begin / KEYS % 2].v, weights, state.acc);
+  wgmma_wait<0>(state.acc);
+  put_result(a, tile, state);
 }
 
 template <int KD, int VD, int KEYS>
 __global__ static void __launch_bounds__(PREFILL_THREADS)
     prefill_by_wgmma(td_cu_attn_prefill_args a) {
 #if TD_HAS_WGMMA
-  attend<by_wgmma<KD, VD, KEYS>>(a);
+  attend_by_wgmma<KD, VD, KEYS>(a);
 #elif defined(__CUDA_ARCH__)
   __trap(); // has_wgmma says no
 #endif
 }
+
+// ---- launching ----------------------------------------------------------------------------------
 
 template <class Kernel>
 static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *a,
@@ -367,10 +426,10 @@ static bool has_wgmma() {
 template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS>
 static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
   if (has_wgmma()) {
-    return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS>,
-                  sizeof(typename by_wgmma<KD, VD, WGMMA_KEYS>::shared), a, stream);
+    return launch(prefill_by_wgmma<KD, VD, WGMMA_KEYS>, sizeof(wgmma_shared<KD, VD, WGMMA_KEYS>), a,
+                  stream);
   }
-  const size_t n_bytes = sizeof(typename by_mma<KD, VD, MMA_KEYS>::shared);
+  const size_t n_bytes = sizeof(mma_shared<KD, VD, MMA_KEYS>);
   static_assert(n_bytes <= SHARED_BYTES, "");
   return launch(prefill_by_mma<KD, VD, MMA_KEYS>, n_bytes, a, stream);
 }

@@ -47,16 +47,17 @@ __device__ inline void wgmma_commit() {
 #endif
 }
 
-// For all. What they have summed is then in these registers, and only then.
-template <int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
+// For all but the last PENDING that were committed. What they have summed is then in these
+// registers, and only then.
+template <int PENDING, int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #pragma unroll
   for (int i = 0; i < N; i++)
     asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 #elif !defined(__CUDACC__)
   (void)c;
-  emu_wgmma_wait();
+  emu_wgmma_wait(PENDING);
 #endif
 }
 

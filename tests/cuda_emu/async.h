@@ -15,7 +15,7 @@ struct emu_copy {
 struct emu_pending {
   std::vector<emu_copy> copies;
   std::vector<std::function<void()>> products;
-  size_t n_committed = 0; // of the products, which are waited for
+  std::vector<size_t> groups; // where each group of products that was committed ends
 };
 emu_pending &emu_mine();
 
@@ -121,17 +121,22 @@ inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_
 }
 
 inline void emu_wgmma_commit() {
-  emu_mine().n_committed = emu_mine().products.size();
+  emu_mine().groups.push_back(emu_mine().products.size());
 }
 
-// What was not committed stays.
-inline void emu_wgmma_wait() {
+// For all groups but the last n_pending; what was not committed stays, too. Nothing is done before
+// it is waited for, so that what is read too early, or written meanwhile, shows.
+inline void emu_wgmma_wait(size_t n_pending) {
   auto &products = emu_mine().products;
-  auto end = products.begin() + static_cast<std::ptrdiff_t>(emu_mine().n_committed);
-  for (auto product = products.begin(); product != end; ++product)
-    (*product)();
-  products.erase(products.begin(), end);
-  emu_mine().n_committed = 0;
+  auto &groups = emu_mine().groups;
+  if (groups.size() <= n_pending) return;
+  size_t n_groups = groups.size() - n_pending, n = groups[n_groups - 1];
+  for (size_t i = 0; i < n; i++)
+    products[i]();
+  products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(n));
+  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(n_groups));
+  for (size_t &end : groups)
+    end -= n;
 }
 
 #endif
