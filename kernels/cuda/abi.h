@@ -180,8 +180,16 @@ typedef struct {
   int32_t *fault;
 } td_cu_kv_store_args;
 
+enum { TD_CU_MAX_SPLITS = 128 };
+
+// Heads that share keys, at most, of a block of the next.
+static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
+  return k_dim <= 128 && !v_in_k ? 16 : 32;
+}
+
 // Attention of every token to the cached positions up to its own, keys cut into splits of
-// split_keys, n_splits of them: each leaves its sums, the last step merges them.
+// split_keys, n_splits of them, at most TD_CU_MAX_SPLITS: each leaves its sums, the last step
+// merges them.
 //   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD.
 //   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
 //   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
@@ -195,7 +203,7 @@ typedef struct {
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys;
   float scale;
   bool q_f32, v_in_k;
-  bool in_runs; // the launcher's to say: how the kernel reads
+  bool in_runs, in_pages; // the launcher's to say: how the kernel reads
 } td_cu_attn_decode_args;
 
 // out[plane][head - head0][p][:] = what the pages have of position p of sequence seq, as BF16, for

@@ -22,15 +22,19 @@ template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> s
     uint16_t k[KD / PANEL][KEYS][PANEL], v[V_IN_K ? 0 : VD / PANEL][KEYS][PANEL];
   };
   struct shared {
-    union {
-      uint16_t q[KD / PANEL][HEADS][PANEL]; // before the first keys
-      tile tiles[2];
-    };
+    tile tiles[2];
     uint16_t weights[HEADS][KEYS + 8]; // so that eight rows meet no bank twice
     float of_keys[HEADS][KEY_TILES];   // a row's maximum, or sum
     float scale[HEADS];                // 2^(scale score) is a weight
   };
+  typedef uint16_t (*queries)[HEADS][PANEL];
+  static_assert(sizeof(uint16_t[KD / PANEL][HEADS][PANEL]) <= sizeof(tile), "");
 };
+
+// Where queries lie before the second tile does.
+template <class S> __device__ static typename S::queries queries_of(typename S::shared &s) {
+  return reinterpret_cast<typename S::queries>(&s.tiles[1]);
+}
 
 // What a block works on.
 struct decode_part {
@@ -87,7 +91,7 @@ __device__ static void load_queries(const td_cu_attn_decode_args &a, const decod
     for (uint32_t i = 0; i < S::KD / WARP; i++) {
       uint32_t d = lane + i * WARP;
       uint16_t bits = S::IS_F16 ? f16_from_f32(q[i] * inverse) : bf16_from_f32(q[i]);
-      chunk_of(s.q, h, d / CHUNK)[d % CHUNK] = bits;
+      chunk_of(queries_of<S>(s), h, d / CHUNK)[d % CHUNK] = bits;
     }
     if (lane == 0) s.scale[h] = unit * a.scale * LOG2_E;
   }
@@ -104,44 +108,63 @@ __device__ static void load_chunk(const td_cu_attn_decode_args &a, const uint16_
     to[i] = row && d + i < dim ? row[d + i] : 0;
 }
 
-// A thread's rows of a tile, eight threads a row: the pages that they lie in.
-template <class S> struct tile_pages {
-  int32_t of_row[S::KEYS / ROWS_AT_ONCE]; // negative: behind the last key
-};
+__device__ static size_t values_plane(const td_cu_attn_decode_args &a) {
+  return static_cast<size_t>(a.n_kv_heads) * a.batch.page_tokens * a.k_dim;
+}
 
+// A tile's rows one by one, from whatever pages they lie in, eight threads a row.
 template <class S>
-__device__ static tile_pages<S> find_pages(const td_cu_attn_decode_args &a, const decode_part &part,
-                                           uint32_t begin) {
-  tile_pages<S> pages;
-#pragma unroll
-  for (uint32_t i = 0; i < S::KEYS / ROWS_AT_ONCE; i++) {
-    uint32_t position = begin + threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
-    pages.of_row[i] = position < part.end ? kv_page(a.batch, part.seq, position) : -1;
+__device__ static void load_rows(const td_cu_attn_decode_args &a, const decode_part &part,
+                                 uint32_t begin, typename S::tile &to) {
+  uint32_t column = threadIdx.x % PANEL_CHUNKS;
+#pragma unroll 1
+  for (uint32_t row = threadIdx.x / PANEL_CHUNKS; row < S::KEYS; row += ROWS_AT_ONCE) {
+    uint32_t position = begin + row;
+    int32_t id = position < part.end ? kv_page(a.batch, part.seq, position) : -1;
+    const uint16_t *page = nullptr, *k = nullptr, *v = nullptr;
+    if (id >= 0) {
+      page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, id));
+      k = page + kv_row(a.batch, position, part.kv_head, a.k_dim);
+      v = page + values_plane(a) + kv_row(a.batch, position, part.kv_head, a.v_dim);
+    }
+    for (uint32_t chunk = column; chunk < S::KD / CHUNK; chunk += PANEL_CHUNKS)
+      load_chunk(a, k, chunk * CHUNK, a.k_dim, chunk_of(to.k, row, chunk));
+    for (uint32_t chunk = column; !S::V_IN_K && chunk < S::VD / CHUNK; chunk += PANEL_CHUNKS)
+      load_chunk(a, v, chunk * CHUNK, a.v_dim, chunk_of(to.v, row, chunk));
   }
-  return pages;
+}
+
+// The page of a tile that lies in one; negative: it begins behind the last key.
+__device__ static int32_t page_of(const td_cu_attn_decode_args &a, const decode_part &part,
+                                  uint32_t begin) {
+  return a.in_pages && begin < part.end ? kv_page(a.batch, part.seq, begin) : -1;
 }
 
 // Keys and values from position begin on; zeros behind the last.
 template <class S>
 __device__ static void load_tile(const td_cu_attn_decode_args &a, const decode_part &part,
-                                 uint32_t begin, const tile_pages<S> &pages, typename S::tile &to) {
-  uint32_t column = threadIdx.x % PANEL_CHUNKS;
-  size_t v_plane = static_cast<size_t>(a.n_kv_heads) * a.batch.page_tokens * a.k_dim;
+                                 uint32_t begin, int32_t id, typename S::tile &to) {
+  if (!a.in_pages) {
+    load_rows<S>(a, part, begin, to);
+    return;
+  }
+  uint32_t column = threadIdx.x % PANEL_CHUNKS, row0 = threadIdx.x / PANEL_CHUNKS;
+  uint32_t n = id < 0 ? 0 : at_most(part.end - begin, S::KEYS);
+  const uint16_t *page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, id));
+  size_t row = static_cast<size_t>(part.kv_head) * a.batch.page_tokens +
+               (begin & (a.batch.page_tokens - 1)) + row0;
+  const uint16_t *k = page + row * a.k_dim + column * CHUNK;
+  const uint16_t *v = page + values_plane(a) + row * a.v_dim + column * CHUNK;
 #pragma unroll
-  for (uint32_t i = 0; i < S::KEYS / ROWS_AT_ONCE; i++) {
-    uint32_t row = threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
-    const uint16_t *page = nullptr, *k = nullptr, *v = nullptr;
-    if (pages.of_row[i] >= 0) {
-      page = reinterpret_cast<const uint16_t *>(kv_page_at(a.kv, pages.of_row[i]));
-      k = page + kv_row(a.batch, begin + row, part.kv_head, a.k_dim);
-      v = page + v_plane + kv_row(a.batch, begin + row, part.kv_head, a.v_dim);
-    }
+  for (uint32_t i = 0; i < S::KEYS; i += ROWS_AT_ONCE) {
 #pragma unroll
-    for (uint32_t chunk = column; chunk < S::KD / CHUNK; chunk += PANEL_CHUNKS)
-      load_chunk(a, k, chunk * CHUNK, a.k_dim, chunk_of(to.k, row, chunk));
+    for (uint32_t c = 0; c < S::KD / CHUNK; c += PANEL_CHUNKS)
+      copy_async(chunk_of(to.k, row0 + i, c + column), k + i * a.k_dim + c * CHUNK,
+                 row0 + i < n && (c + column) * CHUNK < a.k_dim);
 #pragma unroll
-    for (uint32_t chunk = column; !S::V_IN_K && chunk < S::VD / CHUNK; chunk += PANEL_CHUNKS)
-      load_chunk(a, v, chunk * CHUNK, a.v_dim, chunk_of(to.v, row, chunk));
+    for (uint32_t c = 0; !S::V_IN_K && c < S::VD / CHUNK; c += PANEL_CHUNKS)
+      copy_async(chunk_of(to.v, row0 + i, c + column), v + i * a.v_dim + c * CHUNK,
+                 row0 + i < n && (c + column) * CHUNK < a.v_dim);
   }
 }
 
@@ -293,29 +316,29 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<typename S::shared *>(memory);
   decode_part part = part_of(a, S::HEADS);
+  if (part.begin >= part.end) return; // attn_merge_kernel does not look at it
+  load_tile<S>(a, part, part.begin, page_of(a, part, part.begin), s.tiles[0]);
+  int32_t page = page_of(a, part, part.begin + S::KEYS);
   load_queries<S>(a, part, s);
   __syncthreads();
   decode_state<S> state = {};
   uint32_t lane = threadIdx.x % WARP;
 #pragma unroll
   for (uint32_t k = 0; k < S::KD / 16; k++)
-    load_matrices(state.q[k], chunk_of(s.q, row_tile<S>() * 16 + lane % 16, 2 * k + lane / 16));
+    load_matrices(state.q[k],
+                  chunk_of(queries_of<S>(s), row_tile<S>() * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
   for (uint32_t i = 0; i < 2 * S::ROW_TILES; i++) {
     state.m[i / 2][i % 2] = -INFINITY;
     state.scale[i / 2][i % 2] = s.scale[8 * i + lane / 4];
   }
-  __syncthreads();
-  tile_pages<S> pages = find_pages<S>(a, part, part.begin);
-  if (part.begin < part.end) load_tile<S>(a, part, part.begin, pages, s.tiles[0]);
-  pages = find_pages<S>(a, part, part.begin + S::KEYS);
   uint32_t at = 0;
   for (uint32_t begin = part.begin; begin < part.end; begin += S::KEYS, at ^= 1) {
     copy_async_wait();
     __syncthreads(); // behind it nobody uses what the other place and the weights were
     if (begin + S::KEYS < part.end) {
-      load_tile<S>(a, part, begin + S::KEYS, pages, s.tiles[at ^ 1]);
-      pages = find_pages<S>(a, part, begin + 2 * S::KEYS);
+      load_tile<S>(a, part, begin + S::KEYS, page, s.tiles[at ^ 1]);
+      page = page_of(a, part, begin + 2 * S::KEYS);
     }
     float score[4];
     score_keys<S>(s.tiles[at], part.end - begin, state, score);
@@ -330,20 +353,30 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   put_part<S>(a, part, s, state);
 }
 
-// A block a token and head. Splits beyond the token's keys have a sum of 0.
+// A block a token and head. All warps find the same factors.
 __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
+  __shared__ float factor[TD_CU_MAX_SPLITS];
   size_t row = static_cast<size_t>(blockIdx.y) * a.n_heads + blockIdx.x;
   const float *ml = a.part_ml + row * a.n_splits * 2;
   const float *part = a.part + row * a.n_splits * a.v_dim;
+  uint32_t lane = threadIdx.x % WARP, n_keys = keys_of(a.batch, blockIdx.y);
+  uint32_t n = at_most((n_keys + a.split_keys - 1) / a.split_keys, a.n_splits);
   float m = -INFINITY, l = 0;
-  for (uint32_t i = 0; i < a.n_splits; i++)
+  for (uint32_t i = lane; i < n; i += WARP)
     m = fmaxf(m, ml[2 * i]);
-  for (uint32_t i = 0; i < a.n_splits; i++)
-    l += exp2_approx(ml[2 * i] - m) * ml[2 * i + 1];
-  for (uint32_t d = threadIdx.x; d < a.v_dim; d += blockDim.x) {
+  m = warp_max(m);
+  for (uint32_t i = lane; i < n; i += WARP) {
+    float f = exp2_approx(ml[2 * i] - m);
+    l += f * ml[2 * i + 1];
+    if (threadIdx.x < WARP) factor[i] = f;
+  }
+  l = warp_sum(l);
+  __syncthreads();
+  for (uint32_t d = threadIdx.x; d < a.v_dim; d += MERGE_THREADS) {
     float sum = 0;
-    for (uint32_t i = 0; i < a.n_splits; i++)
-      sum += exp2_approx(ml[2 * i] - m) * part[static_cast<size_t>(i) * a.v_dim + d];
+#pragma unroll 4
+    for (uint32_t i = 0; i < n; i++)
+      sum += factor[i] * part[static_cast<size_t>(i) * a.v_dim + d];
     float v = sum / l;
     if (a.q_f32) {
       static_cast<float *>(a.out)[row * a.v_dim + d] = v;
@@ -361,7 +394,10 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   if (code != cudaSuccess) return code;
   td_cu_attn_decode_args args = *a;
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
+  uint32_t page_tokens = a->batch.page_tokens;
   args.in_runs = (a->k_dim | a->v_dim) % CHUNK == 0 && places % sizeof(uint4) == 0;
+  args.in_pages = args.in_runs && page_tokens % S::KEYS == 0 && a->split_keys % S::KEYS == 0 &&
+                  (page_tokens & (page_tokens - 1)) == 0;
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, S::HEADS);
   dim3 grid(a->n_kv_heads * chunks, a->n_splits, a->batch.n_tokens);
   TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
@@ -370,6 +406,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   return launched();
 }
 
+// Of td_cu_decode_heads heads.
 template <bool IS_F16>
 static int launch_shape(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   if (a->v_in_k) return launch<decode_shape<IS_F16, 576, 512, 32, 32, true>>(a, stream);

@@ -35,45 +35,33 @@ extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream)
   return launched();
 }
 
-// Where a run of eight elements of out comes from.
-struct run_place {
-  uint32_t plane, head, position, d;
-};
-
-__device__ static run_place place_of(const td_cu_kv_gather_args &a, size_t run, uint32_t n_runs) {
-  uint32_t d = static_cast<uint32_t>(run % n_runs) * RUN;
-  size_t row = run / n_runs, head = row / a.n_keys;
-  return {static_cast<uint32_t>(head / a.n_heads),
-          a.head0 + static_cast<uint32_t>(head % a.n_heads), static_cast<uint32_t>(row % a.n_keys),
-          d};
-}
-
-// A thread a run.
+// A thread a run of eight elements, of head blockIdx.y and plane blockIdx.z.
 __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
-  uint32_t n_runs = (a.dim + RUN - 1) / RUN;
-  size_t run = static_cast<size_t>(blockIdx.x) * KV_THREADS + threadIdx.x;
-  run_place at = place_of(a, run, n_runs);
+  uint32_t n_runs = (a.dim + RUN - 1) / RUN, run = blockIdx.x * KV_THREADS + threadIdx.x;
+  uint32_t position = run / n_runs, d = run % n_runs * RUN, head = a.head0 + blockIdx.y;
   uint32_t end = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
   bool any = end > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
-  if (at.plane >= a.n_planes || !any || at.position >= keys_of(a.batch, end - 1)) return;
-  int32_t id = kv_page(a.batch, a.seq, at.position);
+  if (position >= a.n_keys || !any || position >= keys_of(a.batch, end - 1)) return;
+  int32_t id = kv_page(a.batch, a.seq, position);
   if (id < 0) return;
   const char *page = kv_page_at(a.kv, id);
-  size_t from = kv_row(a.batch, at.position, at.plane * a.n_kv_heads + at.head, a.dim) + at.d;
+  size_t from = kv_row(a.batch, position, blockIdx.z * a.n_kv_heads + head, a.dim) + d;
+  size_t before = static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y; // heads
+  uint16_t *to = a.out + (before * a.n_keys * n_runs + run) * RUN;
   if (a.in_runs) {
-    put_run(a.out + run * RUN, kv_bf16x8(a.kv, page, from));
+    put_run(to, kv_bf16x8(a.kv, page, from));
     return;
   }
   for (uint32_t i = 0; i < RUN; i++)
-    a.out[run * RUN + i] = at.d + i < a.dim ? kv_bf16(a.kv, page, from + i) : 0;
+    to[i] = d + i < a.dim ? kv_bf16(a.kv, page, from + i) : 0;
 }
 
 extern "C" int td_cu_kv_gather(const td_cu_kv_gather_args *a, td_cu_stream stream) {
   td_cu_kv_gather_args args = *a;
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   args.in_runs = a->dim % RUN == 0 && places % sizeof(uint4) == 0;
-  size_t rows = static_cast<size_t>(a->n_planes) * a->n_heads * a->n_keys;
-  uint32_t n_blocks = ceil_div(rows * ceil_div(a->dim, RUN), KV_THREADS);
-  TD_LAUNCH(kv_gather_kernel, n_blocks, KV_THREADS, 0, stream, args);
+  uint32_t n_runs = ceil_div(a->dim, RUN);
+  dim3 grid(ceil_div(static_cast<size_t>(a->n_keys) * n_runs, KV_THREADS), a->n_heads, a->n_planes);
+  TD_LAUNCH(kv_gather_kernel, grid, KV_THREADS, 0, stream, args);
   return launched();
 }

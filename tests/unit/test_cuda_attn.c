@@ -358,7 +358,15 @@ static void test_gqa(void **state) {
        .len = {69, 133},
        .kv_dtype = TD_F16,
        .keys_bytes = (size_t)2 * 2 * 132 * 16 * sizeof(uint16_t)},
-      {.name = "a key a head, two splits",
+      {.name = "three splits of 256 keys",
+       .n_heads = 3,
+       .n_kv_heads = 3,
+       .head_dim = 16,
+       .page_tokens = 64,
+       .n_seqs = 1,
+       .len = {530},
+       .kv_dtype = TD_F16},
+      {.name = "a key a head, three splits of 128 keys",
        .n_heads = 2,
        .n_kv_heads = 2,
        .head_dim = 40,
@@ -414,7 +422,7 @@ static void check_mla(bool absorbed) {
   for (size_t i = 0; i < TD_COUNT(layouts); i++) {
     layout l = layouts[i];
     l.absorbed = absorbed;
-    if (absorbed && l.len[0] > 70) l.len[0] = 70; // every token is a block of its own
+    if (absorbed && l.len[0] > 140) l.len[0] = 140; // every token is a block of its own
     check_layout(&l);
   }
 }

@@ -565,11 +565,14 @@ static void test_pieces_of_a_matrix(void **state) {
 static void test_splits(void **state) {
   (void)state;
   for (uint32_t max_keys = 1; max_keys < 1u << 20; max_keys += 1 + max_keys / 3) {
-    uint32_t keys, n;
-    td_cuda_splits(max_keys, &keys, &n);
-    assert_true((uint64_t)keys * n >= max_keys && (uint64_t)keys * (n - 1) < max_keys);
-    assert_true(n <= 64 && (keys & (keys - 1)) == 0);
-    if (max_keys <= 256 * 64) assert_int_equal(keys, 256); // the same for all usual contexts
+    for (uint32_t n_blocks = 1; n_blocks <= 4; n_blocks++) {
+      uint32_t keys, n, few = n_blocks <= 2;
+      td_cuda_splits(max_keys, n_blocks, &keys, &n);
+      assert_true((uint64_t)keys * n >= max_keys && (uint64_t)keys * (n - 1) < max_keys);
+      assert_true(n <= (few ? 128 : 64) && (keys & (keys - 1)) == 0);
+      // the same for all usual contexts
+      if (max_keys <= 256 * 64) assert_int_equal(keys, few ? 128 : 256);
+    }
   }
 }
 

@@ -161,7 +161,8 @@ uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec h
 uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts);
 // Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
-void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits);
+// n_blocks: that a split of one token has.
+void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, uint32_t *n_splits);
 
 // Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activations.
 typedef struct {

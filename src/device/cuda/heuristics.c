@@ -1,11 +1,11 @@
 #include "device/cuda/cuda.h"
 
-enum { FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
+// Large GPUs have some 130 SMs, which few blocks leave idle unless there are more splits.
+enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
 // Writing a matrix as BF16 and reading it again moves five times the bytes of FP8: as much time as
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
-// Large GPUs have some 130 SMs, a block of linear_vec 16 rows: so many rows are a block for each,
-// or two.
+// A block of linear_vec has 16 rows: so many are a block for each SM, or two.
 enum { ONE_BLOCK_ROWS = 2048, TWO_BLOCKS_ROWS = 4096 };
 
 static bool groups_are_simple(const td_weight *w) {
@@ -60,9 +60,12 @@ uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts) {
   return n_rows > ONE_BLOCK_ROWS ? TD_CU_VEC_WARPS / 2 : TD_CU_VEC_WARPS;
 }
 
-void td_cuda_splits(uint32_t max_keys, uint32_t *split_keys, uint32_t *n_splits) {
-  uint32_t keys = FIRST_SPLIT_KEYS;
-  while ((uint64_t)keys * MAX_SPLITS < max_keys)
+void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys,
+                    uint32_t *n_splits) {
+  bool is_few = n_blocks <= FEW_BLOCKS;
+  uint32_t keys = is_few ? FEW_BLOCKS_KEYS : FIRST_SPLIT_KEYS;
+  uint32_t most = is_few ? TD_CU_MAX_SPLITS : MAX_SPLITS;
+  while ((uint64_t)keys * most < max_keys)
     keys *= 2;
   *split_keys = keys;
   *n_splits = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
