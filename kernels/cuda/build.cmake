@@ -28,8 +28,12 @@ if(wanted AND TD_NVCC)
   foreach(arch ${TD_CUDA_ARCHS})
     list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
   endforeach()
-  list(APPEND codes -gencode arch=compute_80,code=compute_80)
+  # For newer ones: from 89 on there are instructions for FP8.
+  list(APPEND codes -gencode arch=compute_80,code=compute_80 -gencode arch=compute_89,code=compute_89)
   if("90a" IN_LIST TD_CUDA_ARCHS)
+    if("90" IN_LIST TD_CUDA_ARCHS)
+      message(FATAL_ERROR "TD_CUDA_ARCHS: 90 and 90a are for the same GPUs: leave out 90")
+    endif()
     list(APPEND codes -DTD_CUDA_SM90A=1)
   endif()
   set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}

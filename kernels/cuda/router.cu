@@ -22,10 +22,15 @@ __device__ static best warp_best(best b) {
 __device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) {
   best b = {-INFINITY, UINT32_MAX};
   for (uint32_t i = threadIdx.x; i < n; i += WARP) {
-    if (taken[i]) continue;
+    if (taken[i] || isnan(choice[i])) continue;
     if (b.idx == UINT32_MAX || choice[i] > b.value) b = {choice[i], i};
   }
   b = warp_best(b);
+  if (b.idx == UINT32_MAX) {
+    for (uint32_t i = threadIdx.x; i < n && b.idx == UINT32_MAX; i += WARP)
+      if (!taken[i]) b = {0, i};
+    b = warp_best({0, b.idx});
+  }
   __syncwarp(); // every lane has read its entries of taken
   if (b.idx < n && threadIdx.x == 0) taken[b.idx] = 1;
   __syncwarp();

@@ -514,10 +514,13 @@ static void test_how_weights_are_read(void **state) {
   static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
     assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);
-  static const uint32_t rows[][2] = {{1, 24}, {2048, 24}, {2049, 12}, {4096, 12}, {4097, 8}};
+  // rows, SMs, warps
+  static const uint32_t rows[][3] = {{1, 132, 24},    {2112, 132, 24},  {2113, 132, 12},
+                                     {4096, 132, 12}, {7168, 132, 6},   {8192, 132, 6},
+                                     {6144, 132, 8},  {129280, 132, 8}, {7168, 82, 8}};
   for (size_t i = 0; i < TD_COUNT(rows); i++) {
-    assert_int_equal(td_cuda_vec_warps(rows[i][0], false), rows[i][1]);
-    assert_int_equal(td_cuda_vec_warps(rows[i][0], true), 8);
+    assert_int_equal(td_cuda_vec_warps(rows[i][0], false, rows[i][1]), rows[i][2]);
+    assert_int_equal(td_cuda_vec_warps(rows[i][0], true, rows[i][1]), 8);
   }
 }
 

@@ -435,24 +435,28 @@ static void test_router(void **state) {
   cuda_close(&f);
 }
 
+// Nor is NaN taken while there is anything else.
 static void test_router_ties_go_to_the_lower_index(void **state) {
   (void)state;
+  enum { ROWS = 3, N = 64, K = 4 };
+  static const int32_t want[ROWS][K] = {{0, 1, 2, 3}, {1, 2, 3, 4}, {0, 1, 2, 3}};
   CUDA_OPEN(f);
-  float logits[64] = {0};
-  int32_t ids[4], *dev_ids = cuda_alloc(&f, sizeof ids);
+  float logits[ROWS][N] = {{0}, {NAN}};
+  for (int e = 0; e < N; e++)
+    logits[2][e] = NAN;
+  int32_t ids[ROWS][K], *dev_ids = cuda_alloc(&f, sizeof ids);
   td_op_router(f.stream, &(td_router_args){.logits = cuda_put(&f, logits, sizeof logits),
                                            .ids = dev_ids,
-                                           .weights = cuda_alloc(&f, 4 * sizeof(float)),
+                                           .weights = cuda_alloc(&f, ROWS * K * sizeof(float)),
                                            .kind = TD_ROUTER_SIGMOID,
-                                           .n_tokens = 1,
-                                           .n_experts = 64,
-                                           .top_k = 4,
+                                           .n_tokens = ROWS,
+                                           .n_experts = N,
+                                           .top_k = K,
                                            .n_groups = 4,
                                            .topk_groups = 2,
                                            .scaling = 1});
   cuda_get(&f, ids, dev_ids, sizeof ids);
-  for (int i = 0; i < 4; i++)
-    assert_int_equal(ids[i], i);
+  assert_memory_equal(ids, want, sizeof ids);
   cuda_close(&f);
 }
 
@@ -525,14 +529,21 @@ typedef struct {
   td_weight g[EXPERTS], u[EXPERTS], d[EXPERTS];
 } experts;
 
-// Groups of one size or, of every other expert, of another.
-static void make_experts(experts *e, uint64_t *rng, const ref_format *format, uint32_t group,
-                         uint32_t other) {
+// Groups of one size or, of every other expert, of another, and zero points likewise.
+typedef struct {
+  ref_format format;
+  uint32_t group, other;
+  bool other_zeros;
+} expert_formats;
+
+static void make_experts(experts *e, uint64_t *rng, const expert_formats *formats) {
   for (int i = 0; i < EXPERTS; i++) {
-    uint32_t n = i % 2 ? other : group;
-    e->gate[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, n);
-    e->up[i] = ref_make_format(rng, format, HIDDEN, DIM, 32, n);
-    e->down[i] = ref_make_format(rng, format, DIM, HIDDEN, 32, n);
+    ref_format format = formats->format;
+    uint32_t n = i % 2 ? formats->other : formats->group;
+    if (i % 2) format.zeros = formats->other_zeros;
+    e->gate[i] = ref_make_format(rng, &format, HIDDEN, DIM, 32, n);
+    e->up[i] = ref_make_format(rng, &format, HIDDEN, DIM, 32, n);
+    e->down[i] = ref_make_format(rng, &format, DIM, HIDDEN, 32, n);
     e->g[i] = e->gate[i].w;
     e->u[i] = e->up[i].w;
     e->d[i] = e->down[i].w;
@@ -629,22 +640,21 @@ static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
 
 static void test_moe(void **state) {
   (void)state;
-  static const struct {
-    ref_format format;
-    uint32_t group, other;
-  } cases[] = {
-      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0},
-      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32},
-      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 128, 32},
-      {{"i4", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0}, 32, 32},
-      {{"f4", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0}, 16, 16},
+  static const expert_formats cases[] = {
+      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
+      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32, false},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 128, 32, false},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0}, 32, 32, true},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, true, 0}, 32, 32, false},
+      {{"i4", TD_I4, TD_F16, TD_LAYOUT_AWQ, true, 0}, 32, 32, true},
+      {{"f4", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, false, 0}, 16, 16, false},
   };
   static const uint32_t sizes[] = {1, 7, MOE_TOKENS};
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     CUDA_OPEN(f);
     experts e;
-    make_experts(&e, &f.rng, &cases[i].format, cases[i].group, cases[i].other);
+    make_experts(&e, &f.rng, &cases[i]);
     for (size_t j = 0; j < TD_COUNT(sizes); j++) {
       run_moe(&f, &e, sizes[j], true);
       run_moe(&f, &e, sizes[j], false);
@@ -702,7 +712,7 @@ static void test_an_expert_that_is_none(void **state) {
   (void)state;
   CUDA_OPEN(f);
   experts e;
-  make_experts(&e, &f.rng, &(ref_format){"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0);
+  make_experts(&e, &f.rng, &(expert_formats){.format = {.dtype = TD_BF16, .scale_dtype = TD_F32}});
   float *x = cuda_floats(&f, DIM), weight = 1;
   int32_t id = EXPERTS;
   td_op_moe(f.stream, &(td_moe_args){.gate = e.g,

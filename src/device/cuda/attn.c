@@ -74,7 +74,8 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_
 // Fills in the splits and their memory, and runs.
 static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args, uint32_t max_keys,
                             td_err *err) {
-  uint32_t shared_by = args->n_heads / args->n_kv_heads, most = td_cu_decode_heads(args->k_dim, args->v_in_k);
+  uint32_t shared_by = args->n_heads / args->n_kv_heads,
+           most = td_cu_decode_heads(args->k_dim, args->v_in_k);
   uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
   td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
   size_t rows = (size_t)args->batch.n_tokens * args->n_heads * args->n_splits;

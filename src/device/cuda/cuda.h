@@ -156,9 +156,10 @@ bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 // Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has
-// Warps of its blocks, so that an SM has TD_CU_VEC_WARPS of them however few rows there are. Sums
-// hang on it, so it does not on the number of tokens.
-uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts);
+// Warps of its blocks, so that SMs have TD_CU_VEC_WARPS of them however few rows there are, and the
+// last blocks do not leave most of them idle. Sums hang on it, so it does not on the number of
+// tokens.
+uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
 // Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
 // n_blocks: that a split of one token has.

@@ -1,3 +1,5 @@
+#include <math.h>
+
 #include "device/cuda/cuda.h"
 
 // Large GPUs have some 130 SMs, which few blocks leave idle unless there are more splits.
@@ -5,8 +7,7 @@ enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS
 // Writing a matrix as BF16 and reading it again moves five times the bytes of FP8: as much time as
 // tensor cores take for some 250 tokens.
 enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
-// A block of linear_vec has 16 rows: so many are a block for each SM, or two.
-enum { ONE_BLOCK_ROWS = 2048, TWO_BLOCKS_ROWS = 4096 };
+enum { VEC_ROWS = 16 }; // of a block of linear_vec
 
 static bool groups_are_simple(const td_weight *w) {
   if (!w->scale) return false;
@@ -55,9 +56,22 @@ uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
   return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
 }
 
-uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts) {
-  if (of_experts || n_rows > TWO_BLOCKS_ROWS) return TD_CU_VEC_WARPS / 3;
-  return n_rows > ONE_BLOCK_ROWS ? TD_CU_VEC_WARPS / 2 : TD_CU_VEC_WARPS;
+// How much of the GPU's time blocks of so many warps fill, if all take the same time.
+static double filled(uint32_t n_blocks, uint32_t n_warps, uint32_t n_sms) {
+  double at_once = (double)n_sms * (TD_CU_VEC_WARPS / n_warps);
+  return n_blocks / (ceil(n_blocks / at_once) * at_once);
+}
+
+uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms) {
+  static const uint32_t others[] = {TD_CU_VEC_WARPS / 4, TD_CU_VEC_WARPS / 2};
+  const uint32_t n_blocks = (n_rows + VEC_ROWS - 1) / VEC_ROWS;
+  uint32_t best = TD_CU_VEC_WARPS / 3;
+  if (of_experts) return best;
+  if (n_blocks <= n_sms) return TD_CU_VEC_WARPS;
+  for (size_t i = 0; i < TD_COUNT(others); i++) { // not for a small difference
+    if (filled(n_blocks, others[i], n_sms) > 1.05 * filled(n_blocks, best, n_sms)) best = others[i];
+  }
+  return best;
 }
 
 void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys,

@@ -6,7 +6,8 @@ static bool is_aligned(const void *x, size_t stride) {
 }
 
 static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, bool mma, td_err *err) {
-  args->vec_warps = td_cuda_vec_warps(args->n_rows, args->experts != NULL);
+  args->vec_warps = td_cuda_vec_warps(args->n_rows, args->experts != NULL,
+                                      (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
   return mma ? TD_CUDA_LAUNCH(stream, linear_mma, args) : TD_CUDA_LAUNCH(stream, linear_vec, args);
 }
 

@@ -224,7 +224,7 @@ static bool same_shape(const td_weight *a, const td_weight *b) {
 static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weight *first) {
   td_cu_read read = td_cuda_read_of(w, true);
   bool is_alike = w->dtype == first->dtype && w->scale_dtype == first->scale_dtype &&
-                  w->scale_cols == first->scale_cols;
+                  w->scale_cols == first->scale_cols && (w->zero != NULL) == (first->zero != NULL);
   return is_alike && read == so_far ? read : TD_CU_READ_ANY;
 }
 
