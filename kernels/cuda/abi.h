@@ -100,7 +100,8 @@ typedef enum {
   TD_CU_READ_F8,
   TD_CU_READ_I8,
   TD_CU_READ_I4,
-  TD_CU_READ_MXFP4, // groups of 32, scales E8M0
+  // cols % 32 == 0.
+  TD_CU_READ_MXFP4, // groups of 32, scales E8M0 from 2^TD_CU_E8M0_LEAST to 2^TD_CU_E8M0_MOST
   TD_CU_READ_NVFP4, // groups of 16, scales E4M3
   TD_CU_N_READS
 } td_cu_read;
@@ -131,6 +132,7 @@ typedef struct {
   bool y_f32;
 } td_cu_linear_args;
 
+enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };
 enum { TD_CU_VEC_TOKENS = 16, TD_CU_VEC_WARPS = 24, TD_CU_MMA_TOKENS = 64 };
 
 // y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; dense w.

@@ -88,9 +88,7 @@ template <int READ, int N>
 __device__ inline void load_scales_at_once(const row_scales &s, uint32_t group,
                                            uint32_t (&out)[N]) {
   const char *from = s.first + group * scale_bytes<READ>(s.dtype);
-  if constexpr (IS_FP4<READ>) {
-    load_each<1>(from, out);
-  } else if (READ == TD_CU_READ_I4 && s.dtype != TD_F32) {
+  if (READ == TD_CU_READ_I4 && s.dtype != TD_F32) {
     load_each<2>(from, out);
   } else {
     load_each<4>(from, out);
@@ -279,11 +277,20 @@ __device__ inline uint32_t less_zero_point(uint32_t zero) {
   return (0xc300u + zero) * 0x00010001u;
 }
 
-// Likewise E2M1: BF16 but for 126 in the exponent's bias.
-__device__ inline uint32_t bf16x2_from_e2m1(uint32_t codes, int i) {
-  uint32_t magnitude = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
-  uint32_t sign = codes << (12 - 4 * i);
-  return bf16x2_fma(and_or(magnitude, 0x01c001c0u, sign & 0x80008000u), 0x7e807e80u, 0x80008000u);
+// v's bits turned to the left.
+__device__ inline uint32_t turned(uint32_t v, uint32_t n) {
+  return n ? v << n | v >> (32 - n) : v;
+}
+
+// Pairs likewise of E2M1, which is BF16 but for 126 in the exponent's bias, times factor / 2^126.
+// First every code's sign comes nine bits above the last of its magnitude, of half the codes at a
+// time; then a pair's bits are one turn away from their places.
+__device__ inline void pairs_from_e2m1(uint32_t codes, uint32_t factor, uint32_t (&out)[4]) {
+  uint32_t signs = turned(codes, 26);
+  uint32_t low = select_bits(0x00880088u, codes, signs);
+  uint32_t high = select_bits(0x88008800u, codes, signs);
+  for (int i = 0; i < 4; i++)
+    out[i] = bf16x2_fma(turned(i < 2 ? low : high, 12 - 4 * i) & 0x81c081c0u, factor, 0x80008000u);
 }
 
 // What load8 has read; less_zero is for TD_CU_READ_I4.
@@ -305,12 +312,13 @@ __device__ inline void pairs8(const raw8<READ> &raw, uint32_t less_zero,
     out[0][0] = raw.v.x, out[0][1] = raw.v.y, out[0][2] = raw.v.z, out[0][3] = raw.v.w;
   } else if constexpr (READ == TD_CU_READ_F8) {
     pairs_from_e4m3(raw.v, out[0]);
+  } else if constexpr (IS_FP4<READ>) {
+    pairs_from_e2m1(raw.v, 0x7e807e80u, out[0]);
   } else {
     for (int i = 0; i < 4; i++) {
       if constexpr (READ == TD_CU_READ_I8)
         out[0][i] = bf16x2_from_i8(i < 2 ? raw.v.x : raw.v.y, i % 2);
       if constexpr (READ == TD_CU_READ_I4) out[0][i] = bf16x2_from_i4(raw.v, i, less_zero);
-      if constexpr (IS_FP4<READ>) out[0][i] = bf16x2_from_e2m1(raw.v, i);
     }
   }
 }

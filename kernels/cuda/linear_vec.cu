@@ -6,8 +6,9 @@
 // columns. A warp asks for a chunk, which is 1 or 2 KB, waits, and multiplies; that an SM has
 // TD_CU_VEC_WARPS of them hides the memory's latency. Nothing else is asked for ahead: loads answer
 // in their order, so what is needed soon would wait for what is not. Weights are exact in the
-// fragments, without their scales; sums over a scale's columns are multiplied by it in FP32. A
-// token's result is the same in any company.
+// fragments. Those of FP4 are multiplied by their scales there, for BF16 holds the products; else
+// sums over a scale's columns are multiplied by it in FP32. A token's result is the same in any
+// company.
 #include "kernels/cuda/codes8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -19,16 +20,18 @@ enum {
   QUAD = 4 * UNIT
 };
 
-// What a lane needs of its two rows in a chunk. SPAN: columns that have one scale, at least; a
-// quad's, or half of them; 0 without scales.
+// What a lane needs of its two rows in a chunk. SPAN: columns, at least a quad's, whose sum has one
+// scale; 0 where sums have none. A run of FP4 has one scale, or two.
 template <int READ, int SPAN> struct chunk_part {
   enum {
-    RUN = READ == TD_CU_READ_I4 && SPAN > QUAD ? 4 : 1, // units that one load reads
+    RUN = IS_FP4<READ> || (READ == TD_CU_READ_I4 && SPAN > QUAD) ? 4 : 1, // units of a load
     UNITS = RUN > 1          ? 8
             : BITS<READ> > 8 ? 32 / BITS<READ>
                              : 4,
     COLUMNS = UNITS * QUAD,
-    SCALES = SPAN > 0 ? COLUMNS / (SPAN > 0 ? SPAN : 1) : 1
+    SCALES = IS_FP4<READ> ? UNITS / RUN
+             : SPAN > 0   ? COLUMNS / (SPAN > 0 ? SPAN : 1)
+                          : 1
   };
   raw8<READ> w[UNITS][2];
   uint32_t scale[2][SCALES], zero[2][SCALES]; // zero: words of eight rows, with ZEROS
@@ -95,6 +98,25 @@ __device__ static void fetch_scales(const lane_rows &r, uint32_t k, chunk_part<R
   }
 }
 
+// The scales of each run of FP4.
+template <bool WHOLE, int READ, int SPAN>
+__device__ static void fetch_scales_of_runs(const lane_rows &r, uint32_t k,
+                                            chunk_part<READ, SPAN> &part) {
+  enum { RUN = chunk_part<READ, SPAN>::RUN, RUN_SCALES = READ == TD_CU_READ_NVFP4 ? 2 : 1 };
+#pragma unroll
+  for (uint32_t i = 0; i < 2; i++) {
+#pragma unroll
+    for (uint32_t s = 0; s < part.SCALES; s++) {
+      uint32_t column = k + unit_at<RUN>(s * RUN) + r.column;
+      const char *from = r.scales[i].first + column / (RUN * UNIT) * RUN_SCALES;
+      part.scale[i][s] = 0;
+      if (!WHOLE && column >= r.n_cols) continue;
+      part.scale[i][s] = RUN_SCALES == 2 ? __ldg(reinterpret_cast<const uint16_t *>(from))
+                                         : __ldg(reinterpret_cast<const uint8_t *>(from));
+    }
+  }
+}
+
 // WHOLE: all columns of the chunk from k on are there; else what is missing is zero.
 template <bool WHOLE, bool ZEROS, int READ, int SPAN>
 __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
@@ -117,6 +139,7 @@ __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SP
       }
     }
   }
+  if constexpr (IS_FP4<READ>) fetch_scales_of_runs<WHOLE>(r, k, part);
   if constexpr (SPAN > 0) fetch_scales<WHOLE, ZEROS>(r, k, part);
 }
 
@@ -137,10 +160,18 @@ __device__ static void add_scaled(float first, float second, const float (&sum)[
     total[c] += (c < 2 ? first : second) * sum[c];
 }
 
-// What the quad's first two lanes bring, or the others.
-__device__ static void half_of(const uint32_t (&x)[4], bool is_mine, uint32_t (&out)[4]) {
-  for (int j = 0; j < 4; j++)
-    out[j] = is_mine ? x[j] : 0;
+// FP4's products with their scales are as much smaller as leaves room for MXFP4's scales from 2^-93
+// to 2^33, and for NVFP4's.
+template <int READ>
+constexpr float SUMS_UNIT = READ == TD_CU_READ_MXFP4   ? 0x1p32f
+                            : READ == TD_CU_READ_NVFP4 ? 0x1p8f
+                                                       : 1;
+
+// The scale of unit u of a run, of the run's scales, as pairs_from_e2m1 takes it.
+template <int READ> __device__ static uint32_t factor_of(uint32_t scales, uint32_t u) {
+  if (READ == TD_CU_READ_MXFP4) return scales * 0x00800080u + (126 - 32) * 0x00800080u;
+  float scale = f32_from_e4m3(scales >> u / 2 * 8 & 0xff) * 0x1p118f;
+  return bf16x2_cut(scale, scale);
 }
 
 // Unit u of a chunk times a token's activations, in the order of the weights' pairs. sum: of the
@@ -149,21 +180,13 @@ template <int SPAN, int TERMS, int SCALES>
 __device__ static void add_unit(uint32_t u, const uint32_t (&w)[2][TERMS][4],
                                 const uint32_t (&x)[4], const float (&scale)[2][SCALES],
                                 float (&sum)[4], float (&total)[4]) {
-  enum { SHARE = SPAN >= QUAD ? SPAN / QUAD : 1 }; // units
+  enum { SHARE = SPAN / QUAD }; // units
   if constexpr (SPAN == 0) {
     multiply(w, x, total);
-  } else if constexpr (SPAN >= QUAD) {
+  } else {
     if (u % SHARE == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0;
     multiply(w, x, sum);
     if (u % SHARE == SHARE - 1) add_scaled(scale[0][u / SHARE], scale[1][u / SHARE], sum, total);
-  } else {
-    for (uint32_t half = 0; half < 2; half++) {
-      uint32_t of_half[4];
-      half_of(x, threadIdx.x % 4 / 2 == half, of_half);
-      sum[0] = sum[1] = sum[2] = sum[3] = 0;
-      multiply(w, of_half, sum);
-      add_scaled(scale[0][2 * u + half], scale[1][2 * u + half], sum, total);
-    }
   }
 }
 
@@ -182,7 +205,11 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
     for (int i = 0; i < 2; i++) {
       uint32_t zero = 8;
       if (ZEROS) zero = part.zero[i][u * SCALES / UNITS] >> r.zero_shift[i] & 15;
-      pairs8<READ>(part.w[u][i], less_zero_point(zero), pairs[i]);
+      if constexpr (IS_FP4<READ>)
+        pairs_from_e2m1(part.w[u][i].v, factor_of<READ>(part.scale[i][u / RUN], u % RUN),
+                        pairs[i][0]);
+      else
+        pairs8<READ>(part.w[u][i], less_zero_point(zero), pairs[i]);
     }
 #pragma unroll
     for (int t = 0; t < N; t++) {
@@ -197,7 +224,7 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
 }
 
 // The warps' sums, added in their order.
-template <int N>
+template <int READ, int N>
 __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &part, uint32_t row0,
                                 const float (&total)[N][4]) {
   TD_DYNAMIC_SHARED(shared);
@@ -215,7 +242,7 @@ __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &p
     for (uint32_t j = 0; j < blockDim.x / WARP; j++)
       sum += sums[j][t][r];
     if (row0 + r < a.row0 + a.n_rows)
-      linear_put(a, part.begin + t, row0 + r, sum * global_scale(part.w));
+      linear_put(a, part.begin + t, row0 + r, sum * (SUMS_UNIT<READ> * global_scale(part.w)));
   }
 }
 
@@ -246,7 +273,7 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     fetch<false, ZEROS>(r, end, chunk);
     add_chunk<false, ZEROS>(r, end, chunk, x, total);
   }
-  put_sums(a, part, row0, total);
+  put_sums<READ>(a, part, row0, total);
 }
 
 // Any format, value by value: a warp a row, a lane every 32nd run of eight columns.
@@ -319,8 +346,8 @@ extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream)
                     : launch<TD_CU_READ_I4, 128>(a, stream);
     return w.zero ? launch<TD_CU_READ_I4, QUAD, true>(a, stream)
                   : launch<TD_CU_READ_I4, QUAD>(a, stream);
-  case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, QUAD>(a, stream);
-  case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, QUAD / 2>(a, stream);
+  case TD_CU_READ_MXFP4: return launch<TD_CU_READ_MXFP4, 0>(a, stream);
+  case TD_CU_READ_NVFP4: return launch<TD_CU_READ_NVFP4, 0>(a, stream);
   default: return launch_any(a, stream);
   }
 }

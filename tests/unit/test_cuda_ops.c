@@ -237,6 +237,61 @@ static void test_e4m3_codes(void **state) {
   cuda_close(&f);
 }
 
+// Every E2M1 code times every scale from one code to another, NaN included; a row has a scale, and
+// a token a column.
+static void check_e2m1(td_dtype scale_dtype, uint32_t group, uint32_t first, uint32_t last) {
+  enum { COLS = 32, TOKENS = 16, MOST_ROWS = 256 };
+  CUDA_OPEN(f);
+  const uint32_t rows = last - first + 1;
+  static uint8_t codes[MOST_ROWS][COLS / 2], scales[MOST_ROWS * 2];
+  for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t k = 0; k < COLS / 2; k++)
+      codes[r][k] = (uint8_t)(2 * k % 16 | (2 * k + 1) % 16 << 4);
+    for (uint32_t i = 0; i < COLS / group; i++)
+      scales[r * (COLS / group) + i] = (uint8_t)(first + r);
+  }
+  const td_weight w = {.dtype = TD_F4E2M1,
+                       .rows = rows,
+                       .cols = COLS,
+                       .data = codes,
+                       .scale = scales,
+                       .scale_dtype = scale_dtype,
+                       .scale_rows = 1,
+                       .scale_cols = group,
+                       .global_scale = 1};
+  float *y = cuda_alloc(&f, TOKENS * rows * sizeof *y), *got = malloc(TOKENS * rows * sizeof *got);
+  for (uint32_t half = 0; half < COLS; half += TOKENS) {
+    float x[TOKENS][COLS] = {{0}};
+    for (uint32_t t = 0; t < TOKENS; t++)
+      x[t][half + t] = 1;
+    td_op_linear(f.stream, &(td_linear_op_args){.w = &w,
+                                                .x = cuda_put_bf16(&f, x[0], TOKENS * COLS),
+                                                .y = y,
+                                                .x_stride = COLS,
+                                                .y_stride = rows,
+                                                .n_tokens = TOKENS,
+                                                .out_f32 = true});
+    cuda_get(&f, got, y, TOKENS * rows * sizeof *got);
+    for (uint32_t i = 0; i < TOKENS * rows; i++) {
+      double want = ref_at(&w, i % rows, half + i / rows);
+      if (isnan(want) ? !isnan(got[i]) : got[i] != (float)want)
+        fail_msg("column %u times scale %#x is %g, should be %g", half + i / rows, first + i % rows,
+                 (double)got[i], want);
+    }
+  }
+  free(got);
+  cuda_close(&f);
+}
+
+static void test_e2m1_codes_and_scales(void **state) {
+  (void)state;
+  check_e2m1(TD_F8E4M3, 16, 0, 255);
+  check_e2m1(TD_F8E8M0, 32, 34, 160); // what MXFP4's kernels take
+  check_e2m1(TD_F8E8M0, 32, 33, 160); // and others must
+  check_e2m1(TD_F8E8M0, 32, 34, 161);
+  check_e2m1(TD_F8E8M0, 32, 0, 252); // 6 times the next is infinite
+}
+
 // Where cuBLAS is not installed, the kernels do it.
 static void test_linear_without_blas(void **state) {
   (void)state;
@@ -738,6 +793,7 @@ int main(void) {
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),
       cmocka_unit_test(test_e4m3_codes),
+      cmocka_unit_test(test_e2m1_codes_and_scales),
       cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
       cmocka_unit_test(test_rope),

@@ -25,6 +25,7 @@ static td_cu_read read_of_format(const td_weight *w) {
   case TD_I8: return is_f32 && groups_are_simple(w) ? TD_CU_READ_I8 : TD_CU_READ_ANY;
   case TD_I4: return !is_byte && groups_are_simple(w) ? TD_CU_READ_I4 : TD_CU_READ_ANY;
   case TD_F4E2M1:
+    if (w->cols % 32) return TD_CU_READ_ANY;
     if (w->scale_dtype == TD_F8E8M0 && w->scale_cols == 32) return TD_CU_READ_MXFP4;
     if (w->scale_dtype == TD_F8E4M3 && w->scale_cols == 16) return TD_CU_READ_NVFP4;
     return TD_CU_READ_ANY;

@@ -1,4 +1,5 @@
 // src/device/cuda/weights.c - which host memory has a copy on the GPU, found by its address.
+#include <math.h>
 #include <stdlib.h>
 
 #include "device/cuda/cuda.h"
@@ -187,6 +188,56 @@ td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, 
   return status;
 }
 
+static bool has_copy(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
+  return dev->n_slots > 0 && dev->copies[slot_of(dev, host, n_bytes)].host;
+}
+
+static bool has_extreme_scales(const td_weight *w) {
+  const uint8_t *codes = w->scale;
+  for (size_t i = 0; i < td_weight_scale_bytes(w); i++) {
+    if (codes[i] < 127 + TD_CU_E8M0_LEAST || codes[i] > 127 + TD_CU_E8M0_MOST) return true;
+  }
+  return false;
+}
+
+// Scales of MXFP4 that its kernels have no room for become F32, which those for any format take.
+static td_status put_wide_scales(td_cuda_dev *dev, const td_weight *host, td_weight *out,
+                                 td_err *err) {
+  const size_t n = td_weight_scale_bytes(host), n_bytes = n * sizeof(float);
+  td_cuda_copy *copy;
+  td_status status = slot_for(dev, host->scale, n_bytes, &copy, err);
+  if (status == TD_OK && !copy->host) {
+    void *device = NULL;
+    float *wide = malloc(n_bytes);
+    if (!wide) return td_fail(err, TD_ENOMEM, "no memory for scales");
+    const uint8_t *codes = host->scale;
+    for (size_t i = 0; i < n; i++)
+      wide[i] = codes[i] == UINT8_MAX ? NAN : ldexpf(1, codes[i] - 127);
+    status = upload(dev, wide, n_bytes, &device, err);
+    free(wide);
+    if (status == TD_OK) fill_slot(dev, copy, host->scale, device, n_bytes);
+  }
+  if (status != TD_OK) return status;
+  out->scale = copy->device;
+  out->scale_dtype = TD_F32;
+  return TD_OK;
+}
+
+static td_status put_scales(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
+  const size_t n_bytes = td_weight_scale_bytes(host);
+  if (host->dtype != TD_F4E2M1 || host->scale_dtype != TD_F8E8M0) {
+    return td_cuda_on_device(dev, host->scale, n_bytes, &out->scale, err);
+  }
+  pthread_mutex_lock(&dev->lock);
+  const bool is_wide = !has_copy(dev, host->scale, n_bytes) &&
+                       (has_copy(dev, host->scale, n_bytes * sizeof(float)) ||
+                        has_extreme_scales(host));
+  td_status status = is_wide ? put_wide_scales(dev, host, out, err)
+                             : find_or_copy(dev, host->scale, n_bytes, &out->scale, err);
+  pthread_mutex_unlock(&dev->lock);
+  return status;
+}
+
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
                          td_err *err) {
   td_status status = td_dev_check_weight(host, what, err);
@@ -199,9 +250,7 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
   }
   *out = *host;
   status = td_cuda_on_device(dev, host->data, td_weight_data_bytes(host), &out->data, err);
-  if (status == TD_OK) {
-    status = td_cuda_on_device(dev, host->scale, td_weight_scale_bytes(host), &out->scale, err);
-  }
+  if (status == TD_OK) status = put_scales(dev, host, out, err);
   const void *zero = NULL;
   if (status == TD_OK) {
     status = td_cuda_on_device(dev, host->zero, td_weight_zero_bytes(host), &zero, err);
