@@ -32,7 +32,7 @@ enum {
   ROW_VECTORS = 2,
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6, // of a tile, at most: 2 x 6 sums, 2 of weights, x and a product are all registers
-  FEW = 2,
+  FEW = 4,
   CHUNK = 4 * OCTET,  // columns of 16 bytes
   STEP = 2 * CHUNK,   // of a vector
   PART = 512,         // columns that are decoded at a time
@@ -302,6 +302,8 @@ TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const 
         } else { // a sum of one token would wait longer for one instruction than for two
           sums[t] = T == 1 ? add_in_two(sums[t], w[i], xv) : add_pairs(sums[t], w[i], xv);
         }
+        // At once, for there are no registers to keep products in, which the compiler would try.
+        if (T > 2) __asm__ volatile("" : "+v"(sums[t]));
       }
     }
   }
@@ -320,10 +322,13 @@ TD_INLINE void sum_steps(const uint32_t block, const int T, const char *const *r
                          const int16_t *x, size_t apart, vi *out) {
   enum { N = VL / 2 };
   const int n_steps = block > STEP ? 2 : 1, n_halves = block < STEP / 2 ? 2 : 1;
-  vi of[2][FEW][2]; // of N rows: each half of a vector
+  vi all[VL][FEW], of[2][FEW][2]; // of[i]: of N rows, each half of a vector
+  // Three and four tokens' rows written out are more than the processor keeps decoded.
+  _Pragma("GCC unroll 1") for (int j = 0; T > 2 && j < VL; j++)
+      dot_steps(n_steps, T, rows[j] + at, x, apart, all[j]);
   TD_UNROLL for (int i = 0; i < 2; i++) {
-    vi r[N][FEW];
-    TD_UNROLL for (int j = 0; j < N; j++) {
+    vi(*r)[FEW] = all + i * N;
+    TD_UNROLL for (int j = 0; T <= 2 && j < N; j++) {
       dot_steps(n_steps, T, rows[i * N + j] + at, x, apart, r[j]);
       // There are no registers to keep x in for the next row, nor products that are not added yet,
       // which the compiler would try.
@@ -430,7 +435,7 @@ TD_INLINE void few_rows(const uint32_t block, const int T, const bool zeros, q16
   }
 }
 
-#define FEW_BLOCKS(SIZE, T)                                                                        \
+#define FEW_OF(SIZE, T)                                                                            \
   case (SIZE) + (T):                                                                               \
     if (LESS == 8 && g->a->w->zero) {                                                              \
       few_rows(SIZE, T, true, g);                                                                  \
@@ -438,21 +443,18 @@ TD_INLINE void few_rows(const uint32_t block, const int T, const bool zeros, q16
       few_rows(SIZE, T, false, g);                                                                 \
     }                                                                                              \
     return;
+#define FEW_BLOCKS(SIZE) FEW_OF(SIZE, 1) FEW_OF(SIZE, 2) FEW_OF(SIZE, 3) FEW_OF(SIZE, 4)
 
 static void few_tokens(q16 *g) {
   switch (g->block + g->a->n_tokens) {
-    FEW_BLOCKS(16, 1)
-    FEW_BLOCKS(16, 2)
-    FEW_BLOCKS(32, 1)
-    FEW_BLOCKS(32, 2)
-    FEW_BLOCKS(64, 1)
-    FEW_BLOCKS(64, 2)
-    FEW_BLOCKS(128, 1)
-    FEW_BLOCKS(128, 2)
+    FEW_BLOCKS(16)
+    FEW_BLOCKS(32)
+    FEW_BLOCKS(64)
+    FEW_BLOCKS(128)
   default: return;
   }
 }
-_Static_assert(FEW == 2 && A8_MOST_BLOCK == 2 * STEP, "a case for every block and number");
+_Static_assert(FEW == 4 && A8_MOST_BLOCK == 2 * STEP, "a case for every block and number");
 
 // ---- more -----------------------------------------------------------------------------------
 
@@ -540,7 +542,7 @@ __attribute__((noinline)) static void dot_any_tile(const q16 *g, uint32_t tile) 
   default: return;
   }
 }
-_Static_assert(TOKENS == 6 && FEW == 2, "a case for every size of tile");
+_Static_assert(TOKENS == 6 && FEW >= 2, "a case for every size of tile");
 
 // Where the codes behind the part are: the tile's next part, or the next tile's first.
 static const char *codes_behind(const q16 *g) {
