@@ -112,13 +112,16 @@ typedef struct {
 } td_cu_tile;
 
 // y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows).
-// Without experts i runs over n_tokens rows of x. With experts, the tiles in device memory say
+// Without tiles i runs over n_tokens rows of x. With tiles, which are in device memory, they say
 // which expert computes which y rows, and row i of y is made of row x_rows[i] of x (row i where
-// x_rows is NULL); n_tokens is then the most tiles there can be times tile_tokens.
+// x_rows is NULL); n_tokens is then the most tiles there can be times tile_tokens. A table may have
+// several matrices of each expert, whose results begin y_step elements after one another.
 typedef struct {
   td_weight w;              // with experts one of them: all have its dims and format
-  const td_weight *experts; // NULL, or in device memory
-  const td_cu_tile *tiles;
+  const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
+  uint32_t n_matrices, n_experts;
+  size_t y_step;
+  const td_cu_tile *tiles; // NULL: every row is expert 0's
   const uint32_t *n_tiles;
   const uint32_t *x_rows;
   const uint16_t *x;

@@ -10,16 +10,13 @@ struct linear_part {
   uint32_t begin, n; // rows of y
 };
 
-// Part blockIdx.y; n is 0 behind the last one.
+// Part blockIdx.y of matrix blockIdx.z; n is 0 behind the last one.
 __device__ inline linear_part linear_part_of(const td_cu_linear_args &a) {
-  uint32_t i = blockIdx.y;
-  if (a.experts) {
-    if (i >= *a.n_tiles) return {a.w, 0, 0};
-    td_cu_tile tile = a.tiles[i];
-    return {a.experts[tile.expert], tile.begin, tile.n};
-  }
-  uint32_t begin = i * a.tile_tokens;
-  return {a.w, begin, at_most(a.n_tokens - begin, a.tile_tokens)};
+  uint32_t i = blockIdx.y, begin = i * a.tile_tokens;
+  td_cu_tile tile = {0, begin, a.tiles ? 0 : at_most(a.n_tokens - begin, a.tile_tokens)};
+  if (a.tiles && i < *a.n_tiles) tile = a.tiles[i];
+  if (!a.experts || tile.n == 0) return {a.w, tile.begin, tile.n};
+  return {a.experts[blockIdx.z * a.n_experts + tile.expert], tile.begin, tile.n};
 }
 
 __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t i) {
@@ -30,7 +27,7 @@ __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t 
 __device__ inline void linear_put(const td_cu_linear_args &a, uint32_t i, uint32_t row, float v) {
   uint32_t r = row - a.row0;
   if (a.bias.data) v += vec_at(a.bias, r);
-  size_t at = i * a.y_stride + r;
+  size_t at = blockIdx.z * a.y_step + i * a.y_stride + r;
   if (a.y_f32) {
     static_cast<float *>(a.y)[at] = v;
   } else {

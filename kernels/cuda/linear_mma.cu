@@ -205,7 +205,7 @@ __global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear
 }
 
 template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, TOKENS));
+  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, TOKENS), a->n_matrices);
   auto kernel = linear_mma_kernel<READ, SPAN>;
   TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
   return launched();

@@ -309,7 +309,7 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
 
 template <int READ, int SPAN, bool ZEROS = false>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens));
+  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens), a->n_matrices);
   uint32_t n_chunks = ceil_div(a->w.cols, chunk_part<READ, SPAN>::COLUMNS);
   uint32_t n_warps = at_most(n_chunks, a->vec_warps);
   uint32_t shared_bytes = n_warps * a->tile_tokens * ROWS * sizeof(float);
@@ -320,7 +320,7 @@ static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
 }
 
 static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ANY_WARPS), ceil_div(a->n_tokens, a->tile_tokens));
+  dim3 grid(ceil_div(a->n_rows, ANY_WARPS), ceil_div(a->n_tokens, a->tile_tokens), a->n_matrices);
   auto kernel = a->tile_tokens == TOKENS ? linear_any_kernel<TOKENS>
                                          : linear_any_kernel<TD_CU_VEC_TOKENS>;
   TD_LAUNCH(kernel, grid, ANY_WARPS * WARP, 0, stream, *a);

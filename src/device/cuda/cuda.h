@@ -18,16 +18,15 @@ enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
 
 // What a stream's operators need besides their arguments; grown on demand, kept until it closes.
 typedef enum {
-  CUDA_SCRATCH_SORT,   // MoE: pairs in order of expert, tiles
-  CUDA_SCRATCH_GATE,   //
-  CUDA_SCRATCH_UP,     //
-  CUDA_SCRATCH_HIDDEN, //
-  CUDA_SCRATCH_PARTS,  // MoE: a row a pair; attention: sums of splits; ranking: best of slices
-  CUDA_SCRATCH_ML,     // attention: maxima and weights of splits; ranking: sums of slices
-  CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
-  CUDA_SCRATCH_LATENT, // MLA: a sequence's latents, or attention over them
-  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads
-  CUDA_SCRATCH_WEIGHT, // a piece of a matrix as BF16
+  CUDA_SCRATCH_SORT,    // MoE: pairs in order of expert, tiles
+  CUDA_SCRATCH_GATE_UP, //
+  CUDA_SCRATCH_HIDDEN,  //
+  CUDA_SCRATCH_PARTS,   // MoE: a row a pair; attention: sums of splits; ranking: best of slices
+  CUDA_SCRATCH_ML,      // attention: maxima and weights of splits; ranking: sums of slices
+  CUDA_SCRATCH_QUERY,   // MLA: absorbed queries
+  CUDA_SCRATCH_LATENT,  // MLA: a sequence's latents, or attention over them
+  CUDA_SCRATCH_KEYS,    // prefill: keys and values of some heads
+  CUDA_SCRATCH_WEIGHT,  // a piece of a matrix as BF16
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
 

@@ -6,7 +6,7 @@ static bool is_aligned(const void *x, size_t stride) {
 }
 
 static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, bool mma, td_err *err) {
-  args->vec_warps = td_cuda_vec_warps(args->n_rows, args->experts != NULL,
+  args->vec_warps = td_cuda_vec_warps(args->n_matrices * args->n_rows, args->tiles != NULL,
                                       (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
   return mma ? TD_CUDA_LAUNCH(stream, linear_mma, args) : TD_CUDA_LAUNCH(stream, linear_vec, args);
 }
@@ -16,6 +16,7 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
   bool mma = td_cuda_use_mma(m->w, m->n_tokens);
   td_cu_linear_args args = {
       .w = *m->w,
+      .n_matrices = 1,
       .x = m->x,
       .y = m->y,
       .bias = m->bias,
@@ -64,16 +65,13 @@ typedef struct {
 } moe_pass;
 
 static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *err) {
-  void *sort, *gate, *up, *hidden, *parts;
+  void *sort, *gate, *hidden, *parts;
   size_t sort_bytes = n * (2 * sizeof *p->token + sizeof *p->tiles) + sizeof *p->n_tiles;
   size_t hidden_elements = n * p->hidden;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_SORT, sort_bytes, &sort, err);
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_GATE, hidden_elements * sizeof(float), &gate,
-                             err);
-  }
-  if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_UP, hidden_elements * sizeof(float), &up, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_GATE_UP, 2 * hidden_elements * sizeof(float),
+                             &gate, err);
   }
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_elements * sizeof(uint16_t),
@@ -88,7 +86,7 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *
   p->n_tiles = p->place + n;
   p->tiles = (td_cu_tile *)(p->n_tiles + 1);
   p->gate = gate;
-  p->up = up;
+  p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
   p->parts = parts;
   return TD_OK;
@@ -119,19 +117,37 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   return TD_CUDA_LAUNCH(stream, moe_sort, &args);
 }
 
-// y = W x for every pair, W the pair's expert's matrix of the table.
-static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_weight *table,
-                         const td_cu_linear_args *shape, td_err *err) {
+// y = W x for every pair, W the pair's expert's matrix of the table; for every token, where all go
+// to the one expert.
+static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_linear_args *shape,
+                         td_err *err) {
   td_cu_linear_args args = *shape;
-  args.experts = table;
-  args.tiles = p->tiles;
-  args.n_tiles = p->n_tiles;
+  const bool is_routed = p->a->ids != NULL;
+  args.n_experts = p->a->n_experts;
+  args.tiles = is_routed ? p->tiles : NULL;
+  args.n_tiles = is_routed ? p->n_tiles : NULL;
   args.y_stride = args.n_rows;
-  args.n_tokens = p->max_tiles * p->tile_tokens;
+  args.n_tokens = is_routed ? p->max_tiles * p->tile_tokens : p->n_tokens;
   args.tile_tokens = p->tile_tokens;
   args.y_f32 = true;
   if (!is_aligned(args.x, args.x_stride)) args.read = TD_CU_READ_ANY;
   return launch(stream, &args, p->mma, err);
+}
+
+// Both in one launch: alone, a matrix of an expert would not keep a large GPU busy.
+static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uint32_t *x_rows,
+                            td_err *err) {
+  td_cu_linear_args args = {.w = p->experts.gate,
+                            .experts = p->experts.device,
+                            .n_matrices = 2,
+                            .y_step = (size_t)(p->up - p->gate),
+                            .x_rows = x_rows,
+                            .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
+                            .y = p->gate,
+                            .x_stride = p->dim,
+                            .n_rows = p->hidden,
+                            .read = p->experts.read_gate};
+  return project(stream, p, &args, err);
 }
 
 static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
@@ -141,31 +157,24 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
 }
 
 static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
-  const td_moe_args *a = p->a;
-  td_cu_linear_args shape = {.w = p->experts.gate,
-                             .x = (const uint16_t *)a->x + (size_t)p->token0 * p->dim,
-                             .x_rows = p->token,
-                             .y = p->gate,
-                             .x_stride = p->dim,
-                             .n_rows = p->hidden,
-                             .read = p->experts.read_gate};
   td_status status = sort(stream, p, err);
-  if (status == TD_OK) status = project(stream, p, p->experts.device, &shape, err);
-  shape.y = p->up;
-  if (status == TD_OK) status = project(stream, p, p->experts.device + a->n_experts, &shape, err);
+  if (status == TD_OK) status = project_in(stream, p, p->token, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
   if (status != TD_OK) return status;
   td_cu_linear_args down = {.w = p->experts.down,
+                            .experts = p->experts.device + 2 * (size_t)p->a->n_experts,
+                            .n_matrices = 1,
                             .x = p->hidden_x,
                             .y = p->parts,
                             .x_stride = p->hidden,
                             .n_rows = p->dim,
                             .read = p->experts.read_down};
-  return project(stream, p, p->experts.device + 2 * (size_t)a->n_experts, &down, err);
+  return project(stream, p, &down, err);
 }
 
 // The one expert that every token goes to: pairs are the tokens in their order.
-static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  if (!td_cuda_use_mma(&p->experts.gate, p->n_tokens)) return project_in(stream, p, NULL, err);
   td_cuda_matmul in = {.w = &p->experts.gate,
                        .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
                        .y = p->gate,
@@ -177,7 +186,11 @@ static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *er
   td_status status = td_cuda_run_matmul(stream, &in, err);
   in.w = &p->experts.up;
   in.y = p->up;
-  if (status == TD_OK) status = td_cuda_run_matmul(stream, &in, err);
+  return status == TD_OK ? td_cuda_run_matmul(stream, &in, err) : status;
+}
+
+static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  td_status status = run_dense_in(stream, p, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
   const td_cuda_matmul out = {.w = &p->experts.down,
                               .x = p->hidden_x,
