@@ -110,7 +110,7 @@ void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   (void)err;
   *out = calloc(1, sizeof **out);
-  if (strcmp(opts->kind, "cuda") == 0) (*out)->own_bytes = 4 << 20;
+  if (strcmp(opts->kind, "cuda") == 0) (*out)->own_bytes = TD_KV_DEVICE_SPARE + (4 << 20);
   return TD_OK;
 }
 
