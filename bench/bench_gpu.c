@@ -603,23 +603,31 @@ static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1
                                          {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
                                          {1, 8192, 8192}, {1, 2048, 32768}};
 
-// How many caches the calls take in turn: a step's weights push the keys of an answer out of the
-// L2, so they must not be found there again. A prompt's are few beside its work.
-static uint32_t n_caches(const attn_shape *s, size_t cache_bytes) {
-  size_t n = s->tokens == 1 ? ROTATING_BYTES / 2 / cache_bytes : 1;
-  return n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n;
+// Caches that the calls take in turn: a step's weights push the keys of an answer out of the L2, so
+// they must not be found there again. A prompt's are few beside its work.
+typedef struct {
+  size_t n_bytes; // of one
+  uint32_t n;
+} caches;
+
+static caches caches_of(const attn_shape *s, size_t n_bytes) {
+  size_t n = s->tokens == 1 ? ROTATING_BYTES / 2 / n_bytes : 1;
+  return (caches){n_bytes, n < 1 ? 1 : n > MAX_CACHES ? MAX_CACHES : (uint32_t)n};
+}
+
+static void *cache_of(const caches *c, const td_kv_view *first, uint32_t call) {
+  return (char *)first->pages + call % c->n * c->n_bytes;
 }
 
 typedef struct {
   td_attn_gqa_args args;
-  size_t cache_bytes;
-  uint32_t n_caches;
+  caches caches;
 } gqa_calls;
 
 static void attn_gqa_once(bench *b, const void *args, uint32_t call) {
   const gqa_calls *c = args;
   td_attn_gqa_args a = c->args;
-  a.kv.pages = (char *)a.kv.pages + call % c->n_caches * c->cache_bytes;
+  a.kv.pages = cache_of(&c->caches, &a.kv, call);
   td_op_attn_gqa(b->stream, &a);
 }
 
@@ -629,9 +637,8 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  gqa_calls calls = {.cache_bytes = s->seqs * batch.max_pages * page_bytes};
-  calls.n_caches = n_caches(s, calls.cache_bytes);
-  void *pages = device_noise(b, calls.n_caches * calls.cache_bytes);
+  gqa_calls calls = {.caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  void *pages = device_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = device_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
   calls.args = (td_attn_gqa_args){.batch = batch,
@@ -642,7 +649,7 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
                                   .n_kv_heads = m->n_kv_heads,
                                   .head_dim = m->head_dim,
                                   .scale = 0.1f};
-  double seconds = measure(b, attn_gqa_once, &calls, calls.n_caches);
+  double seconds = measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
   record(b,
          &(bench_case){.op = op,
@@ -662,14 +669,13 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
 typedef struct {
   td_attn_mla_args args;
   const td_weight *kv_b; // MAX_KV_B of them
-  size_t cache_bytes;
-  uint32_t n_caches;
+  caches caches;
 } mla_calls;
 
 static void attn_mla_once(bench *b, const void *args, uint32_t call) {
   const mla_calls *c = args;
   td_attn_mla_args a = c->args;
-  a.kv.pages = (char *)a.kv.pages + call % c->n_caches * c->cache_bytes;
+  a.kv.pages = cache_of(&c->caches, &a.kv, call);
   a.kv_b = &c->kv_b[call % MAX_KV_B];
   td_op_attn_mla(b->stream, &a);
 }
@@ -680,9 +686,8 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
-  mla_calls calls = {.kv_b = kv_b, .cache_bytes = s->seqs * batch.max_pages * page_bytes};
-  calls.n_caches = n_caches(s, calls.cache_bytes);
-  void *pages = device_noise(b, calls.n_caches * calls.cache_bytes);
+  mla_calls calls = {.kv_b = kv_b, .caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
+  void *pages = device_noise(b, calls.caches.n * calls.caches.n_bytes);
   void *q = device_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
   void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
   calls.args = (td_attn_mla_args){.batch = batch,
@@ -696,7 +701,7 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
                                   .kv_lora_rank = RANK,
                                   .scale = 0.1f,
                                   .absorbed = s->tokens == 1};
-  uint32_t n_turns = calls.n_caches > MAX_KV_B ? calls.n_caches : MAX_KV_B;
+  uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
   double seconds = measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
   double width = s->tokens == 1 ? 2 * RANK + ROPE : NOPE + ROPE + V_DIM;
   record(b,

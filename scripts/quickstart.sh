@@ -44,10 +44,7 @@ architecture() {
     *) return 0 ;;
   esac
   capability=${capability/./}
-  if [ "$capability" -lt 80 ]; then
-    echo "quickstart: the GPU's compute capability is below 8.0: the CPU computes" >&2
-    return 0
-  fi
+  if [ "$capability" -lt 80 ]; then return 0; fi
   if [ "$capability" = 90 ]; then echo 90a; else echo "$capability"; fi
 }
 
@@ -61,7 +58,7 @@ if [ -n "$arch" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /
   if [ -z "$device" ]; then arguments=(--device auto "${arguments[@]}"); fi
 elif [ -n "$arch" ] || [ -e /dev/nvidia0 ]; then
   lacks=nvcc
-  if [ -z "$arch" ]; then lacks="nvidia-smi that answers with one of 8.0 or newer"; fi
+  if [ -z "$arch" ]; then lacks="nvidia-smi that tells a compute capability of 8.0 or more"; fi
   echo "quickstart: a GPU is here, but no $lacks: the CPU computes; see the README, under GPUs"
 fi
 

@@ -18,8 +18,8 @@
 #define TD_KV_PAGE_TOKENS  64
 #define TD_KV_DEFAULT_CTX  32768
 #define TD_KV_SHORTEST_CTX 256 // no context is shortened below this
-// Bytes. Operators' own memory takes up to 1.04 GiB; the rest is for cuBLAS, graphs and
-// activations.
+// Bytes. A CUDA stream's operators keep some 1040 MiB (src/device/cuda/device.c has their bounds);
+// the rest is for cuBLAS, graphs and activations.
 #define TD_KV_DEVICE_SPARE (1536u << 20)
 
 typedef struct {

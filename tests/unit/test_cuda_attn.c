@@ -316,7 +316,8 @@ static void test_gqa(void **state) {
        .page_tokens = 16,
        .n_seqs = 3,
        .len = {72, 9, 150},
-       .kv_dtype = TD_BF16},
+       .kv_dtype = TD_BF16,
+       .keys_bytes = 1}, // a head, or a token, at a time
       {.name = "heads of 20, which no runs of eight make",
        .n_heads = 2,
        .n_kv_heads = 1,

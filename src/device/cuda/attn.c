@@ -71,24 +71,49 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
-// Fills in the splits and their memory, and runs.
+// Of n heads, or tokens, of so many bytes each.
+static uint32_t at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes) {
+  size_t most = td_cuda_dev_of(stream)->keys_bytes / each_bytes;
+  return most < 1 ? 1 : most < n ? (uint32_t)most : n;
+}
+
+// n of the tokens, from one on.
+static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint32_t token,
+                                        uint32_t n) {
+  const size_t at = (size_t)token * all->n_heads, bytes = all->q_f32 ? 4 : 2;
+  td_cu_attn_decode_args some = *all;
+  some.batch.n_tokens = n;
+  some.batch.seq += token;
+  some.batch.position += token;
+  some.q = (const char *)all->q + at * all->k_dim * bytes;
+  some.out = (char *)all->out + at * all->v_dim * bytes;
+  return some;
+}
+
+// Fills in the splits and their memory, and runs, as many tokens at a time as that holds.
 static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args, uint32_t max_keys,
                             td_err *err) {
-  uint32_t shared_by = args->n_heads / args->n_kv_heads,
-           most = td_cu_decode_heads(args->k_dim, args->v_in_k);
-  uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
+  const uint32_t shared_by = args->n_heads / args->n_kv_heads;
+  const uint32_t most = td_cu_decode_heads(args->k_dim, args->v_in_k);
+  const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
   td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
-  size_t rows = (size_t)args->batch.n_tokens * args->n_heads * args->n_splits;
+  const size_t rows = (size_t)args->n_heads * args->n_splits; // of a token
+  const size_t row_bytes = args->v_dim * sizeof(float);
+  const uint32_t n_tokens = args->batch.n_tokens, n = at_once(stream, n_tokens, rows * row_bytes);
   void *part, *ml;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, rows * args->v_dim * sizeof(float),
-                                     &part, err);
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * rows * row_bytes, &part, err);
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, rows * 2 * sizeof(float), &ml, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_ML, n * rows * 2 * sizeof(float), &ml, err);
   }
   if (status != TD_OK) return status;
   args->part = part;
   args->part_ml = ml;
-  return TD_CUDA_LAUNCH(stream, attn_decode, args);
+  for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
+    const uint32_t left = n_tokens - token;
+    const td_cu_attn_decode_args some = tokens_of(args, token, left < n ? left : n);
+    status = TD_CUDA_LAUNCH(stream, attn_decode, &some);
+  }
+  return status;
 }
 
 static bool is_decode(const td_batch_view *b) {
@@ -97,12 +122,6 @@ static bool is_decode(const td_batch_view *b) {
 
 static size_t whole_runs(size_t n) {
   return (n + RUN - 1) / RUN * RUN;
-}
-
-// Of n heads of so many bytes each.
-static uint32_t heads_at_once(const td_cuda_stream *stream, uint32_t n, size_t head_bytes) {
-  size_t most = td_cuda_dev_of(stream)->keys_bytes / head_bytes;
-  return most < 1 ? 1 : most < n ? (uint32_t)most : n;
 }
 
 // Sequence seq's keys and values of KV heads [head0, head0 + n), and the attention of their heads.
@@ -147,7 +166,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
 
 static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
   const size_t head_bytes = 2 * max_keys_of(&a->batch) * whole_runs(a->head_dim) * sizeof(uint16_t);
-  const uint32_t group = heads_at_once(stream, a->n_kv_heads, head_bytes);
+  const uint32_t group = at_once(stream, a->n_kv_heads, head_bytes);
   void *keys;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &keys, err);
   for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs; s++) {
@@ -301,7 +320,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
   mla_sequence s = {.a = a, .kv_b = kv_b, .max_keys = max_keys_of(&a->batch)};
   const size_t latent_bytes = (a->kv_lora_rank + a->rope_dim) * sizeof(uint16_t);
   const size_t head_bytes = (size_t)s.max_keys * (a->nope_dim + a->v_dim) * sizeof(uint16_t);
-  const uint32_t group = heads_at_once(stream, a->n_heads, head_bytes);
+  const uint32_t group = at_once(stream, a->n_heads, head_bytes);
   void *latent, *expanded;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, s.max_keys * latent_bytes,
                                      &latent, err);

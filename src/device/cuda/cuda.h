@@ -54,7 +54,7 @@ typedef struct {
   td_cu_stream upload;
   const void *pinned; // host memory that is registered; NULL: none
   size_t pass_bytes;  // of scratch memory, for which a pass of experts is cut
-  size_t keys_bytes;  // likewise, for which heads of a prompt's attention are
+  size_t keys_bytes;  // likewise: heads of a prompt's attention, tokens of an answer's
   size_t page_bytes;  // the GPU's memory comes in pages of so many
 
   pthread_mutex_t lock; // guards what follows
