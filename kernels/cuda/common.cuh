@@ -92,9 +92,16 @@ __device__ inline uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t set) {
 #endif
 }
 
-// The bits of a where the mask has them, else those of b.
+// The bits of a where the mask has them, else those of b; the compiler would mask both where the
+// result is masked again.
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(out) : "r"(mask), "r"(a), "r"(b));
+  return out;
+#else
   return (a & mask) | (b & ~mask);
+#endif
 }
 
 // a b + c of BF16 pairs, rounded once; subnormals count.
