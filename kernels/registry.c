@@ -175,6 +175,16 @@ static bool in_int16(const td_weight *w) {
          td_dtype_bits(w->dtype) == 4;
 }
 
+static bool in_bf16(void) {
+  return table_features & TD_ISA_AVX512_BF16 && table.activations != TD_ACTIVATIONS_F32;
+}
+
+uint32_t td_kernels_ways(const td_weight *w) {
+  const bool meets_bf16 = w->layout == TD_LAYOUT_ROWS && !w->zero && w->dtype != TD_F32 &&
+                          w->dtype != TD_F16;
+  return in_bf16() && meets_bf16 ? TD_WAYS : 1;
+}
+
 // With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.
 bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens) {
   enum { ENOUGH = 48 };
@@ -188,9 +198,7 @@ bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens) {
 // a time, and so they are with AVX2, 24 at once.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
-  const bool in_bf16 = table_features & TD_ISA_AVX512_BF16 &&
-                       table.activations != TD_ACTIVATIONS_F32;
-  if ((rounds_x(w) || in_bf16) && n_tokens >= MANY_TOKENS) return 512;
+  if ((rounds_x(w) || in_bf16()) && n_tokens >= MANY_TOKENS) return 512;
   if (w->layout != TD_LAYOUT_ROWS) return 256;
   if ((in_avx2() || in_int16(w)) && n_tokens >= MANY_TOKENS) return 480;
   if (in_int16(w)) return 256;

@@ -16,6 +16,14 @@
 
 #include "tandem/types.h"
 
+// How an answer's rows are read: which is quicker is the processor's and its memory's, and no bit
+// depends on it. Kernels that have one way take that.
+typedef enum {
+  TD_WAY_ONE_STREAM,   // row by row as far as that goes, activations in L1
+  TD_WAY_SIDE_BY_SIDE, // several places at once, whole rows, activations in L2
+  TD_WAYS
+} td_way;
+
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
 // but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avxvnni's,
 // avx2int16's and avx512int16's: see td_activations. Neither x nor y alias. The weight is used as
@@ -33,6 +41,7 @@ typedef struct {
   // Tokens of a prompt: a kernel may add their products in another order, which is quicker for
   // many of them. Others are an answer's, of which few come at once.
   bool prompt;
+  td_way way; // of an answer's tokens
   // Rows of weights, most likely as many bytes each, that the caller goes on with: fetched ahead by
   // kernels that can. NULL: those behind row_end.
   const void *next;
@@ -168,6 +177,8 @@ const td_kernel_table *td_kernels(void);
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 // The same that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
+// How many of TD_WAYS it has, from the first on, for an answer's tokens.
+uint32_t td_kernels_ways(const td_weight *w);
 // Whether it is the prompt's way that is quicker for n_tokens of a prompt.
 bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens);
 // Rows that one call of it had best have, as far as can be told beforehand, when n_times as much

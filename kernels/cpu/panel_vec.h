@@ -5,7 +5,7 @@
 //               each row, nan
 //   ROWS_1      rows that one token is multiplied with at once
 //   ROWS_2      that two are
-//   one_by_one  whether one or two tokens of a panel take rows one by one all the same
+//   one_by_one  whether a panel's tokens take rows one by one all the same
 //   AHEAD_FEW   see ahead.h, of more than one token
 //   finish      the result of a row and token from the sum of all lanes
 //   is_final    whether that is the sum, for all of a panel
@@ -86,7 +86,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
 
 #define DOT_TOKENS(T, R)                                                                           \
   case T:                                                                                          \
-    for (; ((T) > 2 || !one_by_one(p)) && row + (R) <= end; row += (R))                            \
+    for (; !one_by_one(p) && row + (R) <= end; row += (R))                                         \
       dot_rows(R, T, p, row, token);                                                               \
     for (; row < end; row++)                                                                       \
       dot_rows(1, T, p, row, token);                                                               \

@@ -7,6 +7,7 @@
 
 #include "app/bench_record.h"
 #include "app/command.h"
+#include "base/clock.h"
 #include "tandem/kernels.h"
 
 enum { TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
@@ -24,6 +25,7 @@ typedef struct {
   size_t weight_bytes; // in memory
   float *x, *y;        // [largest batch][largest side]
   td_linear_fn fn;
+  td_way way;
   uint32_t batch;
 } kernel_bench;
 
@@ -60,6 +62,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
         .row_begin = row,
         .row_end = row + (rows_left < n ? rows_left : n),
         .prompt = b->batch > TD_BENCH_ANSWERS,
+        .way = b->way,
         .next = i + 1 < end ? NULL : then_at,
     });
   }
@@ -97,11 +100,29 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
   return TD_OK;
 }
 
+// The quicker of a kernel's ways, tried in turn as the engine does while it runs.
+static td_way quicker_way(kernel_bench *b, const td_kernel_variant *variant) {
+  enum { TRIALS = 9 };
+  const bool has_ways = variant->features & TD_ISA_AVX512_BF16 && b->batch <= TD_BENCH_ANSWERS;
+  if (!has_ways || td_kernels_ways(&b->weights[0]) == 1) return TD_WAY_ONE_STREAM;
+  double seconds[TD_WAYS][TRIALS];
+  for (uint32_t i = 0; i < TRIALS * TD_WAYS; i++) {
+    b->way = (td_way)(i % TD_WAYS);
+    const double start = td_clock_s();
+    run_once(b);
+    seconds[b->way][i / TD_WAYS] = td_clock_s() - start;
+  }
+  const double one = td_bench_median(seconds[TD_WAY_ONE_STREAM], TRIALS);
+  const double other = td_bench_median(seconds[TD_WAY_SIDE_BY_SIDE], TRIALS);
+  return one <= other ? TD_WAY_ONE_STREAM : TD_WAY_SIDE_BY_SIDE;
+}
+
 static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                      const td_bench_format *format, const td_bench_speed *speed) {
   const td_weight *w = &b->weights[0];
   cpu_set_t before;
   td_team_sit(b->report.reads.team, &before);
+  b->way = quicker_way(b, variant);
   td_bench_time time = td_bench_measure(&b->report, run_once, b);
   td_team_stand(&before);
   td_bench_report_add(&b->report, &(td_bench_record){

@@ -15,8 +15,9 @@ typedef struct {
 
 #define KERNEL_FAIL(w, ...) (snprintf((w)->text, sizeof(w)->text, __VA_ARGS__), false)
 
-// Whether a check's tokens shall be a prompt's.
+// Whether a check's tokens shall be a prompt's, and which way an answer's go.
 static bool as_prompt;
+static td_way in_way;
 
 // y [n][w->rows] = w times x [n][w->cols].
 static inline void multiply(void (*fn)(void), const td_weight *w, const float *x, float *y,
@@ -28,7 +29,8 @@ static inline void multiply(void (*fn)(void), const td_weight *w, const float *x
                                        .ldy = w->rows,
                                        .n_tokens = n,
                                        .row_end = w->rows,
-                                       .prompt = as_prompt});
+                                       .prompt = as_prompt,
+                                       .way = in_way});
 }
 
 // Whether a version has another way for prompts.
@@ -36,23 +38,34 @@ static inline bool knows_prompts(const td_kernel_variant *v) {
   return v->features & TD_ISA_AVX512_BF16 || strcmp(v->isa, "avx2") == 0;
 }
 
+// Whether a version has another way for answers.
+static inline bool knows_ways(const td_kernel_variant *v) {
+  return v->features & TD_ISA_AVX512_BF16;
+}
+
 typedef bool (*kernel_check)(void (*fn)(void), const void *arg, why *w);
 
 static inline void for_versions(const char *family, kernel_check check, const void *arg) {
+  enum { ANSWER, ANSWER_SIDE_BY_SIDE, PROMPT, MANNERS };
+  static const char *const manners[] = {"", ", side by side", ", a prompt"};
   size_t n, n_run = 0;
   const td_kernel_variant *v = td_kernel_variants(&n);
-  for (size_t i = 0; i < 2 * n; i++) {
-    const td_kernel_variant *version = &v[i / 2];
-    as_prompt = i % 2;
+  for (size_t i = 0; i < MANNERS * n; i++) {
+    const td_kernel_variant *version = &v[i / MANNERS];
+    const int manner = (int)(i % MANNERS);
     if (strcmp(version->family, family) != 0 || !td_kernel_variant_runs(version)) continue;
-    if (as_prompt && !knows_prompts(version)) continue;
+    if (manner == PROMPT && !knows_prompts(version)) continue;
+    if (manner == ANSWER_SIDE_BY_SIDE && !knows_ways(version)) continue;
+    as_prompt = manner == PROMPT;
+    in_way = manner == ANSWER_SIDE_BY_SIDE ? TD_WAY_SIDE_BY_SIDE : TD_WAY_ONE_STREAM;
     why w = {""};
     if (!check(version->fn, arg, &w)) {
-      fail_msg("%s__%s%s: %s", family, version->isa, as_prompt ? ", a prompt" : "", w.text);
+      fail_msg("%s__%s%s: %s", family, version->isa, manners[manner], w.text);
     }
     n_run++;
   }
   as_prompt = false;
+  in_way = TD_WAY_ONE_STREAM;
   if (n_run == 0) fail_msg("no version of %s runs on this machine", family);
 }
 

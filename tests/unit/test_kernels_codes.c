@@ -95,7 +95,8 @@ static bool check_scales_of(void (*fn)(void), const ref_format *f, uint32_t cols
                                              .n_tokens = 1,
                                              .row_begin = r,
                                              .row_end = r + 128,
-                                             .prompt = as_prompt});
+                                             .prompt = as_prompt,
+                                             .way = in_way});
       }
       for (uint32_t r = 0; ok && r < 256; r++) {
         double want = ref_at(&m.w, r, place);

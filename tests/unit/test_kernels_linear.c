@@ -185,7 +185,7 @@ static void test_nan_codes_make_the_row_nan(void **state) {
   for_versions("linear_f8e4m3", check_nan_row, NULL);
 }
 
-// y[t][r] to the bit, whatever n_tokens, row range, y_row0 and x_rows.
+// y[t][r] to the bit, whatever n_tokens, row range, y_row0, x_rows and way.
 static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   const shape *s = arg;
   uint32_t rows = whole_rows(s->format, s->rows), cols = s->cols, max = s->n_tokens;
@@ -194,10 +194,13 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   float *x = ref_floats(&rng, (size_t)max * cols), *want = malloc((size_t)max * rows * sizeof *x);
   float *y = malloc((size_t)max * rows * sizeof *y);
   uint32_t *x_rows = malloc(max * sizeof *x_rows);
+  const td_way way = in_way;
+  in_way = TD_WAY_ONE_STREAM;
   for (uint32_t t = 0; t < max; t++) {
     x_rows[t] = max - 1 - t;
     multiply(fn, &weight.w, x + (size_t)t * cols, want + (size_t)t * rows, 1);
   }
+  in_way = way;
   bool ok = true;
   for (uint32_t n = 1; ok && n <= max; n += n < 37 ? 1 : 31) {
     for (int reversed = 0; ok && reversed < 2; reversed++) {
@@ -212,7 +215,8 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
                                            .row_begin = begin,
                                            .row_end = end,
                                            .y_row0 = begin,
-                                           .prompt = as_prompt});
+                                           .prompt = as_prompt,
+                                           .way = way});
       for (uint32_t t = 0; ok && t < n; t++) {
         uint32_t from = reversed ? x_rows[t] : t;
         if (memcmp(y + (size_t)t * (end - begin), want + (size_t)from * rows + begin,
@@ -233,10 +237,10 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
 
 static void test_batch_invariance(void **state) {
   (void)state;
-  static const shape shapes[] = {{0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230},
-                                 {0, 37, 100, 16, 9, 130},   {0, 139, 328, 1, 32, 37},
-                                 {0, 20, 272, 1, 16, 70},    {0, 24, 1280, 1, 128, 130},
-                                 {0, 29, 640, 1, 32, 20},    {0, 17, 2704, 128, 128, 3}};
+  static const shape shapes[] = {
+      {0, 19, 385, 128, 128, 37}, {0, 53, 1300, 1, 1300, 230}, {0, 37, 100, 16, 9, 130},
+      {0, 139, 328, 1, 32, 37},   {0, 20, 272, 1, 16, 70},     {0, 24, 1280, 1, 128, 130},
+      {0, 29, 640, 1, 32, 20},    {0, 17, 2704, 128, 128, 3},  {0, 9, 5120, 128, 128, 14}};
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
       shape s = shapes[i];
@@ -247,15 +251,15 @@ static void test_batch_invariance(void **state) {
 }
 
 // Where 4-bit kernels change their ways: groups of several blocks, a part of one or beside them,
-// rows longer than a window, activations in order that have no room, strips with rows and words
-// left over.
+// rows longer than a window, activations in order that have no room, or none in L1, strips with
+// rows and words left over.
 static void test_windows_and_strips(void **state) {
   (void)state;
-  static const shape shapes[] = {{0, 6, 8400, 1, 256, 3},   {0, 5, 8456, 1, 1024, 2},
-                                 {0, 9, 1160, 1, 384, 18},  {0, 10, 700, 1, 24, 17},
-                                 {0, 7, 776, 1, 64, 16},    {0, 11, 2104, 1, 40, 9},
-                                 {0, 328, 132, 1, 64, 5},   {0, 600, 45, 1, 16, 3},
-                                 {0, 2, 12800, 1, 128, 16}, {0, 1, 12800, 1, 32, 16}};
+  static const shape shapes[] = {
+      {0, 6, 8400, 1, 256, 3},  {0, 5, 8456, 1, 1024, 2}, {0, 9, 1160, 1, 384, 18},
+      {0, 10, 700, 1, 24, 17},  {0, 7, 776, 1, 64, 16},   {0, 11, 2104, 1, 40, 9},
+      {0, 328, 132, 1, 64, 5},  {0, 600, 45, 1, 16, 3},   {0, 2, 12800, 1, 128, 16},
+      {0, 1, 12800, 1, 32, 16}, {0, 71, 5376, 1, 128, 9}, {0, 38, 8320, 1, 32, 3}};
   for (size_t f = 0; f < TD_COUNT(ref_formats); f++) {
     if (td_dtype_bits(ref_formats[f].dtype) != 4) continue;
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
@@ -293,7 +297,8 @@ static bool check_ranges(void (*fn)(void), const void *arg, why *w) {
                       .ldy = rows,
                       .n_tokens = TOKENS,
                       .row_end = rows,
-                      .prompt = as_prompt};
+                      .prompt = as_prompt,
+                      .way = in_way};
   ((td_linear_fn)fn)(&a);
   bool ok = within_bound(fn, &m.w, x, y, ZEROS + 1, w);
   for (uint32_t i = INF * rows; ok && i < TOKENS * rows; i++) {

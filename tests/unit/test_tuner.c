@@ -1,4 +1,5 @@
-// How many rows a call has: what trials find out, told times of machines that do not exist.
+// In which way a kernel is called and for how many rows: what trials find out, told times of
+// machines that do not exist.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,10 +16,12 @@ static const td_weight matrix = {.dtype = TD_BF16, .rows = 2048, .cols = 7168};
 // Nanoseconds that a run takes.
 typedef double (*machine)(const td_trial *trial, uint32_t run);
 
-// The numbers of rows that n runs lead to.
-static td_trial tune(const td_weight *w, uint32_t first0, uint32_t first1, uint32_t n, machine ns) {
+// What n runs of a kernel that has so many ways lead to.
+static td_trial tune_ways(uint8_t n_ways, const td_weight *w, uint32_t first0, uint32_t first1,
+                          uint32_t n, machine ns) {
   td_cpu_tuner *tuner = td_cpu_tuner_open();
-  const td_tuner_kind kind = td_tuner_kind_of(w, 64, 1, false);
+  td_tuner_kind kind = td_tuner_kind_of(w, 64, 1, false);
+  kind.n_ways = n_ways;
   const uint32_t first[TD_TUNER_KNOBS] = {first0, first1};
   for (uint32_t i = 0; i < n; i++) {
     td_trial trial = td_cpu_tuner_next(tuner, &kind, first);
@@ -27,6 +30,10 @@ static td_trial tune(const td_weight *w, uint32_t first0, uint32_t first1, uint3
   td_trial last = td_cpu_tuner_next(tuner, &kind, first);
   td_cpu_tuner_close(tuner);
   return last;
+}
+
+static td_trial tune(const td_weight *w, uint32_t first0, uint32_t first1, uint32_t n, machine ns) {
+  return tune_ways(1, w, first0, first1, n, ns);
 }
 
 static double dear_calls(const td_trial *trial, uint32_t run) {
@@ -71,6 +78,37 @@ static void test_stays_where_nothing_is_gained(void **state) {
   td_trial t = tune(&matrix, 128, 0, TD_TUNER_ROUND, all_alike);
   assert_int_equal(t.rows[0], 128);
   assert_false(t.counts); // one round says so
+}
+
+// The second way is the quicker one for the first kind of calls, the first for the second, unless
+// something else takes all the time.
+static double has_ways(const td_trial *trial, uint32_t run) {
+  const double gate = trial->way[0] == TD_WAY_SIDE_BY_SIDE ? 0.8 : 1;
+  const double down = trial->way[1] == TD_WAY_SIDE_BY_SIDE ? 1.2 : 1;
+  return 1e6 * (gate + down) * (run % 7 == 6 ? 5 : 1) * (1 + 64.0 / trial->rows[0]);
+}
+
+static double ways_are_alike(const td_trial *trial, uint32_t run) {
+  (void)run;
+  return 1e6 * (trial->way[0] == TD_WAY_SIDE_BY_SIDE ? 0.98 : 1);
+}
+
+static void test_ways(void **state) {
+  (void)state;
+  td_trial t = tune_ways(TD_WAYS, &matrix, 128, 128, TD_TUNER_ROUND, has_ways);
+  assert_int_equal(t.way[0], TD_WAY_SIDE_BY_SIDE);
+  assert_int_equal(t.way[1], TD_WAY_ONE_STREAM);
+  assert_true(t.counts); // rows come next
+  t = tune_ways(TD_WAYS, &matrix, 128, 128, ENOUGH, has_ways);
+  assert_int_equal(t.way[0], TD_WAY_SIDE_BY_SIDE);
+  assert_int_equal(t.way[1], TD_WAY_ONE_STREAM);
+  assert_int_equal(t.rows[0], TD_TUNER_ROWS);
+  assert_false(t.counts);
+  t = tune_ways(TD_WAYS, &matrix, 128, 0, TD_TUNER_ROUND, ways_are_alike);
+  assert_int_equal(t.way[0], TD_WAY_ONE_STREAM);
+  assert_int_equal(t.rows[1], 0);
+  t = tune(&matrix, 128, 128, 1, has_ways);
+  assert_int_equal(t.way[0], TD_WAY_ONE_STREAM); // a kernel with one
 }
 
 static void test_what_is_not_tried(void **state) {
@@ -129,7 +167,7 @@ static void test_late_and_too_many(void **state) {
     td_cpu_tuner_add(tuner, &late[i], (uint64_t)dear_calls(&late[i], 0), 1);
   const td_trial second = td_cpu_tuner_next(tuner, &kind, first);
   assert_true(second.counts); // of which only one round is over
-  assert_int_equal(second.round, 1);
+  assert_int_equal(second.round, late[0].round + 1);
   for (uint32_t i = 1; i < 1000; i++) {
     td_weight w = matrix;
     w.rows += 8 * i;
@@ -147,6 +185,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_goes_where_it_is_quickest),
       cmocka_unit_test(test_stays_where_nothing_is_gained),
+      cmocka_unit_test(test_ways),
       cmocka_unit_test(test_what_is_not_tried),
       cmocka_unit_test(test_time_is_of_work),
       cmocka_unit_test(test_kinds_are_told_apart),

@@ -11,12 +11,14 @@
 // Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
 // added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
-// one before. Of bytes, two windows' chains take turns. A few rows at a time are multiplied
-// straight from memory, each weight decoded once for eight tokens, 16 tokens to a call; any number
-// keeps to that order, so they agree to the last bit. A prompt's tokens go the way of
-// gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it changes along a row
-// but serves a band of rows, x is multiplied by it before it is rounded. What rounding costs is in
-// error_bound of tests/unit/kernel_test.h.
+// one before. Rows are multiplied straight from memory, each weight decoded once for eight tokens,
+// 16 tokens to a call; any number keeps to that order, so they agree to the last bit, and so do the
+// ways (td_way): one row at a time is a stream that a Zen 5 follows by itself, with one to four
+// tokens up to a quarter faster than four rows, and it wants x in L1; a Zen 4 is faster where
+// chains of two windows, or of four rows, take turns, and reads x from L2 without loss. A prompt's
+// tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it
+// changes along a row but serves a band of rows, x is multiplied by it before it is rounded. What
+// rounding costs is in error_bound of tests/unit/kernel_test.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
@@ -37,25 +39,27 @@ enum {
   VECTORS = LINE / PL,
   MIN_BAND = 16,    // rows
   PANEL_ROWS = 128, // that share packed x
-  // A row is a stream that the processor's own prefetch follows. But two tokens' chains would wait
-  // for themselves longer than for memory, and long rows of BF16 are fetched ahead in any case.
   ROWS_1 = sizeof(elem) == 1 ? 1 : 4,
   ROWS_2 = 4,
   AHEAD_FEW = AHEAD_ONE,
-  // Of one token, BF16 rows up to this are read faster by the processor's own prefetch alone, by up
-  // to a fifth on Zen 4; longer ones slower by as much, and bytes alike.
+  // As one stream, up to so many tokens take rows one by one: more of bytes are bound by products,
+  // whose loads of x two rows share.
+  STREAM_TOKENS = sizeof(elem) == 1 ? 4 : 8,
+  // Side by side, one token's BF16 rows up to this are left to the processor's own prefetch, which
+  // reads them up to a fifth faster on Zen 4; longer ones slower by as much, and bytes alike.
   OWN_COLS = sizeof(elem) > 1 ? 2048 : 0,
   MAX_ROWS = 4,      // that share a load of x
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
-  // Of packed x. Bytes are read more quickly along whole rows with x in L2 than cut into what
-  // leaves x in L1; rows of BF16, which are twice as long, are not.
-  X_LANES = sizeof(elem) == 1 ? 65536 : 16384,
+  // Of packed x as one stream, and side by side: rows of BF16, which are twice as long, are cut
+  // into what leaves x in L1 there, too.
+  STREAM_LANES = 16384,
+  X_LANES = sizeof(elem) == 1 ? 65536 : STREAM_LANES,
   // Columns. Chains end before the processor runs out of room for the next; a line of bytes is two
   // additions.
   X_WINDOW = 512 * sizeof(elem),
-  // Windows that a row of bytes and one token go through at once, where memory may be faster than
-  // one chain. BF16 is not, and reads its rows slower in two places.
+  // Windows that a row of bytes and one token go through at once, side by side. BF16's one chain
+  // is faster than memory.
   WINDOWS = sizeof(elem) == 1 ? 2 : 1
 };
 
@@ -159,8 +163,13 @@ static bool is_final(const panel *p) {
   return is_sum(p->a->w);
 }
 
+static bool is_stream(const panel *p) {
+  return p->a->way == TD_WAY_ONE_STREAM;
+}
+
 static bool one_by_one(const panel *p) {
-  return p->a->w->cols <= OWN_COLS;
+  const uint32_t n = p->a->n_tokens;
+  return is_stream(p) ? n <= STREAM_TOKENS : n <= 2 && p->a->w->cols <= OWN_COLS;
 }
 
 #include "kernels/cpu/panel_vec.h"
@@ -177,18 +186,19 @@ typedef struct {
 // acc [R][T] = the products of the columns before end.
 TD_INLINE void dot_window(const int R, const int T, const panel *p, uint32_t row, walk *at,
                           uint32_t end, vf *acc) {
-  const bool fetches = T > 1 || p->a->w->cols > OWN_COLS;
+  const bool fetches = T > 1 || is_stream(p) || p->a->w->cols > OWN_COLS;
+  const bool into_l1 = T > 2 || (T == 2 && !is_stream(p)); // by the program, too
   vi line[MAX_ROWS];
   TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
   for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
     if (at->k >= at->in_l2.until) at->in_l2 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[0]);
-    if (T > 1 && at->k >= at->in_l1.until) {
+    if (into_l1 && at->k >= at->in_l1.until) {
       at->in_l1 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[1]);
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
       const uintptr_t here = (uintptr_t)(at->w[r] + at->k);
       if (fetches) __builtin_prefetch((const void *)(here + at->in_l2.offset), 0, 2);
-      if (T > 1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
+      if (into_l1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
       line[r] = load_line(at->w[r] + at->k);
     }
     add_line(R, T, line, at->x, acc, at->seen);
@@ -231,7 +241,8 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
   TD_UNROLL for (int i = 0; i < R * T; i++) {
     total[i] = p->k > 0 ? p->total[at_pair + (size_t)(i / T) * stride + i % T] : vf_zero();
   }
-  while (R == 1 && T == 1 && WINDOWS > 1 && at.k + WINDOWS * X_WINDOW <= p->n) {
+  const bool by_windows = R == 1 && T == 1 && WINDOWS > 1 && !is_stream(p);
+  while (by_windows && at.k + WINDOWS * X_WINDOW <= p->n) {
     dot_windows(p, row, &at, acc);
     TD_UNROLL for (int i = 0; i < WINDOWS; i++) total[0] = vf_add(total[0], acc[i]);
   }
@@ -264,7 +275,8 @@ static void pack_panel(panel *p, const float *scales) {
 static void linear_band(const td_linear_args *a, const float *scales) {
   panel p;
   p.a = a;
-  uint32_t cols = a->w->cols, step = X_LANES / a->n_tokens / X_WINDOW * X_WINDOW;
+  const uint32_t lanes = is_stream(&p) ? STREAM_LANES : X_LANES;
+  uint32_t cols = a->w->cols, step = lanes / a->n_tokens / X_WINDOW * X_WINDOW;
   for (p.row0 = a->row_begin; p.row0 < a->row_end; p.row0 += p.n_rows) {
     p.n_rows = a->row_end - p.row0 < PANEL_ROWS ? a->row_end - p.row0 : PANEL_ROWS;
     memset(p.nan, 0, sizeof p.nan);

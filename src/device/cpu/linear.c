@@ -11,6 +11,7 @@ void td_cpu_linear_tile(const td_linear_args *args) {
 typedef struct {
   const td_linear_op_args *a;
   uint32_t tile_rows;
+  td_way way;
   size_t n_row_tiles;
 } linear_run;
 
@@ -54,6 +55,7 @@ static void linear_tile(void *ctx, size_t item, size_t next) {
       .row_begin = row,
       .row_end = row + (rows_left < run->tile_rows ? rows_left : run->tile_rows),
       .prompt = prompt,
+      .way = run->way,
   };
   if (next != TD_CPU_NO_ITEM) {
     tile.next = td_cpu_rows_at(a->w, (uint32_t)(next % run->n_row_tiles) * run->tile_rows);
@@ -77,7 +79,7 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
-  linear_run run = {.a = a, .tile_rows = trial.rows[0]};
+  linear_run run = {.a = a, .tile_rows = trial.rows[0], .way = trial.way[0]};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
   td_cpu_for_tiles(stream, &part, 1, linear_tile, &run);

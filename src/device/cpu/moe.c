@@ -28,7 +28,7 @@ typedef struct {
   uint32_t dim, hidden;                 // of the model, of an expert
   uint32_t dim_tile, hidden_tile;       // rows a work item has
   uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
-  td_trial trial;                       // that says so
+  td_trial trial;                       // that says so, and in which way
   uint32_t n_prompt;                    // of all tokens, those computed in a prompt's way
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
@@ -125,6 +125,7 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
       .row_begin = row,
       .row_end = row + n_rows,
       .prompt = tile->prompt,
+      .way = run->trial.way[0],
       .next = td_cpu_rows_at(&a->up[tile->expert], row),
   };
   td_cpu_linear_tile(&args);
@@ -159,6 +160,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
       .row_begin = row,
       .row_end = row + (left < run->dim_tile ? left : run->dim_tile),
       .prompt = tile->prompt,
+      .way = run->trial.way[1],
       .next = next,
   });
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);

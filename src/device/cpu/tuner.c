@@ -7,17 +7,22 @@
 #include "base/log.h"
 
 enum {
-  PLACES = 3, // half, the middle one, twice
-  MIDDLE = 1,
-  SAMPLES = TD_TUNER_ROUND / PLACES,
+  PLACES = 3,
+  MIDDLE = 1,     // what there is unless another option is better
+  WAYS_ROUND = 0, // further ones are of rows
   MAX_KINDS = 128 // more are computed as they begin
 };
 // Less than this share is not told from noise.
 static const float better = 0.97f;
 
 typedef struct {
-  uint32_t rows[PLACES]; // 0: none
-  float cost[PLACES][SAMPLES];
+  uint32_t rows; // of a call; 0: there is no such option
+  td_way way;
+} option;
+
+typedef struct {
+  option options[PLACES];
+  float cost[PLACES][TD_TUNER_ROUND];
   uint32_t n[PLACES];
 } knob;
 
@@ -64,17 +69,31 @@ td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t 
   kind.batch = (uint16_t)(log2_up(n_tokens) + (prompt ? PROMPT : 0));
   kind.dtype = (uint8_t)w->dtype;
   kind.layout = (uint8_t)w->layout;
+  kind.n_ways = prompt ? 1 : (uint8_t)td_kernels_ways(w);
   return kind;
 }
 
-// ---- one number -------------------------------------------------------------------------------
+// ---- one kind of calls -------------------------------------------------------------------------
 
-static void knob_begin(knob *k, uint32_t middle, uint32_t least) {
+static void knob_begin(knob *k, option middle) {
   memset(k, 0, sizeof *k);
-  const uint32_t half = middle / 2 / least * least;
-  k->rows[0] = half;
-  k->rows[MIDDLE] = middle;
-  k->rows[2] = middle > 0 && 2 * middle <= TD_TUNER_ROWS && middle >= least ? 2 * middle : 0;
+  k->options[MIDDLE] = middle;
+}
+
+static void try_ways(knob *k) {
+  const option middle = k->options[MIDDLE];
+  k->options[MIDDLE + 1] = (option){middle.rows, TD_WAY_SIDE_BY_SIDE};
+}
+_Static_assert(TD_WAYS == 2, "an option for each way");
+
+// Half of them, and twice as many.
+static void try_rows(knob *k, uint32_t least) {
+  const option middle = k->options[MIDDLE];
+  const uint32_t half = middle.rows / 2 / least * least, twice = 2 * middle.rows;
+  k->options[0] = (option){half, middle.way};
+  if (middle.rows >= least && twice <= TD_TUNER_ROWS) {
+    k->options[2] = (option){twice, middle.way};
+  }
 }
 
 static int by_size(const void *a, const void *b) {
@@ -83,7 +102,7 @@ static int by_size(const void *a, const void *b) {
 }
 
 static float median(const knob *k, int place) {
-  float sorted[SAMPLES];
+  float sorted[TD_TUNER_ROUND];
   memcpy(sorted, k->cost[place], sizeof sorted);
   qsort(sorted, k->n[place], sizeof *sorted, by_size);
   return sorted[k->n[place] / 2];
@@ -109,9 +128,15 @@ static uint32_t least_rows(const td_tuner_kind *kind) {
   return kind->layout == TD_LAYOUT_ROWS ? 32 : 128;
 }
 
-static void begin_round(kind_trials *k, const uint32_t rows[TD_TUNER_KNOBS]) {
-  for (int i = 0; i < TD_TUNER_KNOBS; i++)
-    knob_begin(&k->knobs[i], rows[i], least_rows(&k->kind));
+static void begin_round(kind_trials *k, const option middle[TD_TUNER_KNOBS]) {
+  for (int i = 0; i < TD_TUNER_KNOBS; i++) {
+    knob_begin(&k->knobs[i], middle[i]);
+    if (k->round == WAYS_ROUND) {
+      try_ways(&k->knobs[i]);
+    } else {
+      try_rows(&k->knobs[i], least_rows(&k->kind));
+    }
+  }
   k->n_begun = k->n_ended = 0;
 }
 
@@ -120,20 +145,20 @@ static bool is_settled(const kind_trials *k) {
 }
 
 static void end_round(kind_trials *k) {
-  uint32_t rows[TD_TUNER_KNOBS];
-  bool moved = false;
+  option to[TD_TUNER_KNOBS];
+  bool moved = k->round == WAYS_ROUND;
   for (int i = 0; i < TD_TUNER_KNOBS; i++) {
     int best = knob_best(&k->knobs[i]);
-    rows[i] = k->knobs[i].rows[best];
+    to[i] = k->knobs[i].options[best];
     moved |= best != MIDDLE;
   }
   k->round = moved ? k->round + 1 : TD_TUNER_ROUNDS;
-  begin_round(k, rows);
+  begin_round(k, to);
   if (moved || is_settled(k)) {
-    td_debug("kernels: %u x %u, %u experts, batch %u%s: %u and %u rows a call%s", k->kind.rows,
-             k->kind.cols, k->kind.n_experts, 1u << k->kind.batch % 32,
-             k->kind.batch < 32 ? "" : " of prompts", rows[0], rows[1],
-             is_settled(k) ? "" : " so far");
+    td_debug("kernels: %u x %u, %u experts, batch %u%s: %u and %u rows a call, ways %d and %d%s",
+             k->kind.rows, k->kind.cols, k->kind.n_experts, 1u << k->kind.batch % 32,
+             k->kind.batch < 32 ? "" : " of prompts", to[0].rows, to[1].rows, (int)to[0].way,
+             (int)to[1].way, is_settled(k) ? "" : " so far");
   }
 }
 
@@ -146,11 +171,15 @@ static kind_trials *find_kind(td_cpu_tuner *t, const td_tuner_kind *kind,
   if (t->n_kinds == MAX_KINDS) return NULL;
   kind_trials *k = &t->kinds[t->n_kinds++];
   k->kind = *kind;
-  begin_round(k, first);
+  k->round = kind->n_ways > 1 ? WAYS_ROUND : WAYS_ROUND + 1;
+  option middle[TD_TUNER_KNOBS];
+  for (int i = 0; i < TD_TUNER_KNOBS; i++)
+    middle[i] = (option){first[i], TD_WAY_ONE_STREAM};
+  begin_round(k, middle);
   return k;
 }
 
-// Every place of one number meets every place of the other.
+// Every option of one kind of calls meets every option of the other.
 static int place_of(uint32_t turn, int knob_idx) {
   return (int)((knob_idx == 0 ? turn : turn / PLACES) % PLACES);
 }
@@ -167,9 +196,10 @@ td_trial td_cpu_tuner_next(td_cpu_tuner *t, const td_tuner_kind *kind,
     trial.counts = !is_settled(k);
     for (int i = 0; i < TD_TUNER_KNOBS; i++) {
       int place = trial.counts ? place_of(k->n_begun, i) : MIDDLE;
-      if (k->knobs[i].rows[place] == 0) place = MIDDLE;
+      if (k->knobs[i].options[place].rows == 0) place = MIDDLE;
       trial.place[i] = (uint8_t)place;
-      trial.rows[i] = k->knobs[i].rows[place];
+      trial.rows[i] = k->knobs[i].options[place].rows;
+      trial.way[i] = k->knobs[i].options[place].way;
     }
     k->n_begun++;
   }
@@ -185,7 +215,7 @@ void td_cpu_tuner_add(td_cpu_tuner *t, const td_trial *trial, uint64_t ns, doubl
     for (int i = 0; i < TD_TUNER_KNOBS; i++) {
       knob *b = &k->knobs[i];
       int place = trial->place[i];
-      if (b->n[place] < SAMPLES) b->cost[place][b->n[place]++] = (float)((double)ns / work);
+      b->cost[place][b->n[place]++] = (float)((double)ns / work);
     }
     if (++k->n_ended == TD_TUNER_ROUND) end_round(k);
   }
