@@ -1,5 +1,6 @@
 // kernels/cpu/avx512bf16/linear_i8.c - INT8 weights with scales; see linear_rows.h.
-// Codes from -128 on have tables of their own.
+// Tables of magnitudes, whose upper byte takes the code's sign; they have no 128, whose lower byte
+// is that of 0.
 #include <stdint.h>
 
 typedef int8_t elem;
@@ -15,35 +16,25 @@ enum { HAS_SCALES = 1 };
   EIGHT(E, 0), EIGHT(E, 8), EIGHT(E, 16), EIGHT(E, 24), EIGHT(E, 32), EIGHT(E, 40), EIGHT(E, 48),  \
       EIGHT(E, 56), EIGHT(E, 64), EIGHT(E, 72), EIGHT(E, 80), EIGHT(E, 88), EIGHT(E, 96),          \
       EIGHT(E, 104), EIGHT(E, 112), EIGHT(E, 120)
-// BF16's bits of 0 to 128.
+// BF16's bits of 0 to 127.
 #define LOG2(i)                                                                                    \
-  ((i) < 2     ? 0                                                                                 \
-   : (i) < 4   ? 1                                                                                 \
-   : (i) < 8   ? 2                                                                                 \
-   : (i) < 16  ? 3                                                                                 \
-   : (i) < 32  ? 4                                                                                 \
-   : (i) < 64  ? 5                                                                                 \
-   : (i) < 128 ? 6                                                                                 \
-               : 7)
-#define BITS(i)        ((i) == 0 ? 0 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))
-#define UPPER(i)       BITS(i) >> 8
-#define LOWER(i)       BITS(i) & 0xff
-#define UPPER_MINUS(i) BITS(128 - (i)) >> 8 | 0x80
-#define LOWER_MINUS(i) BITS(128 - (i)) & 0xff
+  ((i) < 2 ? 0 : (i) < 4 ? 1 : (i) < 8 ? 2 : (i) < 16 ? 3 : (i) < 32 ? 4 : (i) < 64 ? 5 : 6)
+#define BITS(i)  ((i) == 0 ? 0 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))
+#define UPPER(i) BITS(i) >> 8
+#define LOWER(i) BITS(i) & 0xff
 
 static const _Alignas(64) uint8_t upper[128] = {ALL_CODES(UPPER)};
 static const _Alignas(64) uint8_t lower[128] = {ALL_CODES(LOWER)};
-static const _Alignas(64) uint8_t upper_minus[128] = {ALL_CODES(UPPER_MINUS)};
-static const _Alignas(64) uint8_t lower_minus[128] = {ALL_CODES(LOWER_MINUS)};
 
 static inline vi upper_of(vi line) {
-  const __mmask64 minus = _mm512_movepi8_mask(line);
-  return _mm512_mask_mov_epi8(look_up(upper, line), minus, look_up(upper_minus, line));
+  const vi least = _mm512_set1_epi8((char)0x80), of_least = _mm512_set1_epi8((char)0xc3);
+  const vi plus = look_up(upper, _mm512_abs_epi8(line));
+  const vi all = _mm512_ternarylogic_epi32(plus, line, least, 0xf8); // a | b & c
+  return _mm512_mask_mov_epi8(all, _mm512_cmpeq_epi8_mask(line, least), of_least);
 }
 
 static inline vi lower_of(vi line) {
-  const __mmask64 minus = _mm512_movepi8_mask(line);
-  return _mm512_mask_mov_epi8(look_up(lower, line), minus, look_up(lower_minus, line));
+  return look_up(lower, _mm512_abs_epi8(line));
 }
 
 static inline void linear_exact(const td_linear_args *args) {
