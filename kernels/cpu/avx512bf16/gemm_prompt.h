@@ -17,7 +17,8 @@
 // multiplies the sum of the group. Every (row, token) pair has one total; the products of a run,
 // which ends with its group or with PART columns, are summed from zero and, times the scale, added
 // to it. All paths keep to that, so they agree to the last bit:
-//   1 to FEW tokens  16 rows at a time, straight from memory
+//   up to FEW_OF_A_PROMPT tokens
+//                    16 rows at a time, straight from memory
 //   more             TILE_ROWS rows and PART columns of weights are turned and decoded into L1,
 //                    where they wait for one tile of tokens after the other; x of SPAN columns of
 //                    a block of tokens rests in L2, and so do totals. ROW_VECTORS vectors of rows
@@ -37,6 +38,9 @@ enum {
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6,
   FEW = 16, // whose sums of a run are registers
+  // A word of 4-bit codes is four steps with each token: of 16, Zen 5 is a fifth slower than
+  // through L1, and of 12 alike.
+  FEW_OF_A_PROMPT = DWORD_COLS == 8 ? 12 : FEW,
   PART = 256,
   SPAN = 1024,
   CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
@@ -553,7 +557,7 @@ static size_t few_stride(const td_weight *w) {
 }
 
 static bool are_few(const td_linear_args *a) {
-  return a->n_tokens <= FEW && a->w->cols <= FEW_COLS &&
+  return a->n_tokens <= FEW_OF_A_PROMPT && a->w->cols <= FEW_COLS &&
          a->n_tokens * few_stride(a->w) <= (size_t)MOST_TOKENS * X_STRIDE;
 }
 
