@@ -141,7 +141,7 @@ typedef struct {
   uint32_t n_tiles, tile[MAX_TOKENS / DIRECT_TOKENS + 1]; // where each begins
 } direct;
 
-// Blocks [begin, end) of all rows.
+// Blocks [begin, end) of all rows; of one token alone there are no parts.
 typedef struct {
   uint32_t begin, end;
 } part;
@@ -153,6 +153,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
                         vf (*sums)[DIRECT_TOKENS]) {
   const size_t step = stored == ONE_BF16 ? 2 : stored == FOUR_BF16 ? 8 : 4;
   const uint32_t cols = d->a->w->cols;
+  if (T == 1) blocks = (part){0, cols / BLOCK}; // constants: short rows are 4 % faster
   const uint8_t *codes = (const uint8_t *)d->a->w->data + row * d->row_bytes;
   const char *scales = (const char *)d->a->w->scale + row * d->scale_bytes;
   const packed *x = d->x + (size_t)token * cols + (size_t)blocks.begin * T * BLOCK;
@@ -212,7 +213,7 @@ TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d
           dot_step(stored, 1, T, d, blocks, row + n - 1, token, carried + i + r, of + i + r);
     }
   }
-  if (blocks.end < a->w->cols / BLOCK) {
+  if (T > 1 && blocks.end < a->w->cols / BLOCK) {
     for (uint32_t i = 0; i < 4; i++) {
       TD_UNROLL for (int t = 0; t < T; t++) carried[i][t] = of[i][t];
     }
@@ -293,7 +294,7 @@ static void linear_direct(const td_linear_args *a, stored_scales stored) {
   d.far = one ? STREAM_AHEAD : CODES_FAR_AHEAD;
   order_tiles(&d);
   const uint32_t of_tile = (a->n_tokens + d.n_tiles - 1) / d.n_tiles * a->w->cols;
-  if (is_stream && of_tile > STREAM_X) {
+  if (is_stream && a->n_tokens > 1 && of_tile > STREAM_X) {
     dot_parts(&d, (of_tile + STREAM_X - 1) / STREAM_X);
   } else {
     const part all = {0, a->w->cols / BLOCK};
