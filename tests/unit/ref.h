@@ -119,6 +119,7 @@ static const ref_format ref_formats[] = {
     {"linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, false, 0},
     {"linear_i4", TD_I4, TD_F32, TD_LAYOUT_ROWS, false, 0},
     {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, true, 0},
+    {"linear_i4", TD_I4, TD_F16, TD_LAYOUT_ROWS, false, 0},
     {"linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, true, 0x11111111},
     {"linear_i4_gptq", TD_I4, TD_BF16, TD_LAYOUT_GPTQ, true, 0},
     {"linear_i4_gptq", TD_I4, TD_F32, TD_LAYOUT_GPTQ, false, 0},

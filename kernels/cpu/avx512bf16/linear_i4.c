@@ -2,9 +2,10 @@
 // linear_q4.h. With zero points there is no table of values: they are rounded to 16 bits.
 #include "kernels/cpu/avx512bf16/int4.h"
 
-#define Q4_CODES(name) int4_##name
-#define Q4_ZEROS       0
-#define Q4_EXACT       linear_i4__avx512
+#define Q4_CODES(name)    int4_##name
+#define Q4_ZEROS          0
+#define Q4_EXACT          linear_i4__avx512
+#define Q4_STORED(X, arg) X(ONE_BF16, arg) X(SOME_BF16, arg) X(SOME_F16, arg)
 
 static inline vi q4_table(void) {
   return int4_table();

@@ -1,6 +1,7 @@
 // kernels/cpu/avx512bf16/linear_q4.h - y = W x for rows of 4-bit codes, activations rounded to
 // BF16, for each dtype's file to include behind what kernels/cpu/linear_q4.h needs and
 //   q4_table       the values of codes, twice
+//   Q4_STORED      how scales may be stored that are read from there
 // An answer's tokens go the ways of few there, however many they are, a prompt's that of
 // gemm_prompt.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
@@ -84,49 +85,93 @@ enum {
   PART_ROWS = 32
 };
 
-// How a block's scales are stored, of those that have a way here.
-typedef enum { ONE_BF16, FOUR_BF16, FOUR_E8M0, OTHER } stored_scales;
+// How a block's scales are stored, of those that have a way here; a file has those of Q4_STORED.
+typedef enum { ONE_BF16, SOME_BF16, SOME_F16, FOUR_E8M0, EIGHT_E4M3, OTHER } stored_scales;
 
 static stored_scales stored_as(const td_weight *w) {
-  const bool is_bf16 = w->scale_dtype == TD_BF16;
-  if (is_bf16 && w->scale_cols == BLOCK) return ONE_BF16;
-  if (w->scale_cols != BLOCK / 4) return OTHER;
-  return is_bf16 ? FOUR_BF16 : w->scale_dtype == TD_F8E8M0 ? FOUR_E8M0 : OTHER;
+  const uint32_t n = BLOCK % w->scale_cols == 0 ? BLOCK / w->scale_cols : 0;
+  const bool some = n == 1 || n == 2 || n == 4;
+  switch (w->scale_dtype) {
+  case TD_BF16: return n == 1 ? ONE_BF16 : some ? SOME_BF16 : OTHER;
+  case TD_F16: return some ? SOME_F16 : OTHER;
+  case TD_F8E8M0: return n == 4 ? FOUR_E8M0 : OTHER;
+  case TD_F8E4M3: return n == 8 ? EIGHT_E4M3 : OTHER;
+  default: return OTHER;
+  }
 }
 
-// Each lane's scale of a block, whose first is at p. E8M0 codes are neither 0 nor 255.
-TD_INLINE vf block_scale(const stored_scales stored, const char *p) {
-  // lane by lane, the code of its quarter as the highest bytes
-  const vi high_half = _mm512_set_epi64(0x0706ffff0706ffff, 0x0706ffff0706ffff, 0x0504ffff0504ffff,
-                                        0x0504ffff0504ffff, 0x0302ffff0302ffff, 0x0302ffff0302ffff,
-                                        0x0100ffff0100ffff, 0x0100ffff0100ffff);
+// Of SOME_: which bytes there are, and which go where: dword (of F16 word) i has scale i n / 16.
+typedef struct {
+  __mmask16 there;
+  vi bytes;
+} scale_places;
+
+static scale_places places_of(const td_weight *w) {
+  _Alignas(64) uint8_t bytes[sizeof(vi)] = {0};
+  const uint32_t n = BLOCK / w->scale_cols, size = w->scale_dtype == TD_F16 ? 2 : 4;
+  for (uint32_t i = 0; i < VL; i++) {
+    uint8_t *to = bytes + i * size, from = (uint8_t)(2 * (i * n / VL));
+    memset(to, 0xff, size - 2); // nothing
+    to[size - 2] = from, to[size - 1] = from + 1;
+  }
+  return (scale_places){(__mmask16)((1u << 2 * n) - 1), vi_load(bytes)};
+}
+
+// Each lane's scale of a block, whose first is at p. E8M0 codes are neither 0 nor 255, and E4M3 is
+// no NaN.
+TD_INLINE vf block_scale(const stored_scales stored, const scale_places *places, const char *p) {
+  // lane by lane, the code of its quarter as the highest byte
   const vi high_byte = _mm512_set_epi64(0x03ffffff03ffffff, 0x03ffffff03ffffff, 0x02ffffff02ffffff,
                                         0x02ffffff02ffffff, 0x01ffffff01ffffff, 0x01ffffff01ffffff,
                                         0x00ffffff00ffffff, 0x00ffffff00ffffff);
-  int64_t four;
-  int32_t bytes;
+  // the code of each eighth as the upper byte of two words
+  const __m256i upper_byte = _mm256_set_epi64x(0x07ff07ff06ff06ff, 0x05ff05ff04ff04ff,
+                                               0x03ff03ff02ff02ff, 0x01ff01ff00ff00ff);
+  int64_t eight;
+  int32_t four;
   int16_t one;
+  __m128i some;
+  __m256i words;
   switch (stored) {
   case ONE_BF16:
     memcpy(&one, p, sizeof one);
     return (vf)_mm512_slli_epi32(_mm512_set1_epi16(one), 16);
-  case FOUR_BF16:
+  case SOME_BF16:
+    some = _mm_maskz_loadu_epi8(places->there, p);
+    return (vf)_mm512_shuffle_epi8(_mm512_broadcastq_epi64(some), places->bytes);
+  case SOME_F16:
+    some = _mm_maskz_loadu_epi8(places->there, p);
+    words = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(some),
+                                _mm512_castsi512_si256(places->bytes));
+    return _mm512_cvtph_ps(words);
+  case FOUR_E8M0:
     memcpy(&four, p, sizeof four);
-    return (vf)_mm512_shuffle_epi8(_mm512_set1_epi64(four), high_half);
-  default:
-    memcpy(&bytes, p, sizeof bytes);
-    return (vf)_mm512_srli_epi32(_mm512_shuffle_epi8(_mm512_set1_epi32(bytes), high_byte), 1);
+    return (vf)_mm512_srli_epi32(_mm512_shuffle_epi8(_mm512_set1_epi32(four), high_byte), 1);
+  default: // as F16 numbers they are 2^-8 of themselves
+    memcpy(&eight, p, sizeof eight);
+    words = _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), upper_byte), 1);
+    words = _mm256_and_si256(words, _mm256_set1_epi16((short)0xbfff));
+    return vf_mul(_mm512_cvtph_ps(words), vf_set1(0x1p8f));
   }
 }
 
-static bool has_extreme_e8m0(const uint8_t *p, size_t n) {
+// Whether one of n codes, with bits added and others left out, is most or more.
+TD_INLINE bool has_code(const uint8_t *p, size_t n, uint8_t add, uint8_t mask, uint8_t most) {
   __mmask64 found = 0;
   for (size_t i = 0; i < n; i += sizeof(vi)) {
     const __mmask64 there = n - i < sizeof(vi) ? ((__mmask64)1 << (n - i)) - 1 : ~(__mmask64)0;
-    const vi next = _mm512_add_epi8(_mm512_maskz_loadu_epi8(there, p + i), _mm512_set1_epi8(1));
-    found |= _mm512_mask_cmp_epu8_mask(there, next, _mm512_set1_epi8(1), _MM_CMPINT_LE);
+    vi codes = _mm512_maskz_loadu_epi8(there, p + i);
+    codes = _mm512_and_si512(_mm512_add_epi8(codes, _mm512_set1_epi8((char)add)),
+                             _mm512_set1_epi8((char)mask));
+    found |= _mm512_mask_cmpge_epu8_mask(there, codes, _mm512_set1_epi8((char)most));
   }
   return found != 0;
+}
+
+// E8M0 0 and 255, E4M3 NaN.
+static bool has_special(stored_scales stored, const uint8_t *p, size_t n) {
+  if (stored == FOUR_E8M0) return has_code(p, n, 0xff, 0xff, 0xfe);
+  return stored == EIGHT_E4M3 && has_code(p, n, 0, 0x7f, 0x7f);
 }
 
 // Some rows times all tokens; lives on the stack.
@@ -136,6 +181,7 @@ typedef struct {
   x_range range[MAX_TOKENS];
   const td_linear_args *a;
   stored_scales stored;
+  scale_places places;
   size_t row_bytes, scale_bytes;                          // of a row
   size_t near, far;                                       // fetched ahead, into L1 and L2
   uint32_t n_tiles, tile[MAX_TOKENS / DIRECT_TOKENS + 1]; // where each begins
@@ -151,9 +197,12 @@ typedef struct {
 TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, const direct *d,
                         part blocks, uint32_t row, uint32_t token, vf (*before)[DIRECT_TOKENS],
                         vf (*sums)[DIRECT_TOKENS]) {
-  const size_t step = stored == ONE_BF16 ? 2 : stored == FOUR_BF16 ? 8 : 4;
-  const uint32_t cols = d->a->w->cols;
-  if (T == 1) blocks = (part){0, cols / BLOCK}; // constants: short rows are 4 % faster
+  const uint32_t cols = d->a->w->cols, some = 2 * BLOCK / d->a->w->scale_cols;
+  const size_t step = stored == ONE_BF16     ? 2
+                      : stored == FOUR_E8M0  ? 4
+                      : stored == EIGHT_E4M3 ? 8
+                                             : some; // bytes of scales
+  if (T == 1) blocks = (part){0, cols / BLOCK};      // constants: short rows are 4 % faster
   const uint8_t *codes = (const uint8_t *)d->a->w->data + row * d->row_bytes;
   const char *scales = (const char *)d->a->w->scale + row * d->scale_bytes;
   const packed *x = d->x + (size_t)token * cols + (size_t)blocks.begin * T * BLOCK;
@@ -192,7 +241,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
       }
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
-      const vf scale = block_scale(stored, scales + r * d->scale_bytes + b * step);
+      const vf scale = block_scale(stored, &d->places, scales + r * d->scale_bytes + b * step);
       TD_UNROLL for (int t = 0; t < T; t++) total[r][t] = vf_fma(sum[r][t], scale, total[r][t]);
     }
   }
@@ -227,12 +276,15 @@ TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d
   }
 }
 
+#define DIRECT_AS(stored, T)                                                                       \
+  case stored:                                                                                     \
+    dot_four(stored, T, d, blocks, row, n, token, carried);                                        \
+    break;
 #define DIRECT_OF(T)                                                                               \
   case T:                                                                                          \
     switch (d->stored) {                                                                           \
-    case ONE_BF16: dot_four(ONE_BF16, T, d, blocks, row, n, token, carried); break;                \
-    case FOUR_BF16: dot_four(FOUR_BF16, T, d, blocks, row, n, token, carried); break;              \
-    default: dot_four(FOUR_E8M0, T, d, blocks, row, n, token, carried); break;                     \
+      Q4_STORED(DIRECT_AS, T)                                                                      \
+    default: break;                                                                                \
     }                                                                                              \
     break;
 
@@ -287,6 +339,7 @@ static void linear_direct(const td_linear_args *a, stored_scales stored) {
   direct d;
   d.a = a;
   d.stored = stored;
+  if (stored == SOME_BF16 || stored == SOME_F16) d.places = places_of(a->w);
   d.row_bytes = td_weight_row_bytes(a->w);
   d.scale_bytes = td_weight_groups(a->w) * td_dtype_bytes(a->w->scale_dtype);
   const bool one = is_stream && a->n_tokens == 1;
@@ -307,14 +360,21 @@ static void linear_direct(const td_linear_args *a, stored_scales stored) {
     end_token(a, t, d.range[t]);
 }
 
+#define IS_STORED(stored, unused)                                                                  \
+  case stored: break;
+
 // OTHER: it is one for linear_few.
 static stored_scales direct_fits(const td_linear_args *a) {
   const td_weight *w = a->w;
   const size_t n_scales = td_weight_groups(w), n_rows = a->row_end - a->row_begin;
   if (w->cols % BLOCK || w->cols > DIRECT_X / a->n_tokens) return OTHER;
   const stored_scales stored = stored_as(w);
+  switch (stored) {
+    Q4_STORED(IS_STORED, )
+  default: return OTHER;
+  }
   const uint8_t *scales = (const uint8_t *)w->scale + a->row_begin * n_scales;
-  return stored == FOUR_E8M0 && has_extreme_e8m0(scales, n_rows * n_scales) ? OTHER : stored;
+  return has_special(stored, scales, n_rows * n_scales) ? OTHER : stored;
 }
 
 static void linear_answers(const td_linear_args *a) {
