@@ -13,285 +13,9 @@
 
 #include "app/machine.h"
 #include "app/read_speed.h"
-#include "base/clock.h"
-#include "base/json_write.h"
-#include "device/cuda/cuda.h"
+#include "gpu_bench.h"
 
-enum { RUNS = 5, ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64 };
-enum { GRAPH_CALLS = 32, HOST_PAGE_BYTES = 4096 };
-#define RUN_S  0.05
-#define LONG_S 5e-4
-
-// Host memory of a case's weights.
-typedef struct kept {
-  struct kept *next;
-  _Alignas(max_align_t) uint8_t bytes[];
-} kept;
-
-typedef struct {
-  td_dev *dev; // NULL: cases are listed
-  td_stream *stream;
-  td_json_writer *json;
-  double copy_gbps;   // within the device, reads and writes
-  double peak_tflops; // of a large dense product in BF16
-  const char *only;   // NULL: every case
-  uint64_t graph;     // the last one's key
-  kept *weights;      // the newest first
-  uint32_t n_cases;
-} bench;
-
-static void need(td_status status, const td_err *err) {
-  if (status == TD_OK) return;
-  fprintf(stderr, "bench_gpu: %s\n", err->msg);
-  exit(1);
-}
-
-static void sync_all(bench *b) {
-  td_err err;
-  need(td_stream_sync(b->stream, &err), &err);
-}
-
-static void *device_memory(bench *b, size_t n_bytes) {
-  td_err err;
-  void *out = NULL;
-  if (!b->dev) return out;
-  need(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
-  td_op_fill_zero(b->stream, out, n_bytes);
-  return out;
-}
-
-// A multiplication of zeros takes less power, and so less time, than one of numbers: these are of
-// either sign and a few hundredths large. Memory for the device's with the same in it.
-static uint32_t next_noise(uint32_t *state) {
-  *state = *state * 1664525 + 1013904223;
-  return *state >> 16;
-}
-
-static void *device_noise(bench *b, size_t n_bytes) {
-  enum { N = 1 << 19 };
-  static uint16_t noise[N];
-  uint32_t state = 1;
-  for (size_t i = 0; i < N && b->dev; i++)
-    noise[i] = (uint16_t)(0x3d00 | (next_noise(&state) & 0x80ff));
-  char *out = device_memory(b, n_bytes);
-  for (size_t at = 0; b->dev && at < n_bytes; at += sizeof noise) {
-    size_t left = n_bytes - at;
-    td_op_copy(b->stream, out + at, noise, left < sizeof noise ? left : sizeof noise);
-  }
-  return out;
-}
-
-static void release(bench *b, void *memory) {
-  if (!b->dev) return;
-  sync_all(b);
-  td_dev_free(b->dev, memory);
-}
-
-static void *host_memory(size_t n_bytes) {
-  void *out = malloc(n_bytes);
-  TD_CHECK(out);
-  return out;
-}
-
-// ---- timing -----------------------------------------------------------------------------------
-
-typedef void (*bench_fn)(bench *b, const void *args, uint32_t call);
-
-static double run_calls(bench *b, bench_fn fn, const void *args, uint32_t n_calls) {
-  double begin = td_clock_s();
-  for (uint32_t i = 0; i < n_calls; i++)
-    fn(b, args, i);
-  sync_all(b);
-  return td_clock_s() - begin;
-}
-
-typedef struct {
-  bench *b;
-  bench_fn fn;
-  const void *args;
-  uint32_t n_calls;
-} graph_calls;
-
-static void enqueue_calls(void *ctx) {
-  const graph_calls *g = ctx;
-  for (uint32_t i = 0; i < g->n_calls; i++)
-    g->fn(g->b, g->args, i);
-}
-
-static double run_graphs(const graph_calls *g, uint32_t n) {
-  double begin = td_clock_s();
-  for (uint32_t i = 0; i < n; i++)
-    td_stream_run(g->b->stream, g->b->graph, enqueue_calls, (void *)g);
-  sync_all(g->b);
-  return td_clock_s() - begin;
-}
-
-static int compare(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-// Seconds a copy from or to the host, which no graph can hold.
-static double measure_copy(bench *b, bench_fn fn, const void *args) {
-  if (!b->dev) return 1;
-  uint32_t n = 1;
-  while (n < 1u << 20 && run_calls(b, fn, args, n) < RUN_S)
-    n *= 2;
-  double seconds[RUNS];
-  for (int i = 0; i < RUNS; i++)
-    seconds[i] = run_calls(b, fn, args, n) / n;
-  qsort(seconds, RUNS, sizeof *seconds, compare);
-  return seconds[RUNS / 2];
-}
-
-// Seconds a call. Calls take turns at n_matrices, which the first round copies to the GPU. A
-// key's first work is run as it is, its second becomes a graph.
-static double measure(bench *b, bench_fn fn, const void *args, uint32_t n_matrices) {
-  if (!b->dev) return 1;
-  bool is_long = run_calls(b, fn, args, n_matrices) > 0 && // copies, memory, code
-                 run_calls(b, fn, args, n_matrices) / n_matrices > LONG_S;
-  uint32_t rounds = is_long ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices, n = 1;
-  graph_calls g = {b, fn, args, rounds * n_matrices};
-  b->graph++;
-  run_graphs(&g, 3);
-  while (n < 1u << 20 && run_graphs(&g, n) < RUN_S)
-    n *= 2;
-  double seconds[RUNS];
-  for (int i = 0; i < RUNS; i++)
-    seconds[i] = run_graphs(&g, n) / n / g.n_calls;
-  qsort(seconds, RUNS, sizeof *seconds, compare);
-  return seconds[RUNS / 2];
-}
-
-// Whether --only means such cases.
-static bool is_wanted(const bench *b, const char *op, const char *model, const char *format) {
-  char name[96];
-  snprintf(name, sizeof name, "%s %s %s", op, model, format);
-  return !b->only || strstr(name, b->only);
-}
-
-typedef struct {
-  const char *op, *model, *format;
-  uint32_t rows, cols, tokens, seqs, keys; // 0: does not apply
-  double bytes, flops;                     // of a call; 0: not what it is about
-} bench_case;
-
-static void print_case(const bench_case *c) {
-  fprintf(stderr, "%-12s %-10s %-5s", c->op, c->model, c->format ? c->format : "");
-  fprintf(stderr, " %6u x %-6u %5u tokens %6u keys", c->rows, c->cols, c->tokens, c->keys);
-}
-
-// What is written so far, so that a run that is cut short leaves its figures.
-static void hand_out(bench *b) {
-  td_err err;
-  need(td_buf_status(b->json->out, &err), &err);
-  fputs(td_buf_text(b->json->out), stdout);
-  fflush(stdout);
-  td_buf_clear(b->json->out);
-}
-
-static void record(bench *b, const bench_case *c, double seconds) {
-  td_json_writer *w = b->json;
-  double gbps = c->bytes / seconds * 1e-9, tflops = c->flops / seconds * 1e-12;
-  b->n_cases++;
-  print_case(c);
-  if (!b->dev) {
-    fputc('\n', stderr);
-    return;
-  }
-  fprintf(stderr, " %10.1f us %8.1f GB/s %8.2f TFLOP/s\n", seconds * 1e6, gbps, tflops);
-  td_jw_begin_object(w, NULL);
-  td_jw_str(w, "op", c->op);
-  td_jw_str(w, "model", c->model);
-  if (c->format) td_jw_str(w, "format", c->format);
-  if (c->rows) td_jw_int(w, "rows", c->rows);
-  if (c->cols) td_jw_int(w, "cols", c->cols);
-  td_jw_int(w, "tokens", c->tokens);
-  if (c->seqs) td_jw_int(w, "sequences", c->seqs);
-  if (c->keys) td_jw_int(w, "keys", c->keys);
-  td_jw_double(w, "us", seconds * 1e6);
-  td_jw_double(w, "gbps", gbps);
-  td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
-  if (c->flops > 0) td_jw_double(w, "tflops", tflops);
-  if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
-  td_jw_end_object(w);
-  hand_out(b);
-}
-
-// ---- weights ------------------------------------------------------------------------------------
-
-typedef struct {
-  const char *name;
-  td_dtype dtype, scale_dtype;
-  uint32_t scale_rows, scale_cols;
-} weight_format;
-
-static const weight_format bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
-static const weight_format fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
-static const weight_format int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
-static const weight_format int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
-static const weight_format mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
-
-// Repeats the first n bytes over all of them.
-static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
-  for (; n < n_bytes; n *= 2)
-    memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
-}
-
-// Memory until forget_weights: the device knows weights by their address.
-static void *weight_memory(bench *b, size_t n_bytes) {
-  kept *k = host_memory(sizeof *k + n_bytes);
-  k->next = b->weights;
-  b->weights = k;
-  return k->bytes;
-}
-
-// The case's weights, and the device's copies of them.
-static void forget_weights(bench *b) {
-  if (b->dev) {
-    sync_all(b);
-    td_cuda_graphs_drop((td_cuda_stream *)b->stream);
-    td_cuda_weights_close((td_cuda_dev *)b->dev);
-  }
-  for (kept *k = b->weights, *next; k; k = next) {
-    next = k->next;
-    free(k);
-  }
-  b->weights = NULL;
-}
-
-// Any bits but NaN's; scales of 2^-7.
-static td_weight make_weight(bench *b, const weight_format *f, uint32_t rows, uint32_t cols) {
-  td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
-  uint8_t bits[4096];
-  uint32_t state = 2;
-  for (size_t i = 0; i < sizeof bits; i++) {
-    uint32_t noise = next_noise(&state);
-    bits[i] = (uint8_t)(f->dtype != TD_BF16 ? noise & 0xf7 : i % 2 ? 0x3c | (noise & 0x80) : noise);
-  }
-  size_t n = td_weight_data_bytes(&w);
-  uint8_t *data = weight_memory(b, b->dev ? n : sizeof bits);
-  memcpy(data, bits, sizeof bits);
-  if (b->dev) repeat(data, sizeof bits, n);
-  w.data = data;
-  if (!f->scale_cols) return w;
-  w.scale_rows = f->scale_rows;
-  w.scale_cols = f->scale_cols;
-  w.scale_dtype = f->scale_dtype;
-  w.scale = data; // for the size
-  size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
-  void *scale = weight_memory(b, n_scales * td_dtype_bytes(f->scale_dtype));
-  for (size_t i = 0; i < n_scales; i++) {
-    switch (f->scale_dtype) {
-    case TD_F32: ((float *)scale)[i] = 0x1p-7f; break;
-    case TD_F16: ((uint16_t *)scale)[i] = 0x2000; break;
-    case TD_BF16: ((uint16_t *)scale)[i] = 0x3c00; break;
-    default: ((uint8_t *)scale)[i] = 127 - 7; break; // E8M0
-    }
-  }
-  w.scale = scale;
-  return w;
-}
+enum { ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64, HOST_PAGE_BYTES = 4096 };
 
 // ---- the machine's limits -----------------------------------------------------------------------
 
@@ -301,7 +25,7 @@ typedef struct {
   size_t n_bytes;
 } copy_args;
 
-static void copy_once(bench *b, const void *args, uint32_t call) {
+static void copy_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const copy_args *a = args;
   (void)call;
   td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
@@ -315,7 +39,7 @@ typedef struct {
   bool out_f32;
 } linear_args;
 
-static void linear_once(bench *b, const void *args, uint32_t call) {
+static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const linear_args *a = args;
   const td_weight *w = &a->w[call % a->n_matrices];
   td_op_linear(b->stream, &(td_linear_op_args){.w = w,
@@ -327,117 +51,120 @@ static void linear_once(bench *b, const void *args, uint32_t call) {
                                                .out_f32 = a->out_f32});
 }
 
-static void bench_copies(bench *b) {
+static void bench_copies(td_gpu_bench *b) {
   size_t n = 256 << 20;
   void *host = aligned_alloc(HOST_PAGE_BYTES, n); // registering changes the rights of whole pages
   TD_CHECK(host);
   memset(host, 1, n);
-  void *first = device_memory(b, n), *second = device_memory(b, n);
+  void *first = td_gpu_alloc(b, n), *second = td_gpu_alloc(b, n);
   copy_args up = {first, host, n}, down = {host, first, n}, within = {second, first, n};
   double gb = (double)n * 1e-9;
-  td_jw_double(b->json, "pageable_host_to_device_gbps", gb / measure_copy(b, copy_once, &up));
-  td_jw_double(b->json, "pageable_device_to_host_gbps", gb / measure_copy(b, copy_once, &down));
+  td_jw_double(b->json, "pageable_host_to_device_gbps",
+               gb / td_gpu_measure_copy(b, copy_once, &up));
+  td_jw_double(b->json, "pageable_device_to_host_gbps",
+               gb / td_gpu_measure_copy(b, copy_once, &down));
   td_dev_pin(b->dev, host, n); // for reading, until the end
   if (((td_cuda_dev *)b->dev)->pinned) {
-    td_jw_double(b->json, "pinned_host_to_device_gbps", gb / measure_copy(b, copy_once, &up));
+    td_jw_double(b->json, "pinned_host_to_device_gbps",
+                 gb / td_gpu_measure_copy(b, copy_once, &up));
   }
-  b->copy_gbps = 2 * gb / measure_copy(b, copy_once, &within);
+  b->copy_gbps = 2 * gb / td_gpu_measure_copy(b, copy_once, &within);
   td_jw_double(b->json, "device_gbps", b->copy_gbps);
-  release(b, first);
-  release(b, second);
+  td_gpu_free(b, first);
+  td_gpu_free(b, second);
 }
 
 // 8192 x 8192 times 8192 tokens.
-static void bench_peak(bench *b) {
+static void bench_peak(td_gpu_bench *b) {
   enum { N = 8192 };
-  td_weight w = make_weight(b, &bf16, N, N);
-  void *x = device_noise(b, (size_t)N * N * 2), *y = device_memory(b, (size_t)N * N * 2);
+  td_weight w = td_gpu_weight(b, &td_gpu_bf16, N, N);
+  void *x = td_gpu_noise(b, (size_t)N * N * 2), *y = td_gpu_alloc(b, (size_t)N * N * 2);
   linear_args args = {.w = &w, .n_matrices = 1, .n_tokens = N, .x = x, .y = y};
-  b->peak_tflops = 2.0 * N * N * N / measure(b, linear_once, &args, 1) * 1e-12;
+  b->peak_tflops = 2.0 * N * N * N / td_gpu_measure(b, linear_once, &args, 1) * 1e-12;
   bool has_blas = ((td_cuda_stream *)b->stream)->blas != NULL;
   td_jw_double(b->json, "bf16_peak_tflops", b->peak_tflops);
   td_jw_str(b->json, "bf16_peak_by", has_blas ? "cuBLAS" : "tandem: cuBLAS is not installed");
-  release(b, x);
-  release(b, y);
-  forget_weights(b);
+  td_gpu_free(b, x);
+  td_gpu_free(b, y);
+  td_gpu_forget_weights(b);
 }
 
 // ---- matrices ---------------------------------------------------------------------------------
 
 typedef struct {
   const char *model;
-  const weight_format *format;
+  const td_gpu_format *format;
   uint32_t rows, cols;
   bool out_f32;
 } linear_case;
 
 static const linear_case linear_cases[] = {
-    {"v3", &fp8, 1536, 7168, false},              // q_a
-    {"v3", &fp8, 24576, 1536, false},             // q_b
-    {"v3", &fp8, 576, 7168, false},               // kv_a
-    {"v3", &fp8, 7168, 16384, false},             // o
-    {"v3", &fp8, 2048, 7168, false},              // shared expert: gate, up
-    {"v3", &bf16, 2048, 7168, false},             //
-    {"v3", &int4_g32, 2048, 7168, false},         //
-    {"v3", &mxfp4, 2048, 7168, false},            //
-    {"v3", &fp8, 7168, 2048, false},              // shared expert: down
-    {"v3", &bf16, 256, 7168, true},               // router
-    {"v3", &bf16, 129280, 7168, true},            // head
-    {"qwen3-30b", &bf16, 4096, 2048, false},      // q
-    {"qwen3-30b", &fp8, 4096, 2048, false},       //
-    {"qwen3-30b", &int4_g128, 4096, 2048, false}, //
-    {"qwen3-30b", &bf16, 512, 2048, false},       // k, v
-    {"qwen3-30b", &bf16, 2048, 4096, false},      // o
-    {"qwen3-30b", &bf16, 151936, 2048, true},
-    {"moonlight", &bf16, 3072, 2048, false},       // q
-    {"moonlight", &bf16, 576, 2048, false},        // kv_a
-    {"moonlight", &bf16, 2048, 2048, false},       // o
-    {"moonlight", &bf16, 11264, 2048, false},      // dense MLP: gate, up
-    {"moonlight", &fp8, 11264, 2048, false},       //
-    {"moonlight", &int4_g32, 11264, 2048, false},  //
-    {"moonlight", &int4_g128, 11264, 2048, false}, //
-    {"moonlight", &bf16, 163840, 2048, true},
+    {"v3", &td_gpu_fp8, 1536, 7168, false},              // q_a
+    {"v3", &td_gpu_fp8, 24576, 1536, false},             // q_b
+    {"v3", &td_gpu_fp8, 576, 7168, false},               // kv_a
+    {"v3", &td_gpu_fp8, 7168, 16384, false},             // o
+    {"v3", &td_gpu_fp8, 2048, 7168, false},              // shared expert: gate, up
+    {"v3", &td_gpu_bf16, 2048, 7168, false},             //
+    {"v3", &td_gpu_int4_g32, 2048, 7168, false},         //
+    {"v3", &td_gpu_mxfp4, 2048, 7168, false},            //
+    {"v3", &td_gpu_fp8, 7168, 2048, false},              // shared expert: down
+    {"v3", &td_gpu_bf16, 256, 7168, true},               // router
+    {"v3", &td_gpu_bf16, 129280, 7168, true},            // head
+    {"qwen3-30b", &td_gpu_bf16, 4096, 2048, false},      // q
+    {"qwen3-30b", &td_gpu_fp8, 4096, 2048, false},       //
+    {"qwen3-30b", &td_gpu_int4_g128, 4096, 2048, false}, //
+    {"qwen3-30b", &td_gpu_bf16, 512, 2048, false},       // k, v
+    {"qwen3-30b", &td_gpu_bf16, 2048, 4096, false},      // o
+    {"qwen3-30b", &td_gpu_bf16, 151936, 2048, true},
+    {"moonlight", &td_gpu_bf16, 3072, 2048, false},       // q
+    {"moonlight", &td_gpu_bf16, 576, 2048, false},        // kv_a
+    {"moonlight", &td_gpu_bf16, 2048, 2048, false},       // o
+    {"moonlight", &td_gpu_bf16, 11264, 2048, false},      // dense MLP: gate, up
+    {"moonlight", &td_gpu_fp8, 11264, 2048, false},       //
+    {"moonlight", &td_gpu_int4_g32, 11264, 2048, false},  //
+    {"moonlight", &td_gpu_int4_g128, 11264, 2048, false}, //
+    {"moonlight", &td_gpu_bf16, 163840, 2048, true},
 };
 
-static void bench_linear(bench *b, const linear_case *c) {
+static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   static const uint32_t tokens[] = {1, 8, 16, 64, 512, 4096};
-  if (!is_wanted(b, "linear", c->model, c->format->name)) return;
+  if (!td_gpu_wants(b, "linear", c->model, c->format->name)) return;
   td_weight w[MAX_MATRICES];
-  w[0] = make_weight(b, c->format, c->rows, c->cols);
+  w[0] = td_gpu_weight(b, c->format, c->rows, c->cols);
   size_t n = ROTATING_BYTES / td_weight_bytes(&w[0]);
   n = n < 1 ? 1 : n > MAX_MATRICES ? MAX_MATRICES : n;
   for (size_t i = 1; i < n; i++)
-    w[i] = make_weight(b, c->format, c->rows, c->cols);
+    w[i] = td_gpu_weight(b, c->format, c->rows, c->cols);
   bool is_head = c->rows > 100000; // a few rows of a step go through it
   uint32_t most = is_head ? 64 : 4096, out_bytes = c->out_f32 ? 4 : 2;
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
-  void *x = device_noise(b, (size_t)most * c->cols * 2);
+  void *x = td_gpu_noise(b, (size_t)most * c->cols * 2);
   args.x = x;
-  args.y = device_memory(b, (size_t)most * c->rows * out_bytes);
+  args.y = td_gpu_alloc(b, (size_t)most * c->rows * out_bytes);
   for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
     args.n_tokens = tokens[i];
-    double seconds = measure(b, linear_once, &args, (uint32_t)n);
+    double seconds = td_gpu_measure(b, linear_once, &args, (uint32_t)n);
     double activations = tokens[i] * ((double)out_bytes * c->rows + 2.0 * c->cols);
-    record(b,
-           &(bench_case){.op = "linear",
-                         .model = c->model,
-                         .format = c->format->name,
-                         .rows = c->rows,
-                         .cols = c->cols,
-                         .tokens = tokens[i],
-                         .bytes = (double)td_weight_bytes(&w[0]) + activations,
-                         .flops = 2.0 * c->rows * c->cols * tokens[i]},
-           seconds);
+    td_gpu_record(b,
+                  &(td_gpu_case){.op = "linear",
+                                 .model = c->model,
+                                 .format = c->format->name,
+                                 .rows = c->rows,
+                                 .cols = c->cols,
+                                 .tokens = tokens[i],
+                                 .bytes = (double)td_weight_bytes(&w[0]) + activations,
+                                 .flops = 2.0 * c->rows * c->cols * tokens[i]},
+                  seconds);
   }
-  release(b, x);
-  release(b, args.y);
-  forget_weights(b);
+  td_gpu_free(b, x);
+  td_gpu_free(b, args.y);
+  td_gpu_forget_weights(b);
 }
 
 // ---- operators as cases -------------------------------------------------------------------------
 
 #define ONCE(name)                                                                                 \
-  static void name##_once(bench *b, const void *args, uint32_t call) {                             \
+  static void name##_once(td_gpu_bench *b, const void *args, uint32_t call) {                      \
     (void)call;                                                                                    \
     td_op_##name(b->stream, args);                                                                 \
   }
@@ -449,7 +176,7 @@ ONCE(kv_store_mla)
 ONCE(router)
 ONCE(top_logits)
 
-static void add_once(bench *b, const void *args, uint32_t call) {
+static void add_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const copy_args *a = args;
   (void)call;
   td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
@@ -462,7 +189,7 @@ typedef struct {
   uint32_t n, dim;
 } gather_args;
 
-static void gather_once(bench *b, const void *args, uint32_t call) {
+static void gather_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const gather_args *a = args;
   (void)call;
   td_op_gather_rows(b->stream, a->out, a->x, a->rows, a->n, a->dim);
@@ -475,19 +202,19 @@ typedef struct {
   uint32_t dim, n_vocab, n_heads, n_kv_heads, head_dim; // n_kv_heads 0: MLA
   uint32_t n_experts, top_k, hidden, n_groups, topk_groups;
   td_router_kind router;
-  const weight_format *format; // of the experts
+  const td_gpu_format *format; // of the experts
 } model_shape;
 
 static const model_shape models[] = {
-    {"v3", 7168, 129280, 128, 0, 0, 256, 8, 2048, 8, 4, TD_ROUTER_SIGMOID, &fp8},
-    {"qwen3-30b", 2048, 151936, 32, 4, 128, 128, 8, 768, 0, 0, TD_ROUTER_SOFTMAX, &bf16},
-    {"moonlight", 2048, 163840, 16, 0, 0, 64, 6, 1408, 1, 1, TD_ROUTER_SIGMOID, &bf16},
+    {"v3", 7168, 129280, 128, 0, 0, 256, 8, 2048, 8, 4, TD_ROUTER_SIGMOID, &td_gpu_fp8},
+    {"qwen3-30b", 2048, 151936, 32, 4, 128, 128, 8, 768, 0, 0, TD_ROUTER_SOFTMAX, &td_gpu_bf16},
+    {"moonlight", 2048, 163840, 16, 0, 0, 64, 6, 1408, 1, 1, TD_ROUTER_SIGMOID, &td_gpu_bf16},
 };
 
 enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
 
 // Calls take experts in turn.
-static void moe_once(bench *b, const void *args, uint32_t call) {
+static void moe_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_moe_args a = *(const td_moe_args *)args;
   a.ids += (size_t)call * a.n_tokens * a.top_k % a.n_experts;
   td_op_moe(b->stream, &a);
@@ -495,26 +222,26 @@ static void moe_once(bench *b, const void *args, uint32_t call) {
 
 // So do tokens, so that n tokens read min(n * top_k, experts) of them; 64 experts are enough to see
 // what many do.
-static void bench_moe(bench *b, const model_shape *m, const weight_format *format) {
+static void bench_moe(td_gpu_bench *b, const model_shape *m, const td_gpu_format *format) {
   enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
   static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
   static td_weight w[3][MAX_EXPERTS];
   static int32_t ids[TOKENS * MAX_K + MAX_EXPERTS];
   static float weights[TOKENS * MAX_K];
-  if (!is_wanted(b, "experts", m->name, format->name)) return;
+  if (!td_gpu_wants(b, "experts", m->name, format->name)) return;
   uint32_t n_experts = m->n_experts <= MAX_EXPERTS ? m->n_experts : 64;
   for (uint32_t e = 0; e < n_experts; e++) {
-    w[0][e] = make_weight(b, format, m->hidden, m->dim);
-    w[1][e] = make_weight(b, format, m->hidden, m->dim);
-    w[2][e] = make_weight(b, format, m->dim, m->hidden);
+    w[0][e] = td_gpu_weight(b, format, m->hidden, m->dim);
+    w[1][e] = td_gpu_weight(b, format, m->hidden, m->dim);
+    w[2][e] = td_gpu_weight(b, format, m->dim, m->hidden);
   }
   for (uint32_t i = 0; i < TD_COUNT(ids); i++)
     ids[i] = (int32_t)(i % n_experts);
   for (uint32_t i = 0; i < TD_COUNT(weights); i++)
     weights[i] = 0.125f;
-  void *x = device_noise(b, (size_t)TOKENS * m->dim * 2),
-       *out = device_memory(b, (size_t)TOKENS * m->dim * 2);
-  void *dev_ids = device_memory(b, sizeof ids), *dev_weights = device_memory(b, sizeof weights);
+  void *x = td_gpu_noise(b, (size_t)TOKENS * m->dim * 2),
+       *out = td_gpu_alloc(b, (size_t)TOKENS * m->dim * 2);
+  void *dev_ids = td_gpu_alloc(b, sizeof ids), *dev_weights = td_gpu_alloc(b, sizeof weights);
   if (b->dev) td_op_copy(b->stream, dev_ids, ids, sizeof ids);
   if (b->dev) td_op_copy(b->stream, dev_weights, weights, sizeof weights);
   td_moe_args args = {.gate = w[0],
@@ -529,43 +256,45 @@ static void bench_moe(bench *b, const model_shape *m, const weight_format *forma
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
     args.n_tokens = tokens[i];
     uint32_t pairs = tokens[i] * m->top_k, used = pairs < n_experts ? pairs : n_experts;
-    double seconds = measure(b, moe_once, &args, n_experts / used);
-    record(b,
-           &(bench_case){.op = "experts",
-                         .model = m->name,
-                         .format = format->name,
-                         .rows = m->hidden,
-                         .cols = m->dim,
-                         .tokens = tokens[i],
-                         .bytes = used * 3.0 * (double)td_weight_bytes(&w[0][0]),
-                         .flops = 6.0 * m->dim * m->hidden * pairs},
-           seconds);
+    double seconds = td_gpu_measure(b, moe_once, &args, n_experts / used);
+    td_gpu_record(b,
+                  &(td_gpu_case){.op = "experts",
+                                 .model = m->name,
+                                 .format = format->name,
+                                 .rows = m->hidden,
+                                 .cols = m->dim,
+                                 .tokens = tokens[i],
+                                 .bytes = used * 3.0 * (double)td_weight_bytes(&w[0][0]),
+                                 .flops = 6.0 * m->dim * m->hidden * pairs},
+                  seconds);
   }
   void *const memory[] = {x, out, dev_ids, dev_weights};
   for (size_t i = 0; i < TD_COUNT(memory); i++)
-    release(b, memory[i]);
-  forget_weights(b);
+    td_gpu_free(b, memory[i]);
+  td_gpu_forget_weights(b);
 }
 
 // ---- attention --------------------------------------------------------------------------------
 
-static int32_t *put_ints(bench *b, const int32_t *host, size_t n) {
-  int32_t *out = device_memory(b, n * sizeof *out);
+static int32_t *put_ints(td_gpu_bench *b, const int32_t *host, size_t n) {
+  int32_t *out = td_gpu_alloc(b, n * sizeof *out);
   if (!b->dev) return out;
   td_op_copy(b->stream, out, host, n * sizeof *out);
-  sync_all(b);
+  td_gpu_sync(b);
   return out;
 }
 
 // n_seqs sequences, of each of which the last n_tokens of n_keys positions are computed.
-static td_batch_view make_batch(bench *b, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_keys) {
+static td_batch_view make_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens,
+                                uint32_t n_keys) {
   uint32_t n_pages = (n_keys + PAGE_TOKENS - 1) / PAGE_TOKENS, n = n_seqs * n_tokens;
   td_batch_view batch = {.n_tokens = n,
                          .n_seqs = n_seqs,
                          .max_pages = n_pages,
                          .page_tokens = PAGE_TOKENS,
                          .max_keys = n_keys};
-  int32_t *host = host_memory((n + n_seqs * n_pages + 1) * sizeof *host);
+  int32_t *host = malloc((n + n_seqs * n_pages + 1) * sizeof *host);
+  TD_CHECK(host);
   for (uint32_t i = 0; i <= n_seqs; i++)
     host[i] = (int32_t)(i * n_tokens);
   batch.q_begin = put_ints(b, host, n_seqs + 1);
@@ -582,10 +311,10 @@ static td_batch_view make_batch(bench *b, uint32_t n_seqs, uint32_t n_tokens, ui
   return batch;
 }
 
-static void free_batch(bench *b, const td_batch_view *batch) {
+static void free_batch(td_gpu_bench *b, const td_batch_view *batch) {
   const int32_t *const memory[] = {batch->q_begin, batch->seq, batch->position, batch->page_table};
   for (size_t i = 0; i < TD_COUNT(memory); i++)
-    release(b, (void *)memory[i]);
+    td_gpu_free(b, (void *)memory[i]);
 }
 
 // Pairs of a query and a key it sees, of one sequence.
@@ -624,23 +353,23 @@ typedef struct {
   caches caches;
 } gqa_calls;
 
-static void attn_gqa_once(bench *b, const void *args, uint32_t call) {
+static void attn_gqa_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const gqa_calls *c = args;
   td_attn_gqa_args a = c->args;
   a.kv.pages = cache_of(&c->caches, &a.kv, call);
   td_op_attn_gqa(b->stream, &a);
 }
 
-static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
+static void bench_gqa(td_gpu_bench *b, const model_shape *m, const attn_shape *s) {
   const char *op = s->tokens == 1 ? "decode" : "prefill";
-  if (!is_wanted(b, op, m->name, "")) return;
+  if (!td_gpu_wants(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * m->n_kv_heads * m->head_dim * 2 * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
   gqa_calls calls = {.caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
-  void *pages = device_noise(b, calls.caches.n * calls.caches.n_bytes);
-  void *q = device_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
-  void *out = device_memory(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
+  void *q = td_gpu_noise(b, (size_t)n * m->n_heads * m->head_dim * 2);
+  void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * m->head_dim * 2);
   calls.args = (td_attn_gqa_args){.batch = batch,
                                   .kv = {pages, page_bytes, TD_BF16},
                                   .q = q,
@@ -649,20 +378,20 @@ static void bench_gqa(bench *b, const model_shape *m, const attn_shape *s) {
                                   .n_kv_heads = m->n_kv_heads,
                                   .head_dim = m->head_dim,
                                   .scale = 0.1f};
-  double seconds = measure(b, attn_gqa_once, &calls, calls.caches.n);
+  double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
-  record(b,
-         &(bench_case){.op = op,
-                       .model = m->name,
-                       .tokens = n,
-                       .seqs = s->seqs,
-                       .keys = s->keys,
-                       .bytes = 4.0 * m->n_kv_heads * m->head_dim * s->keys * s->seqs,
-                       .flops = 4.0 * m->n_heads * m->head_dim * pairs},
-         seconds);
-  release(b, pages);
-  release(b, q);
-  release(b, out);
+  td_gpu_record(b,
+                &(td_gpu_case){.op = op,
+                               .model = m->name,
+                               .tokens = n,
+                               .seqs = s->seqs,
+                               .keys = s->keys,
+                               .bytes = 4.0 * m->n_kv_heads * m->head_dim * s->keys * s->seqs,
+                               .flops = 4.0 * m->n_heads * m->head_dim * pairs},
+                seconds);
+  td_gpu_free(b, pages);
+  td_gpu_free(b, q);
+  td_gpu_free(b, out);
   free_batch(b, &batch);
 }
 
@@ -672,7 +401,7 @@ typedef struct {
   caches caches;
 } mla_calls;
 
-static void attn_mla_once(bench *b, const void *args, uint32_t call) {
+static void attn_mla_once(td_gpu_bench *b, const void *args, uint32_t call) {
   const mla_calls *c = args;
   td_attn_mla_args a = c->args;
   a.kv.pages = cache_of(&c->caches, &a.kv, call);
@@ -680,16 +409,17 @@ static void attn_mla_once(bench *b, const void *args, uint32_t call) {
   td_op_attn_mla(b->stream, &a);
 }
 
-static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, const attn_shape *s) {
+static void bench_mla(td_gpu_bench *b, const model_shape *m, const td_weight *kv_b,
+                      const attn_shape *s) {
   const char *op = s->tokens == 1 ? "mla_decode" : "mla_prefill";
-  if (!is_wanted(b, op, m->name, "")) return;
+  if (!td_gpu_wants(b, op, m->name, "")) return;
   uint32_t n = s->seqs * s->tokens;
   size_t page_bytes = (size_t)PAGE_TOKENS * (RANK + ROPE) * 2;
   td_batch_view batch = make_batch(b, s->seqs, s->tokens, s->keys);
   mla_calls calls = {.kv_b = kv_b, .caches = caches_of(s, s->seqs * batch.max_pages * page_bytes)};
-  void *pages = device_noise(b, calls.caches.n * calls.caches.n_bytes);
-  void *q = device_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
-  void *out = device_memory(b, (size_t)n * m->n_heads * V_DIM * 2);
+  void *pages = td_gpu_noise(b, calls.caches.n * calls.caches.n_bytes);
+  void *q = td_gpu_noise(b, (size_t)n * m->n_heads * (NOPE + ROPE) * 2);
+  void *out = td_gpu_alloc(b, (size_t)n * m->n_heads * V_DIM * 2);
   calls.args = (td_attn_mla_args){.batch = batch,
                                   .kv = {pages, page_bytes, TD_BF16},
                                   .q = q,
@@ -702,28 +432,29 @@ static void bench_mla(bench *b, const model_shape *m, const td_weight *kv_b, con
                                   .scale = 0.1f,
                                   .absorbed = s->tokens == 1};
   uint32_t n_turns = calls.caches.n > MAX_KV_B ? calls.caches.n : MAX_KV_B;
-  double seconds = measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
+  double seconds = td_gpu_measure(b, attn_mla_once, &calls, s->tokens == 1 ? n_turns : 1);
   double width = s->tokens == 1 ? 2 * RANK + ROPE : NOPE + ROPE + V_DIM;
-  record(b,
-         &(bench_case){.op = op,
-                       .model = m->name,
-                       .tokens = n,
-                       .seqs = s->seqs,
-                       .keys = s->keys,
-                       .bytes = 2.0 * (RANK + ROPE) * s->keys * s->seqs +
-                                (double)td_weight_bytes(kv_b),
-                       .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
-         seconds);
-  release(b, pages);
-  release(b, q);
-  release(b, out);
+  td_gpu_record(
+      b,
+      &(td_gpu_case){.op = op,
+                     .model = m->name,
+                     .tokens = n,
+                     .seqs = s->seqs,
+                     .keys = s->keys,
+                     .bytes = 2.0 * (RANK + ROPE) * s->keys * s->seqs +
+                              (double)td_weight_bytes(kv_b),
+                     .flops = 2.0 * m->n_heads * width * s->seqs * n_pairs(s->tokens, s->keys)},
+      seconds);
+  td_gpu_free(b, pages);
+  td_gpu_free(b, q);
+  td_gpu_free(b, out);
   free_batch(b, &batch);
 }
 
-static void bench_attention(bench *b, const model_shape *m) {
+static void bench_attention(td_gpu_bench *b, const model_shape *m) {
   td_weight kv_b[MAX_KV_B];
   for (size_t i = 0; i < MAX_KV_B && !m->n_kv_heads; i++)
-    kv_b[i] = make_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
+    kv_b[i] = td_gpu_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
   for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
     if (m->n_kv_heads) {
       bench_gqa(b, m, &attn_shapes[i]);
@@ -731,7 +462,7 @@ static void bench_attention(bench *b, const model_shape *m) {
       bench_mla(b, m, kv_b, &attn_shapes[i]);
     }
   }
-  forget_weights(b);
+  td_gpu_forget_weights(b);
 }
 
 // ---- what moves rows ----------------------------------------------------------------------------
@@ -742,18 +473,19 @@ typedef struct {
   uint32_t n;
 } rows_memory;
 
-static void run_small(bench *b, const model_shape *m, const char *op, bench_fn fn, const void *args,
-                      uint32_t n, double bytes) {
-  if (!is_wanted(b, op, m->name, "")) return;
-  double seconds = measure(b, fn, args, 1);
-  record(b, &(bench_case){.op = op, .model = m->name, .tokens = n, .bytes = bytes}, seconds);
+static void run_small(td_gpu_bench *b, const model_shape *m, const char *op, td_gpu_call fn,
+                      const void *args, uint32_t n, double bytes) {
+  if (!td_gpu_wants(b, op, m->name, "")) return;
+  double seconds = td_gpu_measure(b, fn, args, 1);
+  td_gpu_record(b, &(td_gpu_case){.op = op, .model = m->name, .tokens = n, .bytes = bytes},
+                seconds);
 }
 
-static void bench_rows(bench *b, const model_shape *m, const rows_memory *r,
+static void bench_rows(td_gpu_bench *b, const model_shape *m, const rows_memory *r,
                        const td_weight *table) {
   uint32_t n = r->n, dim = m->dim;
   double row_bytes = 2.0 * dim * n;
-  float *w = weight_memory(b, dim * sizeof *w);
+  float *w = td_gpu_weight_memory(b, dim * sizeof *w);
   for (uint32_t i = 0; i < dim; i++)
     w[i] = 1;
   td_embed_args embed = {.table = table, .ids = r->zeros, .out = r->x, .n_tokens = n};
@@ -786,7 +518,7 @@ static void bench_rows(bench *b, const model_shape *m, const rows_memory *r,
   run_small(b, m, "router", router_once, &router, n, 4.0 * n * m->n_experts);
 }
 
-static void bench_positions(bench *b, const model_shape *m, const rows_memory *r) {
+static void bench_positions(td_gpu_bench *b, const model_shape *m, const rows_memory *r) {
   uint32_t n = r->n, rot = m->n_kv_heads ? m->head_dim : ROPE;
   uint32_t head = m->n_kv_heads ? m->head_dim : NOPE + ROPE;
   td_rope_args rope = {.x = r->x,
@@ -802,7 +534,7 @@ static void bench_positions(bench *b, const model_shape *m, const rows_memory *r
   td_batch_view batch = make_batch(b, 1, n, n);
   uint32_t width = m->n_kv_heads ? 2 * m->n_kv_heads * m->head_dim : RANK + ROPE;
   size_t page_bytes = (size_t)PAGE_TOKENS * width * 2;
-  td_kv_view kv = {device_memory(b, batch.max_pages * page_bytes), page_bytes, TD_BF16};
+  td_kv_view kv = {td_gpu_alloc(b, batch.max_pages * page_bytes), page_bytes, TD_BF16};
   if (m->n_kv_heads) {
     td_kv_store_gqa_args store = {.batch = batch,
                                   .kv = kv,
@@ -817,11 +549,11 @@ static void bench_positions(bench *b, const model_shape *m, const rows_memory *r
     td_kv_store_mla_args store = {.batch = batch, .kv = kv, .entry = r->x, .entry_dim = width};
     run_small(b, m, "kv_store", kv_store_mla_once, &store, n, 4.0 * n * width);
   }
-  release(b, kv.pages);
+  td_gpu_free(b, kv.pages);
   free_batch(b, &batch);
 }
 
-static void bench_ranking(bench *b, const model_shape *m, const rows_memory *r) {
+static void bench_ranking(td_gpu_bench *b, const model_shape *m, const rows_memory *r) {
   static const uint32_t rows[] = {1, 16};
   for (size_t i = 0; i < TD_COUNT(rows); i++) {
     td_top_logits_args args = {.logits = r->zeros,
@@ -833,23 +565,24 @@ static void bench_ranking(bench *b, const model_shape *m, const rows_memory *r) 
   }
 }
 
-static void bench_small(bench *b, const model_shape *m) {
+static void bench_small(td_gpu_bench *b, const model_shape *m) {
   static const uint32_t tokens[] = {1, 512};
   enum { MOST = 512, MOST_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: 16 rows of logits and more
-  td_weight table = make_weight(b, &bf16, 4096, m->dim);     // of the vocabulary, one row is read
-  rows_memory r = {.x = device_memory(b, (size_t)MOST * MOST_WIDTH * 2),
-                   .y = device_memory(b, (size_t)MOST * MOST_WIDTH * 2),
-                   .zeros = device_memory(b, ZEROS)};
+  td_weight table = td_gpu_weight(b, &td_gpu_bf16, 4096,
+                                  m->dim); // of the vocabulary, one row is read
+  rows_memory r = {.x = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
+                   .y = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
+                   .zeros = td_gpu_alloc(b, ZEROS)};
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
     r.n = tokens[i];
     bench_rows(b, m, &r, &table);
     bench_positions(b, m, &r);
   }
   bench_ranking(b, m, &r);
-  release(b, r.x);
-  release(b, r.y);
-  release(b, r.zeros);
-  forget_weights(b);
+  td_gpu_free(b, r.x);
+  td_gpu_free(b, r.y);
+  td_gpu_free(b, r.zeros);
+  td_gpu_forget_weights(b);
 }
 
 // ---- all of it --------------------------------------------------------------------------------
@@ -858,14 +591,14 @@ static td_machine measure_machine(void) {
   td_err err;
   td_machine machine = td_machine_get();
   td_read_speed speed;
-  need(td_read_speed_open(&speed, 0, &err), &err);
+  td_gpu_need(td_read_speed_open(&speed, 0, &err), &err);
   machine.n_threads = td_team_size(speed.team);
   machine.read_gbps = td_read_speed_gbps(&speed);
   td_read_speed_close(&speed);
   return machine;
 }
 
-static void write_head(bench *b, int argc, char **argv) {
+static void write_head(td_gpu_bench *b, int argc, char **argv) {
   td_machine machine = measure_machine();
   td_jw_begin_object(b->json, NULL);
   td_jw_str(b->json, "device", td_dev_name(b->dev));
@@ -880,22 +613,22 @@ static void write_head(bench *b, int argc, char **argv) {
   bench_copies(b);
   bench_peak(b);
   td_jw_end_object(b->json);
-  hand_out(b);
+  td_gpu_write(b);
 }
 
-static void run_cases(bench *b) {
+static void run_cases(td_gpu_bench *b) {
   for (size_t i = 0; i < TD_COUNT(linear_cases); i++)
     bench_linear(b, &linear_cases[i]);
   for (size_t i = 0; i < TD_COUNT(models); i++) {
     bench_small(b, &models[i]);
     bench_attention(b, &models[i]);
     bench_moe(b, &models[i], models[i].format);
-    bench_moe(b, &models[i], &int4_g32);
+    bench_moe(b, &models[i], &td_gpu_int4_g32);
   }
 }
 
 static int list_cases(void) {
-  bench b = {.dev = NULL};
+  td_gpu_bench b = {.dev = NULL};
   run_cases(&b);
   fprintf(stderr, "%u cases\n", b.n_cases);
   return 0;
@@ -906,19 +639,19 @@ int main(int argc, char **argv) {
   td_err err;
   td_buf text = TD_BUF_INIT;
   td_json_writer json = TD_JSON_WRITER(&text);
-  bench b = {.json = &json};
+  td_gpu_bench b = {.json = &json};
   if (argc > 2 && strcmp(argv[1], "--only") == 0) {
     b.only = argv[2];
     argc -= 2;
     argv += 2;
   }
-  need(td_dev_open(&b.dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
-  need(td_stream_open(&b.stream, b.dev, &err), &err);
+  td_gpu_need(td_dev_open(&b.dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
+  td_gpu_need(td_stream_open(&b.stream, b.dev, &err), &err);
   td_jw_begin_array(&json, NULL);
   write_head(&b, argc, argv);
   run_cases(&b);
   td_jw_end_array(&json);
-  hand_out(&b);
+  td_gpu_write(&b);
   putchar('\n');
   td_buf_free(&text);
   td_stream_close(b.stream);

@@ -62,7 +62,7 @@ else()
 endif()
 
 # The operators' benchmark, which scripts/bench_gpu.sh runs where there is a GPU.
-add_executable(bench_gpu ${CMAKE_SOURCE_DIR}/bench/bench_gpu.c)
+add_executable(bench_gpu ${CMAKE_SOURCE_DIR}/bench/bench_gpu.c ${CMAKE_SOURCE_DIR}/bench/gpu_bench.c)
 target_link_libraries(bench_gpu PRIVATE tandem_core)
 
 # The emulator. Without a C++ compiler its tests skip, visibly.

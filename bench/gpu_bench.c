@@ -1,0 +1,248 @@
+// bench/gpu_bench.c - see gpu_bench.h.
+#include "gpu_bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+enum { RUNS = 5, GRAPH_CALLS = 32 };
+#define RUN_S  0.05
+#define LONG_S 5e-4
+
+// Host memory of a case's weights.
+struct td_gpu_kept {
+  td_gpu_kept *next;
+  _Alignas(max_align_t) uint8_t bytes[];
+};
+
+void td_gpu_need(td_status status, const td_err *err) {
+  if (status == TD_OK) return;
+  fprintf(stderr, "bench_gpu: %s\n", err->msg);
+  exit(1);
+}
+
+void td_gpu_sync(td_gpu_bench *b) {
+  td_err err;
+  td_gpu_need(td_stream_sync(b->stream, &err), &err);
+}
+
+void *td_gpu_alloc(td_gpu_bench *b, size_t n_bytes) {
+  td_err err;
+  void *out = NULL;
+  if (!b->dev) return out;
+  td_gpu_need(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
+  td_op_fill_zero(b->stream, out, n_bytes);
+  return out;
+}
+
+static uint32_t next_noise(uint32_t *state) {
+  *state = *state * 1664525 + 1013904223;
+  return *state >> 16;
+}
+
+void *td_gpu_noise(td_gpu_bench *b, size_t n_bytes) {
+  enum { N = 1 << 19 };
+  static uint16_t noise[N];
+  uint32_t state = 1;
+  for (size_t i = 0; i < N && b->dev; i++)
+    noise[i] = (uint16_t)(0x3d00 | (next_noise(&state) & 0x80ff));
+  char *out = td_gpu_alloc(b, n_bytes);
+  for (size_t at = 0; b->dev && at < n_bytes; at += sizeof noise) {
+    size_t left = n_bytes - at;
+    td_op_copy(b->stream, out + at, noise, left < sizeof noise ? left : sizeof noise);
+  }
+  return out;
+}
+
+void td_gpu_free(td_gpu_bench *b, void *memory) {
+  if (!b->dev) return;
+  td_gpu_sync(b);
+  td_dev_free(b->dev, memory);
+}
+
+static void *host_memory(size_t n_bytes) {
+  void *out = malloc(n_bytes);
+  TD_CHECK(out);
+  return out;
+}
+
+// ---- timing -----------------------------------------------------------------------------------
+
+static double run_calls(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_calls) {
+  double begin = td_clock_s();
+  for (uint32_t i = 0; i < n_calls; i++)
+    fn(b, args, i);
+  td_gpu_sync(b);
+  return td_clock_s() - begin;
+}
+
+typedef struct {
+  td_gpu_bench *b;
+  td_gpu_call fn;
+  const void *args;
+  uint32_t n_calls;
+} graph_calls;
+
+static void enqueue_calls(void *ctx) {
+  const graph_calls *g = ctx;
+  for (uint32_t i = 0; i < g->n_calls; i++)
+    g->fn(g->b, g->args, i);
+}
+
+static double run_graphs(const graph_calls *g, uint32_t n) {
+  double begin = td_clock_s();
+  for (uint32_t i = 0; i < n; i++)
+    td_stream_run(g->b->stream, g->b->graph, enqueue_calls, (void *)g);
+  td_gpu_sync(g->b);
+  return td_clock_s() - begin;
+}
+
+static int compare(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args) {
+  if (!b->dev) return 1;
+  uint32_t n = 1;
+  while (n < 1u << 20 && run_calls(b, fn, args, n) < RUN_S)
+    n *= 2;
+  double seconds[RUNS];
+  for (int i = 0; i < RUNS; i++)
+    seconds[i] = run_calls(b, fn, args, n) / n;
+  qsort(seconds, RUNS, sizeof *seconds, compare);
+  return seconds[RUNS / 2];
+}
+
+// A key's first work is run as it is, its second becomes a graph.
+double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_matrices) {
+  if (!b->dev) return 1;
+  bool is_long = run_calls(b, fn, args, n_matrices) > 0 && // copies, memory, code
+                 run_calls(b, fn, args, n_matrices) / n_matrices > LONG_S;
+  uint32_t rounds = is_long ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices, n = 1;
+  graph_calls g = {b, fn, args, rounds * n_matrices};
+  b->graph++;
+  run_graphs(&g, 3);
+  while (n < 1u << 20 && run_graphs(&g, n) < RUN_S)
+    n *= 2;
+  double seconds[RUNS];
+  for (int i = 0; i < RUNS; i++)
+    seconds[i] = run_graphs(&g, n) / n / g.n_calls;
+  qsort(seconds, RUNS, sizeof *seconds, compare);
+  return seconds[RUNS / 2];
+}
+
+bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, const char *format) {
+  char name[96];
+  snprintf(name, sizeof name, "%s %s %s", op, model, format);
+  return !b->only || strstr(name, b->only);
+}
+
+static void print_case(const td_gpu_case *c) {
+  fprintf(stderr, "%-12s %-10s %-5s", c->op, c->model, c->format ? c->format : "");
+  fprintf(stderr, " %6u x %-6u %5u tokens %6u keys", c->rows, c->cols, c->tokens, c->keys);
+}
+
+void td_gpu_write(td_gpu_bench *b) {
+  td_err err;
+  td_gpu_need(td_buf_status(b->json->out, &err), &err);
+  fputs(td_buf_text(b->json->out), stdout);
+  fflush(stdout);
+  td_buf_clear(b->json->out);
+}
+
+void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {
+  td_json_writer *w = b->json;
+  double gbps = c->bytes / seconds * 1e-9, tflops = c->flops / seconds * 1e-12;
+  b->n_cases++;
+  print_case(c);
+  if (!b->dev) {
+    fputc('\n', stderr);
+    return;
+  }
+  fprintf(stderr, " %10.1f us %8.1f GB/s %8.2f TFLOP/s\n", seconds * 1e6, gbps, tflops);
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "op", c->op);
+  td_jw_str(w, "model", c->model);
+  if (c->format) td_jw_str(w, "format", c->format);
+  if (c->rows) td_jw_int(w, "rows", c->rows);
+  if (c->cols) td_jw_int(w, "cols", c->cols);
+  td_jw_int(w, "tokens", c->tokens);
+  if (c->seqs) td_jw_int(w, "sequences", c->seqs);
+  if (c->keys) td_jw_int(w, "keys", c->keys);
+  td_jw_double(w, "us", seconds * 1e6);
+  td_jw_double(w, "gbps", gbps);
+  td_jw_double(w, "share_of_device_bandwidth", gbps / b->copy_gbps);
+  if (c->flops > 0) td_jw_double(w, "tflops", tflops);
+  if (c->flops > 0) td_jw_double(w, "share_of_bf16_peak", tflops / b->peak_tflops);
+  td_jw_end_object(w);
+  td_gpu_write(b);
+}
+
+// ---- weights ------------------------------------------------------------------------------------
+
+const td_gpu_format td_gpu_bf16 = {"bf16", TD_BF16, TD_F32, 0, 0};
+const td_gpu_format td_gpu_fp8 = {"fp8", TD_F8E4M3, TD_F32, 128, 128};
+const td_gpu_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
+const td_gpu_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
+const td_gpu_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
+
+// Repeats the first n bytes over all of them.
+static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
+  for (; n < n_bytes; n *= 2)
+    memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
+}
+
+void *td_gpu_weight_memory(td_gpu_bench *b, size_t n_bytes) {
+  td_gpu_kept *k = host_memory(sizeof *k + n_bytes);
+  k->next = b->weights;
+  b->weights = k;
+  return k->bytes;
+}
+
+void td_gpu_forget_weights(td_gpu_bench *b) {
+  if (b->dev) {
+    td_gpu_sync(b);
+    td_cuda_graphs_drop((td_cuda_stream *)b->stream);
+    td_cuda_weights_close((td_cuda_dev *)b->dev);
+  }
+  for (td_gpu_kept *k = b->weights, *next; k; k = next) {
+    next = k->next;
+    free(k);
+  }
+  b->weights = NULL;
+}
+
+td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, uint32_t cols) {
+  td_weight w = {.dtype = f->dtype, .rows = rows, .cols = cols, .global_scale = 1};
+  uint8_t bits[4096];
+  uint32_t state = 2;
+  for (size_t i = 0; i < sizeof bits; i++) {
+    uint32_t noise = next_noise(&state);
+    bits[i] = (uint8_t)(f->dtype != TD_BF16 ? noise & 0xf7 : i % 2 ? 0x3c | (noise & 0x80) : noise);
+  }
+  size_t n = td_weight_data_bytes(&w);
+  uint8_t *data = td_gpu_weight_memory(b, b->dev ? n : sizeof bits);
+  memcpy(data, bits, sizeof bits);
+  if (b->dev) repeat(data, sizeof bits, n);
+  w.data = data;
+  if (!f->scale_cols) return w;
+  w.scale_rows = f->scale_rows;
+  w.scale_cols = f->scale_cols;
+  w.scale_dtype = f->scale_dtype;
+  w.scale = data; // for the size
+  size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
+  void *scale = td_gpu_weight_memory(b, n_scales * td_dtype_bytes(f->scale_dtype));
+  for (size_t i = 0; i < n_scales; i++) {
+    switch (f->scale_dtype) {
+    case TD_F32: ((float *)scale)[i] = 0x1p-7f; break;
+    case TD_F16: ((uint16_t *)scale)[i] = 0x2000; break;
+    case TD_BF16: ((uint16_t *)scale)[i] = 0x3c00; break;
+    default: ((uint8_t *)scale)[i] = 127 - 7; break; // E8M0
+    }
+  }
+  w.scale = scale;
+  return w;
+}
