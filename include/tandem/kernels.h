@@ -80,11 +80,12 @@ typedef struct {
 } td_axpy_args;
 
 // y[c] += sum_j a[j] * w[row + j][c], in the order of j, over all columns: what decode_row and axpy
-// give, to the last bit. Weights of 8 bits and more, in rows; as many rows behind them are fetched.
+// give, to the last bit. Weights of 8 bits and more, in rows; as many rows are fetched ahead.
 typedef struct {
   const td_weight *w;
-  float *y;       // f32 [w->cols]
-  const float *a; // f32 [n_rows]
+  float *y;         // f32 [w->cols]
+  const float *a;   // f32 [n_rows]
+  const void *next; // what is fetched; NULL: the rows behind these
   uint32_t row, n_rows;
 } td_axpy_weights_args;
 

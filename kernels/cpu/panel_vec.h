@@ -8,7 +8,8 @@
 //   one_by_one  whether a panel's tokens take rows one by one all the same
 //   AHEAD_FEW   see ahead.h, of more than one token
 //   finish      the result of a row and token from the sum of all lanes
-//   is_final    whether that is the sum, for all of a panel
+//   is_sum      whether that is the sum, as long as nothing is tiny or NaN
+//   is_final    the same of all of a panel
 // linear_band, rows that share scales, times all tokens, is defined behind it.
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
@@ -39,6 +40,13 @@ static void finish_panel(const panel *p) {
     for (uint32_t r = 0; r < p->n_rows; r++)
       y[r] = finish(a->w, p->row0 + r, p->nan[r], y[r]);
   }
+}
+
+// The scales that finish needs come while the panel is multiplied.
+static void fetch_scales(const panel *p) {
+  if (is_sum(p->a->w) || p->k > 0) return;
+  for (uint32_t r = 0; r < p->n_rows; r += 64 / (uint32_t)sizeof(float))
+    __builtin_prefetch(row_scales(p->a->w, p->row0 + r));
 }
 
 static void set_ahead(panel *p) {
@@ -118,6 +126,7 @@ static uint32_t panel_tile_begin(const panel *p, uint32_t tile) {
 
 // Tiles of tokens take turns with some rows, whose weights the first of them brings into L1.
 static void dot_panel(panel *p) {
+  fetch_scales(p);
   uint32_t n_tiles = panel_tiles(p), step = n_tiles == 1 ? p->n_rows : BATCH_ROWS;
   for (uint32_t row = 0; row < p->n_rows; row += step) {
     uint32_t end = p->n_rows - row < step ? p->n_rows : row + step;

@@ -249,21 +249,21 @@ TD_INLINE void chunk_of(const td_dtype dtype, const char *at, vf s, vf out[AXPY_
   }
 }
 
-// Columns [c, c + CHUNK), of one scale in a row; meanwhile as many bytes come of what lies behind
-// the last row. False, and nothing is done: there are NaN codes, or scales so large that they need
-// more care.
+// Columns [c, c + CHUNK), of one scale in a row; meanwhile as many bytes come of what is next.
+// False, and nothing is done: there are NaN codes, or scales so large that they need more care.
 TD_INLINE bool axpy_chunk(const td_dtype dtype, const td_axpy_weights_args *a, uint32_t c) {
   const size_t bytes = td_dtype_bytes(dtype), row_bytes = a->w->cols * bytes;
   const char *at = (const char *)a->w->data + a->row * row_bytes + c * bytes;
-  uintptr_t behind = (uintptr_t)a->w->data + a->row * row_bytes +
-                     a->n_rows * (row_bytes + c * bytes);
+  uintptr_t next = a->next ? (uintptr_t)a->next
+                           : (uintptr_t)a->w->data + (a->row + a->n_rows) * row_bytes;
+  next += a->n_rows * c * bytes;
   scale_walk scales = scales_of(a->w, a->row, c);
   bool bad = false;
   vf sum[AXPY_VECTORS], w[AXPY_VECTORS];
   TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v++) sum[v] = vf_load(a->y + c + v * VL);
   for (uint32_t j = 0; j < a->n_rows; j++, at += row_bytes) {
-    for (uint32_t i = 0; i < CHUNK * bytes; i += 64, behind += 64)
-      __builtin_prefetch((const void *)behind);
+    for (uint32_t i = 0; i < CHUNK * bytes; i += 64, next += 64)
+      __builtin_prefetch((const void *)next);
     float scale = next_scale(&scales);
     if (dtype == TD_F8E4M3) {
       bad |= e4m3_has_nan((const uint8_t *)at, CHUNK) || !(fabsf(scale) < 0x1p119f);

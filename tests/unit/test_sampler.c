@@ -75,6 +75,23 @@ static void test_greedy_takes_the_best(void **state) {
   td_sampler_close(biased);
 }
 
+// Wherever among the others they are: the best one, and the best three.
+static void test_the_best_are_found(void **state) {
+  (void)state;
+  for (int32_t at = 0; at + 2 < N_VOCAB; at++) {
+    for (uint32_t k = 1; k <= 3; k += 2) {
+      td_sampler *s = open_sampler(
+          (td_sampling){.temperature = 1, .top_k = k, .seed = (uint64_t)at}, NULL, 0);
+      fill(logits);
+      for (int32_t i = at; i < at + (int32_t)k; i++)
+        logits[i] = 5;
+      const int32_t id = td_sampler_next(s, logits, 0).id;
+      assert_in_range(id, at, at + (int32_t)k - 1);
+      td_sampler_close(s);
+    }
+  }
+}
+
 // Counts of N_DRAWS draws against the probabilities they should have, each within 5 sigma.
 static void expect_distribution(td_sampling params, int n_kept) {
   int counts[N_VOCAB] = {0};
@@ -331,6 +348,7 @@ static void test_bad_parameters_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_greedy_takes_the_best),
+      cmocka_unit_test(test_the_best_are_found),
       cmocka_unit_test(test_an_answer_changes_hands),
       cmocka_unit_test(test_draws_follow_the_distribution),
       cmocka_unit_test(test_many_above_the_cut),

@@ -35,9 +35,40 @@ static void fetch_row(const td_weight *w, uint32_t row) {
     __builtin_prefetch(at, 0, 2);
 }
 
-// Queries of one head through its key rows, each decoded once for all tokens, of one token in
-// registers. Rows are fetched KEY_ROWS ahead of their use; behind the last ones come the head's
-// value rows, needed soon.
+// A token's query of a head before anything is absorbed: the rotated part as it is.
+static float *begin_query(const mla_run *run, uint32_t token, size_t head) {
+  const td_attn_mla_args *a = run->a;
+  const size_t at = (size_t)token * a->n_heads + head, q_dim = a->nope_dim + a->rope_dim;
+  float *query = run->query + at * run->entry_dim;
+  memset(query, 0, a->kv_lora_rank * sizeof *query);
+  memcpy(query + a->kv_lora_rank, (const float *)a->q + at * q_dim + a->nope_dim,
+         a->rope_dim * sizeof *query);
+  return query;
+}
+
+// One token's query of a head through the head's key rows, which are decoded into registers; behind
+// the last of them come the next head's.
+static void absorb_one(void *ctx, size_t head, size_t next) {
+  const mla_run *run = ctx;
+  const td_attn_mla_args *a = run->a;
+  float *query = begin_query(run, 0, head);
+  const float *q = (const float *)a->q + head * (a->nope_dim + a->rope_dim);
+  for (uint32_t d = 0, n; d < a->nope_dim; d += n) {
+    n = a->nope_dim - d < KEY_ROWS ? a->nope_dim - d : KEY_ROWS;
+    const bool moves_on = d + n == a->nope_dim && next != TD_CPU_NO_ITEM;
+    td_kernels()->axpy_weights(&(td_axpy_weights_args){
+        .w = a->kv_b,
+        .y = query,
+        .a = q + d,
+        .row = head_row(a, head) + d,
+        .n_rows = n,
+        .next = moves_on ? td_cpu_rows_at(a->kv_b, head_row(a, next)) : NULL,
+    });
+  }
+}
+
+// Queries of one head through its key rows, each decoded once for all tokens. Rows are fetched
+// KEY_ROWS ahead of their use; behind the last ones come the head's value rows, needed soon.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
@@ -45,24 +76,10 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   uint32_t q_dim = a->nope_dim + a->rope_dim;
   uint32_t row0 = head_row(a, head);
   float *rows = (float *)(run->member + member * run->member_bytes);
-  for (uint32_t t = 0; t < n_tokens; t++) {
-    size_t at = (size_t)t * a->n_heads + head;
-    float *query = run->query + at * run->entry_dim;
-    memset(query, 0, a->kv_lora_rank * sizeof *query);
-    memcpy(query + a->kv_lora_rank, (const float *)a->q + at * q_dim + a->nope_dim,
-           a->rope_dim * sizeof *query);
-  }
+  for (uint32_t t = 0; t < n_tokens; t++)
+    begin_query(run, t, head);
   for (uint32_t d = 0, n; d < a->nope_dim; d += n) {
     n = a->nope_dim - d < KEY_ROWS ? a->nope_dim - d : KEY_ROWS;
-    if (n_tokens == 1 && td_dtype_bits(a->kv_b->dtype) >= 8) {
-      td_kernels()->axpy_weights(
-          &(td_axpy_weights_args){.w = a->kv_b,
-                                  .y = run->query + head * run->entry_dim,
-                                  .a = (const float *)a->q + head * q_dim + d,
-                                  .row = row0 + d,
-                                  .n_rows = n});
-      continue;
-    }
     for (uint32_t i = 0; i < n; i++) {
       if (row0 + d + i + KEY_ROWS < a->kv_b->rows) fetch_row(a->kv_b, row0 + d + i + KEY_ROWS);
       td_kernels()->decode_row(&(td_decode_row_args){
@@ -120,7 +137,12 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
   run->member = member;
   run->query = query;
   run->latent = latent;
-  td_cpu_for(stream, a->n_heads, absorb_head, run);
+  const td_cpu_part heads = {1, a->n_heads};
+  if (a->batch.n_tokens == 1 && td_dtype_bits(a->kv_b->dtype) >= 8) {
+    td_cpu_for_tiles(stream, &heads, 1, absorb_one, run);
+  } else {
+    td_cpu_for(stream, a->n_heads, absorb_head, run);
+  }
   status = td_attn_run_shared(stream,
                               &(td_attn_shared){
                                   .batch = &a->batch,
@@ -136,7 +158,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                               },
                               err);
   if (status != TD_OK) return status;
-  td_cpu_for_tiles(stream, &(td_cpu_part){1, a->n_heads}, 1, value_head, run);
+  td_cpu_for_tiles(stream, &heads, 1, value_head, run);
   return TD_OK;
 }
 
