@@ -75,7 +75,8 @@ static inline float f32_from_any(const void *data, td_dtype dtype, size_t idx) {
 // The F32 scales of one row of weights, one for each scale_cols columns; NULL without scales.
 static inline const float *row_scales(const td_weight *w, uint32_t row) {
   if (!w->scale) return NULL;
-  return (const float *)w->scale + row / w->scale_rows * td_weight_groups(w);
+  const uint32_t band = w->scale_rows == 1 ? row : row / w->scale_rows; // a division a row is slow
+  return (const float *)w->scale + band * td_weight_groups(w);
 }
 
 // Length of the run of columns that starts at k: it ends with the scale block, the row, or after

@@ -1,6 +1,6 @@
 // kernels/cpu/avx512bf16/linear_i8.c - INT8 weights with scales; see linear_rows.h.
-// Tables of magnitudes, whose upper byte takes the code's sign; they have no 128, whose lower byte
-// is that of 0.
+// Tables of magnitudes, whose upper byte takes the code's sign. They have 128 in place of 0, for
+// both are the same to seven bits, and alike in their lower byte; 0 is not looked up.
 #include <stdint.h>
 
 typedef int8_t elem;
@@ -16,10 +16,10 @@ enum { HAS_SCALES = 1 };
   EIGHT(E, 0), EIGHT(E, 8), EIGHT(E, 16), EIGHT(E, 24), EIGHT(E, 32), EIGHT(E, 40), EIGHT(E, 48),  \
       EIGHT(E, 56), EIGHT(E, 64), EIGHT(E, 72), EIGHT(E, 80), EIGHT(E, 88), EIGHT(E, 96),          \
       EIGHT(E, 104), EIGHT(E, 112), EIGHT(E, 120)
-// BF16's bits of 0 to 127.
+// BF16's bits of 1 to 127, and of 128 in place of 0.
 #define LOG2(i)                                                                                    \
   ((i) < 2 ? 0 : (i) < 4 ? 1 : (i) < 8 ? 2 : (i) < 16 ? 3 : (i) < 32 ? 4 : (i) < 64 ? 5 : 6)
-#define BITS(i)  ((i) == 0 ? 0 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))
+#define BITS(i)  ((i) == 0 ? 134 << 7 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))
 #define UPPER(i) BITS(i) >> 8
 #define LOWER(i) BITS(i) & 0xff
 
@@ -27,10 +27,11 @@ static const _Alignas(64) uint8_t upper[128] = {ALL_CODES(UPPER)};
 static const _Alignas(64) uint8_t lower[128] = {ALL_CODES(LOWER)};
 
 static inline vi upper_of(vi line) {
-  const vi least = _mm512_set1_epi8((char)0x80), of_least = _mm512_set1_epi8((char)0xc3);
-  const vi plus = look_up(upper, _mm512_abs_epi8(line));
-  const vi all = _mm512_ternarylogic_epi32(plus, line, least, 0xf8); // a | b & c
-  return _mm512_mask_mov_epi8(all, _mm512_cmpeq_epi8_mask(line, least), of_least);
+  const vi sign = _mm512_set1_epi8((char)0x80);
+  const vi plus = _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(line, line),
+                                                 _mm512_load_si512(upper), _mm512_abs_epi8(line),
+                                                 _mm512_load_si512(upper + 64));
+  return _mm512_ternarylogic_epi32(plus, line, sign, 0xf8); // a | b & c
 }
 
 static inline vi lower_of(vi line) {
