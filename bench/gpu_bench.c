@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/bench_record.h"
 #include "base/clock.h"
 
 enum { RUNS = 5, GRAPH_CALLS = 32 };
@@ -70,68 +71,62 @@ static void *host_memory(size_t n_bytes) {
 
 // ---- timing -----------------------------------------------------------------------------------
 
-static double run_calls(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_calls) {
-  double begin = td_clock_s();
-  for (uint32_t i = 0; i < n_calls; i++)
-    fn(b, args, i);
-  td_gpu_sync(b);
-  return td_clock_s() - begin;
-}
-
+// Calls that are launched together.
 typedef struct {
   td_gpu_bench *b;
   td_gpu_call fn;
   const void *args;
   uint32_t n_calls;
-} graph_calls;
+  bool is_graph;
+} launch;
 
 static void enqueue_calls(void *ctx) {
-  const graph_calls *g = ctx;
-  for (uint32_t i = 0; i < g->n_calls; i++)
-    g->fn(g->b, g->args, i);
+  const launch *l = ctx;
+  for (uint32_t i = 0; i < l->n_calls; i++)
+    l->fn(l->b, l->args, i);
 }
 
-static double run_graphs(const graph_calls *g, uint32_t n) {
+static double run_launches(const launch *l, uint32_t n) {
   double begin = td_clock_s();
-  for (uint32_t i = 0; i < n; i++)
-    td_stream_run(g->b->stream, g->b->graph, enqueue_calls, (void *)g);
-  td_gpu_sync(g->b);
+  for (uint32_t i = 0; i < n; i++) {
+    if (l->is_graph) {
+      td_stream_run(l->b->stream, l->b->graph, enqueue_calls, (void *)l);
+    } else {
+      enqueue_calls((void *)l);
+    }
+  }
+  td_gpu_sync(l->b);
   return td_clock_s() - begin;
 }
 
-static int compare(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
+// Seconds a call.
+static double measure_launches(const launch *l) {
+  uint32_t n = 1;
+  while (n < 1u << 20 && run_launches(l, n) < RUN_S)
+    n *= 2;
+  double seconds[RUNS];
+  for (int i = 0; i < RUNS; i++)
+    seconds[i] = run_launches(l, n) / n / l->n_calls;
+  return td_bench_median(seconds, RUNS);
 }
 
 double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args) {
   if (!b->dev) return 1;
-  uint32_t n = 1;
-  while (n < 1u << 20 && run_calls(b, fn, args, n) < RUN_S)
-    n *= 2;
-  double seconds[RUNS];
-  for (int i = 0; i < RUNS; i++)
-    seconds[i] = run_calls(b, fn, args, n) / n;
-  qsort(seconds, RUNS, sizeof *seconds, compare);
-  return seconds[RUNS / 2];
+  return measure_launches(&(launch){b, fn, args, 1, false});
 }
 
 // A key's first work is run as it is, its second becomes a graph.
 double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_matrices) {
   if (!b->dev) return 1;
-  bool is_long = run_calls(b, fn, args, n_matrices) > 0 && // copies, memory, code
-                 run_calls(b, fn, args, n_matrices) / n_matrices > LONG_S;
-  uint32_t rounds = is_long ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices, n = 1;
-  graph_calls g = {b, fn, args, rounds * n_matrices};
+  launch l = {b, fn, args, n_matrices, false};
+  run_launches(&l, 1); // copies, memory, code
+  bool is_long = run_launches(&l, 1) / n_matrices > LONG_S;
+  uint32_t rounds = is_long ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices;
+  l.n_calls = rounds * n_matrices;
+  l.is_graph = true;
   b->graph++;
-  run_graphs(&g, 3);
-  while (n < 1u << 20 && run_graphs(&g, n) < RUN_S)
-    n *= 2;
-  double seconds[RUNS];
-  for (int i = 0; i < RUNS; i++)
-    seconds[i] = run_graphs(&g, n) / n / g.n_calls;
-  qsort(seconds, RUNS, sizeof *seconds, compare);
-  return seconds[RUNS / 2];
+  run_launches(&l, 3);
+  return measure_launches(&l);
 }
 
 bool td_gpu_wants(const td_gpu_bench *b, const char *op, const char *model, const char *format) {
