@@ -107,14 +107,19 @@ typedef struct {
 } scale_places;
 
 static scale_places places_of(const td_weight *w) {
-  _Alignas(64) uint8_t bytes[sizeof(vi)] = {0};
-  const uint32_t n = BLOCK / w->scale_cols, size = w->scale_dtype == TD_F16 ? 2 : 4;
-  for (uint32_t i = 0; i < VL; i++) {
-    uint8_t *to = bytes + i * size, from = (uint8_t)(2 * (i * n / VL));
-    memset(to, 0xff, size - 2); // nothing
-    to[size - 2] = from, to[size - 1] = from + 1;
+  const uint32_t n = BLOCK / w->scale_cols;
+  const vi i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  // each scale's first byte, its second
+  const vi first = _mm512_slli_epi32(
+      _mm512_srli_epi32(_mm512_mullo_epi32(i, _mm512_set1_epi32((int)n)), 4), 1);
+  vi bytes = _mm512_or_si512(first, _mm512_slli_epi32(first, 8));
+  bytes = _mm512_add_epi32(bytes, _mm512_set1_epi32(0x100));
+  if (w->scale_dtype == TD_F16) {
+    bytes = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(bytes));
+  } else { // nothing below them
+    bytes = _mm512_or_si512(_mm512_slli_epi32(bytes, 16), _mm512_set1_epi32(0xffff));
   }
-  return (scale_places){(__mmask16)((1u << 2 * n) - 1), vi_load(bytes)};
+  return (scale_places){(__mmask16)((1u << 2 * n) - 1), bytes};
 }
 
 // Each lane's scale of a block, whose first is at p. E8M0 codes are neither 0 nor 255, and E4M3 is
