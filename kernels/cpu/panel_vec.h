@@ -49,10 +49,15 @@ static void fetch_scales(const panel *p) {
     __builtin_prefetch(row_scales(p->a->w, p->row0 + r));
 }
 
+static distance distance_of(const panel *p, uint32_t bytes) {
+  const uint32_t n = bytes / (uint32_t)sizeof(elem);
+  return (distance){.rows = n / p->n, .cols = n % p->n};
+}
+
 static void set_ahead(panel *p) {
-  uint32_t far = (p->a->n_tokens == 1 ? AHEAD_ONE : AHEAD_FEW) / (uint32_t)sizeof(elem);
-  p->ahead[0] = (distance){.rows = far / p->n, .cols = far % p->n};
-  p->ahead[1] = (distance){.rows = far / 8 / p->n, .cols = far / 8 % p->n};
+  const uint32_t far = p->a->n_tokens == 1 ? AHEAD_ONE : AHEAD_FEW;
+  p->ahead[0] = distance_of(p, far);
+  p->ahead[1] = distance_of(p, far / 8);
 }
 
 // From what is used to what is fetched, in bytes, up to some column of the panel.

@@ -13,7 +13,7 @@
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
 // one before. Rows are multiplied straight from memory, each weight decoded once for eight tokens,
 // 16 tokens to a call; any number keeps to that order, so they agree to the last bit, and so do the
-// ways (td_way): one row at a time is a stream that a Zen 5 follows by itself, with one to four
+// ways (td_way): one row at a time is one stream through memory, on Zen 5 with one to four
 // tokens up to a quarter faster than four rows, and it wants x in L1; a Zen 4 is faster where
 // chains of two windows, or of four rows, take turns, and reads x from L2 without loss. A prompt's
 // tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it
@@ -46,6 +46,10 @@ enum {
   // As one stream, up to so many tokens take rows one by one: more of bytes are bound by products,
   // whose loads of x two rows share.
   STREAM_TOKENS = sizeof(elem) == 1 ? 4 : 8,
+  // Of up to so many tokens, a stream of rows of bytes brings into L1 what comes so much later: L2
+  // alone is too far, and twice the distance, or the x of more tokens, too much for L1.
+  IN_ORDER_TOKENS = sizeof(elem) == 1 ? 2 : 0,
+  AHEAD_IN_ORDER = 6144,
   // Of so many tokens and more, rows of bytes ask for those that come next from column to column,
   // and into L2 for the ones behind those: no line has to look where it is. Never, of BF16, where
   // that gains nothing.
@@ -62,8 +66,8 @@ enum {
   // Columns. Chains end before the processor runs out of room for the next; a line of bytes is two
   // additions.
   X_WINDOW = 512 * sizeof(elem),
-  // Windows that a row of bytes and one token go through at once, side by side. BF16's one chain
-  // is faster than memory.
+  // Windows that a row of bytes goes through at once, or what there is room for in the processor
+  // would be additions that wait. BF16's one chain is faster than memory.
   WINDOWS = sizeof(elem) == 1 ? 2 : 1
 };
 
@@ -187,16 +191,23 @@ typedef struct {
   vi seen[MAX_ROWS];
 } walk;
 
-// acc [R][T] = the products of the columns before end. by_rows: what is fetched lies as far ahead
-// all along the rows, and the walk knows it.
-TD_INLINE void dot_window(const int R, const int T, const bool by_rows, const panel *p,
+// What is fetched, and where to.
+typedef enum {
+  AT_DISTANCE, // what is used some bytes later, into L2, and of several tokens into L1 at the end
+  BY_ROWS,     // the next rows into L1, those behind them into L2: the walk knows how far that is
+  IN_ORDER     // what is used some bytes later, into L1
+} fetching;
+
+// acc [R][T] = the products of the columns before end.
+TD_INLINE void dot_window(const int R, const int T, const fetching how, const panel *p,
                           uint32_t row, walk *at, uint32_t end, vf *acc) {
-  const bool fetches = T > 1 || is_stream(p) || p->a->w->cols > OWN_COLS;
-  const bool into_l1 = T > 2 || (T == 2 && !is_stream(p)); // by the program, too
+  const bool by_rows = how == BY_ROWS;
+  const bool into_l2 = how != IN_ORDER && (T > 1 || is_stream(p) || p->a->w->cols > OWN_COLS);
+  const bool into_l1 = how == IN_ORDER || T > 2 || (T == 2 && !is_stream(p));
   vi line[MAX_ROWS];
   TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
   for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
-    if (!by_rows && at->k >= at->in_l2.until) {
+    if (how == AT_DISTANCE && at->k >= at->in_l2.until) {
       at->in_l2 = fetch_of(p, row, (uint32_t)R, at->k, p->ahead[0]);
     }
     if (!by_rows && into_l1 && at->k >= at->in_l1.until) {
@@ -204,7 +215,7 @@ TD_INLINE void dot_window(const int R, const int T, const bool by_rows, const pa
     }
     TD_UNROLL for (int r = 0; r < R; r++) {
       const uintptr_t here = (uintptr_t)(at->w[r] + at->k);
-      if (fetches) __builtin_prefetch((const void *)(here + at->in_l2.offset), 0, 2);
+      if (into_l2) __builtin_prefetch((const void *)(here + at->in_l2.offset), 0, 2);
       if (into_l1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
       if (by_rows) __asm__ volatile("" ::: "memory"); // ahead of the load, which is 2 % faster
       line[r] = load_line(at->w[r] + at->k);
@@ -218,23 +229,32 @@ TD_INLINE void dot_window(const int R, const int T, const bool by_rows, const pa
   }
 }
 
-// acc[i] = the products of window i of the next WINDOWS, of one row and token.
-TD_INLINE void dot_windows(const panel *p, uint32_t row, walk *at, vf acc[WINDOWS]) {
+// acc [WINDOWS][T] = the products of the next windows of a row, side by side. In order: lines are
+// asked for as they lie in memory, or the processor would not follow both windows.
+TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint32_t row, walk *at,
+                           vf *acc) {
+  const elem *w = at->w[0] + at->k, *line_on = w;
   fetch in_l2[WINDOWS] = {0};
-  TD_UNROLL for (int i = 0; i < WINDOWS; i++) acc[i] = vf_zero();
+  if (how == IN_ORDER && at->k >= at->in_l1.until) {
+    at->in_l1 = fetch_of(p, row, 1, at->k, p->ahead[1]);
+  }
+  TD_UNROLL for (int i = 0; i < WINDOWS * T; i++) acc[i] = vf_zero();
   for (uint32_t step = 0; step < X_WINDOW; step += LINE) {
-    TD_UNROLL for (int i = 0; i < WINDOWS; i++) {
-      const uint32_t k = at->k + (uint32_t)i * X_WINDOW + step;
-      if (k >= in_l2[i].until) in_l2[i] = fetch_of(p, row, 1, k, p->ahead[0]);
-      const elem *w = at->w[0] + k;
-      __builtin_prefetch((const void *)((uintptr_t)w + in_l2[i].offset), 0, 2);
+    TD_UNROLL for (int i = 0; i < WINDOWS; i++, line_on += LINE) {
+      const uint32_t on = (uint32_t)i * X_WINDOW + step, k = at->k + on;
+      if (how == IN_ORDER) {
+        __builtin_prefetch((const void *)((uintptr_t)line_on + at->in_l1.offset));
+      } else {
+        if (k >= in_l2[i].until) in_l2[i] = fetch_of(p, row, 1, k, p->ahead[0]);
+        __builtin_prefetch((const void *)((uintptr_t)(w + on) + in_l2[i].offset), 0, 2);
+      }
       __asm__ volatile("" ::: "memory"); // ahead of the load: behind it, rows are read 4 % slower
-      const vi line = load_line(w);
-      add_line(1, 1, &line, p->x + k, &acc[i], at->seen);
+      const vi line = load_line(w + on);
+      add_line(1, T, &line, at->x + on * T, &acc[i * T], at->seen);
     }
   }
   at->k += WINDOWS * X_WINDOW;
-  at->x += WINDOWS * X_WINDOW;
+  at->x += WINDOWS * X_WINDOW * T;
 }
 
 // Bytes from the panel's row to the one n rows on; of R rows that would not all be in the panel, to
@@ -244,7 +264,7 @@ TD_INLINE size_t rows_on(const int R, const panel *p, uint32_t row, uint32_t n) 
   return behind_panel(p, 0) - (uintptr_t)(row_data(p->a->w, p->row0 + row) + p->k);
 }
 
-TD_INLINE void dot_rows_in(const int R, const int T, const bool by_rows, panel *p, uint32_t row,
+TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *p, uint32_t row,
                            uint32_t token) {
   const size_t stride = p->a->n_tokens, at_pair = row * stride + token;
   vf total[MAX_ROWS * TILE_TOKENS], acc[MAX_ROWS * TILE_TOKENS];
@@ -256,17 +276,17 @@ TD_INLINE void dot_rows_in(const int R, const int T, const bool by_rows, panel *
   TD_UNROLL for (int i = 0; i < R * T; i++) {
     total[i] = p->k > 0 ? p->total[at_pair + (size_t)(i / T) * stride + i % T] : vf_zero();
   }
-  if (by_rows) {
+  if (how == BY_ROWS) {
     at.in_l2.offset = rows_on(R, p, row, 2 * (uint32_t)R);
     at.in_l1.offset = rows_on(R, p, row, (uint32_t)R);
   }
-  const bool by_windows = R == 1 && T == 1 && WINDOWS > 1 && !is_stream(p);
+  const bool by_windows = R == 1 && WINDOWS > 1 && (how == IN_ORDER || (T == 1 && !is_stream(p)));
   while (by_windows && at.k + WINDOWS * X_WINDOW <= p->n) {
-    dot_windows(p, row, &at, acc);
-    TD_UNROLL for (int i = 0; i < WINDOWS; i++) total[0] = vf_add(total[0], acc[i]);
+    dot_windows(T, how, p, row, &at, acc);
+    TD_UNROLL for (int i = 0; i < WINDOWS * T; i++) total[i % T] = vf_add(total[i % T], acc[i]);
   }
   while (at.k < p->n) {
-    dot_window(R, T, by_rows, p, row, &at, p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW, acc);
+    dot_window(R, T, how, p, row, &at, p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW, acc);
     TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_add(total[i], acc[i]);
     if (R * T > 8) __asm__ volatile("" : "+m"(total)); // no registers are left for them
   }
@@ -283,9 +303,11 @@ TD_INLINE void dot_rows_in(const int R, const int T, const bool by_rows, panel *
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   if (T >= BY_ROWS_TOKENS && is_stream(p)) {
-    dot_rows_in(R, T, true, p, row, token);
+    dot_rows_in(R, T, BY_ROWS, p, row, token);
+  } else if (R == 1 && T <= IN_ORDER_TOKENS && is_stream(p)) {
+    dot_rows_in(R, T, IN_ORDER, p, row, token);
   } else {
-    dot_rows_in(R, T, false, p, row, token);
+    dot_rows_in(R, T, AT_DISTANCE, p, row, token);
   }
 }
 
@@ -314,6 +336,8 @@ static void linear_band(const td_linear_args *a, const float *scales) {
       p.n = cols - p.k < step ? cols - p.k : step;
       p.n_padded = (p.n + LINE - 1) / LINE * LINE;
       set_ahead(&p);
+      if (a->n_tokens <= IN_ORDER_TOKENS && is_stream(&p))
+        p.ahead[1] = distance_of(&p, AHEAD_IN_ORDER);
       pack_panel(&p, scales);
       dot_panel(&p);
     }
