@@ -219,6 +219,7 @@ TD_INLINE void dot_window(const int R, const int T, const fetching how, const pa
       if (into_l1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
       if (by_rows) __asm__ volatile("" ::: "memory"); // ahead of the load, which is 2 % faster
       line[r] = load_line(at->w[r] + at->k);
+      __asm__("" : "+v"(line[r])); // one load, which may cross lines of memory
     }
     add_line(R, T, line, at->x, acc, at->seen);
   }
@@ -229,27 +230,63 @@ TD_INLINE void dot_window(const int R, const int T, const fetching how, const pa
   }
 }
 
+// Columns from anywhere on, put together from whole lines of memory: tensors lie in files as they
+// happen to, and loads across lines read up to a tenth slower.
+typedef struct {
+  const vi *line; // the next one
+  vi held;        // the one before
+  vi places;      // of columns in that and the next
+} lines;
+
+static inline lines lines_from(const elem *w) {
+  const uint32_t before = ((uint32_t)(uintptr_t)w - 1) % sizeof(vi) + 1; // of the line held
+  const vi fours = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const vi bytes = _mm512_add_epi32(_mm512_set1_epi32(0x03020100),
+                                    _mm512_mullo_epi32(fours, _mm512_set1_epi32(0x04040404)));
+  const char *line = (const char *)w - before;
+  const __mmask64 there = before < sizeof(vi) ? ~(__mmask64)0 << before : 0;
+  return (lines){.line = (const vi *)(line + sizeof(vi)),
+                 .held = _mm512_maskz_loadu_epi8(there, line),
+                 .places = _mm512_add_epi8(bytes, _mm512_set1_epi8((char)before))};
+}
+
+// A line of columns. That of memory has some of them, and may have what is nobody's behind the
+// last.
+TD_INLINE vi next_line(lines *l) {
+  vi next;
+  __asm__("vmovdqa64 %1, %0" : "=v"(next) : "m"(*l->line)); // which C would not allow
+  const vi columns = _mm512_permutex2var_epi8(l->held, l->places, next);
+  l->held = next;
+  l->line++;
+  return columns;
+}
+
 // acc [WINDOWS][T] = the products of the next windows of a row, side by side. In order: lines are
 // asked for as they lie in memory, or the processor would not follow both windows.
 TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint32_t row, walk *at,
                            vf *acc) {
   const elem *w = at->w[0] + at->k, *line_on = w;
   fetch in_l2[WINDOWS] = {0};
+  lines of[WINDOWS];
   if (how == IN_ORDER && at->k >= at->in_l1.until) {
     at->in_l1 = fetch_of(p, row, 1, at->k, p->ahead[1]);
   }
+  TD_UNROLL for (int i = 0; i < WINDOWS; i++) of[i] = lines_from(w + i * X_WINDOW);
   TD_UNROLL for (int i = 0; i < WINDOWS * T; i++) acc[i] = vf_zero();
   for (uint32_t step = 0; step < X_WINDOW; step += LINE) {
     TD_UNROLL for (int i = 0; i < WINDOWS; i++, line_on += LINE) {
       const uint32_t on = (uint32_t)i * X_WINDOW + step, k = at->k + on;
+      vi line;
       if (how == IN_ORDER) {
         __builtin_prefetch((const void *)((uintptr_t)line_on + at->in_l1.offset));
+        line = next_line(&of[i]);
       } else {
         if (k >= in_l2[i].until) in_l2[i] = fetch_of(p, row, 1, k, p->ahead[0]);
         __builtin_prefetch((const void *)((uintptr_t)(w + on) + in_l2[i].offset), 0, 2);
+        __asm__ volatile("" ::: "memory"); // ahead of the load: behind it, rows are read 4 % slower
+        line = load_line(w + on);
+        __asm__("" : "+v"(line)); // one load
       }
-      __asm__ volatile("" ::: "memory"); // ahead of the load: behind it, rows are read 4 % slower
-      const vi line = load_line(w + on);
       add_line(1, T, &line, at->x + on * T, &acc[i * T], at->seen);
     }
   }
