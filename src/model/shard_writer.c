@@ -9,6 +9,8 @@
 
 #include "base/json_write.h"
 
+enum { LINE = 64 }; // bytes of a cache line; the format asks for multiples of 8
+
 static td_status fail_errno(td_err *err, const char *path, const char *verb) {
   return td_fail(err, TD_EIO, "%s: cannot %s: %s", path, verb, strerror(errno));
 }
@@ -41,20 +43,23 @@ td_status td_shard_layout(td_shard_entry *entries, size_t n, td_buf *header, td_
   td_jw_begin_object(&w, "__metadata__");
   td_jw_str(&w, "format", "pt");
   td_jw_end_object(&w);
-  uint64_t offset = 0;
-  for (uint64_t width = 8; width > 0; width /= 2) {
-    for (size_t i = 0; i < n; i++) {
-      uint64_t own = element_bytes(&entries[i]);
-      if (own != width && !(own > 8 && width == 8)) continue;
-      entries[i].offset = offset;
-      add_entry(&w, &entries[i], offset);
-      offset += entries[i].n_bytes;
+  uint64_t offset = 0, len;
+  for (int rest = 0; rest < 2; rest++) {
+    for (uint64_t width = 8; width > 0; width /= 2) {
+      for (size_t i = 0; i < n; i++) {
+        uint64_t own = element_bytes(&entries[i]);
+        if (entries[i].n_bytes % LINE ? !rest : rest) continue;
+        if (own != width && !(own > 8 && width == 8)) continue;
+        entries[i].offset = offset;
+        add_entry(&w, &entries[i], offset);
+        offset += entries[i].n_bytes;
+      }
     }
   }
   td_jw_end_object(&w);
-  while (text.len % 8)
+  while ((sizeof len + text.len) % LINE)
     td_buf_char(&text, ' ');
-  uint64_t len = text.len;
+  len = text.len;
   size_t start = header->len;
   td_buf_add(header, &len, sizeof len);
   td_buf_add(header, text.data, text.len);

@@ -17,6 +17,7 @@
 
 #include "base/fs.h"
 #include "model/quantize.h"
+#include "model/shard_writer.h"
 #include "support/checkpoint.h"
 
 typedef struct {
@@ -266,10 +267,41 @@ static void refuses_what_it_cannot_make(void **state) {
   finish(&f);
 }
 
+// Whatever the length of the names and so of the header; the others are aligned to their elements.
+static void tensors_of_whole_lines_begin_with_one(void **state) {
+  (void)state;
+  for (int length = 1; length <= 64; length++) {
+    char name[80];
+    snprintf(name, sizeof name, "%0*d", length, 0);
+    td_shard_entry entries[] = {
+        {.name = "odd", .dtype = "U8", .n_dims = 1, .shape = {3}, .n_bytes = 3},
+        {.name = "shape", .dtype = "I64", .n_dims = 1, .shape = {2}, .n_bytes = 16},
+        {.name = name, .dtype = "U8", .n_dims = 2, .shape = {3, 64}, .n_bytes = 192},
+        {.name = "few", .dtype = "F32", .n_dims = 1, .shape = {5}, .n_bytes = 20},
+        {.name = "wide", .dtype = "BF16", .n_dims = 2, .shape = {2, 32}, .n_bytes = 128},
+    };
+    const uint64_t aligned[] = {1, 8, 64, 4, 64};
+    td_buf header = TD_BUF_INIT;
+    td_err err;
+    assert_int_equal(td_shard_layout(entries, TD_COUNT(entries), &header, &err), TD_OK);
+    uint64_t n_bytes = 0, end = 0;
+    for (size_t i = 0; i < TD_COUNT(entries); i++) {
+      assert_int_equal(entries[i].offset % aligned[i], 0);
+      assert_true(entries[i].offset >= header.len);
+      n_bytes += entries[i].n_bytes;
+      if (entries[i].offset + entries[i].n_bytes > end)
+        end = entries[i].offset + entries[i].n_bytes;
+    }
+    assert_int_equal(end, header.len + n_bytes); // without gaps
+    td_buf_free(&header);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(makes_int4),
       cmocka_unit_test(makes_fp8_and_mxfp4),
+      cmocka_unit_test(tensors_of_whole_lines_begin_with_one),
       cmocka_unit_test(goes_on_where_it_stopped),
       cmocka_unit_test(refuses_what_it_cannot_make),
   };
