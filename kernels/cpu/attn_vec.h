@@ -2,9 +2,10 @@
 // to include after its vec.h and these definitions: elem, and load_kv, load_kv_n, which give VL
 // (the first n < VL) elements as floats.
 //
-// QUERIES at a time share the loads of keys and values; every (query, key) score has one
-// accumulator over the dimensions, every (query, dimension) of the result one over the keys, in
-// order, so a query's result does not depend on its neighbours.
+// A tile of QUERIES shares the loads of keys and values, and tiles of a group take turns with what
+// L1 holds of them. Every (query, key) score has one accumulator over the dimensions, every (query,
+// dimension) of the result one over the keys, in order, so a query's result does not depend on its
+// neighbours.
 #ifndef KERNELS_CPU_ATTN_VEC_H
 #define KERNELS_CPU_ATTN_VEC_H
 
@@ -13,46 +14,47 @@
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
-enum { QUERIES = 4, KEYS = VL == 16 ? 4 : 2, VALUES = VL == 16 ? 4 : 2 };
+enum {
+  QUERIES = 4,
+  KEYS = VL == 16 ? 4 : 2,
+  VALUES = VL == 16 ? 4 : 2,
+  GROUP_QUERIES = 32,
+  KEY_BYTES = 18432, // that tiles take turns with: these and a tile's queries fit L1
+  STEP_LINES = 2,    // see attn_next
+};
 
 #define TD_UNROLL _Pragma("GCC unroll 8")
 
-// What comes next, on its way into L2: so many lines a step that all of it comes in time.
+// What comes next, on its way into L2, as much of it at every step: memory neither rests nor makes
+// loads wait in its queue. STEP_LINES is what can be read while QUERIES are computed with.
 typedef struct {
   const char *at, *end;
-  const char *then; // as many bytes again, behind those; NULL: none
-  size_t n_bytes;
-  uint32_t n_lines; // a step
+  uint32_t n_bytes; // a step, up to STEP_LINES of 64
 } attn_next;
 
-static inline attn_next attn_next_of(const td_attn_block_args *a, uint32_t n_steps) {
-  if (!a->next_k || !n_steps) return (attn_next){0};
-  const size_t n_lines = a->next_bytes / 64 * (a->next_v ? 2 : 1);
-  return (attn_next){.at = a->next_k,
-                     .end = (const char *)a->next_k + a->next_bytes,
-                     .then = a->next_v,
-                     .n_bytes = a->next_bytes,
-                     .n_lines = (uint32_t)((n_lines + n_steps - 1) / n_steps)};
+static attn_next attn_next_of(const void *from, size_t n_bytes, uint32_t n_steps) {
+  static const char nothing;
+  if (!from || !n_steps) return (attn_next){.at = &nothing, .end = &nothing};
+  const size_t a_step = (n_bytes + n_steps - 1) / n_steps;
+  return (attn_next){.at = from,
+                     .end = (const char *)from + n_bytes,
+                     .n_bytes = a_step < STEP_LINES * 64 ? (uint32_t)a_step : STEP_LINES * 64};
 }
 
-TD_INLINE void attn_fetch(attn_next *next) {
-  for (uint32_t i = 0; i < next->n_lines; i++) {
-    __builtin_prefetch(next->at, 0, 2);
-    next->at += 64;
-    if (next->at < next->end) continue;
-    if (!next->then) {
-      next->n_lines = 0;
-      return;
-    }
-    next->at = next->then;
-    next->end = next->then + next->n_bytes;
-    next->then = NULL;
-  }
+TD_INLINE const char *attn_fetch(attn_next next, const char *at) {
+  TD_UNROLL for (int i = 0; i < STEP_LINES; i++) __builtin_prefetch(at + i * 64, 0, 2);
+  return at + next.n_bytes;
+}
+
+static attn_next attn_next_on(attn_next next, uint32_t n_steps) {
+  next.at += (size_t)n_steps * next.n_bytes;
+  if (next.at >= next.end) next.n_bytes = 0;
+  return next;
 }
 
 // s[q][j] for Q queries and KEYS keys from j on, of which the first n exist.
 TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
-                          uint32_t n, attn_next *ahead, float (*s)[TD_ATTN_KEYS]) {
+                          uint32_t n, attn_next next, float (*s)[TD_ATTN_KEYS]) {
   const float *q[QUERIES];
   const elem *k[4];
   vf acc[QUERIES * 4];
@@ -62,18 +64,17 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
     k[i] = (const elem *)a->k + (size_t)(j + (i < n ? i : 0)) * a->ldk;
   }
   TD_UNROLL for (int i = 0; i < Q * 4; i++) acc[i] = vf_zero();
-  attn_next next = *ahead;
+  const char *ahead = next.at;
   uint32_t d = 0;
   for (; d + VL <= a->k_dim; d += VL) {
     vf kv[KEYS];
-    attn_fetch(&next);
+    ahead = attn_fetch(next, ahead);
     TD_UNROLL for (int i = 0; i < KEYS; i++) kv[i] = load_kv(k[i] + d);
     TD_UNROLL for (int i = 0; i < Q; i++) {
       vf qv = vf_load(q[i] + d);
       TD_UNROLL for (int c = 0; c < KEYS; c++) acc[i * 4 + c] = vf_fma(qv, kv[c], acc[i * 4 + c]);
     }
   }
-  *ahead = next;
   uint32_t left = a->k_dim - d;
   if (left) {
     vf kv[KEYS];
@@ -117,7 +118,7 @@ TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, u
 // last short by having `left` elements when W is 1 and left is not 0).
 TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a, uint32_t q0,
                           uint32_t d, uint32_t left, const uint32_t *n, const float *decay,
-                          float (*p)[TD_ATTN_KEYS]) {
+                          attn_next next, float (*p)[TD_ATTN_KEYS]) {
   vf acc[QUERIES * VALUES];
   uint32_t common = n[0];
   for (int i = 1; i < Q; i++)
@@ -130,8 +131,10 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
     }
   }
   const elem *v = (const elem *)a->v + d;
+  const char *ahead = next.at;
   for (uint32_t j = 0; j < common; j++) {
     vf vv[VALUES];
+    ahead = attn_fetch(next, ahead);
     TD_UNROLL for (int c = 0; c < W; c++) {
       vv[c] = left ? load_kv_n(v + j * a->ldv, left) : load_kv(v + j * a->ldv + c * VL);
     }
@@ -160,48 +163,94 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
   }
 }
 
-// Queries [q0, q0 + Q), each of which sees some key.
-TD_INLINE void attend(const int Q, const td_attn_block_args *a, uint32_t q0, attn_next *next) {
-  _Alignas(64) float s[QUERIES][TD_ATTN_KEYS];
-  const uint32_t *n = a->n_visible + q0;
-  float decay[QUERIES];
-  uint32_t most = 0;
-  for (int i = 0; i < Q; i++)
-    most = n[i] > most ? n[i] : most;
-  for (uint32_t j = 0; j < most; j += KEYS)
-    score_tile(Q, a, q0, j, most - j, next, s);
-  for (int i = 0; i < Q; i++)
-    decay[i] = softmax_row(a, q0 + (uint32_t)i, s[i], n[i]);
-  uint32_t d = 0;
-  for (; d + VALUES * VL <= a->v_dim; d += VALUES * VL) {
-    value_tile(Q, VALUES, a, q0, d, 0, n, decay, s);
+// Queries that are computed together: QUERIES of them or one, each of which sees some key.
+typedef struct {
+  uint32_t q, most; // the first; keys that any of them sees
+  bool is_one;
+} attn_tile;
+
+typedef struct {
+  const td_attn_block_args *a;
+  uint32_t q0, n_tiles;
+  attn_tile tiles[GROUP_QUERIES];
+  float decay[GROUP_QUERIES];
+  _Alignas(64) float s[GROUP_QUERIES][TD_ATTN_KEYS]; // scores, then probabilities
+} attn_group;
+
+// Cuts queries [q0, end) into tiles.
+static void make_tiles(attn_group *g, uint32_t end) {
+  g->n_tiles = 0;
+  for (uint32_t q = g->q0; q < end;) {
+    const uint32_t *n = g->a->n_visible + q;
+    attn_tile t = {.q = q, .most = n[0], .is_one = true};
+    if (q + QUERIES <= end && n[0] && n[1] && n[2] && n[3]) {
+      t.is_one = false;
+      for (int i = 1; i < QUERIES; i++)
+        t.most = n[i] > t.most ? n[i] : t.most;
+    }
+    if (t.most) g->tiles[g->n_tiles++] = t;
+    q += t.is_one ? 1 : QUERIES;
   }
-  for (; d + VL <= a->v_dim; d += VL)
-    value_tile(Q, 1, a, q0, d, 0, n, decay, s);
-  if (d < a->v_dim) value_tile(Q, 1, a, q0, d, a->v_dim - d, n, decay, s);
 }
 
-static void attend_4(const td_attn_block_args *a, uint32_t q0, attn_next *next) {
-  attend(QUERIES, a, q0, next);
+static attn_next score_keys(attn_group *g, uint32_t begin, uint32_t end, attn_next next) {
+  const td_attn_block_args *a = g->a;
+  for (const attn_tile *t = g->tiles; t < g->tiles + g->n_tiles; t++) {
+    const uint32_t last = t->most < end ? t->most : end, i = t->q - g->q0;
+    for (uint32_t j = begin; j < last; j += KEYS) {
+      if (t->is_one) {
+        score_tile(1, a, t->q, j, t->most - j, next, g->s + i);
+      } else {
+        score_tile(QUERIES, a, t->q, j, t->most - j, next, g->s + i);
+      }
+      next = attn_next_on(next, a->k_dim / VL);
+    }
+  }
+  return next;
 }
 
-static void attend_1(const td_attn_block_args *a, uint32_t q0, attn_next *next) {
-  attend(1, a, q0, next);
+// W vectors of values from dimension d on; left: as in value_tile.
+TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t left,
+                               attn_next next) {
+  const td_attn_block_args *a = g->a;
+  for (const attn_tile *t = g->tiles; t < g->tiles + g->n_tiles; t++) {
+    const uint32_t i = t->q - g->q0, *n = a->n_visible + t->q;
+    if (t->is_one) {
+      value_tile(1, W, a, t->q, d, left, n, g->decay + i, next, g->s + i);
+    } else {
+      value_tile(QUERIES, W, a, t->q, d, left, n, g->decay + i, next, g->s + i);
+    }
+    next = attn_next_on(next, t->most);
+  }
+  return next;
 }
 
 static void attend_all(const td_attn_block_args *a) {
-  uint32_t n_tiles = (a->n_q + QUERIES - 1) / QUERIES * (TD_ATTN_KEYS / KEYS);
-  attn_next next = attn_next_of(a, n_tiles * (a->k_dim / VL));
-  uint32_t q = 0;
-  while (q < a->n_q) {
-    const uint32_t *n = a->n_visible + q;
-    if (q + QUERIES <= a->n_q && n[0] && n[1] && n[2] && n[3]) {
-      attend_4(a, q, &next);
-      q += QUERIES;
-    } else {
-      if (n[0]) attend_1(a, q, &next);
-      q++;
+  const uint32_t n_tiles = (a->n_q + QUERIES - 1) / QUERIES;
+  const uint32_t fit = KEY_BYTES / (a->k_dim * (uint32_t)sizeof(elem)) / KEYS * KEYS;
+  const uint32_t step = fit > KEYS ? fit : KEYS;
+  // Half of what is both keys and values comes with the scores.
+  const size_t n_bytes = a->next_v ? a->next_bytes : a->next_bytes / 2;
+  const char *next_v = a->next_v || !a->next_k ? a->next_v : (const char *)a->next_k + n_bytes;
+  attn_next next[2] = {
+      attn_next_of(a->next_k, n_bytes, n_tiles * (TD_ATTN_KEYS / KEYS) * (a->k_dim / VL)),
+      attn_next_of(next_v, n_bytes, n_tiles * TD_ATTN_KEYS * (a->v_dim / (VALUES * VL))),
+  };
+  attn_group g = {.a = a};
+  for (; g.q0 < a->n_q; g.q0 += GROUP_QUERIES) {
+    const uint32_t end = a->n_q - g.q0 < GROUP_QUERIES ? a->n_q : g.q0 + GROUP_QUERIES;
+    make_tiles(&g, end);
+    for (uint32_t j = 0; j < TD_ATTN_KEYS; j += step)
+      next[0] = score_keys(&g, j, j + step, next[0]);
+    for (uint32_t i = 0; g.q0 + i < end; i++) {
+      const uint32_t n = a->n_visible[g.q0 + i];
+      if (n) g.decay[i] = softmax_row(a, g.q0 + i, g.s[i], n);
     }
+    uint32_t d = 0;
+    for (; d + VALUES * VL <= a->v_dim; d += VALUES * VL)
+      next[1] = add_values(VALUES, &g, d, 0, next[1]);
+    for (; d < a->v_dim; d += VL)
+      next[1] = add_values(1, &g, d, a->v_dim - d < VL ? a->v_dim - d : 0, next[1]);
   }
 }
 
