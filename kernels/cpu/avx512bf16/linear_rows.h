@@ -40,7 +40,7 @@ enum {
   MIN_BAND = 16,    // rows
   TILE_TOKENS = 8,  // at most
   PANEL_ROWS = 128, // that share packed x
-  ROWS_1 = sizeof(elem) == 1 ? 1 : 4,
+  ROWS_1 = sizeof(elem) == 1 ? 2 : 4,
   ROWS_2 = 4,
   AHEAD_FEW = AHEAD_ONE,
   // As one stream, up to so many tokens take rows one by one: more of bytes are bound by products,
@@ -50,6 +50,9 @@ enum {
   // alone is too far, and twice the distance, or the x of more tokens, too much for L1.
   IN_ORDER_TOKENS = sizeof(elem) == 1 ? 2 : 0,
   AHEAD_IN_ORDER = 6144,
+  // As one stream, one token's rows of bytes are taken in pairs up to this: they have few windows
+  // to go side by side, and what is fetched is in L1 when the second row is due.
+  PAIR_COLS = sizeof(elem) == 1 ? 2047 : 0,
   // Of so many tokens and more, rows of bytes ask for those that come next from column to column,
   // and into L2 for the ones behind those: no line has to look where it is. Never, of BF16, where
   // that gains nothing.
@@ -177,6 +180,7 @@ static bool is_stream(const panel *p) {
 
 static bool one_by_one(const panel *p) {
   const uint32_t n = p->a->n_tokens;
+  if (sizeof(elem) == 1 && n == 1) return !is_stream(p) || p->a->w->cols > PAIR_COLS;
   return is_stream(p) ? n <= STREAM_TOKENS : n <= 2 && p->a->w->cols <= OWN_COLS;
 }
 
@@ -294,6 +298,29 @@ TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint
   at->x += WINDOWS * X_WINDOW * T;
 }
 
+// acc [2][T] = the products of the columns before end of two rows, side by side; lines are asked
+// for as they lie in memory.
+TD_INLINE void dot_pair(const int T, const panel *p, uint32_t row, walk *at, uint32_t end,
+                        vf *acc) {
+  if (at->k >= at->in_l1.until) at->in_l1 = fetch_of(p, row, 1, at->k, p->ahead[1]);
+  uintptr_t ahead = (uintptr_t)(at->w[0] + 2 * at->k) + at->in_l1.offset;
+  lines of[2] = {lines_from(at->w[0] + at->k), lines_from(at->w[1] + at->k)};
+  vi line[2];
+  TD_UNROLL for (int i = 0; i < 2 * T; i++) acc[i] = vf_zero();
+  for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
+    TD_UNROLL for (int r = 0; r < 2; r++, ahead += 64) {
+      __builtin_prefetch((const void *)ahead);
+      line[r] = next_line(&of[r]);
+    }
+    add_line(2, T, line, at->x, acc, at->seen);
+  }
+  if (at->k < end) {
+    TD_UNROLL for (int r = 0; r < 2; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
+    add_line(2, T, line, at->x, acc, at->seen);
+    at->k = end;
+  }
+}
+
 // Bytes from the panel's row to the one n rows on; of R rows that would not all be in the panel, to
 // what lies behind it.
 TD_INLINE size_t rows_on(const int R, const panel *p, uint32_t row, uint32_t n) {
@@ -323,7 +350,12 @@ TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *
     TD_UNROLL for (int i = 0; i < WINDOWS * T; i++) total[i % T] = vf_add(total[i % T], acc[i]);
   }
   while (at.k < p->n) {
-    dot_window(R, T, how, p, row, &at, p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW, acc);
+    const uint32_t end = p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW;
+    if (R == 2 && how == IN_ORDER) {
+      dot_pair(T, p, row, &at, end, acc);
+    } else {
+      dot_window(R, T, how, p, row, &at, end, acc);
+    }
     TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_add(total[i], acc[i]);
     if (R * T > 8) __asm__ volatile("" : "+m"(total)); // no registers are left for them
   }
@@ -341,7 +373,7 @@ TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
   if (T >= BY_ROWS_TOKENS && is_stream(p)) {
     dot_rows_in(R, T, BY_ROWS, p, row, token);
-  } else if (R == 1 && T <= IN_ORDER_TOKENS && is_stream(p)) {
+  } else if (R <= (T == 1 ? 2 : 1) && T <= IN_ORDER_TOKENS && is_stream(p)) {
     dot_rows_in(R, T, IN_ORDER, p, row, token);
   } else {
     dot_rows_in(R, T, AT_DISTANCE, p, row, token);
