@@ -1,5 +1,5 @@
 // How an operator's tiles are shared out: every one once, whatever members, nodes and parts there
-// are, and an item may wait for all those of earlier parts.
+// are, one at a time by a member, and an item may wait for all those of earlier parts.
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,12 +19,14 @@ typedef struct {
   size_t part_begin[TD_CPU_MAX_PARTS + 1];
   _Atomic size_t n_done;
   _Atomic uint32_t n_calls[MAX_ITEMS];
-  _Atomic bool is_next_wrong;
+  _Atomic bool is_next_wrong, is_member_wrong;
+  _Atomic bool is_busy[N_THREADS];
   bool is_alone; // one member: its next is what follows
 } tally;
 
-static void count_item(void *ctx, size_t item, size_t next) {
+static void count_item(void *ctx, size_t item, size_t next, unsigned member) {
   tally *t = ctx;
+  if (member >= N_THREADS || atomic_exchange(&t->is_busy[member], true)) t->is_member_wrong = true;
   size_t part = 0;
   while (item >= t->part_begin[part + 1])
     part++;
@@ -35,6 +37,7 @@ static void count_item(void *ctx, size_t item, size_t next) {
   if (t->is_alone && item + 1 < t->part_begin[part + 1] && next != item + 1) {
     t->is_next_wrong = true;
   }
+  if (member < N_THREADS) atomic_store(&t->is_busy[member], false);
   atomic_fetch_add(&t->n_done, 1);
 }
 
@@ -51,6 +54,7 @@ static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
   td_cpu_for_tiles((td_cpu_stream *)stream, parts, n_parts, count_item, &t);
   assert_int_equal(t.n_done, t.n_items);
   assert_false(t.is_next_wrong);
+  assert_false(t.is_member_wrong);
   for (size_t i = 0; i < t.n_items; i++)
     assert_int_equal(t.n_calls[i], 1);
 }

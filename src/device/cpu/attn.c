@@ -1,8 +1,8 @@
 // src/device/cpu/attn.c - attention on cached keys and values shared by a group of heads.
 // An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
 // each is computed by one member from its first key to its last; with few, the splits of all items
-// are spread over the team and merged afterwards, and where that is still little work to share out,
-// items have fewer heads. All do the same additions in the same order.
+// are spread over the team and merged afterwards, and where they are too few to be shared out
+// evenly, items have fewer heads. All do the same additions in the same order.
 #include "device/cpu/attn.h"
 
 #include <math.h>
@@ -10,8 +10,10 @@
 
 enum {
   TILE_QUERIES = 32,
-  LEAST_HEADS = 4,    // of an item: what the kernels take at a time
+  FEW_HEADS = 8,      // of an item that is hardly slower for it
+  LEAST_HEADS = 4,    // what the kernels take at a time
   ITEMS_A_THREAD = 3, // with fewer, the splits are spread
+  SPLITS_A_THREAD = 4 // with fewer, items have FEW_HEADS: what the last to end leave idle is small
 };
 static const size_t max_part_bytes = (size_t)64 << 20; // of split states at a time
 
@@ -126,24 +128,41 @@ static const char *keys_at(const shared_run *run, const shared_item *item, uint3
          position % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
 }
 
-// Keys [begin, end) of the item's, with those from `end` on, up to `last`, coming meanwhile.
-static void run_block(const shared_run *run, const shared_item *item, uint32_t begin, uint32_t end,
-                      uint32_t last, const float *q, const td_attn_state *state) {
+// Some keys, all in one block. NULL: none.
+typedef struct {
+  const char *at;
+  uint32_t n;
+} key_block;
+
+static key_block block_at(const shared_run *run, const shared_item *item, uint32_t begin) {
+  const td_batch_view *b = run->a->batch;
+  const uint32_t n_keys = td_attn_n_keys(b, item->tile);
+  if (begin >= n_keys) return (key_block){0};
+  return (key_block){.at = keys_at(run, item, begin),
+                     .n = td_attn_block_end(begin, b->page_tokens, n_keys) - begin};
+}
+
+// The item's keys of the block that begins there; those that are `next` come meanwhile.
+static void run_block(const shared_run *run, const shared_item *item, uint32_t begin,
+                      key_block block, key_block next, const float *q, const td_attn_state *state) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
   uint32_t n_visible[TILE_QUERIES];
   for (uint32_t i = 0; i < item->n_q; i++) {
-    n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin, end);
+    n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin,
+                                   begin + block.n);
   }
-  const char *k = keys_at(run, item, begin);
   td_attn_block_args args = {
       .q = q,
-      .k = k,
-      .v = k + a->v_bytes,
+      .k = block.at,
+      .v = block.at + a->v_bytes,
       .n_visible = n_visible,
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
+      .next_k = next.at,
+      .next_v = next.at && a->v_bytes ? next.at + a->v_bytes : NULL,
+      .next_bytes = next.n * a->ld * td_dtype_bytes(a->kv->dtype),
       .ldq = a->k_dim,
       .ldk = a->ld,
       .ldv = a->ld,
@@ -152,27 +171,18 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
       .k_dim = a->k_dim,
       .v_dim = a->v_dim,
   };
-  if (end < last) {
-    const char *next = keys_at(run, item, end);
-    uint32_t n_next = td_attn_block_end(end, b->page_tokens, last) - end;
-    args.next_k = next;
-    args.next_v = a->v_bytes ? next + a->v_bytes : NULL;
-    args.next_bytes = n_next * a->ld * td_dtype_bytes(a->kv->dtype);
-  }
   (a->kv->dtype == TD_F16 ? td_kernels()->attn_f16 : td_kernels()->attn_f32)(&args);
 }
 
-// Blocks of one split; those of the next one follow if the item is taken whole.
-static void run_split(const shared_run *run, const shared_item *item, uint32_t split, bool is_whole,
-                      const float *q, const td_attn_state *state) {
-  const td_batch_view *b = run->a->batch;
-  uint32_t n_keys = td_attn_n_keys(b, item->tile);
+// Blocks of one split; then: what is computed with behind the last.
+static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
+                      key_block then, const float *q, const td_attn_state *state) {
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
-  if (split_end > n_keys) split_end = n_keys;
   td_attn_state_reset(state, item->n_q, run->a->v_dim);
-  while (begin < split_end) {
-    uint32_t end = td_attn_block_end(begin, b->page_tokens, n_keys);
-    run_block(run, item, begin, end, is_whole ? n_keys : split_end, q, state);
+  for (key_block block = block_at(run, item, begin), next; block.at; block = next) {
+    const uint32_t end = begin + block.n;
+    next = end < split_end ? block_at(run, item, end) : (key_block){0};
+    run_block(run, item, begin, block, next.at ? next : then, q, state);
     begin = end;
   }
 }
@@ -206,7 +216,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
   for (uint32_t split = 0; split < n_splits; split++) {
-    run_split(run, &item, split, true, q, &part);
+    run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), q, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
   for (uint32_t i = 0; i < item.n_q; i++) {
@@ -215,19 +225,25 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   }
 }
 
-static void one_split(void *ctx, size_t idx, unsigned member) {
+static void one_split(void *ctx, size_t idx, size_t next, unsigned member) {
   const shared_run *run = ctx;
   const td_attn_shared *a = run->a;
   shared_item item = item_at(run, run->first_item + idx / run->max_splits);
   uint32_t split = (uint32_t)(idx % run->max_splits);
   if (split >= td_attn_n_splits(td_attn_n_keys(a->batch, item.tile))) return;
+  key_block then = {0};
+  if (next != TD_CPU_NO_ITEM) {
+    const shared_item of = item_at(run, run->first_item + next / run->max_splits);
+    then = block_at(run, &of, (uint32_t)(next % run->max_splits) * ATTN_SPLIT);
+  }
   float *q = (float *)(run->member + member * run->member_bytes);
   td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
   load_queries(run, &item, q);
-  run_split(run, &item, split, false, q, &part);
+  run_split(run, &item, split, then, q, &part);
 }
 
-static void merge_query(void *ctx, size_t idx, unsigned member) {
+static void merge_query(void *ctx, size_t idx, size_t next, unsigned member) {
+  (void)next;
   const shared_run *run = ctx;
   const td_attn_shared *a = run->a;
   size_t in_wave = idx / TILE_QUERIES;
@@ -258,8 +274,8 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
   for (; run->first_item < n_items; run->first_item += wave) {
     size_t left = n_items - run->first_item;
     size_t n = left < wave ? left : wave;
-    td_cpu_for(stream, n * run->max_splits, one_split, run);
-    td_cpu_for(stream, n * TILE_QUERIES, merge_query, run);
+    td_cpu_for_tiles(stream, &(td_cpu_part){1, n * run->max_splits}, 1, one_split, run);
+    td_cpu_for_tiles(stream, &(td_cpu_part){n, TILE_QUERIES}, 1, merge_query, run);
   }
   return TD_OK;
 }
@@ -267,6 +283,12 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
 static size_t count_items(shared_run *run, uint32_t n_tiles) {
   run->head_tiles = (run->group + run->tile_heads - 1) / run->tile_heads;
   return (size_t)n_tiles * run->a->n_kv_heads * run->head_tiles;
+}
+
+// Fewer heads for an item where n_splits, of all items, are few.
+static bool should_halve(const shared_run *run, size_t n_splits, unsigned n_threads) {
+  if (run->tile_heads > FEW_HEADS) return n_splits < (size_t)SPLITS_A_THREAD * n_threads;
+  return run->tile_heads > LEAST_HEADS && n_splits < n_threads;
 }
 
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err) {
@@ -292,7 +314,7 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   if (status != TD_OK) return status;
   run.member = member;
   size_t n_items = count_items(&run, n_tiles);
-  while (n_items * run.max_splits < ITEMS_A_THREAD * n_threads && run.tile_heads > LEAST_HEADS) {
+  while (should_halve(&run, n_items * run.max_splits, n_threads)) {
     run.tile_heads = (run.tile_heads + 1) / 2;
     n_items = count_items(&run, n_tiles);
   }

@@ -48,7 +48,8 @@ static float *begin_query(const mla_run *run, uint32_t token, size_t head) {
 
 // One token's query of a head through the head's key rows, which are decoded into registers; behind
 // the last of them come the next head's.
-static void absorb_one(void *ctx, size_t head, size_t next) {
+static void absorb_one(void *ctx, size_t head, size_t next, unsigned member) {
+  (void)member;
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
   float *query = begin_query(run, 0, head);
@@ -98,7 +99,8 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
 }
 
 // A head's attended latents through its value rows.
-static void value_head(void *ctx, size_t head, size_t next) {
+static void value_head(void *ctx, size_t head, size_t next, unsigned member) {
+  (void)member;
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
   uint32_t row0 = head_row(a, head) + a->nope_dim;

@@ -123,12 +123,12 @@ typedef struct {
 
 #define TD_CPU_NO_ITEM SIZE_MAX
 
-// Calls fn(ctx, item, next) for every item; it may wait for those of earlier parts. Each member has
-// a share of a part, tiles in their order, and takes them from the front: next is what it goes on
-// with, to be fetched meanwhile, or TD_CPU_NO_ITEM. Who has none left takes from the back of
-// others' shares. On several nodes a member's share is of the rows on its own.
+// Calls fn(ctx, item, next, member) for every item; it may wait for those of earlier parts. Each
+// member has a share of a part, tiles in their order, and takes them from the front: next is what
+// it goes on with, to be fetched meanwhile, or TD_CPU_NO_ITEM. Who has none left takes from the
+// back of others' shares. On several nodes a member's share is of the rows on its own.
 void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, size_t next), void *ctx);
+                      void (*fn)(void *ctx, size_t item, size_t next, unsigned member), void *ctx);
 
 // Where piece i begins of n things cut into n_pieces as even as can be.
 static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {

@@ -45,7 +45,7 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
 // ---- in shares --------------------------------------------------------------------------------
 
 typedef struct {
-  void (*fn)(void *ctx, size_t item, size_t next);
+  void (*fn)(void *ctx, size_t item, size_t next, unsigned member);
   void *ctx;
   const td_cpu_part *parts;
   size_t n_parts;
@@ -111,7 +111,7 @@ static void take_share(const tile_run *run, td_cpu_share *share, const stretch *
     size_t i = is_own ? front : t->n - 1 - back, next = then;
     if (front + back + 1 < t->n) next = item_of(t, is_own ? i + 1 : i - 1);
     show_pulse(run->pulse, member);
-    run->fn(run->ctx, item_of(t, i), next);
+    run->fn(run->ctx, item_of(t, i), next, member);
   }
 }
 
@@ -136,7 +136,7 @@ static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
 }
 
 void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, size_t next), void *ctx) {
+                      void (*fn)(void *ctx, size_t item, size_t next, unsigned member), void *ctx) {
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
   size_t n_items = 0;
@@ -145,7 +145,7 @@ void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_
   if (n_items == 0) return;
   if (n_items == 1) {
     show_pulse(dev->pulse, 0);
-    fn(ctx, 0, TD_CPU_NO_ITEM);
+    fn(ctx, 0, TD_CPU_NO_ITEM, 0);
     return;
   }
   memset(stream->shares, 0, n_parts * td_team_size(dev->team) * sizeof *stream->shares);

@@ -34,7 +34,8 @@ static uint32_t n_tiles_of(uint32_t n_tokens) {
   return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
 }
 
-static void linear_tile(void *ctx, size_t item, size_t next) {
+static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
+  (void)member;
   const linear_run *run = ctx;
   const td_linear_op_args *a = run->a;
   uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;

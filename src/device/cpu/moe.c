@@ -185,7 +185,8 @@ static void sum_piece(moe_run *run, size_t item) {
   }
 }
 
-static void run_item(void *ctx, size_t item, size_t next) {
+static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
+  (void)member;
   moe_run *run = ctx;
   if (item < run->n_hidden_items) {
     gate_up_tile(run, item, weights_of(run, next));
