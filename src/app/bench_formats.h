@@ -29,7 +29,11 @@ bool td_bench_format_chosen(const td_bench_format *format, const char *list);
 // TD_EINVAL where a name of the list is no format's.
 td_status td_bench_check_formats(const char *list, td_err *err);
 
-// Describes a matrix in memory (64-byte aligned) and returns the bytes it takes there, a multiple
+// Where matrices lie, behind the begin of a line of memory: files fill their headers up to 8 bytes
+// only, and hardly a published tensor begins with a line.
+enum { TD_BENCH_OFF_LINE = 16 };
+
+// Describes a matrix in memory (16-byte aligned) and returns the bytes it takes there, a multiple
 // of 64. With memory NULL only the bytes mean something.
 size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t rows, uint32_t cols,
                        void *memory);

@@ -74,17 +74,21 @@ static void run_once(void *ctx) {
   b->next = (b->next + 1) % b->n_weights;
 }
 
+static char *matrix_at(const kernel_bench *b, size_t i) {
+  return b->memory + TD_BENCH_OFF_LINE + i * b->weight_bytes;
+}
+
 static void fill_some(void *ctx, size_t begin, size_t end) {
   const kernel_bench *b = ctx;
   for (size_t i = begin; i < end; i++)
-    td_bench_fill(&b->weights[i], b->memory + i * b->weight_bytes, (uint32_t)i);
+    td_bench_fill(&b->weights[i], matrix_at(b, i), (uint32_t)i);
 }
 
 static td_status make_weights(kernel_bench *b, const td_bench_format *format, uint32_t rows,
                               uint32_t cols, td_err *err) {
   td_weight unused;
   b->weight_bytes = td_bench_weight(&unused, format, rows, cols, NULL);
-  size_t bytes = b->weight_bytes * b->n_weights;
+  size_t bytes = TD_BENCH_OFF_LINE + b->weight_bytes * b->n_weights;
   td_status st = td_bench_need_memory((double)bytes, format->name, err);
   if (st != TD_OK) return st;
   void *memory;
@@ -94,7 +98,7 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
   madvise(memory, bytes, MADV_HUGEPAGE);
   b->memory = memory;
   for (uint32_t i = 0; i < b->n_weights; i++) {
-    td_bench_weight(&b->weights[i], format, rows, cols, b->memory + i * b->weight_bytes);
+    td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
   }
   td_team_for(b->report.reads.team, b->n_weights, 1, fill_some, b);
   return TD_OK;

@@ -86,11 +86,11 @@ static size_t weight_bytes(const td_bench_format *format, uint32_t part) {
 
 static td_status make_weights(layer_bench *b, td_err *err) {
   const td_bench_format *f = b->format;
-  size_t bytes = b->n_experts * (2 * weight_bytes(f, 0) + weight_bytes(f, 2));
+  size_t bytes = TD_BENCH_OFF_LINE + b->n_experts * (2 * weight_bytes(f, 0) + weight_bytes(f, 2));
   td_status st = td_bench_need_memory((double)bytes, f->name, err);
   if (st == TD_OK) st = td_dev_alloc(b->dev, &b->memory, bytes, err);
   if (st != TD_OK) return st;
-  char *at = b->memory;
+  char *at = (char *)b->memory + TD_BENCH_OFF_LINE;
   for (uint32_t i = 0; i < 3 * b->n_experts; i++) {
     uint32_t rows = rows_of(i / b->n_experts);
     size_t n = td_bench_weight(&b->weights[i], f, rows, DIM + HIDDEN - rows, at);
