@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <float.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -349,6 +350,19 @@ static int match_command(int argc, char **argv, td_command *command) {
   return best;
 }
 
+// "eval" is not a command, but the first word of some, which the error tells.
+static td_status unknown_command(const char *word, td_err *err) {
+  char list[256] = "";
+  size_t len = strlen(word), at = 0;
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    const char *name = command_names[c];
+    if (strncmp(name, word, len) || name[len] != ' ' || at >= sizeof list) continue;
+    at += (size_t)snprintf(list + at, sizeof list - at, "%s`tandem %s`", at ? ", " : "", name);
+  }
+  if (at) return td_fail(err, TD_EINVAL, "%s: needs a second word: %s", word, list);
+  return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", word);
+}
+
 static td_status unknown_option(const td_options *options, const char *arg, td_err *err) {
   return td_fail(err, TD_EINVAL, "%s: not an option of %s; `tandem %s --help` lists them", arg,
                  td_command_name(options->command), td_command_name(options->command));
@@ -358,7 +372,8 @@ static td_status unknown_option(const td_options *options, const char *arg, td_e
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
   if (arg[0] != '-' || !arg[1]) {
-    return td_fail(err, TD_EINVAL, "%s: unexpected word; options begin with --", arg);
+    return td_fail(err, TD_EINVAL, "%s: unexpected word behind `tandem %s`; options begin with --",
+                   arg, td_command_name(options->command));
   }
   bool is_long = arg[1] == '-';
   const char *name = is_long ? arg + 2 : NULL;
@@ -456,7 +471,7 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
       out->help = true;
       return TD_OK;
     }
-    return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", argv[1]);
+    return unknown_command(argv[1], err);
   }
   for (int i = 1 + words; i < argc && !out->help; i++) {
     td_err others; // the first is told, the rest may still say how

@@ -73,7 +73,10 @@ static void expect_error(const char *line, const char *part) {
 
 static void test_errors_name_the_option(void **state) {
   (void)state;
-  expect_error("dance", "dance");
+  expect_error("dance", "dance: not a command");
+  expect_error("eval", "`tandem eval logits`, `tandem eval perplexity`");
+  expect_error("eval nonsense", "`tandem eval chat`");
+  expect_error("bench kernel", "kernel: unexpected word behind `tandem bench`");
   expect_error("run --nonsense 1", "--nonsense");
   expect_error("run --port 80", "--port");
   expect_error("run -n 0", "n-predict");
