@@ -107,13 +107,15 @@ typedef struct {
 // rescaled to the new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and
 // l = acc = 0; the result is acc / l. Keys a query does not see are not read for it, but all
 // n_visible maxima lie in valid memory. k and v are f16 (attn_f16) or f32 (attn_f32) and may be
-// one.
+// one. With `turned` attn_f32 may turn keys there first, so that a score is one lane's sum: that
+// pays with a hundred queries and more, and rounds otherwise.
 typedef struct {
   const float *q;            // f32 [n_q][ldq], scale already inside
   const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
   const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0 leaves the query as it is
   float *m, *l;              // f32 [n_q]
   float *acc;                // f32 [n_q][ldacc]
+  float *turned;             // scratch, f32 [k_dim][TD_ATTN_KEYS], or NULL
   const void *next_k;        // keys and values that come next, fetched meanwhile; NULL: none, or,
   const void *next_v;        //   of values, that keys are them
   size_t next_bytes;         // of each

@@ -5,12 +5,13 @@
 // A tile of QUERIES shares the loads of keys and values, and tiles of a group take turns with what
 // L1 holds of them. Every (query, key) score has one accumulator over the dimensions, every (query,
 // dimension) of the result one over the keys, in order, so a query's result does not depend on its
-// neighbours.
+// neighbours. Of turned keys, a score's is one lane; else its lanes are added up at the end.
 #ifndef KERNELS_CPU_ATTN_VEC_H
 #define KERNELS_CPU_ATTN_VEC_H
 
 #include <math.h>
 
+#include "kernels/cpu/turn.h"
 #include "kernels/cpu/vec_math.h"
 #include "kernels/decl.h"
 
@@ -209,6 +210,73 @@ static attn_next score_keys(attn_group *g, uint32_t begin, uint32_t end, attn_ne
   return next;
 }
 
+static attn_next score_all(attn_group *g, attn_next next) {
+  const uint32_t fit = KEY_BYTES / (g->a->k_dim * (uint32_t)sizeof(elem)) / KEYS * KEYS;
+  const uint32_t step = fit > KEYS ? fit : KEYS;
+  for (uint32_t j = 0; j < TD_ATTN_KEYS; j += step)
+    next = score_keys(g, j, j + step, next);
+  return next;
+}
+
+// Zeros stand for keys that no query sees.
+static void turn_keys(const td_attn_block_args *a) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < a->n_q; i++)
+    n = a->n_visible[i] > n ? a->n_visible[i] : n;
+  const size_t row_bytes = a->ldk * sizeof(float);
+  for (uint32_t j = 0; j < TD_ATTN_KEYS; j += VL) {
+    const char *from = (const char *)a->k + j * row_bytes;
+    const uint32_t n_rows = n < j ? 0 : n - j < VL ? n - j : VL;
+    for (uint32_t d = 0; d < a->k_dim; d += 4) {
+      const uint32_t left = a->k_dim - d;
+      vi of[4];
+      turn_some(from + d * sizeof(float), row_bytes, n_rows, left * sizeof(float), of);
+      for (uint32_t i = 0; i < 4 && i < left; i++)
+        vf_store(a->turned + (size_t)(d + i) * TD_ATTN_KEYS + j, (vf)of[i]);
+    }
+  }
+}
+
+// s[q][j] for Q queries and VALUES vectors of turned keys from j on.
+TD_INLINE void turned_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
+                           attn_next next, float (*s)[TD_ATTN_KEYS]) {
+  const float *q[QUERIES], *k = a->turned + j;
+  const char *ahead = next.at;
+  vf acc[QUERIES * VALUES];
+  for (int i = 0; i < Q; i++)
+    q[i] = a->q + (q0 + (uint32_t)i) * a->ldq;
+  TD_UNROLL for (int i = 0; i < Q * VALUES; i++) acc[i] = vf_zero();
+  for (uint32_t d = 0; d < a->k_dim; d++, k += TD_ATTN_KEYS) {
+    vf kv[VALUES];
+    ahead = attn_fetch(next, ahead);
+    TD_UNROLL for (int c = 0; c < VALUES; c++) kv[c] = vf_load(k + c * VL);
+    TD_UNROLL for (int i = 0; i < Q; i++) {
+      vf qv = vf_set1(q[i][d]);
+      TD_UNROLL for (int c = 0; c < VALUES; c++) {
+        acc[i * VALUES + c] = vf_fma(qv, kv[c], acc[i * VALUES + c]);
+      }
+    }
+  }
+  TD_UNROLL for (int i = 0; i < Q; i++) {
+    TD_UNROLL for (int c = 0; c < VALUES; c++) vf_store(s[i] + j + c * VL, acc[i * VALUES + c]);
+  }
+}
+
+static attn_next score_turned(attn_group *g, attn_next next) {
+  for (const attn_tile *t = g->tiles; t < g->tiles + g->n_tiles; t++) {
+    const uint32_t i = t->q - g->q0;
+    for (uint32_t j = 0; j < t->most; j += VALUES * VL) {
+      if (t->is_one) {
+        turned_tile(1, g->a, t->q, j, next, g->s + i);
+      } else {
+        turned_tile(QUERIES, g->a, t->q, j, next, g->s + i);
+      }
+      next = attn_next_on(next, g->a->k_dim);
+    }
+  }
+  return next;
+}
+
 // W vectors of values from dimension d on; left: as in value_tile.
 TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t left,
                                attn_next next) {
@@ -227,21 +295,22 @@ TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t 
 
 static void attend_all(const td_attn_block_args *a) {
   const uint32_t n_tiles = (a->n_q + QUERIES - 1) / QUERIES;
-  const uint32_t fit = KEY_BYTES / (a->k_dim * (uint32_t)sizeof(elem)) / KEYS * KEYS;
-  const uint32_t step = fit > KEYS ? fit : KEYS;
+  const bool is_turned = a->turned && sizeof(elem) == sizeof(float);
+  const uint32_t n_scores = is_turned ? TD_ATTN_KEYS / (VALUES * VL) * a->k_dim
+                                      : TD_ATTN_KEYS / KEYS * (a->k_dim / VL);
   // Half of what is both keys and values comes with the scores.
   const size_t n_bytes = a->next_v ? a->next_bytes : a->next_bytes / 2;
   const char *next_v = a->next_v || !a->next_k ? a->next_v : (const char *)a->next_k + n_bytes;
   attn_next next[2] = {
-      attn_next_of(a->next_k, n_bytes, n_tiles * (TD_ATTN_KEYS / KEYS) * (a->k_dim / VL)),
+      attn_next_of(a->next_k, n_bytes, n_tiles * n_scores),
       attn_next_of(next_v, n_bytes, n_tiles * TD_ATTN_KEYS * (a->v_dim / (VALUES * VL))),
   };
+  if (is_turned) turn_keys(a);
   attn_group g = {.a = a};
   for (; g.q0 < a->n_q; g.q0 += GROUP_QUERIES) {
     const uint32_t end = a->n_q - g.q0 < GROUP_QUERIES ? a->n_q : g.q0 + GROUP_QUERIES;
     make_tiles(&g, end);
-    for (uint32_t j = 0; j < TD_ATTN_KEYS; j += step)
-      next[0] = score_keys(&g, j, j + step, next[0]);
+    next[0] = is_turned ? score_turned(&g, next[0]) : score_all(&g, next[0]);
     for (uint32_t i = 0; g.q0 + i < end; i++) {
       const uint32_t n = a->n_visible[g.q0 + i];
       if (n) g.decay[i] = softmax_row(a, g.q0 + i, g.s[i], n);

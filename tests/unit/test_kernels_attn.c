@@ -14,7 +14,8 @@
 typedef struct {
   td_dtype dtype; // F16 or F32
   uint32_t n_q, k_dim, v_dim, n_blocks;
-  bool shared; // values are the first v_dim elements of the keys
+  bool shared;    // values are the first v_dim elements of the keys
+  bool is_turned; // in scratch that is handed over
 } shape;
 
 typedef struct {
@@ -59,6 +60,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
   uint32_t lda = s->v_dim + 3;
   size_t row_bytes = s->k_dim * td_dtype_bytes(s->dtype);
   float *acc = calloc((size_t)n_q * lda, sizeof *acc), m[40], l[40] = {0};
+  ref_mem turned = ref_guarded((size_t)s->k_dim * TD_ATTN_KEYS * sizeof(float));
   for (uint32_t i = 0; i < n_q; i++)
     m[i] = -INFINITY;
   for (uint32_t b = 0; b < s->n_blocks; b++) {
@@ -70,6 +72,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
                              .m = m,
                              .l = l,
                              .acc = acc,
+                             .turned = s->is_turned ? turned.data : NULL,
                              .next_k = next ? next->k.data : NULL,
                              .next_v = next && !s->shared ? next->v.data : NULL,
                              .next_bytes = next ? next->n_keys * row_bytes : 0,
@@ -86,6 +89,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
       out[i * s->v_dim + d] = acc[i * lda + d] / l[i];
   }
   free(acc);
+  ref_unmap(&turned);
 }
 
 static void naive(const shape *s, const key_block *blocks, uint32_t i, const float *q,
@@ -184,10 +188,11 @@ static bool check_unseen(void (*fn)(void), const void *arg, why *w) {
   return ok;
 }
 
-static const shape shapes[] = {
-    {0, 1, 1, 1, 1, false},     {0, 4, 64, 64, 2, false},   {0, 7, 128, 128, 3, false},
-    {0, 33, 20, 20, 4, false},  {0, 16, 576, 512, 2, true}, {0, 5, 46, 40, 4, true},
-    {0, 9, 192, 128, 3, false}, {0, 6, 33, 20, 3, true},    {0, 6, 65, 31, 3, false}};
+static const shape shapes[] = {{0, 1, 1, 1, 1, false, false},     {0, 4, 64, 64, 2, false, false},
+                               {0, 7, 128, 128, 3, false, false}, {0, 33, 20, 20, 4, false, false},
+                               {0, 16, 576, 512, 2, true, false}, {0, 5, 46, 40, 4, true, false},
+                               {0, 9, 192, 128, 3, false, false}, {0, 6, 33, 20, 3, true, false},
+                               {0, 6, 65, 31, 3, false, false}};
 
 static void test_f16(void **state) {
   (void)state;
@@ -204,8 +209,11 @@ static void test_f32(void **state) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F32;
-    for_versions("attn_f32", check, &s);
-    for_versions("attn_f32", check_unseen, &s);
+    for (int turned = 0; turned < 2; turned++) {
+      s.is_turned = turned;
+      for_versions("attn_f32", check, &s);
+      for_versions("attn_f32", check_unseen, &s);
+    }
   }
 }
 
@@ -234,7 +242,7 @@ static void test_broken_kernels_are_caught(void **state) {
   (void)state;
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   why w;
-  shape s = {TD_F32, 7, 64, 64, 3, false};
+  shape s = {TD_F32, 7, 64, 64, 3, false, false};
   assert_true(check((void (*)(void))td_kernels()->attn_f32, &s, &w));
   assert_false(check((void (*)(void))broken_mask, &s, &w));
   assert_false(check((void (*)(void))broken_rescale, &s, &w));

@@ -179,6 +179,25 @@ static inline vf vf_from_e8m0(const uint8_t *p) {
 
 // VL words of 32 bits.
 typedef __m512i vi;
+static inline vi vi_four_rows(const char *p, size_t apart) {
+  vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
+  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 4 * apart)), 1);
+  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 8 * apart)), 2);
+  return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 12 * apart)), 3);
+}
+
+// 16 bytes of VL rows: vector i has dword i of each.
+static inline void vi_turn(const char *p, size_t apart, vi out[4]) {
+  vi a = vi_four_rows(p, apart), b = vi_four_rows(p + apart, apart);
+  vi c = vi_four_rows(p + 2 * apart, apart), d = vi_four_rows(p + 3 * apart, apart);
+  vi ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
+  out[0] = _mm512_unpacklo_epi64(ab, cd);
+  out[1] = _mm512_unpackhi_epi64(ab, cd);
+  ab = _mm512_unpackhi_epi32(a, b), cd = _mm512_unpackhi_epi32(c, d);
+  out[2] = _mm512_unpacklo_epi64(ab, cd);
+  out[3] = _mm512_unpackhi_epi64(ab, cd);
+}
+
 static inline vi vi_load(const void *p) {
   return _mm512_loadu_si512(p);
 }

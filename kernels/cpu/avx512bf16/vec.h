@@ -28,23 +28,4 @@ static inline vi pv_from_vf(vf lo, vf hi) {
   return (vi)_mm512_cvtne2ps_pbh(hi, lo);
 }
 
-static inline vi four_rows(const char *p, size_t apart) {
-  vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
-  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 4 * apart)), 1);
-  v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 8 * apart)), 2);
-  return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 12 * apart)), 3);
-}
-
-// 16 bytes of VL rows: vector i has dword i of each.
-static inline void vi_turn(const char *p, size_t apart, vi out[4]) {
-  vi a = four_rows(p, apart), b = four_rows(p + apart, apart);
-  vi c = four_rows(p + 2 * apart, apart), d = four_rows(p + 3 * apart, apart);
-  vi ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
-  out[0] = _mm512_unpacklo_epi64(ab, cd);
-  out[1] = _mm512_unpackhi_epi64(ab, cd);
-  ab = _mm512_unpackhi_epi32(a, b), cd = _mm512_unpackhi_epi32(c, d);
-  out[2] = _mm512_unpacklo_epi64(ab, cd);
-  out[3] = _mm512_unpackhi_epi64(ab, cd);
-}
-
 #endif

@@ -168,12 +168,13 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
 typedef struct {
   float *latent; // [TD_ATTN_KEYS][entry_dim]
   float *k;      // [TD_ATTN_KEYS][nope_dim + rope_dim]
+  float *turned; // [nope_dim + rope_dim][TD_ATTN_KEYS]
   float *v;      // [TD_ATTN_KEYS][v_dim]
 } expansion;
 
 static size_t expansion_floats(const td_attn_mla_args *a) {
   return (size_t)TD_ATTN_KEYS *
-         (a->kv_lora_rank + a->rope_dim + a->nope_dim + a->rope_dim + a->v_dim);
+         (a->kv_lora_rank + a->rope_dim + 2 * (a->nope_dim + a->rope_dim) + a->v_dim);
 }
 
 static void expand_block(const mla_run *run, uint32_t head, const void *entries, uint32_t n,
@@ -247,6 +248,7 @@ static void attend_block(const mla_run *run, const td_attn_tile *tile, const flo
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
+      .turned = e->turned,
       .next_k = next,
       .next_bytes = TD_ATTN_KEYS * run->entry_bytes,
       .ldq = k_dim,
@@ -271,7 +273,8 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
                                         a->v_dim);
   float *latent = (float *)(piece + run->query_bytes + 2 * run->state_bytes);
   expansion e = {.latent = latent, .k = latent + (size_t)TD_ATTN_KEYS * run->entry_dim};
-  e.v = e.k + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
+  e.turned = e.k + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
+  e.v = e.turned + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
 
   load_queries(run, tile, head, q);
   td_attn_state_reset(&total, tile->n, a->v_dim);
