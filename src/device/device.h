@@ -184,6 +184,7 @@ typedef struct {
 void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
+// prompt: all tokens are a prompt's, as n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -191,6 +192,7 @@ typedef struct {
   void *out;     // [n_tokens][n_heads][head_dim]
   uint32_t n_heads, n_kv_heads, head_dim;
   float scale;
+  bool prompt;
 } td_attn_gqa_args;
 void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 

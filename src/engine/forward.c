@@ -91,7 +91,8 @@ static void attend_gqa(td_engine *e, const td_layer *layer, uint32_t layer_idx) 
                                                   .n_heads = c->n_heads,
                                                   .n_kv_heads = c->n_kv_heads,
                                                   .head_dim = c->head_dim,
-                                                  .scale = e->attention_scale});
+                                                  .scale = e->attention_scale,
+                                                  .prompt = g == GROUP_PREFILL});
   }
 }
 

@@ -15,7 +15,8 @@ enum { MAX_SEQS = 3 };
 // A model of one attention layer with its whole sequences, f32, and a paged cache for them.
 typedef struct {
   bool mla, absorbed;
-  uint32_t n_heads, n_kv_heads, head_dim; // GQA
+  bool prompt;                            // GQA
+  uint32_t n_heads, n_kv_heads, head_dim; //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
@@ -148,7 +149,8 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                                                .n_heads = l->n_heads,
                                                .n_kv_heads = l->n_kv_heads,
                                                .head_dim = l->head_dim,
-                                               .scale = w->scale});
+                                               .scale = w->scale,
+                                               .prompt = l->prompt});
   }
   td_err err;
   if (td_stream_sync(stream, &err) != TD_OK) fail_msg("%s", err.msg);
@@ -288,7 +290,10 @@ static void check_layout(const layout *l, uint32_t every) {
   for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
     layout of_dtype = *l;
     of_dtype.kv_dtype = dtypes[i];
-    check_layout_of(&of_dtype, every);
+    for (int prompt = 0; prompt < (l->mla ? 1 : 2); prompt++) {
+      of_dtype.prompt = prompt;
+      check_layout_of(&of_dtype, every);
+    }
   }
 }
 

@@ -9,11 +9,13 @@
 #include <string.h>
 
 enum {
-  TILE_QUERIES = 32,
-  FEW_HEADS = 8,      // of an item that is hardly slower for it
-  LEAST_HEADS = 4,    // what the kernels take at a time
-  ITEMS_A_THREAD = 3, // with fewer, the splits are spread
-  SPLITS_A_THREAD = 4 // with fewer, items have FEW_HEADS: what the last to end leave idle is small
+  TILE_QUERIES = 32,    // of answers, and at least
+  PROMPT_QUERIES = 256, // for which keys are turned once
+  FEW_HEADS = 8,        // of an item that is hardly slower for it
+  LEAST_HEADS = 4,      // what the kernels take at a time
+  ITEMS_A_THREAD = 3,   // with fewer, the splits are spread
+  SPLITS_A_THREAD = 4, // with fewer, items have FEW_HEADS: what the last to end leave idle is small
+  PROMPT_ITEMS = 16    // a thread; with fewer, items have fewer tokens: the last have most keys
 };
 static const size_t max_part_bytes = (size_t)64 << 20; // of split states at a time
 
@@ -81,12 +83,13 @@ typedef struct {
   const td_attn_shared *a;
   const td_attn_tile *tiles;
   uint32_t group;                  // heads sharing keys
-  uint32_t tile_heads;             // of them in an item
+  uint32_t tile_queries;           // of an item, at most
+  uint32_t tile_heads;             // of the group in an item
   uint32_t head_tiles;             // items a group
   size_t first_item;               // of the wave
   uint32_t max_splits;             // of any tile
   size_t query_bytes, state_bytes; //
-  char *member;                    // a piece: queries, total, part
+  char *member;                    // a piece: queries, total, part; of prompts, turned keys
   size_t member_bytes;             //
   char *parts;                     // [items of the wave][max_splits] states
 } shared_run;
@@ -144,22 +147,23 @@ static key_block block_at(const shared_run *run, const shared_item *item, uint32
 
 // The item's keys of the block that begins there; those that are `next` come meanwhile.
 static void run_block(const shared_run *run, const shared_item *item, uint32_t begin,
-                      key_block block, key_block next, const float *q, const td_attn_state *state) {
+                      key_block block, key_block next, char *piece, const td_attn_state *state) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
-  uint32_t n_visible[TILE_QUERIES];
+  uint32_t n_visible[PROMPT_QUERIES];
   for (uint32_t i = 0; i < item->n_q; i++) {
     n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin,
                                    begin + block.n);
   }
   td_attn_block_args args = {
-      .q = q,
+      .q = (const float *)piece,
       .k = block.at,
       .v = block.at + a->v_bytes,
       .n_visible = n_visible,
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
+      .turned = a->prompt ? (float *)(piece + run->query_bytes + 2 * run->state_bytes) : NULL,
       .next_k = next.at,
       .next_v = next.at && a->v_bytes ? next.at + a->v_bytes : NULL,
       .next_bytes = next.n * a->ld * td_dtype_bytes(a->kv->dtype),
@@ -176,13 +180,13 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
 
 // Blocks of one split; then: what is computed with behind the last.
 static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
-                      key_block then, const float *q, const td_attn_state *state) {
+                      key_block then, char *piece, const td_attn_state *state) {
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
   td_attn_state_reset(state, item->n_q, run->a->v_dim);
   for (key_block block = block_at(run, item, begin), next; block.at; block = next) {
     const uint32_t end = begin + block.n;
     next = end < split_end ? block_at(run, item, end) : (key_block){0};
-    run_block(run, item, begin, block, next.at ? next : then, q, state);
+    run_block(run, item, begin, block, next.at ? next : then, piece, state);
     begin = end;
   }
 }
@@ -208,15 +212,14 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   const td_attn_shared *a = run->a;
   shared_item item = item_at(run, idx);
   char *piece = run->member + member * run->member_bytes;
-  float *q = (float *)piece;
   td_attn_state total = td_attn_state_at(piece + run->query_bytes, item.n_q, a->v_dim);
   td_attn_state part = td_attn_state_at(piece + run->query_bytes + run->state_bytes, item.n_q,
                                         a->v_dim);
-  load_queries(run, &item, q);
+  load_queries(run, &item, (float *)piece);
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
   for (uint32_t split = 0; split < n_splits; split++) {
-    run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), q, &part);
+    run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), piece, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
   for (uint32_t i = 0; i < item.n_q; i++) {
@@ -236,18 +239,18 @@ static void one_split(void *ctx, size_t idx, size_t next, unsigned member) {
     const shared_item of = item_at(run, run->first_item + next / run->max_splits);
     then = block_at(run, &of, (uint32_t)(next % run->max_splits) * ATTN_SPLIT);
   }
-  float *q = (float *)(run->member + member * run->member_bytes);
+  char *piece = run->member + member * run->member_bytes;
   td_attn_state part = td_attn_state_at(run->parts + idx * run->state_bytes, item.n_q, a->v_dim);
-  load_queries(run, &item, q);
-  run_split(run, &item, split, then, q, &part);
+  load_queries(run, &item, (float *)piece);
+  run_split(run, &item, split, then, piece, &part);
 }
 
 static void merge_query(void *ctx, size_t idx, size_t next, unsigned member) {
   (void)next;
   const shared_run *run = ctx;
   const td_attn_shared *a = run->a;
-  size_t in_wave = idx / TILE_QUERIES;
-  uint32_t i = (uint32_t)(idx % TILE_QUERIES);
+  size_t in_wave = idx / run->tile_queries;
+  uint32_t i = (uint32_t)(idx % run->tile_queries);
   shared_item item = item_at(run, run->first_item + in_wave);
   if (i >= item.n_q) return;
   char *piece = run->member + member * run->member_bytes + run->query_bytes;
@@ -275,7 +278,7 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
     size_t left = n_items - run->first_item;
     size_t n = left < wave ? left : wave;
     td_cpu_for_tiles(stream, &(td_cpu_part){1, n * run->max_splits}, 1, one_split, run);
-    td_cpu_for_tiles(stream, &(td_cpu_part){n, TILE_QUERIES}, 1, merge_query, run);
+    td_cpu_for_tiles(stream, &(td_cpu_part){n, run->tile_queries}, 1, merge_query, run);
   }
   return TD_OK;
 }
@@ -295,20 +298,27 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   if (a->batch->n_tokens == 0) return TD_OK;
   shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
   run.tile_heads = run.group < TILE_QUERIES ? run.group : TILE_QUERIES;
+  run.tile_queries = a->prompt ? PROMPT_QUERIES : TILE_QUERIES;
+  const unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
   td_attn_tile *tiles;
   uint32_t n_tiles;
-  td_status status = td_attn_make_tiles(stream, a->batch, TILE_QUERIES / run.tile_heads, &tiles,
-                                        &n_tiles, err);
-  if (status != TD_OK) return status;
+  td_status status;
+  for (;; run.tile_queries /= 2) {
+    status = td_attn_make_tiles(stream, a->batch, run.tile_queries / run.tile_heads, &tiles,
+                                &n_tiles, err);
+    if (status != TD_OK) return status;
+    const bool are_few = count_items(&run, n_tiles) < (size_t)PROMPT_ITEMS * n_threads;
+    if (!are_few || run.tile_queries == TILE_QUERIES) break;
+  }
   run.tiles = tiles;
   for (uint32_t i = 0; i < n_tiles; i++) {
     uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, &tiles[i]));
     if (n_splits > run.max_splits) run.max_splits = n_splits;
   }
-  run.query_bytes = ((size_t)TILE_QUERIES * a->k_dim * sizeof(float) + 63) & ~(size_t)63;
-  run.state_bytes = td_attn_state_bytes(TILE_QUERIES, a->v_dim);
+  run.query_bytes = ((size_t)run.tile_queries * a->k_dim * sizeof(float) + 63) & ~(size_t)63;
+  run.state_bytes = td_attn_state_bytes(run.tile_queries, a->v_dim);
   run.member_bytes = run.query_bytes + 2 * run.state_bytes;
-  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  if (a->prompt) run.member_bytes += (size_t)a->k_dim * TD_ATTN_KEYS * sizeof(float);
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run.member_bytes, &member, err);
   if (status != TD_OK) return status;
@@ -346,6 +356,7 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
                                 .k_dim = a->head_dim,
                                 .v_dim = a->head_dim,
                                 .scale = a->scale,
+                                .prompt = a->prompt,
                             },
                             err);
 }
