@@ -14,11 +14,12 @@ static uint32_t entry_elements(const td_model_config *c) {
 }
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
-  enum { LEAST = 512, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
-  if (!config->n_experts || !config->top_k) return LEAST;
+  enum { LEAST = 512, LEAST_MLA = 1024, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
+  const uint32_t least = config->kv_lora_rank ? LEAST_MLA : LEAST;
+  if (!config->n_experts || !config->top_k) return least;
   uint64_t n = ((uint64_t)OF_EXPERT * config->n_experts / config->top_k + ROUND - 1) / ROUND *
                ROUND;
-  return n < LEAST ? LEAST : n > MOST ? MOST : (uint32_t)n;
+  return n < least ? least : n > MOST ? MOST : (uint32_t)n;
 }
 
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {

@@ -67,8 +67,9 @@ const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, ui
 
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
-// Tokens that a prompt is best read in at a time, where nobody says: 512, or so many that an expert
-// gets 32, for whom its weights are decoded once; no more than 2048, which a step must last for.
+// Tokens that a prompt is best read in at a time, where nobody says: 512, of MLA, which makes keys
+// of latents again each time, 1024, or so many that an expert gets 32, for whom its weights are
+// decoded once; no more than 2048, which a step must last for.
 uint32_t td_engine_prefill_chunk(const td_model_config *config);
 
 #endif

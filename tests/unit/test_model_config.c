@@ -333,7 +333,7 @@ static void refuses_other_architectures(void **state) {
   assert_non_null(strstr(err.msg, "dir/generation_config.json: top_p"));
 }
 
-// Experts of many get 32 tokens of a prompt.
+// Experts of many get 32 tokens of a prompt, latents are made into keys for 1024.
 static void test_prefill_chunk(void **state) {
   (void)state;
   static const uint32_t cases[][3] = {{0, 0, 512},    {64, 6, 512},         {128, 8, 512},
@@ -342,6 +342,9 @@ static void test_prefill_chunk(void **state) {
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     const td_model_config config = {.n_experts = cases[i][0], .top_k = cases[i][1]};
     assert_int_equal(td_engine_prefill_chunk(&config), cases[i][2]);
+    td_model_config mla = config;
+    mla.kv_lora_rank = 512;
+    assert_int_equal(td_engine_prefill_chunk(&mla), cases[i][2] < 1024 ? 1024 : cases[i][2]);
   }
 }
 

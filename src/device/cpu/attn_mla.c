@@ -7,8 +7,9 @@
 #include "device/cpu/attn.h"
 
 enum {
-  EXPANDED_QUERIES = 512, // about 170 make the expansion of a block worth its while
-  KEY_ROWS = 16           // at once: decoded, they stay in L1 while all tokens use them
+  EXPANDED_QUERIES = 1024, // of an item: about 170 make the expansion of a block worth its while
+  LEAST_QUERIES = 256,     // where items are too few for all members
+  KEY_ROWS = 16            // at once: decoded, they stay in L1 while all tokens use them
 };
 
 typedef struct {
@@ -301,17 +302,21 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
 
 static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
+  const unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  uint32_t n_queries = EXPANDED_QUERIES, n_tiles;
   td_attn_tile *tiles;
-  uint32_t n_tiles;
-  td_status status = td_attn_make_tiles(stream, &a->batch, EXPANDED_QUERIES, &tiles, &n_tiles, err);
-  if (status != TD_OK) return status;
+  td_status status;
+  for (;; n_queries /= 2) {
+    status = td_attn_make_tiles(stream, &a->batch, n_queries, &tiles, &n_tiles, err);
+    if (status != TD_OK) return status;
+    if ((size_t)n_tiles * a->n_heads >= n_threads || n_queries == LEAST_QUERIES) break;
+  }
   run->tiles = tiles;
-  size_t query_floats = (size_t)EXPANDED_QUERIES * (a->nope_dim + a->rope_dim);
+  size_t query_floats = (size_t)n_queries * (a->nope_dim + a->rope_dim);
   run->query_bytes = (query_floats * sizeof(float) + 63) & ~(size_t)63;
-  run->state_bytes = td_attn_state_bytes(EXPANDED_QUERIES, a->v_dim);
+  run->state_bytes = td_attn_state_bytes(n_queries, a->v_dim);
   size_t expansion_bytes = (expansion_floats(a) * sizeof(float) + 63) & ~(size_t)63;
   run->member_bytes = run->query_bytes + 2 * run->state_bytes + expansion_bytes;
-  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
   void *member;
   status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member, err);
   if (status != TD_OK) return status;
