@@ -202,6 +202,15 @@ typedef enum {
   IN_ORDER     // what is used some bytes later, into L1
 } fetching;
 
+// acc [R][T] += the products of less than a line before end.
+TD_INLINE void add_tail(const int R, const int T, walk *at, uint32_t end, vf *acc) {
+  vi line[MAX_ROWS];
+  if (at->k == end) return;
+  TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
+  add_line(R, T, line, at->x, acc, at->seen);
+  at->k = end;
+}
+
 // acc [R][T] = the products of the columns before end.
 TD_INLINE void dot_window(const int R, const int T, const fetching how, const panel *p,
                           uint32_t row, walk *at, uint32_t end, vf *acc) {
@@ -227,11 +236,7 @@ TD_INLINE void dot_window(const int R, const int T, const fetching how, const pa
     }
     add_line(R, T, line, at->x, acc, at->seen);
   }
-  if (at->k < end) {
-    TD_UNROLL for (int r = 0; r < R; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
-    add_line(R, T, line, at->x, acc, at->seen);
-    at->k = end;
-  }
+  add_tail(R, T, at, end, acc);
 }
 
 // Columns from anywhere on, put together from whole lines of memory: tensors lie in files as they
@@ -298,27 +303,22 @@ TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint
   at->x += WINDOWS * X_WINDOW * T;
 }
 
-// acc [2][T] = the products of the columns before end of two rows, side by side; lines are asked
-// for as they lie in memory.
-TD_INLINE void dot_pair(const int T, const panel *p, uint32_t row, walk *at, uint32_t end,
-                        vf *acc) {
+// acc [2] = one token's products of the columns before end of two rows, side by side; lines are
+// asked for as they lie in memory.
+TD_INLINE void dot_pair(const panel *p, uint32_t row, walk *at, uint32_t end, vf *acc) {
   if (at->k >= at->in_l1.until) at->in_l1 = fetch_of(p, row, 1, at->k, p->ahead[1]);
   uintptr_t ahead = (uintptr_t)(at->w[0] + 2 * at->k) + at->in_l1.offset;
   lines of[2] = {lines_from(at->w[0] + at->k), lines_from(at->w[1] + at->k)};
   vi line[2];
-  TD_UNROLL for (int i = 0; i < 2 * T; i++) acc[i] = vf_zero();
-  for (; at->k + LINE <= end; at->k += LINE, at->x += T * LINE) {
+  acc[0] = acc[1] = vf_zero();
+  for (; at->k + LINE <= end; at->k += LINE, at->x += LINE) {
     TD_UNROLL for (int r = 0; r < 2; r++, ahead += 64) {
       __builtin_prefetch((const void *)ahead);
       line[r] = next_line(&of[r]);
     }
-    add_line(2, T, line, at->x, acc, at->seen);
+    add_line(2, 1, line, at->x, acc, at->seen);
   }
-  if (at->k < end) {
-    TD_UNROLL for (int r = 0; r < 2; r++) line[r] = load_line_n(at->w[r] + at->k, end - at->k);
-    add_line(2, T, line, at->x, acc, at->seen);
-    at->k = end;
-  }
+  add_tail(2, 1, at, end, acc);
 }
 
 // Bytes from the panel's row to the one n rows on; of R rows that would not all be in the panel, to
@@ -352,7 +352,7 @@ TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *
   while (at.k < p->n) {
     const uint32_t end = p->n - at.k < X_WINDOW ? p->n : at.k + X_WINDOW;
     if (R == 2 && how == IN_ORDER) {
-      dot_pair(T, p, row, &at, end, acc);
+      dot_pair(p, row, &at, end, acc);
     } else {
       dot_window(R, T, how, p, row, &at, end, acc);
     }
@@ -371,9 +371,10 @@ TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *
 
 // Rows [row, row + R) of the panel times tokens [token, token + T).
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token) {
+  const bool in_order = T <= IN_ORDER_TOKENS && (R == 1 || (R == 2 && T == 1));
   if (T >= BY_ROWS_TOKENS && is_stream(p)) {
     dot_rows_in(R, T, BY_ROWS, p, row, token);
-  } else if (R <= (T == 1 ? 2 : 1) && T <= IN_ORDER_TOKENS && is_stream(p)) {
+  } else if (in_order && is_stream(p)) {
     dot_rows_in(R, T, IN_ORDER, p, row, token);
   } else {
     dot_rows_in(R, T, AT_DISTANCE, p, row, token);
