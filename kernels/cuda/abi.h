@@ -341,7 +341,7 @@ typedef struct {
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);
-  // Read by the device, never written; only_read: the mapping is so, too.
+  // For the device to copy from and to; only_read: the mapping cannot be written to.
   int (*pin)(const void *host, size_t n_bytes, bool only_read);
   int (*unpin)(const void *host);
   int (*stream_open)(td_cu_stream *out);

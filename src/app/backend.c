@@ -149,6 +149,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .kv_tokens = opts->kv_tokens,
                       .kv_dtype = opts->kv_dtype,
                       .activations = opts->activations,
+                      .experts = opts->experts,
                       .weights_fd = (uint32_t)opts->weights_fd,
                       .trace_fd = (uint32_t)opts->trace_fd,
                       .prefill_chunk = opts->prefill_chunk};

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "tandem/types.h"
 #include "tandem/wire.h"
+#include "worker/devices.h"
 
 typedef struct td_backend td_backend;
 
@@ -34,6 +35,7 @@ typedef struct {
   uint32_t prefill_threads; // when split: that read a prompt while answers are written; 0: half
   td_dtype kv_dtype;        // TD_F32 or TD_F16
   td_activations activations;
+  td_expert_place experts;
   int weights_fd;      // weights in memory (model/resident.h), borrowed; 0: workers map the files
   td_kv_dir *kv_dir;   // pages on disk behind the cache of prefixes, borrowed; NULL: none
   td_digest kv_model;  // all that decides what its pages hold, but for the kernels

@@ -58,8 +58,10 @@ static double routed_bytes(bench *b, uint32_t layer_idx) {
   return bytes;
 }
 
-// What every step reads: all weights of one token's pass but its experts.
+// What every step reads: all weights of one token's pass but its experts. Where the CPU has those
+// alone, it reads nothing else.
 static double dense_bytes(const bench *b) {
+  if (b->session->devices.expert_dev) return 0;
   const td_model_config *c = b->session->config;
   double bytes = (double)td_model_stats_of(b->session->model).active_bytes;
   for (uint32_t i = 0; i < c->n_layers; i++) {

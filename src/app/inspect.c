@@ -85,8 +85,15 @@ static void add_sizes(td_buf *out, const td_model *m) {
   add_bytes(out, s.bytes);
   td_buf_str(out, ", and ");
   add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
-  td_buf_printf(out, " for every 1000 tokens of context\ncontext       up to %u tokens",
-                c->max_position);
+  td_buf_str(out, " for every 1000 tokens of context\n");
+  if (s.expert_bytes) {
+    td_buf_str(out, "with a GPU    ");
+    add_bytes(out, s.bytes - s.expert_bytes);
+    td_buf_str(out, " and the context in its memory, ");
+    add_bytes(out, s.expert_bytes);
+    td_buf_str(out, " of experts in the CPU's, or there, too\n");
+  }
+  td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
     td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
   }
@@ -144,6 +151,7 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
   td_jw_int(w, "params", (int64_t)s.params);
   td_jw_int(w, "active_params", (int64_t)s.active_params);
   td_jw_int(w, "weight_bytes", (int64_t)s.bytes);
+  td_jw_int(w, "expert_bytes", (int64_t)s.expert_bytes);
   td_jw_int(w, "active_bytes", (int64_t)s.active_bytes);
   td_jw_begin_object(w, "bytes_by_dtype");
   for (size_t i = 0; i < TD_COUNT(dtypes); i++) {

@@ -24,6 +24,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .prefill_chunk = m->prefill_chunk,
                           .kv_dtype = m->kv_dtype,
                           .activations = m->activations,
+                          .experts = m->experts,
                           .weights_fd = serve->weights_fd >= 0 ? serve->weights_fd : 0,
                           .kv_dir = serve->kv_dir,
                           .kv_model = serve->kv_model,
@@ -68,8 +69,8 @@ static td_status open_kv_dir(td_serve *serve, td_err *err) {
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
   const td_session_opts *m = &serve->model_opts;
-  bool for_device = strcmp(m->device, "cpu") != 0;
-  // A GPU has a copy of its own and needs no other.
+  // A GPU has a copy of its own and needs no other, but of experts that it leaves to the CPU.
+  bool for_device = strcmp(m->device, "cpu") != 0 && m->experts != TD_EXPERTS_CPU;
   bool needs_none = m->weights == TD_WEIGHTS_AUTO && for_device;
   const td_weights_opts opts = {.mode = needs_none ? TD_WEIGHTS_MMAP : m->weights,
                                 .model_dir = m->model_dir,

@@ -11,15 +11,16 @@
 #include "worker/kv_plan.h"
 
 static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
-  size_t own_bytes = td_dev_own_free_bytes(s->dev); // which the weights have yet to go to
+  const bool is_own = s->devices.has_own_memory; // which the weights have yet to go to
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
-      .weight_bytes = s->is_resident && !own_bytes ? 0 : td_model_stats_of(s->model).bytes,
-      .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),
+      .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.weight_bytes,
+      .available_bytes = is_own ? td_dev_own_free_bytes(s->devices.dev)
+                                : td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
       .max_batch = s->opts.max_seqs,
-      .is_device = own_bytes != 0,
+      .is_device = is_own,
   };
   return td_kv_plan_make(out, &need, err);
 }
@@ -40,14 +41,15 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .max_step_seqs = n_seqs,
                          .max_seq_tokens = s->n_ctx,
                          .kv_dtype = s->opts.kv_dtype,
-                         .record_routing = s->opts.record_routing};
-  return td_engine_open(&s->engine, s->model, s->dev, &opts, err);
+                         .record_routing = s->opts.record_routing,
+                         .expert_dev = s->devices.expert_dev};
+  return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
 
 static td_status open_model(td_session *s, td_err *err) {
-  // A device that copies the weights needs no other copy of them.
-  bool for_device = td_dev_own_free_bytes(s->dev) != 0;
-  bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device;
+  // A device that copies all weights needs no other copy of them.
+  const bool for_device = s->devices.has_own_memory && !s->devices.expert_dev;
+  const bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device;
   if (s->opts.weights == TD_WEIGHTS_MMAP || needs_none) return TD_OK;
   td_model_close(s->model);
   s->model = NULL;
@@ -65,20 +67,19 @@ static td_status open_model(td_session *s, td_err *err) {
   return st;
 }
 
-static td_status open_device(td_session *s, td_err *err) {
-  const td_dev_opts dev = {.kind = s->opts.device ? s->opts.device : "cpu",
-                           .n_threads = s->opts.n_threads,
-                           .activations = s->opts.activations,
-                           .need_bytes = td_model_stats_of(s->model).bytes};
-  td_status st = td_dev_open(&s->dev, &dev, err);
-  if (st == TD_OK) s->opts.kv_dtype = td_dev_kv_dtype(s->dev, s->opts.kv_dtype);
+static td_status open_devices(td_session *s, td_err *err) {
+  const td_dev_opts opts = {.kind = s->opts.device ? s->opts.device : "cpu",
+                            .n_threads = s->opts.n_threads,
+                            .activations = s->opts.activations};
+  td_status st = td_devices_open(&s->devices, &opts, s->opts.experts, s->model, err);
+  if (st == TD_OK) s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);
   return st;
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
   td_status st = td_model_open(&s->model, s->opts.model_dir, err); // mapped: costs next to nothing
-  if (st == TD_OK) st = open_device(s, err);
+  if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
@@ -86,7 +87,7 @@ static td_status open_parts(td_session *s, td_err *err) {
   if (!s->opts.prefill_chunk) s->opts.prefill_chunk = td_engine_prefill_chunk(s->config);
   size_t n_bytes;
   const void *memory = td_model_memory(s->model, &n_bytes);
-  td_dev_pin(s->dev, memory, n_bytes);
+  if (!s->devices.expert_dev) td_dev_pin(s->devices.dev, memory, n_bytes);
   st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;
@@ -115,7 +116,7 @@ void td_session_close(td_session *s) {
   if (!s) return;
   td_engine_close(s->engine);
   td_kv_close(s->kv);
-  td_dev_close(s->dev);
+  td_devices_close(&s->devices);
   td_model_close(s->model);
   free(s->cached);
   free(s);

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "kv/kv.h"
 #include "tandem/wire.h"
+#include "worker/devices.h"
 
 typedef struct {
   const char *model_dir;
@@ -22,6 +23,7 @@ typedef struct {
   td_dtype kv_dtype;      // TD_F32 or TD_F16
   td_weights_mode weights;
   td_activations activations;
+  td_expert_place experts;
   bool record_routing; // see td_engine_opts
 } td_session_opts;
 
@@ -29,7 +31,7 @@ typedef struct {
 typedef struct {
   td_model *model;
   const td_model_config *config;
-  td_dev *dev;
+  td_devices devices;
   td_engine *engine;
   td_kv *kv;
   td_session_opts opts;

@@ -50,7 +50,10 @@ static const option table[] = {
     {"threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), 0, 4096, "0", "N",
      "compute threads; 0: one for each CPU"},
     {"device", 0, OPT_STR, COMPUTE, AT(device), NO_RANGE, "cpu", "DEVICE",
-     "cpu, cuda (the first GPU, which must hold the whole model), or auto: a GPU if there is one"},
+     "cpu, cuda (the first GPU), or auto: a GPU if there is one"},
+    {"experts", 0, OPT_STR, COMPUTE, AT(experts), NO_RANGE, "auto", "DEVICE",
+     "beside a GPU, what computes the routed experts: cpu, from its own memory; gpu, which must "
+     "hold them; auto: the GPU if they fit"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",

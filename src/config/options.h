@@ -48,7 +48,7 @@ typedef struct {
   char *config, *log, *log_level, *trace;
   bool help;
   // model and machine
-  char *model, *device, *kv_dtype, *activations, *weights;
+  char *model, *device, *experts, *kv_dtype, *activations, *weights;
   int64_t threads, ctx_size, prefill_chunk;
   // what to answer
   char *prompt, *file, *system;

@@ -14,7 +14,7 @@ static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   size_t n_free = td_dev_own_free_bytes(*out);
   if (opts->need_bytes <= n_free) return TD_OK;
   status = td_fail(err, TD_ENOMEM,
-                   "%s: the weights take %.2f GiB, and %.2f GiB of its memory are free; give "
+                   "%s: the weights take %.2f GiB there, and %.2f GiB of its memory are free; give "
                    "--device cpu, or a smaller copy of the model (tandem quantize)",
                    td_dev_name(*out), (double)opts->need_bytes / GIB, (double)n_free / GIB);
   td_dev_close(*out);
@@ -79,6 +79,15 @@ void td_dev_free(td_dev *dev, void *ptr) {
   if (ptr) dev->vtable->free(dev, ptr);
 }
 
+td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
+  *out = NULL;
+  return dev->vtable->alloc_host(dev, out, n_bytes, err);
+}
+
+void td_dev_free_host(td_dev *dev, void *ptr) {
+  if (ptr) dev->vtable->free_host(dev, ptr);
+}
+
 size_t td_dev_own_free_bytes(td_dev *dev) {
   return dev->vtable->own_free_bytes(dev);
 }
@@ -123,8 +132,11 @@ void td_event_record(td_event *event, td_stream *stream) {
 }
 
 void td_stream_wait(td_stream *stream, td_event *event) {
-  TD_CHECK(event->dev == stream->dev);
-  stream->dev->vtable->stream_wait(stream, event);
+  if (event->dev == stream->dev) {
+    stream->dev->vtable->stream_wait(stream, event);
+  } else {
+    td_event_sync(event);
+  }
 }
 
 void td_event_sync(td_event *event) {

@@ -54,6 +54,10 @@ void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse);
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free(td_dev *dev, void *ptr);
+// Host memory likewise, from which and to which the device copies as fast as it can while the host
+// computes with it; td_dev_free_host ends it.
+td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
+void td_dev_free_host(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
 size_t td_dev_own_free_bytes(td_dev *dev);
 
@@ -76,7 +80,7 @@ void td_event_close(td_event *event);
 // The event becomes pending now and done when the stream gets here.
 void td_event_record(td_event *event, td_stream *stream);
 // Work queued on stream after this call starts when the event, as last recorded, is done. An event
-// never recorded counts as done.
+// never recorded counts as done. For another device's event the caller waits.
 void td_stream_wait(td_stream *stream, td_event *event);
 void td_event_sync(td_event *event); // the host waits
 
@@ -243,8 +247,8 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 
 // out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
 // in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
-// shared expert. accumulate: added to out instead of overwriting it. n_prompt: see
-// td_linear_op_args.
+// shared expert. accumulate: added to out instead of overwriting it. is_bf16: x and out are BF16
+// whatever the device's activations are; the sum is rounded once. n_prompt: see td_linear_op_args.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]
@@ -252,7 +256,7 @@ typedef struct {
   const float *weights;              // f32 [n_tokens][top_k]
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
-  bool accumulate;
+  bool accumulate, is_bf16;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

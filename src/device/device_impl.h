@@ -70,6 +70,8 @@ typedef struct {
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free)(td_dev *dev, void *ptr);
+  td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
+  void (*free_host)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);
   void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL: nothing to do
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);

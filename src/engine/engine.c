@@ -42,23 +42,18 @@ static td_status alloc_activations(td_engine *e, td_err *err) {
     void **out;
     size_t row_elements;
   } const buffers[] = {
-      {&e->x, c->dim},           {&e->h, c->dim},  {&e->delta, c->dim},       {&e->q, q_dim},
-      {&e->q_a, c->q_lora_rank}, {&e->kv, kv_dim}, {&e->v, mla ? 0 : kv_dim}, {&e->attn, out_dim},
+      {&e->x, c->dim},  {&e->delta, c->dim},       {&e->q, q_dim},      {&e->q_a, c->q_lora_rank},
+      {&e->kv, kv_dim}, {&e->v, mla ? 0 : kv_dim}, {&e->attn, out_dim},
   };
   for (size_t i = 0; i < TD_COUNT(buffers); i++) {
     td_status st = alloc_acts(e, buffers[i].out, buffers[i].row_elements, err);
     if (st != TD_OK) return st;
   }
   size_t n = e->opts.max_step_tokens;
-  td_status st = td_dev_alloc(e->dev, (void **)&e->router_logits,
-                              n * (c->n_experts + 1) * sizeof(float), err);
-  if (st == TD_OK) {
-    st = td_dev_alloc(e->dev, (void **)&e->router_ids, n * (c->top_k + 1) * sizeof(int32_t), err);
-  }
-  if (st == TD_OK) {
-    st = td_dev_alloc(e->dev, (void **)&e->router_weights, n * (c->top_k + 1) * sizeof(float), err);
-  }
-  return st;
+  td_status st = td_dev_alloc(e->dev, &e->h, td_engine_given_bytes(e, n), err);
+  if (st != TD_OK) return st;
+  return td_dev_alloc(e->dev, (void **)&e->router_logits, n * (c->n_experts + 1) * sizeof(float),
+                      err);
 }
 
 static td_status alloc_rope(td_engine *e, td_err *err) {
@@ -137,6 +132,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
+  if (st == TD_OK) st = td_engine_open_experts(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
   return st;
 }
@@ -167,6 +163,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *e) {
   if (!e) return;
   td_stream_close(e->stream);
+  td_engine_close_experts(e);
   void *const buffers[] = {e->x,
                            e->h,
                            e->delta,
@@ -175,10 +172,8 @@ void td_engine_close(td_engine *e) {
                            e->kv,
                            e->v,
                            e->attn,
-                           e->router_ids,
                            e->cos_sin,
                            e->router_logits,
-                           e->router_weights,
                            e->dev_logits,
                            e->dev_top,
                            e->dev_meta,
@@ -316,6 +311,7 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   }
   e->n_tokens = t;
   e->n_rows = row;
+  td_engine_lay_out_given(e);
   e->tokens = e->dev_meta + at.tokens;
   e->position = e->dev_meta + at.position;
   e->rows = e->dev_meta + at.rows;
@@ -333,7 +329,7 @@ static void forward(void *ctx) {
 static void run_forward(td_engine *e) {
   td_batch_view *view = &e->groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
-  if (!e->can_rank || !is_alike) {
+  if (!e->can_rank || !is_alike || e->side.dev) {
     td_engine_forward(e);
     return;
   }
@@ -354,6 +350,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   run_forward(e);
   td_engine_hand_over(e);
   st = td_stream_sync(e->stream, err);
+  if (st == TD_OK && e->side.dev) st = td_stream_sync(e->side.stream, err);
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;
 }

@@ -25,6 +25,8 @@ typedef struct {
   // td_engine_kv_bytes_per_token bytes, which the device can reach; NULL: the engine's own.
   void *kv_pages;
   bool record_routing; // keep each step's expert choices for td_engine_routing
+  // Borrowed: computes the routed experts, from host memory. NULL: the engine's device does.
+  td_dev *expert_dev;
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;

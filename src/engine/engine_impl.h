@@ -17,11 +17,21 @@ typedef struct {
   uint32_t token_begin;
 } step_group;
 
+// Where the routed experts are another device's.
+typedef struct {
+  td_dev *dev; // NULL: they are not
+  td_stream *stream;
+  td_event *given, *done; // the engine's device has handed tokens over; their sum is made
+  char *in;               // host memory, a copy of what begins at h
+  void *out, *sum;        // host memory, and the engine's device's: [max_step_tokens][dim]
+} td_engine_side;
+
 struct td_engine {
   const td_model *model;
   const td_model_config *config;
   td_dev *dev;
   td_stream *stream;
+  td_engine_side side;
   td_engine_opts opts;
   size_t act_bytes; // of one activation element
   uint32_t max_pages;
@@ -31,8 +41,7 @@ struct td_engine {
   void *x, *h, *delta;    // residual stream, normed input, a block's output: [dim]
   void *q, *q_a, *kv, *v; // kv: latent and rope key (MLA) or k (GQA)
   void *attn;             // [n_heads * v_dim]
-  float *router_logits, *router_weights;
-  int32_t *router_ids;
+  float *router_logits;
   float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless the device ranks
@@ -54,10 +63,22 @@ struct td_engine {
   // the step being run
   step_group groups[N_GROUPS];
   uint32_t n_tokens, n_rows;
-  bool is_ranked;                          // the host gets the best of each row, not the logits
+  int32_t *router_ids;   // [n_tokens][top_k], behind h, so that all of it can go somewhere at once
+  float *router_weights; // likewise, behind them
+  bool is_ranked;        // the host gets the best of each row, not the logits
   const int32_t *tokens, *rows, *position; // in dev_meta
   const float *temperature;                // [n_rows], likewise
 };
+
+// experts.c
+td_status td_engine_open_experts(td_engine *engine, td_err *err); // closed in any case
+void td_engine_close_experts(td_engine *engine);
+size_t td_engine_given_bytes(const td_engine *engine, size_t n_tokens);
+void td_engine_lay_out_given(td_engine *engine); // of the step's n_tokens
+// delta (+)= the layer's dense MLP, or its shared expert, of h.
+void td_engine_mlp(td_engine *engine, const td_layer *layer, bool accumulate);
+// delta = experts of h.
+void td_engine_experts(td_engine *engine, uint32_t layer_idx);
 
 // Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);

@@ -144,60 +144,6 @@ static void attend_mla(td_engine *e, const td_layer *layer, uint32_t layer_idx) 
   }
 }
 
-static void dense_mlp(td_engine *e, const td_layer *layer, bool accumulate) {
-  td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
-                                      .up = &layer->mlp_up,
-                                      .down = &layer->mlp_down,
-                                      .x = e->h,
-                                      .out = e->delta,
-                                      .n_tokens = e->n_tokens,
-                                      .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens,
-                                      .n_experts = 1,
-                                      .top_k = 1,
-                                      .accumulate = accumulate});
-}
-
-static void experts(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
-  const td_model_config *c = e->config;
-  td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
-                                               .x = e->h,
-                                               .y = e->router_logits,
-                                               .x_stride = c->dim,
-                                               .y_stride = c->n_experts,
-                                               .n_tokens = e->n_tokens,
-                                               .out_f32 = true,
-                                               .exact = true});
-  td_op_router(e->stream,
-               &(td_router_args){.logits = e->router_logits,
-                                 .bias = layer->router_bias,
-                                 .ids = e->router_ids,
-                                 .weights = e->router_weights,
-                                 .kind = c->router_sigmoid ? TD_ROUTER_SIGMOID : TD_ROUTER_SOFTMAX,
-                                 .n_tokens = e->n_tokens,
-                                 .n_experts = c->n_experts,
-                                 .top_k = c->top_k,
-                                 .n_groups = c->n_groups,
-                                 .topk_groups = c->topk_groups,
-                                 .norm_topk = c->norm_topk,
-                                 .scaling = c->routed_scaling});
-  if (e->dev_routing) {
-    td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx), e->router_ids,
-               (size_t)e->n_tokens * c->top_k * sizeof *e->router_ids);
-  }
-  td_op_moe(e->stream, &(td_moe_args){.gate = layer->gate,
-                                      .up = layer->up,
-                                      .down = layer->down,
-                                      .x = e->h,
-                                      .ids = e->router_ids,
-                                      .weights = e->router_weights,
-                                      .out = e->delta,
-                                      .n_tokens = e->n_tokens,
-                                      .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens,
-                                      .n_experts = c->n_experts,
-                                      .top_k = c->top_k});
-  if (layer->mlp_gate.data) dense_mlp(e, layer, true);
-}
-
 void td_engine_hand_over(td_engine *e) {
   uint32_t n_vocab = e->config->n_vocab;
   if (e->dev_routing) {
@@ -250,9 +196,9 @@ void td_engine_forward(td_engine *e) {
     linear(e, &layer->o, layer->o_bias, e->attn, layer->o.cols, e->delta);
     norm_residual(e, layer->mlp_norm, true);
     if (layer->is_moe) {
-      experts(e, layer, i);
+      td_engine_experts(e, i);
     } else {
-      dense_mlp(e, layer, false);
+      td_engine_mlp(e, layer, false);
     }
   }
   if (e->n_rows) head(e);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/status.h"
 
 static float float_of(uint32_t bits) {
@@ -15,12 +16,6 @@ static uint32_t bits_of(float f) {
   uint32_t bits;
   memcpy(&bits, &f, sizeof bits);
   return bits;
-}
-
-uint16_t td_bf16_of(float f) {
-  uint32_t bits = bits_of(f);
-  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 static float clamp(float f, float low, float high) {
@@ -140,7 +135,7 @@ static choice choose_bf16(const block *b, int top, double (*loss)(const block *b
   float max = largest(b);
   choice best = {1, INFINITY};
   for (int percent = 100; percent >= 68; percent -= 4) {
-    float s = float_of((uint32_t)td_bf16_of(max * ((float)percent / (100 * (float)top))) << 16);
+    float s = td_bf16_value(td_bf16_of(max * ((float)percent / (100 * (float)top))));
     if (s >= MIN_SCALE) consider(&best, b, s, loss);
   }
   if (best.loss == INFINITY) best = (choice){1, loss(b, 1)};

@@ -57,7 +57,4 @@ typedef struct {
 td_encode_result td_encode_rows(const td_encoding *e, const float *w, uint32_t n_rows,
                                 uint32_t cols, uint8_t *codes, uint8_t *scales);
 
-// Round to nearest even; NaN stays NaN.
-uint16_t td_bf16_of(float f);
-
 #endif

@@ -46,8 +46,10 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_pl
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
   case TD_PLACE_EXPERT:
+    s->expert_bytes -= s->bytes;
     for (uint32_t e = 0; e < c->n_experts; e++)
       count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
+    s->expert_bytes += s->bytes;
     return;
   case TD_PLACE_VEC: {
     td_dtype dtype = ((const td_vec *)field)->dtype;

@@ -82,6 +82,7 @@ typedef struct td_model td_model;
 typedef struct {
   uint64_t params, active_params;       // active: what one token's forward pass multiplies with
   uint64_t bytes;                       // of all weights used
+  uint64_t expert_bytes;                // of them, the routed experts'
   uint64_t active_bytes;                // read by one token's forward pass, embedding row excluded
   uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
 } td_model_stats;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/bf16.h"
 #include "base/fs.h"
 #include "base/json_write.h"
 #include "config/json.h"

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "tandem/types.h"
+#include "worker/devices.h"
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
 // means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
@@ -47,6 +48,7 @@ const char *td_worker_role_name(uint32_t role);
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
   X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
   X(activations, "activations", 0, TD_N_ACTIVATIONS - 1)                                           \
+  X(experts, "experts", 0, TD_N_EXPERT_PLACES - 1)                                                 \
   X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
@@ -64,6 +66,7 @@ typedef struct {
   uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
   uint32_t kv_dtype;     // a td_dtype
   uint32_t activations;  // a td_activations
+  uint32_t experts;      // a td_expert_place
   uint32_t prefill_chunk;
   uint32_t log_level; // a td_log_level
   uint32_t log_json;

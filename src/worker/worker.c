@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "tandem/kernels.h"
 #include "worker/args.h"
+#include "worker/devices.h"
 #include "worker/kv_pool.h"
 #include "worker/outlet.h"
 #include "worker/request.h"
@@ -29,7 +30,7 @@ typedef struct {
   td_outlet outlet;
   td_model *model;
   const td_model_config *config;
-  td_dev *dev;
+  td_devices devices;
   td_engine *engine;
   td_kv_pool pool;
   td_requests requests;
@@ -37,22 +38,22 @@ typedef struct {
   td_segment trace; // what --trace records to; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // of the team
-  bool has_own_pages; // KV pages are in the device's memory, not in the pool
   bool is_shut_down;
 } worker;
 
 // ---- opening ----------------------------------------------------------------------------------
 
 static td_status open_pool(worker *w, td_err *err) {
-  size_t own_bytes = td_dev_own_free_bytes(w->dev); // which the weights have yet to go to
+  const bool is_own = w->devices.has_own_memory; // which the weights have yet to go to
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       .n_layers = w->config->n_layers,
       // Weights in memory are no longer part of what is available.
-      .weight_bytes = w->opts.weights_fd && !own_bytes ? 0 : td_model_stats_of(w->model).bytes,
-      .available_bytes = own_bytes ? own_bytes : td_memory_available_bytes(),
-      .is_device = own_bytes != 0,
+      .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.weight_bytes,
+      .available_bytes = is_own ? td_dev_own_free_bytes(w->devices.dev)
+                                : td_memory_available_bytes(),
+      .is_device = is_own,
       .ctx_size = w->opts.ctx_size,
       .kv_tokens = w->opts.kv_tokens,
       .max_batch = w->opts.max_batch,
@@ -69,8 +70,9 @@ static td_status open_engine(worker *w, td_err *err) {
       .max_seq_tokens = w->pool.plan.n_ctx,
       .kv_dtype = (td_dtype)w->opts.kv_dtype,
       .kv_pages = w->pool.pages,
+      .expert_dev = w->devices.expert_dev,
   };
-  return td_engine_open(&w->engine, w->model, w->dev, &engine, err);
+  return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
 }
 
 static td_status open_tables(worker *w, td_err *err) {
@@ -83,24 +85,22 @@ static td_status open_tables(worker *w, td_err *err) {
   return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->opts.prefill_chunk, err) : st;
 }
 
-static td_status open_device(worker *w, td_err *err) {
-  const td_dev_opts dev = {.kind = w->opts.device,
-                           .n_threads = w->opts.n_threads,
-                           .activations = w->opts.activations,
-                           .cpus_from_end = w->opts.role == TD_ROLE_PREFILL,
-                           .need_bytes = td_model_stats_of(w->model).bytes};
+static td_status open_devices(worker *w, td_err *err) {
+  const td_dev_opts opts = {.kind = w->opts.device,
+                            .n_threads = w->opts.n_threads,
+                            .activations = w->opts.activations,
+                            .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
-  td_status st = td_dev_open(&w->dev, &dev, err);
-  if (st == TD_OK) w->opts.kv_dtype = td_dev_kv_dtype(w->dev, (td_dtype)w->opts.kv_dtype);
-  if (st == TD_OK) td_dev_follow_threads(w->dev, w->outlet.channel.lease);
-  if (st == TD_OK) td_dev_show_pulse(w->dev, w->outlet.channel.pulse);
-  if (st == TD_OK) w->has_own_pages = td_dev_own_free_bytes(w->dev) != 0;
-  if (st != TD_OK || !w->has_own_pages) return st;
-  td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(w->dev),
-          (double)td_dev_own_free_bytes(w->dev) / (1 << 30));
+  td_devices *d = &w->devices;
+  td_status st = td_devices_open(d, &opts, (td_expert_place)w->opts.experts, w->model, err);
+  if (st != TD_OK) return st;
+  w->opts.kv_dtype = td_dev_kv_dtype(d->dev, (td_dtype)w->opts.kv_dtype);
+  td_dev *cpu = d->expert_dev ? d->expert_dev : d->dev;
+  td_dev_follow_threads(cpu, w->outlet.channel.lease);
+  td_dev_show_pulse(cpu, w->outlet.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
-  td_dev_pin(w->dev, memory, n_bytes);
+  if (d->has_own_memory && !d->expert_dev) td_dev_pin(d->dev, memory, n_bytes);
   return TD_OK;
 }
 
@@ -110,7 +110,7 @@ static td_status warm_up(worker *w, td_err *err) {
   enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   static const uint32_t steps[] = {LONG, SHORT, 1};
-  if (!w->has_own_pages) return TD_OK;
+  if (!w->devices.has_own_memory) return TD_OK;
   const td_kv_plan *plan = &w->pool.plan;
   uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES;
   uint32_t n_ctx = n_pages * TD_KV_PAGE_TOKENS < plan->n_ctx ? n_pages * TD_KV_PAGE_TOKENS
@@ -130,7 +130,7 @@ static td_status warm_up(worker *w, td_err *err) {
 }
 
 static td_status open_parts(worker *w, td_err *err) {
-  td_status st = open_device(w, err);
+  td_status st = open_devices(w, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
   if (st == TD_OK) st = warm_up(w, err);
@@ -156,7 +156,7 @@ static td_status open_all(worker *w, td_err *err) {
                                    .max_seqs = w->opts.max_batch,
                                    .page_tokens = TD_KV_PAGE_TOKENS,
                                    .n_pages = w->pool.plan.n_pages,
-                                   .flags = w->has_own_pages ? TD_READY_OWN_PAGES : 0,
+                                   .flags = w->devices.has_own_memory ? TD_READY_OWN_PAGES : 0,
                                    .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
   snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
@@ -168,7 +168,7 @@ static void close_all(worker *w) {
   td_requests_close(&w->requests);
   td_engine_close(w->engine);
   td_kv_pool_close(&w->pool);
-  td_dev_close(w->dev);
+  td_devices_close(&w->devices);
   td_model_close(w->model);
   td_channel_close(&w->outlet.channel);
 }

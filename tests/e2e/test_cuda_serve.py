@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -40,16 +41,19 @@ def complete(server, prompt, n):
     return body["choices"][0]["text"]
 
 
-def test_chat(tandem_bin, tiny_model):
-    server = Server(tandem_bin, tiny_model, "--device", "cuda")
+@pytest.mark.parametrize("experts", ["gpu", "cpu"])
+def test_chat(tandem_bin, tiny_model, experts):
+    device = ["--device", "cuda", "--experts", experts]
+    server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     assert "cuda, " in server.log()
+    assert ("computes the experts" in server.log()) == (experts == "cpu")
     messages = [{"role": "user", "content": "Hello!"}]
     body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)
     assert body["usage"]["completion_tokens"] == 3
     said = subprocess.run(
         [tandem_bin, "run", "--model", tiny_model, "--raw", "-p", "Once upon a time", "-n", "4"]
-        + ["--temperature", "0", "--ignore-eos", "--json", "--device", "cuda"],
+        + ["--temperature", "0", "--ignore-eos", "--json", *device],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert complete(server, "Once upon a time", 4) == json.loads(said.stdout)["text"]
@@ -72,8 +76,10 @@ def check_draws(server):
     assert len(set(forced["choices"][0]["logprobs"]["tokens"])) == 1
 
 
-def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library):
+@pytest.mark.parametrize("experts", ["gpu", "cpu"])
+def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library, experts):
     options = ["--prefill-chunk", "32", "--weights", "resident", "--log-level", "debug"]
+    options += ["--experts", experts]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     prompt = list(range(3, 73))
     before = complete(server, prompt, 2)
@@ -85,7 +91,19 @@ def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library):
         assert answer.result().startswith(before)
     assert server.decoder() != killed
     assert complete(server, prompt, 2) == before
-    assert len(re.findall("of weights are pinned", server.log())) == 2  # once a worker
+    n_pinned = len(re.findall("of weights are pinned", server.log()))
+    assert n_pinned == (2 if experts == "gpu" else 0)  # once a worker; the CPU needs none
+    server.close()
+
+
+def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
+    if "_emu" not in library:
+        pytest.skip("a GPU's memory cannot be chosen")
+    monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1550")  # of which operators may need 1536
+    nano = Path(__file__).parents[2] / "configs" / "models" / "tandem-nano"
+    server = Server(tandem_bin, nano, "--device", "cuda", "--ctx-size", "512")
+    assert "computes the experts" in server.log()
+    complete(server, "Once", 2)
     server.close()
 
 

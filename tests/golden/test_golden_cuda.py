@@ -39,22 +39,29 @@ def check_logits(ours, golden):
 
 # Sanitizers see the kernels in the unit tests; scripts/test.sh picks none of these by name.
 @pytest.mark.parametrize(
-    ("case", "chunk"),
-    [(case, chunk) for case in ("deepseek_fp8", "qwen3_moe") for chunk in (None, 37)]
-    + [(case, None) for case in FORMATS],
+    ("case", "chunk", "experts"),
+    [
+        (case, chunk, experts)
+        for case in ("deepseek_fp8", "qwen3_moe")
+        for chunk in (None, 37)
+        for experts in ("gpu", "cpu")
+    ]
+    + [(case, None, "gpu") for case in FORMATS],
 )
-def test_logits(tandem, cuda, case, chunk, tmp_path):  # noqa: F811
-    ours = logits_of(tandem, case, tmp_path, chunk, "--device", "cuda", **cuda)
+def test_logits(tandem, cuda, case, chunk, experts, tmp_path):  # noqa: F811
+    options = ("--device", "cuda", "--experts", experts)
+    ours = logits_of(tandem, case, tmp_path, chunk, *options, **cuda)
     check_logits(ours, np.load(DATA / case / "logits.npy"))
 
 
+@pytest.mark.parametrize("experts", ["gpu", "cpu"])
 @pytest.mark.parametrize("case", ["deepseek_int4", "qwen3_moe"])
-def test_greedy_continuation(tandem, cuda, case):  # noqa: F811
+def test_greedy_continuation(tandem, cuda, case, experts):  # noqa: F811
     golden = np.load(DATA / case / "continuation.npy").tolist()[:8]
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
         *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
-        *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda"),
+        *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda", "--experts", experts),
         **cuda,
     )
     assert json.loads(out)["token_ids"] == golden

@@ -20,11 +20,12 @@ static const char *model_dir(void) {
   return access(built, R_OK) == 0 ? built : "tests/golden/data/qwen3_moe";
 }
 
-static td_session *open_model(void) {
+static td_session *open_model(td_expert_place experts) {
   td_session *s;
   td_err err;
   const td_session_opts opts = {.model_dir = model_dir(),
                                 .device = "cuda",
+                                .experts = experts,
                                 .ctx_size = 64,
                                 .prefill_chunk = 64,
                                 .max_seqs = N_SEQS + 1}; // beside the session's own
@@ -68,7 +69,7 @@ static void run_answers(td_session *s, uint32_t n, td_wire_token *out) {
 // Answers computed again come several tokens a sequence: as many tokens, but of more sequences.
 static void test_steps_of_as_many_tokens(void **state) {
   (void)state;
-  td_session *fresh = open_model(), *used = open_model();
+  td_session *fresh = open_model(TD_EXPERTS_GPU), *used = open_model(TD_EXPERTS_GPU);
   td_wire_token want[N_ROWS], got[N_ROWS];
   run_answers(fresh, 3, want);
   for (int i = 0; i < 3; i++)
@@ -82,7 +83,29 @@ static void test_steps_of_as_many_tokens(void **state) {
   td_session_close(used);
 }
 
+// A GPU that fails hands nothing over any more: who waits for that is told.
+static void test_a_failure_is_not_waited_for(void **state) {
+  (void)state;
+  const char *library = getenv("TANDEM_CUDA_LIB");
+  td_session *s = open_model(TD_EXPERTS_CPU);
+  assert_non_null(s->devices.expert_dev);
+  td_wire_token token[N_ROWS];
+  run_answers(s, 3, token);
+  if (library && strstr(library, "_emu")) {
+    const int32_t id = 3, page = 0;
+    const td_step_seq seq = {.tokens = &id, .n_tokens = 1, .pages = &page, .n_pages = 1};
+    td_err err;
+    setenv("TANDEM_EMU_BREAK", "1", 1);
+    assert_int_equal(td_engine_step(s->engine, &seq, 1, &err), TD_EINTERNAL);
+    assert_non_null(strstr(err.msg, "illegal memory access"));
+    unsetenv("TANDEM_EMU_BREAK");
+    assert_int_equal(td_engine_step(s->engine, &seq, 1, &err), TD_EINTERNAL); // for good
+  }
+  td_session_close(s);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
+                                     cmocka_unit_test(test_a_failure_is_not_waited_for)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/bf16.h"
 #include "device/cpu/tuner.h"
 #include "device/device.h"
 #include "tandem/kernels.h"
@@ -511,6 +512,62 @@ static void test_moe(void **state) {
   }
 }
 
+static uint16_t *rounded(const float *x, size_t n) {
+  uint16_t *out = malloc(n * sizeof *out);
+  td_bf16_of_n(out, x, n);
+  return out;
+}
+
+// BF16 in and out: what f32 gives for the same activations, rounded once.
+static void test_moe_of_bf16(void **state) {
+  (void)state;
+  enum { TOKENS = (1 << 17) / DIM + 1 }; // so many that widening them is shared out
+  fixture f;
+  open_fixture(&f, 3);
+  experts e;
+  make_experts(&e, &f.rng, TD_F8E4M3);
+  float *x = ref_floats(&f.rng, TOKENS * DIM), *out = ref_floats(&f.rng, TOKENS * DIM);
+  float *weights = ref_floats(&f.rng, TOKENS * TOP_K);
+  uint16_t *x16 = rounded(x, TOKENS * DIM), *out16 = rounded(out, TOKENS * DIM);
+  td_bf16_values(x, x16, TOKENS * DIM);
+  td_bf16_values(out, out16, TOKENS * DIM);
+  int32_t *ids = malloc(TOKENS * TOP_K * sizeof *ids);
+  for (int i = 0; i < TOKENS * TOP_K; i++)
+    ids[i] = (int32_t)ref_below(&f.rng, EXPERTS);
+  td_moe_args args = {.gate = e.g,
+                      .up = e.u,
+                      .down = e.d,
+                      .ids = ids,
+                      .weights = weights,
+                      .n_tokens = TOKENS,
+                      .n_prompt = TOKENS / 2,
+                      .n_experts = EXPERTS,
+                      .top_k = TOP_K};
+  for (int accumulate = 1; accumulate >= 0; accumulate--) {
+    args.accumulate = accumulate;
+    args.is_bf16 = false;
+    args.x = x;
+    args.out = out;
+    td_op_moe(f.stream, &args);
+    args.is_bf16 = true;
+    args.x = x16;
+    args.out = out16;
+    td_op_moe(f.stream, &args);
+    sync_ok(&f);
+    uint16_t *want = rounded(out, TOKENS * DIM);
+    assert_memory_equal(out16, want, TOKENS * DIM * sizeof *want);
+    free(want);
+  }
+  free(x);
+  free(out);
+  free(weights);
+  free(x16);
+  free(out16);
+  free(ids);
+  free_experts(&e);
+  close_fixture(&f);
+}
+
 // How many rows a call has is tried out while matrices this large are computed.
 static void test_trials_change_no_bit(void **state) {
   (void)state;
@@ -639,6 +696,7 @@ int main(void) {
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_moe_of_bf16),
       cmocka_unit_test(test_trials_change_no_bit),
       cmocka_unit_test(test_bad_arguments_stick),
       cmocka_unit_test(test_unknown_device),

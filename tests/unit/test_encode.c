@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "base/bf16.h"
 #include "model/encode.h"
 #include "unit/ref.h"
 

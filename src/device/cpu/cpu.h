@@ -17,6 +17,7 @@
 typedef enum {
   SCRATCH_ITEMS, // lists of work
   SCRATCH_ORDER, // MoE: pairs in order of expert
+  SCRATCH_X,     // MoE: activations that came as BF16
   SCRATCH_GATE,
   SCRATCH_UP,
   SCRATCH_PARTS,  // partial results

@@ -11,10 +11,17 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/clock.h"
 #include "device/cpu/cpu.h"
 
-enum { TILE_PAIRS = 192, MAX_PAIRS = 8192, SUM_ELEMENTS = 2048, SPINS = 2000 };
+enum {
+  TILE_PAIRS = 192,
+  MAX_PAIRS = 8192,
+  SUM_ELEMENTS = 2048,
+  WIDEN_ELEMENTS = 1 << 16, // that waking the team would take as long as
+  SPINS = 2000
+};
 
 // Some pairs of one expert: work units are these times the tiles of rows.
 typedef struct {
@@ -26,6 +33,7 @@ typedef struct {
 typedef struct {
   const td_moe_args *a;
   uint32_t dim, hidden;                 // of the model, of an expert
+  const float *x;                       // [n_tokens][dim], from token0
   uint32_t dim_tile, hidden_tile;       // rows a work item has
   uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
   td_trial trial;                       // that says so, and in which way
@@ -116,7 +124,7 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   float *up = run->up + (size_t)tile->begin * run->hidden;
   td_linear_args args = {
       .w = &a->gate[tile->expert],
-      .x = (const float *)a->x + (size_t)run->token0 * run->dim,
+      .x = run->x,
       .x_rows = run->token + tile->begin,
       .y = gate,
       .ldx = run->dim,
@@ -166,7 +174,9 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
 
+// A token's sum is made in f32 and rounded once.
 static void sum_piece(moe_run *run, size_t item) {
+  float widened[SUM_ELEMENTS];
   const td_moe_args *a = run->a;
   for (unsigned i = 0;
        atomic_load_explicit(&run->n_down_done, memory_order_acquire) < run->n_down_items; i++) {
@@ -176,13 +186,19 @@ static void sum_piece(moe_run *run, size_t item) {
   size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;
   size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
   size_t token = run->token0 + t;
-  float *out = (float *)a->out + token * run->dim + begin;
-  if (!a->accumulate) memset(out, 0, n * sizeof *out);
+  uint16_t *rounded = (uint16_t *)a->out + token * run->dim + begin;
+  float *out = a->is_bf16 ? widened : (float *)a->out + token * run->dim + begin;
+  if (!a->accumulate) {
+    memset(out, 0, n * sizeof *out);
+  } else if (a->is_bf16) {
+    td_bf16_values(out, rounded, n);
+  }
   for (uint32_t j = 0; j < a->top_k; j++) {
     const float *part = run->parts + (size_t)run->place[t * a->top_k + j] * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
   }
+  if (a->is_bf16) td_bf16_of_n(rounded, out, n);
 }
 
 static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
@@ -286,6 +302,34 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
   return TD_OK;
 }
 
+typedef struct {
+  float *to;
+  const uint16_t *from;
+  size_t n;
+} widening;
+
+static void widen_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const widening *w = ctx;
+  size_t begin = item * WIDEN_ELEMENTS, left = w->n - begin;
+  td_bf16_values(w->to + begin, w->from + begin, left < WIDEN_ELEMENTS ? left : WIDEN_ELEMENTS);
+}
+
+// Where the pass's activations are in f32.
+static td_status take_x(td_cpu_stream *stream, moe_run *run, td_err *err) {
+  const td_moe_args *a = run->a;
+  const size_t at = (size_t)run->token0 * run->dim;
+  run->x = (const float *)a->x + at;
+  if (!a->is_bf16) return TD_OK;
+  widening w = {.from = (const uint16_t *)a->x + at, .n = (size_t)run->n_tokens * run->dim};
+  void *x;
+  td_status status = td_cpu_scratch(stream, SCRATCH_X, w.n * sizeof *w.to, &x, err);
+  if (status != TD_OK) return status;
+  run->x = w.to = x;
+  td_cpu_for(stream, (w.n + WIDEN_ELEMENTS - 1) / WIDEN_ELEMENTS, widen_piece, &w);
+  return TD_OK;
+}
+
 td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   moe_run run = {.a = a};
@@ -302,6 +346,8 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     uint32_t left = a->n_tokens - run.token0;
     run.n_tokens = left < pass_tokens ? left : pass_tokens;
     run.n_pairs = run.n_tokens * a->top_k;
+    status = take_x(stream, &run, err);
+    if (status != TD_OK) return status;
     order_pairs(&run);
     run.n_hidden_items = (size_t)run.n_tiles * run.n_hidden_tiles;
     run.n_down_items = (size_t)run.n_tiles * run.n_dim_tiles;

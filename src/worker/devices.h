@@ -1,0 +1,32 @@
+// src/worker/devices.h - what a process computes with: one device, or a GPU and beside it the CPU,
+// which has the routed experts.
+#ifndef TD_WORKER_DEVICES_H
+#define TD_WORKER_DEVICES_H
+
+#include "device/device.h"
+#include "model/model.h"
+
+// Where routed experts are computed if there is a GPU. AUTO: there if they fit beside everything
+// else, else on the CPU.
+typedef enum {
+  TD_EXPERTS_AUTO,
+  TD_EXPERTS_CPU,
+  TD_EXPERTS_GPU,
+  TD_N_EXPERT_PLACES
+} td_expert_place;
+
+typedef struct {
+  td_dev *dev;
+  td_dev *expert_dev;  // NULL: dev has them
+  bool has_own_memory; // dev has, and will hold a copy of weight_bytes and the KV cache
+  uint64_t weight_bytes;
+} td_devices;
+
+// need_bytes of opts is not read: what dev must hold follows from the model. TD_EINVAL:
+// TD_EXPERTS_GPU with a device that is none. Else the errors of td_dev_open; TD_ENOMEM names the
+// cure. Closed in any case.
+td_status td_devices_open(td_devices *out, const td_dev_opts *opts, td_expert_place place,
+                          const td_model *model, td_err *err);
+void td_devices_close(td_devices *devices);
+
+#endif
