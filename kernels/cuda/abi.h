@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 11u
+#define TD_CUDA_ABI_VERSION 12u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -53,10 +53,12 @@ typedef struct {
   int32_t *fault;
 } td_cu_embed_args;
 
+// x += y; y is BF16 or, with y_f32, f32.
 typedef struct {
   uint16_t *x;
-  const uint16_t *y;
+  const void *y;
   size_t n;
+  bool y_f32;
 } td_cu_add_args;
 
 typedef struct {
@@ -278,34 +280,37 @@ typedef struct {
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
-// Puts the pairs (token, j) of ids [n_tokens][top_k] in order of expert and cuts each expert's into
-// tiles of at most tile_tokens.
+// Puts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_routed), that are of an expert
+// in [first_expert, first_expert + n_experts) in order of expert and cuts each expert's into tiles
+// of at most tile_tokens. Tiles count experts from the first one.
 typedef struct {
   const int32_t *ids;
   uint32_t *token;   // [n_pairs] in order of expert: the pair's token
-  uint32_t *place;   // [n_pairs]: where the pair went; UINT32_MAX for a pair of no expert
+  uint32_t *place;   // [n_pairs]: where the pair went; UINT32_MAX for one of no expert here
   td_cu_tile *tiles; // [n_pairs] at most
-  uint32_t *n_tiles;
-  uint32_t n_tokens, top_k, n_experts, tile_tokens;
+  uint32_t *n_tiles, *n_ordered; // pairs that went somewhere
+  uint32_t n_tokens, top_k, n_experts, first_expert, n_routed, tile_tokens;
   int32_t *fault;
 } td_cu_moe_sort_args;
 
-// out[i] = silu(gate[i]) * up[i].
+// out[i] = silu(gate[i]) * up[i] over rows of dim elements.
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
-  size_t n;
+  const uint32_t *n_used; // of the rows, in device memory; NULL: all
+  uint32_t n_rows, dim;
 } td_cu_swiglu_args;
 
-// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j. weights NULL: all 1;
-// place NULL: parts are in the order of pairs.
+// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j, leaving out those of
+// place UINT32_MAX. weights NULL: all 1; place NULL: parts are in the order of pairs. out is BF16
+// or, with out_f32, f32.
 typedef struct {
   const float *parts;
   const uint32_t *place;
   const float *weights;
-  uint16_t *out;
+  void *out;
   uint32_t n_tokens, top_k, dim;
-  bool accumulate;
+  bool accumulate, out_f32;
 } td_cu_moe_sum_args;
 
 #define TD_CU_OPS(X)                                                                               \

@@ -111,9 +111,10 @@ extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
 
 enum { SORT_THREADS = 256 };
 
-__device__ static int expert_of(const td_cu_moe_sort_args &a, uint32_t pair) {
-  int32_t e = a.ids[pair];
-  return e >= 0 && static_cast<uint32_t>(e) < a.n_experts ? e : -1;
+// UINT32_MAX: none of these.
+__device__ static uint32_t expert_of(const td_cu_moe_sort_args &a, uint32_t pair) {
+  uint32_t e = static_cast<uint32_t>(a.ids[pair]) - a.first_expert;
+  return e < a.n_experts ? e : UINT32_MAX;
 }
 
 // The sum of what the threads before this one bring.
@@ -148,7 +149,10 @@ __device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
     next[e] = begin;
     begin += n;
   }
-  if (threadIdx.x == SORT_THREADS - 1) *a.n_tiles = n_tiles;
+  if (threadIdx.x == SORT_THREADS - 1) {
+    *a.n_tiles = n_tiles;
+    *a.n_ordered = begin;
+  }
 }
 
 // One block. Where a pair comes to stand among its expert's is left to chance: no result depends
@@ -161,10 +165,10 @@ __global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
     next[e] = 0;
   __syncthreads();
   for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
-    int e = expert_of(a, p);
-    if (e >= 0) {
+    uint32_t e = expert_of(a, p);
+    if (e != UINT32_MAX) {
       atomicAdd(&next[e], 1u);
-    } else {
+    } else if (static_cast<uint32_t>(a.ids[p]) >= a.n_routed) {
       *a.fault = TD_CU_FAULT_EXPERT;
     }
   }
@@ -172,10 +176,12 @@ __global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
   cut(a, next, sums);
   __syncthreads();
   for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
-    int e = expert_of(a, p);
-    uint32_t to = e >= 0 ? atomicAdd(&next[e], 1u) : UINT32_MAX;
+    uint32_t e = expert_of(a, p), to = UINT32_MAX;
+    if (e != UINT32_MAX) {
+      to = atomicAdd(&next[e], 1u);
+      a.token[to] = p / a.top_k;
+    }
     a.place[p] = to;
-    if (e >= 0) a.token[to] = p / a.top_k;
   }
 }
 

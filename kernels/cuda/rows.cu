@@ -34,9 +34,14 @@ extern "C" int td_cu_embed(const td_cu_embed_args *a, td_cu_stream stream) {
   return launched();
 }
 
+__device__ static float f32_from(const void *x, size_t i, bool is_f32) {
+  return is_f32 ? static_cast<const float *>(x)[i]
+                : f32_from_bf16(static_cast<const uint16_t *>(x)[i]);
+}
+
 __global__ static void add_kernel(td_cu_add_args a) {
   for (size_t i = first_element(); i < a.n; i += element_stride())
-    a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from_bf16(a.y[i]));
+    a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from(a.y, i, a.y_f32));
 }
 
 extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
@@ -121,29 +126,45 @@ extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
 }
 
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
-  for (size_t i = first_element(); i < a.n; i += element_stride()) {
+  size_t n = static_cast<size_t>(a.n_used ? *a.n_used : a.n_rows) * a.dim;
+  for (size_t i = first_element(); i < n; i += element_stride()) {
     float gate = a.gate[i];
     a.out[i] = bf16_from_f32(gate / (1 + expf(-gate)) * a.up[i]);
   }
 }
 
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
-  TD_LAUNCH(swiglu_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
+  size_t n = static_cast<size_t>(a->n_rows) * a->dim;
+  TD_LAUNCH(swiglu_kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }
 
-// A block a token. Places are bad only where the sort has raised a fault.
+// Whether a token has anything to be summed.
+__device__ static bool has_parts(const td_cu_moe_sum_args &a, size_t t) {
+  if (!a.place) return true;
+  for (uint32_t j = 0; j < a.top_k; j++) {
+    if (a.place[t * a.top_k + j] != UINT32_MAX) return true;
+  }
+  return false;
+}
+
+// A block a token.
 __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
   size_t t = blockIdx.x;
-  uint16_t *out = a.out + t * a.dim;
+  if (a.accumulate && !has_parts(a, t)) return;
   for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x) {
-    float sum = a.accumulate ? f32_from_bf16(out[c]) : 0;
+    size_t at = t * a.dim + c;
+    float sum = a.accumulate ? f32_from(a.out, at, a.out_f32) : 0;
     for (uint32_t j = 0; j < a.top_k; j++) {
       size_t pair = t * a.top_k + j, place = a.place ? a.place[pair] : pair;
       if (place == UINT32_MAX) continue;
       sum += (a.weights ? a.weights[pair] : 1) * a.parts[place * a.dim + c];
     }
-    out[c] = bf16_from_f32(sum);
+    if (a.out_f32) {
+      static_cast<float *>(a.out)[at] = sum;
+    } else {
+      static_cast<uint16_t *>(a.out)[at] = bf16_from_f32(sum);
+    }
   }
 }
 

@@ -92,6 +92,10 @@ size_t td_dev_own_free_bytes(td_dev *dev) {
   return dev->vtable->own_free_bytes(dev);
 }
 
+bool td_dev_takes_on_device(const td_dev *dev, const td_weight *w) {
+  return !dev->vtable->takes_on_device || dev->vtable->takes_on_device(dev, w);
+}
+
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
   if (dev->vtable->pin && host) dev->vtable->pin(dev, host, n_bytes);
 }
@@ -156,7 +160,11 @@ void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes) {
 }
 
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n) {
-  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n}});
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n, false}});
+}
+
+void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n) {
+  enqueue(stream, &(td_op){.kind = TD_OP_ADD, .add = {x, y, n, true}});
 }
 
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,

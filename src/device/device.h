@@ -61,6 +61,10 @@ void td_dev_free_host(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
 size_t td_dev_own_free_bytes(td_dev *dev);
 
+// Whether td_op_moe takes a copy of this matrix in the device's memory, made by td_op_copy: data,
+// scales and zero points each from a multiple of 256 bytes on.
+bool td_dev_takes_on_device(const td_dev *dev, const td_weight *w);
+
 // A mapping that holds weights until td_dev_close, read-only: a device that copies them does so
 // faster where it can register it, and says in the log where it cannot. Once a device.
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
@@ -128,6 +132,7 @@ void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
 // x[i] += y[i] over n elements.
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
+void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n); // whatever x is
 
 // out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
@@ -248,7 +253,13 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // out[t] = sum_j weights[t][j] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t][j], summed
 // in the order of j. With ids NULL every token goes to expert 0 with weight 1: a dense MLP or a
 // shared expert. accumulate: added to out instead of overwriting it. is_bf16: x and out are BF16
-// whatever the device's activations are; the sum is rounded once. n_prompt: see td_linear_op_args.
+// whatever the device's activations are; the sum is rounded once. out_f32: out is f32 whatever x
+// is. n_prompt: see td_linear_op_args.
+//
+// Some of a layer's experts: with n_routed, ids are in [0, n_routed), those of the n_experts that
+// are here in [first_expert, first_expert + n_experts), and what a token has chosen of others is no
+// part of its sum. are_on_device: what the matrices point to is the device's memory, and is read
+// when the operator runs; td_dev_takes_on_device says which may be. The arrays must not change.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]
@@ -256,7 +267,8 @@ typedef struct {
   const float *weights;              // f32 [n_tokens][top_k]
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
-  bool accumulate, is_bf16;
+  uint32_t first_expert, n_routed;
+  bool accumulate, is_bf16, out_f32, are_on_device;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

@@ -37,6 +37,7 @@ typedef struct {
   void *x;
   const void *y;
   size_t n;
+  bool y_f32;
 } td_add_args;
 
 typedef struct {
@@ -73,7 +74,8 @@ typedef struct {
   td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free_host)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);
-  void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL: nothing to do
+  void (*pin)(td_dev *dev, const void *host, size_t n_bytes);     // NULL: nothing to do
+  bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: any
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);

@@ -10,7 +10,7 @@
 #define ULP_BF16 0x1p-7 // of a value of 1; rounding to nearest errs by half
 #define ULP_F32  0x1p-23
 
-enum { MAX_OWNED = 64 };
+enum { MAX_OWNED = 256 };
 
 typedef struct {
   td_dev *dev;

@@ -582,6 +582,7 @@ enum { DIM = 72, HIDDEN = 56, EXPERTS = 9, TOP_K = 3, MOE_TOKENS = 90 };
 typedef struct {
   ref_weight gate[EXPERTS], up[EXPERTS], down[EXPERTS];
   td_weight g[EXPERTS], u[EXPERTS], d[EXPERTS];
+  td_weight on_device[3][EXPERTS];
 } experts;
 
 // Groups of one size or, of every other expert, of another, and zero points likewise.
@@ -641,7 +642,50 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
   }
 }
 
-static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, bool routed) {
+static td_weight copied(cuda_fixture *f, const td_weight *w) {
+  td_weight copy = *w;
+  copy.data = cuda_put(f, w->data, td_weight_data_bytes(w));
+  if (w->scale) copy.scale = cuda_put(f, w->scale, td_weight_scale_bytes(w));
+  if (w->zero) copy.zero = cuda_put(f, w->zero, td_weight_zero_bytes(w));
+  return copy;
+}
+
+// Whether the device takes copies of them.
+static bool copy_experts(cuda_fixture *f, experts *e) {
+  for (int i = 0; i < EXPERTS; i++) {
+    if (!td_dev_takes_on_device(f->dev, &e->g[i])) return false;
+    e->on_device[0][i] = copied(f, &e->g[i]);
+    e->on_device[1][i] = copied(f, &e->u[i]);
+    e->on_device[2][i] = copied(f, &e->d[i]);
+  }
+  return true;
+}
+
+// The same operator as several, over some of the experts each, which are on the device.
+static void enqueue_in_groups(cuda_fixture *f, const experts *e, const td_moe_args *whole) {
+  enum { GROUP = 4 };
+  const size_t n = (size_t)whole->n_tokens * DIM;
+  float *sum = cuda_alloc(f, n * sizeof *sum);
+  td_moe_args args = *whole;
+  args.n_routed = EXPERTS;
+  args.out = sum;
+  args.out_f32 = args.are_on_device = true;
+  for (uint32_t first = 0; first < EXPERTS; first += GROUP) {
+    args.first_expert = first;
+    args.n_experts = EXPERTS - first < GROUP ? EXPERTS - first : GROUP;
+    args.gate = &e->on_device[0][first];
+    args.up = &e->on_device[1][first];
+    args.down = &e->on_device[2][first];
+    args.accumulate = first > 0;
+    td_op_moe(f->stream, &args);
+  }
+  td_op_add_f32(f->stream, whole->out, sum, n);
+}
+
+typedef enum { ROUTED, IN_GROUPS, DENSE } moe_kind;
+
+static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, moe_kind kind) {
+  const bool routed = kind != DENSE;
   size_t n_x = (size_t)n * DIM, n_pairs = (size_t)n * TOP_K;
   float *x = cuda_floats(f, n_x), *before = cuda_floats(f, n_x);
   float *weights = ref_floats(&f->rng, n_pairs);
@@ -649,19 +693,23 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, bool routed) 
   for (size_t i = 0; i < n_pairs; i++) // expert 8 gets none, expert 0 most
     ids[i] = i % 3 ? (int32_t)ref_below(&f->rng, EXPERTS - 1) : 0;
   uint16_t *out = cuda_put_bf16(f, before, n_x);
-  td_op_moe(
-      f->stream,
-      &(td_moe_args){.gate = e->g,
-                     .up = e->u,
-                     .down = e->d,
-                     .x = cuda_put_bf16(f, x, n_x),
-                     .ids = routed ? cuda_put(f, ids, n_pairs * sizeof *ids) : NULL,
-                     .weights = routed ? cuda_put(f, weights, n_pairs * sizeof *weights) : NULL,
-                     .out = out,
-                     .n_tokens = n,
-                     .n_experts = routed ? EXPERTS : 1,
-                     .top_k = routed ? TOP_K : 1,
-                     .accumulate = routed});
+  const td_moe_args args = {.gate = e->g,
+                            .up = e->u,
+                            .down = e->d,
+                            .x = cuda_put_bf16(f, x, n_x),
+                            .ids = routed ? cuda_put(f, ids, n_pairs * sizeof *ids) : NULL,
+                            .weights = routed ? cuda_put(f, weights, n_pairs * sizeof *weights)
+                                              : NULL,
+                            .out = out,
+                            .n_tokens = n,
+                            .n_experts = routed ? EXPERTS : 1,
+                            .top_k = routed ? TOP_K : 1,
+                            .accumulate = routed};
+  if (kind == IN_GROUPS) {
+    enqueue_in_groups(f, e, &args);
+  } else {
+    td_op_moe(f->stream, &args);
+  }
   float *got = cuda_get_bf16(f, out, n_x);
   for (size_t t = 0; t < n; t++) {
     double want[DIM] = {0}, slack[DIM] = {0};
@@ -683,14 +731,29 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, bool routed) 
   free(got);
 }
 
+// Scales that the kernels of MXFP4 have no room for are widened when they are copied.
+static void test_scales_that_are_not_taken(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
+  ref_weight w = ref_make_format(&f.rng, &format, 16, 64, 1, 32);
+  memset((void *)w.w.scale, 127, td_weight_scale_bytes(&w.w));
+  assert_true(td_dev_takes_on_device(f.dev, &w.w));
+  ((uint8_t *)w.w.scale)[5] = 127 + TD_CU_E8M0_MOST + 1;
+  assert_false(td_dev_takes_on_device(f.dev, &w.w));
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
 // With scratch memory for 40 tokens, and without any for one.
 static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
   td_cuda_dev *dev = (td_cuda_dev *)f->dev;
   dev->pass_bytes = (size_t)40 * TOP_K * (10 * HIDDEN + 4 * DIM);
-  run_moe(f, e, MOE_TOKENS, true);
+  run_moe(f, e, MOE_TOKENS, ROUTED);
+  run_moe(f, e, MOE_TOKENS, IN_GROUPS);
   dev->pass_bytes = 1;
-  run_moe(f, e, 7, true);
-  run_moe(f, e, 7, false);
+  run_moe(f, e, 7, ROUTED);
+  run_moe(f, e, 7, DENSE);
 }
 
 static void test_moe(void **state) {
@@ -710,9 +773,12 @@ static void test_moe(void **state) {
     CUDA_OPEN(f);
     experts e;
     make_experts(&e, &f.rng, &cases[i]);
+    const bool is_copied = copy_experts(&f, &e);
+    assert_int_equal(is_copied, cases[i].format.layout == TD_LAYOUT_ROWS);
     for (size_t j = 0; j < TD_COUNT(sizes); j++) {
-      run_moe(&f, &e, sizes[j], true);
-      run_moe(&f, &e, sizes[j], false);
+      run_moe(&f, &e, sizes[j], ROUTED);
+      run_moe(&f, &e, sizes[j], DENSE);
+      if (is_copied) run_moe(&f, &e, sizes[j], IN_GROUPS);
     }
     if (i == 0) run_moe_in_passes(&f, &e);
     cuda_close(&f);
@@ -770,16 +836,23 @@ static void test_an_expert_that_is_none(void **state) {
   make_experts(&e, &f.rng, &(expert_formats){.format = {.dtype = TD_BF16, .scale_dtype = TD_F32}});
   float *x = cuda_floats(&f, DIM), weight = 1;
   int32_t id = EXPERTS;
-  td_op_moe(f.stream, &(td_moe_args){.gate = e.g,
-                                     .up = e.u,
-                                     .down = e.d,
-                                     .x = cuda_put_bf16(&f, x, DIM),
-                                     .ids = cuda_put(&f, &id, sizeof id),
-                                     .weights = cuda_put(&f, &weight, sizeof weight),
-                                     .out = cuda_alloc(&f, DIM * sizeof(uint16_t)),
-                                     .n_tokens = 1,
-                                     .n_experts = EXPERTS,
-                                     .top_k = 1});
+  const td_moe_args args = {.gate = e.g,
+                            .up = e.u,
+                            .down = e.d,
+                            .x = cuda_put_bf16(&f, x, DIM),
+                            .ids = cuda_put(&f, &id, sizeof id),
+                            .weights = cuda_put(&f, &weight, sizeof weight),
+                            .out = cuda_alloc(&f, DIM * sizeof(uint16_t)),
+                            .n_tokens = 1,
+                            .n_experts = EXPERTS,
+                            .top_k = 1};
+  td_op_moe(f.stream, &args);
+  expect_failure(&f, "experts");
+  td_moe_args some = args; // nor is it one of the others
+  some.n_experts = 2;
+  some.first_expert = 3;
+  some.n_routed = EXPERTS;
+  td_op_moe(f.stream, &some);
   expect_failure(&f, "experts");
   free(x);
   cuda_close(&f);
@@ -802,6 +875,7 @@ int main(void) {
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_ranking_of_no_numbers),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_scales_that_are_not_taken),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_an_expert_that_is_none),
   };

@@ -518,6 +518,57 @@ static uint16_t *rounded(const float *x, size_t n) {
   return out;
 }
 
+// Some of the experts at a time, one of which nobody has chosen.
+static void test_moe_in_groups(void **state) {
+  (void)state;
+  enum { TOKENS = 210, PROMPT = 128, GROUP = 4 };
+  fixture f;
+  FOR_TEAMS(f) {
+    experts e;
+    make_experts(&e, &f.rng, TD_F8E4M3);
+    float *x = ref_floats(&f.rng, TOKENS * DIM), *out = ref_floats(&f.rng, TOKENS * DIM);
+    float *sum = ref_floats(&f.rng, TOKENS * DIM), *weights = ref_floats(&f.rng, TOKENS * TOP_K);
+    double *want = ref_doubles(TOKENS * DIM);
+    int32_t ids[TOKENS * TOP_K];
+    for (int i = 0; i < TOKENS * TOP_K; i++)
+      ids[i] = (int32_t)ref_below(&f.rng, EXPERTS - 1);
+    for (int t = 0; t < TOKENS; t++) {
+      for (int d = 0; d < DIM; d++)
+        want[t * DIM + d] = out[t * DIM + d];
+      for (int j = 0; j < TOP_K; j++)
+        naive_expert(&e, ids[t * TOP_K + j], x + t * DIM, weights[t * TOP_K + j], want + t * DIM);
+    }
+    for (uint32_t first = 0; first < EXPERTS; first += GROUP) {
+      td_op_moe(f.stream,
+                &(td_moe_args){.gate = e.g + first,
+                               .up = e.u + first,
+                               .down = e.d + first,
+                               .x = x,
+                               .ids = ids,
+                               .weights = weights,
+                               .out = sum,
+                               .n_tokens = TOKENS,
+                               .n_prompt = PROMPT,
+                               .n_experts = first + GROUP < EXPERTS ? GROUP : EXPERTS - first,
+                               .top_k = TOP_K,
+                               .first_expert = first,
+                               .n_routed = EXPERTS,
+                               .accumulate = first > 0,
+                               .out_f32 = true,
+                               .are_on_device = true});
+    }
+    td_op_add_f32(f.stream, out, sum, TOKENS * DIM);
+    sync_ok(&f);
+    assert_close(out, want, TOKENS * DIM, 2e-6);
+    free(x);
+    free(out);
+    free(sum);
+    free(weights);
+    free(want);
+    free_experts(&e);
+  }
+}
+
 // BF16 in and out: what f32 gives for the same activations, rounded once.
 static void test_moe_of_bf16(void **state) {
   (void)state;
@@ -668,6 +719,21 @@ static void test_bad_arguments_stick(void **state) {
   expect_failure(&f, "id 9");
   td_stream_close(f.stream);
   assert_int_equal(td_stream_open(&f.stream, f.dev, &err), TD_OK);
+  td_op_moe(f.stream, &(td_moe_args){.gate = e.g,
+                                     .up = e.u,
+                                     .down = e.d,
+                                     .x = x,
+                                     .ids = &expert,
+                                     .weights = &weight,
+                                     .out = x,
+                                     .n_tokens = 1,
+                                     .n_experts = 2,
+                                     .top_k = 1,
+                                     .first_expert = 3,
+                                     .n_routed = EXPERTS});
+  expect_failure(&f, "id 9");
+  td_stream_close(f.stream);
+  assert_int_equal(td_stream_open(&f.stream, f.dev, &err), TD_OK);
   td_op_linear(f.stream,
                &(td_linear_op_args){.w = &e.g[0], .x = x, .y = x, .n_tokens = 1, .n_prompt = 2});
   expect_failure(&f, "2 of 1 tokens");
@@ -697,6 +763,7 @@ int main(void) {
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_moe),
       cmocka_unit_test(test_moe_of_bf16),
+      cmocka_unit_test(test_moe_in_groups),
       cmocka_unit_test(test_trials_change_no_bit),
       cmocka_unit_test(test_bad_arguments_stick),
       cmocka_unit_test(test_unknown_device),

@@ -41,7 +41,7 @@ typedef struct {
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
   uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
-  uint32_t *place;  // [n_tokens][top_k]: where the pair went in that order
+  uint32_t *place;  // [n_tokens][top_k]: where the pair went in that order, or UINT32_MAX
   uint32_t *count;  // [2 n_experts + 1]: of each expert, the pairs of answers, then of prompts
   pair_tile *tiles; // at most n_pairs
   uint32_t n_tiles;
@@ -51,23 +51,28 @@ typedef struct {
   _Atomic size_t n_down_done;
 } moe_run;
 
+// UINT32_MAX: the pair's is not one of these.
 static uint32_t expert_of(const td_moe_args *a, size_t pair) {
-  return a->ids ? (uint32_t)a->ids[pair] : 0;
+  uint32_t e = a->ids ? (uint32_t)a->ids[pair] - a->first_expert : 0;
+  return e < a->n_experts ? e : UINT32_MAX;
 }
 
-// The place of a pass's pair's kind in count.
+// The place of a pass's pair's kind in count; UINT32_MAX: it is of no expert here.
 static uint32_t kind_of(const moe_run *run, uint32_t pair) {
   const td_moe_args *a = run->a;
   bool prompt = run->token0 + pair / a->top_k >= a->n_tokens - run->n_prompt;
-  return 2 * expert_of(a, (size_t)run->token0 * a->top_k + pair) + prompt;
+  uint32_t e = expert_of(a, (size_t)run->token0 * a->top_k + pair);
+  return e == UINT32_MAX ? e : 2 * e + prompt;
 }
 
 // Counting sort of the pass's pairs, and the tiles it falls into.
 static void order_pairs(moe_run *run) {
   const td_moe_args *a = run->a;
   memset(run->count, 0, (2 * a->n_experts + 1) * sizeof *run->count);
-  for (uint32_t p = 0; p < run->n_pairs; p++)
-    run->count[kind_of(run, p) + 1]++;
+  for (uint32_t p = 0; p < run->n_pairs; p++) {
+    uint32_t kind = kind_of(run, p);
+    if (kind != UINT32_MAX) run->count[kind + 1]++;
+  }
   run->n_tiles = 0;
   uint32_t begin = 0;
   for (uint32_t kind = 0; kind < 2 * a->n_experts; kind++) {
@@ -85,9 +90,9 @@ static void order_pairs(moe_run *run) {
     begin += n;
   }
   for (uint32_t p = 0; p < run->n_pairs; p++) {
-    uint32_t to = run->count[kind_of(run, p)]++;
-    run->place[p] = to;
-    run->token[to] = p / a->top_k;
+    uint32_t kind = kind_of(run, p);
+    run->place[p] = kind == UINT32_MAX ? UINT32_MAX : run->count[kind]++;
+    if (kind != UINT32_MAX) run->token[run->place[p]] = p / a->top_k;
   }
 }
 
@@ -178,6 +183,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
 static void sum_piece(moe_run *run, size_t item) {
   float widened[SUM_ELEMENTS];
   const td_moe_args *a = run->a;
+  const bool is_rounded = a->is_bf16 && !a->out_f32;
   for (unsigned i = 0;
        atomic_load_explicit(&run->n_down_done, memory_order_acquire) < run->n_down_items; i++) {
     wait_turn(i);
@@ -187,18 +193,20 @@ static void sum_piece(moe_run *run, size_t item) {
   size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
   size_t token = run->token0 + t;
   uint16_t *rounded = (uint16_t *)a->out + token * run->dim + begin;
-  float *out = a->is_bf16 ? widened : (float *)a->out + token * run->dim + begin;
+  float *out = is_rounded ? widened : (float *)a->out + token * run->dim + begin;
   if (!a->accumulate) {
     memset(out, 0, n * sizeof *out);
-  } else if (a->is_bf16) {
+  } else if (is_rounded) {
     td_bf16_values(out, rounded, n);
   }
   for (uint32_t j = 0; j < a->top_k; j++) {
-    const float *part = run->parts + (size_t)run->place[t * a->top_k + j] * run->dim + begin;
+    const uint32_t place = run->place[t * a->top_k + j];
+    if (place == UINT32_MAX) continue;
+    const float *part = run->parts + (size_t)place * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
   }
-  if (a->is_bf16) td_bf16_of_n(rounded, out, n);
+  if (is_rounded) td_bf16_of_n(rounded, out, n);
 }
 
 static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
@@ -256,7 +264,7 @@ static bool takes_prompts(const td_moe_args *a) {
   return td_kernels_prompt_pays(&a->gate[0], USUAL_PROMPT * a->top_k / a->n_experts);
 }
 
-// Shapes come from the first pair's expert; every expert used must have them.
+// Shapes come from the first expert that is used, or the first; all that are used must have them.
 static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   const td_moe_args *a = run->a;
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
@@ -265,15 +273,18 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
   run->n_prompt = takes_prompts(a) ? a->n_prompt : 0;
+  const uint32_t n_ids = a->n_routed ? a->n_routed : a->ids ? a->n_experts : 1;
+  uint32_t before = UINT32_MAX;
   for (size_t p = 0; p < (size_t)a->n_tokens * a->top_k; p++) {
-    uint32_t e = expert_of(a, p);
-    TD_DEV_REQUIRE(e < a->n_experts, "experts: id %d is not one of %u", (int)e, a->n_experts);
-    if (p == 0) cut_rows(run, e, dev);
-    if (p == 0 || e != expert_of(a, p - 1)) {
-      td_status status = check_expert(run, e, err);
-      if (status != TD_OK) return status;
-    }
+    const uint32_t id = a->ids ? (uint32_t)a->ids[p] : 0, e = expert_of(a, p);
+    TD_DEV_REQUIRE(id < n_ids, "experts: id %d is not one of %u", (int)id, n_ids);
+    if (e == UINT32_MAX || e == before) continue;
+    if (run->dim == 0) cut_rows(run, e, dev);
+    td_status status = check_expert(run, e, err);
+    if (status != TD_OK) return status;
+    before = e;
   }
+  if (run->dim == 0) cut_rows(run, 0, dev);
   return TD_OK;
 }
 

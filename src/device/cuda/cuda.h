@@ -37,9 +37,9 @@ typedef struct {
   size_t n_bytes;
 } td_cuda_copy;
 
-// One layer's experts, as the kernels read them.
+// One layer's experts, or some of them, as the kernels read them.
 typedef struct {
-  const void *key;          // the first gate's data
+  const void *key;          // the first gate's data, or the first gate that is on the device
   td_weight *device;        // [3][n_experts]: gates, ups, downs
   td_weight gate, up, down; // the first ones, in device memory
   uint32_t n_experts;
@@ -141,6 +141,7 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
 td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
 td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                              td_err *err);
+bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w);
 void td_cuda_weights_close(td_cuda_dev *dev); // all copies; what is used again is copied again
 
 // heuristics.c: pure choices.

@@ -107,6 +107,7 @@ static const td_dev_vtable vtable = {
     .free_host = cuda_free_host,
     .own_free_bytes = cuda_own_free_bytes,
     .pin = cuda_pin,
+    .takes_on_device = td_cuda_takes_on_device,
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,
     .stream_sync = td_cuda_stream_sync,

@@ -58,7 +58,7 @@ typedef struct {
   bool mma;
   uint32_t tile_tokens, max_tiles;
   // scratch
-  uint32_t *token, *place, *n_tiles;
+  uint32_t *token, *place, *n_tiles, *n_ordered;
   td_cu_tile *tiles;
   float *gate, *up, *parts;
   uint16_t *hidden_x;
@@ -66,7 +66,7 @@ typedef struct {
 
 static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *err) {
   void *sort, *gate, *hidden, *parts;
-  size_t sort_bytes = n * (2 * sizeof *p->token + sizeof *p->tiles) + sizeof *p->n_tiles;
+  size_t sort_bytes = n * (2 * sizeof *p->token + sizeof *p->tiles) + 2 * sizeof *p->n_tiles;
   size_t hidden_elements = n * p->hidden;
   td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_SORT, sort_bytes, &sort, err);
   if (status == TD_OK) {
@@ -84,7 +84,8 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *
   p->token = sort;
   p->place = p->token + n;
   p->n_tiles = p->place + n;
-  p->tiles = (td_cu_tile *)(p->n_tiles + 1);
+  p->n_ordered = p->n_tiles + 1;
+  p->tiles = (td_cu_tile *)(p->n_ordered + 1);
   p->gate = gate;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
@@ -92,9 +93,13 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *
   return TD_OK;
 }
 
+static uint32_t n_routed(const td_moe_args *a) {
+  return a->n_routed ? a->n_routed : a->n_experts;
+}
+
 // Tokens an expert has to do with decide how they are cut.
 static void plan(moe_pass *p) {
-  uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_experts;
+  uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
   p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
            td_cuda_use_mma(&p->experts.down, p->n_tokens);
   p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(mean);
@@ -109,9 +114,12 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
                               .place = p->place,
                               .tiles = p->tiles,
                               .n_tiles = p->n_tiles,
+                              .n_ordered = p->n_ordered,
                               .n_tokens = p->n_tokens,
                               .top_k = a->top_k,
                               .n_experts = a->n_experts,
+                              .first_expert = a->first_expert,
+                              .n_routed = n_routed(a),
                               .tile_tokens = p->tile_tokens,
                               .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, moe_sort, &args);
@@ -151,8 +159,12 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
 }
 
 static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
-  td_cu_swiglu_args args = {
-      .gate = p->gate, .up = p->up, .out = p->hidden_x, .n = (size_t)p->n_pairs * p->hidden};
+  td_cu_swiglu_args args = {.gate = p->gate,
+                            .up = p->up,
+                            .out = p->hidden_x,
+                            .n_used = p->a->ids ? p->n_ordered : NULL,
+                            .n_rows = p->n_pairs,
+                            .dim = p->hidden};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
@@ -212,11 +224,12 @@ static td_status run_pass(td_cuda_stream *stream, moe_pass *p, td_err *err) {
       .parts = p->parts,
       .place = a->ids ? p->place : NULL,
       .weights = a->ids ? a->weights + (size_t)p->token0 * a->top_k : NULL,
-      .out = (uint16_t *)a->out + (size_t)p->token0 * p->dim,
+      .out = (char *)a->out + (size_t)p->token0 * p->dim * (a->out_f32 ? sizeof(float) : 2),
       .n_tokens = p->n_tokens,
       .top_k = a->top_k,
       .dim = p->dim,
       .accumulate = a->accumulate,
+      .out_f32 = a->out_f32,
   };
   return TD_CUDA_LAUNCH(stream, moe_sum, &args);
 }

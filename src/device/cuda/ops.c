@@ -15,7 +15,7 @@ td_status td_cuda_op_fill_zero(td_cuda_stream *stream, const td_fill_zero_args *
 
 td_status td_cuda_op_add(td_cuda_stream *stream, const td_add_args *a, td_err *err) {
   if (a->n == 0) return TD_OK;
-  td_cu_add_args args = {.x = a->x, .y = a->y, .n = a->n};
+  td_cu_add_args args = {.x = a->x, .y = a->y, .n = a->n, .y_f32 = a->y_f32};
   return TD_CUDA_LAUNCH(stream, add, &args);
 }
 

@@ -238,6 +238,13 @@ static td_status put_scales(td_cuda_dev *dev, const td_weight *host, td_weight *
   return status;
 }
 
+// Not what is laid out or widened on its way.
+bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w) {
+  (void)dev;
+  if (w->layout != TD_LAYOUT_ROWS) return false;
+  return w->dtype != TD_F4E2M1 || w->scale_dtype != TD_F8E8M0 || !has_extreme_scales(w);
+}
+
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
                          td_err *err) {
   td_status status = td_dev_check_weight(host, what, err);
@@ -277,13 +284,21 @@ static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weig
   return is_alike && read == so_far ? read : TD_CU_READ_ANY;
 }
 
-// Copies one expert and checks that it is shaped like the first.
+// A matrix of an expert, on the device.
+static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_weight *w,
+                            const char *what, td_weight *out, td_err *err) {
+  if (!a->are_on_device) return td_cuda_weight(dev, w, what, out, err);
+  *out = *w;
+  return td_dev_check_weight(w, what, err);
+}
+
+// Puts one expert there and checks that it is shaped like the first.
 static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e, td_weight *table,
                              td_cuda_experts *out, td_err *err) {
   td_weight *gate = &table[e], *up = &table[a->n_experts + e], *down = &table[2 * a->n_experts + e];
-  td_status status = td_cuda_weight(dev, &a->gate[e], "expert gate", gate, err);
-  if (status == TD_OK) status = td_cuda_weight(dev, &a->up[e], "expert up", up, err);
-  if (status == TD_OK) status = td_cuda_weight(dev, &a->down[e], "expert down", down, err);
+  td_status status = put_matrix(dev, a, &a->gate[e], "expert gate", gate, err);
+  if (status == TD_OK) status = put_matrix(dev, a, &a->up[e], "expert up", up, err);
+  if (status == TD_OK) status = put_matrix(dev, a, &a->down[e], "expert down", down, err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
   TD_DEV_REQUIRE(up->rows == gate->rows && up->cols == gate->cols && down->rows == gate->cols &&
                      down->cols == gate->rows && same_shape(gate, &table[0]),
@@ -298,12 +313,16 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
   return TD_OK;
 }
 
+static const void *key_of(const td_moe_args *a) {
+  return a->are_on_device ? (const void *)a->gate : a->gate[0].data;
+}
+
 static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                               td_err *err) {
   size_t n_bytes = (size_t)3 * a->n_experts * sizeof(td_weight);
   td_weight *table = malloc(n_bytes);
   if (!table) return td_fail(err, TD_ENOMEM, "no memory for the table of experts");
-  *out = (td_cuda_experts){.key = a->gate[0].data, .n_experts = a->n_experts};
+  *out = (td_cuda_experts){.key = key_of(a), .n_experts = a->n_experts};
   td_status status = TD_OK;
   for (uint32_t e = 0; e < a->n_experts && status == TD_OK; e++)
     status = take_expert(dev, a, e, table, out, err);
@@ -324,7 +343,7 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
 static const td_cuda_experts *find_experts(const td_cuda_dev *dev, const td_moe_args *a) {
   for (size_t i = 0; i < dev->n_experts; i++) {
     const td_cuda_experts *x = &dev->experts[i];
-    if (x->key == a->gate[0].data && x->n_experts == a->n_experts) return x;
+    if (x->key == key_of(a) && x->n_experts == a->n_experts) return x;
   }
   return NULL;
 }
