@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 5u
+#define TD_WIRE_VERSION 6u
 
 // How a request's tokens are drawn. Zeroed is greedy with nothing else on.
 // Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
@@ -109,10 +109,10 @@ typedef struct {
 } td_wire_bias;
 
 typedef struct {
-  uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages;
-  uint32_t flags; // TD_READY_*
   uint64_t load_ns;
-  char isa[16]; // of the CPU's kernels, which round each in their way; NUL-terminated
+  uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages, prefill_chunk;
+  uint32_t flags; // TD_READY_*
+  char isa[20];   // of the CPU's kernels, which round each in their way; NUL-terminated
 } td_wire_ready;
 
 typedef struct {

@@ -49,15 +49,15 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   if (!b->sched) {
     add_isa(&b->opts.kv_model, info);
     uint32_t n_threads = b->opts.n_threads ? b->opts.n_threads : td_cpu_count();
-    const td_sched_opts opts = {.max_seqs = info->max_seqs,
-                                .n_pages = info->n_pages,
-                                .page_tokens = info->page_tokens,
-                                .max_waiting = MAX_WAITING,
-                                .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
-                                .prefill_ahead = b->opts.prefill_chunk,
-                                .n_threads = n_threads,
-                                .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads
-                                                                           : n_threads / 2};
+    const td_sched_opts opts = {
+        .max_seqs = info->max_seqs,
+        .n_pages = info->n_pages,
+        .page_tokens = info->page_tokens,
+        .max_waiting = MAX_WAITING,
+        .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
+        .prefill_ahead = b->opts.prefill_chunk ? b->opts.prefill_chunk : info->prefill_chunk,
+        .n_threads = n_threads,
+        .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2};
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st == TD_OK && b->opts.kv_dir) st = open_tier(b, err);
     if (st != TD_OK) return st;

@@ -316,7 +316,7 @@ static td_status open_bench(bench *b, td_err *err) {
   st = td_session_open(&b->session, &opts, err);
   if (st == TD_OK) st = measure_machine(b, err);
   if (st != TD_OK) return st;
-  uint32_t n_scratch = opts.prefill_chunk > batch ? opts.prefill_chunk : batch;
+  const uint32_t chunk = b->session->opts.prefill_chunk, n_scratch = chunk > batch ? chunk : batch;
   b->tokens = malloc(n_scratch * sizeof *b->tokens);
   b->seqs = malloc(batch * sizeof *b->seqs);
   b->chosen = malloc(b->session->config->n_experts + 1);

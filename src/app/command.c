@@ -53,7 +53,9 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
   if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
   if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
-  if (st == TD_OK && !out->prefill_chunk) out->prefill_chunk = td_engine_prefill_chunk(&config);
+  const bool is_cpu = strcmp(o->device, "cpu") == 0; // else it hangs on the GPU's memory
+  if (st == TD_OK && is_cpu && !out->prefill_chunk)
+    out->prefill_chunk = td_engine_prefill_chunk(&config);
   return st;
 }
 

@@ -141,6 +141,8 @@ static td_status add_likelihood(void *ctx, float *logits, uint32_t begin, uint32
   return TD_OK;
 }
 
+enum { MOST_ROWS = 1024 }; // of logits, which a step leaves
+
 // Windows of the context's size, each scored on its own.
 static td_status score(td_session *s, const td_ids *ids, likelihood *total, td_err *err) {
   *total = (likelihood){.n_vocab = s->config->n_vocab};
@@ -148,8 +150,8 @@ static td_status score(td_session *s, const td_ids *ids, likelihood *total, td_e
     size_t left = ids->n - at;
     total->ids = ids->ids + at;
     total->n = left < s->n_ctx ? (uint32_t)left : s->n_ctx;
-    td_status st = all_logits(s, total->ids, total->n, s->opts.prefill_chunk, add_likelihood, total,
-                              err);
+    const uint32_t most = s->opts.prefill_chunk < MOST_ROWS ? s->opts.prefill_chunk : MOST_ROWS;
+    td_status st = all_logits(s, total->ids, total->n, most, add_likelihood, total, err);
     if (st != TD_OK) return st;
   }
   if (!total->count) return td_fail(err, TD_EINVAL, "--file: the text has fewer than two tokens");

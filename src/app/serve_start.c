@@ -69,9 +69,9 @@ static td_status open_kv_dir(td_serve *serve, td_err *err) {
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
   const td_session_opts *m = &serve->model_opts;
+  bool for_device = strcmp(m->device, "cpu") != 0;
   // A GPU has a copy of its own and needs no other, but of experts that it leaves to the CPU.
-  bool for_device = strcmp(m->device, "cpu") != 0 && m->experts != TD_EXPERTS_CPU;
-  bool needs_none = m->weights == TD_WEIGHTS_AUTO && for_device;
+  bool needs_none = m->weights == TD_WEIGHTS_AUTO && for_device && m->experts != TD_EXPERTS_CPU;
   const td_weights_opts opts = {.mode = needs_none ? TD_WEIGHTS_MMAP : m->weights,
                                 .model_dir = m->model_dir,
                                 .ctx_size = m->ctx_size,

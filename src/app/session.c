@@ -15,7 +15,7 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
-      .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.weight_bytes,
+      .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.held_bytes,
       .available_bytes = is_own ? td_dev_own_free_bytes(s->devices.dev)
                                 : td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
@@ -42,14 +42,16 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .max_seq_tokens = s->n_ctx,
                          .kv_dtype = s->opts.kv_dtype,
                          .record_routing = s->opts.record_routing,
-                         .expert_dev = s->devices.expert_dev};
+                         .expert_dev = s->devices.expert_dev,
+                         .stream_bytes = s->devices.stream_bytes};
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
 
 static td_status open_model(td_session *s, td_err *err) {
   // A device that copies all weights needs no other copy of them.
-  const bool for_device = s->devices.has_own_memory && !s->devices.expert_dev;
-  const bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device;
+  const bool for_device = s->devices.has_own_memory;
+  const bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device &&
+                          !s->devices.expert_dev;
   if (s->opts.weights == TD_WEIGHTS_MMAP || needs_none) return TD_OK;
   td_model_close(s->model);
   s->model = NULL;
@@ -68,12 +70,16 @@ static td_status open_model(td_session *s, td_err *err) {
 }
 
 static td_status open_devices(td_session *s, td_err *err) {
-  const td_dev_opts opts = {.kind = s->opts.device ? s->opts.device : "cpu",
-                            .n_threads = s->opts.n_threads,
-                            .activations = s->opts.activations};
-  td_status st = td_devices_open(&s->devices, &opts, s->opts.experts, s->model, err);
-  if (st == TD_OK) s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);
-  return st;
+  const td_devices_opts opts = {.dev = {.kind = s->opts.device ? s->opts.device : "cpu",
+                                        .n_threads = s->opts.n_threads,
+                                        .activations = s->opts.activations},
+                                .experts = s->opts.experts,
+                                .prefill_chunk = s->opts.prefill_chunk};
+  td_status st = td_devices_open(&s->devices, &opts, s->model, err);
+  if (st != TD_OK) return st;
+  s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);
+  s->opts.prefill_chunk = s->devices.prefill_chunk;
+  return TD_OK;
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
@@ -84,10 +90,9 @@ static td_status open_parts(td_session *s, td_err *err) {
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   if (st != TD_OK) return st;
   s->config = td_model_config_of(s->model);
-  if (!s->opts.prefill_chunk) s->opts.prefill_chunk = td_engine_prefill_chunk(s->config);
   size_t n_bytes;
   const void *memory = td_model_memory(s->model, &n_bytes);
-  if (!s->devices.expert_dev) td_dev_pin(s->devices.dev, memory, n_bytes);
+  td_dev_pin(s->devices.dev, memory, n_bytes);
   st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;

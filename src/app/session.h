@@ -18,7 +18,7 @@ typedef struct {
   const char *device;     // a kind of td_dev_opts; NULL: "cpu"
   uint32_t n_threads;     // 0: one for each CPU
   uint32_t ctx_size;      // tokens; 0: chosen by worker/kv_plan.h
-  uint32_t prefill_chunk; // tokens a step; 0: td_engine_prefill_chunk
+  uint32_t prefill_chunk; // tokens a step; 0: chosen by worker/devices.h
   uint32_t max_seqs;      // sequences that may be open together; 0: one
   td_dtype kv_dtype;      // TD_F32 or TD_F16
   td_weights_mode weights;

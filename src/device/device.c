@@ -67,7 +67,7 @@ void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
 }
 
 void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
-  if (dev->vtable->show_pulse) dev->vtable->show_pulse(dev, pulse);
+  dev->vtable->show_pulse(dev, pulse);
 }
 
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

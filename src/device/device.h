@@ -47,8 +47,8 @@ td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
 // of an operator begins, and the others sleep. Results do not depend on it. Borrowed; may change at
 // any time.
 void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads);
-// CPU: *pulse grows while operators run, in the middle of long ones, too. Borrowed; given before
-// the first operator.
+// *pulse grows while operators run, in the middle of long ones, too, on the CPU, and as they are
+// queued on a GPU, which takes no more than some. Borrowed; given before the first operator.
 void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse);
 
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.

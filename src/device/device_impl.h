@@ -66,7 +66,7 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
-  // Both NULL: it has no threads of the host's.
+  // NULL: it has no threads of the host's.
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);

@@ -26,6 +26,29 @@ size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_d
   return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
 }
 
+// Elements of a token's row in each buffer of activations.
+typedef struct {
+  size_t dim, q, q_a, kv, v, attn;
+} act_rows;
+
+static act_rows rows_of(const td_model_config *c) {
+  const size_t kv_dim = c->n_kv_heads * c->head_dim;
+  const bool mla = c->kv_lora_rank != 0;
+  return (act_rows){.dim = c->dim,
+                    .q = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim),
+                    .q_a = c->q_lora_rank,
+                    .kv = mla ? c->kv_lora_rank + c->rope_dim : kv_dim,
+                    .v = mla ? 0 : kv_dim,
+                    .attn = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim)};
+}
+
+size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
+  const act_rows r = rows_of(config);
+  const size_t n = 4 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn; // x, h, delta, a sum
+  const size_t router = config->n_experts + 2 * config->top_k;    // of 32 bits, as streamed sums
+  return n * td_dtype_bytes(act_dtype) + (r.dim + router) * sizeof(float);
+}
+
 static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_err *err) {
   *out = NULL;
   if (!row_elements) return TD_OK;
@@ -34,17 +57,12 @@ static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_er
 
 static td_status alloc_activations(td_engine *e, td_err *err) {
   const td_model_config *c = e->config;
-  bool mla = c->kv_lora_rank != 0;
-  size_t q_dim = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim);
-  size_t kv_dim = mla ? c->kv_lora_rank + c->rope_dim : c->n_kv_heads * c->head_dim;
-  size_t out_dim = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim);
+  const act_rows r = rows_of(c);
   struct {
     void **out;
     size_t row_elements;
-  } const buffers[] = {
-      {&e->x, c->dim},  {&e->delta, c->dim},       {&e->q, q_dim},      {&e->q_a, c->q_lora_rank},
-      {&e->kv, kv_dim}, {&e->v, mla ? 0 : kv_dim}, {&e->attn, out_dim},
-  };
+  } const buffers[] = {{&e->x, r.dim}, {&e->delta, r.dim}, {&e->q, r.q},      {&e->q_a, r.q_a},
+                       {&e->kv, r.kv}, {&e->v, r.v},       {&e->attn, r.attn}};
   for (size_t i = 0; i < TD_COUNT(buffers); i++) {
     td_status st = alloc_acts(e, buffers[i].out, buffers[i].row_elements, err);
     if (st != TD_OK) return st;
@@ -133,6 +151,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
   if (st == TD_OK) st = td_engine_open_experts(e, err);
+  if (st == TD_OK) st = td_engine_open_streaming(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
   return st;
 }
@@ -163,6 +182,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *e) {
   if (!e) return;
   td_stream_close(e->stream);
+  td_engine_close_streaming(e);
   td_engine_close_experts(e);
   void *const buffers[] = {e->x,
                            e->h,
@@ -351,6 +371,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   td_engine_hand_over(e);
   st = td_stream_sync(e->stream, err);
   if (st == TD_OK && e->side.dev) st = td_stream_sync(e->side.stream, err);
+  if (st == TD_OK) st = td_engine_sync_streaming(e, err);
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;
 }

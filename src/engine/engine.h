@@ -27,6 +27,10 @@ typedef struct {
   bool record_routing; // keep each step's expert choices for td_engine_routing
   // Borrowed: computes the routed experts, from host memory. NULL: the engine's device does.
   td_dev *expert_dev;
+  // With it: bytes of the engine's device through which experts of prompts stream, to be computed
+  // there, in steps of at least stream_tokens tokens of prompts; 0: none do.
+  size_t stream_bytes;
+  uint32_t stream_tokens; // 0: from where on it is quicker, measured at the start
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
@@ -67,6 +71,8 @@ td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, i
 // order of the engine's own. NULL for a dense layer or without record_routing.
 const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, uint32_t *n_tokens);
 
+// Bytes of the device's memory that one token of a step takes, streaming included.
+size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
 // Tokens that a prompt is best read in at a time, where nobody says: 512, of MLA, which makes keys

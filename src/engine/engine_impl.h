@@ -26,12 +26,15 @@ typedef struct {
   void *out, *sum;        // host memory, and the engine's device's: [max_step_tokens][dim]
 } td_engine_side;
 
+typedef struct td_engine_streaming td_engine_streaming;
+
 struct td_engine {
   const td_model *model;
   const td_model_config *config;
   td_dev *dev;
   td_stream *stream;
   td_engine_side side;
+  td_engine_streaming *streaming; // NULL: of no prompt
   td_engine_opts opts;
   size_t act_bytes; // of one activation element
   uint32_t max_pages;
@@ -79,6 +82,18 @@ void td_engine_lay_out_given(td_engine *engine); // of the step's n_tokens
 void td_engine_mlp(td_engine *engine, const td_layer *layer, bool accumulate);
 // delta = experts of h.
 void td_engine_experts(td_engine *engine, uint32_t layer_idx);
+
+// Of layer layer_idx, n tokens of a prompt, as the other device is to compute them.
+td_moe_args td_engine_trial_aside(td_engine *engine, uint32_t layer_idx, uint32_t n);
+
+// streaming.c
+td_status td_engine_open_streaming(td_engine *engine, td_err *err); // closed in any case
+void td_engine_close_streaming(td_engine *engine);
+td_status td_engine_sync_streaming(td_engine *engine, td_err *err);
+// Whether the step's tokens are for the device itself, to which the layer's experts come.
+bool td_engine_streams(td_engine *engine, uint32_t layer_idx);
+// delta += what they make of routed's x.
+void td_engine_stream_experts(td_engine *engine, uint32_t layer_idx, const td_moe_args *routed);
 
 // Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);

@@ -107,6 +107,18 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, void *x, vo
                        .is_bf16 = td_dev_act_dtype(e->dev) == TD_BF16};
 }
 
+// What the other device computes in a trial: n tokens of a prompt, spread over all experts.
+td_moe_args td_engine_trial_aside(td_engine *e, uint32_t layer_idx, uint32_t n) {
+  td_engine_side *side = &e->side;
+  e->n_tokens = n;
+  td_engine_lay_out_given(e);
+  td_moe_args args = routed(e, td_model_layer(e->model, layer_idx), side->in, side->out);
+  args.n_prompt = n;
+  for (uint32_t i = 0; i < n * args.top_k; i++)
+    ((int32_t *)args.ids)[i] = (int32_t)(i % args.n_experts);
+  return args;
+}
+
 // delta = what the other device makes of h, and the shared expert.
 static void compute_aside(td_engine *e, const td_layer *layer) {
   td_engine_side *side = &e->side;
@@ -125,14 +137,27 @@ static void compute_aside(td_engine *e, const td_layer *layer) {
   if (has_shared) td_op_add(e->stream, e->delta, sum, n);
 }
 
+// The same with experts that come here.
+static void stream(td_engine *e, const td_layer *layer, uint32_t layer_idx,
+                   const td_moe_args *args) {
+  if (layer->mlp_gate.data) {
+    td_engine_mlp(e, layer, false);
+  } else {
+    td_op_fill_zero(e->stream, e->delta, (size_t)e->n_tokens * e->config->dim * e->act_bytes);
+  }
+  td_engine_stream_experts(e, layer_idx, args);
+}
+
 void td_engine_experts(td_engine *e, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   route(e, layer, layer_idx);
-  if (e->side.dev) {
-    compute_aside(e, layer);
-    return;
-  }
   const td_moe_args args = routed(e, layer, e->h, e->delta);
-  td_op_moe(e->stream, &args);
-  if (layer->mlp_gate.data) td_engine_mlp(e, layer, true);
+  if (td_engine_streams(e, layer_idx)) {
+    stream(e, layer, layer_idx, &args);
+  } else if (e->side.dev) {
+    compute_aside(e, layer);
+  } else {
+    td_op_moe(e->stream, &args);
+    if (layer->mlp_gate.data) td_engine_mlp(e, layer, true);
+  }
 }

@@ -49,7 +49,7 @@ const char *td_worker_role_name(uint32_t role);
   X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
   X(activations, "activations", 0, TD_N_ACTIVATIONS - 1)                                           \
   X(experts, "experts", 0, TD_N_EXPERT_PLACES - 1)                                                 \
-  X(prefill_chunk, "chunk", 1, 1 << 20)                                                            \
+  X(prefill_chunk, "chunk", 0, 1 << 20)                                                            \
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
   X(weights_fd, "weights", 0, INT32_MAX)                                                           \
@@ -57,18 +57,18 @@ const char *td_worker_role_name(uint32_t role);
   X(parent_pid, "parent", 1, INT32_MAX)
 
 typedef struct {
-  const char *model_dir; // borrowed
-  const char *device;    // borrowed; a kind of td_dev_opts
-  uint32_t role;         // a td_worker_role
-  uint32_t ctx_size;     // tokens; 0: what the model allows, within memory
-  uint32_t max_batch;    // sequences decoded together
-  uint32_t n_threads;    // 0: one for each CPU
-  uint32_t kv_tokens;    // tokens the KV pool holds; 0: chosen
-  uint32_t kv_dtype;     // a td_dtype
-  uint32_t activations;  // a td_activations
-  uint32_t experts;      // a td_expert_place
-  uint32_t prefill_chunk;
-  uint32_t log_level; // a td_log_level
+  const char *model_dir;  // borrowed
+  const char *device;     // borrowed; a kind of td_dev_opts
+  uint32_t role;          // a td_worker_role
+  uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
+  uint32_t max_batch;     // sequences decoded together
+  uint32_t n_threads;     // 0: one for each CPU
+  uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen
+  uint32_t kv_dtype;      // a td_dtype
+  uint32_t activations;   // a td_activations
+  uint32_t experts;       // a td_expert_place
+  uint32_t prefill_chunk; // tokens a step; 0: chosen by devices.h
+  uint32_t log_level;     // a td_log_level
   uint32_t log_json;
   uint32_t weights_fd; // the front's descriptor of the weights in memory; 0: none, map the files
   uint32_t trace_fd;   // the front's descriptor of the memory for --trace; 0: none

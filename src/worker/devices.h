@@ -16,17 +16,24 @@ typedef enum {
 } td_expert_place;
 
 typedef struct {
+  td_dev_opts dev; // need_bytes is not read: it follows from the model
+  td_expert_place experts;
+  uint32_t prefill_chunk; // tokens; 0: chosen
+} td_devices_opts;
+
+typedef struct {
   td_dev *dev;
-  td_dev *expert_dev;  // NULL: dev has them
-  bool has_own_memory; // dev has, and will hold a copy of weight_bytes and the KV cache
-  uint64_t weight_bytes;
+  td_dev *expert_dev;     // NULL: dev has them
+  bool has_own_memory;    // dev has
+  uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
+  uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)
+  uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through
 } td_devices;
 
-// need_bytes of opts is not read: what dev must hold follows from the model. TD_EINVAL:
-// TD_EXPERTS_GPU with a device that is none. Else the errors of td_dev_open; TD_ENOMEM names the
-// cure. Closed in any case.
-td_status td_devices_open(td_devices *out, const td_dev_opts *opts, td_expert_place place,
-                          const td_model *model, td_err *err);
+// TD_EINVAL: TD_EXPERTS_GPU with a device that is none. Else the errors of td_dev_open; TD_ENOMEM
+// names the cure. Closed in any case.
+td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
+                          td_err *err);
 void td_devices_close(td_devices *devices);
 
 #endif

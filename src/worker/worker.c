@@ -50,7 +50,7 @@ static td_status open_pool(worker *w, td_err *err) {
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       .n_layers = w->config->n_layers,
       // Weights in memory are no longer part of what is available.
-      .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.weight_bytes,
+      .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.held_bytes,
       .available_bytes = is_own ? td_dev_own_free_bytes(w->devices.dev)
                                 : td_memory_available_bytes(),
       .is_device = is_own,
@@ -65,12 +65,13 @@ static td_status open_engine(worker *w, td_err *err) {
   const td_engine_opts engine = {
       .n_pages = w->pool.plan.n_pages,
       .page_tokens = TD_KV_PAGE_TOKENS,
-      .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->opts.prefill_chunk),
+      .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->devices.prefill_chunk),
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->pool.plan.n_ctx,
       .kv_dtype = (td_dtype)w->opts.kv_dtype,
       .kv_pages = w->pool.pages,
       .expert_dev = w->devices.expert_dev,
+      .stream_bytes = w->devices.stream_bytes,
   };
   return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
 }
@@ -82,25 +83,28 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_pages = w->pool.plan.n_pages,
                                     .page_tokens = TD_KV_PAGE_TOKENS};
   td_status st = td_requests_open(&w->requests, &limits, err);
-  return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->opts.prefill_chunk, err) : st;
+  return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err)
+                     : st;
 }
 
 static td_status open_devices(worker *w, td_err *err) {
-  const td_dev_opts opts = {.kind = w->opts.device,
-                            .n_threads = w->opts.n_threads,
-                            .activations = w->opts.activations,
-                            .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
+  const td_devices_opts opts = {.dev = {.kind = w->opts.device,
+                                        .n_threads = w->opts.n_threads,
+                                        .activations = w->opts.activations,
+                                        .cpus_from_end = w->opts.role == TD_ROLE_PREFILL},
+                                .experts = (td_expert_place)w->opts.experts,
+                                .prefill_chunk = w->opts.prefill_chunk};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_devices *d = &w->devices;
-  td_status st = td_devices_open(d, &opts, (td_expert_place)w->opts.experts, w->model, err);
+  td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
   w->opts.kv_dtype = td_dev_kv_dtype(d->dev, (td_dtype)w->opts.kv_dtype);
-  td_dev *cpu = d->expert_dev ? d->expert_dev : d->dev;
-  td_dev_follow_threads(cpu, w->outlet.channel.lease);
-  td_dev_show_pulse(cpu, w->outlet.channel.pulse);
+  td_dev_follow_threads(d->expert_dev ? d->expert_dev : d->dev, w->outlet.channel.lease);
+  td_dev_show_pulse(d->dev, w->outlet.channel.pulse);
+  if (d->expert_dev) td_dev_show_pulse(d->expert_dev, w->outlet.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
-  if (d->has_own_memory && !d->expert_dev) td_dev_pin(d->dev, memory, n_bytes);
+  if (d->has_own_memory) td_dev_pin(d->dev, memory, n_bytes);
   return TD_OK;
 }
 
@@ -119,7 +123,7 @@ static td_status warm_up(worker *w, td_err *err) {
   for (size_t i = 0; i < TD_COUNT(steps) && st == TD_OK; i++) {
     uint32_t n = steps[i] < n_ctx ? steps[i] : n_ctx;
     td_step_seq seq = {.tokens = tokens,
-                       .n_tokens = n < w->opts.prefill_chunk ? n : w->opts.prefill_chunk,
+                       .n_tokens = n < w->devices.prefill_chunk ? n : w->devices.prefill_chunk,
                        .pages = pages,
                        .n_pages = n_pages,
                        .is_decode = steps[i] == 1,
@@ -155,6 +159,7 @@ static td_status open_all(worker *w, td_err *err) {
                                    .n_ctx = w->pool.plan.n_ctx,
                                    .max_seqs = w->opts.max_batch,
                                    .page_tokens = TD_KV_PAGE_TOKENS,
+                                   .prefill_chunk = w->devices.prefill_chunk,
                                    .n_pages = w->pool.plan.n_pages,
                                    .flags = w->devices.has_own_memory ? TD_READY_OWN_PAGES : 0,
                                    .load_ns = td_clock_ns() - begin_ns}};

@@ -47,7 +47,8 @@ def test_chat(tandem_bin, tiny_model, experts):
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     assert "cuda, " in server.log()
-    assert ("computes the experts" in server.log()) == (experts == "cpu")
+    for words in ["computes the experts", "experts come at"]:
+        assert (words in server.log()) == (experts == "cpu")
     messages = [{"role": "user", "content": "Hello!"}]
     body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)
     assert body["usage"]["completion_tokens"] == 3
@@ -91,8 +92,7 @@ def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library, experts):
         assert answer.result().startswith(before)
     assert server.decoder() != killed
     assert complete(server, prompt, 2) == before
-    n_pinned = len(re.findall("of weights are pinned", server.log()))
-    assert n_pinned == (2 if experts == "gpu" else 0)  # once a worker; the CPU needs none
+    assert len(re.findall("of weights are pinned", server.log())) == 2  # once a worker
     server.close()
 
 

@@ -123,6 +123,11 @@ const char *td_dev_name(const td_dev *dev) {
   return "make-believe GPU";
 }
 
+td_dtype td_dev_act_dtype(const td_dev *dev) {
+  (void)dev;
+  return TD_F32;
+}
+
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked) {
   (void)dev;
   return asked;
@@ -139,6 +144,17 @@ void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
 
 void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->pulse = pulse;
+}
+
+uint32_t td_engine_prefill_chunk(const td_model_config *config) {
+  (void)config;
+  return 512;
+}
+
+size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
+  (void)config;
+  (void)act_dtype;
+  return 1;
 }
 
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {

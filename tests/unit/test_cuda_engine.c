@@ -10,7 +10,7 @@
 
 #include "app/session.h"
 #include "engine/sampler.h"
-#include "unit/ref.h"
+#include "unit/engine_test.h"
 
 enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
 
@@ -104,8 +104,49 @@ static void test_a_failure_is_not_waited_for(void **state) {
   td_session_close(s);
 }
 
+// Rows with ||a - b|| / ||b|| of more than that.
+static uint32_t rows_beyond(double most, const float *a, const float *b, size_t n_vocab) {
+  uint32_t n = 0;
+  for (size_t r = 0; r < ENGINE_ROWS; r++) {
+    double difference = 0, size = 0;
+    for (size_t i = r * n_vocab; i < (r + 1) * n_vocab; i++) {
+      difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+      size += (double)b[i] * b[i];
+    }
+    n += !(sqrt(difference / size) <= most);
+  }
+  return n;
+}
+
+// Wherever experts are computed, logits differ by what is rounded elsewhere, a little: the bounds are
+// test_golden_cuda.py's.
+static void test_where_experts_are(void **state) {
+  (void)state;
+  static const placement others[] = {APART, STREAMED};
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+    skip();
+  }
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    size_t n_vocab;
+    float *together = engine_logits(&small_models[i], dev, TOGETHER, &n_vocab);
+    for (size_t k = 0; k < TD_COUNT(others); k++) {
+      float *other = engine_logits(&small_models[i], dev, others[k], &n_vocab);
+      assert_true(rows_beyond(0, other, together, n_vocab) > 0);
+      assert_true(rows_beyond(0.03, other, together, n_vocab) <= ENGINE_ROWS / 2);
+      assert_true(rows_beyond(0.06, other, together, n_vocab) <= ENGINE_ROWS / 20);
+      free(other);
+    }
+    free(together);
+  }
+  td_dev_close(dev);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
-                                     cmocka_unit_test(test_a_failure_is_not_waited_for)};
+                                     cmocka_unit_test(test_a_failure_is_not_waited_for),
+                                     cmocka_unit_test(test_where_experts_are)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,10 +52,11 @@ typedef struct {
   const td_cu_abi *abi;
   td_cu_props props;
   td_cu_stream upload;
-  const void *pinned; // host memory that is registered; NULL: none
-  size_t pass_bytes;  // of scratch memory, for which a pass of experts is cut
-  size_t keys_bytes;  // likewise: heads of a prompt's attention, tokens of an answer's
-  size_t page_bytes;  // the GPU's memory comes in pages of so many
+  _Atomic uint32_t *pulse; // NULL: nobody looks
+  const void *pinned;      // host memory that is registered; NULL: none
+  size_t pass_bytes;       // of scratch memory, for which a pass of experts is cut
+  size_t keys_bytes;       // likewise: heads of a prompt's attention, tokens of an answer's
+  size_t page_bytes;       // the GPU's memory comes in pages of so many
 
   pthread_mutex_t lock; // guards what follows
   td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free

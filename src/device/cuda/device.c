@@ -99,8 +99,13 @@ static void cuda_close(td_dev *base) {
   free(dev);
 }
 
+static void cuda_show_pulse(td_dev *base, _Atomic uint32_t *pulse) {
+  ((td_cuda_dev *)base)->pulse = pulse;
+}
+
 static const td_dev_vtable vtable = {
     .close = cuda_close,
+    .show_pulse = cuda_show_pulse,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .alloc_host = cuda_alloc_host,

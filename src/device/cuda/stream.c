@@ -1,4 +1,5 @@
 // src/device/cuda/stream.c - streams, events and the dispatch of operators.
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "device/cuda/cuda.h"
@@ -125,6 +126,8 @@ static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
 void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
   if (stream->err.code != TD_OK) return;
+  _Atomic uint32_t *pulse = td_cuda_dev_of(stream)->pulse;
+  if (pulse) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
   td_err err = {.code = TD_OK};
   if (execute(stream, op, &err) != TD_OK) stream->err = err;
 }

@@ -1,6 +1,7 @@
 // src/device/cuda/weights.c - which host memory has a copy on the GPU, found by its address.
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "device/cuda/cuda.h"
 
@@ -340,10 +341,15 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
   return status;
 }
 
+// Arrays of matrices that are on the device may be others' by now, where those were.
+static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
+  if (x->key != key_of(a) || x->n_experts != a->n_experts) return false;
+  return !a->are_on_device || memcmp(&x->gate, &a->gate[0], sizeof x->gate) == 0;
+}
+
 static const td_cuda_experts *find_experts(const td_cuda_dev *dev, const td_moe_args *a) {
   for (size_t i = 0; i < dev->n_experts; i++) {
-    const td_cuda_experts *x = &dev->experts[i];
-    if (x->key == key_of(a) && x->n_experts == a->n_experts) return x;
+    if (is_of(&dev->experts[i], a)) return &dev->experts[i];
   }
   return NULL;
 }

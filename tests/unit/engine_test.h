@@ -1,0 +1,118 @@
+// tests/unit/engine_test.h - all logits of an engine over a small model, with the routed experts on
+// its device, on the CPU beside it, or passing through its memory.
+#ifndef TESTS_UNIT_ENGINE_TEST_H
+#define TESTS_UNIT_ENGINE_TEST_H
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "unit/ref.h"
+
+enum { ENGINE_PAGE = 16, ENGINE_PAGES = 8, SEQ_PAGES = 3, ENGINE_SEQS = 2, PROMPT = 37, ANSWER = 4 };
+
+typedef enum { TOGETHER, APART, STREAMED } placement;
+
+typedef struct {
+  const char *name;  // of a golden model
+  size_t slot_bytes; // for experts that pass through
+} small_model;
+
+// Without and with shared experts and dense layers. A slot holds three of eight experts, or one of
+// four, for which it comes round twice in a layer.
+static const small_model small_models[] = {{"qwen3_moe", 26 << 10}, {"deepseek_fp8", 82 << 10}};
+
+typedef struct {
+  td_model *model;
+  td_dev *dev, *expert_dev;
+  td_engine *engine;
+  size_t n_vocab;
+} engine_fixture;
+
+// Where the tests were when they were built, or, on another machine, from the root of the project.
+static inline void open_small_model(engine_fixture *f, const small_model *m) {
+  char dir[512];
+  td_err err;
+  snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, m->name);
+  if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", m->name);
+  if (td_model_open(&f->model, dir, &err) != TD_OK) fail_msg("%s", err.msg);
+  f->n_vocab = td_model_config_of(f->model)->n_vocab;
+}
+
+static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
+                               placement where) {
+  td_err err;
+  *f = (engine_fixture){.dev = dev};
+  open_small_model(f, m);
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3};
+  if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
+  const td_engine_opts opts = {.n_pages = ENGINE_PAGES,
+                               .page_tokens = ENGINE_PAGE,
+                               .max_step_tokens = PROMPT,
+                               .max_step_seqs = ENGINE_SEQS,
+                               .max_seq_tokens = SEQ_PAGES * ENGINE_PAGE,
+                               .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
+                               .record_routing = true,
+                               .expert_dev = f->expert_dev,
+                               .stream_bytes = where == STREAMED ? 3 * m->slot_bytes : 0,
+                               .stream_tokens = PROMPT};
+  if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+}
+
+static inline void close_engine(engine_fixture *f) {
+  td_engine_close(f->engine);
+  td_dev_close(f->expert_dev);
+  td_model_close(f->model);
+}
+
+static inline void keep_step(engine_fixture *f, const td_step_seq *seqs, uint32_t n_seqs,
+                             uint32_t n_rows, float **out) {
+  td_err err;
+  if (td_engine_step(f->engine, seqs, n_seqs, &err) != TD_OK) fail_msg("%s", err.msg);
+  memcpy(*out, td_engine_logits(f->engine), n_rows * f->n_vocab * sizeof **out);
+  *out += n_rows * f->n_vocab;
+}
+
+// Two prompts, one behind the other, and answers to both, side by side.
+static inline void keep_steps(engine_fixture *f, float *out) {
+  static const int32_t pages[ENGINE_SEQS][SEQ_PAGES] = {{0, 2, 4}, {1, 3, 5}};
+  int32_t tokens[ENGINE_SEQS][PROMPT + ANSWER];
+  for (int32_t s = 0; s < ENGINE_SEQS; s++) {
+    for (int32_t i = 0; i < PROMPT + ANSWER; i++)
+      tokens[s][i] = 3 + (7 * s + 5 * i) % 200;
+  }
+  td_step_seq seqs[ENGINE_SEQS];
+  for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+    seqs[s] = (td_step_seq){.tokens = tokens[s],
+                            .n_tokens = PROMPT,
+                            .pages = pages[s],
+                            .n_pages = SEQ_PAGES,
+                            .want = TD_WANT_ALL};
+    keep_step(f, &seqs[s], 1, PROMPT, &out);
+  }
+  for (uint32_t i = 0; i < ANSWER; i++) {
+    for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
+      seqs[s].tokens = tokens[s] + PROMPT + i;
+      seqs[s].n_tokens = 1;
+      seqs[s].n_past = PROMPT + i;
+      seqs[s].is_decode = true;
+    }
+    keep_step(f, seqs, ENGINE_SEQS, ENGINE_SEQS, &out);
+  }
+}
+
+enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER) };
+
+// f32 [ENGINE_ROWS][*n_vocab], the caller's.
+static inline float *engine_logits(const small_model *m, td_dev *dev, placement where,
+                                   size_t *n_vocab) {
+  engine_fixture f;
+  open_engine(&f, m, dev, where);
+  *n_vocab = f.n_vocab;
+  float *out = malloc(ENGINE_ROWS * f.n_vocab * sizeof *out);
+  keep_steps(&f, out);
+  close_engine(&f);
+  return out;
+}
+
+#endif
