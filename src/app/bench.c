@@ -73,7 +73,7 @@ static double dense_bytes(const bench *b) {
 
 static double step_bytes(bench *b) {
   double bytes = dense_bytes(b);
-  for (uint32_t i = 0; i < b->session->config->n_layers; i++)
+  for (uint32_t i = b->session->devices.n_own_layers; i < b->session->config->n_layers; i++)
     bytes += routed_bytes(b, i);
   return bytes;
 }

@@ -43,6 +43,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .kv_dtype = s->opts.kv_dtype,
                          .record_routing = s->opts.record_routing,
                          .expert_dev = s->devices.expert_dev,
+                         .n_own_layers = s->devices.n_own_layers,
                          .stream_bytes = s->devices.stream_bytes};
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
@@ -74,7 +75,8 @@ static td_status open_devices(td_session *s, td_err *err) {
                                         .n_threads = s->opts.n_threads,
                                         .activations = s->opts.activations},
                                 .experts = s->opts.experts,
-                                .prefill_chunk = s->opts.prefill_chunk};
+                                .prefill_chunk = s->opts.prefill_chunk,
+                                .ctx_size = s->opts.ctx_size};
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
   s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);

@@ -53,7 +53,7 @@ static const option table[] = {
      "cpu, cuda (the first GPU), or auto: a GPU if there is one"},
     {"experts", 0, OPT_STR, COMPUTE, AT(experts), NO_RANGE, "auto", "DEVICE",
      "beside a GPU, what computes the routed experts: cpu, from its own memory; gpu, which must "
-     "hold them; auto: the GPU if they fit"},
+     "hold them; auto: the GPU as many layers' as fit, the CPU the others'"},
     {"ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), 0, 1 << 24, "0", "TOKENS",
      "longest context; 0: what the model allows, within memory"},
     {"kv-dtype", 0, OPT_STR, COMPUTE, AT(kv_dtype), NO_RANGE, "f32", "DTYPE",

@@ -25,8 +25,10 @@ typedef struct {
   // td_engine_kv_bytes_per_token bytes, which the device can reach; NULL: the engine's own.
   void *kv_pages;
   bool record_routing; // keep each step's expert choices for td_engine_routing
-  // Borrowed: computes the routed experts, from host memory. NULL: the engine's device does.
+  // Borrowed: computes the routed experts, from host memory, but those of the first n_own_layers
+  // layers. NULL: the engine's device does all.
   td_dev *expert_dev;
+  uint32_t n_own_layers;
   // With it: bytes of the engine's device through which experts of prompts stream, to be computed
   // there, in steps of at least stream_tokens tokens of prompts; 0: none do.
   size_t stream_bytes;

@@ -107,6 +107,11 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
                       .dtype = engine->opts.kv_dtype};
 }
 
+// Whether the layer's routed experts are the other device's.
+static inline bool td_engine_is_aside(const td_engine *engine, uint32_t layer_idx) {
+  return engine->side.dev && layer_idx >= engine->opts.n_own_layers;
+}
+
 // Where a layer's choices begin in the record of the step.
 static inline size_t td_engine_routing_at(const td_engine *engine, uint32_t layer_idx) {
   return (size_t)layer_idx * engine->n_tokens * engine->config->top_k;

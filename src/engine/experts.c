@@ -154,7 +154,7 @@ void td_engine_experts(td_engine *e, uint32_t layer_idx) {
   const td_moe_args args = routed(e, layer, e->h, e->delta);
   if (td_engine_streams(e, layer_idx)) {
     stream(e, layer, layer_idx, &args);
-  } else if (e->side.dev) {
+  } else if (td_engine_is_aside(e, layer_idx)) {
     compute_aside(e, layer);
   } else {
     td_op_moe(e->stream, &args);

@@ -1,7 +1,7 @@
-// src/engine/streaming.c - experts of long prompts, on a device that has no room for them: they pass
-// through its memory, group by group, layer by layer, and it computes each group while the next is
-// on its way. Every byte crosses once a step, however many tokens there are, so this is the quicker
-// way from some number of tokens on; below that, experts are computed where they lie.
+// src/engine/streaming.c - experts of long prompts, on a device that has no room for them: they
+// pass through its memory, group by group, layer by layer, and it computes each group while the
+// next is on its way. Every byte crosses once a step, however many tokens there are, so this is the
+// quicker way from some number of tokens on; below that, experts are computed where they lie.
 //
 // A ring of slots is filled in an order that depends on nothing but the model, by a stream of its
 // own, as far ahead as slots are free: also while the device is busy with attention.
@@ -24,8 +24,8 @@ typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
 // The experts of a layer.
 typedef struct {
   layer_state state;
-  uint32_t first_slot; // of the first group; the others follow, round and round
-  uint32_t group;      // experts a slot holds; 0: not one
+  uint32_t first_slot;         // of the first group; the others follow, round and round
+  uint32_t group;              // experts a slot holds; 0: not one
   td_weight *gate, *up, *down; // [n_experts], as they are in their slots; one array
 } streamed_layer;
 
@@ -107,7 +107,8 @@ static td_status place_layers(td_engine *e, td_err *err) {
   td_status st = TD_OK;
   for (uint32_t i = 0; i < e->config->n_layers && st == TD_OK; i++) {
     const td_layer *layer = td_model_layer(e->model, i);
-    if (layer->is_moe) st = place_layer(e, layer, &s->layers[i], &n_groups, err);
+    if (layer->is_moe && td_engine_is_aside(e, i))
+      st = place_layer(e, layer, &s->layers[i], &n_groups, err);
   }
   return st;
 }
@@ -120,7 +121,7 @@ static bool is_taken(td_engine *e, uint32_t layer_idx) {
   streamed_layer *l = &e->streaming->layers[layer_idx];
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   if (l->state == LAYER_UNKNOWN) {
-    bool all = layer->is_moe && l->group > 0;
+    bool all = l->group > 0;
     for (uint32_t i = 0; all && i < e->config->n_experts; i++) {
       all = td_dev_takes_on_device(e->dev, &layer->gate[i]) &&
             td_dev_takes_on_device(e->dev, &layer->up[i]) &&

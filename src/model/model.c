@@ -160,6 +160,16 @@ td_vec td_model_final_norm(const td_model *model) {
   return model->binding.ends.final_norm;
 }
 
+uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx) {
+  const td_layer *layer = &model->binding.layers[layer_idx];
+  uint64_t n = 0;
+  for (uint32_t e = 0; layer->is_moe && e < model->config.n_experts; e++) {
+    n += td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->up[e]) +
+         td_weight_bytes(&layer->down[e]);
+  }
+  return n;
+}
+
 td_model_stats td_model_stats_of(const td_model *model) {
   return model->stats;
 }

@@ -108,6 +108,8 @@ const td_weight *td_model_embed(const td_model *model);
 const td_weight *td_model_lm_head(const td_model *model); // the embedding when tied
 td_vec td_model_final_norm(const td_model *model);
 td_model_stats td_model_stats_of(const td_model *model);
+// Bytes of a layer's routed experts.
+uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx);
 const char *td_model_dir(const td_model *model);
 // The directory's last path component: what the API calls the model.
 const char *td_model_name(const td_model *model);

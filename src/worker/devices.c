@@ -12,6 +12,7 @@
 // of prompts pass through, and that activations of a longer prefill_chunk have, and how much of
 // either is enough.
 enum { PART = 8, MOST_STREAM_BYTES = 1536 << 20, MOST_CHUNK = 8192, CHUNK_ROUND = 64 };
+enum { LEAST_CTX = 8192 }; // tokens for which a model is not said to fit without
 
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
                           td_err *err) {
@@ -26,14 +27,25 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
                                                             : st;
 }
 
-// The experts' place beside a GPU. Operators and a context need memory, too.
-static bool is_for_cpu(td_expert_place place, const td_model_stats *stats, uint64_t n_free) {
-  if (place != TD_EXPERTS_AUTO) return place == TD_EXPERTS_CPU && stats->expert_bytes;
-  return stats->expert_bytes && n_free < stats->bytes + TD_KV_DEVICE_SPARE;
-}
-
 static uint64_t at_most(uint64_t n, uint64_t most) {
   return n < most ? n : most;
+}
+
+// Bytes of a GPU's memory for the keys and values of a context as it is asked for, else of at most
+// n_tokens.
+static uint64_t context_bytes(const td_devices_opts *opts, const td_model_config *c,
+                              uint32_t n_tokens) {
+  uint64_t n = opts->ctx_size ? opts->ctx_size : at_most(c->max_position, n_tokens);
+  return n * td_engine_kv_bytes_per_token(c, TD_BF16);
+}
+
+// The experts' place beside a GPU. Operators and a context need memory, too.
+static bool is_for_cpu(const td_devices_opts *opts, const td_model *model, uint64_t n_free) {
+  const td_model_stats stats = td_model_stats_of(model);
+  if (!stats.expert_bytes || opts->experts == TD_EXPERTS_GPU) return false;
+  if (opts->experts == TD_EXPERTS_CPU) return true;
+  uint64_t kv_bytes = context_bytes(opts, td_model_config_of(model), LEAST_CTX);
+  return n_free < stats.bytes + TD_KV_DEVICE_SPARE + kv_bytes;
 }
 
 // Shares out what the weights leave of the GPU's memory; what is left is for the KV cache.
@@ -52,17 +64,35 @@ static void plan_streaming(td_devices *d, const td_devices_opts *opts, const td_
   if (n > usual) d->held_bytes += (n - usual) * of_token;
 }
 
+// Layers of experts that fit beside it all and two contexts, into half of what those leave.
+static void plan_own_layers(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                            uint64_t n_free) {
+  const td_model_config *c = td_model_config_of(model);
+  uint64_t kv_bytes = 2 * context_bytes(opts, c, TD_KV_DEFAULT_CTX);
+  uint64_t held = d->held_bytes + TD_KV_DEVICE_SPARE + kv_bytes;
+  uint64_t left = n_free > held ? (n_free - held) / 2 : 0;
+  for (; d->n_own_layers < c->n_layers; d->n_own_layers++) {
+    uint64_t n = td_model_expert_bytes(model, d->n_own_layers);
+    if (n > left) break;
+    left -= n;
+    d->held_bytes += n;
+  }
+}
+
 static td_status open_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
                               uint64_t n_free, td_err *err) {
-  const uint64_t expert_bytes = td_model_stats_of(model).expert_bytes;
+  uint64_t expert_bytes = td_model_stats_of(model).expert_bytes;
   td_dev_opts cpu = opts->dev;
   cpu.kind = "cpu";
   td_status st = td_dev_open(&d->expert_dev, &cpu, err);
   if (st != TD_OK) return st;
   d->held_bytes -= expert_bytes;
   plan_streaming(d, opts, model, n_free);
-  td_info("%s computes the experts, %.2f GiB", td_dev_name(d->expert_dev),
-          (double)expert_bytes / GIB);
+  if (opts->experts == TD_EXPERTS_AUTO) plan_own_layers(d, opts, model, n_free);
+  for (uint32_t i = 0; i < d->n_own_layers; i++)
+    expert_bytes -= td_model_expert_bytes(model, i);
+  td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev),
+          td_model_config_of(model)->n_layers - d->n_own_layers, (double)expert_bytes / GIB);
   return TD_OK;
 }
 
@@ -80,8 +110,7 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   if (!out->has_own_memory) return TD_OK;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
           (double)n_free / GIB);
-  return is_for_cpu(opts->experts, &stats, n_free) ? open_experts(out, opts, model, n_free, err)
-                                                   : TD_OK;
+  return is_for_cpu(opts, model, n_free) ? open_experts(out, opts, model, n_free, err) : TD_OK;
 }
 
 void td_devices_close(td_devices *devices) {

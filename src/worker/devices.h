@@ -6,8 +6,8 @@
 #include "device/device.h"
 #include "model/model.h"
 
-// Where routed experts are computed if there is a GPU. AUTO: there if they fit beside everything
-// else, else on the CPU.
+// Where routed experts are computed if there is a GPU. AUTO: there, as many layers of them as fit
+// beside everything else, the others on the CPU.
 typedef enum {
   TD_EXPERTS_AUTO,
   TD_EXPERTS_CPU,
@@ -19,11 +19,13 @@ typedef struct {
   td_dev_opts dev; // need_bytes is not read: it follows from the model
   td_expert_place experts;
   uint32_t prefill_chunk; // tokens; 0: chosen
+  uint32_t ctx_size;      // tokens; 0: as kv_plan.h has it
 } td_devices_opts;
 
 typedef struct {
   td_dev *dev;
   td_dev *expert_dev;     // NULL: dev has them
+  uint32_t n_own_layers;  // else, layers from the first whose experts dev has
   bool has_own_memory;    // dev has
   uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
   uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)

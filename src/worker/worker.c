@@ -71,6 +71,7 @@ static td_status open_engine(worker *w, td_err *err) {
       .kv_dtype = (td_dtype)w->opts.kv_dtype,
       .kv_pages = w->pool.pages,
       .expert_dev = w->devices.expert_dev,
+      .n_own_layers = w->devices.n_own_layers,
       .stream_bytes = w->devices.stream_bytes,
   };
   return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
@@ -93,7 +94,8 @@ static td_status open_devices(worker *w, td_err *err) {
                                         .activations = w->opts.activations,
                                         .cpus_from_end = w->opts.role == TD_ROLE_PREFILL},
                                 .experts = (td_expert_place)w->opts.experts,
-                                .prefill_chunk = w->opts.prefill_chunk};
+                                .prefill_chunk = w->opts.prefill_chunk,
+                                .ctx_size = w->opts.ctx_size};
   w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);

@@ -47,7 +47,7 @@ def test_chat(tandem_bin, tiny_model, experts):
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     assert "cuda, " in server.log()
-    for words in ["computes the experts", "experts come at"]:
+    for words in ["computes the experts of", "experts come at"]:
         assert (words in server.log()) == (experts == "cpu")
     messages = [{"role": "user", "content": "Hello!"}]
     body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)
@@ -102,7 +102,7 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1550")  # of which operators may need 1536
     nano = Path(__file__).parents[2] / "configs" / "models" / "tandem-nano"
     server = Server(tandem_bin, nano, "--device", "cuda", "--ctx-size", "512")
-    assert "computes the experts" in server.log()
+    assert "computes the experts of 2 layers" in server.log()  # a dense one and another fit
     complete(server, "Once", 2)
     server.close()
 

@@ -9,9 +9,17 @@
 #include "engine/engine.h"
 #include "unit/ref.h"
 
-enum { ENGINE_PAGE = 16, ENGINE_PAGES = 8, SEQ_PAGES = 3, ENGINE_SEQS = 2, PROMPT = 37, ANSWER = 4 };
+enum {
+  ENGINE_PAGE = 16,
+  ENGINE_PAGES = 8,
+  SEQ_PAGES = 3,
+  ENGINE_SEQS = 2,
+  PROMPT = 37,
+  ANSWER = 4
+};
 
-typedef enum { TOGETHER, APART, STREAMED } placement;
+// PARTED: of all layers but the first.
+typedef enum { TOGETHER, APART, PARTED, STREAMED } placement;
 
 typedef struct {
   const char *name;  // of a golden model
@@ -54,6 +62,7 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
+                               .n_own_layers = where == PARTED ? 1 : 0,
                                .stream_bytes = where == STREAMED ? 3 * m->slot_bytes : 0,
                                .stream_tokens = PROMPT};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);

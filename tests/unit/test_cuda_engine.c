@@ -118,11 +118,11 @@ static uint32_t rows_beyond(double most, const float *a, const float *b, size_t 
   return n;
 }
 
-// Wherever experts are computed, logits differ by what is rounded elsewhere, a little: the bounds are
-// test_golden_cuda.py's.
+// Wherever experts are computed, logits differ by what is rounded elsewhere, a little: the bounds
+// are test_golden_cuda.py's.
 static void test_where_experts_are(void **state) {
   (void)state;
-  static const placement others[] = {APART, STREAMED};
+  static const placement others[] = {APART, PARTED, STREAMED};
   td_dev *dev;
   td_err err;
   if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {

@@ -23,10 +23,12 @@ static void test_experts_apart_change_no_bit(void **state) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     size_t n_vocab;
     float *together = engine_logits(&small_models[i], dev, TOGETHER, &n_vocab);
-    float *apart = engine_logits(&small_models[i], dev, APART, &n_vocab);
-    assert_memory_equal(apart, together, ENGINE_ROWS * n_vocab * sizeof *apart);
+    for (placement where = APART; where <= PARTED; where++) {
+      float *apart = engine_logits(&small_models[i], dev, where, &n_vocab);
+      assert_memory_equal(apart, together, ENGINE_ROWS * n_vocab * sizeof *apart);
+      free(apart);
+    }
     free(together);
-    free(apart);
   }
   td_dev_close(dev);
 }
