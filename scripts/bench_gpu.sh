@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything a GPU is needed for, in one run of under ten minutes: builds with CUDA, runs the tests of
-# the CUDA device, the golden models and a server on the GPU, the operators' benchmarks, as JSON, and
-# compute-sanitizer over the tests.
+# the CUDA device, the golden models and a server on the GPU, the operators' benchmarks, as JSON, whole
+# models with experts on either side of the bus, and compute-sanitizer over the tests.
 # usage: scripts/bench_gpu.sh [FILE.json]      default: bench/results/gpu.json
 # The exit status is 0 when everything passed; what failed is told from what had not the time to. TANDEM_PYTHON
 # names a python with what scripts/requirements-test.txt asks for (default: .venv/bin/python). TANDEM_BUILD names a build folder
@@ -98,6 +98,17 @@ fi
 for device in cpu cuda; do
   try 60 "tandem-nano on $device" "$build/bin/tandem" bench --model configs/models/tandem-nano \
     --device $device -p 512 -n 64 -d 0 -b 1,16
+done
+
+# Experts on the GPU, and on the CPU, from where those of long prompts stream to the GPU.
+model=$build/qwen3-30b-a3b-6
+if [ -n "$python" ] && [ ! -e "$model/config.json" ]; then
+  try 60 "six layers of Qwen3-30B-A3B" "$python" scripts/make_model.py --shape qwen3-30b-a3b \
+    --dtype fp8 --layers 6 --out "$model"
+fi
+for experts in gpu cpu; do
+  try 60 "its experts on the $experts" "$build/bin/tandem" bench --model "$model" --device cuda \
+    --experts $experts --weights resident -p 64,512,4096,8192 -n 32 -d 512 -b 1,8 -r 2
 done
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
