@@ -313,6 +313,17 @@ typedef struct {
   bool accumulate, out_f32;
 } td_cu_moe_sum_args;
 
+// *signal, in host memory, becomes *value, in device memory, for the host to see; or is waited for.
+typedef struct {
+  uint32_t *signal;
+  const uint32_t *value;
+} td_cu_signal_args;
+
+typedef struct {
+  const uint32_t *signal;
+  const uint32_t *value;
+} td_cu_await_args;
+
 #define TD_CU_OPS(X)                                                                               \
   X(embed, td_cu_embed_args)                                                                       \
   X(add, td_cu_add_args)                                                                           \
@@ -333,7 +344,9 @@ typedef struct {
   X(top_logits, td_cu_top_logits_args)                                                             \
   X(moe_sort, td_cu_moe_sort_args)                                                                 \
   X(swiglu, td_cu_swiglu_args)                                                                     \
-  X(moe_sum, td_cu_moe_sum_args)
+  X(moe_sum, td_cu_moe_sum_args)                                                                   \
+  X(signal, td_cu_signal_args)                                                                     \
+  X(await, td_cu_await_args)
 
 typedef struct {
   uint32_t version; // TD_CUDA_ABI_VERSION
@@ -346,7 +359,10 @@ typedef struct {
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);
-  // For the device to copy from and to; only_read: the mapping cannot be written to.
+  // Host memory that the device reads and writes by the same address.
+  int (*alloc_host)(void **out, size_t n_bytes);
+  int (*free_host)(void *ptr);
+  // Read by the device, never written; only_read: the mapping is so, too.
   int (*pin)(const void *host, size_t n_bytes, bool only_read);
   int (*unpin)(const void *host);
   int (*stream_open)(td_cu_stream *out);

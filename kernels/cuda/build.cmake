@@ -92,5 +92,7 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
   # ThreadSanitizer does not know the fibers of a block, which are one thread.
   if(TD_SANITIZE STREQUAL "thread")
     target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)
+    set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/system.cpp PROPERTIES
+                                COMPILE_OPTIONS -fsanitize=thread)
   endif()
 endif()

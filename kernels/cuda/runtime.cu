@@ -51,6 +51,14 @@ static int free_memory(void *ptr) {
   return told(cudaFree(ptr));
 }
 
+static int alloc_host(void **out, size_t n_bytes) {
+  return told(cudaHostAlloc(out, n_bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+}
+
+static int free_host(void *ptr) {
+  return told(cudaFreeHost(ptr));
+}
+
 static int pin(const void *host, size_t n_bytes, bool only_read) {
   unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   if (only_read) flags |= cudaHostRegisterReadOnly;
@@ -144,6 +152,8 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 memory,
                                 alloc,
                                 free_memory,
+                                alloc_host,
+                                free_host,
                                 pin,
                                 unpin,
                                 stream_open,

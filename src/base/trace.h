@@ -38,7 +38,9 @@
   X(OP_FILL_ZERO, "fill_zero", "operator", NULL, "bytes")                                          \
   X(OP_ADD, "add", "operator", NULL, "elements")                                                   \
   X(OP_TOP_LOGITS, "top_logits", "operator", "tokens", NULL)                                       \
-  X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)
+  X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)                                     \
+  X(OP_SIGNAL, "signal", "operator", NULL, NULL)                                                   \
+  X(OP_AWAIT, "await", "operator", NULL, NULL)
 
 typedef enum {
 #define X(id, name, category, a, b) TD_TRACE_##id,

@@ -172,6 +172,14 @@ void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_
   enqueue(stream, &(td_op){.kind = TD_OP_GATHER_ROWS, .gather_rows = {out, x, rows, n_rows, dim}});
 }
 
+void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
+  enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value}});
+}
+
+void td_op_await(td_stream *stream, const _Atomic uint32_t *signal, const uint32_t *value) {
+  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value}});
+}
+
 #define TD_OP_FN(NAME, name, args_type)                                                            \
   void td_op_##name(td_stream *stream, const args_type *args) {                                    \
     enqueue(stream, &(td_op){.kind = TD_OP_##NAME, .name = *args});                                \

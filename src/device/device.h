@@ -54,8 +54,8 @@ void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse);
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free(td_dev *dev, void *ptr);
-// Host memory likewise, from which and to which the device copies as fast as it can while the host
-// computes with it; td_dev_free_host ends it.
+// Host memory likewise, from which and to which the device copies as fast as it can, and where
+// signals may be; td_dev_free_host ends it.
 td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free_host(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
@@ -91,6 +91,16 @@ void td_event_sync(td_event *event); // the host waits
 // Between host and device or within the device; host memory must stay put until it has run.
 void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes);
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
+
+// Signals: numbers in memory of td_dev_alloc_host, by which streams of two devices wait for one
+// another in the middle of what is queued, as often as it is run. *value is in the stream's memory.
+// td_op_signal: *signal becomes *value, and who has seen it sees what the stream has done before. A
+// stream that has failed does so, too, if its device still works at all.
+void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
+// What follows is done when *signal is *value; who gives it must not wait for anything behind this.
+void td_op_await(td_stream *stream, const _Atomic uint32_t *signal, const uint32_t *value);
+// Operators that may be queued on a stream while it waits, without its caller waiting, too.
+enum { TD_STREAM_DEPTH = 512 };
 
 // out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
 typedef struct {

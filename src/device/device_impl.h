@@ -20,7 +20,9 @@
   X(COPY, copy, td_copy_args)                                                                      \
   X(FILL_ZERO, fill_zero, td_fill_zero_args)                                                       \
   X(ADD, add, td_add_args)                                                                         \
-  X(GATHER_ROWS, gather_rows, td_gather_rows_args)
+  X(GATHER_ROWS, gather_rows, td_gather_rows_args)                                                 \
+  X(SIGNAL, signal, td_signal_args)                                                                \
+  X(AWAIT, await, td_await_args)
 
 typedef struct {
   void *dst;
@@ -46,6 +48,16 @@ typedef struct {
   const int32_t *rows;
   uint32_t n_rows, dim;
 } td_gather_rows_args;
+
+typedef struct {
+  _Atomic uint32_t *signal;
+  const uint32_t *value;
+} td_signal_args;
+
+typedef struct {
+  const _Atomic uint32_t *signal;
+  const uint32_t *value;
+} td_await_args;
 
 typedef enum {
 #define X(NAME, name, args_type) TD_OP_##NAME,

@@ -112,9 +112,10 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
 }
 
 static td_status alloc_meta(td_engine *e, td_err *err) {
-  // tokens, seq, position, rows and temperature a token; q_begin and a page table a sequence.
+  // tokens, seq, position, rows and temperature a token; q_begin and a page table a sequence; the
+  // number of the step.
   size_t n_seqs = e->opts.max_step_seqs;
-  e->meta_len = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS;
+  e->meta_len = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
   e->meta = malloc(e->meta_len * sizeof *e->meta);
   e->first_token = malloc(n_seqs * sizeof *e->first_token);
   if (!e->meta || !e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
@@ -247,7 +248,7 @@ static td_status check_step(const td_engine *e, const td_step_seq *seqs, uint32_
 
 // Where each table of the step lies in meta, in entries.
 typedef struct {
-  size_t tokens, seq, position, rows, temperature, q_begin, page_table;
+  size_t tokens, seq, position, rows, temperature, q_begin, page_table, step;
 } meta_layout;
 
 static meta_layout lay_out_meta(const td_engine *e) {
@@ -258,7 +259,8 @@ static meta_layout lay_out_meta(const td_engine *e) {
                        .rows = 3 * n,
                        .temperature = 4 * n,
                        .q_begin = 5 * n,
-                       .page_table = 5 * n + e->opts.max_step_seqs + N_GROUPS};
+                       .page_table = 5 * n + e->opts.max_step_seqs + N_GROUPS,
+                       .step = e->meta_len - 1};
 }
 
 // Appends one sequence to a group. t: its first token in the step; s, g_s: its index in the step
@@ -329,6 +331,10 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
     }
     e->is_ranked &= seqs[i].want != TD_WANT_ALL;
   }
+  e->meta[at.step] = (int32_t)++e->n_steps;
+  e->step = (const uint32_t *)e->meta + at.step;
+  e->dev_step = (const uint32_t *)e->dev_meta + at.step;
+  e->has_signals = false;
   e->n_tokens = t;
   e->n_rows = row;
   td_engine_lay_out_given(e);
@@ -349,10 +355,13 @@ static void forward(void *ctx) {
 static void run_forward(td_engine *e) {
   td_batch_view *view = &e->groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
-  if (!e->can_rank || !is_alike || e->side.dev) {
+  const bool pays = e->can_rank || e->side.dev; // to know a step's operators beforehand
+  e->has_signals = is_alike && td_engine_can_signal(e);
+  if (!is_alike || !pays || (e->side.dev && !e->has_signals)) {
     td_engine_forward(e);
     return;
   }
+  if (e->has_signals) td_engine_queue_aside(e);
   uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
   view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
   uint64_t key = n_alike << 44 | (uint64_t)e->logits_rows << 26; // which only grow
@@ -370,7 +379,11 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   run_forward(e);
   td_engine_hand_over(e);
   st = td_stream_sync(e->stream, err);
-  if (st == TD_OK && e->side.dev) st = td_stream_sync(e->side.stream, err);
+  if (st != TD_OK) td_engine_let_aside_go(e);
+  if (e->side.dev) {
+    td_status side_st = td_stream_sync(e->side.stream, st == TD_OK ? err : NULL);
+    if (st == TD_OK) st = side_st;
+  }
   if (st == TD_OK) st = td_engine_sync_streaming(e, err);
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;

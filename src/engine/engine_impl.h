@@ -17,13 +17,21 @@ typedef struct {
   uint32_t token_begin;
 } step_group;
 
+// The number of the last step in which it was so; the only thing in its cache line.
+typedef struct {
+  _Alignas(64) _Atomic uint32_t step;
+} td_engine_signal;
+
 // Where the routed experts are another device's.
 typedef struct {
   td_dev *dev; // NULL: they are not
   td_stream *stream;
-  td_event *given, *done; // the engine's device has handed tokens over; their sum is made
-  char *in;               // host memory, a copy of what begins at h
-  void *out, *sum;        // host memory, and the engine's device's: [max_step_tokens][dim]
+  char *in;        // host memory, a copy of what begins at h
+  void *out, *sum; // host memory, and the engine's device's: [max_step_tokens][dim]
+  // The engine's device has handed a layer's tokens over; their sum is made. Where the step has
+  // signals that is told by them, host memory, [n_layers] each; else by events.
+  td_event *given, *done;
+  td_engine_signal *given_signals, *done_signals;
 } td_engine_side;
 
 typedef struct td_engine_streaming td_engine_streaming;
@@ -65,10 +73,12 @@ struct td_engine {
 
   // the step being run
   step_group groups[N_GROUPS];
-  uint32_t n_tokens, n_rows;
+  uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
   int32_t *router_ids;   // [n_tokens][top_k], behind h, so that all of it can go somewhere at once
   float *router_weights; // likewise, behind them
   bool is_ranked;        // the host gets the best of each row, not the logits
+  bool has_signals;      // both devices' parts are queued beforehand, and wait for one another
+  const uint32_t *step, *dev_step;         // its number, in meta and dev_meta
   const int32_t *tokens, *rows, *position; // in dev_meta
   const float *temperature;                // [n_rows], likewise
 };
@@ -78,6 +88,10 @@ td_status td_engine_open_experts(td_engine *engine, td_err *err); // closed in a
 void td_engine_close_experts(td_engine *engine);
 size_t td_engine_given_bytes(const td_engine *engine, size_t n_tokens);
 void td_engine_lay_out_given(td_engine *engine); // of the step's n_tokens
+// Whether both devices' parts of a step can be queued beforehand.
+bool td_engine_can_signal(const td_engine *engine);
+void td_engine_queue_aside(td_engine *engine);  // the other device's part
+void td_engine_let_aside_go(td_engine *engine); // it need not wait: nothing more comes
 // delta (+)= the layer's dense MLP, or its shared expert, of h.
 void td_engine_mlp(td_engine *engine, const td_layer *layer, bool accumulate);
 // delta = experts of h.

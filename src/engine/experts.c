@@ -2,6 +2,9 @@
 // The routed experts may be another device's, one that reads them where they lie while the first
 // has no room for them. Then a layer's tokens, with the router's choice, go there through host
 // memory, and while the first device computes the shared expert, their sum is made and comes back.
+// Steps of answers are queued as a whole on both devices, which wait for one another's signals; for
+// prompts, the caller waits in between: a GPU that waits long may be taken for one that hangs.
+#include <stdatomic.h>
 #include <string.h>
 
 #include "engine/engine_impl.h"
@@ -34,8 +37,14 @@ td_status td_engine_open_experts(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&side->in, given_bytes, err);
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, &side->out, sum_bytes, err);
   if (st == TD_OK) st = td_dev_alloc(e->dev, &side->sum, sum_bytes, err);
+  size_t signal_bytes = 2 * e->config->n_layers * sizeof *side->given_signals;
+  void *signals = NULL;
+  if (st == TD_OK) st = td_dev_alloc_host(e->dev, &signals, signal_bytes, err);
   // Where the first device fails, what it was to hand over are choices all the same.
   if (st == TD_OK) memset(side->in, 0, given_bytes);
+  if (st == TD_OK) memset(signals, 0, signal_bytes);
+  side->given_signals = signals;
+  side->done_signals = st == TD_OK ? side->given_signals + e->config->n_layers : NULL;
   return st;
 }
 
@@ -46,6 +55,7 @@ void td_engine_close_experts(td_engine *e) {
   td_event_close(side->done);
   td_dev_free_host(e->dev, side->in);
   td_dev_free_host(e->dev, side->out);
+  td_dev_free_host(e->dev, side->given_signals);
   td_dev_free(e->dev, side->sum);
 }
 
@@ -119,20 +129,59 @@ td_moe_args td_engine_trial_aside(td_engine *e, uint32_t layer_idx, uint32_t n) 
   return args;
 }
 
-// delta = what the other device makes of h, and the shared expert.
-static void compute_aside(td_engine *e, const td_layer *layer) {
+bool td_engine_can_signal(const td_engine *e) {
+  enum { OPERATORS = 3 }; // a layer
+  return e->side.dev && OPERATORS * e->config->n_layers <= TD_STREAM_DEPTH;
+}
+
+static bool has_aside(const td_engine *e, uint32_t layer_idx) {
+  return td_model_layer(e->model, layer_idx)->is_moe && td_engine_is_aside(e, layer_idx);
+}
+
+void td_engine_queue_aside(td_engine *e) {
   td_engine_side *side = &e->side;
-  const size_t n = (size_t)e->n_tokens * e->config->dim;
-  const bool has_shared = layer->mlp_gate.data != NULL;
-  void *sum = has_shared ? side->sum : e->delta;
-  td_op_copy(e->stream, side->in, e->h, td_engine_given_bytes(e, e->n_tokens));
-  td_event_record(side->given, e->stream);
-  if (has_shared) td_engine_mlp(e, layer, false);
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (!has_aside(e, i)) continue;
+    const td_moe_args args = routed(e, td_model_layer(e->model, i), side->in, side->out);
+    td_op_await(side->stream, &side->given_signals[i].step, e->step);
+    td_op_moe(side->stream, &args);
+    td_op_signal(side->stream, &side->done_signals[i].step, e->step);
+  }
+}
+
+void td_engine_let_aside_go(td_engine *e) {
+  for (uint32_t i = 0; e->has_signals && i < e->config->n_layers; i++)
+    atomic_store(&e->side.given_signals[i].step, *e->step);
+}
+
+// side->out = what the other device makes of side->in, meanwhile delta = the shared expert.
+static void exchange(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+  td_engine_side *side = &e->side;
+  if (e->has_signals) {
+    td_op_signal(e->stream, &side->given_signals[layer_idx].step, e->dev_step);
+  } else {
+    td_event_record(side->given, e->stream);
+  }
+  if (layer->mlp_gate.data) td_engine_mlp(e, layer, false);
+  if (e->has_signals) {
+    td_op_await(e->stream, &side->done_signals[layer_idx].step, e->dev_step);
+    return;
+  }
   const td_moe_args args = routed(e, layer, side->in, side->out);
   td_stream_wait(side->stream, side->given);
   td_op_moe(side->stream, &args);
   td_event_record(side->done, side->stream);
   td_stream_wait(e->stream, side->done);
+}
+
+// delta = what the other device makes of h, and the shared expert.
+static void compute_aside(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+  td_engine_side *side = &e->side;
+  const size_t n = (size_t)e->n_tokens * e->config->dim;
+  const bool has_shared = layer->mlp_gate.data != NULL;
+  void *sum = has_shared ? side->sum : e->delta;
+  td_op_copy(e->stream, side->in, e->h, td_engine_given_bytes(e, e->n_tokens));
+  exchange(e, layer, layer_idx);
   td_op_copy(e->stream, sum, side->out, n * e->act_bytes);
   if (has_shared) td_op_add(e->stream, e->delta, sum, n);
 }
@@ -155,7 +204,7 @@ void td_engine_experts(td_engine *e, uint32_t layer_idx) {
   if (td_engine_streams(e, layer_idx)) {
     stream(e, layer, layer_idx, &args);
   } else if (td_engine_is_aside(e, layer_idx)) {
-    compute_aside(e, layer);
+    compute_aside(e, layer, layer_idx);
   } else {
     td_op_moe(e->stream, &args);
     if (layer->mlp_gate.data) td_engine_mlp(e, layer, true);

@@ -81,18 +81,21 @@ static void plan_own_layers(td_devices *d, const td_devices_opts *opts, const td
 
 static td_status open_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
                               uint64_t n_free, td_err *err) {
-  uint64_t expert_bytes = td_model_stats_of(model).expert_bytes;
   td_dev_opts cpu = opts->dev;
   cpu.kind = "cpu";
   td_status st = td_dev_open(&d->expert_dev, &cpu, err);
   if (st != TD_OK) return st;
-  d->held_bytes -= expert_bytes;
+  d->held_bytes -= td_model_stats_of(model).expert_bytes;
   plan_streaming(d, opts, model, n_free);
   if (opts->experts == TD_EXPERTS_AUTO) plan_own_layers(d, opts, model, n_free);
-  for (uint32_t i = 0; i < d->n_own_layers; i++)
-    expert_bytes -= td_model_expert_bytes(model, i);
-  td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev),
-          td_model_config_of(model)->n_layers - d->n_own_layers, (double)expert_bytes / GIB);
+  uint64_t n_bytes = 0;
+  uint32_t n_layers = 0;
+  for (uint32_t i = d->n_own_layers; i < td_model_config_of(model)->n_layers; i++) {
+    n_bytes += td_model_expert_bytes(model, i);
+    n_layers += td_model_expert_bytes(model, i) > 0;
+  }
+  td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev), n_layers,
+          (double)n_bytes / GIB);
   return TD_OK;
 }
 

@@ -22,6 +22,7 @@ enum cudaError_t {
   cudaErrorStreamCaptureInvalidated = 901,
 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8 };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
@@ -51,6 +52,8 @@ cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaMalloc(void **out, size_t n_bytes);
 cudaError_t cudaFree(void *ptr);
+cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *ptr);
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *ptr);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags);

@@ -26,6 +26,9 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
+void emu_store_for_all(uint32_t *signal, uint32_t value);
+uint32_t emu_load_from_all(const uint32_t *signal);
+
 #define __global__
 #define __device__
 #define __host__

@@ -238,6 +238,18 @@ cudaError_t cudaFree(void *ptr) {
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
+cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned) {
+  if (captured) return spoil();
+  if (is_broken()) return result(cudaErrorIllegalAddress);
+  return result(posix_memalign(out, 256, n_bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *ptr) {
+  if (captured) return spoil();
+  std::free(ptr);
+  return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
+}
+
 static std::map<void *, size_t> pinned; // guarded by memory_lock
 
 static bool is_writable(const void *ptr) {

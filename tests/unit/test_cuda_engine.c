@@ -84,8 +84,7 @@ static void test_steps_of_as_many_tokens(void **state) {
 }
 
 // A GPU that fails hands nothing over any more: who waits for that is told.
-static void test_a_failure_is_not_waited_for(void **state) {
-  (void)state;
+static void check_failure(bool is_answer) {
   const char *library = getenv("TANDEM_CUDA_LIB");
   td_session *s = open_model(TD_EXPERTS_CPU);
   assert_non_null(s->devices.expert_dev);
@@ -93,8 +92,9 @@ static void test_a_failure_is_not_waited_for(void **state) {
   run_answers(s, 3, token);
   if (library && strstr(library, "_emu")) {
     const int32_t id = 3, page = 0;
-    const td_step_seq seq = {.tokens = &id, .n_tokens = 1, .pages = &page, .n_pages = 1};
+    td_step_seq seq = {.tokens = &id, .n_tokens = 1, .pages = &page, .n_pages = 1};
     td_err err;
+    seq.is_decode = is_answer;
     setenv("TANDEM_EMU_BREAK", "1", 1);
     assert_int_equal(td_engine_step(s->engine, &seq, 1, &err), TD_EINTERNAL);
     assert_non_null(strstr(err.msg, "illegal memory access"));
@@ -102,6 +102,12 @@ static void test_a_failure_is_not_waited_for(void **state) {
     assert_int_equal(td_engine_step(s->engine, &seq, 1, &err), TD_EINTERNAL); // for good
   }
   td_session_close(s);
+}
+
+static void test_a_failure_is_not_waited_for(void **state) {
+  (void)state;
+  check_failure(false);
+  check_failure(true);
 }
 
 // Rows with ||a - b|| / ||b|| of more than that.

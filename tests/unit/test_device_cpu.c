@@ -390,6 +390,67 @@ static void test_rows_of_a_call(void **state) {
   td_dev_close(dev);
 }
 
+typedef struct {
+  _Alignas(64) _Atomic uint32_t step;
+} signal_line;
+
+// Two devices' streams, each queued as a whole before either has run, take turns at a number.
+static void test_signals(void **state) {
+  (void)state;
+  enum { TURNS = TD_STREAM_DEPTH / 3, FLOATS = 1000 };
+  td_dev *devs[] = {open_dev(2), open_dev(1)};
+  td_stream *streams[] = {open_stream(devs[0]), open_stream(devs[1])};
+  void *memory;
+  td_err err;
+  assert_int_equal(td_dev_alloc_host(devs[0], &memory, 2 * TURNS * sizeof(signal_line), &err),
+                   TD_OK);
+  memset(memory, 0, 2 * TURNS * sizeof(signal_line));
+  signal_line *there = memory, *back = there + TURNS;
+  float sum[FLOATS] = {0}, one[FLOATS];
+  for (int i = 0; i < FLOATS; i++)
+    one[i] = 1;
+  for (uint32_t step = 1; step <= 2; step++) {
+    for (int i = 0; i < TURNS; i++) {
+      td_op_await(streams[1], &there[i].step, &step);
+      td_op_add(streams[1], sum, one, FLOATS);
+      td_op_signal(streams[1], &back[i].step, &step);
+    }
+    for (int i = 0; i < TURNS; i++) {
+      td_op_add(streams[0], sum, one, FLOATS);
+      td_op_signal(streams[0], &there[i].step, &step);
+      td_op_await(streams[0], &back[i].step, &step);
+    }
+    sync_ok(streams[0]);
+    sync_ok(streams[1]);
+  }
+  for (int i = 0; i < FLOATS; i++)
+    assert_true(sum[i] == 4 * TURNS);
+  td_dev_free_host(devs[0], memory);
+  for (int i = 0; i < 2; i++) {
+    td_stream_close(streams[i]);
+    td_dev_close(devs[i]);
+  }
+}
+
+static void test_a_failed_stream_signals(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(1);
+  td_stream *failing = open_stream(dev), *waiting = open_stream(dev);
+  signal_line line = {0};
+  const uint32_t step = 7;
+  const int32_t row = -1;
+  float x = 0;
+  td_err err;
+  td_op_await(waiting, &line.step, &step);
+  td_op_gather_rows(failing, &x, &x, &row, 1, 1);
+  td_op_signal(failing, &line.step, &step);
+  sync_ok(waiting);
+  assert_int_equal(td_stream_sync(failing, &err), TD_EINVAL);
+  td_stream_close(failing);
+  td_stream_close(waiting);
+  td_dev_close(dev);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_unknown_isa_is_an_error),
@@ -404,6 +465,8 @@ int main(void) {
       cmocka_unit_test(test_streams_share_the_team),
       cmocka_unit_test(test_way_of_prompts),
       cmocka_unit_test(test_rows_of_a_call),
+      cmocka_unit_test(test_signals),
+      cmocka_unit_test(test_a_failed_stream_signals),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ typedef struct {
   _Alignas(64) _Atomic uint64_t taken;
 } td_cpu_share;
 
-enum { CPU_RING = 256 }; // commands a stream holds before the caller waits
+enum { CPU_RING = TD_STREAM_DEPTH }; // commands a stream holds before the caller waits
 
 typedef struct td_cpu_stream td_cpu_stream;
 
@@ -115,6 +115,10 @@ td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t
 // order: an item may wait for lower ones, which are done or being worked on.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
+
+// One more turn of a loop that waits for another thread. Threads may outnumber processors: whoever
+// waits long lets others run.
+void td_cpu_wait_turn(unsigned n_waits);
 
 // Items that are tiles of matrices: n_tiles of each of n_matrices, in order of their rows. As an
 // item of all, tile t of matrix m of a part is the parts' before it and m * n_tiles + t.

@@ -1,4 +1,5 @@
 // src/device/cpu/items.c - an operator's items, handed out to the members of the team.
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -7,6 +8,17 @@
 // The stream's thread alone: no line of memory goes to and fro between cores for it.
 static void show_pulse(_Atomic uint32_t *pulse, unsigned member) {
   if (member == 0) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
+}
+
+void td_cpu_wait_turn(unsigned n_waits) {
+  enum { SPINS = 2000 };
+  if (n_waits >= SPINS) {
+    sched_yield();
+    return;
+  }
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
 }
 
 // ---- one by one -------------------------------------------------------------------------------

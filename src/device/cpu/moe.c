@@ -7,7 +7,6 @@
 // own expert's gate and up alone, a sum for all down items. An item waits for earlier ones only,
 // and those are done or in other members' hands, so the earliest unfinished one never waits; with
 // many experts hardly any does.
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -20,7 +19,6 @@ enum {
   MAX_PAIRS = 8192,
   SUM_ELEMENTS = 2048,
   WIDEN_ELEMENTS = 1 << 16, // that waking the team would take as long as
-  SPINS = 2000
 };
 
 // Some pairs of one expert: work units are these times the tiles of rows.
@@ -96,17 +94,6 @@ static void order_pairs(moe_run *run) {
   }
 }
 
-// Member threads may outnumber processors: whoever waits long lets others run.
-static void wait_turn(unsigned n_waits) {
-  if (n_waits >= SPINS) {
-    sched_yield();
-    return;
-  }
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // Where the weights of an item begin; NULL: it has none.
 static const void *weights_of(const moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
@@ -159,7 +146,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
   for (unsigned i = 0;
        atomic_load_explicit(&tile->n_hidden_done, memory_order_acquire) < run->n_hidden_tiles;
        i++) {
-    wait_turn(i);
+    td_cpu_wait_turn(i);
   }
   uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
   uint32_t left = run->dim - row;
@@ -186,7 +173,7 @@ static void sum_piece(moe_run *run, size_t item) {
   const bool is_rounded = a->is_bf16 && !a->out_f32;
   for (unsigned i = 0;
        atomic_load_explicit(&run->n_down_done, memory_order_acquire) < run->n_down_items; i++) {
-    wait_turn(i);
+    td_cpu_wait_turn(i);
   }
   size_t n_pieces = (run->dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS;
   size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;

@@ -1,4 +1,5 @@
 // src/device/cpu/ops.c - dispatch, argument checks, and the operators that move or touch rows.
+#include <stdatomic.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -87,6 +88,19 @@ static void add_piece(void *ctx, size_t item, unsigned member) {
 td_status td_cpu_op_add(td_cpu_stream *stream, const td_add_args *a, td_err *err) {
   (void)err;
   td_cpu_for(stream, (a->n + ELEMENTS - 1) / ELEMENTS, add_piece, (void *)a);
+  return TD_OK;
+}
+
+td_status td_cpu_op_signal(td_cpu_stream *stream, const td_signal_args *a, td_err *err) {
+  (void)stream, (void)err;
+  atomic_store_explicit(a->signal, *a->value, memory_order_release);
+  return TD_OK;
+}
+
+td_status td_cpu_op_await(td_cpu_stream *stream, const td_await_args *a, td_err *err) {
+  (void)stream, (void)err;
+  for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++)
+    td_cpu_wait_turn(i);
   return TD_OK;
 }
 

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "device/cuda/cuda.h"
@@ -33,25 +32,15 @@ static void cuda_free(td_dev *base, void *ptr) {
   dev->abi->free(ptr); // waits for what runs; a failure is an earlier operator's
 }
 
-// Whole pages: what is registered must not share one with other memory.
 static td_status cuda_alloc_host(td_dev *base, void **out, size_t n_bytes, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (n_bytes / page + 1) * page;
-  if (posix_memalign(out, page, size) != 0) {
-    *out = NULL;
-    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes beside %s", size, base->name);
-  }
-  int code = dev->abi->pin(*out, size, false);
-  if (code != 0) {
-    td_info("%s: memory for what the CPU computes cannot be pinned, each layer takes longer: %s",
-            base->name, dev->abi->error_text(code));
-  }
-  return TD_OK;
+  int code = dev->abi->alloc_host(out, n_bytes ? n_bytes : 1);
+  if (code != 0) *out = NULL;
+  return td_cuda_result(dev, code, "memory of the host's that it can reach", err);
 }
 
 static void cuda_free_host(td_dev *base, void *ptr) {
-  ((td_cuda_dev *)base)->abi->unpin(ptr); // it may not have been pinned
-  free(ptr);
+  ((td_cuda_dev *)base)->abi->free_host(ptr);
 }
 
 static size_t cuda_own_free_bytes(td_dev *base) {

@@ -125,11 +125,11 @@ static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
 
 void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
-  if (stream->err.code != TD_OK) return;
+  if (stream->err.code != TD_OK && op->kind != TD_OP_SIGNAL) return;
   _Atomic uint32_t *pulse = td_cuda_dev_of(stream)->pulse;
   if (pulse) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
   td_err err = {.code = TD_OK};
-  if (execute(stream, op, &err) != TD_OK) stream->err = err;
+  if (execute(stream, op, &err) != TD_OK && stream->err.code == TD_OK) stream->err = err;
 }
 
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,

@@ -1,0 +1,46 @@
+// kernels/cuda/signal.cu - numbers in host memory by which the host's threads and a stream tell one
+// another how far they have come, without the driver in between.
+#include "kernels/cuda/common.cuh"
+
+// All that the stream has done before, copies to host memory included, is seen by who sees this.
+__device__ static void store_for_all(uint32_t *signal, uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(signal), "r"(value) : "memory");
+#elif !defined(__CUDACC__)
+  emu_store_for_all(signal, value);
+#endif
+}
+
+__device__ static uint32_t load_from_all(const uint32_t *signal) {
+#if defined(__CUDA_ARCH__)
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(signal) : "memory");
+  return value;
+#elif !defined(__CUDACC__)
+  return emu_load_from_all(signal);
+#else
+  return *signal;
+#endif
+}
+
+__global__ static void signal_kernel(td_cu_signal_args a) {
+  if (threadIdx.x == 0) store_for_all(a.signal, *a.value);
+}
+
+extern "C" int td_cu_signal(const td_cu_signal_args *a, td_cu_stream stream) {
+  TD_LAUNCH(signal_kernel, 1, WARP, 0, stream, *a);
+  return launched();
+}
+
+__global__ static void await_kernel(td_cu_await_args a) {
+  if (threadIdx.x != 0) return;
+  uint32_t value = *a.value;
+  while (load_from_all(a.signal) != value) {
+  }
+}
+
+extern "C" int td_cu_await(const td_cu_await_args *a, td_cu_stream stream) {
+  TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
+  return launched();
+}
