@@ -44,7 +44,7 @@ static act_rows rows_of(const td_model_config *c) {
 
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   const act_rows r = rows_of(config);
-  const size_t n = 4 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn; // x, h, delta, a sum
+  const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn; // x, h, delta
   const size_t router = config->n_experts + 2 * config->top_k;    // of 32 bits, as streamed sums
   return n * td_dtype_bytes(act_dtype) + (r.dim + router) * sizeof(float);
 }
@@ -337,7 +337,6 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   e->has_signals = false;
   e->n_tokens = t;
   e->n_rows = row;
-  td_engine_lay_out_given(e);
   e->tokens = e->dev_meta + at.tokens;
   e->position = e->dev_meta + at.position;
   e->rows = e->dev_meta + at.rows;

@@ -26,8 +26,9 @@ typedef struct {
 typedef struct {
   td_dev *dev; // NULL: they are not
   td_stream *stream;
-  char *in;        // host memory, a copy of what begins at h
-  void *out, *sum; // host memory, and the engine's device's: [max_step_tokens][dim]
+  uint32_t most_tokens; // that go there at a time
+  char *in;             // host memory, a copy of what begins at h
+  void *out, *sum;      // host memory, and the engine's device's: [most_tokens][dim]
   // The engine's device has handed a layer's tokens over; their sum is made. Where the step has
   // signals that is told by them, host memory, [n_layers] each; else by events.
   td_event *given, *done;
@@ -74,10 +75,8 @@ struct td_engine {
   // the step being run
   step_group groups[N_GROUPS];
   uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
-  int32_t *router_ids;   // [n_tokens][top_k], behind h, so that all of it can go somewhere at once
-  float *router_weights; // likewise, behind them
-  bool is_ranked;        // the host gets the best of each row, not the logits
-  bool has_signals;      // both devices' parts are queued beforehand, and wait for one another
+  bool is_ranked;                     // the host gets the best of each row, not the logits
+  bool has_signals; // both devices' parts are queued beforehand, and wait for one another
   const uint32_t *step, *dev_step;         // its number, in meta and dev_meta
   const int32_t *tokens, *rows, *position; // in dev_meta
   const float *temperature;                // [n_rows], likewise
@@ -86,8 +85,8 @@ struct td_engine {
 // experts.c
 td_status td_engine_open_experts(td_engine *engine, td_err *err); // closed in any case
 void td_engine_close_experts(td_engine *engine);
+// At h: what n_tokens tokens need there, activations and choices of experts.
 size_t td_engine_given_bytes(const td_engine *engine, size_t n_tokens);
-void td_engine_lay_out_given(td_engine *engine); // of the step's n_tokens
 // Whether both devices' parts of a step can be queued beforehand.
 bool td_engine_can_signal(const td_engine *engine);
 void td_engine_queue_aside(td_engine *engine);  // the other device's part

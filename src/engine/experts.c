@@ -13,24 +13,38 @@ static size_t align_64(size_t n) {
   return (n + 63) & ~(size_t)63;
 }
 
-// What experts are given: h [n_tokens][dim], behind it ids and weights [n_tokens][top_k].
-size_t td_engine_given_bytes(const td_engine *e, size_t n_tokens) {
-  size_t n = n_tokens * e->config->top_k;
-  return align_64(n_tokens * e->config->dim * e->act_bytes) + n * (sizeof(int32_t) + sizeof(float));
+static size_t row_bytes(const td_engine *e) {
+  return e->config->dim * e->act_bytes;
 }
 
-void td_engine_lay_out_given(td_engine *e) {
-  size_t h_bytes = (size_t)e->n_tokens * e->config->dim * e->act_bytes;
-  e->router_ids = (int32_t *)((char *)e->h + align_64(h_bytes));
-  e->router_weights = (float *)(e->router_ids + (size_t)e->n_tokens * e->config->top_k);
+// What experts are given, one behind the other, so that all of it can be copied at once.
+typedef struct {
+  char *x;      // [n_tokens][dim]
+  int32_t *ids; // [n_tokens][top_k]
+  float *weights;
+} given;
+
+static given given_at(const td_engine *e, void *at, size_t n_tokens) {
+  given g = {.x = at};
+  g.ids = (int32_t *)(g.x + align_64(n_tokens * row_bytes(e)));
+  g.weights = (float *)(g.ids + n_tokens * e->config->top_k);
+  return g;
+}
+
+size_t td_engine_given_bytes(const td_engine *e, size_t n_tokens) {
+  size_t n = n_tokens * e->config->top_k;
+  return align_64(n_tokens * row_bytes(e)) + n * (sizeof(int32_t) + sizeof(float));
 }
 
 td_status td_engine_open_experts(td_engine *e, td_err *err) {
   td_engine_side *side = &e->side;
   side->dev = e->opts.expert_dev;
   if (!side->dev) return TD_OK;
-  size_t n = e->opts.max_step_tokens, given_bytes = td_engine_given_bytes(e, n);
-  size_t sum_bytes = n * e->config->dim * e->act_bytes;
+  const uint32_t usual = td_engine_prefill_chunk(e->config), n_seqs = e->opts.max_step_seqs;
+  side->most_tokens = usual > n_seqs ? usual : n_seqs;
+  if (side->most_tokens > e->opts.max_step_tokens) side->most_tokens = e->opts.max_step_tokens;
+  const size_t given_bytes = td_engine_given_bytes(e, side->most_tokens);
+  const size_t sum_bytes = side->most_tokens * row_bytes(e);
   td_status st = td_stream_open(&side->stream, side->dev, err);
   if (st == TD_OK) st = td_event_open(&side->given, e->dev, err);
   if (st == TD_OK) st = td_event_open(&side->done, side->dev, err);
@@ -72,7 +86,7 @@ void td_engine_mlp(td_engine *e, const td_layer *layer, bool accumulate) {
                                       .accumulate = accumulate});
 }
 
-static void route(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+static void route(td_engine *e, const td_layer *layer, uint32_t layer_idx, const given *to) {
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
                                                .x = e->h,
@@ -85,8 +99,8 @@ static void route(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
   td_op_router(e->stream,
                &(td_router_args){.logits = e->router_logits,
                                  .bias = layer->router_bias,
-                                 .ids = e->router_ids,
-                                 .weights = e->router_weights,
+                                 .ids = to->ids,
+                                 .weights = to->weights,
                                  .kind = c->router_sigmoid ? TD_ROUTER_SIGMOID : TD_ROUTER_SOFTMAX,
                                  .n_tokens = e->n_tokens,
                                  .n_experts = c->n_experts,
@@ -96,37 +110,55 @@ static void route(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
                                  .norm_topk = c->norm_topk,
                                  .scaling = c->routed_scaling});
   if (!e->dev_routing) return;
-  td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx), e->router_ids,
-             (size_t)e->n_tokens * c->top_k * sizeof *e->router_ids);
+  td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx), to->ids,
+             (size_t)e->n_tokens * c->top_k * sizeof *to->ids);
 }
 
-// The routed experts' sum for the tokens at x, which may be the engine's or a copy of them.
-static td_moe_args routed(const td_engine *e, const td_layer *layer, void *x, void *out) {
-  char *at = x; // of what was at h
+// The routed experts' sum for n_tokens tokens, the last n_prompt of a prompt.
+static td_moe_args routed(const td_engine *e, const td_layer *layer, const given *from,
+                          uint32_t n_tokens, uint32_t n_prompt, void *out) {
   return (td_moe_args){.gate = layer->gate,
                        .up = layer->up,
                        .down = layer->down,
-                       .x = x,
-                       .ids = (int32_t *)(at + ((char *)e->router_ids - (char *)e->h)),
-                       .weights = (float *)(at + ((char *)e->router_weights - (char *)e->h)),
+                       .x = from->x,
+                       .ids = from->ids,
+                       .weights = from->weights,
                        .out = out,
-                       .n_tokens = e->n_tokens,
-                       .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens,
+                       .n_tokens = n_tokens,
+                       .n_prompt = n_prompt,
                        .n_experts = e->config->n_experts,
                        .top_k = e->config->top_k,
                        .is_bf16 = td_dev_act_dtype(e->dev) == TD_BF16};
 }
 
-// What the other device computes in a trial: n tokens of a prompt, spread over all experts.
+// ---- on another device --------------------------------------------------------------------------
+
+// Some of the step's tokens.
+typedef struct {
+  uint32_t begin, n, n_prompt;
+} piece;
+
+static piece piece_at(const td_engine *e, uint32_t begin) {
+  const uint32_t left = e->n_tokens - begin;
+  const uint32_t n_left = e->groups[GROUP_PREFILL].view.n_tokens; // prompts' are the last ones
+  piece p = {.begin = begin, .n = left < e->side.most_tokens ? left : e->side.most_tokens};
+  const uint32_t n_others = left > n_left ? left - n_left : 0;
+  p.n_prompt = p.n > n_others ? p.n - n_others : 0;
+  return p;
+}
+
+// What the other device makes of what it was given.
+static td_moe_args aside(const td_engine *e, uint32_t layer_idx, uint32_t n, uint32_t n_prompt) {
+  const given from = given_at(e, e->side.in, n);
+  return routed(e, td_model_layer(e->model, layer_idx), &from, n, n_prompt, e->side.out);
+}
+
+// n tokens of a prompt, spread over all experts, in a trial.
 td_moe_args td_engine_trial_aside(td_engine *e, uint32_t layer_idx, uint32_t n) {
-  td_engine_side *side = &e->side;
-  e->n_tokens = n;
-  td_engine_lay_out_given(e);
-  td_moe_args args = routed(e, td_model_layer(e->model, layer_idx), side->in, side->out);
-  args.n_prompt = n;
-  for (uint32_t i = 0; i < n * args.top_k; i++)
-    ((int32_t *)args.ids)[i] = (int32_t)(i % args.n_experts);
-  return args;
+  const given to = given_at(e, e->side.in, n);
+  for (uint32_t i = 0; i < n * e->config->top_k; i++)
+    to.ids[i] = (int32_t)(i % e->config->n_experts);
+  return aside(e, layer_idx, n, n);
 }
 
 bool td_engine_can_signal(const td_engine *e) {
@@ -142,7 +174,7 @@ void td_engine_queue_aside(td_engine *e) {
   td_engine_side *side = &e->side;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
     if (!has_aside(e, i)) continue;
-    const td_moe_args args = routed(e, td_model_layer(e->model, i), side->in, side->out);
+    const td_moe_args args = aside(e, i, e->n_tokens, 0);
     td_op_await(side->stream, &side->given_signals[i].step, e->step);
     td_op_moe(side->stream, &args);
     td_op_signal(side->stream, &side->done_signals[i].step, e->step);
@@ -154,57 +186,78 @@ void td_engine_let_aside_go(td_engine *e) {
     atomic_store(&e->side.given_signals[i].step, *e->step);
 }
 
-// side->out = what the other device makes of side->in, meanwhile delta = the shared expert.
-static void exchange(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
-  td_engine_side *side = &e->side;
-  if (e->has_signals) {
-    td_op_signal(e->stream, &side->given_signals[layer_idx].step, e->dev_step);
-  } else {
-    td_event_record(side->given, e->stream);
-  }
-  if (layer->mlp_gate.data) td_engine_mlp(e, layer, false);
-  if (e->has_signals) {
-    td_op_await(e->stream, &side->done_signals[layer_idx].step, e->dev_step);
+static void give(td_engine *e, const given *from, const piece *p) {
+  const size_t n_pairs = (size_t)p->n * e->config->top_k,
+               pair = (size_t)p->begin * e->config->top_k;
+  const given to = given_at(e, e->side.in, p->n);
+  if (p->n == e->n_tokens) {
+    td_op_copy(e->stream, to.x, from->x, td_engine_given_bytes(e, p->n));
     return;
   }
-  const td_moe_args args = routed(e, layer, side->in, side->out);
+  td_op_copy(e->stream, to.x, from->x + p->begin * row_bytes(e), p->n * row_bytes(e));
+  td_op_copy(e->stream, to.ids, from->ids + pair, n_pairs * sizeof *to.ids);
+  td_op_copy(e->stream, to.weights, from->weights + pair, n_pairs * sizeof *to.weights);
+}
+
+// The other device's part, with the caller in between.
+static void compute_piece(td_engine *e, uint32_t layer_idx, const piece *p) {
+  td_engine_side *side = &e->side;
+  const td_moe_args args = aside(e, layer_idx, p->n, p->n_prompt);
   td_stream_wait(side->stream, side->given);
   td_op_moe(side->stream, &args);
   td_event_record(side->done, side->stream);
   td_stream_wait(e->stream, side->done);
 }
 
-// delta = what the other device makes of h, and the shared expert.
-static void compute_aside(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+// delta = what the other device makes of h, piece by piece, and the shared expert.
+static void compute_aside(td_engine *e, uint32_t layer_idx, const given *from) {
   td_engine_side *side = &e->side;
-  const size_t n = (size_t)e->n_tokens * e->config->dim;
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
   const bool has_shared = layer->mlp_gate.data != NULL;
-  void *sum = has_shared ? side->sum : e->delta;
-  td_op_copy(e->stream, side->in, e->h, td_engine_given_bytes(e, e->n_tokens));
-  exchange(e, layer, layer_idx);
-  td_op_copy(e->stream, sum, side->out, n * e->act_bytes);
-  if (has_shared) td_op_add(e->stream, e->delta, sum, n);
+  for (uint32_t begin = 0; begin < e->n_tokens; begin += side->most_tokens) {
+    const piece p = piece_at(e, begin);
+    char *delta = (char *)e->delta + begin * row_bytes(e);
+    void *sum = has_shared ? side->sum : delta;
+    give(e, from, &p);
+    if (e->has_signals) {
+      td_op_signal(e->stream, &side->given_signals[layer_idx].step, e->dev_step);
+    } else {
+      td_event_record(side->given, e->stream);
+    }
+    if (has_shared && begin == 0) td_engine_mlp(e, layer, false);
+    if (e->has_signals) {
+      td_op_await(e->stream, &side->done_signals[layer_idx].step, e->dev_step);
+    } else {
+      compute_piece(e, layer_idx, &p);
+    }
+    td_op_copy(e->stream, sum, side->out, p.n * row_bytes(e));
+    if (has_shared) td_op_add(e->stream, delta, sum, (size_t)p.n * e->config->dim);
+  }
 }
 
+// ---- all of it ----------------------------------------------------------------------------------
+
 // The same with experts that come here.
-static void stream(td_engine *e, const td_layer *layer, uint32_t layer_idx,
-                   const td_moe_args *args) {
+static void stream(td_engine *e, uint32_t layer_idx, const td_moe_args *args) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
   if (layer->mlp_gate.data) {
     td_engine_mlp(e, layer, false);
   } else {
-    td_op_fill_zero(e->stream, e->delta, (size_t)e->n_tokens * e->config->dim * e->act_bytes);
+    td_op_fill_zero(e->stream, e->delta, e->n_tokens * row_bytes(e));
   }
   td_engine_stream_experts(e, layer_idx, args);
 }
 
 void td_engine_experts(td_engine *e, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
-  route(e, layer, layer_idx);
-  const td_moe_args args = routed(e, layer, e->h, e->delta);
+  const given from = given_at(e, e->h, e->n_tokens);
+  const td_moe_args args = routed(e, layer, &from, e->n_tokens,
+                                  e->groups[GROUP_PREFILL].view.n_tokens, e->delta);
+  route(e, layer, layer_idx, &from);
   if (td_engine_streams(e, layer_idx)) {
-    stream(e, layer, layer_idx, &args);
+    stream(e, layer_idx, &args);
   } else if (td_engine_is_aside(e, layer_idx)) {
-    compute_aside(e, layer, layer_idx);
+    compute_aside(e, layer_idx, &from);
   } else {
     td_op_moe(e->stream, &args);
     if (layer->mlp_gate.data) td_engine_mlp(e, layer, true);

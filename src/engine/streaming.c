@@ -217,7 +217,7 @@ static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *e
 // Both are done twice: at first, weights may come from the disk.
 static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
   td_engine_streaming *s = e->streaming;
-  uint32_t n = e->opts.max_step_tokens < TRIAL_TOKENS ? e->opts.max_step_tokens : TRIAL_TOKENS;
+  uint32_t n = e->side.most_tokens < TRIAL_TOKENS ? e->side.most_tokens : TRIAL_TOKENS;
   double copying = 0, aside = 0, bytes = 0;
   td_status st = TD_OK;
   for (int i = 0; i < 2 && st == TD_OK; i++) {
@@ -227,7 +227,7 @@ static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
   if (st != TD_OK) return st;
   s->least_tokens = LEAST_TOKENS;
   while (s->least_tokens < e->opts.max_step_tokens && s->least_tokens * aside < n * copying)
-    s->least_tokens *= 2;
+    s->least_tokens += s->least_tokens / 4;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   for (uint32_t i = 0; i < e->config->n_experts; i++)
     bytes += (double)expert_bytes(layer, i);

@@ -8,10 +8,11 @@
 
 #define GIB ((double)(1 << 30))
 
-// Of what the weights leave of a GPU's memory beside the CPU's experts, the parts of 8 that experts
-// of prompts pass through, and that activations of a longer prefill_chunk have, and how much of
-// either is enough.
-enum { PART = 8, MOST_STREAM_BYTES = 1536 << 20, MOST_CHUNK = 8192, CHUNK_ROUND = 64 };
+// Of what the weights leave of a GPU's memory beside the CPU's experts, an eighth is for those of
+// prompts to pass through, and a quarter for the activations of a longer prefill_chunk: as much of
+// either as is of use.
+enum { STREAM_PART = 8, CHUNK_PART = 4, CHUNK_ROUND = 64 };
+enum { MOST_STREAM_BYTES = 1536 << 20, MOST_CHUNK = 32768 };
 enum { LEAST_CTX = 8192 }; // tokens for which a model is not said to fit without
 
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
@@ -53,13 +54,14 @@ static void plan_streaming(td_devices *d, const td_devices_opts *opts, const td_
                            uint64_t n_free) {
   const td_model_config *c = td_model_config_of(model);
   const uint64_t held = d->held_bytes + TD_KV_DEVICE_SPARE;
-  const uint64_t part = n_free > held ? (n_free - held) / PART : 0;
+  const uint64_t left = n_free > held ? n_free - held : 0;
   const uint64_t of_token = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev));
   const uint32_t usual = td_engine_prefill_chunk(c);
-  uint32_t n = (uint32_t)at_most(part / of_token, MOST_CHUNK) / CHUNK_ROUND * CHUNK_ROUND;
+  uint32_t n = (uint32_t)at_most(left / CHUNK_PART / of_token, MOST_CHUNK);
+  n -= n % CHUNK_ROUND;
   if (opts->prefill_chunk) n = opts->prefill_chunk;
   d->prefill_chunk = n > usual || opts->prefill_chunk ? n : usual;
-  d->stream_bytes = at_most(part, MOST_STREAM_BYTES);
+  d->stream_bytes = at_most(left / STREAM_PART, MOST_STREAM_BYTES);
   d->held_bytes += d->stream_bytes;
   if (n > usual) d->held_bytes += (n - usual) * of_token;
 }

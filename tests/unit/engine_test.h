@@ -9,17 +9,15 @@
 #include "engine/engine.h"
 #include "unit/ref.h"
 
-enum {
-  ENGINE_PAGE = 16,
-  ENGINE_PAGES = 8,
-  SEQ_PAGES = 3,
-  ENGINE_SEQS = 2,
-  PROMPT = 37,
-  ANSWER = 4
-};
+enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 2, PROMPT = 37, ANSWER = 4 };
+// A prompt that goes to the other device in pieces.
+enum { LONG_PROMPT = 1100, LONG_PAGES = LONG_PROMPT / ENGINE_PAGE + 1 };
 
 // PARTED: of all layers but the first.
 typedef enum { TOGETHER, APART, PARTED, STREAMED } placement;
+
+// Of CPU devices: one for all in a process.
+static td_activations engine_activations = TD_ACTIVATIONS_F32;
 
 typedef struct {
   const char *name;  // of a golden model
@@ -52,13 +50,13 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
   td_err err;
   *f = (engine_fixture){.dev = dev};
   open_small_model(f, m);
-  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3};
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
-  const td_engine_opts opts = {.n_pages = ENGINE_PAGES,
+  const td_engine_opts opts = {.n_pages = LONG_PAGES + ENGINE_SEQS * SEQ_PAGES,
                                .page_tokens = ENGINE_PAGE,
-                               .max_step_tokens = PROMPT,
+                               .max_step_tokens = LONG_PROMPT + 1,
                                .max_step_seqs = ENGINE_SEQS,
-                               .max_seq_tokens = SEQ_PAGES * ENGINE_PAGE,
+                               .max_seq_tokens = LONG_PAGES * ENGINE_PAGE,
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
@@ -110,16 +108,42 @@ static inline void keep_steps(engine_fixture *f, float *out) {
   }
 }
 
+// The long prompt and, beside it, the next token of an answer, of which keep_steps has left PROMPT
+// + ANSWER.
+static inline void keep_long_step(engine_fixture *f, float *out) {
+  static const int32_t pages[SEQ_PAGES] = {0, 2, 4}, token = 5;
+  int32_t tokens[LONG_PROMPT], long_pages[LONG_PAGES];
+  for (int32_t i = 0; i < LONG_PROMPT; i++)
+    tokens[i] = 3 + 7 * i % 200;
+  for (int32_t i = 0; i < LONG_PAGES; i++)
+    long_pages[i] = ENGINE_SEQS * SEQ_PAGES + i;
+  const td_step_seq seqs[] = {{.tokens = tokens,
+                               .n_tokens = LONG_PROMPT,
+                               .pages = long_pages,
+                               .n_pages = LONG_PAGES,
+                               .want = TD_WANT_ALL},
+                              {.tokens = &token,
+                               .n_tokens = 1,
+                               .n_past = PROMPT + ANSWER,
+                               .pages = pages,
+                               .n_pages = SEQ_PAGES,
+                               .is_decode = true,
+                               .want = TD_WANT_ALL}};
+  keep_step(f, seqs, TD_COUNT(seqs), LONG_PROMPT + 1, &out);
+}
+
 enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER) };
 
-// f32 [ENGINE_ROWS][*n_vocab], the caller's.
+// f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and behind them LONG_PROMPT + 1 rows more.
 static inline float *engine_logits(const small_model *m, td_dev *dev, placement where,
-                                   size_t *n_vocab) {
+                                   bool with_long, size_t *n_vocab) {
   engine_fixture f;
   open_engine(&f, m, dev, where);
   *n_vocab = f.n_vocab;
-  float *out = malloc(ENGINE_ROWS * f.n_vocab * sizeof *out);
+  size_t n_rows = ENGINE_ROWS + (with_long ? LONG_PROMPT + 1 : 0);
+  float *out = malloc(n_rows * f.n_vocab * sizeof *out);
   keep_steps(&f, out);
+  if (with_long) keep_long_step(&f, out + ENGINE_ROWS * f.n_vocab);
   close_engine(&f);
   return out;
 }

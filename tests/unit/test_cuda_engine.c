@@ -137,9 +137,9 @@ static void test_where_experts_are(void **state) {
   }
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     size_t n_vocab;
-    float *together = engine_logits(&small_models[i], dev, TOGETHER, &n_vocab);
+    float *together = engine_logits(&small_models[i], dev, TOGETHER, false, &n_vocab);
     for (size_t k = 0; k < TD_COUNT(others); k++) {
-      float *other = engine_logits(&small_models[i], dev, others[k], &n_vocab);
+      float *other = engine_logits(&small_models[i], dev, others[k], false, &n_vocab);
       assert_true(rows_beyond(0, other, together, n_vocab) > 0);
       assert_true(rows_beyond(0.03, other, together, n_vocab) <= ENGINE_ROWS / 2);
       assert_true(rows_beyond(0.06, other, together, n_vocab) <= ENGINE_ROWS / 20);
