@@ -73,6 +73,10 @@ td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, i
 // order of the engine's own. NULL for a dense layer or without record_routing.
 const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, uint32_t *n_tokens);
 
+// Tokens of prompts from which on a step streams experts and so takes about as long however many
+// there are; 0: none does.
+uint32_t td_engine_stream_tokens(const td_engine *engine);
+
 // Bytes of the device's memory that one token of a step takes, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // Bytes of KV cache one token takes over all layers.

@@ -166,6 +166,11 @@ bool td_engine_streams(td_engine *e, uint32_t layer_idx) {
   return is_taken(e, layer_idx);
 }
 
+uint32_t td_engine_stream_tokens(const td_engine *e) {
+  const bool does = e->streaming && e->streaming->least_tokens <= e->opts.max_step_tokens;
+  return does ? e->streaming->least_tokens : 0;
+}
+
 void td_engine_stream_experts(td_engine *e, uint32_t layer_idx, const td_moe_args *routed) {
   td_engine_streaming *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];

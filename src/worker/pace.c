@@ -16,8 +16,9 @@ static bool is_measured(const td_pace *pace, uint32_t n_answers) {
          pace->n_answers < 2 * n_answers;
 }
 
-uint32_t td_pace_budget(const td_pace *pace, uint32_t n_answers) {
+uint32_t td_pace_budget(const td_pace *pace, uint32_t n_answers, uint32_t n_unread) {
   if (!n_answers) return pace->most;
+  if (pace->n_flat && n_unread >= pace->n_flat) return pace->rest_ns ? 0 : pace->most;
   return is_measured(pace, n_answers) ? pace->n_fit : 0;
 }
 
@@ -31,6 +32,10 @@ static void note_answers(td_pace *pace, uint32_t n_answers, uint64_t ns) {
 }
 
 void td_pace_note(td_pace *pace, uint32_t n_answers, uint32_t n_read, uint64_t ns) {
+  const bool is_flat = pace->n_flat && n_read >= pace->n_flat;
+  const uint64_t rest_ns = n_answers && pace->rest_ns > ns ? pace->rest_ns - ns : 0;
+  pace->rest_ns = n_answers && is_flat ? ns : rest_ns;
+  if (is_flat) return;
   if (n_answers && !n_read) note_answers(pace, n_answers, ns);
   if (!n_answers || !n_read || !pace->answers_ns) return;
   pace->n_steps++;

@@ -30,6 +30,16 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
   step->requests[step->n++] = r;
 }
 
+// Tokens of prompts, which are still to be read.
+static uint32_t count_unread(const td_requests *requests) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < requests->n; i++) {
+    const td_worker_request *r = requests->active[i];
+    if (r->phase == TD_REQUEST_PREFILL) n += r->submit.n_prompt - r->n_past;
+  }
+  return n;
+}
+
 void td_step_build(td_step *step, const td_requests *requests) {
   uint32_t page_tokens = requests->limits.page_tokens;
   step->n = 0;
@@ -40,7 +50,7 @@ void td_step_build(td_step *step, const td_requests *requests) {
   }
   step->n_answers = step->n;
   step->n_read = 0;
-  uint32_t budget = td_pace_budget(&step->pace, step->n_answers);
+  uint32_t budget = td_pace_budget(&step->pace, step->n_answers, count_unread(requests));
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_PREFILL && r->phase != TD_REQUEST_REPLAY) continue;

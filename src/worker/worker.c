@@ -84,8 +84,9 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_pages = w->pool.plan.n_pages,
                                     .page_tokens = TD_KV_PAGE_TOKENS};
   td_status st = td_requests_open(&w->requests, &limits, err);
-  return st == TD_OK ? td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err)
-                     : st;
+  if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err);
+  if (st == TD_OK) w->step.pace.n_flat = td_engine_stream_tokens(w->engine);
+  return st;
 }
 
 static td_status open_devices(worker *w, td_err *err) {

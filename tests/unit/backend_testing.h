@@ -157,6 +157,11 @@ uint32_t td_engine_prefill_chunk(const td_model_config *config) {
   return 512;
 }
 
+uint32_t td_engine_stream_tokens(const td_engine *engine) {
+  (void)engine;
+  return 0;
+}
+
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   (void)config;
   (void)act_dtype;

@@ -46,7 +46,7 @@ static run read_beside(td_pace *pace, const machine *m, uint32_t n_answers, uint
   run r = {0};
   uint64_t random = 88172645463325252u;
   while (n_left) {
-    uint32_t n = td_pace_budget(pace, n_answers);
+    uint32_t n = td_pace_budget(pace, n_answers, n_left);
     assert_in_range(n, 0, MOST);
     if (n > n_left) n = n_left;
     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
@@ -72,18 +72,18 @@ static void test_alone_all_goes(void **state) {
   (void)state;
   td_pace pace;
   td_pace_init(&pace, MOST);
-  assert_int_equal(td_pace_budget(&pace, 0), MOST);
+  assert_int_equal(td_pace_budget(&pace, 0, MOST), MOST);
   td_pace_note(&pace, 0, MOST, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 0), MOST);
-  assert_int_equal(td_pace_budget(&pace, 3), 0); // first what three answers take
+  assert_int_equal(td_pace_budget(&pace, 0, MOST), MOST);
+  assert_int_equal(td_pace_budget(&pace, 3, MOST), 0); // first what three answers take
   td_pace_note(&pace, 3, 0, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 3), TD_PACE_LEAST);
-  assert_int_equal(td_pace_budget(&pace, 5), TD_PACE_LEAST);
-  assert_int_equal(td_pace_budget(&pace, 6), 0); // twice as many are another matter
-  assert_int_equal(td_pace_budget(&pace, 1), 0);
+  assert_int_equal(td_pace_budget(&pace, 3, MOST), TD_PACE_LEAST);
+  assert_int_equal(td_pace_budget(&pace, 5, MOST), TD_PACE_LEAST);
+  assert_int_equal(td_pace_budget(&pace, 6, MOST), 0); // twice as many are another matter
+  assert_int_equal(td_pace_budget(&pace, 1, MOST), 0);
   td_pace_init(&pace, 5);
   td_pace_note(&pace, 1, 0, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 1), 5);
+  assert_int_equal(td_pace_budget(&pace, 1, MOST), 5);
 }
 
 // Gaps are bounded from the first step on, and what is bearable is used.
@@ -149,7 +149,7 @@ static void test_noise(void **state) {
   assert_true(pace_of(&noisy) > 0.5 * pace_of(&calm));
   uint32_t n_fit = pace.n_fit;
   td_pace_note(&pace, 4, n_fit, 60000000000u);
-  assert_int_equal(td_pace_budget(&pace, 4), TD_PACE_LEAST);
+  assert_int_equal(td_pace_budget(&pace, 4, MOST), TD_PACE_LEAST);
   read_beside(&pace, &is_quick, 4, 8 * n_fit, 0);
   assert_true(pace.n_fit > n_fit / 2);
 }
@@ -182,6 +182,30 @@ static void test_short_prompts(void **state) {
   assert_int_equal(pace.n_fit, TD_PACE_LEAST);
 }
 
+// Prompts that are long enough are read in one step, before which answers have had as long as that
+// takes; shorter ones as ever.
+static void test_flat_steps(void **state) {
+  (void)state;
+  enum { FLAT = 200, STEP_NS = 1000000, FLAT_NS = 10 * STEP_NS };
+  td_pace pace;
+  td_pace_init(&pace, MOST);
+  pace.n_flat = FLAT;
+  assert_int_equal(td_pace_budget(&pace, 3, FLAT - 1), 0);
+  assert_int_equal(td_pace_budget(&pace, 3, FLAT), MOST);
+  td_pace_note(&pace, 3, MOST, FLAT_NS);
+  for (int i = 0; i < 10; i++) {
+    assert_int_equal(td_pace_budget(&pace, 3, FLAT), 0);
+    td_pace_note(&pace, 3, 0, STEP_NS);
+  }
+  assert_int_equal(td_pace_budget(&pace, 3, FLAT - 1),
+                   TD_PACE_LEAST); // what was flat taught nothing
+  assert_int_equal(td_pace_budget(&pace, 3, FLAT), MOST);
+  td_pace_note(&pace, 3, FLAT, FLAT_NS);
+  assert_int_equal(td_pace_budget(&pace, 0, FLAT), MOST); // nobody is there to rest
+  td_pace_note(&pace, 0, MOST, FLAT_NS);
+  assert_int_equal(td_pace_budget(&pace, 1, FLAT), MOST);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_alone_all_goes),
@@ -191,6 +215,7 @@ int main(void) {
       cmocka_unit_test(test_noise),
       cmocka_unit_test(test_a_cold_start),
       cmocka_unit_test(test_short_prompts),
+      cmocka_unit_test(test_flat_steps),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
