@@ -93,8 +93,8 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   size_t n_bytes = (size_t)n_rows * e->config->n_vocab * sizeof(float);
   td_dev_free(e->dev, e->dev_logits);
   td_dev_free(e->dev, e->dev_top);
-  free(e->logits);
-  free(e->top);
+  td_dev_free_host(e->dev, e->logits);
+  td_dev_free_host(e->dev, e->top);
   e->logits = NULL;
   e->top = e->dev_top = NULL;
   e->logits_rows = 0;
@@ -102,24 +102,24 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   if (st == TD_OK && e->can_rank) {
     st = td_dev_alloc(e->dev, (void **)&e->dev_top, n_rows * sizeof *e->top, err);
   }
-  if (st != TD_OK) return st;
-  e->logits = malloc(n_bytes);
-  if (e->can_rank) e->top = malloc(n_rows * sizeof *e->top);
-  if (!e->logits || (e->can_rank && !e->top))
-    return td_fail(err, TD_ENOMEM, "out of memory: logits, %zu bytes", n_bytes);
-  e->logits_rows = n_rows;
-  return TD_OK;
+  if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&e->logits, n_bytes, err);
+  if (st == TD_OK && e->can_rank) {
+    st = td_dev_alloc_host(e->dev, (void **)&e->top, n_rows * sizeof *e->top, err);
+  }
+  if (st == TD_OK) e->logits_rows = n_rows;
+  return st;
 }
 
 static td_status alloc_meta(td_engine *e, td_err *err) {
   // tokens, seq, position, rows and temperature a token; q_begin and a page table a sequence; the
   // number of the step.
   size_t n_seqs = e->opts.max_step_seqs;
-  e->meta_len = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
-  e->meta = malloc(e->meta_len * sizeof *e->meta);
+  size_t n = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
+  const size_t n_bytes = n * sizeof *e->meta;
   e->first_token = malloc(n_seqs * sizeof *e->first_token);
-  if (!e->meta || !e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
-  return td_dev_alloc(e->dev, (void **)&e->dev_meta, e->meta_len * sizeof *e->meta, err);
+  if (!e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
+  td_status st = td_dev_alloc_host(e->dev, (void **)&e->meta, n_bytes, err);
+  return st == TD_OK ? td_dev_alloc(e->dev, (void **)&e->dev_meta, n_bytes, err) : st;
 }
 
 static td_status alloc_routing(td_engine *e, td_err *err) {
@@ -202,11 +202,11 @@ void td_engine_close(td_engine *e) {
                            e->opts.kv_pages ? NULL : e->kv_pages};
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
-  free(e->meta);
+  void *const host_buffers[] = {e->meta, e->logits, e->top};
+  for (size_t i = 0; i < TD_COUNT(host_buffers); i++)
+    td_dev_free_host(e->dev, host_buffers[i]);
   free(e->routing);
   free(e->first_token);
-  free(e->logits);
-  free(e->top);
   free(e);
 }
 
@@ -251,16 +251,17 @@ typedef struct {
   size_t tokens, seq, position, rows, temperature, q_begin, page_table, step;
 } meta_layout;
 
-static meta_layout lay_out_meta(const td_engine *e) {
-  size_t n = e->opts.max_step_tokens;
+// For a step of n_seqs sequences with n tokens in all.
+static meta_layout lay_out_meta(const td_engine *e, size_t n, size_t n_seqs) {
+  const size_t page_table = 5 * n + n_seqs + N_GROUPS;
   return (meta_layout){.tokens = 0,
                        .seq = n,
                        .position = 2 * n,
                        .rows = 3 * n,
                        .temperature = 4 * n,
                        .q_begin = 5 * n,
-                       .page_table = 5 * n + e->opts.max_step_seqs + N_GROUPS,
-                       .step = e->meta_len - 1};
+                       .page_table = page_table,
+                       .step = page_table + n_seqs * e->max_pages};
 }
 
 // Appends one sequence to a group. t: its first token in the step; s, g_s: its index in the step
@@ -316,8 +317,13 @@ static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
 
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the groups' is.
 static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
-  meta_layout at = lay_out_meta(e);
   uint32_t s = 0, t = 0, row = 0;
+  for (uint32_t i = 0; i < n_seqs; i++)
+    t += seqs[i].n_tokens;
+  const meta_layout at = lay_out_meta(e, t, n_seqs);
+  e->meta_len = at.step + 1;
+  memset(e->meta, 0, e->meta_len * sizeof *e->meta);
+  t = 0;
   e->is_ranked = e->can_rank;
   for (int g = 0; g < N_GROUPS; g++) {
     t = build_group(e, &at, g, seqs, n_seqs, &s, t);
@@ -372,7 +378,6 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   td_status st = check_step(e, seqs, n_seqs, err);
   if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
   if (st != TD_OK) return st;
-  memset(e->meta, 0, e->meta_len * sizeof *e->meta);
   build_step(e, seqs, n_seqs);
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   run_forward(e);

@@ -64,7 +64,7 @@ struct td_engine {
 
   // host memory
   int32_t *meta;         // staged copy of dev_meta
-  size_t meta_len;       // entries
+  size_t meta_len;       // entries of the step's
   uint32_t *first_token; // where each sequence of the step begins in it
   int32_t *routing;      // copy of dev_routing
   float *logits;         // [logits_rows][n_vocab]
