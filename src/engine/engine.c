@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/trace.h"
 #include "engine/engine_impl.h"
 #include "engine/rope.h"
@@ -281,7 +282,7 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
 // Lays the sequences of one group behind those before it; returns the step's tokens so far.
 static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
                             uint32_t n_seqs, uint32_t *s, uint32_t t) {
-  step_group *group = &e->groups[g];
+  step_group *group = &e->whole.groups[g];
   size_t q_begin = at->q_begin + *s + (size_t)g;
   *group = (step_group){
       .token_begin = t,
@@ -315,6 +316,31 @@ static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
   return n;
 }
 
+static void place_part(const td_engine *e, td_engine_part *p, uint32_t begin, uint32_t n) {
+  const size_t at = (size_t)begin * e->config->dim * e->act_bytes;
+  p->begin = begin;
+  p->n_tokens = n;
+  p->x = (char *)e->x + at;
+  p->delta = (char *)e->delta + at;
+}
+
+// Cuts answers of a token each in two.
+static void cut_in_two(td_engine *e) {
+  const uint32_t n = e->n_tokens, half = n / 2;
+  for (uint32_t i = 0; i < TD_ENGINE_PARTS; i++) {
+    td_engine_part *p = &e->parts[i];
+    *p = e->whole;
+    p->idx = i;
+    place_part(e, p, i ? half : 0, i ? n - half : half);
+    td_batch_view *view = &p->groups[GROUP_DECODE].view;
+    p->position += p->begin;
+    view->position += p->begin;
+    view->page_table += (size_t)p->begin * e->max_pages;
+    view->n_tokens = view->n_seqs = p->n_tokens; // whose numbers count from 0 in either
+  }
+  e->n_parts = TD_ENGINE_PARTS;
+}
+
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the groups' is.
 static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t s = 0, t = 0, row = 0;
@@ -344,7 +370,10 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   e->n_tokens = t;
   e->n_rows = row;
   e->tokens = e->dev_meta + at.tokens;
-  e->position = e->dev_meta + at.position;
+  e->whole.position = e->dev_meta + at.position;
+  place_part(e, &e->whole, 0, t);
+  e->parts[0] = e->whole;
+  e->n_parts = 1;
   e->rows = e->dev_meta + at.rows;
   e->temperature = (const float *)(e->dev_meta + at.temperature);
 }
@@ -355,21 +384,29 @@ static void forward(void *ctx) {
   td_engine_forward(ctx);
 }
 
+static uint32_t choose_parts(td_engine *e) {
+  if (!td_engine_can_signal(e, TD_ENGINE_PARTS) || e->n_tokens < TD_ENGINE_PARTS) return 1;
+  return e->opts.n_parts ? e->opts.n_parts : td_halves_choose(&e->halves, e->n_tokens);
+}
+
 // Steps of answers alone, a token a sequence, come again and again with the same operators: they
 // depend on how many tokens there are, on the longest context, roughly, and on where logits are.
 static void run_forward(td_engine *e) {
-  td_batch_view *view = &e->groups[GROUP_DECODE].view;
+  td_batch_view *view = &e->whole.groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
   const bool pays = e->can_rank || e->side.dev; // to know a step's operators beforehand
-  e->has_signals = is_alike && td_engine_can_signal(e);
+  e->has_signals = is_alike && td_engine_can_signal(e, 1);
   if (!is_alike || !pays || (e->side.dev && !e->has_signals)) {
     td_engine_forward(e);
     return;
   }
-  if (e->has_signals) td_engine_queue_aside(e);
   uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
   view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
+  e->parts[0] = e->whole;
+  if (e->has_signals && choose_parts(e) > 1) cut_in_two(e);
+  if (e->has_signals) td_engine_queue_aside(e);
   uint64_t key = n_alike << 44 | (uint64_t)e->logits_rows << 26; // which only grow
+  key |= (uint64_t)(e->n_parts - 1) << 63;
   td_stream_run(e->stream, key | (uint64_t)e->n_rows << 13 | e->n_tokens, forward, e);
 }
 
@@ -379,6 +416,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
   if (st != TD_OK) return st;
   build_step(e, seqs, n_seqs);
+  const uint64_t start_ns = td_clock_ns();
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   run_forward(e);
   td_engine_hand_over(e);
@@ -389,6 +427,9 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     if (st == TD_OK) st = side_st;
   }
   if (st == TD_OK) st = td_engine_sync_streaming(e, err);
+  if (st == TD_OK && e->has_signals) {
+    td_halves_note(&e->halves, e->n_tokens, e->n_parts, td_clock_ns() - start_ns);
+  }
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;
 }

@@ -29,6 +29,9 @@ typedef struct {
   // layers. NULL: the engine's device does all.
   td_dev *expert_dev;
   uint32_t n_own_layers;
+  // With it: halves of a step of answers that go through the layers one behind the other, 2, so
+  // that both devices have work; or 1. 0: as is quicker, tried out.
+  uint32_t n_parts;
   // With it: bytes of the engine's device through which experts of prompts stream, to be computed
   // there, in steps of at least stream_tokens tokens of prompts; 0: none do.
   size_t stream_bytes;

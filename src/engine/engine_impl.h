@@ -6,6 +6,7 @@
 
 #include "device/device.h"
 #include "engine/engine.h"
+#include "engine/halves.h"
 
 // A step runs tokens of answers (decode) and pieces of prompts (prefill) as two groups, since
 // attention is computed differently. What a sequence's result is never depends on its neighbours.
@@ -16,6 +17,18 @@ typedef struct {
   td_batch_view view;
   uint32_t token_begin;
 } step_group;
+
+// Tokens of a step that go through the layers together: all of them, or, where experts are another
+// device's, the first or second half of its answers, so that each device has one to do while the
+// other has the other.
+typedef struct {
+  uint32_t begin, n_tokens, idx; // of the step's tokens; which part
+  step_group groups[N_GROUPS];   // token_begin counts from the part's
+  const int32_t *position;       // in dev_meta
+  char *x, *delta;               // the part's of the engine's, for these last from layer to layer
+} td_engine_part;
+
+enum { TD_ENGINE_PARTS = 2 };
 
 // The number of the last step in which it was so; the only thing in its cache line.
 typedef struct {
@@ -30,7 +43,7 @@ typedef struct {
   char *in;             // host memory, a copy of what begins at h
   void *out, *sum;      // host memory, and the engine's device's: [most_tokens][dim]
   // The engine's device has handed a layer's tokens over; their sum is made. Where the step has
-  // signals that is told by them, host memory, [n_layers] each; else by events.
+  // signals that is told by them, host memory, [n_layers][TD_ENGINE_PARTS] each; else by events.
   td_event *given, *done;
   td_engine_signal *given_signals, *done_signals;
 } td_engine_side;
@@ -73,28 +86,34 @@ struct td_engine {
   bool can_rank;         // logits cross a bus to reach the host
 
   // the step being run
-  step_group groups[N_GROUPS];
+  td_engine_part whole, parts[TD_ENGINE_PARTS];
+  td_halves halves;
+  uint32_t n_parts;
   uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
   bool is_ranked;                     // the host gets the best of each row, not the logits
   bool has_signals; // both devices' parts are queued beforehand, and wait for one another
-  const uint32_t *step, *dev_step;         // its number, in meta and dev_meta
-  const int32_t *tokens, *rows, *position; // in dev_meta
-  const float *temperature;                // [n_rows], likewise
+  const uint32_t *step, *dev_step; // its number, in meta and dev_meta
+  const int32_t *tokens, *rows;    // in dev_meta
+  const float *temperature;        // [n_rows], likewise
 };
 
 // experts.c
 td_status td_engine_open_experts(td_engine *engine, td_err *err); // closed in any case
 void td_engine_close_experts(td_engine *engine);
-// At h: what n_tokens tokens need there, activations and choices of experts.
+// At h: what n_tokens tokens need there, activations and choices of experts; and where a part has
+// that, behind n_before tokens of the other.
 size_t td_engine_given_bytes(const td_engine *engine, size_t n_tokens);
-// Whether both devices' parts of a step can be queued beforehand.
-bool td_engine_can_signal(const td_engine *engine);
-void td_engine_queue_aside(td_engine *engine);  // the other device's part
+size_t td_engine_given_at(const td_engine *engine, uint32_t n_before);
+// Whether both devices' work for a step in so many parts can be queued beforehand.
+bool td_engine_can_signal(const td_engine *engine, uint32_t n_parts);
+void td_engine_queue_aside(td_engine *engine);  // the other device's
 void td_engine_let_aside_go(td_engine *engine); // it need not wait: nothing more comes
 // delta (+)= the layer's dense MLP, or its shared expert, of h.
-void td_engine_mlp(td_engine *engine, const td_layer *layer, bool accumulate);
-// delta = experts of h.
-void td_engine_experts(td_engine *engine, uint32_t layer_idx);
+void td_engine_mlp(td_engine *engine, const td_engine_part *part, const td_layer *layer,
+                   bool accumulate);
+// delta = experts of h, when it has ended.
+void td_engine_begin_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
+void td_engine_end_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
 
 // Of layer layer_idx, n tokens of a prompt, as the other device is to compute them.
 td_moe_args td_engine_trial_aside(td_engine *engine, uint32_t layer_idx, uint32_t n);
@@ -104,9 +123,10 @@ td_status td_engine_open_streaming(td_engine *engine, td_err *err); // closed in
 void td_engine_close_streaming(td_engine *engine);
 td_status td_engine_sync_streaming(td_engine *engine, td_err *err);
 // Whether the step's tokens are for the device itself, to which the layer's experts come.
-bool td_engine_streams(td_engine *engine, uint32_t layer_idx);
+bool td_engine_streams(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
 // delta += what they make of routed's x.
-void td_engine_stream_experts(td_engine *engine, uint32_t layer_idx, const td_moe_args *routed);
+void td_engine_stream_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx,
+                              const td_moe_args *routed);
 
 // Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);

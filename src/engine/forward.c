@@ -8,16 +8,16 @@ static void *offset(const td_engine *e, void *base, size_t elements) {
   return (char *)base + elements * e->act_bytes;
 }
 
-static void linear(td_engine *e, const td_weight *w, td_vec bias, const void *x, size_t x_stride,
-                   void *y) {
+static void linear(td_engine *e, const td_engine_part *p, const td_weight *w, td_vec bias,
+                   const void *x, size_t x_stride, void *y) {
   td_op_linear(e->stream, &(td_linear_op_args){.w = w,
                                                .bias = bias,
                                                .x = x,
                                                .y = y,
                                                .x_stride = x_stride,
                                                .y_stride = w->rows,
-                                               .n_tokens = e->n_tokens,
-                                               .n_prompt = e->groups[GROUP_PREFILL].view.n_tokens});
+                                               .n_tokens = p->n_tokens,
+                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens});
 }
 
 // Norms n_rows rows of dim elements in place, stride apart.
@@ -33,47 +33,48 @@ static void norm_rows(td_engine *e, void *x, td_vec w, size_t stride, uint32_t n
 }
 
 // h = norm(x), after x += delta when a block's output is still pending.
-static void norm_residual(td_engine *e, td_vec w, bool pending) {
+static void norm_residual(td_engine *e, const td_engine_part *p, td_vec w, bool pending) {
   uint32_t dim = e->config->dim;
-  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? e->delta : e->x,
-                                              .residual = pending ? e->x : NULL,
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? p->delta : p->x,
+                                              .residual = pending ? p->x : NULL,
                                               .w = w,
                                               .out = e->h,
                                               .x_stride = dim,
                                               .out_stride = dim,
-                                              .n_rows = e->n_tokens,
+                                              .n_rows = p->n_tokens,
                                               .dim = dim,
                                               .eps = e->config->rms_eps});
 }
 
-static void rope(td_engine *e, void *x, size_t token_stride, size_t head_stride, uint32_t n_heads,
-                 uint32_t rot_dim) {
+static void rope(td_engine *e, const td_engine_part *p, void *x, size_t token_stride,
+                 size_t head_stride, uint32_t n_heads, uint32_t rot_dim) {
   td_op_rope(e->stream, &(td_rope_args){.x = x,
                                         .cos_sin = e->cos_sin,
-                                        .position = e->position,
+                                        .position = p->position,
                                         .token_stride = token_stride,
                                         .head_stride = head_stride,
-                                        .n_tokens = e->n_tokens,
+                                        .n_tokens = p->n_tokens,
                                         .n_heads = n_heads,
                                         .rot_dim = rot_dim,
                                         .interleaved = e->config->rope_interleaved});
 }
 
-static void attend_gqa(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+static void attend_gqa(td_engine *e, const td_engine_part *p, const td_layer *layer,
+                       uint32_t layer_idx) {
   const td_model_config *c = e->config;
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-  linear(e, &layer->q, layer->q_bias, e->h, c->dim, e->q);
-  linear(e, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
-  linear(e, &layer->v, layer->v_bias, e->h, c->dim, e->v);
+  linear(e, p, &layer->q, layer->q_bias, e->h, c->dim, e->q);
+  linear(e, p, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
+  linear(e, p, &layer->v, layer->v_bias, e->h, c->dim, e->v);
   if (c->qk_norm) {
-    norm_rows(e, e->q, layer->q_norm, c->head_dim, e->n_tokens * c->n_heads, c->rms_eps);
-    norm_rows(e, e->kv, layer->k_norm, c->head_dim, e->n_tokens * c->n_kv_heads, c->rms_eps);
+    norm_rows(e, e->q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
+    norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
   }
-  rope(e, e->q, q_dim, c->head_dim, c->n_heads, c->head_dim);
-  rope(e, e->kv, kv_dim, c->head_dim, c->n_kv_heads, c->head_dim);
+  rope(e, p, e->q, q_dim, c->head_dim, c->n_heads, c->head_dim);
+  rope(e, p, e->kv, kv_dim, c->head_dim, c->n_kv_heads, c->head_dim);
   td_kv_view kv = td_engine_kv_view(e, layer_idx);
   for (int g = 0; g < N_GROUPS; g++) {
-    const step_group *group = &e->groups[g];
+    const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
     td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = group->view,
@@ -97,32 +98,34 @@ static void attend_gqa(td_engine *e, const td_layer *layer, uint32_t layer_idx) 
 }
 
 // q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
-static void project_mla(td_engine *e, const td_layer *layer) {
+static void project_mla(td_engine *e, const td_engine_part *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
   td_vec none = {0};
   if (c->q_lora_rank) {
-    linear(e, &layer->q_a, layer->q_a_bias, e->h, c->dim, e->q_a);
-    norm_rows(e, e->q_a, layer->q_a_norm, c->q_lora_rank, e->n_tokens, MLA_NORM_EPS);
-    linear(e, &layer->q_b, none, e->q_a, c->q_lora_rank, e->q);
+    linear(e, p, &layer->q_a, layer->q_a_bias, e->h, c->dim, e->q_a);
+    norm_rows(e, e->q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, MLA_NORM_EPS);
+    linear(e, p, &layer->q_b, none, e->q_a, c->q_lora_rank, e->q);
   } else {
-    linear(e, &layer->q, none, e->h, c->dim, e->q);
+    linear(e, p, &layer->q, none, e->h, c->dim, e->q);
   }
-  linear(e, &layer->kv_a, layer->kv_a_bias, e->h, c->dim, e->kv);
-  norm_rows(e, e->kv, layer->kv_a_norm, entry, e->n_tokens, MLA_NORM_EPS);
-  rope(e, offset(e, e->q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads, c->rope_dim);
-  rope(e, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+  linear(e, p, &layer->kv_a, layer->kv_a_bias, e->h, c->dim, e->kv);
+  norm_rows(e, e->kv, layer->kv_a_norm, entry, p->n_tokens, MLA_NORM_EPS);
+  rope(e, p, offset(e, e->q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads,
+       c->rope_dim);
+  rope(e, p, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
 }
 
-static void attend_mla(td_engine *e, const td_layer *layer, uint32_t layer_idx) {
+static void attend_mla(td_engine *e, const td_engine_part *p, const td_layer *layer,
+                       uint32_t layer_idx) {
   const td_model_config *c = e->config;
   size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
   size_t out_dim = (size_t)c->n_heads * c->v_dim;
   uint32_t entry = c->kv_lora_rank + c->rope_dim;
-  project_mla(e, layer);
+  project_mla(e, p, layer);
   td_kv_view kv = td_engine_kv_view(e, layer_idx);
   for (int g = 0; g < N_GROUPS; g++) {
-    const step_group *group = &e->groups[g];
+    const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
     td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = group->view,
@@ -166,9 +169,10 @@ void td_engine_hand_over(td_engine *e) {
 // Final norm and lm_head for the rows whose logits are wanted.
 static void head(td_engine *e) {
   const td_model_config *c = e->config;
+  const td_engine_part *p = &e->whole;
   const td_weight *lm_head = td_model_lm_head(e->model);
-  td_op_add(e->stream, e->x, e->delta, (size_t)e->n_tokens * c->dim);
-  td_op_gather_rows(e->stream, e->h, e->x, e->rows, e->n_rows, c->dim);
+  td_op_add(e->stream, p->x, p->delta, (size_t)p->n_tokens * c->dim);
+  td_op_gather_rows(e->stream, e->h, p->x, e->rows, e->n_rows, c->dim);
   norm_rows(e, e->h, td_model_final_norm(e->model), c->dim, e->n_rows, c->rms_eps);
   td_op_linear(e->stream, &(td_linear_op_args){.w = lm_head,
                                                .x = e->h,
@@ -179,26 +183,34 @@ static void head(td_engine *e) {
                                                .out_f32 = true});
 }
 
+// A layer, but for experts that another device has yet to make the sum of.
+static void begin_layer(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  norm_residual(e, p, layer->attn_norm, layer_idx > 0);
+  if (e->config->kv_lora_rank) {
+    attend_mla(e, p, layer, layer_idx);
+  } else {
+    attend_gqa(e, p, layer, layer_idx);
+  }
+  linear(e, p, &layer->o, layer->o_bias, e->attn, layer->o.cols, p->delta);
+  norm_residual(e, p, layer->mlp_norm, true);
+  if (layer->is_moe) {
+    td_engine_begin_experts(e, p, layer_idx);
+  } else {
+    td_engine_mlp(e, p, layer, false);
+  }
+}
+
+// Part by part: while one waits for its experts, the others go on.
 void td_engine_forward(td_engine *e) {
-  const td_model_config *c = e->config;
   td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
                                           .ids = e->tokens,
-                                          .out = e->x,
+                                          .out = e->whole.x,
                                           .n_tokens = e->n_tokens});
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    const td_layer *layer = td_model_layer(e->model, i);
-    norm_residual(e, layer->attn_norm, i > 0);
-    if (c->kv_lora_rank) {
-      attend_mla(e, layer, i);
-    } else {
-      attend_gqa(e, layer, i);
-    }
-    linear(e, &layer->o, layer->o_bias, e->attn, layer->o.cols, e->delta);
-    norm_residual(e, layer->mlp_norm, true);
-    if (layer->is_moe) {
-      td_engine_experts(e, i);
-    } else {
-      td_engine_mlp(e, layer, false);
+  for (uint32_t i = 0; i <= e->config->n_layers; i++) {
+    for (uint32_t k = 0; k < e->n_parts; k++) {
+      if (i > 0) td_engine_end_experts(e, &e->parts[k], i - 1);
+      if (i < e->config->n_layers) begin_layer(e, &e->parts[k], i);
     }
   }
   if (e->n_rows) head(e);

@@ -160,9 +160,9 @@ static uint32_t group_at(const td_engine *e, const streamed_layer *l, uint32_t f
   return left < l->group ? left : l->group;
 }
 
-bool td_engine_streams(td_engine *e, uint32_t layer_idx) {
+bool td_engine_streams(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
   if (!e->streaming) return false;
-  if (e->groups[GROUP_PREFILL].view.n_tokens < e->streaming->least_tokens) return false;
+  if (p->groups[GROUP_PREFILL].view.n_tokens < e->streaming->least_tokens) return false;
   return is_taken(e, layer_idx);
 }
 
@@ -171,7 +171,8 @@ uint32_t td_engine_stream_tokens(const td_engine *e) {
   return does ? e->streaming->least_tokens : 0;
 }
 
-void td_engine_stream_experts(td_engine *e, uint32_t layer_idx, const td_moe_args *routed) {
+void td_engine_stream_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
+                              const td_moe_args *routed) {
   td_engine_streaming *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
   td_moe_args args = *routed;
@@ -190,7 +191,7 @@ void td_engine_stream_experts(td_engine *e, uint32_t layer_idx, const td_moe_arg
     td_op_moe(e->stream, &args);
     td_event_record(s->freed[slot], e->stream);
   }
-  td_op_add_f32(e->stream, e->delta, s->sum, (size_t)e->n_tokens * e->config->dim);
+  td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
 }
 
 td_status td_engine_sync_streaming(td_engine *e, td_err *err) {

@@ -9,12 +9,14 @@
 #include "engine/engine.h"
 #include "unit/ref.h"
 
-enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 2, PROMPT = 37, ANSWER = 4 };
+enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4 };
 // A prompt that goes to the other device in pieces.
 enum { LONG_PROMPT = 1100, LONG_PAGES = LONG_PROMPT / ENGINE_PAGE + 1 };
 
-// PARTED: of all layers but the first.
-typedef enum { TOGETHER, APART, PARTED, STREAMED } placement;
+// IN_HALVES: answers' steps, too. PARTED: of all layers but the first.
+typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED } placement;
+
+static uint64_t engine_routing; // of all steps of the last engine
 
 // Of CPU devices: one for all in a process.
 static td_activations engine_activations = TD_ACTIVATIONS_F32;
@@ -61,8 +63,9 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
                                .n_own_layers = where == PARTED ? 1 : 0,
+                               .n_parts = where == IN_HALVES ? 2 : 1,
                                .stream_bytes = where == STREAMED ? 3 * m->slot_bytes : 0,
-                               .stream_tokens = PROMPT};
+                               .stream_tokens = PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 
@@ -72,17 +75,29 @@ static inline void close_engine(engine_fixture *f) {
   td_model_close(f->model);
 }
 
+// What layers chose is hashed (FNV-1a).
+static inline void keep_routing(engine_fixture *f) {
+  const td_model_config *c = td_model_config_of(f->model);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    uint32_t n_tokens;
+    const int32_t *ids = td_engine_routing(f->engine, i, &n_tokens);
+    for (uint32_t k = 0; ids && k < n_tokens * c->top_k; k++)
+      engine_routing = (engine_routing ^ (uint32_t)ids[k]) * 1099511628211u;
+  }
+}
+
 static inline void keep_step(engine_fixture *f, const td_step_seq *seqs, uint32_t n_seqs,
                              uint32_t n_rows, float **out) {
   td_err err;
   if (td_engine_step(f->engine, seqs, n_seqs, &err) != TD_OK) fail_msg("%s", err.msg);
   memcpy(*out, td_engine_logits(f->engine), n_rows * f->n_vocab * sizeof **out);
   *out += n_rows * f->n_vocab;
+  keep_routing(f);
 }
 
-// Two prompts, one behind the other, and answers to both, side by side.
+// Prompts, one behind the other, and answers to all of them, side by side.
 static inline void keep_steps(engine_fixture *f, float *out) {
-  static const int32_t pages[ENGINE_SEQS][SEQ_PAGES] = {{0, 2, 4}, {1, 3, 5}};
+  static const int32_t pages[ENGINE_SEQS][SEQ_PAGES] = {{0, 2, 4}, {1, 3, 5}, {8, 7, 6}};
   int32_t tokens[ENGINE_SEQS][PROMPT + ANSWER];
   for (int32_t s = 0; s < ENGINE_SEQS; s++) {
     for (int32_t i = 0; i < PROMPT + ANSWER; i++)
@@ -91,17 +106,17 @@ static inline void keep_steps(engine_fixture *f, float *out) {
   td_step_seq seqs[ENGINE_SEQS];
   for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
     seqs[s] = (td_step_seq){.tokens = tokens[s],
-                            .n_tokens = PROMPT,
+                            .n_tokens = PROMPT - s, // so that no two are as far
                             .pages = pages[s],
                             .n_pages = SEQ_PAGES,
                             .want = TD_WANT_ALL};
-    keep_step(f, &seqs[s], 1, PROMPT, &out);
+    keep_step(f, &seqs[s], 1, PROMPT - s, &out);
   }
   for (uint32_t i = 0; i < ANSWER; i++) {
     for (uint32_t s = 0; s < ENGINE_SEQS; s++) {
-      seqs[s].tokens = tokens[s] + PROMPT + i;
+      seqs[s].n_past = PROMPT - s + i;
+      seqs[s].tokens = tokens[s] + seqs[s].n_past;
       seqs[s].n_tokens = 1;
-      seqs[s].n_past = PROMPT + i;
       seqs[s].is_decode = true;
     }
     keep_step(f, seqs, ENGINE_SEQS, ENGINE_SEQS, &out);
@@ -132,12 +147,13 @@ static inline void keep_long_step(engine_fixture *f, float *out) {
   keep_step(f, seqs, TD_COUNT(seqs), LONG_PROMPT + 1, &out);
 }
 
-enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER) };
+enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER - 1) }; // prompts of PROMPT, and 1 and 2 less
 
 // f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and behind them LONG_PROMPT + 1 rows more.
 static inline float *engine_logits(const small_model *m, td_dev *dev, placement where,
                                    bool with_long, size_t *n_vocab) {
   engine_fixture f;
+  engine_routing = 14695981039346656037u;
   open_engine(&f, m, dev, where);
   *n_vocab = f.n_vocab;
   size_t n_rows = ENGINE_ROWS + (with_long ? LONG_PROMPT + 1 : 0);

@@ -128,7 +128,7 @@ static uint32_t rows_beyond(double most, const float *a, const float *b, size_t 
 // are test_golden_cuda.py's.
 static void test_where_experts_are(void **state) {
   (void)state;
-  static const placement others[] = {APART, PARTED, STREAMED};
+  static const placement others[] = {APART, IN_HALVES, PARTED, STREAMED};
   td_dev *dev;
   td_err err;
   if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {

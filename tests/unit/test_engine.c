@@ -24,10 +24,12 @@ static void test_experts_apart_change_no_bit(void **state) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     size_t n_vocab;
     float *together = engine_logits(&small_models[i], dev, TOGETHER, true, &n_vocab);
+    const uint64_t routing = engine_routing;
     for (placement where = APART; where <= PARTED; where++) {
       float *apart = engine_logits(&small_models[i], dev, where, true, &n_vocab);
       size_t n_bytes = (ENGINE_ROWS + LONG_PROMPT + 1) * n_vocab * sizeof *apart;
       assert_memory_equal(apart, together, n_bytes);
+      assert_true(engine_routing == routing);
       free(apart);
     }
     free(together);
