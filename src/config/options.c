@@ -67,8 +67,8 @@ static const option table[] = {
      "mmap: mapped from the files; resident: read once into shared memory, in 2 MB pages where "
      "there are any; auto: resident where that fits and brings such pages"},
     {"prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), 0, 1 << 16, "0", "TOKENS",
-     "prompt tokens computed in one step; 0: 512 to 2048, by experts and attention; "
-     "beside answers serve computes fewer"},
+     "prompt tokens computed in one step; 0: 512 to 2048, by experts and attention, up to 32768 "
+     "where experts stream to a GPU; beside answers serve computes fewer"},
 
     {"prompt", 'p', OPT_STR, ON(RUN), AT(prompt), NO_RANGE, NULL, "TEXT", "what to answer"},
     {"file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY) | ON(INSPECT_ROUTING), AT(file), NO_RANGE,

@@ -1,7 +1,8 @@
-// src/engine/halves.h - whether steps of answers are quicker in one part or in two halves, one behind
-// the other, so that each of two devices has one to do while the other has the other. But experts
-// that both halves choose are read twice, so it is tried out: for steps of about as many tokens by
-// turns, then the quicker way, and after many steps anew. Pure arithmetic; time is passed in.
+// src/engine/halves.h - whether steps of answers are quicker in one part or in two halves, one
+// behind the other, so that each of two devices has one to do while the other has the other. But
+// experts that both halves choose are read twice, so it is tried out: for steps of about as many
+// tokens by turns, then the quicker way, and after many steps anew. Pure arithmetic; time is passed
+// in.
 #ifndef TD_ENGINE_HALVES_H
 #define TD_ENGINE_HALVES_H
 
