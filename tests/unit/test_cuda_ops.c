@@ -780,6 +780,9 @@ static void test_moe(void **state) {
       run_moe(&f, &e, sizes[j], DENSE);
       if (is_copied) run_moe(&f, &e, sizes[j], IN_GROUPS);
     }
+    // Tables: of all experts, of the one of a dense MLP, of each group; however often they are
+    // used.
+    assert_int_equal(((td_cuda_dev *)f.dev)->n_experts, is_copied ? 5 : 2);
     if (i == 0) run_moe_in_passes(&f, &e);
     cuda_close(&f);
     free_experts(&e);

@@ -1,7 +1,6 @@
 // src/device/cuda/weights.c - which host memory has a copy on the GPU, found by its address.
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "device/cuda/cuda.h"
 
@@ -344,7 +343,9 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
 // Arrays of matrices that are on the device may be others' by now, where those were.
 static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
   if (x->key != key_of(a) || x->n_experts != a->n_experts) return false;
-  return !a->are_on_device || memcmp(&x->gate, &a->gate[0], sizeof x->gate) == 0;
+  const td_weight *here = &x->gate, *asked = &a->gate[0];
+  return !a->are_on_device || (here->data == asked->data && here->dtype == asked->dtype &&
+                               here->rows == asked->rows && here->cols == asked->cols);
 }
 
 static const td_cuda_experts *find_experts(const td_cuda_dev *dev, const td_moe_args *a) {
