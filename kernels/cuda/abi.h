@@ -319,11 +319,6 @@ typedef struct {
   const uint32_t *value;
 } td_cu_signal_args;
 
-typedef struct {
-  const uint32_t *signal;
-  const uint32_t *value;
-} td_cu_await_args;
-
 #define TD_CU_OPS(X)                                                                               \
   X(embed, td_cu_embed_args)                                                                       \
   X(add, td_cu_add_args)                                                                           \
@@ -346,7 +341,7 @@ typedef struct {
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
   X(signal, td_cu_signal_args)                                                                     \
-  X(await, td_cu_await_args)
+  X(await, td_cu_signal_args)
 
 typedef struct {
   uint32_t version; // TD_CUDA_ABI_VERSION

@@ -33,14 +33,14 @@ extern "C" int td_cu_signal(const td_cu_signal_args *a, td_cu_stream stream) {
   return launched();
 }
 
-__global__ static void await_kernel(td_cu_await_args a) {
+__global__ static void await_kernel(td_cu_signal_args a) {
   if (threadIdx.x != 0) return;
   uint32_t value = *a.value;
   while (load_from_all(a.signal) != value) {
   }
 }
 
-extern "C" int td_cu_await(const td_cu_await_args *a, td_cu_stream stream) {
+extern "C" int td_cu_await(const td_cu_signal_args *a, td_cu_stream stream) {
   TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
   return launched();
 }

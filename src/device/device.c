@@ -176,7 +176,7 @@ void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *v
   enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value}});
 }
 
-void td_op_await(td_stream *stream, const _Atomic uint32_t *signal, const uint32_t *value) {
+void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
   enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value}});
 }
 

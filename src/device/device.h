@@ -98,7 +98,7 @@ void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
 // stream that has failed does so, too, if its device still works at all.
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
 // What follows is done when *signal is *value; who gives it must not wait for anything behind this.
-void td_op_await(td_stream *stream, const _Atomic uint32_t *signal, const uint32_t *value);
+void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
 // Operators that may be queued on a stream while it waits, without its caller waiting, too.
 enum { TD_STREAM_DEPTH = 512 };
 

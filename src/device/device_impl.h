@@ -22,7 +22,7 @@
   X(ADD, add, td_add_args)                                                                         \
   X(GATHER_ROWS, gather_rows, td_gather_rows_args)                                                 \
   X(SIGNAL, signal, td_signal_args)                                                                \
-  X(AWAIT, await, td_await_args)
+  X(AWAIT, await, td_signal_args)
 
 typedef struct {
   void *dst;
@@ -53,11 +53,6 @@ typedef struct {
   _Atomic uint32_t *signal;
   const uint32_t *value;
 } td_signal_args;
-
-typedef struct {
-  const _Atomic uint32_t *signal;
-  const uint32_t *value;
-} td_await_args;
 
 typedef enum {
 #define X(NAME, name, args_type) TD_OP_##NAME,

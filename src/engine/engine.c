@@ -366,14 +366,11 @@ static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   e->meta[at.step] = (int32_t)++e->n_steps;
   e->step = (const uint32_t *)e->meta + at.step;
   e->dev_step = (const uint32_t *)e->dev_meta + at.step;
-  e->has_signals = false;
   e->n_tokens = t;
   e->n_rows = row;
   e->tokens = e->dev_meta + at.tokens;
   e->whole.position = e->dev_meta + at.position;
   place_part(e, &e->whole, 0, t);
-  e->parts[0] = e->whole;
-  e->n_parts = 1;
   e->rows = e->dev_meta + at.rows;
   e->temperature = (const float *)(e->dev_meta + at.temperature);
 }
@@ -394,15 +391,16 @@ static uint32_t choose_parts(td_engine *e) {
 static void run_forward(td_engine *e) {
   td_batch_view *view = &e->whole.groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
-  const bool pays = e->can_rank || e->side.dev; // to know a step's operators beforehand
   e->has_signals = is_alike && td_engine_can_signal(e, 1);
-  if (!is_alike || !pays || (e->side.dev && !e->has_signals)) {
+  const bool is_known = is_alike && (e->side.dev ? e->has_signals : e->can_rank);
+  const uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
+  if (is_known) view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
+  e->parts[0] = e->whole;
+  e->n_parts = 1;
+  if (!is_known) {
     td_engine_forward(e);
     return;
   }
-  uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
-  view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
-  e->parts[0] = e->whole;
   if (e->has_signals && choose_parts(e) > 1) cut_in_two(e);
   if (e->has_signals) td_engine_queue_aside(e);
   uint64_t key = n_alike << 44 | (uint64_t)e->logits_rows << 26; // which only grow

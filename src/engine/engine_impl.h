@@ -1,4 +1,5 @@
-// src/engine/engine_impl.h - what engine.c (memory, steps) and forward.c (operators) share.
+// src/engine/engine_impl.h - what engine.c (memory, steps), forward.c (operators), experts.c and
+// streaming.c share.
 #ifndef TD_ENGINE_ENGINE_IMPL_H
 #define TD_ENGINE_ENGINE_IMPL_H
 
@@ -142,7 +143,8 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
 
 // Whether the layer's routed experts are the other device's.
 static inline bool td_engine_is_aside(const td_engine *engine, uint32_t layer_idx) {
-  return engine->side.dev && layer_idx >= engine->opts.n_own_layers;
+  return engine->side.dev && layer_idx >= engine->opts.n_own_layers &&
+         td_model_is_moe(engine->config, layer_idx);
 }
 
 // Where a layer's choices begin in the record of the step.

@@ -188,10 +188,6 @@ bool td_engine_can_signal(const td_engine *e, uint32_t n_parts) {
   return e->side.dev && OPERATORS * e->config->n_layers * n_parts <= TD_STREAM_DEPTH;
 }
 
-static bool has_aside(const td_engine *e, uint32_t layer_idx) {
-  return td_model_layer(e->model, layer_idx)->is_moe && td_engine_is_aside(e, layer_idx);
-}
-
 static size_t signal_at(const td_engine_part *p, uint32_t layer_idx) {
   return (size_t)layer_idx * TD_ENGINE_PARTS + p->idx;
 }
@@ -201,7 +197,7 @@ void td_engine_queue_aside(td_engine *e) {
   for (uint32_t i = 0; i < e->config->n_layers * e->n_parts; i++) {
     const td_engine_part *p = &e->parts[i % e->n_parts];
     const uint32_t layer_idx = i / e->n_parts;
-    if (!has_aside(e, layer_idx)) continue;
+    if (!td_engine_is_aside(e, layer_idx)) continue;
     const td_moe_args args = aside(e, p, layer_idx, p->n_tokens, 0);
     td_op_await(side->stream, &side->given_signals[signal_at(p, layer_idx)].step, e->step);
     td_op_moe(side->stream, &args);
@@ -267,7 +263,7 @@ static void begin_aside(td_engine *e, const td_engine_part *p, uint32_t layer_id
 }
 
 void td_engine_end_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
-  if (!e->has_signals || !has_aside(e, layer_idx)) return;
+  if (!e->has_signals || !td_engine_is_aside(e, layer_idx)) return;
   const piece all = piece_at(e, p, 0);
   td_op_await(e->stream, &e->side.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
   take_sum(e, p, layer_idx, &all);

@@ -106,9 +106,8 @@ static td_status place_layers(td_engine *e, td_err *err) {
   uint32_t n_groups = 0;
   td_status st = TD_OK;
   for (uint32_t i = 0; i < e->config->n_layers && st == TD_OK; i++) {
-    const td_layer *layer = td_model_layer(e->model, i);
-    if (layer->is_moe && td_engine_is_aside(e, i))
-      st = place_layer(e, layer, &s->layers[i], &n_groups, err);
+    if (!td_engine_is_aside(e, i)) continue;
+    st = place_layer(e, td_model_layer(e->model, i), &s->layers[i], &n_groups, err);
   }
   return st;
 }
@@ -232,7 +231,7 @@ static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
   }
   if (st != TD_OK) return st;
   s->least_tokens = LEAST_TOKENS;
-  while (s->least_tokens < e->opts.max_step_tokens && s->least_tokens * aside < n * copying)
+  while (s->least_tokens <= e->opts.max_step_tokens && s->least_tokens * aside < n * copying)
     s->least_tokens += s->least_tokens / 4;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   for (uint32_t i = 0; i < e->config->n_experts; i++)

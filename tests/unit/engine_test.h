@@ -38,20 +38,20 @@ typedef struct {
 } engine_fixture;
 
 // Where the tests were when they were built, or, on another machine, from the root of the project.
-static inline void open_small_model(engine_fixture *f, const small_model *m) {
-  char dir[512];
-  td_err err;
-  snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, m->name);
-  if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", m->name);
-  if (td_model_open(&f->model, dir, &err) != TD_OK) fail_msg("%s", err.msg);
-  f->n_vocab = td_model_config_of(f->model)->n_vocab;
+// Valid until the next call.
+static inline const char *golden_dir(const char *name) {
+  static char dir[512];
+  snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, name);
+  if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", name);
+  return dir;
 }
 
 static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
                                placement where) {
   td_err err;
   *f = (engine_fixture){.dev = dev};
-  open_small_model(f, m);
+  if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  f->n_vocab = td_model_config_of(f->model)->n_vocab;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   const td_engine_opts opts = {.n_pages = LONG_PAGES + ENGINE_SEQS * SEQ_PAGES,

@@ -4,7 +4,6 @@
 
 #include <stdarg.h>
 #include <stddef.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -14,16 +13,10 @@
 
 enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
 
-// Where the tests were when they were built, or, on another machine, from the root of the project.
-static const char *model_dir(void) {
-  static const char built[] = TD_TEST_DIR "/golden/data/qwen3_moe";
-  return access(built, R_OK) == 0 ? built : "tests/golden/data/qwen3_moe";
-}
-
 static td_session *open_model(td_expert_place experts) {
   td_session *s;
   td_err err;
-  const td_session_opts opts = {.model_dir = model_dir(),
+  const td_session_opts opts = {.model_dir = golden_dir("qwen3_moe"),
                                 .device = "cuda",
                                 .experts = experts,
                                 .ctx_size = 64,

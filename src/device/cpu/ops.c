@@ -97,7 +97,7 @@ td_status td_cpu_op_signal(td_cpu_stream *stream, const td_signal_args *a, td_er
   return TD_OK;
 }
 
-td_status td_cpu_op_await(td_cpu_stream *stream, const td_await_args *a, td_err *err) {
+td_status td_cpu_op_await(td_cpu_stream *stream, const td_signal_args *a, td_err *err) {
   (void)stream, (void)err;
   for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++)
     td_cpu_wait_turn(i);

@@ -24,8 +24,8 @@ td_status td_cuda_op_signal(td_cuda_stream *stream, const td_signal_args *a, td_
   return TD_CUDA_LAUNCH(stream, signal, &args);
 }
 
-td_status td_cuda_op_await(td_cuda_stream *stream, const td_await_args *a, td_err *err) {
-  td_cu_await_args args = {.signal = (const uint32_t *)a->signal, .value = a->value};
+td_status td_cuda_op_await(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
+  td_cu_signal_args args = {.signal = (uint32_t *)a->signal, .value = a->value};
   return TD_CUDA_LAUNCH(stream, await, &args);
 }
 
