@@ -1,11 +1,17 @@
-// bench/bench_gpu.c - the CUDA device's operators at the shapes of real models, as JSON.
+// bench/bench_gpu.c - the CUDA device's operators at the shapes of real models, as JSON lines: the
+// machine and its limits, then a case each, flushed as it is known.
 // Calls are launched some at a time, as a graph, as the engine launches a step of answers; a case
 // is launched again and again until a run takes some 50 ms, and the median of five runs counts:
 // wall time over the number of calls. Weights rotate through enough matrices to come from memory
 // rather than from the L2, and so do experts and the keys of answers.
-// usage: bench_gpu [--only TEXT] [KEY=VALUE]...     what the head of the JSON is to say besides
-// --only: the cases whose operator, model and format, a space between them, have TEXT in them.
-// With --list, the cases and no figures: how many there are, on any machine.
+// usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--without-cublas] [KEY=VALUE]...
+//   --only TEXT       the cases whose operator, model and format, a space between them, have TEXT
+//   in
+//                     them
+//   --list            the cases and no figures: how many there are, on any machine
+//   --shrink N        dimensions are divided by N, and a case runs once: for the emulator
+//   --without-cublas  goes on where cuBLAS is not installed, on tandem's own kernels
+//   KEY=VALUE         what the first line is to say besides
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +22,17 @@
 #include "gpu_bench.h"
 
 enum { ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64, HOST_PAGE_BYTES = 4096 };
+
+// A dimension as --shrink has it: still whole groups of scales.
+static uint32_t shrunk(const td_gpu_bench *b, uint32_t n) {
+  enum { GROUP = 128 };
+  return b->shrink == 1 ? n : (n / b->shrink + GROUP - 1) / GROUP * GROUP;
+}
+
+// A number of something, of which one always is left.
+static uint32_t fewer(const td_gpu_bench *b, uint32_t n, uint32_t least) {
+  return b->shrink == 1 || n / b->shrink > least ? n / b->shrink : n < least ? n : least;
+}
 
 // ---- the machine's limits -----------------------------------------------------------------------
 
@@ -52,7 +69,7 @@ static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
 }
 
 static void bench_copies(td_gpu_bench *b) {
-  size_t n = 256 << 20;
+  size_t n = (256 << 20) / b->shrink;
   void *host = aligned_alloc(HOST_PAGE_BYTES, n); // registering changes the rights of whole pages
   TD_CHECK(host);
   memset(host, 1, n);
@@ -76,11 +93,11 @@ static void bench_copies(td_gpu_bench *b) {
 
 // 8192 x 8192 times 8192 tokens.
 static void bench_peak(td_gpu_bench *b) {
-  enum { N = 8192 };
-  td_weight w = td_gpu_weight(b, &td_gpu_bf16, N, N);
-  void *x = td_gpu_noise(b, (size_t)N * N * 2), *y = td_gpu_alloc(b, (size_t)N * N * 2);
-  linear_args args = {.w = &w, .n_matrices = 1, .n_tokens = N, .x = x, .y = y};
-  b->peak_tflops = 2.0 * N * N * N / td_gpu_measure(b, linear_once, &args, 1) * 1e-12;
+  const uint32_t n = shrunk(b, 8192);
+  td_weight w = td_gpu_weight(b, &td_gpu_bf16, n, n);
+  void *x = td_gpu_noise(b, (size_t)n * n * 2), *y = td_gpu_alloc(b, (size_t)n * n * 2);
+  linear_args args = {.w = &w, .n_matrices = 1, .n_tokens = n, .x = x, .y = y};
+  b->peak_tflops = 2.0 * n * n * n / td_gpu_measure(b, linear_once, &args, 1) * 1e-12;
   bool has_blas = ((td_cuda_stream *)b->stream)->blas != NULL;
   td_jw_double(b->json, "bf16_peak_tflops", b->peak_tflops);
   td_jw_str(b->json, "bf16_peak_by", has_blas ? "cuBLAS" : "tandem: cuBLAS is not installed");
@@ -129,31 +146,32 @@ static const linear_case linear_cases[] = {
 static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   static const uint32_t tokens[] = {1, 8, 16, 64, 512, 4096};
   if (!td_gpu_wants(b, "linear", c->model, c->format->name)) return;
+  const uint32_t rows = shrunk(b, c->rows), cols = shrunk(b, c->cols);
   td_weight w[MAX_MATRICES];
-  w[0] = td_gpu_weight(b, c->format, c->rows, c->cols);
-  size_t n = ROTATING_BYTES / td_weight_bytes(&w[0]);
+  w[0] = td_gpu_weight(b, c->format, rows, cols);
+  size_t n = b->shrink > 1 ? 2 : ROTATING_BYTES / td_weight_bytes(&w[0]);
   n = n < 1 ? 1 : n > MAX_MATRICES ? MAX_MATRICES : n;
   for (size_t i = 1; i < n; i++)
-    w[i] = td_gpu_weight(b, c->format, c->rows, c->cols);
+    w[i] = td_gpu_weight(b, c->format, rows, cols);
   bool is_head = c->rows > 100000; // a few rows of a step go through it
-  uint32_t most = is_head ? 64 : 4096, out_bytes = c->out_f32 ? 4 : 2;
+  uint32_t most = fewer(b, is_head ? 64 : 4096, 1), out_bytes = c->out_f32 ? 4 : 2;
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
-  void *x = td_gpu_noise(b, (size_t)most * c->cols * 2);
+  void *x = td_gpu_noise(b, (size_t)most * cols * 2);
   args.x = x;
-  args.y = td_gpu_alloc(b, (size_t)most * c->rows * out_bytes);
+  args.y = td_gpu_alloc(b, (size_t)most * rows * out_bytes);
   for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= most; i++) {
     args.n_tokens = tokens[i];
     double seconds = td_gpu_measure(b, linear_once, &args, (uint32_t)n);
-    double activations = tokens[i] * ((double)out_bytes * c->rows + 2.0 * c->cols);
+    double activations = tokens[i] * ((double)out_bytes * rows + 2.0 * cols);
     td_gpu_record(b,
                   &(td_gpu_case){.op = "linear",
                                  .model = c->model,
                                  .format = c->format->name,
-                                 .rows = c->rows,
-                                 .cols = c->cols,
+                                 .rows = rows,
+                                 .cols = cols,
                                  .tokens = tokens[i],
                                  .bytes = (double)td_weight_bytes(&w[0]) + activations,
-                                 .flops = 2.0 * c->rows * c->cols * tokens[i]},
+                                 .flops = 2.0 * rows * cols * tokens[i]},
                   seconds);
   }
   td_gpu_free(b, x);
@@ -213,6 +231,17 @@ static const model_shape models[] = {
 
 enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
 
+static model_shape model_of(const td_gpu_bench *b, size_t i) {
+  model_shape m = models[i];
+  m.dim = shrunk(b, m.dim);
+  m.hidden = shrunk(b, m.hidden);
+  m.n_vocab = shrunk(b, m.n_vocab);
+  m.n_heads = fewer(b, m.n_heads, 8);
+  m.n_kv_heads = fewer(b, m.n_kv_heads, 1);
+  m.n_experts = fewer(b, m.n_experts, 16);
+  return m;
+}
+
 // Calls take experts in turn.
 static void moe_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_moe_args a = *(const td_moe_args *)args;
@@ -253,7 +282,7 @@ static void bench_moe(td_gpu_bench *b, const model_shape *m, const td_gpu_format
                       .out = out,
                       .n_experts = n_experts,
                       .top_k = m->top_k};
-  for (size_t i = 0; i < TD_COUNT(tokens); i++) {
+  for (size_t i = 0; i < TD_COUNT(tokens) && tokens[i] <= fewer(b, TOKENS, 1); i++) {
     args.n_tokens = tokens[i];
     uint32_t pairs = tokens[i] * m->top_k, used = pairs < n_experts ? pairs : n_experts;
     double seconds = td_gpu_measure(b, moe_once, &args, n_experts / used);
@@ -451,15 +480,25 @@ static void bench_mla(td_gpu_bench *b, const model_shape *m, const td_weight *kv
   free_batch(b, &batch);
 }
 
+// A prompt keeps two tokens at least, by which it is told from a step of decode.
+static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
+  attn_shape s = attn_shapes[i];
+  s.seqs = fewer(b, s.seqs, 2);
+  s.tokens = fewer(b, s.tokens, 2);
+  s.keys = fewer(b, s.keys, 2);
+  return s;
+}
+
 static void bench_attention(td_gpu_bench *b, const model_shape *m) {
   td_weight kv_b[MAX_KV_B];
   for (size_t i = 0; i < MAX_KV_B && !m->n_kv_heads; i++)
     kv_b[i] = td_gpu_weight(b, m->format, m->n_heads * (NOPE + V_DIM), RANK);
   for (size_t i = 0; i < TD_COUNT(attn_shapes); i++) {
+    const attn_shape s = attn_shape_of(b, i);
     if (m->n_kv_heads) {
-      bench_gqa(b, m, &attn_shapes[i]);
+      bench_gqa(b, m, &s);
     } else {
-      bench_mla(b, m, kv_b, &attn_shapes[i]);
+      bench_mla(b, m, kv_b, &s);
     }
   }
   td_gpu_forget_weights(b);
@@ -574,7 +613,7 @@ static void bench_small(td_gpu_bench *b, const model_shape *m) {
                    .y = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
                    .zeros = td_gpu_alloc(b, ZEROS)};
   for (size_t i = 0; i < TD_COUNT(tokens); i++) {
-    r.n = tokens[i];
+    r.n = fewer(b, tokens[i], 8);
     bench_rows(b, m, &r, &table);
     bench_positions(b, m, &r);
   }
@@ -598,17 +637,17 @@ static td_machine measure_machine(void) {
   return machine;
 }
 
-static void write_head(td_gpu_bench *b, int argc, char **argv) {
-  td_machine machine = measure_machine();
+static void write_head(td_gpu_bench *b, char **pairs) {
+  td_machine machine = b->shrink == 1 ? measure_machine() : td_machine_get();
   td_jw_begin_object(b->json, NULL);
   td_jw_str(b->json, "device", td_dev_name(b->dev));
   td_jw_str(b->json, "tandem", TD_VERSION);
+  if (b->shrink > 1) td_jw_int(b->json, "shrunk_by", b->shrink);
   td_machine_json(&machine, b->json, "machine");
-  for (int i = 1; i < argc; i++) {
-    char *equals = strchr(argv[i], '=');
-    if (!equals) continue;
+  for (; *pairs; pairs++) {
+    char *equals = strchr(*pairs, '=');
     *equals = '\0';
-    td_jw_str(b->json, argv[i], equals + 1);
+    td_jw_str(b->json, *pairs, equals + 1);
   }
   bench_copies(b);
   bench_peak(b);
@@ -620,39 +659,82 @@ static void run_cases(td_gpu_bench *b) {
   for (size_t i = 0; i < TD_COUNT(linear_cases); i++)
     bench_linear(b, &linear_cases[i]);
   for (size_t i = 0; i < TD_COUNT(models); i++) {
-    bench_small(b, &models[i]);
-    bench_attention(b, &models[i]);
-    bench_moe(b, &models[i], models[i].format);
-    bench_moe(b, &models[i], &td_gpu_int4_g32);
+    const model_shape m = model_of(b, i);
+    bench_small(b, &m);
+    bench_attention(b, &m);
+    bench_moe(b, &m, m.format);
+    bench_moe(b, &m, &td_gpu_int4_g32);
   }
 }
 
-static int list_cases(void) {
-  td_gpu_bench b = {.dev = NULL};
-  run_cases(&b);
-  fprintf(stderr, "%u cases\n", b.n_cases);
-  return 0;
+// Shares of a peak that is not cuBLAS's, and prompts without it, are not what is to be measured.
+static void need_blas(td_gpu_bench *b) {
+  td_weight w = td_gpu_weight(b, &td_gpu_bf16, 4096, 128);
+  const td_cuda_matmul m = {.w = &w, .n_tokens = 4096, .x_stride = 128, .y_stride = 4096};
+  if (!td_cuda_takes_blas((td_cuda_stream *)b->stream, &m)) {
+    fprintf(stderr, "bench_gpu: cuBLAS cannot be used: install it (package libcublas, or PyTorch's "
+                    "nvidia-cublas) and name its folder in LD_LIBRARY_PATH, or say "
+                    "--without-cublas\n");
+    exit(1);
+  }
+  td_gpu_forget_weights(b);
+}
+
+// ---- the command line ---------------------------------------------------------------------------
+
+typedef struct {
+  const char *only;
+  uint32_t shrink;
+  bool is_list, can_lack_blas;
+  char **pairs; // the KEY=VALUEs, up to a NULL
+} options;
+
+static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] "
+                            "[--without-cublas] [KEY=VALUE]...\n";
+
+static bool parse(options *o, char **argv) {
+  *o = (options){.shrink = 1};
+  for (argv++; *argv && strncmp(*argv, "--", 2) == 0; argv++) {
+    if (strcmp(*argv, "--list") == 0) {
+      o->is_list = true;
+    } else if (strcmp(*argv, "--without-cublas") == 0) {
+      o->can_lack_blas = true;
+    } else if (strcmp(*argv, "--only") == 0 && argv[1]) {
+      o->only = *++argv;
+    } else if (strcmp(*argv, "--shrink") == 0 && argv[1]) {
+      o->shrink = (uint32_t)strtoul(*++argv, NULL, 10);
+    } else {
+      return false;
+    }
+  }
+  o->pairs = argv;
+  for (; *argv; argv++) {
+    if (!strchr(*argv, '=')) return false;
+  }
+  return o->shrink > 0;
 }
 
 int main(int argc, char **argv) {
-  if (argc == 2 && strcmp(argv[1], "--list") == 0) return list_cases();
+  (void)argc;
+  options o;
+  if (!parse(&o, argv)) {
+    fputs(usage, stderr);
+    return 2;
+  }
   td_err err;
   td_buf text = TD_BUF_INIT;
   td_json_writer json = TD_JSON_WRITER(&text);
-  td_gpu_bench b = {.json = &json};
-  if (argc > 2 && strcmp(argv[1], "--only") == 0) {
-    b.only = argv[2];
-    argc -= 2;
-    argv += 2;
+  td_gpu_bench b = {.json = &json, .only = o.only, .shrink = o.shrink};
+  if (o.is_list) {
+    run_cases(&b);
+    fprintf(stderr, "%u cases\n", b.n_cases);
+    return 0;
   }
   td_gpu_need(td_dev_open(&b.dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
   td_gpu_need(td_stream_open(&b.stream, b.dev, &err), &err);
-  td_jw_begin_array(&json, NULL);
-  write_head(&b, argc, argv);
+  if (!o.can_lack_blas) need_blas(&b);
+  write_head(&b, o.pairs);
   run_cases(&b);
-  td_jw_end_array(&json);
-  td_gpu_write(&b);
-  putchar('\n');
   td_buf_free(&text);
   td_stream_close(b.stream);
   td_dev_close(b.dev);

@@ -102,6 +102,7 @@ static double run_launches(const launch *l, uint32_t n) {
 // Seconds a call.
 static double measure_launches(const launch *l) {
   uint32_t n = 1;
+  if (l->b->shrink > 1) return run_launches(l, 1) / l->n_calls;
   while (n < 1u << 20 && run_launches(l, n) < RUN_S)
     n *= 2;
   double seconds[RUNS];
@@ -120,8 +121,8 @@ double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_
   if (!b->dev) return 1;
   launch l = {b, fn, args, n_matrices, false};
   run_launches(&l, 1); // copies, memory, code
-  bool is_long = run_launches(&l, 1) / n_matrices > LONG_S;
-  uint32_t rounds = is_long ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices;
+  bool is_long = b->shrink == 1 && run_launches(&l, 1) / n_matrices > LONG_S;
+  uint32_t rounds = is_long || b->shrink > 1 ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices;
   l.n_calls = rounds * n_matrices;
   l.is_graph = true;
   b->graph++;
@@ -143,9 +144,10 @@ static void print_case(const td_gpu_case *c) {
 void td_gpu_write(td_gpu_bench *b) {
   td_err err;
   td_gpu_need(td_buf_status(b->json->out, &err), &err);
-  fputs(td_buf_text(b->json->out), stdout);
+  puts(td_buf_text(b->json->out));
   fflush(stdout);
   td_buf_clear(b->json->out);
+  b->json->need_comma = false;
 }
 
 void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {

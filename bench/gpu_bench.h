@@ -19,6 +19,7 @@ typedef struct {
   double copy_gbps;     // within the device, reads and writes
   double peak_tflops;   // of a large dense product in BF16
   const char *only;     // NULL: every case
+  uint32_t shrink;      // 1, or what dimensions are divided by, and a case runs once
   uint64_t graph;       // the last one's key
   td_gpu_kept *weights; // the newest first
   uint32_t n_cases;
@@ -71,7 +72,7 @@ double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_
 // Seconds a copy from or to the host, which no graph can hold.
 double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args);
 void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds);
-// Hands out what is written so far, so that a run that is cut short leaves its figures.
+// Prints the object that is written, as a line, so that a run that is cut short leaves its figures.
 void td_gpu_write(td_gpu_bench *b);
 
 #endif

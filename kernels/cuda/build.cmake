@@ -61,7 +61,7 @@ else()
   message(STATUS "CUDA: no kernels for GPUs are built")
 endif()
 
-# The operators' benchmark, which scripts/bench_gpu.sh runs where there is a GPU.
+# The GPU's benchmark, which scripts/gpu/stage.sh runs where there is one.
 add_executable(bench_gpu ${CMAKE_SOURCE_DIR}/bench/bench_gpu.c ${CMAKE_SOURCE_DIR}/bench/gpu_bench.c)
 target_link_libraries(bench_gpu PRIVATE tandem_core)
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 enum { MAX_SEQS = 3 };
 
@@ -512,7 +513,7 @@ static void test_attention_over_bad_batches(void **state) {
   cuda_close(&f);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
       cmocka_unit_test(test_mla_expanded),
@@ -520,5 +521,6 @@ int main(void) {
       cmocka_unit_test(test_bad_batches),
       cmocka_unit_test(test_attention_over_bad_batches),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

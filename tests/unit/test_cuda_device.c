@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 static void expect_open(const char *kind, td_status status, const char *part) {
   td_dev *dev;
@@ -579,7 +580,7 @@ static void test_splits(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_without_a_library, restore),
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
@@ -601,6 +602,7 @@ int main(void) {
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   const char *given = getenv("TANDEM_CUDA_LIB");
   library = given ? strdup(given) : NULL;
   int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 #include "app/session.h"
 #include "engine/sampler.h"
 #include "unit/engine_test.h"
+#include "unit/filtered.h"
 
 enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
 
@@ -143,9 +144,10 @@ static void test_where_experts_are(void **state) {
   td_dev_close(dev);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
                                      cmocka_unit_test(test_where_experts_are)};
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

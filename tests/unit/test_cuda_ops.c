@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "unit/cuda_test.h"
+#include "unit/filtered.h"
 
 static void test_copy_and_zero(void **state) {
   (void)state;
@@ -862,7 +863,7 @@ static void test_an_expert_that_is_none(void **state) {
   free_experts(&e);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_copy_and_zero),
       cmocka_unit_test(test_embed_gather_add),
@@ -882,5 +883,6 @@ int main(void) {
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_an_expert_that_is_none),
   };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

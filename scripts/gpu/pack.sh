@@ -1,0 +1,65 @@
+#!/bin/bash
+# Packs what a machine with a GPU needs to run scripts/gpu/stage.sh, as one archive that travels
+# beside the checkout: programs, test programs, the kernels' library, and every shared library that
+# is neither libc's nor the driver's. Run it where nvcc and what scripts/setup.sh installs are.
+# usage: scripts/gpu/pack.sh [-o FILE] [ARCH]             builds for ARCH in build-gpu; default: 90a
+#        scripts/gpu/pack.sh [-o FILE] --emulator BUILD   BUILD's programs with the GPU emulator
+# FILE is .gpu.tgz by default, which stage.sh unpacks.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+most_bytes=16000000
+programs=(tandem bench_gpu test_cuda_{device,ops,attn,engine})
+out=.gpu.tgz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o) out=${2:?-o: name a file} && shift 2 ;;
+    --emulator)
+      emulator=true arch=emulator build=${2:?--emulator: name a build folder} library=libtandem_cuda_emu.so
+      shift 2
+      ;;
+    -*) sed -n '/^# usage/,/^# FILE/s/^# //p' "$0" >&2 && exit 2 ;;
+    *) arch=$1 && shift ;;
+  esac
+done
+
+if ! $emulator; then
+  cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DTD_CUDA=ON -DTD_CUDA_ARCHS="$arch" \
+    -DTD_WERROR=OFF
+  ninja -C $build tandem_cuda "${programs[@]}"
+fi
+
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+mkdir -p "$dir"/gpu/{bin,lib/cxx}
+for f in "${programs[@]}"; do strip -o "$dir/gpu/bin/$f" "$build/bin/$f"; done
+strip -o "$dir/gpu/bin/$library" "$build/bin/$library"
+
+# The C++ runtime lies apart: only a machine that has none is to use it.
+ldd "$dir"/gpu/bin/* | awk '$2 == "=>" {print $1, $3}' | sort -u | while read -r name path; do
+  case $name in
+    libc.so.* | libm.so.* | libdl.so.* | libpthread.so.* | librt.so.* | libcuda.so.*) ;;
+    libstdc++.so.* | libgcc_s.so.*) cp -L "$path" "$dir/gpu/lib/cxx/$name" ;;
+    *)
+      if [ "$path" = not ]; then
+        echo "pack: $name, which the programs need, is not installed here" >&2
+        exit 1
+      fi
+      cp -L "$path" "$dir/gpu/lib/$name"
+      ;;
+  esac
+done
+
+nvcc=$(sed -n 's/^TD_NVCC:[^=]*=//p' "$build/CMakeCache.txt" 2> /dev/null || true)
+cuda=$($emulator || "${nvcc:-nvcc}" --version | sed -n 's/.*release \([^,]*\).*/\1/p')
+commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
+printf '{"commit": "%s", "archs": "%s", "cuda": "%s", "library": "%s", "emulator": %s}\n' \
+  "$commit" "$arch" "$cuda" "$library" $emulator > "$dir/gpu/bundle.json"
+
+tar -C "$dir" -c gpu | gzip > "$out"
+n_bytes=$(stat -c %s "$out")
+echo "pack: $out: $n_bytes bytes, code for $arch"
+if [ "$n_bytes" -ge $most_bytes ]; then
+  echo "pack: $out is larger than $most_bytes bytes: name fewer architectures" >&2
+  exit 1
+fi

@@ -1,0 +1,299 @@
+"""Runs one stage of what needs a GPU, on a machine with a driver, Python, pytest and numpy alone.
+
+usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh tests|measure|sanitize
+
+  tests     what the machine is, the unit programs and the golden models side by side, operators
+  measure   what decides a design first: copies, pinning, signals, streamed prefill, hybrid decode,
+            decode beside a prefill, and then all operators
+  sanitize  compute-sanitizer's memcheck, then its racecheck, over some of the unit tests
+
+The programs come from .gpu.tgz (scripts/gpu/pack.sh), or from TANDEM_BUILD where that names an
+unpacked one or a build folder. Each stage has LIMIT seconds (165, 400 and 120). Every step appends
+one JSON line to FOLDER/<stage>.jsonl (default: bench/results) as soon as it ends, whatever its end:
+
+  {"stage", "name", "status", "exit_code", "seconds", "at", "result", "log"}
+
+status is passed, failed, "timed out", "not started" or skipped; result is what the step printed, as JSON
+where it is JSON lines; log is the end of its stderr. The last line, and the last words printed, are
+a summary. The exit status is 0 when every step passed or was skipped for a reason it names.
+"""
+
+import concurrent.futures
+import glob
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMITS = {"tests": 165, "measure": 400, "sanitize": 120}
+UNITS = ["device", "ops", "attn", "engine"]
+# The emulator shows that a bundle is whole; its tests run whole in CTest.
+EMULATED_TESTS = {
+    "device": "*names_and_memory",
+    "ops": "*embed*",
+    "attn": "*bad_batches",
+    "engine": "*failure_is_not_waited_for",
+}
+EMULATED_GOLDEN = "test_logits and qwen3_int8"
+# What sanitizers slow down a hundredfold must be small.
+SANITIZED = [("attn", "*"), ("ops", "*moe*"), ("ops", "*linear*")]
+LOG_CHARS, RESULT_CHARS = 4000, 400_000
+
+
+class Bundle:
+    """The programs, and the environment in which they find their libraries and cuBLAS."""
+
+    def __init__(self):
+        self.path = Path(os.environ.get("TANDEM_BUILD") or unpacked()).resolve()
+        about = self.path / "bundle.json"
+        self.about = json.loads(about.read_text()) if about.exists() else {}
+        self.is_emulator = bool(self.about.get("emulator"))
+        self.library = self.path / "bin" / self.about.get("library", "libtandem_cuda.so")
+        for needed in [self.path / "bin" / "tandem", self.library]:
+            if not needed.exists():
+                sys.exit(f"stage: {needed} is not there: pack the bundle again (scripts/gpu/pack.sh)")
+        self.blas = None if self.is_emulator else find_blas()
+        folders = [self.path / "lib", self.blas, os.environ.get("LD_LIBRARY_PATH")]
+        if not has_cxx():
+            folders.append(self.path / "lib" / "cxx")
+        self.env = {
+            **os.environ,
+            "TANDEM_BUILD": str(self.path),
+            "TANDEM_CUDA_LIB": str(self.library),
+            "LD_LIBRARY_PATH": ":".join(str(f) for f in folders if f),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def program(self, name):
+        return str(self.path / "bin" / name)
+
+
+def unpacked():
+    """Where .gpu.tgz is unpacked, after that."""
+    archive, folder = ROOT / ".gpu.tgz", ROOT / ".gpu"
+    about = folder / "gpu" / "bundle.json"
+    if archive.exists() and not (about.exists() and about.stat().st_mtime >= archive.stat().st_mtime):
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(folder)
+        os.utime(about)
+    if not about.exists():
+        sys.exit(f"stage: neither {archive} nor {folder} is there: scripts/gpu/pack.sh makes the first")
+    return folder / "gpu"
+
+
+def find_blas():
+    """The folder of cuBLAS: the toolkit's, or the one that a package of Python brought."""
+    places = ["/usr/local/cuda/lib64", *sorted(glob.glob("/usr/local/cuda-*/lib64"), reverse=True)]
+    for path in sys.path:
+        places += [f"{path}/nvidia/cu13/lib", f"{path}/nvidia/cublas/lib"]
+    places += ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
+    for major in (13, 12):
+        for place in places:
+            if os.path.exists(f"{place}/libcublas.so.{major}"):
+                return place
+    return None
+
+
+def has_cxx():
+    """Whether the machine has a C++ runtime of its own, which then is to be used."""
+    probe = "import ctypes; ctypes.CDLL('libstdc++.so.6')"
+    return subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def result_of(text):
+    """JSON lines as a list, one that is cut left out; else lines of text."""
+    if not text.startswith(("{", "[")):
+        return text[-RESULT_CHARS:].splitlines()
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found[0] if len(found) == 1 else found
+
+
+class Stage:
+    def __init__(self, name, bundle):
+        self.name, self.bundle = name, bundle
+        self.limit = float(os.environ.get("LIMIT") or LIMITS[name])
+        self.started = time.monotonic()
+        folder = Path(os.environ.get("OUT") or ROOT / "bench" / "results")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = open(folder / f"{name}.jsonl", "a")  # noqa: SIM115
+        self.lock = threading.Lock()
+        self.running, self.ends = set(), {}
+        signal.signal(signal.SIGTERM, self.on_term)
+
+    def on_term(self, *_):
+        for process in list(self.running):
+            kill(process)
+        sys.exit(143)
+
+    def left(self):
+        return self.started + self.limit - time.monotonic()
+
+    def record(self, name, status, **more):
+        entry = {"stage": self.name, "name": name, "status": status, **more, "at": time.time()}
+        with self.lock:
+            self.ends[name] = status
+            self.file.write(json.dumps(entry) + "\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            print(f"{name}: {status}" + (f" after {more['seconds']:.1f} s" if "seconds" in more else ""), flush=True)
+            if status in ("failed", "timed out"):
+                print(*(f"  | {line}" for line in tail_of(more)), sep="\n", flush=True)
+
+    def skip(self, name, why):
+        self.record(name, "skipped", result=why)
+        print(f"  {why}", flush=True)
+
+    def step(self, name, command, most, **env):
+        """Runs a command for at most so many seconds, and no more than are left."""
+        most = min(most, self.left())
+        if most <= 0:
+            return self.record(name, "not started", seconds=0.0, result=f"the stage's {self.limit:.0f} s are over")
+        begin = time.monotonic()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, cwd=ROOT,
+                    env={**self.bundle.env, **env}, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                return self.record(name, "failed", seconds=0.0, result=str(error))
+            self.running.add(process)
+            code = wait_or_kill(process, most)
+            self.running.discard(process)
+            texts = [read_back(f) for f in (out, log)]
+        self.record(
+            name, "passed" if code == 0 else "timed out" if code is None else "failed", exit_code=code,
+            seconds=round(time.monotonic() - begin, 3), result=result_of(texts[0]), log=texts[1][-LOG_CHARS:],
+        )  # fmt: skip
+
+    def side_by_side(self, steps):
+        with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
+            for step in [pool.submit(self.step, *args, **env) for args, env in steps]:
+                step.result()
+
+    def close(self):
+        bad = {status: [n for n, s in self.ends.items() if s == status] for status in set(self.ends.values())}
+        failed = bad.get("failed", [])
+        unfinished = bad.get("timed out", []) + bad.get("not started", [])
+        words = [f"{len(bad.get('passed', []))} passed"]
+        words += [f"{len(names)} {what}: {', '.join(names)}" for what, names in
+                  [("failed", failed), ("not finished", unfinished), ("skipped", bad.get("skipped", []))] if names]  # fmt: skip
+        status = "failed" if failed or unfinished or not bad.get("passed") else "passed"
+        self.record("summary", status, seconds=round(time.monotonic() - self.started, 3),
+                    failed=failed, unfinished=unfinished, skipped=bad.get("skipped", []))  # fmt: skip
+        print(f"{self.name}: {'; '.join(words)}; {self.file.name}", flush=True)
+        return 0 if status == "passed" else 1
+
+
+def read_back(file):
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def tail_of(more):
+    result = more.get("result")
+    lines = result[-25:] if isinstance(result, list) and all(isinstance(x, str) for x in result) else []
+    return lines + more.get("log", "").splitlines()[-15:]
+
+
+def kill(process):
+    """The step with all it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def wait_or_kill(process, seconds):
+    """The exit status; None where time ran out."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        kill(process)
+    try:  # a process in the middle of a call to the driver may outlive its death for a while
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        pass
+    return None
+
+
+def pytest(*args):
+    workers = ["-n", "6"] if importlib.util.find_spec("xdist") else []
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *args]
+
+
+def bench(bundle, *args):
+    shrink = ["--shrink", "256"] if bundle.is_emulator else []
+    commit = [f"commit={bundle.about['commit']}"] if bundle.about else []
+    return [bundle.program("bench_gpu"), *args, *shrink, *commit]
+
+
+def tests(stage):
+    bundle = stage.bundle
+    stage.step("facts", [sys.executable, ROOT / "scripts/gpu/facts.py", *([bundle.blas] if bundle.blas else [])], 25)
+    golden = ["tests/golden/test_golden_cuda.py"]
+    if bundle.is_emulator:
+        golden += ["-k", EMULATED_GOLDEN]
+    steps = []
+    for unit in UNITS:
+        command = [bundle.program(f"test_cuda_{unit}")]
+        if bundle.is_emulator:
+            command.append(EMULATED_TESTS[unit])
+        steps.append(((f"test_cuda_{unit}", command, 110), {}))
+    steps.append((("golden models", pytest(*golden), 150), {}))
+    lacking = [m for m in ("httpx", "tokenizers") if not importlib.util.find_spec(m)]
+    if lacking:
+        stage.skip("a server", f"this Python has no {' and no '.join(lacking)}")
+    elif not bundle.is_emulator:
+        steps.append((("a server", pytest("tests/e2e/test_cuda_serve.py"), 150), {}))
+    stage.side_by_side(steps)
+    stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
+
+
+def measure(stage):
+    stage.step("operators", bench(stage.bundle), stage.left())
+
+
+def sanitize(stage):
+    """What racecheck says of kernels with wgmma is a hint: it does not know their asynchronous reads."""
+    tool = find_sanitizer()
+    if not tool:
+        return stage.record("compute-sanitizer", "failed", result="it is neither in PATH nor in /usr/local/cuda")
+    for check in ("memcheck", "racecheck"):
+        for unit, pattern in SANITIZED:
+            command = [tool, "--tool", check, "--error-exitcode", "99", "--print-limit", "5"]
+            stage.step(f"{check} {unit} {pattern}", [*command, stage.bundle.program(f"test_cuda_{unit}"), pattern], 120)
+
+
+def find_sanitizer():
+    folders = [*os.environ.get("PATH", "").split(":"), "/usr/local/cuda/bin", *glob.glob("/usr/local/cuda-*/bin")]
+    for folder in folders + ["/usr/local/cuda/compute-sanitizer"]:
+        path = os.path.join(folder, "compute-sanitizer")
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1] not in LIMITS:
+        sys.exit(__doc__.split("\n\n")[1])
+    stage = Stage(sys.argv[1], Bundle())
+    {"tests": tests, "measure": measure, "sanitize": sanitize}[stage.name](stage)
+    sys.exit(stage.close())
+
+
+if __name__ == "__main__":
+    main()

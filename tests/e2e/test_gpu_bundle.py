@@ -1,0 +1,173 @@
+"""What scripts/gpu packs is whole: the emulator's bundle runs in a root that has libc, a shell and
+Python with pytest and numpy, and nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "numpy", "numpy.libs"]
+
+pytestmark = pytest.mark.skipif(
+    "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ, reason="a sanitizer's runtime is no part of it"
+)
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    """How to run a command with mounts of its own."""
+    for how in (["unshare", "-rm"], ["unshare", "-m"]):
+        if shutil.which("unshare") and subprocess.run([*how, "mount", "--bind", "/tmp", "/tmp"]).returncode == 0:
+            return how
+    pytest.skip("no namespace of mounts can be made here (unshare -rm fails)")
+
+
+@pytest.fixture(scope="module")
+def bundle(build_dir, tmp_path_factory):
+    if not (build_dir / "bin" / "libtandem_cuda_emu.so").exists():
+        pytest.skip("the emulator needs a C++ compiler")
+    path = tmp_path_factory.mktemp("bundle") / "gpu.tgz"
+    pack = ["scripts/gpu/pack.sh", "-o", path, "--emulator", build_dir]
+    subprocess.run(pack, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def libraries_of(*programs):
+    """What the loader finds for them here, itself included."""
+    done = subprocess.run(["ldd", *programs], capture_output=True, text=True)
+    words = done.stdout.replace("=>", " ").split()
+    return {Path(w) for w in words if w.startswith("/") and not w.endswith(":")}
+
+
+class BareRoot:
+    """A folder to be the root of what runs in it: mounts are made as it starts."""
+
+    def __init__(self, path):
+        self.path = path
+        self.mounts = []
+        for folder in ["bin", "tmp", "project"]:
+            (path / folder).mkdir(parents=True)
+        for name in ["dev", "proc"]:
+            self.mount(Path("/") / name, f"/{name}")
+        stdlib, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+        python = Path(sys.executable).resolve()
+        self.mount(stdlib, stdlib)
+        for name in PACKAGES:
+            if (packages / name).exists():
+                self.mount(packages / name, f"/packages/{name}")
+        if (packages / "py.py").exists():
+            self.copy(packages / "py.py", "/packages/py.py")
+        self.copy("/bin/sh", "/bin/sh")
+        self.copy(python, python)
+        modules = [*stdlib.glob("lib-dynload/*.so"), *(packages / "numpy").rglob("*.so")]
+        for path in libraries_of("/bin/sh", python, *modules):
+            if not path.is_relative_to(packages):
+                self.copy(path, path)
+        self.python = python
+
+    def inside(self, path):
+        return self.path / str(path).lstrip("/")
+
+    def copy(self, source, path):
+        self.inside(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, self.inside(path))
+
+    def mount(self, source, path):
+        self.inside(path).mkdir(parents=True, exist_ok=True)
+        self.mounts.append((source, self.inside(path)))
+
+    def run(self, namespace, *command, **env):
+        script = "".join(f"mount --rbind '{source}' '{to}'\n" for source, to in self.mounts)
+        words = [f"{name}={value}" for name, value in env.items()]
+        script += "exec env -i " + " ".join(f"'{w}'" for w in words) + f" {shutil.which('chroot')} '{self.path}' \"$@\""
+        return subprocess.run(
+            [*namespace, "sh", "-ec", script, "sh", *command], capture_output=True, text=True, cwd="/"
+        )
+
+
+@pytest.fixture(scope="module")
+def bare_root(bundle, tmp_path_factory):
+    root = BareRoot(tmp_path_factory.mktemp("root"))
+    for folder in ["scripts", "tests"]:
+        root.mount(ROOT / folder, f"/project/{folder}")
+    shutil.copy(bundle, root.path / "project" / ".gpu.tgz")
+    return root
+
+
+def stage(bare_root, namespace, name, **env):
+    done = bare_root.run(
+        namespace, "/bin/sh", "/project/scripts/gpu/stage.sh", name,
+        PATH="/bin", PYTHONPATH="/packages", TANDEM_PYTHON=bare_root.python, OUT="/project/out", **env,
+    )  # fmt: skip
+    lines = (bare_root.path / "project" / "out" / f"{name}.jsonl").read_text().splitlines()
+    return done, {entry["name"]: entry for entry in map(json.loads, lines)}
+
+
+def test_a_bare_machine(bundle, bare_root, namespace):
+    assert bundle.stat().st_size < 16_000_000
+    assert not [p for p in bare_root.path.rglob("lib*.so*") if p.name.startswith(("libuv", "libcmocka", "libnettle"))]
+    done, steps = stage(bare_root, namespace, "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    units = [f"test_cuda_{unit}" for unit in ("device", "ops", "attn", "engine")]
+    for name in ["facts", *units, "golden models", "operators of V3"]:
+        assert steps[name]["status"] == "passed"
+    for name in units:
+        assert "PASSED  ]" in steps[name]["log"]
+    assert steps["facts"]["result"]["library"] == "libtandem_cuda_emu.so"
+    assert "1 passed" in " ".join(steps["golden models"]["result"])
+    head, *cases = steps["operators of V3"]["result"]
+    assert head["bf16_peak_by"] == "cuBLAS" and head["shrunk_by"] > 1 and head["machine"]["cpu"]
+    assert {c["op"] for c in cases} == {"linear", "experts"} and all(c["us"] > 0 for c in cases)
+    assert steps["a server"]["status"] == "skipped" and "httpx" in steps["a server"]["result"]
+    assert done.stdout.splitlines()[-1].startswith("tests: ")
+
+
+def test_a_failure_is_told_and_gone_past(bare_root, namespace):
+    """A program that fails, one that is not there, and time that is over."""
+    inside = bare_root.path / "project" / ".gpu" / "gpu" / "bin"
+    (inside / "test_cuda_ops").write_text("#!/bin/sh\necho 1 test failed >&2\nexit 3\n")
+    (inside / "test_cuda_attn").unlink()
+    done, steps = stage(bare_root, namespace, "tests")
+    assert done.returncode == 1
+    assert steps["test_cuda_ops"]["exit_code"] == 3 and "1 test failed" in steps["test_cuda_ops"]["log"]
+    assert steps["test_cuda_attn"]["status"] == "failed"
+    assert steps["test_cuda_engine"]["status"] == steps["golden models"]["status"] == "passed"
+    assert "2 failed: test_cuda_" in done.stdout.splitlines()[-1]
+    assert sorted(steps["summary"]["failed"]) == ["test_cuda_attn", "test_cuda_ops"]
+    done, steps = stage(bare_root, namespace, "tests", LIMIT="0.01")
+    assert done.returncode == 1
+    assert "facts" in steps["summary"]["unfinished"]
+
+
+@pytest.fixture
+def emulated(build_dir):
+    """Runs a program of the build on the emulator."""
+
+    def run(name, *args, **env):
+        env = {**os.environ, "TANDEM_CUDA_LIB": str(build_dir / "bin" / "libtandem_cuda_emu.so"), **env}
+        return subprocess.run([build_dir / "bin" / name, *args], capture_output=True, text=True, env=env)
+
+    return run
+
+
+def test_a_filter_that_means_no_test_fails(bundle, emulated):
+    done = emulated("test_cuda_device", "*nothing*")
+    assert done.returncode == 2 and "no test is called *nothing*" in done.stderr
+
+
+def test_the_bench_needs_cublas(bundle, emulated):
+    some = ["--shrink", "256", "--only", "rope qwen3"]
+    done = emulated("bench_gpu", *some, TANDEM_EMU_BLAS="0")
+    assert done.returncode == 1 and "cuBLAS cannot be used: install it" in done.stderr and not done.stdout
+    done = emulated("bench_gpu", "--without-cublas", *some, "commit=abc", TANDEM_EMU_BLAS="0")
+    head, *cases = map(json.loads, done.stdout.splitlines())
+    assert head["bf16_peak_by"] == "tandem: cuBLAS is not installed" and head["commit"] == "abc"
+    assert {c["op"] for c in cases} == {"rope"}
+    done = emulated("bench_gpu", "--unknown")
+    assert done.returncode == 2 and "usage: " in done.stderr
