@@ -40,6 +40,48 @@ td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *
   return st;
 }
 
+// Opens a file that must be a regular one. A FIFO is refused, not waited for.
+static td_status open_regular(int *out, struct stat *info, const char *path, td_err *err) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return fail_errno(err, path, "open");
+  td_status st = TD_OK;
+  if (fstat(fd, info) != 0) {
+    st = fail_errno(err, path, "stat");
+  } else if (!S_ISREG(info->st_mode)) {
+    st = td_fail(err, TD_EINVAL, "%s: not a regular file", path);
+  }
+  if (st != TD_OK) {
+    close(fd);
+    return st;
+  }
+  *out = fd;
+  return TD_OK;
+}
+
+td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
+  int fd = -1;
+  struct stat info;
+  td_status st = open_regular(&fd, &info, path, err);
+  if (st != TD_OK) return st;
+  size_t start = out->len;
+  st = read_fd(out, fd, path, max_bytes, err);
+  close(fd);
+  return st == TD_OK ? td_file_check_fetched(path, td_buf_text(out) + start, out->len - start, err)
+                     : st;
+}
+
+td_status td_file_check_fetched(const char *path, const void *bytes, size_t len, td_err *err) {
+  static const char pointer[] = "version https://git-lfs.github.com/spec/";
+  if (len == 0) {
+    return td_fail(err, TD_EFORMAT, "%s: the file is empty: download it again", path);
+  }
+  if (len < sizeof pointer || memcmp(bytes, pointer, sizeof pointer - 1) != 0) return TD_OK;
+  return td_fail(err, TD_EFORMAT,
+                 "%s: is a git-lfs pointer, not the file itself: run `git lfs pull` in its "
+                 "directory, or download the file",
+                 path);
+}
+
 td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err) {
   return read_fd(out, STDIN_FILENO, "standard input", max_bytes, err);
 }
@@ -50,15 +92,11 @@ bool td_file_exists(const char *path) {
 
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
   *out = (td_file_map){0};
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return fail_errno(err, path, "open");
+  int fd = -1;
   struct stat info;
-  td_status st = TD_OK;
-  if (fstat(fd, &info) != 0) {
-    st = fail_errno(err, path, "stat");
-  } else if (!S_ISREG(info.st_mode)) {
-    st = td_fail(err, TD_EINVAL, "%s: not a regular file", path);
-  } else if (info.st_size > 0) {
+  td_status st = open_regular(&fd, &info, path, err);
+  if (st != TD_OK) return st;
+  if (info.st_size > 0) {
     void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
       st = fail_errno(err, path, "map");

@@ -10,6 +10,12 @@
 
 // Appends the file to out. TD_ENOENT, TD_EIO, or TD_ELIMIT when it has more than max_bytes.
 td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *err);
+// The same of a model's file, which must be a regular one (TD_EINVAL: a FIFO, a device, a
+// directory) and pass td_file_check_fetched.
+td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, td_err *err);
+// TD_EFORMAT when a file's bytes show that it was never downloaded whole: it is empty, or a git-lfs
+// pointer in its place.
+td_status td_file_check_fetched(const char *path, const void *bytes, size_t len, td_err *err);
 // Reads standard input to its end.
 td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err);
 bool td_file_exists(const char *path);
@@ -20,6 +26,7 @@ typedef struct {
   size_t n_bytes;
 } td_file_map;
 
+// TD_EINVAL: not a regular file.
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err);
 void td_file_map_close(td_file_map *map);
 

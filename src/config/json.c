@@ -263,16 +263,26 @@ td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_dept
   return td_fail(err, TD_ENOMEM, "out of memory while parsing JSON");
 }
 
-td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err) {
+static td_status parse_file(cJSON **out, const char *path, size_t max_bytes,
+                            td_status (*read)(td_buf *, const char *, size_t, td_err *),
+                            td_err *err) {
   *out = NULL;
   td_buf text = TD_BUF_INIT;
-  td_status st = td_file_read(&text, path, max_bytes, err);
+  td_status st = read(&text, path, max_bytes, err);
   if (st == TD_OK) {
     st = td_json_parse(out, td_buf_text(&text), text.len, TD_JSON_MAX_DEPTH, err);
     if (st != TD_OK) td_err_prefix(err, "%s", path);
   }
   td_buf_free(&text);
   return st;
+}
+
+td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err) {
+  return parse_file(out, path, max_bytes, td_file_read, err);
+}
+
+td_status td_json_parse_regular(cJSON **out, const char *path, size_t max_bytes, td_err *err) {
+  return parse_file(out, path, max_bytes, td_file_read_regular, err);
 }
 
 const cJSON *td_json_get(const cJSON *object, const char *key) {

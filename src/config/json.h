@@ -24,6 +24,8 @@ td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_dept
 
 // Reads and parses a file of at most max_bytes; messages begin with the path.
 td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err);
+// The same of a model's file (td_file_read_regular).
+td_status td_json_parse_regular(cJSON **out, const char *path, size_t max_bytes, td_err *err);
 
 // Members, where a JSON null counts as absent. Duplicate keys: the first wins.
 const cJSON *td_json_get(const cJSON *object, const char *key); // NULL when absent or null

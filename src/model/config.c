@@ -272,7 +272,7 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
 static td_status read_json(cJSON **out, const char *dir, const char *file, td_err *err) {
   char *path;
   if (asprintf(&path, "%s/%s", dir, file) < 0) return td_fail(err, TD_ENOMEM, "out of memory");
-  td_status st = td_json_parse_file(out, path, TD_CONFIG_MAX_BYTES, err);
+  td_status st = td_json_parse_regular(out, path, TD_CONFIG_MAX_BYTES, err);
   free(path);
   return st;
 }

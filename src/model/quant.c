@@ -124,7 +124,7 @@ td_status td_quant_open_dir(td_quant **out, const char *dir, td_err *err) {
   char *path;
   if (asprintf(&path, "%s/config.json", dir) < 0) return td_fail(err, TD_ENOMEM, "out of memory");
   cJSON *root = NULL;
-  td_status st = td_json_parse_file(&root, path, TD_CONFIG_MAX_BYTES, err);
+  td_status st = td_json_parse_regular(&root, path, TD_CONFIG_MAX_BYTES, err);
   if (st == TD_OK) st = td_quant_open(out, root, path, err);
   cJSON_Delete(root);
   free(path);

@@ -140,7 +140,7 @@ static td_status write_config(td_quantizer *q) {
   char *path = td_quantize_path(q->opts->in, "config.json");
   cJSON *root = NULL;
   td_buf quant = TD_BUF_INIT, text = TD_BUF_INIT;
-  td_status st = path ? td_json_parse_file(&root, path, TD_CONFIG_MAX_BYTES, q->err)
+  td_status st = path ? td_json_parse_regular(&root, path, TD_CONFIG_MAX_BYTES, q->err)
                       : td_quantize_no_memory(q);
   td_json_writer w = TD_JSON_WRITER(&quant);
   td_jw_begin_object(&w, NULL);

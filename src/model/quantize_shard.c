@@ -287,7 +287,7 @@ static td_status keep(td_quantizer *q, const td_quantize_shard *s, const char *p
   if (!beside) return td_quantize_no_memory(q);
   cJSON *done = NULL;
   *kept = td_file_exists(path) &&
-          td_json_parse_file(&done, beside, MAX_DONE_BYTES, NULL) == TD_OK &&
+          td_json_parse_regular(&done, beside, MAX_DONE_BYTES, NULL) == TD_OK &&
           is_same(q, s, path, done);
   td_status st = *kept ? note_done(q, done) : TD_OK;
   cJSON_Delete(done);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "config/json.h"
 
 // The header is checked to be JSON first, so the scanner below only has to know the shape that a
@@ -343,6 +344,8 @@ td_status td_safetensors_parse(td_safetensors *out, const void *bytes, size_t n_
                                const char *file_name, td_err *err) {
   *out = (td_safetensors){0};
   const uint8_t *b = bytes;
+  td_status fetched = td_file_check_fetched(file_name, bytes, n_bytes, err);
+  if (fetched != TD_OK) return fetched;
   if (n_bytes < 8) {
     return td_fail(err, TD_EFORMAT, "%s: not a safetensors file: it has only %zu bytes", file_name,
                    n_bytes);

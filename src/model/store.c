@@ -197,7 +197,7 @@ static td_status check_index(const td_store *store, const cJSON *weight_map, td_
 
 static td_status open_index(td_store *store, td_err *err) {
   cJSON *index;
-  td_status st = td_json_parse_file(&index, store->listing, MAX_INDEX_BYTES, err);
+  td_status st = td_json_parse_regular(&index, store->listing, MAX_INDEX_BYTES, err);
   if (st != TD_OK) return st;
   const cJSON *weight_map = td_json_get(index, "weight_map");
   if (!cJSON_IsObject(weight_map)) {

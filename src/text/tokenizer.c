@@ -192,9 +192,9 @@ td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *e
   td_buf_printf(&config_path, "%s/tokenizer_config.json", model_dir);
   td_status st = td_buf_status(&path, err);
   if (st == TD_OK) st = td_buf_status(&config_path, err);
-  if (st == TD_OK) st = td_json_parse_file(&root, path.data, MAX_FILE_BYTES, err);
+  if (st == TD_OK) st = td_json_parse_regular(&root, path.data, MAX_FILE_BYTES, err);
   if (st == TD_OK && td_file_exists(config_path.data)) {
-    st = td_json_parse_file(&config, config_path.data, MAX_FILE_BYTES, err);
+    st = td_json_parse_regular(&config, config_path.data, MAX_FILE_BYTES, err);
   }
   if (st == TD_OK) {
     st = open_roots(out, root, config, err);

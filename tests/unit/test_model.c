@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -466,6 +468,34 @@ static void refuses_truncated_and_corrupt_shards(void **state) {
   ck_free(&ck);
 }
 
+static void refuses_files_never_fetched(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_qwen3(&ck);
+  static const char pointer[] = "version https://git-lfs.github.com/spec/v1\n"
+                                "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca2"
+                                "4d17e2393\nsize 12345\n";
+  static const char *const files[] = {SHARD(2), "config.json", INDEX, "generation_config.json"};
+  for (size_t i = 0; i < TD_COUNT(files); i++) {
+    ck_write(&ck);
+    ck_write_file(&ck, files[i], pointer, sizeof pointer - 1);
+    REFUSED(&ck, TD_EFORMAT, files[i], "git-lfs pointer", "git lfs pull");
+    ck_write_file(&ck, files[i], "", 0);
+    REFUSED(&ck, TD_EFORMAT, files[i], "is empty", "download it again");
+    // Opening a FIFO for reading would wait for somebody to write to it.
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", ck.dir, files[i]);
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    REFUSED(&ck, TD_EINVAL, files[i], "not a regular file");
+    assert_int_equal(remove(path), 0);
+    if (symlink("/dev/zero", path) != 0) fail_msg("%s: cannot link", path);
+    REFUSED(&ck, TD_EINVAL, files[i], "not a regular file");
+    assert_int_equal(remove(path), 0);
+  }
+  ck_free(&ck);
+}
+
 // Replaces text in a file of the checkpoint by other text of the same length.
 static void lie(const checkpoint *ck, const char *file, const char *truth, const char *lie_text) {
   char path[256];
@@ -616,6 +646,7 @@ int main(void) {
       cmocka_unit_test(refuses_bad_scales),
       cmocka_unit_test(refuses_fused_experts),
       cmocka_unit_test(refuses_truncated_and_corrupt_shards),
+      cmocka_unit_test(refuses_files_never_fetched),
       cmocka_unit_test(refuses_lying_headers),
       cmocka_unit_test(refuses_bad_indices),
       cmocka_unit_test(refuses_one_tensor_in_two_shards),
