@@ -28,6 +28,7 @@ SCRIPTS = (
 ).split()
 
 nfd = normalizers.NFD().normalize_str
+nfkd = normalizers.NFKD().normalize_str
 
 
 def matching(prop):
@@ -51,6 +52,21 @@ def decompositions():
         composes = parts[1] and unicodedata.normalize("NFC", chr(parts[0]) + chr(parts[1])) == chr(c)
         rows.append((c, parts[0], parts[1], bool(composes)))
     return rows
+
+
+def compatibility():
+    """(code point, begin, length) into the list of code points, of every one whose compatibility
+    decomposition is another than the canonical one; and the list. Decompositions are whole."""
+    rows, parts, known = [], [], {}
+    for c in SCALARS:
+        text = nfkd(chr(c))
+        if text == nfd(chr(c)):
+            continue
+        if text not in known:
+            known[text] = len(parts)
+            parts += map(ord, text)
+        rows.append((c, known[text], len(text)))
+    return rows, parts
 
 
 def orders_as_known(c):
@@ -115,6 +131,18 @@ def write_table(out, name, comment, columns, rows):
     out += [line, "};\n"]
 
 
+def write_list(out, name, comment, values):
+    out.append(f"// {comment}\nstatic const uint32_t {name}[] = {{")
+    line = "   "
+    for value in values:
+        cell = f" 0x{value:X},"
+        if len(line) + len(cell) > 100:
+            out.append(line)
+            line = "   "
+        line += cell
+    out += [line, "};\n"]
+
+
 def main():
     if unicodedata.unidata_version != BASE_UNICODE:
         sys.exit(f"unicodedata is {unicodedata.unidata_version}, not {BASE_UNICODE}: use Python 3.11")
@@ -128,6 +156,11 @@ def main():
                 "unicode_triple", [(c, a, b) for c, a, b, _ in steps])
     write_table(out, "compositions", "First, second, what they compose to; Hangul is arithmetic.",
                 "unicode_triple", pairs)
+    wholes, parts = compatibility()
+    write_table(out, "compat_decompositions",
+                "Whole compatibility decompositions: code point, begin in compat_parts, length.",
+                "unicode_triple", wholes)
+    write_list(out, "compat_parts", "What compat_decompositions point to.", parts)
     write_table(out, "combining_classes", "First, last, canonical combining class where not 0.",
                 "unicode_triple", combining_classes())
     write_table(out, "stand_ins", "First, last, an older code point that patterns treat alike.",

@@ -11,6 +11,13 @@ static inline uint64_t td_clock_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+// What the calling thread has computed; waiting does not count.
+static inline uint64_t td_clock_cpu_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static inline double td_clock_s(void) {
   return (double)td_clock_ns() * 1e-9;
 }

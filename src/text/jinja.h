@@ -360,6 +360,7 @@ struct jj {
   size_t n_bytes, max_bytes;
   uint64_t steps_left;
   uint64_t max_steps;
+  uint64_t cpu_end_ns; // of td_clock_cpu_ns; 0: no limit
   uint32_t depth, max_depth;
   size_t max_output;
   uint32_t line; // of what is being parsed or run; 0: none

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "text/jinja.h"
 
 #define CHUNK_BYTES ((size_t)64 << 10)
 #define ALIGN       16
+#define CLOCK_STEPS 4096 // between two looks at the clock
 
 struct jj_chunk {
   jj_chunk *next;
@@ -96,7 +98,12 @@ void jj_steps(jj *j, uint64_t n) {
     jj_raise(j, TD_ELIMIT, "the template runs for more than %llu steps",
              (unsigned long long)j->max_steps);
   }
+  uint64_t before = j->steps_left / CLOCK_STEPS;
   j->steps_left -= n;
+  if (j->steps_left / CLOCK_STEPS == before || !j->cpu_end_ns) return;
+  if (td_clock_cpu_ns() > j->cpu_end_ns) {
+    jj_raise(j, TD_ELIMIT, "the template takes too long: it loops more than a chat template needs");
+  }
 }
 
 void jj_enter(jj *j) {

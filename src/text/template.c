@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/utf8.h"
 #include "config/json.h"
@@ -17,6 +18,7 @@
 #define RENDER_MAX_BYTES  ((size_t)256 << 20)
 #define RENDER_MAX_OUTPUT ((size_t)64 << 20)
 #define RENDER_MAX_STEPS  20000000
+#define RENDER_MAX_CPU_MS 2000
 // Of the tree walk. Python's own recursion limit ends a template at a few hundred macro calls.
 #define MAX_DEPTH 2500
 
@@ -74,7 +76,7 @@ void td_template_close(td_template *tmpl) {
 
 static td_status open_file(td_template **out, const char *path, td_err *err) {
   td_buf source = TD_BUF_INIT;
-  td_status st = td_file_read(&source, path, MAX_SOURCE_BYTES, err);
+  td_status st = td_file_read_regular(&source, path, MAX_SOURCE_BYTES, err);
   if (st == TD_OK) {
     st = td_template_open(out, td_buf_text(&source), source.len, err);
     if (st != TD_OK && err) td_err_prefix(err, "%s", path);
@@ -98,7 +100,7 @@ static const char *named_template(const cJSON *list, const char *name) {
 
 static td_status open_config(td_template **out, const char *path, td_err *err) {
   cJSON *config;
-  td_status st = td_json_parse_file(&config, path, MAX_CONFIG_BYTES, err);
+  td_status st = td_json_parse_regular(&config, path, MAX_CONFIG_BYTES, err);
   if (st != TD_OK) return st;
   const cJSON *member = td_json_get(config, "chat_template");
   const char *text = cJSON_IsString(member) ? member->valuestring : NULL, *tool_use = NULL;
@@ -291,6 +293,8 @@ td_status td_template_render(const td_template *tmpl, const cJSON *vars,
           .max_output = o.max_output_bytes ? o.max_output_bytes : RENDER_MAX_OUTPUT,
           .now_us = o.now_us};
   j.steps_left = j.max_steps;
+  uint64_t cpu_ms = o.max_cpu_ms ? o.max_cpu_ms : RENDER_MAX_CPU_MS;
+  j.cpu_end_ns = td_clock_cpu_ns() + cpu_ms * 1000000;
   jj_builder text;
   td_status st = run(&j, tmpl, vars, &text);
   if (st == TD_OK) st = hand_over(&text, out, typed, err);

@@ -31,6 +31,7 @@ typedef struct {
   size_t max_output_bytes; // 64 MiB
   size_t max_memory_bytes; // 256 MiB
   uint64_t max_steps;      // 20 million
+  uint64_t max_cpu_ms;     // 2000, of the calling thread's time: steps differ in what they cost
   int64_t now_us;          // for strftime_now, since 1970; 0: the clock
 } td_template_opts;
 

@@ -9,6 +9,10 @@
 #include "text/tok_json.h"
 
 #define REPLACEMENT "\xEF\xBF\xBD"
+// What steps may make of one token, and write in all while a decoder is opened. Real vocabularies
+// stay far below both; a file whose replacements grow without end does not.
+#define MAX_TOKEN_BYTES ((size_t)64 << 10)
+#define MAX_WORK_BYTES  ((size_t)1 << 30)
 
 typedef enum { REPLACE, STRIP, METASPACE } step_kind;
 
@@ -133,10 +137,11 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
 
 // ---- single tokens
 
+// Stops behind MAX_TOKEN_BYTES.
 static void replace_all(td_buf *out, const char *text, size_t len, const char *pattern,
                         const char *content) {
   size_t n = strlen(pattern);
-  while (len) {
+  while (len && out->len <= MAX_TOKEN_BYTES) {
     const char *found = memmem(text, len, pattern, n);
     size_t before = found ? (size_t)(found - text) : len;
     td_buf_add(out, text, before);
@@ -161,8 +166,10 @@ static void strip(td_buf *out, const char *text, size_t len, const token_step *s
   td_buf_add(out, text, len);
 }
 
-// Applies the steps to one token's spelling, in text and back.
-static td_status apply_steps(const td_decoder *decoder, td_buf *text, bool first, td_err *err) {
+// Applies the steps to one token's spelling, in text and back. Adds the bytes written to
+// *work_bytes.
+static td_status apply_steps(const td_decoder *decoder, td_buf *text, bool first,
+                             size_t *work_bytes, td_err *err) {
   td_buf from = TD_BUF_INIT;
   td_status st = td_buf_status(text, err);
   for (size_t i = 0; i < decoder->n_steps && st == TD_OK; i++) {
@@ -182,6 +189,11 @@ static td_status apply_steps(const td_decoder *decoder, td_buf *text, bool first
       break;
     }
     st = td_buf_status(text, err);
+    if (st == TD_OK && text->len > MAX_TOKEN_BYTES) {
+      st = td_fail(err, TD_ELIMIT, "decoder: its steps make more than %zu bytes of one token",
+                   MAX_TOKEN_BYTES);
+    }
+    *work_bytes += text->len;
   }
   td_buf_free(&from);
   return st;
@@ -226,7 +238,7 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
   td_buf_char(&decoder->text, '\0'); // what unused ids decode to
   td_buf spelling = TD_BUF_INIT;
   td_status st = TD_OK;
-  size_t n_added = td_added_count(added);
+  size_t n_added = td_added_count(added), work_bytes = 0;
   for (size_t i = 0; i < (size_t)vocab->n_ids + n_added && st == TD_OK; i++) {
     size_t len = 0;
     int32_t id = (int32_t)i;
@@ -236,7 +248,10 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
     if (!text || !td_vocab_flags(vocab, id)) continue;
     td_buf_clear(&spelling);
     td_buf_add(&spelling, text, len);
-    st = apply_steps(decoder, &spelling, false, err);
+    st = apply_steps(decoder, &spelling, false, &work_bytes, err);
+    if (st == TD_OK && work_bytes > MAX_WORK_BYTES) {
+      st = td_fail(err, TD_ELIMIT, "decoder: its steps make too much of %d tokens", vocab->n_ids);
+    }
     if (st == TD_OK) st = store_token(decoder, id, &spelling, err);
   }
   td_buf_free(&spelling);
@@ -331,8 +346,9 @@ static td_status emit_first(const td_decoder *decoder, const td_decoding *t, int
   size_t len;
   const char *spelling = td_vocab_text(decoder->vocab, id, &len);
   td_buf text = TD_BUF_INIT;
+  size_t work_bytes = 0;
   td_buf_add(&text, spelling, len);
-  td_status st = apply_steps(decoder, &text, true, err);
+  td_status st = apply_steps(decoder, &text, true, &work_bytes, err);
   if (st == TD_OK) emit(decoder, t, td_buf_text(&text), text.len, out);
   td_buf_free(&text);
   return st;

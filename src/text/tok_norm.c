@@ -6,15 +6,21 @@
 #include "config/json.h"
 #include "text/tok_json.h"
 
-typedef enum { NFC, NFD, PREPEND, REPLACE, STRIP } step_kind;
+typedef enum { NORMAL_FORM, PREPEND, REPLACE, STRIP } step_kind;
 
 typedef struct {
   step_kind kind;
-  td_regex *regex;  // REPLACE of a pattern
-  td_runes literal; // REPLACE of a string
-  td_runes text;    // PREPEND and REPLACE: what is put in
-  bool left, right; // STRIP
+  td_normal_form form; // NORMAL_FORM
+  td_regex *regex;     // REPLACE of a pattern
+  td_runes literal;    // REPLACE of a string
+  td_runes text;       // PREPEND and REPLACE: what is put in
+  bool left, right;    // STRIP
 } norm_step;
+
+// How many code points the steps may make of one byte, and of a short text: the longest
+// decomposition has 18. Replacements in a hostile file could double a text with every step.
+#define MAX_GROWTH 32
+#define MIN_LIMIT  4096
 
 struct td_norm {
   norm_step steps[TD_TOK_MAX_STEPS];
@@ -36,15 +42,24 @@ static td_status read_replace(norm_step *step, const cJSON *json, td_err *err) {
   return read_text(&step->text, json, "content", err);
 }
 
+static bool find_form(const char *type, td_normal_form *out) {
+  static const char *const names[] = {
+      [TD_NFC] = "NFC", [TD_NFD] = "NFD", [TD_NFKC] = "NFKC", [TD_NFKD] = "NFKD"};
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    if (strcmp(type, names[i]) != 0) continue;
+    *out = (td_normal_form)i;
+    return true;
+  }
+  return false;
+}
+
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
   td_norm *norm = owner;
   if (norm->n_steps == TD_TOK_MAX_STEPS) return td_fail(err, TD_ELIMIT, "too many steps");
   norm_step *step = &norm->steps[norm->n_steps++];
   td_status st = TD_OK;
-  if (strcmp(type, "NFC") == 0) {
-    step->kind = NFC;
-  } else if (strcmp(type, "NFD") == 0) {
-    step->kind = NFD;
+  if (find_form(type, &step->form)) {
+    step->kind = NORMAL_FORM;
   } else if (strcmp(type, "Prepend") == 0) {
     step->kind = PREPEND;
     st = read_text(&step->text, json, "prepend", err);
@@ -93,16 +108,28 @@ void td_norm_scratch_free(td_norm_scratch *s) {
 }
 
 bool td_norm_keeps(const td_norm *norm, const char *text, size_t len) {
+  bool compat = false;
   for (size_t i = 0; i < norm->n_steps; i++) {
-    if (norm->steps[i].kind != NFC) return false;
+    const norm_step *step = &norm->steps[i];
+    bool composes = step->kind == NORMAL_FORM && (step->form == TD_NFC || step->form == TD_NFKC);
+    if (!composes) return false;
+    compat |= step->form == TD_NFKC;
   }
-  return norm->n_steps == 0 || td_unicode_surely_nfc(text, len);
+  return norm->n_steps == 0 || td_unicode_surely_composed(text, len, compat);
+}
+
+// Room in a text of n code points for n_extra more.
+static td_status check_growth(const td_norm_scratch *s, size_t n, size_t n_extra, td_err *err) {
+  if (n <= s->max_runes && n_extra <= s->max_runes - n) return TD_OK;
+  return td_fail(err, TD_ELIMIT, "normalizer: its steps make a text more than %d times longer",
+                 MAX_GROWTH);
 }
 
 static td_status prepend(td_norm_scratch *s, const td_runes *text, td_err *err) {
   size_t n = s->runes.n;
   if (!n || !text->n) return TD_OK;
-  td_status st = td_runes_reserve(&s->runes, text->n, err);
+  td_status st = check_growth(s, n, text->n, err);
+  if (st == TD_OK) st = td_runes_reserve(&s->runes, text->n, err);
   if (st != TD_OK) return st;
   memmove(s->runes.r + text->n, s->runes.r, n * sizeof *s->runes.r);
   memcpy(s->runes.r, text->r, text->n * sizeof *text->r);
@@ -153,7 +180,8 @@ static td_status replace_literal(const norm_step *step, td_norm_scratch *s, td_e
       continue;
     }
     size_t put = s->spare.n;
-    st = td_runes_add(&s->spare, step->text.r, step->text.n, err);
+    st = check_growth(s, put, step->text.n, err);
+    if (st == TD_OK) st = td_runes_add(&s->spare, step->text.r, step->text.n, err);
     for (; put < s->spare.n; put++)
       s->spare.r[put] |= flags;
     i += step->literal.n;
@@ -181,6 +209,7 @@ static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scr
       st = take(&s->runes, &i, match.end - match.begin, &s->spare, false, &flags, err);
     }
     size_t put = s->spare.n;
+    if (st == TD_OK) st = check_growth(s, put, step->text.n, err);
     if (st == TD_OK) st = td_runes_add(&s->spare, step->text.r, step->text.n, err);
     for (; put < s->spare.n; put++)
       s->spare.r[put] |= flags;
@@ -207,12 +236,12 @@ td_status td_norm_apply(const td_norm *norm, td_norm_scratch *s, td_regex_scratc
                         const char *text, size_t len, const td_spans *literal, td_buf *out,
                         td_spans *out_literal, td_err *err) {
   s->runes.n = 0;
+  s->max_runes = len * MAX_GROWTH + MIN_LIMIT;
   td_status st = td_runes_decode(&s->runes, text, len, literal, err);
   for (size_t i = 0; i < norm->n_steps && st == TD_OK; i++) {
     const norm_step *step = &norm->steps[i];
     switch (step->kind) {
-    case NFC: st = td_unicode_nfc(&s->runes, &s->spare, err); break;
-    case NFD: st = td_unicode_nfd(&s->runes, &s->spare, err); break;
+    case NORMAL_FORM: st = td_unicode_normalize(&s->runes, step->form, &s->spare, err); break;
     case PREPEND: st = prepend(s, &step->text, err); break;
     case REPLACE:
       st = step->regex ? replace(step, s, regex, err) : replace_literal(step, s, err);

@@ -1,4 +1,4 @@
-// src/text/unicode.h - code point arrays, canonical normalization, and what patterns need besides.
+// src/text/unicode.h - code point arrays, normal forms, and what patterns need besides.
 // The data is src/text/unicode_tables.inc, made by scripts/gen_unicode.py.
 #ifndef TD_TEXT_UNICODE_H
 #define TD_TEXT_UNICODE_H
@@ -31,11 +31,12 @@ td_status td_runes_decode(td_runes *runes, const char *text, size_t len, const t
 td_status td_runes_encode(const td_runes *runes, td_buf *text, td_spans *literal, td_err *err);
 td_status td_spans_add(td_spans *spans, size_t begin, size_t end, td_err *err);
 
-// Canonical decomposition and composition, in place. spare is working memory.
-td_status td_unicode_nfd(td_runes *text, td_runes *spare, td_err *err);
-td_status td_unicode_nfc(td_runes *text, td_runes *spare, td_err *err);
-// True when the UTF-8 text is certainly in NFC; false says nothing.
-bool td_unicode_surely_nfc(const char *text, size_t len);
+typedef enum { TD_NFC, TD_NFD, TD_NFKC, TD_NFKD } td_normal_form;
+
+// Brings text into a normal form, in place. spare is working memory.
+td_status td_unicode_normalize(td_runes *text, td_normal_form form, td_runes *spare, td_err *err);
+// True when the UTF-8 text is certainly in NFC, or NFKC with compat; false says nothing.
+bool td_unicode_surely_composed(const char *text, size_t len, bool compat);
 
 // The Unicode property White_Space.
 bool td_unicode_is_space(uint32_t code_point);

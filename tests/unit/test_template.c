@@ -226,6 +226,18 @@ static void ordinary_depth_is_fine(void **state) {
               "{}", "151");
 }
 
+// A template within its steps still ends when they take too long.
+static void slow_templates_end(void **state) {
+  (void)state;
+  static const td_template_opts opts = {.max_steps = UINT64_C(1) << 40, .max_cpu_ms = 1};
+  result r = render_with("\n{% for a in range(99999) %}{% for b in range(99999) %}{% for c in "
+                         "range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+                         "{}", &opts);
+  assert_int_equal(r.status, TD_ELIMIT);
+  if (!strstr(r.err.msg, "line 2: the template takes too long")) fail_msg("%s", r.err.msg);
+  result_free(&r);
+}
+
 // The appended-to string in a loop must not be copied each time.
 static void accumulating_is_linear(void **state) {
   (void)state;
@@ -434,6 +446,7 @@ int main(void) {
       cmocka_unit_test(first_of_duplicate_keys_wins),
       cmocka_unit_test(errors_have_lines),
       cmocka_unit_test(hostile_templates_end),
+      cmocka_unit_test(slow_templates_end),
       cmocka_unit_test(deep_sources_are_refused),
       cmocka_unit_test(ordinary_depth_is_fine),
       cmocka_unit_test(accumulating_is_linear),

@@ -457,6 +457,34 @@ static void broken_folders_are_refused(void **state) {
 }
 
 // A pattern that backtracks without end is an error, not a hang.
+// Replacements that double a text with each step end in an error, not in all of memory.
+static void endless_growth_is_refused(void **state) {
+  (void)state;
+  td_buf steps = TD_BUF_INIT, json = TD_BUF_INIT;
+  for (int i = 0; i < 60; i++) {
+    td_buf_printf(&steps,
+                  "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
+                  "\"content\":\"aa\"}",
+                  i ? "," : "");
+  }
+  td_buf_printf(&json, "{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[%s]}," MODEL "}",
+                td_buf_text(&steps));
+  refuse(td_buf_text(&json), TD_ELIMIT, "decoder: its steps make more than 65536 bytes");
+
+  td_buf_clear(&json);
+  td_buf_printf(&json, "{\"type\":\"Sequence\",\"normalizers\":[%s]}", td_buf_text(&steps));
+  td_tokenizer *tok = open_test(td_buf_text(&json));
+  td_ids ids = {0};
+  td_err err;
+  assert_int_equal(td_tokenizer_encode(tok, "xya", 3, 0, &ids, &err), TD_ELIMIT);
+  assert_non_null(strstr(err.msg, "normalizer: its steps make a text"));
+  assert_encodes(tok, "xyz", NULL, 0, "120 121 122");
+  td_tokenizer_close(tok);
+  td_ids_free(&ids);
+  td_buf_free(&steps);
+  td_buf_free(&json);
+}
+
 static void runaway_patterns_are_an_error(void **state) {
   (void)state;
   const char *json = RE("{\"Regex\":\"(?:a|a|aa)+(?!a|\\\\z)\"}");
@@ -516,6 +544,7 @@ int main(void) {
       cmocka_unit_test(broken_models_are_refused),
       cmocka_unit_test(broken_steps_are_refused),
       cmocka_unit_test(broken_folders_are_refused),
+      cmocka_unit_test(endless_growth_is_refused),
       cmocka_unit_test(runaway_patterns_are_an_error),
       cmocka_unit_test(threads_share_a_tokenizer),
   };
