@@ -7,10 +7,12 @@
 #include "base/buf.h"
 #include "base/status.h"
 
+#define TD_API_PARAM_BYTES 128
+
 typedef struct {
   int status;       // HTTP
   const char *code; // "context_length_exceeded" and so on; static; NULL: the status's own
-  char param[64];   // the member at fault; "" where none is
+  char param[TD_API_PARAM_BYTES]; // the member at fault, with its whole path; "" where none is
   char message[TD_ERR_BYTES];
   int64_t n_prompt_tokens, n_ctx; // of an over-long prompt; 0: not told
   uint32_t retry_s;               // of 429 and 503: when to ask again; 0: soon

@@ -1,8 +1,6 @@
 // src/api/messages.c - a conversation, checked and rewritten as the variables of a chat template.
 // Of each message the template sees role, content (one string, or null), name, reasoning_content,
 // tool_calls and tool_call_id, whichever there are.
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/parse.h"
@@ -10,21 +8,25 @@
 #define MAX_KWARGS 64
 
 // The parts of a list with line feeds between them, as the other servers join them.
-static td_status join_parts(const cJSON *parts, td_buf *out, const char *param,
+static td_status join_parts(const cJSON *parts, td_buf *out, const char *where,
                             td_api_error *error) {
+  unsigned i = 0;
   for (const cJSON *part = parts->child; part; part = part->next) {
+    td_api_path item = td_api_item(where, i++), at = td_api_member(item.text, "type");
     const cJSON *type = td_json_get(part, "type");
     if (!cJSON_IsString(type)) {
-      return td_api_bad(error, param, "%s: each part must be an object with a type", param);
+      return td_api_bad(error, at.text, "%s is missing or no string", at.text);
     }
     bool is_refusal = strcmp(type->valuestring, "refusal") == 0;
     if (!is_refusal && strcmp(type->valuestring, "text") != 0) {
-      return td_api_bad(error, param, "%s: parts of type %.64s are not supported, only text", param,
+      return td_api_bad(error, at.text, "%s: %.64s is not supported, only text", at.text,
                         type->valuestring);
     }
-    const cJSON *text = td_json_get(part, is_refusal ? "refusal" : "text");
+    const char *key = is_refusal ? "refusal" : "text";
+    const cJSON *text = td_json_get(part, key);
     if (!cJSON_IsString(text)) {
-      return td_api_bad(error, param, "%s: a part has no text", param);
+      at = td_api_member(item.text, key);
+      return td_api_bad(error, at.text, "%s is missing or no string", at.text);
     }
     if (part != parts->child) td_buf_char(out, '\n');
     td_buf_str(out, text->valuestring);
@@ -34,14 +36,18 @@ static td_status join_parts(const cJSON *parts, td_buf *out, const char *param,
 
 static td_status write_content(td_json_writer *w, const cJSON *message, const char *role,
                                const char *where, td_api_error *error) {
-  char param[64];
-  snprintf(param, sizeof param, "%s.content", where);
+  const td_api_path at = td_api_member(where, "content");
+  const char *param = at.text;
   const cJSON *content = td_json_get(message, "content");
-  if (!content) {
-    if (strcmp(role, "assistant") != 0) return td_api_bad(error, param, "%s is missing", param);
+  if (!content && strcmp(role, "assistant") == 0) {
     td_jw_null(w, "content");
     return TD_OK;
   }
+  if (!content && strcmp(role, "tool") == 0) { // a tool that says nothing
+    td_jw_str(w, "content", "");
+    return TD_OK;
+  }
+  if (!content) return td_api_bad(error, param, "%s is missing", param);
   if (cJSON_IsString(content)) {
     td_jw_str(w, "content", content->valuestring);
     return TD_OK;
@@ -56,62 +62,93 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
   return st;
 }
 
-// Arguments travel as a string of JSON; templates want the object. What is no object stays text.
-static void write_arguments(td_json_writer *w, const char *text, bool plain) {
+// Arguments travel as a string of JSON, and some clients send the object itself. Templates want the
+// object; what is none stays text.
+static void write_arguments(td_json_writer *w, const cJSON *arguments, bool plain) {
   td_err err;
-  size_t len = strlen(text);
-  bool is_object = text[strspn(text, " \t\r\n")] == '{' &&
-                   td_json_check(text, len, TD_JSON_MAX_DEPTH / 2, &err) == TD_OK;
-  if (is_object && !plain) {
-    td_jw_raw(w, "arguments", text);
+  td_buf text = TD_BUF_INIT;
+  if (cJSON_IsString(arguments)) {
+    td_buf_str(&text, arguments->valuestring[0] ? arguments->valuestring : "{}");
+  } else if (arguments) {
+    td_json_writer object = TD_JSON_WRITER(&text);
+    td_api_write_json(&object, NULL, arguments);
   } else {
-    td_jw_str(w, "arguments", text);
+    td_buf_str(&text, "{}");
   }
+  const char *json = td_buf_text(&text);
+  if (text.data) td_json_replace_escapes(text.data, text.len);
+  bool is_object = json[strspn(json, " \t\r\n")] == '{' &&
+                   td_json_check(json, text.len, TD_JSON_MAX_DEPTH / 2, &err) == TD_OK;
+  if (is_object && !plain) {
+    td_jw_raw(w, "arguments", json);
+  } else {
+    td_jw_str(w, "arguments", json);
+  }
+  w->out->failed |= text.failed;
+  td_buf_free(&text);
 }
 
-static td_status write_call(td_json_writer *w, const cJSON *call, bool plain, const char *param,
-                            td_api_error *error) {
-  const cJSON *function = td_json_get(call, "function");
-  const char *id = NULL, *name = NULL, *arguments = NULL;
-  if (!cJSON_IsObject(function)) {
-    return td_api_bad(error, param, "%s: each call must have a function", param);
-  }
-  td_status st = td_api_get_str(call, "id", &id, error);
-  if (st == TD_OK) st = td_api_get_str(function, "name", &name, error);
-  if (st == TD_OK) st = td_api_get_str(function, "arguments", &arguments, error);
+static td_status write_function(td_json_writer *w, const cJSON *function, bool plain,
+                                const char *where, td_api_error *error) {
+  const char *name = NULL;
+  if (!cJSON_IsObject(function)) return td_api_bad(error, where, "%s must be an object", where);
+  td_status st = td_api_get_str_at(function, "name", where, &name, error);
   if (st != TD_OK) return st;
-  if (!name) return td_api_bad(error, param, "%s: a function has no name", param);
-  td_jw_begin_object(w, NULL);
-  if (id) td_jw_str(w, "id", id);
-  td_jw_str(w, "type", "function");
+  const cJSON *arguments = td_json_get(function, "arguments");
+  if (arguments && !cJSON_IsString(arguments) && !cJSON_IsObject(arguments)) {
+    td_api_path at = td_api_member(where, "arguments");
+    return td_api_bad(error, at.text, "%s must be a string of JSON, or an object", at.text);
+  }
+  if (!name) {
+    td_api_path at = td_api_member(where, "name");
+    return td_api_bad(error, at.text, "%s is missing", at.text);
+  }
   td_jw_begin_object(w, "function");
   td_jw_str(w, "name", name);
-  write_arguments(w, arguments && arguments[0] ? arguments : "{}", plain);
-  td_jw_end_object(w);
+  write_arguments(w, arguments, plain);
   td_jw_end_object(w);
   return TD_OK;
 }
 
+static td_status write_call(td_json_writer *w, const cJSON *call, bool plain, const char *where,
+                            td_api_error *error) {
+  const char *id = NULL;
+  if (!cJSON_IsObject(call)) return td_api_bad(error, where, "%s must be an object", where);
+  td_status st = td_api_get_str_at(call, "id", where, &id, error);
+  if (st != TD_OK) return st;
+  td_jw_begin_object(w, NULL);
+  if (id) td_jw_str(w, "id", id);
+  td_jw_str(w, "type", "function");
+  td_api_path at = td_api_member(where, "function");
+  st = write_function(w, td_json_get(call, "function"), plain, at.text, error);
+  td_jw_end_object(w);
+  return st;
+}
+
 static td_status write_calls(td_json_writer *w, const cJSON *message, bool plain, const char *where,
                              td_api_error *error) {
-  char param[64];
-  snprintf(param, sizeof param, "%s.tool_calls", where);
+  const td_api_path at = td_api_member(where, "tool_calls");
   const cJSON *calls = td_json_get(message, "tool_calls");
-  if (calls && !cJSON_IsArray(calls)) return td_api_bad(error, param, "%s must be an array", param);
+  if (calls && !cJSON_IsArray(calls)) {
+    return td_api_bad(error, at.text, "%s must be an array", at.text);
+  }
   if (!calls || !calls->child) return TD_OK;
   td_jw_begin_array(w, "tool_calls");
   td_status st = TD_OK;
+  unsigned i = 0;
   for (const cJSON *call = calls->child; call && st == TD_OK; call = call->next) {
-    st = write_call(w, call, plain, param, error);
+    td_api_path item = td_api_item(at.text, i++);
+    st = write_call(w, call, plain, item.text, error);
   }
   td_jw_end_array(w);
   return st;
 }
 
 static td_status write_optional(td_json_writer *w, const cJSON *message, const char *key,
-                                const char *as, td_api_error *error) {
+                                const char *as, const char *where, td_api_error *error) {
   const char *text = NULL;
-  td_status st = td_api_get_str(message, key, &text, error);
+  td_status st = where ? td_api_get_str_at(message, key, where, &text, error)
+                       : td_api_get_str(message, key, &text, error);
   if (st == TD_OK && text) td_jw_str(w, as, text);
   return st;
 }
@@ -133,17 +170,20 @@ static td_status write_message(td_json_writer *w, const cJSON *message, bool pla
   if (!cJSON_IsObject(message)) return td_api_bad(error, where, "%s must be an object", where);
   const char *role = role_of(message);
   if (!role) {
-    return td_api_bad(error, where,
-                      "%s.role must be one of system, developer, user, assistant and tool", where);
+    td_api_path at = td_api_member(where, "role");
+    return td_api_bad(error, at.text,
+                      "%s must be one of system, developer, user, assistant and tool", at.text);
   }
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "role", role);
   td_status st = write_content(w, message, role, where, error);
-  if (st == TD_OK) st = write_optional(w, message, "name", "name", error);
-  if (st == TD_OK) st = write_optional(w, message, "tool_call_id", "tool_call_id", error);
+  if (st == TD_OK) st = write_optional(w, message, "name", "name", where, error);
+  if (st == TD_OK) {
+    st = write_optional(w, message, "tool_call_id", "tool_call_id", where, error);
+  }
   const char *reasoning = td_json_get(message, "reasoning_content") ? "reasoning_content"
                                                                     : "reasoning";
-  if (st == TD_OK) st = write_optional(w, message, reasoning, "reasoning_content", error);
+  if (st == TD_OK) st = write_optional(w, message, reasoning, "reasoning_content", where, error);
   if (st == TD_OK) st = write_calls(w, message, plain, where, error);
   td_jw_end_object(w);
   return st;
@@ -156,11 +196,10 @@ static td_status write_messages(td_json_writer *w, const cJSON *messages, bool p
   }
   td_jw_begin_array(w, "messages");
   td_status st = TD_OK;
-  int i = 0;
+  unsigned i = 0;
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
-    char where[40];
-    snprintf(where, sizeof where, "messages[%d]", i++);
-    st = write_message(w, m, plain, where, error);
+    td_api_path where = td_api_item("messages", i++);
+    st = write_message(w, m, plain, where.text, error);
   }
   td_jw_end_array(w);
   return st;
@@ -234,7 +273,8 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *ha
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
-  if (st == TD_OK) st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", error);
+  if (st == TD_OK)
+    st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", NULL, error);
   if (st == TD_OK) st = write_kwargs(&w, root, error);
   td_jw_end_object(&w);
   if (st == TD_OK && out->failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");

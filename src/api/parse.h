@@ -16,6 +16,18 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
 td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
                          td_api_error *error);
 
+// Where a value stands in the body: messages[2].content[0].text.
+typedef struct {
+  char text[TD_API_PARAM_BYTES];
+} td_api_path;
+td_api_path td_api_member(const char *where, const char *key);
+td_api_path td_api_item(const char *where, unsigned i);
+// td_api_get_str and td_api_get_bool of an object that stands at where.
+td_status td_api_get_str_at(const cJSON *object, const char *key, const char *where,
+                            const char **out, td_api_error *error);
+td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *where, bool *out,
+                             td_api_error *error);
+
 // A copy for the request to own.
 td_status td_api_copy(char **out, const char *text, td_api_error *error);
 
@@ -32,6 +44,8 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 // not see any.
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error);
 td_status td_api_check_format(const cJSON *root, td_api_error *error);
+// Members that other servers obey and this one does not are an error rather than ignored.
+td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error);
 
 // prompt.c: prompt of completions, tokens of /detokenize.
 td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,

@@ -1,5 +1,6 @@
 #include "api/request.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,36 @@ td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
   return st == TD_OK ? st : td_api_bad(error, key, "%s", err.msg);
 }
 
+td_api_path td_api_member(const char *where, const char *key) {
+  td_api_path path;
+  snprintf(path.text, sizeof path.text, "%.80s.%.40s", where, key);
+  return path;
+}
+
+td_api_path td_api_item(const char *where, unsigned i) {
+  td_api_path path;
+  snprintf(path.text, sizeof path.text, "%.110s[%u]", where, i);
+  return path;
+}
+
+td_status td_api_get_str_at(const cJSON *object, const char *key, const char *where,
+                            const char **out, td_api_error *error) {
+  td_err err;
+  td_status st = td_json_get_str(object, key, out, &err);
+  if (st == TD_OK) return st;
+  td_api_path at = td_api_member(where, key);
+  return td_api_bad(error, at.text, "%s must be a string", at.text);
+}
+
+td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *where, bool *out,
+                             td_api_error *error) {
+  td_err err;
+  td_status st = td_json_get_bool(object, key, out, &err);
+  if (st == TD_OK) return st;
+  td_api_path at = td_api_member(where, key);
+  return td_api_bad(error, at.text, "%s must be true or false", at.text);
+}
+
 td_status td_api_copy(char **out, const char *text, td_api_error *error) {
   *out = strdup(text);
   return *out ? TD_OK : td_api_fail(error, 503, NULL, NULL, "out of memory");
@@ -60,9 +91,27 @@ void td_api_request_free(td_api_request *request) {
   memset(request, 0, sizeof *request);
 }
 
+// A body that holds \u0000 or a lone surrogate: read again with U+FFFD in their place. Models write
+// them, and clients send back what they were given.
+static td_status parse_replaced(cJSON **root, const char *body, size_t len, td_err *err) {
+  td_buf copy = TD_BUF_INIT;
+  td_err first = *err;
+  td_buf_add(&copy, body, len);
+  td_status st = td_buf_status(&copy, err);
+  if (st == TD_OK && td_json_replace_escapes(copy.data, copy.len)) {
+    st = td_json_parse(root, copy.data, copy.len, TD_JSON_MAX_DEPTH, err);
+  } else if (st == TD_OK) {
+    *err = first;
+    st = first.code;
+  }
+  td_buf_free(&copy);
+  return st;
+}
+
 static td_status parse_root(cJSON **root, const char *body, size_t len, td_api_error *error) {
   td_err err;
   td_status st = td_json_parse(root, body, len, TD_JSON_MAX_DEPTH, &err);
+  if (st == TD_EFORMAT && len) st = parse_replaced(root, body, len, &err);
   if (st == TD_ENOMEM) return td_api_fail_err(error, NULL, &err);
   if (st != TD_OK) return td_api_bad(error, NULL, "the body is not valid JSON: %s", err.msg);
   if (!cJSON_IsObject(*root)) return td_api_bad(error, NULL, "the body must be a JSON object");
@@ -81,18 +130,27 @@ static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_err
     return td_api_bad(error, "stream_options", "stream_options is allowed only with stream: true");
   }
   bool is_continuous = false;
-  st = td_api_get_bool(options, "include_usage", &out->include_usage, error);
-  if (st == TD_OK) st = td_api_get_bool(options, "continuous_usage_stats", &is_continuous, error);
+  static const char where[] = "stream_options";
+  st = td_api_get_bool_at(options, "include_usage", where, &out->include_usage, error);
+  if (st == TD_OK) {
+    st = td_api_get_bool_at(options, "continuous_usage_stats", where, &is_continuous, error);
+  }
   out->include_usage_so_far = out->include_usage && is_continuous;
   return st;
 }
 
-// max_completion_tokens is the newer name of max_tokens and wins.
+// max_completion_tokens is the newer name of max_tokens and wins. -1: as many as fit.
 static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char *const names[] = {"max_tokens", "max_completion_tokens"};
   out->max_tokens = out->is_chat ? -1 : DEFAULT_COMPLETION_TOKENS;
-  td_status st = td_api_get_int(root, "max_tokens", 1, INT32_MAX, &out->max_tokens, error);
-  if (st != TD_OK) return st;
-  return td_api_get_int(root, "max_completion_tokens", 1, INT32_MAX, &out->max_tokens, error);
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    td_status st = td_api_get_int(root, names[i], -1, INT32_MAX, &out->max_tokens, error);
+    if (st != TD_OK) return st;
+    if (out->max_tokens == 0) {
+      return td_api_bad(error, names[i], "%s must be at least 1, or -1: as many as fit", names[i]);
+    }
+  }
+  return TD_OK;
 }
 
 static td_status parse_common(td_api_request *out, const cJSON *root,
@@ -100,7 +158,7 @@ static td_status parse_common(td_api_request *out, const cJSON *root,
   const char *model = NULL;
   int64_t n = 1;
   td_status st = td_api_get_str(root, "model", &model, error);
-  if (st == TD_OK && model) st = td_api_copy(&out->model, model, error);
+  if (st == TD_OK && model && model[0]) st = td_api_copy(&out->model, model, error);
   if (st == TD_OK) st = parse_stream(out, root, error);
   if (st == TD_OK) st = parse_max_tokens(out, root, error);
   if (st == TD_OK) st = td_api_get_int(root, "n", 1, TD_API_MAX_N, &n, error);
@@ -132,22 +190,11 @@ static td_status parse_completion_logprobs(td_api_request *out, const cJSON *roo
   return TD_OK;
 }
 
-// Members of completions that would change the answer and are not supported.
-static td_status refuse_unsupported(const td_api_request *out, const cJSON *root,
-                                    td_api_error *error) {
-  bool echo = false;
-  const char *suffix = NULL;
+static td_status check_best_of(const td_api_request *out, const cJSON *root, td_api_error *error) {
   int64_t best_of = out->n;
-  td_status st = td_api_get_bool(root, "echo", &echo, error);
-  if (st == TD_OK) st = td_api_get_str(root, "suffix", &suffix, error);
-  if (st == TD_OK) st = td_api_get_int(root, "best_of", 1, INT32_MAX, &best_of, error);
-  if (st != TD_OK) return st;
-  const char *param = echo                  ? "echo"
-                      : suffix && suffix[0] ? "suffix"
-                      : best_of != out->n   ? "best_of"
-                                            : NULL;
-  if (!param) return TD_OK;
-  return td_api_fail(error, 400, param, "unsupported_parameter", "%s is not supported", param);
+  td_status st = td_api_get_int(root, "best_of", 1, INT32_MAX, &best_of, error);
+  if (st != TD_OK || best_of == out->n) return st;
+  return td_api_fail(error, 400, "best_of", "unsupported_parameter", "best_of is not supported");
 }
 
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
@@ -159,6 +206,10 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_check_format(root, error);
+  if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
+  bool parallel = true;
+  if (st == TD_OK) st = td_api_get_bool(root, "parallel_tool_calls", &parallel, error);
+  out->one_call = !parallel;
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);
   cJSON_Delete(root);
   return st;
@@ -172,7 +223,8 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_check_format(root, error);
-  if (st == TD_OK) st = refuse_unsupported(out, root, error);
+  if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
+  if (st == TD_OK) st = check_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
   if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
     st = td_api_bad(error, "prompt", "%u prompts with n = %u are more than the %d answers allowed",
@@ -188,6 +240,7 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
   out->n = 1;
   cJSON *root = NULL;
   td_status st = parse_root(&root, body, len, error);
+  if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK && td_json_get(root, "messages")) {
     out->is_chat = true;
     st = td_api_parse_messages(out, root, error);

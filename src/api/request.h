@@ -11,8 +11,8 @@
 #include "base/buf.h"
 #include "tandem/wire.h"
 
-#define TD_API_MAX_N       8    // choices a prompt
-#define TD_API_MAX_CHOICES 64   // choices a request
+#define TD_API_MAX_N       128  // choices a prompt
+#define TD_API_MAX_CHOICES 128  // choices a request
 #define TD_API_MAX_BIAS    1024 // entries of logit_bias
 
 // What holds where a request says nothing, and what bounds it.
@@ -32,13 +32,14 @@ typedef struct {
 
 typedef struct {
   bool is_chat;
-  char *model; // owned; NULL where the request names none
+  char *model; // owned; NULL where the request names none, or ""
   bool stream, include_usage;
   bool include_usage_so_far; // with every token
   uint32_t n;                // choices a prompt, 1 to TD_API_MAX_N
   int64_t max_tokens;        // -1: as many as fit
   bool ignore_eos, logprobs;
   bool has_tools; // offered, and tool_choice is not none
+  bool one_call;  // parallel_tool_calls is false
   bool has_seed;
   td_sampling sampling;
   td_token_value *bias; // owned

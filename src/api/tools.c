@@ -8,19 +8,19 @@ static const char *tool_name(const cJSON *tool) {
   return cJSON_IsString(name) ? name->valuestring : NULL;
 }
 
-static td_status check_tool(const cJSON *tool, td_api_error *error) {
+static td_status check_tool(const cJSON *tool, const char *where, td_api_error *error) {
   const cJSON *type = td_json_get(tool, "type");
+  td_api_path at = td_api_member(where, "type");
   if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0) {
-    return td_api_bad(error, "tools", "each of tools must be an object of type \"function\"");
+    return td_api_bad(error, at.text, "%s must be \"function\"", at.text);
   }
   const char *name = tool_name(tool);
-  if (!name || name[0] == 0) {
-    return td_api_bad(error, "tools", "each of tools must have a function with a name");
-  }
+  at = td_api_member(where, "function.name");
+  if (!name || name[0] == 0) return td_api_bad(error, at.text, "%s is missing", at.text);
   const cJSON *parameters = td_json_get(td_json_get(tool, "function"), "parameters");
+  at = td_api_member(where, "function.parameters");
   if (parameters && !cJSON_IsObject(parameters)) {
-    return td_api_bad(error, "tools", "the parameters of %s must be a JSON schema, an object",
-                      name);
+    return td_api_bad(error, at.text, "%s must be a JSON schema, an object", at.text);
   }
   return TD_OK;
 }
@@ -44,25 +44,80 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
     return td_api_bad(error, "tools", "tools must be an array");
   }
   if (*tools && !(*tools)->child) *tools = NULL;
+  unsigned i = 0;
   for (const cJSON *tool = *tools ? (*tools)->child : NULL; tool; tool = tool->next) {
-    td_status st = check_tool(tool, error);
+    td_api_path where = td_api_item("tools", i++);
+    td_status st = check_tool(tool, where.text, error);
     if (st != TD_OK) return st;
   }
-  bool parallel;
-  td_status st = td_api_get_bool(root, "parallel_tool_calls", &parallel, error);
   const cJSON *choice = td_json_get(root, "tool_choice");
-  if (st != TD_OK || !choice) return st;
+  if (!choice) return TD_OK;
   const char *word = cJSON_IsString(choice) ? choice->valuestring : "";
   if (strcmp(word, "none") == 0) {
     *tools = NULL;
     return TD_OK;
   }
-  if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
-    st = check_named(choice, *tools, error);
+  bool is_auto = strcmp(word, "auto") == 0, is_required = strcmp(word, "required") == 0;
+  if (!is_auto && !is_required) {
+    td_status st = check_named(choice, *tools, error);
+    if (st != TD_OK) return st;
   } else if (!*tools) {
-    st = td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
+    return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
   }
-  return st;
+  if (is_auto) return TD_OK;
+  return td_api_fail(error, 400, "tool_choice", "unsupported_parameter",
+                     "tool_choice %s is not supported: a model cannot be made to call; give auto "
+                     "or none",
+                     is_required ? "required" : "with a function");
+}
+
+// ---- what would change the answer, and is not obeyed --------------------------------------------
+
+// Members of either endpoint. Those that completions alone refuse stand in request.c.
+static const char *const unsupported[] = {
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "ebnf",
+    "echo",
+    "function_call",
+    "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "include_stop_str_in_output",
+    "json_schema",
+    "logits_processors",
+    "prompt_logprobs",
+    "regex",
+    "structural_tag",
+    "structured_outputs",
+    "suffix",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "web_search_options",
+};
+
+// Whether a member asks for nothing: null, false, "", [] or {}.
+static bool is_neutral(const cJSON *item) {
+  if (!item || cJSON_IsFalse(item)) return true;
+  if (cJSON_IsString(item)) return item->valuestring[0] == '\0';
+  return (cJSON_IsArray(item) || cJSON_IsObject(item)) && !item->child;
+}
+
+td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error) {
+  for (size_t i = 0; i < TD_COUNT(unsupported); i++) {
+    const char *name = unsupported[i];
+    if (is_neutral(td_json_get(root, name))) continue;
+    return td_api_fail(error, 400, name, "unsupported_parameter", "%s is not supported", name);
+  }
+  return TD_OK;
 }
 
 static td_status check_schema(const cJSON *format, td_api_error *error) {

@@ -1,5 +1,6 @@
 // src/app/run.c - `tandem run`: one answer, or a chat on a terminal.
 // The answer alone goes to stdout; progress and timings go to stderr.
+#include <float.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -57,6 +58,7 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
   if (!td_options_given(o, "temperature")) s.temperature = config->temperature;
   if (!td_options_given(o, "top-p")) s.top_p = config->top_p;
   if (!td_options_given(o, "top-k")) s.top_k = config->top_k_sampling;
+  if (s.top_p == 0) s.top_p = FLT_MIN; // the likeliest token alone; 0 would switch it off
   if (!td_options_given(o, "seed") && getrandom(&s.seed, sizeof s.seed, 0) < 0) s.seed = 0;
   return s;
 }
@@ -168,25 +170,13 @@ static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_er
 
 // ---- prompts --------------------------------------------------------------------------------
 
-// NUL, which JSON is not read with here, becomes U+FFFD, as what is no UTF-8 does: an answer that
-// has one would end the conversation.
 static void add_message(td_buf *messages, const char *role, const char *text, size_t len) {
   td_json_writer w = TD_JSON_WRITER(messages);
-  td_buf plain = TD_BUF_INIT;
-  for (size_t i = 0; i < len; i++) {
-    if (text[i]) {
-      td_buf_char(&plain, text[i]);
-    } else {
-      td_buf_str(&plain, "\xef\xbf\xbd");
-    }
-  }
   if (messages->len) td_buf_char(messages, ',');
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "role", role);
-  td_jw_str_len(&w, "content", td_buf_text(&plain), plain.len);
+  td_jw_str_len(&w, "content", text, len);
   td_jw_end_object(&w);
-  messages->failed |= plain.failed;
-  td_buf_free(&plain);
 }
 
 static td_status encode_history(const runner *r, td_ids *ids, td_err *err) {

@@ -78,12 +78,23 @@ static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
   return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &caller);
 }
 
-// Pages of other sites can post any type but JSON without asking first.
+// Whether a page of another site asks: an Origin that is not this server under the name by which it
+// was asked.
+static bool is_foreign(const td_http_exchange *x) {
+  const char *origin = td_http_header(x, "Origin"), *host = td_http_header(x, "Host");
+  if (!origin) return false;
+  const char *slashes = strstr(origin, "://");
+  return !slashes || !host || strcasecmp(slashes + 3, host) != 0;
+}
+
+// Pages of other sites can post any type but JSON without asking first. From programs, text and no
+// type at all are JSON, too.
 static bool is_json(const td_http_exchange *x) {
   const char *type = td_http_header(x, "Content-Type");
-  if (!type) return td_http_header(x, "Origin") == NULL;
-  size_t len = strcspn(type, "; \t");
-  return len == 16 && strncasecmp(type, "application/json", 16) == 0;
+  size_t len = type ? strcspn(type, "; \t") : 0;
+  if (len == 16 && strncasecmp(type, "application/json", 16) == 0) return true;
+  bool is_text = len == 10 && strncasecmp(type, "text/plain", 10) == 0;
+  return (len == 0 || is_text) && !is_foreign(x);
 }
 
 static bool check_head(void *ctx, td_http_exchange *x) {
@@ -196,16 +207,18 @@ static td_status open_http(td_serve *serve, td_err *err) {
   return st;
 }
 
-// The directory's last component, links and "." resolved.
 static td_status choose_name(td_serve *serve, td_err *err) {
-  char *path = serve->options->model_name ? NULL : realpath(serve->options->model, NULL);
-  const char *slash = path ? strrchr(path, '/') : NULL;
-  const char *name = serve->options->model_name ? serve->options->model_name
-                     : slash && slash[1]        ? slash + 1
-                                                : "model";
-  serve->name = strdup(name);
-  free(path);
+  serve->name = serve->options->model_names.n ? strdup(serve->options->model_names.values[0])
+                                              : td_dir_model_name(serve->options->model);
   return serve->name ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+bool td_serve_has_model(const td_serve *serve, const char *name) {
+  const td_str_list *names = &serve->options->model_names;
+  for (uint32_t i = 0; i < names->n; i++) {
+    if (strcmp(names->values[i], name) == 0) return true;
+  }
+  return strcmp(name, serve->name) == 0 || strcmp(name, serve->options->model) == 0;
 }
 
 // Whether prefill and decode are two workers.

@@ -32,7 +32,7 @@ typedef struct {
   td_api_defaults defaults;
   td_api_keys keys;
   uint32_t max_position; // the longest context the model was made for
-  char *name;            // what the API calls the model
+  char *name;            // what the API calls the model; it may have other names
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
   td_session_opts model_opts; // what the options ask of model and memory, checked
@@ -52,6 +52,8 @@ typedef struct {
 td_backend_state td_serve_state(const td_serve *serve);
 // Longest context, tokens: the worker's, or the best guess while it loads.
 uint32_t td_serve_n_ctx(const td_serve *serve);
+// Whether clients may call the model so: a name it is served under, or --model as it was given.
+bool td_serve_has_model(const td_serve *serve, const char *name);
 // Answers with an error, and the headers that belong to its status.
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
 // Answers 503 and returns true while no worker can take requests.

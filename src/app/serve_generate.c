@@ -354,8 +354,10 @@ static td_status check_context(job *j, uint32_t n_ctx) {
     if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
     if (n < n_ctx) continue;
     td_api_fail(&j->error, 400, param, "context_length_exceeded",
-                "the prompt has %zu tokens, but the context holds %u and an answer needs room, too",
-                n, n_ctx);
+                "This model's maximum context length is %u tokens. However, the prompt has %zu "
+                "tokens, and an answer needs room for at least one: shorten the %s, or start the "
+                "server with a larger --ctx-size.",
+                n_ctx, n, param);
     j->error.n_prompt_tokens = (int64_t)n;
     j->error.n_ctx = n_ctx;
     return TD_EINVAL;
@@ -441,7 +443,7 @@ static td_status begin_answer(job *j) {
 static td_status check_model(const job *j, td_api_error *error) {
   const char *asked = j->request.model;
   const td_serve *s = j->serve;
-  if (!asked || strcmp(asked, s->name) == 0 || strcmp(asked, s->options->model) == 0) return TD_OK;
+  if (!asked || td_serve_has_model(s, asked)) return TD_OK;
   return td_api_fail(error, 404, "model", "model_not_found",
                      "the model %.200s does not exist: this server has %s", asked, s->name);
 }

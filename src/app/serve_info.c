@@ -18,9 +18,9 @@ static void respond(td_http_exchange *x, int status, td_buf *body) {
   respond_as(x, status, "application/json", body);
 }
 
-static void write_model(td_json_writer *w, const td_serve *serve) {
+static void write_model(td_json_writer *w, const td_serve *serve, const char *name) {
   td_jw_begin_object(w, NULL);
-  td_jw_str(w, "id", serve->name);
+  td_jw_str(w, "id", name);
   td_jw_str(w, "object", "model");
   td_jw_int(w, "created", serve->created);
   td_jw_str(w, "owned_by", "tandem");
@@ -34,7 +34,11 @@ void td_serve_models(void *ctx, td_http_exchange *x) {
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "object", "list");
   td_jw_begin_array(&w, "data");
-  write_model(&w, ctx);
+  const td_serve *serve = ctx;
+  const td_str_list *names = &serve->options->model_names;
+  if (!names->n) write_model(&w, serve, serve->name);
+  for (uint32_t i = 0; i < names->n; i++)
+    write_model(&w, serve, names->values[i]);
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, 200, &body);
@@ -43,7 +47,7 @@ void td_serve_models(void *ctx, td_http_exchange *x) {
 void td_serve_model(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   const char *id = td_http_path(x) + strlen("/v1/models/");
-  if (strcmp(id, serve->name) != 0) {
+  if (!td_serve_has_model(serve, id)) {
     td_api_error error;
     td_api_fail(&error, 404, "model", "model_not_found",
                 "the model %.200s does not exist: this server has %s", id, serve->name);
@@ -52,7 +56,7 @@ void td_serve_model(void *ctx, td_http_exchange *x) {
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  write_model(&w, serve);
+  write_model(&w, serve, id);
   respond(x, 200, &body);
 }
 

@@ -39,8 +39,10 @@ void td_json_quote(td_buf *out, const char *text, size_t len) {
     if (letter) {
       td_buf_char(out, '\\');
       td_buf_char(out, letter);
-    } else {
+    } else if (text[i]) {
       td_buf_printf(out, "\\u%04x", (unsigned)text[i]);
+    } else {
+      td_buf_str(out, "\xEF\xBF\xBD");
     }
     i++;
   }

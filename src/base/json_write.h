@@ -33,7 +33,8 @@ void td_jw_null(td_json_writer *w, const char *key);
 // Text that is JSON already.
 void td_jw_raw(td_json_writer *w, const char *key, const char *json);
 
-// Appends text as a JSON string with its quotes; bytes that are not UTF-8 become U+FFFD.
+// Appends text as a JSON string with its quotes. Bytes that are not UTF-8, and NUL, which
+// td_json_check refuses, become U+FFFD: what is written is read again.
 void td_json_quote(td_buf *out, const char *text, size_t len);
 
 #endif

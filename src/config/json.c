@@ -202,6 +202,38 @@ td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *er
   return td_fail(err, TD_EFORMAT, "invalid JSON at byte %zu: %s", c.pos, c.why);
 }
 
+// ---- escapes that stand for no text ----
+
+// Whether \uXXXX stands at text[at].
+static bool unit_at(const char *text, size_t len, size_t at, unsigned *unit) {
+  checker c = {.text = text, .len = len, .pos = at + 2};
+  return at + 6 <= len && memcmp(text + at, "\\u", 2) == 0 && read_hex4(&c, unit);
+}
+
+static bool is_surrogate(unsigned unit) {
+  return unit >= 0xD800 && unit <= 0xDFFF;
+}
+
+bool td_json_replace_escapes(char *bytes, size_t len) {
+  bool found = false;
+  for (size_t i = 0; i + 1 < len; i++) {
+    unsigned unit, low;
+    if (bytes[i] != '\\') continue;
+    if (!unit_at(bytes, len, i, &unit)) {
+      i++; // an escape of another kind; it may be a backslash
+    } else if (is_surrogate(unit) && unit < 0xDC00 && unit_at(bytes, len, i + 6, &low) &&
+               is_surrogate(low) && low >= 0xDC00) {
+      i += 11;
+    } else {
+      bool is_bad = unit == 0 || is_surrogate(unit);
+      if (is_bad) memcpy(bytes + i, "\\ufffd", 6);
+      found |= is_bad;
+      i += 5;
+    }
+  }
+  return found;
+}
+
 // ---- numbers as they were written ----
 
 // Moves pos to the next number, which must exist, and returns its bytes. The text has passed the

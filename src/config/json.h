@@ -22,6 +22,10 @@ td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *er
 // valuestring, which is NULL for the rest.
 td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err);
 
+// Overwrites each \u0000 and each lone surrogate of the strings in bytes[len] with \ufffd, which is
+// as long. Anything may stand there, JSON or not. Returns whether there was one.
+bool td_json_replace_escapes(char *bytes, size_t len);
+
 // Reads and parses a file of at most max_bytes; messages begin with the path.
 td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err);
 // The same of a model's file (td_file_read_regular).

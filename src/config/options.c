@@ -11,7 +11,7 @@
 #include "base/fs.h"
 #include "config/json.h"
 
-typedef enum { OPT_STR, OPT_INT, OPT_REAL, OPT_FLAG, OPT_INTS } opt_kind;
+typedef enum { OPT_STR, OPT_INT, OPT_REAL, OPT_FLAG, OPT_INTS, OPT_NAMES } opt_kind;
 
 typedef struct {
   const char *name; // long name, without dashes; also the key in the configuration file
@@ -108,8 +108,11 @@ static const option table[] = {
     {"api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
      "a line for each bearer token that serve accepts, behind it its share of the machine if not "
      "1"},
-    {"model-name", 0, OPT_STR, ON(SERVE), AT(model_name), NO_RANGE, NULL, "NAME",
-     "what the API calls the model; default: the directory's name"},
+    {"served-model-name", 0, OPT_NAMES, ON(SERVE), AT(model_names), NO_RANGE, NULL, "NAME",
+     "what the API calls the model, one name or several: A,B or A B; default: the repository's "
+     "name "
+     "in a hub's cache, else the directory's"},
+    {"model-name", 0, OPT_NAMES, ON(SERVE), AT(model_names), NO_RANGE, NULL, "NAME", "the same"},
     {"max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), 1, 1024, "16", "N",
      "requests answered together"},
     {"kv-tokens", 0, OPT_INT, ON(SERVE), AT(kv_tokens), 0, 1 << 30, "0", "TOKENS",
@@ -285,6 +288,29 @@ static td_status set_ints(const option *o, td_int_list *field, const char *text,
   return st;
 }
 
+// "a,b" behind the names that are there.
+static td_status add_names(const option *o, td_str_list *list, const char *text, td_err *err) {
+  while (*text) {
+    size_t len = strcspn(text, ",");
+    char **grown = realloc(list->values, (list->n + (size_t)1) * sizeof *grown);
+    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
+    list->values = grown;
+    if (len && !(list->values[list->n++] = strndup(text, len))) {
+      list->n--;
+      return td_fail(err, TD_ENOMEM, "out of memory");
+    }
+    text += len + (text[len] == ',');
+  }
+  return list->n ? TD_OK : td_fail(err, TD_EINVAL, "--%s: give a name", o->name);
+}
+
+static void free_names(td_str_list *list) {
+  for (uint32_t i = 0; i < list->n; i++)
+    free(list->values[i]);
+  free(list->values);
+  *list = (td_str_list){0};
+}
+
 static td_status set_flag(const option *o, bool *field, const char *text, td_err *err) {
   if (strcmp(text, "true") && strcmp(text, "false")) {
     return td_fail(err, TD_EINVAL, "--%s %s: give true or false", o->name, text);
@@ -301,6 +327,7 @@ static td_status set_value(const option *o, td_options *options, const char *tex
   case OPT_REAL: return set_real(o, field, text, err);
   case OPT_FLAG: return set_flag(o, field, text, err);
   case OPT_INTS: return set_ints(o, field, text, err);
+  case OPT_NAMES: return add_names(o, field, text, err);
   }
   return TD_EINTERNAL;
 }
@@ -400,7 +427,11 @@ static td_status parse_arg(td_options *options, int argc, char **argv, int *i, t
     value = argv[++*i];
   }
   mark_given(options, (size_t)idx);
-  return set_value(&table[idx], options, value, err);
+  td_status st = set_value(&table[idx], options, value, err);
+  while (st == TD_OK && table[idx].kind == OPT_NAMES && *i + 1 < argc && argv[*i + 1][0] != '-') {
+    st = set_value(&table[idx], options, argv[++*i], err);
+  }
+  return st;
 }
 
 // ---- configuration file ---------------------------------------------------------------------
@@ -414,12 +445,21 @@ static td_status ints_of_array(const cJSON *array, td_buf *text) {
   return TD_OK;
 }
 
+static td_status names_of_array(const cJSON *array, td_buf *text) {
+  const cJSON *item;
+  cJSON_ArrayForEach(item, array) {
+    if (!cJSON_IsString(item)) return TD_EINVAL;
+    td_buf_printf(text, "%s%s", text->len ? "," : "", item->valuestring);
+  }
+  return TD_OK;
+}
+
 static td_status set_from_json(const option *o, td_options *options, const cJSON *item,
                                td_err *err) {
   td_buf text = TD_BUF_INIT;
   bool fits = true;
   if (cJSON_IsString(item)) {
-    fits = o->kind == OPT_STR || o->kind == OPT_INTS;
+    fits = o->kind == OPT_STR || o->kind == OPT_INTS || o->kind == OPT_NAMES;
     td_buf_str(&text, item->valuestring);
   } else if (cJSON_IsNumber(item)) {
     fits = o->kind == OPT_INT || o->kind == OPT_REAL || o->kind == OPT_INTS;
@@ -427,6 +467,8 @@ static td_status set_from_json(const option *o, td_options *options, const cJSON
   } else if (cJSON_IsBool(item)) {
     fits = o->kind == OPT_FLAG;
     td_buf_str(&text, cJSON_IsTrue(item) ? "true" : "false");
+  } else if (o->kind == OPT_NAMES) {
+    fits = cJSON_IsArray(item) && names_of_array(item, &text) == TD_OK;
   } else {
     fits = cJSON_IsArray(item) && o->kind == OPT_INTS && ints_of_array(item, &text) == TD_OK;
   }
@@ -493,6 +535,7 @@ void td_options_free(td_options *options) {
       *(char **)field = NULL;
     }
     if (table[i].kind == OPT_INTS) free(((td_int_list *)field)->values);
+    if (table[i].kind == OPT_NAMES) free_names(field);
   }
   *options = (td_options){.command = TD_N_COMMANDS};
 }

@@ -40,6 +40,12 @@ typedef struct {
   uint32_t n;
 } td_int_list;
 
+// Owned by the options, the strings too.
+typedef struct {
+  char **values;
+  uint32_t n;
+} td_str_list;
+
 // Strings are owned by the options; NULL where not given and without a default.
 typedef struct {
   td_command command;
@@ -59,7 +65,8 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *api_keys, *model_name, *workers, *kv_dir;
+  char *host, *api_key, *api_keys, *workers, *kv_dir;
+  td_str_list model_names;
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   double kv_dir_gib;
   // bench

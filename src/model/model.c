@@ -79,12 +79,34 @@ static td_model_stats count_all(const td_model *m) {
   return s;
 }
 
-// The last component of the directory's real path, so that "." has a name too.
-static char *name_of(const char *dir) {
+// Cuts the last component off a path and returns it.
+static char *cut_last(char *path) {
+  char *slash = strrchr(path, '/');
+  if (!slash) return path;
+  *slash = '\0';
+  return slash + 1;
+}
+
+// "models--Qwen--Qwen3-30B-A3B" as "Qwen/Qwen3-30B-A3B".
+static char *name_of_repository(const char *folder) {
+  char *name = strdup(folder + strlen("models--"));
+  for (char *at = name; at && (at = strstr(at, "--"));) {
+    *at++ = '/';
+    memmove(at, at + 1, strlen(at));
+  }
+  return name;
+}
+
+char *td_dir_model_name(const char *dir) {
   char *path = realpath(dir, NULL);
-  if (!path) return NULL;
-  const char *slash = strrchr(path, '/');
-  char *name = strdup(slash[1] ? slash + 1 : path);
+  if (!path) return strdup("model");
+  const char *last = cut_last(path);
+  char *name = NULL;
+  if (strcmp(cut_last(path), "snapshots") == 0) {
+    const char *folder = cut_last(path);
+    if (strncmp(folder, "models--", 8) == 0 && folder[8]) name = name_of_repository(folder);
+  }
+  if (!name) name = strdup(last[0] ? last : "model");
   free(path);
   return name;
 }
@@ -93,7 +115,7 @@ static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err
   td_status st = td_model_config_read(&m->config, dir, err);
   if (st != TD_OK) return st;
   m->dir = strdup(dir);
-  m->name = name_of(dir);
+  m->name = td_dir_model_name(dir);
   if (!m->dir || !m->name) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
   st = td_quant_open_dir(&m->quant, dir, err);
   if (st == TD_OK) {

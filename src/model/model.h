@@ -111,8 +111,11 @@ td_model_stats td_model_stats_of(const td_model *model);
 // Bytes of a layer's routed experts.
 uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx);
 const char *td_model_dir(const td_model *model);
-// The directory's last path component: what the API calls the model.
 const char *td_model_name(const td_model *model);
+// What a checkpoint's directory says about its name: the repository's, where it is a snapshot in a
+// hub's cache (models--ORG--NAME/snapshots/HASH), else its real path's last component. The caller
+// frees it; NULL: out of memory.
+char *td_dir_model_name(const char *dir);
 
 // Every tensor of the checkpoint, for listing. shape has n_dims entries.
 typedef struct {

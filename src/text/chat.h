@@ -24,8 +24,9 @@ const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_ids *out,
                          td_buf *text, td_err *err);
 
-// Appends the ids of a plain prompt, with bos where the model wants one; nothing in it is a control
-// token.
+// Appends the ids of a plain prompt, with bos where the model wants one. Control tokens written in
+// it are parsed: whoever makes a prompt by hand writes them (fill-in-the-middle, a template's
+// work).
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, td_ids *out,
                                td_err *err);
 

@@ -59,12 +59,21 @@ def test_prompt_file_and_stdin_are_one(tandem, model, tmp_path):
     assert len(answers) == 1
 
 
+def test_control_tokens_of_a_raw_prompt_are_parsed(tandem, model):
+    text = "a<｜end▁of▁sentence｜>b"
+    ids = as_json(tandem("inspect", "tokens", "--model", model, stdin=text.encode()))
+    said = as_json(tandem("run", "--model", model, "--raw", "-p", text, "-n", 1, "--json"))
+    chat = as_json(tandem("run", "--model", model, "-p", text, "-n", 1, "--json"))
+    assert 996 in ids and said["n_prompt"] == 1 + len(ids)  # bos
+    assert chat["n_prompt"] > 15  # the letters, and the template's own
+
+
 def test_the_seed_decides(tandem, model):
     def draw(*args):
         return as_json(tandem("run", "--model", model, "-p", "x", "-n", 12, "--json", *args))["token_ids"]
 
     assert draw("--seed", 5) == draw("--seed", 5) != draw("--seed", 6)
-    assert draw("--temperature", 0) == draw("--top-k", 1)
+    assert draw("--temperature", 0) == draw("--top-k", 1) == draw("--top-p", 0)
     assert draw() != draw()  # without a seed, afresh
 
 

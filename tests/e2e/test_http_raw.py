@@ -160,8 +160,7 @@ BAD_BODIES = {
     "temperature negative": {**HELLO, "temperature": -0.5},
     "stop too many": {**HELLO, "stop": ["a", "b", "c", "d", "e"]},
     "invalid UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
-    "escaped NUL": b'{"messages":[{"role":"user","content":"\\u0000"}]}',
-    "lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+    "raw NUL": b'{"messages":[{"role":"user","content":"\x00"}]}',
     "deep nesting": b'{"a":' + b"[" * 100 + b"]" * 100 + b"}",
     "number too large": b'{"temperature":1e999}',
 }
@@ -178,6 +177,21 @@ BAD_STREAMS = {
 def test_bad_bodies_get_a_clean_400(server, body):
     error_of(server, body)
     assert post(server, HELLO)[0] == 200  # and nothing is broken after it
+
+
+def test_what_names_no_character_becomes_u_fffd(server):
+    def prompt(content):
+        body = b'{"messages":[{"role":"user","content":"%s"}]}' % content
+        with Wire(server) as wire:
+            wire.post("/apply-template", body)
+            status, _, answer = wire.response()
+            assert status == 200
+            return json.loads(answer)["prompt"]
+
+    want = prompt("a\ufffdb".encode())
+    for content in b"a\\u0000b", b"a\\ud83db", b"a\\ude00b":
+        assert prompt(content) == want
+    assert "\U0001f600" in prompt(b"\\ud83d\\ude00")
 
 
 def test_of_duplicate_keys_the_first_wins(server):
@@ -201,9 +215,13 @@ def test_content_types(server):
     assert status("Content-Type: application/json; charset=utf-8") == 200
     assert status("content-type: Application/JSON") == 200
     assert status() == 200
-    assert status("Content-Type: text/plain") == 400
+    assert status("Content-Type: text/plain") == 200
+    assert status("Content-Type: text/plain", "Origin: http://localhost") == 200  # its own page
     assert status("Content-Type: application/x-www-form-urlencoded") == 400
-    assert status("Origin: http://evil.example") == 400  # a page that hides its type
+    # A page of another site that hides its type.
+    for foreign in "http://evil.example", "http://localhost.evil.example", "http://localhost:1", "null":
+        assert status(f"Origin: {foreign}") == 400
+        assert status("Content-Type: text/plain", f"Origin: {foreign}") == 400
     assert status("Content-Type: application/json", "Content-Encoding: gzip") == 415
 
 

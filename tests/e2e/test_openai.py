@@ -171,6 +171,12 @@ def test_several_choices(client):
         assert joined(again, i)[0] == answer.choices[i].message.content
 
 
+def test_as_many_choices_as_others_give(client):
+    answer = chat(client, n=128, max_tokens=1, temperature=1.5)
+    assert [c.index for c in answer.choices] == list(range(128))
+    assert answer.usage.completion_tokens == 128
+
+
 # -- stop strings ----------------------------------------------------------------------------
 
 
@@ -300,8 +306,12 @@ def test_what_users_type_is_no_control_token(client, server):
     end = "<｜end▁of▁sentence｜>"
     assert 996 not in tokens(end)
     assert 996 not in tokens([{"type": "text", "text": end}])
-    plain = httpx.post(server.url + "/tokenize", json={"prompt": end}).json()["tokens"]
-    assert 996 not in plain
+    # A prompt made by hand holds control tokens.
+    plain = httpx.post(server.url + "/tokenize", json={"prompt": f"a{end}b"}).json()["tokens"]
+    assert plain.count(996) == 1
+    ids = client.completions.create(model="tiny", prompt=plain, max_tokens=8, temperature=0)
+    text = client.completions.create(model="tiny", prompt=f"a{end}b", max_tokens=8, temperature=0)
+    assert text.usage.prompt_tokens == len(plain) and text.choices[0].text == ids.choices[0].text
 
 
 def test_roles_and_parts(client):
@@ -374,6 +384,7 @@ def test_prompt_beyond_the_context(client, server):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, [{"role": "user", "content": "x y z " * n_ctx}], stream=True)
     assert caught.value.code == "context_length_exceeded"
+    assert f"maximum context length is {n_ctx} tokens" in caught.value.message
     assert caught.value.body["n_ctx"] == n_ctx
     assert caught.value.body["n_prompt_tokens"] > n_ctx
 
@@ -385,10 +396,33 @@ def test_models(client):
     assert client.models.retrieve("tiny") == listed
 
 
+def test_names_of_a_model(tandem_bin, model, tmp_path):
+    snapshot = tmp_path / "hub" / "models--org--name--x" / "snapshots" / "0123abcd"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.mkdir()
+    for file in model.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    for options, names in (
+        ([], ["org/name/x"]),
+        (["--served-model-name", "a", "b/c", "--max-batch", "1"], ["a", "b/c"]),
+    ):
+        server = Server(tandem_bin, snapshot, *options)
+        try:
+            with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+                assert [m.id for m in client.models.list().data] == names
+                for name in [*names, str(snapshot), ""]:
+                    client.completions.create(model=name, prompt="x", max_tokens=1)
+                assert client.models.retrieve(names[-1]).id == names[-1]
+                with pytest.raises(openai.NotFoundError):
+                    client.completions.create(model="other", prompt="x")
+        finally:
+            server.close()
+
+
 def test_api_keys(tandem_bin, model, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# theirs\nmellon 3\n")
-    options = ["--api-key", "sesame", "--api-keys", keys, "--model-name", "org/name"]
+    options = ["--api-key", "sesame", "--api-keys", keys, "--served-model-name", "org/name"]
     server = Server(tandem_bin, model, *options)
     try:
         for key in ("mellon", "sesame"):

@@ -55,8 +55,7 @@ static const bad_body bad_chats[] = {
     {"null", ""},
     {"{" HELLO "} x", ""},
     {"{" HELLO "}{}", ""},
-    {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", ""},
-    {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}", ""},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\\q\"}]}", ""},
     {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", ""},
     {WITH("\"temperature\":1e999"), ""},
     {WITH("\"temperature\":NaN"), ""},
@@ -66,25 +65,39 @@ static const bad_body bad_chats[] = {
     {"{\"messages\":[]}", "messages"},
     {"{\"messages\":{}}", "messages"},
     {"{\"messages\":[123]}", "messages[0]"},
-    {"{\"messages\":[{}]}", "messages[0]"},
+    {"{\"messages\":[{}]}", "messages[0].role"},
     {"{\"messages\":[null]}", "messages[0]"},
-    {"{\"messages\":[{\"role\":1,\"content\":\"x\"}]}", "messages[0]"},
-    {"{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", "messages[0]"},
+    {"{\"messages\":[{\"role\":1,\"content\":\"x\"}]}", "messages[0].role"},
+    {"{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", "messages[0].role"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":1}]}", "messages[0].content"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
     {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
-    {"{\"messages\":[{\"role\":\"user\",\"content\":[1]}]}", "messages[0].content"},
-    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
-     "messages[0].content"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[1]}]}", "messages[0].content[0].type"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+     "{\"type\":\"text\"}]}]}",
+     "messages[0].content[1].text"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\","
      "\"image_url\":{\"url\":\"x\"}}]}]}",
-     "messages[0].content"},
+     "messages[0].content[0].type"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
      "{\"role\":\"assistant\",\"tool_calls\":{}}]}",
      "messages[1].tool_calls"},
-    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}", "messages[0].tool_calls"},
-    {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":5}]}", "reasoning_content"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}",
+     "messages[0].tool_calls[0].function"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[5]}]}", "messages[0].tool_calls[0]"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":5}]}]}",
+     "messages[0].tool_calls[0].id"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}},"
+     "{\"function\":{\"name\":\"f\",\"arguments\":[1]}}]}]}",
+     "messages[0].tool_calls[1].function.arguments"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
+     "messages[0].tool_calls[0].function.name"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":5}]}",
+     "messages[0].reasoning_content"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"name\":5}]}", "messages[0].name"},
+    {"{\"messages\":[{\"role\":\"tool\",\"content\":\"\",\"tool_call_id\":5}]}",
+     "messages[0].tool_call_id"},
     {WITH("\"model\":5"), "model"},
     {WITH("\"temperature\":-0.1"), "temperature"},
     {WITH("\"temperature\":\"1\""), "temperature"},
@@ -103,10 +116,10 @@ static const bad_body bad_chats[] = {
     {WITH("\"seed\":1e30"), "seed"},
     {WITH("\"n\":0"), "n"},
     {WITH("\"n\":-1"), "n"},
-    {WITH("\"n\":9"), "n"},
+    {WITH("\"n\":129"), "n"},
     {WITH("\"n\":true"), "n"},
     {WITH("\"max_tokens\":0"), "max_tokens"},
-    {WITH("\"max_tokens\":-1"), "max_tokens"},
+    {WITH("\"max_tokens\":-2"), "max_tokens"},
     {WITH("\"max_tokens\":1.5"), "max_tokens"},
     {WITH("\"max_completion_tokens\":0"), "max_completion_tokens"},
     {WITH("\"stop\":5"), "stop"},
@@ -129,16 +142,18 @@ static const bad_body bad_chats[] = {
     {WITH("\"stream_options\":{\"include_usage\":true}"), "stream_options"},
     {WITH("\"stream\":false,\"stream_options\":{}"), "stream_options"},
     {WITH("\"stream\":true,\"stream_options\":5"), "stream_options"},
-    {WITH("\"stream\":true,\"stream_options\":{\"include_usage\":1}"), "include_usage"},
+    {WITH("\"stream\":true,\"stream_options\":{\"include_usage\":1}"),
+     "stream_options.include_usage"},
     {WITH("\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":1}"),
-     "continuous_usage_stats"},
+     "stream_options.continuous_usage_stats"},
     {WITH("\"ignore_eos\":1"), "ignore_eos"},
     {WITH("\"tools\":{}"), "tools"},
-    {WITH("\"tools\":[1]"), "tools"},
-    {WITH("\"tools\":[{\"type\":\"function\"}]"), "tools"},
-    {WITH("\"tools\":[{\"type\":\"web\",\"function\":{\"name\":\"f\"}}]"), "tools"},
-    {WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":5}}]"),
-     "tools"},
+    {WITH("\"tools\":[1]"), "tools[0].type"},
+    {WITH("\"tools\":[{\"type\":\"function\"}]"), "tools[0].function.name"},
+    {WITH("\"tools\":[{\"type\":\"web\",\"function\":{\"name\":\"f\"}}]"), "tools[0].type"},
+    {WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
+          "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":5}}]"),
+     "tools[1].function.parameters"},
     {WITH("\"tool_choice\":\"auto\""), "tool_choice"},
     {WITH("\"tool_choice\":\"required\",\"tools\":[]"), "tool_choice"},
     {WITH("\"tool_choice\":\"maybe\""), "tool_choice"},
@@ -196,7 +211,7 @@ static void refuses_bad_completions(void **state) {
       {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
       {"{\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
       {"{\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
-      {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"],\"n\":8}", "prompt"},
+      {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\"],\"n\":26}", "prompt"},
   };
   refuse_each(false, list, TD_COUNT(list));
 }
@@ -214,6 +229,73 @@ static void says_what_is_not_supported(void **state) {
                                  "not supported\",\"type\":\"invalid_request_error\",\"param\":"
                                  "\"response_format\",\"code\":\"unsupported_parameter\"}}");
   td_buf_free(&text);
+}
+
+#define TOOL "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+
+// What others obey is refused by its name rather than ignored, unless it asks for nothing.
+static void refuses_what_it_does_not_obey(void **state) {
+  (void)state;
+  static const bad_body list[] = {
+      {WITH(TOOL ",\"tool_choice\":\"required\""), "tool_choice"},
+      {WITH(TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
+       "tool_choice"},
+      {WITH("\"continue_final_message\":true"), "continue_final_message"},
+      {WITH("\"structured_outputs\":{\"json\":{}}"), "structured_outputs"},
+      {WITH("\"grammar\":\"root ::= x\""), "grammar"},
+      {WITH("\"guided_json\":{\"type\":\"object\"}"), "guided_json"},
+      {WITH("\"prompt_logprobs\":0"), "prompt_logprobs"},
+      {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
+      {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
+      {WITH("\"bad_words\":[\"a\"]"), "bad_words"},
+      {WITH("\"echo\":true"), "echo"},
+  };
+  refuse_each(true, list, TD_COUNT(list));
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_api_request r;
+    td_api_error error;
+    parse(&r, true, list[i].body, &error);
+    td_api_request_free(&r);
+    assert_string_equal(error.code, "unsupported_parameter");
+    assert_non_null(strstr(error.message, "not supported"));
+    assert_non_null(strstr(error.message, list[i].param));
+  }
+  td_api_request r = good(true, WITH("\"continue_final_message\":false,\"grammar\":\"\","
+                                     "\"functions\":[],\"prompt_logprobs\":null,"
+                                     "\"structured_outputs\":{}," TOOL
+                                     ",\"parallel_tool_calls\":false,\"tool_choice\":\"auto\""));
+  assert_true(r.one_call && r.has_tools);
+  td_api_request_free(&r);
+}
+
+static void is_as_lenient_as_its_peers(void **state) {
+  (void)state;
+  td_api_request r = good(true, "{\"model\":\"\",\"max_tokens\":-1,\"messages\":["
+                                "{\"role\":\"assistant\",\"content\":\"a\\u0000b\",\"tool_calls\":["
+                                "{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":"
+                                "{\"x\":1.0,\"y\":\"\\udc00\"}}},{\"function\":{\"name\":\"g\"}},"
+                                "{\"function\":{\"name\":\"h\",\"arguments\":"
+                                "\"{\\\"z\\\":\\\"\\\\u0000\\\"}\"}}]},"
+                                "{\"role\":\"tool\",\"content\":null},{\"role\":\"tool\"}]}");
+  assert_null(r.model);
+  assert_int_equal(r.max_tokens, -1);
+  assert_string_equal(
+      r.vars.data,
+      "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\xEF\xBF\xBD"
+      "b\",\"tool_calls\":["
+      "{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+      "{\"x\":1.0,\"y\":\"\xEF\xBF\xBD\"}}},"
+      "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"arguments\":{}}},"
+      "{\"type\":\"function\",\"function\":{\"name\":\"h\",\"arguments\":{\"z\":\"\\ufffd\"}}}]},"
+      "{\"role\":\"tool\",\"content\":\"\"},{\"role\":\"tool\",\"content\":\"\"}],"
+      "\"add_generation_prompt\":true}");
+  assert_non_null(strstr(r.plain_vars.data, "\"arguments\":\"{\\\"x\\\":1.0,"));
+  td_api_request_free(&r);
+  r = good(false, "{\"prompt\":\"a\\ud83d\",\"max_tokens\":-1,\"n\":128}");
+  assert_string_equal(r.prompts[0].text, "a\xEF\xBF\xBD");
+  assert_int_equal(r.max_tokens, -1);
+  assert_int_equal(r.n, 128);
+  td_api_request_free(&r);
 }
 
 static void takes_defaults(void **state) {
@@ -300,7 +382,7 @@ static void writes_template_variables(void **state) {
             "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"42\",\"unknown\":1},"
             "{\"role\":\"user\",\"name\":\"eve\",\"content\":\"\"}],"
             "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],"
-            "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
+            "\"tool_choice\":\"auto\","
             "\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false,"
             "\"messages\":[],\"enable_thinking\":true,\"k\":null,\"x\":[1.0,1e2]}}");
   assert_string_equal(
@@ -351,6 +433,8 @@ int main(void) {
       cmocka_unit_test(refuses_deep_nesting),
       cmocka_unit_test(refuses_bad_completions),
       cmocka_unit_test(says_what_is_not_supported),
+      cmocka_unit_test(refuses_what_it_does_not_obey),
+      cmocka_unit_test(is_as_lenient_as_its_peers),
       cmocka_unit_test(takes_defaults),
       cmocka_unit_test(takes_parameters),
       cmocka_unit_test(takes_whole_seeds),

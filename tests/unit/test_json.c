@@ -243,8 +243,34 @@ static void writes_json(void **state) {
   write_all_kinds(&w);
   assert_string_equal(buf.data, "{\"s\":\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0001/\xC3\xA9\xEF\xBF\xBD\","
                                 "\"i\":-9223372036854775808,\"l\":[0.1,null,{},true],\"e\":[],"
-                                "\"n\":null,\"z\":\"a\\u0000b\",\"r\":[1]}");
+                                "\"n\":null,\"z\":\"a\xEF\xBF\xBD"
+                                "b\",\"r\":[1]}");
   td_buf_free(&buf);
+}
+
+static void escapes_of_no_text_are_replaced(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *wanted;
+  } cases[] = {
+      {"\"\\u0000\"", "\"\\ufffd\""},
+      {"\"\\\\u0000\"", NULL}, // a backslash, and letters
+      {"\"\\\\\\u0000\"", "\"\\\\\\ufffd\""},
+      {"\"\\ud83d\"", "\"\\ufffd\""},
+      {"\"\\uDE00x\"", "\"\\ufffdx\""},
+      {"\"\\ud83d\\ude00\"", NULL},
+      {"\"\\ud83d\\ud83d\\ude00\"", "\"\\ufffd\\ud83d\\ude00\""},
+      {"\"\\ud83d\\n\"", "\"\\ufffd\\n\""},
+      {"\"\\u00e9\\n\"", NULL},
+      {"\\u000", NULL},
+      {"\\", NULL},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    char text[64];
+    strcpy(text, cases[i].text);
+    assert_int_equal(td_json_replace_escapes(text, strlen(text)), cases[i].wanted != NULL);
+    assert_string_equal(text, cases[i].wanted ? cases[i].wanted : cases[i].text);
+  }
 }
 
 static void doubles_are_short_and_exact(void **state) {
@@ -329,6 +355,7 @@ int main(void) {
       cmocka_unit_test(numbers_keep_their_text_where_it_matters),
       cmocka_unit_test(missing_file_is_named),
       cmocka_unit_test(writes_json),
+      cmocka_unit_test(escapes_of_no_text_are_replaced),
       cmocka_unit_test(doubles_are_short_and_exact),
       cmocka_unit_test(utf8_round_trip),
       cmocka_unit_test(utf8_replaces_maximal_subparts),

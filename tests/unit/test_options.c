@@ -47,6 +47,20 @@ static void test_values_and_defaults(void **state) {
   assert_false(parsed.raw);
 }
 
+static void test_several_names(void **state) {
+  (void)state;
+  static const char *const lines[] = {"serve --served-model-name org/a b c --port 1",
+                                      "serve --served-model-name org/a,b --model-name=c",
+                                      "serve --model-name org/a,b,c"};
+  for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    assert_int_equal(parse(lines[i]), TD_OK);
+    assert_int_equal(parsed.model_names.n, 3);
+    assert_string_equal(parsed.model_names.values[0], "org/a");
+    assert_string_equal(parsed.model_names.values[2], "c");
+  }
+  assert_int_equal(parse("serve --served-model-name ,"), TD_EINVAL);
+}
+
 static void test_two_word_commands(void **state) {
   (void)state;
   assert_int_equal(parse("inspect --model dir --tensors"), TD_OK);
@@ -150,6 +164,7 @@ static void test_reference_page_is_current(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_values_and_defaults, teardown),
+      cmocka_unit_test_teardown(test_several_names, teardown),
       cmocka_unit_test_teardown(test_two_word_commands, teardown),
       cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),
       cmocka_unit_test_teardown(test_errors_name_the_option, teardown),
