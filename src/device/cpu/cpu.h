@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "base/jitter.h"
 #include "base/team.h"
 #include "device/check.h"
 #include "device/cpu/tuner.h"
@@ -65,6 +66,7 @@ struct td_cpu_stream {
   bool open;           // guarded by td_cpu_dev.lock
 
   pthread_t thread;
+  td_jitter jitter;     // the thread's
   pthread_mutex_t lock; // guards what follows
   pthread_cond_t work;  // to the stream's thread
   pthread_cond_t moved; // to everybody who waits for n_completed, once it is awaited

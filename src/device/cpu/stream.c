@@ -58,6 +58,7 @@ static void *stream_main(void *arg) {
     if (stream->n_queued == stream->n_completed) break;
     const td_cpu_cmd *cmd = &stream->ring[stream->n_completed % CPU_RING];
     pthread_mutex_unlock(&stream->lock);
+    td_jitter_wait(&stream->jitter);
     run_command(stream, cmd);
     pthread_mutex_lock(&stream->lock);
     stream->n_completed++;
@@ -111,6 +112,7 @@ td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->stopping = false;
   stream->err.code = TD_OK;
+  stream->jitter = td_jitter_open(TD_JITTER_CPU);
   if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
     return_struct(stream);
     return td_fail(err, TD_ENOMEM, "cannot start a thread for a stream");
