@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 12u
+#define TD_CUDA_ABI_VERSION 13u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -349,8 +349,11 @@ typedef struct {
   int cuda_major;   // the CUDA release that it was built with
   const char *(*error_text)(int code);
   int (*count)(int *n_devices);
-  int (*open)(int device, td_cu_props *props); // makes it the calling thread's device
-  int (*probe)(void);                          // whether its driver takes the library's code
+  int (*open)(int device, td_cu_props *props); // and makes it the calling thread's device
+  // Makes an open device the calling thread's: memory, streams and events are made on it, and
+  // operators are for its streams alone.
+  int (*use)(int device);
+  int (*probe)(void); // whether its driver takes the library's code
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);

@@ -81,12 +81,14 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
                               COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
                               COMPILE_OPTIONS "${instrumented}")
-  add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator})
+  add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator}
+              ${CMAKE_SOURCE_DIR}/src/base/jitter.c)
   set_target_properties(tandem_cuda_emu PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
                         CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
+                        C_VISIBILITY_PRESET hidden
                         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
   target_include_directories(tandem_cuda_emu PRIVATE ${CMAKE_SOURCE_DIR}/include
-                             ${CMAKE_SOURCE_DIR})
+                             ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src)
   target_include_directories(tandem_cuda_emu SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
   target_link_libraries(tandem_cuda_emu PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   # ThreadSanitizer does not know the fibers of a block, which are one thread.

@@ -18,11 +18,20 @@ static int count(int *n_devices) {
   return told(cudaGetDeviceCount(n_devices));
 }
 
+// Called for every operator: the runtime is asked when it changes only.
+static int use(int device) {
+  static thread_local int current = -1;
+  if (device == current) return 0;
+  int code = told(cudaSetDevice(device));
+  if (code == 0) current = device;
+  return code;
+}
+
 static int open_device(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
-  if (code == cudaSuccess) code = cudaSetDevice(device);
-  if (code != cudaSuccess) return told(code);
+  int failed = code == cudaSuccess ? use(device) : told(code);
+  if (failed) return failed;
   memcpy(props->name, p.name, sizeof props->name - 1);
   props->name[sizeof props->name - 1] = 0;
   props->total_bytes = p.totalGlobalMem;
@@ -148,6 +157,7 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 error_text,
                                 count,
                                 open_device,
+                                use,
                                 probe,
                                 memory,
                                 alloc,

@@ -136,7 +136,7 @@ void td_event_record(td_event *event, td_stream *stream) {
 }
 
 void td_stream_wait(td_stream *stream, td_event *event) {
-  if (event->dev == stream->dev) {
+  if (event->dev->vtable == stream->dev->vtable) {
     stream->dev->vtable->stream_wait(stream, event);
   } else {
     td_event_sync(event);

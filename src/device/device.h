@@ -27,8 +27,9 @@ typedef struct td_stream td_stream;
 typedef struct td_event td_event;
 
 typedef struct {
-  const char *kind;   // "cpu"; "cuda": the first GPU; "auto": that if it can be used, or the CPU
-  unsigned n_threads; // CPU: members of the thread team; 0: one for each CPU
+  const char *kind;           // "cpu"; "cuda": a GPU; "auto": that if it can be used, or the CPU
+  unsigned index;             // which GPU, from 0
+  unsigned n_threads;         // CPU: members of the thread team; 0: one for each CPU
   td_activations activations; // CPU; holds for all devices of the process
   bool cpus_from_end; // CPU: its first threads have the last CPUs; another device has the first
   size_t need_bytes;  // weights that will be used: memory of the device's own must hold them
@@ -84,7 +85,8 @@ void td_event_close(td_event *event);
 // The event becomes pending now and done when the stream gets here.
 void td_event_record(td_event *event, td_stream *stream);
 // Work queued on stream after this call starts when the event, as last recorded, is done. An event
-// never recorded counts as done. For another device's event the caller waits.
+// never recorded counts as done. The event may be another device's, which must stay open until the
+// stream has got past it; where that is of another kind, the caller waits here.
 void td_stream_wait(td_stream *stream, td_event *event);
 void td_event_sync(td_event *event); // the host waits
 

@@ -91,6 +91,7 @@ typedef struct {
   td_status (*event_open)(td_event **out, td_dev *dev, td_err *err);
   void (*event_close)(td_event *event);
   void (*event_record)(td_event *event, td_stream *stream);
+  // The event may be of another device of this kind.
   void (*stream_wait)(td_stream *stream, td_event *event);
   void (*event_sync)(td_event *event);
   void (*enqueue)(td_stream *stream, const td_op *op);

@@ -16,6 +16,7 @@ enum {
   TYPE_BF16 = 14,
   NOT_INITIALIZED = 1,
   INVALID_VALUE = 7,
+  EXECUTION_FAILED = 13,
   NOT_SUPPORTED = 15,
 };
 
@@ -77,6 +78,8 @@ EXPORTED int cublasGemmEx(cublasContext *handle, int op_a, int op_b, int m, int 
     return NOT_SUPPORTED;
   if (m <= 0 || n <= 0 || k <= 0 || a_stride < k || b_stride < k || c_stride < m)
     return INVALID_VALUE;
+  const void *pointers[] = {a, b, c, handle->workspace};
+  if (!emu_check_pointers(handle->stream, pointers, sizeof pointers)) return EXECUTION_FAILED;
   emu_enqueue(handle->stream, [=] {
     for (int j = 0; j < n; j++) {
       for (int i = 0; i < m; i++) {

@@ -1,5 +1,9 @@
 // tests/cuda_emu/cuda_runtime.h - the parts of the CUDA runtime that kernels/cuda uses, on the
 // host: device memory is ordinary memory, a stream is a thread with a queue. See emu.h for kernels.
+// Copies of one direction queue behind one another whatever their streams, as on a GPU, which has
+// one copy engine for each; copies from or to pageable memory hold up their caller. Several devices
+// (TANDEM_EMU_DEVICES) have no access to one another's memory. TANDEM_JITTER (src/base/jitter.h)
+// delays what streams do.
 #ifndef TESTS_CUDA_EMU_CUDA_RUNTIME_H
 #define TESTS_CUDA_EMU_CUDA_RUNTIME_H
 
@@ -13,7 +17,9 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
   cudaErrorUnsupportedPtxVersion = 222,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalAddress = 700,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,

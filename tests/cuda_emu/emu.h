@@ -117,12 +117,17 @@ void emu_run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<voi
 // Queues work on a stream.
 void emu_enqueue(void *stream, std::function<void()> work);
 // Notes a launch that hardware would refuse; true when it is fine.
-bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes);
+bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream);
+// Whether no pointer among the n words is to another device's memory than the stream's; notes the
+// failure, and says it.
+bool emu_check_pointers(void *stream, const void *words, size_t n_bytes);
 
 template <class Args>
 void emu_launch(void (*kernel)(Args), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
                 const Args &args) {
-  if (!emu_check_launch(reinterpret_cast<const void *>(kernel), grid, block, shared_bytes)) return;
+  const void *code = reinterpret_cast<const void *>(kernel);
+  if (!emu_check_launch(code, grid, block, shared_bytes, stream)) return;
+  if (!emu_check_pointers(stream, &args, sizeof args)) return;
   emu_enqueue(stream, [=] { emu_run(grid, block, shared_bytes, [&] { kernel(args); }); });
 }
 

@@ -1,5 +1,8 @@
-// tests/cuda_emu/runtime.cpp - memory, streams and events of the emulated device.
+// tests/cuda_emu/runtime.cpp - memory, streams and events of the emulated devices.
 #include "cuda_runtime.h"
+
+#include "base/jitter.h"
+#include "hooks.h"
 
 #include <algorithm>
 #include <atomic>
@@ -28,9 +31,44 @@ struct progress {
   }
 };
 
-struct emu_graph {
-  std::vector<std::function<void()>> work;
+// Does one copy after the other, in the order in which streams get to theirs.
+struct copy_engine {
+  std::mutex lock;
+  std::condition_variable moved;
+  uint64_t n_asked = 0, n_done = 0;
+
+  void take() {
+    std::unique_lock<std::mutex> hold(lock);
+    uint64_t mine = n_asked++;
+    moved.wait(hold, [&] { return n_done == mine; });
+  }
+
+  void give_back() {
+    std::lock_guard<std::mutex> hold(lock);
+    n_done++;
+    moved.notify_all();
+  }
 };
+
+struct operation {
+  std::function<void()> run;
+  copy_engine *engine; // that it needs, or null
+};
+
+struct emu_graph {
+  int device;
+  std::vector<operation> work;
+};
+
+enum { MAX_DEVICES = 8 };
+
+struct emu_device {
+  copy_engine to_device, to_host;
+  size_t used_bytes = 0; // guarded by memory_lock
+};
+
+static emu_device devices[MAX_DEVICES];
+static thread_local int current_device = 0;
 
 // A failure stays with the calling thread until cudaGetLastError.
 static thread_local cudaError_t last_error = cudaSuccess;
@@ -61,10 +99,12 @@ static bool is_broken() {
 }
 
 struct emu_stream {
+  const int device = current_device;
   std::shared_ptr<progress> at = std::make_shared<progress>();
-  std::deque<std::function<void()>> queue; // guarded by at->lock
-  bool stopping = false;                   // likewise
+  std::deque<operation> queue; // guarded by at->lock
+  bool stopping = false;       // likewise
   uint64_t n_added = 0;
+  td_jitter jitter = td_jitter_open(TD_JITTER_EMULATOR);
   std::thread thread{[this] { main(); }};
 
   void main() {
@@ -72,29 +112,38 @@ struct emu_stream {
     for (;;) {
       at->moved.wait(hold, [&] { return stopping || !queue.empty(); });
       if (queue.empty()) return;
-      std::function<void()> work = std::move(queue.front());
+      operation next = std::move(queue.front());
       queue.pop_front();
       hold.unlock();
-      work();
+      run(next);
       hold.lock();
       at->n_done++;
       at->moved.notify_all();
     }
   }
 
-  uint64_t add(std::function<void()> work) {
+  // A copy that takes long holds its engine meanwhile.
+  void run(const operation &o) {
+    if (o.engine) o.engine->take();
+    td_jitter_wait(&jitter);
+    o.run();
+    if (o.engine) o.engine->give_back();
+  }
+
+  uint64_t add(std::function<void()> work, copy_engine *engine = nullptr) {
     if (captured) {
-      captured->work.push_back(std::move(work));
+      captured->work.push_back({std::move(work), engine});
       return n_added;
     }
     std::lock_guard<std::mutex> hold(at->lock);
-    queue.push_back(std::move(work));
+    queue.push_back({std::move(work), engine});
     at->moved.notify_all();
     return n_added = ++at->n_queued;
   }
 };
 
 struct emu_event {
+  const int device = current_device;
   std::shared_ptr<progress> of; // null: never recorded
   uint64_t n = 0;
 };
@@ -132,7 +181,16 @@ void emu_enqueue(void *stream, std::function<void()> work) {
   static_cast<emu_stream *>(stream)->add(std::move(work));
 }
 
-bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+// Work other than a copy is for streams of the calling thread's device.
+static bool is_current(cudaStream_t stream) {
+  if (stream->device == current_device) return true;
+  last_error = cudaErrorInvalidResourceHandle;
+  return false;
+}
+
+bool emu_check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                      void *stream) {
+  if (!is_current(static_cast<cudaStream_t>(stream))) return false;
   if (is_broken()) return result(cudaErrorIllegalAddress) == cudaSuccess;
   unsigned n = block.x * block.y * block.z;
   bool fine = n > 0 && n <= EMU_MAX_THREADS && block.x % EMU_WARP == 0 && grid.x > 0 &&
@@ -150,6 +208,8 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
   case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+  case cudaErrorInvalidDevice: return "invalid device ordinal";
+  case cudaErrorInvalidResourceHandle: return "invalid resource handle";
   case cudaErrorUnsupportedPtxVersion:
     return "the provided PTX was compiled with an unsupported toolchain.";
   case cudaErrorHostMemoryAlreadyRegistered: return "memory is already registered";
@@ -167,24 +227,72 @@ cudaError_t cudaGetLastError() {
   return code;
 }
 
-// TANDEM_EMU_DEVICES=0: a machine without a GPU.
+// TANDEM_EMU_DEVICES: how many GPUs the machine has; 0: none.
+static int n_devices() {
+  return std::min<int>(static_cast<int>(number_of("TANDEM_EMU_DEVICES", 1)), MAX_DEVICES);
+}
+
 cudaError_t cudaGetDeviceCount(int *n) {
-  *n = static_cast<int>(number_of("TANDEM_EMU_DEVICES", 1));
+  *n = n_devices();
   return result(*n > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 
-// TANDEM_EMU_MEMORY_MB: how much memory the emulated GPU has.
+// TANDEM_EMU_MEMORY_MB: how much memory each emulated GPU has.
 static size_t memory_bytes() {
   return static_cast<size_t>(number_of("TANDEM_EMU_MEMORY_MB", 4096)) << 20;
 }
 
 static const size_t total_bytes = memory_bytes();
 static std::mutex memory_lock;
-static std::map<void *, size_t> allocations; // guarded by memory_lock
-static size_t used_bytes = 0;                // likewise
+
+struct range {
+  size_t n_bytes;
+  int device; // PINNED, REGISTERED: host memory
+};
+enum { PINNED = -1, REGISTERED = -2, PAGEABLE = -3 };
+
+// All memory that CUDA knows, by its begin; guarded by memory_lock.
+static std::map<const char *, range> known;
+static std::atomic<bool> have_several{false}; // devices but the first had memory
+
+// Where n_bytes of memory are.
+struct place {
+  int device;
+  bool fits; // they are in one piece of it
+};
+
+static place place_of(const void *ptr, size_t n_bytes) {
+  const char *begin = static_cast<const char *>(ptr);
+  std::lock_guard<std::mutex> hold(memory_lock);
+  auto next = known.upper_bound(begin);
+  if (next != known.begin()) {
+    const auto &[at, found] = *std::prev(next);
+    if (begin < at + found.n_bytes) return {found.device, begin + n_bytes <= at + found.n_bytes};
+  }
+  return {PAGEABLE, next == known.end() || begin + n_bytes <= next->first};
+}
+
+static bool is_elsewhere(int device, const place &p) {
+  if (p.device < 0 || p.device == device) return false;
+  std::fprintf(stderr, "cuda_emu: a stream of device %d is given memory of device %d\n", device,
+               p.device);
+  return true;
+}
+
+bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
+  if (!have_several) return true;
+  const int device = static_cast<cudaStream_t>(stream)->device;
+  for (size_t i = 0; i + sizeof(void *) <= n_bytes; i += sizeof(void *)) {
+    const void *word;
+    std::memcpy(&word, static_cast<const char *>(words) + i, sizeof word);
+    if (is_elsewhere(device, place_of(word, 1)))
+      return result(cudaErrorIllegalAddress) == cudaSuccess;
+  }
+  return true;
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
-  (void)device;
+  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
   *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10, 2};
   return cudaSuccess;
 }
@@ -197,17 +305,19 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaGetDevice(int *device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return result(device == 0 ? cudaSuccess : cudaErrorInvalidValue);
+  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
   std::lock_guard<std::mutex> hold(memory_lock);
-  *free_out = total_bytes - used_bytes;
+  *free_out = total_bytes - devices[current_device].used_bytes;
   *total_out = total_bytes;
   return cudaSuccess;
 }
@@ -217,23 +327,32 @@ cudaError_t cudaMalloc(void **out, size_t n_bytes) {
   if (is_broken()) return result(cudaErrorIllegalAddress);
   std::lock_guard<std::mutex> hold(memory_lock);
   *out = nullptr;
+  size_t &used_bytes = devices[current_device].used_bytes;
   if (n_bytes > total_bytes - used_bytes) return result(cudaErrorMemoryAllocation);
   // Big pieces stay untouched, so that a KV pool costs nothing before it is used.
   if (posix_memalign(out, 256, n_bytes ? n_bytes : 1) != 0)
     return result(cudaErrorMemoryAllocation);
   if (n_bytes <= 1 << 20) std::memset(*out, 0xff, n_bytes);
-  allocations[*out] = n_bytes;
+  known[static_cast<char *>(*out)] = {n_bytes, current_device};
+  if (current_device > 0) have_several = true;
   used_bytes += n_bytes;
   return cudaSuccess;
 }
 
+// Whether ptr was the begin of such memory; no longer, then.
+static bool forget(const void *ptr, bool (*is_such)(int device)) {
+  std::lock_guard<std::mutex> hold(memory_lock);
+  auto found = known.find(static_cast<const char *>(ptr));
+  if (found == known.end() || !is_such(found->second.device)) return false;
+  if (found->second.device >= 0) devices[found->second.device].used_bytes -= found->second.n_bytes;
+  known.erase(found);
+  return true;
+}
+
 cudaError_t cudaFree(void *ptr) {
   if (captured) return spoil();
-  std::lock_guard<std::mutex> hold(memory_lock);
-  auto found = allocations.find(ptr);
-  if (found == allocations.end()) return result(ptr ? cudaErrorInvalidValue : cudaSuccess);
-  used_bytes -= found->second;
-  allocations.erase(found);
+  if (!ptr) return cudaSuccess;
+  if (!forget(ptr, [](int device) { return device >= 0; })) return result(cudaErrorInvalidValue);
   std::free(ptr);
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
@@ -241,16 +360,20 @@ cudaError_t cudaFree(void *ptr) {
 cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned) {
   if (captured) return spoil();
   if (is_broken()) return result(cudaErrorIllegalAddress);
-  return result(posix_memalign(out, 256, n_bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
+  if (posix_memalign(out, 256, n_bytes) != 0) return result(cudaErrorMemoryAllocation);
+  std::lock_guard<std::mutex> hold(memory_lock);
+  known[static_cast<char *>(*out)] = {n_bytes, PINNED};
+  return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void *ptr) {
   if (captured) return spoil();
+  if (!ptr) return cudaSuccess;
+  if (!forget(ptr, [](int device) { return device == PINNED; }))
+    return result(cudaErrorInvalidValue);
   std::free(ptr);
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
-
-static std::map<void *, size_t> pinned; // guarded by memory_lock
 
 static bool is_writable(const void *ptr) {
   std::ifstream maps("/proc/self/maps");
@@ -273,14 +396,16 @@ cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   if (allowed == 0 || (allowed == 1 && only_read)) return result(cudaErrorNotSupported);
   if (!ptr || n_bytes == 0 || (!only_read && !is_writable(ptr)))
     return result(cudaErrorInvalidValue);
+  const place p = place_of(ptr, n_bytes);
+  if (p.device != PAGEABLE || !p.fits) return result(cudaErrorHostMemoryAlreadyRegistered);
   std::lock_guard<std::mutex> hold(memory_lock);
-  bool is_new = pinned.emplace(ptr, n_bytes).second;
-  return result(is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
+  known[static_cast<char *>(ptr)] = {n_bytes, REGISTERED};
+  return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *ptr) {
-  std::lock_guard<std::mutex> hold(memory_lock);
-  return result(pinned.erase(ptr) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+  bool is_known = forget(ptr, [](int device) { return device == REGISTERED; });
+  return result(is_known ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
@@ -308,6 +433,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
+// The event may be another device's.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   (void)flags;
   std::shared_ptr<progress> of = event->of;
@@ -328,6 +454,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (event->device != stream->device) return result(cudaErrorInvalidResourceHandle);
   event->of = stream->at;
   event->n = stream->add([] {});
   return cudaSuccess;
@@ -342,20 +469,42 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemc
                             cudaStream_t stream) {
   (void)kind;
   if (is_broken()) return result(cudaErrorIllegalAddress);
-  stream->add([=] { std::memmove(dst, src, n_bytes); });
+  const place to = place_of(dst, n_bytes), from = place_of(src, n_bytes);
+  if (!to.fits || !from.fits) return result(cudaErrorInvalidValue);
+  // Hardware would take it through the host; nothing here asks for that.
+  if (is_elsewhere(stream->device, to) || is_elsewhere(stream->device, from))
+    return result(cudaErrorInvalidValue);
+  const bool is_pageable = to.device == PAGEABLE || from.device == PAGEABLE;
+  if (is_pageable && captured) return spoil();
+  emu_device &device = devices[stream->device];
+  copy_engine *engine = nullptr;
+  if (from.device < 0 && to.device >= 0) engine = &device.to_device;
+  if (from.device >= 0 && to.device < 0) engine = &device.to_host;
+  const uint64_t n = stream->add([=] { std::memmove(dst, src, n_bytes); }, engine);
+  if (is_pageable) stream->at->wait(n);
   return cudaSuccess;
 }
 
+void emu_hold_copies(int device, bool to_host) {
+  (to_host ? devices[device].to_host : devices[device].to_device).take();
+}
+
+void emu_release_copies(int device, bool to_host) {
+  (to_host ? devices[device].to_host : devices[device].to_device).give_back();
+}
+
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n_bytes, cudaStream_t stream) {
+  if (!is_current(stream)) return last_error;
+  if (is_elsewhere(stream->device, place_of(dst, n_bytes))) return result(cudaErrorInvalidValue);
   stream->add([=] { std::memset(dst, value, n_bytes); });
   return cudaSuccess;
 }
 
 // TANDEM_EMU_CAPTURE=0: a stream cannot be captured.
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (number_of("TANDEM_EMU_CAPTURE", 1) == 0) return result(cudaErrorNotSupported);
   if (captured) return spoil();
-  captured = new emu_graph;
+  captured = new emu_graph{stream->device, {}};
   is_spoiled = false;
   return cudaSuccess;
 }
@@ -394,7 +543,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  if (!is_current(stream)) return last_error;
+  if (graph->device != stream->device) return result(cudaErrorInvalidValue);
   for (const auto &work : graph->work)
-    stream->add(work);
+    stream->add(work.run, work.engine);
   return cudaSuccess;
 }

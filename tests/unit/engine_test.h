@@ -16,7 +16,7 @@ enum { LONG_PROMPT = 1100, LONG_PAGES = LONG_PROMPT / ENGINE_PAGE + 1 };
 // IN_HALVES: answers' steps, too. PARTED: of all layers but the first.
 typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED } placement;
 
-static uint64_t engine_routing; // of all steps of the last engine
+static _Thread_local uint64_t engine_routing; // of all steps of the last engine
 
 // Of CPU devices: one for all in a process.
 static td_activations engine_activations = TD_ACTIVATIONS_F32;

@@ -50,6 +50,7 @@ typedef struct {
   td_dev base;
   void *library;
   const td_cu_abi *abi;
+  int index; // the GPU's, from 0
   td_cu_props props;
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: nobody looks
@@ -102,6 +103,12 @@ typedef struct {
 
 static inline td_cuda_dev *td_cuda_dev_of(const td_cuda_stream *stream) {
   return (td_cuda_dev *)stream->base.dev;
+}
+
+// Makes the device the calling thread's. Whatever makes memory, streams or events or queues work
+// begins with it. A failure is that of what follows.
+static inline void td_cuda_use(const td_cuda_dev *dev) {
+  dev->abi->use(dev->index);
 }
 
 // TD_OK for code 0; else the runtime's words for it. TD_ENOMEM where memory is what lacks.

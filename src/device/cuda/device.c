@@ -16,6 +16,7 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 
 static td_status cuda_alloc(td_dev *base, void **out, size_t n_bytes, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_use(dev);
   int code = dev->abi->alloc(out, n_bytes ? n_bytes : 1);
   if (code == 0) return TD_OK;
   *out = NULL;
@@ -34,6 +35,7 @@ static void cuda_free(td_dev *base, void *ptr) {
 
 static td_status cuda_alloc_host(td_dev *base, void **out, size_t n_bytes, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_use(dev);
   int code = dev->abi->alloc_host(out, n_bytes ? n_bytes : 1);
   if (code != 0) *out = NULL;
   return td_cuda_result(dev, code, "memory of the host's that it can reach", err);
@@ -46,6 +48,7 @@ static void cuda_free_host(td_dev *base, void *ptr) {
 static size_t cuda_own_free_bytes(td_dev *base) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   size_t n_free = 0, total = 0;
+  td_cuda_use(dev);
   dev->abi->memory(&n_free, &total);
   return n_free;
 }
@@ -66,6 +69,7 @@ static void cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   double gib = (double)n_bytes / (1 << 30);
   TD_CHECK(!dev->pinned);
+  td_cuda_use(dev);
   int code = register_host(dev, host, n_bytes);
   if (code == 0) {
     dev->pinned = host;
@@ -117,7 +121,9 @@ static const td_dev_vtable vtable = {
 static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   td_status status = td_cuda_library_open(dev, err);
   if (status != TD_OK) return status;
-  status = td_cuda_result(dev, dev->abi->open(0, &dev->props), "the first GPU", err);
+  char what[32];
+  snprintf(what, sizeof what, "GPU %d", dev->index);
+  status = td_cuda_result(dev, dev->abi->open(dev->index, &dev->props), what, err);
   if (status != TD_OK) return status;
   if (dev->props.capability < 80) {
     return td_fail(err, TD_EUNSUPPORTED,
@@ -142,6 +148,7 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   if (!dev) return td_fail(err, TD_ENOMEM, "no memory for a CUDA device");
   dev->base.vtable = &vtable;
   dev->base.act_dtype = TD_BF16;
+  dev->index = (int)opts->index;
   dev->pass_bytes = PASS_BYTES;
   dev->keys_bytes = KEYS_BYTES;
   dev->page_bytes = PAGE_BYTES;
@@ -151,7 +158,9 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     cuda_close(&dev->base);
     return status;
   }
-  snprintf(dev->base.name, sizeof dev->base.name, "cuda, %.36s, sm_%d", dev->props.name,
+  char kind[16] = "cuda";
+  if (dev->index > 0) snprintf(kind, sizeof kind, "cuda %d", dev->index);
+  snprintf(dev->base.name, sizeof dev->base.name, "%s, %.32s, sm_%d", kind, dev->props.name,
            dev->props.capability);
   *out = &dev->base;
   return TD_OK;

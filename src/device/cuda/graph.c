@@ -57,6 +57,7 @@ void td_cuda_stream_run(td_stream *base, uint64_t key, void (*enqueue)(void *ctx
   td_cuda_stream *stream = (td_cuda_stream *)base;
   td_cuda_graph *g = stream->is_capture_refused ? NULL : find(stream, key);
   if (stream->err.code != TD_OK) return;
+  td_cuda_use(td_cuda_dev_of(stream));
   if (!g || (!g->graph && !capture(stream, g, enqueue, ctx))) {
     if (!stream->is_capture_refused) remember(stream, key);
     enqueue(ctx);

@@ -30,10 +30,17 @@ static td_status find(char *path, size_t n_bytes, td_err *err) {
                  "CUDA: %s is not there: build with nvcc installed (see the README)", path);
 }
 
-static td_status count_devices(const td_cu_abi *abi, td_err *err) {
+static td_status count_devices(const td_cuda_dev *dev, td_err *err) {
+  const td_cu_abi *abi = dev->abi;
   int n_devices = 0;
   int code = abi->count(&n_devices);
-  if (code == 0 && n_devices > 0) return TD_OK;
+  if (code == 0 && n_devices > dev->index) return TD_OK;
+  if (code == 0 && n_devices > 0) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "CUDA: there is no GPU %d: %d can be used, counted from 0 (see "
+                   "CUDA_VISIBLE_DEVICES)",
+                   dev->index, n_devices);
+  }
   bool is_old = code == CUDA_INSUFFICIENT_DRIVER;
   return td_fail(err, TD_EUNSUPPORTED, "CUDA: no GPU can be used: %s%s",
                  code ? abi->error_text(code) : "none is there",
@@ -53,7 +60,7 @@ static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "CUDA: %s is of another version of tandem: build both together", path);
   }
-  return count_devices(dev->abi, err);
+  return count_devices(dev, err);
 }
 
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {

@@ -22,6 +22,7 @@ td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->base.dev = base;
   void *fault = NULL;
+  td_cuda_use(dev);
   int code = dev->abi->stream_open(&stream->cu);
   if (code == 0) code = dev->abi->alloc(&fault, sizeof *stream->fault);
   stream->fault = fault;
@@ -36,6 +37,7 @@ td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
 
 void td_cuda_stream_close(td_stream *base) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
+  td_cuda_use(td_cuda_dev_of(stream));
   td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // its failure has nobody to hear it
   free_stream(stream);
 }
@@ -75,6 +77,7 @@ td_status td_cuda_event_open(td_event **out, td_dev *base, td_err *err) {
   td_cuda_event *event = calloc(1, sizeof *event);
   if (!event) return td_fail(err, TD_ENOMEM, "no memory for an event");
   event->base.dev = base;
+  td_cuda_use(dev);
   td_status status = td_cuda_result(dev, dev->abi->event_open(&event->cu), "an event", err);
   if (status != TD_OK) {
     free(event);
@@ -126,6 +129,7 @@ static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
 void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
   if (stream->err.code != TD_OK && op->kind != TD_OP_SIGNAL) return;
+  td_cuda_use(td_cuda_dev_of(stream));
   _Atomic uint32_t *pulse = td_cuda_dev_of(stream)->pulse;
   if (pulse) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
   td_err err = {.code = TD_OK};

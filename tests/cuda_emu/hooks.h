@@ -1,0 +1,23 @@
+// tests/cuda_emu/hooks.h - what tests call in the emulator's library to steer it, by dlsym.
+#ifndef TESTS_CUDA_EMU_HOOKS_H
+#define TESTS_CUDA_EMU_HOOKS_H
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#define EMU_HOOK __attribute__((visibility("default")))
+#else
+#define EMU_HOOK
+#endif
+
+// Holds a device's copies to it, or to the host, as one that takes long would, until it is
+// released. Returns when those that streams have got to are done.
+EMU_HOOK void emu_hold_copies(int device, bool to_host);
+EMU_HOOK void emu_release_copies(int device, bool to_host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
