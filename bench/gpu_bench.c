@@ -142,12 +142,9 @@ static void print_case(const td_gpu_case *c) {
 }
 
 void td_gpu_write(td_gpu_bench *b) {
-  td_err err;
-  td_gpu_need(td_buf_status(b->json->out, &err), &err);
-  puts(td_buf_text(b->json->out));
-  fflush(stdout);
-  td_buf_clear(b->json->out);
-  b->json->need_comma = false;
+  if (td_jw_print_line(b->json, stdout)) return;
+  fprintf(stderr, "bench_gpu: a result cannot be written\n");
+  exit(1);
 }
 
 void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds) {

@@ -44,7 +44,7 @@ def main():
     parser.add_argument("image", help="PNG, SVG or PDF to write")
     args = parser.parse_args()
     with open(args.json) as file:
-        head, *records = json.load(file)
+        head, *records = map(json.loads, file)
     if not records:
         parser.error(f"{args.json}: no records")
     limits = head["machine"]["limits"]

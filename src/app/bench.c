@@ -22,7 +22,7 @@ typedef struct {
   int32_t *tokens;      // [n_ctx] scratch
   uint32_t *seqs;       // [max batch] open sequences
   uint8_t *chosen;      // [n_experts]
-  td_json_writer *json; // NULL: a table
+  td_json_writer *json; // NULL: a table; else a line a case, so that a cut spares those before
 } bench;
 
 typedef struct {
@@ -195,6 +195,11 @@ static spread spread_of(double *values, size_t n) {
   return s;
 }
 
+static td_status print_line(bench *b, td_err *err) {
+  if (!b->json || td_jw_print_line(b->json, stdout)) return TD_OK;
+  return td_fail(err, TD_EINTERNAL, "a result cannot be written to stdout");
+}
+
 static void print_case(const bench *b, const bench_case *c, const spread *rate, double gbps,
                        double read_gbps) {
   const char *kind = c->is_prefill ? "prefill" : "decode";
@@ -239,7 +244,7 @@ static td_status run_case(bench *b, const bench_case *c, td_err *err) {
   read_gbps = fmax(read_gbps, td_read_speed_gbps(&b->reads));
   spread rate = spread_of(rates, n), speed = spread_of(gbps, n);
   print_case(b, c, &rate, speed.median, read_gbps);
-  return TD_OK;
+  return print_line(b, err);
 }
 
 static td_status run_cases(bench *b, td_err *err) {
@@ -282,7 +287,7 @@ static void print_head(bench *b) {
   td_jw_int(b->json, "bytes", (int64_t)stats.bytes);
   td_jw_double(b->json, "load_s", b->session->load_s);
   td_jw_end_object(b->json);
-  td_jw_begin_array(b->json, "results");
+  td_jw_end_object(b->json);
 }
 
 static uint32_t largest(const td_int_list *list) {
@@ -334,13 +339,9 @@ int td_cmd_bench(const td_options *o) {
   td_status st = open_bench(&b, &err);
   if (st == TD_OK) {
     print_head(&b);
-    st = run_cases(&b, &err);
+    st = print_line(&b, &err);
   }
-  if (st == TD_OK && o->json) {
-    td_jw_end_array(&w);
-    td_jw_end_object(&w);
-    puts(td_buf_text(&text));
-  }
+  if (st == TD_OK) st = run_cases(&b, &err);
   td_buf_free(&text);
   td_read_speed_close(&b.reads);
   td_session_close(b.session);

@@ -213,7 +213,7 @@ int td_cmd_bench_kernels(const td_options *o) {
     if (td_bench_format_chosen(&formats[i], o->bench_format))
       st = run_format(&b, &formats[i], &err);
   }
-  td_bench_report_close(&b.report, st);
+  st = td_bench_report_close(&b.report, st, &err);
   free(b.weights);
   free(b.x);
   free(b.y);

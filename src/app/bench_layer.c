@@ -194,7 +194,7 @@ int td_cmd_bench_layer(const td_options *o) {
     for (uint32_t i = 0; i < b.report.n_speeds && st == TD_OK; i++)
       st = run_threads(&b, &b.report.speeds[i], &err);
   }
-  td_bench_report_close(&b.report, st);
+  st = td_bench_report_close(&b.report, st, &err);
   free(b.weights);
   free(b.chosen);
   free(b.x);

@@ -113,6 +113,10 @@ static void machine_json(td_bench_report *r) {
   td_jw_end_object(w);
 }
 
+static void print_line(td_bench_report *r) {
+  r->is_cut |= !td_jw_print_line(&r->json, stdout);
+}
+
 static void print_head(const td_bench_report *r) {
   printf("%s\n", r->machine.cpu);
   for (uint32_t i = 0; i < r->n_speeds; i++) {
@@ -135,9 +139,12 @@ td_status td_bench_report_open(td_bench_report *r, const td_options *options, td
     st = add_speed(r, (unsigned)threads->values[i], err);
   }
   if (st != TD_OK) return st;
-  td_jw_begin_array(&r->json, NULL);
+  if (!options->json) {
+    print_head(r);
+    return TD_OK;
+  }
   machine_json(r);
-  if (!options->json) print_head(r);
+  print_line(r);
   return TD_OK;
 }
 
@@ -164,6 +171,7 @@ void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
   double gbps = x->bytes / x->time.seconds * 1e-9, gflops = x->flops / x->time.seconds * 1e-9;
   if (r->options->json) {
     record_json(&r->json, x, gbps, gflops);
+    print_line(r);
     return;
   }
   double peak = td_bench_peak(x->speed);
@@ -174,11 +182,9 @@ void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
   fflush(stdout);
 }
 
-void td_bench_report_close(td_bench_report *r, td_status st) {
-  if (st == TD_OK && r->options->json) {
-    td_jw_end_array(&r->json);
-    puts(td_buf_text(&r->text));
-  }
+td_status td_bench_report_close(td_bench_report *r, td_status st, td_err *err) {
   td_buf_free(&r->text);
   td_read_speed_close(&r->reads);
+  if (st != TD_OK || !r->is_cut) return st;
+  return td_fail(err, TD_EINTERNAL, "results cannot be written to stdout");
 }

@@ -26,6 +26,7 @@ typedef struct {
   uint32_t n_speeds;
   td_buf text;
   td_json_writer json;
+  bool is_cut; // a line could not be written
 } td_bench_report;
 
 typedef struct {
@@ -43,9 +44,10 @@ typedef struct {
 } td_bench_record;
 
 // Measures the limits for every number of --threads (0: one for each CPU; equal ones count once)
-// and prints the head. Call close in every case; it prints the JSON when st is TD_OK.
+// and prints the head; JSON is printed line by line, as results come. Call close in every case;
+// it returns st, or TD_EINTERNAL where that is TD_OK and a line could not be written.
 td_status td_bench_report_open(td_bench_report *report, const td_options *options, td_err *err);
-void td_bench_report_close(td_bench_report *report, td_status st);
+td_status td_bench_report_close(td_bench_report *report, td_status st, td_err *err);
 // From here on there are the speed's threads: report->reads.team.
 td_status td_bench_report_use(td_bench_report *report, const td_bench_speed *speed, td_err *err);
 void td_bench_report_add(td_bench_report *report, const td_bench_record *record);

@@ -131,3 +131,11 @@ void td_jw_raw(td_json_writer *w, const char *key, const char *json) {
   begin_value(w, key);
   td_buf_str(w->out, json);
 }
+
+bool td_jw_print_line(td_json_writer *w, FILE *file) {
+  const bool is_whole = td_buf_status(w->out, NULL) == TD_OK &&
+                        fprintf(file, "%s\n", td_buf_text(w->out)) >= 0 && fflush(file) == 0;
+  td_buf_clear(w->out);
+  w->need_comma = false;
+  return is_whole;
+}

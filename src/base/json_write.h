@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/buf.h"
 
@@ -32,6 +33,9 @@ void td_jw_bool(td_json_writer *w, const char *key, bool value);
 void td_jw_null(td_json_writer *w, const char *key);
 // Text that is JSON already.
 void td_jw_raw(td_json_writer *w, const char *key, const char *json);
+
+// Ends a line of JSON: prints what is written, and begins anew. False: memory or the file's end.
+bool td_jw_print_line(td_json_writer *w, FILE *file);
 
 // Appends text as a JSON string with its quotes. Bytes that are not UTF-8, and NUL, which
 // td_json_check refuses, become U+FFFD: what is written is read again.

@@ -25,7 +25,7 @@ def bench(tandem_bin, *args):
 def records(tandem_bin, *args):
     done = bench(tandem_bin, *args, "--repeat", "1", "--json")
     assert done.returncode == 0, done.stderr
-    machine, *found = json.loads(done.stdout)
+    machine, *found = map(json.loads, done.stdout.splitlines())
     limits = machine["machine"]["limits"]
     assert limits and all(limit["read_gbps"] > 0 for limit in limits)
     threads = {limit["threads"] for limit in limits}
@@ -71,6 +71,22 @@ def test_table_and_bad_format(tandem_bin):
     assert done.returncode == 0 and "linear_f8e4m3" in done.stdout
     done = bench(tandem_bin, "layer", "--format", "fp9")
     assert done.returncode == 2 and "fp9" in done.stderr
+
+
+def test_a_cut_spares_the_results_before(tandem_bin):
+    """A line comes as soon as its case is measured, and a full disk is a failure."""
+    args = [tandem_bin, "bench", "kernels", "-f", "fp8-b128", "-b", "1,2,4,8", "-t", "1", "-r", "1",
+            "--matrices", "1", "--json"]  # fmt: skip
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+        head, first = json.loads(process.stdout.readline()), json.loads(process.stdout.readline())
+        process.kill()
+        process.stdout.read()
+    assert process.returncode < 0  # it had not ended
+    assert head["machine"] and set(first) == FIELDS
+    with open("/dev/full", "w") as full:
+        args[args.index("1,2,4,8")] = "1"
+        done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "cannot be written" in done.stderr
 
 
 def cached_tokens(server):

@@ -274,12 +274,13 @@ def test_routing_counts_every_choice(tandem, model, tmp_path):
 
 
 def test_bench_reports_speed_and_machine(tandem, model):
-    said = as_json(tandem("bench", "--model", model, "-p", "8", "-n", 4, "-d", "0,70", "-b", "1,3", "-r", 2, "--json"))
-    assert said["machine"]["read_gbps"] > 0 and said["machine"]["threads"] >= 1
-    kinds = [(r["kind"], r["depth"], r["batch"]) for r in said["results"]]
+    done = tandem("bench", "--model", model, "-p", "8", "-n", 4, "-d", "0,70", "-b", "1,3", "-r", 2, "--json")
+    head, *results = map(json.loads, done.stdout.splitlines())
+    assert head["machine"]["read_gbps"] > 0 and head["machine"]["threads"] >= 1
+    kinds = [(r["kind"], r["depth"], r["batch"]) for r in results]
     assert kinds == [("prefill", 0, 1), ("decode", 0, 1), ("decode", 0, 3),
                      ("prefill", 70, 1), ("decode", 70, 1), ("decode", 70, 3)]
-    assert all(r["tokens_per_s"]["median"] > 0 and r["gbps"] > 0 for r in said["results"])
+    assert all(r["tokens_per_s"]["median"] > 0 and r["gbps"] > 0 for r in results)
     assert b"tok/s" in tandem("bench", "--model", model, "-p", "4", "-n", 2, "-r", 1).stdout
 
 

@@ -273,6 +273,30 @@ static void escapes_of_no_text_are_replaced(void **state) {
   }
 }
 
+static void prints_lines(void **state) {
+  (void)state;
+  td_buf buf = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&buf);
+  FILE *file = tmpfile();
+  char text[64] = "";
+  for (int i = 0; i < 2; i++) {
+    td_jw_begin_object(&w, NULL);
+    td_jw_int(&w, "i", i);
+    td_jw_end_object(&w);
+    assert_true(td_jw_print_line(&w, file));
+  }
+  rewind(file);
+  assert_int_equal(fread(text, 1, sizeof text, file), 16);
+  assert_string_equal(text, "{\"i\":0}\n{\"i\":1}\n");
+  fclose(file);
+  file = fopen("/dev/full", "w");
+  td_jw_begin_object(&w, NULL);
+  td_jw_end_object(&w);
+  assert_false(td_jw_print_line(&w, file));
+  fclose(file);
+  td_buf_free(&buf);
+}
+
 static void doubles_are_short_and_exact(void **state) {
   (void)state;
   static const struct {
@@ -356,6 +380,7 @@ int main(void) {
       cmocka_unit_test(missing_file_is_named),
       cmocka_unit_test(writes_json),
       cmocka_unit_test(escapes_of_no_text_are_replaced),
+      cmocka_unit_test(prints_lines),
       cmocka_unit_test(doubles_are_short_and_exact),
       cmocka_unit_test(utf8_round_trip),
       cmocka_unit_test(utf8_replaces_maximal_subparts),
