@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     --port=*) port=${1#*=} ;;
     --model | -m) model=${2:-} ;;
     --model=*) model=${1#*=} ;;
-    --device | --device=* | --workers | --workers=* | --config | --config=*) device=given ;;
+    --device | --device=* | --disaggregate | --disaggregate=* | --config | --config=*) device=given ;;
   esac
   shift
 done

@@ -179,12 +179,9 @@ static td_status run_format(kernel_bench *b, const td_bench_format *format, td_e
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
-  td_activations activations;
-  td_status st = td_cmd_activations(o, &activations, err);
-  if (st != TD_OK) return st;
   if (!td_kernels()->isa) td_kernels_init(NULL); // which tells how many rows a call has
-  td_kernels_use_activations(activations);
-  st = td_bench_report_open(&b->report, o, err);
+  td_kernels_use_activations((td_activations)o->activations);
+  td_status st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;
   uint32_t largest = 1;
   for (uint32_t i = 0; i < o->bench_batches.n; i++) {

@@ -140,9 +140,10 @@ static void close_device(layer_bench *b) {
 
 static td_status run_threads(layer_bench *b, const td_bench_speed *speed, td_err *err) {
   const td_int_list *batches = &b->report.options->bench_batches;
-  td_dev_opts dev = {.kind = "cpu", .n_threads = speed->n_threads};
-  td_status st = td_cmd_activations(b->report.options, &dev.activations, err);
-  if (st == TD_OK) st = td_bench_report_use(&b->report, speed, err);
+  const td_dev_opts dev = {.kind = "cpu",
+                           .n_threads = speed->n_threads,
+                           .activations = (td_activations)b->report.options->activations};
+  td_status st = td_bench_report_use(&b->report, speed, err);
   if (st == TD_OK) st = td_dev_open(&b->dev, &dev, err);
   if (st == TD_OK) st = td_stream_open(&b->stream, b->dev, err);
   if (st == TD_OK) st = make_weights(b, err);

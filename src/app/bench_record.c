@@ -54,7 +54,7 @@ td_status td_bench_need_memory(double bytes, const char *what, td_err *err) {
   double available = (double)td_memory_available_bytes();
   if (bytes < available * 0.9) return TD_OK;
   return td_fail(err, TD_ENOMEM,
-                 "%s: %.1f GB of matrices, and %.1f GB are available; give fewer with --matrices, "
+                 "%s: %.1f GB of matrices, and %.1f GB are available; give fewer with --n-weights, "
                  "or a narrower --format",
                  what, bytes * 1e-9, available * 1e-9);
 }

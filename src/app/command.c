@@ -20,37 +20,17 @@ td_status td_cmd_need_model(const td_options *options, td_err *err) {
                  td_command_name(options->command));
 }
 
-td_status td_cmd_activations(const td_options *o, td_activations *out, td_err *err) {
-  static const char *const names[TD_N_ACTIVATIONS] = {"f32", "auto", "int8"};
-  for (*out = 0; *out < TD_N_ACTIVATIONS; ++*out) {
-    if (!strcmp(o->activations, names[*out])) return TD_OK;
-  }
-  return td_fail(err, TD_EINVAL, "--activations %s: give auto, f32 or int8", o->activations);
-}
-
-static td_status expert_place(const td_options *o, td_expert_place *out, td_err *err) {
-  static const char *const names[TD_N_EXPERT_PLACES] = {"auto", "cpu", "gpu"};
-  for (*out = 0; *out < TD_N_EXPERT_PLACES; ++*out) {
-    if (!strcmp(o->experts, names[*out])) return TD_OK;
-  }
-  return td_fail(err, TD_EINVAL, "--experts %s: give auto, cpu or gpu", o->experts);
-}
-
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
-  bool is_f16 = !strcmp(o->kv_dtype, "f16");
-  if (!is_f16 && strcmp(o->kv_dtype, "f32")) {
-    return td_fail(err, TD_EINVAL, "--kv-dtype %s: give f32 or f16", o->kv_dtype);
-  }
   *out = (td_session_opts){.model_dir = o->model,
                            .device = o->device,
                            .n_threads = (uint32_t)o->threads,
                            .ctx_size = (uint32_t)o->ctx_size,
                            .prefill_chunk = (uint32_t)o->prefill_chunk,
-                           .kv_dtype = is_f16 ? TD_F16 : TD_F32};
-  td_status st = td_weights_mode_parse(&out->weights, o->weights, err);
-  if (st == TD_OK) st = td_cmd_activations(o, &out->activations, err);
-  if (st == TD_OK) st = expert_place(o, &out->experts, err);
-  if (st == TD_OK) st = td_cmd_need_model(o, err);
+                           .kv_dtype = o->kv_dtype == TD_KV_DTYPE_F16 ? TD_F16 : TD_F32,
+                           .weights = (td_weights_mode)o->weights,
+                           .activations = (td_activations)o->activations,
+                           .experts = (td_expert_place)o->experts};
+  td_status st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
   if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
   const bool is_cpu = strcmp(o->device, "cpu") == 0; // else it hangs on the GPU's memory

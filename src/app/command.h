@@ -31,8 +31,6 @@ td_status td_cmd_window(const td_options *options, uint32_t *out, td_err *err);
 // Fills err when --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
 
-// What --activations asks for.
-td_status td_cmd_activations(const td_options *options, td_activations *out, td_err *err);
 // The session that --model, --threads, --ctx-size, --prefill-chunk, --kv-dtype, --activations and
 // --weights ask for.
 td_status td_cmd_session_opts(const td_options *options, td_session_opts *out, td_err *err);

@@ -36,23 +36,11 @@ static int print_help(td_command command, bool markdown) {
   return fflush(stdout) == 0 ? 0 : 1;
 }
 
-static td_status set_log(const td_options *options, td_err *err) {
-  static const char *const levels[] = {"error", "warning", "info", "debug"};
-  td_log_opts opts = {.is_json = !strcmp(options->log, "json"),
-                      .role = options->command == TD_CMD_SERVE ? "front" : "tandem"};
-  if (!opts.is_json && strcmp(options->log, "text")) {
-    return td_fail(err, TD_EINVAL, "--log %s: give text or json", options->log);
-  }
-  size_t level = 0;
-  while (level < TD_COUNT(levels) && strcmp(options->log_level, levels[level]))
-    level++;
-  if (level == TD_COUNT(levels)) {
-    return td_fail(err, TD_EINVAL, "--log-level %s: give error, warning, info or debug",
-                   options->log_level);
-  }
-  opts.max_level = (td_log_level)level;
+static void set_log(const td_options *options) {
+  const td_log_opts opts = {.is_json = options->log == TD_LOG_JSON,
+                            .max_level = (td_log_level)options->log_level,
+                            .role = options->command == TD_CMD_SERVE ? "front" : "tandem"};
   td_log_set(&opts);
-  return TD_OK;
 }
 
 int main(int argc, char **argv) {
@@ -69,14 +57,12 @@ int main(int argc, char **argv) {
   td_options options;
   td_err err;
   int status;
-  if (td_options_parse(&options, argc, argv, &err) != TD_OK) {
-    td_err ignored; // one is told already
-    if (options.log && options.log_level) set_log(&options, &ignored);
+  const td_status st = td_options_parse(&options, argc, argv, &err);
+  set_log(&options); // also the format of the error
+  if (st != TD_OK) {
     status = td_cmd_fail(&err);
   } else if (options.help) {
     status = print_help(options.command, false);
-  } else if (set_log(&options, &err) != TD_OK) {
-    status = td_cmd_fail(&err);
   } else {
     status = commands[options.command](&options);
   }

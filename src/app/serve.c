@@ -223,21 +223,19 @@ bool td_serve_has_model(const td_serve *serve, const char *name) {
 
 // Whether prefill and decode are two workers.
 static td_status choose_workers(td_serve *serve, td_err *err) {
-  const char *how = serve->options->workers;
+  const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
   uint32_t n_threads = serve->model_opts.n_threads;
-  bool is_auto = strcmp(how, "auto") == 0;
   bool is_cpu = strcmp(serve->model_opts.device, "cpu") == 0;
-  serve->is_split = is_auto ? is_cpu && (n_threads ? n_threads : td_cpu_count()) > 1
-                            : !strcmp(how, "split");
-  const char *wish = serve->is_split ? "--workers split" : "--kv-dir";
+  serve->is_split = how == TD_AUTO ? is_cpu && (n_threads ? n_threads : td_cpu_count()) > 1
+                                   : how == TD_ON;
+  const char *wish = serve->is_split ? "--disaggregate on" : "--kv-dir";
   if (!is_cpu && (serve->is_split || serve->options->kv_dir)) {
     return td_fail(err, TD_EINVAL,
                    "%s: with --device %s KV pages are in the GPU's memory, where no other process "
                    "reaches them; leave it out, or give --device cpu",
                    wish, serve->model_opts.device);
   }
-  if (is_auto || serve->is_split || !strcmp(how, "one")) return TD_OK;
-  return td_fail(err, TD_EINVAL, "--workers %s: give split, one or auto", how);
+  return TD_OK;
 }
 
 // What is wrong with the model's directory is told before anything is started.

@@ -17,17 +17,6 @@
 #define SAY_NS     10000000000u // between two lines of progress in a log
 #define LINE_CHARS 79
 
-td_status td_weights_mode_parse(td_weights_mode *out, const char *name, td_err *err) {
-  static const char *const names[] = {
-      [TD_WEIGHTS_MMAP] = "mmap", [TD_WEIGHTS_RESIDENT] = "resident", [TD_WEIGHTS_AUTO] = "auto"};
-  for (size_t i = 0; i < TD_COUNT(names); i++) {
-    if (strcmp(name, names[i]) != 0) continue;
-    *out = (td_weights_mode)i;
-    return TD_OK;
-  }
-  return td_fail(err, TD_EINVAL, "--weights %s: give auto, resident or mmap", name);
-}
-
 // ---- the choice -----------------------------------------------------------------------------
 
 // Pages set aside for this are no part of what is available.

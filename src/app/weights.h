@@ -13,9 +13,6 @@
 
 typedef enum { TD_WEIGHTS_MMAP, TD_WEIGHTS_RESIDENT, TD_WEIGHTS_AUTO } td_weights_mode;
 
-// auto, resident or mmap; TD_EINVAL else.
-td_status td_weights_mode_parse(td_weights_mode *out, const char *name, td_err *err);
-
 // What the choice rests on.
 typedef struct {
   td_weights_mode mode;

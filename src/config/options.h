@@ -1,4 +1,4 @@
-// src/config/options.h - every option of every command, in one table (options.c). The table makes
+// src/config/options.h - every option of every command, in one table (table.c). The table makes
 // the command line, the JSON configuration file, --help and the reference page configs/README.md.
 #ifndef TD_CONFIG_OPTIONS_H
 #define TD_CONFIG_OPTIONS_H
@@ -33,6 +33,21 @@ typedef enum {
 } td_command;
 
 const char *td_command_name(td_command command);
+const char *td_command_summary(td_command command);
+
+// The values of options with a list of names, in its order.
+typedef enum { TD_LOG_TEXT, TD_LOG_JSON } td_log_format;
+typedef enum { TD_KV_DTYPE_F32, TD_KV_DTYPE_F16 } td_kv_dtype;
+typedef enum { TD_AUTO, TD_ON, TD_OFF } td_auto_on_off;
+typedef enum {
+  TD_LOAD_CONCURRENCY,
+  TD_LOAD_POISSON,
+  TD_LOAD_GAMMA,
+  TD_LOAD_CONSTANT,
+  TD_LOAD_INTERFERENCE
+} td_load_shape;
+
+const char *td_load_name(td_load_shape load);
 
 // A comma-separated list of whole numbers; owned by the options.
 typedef struct {
@@ -51,12 +66,15 @@ typedef struct {
   td_command command;
   uint64_t given[2]; // bit i: option i of the table was given by the user
   // every command
-  char *config, *log, *log_level, *trace;
+  char *config, *trace;
+  int log, log_level; // of td_log_format; of td_log_level
   bool help;
   // model and machine
-  char *model, *device, *experts, *kv_dtype, *activations, *weights;
+  char *model, *device;
+  int experts, activations, weights; // of td_expert_place, td_activations, td_weights_mode
+  int kv_dtype;                      // of td_kv_dtype
   int64_t threads, ctx_size, prefill_chunk;
-  // what to answer
+  // prompt and output
   char *prompt, *file, *system;
   td_int_list token_ids;
   bool raw, json, ignore_eos;
@@ -65,16 +83,18 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *api_keys, *workers, *kv_dir;
+  char *host, *api_key, *api_keys, *kv_dir;
   td_str_list model_names;
+  int disaggregate; // of td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   double kv_dir_gib;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
   int64_t repeat;
-  char *server, *load_shape;
+  char *server;
+  int load_shape; // of td_load_shape
   int64_t n_requests, concurrency;
-  double rate, slo_ttft_ms, slo_itl_ms;
+  double rate, slo_ttft_ms, slo_tpot_ms;
   // bench kernels, bench layer
   td_int_list bench_batches, bench_threads;
   char *bench_format;

@@ -19,13 +19,14 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
                           td_err *err) {
   td_dev_opts dev = opts->dev;
   if (opts->experts == TD_EXPERTS_GPU && strcmp(dev.kind, "cpu") == 0) {
-    return td_fail(err, TD_EINVAL, "--experts gpu: give --device cuda, too, or leave it out");
+    return td_fail(err, TD_EINVAL, "--expert-device gpu: give --device cuda, too, or leave it out");
   }
   dev.need_bytes = stats->bytes;
   if (opts->experts != TD_EXPERTS_GPU) dev.need_bytes -= stats->expert_bytes;
   td_status st = td_dev_open(&d->dev, &dev, err);
-  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU ? td_err_prefix(err, "--experts gpu")
-                                                            : st;
+  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU
+             ? td_err_prefix(err, "--expert-device gpu")
+             : st;
 }
 
 static uint64_t at_most(uint64_t n, uint64_t most) {

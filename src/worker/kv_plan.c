@@ -29,7 +29,7 @@ static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_
   if (n_bytes > (double)need->available_bytes) {
     return td_fail(err, TD_ENOMEM,
                    "a KV pool of %u tokens takes %.2f GiB, and %.2f GiB of memory are available; "
-                   "give a smaller --kv-tokens",
+                   "give a smaller --kv-cache-tokens",
                    need->kv_tokens, n_bytes / GIB, (double)need->available_bytes / GIB);
   }
   *out = (td_kv_plan){.n_ctx = n_ctx, .n_pages = n_pages};

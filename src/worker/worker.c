@@ -109,7 +109,8 @@ static td_status open_devices(worker *w, td_err *err) {
   const void *memory = td_model_memory(w->model, &n_bytes);
   if (d->has_own_memory) td_dev_pin(d->dev, memory, n_bytes);
   if (d->expert_dev && !memory) {
-    td_info("experts are read through the page cache; --experts cpu --weights resident has them in "
+    td_info("experts are read through the page cache; --expert-device cpu --weights resident has "
+            "them in "
             "memory before the first request");
   }
   return TD_OK;

@@ -40,7 +40,7 @@ def records(tandem_bin, *args):
 
 def test_kernels(tandem_bin):
     found = records(
-        tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--matrices", "2",
+        tandem_bin, "kernels", "--format", "mxfp4,fp8-b128", "--batch", "1,2", "--n-weights", "2",
         "--threads", "1",
     )  # fmt: skip
     assert {r["format"] for r in found} == {"mxfp4", "fp8-b128"}
@@ -54,7 +54,7 @@ def test_kernels(tandem_bin):
 
 def test_layer(tandem_bin):
     found = records(
-        tandem_bin, "layer", "--format", "fp8-b128", "--batch", "1,3", "--matrices", "2",
+        tandem_bin, "layer", "--format", "fp8-b128", "--batch", "1,3", "--n-weights", "2",
         "--threads", "1,2",
     )  # fmt: skip
     assert [(r["batch"], r["threads"]) for r in found] == [(1, 1), (3, 1), (1, 2), (3, 2)]
@@ -67,7 +67,7 @@ def test_layer(tandem_bin):
 
 def test_table_and_bad_format(tandem_bin):
     done = bench(tandem_bin, "kernels", "-f", "fp8-b128", "-b", "1", "-t", "1", "-r", "1",
-                 "--matrices", "1")  # fmt: skip
+                 "--n-weights", "1")  # fmt: skip
     assert done.returncode == 0 and "linear_f8e4m3" in done.stdout
     done = bench(tandem_bin, "layer", "--format", "fp9")
     assert done.returncode == 2 and "fp9" in done.stderr

@@ -43,7 +43,7 @@ def complete(server, prompt, n):
 
 @pytest.mark.parametrize("experts", ["gpu", "cpu"])
 def test_chat(tandem_bin, tiny_model, experts):
-    device = ["--device", "cuda", "--experts", experts]
+    device = ["--device", "cuda", "--expert-device", experts]
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     assert "cuda, " in server.log()
@@ -80,7 +80,7 @@ def check_draws(server):
 @pytest.mark.parametrize("experts", ["gpu", "cpu"])
 def test_a_killed_worker_comes_back(tandem_bin, tiny_model, library, experts):
     options = ["--prefill-chunk", "32", "--weights", "resident", "--log-level", "debug"]
-    options += ["--experts", experts]
+    options += ["--expert-device", experts]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     prompt = list(range(3, 73))
     before = complete(server, prompt, 2)
@@ -120,7 +120,7 @@ def test_auto_without_a_gpu(tandem_bin, tiny_model, monkeypatch):
 
 
 def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
-    for wish in [["--workers", "split"], ["--kv-dir", str(tmp_path)]]:
+    for wish in [["--disaggregate", "on"], ["--kv-dir", str(tmp_path)]]:
         server = Server(tandem_bin, tiny_model, "--device", "cuda", *wish, wait=False)
         assert server.wait() == 2
         assert wish[0] in server.log() and "--device cpu" in server.log()

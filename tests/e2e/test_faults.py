@@ -100,7 +100,7 @@ def settle(server):
 
 def test_random_kills(tandem_bin, tmp_path):
     model = make_model(tmp_path / "tiny")
-    server = Server(tandem_bin, model, "--workers", "split", "--max-batch", "4", "--prefill-chunk", "64")
+    server = Server(tandem_bin, model, "--disaggregate", "on", "--max-batch", "4", "--prefill-chunk", "64")
     asked = prompts()
     expected = [ask(server, fields) for fields in asked]
     settle(server)

@@ -119,7 +119,7 @@ def server_port(url):
 
 
 def test_503_while_stuck(tandem_bin, model):
-    server = Server(tandem_bin, model, "--stuck-after", "2")
+    server = Server(tandem_bin, model, "--worker-timeout", "2")
     try:
         assert get(server.url).json()["status"] == "ok"
         with stopped(server):
@@ -135,7 +135,7 @@ def test_503_while_stuck(tandem_bin, model):
 
 
 def test_a_worker_that_hangs_is_replaced(tandem_bin, model):
-    server = Server(tandem_bin, model, "--stuck-after", "1")
+    server = Server(tandem_bin, model, "--worker-timeout", "1")
     try:
         before = workers_of(server)
         for pid in before:

@@ -63,9 +63,9 @@ def metric(server, name):
     return float(line.rsplit(" ", 1)[1])
 
 
-@pytest.mark.parametrize("workers", ["split", "one"])
+@pytest.mark.parametrize("workers", ["on", "off"])
 def test_a_restart(tandem_bin, tiny_model, kept, folder, workers):
-    server = start(tandem_bin, tiny_model, folder, "--workers", workers)
+    server = start(tandem_bin, tiny_model, folder, "--disaggregate", workers)
     again = complete(server, PROMPT)
     assert again["choices"] == kept[1]["choices"]  # to the last bit
     assert cached(again) == 1000 // PAGE * PAGE

@@ -29,16 +29,16 @@ def metric(server, name):
 
 
 def start(tandem_bin, model, workers):
-    options = ["--workers", workers, "--max-batch", str(N_STREAMS), "--prefill-chunk", "64"]
-    return Server(tandem_bin, model, *options, "--ctx-size", "320", "--kv-tokens", "512")
+    options = ["--disaggregate", workers, "--max-batch", str(N_STREAMS), "--prefill-chunk", "64"]
+    return Server(tandem_bin, model, *options, "--ctx-size", "320", "--kv-cache-tokens", "512")
 
 
 def test_streams_in_a_pool_for_two(tandem_bin, tiny_model):
-    server = start(tandem_bin, tiny_model, "one")
+    server = start(tandem_bin, tiny_model, "off")
     alone = [ask(server, number) for number in range(N_STREAMS)]
     assert metric(server, "num_preemptions_total") == 0
     server.close()
-    server = start(tandem_bin, tiny_model, "split")
+    server = start(tandem_bin, tiny_model, "on")
     for _ in range(5):  # until they have met at the wrong moment
         with concurrent.futures.ThreadPoolExecutor(N_STREAMS) as pool:
             together = list(pool.map(lambda number: ask(server, number), range(N_STREAMS)))

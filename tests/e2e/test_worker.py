@@ -17,9 +17,9 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(params=["split", "one"])
+@pytest.fixture(params=["on", "off"])
 def server(tandem_bin, model, request):
-    running = Server(tandem_bin, model, "--max-batch", "8", "--workers", request.param)
+    running = Server(tandem_bin, model, "--max-batch", "8", "--disaggregate", request.param)
     yield running
     running.close()
 
@@ -115,15 +115,15 @@ def test_the_answer_is_that_of_one_process(tandem_bin, model):
     ]
     asked = [{"prompt": [3 + i] * (1 + 83 * i % 300), **fields[i % 4]} for i in range(16)]
     told = {}
-    for how in ("one", "split"):
-        server = Server(tandem_bin, model, "--workers", how, "--prefill-chunk", "100")
+    for how in ("off", "on"):
+        server = Server(tandem_bin, model, "--disaggregate", how, "--prefill-chunk", "100")
         alone = [complete(server, **fields).json()["choices"] for fields in asked[:4]]
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             answers = pool.map(lambda fields: complete(server, **fields), asked)
             told[how] = [answer.json()["choices"] for answer in answers]
         assert told[how][:4] == alone
         server.close()
-    assert told["one"] == told["split"]
+    assert told["off"] == told["on"]
 
 
 def test_one_death_is_not_the_others(tandem_bin, model):

@@ -49,7 +49,7 @@ def check_logits(ours, golden):
     + [(case, None, "gpu") for case in FORMATS],
 )
 def test_logits(tandem, cuda, case, chunk, experts, tmp_path):  # noqa: F811
-    options = ("--device", "cuda", "--experts", experts)
+    options = ("--device", "cuda", "--expert-device", experts)
     ours = logits_of(tandem, case, tmp_path, chunk, *options, **cuda)
     check_logits(ours, np.load(DATA / case / "logits.npy"))
 
@@ -61,7 +61,7 @@ def test_greedy_continuation(tandem, cuda, case, experts):  # noqa: F811
     prompt = ids_of(np.load(DATA / case / "prompt.npy"))
     out = tandem(
         *("run", "--model", DATA / case, "--raw", "--token-ids", prompt, "-n", len(golden)),
-        *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda", "--experts", experts),
+        *("--temperature", 0, "--ignore-eos", "--json", "--device", "cuda", "--expert-device", experts),
         **cuda,
     )
     assert json.loads(out)["token_ids"] == golden

@@ -129,7 +129,7 @@ static void test_too_many_matrices(void **state) {
   (void)state;
   td_err err;
   assert_int_equal(td_bench_need_memory(1e18, "bf16", &err), TD_ENOMEM);
-  assert_non_null(strstr(err.msg, "--matrices"));
+  assert_non_null(strstr(err.msg, "--n-weights"));
   assert_int_equal(td_bench_need_memory(1, "bf16", &err), TD_OK);
 }
 

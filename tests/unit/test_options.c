@@ -90,7 +90,7 @@ static void test_errors_name_the_option(void **state) {
   expect_error("dance", "dance: not a command");
   expect_error("eval", "`tandem eval logits`, `tandem eval perplexity`");
   expect_error("eval nonsense", "`tandem eval chat`");
-  expect_error("bench kernel", "kernel: unexpected word behind `tandem bench`");
+  expect_error("bench kernel", "kernel: unexpected word after `tandem bench`");
   expect_error("run --nonsense 1", "--nonsense");
   expect_error("run --port 80", "--port");
   expect_error("run -n 0", "n-predict");
@@ -103,7 +103,32 @@ static void test_errors_name_the_option(void **state) {
   expect_error("eval logits --token-ids 1,,2", "entry 2");
   expect_error("eval logits --token-ids 1,2,", "entry 3");
   expect_error("run --raw=maybe", "raw");
+  expect_error("run --kv-dtype bf16", "--kv-dtype bf16: give f32 or f16");
+  expect_error("serve --disaggregate split", "give auto, on or off");
+  expect_error("serve --workers both", "--disaggregate both");
+  expect_error("bench --log yaml", "give text or json");
   assert_int_equal(parse("eval logits --token-ids @/nonexistent"), TD_ENOENT);
+}
+
+static void test_former_spellings(void **state) {
+  (void)state;
+  assert_int_equal(parse("serve --workers split --kv-tokens 512 --stuck-after=7"), TD_OK);
+  assert_int_equal(parsed.disaggregate, TD_ON);
+  assert_true(parsed.kv_tokens == 512 && parsed.stuck_after_s == 7);
+  assert_true(td_options_given(&parsed, "kv-cache-tokens"));
+  assert_int_equal(parse("serve --workers one --experts cpu --model-name x"), TD_OK);
+  assert_int_equal(parsed.disaggregate, TD_OFF);
+  assert_int_equal(parsed.experts, 1);
+  assert_string_equal(parsed.model_names.values[0], "x");
+  assert_int_equal(parse("bench --slo-itl 5"), TD_OK);
+  assert_true(parsed.slo_tpot_ms == 5);
+  assert_int_equal(parse("bench kernels --matrices 3"), TD_OK);
+  assert_int_equal(parsed.n_matrices, 3);
+  td_buf text = TD_BUF_INIT;
+  for (int c = 0; c < TD_N_COMMANDS; c++)
+    td_options_help(&text, (td_command)c);
+  assert_null(strstr(td_buf_text(&text), "--workers"));
+  td_buf_free(&text);
 }
 
 static td_status parse_with_file(const char *json, const char *rest) {
@@ -129,6 +154,9 @@ static void test_config_file(void **state) {
   assert_int_equal(parse_with_file("{\"port\": \"x\"}", ""), TD_EINVAL);
   assert_int_equal(parse_with_file("{\"port\": 70000}", ""), TD_EINVAL);
   assert_int_equal(parse_with_file("[1]", ""), TD_EINVAL);
+  assert_int_equal(parse_with_file("{\"workers\": \"one\", \"log\": \"json\"}", ""), TD_OK);
+  assert_true(parsed.disaggregate == TD_OFF && parsed.log == TD_LOG_JSON);
+  assert_int_equal(parse_with_file("{\"log\": \"yaml\"}", ""), TD_EINVAL);
   assert_int_not_equal(parse_with_file("{", ""), TD_OK);
 }
 
@@ -143,6 +171,19 @@ static void test_help_lists_every_command(void **state) {
   td_options_reference(&text);
   for (int c = 0; c < TD_N_COMMANDS; c++) {
     assert_non_null(strstr(td_buf_text(&text), td_command_name((td_command)c)));
+  }
+  td_buf_free(&text);
+}
+
+static void test_help_fits_80_columns(void **state) {
+  (void)state;
+  td_buf text = TD_BUF_INIT;
+  for (int c = 0; c <= TD_N_COMMANDS; c++)
+    td_options_help(&text, (td_command)c);
+  for (const char *line = td_buf_text(&text); *line;) {
+    const size_t len = strcspn(line, "\n");
+    if (len > 80) fail_msg("%zu columns: %.*s", len, (int)len, line);
+    line += len + 1;
   }
   td_buf_free(&text);
 }
@@ -168,8 +209,10 @@ int main(void) {
       cmocka_unit_test_teardown(test_two_word_commands, teardown),
       cmocka_unit_test_teardown(test_same_letter_in_two_commands, teardown),
       cmocka_unit_test_teardown(test_errors_name_the_option, teardown),
+      cmocka_unit_test_teardown(test_former_spellings, teardown),
       cmocka_unit_test_teardown(test_config_file, teardown),
       cmocka_unit_test_teardown(test_help_lists_every_command, teardown),
+      cmocka_unit_test(test_help_fits_80_columns),
       cmocka_unit_test(test_reference_page_is_current),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,16 +67,6 @@ static void test_choice(void **state) {
   }
 }
 
-static void test_mode_names(void **state) {
-  (void)state;
-  td_weights_mode mode;
-  td_err err;
-  assert_int_equal(td_weights_mode_parse(&mode, "resident", &err), TD_OK);
-  assert_int_equal(mode, TD_WEIGHTS_RESIDENT);
-  assert_int_equal(td_weights_mode_parse(&mode, "disk", &err), TD_EINVAL);
-  assert_non_null(strstr(err.msg, "--weights disk"));
-}
-
 // ---- the memory -----------------------------------------------------------------------------
 
 typedef struct {
@@ -337,7 +327,6 @@ static void test_not_weights(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_choice),
-      cmocka_unit_test(test_mode_names),
       cmocka_unit_test_setup_teardown(test_holds_the_files, setup, teardown),
       cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_for_a_device, setup, teardown),
