@@ -148,6 +148,34 @@ static td_status read_merges(td_bpe *bpe, const cJSON *merges, td_err *err) {
   return st;
 }
 
+// Goes over the splits of every token into two; with puts, those into two tokens become merges.
+// Returns how many splits there are.
+static size_t each_split(td_bpe *bpe, bool puts) {
+  size_t n = 0;
+  for (int32_t id = 0; id < bpe->vocab->n_ids; id++) {
+    uint32_t kind = td_vocab_flags(bpe->vocab, id) & (TD_VOCAB_MODEL | TD_VOCAB_SPECIAL);
+    if (kind != TD_VOCAB_MODEL) continue;
+    size_t len;
+    const char *text = td_vocab_text(bpe->vocab, id, &len);
+    for (size_t i = 1; i < len; i++) {
+      if (((uint8_t)text[i] & 0xC0) == 0x80) continue; // within a character
+      n++;
+      if (!puts) continue;
+      int32_t left = td_vocab_find_plain(bpe->vocab, text, i);
+      int32_t right = td_vocab_find_plain(bpe->vocab, text + i, len - i);
+      if (left < 0 || right < 0) continue;
+      td_merges_put(&bpe->merges, (td_merge){left, right, (uint32_t)id, id});
+    }
+  }
+  return n;
+}
+
+static td_status rank_merges(td_bpe *bpe, td_err *err) {
+  td_status st = td_merges_init(&bpe->merges, each_split(bpe, false), err);
+  if (st == TD_OK) each_split(bpe, true);
+  return st;
+}
+
 static td_status read_options(td_bpe *bpe, const cJSON *model, td_err *err) {
   const char *unk = NULL, *prefix = "", *suffix = "";
   double dropout = 0;
@@ -186,19 +214,21 @@ static void find_byte_tokens(td_bpe *bpe) {
   }
 }
 
-td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab, bool byte_level,
-                      td_err *err) {
+td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
+                      const td_bpe_opts *opts, td_err *err) {
   *out = NULL;
   td_bpe *bpe = calloc(1, sizeof *bpe);
   if (!bpe) return td_fail(err, TD_ENOMEM, "out of memory for the BPE model");
   bpe->vocab = vocab;
-  bpe->byte_level = byte_level;
+  bpe->byte_level = opts->byte_level;
   td_status st = read_options(bpe, model, err);
   // Cutting also needs words to be independent of what stands beside them.
   if (st == TD_OK) {
-    bpe->cuts_at_metaspace = !byte_level && !bpe->ignore_merges && !*bpe->prefix && !*bpe->suffix &&
+    bpe->cuts_at_metaspace = !opts->byte_level && !bpe->ignore_merges && !*bpe->prefix &&
+                             !*bpe->suffix &&
                              td_vocab_find_plain(vocab, METASPACE, N_METASPACE) >= 0;
-    st = read_merges(bpe, td_json_get(model, "merges"), err);
+    st = opts->by_rank ? rank_merges(bpe, err)
+                       : read_merges(bpe, td_json_get(model, "merges"), err);
   }
   if (st != TD_OK) {
     td_bpe_close(bpe);

@@ -11,11 +11,17 @@
 typedef struct td_bpe td_bpe;
 typedef struct td_bpe_scratch td_bpe_scratch;
 
+typedef struct {
+  bool byte_level; // words come as bytes and tokens are spelled in the alphabet of tok_bytelevel.h
+  // Any two tokens that make a third may be merged, those of the lowest id first; model has no
+  // merges then.
+  bool by_rank;
+} td_bpe_opts;
+
 // model is the "model" object of tokenizer.json, its vocabulary read into vocab, which must outlive
-// *out and hold all flags already. byte_level: words come as bytes and tokens are spelled in the
-// alphabet of tok_bytelevel.h.
-td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab, bool byte_level,
-                      td_err *err);
+// *out and hold all flags already.
+td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
+                      const td_bpe_opts *opts, td_err *err);
 void td_bpe_close(td_bpe *bpe);
 
 // Working memory of one encoding at a time, with a cache of words of this bpe.

@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "text/tok_decode.h"
 #include "text/tok_post.h"
 #include "text/tok_split.h"
+#include "text/tok_tiktoken.h"
 
 #define MAX_FILE_BYTES ((size_t)1 << 28)
 // Positions in a text fit 32 bits with room to spare.
@@ -105,7 +107,8 @@ static void close_pool(scratch_pool *pool) {
 
 // ---- opening
 
-static td_status read_model(td_tokenizer *tok, const cJSON *root, td_err *err) {
+// by_rank: td_bpe_opts'.
+static td_status read_model(td_tokenizer *tok, const cJSON *root, bool by_rank, td_err *err) {
   const cJSON *model = td_json_get(root, "model");
   const char *type = "BPE"; // files older than the key have no other
   if (!cJSON_IsObject(model)) return td_fail(err, TD_EFORMAT, "model must be an object");
@@ -121,8 +124,8 @@ static td_status read_model(td_tokenizer *tok, const cJSON *root, td_err *err) {
   }
   if (st == TD_OK) st = td_split_open(&tok->split, td_json_get(root, "pre_tokenizer"), err);
   if (st == TD_OK) {
-    bool byte_level = td_split_is_byte_level(tok->split);
-    st = td_bpe_open(&tok->bpe, model, &tok->vocab, byte_level, err);
+    td_bpe_opts opts = {.byte_level = td_split_is_byte_level(tok->split), .by_rank = by_rank};
+    st = td_bpe_open(&tok->bpe, model, &tok->vocab, &opts, err);
   }
   if (st == TD_OK) st = td_post_read(&tok->post, td_json_get(root, "post_processor"), err);
   if (st == TD_OK) {
@@ -147,8 +150,8 @@ static int32_t named_token(const td_tokenizer *tok, const cJSON *config, const c
   return td_vocab_find(&tok->vocab, token->valuestring, strlen(token->valuestring));
 }
 
-static td_status open_roots(td_tokenizer **out, const cJSON *root, const cJSON *config,
-                            td_err *err) {
+static td_status open_roots(td_tokenizer **out, const cJSON *root, bool by_rank,
+                            const cJSON *config, td_err *err) {
   td_tokenizer *tok = calloc(1, sizeof *tok);
   if (tok) tok->pool = calloc(1, sizeof *tok->pool);
   if (!tok || !tok->pool || pthread_mutex_init(&tok->pool->lock, NULL) != 0) {
@@ -156,7 +159,7 @@ static td_status open_roots(td_tokenizer **out, const cJSON *root, const cJSON *
     free(tok);
     return td_fail(err, TD_ENOMEM, "out of memory for the tokenizer");
   }
-  td_status st = read_model(tok, root, err);
+  td_status st = read_model(tok, root, by_rank, err);
   if (st == TD_OK) st = check_post(tok, &tok->post.before, err);
   if (st == TD_OK) st = check_post(tok, &tok->post.after, err);
   if (st != TD_OK) {
@@ -178,32 +181,74 @@ td_status td_tokenizer_open_json(td_tokenizer **out, const char *name, const cha
   if (st == TD_OK && config) {
     st = td_json_parse(&config_root, config, config_len, TD_JSON_MAX_DEPTH, err);
   }
-  if (st == TD_OK) st = open_roots(out, root, config_root, err);
+  if (st == TD_OK) st = open_roots(out, root, false, config_root, err);
   cJSON_Delete(root);
   cJSON_Delete(config_root);
   return st == TD_OK ? st : td_err_prefix(err, "%s", name);
 }
 
-td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *err) {
-  *out = NULL;
-  td_buf path = TD_BUF_INIT, config_path = TD_BUF_INIT;
-  cJSON *root = NULL, *config = NULL;
-  td_buf_printf(&path, "%s/tokenizer.json", model_dir);
-  td_buf_printf(&config_path, "%s/tokenizer_config.json", model_dir);
-  td_status st = td_buf_status(&path, err);
-  if (st == TD_OK) st = td_buf_status(&config_path, err);
-  if (st == TD_OK) st = td_json_parse_regular(&root, path.data, MAX_FILE_BYTES, err);
-  if (st == TD_OK && td_file_exists(config_path.data)) {
-    st = td_json_parse_regular(&config, config_path.data, MAX_FILE_BYTES, err);
-  }
+// model_dir/file, NULL when out of memory.
+static char *join(const char *model_dir, const char *file) {
+  char *path;
+  return asprintf(&path, "%s/%s", model_dir, file) < 0 ? NULL : path;
+}
+
+static td_status open_ranks(td_tokenizer **out, const char *path, const cJSON *config,
+                            td_err *err) {
+  td_buf text = TD_BUF_INIT;
+  td_status st = td_file_read_regular(&text, path, MAX_FILE_BYTES, err);
   if (st == TD_OK) {
-    st = open_roots(out, root, config, err);
-    if (st != TD_OK) td_err_prefix(err, "%s", path.data);
+    cJSON *root = NULL;
+    st = td_tiktoken_read(&root, td_buf_text(&text), text.len, config, err);
+    if (st == TD_OK) st = open_roots(out, root, true, config, err);
+    if (st != TD_OK) td_err_prefix(err, "%s", path);
+    cJSON_Delete(root);
+  }
+  td_buf_free(&text);
+  return st;
+}
+
+static td_status open_json(td_tokenizer **out, const char *path, const cJSON *config, td_err *err) {
+  cJSON *root = NULL;
+  td_status st = td_json_parse_regular(&root, path, MAX_FILE_BYTES, err);
+  if (st == TD_OK) {
+    st = open_roots(out, root, false, config, err);
+    if (st != TD_OK) td_err_prefix(err, "%s", path);
   }
   cJSON_Delete(root);
+  return st;
+}
+
+static td_status open_files(td_tokenizer **out, const char *paths[3], td_err *err) {
+  cJSON *config = NULL;
+  td_status st = TD_OK;
+  if (td_file_exists(paths[2])) {
+    st = td_json_parse_regular(&config, paths[2], MAX_FILE_BYTES, err);
+  }
+  if (st == TD_OK && td_file_exists(paths[0])) {
+    st = open_json(out, paths[0], config, err);
+  } else if (st == TD_OK && td_file_exists(paths[1])) {
+    st = open_ranks(out, paths[1], config, err);
+  } else if (st == TD_OK) {
+    st = td_fail(err, TD_ENOENT,
+                 "%s: no such file, nor a tiktoken.model beside it: download the model's tokenizer",
+                 paths[0]);
+  }
   cJSON_Delete(config);
-  td_buf_free(&path);
-  td_buf_free(&config_path);
+  return st;
+}
+
+td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *err) {
+  static const char *const files[] = {"tokenizer.json", "tiktoken.model", "tokenizer_config.json"};
+  char *paths[TD_COUNT(files)];
+  bool has_all = true;
+  *out = NULL;
+  for (size_t i = 0; i < TD_COUNT(files); i++)
+    has_all &= (paths[i] = join(model_dir, files[i])) != NULL;
+  td_status st = has_all ? open_files(out, (const char **)paths, err)
+                         : td_fail(err, TD_ENOMEM, "out of memory for the tokenizer");
+  for (size_t i = 0; i < TD_COUNT(files); i++)
+    free(paths[i]);
   return st;
 }
 

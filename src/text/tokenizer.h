@@ -1,7 +1,8 @@
 // src/text/tokenizer.h - text to token ids and back, as a model's tokenizer.json says.
 // The reference is the `tokenizers` library: for every text it and td_tokenizer_encode give the
-// same ids. Text that is not UTF-8 is read with U+FFFD for each maximal invalid part.
-// Thread: an open tokenizer may be used from several threads at once; a td_detok from one.
+// same ids; of a tiktoken.model, the `tiktoken` library. Text that is not UTF-8 is read with U+FFFD
+// for each maximal invalid part. Thread: an open tokenizer may be used from several threads at
+// once; a td_detok from one.
 #ifndef TD_TEXT_TOKENIZER_H
 #define TD_TEXT_TOKENIZER_H
 
@@ -16,8 +17,9 @@
 
 typedef struct td_tokenizer td_tokenizer;
 
-// Reads model_dir/tokenizer.json and, where it exists, model_dir/tokenizer_config.json (bos and
-// eos). TD_EFORMAT and TD_EUNSUPPORTED name file and key. On error *out is NULL.
+// Reads model_dir/tokenizer.json, or else tiktoken.model, and, where it exists,
+// model_dir/tokenizer_config.json (bos and eos). TD_EFORMAT and TD_EUNSUPPORTED name file and key.
+// On error *out is NULL.
 td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *err);
 // The same from memory; config may be NULL. name stands for the file in messages.
 td_status td_tokenizer_open_json(td_tokenizer **out, const char *name, const char *json, size_t len,

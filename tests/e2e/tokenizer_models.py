@@ -49,6 +49,13 @@ CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<｜User｜>",
 PLAIN_TOKENS = ["<think>", "</think>", "<tool_call>", "<｜tool▁sep｜>"]
 
 
+def byte_alphabet():
+    """The character that stands for each byte in byte-level vocabularies."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(0x100 + i) for i, b in enumerate(other)}
+
+
 def split(pattern):
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 

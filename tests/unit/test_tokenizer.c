@@ -456,7 +456,6 @@ static void broken_folders_are_refused(void **state) {
   td_buf_free(&json);
 }
 
-// A pattern that backtracks without end is an error, not a hang.
 // Replacements that double a text with each step end in an error, not in all of memory.
 static void endless_growth_is_refused(void **state) {
   (void)state;
@@ -485,6 +484,7 @@ static void endless_growth_is_refused(void **state) {
   td_buf_free(&json);
 }
 
+// A pattern that backtracks without end is an error, not a hang.
 static void runaway_patterns_are_an_error(void **state) {
   (void)state;
   const char *json = RE("{\"Regex\":\"(?:a|a|aa)+(?!a|\\\\z)\"}");
