@@ -100,6 +100,14 @@ void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
   if (dev->vtable->pin && host) dev->vtable->pin(dev, host, n_bytes);
 }
 
+bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes) {
+  return dev->vtable->is_pinning && dev->vtable->is_pinning(dev, host, n_bytes);
+}
+
+void td_dev_wait_pinned(td_dev *dev, const void *host, size_t n_bytes) {
+  if (dev->vtable->wait_pinned) dev->vtable->wait_pinned(dev, host, n_bytes);
+}
+
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
   return dev->vtable->stream_open(out, dev, err);

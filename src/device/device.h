@@ -31,8 +31,9 @@ typedef struct {
   unsigned index;             // which GPU, from 0
   unsigned n_threads;         // CPU: members of the thread team; 0: one for each CPU
   td_activations activations; // CPU; holds for all devices of the process
-  bool cpus_from_end; // CPU: its first threads have the last CPUs; another device has the first
-  size_t need_bytes;  // weights that will be used: memory of the device's own must hold them
+  bool cpus_from_end;     // CPU: its first threads have the last CPUs; another device has the first
+  size_t need_bytes;      // weights that will be used: memory of the device's own must hold them
+  bool ends_with_process; // td_dev_close leaves it to the kernel to unpin memory, which takes long
 } td_dev_opts;
 
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
@@ -67,8 +68,14 @@ size_t td_dev_own_free_bytes(td_dev *dev);
 bool td_dev_takes_on_device(const td_dev *dev, const td_weight *w);
 
 // A mapping that holds weights until td_dev_close, read-only: a device that copies them does so
-// faster where it can register it, and says in the log where it cannot. Once a device.
+// faster where it can register it, and says in the log where it cannot. That takes a second for
+// some GiB: a thread of the device's own does it, in pieces, by rising address. Once a device.
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
+// Whether some of this memory is yet to be registered, and will be, so that copies from it are
+// slower than they will be. The pieces it is in come next.
+bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
+void td_dev_wait_pinned(td_dev *dev, const void *host,
+                        size_t n_bytes); // until that is no longer so
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
 void td_stream_close(td_stream *stream); // waits for what is queued

@@ -81,7 +81,9 @@ typedef struct {
   td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free_host)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);
-  void (*pin)(td_dev *dev, const void *host, size_t n_bytes);     // NULL: nothing to do
+  void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL, and the next: nothing to do
+  bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);
+  void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
   bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: any
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
   void (*stream_close)(td_stream *stream);

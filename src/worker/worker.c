@@ -93,6 +93,7 @@ static td_status open_devices(worker *w, td_err *err) {
   const td_devices_opts opts = {.dev = {.kind = w->opts.device,
                                         .n_threads = w->opts.n_threads,
                                         .activations = w->opts.activations,
+                                        .ends_with_process = true,
                                         .cpus_from_end = w->opts.role == TD_ROLE_PREFILL},
                                 .experts = (td_expert_place)w->opts.experts,
                                 .prefill_chunk = w->opts.prefill_chunk,
@@ -107,7 +108,7 @@ static td_status open_devices(worker *w, td_err *err) {
   if (d->expert_dev) td_dev_show_pulse(d->expert_dev, w->outlet.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
-  if (d->has_own_memory) td_dev_pin(d->dev, memory, n_bytes);
+  if (d->stream_bytes) td_dev_pin(d->dev, memory, n_bytes);
   if (d->expert_dev && !memory) {
     td_info("experts are read through the page cache; --expert-device cpu --weights resident has "
             "them in "

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <condition_variable>
 #include <cstdio>
@@ -16,7 +17,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <sys/stat.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 // How far a stream has come; events keep it beyond the stream's end.
@@ -388,6 +391,17 @@ static bool is_writable(const void *ptr) {
   return false;
 }
 
+// TANDEM_EMU_PIN_GATE: a file with a byte for each registration that may go on, which takes it;
+// others wait for one, or for the file to be gone.
+static void pass_gate() {
+  const char *path = std::getenv("TANDEM_EMU_PIN_GATE");
+  struct stat gate;
+  while (path && stat(path, &gate) == 0) {
+    if (gate.st_size > 0 && truncate(path, gate.st_size - 1) == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // TANDEM_EMU_PIN=0: a device that registers nothing; 1: what can be written to, as on x86; 2: what
 // can only be read, too.
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
@@ -396,6 +410,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags) {
   if (allowed == 0 || (allowed == 1 && only_read)) return result(cudaErrorNotSupported);
   if (!ptr || n_bytes == 0 || (!only_read && !is_writable(ptr)))
     return result(cudaErrorInvalidValue);
+  pass_gate();
   const place p = place_of(ptr, n_bytes);
   if (p.device != PAGEABLE || !p.fits) return result(cudaErrorHostMemoryAlreadyRegistered);
   std::lock_guard<std::mutex> hold(memory_lock);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -126,9 +127,10 @@ static void test_pinned_memory(void **state) {
     CUDA_OPEN(f);
     td_cuda_dev *dev = (td_cuda_dev *)f.dev;
     td_dev_pin(f.dev, NULL, 0);
-    assert_null(dev->pinned);
+    assert_int_equal(td_cuda_pinned_bytes(dev), 0);
     td_dev_pin(f.dev, weights, BYTES);
-    assert_ptr_equal(dev->pinned, rounds[round].is_pinned ? weights : NULL);
+    td_dev_wait_pinned(f.dev, weights, BYTES);
+    assert_int_equal(td_cuda_pinned_bytes(dev), rounds[round].is_pinned ? BYTES : 0);
     int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC); // reads into what can be written to
     assert_int_equal(read(zeros, weights, 1), -1);
     assert_int_equal(errno, EFAULT);
@@ -143,6 +145,102 @@ static void test_pinned_memory(void **state) {
     munmap(weights, BYTES);
   }
   unsetenv("TANDEM_EMU_PIN");
+}
+
+enum { PIECE = 8192, N_PIECES = 8 };
+
+// Memory that ends up in N_PIECES pieces or one more, registered in steps: until the gate is
+// removed, as many pieces as are let through.
+typedef struct {
+  char gate[64];
+  size_t n;
+  int32_t *weights;
+  td_dev *dev;
+} pinning;
+
+static void let_pieces(pinning *p, size_t n) {
+  const td_cuda_pins *pins = &((td_cuda_dev *)p->dev)->pins;
+  assert_int_equal(truncate(p->gate, (off_t)n), 0);
+  while (p->n - atomic_load(&pins->n_pending) < n)
+    usleep(1000);
+}
+
+static pinning begin_pinning(bool ends_with_process) {
+  pinning p = {.gate = "/tmp/tandem-gate-XXXXXX"};
+  int fd = mkstemp(p.gate);
+  assert_true(fd >= 0);
+  close(fd);
+  setenv("TANDEM_EMU_PIN_GATE", p.gate, 1);
+  p.weights = shared_weights(PIECE * N_PIECES, 0);
+  td_err err;
+  const td_dev_opts opts = {.kind = "cuda", .ends_with_process = ends_with_process};
+  if (td_dev_open(&p.dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  ((td_cuda_dev *)p.dev)->pins.piece_bytes = PIECE;
+  td_dev_pin(p.dev, p.weights, PIECE * N_PIECES);
+  p.n = ((td_cuda_dev *)p.dev)->pins.n_pending;
+  return p;
+}
+
+static void open_gate(pinning *p) {
+  unlink(p->gate);
+  unsetenv("TANDEM_EMU_PIN_GATE");
+}
+
+static bool is_pinning(const pinning *p, size_t piece) {
+  return td_dev_is_pinning(p->dev, (char *)p->weights + piece * PIECE, 1);
+}
+
+// Registering goes on beside the device's work, what is asked for first; copies are cut where
+// pieces end, for those across them would fail.
+static void test_memory_is_registered_in_pieces(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  enum { LAST = N_PIECES - 1, MIDDLE = N_PIECES / 2 };
+  pinning p = begin_pinning(false);
+  td_cuda_dev *dev = (td_cuda_dev *)p.dev;
+  char *const begin = (char *)p.weights;
+  assert_true(is_pinning(&p, LAST));
+  assert_false(td_dev_is_pinning(p.dev, begin - 1, 1));
+  assert_false(td_dev_is_pinning(p.dev, begin + PIECE * N_PIECES, 1));
+  let_pieces(&p, 2);
+  assert_false(is_pinning(&p, LAST));
+  assert_true(is_pinning(&p, MIDDLE)); // though it comes before
+  const void *device;
+  td_err err;
+  const size_t sizes[] = {PIECE * N_PIECES, PIECE * (N_PIECES - 1), PIECE / 2};
+  for (size_t i = 0; i < TD_COUNT(sizes); i++) {
+    if (i == 1) { // again, with all of it registered
+      open_gate(&p);
+      td_dev_wait_pinned(p.dev, p.weights, PIECE * N_PIECES);
+      assert_int_equal(td_cuda_pinned_bytes(dev), PIECE * N_PIECES);
+    }
+    assert_int_equal(td_cuda_on_device(dev, begin, sizes[i], &device, &err), TD_OK);
+    assert_memory_equal(device, begin, sizes[i]); // the emulator's memory is the host's
+  }
+  td_dev_close(p.dev);
+  munmap(p.weights, PIECE * N_PIECES);
+}
+
+// Closing waits for a piece at most, and leaves nothing registered, but where the process ends.
+static void test_registering_stops(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  for (int is_last = 0; is_last < 2; is_last++) {
+    pinning p = begin_pinning(is_last);
+    let_pieces(&p, 1);
+    open_gate(&p);
+    td_dev_close(p.dev);
+    td_err err;
+    assert_int_equal(td_dev_open(&p.dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+    td_cuda_dev *dev = (td_cuda_dev *)p.dev;
+    td_dev_pin(p.dev, p.weights, PIECE);
+    td_dev_wait_pinned(p.dev, p.weights, PIECE);
+    assert_int_equal(td_cuda_pinned_bytes(dev), is_last ? 0 : PIECE);
+    for (size_t i = 0; is_last && i < N_PIECES; i++)
+      dev->abi->unpin((char *)p.weights + i * PIECE);
+    td_dev_close(p.dev);
+    munmap(p.weights, PIECE * N_PIECES);
+  }
 }
 
 // The next operator is not blamed for memory that was not there.
@@ -587,6 +685,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_a_driver_that_is_too_old),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_pinned_memory),
+      cmocka_unit_test(test_memory_is_registered_in_pieces),
+      cmocka_unit_test(test_registering_stops),
       cmocka_unit_test(test_a_failure_is_told_once),
       cmocka_unit_test(test_a_broken_device),
       cmocka_unit_test(test_weights_that_do_not_fit),

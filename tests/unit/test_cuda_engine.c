@@ -144,10 +144,67 @@ static void test_where_experts_are(void **state) {
   td_dev_close(dev);
 }
 
+// All memory that holds routed experts: one file's mapping in small models.
+static const char *experts_memory(const td_model *model, size_t *n_bytes) {
+  const char *begin = NULL, *end = NULL;
+  const td_model_config *c = td_model_config_of(model);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const td_layer *layer = td_model_layer(model, i);
+    for (uint32_t k = 0; layer->is_moe && k < 3 * c->n_experts; k++) {
+      const td_weight *arrays[] = {layer->gate, layer->up, layer->down};
+      const td_weight *w = &arrays[k % 3][k / 3];
+      const char *data = w->data;
+      if (!begin || data < begin) begin = data;
+      if (data + td_weight_data_bytes(w) > end) end = data + td_weight_data_bytes(w);
+    }
+  }
+  *n_bytes = (size_t)(end - begin);
+  return begin;
+}
+
+// Experts do not come before their memory is registered: until then they are computed where they
+// are, to the bit.
+static void test_streaming_waits_for_registering(void **state) {
+  (void)state;
+  const char *library = getenv("TANDEM_CUDA_LIB");
+  if (!library || !strstr(library, "_emu")) skip();
+  char gate[] = "/tmp/tandem-gate-XXXXXX";
+  const int fd = mkstemp(gate);
+  assert_true(fd >= 0);
+  close(fd);
+  setenv("TANDEM_EMU_PIN_GATE", gate, 1);
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  td_dev *dev;
+  td_err err;
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+  const small_model *m = &small_models[0];
+  size_t n_vocab, n_memory;
+  float *apart = engine_logits(m, dev, APART, false, &n_vocab);
+  const size_t n_bytes = ENGINE_ROWS * n_vocab * sizeof *apart;
+  float *got = malloc(n_bytes);
+  engine_fixture f;
+  open_engine(&f, m, dev, STREAMED);
+  const char *memory = experts_memory(f.model, &n_memory);
+  td_dev_pin(dev, memory, n_memory);
+  keep_steps(&f, got);
+  assert_memory_equal(got, apart, n_bytes);
+  unlink(gate);
+  td_dev_wait_pinned(dev, memory, n_memory);
+  keep_steps(&f, got);
+  assert_memory_not_equal(got, apart, n_bytes);
+  close_engine(&f);
+  td_dev_close(dev);
+  unsetenv("TANDEM_EMU_PIN_GATE");
+  unsetenv("TANDEM_EMU_PIN");
+  free(apart);
+  free(got);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
-                                     cmocka_unit_test(test_where_experts_are)};
+                                     cmocka_unit_test(test_where_experts_are),
+                                     cmocka_unit_test(test_streaming_waits_for_registering)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

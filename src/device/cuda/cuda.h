@@ -46,6 +46,33 @@ typedef struct {
   td_cu_read read_gate, read_down; // what all of them allow
 } td_cuda_experts;
 
+// A piece of the weights' memory, as far as it is registered with the driver.
+typedef enum { CUDA_PIN_PENDING, CUDA_PIN_DONE, CUDA_PIN_REFUSED } td_cuda_pin_state;
+
+typedef struct {
+  const char *host;
+  size_t n_bytes;
+  td_cuda_pin_state state;
+  bool is_wanted; // before others
+} td_cuda_pin_piece;
+
+enum { CUDA_PIN_BYTES = 1 << 30 };
+
+typedef struct {
+  const char *base, *grid; // the memory; where the first piece begins, or would
+  size_t n_bytes, piece_bytes;
+  td_cuda_pin_piece *pieces; // NULL: nothing is to be registered
+  size_t n;
+  pthread_t thread;
+  bool has_thread, is_left_registered; // at close
+  bool needs_writing;                  // the thread's: mappings must be writable meanwhile
+  _Atomic size_t n_pending;            // written with the lock held
+
+  pthread_mutex_t lock; // guards the pieces' state and what follows
+  pthread_cond_t moved;
+  bool is_stopping;
+} td_cuda_pins;
+
 typedef struct {
   td_dev base;
   void *library;
@@ -54,10 +81,10 @@ typedef struct {
   td_cu_props props;
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: nobody looks
-  const void *pinned;      // host memory that is registered; NULL: none
   size_t pass_bytes;       // of scratch memory, for which a pass of experts is cut
   size_t keys_bytes;       // likewise: heads of a prompt's attention, tokens of an answer's
   size_t page_bytes;       // the GPU's memory comes in pages of so many
+  td_cuda_pins pins;
 
   pthread_mutex_t lock; // guards what follows
   td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free
@@ -122,6 +149,17 @@ void td_cuda_library_close(td_cuda_dev *dev);
 // another one that is installed; NULL: none.
 // ctx is a td_cuda_dev. A td_cu_symbol_fn.
 void *td_cuda_blas_symbol(void *ctx, const char *name);
+
+// pin.c: td_dev_pin and its questions.
+void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);
+bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
+void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
+size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // so far
+void td_cuda_pins_close(td_cuda_dev *dev);
+// Queues a copy; n_bytes > 0. In parts where src is in several pieces: the driver refuses a range
+// that is not all of one registration, or of none.
+int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t n_bytes,
+                      td_cu_stream stream);
 
 // stream.c
 td_status td_cuda_stream_open(td_stream **out, td_dev *dev, td_err *err);

@@ -1,7 +1,6 @@
 // src/device/cuda/device.c - opening the CUDA device, and its memory.
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "base/log.h"
 #include "device/cuda/cuda.h"
@@ -53,38 +52,11 @@ static size_t cuda_own_free_bytes(td_dev *base) {
   return n_free;
 }
 
-// Drivers on x86 know no memory that may only be read (cudaDevAttrHostRegisterReadOnlySupported is
-// 0), and refuse mappings that cannot be written to: this one can be meanwhile, where it is shared
-// memory that is not sealed against it. Nothing is written.
-static int register_host(const td_cuda_dev *dev, const void *host, size_t n_bytes) {
-  void *memory = (void *)(uintptr_t)host;
-  int code = dev->abi->pin(host, n_bytes, true);
-  if (code == 0 || mprotect(memory, n_bytes, PROT_READ | PROT_WRITE) != 0) return code;
-  code = dev->abi->pin(host, n_bytes, false);
-  mprotect(memory, n_bytes, PROT_READ);
-  return code;
-}
-
-static void cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
-  td_cuda_dev *dev = (td_cuda_dev *)base;
-  double gib = (double)n_bytes / (1 << 30);
-  TD_CHECK(!dev->pinned);
-  td_cuda_use(dev);
-  int code = register_host(dev, host, n_bytes);
-  if (code == 0) {
-    dev->pinned = host;
-    td_debug("%s: %.2f GiB of weights are pinned", base->name, gib);
-  } else {
-    td_info("%s: %.2f GiB of weights cannot be pinned, copying them takes longer: %s", base->name,
-            gib, dev->abi->error_text(code));
-  }
-}
-
 static void cuda_close(td_dev *base) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_pins_close(dev);
   if (dev->abi) {
     td_cuda_weights_close(dev);
-    if (dev->pinned) dev->abi->unpin(dev->pinned);
     if (dev->upload) dev->abi->stream_close(dev->upload);
   }
   td_cuda_library_close(dev);
@@ -104,7 +76,9 @@ static const td_dev_vtable vtable = {
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
     .own_free_bytes = cuda_own_free_bytes,
-    .pin = cuda_pin,
+    .pin = td_cuda_pin,
+    .is_pinning = td_cuda_is_pinning,
+    .wait_pinned = td_cuda_wait_pinned,
     .takes_on_device = td_cuda_takes_on_device,
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,
@@ -152,6 +126,10 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->pass_bytes = PASS_BYTES;
   dev->keys_bytes = KEYS_BYTES;
   dev->page_bytes = PAGE_BYTES;
+  dev->pins.piece_bytes = CUDA_PIN_BYTES;
+  dev->pins.is_left_registered = opts->ends_with_process;
+  pthread_mutex_init(&dev->pins.lock, NULL);
+  pthread_cond_init(&dev->pins.moved, NULL);
   pthread_mutex_init(&dev->lock, NULL);
   td_status status = open_gpu(dev, err);
   if (status != TD_OK) {

@@ -4,7 +4,8 @@
 td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {
   if (a->n_bytes == 0) return TD_OK;
   const td_cuda_dev *dev = td_cuda_dev_of(stream);
-  return td_cuda_result(dev, dev->abi->copy(a->dst, a->src, a->n_bytes, stream->cu), "copy", err);
+  int code = td_cuda_copy_from(dev, a->dst, a->src, a->n_bytes, stream->cu);
+  return td_cuda_result(dev, code, "copy", err);
 }
 
 td_status td_cuda_op_fill_zero(td_cuda_stream *stream, const td_fill_zero_args *a, td_err *err) {

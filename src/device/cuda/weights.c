@@ -76,7 +76,7 @@ static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void
     *out = NULL;
     return does_not_fit(dev, n_bytes, err);
   }
-  int code = dev->abi->copy(*out, host, n_bytes, dev->upload);
+  int code = td_cuda_copy_from(dev, *out, host, n_bytes, dev->upload);
   int sync_code = dev->abi->stream_sync(dev->upload);
   return td_cuda_result(dev, code ? code : sync_code, "copying weights to the GPU", err);
 }
@@ -142,7 +142,7 @@ static td_status stage(td_cuda_dev *dev, const td_weight *host, td_weight *out, 
                     td_weight_zero_bytes(host)};
   int code = 0;
   for (int i = 0; i < 3 && code == 0; i++)
-    if (sizes[i] > 0) code = dev->abi->copy((void *)to[i], from[i], sizes[i], dev->upload);
+    if (sizes[i] > 0) code = td_cuda_copy_from(dev, (void *)to[i], from[i], sizes[i], dev->upload);
   return td_cuda_result(dev, code, "copying weights to the GPU", err);
 }
 

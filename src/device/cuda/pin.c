@@ -1,0 +1,201 @@
+// src/device/cuda/pin.c - registering the weights' host memory with the driver, so that the GPU
+// copies from it at the bus's full speed. Registering pins every page, at a few GiB a second: a
+// thread of its own does it piece by piece while the device is used. One call for all of it would
+// also pass the driver's limit of a call, 512 GiB.
+//
+// Thread: pieces are registered by the device's own thread; everything else may be called by any.
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "device/cuda/cuda.h"
+
+#define GIB         ((double)(1 << 30))
+#define PROGRESS_NS 10000000000u
+
+enum { PIECE_ALIGN = 2 << 20 };
+
+// Drivers on x86 know no memory that may only be read (cudaDevAttrHostRegisterReadOnlySupported is
+// 0), and refuse mappings that cannot be written to: this one can be meanwhile, where it is shared
+// memory that is not sealed against it. Nothing is written.
+static int register_piece(td_cuda_dev *dev, const td_cuda_pin_piece *piece) {
+  void *memory = (void *)(uintptr_t)piece->host;
+  int code = dev->pins.needs_writing ? 1 : dev->abi->pin(piece->host, piece->n_bytes, true);
+  if (code == 0 || mprotect(memory, piece->n_bytes, PROT_READ | PROT_WRITE) != 0) return code;
+  dev->pins.needs_writing = true;
+  code = dev->abi->pin(piece->host, piece->n_bytes, false);
+  mprotect(memory, piece->n_bytes, PROT_READ);
+  return code;
+}
+
+// The first pending piece that somebody waits for, else the first pending one, else NULL.
+static td_cuda_pin_piece *next_piece(td_cuda_pins *p) {
+  td_cuda_pin_piece *next = NULL;
+  for (size_t i = 0; i < p->n; i++) {
+    td_cuda_pin_piece *piece = &p->pieces[i];
+    if (piece->state != CUDA_PIN_PENDING) continue;
+    if (piece->is_wanted) return piece;
+    if (!next) next = piece;
+  }
+  return next;
+}
+
+// With the lock held. What one piece is refused for, the others would be, too.
+static void end_piece(td_cuda_pins *p, td_cuda_pin_piece *piece, int code) {
+  piece->state = code == 0 ? CUDA_PIN_DONE : CUDA_PIN_REFUSED;
+  for (size_t i = 0; code != 0 && i < p->n; i++) {
+    if (p->pieces[i].state == CUDA_PIN_PENDING) p->pieces[i].state = CUDA_PIN_REFUSED;
+  }
+  atomic_store(&p->n_pending, code == 0 ? p->n_pending - 1 : 0);
+  pthread_cond_broadcast(&p->moved);
+}
+
+static void *pin_pieces(void *ctx) {
+  td_cuda_dev *dev = ctx;
+  td_cuda_pins *p = &dev->pins;
+  const uint64_t begin_ns = td_clock_ns();
+  uint64_t told_ns = begin_ns;
+  double done = 0;
+  int code = dev->abi->use(dev->index);
+  prctl(PR_SET_NAME, "tandem-register");
+  pthread_mutex_lock(&p->lock);
+  for (td_cuda_pin_piece *piece; !p->is_stopping && (piece = next_piece(p)) != NULL;) {
+    pthread_mutex_unlock(&p->lock);
+    if (code == 0) code = register_piece(dev, piece);
+    if (code == 0) done += (double)piece->n_bytes / GIB;
+    if (code == 0 && td_clock_ns() - told_ns > PROGRESS_NS) {
+      told_ns = td_clock_ns();
+      td_info("%s: %.0f of %.0f GiB of weights are registered", dev->base.name, done,
+              (double)p->n_bytes / GIB);
+    }
+    pthread_mutex_lock(&p->lock);
+    end_piece(p, piece, code);
+  }
+  const bool is_stopped = p->is_stopping;
+  pthread_mutex_unlock(&p->lock);
+  if (code != 0) {
+    td_info("%s: %.2f of %.2f GiB of weights are registered; copies of the others are slower: %s",
+            dev->base.name, done, (double)p->n_bytes / GIB, dev->abi->error_text(code));
+  } else if (!is_stopped) {
+    td_info("%s: %.2f GiB of weights were registered in %.1f s", dev->base.name, done,
+            (double)(td_clock_ns() - begin_ns) * 1e-9);
+  }
+  return NULL;
+}
+
+static size_t piece_at(const td_cuda_pins *p, const char *at) {
+  return (size_t)(at - p->grid) / p->piece_bytes;
+}
+
+// Pieces end at multiples of their size behind a 2 MB boundary, so that no page is in two.
+static bool cut_pieces(td_cuda_pins *p, const char *host, size_t n_bytes) {
+  const char *grid = host - (uintptr_t)host % PIECE_ALIGN, *end = host + n_bytes;
+  const size_t n = (size_t)(end - grid - 1) / p->piece_bytes + 1;
+  p->pieces = calloc(n, sizeof *p->pieces);
+  if (!p->pieces) return false;
+  for (size_t i = 0; i < n; i++) {
+    const char *from = grid + i * p->piece_bytes, *to = from + p->piece_bytes;
+    if (from < host) from = host;
+    if (to > end) to = end;
+    p->pieces[i] = (td_cuda_pin_piece){.host = from,
+                                       .n_bytes = to > from ? (size_t)(to - from) : 0};
+    if (to <= from) p->pieces[i].state = CUDA_PIN_REFUSED; // before the first byte
+    p->n_pending += to > from;
+  }
+  p->base = host;
+  p->grid = grid;
+  p->n_bytes = n_bytes;
+  p->n = n;
+  return true;
+}
+
+void td_cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_pins *p = &dev->pins;
+  TD_CHECK(!p->pieces);
+  if (n_bytes == 0) return;
+  if (!cut_pieces(p, host, n_bytes) || pthread_create(&p->thread, NULL, pin_pieces, dev) != 0) {
+    td_info("%s: no thread to register weights; copies of them are slower", base->name);
+    p->n_pending = 0;
+    return;
+  }
+  p->has_thread = true;
+}
+
+// Whether a piece of the range is pending; such pieces come next.
+static bool want(td_cuda_pins *p, const char *from, size_t n_bytes) {
+  const char *to = from + n_bytes, *end = p->base + p->n_bytes;
+  if (from < p->base) from = p->base;
+  if (to > end) to = end;
+  bool is_pending = false;
+  for (size_t i = from < to ? piece_at(p, from) : p->n; i < p->n && p->pieces[i].host < to; i++) {
+    td_cuda_pin_piece *piece = &p->pieces[i];
+    if (piece->state != CUDA_PIN_PENDING) continue;
+    is_pending = piece->is_wanted = true;
+  }
+  return is_pending;
+}
+
+bool td_cuda_is_pinning(td_dev *base, const void *host, size_t n_bytes) {
+  td_cuda_pins *p = &((td_cuda_dev *)base)->pins;
+  if (atomic_load(&p->n_pending) == 0) return false;
+  pthread_mutex_lock(&p->lock);
+  const bool is_pending = want(p, host, n_bytes);
+  pthread_mutex_unlock(&p->lock);
+  return is_pending;
+}
+
+void td_cuda_wait_pinned(td_dev *base, const void *host, size_t n_bytes) {
+  td_cuda_pins *p = &((td_cuda_dev *)base)->pins;
+  pthread_mutex_lock(&p->lock);
+  while (p->n_pending > 0 && want(p, host, n_bytes))
+    pthread_cond_wait(&p->moved, &p->lock);
+  pthread_mutex_unlock(&p->lock);
+}
+
+int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t n_bytes,
+                      td_cu_stream stream) {
+  const td_cuda_pins *p = &dev->pins;
+  const char *from = src;
+  char *to = dst;
+  int code = 0;
+  do {
+    size_t n = n_bytes;
+    if (p->pieces && from >= p->base && from < p->base + p->n_bytes) {
+      const size_t left = p->piece_bytes - (size_t)(from - p->grid) % p->piece_bytes;
+      if (n > left) n = left;
+    }
+    code = dev->abi->copy(to, from, n, stream);
+    from += n;
+    to += n;
+    n_bytes -= n;
+  } while (n_bytes > 0 && code == 0);
+  return code;
+}
+
+size_t td_cuda_pinned_bytes(td_cuda_dev *dev) {
+  td_cuda_pins *p = &dev->pins;
+  size_t n = 0;
+  pthread_mutex_lock(&p->lock);
+  for (size_t i = 0; i < p->n; i++)
+    n += p->pieces[i].state == CUDA_PIN_DONE ? p->pieces[i].n_bytes : 0;
+  pthread_mutex_unlock(&p->lock);
+  return n;
+}
+
+void td_cuda_pins_close(td_cuda_dev *dev) {
+  td_cuda_pins *p = &dev->pins;
+  pthread_mutex_lock(&p->lock);
+  p->is_stopping = true;
+  pthread_mutex_unlock(&p->lock);
+  if (p->has_thread) pthread_join(p->thread, NULL);
+  for (size_t i = 0; i < p->n && !p->is_left_registered; i++) {
+    if (p->pieces[i].state == CUDA_PIN_DONE) dev->abi->unpin(p->pieces[i].host);
+  }
+  free(p->pieces);
+  pthread_mutex_destroy(&p->lock);
+  pthread_cond_destroy(&p->moved);
+}
