@@ -42,7 +42,7 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
   td_buf_printf(out, "architecture  %s: %u layers of width %u, vocabulary of %u\n", c->arch_name,
                 c->n_layers, c->dim, c->n_vocab);
   td_buf_printf(out, "attention     %u heads, ", c->n_heads);
-  if (c->kv_lora_rank) {
+  if (c->attn == TD_ATTN_MLA) {
     td_buf_printf(out, "MLA: keys and values of rank %u and %u rotary, ", c->kv_lora_rank,
                   c->rope_dim);
     if (c->q_lora_rank) {

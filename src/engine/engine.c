@@ -10,13 +10,13 @@
 #include "engine/rope.h"
 
 static uint32_t entry_elements(const td_model_config *c) {
-  if (c->kv_lora_rank) return c->kv_lora_rank + c->rope_dim;
+  if (c->attn == TD_ATTN_MLA) return c->kv_lora_rank + c->rope_dim;
   return 2 * c->n_kv_heads * c->head_dim;
 }
 
 uint32_t td_engine_prefill_chunk(const td_model_config *config) {
   enum { LEAST = 512, LEAST_MLA = 1024, MOST = 2048, OF_EXPERT = 32, ROUND = 64 };
-  const uint32_t least = config->kv_lora_rank ? LEAST_MLA : LEAST;
+  const uint32_t least = config->attn == TD_ATTN_MLA ? LEAST_MLA : LEAST;
   if (!config->n_experts || !config->top_k) return least;
   uint64_t n = ((uint64_t)OF_EXPERT * config->n_experts / config->top_k + ROUND - 1) / ROUND *
                ROUND;
@@ -34,7 +34,7 @@ typedef struct {
 
 static act_rows rows_of(const td_model_config *c) {
   const size_t kv_dim = c->n_kv_heads * c->head_dim;
-  const bool mla = c->kv_lora_rank != 0;
+  const bool mla = c->attn == TD_ATTN_MLA;
   return (act_rows){.dim = c->dim,
                     .q = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim),
                     .q_a = c->q_lora_rank,

@@ -187,7 +187,7 @@ static void head(td_engine *e) {
 static void begin_layer(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
-  if (e->config->kv_lora_rank) {
+  if (e->config->attn == TD_ATTN_MLA) {
     attend_mla(e, p, layer, layer_idx);
   } else {
     attend_gqa(e, p, layer, layer_idx);

@@ -66,10 +66,10 @@ void td_rope_fill(float *out, const td_model_config *config, uint32_t n_position
 }
 
 float td_rope_attention_scale(const td_model_config *config) {
-  uint32_t query_dim = config->kv_lora_rank ? config->nope_dim + config->rope_dim
-                                            : config->head_dim;
+  uint32_t query_dim = config->attn == TD_ATTN_MLA ? config->nope_dim + config->rope_dim
+                                                   : config->head_dim;
   double scale = 1.0 / sqrt(query_dim);
-  if (config->kv_lora_rank && has_yarn(&config->yarn) && config->yarn.mscale_all_dim > 0) {
+  if (config->attn == TD_ATTN_MLA && has_yarn(&config->yarn) && config->yarn.mscale_all_dim > 0) {
     double mscale = yarn_mscale(config->yarn.factor, config->yarn.mscale_all_dim);
     scale *= mscale * mscale;
   }

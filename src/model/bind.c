@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "model/bind_impl.h"
+#include "model/families/family.h"
 
 // Tensors that published checkpoints carry and no forward pass here needs.
 static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale", ".v_scale",
@@ -197,9 +198,10 @@ static td_status bind_experts(td_binder *b, const td_place *p, uint32_t layer_id
 static td_status bind_layer(td_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
+  const td_family *family = b->config->family;
   unsigned met = td_layer_conditions(b->config, layer_idx);
-  for (size_t i = 0; i < td_n_layer_places; i++) {
-    const td_place *p = &td_layer_places[i];
+  for (size_t i = 0; i < family->n_layer; i++) {
+    const td_place *p = &family->layer[i];
     if (p->conditions & ~met) continue;
     void *field = (char *)layer + p->offset;
     td_status st;

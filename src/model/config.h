@@ -27,6 +27,13 @@ td_status td_config_read_quant(const td_config_reader *r);     // checks quantiz
 td_status td_config_read_token_ids(const td_config_reader *r); // from either file
 td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
 
+// For the families (families/family.h). A feature chosen by name of which only one choice is
+// supported, which is also the default.
+td_status td_config_expect_str(const td_config_reader *r, const char *key, const char *supported);
+td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
+void td_config_set_moe(td_model_config *config, uint32_t layer_idx);
+td_status td_config_check_groups(const td_config_reader *r); // of experts, for grouped routers
+
 // Values of object, root or one inside it. An absent key leaves *out alone; null is an error.
 td_status td_config_uint(const td_config_reader *r, const cJSON *object, const char *key,
                          uint32_t min, uint32_t max, uint32_t *out);

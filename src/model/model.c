@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "model/bind.h"
+#include "model/families/family.h"
 
 struct td_model {
   td_model_config config;
@@ -41,7 +42,9 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_pl
   share all = {1, 1};
   uint64_t n = td_dim_value(c, p->rows);
   switch (p->kind) {
-  case TD_PLACE_WEIGHT: count_weight(s, field, all); return;
+  case TD_PLACE_WEIGHT:
+  case TD_PLACE_ROUTER:
+  case TD_PLACE_LATENT: count_weight(s, field, all); return;
   case TD_PLACE_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
@@ -69,10 +72,11 @@ static td_model_stats count_all(const td_model *m) {
     const td_place *p = &td_end_places[i];
     if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.ends);
   }
+  const td_family *family = m->config.family;
   for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
     met = td_layer_conditions(&m->config, layer);
-    for (size_t i = 0; i < td_n_layer_places; i++) {
-      const td_place *p = &td_layer_places[i];
+    for (size_t i = 0; i < family->n_layer; i++) {
+      const td_place *p = &family->layer[i];
       if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.layers[layer]);
     }
   }

@@ -9,7 +9,10 @@
 #include "base/status.h"
 #include "tandem/types.h"
 
-typedef enum { TD_ARCH_DEEPSEEK_V3, TD_ARCH_QWEN3_MOE } td_arch;
+// Grouped-query attention, or multi-head latent attention (MLA).
+typedef enum { TD_ATTN_GQA, TD_ATTN_MLA } td_attn_kind;
+
+typedef struct td_family td_family; // families/family.h
 
 #define TD_MAX_EOS    16
 #define TD_MAX_LAYERS 1024
@@ -24,7 +27,8 @@ typedef struct {
 // What the forward pass needs to know of config.json and generation_config.json. Dimensions are in
 // elements. Fields of the other attention kind are 0.
 typedef struct {
-  td_arch arch;
+  const td_family *family;
+  td_attn_kind attn;
   char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
   uint32_t n_layers, n_vocab, dim, n_heads, max_position;
   bool tie_embeddings, attention_bias;

@@ -1,5 +1,5 @@
-// src/model/places.h - the table of all tensors the supported architectures have: name, shape, the
-// field of the model each goes to, and what must hold for a layer to have it.
+// src/model/places.h - how a family describes its tensors: name, shape, the field of the model each
+// goes to, and what must hold for a layer to have it.
 #ifndef TD_MODEL_PLACES_H
 #define TD_MODEL_PLACES_H
 
@@ -32,21 +32,21 @@ typedef enum {
 
 // What must hold of a layer for it to have a tensor.
 enum {
-  TD_IF_GQA = 1 << 0,
-  TD_IF_MLA = 1 << 1,
-  TD_IF_Q_LORA = 1 << 2,
-  TD_IF_Q_WHOLE = 1 << 3, // no q_lora
-  TD_IF_BIAS = 1 << 4,
-  TD_IF_DENSE = 1 << 5,
-  TD_IF_MOE = 1 << 6,
-  TD_IF_SHARED = 1 << 7,
-  TD_IF_SIGMOID = 1 << 8,
-  TD_IF_UNTIED = 1 << 9,
+  TD_IF_Q_LORA = 1 << 0,
+  TD_IF_Q_WHOLE = 1 << 1, // no q_lora
+  TD_IF_BIAS = 1 << 2,
+  TD_IF_DENSE = 1 << 3,
+  TD_IF_MOE = 1 << 4,
+  TD_IF_SHARED = 1 << 5,
+  TD_IF_UNTIED = 1 << 6,
 };
 
 typedef enum {
   TD_PLACE_VEC,    // td_vec
   TD_PLACE_WEIGHT, // td_weight
+  TD_PLACE_ROUTER, // td_weight that td_quantize leaves alone
+  TD_PLACE_LATENT, // td_weight, small and in the way of every key and value: td_quantize does not
+                   // make it smaller than 8 bits
   TD_PLACE_PLAIN,  // td_weight, not quantized
   TD_PLACE_F32,    // const float *, converted where needed
   TD_PLACE_EXPERT, // td_weight *, one of each expert
@@ -62,8 +62,6 @@ typedef struct {
   unsigned conditions;
 } td_place;
 
-extern const td_place td_layer_places[]; // offsets into td_layer
-extern const size_t td_n_layer_places;
 extern const td_place td_end_places[]; // offsets into td_model_ends
 extern const size_t td_n_end_places;
 

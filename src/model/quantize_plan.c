@@ -3,20 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/families/family.h"
 #include "model/quantize_impl.h"
-
-// The linear layers, by the last part of their module's name.
-static const struct {
-  const char *name;
-  bool is_latent; // small, and every key and value goes through it: not for 4 bits
-} linears[] = {
-    {"q_proj", false},    {"k_proj", false},
-    {"v_proj", false},    {"o_proj", false},
-    {"q_a_proj", false},  {"q_b_proj", false},
-    {"gate_proj", false}, {"up_proj", false},
-    {"down_proj", false}, {"kv_a_proj_with_mqa", true},
-    {"kv_b_proj", true},
-};
 
 static bool ends_with(const char *text, const char *suffix) {
   size_t n = strlen(text), m = strlen(suffix);
@@ -34,12 +22,14 @@ static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t
   if (strcmp(t->name, "lm_head.weight") == 0) return &td_encoding_int8;
   if (strncmp(t->name, "model.layers.", 13) != 0) return NULL;
   bool fits = !e->whole_blocks || t->shape[1] % e->block_cols == 0;
-  for (size_t i = 0; i < TD_COUNT(linears); i++) {
+  for (size_t i = 0; i < q->family->n_layer; i++) {
+    const td_place *p = &q->family->layer[i];
+    const bool is_latent = p->kind == TD_PLACE_LATENT;
+    if (!is_latent && p->kind != TD_PLACE_WEIGHT && p->kind != TD_PLACE_EXPERT) continue;
     char suffix[64];
-    snprintf(suffix, sizeof suffix, ".%s.weight", linears[i].name);
+    snprintf(suffix, sizeof suffix, ".%s", p->name);
     if (!ends_with(t->name, suffix)) continue;
-    bool too_few = linears[i].is_latent && td_encoded_bits(e) < 8;
-    return fits && !too_few ? e : &td_encoding_int8;
+    return fits && !(is_latent && td_encoded_bits(e) < 8) ? e : &td_encoding_int8;
   }
   return NULL;
 }

@@ -19,7 +19,7 @@ static void check(const td_model_config *c) {
   TD_CHECK(c->yarn.beta_fast > 0 && c->yarn.beta_slow > 0);
   TD_CHECK(c->rms_eps > 0 && c->routed_scaling > 0 && c->max_position >= 1);
   TD_CHECK(c->n_eos <= TD_MAX_EOS && c->bos_id < (int32_t)c->n_vocab && c->bos_id >= -1);
-  if (c->arch == TD_ARCH_DEEPSEEK_V3) {
+  if (c->attn == TD_ATTN_MLA) {
     TD_CHECK(c->rope_dim % 2 == 0 && c->rope_dim && c->kv_lora_rank && c->v_dim && c->nope_dim);
   } else {
     TD_CHECK(c->n_kv_heads && c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);

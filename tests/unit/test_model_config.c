@@ -52,7 +52,7 @@ static const char deepseek_v3[] =
     " \"torch_dtype\": \"bfloat16\", \"v_head_dim\": 128, \"vocab_size\": 129280}";
 
 static void check_deepseek(const td_model_config *c) {
-  assert_int_equal(c->arch, TD_ARCH_DEEPSEEK_V3);
+  assert_int_equal(c->attn, TD_ATTN_MLA);
   assert_int_equal(c->dim, 7168);
   assert_int_equal(c->n_layers, 61);
   assert_int_equal(c->n_vocab, 129280);
@@ -102,7 +102,7 @@ static void defaults_are_transformers(void **state) {
   assert_true(c.yarn.factor == 1);
 
   c = parse_ok("{\"model_type\": \"qwen3_moe\"}", NULL);
-  assert_int_equal(c.arch, TD_ARCH_QWEN3_MOE);
+  assert_int_equal(c.attn, TD_ATTN_GQA);
   assert_int_equal(c.n_vocab, 151936);
   assert_int_equal(c.dim, 2048);
   assert_int_equal(c.n_layers, 24);
@@ -343,6 +343,7 @@ static void test_prefill_chunk(void **state) {
     const td_model_config config = {.n_experts = cases[i][0], .top_k = cases[i][1]};
     assert_int_equal(td_engine_prefill_chunk(&config), cases[i][2]);
     td_model_config mla = config;
+    mla.attn = TD_ATTN_MLA;
     mla.kv_lora_rank = 512;
     assert_int_equal(td_engine_prefill_chunk(&mla), cases[i][2] < 1024 ? 1024 : cases[i][2]);
   }

@@ -1,0 +1,80 @@
+// src/model/families/family.h - what a model family is: one descriptor a family, in a file of its
+// own. The rest of the program asks for kinds (of attention, router, cache), never for a family.
+#ifndef TD_MODEL_FAMILIES_FAMILY_H
+#define TD_MODEL_FAMILIES_FAMILY_H
+
+#include <stddef.h>
+
+#include "model/config.h"
+#include "model/places.h"
+
+// The largest values leave the product of any two of them within 64 bits and of heads and head
+// dimensions within 32.
+#define TD_MAX_DIM      (1u << 22)
+#define TD_MAX_HEADS    4096u
+#define TD_MAX_HEAD_DIM 8192u
+#define TD_MAX_EXPERTS  4096u
+
+// One whole number of config.json: its key, another spelling of it, the field it goes to, its range
+// and the default of transformers' configuration class.
+typedef struct {
+  const char *key, *alias;
+  size_t offset; // in td_model_config
+  uint32_t min, max, fallback;
+} td_config_key;
+
+#define TD_CONFIG_FIELD(name) offsetof(td_model_config, name)
+
+struct td_family {
+  const char *model_types[4]; // config.json's model_type, ended by NULL
+  // What config.json does not say: kinds, and defaults of what it may.
+  td_model_config defaults;
+  const td_config_key *keys;
+  size_t n_keys;
+  // The rest, after keys and td_config_read_common: which layers have experts, checks across keys.
+  td_status (*read)(const td_config_reader *r);
+  const td_place *layer; // tensors of a layer
+  size_t n_layer;
+};
+
+#define TD_FAMILY(name) extern const td_family td_family_##name;
+#include "model/families/families.inc"
+#undef TD_FAMILY
+
+// ---- rows that families share -------------------------------------------------------------------
+
+#define TD_VECTOR(name, field, rows, conditions)                                                   \
+  { name, TD_PLACE_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
+// kind: what follows TD_PLACE_.
+#define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
+  { name, TD_PLACE_##kind, offsetof(td_layer, field), rows, cols, conditions }
+
+#define TD_NORM_PLACES                                                                             \
+  TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \
+      TD_VECTOR("post_attention_layernorm.weight", mlp_norm, TD_DIM_MODEL, 0)
+
+// Grouped-query attention with separate projections.
+#define TD_GQA_PLACES                                                                              \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, 0),                      \
+      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
+      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),                \
+      TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q, TD_IF_BIAS),                            \
+      TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_BIAS),                           \
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_BIAS),                           \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_BIAS)
+
+// A dense layer's MLP.
+#define TD_DENSE_PLACES                                                                            \
+  TD_MATRIX(WEIGHT, "mlp.gate_proj.weight", mlp_gate, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
+      TD_MATRIX(WEIGHT, "mlp.up_proj.weight", mlp_up, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
+      TD_MATRIX(WEIGHT, "mlp.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_DENSE, TD_IF_DENSE)
+
+// The router and its experts, mlp.experts.N.
+#define TD_EXPERT_PLACES                                                                           \
+  TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
+      TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),         \
+      TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
+      TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE)
+
+#endif

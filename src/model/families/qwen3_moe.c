@@ -1,0 +1,92 @@
+// src/model/families/qwen3_moe.c - Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder.
+#include "model/families/family.h"
+
+static const td_config_key keys[] = {
+    {"vocab_size", NULL, TD_CONFIG_FIELD(n_vocab), 1, 1u << 24, 151936},
+    {"hidden_size", NULL, TD_CONFIG_FIELD(dim), 1, TD_MAX_DIM, 2048},
+    {"num_hidden_layers", NULL, TD_CONFIG_FIELD(n_layers), 1, TD_MAX_LAYERS, 24},
+    {"num_attention_heads", NULL, TD_CONFIG_FIELD(n_heads), 1, TD_MAX_HEADS, 32},
+    {"num_key_value_heads", NULL, TD_CONFIG_FIELD(n_kv_heads), 1, TD_MAX_HEADS, 4},
+    {"max_position_embeddings", NULL, TD_CONFIG_FIELD(max_position), 1, 1u << 30, 32768},
+    {"intermediate_size", NULL, TD_CONFIG_FIELD(dense_dim), 1, TD_MAX_DIM, 6144},
+    {"moe_intermediate_size", NULL, TD_CONFIG_FIELD(expert_dim), 1, TD_MAX_DIM, 768},
+    {"num_experts", "num_local_experts", TD_CONFIG_FIELD(n_experts), 1, TD_MAX_EXPERTS, 128},
+    {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
+};
+
+// mlp_only_layers lists the layers without experts besides those that decoder_sparse_step leaves
+// out.
+static td_status read_layers(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  uint32_t step = 1;
+  td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
+  if (st != TD_OK) return st;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    if ((i + 1) % step == 0) td_config_set_moe(c, i);
+  }
+  const cJSON *dense = td_json_get(r->root, "mlp_only_layers");
+  if (!dense) return TD_OK;
+  if (!cJSON_IsArray(dense)) return td_config_bad(r, "mlp_only_layers must be an array");
+  for (const cJSON *item = dense->child; item; item = item->next) {
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (!(value >= 0 && value < c->n_layers && value == (uint32_t)value)) {
+      return td_config_bad(r, "mlp_only_layers must hold indices of layers");
+    }
+    uint32_t i = (uint32_t)value;
+    c->moe_layers[i / 64] &= ~((uint64_t)1 << i % 64);
+  }
+  return TD_OK;
+}
+
+static td_status check_sliding_window(const td_config_reader *r) {
+  bool use = false;
+  td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
+  bool off = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
+  if (st == TD_OK && use && !off) {
+    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_sliding_window is not supported", r->file);
+  }
+  return st;
+}
+
+static td_status read_rest(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  c->head_dim = c->dim / c->n_heads;
+  td_status st = TD_OK;
+  if (td_json_get(r->root, "head_dim")) {
+    st = td_config_uint(r, r->root, "head_dim", 2, TD_MAX_HEAD_DIM, &c->head_dim);
+  }
+  if (st == TD_OK) st = read_layers(r);
+  if (st == TD_OK) st = check_sliding_window(r);
+  if (st != TD_OK) return st;
+  if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > TD_MAX_HEAD_DIM) {
+    return td_config_bad(r, "head_dim (or hidden_size / num_attention_heads) must be even");
+  }
+  if (c->n_heads % c->n_kv_heads) {
+    return td_config_bad(r, "num_key_value_heads must divide num_attention_heads");
+  }
+  return TD_OK;
+}
+
+static const td_place layer[] = {
+    TD_NORM_PLACES,
+    TD_GQA_PLACES,
+    TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, 0),
+    TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, 0),
+    TD_DENSE_PLACES,
+    TD_EXPERT_PLACES,
+};
+
+const td_family td_family_qwen3_moe = {
+    .model_types = {"qwen3_moe"},
+    .defaults = {.attn = TD_ATTN_GQA,
+                 .qk_norm = true,
+                 .routed_scaling = 1,
+                 .n_groups = 1,
+                 .topk_groups = 1,
+                 .bos_id = -1},
+    .keys = keys,
+    .n_keys = TD_COUNT(keys),
+    .read = read_rest,
+    .layer = layer,
+    .n_layer = TD_COUNT(layer),
+};
