@@ -17,28 +17,10 @@ static cpu_set_t allowed_cpus(void) {
   return set;
 }
 
-// CPUs' worth of time that a group is given, rounded up; no limit is UINT_MAX.
-static unsigned group_cpus(const char *group) {
-  char path[TD_CGROUP_MAX + 64];
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
-  td_buf text = TD_BUF_INIT;
-  td_err err;
-  unsigned long quota, period; // "max 100000": nothing to read
-  bool is_limited = td_file_read(&text, path, 1 << 16, &err) == TD_OK &&
-                    sscanf(td_buf_text(&text), "%lu %lu", &quota, &period) == 2 && period > 0;
-  td_buf_free(&text);
-  return is_limited ? (unsigned)((quota + period - 1) / period) : ~0u;
-}
-
 unsigned td_cpu_count(void) {
   cpu_set_t set = allowed_cpus();
-  unsigned n = (unsigned)CPU_COUNT(&set);
-  char group[TD_CGROUP_MAX];
-  td_cgroup_get(group);
-  do {
-    unsigned n_given = group_cpus(group);
-    if (n_given < n) n = n_given;
-  } while (td_cgroup_up(group));
+  unsigned n = (unsigned)CPU_COUNT(&set), n_given = td_cgroup_cpus(NULL);
+  if (n_given < n) n = n_given;
   return n ? n : 1;
 }
 

@@ -39,31 +39,9 @@ static uint64_t machine_available(void) {
   return kib == UINT64_MAX ? kib : kib * 1024;
 }
 
-static uint64_t group_available(const char *group) {
-  char path[TD_CGROUP_MAX + 64];
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
-  uint64_t max = number_in(path, "");
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
-  uint64_t current = number_in(path, "");
-  if (max == UINT64_MAX || current == UINT64_MAX) return UINT64_MAX;
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.stat", group);
-  uint64_t file = number_in(path, "file "), shmem = number_in(path, "shmem ");
-  if (file == UINT64_MAX) file = 0;
-  if (shmem == UINT64_MAX) shmem = 0;
-  uint64_t cache = shmem < file ? file - shmem : 0; // "file" counts shared memory as well
-  uint64_t used = cache < current ? current - cache : 0;
-  return used < max ? max - used : 0;
-}
-
 uint64_t td_memory_available_bytes(void) {
-  uint64_t available = machine_available();
-  char group[TD_CGROUP_MAX];
-  td_cgroup_get(group);
-  do { // a limit of any ancestor holds, too
-    uint64_t left = group_available(group);
-    if (left < available) available = left;
-  } while (td_cgroup_up(group));
-  return available;
+  uint64_t machine = machine_available(), groups = td_cgroup_memory_left(NULL);
+  return machine < groups ? machine : groups;
 }
 
 #define HUGETLB_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB"
