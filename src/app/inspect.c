@@ -213,7 +213,7 @@ td_status td_inspect_model(const char *dir, bool tensors, bool json, FILE *out, 
   td_model_close(m);
   st = td_buf_status(&text, err);
   if (st == TD_OK && (fwrite(text.data, 1, text.len, out) != text.len || fflush(out) != 0)) {
-    st = td_fail(err, TD_EIO, "cannot write: %s", strerror(errno));
+    st = td_fail(err, TD_EIO, "standard output: cannot write: %s", strerror(errno));
   }
   td_buf_free(&text);
   return st;

@@ -1,7 +1,11 @@
 // src/app/main.c - picks the subcommand.
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "app/command.h"
 #include "base/log.h"
@@ -24,6 +28,26 @@ static int (*const commands[])(const td_options *options) = {
 };
 _Static_assert(TD_COUNT(commands) == TD_N_COMMANDS, "every command has a function");
 
+// A standard descriptor that is closed would become that of the next file opened, a checkpoint's
+// for instance. In its place stands one that fails as a closed one does.
+static void hold_standard_descriptors(void) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+    if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR; // nobody misses what stderr says
+    if (open("/dev/null", mode) != fd) abort();         // the lowest free one
+  }
+}
+
+// What was printed is a result only when it arrived.
+static int check_stdout(int status) {
+  errno = 0;
+  bool is_whole = fflush(stdout) == 0 && !ferror(stdout);
+  if (is_whole || status != 0) return status;
+  td_error("standard output: cannot write%s%s: the output is not complete", errno ? ": " : "",
+           errno ? strerror(errno) : "");
+  return 1;
+}
+
 static int print_help(td_command command, bool markdown) {
   td_buf text = TD_BUF_INIT;
   if (markdown) {
@@ -33,7 +57,7 @@ static int print_help(td_command command, bool markdown) {
   }
   fputs(td_buf_text(&text), stdout);
   td_buf_free(&text);
-  return fflush(stdout) == 0 ? 0 : 1;
+  return 0;
 }
 
 static void set_log(const td_options *options) {
@@ -44,15 +68,17 @@ static void set_log(const td_options *options) {
 }
 
 int main(int argc, char **argv) {
+  hold_standard_descriptors();
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   // The front starts its workers with this word; it is not for users and not in the table.
   if (argc >= 2 && !strcmp(argv[1], "worker")) return td_worker_main(argc, argv);
   if (argc == 2 && !strcmp(argv[1], "--version")) {
     puts("tandem " TD_VERSION);
-    return 0;
+    return check_stdout(0);
   }
   if (argc == 3 && !strcmp(argv[1], "help") && !strcmp(argv[2], "--markdown")) {
-    return print_help(TD_N_COMMANDS, true);
+    return check_stdout(print_help(TD_N_COMMANDS, true));
   }
   td_options options;
   td_err err;
@@ -67,5 +93,5 @@ int main(int argc, char **argv) {
     status = commands[options.command](&options);
   }
   td_options_free(&options);
-  return status;
+  return check_stdout(status);
 }

@@ -309,8 +309,6 @@ int td_cmd_serve(const td_options *options) {
   td_err err;
   td_metrics_init(&serve.metrics);
   set_limits();
-  signal(SIGPIPE, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   td_status st = read_model(&serve, &err);
   if (st == TD_OK && options->trace) {
     st = td_trace_file_open(&serve.trace, options->trace, "front", &err);

@@ -135,6 +135,32 @@ def test_errors_name_the_thing(tandem, model, args, status, words):
     assert done.stdout == b""
 
 
+@pytest.mark.parametrize("where", ["full", "closed"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "--model", "MODEL", "-p", "x", "-n", "4"],
+        ["run", "--model", "MODEL", "-p", "x", "-n", "4", "--json"],
+        ["inspect", "--model", "MODEL"],
+        ["inspect", "tokens", "--model", "MODEL"],
+        ["eval", "perplexity", "--model", "MODEL", "-f", "TEXT", "--json"],
+        ["bench", "--model", "MODEL", "-p", "4", "-n", "2", "-r", "1"],
+        ["--version"],
+        ["help", "--markdown"],
+        ["run", "--help"],
+    ],
+)
+def test_output_that_is_lost_is_an_error(tandem_bin, model, tmp_path, args, where):
+    (tmp_path / "t.txt").write_text("some words " * 8)
+    known = {"MODEL": model, "TEXT": tmp_path / "t.txt"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [tandem_bin, *[known.get(a, a) for a in args]], input=b"x", stderr=subprocess.PIPE, timeout=300,
+            stdout=full, preexec_fn=(lambda: os.close(1)) if where == "closed" else None)
+    assert done.returncode == 1
+    assert b"standard output" in done.stderr
+
+
 # ---- a terminal ------------------------------------------------------------------------------
 
 
