@@ -11,6 +11,8 @@
 
 #define AHEAD       2  // 1/AHEAD of memory's pages are kept empty or written
 #define MAX_VICTIMS 64 // files removed for one that is written
+#define MAX_FAILED  3  // pages in a row that could not be written, before a pause
+#define PAUSE_S     60u
 
 struct td_kv_loading {
   uv_work_t work;
@@ -48,7 +50,9 @@ struct td_kv_tier {
   char *file;      // [record_bytes] of what is being saved
   int32_t *tokens; // [page_tokens] of it
   int32_t *idle;   // [shape.n_pages] room for a list of pages
-  bool is_saving, is_full, has_shrunk;
+  bool is_saving, has_shrunk;
+  uint32_t n_failed;          // pages in a row that could not be written
+  uint64_t paused_until_ns;   // nothing is written before
   double read_ns, prefill_ns; // a page; 0: not known yet
   // the end
   void (*closed)(void *ctx);
@@ -193,7 +197,7 @@ static td_kv_loading *make_loading(td_kv_tier *tier, const td_kv_load *load) {
 
 td_kv_loading *td_kv_tier_load(td_kv_tier *tier, const td_kv_load *load) {
   uint32_t page_tokens = tier->shape.page_tokens;
-  if (tier->is_closing || !td_kv_dir_bytes(tier->opts.dir)) return NULL;
+  if (tier->is_closing || td_kv_dir_is_empty(tier->opts.dir)) return NULL;
   if (load->n_prompt - load->n_cached <= page_tokens || !is_worth_reading(tier)) return NULL;
   td_kv_loading *l = make_loading(tier, load);
   if (l) look_up(l);
@@ -265,10 +269,17 @@ static bool shrink(td_kv_tier *tier) {
   return true;
 }
 
-static void stop_saving(td_kv_tier *tier) {
-  tier->is_full = true;
-  td_warn("--kv-dir %s: %s; no more pages are written to it", td_kv_dir_path(tier->opts.dir),
-          tier->save.err.msg);
+static void pause_saving(td_kv_tier *tier) {
+  tier->n_failed = 0;
+  tier->paused_until_ns = td_clock_ns() + PAUSE_S * 1000000000ull;
+  td_warn("--kv-dir %s: %s; no more pages are written to it%s", td_kv_dir_path(tier->opts.dir),
+          tier->save.err.msg, tier->is_flushing ? "" : " for a minute");
+}
+
+// The page is not tried again soon: until it is looked for, it counts as written.
+static void note_failed_write(td_kv_tier *tier) {
+  td_kv_dir_add(tier->opts.dir, &tier->save.record.name, 0);
+  if (++tier->n_failed == MAX_FAILED) pause_saving(tier);
 }
 
 static void after_write(uv_work_t *work, int status) {
@@ -277,10 +288,15 @@ static void after_write(uv_work_t *work, int status) {
   saving *s = &tier->save;
   tier->is_saving = false;
   if (s->err.code != TD_OK) {
-    if (s->err.code != TD_ELIMIT || !shrink(tier)) stop_saving(tier);
+    if (s->err.code != TD_ELIMIT) {
+      note_failed_write(tier);
+    } else if (!shrink(tier)) {
+      pause_saving(tier);
+    }
   } else if (s->has_room) {
     td_kv_dir_add(tier->opts.dir, &s->record.name, tier->record_bytes);
     tier->stats.written_bytes += tier->record_bytes;
+    tier->n_failed = 0;
   }
   save_next(tier);
 }
@@ -291,7 +307,7 @@ static void after_copy(uv_work_t *work, int status) {
   saving *s = &tier->save;
   td_kv_content now;
   bool is_whole = td_kv_content_of(tier->opts.kv, s->page, &now) && now.serial == s->serial;
-  if (s->err.code != TD_OK) stop_saving(tier);
+  if (s->err.code != TD_OK) pause_saving(tier);
   if (s->err.code != TD_OK || !is_whole) {
     tier->is_saving = false;
     save_next(tier);
@@ -350,7 +366,8 @@ static void save_next(td_kv_tier *tier) {
     td_warn("--kv-dir %s: %u pages were not written in time", td_kv_dir_path(tier->opts.dir),
             tier->n_to_flush);
   }
-  bool is_stopped = tier->is_full || is_late || (tier->is_closing && !tier->is_flushing);
+  bool is_paused = td_clock_ns() < tier->paused_until_ns;
+  bool is_stopped = is_paused || is_late || (tier->is_closing && !tier->is_flushing);
   if (!is_stopped &&
       (tier->is_flushing ? find_remaining : find_endangered)(tier, &page, &content)) {
     save_page(tier, page, &content);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "kv/record.h"
 
 #define NONE      UINT32_MAX
@@ -90,6 +91,10 @@ static void leave_list(td_kv_dir *dir, uint32_t i) {
   *(e->newer == NONE ? &dir->newest : &dir->entries[e->newer].older) = e->older;
 }
 
+bool td_kv_dir_is_empty(const td_kv_dir *dir) {
+  return dir->oldest == NONE;
+}
+
 bool td_kv_dir_has(const td_kv_dir *dir, const td_digest *name) {
   return find(dir, name) != NONE;
 }
@@ -143,6 +148,7 @@ typedef struct {
 typedef struct {
   found *items;
   size_t n, cap;
+  size_t n_short; // files that were no records and are gone
 } found_list;
 
 static int hex_value(char c) {
@@ -187,6 +193,10 @@ static td_status look_at(const td_kv_dir *dir, found_list *list, const char *fil
   if (fstatat(dir->fd, file, &info, AT_SYMLINK_NOFOLLOW) != 0) return TD_OK; // gone
   if (!S_ISREG(info.st_mode)) return TD_OK;
   item.n_bytes = (uint64_t)info.st_size;
+  if (item.n_bytes < TD_KV_RECORD_MIN_BYTES) { // left by a crash
+    list->n_short += unlinkat(dir->fd, file, 0) == 0;
+    return TD_OK;
+  }
   item.used_ns = (uint64_t)info.st_mtim.tv_sec * 1000000000u + (uint64_t)info.st_mtim.tv_nsec;
   return note(list, &item, err);
 }
@@ -199,6 +209,9 @@ static td_status scan(td_kv_dir *dir, td_err *err) {
   for (const struct dirent *d; st == TD_OK && (d = readdir(stream));)
     st = look_at(dir, &list, d->d_name, err);
   closedir(stream);
+  if (list.n_short) {
+    td_warn("--kv-dir %s: %zu files too short for a KV page are removed", dir->path, list.n_short);
+  }
   if (list.n) qsort(list.items, list.n, sizeof list.items[0], by_use);
   for (size_t i = 0; st == TD_OK && i < list.n; i++)
     td_kv_dir_add(dir, &list.items[i].name, list.items[i].n_bytes);

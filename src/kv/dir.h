@@ -3,7 +3,7 @@
 // opening touches the files: who writes or removes one says so here.
 //
 // Files of any model may stand in it; other models' are never found, and age. What is not a record
-// by its name is left alone.
+// by its name is left alone; what is too short for one is removed.
 #ifndef TD_KV_DIR_H
 #define TD_KV_DIR_H
 
@@ -24,6 +24,7 @@ const char *td_kv_dir_path(const td_kv_dir *dir);
 uint64_t td_kv_dir_bytes(const td_kv_dir *dir);
 uint64_t td_kv_dir_max_bytes(const td_kv_dir *dir);
 void td_kv_dir_limit(td_kv_dir *dir, uint64_t max_bytes); // from now on
+bool td_kv_dir_is_empty(const td_kv_dir *dir);
 bool td_kv_dir_has(const td_kv_dir *dir, const td_digest *name);
 
 // The record is used now. Unknown ones are ignored.

@@ -19,7 +19,7 @@ typedef struct {
   td_digest model, name;
   uint8_t unused[32];
 } head;
-static_assert(sizeof(head) == 128, "file layout");
+static_assert(sizeof(head) == TD_KV_RECORD_MIN_BYTES, "file layout");
 
 void td_kv_name_next(td_digest *out, const td_digest *before, const int32_t *tokens, uint32_t n) {
   td_sha256 sha;
@@ -143,7 +143,9 @@ static td_status write_file(int fd, const char *bytes, uint64_t n, uint64_t used
     n -= (uint64_t)written;
   }
   const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
-  return futimens(fd, times) == 0 ? TD_OK : fail_write(err);
+  if (futimens(fd, times) != 0) return fail_write(err);
+  // Without this a file may be renamed, and empty after a crash.
+  return fsync(fd) == 0 || errno == EINVAL ? TD_OK : fail_write(err);
 }
 
 td_status td_kv_record_write(const char *dir, const td_kv_record *record, const void *file,
@@ -164,6 +166,7 @@ td_status td_kv_record_write(const char *dir, const td_kv_record *record, const 
 static td_status read_file(int fd, char *file, uint64_t n, td_err *err) {
   struct stat info;
   if (fstat(fd, &info) != 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  if (!S_ISREG(info.st_mode)) return td_fail(err, TD_EFORMAT, "it is no regular file");
   if ((uint64_t)info.st_size != n) {
     return td_fail(err, TD_EFORMAT, "it has %lld bytes, not %llu", (long long)info.st_size,
                    (unsigned long long)n);
@@ -181,9 +184,12 @@ static td_status read_file(int fd, char *file, uint64_t n, td_err *err) {
 
 td_status td_kv_record_read(const char *dir, const td_kv_record *record, void *file, td_err *err) {
   file_path path = path_of(dir, &record->name, TD_KV_RECORD_SUFFIX);
-  int fd = open(path.text, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0 && errno == ENOENT) return td_fail(err, TD_ENOENT, "%s", strerror(errno));
-  if (fd < 0) return td_fail(err, TD_EIO, "%s", strerror(errno));
+  int fd = open(path.text, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) {
+    bool is_useless = errno == EACCES || errno == EPERM || errno == ELOOP || errno == ENXIO;
+    td_status st = errno == ENOENT ? TD_ENOENT : is_useless ? TD_EFORMAT : TD_EIO;
+    return td_fail(err, st, "%s", strerror(errno));
+  }
   uint64_t n = td_kv_record_bytes(record);
   td_status st = read_file(fd, file, n, err);
   close(fd);

@@ -34,13 +34,16 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
 
 // The same with files in the directory dir. file is a buffer of td_kv_record_bytes.
 // Sealed, it appears under its name whole or not at all. used_ns is when it was used last, since
-// 1970. It is not forced to disk: what a power failure spoils is noticed by the checksum.
+// 1970. Its bytes are on the disk before its name is.
 td_status td_kv_record_write(const char *dir, const td_kv_record *record, const void *file,
                              uint64_t used_ns, td_err *err);
-// TD_ENOENT: there is none. TD_EFORMAT: td_kv_record_check says no. TD_EIO.
+// TD_ENOENT: there is none. TD_EFORMAT: td_kv_record_check says no, or the file may not be read.
+// TD_EIO.
 td_status td_kv_record_read(const char *dir, const td_kv_record *record, void *file, td_err *err);
 void td_kv_record_touch(const char *dir, const td_digest *name, uint64_t used_ns);
 void td_kv_record_remove(const char *dir, const td_digest *name);
+
+#define TD_KV_RECORD_MIN_BYTES 128 // shorter files are none
 
 #define TD_KV_RECORD_SUFFIX ".kv"
 #define TD_KV_TEMP_SUFFIX   ".tmp" // while it is written

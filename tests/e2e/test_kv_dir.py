@@ -102,8 +102,37 @@ def test_damage(tandem_bin, tiny_model, kept, folder):
     again = complete(server, PROMPT)
     assert again["choices"] == kept[1]["choices"] and cached(again) == 0
     wait_until(lambda: "is dropped" in server.log())
-    assert metric(server, "dropped_total") == 1 and len(records(folder)) == len(files) - 1
+    # The empty one was removed at the start.
+    assert metric(server, "dropped_total") == 1 and len(records(folder)) == len(files) - 2
     assert len([line for line in server.lines if "is dropped" in line]) == 1
+    server.close()
+
+
+def test_empty_files_cost_one_start(tandem_bin, tiny_model, kept, folder):
+    """As a crash leaves them: they go with a line in the log, and the pages are kept anew."""
+    for file in records(folder):
+        file.write_bytes(b"")
+    server = start(tandem_bin, tiny_model, folder)
+    assert f"{1000 // PAGE} files too short for a KV page are removed" in server.log()
+    assert cached(complete(server, PROMPT)) == 0
+    server.close()
+    server = start(tandem_bin, tiny_model, folder)
+    assert cached(complete(server, PROMPT)) == 960
+    server.close()
+
+
+def test_a_page_that_cannot_be_written(tandem_bin, tiny_model, kept, folder):
+    """A directory stands where one page's file should: the others are written all the same."""
+    by_age = sorted(records(folder), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in by_age[7:]:
+        file.unlink()
+    (by_age[7] / "something").mkdir(parents=True)
+    server = start(tandem_bin, tiny_model, folder)
+    assert cached(complete(server, PROMPT)) == 7 * PAGE
+    server.close()
+    assert len([file for file in records(folder) if file.is_file()]) == 1000 // PAGE - 1
+    server = start(tandem_bin, tiny_model, folder)
+    assert cached(complete(server, PROMPT)) == 7 * PAGE
     server.close()
 
 

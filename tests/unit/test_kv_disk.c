@@ -219,13 +219,17 @@ static void write_text(const char *path, const char *text) {
 static void test_strange_files(void **state) {
   (void)state;
   td_kv_dir *dir = open_dir(1 << 20);
-  char temp[256], notes[256], damaged[256], directory[256];
+  char temp[256], notes[256], damaged[256], directory[256], empty[256], shorter[256];
   put(dir, 1, 1000);
   path_of(damaged, sizeof damaged, 1, ".kv");
   path_of(temp, sizeof temp, 2, ".tmp");
   path_of(directory, sizeof directory, 3, ".kv");
+  path_of(empty, sizeof empty, 4, ".kv");
+  path_of(shorter, sizeof shorter, 5, ".kv");
   snprintf(notes, sizeof notes, "%s/notes.kv", folder);
   write_text(temp, "half");
+  write_text(empty, "");
+  write_text(shorter, "shorter than a head");
   write_text(notes, "mine");
   assert_int_equal(truncate(damaged, FILE_BYTES - 1), 0);
   assert_int_equal(mkdir(directory, 0700), 0);
@@ -233,8 +237,11 @@ static void test_strange_files(void **state) {
   dir = open_dir(1 << 20);
   assert_int_equal(access(temp, F_OK), -1);
   assert_int_equal(access(notes, F_OK), 0);
-  assert_true(has(dir, 1) && !has(dir, 3));
+  assert_true(has(dir, 1) && !has(dir, 3) && !has(dir, 4) && !has(dir, 5));
+  assert_int_equal(access(empty, F_OK), -1);
+  assert_int_equal(access(shorter, F_OK), -1);
   assert_int_equal(get(dir, 1), TD_EFORMAT);
+  assert_int_equal(get(dir, 3), TD_EFORMAT); // not a file, and not waited for
   td_kv_record record = make_record(1);
   td_kv_record_remove(td_kv_dir_path(dir), &record.name);
   td_kv_dir_forget(dir, &record.name);
