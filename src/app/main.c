@@ -9,6 +9,8 @@
 
 #include "app/command.h"
 #include "base/log.h"
+#include "base/printable.h"
+#include "base/utf8.h"
 #include "worker/worker.h"
 
 static int (*const commands[])(const td_options *options) = {
@@ -36,6 +38,45 @@ static void hold_standard_descriptors(void) {
     int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR; // nobody misses what stderr says
     if (open("/dev/null", mode) != fd) abort();         // the lowest free one
   }
+}
+
+// ---- a terminal ---------------------------------------------------------------------------------
+// What models, their templates and configurations say may hold escape sequences, which a terminal
+// obeys. So on a terminal stdout is a stream that writes control characters out.
+
+typedef struct {
+  char split[4]; // the beginning of a character whose end has not come yet
+  size_t n_split;
+} terminal;
+
+static ssize_t write_terminal(void *cookie, const char *bytes, size_t len) {
+  terminal *t = cookie;
+  td_buf text = TD_BUF_INIT, shown = TD_BUF_INIT;
+  td_buf_add(&text, t->split, t->n_split);
+  td_buf_add(&text, bytes, len);
+  size_t n_whole = td_utf8_whole(td_buf_text(&text), text.len);
+  t->n_split = text.len - n_whole;
+  memcpy(t->split, td_buf_text(&text) + n_whole, t->n_split);
+  td_printable_add(&shown, td_buf_text(&text), n_whole, "\n\t");
+  bool is_whole = !text.failed && !shown.failed;
+  for (size_t done = 0; is_whole && done < shown.len;) {
+    ssize_t n = write(STDOUT_FILENO, shown.data + done, shown.len - done);
+    if (n < 0 && errno == EINTR) continue;
+    is_whole = n > 0;
+    done += is_whole ? (size_t)n : 0;
+  }
+  td_buf_free(&text);
+  td_buf_free(&shown);
+  return is_whole ? (ssize_t)len : 0; // 0: an error
+}
+
+static void guard_terminal(void) {
+  static terminal out;
+  if (isatty(STDOUT_FILENO) != 1) return;
+  FILE *stream = fopencookie(&out, "w", (cookie_io_functions_t){.write = write_terminal});
+  if (!stream) abort(); // no memory, at the very start
+  setvbuf(stream, NULL, _IOLBF, BUFSIZ);
+  stdout = stream;
 }
 
 // What was printed is a result only when it arrived.
@@ -69,6 +110,7 @@ static void set_log(const td_options *options) {
 
 int main(int argc, char **argv) {
   hold_standard_descriptors();
+  guard_terminal();
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   // The front starts its workers with this word; it is not for users and not in the table.

@@ -16,6 +16,7 @@
 #include "base/fs.h"
 #include "base/json_write.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "text/chat.h"
 
 #define MAX_TEXT_BYTES (1u << 28)
@@ -246,12 +247,20 @@ static bool wait_for_line(void) {
   return !interrupted;
 }
 
+static void print_name(const runner *r) {
+  td_buf name = TD_BUF_INIT;
+  const char *given = td_model_name(r->session->model);
+  td_printable_add(&name, given, strlen(given), "");
+  fprintf(stderr, "%s. Ctrl-C stops an answer, Ctrl-D ends.\n", td_buf_text(&name));
+  td_buf_free(&name);
+}
+
 // Reads lines until end of input. An error in one turn does not end the chat; Ctrl-C at the prompt
 // clears the line, Ctrl-D ends.
 static td_status chat_on_terminal(runner *r, td_err *err) {
   char *line = NULL;
   size_t cap = 0;
-  fprintf(stderr, "%s. Ctrl-C stops an answer, Ctrl-D ends.\n", td_model_name(r->session->model));
+  print_name(r);
   setvbuf(stdin, NULL, _IONBF, 0); // what poll reports is all there is
   for (;;) {
     interrupted = 0;

@@ -176,6 +176,7 @@ static void on_process_exit(void *ctx, const char *why, const char *said) {
 
 static void on_tick(uv_timer_t *timer) {
   td_supervisor *s = timer->data;
+  td_log_catch_up();
   if (!s->process || !s->is_up) return;
   td_process_drain(s->process); // if it was us who slept, its heartbeats are waiting
   if (s->is_closing) return;    // a callback closed us

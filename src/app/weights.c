@@ -79,7 +79,7 @@ static void draw_bar(const reporter *r, uint64_t done, uint64_t total) {
                    "##############################", CELLS - n_full, "", (double)done / GIB,
                    (double)total / GIB, gib_per_second(r, done));
   if (n > LINE_CHARS) n = LINE_CHARS;
-  if (write(STDERR_FILENO, line, (size_t)n) < 0) return; // nobody watches
+  td_log_draw(line, (size_t)n);
 }
 
 static void on_progress(void *ctx, uint64_t done, uint64_t total) {
@@ -127,7 +127,7 @@ static td_status load(int *fd, const td_store *store, const td_weights_opts *opt
   td_status st = td_resident_load(fd, &stats, store, &how, err);
   td_trace_span(begin_ns, TD_TRACE_LOAD_WEIGHTS, 0, 0);
   static const char clear[] = "\r\033[K";
-  if (r.is_terminal && write(STDERR_FILENO, clear, sizeof clear - 1) < 0) r.is_terminal = false;
+  if (r.is_terminal) td_log_draw(clear, sizeof clear - 1);
   if (st == TD_OK) say_loaded(&r, &stats);
   return st;
 }

@@ -24,14 +24,19 @@ static char short_escape(char c) {
 }
 
 static bool is_plain(char c) {
-  return (uint8_t)c >= 0x20 && c != '"' && c != '\\';
+  return (uint8_t)c >= 0x20 && c != '"' && c != '\\' && c != 0x7f;
+}
+
+// U+0080 to U+009F: control characters, which terminals obey.
+static bool is_c1(const char *text, size_t len) {
+  return len > 1 && (uint8_t)text[0] == 0xc2 && (uint8_t)text[1] >= 0x80 && (uint8_t)text[1] < 0xa0;
 }
 
 void td_json_quote(td_buf *out, const char *text, size_t len) {
   td_buf_char(out, '"');
   for (size_t i = 0; i < len;) {
     size_t start = i;
-    while (i < len && is_plain(text[i]))
+    while (i < len && is_plain(text[i]) && !is_c1(text + i, len - i))
       i++;
     td_utf8_add_replaced(out, text + start, i - start);
     if (i == len) break;
@@ -39,6 +44,8 @@ void td_json_quote(td_buf *out, const char *text, size_t len) {
     if (letter) {
       td_buf_char(out, '\\');
       td_buf_char(out, letter);
+    } else if (is_plain(text[i])) { // the first byte of a C1
+      td_buf_printf(out, "\\u%04x", (unsigned)(uint8_t)text[++i]);
     } else if (text[i]) {
       td_buf_printf(out, "\\u%04x", (unsigned)text[i]);
     } else {

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -191,6 +192,11 @@ class Terminal:
         os.write(self.fd, data)
 
     def end(self):
+        while True:  # what it still says
+            try:
+                self.seen += os.read(self.fd, 65536)
+            except OSError:  # its end of the terminal is closed
+                break
         _, status = os.waitpid(self.pid, 0)
         os.close(self.fd)
         return os.waitstatus_to_exitcode(status)
@@ -210,6 +216,43 @@ def test_ctrl_c_stops_the_answer_not_the_program(tandem_bin, model):
     terminal.wait_for(b"> ")
     terminal.send(b"\x04")
     assert terminal.end() == 0
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+
+
+def hostile_copy(model, out):
+    """The checkpoint again, whose template, tokens and configuration hold escape sequences."""
+    shutil.copytree(model, out)
+    tokenizer = json.loads((out / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    taken = {t["id"] for t in tokenizer["added_tokens"]}
+    tokenizer["model"]["merges"] = []
+    for name, number in list(vocab.items()):  # nearly every token the model may draw says one
+        if number not in taken and len(name) > 1:
+            added = {"id": number, "content": f"{ESCAPES}{number}", "special": False, "single_word": False}
+            tokenizer["added_tokens"].append(added | {"lstrip": False, "rstrip": False, "normalized": False})
+            del vocab[name]
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return out
+
+
+@pytest.mark.parametrize("args", [["run", "-p", "x", "-n", "24", "--seed", "1", "--ignore-eos"], ["inspect", "template"], ["bad"]])
+def test_escapes_never_reach_a_terminal(tandem_bin, model, tmp_path, args):
+    (tmp_path / "t.jinja").write_text("{{ '\\x1b]0;owned\\x07' }}" + ESCAPES + "\u20ac")
+    (tmp_path / "in.json").write_text('{"messages": []}')
+    if args[0] == "inspect":
+        args = [*args, "--template", tmp_path / "t.jinja", "--input", tmp_path / "in.json"]
+    elif args[0] == "bad":
+        args = ["run", "--model", f"/nonexistent/{ESCAPES}", "-p", "x"]
+    else:
+        args = [*args, "--model", hostile_copy(model, tmp_path / "hostile")]
+    terminal = Terminal(tandem_bin, *args)
+    status = terminal.end()
+    assert status == ("/nonexistent" in str(args[2])), terminal.seen
+    text = terminal.seen.decode("utf-8")
+    assert not set(text) & (set(map(chr, range(32))) - set("\t\r\n") | set(map(chr, range(127, 160))))
+    assert "\\x1b]0;owned\\x07" in text and ("\u20ac" in text or args[0] == "run")
 
 
 def test_nul_does_not_end_a_conversation(tandem, model, tmp_path):

@@ -1,8 +1,10 @@
 """What stands on stderr: --log json is one object a line, of every process."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +47,48 @@ def test_every_line_is_an_object(tandem_bin, tiny_model):
         datetime.fromisoformat(entry["ts"].replace("Z", "+00:00"))
         assert (entry["pid"] == server.process.pid) == (entry["role"] == "front")
     assert any(e["level"] == "error" and "signal 9" in e["msg"] for e in entries)
+
+
+def test_a_stderr_that_nobody_reads(tandem_bin, tiny_model):
+    """It is full before the first line: the server starts, answers and restarts its worker all the same."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    n_filled = 0
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                n_filled += os.write(writing, b"x" * size)
+    os.set_blocking(writing, True)
+    command = [tandem_bin, "serve", "--model", tiny_model, "--port", str(port), "--log-level", "debug"]
+    process = subprocess.Popen(command, stderr=writing)
+    os.close(writing)
+    get = lambda: httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code
+
+    def is_up():
+        with contextlib.suppress(httpx.TransportError):
+            return get() == 200
+        return process.poll() is not None
+
+    try:
+        wait_until(is_up, seconds=60)
+        front = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        before = front.read_text().split()
+        for pid in before:
+            os.kill(int(pid), signal.SIGKILL)
+        wait_until(lambda: not set(before) & set(front.read_text().split()) and is_up(), seconds=60)
+        body = {"prompt": "Once", "max_tokens": 4}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        assert httpx.post(url, json=body, timeout=60, trust_env=False).status_code == 200
+        with open(reading, "rb", closefd=False) as pipe:
+            assert pipe.read(n_filled) == b"x" * n_filled
+            assert b"lines of the log were dropped" in pipe.readline()
+    finally:
+        process.terminate()
+        os.close(reading)
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("wrong", [["--nope"], ["--port", "99999"], ["word"], ["--weights", "disk"]])

@@ -1,9 +1,13 @@
 // tests/unit/test_log.c - what stands on stderr, as text and as JSON.
+#include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <cmocka.h>
@@ -118,6 +122,81 @@ static void test_forwarded_lines(void **state) {
   assert_string_equal(said, "");
 }
 
+// Escape sequences, bytes that are not UTF-8 and line breaks do not reach a terminal.
+static void test_control_characters_are_written_out(void **state) {
+  (void)state;
+  set(TD_LOG_INFO, false);
+  listen_to(say, "a\x1b[2Jb\tc\nd\re\x7f \xc2\x9b\x9b \xe2\x82\xac\xe2\x82");
+  assert_string_equal(
+      said, "tandem: info: a\\x1b[2Jb\tc\\x0ad\\x0de\\x7f \\x9b\\x9b \xe2\x82\xac\\xe2\\x82\n");
+  listen_to(forward, "free(): \x1b]0;title\x07");
+  assert_string_equal(said, "free(): \\x1b]0;title\\x07\n");
+  set(TD_LOG_INFO, true);
+  listen_to(forward, "{\"msg\":\"\x1b\"}");
+  assert_string_equal(said, "{\"msg\":\"\\x1b\"}\n");
+  listen_to(say, "\x7f\xc2\x9b");
+  assert_non_null(strstr(said, "\"\\u007f\\u009b\""));
+}
+
+enum { N_LINES = 3000 }; // many more than a pipe or a socket takes
+
+static void say_much(void *ctx) {
+  (void)ctx;
+  for (int i = 0; i < N_LINES; i++)
+    td_info("%0100d", i);
+}
+
+static size_t read_all(int fd, char *text, size_t size) {
+  size_t len = 0;
+  ssize_t n;
+  while (len < size - 1 && (n = recv(fd, text + len, size - 1 - len, MSG_DONTWAIT)) > 0)
+    len += (size_t)n;
+  while (len < size - 1 && errno == ENOTSOCK && (n = read(fd, text + len, size - 1 - len)) > 0)
+    len += (size_t)n;
+  text[len] = '\0';
+  return len;
+}
+
+// The lines that came, and how many the log says it dropped, are all.
+static void check_unread(int reading, int writing) {
+  static char text[1 << 20];
+  int before = dup(STDERR_FILENO), flags = fcntl(reading, F_GETFL);
+  set(TD_LOG_INFO, false);
+  fcntl(reading, F_SETFL, flags | O_NONBLOCK);
+  dup2(writing, STDERR_FILENO);
+  close(writing);
+  say_much(NULL);
+  size_t len = read_all(reading, text, sizeof text / 2);
+  td_log_catch_up();
+  td_log_catch_up(); // once
+  td_info("flows again");
+  assert_false(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK); // it may be others' as well
+  dup2(before, STDERR_FILENO);
+  close(before);
+  read_all(reading, text + len, sizeof text / 2);
+  close(reading);
+  unsigned n_came = 0, n_dropped = 0, n;
+  for (const char *at = text; (at = strstr(at, "tandem: info: 0")); at++)
+    n_came++;
+  for (const char *at = text; (at = strstr(at, "tandem: warning: ")); at++) {
+    assert_int_equal(sscanf(at, "tandem: warning: %u lines", &n), 1);
+    n_dropped += n;
+  }
+  assert_true(n_came > 100 && n_came < N_LINES);
+  assert_in_range(n_came + n_dropped, N_LINES, N_LINES + 1); // one may be cut
+  assert_non_null(strstr(text, " lines of the log were dropped: stderr was not read\n"));
+  assert_non_null(strstr(text, "\ntandem: info: flows again\n"));
+}
+
+static void test_nobody_reads(void **state) {
+  (void)state;
+  int ends[2];
+  assert_int_equal(pipe(ends), 0);
+  check_unread(ends[0], ends[1]);
+  assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  check_unread(ends[0], ends[1]);
+}
+
 static void break_an_invariant(void *ctx) {
   (void)ctx;
   pid_t child = fork();
@@ -142,6 +221,8 @@ int main(void) {
       cmocka_unit_test(test_json),
       cmocka_unit_test(test_long_messages_are_cut),
       cmocka_unit_test(test_forwarded_lines),
+      cmocka_unit_test(test_control_characters_are_written_out),
+      cmocka_unit_test(test_nobody_reads),
       cmocka_unit_test(test_broken_invariants_are_logged),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
