@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/log.h"
 #include "shm/channel.h"
 
@@ -90,6 +91,23 @@ void td_process_lease(td_process *p, uint32_t n_threads) {
 
 uint32_t td_process_pulse(const td_process *p) {
   return atomic_load_explicit(p->channel.pulse, memory_order_relaxed);
+}
+
+uint64_t td_process_progress(const td_process *p) {
+  char path[64];
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  unsigned long long n[4] = {0}; // minor and major faults, user and system time
+  snprintf(path, sizeof path, "/proc/%d/stat", p->process.pid);
+  if (td_file_read(&text, path, 4096, &err) == TD_OK) {
+    const char *name_end = strrchr(td_buf_text(&text), ')'); // a name may hold anything
+    if (name_end) {
+      sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %*u %llu %*u %llu %*u %llu %llu", &n[0], &n[1],
+             &n[2], &n[3]);
+    }
+  }
+  td_buf_free(&text);
+  return n[0] + n[1] + n[2] + n[3] + td_process_pulse(p);
 }
 
 // ---- the end ----------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ td_status td_process_send(td_process *process, const td_wire_msg *msg);
 void td_process_lease(td_process *process, uint32_t n_threads);
 // Another number than a moment ago: it computes.
 uint32_t td_process_pulse(const td_process *process);
+// Another number than a moment ago: it gets on, though it may not have said a word yet. Its pulse,
+// CPU time and page faults.
+uint64_t td_process_progress(const td_process *process);
 // Hears what the process has written so far, without waiting for the loop.
 void td_process_drain(td_process *process);
 void td_process_kill(td_process *process);

@@ -17,6 +17,8 @@
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
 #define MAX_DELAY_DOUBLES 5 // 250 ms << 5 = 8 s
+#define HANG_WEIGHT       3 // deaths that a hang before READY counts as, of one that has served
+#define MAX_START_NS      3600000000000u
 
 struct td_supervisor {
   td_supervisor_opts opts;
@@ -31,6 +33,8 @@ struct td_supervisor {
   uint64_t born_ns, heard_ns;
   td_wire_heartbeat heartbeat; // this life's last
   uint32_t pulse;              // as of the last tick
+  uint64_t progress;           // the same, before READY
+  bool is_hung;                // this life ends for that
   bool was_ready;              // ever
   bool is_up;                  // this life has said READY
   unsigned n_unready;          // deaths in a row before READY
@@ -101,7 +105,8 @@ static void on_process_exit(void *ctx, const char *why, const char *said);
 static td_status spawn(td_supervisor *s, td_err *err) {
   const td_process_events events = {
       .on_record = on_record, .on_space = on_space, .on_exit = on_process_exit, .ctx = s};
-  s->is_up = false;
+  s->is_up = s->is_hung = false;
+  s->progress = 0;
   s->fatal[0] = '\0';
   s->n_starts++;
   s->heartbeat = (td_wire_heartbeat){0};
@@ -130,7 +135,7 @@ static void schedule_restart(td_supervisor *s) {
 
 static bool is_hopeless(td_supervisor *s) {
   if (s->is_up) return false;
-  s->n_unready++;
+  s->n_unready += s->is_hung && s->was_ready ? HANG_WEIGHT : 1;
   if (s->was_ready) return s->n_unready >= MAX_UNREADY_AGAIN;
   return s->n_unready >= MAX_UNREADY || s->fatal[0];
 }
@@ -174,12 +179,28 @@ static void on_process_exit(void *ctx, const char *why, const char *said) {
 
 // ---- the heartbeat ----------------------------------------------------------------------------
 
+static void watch_start(td_supervisor *s) {
+  uint64_t progress = td_process_progress(s->process), now_ns = td_clock_ns();
+  if (progress != s->progress) s->heard_ns = now_ns;
+  s->progress = progress;
+  uint64_t silence_ns = now_ns - s->heard_ns;
+  if (s->is_hung || (silence_ns <= s->opts.kill_ns && now_ns - s->born_ns <= MAX_START_NS)) return;
+  td_error("the %s process got no further for %.0f s while it started; killing it", role_name(s),
+           (double)silence_ns * 1e-9);
+  s->is_hung = true;
+  td_process_kill(s->process);
+}
+
 static void on_tick(uv_timer_t *timer) {
   td_supervisor *s = timer->data;
   td_log_catch_up();
-  if (!s->process || !s->is_up) return;
-  td_process_drain(s->process); // if it was us who slept, its heartbeats are waiting
-  if (s->is_closing) return;    // a callback closed us
+  if (!s->process) return;
+  td_process_drain(s->process);             // if it was us who slept, its heartbeats are waiting
+  if (s->is_closing || !s->process) return; // a callback closed us
+  if (!s->is_up) {
+    watch_start(s);
+    return;
+  }
   uint32_t pulse = td_process_pulse(s->process);
   if (pulse != s->pulse) note_life(s);
   s->pulse = pulse;

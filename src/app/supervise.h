@@ -1,6 +1,10 @@
 // src/app/supervise.h - keeps a worker running: starts it, watches its heartbeat, starts it again
 // when it dies, and knows when to give up.
 //
+// A worker is watched from its first moment: until READY for progress (CPU time, page faults),
+// afterwards for its heartbeat and pulse. One that stands still is killed and started again; before
+// READY that counts as three deaths where it has served, and no start may last an hour.
+//
 // A worker that says FATAL before the first READY, or three in a row that die before it, is a
 // failure for good. One that dies while serving is started again at once; deaths in quick
 // succession wait longer and longer, up to 8 s. If nine in a row do not get READY again, that is

@@ -60,14 +60,18 @@ struct td_engine {
   float *logits;
 };
 
-// Dies, once for each byte of the file that TANDEM_TEST_FAILS names.
+// Dies, or for an 's' stops, once for each byte of the file that TANDEM_TEST_FAILS names, from the
+// last on.
 static inline void fail_to_start(void) {
   const char *path = getenv("TANDEM_TEST_FAILS");
   if (!path) return;
   int fd = open(path, O_RDWR);
   TD_CHECK(fd >= 0);
   off_t n = lseek(fd, 0, SEEK_END);
-  if (n > 0 && ftruncate(fd, n - 1) == 0) raise(SIGKILL);
+  char how = 0;
+  if (n > 0 && pread(fd, &how, 1, n - 1) == 1 && ftruncate(fd, n - 1) == 0) {
+    raise(how == 's' ? SIGSTOP : SIGKILL);
+  }
   close(fd);
 }
 
@@ -406,6 +410,7 @@ static bool is_split;
 static const char *device = "cpu";
 static uint32_t kv_tokens; // 0: room for all
 static td_kv_dir *kv_dir;
+static uint32_t stuck_after_s; // 0: as usual
 
 static inline void world_open(world *w, const char *model, uint32_t ctx_size, uint32_t max_batch) {
   td_err err;
@@ -420,6 +425,7 @@ static inline void world_open(world *w, const char *model, uint32_t ctx_size, ui
                                 .prefill_chunk = 100,
                                 .kv_dir = kv_dir,
                                 .kv_flush_s = 20,
+                                .stuck_after_s = stuck_after_s,
                                 .on_state = on_state,
                                 .ctx = w};
   assert_int_equal(td_backend_open(&w->backend, &w->loop, &opts, &err), TD_OK);

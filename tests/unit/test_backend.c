@@ -714,11 +714,44 @@ static void test_starts_that_fail_for_a_while(void **state) {
   world_close(&w);
 }
 
+// A worker that stands still before READY is started again; if that goes on, requests end with an
+// error and the server is told.
+static void test_starts_that_hang(void **state) {
+  (void)state;
+  char fuse[32], fails[32];
+  make_fuse(fails);
+  setenv("TANDEM_TEST_FAILS", fails, 1);
+  stuck_after_s = 1;
+  const int32_t prompt[] = {DIE_ONCE, 8, 3};
+  for (uint32_t n_hangs = 1; n_hangs <= 3; n_hangs += 2) {
+    make_fuse(fuse);
+    world w;
+    world_ready(&w, 512, 2);
+    int fd = open(fails, O_WRONLY);
+    assert_int_equal(write(fd, "sss", n_hangs), n_hangs);
+    close(fd);
+    client c = {.backend = w.backend};
+    assert_int_equal(submit(&c, prompt, 3, 10), TD_OK);
+    run_until(&w, is_done, &c);
+    td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+    assert_int_equal(td_backend_workers(w.backend, workers), 1);
+    assert_int_equal(workers[0].n_restarts, n_hangs == 1 ? 2 : 3);
+    assert_int_equal(c.done.reason, n_hangs == 1 ? TD_DONE_LENGTH : TD_DONE_LOST);
+    if (n_hangs == 1) check_answer(&c, prompt, 3, 10);
+    if (n_hangs == 3) assert_int_equal(td_backend_state_of(w.backend), TD_BACKEND_FAILED);
+    world_close(&w);
+  }
+  stuck_after_s = 0;
+  unsetenv("TANDEM_TEST_FUSE");
+  unsetenv("TANDEM_TEST_FAILS");
+  unlink(fails);
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
-  const struct CMUnitTest alone[] = {cmocka_unit_test(test_stuck_and_back),
-                                     cmocka_unit_test(test_a_long_step_is_not_a_hang),
-                                     cmocka_unit_test(test_starts_that_fail_for_a_while)};
+  const struct CMUnitTest alone[] = {
+      cmocka_unit_test(test_stuck_and_back), cmocka_unit_test(test_a_long_step_is_not_a_hang),
+      cmocka_unit_test(test_starts_that_fail_for_a_while), cmocka_unit_test(test_starts_that_hang)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_hundred_at_once),
       cmocka_unit_test(test_ends_of_an_answer),
