@@ -10,6 +10,7 @@
 #include "app/command.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/thread.h"
 #include "base/utf8.h"
 #include "worker/worker.h"
 
@@ -109,8 +110,10 @@ static void set_log(const td_options *options) {
 }
 
 int main(int argc, char **argv) {
+  td_err err;
   hold_standard_descriptors();
   guard_terminal();
+  if (td_thread_raise_limit(&err) != TD_OK) return td_cmd_fail(&err);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   // The front starts its workers with this word; it is not for users and not in the table.
@@ -123,7 +126,6 @@ int main(int argc, char **argv) {
     return check_stdout(print_help(TD_N_COMMANDS, true));
   }
   td_options options;
-  td_err err;
   int status;
   const td_status st = td_options_parse(&options, argc, argv, &err);
   set_log(&options); // also the format of the error

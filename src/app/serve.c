@@ -16,9 +16,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/team.h"
+#include "base/thread.h"
 
-#define MAX_DESCRIPTORS  65536
-#define POOL_STACK_BYTES (8u << 20) // rendering a template needs 4 MiB
+#define MAX_DESCRIPTORS 65536
 
 // ---- what handlers share --------------------------------------------------------------------
 
@@ -275,8 +275,8 @@ static void set_limits(void) {
     setrlimit(RLIMIT_NOFILE, &limit);
   }
   // The stacks of libuv's pool follow the process's own limit, and are 2 MiB where it has none.
-  if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != POOL_STACK_BYTES) {
-    limit.rlim_cur = limit.rlim_max < POOL_STACK_BYTES ? limit.rlim_max : POOL_STACK_BYTES;
+  if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur > TD_STACK_BYTES) {
+    limit.rlim_cur = TD_STACK_BYTES;
     setrlimit(RLIMIT_STACK, &limit);
   }
 }

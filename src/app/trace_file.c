@@ -15,6 +15,7 @@
 #include "base/buf.h"
 #include "base/json_write.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/trace.h"
 #include "shm/segment.h"
 #include "tandem/wire.h"
@@ -276,7 +277,7 @@ static td_status start(td_trace_file *f, const char *process, td_err *err) {
   TD_CHECK(td_trace_start(f->memory, process));
   pthread_mutex_init(&f->lock, NULL);
   pthread_cond_init(&f->wake, NULL);
-  if (pthread_create(&f->thread, NULL, collect, f) == 0) return TD_OK;
+  if (td_thread_start(&f->thread, collect, f) == 0) return TD_OK;
   td_trace_stop();
   return td_fail(err, TD_ENOMEM, "--trace: cannot start a thread");
 }

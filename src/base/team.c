@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "base/thread.h"
+
 // Pauses before a member sleeps, half a millisecond to two: longer than one thread works alone
 // between the runs of a step. A core that was idle may take half a millisecond to come back, and
 // most runs take less.
@@ -187,7 +189,7 @@ static td_status start_members(td_team *team, td_err *err) {
   for (unsigned i = 1; i < team->n_threads; i++) {
     struct member *member = &team->members[i - 1];
     *member = (struct member){.team = team, .idx = i};
-    if (pthread_create(&team->threads[i - 1], NULL, member_main, member) != 0) {
+    if (td_thread_start(&team->threads[i - 1], member_main, member) != 0) {
       return td_fail(err, TD_ENOMEM, "cannot start thread %u of %u: lower the number of threads", i,
                      team->n_threads);
     }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "model/resident.h"
 #include "model/resident_impl.h"
 #include "model/resident_place.h"
@@ -199,7 +200,7 @@ static td_status run_readers(loading *l, td_err *err) {
   if (n > TD_COUNT(threads)) n = TD_COUNT(threads);
   if (n > l->n_chunks) n = (unsigned)l->n_chunks;
   l->n_active = n;
-  while (n_started < n && pthread_create(&threads[n_started], NULL, reader_main, l) == 0)
+  while (n_started < n && td_thread_start(&threads[n_started], reader_main, l) == 0)
     n_started++;
   pthread_mutex_lock(&l->lock);
   l->n_active -= n - n_started;

@@ -162,6 +162,20 @@ def test_output_that_is_lost_is_an_error(tandem_bin, model, tmp_path, args, wher
     assert b"standard output" in done.stderr
 
 
+@pytest.mark.parametrize("kib", [256, 64])
+def test_a_small_stack_is_enough(tandem, tandem_bin, model, kib):
+    """The soft limit is raised; where the hard one forbids it, that is said."""
+    args = ["run", "--model", model, "-p", "word " * 100, "-n", "4", "--temperature", "0"]
+    whole = tandem(*args).stdout
+    small = subprocess.run(["sh", "-c", f'ulimit -Ss {kib}; exec "$0" "$@"', tandem_bin, *args],
+                           capture_output=True, timeout=300)
+    assert (small.returncode, small.stdout) == (0, whole)
+    if os.getuid():
+        hard = subprocess.run(["sh", "-c", f'ulimit -s {kib}; exec "$0" "$@"', tandem_bin, *args],
+                              capture_output=True, timeout=300)
+        assert hard.returncode == 1 and b"ulimit -Hs" in hard.stderr
+
+
 # ---- a terminal ------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "base/team.h"
+#include "base/thread.h"
 
 static td_team *open_team(unsigned n_threads) {
   td_team *team;
@@ -202,6 +203,34 @@ static void test_callers_take_turns(void **state) {
   td_team_close(team);
 }
 
+static void note_stack(void *ctx, unsigned member, unsigned n_members) {
+  (void)n_members;
+  pthread_attr_t attr;
+  assert_int_equal(pthread_getattr_np(pthread_self(), &attr), 0);
+  assert_int_equal(pthread_attr_getstacksize(&attr, &((size_t *)ctx)[member]), 0);
+  pthread_attr_destroy(&attr);
+}
+
+// Kernels need more than a process may give its threads by default.
+static void test_stacks_hang_on_no_limit(void **state) {
+  (void)state;
+  size_t n_bytes[3] = {0};
+  pthread_attr_t before, small;
+  pthread_getattr_default_np(&before);
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 128 << 10);
+  assert_int_equal(pthread_setattr_default_np(&small), 0);
+  td_team *team;
+  td_err err;
+  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = 3}, &err), TD_OK);
+  td_team_run(team, note_stack, n_bytes);
+  td_team_close(team);
+  pthread_setattr_default_np(&before);
+  pthread_attr_destroy(&before);
+  pthread_attr_destroy(&small);
+  assert_true(n_bytes[1] >= TD_STACK_BYTES && n_bytes[2] >= TD_STACK_BYTES);
+}
+
 static void test_defaults_and_pinning(void **state) {
   (void)state;
   td_team *team;
@@ -222,6 +251,7 @@ int main(void) {
       cmocka_unit_test(test_waits_for_the_slowest),
       cmocka_unit_test(test_for_covers_every_item_once),
       cmocka_unit_test(test_callers_take_turns),
+      cmocka_unit_test(test_stacks_hang_on_no_limit),
       cmocka_unit_test(test_defaults_and_pinning),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/thread.h"
 #include "base/trace.h"
 #include "device/cpu/cpu.h"
 
@@ -113,7 +114,7 @@ td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
   stream->stopping = false;
   stream->err.code = TD_OK;
   stream->jitter = td_jitter_open(TD_JITTER_CPU);
-  if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
+  if (td_thread_start(&stream->thread, stream_main, stream) != 0) {
     return_struct(stream);
     return td_fail(err, TD_ENOMEM, "cannot start a thread for a stream");
   }
