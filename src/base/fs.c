@@ -43,6 +43,8 @@ td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *
 // Opens a file that must be a regular one. A FIFO is refused, not waited for.
 static td_status open_regular(int *out, struct stat *info, const char *path, td_err *err) {
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  // Another process holds a lease on it, which only regular files have: it is worth waiting for.
+  if (fd < 0 && errno == EWOULDBLOCK) fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail_errno(err, path, "open");
   td_status st = TD_OK;
   if (fstat(fd, info) != 0) {
