@@ -1,5 +1,5 @@
 // include/tandem.h - tandem as a library: open a model, generate, close.
-// One caller at a time for each handle. Link libtandem_core and what it needs (CMakeLists.txt).
+// One caller at a time for each handle. Link with `pkg-config --cflags --libs tandem`.
 #ifndef TANDEM_H
 #define TANDEM_H
 

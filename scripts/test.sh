@@ -122,7 +122,7 @@ sanitized_tests() {
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
   TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^test_device_attn_scalar$' \
-    -k "not test_bench and (not test_golden or chunk_37 or isa or wrong)"
+    -k "not test_bench and not test_package and (not test_golden or chunk_37 or isa or wrong)"
 }
 
 # Kernels, tokenizer and templates know no threads, and the protocol one. Goldens are slow here and
@@ -131,7 +131,7 @@ test_asan() {
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
-  for file in tokenizer template http_raw cli bench nano_model kv_dir; do threaded+=" and not test_$file"; done
+  for file in tokenizer template http_raw cli bench nano_model kv_dir package; do threaded+=" and not test_$file"; done
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_template$' \
     -k "$threaded"
 }

@@ -24,7 +24,10 @@ static td_status find(char *path, size_t n_bytes, td_err *err) {
   if (n < 0) return td_fail(err, TD_EUNSUPPORTED, "CUDA: cannot tell where the program is");
   self[n] = '\0';
   char *slash = strrchr(self, '/');
-  snprintf(path, n_bytes, "%.*s/" LIBRARY_NAME, slash ? (int)(slash - self) : 0, self);
+  const int dir = slash ? (int)(slash - self) : 0;
+  snprintf(path, n_bytes, "%.*s/../lib/tandem/" LIBRARY_NAME, dir, self); // as installed
+  if (access(path, R_OK) == 0) return TD_OK;
+  snprintf(path, n_bytes, "%.*s/" LIBRARY_NAME, dir, self);
   if (access(path, R_OK) == 0) return TD_OK;
   return td_fail(err, TD_EUNSUPPORTED,
                  "CUDA: %s is not there: build with nvcc installed (see the README)", path);
