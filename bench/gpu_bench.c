@@ -90,7 +90,8 @@ static double run_launches(const launch *l, uint32_t n) {
   double begin = td_clock_s();
   for (uint32_t i = 0; i < n; i++) {
     if (l->is_graph) {
-      td_stream_run(l->b->stream, l->b->graph, enqueue_calls, (void *)l);
+      const td_work_key key = {.memory = l->b->graph};
+      td_stream_run(l->b->stream, &key, enqueue_calls, (void *)l);
     } else {
       enqueue_calls((void *)l);
     }

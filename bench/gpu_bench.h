@@ -20,7 +20,7 @@ typedef struct {
   double peak_tflops;   // of a large dense product in BF16
   const char *only;     // NULL: every case
   uint32_t shrink;      // 1, or what dimensions are divided by, and a case runs once
-  uint64_t graph;       // the last one's key
+  uint32_t graph;       // the last one's key
   td_gpu_kept *weights; // the newest first
   uint32_t n_cases;
 } td_gpu_bench;

@@ -10,7 +10,7 @@
 //
 // A launcher trusts its caller with sizes, dtypes and host-side checks. What only the device can
 // see (an id, a position or a page out of range) makes the kernel leave that row alone and put a
-// td_cu_fault into *fault.
+// td_cu_fault into *fault, which is host memory.
 #ifndef KERNELS_CUDA_ABI_H
 #define KERNELS_CUDA_ABI_H
 
@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 14u
+#define TD_CUDA_ABI_VERSION 15u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -36,12 +36,14 @@ typedef enum {
   TD_CU_FAULT_POSITION, // a negative position, or one beyond the sequence's pages
   TD_CU_FAULT_PAGE,     // an absent page
   TD_CU_FAULT_EXPERT,   // an expert id that is none
+  TD_CU_FAULT_TIMEOUT,  // a signal that did not come
 } td_cu_fault;
 
 typedef struct {
   char name[128];
   size_t total_bytes;
-  int capability; // 10 * major + minor
+  char pci_id[16]; // "0000:65:00.0", as in /sys/bus/pci/devices
+  int capability;  // 10 * major + minor
   int n_sms;
 } td_cu_props;
 
@@ -313,11 +315,20 @@ typedef struct {
   bool accumulate, out_f32;
 } td_cu_moe_sum_args;
 
-// *signal, in host memory, becomes *value, in device memory, for the host to see; or is waited for.
+// *signal, in host memory, becomes *value, in device memory, for the host to see.
 typedef struct {
   uint32_t *signal;
   const uint32_t *value;
 } td_cu_signal_args;
+
+// What follows waits until *signal is *value, for most_ns at most: then the fault is TIMEOUT, and
+// later waits with that fault are for nothing.
+typedef struct {
+  const uint32_t *signal;
+  const uint32_t *value;
+  uint64_t most_ns;
+  int32_t *fault;
+} td_cu_await_args;
 
 #define TD_CU_OPS(X)                                                                               \
   X(embed, td_cu_embed_args)                                                                       \
@@ -341,7 +352,7 @@ typedef struct {
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
   X(signal, td_cu_signal_args)                                                                     \
-  X(await, td_cu_signal_args)
+  X(await, td_cu_await_args)
 
 typedef struct {
   uint32_t version; // TD_CUDA_ABI_VERSION
@@ -349,7 +360,8 @@ typedef struct {
   int cuda_major;   // the CUDA release that it was built with
   const char *(*error_text)(int code);
   int (*count)(int *n_devices);
-  int (*open)(int device, td_cu_props *props); // and makes it the calling thread's device
+  // And makes it the calling thread's device. Threads that wait for it sleep, they do not spin.
+  int (*open)(int device, td_cu_props *props);
   // Makes an open device the calling thread's: memory, streams and events are made on it, and
   // operators are for its streams alone.
   int (*use)(int device);

@@ -1,5 +1,6 @@
 // kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
 // the launchers of the other files.
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/common.cuh"
@@ -27,13 +28,21 @@ static int use(int device) {
   return code;
 }
 
+// Processors that wait for the GPU are needed by others: a wait that spins takes one from the CPU's
+// experts.
 static int open_device(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
+  if (code == cudaSuccess) {
+    code = cudaInitDevice(device, cudaDeviceScheduleBlockingSync | cudaDeviceMapHost,
+                          cudaInitDeviceFlagsAreValid);
+  }
   int failed = code == cudaSuccess ? use(device) : told(code);
   if (failed) return failed;
   memcpy(props->name, p.name, sizeof props->name - 1);
   props->name[sizeof props->name - 1] = 0;
+  snprintf(props->pci_id, sizeof props->pci_id, "%04x:%02x:%02x.0", p.pciDomainID, p.pciBusID,
+           p.pciDeviceID);
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
@@ -95,7 +104,8 @@ static int stream_sync(td_cu_stream stream) {
 
 static int event_open(td_cu_event *out) {
   cudaEvent_t event;
-  cudaError_t code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  cudaError_t code = cudaEventCreateWithFlags(&event,
+                                              cudaEventDisableTiming | cudaEventBlockingSync);
   *out = code == cudaSuccess ? event : nullptr;
   return told(code);
 }

@@ -33,14 +33,31 @@ extern "C" int td_cu_signal(const td_cu_signal_args *a, td_cu_stream stream) {
   return launched();
 }
 
-__global__ static void await_kernel(td_cu_signal_args a) {
+__device__ static uint64_t now_ns() {
+#if defined(__CUDA_ARCH__)
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+#elif !defined(__CUDACC__)
+  return emu_now_ns();
+#else
+  return 0;
+#endif
+}
+
+// Between two looks it sleeps, so that it leaves the SM and the bus to others.
+__global__ static void await_kernel(td_cu_await_args a) {
   if (threadIdx.x != 0) return;
   uint32_t value = *a.value;
-  while (load_from_all(a.signal) != value) {
+  if (load_from_all(a.signal) == value || *a.fault == TD_CU_FAULT_TIMEOUT) return;
+  for (uint64_t begin = now_ns(); load_from_all(a.signal) != value; __nanosleep(100)) {
+    if (now_ns() - begin < a.most_ns) continue;
+    *a.fault = TD_CU_FAULT_TIMEOUT;
+    return;
   }
 }
 
-extern "C" int td_cu_await(const td_cu_signal_args *a, td_cu_stream stream) {
+extern "C" int td_cu_await(const td_cu_await_args *a, td_cu_stream stream) {
   TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
   return launched();
 }

@@ -121,7 +121,8 @@ td_status td_stream_sync(td_stream *stream, td_err *err) {
   return stream->dev->vtable->stream_sync(stream, err);
 }
 
-void td_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx) {
+void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
+                   void *ctx) {
   if (stream->dev->vtable->stream_run) {
     stream->dev->vtable->stream_run(stream, key, enqueue, ctx);
   } else {

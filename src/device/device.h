@@ -82,10 +82,17 @@ void td_stream_close(td_stream *stream); // waits for what is queued
 // Waits until all that is queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
 
+// What tells pieces of work apart, field by field. What a field means is the caller's.
+typedef struct {
+  uint32_t n_tokens, n_rows, n_parts, max_keys;
+  uint32_t memory; // another number when what the work points to has moved
+} td_work_key;
+
 // Calls enqueue, which queues operators on the stream; when it has done so under this key before, a
 // device may queue what it did then instead. So the key stands for their arguments and for what
 // memory they point to; what lies in that memory may change, but in weights.
-void td_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx);
+void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
+                   void *ctx);
 
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
 void td_event_close(td_event *event);

@@ -89,7 +89,8 @@ typedef struct {
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);
   // NULL: enqueue is called.
-  void (*stream_run)(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx);
+  void (*stream_run)(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
+                     void *ctx);
   td_status (*event_open)(td_event **out, td_dev *dev, td_err *err);
   void (*event_close)(td_event *event);
   void (*event_record)(td_event *event, td_stream *stream);

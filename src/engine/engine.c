@@ -393,8 +393,7 @@ static void run_forward(td_engine *e) {
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
   e->has_signals = is_alike && td_engine_can_signal(e, 1);
   const bool is_known = is_alike && (e->side.dev ? e->has_signals : e->can_rank);
-  const uint64_t n_alike = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE;
-  if (is_known) view->max_keys = (uint32_t)n_alike * KEYS_ALIKE;
+  if (is_known) view->max_keys = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
   e->parts[0] = e->whole;
   e->n_parts = 1;
   if (!is_known) {
@@ -403,9 +402,12 @@ static void run_forward(td_engine *e) {
   }
   if (e->has_signals && choose_parts(e) > 1) cut_in_two(e);
   if (e->has_signals) td_engine_queue_aside(e);
-  uint64_t key = n_alike << 44 | (uint64_t)e->logits_rows << 26; // which only grow
-  key |= (uint64_t)(e->n_parts - 1) << 63;
-  td_stream_run(e->stream, key | (uint64_t)e->n_rows << 13 | e->n_tokens, forward, e);
+  const td_work_key key = {.n_tokens = e->n_tokens,
+                           .n_rows = e->n_rows,
+                           .n_parts = e->n_parts,
+                           .max_keys = view->max_keys,
+                           .memory = e->logits_rows}; // which only grow
+  td_stream_run(e->stream, &key, forward, e);
 }
 
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {

@@ -36,12 +36,14 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
 };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaDeviceScheduleBlockingSync = 4, cudaDeviceMapHost = 8, cudaInitDeviceFlagsAreValid = 1 };
 
 struct cudaDeviceProp {
   char name[256];
   size_t totalGlobalMem;
   int major, minor, multiProcessorCount;
+  int pciDomainID, pciBusID, pciDeviceID;
 };
 
 typedef struct emu_stream *cudaStream_t;
@@ -54,6 +56,7 @@ cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaMalloc(void **out, size_t n_bytes);

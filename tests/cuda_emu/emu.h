@@ -28,6 +28,8 @@ struct alignas(16) uint4 {
 
 void emu_store_for_all(uint32_t *signal, uint32_t value);
 uint32_t emu_load_from_all(const uint32_t *signal);
+uint64_t emu_now_ns();
+void __nanosleep(unsigned ns);
 
 #define __global__
 #define __device__

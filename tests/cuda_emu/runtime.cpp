@@ -68,6 +68,7 @@ enum { MAX_DEVICES = 8 };
 struct emu_device {
   copy_engine to_device, to_host;
   size_t used_bytes = 0; // guarded by memory_lock
+  std::atomic<bool> is_waited_for_asleep{false};
 };
 
 static emu_device devices[MAX_DEVICES];
@@ -149,6 +150,7 @@ struct emu_event {
   const int device = current_device;
   std::shared_ptr<progress> of; // null: never recorded
   uint64_t n = 0;
+  bool is_waited_for_asleep = false;
 };
 
 // TANDEM_EMU_CAPABILITY: the GPU's compute capability, ten times.
@@ -296,7 +298,7 @@ bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
   if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
-  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10, 2};
+  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10, 2, 0, device + 1, 0};
   return cudaSuccess;
 }
 
@@ -316,6 +318,21 @@ cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
+}
+
+cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags) {
+  if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
+  if (flags & cudaInitDeviceFlagsAreValid)
+    devices[device].is_waited_for_asleep = device_flags & cudaDeviceScheduleBlockingSync;
+  return cudaSuccess;
+}
+
+// On hardware such a wait spins, and takes a processor from those who compute.
+static void check_wait(bool is_asleep) {
+  if (is_asleep) return;
+  std::fprintf(stderr, "cuda_emu: a thread waits for a GPU without cudaDeviceScheduleBlockingSync, "
+                       "or for an event without cudaEventBlockingSync\n");
+  std::abort();
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out) {
@@ -443,6 +460,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (captured) return spoil();
+  check_wait(devices[stream->device].is_waited_for_asleep);
   std::unique_lock<std::mutex> hold(stream->at->lock);
   stream->at->moved.wait(hold, [&] { return stream->at->n_done == stream->at->n_queued; });
   return result(is_broken() ? cudaErrorIllegalAddress : cudaSuccess);
@@ -458,8 +476,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
-  (void)flags;
   *out = new emu_event;
+  (*out)->is_waited_for_asleep = flags & cudaEventBlockingSync;
   return cudaSuccess;
 }
 
@@ -476,6 +494,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  check_wait(event->is_waited_for_asleep);
   if (event->of) event->of->wait(event->n);
   return cudaSuccess;
 }

@@ -2,6 +2,7 @@
 // ThreadSanitizer is to see it, though not the rest of the emulator.
 #include "emu.h"
 
+#include <chrono>
 #include <thread>
 
 void emu_store_for_all(uint32_t *signal, uint32_t value) {
@@ -11,4 +12,13 @@ void emu_store_for_all(uint32_t *signal, uint32_t value) {
 uint32_t emu_load_from_all(const uint32_t *signal) {
   std::this_thread::yield(); // who is waited for may need this processor
   return __atomic_load_n(signal, __ATOMIC_ACQUIRE);
+}
+
+uint64_t emu_now_ns() {
+  auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+}
+
+void __nanosleep(unsigned) {
+  std::this_thread::yield();
 }

@@ -365,6 +365,11 @@ static piece_of_work make_piece(cuda_fixture *f) {
                          .n_rows = 1};
 }
 
+static void run_piece(piece_of_work *p, uint32_t n_tokens, void (*enqueue)(void *ctx)) {
+  const td_work_key key = {.n_tokens = n_tokens};
+  td_stream_run(p->stream, &key, enqueue, p);
+}
+
 static void check_piece(cuda_fixture *f, const piece_of_work *p, int n_runs) {
   float *x = cuda_get_bf16(f, p->x, RUN_N);
   for (int i = 0; i < RUN_N; i++)
@@ -383,23 +388,23 @@ static void test_work_that_comes_again(void **state) {
   piece_of_work p = make_piece(&f);
   static const int calls[] = {1, 2, 2, 2};
   for (int run = 0; run < 4; run++) {
-    td_stream_run(f.stream, 7, enqueue_piece, &p);
+    run_piece(&p, 7, enqueue_piece);
     assert_int_equal(p.n_calls, calls[run]);
     check_piece(&f, &p, run + 1);
   }
   p.n_rows = 4; // another key with more scratch memory
-  td_stream_run(f.stream, 8, enqueue_piece, &p);
+  run_piece(&p, 8, enqueue_piece);
   assert_int_equal(p.n_calls, 3);
   check_piece(&f, &p, 5);
   p.n_rows = 1;
   for (int run = 5; run < 8; run++) {
-    td_stream_run(f.stream, 7, enqueue_piece, &p);
+    run_piece(&p, 7, enqueue_piece);
     assert_int_equal(p.n_calls, run == 5 ? 4 : 5);
     check_piece(&f, &p, run + 1);
   }
-  for (uint64_t key = 100; key < 170; key++) // more than are kept
-    td_stream_run(f.stream, key, enqueue_piece, &p);
-  td_stream_run(f.stream, 7, enqueue_piece, &p);
+  for (uint32_t key = 100; key < 170; key++) // more than are kept
+    run_piece(&p, key, enqueue_piece);
+  run_piece(&p, 7, enqueue_piece);
   assert_int_equal(p.n_calls, 76);
   check_piece(&f, &p, 79);
   cuda_close(&f);
@@ -412,11 +417,104 @@ static void test_work_that_cannot_be_captured(void **state) {
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
   for (int run = 0; run < 4; run++)
-    td_stream_run(f.stream, 7, enqueue_piece, &p);
+    run_piece(&p, 7, enqueue_piece);
   assert_int_equal(p.n_calls, 4);
   check_piece(&f, &p, 4);
   cuda_close(&f);
   unsetenv("TANDEM_EMU_CAPTURE");
+}
+
+// What kept a capture from working may pass.
+static void test_captures_that_fail_at_first(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  static const int calls[] = {1, 2, 3, 4, 4, 4};
+  for (int run = 0; run < 6; run++) {
+    if (run == 1) setenv("TANDEM_EMU_CAPTURE", "0", 1);
+    if (run == 3) unsetenv("TANDEM_EMU_CAPTURE");
+    run_piece(&p, 7, enqueue_piece);
+    assert_int_equal(p.n_calls, calls[run]);
+  }
+  check_piece(&f, &p, 6);
+  setenv("TANDEM_EMU_CAPTURE", "0", 1); // for as often as it takes to believe it
+  for (int run = 0; run < 5; run++)
+    run_piece(&p, 8, enqueue_piece);
+  unsetenv("TANDEM_EMU_CAPTURE");
+  for (int run = 0; run < 5; run++)
+    run_piece(&p, 8, enqueue_piece);
+  assert_int_equal(p.n_calls, 14);
+  check_piece(&f, &p, 16);
+  cuda_close(&f);
+}
+
+// Every field of a key tells pieces apart.
+static void test_keys_of_work(void **state) {
+  (void)state;
+  static const td_work_key keys[] = {{.n_tokens = 1}, {.n_rows = 1}, {.n_parts = 1},
+                                     {.max_keys = 1}, {.memory = 1}, {.n_tokens = 1u << 31}};
+  CUDA_OPEN(f);
+  piece_of_work p = make_piece(&f);
+  for (int run = 0; run < 3; run++) {
+    for (size_t i = 0; i < TD_COUNT(keys); i++)
+      td_stream_run(f.stream, &keys[i], enqueue_piece, &p);
+  }
+  assert_int_equal(p.n_calls, 2 * TD_COUNT(keys));
+  check_piece(&f, &p, 3 * TD_COUNT(keys));
+  cuda_close(&f);
+}
+
+// Memory that has grown is let go of when the step ends, not in its middle, unless there is no
+// other.
+static void test_scratch_that_grows(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  td_cuda_stream *stream = (td_cuda_stream *)f.stream;
+  void *memory;
+  td_err err;
+  for (size_t n = 1; n <= 2 * N_CUDA_RETIRED; n++) {
+    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * 4096, &memory, &err), TD_OK);
+    td_op_fill_zero(f.stream, memory, n * 4096);
+    if (n == 2) assert_int_equal(stream->n_retired, 1);
+  }
+  cuda_sync(&f);
+  assert_int_equal(stream->n_retired, 0);
+  const size_t most = td_dev_own_free_bytes(f.dev) / 4 * 3;
+  for (int i = 0; i < 2; i++) { // too much for both
+    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most / 5 * (4 - i), &memory, &err),
+                     TD_OK);
+    assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_ML, i * 4096, &memory, &err), TD_OK);
+  }
+  assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most, &memory, &err), TD_OK);
+  assert_int_equal(stream->n_retired, 0);
+  cuda_close(&f);
+}
+
+// A signal that does not come ends the step with an error, whatever else it waits for.
+static void test_a_signal_that_does_not_come(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_err err;
+  void *host;
+  assert_int_equal(td_dev_alloc_host(f.dev, &host, 64, &err), TD_OK);
+  memset(host, 0, 64);
+  _Atomic uint32_t *signal = host;
+  const uint32_t one = 1, *value = cuda_put(&f, &one, sizeof one);
+  td_op_signal(f.stream, signal, value);
+  td_op_await(f.stream, signal, value);
+  cuda_sync(&f);
+  dev->await_ns = 1000000;
+  td_op_await(f.stream, signal + 1, value);
+  dev->await_ns = UINT64_MAX;
+  td_op_await(f.stream, signal + 2, value);
+  td_op_signal(f.stream, signal + 3, value);
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_EINTERNAL);
+  assert_non_null(strstr(err.msg, "waited"));
+  assert_int_equal(atomic_load(signal + 3), 1); // who waits for this stream is let go
+  td_dev_free_host(f.dev, host);
+  cuda_close(&f);
 }
 
 // Where there is no memory for one more graph, those that are there make room.
@@ -429,7 +527,7 @@ static void test_more_work_than_graphs_fit(void **state) {
   static const int calls[] = {1, 2, 2, 3, 4,
                               4, 5, 7, 8, 8}; // the eighth run's first is for nothing
   for (int run = 0; run < 10; run++) {
-    td_stream_run(f.stream, (uint64_t)(run < 9 ? run / 3 : 2), enqueue_piece, &p);
+    run_piece(&p, run < 9 ? run / 3 : 2, enqueue_piece);
     assert_int_equal(p.n_calls, calls[run]);
     check_piece(&f, &p, run + 1);
   }
@@ -449,8 +547,8 @@ static void test_work_that_spoils_its_capture(void **state) {
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
   for (int run = 0; run < 4; run++)
-    td_stream_run(f.stream, 7, grow_on_second_call, &p);
-  assert_int_equal(p.n_calls, 5); // one of them for nothing
+    run_piece(&p, 7, grow_on_second_call);
+  assert_int_equal(p.n_calls, 4); // the second for nothing, the last captured
   check_piece(&f, &p, 4);
   cuda_close(&f);
 }
@@ -693,6 +791,10 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_streams_wait_for_events),
       cmocka_unit_test(test_work_that_comes_again),
       cmocka_unit_test(test_work_that_cannot_be_captured),
+      cmocka_unit_test(test_captures_that_fail_at_first),
+      cmocka_unit_test(test_keys_of_work),
+      cmocka_unit_test(test_scratch_that_grows),
+      cmocka_unit_test(test_a_signal_that_does_not_come),
       cmocka_unit_test(test_more_work_than_graphs_fit),
       cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_copies_share_pages),

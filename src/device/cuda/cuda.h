@@ -84,6 +84,7 @@ typedef struct {
   size_t pass_bytes;       // of scratch memory, for which a pass of experts is cut
   size_t keys_bytes;       // likewise: heads of a prompt's attention, tokens of an answer's
   size_t page_bytes;       // the GPU's memory comes in pages of so many
+  uint64_t await_ns;       // that a stream waits for a signal
   td_cuda_pins pins;
 
   pthread_mutex_t lock; // guards what follows
@@ -100,11 +101,11 @@ typedef struct {
   size_t n_experts;
 } td_cuda_dev;
 
-enum { N_CUDA_GRAPHS = 64 };
+enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16 };
 
 // Work that was queued under a key.
 typedef struct {
-  uint64_t key;
+  td_work_key key;
   td_cu_graph graph; // NULL: it came once so far
   bool is_used;
 } td_cuda_graph;
@@ -113,14 +114,17 @@ typedef struct {
   td_stream base;
   td_cu_stream cu;
   td_err err;      // the first failure; code TD_OK without
-  int32_t *fault;  // device memory
+  int32_t *fault;  // host memory that kernels write to
   td_cu_blas blas; // NULL: not wanted so far, or not there
   bool is_blas_tried;
   td_cuda_graph graphs[N_CUDA_GRAPHS];
   uint32_t next_graph; // the oldest
-  bool is_capturing, is_capture_refused;
+  bool is_capturing;
+  uint32_t n_refused; // captures in a row; from N_CAPTURES_REFUSED on there are no more
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
+  void *retired[N_CUDA_RETIRED]; // scratch that has grown: freed when what is queued has run
+  uint32_t n_retired;
 } td_cuda_stream;
 
 typedef struct {
@@ -172,7 +176,8 @@ void td_cuda_stream_wait(td_stream *stream, td_event *event);
 void td_cuda_event_sync(td_event *event);
 void td_cuda_enqueue(td_stream *stream, const td_op *op);
 // graph.c
-void td_cuda_stream_run(td_stream *stream, uint64_t key, void (*enqueue)(void *ctx), void *ctx);
+void td_cuda_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
+                        void *ctx);
 void td_cuda_graphs_drop(td_cuda_stream *stream); // the memory that they know is to be freed
 // At least n_bytes, content undefined; valid until the slot is asked for again.
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,

@@ -6,6 +6,7 @@
 #include "device/cuda/cuda.h"
 
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
+#define AWAIT_NS 20000000000u
 
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err) {
   if (code == 0) return TD_OK;
@@ -126,6 +127,7 @@ td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   dev->pass_bytes = PASS_BYTES;
   dev->keys_bytes = KEYS_BYTES;
   dev->page_bytes = PAGE_BYTES;
+  dev->await_ns = AWAIT_NS;
   dev->pins.piece_bytes = CUDA_PIN_BYTES;
   dev->pins.is_left_registered = opts->ends_with_process;
   pthread_mutex_init(&dev->pins.lock, NULL);

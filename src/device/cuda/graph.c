@@ -6,10 +6,15 @@
 #include "base/log.h"
 #include "device/cuda/cuda.h"
 
-static td_cuda_graph *find(td_cuda_stream *stream, uint64_t key) {
+static bool is_same(const td_work_key *a, const td_work_key *b) {
+  return a->n_tokens == b->n_tokens && a->n_rows == b->n_rows && a->n_parts == b->n_parts &&
+         a->max_keys == b->max_keys && a->memory == b->memory;
+}
+
+static td_cuda_graph *find(td_cuda_stream *stream, const td_work_key *key) {
   for (uint32_t i = 0; i < N_CUDA_GRAPHS; i++) {
     td_cuda_graph *g = &stream->graphs[i];
-    if (g->is_used && g->key == key) return g;
+    if (g->is_used && is_same(&g->key, key)) return g;
   }
   return NULL;
 }
@@ -24,12 +29,37 @@ void td_cuda_graphs_drop(td_cuda_stream *stream) {
     drop(stream, &stream->graphs[i]);
 }
 
+static bool is_refused(const td_cuda_stream *stream) {
+  return stream->n_refused >= N_CAPTURES_REFUSED;
+}
+
 // A place for a new key: the oldest one's.
-static void remember(td_cuda_stream *stream, uint64_t key) {
+static void remember(td_cuda_stream *stream, const td_work_key *key) {
   td_cuda_graph *g = &stream->graphs[stream->next_graph];
   stream->next_graph = (stream->next_graph + 1) % N_CUDA_GRAPHS;
   drop(stream, g);
-  *g = (td_cuda_graph){.is_used = true, .key = key};
+  *g = (td_cuda_graph){.is_used = true, .key = *key};
+}
+
+// After a failure that may pass, such as memory that grew meanwhile, the next run of the work is
+// captured anew, some times. Without memory for one more graph, those there are make room.
+static void note_refusal(td_cuda_stream *stream, td_cuda_graph *g, int code) {
+  const bool is_full = stream->err.code == TD_OK && code == CUDA_OUT_OF_MEMORY;
+  const char *why = stream->err.code == TD_OK ? td_cuda_dev_of(stream)->abi->error_text(code)
+                                              : stream->err.msg;
+  if (is_full) {
+    td_info("%s: graphs make room for others: %s", stream->base.dev->name, why);
+    td_cuda_graphs_drop(stream);
+  } else if (++stream->n_refused < N_CAPTURES_REFUSED) {
+    td_info("%s: work could not be made a graph: %s", stream->base.dev->name, why);
+    drop(stream, g);
+  } else {
+    td_warn("%s: steps are launched without graphs from now on, which is slower, after %u failures "
+            "in a row: %s",
+            stream->base.dev->name, stream->n_refused, why);
+    td_cuda_graphs_drop(stream);
+  }
+  stream->err.code = TD_OK;
 }
 
 // While a stream is captured nothing runs, so a failure leaves nothing behind but itself.
@@ -43,23 +73,22 @@ static bool capture(td_cuda_stream *stream, td_cuda_graph *g, void (*enqueue)(vo
     stream->is_capturing = false;
     code = abi->capture_end(stream->cu, &g->graph);
   }
-  if (code == 0 && stream->err.code == TD_OK) return true;
-  // Without memory for one more graph, those that are there make room for others.
-  stream->is_capture_refused = stream->err.code != TD_OK || code != CUDA_OUT_OF_MEMORY;
-  td_info("%s: work is not launched as a graph: %s", stream->base.dev->name,
-          stream->err.code == TD_OK ? abi->error_text(code) : stream->err.msg);
-  td_cuda_graphs_drop(stream);
-  stream->err.code = TD_OK;
+  if (code == 0 && stream->err.code == TD_OK) {
+    stream->n_refused = 0;
+    return true;
+  }
+  note_refusal(stream, g, code);
   return false;
 }
 
-void td_cuda_stream_run(td_stream *base, uint64_t key, void (*enqueue)(void *ctx), void *ctx) {
+void td_cuda_stream_run(td_stream *base, const td_work_key *key, void (*enqueue)(void *ctx),
+                        void *ctx) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
-  td_cuda_graph *g = stream->is_capture_refused ? NULL : find(stream, key);
+  td_cuda_graph *g = is_refused(stream) ? NULL : find(stream, key);
   if (stream->err.code != TD_OK) return;
   td_cuda_use(td_cuda_dev_of(stream));
   if (!g || (!g->graph && !capture(stream, g, enqueue, ctx))) {
-    if (!stream->is_capture_refused) remember(stream, key);
+    if (!is_refused(stream)) remember(stream, key);
     enqueue(ctx);
     return;
   }

@@ -26,7 +26,10 @@ td_status td_cuda_op_signal(td_cuda_stream *stream, const td_signal_args *a, td_
 }
 
 td_status td_cuda_op_await(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
-  td_cu_signal_args args = {.signal = (uint32_t *)a->signal, .value = a->value};
+  td_cu_await_args args = {.signal = (const uint32_t *)a->signal,
+                           .value = a->value,
+                           .most_ns = td_cuda_dev_of(stream)->await_ns,
+                           .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, await, &args);
 }
 

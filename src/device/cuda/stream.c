@@ -4,13 +4,22 @@
 
 #include "device/cuda/cuda.h"
 
+// When nothing runs any more: the graphs know that memory, too.
+static void free_retired(td_cuda_stream *stream) {
+  if (stream->n_retired == 0) return;
+  td_cuda_graphs_drop(stream);
+  while (stream->n_retired > 0)
+    td_cuda_dev_of(stream)->abi->free(stream->retired[--stream->n_retired]);
+}
+
 static void free_stream(td_cuda_stream *stream) {
   td_cuda_graphs_drop(stream);
+  free_retired(stream);
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
   for (int i = 0; i < N_CUDA_SCRATCH; i++) {
     if (stream->scratch[i]) abi->free(stream->scratch[i]);
   }
-  if (stream->fault) abi->free(stream->fault);
+  if (stream->fault) abi->free_host(stream->fault);
   if (stream->blas) abi->blas_close(stream->blas);
   if (stream->cu) abi->stream_close(stream->cu);
   free(stream);
@@ -24,9 +33,9 @@ td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
   void *fault = NULL;
   td_cuda_use(dev);
   int code = dev->abi->stream_open(&stream->cu);
-  if (code == 0) code = dev->abi->alloc(&fault, sizeof *stream->fault);
+  if (code == 0) code = dev->abi->alloc_host(&fault, sizeof *stream->fault);
   stream->fault = fault;
-  if (code == 0) code = dev->abi->fill_zero(fault, sizeof *stream->fault, stream->cu);
+  if (fault) *stream->fault = TD_CU_FAULT_NONE;
   if (code != 0) {
     free_stream(stream);
     return td_cuda_result(dev, code, "a stream", err);
@@ -42,7 +51,16 @@ void td_cuda_stream_close(td_stream *base) {
   free_stream(stream);
 }
 
-static td_status fault_status(td_cu_fault fault, td_err *err) {
+static td_status timeout_status(const td_cuda_dev *dev, td_err *err) {
+  return td_fail(
+      err, TD_EINTERNAL,
+      "CUDA: the GPU waited %.3g s for the CPU's experts, and their sum did not come: is "
+      "the machine swapping, or are experts read from a slow disk? --weights resident "
+      "keeps them in memory",
+      (double)dev->await_ns * 1e-9);
+}
+
+static td_status fault_status(const td_cuda_dev *dev, td_cu_fault fault, td_err *err) {
   switch (fault) {
   case TD_CU_FAULT_NONE: return TD_OK;
   case TD_CU_FAULT_TOKEN:
@@ -52,6 +70,7 @@ static td_status fault_status(td_cu_fault fault, td_err *err) {
     return td_fail(err, TD_EINVAL, "batch: a position is negative or beyond its pages");
   case TD_CU_FAULT_PAGE: return td_fail(err, TD_EINVAL, "batch: a page is absent");
   case TD_CU_FAULT_EXPERT: return td_fail(err, TD_EINVAL, "experts: an id is not one of them");
+  case TD_CU_FAULT_TIMEOUT: return timeout_status(dev, err);
   }
   return td_fail(err, TD_EINTERNAL, "CUDA: fault %d", (int)fault);
 }
@@ -59,13 +78,12 @@ static td_status fault_status(td_cu_fault fault, td_err *err) {
 td_status td_cuda_stream_sync(td_stream *base, td_err *err) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
   td_cuda_dev *dev = td_cuda_dev_of(stream);
-  int32_t fault = 0;
-  int code = dev->abi->copy(&fault, stream->fault, sizeof fault, stream->cu);
-  int sync_code = dev->abi->stream_sync(stream->cu);
+  int code = dev->abi->stream_sync(stream->cu);
+  if (!stream->is_capturing) free_retired(stream);
   if (stream->err.code == TD_OK) {
     td_err failure = {.code = TD_OK};
-    td_status status = td_cuda_result(dev, code ? code : sync_code, "the stream failed", &failure);
-    if (status == TD_OK) status = fault_status((td_cu_fault)fault, &failure);
+    td_status status = td_cuda_result(dev, code, "the stream failed", &failure);
+    if (status == TD_OK) status = fault_status(dev, (td_cu_fault)*stream->fault, &failure);
     if (status != TD_OK) stream->err = failure;
   }
   if (stream->err.code != TD_OK && err) *err = stream->err;
@@ -136,6 +154,19 @@ void td_cuda_enqueue(td_stream *base, const td_op *op) {
   if (execute(stream, op, &err) != TD_OK && stream->err.code == TD_OK) stream->err = err;
 }
 
+static void wait_and_free_retired(td_cuda_stream *stream) {
+  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // a failure is found by the next one, too
+  free_retired(stream);
+}
+
+// Operators that use it may still run, and to free it is to wait for all of the GPU: that is left
+// for the end of the step.
+static void retire(td_cuda_stream *stream, void *memory) {
+  if (!memory) return;
+  if (stream->n_retired == N_CUDA_RETIRED) wait_and_free_retired(stream);
+  stream->retired[stream->n_retired++] = memory;
+}
+
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err) {
   *out = stream->scratch[slot];
@@ -144,15 +175,15 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
     return td_fail(err, TD_EUNSUPPORTED, "memory grows while work is captured");
   }
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
-  if (stream->scratch[slot]) { // the last operator that used it may still run
-    abi->stream_sync(stream->cu);
-    td_cuda_graphs_drop(stream);
-    abi->free(stream->scratch[slot]);
-  }
+  retire(stream, stream->scratch[slot]);
   stream->scratch[slot] = NULL;
   stream->scratch_bytes[slot] = 0;
   size_t grown = n_bytes + n_bytes / 4;
   int code = abi->alloc(out, grown);
+  if (code == CUDA_OUT_OF_MEMORY && stream->n_retired > 0) {
+    wait_and_free_retired(stream);
+    code = abi->alloc(out, grown);
+  }
   if (code != 0) {
     *out = NULL;
     td_status status = td_cuda_result(td_cuda_dev_of(stream), code, "memory of an operator", err);
