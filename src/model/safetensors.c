@@ -1,5 +1,7 @@
+// src/model/safetensors.c - reading and judging a header: what it says must tile the file.
 #include "model/safetensors.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,28 +9,19 @@
 #include "base/fs.h"
 #include "config/json.h"
 
-// The header is checked to be JSON first, so the scanner below only has to know the shape that a
-// safetensors header must have; anything else it meets is skipped as a value.
+// What one file's functions pass along.
 typedef struct {
-  const char *p; // next byte; the header ends in '}', which the scanner never passes
   const char *file_name;
   td_err *err;
   td_safetensors *out;
-  size_t cap;       // tensors allocated
   char *names_end;  // where the next name goes
   uint64_t n_data;  // bytes after the header
   const char *data; // first of them
-} scanner;
+} reader;
 
+// One tensor's members, before they are checked against each other; NULL: absent.
 typedef struct {
-  const char *text; // between the quotes, escapes untouched
-  size_t len;
-} span;
-
-// One tensor's members as they stand, before they are checked against each other.
-typedef struct {
-  bool has_dtype, has_shape, has_offsets;
-  span dtype;
+  const cJSON *dtype, *shape, *data_offsets;
   uint64_t offsets[2];
 } entry;
 
@@ -42,131 +35,9 @@ static const struct {
     {"F8_E8M0", 8}, {"C64", 64},    {"F6_E2M3", 6}, {"F4", 4},   {"F6_E3M2", 6},
 };
 
-static bool span_is(span s, const char *text) {
-  return strlen(text) == s.len && memcmp(s.text, text, s.len) == 0;
-}
-
-static void skip_space(scanner *s) {
-  while (*s->p == ' ' || *s->p == '\n' || *s->p == '\r' || *s->p == '\t')
-    s->p++;
-}
-
-// Steps over byte if it is next.
-static bool take(scanner *s, char byte) {
-  skip_space(s);
-  if (*s->p != byte) return false;
-  s->p++;
-  skip_space(s);
-  return true;
-}
-
-static span take_string(scanner *s) {
-  const char *begin = ++s->p;
-  while (*s->p != '"')
-    s->p += *s->p == '\\' ? 2 : 1;
-  return (span){begin, (size_t)(s->p++ - begin)};
-}
-
-static void skip_value(scanner *s) {
-  size_t depth = 0;
-  do {
-    skip_space(s);
-    switch (*s->p) {
-    case '"': take_string(s); continue;
-    case '{':
-    case '[': depth++; break;
-    case '}':
-    case ']': depth--; break;
-    case ',':
-    case ':': break;
-    default:
-      while (!strchr(",:]}\" \n\r\t", *s->p))
-        s->p++;
-      continue;
-    }
-    s->p++;
-  } while (depth);
-}
-
-static td_status take_uint(scanner *s, const char *name, const char *what, uint64_t *out) {
-  const char *begin = s->p;
-  uint64_t value = 0;
-  for (; *s->p >= '0' && *s->p <= '9'; s->p++) {
-    uint64_t digit = (uint64_t)(*s->p - '0');
-    if (value > (UINT64_MAX - digit) / 10) {
-      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: a number in %s is too large", s->file_name,
-                     name, what);
-    }
-    value = value * 10 + digit;
-  }
-  if (s->p == begin || strchr(".eE", *s->p)) {
-    return td_fail(s->err, TD_EFORMAT,
-                   "%s: tensor %s: %s must be an array of whole numbers, none negative",
-                   s->file_name, name, what);
-  }
-  *out = value;
-  return TD_OK;
-}
-
-// Reads an array of whole numbers into out, at most max of them.
-static td_status take_uints(scanner *s, const char *name, const char *what, uint64_t *out,
-                            uint32_t max, uint32_t *n) {
-  *n = 0;
-  if (!take(s, '[')) {
-    return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: %s is not an array", s->file_name, name,
-                   what);
-  }
-  if (take(s, ']')) return TD_OK;
-  do {
-    if (*n == max) {
-      return td_fail(s->err, TD_EUNSUPPORTED, "%s: tensor %s: %s has more than %u numbers",
-                     s->file_name, name, what, max);
-    }
-    td_status st = take_uint(s, name, what, &out[(*n)++]);
-    if (st != TD_OK) return st;
-  } while (take(s, ','));
-  take(s, ']');
-  return TD_OK;
-}
-
-static td_status duplicate_key(scanner *s, const char *name, const char *key) {
-  return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: %s is given twice", s->file_name, name, key);
-}
-
-static td_status take_member(scanner *s, span key, td_tensor *t, entry *e) {
-  if (span_is(key, "dtype")) {
-    if (e->has_dtype) return duplicate_key(s, t->name, "dtype");
-    e->has_dtype = true;
-    if (*s->p != '"') {
-      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: dtype is not a string", s->file_name,
-                     t->name);
-    }
-    e->dtype = take_string(s);
-    return TD_OK;
-  }
-  if (span_is(key, "shape")) {
-    if (e->has_shape) return duplicate_key(s, t->name, "shape");
-    e->has_shape = true;
-    return take_uints(s, t->name, "shape", t->shape, TD_SAFETENSORS_MAX_DIMS, &t->n_dims);
-  }
-  if (span_is(key, "data_offsets")) {
-    if (e->has_offsets) return duplicate_key(s, t->name, "data_offsets");
-    e->has_offsets = true;
-    uint32_t n;
-    td_status st = take_uints(s, t->name, "data_offsets", e->offsets, 2, &n);
-    if (st == TD_OK && n != 2) {
-      st = td_fail(s->err, TD_EFORMAT, "%s: tensor %s: data_offsets must be two numbers",
-                   s->file_name, t->name);
-    }
-    return st;
-  }
-  skip_value(s);
-  return TD_OK;
-}
-
-static const char *find_dtype(span name, unsigned *bits) {
+static const char *find_dtype(const char *name, unsigned *bits) {
   for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (span_is(name, dtypes[i].name)) {
+    if (strcmp(name, dtypes[i].name) == 0) {
       *bits = dtypes[i].bits;
       return dtypes[i].name;
     }
@@ -174,99 +45,151 @@ static const char *find_dtype(span name, unsigned *bits) {
   return NULL;
 }
 
+static td_status take_uint(const reader *r, const td_tensor *t, const cJSON *item, const char *what,
+                           uint64_t *out) {
+  // The parser keeps the text of what a double does not tell from other numbers.
+  const char *text = cJSON_IsNumber(item) ? item->valuestring : NULL;
+  const bool is_whole = cJSON_IsNumber(item) && item->valuedouble >= 0 &&
+                        (text ? !text[strspn(text, "0123456789")]
+                              : item->valuedouble == (double)(uint64_t)item->valuedouble);
+  if (!is_whole) {
+    return td_fail(r->err, TD_EFORMAT,
+                   "%s: tensor %s: %s must be an array of whole numbers, none negative",
+                   r->file_name, t->name, what);
+  }
+  errno = 0;
+  *out = text ? strtoull(text, NULL, 10) : (uint64_t)item->valuedouble;
+  if (!errno) return TD_OK;
+  return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: a number in %s is too large", r->file_name,
+                 t->name, what);
+}
+
+// Reads an array of whole numbers into out, at most max of them.
+static td_status take_uints(const reader *r, const td_tensor *t, const cJSON *array, uint64_t *out,
+                            uint32_t max, uint32_t *n) {
+  const char *what = array->string;
+  *n = 0;
+  if (!cJSON_IsArray(array)) {
+    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: %s is not an array", r->file_name, t->name,
+                   what);
+  }
+  for (const cJSON *item = array->child; item; item = item->next) {
+    if (*n == max) {
+      return td_fail(r->err, TD_EUNSUPPORTED, "%s: tensor %s: %s has more than %u numbers",
+                     r->file_name, t->name, what, max);
+    }
+    td_status st = take_uint(r, t, item, what, &out[(*n)++]);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+// Other members than the three are let pass.
+static td_status find_members(const reader *r, const td_tensor *t, const cJSON *object, entry *e) {
+  const struct {
+    const char *key;
+    const cJSON **member;
+  } keys[] = {{"dtype", &e->dtype}, {"shape", &e->shape}, {"data_offsets", &e->data_offsets}};
+  for (const cJSON *item = object->child; item; item = item->next) {
+    for (size_t i = 0; i < TD_COUNT(keys); i++) {
+      if (strcmp(item->string, keys[i].key) != 0) continue;
+      if (*keys[i].member) {
+        return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: %s is given twice", r->file_name,
+                       t->name, item->string);
+      }
+      *keys[i].member = item;
+    }
+  }
+  for (size_t i = 0; i < TD_COUNT(keys); i++) {
+    if (*keys[i].member) continue;
+    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: header has no %s for it", r->file_name,
+                   t->name, keys[i].key);
+  }
+  return TD_OK;
+}
+
+static td_status read_members(const reader *r, td_tensor *t, entry *e, unsigned *bits) {
+  if (!cJSON_IsString(e->dtype)) {
+    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: dtype is not a string", r->file_name,
+                   t->name);
+  }
+  td_status st = take_uints(r, t, e->shape, t->shape, TD_SAFETENSORS_MAX_DIMS, &t->n_dims);
+  uint32_t n = 2;
+  if (st == TD_OK) st = take_uints(r, t, e->data_offsets, e->offsets, 2, &n);
+  if (st == TD_OK && n != 2) {
+    st = td_fail(r->err, TD_EFORMAT, "%s: tensor %s: data_offsets must be two numbers",
+                 r->file_name, t->name);
+  }
+  t->dtype = find_dtype(e->dtype->valuestring, bits);
+  if (st == TD_OK && !t->dtype) {
+    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: tensor %s: unknown dtype %.40s", r->file_name,
+                 t->name, e->dtype->valuestring);
+  }
+  return st;
+}
+
 // Checks the members of one tensor against each other and against the file.
-static td_status check_entry(scanner *s, td_tensor *t, const entry *e) {
-  if (!e->has_dtype || !e->has_shape || !e->has_offsets) {
-    return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: header has no %s for it", s->file_name,
-                   t->name,
-                   !e->has_dtype   ? "dtype"
-                   : !e->has_shape ? "shape"
-                                   : "data_offsets");
-  }
-  unsigned bits;
-  t->dtype = find_dtype(e->dtype, &bits);
-  if (!t->dtype) {
-    return td_fail(s->err, TD_EUNSUPPORTED, "%s: tensor %s: unknown dtype %.*s", s->file_name,
-                   t->name, (int)(e->dtype.len < 40 ? e->dtype.len : 40), e->dtype.text);
-  }
+static td_status check_entry(const reader *r, td_tensor *t, const entry *e, unsigned bits) {
   uint64_t n_bits = bits;
   for (uint32_t i = 0; i < t->n_dims; i++) {
     if (__builtin_mul_overflow(n_bits, t->shape[i], &n_bits)) {
-      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: its shape overflows 64 bits", s->file_name,
+      return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: its shape overflows 64 bits", r->file_name,
                      t->name);
     }
   }
   uint64_t begin = e->offsets[0], end = e->offsets[1];
   if (begin > end) {
-    return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: data_offsets [%llu, %llu] run backwards",
-                   s->file_name, t->name, (unsigned long long)begin, (unsigned long long)end);
+    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: data_offsets [%llu, %llu] run backwards",
+                   r->file_name, t->name, (unsigned long long)begin, (unsigned long long)end);
   }
   if (n_bits % 8 || end - begin != n_bits / 8) {
-    return td_fail(s->err, TD_EFORMAT,
+    return td_fail(r->err, TD_EFORMAT,
                    "%s: tensor %s: data_offsets span %llu bytes, but its dtype and shape need %llu",
-                   s->file_name, t->name, (unsigned long long)(end - begin),
+                   r->file_name, t->name, (unsigned long long)(end - begin),
                    (unsigned long long)(n_bits / 8));
   }
-  if (end > s->n_data) {
-    return td_fail(s->err, TD_EFORMAT,
+  if (end > r->n_data) {
+    return td_fail(r->err, TD_EFORMAT,
                    "%s: tensor %s: its data ends at byte %llu, but the file holds only %llu bytes "
                    "of data: it is cut short, download it again",
-                   s->file_name, t->name, (unsigned long long)end, (unsigned long long)s->n_data);
+                   r->file_name, t->name, (unsigned long long)end, (unsigned long long)r->n_data);
   }
-  t->data = (const uint8_t *)s->data + begin;
+  t->data = (const uint8_t *)r->data + begin;
   t->n_bytes = end - begin;
   return TD_OK;
 }
 
-static td_status add_tensor(scanner *s, span name) {
-  td_safetensors *out = s->out;
-  if (memchr(name.text, '\\', name.len)) {
-    return td_fail(s->err, TD_EUNSUPPORTED, "%s: tensor %.*s: its name has an escape sequence",
-                   s->file_name, (int)(name.len < 100 ? name.len : 100), name.text);
-  }
-  if (out->n_tensors == s->cap) {
-    size_t cap = s->cap ? 2 * s->cap : 64;
-    td_tensor *tensors = realloc(out->tensors, cap * sizeof *tensors);
-    if (!tensors) return td_fail(s->err, TD_ENOMEM, "%s: out of memory", s->file_name);
-    out->tensors = tensors;
-    s->cap = cap;
-  }
-  td_tensor *t = &out->tensors[out->n_tensors++];
-  *t = (td_tensor){.name = s->names_end, .file = s->file_name};
-  memcpy(s->names_end, name.text, name.len);
-  s->names_end[name.len] = '\0';
-  s->names_end += name.len + 1;
-
-  if (!take(s, '{')) {
-    return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: not described by an object", s->file_name,
+static td_status add_tensor(reader *r, const cJSON *object) {
+  td_tensor *t = &r->out->tensors[r->out->n_tensors++];
+  *t = (td_tensor){.name = r->names_end, .file = r->file_name};
+  r->names_end = stpcpy(r->names_end, object->string) + 1;
+  if (!cJSON_IsObject(object)) {
+    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: not described by an object", r->file_name,
                    t->name);
   }
   entry e = {0};
-  if (!take(s, '}')) {
-    do {
-      span key = take_string(s);
-      take(s, ':');
-      td_status st = take_member(s, key, t, &e);
-      if (st != TD_OK) return st;
-    } while (take(s, ','));
-    take(s, '}');
-  }
-  return check_entry(s, t, &e);
+  unsigned bits = 0;
+  td_status st = find_members(r, t, object, &e);
+  if (st == TD_OK) st = read_members(r, t, &e, &bits);
+  return st == TD_OK ? check_entry(r, t, &e, bits) : st;
 }
 
-static td_status scan_header(scanner *s) {
-  take(s, '{');
-  if (*s->p == '}') return TD_OK; // not taken: nothing behind it may be looked at
-  do {
-    span name = take_string(s);
-    take(s, ':');
-    if (span_is(name, "__metadata__")) {
-      skip_value(s);
-    } else {
-      td_status st = add_tensor(s, name);
-      if (st != TD_OK) return st;
-    }
-  } while (take(s, ','));
+static td_status read_header(reader *r, const cJSON *header) {
+  size_t n_tensors = 0, n_name_bytes = 0;
+  for (const cJSON *item = header->child; item; item = item->next) {
+    n_tensors++;
+    n_name_bytes += strlen(item->string) + 1;
+  }
+  r->out->tensors = malloc(n_tensors * sizeof *r->out->tensors + 1);
+  r->names_end = r->out->names = malloc(n_name_bytes + 1);
+  if (!r->out->tensors || !r->out->names) {
+    return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file_name);
+  }
+  for (const cJSON *item = header->child; item; item = item->next) {
+    if (strcmp(item->string, "__metadata__") == 0) continue;
+    td_status st = add_tensor(r, item);
+    if (st != TD_OK) return st;
+  }
   return TD_OK;
 }
 
@@ -281,17 +204,17 @@ static int by_name(const void *a, const void *b) {
   return strcmp((*(const td_tensor *const *)a)->name, (*(const td_tensor *const *)b)->name);
 }
 
-static td_status check_names(const scanner *s) {
-  size_t n = s->out->n_tensors;
+static td_status check_names(const reader *r) {
+  size_t n = r->out->n_tensors;
   const td_tensor **sorted = malloc(n * sizeof(const td_tensor *) + 1);
-  if (!sorted) return td_fail(s->err, TD_ENOMEM, "%s: out of memory", s->file_name);
+  if (!sorted) return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file_name);
   for (size_t i = 0; i < n; i++)
-    sorted[i] = &s->out->tensors[i];
+    sorted[i] = &r->out->tensors[i];
   qsort(sorted, n, sizeof *sorted, by_name);
   td_status st = TD_OK;
   for (size_t i = 1; i < n && st == TD_OK; i++) {
     if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
-      st = td_fail(s->err, TD_EFORMAT, "%s: tensor %s: named twice in the header", s->file_name,
+      st = td_fail(r->err, TD_EFORMAT, "%s: tensor %s: named twice in the header", r->file_name,
                    sorted[i]->name);
     }
   }
@@ -300,44 +223,42 @@ static td_status check_names(const scanner *s) {
 }
 
 // Sorts the tensors by their place and checks that they tile the data.
-static td_status check_layout(const scanner *s) {
-  td_safetensors *out = s->out;
+static td_status check_layout(const reader *r) {
+  td_safetensors *out = r->out;
   if (out->n_tensors) qsort(out->tensors, out->n_tensors, sizeof *out->tensors, by_data);
   uint64_t end = 0;
   for (size_t i = 0; i < out->n_tensors; i++) {
     const td_tensor *t = &out->tensors[i];
-    uint64_t begin = (uint64_t)(t->data - (const uint8_t *)s->data);
+    uint64_t begin = (uint64_t)(t->data - (const uint8_t *)r->data);
     if (begin < end) {
-      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: its data overlaps that of tensor %s",
-                     s->file_name, t->name, t[-1].name);
+      return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: its data overlaps that of tensor %s",
+                     r->file_name, t->name, t[-1].name);
     }
     if (begin > end) {
-      return td_fail(s->err, TD_EFORMAT,
-                     "%s: tensor %s: %llu bytes before its data belong to no tensor", s->file_name,
+      return td_fail(r->err, TD_EFORMAT,
+                     "%s: tensor %s: %llu bytes before its data belong to no tensor", r->file_name,
                      t->name, (unsigned long long)(begin - end));
     }
     end = begin + t->n_bytes;
   }
-  if (end != s->n_data) {
-    return td_fail(s->err, TD_EFORMAT, "%s: %llu bytes at its end belong to no tensor",
-                   s->file_name, (unsigned long long)(s->n_data - end));
+  if (end != r->n_data) {
+    return td_fail(r->err, TD_EFORMAT, "%s: %llu bytes at its end belong to no tensor",
+                   r->file_name, (unsigned long long)(r->n_data - end));
   }
   return TD_OK;
 }
 
-static td_status parse(scanner *s, const char *header, size_t header_len) {
-  td_status st = td_json_check(header, header_len, TD_JSON_MAX_DEPTH, s->err);
+static td_status parse(reader *r, const char *header, size_t header_len) {
+  cJSON *root = NULL;
+  td_status st = td_json_parse(&root, header, header_len, TD_JSON_MAX_DEPTH, r->err);
   if (st != TD_OK) {
-    if (s->err) td_err_prefix(s->err, "%s: header", s->file_name);
+    if (r->err) td_err_prefix(r->err, "%s: header", r->file_name);
     return st;
   }
-  // A name takes at least two quotes in the header, so its NUL always has room here.
-  s->names_end = s->out->names = malloc(header_len);
-  if (!s->names_end) return td_fail(s->err, TD_ENOMEM, "%s: out of memory", s->file_name);
-  st = scan_header(s);
-  if (st == TD_OK) st = check_names(s);
-  if (st == TD_OK) st = check_layout(s);
-  return st;
+  st = read_header(r, root);
+  cJSON_Delete(root);
+  if (st == TD_OK) st = check_names(r);
+  return st == TD_OK ? check_layout(r) : st;
 }
 
 td_status td_safetensors_parse(td_safetensors *out, const void *bytes, size_t n_bytes,
@@ -369,13 +290,12 @@ td_status td_safetensors_parse(td_safetensors *out, const void *bytes, size_t n_
   if (!header_len || *header != '{') {
     return td_fail(err, TD_EFORMAT, "%s: its header is not a JSON object", file_name);
   }
-  scanner s = {.p = header,
-               .file_name = file_name,
-               .err = err,
-               .out = out,
-               .data = header + header_len,
-               .n_data = n_bytes - 8 - header_len};
-  td_status st = parse(&s, header, header_len);
+  reader r = {.file_name = file_name,
+              .err = err,
+              .out = out,
+              .data = header + header_len,
+              .n_data = n_bytes - 8 - header_len};
+  td_status st = parse(&r, header, header_len);
   if (st != TD_OK) td_safetensors_free(out);
   return st;
 }
