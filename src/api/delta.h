@@ -7,12 +7,16 @@
 
 typedef struct {
   td_buf reasoning, content;
-  uint32_t first_call, last_call; // of the parts' calls: [first_call, last_call)
+  // Of the parts' calls, those that are new or have grown: [first_call, last_call). What of each
+  // was told before says the call.
+  uint32_t first_call, last_call;
 } td_delta;
 
-// Clears the delta, then fills it with what is sure of the answer's text up to what was taken
-// (td_answer_take), and not given before. TD_ENOMEM.
+// Adds to the delta what is sure of the answer's text up to what was taken (td_answer_take), and
+// was not gathered before. TD_ENOMEM.
 td_status td_delta_gather(td_delta *delta, td_parts *parts, const td_answer *answer, td_err *err);
+// It was told: empties it.
+void td_delta_clear(td_delta *delta, td_parts *parts);
 static inline bool td_delta_is_empty(const td_delta *delta) {
   return !delta->reasoning.len && !delta->content.len && delta->first_call == delta->last_call;
 }

@@ -176,19 +176,23 @@ static void write_timings(td_json_writer *w, const td_api_timings *t) {
 
 // ---- chat ------------------------------------------------------------------------------------
 
+// In pieces: what was not told yet, with the index that says of which call it is a piece.
 static void write_calls(td_json_writer *w, const td_parts *parts, const td_delta *delta,
-                        bool has_index) {
+                        bool in_pieces) {
   if (delta->first_call == delta->last_call) return;
   td_jw_begin_array(w, "tool_calls");
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
     const td_tool_call *call = &parts->calls[i];
     td_jw_begin_object(w, NULL);
-    if (has_index) td_jw_int(w, "index", i);
-    td_jw_str(w, "id", call->id);
-    td_jw_str(w, "type", "function");
+    if (in_pieces) td_jw_int(w, "index", i);
+    if (!call->is_told) {
+      td_jw_str(w, "id", call->id);
+      td_jw_str(w, "type", "function");
+    }
     td_jw_begin_object(w, "function");
-    td_jw_str(w, "name", call->name);
-    td_jw_str(w, "arguments", call->arguments);
+    if (!call->is_told) td_jw_str(w, "name", call->name);
+    td_jw_str_len(w, "arguments", td_buf_text(&call->arguments) + call->n_told,
+                  call->arguments.len - call->n_told);
     td_jw_end_object(w);
     td_jw_end_object(w);
   }

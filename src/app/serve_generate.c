@@ -24,7 +24,7 @@ typedef struct {
   uint32_t n_cached; // tokens of its prompt that the worker did not need to read
   td_answer answer;
   td_parts parts; // chat
-  td_delta delta; // chat: what is not sent yet; of a whole response, all
+  td_delta delta; // chat: what is not sent yet; of a response in one piece, all
   const char *finish_reason;
 } choice;
 
@@ -237,7 +237,7 @@ static td_status take_piece(choice *c, td_err *err) {
     if (st != TD_OK) return st;
     has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
   }
-  if (!j->request.stream) return TD_OK;
+  if (!j->request.stream) return TD_OK; // what was gained is kept for the end
   td_buf event = TD_BUF_INIT;
   if (!c->started && j->is_chat) {
     td_api_write_role(&event, &j->head, c->index);
@@ -251,6 +251,7 @@ static td_status take_piece(choice *c, td_err *err) {
     if (j->is_chat) {
       td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta,
                          so_far);
+      td_delta_clear(&c->delta, &c->parts);
     } else {
       td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
     }
@@ -315,8 +316,14 @@ static void on_token(void *ctx, const td_wire_token *token) {
     end_choice(c, TD_FINISH_STOP);
     return;
   }
-  if (st == TD_OK && j->request.stream) st = take_piece(c, &err);
-  if (st != TD_OK) fail_running(j, 500, err.msg);
+  bool ends_early = j->is_chat && j->request.one_call;
+  if (st == TD_OK && (j->request.stream || ends_early)) st = take_piece(c, &err);
+  if (st != TD_OK) {
+    fail_running(j, 500, err.msg);
+  } else if (c->parts.state == TD_PARTS_DONE) {
+    td_backend_cancel(j->serve->backend, c->id);
+    end_choice(c, TD_FINISH_STOP);
+  }
 }
 
 static void on_progress(void *ctx, const td_wire_progress *progress) {
@@ -410,8 +417,11 @@ static td_status open_choices(job *j) {
     c->job = j;
     c->index = i;
     td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat), &r->stops, r->logprobs);
-    c->parts = (td_parts){
-        .begins_in_reasoning = j->prompt_thinks, .with_calls = r->has_tools, .id = j->call_id + i};
+    c->parts = (td_parts){.begins_in_reasoning = j->prompt_thinks,
+                          .with_calls = r->has_tools,
+                          .in_pieces = r->stream,
+                          .one_call = r->one_call,
+                          .id = j->call_id + i};
   }
   return TD_OK;
 }

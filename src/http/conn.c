@@ -88,6 +88,12 @@ static void on_read_timer(td_http_conn *conn) {
   }
 }
 
+// Four looks in the time after which a stream needs a comment, so that it is not much late.
+static void arm_writes(td_http_conn *conn) {
+  uint32_t ms = (conn->server->opts.sse_comment_ms + 3) / 4;
+  arm(conn, ms, ms);
+}
+
 // While a response is made or written: keeps an event stream alive, drops a reader that stalls.
 static void on_write_timer(td_http_conn *conn) {
   const td_http_opts *opts = &conn->server->opts;
@@ -101,7 +107,10 @@ static void on_write_timer(td_http_conn *conn) {
     td_http_conn_drop(conn);
     return;
   }
-  if (conn->sse && !conn->sse_event_sent) td_http_stream_write(conn, ":\n\n", 3);
+  if (conn->sse && now - conn->sse_ns >= (uint64_t)opts->sse_comment_ms * 1000000) {
+    conn->sse_ns = now;
+    td_http_stream_write(conn, ":\n\n", 3);
+  }
 }
 
 static void on_timer(uv_timer_t *timer) {
@@ -137,7 +146,7 @@ void td_http_conn_finish(td_http_conn *conn) {
   conn->open = false;
   if (conn->phase == TD_CONN_CLOSED) return;
   if (conn->phase == TD_CONN_READ) {
-    arm(conn, conn->server->opts.sse_comment_ms, conn->server->opts.sse_comment_ms);
+    arm_writes(conn);
   }
   conn->phase = TD_CONN_FLUSH;
   if (conn->n_written == conn->n_queued) td_http_conn_flushed(conn);
@@ -150,7 +159,7 @@ static void begin_request(td_http_conn *conn) {
   td_buf_clear(&conn->extra_headers);
   conn->route = NULL;
   conn->on_gone = NULL;
-  conn->head_sent = conn->chunked = conn->no_body = conn->sse = conn->sse_event_sent = false;
+  conn->head_sent = conn->chunked = conn->no_body = conn->sse = false;
 }
 
 void td_http_conn_flushed(td_http_conn *conn) {
@@ -203,7 +212,7 @@ static void dispatch(td_http_conn *conn) {
   conn->phase = TD_CONN_BUSY;
   conn->open = true;
   conn->moved_ns = td_clock_ns();
-  arm(conn, server->opts.sse_comment_ms, server->opts.sse_comment_ms);
+  arm_writes(conn);
   conn->route->handle(server->opts.ctx, conn);
 }
 

@@ -51,7 +51,7 @@ typedef struct {
   uint32_t body_timeout_ms;     // 30 s, and 1 ms for every 64 bytes received: 408
   uint32_t idle_timeout_ms;     // 75 s between requests
   uint32_t write_timeout_ms;    // 30 s in which the reader takes nothing
-  uint32_t sse_comment_ms;      // 2 s between comments until the first event
+  uint32_t sse_comment_ms;      // 2 s without an event before a comment
 } td_http_opts;
 
 // Binds and listens. On success the caller owns *out; on error *out is NULL.
@@ -94,8 +94,8 @@ void td_http_stream_begin(td_http_exchange *x, int status, const char *content_t
 void td_http_stream_write(td_http_exchange *x, const void *bytes, size_t len);
 void td_http_stream_end(td_http_exchange *x);
 
-// Server-sent events: headers leave at once, then a comment every sse_comment_ms until the first
-// event.
+// Server-sent events: headers leave at once; whenever nothing was written for sse_comment_ms, a
+// comment is.
 void td_http_sse_begin(td_http_exchange *x);
 void td_http_sse_data(td_http_exchange *x, const char *data, size_t len); // one line of text
 void td_http_sse_end(td_http_exchange *x);

@@ -60,7 +60,8 @@ struct td_http_conn {
   td_buf extra_headers;
   bool open; // a handler owes an answer
   bool head_sent, chunked, keep_alive, no_body;
-  bool sse, sse_event_sent;
+  bool sse;
+  uint64_t sse_ns; // of an event stream: when it was last written to
   void (*on_gone)(void *arg);
   void *gone_arg;
   // bytes handed to libuv, those whose callbacks came, and those the kernel took by the last tick

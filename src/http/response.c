@@ -187,6 +187,7 @@ void td_http_sse_begin(td_http_exchange *x) {
   td_http_add_header(x, "X-Accel-Buffering", "no"); // nginx in front must not hold events back
   td_http_stream_begin(x, 200, "text/event-stream; charset=utf-8");
   x->sse = true;
+  x->sse_ns = td_clock_ns();
 }
 
 void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
@@ -194,7 +195,7 @@ void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
   td_buf_str(&event, "data: ");
   td_buf_add(&event, data, len);
   td_buf_str(&event, "\n\n");
-  x->sse_event_sent = true;
+  x->sse_ns = td_clock_ns();
   if (event.failed) {
     td_http_conn_drop(x);
   } else {

@@ -100,18 +100,22 @@ static later *start_later(fixture *f, td_http_exchange *x, uv_timer_cb cb, uint6
   return l;
 }
 
+// The first time an event, the second time the last.
 static void end_sse(uv_timer_t *timer) {
   later *l = timer->data;
-  td_http_sse_data(l->x, "{}", 2);
+  if (l->n_bytes++ == 0) {
+    td_http_sse_data(l->x, "{}", 2);
+    return;
+  }
   td_http_sse_data(l->x, "[DONE]", 6);
   td_http_sse_end(l->x);
   uv_close((uv_handle_t *)timer, free_later);
 }
 
-// Headers at once, events half a second later.
+// Headers at once, an event half a second later, and the last when as much has passed again.
 static void serve_sse(void *ctx, td_http_exchange *x) {
   td_http_sse_begin(x);
-  start_later(ctx, x, end_sse, 500, 0);
+  start_later(ctx, x, end_sse, 500, 500);
 }
 
 static void write_more(uv_timer_t *timer) {

@@ -19,15 +19,48 @@
 #define DS_END   "<｜tool▁call▁end｜>"
 #define DS_LAST  "<｜tool▁calls▁end｜>"
 
+#define KM_CALLS "<|tool_calls_section_begin|>"
+#define KM_CALL  "<|tool_call_begin|>"
+#define KM_ARGS  "<|tool_call_argument_begin|>"
+#define KM_END   "<|tool_call_end|>"
+#define KM_LAST  "<|tool_calls_section_end|>"
+#define BAD      "\xEF\xBF\xBD"
+
+typedef struct {
+  bool thinks, with_calls, in_pieces, one_call;
+} how;
+
 typedef struct {
   td_buf reasoning, content, calls;
 } outcome;
 
+static void outcome_free(outcome *out) {
+  td_buf_free(&out->reasoning);
+  td_buf_free(&out->content);
+  td_buf_free(&out->calls);
+}
+
+// Ids are left out where they are made up; of a call that broke off, "..." stands behind it.
+static void write_calls(outcome *out, const td_parts *parts) {
+  for (uint32_t i = 0; i < parts->n_calls; i++) {
+    const td_tool_call *call = &parts->calls[i];
+    bool is_own = strncmp(call->id, "call_", 5) != 0;
+    assert_true(call->name && call->name[0] && call->id[0]);
+    td_buf_printf(&out->calls, "[%s%s%s %s]%s", is_own ? call->id : "", is_own ? " " : "",
+                  call->name, td_buf_text(&call->arguments), call->is_whole ? "" : "...");
+  }
+}
+
 // text in steps of so many bytes; what was not sure is asked for again at the end.
-static outcome tell_apart(const char *text, size_t step, bool thinks, bool with_calls) {
-  td_parts parts = {.begins_in_reasoning = thinks, .with_calls = with_calls, .id = 7};
+static outcome tell_apart(const char *text, size_t step, how h) {
+  td_parts parts = {.begins_in_reasoning = h.thinks,
+                    .with_calls = h.with_calls,
+                    .in_pieces = h.in_pieces,
+                    .one_call = h.one_call,
+                    .id = 7};
   outcome out = {0};
-  size_t n = strlen(text);
+  size_t n = strlen(text), n_given = 0;
+  uint32_t n_calls = 0;
   for (size_t len = 0, last = 0; !last; len += step) {
     last = len >= n;
     td_part part;
@@ -41,31 +74,49 @@ static outcome tell_apart(const char *text, size_t step, bool thinks, bool with_
       td_status st = td_parts_next(&parts, copy, now, last, &part, &found, &err);
       assert_int_equal(st, TD_OK);
       if (found && part.kind == TD_PART_CALL) {
-        const td_tool_call *call = &parts.calls[part.call];
-        td_buf_printf(&out.calls, "[%s %s %s]", call->id, call->name, call->arguments);
+        bool is_new = part.call == n_calls;
+        assert_true(is_new || (h.in_pieces && part.call + 1 == n_calls));
+        assert_true(is_new || parts.calls[part.call].arguments.len > n_given);
+        n_given = parts.calls[part.call].arguments.len;
+        n_calls += is_new;
       } else if (found) {
         td_buf *to = part.kind == TD_PART_CONTENT ? &out.content : &out.reasoning;
+        assert_true(part.end > part.begin);
         td_buf_add(to, copy + part.begin, part.end - part.begin);
       }
       free(copy);
       if (!found) break;
     }
   }
+  assert_int_equal(n_calls, parts.n_calls);
+  assert_true(n_calls == 0 || n_given == parts.calls[n_calls - 1].arguments.len);
+  write_calls(&out, &parts);
   td_parts_free(&parts);
   return out;
 }
 
-static void check_parts(const char *text, bool thinks, bool with_calls, const char *reasoning,
-                        const char *content, const char *calls) {
+static void check_how(const char *text, how h, const char *reasoning, const char *content,
+                      const char *calls) {
   for (size_t step = 1; step <= strlen(text) + 1; step += 1 + step / 4) {
-    outcome out = tell_apart(text, step, thinks, with_calls);
+    outcome out = tell_apart(text, step, h);
     assert_string_equal(td_buf_text(&out.reasoning), reasoning);
     assert_string_equal(td_buf_text(&out.content), content);
     assert_string_equal(td_buf_text(&out.calls), calls);
-    td_buf_free(&out.reasoning);
-    td_buf_free(&out.content);
-    td_buf_free(&out.calls);
+    outcome_free(&out);
   }
+}
+
+// The same whether the response comes in one piece or in several.
+static void check_parts(const char *text, bool thinks, bool with_calls, const char *reasoning,
+                        const char *content, const char *calls) {
+  for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
+    const how h = {.thinks = thinks, .with_calls = with_calls, .in_pieces = in_pieces};
+    check_how(text, h, reasoning, content, calls);
+  }
+}
+
+static void check_calls(const char *text, const char *content, const char *calls) {
+  check_parts(text, false, true, "", content, calls);
 }
 
 static void plain_text_is_content(void **state) {
@@ -87,7 +138,7 @@ static void thoughts_are_told_apart(void **state) {
   check_parts("<thinking aloud", false, true, "", "<thinking aloud", "");
   check_parts("<think></think>Hi", false, true, "", "Hi", "");
   check_parts("a</think><tool_call>{\"name\": \"f\"}</tool_call>", true, true, "a", "",
-              "[call_000000000000000700 f {}]");
+              "[f {}]");
 }
 
 static void calls_of_each_form_are_found(void **state) {
@@ -96,16 +147,16 @@ static void calls_of_each_form_are_found(void **state) {
               "[12345678901234567890]}}\n</tool_call>\n<tool_call>{\"name\": \"g\", "
               "\"parameters\": {}}</tool_call> ",
               false, true, "", "Look:",
-              "[call_000000000000000700 f {\"a\":\"}\\\"<\",\"b\":[12345678901234567890]}]"
-              "[call_000000000000000701 g {}]");
+              "[f {\"a\": \"}\\\"<\", \"b\": [12345678901234567890]}]"
+              "[g {}]");
   check_parts("Yes." DS_CALLS DS_CALL "f" DS_SEP "{\"a\": 1}" DS_END DS_CALL "g" DS_SEP
               "{}" DS_END DS_LAST,
               false, true, "", "Yes.",
-              "[call_000000000000000700 f {\"a\": 1}][call_000000000000000701 g {}]");
+              "[f {\"a\": 1}][g {}]");
   check_parts(DS_CALLS DS_CALL "function" DS_SEP "f\n```json\n{\"a\": 1}\n```" DS_END "\n" DS_CALL
                                "function" DS_SEP "g\n```json\n{}\n```" DS_END DS_LAST,
               false, true, "", "",
-              "[call_000000000000000700 f {\"a\": 1}][call_000000000000000701 g {}]");
+              "[f {\"a\": 1}][g {}]");
   check_parts("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:3"
               "<|tool_call_argument_begin|>{\"a\": {}}<|tool_call_end|><|tool_calls_section_end|>",
               false, true, "", "", "[functions.f:3 f {\"a\": {}}]");
@@ -114,25 +165,194 @@ static void calls_of_each_form_are_found(void **state) {
 static void text_may_follow_a_call(void **state) {
   (void)state;
   check_parts("<tool_call>{\"name\": \"f\"}</tool_call>\n\nDone. ", false, true, "", "Done. ",
-              "[call_000000000000000700 f {}]");
+              "[f {}]");
   check_parts("<tool_call>{\"name\": \"f\"}", false, true, "", "",
-              "[call_000000000000000700 f {}]");
+              "[f {}]");
 }
 
 static void what_is_no_call_is_text(void **state) {
   (void)state;
   static const char *const texts[] = {
       "<tool_call>no</tool_call>",
+      "So: \n<tool_call>\n no</tool_call> ",
       "<tool_call>{\"name\": 1}</tool_call> after",
+      "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
+      "<tool_call>{\"name\": \"functions.\", \"arguments\": {}}</tool_call>",
+      "<tool_call>{\"arguments\": {}}</tool_call>",
       "<tool_call>{\"name\": \"f\", \"arguments\": \"x\"}</tool_call>",
+      "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+      "<tool_call>{\"name\": \"f\", \"arguments\": 5}</tool_call>",
+      "<tool_call>{\"name\": \"f\", \"arguments\": {x}}</tool_call>",
       "<tool_call>{\"name\": \"f\", }</tool_call>",
-      "<tool_call>{\"name\": \"f\", \"arguments\": {",
+      "<tool_call>{\"name\": \"f\" \"arguments\": {}}</tool_call>",
+      "<tool_call>{\"name\": \"f\"",
+      "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+      "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
       "<tool_call>",
-      DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ",
+      "<tool_call>{",
+      DS_CALLS DS_CALL "f" DS_SEP,
+      DS_CALLS DS_CALL "f" DS_SEP "nul",
       DS_CALLS DS_CALL DS_SEP "{}" DS_END,
+      DS_CALLS DS_CALL "f" DS_SEP "5" DS_END,
+      DS_CALLS DS_CALL "f" DS_SEP "<b>" DS_END,
+      KM_CALLS KM_CALL "functions.:0" KM_ARGS "{}" KM_END,
+      KM_CALLS KM_CALL ":0" KM_ARGS "{}" KM_END,
+      KM_CALLS KM_CALL KM_END,
+      KM_CALLS " no call",
+      KM_CALLS,
   };
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-    check_parts(texts[i], false, true, "", texts[i], "");
+    check_calls(texts[i], texts[i], "");
+}
+
+#define HERMES(object) "<tool_call>\n" object "\n</tool_call>"
+
+// Whatever models write where there are none, and every search ends where its call ends.
+static void calls_without_arguments(void **state) {
+  (void)state;
+  check_calls(HERMES("{\"name\": \"f\"}") HERMES("{\"name\": \"g\", \"arguments\": {\"a\": 1}}"), "",
+              "[f {}][g {\"a\": 1}]");
+  static const char *const none[] = {"null", "\"\"", "\"null\"", "[]", "[ ]", "\"{}\"", "\" \"", "{}"};
+  for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+    char text[200];
+    snprintf(text, sizeof text, HERMES("{\"name\": \"f\", \"arguments\": %s}"), none[i]);
+    check_calls(text, "", "[f {}]");
+    snprintf(text, sizeof text, DS_CALLS DS_CALL "f" DS_SEP "%s" DS_END DS_LAST, none[i]);
+    check_calls(text, "", "[f {}]");
+  }
+  check_calls(DS_CALLS DS_CALL "f" DS_SEP DS_END DS_CALL "g" DS_SEP "{\"a\": 1}" DS_END DS_LAST, "",
+              "[f {}][g {\"a\": 1}]");
+  check_calls(DS_CALLS DS_CALL "f" DS_END DS_CALL "g" DS_SEP "{\"a\": 1}" DS_END DS_LAST, "",
+              "[f {}][g {\"a\": 1}]");
+  check_calls(DS_CALLS DS_CALL "function" DS_SEP "f" DS_END DS_CALL "function" DS_SEP
+                               "g\n```json\n```" DS_END DS_LAST,
+              "", "[f {}][g {}]");
+  check_calls(DS_CALLS DS_CALL "function" DS_SEP "null_it\n```json\n{\"a\": 1}\n```" DS_END DS_LAST,
+              "", "[null_it {\"a\": 1}]");
+  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_ARGS KM_END KM_CALL "functions.g:1" KM_ARGS
+                               "{\"a\": 1}" KM_END KM_LAST,
+              "", "[functions.f:0 f {}][functions.g:1 g {\"a\": 1}]");
+  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_END KM_CALL "functions.g:1" KM_ARGS " null " KM_END
+                       KM_LAST,
+              "", "[functions.f:0 f {}][functions.g:1 g {}]");
+  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_CALL "functions.g:1" KM_ARGS KM_LAST, "",
+              "[functions.f:0 f {}][functions.g:1 g {}]");
+}
+
+static void arguments_in_any_shape(void **state) {
+  (void)state;
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"x\\\\ny\\\"}\"}"), "",
+              "[f {\"a\": \"x\\ny\"}]");
+  check_calls(HERMES("{\"arguments\": {\"a\": 1}, \"name\": \"f\"}"), "", "[f {\"a\": 1}]");
+  check_calls(HERMES("{\"id\": \"1\", \"x\": [{\"name\": \"g\"}], \"type\": \"function\", \"function\": "
+                     "{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}, \"n\": -1.5}"),
+              "", "[f {\"a\": 1}]");
+  check_calls(HERMES("{\"function\": \"f\", \"parameters\": {\"name\": \"x\"}}"), "",
+              "[f {\"name\": \"x\"}]");
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": 1}"), "", "[f {\"a\": 1}]");
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": 1}}}"), "", "[f {\"a\": 1}]");
+  check_calls(KM_CALLS KM_CALL "functions.f:0 {\"a\": 1}" KM_END KM_LAST, "",
+              "[functions.f:0 f {\"a\": 1}]");
+  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_ARGS "\"{\\\"a\\\": 1}\"" KM_END KM_LAST, "",
+              "[functions.f:0 f {\"a\": 1}]");
+  check_calls(DS_CALLS DS_CALL "f" DS_SEP "```json\n{\"a\": 1}\n```" DS_END DS_LAST, "",
+              "[f {\"a\": 1}]");
+  check_calls(DS_CALLS DS_CALL "function" DS_SEP "f\n{\"a\": 1}" DS_END DS_LAST, "", "[f {\"a\": 1}]");
+}
+
+static void names_and_ids_in_every_spelling(void **state) {
+  (void)state;
+  check_calls(KM_CALL "functions.a.b-c:12" KM_ARGS "{}" KM_END, "", "[functions.a.b-c:12 a.b-c {}]");
+  check_calls(KM_CALL " f:0\n" KM_ARGS "{}" KM_END, "", "[f:0 f {}]");
+  check_calls(KM_CALL "functions.f" KM_ARGS "{}" KM_END KM_CALL "g" KM_ARGS "{}" KM_END, "",
+              "[f {}][g {}]");
+  // An id that was there is not given twice.
+  check_calls(KM_CALL "functions.f:0" KM_ARGS "{}" KM_END KM_CALL "functions.f:0" KM_ARGS "{}" KM_END,
+              "", "[functions.f:0 f {}][f {}]");
+  check_calls(DS_CALL "ns:f" DS_SEP "{}" DS_END, "", "[ns:f {}]");
+  check_calls(HERMES("{\"name\": \"functions.f\"}") HERMES("{\"name\": \" \\u0066\"}"), "",
+              "[f {}][f {}]");
+}
+
+static void markers_that_are_forgotten(void **state) {
+  (void)state;
+  check_calls(KM_CALL "functions.f:0" KM_ARGS "{}" KM_CALL "functions.g:1" KM_ARGS "{}", "",
+              "[functions.f:0 f {}][functions.g:1 g {}]");
+  check_calls(KM_CALLS "functions.f:0" KM_ARGS "{}" KM_END KM_LAST, "", "[functions.f:0 f {}]");
+  check_calls("a " DS_CALL "f" DS_SEP "{}" DS_CALL "g" DS_SEP "{}" DS_LAST, "a", "[f {}][g {}]");
+  check_calls("<tool_call>{\"name\": \"f\"}<tool_call>{\"name\": \"g\"}</tool_call></tool_call>", "",
+              "[f {}][g {}]");
+  check_calls("<tool_call>{\"name\": \"f\"}</tool_", "", "[f {}]");
+}
+
+static void text_between_calls(void **state) {
+  (void)state;
+  check_calls("One:\n" HERMES("{\"name\": \"f\"}") "\n\nTwo: \n" HERMES("{\"name\": \"g\"}"),
+              "One:Two:", "[f {}][g {}]");
+  check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END "and" KM_CALL "g:1" KM_ARGS "{}" KM_END KM_LAST
+                       " so",
+              "andso", "[f:0 f {}][g:1 g {}]");
+  check_calls("<tool_call>{\"name\": \"f\" oh, <tool_call>{\"name\": \"g\"}</tool_call>",
+              "<tool_call>{\"name\": \"f\" oh,", "[g {}]");
+}
+
+// What JSON does not allow inside strings, and its own spelling of what is no character.
+static void strings_are_mended(void **state) {
+  (void)state;
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": \"1\n\t2\r\x01\"}}"), "",
+              "[f {\"a\": \"1\\n\\t2\\r\\u0001\"}]");
+  check_calls(KM_CALL "f" KM_ARGS "{\"a\": \"\\u0000\\ud83d\\ud83d\\ude00\\udc00 \\d\\'\\u12\"}" KM_END,
+              "",
+              "[f {\"a\": \"" BAD BAD "\xF0\x9F\x98\x80" BAD " \\\\d'\\\\u12\"}]");
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>}\\\"\\\\\"}}"), "",
+              "[f {\"a\": \"</tool_call>}\\\"\\\\\"}]");
+}
+
+// In pieces, what was told cannot be taken back; in one piece, a client gets calls that parse.
+static void calls_that_break_off(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *content, *calls;
+  } cases[] = {
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ", "", "[f {\"a\": ]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b", "", "[f {\"a\": \"b]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": ", "", "[f {\"a\": ]..."},
+      {DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ", "", "[f {\"a\": ]..."},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "]}</tool_call>",
+       "[f {\"a\": 1]"},
+      {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}" KM_END, "[f:0 f {\"a\": ]"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const how whole = {.with_calls = true}, pieces = {.with_calls = true, .in_pieces = true};
+    check_how(cases[i].text, whole, "", cases[i].text, "");
+    check_how(cases[i].text, pieces, "", cases[i].content, cases[i].calls);
+  }
+}
+
+static void one_call_is_all(void **state) {
+  (void)state;
+  const how h = {.with_calls = true, .one_call = true};
+  check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>", h, "",
+            "a", "[f {}]");
+}
+
+// A call is told as soon as it can be one, and its arguments as they come.
+static void arguments_come_in_pieces(void **state) {
+  (void)state;
+  static const char text[] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"bcd\"}}\n";
+  td_parts parts = {.with_calls = true, .in_pieces = true};
+  size_t n_parts = 0;
+  for (size_t len = 0; len < sizeof text; len++) {
+    td_part part;
+    td_err err;
+    bool found;
+    do {
+      assert_int_equal(td_parts_next(&parts, text, len, false, &part, &found, &err), TD_OK);
+      n_parts += found;
+    } while (found);
+  }
+  assert_int_equal(n_parts, strlen("{\"a\": \"bcd\"}") - 1);
+  td_parts_free(&parts);
 }
 
 static void prompts_that_end_in_a_thought(void **state) {
@@ -149,6 +369,15 @@ int main(void) {
       cmocka_unit_test(calls_of_each_form_are_found),
       cmocka_unit_test(text_may_follow_a_call),
       cmocka_unit_test(what_is_no_call_is_text),
+      cmocka_unit_test(calls_without_arguments),
+      cmocka_unit_test(arguments_in_any_shape),
+      cmocka_unit_test(names_and_ids_in_every_spelling),
+      cmocka_unit_test(markers_that_are_forgotten),
+      cmocka_unit_test(text_between_calls),
+      cmocka_unit_test(strings_are_mended),
+      cmocka_unit_test(calls_that_break_off),
+      cmocka_unit_test(one_call_is_all),
+      cmocka_unit_test(arguments_come_in_pieces),
       cmocka_unit_test(prompts_that_end_in_a_thought),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
