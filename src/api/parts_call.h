@@ -45,16 +45,16 @@ typedef enum {
 typedef struct {
   unsigned form;
   int step;
-  size_t at;             // read up to here
-  size_t begin;          // of the header; of what may be the closing marker
-  bool is_nested;        // within the object that OpenAI's "function" holds
-  bool has_value;        // of an object: a member stands in front
-  bool has_comma;        // and a comma behind it
-  bool is_fenced;        // arguments stand in a block of ```
-  bool has_type;         // the header was DeepSeek V3's type; the name stands behind it
-  bool has_arguments;    // to their end
-  bool in_pieces;        // what was certain enough to be told stays a call whatever follows
-  td_buf word;           // owned: a key, a name or a literal that is being read
+  size_t at;          // read up to here
+  size_t begin;       // of the header; of what may be the closing marker
+  bool is_nested;     // within the object that OpenAI's "function" holds
+  bool has_value;     // of an object: a member stands in front
+  bool has_comma;     // and a comma behind it
+  bool is_fenced;     // arguments stand in a block of ```
+  bool has_type;      // the header was DeepSeek V3's type; the name stands behind it
+  bool has_arguments; // to their end
+  bool in_pieces;     // what was certain enough to be told stays a call whatever follows
+  td_buf word;        // owned: a key, a name or a literal that is being read
   td_string_reader string;
   td_object_reader object;
 } td_call_reader;

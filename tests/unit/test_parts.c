@@ -137,8 +137,7 @@ static void thoughts_are_told_apart(void **state) {
   check_parts("\n\n<think>cut < off </thi", false, true, "cut < off </thi", "", "");
   check_parts("<thinking aloud", false, true, "", "<thinking aloud", "");
   check_parts("<think></think>Hi", false, true, "", "Hi", "");
-  check_parts("a</think><tool_call>{\"name\": \"f\"}</tool_call>", true, true, "a", "",
-              "[f {}]");
+  check_parts("a</think><tool_call>{\"name\": \"f\"}</tool_call>", true, true, "a", "", "[f {}]");
 }
 
 static void calls_of_each_form_are_found(void **state) {
@@ -151,12 +150,10 @@ static void calls_of_each_form_are_found(void **state) {
               "[g {}]");
   check_parts("Yes." DS_CALLS DS_CALL "f" DS_SEP "{\"a\": 1}" DS_END DS_CALL "g" DS_SEP
               "{}" DS_END DS_LAST,
-              false, true, "", "Yes.",
-              "[f {\"a\": 1}][g {}]");
+              false, true, "", "Yes.", "[f {\"a\": 1}][g {}]");
   check_parts(DS_CALLS DS_CALL "function" DS_SEP "f\n```json\n{\"a\": 1}\n```" DS_END "\n" DS_CALL
                                "function" DS_SEP "g\n```json\n{}\n```" DS_END DS_LAST,
-              false, true, "", "",
-              "[f {\"a\": 1}][g {}]");
+              false, true, "", "", "[f {\"a\": 1}][g {}]");
   check_parts("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:3"
               "<|tool_call_argument_begin|>{\"a\": {}}<|tool_call_end|><|tool_calls_section_end|>",
               false, true, "", "", "[functions.f:3 f {\"a\": {}}]");
@@ -166,8 +163,7 @@ static void text_may_follow_a_call(void **state) {
   (void)state;
   check_parts("<tool_call>{\"name\": \"f\"}</tool_call>\n\nDone. ", false, true, "", "Done. ",
               "[f {}]");
-  check_parts("<tool_call>{\"name\": \"f\"}", false, true, "", "",
-              "[f {}]");
+  check_parts("<tool_call>{\"name\": \"f\"}", false, true, "", "", "[f {}]");
 }
 
 static void what_is_no_call_is_text(void **state) {
@@ -210,9 +206,10 @@ static void what_is_no_call_is_text(void **state) {
 // Whatever models write where there are none, and every search ends where its call ends.
 static void calls_without_arguments(void **state) {
   (void)state;
-  check_calls(HERMES("{\"name\": \"f\"}") HERMES("{\"name\": \"g\", \"arguments\": {\"a\": 1}}"), "",
-              "[f {}][g {\"a\": 1}]");
-  static const char *const none[] = {"null", "\"\"", "\"null\"", "[]", "[ ]", "\"{}\"", "\" \"", "{}"};
+  check_calls(HERMES("{\"name\": \"f\"}") HERMES("{\"name\": \"g\", \"arguments\": {\"a\": 1}}"),
+              "", "[f {}][g {\"a\": 1}]");
+  static const char *const none[] = {"null", "\"\"",   "\"null\"", "[]",
+                                     "[ ]",  "\"{}\"", "\" \"",    "{}"};
   for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
     char text[200];
     snprintf(text, sizeof text, HERMES("{\"name\": \"f\", \"arguments\": %s}"), none[i]);
@@ -232,8 +229,8 @@ static void calls_without_arguments(void **state) {
   check_calls(KM_CALLS KM_CALL "functions.f:0" KM_ARGS KM_END KM_CALL "functions.g:1" KM_ARGS
                                "{\"a\": 1}" KM_END KM_LAST,
               "", "[functions.f:0 f {}][functions.g:1 g {\"a\": 1}]");
-  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_END KM_CALL "functions.g:1" KM_ARGS " null " KM_END
-                       KM_LAST,
+  check_calls(KM_CALLS KM_CALL "functions.f:0" KM_END KM_CALL "functions.g:1" KM_ARGS
+                               " null " KM_END KM_LAST,
               "", "[functions.f:0 f {}][functions.g:1 g {}]");
   check_calls(KM_CALLS KM_CALL "functions.f:0" KM_CALL "functions.g:1" KM_ARGS KM_LAST, "",
               "[functions.f:0 f {}][functions.g:1 g {}]");
@@ -244,9 +241,10 @@ static void arguments_in_any_shape(void **state) {
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"x\\\\ny\\\"}\"}"), "",
               "[f {\"a\": \"x\\ny\"}]");
   check_calls(HERMES("{\"arguments\": {\"a\": 1}, \"name\": \"f\"}"), "", "[f {\"a\": 1}]");
-  check_calls(HERMES("{\"id\": \"1\", \"x\": [{\"name\": \"g\"}], \"type\": \"function\", \"function\": "
-                     "{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}, \"n\": -1.5}"),
-              "", "[f {\"a\": 1}]");
+  check_calls(
+      HERMES("{\"id\": \"1\", \"x\": [{\"name\": \"g\"}], \"type\": \"function\", \"function\": "
+             "{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}, \"n\": -1.5}"),
+      "", "[f {\"a\": 1}]");
   check_calls(HERMES("{\"function\": \"f\", \"parameters\": {\"name\": \"x\"}}"), "",
               "[f {\"name\": \"x\"}]");
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": 1}"), "", "[f {\"a\": 1}]");
@@ -257,17 +255,20 @@ static void arguments_in_any_shape(void **state) {
               "[functions.f:0 f {\"a\": 1}]");
   check_calls(DS_CALLS DS_CALL "f" DS_SEP "```json\n{\"a\": 1}\n```" DS_END DS_LAST, "",
               "[f {\"a\": 1}]");
-  check_calls(DS_CALLS DS_CALL "function" DS_SEP "f\n{\"a\": 1}" DS_END DS_LAST, "", "[f {\"a\": 1}]");
+  check_calls(DS_CALLS DS_CALL "function" DS_SEP "f\n{\"a\": 1}" DS_END DS_LAST, "",
+              "[f {\"a\": 1}]");
 }
 
 static void names_and_ids_in_every_spelling(void **state) {
   (void)state;
-  check_calls(KM_CALL "functions.a.b-c:12" KM_ARGS "{}" KM_END, "", "[functions.a.b-c:12 a.b-c {}]");
+  check_calls(KM_CALL "functions.a.b-c:12" KM_ARGS "{}" KM_END, "",
+              "[functions.a.b-c:12 a.b-c {}]");
   check_calls(KM_CALL " f:0\n" KM_ARGS "{}" KM_END, "", "[f:0 f {}]");
   check_calls(KM_CALL "functions.f" KM_ARGS "{}" KM_END KM_CALL "g" KM_ARGS "{}" KM_END, "",
               "[f {}][g {}]");
   // An id that was there is not given twice.
-  check_calls(KM_CALL "functions.f:0" KM_ARGS "{}" KM_END KM_CALL "functions.f:0" KM_ARGS "{}" KM_END,
+  check_calls(KM_CALL "functions.f:0" KM_ARGS "{}" KM_END KM_CALL "functions.f:0" KM_ARGS
+                      "{}" KM_END,
               "", "[functions.f:0 f {}][f {}]");
   check_calls(DS_CALL "ns:f" DS_SEP "{}" DS_END, "", "[ns:f {}]");
   check_calls(HERMES("{\"name\": \"functions.f\"}") HERMES("{\"name\": \" \\u0066\"}"), "",
@@ -280,8 +281,8 @@ static void markers_that_are_forgotten(void **state) {
               "[functions.f:0 f {}][functions.g:1 g {}]");
   check_calls(KM_CALLS "functions.f:0" KM_ARGS "{}" KM_END KM_LAST, "", "[functions.f:0 f {}]");
   check_calls("a " DS_CALL "f" DS_SEP "{}" DS_CALL "g" DS_SEP "{}" DS_LAST, "a", "[f {}][g {}]");
-  check_calls("<tool_call>{\"name\": \"f\"}<tool_call>{\"name\": \"g\"}</tool_call></tool_call>", "",
-              "[f {}][g {}]");
+  check_calls("<tool_call>{\"name\": \"f\"}<tool_call>{\"name\": \"g\"}</tool_call></tool_call>",
+              "", "[f {}][g {}]");
   check_calls("<tool_call>{\"name\": \"f\"}</tool_", "", "[f {}]");
 }
 
@@ -289,8 +290,8 @@ static void text_between_calls(void **state) {
   (void)state;
   check_calls("One:\n" HERMES("{\"name\": \"f\"}") "\n\nTwo: \n" HERMES("{\"name\": \"g\"}"),
               "One:Two:", "[f {}][g {}]");
-  check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END "and" KM_CALL "g:1" KM_ARGS "{}" KM_END KM_LAST
-                       " so",
+  check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END "and" KM_CALL "g:1" KM_ARGS
+                               "{}" KM_END KM_LAST " so",
               "andso", "[f:0 f {}][g:1 g {}]");
   check_calls("<tool_call>{\"name\": \"f\" oh, <tool_call>{\"name\": \"g\"}</tool_call>",
               "<tool_call>{\"name\": \"f\" oh,", "[g {}]");
@@ -301,9 +302,9 @@ static void strings_are_mended(void **state) {
   (void)state;
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": \"1\n\t2\r\x01\"}}"), "",
               "[f {\"a\": \"1\\n\\t2\\r\\u0001\"}]");
-  check_calls(KM_CALL "f" KM_ARGS "{\"a\": \"\\u0000\\ud83d\\ud83d\\ude00\\udc00 \\d\\'\\u12\"}" KM_END,
-              "",
-              "[f {\"a\": \"" BAD BAD "\xF0\x9F\x98\x80" BAD " \\\\d'\\\\u12\"}]");
+  check_calls(KM_CALL "f" KM_ARGS
+                      "{\"a\": \"\\u0000\\ud83d\\ud83d\\ude00\\udc00 \\d\\'\\u12\"}" KM_END,
+              "", "[f {\"a\": \"" BAD BAD "\xF0\x9F\x98\x80" BAD " \\\\d'\\\\u12\"}]");
   check_calls(HERMES("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>}\\\"\\\\\"}}"), "",
               "[f {\"a\": \"</tool_call>}\\\"\\\\\"}]");
 }
@@ -332,8 +333,8 @@ static void calls_that_break_off(void **state) {
 static void one_call_is_all(void **state) {
   (void)state;
   const how h = {.with_calls = true, .one_call = true};
-  check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>", h, "",
-            "a", "[f {}]");
+  check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>",
+            h, "", "a", "[f {}]");
 }
 
 // A call is told as soon as it can be one, and its arguments as they come.

@@ -1,0 +1,140 @@
+"""Tool calls and ends of answers over HTTP, of a model that says what it is told to."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from scripted_model import write_model
+from serving import Server
+
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.list_it:0<|tool_call_argument_begin|>"
+    '<|tool_call_end|><|tool_call_begin|>functions.drop_it:1<|tool_call_argument_begin|>{"table": '
+    '"users"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+SCRIPTS = {
+    "write": 'I write it.\n<tool_call>\n{"name": "write_file", "arguments": {"path": "a.txt", '
+    '"content": "one\ntwo and some more text"}}\n</tool_call>',
+    "kimi": KIMI,
+    "two": '<tool_call>\n{"name": "alpha", "arguments": {"x": 1}}\n</tool_call> and then '
+    '<tool_call>\n{"name": "beta"}\n</tool_call>',
+    "nul": ["a NUL: ", b"x\0y", " end"],
+    "surrogate": '<tool_call>{"name": "say", "arguments": {"text": "cut \\ud83d"}}</tool_call>',
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, tmp_path_factory):
+    out = tmp_path_factory.mktemp("models") / "scripted"
+    write_model(out, SCRIPTS)
+    running = Server(tandem_bin, out)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client, script, **kwargs):
+    kwargs.setdefault("tools", TOOLS)
+    messages = [{"role": "user", "content": script}]
+    return client.chat.completions.create(model="", messages=messages, temperature=0, **kwargs)
+
+
+def calls_of(choice):
+    return [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
+
+
+def gathered(stream):
+    """Content, calls and finish reason, as a client puts the pieces together."""
+    content, calls, reasons, n_pieces = "", [], [], 0
+    for chunk in stream:
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            for piece in choice.delta.tool_calls or []:
+                if piece.index == len(calls):
+                    assert piece.id and piece.type == "function"
+                    calls.append((piece.function.name, ""))
+                else:
+                    assert piece.id is None and piece.type is None and piece.function.name is None
+                name, arguments = calls[piece.index]
+                calls[piece.index] = (name, arguments + piece.function.arguments)
+                n_pieces += 1
+            if choice.finish_reason:
+                reasons.append(choice.finish_reason)
+    (reason,) = reasons
+    return content, calls, reason, n_pieces
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_streams_give_the_same_calls(client, script):
+    choice = ask(client, script).choices[0]
+    content, calls, reason, _ = gathered(ask(client, script, stream=True))
+    assert content == (choice.message.content or "") and calls == calls_of(choice)
+    assert reason == choice.finish_reason
+
+
+def test_arguments_come_in_pieces(client):
+    content, calls, reason, n_pieces = gathered(ask(client, "write", stream=True))
+    assert content == "I write it." and reason == "tool_calls"
+    ((name, arguments),) = calls
+    wanted = {"path": "a.txt", "content": "one\ntwo and some more text"}
+    assert name == "write_file" and json.loads(arguments) == wanted
+    assert n_pieces > 10
+
+
+def test_a_call_without_arguments_leaves_the_next_ones(client):
+    choice = ask(client, "kimi").choices[0]
+    assert calls_of(choice) == [("list_it", "{}"), ("drop_it", '{"table": "users"}')]
+    assert [c.id for c in choice.message.tool_calls] == ["functions.list_it:0", "functions.drop_it:1"]
+
+
+def test_a_call_cut_off_is_no_call(client):
+    choice = ask(client, "write", max_tokens=28).choices[0]
+    assert choice.finish_reason == "length" and not choice.message.tool_calls
+    assert choice.message.content.startswith('I write it.\n<tool_call>\n{"name": "write_file"')
+    content, calls, reason, _ = gathered(ask(client, "write", max_tokens=28, stream=True))
+    assert content == "I write it." and reason == "length"
+    assert calls[0][0] == "write_file" and calls[0][1].startswith('{"path": "a')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_parallel_calls(client, stream):
+    answer = ask(client, "two", parallel_tool_calls=False, stream=stream)
+    if stream:
+        content, calls, reason, _ = gathered(answer)
+    else:
+        (choice,) = answer.choices
+        content, calls, reason = choice.message.content or "", calls_of(choice), choice.finish_reason
+        whole = ask(client, "two")
+        assert len(whole.choices[0].message.tool_calls) == 2
+        assert answer.usage.completion_tokens < whole.usage.completion_tokens
+    assert (content, calls, reason) == ("", [("alpha", '{"x": 1}')], "tool_calls")
+
+
+def test_what_was_said_can_be_sent_back(client):
+    said = ask(client, "nul").choices[0].message.content
+    assert said == "a NUL: x\ufffdy end"
+    call = ask(client, "surrogate").choices[0].message
+    assert json.loads(call.tool_calls[0].function.arguments) == {"text": "cut \ufffd"}
+    history = [
+        {"role": "assistant", "content": said},
+        call.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": None},
+        {"role": "user", "content": "nul"},
+    ]
+    again = client.chat.completions.create(model="", messages=history, temperature=0)
+    assert again.choices[0].message.content == said
+
+
+def test_control_tokens_of_a_prompt(client, server):
+    answer = client.completions.create(model="", prompt="<|nul|>", temperature=0, max_tokens=64)
+    assert answer.choices[0].text == "a NUL: x\ufffdy end" and answer.usage.prompt_tokens == 1
+    tokens = httpx.post(server.url + "/tokenize", json={"prompt": "<|nul|>"}).json()
+    assert tokens["count"] == 1
