@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 6u
+#define TD_WIRE_VERSION 7u
 
 // How a request's tokens are drawn. Zeroed is greedy with nothing else on.
 // Order: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
@@ -34,6 +34,7 @@ static_assert(sizeof(td_sampling) == 40, "wire layout");
 #define TD_WIRE_MAX_BIAS   29
 #define TD_WIRE_MAX_PAGES  58
 #define TD_WIRE_MAX_TEXT   232
+#define TD_WIRE_MAX_ENDS   40
 
 typedef struct {
   int32_t id;
@@ -90,6 +91,10 @@ typedef struct {
   // answer are computed as they were at first, so that not a bit of the text depends on where it
   // was interrupted.
   uint32_t n_past;
+  // Tokens that end the answer besides the checkpoint's own, which TD_SUBMIT_IGNORE_EOS is about.
+  // None of either is drawn while the answer has less than min_tokens.
+  uint32_t min_tokens, n_ends;
+  int32_t ends[TD_WIRE_MAX_ENDS];
 } td_wire_submit;
 
 // The next pages of a request, in order of position.

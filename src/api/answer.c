@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_stops *stops,
-                    bool keep_tokens) {
+void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_answer_opts *opts) {
   memset(answer, 0, sizeof *answer);
-  answer->stops = stops;
-  answer->keep_tokens = keep_tokens;
-  td_detok_init(&answer->detok, tok, true);
+  answer->stops = opts->stops;
+  answer->keep_tokens = opts->keep_tokens;
+  answer->min_tokens = opts->min_tokens;
+  td_detok_init(&answer->detok, tok, !opts->shows_special);
 }
 
 void td_answer_free(td_answer *answer) {
@@ -39,6 +39,10 @@ static td_status keep(td_answer *a, const td_wire_token *token, size_t begin, td
 }
 
 static void scan(td_answer *a) {
+  if (a->n_tokens < a->min_tokens) {
+    a->n_sure = a->text.len;
+    return;
+  }
   a->n_sure = td_stops_scan(a->stops, td_buf_text(&a->text), a->text.len, a->n_sure, a->finished,
                             &a->stopped);
 }

@@ -25,6 +25,7 @@ typedef struct {
   const td_stops *stops; // borrowed
   td_detok detok;
   bool keep_tokens;
+  uint32_t min_tokens;
   td_buf text;             // all that is decoded
   size_t n_sure;           // bytes of it that may be shown
   size_t n_taken;          // bytes of it that were
@@ -37,9 +38,15 @@ typedef struct {
   size_t n_tokens_taken;
 } td_answer;
 
-// keep_tokens: for log-probabilities. tok and stops are borrowed.
-void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_stops *stops,
-                    bool keep_tokens);
+typedef struct {
+  const td_stops *stops; // borrowed
+  bool keep_tokens;      // for log-probabilities
+  bool shows_special;    // control tokens are text, too
+  uint32_t min_tokens;   // stop strings count behind so many
+} td_answer_opts;
+
+// tok is borrowed.
+void td_answer_init(td_answer *answer, const td_tokenizer *tok, const td_answer_opts *opts);
 void td_answer_free(td_answer *answer);
 
 // Takes the next token. After answer->stopped is set, further tokens are ignored.

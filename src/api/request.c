@@ -153,6 +153,17 @@ static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api
   return TD_OK;
 }
 
+static td_status parse_ends(td_api_request *out, const cJSON *root, td_api_error *error) {
+  bool skips = true;
+  td_status st = td_api_get_bool(root, "ignore_eos", &out->ignore_eos, error);
+  if (st == TD_OK) st = td_api_get_bool(root, "skip_special_tokens", &skips, error);
+  if (st == TD_OK) st = td_api_get_int(root, "min_tokens", 0, INT32_MAX, &out->min_tokens, error);
+  out->shows_special = !skips;
+  if (st != TD_OK || out->max_tokens < 0 || out->min_tokens <= out->max_tokens) return st;
+  return td_api_bad(error, "min_tokens", "min_tokens must not be more than max_tokens, %lld",
+                    (long long)out->max_tokens);
+}
+
 static td_status parse_common(td_api_request *out, const cJSON *root,
                               const td_api_defaults *defaults, td_api_error *error) {
   const char *model = NULL;
@@ -162,7 +173,7 @@ static td_status parse_common(td_api_request *out, const cJSON *root,
   if (st == TD_OK) st = parse_stream(out, root, error);
   if (st == TD_OK) st = parse_max_tokens(out, root, error);
   if (st == TD_OK) st = td_api_get_int(root, "n", 1, TD_API_MAX_N, &n, error);
-  if (st == TD_OK) st = td_api_get_bool(root, "ignore_eos", &out->ignore_eos, error);
+  if (st == TD_OK) st = parse_ends(out, root, error);
   if (st == TD_OK) st = td_api_parse_sampling(out, root, defaults, error);
   out->n = (uint32_t)n;
   return st;

@@ -11,9 +11,10 @@
 #include "base/buf.h"
 #include "tandem/wire.h"
 
-#define TD_API_MAX_N       128  // choices a prompt
-#define TD_API_MAX_CHOICES 128  // choices a request
-#define TD_API_MAX_BIAS    1024 // entries of logit_bias
+#define TD_API_MAX_N        128  // choices a prompt
+#define TD_API_MAX_CHOICES  128  // choices a request
+#define TD_API_MAX_BIAS     1024 // entries of logit_bias
+#define TD_API_MAX_STOP_IDS 32   // entries of stop_token_ids
 
 // What holds where a request says nothing, and what bounds it.
 typedef struct {
@@ -37,14 +38,18 @@ typedef struct {
   bool include_usage_so_far; // with every token
   uint32_t n;                // choices a prompt, 1 to TD_API_MAX_N
   int64_t max_tokens;        // -1: as many as fit
+  int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;
-  bool has_tools; // offered, and tool_choice is not none
-  bool one_call;  // parallel_tool_calls is false
+  bool shows_special; // skip_special_tokens is false: control tokens are text, too
+  bool has_tools;     // offered, and tool_choice is not none
+  bool one_call;      // parallel_tool_calls is false
   bool has_seed;
   td_sampling sampling;
   td_token_value *bias; // owned
   uint32_t n_bias;
   td_stops stops;
+  int32_t stop_ids[TD_API_MAX_STOP_IDS];
+  uint32_t n_stop_ids;
   // chat: a JSON object, the variables of the model's template. In plain_vars the arguments of
   // earlier tool calls are strings, as on the wire; in vars they are objects, which is what most
   // templates want. plain_vars is empty when there is no difference.

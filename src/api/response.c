@@ -75,7 +75,8 @@ static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, cons
     size_t len, n_bytes;
     const char *piece = piece_of(answer, t, &len);
     const char *bytes = td_tokenizer_bytes(head->tok, t->token.id, &n_bytes);
-    if (td_tokenizer_is_special(head->tok, t->token.id)) n_bytes = 0; // not in the content either
+    bool is_hidden = answer->detok.skip_special && td_tokenizer_is_special(head->tok, t->token.id);
+    if (is_hidden) n_bytes = 0; // not in the content either
     td_jw_begin_object(w, NULL);
     td_jw_str_len(w, "token", piece, len);
     td_jw_double(w, "logprob", logprob_of((double)t->token.logprob));

@@ -117,6 +117,26 @@ static td_status parse_stop(td_api_request *out, const cJSON *root, td_api_error
   return TD_OK;
 }
 
+static td_status parse_stop_ids(td_api_request *out, const cJSON *root, uint32_t n_vocab,
+                                td_api_error *error) {
+  static const char key[] = "stop_token_ids";
+  const cJSON *list = td_json_get(root, key);
+  if (!list) return TD_OK;
+  if (!cJSON_IsArray(list)) return td_api_bad(error, key, "%s must be an array", key);
+  for (const cJSON *item = list->child; item; item = item->next) {
+    double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (!(id >= 0 && id < n_vocab && id == (int32_t)id)) {
+      return td_api_bad(error, key, "%s must hold token ids, integers from 0 to %u", key,
+                        n_vocab - 1);
+    }
+    if (out->n_stop_ids == TD_API_MAX_STOP_IDS) {
+      return td_api_bad(error, key, "%s has more than %d entries", key, TD_API_MAX_STOP_IDS);
+    }
+    out->stop_ids[out->n_stop_ids++] = (int32_t)id;
+  }
+  return TD_OK;
+}
+
 td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
                                 const td_api_defaults *defaults, td_api_error *error) {
   td_sampling *s = &out->sampling;
@@ -128,5 +148,6 @@ td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
   if (st == TD_OK) st = parse_seed(out, root, error);
   if (st == TD_OK) st = parse_bias(out, root, defaults->n_vocab, error);
   if (st == TD_OK) st = parse_stop(out, root, error);
+  if (st == TD_OK) st = parse_stop_ids(out, root, defaults->n_vocab, error);
   return st;
 }

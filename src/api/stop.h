@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define TD_API_MAX_STOPS      4
+#define TD_API_MAX_STOPS      32
 #define TD_API_MAX_STOP_BYTES 1024
 
 typedef struct {

@@ -271,7 +271,10 @@ static td_pending *copy_request(const td_backend *b, const td_request *q,
                                    .n_prompt = q->n_prompt,
                                    .max_tokens = max_tokens,
                                    .n_bias = q->n_bias,
-                                   .flags = q->flags};
+                                   .flags = q->flags,
+                                   .min_tokens = q->min_tokens,
+                                   .n_ends = q->n_ends};
+  if (q->n_ends) memcpy(r->out.submit.ends, q->ends, q->n_ends * sizeof *q->ends);
   r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
   r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
   if (!r->out.tokens || !r->out.bias) {

@@ -53,6 +53,8 @@ typedef struct {
   td_sampling sampling;
   const td_token_value *bias;
   uint32_t n_bias;
+  const int32_t *ends; // [n_ends], at most TD_WIRE_MAX_ENDS: see td_wire_submit
+  uint32_t n_ends, min_tokens;
   uint64_t tenant; // whose it is (sched/fair.h), and the weight of that one; 0 is 1
   uint32_t weight;
 } td_request;

@@ -12,6 +12,10 @@ td_status td_request_check(const td_request *q, const td_wire_ready *info, td_er
   if (q->n_bias > info->n_vocab) {
     return td_fail(err, TD_EINVAL, "%u logit biases for %u tokens", q->n_bias, info->n_vocab);
   }
+  if (q->n_ends > TD_WIRE_MAX_ENDS) {
+    return td_fail(err, TD_EINVAL, "%u end tokens; at most %d may be given", q->n_ends,
+                   TD_WIRE_MAX_ENDS);
+  }
   for (uint32_t i = 0; i < q->n_prompt; i++) {
     if (q->prompt[i] < 0 || (uint32_t)q->prompt[i] >= info->n_vocab) {
       return td_fail(err, TD_EINVAL, "token %d of the prompt is outside the vocabulary of %u",

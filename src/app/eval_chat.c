@@ -39,6 +39,7 @@ static td_status answer(eval *e, const td_question *q, td_buf *text, td_err *err
   td_generate_args args = {.prompt = prompt.ids,
                            .n_prompt = (uint32_t)prompt.n,
                            .max_tokens = (uint32_t)e->options->n_predict,
+                           .tok = td_chat_tokenizer(e->chat),
                            .on_token = keep_token,
                            .ctx = e};
   td_generate_stats stats;

@@ -151,6 +151,7 @@ static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_er
                            .n_prompt = (uint32_t)n_prompt,
                            .max_tokens = (uint32_t)r->options->n_predict,
                            .ignore_eos = r->options->ignore_eos,
+                           .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
                            .sampling = r->sampling,
                            .on_prefill = show_prefill,
                            .on_token = show_token,

@@ -372,8 +372,26 @@ static td_status check_context(job *j, uint32_t n_ctx) {
   return TD_OK;
 }
 
+// Tokens that end the answer besides those that the checkpoint names: the tokenizer's, those of the
+// request, and control tokens that it names by their text, which is not in the answer. At most one,
+// stop_token_ids and one for each stop string.
+static uint32_t collect_ends(const job *j, int32_t *ends) {
+  const td_api_request *r = &j->request;
+  const td_tokenizer *tok = td_chat_tokenizer(j->serve->chat);
+  uint32_t n = 0;
+  if (!r->ignore_eos && td_tokenizer_eos(tok) >= 0) ends[n++] = td_tokenizer_eos(tok);
+  for (uint32_t i = 0; i < r->n_stop_ids; i++)
+    ends[n++] = r->stop_ids[i];
+  for (unsigned i = 0; i < r->stops.n; i++) {
+    int32_t id = td_tokenizer_find(tok, r->stops.strings[i].text, r->stops.strings[i].len);
+    if (id >= 0 && td_tokenizer_is_special(tok, id)) ends[n++] = id;
+  }
+  return n;
+}
+
 static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   const td_api_request *r = &j->request;
+  int32_t ends[1 + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
   const td_ids *prompt = &j->prompts[c->index / r->n];
   uint32_t room = n_ctx - (uint32_t)prompt->n;
   bool all = r->max_tokens < 0 || r->max_tokens > room;
@@ -385,6 +403,9 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                         .sampling = r->sampling,
                         .bias = r->bias,
                         .n_bias = r->n_bias,
+                        .ends = ends,
+                        .n_ends = collect_ends(j, ends),
+                        .min_tokens = (uint32_t)r->min_tokens,
                         .tenant = j->caller.tenant,
                         .weight = j->caller.weight};
   request.sampling.seed += c->index % r->n;
@@ -416,7 +437,11 @@ static td_status open_choices(job *j) {
     choice *c = &j->choices[i];
     c->job = j;
     c->index = i;
-    td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat), &r->stops, r->logprobs);
+    td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat),
+                   &(td_answer_opts){.stops = &r->stops,
+                                     .keep_tokens = r->logprobs,
+                                     .shows_special = r->shows_special,
+                                     .min_tokens = (uint32_t)r->min_tokens});
     c->parts = (td_parts){.begins_in_reasoning = j->prompt_thinks,
                           .with_calls = r->has_tools,
                           .in_pieces = r->stream,

@@ -172,7 +172,8 @@ static td_status prefill(td_session *s, const td_generate_args *args, td_err *er
   return TD_OK;
 }
 
-static bool is_eos(const td_model_config *config, int32_t id) {
+static bool is_eos(const td_model_config *config, const td_tokenizer *tok, int32_t id) {
+  if (tok && td_tokenizer_eos(tok) == id) return true;
   for (uint32_t i = 0; i < config->n_eos; i++) {
     if (config->eos_ids[i] == id) return true;
   }
@@ -189,7 +190,7 @@ static td_status decode(td_session *s, const td_generate_args *args, td_sampler 
     if (st != TD_OK) return st;
     int32_t id = token.id;
     stats->n_output++;
-    if (!args->ignore_eos && is_eos(s->config, id)) {
+    if (!args->ignore_eos && is_eos(s->config, args->tok, id)) {
       stats->reason = TD_DONE_STOP;
       return TD_OK;
     }

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "kv/kv.h"
 #include "tandem/wire.h"
+#include "text/tokenizer.h"
 #include "worker/devices.h"
 
 typedef struct {
@@ -53,6 +54,7 @@ typedef struct {
   uint32_t n_prompt;
   uint32_t max_tokens;
   bool ignore_eos;
+  const td_tokenizer *tok; // whose end token ends the answer, too; may be NULL
   td_sampling sampling;
   // Called after each step of the prompt; returning false cancels. May be NULL.
   bool (*on_prefill)(void *ctx, uint32_t n_done, uint32_t n_prompt);

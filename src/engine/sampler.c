@@ -12,7 +12,9 @@ struct td_sampler {
   td_sampling params;
   td_token_value *bias;
   uint32_t n_bias, n_vocab;
-  uint32_t index;             // of the next token of the answer
+  uint32_t index;      // of the next token of the answer
+  const int32_t *ends; // [n_ends] not to be drawn before index is min_tokens
+  uint32_t n_ends, min_tokens;
   uint32_t *counts;           // [n_vocab] times in the answer; NULL when no penalty needs it
   uint8_t *seen;              // [n_vocab] in prompt or answer; NULL likewise
   td_token_value *candidates; // [n_vocab]
@@ -87,6 +89,17 @@ void td_sampler_close(td_sampler *s) {
   free(s->counts);
   free(s->seen);
   free(s);
+}
+
+void td_sampler_ends(td_sampler *s, const int32_t *ids, uint32_t n, uint32_t min_tokens) {
+  s->ends = ids;
+  s->n_ends = n;
+  s->min_tokens = min_tokens;
+}
+
+// Whether some tokens must not be drawn yet.
+static bool must_go_on(const td_sampler *s) {
+  return s->n_ends && s->index < s->min_tokens;
 }
 
 void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
@@ -455,6 +468,9 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
     memcpy(s->given, logits, s->n_vocab * sizeof *logits);
   }
   add_bias_and_penalties(s, logits);
+  for (uint32_t i = 0; must_go_on(s) && i < s->n_ends; i++) {
+    if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = -INFINITY;
+  }
   token.id = draw(s, logits);
   if (want_logprobs) token.logprob = (float)(s->given[token.id] - norm);
   remember(s, token.id);
@@ -476,7 +492,7 @@ static void describe(const td_sampler *s, const td_top_logits *top, td_wire_toke
 
 bool td_sampler_next_of_top(td_sampler *s, const td_top_logits *top, int want_logprobs,
                             td_wire_token *out) {
-  if (s->n_bias || s->seen || !isfinite(top->value[0])) return false;
+  if (s->n_bias || s->seen || must_go_on(s) || !isfinite(top->value[0])) return false;
   if (!isfinite(top->sum) || !isfinite(top->sum_warm)) return false;
   uint64_t begin_ns = td_trace_begin();
   *out = (td_wire_token){.index = s->index};

@@ -17,6 +17,8 @@ typedef struct td_sampler td_sampler;
 td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_token_value *bias,
                           uint32_t n_bias, uint32_t n_vocab, td_err *err);
 void td_sampler_close(td_sampler *sampler);
+// Tokens that are not drawn before the answer has min_tokens; the array is borrowed.
+void td_sampler_ends(td_sampler *sampler, const int32_t *ids, uint32_t n, uint32_t min_tokens);
 // Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // Tokens of the answer that another sampler drew: the next draw is the one behind them.
@@ -27,7 +29,8 @@ void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // model gave, before bias, penalties and temperature.
 td_wire_token td_sampler_next(td_sampler *sampler, float *logits, int want_logprobs);
 // The same from the best of the logits alone, ranked with the sampler's temperature. False, and
-// nothing drawn: they do not decide it (bias, penalties, a tail that they do not end, NaN).
+// nothing drawn: they do not decide it (bias, penalties, tokens that must not be drawn yet, a tail
+// that they do not end, NaN).
 bool td_sampler_next_of_top(td_sampler *sampler, const td_top_logits *top, int want_logprobs,
                             td_wire_token *out);
 

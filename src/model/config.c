@@ -118,6 +118,7 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   *out = (td_model_config){.bos_id = -1};
   td_config_reader r = {.root = config, .file = file, .out = out, .err = err ? err : &local};
   td_status st = find_family(&r);
+  if (st == TD_OK && td_json_get(config, "eos_token_id")) out->n_eos = 0; // not the family's own
   if (st == TD_OK) st = td_config_read_token_ids(&r);
   if (st != TD_OK || !generation) return st;
   snprintf(file, sizeof file, "%s/generation_config.json", dir);

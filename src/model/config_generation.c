@@ -11,24 +11,30 @@ static td_status token_id(const td_config_reader *r, const char *key, const cJSO
   return TD_OK;
 }
 
-// One id or an array of them.
+static bool has_eos(const td_model_config *c, int32_t id) {
+  for (uint32_t i = 0; i < c->n_eos; i++) {
+    if (c->eos_ids[i] == id) return true;
+  }
+  return false;
+}
+
+// One id or an array of them. What one file names ends an answer, whatever the other does: many
+// checkpoints name the end of a turn in one, the end of a document in the other.
 static td_status read_eos(const td_config_reader *r) {
   static const char key[] = "eos_token_id";
   const cJSON *eos = td_json_get(r->root, key);
-  if (!eos) return TD_OK;
   td_model_config *c = r->out;
-  if (!cJSON_IsArray(eos)) {
-    c->n_eos = 1;
-    return token_id(r, key, eos, &c->eos_ids[0]);
-  }
-  c->n_eos = 0;
-  for (const cJSON *item = eos->child; item; item = item->next) {
-    if (c->n_eos == TD_MAX_EOS) {
-      return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s has more than %d ids", r->file, key,
-                     TD_MAX_EOS);
-    }
-    td_status st = token_id(r, key, item, &c->eos_ids[c->n_eos++]);
+  bool is_list = cJSON_IsArray(eos);
+  for (const cJSON *item = is_list ? eos->child : eos; item; item = is_list ? item->next : NULL) {
+    int32_t id = -1;
+    td_status st = token_id(r, key, item, &id);
     if (st != TD_OK) return st;
+    if (has_eos(c, id)) continue;
+    if (c->n_eos == TD_MAX_EOS) {
+      return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d end tokens (%s)", r->file,
+                     TD_MAX_EOS, key);
+    }
+    c->eos_ids[c->n_eos++] = id;
   }
   return TD_OK;
 }

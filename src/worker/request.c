@@ -96,6 +96,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->n_prompt == 0) return "the prompt is empty";
   if (submit->n_prompt >= limits->n_ctx) return "the prompt does not fit the context";
   if (submit->max_tokens == 0) return "no tokens of answer asked for";
+  if (submit->n_ends > TD_WIRE_MAX_ENDS) return "malformed request: more end tokens than it holds";
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
   if (submit->n_answer >= max_output(requests, submit) ||
       submit->n_past >= submit->n_prompt + submit->n_answer) {
@@ -167,11 +168,30 @@ static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
   return NULL;
 }
 
+static void collect_ends(const td_requests *requests, td_worker_request *r) {
+  const td_request_limits *limits = &requests->limits;
+  if (!(r->submit.flags & TD_SUBMIT_IGNORE_EOS)) {
+    for (uint32_t i = 0; i < limits->n_eos && i < TD_MAX_EOS; i++)
+      r->ends[r->n_ends++] = limits->eos_ids[i];
+  }
+  for (uint32_t i = 0; i < r->submit.n_ends; i++)
+    r->ends[r->n_ends++] = r->submit.ends[i];
+}
+
+bool td_request_ends_with(const td_worker_request *r, int32_t id) {
+  for (uint32_t i = 0; i < r->n_ends; i++) {
+    if (r->ends[i] == id) return true;
+  }
+  return false;
+}
+
 // All of the request is here.
 static td_status start(const td_requests *requests, td_worker_request *r, td_err *err) {
   td_status st = td_sampler_open(&r->sampler, &r->submit.sampling, r->bias, r->submit.n_bias,
                                  requests->limits.n_vocab, err);
   if (st != TD_OK) return st;
+  collect_ends(requests, r);
+  td_sampler_ends(r->sampler, r->ends, r->n_ends, r->submit.min_tokens);
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
   r->phase = td_request_phase_of(r);

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "engine/sampler.h"
+#include "model/model.h"
 #include "tandem/wire.h"
 
 typedef enum {
@@ -17,6 +18,8 @@ typedef enum {
   TD_REQUEST_REPLAY, // its prompt is read, tokens of its answer that were drawn before are computed
   TD_REQUEST_DECODE,
 } td_request_phase;
+
+#define TD_WORKER_MAX_ENDS (TD_MAX_EOS + TD_WIRE_MAX_ENDS)
 
 typedef struct {
   uint64_t id;
@@ -28,9 +31,11 @@ typedef struct {
   uint32_t most_pages, n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
-  uint32_t max_output; // tokens: max_tokens, or what the context leaves
-  td_sampler *sampler; // owned
-  uint32_t n_past;     // tokens in the pages; tokens[n_past] is what the next step begins with
+  uint32_t max_output;              // tokens: max_tokens, or what the context leaves
+  td_sampler *sampler;              // owned
+  int32_t ends[TD_WORKER_MAX_ENDS]; // tokens that end the answer
+  uint32_t n_ends;
+  uint32_t n_past; // tokens in the pages; tokens[n_past] is what the next step begins with
   uint32_t n_output;
   uint64_t begin_ns, first_token_ns;
 } td_worker_request;
@@ -44,6 +49,8 @@ static inline uint32_t td_request_n_given(const td_worker_request *r) {
 typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs;
   uint32_t n_pages, page_tokens; // of the KV pool
+  const int32_t *eos_ids; // [n_eos], at most TD_MAX_EOS: the checkpoint's end tokens; borrowed
+  uint32_t n_eos;
 } td_request_limits;
 
 typedef struct {
@@ -61,6 +68,8 @@ void td_requests_close(td_requests *requests); // closing a zeroed one is legal
 static inline uint32_t td_request_n_to_read(const td_wire_submit *submit) {
   return submit->n_prompt + (submit->n_answer ? submit->n_answer - 1 : 0);
 }
+
+bool td_request_ends_with(const td_worker_request *request, int32_t id);
 
 // The phase that its n_past says.
 td_request_phase td_request_phase_of(const td_worker_request *request);

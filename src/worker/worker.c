@@ -82,7 +82,9 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_ctx = w->pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
                                     .n_pages = w->pool.plan.n_pages,
-                                    .page_tokens = TD_KV_PAGE_TOKENS};
+                                    .page_tokens = TD_KV_PAGE_TOKENS,
+                                    .eos_ids = w->config->eos_ids,
+                                    .n_eos = w->config->n_eos};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err);
   if (st == TD_OK) w->step.pace.n_flat = td_engine_stream_tokens(w->engine);
@@ -230,13 +232,6 @@ static td_status beat(worker *w, td_err *err) {
   return td_outlet_post(&w->outlet, &msg, err);
 }
 
-static bool is_eos(const td_model_config *config, int32_t id) {
-  for (uint32_t i = 0; i < config->n_eos; i++) {
-    if (config->eos_ids[i] == id) return true;
-  }
-  return false;
-}
-
 // Draws the request's next token from a row of the step, and ends the request if it was the last.
 static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
@@ -246,7 +241,7 @@ static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *e
   if (st != TD_OK) return st;
   token->index = r->n_output++;
   r->tokens[r->submit.n_prompt + token->index] = token->id;
-  token->is_eos = !(r->submit.flags & TD_SUBMIT_IGNORE_EOS) && is_eos(w->config, token->id);
+  token->is_eos = td_request_ends_with(r, token->id);
   st = td_outlet_post(&w->outlet, &msg, err);
   if (st != TD_OK) return st;
   if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);

@@ -1,6 +1,7 @@
 """Tool calls and ends of answers over HTTP, of a model that says what it is told to."""
 
 import json
+import subprocess
 
 import httpx
 import openai
@@ -21,6 +22,8 @@ SCRIPTS = {
     "two": '<tool_call>\n{"name": "alpha", "arguments": {"x": 1}}\n</tool_call> and then '
     '<tool_call>\n{"name": "beta"}\n</tool_call>',
     "nul": ["a NUL: ", b"x\0y", " end"],
+    "turns": ["before ", "<|eot|>", " after"],
+    "short": "A short answer.",
     "surrogate": '<tool_call>{"name": "say", "arguments": {"text": "cut \\ud83d"}}</tool_call>',
 }
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -29,7 +32,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 @pytest.fixture(scope="module")
 def server(tandem_bin, tmp_path_factory):
     out = tmp_path_factory.mktemp("models") / "scripted"
-    write_model(out, SCRIPTS)
+    control = ("<|eot|>", "<|eod|>", "<|eog|>")
+    write_model(out, SCRIPTS, control, eos=["<|eod|>"], generation_eos=["<|eog|>"])
     running = Server(tandem_bin, out)
     yield running
     running.close()
@@ -138,3 +142,50 @@ def test_control_tokens_of_a_prompt(client, server):
     assert answer.choices[0].text == "a NUL: x\ufffdy end" and answer.usage.prompt_tokens == 1
     tokens = httpx.post(server.url + "/tokenize", json={"prompt": "<|nul|>"}).json()
     assert tokens["count"] == 1
+
+
+# -- ends of answers ---------------------------------------------------------------------------
+
+
+def test_the_end_tokens_of_all_three_files_count(client, server):
+    # What config.json and generation_config.json name is not <|im_end|>, which the tokenizer names.
+    choice = ask(client, "short").choices[0]
+    assert choice.message.content == "A short answer." and choice.finish_reason == "stop"
+    for token in "<|eod|>", "<|eog|>":
+        tokens = httpx.post(server.url + "/tokenize", json={"prompt": token}).json()["tokens"]
+        bias = {str(tokens[0]): 100}
+        answer = ask(client, "short", logit_bias=bias, max_tokens=5)
+        assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == 1
+
+
+def test_stops_at_a_control_token(client, server):
+    def said(**kwargs):
+        choice = ask(client, "turns", extra_body=kwargs).choices[0]
+        return choice.message.content, choice.finish_reason
+
+    (eot,) = httpx.post(server.url + "/tokenize", json={"prompt": "<|eot|>"}).json()["tokens"]
+    assert said() == ("before  after", "stop")
+    assert said(skip_special_tokens=False) == ("before <|eot|> after", "stop")
+    assert said(stop=["<|eot|>"]) == ("before ", "stop")
+    assert said(stop_token_ids=[eot]) == ("before ", "stop")
+    assert said(stop_token_ids=[eot], ignore_eos=True) == ("before ", "stop")
+    assert said(stop=[f"no{i}" for i in range(31)] + ["fter"]) == ("before  a", "stop")
+
+
+def test_min_tokens(client, server):
+    answer = ask(client, "short", extra_body={"min_tokens": 20}, max_tokens=40)
+    assert answer.usage.completion_tokens >= 20
+    assert answer.choices[0].message.content.startswith("A short answer.")
+    # Until then no stop string counts, and none of stop_token_ids is drawn.
+    stop = {"min_tokens": 4, "stop": ["sho"]}
+    assert ask(client, "short", extra_body=stop).choices[0].message.content == "A short answer."
+    (eot,) = httpx.post(server.url + "/tokenize", json={"prompt": "<|eot|>"}).json()["tokens"]
+    held = {"min_tokens": 8, "stop_token_ids": [eot]}
+    assert ask(client, "turns", extra_body=held, max_tokens=40).usage.completion_tokens >= 8
+
+
+def test_run_ends_where_the_tokenizer_says(tandem_bin, tmp_path):
+    write_model(tmp_path, {"short": "A short answer."}, ("<|eod|>",), eos=["<|eod|>"])
+    args = [tandem_bin, "run", "--model", tmp_path, "-p", "short", "-n", "30", "--temperature", "0"]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert done.stdout == "A short answer.\n"

@@ -158,7 +158,7 @@ BAD_BODIES = {
     },
     "n zero": {**HELLO, "n": 0},
     "temperature negative": {**HELLO, "temperature": -0.5},
-    "stop too many": {**HELLO, "stop": ["a", "b", "c", "d", "e"]},
+    "stop too many": {**HELLO, "stop": [str(i) for i in range(33)]},
     "invalid UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
     "raw NUL": b'{"messages":[{"role":"user","content":"\x00"}]}',
     "deep nesting": b'{"a":' + b"[" * 100 + b"]" * 100 + b"}",

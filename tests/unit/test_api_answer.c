@@ -82,7 +82,7 @@ static void take(growth *g) {
 static growth grow(const char *stop, const int *ids, size_t n) {
   growth g = {.stops = one_stop(stop)};
   td_err err;
-  td_answer_init(&g.answer, tok, &g.stops, true);
+  td_answer_init(&g.answer, tok, &(td_answer_opts){.stops = &g.stops, .keep_tokens = true});
   g.answer.stops = &g.stops;
   for (size_t i = 0; i < n && !g.answer.stopped; i++) {
     td_wire_token token = {.id = ids[i], .is_eos = ids[i] == EOS, .logprob = -0.5f};
@@ -129,11 +129,40 @@ static void stops(void **state) {
   check("abc ", IDS(AB, C), "abc", false, 2);
 }
 
+static void stops_no_sooner_than_asked(void **state) {
+  (void)state;
+  td_stops b = one_stop("b");
+  td_answer answer;
+  td_err err;
+  td_answer_init(&answer, tok, &(td_answer_opts){.stops = &b, .min_tokens = 3});
+  for (int i = 0; i < 5; i++)
+    td_answer_add(&answer, &(td_wire_token){.id = AB}, &err);
+  assert_true(answer.stopped);
+  assert_int_equal(answer.n_tokens, 3);
+  assert_int_equal(answer.n_sure, strlen("ababa"));
+  td_answer_free(&answer);
+  td_stops_free(&b);
+}
+
+static void shows_control_tokens_where_asked(void **state) {
+  (void)state;
+  td_stops none = {0};
+  for (int shows = 0; shows < 2; shows++) {
+    td_answer answer;
+    td_err err;
+    td_answer_init(&answer, tok, &(td_answer_opts){.stops = &none, .shows_special = shows});
+    td_answer_add(&answer, &(td_wire_token){.id = A}, &err);
+    td_answer_add(&answer, &(td_wire_token){.id = EOS}, &err);
+    assert_string_equal(td_buf_text(&answer.text), shows ? "a<eos>" : "a");
+    td_answer_free(&answer);
+  }
+}
+
 static void shows_nothing_of_a_stop_string_early(void **state) {
   (void)state;
   growth g = {.stops = one_stop("abab")};
   td_err err;
-  td_answer_init(&g.answer, tok, &g.stops, true);
+  td_answer_init(&g.answer, tok, &(td_answer_opts){.stops = &g.stops, .keep_tokens = true});
   td_wire_token ab = {.id = AB}, c = {.id = C};
   td_answer_add(&g.answer, &ab, &err);
   take(&g);
@@ -160,7 +189,7 @@ static void writes_logprobs(void **state) {
   td_err err;
   td_api_head head;
   td_api_head_init(&head, true, "m", tok, 5, (const unsigned char[16]){0xab});
-  td_answer_init(&answer, tok, &none, true);
+  td_answer_init(&answer, tok, &(td_answer_opts){.stops = &none, .keep_tokens = true});
   td_wire_token token = {.id = BYTE0, .logprob = -INFINITY, .n_top = 2};
   token.top[0] = (td_token_value){.id = A, .value = -0.25f};
   token.top[1] = (td_token_value){.id = BYTE0, .value = NAN};
@@ -201,7 +230,7 @@ static void writes_chunks(void **state) {
   td_api_head head;
   td_buf text = TD_BUF_INIT;
   td_api_head_init(&head, false, "m", tok, 5, (const unsigned char[16]){0});
-  td_answer_init(&answer, tok, &none, true);
+  td_answer_init(&answer, tok, &(td_answer_opts){.stops = &none, .keep_tokens = true});
   td_answer_add(&answer, &(td_wire_token){.id = A, .logprob = -1}, &err);
   td_answer_take(&answer, &piece);
   td_answer_add(&answer, &(td_wire_token){.id = AB, .logprob = -2}, &err);
@@ -235,9 +264,14 @@ static void writes_chunks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(shows_text),      cmocka_unit_test(holds_back_split_characters),
-      cmocka_unit_test(stops),           cmocka_unit_test(shows_nothing_of_a_stop_string_early),
-      cmocka_unit_test(writes_logprobs), cmocka_unit_test(writes_chunks),
+      cmocka_unit_test(shows_text),
+      cmocka_unit_test(holds_back_split_characters),
+      cmocka_unit_test(stops),
+      cmocka_unit_test(shows_nothing_of_a_stop_string_early),
+      cmocka_unit_test(stops_no_sooner_than_asked),
+      cmocka_unit_test(shows_control_tokens_where_asked),
+      cmocka_unit_test(writes_logprobs),
+      cmocka_unit_test(writes_chunks),
   };
   return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

@@ -47,6 +47,7 @@ static void refuse_each(bool chat, const bad_body *list, size_t n) {
   }
 }
 
+#define TEN          "\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\","
 #define WITH(member) "{" HELLO "," member "}"
 static const bad_body bad_chats[] = {
     {"", ""},
@@ -125,7 +126,13 @@ static const bad_body bad_chats[] = {
     {WITH("\"stop\":5"), "stop"},
     {WITH("\"stop\":\"\""), "stop"},
     {WITH("\"stop\":[\"a\",5]"), "stop"},
-    {WITH("\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]"), "stop"},
+    {WITH("\"stop\":[" TEN TEN TEN "\"a\",\"b\",\"c\"]"), "stop"},
+    {WITH("\"stop_token_ids\":5"), "stop_token_ids"},
+    {WITH("\"stop_token_ids\":[1000]"), "stop_token_ids"},
+    {WITH("\"stop_token_ids\":[\"a\"]"), "stop_token_ids"},
+    {WITH("\"min_tokens\":-1"), "min_tokens"},
+    {WITH("\"min_tokens\":6,\"max_tokens\":5"), "min_tokens"},
+    {WITH("\"skip_special_tokens\":1"), "skip_special_tokens"},
     {WITH("\"logprobs\":1"), "logprobs"},
     {WITH("\"top_logprobs\":3"), "top_logprobs"},
     {WITH("\"logprobs\":false,\"top_logprobs\":0"), "top_logprobs"},
@@ -298,6 +305,18 @@ static void is_as_lenient_as_its_peers(void **state) {
   td_api_request_free(&r);
 }
 
+static void takes_what_ends_an_answer(void **state) {
+  (void)state;
+  td_api_request r = good(true, WITH("\"stop\":[" TEN TEN TEN "\"a\",\"b\"],\"min_tokens\":7,"
+                                     "\"stop_token_ids\":[0,999],\"skip_special_tokens\":false"));
+  assert_int_equal(r.stops.n, 32);
+  assert_int_equal(r.n_stop_ids, 2);
+  assert_int_equal(r.stop_ids[1], 999);
+  assert_int_equal(r.min_tokens, 7);
+  assert_true(r.shows_special);
+  td_api_request_free(&r);
+}
+
 static void takes_defaults(void **state) {
   (void)state;
   // null is absent, unknown members are let pass.
@@ -435,6 +454,7 @@ int main(void) {
       cmocka_unit_test(says_what_is_not_supported),
       cmocka_unit_test(refuses_what_it_does_not_obey),
       cmocka_unit_test(is_as_lenient_as_its_peers),
+      cmocka_unit_test(takes_what_ends_an_answer),
       cmocka_unit_test(takes_defaults),
       cmocka_unit_test(takes_parameters),
       cmocka_unit_test(takes_whole_seeds),

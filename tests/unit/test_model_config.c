@@ -199,9 +199,10 @@ static void generation_config_goes_before(void **state) {
                                "{\"eos_token_id\": [151645, 151643], \"temperature\": 0.6,"
                                " \"top_p\": 0.95, \"top_k\": 20, \"do_sample\": true}");
   assert_int_equal(c.bos_id, 3);
-  assert_int_equal(c.n_eos, 2);
-  assert_int_equal(c.eos_ids[0], 151645);
-  assert_int_equal(c.eos_ids[1], 151643);
+  assert_int_equal(c.n_eos, 3); // of both files
+  assert_int_equal(c.eos_ids[0], 9);
+  assert_int_equal(c.eos_ids[1], 151645);
+  assert_int_equal(c.eos_ids[2], 151643);
   assert_true(c.temperature == 0.6f && c.top_p == 0.95f && c.top_k_sampling == 20);
   c = parse_ok("{\"model_type\": \"qwen3_moe\", \"eos_token_id\": 9, \"temperature\": 0.1}",
                "{\"eos_token_id\": null, \"bos_token_id\": 8, \"top_p\": null}");
@@ -262,7 +263,8 @@ static void refuses_bad_values(void **state) {
       {"\"eos_token_id\": 129280", TD_EFORMAT, "eos_token_id"},
       {"\"eos_token_id\": \"1\"", TD_EFORMAT, "eos_token_id"},
       {"\"eos_token_id\": [1, -1]", TD_EFORMAT, "eos_token_id"},
-      {"\"eos_token_id\": [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", TD_EUNSUPPORTED, "eos_token_id"},
+      {"\"eos_token_id\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,1,17]", TD_EUNSUPPORTED,
+       "eos_token_id"},
       {"\"bos_token_id\": 0.5", TD_EFORMAT, "bos_token_id"},
   };
   check_refusals("deepseek_v3", deepseek, TD_COUNT(deepseek));

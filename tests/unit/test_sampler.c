@@ -75,6 +75,24 @@ static void test_greedy_takes_the_best(void **state) {
   td_sampler_close(biased);
 }
 
+static void test_ends_come_no_sooner(void **state) {
+  (void)state;
+  static const int32_t ends[] = {0, 2, -1, N_VOCAB};
+  for (int temperature = 0; temperature < 2; temperature++) {
+    td_sampler *s = open_sampler((td_sampling){.temperature = (float)temperature, .top_k = 1}, NULL,
+                                 0);
+    const td_top_logits top = {.n = 1, .sum = 1, .sum_warm = 1};
+    td_wire_token token;
+    td_sampler_ends(s, ends, 4, 3);
+    assert_false(td_sampler_next_of_top(s, &top, 0, &token));
+    for (int i = 0; i < 3; i++)
+      assert_int_equal(next(s), 1);
+    assert_true(td_sampler_next_of_top(s, &top, 0, &token));
+    assert_int_equal(next(s), 0);
+    td_sampler_close(s);
+  }
+}
+
 // Wherever among the others they are: the best one, and the best three.
 static void test_the_best_are_found(void **state) {
   (void)state;
@@ -348,6 +366,7 @@ static void test_bad_parameters_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_greedy_takes_the_best),
+      cmocka_unit_test(test_ends_come_no_sooner),
       cmocka_unit_test(test_the_best_are_found),
       cmocka_unit_test(test_an_answer_changes_hands),
       cmocka_unit_test(test_draws_follow_the_distribution),

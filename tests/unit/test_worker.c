@@ -319,6 +319,39 @@ static void test_a_request_in_parts(void **state) {
   table_close(&t);
 }
 
+// The checkpoint's end tokens, which may be ignored, and the request's own.
+static void test_ends_of_an_answer(void **state) {
+  (void)state;
+  static const int32_t eos[] = {7, 8};
+  for (uint32_t flags = 0; flags <= TD_SUBMIT_IGNORE_EOS; flags++) {
+    table t;
+    table_open(&t);
+    t.requests.limits.eos_ids = eos;
+    t.requests.limits.n_eos = 2;
+    const td_wire_submit submit = {.n_prompt = 1,
+                                   .max_tokens = 4,
+                                   .n_pages = 1,
+                                   .flags = flags,
+                                   .n_ends = 2,
+                                   .ends = {9, 90},
+                                   .min_tokens = 2};
+    assert_false(send(&t, 1, &submit));
+    assert_false(send_pages(&t, 1, 1, 0));
+    const td_wire_msg tokens = {.kind = TD_MSG_TOKENS, .request = 1, .u.tokens = {1, {5}}};
+    assert_false(td_requests_take(&t.requests, &tokens, &t.reply));
+    const td_worker_request *r = t.requests.active[0];
+    assert_int_equal(r->phase, TD_REQUEST_PREFILL);
+    assert_int_equal(td_request_ends_with(r, 7) && td_request_ends_with(r, 8), !flags);
+    assert_true(td_request_ends_with(r, 9) && td_request_ends_with(r, 90));
+    assert_false(td_request_ends_with(r, 0));
+    td_wire_submit too_many = submit;
+    too_many.n_ends = TD_WIRE_MAX_ENDS + 1;
+    assert_true(send(&t, 2, &too_many));
+    assert_int_equal(t.reply.u.done.reason, TD_DONE_ERROR);
+    table_close(&t);
+  }
+}
+
 static void test_malformed_sequences(void **state) {
   (void)state;
   table t;
@@ -573,6 +606,7 @@ int main(void) {
       cmocka_unit_test(test_kv_pool_of_a_device),
       cmocka_unit_test(test_kv_pool_that_cannot_be),
       cmocka_unit_test(test_a_request_in_parts),
+      cmocka_unit_test(test_ends_of_an_answer),
       cmocka_unit_test(test_malformed_sequences),
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
