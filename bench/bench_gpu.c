@@ -4,12 +4,14 @@
 // is launched again and again until a run takes some 50 ms, and the median of five runs counts:
 // wall time over the number of calls. Weights rotate through enough matrices to come from memory
 // rather than from the L2, and so do experts and the keys of answers.
-// usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--without-cublas] [KEY=VALUE]...
+// usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME] [--without-cublas]
+// [KEY=VALUE]...
 //   --only TEXT       the cases whose operator, model and format, a space between them, have TEXT
 //   in
 //                     them
 //   --list            the cases and no figures: how many there are, on any machine
 //   --shrink N        dimensions are divided by N, and a case runs once: for the emulator
+//   --path NAME       instead of operators: copies, register, signals, stream, decode, interference
 //   --without-cublas  goes on where cuBLAS is not installed, on tandem's own kernels
 //   KEY=VALUE         what the first line is to say besides
 #include <stddef.h>
@@ -20,13 +22,14 @@
 #include "app/machine.h"
 #include "app/read_speed.h"
 #include "gpu_bench.h"
+#include "gpu_paths.h"
 
 enum { ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64, HOST_PAGE_BYTES = 4096 };
 
 // A dimension as --shrink has it: still whole groups of scales.
 static uint32_t shrunk(const td_gpu_bench *b, uint32_t n) {
   enum { GROUP = 128 };
-  return b->shrink == 1 ? n : (n / b->shrink + GROUP - 1) / GROUP * GROUP;
+  return b->shrink == 1 ? n : (n / b->shrink / GROUP + 1) * GROUP;
 }
 
 // A number of something, of which one always is left.
@@ -650,6 +653,9 @@ static void write_head(td_gpu_bench *b, char **pairs) {
     *equals = '\0';
     td_jw_str(b->json, *pairs, equals + 1);
   }
+}
+
+static void write_limits(td_gpu_bench *b) {
   bench_copies(b);
   bench_peak(b);
   td_jw_end_object(b->json);
@@ -684,14 +690,33 @@ static void need_blas(td_gpu_bench *b) {
 // ---- the command line ---------------------------------------------------------------------------
 
 typedef struct {
+  const char *name;
+  void (*run)(td_gpu_bench *b);
+} path;
+
+static const path paths[] = {
+    {"copies", td_gpu_path_copies},
+    {"register", td_gpu_path_register},
+    {"signals", td_gpu_path_signals},
+};
+
+static const path *path_named(const char *name) {
+  for (size_t i = 0; i < TD_COUNT(paths); i++) {
+    if (strcmp(paths[i].name, name) == 0) return &paths[i];
+  }
+  return NULL;
+}
+
+typedef struct {
   const char *only;
+  const path *path; // NULL: operators
   uint32_t shrink;
   bool is_list, can_lack_blas;
   char **pairs; // the KEY=VALUEs, up to a NULL
 } options;
 
-static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] "
-                            "[--without-cublas] [KEY=VALUE]...\n";
+static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME]"
+                            " [--without-cublas] [KEY=VALUE]...\n";
 
 static bool parse(options *o, char **argv) {
   *o = (options){.shrink = 1};
@@ -702,6 +727,9 @@ static bool parse(options *o, char **argv) {
       o->can_lack_blas = true;
     } else if (strcmp(*argv, "--only") == 0 && argv[1]) {
       o->only = *++argv;
+    } else if (strcmp(*argv, "--path") == 0 && argv[1]) {
+      o->path = path_named(*++argv);
+      if (!o->path) return false;
     } else if (strcmp(*argv, "--shrink") == 0 && argv[1]) {
       o->shrink = (uint32_t)strtoul(*++argv, NULL, 10);
     } else {
@@ -735,7 +763,16 @@ int main(int argc, char **argv) {
   td_gpu_need(td_stream_open(&b.stream, b.dev, &err), &err);
   if (!o.can_lack_blas) need_blas(&b);
   write_head(&b, o.pairs);
-  run_cases(&b);
+  if (o.path) {
+    b.pinned_gbps = td_gpu_pinned_gbps(&b);
+    td_jw_double(b.json, "pinned_gbps", b.pinned_gbps);
+    td_jw_end_object(b.json);
+    td_gpu_write(&b);
+    o.path->run(&b);
+  } else {
+    write_limits(&b);
+    run_cases(&b);
+  }
   td_buf_free(&text);
   td_stream_close(b.stream);
   td_dev_close(b.dev);

@@ -18,6 +18,7 @@ typedef struct {
   td_json_writer *json;
   double copy_gbps;     // within the device, reads and writes
   double peak_tflops;   // of a large dense product in BF16
+  double pinned_gbps;   // from the host, for paths
   const char *only;     // NULL: every case
   uint32_t shrink;      // 1, or what dimensions are divided by, and a case runs once
   uint32_t graph;       // the last one's key

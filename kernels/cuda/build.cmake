@@ -62,7 +62,8 @@ else()
 endif()
 
 # The GPU's benchmark, which scripts/gpu/stage.sh runs where there is one.
-add_executable(bench_gpu ${CMAKE_SOURCE_DIR}/bench/bench_gpu.c ${CMAKE_SOURCE_DIR}/bench/gpu_bench.c)
+file(GLOB bench_gpu CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*.c)
+add_executable(bench_gpu ${bench_gpu})
 target_link_libraries(bench_gpu PRIVATE tandem_core)
 
 # The emulator. Without a C++ compiler its tests skip, visibly.

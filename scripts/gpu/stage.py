@@ -157,8 +157,8 @@ class Stage:
         print(f"  {why}", flush=True)
 
     def step(self, name, command, most, **env):
-        """Runs a command for at most so many seconds, and no more than are left."""
-        most = min(most, self.left())
+        """Runs a command for at most so many seconds, more where LIMIT is, and no more than are left."""
+        most = min(most * max(1, self.limit / LIMITS[self.name]), self.left())
         if most <= 0:
             return self.record(name, "not started", seconds=0.0, result=f"the stage's {self.limit:.0f} s are over")
         begin = time.monotonic()
@@ -236,7 +236,7 @@ def pytest(*args):
 
 
 def bench(bundle, *args):
-    shrink = ["--shrink", "256"] if bundle.is_emulator else []
+    shrink = ["--shrink", "1024"] if bundle.is_emulator else []
     commit = [f"commit={bundle.about['commit']}"] if bundle.about else []
     return [bundle.program("bench_gpu"), *args, *shrink, *commit]
 
@@ -263,8 +263,14 @@ def tests(stage):
     stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
 
 
+PATHS = {"copies": 30, "register": 70, "signals": 15}  # seconds at most
+
+
 def measure(stage):
-    stage.step("operators", bench(stage.bundle), stage.left())
+    for path, most in PATHS.items():
+        stage.step(path, bench(stage.bundle, "--path", path), most)
+    only = ["--only", "v3 fp8"] if stage.bundle.is_emulator else []
+    stage.step("operators", bench(stage.bundle, *only), stage.left())
 
 
 def sanitize(stage):

@@ -100,10 +100,10 @@ def bare_root(bundle, tmp_path_factory):
     return root
 
 
-def stage(bare_root, namespace, name, **env):
+def stage(bare_root, namespace, name, limit=100_000):
     done = bare_root.run(
         namespace, "/bin/sh", "/project/scripts/gpu/stage.sh", name,
-        PATH="/bin", PYTHONPATH="/packages", TANDEM_PYTHON=bare_root.python, OUT="/project/out", **env,
+        PATH="/bin", PYTHONPATH="/packages", TANDEM_PYTHON=bare_root.python, OUT="/project/out", LIMIT=limit,
     )  # fmt: skip
     lines = (bare_root.path / "project" / "out" / f"{name}.jsonl").read_text().splitlines()
     return done, {entry["name"]: entry for entry in map(json.loads, lines)}
@@ -140,7 +140,7 @@ def test_a_failure_is_told_and_gone_past(bare_root, namespace):
     assert steps["test_cuda_engine"]["status"] == steps["golden models"]["status"] == "passed"
     assert "2 failed: test_cuda_" in done.stdout.splitlines()[-1]
     assert sorted(steps["summary"]["failed"]) == ["test_cuda_attn", "test_cuda_ops"]
-    done, steps = stage(bare_root, namespace, "tests", LIMIT="0.01")
+    done, steps = stage(bare_root, namespace, "tests", limit=0.01)
     assert done.returncode == 1
     assert "facts" in steps["summary"]["unfinished"]
 
@@ -162,7 +162,7 @@ def test_a_filter_that_means_no_test_fails(bundle, emulated):
 
 
 def test_the_bench_needs_cublas(bundle, emulated):
-    some = ["--shrink", "256", "--only", "rope qwen3"]
+    some = ["--shrink", "1024", "--only", "rope qwen3"]
     done = emulated("bench_gpu", *some, TANDEM_EMU_BLAS="0")
     assert done.returncode == 1 and "cuBLAS cannot be used: install it" in done.stderr and not done.stdout
     done = emulated("bench_gpu", "--without-cublas", *some, "commit=abc", TANDEM_EMU_BLAS="0")
@@ -171,3 +171,27 @@ def test_the_bench_needs_cublas(bundle, emulated):
     assert {c["op"] for c in cases} == {"rope"}
     done = emulated("bench_gpu", "--unknown")
     assert done.returncode == 2 and "usage: " in done.stderr
+
+
+def test_measure_begins_with_the_bus(bare_root, namespace):
+    """Shrunk, on the emulator: every path gives its cases, and the driver's calls that are not there are named."""
+    done, steps = stage(bare_root, namespace, "measure")
+    assert done.returncode == 0, done.stdout + done.stderr
+    order = [name for name in steps if name != "summary"]
+    assert order[0] == "copies" and order[-1] == "operators"
+    results = {name: steps[name]["result"] for name in order}
+    for name in order[:-1]:
+        head, *cases = results[name]
+        assert head["pinned_gbps"] > 0 and head["machine"]["cpu"] and cases
+        assert {c["path"] for c in cases} == {name}
+    copies = [c for c in results["copies"][1:] if "gbps" in c]
+    assert {(c["case"], c["host_offset"]) for c in copies} == {
+        (way, offset) for way in ("host to device", "device to host") for offset in (0, 8)
+    }
+    for c in copies:
+        assert c["share_of_pinned_bandwidth"] == pytest.approx(c["gbps"] / results["copies"][0]["pinned_gbps"])
+    assert "small up, large up in parts of 4 MB" in {c["case"] for c in results["copies"][1:]}
+    for c in results["register"][1:]:
+        assert "unavailable" in c or (c["whole_register_s"] > 0 and c["parts_of_1_gib_unregister_s"] > 0)
+    for c in results["signals"][1:]:
+        assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
