@@ -326,7 +326,9 @@ td_status td_added_split(const td_added *added, const td_added_text *t, td_piece
     if (token->single_word) st = stands_alone(added, t, begin, end, &alone, err);
     if (st != TD_OK || !alone) continue;
     if (token->lstrip) begin = skip_spaces_left(t->text, begin, done);
+    if (token->lstrip && begin < done) begin = done; // its own spaces went with the one before
     if (token->rstrip) end = skip_spaces_right(t->text, end, t->len);
+    if (begin >= end) continue; // it has none left
     if (done < begin) st = add_piece(out, done, begin, -1, err);
     if (st == TD_OK) st = add_piece(out, begin, end, token->id, err);
     done = end;

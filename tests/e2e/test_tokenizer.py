@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import text_gen
 import tokenizer_models
@@ -278,6 +278,32 @@ def test_normalized_added_tokens(corpus, tok_driver, tmp_path):
     tok = Tokenizer.from_str(tok.to_str())
     texts = text_gen.strings(3000, 13, ["a b", "café", "cafe\u0301", " x", "a \t b"])
     check(tok, tok_driver, tmp_path, texts)
+
+
+def ids_unless_it_panics(tok, text):
+    """Where a token reaches back behind another's end, the library gives up on the text."""
+    try:
+        return tok.encode(text, add_special_tokens=False).ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
+
+
+def test_white_space_tokens_within_anothers_reach(corpus, tok_driver, tmp_path):
+    """Tokens of white space beside tokens that take the white space beside them along."""
+    r = random.Random(15)
+    base = tokenizer_models.gpt2(corpus[:200]).to_str()
+    for _ in range(25):
+        tok = Tokenizer.from_str(base)
+        flags = ("lstrip", "rstrip", "normalized")
+        some = [t for t in ("\n", "\n\n", "\t", " \n", "  ", "<a>", "<b>") if r.random() < 0.7]
+        tok.add_tokens([AddedToken(t, **{f: r.random() < 0.5 for f in flags}) for t in some])
+        letters = ["\n", " ", "\t", "<a>", "<b>", "a"]
+        texts = ["".join(r.choices(letters, k=r.randint(1, 9))) for _ in range(200)]
+        want = [ids_unless_it_panics(tok, text) for text in texts]
+        got = Driver(tok_driver, tmp_path, tok).encode(texts)
+        same(texts, [g if w is not None else None for g, w in zip(got, want)], want)
 
 
 def test_merges_as_strings(corpus, tok_driver, tmp_path):
