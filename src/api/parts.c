@@ -111,7 +111,7 @@ static void enter_calls(td_parts *p, size_t at) {
   p->back_at = p->at;
   enter(p, TD_PARTS_CALLS, at);
   p->has_begun = has_text;
-  p->is_opened = false;
+  p->is_opened = p->may_repeat = false;
 }
 
 static outcome take_content(td_parts *p, const source *s, td_part *part) {
@@ -182,6 +182,7 @@ static td_status take_calls(td_parts *p, const source *s, td_part *part, outcome
     if (mark == TD_MARK_CALL) return begin_call(p, form, p->at, err);
     if (mark == TD_MARK_CLOSE) p->has_begun = false;
     p->is_opened = mark == TD_MARK_OPEN;
+    p->may_repeat = false;
     p->reader.form = form;
     return TD_OK;
   }
@@ -189,7 +190,7 @@ static td_status take_calls(td_parts *p, const source *s, td_part *part, outcome
     *o = WAIT;
   } else if (is_cut || match == TD_MARKER_CUT) {
     *o = p->is_opened || !is_cut ? give_back(p, part, s->len) : WAIT;
-  } else if (p->is_opened) {
+  } else if (p->is_opened || (p->may_repeat && s->text[p->at] == '{')) {
     p->is_opened = false;
     return begin_call(p, p->reader.form, p->at, err);
   } else {
@@ -234,6 +235,7 @@ static outcome end_call(td_parts *p, td_part *part) {
   outcome o = give_call(p, part);
   enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_CALLS, p->reader.at);
   p->is_opened = false;
+  p->may_repeat = p->reader.is_open && td_call_may_repeat(p->reader.form);
   return o;
 }
 

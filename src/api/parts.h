@@ -48,13 +48,14 @@ typedef struct {
   bool one_call;            // nothing behind the first call is looked at
   uint64_t id;              // what the ids of calls are made from
   td_parts_state state;
-  bool has_begun; // the state's part: white space in front of it was passed over; state CALLS:
-                  // text stands in front of the next one
-  bool is_opened; // state CALLS: a run of calls was opened and none has come
-  size_t at;      // told apart up to here
-  size_t scan;    // no marker begins in front of here
-  size_t solid;   // end of the last byte in front of scan that is no white space
-  size_t back_at; // where text begins if what follows turns out to be no call
+  bool has_begun;  // the state's part: white space in front of it was passed over; state CALLS:
+                   // text stands in front of the next one
+  bool is_opened;  // state CALLS: a run of calls was opened and none has come
+  bool may_repeat; // state CALLS: another call may begin without a marker
+  size_t at;       // told apart up to here
+  size_t scan;     // no marker begins in front of here
+  size_t solid;    // end of the last byte in front of scan that is no white space
+  size_t back_at;  // where text begins if what follows turns out to be no call
   td_call_reader reader;
   bool is_given;       // the call that is being read is the last of calls
   size_t n_given;      // bytes of its arguments that were given out

@@ -251,11 +251,16 @@ static outcome read_literal(reading *x) {
 
 // ---- an object that holds name and arguments ----------------------------------------------------
 
+// Some models put an array of calls between the markers.
 static outcome read_brace(reading *x) {
+  td_call_reader *r = x->r;
   if (!skip_space(x)) return WAIT;
-  if (x->text[x->r->at] != '{') return NONE;
-  x->r->at++;
-  return go(x, STEP_KEY);
+  char c = x->text[r->at];
+  bool is_array = c == '[' && !r->is_array;
+  if (c != '{' && !is_array) return NONE;
+  r->is_array |= is_array;
+  r->at++;
+  return is_array ? GO : go(x, STEP_KEY);
 }
 
 // The end of the object, or of the one inside.
@@ -487,20 +492,30 @@ static outcome read_fence(reading *x) {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-// Behind the arguments: the end of a fenced block, a brace too many, and the closing marker, which
-// a model may forget. at stays where they ended if it did.
+// Behind the arguments: the end of a fenced block, a brace too many, the rest of an array, and the
+// closing marker, which a model may forget. at stays where they ended if it did.
 static outcome read_close(reading *x) {
   td_call_reader *r = x->r;
+  bool is_object = !form_of(x)->middle;
   for (; r->begin < x->len; r->begin++) {
     char c = x->text[r->begin];
-    bool is_passed = td_is_space(c) || (c == '`' && r->is_fenced) || c == '}';
+    bool is_passed = td_is_space(c) || (c == '`' && r->is_fenced) || c == '}' ||
+                     (is_object && (c == ',' || c == ']'));
     if (!is_passed) break;
   }
+  r->is_open = true;
   if (r->begin == x->len) return x->is_final ? WHOLE : WAIT;
+  if (is_object && x->text[r->begin] == '{') {
+    r->at = r->begin;
+    return WHOLE;
+  }
   td_marker_match match = td_marker_at(form_of(x)->call_close, x->text, r->begin, x->len);
   if (match == TD_MARKER_CUT && !x->is_final) return WAIT;
   if (match == TD_MARKER_CUT) r->at = x->len;
-  if (match == TD_MARKER_WHOLE) r->at = r->begin + strlen(form_of(x)->call_close);
+  if (match == TD_MARKER_WHOLE) {
+    r->at = r->begin + strlen(form_of(x)->call_close);
+    r->is_open = false;
+  }
   return WHOLE;
 }
 
@@ -528,6 +543,10 @@ static outcome take_step(reading *x) {
   case STEP_LITERAL: return read_literal(x);
   default: return read_close(x);
   }
+}
+
+bool td_call_may_repeat(unsigned form) {
+  return !forms[form].middle;
 }
 
 void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces) {

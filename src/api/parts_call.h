@@ -47,18 +47,23 @@ typedef struct {
   int step;
   size_t at;          // read up to here
   size_t begin;       // of the header; of what may be the closing marker
+  bool is_array;      // the object stands in one
   bool is_nested;     // within the object that OpenAI's "function" holds
   bool has_value;     // of an object: a member stands in front
   bool has_comma;     // and a comma behind it
   bool is_fenced;     // arguments stand in a block of ```
   bool has_type;      // the header was DeepSeek V3's type; the name stands behind it
   bool has_arguments; // to their end
+  bool is_open;       // its closing marker has not come
   bool in_pieces;     // what was certain enough to be told stays a call whatever follows
   td_buf word;        // owned: a key, a name or a literal that is being read
   td_string_reader string;
   td_object_reader object;
 } td_call_reader;
 
+// Whether another call may follow one of that form within the same markers: objects in a row, or in
+// an array.
+bool td_call_may_repeat(unsigned form);
 // The reader begins behind the call's marker of that form.
 void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces);
 void td_call_reader_free(td_call_reader *reader);

@@ -286,6 +286,15 @@ static void markers_that_are_forgotten(void **state) {
   check_calls("<tool_call>{\"name\": \"f\"}</tool_", "", "[f {}]");
 }
 
+static void several_calls_between_two_markers(void **state) {
+  (void)state;
+  check_calls(HERMES("{\"name\": \"f\"}\n{\"name\": \"g\", \"arguments\": {}}"), "",
+              "[f {}][g {}]");
+  check_calls(HERMES("[{\"name\": \"f\"}, {\"name\": \"g\"}]") " so", "so", "[f {}][g {}]");
+  check_calls("<tool_call>{\"name\": \"f\"}, he said {", ", he said {", "[f {}]");
+  check_calls("<tool_call>{\"name\": \"f\"} {\"no\": 1}", "{\"no\": 1}", "[f {}]");
+}
+
 static void text_between_calls(void **state) {
   (void)state;
   check_calls("One:\n" HERMES("{\"name\": \"f\"}") "\n\nTwo: \n" HERMES("{\"name\": \"g\"}"),
@@ -319,8 +328,7 @@ static void calls_that_break_off(void **state) {
       {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b", "", "[f {\"a\": \"b]..."},
       {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": ", "", "[f {\"a\": ]..."},
       {DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ", "", "[f {\"a\": ]..."},
-      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "]}</tool_call>",
-       "[f {\"a\": 1]"},
+      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "", "[f {\"a\": 1]"},
       {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}" KM_END, "[f:0 f {\"a\": ]"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -356,6 +364,37 @@ static void arguments_come_in_pieces(void **state) {
   td_parts_free(&parts);
 }
 
+// A byte at a time: where all of it were looked at again for each, this would not end.
+static void long_answers_are_looked_at_once(void **state) {
+  (void)state;
+  static const char *const beginnings[] = {"",
+                                           "<think>",
+                                           "a ",
+                                           "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
+                                           "<tool_call>{\"name\": \"f\", \"arguments\": {}}",
+                                           "<tool_call>{\"name\": \"f\"",
+                                           KM_CALL "f:0" KM_ARGS "{} ",
+                                           KM_CALLS};
+  enum { N_BYTES = 1 << 20 };
+  char *text = malloc(N_BYTES);
+  for (size_t i = 0; i < sizeof beginnings / sizeof beginnings[0]; i++) {
+    size_t n = strlen(beginnings[i]);
+    memcpy(text, beginnings[i], n);
+    memset(text + n, ' ', N_BYTES - n);
+    td_parts parts = {.with_calls = true, .in_pieces = true};
+    for (size_t len = 0; len < N_BYTES; len++) {
+      td_part part;
+      td_err err;
+      bool found;
+      do {
+        assert_int_equal(td_parts_next(&parts, text, len, false, &part, &found, &err), TD_OK);
+      } while (found);
+    }
+    td_parts_free(&parts);
+  }
+  free(text);
+}
+
 static void prompts_that_end_in_a_thought(void **state) {
   (void)state;
   assert_true(td_parts_prompt_thinks("x<think>\n", 9));
@@ -374,7 +413,9 @@ int main(void) {
       cmocka_unit_test(arguments_in_any_shape),
       cmocka_unit_test(names_and_ids_in_every_spelling),
       cmocka_unit_test(markers_that_are_forgotten),
+      cmocka_unit_test(several_calls_between_two_markers),
       cmocka_unit_test(text_between_calls),
+      cmocka_unit_test(long_answers_are_looked_at_once),
       cmocka_unit_test(strings_are_mended),
       cmocka_unit_test(calls_that_break_off),
       cmocka_unit_test(one_call_is_all),
