@@ -2,6 +2,7 @@
 // and events, what is kept of weights, and the choices of heuristics.c.
 #include <setjmp.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -9,10 +10,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "support/folder.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
 
@@ -75,6 +78,42 @@ static void test_a_driver_that_is_too_old(void **state) {
   expect_open("cuda", TD_EUNSUPPORTED, "-DTD_CUDA_ARCHS=");
   expect_open("auto", TD_OK, "cpu");
   unsetenv("TANDEM_EMU_PTX");
+}
+
+static void make_folders(char *path) {
+  for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    mkdir(path, 0700);
+    *slash = '/';
+  }
+}
+
+// cuBLAS is found in Python's packages beside a folder of PATH, and needs what lies beside it.
+static void test_where_cublas_is(void **state) {
+  (void)state;
+  enum { MAJOR = 99 }; // which no machine has
+  if (!library || !strstr(library, "_emu")) skip();
+  static const struct {
+    const char *packages, *release;
+  } cases[] = {{"lib/python3.11/site-packages", "cu99"}, {"lib/python3.9/dist-packages", "cublas"}};
+  char root[] = "/tmp/tandem-cublas-XXXXXX";
+  assert_non_null(mkdtemp(root));
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    char folder[256], file[512], path[256];
+    snprintf(folder, sizeof folder, "%s/%zu/%s/nvidia/%s/lib/", root, i, cases[i].packages,
+             cases[i].release);
+    snprintf(path, sizeof path, "/nonexistent::%s/%zu/bin:%s", root, i, root);
+    make_folders(folder);
+    snprintf(file, sizeof file, "%s/%zu/bin/", root, i);
+    make_folders(file);
+    snprintf(file, sizeof file, "%slibcublas.so.%d", folder, MAJOR);
+    assert_int_equal(symlink(library, file), 0);
+    void *found = td_cuda_find_blas(path, MAJOR);
+    assert_non_null(found);
+    assert_non_null(dlsym(found, TD_CUDA_ABI_SYMBOL)); // which no other cuBLAS has
+    assert_int_equal(unlink(file), 0);
+  }
+  td_test_remove_folder(root);
 }
 
 static void test_names_and_memory(void **state) {
@@ -781,6 +820,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test_teardown(test_without_a_library, restore),
       cmocka_unit_test_teardown(test_without_a_gpu, restore),
       cmocka_unit_test(test_a_driver_that_is_too_old),
+      cmocka_unit_test(test_where_cublas_is),
       cmocka_unit_test(test_names_and_memory),
       cmocka_unit_test(test_pinned_memory),
       cmocka_unit_test(test_memory_is_registered_in_pieces),

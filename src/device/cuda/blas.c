@@ -13,8 +13,7 @@ static td_cu_blas blas_of(td_cuda_stream *stream) {
   if (td_cuda_dev_of(stream)->abi->blas_open(&stream->blas, stream->cu, td_cuda_blas_symbol,
                                              td_cuda_dev_of(stream)) != 0) {
     stream->blas = NULL;
-    td_info("%s: cuBLAS cannot be used (package libcublas): prompts are read more slowly",
-            stream->base.dev->name);
+    td_info("%s: prompts are computed without cuBLAS", stream->base.dev->name);
   }
   return stream->blas;
 }

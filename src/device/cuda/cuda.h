@@ -99,6 +99,8 @@ typedef struct {
   size_t staging_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
+  void *blas_library; // cuBLAS; NULL: not sought yet, or not there
+  bool is_blas_sought;
 } td_cuda_dev;
 
 enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16 };
@@ -149,10 +151,10 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 // is no library, or not this program's, or no GPU.
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
 void td_cuda_library_close(td_cuda_dev *dev);
-// A function of cuBLAS: the library's own, or that of the release it was built with, or that of
-// another one that is installed; NULL: none.
-// ctx is a td_cuda_dev. A td_cu_symbol_fn.
+// find_blas.c: a function of cuBLAS, the library's own or that of an installed one; NULL: none. ctx
+// is a td_cuda_dev. A td_cu_symbol_fn.
 void *td_cuda_blas_symbol(void *ctx, const char *name);
+void *td_cuda_find_blas(const char *path, int cuda_major); // path: folders of programs, as PATH
 
 // pin.c: td_dev_pin and its questions.
 void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);

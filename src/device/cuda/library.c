@@ -10,7 +10,6 @@
 
 #define LIBRARY_NAME "libtandem_cuda.so"
 enum { CUDA_INSUFFICIENT_DRIVER = 35 }; // cudaErrorInsufficientDriver
-enum { OLDEST_CUBLAS = 12, NEWEST_CUBLAS = 13 };
 
 // TANDEM_CUDA_LIB is for tests and debugging, and this is where it is read.
 static td_status find(char *path, size_t n_bytes, td_err *err) {
@@ -81,26 +80,4 @@ td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {
 void td_cuda_library_close(td_cuda_dev *dev) {
   dev->library = NULL;
   dev->abi = NULL;
-}
-
-// Where the loader finds it, or where NVIDIA's installers put it.
-static void *open_blas(int cuda_major) {
-  static const char *const folders[] = {"", "/usr/local/cuda/lib64/"};
-  void *library = NULL;
-  for (size_t i = 0; i < TD_COUNT(folders) && !library; i++) {
-    char path[64];
-    snprintf(path, sizeof path, "%slibcublas.so.%d", folders[i], cuda_major);
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL); // stays loaded, like the other
-  }
-  return library;
-}
-
-void *td_cuda_blas_symbol(void *ctx, const char *name) {
-  const td_cuda_dev *dev = ctx;
-  void *symbol = dlsym(dev->library, name);
-  if (symbol) return symbol;
-  void *library = open_blas(dev->abi->cuda_major);
-  for (int major = NEWEST_CUBLAS; major >= OLDEST_CUBLAS && !library; major--)
-    library = open_blas(major);
-  return library ? dlsym(library, name) : NULL;
 }
