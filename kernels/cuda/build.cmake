@@ -3,10 +3,11 @@
 #   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
 # TD_CUDA: AUTO builds the first where nvcc is found, but not with sanitizers; ON insists; OFF does
 # not.
-# TD_CUDA_ARCHS: what it has code for. The default is code for sm_80 and PTX, which newer GPUs
-# translate when the program first starts; "80;89;90a;120" has it ready for all of them.
+# TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list. PTX, which
+# newer GPUs translate when the program first starts, is always in.
 set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
-set(TD_CUDA_ARCHS 80 CACHE STRING "GPU architectures to make code for; PTX for newer ones is always in")
+set(TD_CUDA_ARCHS auto CACHE STRING "GPUs to make code for: auto (this machine's), package (all), or a list as 80;90a")
+include(${CMAKE_CURRENT_LIST_DIR}/archs.cmake)
 
 file(GLOB TD_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
 file(GLOB TD_CUDA_HEADERS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cuh
@@ -25,13 +26,15 @@ endif()
 
 if(wanted AND TD_NVCC)
   set(codes "")
-  foreach(arch ${TD_CUDA_ARCHS})
+  find_program(TD_NVIDIA_SMI nvidia-smi)
+  td_cuda_archs(archs "${TD_CUDA_ARCHS}" "${TD_NVIDIA_SMI}")
+  foreach(arch ${archs})
     list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
   endforeach()
   # For newer ones: from 89 on there are instructions for FP8.
   list(APPEND codes -gencode arch=compute_80,code=compute_80 -gencode arch=compute_89,code=compute_89)
-  if("90a" IN_LIST TD_CUDA_ARCHS)
-    if("90" IN_LIST TD_CUDA_ARCHS)
+  if("90a" IN_LIST archs)
+    if("90" IN_LIST archs)
       message(FATAL_ERROR "TD_CUDA_ARCHS: 90 and 90a are for the same GPUs: leave out 90")
     endif()
     list(APPEND codes -DTD_CUDA_SM90A=1)
@@ -56,7 +59,7 @@ if(wanted AND TD_NVCC)
                              -Xlinker --exclude-libs,ALL
                      DEPENDS ${objects} COMMENT "Linking libtandem_cuda.so" VERBATIM)
   add_custom_target(tandem_cuda ALL DEPENDS ${library})
-  message(STATUS "CUDA: ${TD_NVCC}, code for ${TD_CUDA_ARCHS}")
+  message(STATUS "CUDA: ${TD_NVCC}, code for ${archs}")
 else()
   message(STATUS "CUDA: no kernels for GPUs are built")
 endif()
