@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 15u
+#define TD_CUDA_ABI_VERSION 16u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -42,8 +42,8 @@ typedef enum {
 typedef struct {
   char name[128];
   size_t total_bytes;
-  char pci_id[16]; // "0000:65:00.0", as in /sys/bus/pci/devices
-  int capability;  // 10 * major + minor
+  int pci_domain, pci_bus, pci_device;
+  int capability; // 10 * major + minor
   int n_sms;
 } td_cu_props;
 

@@ -1,6 +1,5 @@
 // kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
 // the launchers of the other files.
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/common.cuh"
@@ -41,8 +40,9 @@ static int open_device(int device, td_cu_props *props) {
   if (failed) return failed;
   memcpy(props->name, p.name, sizeof props->name - 1);
   props->name[sizeof props->name - 1] = 0;
-  snprintf(props->pci_id, sizeof props->pci_id, "%04x:%02x:%02x.0", p.pciDomainID, p.pciBusID,
-           p.pciDeviceID);
+  props->pci_domain = p.pciDomainID;
+  props->pci_bus = p.pciBusID;
+  props->pci_device = p.pciDeviceID;
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;

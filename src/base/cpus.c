@@ -60,6 +60,19 @@ static void set_nodes(td_cpu *cpus, unsigned n, const td_nodes *nodes) {
   }
 }
 
+bool td_cpus_leave_one(int node, cpu_set_t *before) {
+  cpu_set_t set = allowed_cpus(), of_node;
+  const td_nodes wanted = {.n = 1, .ids = {node}};
+  *before = set;
+  if (CPU_COUNT(&set) < 2) return false;
+  if (node < 0 || !td_nodes_cpus(&wanted, 0, &of_node)) of_node = set;
+  int last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET((size_t)last, &of_node))
+    last--;
+  CPU_CLR((size_t)last, &set);
+  return sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
 unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes) {
   cpu_set_t set = allowed_cpus();
   unsigned n = 0;

@@ -19,6 +19,11 @@ enum { TD_MAX_CPUS = 1024 };
 // a control group (v2) is not given the time of as many.
 unsigned td_cpu_count(void);
 
+// Takes one CPU out of the calling thread's affinity mask: the last one of that NUMA node (the
+// kernel's number), or of any where the node has none. *before is the mask as it was, for
+// sched_setaffinity. False: the mask has no other CPU, and nothing is changed.
+bool td_cpus_leave_one(int node, cpu_set_t *before);
+
 // The CPUs of the calling thread's affinity mask. Returns their number.
 unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes);
 

@@ -11,7 +11,9 @@
 #include "base/fs.h"
 
 #define MAX_NODE_ID 1023
-#define PREFERRED   1 // MPOL_PREFERRED of linux/mempolicy.h: another node rather than none
+// Of linux/mempolicy.h: MPOL_DEFAULT, MPOL_PREFERRED, which is another node rather than none.
+#define DEFAULT   0
+#define PREFERRED 1
 
 // Sets the bits of a list as the kernel writes them: "0-3,8,10-11".
 static void parse_list(cpu_set_t *out, const char *text) {
@@ -74,6 +76,26 @@ void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread) {
   cpu_set_t cpus;
   if (nodes->n < 2 || nodes->is_fake || !cpus_of(&cpus, nodes->ids[idx])) return;
   pthread_setaffinity_np(thread, sizeof cpus, &cpus); // a preference: failure costs speed alone
+}
+
+int td_nodes_of_pci(const char *devices, const char *pci_id) {
+  char path[256];
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  int id = -1;
+  snprintf(path, sizeof path, "%s/%s/numa_node", devices, pci_id);
+  if (td_file_read(&text, path, 64, &err) == TD_OK) sscanf(td_buf_text(&text), "%d", &id);
+  td_buf_free(&text);
+  return id >= 0 && id <= MAX_NODE_ID ? id : -1;
+}
+
+void td_nodes_prefer(int id) {
+  unsigned long mask[(MAX_NODE_ID + 1) / (8 * sizeof(unsigned long))] = {0};
+  const size_t word = 8 * sizeof mask[0];
+  if (id >= 0) mask[(size_t)id / word] |= 1ul << (size_t)id % word;
+  // A preference: failure costs speed alone.
+  syscall(SYS_set_mempolicy, id < 0 ? DEFAULT : PREFERRED, id < 0 ? NULL : mask,
+          id < 0 ? 0 : MAX_NODE_ID + 2ul);
 }
 
 // The policy is the memory's own: it outlives this mapping, and holds for who maps it later.

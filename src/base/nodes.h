@@ -30,6 +30,12 @@ bool td_nodes_cpus(const td_nodes *nodes, unsigned idx, cpu_set_t *out);
 // Keeps the thread on the idx-th node. Does nothing where there is one, or they are fake.
 void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread);
 
+// The node, by the kernel's number, that a PCI device is next to, as its folder in devices says
+// (/sys/bus/pci/devices). -1: any, or it cannot be told.
+int td_nodes_of_pci(const char *devices, const char *pci_id);
+// New memory of the calling thread is on that node, as long as it has any; -1: where it runs.
+void td_nodes_prefer(int id);
+
 // Where the rows of the idx-th of n_nodes begin; those of the next one are where they end.
 static inline size_t td_node_begin(size_t n_rows, unsigned n_nodes, unsigned idx) {
   return n_rows * idx / n_nodes;

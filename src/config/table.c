@@ -57,7 +57,7 @@ const td_option td_option_table[] = {
     {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
      "checkpoint directory as published"},
     {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), RANGE(0, 4096), "0",
-     "N", "compute threads; 0: one per CPU"},
+     "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
     {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE, AT(device), NO_RANGE, "cpu", "DEVICE",
      "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),

@@ -54,6 +54,10 @@ const char *td_dev_name(const td_dev *dev) {
   return dev->name;
 }
 
+int td_dev_node(const td_dev *dev) {
+  return dev->vtable->node ? dev->vtable->node(dev) : -1;
+}
+
 td_dtype td_dev_act_dtype(const td_dev *dev) {
   return dev->act_dtype;
 }

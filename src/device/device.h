@@ -42,6 +42,8 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 void td_dev_close(td_dev *dev); // after its streams, events and memory
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
+// The NUMA node it is next to, by the kernel's number; -1: none in particular.
+int td_dev_node(const td_dev *dev);
 // What KV pages have where TD_F32 is asked for: the activations' dtype, for those are what is
 // stored.
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);

@@ -73,6 +73,7 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
+  int (*node)(const td_dev *dev); // NULL: of none
   // NULL: it has no threads of the host's.
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);

@@ -1,7 +1,9 @@
 #include "worker/devices.h"
 
+#include <sched.h>
 #include <string.h>
 
+#include "base/cpus.h"
 #include "base/log.h"
 #include "engine/engine.h"
 #include "worker/kv_plan.h"
@@ -82,11 +84,24 @@ static void plan_own_layers(td_devices *d, const td_devices_opts *opts, const td
   }
 }
 
+// Beside a GPU, one CPU next to it is left to the thread that drives it, and else waits asleep: if
+// that took turns with a member of the team, the others would wait for both.
+static td_status open_cpu(td_devices *d, const td_devices_opts *opts, td_err *err) {
+  td_dev_opts cpu = opts->dev;
+  cpu_set_t before;
+  cpu.kind = "cpu";
+  const bool is_chosen = cpu.n_threads == 0 && td_cpu_count() > 1;
+  if (is_chosen) cpu.n_threads = td_cpu_count() - 1;
+  const bool is_less = is_chosen && td_cpus_leave_one(td_dev_node(d->dev), &before);
+  td_status st = td_dev_open(&d->expert_dev, &cpu, err);
+  if (is_less) sched_setaffinity(0, sizeof before, &before);
+  if (cpu.n_threads) d->n_threads = cpu.n_threads;
+  return st;
+}
+
 static td_status open_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
                               uint64_t n_free, td_err *err) {
-  td_dev_opts cpu = opts->dev;
-  cpu.kind = "cpu";
-  td_status st = td_dev_open(&d->expert_dev, &cpu, err);
+  td_status st = open_cpu(d, opts, err);
   if (st != TD_OK) return st;
   d->held_bytes -= td_model_stats_of(model).expert_bytes;
   plan_streaming(d, opts, model, n_free);
@@ -104,7 +119,7 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
 
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err) {
-  *out = (td_devices){.dev = NULL};
+  *out = (td_devices){.n_threads = opts->dev.n_threads ? opts->dev.n_threads : td_cpu_count()};
   const td_model_stats stats = td_model_stats_of(model);
   td_status st = open_dev(out, opts, &stats, err);
   if (st != TD_OK) return st;

@@ -27,6 +27,7 @@ typedef struct {
   td_dev *expert_dev;     // NULL: dev has them
   uint32_t n_own_layers;  // else, layers from the first whose experts dev has
   bool has_own_memory;    // dev has
+  unsigned n_threads;     // the CPU's to compute with
   uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
   uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)
   uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/nodes.h"
 #include "base/team.h"
 #include "base/trace.h"
 #include "engine/engine.h"
@@ -100,10 +101,10 @@ static td_status open_devices(worker *w, td_err *err) {
                                 .experts = (td_expert_place)w->opts.experts,
                                 .prefill_chunk = w->opts.prefill_chunk,
                                 .ctx_size = w->opts.ctx_size};
-  w->n_threads = w->opts.n_threads ? w->opts.n_threads : td_cpu_count();
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
+  w->n_threads = d->n_threads;
   w->opts.kv_dtype = td_dev_kv_dtype(d->dev, (td_dtype)w->opts.kv_dtype);
   td_dev_follow_threads(d->expert_dev ? d->expert_dev : d->dev, w->outlet.channel.lease);
   td_dev_show_pulse(d->dev, w->outlet.channel.pulse);
@@ -144,12 +145,22 @@ static td_status warm_up(worker *w, td_err *err) {
   return st;
 }
 
+// Where there are several NUMA nodes. Last: a thread that is started later would be there, too.
+static void sit_beside_device(const worker *w) {
+  const td_nodes nodes = td_nodes_get();
+  const int node = td_dev_node(w->devices.dev);
+  for (unsigned i = 0; i < nodes.n; i++) {
+    if (nodes.ids[i] == node) td_nodes_bind(&nodes, i, pthread_self());
+  }
+}
+
 static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_devices(w, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_tables(w, err);
+  if (st == TD_OK) sit_beside_device(w);
   return st;
 }
 

@@ -113,6 +113,11 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model;
 }
 
+int td_dev_node(const td_dev *dev) {
+  (void)dev;
+  return -1;
+}
+
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes) {
   TD_CHECK(dev->own_bytes && host && n_bytes);
 }

@@ -133,6 +133,28 @@ static void test_leases_do_not_collide(void **state) {
   check_leases(4, 16, 1, 64);
 }
 
+static void test_one_is_left(void **state) {
+  (void)state;
+  cpu_set_t whole, before, left, seen;
+  sched_getaffinity(0, sizeof whole, &whole);
+  const int n = CPU_COUNT(&whole);
+  const td_nodes nodes = td_nodes_get();
+  const int asked[] = {-1, nodes.ids[0], 1023}; // any, one that is there, one that is not
+  for (size_t i = 0; i < TD_COUNT(asked); i++) {
+    assert_int_equal(td_cpus_leave_one(asked[i], &before), n > 1);
+    assert_true(CPU_EQUAL(&before, &whole));
+    sched_getaffinity(0, sizeof left, &left);
+    assert_int_equal(CPU_COUNT(&left), n > 1 ? n - 1 : 1);
+    CPU_XOR(&seen, &left, &whole);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    if (n == 1 || i != 1 || nodes.is_fake) continue;
+    cpu_set_t own;
+    assert_true(td_nodes_cpus(&nodes, 0, &own));
+    CPU_AND(&seen, &seen, &own);
+    assert_int_equal(CPU_COUNT(&seen), 1);
+  }
+}
+
 static void test_this_machine(void **state) {
   (void)state;
   td_nodes nodes = td_nodes_get();
@@ -200,6 +222,7 @@ int main(void) {
       cmocka_unit_test(test_what_a_mask_leaves),
       cmocka_unit_test(test_teams_that_are_not_placed),
       cmocka_unit_test(test_leases_do_not_collide),
+      cmocka_unit_test(test_one_is_left),
       cmocka_unit_test(test_this_machine),
       cmocka_unit_test(test_a_pinned_team),
   };

@@ -2,12 +2,14 @@
 // graphs: what one stands for must be all that changes from step to step.
 #include <setjmp.h>
 
+#include <sched.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
 #include "app/session.h"
+#include "base/cpus.h"
 #include "engine/sampler.h"
 #include "unit/engine_test.h"
 #include "unit/filtered.h"
@@ -75,6 +77,29 @@ static void test_steps_of_as_many_tokens(void **state) {
   }
   td_session_close(fresh);
   td_session_close(used);
+}
+
+// A CPU is left to the thread that drives the GPU, unless it is said how many compute.
+static void test_threads_beside_a_gpu(void **state) {
+  (void)state;
+  cpu_set_t before, after;
+  const unsigned n_cpus = td_cpu_count(), want = n_cpus > 1 ? n_cpus - 1 : 1;
+  char name[32];
+  sched_getaffinity(0, sizeof before, &before);
+  td_session *s = open_model(TD_EXPERTS_CPU);
+  snprintf(name, sizeof name, "cpu, %u threads", want);
+  assert_non_null(strstr(td_dev_name(s->devices.expert_dev), name));
+  assert_int_equal(s->devices.n_threads, want);
+  sched_getaffinity(0, sizeof after, &after);
+  assert_true(CPU_EQUAL(&before, &after));
+  td_devices devices;
+  td_err err;
+  const td_devices_opts opts = {.dev = {.kind = "cuda", .n_threads = n_cpus},
+                                .experts = TD_EXPERTS_CPU};
+  assert_int_equal(td_devices_open(&devices, &opts, s->model, &err), TD_OK);
+  assert_int_equal(devices.n_threads, n_cpus);
+  td_devices_close(&devices);
+  td_session_close(s);
 }
 
 // A GPU that fails hands nothing over any more: who waits for that is told.
@@ -201,10 +226,10 @@ static void test_streaming_waits_for_registering(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
-                                     cmocka_unit_test(test_a_failure_is_not_waited_for),
-                                     cmocka_unit_test(test_where_experts_are),
-                                     cmocka_unit_test(test_streaming_waits_for_registering)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_steps_of_as_many_tokens), cmocka_unit_test(test_threads_beside_a_gpu),
+      cmocka_unit_test(test_a_failure_is_not_waited_for), cmocka_unit_test(test_where_experts_are),
+      cmocka_unit_test(test_streaming_waits_for_registering)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,14 +3,17 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/nodes.h"
+#include "base/status.h"
 #include "model/resident_place.h"
 
 static uint64_t distance(uint64_t a, uint64_t b) {
@@ -44,6 +47,33 @@ static void test_plan(void **state) {
     check_plan(n_nodes, 5 << 20, 7168, 18432, 2 << 20);
     check_plan(n_nodes, (3 << 20) + 777, 99991, 1001, 2 << 20);
   }
+}
+
+static void test_node_of_a_device(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    int node;
+  } cases[] = {{"1\n", 1}, {"-1\n", -1}, {"", -1}, {"99999\n", -1}, {NULL, -1}};
+  char root[] = "/tmp/tandem-pci-XXXXXX", folder[64], path[128];
+  assert_non_null(mkdtemp(root));
+  snprintf(folder, sizeof folder, "%s/0000:65:00.0", root);
+  snprintf(path, sizeof path, "%s/numa_node", folder);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    FILE *file = cases[i].text ? fopen(path, "w") : NULL;
+    if (file) {
+      fputs(cases[i].text, file);
+      fclose(file);
+    } else {
+      unlink(path);
+    }
+    assert_int_equal(td_nodes_of_pci(root, "0000:65:00.0"), cases[i].node);
+  }
+  rmdir(folder);
+  rmdir(root);
+  td_nodes_prefer(0); // as far as the kernel allows it
+  td_nodes_prefer(-1);
 }
 
 static void test_rows(void **state) {
@@ -107,9 +137,9 @@ static void test_placed_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_plan),          cmocka_unit_test(test_rows),
-      cmocka_unit_test(test_what_is_cut),   cmocka_unit_test(test_fake_nodes),
-      cmocka_unit_test(test_placed_memory),
+      cmocka_unit_test(test_plan),       cmocka_unit_test(test_node_of_a_device),
+      cmocka_unit_test(test_rows),       cmocka_unit_test(test_what_is_cut),
+      cmocka_unit_test(test_fake_nodes), cmocka_unit_test(test_placed_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

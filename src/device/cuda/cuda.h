@@ -79,6 +79,7 @@ typedef struct {
   const td_cu_abi *abi;
   int index; // the GPU's, from 0
   td_cu_props props;
+  int node; // of NUMA, beside it; -1: any
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: nobody looks
   size_t pass_bytes;       // of scratch memory, for which a pass of experts is cut

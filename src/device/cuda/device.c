@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "base/nodes.h"
 #include "device/cuda/cuda.h"
 
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };
@@ -36,7 +37,9 @@ static void cuda_free(td_dev *base, void *ptr) {
 static td_status cuda_alloc_host(td_dev *base, void **out, size_t n_bytes, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   td_cuda_use(dev);
+  if (dev->node >= 0) td_nodes_prefer(dev->node);
   int code = dev->abi->alloc_host(out, n_bytes ? n_bytes : 1);
+  if (dev->node >= 0) td_nodes_prefer(-1);
   if (code != 0) *out = NULL;
   return td_cuda_result(dev, code, "memory of the host's that it can reach", err);
 }
@@ -65,12 +68,17 @@ static void cuda_close(td_dev *base) {
   free(dev);
 }
 
+static int cuda_node(const td_dev *dev) {
+  return ((const td_cuda_dev *)dev)->node;
+}
+
 static void cuda_show_pulse(td_dev *base, _Atomic uint32_t *pulse) {
   ((td_cuda_dev *)base)->pulse = pulse;
 }
 
 static const td_dev_vtable vtable = {
     .close = cuda_close,
+    .node = cuda_node,
     .show_pulse = cuda_show_pulse,
     .alloc = cuda_alloc,
     .free = cuda_free,
@@ -93,6 +101,13 @@ static const td_dev_vtable vtable = {
     .enqueue = td_cuda_enqueue,
 };
 
+static int node_of(const td_cu_props *props) {
+  char id[32];
+  snprintf(id, sizeof id, "%04x:%02x:%02x.0", (unsigned)props->pci_domain, (unsigned)props->pci_bus,
+           (unsigned)props->pci_device);
+  return td_nodes_of_pci("/sys/bus/pci/devices", id);
+}
+
 static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   td_status status = td_cuda_library_open(dev, err);
   if (status != TD_OK) return status;
@@ -100,6 +115,7 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
   snprintf(what, sizeof what, "GPU %d", dev->index);
   status = td_cuda_result(dev, dev->abi->open(dev->index, &dev->props), what, err);
   if (status != TD_OK) return status;
+  dev->node = node_of(&dev->props);
   if (dev->props.capability < 80) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "CUDA: %s has compute capability %d.%d; BF16 on tensor cores begins with 8.0",
