@@ -6,6 +6,8 @@
 
 #include "api/parse.h"
 
+#define MAX_VALUES (1u << 20) // of a body: 80 MiB while it is parsed
+
 #define DEFAULT_COMPLETION_TOKENS 16 // the protocol's
 
 td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error) {
@@ -99,7 +101,7 @@ static td_status parse_replaced(cJSON **root, const char *body, size_t len, td_e
   td_buf_add(&copy, body, len);
   td_status st = td_buf_status(&copy, err);
   if (st == TD_OK && td_json_replace_escapes(copy.data, copy.len)) {
-    st = td_json_parse(root, copy.data, copy.len, TD_JSON_MAX_DEPTH, err);
+    st = td_json_parse_at_most(root, copy.data, copy.len, TD_JSON_MAX_DEPTH, MAX_VALUES, err);
   } else if (st == TD_OK) {
     *err = first;
     st = first.code;
@@ -110,9 +112,10 @@ static td_status parse_replaced(cJSON **root, const char *body, size_t len, td_e
 
 static td_status parse_root(cJSON **root, const char *body, size_t len, td_api_error *error) {
   td_err err;
-  td_status st = td_json_parse(root, body, len, TD_JSON_MAX_DEPTH, &err);
+  td_status st = td_json_parse_at_most(root, body, len, TD_JSON_MAX_DEPTH, MAX_VALUES, &err);
   if (st == TD_EFORMAT && len) st = parse_replaced(root, body, len, &err);
   if (st == TD_ENOMEM) return td_api_fail_err(error, NULL, &err);
+  if (st == TD_ELIMIT) return td_api_bad(error, NULL, "the body has %s", err.msg);
   if (st != TD_OK) return td_api_bad(error, NULL, "the body is not valid JSON: %s", err.msg);
   if (!cJSON_IsObject(*root)) return td_api_bad(error, NULL, "the body must be a JSON object");
   return TD_OK;

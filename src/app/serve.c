@@ -3,6 +3,7 @@
 // second one ends at once.
 #include "app/serve.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include "base/thread.h"
 
 #define MAX_DESCRIPTORS 65536
+#define MMAP_BYTES      (1 << 20)
 
 // ---- what handlers share --------------------------------------------------------------------
 
@@ -97,6 +99,11 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
+// A body that no worker would look at is not read.
+static bool needs_worker(const td_http_exchange *x) {
+  return strcmp(td_http_method(x), "POST") == 0 && strncmp(td_http_path(x), "/v1/", 4) == 0;
+}
+
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
   const char *coding = td_http_header(x, "Content-Encoding");
@@ -109,7 +116,7 @@ static bool check_head(void *ctx, td_http_exchange *x) {
   } else if (!is_json(x)) {
     td_api_fail(&error, 400, NULL, NULL, "Content-Type must be application/json");
   } else {
-    return true;
+    return !needs_worker(x) || !td_serve_refuse_unready(ctx, x);
   }
   td_serve_fail(x, &error);
   return false;
@@ -188,12 +195,15 @@ static const td_http_route routes[] = {
     {"POST", "/apply-template", td_serve_apply_template},
 };
 
+static const char *const always[] = {"/health", "/metrics", NULL};
+
 static td_status open_http(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
   td_http_opts opts = {.host = o->host,
                        .port = (uint16_t)o->port,
                        .routes = routes,
                        .n_routes = TD_COUNT(routes),
+                       .always = always,
                        .ctx = serve,
                        .on_head = check_head,
                        .write_error = write_error,
@@ -269,6 +279,8 @@ static void open_loop(td_serve *serve) {
 }
 
 static void set_limits(void) {
+  // Large bodies are mapped and unmapped, whatever was freed before; the threshold would grow.
+  mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < MAX_DESCRIPTORS) {
     limit.rlim_cur = limit.rlim_max < MAX_DESCRIPTORS ? limit.rlim_max : MAX_DESCRIPTORS;

@@ -2,6 +2,7 @@
 // A job is prepared on the thread pool (parse, check, template, tokenize), then lives on the loop:
 // every choice is submitted to the worker, tokens become text, text becomes events or one response.
 // Everything that can be the client's fault is found before the first byte of a response.
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -11,6 +12,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
+
+#define LARGE_BODY_BYTES (1u << 20)
 
 typedef struct td_job job;
 
@@ -36,6 +39,8 @@ struct td_job {
   uv_work_t work;
   bool preparing;
   td_buf body;
+  size_t body_bytes; // that count for it in the HTTP server's budget
+  uint32_t n_ctx;    // as known when it came
   td_api_request request;
   td_status status; // of the preparation
   td_api_error error;
@@ -357,14 +362,15 @@ static void on_done(void *ctx, const td_wire_done *done) {
 static td_status check_context(job *j, uint32_t n_ctx) {
   const char *param = j->is_chat ? "messages" : "prompt";
   for (uint32_t i = 0; i < j->n_prompts; i++) {
-    size_t n = j->prompts[i].n;
+    bool is_cut = j->prompts[i].is_cut; // it was clear that it does not fit
+    size_t n = is_cut ? j->prompts[i].most + 1 : j->prompts[i].n;
     if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
     if (n < n_ctx) continue;
     td_api_fail(&j->error, 400, param, "context_length_exceeded",
-                "This model's maximum context length is %u tokens. However, the prompt has %zu "
+                "This model's maximum context length is %u tokens. However, the prompt has %s%zu "
                 "tokens, and an answer needs room for at least one: shorten the %s, or start the "
                 "server with a larger --ctx-size.",
-                n_ctx, n, param);
+                n_ctx, is_cut ? "at least " : "", n, param);
     j->error.n_prompt_tokens = (int64_t)n;
     j->error.n_ctx = n_ctx;
     return TD_EINVAL;
@@ -501,18 +507,36 @@ static void prepare(uv_work_t *work) {
     return;
   }
   j->n_prompts = n;
+  for (uint32_t i = 0; i < n; i++)
+    j->prompts[i].most = j->n_ctx;
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
   j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
                               &j->error);
   j->prompt_thinks = td_parts_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
+  bool is_cut = false;
+  for (uint32_t i = 0; i < n; i++)
+    is_cut |= j->prompts[i].is_cut;
+  if (is_cut) check_context(j, j->n_ctx);
+  td_buf_free(&j->request.vars);
+  td_buf_free(&j->request.plain_vars);
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
+}
+
+// What a large body has left in the allocator's hands goes back to the system.
+static void run_prepare(uv_work_t *work) {
+  job *j = work->data;
+  bool was_large = j->body.len >= LARGE_BODY_BYTES;
+  prepare(work);
+  td_buf_free(&j->body);
+  if (was_large) malloc_trim(0);
 }
 
 static void on_prepared(uv_work_t *work, int canceled) {
   (void)canceled;
   job *j = work->data;
+  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
   j->preparing = false;
   if (!j->x) {
     job_free(j);
@@ -541,9 +565,10 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->work.data = j;
   j->preparing = true;
   td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &j->caller);
-  td_http_take_body(x, &j->body);
+  j->n_ctx = td_serve_n_ctx(serve);
+  j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
-  TD_CHECK(uv_queue_work(&serve->loop, &j->work, prepare, on_prepared) == 0);
+  TD_CHECK(uv_queue_work(&serve->loop, &j->work, run_prepare, on_prepared) == 0);
 }
 
 void td_serve_chat(void *ctx, td_http_exchange *x) {

@@ -1,13 +1,17 @@
 // src/app/serve_text.c - /tokenize, /detokenize and /apply-template: the tokenizer and the template
 // by themselves, for those who debug a prompt. The work is done on the thread pool.
+#include <malloc.h>
 #include <stdlib.h>
 
 #include "app/serve.h"
 #include "base/json_write.h"
 
+#define LARGE_BODY_BYTES (1u << 20)
+
 typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE } task_kind;
 
 typedef struct {
+  td_serve *serve;
   const td_chat *chat;
   const td_api_defaults *defaults;
   task_kind kind;
@@ -15,6 +19,7 @@ typedef struct {
   uv_work_t work;
   uint32_t n_ctx;
   td_buf body, answer;
+  size_t body_bytes; // that count for it in the HTTP server's budget
   td_status status;
   td_api_error error;
 } task;
@@ -89,11 +94,15 @@ static void run(uv_work_t *work) {
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
   }
   td_api_request_free(&request);
+  bool was_large = t->body.len >= LARGE_BODY_BYTES;
+  td_buf_free(&t->body);
+  if (was_large) malloc_trim(0);
 }
 
 static void on_run(uv_work_t *work, int canceled) {
   (void)canceled;
   task *t = work->data;
+  if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
   if (t->x && t->status != TD_OK) {
     td_serve_fail(t->x, &t->error);
   } else if (t->x) {
@@ -113,13 +122,14 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
     td_http_error(x, 503, "out of memory");
     return;
   }
+  t->serve = serve;
   t->chat = serve->chat;
   t->defaults = &serve->defaults;
   t->kind = kind;
   t->x = x;
   t->n_ctx = td_serve_n_ctx(serve);
   t->work.data = t;
-  td_http_take_body(x, &t->body);
+  t->body_bytes = td_http_take_body(x, &t->body);
   td_http_on_gone(x, on_gone, t);
   TD_CHECK(uv_queue_work(&serve->loop, &t->work, run, on_run) == 0);
 }

@@ -17,6 +17,17 @@ void td_buf_clear(td_buf *buf) {
   if (buf->data) buf->data[0] = '\0';
 }
 
+static void grow_to(td_buf *buf, size_t cap) {
+  char *data = realloc(buf->data, cap);
+  if (!data) {
+    buf->failed = true;
+    return;
+  }
+  buf->data = data;
+  buf->cap = cap;
+  buf->data[buf->len] = '\0';
+}
+
 void td_buf_reserve(td_buf *buf, size_t extra_bytes) {
   if (extra_bytes >= SIZE_MAX / 2 - buf->len) {
     buf->failed = true;
@@ -27,14 +38,15 @@ void td_buf_reserve(td_buf *buf, size_t extra_bytes) {
   size_t cap = buf->cap ? buf->cap : 64;
   while (cap < need)
     cap *= 2;
-  char *data = realloc(buf->data, cap);
-  if (!data) {
+  grow_to(buf, cap);
+}
+
+void td_buf_reserve_exact(td_buf *buf, size_t extra_bytes) {
+  if (extra_bytes >= SIZE_MAX / 2 - buf->len) {
     buf->failed = true;
-    return;
+  } else if (buf->len + extra_bytes >= buf->cap) {
+    grow_to(buf, buf->len + extra_bytes + 1);
   }
-  buf->data = data;
-  buf->cap = cap;
-  buf->data[buf->len] = '\0';
 }
 
 void td_buf_add(td_buf *buf, const void *bytes, size_t len) {

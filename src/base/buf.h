@@ -24,6 +24,8 @@ typedef struct {
 void td_buf_free(td_buf *buf);  // frees and zeroes; free of a zeroed buffer is legal
 void td_buf_clear(td_buf *buf); // len = 0, failed = false, memory kept
 void td_buf_reserve(td_buf *buf, size_t extra_bytes);
+// The same without room to spare: for one that may be large and many.
+void td_buf_reserve_exact(td_buf *buf, size_t extra_bytes);
 void td_buf_add(td_buf *buf, const void *bytes, size_t len);
 void td_buf_str(td_buf *buf, const char *text);
 void td_buf_char(td_buf *buf, char byte);

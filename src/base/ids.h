@@ -2,6 +2,7 @@
 #ifndef TD_BASE_IDS_H
 #define TD_BASE_IDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,6 +11,8 @@
 typedef struct {
   int32_t *ids; // owned; NULL while empty
   size_t n, cap;
+  size_t most; // who fills it may stop with TD_ELIMIT once there are more; 0: no limit
+  bool is_cut; // that has happened
 } td_ids;
 
 // Frees and zeroes; free of a zeroed array is legal.

@@ -13,6 +13,7 @@ typedef struct {
   size_t len;
   size_t pos;
   int depth_left;
+  size_t n_values;
   const char *why;
 } checker;
 
@@ -176,6 +177,7 @@ static bool check_container(checker *c, char close) {
 }
 
 static bool check_value(checker *c) {
+  c->n_values++;
   skip_space(c);
   int b = peek(c);
   switch (b) {
@@ -191,15 +193,22 @@ static bool check_value(checker *c) {
   return bad(c, b < 0 ? "the text ends where a value was expected" : "a value was expected");
 }
 
-td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err) {
+static td_status check_all(const char *bytes, size_t len, int max_depth, size_t *n_values,
+                           td_err *err) {
   checker c = {.text = bytes, .len = len, .depth_left = max_depth};
   bool ok = check_value(&c);
   if (ok) {
     skip_space(&c);
     ok = c.pos == len || bad(&c, "unexpected text behind the value");
   }
+  *n_values = c.n_values;
   if (ok) return TD_OK;
   return td_fail(err, TD_EFORMAT, "invalid JSON at byte %zu: %s", c.pos, c.why);
+}
+
+td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err) {
+  size_t n_values;
+  return check_all(bytes, len, max_depth, &n_values, err);
 }
 
 // ---- escapes that stand for no text ----
@@ -283,9 +292,18 @@ static bool keep_numbers(checker *c, cJSON *node) {
 }
 
 td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err) {
+  return td_json_parse_at_most(out, bytes, len, max_depth, SIZE_MAX, err);
+}
+
+td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int max_depth,
+                                size_t max_values, td_err *err) {
   *out = NULL;
-  td_status st = td_json_check(bytes, len, max_depth, err);
+  size_t n_values;
+  td_status st = check_all(bytes, len, max_depth, &n_values, err);
   if (st != TD_OK) return st;
+  if (n_values > max_values) {
+    return td_fail(err, TD_ELIMIT, "%zu JSON values: more than %zu", n_values, max_values);
+  }
   // What passed the check can only be refused for want of memory.
   *out = cJSON_ParseWithLength(bytes, len);
   checker c = {.text = bytes, .len = len};

@@ -26,6 +26,11 @@ td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_dept
 // as long. Anything may stand there, JSON or not. Returns whether there was one.
 bool td_json_replace_escapes(char *bytes, size_t len);
 
+// The same of at most max_values values, each of which takes 80 bytes however short it was written.
+// TD_ELIMIT: there are more, found before any is made.
+td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int max_depth,
+                                size_t max_values, td_err *err);
+
 // Reads and parses a file of at most max_bytes; messages begin with the path.
 td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err);
 // The same of a model's file (td_file_read_regular).

@@ -12,6 +12,10 @@
 #define MAX_PENDING_BYTES 65536
 #define LINGER_MS         2000
 #define BODY_BYTES_PER_MS 64
+#define SMALL_BODY_BYTES  65536 // such a body is never refused for others' sake
+#define STALLED_MS        1000  // a body that gives way to one that comes in
+#define SLOW_HEAD_MS      2000  // a head that gives way to a new connection
+#define N_EXTRA           64    // connections beyond the limit
 
 enum { STAGE_NONE, STAGE_IDLE, STAGE_HEAD, STAGE_BODY };
 
@@ -28,6 +32,7 @@ static void on_closed(uv_handle_t *handle) {
   if (--conn->n_handles > 0) return;
   if (conn->open && conn->on_gone) conn->on_gone(conn->gone_arg);
   td_http_server *server = conn->server;
+  server->held_bytes -= conn->held_bytes;
   td_http_server_conn_closed(server, conn);
   td_http_parser_free(&conn->parser);
   td_buf_free(&conn->pending);
@@ -38,6 +43,7 @@ static void on_closed(uv_handle_t *handle) {
 void td_http_conn_drop(td_http_conn *conn) {
   if (conn->phase == TD_CONN_CLOSED) return;
   conn->phase = TD_CONN_CLOSED;
+  conn->server->n_closing++;
   uv_close(&conn->io.handle, on_closed);
   uv_close((uv_handle_t *)&conn->timer, on_closed);
 }
@@ -67,20 +73,57 @@ static void update_stage(td_http_conn *conn) {
                                         : STAGE_BODY;
   if (conn->phase != TD_CONN_READ || stage == conn->stage) return;
   conn->stage = stage;
-  conn->stage_since_ms = now_ms();
+  conn->stage_since_ms = conn->body_ms = now_ms();
   arm(conn, stage_limit_ms(conn), 0);
+}
+
+void td_http_conn_count_body(td_http_conn *conn) {
+  size_t now = conn->parser.body.cap > SMALL_BODY_BYTES ? conn->parser.body.cap : 0;
+  conn->server->held_bytes += now - conn->held_bytes;
+  conn->held_bytes = now;
 }
 
 static void refuse(td_http_conn *conn, int status, const char *message) {
   conn->keep_alive = false;
+  td_buf_free(&conn->parser.body);
+  td_http_conn_count_body(conn);
   if (status == 503) td_http_add_header(conn, "Retry-After", "1");
   td_http_error(conn, status, message);
 }
 
+// The body that has stood still longest, and for a while; NULL: none.
+static td_http_conn *most_stalled(const td_http_conn *conn) {
+  td_http_conn *found = NULL;
+  uint64_t before = now_ms() - STALLED_MS;
+  for (td_http_conn *c = conn->server->conns; c; c = c->next) {
+    if (c == conn || c->phase != TD_CONN_READ || !c->held_bytes || c->body_ms > before) continue;
+    before = c->body_ms;
+    found = c;
+  }
+  return found;
+}
+
+// All bodies together stay within the budget: one that stands still gives way, else this one.
+static void keep_to_budget(td_http_conn *conn) {
+  const td_http_server *server = conn->server;
+  while (conn->held_bytes && server->held_bytes > server->opts.max_bodies_bytes) {
+    td_http_conn *stalled = most_stalled(conn);
+    if (stalled) {
+      refuse(stalled, 408, "the request stood still while others needed the memory");
+    } else {
+      refuse(conn, 503, "too many large requests are being received at once");
+    }
+  }
+}
+
 static void on_read_timer(td_http_conn *conn) {
-  uint64_t spent = now_ms() - conn->stage_since_ms, limit = stage_limit_ms(conn);
-  if (spent < limit) {
-    arm(conn, limit - spent, 0);
+  uint64_t now = now_ms(), spent = now - conn->stage_since_ms, limit = stage_limit_ms(conn);
+  // However long a large body may take altogether, some of it has to come.
+  uint64_t still = now - conn->body_ms, most = conn->server->opts.body_timeout_ms;
+  bool stands_still = conn->stage == STAGE_BODY && still >= most;
+  if (spent < limit && !stands_still) {
+    uint64_t left = limit - spent;
+    arm(conn, conn->stage == STAGE_BODY && most - still < left ? most - still : left, 0);
   } else if (conn->stage == STAGE_IDLE) {
     td_http_conn_drop(conn);
   } else {
@@ -156,6 +199,7 @@ static void begin_request(td_http_conn *conn) {
   conn->phase = TD_CONN_READ;
   conn->stage = STAGE_NONE;
   td_http_parser_reset(&conn->parser);
+  td_http_conn_count_body(conn);
   td_buf_clear(&conn->extra_headers);
   conn->route = NULL;
   conn->on_gone = NULL;
@@ -170,6 +214,13 @@ void td_http_conn_flushed(td_http_conn *conn) {
   }
   begin_request(conn);
   pump(conn);
+}
+
+static bool is_always(const td_http_opts *opts, const char *path) {
+  for (const char *const *one = opts->always; one && *one; one++) {
+    if (strcmp(*one, path) == 0) return true;
+  }
+  return false;
 }
 
 // The head is whole: refuse what can be refused before the body is read.
@@ -187,10 +238,13 @@ static void on_head(td_http_conn *conn) {
     return;
   }
   td_buf allow = TD_BUF_INIT;
+  if (conn->is_extra) conn->keep_alive = false;
   conn->route = td_http_route_find(opts->routes, opts->n_routes, method, td_http_path(conn),
                                    &allow);
   if (conn->route && strcmp(method, "POST") == 0 && !parser->has_length) {
     refuse(conn, 411, "the request has neither Content-Length nor Transfer-Encoding: chunked");
+  } else if (conn->is_extra && !is_always(opts, td_http_path(conn))) {
+    refuse(conn, 503, "too many connections");
   } else if (conn->route) {
     if (opts->on_head && !opts->on_head(opts->ctx, conn)) TD_CHECK(conn->head_sent);
   } else if (allow.len > 0) {
@@ -225,11 +279,14 @@ static void pump(td_http_conn *conn) {
     td_http_event event = td_http_parser_feed(&conn->parser, td_buf_text(&conn->pending),
                                               conn->pending.len, &used);
     td_buf_drop(&conn->pending, used);
+    if (used && conn->parser.head_done) conn->body_ms = now_ms();
+    td_http_conn_count_body(conn);
     if (event == TD_HTTP_MORE) break;
     if (event == TD_HTTP_HEAD) on_head(conn);
     if (event == TD_HTTP_DONE) dispatch(conn);
     if (event == TD_HTTP_BAD) refuse(conn, conn->parser.status, conn->parser.reason);
   }
+  if (conn->phase == TD_CONN_READ) keep_to_budget(conn);
   conn->pumping = false;
   if (conn->eof && (conn->phase == TD_CONN_READ || conn->phase == TD_CONN_BUSY)) {
     td_http_conn_drop(conn);
@@ -301,6 +358,59 @@ static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
   return true;
 }
 
+// ---- beyond the limit ---------------------------------------------------------------------------
+
+// How gladly a connection's place is given to another; 0: not at all. It has its answer, or stands
+// idle, or takes its time with a request's head.
+static int readiness_to_go(const td_http_conn *conn, uint64_t now) {
+  if (conn->phase == TD_CONN_LINGER) return 3;
+  if (conn->is_extra || conn->phase != TD_CONN_READ) return 0;
+  if (td_http_conn_is_idle(conn)) return 2;
+  return conn->stage == STAGE_HEAD && now - conn->stage_since_ms >= SLOW_HEAD_MS;
+}
+
+static td_http_conn *readiest(const td_http_conn *newcomer) {
+  td_http_conn *found = NULL;
+  int most = 1;
+  uint64_t now = now_ms();
+  for (td_http_conn *c = newcomer->server->conns; c; c = c->next) {
+    int ready = c == newcomer ? 0 : readiness_to_go(c, now);
+    if (ready < most || (found && ready == most && c->stage_since_ms > found->stage_since_ms)) {
+      continue;
+    }
+    most = ready;
+    found = c;
+  }
+  return found;
+}
+
+// Extra connections have a request's time, and no longer when there are many.
+static void drop_oldest_extra(const td_http_conn *newcomer) {
+  static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+                              "Content-Length: 0\r\nConnection: close\r\n\r\n";
+  td_http_conn *oldest = NULL; // new ones are put in front
+  for (td_http_conn *c = newcomer->server->conns; c; c = c->next) {
+    if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) oldest = c;
+  }
+  if (!oldest) return;
+  uv_buf_t text = uv_buf_init((char *)sorry, sizeof sorry - 1);
+  if (oldest->phase == TD_CONN_READ) uv_try_write(&oldest->io.stream, &text, 1);
+  td_http_conn_drop(oldest);
+}
+
+static void find_place(td_http_conn *conn) {
+  const td_http_server *server = conn->server;
+  if (server->n_conns - server->n_closing <= server->opts.max_connections) return;
+  td_http_conn *leaving = readiest(conn);
+  if (leaving) {
+    td_http_conn_drop(leaving);
+    return;
+  }
+  conn->is_extra = true;
+  size_t n = server->n_conns - server->n_closing;
+  if (n > (size_t)server->opts.max_connections + N_EXTRA) drop_oldest_extra(conn);
+}
+
 void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   td_http_conn *conn = calloc(1, sizeof *conn);
   if (!conn) return;
@@ -315,11 +425,11 @@ void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   server->conns = conn;
   server->n_conns++;
   server->n_open++;
-  if (uv_accept(listener, &conn->io.stream) || server->draining ||
-      server->n_conns > server->opts.max_connections + 64) {
+  if (uv_accept(listener, &conn->io.stream) || server->draining) {
     td_http_conn_drop(conn);
     return;
   }
+  find_place(conn);
   if (listener->type == UV_TCP) {
     uv_tcp_nodelay(&conn->io.tcp, 1);
     uv_tcp_keepalive(&conn->io.tcp, 1, 60);
@@ -327,7 +437,4 @@ void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   begin_request(conn);
   update_reading(conn);
   update_stage(conn);
-  if (server->n_conns > server->opts.max_connections) {
-    refuse(conn, 503, "too many connections");
-  }
 }

@@ -30,7 +30,9 @@ typedef struct {
   uint16_t port;               // 0: any free one
   const td_http_route *routes; // borrowed
   size_t n_routes;
-  void *ctx; // first argument of every callback
+  const char *const
+      *always; // paths, a NULL behind them, that are served beyond max_connections, too
+  void *ctx;   // first argument of every callback
 
   // Called when a request's head is there and its route exists, before the body is read. Returns
   // false when it has answered already (401). May be NULL.
@@ -44,8 +46,11 @@ typedef struct {
   bool loopback_hosts_only;
 
   // 0: the default
-  td_http_limits limits;        // 8 KiB, 32 KiB, 32 MiB
-  uint32_t max_connections;     // 1024, within the descriptor limit; beyond it 503
+  td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
+  size_t max_bodies_bytes; // 256 MiB of bodies over 64 KiB, of all requests together: 503
+  // 1024, within the descriptor limit. One more takes the place of one that has stood idle longest,
+  // else it is served the paths of `always`, and 503 for others.
+  uint32_t max_connections;
   size_t max_write_queue_bytes; // 1 MiB: a streaming reader further behind is dropped
   uint32_t head_timeout_ms;     // 10 s from the first byte of a request: 408
   uint32_t body_timeout_ms;     // 30 s, and 1 ms for every 64 bytes received: 408
@@ -74,8 +79,10 @@ const char *td_http_path(const td_http_exchange *x); // percent-decoded
 const char *td_http_query(const td_http_exchange *x);
 const char *td_http_header(const td_http_exchange *x, const char *name); // NULL when absent
 const td_buf *td_http_body(const td_http_exchange *x);
-// Moves the body into out, which is overwritten; the caller frees it.
-void td_http_take_body(td_http_exchange *x, td_buf *out);
+// Moves the body into out, which is overwritten; the caller frees it. Returns the bytes that count
+// against max_bodies_bytes until td_http_bodies_freed.
+size_t td_http_take_body(td_http_exchange *x, td_buf *out);
+void td_http_bodies_freed(td_http_server *server, size_t n_bytes);
 
 // on_gone is called once, never from inside another call, when the client leaves before the
 // response is complete. The exchange is gone after it.

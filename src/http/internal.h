@@ -26,6 +26,8 @@ struct td_http_server {
   unsigned n_open; // handles of ours on the loop, listeners and connections
   td_http_conn *conns;
   size_t n_conns;
+  size_t n_closing;  // of them
+  size_t held_bytes; // of bodies that are being received or that handlers have taken
   bool draining, drained, closing;
   uint64_t last_accept_warning_ns;
   void (*closed)(void *ctx);
@@ -53,8 +55,11 @@ struct td_http_conn {
   td_buf pending; // bytes behind the current request
   const td_http_route *route;
   bool pumping, reading, eof;
-  bool served; // a request has been answered
-  int stage;   // of reading: idle, head, body
+  bool is_extra;     // beyond max_connections
+  bool served;       // a request has been answered
+  size_t held_bytes; // of the server's: the body's
+  uint64_t body_ms;  // when its last bytes came
+  int stage;         // of reading: idle, head, body
   uint64_t stage_since_ms;
   // the response
   td_buf extra_headers;
@@ -77,6 +82,8 @@ void td_http_server_conn_closed(td_http_server *server, td_http_conn *conn);
 // Accepts from listener; the connection belongs to the loop from then on.
 void td_http_conn_accept(td_http_server *server, uv_stream_t *listener);
 bool td_http_conn_is_idle(const td_http_conn *conn);
+// Counts the body as it is now.
+void td_http_conn_count_body(td_http_conn *conn);
 // Closes without another byte. on_gone is called later when the response is incomplete.
 void td_http_conn_drop(td_http_conn *conn);
 // The response is complete: go on when it is written.

@@ -63,8 +63,18 @@ static int on_headers_complete(llhttp_t *llhttp) {
   return 0;
 }
 
+// Grows by a quarter, not beyond what was announced: what has not come takes no memory.
+static void make_room(td_http_parser *p, size_t len) {
+  td_buf *body = &p->body;
+  if (len < body->cap - body->len) return;
+  size_t more = body->len / 4, left = p->announced - body->len;
+  if (p->announced && more > left) more = left;
+  td_buf_reserve_exact(body, more > len ? more : len);
+}
+
 static int on_body(llhttp_t *llhttp, const char *at, size_t len) {
   td_http_parser *p = llhttp->data;
+  make_room(p, len);
   td_buf_add(&p->body, at, len);
   return 0;
 }
@@ -116,6 +126,7 @@ void td_http_parser_reset(td_http_parser *parser) {
   p->n_headers = 0;
   p->started = p->head_done = p->message_done = false;
   p->has_length = p->expect_continue = p->keep_alive = p->http10 = false;
+  p->announced = 0;
   p->status = 0;
   p->reason = NULL;
 }
@@ -243,6 +254,7 @@ static int run_llhttp(td_http_parser *p, const char *bytes, size_t len) {
 static td_http_event head_end(td_http_parser *p) {
   if (!p->head_done) fail(p, 400, "malformed request head");
   if (p->status != 0 || check_head(p)) return TD_HTTP_BAD;
+  if (!(p->llhttp.flags & F_CHUNKED)) p->announced = (size_t)p->llhttp.content_length;
   td_http_guard_body(&p->guard, (p->llhttp.flags & F_CHUNKED) != 0, p->llhttp.content_length);
   return TD_HTTP_HEAD;
 }

@@ -37,6 +37,7 @@ typedef struct {
   td_buf query; // as sent, without '?'
   td_buf host;  // of the Host header, or of an absolute target
   td_buf body;
+  size_t announced;     // bytes of the body by Content-Length; 0: not known
   bool started;         // a byte of this request has been seen
   bool head_done;       // llhttp has seen the end of the head
   bool message_done;    // llhttp has seen the end of the message

@@ -228,9 +228,17 @@ const td_buf *td_http_body(const td_http_exchange *x) {
   return &x->parser.body;
 }
 
-void td_http_take_body(td_http_exchange *x, td_buf *out) {
+size_t td_http_take_body(td_http_exchange *x, td_buf *out) {
+  size_t n_bytes = x->held_bytes;
   *out = x->parser.body;
   x->parser.body = TD_BUF_INIT;
+  x->held_bytes = 0;
+  return n_bytes;
+}
+
+void td_http_bodies_freed(td_http_server *server, size_t n_bytes) {
+  TD_CHECK(n_bytes <= server->held_bytes);
+  server->held_bytes -= n_bytes;
 }
 
 void td_http_on_gone(td_http_exchange *x, void (*on_gone)(void *arg), void *arg) {

@@ -165,6 +165,7 @@ static void fill_defaults(td_http_opts *o) {
   OR(o->limits.max_line_bytes, 8u << 10);
   OR(o->limits.max_head_bytes, 32u << 10);
   OR(o->limits.max_body_bytes, 32u << 20);
+  OR(o->max_bodies_bytes, 256u << 20);
   OR(o->max_connections, 1024);
   OR(o->max_write_queue_bytes, 1u << 20);
   OR(o->head_timeout_ms, 10000);
@@ -252,6 +253,7 @@ void td_http_server_conn_closed(td_http_server *server, td_http_conn *conn) {
   if (conn->next) conn->next->prev = conn->prev;
   if (server->conns == conn) server->conns = conn->next;
   server->n_conns--;
+  server->n_closing--;
   server->n_open--;
   if (server->closing) {
     try_finish(server);

@@ -277,6 +277,10 @@ typedef struct {
 
 static td_status encode_word(void *owner, const char *word, size_t len, td_err *err) {
   encoding *e = owner;
+  if (e->out->most && e->out->n > e->out->most) {
+    e->out->is_cut = true;
+    return td_fail(err, TD_ELIMIT, "the text has more than %zu tokens", e->out->most);
+  }
   return td_bpe_encode(e->tok->bpe, e->s->bpe, word, len, e->out, err);
 }
 

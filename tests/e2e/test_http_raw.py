@@ -1,15 +1,22 @@
 """The wire rules of the HTTP API, on raw sockets."""
 
+import contextlib
 import json
+import os
+import re
 import socket
 import subprocess
 import time
+from pathlib import Path
 
+import httpx
 import pytest
 
 from serving import Server, Wire, events, make_model, wait_until
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ  # they keep what was freed
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": 12}
 STREAM = {**HELLO, "stream": True, "temperature": 0}
 
@@ -356,6 +363,52 @@ def test_more_connections_than_descriptors(tandem_bin, model):
         wait_until(lambda: post_quietly(running, HELLO) == 200)
     finally:
         running.close()
+
+
+def memory_mib(server, field):
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(rf"{field}:\s+(\d+)", text).group(1)) / 1024
+
+
+def test_hostile_bodies_cost_little_memory(tandem_bin, model):
+    """Large bodies that stand still, one of many tiny values, and a text of a thousand contexts."""
+    server = Server(tandem_bin, model)
+    start = memory_mib(server, "VmRSS")
+    peak = lambda: 0 if SANITIZED else memory_mib(server, "VmHWM") - start
+    wires = [Wire(server) for _ in range(24)]
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {32 << 20}"
+    for wire in wires:
+        with contextlib.suppress(OSError):  # some are refused at once
+            wire.send(head.replace("Host: x", f"Host: 127.0.0.1:{server.port}") + "\r\n\r\n")
+            wire.send(b'{"prompt": "' + b"x" * (31 << 20))
+    assert peak() < 320  # of 744 MiB
+    for wire in wires:
+        wire.socket.close()
+    wait_until(lambda: SANITIZED or memory_mib(server, "VmRSS") - start < 32)
+    status, _, body = post(server, b'{"prompt": [' + b"1," * 12_000_000 + b"1]}", COMPLETIONS)
+    assert status == 400 and "JSON values" in json.loads(body)["error"]["message"]
+    status, _, body = post(server, {"prompt": "some words " * 1_000_000}, COMPLETIONS)
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["n_prompt_tokens"] == error["n_ctx"] + 1  # no more were made
+    assert peak() < 320
+    wait_until(lambda: SANITIZED or memory_mib(server, "VmRSS") - start < 32)
+    server.close()
+
+
+def test_idle_connections_keep_nobody_out(tandem_bin, model):
+    """As many as there may be, each used and kept: new ones are served, and so is who watches."""
+    server = Server(tandem_bin, model, descriptors=200)  # 136 connections
+    request = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+    wires = []
+    for _ in range(200):
+        wires.append(Wire(server))
+        wires[-1].send(request)
+        assert wires[-1].response()[0] == 200
+    for path in ("/health", "/metrics", "/v1/models"):
+        assert httpx.get(server.url + path, trust_env=False).status_code == 200
+    assert post(server, {"prompt": "x", "max_tokens": 1}, COMPLETIONS)[0] == 200
+    server.close()
 
 
 def post_quietly(server, body):

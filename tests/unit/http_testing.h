@@ -153,6 +153,8 @@ static void serve_large(void *ctx, td_http_exchange *x) {
   ((fixture *)ctx)->n_handled++;
 }
 
+static const char *const always[] = {"/path/vital", NULL};
+
 static bool check_key(void *ctx, td_http_exchange *x) {
   (void)ctx;
   if (!td_http_header(x, "X-Refuse")) return true;
@@ -194,6 +196,7 @@ static inline void start_server(fixture *f, td_http_opts opts) {
   if (!opts.host) opts.host = "127.0.0.1";
   opts.routes = routes;
   opts.n_routes = TD_COUNT(routes);
+  opts.always = always;
   opts.ctx = f;
   opts.on_head = check_key;
   opts.on_drained = count_drained;

@@ -397,18 +397,143 @@ static void times_out(void **state) {
   stop_server(&f);
 }
 
+#define HELLO "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+#define VITAL "GET /path/vital HTTP/1.1\r\nHost: x\r\n\r\n"
+#define HANG  "GET /hang HTTP/1.1\r\nHost: x\r\n\r\n"
+
+static int dial_and_put(fixture *f, const char *request) {
+  int fd = dial(f);
+  put_str(fd, request);
+  return fd;
+}
+
+static void check_status(fixture *f, const char *request, int status) {
+  td_buf out = TD_BUF_INIT;
+  int fd = dial_and_put(f, request);
+  assert_true(get(fd, &out, "\r\n\r\n", 3000));
+  assert_int_equal(status_of(&out), status);
+  assert_true(status != 503 || strstr(out.data, "Retry-After: "));
+  td_buf_free(&out);
+  close(fd);
+}
+
+// With every place taken by requests others get 503, but those of vital paths an answer.
 static void bounds_connections(void **state) {
   (void)state;
   fixture f;
   start_server(&f, (td_http_opts){.max_connections = 2});
-  int a = dial(&f), b = dial(&f);
-  usleep(50000);
-  td_buf out = exchange(&f, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n", 33);
+  int a = dial_and_put(&f, HANG), b = dial_and_put(&f, HANG), silent[200];
+  assert_true(becomes(&f.n_handled, 2));
+  check_status(&f, HELLO, 503);
+  check_status(&f, VITAL, 200);
+  for (int i = 0; i < 200; i++)
+    silent[i] = dial(&f); // not one of these keeps a place
+  check_status(&f, HELLO, 503);
+  check_status(&f, VITAL, 200);
+  td_buf out = TD_BUF_INIT;
+  assert_true(get(silent[0], &out, NULL, 3000)); // has made room, and was told
   assert_int_equal(status_of(&out), 503);
-  assert_non_null(strstr(out.data, "Retry-After: "));
   td_buf_free(&out);
+  for (int i = 0; i < 200; i++)
+    close(silent[i]);
   close(a);
   close(b);
+  assert_true(becomes(&f.n_gone, 2));
+  check_status(&f, HELLO, 200);
+  stop_server(&f);
+}
+
+// The connection that has stood idle longest makes room for a new one.
+static void idle_connections_make_room(void **state) {
+  (void)state;
+  fixture f;
+  start_server(&f, (td_http_opts){.max_connections = 3});
+  int fds[3];
+  td_buf out = TD_BUF_INIT;
+  for (int i = 0; i < 3; i++) {
+    fds[i] = dial_and_put(&f, HELLO);
+    td_buf_clear(&out);
+    assert_true(get(fds[i], &out, "hello", 3000));
+    usleep(20000);
+  }
+  put_str(fds[0], HELLO); // used again: the second is the longest idle now
+  td_buf_clear(&out);
+  assert_true(get(fds[0], &out, "hello", 3000));
+  int newcomer = dial_and_put(&f, HELLO);
+  td_buf_clear(&out);
+  assert_true(get(newcomer, &out, "hello", 3000));
+  td_buf_clear(&out);
+  assert_true(get(fds[1], &out, NULL, 3000));
+  assert_int_equal(out.len, 0);
+  for (int i = 0; i < 3; i += 2) {
+    put_str(fds[i], HELLO);
+    td_buf_clear(&out);
+    assert_true(get(fds[i], &out, "hello", 3000));
+  }
+  for (int i = 0; i < 3; i++)
+    close(fds[i]);
+  close(newcomer);
+  td_buf_free(&out);
+  stop_server(&f);
+}
+
+static int dial_and_put_body(fixture *f, size_t announced, size_t sent) {
+  char head[128], block[65536];
+  memset(block, 'x', sizeof block);
+  snprintf(head, sizeof head, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+           announced);
+  int fd = dial_and_put(f, head);
+  for (size_t n; sent > 0; sent -= n) {
+    n = sent < sizeof block ? sent : sizeof block;
+    put(fd, block, n);
+  }
+  return fd;
+}
+
+// Bodies together are held to a budget: one that stands still gives way to one that comes in, and
+// without such a one what is too much is refused. Small ones always get in.
+static void bounds_the_memory_of_bodies(void **state) {
+  (void)state;
+  enum { MIB = 1 << 20 };
+  fixture f;
+  start_server(&f, (td_http_opts){.max_bodies_bytes = 4 * MIB});
+  td_buf out = TD_BUF_INIT;
+  int a = dial_and_put_body(&f, 8 * MIB, 2 * MIB), b = dial_and_put_body(&f, 8 * MIB, MIB);
+  int c = dial_and_put_body(&f, 3 * MIB, 3 * MIB);
+  assert_true(get(c, &out, "\r\n\r\n", 3000));
+  assert_int_equal(status_of(&out), 503);
+  close(c);
+  usleep(1200000); // a and b stand still
+  c = dial_and_put_body(&f, 3 * MIB, 3 * MIB);
+  td_buf_clear(&out);
+  assert_true(get(c, &out, "\r\n\r\n", 3000));
+  assert_int_equal(status_of(&out), 200);
+  td_buf_clear(&out);
+  assert_true(get(a, &out, NULL, 3000));
+  assert_int_equal(status_of(&out), 408);
+  int small = dial_and_put_body(&f, 1000, 1000);
+  td_buf_clear(&out);
+  assert_true(get(small, &out, "\r\n\r\n", 3000));
+  assert_int_equal(status_of(&out), 200);
+  close(a);
+  close(b);
+  close(c);
+  close(small);
+  td_buf_free(&out);
+  stop_server(&f);
+}
+
+// A large body has long for the whole of it, but not to stand still.
+static void a_body_that_stands_still(void **state) {
+  (void)state;
+  fixture f;
+  start_server(&f, (td_http_opts){.body_timeout_ms = 300});
+  td_buf out = TD_BUF_INIT;
+  int fd = dial_and_put_body(&f, 16 << 20, 12 << 20); // 197 s of grace
+  assert_true(get(fd, &out, "\r\n\r\n", 5000));
+  assert_int_equal(status_of(&out), 408);
+  close(fd);
+  td_buf_free(&out);
   stop_server(&f);
 }
 
@@ -522,6 +647,9 @@ int main(void) {
       cmocka_unit_test(drops_readers_that_stall),
       cmocka_unit_test(times_out),
       cmocka_unit_test(bounds_connections),
+      cmocka_unit_test(idle_connections_make_room),
+      cmocka_unit_test(bounds_the_memory_of_bodies),
+      cmocka_unit_test(a_body_that_stands_still),
       cmocka_unit_test(drains),
       cmocka_unit_test(closes_with_requests_running),
       cmocka_unit_test(serves_unix_sockets),

@@ -370,8 +370,21 @@ static void utf8_replaces_maximal_subparts(void **state) {
   }
 }
 
+static void values_are_counted(void **state) {
+  (void)state;
+  static const char text[] = "{\"a\": [1, [], \"x\", null], \"b\": 2}"; // 7 values
+  cJSON *root;
+  td_err err;
+  assert_int_equal(td_json_parse_at_most(&root, text, sizeof text - 1, 9, 7, &err), TD_OK);
+  cJSON_Delete(root);
+  assert_int_equal(td_json_parse_at_most(&root, text, sizeof text - 1, 9, 6, &err), TD_ELIMIT);
+  assert_null(root);
+  assert_string_equal(err.msg, "7 JSON values: more than 6");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(values_are_counted),
       cmocka_unit_test(accepts_json),
       cmocka_unit_test(rejects_with_the_offset),
       cmocka_unit_test(nests_to_the_limit_and_no_further),
