@@ -51,10 +51,10 @@ typedef enum {
   TD_MSG_SHUTDOWN,
   // worker to front
   TD_MSG_READY = 64,
-  TD_MSG_FATAL,     // text: why the worker cannot serve; it exits after this
-  TD_MSG_PROGRESS,  // tokens read so far, of the prompt and of an answer that was given
-  TD_MSG_TOKEN,     // one token of the answer
-  TD_MSG_DONE,      // last record of a request
+  TD_MSG_FATAL,    // text: why the worker cannot serve, request: its td_status; it exits after this
+  TD_MSG_PROGRESS, // tokens read so far, of the prompt and of an answer that was given
+  TD_MSG_TOKEN,    // one token of the answer
+  TD_MSG_DONE,     // last record of a request
   TD_MSG_HEARTBEAT, // at least once a second, also while idle
 } td_msg_kind;
 

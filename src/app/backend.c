@@ -72,7 +72,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
 static void on_state(void *ctx, td_backend_state state) {
   td_peer *w = ctx;
   td_backend *b = w->backend;
-  if (state == TD_BACKEND_FAILED) td_backend_fail_all(b, td_supervisor_reason(w->supervisor));
+  if (state == TD_BACKEND_FAILED) td_backend_fail_all(b, TD_BACKEND_FAILED_TEXT);
   if (state == TD_BACKEND_READY) td_backend_pump(b);
   td_backend_state now = td_backend_state_of(b);
   if (b->is_closing || now == b->told) return;

@@ -23,6 +23,9 @@ typedef enum {
   TD_BACKEND_FAILED, // a worker could not start; td_backend_reason tells why
 } td_backend_state;
 
+// What clients are told then: the reason may name paths, and is for the log.
+#define TD_BACKEND_FAILED_TEXT "the worker process failed for good; the server's log says why"
+
 typedef struct {
   const char *model_dir;
   const char *device;       // a kind of td_dev_opts; the workers open it

@@ -258,7 +258,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   } else if (b->is_closing) {
     fail_request(b, r, "the server is shutting down", "");
   } else if (td_backend_state_of(b) == TD_BACKEND_FAILED) {
-    fail_request(b, r, td_backend_reason(b), "");
+    fail_request(b, r, TD_BACKEND_FAILED_TEXT, "");
   } else {
     td_sched_progress(b->sched, id, n_cached, td_clock_ns());
     r->n_past = n_cached;

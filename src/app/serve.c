@@ -64,8 +64,7 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
   if (state == TD_BACKEND_LOADING) {
     td_api_fail(&error, 503, NULL, NULL, "the model is being loaded");
   } else {
-    td_api_fail(&error, 503, NULL, NULL, "the worker failed: %s",
-                td_backend_reason(serve->backend));
+    td_api_fail(&error, 503, NULL, NULL, TD_BACKEND_FAILED_TEXT);
   }
   td_serve_fail(x, &error);
   return true;

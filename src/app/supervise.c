@@ -17,7 +17,7 @@
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
 #define MAX_DELAY_DOUBLES 5 // 250 ms << 5 = 8 s
-#define HANG_WEIGHT       3 // deaths that a hang before READY counts as, of one that has served
+#define HEAVY             3 // deaths that a hang before READY counts as, or files that are wrong
 #define MAX_START_NS      3600000000000u
 
 struct td_supervisor {
@@ -27,6 +27,7 @@ struct td_supervisor {
   td_backend_state state;
   char reason[TD_ERR_BYTES];
   char fatal[TD_WIRE_MAX_TEXT]; // what this life's FATAL said
+  bool is_for_good;             // and a second later it would be no different
   uv_timer_t tick;              // heartbeat watch; while closing, the grace period
   uv_timer_t restart;
   int n_timers;
@@ -81,6 +82,11 @@ static void note_life(td_supervisor *s) {
   if (s->state == TD_BACKEND_STUCK) set_state(s, TD_BACKEND_READY);
 }
 
+// The model is gone or another; memory may be there a second later.
+static bool is_about_files(td_status code) {
+  return code == TD_ENOENT || code == TD_EFORMAT || code == TD_EIO || code == TD_EUNSUPPORTED;
+}
+
 static void on_record(void *ctx, const td_wire_msg *msg) {
   td_supervisor *s = ctx;
   if (s->is_closing || s->state == TD_BACKEND_FAILED) return;
@@ -89,6 +95,7 @@ static void on_record(void *ctx, const td_wire_msg *msg) {
   case TD_MSG_READY: on_ready(s, &msg->u.ready); break;
   case TD_MSG_FATAL:
     snprintf(s->fatal, sizeof s->fatal, "%.*s", TD_WIRE_MAX_TEXT - 1, msg->u.text);
+    s->is_for_good = is_about_files((td_status)(int64_t)msg->request);
     break;
   case TD_MSG_HEARTBEAT: s->heartbeat = msg->u.heartbeat; break;
   default: s->opts.on_record(s->opts.ctx, msg);
@@ -108,6 +115,7 @@ static td_status spawn(td_supervisor *s, td_err *err) {
   s->is_up = s->is_hung = false;
   s->progress = 0;
   s->fatal[0] = '\0';
+  s->is_for_good = false;
   s->n_starts++;
   s->heartbeat = (td_wire_heartbeat){0};
   s->born_ns = s->heard_ns = td_clock_ns();
@@ -135,7 +143,8 @@ static void schedule_restart(td_supervisor *s) {
 
 static bool is_hopeless(td_supervisor *s) {
   if (s->is_up) return false;
-  s->n_unready += s->is_hung && s->was_ready ? HANG_WEIGHT : 1;
+  bool is_heavy = s->is_hung || s->is_for_good;
+  s->n_unready += is_heavy && s->was_ready ? HEAVY : 1;
   if (s->was_ready) return s->n_unready >= MAX_UNREADY_AGAIN;
   return s->n_unready >= MAX_UNREADY || s->fatal[0];
 }
@@ -157,7 +166,8 @@ static void after_death(td_supervisor *s, const char *why, const char *said) {
   td_error("%s; starting it again", text);
   td_backend_state before = s->state;
   s->state = TD_BACKEND_LOADING;
-  s->opts.on_death(s->opts.ctx, s->fatal[0] ? s->fatal : why);
+  bool may_be_told = s->fatal[0] && !strchr(s->fatal, '/'); // clients are not told of paths
+  s->opts.on_death(s->opts.ctx, may_be_told ? s->fatal : why);
   if (s->is_closing || s->state != TD_BACKEND_LOADING) return;
   if (before != TD_BACKEND_LOADING && s->opts.on_state) {
     s->opts.on_state(s->opts.ctx, TD_BACKEND_LOADING);

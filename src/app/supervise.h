@@ -8,7 +8,8 @@
 // A worker that says FATAL before the first READY, or three in a row that die before it, is a
 // failure for good. One that dies while serving is started again at once; deaths in quick
 // succession wait longer and longer, up to 8 s. If nine in a row do not get READY again, that is
-// for good, too: what they lack, memory for instance, may be there some seconds later.
+// for good, too: what they lack, memory for instance, may be there some seconds later. Three are
+// enough where the model's files are the reason.
 #ifndef TD_APP_SUPERVISE_H
 #define TD_APP_SUPERVISE_H
 
@@ -30,7 +31,8 @@ typedef struct {
   td_status (*on_ready)(void *ctx, const td_wire_ready *info, td_err *err);
   void (*on_record)(void *ctx, const td_wire_msg *msg); // PROGRESS, TOKEN, DONE; unchecked
   void (*on_space)(void *ctx);
-  // The worker is gone, with all it had been given. The state is no longer READY.
+  // The worker is gone, with all it had been given. The state is no longer READY. why may be told
+  // to clients.
   void (*on_death)(void *ctx, const char *why);
   void (*on_state)(void *ctx, td_backend_state state); // after a change
   void *ctx;

@@ -60,9 +60,25 @@ static td_status open_regular(int *out, struct stat *info, const char *path, td_
   return TD_OK;
 }
 
+static _Thread_local const td_file_kept *kept_files;
+
+void td_file_keep(const td_file_kept *kept) {
+  kept_files = kept;
+}
+
+static const void *find_kept(const char *path, size_t *n_bytes) {
+  return kept_files ? kept_files->find(kept_files->ctx, path, n_bytes) : NULL;
+}
+
 td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, td_err *err) {
   int fd = -1;
   struct stat info;
+  size_t n_bytes;
+  const void *bytes = find_kept(path, &n_bytes);
+  if (bytes && n_bytes <= max_bytes) {
+    td_buf_add(out, bytes, n_bytes);
+    return td_buf_status(out, err);
+  }
   td_status st = open_regular(&fd, &info, path, err);
   if (st != TD_OK) return st;
   size_t start = out->len;
@@ -89,7 +105,8 @@ td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err) {
 }
 
 bool td_file_exists(const char *path) {
-  return access(path, F_OK) == 0;
+  size_t n_bytes;
+  return find_kept(path, &n_bytes) || access(path, F_OK) == 0;
 }
 
 td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {

@@ -16,6 +16,15 @@ td_status td_file_read_regular(td_buf *out, const char *path, size_t max_bytes, 
 // TD_EFORMAT when a file's bytes show that it was never downloaded whole: it is empty, or a git-lfs
 // pointer in its place.
 td_status td_file_check_fetched(const char *path, const void *bytes, size_t len, td_err *err);
+// Files that are kept in memory, found by the path that they had; NULL: not this one.
+typedef struct {
+  const void *(*find)(void *ctx, const char *path, size_t *n_bytes);
+  void *ctx;
+} td_file_kept;
+
+// For the calling thread, until it says otherwise (NULL): td_file_read_regular and td_file_exists
+// take what kept finds before they look at the disk. Borrowed.
+void td_file_keep(const td_file_kept *kept);
 // Reads standard input to its end.
 td_status td_stdin_read(td_buf *out, size_t max_bytes, td_err *err);
 bool td_file_exists(const char *path);

@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "model/bind.h"
 #include "model/families/family.h"
+#include "model/resident.h"
 
 struct td_model {
   td_model_config config;
@@ -115,7 +117,7 @@ char *td_dir_model_name(const char *dir) {
   return name;
 }
 
-static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err *err) {
+static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err *err) {
   td_status st = td_model_config_read(&m->config, dir, err);
   if (st != TD_OK) return st;
   m->dir = strdup(dir);
@@ -128,6 +130,31 @@ static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err
   }
   if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->quant, m->store, err);
   if (st == TD_OK) m->stats = count_all(m);
+  return st;
+}
+
+typedef struct {
+  const char *dir;
+  td_resident resident;
+} kept_dir;
+
+static const void *find_kept(void *ctx, const char *path, size_t *n_bytes) {
+  const kept_dir *kept = ctx;
+  size_t len = strlen(kept->dir);
+  if (strncmp(path, kept->dir, len) != 0 || path[len] != '/') return NULL;
+  return td_resident_find(&kept->resident, path + len + 1, n_bytes);
+}
+
+// With weights in memory the files are not needed, and may be gone or others by now.
+static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err *err) {
+  if (weights_fd < 0) return open_parts(m, dir, weights_fd, err);
+  kept_dir kept = {.dir = dir};
+  td_status st = td_resident_attach(&kept.resident, weights_fd, err);
+  if (st != TD_OK) return st;
+  td_file_keep(&(td_file_kept){.find = find_kept, .ctx = &kept});
+  st = open_parts(m, dir, weights_fd, err);
+  td_file_keep(NULL);
+  td_resident_detach(&kept.resident);
   return st;
 }
 

@@ -1,6 +1,7 @@
 // src/model/resident.h - a checkpoint's shards in shared memory: read once, sealed, and mapped by
 // every process that computes with them, so that weights exist once and outlive a worker's death.
-// Bytes are the files' own, one file behind the other.
+// Bytes are the files' own, one file behind the other, and behind them the JSON files that say what
+// the tensors are, so that a model opens without its directory.
 #ifndef TD_MODEL_RESIDENT_H
 #define TD_MODEL_RESIDENT_H
 

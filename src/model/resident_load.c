@@ -1,6 +1,7 @@
 // src/model/resident_load.c - reading the shards into shared memory.
 // Threads take chunks in order of the files. Nobody but read(2) writes to the memory, so where it
 // runs out the call fails and no process is killed for touching a page that cannot be had.
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,15 +19,17 @@
 #include "model/resident_impl.h"
 #include "model/resident_place.h"
 
-#define CHUNK_BYTES ((uint64_t)8 << 20)
-#define N_READERS   8 // NVMe disks want several large reads at once; more are no faster
-#define PROGRESS_NS 200000000
-#define SEAL_TRIES  100         // a millisecond apart
-#define HUGE_2MB    (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
-#define GIB         ((double)(1 << 30))
+#define CHUNK_BYTES    ((uint64_t)8 << 20)
+#define N_READERS      8 // NVMe disks want several large reads at once; more are no faster
+#define PROGRESS_NS    200000000
+#define SEAL_TRIES     100         // a millisecond apart
+#define HUGE_2MB       (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
+#define GIB            ((double)(1 << 30))
+#define MAX_FILE_BYTES ((off_t)64 << 20) // of a JSON file that is kept beside the shards
 
 typedef struct {
-  const char *path;
+  const char *path, *name;  // name: the end of path
+  char *own_path;           // owned; NULL for a shard, whose path is the store's
   uint64_t n_bytes, offset; // offset: in memory
   uint64_t first_chunk;     // of all chunks
   struct stat before;
@@ -147,7 +150,7 @@ static td_status read_chunks(reader *r, td_err *err) {
     uint64_t len = left < CHUNK_BYTES ? left : CHUNK_BYTES;
     if (st == TD_OK) st = read_chunk(r, pos, len, err);
     if (st != TD_OK) return st;
-    atomic_fetch_add(&l->done_bytes, len);
+    if (!s->own_path) atomic_fetch_add(&l->done_bytes, len);
   }
 }
 
@@ -231,16 +234,57 @@ uint64_t td_resident_bytes(const td_store *store) {
   return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
 }
 
-static td_status plan(loading *l, const td_store *store, td_err *err) {
-  l->n_sources = td_store_n_shards(store);
-  l->sources = calloc(l->n_sources + 1, sizeof *l->sources);
+// What a worker reads beside the shards: configurations and the index, not the tokenizer.
+static bool is_read_by_workers(const char *name) {
+  size_t len = strlen(name);
+  if (len < 6 || len >= RESIDENT_NAME || strcmp(name + len - 5, ".json") != 0) return false;
+  return strcmp(name, "tokenizer.json") != 0 && strcmp(name, "vocab.json") != 0;
+}
+
+static td_status add_file(loading *l, const char *dir, size_t dir_len, const char *name,
+                          td_err *err) {
+  source s = {0};
+  if (asprintf(&s.own_path, "%.*s%s", (int)dir_len, dir, name) < 0) {
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  s.path = s.own_path;
+  s.name = s.path + dir_len;
+  bool is_wanted = stat(s.path, &s.before) == 0 && S_ISREG(s.before.st_mode) &&
+                   s.before.st_size > 0 && s.before.st_size <= MAX_FILE_BYTES;
+  s.n_bytes = (uint64_t)s.before.st_size;
+  source *grown = is_wanted ? realloc(l->sources, (l->n_sources + 1) * sizeof *grown) : NULL;
+  if (!grown) {
+    free(s.own_path);
+    return is_wanted ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
+  }
+  l->sources = grown;
+  l->sources[l->n_sources++] = s;
+  return TD_OK;
+}
+
+static td_status add_files(loading *l, td_err *err) {
+  if (!l->n_sources) return TD_OK;
+  const char *path = l->sources[0].path;
+  size_t dir_len = (size_t)(l->sources[0].name - path); // with the slash
+  char dir[4096];
+  snprintf(dir, sizeof dir, "%.*s", (int)dir_len, path);
+  DIR *stream = opendir(dir);
+  td_status st = TD_OK;
+  for (const struct dirent *d; stream && st == TD_OK && (d = readdir(stream));) {
+    if (is_read_by_workers(d->d_name)) st = add_file(l, dir, strlen(dir), d->d_name, err);
+  }
+  if (stream) closedir(stream);
+  return st;
+}
+
+static td_status add_shards(loading *l, const td_store *store, td_err *err) {
+  size_t n = td_store_n_shards(store);
+  l->sources = calloc(n + 1, sizeof *l->sources);
   if (!l->sources) return td_fail(err, TD_ENOMEM, "out of memory");
-  uint64_t offset = round_up(resident_head_bytes(l->n_sources), RESIDENT_ALIGN);
-  for (size_t i = 0; i < l->n_sources; i++) {
-    td_shard_info info = td_store_shard(store, i);
-    source *s = &l->sources[i];
-    *s = (source){
-        .path = info.path, .n_bytes = info.n_bytes, .offset = offset, .first_chunk = l->n_chunks};
+  for (; l->n_sources < n; l->n_sources++) {
+    td_shard_info info = td_store_shard(store, l->n_sources);
+    source *s = &l->sources[l->n_sources];
+    *s = (source){.path = info.path, .name = info.name, .n_bytes = info.n_bytes};
     if (strlen(info.name) >= RESIDENT_NAME) {
       return td_fail(err, TD_ELIMIT, "%s: a file name of more than %d bytes", s->path,
                      RESIDENT_NAME - 1);
@@ -248,15 +292,28 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
     if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
       return changed(s, err);
     }
-    offset += round_up(s->n_bytes, RESIDENT_ALIGN);
-    l->total_bytes += s->n_bytes;
-    l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
   }
-  l->n_bytes = td_resident_bytes(store);
   return TD_OK;
 }
 
-static void write_head(const loading *l, const td_store *store) {
+static td_status plan(loading *l, const td_store *store, td_err *err) {
+  td_status st = add_shards(l, store, err);
+  if (st == TD_OK) st = add_files(l, err);
+  if (st != TD_OK) return st;
+  uint64_t offset = round_up(resident_head_bytes(l->n_sources), RESIDENT_ALIGN);
+  for (size_t i = 0; i < l->n_sources; i++) {
+    source *s = &l->sources[i];
+    s->offset = offset;
+    s->first_chunk = l->n_chunks;
+    offset += round_up(s->n_bytes, RESIDENT_ALIGN);
+    if (!s->own_path) l->total_bytes += s->n_bytes;
+    l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+  }
+  l->n_bytes = round_up(offset, TD_HUGE_PAGE_BYTES);
+  return TD_OK;
+}
+
+static void write_head(const loading *l) {
   resident_head *head = (void *)l->base;
   *head = (resident_head){
       .magic = RESIDENT_MAGIC, .version = RESIDENT_VERSION, .n_shards = (uint32_t)l->n_sources};
@@ -264,7 +321,7 @@ static void write_head(const loading *l, const td_store *store) {
     resident_shard *s = &head->shards[i];
     s->offset = l->sources[i].offset;
     s->n_bytes = l->sources[i].n_bytes;
-    snprintf(s->name, sizeof s->name, "%s", td_store_shard(store, i).name);
+    snprintf(s->name, sizeof s->name, "%s", l->sources[i].name);
   }
 }
 
@@ -370,7 +427,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
     td_warn("weights are not placed by NUMA node: %s", err->msg);
     stats->n_nodes = 1;
   }
-  write_head(l, store);
+  write_head(l);
   st = run_readers(l, err);
   stats->n_bytes = l->total_bytes;
   stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
@@ -391,6 +448,8 @@ td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *st
     close(*fd);
     *fd = -1;
   }
+  for (size_t i = 0; i < l.n_sources; i++)
+    free(l.sources[i].own_path);
   free(l.sources);
   pthread_cond_destroy(&l.ended);
   pthread_mutex_destroy(&l.lock);

@@ -317,12 +317,22 @@ static td_status serve(worker *w, td_err *err) {
 
 // ---- the process ------------------------------------------------------------------------------
 
+// Weights are read where their files are mapped: what is cut off behind our back is a signal.
+static void on_bus_error(int signal_number) {
+  static const char text[] = "a mapped file of the model cannot be read any more: it was cut short "
+                             "or its disk fails; put it back, or use --weights resident\n";
+  if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(1);
+  signal(signal_number, SIG_DFL);
+  raise(signal_number);
+}
+
 // The front decides when the worker ends: what a terminal or a service manager sends to the whole
 // group is for the front, which drains. If the front dies, so does the worker.
 static td_status follow_parent(uint32_t parent_pid, td_err *err) {
   static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
   for (size_t i = 0; i < TD_COUNT(ignored); i++)
     signal(ignored[i], SIG_IGN);
+  signal(SIGBUS, on_bus_error);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // It may have died before the line above.
   if ((uint32_t)getppid() != parent_pid) {
@@ -354,7 +364,7 @@ static td_status attach(worker *w, td_err *err) {
 // Tells the front why; with the front gone there is nobody to tell.
 static int fail(worker *w, const td_err *why) {
   if (why->code == TD_ECANCELED) return 0;
-  td_wire_msg msg = {.kind = TD_MSG_FATAL};
+  td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
   int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
   td_err err;
   bool is_told = td_outlet_post(&w->outlet, &msg, &err) == TD_OK && why->msg[n] == '\0';

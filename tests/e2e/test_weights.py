@@ -1,5 +1,6 @@
 """Where weights live: once for all processes, whether in memory or mapped from files."""
 
+import contextlib
 import os
 import re
 import resource
@@ -121,7 +122,7 @@ def test_run_says_the_same(tandem_bin, model):
 def test_an_unknown_place(tandem_bin, model):
     answer = run(tandem_bin, model, "--weights", "disk")
     assert answer.returncode == 2
-    assert "--weights disk: give auto, resident or mmap" in answer.stderr
+    assert "--weights disk: give mmap, resident or auto" in answer.stderr
 
 
 def test_rows_are_placed_by_node(tandem_bin, model, monkeypatch):
@@ -147,6 +148,46 @@ def test_no_shared_memory_for_weights(tandem_bin, model):
     assert ended.returncode == 1
     (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
     assert "shared memory for the weights" in line and "--weights mmap" in line
+
+
+def ask_for(server, **fields):
+    body = {"prompt": "Once", "max_tokens": 4, "temperature": 0, **fields}
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=60, trust_env=False)
+
+
+def test_a_new_worker_needs_no_files(tandem_bin, model, tmp_path):
+    """With weights in memory, the model's directory may be gone."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    server = Server(tandem_bin, folder, "--weights", "resident")
+    before = ask_for(server).json()["choices"]
+    shutil.rmtree(folder)
+    for _ in range(2):
+        old = server.decoder()
+        server.kill_worker()
+        wait_until(lambda: server.decoder() not in (None, old))
+        assert ask_for(server).json()["choices"] == before
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_model_that_vanishes_while_serving(tandem_bin, model, tmp_path, how):
+    """Mapped from its files: the server ends, and says which; clients get errors without paths."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    server = Server(tandem_bin, folder, "--weights", "mmap")
+    assert ask_for(server).status_code == 200
+    for shard in folder.glob("*.safetensors"):
+        os.truncate(shard, 4096) if how == "cut" else shard.unlink()
+    if how == "gone":
+        server.kill_worker()
+    with contextlib.suppress(httpx.TransportError):  # the server may be gone first
+        for _ in range(100):
+            reply = ask_for(server, max_tokens=64, ignore_eos=True)
+            if reply.status_code != 200:
+                assert reply.status_code == 503 and str(tmp_path) not in reply.text
+    assert server.wait(60) == 1
+    assert str(folder) in server.log().splitlines()[-1]
+    if how == "cut":
+        assert "it was cut short or its disk fails" in server.log()
 
 
 def test_a_damaged_shard_ends_the_server(tandem_bin, model, tmp_path):
