@@ -118,7 +118,7 @@ void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *v
 // What follows is done when *signal is *value; who gives it must not wait for anything behind this.
 void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
 // Operators that may be queued on a stream while it waits, without its caller waiting, too.
-enum { TD_STREAM_DEPTH = 512 };
+enum { TD_STREAM_DEPTH = 1024 };
 
 // out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
 typedef struct {

@@ -184,8 +184,11 @@ td_moe_args td_engine_trial_aside(td_engine *e, uint32_t layer_idx, uint32_t n) 
 }
 
 bool td_engine_can_signal(const td_engine *e, uint32_t n_parts) {
-  enum { OPERATORS = 3 }; // of a layer and part
-  return e->side.dev && OPERATORS * e->config->n_layers * n_parts <= TD_STREAM_DEPTH;
+  enum { OPERATORS = 3 }; // of an offloaded layer and part
+  uint32_t n_layers = 0;
+  for (uint32_t i = 0; i < e->config->n_layers; i++)
+    n_layers += td_engine_is_aside(e, i);
+  return e->side.dev && OPERATORS * n_layers * n_parts <= TD_STREAM_DEPTH;
 }
 
 static size_t signal_at(const td_engine_part *p, uint32_t layer_idx) {

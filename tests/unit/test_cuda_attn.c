@@ -439,6 +439,75 @@ static void test_mla_absorbed(void **state) {
   check_mla(true);
 }
 
+// A replayed answer brings thousands of tokens: memory is bounded whatever their number, and each
+// gets what it gets alone. Scaled down, since each token is a block on the emulator: 8,192 tokens
+// of DeepSeek-V3 want 4.25 GiB, 17 times keys_bytes; here 8 times.
+static void test_mla_replay(void **state) {
+  (void)state;
+  enum { SEQ = 8, N = 128, HEADS = 2, NOPE = 8, ROPE = 8, RANK = 16, PAGE = 16, N_SEQS = N / SEQ };
+  enum { Q = HEADS * (NOPE + ROPE), OUT = HEADS * NOPE, ENTRY = RANK + ROPE, AT_ONCE = 16 };
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_cuda_stream *stream = (td_cuda_stream *)f.stream;
+  dev->keys_bytes = (size_t)AT_ONCE * HEADS * (ENTRY + RANK) * sizeof(float);
+  static int32_t seq[N], position[N], begin[N_SEQS + 1], pages[N_SEQS];
+  for (int32_t i = 0; i < N; i++) {
+    seq[i] = i / SEQ;
+    position[i] = i % SEQ;
+    begin[i / SEQ + 1] = i + 1;
+    pages[i / SEQ] = i / SEQ;
+  }
+  const size_t page_bytes = PAGE * ENTRY * sizeof(uint16_t);
+  td_kv_view kv = {.page_bytes = page_bytes, .dtype = TD_BF16};
+  kv.pages = cuda_alloc(&f, N_SEQS * page_bytes);
+  td_batch_view batch = {.seq = cuda_put(&f, seq, sizeof seq),
+                         .position = cuda_put(&f, position, sizeof position),
+                         .q_begin = cuda_put(&f, begin, sizeof begin),
+                         .page_table = cuda_put(&f, pages, sizeof pages),
+                         .n_tokens = N,
+                         .n_seqs = N_SEQS,
+                         .max_pages = 1,
+                         .page_tokens = PAGE};
+  float *q = cuda_floats(&f, (size_t)N * Q), *entry = cuda_floats(&f, (size_t)N * ENTRY);
+  float *values = cuda_floats(&f, (size_t)2 * HEADS * NOPE * RANK);
+  const td_weight kv_b = {.data = values, .dtype = TD_F32, .rows = 2 * HEADS * NOPE, .cols = RANK};
+  uint16_t *dev_q = cuda_put_bf16(&f, q, (size_t)N * Q);
+  td_attn_mla_args args = {.batch = batch,
+                           .kv = kv,
+                           .q = dev_q,
+                           .kv_b = &kv_b,
+                           .out = cuda_alloc(&f, (size_t)N * OUT * sizeof(uint16_t)),
+                           .n_heads = HEADS,
+                           .nope_dim = NOPE,
+                           .rope_dim = ROPE,
+                           .v_dim = NOPE,
+                           .kv_lora_rank = RANK,
+                           .scale = 0.25f,
+                           .absorbed = true};
+  uint16_t *dev_entry = cuda_put_bf16(&f, entry, (size_t)N * ENTRY);
+  td_op_kv_store_mla(f.stream, &(td_kv_store_mla_args){batch, kv, dev_entry, ENTRY});
+  td_op_attn_mla(f.stream, &args);
+  float *all = cuda_get_bf16(&f, args.out, (size_t)N * OUT);
+  const size_t held = stream->scratch_bytes[CUDA_SCRATCH_QUERY] +
+                      stream->scratch_bytes[CUDA_SCRATCH_LATENT];
+  assert_true(held <= dev->keys_bytes + dev->keys_bytes / 4);
+  for (uint32_t at = AT_ONCE - SEQ; at < N; at += 3 * AT_ONCE) { // the last of those before a cut
+    args.batch.seq = batch.seq + at;
+    args.batch.position = batch.position + at;
+    args.batch.n_tokens = SEQ;
+    args.q = dev_q + (size_t)at * Q;
+    td_op_attn_mla(f.stream, &args);
+    float *alone = cuda_get_bf16(&f, args.out, SEQ * OUT);
+    assert_memory_equal(alone, all + (size_t)at * OUT, SEQ * OUT * sizeof *alone);
+    free(alone);
+  }
+  free(q);
+  free(entry);
+  free(values);
+  free(all);
+  cuda_close(&f);
+}
+
 static void expect_failure(cuda_fixture *f, const char *part) {
   td_err err;
   assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
@@ -515,11 +584,9 @@ static void test_attention_over_bad_batches(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gqa),
-      cmocka_unit_test(test_mla_expanded),
-      cmocka_unit_test(test_mla_absorbed),
-      cmocka_unit_test(test_bad_batches),
-      cmocka_unit_test(test_attention_over_bad_batches),
+      cmocka_unit_test(test_gqa),          cmocka_unit_test(test_mla_expanded),
+      cmocka_unit_test(test_mla_absorbed), cmocka_unit_test(test_mla_replay),
+      cmocka_unit_test(test_bad_batches),  cmocka_unit_test(test_attention_over_bad_batches),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

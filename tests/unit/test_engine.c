@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "engine/engine_impl.h"
 #include "unit/engine_test.h"
 
 static td_dev *open_dev(td_activations activations) {
@@ -56,8 +57,28 @@ static void test_streamed_experts(void **state) {
   td_dev_close(dev);
 }
 
+// Two microbatches of a decode step are queued beforehand where a stream holds both devices' work:
+// counted over offloaded layers alone. Qwen3-235B has 94 layers, and all may be offloaded.
+static void test_depth_of_streams(void **state) {
+  (void)state;
+  static td_model_config config = {.n_layers = 94};
+  td_engine e = {.config = &config};
+  assert_false(td_engine_can_signal(&e, 1));
+  e.side.dev = (td_dev *)&e; // is not looked into
+  memset(config.moe_layers, 0xff, sizeof config.moe_layers);
+  assert_true(td_engine_can_signal(&e, 2));
+  config.n_layers = 200;
+  assert_false(td_engine_can_signal(&e, 2));
+  e.opts.n_own_layers = 110;
+  assert_true(td_engine_can_signal(&e, 2));
+  e.opts.n_own_layers = 0;
+  memset(config.moe_layers, 0x55, sizeof config.moe_layers);
+  assert_true(td_engine_can_signal(&e, 2));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
-                                     cmocka_unit_test(test_streamed_experts)};
+                                     cmocka_unit_test(test_streamed_experts),
+                                     cmocka_unit_test(test_depth_of_streams)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

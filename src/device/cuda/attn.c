@@ -200,50 +200,76 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
   return run_decode(stream, &args, max_keys_of(&a->batch), err);
 }
 
+// Queries and results on the latents, of as many tokens as there is memory for.
+typedef struct {
+  const td_attn_mla_args *a;
+  const td_weight *kv_b;
+  float *query, *latent;
+} mla_latents;
+
+// Attention of the tokens [token, token + n).
+static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint32_t token,
+                             uint32_t n, td_err *err) {
+  const td_attn_mla_args *a = l->a;
+  const size_t at = (size_t)token * a->n_heads;
+  const td_cu_mla_args mla = {
+      .kv_b = *l->kv_b,
+      .q = (const uint16_t *)a->q + at * (a->nope_dim + a->rope_dim),
+      .query = l->query,
+      .latent = l->latent,
+      .out = (uint16_t *)a->out + at * a->v_dim,
+      .n_tokens = n,
+      .n_heads = a->n_heads,
+      .nope_dim = a->nope_dim,
+      .rope_dim = a->rope_dim,
+      .v_dim = a->v_dim,
+      .lora = a->kv_lora_rank,
+      .read = td_cuda_read_of(l->kv_b, true),
+  };
+  td_status status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
+  if (status != TD_OK) return status;
+  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+                                 .kv = kv_of(&a->kv),
+                                 .q = l->query,
+                                 .out = l->latent,
+                                 .n_heads = a->n_heads,
+                                 .n_kv_heads = 1,
+                                 .k_dim = a->kv_lora_rank + a->rope_dim,
+                                 .v_dim = a->kv_lora_rank,
+                                 .scale = a->scale,
+                                 .q_f32 = true,
+                                 .v_in_k = true};
+  args.batch.n_tokens = n;
+  args.batch.seq += token;
+  args.batch.position += token;
+  status = run_decode(stream, &args, max_keys_of(&a->batch), err);
+  return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
+}
+
+// A replayed answer may bring thousands of tokens, each of which takes half a megabyte here for
+// DeepSeek-V3: as many at a time as keys_bytes hold.
 static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
-  size_t rows = (size_t)a->batch.n_tokens * a->n_heads;
-  uint32_t entry_dim = a->kv_lora_rank + a->rope_dim;
+  const uint32_t entry_dim = a->kv_lora_rank + a->rope_dim, n_tokens = a->batch.n_tokens;
   if (entry_dim > TD_CU_MMA_ENTRY || a->kv_lora_rank > TD_CU_MMA_LORA) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "attention: latents of %u elements, %u of them values; on a GPU at most %d, %d",
                    entry_dim, a->kv_lora_rank, TD_CU_MMA_ENTRY, TD_CU_MMA_LORA);
   }
+  const size_t query_bytes = (size_t)a->n_heads * entry_dim * sizeof(float);
+  const size_t latent_bytes = (size_t)a->n_heads * a->kv_lora_rank * sizeof(float);
+  const uint32_t n = at_once(stream, n_tokens, query_bytes + latent_bytes);
   void *query, *latent;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, rows * entry_dim * sizeof(float),
-                                     &query, err);
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_QUERY, n * query_bytes, &query, err);
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, rows * a->kv_lora_rank * sizeof(float),
-                             &latent, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n * latent_bytes, &latent, err);
   }
-  if (status != TD_OK) return status;
-  td_cu_mla_args mla = {.kv_b = *kv_b,
-                        .q = a->q,
-                        .query = query,
-                        .latent = latent,
-                        .out = a->out,
-                        .n_tokens = a->batch.n_tokens,
-                        .n_heads = a->n_heads,
-                        .nope_dim = a->nope_dim,
-                        .rope_dim = a->rope_dim,
-                        .v_dim = a->v_dim,
-                        .lora = a->kv_lora_rank,
-                        .read = td_cuda_read_of(kv_b, true)};
-  status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
-  if (status != TD_OK) return status;
-  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
-                                 .kv = kv_of(&a->kv),
-                                 .q = query,
-                                 .out = latent,
-                                 .n_heads = a->n_heads,
-                                 .n_kv_heads = 1,
-                                 .k_dim = entry_dim,
-                                 .v_dim = a->kv_lora_rank,
-                                 .scale = a->scale,
-                                 .q_f32 = true,
-                                 .v_in_k = true};
-  status = run_decode(stream, &args, max_keys_of(&a->batch), err);
-  return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
+  const mla_latents l = {.a = a, .kv_b = kv_b, .query = query, .latent = latent};
+  for (uint32_t token = 0; token < n_tokens && status == TD_OK; token += n) {
+    const uint32_t left = n_tokens - token;
+    status = run_latents(stream, &l, token, left < n ? left : n, err);
+  }
+  return status;
 }
 
 // What a sequence's attention shares: its latents, and room for the keys and values of some heads.
