@@ -47,7 +47,7 @@ def test_chat(tandem_bin, tiny_model, experts):
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
     assert "cuda, " in server.log()
-    for words in ["computes the experts of", "experts come at"]:
+    for words in ["computes the experts of", "streaming experts at"]:
         assert (words in server.log()) == (experts == "cpu")
     messages = [{"role": "user", "content": "Hello!"}]
     body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)

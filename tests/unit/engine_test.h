@@ -23,12 +23,12 @@ static td_activations engine_activations = TD_ACTIVATIONS_F32;
 
 typedef struct {
   const char *name;  // of a golden model
-  size_t slot_bytes; // for experts that pass through
+  size_t ring_bytes; // for experts that pass through
 } small_model;
 
-// Without and with shared experts and dense layers. A slot holds three of eight experts, or one of
-// four, for which it comes round twice in a layer.
-static const small_model small_models[] = {{"qwen3_moe", 26 << 10}, {"deepseek_fp8", 82 << 10}};
+// Without and with shared experts and dense layers. A slot holds three of eight experts, and the
+// ring comes round from layer to layer; or one of four, and it comes round in a layer.
+static const small_model small_models[] = {{"qwen3_moe", 132 << 10}, {"deepseek_fp8", 246 << 10}};
 
 typedef struct {
   td_model *model;
@@ -64,7 +64,7 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .expert_dev = f->expert_dev,
                                .n_own_layers = where == PARTED ? 1 : 0,
                                .n_parts = where == IN_HALVES ? 2 : 1,
-                               .stream_bytes = where == STREAMED ? 3 * m->slot_bytes : 0,
+                               .stream_bytes = where == STREAMED ? m->ring_bytes : 0,
                                .stream_tokens = PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
