@@ -5,15 +5,7 @@
 
 #include "device/device.h"
 #include "model/model.h"
-
-// Where routed experts are computed if there is a GPU. AUTO: there, as many layers of them as fit
-// beside everything else, the others on the CPU.
-typedef enum {
-  TD_EXPERTS_AUTO,
-  TD_EXPERTS_CPU,
-  TD_EXPERTS_GPU,
-  TD_N_EXPERT_PLACES
-} td_expert_place;
+#include "worker/placement.h"
 
 typedef struct {
   td_dev_opts dev; // need_bytes is not read: it follows from the model
@@ -33,7 +25,7 @@ typedef struct {
   uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through
 } td_devices;
 
-// TD_EINVAL: TD_EXPERTS_GPU with a device that is none. Else the errors of td_dev_open; TD_ENOMEM
+// TD_EINVAL: see td_placement_check. Else the errors of td_dev_open; TD_ENOMEM
 // names the cure. Closed in any case.
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);

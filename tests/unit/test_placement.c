@@ -1,0 +1,209 @@
+// tests/unit/test_placement.c - where a model is computed, and how a GPU's memory is shared out.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+#include "engine/slots.h"
+#include "support/checkpoint.h"
+#include "worker/kv_plan.h"
+#include "worker/placement.h"
+
+#define GB ((uint64_t)1000000000)
+
+// ---- where a model is computed ------------------------------------------------------------------
+
+static void test_what_cannot_be(void **state) {
+  (void)state;
+  static const struct {
+    td_placement_opts opts;
+    const char *says; // NULL: can be
+  } cases[] = {
+      {{.device = "cpu"}, NULL},
+      {{.device = "auto", .experts = TD_EXPERTS_GPU, .activations = TD_ACTIVATIONS_INT8}, NULL},
+      {{.device = "cuda", .experts = TD_EXPERTS_CPU}, NULL},
+      {{.device = "gpu"}, "--device gpu: give cpu, cuda or auto"},
+      {{.device = "cpu", .experts = TD_EXPERTS_GPU}, "--experts gpu"},
+      {{.device = "cuda", .activations = TD_ACTIVATIONS_INT8}, "--activations int8"},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_err err;
+    td_status st = td_placement_check(&cases[i].opts, &err);
+    assert_int_equal(st, cases[i].says ? TD_EINVAL : TD_OK);
+    if (cases[i].says) assert_non_null(strstr(err.msg, cases[i].says));
+  }
+}
+
+// Without a GPU auto is cpu in every respect; with one the experts are the CPU's if they do not fit
+// beside operators and a short context.
+static void test_who_computes(void **state) {
+  (void)state;
+  checkpoint ck;
+  td_model *model;
+  td_err err;
+  ck_qwen3(&ck);
+  ck_write(&ck);
+  if (ck_open(&ck, &model, &err) != TD_OK) fail_msg("%s", err.msg);
+  const td_model_stats stats = td_model_stats_of(model);
+  const uint64_t kv_bytes = td_placement_kv_bytes(0, td_model_config_of(model), 8192);
+  const uint64_t all = stats.bytes + TD_KV_DEVICE_SPARE + kv_bytes;
+  assert_true(stats.expert_bytes > 0);
+  static const td_expert_place places[] = {TD_EXPERTS_AUTO, TD_EXPERTS_CPU, TD_EXPERTS_GPU};
+  for (size_t i = 0; i < TD_COUNT(places); i++) {
+    const td_placement_opts opts = {.device = "auto", .experts = places[i]};
+    td_placement p = td_placement_of(&opts, model, 0);
+    assert_string_equal(p.device, "cpu");
+    assert_false(p.has_own_memory || p.experts_on_cpu);
+    p = td_placement_of(&opts, model, all);
+    assert_string_equal(p.device, "cuda");
+    assert_true(p.has_own_memory);
+    assert_int_equal(p.experts_on_cpu, places[i] == TD_EXPERTS_CPU);
+    p = td_placement_of(&opts, model, all - 1);
+    assert_int_equal(p.experts_on_cpu, places[i] != TD_EXPERTS_GPU);
+    const bool all_there = places[i] == TD_EXPERTS_GPU;
+    assert_int_equal(td_placement_need_bytes(&opts, &stats),
+                     stats.bytes - (all_there ? 0 : stats.expert_bytes));
+  }
+  td_model_close(model);
+  ck_free(&ck);
+}
+
+// ---- a GPU's memory -----------------------------------------------------------------------------
+
+static const td_model_config deepseek_v3 = {.n_layers = 61,
+                                            .n_vocab = 129280,
+                                            .dim = 7168,
+                                            .n_heads = 128,
+                                            .max_position = 163840,
+                                            .q_lora_rank = 1536,
+                                            .kv_lora_rank = 512,
+                                            .nope_dim = 128,
+                                            .rope_dim = 64,
+                                            .v_dim = 128,
+                                            .n_experts = 256,
+                                            .top_k = 8};
+static const td_model_config qwen3_235b = {.n_layers = 94,
+                                           .n_vocab = 151936,
+                                           .dim = 4096,
+                                           .n_heads = 64,
+                                           .max_position = 40960,
+                                           .n_kv_heads = 4,
+                                           .head_dim = 128,
+                                           .n_experts = 128,
+                                           .top_k = 8};
+
+// FP8 with a scale for each 128 x 128.
+static uint64_t expert_bytes(uint64_t dim, uint64_t expert_dim) {
+  return 3 * (dim * expert_dim + dim * expert_dim / 4096);
+}
+
+static td_gpu_need need_of(const td_model_config *c, uint64_t free_bytes, uint64_t weight_bytes,
+                           uint64_t layer_bytes, uint32_t ctx_size) {
+  return (td_gpu_need){.free_bytes = free_bytes,
+                       .weight_bytes = weight_bytes,
+                       .layer_bytes = layer_bytes,
+                       .kv_bytes = td_placement_kv_bytes(ctx_size, c, TD_KV_DEFAULT_CTX),
+                       .is_ctx_given = ctx_size != 0,
+                       .step_token_bytes = td_engine_step_bytes_per_token(c, TD_BF16),
+                       .usual_chunk = td_engine_prefill_chunk(c)};
+}
+
+// Tokens that the KV plan makes of what is left.
+static uint32_t context_of(const td_model_config *c, const td_gpu_need *need,
+                           const td_gpu_plan *plan, uint32_t ctx_size) {
+  const td_kv_need kv = {
+      .max_position = c->max_position,
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(c, TD_BF16),
+      .weight_bytes = need->weight_bytes + plan->chunk_bytes + plan->stream_bytes,
+      .available_bytes = need->free_bytes,
+      .ctx_size = ctx_size,
+      .max_batch = 1,
+      .is_device = true,
+  };
+  td_kv_plan out;
+  td_err err;
+  if (td_kv_plan_make(&out, &kv, &err) != TD_OK) fail_msg("%s", err.msg);
+  return out.n_ctx;
+}
+
+// Cards of 24, 32 and 80 GB; free is what a driver and its context leave of them.
+static void test_rings(void **state) {
+  (void)state;
+  const uint64_t v3 = expert_bytes(7168, 2048), qwen3 = expert_bytes(4096, 1536);
+  const struct {
+    const td_model_config *config;
+    uint64_t free_bytes, weight_bytes, expert_bytes;
+    double least, most; // layers of experts in the ring
+    uint32_t least_chunk, least_ctx;
+  } cases[] = {
+      {&deepseek_v3, 24500 * GB / 1000, 19 * GB, v3, 0.09, 0.15, 4096, 16384},
+      {&deepseek_v3, 33 * GB, 19 * GB, v3, 0.5, 0.7, 16384, 32768},
+      {&deepseek_v3, 84 * GB, 19 * GB, v3, 1, 1, 32768, 32768},
+      {&qwen3_235b, 24500 * GB / 1000, 8 * GB, qwen3, 1, 1, 32768, 24576},
+      {&qwen3_235b, 33 * GB, 8 * GB, qwen3, 1, 1, 32768, 32768},
+      {&qwen3_235b, 84 * GB, 8 * GB, qwen3, 1, 1, 32768, 32768},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_model_config *c = cases[i].config;
+    const uint64_t layer_bytes = c->n_experts * cases[i].expert_bytes;
+    const td_gpu_need need = need_of(c, cases[i].free_bytes, cases[i].weight_bytes, layer_bytes, 0);
+    const td_gpu_plan plan = td_gpu_plan_make(&need);
+    const double layers = (double)plan.stream_bytes / (double)layer_bytes;
+    const uint32_t n_ctx = context_of(c, &need, &plan, 0);
+    if (layers < cases[i].least || layers > cases[i].most) fail_msg("case %zu: %g", i, layers);
+    if (plan.prefill_chunk < cases[i].least_chunk) fail_msg("case %zu: chunk", i);
+    if (n_ctx < cases[i].least_ctx) fail_msg("case %zu: a context of %u", i, n_ctx);
+    const uint32_t n = td_slot_experts(plan.stream_bytes, cases[i].expert_bytes, c->n_experts);
+    if (n == 0 || plan.stream_bytes / (n * cases[i].expert_bytes) < TD_SLOT_LEAST) {
+      fail_msg("case %zu: %u experts a slot", i, n);
+    }
+  }
+}
+
+// A context that was asked for comes before the ring, to the last token.
+static void test_a_given_context_comes_first(void **state) {
+  (void)state;
+  const uint64_t layer_bytes = 256 * expert_bytes(7168, 2048);
+  for (uint32_t ctx = 8192; ctx <= 131072; ctx *= 4) {
+    const td_gpu_need need = need_of(&deepseek_v3, 33 * GB, 19 * GB, layer_bytes, ctx);
+    const td_gpu_plan plan = td_gpu_plan_make(&need);
+    assert_int_equal(context_of(&deepseek_v3, &need, &plan, ctx), ctx);
+    assert_true(ctx > 32768 || plan.stream_bytes > layer_bytes / 2);
+  }
+  const td_gpu_need need = need_of(&deepseek_v3, 24500 * GB / 1000, 19 * GB, layer_bytes, 131072);
+  assert_int_equal(td_gpu_plan_make(&need).stream_bytes, 0);
+  const td_gpu_need none = need_of(&deepseek_v3, GB, 19 * GB, layer_bytes, 0);
+  assert_int_equal(td_gpu_plan_make(&none).stream_bytes, 0);
+  assert_int_equal(td_gpu_plan_make(&none).prefill_chunk, none.usual_chunk);
+}
+
+// A GPU that has all experts takes long pieces of prompts, too, where there is room for them.
+static void test_chunks_of_a_gpu_alone(void **state) {
+  (void)state;
+  td_gpu_need need = need_of(&qwen3_235b, 141 * GB, 125 * GB, 0, 0);
+  td_gpu_plan plan = td_gpu_plan_make(&need);
+  assert_int_equal(plan.prefill_chunk, 8192);
+  assert_int_equal(plan.stream_bytes, 0);
+  assert_true(plan.chunk_bytes > 0);
+  need.free_bytes = 127 * GB; // room for the usual chunk alone
+  plan = td_gpu_plan_make(&need);
+  assert_in_range(plan.prefill_chunk, need.usual_chunk, 2048);
+  need.prefill_chunk = 4096;
+  assert_int_equal(td_gpu_plan_make(&need).prefill_chunk, 4096);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_what_cannot_be),
+      cmocka_unit_test(test_who_computes),
+      cmocka_unit_test(test_rings),
+      cmocka_unit_test(test_a_given_context_comes_first),
+      cmocka_unit_test(test_chunks_of_a_gpu_alone),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
