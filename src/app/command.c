@@ -4,7 +4,6 @@
 
 #include "base/fs.h"
 #include "base/log.h"
-#include "engine/engine.h"
 #include "text/chat.h"
 
 #define MAX_TEXT_BYTES (1u << 30)
@@ -30,12 +29,15 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
                            .weights = (td_weights_mode)o->weights,
                            .activations = (td_activations)o->activations,
                            .experts = (td_expert_place)o->experts};
-  td_status st = td_cmd_need_model(o, err);
+  const td_placement_opts wish = td_session_placement(out);
+  td_status st = td_placement_check(&wish, err);
+  if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // says at once when the directory holds no model
   if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
-  const bool is_cpu = strcmp(o->device, "cpu") == 0; // else it hangs on the GPU's memory
-  if (st == TD_OK && is_cpu && !out->prefill_chunk)
-    out->prefill_chunk = td_engine_prefill_chunk(&config);
+  if (st == TD_OK && out->ctx_size > config.max_position) {
+    st = td_fail(err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",
+                 out->ctx_size, config.max_position);
+  }
   return st;
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "app/command.h"
+#include "app/gpu_probe.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/thread.h"
@@ -117,6 +118,9 @@ int main(int argc, char **argv) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
   // The front starts its workers with this word; it is not for users and not in the table.
+  if (argc >= 3 && !strcmp(argv[1], "worker") && !strcmp(argv[2], "probe")) {
+    return td_gpu_probe_main(argc, argv);
+  }
   if (argc >= 2 && !strcmp(argv[1], "worker")) return td_worker_main(argc, argv);
   if (argc == 2 && !strcmp(argv[1], "--version")) {
     puts("tandem " TD_VERSION);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "app/command.h"
+#include "app/gpu_probe.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/team.h"
@@ -230,19 +231,54 @@ bool td_serve_has_model(const td_serve *serve, const char *name) {
   return strcmp(name, serve->name) == 0 || strcmp(name, serve->options->model) == 0;
 }
 
+// Bytes of the GPU's memory that are free; 0: the CPU computes.
+static td_status find_gpu(const td_placement_opts *wish, const td_model *model, uint64_t *out,
+                          td_err *err) {
+  const td_model_stats stats = td_model_stats_of(model);
+  td_gpu_facts gpu;
+  td_status st = td_gpu_probe(&gpu, td_placement_need_bytes(wish, &stats), err);
+  *out = gpu.free_bytes;
+  if (st == TD_OK) return TD_OK;
+  *out = 0;
+  if (strcmp(wish->device, "auto") == 0) {
+    td_info("no GPU can be used, the CPU computes: %s", err->msg);
+    return TD_OK;
+  }
+  return st == TD_ENOMEM && wish->experts == TD_EXPERTS_GPU
+             ? td_err_prefix(err, "--expert-device gpu")
+             : st;
+}
+
+// Whether there is a GPU for the model, and who computes its experts then; auto is settled here.
+static td_status choose_placement(td_serve *serve, td_err *err) {
+  td_session_opts *m = &serve->model_opts;
+  const td_placement_opts wish = td_session_placement(m);
+  uint64_t gpu_bytes = 0;
+  td_model *model = NULL;
+  td_status st = TD_OK;
+  if (td_placement_may_use_gpu(&wish)) {
+    st = td_model_open(&model, m->model_dir, err); // mapped: costs next to nothing
+    if (st == TD_OK) st = find_gpu(&wish, model, &gpu_bytes, err);
+  }
+  if (st == TD_OK) serve->placement = td_placement_of(&wish, model, gpu_bytes);
+  if (st == TD_OK) m->device = serve->placement.device;
+  td_model_close(model);
+  return st;
+}
+
 // Whether prefill and decode are two workers.
 static td_status choose_workers(td_serve *serve, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
+  const bool has_gpu = serve->placement.has_own_memory;
   uint32_t n_threads = serve->model_opts.n_threads;
-  bool is_cpu = strcmp(serve->model_opts.device, "cpu") == 0;
-  serve->is_split = how == TD_AUTO ? is_cpu && (n_threads ? n_threads : td_cpu_count()) > 1
+  serve->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
                                    : how == TD_ON;
   const char *wish = serve->is_split ? "--disaggregate on" : "--kv-dir";
-  if (!is_cpu && (serve->is_split || serve->options->kv_dir)) {
+  if (has_gpu && (serve->is_split || serve->options->kv_dir)) {
     return td_fail(err, TD_EINVAL,
                    "%s: with --device %s KV pages are in the GPU's memory, where no other process "
                    "reaches them; leave it out, or give --device cpu",
-                   wish, serve->model_opts.device);
+                   wish, serve->options->device);
   }
   return TD_OK;
 }
@@ -254,6 +290,7 @@ static td_status read_model(td_serve *serve, td_err *err) {
   if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);
+  if (st == TD_OK) st = choose_placement(serve, err);
   if (st == TD_OK) st = choose_workers(serve, err);
   if (st == TD_OK) {
     st = td_api_keys_read(&serve->keys, serve->options->api_key, serve->options->api_keys, err);

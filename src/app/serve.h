@@ -36,6 +36,7 @@ typedef struct {
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
   td_session_opts model_opts; // what the options ask of model and memory, checked
+  td_placement placement;     // of the model; model_opts.device is its
   td_kv_dir *kv_dir;          // NULL without --kv-dir
   td_digest kv_model;         // fingerprint for it
   bool is_split;              // prefill and decode are two workers

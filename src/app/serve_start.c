@@ -1,5 +1,4 @@
 // src/app/serve_start.c - from an open port to a worker: the weights, then the process.
-#include <string.h>
 #include <unistd.h>
 
 #include "app/serve.h"
@@ -69,15 +68,12 @@ static td_status open_kv_dir(td_serve *serve, td_err *err) {
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
   const td_session_opts *m = &serve->model_opts;
-  bool for_device = strcmp(m->device, "cpu") != 0;
-  // A GPU has a copy of its own and needs no other, but of experts that it leaves to the CPU.
-  bool needs_none = m->weights == TD_WEIGHTS_AUTO && for_device && m->experts != TD_EXPERTS_CPU;
-  const td_weights_opts opts = {.mode = needs_none ? TD_WEIGHTS_MMAP : m->weights,
+  const td_weights_opts opts = {.mode = m->weights,
                                 .model_dir = m->model_dir,
                                 .ctx_size = m->ctx_size,
                                 .kv_dtype = m->kv_dtype,
                                 .canceled = &serve->weights_canceled,
-                                .for_device = for_device};
+                                .placement = serve->placement};
   serve->weights_err.code = TD_OK;
   td_status st = open_kv_dir(serve, &serve->weights_err);
   if (st == TD_OK) st = td_weights_open(&serve->weights_fd, &opts, &serve->weights_err);

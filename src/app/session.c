@@ -11,7 +11,7 @@
 #include "worker/kv_plan.h"
 
 static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
-  const bool is_own = s->devices.has_own_memory; // which the weights have yet to go to
+  const bool is_own = s->devices.placement.has_own_memory; // which the weights have yet to go to
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
@@ -48,26 +48,31 @@ static td_status open_engine(td_session *s, td_err *err) {
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
 
+// Mapped so far. If weights are to be in memory, the model is opened once more.
 static td_status open_model(td_session *s, td_err *err) {
-  // A device that copies all weights needs no other copy of them.
-  const bool for_device = s->devices.has_own_memory;
-  const bool needs_none = s->opts.weights == TD_WEIGHTS_AUTO && for_device &&
-                          !s->devices.expert_dev;
-  if (s->opts.weights == TD_WEIGHTS_MMAP || needs_none) return TD_OK;
-  td_model_close(s->model);
-  s->model = NULL;
   const td_weights_opts opts = {.mode = s->opts.weights,
                                 .model_dir = s->opts.model_dir,
                                 .ctx_size = s->opts.ctx_size,
                                 .kv_dtype = s->opts.kv_dtype,
-                                .for_device = for_device};
+                                .placement = s->devices.placement};
   int fd;
   td_status st = td_weights_open(&fd, &opts, err);
-  if (st != TD_OK) return st;
+  if (st != TD_OK || fd < 0) return st;
+  td_model_close(s->model);
+  s->model = NULL;
+  td_model_close(s->model);
+  s->model = NULL;
   st = td_model_open_weights(&s->model, s->opts.model_dir, fd, err);
-  s->is_resident = fd >= 0;
-  if (fd >= 0) close(fd); // the model's mapping keeps the memory
+  s->is_resident = true;
+  close(fd); // the model's mapping keeps the memory
   return st;
+}
+
+td_placement_opts td_session_placement(const td_session_opts *opts) {
+  return (td_placement_opts){.device = opts->device ? opts->device : "cpu",
+                             .experts = opts->experts,
+                             .activations = opts->activations,
+                             .ctx_size = opts->ctx_size};
 }
 
 static td_status open_devices(td_session *s, td_err *err) {

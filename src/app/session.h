@@ -45,6 +45,9 @@ typedef struct {
   uint32_t n_cached;
 } td_session;
 
+// What the options ask of where the model is computed.
+td_placement_opts td_session_placement(const td_session_opts *opts);
+
 // On success the caller owns *out; on error *out is NULL.
 td_status td_session_open(td_session **out, const td_session_opts *opts, td_err *err);
 void td_session_close(td_session *session);

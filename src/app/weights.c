@@ -29,32 +29,76 @@ static bool has_room_for_kv(const td_weights_need *need) {
   return taken <= available && (available - taken) / 2 >= need->kv_bytes;
 }
 
-td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
-  *out = (td_weights_choice){0};
-  double weights = (double)need->file_bytes / GIB;
-  double available = (double)need->available_bytes / GIB;
-  if (need->mode == TD_WEIGHTS_RESIDENT && taken_bytes(need) > need->available_bytes) {
-    return td_fail(err, TD_ENOMEM,
-                   "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
-                   "available; free some, or give --weights mmap, which reads them through the "
-                   "page cache",
-                   weights, available);
-  }
-  bool does_fit = has_room_for_kv(need);
-  out->is_resident = need->mode == TD_WEIGHTS_RESIDENT ||
-                     (need->mode == TD_WEIGHTS_AUTO && does_fit && need->pages != TD_PAGES_PLAIN);
-  if (out->is_resident) return TD_OK;
-  if (need->file_bytes > need->available_bytes) {
+// As the administrator allows them; a setting of the size's own comes before that of all sizes.
+#define ALLOW_HUGE                                                                                 \
+  "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or sysctl "                    \
+  "vm.nr_hugepages=%llu"
+
+static unsigned long long huge_pages(const td_weights_need *need) {
+  return (need->resident_bytes + TD_HUGE_PAGE_BYTES - 1) / TD_HUGE_PAGE_BYTES;
+}
+
+static bool is_to_be_resident(const td_weights_need *need) {
+  const td_placement *p = &need->placement;
+  if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_RESIDENT;
+  if (p->has_own_memory && !p->experts_on_cpu) return false;
+  return has_room_for_kv(need) && (p->experts_on_cpu || need->pages != TD_PAGES_PLAIN);
+}
+
+static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
+  const double weights = (double)need->file_bytes / GIB;
+  const double available = (double)need->available_bytes / GIB;
+  const bool is_gpus = need->placement.has_own_memory && !need->placement.experts_on_cpu;
+  if (need->file_bytes > need->available_bytes && !is_gpus) {
     out->is_warning = true;
     snprintf(out->text, sizeof out->text,
              "the checkpoint is larger (%.2f GiB) than the memory available (%.2f GiB): answers "
              "will wait for the disk; a smaller one can be made with tandem quantize",
              weights, available);
+  } else if (need->mode == TD_WEIGHTS_AUTO && is_gpus) {
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files: the GPU copies all of them",
+             weights);
+  } else if (need->mode == TD_WEIGHTS_AUTO && !has_room_for_kv(need)) {
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files: a copy in memory would leave no "
+             "room for the KV cache",
+             weights);
   } else if (need->mode == TD_WEIGHTS_AUTO) {
-    snprintf(out->text, sizeof out->text, "%.2f GiB of weights are mapped from their files: %s",
-             weights,
-             does_fit ? "there are no 2 MB pages for shared memory, and nothing else to gain"
-                      : "a copy in memory would leave no room for the KV cache");
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files, since shared memory has no 2 MB "
+             "pages; to allow them: " ALLOW_HUGE,
+             weights, huge_pages(need));
+  }
+}
+
+td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
+  *out = (td_weights_choice){.is_resident = is_to_be_resident(need)};
+  const uint64_t taken = taken_bytes(need);
+  const double weights = (double)need->file_bytes / GIB;
+  const double available = (double)need->available_bytes / GIB;
+  const double limit = (double)need->limit_bytes / GIB;
+  if (need->mode == TD_WEIGHTS_RESIDENT && taken > need->limit_bytes) {
+    return td_fail(err, TD_ENOMEM,
+                   "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
+                   "there are; give --weights mmap, which reads them through the page cache",
+                   weights, limit);
+  }
+  if (!out->is_resident) {
+    explain_mapping(out, need);
+  } else if (taken > need->available_bytes) {
+    out->is_warning = true;
+    snprintf(out->text, sizeof out->text,
+             "--weights resident: of the %.2f GiB of memory there are, %.2f GiB are available, and "
+             "the weights take %.2f GiB; loading goes on, and fails if no more becomes available",
+             limit, available, weights);
+  } else if (need->pages == TD_PAGES_PLAIN) {
+    out->is_warning = need->placement.experts_on_cpu;
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights will be in 4 KB pages, which are slower to read%s; to allow 2 MB "
+             "pages: " ALLOW_HUGE,
+             weights, need->placement.has_own_memory ? " and to register with the GPU" : "",
+             huge_pages(need));
   }
   return TD_OK;
 }
@@ -121,7 +165,7 @@ static td_status load(int *fd, const td_store *store, const td_weights_opts *opt
   const td_resident_opts how = {.canceled = opts->canceled,
                                 .on_progress = on_progress,
                                 .ctx = &r,
-                                .for_device = opts->for_device};
+                                .for_device = opts->placement.has_own_memory};
   td_resident_stats stats;
   uint64_t begin_ns = td_trace_begin();
   td_status st = td_resident_load(fd, &stats, store, &how, err);
@@ -140,10 +184,13 @@ static td_status measure(td_weights_need *need, const td_store *store, const td_
   uint64_t n_ctx = opts->ctx_size ? opts->ctx_size : config.max_position;
   if (!opts->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
   *need = (td_weights_need){.mode = opts->mode,
+                            .placement = opts->placement,
                             .resident_bytes = td_resident_bytes(store),
-                            .kv_bytes = n_ctx *
-                                        td_engine_kv_bytes_per_token(&config, opts->kv_dtype),
-                            .available_bytes = td_memory_available_bytes()};
+                            .available_bytes = td_memory_available_bytes(),
+                            .limit_bytes = td_memory_limit_bytes()};
+  if (!opts->placement.has_own_memory) { // else KV pages are there
+    need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
+  }
   need->pages = td_memory_shared_pages(need->resident_bytes);
   for (size_t i = 0; i < td_store_n_shards(store); i++)
     need->file_bytes += td_store_shard(store, i).n_bytes;

@@ -160,23 +160,32 @@ static uint64_t left_of(uint64_t max, uint64_t current, uint64_t file, uint64_t 
   return used < max ? max - used : 0;
 }
 
-static uint64_t memory_left(const group *g) {
+static uint64_t memory_limit(const group *g) {
   if (g->is_v2) { // beyond memory.high a process is slowed down until it hardly moves
-    uint64_t max = min_u64(number_in(g, "memory.max", ""), number_in(g, "memory.high", ""));
-    return left_of(max, number_in(g, "memory.current", ""), number_in(g, "memory.stat", "file "),
-                   number_in(g, "memory.stat", "shmem "));
+    return min_u64(number_in(g, "memory.max", ""), number_in(g, "memory.high", ""));
   }
   // The hierarchical limit knows of groups above the mount point, too.
-  uint64_t max = min_u64(number_in(g, "memory.limit_in_bytes", ""),
-                         number_in(g, "memory.stat", "hierarchical_memory_limit "));
-  if (max >= V1_NO_LIMIT) max = NO_LIMIT;
-  return left_of(max, number_in(g, "memory.usage_in_bytes", ""),
+  const uint64_t max = min_u64(number_in(g, "memory.limit_in_bytes", ""),
+                               number_in(g, "memory.stat", "hierarchical_memory_limit "));
+  return max < V1_NO_LIMIT ? max : NO_LIMIT;
+}
+
+static uint64_t memory_left(const group *g) {
+  if (g->is_v2) {
+    return left_of(memory_limit(g), number_in(g, "memory.current", ""),
+                   number_in(g, "memory.stat", "file "), number_in(g, "memory.stat", "shmem "));
+  }
+  return left_of(memory_limit(g), number_in(g, "memory.usage_in_bytes", ""),
                  number_in(g, "memory.stat", "total_cache "),
                  number_in(g, "memory.stat", "total_shmem "));
 }
 
 uint64_t td_cgroup_memory_left(const td_cgroup_view *view) {
   return smallest(view, "memory", memory_left);
+}
+
+uint64_t td_cgroup_memory_limit(const td_cgroup_view *view) {
+  return smallest(view, "memory", memory_limit);
 }
 
 // ---- CPU time -----------------------------------------------------------------------------------

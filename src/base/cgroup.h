@@ -15,6 +15,8 @@ typedef struct {
 // Bytes that may still be allocated before a limit is met; page cache does not count as used.
 // UINT64_MAX: there is no limit.
 uint64_t td_cgroup_memory_left(const td_cgroup_view *view);
+// Bytes that may be allocated in all. UINT64_MAX: there is no limit.
+uint64_t td_cgroup_memory_limit(const td_cgroup_view *view);
 // CPUs' worth of time that the quotas allow, rounded up. UINT32_MAX: there is no quota.
 uint32_t td_cgroup_cpus(const td_cgroup_view *view);
 

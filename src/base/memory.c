@@ -34,13 +34,18 @@ static uint64_t number_in(const char *path, const char *key) {
   return value;
 }
 
-static uint64_t machine_available(void) {
-  uint64_t kib = number_in("/proc/meminfo", "MemAvailable:");
+static uint64_t machine_bytes(const char *key) {
+  uint64_t kib = number_in("/proc/meminfo", key);
   return kib == UINT64_MAX ? kib : kib * 1024;
 }
 
 uint64_t td_memory_available_bytes(void) {
-  uint64_t machine = machine_available(), groups = td_cgroup_memory_left(NULL);
+  uint64_t machine = machine_bytes("MemAvailable:"), groups = td_cgroup_memory_left(NULL);
+  return machine < groups ? machine : groups;
+}
+
+uint64_t td_memory_limit_bytes(void) {
+  uint64_t machine = machine_bytes("MemTotal:"), groups = td_cgroup_memory_limit(NULL);
   return machine < groups ? machine : groups;
 }
 

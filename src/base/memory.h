@@ -9,6 +9,10 @@
 // neither can be read.
 uint64_t td_memory_available_bytes(void);
 
+// The most that can ever be available: all of the machine's memory, or a control group's limit.
+// UINT64_MAX when neither can be read.
+uint64_t td_memory_limit_bytes(void);
+
 // How shared memory (memfd) can be backed.
 typedef enum {
   TD_PAGES_PLAIN,

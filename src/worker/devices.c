@@ -24,8 +24,9 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
   if (st != TD_OK) return st;
   dev.need_bytes = td_placement_need_bytes(&wish, stats);
   st = td_dev_open(&d->dev, &dev, err);
-  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU ? td_err_prefix(err, "--experts gpu")
-                                                            : st;
+  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU
+             ? td_err_prefix(err, "--expert-device gpu")
+             : st;
 }
 
 static uint64_t largest_expert_layer(const td_model *model) {
@@ -116,17 +117,15 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   td_status st = open_dev(out, opts, &stats, err);
   if (st != TD_OK) return st;
   const uint64_t n_free = td_dev_own_free_bytes(out->dev);
-  out->has_own_memory = n_free != 0;
+  const td_placement_opts wish = wish_of(opts);
+  out->placement = td_placement_of(&wish, model, n_free);
   out->held_bytes = stats.bytes;
   out->prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk
                                            : td_engine_prefill_chunk(td_model_config_of(model));
-  if (!out->has_own_memory) return TD_OK;
+  if (!out->placement.has_own_memory) return TD_OK;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
           (double)n_free / GIB);
-  const td_placement_opts wish = wish_of(opts);
-  if (td_placement_of(&wish, model, n_free).experts_on_cpu) {
-    return open_experts(out, opts, model, n_free, err);
-  }
+  if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
   plan_memory(out, opts, model, n_free);
   return TD_OK;
 }

@@ -18,15 +18,15 @@ typedef struct {
   td_dev *dev;
   td_dev *expert_dev;     // NULL: dev has them
   uint32_t n_own_layers;  // else, layers from the first whose experts dev has
-  bool has_own_memory;    // dev has
   unsigned n_threads;     // the CPU's to compute with
+  td_placement placement; // as it came out
   uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
   uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)
   uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through
 } td_devices;
 
-// TD_EINVAL: see td_placement_check. Else the errors of td_dev_open; TD_ENOMEM
-// names the cure. Closed in any case.
+// TD_EINVAL: see td_placement_check. Else the errors of td_dev_open; TD_ENOMEM names the cure.
+// Closed in any case.
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);

@@ -23,12 +23,16 @@ td_status td_placement_check(const td_placement_opts *opts, td_err *err) {
     return td_fail(err, TD_EINVAL, "--device %s: give cpu, cuda or auto", opts->device);
   }
   if (is_cpu && opts->experts == TD_EXPERTS_GPU) {
-    return td_fail(err, TD_EINVAL, "--experts gpu: give --device cuda, too, or leave it out");
+    return td_fail(err, TD_EINVAL, "--expert-device gpu: give --device cuda, too, or leave it out");
   }
   if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
     return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
   }
   return TD_OK;
+}
+
+bool td_placement_may_use_gpu(const td_placement_opts *opts) {
+  return strcmp(opts->device, "cpu") != 0 && opts->activations != TD_ACTIVATIONS_INT8;
 }
 
 uint64_t td_placement_need_bytes(const td_placement_opts *opts, const td_model_stats *stats) {

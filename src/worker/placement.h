@@ -36,10 +36,14 @@ typedef struct {
 // TD_EINVAL: what cannot go together, whatever the machine and the model.
 td_status td_placement_check(const td_placement_opts *opts, td_err *err);
 
+// False: whatever GPU there is, the CPU computes.
+bool td_placement_may_use_gpu(const td_placement_opts *opts);
+
 // Bytes of weights that a GPU must have room for.
 uint64_t td_placement_need_bytes(const td_placement_opts *opts, const td_model_stats *stats);
 
-// gpu_bytes: of its memory that are free; 0: there is none that can be used, and the CPU computes.
+// gpu_bytes: of its memory that are free; 0: there is none that can be used, and the CPU computes
+// (then model is not read).
 td_placement td_placement_of(const td_placement_opts *opts, const td_model *model,
                              uint64_t gpu_bytes);
 

@@ -45,7 +45,7 @@ typedef struct {
 // ---- opening ----------------------------------------------------------------------------------
 
 static td_status open_pool(worker *w, td_err *err) {
-  const bool is_own = w->devices.has_own_memory; // which the weights have yet to go to
+  const bool is_own = w->devices.placement.has_own_memory; // which the weights have yet to go to
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
@@ -113,9 +113,8 @@ static td_status open_devices(worker *w, td_err *err) {
   const void *memory = td_model_memory(w->model, &n_bytes);
   if (d->stream_bytes) td_dev_pin(d->dev, memory, n_bytes);
   if (d->expert_dev && !memory) {
-    td_info("experts are read through the page cache; --expert-device cpu --weights resident has "
-            "them in "
-            "memory before the first request");
+    td_info("experts are read through the page cache, from which they stream to the GPU more "
+            "slowly; give --weights resident");
   }
   return TD_OK;
 }
@@ -126,7 +125,7 @@ static td_status warm_up(worker *w, td_err *err) {
   enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   static const uint32_t steps[] = {LONG, SHORT, 1};
-  if (!w->devices.has_own_memory) return TD_OK;
+  if (!w->devices.placement.has_own_memory) return TD_OK;
   const td_kv_plan *plan = &w->pool.plan;
   uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES;
   uint32_t n_ctx = n_pages * TD_KV_PAGE_TOKENS < plan->n_ctx ? n_pages * TD_KV_PAGE_TOKENS
@@ -176,15 +175,16 @@ static td_status open_all(worker *w, td_err *err) {
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
            (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx, w->pool.plan.n_pages,
            TD_KV_PAGE_TOKENS);
-  td_wire_msg ready = {.kind = TD_MSG_READY,
-                       .u.ready = {.n_vocab = w->config->n_vocab,
-                                   .n_ctx = w->pool.plan.n_ctx,
-                                   .max_seqs = w->opts.max_batch,
-                                   .page_tokens = TD_KV_PAGE_TOKENS,
-                                   .prefill_chunk = w->devices.prefill_chunk,
-                                   .n_pages = w->pool.plan.n_pages,
-                                   .flags = w->devices.has_own_memory ? TD_READY_OWN_PAGES : 0,
-                                   .load_ns = td_clock_ns() - begin_ns}};
+  td_wire_msg ready = {
+      .kind = TD_MSG_READY,
+      .u.ready = {.n_vocab = w->config->n_vocab,
+                  .n_ctx = w->pool.plan.n_ctx,
+                  .max_seqs = w->opts.max_batch,
+                  .page_tokens = TD_KV_PAGE_TOKENS,
+                  .prefill_chunk = w->devices.prefill_chunk,
+                  .n_pages = w->pool.plan.n_pages,
+                  .flags = w->devices.placement.has_own_memory ? TD_READY_OWN_PAGES : 0,
+                  .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
   snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
   return td_outlet_post(&w->outlet, &ready, err);

@@ -49,6 +49,8 @@ def test_chat(tandem_bin, tiny_model, experts):
     assert "cuda, " in server.log()
     for words in ["computes the experts of", "streaming experts at"]:
         assert (words in server.log()) == (experts == "cpu")
+    # A GPU that has all weights needs no other copy; experts stream from memory.
+    assert ("of weights are in memory" in server.log()) == (experts == "cpu")
     messages = [{"role": "user", "content": "Hello!"}]
     body = post(server, "/v1/chat/completions", messages=messages, max_tokens=3, ignore_eos=True)
     assert body["usage"]["completion_tokens"] == 3
@@ -58,6 +60,7 @@ def test_chat(tandem_bin, tiny_model, experts):
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert complete(server, "Once upon a time", 4) == json.loads(said.stdout)["text"]
+    assert ("of weights are in memory" in said.stderr) == (experts == "cpu")
     check_draws(server)
     server.close()
 
@@ -102,7 +105,8 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1550")  # of which operators may need 1536
     nano = Path(__file__).parents[2] / "configs" / "models" / "tandem-nano"
     server = Server(tandem_bin, nano, "--device", "cuda", "--ctx-size", "256")
-    assert "computes the experts of 2 layers" in server.log()  # of 3: one fits
+    assert "computes the experts of 3 layers" in server.log()  # a layer's room is for streaming
+    assert "of weights are in memory" in server.log()  # without being asked for
     complete(server, "Once", 2)
     server.close()
 
@@ -111,22 +115,46 @@ def health(server):
     return httpx.get(server.url + "/health", trust_env=False).json()
 
 
-def test_auto_without_a_gpu(tandem_bin, tiny_model, monkeypatch):
+def test_auto_without_a_gpu(tandem_bin, tiny_model, tmp_path, monkeypatch):
+    """It is cpu in every respect: two workers, prompts on disk, the same choice of weights."""
     monkeypatch.setenv("TANDEM_CUDA_LIB", "/nonexistent/libtandem_cuda.so")
-    server = Server(tandem_bin, tiny_model, "--device", "auto")
-    complete(server, "Once", 2)
-    assert server.log().count("the CPU computes, no GPU: CUDA: /nonexistent/libtandem_cuda.so") == 1
-    server.close()
+    said = []
+    for device in ["auto", "cpu"]:
+        options = ["--threads", "2", "--kv-dir", str(tmp_path / device), "--log-level", "debug"]
+        server = Server(tandem_bin, tiny_model, "--device", device, *options)
+        assert sorted(server.workers()) == ["decode", "prefill"]
+        complete(server, "Once", 2)
+        said.append(re.findall(r"of weights are \w+ \w+", server.log()))
+        why = "no GPU can be used, the CPU computes: CUDA: /nonexistent/libtandem_cuda.so"
+        assert server.log().count(why) == (device == "auto")
+        server.close()
+    assert said[0] == said[1] and len(said[0]) == 1
+
+
+def test_without_the_gpu_that_is_asked_for(tandem_bin, tiny_model, monkeypatch):
+    """It is missed before weights are loaded."""
+    monkeypatch.setenv("TANDEM_CUDA_LIB", "/nonexistent/libtandem_cuda.so")
+    options = ["--device", "cuda", "--weights", "resident"]
+    server = Server(tandem_bin, tiny_model, *options, wait=False)
+    assert server.wait() == 1
+    assert "CUDA: /nonexistent/libtandem_cuda.so" in server.log()
+    assert "are in memory" not in server.log()
 
 
 def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
     for wish in [["--disaggregate", "on"], ["--kv-dir", str(tmp_path)]]:
         server = Server(tandem_bin, tiny_model, "--device", "cuda", *wish, wait=False)
         assert server.wait() == 2
-        assert wish[0] in server.log() and "--device cpu" in server.log()
-    server = Server(tandem_bin, tiny_model, "--device", "gpu", wait=False)
-    assert server.wait() == 1
-    assert "no device of kind 'gpu'; use cpu, cuda or auto" in server.log()
+        assert " ".join(wish[:1]) in server.log() and "--device cpu" in server.log()
+    for wish, says in [
+        (["--device", "gpu"], "--device gpu: give cpu, cuda or auto"),
+        (["--expert-device", "gpu"], "--expert-device gpu: give --device cuda"),
+        (["--device", "cuda", "--activations", "int8"], "--activations int8 is for the CPU"),
+        (["--ctx-size", "16000000"], "the model's longest context is"),
+    ]:
+        server = Server(tandem_bin, tiny_model, "--weights", "resident", *wish, wait=False)
+        assert server.wait() == 2
+        assert says in server.log() and "are in memory" not in server.log()
     if "_emu" not in library:
         return
     monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1")  # less than the weights

@@ -90,6 +90,7 @@ static void test_v1_limit_out_of_sight(void **state) {
   put(&m, "cg/cpu/cpu.cfs_quota_us", "200000\n");
   put(&m, "cg/cpu/cpu.cfs_period_us", "100000\n");
   assert_int_equal(td_cgroup_memory_left(&m.view), 150 * MIB);
+  assert_int_equal(td_cgroup_memory_limit(&m.view), 200 * MIB);
   assert_int_equal(td_cgroup_cpus(&m.view), 2);
   discard(&m);
 }
@@ -111,6 +112,7 @@ static void test_v2(void **state) {
   assert_int_equal(td_cgroup_cpus(&m.view), 2);
   put(&m, "cg/slice/unit/memory.high", "104857600\n");
   assert_int_equal(td_cgroup_memory_left(&m.view), 99 * MIB);
+  assert_int_equal(td_cgroup_memory_limit(&m.view), 100 * MIB);
   discard(&m);
 }
 

@@ -28,13 +28,14 @@ static void test_what_cannot_be(void **state) {
       {{.device = "auto", .experts = TD_EXPERTS_GPU, .activations = TD_ACTIVATIONS_INT8}, NULL},
       {{.device = "cuda", .experts = TD_EXPERTS_CPU}, NULL},
       {{.device = "gpu"}, "--device gpu: give cpu, cuda or auto"},
-      {{.device = "cpu", .experts = TD_EXPERTS_GPU}, "--experts gpu"},
+      {{.device = "cpu", .experts = TD_EXPERTS_GPU}, "--expert-device gpu"},
       {{.device = "cuda", .activations = TD_ACTIVATIONS_INT8}, "--activations int8"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_err err;
     td_status st = td_placement_check(&cases[i].opts, &err);
     assert_int_equal(st, cases[i].says ? TD_EINVAL : TD_OK);
+    if (i < 3) assert_int_equal(td_placement_may_use_gpu(&cases[i].opts), i == 2);
     if (cases[i].says) assert_non_null(strstr(err.msg, cases[i].says));
   }
 }

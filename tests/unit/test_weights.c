@@ -30,41 +30,65 @@
 static void test_choice(void **state) {
   (void)state;
   enum { PLAIN = TD_PAGES_PLAIN, THP = TD_PAGES_TRANSPARENT, RESERVED = TD_PAGES_RESERVED };
+  enum { CPU, GPU, BOTH }; // BOTH: experts are the CPU's
   static const struct {
     td_weights_mode mode;
-    int pages;
-    uint64_t weights_gib, kv_gib, available_gib;
+    int pages, where;
+    uint64_t weights_gib, kv_gib, available_gib, limit_gib;
     td_status status;
     bool is_resident, is_warning;
   } cases[] = {
-      {TD_WEIGHTS_AUTO, THP, 10, 2, 14, TD_OK, true, false},
-      {TD_WEIGHTS_AUTO, THP, 10, 2, 13, TD_OK, false, false},    // no room for two contexts
-      {TD_WEIGHTS_AUTO, PLAIN, 10, 2, 99, TD_OK, false, false},  // brings nothing
-      {TD_WEIGHTS_AUTO, RESERVED, 10, 2, 4, TD_OK, true, false}, // set aside already
-      {TD_WEIGHTS_AUTO, RESERVED, 10, 2, 3, TD_OK, false, true},
-      {TD_WEIGHTS_AUTO, THP, 10, 2, 9, TD_OK, false, true}, // the disk will be read all the time
-      {TD_WEIGHTS_MMAP, THP, 10, 2, 99, TD_OK, false, false},
-      {TD_WEIGHTS_MMAP, THP, 10, 2, 9, TD_OK, false, true},
-      {TD_WEIGHTS_RESIDENT, PLAIN, 10, 2, 99, TD_OK, true, false},
-      {TD_WEIGHTS_RESIDENT, PLAIN, 10, 2, 10, TD_OK, true, false}, // a shorter context may do
-      {TD_WEIGHTS_RESIDENT, THP, 10, 2, 9, TD_ENOMEM, false, false},
-      {TD_WEIGHTS_RESIDENT, RESERVED, 10, 2, 4, TD_OK, true, false},
+      {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 14, 99, TD_OK, true, false},
+      {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 13, 99, TD_OK, false, false},    // two contexts do not fit
+      {TD_WEIGHTS_AUTO, PLAIN, CPU, 10, 2, 99, 99, TD_OK, false, false},  // brings nothing
+      {TD_WEIGHTS_AUTO, RESERVED, CPU, 10, 2, 4, 99, TD_OK, true, false}, // set aside already
+      {TD_WEIGHTS_AUTO, RESERVED, CPU, 10, 2, 3, 99, TD_OK, false, true},
+      {TD_WEIGHTS_AUTO, THP, CPU, 10, 2, 9, 99, TD_OK, false, true}, // the disk will be read on
+      {TD_WEIGHTS_MMAP, THP, CPU, 10, 2, 99, 99, TD_OK, false, false},
+      {TD_WEIGHTS_MMAP, THP, CPU, 10, 2, 9, 99, TD_OK, false, true},
+      {TD_WEIGHTS_RESIDENT, PLAIN, CPU, 10, 2, 99, 99, TD_OK, true, false},
+      {TD_WEIGHTS_RESIDENT, PLAIN, CPU, 10, 2, 10, 99, TD_OK, true, false}, // a shorter context may
+      {TD_WEIGHTS_RESIDENT, THP, CPU, 10, 2, 9, 10, TD_OK, true, true},     // memory may grow
+      {TD_WEIGHTS_RESIDENT, THP, CPU, 10, 2, 9, 9, TD_ENOMEM, false, false},
+      {TD_WEIGHTS_RESIDENT, RESERVED, CPU, 10, 2, 4, 4, TD_OK, true, false},
+      // The GPU has all weights, or copies experts again and again, from whatever pages.
+      {TD_WEIGHTS_AUTO, THP, GPU, 10, 0, 99, 99, TD_OK, false, false},
+      {TD_WEIGHTS_AUTO, THP, GPU, 10, 0, 9, 99, TD_OK, false, false},
+      {TD_WEIGHTS_RESIDENT, THP, GPU, 10, 0, 99, 99, TD_OK, true, false},
+      {TD_WEIGHTS_AUTO, THP, BOTH, 10, 0, 10, 99, TD_OK, true, false},
+      {TD_WEIGHTS_AUTO, PLAIN, BOTH, 10, 0, 10, 99, TD_OK, true, true}, // says how to allow others
+      {TD_WEIGHTS_AUTO, THP, BOTH, 10, 0, 9, 99, TD_OK, false, true},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_placement placement = {.has_own_memory = cases[i].where != CPU,
+                                    .experts_on_cpu = cases[i].where == BOTH};
     const td_weights_need need = {.mode = cases[i].mode,
+                                  .placement = placement,
                                   .file_bytes = cases[i].weights_gib * GIB,
                                   .resident_bytes = cases[i].weights_gib * GIB,
                                   .kv_bytes = cases[i].kv_gib * GIB,
                                   .available_bytes = cases[i].available_gib * GIB,
+                                  .limit_bytes = cases[i].limit_gib * GIB,
                                   .pages = (td_page_kind)cases[i].pages};
     td_weights_choice choice;
     td_err err;
     td_status st = td_weights_choose(&choice, &need, &err);
     if (st != cases[i].status) fail_msg("case %zu: status %d", i, (int)st);
     if (st == TD_ENOMEM) assert_non_null(strstr(err.msg, "--weights mmap"));
+    if (st != TD_OK) continue;
     if (choice.is_resident != cases[i].is_resident) fail_msg("case %zu: resident?", i);
     if (choice.is_warning != cases[i].is_warning) fail_msg("case %zu: warning?", i);
+    if (cases[i].pages != PLAIN || cases[i].mode == TD_WEIGHTS_MMAP) continue;
+    if (!strstr(choice.text, "shmem_enabled, or sysctl vm.nr_hugepages=5120")) {
+      fail_msg("case %zu: %s", i, choice.text);
+    }
   }
+}
+
+static void test_limits_of_memory(void **state) {
+  (void)state;
+  assert_true(td_memory_available_bytes() <= td_memory_limit_bytes());
+  assert_true(td_memory_limit_bytes() < UINT64_MAX);
 }
 
 // ---- the memory -----------------------------------------------------------------------------
@@ -327,6 +351,7 @@ static void test_not_weights(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_choice),
+      cmocka_unit_test(test_limits_of_memory),
       cmocka_unit_test_setup_teardown(test_holds_the_files, setup, teardown),
       cmocka_unit_test_setup_teardown(test_nobody_changes_it, setup, teardown),
       cmocka_unit_test_setup_teardown(test_for_a_device, setup, teardown),
