@@ -77,6 +77,7 @@ static void test_who_computes(void **state) {
 // ---- a GPU's memory -----------------------------------------------------------------------------
 
 static const td_model_config deepseek_v3 = {.n_layers = 61,
+                                            .attn = TD_ATTN_MLA,
                                             .n_vocab = 129280,
                                             .dim = 7168,
                                             .n_heads = 128,
