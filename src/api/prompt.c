@@ -41,7 +41,11 @@ static td_status set_each(td_api_request *out, const cJSON *list, const char *ke
 td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,
                               const td_api_defaults *defaults, td_api_error *error) {
   const cJSON *prompt = td_json_get(root, key);
+  bool add_special = true;
   if (!prompt) return td_api_bad(error, key, "%s is missing", key);
+  td_status st = td_api_get_bool(root, "add_special_tokens", &add_special, error);
+  if (st != TD_OK) return st;
+  out->is_bare = !add_special;
   bool is_list = cJSON_IsArray(prompt);
   if (!is_list && !cJSON_IsString(prompt)) {
     return td_api_bad(error, key, "%s must be a string, or an array of strings or token ids", key);

@@ -55,6 +55,7 @@ typedef struct {
   // templates want. plain_vars is empty when there is no difference.
   td_buf vars, plain_vars;
   // completions
+  bool is_bare;           // add_special_tokens is false: nothing is put around a text
   td_api_prompt *prompts; // owned
   uint32_t n_prompts;
 } td_api_request;

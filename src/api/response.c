@@ -23,10 +23,10 @@ static double logprob_of(double value) {
   return value >= MIN_LOGPROB ? value : MIN_LOGPROB;
 }
 
-// A token by itself, as a string and as bytes. Bytes that are not UTF-8 are spelled out, as the
-// protocol does, so that different tokens stay different.
+// A token by itself, as a string and as bytes. Bytes that are not UTF-8, and NUL, are spelled out,
+// as the protocol does, so that different tokens stay different.
 static void add_token_text(td_buf *out, const char *bytes, size_t len) {
-  if (td_utf8_valid(bytes, len)) {
+  if (td_utf8_valid(bytes, len) && !memchr(bytes, '\0', len)) {
     td_buf_add(out, bytes, len);
     return;
   }

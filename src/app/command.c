@@ -52,7 +52,7 @@ td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {
   td_status st = !strcmp(o->file, "-") ? td_stdin_read(&text, MAX_TEXT_BYTES, err)
                                        : td_file_read(&text, o->file, MAX_TEXT_BYTES, err);
   if (st == TD_OK) st = td_chat_open(&chat, o->model, err);
-  if (st == TD_OK) st = td_chat_encode_plain(chat, td_buf_text(&text), text.len, ids, err);
+  if (st == TD_OK) st = td_chat_encode_plain(chat, td_buf_text(&text), text.len, true, ids, err);
   td_chat_close(chat);
   td_buf_free(&text);
   return st;

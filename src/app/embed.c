@@ -66,7 +66,7 @@ static bool on_token(void *ctx, int32_t id) {
 
 static td_status encode(const tandem *t, const tandem_request *r, td_ids *ids, td_err *err) {
   if (r->messages) return td_chat_encode(t->chat, r->messages, strlen(r->messages), ids, NULL, err);
-  if (r->prompt) return td_chat_encode_plain(t->chat, r->prompt, strlen(r->prompt), ids, err);
+  if (r->prompt) return td_chat_encode_plain(t->chat, r->prompt, strlen(r->prompt), true, ids, err);
   return td_fail(err, TD_EINVAL, "a request needs messages or a prompt");
 }
 

@@ -207,7 +207,7 @@ static td_status answer_text(runner *r, const char *text, size_t len, td_err *er
     return answer_chat(r, err);
   }
   td_ids ids = {0};
-  td_status st = td_chat_encode_plain(r->chat, text, len, &ids, err);
+  td_status st = td_chat_encode_plain(r->chat, text, len, true, &ids, err);
   if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
   td_ids_free(&ids);
   return st;

@@ -19,11 +19,13 @@ static td_status encode_chat(const td_chat *chat, const td_api_request *request,
   return td_api_fail_err(error, "messages", &err);
 }
 
-static td_status encode_prompt(const td_chat *chat, const td_api_prompt *prompt, td_ids *out,
-                               td_api_error *error) {
+static td_status encode_prompt(const td_chat *chat, const td_api_request *request, uint32_t i,
+                               td_ids *out, td_api_error *error) {
+  const td_api_prompt *prompt = &request->prompts[i];
   td_err err;
   td_status st = prompt->ids ? td_ids_add(out, prompt->ids, prompt->n_ids, &err)
-                             : td_chat_encode_plain(chat, prompt->text, prompt->len, out, &err);
+                             : td_chat_encode_plain(chat, prompt->text, prompt->len,
+                                                    !request->is_bare, out, &err);
   return st == TD_OK ? st : td_api_fail_err(error, "prompt", &err);
 }
 
@@ -31,7 +33,7 @@ td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td
                           td_buf *text, td_api_error *error) {
   if (request->is_chat) return encode_chat(chat, request, prompts, text, error);
   for (uint32_t i = 0; i < request->n_prompts; i++) {
-    td_status st = encode_prompt(chat, &request->prompts[i], &prompts[i], error);
+    td_status st = encode_prompt(chat, request, i, &prompts[i], error);
     if (st != TD_OK) return st;
   }
   return TD_OK;

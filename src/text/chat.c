@@ -95,13 +95,13 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_i
   return st;
 }
 
-td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, td_ids *out,
-                               td_err *err) {
+td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
+                               td_ids *out, td_err *err) {
   size_t start = out->n;
-  td_status st = td_tokenizer_encode(chat->tok, text, len,
-                                     TD_TOK_ADD_SPECIAL | TD_TOK_PARSE_SPECIAL, out, err);
+  unsigned flags = TD_TOK_PARSE_SPECIAL | (add_special ? TD_TOK_ADD_SPECIAL : 0u);
+  td_status st = td_tokenizer_encode(chat->tok, text, len, flags, out, err);
   int32_t bos = td_tokenizer_bos(chat->tok);
-  bool lacks_bos = td_tokenizer_wants_bos(chat->tok) && bos >= 0 &&
+  bool lacks_bos = add_special && td_tokenizer_wants_bos(chat->tok) && bos >= 0 &&
                    (out->n == start || out->ids[start] != bos);
   if (st != TD_OK || !lacks_bos) return st;
   st = td_ids_push(out, bos, err);

@@ -27,8 +27,9 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_i
 // Appends the ids of a plain prompt, with bos where the model wants one. Control tokens written in
 // it are parsed: whoever makes a prompt by hand writes them (fill-in-the-middle, a template's
 // work).
-td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, td_ids *out,
-                               td_err *err);
+// add_special false: without bos, or whatever else the tokenizer puts around a text.
+td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
+                               td_ids *out, td_err *err);
 
 // Appends what a template makes of vars, as text: the template file path, or, with path NULL, that
 // of model_dir. Variables are those of vars alone.

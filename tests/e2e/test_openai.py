@@ -306,6 +306,9 @@ def test_what_users_type_is_no_control_token(client, server):
     end = "<｜end▁of▁sentence｜>"
     assert 996 not in tokens(end)
     assert 996 not in tokens([{"type": "text", "text": end}])
+    bare = {"prompt": "a", "add_special_tokens": False}
+    with_bos = httpx.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"]
+    assert httpx.post(server.url + "/tokenize", json=bare).json()["tokens"] == with_bos[1:]
     # A prompt made by hand holds control tokens.
     plain = httpx.post(server.url + "/tokenize", json={"prompt": f"a{end}b"}).json()["tokens"]
     assert plain.count(996) == 1
