@@ -154,6 +154,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .trace_fd = (uint32_t)opts->trace_fd,
                       .prefill_chunk = opts->prefill_chunk};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
+  TD_CHECK(opts->prefill_chunk); // the decode worker's READY cannot tell it
   w.role = TD_ROLE_PREFILL;
   td_status st = open_worker(b, loop, &w, err);
   if (st != TD_OK) return st;

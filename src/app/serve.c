@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/team.h"
 #include "base/thread.h"
+#include "engine/engine.h"
 
 #define MAX_DESCRIPTORS 65536
 #define MMAP_BYTES      (1 << 20)
@@ -250,7 +251,7 @@ static td_status find_gpu(const td_placement_opts *wish, const td_model *model, 
 }
 
 // Whether there is a GPU for the model, and who computes its experts then; auto is settled here.
-static td_status choose_placement(td_serve *serve, td_err *err) {
+static td_status choose_placement(td_serve *serve, const td_model_config *config, td_err *err) {
   td_session_opts *m = &serve->model_opts;
   const td_placement_opts wish = td_session_placement(m);
   uint64_t gpu_bytes = 0;
@@ -261,9 +262,14 @@ static td_status choose_placement(td_serve *serve, td_err *err) {
     if (st == TD_OK) st = find_gpu(&wish, model, &gpu_bytes, err);
   }
   if (st == TD_OK) serve->placement = td_placement_of(&wish, model, gpu_bytes);
-  if (st == TD_OK) m->device = serve->placement.device;
   td_model_close(model);
-  return st;
+  if (st != TD_OK) return st;
+  m->device = serve->placement.device;
+  // Else it hangs on the GPU's memory, and the worker chooses.
+  if (!serve->placement.has_own_memory && !m->prefill_chunk) {
+    m->prefill_chunk = td_engine_prefill_chunk(config);
+  }
+  return TD_OK;
 }
 
 // Whether prefill and decode are two workers.
@@ -290,7 +296,7 @@ static td_status read_model(td_serve *serve, td_err *err) {
   if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);
-  if (st == TD_OK) st = choose_placement(serve, err);
+  if (st == TD_OK) st = choose_placement(serve, &config, err);
   if (st == TD_OK) st = choose_workers(serve, err);
   if (st == TD_OK) {
     st = td_api_keys_read(&serve->keys, serve->options->api_key, serve->options->api_keys, err);

@@ -66,7 +66,8 @@ const td_option td_option_table[] = {
      "GPU, the rest on the CPU)"},
     {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
-     "possible; auto: resident if it fits and such pages are available"},
+     "possible; auto: resident if it fits and such pages are available, or experts stream to a "
+     "GPU"},
     {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH, AT(activations),
      ONE_OF(activations), "auto", "DTYPE",
      "activation precision in CPU matmuls: f32 (exact), auto (the fastest of FP16, BF16 and INT16 "
@@ -78,8 +79,8 @@ const td_option td_option_table[] = {
      "on a GPU f32 means BF16"},
     {GROUP_MODEL, "prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), RANGE(0, 1 << 16), "0",
      "TOKENS",
-     "prompt tokens per prefill step; 0: 512 to 2048 by model, up to 32768 where experts stream to "
-     "a GPU; fewer beside running requests"},
+     "prompt tokens per prefill step; 0: 512 to 2048 by model, up to 8192 on a GPU and 32768 where "
+     "experts stream to it; fewer beside running requests"},
 
     {GROUP_PROMPT, "prompt", 'p', OPT_STR, ON(RUN), AT(prompt), NO_RANGE, NULL, "TEXT",
      "the prompt; without it, chat"},

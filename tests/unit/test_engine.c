@@ -57,6 +57,50 @@ static void test_streamed_experts(void **state) {
   td_dev_close(dev);
 }
 
+// What the call says in the log.
+static void log_of(char *out, size_t n_bytes, void (*call)(void *ctx), void *ctx) {
+  FILE *said = tmpfile();
+  assert_non_null(said);
+  const int kept = dup(STDERR_FILENO);
+  dup2(fileno(said), STDERR_FILENO);
+  call(ctx);
+  dup2(kept, STDERR_FILENO);
+  close(kept);
+  rewind(said);
+  out[fread(out, 1, n_bytes - 1, said)] = '\0';
+  fclose(said);
+}
+
+typedef struct {
+  td_dev *dev;
+  size_t ring_bytes;
+  float *logits;
+  size_t n_vocab;
+} ring_run;
+
+static void run_with_ring(void *ctx) {
+  ring_run *r = ctx;
+  const small_model m = {.name = small_models[0].name, .ring_bytes = r->ring_bytes};
+  r->logits = engine_logits(&m, r->dev, STREAMED, false, &r->n_vocab);
+}
+
+// A ring that holds no two experts is said to, with numbers and a cure, and the CPU computes them.
+static void test_a_ring_too_small(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
+  size_t n_vocab;
+  float *together = engine_logits(&small_models[0], dev, TOGETHER, false, &n_vocab);
+  char said[2048];
+  ring_run r = {.dev = dev, .ring_bytes = 12 << 10};
+  log_of(said, sizeof said, run_with_ring, &r);
+  assert_memory_equal(r.logits, together, ENGINE_ROWS * n_vocab * sizeof *together);
+  if (!strstr(said, "no prefill streams experts: 0 MiB")) fail_msg("%s", said);
+  assert_non_null(strstr(said, "a smaller --ctx-size or --prefill-chunk"));
+  free(r.logits);
+  free(together);
+  td_dev_close(dev);
+}
+
 // Two microbatches of a decode step are queued beforehand where a stream holds both devices' work:
 // counted over offloaded layers alone. Qwen3-235B has 94 layers, and all may be offloaded.
 static void test_depth_of_streams(void **state) {
@@ -77,8 +121,8 @@ static void test_depth_of_streams(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
-                                     cmocka_unit_test(test_streamed_experts),
-                                     cmocka_unit_test(test_depth_of_streams)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_experts_apart_change_no_bit), cmocka_unit_test(test_streamed_experts),
+      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_depth_of_streams)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
