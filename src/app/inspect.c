@@ -202,7 +202,7 @@ static void add_json(td_buf *out, const td_model *m, bool tensors) {
 
 td_status td_inspect_model(const char *dir, bool tensors, bool json, FILE *out, td_err *err) {
   td_model *m;
-  td_status st = td_model_open(&m, dir, err);
+  td_status st = td_model_open_shapes(&m, dir, err);
   if (st != TD_OK) return st;
   td_buf text = TD_BUF_INIT;
   if (json) {

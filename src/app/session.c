@@ -57,7 +57,8 @@ static td_status open_model(td_session *s, td_err *err) {
                                 .placement = s->devices.placement};
   int fd;
   td_status st = td_weights_open(&fd, &opts, err);
-  if (st != TD_OK || fd < 0) return st;
+  if (st != TD_OK) return st;
+  if (fd < 0) return td_model_convert(s->model, err);
   td_model_close(s->model);
   s->model = NULL;
   td_model_close(s->model);
@@ -91,7 +92,7 @@ static td_status open_devices(td_session *s, td_err *err) {
 
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
-  td_status st = td_model_open(&s->model, s->opts.model_dir, err); // mapped: costs next to nothing
+  td_status st = td_model_open_shapes(&s->model, s->opts.model_dir, err); // costs next to nothing
   if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);

@@ -42,7 +42,8 @@ static bool is_to_be_resident(const td_weights_need *need) {
   const td_placement *p = &need->placement;
   if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_RESIDENT;
   if (p->has_own_memory && !p->experts_on_cpu) return false;
-  return has_room_for_kv(need) && (p->experts_on_cpu || need->pages != TD_PAGES_PLAIN);
+  bool gains = p->experts_on_cpu || need->pages != TD_PAGES_PLAIN || need->converted_bytes;
+  return gains && has_room_for_kv(need);
 }
 
 static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
@@ -158,17 +159,40 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   td_buf_free(&parts);
 }
 
-static td_status load(int *fd, const td_store *store, const td_weights_opts *opts, td_err *err) {
+// A checkpoint's files and what must be converted of them.
+typedef struct {
+  td_store *store;
+  td_quant *quant;
+  td_conversion *conversion;
+} checkpoint;
+
+static void close_checkpoint(checkpoint *c) {
+  td_conversion_close(c->conversion);
+  td_quant_close(c->quant);
+  td_store_close(c->store);
+}
+
+static td_status open_checkpoint(checkpoint *c, const char *dir, td_err *err) {
+  *c = (checkpoint){0};
+  td_status st = td_store_open(&c->store, dir, err);
+  if (st == TD_OK) st = td_quant_open_dir(&c->quant, dir, err);
+  if (st == TD_OK) st = td_conversion_open(&c->conversion, c->store, c->quant, err);
+  if (st != TD_OK) close_checkpoint(c);
+  return st;
+}
+
+static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts, td_err *err) {
   reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1 && !td_log_get().is_json,
                 .begin_ns = td_clock_ns()};
   r.said_ns = r.begin_ns;
   const td_resident_opts how = {.canceled = opts->canceled,
                                 .on_progress = on_progress,
                                 .ctx = &r,
+                                .conversion = c->conversion,
                                 .for_device = opts->placement.has_own_memory};
   td_resident_stats stats;
   uint64_t begin_ns = td_trace_begin();
-  td_status st = td_resident_load(fd, &stats, store, &how, err);
+  td_status st = td_resident_load(fd, &stats, c->store, &how, err);
   td_trace_span(begin_ns, TD_TRACE_LOAD_WEIGHTS, 0, 0);
   static const char clear[] = "\r\033[K";
   if (r.is_terminal) td_log_draw(clear, sizeof clear - 1);
@@ -176,7 +200,7 @@ static td_status load(int *fd, const td_store *store, const td_weights_opts *opt
   return st;
 }
 
-static td_status measure(td_weights_need *need, const td_store *store, const td_weights_opts *opts,
+static td_status measure(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
                          td_err *err) {
   td_model_config config;
   td_status st = td_model_config_read(&config, opts->model_dir, err);
@@ -185,31 +209,32 @@ static td_status measure(td_weights_need *need, const td_store *store, const td_
   if (!opts->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
   *need = (td_weights_need){.mode = opts->mode,
                             .placement = opts->placement,
-                            .resident_bytes = td_resident_bytes(store),
+                            .resident_bytes = td_resident_bytes(c->store, c->conversion),
+                            .converted_bytes = td_conversion_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
   if (!opts->placement.has_own_memory) { // else KV pages are there
     need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);
-  for (size_t i = 0; i < td_store_n_shards(store); i++)
-    need->file_bytes += td_store_shard(store, i).n_bytes;
+  for (size_t i = 0; i < td_store_n_shards(c->store); i++)
+    need->file_bytes += td_store_shard(c->store, i).n_bytes;
   return TD_OK;
 }
 
 td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
   *fd = -1;
-  td_store *store;
-  td_status st = td_store_open(&store, opts->model_dir, err);
+  checkpoint c;
+  td_status st = open_checkpoint(&c, opts->model_dir, err);
   if (st != TD_OK) return st;
   td_weights_need need;
   td_weights_choice choice = {0};
-  st = measure(&need, store, opts, err);
+  st = measure(&need, &c, opts, err);
   if (st == TD_OK) st = td_weights_choose(&choice, &need, err);
   if (st == TD_OK && choice.text[0]) {
     td_log(choice.is_warning ? TD_LOG_WARN : TD_LOG_DEBUG, "%s", choice.text);
   }
-  if (st == TD_OK && choice.is_resident) st = load(fd, store, opts, err);
-  td_store_close(store);
+  if (st == TD_OK && choice.is_resident) st = load(fd, &c, opts, err);
+  close_checkpoint(&c);
   return st;
 }

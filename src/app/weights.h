@@ -18,9 +18,10 @@ typedef enum { TD_WEIGHTS_MMAP, TD_WEIGHTS_RESIDENT, TD_WEIGHTS_AUTO } td_weight
 typedef struct {
   td_weights_mode mode;
   td_placement placement;
-  uint64_t file_bytes;     // of the checkpoint
-  uint64_t resident_bytes; // memory that it takes when resident
-  uint64_t kv_bytes;       // of one context there; auto leaves room for two beside the weights
+  uint64_t file_bytes;      // of the checkpoint
+  uint64_t resident_bytes;  // memory that it takes when resident
+  uint64_t converted_bytes; // of that, what no file holds: each worker would make its own
+  uint64_t kv_bytes;        // of one context there; auto leaves room for two beside the weights
   uint64_t available_bytes;
   uint64_t limit_bytes; // that may become available: of all the machine, or of a control group
   td_page_kind pages;   // that the memory would have
@@ -31,8 +32,9 @@ typedef struct {
   char text[384];               // why, a sentence
 } td_weights_choice;
 
-// Auto is resident when that fits and brings huge pages, or a GPU copies experts from there; a GPU
-// that has all weights needs no other copy. TD_ENOMEM: resident was asked for and can never fit.
+// Auto is resident when that fits and brings huge pages, spares workers a conversion, or a GPU
+// copies experts from there; a GPU that has all weights needs no other copy. TD_ENOMEM: resident
+// was asked for and can never fit.
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
 
 typedef struct {

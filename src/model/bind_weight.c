@@ -25,6 +25,10 @@ static const storage storages[] = {
     [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
     [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4,
                          TD_LAYOUT_ROWS, PLAIN},
+    // Those without a kernel are converted (model/convert.h); what is left of them is refused.
+    [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8,
+                          TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_GPTQ8] = {"qweight", "scales", "qzeros", "I32", TD_I8, TD_LAYOUT_ROWS, 0},
     [TD_QUANT_NVFP4] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
                         BIT(TD_F8E4M3)},
     [TD_QUANT_MODELOPT] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
@@ -195,6 +199,12 @@ static td_status check_column_order(const binding *g) {
   return st;
 }
 
+static bool has_zeros(const binding *g) {
+  if (!g->storage->zero) return false;
+  if (!g->scheme->symmetric) return true;
+  return g->scheme->format == TD_QUANT_AWQ && peek_part(g->b, g->module, g->storage->zero);
+}
+
 static td_status bind_stored(const binding *g, const td_tensor *t) {
   td_weight *w = g->w;
   w->dtype = g->storage->dtype;
@@ -203,11 +213,40 @@ static td_status bind_stored(const binding *g, const td_tensor *t) {
   size_t align = w->dtype == TD_I4 ? sizeof(uint32_t) : 1;
   if (st == TD_OK) st = td_binder_place(g->b, t, align, &w->data);
   if (st == TD_OK) st = bind_scale(g);
-  if (st == TD_OK && g->storage->zero && !g->scheme->symmetric) st = bind_zero(g);
+  if (st == TD_OK && has_zeros(g)) st = bind_zero(g);
   if (st == TD_OK && w->dtype == TD_F4E2M1) st = bind_global_scale(g);
   if (st == TD_OK && g->scheme->format == TD_QUANT_PACKED) st = check_stated_shape(g);
   if (st == TD_OK && g->scheme->format == TD_QUANT_GPTQ) st = check_column_order(g);
   return st;
+}
+
+// Notes that the tensors a matrix was made of are used.
+static void use_sources(const binding *g) {
+  const char *const parts[] = {g->storage->data, g->storage->scale, g->storage->zero,
+                               "g_idx",          "weight_g_idx",    "weight_shape"};
+  for (size_t i = 0; i < TD_COUNT(parts); i++) {
+    const td_tensor *t = parts[i] ? peek_part(g->b, g->module, parts[i]) : NULL;
+    if (t) td_binder_find(g->b, t->name, &t);
+  }
+}
+
+static td_status bind_plain(td_binder *b, const char *name, td_weight *w);
+
+// t was made of a format without a kernel: plain, or I8 with a scale a block.
+static td_status bind_converted(binding *g, const td_tensor *t) {
+  use_sources(g);
+  if (strcmp(t->dtype, "I8") != 0) return bind_plain(g->b, t->name, g->w);
+  td_quant_scheme scheme = *g->scheme;
+  scheme.format = TD_QUANT_INT;
+  binding as_int = *g;
+  as_int.scheme = &scheme;
+  as_int.storage = &storages[TD_QUANT_INT];
+  td_status st = find_part(&as_int, "weight", &t);
+  if (st != TD_OK) return st;
+  g->w->dtype = TD_I8;
+  st = check_fits(&as_int, t);
+  if (st == TD_OK) st = td_binder_place(g->b, t, 1, &g->w->data);
+  return st == TD_OK ? bind_scale(&as_int) : st;
 }
 
 static bool is_plain(const td_tensor *t) {
@@ -242,7 +281,8 @@ td_status td_bind_weight(td_binder *b, const char *module, bool plain, uint32_t 
   td_status st = name_of(b, name, module, "weight");
   if (st != TD_OK) return st;
   const td_tensor *t = td_binder_peek(b, name);
-  if (plain || (t && is_plain(t))) return bind_plain(b, name, w);
+  bool converted = t && td_store_is_converted(b->store, t);
+  if (!converted && (plain || (t && is_plain(t)))) return bind_plain(b, name, w);
   const td_quant_scheme *scheme = td_quant_find(b->quant, module);
   if (!scheme) {
     if (!t) t = peek_part(b, module, "weight_packed");
@@ -256,6 +296,7 @@ td_status td_bind_weight(td_binder *b, const char *module, bool plain, uint32_t 
       .storage = &storages[scheme->format],
       .w = w,
   };
+  if (converted) return bind_converted(&g, t);
   st = find_part(&g, g.storage->data, &t);
   return st == TD_OK ? bind_stored(&g, t) : st;
 }

@@ -2,9 +2,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/fs.h"
+#include "base/memory.h"
 #include "model/bind.h"
+#include "model/convert.h"
 #include "model/families/family.h"
 #include "model/resident.h"
 
@@ -12,6 +15,9 @@ struct td_model {
   td_model_config config;
   td_store *store;
   td_quant *quant;
+  td_conversion *conversion; // of a store that maps files
+  void *converted;           // what it makes, td_conversion_bytes of it
+  bool is_converted;         // false: converted has no data yet
   td_binding binding;
   td_model_stats stats;
   char *dir, *name;
@@ -117,6 +123,33 @@ char *td_dir_model_name(const char *dir) {
   return name;
 }
 
+// Adds what must be converted to the store, without its data.
+static td_status plan_conversion(td_model *m, td_err *err) {
+  td_status st = td_conversion_open(&m->conversion, m->store, m->quant, err);
+  size_t n_bytes = (size_t)td_conversion_bytes(m->conversion);
+  if (st != TD_OK || !n_bytes) return st;
+  void *memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return td_fail(err, TD_ENOMEM, "%s: out of memory", m->dir);
+  m->converted = memory;
+  td_conversion_write_header(m->conversion, memory);
+  return td_store_add_converted(m->store, memory, n_bytes, err);
+}
+
+td_status td_model_convert(td_model *m, td_err *err) {
+  uint64_t n_bytes = td_conversion_bytes(m->conversion);
+  if (!n_bytes || m->is_converted) return TD_OK;
+  uint64_t available = td_memory_available_bytes();
+  if (n_bytes > available) {
+    return td_fail(err, TD_ENOMEM,
+                   "%s: %.2f GiB of converted weights do not fit into the %.2f GiB of memory "
+                   "available",
+                   m->dir, (double)n_bytes / (1 << 30), (double)available / (1 << 30));
+  }
+  m->is_converted = true;
+  return td_conversion_run(m->conversion, m->converted, NULL, NULL, err);
+}
+
 static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err *err) {
   td_status st = td_model_config_read(&m->config, dir, err);
   if (st != TD_OK) return st;
@@ -128,6 +161,7 @@ static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err
     st = weights_fd < 0 ? td_store_open(&m->store, dir, err)
                         : td_store_open_resident(&m->store, dir, weights_fd, err);
   }
+  if (st == TD_OK && weights_fd < 0) st = plan_conversion(m, err);
   if (st == TD_OK) st = td_bind(&m->binding, &m->config, m->quant, m->store, err);
   if (st == TD_OK) m->stats = count_all(m);
   return st;
@@ -158,17 +192,15 @@ static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err
   return st;
 }
 
-td_status td_model_open(td_model **out, const char *dir, td_err *err) {
-  return td_model_open_weights(out, dir, -1, err);
-}
-
-td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err) {
+static td_status open_new(td_model **out, const char *dir, int weights_fd, bool converts,
+                          td_err *err) {
   td_err local;
   if (!err) err = &local;
   *out = NULL;
   td_model *m = calloc(1, sizeof *m);
   if (!m) return td_fail(err, TD_ENOMEM, "%s: out of memory", dir);
   td_status st = open_model(m, dir, weights_fd, err);
+  if (st == TD_OK && converts) st = td_model_convert(m, err);
   if (st == TD_OK) {
     *out = m;
   } else {
@@ -177,9 +209,23 @@ td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd,
   return st;
 }
 
+td_status td_model_open(td_model **out, const char *dir, td_err *err) {
+  return open_new(out, dir, -1, true, err);
+}
+
+td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err) {
+  return open_new(out, dir, weights_fd, true, err);
+}
+
+td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err) {
+  return open_new(out, dir, -1, false, err);
+}
+
 void td_model_close(td_model *model) {
   if (!model) return;
   td_binding_free(&model->binding);
+  if (model->converted) munmap(model->converted, (size_t)td_conversion_bytes(model->conversion));
+  td_conversion_close(model->conversion);
   td_store_close(model->store);
   td_quant_close(model->quant);
   free(model->dir);

@@ -94,14 +94,20 @@ typedef struct {
 // Reads config.json and generation_config.json only.
 td_status td_model_config_read(td_model_config *out, const char *dir, td_err *err);
 
-// Maps the shards and binds every tensor; nothing is converted or copied (but for the few whose
-// offset in the file does not suit their dtype). Errors name file and tensor: TD_ENOENT,
-// TD_EFORMAT (corrupt or truncated shard, lying header, missing, extra or misshapen tensor),
-// TD_EUNSUPPORTED (architecture, dtype, quantization method). On success the caller owns *out.
+// Maps the shards and binds every tensor; nothing is converted or copied but the few whose offset
+// in the file does not suit their dtype, and matrices in a format without a kernel
+// (model/convert.h). Errors name file and tensor: TD_ENOENT, TD_EFORMAT (corrupt or truncated
+// shard, lying header, missing, extra or misshapen tensor), TD_EUNSUPPORTED (architecture, dtype,
+// quantization method). On success the caller owns *out.
 td_status td_model_open(td_model **out, const char *dir, td_err *err);
 // The same with the weights that model/resident.h holds at weights_fd (borrowed for the call),
 // which the model shares with every process that opens them; -1: the shards.
 td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err);
+// The same as td_model_open, for a look: what must be converted (model/convert.h) has its shape and
+// dtype but no data before td_model_convert.
+td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err);
+// TD_ENOMEM. Does nothing where all is there.
+td_status td_model_convert(td_model *model, td_err *err);
 void td_model_close(td_model *model);
 // The memory that all weights lie in; NULL: they are mapped from files.
 const void *td_model_memory(const td_model *model, size_t *n_bytes);

@@ -10,6 +10,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/fs.h"
 #include "model/quant_impl.h"
 
 enum { MATCH_LIMIT = 100000 };
@@ -68,6 +69,25 @@ td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const
   return p->name ? TD_OK : td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
 }
 
+static bool is_same(const td_quant_scheme *a, const td_quant_scheme *b) {
+  return a->format == b->format && a->scale_rows == b->scale_rows &&
+         a->scale_cols == b->scale_cols && a->symmetric == b->symmetric &&
+         a->zero_add == b->zero_add;
+}
+
+td_status td_quant_add_scheme(td_quant *quant, const td_config_reader *r, const char *text,
+                              const td_quant_scheme *scheme) {
+  uint32_t i = 0;
+  while (i < quant->n_schemes && !is_same(&quant->schemes[i], scheme))
+    i++;
+  if (i == TD_QUANT_MAX_SCHEMES) {
+    return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d ways to quantize are not supported",
+                   r->file, TD_QUANT_MAX_SCHEMES);
+  }
+  if (i == quant->n_schemes) quant->schemes[quant->n_schemes++] = *scheme;
+  return td_quant_add_pattern(quant, r, text, i);
+}
+
 static bool matches(const struct td_quant_pattern *p, const char *module) {
   switch (p->kind) {
   case NAME: return strcmp(p->name, module) == 0;
@@ -119,13 +139,48 @@ td_status td_quant_open(td_quant **out, const cJSON *root, const char *file, td_
   return st;
 }
 
-td_status td_quant_open_dir(td_quant **out, const char *dir, td_err *err) {
-  *out = NULL;
+// Reads dir/file where it exists; else *root is NULL.
+static td_status read_root(cJSON **root, char **path, const char *dir, const char *file,
+                           td_err *err) {
+  *root = NULL;
+  if (asprintf(path, "%s/%s", dir, file) < 0) {
+    *path = NULL;
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  if (!td_file_exists(*path)) return TD_OK;
+  return td_json_parse_regular(root, *path, TD_CONFIG_MAX_BYTES, err);
+}
+
+// What ModelOpt says in a file of its own.
+static td_status open_modelopt(td_quant **out, const char *dir, td_err *err) {
+  cJSON *root;
   char *path;
-  if (asprintf(&path, "%s/config.json", dir) < 0) return td_fail(err, TD_ENOMEM, "out of memory");
-  cJSON *root = NULL;
-  td_status st = td_json_parse_regular(&root, path, TD_CONFIG_MAX_BYTES, err);
+  td_status st = read_root(&root, &path, dir, "hf_quant_config.json", err);
+  if (st == TD_OK && root) {
+    td_config_reader r = {.root = root, .file = path, .err = err};
+    st = td_quant_read_modelopt(*out, &r, root);
+  }
+  cJSON_Delete(root);
+  free(path);
+  return st;
+}
+
+td_status td_quant_open_dir(td_quant **out, const char *dir, td_err *err) {
+  td_err local;
+  if (!err) err = &local;
+  *out = NULL;
+  cJSON *root;
+  char *path;
+  td_status st = read_root(&root, &path, dir, "config.json", err);
+  if (st == TD_OK && !root) st = td_fail(err, TD_ENOENT, "%s: no such file", path);
   if (st == TD_OK) st = td_quant_open(out, root, path, err);
+  if (st == TD_OK && !td_json_get(root, "quantization_config")) {
+    st = open_modelopt(out, dir, err);
+    if (st != TD_OK) {
+      td_quant_close(*out);
+      *out = NULL;
+    }
+  }
   cJSON_Delete(root);
   free(path);
   return st;

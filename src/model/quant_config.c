@@ -1,4 +1,5 @@
-// src/model/quant_config.c - reads quantization_config, one function a method.
+// src/model/quant_config.c - reads quantization_config, one function a method; those of words are
+// in quant_words.c, ModelOpt's in quant_modelopt.c.
 #include <string.h>
 #include <strings.h>
 
@@ -6,32 +7,30 @@
 
 #define MAX_BLOCK 65536
 
-// Values where null says the same as absence.
-static td_status read_str(const td_config_reader *r, const cJSON *object, const char *key,
-                          const char **out) {
+td_status td_quant_str(const td_config_reader *r, const cJSON *object, const char *key,
+                       const char **out) {
   return td_json_get(object, key) ? td_config_str(r, object, key, out) : TD_OK;
 }
 
-static td_status read_bool(const td_config_reader *r, const cJSON *object, const char *key,
-                           bool *out) {
+td_status td_quant_bool(const td_config_reader *r, const cJSON *object, const char *key,
+                        bool *out) {
   return td_json_get(object, key) ? td_config_bool(r, object, key, out) : TD_OK;
 }
 
-static td_status read_uint(const td_config_reader *r, const cJSON *object, const char *key,
-                           uint32_t max, uint32_t *out) {
+td_status td_quant_uint(const td_config_reader *r, const cJSON *object, const char *key,
+                        uint32_t max, uint32_t *out) {
   return td_json_get(object, key) ? td_config_uint(r, object, key, 1, max, out) : TD_OK;
 }
 
-// -1, null and absence: one group. *out is 0 then.
-static td_status read_group_size(const td_config_reader *r, const cJSON *object, uint32_t *out) {
+td_status td_quant_group_size(const td_config_reader *r, const cJSON *object, uint32_t *out) {
   const cJSON *value = td_json_get(object, "group_size");
   *out = 0;
   if (cJSON_IsNumber(value) && value->valuedouble == -1) return TD_OK;
-  return read_uint(r, object, "group_size", MAX_BLOCK, out);
+  return td_quant_uint(r, object, "group_size", MAX_BLOCK, out);
 }
 
-static td_status unsupported(const td_config_reader *r, const char *key, const char *value,
-                             const char *supported) {
+td_status td_quant_unsupported(const td_config_reader *r, const char *key, const char *value,
+                               const char *supported) {
   return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s \"%.40s\" is not supported; supported is %s",
                  r->file, key, value, supported);
 }
@@ -59,15 +58,14 @@ static td_status read_block(const td_config_reader *r, const cJSON *block, const
 // The only scheme of a method, for every module that has the tensors.
 static td_status add_for_all(td_quant *quant, const td_config_reader *r,
                              const td_quant_scheme *scheme) {
-  quant->schemes[quant->n_schemes] = *scheme;
-  return td_quant_add_pattern(quant, r, "Linear", quant->n_schemes++);
+  return td_quant_add_scheme(quant, r, "Linear", scheme);
 }
 
 static td_status read_fp8(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   const char *fmt = "e4m3";
   td_status st = td_config_str(r, config, "fmt", &fmt);
   if (st != TD_OK) return st;
-  if (strcmp(fmt, "e4m3") != 0) return unsupported(r, "FP8 format fmt", fmt, "e4m3");
+  if (strcmp(fmt, "e4m3") != 0) return td_quant_unsupported(r, "FP8 format fmt", fmt, "e4m3");
   const cJSON *block = cJSON_GetObjectItemCaseSensitive(config, "weight_block_size");
   if (cJSON_IsNull(block)) {
     return td_fail(r->err, TD_EUNSUPPORTED,
@@ -92,12 +90,18 @@ static const struct {
   bool asymmetric; // may be
 } ct_formats[] = {
     {"pack-quantized", "int", 4, 0, CHANNEL | GROUP, TD_QUANT_PACKED, true},
+    {"pack-quantized", "int", 4, 0, TENSOR, TD_QUANT_PACKED, false},
+    {"pack-quantized", "int", 8, 0, CHANNEL | GROUP, TD_QUANT_PACKED8, true},
+    {"pack-quantized", "int", 8, 0, TENSOR, TD_QUANT_PACKED8, false},
     {"int-quantized", "int", 8, 0, TENSOR | CHANNEL | GROUP, TD_QUANT_INT, false},
+    {"int-quantized", "int", 4, 0, TENSOR | CHANNEL | GROUP, TD_QUANT_INT, false},
     {"float-quantized", "float", 8, 0, TENSOR | CHANNEL | GROUP | BLOCK, TD_QUANT_FLOAT, false},
     {"naive-quantized", "int", 8, 0, TENSOR | CHANNEL | GROUP, TD_QUANT_INT, false},
+    {"naive-quantized", "int", 4, 0, TENSOR | CHANNEL | GROUP, TD_QUANT_INT, false},
     {"naive-quantized", "float", 8, 0, TENSOR | CHANNEL | GROUP | BLOCK, TD_QUANT_FLOAT, false},
     {"nvfp4-pack-quantized", "float", 4, 16, GROUP, TD_QUANT_NVFP4, false},
     {"mxfp4-pack-quantized", "float", 4, 32, GROUP, TD_QUANT_MXFP4_CT, false},
+    {"mxfp8-quantized", "float", 8, 32, GROUP, TD_QUANT_FLOAT, false}, // scales are exponents
 };
 
 // "weights" of one of config_groups.
@@ -109,25 +113,22 @@ typedef struct {
 
 static td_status read_ct_weights(const td_config_reader *r, const cJSON *weights, ct_weights *w) {
   *w = (ct_weights){.type = "int", .bits = 8, .symmetric = true};
-  td_status st = read_str(r, weights, "type", &w->type);
-  if (st == TD_OK) st = read_uint(r, weights, "num_bits", 32, &w->bits);
-  if (st == TD_OK) st = read_bool(r, weights, "symmetric", &w->symmetric);
-  if (st == TD_OK) st = read_bool(r, weights, "dynamic", &w->dynamic);
-  if (st == TD_OK) st = read_group_size(r, weights, &w->group_size);
+  td_status st = td_quant_str(r, weights, "type", &w->type);
+  if (st == TD_OK) st = td_quant_uint(r, weights, "num_bits", 32, &w->bits);
+  if (st == TD_OK) st = td_quant_bool(r, weights, "symmetric", &w->symmetric);
+  if (st == TD_OK) st = td_quant_bool(r, weights, "dynamic", &w->dynamic);
+  if (st == TD_OK) st = td_quant_group_size(r, weights, &w->group_size);
   if (st != TD_OK) return st;
   bool has_group = td_json_get(weights, "group_size") != NULL;
   w->strategy = w->group_size ? "group" : has_group ? "channel" : "tensor";
-  st = read_str(r, weights, "strategy", &w->strategy);
+  st = td_quant_str(r, weights, "strategy", &w->strategy);
   const cJSON *order = td_json_get(weights, "actorder");
   w->actorder = cJSON_IsTrue(order) ? "group" : "weight";
   if (st == TD_OK && order && !cJSON_IsBool(order)) {
-    st = read_str(r, weights, "actorder", &w->actorder);
+    st = td_quant_str(r, weights, "actorder", &w->actorder);
   }
   if (st != TD_OK) return st;
-  if (w->dynamic) return unsupported(r, "dynamic", "true", "weights quantized ahead");
-  if (strcmp(w->actorder, "group") == 0 || strcmp(w->actorder, "dynamic") == 0) {
-    return unsupported(r, "actorder", w->actorder, "\"weight\", or none");
-  }
+  if (w->dynamic) return td_quant_unsupported(r, "dynamic", "true", "weights quantized ahead");
   return TD_OK;
 }
 
@@ -178,12 +179,17 @@ static td_status make_ct_scheme(const td_config_reader *r, const char *format, c
       continue;
     }
     *s = (td_quant_scheme){.format = ct_formats[i].format, .symmetric = w.symmetric};
+    bool reordered = strcmp(w.actorder, "group") == 0 || strcmp(w.actorder, "dynamic") == 0;
+    if (reordered && strcmp(format, "pack-quantized") != 0) {
+      return td_quant_unsupported(r, "actorder", w.actorder, "\"weight\", or none");
+    }
     return set_ct_blocks(r, weights, &w, s);
   }
   if (!known) {
-    return unsupported(r, "format", format,
-                       "pack-quantized, int-quantized, float-quantized, nvfp4-pack-quantized and "
-                       "mxfp4-pack-quantized");
+    return td_quant_unsupported(
+        r, "format", format,
+        "pack-quantized, int-quantized, float-quantized, nvfp4-pack-quantized, "
+        "mxfp4-pack-quantized and mxfp8-quantized");
   }
   return td_fail(r->err, TD_EUNSUPPORTED,
                  "%s: weights of %u-bit %.10s, strategy %.20s, group_size %u, %s are not supported "
@@ -224,7 +230,7 @@ static td_status read_ct_group(td_quant *quant, const td_config_reader *r, const
     return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d config_groups are not supported",
                    r->file, TD_QUANT_MAX_SCHEMES);
   }
-  td_status st = read_str(r, group, "format", &format);
+  td_status st = td_quant_str(r, group, "format", &format);
   if (st == TD_OK) st = make_ct_scheme(r, format, weights, &quant->schemes[quant->n_schemes]);
   return st == TD_OK ? read_patterns(quant, r, group, "targets", quant->n_schemes++) : st;
 }
@@ -232,12 +238,12 @@ static td_status read_ct_group(td_quant *quant, const td_config_reader *r, const
 static td_status read_compressed_tensors(td_quant *quant, const td_config_reader *r,
                                          const cJSON *config) {
   const char *format = "dense", *sparsity = "dense";
-  td_status st = read_str(r, config, "format", &format);
+  td_status st = td_quant_str(r, config, "format", &format);
   const cJSON *sparse = td_json_get(config, "sparsity_config");
-  if (st == TD_OK && cJSON_IsObject(sparse)) st = read_str(r, sparse, "format", &sparsity);
+  if (st == TD_OK && cJSON_IsObject(sparse)) st = td_quant_str(r, sparse, "format", &sparsity);
   if (st != TD_OK) return st;
   if (strcmp(sparsity, "dense") != 0) {
-    return unsupported(r, "sparsity_config format", sparsity, "dense");
+    return td_quant_unsupported(r, "sparsity_config format", sparsity, "dense");
   }
   const cJSON *groups = td_json_get(config, "config_groups");
   if (groups && !cJSON_IsObject(groups)) {
@@ -249,69 +255,15 @@ static td_status read_compressed_tensors(td_quant *quant, const td_config_reader
   return st == TD_OK ? read_patterns(quant, r, config, "ignore", TD_QUANT_IGNORE) : st;
 }
 
-static td_status read_modelopt(td_quant *quant, const td_config_reader *r, const cJSON *config) {
-  const char *algo = "none given";
-  td_status st = read_str(r, config, "quant_algo", &algo);
-  if (st != TD_OK) return st;
-  if (strcmp(algo, "NVFP4") != 0) return unsupported(r, "quant_algo", algo, "NVFP4");
-  return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_MODELOPT, 1, 16, true, 0});
-}
-
 static td_status read_mxfp4(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   (void)config;
   return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_MXFP4, 1, 32, true, 0});
 }
 
-// What gptq and awq say alike.
-static td_status read_4bit(const td_config_reader *r, const cJSON *config, td_quant_scheme *s) {
-  uint32_t bits = 4;
-  td_status st = read_uint(r, config, "bits", 32, &bits);
-  if (st == TD_OK && bits != 4) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: bits %u is not supported; supported is 4", r->file,
-                 bits);
-  }
-  uint32_t group_size;
-  if (st == TD_OK) st = read_group_size(r, config, &group_size);
-  if (st != TD_OK) return st;
-  if (group_size % 8) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: group_size %u is not supported; supported are multiples of 8", r->file,
-                   group_size);
-  }
-  s->scale_rows = 1;
-  s->scale_cols = group_size;
-  return TD_OK;
-}
-
-static td_status read_gptq(td_quant *quant, const td_config_reader *r, const cJSON *config) {
-  td_quant_scheme s = {.format = TD_QUANT_GPTQ};
-  const char *format = "gptq";
-  td_status st = read_4bit(r, config, &s);
-  if (st == TD_OK) st = read_str(r, config, "checkpoint_format", &format);
-  if (st != TD_OK) return st;
-  bool v2 = strcmp(format, "gptq_v2") == 0;
-  if (!v2 && strcmp(format, "gptq") != 0) {
-    return unsupported(r, "checkpoint_format", format, "gptq and gptq_v2");
-  }
-  const cJSON *dynamic = td_json_get(config, "dynamic");
-  if (cJSON_IsObject(dynamic) && dynamic->child) {
-    return unsupported(r, "dynamic", dynamic->child->string, "one setting for all modules");
-  }
-  s.zero_add = v2 ? 0 : 0x11111111; // as GPTQModel takes it off and puts it back on
-  return add_for_all(quant, r, &s);
-}
-
-static td_status read_awq(td_quant *quant, const td_config_reader *r, const cJSON *config) {
-  td_quant_scheme s = {.format = TD_QUANT_AWQ};
-  const char *version = "gemm";
-  bool zero_point = true;
-  td_status st = read_4bit(r, config, &s);
-  if (st == TD_OK) st = read_str(r, config, "version", &version);
-  if (st == TD_OK) st = read_bool(r, config, "zero_point", &zero_point);
-  if (st != TD_OK) return st;
-  if (strcasecmp(version, "gemm") != 0) return unsupported(r, "version", version, "gemm");
-  if (!zero_point) return unsupported(r, "zero_point", "false", "true");
-  return add_for_all(quant, r, &s);
+// FP8 with an exponent for 32 elements, spelled as DeepSeek spells blocks.
+static td_status read_mxfp8(td_quant *quant, const td_config_reader *r, const cJSON *config) {
+  (void)config;
+  return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_FP8, 1, 32, true, 0});
 }
 
 td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON *config) {
@@ -319,9 +271,15 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
     const char *method;
     td_status (*read)(td_quant *quant, const td_config_reader *r, const cJSON *config);
   } methods[] = {
-      {"fp8", read_fp8},     {"compressed-tensors", read_compressed_tensors},
-      {"gptq", read_gptq},   {"awq", read_awq},
-      {"mxfp4", read_mxfp4}, {"modelopt", read_modelopt},
+      {"fp8", read_fp8},
+      {"compressed-tensors", read_compressed_tensors},
+      {"gptq", td_quant_read_gptq},
+      {"awq", td_quant_read_awq},
+      {"auto-round", td_quant_read_auto_round},
+      {"intel/auto-round", td_quant_read_auto_round},
+      {"mxfp4", read_mxfp4},
+      {"mxfp8", read_mxfp8},
+      {"modelopt", td_quant_read_modelopt},
   };
   if (!cJSON_IsObject(config)) {
     return td_fail(r->err, TD_EFORMAT, "%s: quantization_config must be an object", r->file);
@@ -332,8 +290,9 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
   for (size_t i = 0; i < TD_COUNT(methods); i++) {
     if (strcmp(method, methods[i].method) == 0) return methods[i].read(quant, r, config);
   }
-  return unsupported(r, "quant_method", method,
-                     "fp8, compressed-tensors, gptq, awq, mxfp4 and modelopt");
+  return td_quant_unsupported(
+      r, "quant_method", method,
+      "fp8, compressed-tensors, gptq, awq, auto-round, mxfp4, mxfp8 and modelopt");
 }
 
 td_status td_config_read_quant(const td_config_reader *r) {

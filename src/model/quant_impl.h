@@ -21,7 +21,29 @@ struct td_quant {
 td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const char *text,
                                uint32_t scheme_idx);
 
+// Modules whose name matches text get a copy of scheme.
+td_status td_quant_add_scheme(td_quant *quant, const td_config_reader *r, const char *text,
+                              const td_quant_scheme *scheme);
+
 // Reads quantization_config into quant, which is zeroed.
 td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON *config);
+
+// The methods of quant_words.c and quant_modelopt.c.
+td_status td_quant_read_gptq(td_quant *quant, const td_config_reader *r, const cJSON *config);
+td_status td_quant_read_awq(td_quant *quant, const td_config_reader *r, const cJSON *config);
+td_status td_quant_read_auto_round(td_quant *quant, const td_config_reader *r, const cJSON *config);
+td_status td_quant_read_modelopt(td_quant *quant, const td_config_reader *r, const cJSON *config);
+
+// Values where null says the same as absence.
+td_status td_quant_str(const td_config_reader *r, const cJSON *object, const char *key,
+                       const char **out);
+td_status td_quant_bool(const td_config_reader *r, const cJSON *object, const char *key, bool *out);
+// 1 to max
+td_status td_quant_uint(const td_config_reader *r, const cJSON *object, const char *key,
+                        uint32_t max, uint32_t *out);
+// -1, null and absence: one group. *out is 0 then.
+td_status td_quant_group_size(const td_config_reader *r, const cJSON *object, uint32_t *out);
+td_status td_quant_unsupported(const td_config_reader *r, const char *key, const char *value,
+                               const char *supported);
 
 #endif

@@ -47,7 +47,7 @@ void td_quantize_report_free(td_quantize_report *report) {
 // Checks the whole source as td_model_open does, and that its weights are there to be encoded.
 static td_status check_source(const td_quantize_opts *opts, const td_family **family, td_err *err) {
   td_model *model;
-  td_status st = td_model_open(&model, opts->in, err);
+  td_status st = td_model_open_shapes(&model, opts->in, err);
   if (st != TD_OK) return st;
   *family = td_model_config_of(model)->family;
   td_model_stats stats = td_model_stats_of(model);

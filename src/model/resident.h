@@ -13,7 +13,11 @@
 #include "base/memory.h"
 #include "base/nodes.h"
 #include "base/status.h"
+#include "model/convert.h"
 #include "model/store.h"
+
+// The name, which no file can have, of what td_resident_opts.conversion makes.
+#define TD_RESIDENT_CONVERTED "converted/"
 
 typedef struct {
   uint32_t n_threads;          // that read; 0: as many as keep a disk busy
@@ -21,6 +25,7 @@ typedef struct {
   // Called every 200 ms or so, and when all is read, on the caller's thread; may be NULL.
   void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
   void *ctx;
+  const td_conversion *conversion; // of the store, done behind the reading; may be NULL
   // A device is to register the memory, which drivers refuse where nobody may write to it: its size
   // alone is sealed then. Mappings are read-only all the same.
   bool for_device;
@@ -34,8 +39,8 @@ typedef struct {
   uint64_t node_bytes[TD_MAX_NODES]; // pages of each; what is not cut is of none
 } td_resident_stats;
 
-// Memory that holding the store's shards takes.
-uint64_t td_resident_bytes(const td_store *store);
+// Memory that holding the store's shards, and what conversion (or NULL) makes, takes.
+uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversion);
 
 // Reads the shards of a store that maps files, in parallel and past the page cache where the file
 // system can, into memory that nobody can change afterwards. *fd, close-on-exec and read-only but

@@ -40,6 +40,7 @@ typedef struct {
   source *sources; // [n_sources]
   size_t n_sources;
   char *base;
+  uint64_t converted_offset;               // in memory, behind the shards
   uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: of the memory, total_bytes: of the shards
   _Atomic uint64_t next_chunk, done_bytes;
   atomic_bool is_over; // a reader failed, or the loading was canceled
@@ -226,11 +227,18 @@ static td_status run_readers(loading *l, td_err *err) {
 
 // ---- the memory -----------------------------------------------------------------------------
 
-uint64_t td_resident_bytes(const td_store *store) {
+// What the list of shards takes, with one more for a conversion.
+static uint64_t head_bytes(size_t n_shards, const td_conversion *conversion) {
+  size_t n = n_shards + (td_conversion_bytes(conversion) > 0);
+  return round_up(resident_head_bytes(n), RESIDENT_ALIGN);
+}
+
+uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversion) {
   size_t n_shards = td_store_n_shards(store);
-  uint64_t n_bytes = round_up(resident_head_bytes(n_shards), RESIDENT_ALIGN);
+  uint64_t n_bytes = head_bytes(n_shards, conversion);
   for (size_t i = 0; i < n_shards; i++)
     n_bytes += round_up(td_store_shard(store, i).n_bytes, RESIDENT_ALIGN);
+  n_bytes += round_up(td_conversion_bytes(conversion), RESIDENT_ALIGN);
   return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
 }
 
@@ -300,7 +308,7 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
   td_status st = add_shards(l, store, err);
   if (st == TD_OK) st = add_files(l, err);
   if (st != TD_OK) return st;
-  uint64_t offset = round_up(resident_head_bytes(l->n_sources), RESIDENT_ALIGN);
+  uint64_t offset = head_bytes(l->n_sources, l->opts->conversion);
   for (size_t i = 0; i < l->n_sources; i++) {
     source *s = &l->sources[i];
     s->offset = offset;
@@ -309,6 +317,8 @@ static td_status plan(loading *l, const td_store *store, td_err *err) {
     if (!s->own_path) l->total_bytes += s->n_bytes;
     l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
   }
+  l->converted_offset = offset;
+  offset += round_up(td_conversion_bytes(l->opts->conversion), RESIDENT_ALIGN);
   l->n_bytes = round_up(offset, TD_HUGE_PAGE_BYTES);
   return TD_OK;
 }
@@ -323,6 +333,43 @@ static void write_head(const loading *l) {
     s->n_bytes = l->sources[i].n_bytes;
     snprintf(s->name, sizeof s->name, "%s", l->sources[i].name);
   }
+  uint64_t n_converted = td_conversion_bytes(l->opts->conversion);
+  if (!n_converted) return;
+  resident_shard *s = &head->shards[head->n_shards++];
+  *s = (resident_shard){.offset = l->converted_offset, .n_bytes = n_converted};
+  snprintf(s->name, sizeof s->name, "%s", TD_RESIDENT_CONVERTED);
+}
+
+// ---- conversion -------------------------------------------------------------------------------
+
+typedef struct {
+  const loading *l;
+  const td_store *store;
+} moving;
+
+// Where in memory a tensor's data were read to.
+static const uint8_t *moved(void *ctx, const td_tensor *t) {
+  const moving *m = ctx;
+  for (size_t i = 0; i < td_store_n_shards(m->store); i++) { // the first sources
+    td_shard_info info = td_store_shard(m->store, i);
+    if (t->data < info.bytes || t->data >= info.bytes + info.n_bytes) continue;
+    return (const uint8_t *)m->l->base + m->l->sources[i].offset + (t->data - info.bytes);
+  }
+  return t->data;
+}
+
+// The memory is taken first, so that a page that cannot be had is an error and no signal.
+static td_status convert(const loading *l, int fd, const td_store *store, td_err *err) {
+  const td_conversion *c = l->opts->conversion;
+  uint64_t n_bytes = td_conversion_bytes(c);
+  if (!n_bytes) return TD_OK;
+  if (fallocate(fd, 0, (off_t)l->converted_offset, (off_t)n_bytes) != 0) {
+    return td_fail(err, TD_ENOMEM, "no memory for %.2f GiB of converted weights: %s",
+                   (double)n_bytes / GIB, strerror(errno));
+  }
+  td_conversion_write_header(c, l->base + l->converted_offset);
+  moving m = {.l = l, .store = store};
+  return td_conversion_run(c, l->base + l->converted_offset, moved, &m, err);
 }
 
 // Memory of l->n_bytes, mapped for writing; -1 and errno when there is none of that kind.
@@ -429,6 +476,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   }
   write_head(l);
   st = run_readers(l, err);
+  if (st == TD_OK) st = convert(l, *fd, store, err);
   stats->n_bytes = l->total_bytes;
   stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
                                                         : td_memory_shared_huge_bytes();

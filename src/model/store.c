@@ -10,6 +10,7 @@
 
 #define SINGLE_FILE     "model.safetensors"
 #define INDEX_FILE      "model.safetensors.index.json"
+#define CONVERTED_FILE  "weights in memory" // in messages
 #define MAX_INDEX_BYTES ((size_t)256 << 20)
 
 typedef struct {
@@ -25,7 +26,10 @@ struct td_store {
   td_resident resident; // base is NULL when the files themselves are mapped
   shard **shards;       // each allocated on its own, so that tensors may point into it
   size_t n_shards, cap_shards;
-  const td_tensor **tensors; // of all shards
+  td_safetensors converted; // tensors made while loading, borrowed
+  const uint8_t *converted_bytes;
+  size_t n_converted_bytes;
+  const td_tensor **tensors; // of all shards, and converted
   size_t n_tensors;
   uint32_t *slots; // hash table of 1 + index into tensors, 0 free; linear probing
   size_t slot_mask;
@@ -156,8 +160,17 @@ static td_status add_to_map(td_store *store, const td_tensor *t, td_err *err) {
   return TD_OK;
 }
 
+static td_status add_all(td_store *store, const td_safetensors *st, td_err *err) {
+  for (size_t i = 0; i < st->n_tensors; i++) {
+    td_status status = add_to_map(store, &st->tensors[i], err);
+    if (status != TD_OK) return status;
+  }
+  return TD_OK;
+}
+
+// Also builds it anew.
 static td_status build_map(td_store *store, td_err *err) {
-  size_t n = 0;
+  size_t n = store->converted.n_tensors;
   for (size_t i = 0; i < store->n_shards; i++)
     n += store->shards[i]->st.n_tensors;
   if (n >= UINT32_MAX / 4) {
@@ -167,17 +180,16 @@ static td_status build_map(td_store *store, td_err *err) {
   while (n_slots < 2 * n)
     n_slots *= 2;
   store->slot_mask = n_slots - 1;
+  store->n_tensors = 0;
+  free(store->slots);
+  free(store->tensors);
   store->slots = calloc(n_slots, sizeof *store->slots);
   store->tensors = calloc(n + 1, sizeof *store->tensors);
   if (!store->slots || !store->tensors) return no_memory(store, err);
-  for (size_t i = 0; i < store->n_shards; i++) {
-    const td_safetensors *st = &store->shards[i]->st;
-    for (size_t k = 0; k < st->n_tensors; k++) {
-      td_status status = add_to_map(store, &st->tensors[k], err);
-      if (status != TD_OK) return status;
-    }
-  }
-  return TD_OK;
+  td_status status = TD_OK;
+  for (size_t i = 0; i < store->n_shards && status == TD_OK; i++)
+    status = add_all(store, &store->shards[i]->st, err);
+  return status == TD_OK ? add_all(store, &store->converted, err) : status;
 }
 
 // Every tensor must be in the shard where the index says it is.
@@ -227,6 +239,25 @@ static td_status open_dir(td_store *store, td_err *err) {
   return open_index(store, err);
 }
 
+td_status td_store_add_converted(td_store *store, const void *bytes, size_t n_bytes, td_err *err) {
+  td_status st = td_safetensors_parse(&store->converted, bytes, n_bytes, CONVERTED_FILE, err);
+  if (st != TD_OK) return st;
+  store->converted_bytes = bytes;
+  store->n_converted_bytes = n_bytes;
+  return build_map(store, err);
+}
+
+bool td_store_is_converted(const td_store *store, const td_tensor *t) {
+  return store->converted_bytes && t->data >= store->converted_bytes &&
+         t->data <= store->converted_bytes + store->n_converted_bytes;
+}
+
+static td_status find_converted(td_store *store, td_err *err) {
+  size_t n_bytes;
+  const void *bytes = td_resident_find(&store->resident, TD_RESIDENT_CONVERTED, &n_bytes);
+  return bytes ? td_store_add_converted(store, bytes, n_bytes, err) : TD_OK;
+}
+
 static td_status open_store(td_store **out, const char *dir, int weights_fd, td_err *err) {
   *out = NULL;
   td_store *store = calloc(1, sizeof *store);
@@ -236,6 +267,7 @@ static td_status open_store(td_store **out, const char *dir, int weights_fd, td_
   }
   td_status st = weights_fd < 0 ? TD_OK : td_resident_attach(&store->resident, weights_fd, err);
   if (st == TD_OK) st = open_dir(store, err);
+  if (st == TD_OK && store->resident.base) st = find_converted(store, err);
   if (st != TD_OK) {
     td_store_close(store);
     return st;
@@ -256,6 +288,7 @@ void td_store_close(td_store *store) {
   if (!store) return;
   for (size_t i = 0; i < store->n_shards; i++)
     shard_close(store, store->shards[i]);
+  td_safetensors_free(&store->converted);
   td_resident_detach(&store->resident);
   free(store->shards);
   free(store->tensors);

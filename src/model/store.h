@@ -2,6 +2,8 @@
 #ifndef TD_MODEL_STORE_H
 #define TD_MODEL_STORE_H
 
+#include <stdbool.h>
+
 #include "model/safetensors.h"
 
 typedef struct td_store td_store;
@@ -14,15 +16,20 @@ td_status td_store_open(td_store **out, const char *dir, td_err *err);
 td_status td_store_open_resident(td_store **out, const char *dir, int weights_fd, td_err *err);
 void td_store_close(td_store *store);
 
+// Adds the tensors of a shard in memory (model/convert.h), borrowed until close, behind the others;
+// td_store_open_resident does so where the resident weights hold one. TD_EFORMAT: a name is taken.
+td_status td_store_add_converted(td_store *store, const void *bytes, size_t n_bytes, td_err *err);
+bool td_store_is_converted(const td_store *store, const td_tensor *t);
+
 size_t td_store_n_tensors(const td_store *store);
-// In order of shards, and in a shard of data.
+// In order of shards, and in a shard of data; converted ones last.
 const td_tensor *td_store_tensor(const td_store *store, size_t idx);
 // Index of the tensor, or -1.
 ptrdiff_t td_store_find(const td_store *store, const char *name);
 // Path of the file that lists the tensors: the index, or the only shard.
 const char *td_store_listing(const td_store *store);
 
-// One file of the checkpoint.
+// One file of the checkpoint; what is converted is in none.
 typedef struct {
   const char *path, *name; // name: path without the directory; both live until close
   uint64_t n_bytes;

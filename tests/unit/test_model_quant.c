@@ -86,6 +86,36 @@ static void reads_every_method(void **state) {
       {"{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, \"version\": \"gemm\","
        " \"zero_point\": true, \"modules_to_not_convert\": null}",
        {TD_QUANT_AWQ, 1, 64, false, 0}},
+      {"{\"quant_method\": \"awq\", \"bits\": 4, \"zero_point\": false}",
+       {TD_QUANT_AWQ, 1, 0, true, 0}},
+      {"{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 32}",
+       {TD_QUANT_GPTQ8, 1, 32, false, 0x01010101}},
+      {"{\"quant_method\": \"auto-round\", \"bits\": 4, \"group_size\": 128, \"sym\": true,"
+       " \"packing_format\": \"auto_round:auto_gptq\"}",
+       {TD_QUANT_GPTQ, 1, 128, false, 0x11111111}},
+      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_gptq:exllamav2\"}",
+       {TD_QUANT_GPTQ, 1, 0, false, 0x11111111}},
+      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:gptqmodel\"}",
+       {TD_QUANT_GPTQ, 1, 0, false, 0}},
+      {"{\"quant_method\": \"intel/auto-round\", \"backend\": \"auto_round:exllamav2\"}",
+       {TD_QUANT_GPTQ, 1, 0, false, 0}},
+      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_awq\"}",
+       {TD_QUANT_AWQ, 1, 0, false, 0}},
+      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\"}", ""),
+       {TD_QUANT_PACKED8, 0, 0, true, 0}},
+      {CT("int-quantized", "{\"num_bits\": 4, \"strategy\": \"channel\"}", ""),
+       {TD_QUANT_INT, 1, 0, true, 0}},
+      {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 32}", ""),
+       {TD_QUANT_FLOAT, 1, 32, true, 0}},
+      {"{\"quant_method\": \"mxfp8\"}", {TD_QUANT_FP8, 1, 32, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}",
+       {TD_QUANT_FLOAT, 0, 0, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quantization\": {\"quant_algo\": "
+       "\"FP8_PER_CHANNEL_PER_TOKEN\"}}",
+       {TD_QUANT_FLOAT, 1, 0, true, 0}},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\", \"quantized_layers\":"
+       " {\"model.layers.0.mlp.up_proj\": {\"quant_algo\": \"MXFP8\"}}}",
+       {TD_QUANT_FLOAT, 1, 32, true, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_quant *q = parse_ok(cases[i].config);
@@ -146,6 +176,44 @@ static void targets_and_ignores(void **state) {
   cJSON_Delete(root);
 }
 
+// Settings of single modules, and modules left out, as GPTQModel and auto-round write them.
+static void settings_of_modules(void **state) {
+  (void)state;
+  static const struct {
+    const char *config, *module;
+    int format; // -1: none
+    uint32_t scale_cols;
+  } cases[] = {
+#define DYNAMIC                                                                                    \
+  "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 32, \"dynamic\": {"                   \
+  "\"-:.*\\\\.mlp\\\\.gate$\": {}, \"+:model\\\\.layers\\\\.1\\\\..*\": {\"bits\": 8},"            \
+  " \".*o_proj\": {\"group_size\": 64}}}"
+      {DYNAMIC, "model.layers.0.mlp.gate", -1, 0},
+      {DYNAMIC, "model.layers.0.mlp.gate_proj", TD_QUANT_GPTQ, 32},
+      {DYNAMIC, "model.layers.1.mlp.up_proj", TD_QUANT_GPTQ8, 32},
+      {DYNAMIC, "model.layers.0.self_attn.o_proj", TD_QUANT_GPTQ, 64},
+      {DYNAMIC, "x.model.layers.1.mlp.up_proj", TD_QUANT_GPTQ, 32}, // from the beginning
+#define EXTRA                                                                                      \
+  "{\"quant_method\": \"auto-round\", \"bits\": 4, \"group_size\": 128, \"extra_config\": {"       \
+  "\"lm_head\": {\"bits\": 16}, \"layers\\\\.[23]\\\\.mlp\": {\"bits\": 16},"                      \
+  " \"model.layers.0.self_attn.q_proj\": {\"bits\": 8, \"group_size\": 64}}}"
+      {EXTRA, "lm_head", -1, 0},
+      {EXTRA, "model.layers.3.mlp.up_proj", -1, 0},
+      {EXTRA, "model.layers.4.mlp.up_proj", TD_QUANT_GPTQ, 128},
+      {EXTRA, "model.layers.0.self_attn.q_proj", TD_QUANT_GPTQ8, 64},
+      {EXTRA, "model.layers.0.self_attn.k_proj", TD_QUANT_GPTQ, 128},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_quant *q = parse_ok(cases[i].config);
+    const td_quant_scheme *s = td_quant_find(q, cases[i].module);
+    int format = s ? (int)s->format : -1;
+    if (format != cases[i].format || (s && s->scale_cols != cases[i].scale_cols)) {
+      fail_msg("%s: format %d", cases[i].module, format);
+    }
+    td_quant_close(q);
+  }
+}
+
 static void refuses_bad_configs(void **state) {
   (void)state;
   static const struct {
@@ -155,8 +223,13 @@ static void refuses_bad_configs(void **state) {
   } cases[] = {
       {"{\"quant_method\": \"bitnet\"}", TD_EUNSUPPORTED, "quant_method \"bitnet\""},
       {CT("marlin-24", INT4_G16, ""), TD_EUNSUPPORTED, "format \"marlin-24\""},
-      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
-       "8-bit int, strategy channel"},
+      {CT("pack-quantized", "{\"num_bits\": 2, \"strategy\": \"channel\"}", ""), TD_EUNSUPPORTED,
+       "2-bit int, strategy channel"},
+      {CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"tensor\", \"symmetric\": false}",
+          ""),
+       TD_EUNSUPPORTED, "8-bit int, strategy tensor, group_size 0, not symmetric"},
+      {CT("mxfp8-quantized", "{\"num_bits\": 8, \"type\": \"float\", \"group_size\": 64}", ""),
+       TD_EUNSUPPORTED, "group_size 64"},
       {CT("int-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\", \"symmetric\": false}",
           ""),
        TD_EUNSUPPORTED, "not symmetric"},
@@ -172,9 +245,9 @@ static void refuses_bad_configs(void **state) {
        "group_size 0"},
       {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 1e9}", ""), TD_EFORMAT,
        "group_size"},
-      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"actorder\": \"group\"}", ""),
+      {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": \"group\"}", ""),
        TD_EUNSUPPORTED, "actorder \"group\""},
-      {CT("pack-quantized", "{\"num_bits\": 4, \"group_size\": 16, \"actorder\": true}", ""),
+      {CT("int-quantized", "{\"num_bits\": 8, \"group_size\": 16, \"actorder\": true}", ""),
        TD_EUNSUPPORTED, "actorder"},
       {CT("int-quantized", "{\"num_bits\": 8, \"dynamic\": true}", ""), TD_EUNSUPPORTED, "dynamic"},
       {CT("float-quantized", "{\"type\": \"float\", \"strategy\": \"block\"}", ""), TD_EFORMAT,
@@ -190,15 +263,33 @@ static void refuses_bad_configs(void **state) {
        "config_groups must be"},
       {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": 1}}", TD_EFORMAT,
        "config_groups: g must be"},
-      {"{\"quant_method\": \"gptq\", \"bits\": 8}", TD_EUNSUPPORTED, "bits 8"},
+      {"{\"quant_method\": \"gptq\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
+      {"{\"quant_method\": \"awq\", \"bits\": 8}", TD_EUNSUPPORTED, "bits 8 is not supported"},
+      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"+:.*attn\": {\"bits\": 2}}}", TD_EUNSUPPORTED,
+       "bits 2"},
+      {"{\"quant_method\": \"gptq\", \"dynamic\": {\".*attn\": 8}}", TD_EFORMAT,
+       ".*attn must be an object"},
+      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"-:(\": {}}}", TD_EFORMAT,
+       "\"re:(\" is not a regular expression"},
+      {"{\"quant_method\": \"gptq\", \"dynamic\": []}", TD_EFORMAT, "dynamic must be"},
+      {"{\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:llm_compressor\"}",
+       TD_EUNSUPPORTED, "packing_format \"auto_round:llm_compressor\""},
+      {"{\"quant_method\": \"auto-round\", \"data_type\": \"mx_fp\"}", TD_EUNSUPPORTED,
+       "data_type \"mx_fp\""},
+      {"{\"quant_method\": \"auto-round\", \"bits\": 3}", TD_EUNSUPPORTED, "bits 3"},
+      {"{\"quant_method\": \"auto-round\", \"extra_config\": {\"a\": {\"bits\": 2}}}",
+       TD_EUNSUPPORTED, "bits 2"},
+      {"{\"quant_method\": \"auto-round\", \"extra_config\": 1}", TD_EFORMAT,
+       "extra_config must be"},
       {"{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 12}", TD_EUNSUPPORTED,
        "group_size 12"},
       {"{\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"marlin\"}",
        TD_EUNSUPPORTED, "checkpoint_format \"marlin\""},
-      {"{\"quant_method\": \"gptq\", \"dynamic\": {\"-:.*attn\": {}}}", TD_EUNSUPPORTED, "dynamic"},
       {"{\"quant_method\": \"awq\", \"version\": \"gemv\"}", TD_EUNSUPPORTED, "version \"gemv\""},
-      {"{\"quant_method\": \"awq\", \"zero_point\": false}", TD_EUNSUPPORTED, "zero_point"},
-      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}", TD_EUNSUPPORTED, "\"FP8\""},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"W4A16_AWQ\"}", TD_EUNSUPPORTED,
+       "\"W4A16_AWQ\""},
+      {"{\"quant_method\": \"modelopt\", \"quant_algo\": \"MIXED_PRECISION\"}", TD_EFORMAT,
+       "quantized_layers must be"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_quant *q;
@@ -296,7 +387,9 @@ static void binds_columns_of_words(void **state) {
   td_model_close(m);
   // Written from the name, the group of column 0 is far from 0.
   ck_add(&ck, MODULE ".g_idx", "I32", 32, 0, 0);
-  REFUSED(&ck, TD_EUNSUPPORTED, MODULE ".g_idx", "desc_act");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "column 0 is of group", "there are 2");
+  ck_find(&ck, MODULE ".g_idx")->shape[0] = 31;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".g_idx", "does not fit");
   ck_free(&ck);
 
   start(&ck, "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 16}");
@@ -310,6 +403,52 @@ static void binds_columns_of_words(void **state) {
   td_model_close(m);
   ck_find(&ck, MODULE ".qweight")->shape[1] = 48;
   REFUSED(&ck, TD_EFORMAT, MODULE ".qweight", "[32, 48]", "[32, 6]");
+  ck_free(&ck);
+}
+
+// 8-bit words have no kernel: I8 where the zero points are all in the middle, else the scales'
+// dtype.
+static void converts_words_of_8_bits(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
+  ck_add(&ck, MODULE ".weight_packed", "I32", 48, 8, 0);
+  ck_add(&ck, MODULE ".weight_scale", "F32", 48, 1, 0);
+  td_model *m = open_ok(&ck);
+  const td_weight *w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_I8);
+  assert_int_equal(w->scale_dtype, TD_F32);
+  assert_int_equal(w->scale_cols, 32);
+  const ck_tensor *words = ck_find(&ck, MODULE ".weight_packed");
+  for (uint64_t i = 0; i < 48 * 32; i++) {
+    if (((const int8_t *)w->data)[i] != (int)ck_byte(words, i) - 128) fail_msg("code %d", (int)i);
+  }
+  assert_true(holds(&ck, MODULE ".weight_scale", w->scale));
+  td_model_close(m);
+  ck_find(&ck, MODULE ".weight_scale")->shape[0] = 47;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "does not fit");
+  ck_drop(&ck, MODULE ".weight_scale");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale is missing");
+  ck_add(&ck, MODULE ".weight_scale", "I32", 48, 1, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_scale", "dtype I32");
+  ck_free(&ck);
+
+  start(&ck, "{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 16}");
+  ck_add(&ck, MODULE ".qweight", "I32", 8, 48, 0);
+  ck_add(&ck, MODULE ".scales", "F16", 2, 48, 0);
+  REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros is missing");
+  ck_add(&ck, MODULE ".qzeros", "I32", 2, 12, 0);
+  m = open_ok(&ck);
+  w = &td_model_layer(m, 0)->mlp_up;
+  assert_int_equal(w->dtype, TD_F16);
+  assert_null(w->scale);
+  assert_int_equal(td_weight_bytes(w), 48 * 32 * 2);
+  td_model_close(m);
+  ck_find(&ck, MODULE ".qweight")->shape[0] = 7;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight", "[48, 28]", "[48, 32]");
+  ck_find(&ck, MODULE ".qweight")->shape[0] = 8;
+  ck_find(&ck, MODULE ".qzeros")->shape[1] = 11;
+  REFUSED(&ck, TD_EFORMAT, MODULE ".qzeros", "does not fit");
   ck_free(&ck);
 }
 
@@ -393,7 +532,7 @@ static void refuses_what_does_not_fit(void **state) {
   REFUSED(&ck, TD_EFORMAT, MODULE ".weight_shape", "[48, 32]");
   ck_drop(&ck, MODULE ".weight_shape");
   ck_add(&ck, MODULE ".weight_g_idx", "I32", 32, 0, 0);
-  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_g_idx", "is not part of");
+  REFUSED(&ck, TD_EFORMAT, MODULE ".weight_g_idx", "column 0 is of group");
   ck_drop(&ck, MODULE ".weight_g_idx");
   td_model_close(open_ok(&ck));
   ck_drop(&ck, MODULE ".weight_scale");
@@ -406,6 +545,7 @@ static void refuses_what_does_not_fit(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(reads_every_method),      cmocka_unit_test(targets_and_ignores),
+      cmocka_unit_test(settings_of_modules),     cmocka_unit_test(converts_words_of_8_bits),
       cmocka_unit_test(refuses_bad_configs),     cmocka_unit_test(binds_words_with_zero_points),
       cmocka_unit_test(binds_columns_of_words),  cmocka_unit_test(binds_fp4),
       cmocka_unit_test(binds_int8_and_fp8_rows), cmocka_unit_test(refuses_what_does_not_fit),

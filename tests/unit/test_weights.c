@@ -162,7 +162,7 @@ static void test_holds_the_files(void **state) {
   assert_int_equal(f->stats.n_bytes, n_bytes);
   assert_int_equal(f->last_done, n_bytes);
   assert_int_equal(f->last_total, n_bytes);
-  assert_int_equal(r.n_bytes, td_resident_bytes(f->store));
+  assert_int_equal(r.n_bytes, td_resident_bytes(f->store, NULL));
   size_t n;
   assert_null(td_resident_find(&r, "model.safetensors", &n));
   td_resident_detach(&r);

@@ -1,0 +1,366 @@
+#include "model/convert.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/team.h"
+#include "model/convert_matrix.h"
+#include "model/shard_writer.h"
+
+// What is read of a module, and what it becomes. matrix points to where the store has the data.
+typedef struct {
+  const td_tensor *words, *zeros, *scales, *order; // zeros and order: or NULL
+  td_word_matrix matrix;
+  bool to_i8;
+  size_t entry; // of the matrix; of GPTQ as I8, the scales follow
+} job;
+
+struct td_conversion {
+  const td_store *store;
+  const td_quant *quant;
+  job *jobs;
+  size_t n_jobs, cap_jobs;
+  td_shard_entry *entries;
+  size_t n_entries, cap_entries;
+  td_buf header;
+  uint64_t n_bytes;
+};
+
+// The formats that may need it, by the tensor with the codes.
+static const struct {
+  td_quant_format format;
+  uint32_t bits;
+  bool is_gptq;
+  const char *words, *scales, *zeros, *order; // names behind the module's
+} formats[] = {
+    {TD_QUANT_GPTQ, 4, true, "qweight", "scales", "qzeros", "g_idx"},
+    {TD_QUANT_GPTQ8, 8, true, "qweight", "scales", "qzeros", "g_idx"},
+    {TD_QUANT_PACKED, 4, false, "weight_packed", "weight_scale", "weight_zero_point",
+     "weight_g_idx"},
+    {TD_QUANT_PACKED8, 8, false, "weight_packed", "weight_scale", "weight_zero_point",
+     "weight_g_idx"},
+};
+
+// ---- finding the tensors ----------------------------------------------------------------------
+
+typedef struct {
+  td_conversion *c;
+  const td_quant_scheme *scheme;
+  size_t format; // of formats
+  const char *module;
+  int n_module;
+  td_err *err;
+} search;
+
+static const td_tensor *peek(const search *s, const char *part) {
+  char name[512];
+  int n = snprintf(name, sizeof name, "%.*s.%s", s->n_module, s->module, part);
+  ptrdiff_t idx = n < (int)sizeof name ? td_store_find(s->c->store, name) : -1;
+  return idx < 0 ? NULL : td_store_tensor(s->c->store, (size_t)idx);
+}
+
+static td_status misfit(const search *s, const td_tensor *t) {
+  return td_fail(s->err, TD_EFORMAT,
+                 "%s: tensor %s: dtype %s or its shape does not fit the codes of %.*s and "
+                 "quantization_config",
+                 t->file, t->name, t->dtype, s->n_module, s->module);
+}
+
+static td_status missing(const search *s, const char *part) {
+  return td_fail(s->err, TD_EFORMAT, "%s: tensor %.*s.%s is missing: the checkpoint is incomplete",
+                 td_store_listing(s->c->store), s->n_module, s->module, part);
+}
+
+static bool has_shape(const td_tensor *t, uint64_t d0, uint64_t d1) {
+  return t->n_dims == 2 && t->shape[0] == d0 && t->shape[1] == d1;
+}
+
+// Rows and columns, of which PACKED may have some that fill no word.
+static td_status read_size(const search *s, job *j) {
+  const td_tensor *t = j->words, *stated = peek(s, "weight_shape");
+  td_word_matrix *m = &j->matrix;
+  if (t->n_dims != 2 || strcmp(t->dtype, "I32") != 0) return misfit(s, t);
+  uint64_t per_word = 32 / m->bits;
+  uint64_t rows = t->shape[m->is_gptq ? 1 : 0], words = t->shape[m->is_gptq ? 0 : 1];
+  if (!rows || !words || rows > UINT32_MAX || words > UINT32_MAX / per_word) return misfit(s, t);
+  uint64_t cols = words * per_word;
+  if (stated && !m->is_gptq) {
+    bool wide = strcmp(stated->dtype, "I64") == 0;
+    int64_t size[2] = {0};
+    if (stated->n_dims != 1 || stated->shape[0] != 2 ||
+        (!wide && strcmp(stated->dtype, "I32") != 0)) {
+      return misfit(s, stated);
+    }
+    for (size_t i = 0; i < 2; i++)
+      memcpy(&size[i], stated->data + i * (wide ? 8 : 4), wide ? 8 : 4);
+    if (size[0] != (int64_t)rows || size[1] > (int64_t)cols ||
+        size[1] <= (int64_t)(cols - per_word)) {
+      return misfit(s, stated);
+    }
+    cols = (uint64_t)size[1];
+  }
+  m->rows = (uint32_t)rows;
+  m->cols = (uint32_t)cols;
+  m->group_cols = s->scheme->scale_cols ? s->scheme->scale_cols : m->cols;
+  m->groups = (m->cols - 1) / m->group_cols + 1;
+  return TD_OK;
+}
+
+static td_status read_scales(const search *s, job *j) {
+  static const struct {
+    const char *name;
+    td_dtype dtype;
+  } dtypes[] = {{"F16", TD_F16}, {"BF16", TD_BF16}, {"F32", TD_F32}};
+  td_word_matrix *m = &j->matrix;
+  const td_tensor *t = j->scales = peek(s, formats[s->format].scales);
+  if (!t) {
+    return td_fail(
+        s->err, TD_EFORMAT, "%s: tensor %.*s.%s is missing: the checkpoint is incomplete",
+        td_store_listing(s->c->store), s->n_module, s->module, formats[s->format].scales);
+  }
+  bool known = false;
+  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    if (strcmp(t->dtype, dtypes[i].name) != 0) continue;
+    known = true;
+    m->scale_dtype = dtypes[i].dtype;
+  }
+  m->one_scale = !s->scheme->scale_rows;
+  uint64_t n = 1;
+  for (uint32_t i = 0; i < t->n_dims; i++)
+    n *= t->shape[i];
+  bool fits = m->one_scale ? n == 1
+              : m->is_gptq ? has_shape(t, m->groups, m->rows)
+                           : has_shape(t, m->rows, m->groups) ||
+                                 (m->groups == 1 && t->n_dims == 1 && n == m->rows);
+  return known && fits ? TD_OK : misfit(s, t);
+}
+
+static td_status read_zeros(const search *s, job *j) {
+  td_word_matrix *m = &j->matrix;
+  const td_tensor *t = peek(s, formats[s->format].zeros);
+  if (s->scheme->symmetric) return TD_OK;
+  if (!t) return missing(s, formats[s->format].zeros);
+  uint64_t words = ((uint64_t)m->rows * m->bits + 31) / 32;
+  bool fits = m->is_gptq ? has_shape(t, m->groups, words) : has_shape(t, words, m->groups);
+  if (!fits || strcmp(t->dtype, "I32") != 0) return misfit(s, t);
+  m->zero_add = s->scheme->zero_add;
+  m->zeros = t->data;
+  j->zeros = t;
+  return TD_OK;
+}
+
+// Keeps an order only where it is not the plain one.
+static td_status read_order(const search *s, job *j) {
+  td_word_matrix *m = &j->matrix;
+  const td_tensor *t = peek(s, formats[s->format].order);
+  if (!t) return TD_OK;
+  if (t->n_dims != 1 || t->shape[0] != m->cols || strcmp(t->dtype, "I32") != 0) return misfit(s, t);
+  bool plain = true;
+  for (uint32_t c = 0; c < m->cols; c++) {
+    int32_t group;
+    memcpy(&group, t->data + c * sizeof group, sizeof group);
+    if (group < 0 || (uint32_t)group >= m->groups) {
+      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: column %u is of group %d; there are %u",
+                     t->file, t->name, c, group, m->groups);
+    }
+    plain &= (uint32_t)group == c / m->group_cols;
+  }
+  if (!plain) j->order = t;
+  return TD_OK;
+}
+
+// ---- planning ---------------------------------------------------------------------------------
+
+static td_status no_memory(const td_conversion *c, td_err *err) {
+  return td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(c->store));
+}
+
+// Room for one more item of an array that doubles.
+static bool grow(void **items, size_t n, size_t *cap, size_t each) {
+  if (n < *cap) return true;
+  size_t more = *cap ? 2 * *cap : 64;
+  void *grown = realloc(*items, more * each);
+  if (!grown) return false;
+  *items = grown;
+  *cap = more;
+  return true;
+}
+
+static td_status add_entry(const search *s, const char *part, td_dtype dtype, uint32_t cols,
+                           const td_word_matrix *m) {
+  static const char *const names[] = {
+      [TD_I8] = "I8", [TD_F16] = "F16", [TD_BF16] = "BF16", [TD_F32] = "F32"};
+  td_conversion *c = s->c;
+  if (!grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
+    return no_memory(c, s->err);
+  }
+  td_shard_entry *e = &c->entries[c->n_entries];
+  *e = (td_shard_entry){.dtype = names[dtype],
+                        .n_dims = 2,
+                        .shape = {m->rows, cols},
+                        .n_bytes = (uint64_t)m->rows * cols * td_dtype_bytes(dtype)};
+  if (asprintf(&e->name, "%.*s.%s", s->n_module, s->module, part) < 0) return no_memory(c, s->err);
+  c->n_entries++;
+  return TD_OK;
+}
+
+static td_status add_job(const search *s, job j) {
+  td_conversion *c = s->c;
+  td_word_matrix *m = &j.matrix;
+  m->words = j.words->data;
+  j.to_i8 = !j.order && td_words_are_symmetric(m);
+  j.entry = c->n_entries;
+  if (!grow((void **)&c->jobs, c->n_jobs, &c->cap_jobs, sizeof *c->jobs)) {
+    return no_memory(c, s->err);
+  }
+  c->jobs[c->n_jobs++] = j;
+  td_status st = add_entry(s, "weight", j.to_i8 ? TD_I8 : m->scale_dtype, m->cols, m);
+  if (st == TD_OK && j.to_i8 && m->is_gptq) {
+    st = add_entry(s, "weight_scale", TD_F32, m->groups, m);
+  }
+  return st;
+}
+
+// A module whose codes are t, if its format has no kernel as it is.
+static td_status look_at(search *s, const td_tensor *t) {
+  job j = {.words = t};
+  td_word_matrix *m = &j.matrix;
+  m->bits = formats[s->format].bits;
+  m->is_gptq = formats[s->format].is_gptq;
+  if (peek(s, "weight")) return TD_OK; // refused when it is bound
+  bool always = m->bits == 8 || !s->scheme->scale_rows;
+  if (!always && !peek(s, formats[s->format].order)) return TD_OK;
+  td_status st = read_size(s, &j);
+  if (st == TD_OK) st = read_order(s, &j);
+  if (st != TD_OK || (!always && !j.order)) return st;
+  st = read_scales(s, &j);
+  if (st == TD_OK) st = read_zeros(s, &j);
+  return st == TD_OK ? add_job(s, j) : st;
+}
+
+static td_status plan(td_conversion *c, td_err *err) {
+  td_status st = TD_OK;
+  for (size_t i = 0; i < td_store_n_tensors(c->store) && st == TD_OK; i++) {
+    const td_tensor *t = td_store_tensor(c->store, i);
+    const char *dot = strrchr(t->name, '.');
+    bool is_codes = dot && (strcmp(dot, ".qweight") == 0 || strcmp(dot, ".weight_packed") == 0);
+    char module[512];
+    if (!is_codes || dot - t->name >= (ptrdiff_t)sizeof module) continue;
+    snprintf(module, sizeof module, "%.*s", (int)(dot - t->name), t->name);
+    search s = {.c = c,
+                .scheme = td_quant_find(c->quant, module),
+                .module = t->name,
+                .n_module = (int)(dot - t->name),
+                .err = err};
+    for (; s.scheme && s.format < TD_COUNT(formats); s.format++) {
+      if (formats[s.format].format != s.scheme->format) continue;
+      if (strcmp(dot + 1, formats[s.format].words) == 0) st = look_at(&s, t);
+      break;
+    }
+  }
+  return st;
+}
+
+td_status td_conversion_open(td_conversion **out, const td_store *store, const td_quant *quant,
+                             td_err *err) {
+  *out = NULL;
+  td_conversion *c = calloc(1, sizeof *c);
+  if (!c) return td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(store));
+  c->store = store;
+  c->quant = quant;
+  td_status st = plan(c, err);
+  if (st == TD_OK && c->n_jobs) {
+    st = td_shard_layout(c->entries, c->n_entries, &c->header, err);
+    c->n_bytes = c->header.len;
+  }
+  for (size_t i = 0; i < c->n_entries; i++)
+    c->n_bytes += c->entries[i].n_bytes;
+  if (st == TD_OK) {
+    *out = c;
+  } else {
+    td_conversion_close(c);
+  }
+  return st;
+}
+
+void td_conversion_close(td_conversion *c) {
+  if (!c) return;
+  for (size_t i = 0; i < c->n_entries; i++)
+    free(c->entries[i].name);
+  free(c->entries);
+  free(c->jobs);
+  td_buf_free(&c->header);
+  free(c);
+}
+
+uint64_t td_conversion_bytes(const td_conversion *c) {
+  return c ? c->n_bytes : 0;
+}
+
+void td_conversion_write_header(const td_conversion *c, void *memory) {
+  memcpy(memory, c->header.data, c->header.len);
+}
+
+// ---- running ----------------------------------------------------------------------------------
+
+typedef struct {
+  const td_conversion *c;
+  uint8_t *memory;
+  const uint8_t *(*moved)(void *ctx, const td_tensor *t);
+  void *ctx;
+  atomic_bool failed; // out of memory
+} run;
+
+static const void *data_of(const run *r, const td_tensor *t) {
+  if (!t) return NULL;
+  return r->moved ? r->moved(r->ctx, t) : t->data;
+}
+
+static void run_jobs(void *ctx, size_t begin, size_t end) {
+  run *r = ctx;
+  for (size_t i = begin; i < end; i++) {
+    const job *j = &r->c->jobs[i];
+    td_word_matrix m = j->matrix;
+    const td_shard_entry *e = &r->c->entries[j->entry];
+    m.words = data_of(r, j->words);
+    m.zeros = data_of(r, j->zeros);
+    m.scales = data_of(r, j->scales);
+    m.order = data_of(r, j->order);
+    uint8_t *out = r->memory + e->offset;
+    if (!j->to_i8) {
+      if (!td_words_to_values(&m, out)) atomic_store(&r->failed, true);
+      continue;
+    }
+    td_words_to_i8(&m, (int8_t *)out);
+    if (m.is_gptq) td_words_scales(&m, (float *)(r->memory + e[1].offset));
+  }
+}
+
+static void log_counts(const td_conversion *c) {
+  size_t n[TD_N_DTYPES] = {0};
+  for (size_t i = 0; i < c->n_jobs; i++)
+    n[c->jobs[i].to_i8 ? TD_I8 : c->jobs[i].matrix.scale_dtype]++;
+  for (size_t i = 0; i < TD_N_DTYPES; i++) {
+    if (!n[i]) continue;
+    td_info("%zu matrices are converted to %s while loading (%s): their format has no kernel", n[i],
+            td_dtype_name((td_dtype)i), i == TD_I8 || i == TD_F32 ? "exact" : "rounded once");
+  }
+}
+
+td_status td_conversion_run(const td_conversion *c, void *memory,
+                            const uint8_t *(*moved)(void *ctx, const td_tensor *t), void *ctx,
+                            td_err *err) {
+  if (!c->n_jobs) return TD_OK;
+  run r = {.c = c, .memory = memory, .moved = moved, .ctx = ctx};
+  td_team *team;
+  log_counts(c);
+  td_status st = td_team_open(&team, &(td_team_opts){0}, err);
+  if (st != TD_OK) return st;
+  td_team_for(team, c->n_jobs, 1, run_jobs, &r);
+  td_team_close(team);
+  return atomic_load(&r.failed) ? no_memory(c, err) : TD_OK;
+}

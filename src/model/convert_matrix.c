@@ -1,0 +1,149 @@
+#include "model/convert_matrix.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t per_word(const td_word_matrix *m) {
+  return 32 / m->bits;
+}
+
+static size_t words_of(const td_word_matrix *m, uint32_t n) {
+  return ((size_t)n + per_word(m) - 1) / per_word(m);
+}
+
+static uint32_t half_range(const td_word_matrix *m) {
+  return 1u << (m->bits - 1);
+}
+
+static uint32_t u32_at(const void *words, size_t idx) {
+  uint32_t word;
+  memcpy(&word, (const char *)words + idx * sizeof word, sizeof word);
+  return word;
+}
+
+static uint32_t code_in(const td_word_matrix *m, uint32_t word, uint32_t idx) {
+  return word >> (idx % per_word(m) * m->bits) & ((1u << m->bits) - 1);
+}
+
+static uint32_t zero_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
+  if (!m->zeros) return half_range(m);
+  size_t at = m->is_gptq ? group * words_of(m, m->rows) + row / per_word(m)
+                         : row / per_word(m) * (size_t)m->groups + group;
+  return code_in(m, u32_at(m->zeros, at) + m->zero_add, row);
+}
+
+static float f32_of_half(uint16_t h) {
+  int exponent = h >> 10 & 31;
+  float mantissa = (float)(h & 1023);
+  float value = exponent == 0    ? ldexpf(mantissa, -24)
+                : exponent == 31 ? (mantissa ? NAN : INFINITY)
+                                 : ldexpf(1024 + mantissa, exponent - 25);
+  return h & 0x8000 ? -value : value;
+}
+
+// Nearest, ties to even.
+static uint16_t half_of_f32(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+  bits &= 0x7FFFFFFF;
+  if (bits > 0x7F800000) return sign | 0x7E00;
+  if (bits >= 0x477FF000) return sign | 0x7C00; // 65520, half way to what is no half any more
+  if (bits < 0x38800000) {                      // below 2^-14: whole multiples of 2^-24
+    return (uint16_t)(sign | (uint32_t)rintf(fabsf(value) * 0x1p24f));
+  }
+  bits += 0xFFF + (bits >> 13 & 1); // a carry goes into the exponent
+  return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
+}
+
+static uint16_t bf16_of_f32(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if (isnan(value)) return (uint16_t)(bits >> 16 | 0x40);
+  return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static float scale_at(const td_word_matrix *m, uint32_t row, uint32_t group) {
+  size_t at = m->one_scale ? 0
+              : m->is_gptq ? (size_t)group * m->rows + row
+                           : (size_t)row * m->groups + group;
+  if (m->scale_dtype == TD_F32) {
+    float value;
+    memcpy(&value, (const char *)m->scales + at * sizeof value, sizeof value);
+    return value;
+  }
+  uint16_t half;
+  memcpy(&half, (const char *)m->scales + at * sizeof half, sizeof half);
+  if (m->scale_dtype == TD_F16) return f32_of_half(half);
+  uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+bool td_words_are_symmetric(const td_word_matrix *m) {
+  if (!m->zeros) return true;
+  for (uint32_t g = 0; g < m->groups; g++) {
+    for (uint32_t r = 0; r < m->rows; r++) {
+      if (zero_at(m, r, g) != half_range(m)) return false;
+    }
+  }
+  return true;
+}
+
+// Codes of row's columns [col, col + per word), as a word.
+static uint32_t word_at(const td_word_matrix *m, uint32_t row, uint32_t col) {
+  size_t k = col / per_word(m);
+  size_t at = m->is_gptq ? k * m->rows + row : row * words_of(m, m->cols) + k;
+  return u32_at(m->words, at);
+}
+
+void td_words_to_i8(const td_word_matrix *m, int8_t *out) {
+  int half = (int)half_range(m);
+  for (uint32_t col = 0; col < m->cols; col += per_word(m)) {
+    uint32_t n = m->cols - col < per_word(m) ? m->cols - col : per_word(m);
+    for (uint32_t r = 0; r < m->rows; r++) {
+      uint32_t word = word_at(m, r, col);
+      for (uint32_t i = 0; i < n; i++)
+        out[(size_t)r * m->cols + col + i] = (int8_t)((int)code_in(m, word, i) - half);
+    }
+  }
+}
+
+void td_words_scales(const td_word_matrix *m, float *out) {
+  for (uint32_t r = 0; r < m->rows; r++) {
+    for (uint32_t g = 0; g < m->groups; g++)
+      out[(size_t)r * m->groups + g] = scale_at(m, r, g);
+  }
+}
+
+static void put(td_dtype dtype, void *out, size_t at, float value) {
+  switch (dtype) {
+  case TD_F16: ((uint16_t *)out)[at] = half_of_f32(value); break;
+  case TD_BF16: ((uint16_t *)out)[at] = bf16_of_f32(value); break;
+  default: ((float *)out)[at] = value;
+  }
+}
+
+bool td_words_to_values(const td_word_matrix *m, void *out) {
+  float *scales = malloc(m->groups * sizeof *scales); // of one row
+  int *zeros = malloc(m->groups * sizeof *zeros);
+  for (uint32_t r = 0; scales && zeros && r < m->rows; r++) {
+    for (uint32_t g = 0; g < m->groups; g++) {
+      scales[g] = scale_at(m, r, g);
+      zeros[g] = (int)zero_at(m, r, g);
+    }
+    uint32_t word = 0;
+    for (uint32_t c = 0; c < m->cols; c++) {
+      if (c % per_word(m) == 0) word = word_at(m, r, c);
+      uint32_t g = m->order ? u32_at(m->order, c) : c / m->group_cols;
+      float value = (float)((int)code_in(m, word, c) - zeros[g]) * scales[g];
+      put(m->scale_dtype, out, (size_t)r * m->cols + c, value);
+    }
+  }
+  bool done = scales && zeros;
+  free(scales);
+  free(zeros);
+  return done;
+}

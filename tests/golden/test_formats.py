@@ -1,0 +1,128 @@
+"""Every quantized format against the float32 values that it stands for: the same logits from both.
+
+Two checkpoints of one random model are made on the spot, one in the format as its tool publishes it
+(scripts/quant_formats.py), one with the values themselves in F32.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+
+import checkpoint
+import quant_formats
+import shapes
+from checkpoint import Entry
+from make_model import deviation
+
+# The values are the same; sums may be taken in another order.
+TOLERANCE = 1e-5
+PROMPT = list(range(2, 22))
+CONFIG = shapes.QWEN3_BASE | {
+    "bos_token_id": 0, "eos_token_id": 1, "head_dim": 32, "hidden_size": 128,
+    "intermediate_size": 96, "max_position_embeddings": 512, "max_window_layers": 2,
+    "moe_intermediate_size": 64, "num_attention_heads": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 64,
+}
+FORMATS = quant_formats.FORMATS | quant_formats.MORE_FORMATS
+# What a line of the log says of formats without a kernel.
+CONVERTED = {
+    "int8-packed-channel": "I8", "int8-packed-g32": "I8", "int8-packed-tensor": "I8",
+    "int8-packed-zeros": "BF16", "int4-packed-tensor": "I8", "int4-packed-order": "BF16",
+    "gptq-order": "F16", "gptq8": "I8", "gptq8-v2": "I8", "gptq8-zeros": "F16",
+    "gptq8-order": "F16", "auto-round-8": "F16",
+}
+
+
+def random_values(tensor, rng):
+    if len(tensor.shape) == 1:
+        return rng.normal(1, 0.2, tensor.shape).astype(np.float32)
+    return rng.normal(0, deviation(tensor, CONFIG), tensor.shape).astype(np.float32)
+
+
+def write(directory, config, entries):
+    directory.mkdir()
+    checkpoint.write_shards(str(directory), entries, 1 << 30)
+    checkpoint.write_json(str(directory / "config.json"), config)
+
+
+def make(tmp_path, name):
+    """The two checkpoints."""
+    rng = np.random.default_rng(11)
+    stored, used = [], []
+    for t in shapes.tensors(CONFIG):
+        values = random_values(t, rng)
+        if t.role in shapes.LINEAR:
+            entries, values = FORMATS[name].quantize(t.name.removesuffix(".weight"), values)
+            stored += entries
+        else:
+            stored.append(Entry.of_array(t.name, values, "F32"))
+        used.append(Entry.of_array(t.name, values.astype(np.float32), "F32"))
+    kept = [t.name.removesuffix(".weight") for t in shapes.tensors(CONFIG)
+            if len(t.shape) == 2 and t.role not in shapes.LINEAR and t.role != "embed"]
+    quant = FORMATS[name].config(kept)
+    write(tmp_path / "stored", CONFIG | {"quantization_config": quant}, stored)
+    write(tmp_path / "used", CONFIG, used)
+    return tmp_path / "stored", tmp_path / "used"
+
+
+def logits(tandem_bin, model, *options):
+    out = model / "logits.npy"
+    args = ["eval", "logits", "--model", model, "--token-ids", ",".join(map(str, PROMPT))]
+    done = subprocess.run(
+        [tandem_bin, *args, "--activations", "f32", "--out", out, *options],
+        capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return np.load(out).astype(np.float64), done.stderr
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values(name, tandem_bin, tmp_path):
+    stored, used = make(tmp_path, name)
+    want, _ = logits(tandem_bin, used)
+    ours, log = logits(tandem_bin, stored)
+    errors = np.linalg.norm(ours - want, axis=1) / np.linalg.norm(want, axis=1)
+    assert (errors < TOLERANCE).all(), f"{errors.max():.1e}"
+    # An order of columns needs no conversion where there is one group alone.
+    says = [line for line in log.splitlines() if "are converted to" in line]
+    assert len(says) == (name in CONVERTED), log
+    if says:
+        assert f"matrices are converted to {CONVERTED[name]} while loading" in says[0]
+
+
+@pytest.mark.parametrize("weights", ["mmap", "resident"])
+def test_where_converted_weights_lie(weights, tandem_bin, tmp_path):
+    stored, used = make(tmp_path, "gptq8-zeros")
+    want, _ = logits(tandem_bin, used)
+    ours, _ = logits(tandem_bin, stored, "--weights", weights)
+    assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
+
+
+def test_inspect_converts_nothing(tandem_bin, tmp_path):
+    stored, _ = make(tmp_path, "gptq8")
+    done = subprocess.run(
+        [tandem_bin, "inspect", "--model", stored, "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "converted" not in done.stderr
+    json.loads(done.stdout)
+
+
+def test_config_of_modelopt_in_a_file_of_its_own(tandem_bin, tmp_path):
+    stored, used = make(tmp_path, "modelopt-fp8")
+    checkpoint.write_json(str(stored / "config.json"), CONFIG)
+    checkpoint.write_json(
+        str(stored / "hf_quant_config.json"),
+        {"producer": {"name": "modelopt"},
+         "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
+                          "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"]}},
+    )
+    want, _ = logits(tandem_bin, used)
+    ours, _ = logits(tandem_bin, stored)
+    assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
