@@ -15,10 +15,19 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Of 64 operations, how many are delayed, and of 64 delays, how many are long. Streams of one speed
+// stay close to one another whatever each operation takes: so each has a speed of its own. What
+// takes microseconds on the CPU takes milliseconds on the emulator.
+typedef struct {
+  unsigned n_delayed, n_long;
+} speed;
+static const speed speeds[][4] = {
+    [TD_JITTER_CPU] = {{0, 0}, {2, 1}, {8, 1}, {24, 1}},
+    [TD_JITTER_EMULATOR] = {{0, 0}, {4, 4}, {16, 4}, {64, 32}},
+};
+
 // TANDEM_JITTER is for tests and debugging, and this is where it is read.
 td_jitter td_jitter_open(td_jitter_kind kind) {
-  // Streams of one speed stay close to one another whatever each operation takes: some run ahead.
-  static const unsigned shares[] = {0, 2, 8, 24};
   const char *text = getenv("TANDEM_JITTER");
   const uint64_t seed = text ? strtoull(text, NULL, 10) : 0;
   if (!seed) return (td_jitter){.seed = 0};
@@ -27,13 +36,14 @@ td_jitter td_jitter_open(td_jitter_kind kind) {
   last_seed = seed;
   const uint64_t own = mix(mix(seed) ^ (n_streams++ << 8 | (uint64_t)kind)) | 1;
   pthread_mutex_unlock(&lock);
-  return (td_jitter){.seed = own, .share = shares[own >> 62]};
+  const speed s = speeds[kind][own >> 62];
+  return (td_jitter){.seed = own, .n_delayed = s.n_delayed, .n_long = s.n_long};
 }
 
 void td_jitter_sleep(td_jitter *jitter) {
   const uint64_t r = mix(jitter->seed ^ ++jitter->n_operations);
-  if (r % 64 >= jitter->share) return;
-  long us = (long)(r >> 8 & 0xffff) % 300;
-  if ((r >> 24 & 31) == 0) us = 1000 + (long)(r >> 32 & 0xffff) % 2000;
+  if (r % 64 >= jitter->n_delayed) return;
+  long us = (long)(r >> 8 & 0xffff) % 200;
+  if ((r >> 24 & 63) < jitter->n_long) us = 1000 + (long)(r >> 32 & 0xffff) % 2000;
   nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
 }

@@ -14,7 +14,7 @@ extern "C" {
 typedef struct {
   uint64_t seed; // 0: no delays
   uint64_t n_operations;
-  unsigned share; // of the operations, in 64ths, that are delayed
+  unsigned n_delayed, n_long; // of 64 operations; of 64 delays
 } td_jitter;
 
 typedef enum { TD_JITTER_CPU, TD_JITTER_EMULATOR } td_jitter_kind;
@@ -26,7 +26,7 @@ td_jitter td_jitter_open(td_jitter_kind kind);
 
 void td_jitter_sleep(td_jitter *jitter);
 
-// Before every operation: mostly nothing, else up to 300 us, and 1 to 3 ms now and then.
+// Before every operation: nothing, or up to 200 us, or 1 to 3 ms where a delay is long.
 static inline void td_jitter_wait(td_jitter *jitter) {
   if (jitter->seed) td_jitter_sleep(jitter);
 }

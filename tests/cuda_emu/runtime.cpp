@@ -102,6 +102,11 @@ static bool is_broken() {
   return std::getenv("TANDEM_EMU_BREAK") != nullptr;
 }
 
+// CUDA_LAUNCH_BLOCKING=1, as hardware has it, but for all that is queued: whoever queues it waits.
+static bool is_blocking() {
+  return number_of("CUDA_LAUNCH_BLOCKING", 0) != 0;
+}
+
 struct emu_stream {
   const int device = current_device;
   std::shared_ptr<progress> at = std::make_shared<progress>();
@@ -139,10 +144,12 @@ struct emu_stream {
       captured->work.push_back({std::move(work), engine});
       return n_added;
     }
-    std::lock_guard<std::mutex> hold(at->lock);
+    std::unique_lock<std::mutex> hold(at->lock);
     queue.push_back({std::move(work), engine});
     at->moved.notify_all();
-    return n_added = ++at->n_queued;
+    n_added = ++at->n_queued;
+    if (is_blocking()) at->moved.wait(hold, [&] { return at->n_done == at->n_queued; });
+    return n_added;
   }
 };
 

@@ -13,8 +13,10 @@ enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4
 // A prompt that goes to the other device in pieces.
 enum { LONG_PROMPT = 1100, LONG_PAGES = LONG_PROMPT / ENGINE_PAGE + 1 };
 
-// IN_HALVES: answers' steps, too. PARTED: of all layers but the first.
-typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED } placement;
+// IN_HALVES: answers' steps, too. PARTED: of all layers but the first. ALL_WAYS: streamed for
+// prompts from STREAM_PROMPT tokens on, and in halves.
+typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED, ALL_WAYS } placement;
+enum { STREAM_PROMPT = 4, SHORT_PROMPT = 2, SHORT_SEQS = 2, SHORT_ANSWER = 3 };
 
 static _Thread_local uint64_t engine_routing; // of all steps of the last engine
 
@@ -46,26 +48,29 @@ static inline const char *golden_dir(const char *name) {
   return dir;
 }
 
+// max_tokens: of a step, and of a sequence.
 static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
-                               placement where) {
+                               placement where, uint32_t max_tokens) {
   td_err err;
   *f = (engine_fixture){.dev = dev};
   if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
   f->n_vocab = td_model_config_of(f->model)->n_vocab;
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
-  const td_engine_opts opts = {.n_pages = LONG_PAGES + ENGINE_SEQS * SEQ_PAGES,
+  const uint32_t n_pages = (max_tokens + ENGINE_PAGE - 1) / ENGINE_PAGE;
+  const td_engine_opts opts = {.n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
                                .page_tokens = ENGINE_PAGE,
-                               .max_step_tokens = LONG_PROMPT + 1,
+                               .max_step_tokens = max_tokens,
                                .max_step_seqs = ENGINE_SEQS,
-                               .max_seq_tokens = LONG_PAGES * ENGINE_PAGE,
+                               .max_seq_tokens = n_pages * ENGINE_PAGE,
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
                                .n_own_layers = where == PARTED ? 1 : 0,
-                               .n_parts = where == IN_HALVES ? 2 : 1,
-                               .stream_bytes = where == STREAMED ? m->ring_bytes : 0,
-                               .stream_tokens = PROMPT - ENGINE_SEQS};
+                               .n_parts = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
+                               .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
+                               .stream_tokens = where == ALL_WAYS ? STREAM_PROMPT
+                                                                  : PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 
@@ -147,6 +152,95 @@ static inline void keep_long_step(engine_fixture *f, float *out) {
   keep_step(f, seqs, TD_COUNT(seqs), LONG_PROMPT + 1, &out);
 }
 
+enum { SHORT_ROWS = STREAM_PROMPT + SHORT_PROMPT + SHORT_SEQS * SHORT_ANSWER };
+
+// A prompt for which experts stream, one for which they do not, and answers to both: steps enough
+// to be launched as a graph.
+static inline void keep_short_steps(engine_fixture *f, float *out) {
+  static const int32_t tokens[] = {5, 17, 4, 99, 23, 42, 8, 3, 150, 11}, pages[] = {0, 1};
+  static const uint32_t lengths[SHORT_SEQS] = {STREAM_PROMPT, SHORT_PROMPT};
+  td_step_seq seqs[SHORT_SEQS];
+  for (uint32_t s = 0; s < SHORT_SEQS; s++) {
+    seqs[s] = (td_step_seq){.tokens = tokens,
+                            .n_tokens = lengths[s],
+                            .pages = &pages[s],
+                            .n_pages = 1,
+                            .want = TD_WANT_ALL};
+    keep_step(f, &seqs[s], 1, lengths[s], &out);
+  }
+  for (uint32_t i = 0; i < SHORT_ANSWER; i++) {
+    for (uint32_t s = 0; s < SHORT_SEQS; s++) {
+      seqs[s].n_past = lengths[s] + i;
+      seqs[s].tokens = &tokens[3 * s + i];
+      seqs[s].n_tokens = 1;
+      seqs[s].is_decode = true;
+    }
+    keep_step(f, seqs, SHORT_SEQS, SHORT_SEQS, &out);
+  }
+}
+
+// All memory that holds routed experts: one file's mapping in small models.
+static inline const char *experts_memory(const td_model *model, size_t *n_bytes) {
+  const char *begin = NULL, *end = NULL;
+  const td_model_config *c = td_model_config_of(model);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const td_layer *layer = td_model_layer(model, i);
+    for (uint32_t k = 0; layer->is_moe && k < 3 * c->n_experts; k++) {
+      const td_weight *arrays[] = {layer->gate, layer->up, layer->down};
+      const td_weight *w = &arrays[k % 3][k / 3];
+      const char *data = w->data;
+      if (!begin || data < begin) begin = data;
+      if (data + td_weight_data_bytes(w) > end) end = data + td_weight_data_bytes(w);
+    }
+  }
+  *n_bytes = (size_t)(end - begin);
+  return begin;
+}
+
+// All logits of those, the caller's. What runs side by side is delayed as seed has it
+// (base/jitter.h); 0: nothing is, and the emulator does one thing after the other.
+static inline float *short_logits(const small_model *m, const char *kind, placement where,
+                                  unsigned seed, size_t *n_bytes) {
+  const td_dev_opts opts = {.kind = kind, .n_threads = 2, .activations = engine_activations};
+  td_dev *dev;
+  td_err err;
+  char text[16];
+  snprintf(text, sizeof text, "%u", seed);
+  setenv("TANDEM_JITTER", text, 1);
+  setenv("CUDA_LAUNCH_BLOCKING", seed ? "0" : "1", 1);
+  if (td_dev_open(&dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  engine_fixture f;
+  open_engine(&f, m, dev, where, ENGINE_PAGE);
+  size_t n_memory;
+  const char *memory = experts_memory(f.model, &n_memory);
+  td_dev_pin(dev, memory, n_memory);
+  td_dev_wait_pinned(dev, memory, n_memory);
+  *n_bytes = SHORT_ROWS * f.n_vocab * sizeof(float);
+  float *out = malloc(*n_bytes);
+  keep_short_steps(&f, out);
+  close_engine(&f);
+  td_dev_close(dev);
+  unsetenv("TANDEM_JITTER");
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+  return out;
+}
+
+// Whatever runs first, results are those of the plain way, by schedules [1, n_schedules].
+static inline void check_schedules(const small_model *m, const char *kind, placement plain,
+                                   placement where, unsigned n_schedules) {
+  size_t n_bytes;
+  float *want = short_logits(m, kind, plain, 0, &n_bytes);
+  for (unsigned seed = 1; seed <= n_schedules; seed++) {
+    float *got = short_logits(m, kind, where, seed, &n_bytes);
+    if (memcmp(got, want, n_bytes) != 0) {
+      fail_msg("%s: placement %d with TANDEM_JITTER=%u gives other logits", m->name, (int)where,
+               seed);
+    }
+    free(got);
+  }
+  free(want);
+}
+
 enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER - 1) }; // prompts of PROMPT, and 1 and 2 less
 
 // f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and behind them LONG_PROMPT + 1 rows more.
@@ -154,7 +248,7 @@ static inline float *engine_logits(const small_model *m, td_dev *dev, placement 
                                    bool with_long, size_t *n_vocab) {
   engine_fixture f;
   engine_routing = 14695981039346656037u;
-  open_engine(&f, m, dev, where);
+  open_engine(&f, m, dev, where, LONG_PROMPT + 1);
   *n_vocab = f.n_vocab;
   size_t n_rows = ENGINE_ROWS + (with_long ? LONG_PROMPT + 1 : 0);
   float *out = malloc(n_rows * f.n_vocab * sizeof *out);

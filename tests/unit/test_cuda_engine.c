@@ -14,6 +14,7 @@
 #include "unit/engine_test.h"
 #include "unit/filtered.h"
 
+enum { N_SCHEDULES = 8 };                       // of either model
 enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
 
 static td_session *open_model(td_expert_place experts) {
@@ -169,24 +170,6 @@ static void test_where_experts_are(void **state) {
   td_dev_close(dev);
 }
 
-// All memory that holds routed experts: one file's mapping in small models.
-static const char *experts_memory(const td_model *model, size_t *n_bytes) {
-  const char *begin = NULL, *end = NULL;
-  const td_model_config *c = td_model_config_of(model);
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    const td_layer *layer = td_model_layer(model, i);
-    for (uint32_t k = 0; layer->is_moe && k < 3 * c->n_experts; k++) {
-      const td_weight *arrays[] = {layer->gate, layer->up, layer->down};
-      const td_weight *w = &arrays[k % 3][k / 3];
-      const char *data = w->data;
-      if (!begin || data < begin) begin = data;
-      if (data + td_weight_data_bytes(w) > end) end = data + td_weight_data_bytes(w);
-    }
-  }
-  *n_bytes = (size_t)(end - begin);
-  return begin;
-}
-
 // Experts do not come before their memory is registered: until then they are computed where they
 // are, to the bit.
 static void test_streaming_waits_for_registering(void **state) {
@@ -208,7 +191,7 @@ static void test_streaming_waits_for_registering(void **state) {
   const size_t n_bytes = ENGINE_ROWS * n_vocab * sizeof *apart;
   float *got = malloc(n_bytes);
   engine_fixture f;
-  open_engine(&f, m, dev, STREAMED);
+  open_engine(&f, m, dev, STREAMED, LONG_PROMPT + 1);
   const char *memory = experts_memory(f.model, &n_memory);
   td_dev_pin(dev, memory, n_memory);
   keep_steps(&f, got);
@@ -225,11 +208,30 @@ static void test_streaming_waits_for_registering(void **state) {
   free(got);
 }
 
+// Whatever runs first on either device, or of the copies between them, which the caller does not
+// wait for: experts are registered.
+static void test_schedules(void **state) {
+  (void)state;
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+    skip();
+  }
+  td_dev_close(dev);
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_schedules(&small_models[i], "cuda", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
+  unsetenv("TANDEM_EMU_PIN");
+}
+
 int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_steps_of_as_many_tokens), cmocka_unit_test(test_threads_beside_a_gpu),
-      cmocka_unit_test(test_a_failure_is_not_waited_for), cmocka_unit_test(test_where_experts_are),
-      cmocka_unit_test(test_streaming_waits_for_registering)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
+                                     cmocka_unit_test(test_threads_beside_a_gpu),
+                                     cmocka_unit_test(test_a_failure_is_not_waited_for),
+                                     cmocka_unit_test(test_where_experts_are),
+                                     cmocka_unit_test(test_streaming_waits_for_registering),
+                                     cmocka_unit_test(test_schedules)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,13 @@
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
 
+// Of either model, and either way; several times slower under ThreadSanitizer.
+#if defined(__SANITIZE_THREAD__)
+enum { N_SCHEDULES = 25 };
+#else
+enum { N_SCHEDULES = 50 };
+#endif
+
 static td_dev *open_dev(td_activations activations) {
   engine_activations = activations;
   td_dev *dev;
@@ -120,9 +127,19 @@ static void test_depth_of_streams(void **state) {
   assert_true(td_engine_can_signal(&e, 2));
 }
 
+static void test_schedules(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    check_schedules(&small_models[i], "cpu", TOGETHER, IN_HALVES, N_SCHEDULES);
+    check_schedules(&small_models[i], "cpu", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_experts_apart_change_no_bit), cmocka_unit_test(test_streamed_experts),
-      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_depth_of_streams)};
+      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_depth_of_streams),
+      cmocka_unit_test(test_schedules)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
