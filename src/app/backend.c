@@ -231,10 +231,12 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
   for (uint32_t i = 0; i < b->n_workers; i++) {
     const td_supervisor *s = b->workers[i].supervisor;
     uint32_t role = b->n_workers == 1 ? TD_ROLE_BOTH : i == 0 ? TD_ROLE_PREFILL : TD_ROLE_DECODE;
-    out[i] = (td_backend_worker){.role = td_worker_role_name(role), .state = TD_BACKEND_FAILED};
+    out[i] = (td_backend_worker){
+        .role = td_worker_role_name(role), .state = TD_BACKEND_FAILED, .reason = ""};
     if (!s) continue;
     td_wire_heartbeat heartbeat = td_supervisor_heartbeat(s);
     out[i].state = td_supervisor_state(s);
+    out[i].reason = td_supervisor_reason(s);
     out[i].n_restarts = td_supervisor_n_restarts(s);
     out[i].n_steps = heartbeat.n_steps;
     out[i].n_threads = heartbeat.n_threads;

@@ -97,6 +97,7 @@ enum { TD_BACKEND_MAX_WORKERS = 2 };
 typedef struct {
   const char *role; // "worker", "prefill" or "decode"
   td_backend_state state;
+  const char *reason; // of td_supervisor_reason, borrowed until the loop goes on
   uint32_t n_restarts;
   uint32_t n_running; // requests that it has now
   // As of its last heartbeat: steps of this life, and threads that computed.

@@ -110,6 +110,27 @@ uint64_t td_process_progress(const td_process *p) {
   return n[0] + n[1] + n[2] + n[3] + td_process_pulse(p);
 }
 
+void td_process_lingers(const td_process *p, char *out, size_t n_bytes) {
+  char path[64], state = '?';
+  td_buf text = TD_BUF_INIT;
+  td_err err;
+  if (p->has_exited) {
+    snprintf(out, n_bytes, "has ended, but a process that it started holds its output");
+    return;
+  }
+  snprintf(path, sizeof path, "/proc/%d/stat", p->process.pid);
+  if (td_file_read(&text, path, 4096, &err) == TD_OK) {
+    const char *name_end = strrchr(td_buf_text(&text), ')');
+    if (name_end) sscanf(name_end, ") %c", &state);
+  }
+  td_buf_free(&text);
+  snprintf(out, n_bytes, "has not ended (process %d, state %c)%s", p->process.pid, state,
+           state == 'D'
+               ? ": it hangs in the kernel, as beside a GPU that does not respond; if that "
+                 "lasts, restart the machine"
+               : "");
+}
+
 // ---- the end ----------------------------------------------------------------------------------
 
 // The last line that is not empty, cut out of said in place.

@@ -40,5 +40,7 @@ uint64_t td_process_progress(const td_process *process);
 // Hears what the process has written so far, without waiting for the loop.
 void td_process_drain(td_process *process);
 void td_process_kill(td_process *process);
+// After td_process_kill: what the process still does instead of ending, as a part of a sentence.
+void td_process_lingers(const td_process *process, char *out, size_t n_bytes);
 
 #endif

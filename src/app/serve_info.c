@@ -78,6 +78,7 @@ static void write_workers(td_json_writer *w, const td_serve *serve) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "role", workers[i].role);
     td_jw_str(w, "status", state_name(workers[i].state));
+    if (workers[i].reason[0]) td_jw_str(w, "reason", workers[i].reason);
     td_jw_int(w, "running", workers[i].n_running);
     td_jw_int(w, "threads", workers[i].n_threads);
     td_jw_int(w, "restarts", workers[i].n_restarts);

@@ -16,7 +16,8 @@
 #define MAX_UNREADY_AGAIN 9 // of one that has served: 24 s of tries
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
-#define MAX_DELAY_DOUBLES 5 // 250 ms << 5 = 8 s
+#define MAX_DELAY_DOUBLES 5           // 250 ms << 5 = 8 s
+#define LINGER_NS         5000000000u // from a kill to its end, at most kill_ns; then it is said
 #define HEAVY             3 // deaths that a hang before READY counts as, or files that are wrong
 #define MAX_START_NS      3600000000000u
 
@@ -36,6 +37,7 @@ struct td_supervisor {
   uint32_t pulse;              // as of the last tick
   uint64_t progress;           // the same, before READY
   bool is_hung;                // this life ends for that
+  uint64_t killed_ns;          // 0: this life was not ended by us
   bool was_ready;              // ever
   bool is_up;                  // this life has said READY
   unsigned n_unready;          // deaths in a row before READY
@@ -79,7 +81,7 @@ static void on_ready(td_supervisor *s, const td_wire_ready *info) {
 
 static void note_life(td_supervisor *s) {
   s->heard_ns = td_clock_ns();
-  if (s->state == TD_BACKEND_STUCK) set_state(s, TD_BACKEND_READY);
+  if (s->state == TD_BACKEND_STUCK && !s->killed_ns) set_state(s, TD_BACKEND_READY);
 }
 
 // The model is gone or another; memory may be there a second later.
@@ -114,7 +116,8 @@ static td_status spawn(td_supervisor *s, td_err *err) {
       .on_record = on_record, .on_space = on_space, .on_exit = on_process_exit, .ctx = s};
   s->is_up = s->is_hung = false;
   s->progress = 0;
-  s->fatal[0] = '\0';
+  s->killed_ns = 0;
+  s->fatal[0] = s->reason[0] = '\0';
   s->is_for_good = false;
   s->n_starts++;
   s->heartbeat = (td_wire_heartbeat){0};
@@ -189,6 +192,25 @@ static void on_process_exit(void *ctx, const char *why, const char *said) {
 
 // ---- the heartbeat ----------------------------------------------------------------------------
 
+static void kill_process(td_supervisor *s) {
+  if (!s->killed_ns) s->killed_ns = td_clock_ns();
+  td_process_kill(s->process);
+}
+
+// A process that hangs in the kernel does not end when it is killed, and until it does it has the
+// GPU's memory: another one is not started, but the reason is told.
+static void watch_end(td_supervisor *s) {
+  uint64_t most_ns = s->opts.kill_ns < LINGER_NS ? s->opts.kill_ns : LINGER_NS;
+  uint64_t since_ns = td_clock_ns() - s->killed_ns;
+  if (s->reason[0] || since_ns < most_ns) return;
+  char how[256];
+  td_process_lingers(s->process, how, sizeof how);
+  snprintf(s->reason, sizeof s->reason, "the %s process was killed %.0f s ago and %s", role_name(s),
+           (double)since_ns * 1e-9, how);
+  td_error("%s", s->reason);
+  if (s->is_up) set_state(s, TD_BACKEND_STUCK);
+}
+
 static void watch_start(td_supervisor *s) {
   uint64_t progress = td_process_progress(s->process), now_ns = td_clock_ns();
   if (progress != s->progress) s->heard_ns = now_ns;
@@ -198,7 +220,7 @@ static void watch_start(td_supervisor *s) {
   td_error("the %s process got no further for %.0f s while it started; killing it", role_name(s),
            (double)silence_ns * 1e-9);
   s->is_hung = true;
-  td_process_kill(s->process);
+  kill_process(s);
 }
 
 static void on_tick(uv_timer_t *timer) {
@@ -207,6 +229,10 @@ static void on_tick(uv_timer_t *timer) {
   if (!s->process) return;
   td_process_drain(s->process);             // if it was us who slept, its heartbeats are waiting
   if (s->is_closing || !s->process) return; // a callback closed us
+  if (s->killed_ns) {
+    watch_end(s);
+    return;
+  }
   if (!s->is_up) {
     watch_start(s);
     return;
@@ -218,7 +244,7 @@ static void on_tick(uv_timer_t *timer) {
   if (silence_ns > s->opts.kill_ns) {
     td_error("the %s process was silent for %.0f s; killing it", role_name(s),
              (double)silence_ns * 1e-9);
-    td_process_kill(s->process);
+    kill_process(s);
   } else if (silence_ns > s->opts.stuck_ns && s->state == TD_BACKEND_READY) {
     td_warn("the %s process has been silent for %.0f s", role_name(s), (double)silence_ns * 1e-9);
     set_state(s, TD_BACKEND_STUCK);
@@ -280,7 +306,9 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
 
 static void on_grace_over(uv_timer_t *timer) {
   td_supervisor *s = timer->data;
-  if (s->process) td_process_kill(s->process);
+  if (!s->process) return;
+  if (s->killed_ns) watch_end(s);
+  kill_process(s);
 }
 
 void td_supervisor_close(td_supervisor *s, void (*closed)(void *ctx), void *ctx) {
@@ -296,9 +324,10 @@ void td_supervisor_close(td_supervisor *s, void (*closed)(void *ctx), void *ctx)
   }
   const td_wire_msg msg = {.kind = TD_MSG_SHUTDOWN};
   if (s->is_up && td_process_send(s->process, &msg) == TD_OK) {
-    uv_timer_start(&s->tick, on_grace_over, GRACE_MS, 0);
+    uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
   } else {
-    td_process_kill(s->process); // still loading, or not listening
+    kill_process(s); // still loading, or not listening
+    uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
   }
 }
 

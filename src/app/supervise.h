@@ -46,7 +46,8 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
 void td_supervisor_close(td_supervisor *supervisor, void (*closed)(void *ctx), void *ctx);
 
 td_backend_state td_supervisor_state(const td_supervisor *supervisor);
-// Why FAILED, for the owner to report; else "".
+// Why FAILED, for the owner to report, or why a worker that was killed is not started again yet;
+// else "".
 const char *td_supervisor_reason(const td_supervisor *supervisor);
 uint32_t td_supervisor_n_restarts(const td_supervisor *supervisor);
 // What the worker said of itself last; zeroed until it has.

@@ -36,6 +36,7 @@ enum {
   DIE = 901, // SIGKILL
   DIE_ONCE,  // the first time only (TANDEM_TEST_FUSE names a file, removed by then)
   HANG,      // three seconds in one step
+  LINGER,    // stands still and, killed, does not end before the fuse is gone
   TOIL,      // the same, in which its pulse can be seen
   FAIL,      // an error of the engine
   N_VOCAB = 1000,
@@ -246,6 +247,14 @@ static inline _Atomic uint32_t *steps_of(int32_t first_token) {
 static inline td_status misbehave(int32_t how, _Atomic uint32_t *pulse, td_err *err) {
   const char *fuse = getenv("TANDEM_TEST_FUSE");
   if (how == DIE || (how == DIE_ONCE && fuse && unlink(fuse) == 0)) raise(SIGKILL);
+  if (how == LINGER && fuse && access(fuse, F_OK) == 0) {
+    if (fork() == 0) { // what holds the output of a process keeps its end from being heard of
+      while (access(fuse, F_OK) == 0)
+        usleep(10000);
+      _exit(0);
+    }
+    raise(SIGSTOP);
+  }
   for (int i = 0; (how == HANG || how == TOIL) && i < 30; i++) {
     usleep(100000);
     if (how == TOIL) ++*pulse;

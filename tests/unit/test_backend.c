@@ -747,11 +747,47 @@ static void test_starts_that_hang(void **state) {
   unlink(fails);
 }
 
+static bool has_reason(void *ctx) {
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  assert_int_equal(td_backend_workers(ctx, workers), 1);
+  return workers[0].reason[0] != '\0';
+}
+
+// One that does not end though it is killed is told of, and replaced when it has ended.
+static void test_a_process_that_does_not_end(void **state) {
+  (void)state;
+  char fuse[32];
+  stuck_after_s = 1;
+  make_fuse(fuse);
+  const int32_t prompt[] = {LINGER, 3, 3};
+  world w;
+  world_ready(&w, 512, 2);
+  client c = {.backend = w.backend};
+  assert_int_equal(submit(&c, prompt, 3, 10), TD_OK);
+  run_until(&w, has_reason, w.backend);
+  td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
+  td_backend_workers(w.backend, workers);
+  assert_int_equal(workers[0].state, TD_BACKEND_STUCK);
+  assert_int_equal(workers[0].n_restarts, 0);
+  assert_non_null(strstr(workers[0].reason, "was killed"));
+  assert_int_equal(td_backend_state_of(w.backend), TD_BACKEND_STUCK);
+  unlink(fuse);
+  run_until(&w, is_done, &c);
+  check_answer(&c, prompt, 3, 10);
+  td_backend_workers(w.backend, workers);
+  assert_int_equal(workers[0].n_restarts, 1);
+  assert_string_equal(workers[0].reason, "");
+  world_close(&w);
+  stuck_after_s = 0;
+  unsetenv("TANDEM_TEST_FUSE");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "worker") == 0) return td_worker_main(argc, argv);
   const struct CMUnitTest alone[] = {
       cmocka_unit_test(test_stuck_and_back), cmocka_unit_test(test_a_long_step_is_not_a_hang),
-      cmocka_unit_test(test_starts_that_fail_for_a_while), cmocka_unit_test(test_starts_that_hang)};
+      cmocka_unit_test(test_starts_that_fail_for_a_while), cmocka_unit_test(test_starts_that_hang),
+      cmocka_unit_test(test_a_process_that_does_not_end)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_hundred_at_once),
       cmocka_unit_test(test_ends_of_an_answer),
