@@ -258,7 +258,7 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
   td_model *model = NULL;
   td_status st = TD_OK;
   if (td_placement_may_use_gpu(&wish)) {
-    st = td_model_open(&model, m->model_dir, err); // mapped: costs next to nothing
+    st = td_model_open_shapes(&model, m->model_dir, err); // mapped: costs next to nothing
     if (st == TD_OK) st = find_gpu(&wish, model, &gpu_bytes, err);
   }
   if (st == TD_OK) serve->placement = td_placement_of(&wish, model, gpu_bytes);

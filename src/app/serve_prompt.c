@@ -2,13 +2,14 @@
 #include "app/serve.h"
 
 // Most templates want the arguments of earlier tool calls as objects, some as the text they were;
-// a template given the wrong kind fails, so the other is tried.
+// a template given the wrong kind fails, so the other is tried. One that costs too much is not run
+// again.
 static td_status encode_chat(const td_chat *chat, const td_api_request *request, td_ids *out,
                              td_buf *text, td_api_error *error) {
   td_err err;
   td_status st = td_chat_encode(chat, request->vars.data, request->vars.len, out, text, &err);
   if (st == TD_OK) return st;
-  if (request->plain_vars.len > 0) {
+  if (st != TD_ELIMIT && request->plain_vars.len > 0) {
     td_err second;
     out->n = 0;
     if (text) td_buf_clear(text);

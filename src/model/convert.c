@@ -301,6 +301,10 @@ uint64_t td_conversion_bytes(const td_conversion *c) {
   return c ? c->n_bytes : 0;
 }
 
+const td_tensor *td_conversion_source(const td_conversion *c, size_t idx) {
+  return idx < c->n_jobs ? c->jobs[idx].words : NULL;
+}
+
 void td_conversion_write_header(const td_conversion *c, void *memory) {
   memcpy(memory, c->header.data, c->header.len);
 }

@@ -358,8 +358,25 @@ static const uint8_t *moved(void *ctx, const td_tensor *t) {
   return t->data;
 }
 
+// Gives the whole pages of what was converted back.
+static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind pages) {
+  uint64_t page = pages == TD_PAGES_RESERVED ? TD_HUGE_PAGE_BYTES : RESIDENT_ALIGN;
+  const td_tensor *t;
+  for (size_t i = 0; (t = td_conversion_source(l->opts->conversion, i)); i++) {
+    uint64_t at = (uint64_t)(moved((void *)m, t) - (const uint8_t *)l->base);
+    uint64_t begin = round_up(at, page), end = (at + t->n_bytes) / page * page;
+    if (begin >= end) continue;
+    // Memory that stays taken is no error.
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
+                  (off_t)(end - begin)) != 0) {
+      return;
+    }
+  }
+}
+
 // The memory is taken first, so that a page that cannot be had is an error and no signal.
-static td_status convert(const loading *l, int fd, const td_store *store, td_err *err) {
+static td_status convert(const loading *l, int fd, td_page_kind pages, const td_store *store,
+                         td_err *err) {
   const td_conversion *c = l->opts->conversion;
   uint64_t n_bytes = td_conversion_bytes(c);
   if (!n_bytes) return TD_OK;
@@ -369,7 +386,9 @@ static td_status convert(const loading *l, int fd, const td_store *store, td_err
   }
   td_conversion_write_header(c, l->base + l->converted_offset);
   moving m = {.l = l, .store = store};
-  return td_conversion_run(c, l->base + l->converted_offset, moved, &m, err);
+  td_status st = td_conversion_run(c, l->base + l->converted_offset, moved, &m, err);
+  if (st == TD_OK) drop_sources(l, fd, &m, pages);
+  return st;
 }
 
 // Memory of l->n_bytes, mapped for writing; -1 and errno when there is none of that kind.
@@ -476,7 +495,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   }
   write_head(l);
   st = run_readers(l, err);
-  if (st == TD_OK) st = convert(l, *fd, store, err);
+  if (st == TD_OK) st = convert(l, *fd, stats->pages, store, err);
   stats->n_bytes = l->total_bytes;
   stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
                                                         : td_memory_shared_huge_bytes();

@@ -6,19 +6,23 @@ Two checkpoints of one random model are made on the spot, one in the format as i
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "scripts"), str(ROOT / "tests/e2e")]
 
 import checkpoint
 import quant_formats
 import shapes
 from checkpoint import Entry
 from make_model import deviation
+from serving import Server
 
 # The values are the same; sums may be taken in another order.
 TOLERANCE = 1e-5
@@ -27,7 +31,7 @@ CONFIG = shapes.QWEN3_BASE | {
     "bos_token_id": 0, "eos_token_id": 1, "head_dim": 32, "hidden_size": 128,
     "intermediate_size": 96, "max_position_embeddings": 512, "max_window_layers": 2,
     "moe_intermediate_size": 64, "num_attention_heads": 4, "num_experts": 4,
-    "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 64,
+    "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 264,
 }
 FORMATS = quant_formats.FORMATS | quant_formats.MORE_FORMATS
 # What a line of the log says of formats without a kernel.
@@ -102,6 +106,29 @@ def test_where_converted_weights_lie(weights, tandem_bin, tmp_path):
     want, _ = logits(tandem_bin, used)
     ours, _ = logits(tandem_bin, stored, "--weights", weights)
     assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.parametrize("weights, n_conversions", [("resident", 1), ("mmap", None)])
+def test_served(weights, n_conversions, tandem_bin, tmp_path):
+    """Workers share what is converted with the resident weights; else each makes its own."""
+    stored, used = make(tmp_path, "gptq8-zeros")
+    for model in (stored, used):
+        shutil.copy(ROOT / "tests/golden/data/qwen3_moe/tokenizer.json", model)
+    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    texts = []
+    for model in (stored, used):
+        server = Server(tandem_bin, model, "--weights", weights, "--ctx-size", "512")
+        try:
+            answer = httpx.post(
+                server.url + "/v1/completions", json=body, timeout=120, trust_env=False
+            )
+            assert answer.status_code == 200, answer.text
+            texts.append(answer.json()["choices"][0]["text"])
+        finally:
+            server.close()
+        n = server.log().count("are converted to F16 while loading")
+        assert n == (n_conversions or n) * (model == stored)
+    assert texts[0] == texts[1]
 
 
 def test_inspect_converts_nothing(tandem_bin, tmp_path):
