@@ -360,8 +360,8 @@ static outcome read_value(reading *x) {
     return go(x, STEP_KEY);
   }
   if (is_name) return NONE;
-  if (is_key(r, "arguments", "parameters") && !r->has_arguments) return begin_arguments(x);
-  return begin_skip(x);
+  if (!is_key(r, "arguments", "parameters") || r->has_arguments) return begin_skip(x);
+  return c == '}' || c == ',' ? end_arguments(x) : begin_arguments(x);
 }
 
 static outcome read_skipped_object(reading *x) {

@@ -222,6 +222,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   if (st == TD_OK) st = td_api_check_format(root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   bool parallel = true;
+  if (st == TD_OK) st = check_best_of(out, root, error);
   if (st == TD_OK) st = td_api_get_bool(root, "parallel_tool_calls", &parallel, error);
   out->one_call = !parallel;
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);

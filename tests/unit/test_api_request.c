@@ -256,6 +256,7 @@ static void refuses_what_it_does_not_obey(void **state) {
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
       {WITH("\"bad_words\":[\"a\"]"), "bad_words"},
       {WITH("\"echo\":true"), "echo"},
+      {WITH("\"best_of\":2"), "best_of"},
   };
   refuse_each(true, list, TD_COUNT(list));
   for (size_t i = 0; i < TD_COUNT(list); i++) {

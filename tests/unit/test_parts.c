@@ -208,6 +208,9 @@ static void calls_without_arguments(void **state) {
   (void)state;
   check_calls(HERMES("{\"name\": \"f\"}") HERMES("{\"name\": \"g\", \"arguments\": {\"a\": 1}}"),
               "", "[f {}][g {\"a\": 1}]");
+  check_calls(HERMES("{\"name\": \"f\", \"arguments\": }")
+                  HERMES("{\"arguments\":, \"name\": \"g\"}"),
+              "", "[f {}][g {}]");
   static const char *const none[] = {"null", "\"\"",   "\"null\"", "[]",
                                      "[ ]",  "\"{}\"", "\" \"",    "{}"};
   for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
