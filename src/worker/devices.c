@@ -29,29 +29,29 @@ static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_m
              : st;
 }
 
-static uint64_t largest_expert_layer(const td_model *model) {
-  uint64_t most = 0;
-  for (uint32_t i = 0; i < td_model_config_of(model)->n_layers; i++) {
-    const uint64_t n = td_model_expert_bytes(model, i);
-    if (n > most) most = n;
-  }
-  return most;
-}
-
-// Shares out what the weights leave of the GPU's memory; what is left is for the KV cache.
-static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                        uint64_t n_free) {
+static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, const td_model *model,
+                           uint64_t n_free) {
   const td_model_config *c = td_model_config_of(model);
-  const td_gpu_need need = {
+  td_gpu_need need = {
       .free_bytes = n_free,
       .weight_bytes = d->held_bytes,
-      .layer_bytes = d->expert_dev ? largest_expert_layer(model) : 0,
       .kv_bytes = td_placement_kv_bytes(opts->ctx_size, c, TD_KV_DEFAULT_CTX),
       .is_ctx_given = opts->ctx_size != 0,
       .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)),
       .usual_chunk = td_engine_prefill_chunk(c),
       .prefill_chunk = opts->prefill_chunk,
   };
+  for (uint32_t i = 0; d->expert_dev && i < c->n_layers; i++) {
+    const uint64_t n = td_model_expert_bytes(model, i);
+    if (n > need.layer_bytes) need.layer_bytes = n;
+  }
+  return need;
+}
+
+// Shares out what the weights leave of the GPU's memory; what is left is for the KV cache.
+static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                        uint64_t n_free) {
+  const td_gpu_need need = need_of(d, opts, model, n_free);
   const td_gpu_plan plan = td_gpu_plan_make(&need);
   d->prefill_chunk = plan.prefill_chunk;
   d->stream_bytes = plan.stream_bytes;
@@ -60,21 +60,13 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
            "of %u tokens, of %.2f GiB",
            td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
            (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
-}
-
-// Layers of experts that fit beside it all and two contexts, into half of what those leave.
-static void plan_own_layers(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                            uint64_t n_free) {
-  const td_model_config *c = td_model_config_of(model);
-  uint64_t kv_bytes = 2 * td_placement_kv_bytes(opts->ctx_size, c, TD_KV_DEFAULT_CTX);
-  uint64_t held = d->held_bytes + TD_KV_DEVICE_SPARE + kv_bytes;
-  uint64_t left = n_free > held ? (n_free - held) / 2 : 0;
-  for (; d->n_own_layers < c->n_layers; d->n_own_layers++) {
-    uint64_t n = td_model_expert_bytes(model, d->n_own_layers);
-    if (n > left) break;
-    left -= n;
-    d->held_bytes += n;
-  }
+  if (!d->expert_dev || opts->experts != TD_EXPERTS_AUTO) return;
+  const uint32_t n_layers = td_model_config_of(model)->n_layers;
+  uint64_t layer_bytes[TD_MAX_LAYERS], own_bytes;
+  for (uint32_t i = 0; i < n_layers; i++)
+    layer_bytes[i] = td_model_expert_bytes(model, i);
+  d->n_own_layers = td_gpu_own_layers(&need, d->held_bytes, layer_bytes, n_layers, &own_bytes);
+  d->held_bytes += own_bytes;
 }
 
 // Beside a GPU, one CPU next to it is left to the thread that drives it, and else waits asleep: if
@@ -98,7 +90,6 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   if (st != TD_OK) return st;
   d->held_bytes -= td_model_stats_of(model).expert_bytes;
   plan_memory(d, opts, model, n_free);
-  if (opts->experts == TD_EXPERTS_AUTO) plan_own_layers(d, opts, model, n_free);
   uint64_t n_bytes = 0;
   uint32_t n_layers = 0;
   for (uint32_t i = d->n_own_layers; i < td_model_config_of(model)->n_layers; i++) {

@@ -98,3 +98,13 @@ td_gpu_plan td_gpu_plan_make(const td_gpu_need *need) {
   plan.stream_bytes = at_most(left, need->layer_bytes);
   return plan;
 }
+
+uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
+                           const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes) {
+  const uint64_t held = held_bytes + TD_KV_DEVICE_SPARE + 2 * need->kv_bytes;
+  const uint64_t room = without(need->free_bytes, held) / 2;
+  uint32_t n = 0;
+  for (*bytes = 0; n < n_layers && *bytes + layer_bytes[n] <= room; n++)
+    *bytes += layer_bytes[n];
+  return n;
+}

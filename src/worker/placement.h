@@ -73,4 +73,10 @@ typedef struct {
 // experts that stream, up to a layer of them.
 td_gpu_plan td_gpu_plan_make(const td_gpu_need *need);
 
+// How many layers' experts, from the first on, the GPU can have beside all that (layer_bytes
+// [n_layers], 0 where there are none): in half of what held_bytes and two contexts leave. *bytes:
+// what they take.
+uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
+                           const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes);
+
 #endif

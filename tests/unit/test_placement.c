@@ -184,6 +184,28 @@ static void test_a_given_context_comes_first(void **state) {
   assert_int_equal(td_gpu_plan_make(&none).prefill_chunk, none.usual_chunk);
 }
 
+// Layers that a GPU has experts of itself, in half of what a ring, a chunk and two contexts leave.
+static void test_own_layers(void **state) {
+  (void)state;
+  enum { N = 61, DENSE = 3 };
+  uint64_t layer_bytes[N] = {0}, bytes;
+  for (int i = DENSE; i < N; i++)
+    layer_bytes[i] = 256 * expert_bytes(7168, 2048);
+  static const struct {
+    uint64_t free_gb;
+    uint32_t n;
+  } cases[] = {{1, DENSE}, {33, DENSE}, {84, DENSE + 1}, {150, DENSE + 4}, {2000, N}};
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    const td_gpu_need need = need_of(&deepseek_v3, cases[i].free_gb * GB, 19 * GB,
+                                     layer_bytes[N - 1], 0);
+    const td_gpu_plan plan = td_gpu_plan_make(&need);
+    const uint64_t held = need.weight_bytes + plan.chunk_bytes + plan.stream_bytes;
+    const uint32_t n = td_gpu_own_layers(&need, held, layer_bytes, N, &bytes);
+    if (n != cases[i].n) fail_msg("%u layers of %d GB", n, (int)cases[i].free_gb);
+    assert_int_equal(bytes, (n - DENSE) * layer_bytes[N - 1]);
+  }
+}
+
 // A GPU that has all experts takes long pieces of prompts, too, where there is room for them.
 static void test_chunks_of_a_gpu_alone(void **state) {
   (void)state;
@@ -201,11 +223,9 @@ static void test_chunks_of_a_gpu_alone(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_what_cannot_be),
-      cmocka_unit_test(test_who_computes),
-      cmocka_unit_test(test_rings),
-      cmocka_unit_test(test_a_given_context_comes_first),
-      cmocka_unit_test(test_chunks_of_a_gpu_alone),
+      cmocka_unit_test(test_what_cannot_be), cmocka_unit_test(test_who_computes),
+      cmocka_unit_test(test_rings),          cmocka_unit_test(test_a_given_context_comes_first),
+      cmocka_unit_test(test_own_layers),     cmocka_unit_test(test_chunks_of_a_gpu_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
