@@ -22,7 +22,7 @@ void td_conversion_close(td_conversion *conversion);
 
 // Bytes of the shard; 0: there is nothing to convert.
 uint64_t td_conversion_bytes(const td_conversion *conversion);
-// The idx-th tensor of codes, which nothing needs any more once it is converted; NULL behind the last.
+// The idx-th tensor of codes, needed no more once it is converted; NULL behind the last.
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
 // Writes its header to memory of that many zeroed bytes, 64-byte aligned.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);

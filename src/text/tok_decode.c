@@ -248,7 +248,12 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
     if (!text || !td_vocab_flags(vocab, id)) continue;
     td_buf_clear(&spelling);
     td_buf_add(&spelling, text, len);
-    st = apply_steps(decoder, &spelling, false, &work_bytes, err);
+    if (decoder->first_differs) { // for its limits alone; emit_first does it again
+      st = apply_steps(decoder, &spelling, true, &work_bytes, err);
+      td_buf_clear(&spelling);
+      td_buf_add(&spelling, text, len);
+    }
+    if (st == TD_OK) st = apply_steps(decoder, &spelling, false, &work_bytes, err);
     if (st == TD_OK && work_bytes > MAX_WORK_BYTES) {
       st = td_fail(err, TD_ELIMIT, "decoder: its steps make too much of %d tokens", vocab->n_ids);
     }

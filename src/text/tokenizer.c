@@ -173,18 +173,34 @@ static td_status open_roots(td_tokenizer **out, const cJSON *root, bool by_rank,
   return TD_OK;
 }
 
+static td_status open_text(td_tokenizer **out, const char *text, size_t len, bool by_rank,
+                           const cJSON *config, td_err *err) {
+  cJSON *root = NULL;
+  td_status st = by_rank ? td_tiktoken_read(&root, text, len, config, err)
+                         : td_json_parse(&root, text, len, TD_JSON_MAX_DEPTH, err);
+  if (st == TD_OK) st = open_roots(out, root, by_rank, config, err);
+  cJSON_Delete(root);
+  return st;
+}
+
+static td_status open_texts(td_tokenizer **out, const char *name, const char *text, size_t len,
+                            bool by_rank, const char *config, size_t config_len, td_err *err) {
+  *out = NULL;
+  cJSON *root = NULL;
+  td_status st = config ? td_json_parse(&root, config, config_len, TD_JSON_MAX_DEPTH, err) : TD_OK;
+  if (st == TD_OK) st = open_text(out, text, len, by_rank, root, err);
+  cJSON_Delete(root);
+  return st == TD_OK ? st : td_err_prefix(err, "%s", name);
+}
+
 td_status td_tokenizer_open_json(td_tokenizer **out, const char *name, const char *json, size_t len,
                                  const char *config, size_t config_len, td_err *err) {
-  *out = NULL;
-  cJSON *root = NULL, *config_root = NULL;
-  td_status st = td_json_parse(&root, json, len, TD_JSON_MAX_DEPTH, err);
-  if (st == TD_OK && config) {
-    st = td_json_parse(&config_root, config, config_len, TD_JSON_MAX_DEPTH, err);
-  }
-  if (st == TD_OK) st = open_roots(out, root, false, config_root, err);
-  cJSON_Delete(root);
-  cJSON_Delete(config_root);
-  return st == TD_OK ? st : td_err_prefix(err, "%s", name);
+  return open_texts(out, name, json, len, false, config, config_len, err);
+}
+
+td_status td_tokenizer_open_ranks(td_tokenizer **out, const char *name, const char *text,
+                                  size_t len, const char *config, size_t config_len, td_err *err) {
+  return open_texts(out, name, text, len, true, config, config_len, err);
 }
 
 // model_dir/file, NULL when out of memory.
@@ -193,29 +209,15 @@ static char *join(const char *model_dir, const char *file) {
   return asprintf(&path, "%s/%s", model_dir, file) < 0 ? NULL : path;
 }
 
-static td_status open_ranks(td_tokenizer **out, const char *path, const cJSON *config,
-                            td_err *err) {
+static td_status open_file(td_tokenizer **out, const char *path, bool by_rank, const cJSON *config,
+                           td_err *err) {
   td_buf text = TD_BUF_INIT;
   td_status st = td_file_read_regular(&text, path, MAX_FILE_BYTES, err);
   if (st == TD_OK) {
-    cJSON *root = NULL;
-    st = td_tiktoken_read(&root, td_buf_text(&text), text.len, config, err);
-    if (st == TD_OK) st = open_roots(out, root, true, config, err);
+    st = open_text(out, td_buf_text(&text), text.len, by_rank, config, err);
     if (st != TD_OK) td_err_prefix(err, "%s", path);
-    cJSON_Delete(root);
   }
   td_buf_free(&text);
-  return st;
-}
-
-static td_status open_json(td_tokenizer **out, const char *path, const cJSON *config, td_err *err) {
-  cJSON *root = NULL;
-  td_status st = td_json_parse_regular(&root, path, MAX_FILE_BYTES, err);
-  if (st == TD_OK) {
-    st = open_roots(out, root, false, config, err);
-    if (st != TD_OK) td_err_prefix(err, "%s", path);
-  }
-  cJSON_Delete(root);
   return st;
 }
 
@@ -226,9 +228,9 @@ static td_status open_files(td_tokenizer **out, const char *paths[3], td_err *er
     st = td_json_parse_regular(&config, paths[2], MAX_FILE_BYTES, err);
   }
   if (st == TD_OK && td_file_exists(paths[0])) {
-    st = open_json(out, paths[0], config, err);
+    st = open_file(out, paths[0], false, config, err);
   } else if (st == TD_OK && td_file_exists(paths[1])) {
-    st = open_ranks(out, paths[1], config, err);
+    st = open_file(out, paths[1], true, config, err);
   } else if (st == TD_OK) {
     st = td_fail(err, TD_ENOENT,
                  "%s: no such file, nor a tiktoken.model beside it: download the model's tokenizer",

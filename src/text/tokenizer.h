@@ -24,6 +24,9 @@ td_status td_tokenizer_open(td_tokenizer **out, const char *model_dir, td_err *e
 // The same from memory; config may be NULL. name stands for the file in messages.
 td_status td_tokenizer_open_json(td_tokenizer **out, const char *name, const char *json, size_t len,
                                  const char *config, size_t config_len, td_err *err);
+// The same of a tiktoken.model's text.
+td_status td_tokenizer_open_ranks(td_tokenizer **out, const char *name, const char *text,
+                                  size_t len, const char *config, size_t config_len, td_err *err);
 void td_tokenizer_close(td_tokenizer *tok);
 
 enum {

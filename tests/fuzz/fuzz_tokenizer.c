@@ -1,6 +1,6 @@
-// tests/fuzz/fuzz_tokenizer.c - a hostile tokenizer.json and a text for it. The input is the JSON,
-// a NUL, and the text; its first byte chooses flags and a literal span. Decoding what was encoded,
-// at once and as a stream, must agree.
+// tests/fuzz/fuzz_tokenizer.c - a hostile tokenizer.json or tiktoken.model and a text for it. The
+// input is the file, JSON where it begins with '{', a NUL, and the text; its first byte chooses
+// flags and a literal span. Decoding what was encoded, at once and as a stream, must agree.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,12 +50,14 @@ static void encode(const td_tokenizer *tok, const uint8_t *data, size_t size) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const uint8_t *end = memchr(data, 0, size);
-  size_t n_json = end ? (size_t)(end - data) : size;
+  size_t n_file = end ? (size_t)(end - data) : size;
   td_tokenizer *tok;
   td_err err;
-  td_status st = td_tokenizer_open_json(&tok, "fuzz", (const char *)data, n_json, NULL, 0, &err);
+  bool is_json = size && data[0] == '{';
+  td_status st = (is_json ? td_tokenizer_open_json : td_tokenizer_open_ranks)(
+      &tok, "fuzz", (const char *)data, n_file, NULL, 0, &err);
   if (st != TD_OK) return 0;
-  if (end) encode(tok, end + 1, size - n_json - 1);
+  if (end) encode(tok, end + 1, size - n_file - 1);
   td_tokenizer_close(tok);
   return 0;
 }
