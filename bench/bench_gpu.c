@@ -12,6 +12,9 @@
 //   --list            the cases and no figures: how many there are, on any machine
 //   --shrink N        dimensions are divided by N, and a case runs once: for the emulator
 //   --path NAME       instead of operators: copies, register, signals, stream, decode, interference
+//     --device cpu    with the last three: two CPU devices instead of GPU and CPU
+//     --layers N      likewise: instead of 61
+//     --threads N     likewise: of the CPU, instead of one for each
 //   --without-cublas  goes on where cuBLAS is not installed, on tandem's own kernels
 //   KEY=VALUE         what the first line is to say besides
 #include <stddef.h>
@@ -634,7 +637,7 @@ static td_machine measure_machine(void) {
   td_err err;
   td_machine machine = td_machine_get();
   td_read_speed speed;
-  td_gpu_need(td_read_speed_open(&speed, 0, &err), &err);
+  td_gpu_must(td_read_speed_open(&speed, 0, &err), &err);
   machine.n_threads = td_team_size(speed.team);
   machine.read_gbps = td_read_speed_gbps(&speed);
   td_read_speed_close(&speed);
@@ -646,6 +649,7 @@ static void write_head(td_gpu_bench *b, char **pairs) {
   td_jw_begin_object(b->json, NULL);
   td_jw_str(b->json, "device", td_dev_name(b->dev));
   td_jw_str(b->json, "tandem", TD_VERSION);
+  b->read_gbps = machine.read_gbps;
   if (b->shrink > 1) td_jw_int(b->json, "shrunk_by", b->shrink);
   td_machine_json(&machine, b->json, "machine");
   for (; *pairs; pairs++) {
@@ -692,12 +696,16 @@ static void need_blas(td_gpu_bench *b) {
 typedef struct {
   const char *name;
   void (*run)(td_gpu_bench *b);
+  void (*run_steps)(td_gpu_steps *s); // with a model
 } path;
 
 static const path paths[] = {
-    {"copies", td_gpu_path_copies},
-    {"register", td_gpu_path_register},
-    {"signals", td_gpu_path_signals},
+    {.name = "copies", .run = td_gpu_path_copies},
+    {.name = "register", .run = td_gpu_path_register},
+    {.name = "signals", .run = td_gpu_path_signals},
+    {.name = "stream", .run_steps = td_gpu_path_stream},
+    {.name = "decode", .run_steps = td_gpu_path_decode},
+    {.name = "interference", .run_steps = td_gpu_path_interference},
 };
 
 static const path *path_named(const char *name) {
@@ -711,15 +719,17 @@ typedef struct {
   const char *only;
   const path *path; // NULL: operators
   uint32_t shrink;
+  td_gpu_steps_opts steps;
   bool is_list, can_lack_blas;
   char **pairs; // the KEY=VALUEs, up to a NULL
 } options;
 
-static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME]"
+static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME"
+                            " [--device cpu] [--layers N] [--threads N]]"
                             " [--without-cublas] [KEY=VALUE]...\n";
 
 static bool parse(options *o, char **argv) {
-  *o = (options){.shrink = 1};
+  *o = (options){.shrink = 1, .steps = {.device = "cuda"}};
   for (argv++; *argv && strncmp(*argv, "--", 2) == 0; argv++) {
     if (strcmp(*argv, "--list") == 0) {
       o->is_list = true;
@@ -730,6 +740,12 @@ static bool parse(options *o, char **argv) {
     } else if (strcmp(*argv, "--path") == 0 && argv[1]) {
       o->path = path_named(*++argv);
       if (!o->path) return false;
+    } else if (strcmp(*argv, "--device") == 0 && argv[1]) {
+      o->steps.device = *++argv;
+    } else if (strcmp(*argv, "--layers") == 0 && argv[1]) {
+      o->steps.n_layers = (uint32_t)strtoul(*++argv, NULL, 10);
+    } else if (strcmp(*argv, "--threads") == 0 && argv[1]) {
+      o->steps.n_threads = (unsigned)strtoul(*++argv, NULL, 10);
     } else if (strcmp(*argv, "--shrink") == 0 && argv[1]) {
       o->shrink = (uint32_t)strtoul(*++argv, NULL, 10);
     } else {
@@ -740,7 +756,46 @@ static bool parse(options *o, char **argv) {
   for (; *argv; argv++) {
     if (!strchr(*argv, '=')) return false;
   }
-  return o->shrink > 0;
+  const bool is_cuda = strcmp(o->steps.device, "cuda") == 0;
+  return o->shrink > 0 && (is_cuda || (o->path && o->path->run_steps));
+}
+
+static void run_path(td_gpu_bench *b, const options *o, td_gpu_steps *s) {
+  write_head(b, o->pairs);
+  if (s) td_gpu_steps_head(s);
+  b->pinned_gbps = td_gpu_pinned_gbps(b);
+  td_jw_double(b->json, "pinned_gbps", b->pinned_gbps);
+  td_jw_end_object(b->json);
+  td_gpu_write(b);
+  if (s) {
+    o->path->run_steps(s);
+  } else {
+    o->path->run(b);
+  }
+}
+
+static void run_on_device(td_gpu_bench *b, const options *o) {
+  td_err err;
+  td_gpu_must(td_dev_open(&b->dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
+  td_gpu_must(td_stream_open(&b->stream, b->dev, &err), &err);
+  if (!o->can_lack_blas) need_blas(b);
+  if (o->path) {
+    run_path(b, o, NULL);
+  } else {
+    write_head(b, o->pairs);
+    write_limits(b);
+    run_cases(b);
+  }
+  td_stream_close(b->stream);
+  td_dev_close(b->dev);
+}
+
+static void run_model(td_gpu_bench *b, const options *o) {
+  td_gpu_steps s;
+  td_gpu_steps_open(&s, b, &o->steps);
+  if (!o->can_lack_blas && strcmp(o->steps.device, "cuda") == 0) need_blas(b);
+  run_path(b, o, &s);
+  td_gpu_steps_close(&s);
 }
 
 int main(int argc, char **argv) {
@@ -750,31 +805,17 @@ int main(int argc, char **argv) {
     fputs(usage, stderr);
     return 2;
   }
-  td_err err;
   td_buf text = TD_BUF_INIT;
   td_json_writer json = TD_JSON_WRITER(&text);
   td_gpu_bench b = {.json = &json, .only = o.only, .shrink = o.shrink};
   if (o.is_list) {
     run_cases(&b);
     fprintf(stderr, "%u cases\n", b.n_cases);
-    return 0;
-  }
-  td_gpu_need(td_dev_open(&b.dev, &(td_dev_opts){.kind = "cuda"}, &err), &err);
-  td_gpu_need(td_stream_open(&b.stream, b.dev, &err), &err);
-  if (!o.can_lack_blas) need_blas(&b);
-  write_head(&b, o.pairs);
-  if (o.path) {
-    b.pinned_gbps = td_gpu_pinned_gbps(&b);
-    td_jw_double(b.json, "pinned_gbps", b.pinned_gbps);
-    td_jw_end_object(b.json);
-    td_gpu_write(&b);
-    o.path->run(&b);
+  } else if (o.path && o.path->run_steps) {
+    run_model(&b, &o);
   } else {
-    write_limits(&b);
-    run_cases(&b);
+    run_on_device(&b, &o);
   }
   td_buf_free(&text);
-  td_stream_close(b.stream);
-  td_dev_close(b.dev);
   return 0;
 }

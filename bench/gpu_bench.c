@@ -18,7 +18,7 @@ struct td_gpu_kept {
   _Alignas(max_align_t) uint8_t bytes[];
 };
 
-void td_gpu_need(td_status status, const td_err *err) {
+void td_gpu_must(td_status status, const td_err *err) {
   if (status == TD_OK) return;
   fprintf(stderr, "bench_gpu: %s\n", err->msg);
   exit(1);
@@ -26,14 +26,14 @@ void td_gpu_need(td_status status, const td_err *err) {
 
 void td_gpu_sync(td_gpu_bench *b) {
   td_err err;
-  td_gpu_need(td_stream_sync(b->stream, &err), &err);
+  td_gpu_must(td_stream_sync(b->stream, &err), &err);
 }
 
 void *td_gpu_alloc(td_gpu_bench *b, size_t n_bytes) {
   td_err err;
   void *out = NULL;
   if (!b->dev) return out;
-  td_gpu_need(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
+  td_gpu_must(td_dev_alloc(b->dev, &out, n_bytes, &err), &err);
   td_op_fill_zero(b->stream, out, n_bytes);
   return out;
 }

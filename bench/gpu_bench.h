@@ -19,6 +19,7 @@ typedef struct {
   double copy_gbps;     // within the device, reads and writes
   double peak_tflops;   // of a large dense product in BF16
   double pinned_gbps;   // from the host, for paths
+  double read_gbps;     // of the host's threads; 0: not measured
   const char *only;     // NULL: every case
   uint32_t shrink;      // 1, or what dimensions are divided by, and a case runs once
   uint32_t graph;       // the last one's key
@@ -26,7 +27,7 @@ typedef struct {
   uint32_t n_cases;
 } td_gpu_bench;
 
-void td_gpu_need(td_status status, const td_err *err);
+void td_gpu_must(td_status status, const td_err *err);
 void td_gpu_sync(td_gpu_bench *b);
 
 // ---- memory -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ static buffers open_buffers(td_gpu_bench *b) {
   td_err err;
   buffers m = {.n_bytes = MB(512) / b->shrink};
   void *host;
-  td_gpu_need(td_dev_alloc_host(b->dev, &host, m.n_bytes + 64, &err), &err);
+  td_gpu_must(td_dev_alloc_host(b->dev, &host, m.n_bytes + 64, &err), &err);
   memset(host, 1, m.n_bytes + 64);
   m.host = host;
   m.device = td_gpu_alloc(b, m.n_bytes);
@@ -108,7 +108,7 @@ static double beside(td_gpu_bench *b, const buffers *m, td_stream *other, size_t
     td_gpu_sync(b);
     seconds[i] = td_clock_s() - start;
     td_err err;
-    td_gpu_need(td_stream_sync(other, &err), &err);
+    td_gpu_must(td_stream_sync(other, &err), &err);
   }
   return td_bench_median(seconds, RUNS);
 }
@@ -127,7 +127,7 @@ static void beside_cases(td_gpu_bench *b, const buffers *m) {
   };
   td_err err;
   td_stream *other;
-  td_gpu_need(td_stream_open(&other, b->dev, &err), &err);
+  td_gpu_must(td_stream_open(&other, b->dev, &err), &err);
   char *host = m->host + m->n_bytes / 2, *device = m->device + m->n_bytes / 2;
   const size_t n = KB(51) < m->n_bytes / 2 ? KB(51) : m->n_bytes / 2;
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
@@ -369,7 +369,7 @@ static double play(table_tennis *t, const value_calls *calls, const buffers *m, 
     while (atomic_load(&t->n_done) < run)
       sched_yield();
     td_err err;
-    if (other) td_gpu_need(td_stream_sync(other, &err), &err);
+    if (other) td_gpu_must(td_stream_sync(other, &err), &err);
   }
   return td_bench_median(seconds, RUNS);
 }
@@ -393,7 +393,7 @@ static void open_table(table_tennis *t, td_gpu_bench *b) {
   td_err err;
   void *memory;
   *t = (table_tennis){.b = b, .n_rounds = b->shrink > 1 ? 4 : MAX_ROUNDS};
-  td_gpu_need(td_dev_alloc_host(b->dev, &memory, 2 * sizeof *t->ping + TOKEN_BYTES, &err), &err);
+  td_gpu_must(td_dev_alloc_host(b->dev, &memory, 2 * sizeof *t->ping + TOKEN_BYTES, &err), &err);
   memset(memory, 0, 2 * sizeof *t->ping + TOKEN_BYTES);
   t->ping = memory;
   t->pong = t->ping + 1;
@@ -412,7 +412,7 @@ void td_gpu_path_signals(td_gpu_bench *b) {
   open_table(&t, b);
   td_err err;
   td_stream *other;
-  td_gpu_need(td_stream_open(&other, b->dev, &err), &err);
+  td_gpu_must(td_stream_open(&other, b->dev, &err), &err);
   const buffers m = open_buffers(b);
   const value_calls calls = find_value_calls();
   pthread_t thread;

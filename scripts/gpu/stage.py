@@ -263,12 +263,19 @@ def tests(stage):
     stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
 
 
-PATHS = {"copies": 30, "register": 70, "signals": 15}  # seconds at most
+PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "interference": 50}  # seconds
+# Of these the emulator takes one, two CPU devices the others.
+EMULATED_PATHS = {
+    "stream": ["--layers", "8", "--threads", "2", "--device", "cpu"],
+    "decode": ["--layers", "8", "--threads", "2", "--device", "cpu"],
+    "interference": ["--layers", "2", "--threads", "1"],
+}
 
 
 def measure(stage):
     for path, most in PATHS.items():
-        stage.step(path, bench(stage.bundle, "--path", path), most)
+        args = EMULATED_PATHS.get(path, []) if stage.bundle.is_emulator else []
+        stage.step(path, bench(stage.bundle, "--path", path, *args), most)
     only = ["--only", "v3 fp8"] if stage.bundle.is_emulator else []
     stage.step("operators", bench(stage.bundle, *only), stage.left())
 

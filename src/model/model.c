@@ -21,6 +21,8 @@ struct td_model {
   td_binding binding;
   td_model_stats stats;
   char *dir, *name;
+  const void *memory; // of a model without a store
+  size_t n_bytes;
 };
 
 // How many of how many equal parts of a matrix one token uses.
@@ -221,6 +223,29 @@ td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err) {
   return open_new(out, dir, -1, false, err);
 }
 
+td_status td_model_assemble(td_model **out, const td_model_config *config,
+                            const td_model_parts *parts, td_err *err) {
+  const size_t n_bytes = config->n_layers * sizeof *parts->layers;
+  td_model *m = *out = calloc(1, sizeof *m);
+  if (m) {
+    m->config = *config;
+    m->dir = strdup("");
+    m->name = strdup(config->arch_name);
+    m->binding.layers = malloc(n_bytes);
+  }
+  if (!m || !m->dir || !m->name || !m->binding.layers) {
+    td_model_close(m);
+    *out = NULL;
+    return td_fail(err, TD_ENOMEM, "out of memory: a model of %u layers", config->n_layers);
+  }
+  memcpy(m->binding.layers, parts->layers, n_bytes);
+  m->binding.ends = (td_model_ends){parts->embed, parts->lm_head, parts->final_norm};
+  m->memory = parts->memory;
+  m->n_bytes = parts->n_bytes;
+  m->stats = count_all(m);
+  return TD_OK;
+}
+
 void td_model_close(td_model *model) {
   if (!model) return;
   td_binding_free(&model->binding);
@@ -234,7 +259,9 @@ void td_model_close(td_model *model) {
 }
 
 const void *td_model_memory(const td_model *model, size_t *n_bytes) {
-  return td_store_memory(model->store, n_bytes);
+  if (model->store) return td_store_memory(model->store, n_bytes);
+  *n_bytes = model->n_bytes;
+  return model->memory;
 }
 
 const td_model_config *td_model_config_of(const td_model *model) {

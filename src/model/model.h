@@ -108,6 +108,17 @@ td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd,
 td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err);
 // TD_ENOMEM. Does nothing where all is there.
 td_status td_model_convert(td_model *model, td_err *err);
+// A model of weights that are in memory already, as benchmarks make them, borrowed until it is
+// closed; several layers may be the same.
+typedef struct {
+  const td_layer *layers; // [config->n_layers]
+  td_weight embed, lm_head;
+  td_vec final_norm;
+  const void *memory; // that all of it lies in
+  size_t n_bytes;
+} td_model_parts;
+td_status td_model_assemble(td_model **out, const td_model_config *config,
+                            const td_model_parts *parts, td_err *err);
 void td_model_close(td_model *model);
 // The memory that all weights lie in; NULL: they are mapped from files.
 const void *td_model_memory(const td_model *model, size_t *n_bytes);

@@ -195,3 +195,27 @@ def test_measure_begins_with_the_bus(bare_root, namespace):
         assert "unavailable" in c or (c["whole_register_s"] > 0 and c["parts_of_1_gib_unregister_s"] > 0)
     for c in results["signals"][1:]:
         assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
+    check_steps(results)
+
+
+def check_steps(results):
+    """Steps of as many layers as are asked for, which share one layer's memory."""
+    for name in ("stream", "decode", "interference"):
+        head = results[name][0]
+        assert head["aliased_layers"] is True and head["layers"] == results[name][1]["layers"]
+        assert head["layer_expert_bytes"] < head["weight_bytes_in_memory"]
+    n_moe = results["stream"][0]["layers"] - 3
+    assert n_moe > 1
+    for c in results["stream"][1:]:
+        assert c["streamed_bytes"] == pytest.approx(n_moe * results["stream"][0]["layer_expert_bytes"], rel=0.01)
+        assert c["gbps"] == pytest.approx(c["streamed_bytes"] / c["seconds"] * 1e-9)
+        assert c["tokens_per_s"] == pytest.approx(c["tokens"] / c["seconds"])
+    decode = results["decode"][1:]
+    assert {(c["batch"], c["microbatches"], c["cpu_threads"]) for c in decode} == {
+        (batch, parts, threads) for batch in (1, 4, 8, 16) for parts in (1, 2) for threads in (1, 2) if batch >= parts
+    }
+    for c in decode:
+        of_one = n_moe * results["decode"][0]["layer_expert_bytes"] * 8 / 16
+        assert c["expert_bytes"] == pytest.approx(of_one) if c["batch"] == 1 else c["expert_bytes"] > 1.2 * of_one
+    for c in results["interference"][1:]:
+        assert c["itl_alone_ms"] > 0 and c["itl_ms"] > 0 and c["prompt_tokens_a_step"] > 0

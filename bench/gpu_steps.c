@@ -1,0 +1,361 @@
+// bench/gpu_steps.c - steps of a whole model on a GPU beside a CPU that has the experts: prompts
+// whose experts stream to the GPU, decode on both, and decode beside such a prompt. Devices, the
+// prefill chunk and the ring of streamed experts are what a worker would choose.
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/bench_record.h"
+#include "base/clock.h"
+#include "base/cpus.h"
+#include "engine/engine.h"
+#include "gpu_paths.h"
+
+enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
+enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
+#define CASE_S 1.5
+
+// ---- open and close -----------------------------------------------------------------------------
+
+// Of --shrink, so that a prompt is no more work than the layers.
+static uint32_t fewer(const td_gpu_steps *s, uint32_t n, uint32_t least) {
+  n /= s->b->shrink;
+  return n < least ? least : n;
+}
+
+// Two CPU devices, with a ring of a quarter of a layer.
+static td_status open_cpus(td_gpu_steps *s, td_err *err) {
+  td_devices *d = &s->devices;
+  const td_dev_opts opts = {.kind = "cpu", .n_threads = s->n_threads};
+  *d = (td_devices){.stream_bytes = s->model.layer_bytes / 4, .prefill_chunk = LONGEST_PROMPT};
+  td_status st = td_dev_open(&d->dev, &opts, err);
+  return st == TD_OK ? td_dev_open(&d->expert_dev, &opts, err) : st;
+}
+
+static td_status open_devices(td_gpu_steps *s, const char *kind, td_err *err) {
+  const td_devices_opts opts = {.dev = {.kind = kind, .n_threads = s->n_threads},
+                                .experts = TD_EXPERTS_CPU};
+  if (strcmp(kind, "cpu") == 0) return open_cpus(s, err);
+  return td_devices_open(&s->devices, &opts, s->model.model, err);
+}
+
+void td_gpu_steps_open(td_gpu_steps *s, td_gpu_bench *b, const td_gpu_steps_opts *opts) {
+  td_err err;
+  td_team *team;
+  *s = (td_gpu_steps){.b = b, .random = 1};
+  s->n_threads = opts->n_threads ? opts->n_threads : td_cpu_count();
+  td_gpu_must(td_team_open(&team, &(td_team_opts){.n_threads = s->n_threads}, &err), &err);
+  double start = td_clock_s();
+  td_gpu_must(td_gpu_model_open(&s->model, opts->n_layers, b->shrink, team, &err), &err);
+  s->fill_s = td_clock_s() - start;
+  td_team_close(team);
+  td_gpu_must(open_devices(s, opts->device, &err), &err);
+  b->dev = s->devices.dev;
+  td_gpu_must(td_stream_open(&b->stream, b->dev, &err), &err);
+  td_dev_follow_threads(s->devices.expert_dev, &s->n_active);
+  start = td_clock_s();
+  td_dev_pin(b->dev, s->model.memory, s->model.n_bytes);
+  td_dev_wait_pinned(b->dev, s->model.memory, s->model.n_bytes);
+  s->pin_s = td_clock_s() - start;
+}
+
+void td_gpu_steps_close(td_gpu_steps *s) {
+  td_stream_close(s->b->stream);
+  td_devices_close(&s->devices);
+  td_gpu_model_close(&s->model);
+}
+
+void td_gpu_steps_head(const td_gpu_steps *s) {
+  td_json_writer *w = s->b->json;
+  td_jw_str(w, "model", s->model.config.arch_name);
+  td_jw_str(w, "format", "fp8");
+  td_jw_int(w, "layers", s->model.config.n_layers);
+  td_jw_bool(w, "aliased_layers", true);
+  td_jw_int(w, "layer_expert_bytes", (int64_t)s->model.layer_bytes);
+  td_jw_int(w, "weight_bytes_in_memory", (int64_t)s->model.n_bytes);
+  td_jw_int(w, "prefill_chunk", s->devices.prefill_chunk);
+  td_jw_int(w, "stream_bytes", (int64_t)s->devices.stream_bytes);
+  td_jw_int(w, "cpu_threads", s->n_threads);
+  td_jw_double(w, "fill_s", s->fill_s);
+  td_jw_double(w, "pin_s", s->pin_s);
+}
+
+// ---- steps --------------------------------------------------------------------------------------
+
+// An engine and its cache of zeros, in which sequences have as many pages each.
+typedef struct {
+  td_engine *engine;
+  void *kv_pages;
+  int32_t *pages, *tokens; // [n_pages], [max_step_tokens]
+  uint32_t seq_pages, max_step_tokens;
+} rig;
+
+typedef struct {
+  uint32_t n_seqs, seq_tokens, step_tokens, n_parts;
+  bool is_streaming;
+} rig_opts;
+
+static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
+  td_err err;
+  td_gpu_bench *b = s->b;
+  rig r = {.max_step_tokens = o->step_tokens};
+  r.seq_pages = (o->seq_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  const uint32_t n_pages = r.seq_pages * o->n_seqs;
+  const td_dtype kv_dtype = td_dev_kv_dtype(b->dev, TD_F16);
+  const size_t of_token = td_engine_kv_bytes_per_token(td_model_config_of(model), kv_dtype);
+  r.kv_pages = td_gpu_alloc(b, of_token * PAGE_TOKENS * n_pages);
+  td_gpu_sync(b);
+  r.pages = malloc(n_pages * sizeof *r.pages);
+  r.tokens = malloc(o->step_tokens * sizeof *r.tokens);
+  TD_CHECK(r.pages && r.tokens);
+  for (uint32_t i = 0; i < n_pages; i++)
+    r.pages[i] = (int32_t)i;
+  const td_engine_opts opts = {.n_pages = n_pages,
+                               .page_tokens = PAGE_TOKENS,
+                               .max_step_tokens = o->step_tokens,
+                               .max_step_seqs = o->n_seqs,
+                               .max_seq_tokens = r.seq_pages * PAGE_TOKENS,
+                               .kv_dtype = kv_dtype,
+                               .kv_pages = r.kv_pages,
+                               .record_routing = !o->is_streaming,
+                               .expert_dev = s->devices.expert_dev,
+                               .n_parts = o->n_parts,
+                               .stream_bytes = o->is_streaming ? s->devices.stream_bytes : 0,
+                               .stream_tokens = o->is_streaming ? 1 : 0};
+  td_gpu_must(td_engine_open(&r.engine, model, b->dev, &opts, &err), &err);
+  return r;
+}
+
+static void close_rig(td_gpu_steps *s, rig *r) {
+  td_engine_close(r->engine);
+  td_gpu_free(s->b, r->kv_pages);
+  free(r->pages);
+  free(r->tokens);
+}
+
+static void draw_tokens(td_gpu_steps *s, rig *r, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    s->random = s->random * 6364136223846793005u + 1442695040888963407u;
+    r->tokens[i] = (int32_t)((s->random >> 33) % s->model.config.n_vocab);
+  }
+}
+
+// Seconds of a step: a token of each of n_decode sequences, n_past tokens deep, and n_prompt tokens
+// of one more behind prompt_past.
+typedef struct {
+  uint32_t n_decode, n_past, n_prompt, prompt_past;
+} step_shape;
+
+static double run_step(td_gpu_steps *s, rig *r, const step_shape *p) {
+  td_step_seq seqs[MAX_BATCH + 1];
+  uint32_t n = 0;
+  draw_tokens(s, r, p->n_decode + p->n_prompt);
+  for (; n < p->n_decode; n++) {
+    seqs[n] = (td_step_seq){.tokens = r->tokens + n,
+                            .n_tokens = 1,
+                            .n_past = p->n_past,
+                            .is_decode = true,
+                            .want = TD_WANT_LAST};
+  }
+  if (p->n_prompt) {
+    seqs[n++] = (td_step_seq){.tokens = r->tokens + p->n_decode,
+                              .n_tokens = p->n_prompt,
+                              .n_past = p->prompt_past,
+                              .want = TD_WANT_LAST};
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    seqs[i].pages = r->pages + (size_t)i * r->seq_pages;
+    seqs[i].n_pages = r->seq_pages;
+  }
+  td_err err;
+  const double start = td_clock_s();
+  td_gpu_must(td_engine_step(r->engine, seqs, n, &err), &err);
+  return td_clock_s() - start;
+}
+
+// What is made at first use, of a few layers alone: copies of the weights, kernels, cuBLAS.
+static void warm_up(td_gpu_steps *s, uint32_t n_prompt) {
+  td_err err;
+  td_model *model;
+  td_gpu_must(td_gpu_model_shorter(&model, &s->model, WARM_LAYERS, &err), &err);
+  rig r = open_rig(
+      s, model,
+      &(rig_opts){
+          .n_seqs = 2, .seq_tokens = n_prompt, .step_tokens = n_prompt + 1, .is_streaming = true});
+  run_step(s, &r, &(step_shape){.n_prompt = n_prompt});
+  run_step(s, &r, &(step_shape){.n_decode = 1, .n_past = 1});
+  close_rig(s, &r);
+  td_model_close(model);
+}
+
+static void begin(td_gpu_steps *s, const char *path) {
+  td_jw_begin_object(s->b->json, NULL);
+  td_jw_str(s->b->json, "path", path);
+  td_jw_int(s->b->json, "layers", s->model.config.n_layers);
+  td_jw_bool(s->b->json, "aliased_layers", true);
+}
+
+static void end(td_gpu_steps *s) {
+  td_jw_end_object(s->b->json);
+  td_gpu_write(s->b);
+}
+
+// ---- prompts whose experts stream ---------------------------------------------------------------
+
+static uint32_t chunk_of(const td_gpu_steps *s, uint32_t n_tokens) {
+  const uint32_t chunk = s->devices.prefill_chunk;
+  return chunk < n_tokens ? chunk : n_tokens;
+}
+
+void td_gpu_path_stream(td_gpu_steps *s) {
+  static const uint32_t prompts[] = {2048, 8192, LONGEST_PROMPT};
+  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
+  const uint64_t pass_bytes = td_model_stats_of(s->model.model).expert_bytes;
+  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
+  rig r = open_rig(s, s->model.model,
+                   &(rig_opts){.n_seqs = 1,
+                               .seq_tokens = longest,
+                               .step_tokens = chunk_of(s, longest),
+                               .is_streaming = true});
+  for (size_t i = 0; i < TD_COUNT(prompts); i++) {
+    const uint32_t n = fewer(s, prompts[i], LEAST_PROMPT);
+    double seconds = 0, bytes = 0;
+    for (uint32_t done = 0; done < n; done += r.max_step_tokens) {
+      const uint32_t chunk = n - done < r.max_step_tokens ? n - done : r.max_step_tokens;
+      seconds += run_step(s, &r, &(step_shape){.n_prompt = chunk, .prompt_past = done});
+      bytes += (double)pass_bytes;
+    }
+    begin(s, "stream");
+    td_jw_int(s->b->json, "tokens", n);
+    td_jw_int(s->b->json, "chunk_tokens", chunk_of(s, n));
+    td_jw_double(s->b->json, "seconds", seconds);
+    td_jw_double(s->b->json, "tokens_per_s", n / seconds);
+    td_jw_double(s->b->json, "streamed_bytes", bytes);
+    td_jw_double(s->b->json, "gbps", bytes / seconds * 1e-9);
+    td_jw_double(s->b->json, "share_of_pinned_bandwidth",
+                 bytes / seconds * 1e-9 / s->b->pinned_gbps);
+    end(s);
+  }
+  close_rig(s, &r);
+}
+
+// ---- decode -------------------------------------------------------------------------------------
+
+// Bytes of the experts that at least one of the last step's tokens chose.
+static double routed_bytes(const td_gpu_steps *s, const rig *r) {
+  const td_model_config *c = &s->model.config;
+  double n_chosen = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    bool is_chosen[1024] = {false};
+    uint32_t n_tokens;
+    const int32_t *ids = td_engine_routing(r->engine, i, &n_tokens);
+    for (uint32_t k = 0; ids && k < n_tokens * c->top_k; k++) {
+      n_chosen += !is_chosen[ids[k]];
+      is_chosen[ids[k]] = true;
+    }
+  }
+  return n_chosen * (double)s->model.layer_bytes / c->n_experts;
+}
+
+typedef struct {
+  double seconds, bytes; // of a step: the median, the mean
+} decode_time;
+
+// Activations that are no numbers would choose the same experts for all tokens, and be quick.
+static void need_choices(const td_gpu_steps *s, uint32_t batch, double bytes) {
+  const td_model_config *c = &s->model.config;
+  const double of_all = (double)td_model_stats_of(s->model.model).expert_bytes;
+  if (batch == 1 || bytes > 1.1 * of_all * c->top_k / c->n_experts) return;
+  fprintf(stderr, "bench_gpu: all of %u tokens chose the same experts: this is no measurement\n",
+          batch);
+  exit(1);
+}
+
+static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
+  const step_shape shape = {.n_decode = batch, .n_past = fewer(s, DEPTH, 1)};
+  double seconds[MAX_STEPS], bytes = 0, sum = 0;
+  uint32_t n = 0;
+  run_step(s, r, &shape); // memory, and then a graph
+  run_step(s, r, &shape);
+  const uint32_t least = s->b->shrink > 1 ? 1 : LEAST_STEPS;
+  while (n < MAX_STEPS && (n < least || (s->b->shrink == 1 && sum < CASE_S))) {
+    seconds[n] = run_step(s, r, &shape);
+    sum += seconds[n++];
+    bytes += routed_bytes(s, r);
+  }
+  need_choices(s, batch, bytes / n);
+  return (decode_time){td_bench_median(seconds, n), bytes / n};
+}
+
+static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_parts, uint32_t batch) {
+  const decode_time t = measure_decode(s, r, batch);
+  begin(s, "decode");
+  td_jw_int(s->b->json, "batch", batch);
+  td_jw_int(s->b->json, "microbatches", n_parts);
+  td_jw_int(s->b->json, "cpu_threads", atomic_load(&s->n_active));
+  td_jw_int(s->b->json, "keys", fewer(s, DEPTH, 1) + 1);
+  td_jw_double(s->b->json, "itl_ms", t.seconds * 1e3);
+  td_jw_double(s->b->json, "tokens_per_s", batch / t.seconds);
+  td_jw_double(s->b->json, "expert_bytes", t.bytes);
+  td_jw_double(s->b->json, "expert_gbps", t.bytes / t.seconds * 1e-9);
+  if (s->b->read_gbps > 0) {
+    td_jw_double(s->b->json, "share_of_read_bandwidth",
+                 t.bytes / t.seconds * 1e-9 / s->b->read_gbps);
+  }
+  end(s);
+}
+
+void td_gpu_path_decode(td_gpu_steps *s) {
+  static const uint32_t batches[] = {1, 4, 8, MAX_BATCH};
+  warm_up(s, LEAST_PROMPT);
+  for (uint32_t n_parts = 1; n_parts <= 2; n_parts++) {
+    rig r = open_rig(s, s->model.model,
+                     &(rig_opts){.n_seqs = MAX_BATCH,
+                                 .seq_tokens = DEPTH + PAGE_TOKENS,
+                                 .step_tokens = MAX_BATCH,
+                                 .n_parts = n_parts});
+    for (size_t i = 0; i < TD_COUNT(batches); i++) {
+      if (batches[i] < n_parts) continue;
+      for (uint32_t less = 0; less < 2 && less < s->n_threads; less++) {
+        atomic_store(&s->n_active, s->n_threads - less);
+        decode_case(s, &r, n_parts, batches[i]);
+      }
+    }
+    close_rig(s, &r);
+  }
+  atomic_store(&s->n_active, 0);
+}
+
+// ---- decode beside a prompt ---------------------------------------------------------------------
+
+// A running sequence gets one token for each step, however many tokens of a prompt are in it.
+void td_gpu_path_interference(td_gpu_steps *s) {
+  static const uint32_t prompts[] = {2048, 8192};
+  const uint32_t longest = fewer(s, prompts[TD_COUNT(prompts) - 1], LEAST_PROMPT);
+  const uint32_t depth = fewer(s, DEPTH, 1);
+  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
+  rig r = open_rig(s, s->model.model,
+                   &(rig_opts){.n_seqs = 2,
+                               .seq_tokens = longest,
+                               .step_tokens = chunk_of(s, longest) + 1,
+                               .is_streaming = true});
+  double alone[5];
+  for (int i = -2; i < (int)TD_COUNT(alone); i++) {
+    const double seconds = run_step(s, &r, &(step_shape){.n_decode = 1, .n_past = depth});
+    if (i >= 0) alone[i] = seconds;
+  }
+  const double itl = td_bench_median(alone, TD_COUNT(alone));
+  for (size_t i = 0; i < TD_COUNT(prompts); i++) {
+    const uint32_t n = chunk_of(s, fewer(s, prompts[i], LEAST_PROMPT));
+    const step_shape both = {.n_decode = 1, .n_past = depth, .n_prompt = n};
+    const double beside = run_step(s, &r, &both);
+    begin(s, "interference");
+    td_jw_int(s->b->json, "prompt_tokens_a_step", n);
+    td_jw_double(s->b->json, "itl_alone_ms", itl * 1e3);
+    td_jw_double(s->b->json, "itl_ms", beside * 1e3);
+    td_jw_double(s->b->json, "prompt_tokens_per_s", n / beside);
+    end(s);
+  }
+  close_rig(s, &r);
+}
