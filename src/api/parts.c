@@ -63,14 +63,15 @@ static outcome give(td_parts *p, td_part *part, td_part_kind kind, size_t end) {
   return FOUND;
 }
 
-// The marker that ends this state's text.
+// The marker that ends this state's text. Behind a call the end of a run of calls is none of it.
 static td_marker_match ends_at(const td_parts *p, const source *s) {
+  td_mark last = p->n_calls ? TD_MARK_CLOSE : TD_MARK_CALL;
   td_mark mark;
   size_t n;
   unsigned form;
   if (p->state == TD_PARTS_REASONING) return td_marker_at(THINK_END, s->text, p->scan, s->len);
   if (!p->with_calls) return TD_MARKER_NONE;
-  return td_call_marker_at(TD_MARK_CALL, s->text, p->scan, s->len, &mark, &n, &form);
+  return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
 
 // Looks for the marker; p->scan stops at it, at what may be one, or at the end.

@@ -305,6 +305,9 @@ static void text_between_calls(void **state) {
   check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END "and" KM_CALL "g:1" KM_ARGS
                                "{}" KM_END KM_LAST " so",
               "andso", "[f:0 f {}][g:1 g {}]");
+  check_calls(KM_CALLS KM_CALL "f:0" KM_ARGS "{}" KM_END " and " KM_LAST " so " KM_LAST, "andso",
+              "[f:0 f {}]");
+  check_calls("a " KM_LAST, "a " KM_LAST, "");
   check_calls("<tool_call>{\"name\": \"f\" oh, <tool_call>{\"name\": \"g\"}</tool_call>",
               "<tool_call>{\"name\": \"f\" oh,", "[g {}]");
 }
@@ -332,7 +335,7 @@ static void calls_that_break_off(void **state) {
       {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": ", "", "[f {\"a\": ]..."},
       {DS_CALLS DS_CALL "f" DS_SEP "{\"a\": ", "", "[f {\"a\": ]..."},
       {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1]}</tool_call>", "", "[f {\"a\": 1]"},
-      {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}" KM_END, "[f:0 f {\"a\": ]"},
+      {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}", "[f:0 f {\"a\": ]"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const how whole = {.with_calls = true}, pieces = {.with_calls = true, .in_pieces = true};
