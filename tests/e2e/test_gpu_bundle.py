@@ -1,8 +1,10 @@
 """What scripts/gpu packs is whole: the emulator's bundle runs in a root that has libc, a shell and
 Python with pytest and numpy, and nothing else."""
 
+import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -196,6 +198,25 @@ def test_measure_begins_with_the_bus(bare_root, namespace):
     for c in results["signals"][1:]:
         assert c["round_trip_us"] > 0 if c["case"] == "spinning kernel" else "unavailable" in c
     check_steps(results)
+
+
+def test_sanitizers_run_over_some_tests(bare_root, namespace):
+    """memcheck first; every pattern means a test; a finding fails the stage."""
+    steps = stage(bare_root, namespace, "sanitize")[1]
+    assert steps["compute-sanitizer"]["status"] == "failed"
+    fake = bare_root.path / "bin" / "compute-sanitizer"
+    fake.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *racecheck*moe*) exit 99 ;; esac\n')
+    fake.chmod(0o755)
+    done, steps = stage(bare_root, namespace, "sanitize")
+    fake.unlink()
+    runs = [s["result"][0].split() for s in steps.values() if s.get("result") and "--tool" in s["result"][0]]
+    assert [run[1] for run in runs] == ["memcheck"] * (len(runs) // 2) + ["racecheck"] * (len(runs) // 2)
+    for *_, program, pattern in runs:
+        source = (ROOT / "tests" / "unit" / f"{Path(program).name}.c").read_text()
+        assert fnmatch.filter(re.findall(r"cmocka_unit_test\w*\((\w+)", source), pattern)
+    assert done.returncode == 1
+    (failed,) = steps["summary"]["failed"]
+    assert failed.startswith("racecheck ops *moe*") and steps[failed]["exit_code"] == 99
 
 
 def check_steps(results):
