@@ -312,6 +312,8 @@ static td_status read_model(td_serve *serve, td_err *err) {
 
 static void open_loop(td_serve *serve) {
   TD_CHECK(uv_loop_init(&serve->loop) == 0);
+  // One of the pool's four threads stays for texts, files and pages, whatever a template does.
+  serve->templates = (td_lane){.loop = &serve->loop, .max_running = 3};
   uv_signal_init(&serve->loop, &serve->on_term);
   uv_signal_init(&serve->loop, &serve->on_int);
   uv_timer_init(&serve->loop, &serve->drain_timer);

@@ -11,6 +11,7 @@
 #include "api/request.h"
 #include "app/api_keys.h"
 #include "app/backend.h"
+#include "app/lane.h"
 #include "app/serve_metrics.h"
 #include "app/session.h"
 #include "app/trace_file.h"
@@ -22,6 +23,7 @@
 typedef struct {
   const td_options *options; // borrowed
   uv_loop_t loop;
+  td_lane templates; // what a chat template may take long over
   uv_signal_t on_term, on_int;
   uv_timer_t drain_timer;
   td_http_server *http;

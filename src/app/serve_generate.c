@@ -36,7 +36,7 @@ struct td_job {
   job *prev, *next;    // in serve->jobs
   td_http_exchange *x; // NULL once the client is gone
   bool is_chat;
-  uv_work_t work;
+  td_lane_work work;
   bool preparing;
   td_buf body;
   size_t body_bytes; // that count for it in the HTTP server's budget
@@ -562,13 +562,17 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->is_chat = is_chat;
   job_enter(j);
   j->begin_ns = td_clock_ns();
-  j->work.data = j;
+  j->work.work.data = j;
   j->preparing = true;
   td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &j->caller);
   j->n_ctx = td_serve_n_ctx(serve);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
-  TD_CHECK(uv_queue_work(&serve->loop, &j->work, run_prepare, on_prepared) == 0);
+  if (is_chat) {
+    td_lane_queue(&serve->templates, &j->work, run_prepare, on_prepared);
+  } else {
+    TD_CHECK(uv_queue_work(&serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
+  }
 }
 
 void td_serve_chat(void *ctx, td_http_exchange *x) {

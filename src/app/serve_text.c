@@ -16,7 +16,7 @@ typedef struct {
   const td_api_defaults *defaults;
   task_kind kind;
   td_http_exchange *x; // NULL once the client is gone
-  uv_work_t work;
+  td_lane_work work;
   uint32_t n_ctx;
   td_buf body, answer;
   size_t body_bytes; // that count for it in the HTTP server's budget
@@ -128,10 +128,14 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   t->kind = kind;
   t->x = x;
   t->n_ctx = td_serve_n_ctx(serve);
-  t->work.data = t;
+  t->work.work.data = t;
   t->body_bytes = td_http_take_body(x, &t->body);
   td_http_on_gone(x, on_gone, t);
-  TD_CHECK(uv_queue_work(&serve->loop, &t->work, run, on_run) == 0);
+  if (kind == DETOKENIZE) {
+    TD_CHECK(uv_queue_work(&serve->loop, &t->work.work, run, on_run) == 0);
+  } else { // whether it has messages shows when it is read
+    td_lane_queue(&serve->templates, &t->work, run, on_run);
+  }
 }
 
 void td_serve_tokenize(void *ctx, td_http_exchange *x) {
