@@ -112,6 +112,10 @@ void td_dev_wait_pinned(td_dev *dev, const void *host, size_t n_bytes) {
   if (dev->vtable->wait_pinned) dev->vtable->wait_pinned(dev, host, n_bytes);
 }
 
+void td_dev_stop_pinning(td_dev *dev) {
+  if (dev->vtable->stop_pinning) dev->vtable->stop_pinning(dev);
+}
+
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
   return dev->vtable->stream_open(out, dev, err);

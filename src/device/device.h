@@ -76,6 +76,7 @@ void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
 // Whether some of this memory is yet to be registered, and will be, so that copies from it are
 // slower than they will be. The pieces it is in come next.
 bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
+void td_dev_stop_pinning(td_dev *dev); // what is not registered yet will not be
 void td_dev_wait_pinned(td_dev *dev, const void *host,
                         size_t n_bytes); // until that is no longer so
 

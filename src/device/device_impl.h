@@ -85,6 +85,7 @@ typedef struct {
   void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL, and the next: nothing to do
   bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);
   void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
+  void (*stop_pinning)(td_dev *dev);
   bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: any
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
   void (*stream_close)(td_stream *stream);

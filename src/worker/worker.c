@@ -157,6 +157,8 @@ static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_devices(w, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
+  // Only now is it known whether a step can be so long that experts pass through the device.
+  if (st == TD_OK && !td_engine_stream_tokens(w->engine)) td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st == TD_OK) sit_beside_device(w);

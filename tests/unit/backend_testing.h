@@ -114,6 +114,10 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model;
 }
 
+void td_dev_stop_pinning(td_dev *dev) {
+  (void)dev;
+}
+
 int td_dev_node(const td_dev *dev) {
   (void)dev;
   return -1;

@@ -282,6 +282,21 @@ static void test_registering_stops(void **state) {
   }
 }
 
+// Where streaming does not pay, the rest need not be registered, and nobody waits for it.
+static void test_registering_is_given_up(void **state) {
+  (void)state;
+  if (!library || !strstr(library, "_emu")) skip();
+  pinning p = begin_pinning(false);
+  let_pieces(&p, 1);
+  td_dev_stop_pinning(p.dev);
+  assert_false(td_dev_is_pinning(p.dev, p.weights, PIECE * N_PIECES));
+  td_dev_wait_pinned(p.dev, p.weights, PIECE * N_PIECES);
+  open_gate(&p); // for the one that had begun
+  assert_true(td_cuda_pinned_bytes((td_cuda_dev *)p.dev) <= 2 * PIECE);
+  td_dev_close(p.dev);
+  munmap(p.weights, PIECE * N_PIECES);
+}
+
 // The next operator is not blamed for memory that was not there.
 static void test_a_failure_is_told_once(void **state) {
   (void)state;
@@ -825,6 +840,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_pinned_memory),
       cmocka_unit_test(test_memory_is_registered_in_pieces),
       cmocka_unit_test(test_registering_stops),
+      cmocka_unit_test(test_registering_is_given_up),
       cmocka_unit_test(test_a_failure_is_told_once),
       cmocka_unit_test(test_a_broken_device),
       cmocka_unit_test(test_weights_that_do_not_fit),

@@ -161,6 +161,7 @@ void *td_cuda_find_blas(const char *path, int cuda_major); // path: folders of p
 void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);
 bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
+void td_cuda_stop_pinning(td_dev *dev);
 size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // so far
 void td_cuda_pins_close(td_cuda_dev *dev);
 // Queues a copy; n_bytes > 0. In parts where src is in several pieces: the driver refuses a range

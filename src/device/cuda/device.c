@@ -88,6 +88,7 @@ static const td_dev_vtable vtable = {
     .pin = td_cuda_pin,
     .is_pinning = td_cuda_is_pinning,
     .wait_pinned = td_cuda_wait_pinned,
+    .stop_pinning = td_cuda_stop_pinning,
     .takes_on_device = td_cuda_takes_on_device,
     .stream_open = td_cuda_stream_open,
     .stream_close = td_cuda_stream_close,

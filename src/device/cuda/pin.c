@@ -43,13 +43,19 @@ static td_cuda_pin_piece *next_piece(td_cuda_pins *p) {
   return next;
 }
 
-// With the lock held. What one piece is refused for, the others would be, too.
-static void end_piece(td_cuda_pins *p, td_cuda_pin_piece *piece, int code) {
-  piece->state = code == 0 ? CUDA_PIN_DONE : CUDA_PIN_REFUSED;
-  for (size_t i = 0; code != 0 && i < p->n; i++) {
+// With the lock held, as the next.
+static void refuse_others(td_cuda_pins *p) {
+  for (size_t i = 0; i < p->n; i++) {
     if (p->pieces[i].state == CUDA_PIN_PENDING) p->pieces[i].state = CUDA_PIN_REFUSED;
   }
-  atomic_store(&p->n_pending, code == 0 ? p->n_pending - 1 : 0);
+  atomic_store(&p->n_pending, 0);
+}
+
+// What one piece is refused for, the others would be, too.
+static void end_piece(td_cuda_pins *p, td_cuda_pin_piece *piece, int code) {
+  if (piece->state == CUDA_PIN_PENDING) atomic_fetch_sub(&p->n_pending, 1);
+  piece->state = code == 0 ? CUDA_PIN_DONE : CUDA_PIN_REFUSED;
+  if (code != 0) refuse_others(p);
   pthread_cond_broadcast(&p->moved);
 }
 
@@ -186,11 +192,18 @@ size_t td_cuda_pinned_bytes(td_cuda_dev *dev) {
   return n;
 }
 
-void td_cuda_pins_close(td_cuda_dev *dev) {
-  td_cuda_pins *p = &dev->pins;
+void td_cuda_stop_pinning(td_dev *base) {
+  td_cuda_pins *p = &((td_cuda_dev *)base)->pins;
   pthread_mutex_lock(&p->lock);
   p->is_stopping = true;
+  refuse_others(p);
+  pthread_cond_broadcast(&p->moved);
   pthread_mutex_unlock(&p->lock);
+}
+
+void td_cuda_pins_close(td_cuda_dev *dev) {
+  td_cuda_pins *p = &dev->pins;
+  td_cuda_stop_pinning(&dev->base);
   if (p->has_thread) pthread_join(p->thread, NULL);
   for (size_t i = 0; i < p->n && !p->is_left_registered; i++) {
     if (p->pieces[i].state == CUDA_PIN_DONE) dev->abi->unpin(p->pieces[i].host);
