@@ -1,7 +1,9 @@
 """Prints what figures of this machine depend on, as one line of JSON.
 
-usage: facts.py [FOLDER-OF-CUBLAS]; the status is 1 where there is no GPU to speak of, which
-TANDEM_CUDA_LIB with an emulator excuses.
+usage: facts.py FOLDER-OF-CUBLAS ARCHS
+
+Either may be empty. The status is 1 where there is no GPU, which TANDEM_CUDA_LIB with an emulator
+excuses, or ARCHS, the code that the kernels' library has, is not for this one.
 """
 
 import ctypes
@@ -107,8 +109,19 @@ def numa():
     return {"nodes": nodes, "node_of_gpu": gpus}
 
 
+def fault_of(driver, archs):
+    """Why figures would not be this GPU's; None where they are."""
+    if not isinstance(driver, dict):
+        return f"no GPU can be used here: {driver}"
+    arch = f"{driver['compute_capability_major']}{driver['compute_capability_minor']}"
+    wanted = "90a" if arch == "90" else arch
+    if archs and wanted not in archs.split(";"):
+        return f"the bundle has code for {archs}, and this GPU is sm_{arch}: scripts/gpu/pack.sh {wanted}"
+    return None
+
+
 def main():
-    blas = sys.argv[1] if len(sys.argv) > 1 else None
+    blas, archs = sys.argv[1:]
     library = os.environ.get("TANDEM_CUDA_LIB", "")
     pages = "/sys/kernel/mm/transparent_hugepage"
     facts = {
@@ -125,12 +138,13 @@ def main():
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
         "library": os.path.basename(library),
+        "archs": archs,
     }
     print(json.dumps(facts))
-    if isinstance(facts["driver"], dict) or "_emu" in library:
-        return 0
-    print("facts: no GPU can be used here", file=sys.stderr)
-    return 1
+    fault = None if "_emu" in library else fault_of(facts["driver"], archs)
+    if fault:
+        print(f"facts: {fault}", file=sys.stderr)
+    return 1 if fault else 0
 
 
 if __name__ == "__main__":

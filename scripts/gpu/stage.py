@@ -241,9 +241,14 @@ def bench(bundle, *args):
     return [bundle.program("bench_gpu"), *args, *shrink, *commit]
 
 
+def facts(stage):
+    archs = stage.bundle.about.get("archs", "")
+    stage.step("facts", [sys.executable, ROOT / "scripts/gpu/facts.py", stage.bundle.blas or "", archs], 25)
+
+
 def tests(stage):
     bundle = stage.bundle
-    stage.step("facts", [sys.executable, ROOT / "scripts/gpu/facts.py", *([bundle.blas] if bundle.blas else [])], 25)
+    facts(stage)
     golden = ["tests/golden/test_golden_cuda.py"]
     if bundle.is_emulator:
         golden += ["-k", EMULATED_GOLDEN]
@@ -273,6 +278,7 @@ EMULATED_PATHS = {
 
 
 def measure(stage):
+    facts(stage)
     for path, most in PATHS.items():
         args = EMULATED_PATHS.get(path, []) if stage.bundle.is_emulator else []
         stage.step(path, bench(stage.bundle, "--path", path, *args), most)
@@ -285,6 +291,8 @@ def sanitize(stage):
     tool = find_sanitizer()
     if not tool:
         return stage.record("compute-sanitizer", "failed", result="it is neither in PATH nor in /usr/local/cuda")
+    facts(stage)
+    print("what racecheck says of kernels with wgmma is a hint: it does not follow their reads", flush=True)
     for check in ("memcheck", "racecheck"):
         for unit, pattern in SANITIZED:
             command = [tool, "--tool", check, "--error-exitcode", "99", "--print-limit", "5"]

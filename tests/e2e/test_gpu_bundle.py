@@ -163,6 +163,16 @@ def test_a_filter_that_means_no_test_fails(bundle, emulated):
     assert done.returncode == 2 and "no test is called *nothing*" in done.stderr
 
 
+def test_facts_are_of_this_gpu():
+    sys.path.insert(0, str(ROOT / "scripts" / "gpu"))
+    from facts import fault_of
+
+    h100 = {"compute_capability_major": 9, "compute_capability_minor": 0}
+    assert fault_of(h100, "80;90a") is None and fault_of(h100, "") is None
+    assert "pack.sh 90a" in fault_of(h100, "80") and "sm_90" in fault_of(h100, "80")
+    assert "no GPU" in fault_of("libcuda.so.1: cannot open shared object file", "90a")
+
+
 def test_the_bench_needs_cublas(bundle, emulated):
     some = ["--shrink", "1024", "--only", "rope qwen3"]
     done = emulated("bench_gpu", *some, TANDEM_EMU_BLAS="0")
@@ -180,9 +190,9 @@ def test_measure_begins_with_the_bus(bare_root, namespace):
     done, steps = stage(bare_root, namespace, "measure")
     assert done.returncode == 0, done.stdout + done.stderr
     order = [name for name in steps if name != "summary"]
-    assert order[0] == "copies" and order[-1] == "operators"
+    assert order[:2] == ["facts", "copies"] and order[-1] == "operators"
     results = {name: steps[name]["result"] for name in order}
-    for name in order[:-1]:
+    for name in order[1:-1]:
         head, *cases = results[name]
         assert head["pinned_gbps"] > 0 and head["machine"]["cpu"] and cases
         assert {c["path"] for c in cases} == {name}
@@ -209,7 +219,7 @@ def test_sanitizers_run_over_some_tests(bare_root, namespace):
     fake.chmod(0o755)
     done, steps = stage(bare_root, namespace, "sanitize")
     fake.unlink()
-    runs = [s["result"][0].split() for s in steps.values() if s.get("result") and "--tool" in s["result"][0]]
+    runs = [s["result"][0].split() for name, s in steps.items() if name.startswith(("memcheck", "racecheck"))]
     assert [run[1] for run in runs] == ["memcheck"] * (len(runs) // 2) + ["racecheck"] * (len(runs) // 2)
     for *_, program, pattern in runs:
         source = (ROOT / "tests" / "unit" / f"{Path(program).name}.c").read_text()
