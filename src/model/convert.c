@@ -314,19 +314,22 @@ void td_conversion_write_header(const td_conversion *c, void *memory) {
 typedef struct {
   const td_conversion *c;
   uint8_t *memory;
-  const uint8_t *(*moved)(void *ctx, const td_tensor *t);
-  void *ctx;
+  td_conversion_opts opts;
   atomic_bool failed; // out of memory
 } run;
 
 static const void *data_of(const run *r, const td_tensor *t) {
   if (!t) return NULL;
-  return r->moved ? r->moved(r->ctx, t) : t->data;
+  return r->opts.moved ? r->opts.moved(r->opts.ctx, t) : t->data;
+}
+
+static bool is_canceled(const run *r) {
+  return r->opts.canceled && atomic_load(r->opts.canceled);
 }
 
 static void run_jobs(void *ctx, size_t begin, size_t end) {
   run *r = ctx;
-  for (size_t i = begin; i < end; i++) {
+  for (size_t i = begin; i < end && !is_canceled(r); i++) {
     const job *j = &r->c->jobs[i];
     td_word_matrix m = j->matrix;
     const td_shard_entry *e = &r->c->entries[j->entry];
@@ -355,16 +358,19 @@ static void log_counts(const td_conversion *c) {
   }
 }
 
-td_status td_conversion_run(const td_conversion *c, void *memory,
-                            const uint8_t *(*moved)(void *ctx, const td_tensor *t), void *ctx,
+td_status td_conversion_run(const td_conversion *c, void *memory, const td_conversion_opts *opts,
                             td_err *err) {
   if (!c->n_jobs) return TD_OK;
-  run r = {.c = c, .memory = memory, .moved = moved, .ctx = ctx};
+  run r = {.c = c, .memory = memory};
+  if (opts) r.opts = *opts;
   td_team *team;
   log_counts(c);
   td_status st = td_team_open(&team, &(td_team_opts){0}, err);
   if (st != TD_OK) return st;
   td_team_for(team, c->n_jobs, 1, run_jobs, &r);
   td_team_close(team);
+  if (is_canceled(&r)) {
+    return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
+  }
   return atomic_load(&r.failed) ? no_memory(c, err) : TD_OK;
 }

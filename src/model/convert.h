@@ -9,6 +9,8 @@
 #ifndef TD_MODEL_CONVERT_H
 #define TD_MODEL_CONVERT_H
 
+#include <stdatomic.h>
+
 #include "model/quant.h"
 #include "model/store.h"
 
@@ -26,10 +28,16 @@ uint64_t td_conversion_bytes(const td_conversion *conversion);
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
 // Writes its header to memory of that many zeroed bytes, 64-byte aligned.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);
-// Converts into the same memory, with all CPUs. moved says where a tensor's data lie by now; NULL:
-// where the store has them. Logs what became of how many matrices.
+typedef struct {
+  // Where a tensor's data lie by now; NULL: where the store has them.
+  const uint8_t *(*moved)(void *ctx, const td_tensor *t);
+  void *ctx;
+  const atomic_bool *canceled; // stops; may be NULL
+} td_conversion_opts;
+
+// Converts into the same memory, with all CPUs; opts may be NULL. Logs what became of how many
+// matrices. TD_ENOMEM, TD_ECANCELED.
 td_status td_conversion_run(const td_conversion *conversion, void *memory,
-                            const uint8_t *(*moved)(void *ctx, const td_tensor *t), void *ctx,
-                            td_err *err);
+                            const td_conversion_opts *opts, td_err *err);
 
 #endif

@@ -99,14 +99,29 @@ static uint32_t word_at(const td_word_matrix *m, uint32_t row, uint32_t col) {
   return u32_at(m->words, at);
 }
 
+// The n codes of a word, less half their range.
+static void put_codes(const td_word_matrix *m, uint32_t word, uint32_t n, int8_t *out) {
+  if (m->bits == 8 && n == 4) {
+    word ^= 0x80808080;
+    memcpy(out, &word, sizeof word);
+  } else if (m->bits == 4 && n == 8) {
+    for (int i = 0; i < 8; i++)
+      out[i] = (int8_t)((int)(word >> 4 * i & 15) - 8);
+  } else {
+    for (uint32_t i = 0; i < n; i++)
+      out[i] = (int8_t)((int)code_in(m, word, i) - (int)half_range(m));
+  }
+}
+
 void td_words_to_i8(const td_word_matrix *m, int8_t *out) {
-  int half = (int)half_range(m);
-  for (uint32_t col = 0; col < m->cols; col += per_word(m)) {
-    uint32_t n = m->cols - col < per_word(m) ? m->cols - col : per_word(m);
-    for (uint32_t r = 0; r < m->rows; r++) {
-      uint32_t word = word_at(m, r, col);
-      for (uint32_t i = 0; i < n; i++)
-        out[(size_t)r * m->cols + col + i] = (int8_t)((int)code_in(m, word, i) - half);
+  enum { BLOCK = 64 }; // rows whose words of one column share a few cache lines
+  uint32_t each = per_word(m);
+  for (uint32_t begin = 0; begin < m->rows; begin += BLOCK) {
+    uint32_t end = m->rows - begin < BLOCK ? m->rows : begin + BLOCK;
+    for (uint32_t col = 0; col < m->cols; col += each) {
+      uint32_t n = m->cols - col < each ? m->cols - col : each;
+      for (uint32_t r = begin; r < end; r++)
+        put_codes(m, word_at(m, r, col), n, out + (size_t)r * m->cols + col);
     }
   }
 }
@@ -134,12 +149,14 @@ bool td_words_to_values(const td_word_matrix *m, void *out) {
       scales[g] = scale_at(m, r, g);
       zeros[g] = (int)zero_at(m, r, g);
     }
-    uint32_t word = 0;
-    for (uint32_t c = 0; c < m->cols; c++) {
-      if (c % per_word(m) == 0) word = word_at(m, r, c);
-      uint32_t g = m->order ? u32_at(m->order, c) : c / m->group_cols;
-      float value = (float)((int)code_in(m, word, c) - zeros[g]) * scales[g];
-      put(m->scale_dtype, out, (size_t)r * m->cols + c, value);
+    const uint32_t each = per_word(m), mask = (1u << m->bits) - 1;
+    for (uint32_t col = 0; col < m->cols; col += each) {
+      uint32_t word = word_at(m, r, col), end = m->cols - col < each ? m->cols : col + each;
+      for (uint32_t c = col; c < end; c++, word >>= m->bits) {
+        uint32_t g = m->order ? u32_at(m->order, c) : c / m->group_cols;
+        float value = (float)((int)(word & mask) - zeros[g]) * scales[g];
+        put(m->scale_dtype, out, (size_t)r * m->cols + c, value);
+      }
     }
   }
   bool done = scales && zeros;

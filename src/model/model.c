@@ -149,7 +149,7 @@ td_status td_model_convert(td_model *m, td_err *err) {
                    m->dir, (double)n_bytes / (1 << 30), (double)available / (1 << 30));
   }
   m->is_converted = true;
-  return td_conversion_run(m->conversion, m->converted, NULL, NULL, err);
+  return td_conversion_run(m->conversion, m->converted, NULL, err);
 }
 
 static td_status open_parts(td_model *m, const char *dir, int weights_fd, td_err *err) {

@@ -386,7 +386,8 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   }
   td_conversion_write_header(c, l->base + l->converted_offset);
   moving m = {.l = l, .store = store};
-  td_status st = td_conversion_run(c, l->base + l->converted_offset, moved, &m, err);
+  const td_conversion_opts how = {.moved = moved, .ctx = &m, .canceled = l->opts->canceled};
+  td_status st = td_conversion_run(c, l->base + l->converted_offset, &how, err);
   if (st == TD_OK) drop_sources(l, fd, &m, pages);
   return st;
 }

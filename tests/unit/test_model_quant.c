@@ -7,9 +7,11 @@
 
 #include <cmocka.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "config/json.h"
+#include "model/convert.h"
 #include "model/quant.h"
 #include "support/checkpoint.h"
 
@@ -452,6 +454,36 @@ static void converts_words_of_8_bits(void **state) {
   ck_free(&ck);
 }
 
+static void conversions_can_be_canceled(void **state) {
+  (void)state;
+  checkpoint ck;
+  start(&ck, CT("pack-quantized", "{\"num_bits\": 8, \"strategy\": \"channel\"}", ""));
+  ck_add(&ck, MODULE ".weight_packed", "I32", 48, 8, 0);
+  ck_add(&ck, MODULE ".weight_scale", "F32", 48, 1, 0);
+  ck_write(&ck);
+  td_store *store;
+  td_quant *quant;
+  td_conversion *c;
+  td_err err;
+  assert_int_equal(td_store_open(&store, ck.dir, &err), TD_OK);
+  assert_int_equal(td_quant_open_dir(&quant, ck.dir, &err), TD_OK);
+  assert_int_equal(td_conversion_open(&c, store, quant, &err), TD_OK);
+  void *memory = calloc(1, (size_t)td_conversion_bytes(c));
+  assert_non_null(memory);
+  atomic_bool canceled = true;
+  const td_conversion_opts opts = {.canceled = &canceled};
+  assert_int_equal(td_conversion_run(c, memory, &opts, &err), TD_ECANCELED);
+  canceled = false;
+  assert_int_equal(td_conversion_run(c, memory, &opts, &err), TD_OK);
+  assert_string_equal(td_conversion_source(c, 0)->name, MODULE ".weight_packed");
+  assert_null(td_conversion_source(c, 1));
+  free(memory);
+  td_conversion_close(c);
+  td_quant_close(quant);
+  td_store_close(store);
+  ck_free(&ck);
+}
+
 static void binds_fp4(void **state) {
   (void)state;
   checkpoint ck;
@@ -544,11 +576,17 @@ static void refuses_what_does_not_fit(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_every_method),      cmocka_unit_test(targets_and_ignores),
-      cmocka_unit_test(settings_of_modules),     cmocka_unit_test(converts_words_of_8_bits),
-      cmocka_unit_test(refuses_bad_configs),     cmocka_unit_test(binds_words_with_zero_points),
-      cmocka_unit_test(binds_columns_of_words),  cmocka_unit_test(binds_fp4),
-      cmocka_unit_test(binds_int8_and_fp8_rows), cmocka_unit_test(refuses_what_does_not_fit),
+      cmocka_unit_test(reads_every_method),
+      cmocka_unit_test(targets_and_ignores),
+      cmocka_unit_test(settings_of_modules),
+      cmocka_unit_test(converts_words_of_8_bits),
+      cmocka_unit_test(conversions_can_be_canceled),
+      cmocka_unit_test(refuses_bad_configs),
+      cmocka_unit_test(binds_words_with_zero_points),
+      cmocka_unit_test(binds_columns_of_words),
+      cmocka_unit_test(binds_fp4),
+      cmocka_unit_test(binds_int8_and_fp8_rows),
+      cmocka_unit_test(refuses_what_does_not_fit),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
