@@ -413,7 +413,8 @@ static void bench_gqa(td_gpu_bench *b, const model_shape *m, const attn_shape *s
                                   .n_heads = m->n_heads,
                                   .n_kv_heads = m->n_kv_heads,
                                   .head_dim = m->head_dim,
-                                  .scale = 0.1f};
+                                  .scale = 0.1f,
+                                  .prompt = s->tokens > 1};
   double seconds = td_gpu_measure(b, attn_gqa_once, &calls, calls.caches.n);
   double pairs = s->seqs * n_pairs(s->tokens, s->keys);
   td_gpu_record(b,

@@ -36,6 +36,7 @@ typedef struct {
   size_t page_bytes;
   char *pages;
   int32_t *page_table; // on the device
+  bool prompt;         // what the next step's tokens are, of GQA
 } world;
 
 static void make_pages(world *w) {
@@ -147,7 +148,8 @@ static void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv, 
                                                    .n_heads = l->n_heads,
                                                    .n_kv_heads = l->n_kv_heads,
                                                    .head_dim = l->head_dim,
-                                                   .scale = (float)w->scale});
+                                                   .scale = (float)w->scale,
+                                                   .prompt = w->prompt});
 }
 
 static void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv, const uint16_t *q,
@@ -299,12 +301,68 @@ static void check_layout(const layout *l) {
       to[s] = l->len[s] > left[i] ? l->len[s] - left[i] : 0;
     }
     free(got);
+    w.prompt = left[i] > 0;
     got = step(&w, from, to);
   }
   if (!l->mla || l->absorbed) check_company(&w, got);
   free(got);
   cuda_close(&f);
   free_world(&w);
+}
+
+// The last tokens of a prompt, one to four of them, are to the last bit what the whole prompt
+// gives, and tokens that were decoded one by one what they are computed again all at once.
+static void check_cuts(const layout *l) {
+  enum { DECODED = 6 };
+  CUDA_OPEN(f);
+  world w;
+  make_world(&w, l, &f);
+  const size_t row = (size_t)l->n_heads * w.out_dim;
+  const uint32_t n = l->len[0], none = 0, behind = n - DECODED;
+  w.prompt = true;
+  float *whole = step(&w, &none, &n);
+  for (uint32_t tail = 1; tail <= 4; tail += 3) {
+    const uint32_t from = n - tail;
+    float *got = step(&w, &from, &n);
+    assert_memory_equal(got, whole + from * row, tail * row * sizeof *got);
+    free(got);
+  }
+  w.prompt = false;
+  float *again = step(&w, &behind, &n);
+  for (uint32_t from = behind; from < n; from++) {
+    const uint32_t to = from + 1;
+    float *got = step(&w, &from, &to);
+    assert_memory_equal(got, again + (from - behind) * row, row * sizeof *got);
+    free(got);
+  }
+  free(whole);
+  free(again);
+  cuda_close(&f);
+  free_world(&w);
+}
+
+static void test_prompts_and_replays_in_pieces(void **state) {
+  (void)state;
+  static const layout layouts[] = {
+      {.name = "BF16 pages",
+       .n_heads = 3,
+       .n_kv_heads = 1,
+       .head_dim = 32,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {70},
+       .kv_dtype = TD_BF16},
+      {.name = "F16 pages, ragged heads, two splits",
+       .n_heads = 1,
+       .n_kv_heads = 1,
+       .head_dim = 20,
+       .page_tokens = 16,
+       .n_seqs = 1,
+       .len = {135},
+       .kv_dtype = TD_F16},
+  };
+  for (size_t i = 0; i < TD_COUNT(layouts); i++)
+    check_cuts(&layouts[i]);
 }
 
 static void test_gqa(void **state) {
@@ -576,7 +634,7 @@ static void test_attention_over_bad_batches(void **state) {
                                  .max_pages = 1,
                                  .page_tokens = PAGE};
     td_op_kv_store_gqa(f.stream, &(td_kv_store_gqa_args){batch, kv, x, x, DIM, DIM, 1, DIM});
-    td_op_attn_gqa(f.stream, &(td_attn_gqa_args){batch, kv, x, out, 1, 1, DIM, 1, false});
+    td_op_attn_gqa(f.stream, &(td_attn_gqa_args){batch, kv, x, out, 1, 1, DIM, 1, n > 1});
     expect_failure(&f, i < 2 && n == 1 ? "page is absent" : i < 2 ? "batch" : "position");
   }
   cuda_close(&f);
@@ -584,9 +642,13 @@ static void test_attention_over_bad_batches(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gqa),          cmocka_unit_test(test_mla_expanded),
-      cmocka_unit_test(test_mla_absorbed), cmocka_unit_test(test_mla_replay),
-      cmocka_unit_test(test_bad_batches),  cmocka_unit_test(test_attention_over_bad_batches),
+      cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_mla_expanded),
+      cmocka_unit_test(test_mla_absorbed),
+      cmocka_unit_test(test_mla_replay),
+      cmocka_unit_test(test_prompts_and_replays_in_pieces),
+      cmocka_unit_test(test_bad_batches),
+      cmocka_unit_test(test_attention_over_bad_batches),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,13 +1,11 @@
 // src/device/cuda/attn.c - KV pages and attention over them.
-// Few queries a sequence: split keys, one query at a time. Many: tiles of queries on tensor cores.
-// How long contexts are is known on the GPU only, so launches are sized for batch.max_keys, or for
-// all pages where the caller does not tell.
+// Decode: keys in splits, one query at a time. Prefill: tiles of queries on tensor cores. The
+// caller says which it is; a token's result depends on that, so it is not guessed from how many
+// there are. How long contexts are is known on the GPU only, so launches are sized for
+// batch.max_keys, or for all pages where the caller does not tell.
 #include "device/cuda/cuda.h"
 
-enum {
-  DECODE_TOKENS = 4, // a sequence, on average, still decoded one by one
-  RUN = 8,           // elements that kernels read at once
-};
+enum { RUN = 8 }; // elements that kernels read at once
 
 static td_cu_batch batch_of(const td_batch_view *b) {
   return (td_cu_batch){.seq = b->seq,
@@ -116,10 +114,6 @@ static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args
   return status;
 }
 
-static bool is_decode(const td_batch_view *b) {
-  return b->n_tokens <= (uint64_t)DECODE_TOKENS * b->n_seqs;
-}
-
 static size_t whole_runs(size_t n) {
   return (n + RUN - 1) / RUN * RUN;
 }
@@ -187,7 +181,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
     return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
                    a->head_dim, TD_CU_MMA_HEAD);
   }
-  if (!is_decode(&a->batch)) return run_tiles(stream, a, err);
+  if (a->prompt) return run_tiles(stream, a, err);
   td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
                                  .q = a->q,
