@@ -215,32 +215,47 @@ typedef struct {
   bool in_runs, in_pages; // the launcher's to say: how the kernel reads
 } td_cu_attn_decode_args;
 
-// out[plane][head - head0][p][:] = what the pages have of position p of sequence seq, as BF16, for
-// p < n_keys and heads [head0, head0 + n_heads) of the n_kv_heads of each plane; zeros from dim up
-// to a multiple of 8, and nothing is written beyond the sequence's end.
+// The sequences of one launch of a prefill's attention. Their keys lie one behind the other in
+// n_keys places, those of a sequence from key_begin on; their tokens are cut into n_tiles tiles of
+// TD_CU_PREFILL_TOKENS, those of a sequence from tile_begin on.
+enum { TD_CU_PREFILL_SEQS = 32, TD_CU_PREFILL_TOKENS = 128 };
+typedef struct {
+  struct {
+    uint32_t seq, n_keys, key_begin, tile_begin;
+  } seqs[TD_CU_PREFILL_SEQS];
+  uint32_t n_seqs, n_keys, n_tiles;
+  uint32_t max_keys; // of one
+} td_cu_prefill_list;
+
+// out[plane][head - head0][key_begin + p][:] = what the pages have of position p of a sequence of
+// the list, as BF16, for p < its n_keys and heads [head0, head0 + n_heads) of the n_kv_heads of
+// each plane; zeros from dim up to a multiple of 8, and nothing is written beyond the sequence's
+// end.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
-  uint16_t *out; // [n_planes][n_heads][n_keys][dim, rounded up]
-  uint32_t seq, n_keys, n_planes, n_kv_heads, head0, n_heads, dim;
+  td_cu_prefill_list list;
+  uint16_t *out; // [n_planes][n_heads][list.n_keys][dim, rounded up]
+  uint32_t n_planes, n_kv_heads, head0, n_heads, dim;
   bool in_runs; // the launcher's to say: how the kernel reads
 } td_cu_kv_gather_args;
 
-// Attention of the tokens of sequence seq to its positions, of which n_keys are there, on tensor
-// cores. Position p of KV head h has its key in k[h * k_head + p * k_stride ..) and, the last
-// rope_dim elements, in rope[p * rope_stride ..); its value in v[h * v_head + p * v_stride ..).
+// Attention of the tokens of the list's sequences to the positions of their own, of which n_keys
+// are there, on tensor cores. What lies in place p of KV head h has its key in k[h * k_head + p *
+// k_stride ..) and, the last rope_dim elements, in rope[p * rope_stride ..); its value in
+// v[h * v_head + p * v_stride ..).
 // They are BF16; addresses are multiples of 16 bytes, strides and heads of 8 elements, and so are
 // the dims unless rope_dim is 0 and rows are read up to the next multiple. k_dim, v_dim at most
 // TD_CU_MMA_HEAD.
 typedef struct {
   td_cu_batch batch;
+  td_cu_prefill_list list;
   const uint16_t *q; // token t, head h at q + t * q_stride + h * k_dim
   uint16_t *out;     // likewise with out_stride, v_dim
   const uint16_t *k, *rope, *v;
   size_t q_stride, out_stride;
   size_t k_head, v_head, k_stride, rope_stride, v_stride;
   uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim;
-  uint32_t seq, n_keys;
   float scale;
   bool q_in_runs; // the launcher's to say: how the kernel reads
 } td_cu_attn_prefill_args;

@@ -10,27 +10,33 @@
 #include "kernels/cuda/panels.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-enum { QUERIES = 128, PREFILL_THREADS = 256 };
+enum { QUERIES = TD_CU_PREFILL_TOKENS, PREFILL_THREADS = 256 };
 
 template <int KD, int VD, int KEYS> struct key_tile {
   uint16_t k[KD / PANEL][KEYS][PANEL], v[VD / PANEL][KEYS][PANEL];
 };
 
-// The queries of a block: n tokens from token on, the first one's position, and what the last sees.
+// The queries of a block: n tokens from token on, the first one's position, what the last sees, and
+// where that begins.
 struct query_tile {
-  uint32_t token, n, position, n_keys;
+  uint32_t token, n, position, n_keys, key_begin;
 };
 
-// The last tokens, which see most keys, come first; n is 0 where there are none left, or no keys.
+// A sequence's last tokens, which see most keys, come first; n is 0 where there are none left, or
+// no keys.
 __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
-  uint32_t begin = static_cast<uint32_t>(a.batch.q_begin[a.seq]);
-  uint32_t n = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]) - begin;
-  uint32_t at = (gridDim.x - 1 - blockIdx.x) * QUERIES;
-  if (at >= n) return {0, 0, 0, 0};
-  query_tile tile = {begin + at, at_most(n - at, QUERIES), 0, 0};
+  uint32_t idx = gridDim.x - 1 - blockIdx.x, i = 0;
+  while (i + 1 < a.list.n_seqs && a.list.seqs[i + 1].tile_begin <= idx)
+    i++;
+  const auto &place = a.list.seqs[i];
+  uint32_t begin = static_cast<uint32_t>(a.batch.q_begin[place.seq]);
+  uint32_t n = static_cast<uint32_t>(a.batch.q_begin[place.seq + 1]) - begin;
+  uint32_t at = (idx - place.tile_begin) * QUERIES;
+  if (at >= n) return {0, 0, 0, 0, 0};
+  query_tile tile = {begin + at, at_most(n - at, QUERIES), 0, 0, place.key_begin};
   tile.position = static_cast<uint32_t>(a.batch.position[tile.token]);
-  tile.n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), a.n_keys);
-  return tile.n_keys > 0 ? tile : query_tile{0, 0, 0, 0};
+  tile.n_keys = at_most(keys_of(a.batch, tile.token + tile.n - 1), place.n_keys);
+  return tile.n_keys > 0 ? tile : query_tile{0, 0, 0, 0, 0};
 }
 
 // Zeros behind the last dim and the last query; to be waited for.
@@ -66,16 +72,18 @@ __device__ static panel_source source_of(const uint16_t *m, size_t step, uint32_
 }
 
 template <int KD, int VD>
-__device__ static key_source<KD, VD> find_keys(const td_cu_attn_prefill_args &a) {
+__device__ static key_source<KD, VD> find_keys(const td_cu_attn_prefill_args &a, size_t key_begin) {
   key_source<KD, VD> from;
   uint32_t kv_head = blockIdx.y / a.heads_per_kv, nope = a.k_dim - a.rope_dim;
   uint32_t chunk = threadIdx.x % PANEL_CHUNKS * CHUNK;
-  const uint16_t *k = a.k + kv_head * a.k_head, *v = a.v + kv_head * a.v_head;
+  const uint16_t *k = a.k + kv_head * a.k_head + key_begin * a.k_stride;
+  const uint16_t *v = a.v + kv_head * a.v_head + key_begin * a.v_stride;
+  const uint16_t *rope = a.rope + key_begin * a.rope_stride;
 #pragma unroll
   for (uint32_t panel = 0; panel < KD / PANEL; panel++) {
     uint32_t d = panel * PANEL + chunk;
     from.k[panel] = d < nope ? source_of(k, a.k_stride, d, nope)
-                             : source_of(a.rope, a.rope_stride, d - nope, a.rope_dim);
+                             : source_of(rope, a.rope_stride, d - nope, a.rope_dim);
   }
 #pragma unroll
   for (uint32_t panel = 0; panel < VD / PANEL; panel++)
@@ -258,7 +266,7 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   uint32_t all_see = tile.position + row0 + 1; // positions, of the warp's queries
   uint32_t some_see = row0 < tile.n ? tile.position + at_most(row0 + 16, tile.n) : 0;
   query_state<VD> state = nothing_seen<VD>();
-  const auto keys = find_keys<KD, VD>(a);
+  const auto keys = find_keys<KD, VD>(a, tile.key_begin);
   load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
   load_panels(keys.v, 0, tile.n_keys, s.tiles[0].v);
   for (uint32_t begin = 0; begin < tile.n_keys; begin += KEYS) {
@@ -342,7 +350,7 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   if (tile.n == 0) return;
   uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1; // of the warpgroup's
   uint32_t p = tile.position + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
-  const auto keys = find_keys<KD, VD>(a);
+  const auto keys = find_keys<KD, VD>(a, tile.key_begin);
   load_queries<KD>(a, tile, s.q);
   load_panels(keys.k, 0, tile.n_keys, s.tiles[0].k);
   copy_async_wait();
@@ -400,7 +408,7 @@ static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *
                   td_cu_stream stream) {
   cudaError_t code = allow_shared(kernel, n_bytes);
   if (code != cudaSuccess) return code;
-  dim3 grid(ceil_div(a->batch.n_tokens, QUERIES), a->n_heads);
+  dim3 grid(a->list.n_tiles, a->n_heads);
   td_cu_attn_prefill_args args = *a;
   args.scale *= LOG2_E;
   args.q_in_runs = (a->k_dim | a->q_stride) % CHUNK == 0 &&

@@ -35,19 +35,22 @@ extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream)
   return launched();
 }
 
-// A thread a run of eight elements, of head blockIdx.y and plane blockIdx.z.
+// A thread a run of eight elements, of head blockIdx.y; blockIdx.z: a plane's sequences, then the
+// next one's.
 __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   uint32_t n_runs = (a.dim + RUN - 1) / RUN, run = blockIdx.x * KV_THREADS + threadIdx.x;
   uint32_t position = run / n_runs, d = run % n_runs * RUN, head = a.head0 + blockIdx.y;
-  uint32_t end = static_cast<uint32_t>(a.batch.q_begin[a.seq + 1]);
-  bool any = end > static_cast<uint32_t>(a.batch.q_begin[a.seq]);
-  if (position >= a.n_keys || !any || position >= keys_of(a.batch, end - 1)) return;
-  int32_t id = kv_page(a.batch, a.seq, position);
+  const auto &place = a.list.seqs[blockIdx.z % a.list.n_seqs];
+  uint32_t plane = blockIdx.z / a.list.n_seqs;
+  uint32_t end = static_cast<uint32_t>(a.batch.q_begin[place.seq + 1]);
+  bool any = end > static_cast<uint32_t>(a.batch.q_begin[place.seq]);
+  if (position >= place.n_keys || !any || position >= keys_of(a.batch, end - 1)) return;
+  int32_t id = kv_page(a.batch, place.seq, position);
   if (id < 0) return;
   const char *page = kv_page_at(a.kv, id);
-  size_t from = kv_row(a.batch, position, blockIdx.z * a.n_kv_heads + head, a.dim) + d;
-  size_t before = static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y; // heads
-  uint16_t *to = a.out + (before * a.n_keys * n_runs + run) * RUN;
+  size_t from = kv_row(a.batch, position, plane * a.n_kv_heads + head, a.dim) + d;
+  size_t before = static_cast<size_t>(plane) * gridDim.y + blockIdx.y; // heads
+  uint16_t *to = a.out + ((before * a.list.n_keys + place.key_begin) * n_runs + run) * RUN;
   if (a.in_runs) {
     put_run(to, kv_bf16x8(a.kv, page, from));
     return;
@@ -61,7 +64,8 @@ extern "C" int td_cu_kv_gather(const td_cu_kv_gather_args *a, td_cu_stream strea
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   args.in_runs = a->dim % RUN == 0 && places % sizeof(uint4) == 0;
   uint32_t n_runs = ceil_div(a->dim, RUN);
-  dim3 grid(ceil_div(static_cast<size_t>(a->n_keys) * n_runs, KV_THREADS), a->n_heads, a->n_planes);
+  dim3 grid(ceil_div(static_cast<size_t>(a->list.max_keys) * n_runs, KV_THREADS), a->n_heads,
+            a->n_planes * a->list.n_seqs);
   TD_LAUNCH(kv_gather_kernel, grid, KV_THREADS, 0, stream, args);
   return launched();
 }

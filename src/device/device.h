@@ -192,6 +192,9 @@ typedef struct {
   const int32_t *page_table; // [n_seqs][max_pages]
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
   uint32_t max_keys; // no token attends to more positions than these; 0: max_pages tell
+  // q_begin and position in host memory, as they are above, read while an operator is queued. NULL:
+  // not given; with them, a GPU computes all prompts of a batch at once.
+  const int32_t *host_q_begin, *host_position;
 } td_batch_view;
 
 // One layer's KV pages: page i begins at pages + i * page_bytes. Elements have the activations'

@@ -292,6 +292,10 @@ static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td
                .page_table = e->dev_meta + at->page_table + (size_t)*s * e->max_pages,
                .max_pages = e->max_pages,
                .page_tokens = e->opts.page_tokens}};
+  if (g == GROUP_PREFILL) {
+    group->view.host_q_begin = e->meta + q_begin;
+    group->view.host_position = e->meta + at->position + t;
+  }
   e->meta[q_begin] = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
     if (seqs[i].is_decode != (g == GROUP_DECODE)) continue;

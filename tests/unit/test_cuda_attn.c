@@ -21,6 +21,7 @@ typedef struct {
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_dtype, kv_b_dtype;
   size_t keys_bytes; // 0: the device's own
+  bool host_knows;   // what the batch's sequences are
 } layout;
 
 typedef struct {
@@ -35,8 +36,9 @@ typedef struct {
   uint32_t max_pages;
   size_t page_bytes;
   char *pages;
-  int32_t *page_table; // on the device
-  bool prompt;         // what the next step's tokens are, of GQA
+  int32_t *page_table;                           // on the device
+  bool prompt;                                   // what the next step's tokens are, of GQA
+  int32_t q_begin[MAX_SEQS + 1], position[1024]; // of the last step
 } world;
 
 static void make_pages(world *w) {
@@ -109,7 +111,7 @@ static uint16_t *gather(world *w, float *const *rows, size_t width, const uint32
 }
 
 static td_batch_view make_batch(world *w, const uint32_t *from, const uint32_t *to) {
-  int32_t seq[1024], position[1024], q_begin[MAX_SEQS + 1] = {0};
+  int32_t seq[1024], *position = w->position, *q_begin = w->q_begin;
   uint32_t n = 0, max_keys = 0;
   for (uint32_t s = 0; s < w->l->n_seqs; s++) {
     for (uint32_t p = from[s]; p < to[s]; p++, n++) {
@@ -121,7 +123,9 @@ static td_batch_view make_batch(world *w, const uint32_t *from, const uint32_t *
   }
   return (td_batch_view){.seq = cuda_put(w->f, seq, n * sizeof *seq),
                          .position = cuda_put(w->f, position, n * sizeof *position),
-                         .q_begin = cuda_put(w->f, q_begin, sizeof q_begin),
+                         .q_begin = cuda_put(w->f, q_begin, sizeof w->q_begin),
+                         .host_q_begin = w->l->host_knows ? q_begin : NULL,
+                         .host_position = w->l->host_knows ? position : NULL,
                          .page_table = w->page_table,
                          .n_tokens = n,
                          .n_seqs = w->l->n_seqs,
@@ -418,6 +422,25 @@ static void test_gqa(void **state) {
        .len = {69, 133},
        .kv_dtype = TD_F16,
        .keys_bytes = (size_t)2 * 2 * 132 * 16 * sizeof(uint16_t)},
+      {.name = "prompts of which two, then one, fit into a launch",
+       .n_heads = 2,
+       .n_kv_heads = 2,
+       .head_dim = 16,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {9, 140, 21},
+       .kv_dtype = TD_BF16,
+       .keys_bytes = (size_t)2 * 2 * 149 * 16 * sizeof(uint16_t),
+       .host_knows = true},
+      {.name = "all prompts in a launch, one KV head at a time",
+       .n_heads = 2,
+       .n_kv_heads = 1,
+       .head_dim = 24,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {30, 5, 75},
+       .kv_dtype = TD_F16,
+       .host_knows = true},
       {.name = "three splits of 256 keys",
        .n_heads = 3,
        .n_kv_heads = 3,
@@ -454,6 +477,19 @@ static void check_mla(bool absorbed) {
        .kv_dtype = TD_BF16,
        .kv_b_dtype = TD_F8E4M3,
        .keys_bytes = 1},
+      {.name = "three sequences",
+       .mla = true,
+       .n_heads = 2,
+       .nope = 40,
+       .rope = 16,
+       .v_dim = 24,
+       .rank = 64,
+       .page_tokens = 16,
+       .n_seqs = 3,
+       .len = {20, 70, 3},
+       .kv_dtype = TD_BF16,
+       .kv_b_dtype = TD_BF16,
+       .host_knows = true},
       {.name = "dims that no runs of eight make",
        .mla = true,
        .n_heads = 3,

@@ -830,6 +830,43 @@ static void test_splits(void **state) {
   }
 }
 
+static void test_prompts_of_a_launch(void **state) {
+  (void)state;
+  enum { SEQS = 40 };
+  int32_t q_begin[SEQS + 1] = {0}, position[SEQS * 130];
+  for (int32_t s = 0; s < SEQS; s++) { // of 0, 1, 129, 0, 1, .. tokens, behind 10 others
+    const int32_t n = s % 3 == 2 ? 129 : s % 3;
+    q_begin[s + 1] = q_begin[s] + n;
+    for (int32_t t = 0; t < n; t++)
+      position[q_begin[s] + t] = 10 + t;
+  }
+  td_batch_view b = {.n_tokens = (uint32_t)q_begin[SEQS],
+                     .n_seqs = SEQS,
+                     .max_pages = 2,
+                     .page_tokens = 64,
+                     .host_q_begin = q_begin,
+                     .host_position = position};
+  td_cu_prefill_list list;
+  assert_int_equal(td_cuda_list_prompts(&b, 0, SIZE_MAX, &list), TD_CU_PREFILL_SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, TD_CU_PREFILL_SEQS, SIZE_MAX, &list), SEQS);
+  assert_int_equal(list.n_seqs, SEQS - TD_CU_PREFILL_SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, 1, 11 + 128, &list), 4); // pages hold 128 of 139 keys
+  assert_int_equal(list.n_seqs, 3);
+  assert_int_equal(list.n_keys, 11 + 128);
+  assert_int_equal(list.n_tiles, 1 + 2);
+  assert_int_equal(list.max_keys, 128);
+  assert_int_equal(list.seqs[1].seq, 2);
+  assert_int_equal(list.seqs[1].key_begin, 11);
+  assert_int_equal(list.seqs[1].tile_begin, 1);
+  assert_int_equal(list.seqs[2].n_keys, 0);
+  assert_int_equal(list.seqs[2].tile_begin, 3);
+  assert_int_equal(td_cuda_list_prompts(&b, 2, 1, &list), 3); // one at least
+  b.host_position = NULL;
+  assert_int_equal(td_cuda_list_prompts(&b, 5, SIZE_MAX, &list), 6);
+  assert_int_equal(list.n_keys, 128);
+  assert_int_equal(list.n_tiles, (b.n_tokens + 127) / 128);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_without_a_library, restore),
@@ -859,6 +896,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_prompts_of_a_launch),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   const char *given = getenv("TANDEM_CUDA_LIB");

@@ -1,8 +1,9 @@
 // src/device/cuda/attn.c - KV pages and attention over them.
 // Decode: keys in splits, one query at a time. Prefill: tiles of queries on tensor cores. The
 // caller says which it is; a token's result depends on that, so it is not guessed from how many
-// there are. How long contexts are is known on the GPU only, so launches are sized for
-// batch.max_keys, or for all pages where the caller does not tell.
+// there are. Launches of decode are sized for batch.max_keys, or for all pages where the caller
+// does not tell that. Those of prefill have the tiles that there are where the caller has the batch
+// in host memory, too; else a sequence is a launch of its own.
 #include "device/cuda/cuda.h"
 
 enum { RUN = 8 }; // elements that kernels read at once
@@ -20,11 +21,6 @@ static td_cu_batch batch_of(const td_batch_view *b) {
 
 static td_cu_kv kv_of(const td_kv_view *kv) {
   return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
-}
-
-static uint32_t max_keys_of(const td_batch_view *b) {
-  uint32_t room = b->max_pages * b->page_tokens;
-  return b->max_keys && b->max_keys < room ? b->max_keys : room;
 }
 
 static td_status check_batch(const td_batch_view *b, const td_kv_view *kv, size_t entry_elements,
@@ -118,18 +114,19 @@ static size_t whole_runs(size_t n) {
   return (n + RUN - 1) / RUN * RUN;
 }
 
-// Sequence seq's keys and values of KV heads [head0, head0 + n), and the attention of their heads.
-static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a, uint32_t seq,
-                              uint32_t head0, uint32_t n, uint16_t *keys, td_err *err) {
-  const uint32_t max_keys = max_keys_of(&a->batch), heads_per_kv = a->n_heads / a->n_kv_heads;
-  const size_t row = whole_runs(a->head_dim), head = max_keys * row;
+// The keys and values of KV heads [head0, head0 + n) of some sequences, and the attention of their
+// heads.
+static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
+                              const td_cu_prefill_list *list, uint32_t head0, uint32_t n,
+                              uint16_t *keys, td_err *err) {
+  const uint32_t heads_per_kv = a->n_heads / a->n_kv_heads;
+  const size_t row = whole_runs(a->head_dim), head = list->n_keys * row;
   const size_t stride = (size_t)a->n_heads * a->head_dim;
   const size_t first = (size_t)head0 * heads_per_kv * a->head_dim;
   td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
+                                 .list = *list,
                                  .out = keys,
-                                 .seq = seq,
-                                 .n_keys = max_keys,
                                  .n_planes = 2,
                                  .n_kv_heads = a->n_kv_heads,
                                  .head0 = head0,
@@ -138,6 +135,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
   td_status status = TD_CUDA_LAUNCH(stream, kv_gather, &gather);
   if (status != TD_OK) return status;
   td_cu_attn_prefill_args args = {.batch = gather.batch,
+                                  .list = *list,
                                   .q = (const uint16_t *)a->q + first,
                                   .out = (uint16_t *)a->out + first,
                                   .k = keys,
@@ -152,22 +150,33 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                                   .heads_per_kv = heads_per_kv,
                                   .k_dim = a->head_dim,
                                   .v_dim = a->head_dim,
-                                  .seq = seq,
-                                  .n_keys = max_keys,
                                   .scale = a->scale};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
-static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
-  const size_t head_bytes = 2 * max_keys_of(&a->batch) * whole_runs(a->head_dim) * sizeof(uint16_t);
-  const uint32_t group = at_once(stream, a->n_kv_heads, head_bytes);
+// Some sequences, as many KV heads at a time as their memory holds.
+static td_status run_listed(td_cuda_stream *stream, const td_attn_gqa_args *a,
+                            const td_cu_prefill_list *list, size_t key_bytes, td_err *err) {
+  if (list->n_keys == 0 || list->n_tiles == 0) return TD_OK;
+  const uint32_t group = at_once(stream, a->n_kv_heads, list->n_keys * key_bytes);
   void *keys;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &keys, err);
-  for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs; s++) {
-    for (uint32_t head = 0; status == TD_OK && head < a->n_kv_heads; head += group) {
-      const uint32_t left = a->n_kv_heads - head;
-      status = run_kv_heads(stream, a, s, head, left < group ? left : group, keys, err);
-    }
+  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * list->n_keys * key_bytes,
+                                     &keys, err);
+  for (uint32_t head = 0; status == TD_OK && head < a->n_kv_heads; head += group) {
+    const uint32_t left = a->n_kv_heads - head;
+    status = run_kv_heads(stream, a, list, head, left < group ? left : group, keys, err);
+  }
+  return status;
+}
+
+static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
+  const size_t key_bytes = 2 * whole_runs(a->head_dim) * sizeof(uint16_t); // of a head
+  const size_t most = td_cuda_dev_of(stream)->keys_bytes / (key_bytes * a->n_kv_heads);
+  td_status status = TD_OK;
+  for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs;) {
+    td_cu_prefill_list list;
+    s = td_cuda_list_prompts(&a->batch, s, most, &list);
+    status = run_listed(stream, a, &list, key_bytes, err);
   }
   return status;
 }
@@ -191,7 +200,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
                                  .k_dim = a->head_dim,
                                  .v_dim = a->head_dim,
                                  .scale = a->scale};
-  return run_decode(stream, &args, max_keys_of(&a->batch), err);
+  return run_decode(stream, &args, td_cuda_max_keys(&a->batch), err);
 }
 
 // Queries and results on the latents, of as many tokens as there is memory for.
@@ -236,7 +245,7 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   args.batch.n_tokens = n;
   args.batch.seq += token;
   args.batch.position += token;
-  status = run_decode(stream, &args, max_keys_of(&a->batch), err);
+  status = run_decode(stream, &args, td_cuda_max_keys(&a->batch), err);
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
 }
 
@@ -266,17 +275,17 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   return status;
 }
 
-// What a sequence's attention shares: its latents, and room for the keys and values of some heads.
+// Some sequences: their latents, and room for the keys and values of some heads.
 typedef struct {
   const td_attn_mla_args *a;
   const td_weight *kv_b;
-  uint16_t *latent;   // [max_keys][kv_lora_rank + rope_dim]
-  uint16_t *expanded; // [max_keys][heads][nope_dim + v_dim]
-  uint32_t seq, max_keys;
-} mla_sequence;
+  uint16_t *latent;   // [list.n_keys][kv_lora_rank + rope_dim]
+  uint16_t *expanded; // [list.n_keys][heads][nope_dim + v_dim]
+  td_cu_prefill_list list;
+} mla_sequences;
 
 // Attention of heads [head0, head0 + n).
-static td_status run_heads(td_cuda_stream *stream, const mla_sequence *s, uint32_t head0,
+static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint32_t head0,
                            uint32_t n, td_err *err) {
   const td_attn_mla_args *a = s->a;
   const uint32_t width = a->nope_dim + a->v_dim, k_dim = a->nope_dim + a->rope_dim;
@@ -286,12 +295,13 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequence *s, uint32
                       .y = s->expanded,
                       .x_stride = entry_dim,
                       .y_stride = row,
-                      .n_tokens = s->max_keys,
+                      .n_tokens = s->list.n_keys,
                       .row0 = head0 * width,
                       .n_rows = n * width};
   td_status status = td_cuda_run_matmul(stream, &m, err);
   if (status != TD_OK) return status;
   td_cu_attn_prefill_args args = {.batch = batch_of(&a->batch),
+                                  .list = s->list,
                                   .q = (const uint16_t *)a->q + (size_t)head0 * k_dim,
                                   .out = (uint16_t *)a->out + (size_t)head0 * a->v_dim,
                                   .k = s->expanded,
@@ -309,20 +319,17 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequence *s, uint32
                                   .k_dim = k_dim,
                                   .v_dim = a->v_dim,
                                   .rope_dim = a->rope_dim,
-                                  .seq = s->seq,
-                                  .n_keys = s->max_keys,
                                   .scale = a->scale};
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
-static td_status run_sequence(td_cuda_stream *stream, const mla_sequence *s, uint32_t group,
-                              td_err *err) {
+static td_status run_sequences(td_cuda_stream *stream, const mla_sequences *s, uint32_t group,
+                               td_err *err) {
   const td_attn_mla_args *a = s->a;
   td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
+                                 .list = s->list,
                                  .out = s->latent,
-                                 .seq = s->seq,
-                                 .n_keys = s->max_keys,
                                  .n_planes = 1,
                                  .n_kv_heads = 1,
                                  .n_heads = 1,
@@ -337,21 +344,27 @@ static td_status run_sequence(td_cuda_stream *stream, const mla_sequence *s, uin
 
 static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
-  mla_sequence s = {.a = a, .kv_b = kv_b, .max_keys = max_keys_of(&a->batch)};
+  mla_sequences s = {.a = a, .kv_b = kv_b};
   const size_t latent_bytes = (a->kv_lora_rank + a->rope_dim) * sizeof(uint16_t);
-  const size_t head_bytes = (size_t)s.max_keys * (a->nope_dim + a->v_dim) * sizeof(uint16_t);
-  const uint32_t group = at_once(stream, a->n_heads, head_bytes);
-  void *latent, *expanded;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, s.max_keys * latent_bytes,
-                                     &latent, err);
-  if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * head_bytes, &expanded, err);
+  const size_t key_bytes = (a->nope_dim + a->v_dim) * sizeof(uint16_t); // of a head
+  const size_t most = td_cuda_dev_of(stream)->keys_bytes / (key_bytes * a->n_heads);
+  td_status status = TD_OK;
+  for (uint32_t seq = 0; status == TD_OK && seq < a->batch.n_seqs;) {
+    seq = td_cuda_list_prompts(&a->batch, seq, most, &s.list);
+    const size_t n_keys = s.list.n_keys;
+    if (n_keys == 0 || s.list.n_tiles == 0) continue;
+    const uint32_t group = at_once(stream, a->n_heads, n_keys * key_bytes);
+    void *latent, *expanded;
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_LATENT, n_keys * latent_bytes, &latent, err);
+    if (status == TD_OK) {
+      status = td_cuda_scratch(stream, CUDA_SCRATCH_KEYS, group * n_keys * key_bytes, &expanded,
+                               err);
+    }
+    if (status != TD_OK) return status;
+    s.latent = latent;
+    s.expanded = expanded;
+    status = run_sequences(stream, &s, group, err);
   }
-  if (status != TD_OK) return status;
-  s.latent = latent;
-  s.expanded = expanded;
-  for (; status == TD_OK && s.seq < a->batch.n_seqs; s.seq++)
-    status = run_sequence(stream, &s, group, err);
   return status;
 }
 

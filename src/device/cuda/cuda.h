@@ -219,6 +219,12 @@ uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
 // n_blocks: that a split of one token has.
 void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, uint32_t *n_splits);
+// Positions that no token of the batch sees more of.
+uint32_t td_cuda_max_keys(const td_batch_view *b);
+// The sequences from first on whose prefill is one launch: as many as have most_keys keys in all,
+// one at least; just one where the host does not have the batch. Returns the first one left.
+uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, size_t most_keys,
+                              td_cu_prefill_list *out);
 
 // Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activations.
 typedef struct {

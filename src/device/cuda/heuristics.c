@@ -85,3 +85,42 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys,
   *split_keys = keys;
   *n_splits = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
 }
+
+uint32_t td_cuda_max_keys(const td_batch_view *b) {
+  const uint32_t room = b->max_pages * b->page_tokens;
+  return b->max_keys && b->max_keys < room ? b->max_keys : room;
+}
+
+// A sequence's tokens and keys, or as many as it may have at most.
+static void size_of(const td_batch_view *b, uint32_t seq, uint32_t *n_tokens, uint32_t *n_keys) {
+  *n_tokens = b->n_tokens;
+  *n_keys = td_cuda_max_keys(b);
+  if (!b->host_q_begin || !b->host_position) return;
+  const int32_t begin = b->host_q_begin[seq], end = b->host_q_begin[seq + 1];
+  *n_tokens = end > begin ? (uint32_t)(end - begin) : 0;
+  const int32_t last = *n_tokens ? b->host_position[end - 1] : -1;
+  const uint32_t n = last < 0 ? 0 : (uint32_t)last + 1;
+  if (n < *n_keys) *n_keys = n;
+}
+
+uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, size_t most_keys,
+                              td_cu_prefill_list *out) {
+  const bool is_known = b->host_q_begin && b->host_position;
+  const uint32_t most = is_known ? TD_CU_PREFILL_SEQS : 1;
+  uint32_t seq = first;
+  *out = (td_cu_prefill_list){.n_seqs = 0};
+  for (; seq < b->n_seqs && out->n_seqs < most; seq++) {
+    uint32_t n_tokens, n_keys;
+    size_of(b, seq, &n_tokens, &n_keys);
+    if (out->n_seqs > 0 && (size_t)out->n_keys + n_keys > most_keys) break;
+    const uint32_t i = out->n_seqs++;
+    out->seqs[i].seq = seq;
+    out->seqs[i].n_keys = n_keys;
+    out->seqs[i].key_begin = out->n_keys;
+    out->seqs[i].tile_begin = out->n_tiles;
+    out->n_keys += n_keys;
+    out->n_tiles += (n_tokens + TD_CU_PREFILL_TOKENS - 1) / TD_CU_PREFILL_TOKENS;
+    if (n_keys > out->max_keys) out->max_keys = n_keys;
+  }
+  return seq;
+}
