@@ -115,19 +115,29 @@ typedef struct {
   uint32_t expert, begin, n;
 } td_cu_tile;
 
+// Some of the tiles that pairs were cut into: of those from *first to before *end, in device
+// memory, n_tiles at most behind the first skip. A kernel counts pairs from the range's first one,
+// and experts from first_expert.
+typedef struct {
+  const td_cu_tile *tiles; // NULL: there are none, and all pairs are one range
+  const uint32_t *first, *end;
+  uint32_t skip, n_tiles, first_expert;
+} td_cu_tile_range;
+
 // y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows).
-// Without tiles i runs over n_tokens rows of x. With tiles, which are in device memory, they say
-// which expert computes which y rows, and row i of y is made of row x_rows[i] of x (row i where
-// x_rows is NULL); n_tokens is then the most tiles there can be times tile_tokens. A table may have
-// several matrices of each expert, whose results begin y_step elements after one another.
+// Without tiles i runs over n_tokens rows of x. With tiles they say which expert computes which y
+// rows, and row i of y is made of the row of x that x_rows says of the pair (row i where x_rows is
+// NULL). A table may have several matrices of each expert, whose results begin y_step elements
+// after one another. n_at_once: tiles that have blocks of their own; a block of linear_mma takes
+// more than one where there are more, linear_vec needs as many as there may be.
 typedef struct {
   td_weight w;              // with experts one of them: all have its dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
   uint32_t n_matrices, n_experts;
   size_t y_step;
-  const td_cu_tile *tiles; // NULL: every row is expert 0's
-  const uint32_t *n_tiles;
-  const uint32_t *x_rows;
+  td_cu_tile_range range;
+  uint32_t n_at_once;
+  const uint32_t *x_rows; // of all pairs, whatever the range
   const uint16_t *x;
   void *y; // BF16 or, with y_f32, f32
   td_vec bias;
@@ -297,38 +307,43 @@ typedef struct {
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
-// Puts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_routed), that are of an expert
-// in [first_expert, first_expert + n_experts) in order of expert and cuts each expert's into tiles
-// of at most tile_tokens. Tiles count experts from the first one.
+// Puts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), in order of expert
+// and cuts each expert's into tiles of at most tile_tokens.
 typedef struct {
   const int32_t *ids;
-  uint32_t *token;   // [n_pairs] in order of expert: the pair's token
-  uint32_t *place;   // [n_pairs]: where the pair went; UINT32_MAX for one of no expert here
-  td_cu_tile *tiles; // [n_pairs] at most
-  uint32_t *n_tiles, *n_ordered; // pairs that went somewhere
-  uint32_t n_tokens, top_k, n_experts, first_expert, n_routed, tile_tokens;
+  uint32_t *token;      // [n_pairs] in order of expert: the pair's token
+  uint32_t *place;      // [n_pairs]: where the pair went; UINT32_MAX for one of no expert
+  td_cu_tile *tiles;    // [n_pairs] at most
+  uint32_t *first_tile; // [n_experts + 1]: of each expert, and behind the last
+  uint32_t *counts;     // [TD_CU_SORT_BLOCKS][n_experts], for more than TD_CU_SORT_PAIRS pairs
+  uint32_t n_tokens, top_k, n_experts, tile_tokens;
   int32_t *fault;
 } td_cu_moe_sort_args;
 
-// out[i] = silu(gate[i]) * up[i] over rows of dim elements.
+enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
+
+// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, n_rows at most.
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
-  const uint32_t *n_used; // of the rows, in device memory; NULL: all
+  td_cu_tile_range range;
   uint32_t n_rows, dim;
 } td_cu_swiglu_args;
 
-// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]], in the order of j, leaving out those of
-// place UINT32_MAX. weights NULL: all 1; place NULL: parts are in the order of pairs. out is BF16
-// or, with out_f32, f32.
+// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over those of the range, in the order of j
+// or, by_expert, in that of place. weights NULL: all 1; place NULL: parts are in the order of
+// pairs. out is BF16 or, with out_f32, f32. top_k: TD_CU_MAX_TOP_K at most.
 typedef struct {
   const float *parts;
   const uint32_t *place;
   const float *weights;
   void *out;
+  td_cu_tile_range range;
   uint32_t n_tokens, top_k, dim;
-  bool accumulate, out_f32;
+  bool accumulate, out_f32, by_expert;
 } td_cu_moe_sum_args;
+
+enum { TD_CU_MAX_TOP_K = 64 };
 
 // *signal, in host memory, becomes *value, in device memory, for the host to see.
 typedef struct {

@@ -3,20 +3,28 @@
 #define KERNELS_CUDA_LINEAR_CUH
 
 #include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/tiles.cuh"
 
 // w is a copy: of an address in the arguments every thread would make itself a copy in memory.
 struct linear_part {
   td_weight w;
   uint32_t begin, n; // rows of y
+  uint32_t x_begin;  // the first one's of x, or of x_rows
 };
 
-// Part blockIdx.y of matrix blockIdx.z; n is 0 behind the last one.
-__device__ inline linear_part linear_part_of(const td_cu_linear_args &a) {
-  uint32_t i = blockIdx.y, begin = i * a.tile_tokens;
-  td_cu_tile tile = {0, begin, a.tiles ? 0 : at_most(a.n_tokens - begin, a.tile_tokens)};
-  if (a.tiles && i < *a.n_tiles) tile = a.tiles[i];
-  if (!a.experts || tile.n == 0) return {a.w, tile.begin, tile.n};
-  return {a.experts[blockIdx.z * a.n_experts + tile.expert], tile.begin, tile.n};
+// Part i of matrix blockIdx.z; n is 0 behind the last one.
+__device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_t i) {
+  if (!a.range.tiles) {
+    uint32_t begin = i * a.tile_tokens;
+    uint32_t n = begin < a.n_tokens ? at_most(a.n_tokens - begin, a.tile_tokens) : 0;
+    return {a.experts ? a.experts[blockIdx.z * a.n_experts] : a.w, begin, n, begin};
+  }
+  uint32_t first = first_tile(a.range);
+  if (i >= n_tiles_from(a.range, first)) return {a.w, 0, 0, 0};
+  td_cu_tile tile = a.range.tiles[first + i];
+  uint32_t begin = tile.begin - a.range.tiles[first].begin;
+  return {a.experts[blockIdx.z * a.n_experts + tile.expert - a.range.first_expert], begin, tile.n,
+          a.x_rows ? tile.begin : begin};
 }
 
 __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t i) {

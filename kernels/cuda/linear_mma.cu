@@ -17,6 +17,7 @@ enum {
   HALF = STEP / 2,   // what one instruction takes
   STRIDE = STEP + 8, // rows 20 words apart: the eight rows of a fragment lie in different banks
   THREADS = 128,
+  BLOCKS = 4, // of an SM, at least
 };
 
 struct linear_tiles {
@@ -65,7 +66,7 @@ __device__ static step_source source_of(const td_cu_linear_args &a, const linear
 #pragma unroll
   for (uint32_t i = 0; i < PIECES; i++) {
     uint32_t r = piece_row(i), row = at_most(row0 + r, last);
-    if (r < part.n) from.x[i] = linear_x(a, part.begin + r) + piece_col();
+    if (r < part.n) from.x[i] = linear_x(a, part.x_begin + r) + piece_col();
     from.row[i] = row;
     from.w[i] = static_cast<const char *>(w.data) +
                 bytes_of<READ>(static_cast<size_t>(row) * w.cols + piece_col());
@@ -169,10 +170,8 @@ __device__ static void take(const float *scale, float (&sum)[2][4][4], float (&t
 }
 
 template <int READ, int SPAN>
-__global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear_args a) {
-  __shared__ __align__(16) linear_tiles places[2];
-  linear_part part = linear_part_of(a);
-  if (part.n == 0) return;
+__device__ static void multiply_part(const td_cu_linear_args &a, const linear_part &part,
+                                     linear_tiles (&places)[2]) {
   const td_weight &w = part.w;
   uint32_t warp = threadIdx.x / WARP, t0 = warp / 2 * 32, r0 = warp % 2 * 32;
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
@@ -204,8 +203,19 @@ __global__ static void __launch_bounds__(THREADS) linear_mma_kernel(td_cu_linear
   }
 }
 
+template <int READ, int SPAN>
+__global__ static void __launch_bounds__(THREADS, BLOCKS) linear_mma_kernel(td_cu_linear_args a) {
+  __shared__ __align__(16) linear_tiles places[2];
+  for (uint32_t i = blockIdx.y;; i += gridDim.y) {
+    linear_part part = linear_part_of(a, i);
+    if (part.n == 0) return;
+    multiply_part<READ, SPAN>(a, part, places);
+    __syncthreads(); // before the next part's first step is put where this one's last ones were
+  }
+}
+
 template <int READ, int SPAN> static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, TOKENS), a->n_matrices);
+  dim3 grid(ceil_div(a->n_rows, ROWS), a->n_at_once, a->n_matrices);
   auto kernel = linear_mma_kernel<READ, SPAN>;
   TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
   return launched();

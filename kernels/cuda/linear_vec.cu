@@ -1,6 +1,7 @@
-// kernels/cuda/linear_vec.cu - y = W x for up to 16 tokens, as fast as W can be read.
-// A block computes 16 rows of W by 8 or 16 tokens on tensor cores, its warps every n-th chunk of
-// the columns each. Weights go from memory to fragments without a stop: that a lane's part of a
+// kernels/cuda/linear_vec.cu - y = W x for few tokens, as fast as W can be read: for up to 16, and
+// for more of them 16 at a time, by blocks that follow one another and find W in the L2. A block
+// computes 16 rows of W by 8 or 16 tokens on tensor cores, its warps every n-th chunk of the
+// columns each. Weights go from memory to fragments without a stop: that a lane's part of a
 // fragment is four columns of 16, with pairs 8 columns apart, says only which activations it must
 // bring along, so a lane reads eight weights of a row in one load and the activations of the same
 // columns. A warp asks for a chunk, which is 1 or 2 KB, waits, and multiplies; that an SM has
@@ -225,7 +226,7 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
 
 // The warps' sums, added in their order.
 template <int READ, int N>
-__device__ static void put_sums(const td_cu_linear_args &a, const linear_part &part, uint32_t row0,
+__device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
                                 const float (&total)[N][4]) {
   TD_DYNAMIC_SHARED(shared);
   float(*sums)[N * TOKENS][ROWS] = reinterpret_cast<float(*)[N * TOKENS][ROWS]>(shared);
@@ -236,6 +237,7 @@ __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &p
       sums[warp][t * TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
   }
   __syncthreads();
+  const linear_part part = linear_part_of(a, blockIdx.x); // again: no registers for it meanwhile
   for (uint32_t i = threadIdx.x; i < part.n * ROWS; i += blockDim.x) {
     uint32_t t = i / ROWS, r = i % ROWS;
     float sum = 0;
@@ -250,15 +252,15 @@ __device__ static void put_sums(const td_cu_linear_args &a, const linear_part &p
 template <int READ, int SPAN, bool ZEROS, int N>
 __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     linear_vec_kernel(td_cu_linear_args a) {
-  linear_part part = linear_part_of(a);
+  linear_part part = linear_part_of(a, blockIdx.x);
   if (part.n == 0) return;
-  uint32_t row0 = a.row0 + blockIdx.x * ROWS, n_cols = part.w.cols;
+  uint32_t row0 = a.row0 + blockIdx.y * ROWS, n_cols = part.w.cols;
   const lane_rows r = rows_of<READ, SPAN>(part.w, row0, a.row0 + a.n_rows);
   const uint16_t *x[N]; // behind the last token another one, whose sums nobody wants
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
     uint32_t token = at_most(t * TOKENS + threadIdx.x % WARP / 4, part.n - 1);
-    x[t] = linear_x(a, part.begin + token) + r.column;
+    x[t] = linear_x(a, part.x_begin + token) + r.column;
   }
   float total[N][4] = {};
   chunk_part<READ, SPAN> chunk;
@@ -273,14 +275,14 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     fetch<false, ZEROS>(r, end, chunk);
     add_chunk<false, ZEROS>(r, end, chunk, x, total);
   }
-  put_sums<READ>(a, part, row0, total);
+  put_sums<READ>(a, row0, total);
 }
 
 // Any format, value by value: a warp a row, a lane every 32nd run of eight columns.
 enum { ANY_WARPS = 4 };
 
 template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
-  linear_part part = linear_part_of(a);
+  linear_part part = linear_part_of(a, blockIdx.y);
   uint32_t row = a.row0 + blockIdx.x * ANY_WARPS + threadIdx.x / WARP;
   if (part.n == 0 || row >= a.row0 + a.n_rows) return;
   const td_weight &w = part.w;
@@ -293,7 +295,7 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
     for (uint32_t t = 0; t < T; t++) {
       if (t >= part.n) break;
       float of_x[UNIT], dot = 0;
-      activations8(linear_x(a, part.begin + t), k, w.cols, of_x);
+      activations8(linear_x(a, part.x_begin + t), k, w.cols, of_x);
       for (int e = 0; e < UNIT; e++)
         dot += v[e] * of_x[e];
       sum[t] += dot;
@@ -309,7 +311,7 @@ template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {
 
 template <int READ, int SPAN, bool ZEROS = false>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ROWS), ceil_div(a->n_tokens, a->tile_tokens), a->n_matrices);
+  dim3 grid(a->n_at_once, ceil_div(a->n_rows, ROWS), a->n_matrices);
   uint32_t n_chunks = ceil_div(a->w.cols, chunk_part<READ, SPAN>::COLUMNS);
   uint32_t n_warps = at_most(n_chunks, a->vec_warps);
   uint32_t shared_bytes = n_warps * a->tile_tokens * ROWS * sizeof(float);
@@ -320,7 +322,7 @@ static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
 }
 
 static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
-  dim3 grid(ceil_div(a->n_rows, ANY_WARPS), ceil_div(a->n_tokens, a->tile_tokens), a->n_matrices);
+  dim3 grid(ceil_div(a->n_rows, ANY_WARPS), a->n_at_once, a->n_matrices);
   auto kernel = a->tile_tokens == TOKENS ? linear_any_kernel<TOKENS>
                                          : linear_any_kernel<TD_CU_VEC_TOKENS>;
   TD_LAUNCH(kernel, grid, ANY_WARPS * WARP, 0, stream, *a);

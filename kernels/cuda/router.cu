@@ -109,12 +109,36 @@ extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
   return launched();
 }
 
+// ---- pairs in order of expert ------------------------------------------------------------------
+
 enum { SORT_THREADS = 256 };
 
-// UINT32_MAX: none of these.
-__device__ static uint32_t expert_of(const td_cu_moe_sort_args &a, uint32_t pair) {
-  uint32_t e = static_cast<uint32_t>(a.ids[pair]) - a.first_expert;
-  return e < a.n_experts ? e : UINT32_MAX;
+struct pair_slice {
+  uint32_t begin, end;
+};
+
+// A block's of the pairs.
+__device__ static pair_slice slice_of(const td_cu_moe_sort_args &a) {
+  uint32_t n_pairs = a.n_tokens * a.top_k, share = (n_pairs + gridDim.x - 1) / gridDim.x;
+  uint32_t begin = at_most(blockIdx.x * share, n_pairs);
+  return {begin, begin + at_most(share, n_pairs - begin)};
+}
+
+// n[e]: shared, the slice's pairs of expert e.
+__device__ static void count_pairs(const td_cu_moe_sort_args &a, const pair_slice &slice,
+                                   uint32_t *n) {
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
+    n[e] = 0;
+  __syncthreads();
+  for (uint32_t p = slice.begin + threadIdx.x; p < slice.end; p += SORT_THREADS) {
+    uint32_t e = static_cast<uint32_t>(a.ids[p]);
+    if (e < a.n_experts) {
+      atomicAdd(&n[e], 1u);
+    } else {
+      *a.fault = TD_CU_FAULT_EXPERT;
+    }
+  }
+  __syncthreads();
 }
 
 // The sum of what the threads before this one bring.
@@ -130,7 +154,7 @@ __device__ static uint64_t sum_before(uint64_t mine, uint64_t (&sums)[SORT_THREA
 }
 
 // Numbers of pairs become where an expert's begin, and tiles are made of them. A thread takes some
-// experts that follow each other.
+// experts that follow each other, and no other thread's.
 __device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
                            uint64_t (&sums)[SORT_THREADS]) {
   uint32_t share = (a.n_experts + SORT_THREADS - 1) / SORT_THREADS, first = threadIdx.x * share;
@@ -144,40 +168,23 @@ __device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
   uint32_t begin = static_cast<uint32_t>(before >> 32), n_tiles = static_cast<uint32_t>(before);
   for (uint32_t e = first; e < last; e++) {
     uint32_t n = next[e];
+    a.first_tile[e] = n_tiles;
     for (uint32_t at = 0; at < n; at += a.tile_tokens)
       a.tiles[n_tiles++] = {e, begin + at, at_most(n - at, a.tile_tokens)};
     next[e] = begin;
     begin += n;
   }
-  if (threadIdx.x == SORT_THREADS - 1) {
-    *a.n_tiles = n_tiles;
-    *a.n_ordered = begin;
-  }
+  if (threadIdx.x == SORT_THREADS - 1) a.first_tile[a.n_experts] = n_tiles;
 }
 
-// One block. Where a pair comes to stand among its expert's is left to chance: no result depends
-// on it, since linear kernels compute every row of a tile alike.
-__global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
-  __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
-  __shared__ uint64_t sums[SORT_THREADS];
-  uint32_t n_pairs = a.n_tokens * a.top_k;
-  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
-    next[e] = 0;
-  __syncthreads();
-  for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
-    uint32_t e = expert_of(a, p);
-    if (e != UINT32_MAX) {
-      atomicAdd(&next[e], 1u);
-    } else if (static_cast<uint32_t>(a.ids[p]) >= a.n_routed) {
-      *a.fault = TD_CU_FAULT_EXPERT;
-    }
-  }
-  __syncthreads();
-  cut(a, next, sums);
-  __syncthreads();
-  for (uint32_t p = threadIdx.x; p < n_pairs; p += SORT_THREADS) {
-    uint32_t e = expert_of(a, p), to = UINT32_MAX;
-    if (e != UINT32_MAX) {
+// next[e]: shared, where the slice's pairs of expert e go. Where a pair comes to stand among its
+// expert's is left to chance: no result depends on it, since linear kernels compute every row of a
+// tile alike.
+__device__ static void put_pairs(const td_cu_moe_sort_args &a, const pair_slice &slice,
+                                 uint32_t *next) {
+  for (uint32_t p = slice.begin + threadIdx.x; p < slice.end; p += SORT_THREADS) {
+    uint32_t e = static_cast<uint32_t>(a.ids[p]), to = UINT32_MAX;
+    if (e < a.n_experts) {
       to = atomicAdd(&next[e], 1u);
       a.token[to] = p / a.top_k;
     }
@@ -185,7 +192,63 @@ __global__ static void moe_sort_kernel(td_cu_moe_sort_args a) {
   }
 }
 
+// Few pairs: one block.
+__global__ static void sort_few_kernel(td_cu_moe_sort_args a) {
+  __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
+  __shared__ uint64_t sums[SORT_THREADS];
+  pair_slice all = slice_of(a);
+  count_pairs(a, all, next);
+  cut(a, next, sums);
+  __syncthreads();
+  put_pairs(a, all, next);
+}
+
+// Many: each block counts a slice of them; one makes of the numbers where each block's pairs of an
+// expert go; each puts its slice there.
+__global__ static void sort_count_kernel(td_cu_moe_sort_args a) {
+  __shared__ uint32_t n[TD_CU_MAX_EXPERTS];
+  count_pairs(a, slice_of(a), n);
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
+    a.counts[static_cast<size_t>(blockIdx.x) * a.n_experts + e] = n[e];
+}
+
+__global__ static void sort_cut_kernel(td_cu_moe_sort_args a) {
+  __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
+  __shared__ uint64_t sums[SORT_THREADS];
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS) {
+    uint32_t n = 0;
+#pragma unroll 8
+    for (uint32_t b = 0; b < TD_CU_SORT_BLOCKS; b++) {
+      uint32_t *count = &a.counts[static_cast<size_t>(b) * a.n_experts + e], before = n;
+      n += *count;
+      *count = before;
+    }
+    next[e] = n;
+  }
+  __syncthreads();
+  cut(a, next, sums);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < TD_CU_SORT_BLOCKS * a.n_experts; i += SORT_THREADS)
+    a.counts[i] += next[i % a.n_experts];
+}
+
+__global__ static void sort_put_kernel(td_cu_moe_sort_args a) {
+  __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
+  for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
+    next[e] = a.counts[static_cast<size_t>(blockIdx.x) * a.n_experts + e];
+  __syncthreads();
+  put_pairs(a, slice_of(a), next);
+}
+
 extern "C" int td_cu_moe_sort(const td_cu_moe_sort_args *a, td_cu_stream stream) {
-  TD_LAUNCH(moe_sort_kernel, 1, SORT_THREADS, 0, stream, *a);
+  if (a->n_tokens * a->top_k <= TD_CU_SORT_PAIRS) {
+    TD_LAUNCH(sort_few_kernel, 1, SORT_THREADS, 0, stream, *a);
+    return launched();
+  }
+  TD_LAUNCH(sort_count_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a);
+  if (int code = launched()) return code;
+  TD_LAUNCH(sort_cut_kernel, 1, SORT_THREADS, 0, stream, *a);
+  if (int code = launched()) return code;
+  TD_LAUNCH(sort_put_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a);
   return launched();
 }

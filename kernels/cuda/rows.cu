@@ -1,6 +1,7 @@
 // kernels/cuda/rows.cu - operators that touch rows of activations element by element: embedding,
 // addition, gathering, RMSNorm, rotary embedding, SwiGLU, the experts' sum.
 #include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/tiles.cuh"
 
 enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
 
@@ -126,7 +127,9 @@ extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
 }
 
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
-  size_t n = static_cast<size_t>(a.n_used ? *a.n_used : a.n_rows) * a.dim;
+  pair_range used = {0, a.n_rows};
+  if (a.range.tiles) used = pairs_of(a.range);
+  size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
   for (size_t i = first_element(); i < n; i += element_stride()) {
     float gate = a.gate[i];
     a.out[i] = bf16_from_f32(gate / (1 + expf(-gate)) * a.up[i]);
@@ -139,36 +142,62 @@ extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// Whether a token has anything to be summed.
-__device__ static bool has_parts(const td_cu_moe_sum_args &a, size_t t) {
-  if (!a.place) return true;
-  for (uint32_t j = 0; j < a.top_k; j++) {
-    if (a.place[t * a.top_k + j] != UINT32_MAX) return true;
+// ---- the experts' sum ---------------------------------------------------------------------------
+
+// What of a token is summed, in this order.
+struct sum_terms {
+  uint32_t row[TD_CU_MAX_TOP_K]; // of parts
+  float weight[TD_CU_MAX_TOP_K];
+  uint32_t place[TD_CU_MAX_TOP_K]; // as the sort gave them
+};
+
+// How many there are.
+__device__ static uint32_t find_terms(const td_cu_moe_sum_args &a, const pair_range &range,
+                                      uint32_t t, sum_terms &s) {
+  uint32_t j = threadIdx.x;
+  size_t pair = static_cast<size_t>(t) * a.top_k + j;
+  __syncthreads(); // nobody reads the terms of the token before
+  if (j < a.top_k) s.place[j] = a.place ? a.place[pair] : static_cast<uint32_t>(pair);
+  __syncthreads();
+  uint32_t n = 0, before = 0;
+  for (uint32_t i = 0; i < a.top_k; i++) {
+    bool is_there = s.place[i] - range.begin < range.end - range.begin;
+    n += is_there;
+    before += is_there && j < a.top_k && (a.by_expert ? s.place[i] < s.place[j] : i < j);
   }
-  return false;
+  if (j < a.top_k && s.place[j] - range.begin < range.end - range.begin) {
+    s.row[before] = s.place[j] - range.begin;
+    s.weight[before] = a.weights ? a.weights[pair] : 1;
+  }
+  __syncthreads();
+  return n;
 }
 
-// A block a token.
+// A block a token, and then others.
 __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
-  size_t t = blockIdx.x;
-  if (a.accumulate && !has_parts(a, t)) return;
-  for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x) {
-    size_t at = t * a.dim + c;
-    float sum = a.accumulate ? f32_from(a.out, at, a.out_f32) : 0;
-    for (uint32_t j = 0; j < a.top_k; j++) {
-      size_t pair = t * a.top_k + j, place = a.place ? a.place[pair] : pair;
-      if (place == UINT32_MAX) continue;
-      sum += (a.weights ? a.weights[pair] : 1) * a.parts[place * a.dim + c];
-    }
-    if (a.out_f32) {
-      static_cast<float *>(a.out)[at] = sum;
-    } else {
-      static_cast<uint16_t *>(a.out)[at] = bf16_from_f32(sum);
+  __shared__ sum_terms s;
+  pair_range range = {0, a.n_tokens * a.top_k};
+  if (a.range.tiles) range = pairs_of(a.range);
+  if (a.accumulate && range.begin == range.end) return;
+  for (uint32_t t = blockIdx.x; t < a.n_tokens; t += gridDim.x) {
+    uint32_t n = find_terms(a, range, t, s);
+    if (a.accumulate && n == 0) continue;
+    for (uint32_t c = threadIdx.x; c < a.dim; c += blockDim.x) {
+      size_t at = static_cast<size_t>(t) * a.dim + c;
+      float sum = a.accumulate ? f32_from(a.out, at, a.out_f32) : 0;
+      for (uint32_t j = 0; j < n; j++)
+        sum += s.weight[j] * a.parts[static_cast<size_t>(s.row[j]) * a.dim + c];
+      if (a.out_f32) {
+        static_cast<float *>(a.out)[at] = sum;
+      } else {
+        static_cast<uint16_t *>(a.out)[at] = bf16_from_f32(sum);
+      }
     }
   }
 }
 
 extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
-  TD_LAUNCH(moe_sum_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  enum { SUM_BLOCKS = 4096 };
+  TD_LAUNCH(moe_sum_kernel, at_most(a->n_tokens, SUM_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
   return launched();
 }

@@ -290,8 +290,11 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 //
 // Some of a layer's experts: with n_routed, ids are in [0, n_routed), those of the n_experts that
 // are here in [first_expert, first_expert + n_experts), and what a token has chosen of others is no
-// part of its sum. are_on_device: what the matrices point to is the device's memory, and is read
-// when the operator runs; td_dev_takes_on_device says which may be. The arrays must not change.
+// part of its sum; a device may then sum in order of expert. same_ids: ids and n_tokens are those
+// of the stream's td_op_moe before this one, also a part of this layer, so pairs that a device has
+// put in order stay so. are_on_device: what the matrices point to is the device's memory, and is
+// read when the operator runs; td_dev_takes_on_device says which may be. The arrays must not
+// change.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]
@@ -300,7 +303,7 @@ typedef struct {
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
-  bool accumulate, is_bf16, out_f32, are_on_device;
+  bool accumulate, is_bf16, out_f32, are_on_device, same_ids;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

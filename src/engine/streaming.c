@@ -278,7 +278,7 @@ void td_engine_stream_experts(td_engine *e, const td_engine_part *p, uint32_t la
     args.gate = l->gate + first;
     args.up = l->up + first;
     args.down = l->down + first;
-    args.accumulate = first > 0;
+    args.accumulate = args.same_ids = first > 0;
     const uint32_t slot = fill_slot(e, layer_idx, g);
     td_stream_wait(e->stream, s->filled[slot]);
     td_op_moe(e->stream, &args);

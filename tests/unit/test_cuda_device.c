@@ -754,14 +754,20 @@ static void test_how_weights_are_read(void **state) {
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
   td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
-  assert_false(td_cuda_use_mma(&bf16, 16));
-  assert_true(td_cuda_use_mma(&bf16, 17));
+  assert_false(td_cuda_use_mma(&bf16, 64));
+  assert_true(td_cuda_use_mma(&bf16, 65));
+  assert_false(td_cuda_use_mma(&f8, 64));
+  assert_true(td_cuda_use_mma(&f8, 65));
   assert_false(td_cuda_use_mma(&f32, 1000));
   assert_false(td_cuda_use_blas(&bf16, 16));
   assert_true(td_cuda_use_blas(&bf16, 17));
-  assert_false(td_cuda_use_blas(&f8, 255));
-  assert_true(td_cuda_use_blas(&f8, 256));
+  assert_false(td_cuda_use_blas(&f8, 95));
+  assert_true(td_cuda_use_blas(&f8, 96));
   assert_false(td_cuda_use_blas(&f32, 1000));
+  assert_int_equal(td_cuda_tiles_at_once(0, 170, 200), 170);
+  assert_int_equal(td_cuda_tiles_at_once(199, 170, 200), 170);
+  assert_int_equal(td_cuda_tiles_at_once(200, 170, 200), 8);
+  assert_int_equal(td_cuda_tiles_at_once(200, 3, 200), 3);
   static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
     assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);

@@ -151,7 +151,8 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   in_rows.layout = TD_LAYOUT_ROWS; // as they are on the GPU
   in_rows.zero_add = 0;
   bool is_any = td_cuda_read_of(&in_rows, true) == TD_CU_READ_ANY;
-  bool is_rounded = w.w.scale && n > 16 && (c->no_bias || (is_any && c->group % 32 != 0));
+  bool is_rounded = w.w.scale && n > 64 &&
+                    ((c->no_bias && n >= 96) || (is_any && c->group % 32 != 0));
   double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
   double *row = ref_doubles(cols);
   for (size_t i = 0; i < (size_t)n * rows; i++) {
@@ -190,6 +191,8 @@ static void test_linear(void **state) {
       {40, 300, 20, 96, true, false},  {16, 72, 2, 100, false, false},   // a group is a whole row
       {24, 1024, 3, 32, true, false},  {24, 1024, 10, 128, true, false}, // scales loaded at once
       {24, 1024, 3, 64, true, false},  {24, 1024, 3, 256, true, false},  // and not
+      {40, 264, 64, 128, true, true},  {24, 136, 65, 128, true, true},   // where ways part
+      {24, 136, 95, 64, true, true},   {24, 136, 96, 128, true, true},
   };
   for (size_t i = 0; i < TD_COUNT(ref_formats) * TD_COUNT(cases); i++) {
     const ref_format *format = &ref_formats[i / TD_COUNT(cases)];
@@ -306,7 +309,7 @@ static void test_linear_without_blas(void **state) {
   unsetenv("TANDEM_EMU_BLAS");
 }
 
-// A token's row is the same to the last bit with any neighbours, up to 16 tokens and beyond.
+// A token's row is the same to the last bit with any neighbours, up to 64 tokens and beyond.
 static void test_linear_alone_and_in_company(void **state) {
   (void)state;
   enum { TOKENS = 100, ROWS = 72, COLS = 128 };
@@ -316,7 +319,7 @@ static void test_linear_alone_and_in_company(void **state) {
   uint16_t *x = cuda_put_bf16(&f, values, TOKENS * COLS);
   float *y = cuda_alloc(&f, TOKENS * ROWS * sizeof *y);
   float got[2][ROWS];
-  static const uint32_t sizes[][2] = {{1, 16}, {3, 16}, {17, TOKENS}, {65, TOKENS}};
+  static const uint32_t sizes[][2] = {{1, 16}, {3, 16}, {1, 64}, {17, 64}, {65, 95}, {70, 80}};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
     for (int j = 0; j < 2; j++) {
       td_op_linear(f.stream, &(td_linear_op_args){.w = &w.w,
@@ -662,11 +665,10 @@ static bool copy_experts(cuda_fixture *f, experts *e) {
   return true;
 }
 
-// The same operator as several, over some of the experts each, which are on the device.
-static void enqueue_in_groups(cuda_fixture *f, const experts *e, const td_moe_args *whole) {
+// The same operator as several, over some of the experts each, which are on the device; their sum.
+static float *sum_in_groups(cuda_fixture *f, const experts *e, const td_moe_args *whole) {
   enum { GROUP = 4 };
-  const size_t n = (size_t)whole->n_tokens * DIM;
-  float *sum = cuda_alloc(f, n * sizeof *sum);
+  float *sum = cuda_alloc(f, (size_t)whole->n_tokens * DIM * sizeof *sum);
   td_moe_args args = *whole;
   args.n_routed = EXPERTS;
   args.out = sum;
@@ -677,10 +679,10 @@ static void enqueue_in_groups(cuda_fixture *f, const experts *e, const td_moe_ar
     args.gate = &e->on_device[0][first];
     args.up = &e->on_device[1][first];
     args.down = &e->on_device[2][first];
-    args.accumulate = first > 0;
+    args.accumulate = args.same_ids = first > 0;
     td_op_moe(f->stream, &args);
   }
-  td_op_add_f32(f->stream, whole->out, sum, n);
+  return sum;
 }
 
 typedef enum { ROUTED, IN_GROUPS, DENSE } moe_kind;
@@ -707,7 +709,7 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, moe_kind kind
                             .top_k = routed ? TOP_K : 1,
                             .accumulate = routed};
   if (kind == IN_GROUPS) {
-    enqueue_in_groups(f, e, &args);
+    td_op_add_f32(f->stream, out, sum_in_groups(f, e, &args), n_x);
   } else {
     td_op_moe(f->stream, &args);
   }
@@ -751,10 +753,43 @@ static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
   td_cuda_dev *dev = (td_cuda_dev *)f->dev;
   dev->pass_bytes = (size_t)40 * TOP_K * (10 * HIDDEN + 4 * DIM);
   run_moe(f, e, MOE_TOKENS, ROUTED);
-  run_moe(f, e, MOE_TOKENS, IN_GROUPS);
   dev->pass_bytes = 1;
   run_moe(f, e, 7, ROUTED);
   run_moe(f, e, 7, DENSE);
+}
+
+// How a group's pairs are cut into rounds changes no bit of its sum. All tokens take expert 0, and
+// so few the last ones that some rounds have none.
+static void check_rounds(cuda_fixture *f, const experts *e) {
+  enum { N = MOE_TOKENS * DIM };
+  td_cuda_dev *dev = (td_cuda_dev *)f->dev;
+  const size_t own = dev->pass_bytes, pair_bytes = 10 * HIDDEN + 4 * DIM;
+  const size_t some[] = {own, 3 * TD_CU_MMA_TOKENS * pair_bytes, 1};
+  float *x = cuda_floats(f, N), *weights = ref_floats(&f->rng, MOE_TOKENS * TOP_K);
+  int32_t ids[MOE_TOKENS * TOP_K];
+  for (int i = 0; i < MOE_TOKENS * TOP_K; i++)
+    ids[i] = i % TOP_K == 0 ? 0 : i % TOP_K + 2 * (int32_t)ref_below(&f->rng, 2);
+  td_moe_args args = {.x = cuda_put_bf16(f, x, N),
+                      .ids = cuda_put(f, ids, sizeof ids),
+                      .weights = cuda_put(f, weights, MOE_TOKENS * TOP_K * sizeof *weights),
+                      .n_tokens = MOE_TOKENS,
+                      .top_k = TOP_K};
+  float *first = NULL;
+  for (size_t i = 0; i < TD_COUNT(some); i++) {
+    dev->pass_bytes = some[i];
+    float *got = malloc(N * sizeof *got);
+    cuda_get(f, got, sum_in_groups(f, e, &args), N * sizeof *got);
+    if (first) assert_memory_equal(got, first, N * sizeof *got);
+    if (!first) {
+      first = got;
+    } else {
+      free(got);
+    }
+  }
+  dev->pass_bytes = own;
+  free(first);
+  free(x);
+  free(weights);
 }
 
 static void test_moe(void **state) {
@@ -784,7 +819,11 @@ static void test_moe(void **state) {
     // Tables: of all experts, of the one of a dense MLP, of each group; however often they are
     // used.
     assert_int_equal(((td_cuda_dev *)f.dev)->n_experts, is_copied ? 5 : 2);
-    if (i == 0) run_moe_in_passes(&f, &e);
+    if (i == 0) {
+      run_moe_in_passes(&f, &e);
+      check_rounds(&f, &e);
+      run_moe(&f, &e, TD_CU_SORT_PAIRS / TOP_K + 30, IN_GROUPS); // sorted by many blocks
+    }
     cuda_close(&f);
     free_experts(&e);
   }
@@ -829,6 +868,19 @@ static void test_bad_arguments(void **state) {
                                      .n_experts = 1,
                                      .top_k = 1});
   expect_failure(&f, "shapes");
+  td_op_moe(f.stream, &(td_moe_args){.gate = &table.w,
+                                     .up = &table.w,
+                                     .down = &table.w,
+                                     .x = x,
+                                     .ids = rows,
+                                     .weights = cuda_put(&f, &weight, sizeof weight),
+                                     .out = x + 32,
+                                     .n_tokens = 1,
+                                     .n_experts = 2,
+                                     .first_expert = 3,
+                                     .n_routed = 4,
+                                     .top_k = 1});
+  expect_failure(&f, "from expert 3");
   ref_free_weight(&table);
   cuda_close(&f);
 }

@@ -82,7 +82,7 @@ typedef struct {
   int node; // of NUMA, beside it; -1: any
   td_cu_stream upload;
   _Atomic uint32_t *pulse; // NULL: nobody looks
-  size_t pass_bytes;       // of scratch memory, for which a pass of experts is cut
+  size_t pass_bytes;       // of scratch memory, for which experts' pairs are cut into rounds
   size_t keys_bytes;       // likewise: heads of a prompt's attention, tokens of an answer's
   size_t page_bytes;       // the GPU's memory comes in pages of so many
   uint64_t await_ns;       // that a stream waits for a signal
@@ -113,6 +113,12 @@ typedef struct {
   bool is_used;
 } td_cuda_graph;
 
+// Pairs that lie in order in CUDA_SCRATCH_SORT.
+typedef struct {
+  const int32_t *ids; // NULL: none
+  uint32_t n_tokens, top_k, n_experts, tile_tokens;
+} td_cuda_sorted;
+
 typedef struct {
   td_stream base;
   td_cu_stream cu;
@@ -124,6 +130,7 @@ typedef struct {
   uint32_t next_graph; // the oldest
   bool is_capturing;
   uint32_t n_refused; // captures in a row; from N_CAPTURES_REFUSED on there are no more
+  td_cuda_sorted sorted;
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
   void *retired[N_CUDA_RETIRED]; // scratch that has grown: freed when what is queued has run
@@ -202,12 +209,16 @@ void td_cuda_weights_close(td_cuda_dev *dev); // all copies; what is used again 
 // heuristics.c: pure choices.
 // How weights of this format can be read; x_aligned: activations may be read 16 bytes at a time.
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
-// Whether n_tokens tokens, the most one matrix sees, are for tensor cores. Weights that BF16 does
-// not hold are not.
+// Whether n_tokens tokens, the most one matrix sees, are for linear_mma. Weights that BF16 does not
+// hold are not; others are when linear_vec, TD_CU_VEC_TOKENS at a time, would read them too often.
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
-// Whether they are for cuBLAS, where it can be used: weights in BF16 from the first that are not
-// for linear_vec on, others when there are enough tokens to make up for writing them as BF16.
+// Whether they are for cuBLAS, where it can be used: weights in BF16 from the first that linear_vec
+// does not compute at once, others when there are enough tokens to make up for writing them as
+// BF16.
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
+// Of n_tiles of a group of experts, those that get blocks of their own in the round behind skip;
+// the group probably has n_likely. Rounds that most likely have none cost little.
+uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely);
 // Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
 uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has

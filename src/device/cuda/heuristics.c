@@ -4,9 +4,11 @@
 
 // Large GPUs have some 130 SMs, which few blocks leave idle unless there are more splits.
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
-// Writing a matrix as BF16 and reading it again moves five times the bytes of FP8: as much time as
-// tensor cores take for some 250 tokens.
-enum { DEQUANT_TOKENS = 256, PIECE_BYTES = 64 << 20 };
+// linear_vec reads weights from the L2 once for every 16 tokens: as fast as linear_mma up to some
+// 64, whose blocks are too few to keep memory busy. Writing a matrix as BF16 and reading it again
+// moves five times the bytes of FP8, which from some 96 tokens on is quicker than linear_mma.
+enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 96, PIECE_BYTES = 64 << 20 };
+enum { UNLIKELY_TILES = 8 };
 enum { VEC_ROWS = 16 }; // of a block of linear_vec
 
 static bool groups_are_simple(const td_weight *w) {
@@ -39,11 +41,16 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
 }
 
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
-  return n_tokens > TD_CU_VEC_TOKENS && w->dtype != TD_F32 && w->dtype != TD_F16;
+  return n_tokens > MOST_VEC_TOKENS && w->dtype != TD_F32 && w->dtype != TD_F16;
 }
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
-  return td_cuda_use_mma(w, n_tokens) && (w->dtype == TD_BF16 || n_tokens >= DEQUANT_TOKENS);
+  if (w->dtype == TD_F32 || w->dtype == TD_F16) return false;
+  return w->dtype == TD_BF16 ? n_tokens > TD_CU_VEC_TOKENS : n_tokens >= DEQUANT_TOKENS;
+}
+
+uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely) {
+  return skip < n_likely || n_tiles < UNLIKELY_TILES ? n_tiles : UNLIKELY_TILES;
 }
 
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {

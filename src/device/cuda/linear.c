@@ -5,15 +5,20 @@ static bool is_aligned(const void *x, size_t stride) {
   return (uintptr_t)x % 16 == 0 && stride % 8 == 0;
 }
 
+static uint32_t ceil_div(uint32_t n, uint32_t d) {
+  return (n + d - 1) / d;
+}
+
 static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, bool mma, td_err *err) {
-  args->vec_warps = td_cuda_vec_warps(args->n_matrices * args->n_rows, args->tiles != NULL,
+  args->vec_warps = td_cuda_vec_warps(args->n_matrices * args->n_rows, args->range.tiles != NULL,
                                       (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
   return mma ? TD_CUDA_LAUNCH(stream, linear_mma, args) : TD_CUDA_LAUNCH(stream, linear_vec, args);
 }
 
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
   if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
-  bool mma = td_cuda_use_mma(m->w, m->n_tokens);
+  const bool mma = td_cuda_use_mma(m->w, m->n_tokens);
+  const uint32_t tile = mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(m->n_tokens);
   td_cu_linear_args args = {
       .w = *m->w,
       .n_matrices = 1,
@@ -25,7 +30,8 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
       .n_tokens = m->n_tokens,
       .row0 = m->row0,
       .n_rows = m->n_rows,
-      .tile_tokens = mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(m->n_tokens),
+      .tile_tokens = tile,
+      .n_at_once = ceil_div(m->n_tokens, tile),
       .read = td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride)),
       .y_f32 = m->y_f32,
   };
@@ -49,26 +55,68 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
   return status == TD_OK ? td_cuda_run_matmul(stream, &m, err) : status;
 }
 
-// One pass over some of an operator's tokens.
+// One pass over some of an operator's tokens; over all of them, where its experts are a group of a
+// layer's. Their pairs are computed in rounds, as many tiles at a time as scratch memory is for.
 typedef struct {
   const td_moe_args *a;
   td_cuda_experts experts;
   uint32_t dim, hidden;
+  size_t pair_bytes; // of scratch memory
   uint32_t token0, n_tokens, n_pairs;
-  bool mma;
-  uint32_t tile_tokens, max_tiles;
+  bool mma, is_group;
+  uint32_t tile_tokens, max_tiles, likely_tiles;
+  td_cu_tile_range range; // of the round
   // scratch
-  uint32_t *token, *place, *n_tiles, *n_ordered;
+  uint32_t *token, *place, *first_tile, *counts;
   td_cu_tile *tiles;
   float *gate, *up, *parts;
   uint16_t *hidden_x;
 } moe_pass;
 
-static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *err) {
-  void *sort, *gate, *hidden, *parts;
-  size_t sort_bytes = n * (2 * sizeof *p->token + sizeof *p->tiles) + 2 * sizeof *p->n_tiles;
-  size_t hidden_elements = n * p->hidden;
-  td_status status = td_cuda_scratch(stream, CUDA_SCRATCH_SORT, sort_bytes, &sort, err);
+static uint32_t n_routed(const td_moe_args *a) {
+  return a->n_routed ? a->n_routed : a->n_experts;
+}
+
+// Tokens an expert has to do with decide how they are cut.
+static void plan(moe_pass *p, size_t pass_bytes) {
+  const uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
+  p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
+           td_cuda_use_mma(&p->experts.down, p->n_tokens);
+  p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(mean);
+  p->max_tiles = p->n_pairs / p->tile_tokens + n_experts;
+  if (p->max_tiles > p->n_pairs) p->max_tiles = p->n_pairs;
+  const uint64_t likely = (uint64_t)p->n_pairs * n_experts / n_routed(p->a); // pairs
+  p->likely_tiles = (uint32_t)(likely + likely / 2) / p->tile_tokens + n_experts;
+  p->range = (td_cu_tile_range){.n_tiles = p->max_tiles, .first_expert = p->a->first_expert};
+  const size_t fitting = pass_bytes / p->pair_bytes / p->tile_tokens;
+  if (p->is_group && fitting < p->max_tiles) p->range.n_tiles = fitting ? (uint32_t)fitting : 1;
+}
+
+static td_status reserve_sort(td_cuda_stream *stream, moe_pass *p, td_err *err) {
+  const size_t n = p->n_pairs, n_experts = n_routed(p->a);
+  const size_t n_counts = n > TD_CU_SORT_PAIRS ? TD_CU_SORT_BLOCKS * n_experts : 0;
+  const size_t n_words = 2 * n + n_experts + 1 + n_counts;
+  void *memory;
+  td_status status = td_cuda_scratch(
+      stream, CUDA_SCRATCH_SORT, n_words * sizeof *p->token + n * sizeof *p->tiles, &memory, err);
+  if (status != TD_OK) return status;
+  p->token = memory;
+  p->place = p->token + n;
+  p->first_tile = p->place + n;
+  p->counts = p->first_tile + n_experts + 1;
+  p->tiles = (td_cu_tile *)(p->counts + n_counts);
+  p->range.tiles = p->tiles;
+  p->range.first = p->first_tile + p->a->first_expert;
+  p->range.end = p->range.first + p->a->n_experts;
+  return TD_OK;
+}
+
+static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
+  void *gate, *hidden, *parts;
+  size_t n = (size_t)p->range.n_tiles * p->tile_tokens;
+  if (n > p->n_pairs) n = p->n_pairs;
+  const size_t hidden_elements = n * p->hidden;
+  td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
   if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_GATE_UP, 2 * hidden_elements * sizeof(float),
                              &gate, err);
@@ -81,11 +129,6 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *
     status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * p->dim * sizeof(float), &parts, err);
   }
   if (status != TD_OK) return status;
-  p->token = sort;
-  p->place = p->token + n;
-  p->n_tiles = p->place + n;
-  p->n_ordered = p->n_tiles + 1;
-  p->tiles = (td_cu_tile *)(p->n_ordered + 1);
   p->gate = gate;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
@@ -93,51 +136,54 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, size_t n, td_err *
   return TD_OK;
 }
 
-static uint32_t n_routed(const td_moe_args *a) {
-  return a->n_routed ? a->n_routed : a->n_experts;
-}
-
-// Tokens an expert has to do with decide how they are cut.
-static void plan(moe_pass *p) {
-  uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
-  p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
-           td_cuda_use_mma(&p->experts.down, p->n_tokens);
-  p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(mean);
-  uint32_t max_tiles = p->n_pairs / p->tile_tokens + n_experts;
-  p->max_tiles = max_tiles < p->n_pairs ? max_tiles : p->n_pairs;
-}
-
+// Unless the layer's group before this one has left them in order.
 static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
-  td_cu_moe_sort_args args = {.ids = a->ids + (size_t)p->token0 * a->top_k,
+  const td_cuda_sorted wanted = {.ids = a->ids + (size_t)p->token0 * a->top_k,
+                                 .n_tokens = p->n_tokens,
+                                 .top_k = a->top_k,
+                                 .n_experts = n_routed(a),
+                                 .tile_tokens = p->tile_tokens};
+  const td_cuda_sorted *s = &stream->sorted;
+  if (a->same_ids && s->ids == wanted.ids && s->n_tokens == wanted.n_tokens &&
+      s->top_k == wanted.top_k && s->n_experts == wanted.n_experts &&
+      s->tile_tokens == wanted.tile_tokens) {
+    return TD_OK;
+  }
+  td_cu_moe_sort_args args = {.ids = wanted.ids,
                               .token = p->token,
                               .place = p->place,
                               .tiles = p->tiles,
-                              .n_tiles = p->n_tiles,
-                              .n_ordered = p->n_ordered,
+                              .first_tile = p->first_tile,
+                              .counts = p->counts,
                               .n_tokens = p->n_tokens,
                               .top_k = a->top_k,
-                              .n_experts = a->n_experts,
-                              .first_expert = a->first_expert,
-                              .n_routed = n_routed(a),
+                              .n_experts = n_routed(a),
                               .tile_tokens = p->tile_tokens,
                               .fault = stream->fault};
-  return TD_CUDA_LAUNCH(stream, moe_sort, &args);
+  td_status status = TD_CUDA_LAUNCH(stream, moe_sort, &args);
+  stream->sorted = status == TD_OK ? wanted : (td_cuda_sorted){.ids = NULL};
+  return status;
 }
 
-// y = W x for every pair, W the pair's expert's matrix of the table; for every token, where all go
-// to the one expert.
+// y = W x for every pair of the round, W the pair's expert's matrix of the table; for every token,
+// where all go to the one expert.
 static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_linear_args *shape,
                          td_err *err) {
   td_cu_linear_args args = *shape;
-  const bool is_routed = p->a->ids != NULL;
   args.n_experts = p->a->n_experts;
-  args.tiles = is_routed ? p->tiles : NULL;
-  args.n_tiles = is_routed ? p->n_tiles : NULL;
   args.y_stride = args.n_rows;
-  args.n_tokens = is_routed ? p->max_tiles * p->tile_tokens : p->n_tokens;
   args.tile_tokens = p->tile_tokens;
   args.y_f32 = true;
+  if (p->a->ids) {
+    const td_cu_tile_range *r = &p->range;
+    args.range = *r;
+    args.n_at_once = p->mma ? td_cuda_tiles_at_once(r->skip, r->n_tiles, p->likely_tiles)
+                            : r->n_tiles;
+  } else {
+    args.n_tokens = p->n_tokens;
+    args.n_at_once = ceil_div(p->n_tokens, p->tile_tokens);
+  }
   if (!is_aligned(args.x, args.x_stride)) args.read = TD_CU_READ_ANY;
   return launch(stream, &args, p->mma, err);
 }
@@ -159,20 +205,38 @@ static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uin
 }
 
 static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  const uint64_t n_pairs = (uint64_t)p->range.n_tiles * p->tile_tokens;
   td_cu_swiglu_args args = {.gate = p->gate,
                             .up = p->up,
                             .out = p->hidden_x,
-                            .n_used = p->a->ids ? p->n_ordered : NULL,
-                            .n_rows = p->n_pairs,
+                            .range = p->range,
+                            .n_rows = n_pairs < p->n_pairs ? (uint32_t)n_pairs : p->n_pairs,
                             .dim = p->hidden};
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
-static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
-  td_status status = sort(stream, p, err);
-  if (status == TD_OK) status = project_in(stream, p, p->token, err);
+// out (+)= what the round has added up.
+static td_status run_sum(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  const td_moe_args *a = p->a;
+  td_cu_moe_sum_args args = {
+      .parts = p->parts,
+      .place = a->ids ? p->place : NULL,
+      .weights = a->ids ? a->weights + (size_t)p->token0 * a->top_k : NULL,
+      .out = (char *)a->out + (size_t)p->token0 * p->dim * (a->out_f32 ? sizeof(float) : 2),
+      .range = p->range,
+      .n_tokens = p->n_tokens,
+      .top_k = a->top_k,
+      .dim = p->dim,
+      .accumulate = a->accumulate || p->range.skip > 0,
+      .out_f32 = a->out_f32,
+      .by_expert = p->is_group,
+  };
+  return TD_CUDA_LAUNCH(stream, moe_sum, &args);
+}
+
+static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  td_status status = project_in(stream, p, p->token, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
-  if (status != TD_OK) return status;
   td_cu_linear_args down = {.w = p->experts.down,
                             .experts = p->experts.device + 2 * (size_t)p->a->n_experts,
                             .n_matrices = 1,
@@ -181,12 +245,19 @@ static td_status run_experts(td_cuda_stream *stream, const moe_pass *p, td_err *
                             .x_stride = p->hidden,
                             .n_rows = p->dim,
                             .read = p->experts.read_down};
-  return project(stream, p, &down, err);
+  if (status == TD_OK) status = project(stream, p, &down, err);
+  return status == TD_OK ? run_sum(stream, p, err) : status;
+}
+
+static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
+  td_status status = sort(stream, p, err);
+  for (; status == TD_OK && p->range.skip < p->max_tiles; p->range.skip += p->range.n_tiles)
+    status = run_round(stream, p, err);
+  return status;
 }
 
 // The one expert that every token goes to: pairs are the tokens in their order.
 static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
-  if (!td_cuda_use_mma(&p->experts.gate, p->n_tokens)) return project_in(stream, p, NULL, err);
   td_cuda_matmul in = {.w = &p->experts.gate,
                        .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
                        .y = p->gate,
@@ -195,6 +266,9 @@ static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err 
                        .n_tokens = p->n_tokens,
                        .n_rows = p->hidden,
                        .y_f32 = true};
+  if (!td_cuda_use_mma(in.w, in.n_tokens) && !td_cuda_takes_blas(stream, &in)) {
+    return project_in(stream, p, NULL, err);
+  }
   td_status status = td_cuda_run_matmul(stream, &in, err);
   in.w = &p->experts.up;
   in.y = p->up;
@@ -212,56 +286,55 @@ static td_status run_dense(td_cuda_stream *stream, const moe_pass *p, td_err *er
                               .n_tokens = p->n_tokens,
                               .n_rows = p->dim,
                               .y_f32 = true};
-  return status == TD_OK ? td_cuda_run_matmul(stream, &out, err) : status;
-}
-
-static td_status run_pass(td_cuda_stream *stream, moe_pass *p, td_err *err) {
-  const td_moe_args *a = p->a;
-  plan(p);
-  td_status status = a->ids ? run_experts(stream, p, err) : run_dense(stream, p, err);
-  if (status != TD_OK) return status;
-  td_cu_moe_sum_args args = {
-      .parts = p->parts,
-      .place = a->ids ? p->place : NULL,
-      .weights = a->ids ? a->weights + (size_t)p->token0 * a->top_k : NULL,
-      .out = (char *)a->out + (size_t)p->token0 * p->dim * (a->out_f32 ? sizeof(float) : 2),
-      .n_tokens = p->n_tokens,
-      .top_k = a->top_k,
-      .dim = p->dim,
-      .accumulate = a->accumulate,
-      .out_f32 = a->out_f32,
-  };
-  return TD_CUDA_LAUNCH(stream, moe_sum, &args);
+  if (status == TD_OK) status = td_cuda_run_matmul(stream, &out, err);
+  return status == TD_OK ? run_sum(stream, p, err) : status;
 }
 
 static uint32_t tokens_of_pass(const moe_pass *p, size_t pass_bytes) {
-  size_t pair_bytes = p->hidden * (2 * sizeof *p->gate + sizeof *p->hidden_x) +
-                      p->dim * sizeof *p->parts;
-  size_t n = pass_bytes / pair_bytes / p->a->top_k;
+  size_t n = pass_bytes / p->pair_bytes / p->a->top_k;
   return n < 1 ? 1 : n < p->a->n_tokens ? (uint32_t)n : p->a->n_tokens;
 }
 
-td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
-  if (a->n_tokens == 0) return TD_OK;
+static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
-  if (a->n_experts > TD_CU_MAX_EXPERTS) {
-    return td_fail(err, TD_EUNSUPPORTED, "experts: %u of them; on a GPU at most %d", a->n_experts,
+  TD_DEV_REQUIRE((uint64_t)a->first_expert + a->n_experts <= n_routed(a),
+                 "experts: %u from expert %u on, of %u", a->n_experts, a->first_expert,
+                 n_routed(a));
+  if (n_routed(a) > TD_CU_MAX_EXPERTS) {
+    return td_fail(err, TD_EUNSUPPORTED, "experts: %u of them; on a GPU at most %d", n_routed(a),
                    TD_CU_MAX_EXPERTS);
   }
-  moe_pass p = {.a = a};
-  td_status status = td_cuda_experts_of(td_cuda_dev_of(stream), a, &p.experts, err);
+  if (a->top_k > TD_CU_MAX_TOP_K) {
+    return td_fail(err, TD_EUNSUPPORTED, "experts: %u a token; on a GPU at most %d", a->top_k,
+                   TD_CU_MAX_TOP_K);
+  }
+  return TD_OK;
+}
+
+// What is added to f32, over several calls already, may be so in rounds; else rounding would tell.
+td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
+  if (a->n_tokens == 0) return TD_OK;
+  td_status status = check_moe(a, err);
+  moe_pass p = {.a = a, .is_group = a->ids && a->out_f32 && a->n_experts < n_routed(a)};
+  if (status == TD_OK) {
+    status = td_cuda_experts_of(td_cuda_dev_of(stream), a, &p.experts, err);
+  }
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows;
-  uint32_t pass_tokens = tokens_of_pass(&p, td_cuda_dev_of(stream)->pass_bytes);
-  status = reserve(stream, &p, (size_t)pass_tokens * a->top_k, err);
+  p.pair_bytes = p.hidden * (2 * sizeof *p.gate + sizeof *p.hidden_x) + p.dim * sizeof *p.parts;
+  const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
+  const uint32_t pass_tokens = p.is_group ? a->n_tokens : tokens_of_pass(&p, pass_bytes);
   for (; status == TD_OK && p.token0 < a->n_tokens; p.token0 += pass_tokens) {
-    uint32_t left = a->n_tokens - p.token0;
+    const uint32_t left = a->n_tokens - p.token0;
     p.n_tokens = left < pass_tokens ? left : pass_tokens;
     p.n_pairs = p.n_tokens * a->top_k;
-    status = run_pass(stream, &p, err);
+    plan(&p, pass_bytes);
+    status = reserve(stream, &p, err);
+    if (status != TD_OK) break;
+    status = a->ids ? run_experts(stream, &p, err) : run_dense(stream, &p, err);
   }
   return status;
 }

@@ -1,0 +1,28 @@
+// kernels/cuda/tiles.cuh - ranges of the tiles that pairs of tokens and experts were cut into.
+#ifndef KERNELS_CUDA_TILES_CUH
+#define KERNELS_CUDA_TILES_CUH
+
+#include "kernels/cuda/common.cuh"
+
+__device__ inline uint32_t first_tile(const td_cu_tile_range &r) {
+  return *r.first + r.skip;
+}
+
+// The range's tiles, the first of which that is.
+__device__ inline uint32_t n_tiles_from(const td_cu_tile_range &r, uint32_t first) {
+  uint32_t end = *r.end;
+  return first < end ? at_most(end - first, r.n_tiles) : 0;
+}
+
+struct pair_range {
+  uint32_t begin, end;
+};
+
+__device__ inline pair_range pairs_of(const td_cu_tile_range &r) {
+  uint32_t first = first_tile(r), n = n_tiles_from(r, first);
+  if (n == 0) return {0, 0};
+  const td_cu_tile &last = r.tiles[first + n - 1];
+  return {r.tiles[first].begin, last.begin + last.n};
+}
+
+#endif
