@@ -199,7 +199,7 @@ typedef struct {
   int32_t *fault;
 } td_cu_kv_store_args;
 
-enum { TD_CU_MAX_SPLITS = 128 };
+enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
 // Heads that share keys, at most, of a block of the next.
 static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
@@ -207,8 +207,10 @@ static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
 }
 
 // Attention of every token to the cached positions up to its own, keys cut into splits of
-// split_keys, n_splits of them, at most TD_CU_MAX_SPLITS: each leaves its sums, the last step
-// merges them.
+// split_keys, a power of two, n_splits of them, at most TD_CU_MAX_SPLITS: each leaves its sums, the
+// last step merges them. With v_in_k the sums of every TD_CU_FOLDED splits are first added up one
+// after the other: by_block in the block that computes all of them, else in the last step, to the
+// same bits. n_rows: sums that blocks leave of a head, n_splits or, by_block, a TD_CU_FOLDED-th.
 //   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD.
 //   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
 //   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
@@ -217,11 +219,11 @@ typedef struct {
   td_cu_kv kv;
   const void *q;  // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
   void *out;      // [n_tokens][n_heads][v_dim], likewise
-  float *part;    // [n_tokens][n_heads][n_splits][v_dim]: sums, not normalized
-  float *part_ml; // [n_tokens][n_heads][n_splits][2]: m, sum of weights, which are 2^(.. - m)
-  uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys;
+  float *part;    // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
+  float *part_ml; // [n_tokens][n_heads][n_rows][2]: m, sum of weights, which are 2^(.. - m)
+  uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows;
   float scale;
-  bool q_f32, v_in_k;
+  bool q_f32, v_in_k, by_block;
   bool in_runs, in_pages; // the launcher's to say: how the kernel reads
 } td_cu_attn_decode_args;
 

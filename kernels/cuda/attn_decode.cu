@@ -26,6 +26,7 @@ template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> s
     uint16_t weights[HEADS][KEYS + 8]; // so that eight rows meet no bank twice
     float of_keys[HEADS][KEY_TILES];   // a row's maximum, or sum
     float scale[HEADS];                // 2^(scale score) is a weight
+    float folded[V_IN_K ? HEADS : 1];  // maxima of the splits that are added up
   };
   typedef uint16_t (*queries)[HEADS][PANEL];
   static_assert(sizeof(uint16_t[KD / PANEL][HEADS][PANEL]) <= sizeof(tile), "");
@@ -42,6 +43,21 @@ struct decode_part {
   uint32_t begin, end; // keys
 };
 
+// Of a block.
+__device__ static uint32_t block_keys(const td_cu_attn_decode_args &a) {
+  return a.by_block ? a.split_keys * TD_CU_FOLDED : a.split_keys;
+}
+
+// How sums with one maximum and sums with another one are added up.
+struct fold_factors {
+  float m, old, more;
+};
+
+__device__ static fold_factors factors_of(float m, float other) {
+  float larger = fmaxf(m, other);
+  return {larger, exp2_approx(m - larger), exp2_approx(other - larger)};
+}
+
 __device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t most_heads) {
   decode_part part;
   uint32_t group = a.n_heads / a.n_kv_heads, chunks = (group + most_heads - 1) / most_heads;
@@ -51,8 +67,8 @@ __device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t 
   uint32_t first = blockIdx.x % chunks * most_heads;
   part.head0 = part.kv_head * group + first;
   part.n_heads = at_most(group - first, most_heads);
-  part.begin = blockIdx.y * a.split_keys;
-  part.end = at_most(part.begin + a.split_keys, keys_of(a.batch, part.t));
+  part.begin = blockIdx.y * block_keys(a);
+  part.end = at_most(part.begin + block_keys(a), keys_of(a.batch, part.t));
   return part;
 }
 
@@ -283,9 +299,12 @@ __device__ static void put_of_keys(typename S::shared &s, float of_g, float of_g
   s.of_keys[row + 8][key_tile<S>()] = of_g_8;
 }
 
+// The sums of a split; added: to those of the block's splits before it, which the same threads have
+// put there.
 template <class S>
 __device__ static void put_part(const td_cu_attn_decode_args &a, const decode_part &part,
-                                const typename S::shared &s, const decode_state<S> &state) {
+                                const typename S::shared &s, const decode_state<S> &state,
+                                bool added) {
   uint32_t g = threadIdx.x % WARP / 4, p = threadIdx.x % 4 * 2;
 #pragma unroll
   for (uint32_t i = 0; i < S::ROW_TILES; i++) {
@@ -293,21 +312,50 @@ __device__ static void put_part(const td_cu_attn_decode_args &a, const decode_pa
     for (int r = 0; r < 2; r++) {
       uint32_t h = 16 * i + g + 8 * r;
       if (h >= part.n_heads) continue;
-      size_t row = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.n_splits;
+      size_t row = (static_cast<size_t>(part.t) * a.n_heads + part.head0 + h) * a.n_rows;
       row += blockIdx.y;
+      float m = product(state.m[i][r], state.scale[i][r]);
+      fold_factors f = {m, 0, 1};
+      if (S::V_IN_K && added) f = factors_of(s.folded[h], m);
 #pragma unroll
       for (int e = 0; e < S::COLUMNS / 4; e++) {
         uint32_t d = threadIdx.x / WARP * S::COLUMNS + e / 2 * 8 + p + e % 2;
-        if (d < a.v_dim) a.part[row * a.v_dim + d] = state.acc[i][e / 2][2 * r + e % 2];
+        if (d >= a.v_dim) continue;
+        float *sum = &a.part[row * a.v_dim + d], more = state.acc[i][e / 2][2 * r + e % 2];
+        *sum = S::V_IN_K && added ? fold(*sum, f.old, more, f.more) : more;
       }
       if (threadIdx.x / WARP != 0 || p != 0) continue;
       float l = 0;
       for (int j = 0; j < S::KEY_TILES; j++)
         l += s.of_keys[h][j];
-      a.part_ml[2 * row] = state.m[i][r] * state.scale[i][r];
+      if (S::V_IN_K && added) l = fold(a.part_ml[2 * row + 1], f.old, l, f.more);
+      a.part_ml[2 * row] = f.m;
       a.part_ml[2 * row + 1] = l;
     }
   }
+}
+
+// Each row's maximum of the block's splits so far, when all have used the one before.
+template <class S>
+__device__ static void note_maxima(typename S::shared &s, const decode_state<S> &state,
+                                   bool added) {
+  uint32_t g = threadIdx.x % WARP / 4;
+  if (threadIdx.x / WARP != 0 || threadIdx.x % 4 != 0) return;
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * S::ROW_TILES; i++) {
+    float m = product(state.m[i / 2][i % 2], state.scale[i / 2][i % 2]);
+    s.folded[8 * i + g] = added ? fmaxf(s.folded[8 * i + g], m) : m;
+  }
+}
+
+template <class S> __device__ static void begin_split(decode_state<S> &state) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * S::ROW_TILES; i++)
+    state.m[i / 2][i % 2] = -INFINITY;
+  state.l[0] = state.l[1] = 0;
+#pragma unroll
+  for (uint32_t e = 0; e < S::ROW_TILES * S::COLUMNS / 2; e++)
+    state.acc[e / (S::COLUMNS / 2)][e / 4 % (S::COLUMNS / 8)][e % 4] = 0;
 }
 
 template <class S>
@@ -347,36 +395,80 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
     weigh_keys<S>(s, score, state);
     __syncthreads();
     add_values<S>(s, s.tiles[at], state);
+    bool ends = S::V_IN_K && ((begin + S::KEYS) & (a.split_keys - 1)) == 0; // a power of two
+    if (!ends || begin + S::KEYS >= part.end) continue;
+    bool added = begin - part.begin >= a.split_keys;
+    put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
+    __syncthreads();
+    put_part<S>(a, part, s, state, added);
+    __syncthreads();
+    note_maxima<S>(s, state, added);
+    begin_split<S>(state);
   }
   put_of_keys<S>(s, quad_sum(state.l[0]), quad_sum(state.l[1]));
   __syncthreads();
-  put_part<S>(a, part, s, state);
+  put_part<S>(a, part, s, state, part.end - part.begin > a.split_keys);
 }
 
-// A block a token and head. All warps find the same factors.
-__global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
-  __shared__ float factor[TD_CU_MAX_SPLITS];
+// What the rows of a head that are added up one after the other come to.
+struct folded_rows {
+  float m, l;
+  float old[TD_CU_FOLDED], more[TD_CU_FOLDED];
+};
+
+__device__ static folded_rows fold_rows(const float *ml, uint32_t n) {
+  folded_rows f = {ml[0], ml[1], {}, {}};
+#pragma unroll
+  for (uint32_t i = 1; i < TD_CU_FOLDED; i++) {
+    if (i >= n) break;
+    fold_factors next = factors_of(f.m, ml[2 * i]);
+    f.l = fold(f.l, next.old, ml[2 * i + 1], next.more);
+    f.m = next.m;
+    f.old[i] = next.old;
+    f.more[i] = next.more;
+  }
+  return f;
+}
+
+// A block a token and head. All warps find the same factors. FOLDED: rows that are added up first.
+template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
+  __shared__ float factor[TD_CU_MAX_SPLITS], old[TD_CU_MAX_SPLITS], more[TD_CU_MAX_SPLITS];
   size_t row = static_cast<size_t>(blockIdx.y) * a.n_heads + blockIdx.x;
-  const float *ml = a.part_ml + row * a.n_splits * 2;
-  const float *part = a.part + row * a.n_splits * a.v_dim;
+  const float *ml = a.part_ml + row * a.n_rows * 2;
+  const float *part = a.part + row * a.n_rows * a.v_dim;
   uint32_t lane = threadIdx.x % WARP, n_keys = keys_of(a.batch, blockIdx.y);
-  uint32_t n = at_most((n_keys + a.split_keys - 1) / a.split_keys, a.n_splits);
+  uint32_t n = at_most((n_keys + block_keys(a) - 1) / block_keys(a), a.n_rows);
   float m = -INFINITY, l = 0;
-  for (uint32_t i = lane; i < n; i += WARP)
-    m = fmaxf(m, ml[2 * i]);
+  for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED)
+    m = fmaxf(m, FOLDED > 1 ? fold_rows(ml + 2 * i, n - i).m : ml[2 * i]);
   m = warp_max(m);
-  for (uint32_t i = lane; i < n; i += WARP) {
-    float f = exp2_approx(ml[2 * i] - m);
-    l += f * ml[2 * i + 1];
-    if (threadIdx.x < WARP) factor[i] = f;
+  for (uint32_t i = lane * FOLDED; i < n; i += WARP * FOLDED) {
+    folded_rows rows = {ml[2 * i], ml[2 * i + 1], {}, {}};
+    if (FOLDED > 1) rows = fold_rows(ml + 2 * i, n - i);
+    float f = exp2_approx(rows.m - m);
+    l += f * rows.l;
+    if (threadIdx.x >= WARP) continue;
+    factor[i] = f;
+    for (uint32_t j = 1; j < FOLDED && i + j < n; j++) {
+      old[i + j] = rows.old[j];
+      more[i + j] = rows.more[j];
+    }
   }
   l = warp_sum(l);
   __syncthreads();
   for (uint32_t d = threadIdx.x; d < a.v_dim; d += MERGE_THREADS) {
     float sum = 0;
 #pragma unroll 4
-    for (uint32_t i = 0; i < n; i++)
-      sum += factor[i] * part[static_cast<size_t>(i) * a.v_dim + d];
+    for (uint32_t i = 0; i < n; i += FOLDED) {
+      float of_rows = part[static_cast<size_t>(i) * a.v_dim + d];
+#pragma unroll
+      for (uint32_t j = 1; j < FOLDED; j++) {
+        if (i + j < n)
+          of_rows = fold(of_rows, old[i + j], part[static_cast<size_t>(i + j) * a.v_dim + d],
+                         more[i + j]);
+      }
+      sum += factor[i] * of_rows;
+    }
     float v = sum / l;
     if (a.q_f32) {
       static_cast<float *>(a.out)[row * a.v_dim + d] = v;
@@ -399,10 +491,11 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   args.in_pages = args.in_runs && page_tokens % S::KEYS == 0 && a->split_keys % S::KEYS == 0 &&
                   (page_tokens & (page_tokens - 1)) == 0;
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, S::HEADS);
-  dim3 grid(a->n_kv_heads * chunks, a->n_splits, a->batch.n_tokens);
+  dim3 grid(a->n_kv_heads * chunks, a->n_rows, a->batch.n_tokens);
   TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
   if (int failed = launched()) return failed;
-  TD_LAUNCH(attn_merge_kernel, dim3(a->n_heads, a->batch.n_tokens), MERGE_THREADS, 0, stream, args);
+  auto merge = S::V_IN_K && !a->by_block ? attn_merge_kernel<TD_CU_FOLDED> : attn_merge_kernel<1>;
+  TD_LAUNCH(merge, dim3(a->n_heads, a->batch.n_tokens), MERGE_THREADS, 0, stream, args);
   return launched();
 }
 

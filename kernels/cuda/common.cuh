@@ -131,6 +131,25 @@ __device__ inline float exp2_approx(float v) {
 #endif
 }
 
+// Rounded, whatever it is added to.
+__device__ inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  volatile float rounded = a * b;
+  return rounded;
+#endif
+}
+
+// sum old + more new, rounded after each, the same wherever it is computed.
+__device__ inline float fold(float sum, float old, float more, float new_factor) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(more, new_factor, product(sum, old));
+#else
+  return fmaf(more, new_factor, product(sum, old));
+#endif
+}
+
 // Eight elements to where 16 bytes may be written at once. Who reads them as something else does so
 // behind a barrier.
 __device__ inline void put_run(uint16_t *to, uint4 run) {

@@ -17,7 +17,6 @@ enum {
   HALF = STEP / 2,   // what one instruction takes
   STRIDE = STEP + 8, // rows 20 words apart: the eight rows of a fragment lie in different banks
   THREADS = 128,
-  BLOCKS = 4, // of an SM, at least
 };
 
 struct linear_tiles {
@@ -179,6 +178,8 @@ __device__ static void multiply_part(const td_cu_linear_args &a, const linear_pa
   float total[2][4][4] = {}, sum[2][4][4] = {};
   step_source from = source_of<READ, SPAN>(a, part, row0);
   step_part<READ> next = fetch<READ, SPAN>(from, w, 0);
+  enum { AT_ONCE = SPAN > 0 && SPAN < STEP ? 2 : 1 }; // or NVFP4's kernel takes 168 registers
+#pragma unroll AT_ONCE
   for (uint32_t k = 0; k < w.cols; k += STEP) {
     linear_tiles &s = places[k / STEP % 2];
     put<READ, SPAN>(from, next, w, k, s);
@@ -204,8 +205,9 @@ __device__ static void multiply_part(const td_cu_linear_args &a, const linear_pa
 }
 
 template <int READ, int SPAN>
-__global__ static void __launch_bounds__(THREADS, BLOCKS) linear_mma_kernel(td_cu_linear_args a) {
+__global__ static void __launch_bounds__(THREADS, 4) linear_mma_kernel(td_cu_linear_args a) {
   __shared__ __align__(16) linear_tiles places[2];
+#pragma unroll 1
   for (uint32_t i = blockIdx.y;; i += gridDim.y) {
     linear_part part = linear_part_of(a, i);
     if (part.n == 0) return;

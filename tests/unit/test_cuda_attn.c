@@ -156,12 +156,17 @@ static void run_gqa(world *w, const td_batch_view *batch, const td_kv_view *kv, 
                                                    .prompt = w->prompt});
 }
 
-static void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv, const uint16_t *q,
-                    const uint16_t *k, uint16_t *out) {
-  const layout *l = w->l;
+static void store_mla(world *w, const td_batch_view *batch, const td_kv_view *kv,
+                      const uint16_t *k) {
   td_op_kv_store_mla(
       w->f->stream,
       &(td_kv_store_mla_args){.batch = *batch, .kv = *kv, .entry = k, .entry_dim = w->entry});
+}
+
+static void run_mla(world *w, const td_batch_view *batch, const td_kv_view *kv, const uint16_t *q,
+                    const uint16_t *k, uint16_t *out) {
+  const layout *l = w->l;
+  store_mla(w, batch, kv, k);
   td_op_attn_mla(w->f->stream, &(td_attn_mla_args){.batch = *batch,
                                                    .kv = *kv,
                                                    .q = q,
@@ -602,6 +607,47 @@ static void test_mla_replay(void **state) {
   cuda_close(&f);
 }
 
+// Splits that a block adds up, where there are few SMs, are to the last bit those that it does not.
+static void check_folding(uint32_t len, td_dtype kv_dtype) {
+  const layout l = {.name = "many splits",
+                    .mla = true,
+                    .absorbed = true,
+                    .n_heads = 3,
+                    .nope = 16,
+                    .rope = 8,
+                    .v_dim = 16,
+                    .rank = 40,
+                    .page_tokens = 64,
+                    .n_seqs = 1,
+                    .len = {len},
+                    .kv_dtype = kv_dtype,
+                    .kv_b_dtype = TD_BF16};
+  CUDA_OPEN(f);
+  world w;
+  make_world(&w, &l, &f);
+  const uint32_t none = 0, before = len - 1;
+  const td_kv_view kv = {.pages = w.pages, .page_bytes = w.page_bytes, .dtype = kv_dtype};
+  const td_batch_view all = make_batch(&w, &none, &len);
+  store_mla(&w, &all, &kv, gather(&w, w.k, w.entry, &none, &len));
+  int *n_sms = &((td_cuda_dev *)f.dev)->props.n_sms;
+  *n_sms = 1000;
+  float *apart = step(&w, &before, &len);
+  *n_sms = 1;
+  float *by_block = step(&w, &before, &len);
+  assert_memory_equal(by_block, apart, l.n_heads * w.out_dim * sizeof *apart);
+  free(apart);
+  free(by_block);
+  cuda_close(&f);
+  free_world(&w);
+}
+
+static void test_splits_are_added_up_alike(void **state) {
+  (void)state;
+  check_folding(900, TD_F16); // a block's four, and three and some
+  check_folding(512, TD_BF16);
+  check_folding(257, TD_BF16);
+}
+
 static void expect_failure(cuda_fixture *f, const char *part) {
   td_err err;
   assert_int_equal(td_stream_sync(f->stream, &err), TD_EINVAL);
@@ -683,6 +729,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_mla_absorbed),
       cmocka_unit_test(test_mla_replay),
       cmocka_unit_test(test_prompts_and_replays_in_pieces),
+      cmocka_unit_test(test_splits_are_added_up_alike),
       cmocka_unit_test(test_bad_batches),
       cmocka_unit_test(test_attention_over_bad_batches),
   };

@@ -836,6 +836,14 @@ static void test_splits(void **state) {
   }
 }
 
+static void test_splits_that_a_block_adds_up(void **state) {
+  (void)state;
+  assert_false(td_cuda_folds_by_block(1, 4, 64, 132));
+  assert_false(td_cuda_folds_by_block(4, 4, 32, 132));
+  assert_true(td_cuda_folds_by_block(4, 4, 33, 132)); // 9 blocks in a row
+  assert_true(td_cuda_folds_by_block(33, 4, 1, 132));
+}
+
 static void test_prompts_of_a_launch(void **state) {
   (void)state;
   enum { SEQS = 40 };
@@ -902,6 +910,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_how_weights_are_read),
       cmocka_unit_test(test_pieces_of_a_matrix),
       cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_splits_that_a_block_adds_up),
       cmocka_unit_test(test_prompts_of_a_launch),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;

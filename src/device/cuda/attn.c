@@ -91,7 +91,11 @@ static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args
   const uint32_t most = td_cu_decode_heads(args->k_dim, args->v_in_k);
   const uint32_t n_blocks = args->n_kv_heads * ((shared_by + most - 1) / most);
   td_cuda_splits(max_keys, n_blocks, &args->split_keys, &args->n_splits);
-  const size_t rows = (size_t)args->n_heads * args->n_splits; // of a token
+  args->by_block = args->v_in_k &&
+                   td_cuda_folds_by_block(args->batch.n_tokens, n_blocks, args->n_splits,
+                                          (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
+  args->n_rows = args->by_block ? (args->n_splits - 1) / TD_CU_FOLDED + 1 : args->n_splits;
+  const size_t rows = (size_t)args->n_heads * args->n_rows; // of a token
   const size_t row_bytes = args->v_dim * sizeof(float);
   const uint32_t n_tokens = args->batch.n_tokens, n = at_once(stream, n_tokens, rows * row_bytes);
   void *part, *ml;

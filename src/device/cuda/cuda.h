@@ -230,6 +230,10 @@ uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
 // one power of two holds, so that sums do not depend on the neighbours of a sequence.
 // n_blocks: that a split of one token has.
 void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, uint32_t *n_splits);
+// Whether a block takes TD_CU_FOLDED splits and leaves the sum of them: where so few blocks, of
+// n_blocks a token and split, still keep all SMs busy.
+bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
+                            uint32_t n_sms);
 // Positions that no token of the batch sees more of.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
 // The sequences from first on whose prefill is one launch: as many as have most_keys keys in all,

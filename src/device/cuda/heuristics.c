@@ -93,6 +93,11 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys,
   *n_splits = max_keys > 0 ? (max_keys - 1) / keys + 1 : 1;
 }
 
+bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
+                            uint32_t n_sms) {
+  return (uint64_t)n_tokens * n_blocks * ((n_splits + TD_CU_FOLDED - 1) / TD_CU_FOLDED) >= n_sms;
+}
+
 uint32_t td_cuda_max_keys(const td_batch_view *b) {
   const uint32_t room = b->max_pages * b->page_tokens;
   return b->max_keys && b->max_keys < room ? b->max_keys : room;
