@@ -28,6 +28,8 @@ __device__ inline uint64_t wgmma_matrix(const uint16_t *m, uint32_t n_rows) {
 __device__ inline void wgmma_begin() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emu_wgmma_begin();
 #endif
 }
 
@@ -35,6 +37,8 @@ __device__ inline void wgmma_begin() {
 __device__ inline void wgmma_publish() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emu_wgmma_publish();
 #endif
 }
 

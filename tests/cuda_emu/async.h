@@ -11,13 +11,32 @@ struct emu_copy {
   const uint4 *from; // NULL: zeros
 };
 
+// Registers that products use, and what they held when that was last in order: behind the thread's
+// last emu_wgmma_begin, or behind the product that wrote them.
+struct emu_registers {
+  const void *at;
+  std::vector<unsigned char> last;
+
+  void look() { std::memcpy(last.data(), at, last.size()); }
+  bool is_unchanged() const { return std::memcmp(last.data(), at, last.size()) == 0; }
+};
+
 // A thread must not end before it has waited for them.
 struct emu_pending {
   std::vector<emu_copy> copies;
   std::vector<std::function<void()>> products;
   std::vector<size_t> groups; // where each group of products that was committed ends
+  std::vector<emu_registers> registers;
+  bool has_begun = false;
 };
 emu_pending &emu_mine();
+
+// What the thread has written to shared memory may be read by products behind the next barrier.
+void emu_wgmma_publish();
+// A product reads 16 bytes of shared memory, not through caches that threads write to: whoever
+// wrote them must have published them before a barrier (race.h).
+void emu_read_by_product(const void *at);
+[[noreturn]] void emu_no_fence();
 
 uint32_t emu_shared_address(const void *p);
 unsigned char *emu_shared_at(uint32_t address);
@@ -58,7 +77,9 @@ inline const uint16_t *emu_matrix_at(uint64_t matrix, unsigned row, unsigned col
   uint32_t address = field(0) + column / 64 * field(16) + column % 64 * 2;
   address += row / 8 * field(32) + row % 8 * 128;
   address ^= (address >> 7 & 7) << 4;
-  return reinterpret_cast<const uint16_t *>(emu_shared_at(address));
+  const unsigned char *at = emu_shared_at(address);
+  if (address % 16 == 0) emu_read_by_product(at);
+  return reinterpret_cast<const uint16_t *>(at);
 }
 
 inline float emu_bf16(uint16_t bits) {
@@ -114,10 +135,38 @@ inline void emu_multiply(const emu_product &m) {
   }
 }
 
+inline void emu_wgmma_begin() {
+  emu_mine().has_begun = true;
+  for (emu_registers &r : emu_mine().registers)
+    r.look();
+}
+
+// Registers of a product: nobody has written them since the last emu_wgmma_begin.
+inline void emu_use_registers(const void *at, size_t n_bytes) {
+  if (!emu_mine().has_begun) emu_no_fence();
+  for (const emu_registers &r : emu_mine().registers) {
+    if (r.at != at || r.last.size() != n_bytes) continue;
+    if (!r.is_unchanged()) emu_no_fence();
+    return;
+  }
+  emu_registers r = {at, std::vector<unsigned char>(n_bytes)};
+  r.look();
+  emu_mine().registers.push_back(r);
+}
+
+inline void emu_finish(const emu_product &m) {
+  emu_multiply(m);
+  for (emu_registers &r : emu_mine().registers) {
+    if (r.at == m.c) r.look();
+  }
+}
+
 inline void emu_wgmma(float (*c)[4], int n, const uint32_t *a_registers, uint64_t a, uint64_t b,
                       bool add) {
   emu_product m = {c, n, a_registers, a, b, add};
-  emu_mine().products.push_back([=] { emu_multiply(m); });
+  emu_use_registers(c, static_cast<size_t>(n) / 2 * sizeof(float));
+  if (a_registers) emu_use_registers(a_registers, 4 * sizeof *a_registers);
+  emu_mine().products.push_back([=] { emu_finish(m); });
 }
 
 inline void emu_wgmma_commit() {

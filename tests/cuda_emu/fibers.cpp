@@ -72,6 +72,7 @@ struct warp_state {
 struct fiber {
   emu_place place;
   race_clock clock;
+  uint32_t n_published; // clock.n_publishes at the last barrier
   emu_pending pending;
   warp_state *warp;
   bool done;
@@ -92,6 +93,7 @@ struct block_state {
   const std::function<void()> *body = nullptr;
   uint64_t n_moves = 0; // meetings and ends: without any in a round, the block is stuck
   uint32_t n_barriers = 1;
+  uint32_t first_barrier = 1; // of the block
   alignas(1024) unsigned char shared[EMU_SHARED_BYTES_90];
 #if defined(__x86_64__)
   void *scheduler;
@@ -192,8 +194,25 @@ static void depart(rendezvous *r) {
   if (--r->n_live > 0 && r->n_arrived == r->n_live) r->release();
 }
 
+bool emu_is_published(const race_clock &write) {
+  if (write.n_barriers < block->first_barrier) return true; // in another block
+  return block->fibers[write.thread].n_published > write.n_publishes;
+}
+
+void emu_wgmma_publish() {
+  block->current->clock.n_publishes++;
+}
+
+void emu_no_fence() {
+  std::fprintf(stderr,
+               "cuda_emu: registers of a product were written and no wgmma_begin came after "
+               "that, or none at all\n");
+  abort();
+}
+
 void __syncthreads() {
   race_clock *clock = &block->current->clock;
+  block->current->n_published = clock->n_publishes;
   meet(&block->meet);
   clock->n_barriers++;
   clock->n_warp_barriers = 0;
@@ -279,6 +298,8 @@ static void fiber_main() {
 static void prepare(block_state *b, size_t i) {
   fiber *f = &b->fibers[i];
   f->done = false;
+  f->pending.registers.clear();
+  f->pending.has_begun = false;
   forget_frames(b->stacks[i]);
 #if defined(__x86_64__)
   // As if it had called emu_switch just before fiber_main: six registers and a place to return to,
@@ -306,10 +327,11 @@ static void run_block(block_state *b, bool backwards) {
     warp.meet = rendezvous();
     warp.meet.n_live = EMU_WARP;
   }
-  b->n_barriers++;
+  b->first_barrier = ++b->n_barriers;
   for (size_t i = 0; i < n; i++) {
     prepare(b, i);
-    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i)};
+    b->fibers[i].clock = {b->n_barriers, 0, static_cast<uint16_t>(i), 0};
+    b->fibers[i].n_published = 0;
   }
   while (n_left > 0) {
     uint64_t before = b->n_moves;

@@ -2,6 +2,8 @@
 // test.
 #include "mistakes.h"
 
+#include "kernels/cuda/wgmma.cuh"
+
 struct mistake {
   int which;
 };
@@ -32,9 +34,41 @@ static void kernel(mistake m) {
   values[i] = static_cast<float>(copied[other_warp].x);
 }
 
+struct matrices {
+  uint16_t a[1][64][PANEL], b[1][64][PANEL];
+};
+
+// Products of a warpgroup, of rows in shared memory and of rows in registers.
+static void multiply(mistake m) {
+  auto &s = *reinterpret_cast<matrices *>(emu_dynamic_shared());
+  float c[8][4] = {};
+  uint32_t rows[4] = {};
+  for (unsigned i = threadIdx.x; i < 64 * PANEL / CHUNK; i += 128) {
+    emu_copy_async(chunk_of(s.a, i / PANEL_CHUNKS, i % PANEL_CHUNKS), nullptr, false);
+    for (unsigned e = 0; e < CHUNK; e++)
+      chunk_of(s.b, i / PANEL_CHUNKS, i % PANEL_CHUNKS)[e] = bf16_from_f32(1);
+  }
+  emu_copy_async_wait();
+  if (m.which != EMU_NO_PUBLISH && m.which != EMU_LATE_PUBLISH) wgmma_publish();
+  __syncthreads();
+  if (m.which == EMU_LATE_PUBLISH) wgmma_publish();
+  if (m.which != EMU_NO_BEGIN) wgmma_begin();
+  wgmma_rows<64, 0>(c, wgmma_matrix(s.a[0][0], 64), wgmma_matrix(s.b[0][0], 64), false);
+  wgmma_columns<64, 0>(c, rows, wgmma_matrix(s.b[0][0], 64));
+  wgmma_commit();
+  wgmma_wait<0>(c);
+  if (m.which != EMU_NO_BEGIN_ROWS) c[0][0] += 1;
+  if (m.which != EMU_NO_BEGIN_SUMS) rows[1] = bf16x2_from_f32(1, 2);
+  if (m.which != EMU_NO_BEGIN_ROWS && m.which != EMU_NO_BEGIN_SUMS) wgmma_begin();
+  wgmma_columns<64, 0>(c, rows, wgmma_matrix(s.b[0][0], 64));
+  wgmma_commit();
+  wgmma_wait<0>(c);
+}
+
 extern "C" bool emu_make_mistake(int which) {
   mistake m = {which};
   emu_run(dim3(3), dim3(64), 64 * sizeof(uint4), [=] { kernel(m); });
+  emu_run(dim3(2), dim3(128), sizeof(matrices), [=] { multiply(m); });
 #if defined(__SANITIZE_THREAD__)
   return true;
 #else

@@ -9,9 +9,14 @@ enum {
   EMU_OVERWRITTEN,     // a lane reads what another one writes next
   EMU_DYNAMIC,         // two threads write the same dynamic shared memory
   EMU_COPIED,          // what another thread has copied is read without a barrier
+  EMU_NO_PUBLISH,      // wgmma reads what threads have written without a fence between the two
+  EMU_LATE_PUBLISH,    // or with one, but behind the barrier
   EMU_LEFT_LANE,       // a lane has returned when the others shuffle
   EMU_NO_WAIT,         // a thread ends before the copy that it asked for
   EMU_MISALIGNED,      // eight bytes are loaded at once where four are aligned
+  EMU_NO_BEGIN,        // wgmma without a fence before the first one
+  EMU_NO_BEGIN_SUMS,   // or where its sums were written
+  EMU_NO_BEGIN_ROWS,   // or the rows that it takes from registers
   EMU_N_MISTAKES
 };
 

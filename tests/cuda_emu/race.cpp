@@ -100,12 +100,31 @@ static shadow make_shadow() {
   return s;
 }
 
+static shadow &own_shadow() {
+  static thread_local shadow s = make_shadow();
+  return s;
+}
+
+void emu_read_by_product(const void *memory) {
+  const shadow &s = own_shadow();
+  uintptr_t at = reinterpret_cast<uintptr_t>(memory) - s.begin;
+  if (at >= s.records.size()) return;
+  const race_clock &write = s.records[at].write;
+  if (write.n_barriers == 0 || emu_is_published(write)) return;
+  std::fprintf(
+      stderr,
+      "cuda_emu: a product of block %u, %u, %u reads shared memory that thread %u wrote and "
+      "has not published before a barrier (wgmma_publish)\n",
+      blockIdx.x, blockIdx.y, blockIdx.z, write.thread);
+  std::abort();
+}
+
 // Most accesses are to the thread's own stack, which is told without a look at anything.
 static inline void touch(const void *memory, size_t n_bytes, bool is_write, const void *code) {
   enum { FRAME_BYTES = 4096 };
   uintptr_t at = reinterpret_cast<uintptr_t>(memory);
   if (at - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < FRAME_BYTES) return;
-  static thread_local shadow s = make_shadow();
+  shadow &s = own_shadow();
   if (at - s.begin >= s.records.size()) return;
   const race_clock *now = emu_clock();
   if (now) note(s, *now, at - s.begin, n_bytes, is_write, code);

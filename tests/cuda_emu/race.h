@@ -1,7 +1,9 @@
 // tests/cuda_emu/race.h - finds races on shared memory: two threads of a block at the same byte, at
 // least one of them writing, with no barrier between them. What orders accesses is what CUDA says
 // does: __syncthreads, and __syncwarp within a warp; shuffles and mma do not.
-// The compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
+// wgmma's products read shared memory by another way than threads write it, so there a barrier
+// alone orders nothing: whoever wrote must have fenced (fence.proxy.async) before it. The
+// compiler's instrumentation for ThreadSanitizer calls race.cpp at every access that a kernel
 // makes; its own runtime is not linked.
 #ifndef TESTS_CUDA_EMU_RACE_H
 #define TESTS_CUDA_EMU_RACE_H
@@ -12,9 +14,13 @@
 struct race_clock {
   uint32_t n_barriers;
   uint16_t n_warp_barriers, thread; // the former since the last barrier
+  uint32_t n_publishes;
 };
 
 // The running thread's; NULL outside of kernels.
 const race_clock *emu_clock();
+// Whether products may read what was written then: a thread of this block has published it, and
+// met the others, since.
+bool emu_is_published(const race_clock &write);
 
 #endif
