@@ -84,7 +84,7 @@ if(CMAKE_CXX_COMPILER AND NOT TD_FUZZ)
   set_source_files_properties(${TD_CUDA_SOURCES} PROPERTIES LANGUAGE CXX
                               COMPILE_OPTIONS "-x;c++;-fno-strict-aliasing;-Wno-unknown-pragmas;-DTD_CUDA_SM90A=1;${instrumented}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/mistakes.cpp PROPERTIES
-                              COMPILE_OPTIONS "${instrumented}")
+                              COMPILE_OPTIONS "-Wno-unknown-pragmas;${instrumented}")
   add_library(tandem_cuda_emu MODULE ${TD_CUDA_SOURCES} ${emulator}
               ${CMAKE_SOURCE_DIR}/src/base/jitter.c)
   set_target_properties(tandem_cuda_emu PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON

@@ -156,6 +156,43 @@ __device__ inline void put_run(uint16_t *to, uint4 run) {
   *reinterpret_cast<uint4 *>(to) = run;
 }
 
+// Runs of eight elements, from multiples of 16 bytes on.
+enum { RUN_OF_8 = 8 };
+
+__device__ inline void load_run(const uint16_t *from, float (&v)[RUN_OF_8]) {
+  uint4 run = *reinterpret_cast<const uint4 *>(from);
+  const uint32_t pairs[4] = {run.x, run.y, run.z, run.w};
+#pragma unroll
+  for (int i = 0; i < RUN_OF_8; i++)
+    v[i] = f32_from_bf16(static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16));
+}
+
+__device__ inline void load_run(const float *from, float (&v)[RUN_OF_8]) {
+#pragma unroll
+  for (int i = 0; i < RUN_OF_8; i += 4) {
+    uint4 quad = *reinterpret_cast<const uint4 *>(from + i);
+    v[i] = __uint_as_float(quad.x), v[i + 1] = __uint_as_float(quad.y);
+    v[i + 2] = __uint_as_float(quad.z), v[i + 3] = __uint_as_float(quad.w);
+  }
+}
+
+__device__ inline void store_run(uint16_t *to, const float (&v)[RUN_OF_8]) {
+  put_run(to, {bf16x2_from_f32(v[0], v[1]), bf16x2_from_f32(v[2], v[3]),
+               bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])});
+}
+
+__device__ inline void store_run(float *to, const float (&v)[RUN_OF_8]) {
+#pragma unroll
+  for (int i = 0; i < RUN_OF_8; i += 4)
+    *reinterpret_cast<uint4 *>(to + i) = {__float_as_uint(v[i]), __float_as_uint(v[i + 1]),
+                                          __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])};
+}
+
+// Whether rows so many elements apart can be taken in runs. NULL can.
+static inline bool in_runs(const void *first, size_t stride) {
+  return reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0 && stride % RUN_OF_8 == 0;
+}
+
 __device__ inline float vec_at(const td_vec &v, uint32_t i) {
   return v.dtype == TD_BF16 ? f32_from_bf16(static_cast<const uint16_t *>(v.data)[i])
                             : static_cast<const float *>(v.data)[i];

@@ -1,6 +1,7 @@
 // kernels/cuda/top.cu - the best of each row of logits, and the row's sums, so that a row need not
-// cross the bus. A block sorts a slice of a row and leaves its best; then a block a row takes the
-// best head of its slices' lists, once for each place.
+// cross the bus. A block sorts a slice of a row and leaves its best. Then a block a row finds a key
+// that as many others reach as are wanted, sorts all that reach it, and has the best; where those
+// are too many, it takes the best head of its slices' lists, once for each place.
 #include "kernels/cuda/common.cuh"
 
 enum { THREADS = 256, SLICE = TD_CU_TOP_SLICE, LISTS = TD_CU_TOP_MAX_SLICES / THREADS };
@@ -105,28 +106,79 @@ __device__ static uint64_t head_of(const td_cu_top_logits_args &a, const uint64_
   return best;
 }
 
-__global__ static void top_row_kernel(td_cu_top_logits_args a) {
+// One of the n best, or less than all of them: enough of the first keys of each list are looked at.
+__device__ static uint64_t find_threshold(const td_cu_top_logits_args &a, const uint64_t *part,
+                                          uint32_t n, uint64_t *keys) {
+  uint32_t depth = (TD_TOP_LOGITS + a.n_slices - 1) / a.n_slices;
+  for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS)
+    keys[i] = i < a.n_slices * depth ? part[i / depth * TD_TOP_LOGITS + i % depth] : 0;
+  sort(keys);
+  uint64_t threshold = keys[n - 1];
+  __syncthreads();
+  return threshold;
+}
+
+// All keys that are not less, in order; how many they are, of which keys has SLICE at most.
+__device__ static uint32_t sort_candidates(const td_cu_top_logits_args &a, const uint64_t *part,
+                                           uint64_t threshold, uint64_t *keys,
+                                           uint32_t *n_candidates) {
+  if (threadIdx.x == 0) *n_candidates = 0;
+  for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS)
+    keys[i] = 0;
+  __syncthreads();
+#pragma unroll 8
+  for (uint32_t i = threadIdx.x; i < a.n_slices * TD_TOP_LOGITS; i += THREADS) {
+    uint64_t key = part[i];
+    if (key == 0 || key < threshold) continue;
+    uint32_t at = atomicAdd(n_candidates, 1u);
+    if (at < SLICE) keys[at] = key;
+  }
+  __syncthreads();
+  uint32_t n = *n_candidates;
+  if (n <= SLICE) sort(keys);
+  return n;
+}
+
+__device__ static void put_place(td_top_logits *out, uint32_t i, uint64_t key) {
+  out->value[i] = value_of(key);
+  out->id[i] = static_cast<int32_t>(id_of(key));
+}
+
+// The n best, head by head. Returns the largest.
+__device__ static uint64_t take_heads(const td_cu_top_logits_args &a, const uint64_t *part,
+                                      uint32_t n, td_top_logits *out) {
   __shared__ uint64_t best[2][THREADS / WARP];
-  __shared__ float scratch[2][WARP];
-  size_t row = blockIdx.x, first = row * a.n_slices;
-  const uint64_t *part = a.part + first * TD_TOP_LOGITS;
-  td_top_logits *out = a.out + row;
-  uint32_t n = at_most(a.n_vocab, TD_TOP_LOGITS), taken[LISTS] = {}, list = 0;
-  uint64_t head = head_of(a, part, taken, &list);
-  float largest = 0;
+  uint32_t taken[LISTS] = {}, list = 0;
+  uint64_t head = head_of(a, part, taken, &list), largest = 0;
   for (uint32_t i = 0; i < n; i++) {
     uint64_t key = block_best(head, best[i % 2]);
-    if (i == 0) largest = value_of(key);
-    if (threadIdx.x == 0) {
-      out->value[i] = value_of(key);
-      out->id[i] = static_cast<int32_t>(id_of(key));
-    }
+    if (i == 0) largest = key;
+    if (threadIdx.x == 0) put_place(out, i, key);
     if (key != head) continue; // no two are the same
 #pragma unroll
     for (uint32_t j = 0; j < LISTS; j++)
       taken[j] += j == list;
     head = head_of(a, part, taken, &list);
   }
+  return largest;
+}
+
+__global__ static void top_row_kernel(td_cu_top_logits_args a) {
+  __shared__ uint64_t keys[SLICE];
+  __shared__ uint32_t n_candidates;
+  __shared__ float scratch[2][WARP];
+  size_t row = blockIdx.x, first = row * a.n_slices;
+  const uint64_t *part = a.part + first * TD_TOP_LOGITS;
+  td_top_logits *out = a.out + row;
+  uint32_t n = at_most(a.n_vocab, TD_TOP_LOGITS);
+  uint64_t threshold = find_threshold(a, part, n, keys), best;
+  if (sort_candidates(a, part, threshold, keys, &n_candidates) <= SLICE) {
+    best = keys[0];
+    if (threadIdx.x < n) put_place(out, threadIdx.x, keys[threadIdx.x]);
+  } else {
+    best = take_heads(a, part, n, out);
+  }
+  float largest = value_of(best);
   float sum = 0, warm = 0, inverse = inverse_temperature(a, static_cast<uint32_t>(row));
   for (uint32_t s = threadIdx.x; s < a.n_slices; s += THREADS) {
     float v = value_of(part[static_cast<size_t>(s) * TD_TOP_LOGITS]);

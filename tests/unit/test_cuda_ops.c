@@ -26,32 +26,38 @@ static void test_copy_and_zero(void **state) {
   cuda_close(&f);
 }
 
-static void test_embed_gather_add(void **state) {
-  (void)state;
-  enum { TOKENS = 70, DIM = 33, VOCAB = 50 };
+static void check_embed_gather_add(uint32_t dim) {
+  enum { TOKENS = 70, VOCAB = 50 };
   CUDA_OPEN(f);
-  ref_weight table = ref_make_weight(&f.rng, TD_BF16, VOCAB, DIM, 0, 0);
+  ref_weight table = ref_make_weight(&f.rng, TD_BF16, VOCAB, dim, 0, 0);
   int32_t ids[TOKENS], rows[] = {TOKENS - 1, 0, 7};
   for (int i = 0; i < TOKENS; i++)
     ids[i] = (int32_t)ref_below(&f.rng, VOCAB);
-  float *y = cuda_floats(&f, TOKENS * DIM);
-  uint16_t *x = cuda_alloc(&f, TOKENS * DIM * sizeof *x);
-  uint16_t *few = cuda_alloc(&f, 3 * DIM * sizeof *few);
+  float *y = cuda_floats(&f, TOKENS * dim);
+  uint16_t *x = cuda_alloc(&f, TOKENS * dim * sizeof *x);
+  uint16_t *few = cuda_alloc(&f, 3 * dim * sizeof *few);
   td_op_embed(f.stream, &(td_embed_args){&table.w, cuda_put(&f, ids, sizeof ids), x, TOKENS});
-  td_op_gather_rows(f.stream, few, x, cuda_put(&f, rows, sizeof rows), 3, DIM);
-  td_op_add(f.stream, x, cuda_put_bf16(&f, y, TOKENS * DIM), TOKENS * DIM);
-  float *sums = cuda_get_bf16(&f, x, TOKENS * DIM), *gathered = cuda_get_bf16(&f, few, 3 * DIM);
-  for (size_t i = 0; i < TOKENS * DIM; i++) {
-    double want = ref_at(&table.w, (uint32_t)ids[i / DIM], i % DIM) + y[i];
+  td_op_gather_rows(f.stream, few, x, cuda_put(&f, rows, sizeof rows), 3, dim);
+  td_op_add(f.stream, x, cuda_put_bf16(&f, y, TOKENS * dim), TOKENS * dim);
+  float *sums = cuda_get_bf16(&f, x, TOKENS * dim), *gathered = cuda_get_bf16(&f, few, 3 * dim);
+  for (size_t i = 0; i < TOKENS * dim; i++) {
+    double want = ref_at(&table.w, (uint32_t)ids[i / dim], i % dim) + y[i];
     cuda_assert_within(sums[i], want, fabs(want) * ULP_BF16 / 2, "sum", i);
   }
-  for (size_t i = 0; i < 3 * DIM; i++)
-    assert_true(gathered[i] == ref_at(&table.w, (uint32_t)ids[rows[i / DIM]], i % DIM));
+  for (size_t i = 0; i < 3 * dim; i++)
+    assert_true(gathered[i] == ref_at(&table.w, (uint32_t)ids[rows[i / dim]], i % dim));
   free(y);
   free(sums);
   free(gathered);
   ref_free_weight(&table);
   cuda_close(&f);
+}
+
+// Rows that runs of eight make, and that they do not.
+static void test_embed_gather_add(void **state) {
+  (void)state;
+  check_embed_gather_add(33);
+  check_embed_gather_add(40);
 }
 
 // x[i] / rms(x) * w[i] of a row.
@@ -66,30 +72,30 @@ static void check_norm(const float *x, const float *w, const float *got, size_t 
   }
 }
 
-static void test_rmsnorm(void **state) {
-  (void)state;
-  enum { ROWS = 9, DIM = 501, STRIDE = 600 };
+static void check_rmsnorm(uint32_t dim) {
+  enum { ROWS = 9 };
+  const uint32_t stride = dim % 8 ? dim + 99 : dim + 104;
   CUDA_OPEN(f);
-  float *x = cuda_floats(&f, ROWS * STRIDE), *before = cuda_floats(&f, ROWS * DIM);
-  float *w = ref_floats(&f.rng, DIM);
-  uint16_t *residual = cuda_put_bf16(&f, before, ROWS * DIM);
-  uint16_t *out = cuda_alloc(&f, ROWS * DIM * sizeof *out);
-  td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = cuda_put_bf16(&f, x, ROWS * STRIDE),
+  float *x = cuda_floats(&f, ROWS * stride), *before = cuda_floats(&f, ROWS * dim);
+  float *w = ref_floats(&f.rng, dim);
+  uint16_t *residual = cuda_put_bf16(&f, before, ROWS * dim);
+  uint16_t *out = cuda_alloc(&f, ROWS * dim * sizeof *out);
+  td_op_rmsnorm(f.stream, &(td_rmsnorm_args){.x = cuda_put_bf16(&f, x, ROWS * stride),
                                              .residual = residual,
-                                             .w = {w, TD_F32, DIM},
+                                             .w = {w, TD_F32, dim},
                                              .out = out,
-                                             .x_stride = STRIDE,
-                                             .out_stride = DIM,
+                                             .x_stride = stride,
+                                             .out_stride = dim,
                                              .n_rows = ROWS,
-                                             .dim = DIM,
+                                             .dim = dim,
                                              .eps = 1e-3f});
-  float *sum = cuda_get_bf16(&f, residual, ROWS * DIM), *got = cuda_get_bf16(&f, out, ROWS * DIM);
-  for (size_t i = 0; i < ROWS * DIM; i++) {
-    double want = (double)before[i] + x[i / DIM * STRIDE + i % DIM];
+  float *sum = cuda_get_bf16(&f, residual, ROWS * dim), *got = cuda_get_bf16(&f, out, ROWS * dim);
+  for (size_t i = 0; i < ROWS * dim; i++) {
+    double want = (double)before[i] + x[i / dim * stride + i % dim];
     cuda_assert_within(sum[i], want, fabs(want) * ULP_BF16 / 2, "residual", i);
   }
   for (size_t i = 0; i < ROWS; i++)
-    check_norm(sum + i * DIM, w, got + i * DIM, DIM, 1e-3);
+    check_norm(sum + i * dim, w, got + i * dim, dim, 1e-3);
   // heads of 24, in place, BF16 weights
   enum { HEAD = 24 };
   uint16_t wb[HEAD];
@@ -105,11 +111,11 @@ static void test_rmsnorm(void **state) {
                                              .n_rows = 100,
                                              .dim = HEAD,
                                              .eps = 1e-6f});
-  float *again = cuda_get_bf16(&f, out, ROWS * DIM);
+  float *again = cuda_get_bf16(&f, out, ROWS * dim);
   for (size_t i = 0; i < 100; i++)
     check_norm(got + i * HEAD, w, again + i * HEAD, HEAD, 1e-6);
   assert_memory_equal(again + 100 * HEAD, got + 100 * HEAD,
-                      (ROWS * DIM - 100 * HEAD) * sizeof *got);
+                      (ROWS * dim - 100 * HEAD) * sizeof *got);
   free(x);
   free(before);
   free(w);
@@ -117,6 +123,14 @@ static void test_rmsnorm(void **state) {
   free(got);
   free(again);
   cuda_close(&f);
+}
+
+// Rows of any length, and of runs of eight, short and long.
+static void test_rmsnorm(void **state) {
+  (void)state;
+  check_rmsnorm(501);
+  check_rmsnorm(512 + 5 * 8);
+  check_rmsnorm(1024 + 21 * 8);
 }
 
 typedef struct {
@@ -338,44 +352,36 @@ static void test_linear_alone_and_in_company(void **state) {
   cuda_close(&f);
 }
 
-static void test_rope(void **state) {
-  (void)state;
-  enum {
-    TOKENS = 9,
-    HEADS = 3,
-    DIM = 20,
-    ROT = 12,
-    OFFSET = 8,
-    MAX = 40,
-    N = TOKENS * HEADS * DIM
-  };
+static void check_rope(uint32_t rot) {
+  enum { TOKENS = 9, HEADS = 3, OFFSET = 8, MAX = 40 };
+  const uint32_t dim = OFFSET + rot, n = TOKENS * HEADS * dim;
   CUDA_OPEN(f);
-  float *table = ref_floats(&f.rng, MAX * ROT);
-  float *cos_sin = cuda_put(&f, table, MAX * ROT * sizeof *table);
+  float *table = ref_floats(&f.rng, MAX * rot);
+  float *cos_sin = cuda_put(&f, table, MAX * rot * sizeof *table);
   int32_t position[TOKENS];
   for (int t = 0; t < TOKENS; t++)
     position[t] = (int32_t)ref_below(&f.rng, MAX);
   int32_t *positions = cuda_put(&f, position, sizeof position);
   for (int interleaved = 0; interleaved < 2; interleaved++) {
-    float *before = cuda_floats(&f, N);
-    uint16_t *x = cuda_put_bf16(&f, before, N);
+    float *before = cuda_floats(&f, n);
+    uint16_t *x = cuda_put_bf16(&f, before, n);
     td_op_rope(f.stream, &(td_rope_args){.x = x + OFFSET,
                                          .cos_sin = cos_sin,
                                          .position = positions,
-                                         .token_stride = HEADS * DIM,
-                                         .head_stride = DIM,
+                                         .token_stride = HEADS * dim,
+                                         .head_stride = dim,
                                          .n_tokens = TOKENS,
                                          .n_heads = HEADS,
-                                         .rot_dim = ROT,
+                                         .rot_dim = rot,
                                          .interleaved = interleaved});
-    float *got = cuda_get_bf16(&f, x, N);
+    float *got = cuda_get_bf16(&f, x, n);
     for (size_t row = 0; row < TOKENS * HEADS; row++) {
-      const float *cs = table + (size_t)position[row / HEADS] * ROT;
+      const float *cs = table + (size_t)position[row / HEADS] * rot;
       for (size_t d = 0; d < OFFSET; d++)
-        assert_true(got[row * DIM + d] == before[row * DIM + d]);
-      for (size_t i = 0; i < ROT / 2; i++) {
-        size_t a = row * DIM + OFFSET + (interleaved ? 2 * i : i);
-        size_t b = interleaved ? a + 1 : a + ROT / 2;
+        assert_true(got[row * dim + d] == before[row * dim + d]);
+      for (size_t i = 0; i < rot / 2; i++) {
+        size_t a = row * dim + OFFSET + (interleaved ? 2 * i : i);
+        size_t b = interleaved ? a + 1 : a + rot / 2;
         double c = cs[2 * i], s = cs[2 * i + 1], u = before[a], v = before[b];
         double slack = (fabs(u) + fabs(v)) * 4 * ULP_F32;
         double first = u * c - v * s, second = v * c + u * s;
@@ -388,6 +394,12 @@ static void test_rope(void **state) {
   }
   free(table);
   cuda_close(&f);
+}
+
+static void test_rope(void **state) {
+  (void)state;
+  check_rope(12);
+  check_rope(32); // runs of eight pairs
 }
 
 typedef struct {
