@@ -320,6 +320,12 @@ static int32_t *put_ints(td_gpu_bench *b, const int32_t *host, size_t n) {
   return out;
 }
 
+static int32_t *kept(const int32_t *host, size_t n) {
+  int32_t *copy = malloc(n * sizeof *copy);
+  TD_CHECK(copy);
+  return memcpy(copy, host, n * sizeof *copy);
+}
+
 // n_seqs sequences, of each of which the last n_tokens of n_keys positions are computed.
 static td_batch_view make_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens,
                                 uint32_t n_keys) {
@@ -334,12 +340,14 @@ static td_batch_view make_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tok
   for (uint32_t i = 0; i <= n_seqs; i++)
     host[i] = (int32_t)(i * n_tokens);
   batch.q_begin = put_ints(b, host, n_seqs + 1);
+  batch.host_q_begin = kept(host, n_seqs + 1);
   for (uint32_t i = 0; i < n; i++)
     host[i] = (int32_t)(i / n_tokens);
   batch.seq = put_ints(b, host, n);
   for (uint32_t i = 0; i < n; i++)
     host[i] = (int32_t)(n_keys - n_tokens + i % n_tokens);
   batch.position = put_ints(b, host, n);
+  batch.host_position = kept(host, n);
   for (uint32_t i = 0; i < n_seqs * n_pages; i++)
     host[i] = (int32_t)i;
   batch.page_table = put_ints(b, host, (size_t)n_seqs * n_pages);
@@ -351,6 +359,8 @@ static void free_batch(td_gpu_bench *b, const td_batch_view *batch) {
   const int32_t *const memory[] = {batch->q_begin, batch->seq, batch->position, batch->page_table};
   for (size_t i = 0; i < TD_COUNT(memory); i++)
     td_gpu_free(b, (void *)memory[i]);
+  free((void *)batch->host_q_begin);
+  free((void *)batch->host_position);
 }
 
 // Pairs of a query and a key it sees, of one sequence.
