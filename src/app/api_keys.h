@@ -7,13 +7,14 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "config/options.h"
 
 typedef struct {
   const char *key;
   uint32_t weight;
 } td_api_key;
 
-// Zeroed: everybody may, and whoever sends the same token is the same tenant.
+// Zeroed: everybody may, and each peer is a tenant.
 typedef struct {
   td_buf text; // of the file, cut into keys
   td_api_key *keys;
@@ -31,8 +32,13 @@ typedef struct {
   uint32_t weight;
 } td_api_caller;
 
-// Who sends this Authorization header (NULL: none). False: somebody who may not. Takes the same
-// time whichever key it is, and wherever the first difference stands.
-bool td_api_keys_check(const td_api_keys *keys, const char *authorization, td_api_caller *out);
+// Who sends this Authorization header (NULL: none) from peer, a number. False: somebody who may
+// not. Takes the same time whichever key it is, and wherever the first difference stands.
+bool td_api_keys_check(const td_api_keys *keys, const char *authorization, uint64_t peer,
+                       td_api_caller *out);
+
+// Before --api-key is used: takes it from --api-key-file or TANDEM_API_KEY where it was not given,
+// and hides it from the process list, in argv, where it was.
+td_status td_api_key_find(td_options *options, int argc, char **argv, td_err *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/api_keys.h"
 #include "app/command.h"
 #include "app/gpu_probe.h"
 #include "base/log.h"
@@ -137,6 +138,8 @@ int main(int argc, char **argv) {
     status = td_cmd_fail(&err);
   } else if (options.help) {
     status = print_help(options.command, false);
+  } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
+    status = td_cmd_fail(&err);
   } else {
     status = commands[options.command](&options);
   }

@@ -78,7 +78,8 @@ static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
   const char *path = td_http_path(x);
   td_api_caller caller;
   if (strcmp(path, "/health") == 0 || strcmp(path, "/") == 0) return true;
-  return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &caller);
+  return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x),
+                           &caller);
 }
 
 // Whether a page of another site asks: an Origin that is not this server under the name by which it
@@ -205,6 +206,7 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .routes = routes,
                        .n_routes = TD_COUNT(routes),
                        .always = always,
+                       .cors = serve->options->cors,
                        .ctx = serve,
                        .on_head = check_head,
                        .write_error = write_error,

@@ -564,7 +564,7 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->begin_ns = td_clock_ns();
   j->work.work.data = j;
   j->preparing = true;
-  td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), &j->caller);
+  td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x), &j->caller);
   j->n_ctx = td_serve_n_ctx(serve);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);

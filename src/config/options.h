@@ -83,7 +83,7 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *api_keys, *kv_dir;
+  char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir;
   td_str_list model_names;
   int disaggregate; // of td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;

@@ -120,9 +120,16 @@ const td_option td_option_table[] = {
     {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE), AT(port), RANGE(0, 65535), "8080", "PORT",
      "0: any free port"},
     {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key), NO_RANGE, NULL,
-     "KEY", "bearer token that serve requires and bench --server sends"},
+     "KEY",
+     "bearer token that serve requires and bench --server sends; default: TANDEM_API_KEY of the "
+     "environment"},
+    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key_file), NO_RANGE,
+     NULL, "FILE", "file that holds the key of --api-key, which so stands on no command line"},
     {GROUP_NETWORK, "api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
      "file of accepted API keys, one per line, optionally followed by a weight (default 1)"},
+    {GROUP_NETWORK, "cors", 0, OPT_STR, ON(SERVE), AT(cors), NO_RANGE, NULL, "ORIGIN",
+     "origin whose pages may use the API in a browser, such as https://chat.example; *: any; "
+     "default: none"},
     {GROUP_NETWORK, "served-model-name", 0, OPT_NAMES, ON(SERVE), AT(model_names), NO_RANGE, NULL,
      "NAME",
      "model name in the API, or several: A,B or A B; default: the repository's name in a hub's "

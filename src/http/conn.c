@@ -216,6 +216,30 @@ void td_http_conn_flushed(td_http_conn *conn) {
   pump(conn);
 }
 
+// Lets the page that asks read the answer, if it may. False: it may not, or no page asks.
+static bool allow_origin(td_http_conn *conn) {
+  const char *cors = conn->server->opts.cors, *origin = td_http_header(conn, "Origin");
+  bool is_any = cors && strcmp(cors, "*") == 0;
+  if (!cors || !origin || !(is_any || strcmp(cors, origin) == 0)) return false;
+  td_http_add_header(conn, "Access-Control-Allow-Origin", cors);
+  if (!is_any) td_http_add_header(conn, "Vary", "Origin");
+  td_http_add_header(conn, "Access-Control-Expose-Headers", "Retry-After, WWW-Authenticate");
+  return true;
+}
+
+// What a browser asks before it sends a request that a form could not.
+static void answer_preflight(td_http_conn *conn, const char *methods) {
+  const char *headers = td_http_header(conn, "Access-Control-Request-Headers");
+  td_http_add_header(conn, "Access-Control-Allow-Methods", methods);
+  td_http_add_header(conn, "Access-Control-Allow-Headers",
+                     headers ? headers : "Authorization, Content-Type");
+  td_http_add_header(conn, "Access-Control-Max-Age", "86400");
+  if (td_http_header(conn, "Access-Control-Request-Private-Network")) {
+    td_http_add_header(conn, "Access-Control-Allow-Private-Network", "true");
+  }
+  td_http_respond(conn, 200, "text/plain", "", 0);
+}
+
 static bool is_always(const td_http_opts *opts, const char *path) {
   for (const char *const *one = opts->always; one && *one; one++) {
     if (strcmp(*one, path) == 0) return true;
@@ -234,14 +258,20 @@ static void on_head(td_http_conn *conn) {
   // No host at all is HTTP/1.0, which no browser speaks.
   if (opts->loopback_hosts_only && parser->host.len > 0 &&
       !td_http_host_is_allowed(td_buf_text(&parser->host))) {
-    refuse(conn, 403, "this server answers to localhost only: the Host header names another host");
+    refuse(conn, 403,
+           "the Host header names another host than localhost, to which alone this server answers "
+           "without a key: have the proxy send Host: localhost, or start the server with --api-key "
+           "(or, open to everyone who reaches it, with --host 0.0.0.0)");
     return;
   }
   td_buf allow = TD_BUF_INIT;
   if (conn->is_extra) conn->keep_alive = false;
   conn->route = td_http_route_find(opts->routes, opts->n_routes, method, td_http_path(conn),
                                    &allow);
-  if (conn->route && strcmp(method, "POST") == 0 && !parser->has_length) {
+  bool is_allowed_origin = allow_origin(conn);
+  if (is_allowed_origin && allow.len > 0 && strcmp(method, "OPTIONS") == 0) {
+    answer_preflight(conn, td_buf_text(&allow));
+  } else if (conn->route && strcmp(method, "POST") == 0 && !parser->has_length) {
     refuse(conn, 411, "the request has neither Content-Length nor Transfer-Encoding: chunked");
   } else if (conn->is_extra && !is_always(opts, td_http_path(conn))) {
     refuse(conn, 503, "too many connections");

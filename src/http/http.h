@@ -45,6 +45,10 @@ typedef struct {
   // Only Host headers that name this machine's loopback are served (DNS rebinding): 403.
   bool loopback_hosts_only;
 
+  // Pages of this origin ("*": of any) may use the server from a browser: answers say so, and
+  // OPTIONS is answered. NULL: of none.
+  const char *cors;
+
   // 0: the default
   td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
   size_t max_bodies_bytes; // 256 MiB of bodies over 64 KiB, of all requests together: 503
@@ -78,6 +82,9 @@ const char *td_http_method(const td_http_exchange *x);
 const char *td_http_path(const td_http_exchange *x); // percent-decoded
 const char *td_http_query(const td_http_exchange *x);
 const char *td_http_header(const td_http_exchange *x, const char *name); // NULL when absent
+// A number that is the peer's: of its IPv4 address, or the /64 network of its IPv6 address; Unix
+// sockets are one peer.
+uint64_t td_http_peer(const td_http_exchange *x);
 const td_buf *td_http_body(const td_http_exchange *x);
 // Moves the body into out, which is overwritten; the caller frees it. Returns the bytes that count
 // against max_bodies_bytes until td_http_bodies_freed.

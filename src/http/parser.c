@@ -238,6 +238,9 @@ static int check_head(td_http_parser *p) {
   p->http10 = p->llhttp.http_minor == 0;
   if (p->llhttp.method == HTTP_CONNECT) return fail(p, 400, "CONNECT is not supported");
   if (check_framing(p) || check_host(p) || check_target(p)) return -1;
+  unsigned n_authorization; // one may be checked, and the other believed
+  find_header(p, "authorization", &n_authorization);
+  if (n_authorization > 1) return fail(p, 400, "several Authorization headers");
   return check_expect(p);
 }
 

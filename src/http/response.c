@@ -228,6 +228,29 @@ const td_buf *td_http_body(const td_http_exchange *x) {
   return &x->parser.body;
 }
 
+uint64_t td_http_peer(const td_http_exchange *x) {
+  static const unsigned char v4_in_v6[12] = {[10] = 0xff, [11] = 0xff};
+  struct sockaddr_storage addr = {0};
+  int len = sizeof addr;
+  const unsigned char *bytes = NULL;
+  size_t n = 0;
+  if (x->io.handle.type == UV_TCP &&
+      uv_tcp_getpeername(&x->io.tcp, (struct sockaddr *)&addr, &len) == 0) {
+    if (addr.ss_family == AF_INET6) {
+      bytes = ((struct sockaddr_in6 *)&addr)->sin6_addr.s6_addr;
+      n = 8;
+      if (memcmp(bytes, v4_in_v6, sizeof v4_in_v6) == 0) bytes += 12, n = 4;
+    } else {
+      bytes = (const unsigned char *)&((struct sockaddr_in *)&addr)->sin_addr;
+      n = 4;
+    }
+  }
+  uint64_t hash = 0xcbf29ce484222325u; // FNV-1a
+  for (size_t i = 0; i < n; i++)
+    hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  return hash;
+}
+
 size_t td_http_take_body(td_http_exchange *x, td_buf *out) {
   size_t n_bytes = x->held_bytes;
   *out = x->parser.body;

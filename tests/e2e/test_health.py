@@ -148,13 +148,16 @@ def test_a_worker_that_hangs_is_replaced(tandem_bin, model):
         server.close()
 
 
-def test_429_when_too_many_wait(tandem_bin, model):
-    server = Server(tandem_bin, model, "--max-batch", str(MAX_BATCH), "--ctx-size", "256")
+def test_429_when_too_many_wait(tandem_bin, model, tmp_path):
+    (tmp_path / "keys").write_text("one\nanother\n")
+    (tmp_path / "keys").chmod(0o600)
+    options = ("--max-batch", str(MAX_BATCH), "--ctx-size", "256", "--api-keys", tmp_path / "keys")
+    server = Server(tandem_bin, model, *options)
     found = []
 
     def crowd():
         prompts = [[i + 1] for i in range(MAX_CHOICES)]
-        found.append(complete(server.url, prompt=prompts, max_tokens=1))
+        found.append(complete(server.url, key="one", prompt=prompts, max_tokens=1))
 
     try:
         with stopped(server):
@@ -162,7 +165,7 @@ def test_429_when_too_many_wait(tandem_bin, model):
             for thread in threads:
                 thread.start()
             wait_until(lambda: get(server.url).json()["waiting"] == MAX_WAITING)
-            complete_one = lambda: complete(server.url, prompt=[[1], [2], [3]], max_tokens=1)
+            complete_one = lambda: complete(server.url, key="one", prompt=[[1], [2], [3]], max_tokens=1)
             check_refusal(complete_one(), 429)
             check_refusal(complete_one(), 429)
             other = lambda: found.append(complete(server.url, key="another", max_tokens=1))

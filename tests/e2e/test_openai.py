@@ -2,8 +2,11 @@
 
 import concurrent.futures
 import math
+import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -447,6 +450,88 @@ def test_api_keys(tandem_bin, model, tmp_path):
         assert response.status_code == 200
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("how", ["option", "equals", "file", "environment"])
+def test_a_key_stands_in_no_process_list(tandem_bin, model, tmp_path, monkeypatch, how):
+    (tmp_path / "key").write_text("sesame\n")
+    (tmp_path / "key").chmod(0o640)
+    if how == "environment":
+        monkeypatch.setenv("TANDEM_API_KEY", "sesame")
+    given = {"option": ["--api-key", "sesame"], "equals": ["--api-key=sesame"], "file": ["--api-key-file", tmp_path / "key"]}
+    server = Server(tandem_bin, model, *given.get(how, []))
+    try:
+        ask = lambda key: httpx.get(server.url + "/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+        assert ask("sesame").status_code == 200 and ask("xxxxxx").status_code == 401
+        family = [server.process.pid, *server.workers().values()]
+        assert not any(b"sesame" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family)
+        assert not any(b"sesame" in Path(f"/proc/{pid}/environ").read_bytes() for pid in family)
+        assert ("chmod 600" in server.log()) == (how == "file")
+    finally:
+        server.close()
+
+
+def test_a_changing_token_gains_nothing(tandem_bin, model):
+    """Without keys all requests of one address share its part of the queue."""
+    server = Server(tandem_bin, model, "--max-batch", "1", "--ctx-size", "256")
+    pids = list(server.workers().values())
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    statuses = []
+
+    def flood(token):
+        body = {"prompt": [[1]] * 64, "max_tokens": 1}
+        headers = {"Authorization": f"Bearer {token}"}
+        reply = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+        statuses.append(reply.status_code)
+
+    threads = [threading.Thread(target=flood, args=(i,)) for i in range(12)]
+    try:
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(statuses) >= 4)  # of 768 sequences 512 may wait
+        waiting = httpx.get(server.url + "/health", trust_env=False).json()["waiting"]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join()
+    server.close()
+    assert waiting <= 512 and sorted(set(statuses)) == [200, 429]
+
+
+def test_pages_of_other_origins(tandem_bin, model, server):
+    """CORS is off; with --cors the one origin may ask, and its preflight is answered."""
+    headers = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST",
+               "Access-Control-Request-Headers": "authorization, content-type"}
+    path = "/v1/chat/completions"
+    off = httpx.options(server.url + path, headers=headers, trust_env=False)
+    assert off.status_code == 405 and not [h for h in off.headers if h.startswith("access-control")]
+    running = Server(tandem_bin, model, "--cors", "https://chat.example", "--api-key", "sesame")
+    try:
+        asked = httpx.options(running.url + path, headers=headers, trust_env=False)
+        assert asked.status_code == 200  # without the key, which browsers do not send with it
+        assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+        assert asked.headers["access-control-allow-methods"] == "POST"
+        assert asked.headers["access-control-allow-headers"] == "authorization, content-type"
+        key = {"Authorization": "Bearer sesame"}
+        for origin, allowed in (("https://chat.example", True), ("https://evil.example", False)):
+            body = {"messages": HELLO, "max_tokens": 2, "stream": True}
+            reply = httpx.post(running.url + path, json=body, headers={"Origin": origin, **key}, trust_env=False)
+            assert reply.status_code == 200
+            assert ("access-control-allow-origin" in reply.headers) == allowed
+            assert not allowed or reply.headers["vary"] == "Origin"
+        foreign = httpx.options(running.url + path, headers={**headers, "Origin": "null"}, trust_env=False)
+        assert foreign.status_code == 405
+    finally:
+        running.close()
+
+
+def test_a_foreign_host_is_told_what_to_do(server):
+    reply = httpx.get(server.url + "/v1/models", headers={"Host": "llm.example"}, trust_env=False)
+    assert reply.status_code == 403
+    message = reply.json()["error"]["message"]
+    assert "Host: localhost" in message and "--api-key" in message and "--host 0.0.0.0" in message
 
 
 # -- many at once ----------------------------------------------------------------------------

@@ -41,6 +41,8 @@ static void refuses_bad_requests(void **state) {
       BAD(400, "GET /hello HTTP/1.1\r\nHost: a b\r\n\r\n"),
       BAD(400, "GET /hello HTTP/1.1\r\nHost:\r\n\r\n"),
       BAD(400, "GET /hello HTTP/1.1\r\nHost: user@localhost\r\n\r\n"),
+      BAD(400, "GET /hello HTTP/1.1\r\n" HOST
+               "Authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n"),
       BAD(403, "GET /hello HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"),
       BAD(403, "GET /hello HTTP/1.1\r\nHost: localhost.evil.example:80\r\n\r\n"),
       BAD(403, "GET http://evil.example/hello HTTP/1.1\r\n" HOST "\r\n"),
