@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/team.h"
 #include "model/convert_matrix.h"
-#include "model/shard_writer.h"
 
 // What is read of a module, and what it becomes. matrix points to where the store has the data.
 typedef struct {
@@ -303,6 +302,10 @@ uint64_t td_conversion_bytes(const td_conversion *c) {
 
 const td_tensor *td_conversion_source(const td_conversion *c, size_t idx) {
   return idx < c->n_jobs ? c->jobs[idx].words : NULL;
+}
+
+const td_shard_entry *td_conversion_result(const td_conversion *c, size_t idx) {
+  return c && idx < c->n_entries ? &c->entries[idx] : NULL;
 }
 
 void td_conversion_write_header(const td_conversion *c, void *memory) {

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "model/quant.h"
+#include "model/shard_writer.h"
 #include "model/store.h"
 
 typedef struct td_conversion td_conversion;
@@ -26,6 +27,8 @@ void td_conversion_close(td_conversion *conversion);
 uint64_t td_conversion_bytes(const td_conversion *conversion);
 // The idx-th tensor of codes, needed no more once it is converted; NULL behind the last.
 const td_tensor *td_conversion_source(const td_conversion *conversion, size_t idx);
+// The idx-th tensor that is made, with its offset in the shard; NULL behind the last.
+const td_shard_entry *td_conversion_result(const td_conversion *conversion, size_t idx);
 // Writes its header to memory of that many zeroed bytes, 64-byte aligned.
 void td_conversion_write_header(const td_conversion *conversion, void *memory);
 typedef struct {

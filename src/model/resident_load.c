@@ -440,25 +440,46 @@ static td_status place_matrix(const td_nodes *nodes, int fd, const td_place *par
   return TD_OK;
 }
 
+typedef struct {
+  td_nodes nodes;
+  int fd;
+  uint64_t page_bytes;
+  td_resident_stats *stats;
+} placing;
+
+static td_status place_tensor(const placing *p, const td_tensor *t, uint64_t at, td_err *err) {
+  if (!td_place_is_cut(t, p->nodes.n, p->page_bytes)) return TD_OK;
+  td_place parts[TD_MAX_NODES];
+  td_place_rows(parts, p->nodes.n, at, t->n_bytes, t->shape[0], p->page_bytes);
+  return place_matrix(&p->nodes, p->fd, parts, p->stats, err);
+}
+
 // Each node gets the rows that its threads begin with. Before a page is there.
 static td_status place(const loading *l, int fd, td_resident_stats *stats, const td_store *store,
                        td_err *err) {
-  td_nodes nodes = td_nodes_get();
-  uint64_t page_bytes = stats->pages == TD_PAGES_PLAIN ? RESIDENT_ALIGN : TD_HUGE_PAGE_BYTES;
+  placing p = {.nodes = td_nodes_get(),
+               .fd = fd,
+               .page_bytes = stats->pages == TD_PAGES_PLAIN ? RESIDENT_ALIGN : TD_HUGE_PAGE_BYTES,
+               .stats = stats};
   td_status st = TD_OK;
-  stats->n_nodes = nodes.n;
-  if (nodes.n == 1) return TD_OK;
+  stats->n_nodes = p.nodes.n;
+  if (p.nodes.n == 1) return TD_OK;
   size_t shard = 0;
   for (size_t i = 0; st == TD_OK && i < td_store_n_tensors(store); i++) {
     const td_tensor *t = td_store_tensor(store, i); // in order of shards
     td_shard_info info = td_store_shard(store, shard);
     while (t->data < info.bytes || t->data >= info.bytes + info.n_bytes)
       info = td_store_shard(store, ++shard);
-    if (!td_place_is_cut(t, nodes.n, page_bytes)) continue;
-    td_place parts[TD_MAX_NODES];
     uint64_t at = l->sources[shard].offset + (uint64_t)(t->data - info.bytes);
-    td_place_rows(parts, nodes.n, at, t->n_bytes, t->shape[0], page_bytes);
-    st = place_matrix(&nodes, fd, parts, stats, err);
+    st = place_tensor(&p, t, at, err);
+  }
+  const td_shard_entry *e;
+  for (size_t i = 0; st == TD_OK && (e = td_conversion_result(l->opts->conversion, i)); i++) {
+    const td_tensor t = {.name = e->name,
+                         .n_dims = e->n_dims,
+                         .shape = {e->shape[0], e->shape[1]},
+                         .n_bytes = e->n_bytes};
+    st = place_tensor(&p, &t, l->converted_offset + e->offset, err);
   }
   return st;
 }

@@ -6,6 +6,7 @@ Two checkpoints of one random model are made on the spot, one in the format as i
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,17 @@ def test_where_converted_weights_lie(weights, tandem_bin, tmp_path):
     want, _ = logits(tandem_bin, used)
     ours, _ = logits(tandem_bin, stored, "--weights", weights)
     assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
+
+
+def test_converted_rows_are_spread_over_nodes(tandem_bin, tmp_path, monkeypatch):
+    stored, used = make(tmp_path, "gptq8-zeros")
+    want, _ = logits(tandem_bin, used)
+    monkeypatch.setenv("TANDEM_FAKE_NODES", "2")
+    ours, log = logits(tandem_bin, stored, "--weights", "resident")
+    assert np.abs(ours - want).max() < TOLERANCE * np.abs(want).max()
+    [mib] = re.findall(r"rows of matrices are on 2 NUMA nodes: (\S+) \+ (\S+) MiB", log)
+    # Embedding and output matrix are 0.26 MiB in all; the rest is converted.
+    assert sum(map(float, mib)) > 0.5
 
 
 @pytest.mark.parametrize("weights, n_conversions", [("resident", 1), ("mmap", None)])
