@@ -62,12 +62,12 @@ typedef struct {
 } arena;
 
 typedef struct {
-  uint64_t *words, mask, base;
+  uint64_t *words, mask, base, seed;
 } filling;
 
 static void fill_words(void *ctx, size_t begin, size_t end) {
   const filling *f = ctx;
-  uint64_t x = (begin + 1) * 0x9e3779b97f4a7c15u ^ (uintptr_t)f->words;
+  uint64_t x = (begin + 1) * 0x9e3779b97f4a7c15u ^ f->seed;
   for (size_t i = begin; i < end; i++) {
     x ^= x << 13;
     x ^= x >> 7;
@@ -80,7 +80,7 @@ static void fill_words(void *ctx, size_t begin, size_t end) {
 static void *take(arena *a, size_t n_bytes, uint64_t mask, uint64_t base) {
   char *out = a->base ? a->base + a->n_bytes : NULL;
   a->n_bytes += (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
-  filling f = {(uint64_t *)out, mask, base};
+  filling f = {(uint64_t *)out, mask, base, a->n_bytes};
   if (out) td_team_for(a->team, (n_bytes + 7) / 8, FILL_BYTES / 8, fill_words, &f);
   return out;
 }
