@@ -14,6 +14,7 @@ import os
 
 import numpy as np
 import pytest
+import test_formats
 from test_golden import DATA, ids_of, logits_of, relative_errors, tandem  # noqa: F401
 
 MEDIAN, MOST, SHARE = 0.03, 0.06, 0.95
@@ -87,3 +88,13 @@ def test_a_wrong_golden_is_noticed(spoil):
     check_logits(golden, golden)
     with pytest.raises(AssertionError):
         check_logits(golden, spoiled)
+
+
+@pytest.mark.parametrize("name", ["gptq8-order", "int4-bytes", "mxfp8"])
+def test_formats_of_no_golden_model(tandem, cuda, tandem_bin, name, tmp_path):  # noqa: F811
+    stored, used = test_formats.make(tmp_path, name)
+    want, _ = test_formats.logits(tandem_bin, used)
+    out, ids = tmp_path / "logits.npy", ",".join(map(str, test_formats.PROMPT))
+    args = ["--model", stored, "--token-ids", ids, "--out", out, "--device", "cuda"]
+    tandem("eval", "logits", *args, **cuda)
+    check_logits(np.load(out), want)
