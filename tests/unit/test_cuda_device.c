@@ -754,6 +754,7 @@ static void test_how_weights_are_read(void **state) {
   td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
   td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
+  td_weight f4 = {.dtype = TD_F4E2M1, .scale = &scale, .scale_cols = 16, .cols = 64};
   assert_false(td_cuda_use_mma(&bf16, 64));
   assert_true(td_cuda_use_mma(&bf16, 65));
   assert_false(td_cuda_use_mma(&f8, 64));
@@ -763,6 +764,8 @@ static void test_how_weights_are_read(void **state) {
   assert_true(td_cuda_use_blas(&bf16, 17));
   assert_false(td_cuda_use_blas(&f8, 95));
   assert_true(td_cuda_use_blas(&f8, 96));
+  assert_false(td_cuda_use_blas(&f4, 255));
+  assert_true(td_cuda_use_blas(&f4, 256));
   assert_false(td_cuda_use_blas(&f32, 1000));
   assert_int_equal(td_cuda_tiles_at_once(0, 170, 200), 170);
   assert_int_equal(td_cuda_tiles_at_once(199, 170, 200), 170);

@@ -7,7 +7,9 @@ enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS
 // linear_vec reads weights from the L2 once for every 16 tokens: as fast as linear_mma up to some
 // 64, whose blocks are too few to keep memory busy. Writing a matrix as BF16 and reading it again
 // moves five times the bytes of FP8, which from some 96 tokens on is quicker than linear_mma.
-enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 96, PIECE_BYTES = 64 << 20 };
+// FP4 waits longer: its weights times their global scale are rounded there, and nowhere else.
+enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 96, DEQUANT_F4_TOKENS = 256 };
+enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };
 enum { VEC_ROWS = 16 }; // of a block of linear_vec
 
@@ -46,7 +48,8 @@ bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
   if (w->dtype == TD_F32 || w->dtype == TD_F16) return false;
-  return w->dtype == TD_BF16 ? n_tokens > TD_CU_VEC_TOKENS : n_tokens >= DEQUANT_TOKENS;
+  if (w->dtype == TD_BF16) return n_tokens > TD_CU_VEC_TOKENS;
+  return n_tokens >= (w->dtype == TD_F4E2M1 ? DEQUANT_F4_TOKENS : DEQUANT_TOKENS);
 }
 
 uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely) {
