@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import resource
 import select
 import shutil
 import signal
@@ -174,6 +175,14 @@ def test_a_small_stack_is_enough(tandem, tandem_bin, model, kib):
         hard = subprocess.run(["sh", "-c", f'ulimit -s {kib}; exec "$0" "$@"', tandem_bin, *args],
                               capture_output=True, timeout=300)
         assert hard.returncode == 1 and b"ulimit -Hs" in hard.stderr
+
+
+def test_a_file_beyond_its_limit_is_an_error(tandem_bin, model, tmp_path):
+    """Not a signal that ends the program without a word."""
+    with open(tmp_path / "out", "wb") as out:
+        done = subprocess.run([tandem_bin, "inspect", "--model", model], stdout=out, stderr=subprocess.PIPE, timeout=300,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)))
+    assert done.returncode == 1 and b"standard output" in done.stderr
 
 
 # ---- a terminal ------------------------------------------------------------------------------
