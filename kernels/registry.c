@@ -4,7 +4,7 @@
 #include <cpuid.h>
 #endif
 
-#include "kernels/cpu/a8.h"
+#include "kernels/cpu/linear/w4a8.h"
 #include "kernels/decl.h"
 
 static const td_kernel_variant all_variants[] = {

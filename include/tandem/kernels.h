@@ -97,7 +97,7 @@ typedef struct {
 } td_convert_args;
 
 // linear_q4_a8: TD_I4 and TD_F4E2M1 in rows, times activations of 8 bits with a scale for each 16
-// to 128 columns of a token (kernels/cpu/a8.h). Off unless asked for.
+// to 128 columns of a token (kernels/cpu/linear/w4a8.h). Off unless asked for.
 
 // Keys one attention block may hold.
 #define TD_ATTN_KEYS 64

@@ -18,10 +18,10 @@
 #ifndef KERNELS_CPU_AVX2_GEMM_PROMPT_H
 #define KERNELS_CPU_AVX2_GEMM_PROMPT_H
 
-#include "kernels/cpu/numeric.h"
-#include "kernels/cpu/scales.h"
-#include "kernels/cpu/turn.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/common/scales.h"
+#include "kernels/cpu/common/transpose.h"
+#include "kernels/cpu/common/vec_math.h"
 
 #ifndef Q4_ZEROS
 #define Q4_ZEROS 0

@@ -100,7 +100,7 @@ static inline vf natural_of(const codes *c, int j) {
                                     : _mm256_extracti128_si256(half, 1));
 }
 
-#include "kernels/cpu/linear_vec.h"
+#include "kernels/cpu/linear/linear_vec.h"
 
 enum { DWORD_COLS = 4 };
 

@@ -4,9 +4,9 @@
 #define Q4_CODES(name) int4_##name
 #define Q4_ZEROS       1
 
-#include "kernels/cpu/linear_q4.h"
+#include "kernels/cpu/linear/linear_q4.h"
 
-#include "kernels/cpu/gemm_q4.h"
+#include "kernels/cpu/linear/gemm_q4.h"
 
 enum { DWORD_COLS = 8 };
 

@@ -3,8 +3,8 @@
 
 #define Q4_CODES(name) int4_##name
 
-#include "kernels/cpu/cols_awq.h"
-#include "kernels/cpu/linear_cols.h"
+#include "kernels/cpu/linear/kmajor_awq.h"
+#include "kernels/cpu/linear/linear_kmajor.h"
 
 void linear_i4_awq__avx2(const td_linear_args *args) {
   linear_cols(args);

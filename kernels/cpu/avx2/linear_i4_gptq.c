@@ -3,8 +3,8 @@
 
 #define Q4_CODES(name) int4_##name
 
-#include "kernels/cpu/cols_gptq.h"
-#include "kernels/cpu/linear_cols.h"
+#include "kernels/cpu/linear/kmajor_gptq.h"
+#include "kernels/cpu/linear/linear_kmajor.h"
 
 void linear_i4_gptq__avx2(const td_linear_args *args) {
   if (args->w->scale_cols % 8 == 0 || args->w->scale_cols >= args->w->cols) {

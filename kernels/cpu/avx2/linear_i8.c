@@ -8,8 +8,8 @@ static inline vf vector_at(const elem *group, int j) {
   return vf_from_i8(group + j * VL);
 }
 
-#include "kernels/cpu/linear_plain.h"
-#include "kernels/cpu/linear_vec.h"
+#include "kernels/cpu/linear/linear_plain.h"
+#include "kernels/cpu/linear/linear_vec.h"
 
 enum { DWORD_COLS = 4 };
 

@@ -6,7 +6,7 @@
 #define KERNELS_CPU_AVX2_NIBBLES_H
 
 #include "kernels/cpu/avx2/vec.h"
-#include "kernels/cpu/packed_f32.h"
+#include "kernels/cpu/common/packed_f32.h"
 
 enum {
   Q4_GEMV_ROWS = 1,    // rows that share the loads of one token

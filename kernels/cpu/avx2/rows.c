@@ -3,4 +3,4 @@
 #include "kernels/cpu/avx2/int4.h"
 #include "kernels/cpu/avx2/vec.h"
 
-#include "kernels/cpu/rows_vec.h"
+#include "kernels/cpu/rows/rows_vec.h"

@@ -2,8 +2,8 @@
 #ifndef KERNELS_CPU_AVX2INT16_FP4_H
 #define KERNELS_CPU_AVX2INT16_FP4_H
 
-#include "kernels/cpu/a8.h"
 #include "kernels/cpu/avx2/vec.h"
+#include "kernels/cpu/linear/w4a8.h"
 
 // Codes are taken as twice their values and that.
 enum { LESS = A8_FP4_MIDDLE };

@@ -23,7 +23,7 @@
 #include <stdbool.h>
 
 #include "kernels/cpu/avx2int16/round.h"
-#include "kernels/cpu/turn.h"
+#include "kernels/cpu/common/transpose.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")

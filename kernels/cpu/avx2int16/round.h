@@ -5,8 +5,8 @@
 
 #include <stdbool.h>
 
-#include "kernels/cpu/a8.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/vec_math.h"
+#include "kernels/cpu/linear/w4a8.h"
 
 enum { OCTET = 8 }; // columns of a dword
 

@@ -11,7 +11,7 @@ static inline vf load_kv_n(const elem *p, uint32_t n) {
   return vf_load_n(p, n);
 }
 
-#include "kernels/cpu/attn_vec.h"
+#include "kernels/cpu/attn/attn_vec.h"
 
 void attn_f32__avx512(const td_attn_block_args *args) {
   attend_all(args);

@@ -20,8 +20,8 @@ static inline void order_x(vf v[2]) {
 }
 #define ORDER_X order_x
 
-#include "kernels/cpu/linear_plain.h"
-#include "kernels/cpu/linear_vec.h"
+#include "kernels/cpu/linear/linear_plain.h"
+#include "kernels/cpu/linear/linear_vec.h"
 
 void linear_bf16__avx512(const td_linear_args *args) {
   linear_vec(args);

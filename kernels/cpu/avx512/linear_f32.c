@@ -8,8 +8,8 @@ static inline vf vector_at(const elem *group, int j) {
   return vf_load(group + j * VL);
 }
 
-#include "kernels/cpu/linear_plain.h"
-#include "kernels/cpu/linear_vec.h"
+#include "kernels/cpu/linear/linear_plain.h"
+#include "kernels/cpu/linear/linear_vec.h"
 
 void linear_f32__avx512(const td_linear_args *args) {
   linear_vec(args);

@@ -4,9 +4,9 @@
 #define Q4_CODES(name) fp4_##name
 #define Q4_ZEROS       0
 
-#include "kernels/cpu/linear_q4.h"
+#include "kernels/cpu/linear/linear_q4.h"
 
-#include "kernels/cpu/gemm_q4.h"
+#include "kernels/cpu/linear/gemm_q4.h"
 
 void linear_f4e2m1__avx512(const td_linear_args *args) {
   if (q4_fits(args->w)) {

@@ -70,7 +70,7 @@ static inline vf any_vector_of(const codes *c, int j) {
   return _mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xbf80)));
 }
 
-#include "kernels/cpu/linear_vec.h"
+#include "kernels/cpu/linear/linear_vec.h"
 
 void linear_f8e4m3__avx512(const td_linear_args *args) {
   linear_vec(args);

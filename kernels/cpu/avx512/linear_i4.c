@@ -4,9 +4,9 @@
 #define Q4_CODES(name) int4_##name
 #define Q4_ZEROS       1
 
-#include "kernels/cpu/linear_q4.h"
+#include "kernels/cpu/linear/linear_q4.h"
 
-#include "kernels/cpu/gemm_q4.h"
+#include "kernels/cpu/linear/gemm_q4.h"
 
 void linear_i4__avx512(const td_linear_args *args) {
   if (q4_fits(args->w)) {

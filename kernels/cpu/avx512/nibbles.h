@@ -6,7 +6,7 @@
 #define KERNELS_CPU_AVX512_NIBBLES_H
 
 #include "kernels/cpu/avx512/vec.h"
-#include "kernels/cpu/packed_f32.h"
+#include "kernels/cpu/common/packed_f32.h"
 
 enum {
   Q4_GEMV_ROWS = 4,    // rows that share the loads of one token

@@ -3,4 +3,4 @@
 #include "kernels/cpu/avx512/int4.h"
 #include "kernels/cpu/avx512/vec.h"
 
-#include "kernels/cpu/rows_vec.h"
+#include "kernels/cpu/rows/rows_vec.h"

@@ -5,7 +5,7 @@
 #ifndef KERNELS_CPU_AVX512BF16_BYTES_H
 #define KERNELS_CPU_AVX512BF16_BYTES_H
 
-#include "kernels/cpu/avx512bf16/codes.h"
+#include "kernels/cpu/avx512bf16/dequant.h"
 
 enum { DWORD_COLS = 4 };
 

@@ -29,9 +29,9 @@
 #ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 #define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 
-#include "kernels/cpu/numeric.h"
-#include "kernels/cpu/turn.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/common/transpose.h"
+#include "kernels/cpu/common/vec_math.h"
 
 enum {
   ROW_VECTORS = 4,

@@ -2,7 +2,7 @@
 // Products of weights of 2^-63 and more and activations of 2^-63 and more are no subnormal numbers,
 // which would count as 0.
 #include "kernels/cpu/avx512bf16/vec.h"
-#include "kernels/cpu/x_range.h"
+#include "kernels/cpu/common/finite_range.h"
 #include "kernels/decl.h"
 
 typedef uint16_t elem;

@@ -1,5 +1,5 @@
 // kernels/cpu/avx512bf16/linear_q4.h - y = W x for rows of 4-bit codes, activations rounded to
-// BF16, for each dtype's file to include behind what kernels/cpu/linear_q4.h needs and
+// BF16, for each dtype's file to include behind what kernels/cpu/linear/linear_q4.h needs and
 //   q4_table       the values of codes, twice
 //   Q4_STORED      how scales may be stored that are read from there
 // An answer's tokens go the ways of few there, however many they are, a prompt's that of
@@ -7,8 +7,8 @@
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 
-#include "kernels/cpu/avx512bf16/codes.h"
-#include "kernels/cpu/linear_q4.h"
+#include "kernels/cpu/avx512bf16/dequant.h"
+#include "kernels/cpu/linear/linear_q4.h"
 
 enum { DWORD_COLS = 8, HAS_SCALES = 1, MIN_GROUP = 8 };
 

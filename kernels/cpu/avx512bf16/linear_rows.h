@@ -22,7 +22,7 @@
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
-#include "kernels/cpu/ahead.h"
+#include "kernels/cpu/common/prefetch.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
@@ -184,7 +184,7 @@ static bool one_by_one(const panel *p) {
   return is_stream(p) ? n <= STREAM_TOKENS : n <= 2 && p->a->w->cols <= OWN_COLS;
 }
 
-#include "kernels/cpu/panel_vec.h"
+#include "kernels/cpu/linear/panel_vec.h"
 
 // On the way along some rows.
 typedef struct {

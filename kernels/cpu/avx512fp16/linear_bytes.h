@@ -24,9 +24,9 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "kernels/cpu/ahead.h"
-#include "kernels/cpu/numeric.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/common/prefetch.h"
+#include "kernels/cpu/common/vec_math.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
@@ -200,7 +200,7 @@ static bool one_by_one(const panel *p) {
   return false;
 }
 
-#include "kernels/cpu/panel_vec.h"
+#include "kernels/cpu/linear/panel_vec.h"
 
 // On the way along some rows.
 typedef struct {
@@ -330,7 +330,7 @@ TD_INLINE sv begin_sum(vf total) {
   (void)total;
   return vh_zero();
 }
-#include "kernels/cpu/gemm_vec.h"
+#include "kernels/cpu/linear/gemm_vec.h"
 
 _Static_assert((int)X_WINDOW == (int)WINDOW, "windows are the same");
 

@@ -3,8 +3,8 @@
 
 #define Q4_EXACT linear_i4_gptq__avx512
 
-#include "kernels/cpu/avx512fp16/cols_gptq.h"
-#include "kernels/cpu/avx512fp16/linear_cols.h"
+#include "kernels/cpu/avx512fp16/kmajor_gptq.h"
+#include "kernels/cpu/avx512fp16/linear_kmajor.h"
 
 void linear_i4_gptq__avx512fp16(const td_linear_args *args) {
   linear_cols(args);

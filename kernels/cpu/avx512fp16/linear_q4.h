@@ -326,7 +326,7 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   return sum; // end_block does the rest
 }
 
-#include "kernels/cpu/gemm_vec.h"
+#include "kernels/cpu/linear/gemm_vec.h"
 
 TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
   (void)token;

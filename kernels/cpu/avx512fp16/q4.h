@@ -13,7 +13,7 @@
 #include <stdbool.h>
 
 #include "kernels/cpu/avx512fp16/vec.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/vec_math.h"
 
 enum {
   Q4_WINDOW = VHL * CHAIN_STEPS, // columns

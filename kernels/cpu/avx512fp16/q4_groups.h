@@ -6,7 +6,7 @@
 #define KERNELS_CPU_AVX512FP16_Q4_GROUPS_H
 
 #include "kernels/cpu/avx512fp16/q4.h"
-#include "kernels/cpu/scales.h"
+#include "kernels/cpu/common/scales.h"
 
 // Where the lists' entries go. Each half of a window's steps may have its own, see q4.h.
 typedef struct {

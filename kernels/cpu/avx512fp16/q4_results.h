@@ -5,8 +5,8 @@
 #ifndef KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 #define KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 
-#include "kernels/cpu/numeric.h"
-#include "kernels/cpu/vec_math.h"
+#include "kernels/cpu/common/numeric.h"
+#include "kernels/cpu/common/vec_math.h"
 #include "kernels/decl.h"
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {

@@ -1,7 +1,7 @@
-#include "kernels/cpu/avx2int16/cols_awq.h"
+#include "kernels/cpu/avx2int16/kmajor_awq.h"
 
 #define Q16_EXACT linear_i4_awq__avx2
-#include "kernels/cpu/avx2int16/linear_cols.h"
+#include "kernels/cpu/avx2int16/linear_kmajor.h"
 
 void linear_i4_awq__avxvnni(const td_linear_args *args) {
   linear_cols16(args);

@@ -1,7 +1,7 @@
 // kernels/cpu/scalar/attn.c - the reference attention block.
 #include <math.h>
 
-#include "kernels/cpu/numeric.h"
+#include "kernels/cpu/common/numeric.h"
 #include "kernels/decl.h"
 
 static float dot(const float *q, const void *k, td_dtype dtype, size_t at, uint32_t dim) {

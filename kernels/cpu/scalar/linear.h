@@ -5,7 +5,7 @@
 #ifndef KERNELS_CPU_SCALAR_LINEAR_H
 #define KERNELS_CPU_SCALAR_LINEAR_H
 
-#include "kernels/cpu/codes.h"
+#include "kernels/cpu/common/dequant.h"
 #include "kernels/decl.h"
 
 enum { RUN = 512, TOKENS = 32, LANES = 8 };

@@ -1,7 +1,7 @@
 // kernels/cpu/scalar/rows.c - the reference versions of what works on one row of activations.
 #include <math.h>
 
-#include "kernels/cpu/codes.h"
+#include "kernels/cpu/common/dequant.h"
 #include "kernels/decl.h"
 
 // A run of 4-bit codes of one group; each layout has its own step.

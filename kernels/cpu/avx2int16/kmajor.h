@@ -1,0 +1,17 @@
+// kernels/cpu/avx2int16/kmajor.h - a part of INT4 stored by columns: rows whose sums are registers.
+#ifndef KERNELS_CPU_AVX2INT16_COLS_H
+#define KERNELS_CPU_AVX2INT16_COLS_H
+
+#include "kernels/cpu/avx2/vec.h"
+#include "kernels/cpu/avx2int16/round.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 32")
+
+enum { PART_VECTORS = 8, PART = PART_VECTORS * VL };
+
+// Pairs of codes in the lowest four bits of 16.
+TD_INLINE vi codes_at(vi words, int shift) {
+  return _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(0x000f000f));
+}
+
+#endif

@@ -1,5 +1,0 @@
-#include "kernels/cpu/avx2/a8.h"
-
-void linear_q4_a8__avxvnni(const td_linear_args *args) {
-  linear_a8(args);
-}

@@ -1,0 +1,73 @@
+// kernels/cpu/common/dequant.h - where the element, the zero point and the scale of a place in a
+// matrix are, and what they are worth: every format, one value at a time. The layouts are in
+// tandem/types.h.
+#ifndef KERNELS_CPU_CODES_H
+#define KERNELS_CPU_CODES_H
+
+#include "kernels/cpu/common/numeric.h"
+
+static inline float f32_from_e2m1(unsigned code) {
+  static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
+static inline float f32_from_e8m0(uint8_t code) {
+  if (code == 0xff) return f32_from_bits(0x7fc00000u);
+  return f32_from_bits(code ? (uint32_t)code << 23 : 0x00400000u); // 2^-127 is subnormal
+}
+
+// Code idx of packed words. Little-endian words have the order of their bytes.
+static inline unsigned nibble_at(const void *words, size_t idx) {
+  return ((const uint8_t *)words)[idx / 2] >> idx % 2 * 4 & 15;
+}
+
+// In which of a word's eight codes AWQ keeps row % 8.
+static inline size_t awq_place(uint32_t row) {
+  return row % 2 * 4 + row % 8 / 2;
+}
+
+static inline unsigned code4_at(const td_weight *w, uint32_t row, uint32_t col) {
+  switch (w->layout) {
+  case TD_LAYOUT_GPTQ: return nibble_at(w->data, (col / 8 * (size_t)w->rows + row) * 8 + col % 8);
+  case TD_LAYOUT_AWQ:
+    return nibble_at(w->data, (col * (size_t)(w->rows / 8) + row / 8) * 8 + awq_place(row));
+  case TD_LAYOUT_ROWS: break;
+  }
+  return nibble_at((const char *)w->data + row * td_weight_row_bytes(w), col);
+}
+
+// The zero point of group idx of a row.
+static inline int zero_at(const td_weight *w, uint32_t row, size_t group) {
+  if (!w->zero) return 8;
+  size_t words = ((size_t)w->rows + 7) / 8;
+  size_t word = w->layout == TD_LAYOUT_ROWS ? row / 8 * td_weight_groups(w) + group
+                                            : group * words + row / 8;
+  size_t place = w->layout == TD_LAYOUT_AWQ ? awq_place(row) : row % 8;
+  return (int)((w->zero[word] + w->zero_add) >> 4 * place & 15);
+}
+
+// An element without its scale.
+static inline float code_at(const td_weight *w, uint32_t row, uint32_t col) {
+  switch (w->dtype) {
+  case TD_I4: return (float)((int)code4_at(w, row, col) - zero_at(w, row, col / w->scale_cols));
+  case TD_F4E2M1: return f32_from_e2m1(code4_at(w, row, col));
+  case TD_I8: return ((const int8_t *)w->data)[(size_t)row * w->cols + col];
+  default: return f32_from_any(w->data, w->dtype, (size_t)row * w->cols + col);
+  }
+}
+
+// The scale of group idx of a row; 1 without scales. The global scale is not in it.
+static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
+  if (!w->scale) return 1;
+  size_t at = w->layout == TD_LAYOUT_ROWS ? row / w->scale_rows * td_weight_groups(w) + group
+                                          : group * w->rows + row;
+  if (w->scale_dtype == TD_F8E8M0) return f32_from_e8m0(((const uint8_t *)w->scale)[at]);
+  return f32_from_any(w->scale, w->scale_dtype, at);
+}
+
+// An element of 8 bits or more, with its scale.
+static inline float weight_at(const td_weight *w, uint32_t row, uint32_t col) {
+  return code_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
+}
+
+#endif

@@ -1,0 +1,27 @@
+// kernels/cpu/linear/gemm_f32.h - gemm_vec.h with sums in FP32: a run's products are added to the
+// totals themselves or, SCALED, summed on their own and multiplied by the row's scale. To be
+// included behind packed_f32.h.
+#ifndef KERNELS_CPU_GEMM_F32_H
+#define KERNELS_CPU_GEMM_F32_H
+
+#include "kernels/cpu/common/vec_math.h"
+
+typedef vf sv, gemm_lanes;
+enum { PAIR_STEPS = 0 };
+
+TD_INLINE sv sv_add(sv a, sv b) {
+  return vf_add(a, b);
+}
+
+TD_INLINE sv begin_sum(vf total) {
+  return SCALED ? vf_zero() : total;
+}
+
+#include "kernels/cpu/linear/gemm_vec.h"
+
+TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total) {
+  (void)g, (void)token;
+  return SCALED ? vf_fma(sum, scale, total) : sum;
+}
+
+#endif

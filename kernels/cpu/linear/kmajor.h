@@ -1,0 +1,14 @@
+// kernels/cpu/linear/kmajor.h - a run of RUN_COLS columns, decoded: vectors of rows, of which those
+// that are multiplied together lie together, column after column.
+#ifndef KERNELS_CPU_COLS_H
+#define KERNELS_CPU_COLS_H
+
+#include "kernels/cpu/linear/q4.h"
+
+enum { TILE_VECTORS = 4 };
+
+static inline float *decoded_at(float *w, uint32_t c, uint32_t v) {
+  return w + ((v / TILE_VECTORS * RUN_COLS + c) * TILE_VECTORS + v % TILE_VECTORS) * VL;
+}
+
+#endif

@@ -1,0 +1,283 @@
+// kernels/cpu/linear/linear_w4a8.h - y = W x for rows of 4-bit codes with x rounded to 8 bits, in
+// vectors of 32-bit lanes, for each ISA's file to include after its vec.h and these definitions:
+//   VECTORS, TILE_TOKENS   the register tile: VECTORS VL rows times so many tokens
+//   a8_dot                 sum + the four products u x of every lane, u at most 24, x signed
+//   A8_STEP_WORDS          where up to 4 words' products are summed in a way of their own: so many
+//   a8_begin, a8_end       then: of acc, what a step's sum begins with; acc behind the step, of
+//                          that before it and of sum
+//   a8_set1, a8_mul, a8_to_float
+//   a8_words               16 bytes of VL rows: word j of row i in lane i of vector j
+//   a8_low, a8_high        the lower and upper codes of every byte
+//   a8_lookup              table[code] for every byte
+//   a8_largest             the largest magnitude of 16 n floats, as bits
+//   a8_round               16 floats times a factor, to the nearest, as bytes in the order below
+//   a8_sum                 the sum of n bytes, n a multiple of 16
+//
+// A block of columns (a8.h) of a token has a scale, its largest magnitude / 127, and
+// a row of weights has one there: the sum of code times x over the block is whole and exact, and
+// total = fma(sum, weight scale * token scale, total), block after block. Nothing else is rounded,
+// so every ISA gives the same bits, for any number of tokens. |error| <= sum |w| scale / 2 over the
+// columns (x's rounding), besides that of the FP32 sum.
+//
+// Lanes are rows. The weights of a strip of rows and a window of columns are brought into the order
+// of use, codes made unsigned, once for BLOCK_TOKENS tokens (L1); x is rounded once a call. Eight
+// columns are two words of four: columns 0 2 4 6, then 1 3 5 7, as masking nibbles leaves them.
+#ifndef KERNELS_CPU_LINEAR_A8_H
+#define KERNELS_CPU_LINEAR_A8_H
+
+#include "kernels/cpu/common/scales.h"
+#include "kernels/cpu/common/vec_math.h"
+#include "kernels/cpu/linear/w4a8.h"
+#include "kernels/decl.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 32")
+
+#ifndef A8_STEP_WORDS
+#define A8_STEP_WORDS 1
+static inline vi a8_begin(vi acc) {
+  return acc;
+}
+static inline vi a8_end(vi acc, vi sum) {
+  (void)acc;
+  return sum;
+}
+#endif
+
+enum {
+  STRIP = VECTORS * VL, // rows
+  WINDOW = 512,         // columns
+  BLOCKS = WINDOW / A8_LEAST_BLOCK,
+  BLOCK_TOKENS = 96,
+  X_BYTES = 512 << 10, // of x in 8 bits; a token of A8_MOST_COLS fits
+  X_BLOCKS = X_BYTES / A8_LEAST_BLOCK,
+};
+
+// Some tokens times a strip of rows; lives on the stack.
+typedef struct {
+  _Alignas(64) int8_t x[X_BYTES];  // [window][token][WINDOW]
+  float x_scale[X_BLOCKS];         // [window][token][blocks of a window]
+  int32_t x_sum[X_BLOCKS];         // of the rounded ones
+  uint8_t w[WINDOW / 4][STRIP][4]; // of the window, as all three
+  float w_scale[BLOCKS][STRIP];
+  int32_t zero[BLOCKS][STRIP]; // where there are zero points
+  _Alignas(64) float total[BLOCK_TOKENS][STRIP];
+  const td_linear_args *a;
+  uint32_t token0, n_tokens;
+  uint32_t row0, n_rows;       // of the strip
+  uint32_t block, n_in_window; // columns of a block; blocks of a window
+  uint32_t k, n, n_blocks;     // the window
+  bool is_fp4;
+} a8;
+
+static int8_t *a8_x(a8 *g, uint32_t window, uint32_t token) {
+  return g->x + ((size_t)window * g->n_tokens + token) * WINDOW;
+}
+
+static size_t a8_at(const a8 *g, uint32_t window, uint32_t token) {
+  return ((size_t)window * g->n_tokens + token) * g->n_in_window;
+}
+
+// Columns [k, k + n) of a token, n at most a window; zeros behind them.
+static void round_window(a8 *g, const float *x, uint32_t n, uint32_t window, uint32_t token) {
+  int8_t *out = a8_x(g, window, token);
+  size_t at = a8_at(g, window, token);
+  _Alignas(64) float part[A8_MOST_BLOCK];
+  for (uint32_t k = 0; k < n; k += g->block, at++) {
+    const float *from = x + k;
+    if (n - k < g->block) {
+      memset(part, 0, g->block * sizeof *part);
+      memcpy(part, from, (n - k) * sizeof *part);
+      from = part;
+    }
+    a8_scale scale = a8_scale_of(a8_largest(from, g->block / 16));
+    g->x_scale[at] = scale.scale;
+    for (uint32_t i = 0; i < g->block; i += 16)
+      a8_round(from + i, scale.times, out + k + i);
+    g->x_sum[at] = a8_sum(out + k, g->block);
+  }
+}
+
+static void round_tokens(a8 *g) {
+  const td_linear_args *a = g->a;
+  uint32_t cols = a->w->cols;
+  for (uint32_t k = 0; k < cols; k += WINDOW) {
+    uint32_t n = cols - k < WINDOW ? cols - k : WINDOW;
+    for (uint32_t t = 0; t < g->n_tokens; t++) {
+      size_t row = a->x_rows ? a->x_rows[g->token0 + t] : g->token0 + t;
+      round_window(g, a->x + row * a->ldx + k, n, k / WINDOW, t);
+    }
+  }
+}
+
+// Rows behind the strip's last are copies of it.
+static uint32_t strip_row(const a8 *g, uint32_t i) {
+  return g->row0 + (i < g->n_rows ? i : g->n_rows - 1);
+}
+
+// Bytes from a row's place to the one that is asked for ahead of time: two windows on, or as far in
+// the next strip.
+static size_t a8_ahead(const td_weight *w, uint32_t k) {
+  size_t row_bytes = td_weight_row_bytes(w), ahead = WINDOW;
+  return ahead + (k / 2 + ahead < row_bytes ? 0 : (STRIP - 1) * row_bytes);
+}
+
+static void decode_codes(a8 *g, uint32_t v) {
+  const td_weight *w = g->a->w;
+  size_t row_bytes = td_weight_row_bytes(w), begin = g->k / 2, ahead = a8_ahead(w, g->k);
+  size_t n_bytes = row_bytes - begin < WINDOW / 2 ? row_bytes - begin : WINDOW / 2;
+  const uint8_t *rows[VL];
+  for (uint32_t i = 0; i < VL; i++) {
+    rows[i] = (const uint8_t *)w->data + strip_row(g, v * VL + i) * row_bytes + begin;
+    for (uint32_t b = 0; b < WINDOW / 2; b += 64)
+      __builtin_prefetch((const void *)((uintptr_t)rows[i] + ahead + b));
+  }
+  _Alignas(64) uint8_t tail[VL][16];
+  for (size_t b = 0; b < n_bytes; b += 16) {
+    if (n_bytes - b < 16) {
+      memset(tail, 0, sizeof tail);
+      for (uint32_t i = 0; i < VL; i++)
+        rows[i] = memcpy(tail[i], rows[i] + b, n_bytes - b);
+    }
+    vi words[4];
+    a8_words(rows, n_bytes - b < 16 ? 0 : b, words);
+    TD_UNROLL for (int j = 0; j < 4; j++) {
+      vi low = a8_low(words[j]), high = a8_high(words[j]);
+      uint32_t at = (uint32_t)(b / 2) + 2 * (uint32_t)j;
+      vi_store(g->w[at][v * VL], g->is_fp4 ? a8_lookup(low) : low);
+      vi_store(g->w[at + 1][v * VL], g->is_fp4 ? a8_lookup(high) : high);
+    }
+  }
+}
+
+// Of row i of the strip: its scales of the window lie together.
+static void decode_scales(a8 *g, uint32_t i) {
+  const td_weight *w = g->a->w;
+  uint32_t row = strip_row(g, i), first = g->k / w->scale_cols;
+  uint32_t n_groups = (g->k + g->n - 1) / w->scale_cols - first + 1;
+  size_t at = row * td_weight_groups(w) + first;
+  _Alignas(64) float scales[BLOCKS + VL];
+  scales_to_f32((const char *)w->scale + at * td_dtype_bytes(w->scale_dtype), w->scale_dtype,
+                w->rows * td_weight_groups(w) - at, n_groups, scales);
+  if (g->block == w->scale_cols) {
+    for (uint32_t b = 0; b < g->n_blocks; b++)
+      g->w_scale[b][i] = scales[b];
+  } else {
+    for (uint32_t b = 0; b < g->n_blocks; b++)
+      g->w_scale[b][i] = scales[(g->k + b * g->block) / w->scale_cols - first];
+  }
+  for (uint32_t b = 0; w->zero && b < g->n_blocks; b++)
+    g->zero[b][i] = zero_at(w, row, (g->k + b * g->block) / w->scale_cols);
+}
+
+// acc [T][VECTORS] += the products of a step's words.
+TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi *acc) {
+  vi sum[TILE_TOKENS * VECTORS];
+  TD_UNROLL for (int word = 0; word < A8_STEP_WORDS; word++) {
+    vi wv[VECTORS];
+    TD_UNROLL for (int v = 0; v < VECTORS; v++) wv[v] = vi_load(w[word][v * VL]);
+    TD_UNROLL for (int t = 0; t < T; t++) {
+      int32_t four;
+      memcpy(&four, x + t * WINDOW + word * 4, sizeof four);
+      const vi xv = a8_set1(four);
+      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
+        vi *of = &sum[t * VECTORS + v];
+        *of = a8_dot(word == 0 ? a8_begin(acc[t * VECTORS + v]) : *of, wv[v], xv);
+        // At once, for there are no registers to keep products in, which the compiler would try.
+        __asm__("" : "+v"(*of));
+      }
+    }
+  }
+  TD_UNROLL for (int i = 0; i < T * VECTORS; i++) acc[i] = a8_end(acc[i], sum[i]);
+}
+
+// total[t][..] gains the products of the window with tokens [t, t + T).
+TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, uint32_t t) {
+  const int8_t *x = a8_x(g, window, t);
+  size_t at = a8_at(g, window, t);
+  const int32_t middle = g->is_fp4 ? A8_FP4_MIDDLE : 8;
+  for (uint32_t b = 0; b < g->n_blocks; b++) {
+    uint32_t word = b * g->block / 4;
+    uint32_t left = (g->n + 7) / 8 * 2 - word;
+    uint32_t end = word + (left < g->block / 4 ? left : g->block / 4);
+    vi acc[TILE_TOKENS * VECTORS];
+    TD_UNROLL for (int i = 0; i < T; i++) {
+      int32_t sum = g->x_sum[at + (size_t)i * g->n_in_window + b];
+      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
+        acc[i * VECTORS + v] = zeros ? a8_mul(vi_load(&g->zero[b][v * VL]), a8_set1(-sum))
+                                     : a8_set1(-middle * sum);
+      }
+    }
+    for (; word < end; word += A8_STEP_WORDS) { // x is zero behind the last column
+      const int8_t *xs = x + word * 4;
+      __asm__("" : "+r"(xs)); // one address, not one of each token
+      a8_step(T, g->w + word, xs, acc);
+    }
+    TD_UNROLL for (int i = 0; i < T; i++) {
+      vf scale = vf_set1(g->x_scale[at + (size_t)i * g->n_in_window + b]);
+      TD_UNROLL for (int v = 0; v < VECTORS; v++) {
+        float *total = &g->total[t + (uint32_t)i][v * VL];
+        vf both = vf_mul(vf_load(&g->w_scale[b][v * VL]), scale);
+        vf_store(total, vf_fma(a8_to_float(acc[i * VECTORS + v]), both, vf_load(total)));
+      }
+    }
+  }
+}
+
+#define A8_TILE(T)                                                                                 \
+  for (; T <= TILE_TOKENS && t + T <= g->n_tokens; t += T) {                                       \
+    if (g->a->w->zero) {                                                                           \
+      a8_tile(T, true, g, window, t);                                                              \
+    } else {                                                                                       \
+      a8_tile(T, false, g, window, t);                                                             \
+    }                                                                                              \
+  }
+
+static void a8_window(a8 *g, uint32_t window) {
+  for (uint32_t v = 0; v < VECTORS && v * VL < g->n_rows; v++)
+    decode_codes(g, v);
+  for (uint32_t i = 0; i < STRIP; i++)
+    decode_scales(g, i);
+  uint32_t t = 0;
+  A8_TILE(8)
+  A8_TILE(6)
+  A8_TILE(4)
+  A8_TILE(2)
+  A8_TILE(1)
+}
+
+static void a8_strip(a8 *g) {
+  const td_linear_args *a = g->a;
+  memset(g->total, 0, g->n_tokens * sizeof g->total[0]);
+  for (g->k = 0; g->k < a->w->cols; g->k += WINDOW) {
+    g->n = a->w->cols - g->k < WINDOW ? a->w->cols - g->k : WINDOW;
+    g->n_blocks = (g->n + g->block - 1) / g->block;
+    a8_window(g, g->k / WINDOW);
+  }
+  for (uint32_t t = 0; t < g->n_tokens; t++) {
+    float *y = a->y + (g->token0 + t) * a->ldy + g->row0 - a->y_row0;
+    for (uint32_t i = 0; i < g->n_rows; i++)
+      y[i] = a8_result(a->w, g->total[t][i]);
+  }
+}
+
+static inline void linear_a8(const td_linear_args *a) {
+  a8 g;
+  g.a = a;
+  g.is_fp4 = a->w->dtype == TD_F4E2M1;
+  g.block = a8_block(a->w);
+  g.n_in_window = WINDOW / g.block;
+  uint32_t most = X_BYTES / ((a->w->cols + WINDOW - 1) / WINDOW * WINDOW);
+  if (most > BLOCK_TOKENS) most = BLOCK_TOKENS;
+  uint32_t n_blocks = (a->n_tokens + most - 1) / most;
+  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+    g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
+    g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
+    round_tokens(&g);
+    for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += STRIP) {
+      g.n_rows = a->row_end - g.row0 < STRIP ? a->row_end - g.row0 : STRIP;
+      a8_strip(&g);
+    }
+  }
+}
+
+#endif

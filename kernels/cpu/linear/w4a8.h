@@ -1,0 +1,43 @@
+// kernels/cpu/linear/w4a8.h - what all versions of linear_q4_a8 share: x in 8 bits, and how it is
+// scaled. Of avx2int16, which columns have a scale.
+#ifndef KERNELS_CPU_A8_H
+#define KERNELS_CPU_A8_H
+
+#include "kernels/cpu/common/dequant.h"
+
+enum { A8_LEAST_BLOCK = 16, A8_MOST_BLOCK = 128, A8_MOST_COLS = 256 << 10 };
+// Codes of FP4 are taken as twice their value, 12 added.
+enum { A8_FP4_MIDDLE = 12 };
+
+// Columns of x that share a scale: as many as the groups of the weights allow. 0: there is no such
+// number.
+static inline uint32_t x_block_cols(const td_weight *w) {
+  uint32_t group = w->scale_cols >= w->cols ? A8_MOST_BLOCK : w->scale_cols;
+  for (uint32_t n = A8_MOST_BLOCK; n >= A8_LEAST_BLOCK; n /= 2) {
+    if (group % n == 0) return n;
+  }
+  return 0;
+}
+
+// The same, and 0 where the matrix is not for linear_q4_a8.
+static inline uint32_t a8_block(const td_weight *w) {
+  return w->layout == TD_LAYOUT_ROWS && w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
+}
+
+typedef struct {
+  float scale, times; // of a rounded value; of x before rounding
+} a8_scale;
+
+// From the bits of the largest magnitude. What is not finite makes results that are not.
+static inline a8_scale a8_scale_of(uint32_t largest) {
+  float most = f32_from_bits(largest);
+  if (most < 0x1p-100f) return (a8_scale){0, 0}; // 127 over it might be infinite
+  if (largest >= 0x7f800000u) return (a8_scale){f32_from_bits(0x7fc00000u), 0};
+  return (a8_scale){most / 127, 127 / most};
+}
+
+static inline float a8_result(const td_weight *w, float total) {
+  return w->dtype == TD_F4E2M1 ? 0.5f * total * w->global_scale : total;
+}
+
+#endif
