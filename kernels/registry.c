@@ -21,11 +21,11 @@ static const struct {
 } isas[] = {
     {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
     {"avx512bf16", TD_ISA_AVX512_BF16,
-     TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
-    {"avx512int16", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
+     TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2},
+    {"avx512int16", TD_ISA_AVX512, TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2},
     {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
-    {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
-    {"avx2int16", TD_ISA_AVX2_INT16, TD_ISA_AVX2_INT16 | TD_ISA_AVX2},
+    {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_MATH_INT16 | TD_ISA_AVX2},
+    {"avx2int16", TD_MATH_INT16, TD_MATH_INT16 | TD_ISA_AVX2},
     {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
     {"scalar", 0, 0},
 };
@@ -59,7 +59,7 @@ static unsigned machine_features(void) {
   unsigned features = 0;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
-    features |= TD_ISA_AVX2 | TD_ISA_AVX2_INT16;
+    features |= TD_ISA_AVX2 | TD_MATH_INT16;
     if (has_avx_vnni()) features |= TD_ISA_AVX_VNNI;
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -108,7 +108,7 @@ static void fill(td_kernel_table *t, unsigned allowed) {
 }
 
 void td_kernels_use_activations(td_activations activations) {
-  const unsigned rounding = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16 | TD_ISA_AVX2_INT16 |
+  const unsigned rounding = TD_ISA_AVX512_FP16 | TD_ISA_AVX512_BF16 | TD_MATH_INT16 |
                             TD_ISA_AVX_VNNI;
   const unsigned exact = table_features & ~rounding;
   fill(&table, activations == TD_ACTIVATIONS_F32 ? exact : table_features);
@@ -156,7 +156,7 @@ static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
 }
 
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt) {
-  return prompt && rounds_x(w) ? table.linear_q4_a8 : linear_of(&table, w);
+  return prompt && rounds_x(w) ? table.linear_w4a8 : linear_of(&table, w);
 }
 
 td_linear_fn td_kernels_linear_exact(const td_weight *w) {
@@ -170,7 +170,7 @@ static bool in_avx2(void) {
 // Where 4-bit weights in rows are multiplied in whole numbers: all tokens in the same way, as good
 // for few.
 static bool in_int16(const td_weight *w) {
-  return table_features & TD_ISA_AVX2_INT16 && !(table_features & TD_ISA_AVX512_BF16) &&
+  return table_features & TD_MATH_INT16 && !(table_features & TD_ISA_AVX512_BF16) &&
          table.activations != TD_ACTIVATIONS_F32 && w->layout == TD_LAYOUT_ROWS &&
          td_dtype_bits(w->dtype) == 4;
 }
@@ -179,14 +179,14 @@ static bool in_bf16(void) {
   return table_features & TD_ISA_AVX512_BF16 && table.activations != TD_ACTIVATIONS_F32;
 }
 
-uint32_t td_kernels_ways(const td_weight *w) {
+uint32_t td_kernels_n_schedules(const td_weight *w) {
   const bool meets_bf16 = w->layout == TD_LAYOUT_ROWS && !w->zero && w->dtype != TD_F32 &&
                           w->dtype != TD_F16;
-  return in_bf16() && meets_bf16 ? TD_WAYS : 1;
+  return in_bf16() && meets_bf16 ? TD_N_GEMV_SCHEDULES : 1;
 }
 
 // With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.
-bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens) {
+bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens) {
   enum { ENOUGH = 48 };
   if (rounds_x(w) || !in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
   return !in_int16(w) && n_tokens >= ENOUGH;

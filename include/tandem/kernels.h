@@ -19,10 +19,10 @@
 // How an answer's rows are read: which is quicker is the processor's and its memory's, and no bit
 // depends on it. Kernels that have one way take that.
 typedef enum {
-  TD_WAY_ONE_STREAM,   // row by row as far as that goes, activations in L1
-  TD_WAY_SIDE_BY_SIDE, // several places at once, whole rows, activations in L2
-  TD_WAYS
-} td_way;
+  TD_GEMV_SEQUENTIAL,  // row by row as far as that goes, activations in L1
+  TD_GEMV_INTERLEAVED, // several places at once, whole rows, activations in L2
+  TD_N_GEMV_SCHEDULES
+} td_gemv_schedule;
 
 // y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
 // but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avxvnni's,
@@ -41,7 +41,7 @@ typedef struct {
   // Tokens of a prompt: a kernel may add their products in another order, which is quicker for
   // many of them. Others are an answer's, of which few come at once.
   bool prompt;
-  td_way way; // of an answer's tokens
+  td_gemv_schedule way; // of an answer's tokens
   // Rows of weights, most likely as many bytes each, that the caller goes on with: fetched ahead by
   // kernels that can. NULL: those behind row_end.
   const void *next;
@@ -96,7 +96,7 @@ typedef struct {
   size_t n;
 } td_convert_args;
 
-// linear_q4_a8: TD_I4 and TD_F4E2M1 in rows, times activations of 8 bits with a scale for each 16
+// linear_w4a8: TD_I4 and TD_F4E2M1 in rows, times activations of 8 bits with a scale for each 16
 // to 128 columns of a token (kernels/cpu/linear/w4a8.h). Off unless asked for.
 
 // Keys one attention block may hold.
@@ -107,15 +107,15 @@ typedef struct {
 // rescaled to the new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and
 // l = acc = 0; the result is acc / l. Keys a query does not see are not read for it, but all
 // n_visible maxima lie in valid memory. k and v are f16 (attn_f16) or f32 (attn_f32) and may be
-// one. With `turned` attn_f32 may turn keys there first, so that a score is one lane's sum: that
-// pays with a hundred queries and more, and rounds otherwise.
+// one. With `transposed` attn_f32 may turn keys there first, so that a score is one lane's sum:
+// that pays with a hundred queries and more, and rounds otherwise.
 typedef struct {
   const float *q;            // f32 [n_q][ldq], scale already inside
   const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
   const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0 leaves the query as it is
   float *m, *l;              // f32 [n_q]
   float *acc;                // f32 [n_q][ldacc]
-  float *turned;             // scratch, f32 [k_dim][TD_ATTN_KEYS], or NULL
+  float *transposed;         // scratch, f32 [k_dim][TD_ATTN_KEYS], or NULL
   const void *next_k;        // keys and values that come next, fetched meanwhile; NULL: none, or,
   const void *next_v;        //   of values, that keys are them
   size_t next_bytes;         // of each
@@ -133,7 +133,7 @@ typedef struct {
   X(linear_i4_gptq, td_linear_args)                                                                \
   X(linear_i4_awq, td_linear_args)                                                                 \
   X(linear_f4e2m1, td_linear_args)                                                                 \
-  X(linear_q4_a8, td_linear_args)                                                                  \
+  X(linear_w4a8, td_linear_args)                                                                   \
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \
@@ -159,8 +159,8 @@ enum {
   TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, VNNI
   TD_ISA_AVX512_FP16 = 1u << 2,
   TD_ISA_AVX512_BF16 = 1u << 3,
-  TD_ISA_AVX2_INT16 = 1u << 4, // AVX2 or more; marks what multiplies activations of 16 bits
-  TD_ISA_AVX_VNNI = 1u << 5,   // AVX2's width, without AVX-512: Intel's desktops from Alder Lake on
+  TD_MATH_INT16 = 1u << 4,   // AVX2 or more; marks what multiplies activations of 16 bits
+  TD_ISA_AVX_VNNI = 1u << 5, // AVX2's width, without AVX-512: Intel's desktops from Alder Lake on
 };
 
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
@@ -180,10 +180,10 @@ const td_kernel_table *td_kernels(void);
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
 // The same that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
-// How many of TD_WAYS it has, from the first on, for an answer's tokens.
-uint32_t td_kernels_ways(const td_weight *w);
+// How many of TD_N_GEMV_SCHEDULES it has, from the first on, for an answer's tokens.
+uint32_t td_kernels_n_schedules(const td_weight *w);
 // Whether it is the prompt's way that is quicker for n_tokens of a prompt.
-bool td_kernels_prompt_pays(const td_weight *w, uint32_t n_tokens);
+bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens);
 // Rows that one call of it had best have, as far as can be told beforehand, when n_times as much
 // work as all the rows of the matrix with n_tokens is shared out to n_threads: for speed only.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,

@@ -143,7 +143,7 @@ typedef enum {
   // columns: a sum over those is exact, and what rounding x loses a 50th to a 100th of what BF16
   // would.
   TD_ACTIVATIONS_AUTO,
-  // As AUTO, but a prompt's are 8 bits at 4-bit weights in rows (linear_q4_a8).
+  // As AUTO, but a prompt's are 8 bits at 4-bit weights in rows (linear_w4a8).
   TD_ACTIVATIONS_INT8,
   TD_N_ACTIVATIONS
 } td_activations;

@@ -73,7 +73,7 @@ __device__ inline int zero_at(const td_weight &w, uint32_t row, uint32_t group) 
 }
 
 // An element without its scale.
-__device__ inline float code_at(const td_weight &w, uint32_t row, uint32_t col) {
+__device__ inline float dequant_at(const td_weight &w, uint32_t row, uint32_t col) {
   size_t i = static_cast<size_t>(row) * w.cols + col;
   switch (w.dtype) {
   case TD_BF16: return f32_from_bf16(static_cast<const uint16_t *>(w.data)[i]);
@@ -110,7 +110,7 @@ __device__ inline float global_scale(const td_weight &w) {
 // An element with its scale, the global one included.
 __device__ inline float weight_at(const td_weight &w, uint32_t row, uint32_t col) {
   float scale = w.scale ? scale_at(w, row, col / w.scale_cols) : 1;
-  return code_at(w, row, col) * scale * global_scale(w);
+  return dequant_at(w, row, col) * scale * global_scale(w);
 }
 
 #endif

@@ -277,8 +277,8 @@ __device__ inline uint32_t less_zero_point(uint32_t zero) {
   return (0xc300u + zero) * 0x00010001u;
 }
 
-// v's bits turned to the left.
-__device__ inline uint32_t turned(uint32_t v, uint32_t n) {
+// v's bits transposed to the left.
+__device__ inline uint32_t transposed(uint32_t v, uint32_t n) {
   return n ? v << n | v >> (32 - n) : v;
 }
 
@@ -286,11 +286,12 @@ __device__ inline uint32_t turned(uint32_t v, uint32_t n) {
 // First every code's sign comes nine bits above the last of its magnitude, of half the codes at a
 // time; then a pair's bits are one turn away from their places.
 __device__ inline void pairs_from_e2m1(uint32_t codes, uint32_t factor, uint32_t (&out)[4]) {
-  uint32_t signs = turned(codes, 26);
+  uint32_t signs = transposed(codes, 26);
   uint32_t low = select_bits(0x00880088u, codes, signs);
   uint32_t high = select_bits(0x88008800u, codes, signs);
   for (int i = 0; i < 4; i++)
-    out[i] = bf16x2_fma(turned(i < 2 ? low : high, 12 - 4 * i) & 0x81c081c0u, factor, 0x80008000u);
+    out[i] = bf16x2_fma(transposed(i < 2 ? low : high, 12 - 4 * i) & 0x81c081c0u, factor,
+                        0x80008000u);
 }
 
 // What load8 has read; less_zero is for TD_CU_READ_I4.
@@ -351,7 +352,7 @@ __device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, con
                                float *out) {
   if constexpr (READ == TD_CU_READ_ANY) {
     for (uint32_t i = 0; i < 8; i++)
-      out[i] = k + i < w.cols ? code_at(w, row, k + i) : 0;
+      out[i] = k + i < w.cols ? dequant_at(w, row, k + i) : 0;
   } else if constexpr (READ == TD_CU_READ_F8) {
     floats_from_e4m3x4(raw.v.x, out);
     floats_from_e4m3x4(raw.v.y, out + 4);

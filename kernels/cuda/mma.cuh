@@ -34,7 +34,8 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint
 }
 
 // Four 8x8 matrices of shared memory, to which lanes 8 i to 8 i + 7 give the rows of matrix i, each
-// aligned to 16 bytes. Register i has elements p and p + 1 of row g of it or, turned, of column g.
+// aligned to 16 bytes. Register i has elements p and p + 1 of row g of it or, transposed, of column
+// g.
 __device__ inline void load_matrices(uint32_t (&r)[4], const uint16_t *row) {
 #if defined(__CUDA_ARCH__)
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

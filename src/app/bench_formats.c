@@ -27,7 +27,7 @@ const char *td_bench_family(const td_bench_format *format, td_activations activa
                             bool prompt) {
   bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
   bool is_int8 = is_q4 && prompt && activations == TD_ACTIVATIONS_INT8;
-  return is_int8 ? "linear_q4_a8" : format->family;
+  return is_int8 ? "linear_w4a8" : format->family;
 }
 
 static bool list_has(const char *list, const char *name) {

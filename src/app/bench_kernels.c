@@ -25,7 +25,7 @@ typedef struct {
   size_t weight_bytes; // in memory
   float *x, *y;        // [largest batch][largest side]
   td_linear_fn fn;
-  td_way way;
+  td_gemv_schedule way;
   uint32_t batch;
 } kernel_bench;
 
@@ -105,20 +105,20 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
 }
 
 // The quicker of a kernel's ways, tried in turn as the engine does while it runs.
-static td_way quicker_way(kernel_bench *b, const td_kernel_variant *variant) {
+static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *variant) {
   enum { TRIALS = 9 };
   const bool has_ways = variant->features & TD_ISA_AVX512_BF16 && b->batch <= TD_BENCH_ANSWERS;
-  if (!has_ways || td_kernels_ways(&b->weights[0]) == 1) return TD_WAY_ONE_STREAM;
-  double seconds[TD_WAYS][TRIALS];
-  for (uint32_t i = 0; i < TRIALS * TD_WAYS; i++) {
-    b->way = (td_way)(i % TD_WAYS);
+  if (!has_ways || td_kernels_n_schedules(&b->weights[0]) == 1) return TD_GEMV_SEQUENTIAL;
+  double seconds[TD_N_GEMV_SCHEDULES][TRIALS];
+  for (uint32_t i = 0; i < TRIALS * TD_N_GEMV_SCHEDULES; i++) {
+    b->way = (td_gemv_schedule)(i % TD_N_GEMV_SCHEDULES);
     const double start = td_clock_s();
     run_once(b);
-    seconds[b->way][i / TD_WAYS] = td_clock_s() - start;
+    seconds[b->way][i / TD_N_GEMV_SCHEDULES] = td_clock_s() - start;
   }
-  const double one = td_bench_median(seconds[TD_WAY_ONE_STREAM], TRIALS);
-  const double other = td_bench_median(seconds[TD_WAY_SIDE_BY_SIDE], TRIALS);
-  return one <= other ? TD_WAY_ONE_STREAM : TD_WAY_SIDE_BY_SIDE;
+  const double one = td_bench_median(seconds[TD_GEMV_SEQUENTIAL], TRIALS);
+  const double other = td_bench_median(seconds[TD_GEMV_INTERLEAVED], TRIALS);
+  return one <= other ? TD_GEMV_SEQUENTIAL : TD_GEMV_INTERLEAVED;
 }
 
 static void run_case(kernel_bench *b, const td_kernel_variant *variant,

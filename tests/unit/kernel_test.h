@@ -17,7 +17,7 @@ typedef struct {
 
 // Whether a check's tokens shall be a prompt's, and which way an answer's go.
 static bool as_prompt;
-static td_way in_way;
+static td_gemv_schedule in_way;
 
 // y [n][w->rows] = w times x [n][w->cols].
 static inline void multiply(void (*fn)(void), const td_weight *w, const float *x, float *y,
@@ -57,7 +57,7 @@ static inline void for_versions(const char *family, kernel_check check, const vo
     if (manner == PROMPT && !knows_prompts(version)) continue;
     if (manner == ANSWER_SIDE_BY_SIDE && !knows_ways(version)) continue;
     as_prompt = manner == PROMPT;
-    in_way = manner == ANSWER_SIDE_BY_SIDE ? TD_WAY_SIDE_BY_SIDE : TD_WAY_ONE_STREAM;
+    in_way = manner == ANSWER_SIDE_BY_SIDE ? TD_GEMV_INTERLEAVED : TD_GEMV_SEQUENTIAL;
     why w = {""};
     if (!check(version->fn, arg, &w)) {
       fail_msg("%s__%s%s: %s", family, version->isa, manners[manner], w.text);
@@ -65,7 +65,7 @@ static inline void for_versions(const char *family, kernel_check check, const vo
     n_run++;
   }
   as_prompt = false;
-  in_way = TD_WAY_ONE_STREAM;
+  in_way = TD_GEMV_SEQUENTIAL;
   if (n_run == 0) fail_msg("no version of %s runs on this machine", family);
 }
 
@@ -124,7 +124,7 @@ static inline bool uses_bf16(void (*fn)(void)) {
 }
 
 static inline bool uses_int16(void (*fn)(void)) {
-  return needs(fn, TD_ISA_AVX2_INT16);
+  return needs(fn, TD_MATH_INT16);
 }
 
 // How far a version may be from d. With any order of additions in FP32 and at most five further

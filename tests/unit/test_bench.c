@@ -42,7 +42,7 @@ static void test_every_linear_family_has_a_format(void **state) {
 static void test_answers_are_not_in_8_bits(void **state) {
   (void)state;
   const td_bench_format *int4 = format_named("int4-g128");
-  assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, true), "linear_q4_a8");
+  assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, true), "linear_w4a8");
   assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_INT8, false), "linear_i4");
   assert_string_equal(td_bench_family(int4, TD_ACTIVATIONS_AUTO, true), "linear_i4");
 }

@@ -358,15 +358,15 @@ static void test_way_of_prompts(void **state) {
   (void)state;
   td_weight w = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
-  assert_true(td_kernels_prompt_pays(&w, 1));
+  assert_true(td_kernels_use_gemm(&w, 1));
   if (td_kernels_init("avx2") != TD_KERNELS_OK) skip();
-  assert_false(td_kernels_prompt_pays(&w, 16));
-  assert_true(td_kernels_prompt_pays(&w, 64));
+  assert_false(td_kernels_use_gemm(&w, 16));
+  assert_true(td_kernels_use_gemm(&w, 64));
   w.dtype = TD_I4; // which answers and prompts are multiplied with in the same way in 16 bits
   assert_int_equal(td_kernels_init("avx2int16"), TD_KERNELS_OK);
-  assert_true(td_kernels_prompt_pays(&w, 64));
+  assert_true(td_kernels_use_gemm(&w, 64));
   td_kernels_use_activations(TD_ACTIVATIONS_AUTO);
-  assert_false(td_kernels_prompt_pays(&w, 64));
+  assert_false(td_kernels_use_gemm(&w, 64));
 }
 
 // Long calls where there is work for all, shorter ones before anybody waits for others' ends.

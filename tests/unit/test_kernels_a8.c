@@ -86,7 +86,7 @@ static bool same_as_scalar(void (*fn)(void), const void *arg, why *w) {
   size_t n = (size_t)s->n_tokens * s->rows, at;
   float *expected = malloc(n * sizeof *expected);
   p.args.y = expected;
-  td_kernels()->linear_q4_a8(&p.args);
+  td_kernels()->linear_w4a8(&p.args);
   bool ok = same_numbers(p.y.data, expected, n, &at);
   if (!ok) {
     ok = KERNEL_FAIL(w, "%ux%u, groups of %u, %u tokens: place %zu is %g, scalar %g", s->rows,
@@ -104,7 +104,7 @@ static void for_all_shapes(kernel_check check) {
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
       shape s = shapes[i];
       s.format = &formats[f];
-      for_versions("linear_q4_a8", check, &s);
+      for_versions("linear_w4a8", check, &s);
     }
   }
 }
@@ -169,12 +169,12 @@ static void test_error_has_its_bound(void **state) {
 
 // Wrong in one place, by a few units of the last.
 static void a_little_off(const td_linear_args *args) {
-  td_kernels()->linear_q4_a8(args);
+  td_kernels()->linear_w4a8(args);
   args->y[args->row_begin - args->y_row0] *= 1 + 0x1p-22f;
 }
 
 static void a_tenth_off(const td_linear_args *args) {
-  td_kernels()->linear_q4_a8(args);
+  td_kernels()->linear_w4a8(args);
   for (uint32_t r = args->row_begin; r < args->row_end; r++)
     args->y[r - args->y_row0] *= 1.1f;
 }
@@ -220,7 +220,7 @@ static bool check_values(void (*fn)(void), const void *arg, why *w) {
 
 static void test_values_that_are_not_finite(void **state) {
   (void)state;
-  for_versions("linear_q4_a8", check_values, NULL);
+  for_versions("linear_w4a8", check_values, NULL);
 }
 
 static void test_is_chosen_when_asked_for(void **state) {
@@ -233,7 +233,7 @@ static void test_is_chosen_when_asked_for(void **state) {
   assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
   assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_i4);
   td_kernels_use_activations(TD_ACTIVATIONS_INT8);
-  assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_q4_a8);
+  assert_ptr_equal(td_kernels_linear(&w, true), td_kernels()->linear_w4a8);
   assert_ptr_equal(td_kernels_linear(&w, false), td_kernels()->linear_i4);
   assert_ptr_equal(td_kernels_linear(&gptq, true), td_kernels()->linear_i4_gptq);
   assert_ptr_equal(td_kernels_linear(&odd, true), td_kernels()->linear_i4);

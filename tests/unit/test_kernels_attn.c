@@ -60,7 +60,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
   uint32_t lda = s->v_dim + 3;
   size_t row_bytes = s->k_dim * td_dtype_bytes(s->dtype);
   float *acc = calloc((size_t)n_q * lda, sizeof *acc), m[40], l[40] = {0};
-  ref_mem turned = ref_guarded((size_t)s->k_dim * TD_ATTN_KEYS * sizeof(float));
+  ref_mem transposed = ref_guarded((size_t)s->k_dim * TD_ATTN_KEYS * sizeof(float));
   for (uint32_t i = 0; i < n_q; i++)
     m[i] = -INFINITY;
   for (uint32_t b = 0; b < s->n_blocks; b++) {
@@ -72,7 +72,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
                              .m = m,
                              .l = l,
                              .acc = acc,
-                             .turned = s->is_turned ? turned.data : NULL,
+                             .transposed = s->is_turned ? transposed.data : NULL,
                              .next_k = next ? next->k.data : NULL,
                              .next_v = next && !s->shared ? next->v.data : NULL,
                              .next_bytes = next ? next->n_keys * row_bytes : 0,
@@ -89,7 +89,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
       out[i * s->v_dim + d] = acc[i * lda + d] / l[i];
   }
   free(acc);
-  ref_unmap(&turned);
+  ref_unmap(&transposed);
 }
 
 static void naive(const shape *s, const key_block *blocks, uint32_t i, const float *q,
@@ -209,8 +209,8 @@ static void test_f32(void **state) {
   for (size_t i = 0; i < TD_COUNT(shapes); i++) {
     shape s = shapes[i];
     s.dtype = TD_F32;
-    for (int turned = 0; turned < 2; turned++) {
-      s.is_turned = turned;
+    for (int transposed = 0; transposed < 2; transposed++) {
+      s.is_turned = transposed;
       for_versions("attn_f32", check, &s);
       for_versions("attn_f32", check_unseen, &s);
     }

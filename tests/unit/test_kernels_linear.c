@@ -194,8 +194,8 @@ static bool check_invariance(void (*fn)(void), const void *arg, why *w) {
   float *x = ref_floats(&rng, (size_t)max * cols), *want = malloc((size_t)max * rows * sizeof *x);
   float *y = malloc((size_t)max * rows * sizeof *y);
   uint32_t *x_rows = malloc(max * sizeof *x_rows);
-  const td_way way = in_way;
-  in_way = TD_WAY_ONE_STREAM;
+  const td_gemv_schedule way = in_way;
+  in_way = TD_GEMV_SEQUENTIAL;
   for (uint32_t t = 0; t < max; t++) {
     x_rows[t] = max - 1 - t;
     multiply(fn, &weight.w, x + (size_t)t * cols, want + (size_t)t * rows, 1);

@@ -83,32 +83,32 @@ static void test_stays_where_nothing_is_gained(void **state) {
 // The second way is the quicker one for the first kind of calls, the first for the second, unless
 // something else takes all the time.
 static double has_ways(const td_trial *trial, uint32_t run) {
-  const double gate = trial->way[0] == TD_WAY_SIDE_BY_SIDE ? 0.8 : 1;
-  const double down = trial->way[1] == TD_WAY_SIDE_BY_SIDE ? 1.2 : 1;
+  const double gate = trial->way[0] == TD_GEMV_INTERLEAVED ? 0.8 : 1;
+  const double down = trial->way[1] == TD_GEMV_INTERLEAVED ? 1.2 : 1;
   return 1e6 * (gate + down) * (run % 7 == 6 ? 5 : 1) * (1 + 64.0 / trial->rows[0]);
 }
 
 static double ways_are_alike(const td_trial *trial, uint32_t run) {
   (void)run;
-  return 1e6 * (trial->way[0] == TD_WAY_SIDE_BY_SIDE ? 0.98 : 1);
+  return 1e6 * (trial->way[0] == TD_GEMV_INTERLEAVED ? 0.98 : 1);
 }
 
 static void test_ways(void **state) {
   (void)state;
-  td_trial t = tune_ways(TD_WAYS, &matrix, 128, 128, TD_TUNER_ROUND, has_ways);
-  assert_int_equal(t.way[0], TD_WAY_SIDE_BY_SIDE);
-  assert_int_equal(t.way[1], TD_WAY_ONE_STREAM);
+  td_trial t = tune_ways(TD_N_GEMV_SCHEDULES, &matrix, 128, 128, TD_TUNER_ROUND, has_ways);
+  assert_int_equal(t.way[0], TD_GEMV_INTERLEAVED);
+  assert_int_equal(t.way[1], TD_GEMV_SEQUENTIAL);
   assert_true(t.counts); // rows come next
-  t = tune_ways(TD_WAYS, &matrix, 128, 128, ENOUGH, has_ways);
-  assert_int_equal(t.way[0], TD_WAY_SIDE_BY_SIDE);
-  assert_int_equal(t.way[1], TD_WAY_ONE_STREAM);
+  t = tune_ways(TD_N_GEMV_SCHEDULES, &matrix, 128, 128, ENOUGH, has_ways);
+  assert_int_equal(t.way[0], TD_GEMV_INTERLEAVED);
+  assert_int_equal(t.way[1], TD_GEMV_SEQUENTIAL);
   assert_int_equal(t.rows[0], TD_TUNER_ROWS);
   assert_false(t.counts);
-  t = tune_ways(TD_WAYS, &matrix, 128, 0, TD_TUNER_ROUND, ways_are_alike);
-  assert_int_equal(t.way[0], TD_WAY_ONE_STREAM);
+  t = tune_ways(TD_N_GEMV_SCHEDULES, &matrix, 128, 0, TD_TUNER_ROUND, ways_are_alike);
+  assert_int_equal(t.way[0], TD_GEMV_SEQUENTIAL);
   assert_int_equal(t.rows[1], 0);
   t = tune(&matrix, 128, 128, 1, has_ways);
-  assert_int_equal(t.way[0], TD_WAY_ONE_STREAM); // a kernel with one
+  assert_int_equal(t.way[0], TD_GEMV_SEQUENTIAL); // a kernel with one
 }
 
 static void test_what_is_not_tried(void **state) {

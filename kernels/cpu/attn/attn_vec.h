@@ -5,7 +5,7 @@
 // A tile of QUERIES shares the loads of keys and values, and tiles of a group take turns with what
 // L1 holds of them. Every (query, key) score has one accumulator over the dimensions, every (query,
 // dimension) of the result one over the keys, in order, so a query's result does not depend on its
-// neighbours. Of turned keys, a score's is one lane; else its lanes are added up at the end.
+// neighbours. Of transposed keys, a score's is one lane; else its lanes are added up at the end.
 #ifndef KERNELS_CPU_ATTN_VEC_H
 #define KERNELS_CPU_ATTN_VEC_H
 
@@ -230,17 +230,17 @@ static void turn_keys(const td_attn_block_args *a) {
     for (uint32_t d = 0; d < a->k_dim; d += 4) {
       const uint32_t left = a->k_dim - d;
       vi of[4];
-      turn_some(from + d * sizeof(float), row_bytes, n_rows, left * sizeof(float), of);
+      transpose_rows(from + d * sizeof(float), row_bytes, n_rows, left * sizeof(float), of);
       for (uint32_t i = 0; i < 4 && i < left; i++)
-        vf_store(a->turned + (size_t)(d + i) * TD_ATTN_KEYS + j, (vf)of[i]);
+        vf_store(a->transposed + (size_t)(d + i) * TD_ATTN_KEYS + j, (vf)of[i]);
     }
   }
 }
 
-// s[q][j] for Q queries and VALUES vectors of turned keys from j on.
+// s[q][j] for Q queries and VALUES vectors of transposed keys from j on.
 TD_INLINE void turned_tile(const int Q, const td_attn_block_args *a, uint32_t q0, uint32_t j,
                            attn_next next, float (*s)[TD_ATTN_KEYS]) {
-  const float *q[QUERIES], *k = a->turned + j;
+  const float *q[QUERIES], *k = a->transposed + j;
   const char *ahead = next.at;
   vf acc[QUERIES * VALUES];
   for (int i = 0; i < Q; i++)
@@ -295,7 +295,7 @@ TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t 
 
 static void attend_all(const td_attn_block_args *a) {
   const uint32_t n_tiles = (a->n_q + QUERIES - 1) / QUERIES;
-  const bool is_turned = a->turned && sizeof(elem) == sizeof(float);
+  const bool is_turned = a->transposed && sizeof(elem) == sizeof(float);
   const uint32_t n_scores = is_turned ? TD_ATTN_KEYS / (VALUES * VL) * a->k_dim
                                       : TD_ATTN_KEYS / KEYS * (a->k_dim / VL);
   // Half of what is both keys and values comes with the scores.

@@ -9,7 +9,8 @@
 // are no FP32 have so few digits that weights times them are exact (a 16th of them, so that they
 // are finite as well); FP32 ones multiply the sums of runs, which then end with groups, too. All of
 // that is the same however many tokens there are, so they agree to the last bit.
-//   TILE_ROWS rows and PART columns of weights are turned and decoded into L1, where they wait for
+//   TILE_ROWS rows and PART columns of weights are transposed and decoded into L1, where they wait
+//   for
 // one tile of tokens after the other; x of a block of tokens rests in L2. A product of ROW_VECTORS
 // vectors of rows and TOKENS tokens loads as many vectors as the sum of both, in less time than two
 // multiplications a cycle take.
@@ -156,7 +157,7 @@ TD_INLINE void decode_rows(prompt *g, uint32_t v, const bool scaled) {
     if (byte % 64 == 0) ahead = byte + 64 < part_bytes ? w + byte + 64 : w + VL * g->row_bytes;
     TD_UNROLL for (int i = 0; i < VL / 4; i++, ahead += g->row_bytes) __builtin_prefetch(ahead);
     vi dwords[4];
-    turn_some(w + byte, g->row_bytes, n_rows, n_bytes - byte, dwords);
+    transpose_rows(w + byte, g->row_bytes, n_rows, n_bytes - byte, dwords);
     TD_UNROLL for (int i = 0; i < 4; i++, out += DWORD_COLS * TILE_ROWS) {
       vf cols[DWORD_COLS];
       columns_of(dwords[i], cols);

@@ -204,7 +204,7 @@ static inline vf vf_permute(vf a, vi from) {
 }
 
 // Dwords j of eight rows of four become vector j: rows i and i + 4 are the halves of vector i.
-static inline void vi_turn4(vi a, vi b, vi c, vi d, vi out[4]) {
+static inline void vi_transpose4(vi a, vi b, vi c, vi d, vi out[4]) {
   vi ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
   out[0] = _mm256_unpacklo_epi64(ab, cd);
   out[1] = _mm256_unpackhi_epi64(ab, cd);
@@ -234,17 +234,17 @@ static inline vi vi_load_two(const void *p, const void *q) {
                                  _mm_loadu_si128((const __m128i *)q), 1);
 }
 // 16 bytes of VL rows: vector i has dword i of each.
-static inline void vi_turn(const char *p, size_t apart, vi out[4]) {
-  vi_turn4(vi_load_two(p, p + 4 * apart), vi_load_two(p + apart, p + 5 * apart),
-           vi_load_two(p + 2 * apart, p + 6 * apart), vi_load_two(p + 3 * apart, p + 7 * apart),
-           out);
+static inline void vi_transpose(const char *p, size_t apart, vi out[4]) {
+  vi_transpose4(vi_load_two(p, p + 4 * apart), vi_load_two(p + apart, p + 5 * apart),
+                vi_load_two(p + 2 * apart, p + 6 * apart),
+                vi_load_two(p + 3 * apart, p + 7 * apart), out);
 }
 
 // out[4 k + t] = number k of vector t.
 static inline void vf_mix4(const float *a, const float *b, const float *c, const float *d,
                            float *out) {
   vi of[4];
-  vi_turn4(vi_load(a), vi_load(b), vi_load(c), vi_load(d), of);
+  vi_transpose4(vi_load(a), vi_load(b), vi_load(c), vi_load(d), of);
   for (int j = 0; j < 4; j++) {
     _mm_storeu_ps(out + 4 * j, _mm_castsi128_ps(_mm256_castsi256_si128(of[j])));
     _mm_storeu_ps(out + 16 + 4 * j, _mm_castsi128_ps(_mm256_extracti128_si256(of[j], 1)));

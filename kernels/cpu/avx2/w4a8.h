@@ -1,4 +1,4 @@
-// kernels/cpu/avx2/w4a8.h - 4-bit weights times activations in 8 bits; see linear_a8.h.
+// kernels/cpu/avx2/w4a8.h - 4-bit weights times activations in 8 bits; see linear_w4a8.h.
 #ifndef KERNELS_CPU_AVX2_A8_H
 #define KERNELS_CPU_AVX2_A8_H
 
@@ -43,8 +43,9 @@ static inline __m128i a8_load16(const void *p) {
   return _mm_loadu_si128((const __m128i *)p);
 }
 static inline void a8_words(const uint8_t *const *rows, size_t at, vi words[4]) {
-  vi_turn4(vi_load_two(rows[0] + at, rows[4] + at), vi_load_two(rows[1] + at, rows[5] + at),
-           vi_load_two(rows[2] + at, rows[6] + at), vi_load_two(rows[3] + at, rows[7] + at), words);
+  vi_transpose4(vi_load_two(rows[0] + at, rows[4] + at), vi_load_two(rows[1] + at, rows[5] + at),
+                vi_load_two(rows[2] + at, rows[6] + at), vi_load_two(rows[3] + at, rows[7] + at),
+                words);
 }
 
 static inline vi a8_low(vi words) {

@@ -1,5 +1,5 @@
 // kernels/cpu/avx2int16/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for
-// linear_cols.h. Two columns' words are interleaved by 16 bits, of which the lower hold rows
+// linear_kmajor.h. Two columns' words are interleaved by 16 bits, of which the lower hold rows
 // 0 2 4 6, the upper rows 1 3 5 7: lanes 2 l and 2 l + 1 of vector 4 h + i are rows 2 i and 2 i + 1
 // of word 2 h + {0, 1, 4, 5}[l].
 #ifndef KERNELS_CPU_AVX2INT16_COLS_AWQ_H

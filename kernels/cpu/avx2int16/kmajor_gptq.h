@@ -1,5 +1,5 @@
 // kernels/cpu/avx2int16/kmajor_gptq.h - AutoGPTQ's words of eight columns of a row, beside them the
-// next row's, for linear_cols.h. Lanes are rows as they are stored.
+// next row's, for linear_kmajor.h. Lanes are rows as they are stored.
 #ifndef KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
 #define KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
 

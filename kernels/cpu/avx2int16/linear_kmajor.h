@@ -2,7 +2,7 @@
 // TD_LAYOUT_AWQ) with x rounded to 16 bits, for each ISA's and layout's file to include behind
 //   Q16_EXACT   the version for matrices and tokens that this is not for
 //   WORD_COLS, WORD_ROWS, word_at, codes_of, zeros_of, rows_to_lanes, lanes_to_rows, X_PAIRS
-//               a layout's: cols_gptq.h, cols_awq.h
+//               a layout's: kmajor_gptq.h, kmajor_awq.h
 //
 // Lanes are rows. Sums and their scales are those of linear_q4.h, and so is the error: a sum over a
 // block of columns is exact, so all numbers of tokens agree to the last bit. A strip of rows is
@@ -285,7 +285,7 @@ static void do_tokens(cols16 *g) {
   }
 }
 
-static inline void linear_cols16(const td_linear_args *a) {
+static inline void linear_kmajor16(const td_linear_args *a) {
   cols16 g;
   g.a = a;
   g.block = x_block_cols(a->w);

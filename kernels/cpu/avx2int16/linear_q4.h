@@ -6,15 +6,16 @@
 //   Q16_RESULT  a row's result, of its sum
 //   Q16_EXACT   the version for tokens that this is not for
 //
-// A block of columns (a8.h) of a token has a scale, its largest magnitude / 32767. The sum of code
-// times x over the block is whole and exact in 32 bits, for it stays below 128 * 24 * 2^15, and
-// total = fma(sum * token scale, weight scale, total), block after block. So nothing depends on how
-// products are added within a block, and all ways agree to the last bit, those of prompts and of
-// answers as well: |error| <= sum |w| scale / 2 over the columns (x's rounding), besides that of
+// A block of columns (w4a8.h) of a token has a scale, its largest magnitude / 32767. The sum of
+// code times x over the block is whole and exact in 32 bits, for it stays below 128 * 24 * 2^15,
+// and total = fma(sum * token scale, weight scale, total), block after block. So nothing depends on
+// how products are added within a block, and all ways agree to the last bit, those of prompts and
+// of answers as well: |error| <= sum |w| scale / 2 over the columns (x's rounding), besides that of
 // the FP32 sum. Codes become 16-bit numbers with a third of the instructions that floats take.
 //   up to FEW tokens  lanes are columns: weights are multiplied as they come, and the sums of VL
-//                     rows turned, so that they are lanes, once a block
-//   more              lanes are rows: TILE_ROWS rows and PART columns are turned and decoded into
+//                     rows transposed, so that they are lanes, once a block
+//   more              lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded
+//   into
 //                     L1, where they wait for one tile of tokens after the other; x of a block of
 //                     tokens rests in L2
 #ifndef KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
@@ -162,7 +163,7 @@ TD_INLINE void put_scales_of(td_dtype dtype, const td_weight *w, uint32_t row, u
     const uint32_t n_here = n - i < in_all ? n - i : in_all;
     vi dwords[4];
     vf scales[4][4];
-    turn_some(from, of_row, n_rows, left, dwords);
+    transpose_rows(from, of_row, n_rows, left, dwords);
     TD_UNROLL for (uint32_t d = 0; d < 4; d++) {
       if (d * in_dword >= n_here) break;
       scales_in(dwords[d], dtype, scales[d]);
@@ -280,7 +281,7 @@ static void order_steps(int16_t *x, uint32_t n) {
     vi in[4], of[4];
     for (int i = 0; i < 4; i++)
       in[i] = vi_load_two(step + i * OCTET, step + (i + 4) * OCTET);
-    vi_turn4(in[0], in[1], in[2], in[3], of);
+    vi_transpose4(in[0], in[1], in[2], in[3], of);
     for (int i = 0; i < 4; i++)
       _mm256_storeu_si256((vi *)(step + 16 * i), of[i]);
   }
@@ -468,7 +469,7 @@ static void decode_part(q16 *g) {
     if (n_rows == 0) continue;
     for (uint32_t k = 0; k < g->n; k += CHUNK) {
       vi dwords[4];
-      turn_some(w + k / 2, g->row_bytes, n_rows, n_bytes - k / 2, dwords);
+      transpose_rows(w + k / 2, g->row_bytes, n_rows, n_bytes - k / 2, dwords);
       TD_UNROLL for (int i = 0; i < 4; i++, out += 4 * TILE_ROWS) {
         vi pairs[4];
         pairs_of(dwords[i], pairs);

@@ -1,4 +1,4 @@
-// kernels/cpu/avx512/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_cols.h.
+// kernels/cpu/avx512/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_kmajor.h.
 #include "kernels/cpu/avx512/int4.h"
 
 #define Q4_CODES(name) int4_##name
@@ -7,5 +7,5 @@
 #include "kernels/cpu/linear/linear_kmajor.h"
 
 void linear_i4_awq__avx512(const td_linear_args *args) {
-  linear_cols(args);
+  linear_kmajor(args);
 }

@@ -1,4 +1,5 @@
-// kernels/cpu/avx512/linear_w4a8.c - 4-bit weights times activations in 8 bits; see linear_a8.h.
+// kernels/cpu/avx512/linear_w4a8.c - 4-bit weights times activations in 8 bits; see
+// linear_w4a8.h.
 #include "kernels/cpu/avx512/vec.h"
 
 enum { VECTORS = 2, TILE_TOKENS = 8 };
@@ -79,6 +80,6 @@ static inline int32_t a8_sum(const int8_t *x, uint32_t n) {
 
 #include "kernels/cpu/linear/linear_w4a8.h"
 
-void linear_q4_a8__avx512(const td_linear_args *args) {
-  linear_a8(args);
+void linear_w4a8__avx512(const td_linear_args *args) {
+  linear_w4a8_rows(args);
 }

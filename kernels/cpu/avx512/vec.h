@@ -187,7 +187,7 @@ static inline vi vi_four_rows(const char *p, size_t apart) {
 }
 
 // 16 bytes of VL rows: vector i has dword i of each.
-static inline void vi_turn(const char *p, size_t apart, vi out[4]) {
+static inline void vi_transpose(const char *p, size_t apart, vi out[4]) {
   vi a = vi_four_rows(p, apart), b = vi_four_rows(p + apart, apart);
   vi c = vi_four_rows(p + 2 * apart, apart), d = vi_four_rows(p + 3 * apart, apart);
   vi ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);

@@ -1,5 +1,5 @@
 // kernels/cpu/avx512bf16/gemm_prompt.h - y = W x for tokens of prompts, sixteen rows a vector. To
-// be included after vec.h, x_range.h and these definitions:
+// be included after vec.h, finite_range.h and these definitions:
 //   DWORD_COLS    columns that 32 bits of a row hold
 //   pairs_of      the weights in 32 bits of 16 rows each: vector i has columns i and
 //                 i + DWORD_COLS / 2
@@ -19,7 +19,7 @@
 // to it. All paths keep to that, so they agree to the last bit:
 //   up to FEW_OF_A_PROMPT tokens
 //                    16 rows at a time, straight from memory
-//   more             TILE_ROWS rows and PART columns of weights are turned and decoded into L1,
+//   more             TILE_ROWS rows and PART columns of weights are transposed and decoded into L1,
 //                    where they wait for one tile of tokens after the other; x of SPAN columns of
 //                    a block of tokens rests in L2, and so do totals. ROW_VECTORS vectors of rows
 //                    times TOKENS tokens load as many vectors as the sum of both, in the time of
@@ -223,7 +223,7 @@ static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_
   for (; at < n; at += CHUNK) {
     const size_t byte = bytes_before(at);
     vi dwords[4];
-    turn_some(w + byte, apart, n_rows, n_bytes - byte, dwords);
+    transpose_rows(w + byte, apart, n_rows, n_bytes - byte, dwords);
     out = decode_dwords(4, dwords, out, &seen);
   }
   note_tiny(g, row, n_rows, seen);
@@ -465,7 +465,7 @@ TD_INLINE void add_runs(const int N, const int T, few_walk *at, size_t stride, v
     TD_UNROLL for (int i = 0; i < 4 * N; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
     TD_UNROLL for (int r = 0; r < N; r++) {
       vi dwords[4];
-      vi_turn(at->w + r * bytes, apart, dwords);
+      vi_transpose(at->w + r * bytes, apart, dwords);
       TD_UNROLL for (int i = 0; i < 4; i++) {
         add_dword(T, at, dwords[i], x + r * n + i * DWORD_COLS, stride, acc + r * T);
       }
@@ -488,7 +488,7 @@ TD_INLINE void add_rest(const int T, few_walk *at, size_t stride, vf *total) {
   for (; at->k < cols; at->k += CHUNK, at->w += 16, x += CHUNK) {
     vi dwords[4];
     TD_UNROLL for (int i = 0; i < 4; i++, at->ahead += 64) __builtin_prefetch(at->ahead, 0, 2);
-    turn_some(at->w, apart, at->n_rows, apart - bytes_before(at->k), dwords);
+    transpose_rows(at->w, apart, at->n_rows, apart - bytes_before(at->k), dwords);
     TD_UNROLL for (int i = 0; i < 4; i++) {
       add_dword(T, at, dwords[i], x + i * DWORD_COLS, stride, acc);
       left -= DWORD_COLS / 2;

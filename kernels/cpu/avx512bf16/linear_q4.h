@@ -56,7 +56,7 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   size_t left = (w->rows - row - n_rows + 1) * of_row - first * bytes; // from the last row's on
   for (uint32_t i = 0; i < n; from += 16, left -= left < 16 ? left : 16) {
     vi dwords[4];
-    turn_some(from, of_row, n_rows, left, dwords);
+    transpose_rows(from, of_row, n_rows, left, dwords);
     for (uint32_t j = 0; j < 4 * in_dword && i < n; i++, j++, out += step)
       *out = scale_in(dwords[j / in_dword], w->scale_dtype, j % in_dword);
   }
@@ -340,7 +340,7 @@ static void dot_parts(direct *d, uint32_t n_parts) {
 }
 
 static void linear_direct(const td_linear_args *a, stored_scales stored) {
-  const bool is_stream = a->way == TD_WAY_ONE_STREAM;
+  const bool is_stream = a->way == TD_GEMV_SEQUENTIAL;
   direct d;
   d.a = a;
   d.stored = stored;

@@ -13,8 +13,8 @@
 // a whole row would be slower than memory: a multiplication of one token waits six cycles for the
 // one before. Rows are multiplied straight from memory, each weight decoded once for eight tokens,
 // 16 tokens to a call; any number keeps to that order, so they agree to the last bit, and so do the
-// ways (td_way): one row at a time is one stream through memory, on Zen 5 with one to four
-// tokens up to a quarter faster than four rows, and it wants x in L1; a Zen 4 is faster where
+// ways (td_gemv_schedule): one row at a time is one stream through memory, on Zen 5 with one to
+// four tokens up to a quarter faster than four rows, and it wants x in L1; a Zen 4 is faster where
 // chains of two windows, or of four rows, take turns, and reads x from L2 without loss. A prompt's
 // tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it
 // changes along a row but serves a band of rows, x is multiplied by it before it is rounded. What
@@ -42,7 +42,7 @@ enum {
   PANEL_ROWS = 128, // that share packed x
   ROWS_1 = sizeof(elem) == 1 ? 2 : 4,
   ROWS_2 = 4,
-  AHEAD_FEW = AHEAD_ONE,
+  PREFETCH_ROWS_BYTES = PREFETCH_GEMV_BYTES,
   // As one stream, up to so many tokens take rows one by one: more of bytes are bound by products,
   // whose loads of x two rows share.
   STREAM_TOKENS = sizeof(elem) == 1 ? 4 : 8,
@@ -175,10 +175,10 @@ static bool is_final(const panel *p) {
 }
 
 static bool is_stream(const panel *p) {
-  return p->a->way == TD_WAY_ONE_STREAM;
+  return p->a->way == TD_GEMV_SEQUENTIAL;
 }
 
-static bool one_by_one(const panel *p) {
+static bool single_row_tiles(const panel *p) {
   const uint32_t n = p->a->n_tokens;
   if (sizeof(elem) == 1 && n == 1) return !is_stream(p) || p->a->w->cols > PAIR_COLS;
   return is_stream(p) ? n <= STREAM_TOKENS : n <= 2 && p->a->w->cols <= OWN_COLS;

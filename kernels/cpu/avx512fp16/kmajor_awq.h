@@ -1,5 +1,5 @@
 // kernels/cpu/avx512fp16/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for
-// linear_cols.h. A line is 128 rows of a column: code t of the 16-bit words is the rows 8 j + 2 t
+// linear_kmajor.h. A line is 128 rows of a column: code t of the 16-bit words is the rows 8 j + 2 t
 // and 8 j + 2 t + 1 of each of its words j, side by side.
 #ifndef KERNELS_CPU_AVX512FP16_COLS_AWQ_H
 #define KERNELS_CPU_AVX512FP16_COLS_AWQ_H

@@ -1,5 +1,5 @@
 // kernels/cpu/avx512fp16/kmajor_gptq.h - AutoGPTQ's words of eight columns of one row, for
-// linear_cols.h. A line is eight columns of 16 rows: code t of the 16-bit words is the columns t
+// linear_kmajor.h. A line is eight columns of 16 rows: code t of the 16-bit words is the columns t
 // and t + 4, side by side, of each row.
 #ifndef KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
 #define KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
@@ -58,8 +58,8 @@ static void rows_from_totals(const float *totals, float *rows) {
 }
 
 TD_INLINE void end_chain(vh sum, const float *scale, float *total) {
-  vh turned = _mm512_castsi512_ph(_mm512_rol_epi32(_mm512_castph_si512(sum), 16));
-  vi both = _mm512_castph_si512(_mm512_add_ph(sum, turned));
+  vh transposed = _mm512_castsi512_ph(_mm512_rol_epi32(_mm512_castph_si512(sum), 16));
+  vi both = _mm512_castph_si512(_mm512_add_ph(sum, transposed));
   vf wide = _mm512_cvtxph_ps(_mm256_castsi256_ph(_mm512_cvtepi32_epi16(both)));
   vf_store(total, vf_fma(wide, vf_load(scale), vf_load(total)));
 }

@@ -1,4 +1,4 @@
-// kernels/cpu/avx512fp16/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_cols.h.
+// kernels/cpu/avx512fp16/linear_i4_awq.c - INT4 as AutoAWQ stores it; see linear_kmajor.h.
 #include <immintrin.h>
 
 #define Q4_EXACT linear_i4_awq__avx512
@@ -7,5 +7,5 @@
 #include "kernels/cpu/avx512fp16/linear_kmajor.h"
 
 void linear_i4_awq__avx512fp16(const td_linear_args *args) {
-  linear_cols(args);
+  linear_kmajor(args);
 }

@@ -11,7 +11,7 @@
 //   X_SCALE, put_steps  of x: times what q4_power says, and its steps, pairs of FP16
 //   TOTALS, totals_from_rows, rows_from_totals    FP32 vectors of a strip's sums, and their order
 //   zeros_of, end_chain    a group's zero points; what a chain adds to the totals of a vector
-// which are a layout's: cols_awq.h, cols_gptq.h.
+// which are a layout's: kmajor_awq.h, kmajor_gptq.h.
 //
 // Lanes are rows. A chain is CHAIN_STEPS steps, within one group: FP16 products and sums, then made
 // FP32, times the group's scales, and added to the (row, token) pair's total; where two lanes are
@@ -299,7 +299,7 @@ static void do_block(panel *p) {
   finish_block(p);
 }
 
-static inline void linear_cols(const td_linear_args *a) {
+static inline void linear_kmajor(const td_linear_args *a) {
   if (a->w->scale_cols % CHAIN_COLS != 0 && a->w->scale_cols < a->w->cols) {
     Q4_EXACT(a);
     return;

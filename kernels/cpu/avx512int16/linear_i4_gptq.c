@@ -4,5 +4,5 @@
 #include "kernels/cpu/avx2int16/linear_kmajor.h"
 
 void linear_i4_gptq__avx512int16(const td_linear_args *args) {
-  linear_cols16(args);
+  linear_kmajor16(args);
 }

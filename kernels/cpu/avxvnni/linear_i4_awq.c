@@ -4,5 +4,5 @@
 #include "kernels/cpu/avx2int16/linear_kmajor.h"
 
 void linear_i4_awq__avxvnni(const td_linear_args *args) {
-  linear_cols16(args);
+  linear_kmajor16(args);
 }

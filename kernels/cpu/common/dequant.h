@@ -47,7 +47,7 @@ static inline int zero_at(const td_weight *w, uint32_t row, size_t group) {
 }
 
 // An element without its scale.
-static inline float code_at(const td_weight *w, uint32_t row, uint32_t col) {
+static inline float dequant_at(const td_weight *w, uint32_t row, uint32_t col) {
   switch (w->dtype) {
   case TD_I4: return (float)((int)code4_at(w, row, col) - zero_at(w, row, col / w->scale_cols));
   case TD_F4E2M1: return f32_from_e2m1(code4_at(w, row, col));
@@ -67,7 +67,7 @@ static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
 
 // An element of 8 bits or more, with its scale.
 static inline float weight_at(const td_weight *w, uint32_t row, uint32_t col) {
-  return code_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
+  return dequant_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
 }
 
 #endif

@@ -7,7 +7,7 @@
 // Bytes of a row from what is used to what is fetched into L2, of one token and, elsewhere than
 // with avx512bf16, of more, which take longer; into L1 an eighth of that. The processor's own
 // prefetch loses each row at a page's end.
-enum { AHEAD_ONE = 8192, AHEAD_MORE = 4096 };
+enum { PREFETCH_GEMV_BYTES = 8192, AHEAD_MORE = 4096 };
 
 // Such bytes as rows of a panel and columns.
 typedef struct {

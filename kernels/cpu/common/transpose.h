@@ -1,5 +1,5 @@
 // kernels/cpu/common/transpose.h - 16 bytes of VL rows, some of which may be missing, as vectors of
-// dwords. To be included after a vec.h that has vi_turn.
+// dwords. To be included after a vec.h that has vi_transpose.
 #ifndef KERNELS_CPU_TURN_H
 #define KERNELS_CPU_TURN_H
 
@@ -11,14 +11,15 @@ __attribute__((noinline)) static void turn_copy(const char *p, size_t apart, uin
   char copy[VL][16] = {{0}};
   for (uint32_t r = 0; r < n_rows; r++)
     memcpy(copy[r], p + r * apart, n_bytes < 16 ? n_bytes : 16);
-  vi_turn(copy[0], 16, out);
+  vi_transpose(copy[0], 16, out);
 }
 
 // 16 bytes of n_rows rows that have n_bytes from there on, zeros for what is missing: vector i has
 // dword i of each row.
-TD_INLINE void turn_some(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes, vi out[4]) {
+TD_INLINE void transpose_rows(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes,
+                              vi out[4]) {
   if (n_rows == VL && n_bytes >= 16) {
-    vi_turn(p, apart, out);
+    vi_transpose(p, apart, out);
   } else {
     turn_copy(p, apart, n_rows, n_bytes, out);
   }

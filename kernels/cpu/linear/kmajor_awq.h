@@ -1,5 +1,6 @@
-// kernels/cpu/linear/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for linear_cols.h.
-// Eight vectors of a strip are the places of VL words; a column of a strip is two lines of memory.
+// kernels/cpu/linear/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for
+// linear_kmajor.h. Eight vectors of a strip are the places of VL words; a column of a strip is two
+// lines of memory.
 #ifndef KERNELS_CPU_COLS_AWQ_H
 #define KERNELS_CPU_COLS_AWQ_H
 

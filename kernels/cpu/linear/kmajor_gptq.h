@@ -1,5 +1,5 @@
 // kernels/cpu/linear/kmajor_gptq.h - AutoGPTQ's words of eight columns of one row, for
-// linear_cols.h. Lanes are rows in their order.
+// linear_kmajor.h. Lanes are rows in their order.
 #ifndef KERNELS_CPU_COLS_GPTQ_H
 #define KERNELS_CPU_COLS_GPTQ_H
 

@@ -2,7 +2,7 @@
 // TD_LAYOUT_AWQ), in vectors, for each ISA's and layout's file to include after its codes and
 //   Q4_CODES                                       see q4.h
 //   VECTORS, STRIP, WHOLE_COLS, row_of, zeros_of, scales_of, decode, dot_columns
-//                                                  a layout's: cols_gptq.h, cols_awq.h
+//                                                  a layout's: kmajor_gptq.h, kmajor_awq.h
 //
 // A lane is a row here. A strip is VECTORS VL rows, beginning at a multiple of 8; row_of says which
 // of them is which lane. It is wide enough for the lines of a column, which lie a row of words away
@@ -119,7 +119,7 @@ static void linear_strip(strip *s, const td_linear_args *a, uint32_t t0) {
   write_strip(s, a, t0);
 }
 
-static inline void linear_cols(const td_linear_args *a) {
+static inline void linear_kmajor(const td_linear_args *a) {
   strip s;
   for (uint32_t row = a->row_begin / 8 * 8; row < a->row_end; row += STRIP) {
     s.row0 = row;

@@ -51,7 +51,7 @@ enum {
   PANEL_ROWS = 128, // that share packed x
   ROWS_1 = GEMV_ROWS,
   ROWS_2 = GEMV_ROWS,
-  AHEAD_FEW = AHEAD_MORE,
+  PREFETCH_ROWS_BYTES = AHEAD_MORE,
   MAX_ROWS = 4,     // that share a load of x
   TILE_TOKENS = 8,  // at most
   PANEL_TOKENS = 16 // at most
@@ -263,7 +263,7 @@ static bool is_final(const panel *p) {
   return is_sum(p->a->w);
 }
 
-static bool one_by_one(const panel *p) {
+static bool single_row_tiles(const panel *p) {
   (void)p;
   return false;
 }

@@ -13,7 +13,7 @@
 //   a8_round               16 floats times a factor, to the nearest, as bytes in the order below
 //   a8_sum                 the sum of n bytes, n a multiple of 16
 //
-// A block of columns (a8.h) of a token has a scale, its largest magnitude / 127, and
+// A block of columns (w4a8.h) of a token has a scale, its largest magnitude / 127, and
 // a row of weights has one there: the sum of code times x over the block is whole and exact, and
 // total = fma(sum, weight scale * token scale, total), block after block. Nothing else is rounded,
 // so every ISA gives the same bits, for any number of tokens. |error| <= sum |w| scale / 2 over the
@@ -260,7 +260,7 @@ static void a8_strip(a8 *g) {
   }
 }
 
-static inline void linear_a8(const td_linear_args *a) {
+static inline void linear_w4a8_rows(const td_linear_args *a) {
   a8 g;
   g.a = a;
   g.is_fp4 = a->w->dtype == TD_F4E2M1;

@@ -5,8 +5,8 @@
 //               each row, nan
 //   ROWS_1      rows that one token is multiplied with at once
 //   ROWS_2      that two are
-//   one_by_one  whether a panel's tokens take rows one by one all the same
-//   AHEAD_FEW   see ahead.h, of more than one token
+//   single_row_tiles  whether a panel's tokens take rows one by one all the same
+//   PREFETCH_ROWS_BYTES   see prefetch.h, of more than one token
 //   finish      the result of a row and token from the sum of all lanes
 //   is_sum      whether that is the sum, as long as nothing is tiny or NaN
 //   is_final    the same of all of a panel
@@ -55,7 +55,7 @@ static distance distance_of(const panel *p, uint32_t bytes) {
 }
 
 static void set_ahead(panel *p) {
-  const uint32_t far = p->a->n_tokens == 1 ? AHEAD_ONE : AHEAD_FEW;
+  const uint32_t far = p->a->n_tokens == 1 ? PREFETCH_GEMV_BYTES : PREFETCH_ROWS_BYTES;
   p->ahead[0] = distance_of(p, far);
   p->ahead[1] = distance_of(p, far / 8);
 }
@@ -99,7 +99,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
 
 #define DOT_TOKENS(T, R)                                                                           \
   case T:                                                                                          \
-    for (; !one_by_one(p) && row + (R) <= end; row += (R))                                         \
+    for (; !single_row_tiles(p) && row + (R) <= end; row += (R))                                   \
       dot_rows(R, T, p, row, token);                                                               \
     for (; row < end; row++)                                                                       \
       dot_rows(1, T, p, row, token);                                                               \

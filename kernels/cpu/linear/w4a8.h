@@ -1,4 +1,4 @@
-// kernels/cpu/linear/w4a8.h - what all versions of linear_q4_a8 share: x in 8 bits, and how it is
+// kernels/cpu/linear/w4a8.h - what all versions of linear_w4a8 share: x in 8 bits, and how it is
 // scaled. Of avx2int16, which columns have a scale.
 #ifndef KERNELS_CPU_A8_H
 #define KERNELS_CPU_A8_H
@@ -19,7 +19,7 @@ static inline uint32_t x_block_cols(const td_weight *w) {
   return 0;
 }
 
-// The same, and 0 where the matrix is not for linear_q4_a8.
+// The same, and 0 where the matrix is not for linear_w4a8.
 static inline uint32_t a8_block(const td_weight *w) {
   return w->layout == TD_LAYOUT_ROWS && w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
 }

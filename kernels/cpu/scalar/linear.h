@@ -26,7 +26,7 @@ static inline void dot_run(const float *w, const float *x, uint32_t n, float sca
 static inline void decode_run(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
                               float *out) {
   for (uint32_t i = 0; i < n; i++)
-    out[i] = code_at(w, row, k + i);
+    out[i] = dequant_at(w, row, k + i);
 }
 
 static inline void linear_row(const td_linear_args *a, uint32_t row, uint32_t t0, uint32_t n_tok) {

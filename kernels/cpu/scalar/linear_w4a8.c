@@ -1,5 +1,5 @@
 // kernels/cpu/scalar/linear_w4a8.c - 4-bit weights times activations in 8 bits, one value at a
-// time: what linear_a8.h computes, to the bit.
+// time: what linear_w4a8.h computes, to the bit.
 #include <math.h>
 
 #include "kernels/cpu/linear/w4a8.h"
@@ -32,7 +32,7 @@ static void add_block(const td_linear_args *a, const x_block *b, uint32_t row) {
   const td_weight *w = a->w;
   int codes[A8_MOST_BLOCK];
   for (uint32_t k = 0; k < b->n; k++) {
-    float code = code_at(w, row, b->k + k);
+    float code = dequant_at(w, row, b->k + k);
     codes[k] = (int)(w->dtype == TD_F4E2M1 ? 2 * code : code);
   }
   float scale = scale_at(w, row, b->k / w->scale_cols);
@@ -66,7 +66,7 @@ static void set_tokens(const td_linear_args *a, x_block *b) {
   }
 }
 
-void linear_q4_a8__scalar(const td_linear_args *args) {
+void linear_w4a8__scalar(const td_linear_args *args) {
   x_block b;
   for (b.token0 = 0; b.token0 < args->n_tokens; b.token0 += b.n_tokens) {
     uint32_t left = args->n_tokens - b.token0;

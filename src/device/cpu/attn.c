@@ -10,7 +10,7 @@
 
 enum {
   TILE_QUERIES = 32,    // of answers, and at least
-  PROMPT_QUERIES = 256, // for which keys are turned once
+  PROMPT_QUERIES = 256, // for which keys are transposed once
   FEW_HEADS = 8,        // of an item that is hardly slower for it
   LEAST_HEADS = 4,      // what the kernels take at a time
   ITEMS_A_THREAD = 3,   // with fewer, the splits are spread
@@ -89,7 +89,7 @@ typedef struct {
   size_t first_item;               // of the wave
   uint32_t max_splits;             // of any tile
   size_t query_bytes, state_bytes; //
-  char *member;                    // a piece: queries, total, part; of prompts, turned keys
+  char *member;                    // a piece: queries, total, part; of prompts, transposed keys
   size_t member_bytes;             //
   char *parts;                     // [items of the wave][max_splits] states
 } shared_run;
@@ -163,7 +163,7 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
-      .turned = a->prompt ? (float *)(piece + run->query_bytes + 2 * run->state_bytes) : NULL,
+      .transposed = a->prompt ? (float *)(piece + run->query_bytes + 2 * run->state_bytes) : NULL,
       .next_k = next.at,
       .next_v = next.at && a->v_bytes ? next.at + a->v_bytes : NULL,
       .next_bytes = next.n * a->ld * td_dtype_bytes(a->kv->dtype),

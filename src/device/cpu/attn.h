@@ -64,7 +64,7 @@ typedef struct {
   size_t head_bytes, v_bytes, ld;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
   float scale;
-  bool prompt; // keys are turned (td_attn_block_args) where the kernel can
+  bool prompt; // keys are transposed (td_attn_block_args) where the kernel can
 } td_attn_shared;
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err);
 

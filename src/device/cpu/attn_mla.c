@@ -167,10 +167,10 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
 
 // One block's latents and what a head makes of them, in a member's piece.
 typedef struct {
-  float *latent; // [TD_ATTN_KEYS][entry_dim]
-  float *k;      // [TD_ATTN_KEYS][nope_dim + rope_dim]
-  float *turned; // [nope_dim + rope_dim][TD_ATTN_KEYS]
-  float *v;      // [TD_ATTN_KEYS][v_dim]
+  float *latent;     // [TD_ATTN_KEYS][entry_dim]
+  float *k;          // [TD_ATTN_KEYS][nope_dim + rope_dim]
+  float *transposed; // [nope_dim + rope_dim][TD_ATTN_KEYS]
+  float *v;          // [TD_ATTN_KEYS][v_dim]
 } expansion;
 
 static size_t expansion_floats(const td_attn_mla_args *a) {
@@ -249,7 +249,7 @@ static void attend_block(const mla_run *run, const td_attn_tile *tile, const flo
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
-      .turned = e->turned,
+      .transposed = e->transposed,
       .next_k = next,
       .next_bytes = TD_ATTN_KEYS * run->entry_bytes,
       .ldq = k_dim,
@@ -274,8 +274,8 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
                                         a->v_dim);
   float *latent = (float *)(piece + run->query_bytes + 2 * run->state_bytes);
   expansion e = {.latent = latent, .k = latent + (size_t)TD_ATTN_KEYS * run->entry_dim};
-  e.turned = e.k + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
-  e.v = e.turned + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
+  e.transposed = e.k + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
+  e.v = e.transposed + (size_t)TD_ATTN_KEYS * (a->nope_dim + a->rope_dim);
 
   load_queries(run, tile, head, q);
   td_attn_state_reset(&total, tile->n, a->v_dim);

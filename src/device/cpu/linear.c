@@ -11,7 +11,7 @@ void td_cpu_linear_tile(const td_linear_args *args) {
 typedef struct {
   const td_linear_op_args *a;
   uint32_t tile_rows;
-  td_way way;
+  td_gemv_schedule way;
   size_t n_row_tiles;
 } linear_run;
 

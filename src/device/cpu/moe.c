@@ -248,7 +248,7 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
 // for neither how it is cut nor who is chosen must matter.
 static bool takes_prompts(const td_moe_args *a) {
   enum { USUAL_PROMPT = 512 };
-  return td_kernels_prompt_pays(&a->gate[0], USUAL_PROMPT * a->top_k / a->n_experts);
+  return td_kernels_use_gemm(&a->gate[0], USUAL_PROMPT * a->top_k / a->n_experts);
 }
 
 // Shapes come from the first expert that is used, or the first; all that are used must have them.

@@ -17,7 +17,7 @@ static const float better = 0.97f;
 
 typedef struct {
   uint32_t rows; // of a call; 0: there is no such option
-  td_way way;
+  td_gemv_schedule way;
 } option;
 
 typedef struct {
@@ -69,7 +69,7 @@ td_tuner_kind td_tuner_kind_of(const td_weight *w, uint32_t n_experts, uint32_t 
   kind.batch = (uint16_t)(log2_up(n_tokens) + (prompt ? PROMPT : 0));
   kind.dtype = (uint8_t)w->dtype;
   kind.layout = (uint8_t)w->layout;
-  kind.n_ways = prompt ? 1 : (uint8_t)td_kernels_ways(w);
+  kind.n_ways = prompt ? 1 : (uint8_t)td_kernels_n_schedules(w);
   return kind;
 }
 
@@ -82,9 +82,9 @@ static void knob_begin(knob *k, option middle) {
 
 static void try_ways(knob *k) {
   const option middle = k->options[MIDDLE];
-  k->options[MIDDLE + 1] = (option){middle.rows, TD_WAY_SIDE_BY_SIDE};
+  k->options[MIDDLE + 1] = (option){middle.rows, TD_GEMV_INTERLEAVED};
 }
-_Static_assert(TD_WAYS == 2, "an option for each way");
+_Static_assert(TD_N_GEMV_SCHEDULES == 2, "an option for each way");
 
 // Half of them, and twice as many.
 static void try_rows(knob *k, uint32_t least) {
@@ -174,7 +174,7 @@ static kind_trials *find_kind(td_cpu_tuner *t, const td_tuner_kind *kind,
   k->round = kind->n_ways > 1 ? WAYS_ROUND : WAYS_ROUND + 1;
   option middle[TD_TUNER_KNOBS];
   for (int i = 0; i < TD_TUNER_KNOBS; i++)
-    middle[i] = (option){first[i], TD_WAY_ONE_STREAM};
+    middle[i] = (option){first[i], TD_GEMV_SEQUENTIAL};
   begin_round(k, middle);
   return k;
 }

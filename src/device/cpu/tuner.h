@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct {
   uint32_t rows[TD_TUNER_KNOBS]; // of a call
-  td_way way[TD_TUNER_KNOBS];
+  td_gemv_schedule way[TD_TUNER_KNOBS];
   uint8_t place[TD_TUNER_KNOBS]; // which of three options it is
   uint32_t kind, round;
   bool counts; // more are needed
