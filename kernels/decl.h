@@ -8,7 +8,7 @@
 TD_KERNEL_FAMILIES(X)
 #undef X
 
-#define TD_KERNEL(family, isa, features) family##_kernel family##__##isa;
+#define TD_KERNEL(family, isa, features, ...) family##_kernel family##__##isa;
 #include "kernels/registry.inc"
 #undef TD_KERNEL
 

@@ -1,6 +1,0 @@
-// kernels/cpu/scalar/linear_i4_awq.c - see linear.h.
-#include "kernels/cpu/scalar/linear.h"
-
-void linear_i4_awq__scalar(const td_linear_args *args) {
-  linear_rows(args);
-}
