@@ -22,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/machine.h"
-#include "app/read_speed.h"
+#include "bench/machine.h"
+#include "bench/mem_bandwidth.h"
 #include "gpu_bench.h"
 #include "gpu_paths.h"
 

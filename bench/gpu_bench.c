@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench_record.h"
 #include "base/clock.h"
+#include "bench/report.h"
 
 enum { RUNS = 5, GRAPH_CALLS = 32 };
 #define RUN_S  0.05

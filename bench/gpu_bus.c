@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "app/bench_record.h"
 #include "base/clock.h"
+#include "bench/report.h"
 #include "gpu_paths.h"
 
 #define KB(n)  ((size_t)(n) << 10)

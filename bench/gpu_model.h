@@ -3,7 +3,7 @@
 #ifndef TD_BENCH_GPU_MODEL_H
 #define TD_BENCH_GPU_MODEL_H
 
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "model/model.h"
 
 typedef struct {

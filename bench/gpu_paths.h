@@ -5,7 +5,7 @@
 
 #include "gpu_bench.h"
 #include "gpu_model.h"
-#include "worker/devices.h"
+#include "runtime/devices.h"
 
 // gpu_bus.c: with b->dev, a CUDA device, and b->pinned_gbps.
 void td_gpu_path_copies(td_gpu_bench *b);

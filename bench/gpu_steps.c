@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/bench_record.h"
 #include "base/clock.h"
 #include "base/cpus.h"
+#include "bench/report.h"
 #include "engine/engine.h"
 #include "gpu_paths.h"
 

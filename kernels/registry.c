@@ -8,7 +8,8 @@
 #include "kernels/decl.h"
 
 static const td_kernel_variant all_variants[] = {
-#define TD_KERNEL(family, isa, features, ...) {#family, #isa, features, (void (*)(void))family##__##isa},
+#define TD_KERNEL(family, isa, features, ...)                                                      \
+  {#family, #isa, features, (void (*)(void))family##__##isa},
 #include "kernels/registry.inc"
 #undef TD_KERNEL
 };

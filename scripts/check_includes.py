@@ -15,12 +15,15 @@ import tempfile
 # A folder of src/ includes lower ranks, and itself.
 RANKS = [
     ["base"],
-    ["config", "shm"],
+    ["options", "shm"],
     ["model", "text", "kv"],
     ["device", "comm"],
     ["engine", "sched"],
+    ["runtime"],
     ["worker", "http", "api"],
-    ["app"],
+    ["front"],
+    ["bench"],
+    ["cli"],
 ]
 RANK = {folder: rank for rank, folders in enumerate(RANKS) for folder in folders}
 
@@ -37,8 +40,8 @@ SEPARATE = [
 
 # Vendor headers by file name, and the folders in which they may stand.
 VENDORS = [
-    (r"uv\.h|llhttp\.h", ["src/http", "src/app"]),
-    (r"cJSON\.h", ["src/api", "src/text", "src/model", "src/config"]),
+    (r"uv\.h|llhttp\.h", ["src/http", "src/front", "src/bench"]),
+    (r"cJSON\.h", ["src/api", "src/text", "src/model", "src/base", "src/options"]),
     (r"pcre2\w*\.h", ["src/text", "src/model"]),
     (r"(cuda|cublas|nv)\w*\.h|mma\.h|cooperative_groups\.h", ["src/device/cuda", "kernels/cuda"]),
     (r"nccl\w*\.h", ["src/comm"]),
@@ -164,11 +167,11 @@ SELF_TEST = {
     "include/tandem/types.h": ("", None),
     "include/tandem/bad.h": ('#include "base/log.h"\n', "include/ must not depend"),
     "src/base/log.h": ("#include <stdlib.h>\n", None),
-    "src/base/up.c": ('\n#include "config/options.h"\n', "base (rank 0) must not include config"),
-    "src/config/options.h": ('#include "base/log.h"\n#include <cjson/cJSON.h>\n', None),
-    "src/shm/ring.c": ('#include "config/options.h"\n', "shm (rank 1) must not include config"),
+    "src/base/up.c": ('\n#include "options/options.h"\n', "base (rank 0) must not include options"),
+    "src/options/options.h": ('#include "base/log.h"\n#include <cjson/cJSON.h>\n', None),
+    "src/shm/ring.c": ('#include "options/options.h"\n', "shm (rank 1) must not include options"),
     "src/kv/kv.h": ('#include "tandem/wire.h"\n', None),
-    "src/kv/kv.c": ('#include "kv.h"\n// #include "app/a.h"\n/*\n#include "app/a.h"\n*/\n', None),
+    "src/kv/kv.c": ('#include "kv.h"\n// #include "cli/a.h"\n/*\n#include "cli/a.h"\n*/\n', None),
     "src/text/bpe.c": ("#include <pcre2.h>\n", None),
     "src/text/json.c": ("  #  include <uv.h> // loop\n", "uv.h is fenced"),
     "src/model/split.c": ('#include "pcre2.h"\n', "is no file of this project"),
@@ -189,12 +192,12 @@ SELF_TEST = {
         '#include "engine/run.c"\n#include "sched/sched.h"\n',
         "share only include/tandem",
     ),
-    "src/worker/front.c": ('#include "http/http.h"\n', "worker (rank 5) must not include http"),
+    "src/worker/front.c": ('#include "http/http.h"\n', "worker (rank 6) must not include http"),
     "src/http/http.h": ("#include <uv.h>\n#include <llhttp.h>\n", None),
     "src/http/json.c": ("#include <cjson/cJSON.h>\n", "cJSON.h is fenced"),
-    "src/api/chat.c": ('#include "app/main.h"\n', "api (rank 5) must not include app"),
-    "src/app/main.h": ('#include "api/chat.c"\n#include "worker/loop.c"\n#include <uv.h>\n', None),
-    "src/app/macro.c": ("#include HEADER\n", "write the header's name out"),
+    "src/api/chat.c": ('#include "front/serve.h"\n', "api (rank 6) must not include front"),
+    "src/front/serve.h": ('#include "api/chat.c"\n#include "worker/loop.c"\n#include <uv.h>\n', None),
+    "src/cli/macro.c": ("#include HEADER\n", "write the header's name out"),
     "src/stray/a.c": ('#include "base/log.h"\n', "has no rank"),
     "kernels/decl.h": (
         '#include "tandem/types.h"\n#include <immintrin.h>\n#include <string.h>\n',

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_tables.inc: the Unicode data that PCRE2 does not give the tokenizer.
+"""Writes src/text/unicode/unicode_tables.inc: the Unicode data that PCRE2 does not give the tokenizer.
 
 The `tokenizers` library is the reference, so it is asked what it knows: its normalizers stand at
 an older Unicode than Python's unicodedata, its regular expressions (Oniguruma) at a newer one than
@@ -165,7 +165,7 @@ def main():
                 "unicode_triple", combining_classes())
     write_table(out, "stand_ins", "First, last, an older code point that patterns treat alike.",
                 "unicode_triple", stand_ins())
-    default = Path(__file__).resolve().parent.parent / "src/text/unicode_tables.inc"
+    default = Path(__file__).resolve().parent.parent / "src/text/unicode/unicode_tables.inc"
     Path(sys.argv[1] if len(sys.argv) > 1 else default).write_text("\n".join(out))
 
 

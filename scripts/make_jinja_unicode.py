@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/text/jinja_unicode_tables.inc: the character properties behind Python's str methods.
+"""Writes src/text/unicode/python_chars_tables.inc: the character properties behind Python's str methods.
 
-    python3 scripts/make_jinja_unicode.py > src/text/jinja_unicode_tables.inc
+    python3 scripts/make_jinja_unicode.py > src/text/unicode/python_chars_tables.inc
 
 The reference for chat templates is Python's jinja2, so the tables are what Python itself answers;
 the Unicode version stands in the head of the file.

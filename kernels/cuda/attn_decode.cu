@@ -5,9 +5,9 @@
 // tile each of eight warps multiplies sixteen heads by eight keys; weights go round through shared
 // memory; then each multiplies all of them by its columns of the values.
 #include "kernels/cuda/attn.cuh"
-#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/panels.cuh"
+#include "kernels/cuda/swizzle.cuh"
 
 enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, MERGE_THREADS = 128 };
 enum { ROWS_AT_ONCE = DECODE_THREADS / PANEL_CHUNKS };

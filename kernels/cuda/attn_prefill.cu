@@ -5,9 +5,9 @@
 // lie in shared memory in panels (panels.cuh). There are places for two tiles of keys and values:
 // while one is multiplied, the next is on its way.
 #include "kernels/cuda/attn.cuh"
-#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/panels.cuh"
+#include "kernels/cuda/swizzle.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 enum { QUERIES = TD_CU_PREFILL_TOKENS, PREFILL_THREADS = 256 };

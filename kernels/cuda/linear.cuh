@@ -2,7 +2,7 @@
 #ifndef KERNELS_CUDA_LINEAR_CUH
 #define KERNELS_CUDA_LINEAR_CUH
 
-#include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 // w is a copy: of an address in the arguments every thread would make itself a copy in memory.

@@ -6,7 +6,7 @@
 // While a step is multiplied the next one is on its way to registers. There are two steps' places
 // in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
 // behind which nobody reads it any more.
-#include "kernels/cuda/codes8.cuh"
+#include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
 

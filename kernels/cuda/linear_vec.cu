@@ -10,7 +10,7 @@
 // fragments. Those of FP4 are multiplied by their scales there, for BF16 holds the products; else
 // sums over a scale's columns are multiplied by it in FP32. A token's result is the same in any
 // company.
-#include "kernels/cuda/codes8.cuh"
+#include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
 

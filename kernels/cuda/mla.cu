@@ -1,7 +1,7 @@
 // kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: queries
 // taken through kv_b's key rows, sums taken through its value rows. Each weight is decoded once for
 // up to TOKENS tokens, eight of a row at a time; a token's result is the same in any company.
-#include "kernels/cuda/codes8.cuh"
+#include "kernels/cuda/dequant8.cuh"
 
 enum {
   MLA_THREADS = 256,

@@ -3,7 +3,7 @@
 #ifndef KERNELS_CUDA_MMA_CUH
 #define KERNELS_CUDA_MMA_CUH
 
-#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/cp_async.cuh"
 
 // c += a b over a warp, a 16x16 and b 16x8 in BF16, c 16x8 in f32. With g = lane / 4 and
 // p = lane % 4 * 2, two elements a register, the lower first:

@@ -4,8 +4,8 @@
 #ifndef KERNELS_CUDA_WGMMA_CUH
 #define KERNELS_CUDA_WGMMA_CUH
 
-#include "kernels/cuda/copy.cuh"
-#include "kernels/cuda/panels.cuh"
+#include "kernels/cuda/cp_async.cuh"
+#include "kernels/cuda/swizzle.cuh"
 
 // Whether this pass of the compiler makes them.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)

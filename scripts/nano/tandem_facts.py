@@ -175,7 +175,7 @@ FRAMES = ["{q}", "{q}", "{q}", "Please tell me: {l}", "I have a question. {q}", 
 
 def options(root: Path):
     """Yields (name, default or None, help) for each row of the option table."""
-    text = (root / "src/config/options.c").read_text()
+    text = (root / "src/options/options.c").read_text()
     table = text[text.index("static const option table[]"):]
     for row in re.findall(r'^    \{("[a-z-]+", .*?)\},$', table[: table.index("\n};")], re.M | re.S):
         name, default, _metavar, *text = re.findall(r'NULL|"[^"]*"', row)

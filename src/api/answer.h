@@ -11,7 +11,7 @@
 #include "api/stop.h"
 #include "base/buf.h"
 #include "tandem/wire.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 // A token of the answer and its piece of text, bytes [begin, end).
 typedef struct {

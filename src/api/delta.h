@@ -3,7 +3,7 @@
 #define TD_API_DELTA_H
 
 #include "api/answer.h"
-#include "api/parts.h"
+#include "api/output_parser.h"
 
 typedef struct {
   td_buf reasoning, content;

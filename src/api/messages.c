@@ -3,7 +3,7 @@
 // tool_calls and tool_call_id, whichever there are.
 #include <string.h>
 
-#include "api/parse.h"
+#include "api/api_impl.h"
 
 #define MAX_KWARGS 64
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/parse.h"
+#include "api/api_impl.h"
 
 static td_status set_text(td_api_prompt *out, const cJSON *item, td_api_error *error) {
   out->len = strlen(item->valuestring);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/parse.h"
+#include "api/api_impl.h"
 
 #define MAX_VALUES (1u << 20) // of a body: 80 MiB while it is parsed
 

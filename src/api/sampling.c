@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/parse.h"
+#include "api/api_impl.h"
 
 // All of int64: td_json_parse keeps the text of numbers that a double does not hold.
 static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error *error) {

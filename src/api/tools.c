@@ -1,7 +1,7 @@
 // src/api/tools.c - tools, tool_choice and response_format: checked here, obeyed elsewhere.
 #include <string.h>
 
-#include "api/parse.h"
+#include "api/api_impl.h"
 
 static const char *tool_name(const cJSON *tool) {
   const cJSON *name = td_json_get(td_json_get(tool, "function"), "name");

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "base/nodes.h"
+#include "base/numa.h"
 
 // One hardware thread.
 typedef struct {

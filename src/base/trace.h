@@ -1,8 +1,8 @@
 // src/base/trace.h - recording what the processes do and when, for --trace.
 // All processes share one piece of memory: lanes, of which every recording thread claims one. A
 // lane is a ring of fixed-size records, written by its thread and read by the front, which writes
-// them to a file (app/trace_file.h). Nobody waits: what finds its ring full is counted and dropped.
-// While nothing is traced, a call costs one predicted branch.
+// them to a file (runtime/trace_file.h). Nobody waits: what finds its ring full is counted and
+// dropped. While nothing is traced, a call costs one predicted branch.
 #ifndef TD_BASE_TRACE_H
 #define TD_BASE_TRACE_H
 

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "engine/dual_batch.h"
 #include "engine/engine.h"
-#include "engine/halves.h"
 
 // A step runs tokens of answers (decode) and pieces of prompts (prefill) as two groups, since
 // attention is computed differently. What a sequence's result is never depends on its neighbours.

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "http/internal.h"
+#include "http/http_impl.h"
 
 #define MAX_PENDING_BYTES 65536
 #define LINGER_MS         2000

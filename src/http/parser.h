@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "base/buf.h"
-#include "http/guard.h"
+#include "http/framing.h"
 
 #define TD_HTTP_MAX_HEADERS 100
 

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/json_write.h"
-#include "http/internal.h"
+#include "http/http_impl.h"
 
 typedef struct {
   uv_write_t req;

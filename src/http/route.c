@@ -1,7 +1,7 @@
 // src/http/route.c - the routing table: a short list, searched in order.
 #include <string.h>
 
-#include "http/internal.h"
+#include "http/http_impl.h"
 
 static bool path_matches(const char *pattern, const char *path) {
   size_t len = strlen(pattern);

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "http/internal.h"
+#include "http/http_impl.h"
 
 #define BACKLOG              512
 #define SPARE_DESCRIPTORS    64           // for the rest of the process

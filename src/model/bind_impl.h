@@ -3,7 +3,7 @@
 #ifndef TD_MODEL_BIND_IMPL_H
 #define TD_MODEL_BIND_IMPL_H
 
-#include "model/bind.h"
+#include "model/tensor_bind.h"
 
 #define TD_MAX_TENSOR_NAME 256
 

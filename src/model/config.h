@@ -3,7 +3,7 @@
 #ifndef TD_MODEL_CONFIG_H
 #define TD_MODEL_CONFIG_H
 
-#include "config/json.h"
+#include "base/json_parse.h"
 #include "model/model.h"
 
 #define TD_CONFIG_MAX_BYTES ((size_t)16 << 20)

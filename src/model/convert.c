@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "model/convert_matrix.h"
 
 // What is read of a module, and what it becomes. matrix points to where the store has the data.

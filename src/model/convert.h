@@ -11,9 +11,9 @@
 
 #include <stdatomic.h>
 
-#include "model/quant.h"
-#include "model/shard_writer.h"
-#include "model/store.h"
+#include "model/checkpoint/shard_writer.h"
+#include "model/checkpoint/store.h"
+#include "model/quant_scheme.h"
 
 typedef struct td_conversion td_conversion;
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "model/checkpoint/store.h"
 #include "model/config.h"
-#include "model/store.h"
 
 #define SAMPLES      32
 #define SAMPLE_BYTES 4096

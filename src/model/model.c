@@ -5,11 +5,11 @@
 #include <sys/mman.h>
 
 #include "base/fs.h"
-#include "base/memory.h"
-#include "model/bind.h"
+#include "base/mem_info.h"
+#include "model/checkpoint/resident.h"
 #include "model/convert.h"
 #include "model/families/family.h"
-#include "model/resident.h"
+#include "model/tensor_bind.h"
 
 struct td_model {
   td_model_config config;

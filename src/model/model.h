@@ -100,8 +100,8 @@ td_status td_model_config_read(td_model_config *out, const char *dir, td_err *er
 // shard, lying header, missing, extra or misshapen tensor), TD_EUNSUPPORTED (architecture, dtype,
 // quantization method). On success the caller owns *out.
 td_status td_model_open(td_model **out, const char *dir, td_err *err);
-// The same with the weights that model/resident.h holds at weights_fd (borrowed for the call),
-// which the model shares with every process that opens them; -1: the shards.
+// The same with the weights that model/checkpoint/resident.h holds at weights_fd (borrowed for the
+// call), which the model shares with every process that opens them; -1: the shards.
 td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err);
 // The same as td_model_open, for a look: what must be converted (model/convert.h) has its shape and
 // dtype but no data before td_model_convert.

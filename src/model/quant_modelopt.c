@@ -2,7 +2,7 @@
 // hf_quant_config.json; there under "quantization".
 #include <string.h>
 
-#include "model/quant_impl.h"
+#include "model/quant_scheme_impl.h"
 
 static const struct {
   const char *algo;

@@ -5,7 +5,7 @@
 #include <strings.h>
 
 #include "base/buf.h"
-#include "model/quant_impl.h"
+#include "model/quant_scheme_impl.h"
 
 typedef enum {
   GPTQ_V1, // zero points are stored one too small

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "sched/fair.h"
+#include "sched/fair_share.h"
 
 #define ANSWER_COST     2           // of a token of an answer, where one of a prompt costs 1
 #define DUE_STRETCH     4           // a first token is due after so many times the time to read

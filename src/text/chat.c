@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/fs.h"
-#include "config/json.h"
+#include "base/json_parse.h"
 #include "text/template.h"
 
 #define MAX_TEMPLATE_BYTES (1u << 24)

@@ -5,9 +5,9 @@
 #define TD_TEXT_CHAT_H
 
 #include "base/buf.h"
-#include "base/ids.h"
 #include "base/status.h"
-#include "text/tokenizer.h"
+#include "base/token_ids.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct td_chat td_chat;
 

@@ -7,9 +7,9 @@
 
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/json_parse.h"
 #include "base/utf8.h"
-#include "config/json.h"
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 #define MAX_SOURCE_BYTES  ((size_t)4 << 20)
 #define MAX_CONFIG_BYTES  ((size_t)256 << 20)

@@ -7,13 +7,14 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "runtime/devices.h"
 #include "tandem/types.h"
-#include "worker/devices.h"
 
 // The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
 // means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
-// (model/resident.h) are at 3 when weights_fd says that there are any, the memory that --trace
-// records to is at 4 when trace_fd does; the KV pool's (kv_pool.h) and the channel's follow.
+// (model/checkpoint/resident.h) are at 3 when weights_fd says that there are any, the memory that
+// --trace records to is at 4 when trace_fd does; the KV pool's (kv_pool.h) and the channel's
+// follow.
 #define TD_WORKER_LIFE_FD       0
 #define TD_WORKER_WEIGHTS_FD    3
 #define TD_WORKER_TRACE_FD      4

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
-#include "worker/pace.h"
+#include "worker/prefill_budget.h"
 #include "worker/request.h"
 
 typedef struct {

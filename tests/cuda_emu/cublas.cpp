@@ -1,4 +1,4 @@
-// tests/cuda_emu/cublas.cpp - what kernels/cuda/blas.cu uses of cuBLAS, on the host, in FP32. The
+// tests/cuda_emu/cublas.cpp - what kernels/cuda/cublas.cu uses of cuBLAS, on the host, in FP32. The
 // program looks for it in the library with the kernels first.
 #include "cuda_runtime.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/request.h"
-#include "config/json.h"
+#include "base/json_parse.h"
 
 static void check_accepted(const td_api_request *r, uint32_t n_vocab) {
   TD_CHECK(r->n >= 1 && r->n <= TD_API_MAX_N);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "model/config.h"
-#include "model/quant.h"
+#include "model/quant_scheme.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/parts.h"
-#include "config/json.h"
+#include "api/output_parser.h"
+#include "base/json_parse.h"
 
 typedef struct {
   td_parts parts;

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "config/json.h"
+#include "base/json_parse.h"
 #include "text/template.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 // Patterns may be as slow as their limits allow; on short texts that is still fast.
 #define MAX_TEXT 256

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_parse.h"
 #include "base/json_write.h"
-#include "config/json.h"
 #include "text/template.h"
 
 static void write_result(td_buf *line, const td_buf *text, const td_spans *typed) {

@@ -11,7 +11,7 @@
 
 #include "base/fs.h"
 #include "base/utf8.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define MAX_INPUT ((size_t)1 << 30)
 

@@ -23,11 +23,11 @@
 
 #include <cmocka.h>
 
-#include "app/backend.h"
-#include "app/supervise.h"
 #include "base/clock.h"
 #include "engine/engine.h"
-#include "worker/kv_pool.h"
+#include "front/backend.h"
+#include "front/supervisor.h"
+#include "kv/pool.h"
 #include "worker/worker.h"
 
 // A prompt that begins with one of these and a length makes the worker misbehave once the sequence

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "api/response.h"
+#include "base/json_parse.h"
 #include "base/utf8.h"
-#include "config/json.h"
 
 // Byte-level tokens: Ċ is a line feed, Ġ a space; ð Ł Į į are the four bytes of U+1F30D.
 static const char tokenizer_json[] =

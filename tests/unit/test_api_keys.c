@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "app/api_keys.h"
+#include "front/api_keys.h"
 
 static char path[] = "/tmp/td_test_api_keys_XXXXXX";
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "app/bench_record.h"
+#include "bench/report.h"
 #include "tandem/kernels.h"
 
 static const td_bench_format *format_named(const char *name) {

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/cpus.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 
 // CPU t * n_cores + c is hardware thread t of core c, as Linux numbers them; cores are dealt out to
 // nodes in runs. They are given in no order.

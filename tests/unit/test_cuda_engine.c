@@ -8,9 +8,9 @@
 
 #include <cmocka.h>
 
-#include "app/session.h"
 #include "base/cpus.h"
 #include "engine/sampler.h"
+#include "runtime/session.h"
 #include "unit/engine_test.h"
 #include "unit/filtered.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/bf16.h"
-#include "model/encode.h"
+#include "model/quantize/encode.h"
 #include "unit/ref.h"
 
 enum { INT4_G128, INT4_G32, FP8, MXFP4, INT8, N_NAMES };

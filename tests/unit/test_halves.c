@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "engine/halves.h"
+#include "engine/dual_batch.h"
 
 enum { ONE_NS = 1000 };
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "app/inspect.h"
-#include "config/json.h"
+#include "base/json_parse.h"
+#include "cli/inspect.h"
 #include "support/checkpoint.h"
 
 // The caller frees the text.

@@ -10,9 +10,9 @@
 
 #include <cmocka.h>
 
+#include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/utf8.h"
-#include "config/json.h"
 
 static td_status check(const char *text, td_err *err) {
   return td_json_check(text, strlen(text), TD_JSON_MAX_DEPTH, err);

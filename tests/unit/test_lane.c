@@ -7,8 +7,8 @@
 #include <cmocka.h>
 #include <stdlib.h>
 
-#include "app/lane.h"
 #include "base/status.h"
+#include "front/lane.h"
 
 enum { N_WORKS = 8, MAX_RUNNING = 3 };
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "app/serve_metrics.h"
+#include "front/metrics.h"
 
 #define MS UINT64_C(1000000)
 

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "config/json.h"
+#include "base/json_parse.h"
 #include "model/convert.h"
-#include "model/quant.h"
+#include "model/quant_scheme.h"
 #include "support/checkpoint.h"
 
 #define CT(format, weights, rest)                                                                  \

@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "base/nodes.h"
+#include "base/numa.h"
 #include "base/status.h"
-#include "model/resident_place.h"
+#include "model/checkpoint/numa_layout.h"
 
 static uint64_t distance(uint64_t a, uint64_t b) {
   return a > b ? a - b : b - a;

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
-#include "config/options.h"
+#include "options/options.h"
 
 static td_options parsed;
 static td_err error;

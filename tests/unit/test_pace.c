@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "base/status.h"
-#include "worker/pace.h"
+#include "worker/prefill_budget.h"
 
 #define MOST 512
 

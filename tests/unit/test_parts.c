@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "api/parts.h"
+#include "api/output_parser.h"
 #include "base/buf.h"
 
 #define DS_CALLS "<｜tool▁calls▁begin｜>"

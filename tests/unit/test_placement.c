@@ -9,10 +9,10 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
-#include "engine/slots.h"
+#include "engine/expert_slots.h"
+#include "kv/plan.h"
+#include "runtime/placement.h"
 #include "support/checkpoint.h"
-#include "worker/kv_plan.h"
-#include "worker/placement.h"
 
 #define GB ((uint64_t)1000000000)
 

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/fs.h"
-#include "model/quantize.h"
-#include "model/shard_writer.h"
+#include "model/checkpoint/shard_writer.h"
+#include "model/quantize/quantize.h"
 #include "support/checkpoint.h"
 
 typedef struct {

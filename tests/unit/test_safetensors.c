@@ -10,7 +10,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
-#include "model/safetensors.h"
+#include "model/checkpoint/safetensors.h"
 
 // A file in a heap block of exactly its size, so that ASan sees a read past its end.
 static uint8_t *make_file(const char *header, size_t n_data, size_t *n_bytes) {

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "sched/fair.h"
+#include "sched/fair_share.h"
 #include "sched/sched.h"
 
 enum { MAX_REQS = 2000, MAX_SEQS = 8, READ_A_STEP = 10, STEPS_A_TOKEN = 5, STEP_MS = 10 };

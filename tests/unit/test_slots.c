@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/status.h"
-#include "engine/slots.h"
+#include "engine/expert_slots.h"
 
 #define GIB ((uint64_t)1 << 30)
 

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/team.h"
 #include "base/thread.h"
+#include "base/thread_pool.h"
 
 static td_team *open_team(unsigned n_threads) {
   td_team *team;

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
-#include "config/json.h"
+#include "base/json_parse.h"
 #include "text/template.h"
 
 typedef struct {

@@ -15,8 +15,8 @@
 
 #include "base/fs.h"
 #include "base/json_write.h"
-#include "text/tok_bytelevel.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/bytelevel.h"
+#include "text/tokenizer/tokenizer.h"
 
 // Ids 0 to 255 are the bytes; 256 "ab" 257 "abc"; 258 and on the added tokens.
 enum { AB = 256, ABC, START, END, THINK, WIDE };

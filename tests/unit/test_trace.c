@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "app/trace_file.h"
 #include "base/fs.h"
 #include "base/trace.h"
+#include "runtime/trace_file.h"
 #include "shm/segment.h"
 
 // ---- lanes --------------------------------------------------------------------------------------

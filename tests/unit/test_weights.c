@@ -18,9 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "app/weights.h"
 #include "base/fs.h"
-#include "model/resident.h"
+#include "model/checkpoint/resident.h"
+#include "runtime/weights.h"
 #include "support/checkpoint.h"
 
 #define GIB ((uint64_t)1 << 30)

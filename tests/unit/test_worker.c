@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
+#include "kv/pool.h"
 #include "worker/args.h"
-#include "worker/kv_pool.h"
 #include "worker/request.h"
 #include "worker/step.h"
 

@@ -1,4 +1,5 @@
-// kernels/cpu/attn/kv_f32.h - F32 keys and values, of the cache or expanded from latents, for attn_vec.h.
+// kernels/cpu/attn/kv_f32.h - F32 keys and values, of the cache or expanded from latents, for
+// attn_vec.h.
 typedef float elem;
 
 static inline vf load_kv(const elem *p) {

@@ -1,4 +1,5 @@
-// kernels/cpu/linear/gptq_groups.h - GPTQ by linear_kmajor.h, but for groups that begin within a word.
+// kernels/cpu/linear/gptq_groups.h - GPTQ by linear_kmajor.h, but for groups that begin within a
+// word.
 static void linear_gptq(const td_linear_args *args) {
   if (args->w->scale_cols % 8 == 0 || args->w->scale_cols >= args->w->cols) {
     linear_kmajor(args);

@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "base/jitter.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "device/check.h"
 #include "device/cpu/tuner.h"
 #include "tandem/kernels.h"

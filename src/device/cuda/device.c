@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "base/nodes.h"
+#include "base/numa.h"
 #include "device/cuda/cuda.h"
 
 enum { PASS_BYTES = 512 << 20, KEYS_BYTES = 256 << 20, PAGE_BYTES = 2 << 20 };

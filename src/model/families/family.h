@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "model/config.h"
-#include "model/places.h"
+#include "model/tensor_specs.h"
 
 // The largest values leave the product of any two of them within 64 bits and of heads and head
 // dimensions within 32.

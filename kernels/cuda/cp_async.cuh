@@ -1,0 +1,37 @@
+// kernels/cuda/cp_async.cuh - copies from device memory to shared memory that a thread does not
+// wait for.
+#ifndef KERNELS_CUDA_COPY_CUH
+#define KERNELS_CUDA_COPY_CUH
+
+#include "kernels/cuda/common.cuh"
+
+// Where that lies in the shared memory of the block.
+__device__ inline uint32_t shared_address(const void *p) {
+#if defined(__CUDACC__)
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+#else
+  return emu_shared_address(p);
+#endif
+}
+
+// 16 bytes, aligned to as many; zeros, and nothing is read, where there are none.
+__device__ inline void copy_async(uint16_t *to, const uint16_t *from, bool there) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+#elif !defined(__CUDACC__)
+  emu_copy_async(to, from, there);
+#endif
+}
+
+// For all of this thread's; others see them behind the next barrier.
+__device__ inline void copy_async_wait() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emu_copy_async_wait();
+#endif
+}
+
+#endif

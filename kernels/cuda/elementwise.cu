@@ -1,0 +1,387 @@
+// kernels/cuda/elementwise.cu - operators that touch rows of activations element by element:
+// embedding, addition, gathering, RMSNorm, rotary embedding, SwiGLU, the experts' sum. Where rows
+// allow it, a thread takes runs of eight elements; kernels for that are beside those for any rows.
+#include "kernels/cuda/dequant.cuh"
+#include "kernels/cuda/tiles.cuh"
+
+enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
+
+// Enough blocks for n elements; kernels stride over what is left.
+static uint32_t element_blocks(size_t n) {
+  return at_most(ceil_div(n, ELEMENT_THREADS), MAX_BLOCKS);
+}
+
+__device__ static size_t first_element() {
+  return static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ static size_t element_stride() {
+  return static_cast<size_t>(gridDim.x) * blockDim.x;
+}
+
+__global__ static void embed_kernel(td_cu_embed_args a) {
+  uint32_t t = blockIdx.x;
+  int32_t id = a.ids[t];
+  if (id < 0 || static_cast<uint32_t>(id) >= a.table.rows) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_TOKEN;
+    return;
+  }
+  uint16_t *out = a.out + static_cast<size_t>(t) * a.table.cols;
+  for (uint32_t c = threadIdx.x; c < a.table.cols; c += blockDim.x)
+    out[c] = bf16_from_f32(weight_at(a.table, static_cast<uint32_t>(id), c));
+}
+
+extern "C" int td_cu_embed(const td_cu_embed_args *a, td_cu_stream stream) {
+  TD_LAUNCH(embed_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__device__ static float f32_from(const void *x, size_t i, bool is_f32) {
+  return is_f32 ? static_cast<const float *>(x)[i]
+                : f32_from_bf16(static_cast<const uint16_t *>(x)[i]);
+}
+
+__global__ static void add_kernel(td_cu_add_args a) {
+  for (size_t i = first_element(); i < a.n; i += element_stride())
+    a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from(a.y, i, a.y_f32));
+}
+
+template <class Y> __global__ static void add_runs_kernel(td_cu_add_args a) {
+  for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
+    float x[RUN_OF_8], y[RUN_OF_8];
+    load_run(a.x + i, x);
+    load_run(static_cast<const Y *>(a.y) + i, y);
+#pragma unroll
+    for (int e = 0; e < RUN_OF_8; e++)
+      x[e] += y[e];
+    store_run(a.x + i, x);
+  }
+}
+
+extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
+  if (in_runs(a->x, a->n) && in_runs(a->y, a->n)) {
+    auto kernel = a->y_f32 ? add_runs_kernel<float> : add_runs_kernel<uint16_t>;
+    TD_LAUNCH(kernel, element_blocks(a->n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
+    return launched();
+  }
+  TD_LAUNCH(add_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// Element: what a thread copies at once.
+template <class Element> __global__ static void gather_kernel(td_cu_gather_args a) {
+  uint32_t i = blockIdx.x;
+  int32_t row = a.rows[i];
+  if (row < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_ROW;
+    return;
+  }
+  const uint16_t *x = a.x + static_cast<size_t>(row) * a.dim;
+  uint16_t *out = a.out + static_cast<size_t>(i) * a.dim;
+  for (uint32_t c = threadIdx.x; c < a.dim * sizeof(uint16_t) / sizeof(Element); c += blockDim.x)
+    reinterpret_cast<Element *>(out)[c] = reinterpret_cast<const Element *>(x)[c];
+}
+
+extern "C" int td_cu_gather(const td_cu_gather_args *a, td_cu_stream stream) {
+  bool runs = in_runs(a->x, a->dim) && in_runs(a->out, a->dim);
+  auto kernel = runs ? gather_kernel<uint4> : gather_kernel<uint16_t>;
+  TD_LAUNCH(kernel, a->n_rows, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// A block a row. The residual's sum is rounded before it is normed, as it is when read again.
+__global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
+  __shared__ float scratch[WARP];
+  size_t row = blockIdx.x;
+  const uint16_t *x = a.x + row * a.x_stride;
+  float sum = 0;
+  if (a.residual) {
+    uint16_t *residual = a.residual + row * a.dim;
+    for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
+      residual[i] = bf16_from_f32(f32_from_bf16(residual[i]) + f32_from_bf16(x[i]));
+    }
+    x = residual; // each thread reads back its own elements
+  }
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
+    float v = f32_from_bf16(x[i]);
+    sum += v * v;
+  }
+  sum = block_sum(sum, scratch);
+  float scale = 1 / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  uint16_t *out = a.out + row * a.out_stride;
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
+    out[i] = bf16_from_f32(f32_from_bf16(x[i]) * scale * vec_at(a.w, i));
+}
+
+// The same; a warp a row where rows are short, several in a block.
+enum { SHORT_ROW = 1024, ROWS_OF_BLOCK = 8 };
+
+template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_args a) {
+  __shared__ float scratch[WARP];
+  size_t row = blockIdx.x;
+  uint32_t first = threadIdx.x * RUN_OF_8, step = blockDim.x * RUN_OF_8;
+  if (SHORT) {
+    row = row * ROWS_OF_BLOCK + threadIdx.x / WARP;
+    if (row >= a.n_rows) return;
+    first = threadIdx.x % WARP * RUN_OF_8;
+    step = WARP * RUN_OF_8;
+  }
+  const uint16_t *x = a.x + row * a.x_stride;
+  uint16_t *residual = a.residual ? a.residual + row * a.dim : nullptr;
+  float sum = 0;
+  for (uint32_t i = first; i < a.dim; i += step) {
+    float v[RUN_OF_8], before[RUN_OF_8];
+    load_run(x + i, v);
+    if (residual) {
+      load_run(residual + i, before);
+#pragma unroll
+      for (int e = 0; e < RUN_OF_8; e++)
+        v[e] = f32_from_bf16(bf16_from_f32(before[e] + v[e]));
+      store_run(residual + i, v);
+    }
+#pragma unroll
+    for (int e = 0; e < RUN_OF_8; e++)
+      sum += v[e] * v[e];
+  }
+  sum = SHORT ? warp_sum(sum) : block_sum(sum, scratch);
+  float scale = 1 / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  if (residual) x = residual; // each thread reads back its own elements
+  uint16_t *out = a.out + row * a.out_stride;
+  for (uint32_t i = first; i < a.dim; i += step) {
+    float v[RUN_OF_8], w[RUN_OF_8];
+    load_run(x + i, v);
+    if (a.w.dtype == TD_BF16) {
+      load_run(static_cast<const uint16_t *>(a.w.data) + i, w);
+    } else {
+      load_run(static_cast<const float *>(a.w.data) + i, w);
+    }
+#pragma unroll
+    for (int e = 0; e < RUN_OF_8; e++)
+      v[e] = v[e] * scale * w[e];
+    store_run(out + i, v);
+  }
+}
+
+// A row's sum is made in another order than by rmsnorm_kernel, but not in another batch.
+static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  if (a->dim <= SHORT_ROW) {
+    TD_LAUNCH(rmsnorm_runs_kernel<true>, ceil_div(a->n_rows, ROWS_OF_BLOCK), ROWS_OF_BLOCK * WARP,
+              0, stream, *a);
+    return launched();
+  }
+  uint32_t threads = at_most(ceil_div(a->dim, RUN_OF_8 * WARP) * WARP, 512);
+  TD_LAUNCH(rmsnorm_runs_kernel<false>, a->n_rows, threads, 0, stream, *a);
+  return launched();
+}
+
+extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
+  if (in_runs(a->x, a->x_stride) && in_runs(a->out, a->out_stride) &&
+      in_runs(a->residual, a->dim) && in_runs(a->w.data, a->dim)) {
+    return launch_norm_of_runs(a, stream);
+  }
+  uint32_t threads = ceil_div(a->dim, 4 * WARP) * WARP;
+  if (threads > 512) threads = 512;
+  TD_LAUNCH(rmsnorm_kernel, a->n_rows, threads, 0, stream, *a);
+  return launched();
+}
+
+// A block a token, a thread a pair.
+__global__ static void rope_kernel(td_cu_rope_args a) {
+  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
+  int32_t position = a.position[t];
+  if (position < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
+    return;
+  }
+  const float *cos_sin = a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
+  uint16_t *token = a.x + t * a.token_stride;
+  for (uint32_t p = threadIdx.x; p < a.n_heads * half; p += blockDim.x) {
+    uint32_t i = p % half;
+    uint16_t *x = token + p / half * a.head_stride;
+    uint16_t *first = a.interleaved ? x + 2 * i : x + i;
+    uint16_t *second = a.interleaved ? first + 1 : first + half;
+    float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+    float u = f32_from_bf16(*first), v = f32_from_bf16(*second);
+    *first = bf16_from_f32(u * c - v * s);
+    *second = bf16_from_f32(v * c + u * s);
+  }
+}
+
+// (x, y) of a pair turned by a position's angle.
+__device__ static void turn(const float *cos_sin, float &x, float &y) {
+  float c = cos_sin[0], s = cos_sin[1], u = x, v = y;
+  x = u * c - v * s;
+  y = v * c + u * s;
+}
+
+// A block a token, a thread eight pairs or, interleaved, four.
+template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_args a) {
+  uint32_t t = blockIdx.x, half = a.rot_dim / 2;
+  int32_t position = a.position[t];
+  if (position < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
+    return;
+  }
+  const float *cos_sin = a.cos_sin + static_cast<size_t>(position) * a.rot_dim;
+  uint16_t *token = a.x + t * a.token_stride;
+  uint32_t n_runs = (INTERLEAVED ? a.rot_dim : half) / RUN_OF_8;
+  for (uint32_t p = threadIdx.x; p < a.n_heads * n_runs; p += blockDim.x) {
+    uint32_t i = p % n_runs * RUN_OF_8;
+    uint16_t *x = token + p / n_runs * a.head_stride + i;
+    float first[RUN_OF_8], second[RUN_OF_8], angles[2][RUN_OF_8];
+    load_run(cos_sin + (INTERLEAVED ? i : 2 * i), angles[0]);
+    load_run(x, first);
+    if (INTERLEAVED) {
+#pragma unroll
+      for (int e = 0; e < RUN_OF_8; e += 2)
+        turn(&angles[0][e], first[e], first[e + 1]);
+    } else {
+      load_run(cos_sin + 2 * i + RUN_OF_8, angles[1]);
+      load_run(x + half, second);
+#pragma unroll
+      for (int e = 0; e < RUN_OF_8; e++)
+        turn(&angles[e / 4][e % 4 * 2], first[e], second[e]);
+      store_run(x + half, second);
+    }
+    store_run(x, first);
+  }
+}
+
+extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
+  uint32_t run_dim = a->interleaved ? a->rot_dim : a->rot_dim / 2;
+  if (in_runs(a->x, a->token_stride) && in_runs(a->cos_sin, a->head_stride) &&
+      run_dim % RUN_OF_8 == 0) {
+    auto kernel = a->interleaved ? rope_runs_kernel<true> : rope_runs_kernel<false>;
+    TD_LAUNCH(kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+    return launched();
+  }
+  TD_LAUNCH(rope_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+__global__ static void swiglu_kernel(td_cu_swiglu_args a) {
+  pair_range used = {0, a.n_rows};
+  if (a.range.tiles) used = pairs_of(a.range);
+  size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
+  for (size_t i = first_element(); i < n; i += element_stride()) {
+    float gate = a.gate[i];
+    a.out[i] = bf16_from_f32(gate / (1 + expf(-gate)) * a.up[i]);
+  }
+}
+
+__global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
+  pair_range used = {0, a.n_rows};
+  if (a.range.tiles) used = pairs_of(a.range);
+  size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
+  for (size_t i = first_element() * RUN_OF_8; i < n; i += element_stride() * RUN_OF_8) {
+    float gate[RUN_OF_8], up[RUN_OF_8];
+    load_run(a.gate + i, gate);
+    load_run(a.up + i, up);
+#pragma unroll
+    for (int e = 0; e < RUN_OF_8; e++)
+      gate[e] = gate[e] / (1 + expf(-gate[e])) * up[e];
+    store_run(a.out + i, gate);
+  }
+}
+
+extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
+  size_t n = static_cast<size_t>(a->n_rows) * a->dim;
+  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->out, a->dim)) {
+    TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
+    return launched();
+  }
+  TD_LAUNCH(swiglu_kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+// ---- the experts' sum ---------------------------------------------------------------------------
+
+// What of a token is summed, in this order.
+struct sum_terms {
+  uint32_t row[TD_CU_MAX_TOP_K]; // of parts
+  float weight[TD_CU_MAX_TOP_K];
+  uint32_t place[TD_CU_MAX_TOP_K]; // as the sort gave them
+};
+
+// How many there are.
+__device__ static uint32_t find_terms(const td_cu_moe_sum_args &a, const pair_range &range,
+                                      uint32_t t, sum_terms &s) {
+  uint32_t j = threadIdx.x;
+  size_t pair = static_cast<size_t>(t) * a.top_k + j;
+  __syncthreads(); // nobody reads the terms of the token before
+  if (j < a.top_k) s.place[j] = a.place ? a.place[pair] : static_cast<uint32_t>(pair);
+  __syncthreads();
+  uint32_t n = 0, before = 0;
+  for (uint32_t i = 0; i < a.top_k; i++) {
+    bool is_there = s.place[i] - range.begin < range.end - range.begin;
+    n += is_there;
+    before += is_there && j < a.top_k && (a.by_expert ? s.place[i] < s.place[j] : i < j);
+  }
+  if (j < a.top_k && s.place[j] - range.begin < range.end - range.begin) {
+    s.row[before] = s.place[j] - range.begin;
+    s.weight[before] = a.weights ? a.weights[pair] : 1;
+  }
+  __syncthreads();
+  return n;
+}
+
+__device__ static void take_elements(const uint16_t *from, float (&v)[1]) {
+  v[0] = f32_from_bf16(*from);
+}
+
+__device__ static void take_elements(const float *from, float (&v)[1]) {
+  v[0] = *from;
+}
+
+template <class Element>
+__device__ static void take_elements(const Element *from, float (&v)[RUN_OF_8]) {
+  load_run(from, v);
+}
+
+__device__ static void put_elements(uint16_t *to, const float (&v)[1]) {
+  *to = bf16_from_f32(v[0]);
+}
+
+__device__ static void put_elements(float *to, const float (&v)[1]) {
+  *to = v[0];
+}
+
+template <class Element>
+__device__ static void put_elements(Element *to, const float (&v)[RUN_OF_8]) {
+  store_run(to, v);
+}
+
+// A block a token, and then others; a thread N elements at a time.
+template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
+  __shared__ sum_terms s;
+  pair_range range = {0, a.n_tokens * a.top_k};
+  if (a.range.tiles) range = pairs_of(a.range);
+  if (a.accumulate && range.begin == range.end) return;
+  for (uint32_t t = blockIdx.x; t < a.n_tokens; t += gridDim.x) {
+    uint32_t n = find_terms(a, range, t, s);
+    if (a.accumulate && n == 0) continue;
+    for (uint32_t c = threadIdx.x * N; c < a.dim; c += blockDim.x * N) {
+      Out *out = static_cast<Out *>(a.out) + static_cast<size_t>(t) * a.dim + c;
+      float sum[N] = {}, part[N];
+      if (a.accumulate) take_elements(out, sum);
+      for (uint32_t j = 0; j < n; j++) {
+        take_elements(a.parts + static_cast<size_t>(s.row[j]) * a.dim + c, part);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+          sum[e] += s.weight[j] * part[e];
+      }
+      put_elements(out, sum);
+    }
+  }
+}
+
+extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
+  enum { SUM_BLOCKS = 4096 };
+  bool runs = in_runs(a->parts, a->dim) && in_runs(a->out, a->dim);
+  auto kernel = runs         ? a->out_f32 ? moe_sum_kernel<float, RUN_OF_8>
+                                          : moe_sum_kernel<uint16_t, RUN_OF_8>
+                        : a->out_f32 ? moe_sum_kernel<float, 1>
+                             : moe_sum_kernel<uint16_t, 1>;
+  TD_LAUNCH(kernel, at_most(a->n_tokens, SUM_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}

@@ -1,0 +1,283 @@
+#include "api/output_parser.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+
+#define THINK     "<think>"
+#define THINK_END "</think>"
+
+void td_parts_free(td_parts *parts) {
+  uint32_t n = parts->n_calls;
+  if (parts->state == TD_PARTS_CALL && !parts->is_given && n < parts->cap) n++;
+  for (uint32_t i = 0; i < n; i++)
+    td_tool_call_free(&parts->calls[i]);
+  free(parts->calls);
+  parts->calls = NULL;
+  parts->n_calls = parts->cap = 0;
+  td_call_reader_free(&parts->reader);
+}
+
+bool td_parts_prompt_thinks(const char *prompt, size_t len) {
+  size_t n = strlen(THINK);
+  while (len && td_is_space(prompt[len - 1]))
+    len--;
+  return len >= n && memcmp(prompt + len - n, THINK, n) == 0;
+}
+
+// What is read of a text.
+typedef struct {
+  const char *text;
+  size_t len;
+  bool is_final;
+} source;
+
+// What one state made of it.
+typedef enum {
+  MORE,  // another state goes on
+  FOUND, // *part is filled
+  WAIT,  // nothing is sure
+} outcome;
+
+static void enter(td_parts *p, td_parts_state state, size_t at) {
+  p->state = state;
+  p->at = p->scan = p->solid = at;
+  p->has_begun = false;
+}
+
+static void skip_space(td_parts *p, const source *s) {
+  while (p->at < s->len && td_is_space(s->text[p->at]))
+    p->at++;
+}
+
+// ---- text up to a marker ------------------------------------------------------------------------
+
+// The text from p->at to end.
+static outcome give(td_parts *p, td_part *part, td_part_kind kind, size_t end) {
+  if (end <= p->at) return MORE;
+  *part = (td_part){.kind = kind, .begin = p->at, .end = end};
+  p->at = end;
+  p->has_begun = true;
+  return FOUND;
+}
+
+// The marker that ends this state's text. Behind a call the end of a run of calls is none of it.
+static td_marker_match ends_at(const td_parts *p, const source *s) {
+  td_mark last = p->n_calls ? TD_MARK_CLOSE : TD_MARK_CALL;
+  td_mark mark;
+  size_t n;
+  unsigned form;
+  if (p->state == TD_PARTS_REASONING) return td_marker_at(THINK_END, s->text, p->scan, s->len);
+  if (!p->with_calls) return TD_MARKER_NONE;
+  return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
+}
+
+// Looks for the marker; p->scan stops at it, at what may be one, or at the end.
+static td_marker_match find_end(td_parts *p, const source *s) {
+  for (; p->scan < s->len; p->scan++) {
+    char c = s->text[p->scan];
+    td_marker_match match = c == '<' ? ends_at(p, s) : TD_MARKER_NONE;
+    if (match == TD_MARKER_WHOLE || (match == TD_MARKER_CUT && !s->is_final)) return match;
+    if (!td_is_space(c)) p->solid = p->scan + 1;
+  }
+  return TD_MARKER_NONE;
+}
+
+// White space in front of the text and before the marker is not given out, so what ends in some
+// waits for what follows. *at_end: the marker stands at p->scan.
+static outcome take_text(td_parts *p, const source *s, td_part_kind kind, bool has_end,
+                         td_part *part, bool *at_end) {
+  if (!p->has_begun) {
+    skip_space(p, s);
+    if (p->scan < p->at) p->scan = p->solid = p->at;
+  }
+  td_marker_match match = find_end(p, s);
+  *at_end = match == TD_MARKER_WHOLE;
+  bool keeps_space = !has_end || (s->is_final && !*at_end);
+  return give(p, part, kind, keeps_space ? p->scan : p->solid);
+}
+
+static outcome take_reasoning(td_parts *p, const source *s, td_part *part) {
+  bool at_end;
+  outcome o = take_text(p, s, TD_PART_REASONING, true, part, &at_end);
+  if (at_end) enter(p, TD_PARTS_CONTENT, p->scan + strlen(THINK_END));
+  return o == FOUND ? FOUND : at_end ? MORE : WAIT;
+}
+
+// White space behind text belongs to it if no call follows.
+static void enter_calls(td_parts *p, size_t at) {
+  bool has_text = p->has_begun;
+  p->back_at = p->at;
+  enter(p, TD_PARTS_CALLS, at);
+  p->has_begun = has_text;
+  p->is_opened = p->may_repeat = false;
+}
+
+static outcome take_content(td_parts *p, const source *s, td_part *part) {
+  bool at_call;
+  outcome o = take_text(p, s, TD_PART_CONTENT, p->with_calls, part, &at_call);
+  if (at_call) enter_calls(p, p->scan);
+  return o == FOUND ? FOUND : at_call ? MORE : WAIT;
+}
+
+static outcome take_start(td_parts *p, const source *s) {
+  size_t begin = 0; // white space in front of a plain answer is the model's own
+  skip_space(p, s);
+  if (p->begins_in_reasoning) {
+    enter(p, TD_PARTS_REASONING, begin);
+    return MORE;
+  }
+  if (p->at == s->len && !s->is_final) return WAIT;
+  td_marker_match match = td_marker_at(THINK, s->text, p->at, s->len);
+  if (match == TD_MARKER_CUT && !s->is_final) return WAIT;
+  if (match == TD_MARKER_WHOLE) {
+    enter(p, TD_PARTS_REASONING, p->at + strlen(THINK));
+  } else {
+    enter(p, TD_PARTS_CONTENT, begin);
+    p->has_begun = true;
+  }
+  return MORE;
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+// What began like a call and is none is text, from its first marker on, up to end.
+static outcome give_back(td_parts *p, td_part *part, size_t end) {
+  enter(p, TD_PARTS_CONTENT, p->back_at);
+  p->scan = p->solid = end;
+  return give(p, part, TD_PART_CONTENT, end);
+}
+
+static td_status begin_call(td_parts *p, unsigned form, size_t at, td_err *err) {
+  if (p->n_calls == p->cap) {
+    uint32_t cap = p->cap ? 2 * p->cap : 4;
+    td_tool_call *grown = realloc(p->calls, cap * sizeof *grown);
+    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for a tool call");
+    p->calls = grown;
+    p->cap = cap;
+  }
+  p->calls[p->n_calls] = (td_tool_call){0};
+  p->state = TD_PARTS_CALL;
+  p->is_given = false;
+  p->n_given = 0;
+  td_call_begin(&p->reader, form, at, p->in_pieces);
+  return TD_OK;
+}
+
+// Between calls stand markers and white space. A run may be opened and its first call's own marker
+// be missing.
+static td_status take_calls(td_parts *p, const source *s, td_part *part, outcome *o, td_err *err) {
+  td_mark mark = TD_MARK_CLOSE;
+  size_t n = 0;
+  unsigned form = 0;
+  *o = MORE;
+  skip_space(p, s);
+  if (!p->has_begun && !p->is_opened) p->back_at = p->at;
+  bool is_cut = p->at == s->len;
+  td_marker_match match = td_call_marker_at(TD_MARK_CLOSE, s->text, p->at, s->len, &mark, &n,
+                                            &form);
+  if (match == TD_MARKER_WHOLE) {
+    p->at += n;
+    if (mark == TD_MARK_CALL) return begin_call(p, form, p->at, err);
+    if (mark == TD_MARK_CLOSE) p->has_begun = false;
+    p->is_opened = mark == TD_MARK_OPEN;
+    p->may_repeat = false;
+    p->reader.form = form;
+    return TD_OK;
+  }
+  if ((is_cut || match == TD_MARKER_CUT) && !s->is_final) {
+    *o = WAIT;
+  } else if (is_cut || match == TD_MARKER_CUT) {
+    *o = p->is_opened || !is_cut ? give_back(p, part, s->len) : WAIT;
+  } else if (p->is_opened || (p->may_repeat && s->text[p->at] == '{')) {
+    p->is_opened = false;
+    return begin_call(p, p->reader.form, p->at, err);
+  } else {
+    enter(p, TD_PARTS_CONTENT, p->at);
+  }
+  return TD_OK;
+}
+
+// An id of its own, if the text gave none, or one that it gave before.
+static void set_id(td_parts *p, td_tool_call *call) {
+  bool is_used = !call->id[0];
+  for (uint32_t i = 0; i < p->n_calls && !is_used; i++)
+    is_used = strcmp(p->calls[i].id, call->id) == 0;
+  if (!is_used) return;
+  snprintf(call->id, sizeof call->id, "call_%016llx%02x", (unsigned long long)p->id, p->n_calls);
+}
+
+// The call that is being read, as far as it is: new, or grown.
+static outcome give_call(td_parts *p, td_part *part) {
+  td_tool_call *call = &p->calls[p->n_calls - p->is_given];
+  if (p->is_given && p->n_given == call->arguments.len) return MORE;
+  if (!p->is_given) {
+    set_id(p, call);
+    p->n_calls++;
+  }
+  p->is_given = true;
+  p->n_given = call->arguments.len;
+  *part = (td_part){.kind = TD_PART_CALL, .call = p->n_calls - 1};
+  return FOUND;
+}
+
+// Only what parses is a call of a response in one piece.
+static bool is_json(const td_tool_call *call) {
+  td_err ignored;
+  return td_json_check(td_buf_text(&call->arguments), call->arguments.len, TD_JSON_MAX_DEPTH,
+                       &ignored) == TD_OK;
+}
+
+static outcome end_call(td_parts *p, td_part *part) {
+  td_tool_call *call = &p->calls[p->n_calls - p->is_given];
+  call->is_whole = true;
+  outcome o = give_call(p, part);
+  enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_CALLS, p->reader.at);
+  p->is_opened = false;
+  p->may_repeat = p->reader.is_open && td_call_may_repeat(p->reader.form);
+  return o;
+}
+
+static outcome drop_call(td_parts *p, td_part *part, size_t end) {
+  td_tool_call_free(&p->calls[p->n_calls]);
+  return give_back(p, part, end);
+}
+
+static td_status take_call(td_parts *p, const source *s, td_part *part, outcome *o, td_err *err) {
+  td_tool_call *call = &p->calls[p->n_calls - p->is_given];
+  td_call_state state;
+  td_status st = td_call_read(&p->reader, call, s->text, s->len, s->is_final, &state, err);
+  if (st != TD_OK) return st;
+  if (state == TD_CALL_WHOLE && !p->in_pieces && !is_json(call)) state = TD_CALL_NONE;
+  if (state == TD_CALL_WHOLE) {
+    *o = end_call(p, part);
+  } else if (state == TD_CALL_NONE) {
+    *o = drop_call(p, part, p->reader.at);
+  } else if (p->in_pieces && td_call_is_sure(&p->reader, call)) {
+    *o = give_call(p, part) == FOUND ? FOUND : WAIT;
+  } else {
+    *o = s->is_final ? drop_call(p, part, s->len) : WAIT;
+  }
+  return TD_OK;
+}
+
+td_status td_parts_next(td_parts *parts, const char *text, size_t len, bool is_final, td_part *part,
+                        bool *found, td_err *err) {
+  const source s = {.text = text, .len = len, .is_final = is_final};
+  outcome o = MORE;
+  td_status st = TD_OK;
+  while (o == MORE && st == TD_OK) {
+    switch (parts->state) {
+    case TD_PARTS_START: o = take_start(parts, &s); break;
+    case TD_PARTS_REASONING: o = take_reasoning(parts, &s, part); break;
+    case TD_PARTS_CONTENT: o = take_content(parts, &s, part); break;
+    case TD_PARTS_CALLS: st = take_calls(parts, &s, part, &o, err); break;
+    case TD_PARTS_CALL: st = take_call(parts, &s, part, &o, err); break;
+    case TD_PARTS_DONE: o = WAIT; break;
+    }
+  }
+  *found = o == FOUND;
+  return st;
+}

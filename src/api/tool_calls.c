@@ -1,0 +1,585 @@
+#include "api/tool_calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+
+#define MAX_NAME_BYTES 256
+#define MAX_KEY_BYTES  64
+
+// How a family of models writes calls. A NULL marker is not used.
+typedef struct {
+  const char *open;      // of a run of calls
+  const char *close;     // of it
+  const char *call_open; // of one call
+  const char *middle;    // between its name and its arguments; NULL: one object holds both
+  const char *call_close;
+  bool has_ids; // the header is an id that holds the name
+} call_form;
+
+static const call_form forms[] = {
+    {NULL, NULL, "<tool_call>", NULL, "</tool_call>", false},
+    {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+     "<｜tool▁call▁end｜>", false},
+    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+     "<|tool_call_argument_begin|>", "<|tool_call_end|>", true},
+};
+
+void td_tool_call_free(td_tool_call *call) {
+  free(call->name);
+  td_buf_free(&call->arguments);
+  *call = (td_tool_call){0};
+}
+
+// ---- markers ----------------------------------------------------------------------------------
+
+td_marker_match td_marker_at(const char *marker, const char *text, size_t at, size_t len) {
+  size_t n = strlen(marker), there = len - at;
+  if (there == 0 || memcmp(text + at, marker, there < n ? there : n) != 0) return TD_MARKER_NONE;
+  return there < n ? TD_MARKER_CUT : TD_MARKER_WHOLE;
+}
+
+bool td_is_space(char c) {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,
+                                  td_mark *mark, size_t *n, unsigned *form) {
+  td_marker_match found = TD_MARKER_NONE;
+  if (at == len || text[at] != '<') return found;
+  for (unsigned i = 0; i < TD_COUNT(forms); i++) {
+    const call_form *f = &forms[i];
+    const struct {
+      const char *text;
+      td_mark mark;
+    } marks[] = {{f->open, TD_MARK_OPEN},
+                 {f->call_open, TD_MARK_CALL},
+                 {f->close, TD_MARK_CLOSE},
+                 {f->call_close, TD_MARK_CLOSE}};
+    for (size_t k = 0; k < TD_COUNT(marks); k++) {
+      if (!marks[k].text || marks[k].mark > last) continue;
+      td_marker_match match = td_marker_at(marks[k].text, text, at, len);
+      if (match == TD_MARKER_WHOLE) {
+        *mark = marks[k].mark;
+        *n = strlen(marks[k].text);
+        *form = i;
+        return match;
+      }
+      if (match == TD_MARKER_CUT) found = match;
+    }
+  }
+  return found;
+}
+
+// ---- steps ------------------------------------------------------------------------------------
+
+enum {
+  // of an object that holds name and arguments
+  STEP_BRACE,
+  STEP_KEY,
+  STEP_KEY_TEXT,
+  STEP_COLON,
+  STEP_VALUE,
+  STEP_NAME_TEXT,
+  STEP_SKIP_OBJECT,
+  STEP_SKIP_TEXT,
+  STEP_SKIP_WORD,
+  // of a header and the arguments behind it
+  STEP_HEADER,
+  STEP_BODY,
+  STEP_NAME,
+  STEP_FENCE,
+  // of both
+  STEP_OBJECT,  // arguments: an object
+  STEP_QUOTED,  // a string that holds one
+  STEP_LITERAL, // null or []
+  STEP_CLOSE,
+};
+
+typedef enum { GO, WAIT, NONE, WHOLE } outcome;
+
+// What a step works on.
+typedef struct {
+  td_call_reader *r;
+  td_tool_call *call;
+  const char *text;
+  size_t len;
+  bool is_final;
+} reading;
+
+static outcome go(reading *x, int step) {
+  x->r->step = step;
+  return GO;
+}
+
+static const call_form *form_of(const reading *x) {
+  return &forms[x->r->form];
+}
+
+// Passes over white space; false: the text ends there.
+static bool skip_space(reading *x) {
+  td_call_reader *r = x->r;
+  while (r->at < x->len && td_is_space(x->text[r->at]))
+    r->at++;
+  return r->at < x->len;
+}
+
+// ---- names ------------------------------------------------------------------------------------
+
+static bool is_digits(const char *text) {
+  return text[0] && text[strspn(text, "0123456789")] == '\0';
+}
+
+// The name as tools have it. Kimi writes functions.NAME:INDEX, which is the id, too; parts of it
+// may be missing. NONE: there is no name.
+static outcome set_name(reading *x, const char *text, size_t len) {
+  char name[MAX_NAME_BYTES + 1];
+  static const char prefix[] = "functions.";
+  while (len && td_is_space(text[0]))
+    text++, len--;
+  while (len && td_is_space(text[len - 1]))
+    len--;
+  if (len == 0 || len > MAX_NAME_BYTES || memchr(text, '\0', len)) return NONE;
+  memcpy(name, text, len);
+  name[len] = '\0';
+  char *begin = name;
+  if (strncmp(name, prefix, sizeof prefix - 1) == 0) begin += sizeof prefix - 1;
+  char *colon = form_of(x)->has_ids ? strrchr(begin, ':') : NULL;
+  if (colon && is_digits(colon + 1)) {
+    if (len < sizeof x->call->id) memcpy(x->call->id, name, len + 1);
+    *colon = '\0';
+  }
+  if (!begin[0]) return NONE;
+  x->call->name = strdup(begin);
+  if (!x->call->name) x->call->arguments.failed = true;
+  return GO;
+}
+
+// ---- arguments --------------------------------------------------------------------------------
+
+// They are read to their end.
+static outcome end_arguments(reading *x) {
+  td_call_reader *r = x->r;
+  if (!x->call->arguments.len) td_buf_str(&x->call->arguments, "{}");
+  r->has_arguments = r->has_value = true;
+  r->begin = r->at;
+  return go(x, form_of(x)->middle ? STEP_CLOSE : STEP_KEY);
+}
+
+// At the first byte of a value that may be arguments.
+static outcome begin_arguments(reading *x) {
+  td_call_reader *r = x->r;
+  r->object = (td_object_reader){0};
+  r->string = (td_string_reader){0};
+  td_buf_clear(&r->word);
+  switch (x->text[r->at]) {
+  case '{': return go(x, STEP_OBJECT);
+  case '"': r->at++; return go(x, STEP_QUOTED);
+  case 'n':
+  case '[': return go(x, STEP_LITERAL);
+  default: return NONE;
+  }
+}
+
+static outcome read_object(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    td_object_state state = td_object_feed(&r->object, x->text[r->at], &x->call->arguments);
+    if (state == TD_OBJECT_BAD) return NONE;
+    if (state == TD_OBJECT_WHOLE) {
+      r->at++;
+      return end_arguments(x);
+    }
+  }
+  return WAIT;
+}
+
+// A byte of the text that a string of arguments holds.
+static bool take_quoted(reading *x, char c) {
+  td_call_reader *r = x->r;
+  bool is_over = x->call->arguments.len && !r->object.depth;
+  if (td_is_space(c) && (is_over || !r->object.depth)) return true;
+  if (is_over || (r->word.len && c == '{')) return false;
+  if (r->object.depth || c == '{') {
+    return td_object_feed(&r->object, c, &x->call->arguments) != TD_OBJECT_BAD;
+  }
+  td_buf_char(&r->word, c);
+  return r->word.len <= 4;
+}
+
+static bool is_nothing(const td_buf *word) {
+  const char *text = td_buf_text(word);
+  return !text[0] || strcmp(text, "null") == 0 || strcmp(text, "[]") == 0;
+}
+
+static outcome read_quoted(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    char bytes[TD_STRING_PIECE];
+    bool ended;
+    size_t n = td_string_feed(&r->string, x->text[r->at], bytes, &ended);
+    for (size_t i = 0; i < n; i++) {
+      if (!take_quoted(x, bytes[i])) return NONE;
+    }
+    if (!ended) continue;
+    if (r->object.depth || !is_nothing(&r->word)) return NONE;
+    r->at++;
+    return end_arguments(x);
+  }
+  return WAIT;
+}
+
+static outcome read_literal(reading *x) {
+  td_call_reader *r = x->r;
+  while (r->at < x->len) {
+    char c = x->text[r->at];
+    bool is_array = r->word.len && r->word.data[0] == '[';
+    if (is_array && td_is_space(c)) {
+      r->at++;
+      continue;
+    }
+    td_buf_char(&r->word, c);
+    if (r->word.failed) return NONE;
+    const char *whole = r->word.data[0] == '[' ? "[]" : "null";
+    if (strncmp(whole, r->word.data, r->word.len) != 0) return NONE;
+    r->at++;
+    if (r->word.len == strlen(whole)) return end_arguments(x);
+  }
+  return WAIT;
+}
+
+// ---- an object that holds name and arguments ----------------------------------------------------
+
+// Some models put an array of calls between the markers.
+static outcome read_brace(reading *x) {
+  td_call_reader *r = x->r;
+  if (!skip_space(x)) return WAIT;
+  char c = x->text[r->at];
+  bool is_array = c == '[' && !r->is_array;
+  if (c != '{' && !is_array) return NONE;
+  r->is_array |= is_array;
+  r->at++;
+  return is_array ? GO : go(x, STEP_KEY);
+}
+
+// The end of the object, or of the one inside.
+static outcome end_object(reading *x) {
+  td_call_reader *r = x->r;
+  if (r->is_nested) {
+    r->is_nested = false;
+    r->has_value = true;
+    return GO;
+  }
+  if (!x->call->name) return NONE;
+  if (!r->has_arguments) end_arguments(x);
+  r->begin = r->at;
+  return go(x, STEP_CLOSE);
+}
+
+static outcome read_key(reading *x) {
+  td_call_reader *r = x->r;
+  bool is_complete = x->call->name && r->has_arguments;
+  if (!skip_space(x)) return x->is_final && is_complete ? go(x, STEP_CLOSE) : WAIT;
+  char c = x->text[r->at];
+  if (c == '<' && is_complete) return go(x, STEP_CLOSE); // a brace was forgotten
+  if (c == ',' && r->has_value && !r->has_comma) {
+    r->has_comma = true;
+    r->at++;
+    return GO;
+  }
+  if (c == '"' && r->has_value == r->has_comma) {
+    r->at++;
+    r->string = (td_string_reader){0};
+    td_buf_clear(&r->word);
+    return go(x, STEP_KEY_TEXT);
+  }
+  if (c != '}' || r->has_comma) return NONE;
+  r->at++;
+  return end_object(x);
+}
+
+// A string into word, of which max bytes are kept; GO: it has ended.
+static outcome read_text(reading *x, size_t max) {
+  td_call_reader *r = x->r;
+  while (r->at < x->len) {
+    char bytes[TD_STRING_PIECE];
+    bool ended;
+    size_t n = td_string_feed(&r->string, x->text[r->at++], bytes, &ended);
+    if (r->word.len <= max) td_buf_add(&r->word, bytes, n);
+    if (ended) return GO;
+  }
+  return WAIT;
+}
+
+static outcome read_colon(reading *x) {
+  if (!skip_space(x)) return WAIT;
+  if (x->text[x->r->at] != ':') return NONE;
+  x->r->at++;
+  return go(x, STEP_VALUE);
+}
+
+static bool is_key(const td_call_reader *r, const char *a, const char *b) {
+  const char *key = td_buf_text(&r->word);
+  return strcmp(key, a) == 0 || strcmp(key, b) == 0;
+}
+
+// A value that says nothing here.
+static outcome begin_skip(reading *x) {
+  td_call_reader *r = x->r;
+  char c = x->text[r->at];
+  r->string = (td_string_reader){0};
+  if (c == '{' || c == '[') {
+    r->object = (td_object_reader){.depth = 1, .arrays = c == '[', .has_member = true};
+    r->at++;
+    return go(x, STEP_SKIP_OBJECT);
+  }
+  if (c == '"') r->at++;
+  return go(x, c == '"' ? STEP_SKIP_TEXT : STEP_SKIP_WORD);
+}
+
+// "parameters" is what Llama says for "arguments"; OpenAI puts both into a "function", and some
+// models write the name there.
+static outcome read_value(reading *x) {
+  td_call_reader *r = x->r;
+  if (!skip_space(x)) return WAIT;
+  char c = x->text[r->at];
+  bool is_name = is_key(r, "name", "function") && !x->call->name;
+  r->has_value = true;
+  r->has_comma = false;
+  if (is_name && c == '"') {
+    r->at++;
+    r->string = (td_string_reader){0};
+    td_buf_clear(&r->word);
+    return go(x, STEP_NAME_TEXT);
+  }
+  if (is_name && c == '{' && !r->is_nested && is_key(r, "function", "function")) {
+    r->at++;
+    r->is_nested = true;
+    r->has_value = false;
+    return go(x, STEP_KEY);
+  }
+  if (is_name) return NONE;
+  if (!is_key(r, "arguments", "parameters") || r->has_arguments) return begin_skip(x);
+  return c == '}' || c == ',' ? end_arguments(x) : begin_arguments(x);
+}
+
+static outcome read_skipped_object(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    td_object_state state = td_object_feed(&r->object, x->text[r->at], NULL);
+    if (state == TD_OBJECT_BAD) return NONE;
+    if (state == TD_OBJECT_WHOLE) {
+      r->at++;
+      return go(x, STEP_KEY);
+    }
+  }
+  return WAIT;
+}
+
+static outcome read_skipped_word(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    char c = x->text[r->at];
+    if (c == ',' || c == '}' || td_is_space(c)) return go(x, STEP_KEY);
+    if (c == '<' || c == '"' || c == '{' || c == '[') return NONE;
+  }
+  return WAIT;
+}
+
+// ---- a header and arguments behind it -----------------------------------------------------------
+
+// A marker that ends the call stands there. WAIT: it may.
+static outcome at_end(const reading *x) {
+  const call_form *f = form_of(x);
+  const char *const ends[] = {f->call_close, f->call_open, f->close};
+  outcome found = NONE;
+  for (size_t i = 0; i < TD_COUNT(ends); i++) {
+    td_marker_match match = td_marker_at(ends[i], x->text, x->r->at, x->len);
+    if (match == TD_MARKER_WHOLE) return GO;
+    if (match == TD_MARKER_CUT) found = WAIT;
+  }
+  return found;
+}
+
+// Up to the middle marker; models forget it, with and without arguments behind.
+static outcome read_header(reading *x) {
+  td_call_reader *r = x->r;
+  const char *middle = form_of(x)->middle;
+  for (; r->at < x->len; r->at++) {
+    char c = x->text[r->at];
+    if (r->at - r->begin > MAX_NAME_BYTES) return NONE;
+    if (c != '<' && c != '{') continue;
+    td_marker_match match = td_marker_at(middle, x->text, r->at, x->len);
+    outcome end = c == '{' || match == TD_MARKER_WHOLE ? GO : at_end(x);
+    if (match == TD_MARKER_CUT || end == WAIT) return WAIT;
+    if (end == NONE) return NONE;
+    td_buf_clear(&r->word);
+    td_buf_add(&r->word, x->text + r->begin, r->at - r->begin);
+    if (match == TD_MARKER_WHOLE) {
+      r->at += strlen(middle);
+      return go(x, STEP_BODY);
+    }
+    if (set_name(x, td_buf_text(&r->word), r->word.len) == NONE) return NONE;
+    return c == '{' ? begin_arguments(x) : end_arguments(x);
+  }
+  return WAIT;
+}
+
+// The header, kept in word, was the name after all.
+static outcome name_is_header(reading *x) {
+  if (x->call->name) return GO;
+  return set_name(x, td_buf_text(&x->r->word), x->r->word.len);
+}
+
+static bool is_type(const td_buf *header) {
+  const char *text = td_buf_text(header);
+  while (td_is_space(*text))
+    text++;
+  return strncmp(text, "function", 8) == 0 && !text[8 + strspn(text + 8, " \n\t\r")];
+}
+
+// Behind the middle marker. DeepSeek V3 and R1 write the type `function` in front of it, the name
+// behind it, and the arguments in a fenced block; V3.1 writes name and arguments.
+static outcome read_body(reading *x) {
+  td_call_reader *r = x->r;
+  if (!skip_space(x)) return WAIT;
+  char c = x->text[r->at];
+  if (c == '`' && !r->is_fenced) {
+    r->begin = r->at;
+    return name_is_header(x) == NONE ? NONE : go(x, STEP_FENCE);
+  }
+  if (c == '<' || c == '`') {
+    outcome end = c == '`' ? GO : at_end(x);
+    if (end != GO) return end;
+    return name_is_header(x) == NONE ? NONE : end_arguments(x);
+  }
+  bool is_value = c == '{' || c == '"' || c == '[' || (c == 'n' && !is_type(&r->word));
+  if (is_value || x->call->name) {
+    return name_is_header(x) == NONE ? NONE : begin_arguments(x);
+  }
+  if (!is_type(&r->word)) return NONE;
+  r->begin = r->at;
+  return go(x, STEP_NAME);
+}
+
+static outcome read_name(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    char c = x->text[r->at];
+    if (r->at - r->begin > MAX_NAME_BYTES) return NONE;
+    if (c != '\n' && c != '`' && c != '{' && c != '<') continue;
+    if (set_name(x, x->text + r->begin, r->at - r->begin) == NONE) return NONE;
+    return go(x, STEP_BODY);
+  }
+  return WAIT;
+}
+
+// ```json
+static outcome read_fence(reading *x) {
+  td_call_reader *r = x->r;
+  for (; r->at < x->len; r->at++) {
+    char c = x->text[r->at];
+    size_t n = r->at - r->begin;
+    bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (n < 3 ? c == '`' : is_letter && n < 3 + MAX_KEY_BYTES) continue;
+    if (n < 3) return NONE;
+    r->is_fenced = true;
+    return go(x, STEP_BODY);
+  }
+  return WAIT;
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+// Behind the arguments: the end of a fenced block, a brace too many, the rest of an array, and the
+// closing marker, which a model may forget. at stays where they ended if it did.
+static outcome read_close(reading *x) {
+  td_call_reader *r = x->r;
+  bool is_object = !form_of(x)->middle;
+  for (; r->begin < x->len; r->begin++) {
+    char c = x->text[r->begin];
+    bool is_passed = td_is_space(c) || (c == '`' && r->is_fenced) || c == '}' ||
+                     (is_object && (c == ',' || c == ']'));
+    if (!is_passed) break;
+  }
+  r->is_open = true;
+  if (r->begin == x->len) return x->is_final ? WHOLE : WAIT;
+  if (is_object && x->text[r->begin] == '{') {
+    r->at = r->begin;
+    return WHOLE;
+  }
+  td_marker_match match = td_marker_at(form_of(x)->call_close, x->text, r->begin, x->len);
+  if (match == TD_MARKER_CUT && !x->is_final) return WAIT;
+  if (match == TD_MARKER_CUT) r->at = x->len;
+  if (match == TD_MARKER_WHOLE) {
+    r->at = r->begin + strlen(form_of(x)->call_close);
+    r->is_open = false;
+  }
+  return WHOLE;
+}
+
+static outcome take_step(reading *x) {
+  outcome o;
+  switch (x->r->step) {
+  case STEP_BRACE: return read_brace(x);
+  case STEP_KEY: return read_key(x);
+  case STEP_KEY_TEXT: o = read_text(x, MAX_KEY_BYTES); return o == GO ? go(x, STEP_COLON) : o;
+  case STEP_COLON: return read_colon(x);
+  case STEP_VALUE: return read_value(x);
+  case STEP_NAME_TEXT:
+    o = read_text(x, MAX_NAME_BYTES);
+    if (o == GO) o = set_name(x, td_buf_text(&x->r->word), x->r->word.len);
+    return o == GO ? go(x, STEP_KEY) : o;
+  case STEP_SKIP_OBJECT: return read_skipped_object(x);
+  case STEP_SKIP_TEXT: o = read_text(x, 0); return o == GO ? go(x, STEP_KEY) : o;
+  case STEP_SKIP_WORD: return read_skipped_word(x);
+  case STEP_HEADER: return read_header(x);
+  case STEP_BODY: return read_body(x);
+  case STEP_NAME: return read_name(x);
+  case STEP_FENCE: return read_fence(x);
+  case STEP_OBJECT: return read_object(x);
+  case STEP_QUOTED: return read_quoted(x);
+  case STEP_LITERAL: return read_literal(x);
+  default: return read_close(x);
+  }
+}
+
+bool td_call_may_repeat(unsigned form) {
+  return !forms[form].middle;
+}
+
+void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces) {
+  td_buf word = reader->word;
+  *reader = (td_call_reader){.form = form,
+                             .step = forms[form].middle ? STEP_HEADER : STEP_BRACE,
+                             .at = at,
+                             .begin = at,
+                             .in_pieces = in_pieces,
+                             .word = word};
+}
+
+void td_call_reader_free(td_call_reader *reader) {
+  td_buf_free(&reader->word);
+}
+
+td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *text, size_t len,
+                       bool is_final, td_call_state *state, td_err *err) {
+  reading x = {.r = reader, .call = call, .text = text, .len = len, .is_final = is_final};
+  outcome o = GO;
+  while (o == GO) {
+    o = take_step(&x);
+    if (o == NONE && reader->in_pieces && td_call_is_sure(reader, call)) {
+      reader->begin = reader->at;
+      o = go(&x, STEP_CLOSE);
+    }
+  }
+  *state = o == WAIT ? TD_CALL_OPEN : o == WHOLE ? TD_CALL_WHOLE : TD_CALL_NONE;
+  td_status st = td_buf_status(&call->arguments, err);
+  return st == TD_OK ? td_buf_status(&reader->word, err) : st;
+}
+
+bool td_call_is_sure(const td_call_reader *reader, const td_tool_call *call) {
+  bool has_begun = call->arguments.len && reader->object.has_member;
+  return call->name && (reader->has_arguments || has_begun);
+}

@@ -1,0 +1,382 @@
+#include "base/json_parse.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/utf8.h"
+
+// One pass over the text. A failing function notes why and returns false; pos is then where.
+typedef struct {
+  const char *text;
+  size_t len;
+  size_t pos;
+  int depth_left;
+  size_t n_values;
+  const char *why;
+} checker;
+
+static bool bad(checker *c, const char *why) {
+  c->why = why;
+  return false;
+}
+
+// The byte at pos, or -1 at the end.
+static int peek(const checker *c) {
+  return c->pos < c->len ? (unsigned char)c->text[c->pos] : -1;
+}
+
+static void skip_space(checker *c) {
+  for (;; c->pos++) {
+    int b = peek(c);
+    if (b != ' ' && b != '\n' && b != '\t' && b != '\r') return;
+  }
+}
+
+static bool read_hex4(checker *c, unsigned *unit) {
+  *unit = 0;
+  for (int i = 0; i < 4; i++, c->pos++) {
+    int b = peek(c);
+    int digit = b >= '0' && b <= '9'   ? b - '0'
+                : b >= 'a' && b <= 'f' ? b - 'a' + 10
+                : b >= 'A' && b <= 'F' ? b - 'A' + 10
+                                       : -1;
+    if (digit < 0) return bad(c, "\\u needs four hexadecimal digits");
+    *unit = *unit << 4 | (unsigned)digit;
+  }
+  return true;
+}
+
+// Behind "\u".
+static bool check_unicode_escape(checker *c) {
+  unsigned unit, low;
+  if (!read_hex4(c, &unit)) return false;
+  if (unit == 0) return bad(c, "\\u0000 is not allowed");
+  if (unit < 0xD800 || unit > 0xDFFF) return true;
+  if (unit >= 0xDC00 || c->len - c->pos < 2 || memcmp(c->text + c->pos, "\\u", 2) != 0) {
+    return bad(c, "lone surrogate");
+  }
+  c->pos += 2;
+  if (!read_hex4(c, &low)) return false;
+  if (low < 0xDC00 || low > 0xDFFF) return bad(c, "lone surrogate");
+  return true;
+}
+
+static bool check_escape(checker *c) {
+  c->pos++;
+  int b = peek(c);
+  if (b <= 0 || !strchr("\"\\/bfnrtu", b)) return bad(c, "unknown escape");
+  c->pos++;
+  return b != 'u' || check_unicode_escape(c);
+}
+
+static bool check_string(checker *c) {
+  if (peek(c) != '"') return bad(c, "a string was expected");
+  c->pos++;
+  for (;;) {
+    int b = peek(c);
+    if (b < 0) return bad(c, "the text ends inside a string");
+    if (b == '"') {
+      c->pos++;
+      return true;
+    }
+    if (b < 0x20) return bad(c, "control character in a string");
+    if (b == '\\') {
+      if (!check_escape(c)) return false;
+    } else if (b < 0x80) {
+      c->pos++;
+    } else {
+      uint32_t code_point;
+      int n = td_utf8_decode(c->text + c->pos, c->len - c->pos, &code_point);
+      if (n <= 0) return bad(c, "invalid UTF-8");
+      c->pos += (size_t)n;
+    }
+  }
+}
+
+// One or more digits.
+static bool check_digits(checker *c) {
+  size_t start = c->pos;
+  while (peek(c) >= '0' && peek(c) <= '9')
+    c->pos++;
+  return c->pos > start ? true : bad(c, "a digit was expected");
+}
+
+static bool check_exponent(checker *c) {
+  c->pos++;
+  if (peek(c) == '+' || peek(c) == '-') c->pos++;
+  return check_digits(c);
+}
+
+// cJSON reads numbers through a buffer of this size and drops what does not fit.
+#define NUMBER_BYTES 64
+
+static bool check_number(checker *c) {
+  size_t start = c->pos;
+  if (peek(c) == '-') c->pos++;
+  if (peek(c) == '0') {
+    c->pos++;
+  } else if (!check_digits(c)) {
+    return false;
+  }
+  if (peek(c) == '.') {
+    c->pos++;
+    if (!check_digits(c)) return false;
+  }
+  bool has_exponent = (peek(c) | 0x20) == 'e';
+  if (has_exponent && !check_exponent(c)) return false;
+  size_t n = c->pos - start;
+  char text[NUMBER_BYTES] = "";
+  if (n < sizeof text) memcpy(text, c->text + start, n);
+  if (n < sizeof text && (!has_exponent || isfinite(strtod(text, NULL)))) return true;
+  c->pos = start;
+  return bad(c, n < sizeof text ? "number too large for a double" : "number of over 63 bytes");
+}
+
+static bool check_value(checker *c);
+
+static bool check_word(checker *c, const char *word) {
+  size_t n = strlen(word);
+  if (c->len - c->pos < n || memcmp(c->text + c->pos, word, n) != 0) {
+    return bad(c, "a value was expected");
+  }
+  c->pos += n;
+  return true;
+}
+
+static bool check_member(checker *c) {
+  if (!check_string(c)) return false;
+  skip_space(c);
+  if (peek(c) != ':') return bad(c, "':' was expected");
+  c->pos++;
+  return check_value(c);
+}
+
+// At the opening bracket of an array or object.
+static bool check_container(checker *c, char close) {
+  if (c->depth_left-- == 0) return bad(c, "nested too deeply");
+  c->pos++;
+  skip_space(c);
+  bool more = peek(c) != close;
+  while (more) {
+    if (!(close == '}' ? check_member(c) : check_value(c))) return false;
+    skip_space(c);
+    more = peek(c) == ',';
+    if (!more && peek(c) != close) {
+      return bad(c, close == '}' ? "',' or '}' was expected" : "',' or ']' was expected");
+    }
+    if (more) {
+      c->pos++;
+      skip_space(c);
+    }
+  }
+  c->pos++;
+  c->depth_left++;
+  return true;
+}
+
+static bool check_value(checker *c) {
+  c->n_values++;
+  skip_space(c);
+  int b = peek(c);
+  switch (b) {
+  case '{': return check_container(c, '}');
+  case '[': return check_container(c, ']');
+  case '"': return check_string(c);
+  case 't': return check_word(c, "true");
+  case 'f': return check_word(c, "false");
+  case 'n': return check_word(c, "null");
+  default: break;
+  }
+  if (b == '-' || (b >= '0' && b <= '9')) return check_number(c);
+  return bad(c, b < 0 ? "the text ends where a value was expected" : "a value was expected");
+}
+
+static td_status check_all(const char *bytes, size_t len, int max_depth, size_t *n_values,
+                           td_err *err) {
+  checker c = {.text = bytes, .len = len, .depth_left = max_depth};
+  bool ok = check_value(&c);
+  if (ok) {
+    skip_space(&c);
+    ok = c.pos == len || bad(&c, "unexpected text behind the value");
+  }
+  *n_values = c.n_values;
+  if (ok) return TD_OK;
+  return td_fail(err, TD_EFORMAT, "invalid JSON at byte %zu: %s", c.pos, c.why);
+}
+
+td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *err) {
+  size_t n_values;
+  return check_all(bytes, len, max_depth, &n_values, err);
+}
+
+// ---- escapes that stand for no text ----
+
+// Whether \uXXXX stands at text[at].
+static bool unit_at(const char *text, size_t len, size_t at, unsigned *unit) {
+  checker c = {.text = text, .len = len, .pos = at + 2};
+  return at + 6 <= len && memcmp(text + at, "\\u", 2) == 0 && read_hex4(&c, unit);
+}
+
+static bool is_surrogate(unsigned unit) {
+  return unit >= 0xD800 && unit <= 0xDFFF;
+}
+
+bool td_json_replace_escapes(char *bytes, size_t len) {
+  bool found = false;
+  for (size_t i = 0; i + 1 < len; i++) {
+    unsigned unit, low;
+    if (bytes[i] != '\\') continue;
+    if (!unit_at(bytes, len, i, &unit)) {
+      i++; // an escape of another kind; it may be a backslash
+    } else if (is_surrogate(unit) && unit < 0xDC00 && unit_at(bytes, len, i + 6, &low) &&
+               is_surrogate(low) && low >= 0xDC00) {
+      i += 11;
+    } else {
+      bool is_bad = unit == 0 || is_surrogate(unit);
+      if (is_bad) memcpy(bytes + i, "\\ufffd", 6);
+      found |= is_bad;
+      i += 5;
+    }
+  }
+  return found;
+}
+
+// ---- numbers as they were written ----
+
+// Moves pos to the next number, which must exist, and returns its bytes. The text has passed the
+// check.
+static size_t next_number(checker *c) {
+  for (bool in_string = false;; c->pos++) {
+    int b = peek(c);
+    TD_CHECK(b >= 0);
+    if (in_string && b == '\\') {
+      c->pos++;
+    } else if (b == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (b == '-' || (b >= '0' && b <= '9'))) {
+      break;
+    }
+  }
+  size_t end = c->pos;
+  while (end < c->len && strchr("+-.0123456789eE", c->text[end]))
+    end++;
+  return end - c->pos;
+}
+
+// A double says which integer was written up to 15 digits, and never that "1.0" was.
+static bool needs_text(const char *number, size_t len) {
+  bool negative = number[0] == '-';
+  return len - negative > 15 || (negative && number[1] == '0') || memchr(number, '.', len) ||
+         memchr(number, 'e', len) || memchr(number, 'E', len);
+}
+
+// Gives the numbers below node their text where they need it, reading along from c->pos.
+static bool keep_numbers(checker *c, cJSON *node) {
+  if (cJSON_IsNumber(node)) {
+    size_t len = next_number(c);
+    const char *number = c->text + c->pos;
+    c->pos += len;
+    if (!needs_text(number, len)) return true;
+    node->valuestring = cJSON_malloc(len + 1);
+    if (!node->valuestring) return false;
+    memcpy(node->valuestring, number, len);
+    node->valuestring[len] = '\0';
+    return true;
+  }
+  for (cJSON *child = node->child; child; child = child->next) {
+    if (!keep_numbers(c, child)) return false;
+  }
+  return true;
+}
+
+td_status td_json_parse(cJSON **out, const char *bytes, size_t len, int max_depth, td_err *err) {
+  return td_json_parse_at_most(out, bytes, len, max_depth, SIZE_MAX, err);
+}
+
+td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int max_depth,
+                                size_t max_values, td_err *err) {
+  *out = NULL;
+  size_t n_values;
+  td_status st = check_all(bytes, len, max_depth, &n_values, err);
+  if (st != TD_OK) return st;
+  if (n_values > max_values) {
+    return td_fail(err, TD_ELIMIT, "%zu JSON values: more than %zu", n_values, max_values);
+  }
+  // What passed the check can only be refused for want of memory.
+  *out = cJSON_ParseWithLength(bytes, len);
+  checker c = {.text = bytes, .len = len};
+  if (*out && keep_numbers(&c, *out)) return TD_OK;
+  cJSON_Delete(*out);
+  *out = NULL;
+  return td_fail(err, TD_ENOMEM, "out of memory while parsing JSON");
+}
+
+static td_status parse_file(cJSON **out, const char *path, size_t max_bytes,
+                            td_status (*read)(td_buf *, const char *, size_t, td_err *),
+                            td_err *err) {
+  *out = NULL;
+  td_buf text = TD_BUF_INIT;
+  td_status st = read(&text, path, max_bytes, err);
+  if (st == TD_OK) {
+    st = td_json_parse(out, td_buf_text(&text), text.len, TD_JSON_MAX_DEPTH, err);
+    if (st != TD_OK) td_err_prefix(err, "%s", path);
+  }
+  td_buf_free(&text);
+  return st;
+}
+
+td_status td_json_parse_file(cJSON **out, const char *path, size_t max_bytes, td_err *err) {
+  return parse_file(out, path, max_bytes, td_file_read, err);
+}
+
+td_status td_json_parse_regular(cJSON **out, const char *path, size_t max_bytes, td_err *err) {
+  return parse_file(out, path, max_bytes, td_file_read_regular, err);
+}
+
+const cJSON *td_json_get(const cJSON *object, const char *key) {
+  if (!cJSON_IsObject(object)) return NULL;
+  const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+  return cJSON_IsNull(item) ? NULL : item;
+}
+
+td_status td_json_get_bool(const cJSON *object, const char *key, bool *out, td_err *err) {
+  const cJSON *item = td_json_get(object, key);
+  if (!item) return TD_OK;
+  if (!cJSON_IsBool(item)) return td_fail(err, TD_EINVAL, "%s must be true or false", key);
+  *out = cJSON_IsTrue(item);
+  return TD_OK;
+}
+
+td_status td_json_get_double(const cJSON *object, const char *key, double *out, td_err *err) {
+  const cJSON *item = td_json_get(object, key);
+  if (!item) return TD_OK;
+  if (!cJSON_IsNumber(item)) return td_fail(err, TD_EINVAL, "%s must be a number", key);
+  *out = item->valuedouble;
+  return TD_OK;
+}
+
+td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
+                          int64_t *out, td_err *err) {
+  const cJSON *item = td_json_get(object, key);
+  if (!item) return TD_OK;
+  double value = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+  if (!(value == floor(value))) return td_fail(err, TD_EINVAL, "%s must be an integer", key);
+  // Beyond 2^53 a double no longer says which integer was written.
+  bool exact = fabs(value) <= 9007199254740992.0;
+  if (!exact || (int64_t)value < min || (int64_t)value > max) {
+    return td_fail(err, TD_EINVAL, "%s must be between %lld and %lld", key, (long long)min,
+                   (long long)max);
+  }
+  *out = (int64_t)value;
+  return TD_OK;
+}
+
+td_status td_json_get_str(const cJSON *object, const char *key, const char **out, td_err *err) {
+  const cJSON *item = td_json_get(object, key);
+  if (!item) return TD_OK;
+  if (!cJSON_IsString(item)) return td_fail(err, TD_EINVAL, "%s must be a string", key);
+  *out = item->valuestring;
+  return TD_OK;
+}

@@ -1,0 +1,34 @@
+#include "base/token_ids.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void td_ids_free(td_ids *ids) {
+  free(ids->ids);
+  *ids = (td_ids){0};
+}
+
+td_status td_ids_reserve(td_ids *ids, size_t n_extra, td_err *err) {
+  if (n_extra <= ids->cap - ids->n) return TD_OK;
+  size_t cap = ids->cap ? ids->cap : 64;
+  while (cap - ids->n < n_extra && cap <= SIZE_MAX / 2 / sizeof *ids->ids)
+    cap *= 2;
+  int32_t *grown = cap - ids->n < n_extra ? NULL : realloc(ids->ids, cap * sizeof *ids->ids);
+  if (!grown) return td_fail(err, TD_ENOMEM, "out of memory for %zu more token ids", n_extra);
+  ids->ids = grown;
+  ids->cap = cap;
+  return TD_OK;
+}
+
+td_status td_ids_push(td_ids *ids, int32_t id, td_err *err) {
+  return td_ids_add(ids, &id, 1, err);
+}
+
+td_status td_ids_add(td_ids *ids, const int32_t *more, size_t n, td_err *err) {
+  if (!n) return TD_OK;
+  td_status st = td_ids_reserve(ids, n, err);
+  if (st != TD_OK) return st;
+  memcpy(ids->ids + ids->n, more, n * sizeof *more);
+  ids->n += n;
+  return TD_OK;
+}

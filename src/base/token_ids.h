@@ -1,0 +1,25 @@
+// src/base/token_ids.h - a growable array of token ids.
+#ifndef TD_BASE_TOKEN_IDS_H
+#define TD_BASE_TOKEN_IDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct {
+  int32_t *ids; // owned; NULL while empty
+  size_t n, cap;
+  size_t most; // who fills it may stop with TD_ELIMIT once there are more; 0: no limit
+  bool is_cut; // that has happened
+} td_ids;
+
+// Frees and zeroes; free of a zeroed array is legal.
+void td_ids_free(td_ids *ids);
+// Makes room for n_extra more. TD_ENOMEM leaves the array as it was.
+td_status td_ids_reserve(td_ids *ids, size_t n_extra, td_err *err);
+td_status td_ids_push(td_ids *ids, int32_t id, td_err *err);
+td_status td_ids_add(td_ids *ids, const int32_t *more, size_t n, td_err *err);
+
+#endif

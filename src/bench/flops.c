@@ -1,0 +1,104 @@
+// src/bench/flops.c - twelve independent chains of one instruction: enough to hide its latency on
+// every machine that has it, few enough to stay in registers.
+#include "bench/flops.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "base/clock.h"
+
+enum { N_CHAINS = 12, N_ROUNDS = 5, N_STEPS = 200000 };
+
+#define UNROLL _Pragma("GCC unroll 12")
+
+typedef struct {
+  float (*chains)(uint32_t n); // n steps of every chain; the result keeps them alive
+  double flops;                // of one chain's step
+} peak_loop;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static float fma_avx512(uint32_t n) {
+  const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
+  __m512 acc[N_CHAINS];
+  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
+  for (uint32_t i = 0; i < n; i++) {
+    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
+  }
+  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
+  return _mm512_reduce_add_ps(acc[0]);
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static float dot_avx512(uint32_t n) {
+  const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3c00), b = (__m512bh)_mm512_set1_epi16(0x3b80);
+  __m512 acc[N_CHAINS];
+  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_set1_ps((float)c);
+  for (uint32_t i = 0; i < n; i++) {
+    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm512_dpbf16_ps(acc[c], a, b);
+  }
+  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm512_add_ps(acc[0], acc[c]);
+  return _mm512_reduce_add_ps(acc[0]);
+}
+
+__attribute__((target("avx2,fma"))) static float fma_avx2(uint32_t n) {
+  const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
+  __m256 acc[N_CHAINS];
+  UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_set1_ps((float)c);
+  for (uint32_t i = 0; i < n; i++) {
+    UNROLL for (int c = 0; c < N_CHAINS; c++) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
+  }
+  UNROLL for (int c = 1; c < N_CHAINS; c++) acc[0] = _mm256_add_ps(acc[0], acc[c]);
+  return _mm256_cvtss_f32(acc[0]);
+}
+
+static peak_loop fma_loop(void) {
+  if (__builtin_cpu_supports("avx512f")) return (peak_loop){fma_avx512, 32};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return (peak_loop){fma_avx2, 16};
+  }
+  return (peak_loop){NULL, 0};
+}
+
+static peak_loop dot_loop(void) {
+  if (__builtin_cpu_supports("avx512bf16")) return (peak_loop){dot_avx512, 64};
+  return (peak_loop){NULL, 0};
+}
+#else
+static peak_loop fma_loop(void) {
+  return (peak_loop){NULL, 0};
+}
+
+static peak_loop dot_loop(void) {
+  return (peak_loop){NULL, 0};
+}
+#endif
+
+static void run_loop(void *ctx, unsigned member, unsigned n_members) {
+  (void)member;
+  (void)n_members;
+  const peak_loop *loop = ctx;
+  volatile float sink = loop->chains(N_STEPS);
+  (void)sink;
+}
+
+static double best_gflops(peak_loop loop, td_team *team) {
+  if (!loop.chains) return 0;
+  double best = 0, flops = loop.flops * N_CHAINS * N_STEPS * td_team_size(team);
+  for (int i = 0; i < N_ROUNDS; i++) {
+    double start = td_clock_s();
+    td_team_run(team, run_loop, &loop);
+    double gflops = flops / (td_clock_s() - start) * 1e-9;
+    if (gflops > best) best = gflops;
+  }
+  return best;
+}
+
+void td_peaks_measure(td_peaks *out, td_team *team) {
+  cpu_set_t before;
+  td_team_sit(team, &before);
+  out->fma_gflops = best_gflops(fma_loop(), team);
+  out->dot_gflops = best_gflops(dot_loop(), team);
+  td_team_stand(&before);
+}

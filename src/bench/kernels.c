@@ -1,0 +1,219 @@
+// src/bench/kernels.c - `tandem bench kernels`: every linear kernel that this machine runs, at
+// the shapes of DeepSeek-V3's experts. Every call takes the next of many matrices, so weights come
+// from memory as they do in a model.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "bench/bench.h"
+#include "bench/report.h"
+#include "runtime/command.h"
+#include "tandem/kernels.h"
+
+enum { TILE_TOKENS = 192, HUGE_PAGE_BYTES = 2 << 20 };
+
+static const struct {
+  uint32_t rows, cols;
+} shapes[] = {{2048, 7168}, {7168, 2048}}; // gate and up; down
+
+// The matrices of one format and shape, and the kernel at work on them.
+typedef struct {
+  td_bench_report report;
+  td_weight *weights; // [n_weights]
+  uint32_t n_weights, next;
+  char *memory;
+  size_t weight_bytes; // in memory
+  float *x, *y;        // [largest batch][largest side]
+  td_linear_fn fn;
+  td_gemv_schedule way;
+  uint32_t batch;
+} kernel_bench;
+
+static size_t n_token_tiles(const kernel_bench *b) {
+  return (b->batch + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+static uint32_t tile_rows(const kernel_bench *b) {
+  return td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
+                              td_team_size(b->report.reads.team));
+}
+
+// As a layer's experts do: every member has tiles that follow one another, and goes on with its
+// share of the next matrix.
+static void run_share(void *ctx, unsigned member, unsigned n_members) {
+  const kernel_bench *b = ctx;
+  const td_weight *w = &b->weights[b->next], *then = &b->weights[(b->next + 1) % b->n_weights];
+  uint32_t n = tile_rows(b);
+  size_t row_tiles = (w->rows + n - 1) / n, n_tiles = row_tiles * n_token_tiles(b);
+  size_t begin = n_tiles * member / n_members, end = n_tiles * (member + 1) / n_members;
+  const void *then_at = (const char *)then->data + begin % row_tiles * n * td_weight_row_bytes(w);
+  for (size_t i = begin; i < end; i++) {
+    uint32_t row = (uint32_t)(i % row_tiles) * n;
+    uint32_t rows_left = w->rows - row;
+    size_t n_times = n_token_tiles(b), token = i / row_tiles * b->batch / n_times;
+    size_t token_end = (i / row_tiles + 1) * b->batch / n_times;
+    b->fn(&(td_linear_args){
+        .w = w,
+        .x = b->x + token * w->cols,
+        .y = b->y + token * w->rows,
+        .ldx = w->cols,
+        .ldy = w->rows,
+        .n_tokens = (uint32_t)(token_end - token),
+        .row_begin = row,
+        .row_end = row + (rows_left < n ? rows_left : n),
+        .prompt = b->batch > TD_BENCH_ANSWERS,
+        .way = b->way,
+        .next = i + 1 < end ? NULL : then_at,
+    });
+  }
+}
+
+static void run_once(void *ctx) {
+  kernel_bench *b = ctx;
+  td_team_run(b->report.reads.team, run_share, b);
+  b->next = (b->next + 1) % b->n_weights;
+}
+
+static char *matrix_at(const kernel_bench *b, size_t i) {
+  return b->memory + TD_BENCH_OFF_LINE + i * b->weight_bytes;
+}
+
+static void fill_some(void *ctx, size_t begin, size_t end) {
+  const kernel_bench *b = ctx;
+  for (size_t i = begin; i < end; i++)
+    td_bench_fill(&b->weights[i], matrix_at(b, i), (uint32_t)i);
+}
+
+static td_status make_weights(kernel_bench *b, const td_bench_format *format, uint32_t rows,
+                              uint32_t cols, td_err *err) {
+  td_weight unused;
+  b->weight_bytes = td_bench_weight(&unused, format, rows, cols, NULL);
+  size_t bytes = TD_BENCH_OFF_LINE + b->weight_bytes * b->n_weights;
+  td_status st = td_bench_need_memory((double)bytes, format->name, err);
+  if (st != TD_OK) return st;
+  void *memory;
+  if (posix_memalign(&memory, HUGE_PAGE_BYTES, bytes) != 0) {
+    return td_fail(err, TD_ENOMEM, "no memory: %zu bytes of matrices", bytes);
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  b->memory = memory;
+  for (uint32_t i = 0; i < b->n_weights; i++) {
+    td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
+  }
+  td_team_for(b->report.reads.team, b->n_weights, 1, fill_some, b);
+  return TD_OK;
+}
+
+// The quicker of a kernel's ways, tried in turn as the engine does while it runs.
+static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *variant) {
+  enum { TRIALS = 9 };
+  const bool has_ways = variant->features & TD_ISA_AVX512_BF16 && b->batch <= TD_BENCH_ANSWERS;
+  if (!has_ways || td_kernels_n_schedules(&b->weights[0]) == 1) return TD_GEMV_SEQUENTIAL;
+  double seconds[TD_N_GEMV_SCHEDULES][TRIALS];
+  for (uint32_t i = 0; i < TRIALS * TD_N_GEMV_SCHEDULES; i++) {
+    b->way = (td_gemv_schedule)(i % TD_N_GEMV_SCHEDULES);
+    const double start = td_clock_s();
+    run_once(b);
+    seconds[b->way][i / TD_N_GEMV_SCHEDULES] = td_clock_s() - start;
+  }
+  const double one = td_bench_median(seconds[TD_GEMV_SEQUENTIAL], TRIALS);
+  const double other = td_bench_median(seconds[TD_GEMV_INTERLEAVED], TRIALS);
+  return one <= other ? TD_GEMV_SEQUENTIAL : TD_GEMV_INTERLEAVED;
+}
+
+static void run_case(kernel_bench *b, const td_kernel_variant *variant,
+                     const td_bench_format *format, const td_bench_speed *speed) {
+  const td_weight *w = &b->weights[0];
+  cpu_set_t before;
+  td_team_sit(b->report.reads.team, &before);
+  b->way = quicker_way(b, variant);
+  td_bench_time time = td_bench_measure(&b->report, run_once, b);
+  td_team_stand(&before);
+  td_bench_report_add(&b->report, &(td_bench_record){
+                                      .kernel = variant->family,
+                                      .variant = variant->isa,
+                                      .format = format,
+                                      .rows = w->rows,
+                                      .cols = w->cols,
+                                      .batch = b->batch,
+                                      .speed = speed,
+                                      .bytes = (double)td_weight_bytes(w),
+                                      .flops = 2.0 * w->rows * w->cols * b->batch,
+                                      .time = time,
+                                  });
+}
+
+// All variants and batches with one number of threads.
+static td_status run_threads(kernel_bench *b, const td_bench_format *format,
+                             const td_bench_speed *speed, td_err *err) {
+  td_status st = td_bench_report_use(&b->report, speed, err);
+  if (st != TD_OK) return st;
+  size_t n;
+  const td_kernel_variant *variants = td_kernel_variants(&n);
+  const td_int_list *batches = &b->report.options->bench_batches;
+  for (size_t i = 0; i < n; i++) {
+    const td_kernel_variant *v = &variants[i];
+    if (!td_kernel_variant_runs(v)) continue;
+    b->fn = (td_linear_fn)v->fn;
+    for (uint32_t j = 0; j < batches->n; j++) {
+      b->batch = (uint32_t)batches->values[j];
+      const char *family = td_bench_family(format, td_kernels()->activations,
+                                           b->batch > TD_BENCH_ANSWERS);
+      if (!strcmp(v->family, family)) run_case(b, v, format, speed);
+    }
+  }
+  return TD_OK;
+}
+
+static td_status run_format(kernel_bench *b, const td_bench_format *format, td_err *err) {
+  td_status st = TD_OK;
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0] && st == TD_OK; s++) {
+    st = make_weights(b, format, shapes[s].rows, shapes[s].cols, err);
+    for (uint32_t i = 0; i < b->report.n_speeds && st == TD_OK; i++) {
+      st = run_threads(b, format, &b->report.speeds[i], err);
+    }
+    free(b->memory);
+    b->memory = NULL;
+  }
+  return st;
+}
+
+static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
+  if (!td_kernels()->isa) td_kernels_init(NULL); // which tells how many rows a call has
+  td_kernels_use_activations((td_activations)o->activations);
+  td_status st = td_bench_report_open(&b->report, o, err);
+  if (st != TD_OK) return st;
+  uint32_t largest = 1;
+  for (uint32_t i = 0; i < o->bench_batches.n; i++) {
+    uint32_t batch = (uint32_t)o->bench_batches.values[i];
+    if (batch > largest) largest = batch;
+  }
+  enum { LONGEST_SIDE = 7168 };
+  size_t n = (size_t)largest * LONGEST_SIDE;
+  b->n_weights = (uint32_t)o->n_matrices;
+  b->weights = calloc(b->n_weights, sizeof *b->weights);
+  b->x = aligned_alloc(64, n * sizeof *b->x); // as the device's memory is
+  b->y = aligned_alloc(64, n * sizeof *b->y);
+  if (!b->weights || !b->x || !b->y) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (size_t i = 0; i < n; i++)
+    b->x[i] = (float)(int)(i * 2654435761u % 2001 - 1000) * 1e-3f;
+  return TD_OK;
+}
+
+int td_cmd_bench_kernels(const td_options *o) {
+  kernel_bench b = {0};
+  td_err err;
+  td_status st = open_bench(&b, o, &err);
+  size_t n;
+  const td_bench_format *formats = td_bench_formats(&n);
+  for (size_t i = 0; i < n && st == TD_OK; i++) {
+    if (td_bench_format_chosen(&formats[i], o->bench_format))
+      st = run_format(&b, &formats[i], &err);
+  }
+  st = td_bench_report_close(&b.report, st, &err);
+  free(b.weights);
+  free(b.x);
+  free(b.y);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

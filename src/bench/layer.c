@@ -1,0 +1,207 @@
+// src/bench/layer.c - `tandem bench layer`: the experts of one DeepSeek-V3 layer through the
+// device's MoE operator. Every step routes its tokens afresh, each to distinct random experts;
+// bytes are those of the experts that at least one token of the step chose.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "bench/bench.h"
+#include "bench/report.h"
+#include "device/device.h"
+#include "runtime/command.h"
+
+enum { DIM = 7168, HIDDEN = 2048, TOP_K = 8 };
+
+typedef struct {
+  td_bench_report report;
+  const td_bench_format *format;
+  uint32_t n_experts, top_k, n_largest; // n_largest: tokens
+  td_weight *weights;                   // [3][n_experts]: gate, up, down
+  void *memory;
+  float *x, *out, *route; // [n_largest][DIM] twice, [n_largest][top_k]
+  int32_t *ids;           // [n_largest][top_k]
+  uint8_t *chosen;        // [n_experts]
+  td_dev *dev;
+  td_stream *stream;
+  uint32_t n_tokens;
+  uint64_t random;
+  double bytes; // of the weights that the steps so far read
+  uint32_t n_steps;
+  td_status status; // of the steps
+  td_err *err;
+} layer_bench;
+
+static uint32_t draw(layer_bench *b, uint32_t below) {
+  b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)((b->random >> 33) % below);
+}
+
+static void route_tokens(layer_bench *b) {
+  memset(b->chosen, 0, b->n_experts);
+  for (uint32_t t = 0; t < b->n_tokens; t++) {
+    int32_t *ids = b->ids + (size_t)t * b->top_k;
+    for (uint32_t j = 0; j < b->top_k;) {
+      int32_t id = (int32_t)draw(b, b->n_experts);
+      uint32_t i = 0;
+      while (i < j && ids[i] != id)
+        i++;
+      if (i < j) continue;
+      ids[j++] = id;
+      b->chosen[id] = 1;
+    }
+  }
+  for (uint32_t e = 0; e < b->n_experts; e++) {
+    for (uint32_t part = 0; part < 3 && b->chosen[e]; part++)
+      b->bytes += (double)td_weight_bytes(&b->weights[part * b->n_experts + e]);
+  }
+}
+
+static void run_step(void *ctx) {
+  layer_bench *b = ctx;
+  if (b->status != TD_OK) return;
+  route_tokens(b);
+  b->n_steps++;
+  td_op_moe(b->stream, &(td_moe_args){.gate = b->weights,
+                                      .up = b->weights + b->n_experts,
+                                      .down = b->weights + 2 * (size_t)b->n_experts,
+                                      .x = b->x,
+                                      .ids = b->ids,
+                                      .weights = b->route,
+                                      .out = b->out,
+                                      .n_tokens = b->n_tokens,
+                                      .n_prompt = b->n_tokens > TD_BENCH_ANSWERS ? b->n_tokens : 0,
+                                      .n_experts = b->n_experts,
+                                      .top_k = b->top_k});
+  b->status = td_stream_sync(b->stream, b->err);
+}
+
+// Shapes of gate, up and down.
+static uint32_t rows_of(uint32_t part) {
+  return part == 2 ? DIM : HIDDEN;
+}
+
+static size_t weight_bytes(const td_bench_format *format, uint32_t part) {
+  td_weight unused;
+  return td_bench_weight(&unused, format, rows_of(part), DIM + HIDDEN - rows_of(part), NULL);
+}
+
+static td_status make_weights(layer_bench *b, td_err *err) {
+  const td_bench_format *f = b->format;
+  size_t bytes = TD_BENCH_OFF_LINE + b->n_experts * (2 * weight_bytes(f, 0) + weight_bytes(f, 2));
+  td_status st = td_bench_need_memory((double)bytes, f->name, err);
+  if (st == TD_OK) st = td_dev_alloc(b->dev, &b->memory, bytes, err);
+  if (st != TD_OK) return st;
+  char *at = (char *)b->memory + TD_BENCH_OFF_LINE;
+  for (uint32_t i = 0; i < 3 * b->n_experts; i++) {
+    uint32_t rows = rows_of(i / b->n_experts);
+    size_t n = td_bench_weight(&b->weights[i], f, rows, DIM + HIDDEN - rows, at);
+    td_bench_fill(&b->weights[i], at, i);
+    at += n;
+  }
+  return TD_OK;
+}
+
+// What the device tries out in its first runs is not measured, unless runs are long.
+static void settle(layer_bench *b) {
+  enum { RUNS = 40, SECONDS = 2 };
+  const double end = td_clock_s() + SECONDS;
+  for (int i = 0; i < RUNS && td_clock_s() < end && b->status == TD_OK; i++)
+    run_step(b);
+}
+
+static void run_case(layer_bench *b, const td_bench_speed *speed) {
+  settle(b);
+  b->bytes = 0;
+  b->n_steps = 0;
+  td_bench_time time = td_bench_measure(&b->report, run_step, b);
+  if (b->status != TD_OK) return;
+  const char *isa = strrchr(td_dev_name(b->dev), ' ');
+  td_bench_report_add(&b->report, &(td_bench_record){
+                                      .kernel = "moe_layer",
+                                      .variant = isa ? isa + 1 : td_dev_name(b->dev),
+                                      .format = b->format,
+                                      .rows = HIDDEN,
+                                      .cols = DIM,
+                                      .batch = b->n_tokens,
+                                      .speed = speed,
+                                      .bytes = b->bytes / b->n_steps,
+                                      .flops = 6.0 * DIM * HIDDEN * b->top_k * (double)b->n_tokens,
+                                      .time = time,
+                                  });
+}
+
+static void close_device(layer_bench *b) {
+  if (b->stream) td_stream_close(b->stream);
+  if (b->dev) td_dev_free(b->dev, b->memory);
+  if (b->dev) td_dev_close(b->dev);
+  b->stream = NULL;
+  b->memory = NULL;
+  b->dev = NULL;
+}
+
+static td_status run_threads(layer_bench *b, const td_bench_speed *speed, td_err *err) {
+  const td_int_list *batches = &b->report.options->bench_batches;
+  const td_dev_opts dev = {.kind = "cpu",
+                           .n_threads = speed->n_threads,
+                           .activations = (td_activations)b->report.options->activations};
+  td_status st = td_bench_report_use(&b->report, speed, err);
+  if (st == TD_OK) st = td_dev_open(&b->dev, &dev, err);
+  if (st == TD_OK) st = td_stream_open(&b->stream, b->dev, err);
+  if (st == TD_OK) st = make_weights(b, err);
+  for (uint32_t i = 0; i < batches->n && st == TD_OK; i++) {
+    b->n_tokens = (uint32_t)batches->values[i];
+    run_case(b, speed);
+    st = b->status;
+  }
+  close_device(b);
+  return st;
+}
+
+static td_status open_bench(layer_bench *b, const td_options *o, td_err *err) {
+  td_status st = td_bench_report_open(&b->report, o, err);
+  if (st != TD_OK) return st;
+  b->n_experts = (uint32_t)o->n_matrices;
+  b->top_k = b->n_experts < TOP_K ? b->n_experts : TOP_K;
+  for (uint32_t i = 0; i < o->bench_batches.n; i++) {
+    uint32_t batch = (uint32_t)o->bench_batches.values[i];
+    if (batch > b->n_largest) b->n_largest = batch;
+  }
+  size_t n = (size_t)b->n_largest * DIM, n_pairs = (size_t)b->n_largest * b->top_k;
+  b->weights = calloc(3 * (size_t)b->n_experts, sizeof *b->weights);
+  b->chosen = malloc(b->n_experts);
+  b->x = malloc(n * sizeof *b->x);
+  b->out = malloc(n * sizeof *b->out);
+  b->route = malloc(n_pairs * sizeof *b->route);
+  b->ids = malloc(n_pairs * sizeof *b->ids);
+  if (!b->weights || !b->chosen || !b->x || !b->out || !b->route || !b->ids) {
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  for (size_t i = 0; i < n; i++)
+    b->x[i] = (float)(int)(i * 2654435761u % 2001 - 1000) * 1e-3f;
+  for (size_t i = 0; i < n_pairs; i++)
+    b->route[i] = 0.125f;
+  return TD_OK;
+}
+
+int td_cmd_bench_layer(const td_options *o) {
+  td_err err;
+  layer_bench b = {.random = 1, .err = &err};
+  td_status st = open_bench(&b, o, &err);
+  const char *list = o->bench_format ? o->bench_format : "fp8-b128,bf16";
+  size_t n;
+  const td_bench_format *formats = td_bench_formats(&n);
+  for (size_t f = 0; f < n && st == TD_OK; f++) {
+    if (!td_bench_format_chosen(&formats[f], list)) continue;
+    b.format = &formats[f];
+    for (uint32_t i = 0; i < b.report.n_speeds && st == TD_OK; i++)
+      st = run_threads(&b, &b.report.speeds[i], &err);
+  }
+  st = td_bench_report_close(&b.report, st, &err);
+  free(b.weights);
+  free(b.chosen);
+  free(b.x);
+  free(b.out);
+  free(b.route);
+  free(b.ids);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

@@ -1,0 +1,20 @@
+// src/bench/machine.h - which machine a measurement was taken on.
+#ifndef TD_BENCH_MACHINE_H
+#define TD_BENCH_MACHINE_H
+
+#include <stdint.h>
+
+#include "base/json_write.h"
+
+typedef struct {
+  char cpu[96], kernel[96];
+  uint64_t memory_bytes;
+  unsigned n_threads; // used by the measurement
+  double read_gbps;   // of them (bench/mem_bandwidth.h)
+} td_machine;
+
+td_machine td_machine_get(void); // but for the last two
+// One object: cpu, kernel, threads, memory_bytes, read_gbps.
+void td_machine_json(const td_machine *machine, td_json_writer *w, const char *key);
+
+#endif

@@ -1,0 +1,353 @@
+// src/bench/model.c - `tandem bench --model DIR`: prefill and decode of this machine.
+// Bytes are counted, not assumed: the weights of a step are those of the dense part and of every
+// expert that at least one of its tokens chose.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "bench/bench.h"
+#include "bench/load.h"
+#include "bench/machine.h"
+#include "bench/mem_bandwidth.h"
+#include "runtime/command.h"
+#include "runtime/session.h"
+
+typedef struct {
+  const td_options *options;
+  td_session *session;
+  td_machine machine;
+  td_read_speed reads;
+  uint64_t random;      // state of the token generator
+  int32_t *tokens;      // [n_ctx] scratch
+  uint32_t *seqs;       // [max batch] open sequences
+  uint8_t *chosen;      // [n_experts]
+  td_json_writer *json; // NULL: a table; else a line a case, so that a cut spares those before
+} bench;
+
+typedef struct {
+  bool is_prefill;
+  uint32_t n_tokens, depth, batch;
+} bench_case;
+
+typedef struct {
+  double seconds, bytes; // of one measurement
+} bench_sample;
+
+// ---- counting bytes -------------------------------------------------------------------------
+
+static double expert_bytes(const td_layer *layer, uint32_t expert) {
+  return (double)td_weight_bytes(&layer->gate[expert]) +
+         (double)td_weight_bytes(&layer->up[expert]) +
+         (double)td_weight_bytes(&layer->down[expert]);
+}
+
+// Weights of one layer's experts that the last step read.
+static double routed_bytes(bench *b, uint32_t layer_idx) {
+  const td_model_config *c = b->session->config;
+  uint32_t n_tokens;
+  const int32_t *ids = td_engine_routing(b->session->engine, layer_idx, &n_tokens);
+  if (!ids) return 0;
+  memset(b->chosen, 0, c->n_experts);
+  double bytes = 0;
+  for (size_t i = 0; i < (size_t)n_tokens * c->top_k; i++) {
+    if (b->chosen[ids[i]]) continue;
+    b->chosen[ids[i]] = 1;
+    bytes += expert_bytes(td_model_layer(b->session->model, layer_idx), (uint32_t)ids[i]);
+  }
+  return bytes;
+}
+
+// What every step reads: all weights of one token's pass but its experts. Where the CPU has those
+// alone, it reads nothing else.
+static double dense_bytes(const bench *b) {
+  if (b->session->devices.expert_dev) return 0;
+  const td_model_config *c = b->session->config;
+  double bytes = (double)td_model_stats_of(b->session->model).active_bytes;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const td_layer *layer = td_model_layer(b->session->model, i);
+    if (layer->is_moe) bytes -= c->top_k * expert_bytes(layer, 0);
+  }
+  return bytes;
+}
+
+static double step_bytes(bench *b) {
+  double bytes = dense_bytes(b);
+  for (uint32_t i = b->session->devices.n_own_layers; i < b->session->config->n_layers; i++)
+    bytes += routed_bytes(b, i);
+  return bytes;
+}
+
+// ---- measuring ------------------------------------------------------------------------------
+
+static int32_t random_token(bench *b) {
+  b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+  return (int32_t)((b->random >> 33) % b->session->config->n_vocab);
+}
+
+// Runs n random tokens of one sequence behind n_past, in chunks.
+static td_status run_prompt(bench *b, uint32_t seq, uint32_t n_past, uint32_t n, double *bytes,
+                            td_err *err) {
+  td_session *s = b->session;
+  td_status st = td_kv_reserve(s->kv, seq, n_past + n, err);
+  for (uint32_t done = 0; st == TD_OK && done < n;) {
+    uint32_t chunk = n - done < s->opts.prefill_chunk ? n - done : s->opts.prefill_chunk;
+    for (uint32_t i = 0; i < chunk; i++)
+      b->tokens[i] = random_token(b);
+    td_step_seq step = {.tokens = b->tokens,
+                        .n_tokens = chunk,
+                        .n_past = n_past + done,
+                        .want = done + chunk == n ? TD_WANT_LAST : TD_WANT_NONE};
+    step.pages = td_kv_pages(s->kv, seq, &step.n_pages);
+    st = td_engine_step(s->engine, &step, 1, err);
+    *bytes += step_bytes(b);
+    done += chunk;
+  }
+  return st;
+}
+
+// One token for each of the batch's sequences. Tokens are random and distinct: equal ones would
+// choose the same experts and flatter the figure.
+static td_status run_decode_step(bench *b, uint32_t batch, uint32_t n_past, double *bytes,
+                                 td_err *err) {
+  td_session *s = b->session;
+  td_step_seq steps[1024];
+  for (uint32_t i = 0; i < batch; i++) {
+    td_status st = td_kv_reserve(s->kv, b->seqs[i], n_past + 1, err);
+    if (st != TD_OK) return st;
+    b->tokens[i] = random_token(b);
+    steps[i] = (td_step_seq){.tokens = &b->tokens[i],
+                             .n_tokens = 1,
+                             .n_past = n_past,
+                             .want = TD_WANT_LAST,
+                             .is_decode = true};
+  }
+  for (uint32_t i = 0; i < batch; i++) {
+    steps[i].pages = td_kv_pages(s->kv, b->seqs[i], &steps[i].n_pages);
+  }
+  td_status st = td_engine_step(s->engine, steps, batch, err);
+  *bytes += step_bytes(b);
+  return st;
+}
+
+static td_status measure_prefill(bench *b, const bench_case *c, bench_sample *out, td_err *err) {
+  double ignored = 0;
+  td_status st = run_prompt(b, b->seqs[0], 0, c->depth, &ignored, err);
+  double start = td_clock_s();
+  if (st == TD_OK) st = run_prompt(b, b->seqs[0], c->depth, c->n_tokens, &out->bytes, err);
+  out->seconds = td_clock_s() - start;
+  return st;
+}
+
+static td_status measure_decode(bench *b, const bench_case *c, bench_sample *out, td_err *err) {
+  td_status st = TD_OK;
+  double ignored = 0;
+  for (uint32_t i = 0; i < c->batch && st == TD_OK; i++) {
+    st = run_prompt(b, b->seqs[i], 0, c->depth, &ignored, err);
+  }
+  double start = td_clock_s();
+  for (uint32_t i = 0; i < c->n_tokens && st == TD_OK; i++) {
+    st = run_decode_step(b, c->batch, c->depth + i, &out->bytes, err);
+  }
+  out->seconds = td_clock_s() - start;
+  return st;
+}
+
+static td_status measure_once(bench *b, const bench_case *c, bench_sample *out, td_err *err) {
+  *out = (bench_sample){0};
+  td_status st = TD_OK;
+  uint32_t n_open = 0;
+  for (; n_open < c->batch && st == TD_OK; n_open++) {
+    st = td_kv_seq_open(b->session->kv, &b->seqs[n_open], err);
+    if (st != TD_OK) break;
+  }
+  if (st == TD_OK) {
+    st = c->is_prefill ? measure_prefill(b, c, out, err) : measure_decode(b, c, out, err);
+  }
+  while (n_open)
+    td_kv_seq_close(b->session->kv, b->seqs[--n_open]);
+  return st;
+}
+
+// ---- reporting ------------------------------------------------------------------------------
+
+typedef struct {
+  double mean, median, min, max, stdev;
+} spread;
+
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+// Sorts values.
+static spread spread_of(double *values, size_t n) {
+  qsort(values, n, sizeof *values, by_size);
+  spread s = {.median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2,
+              .min = values[0],
+              .max = values[n - 1]};
+  for (size_t i = 0; i < n; i++)
+    s.mean += values[i] / (double)n;
+  double squares = 0;
+  for (size_t i = 0; i < n; i++)
+    squares += (values[i] - s.mean) * (values[i] - s.mean);
+  if (n > 1) s.stdev = sqrt(squares / (double)(n - 1));
+  return s;
+}
+
+static td_status print_line(bench *b, td_err *err) {
+  if (!b->json || td_jw_print_line(b->json, stdout)) return TD_OK;
+  return td_fail(err, TD_EINTERNAL, "a result cannot be written to stdout");
+}
+
+static void print_case(const bench *b, const bench_case *c, const spread *rate, double gbps,
+                       double read_gbps) {
+  const char *kind = c->is_prefill ? "prefill" : "decode";
+  if (!b->json) {
+    printf("%-8s %7u %7u %6u %11.2f %11.2f %10.2f %8.2f %8.2f %7.2f\n", kind, c->n_tokens, c->depth,
+           c->batch, rate->mean, rate->median, rate->stdev, gbps, read_gbps, gbps / read_gbps);
+    fflush(stdout);
+    return;
+  }
+  td_json_writer *w = b->json;
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "kind", kind);
+  td_jw_int(w, "n_tokens", c->n_tokens);
+  td_jw_int(w, "depth", c->depth);
+  td_jw_int(w, "batch", c->batch);
+  td_jw_int(w, "repeat", b->options->repeat);
+  td_jw_begin_object(w, "tokens_per_s");
+  td_jw_double(w, "mean", rate->mean);
+  td_jw_double(w, "median", rate->median);
+  td_jw_double(w, "min", rate->min);
+  td_jw_double(w, "max", rate->max);
+  td_jw_double(w, "stdev", rate->stdev);
+  td_jw_end_object(w);
+  td_jw_double(w, "gbps", gbps);
+  td_jw_double(w, "read_gbps", read_gbps);
+  td_jw_double(w, "share_of_read_bandwidth", gbps / read_gbps);
+  td_jw_end_object(w);
+}
+
+static td_status run_case(bench *b, const bench_case *c, td_err *err) {
+  double rates[1000], gbps[1000];
+  size_t n = (size_t)b->options->repeat;
+  bench_sample sample;
+  td_status st = measure_once(b, c, &sample, err); // warm-up
+  double read_gbps = td_read_speed_gbps(&b->reads);
+  for (size_t i = 0; i < n && st == TD_OK; i++) {
+    st = measure_once(b, c, &sample, err);
+    rates[i] = (double)c->n_tokens * c->batch / sample.seconds;
+    gbps[i] = sample.bytes / sample.seconds * 1e-9;
+  }
+  if (st != TD_OK) return st;
+  read_gbps = fmax(read_gbps, td_read_speed_gbps(&b->reads));
+  spread rate = spread_of(rates, n), speed = spread_of(gbps, n);
+  print_case(b, c, &rate, speed.median, read_gbps);
+  return print_line(b, err);
+}
+
+static td_status run_cases(bench *b, td_err *err) {
+  const td_options *o = b->options;
+  td_status st = TD_OK;
+  for (uint32_t d = 0; d < o->bench_depth.n; d++) {
+    uint32_t depth = (uint32_t)o->bench_depth.values[d];
+    for (uint32_t i = 0; i < o->bench_prompt.n && st == TD_OK; i++) {
+      bench_case c = {true, (uint32_t)o->bench_prompt.values[i], depth, 1};
+      if (c.n_tokens) st = run_case(b, &c, err);
+    }
+    for (uint32_t k = 0; k < o->bench_batch.n; k++) {
+      for (uint32_t i = 0; i < o->bench_gen.n && st == TD_OK; i++) {
+        bench_case c = {false, (uint32_t)o->bench_gen.values[i], depth,
+                        (uint32_t)o->bench_batch.values[k]};
+        if (c.n_tokens) st = run_case(b, &c, err);
+      }
+    }
+  }
+  return st;
+}
+
+static void print_head(bench *b) {
+  td_model_stats stats = td_model_stats_of(b->session->model);
+  const char *name = td_model_name(b->session->model);
+  if (!b->json) {
+    printf("%s: %.2f B parameters, %.2f B active, %.2f GB; %s, %u threads, reads %.1f GB/s\n", name,
+           (double)stats.params * 1e-9, (double)stats.active_params * 1e-9,
+           (double)stats.bytes * 1e-9, b->machine.cpu, b->machine.n_threads, b->machine.read_gbps);
+    printf("%-8s %7s %7s %6s %11s %11s %10s %8s %8s %7s\n", "", "tokens", "depth", "batch",
+           "mean tok/s", "median", "stdev", "GB/s", "of reads", "share");
+    return;
+  }
+  td_jw_begin_object(b->json, NULL);
+  td_machine_json(&b->machine, b->json, "machine");
+  td_jw_begin_object(b->json, "model");
+  td_jw_str(b->json, "name", name);
+  td_jw_int(b->json, "params", (int64_t)stats.params);
+  td_jw_int(b->json, "active_params", (int64_t)stats.active_params);
+  td_jw_int(b->json, "bytes", (int64_t)stats.bytes);
+  td_jw_double(b->json, "load_s", b->session->load_s);
+  td_jw_end_object(b->json);
+  td_jw_end_object(b->json);
+}
+
+static uint32_t largest(const td_int_list *list) {
+  int32_t best = 0;
+  for (uint32_t i = 0; i < list->n; i++) {
+    if (list->values[i] > best) best = list->values[i];
+  }
+  return (uint32_t)best;
+}
+
+static td_status measure_machine(bench *b, td_err *err) {
+  b->machine = td_machine_get();
+  td_status st = td_read_speed_open(&b->reads, (unsigned)b->options->threads, err);
+  if (st != TD_OK) return st;
+  b->machine.n_threads = td_team_size(b->reads.team);
+  b->machine.read_gbps = td_read_speed_gbps(&b->reads);
+  return TD_OK;
+}
+
+static td_status open_bench(bench *b, td_err *err) {
+  const td_options *o = b->options;
+  td_session_opts opts;
+  td_status st = td_cmd_session_opts(o, &opts, err);
+  if (st != TD_OK) return st;
+  uint32_t n_prompt = largest(&o->bench_prompt), n_gen = largest(&o->bench_gen);
+  uint32_t batch = largest(&o->bench_batch);
+  uint32_t n_ctx = largest(&o->bench_depth) + (n_prompt > n_gen ? n_prompt : n_gen);
+  opts.ctx_size = n_ctx;
+  opts.max_seqs = batch + 1; // beside the session's own
+  opts.record_routing = true;
+  st = td_session_open(&b->session, &opts, err);
+  if (st == TD_OK) st = measure_machine(b, err);
+  if (st != TD_OK) return st;
+  const uint32_t chunk = b->session->opts.prefill_chunk, n_scratch = chunk > batch ? chunk : batch;
+  b->tokens = malloc(n_scratch * sizeof *b->tokens);
+  b->seqs = malloc(batch * sizeof *b->seqs);
+  b->chosen = malloc(b->session->config->n_experts + 1);
+  b->random = (uint64_t)o->seed;
+  if (!b->tokens || !b->seqs || !b->chosen) return td_fail(err, TD_ENOMEM, "out of memory");
+  return TD_OK;
+}
+
+int td_cmd_bench(const td_options *o) {
+  if (o->server) return td_bench_server(o);
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  bench b = {.options = o, .json = o->json ? &w : NULL};
+  td_err err;
+  td_status st = open_bench(&b, &err);
+  if (st == TD_OK) {
+    print_head(&b);
+    st = print_line(&b, &err);
+  }
+  if (st == TD_OK) st = run_cases(&b, &err);
+  td_buf_free(&text);
+  td_read_speed_close(&b.reads);
+  td_session_close(b.session);
+  free(b.tokens);
+  free(b.seqs);
+  free(b.chosen);
+  return st == TD_OK ? 0 : td_cmd_fail(&err);
+}

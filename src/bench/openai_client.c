@@ -1,0 +1,87 @@
+#include "bench/openai_client.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+#include "base/json_write.h"
+
+void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "model", model);
+  td_jw_begin_array(&w, "messages");
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "role", "user");
+  td_jw_str(&w, "content", prompt);
+  td_jw_end_object(&w);
+  td_jw_end_array(&w);
+  td_jw_int(&w, "max_tokens", max_tokens);
+  td_jw_int(&w, "temperature", 0);
+  td_jw_bool(&w, "ignore_eos", true);
+  td_jw_bool(&w, "stream", true);
+  td_jw_begin_object(&w, "stream_options");
+  td_jw_bool(&w, "include_usage", true);
+  td_jw_bool(&w, "continuous_usage_stats", true);
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+}
+
+static bool has_text(const cJSON *object, const char *key) {
+  const cJSON *item = td_json_get(object, key);
+  return cJSON_IsString(item) && item->valuestring[0];
+}
+
+static void read_error(td_client_event *out, const cJSON *error) {
+  const cJSON *message = cJSON_IsObject(error) ? td_json_get(error, "message") : error;
+  out->is_error = true;
+  snprintf(out->message, sizeof out->message, "%s",
+           cJSON_IsString(message) ? message->valuestring : "an error without a message");
+}
+
+static void read_usage(td_client_event *out, const cJSON *usage) {
+  td_json_get_int(usage, "prompt_tokens", 0, INT32_MAX, &out->n_prompt, NULL);
+  td_json_get_int(usage, "completion_tokens", 0, INT32_MAX, &out->n_output, NULL);
+}
+
+// Servers are read more leniently than clients are: a model may well answer with a NUL character,
+// which td_json_parse refuses.
+static td_status parse(cJSON **out, const char *json, size_t len, td_err *err) {
+  *out = cJSON_ParseWithLength(json, len);
+  return *out ? TD_OK
+              : td_fail(err, TD_EFORMAT, "not JSON: %.*s", (int)(len < 80 ? len : 80), json);
+}
+
+td_status td_client_parse_event(td_client_event *out, const char *json, size_t len, td_err *err) {
+  *out = (td_client_event){.n_prompt = -1, .n_output = -1};
+  cJSON *root;
+  td_status st = parse(&root, json, len, err);
+  if (st != TD_OK) return st;
+  const cJSON *error = td_json_get(root, "error"), *usage = td_json_get(root, "usage");
+  if (error) read_error(out, error);
+  if (usage) read_usage(out, usage);
+  const cJSON *choice;
+  cJSON_ArrayForEach(choice, td_json_get(root, "choices")) {
+    const cJSON *delta = td_json_get(choice, "delta");
+    out->has_text |= has_text(delta, "content") || has_text(delta, "reasoning_content") ||
+                     has_text(delta, "reasoning") || has_text(choice, "text");
+    out->is_so_far = out->n_output >= 0 && !has_text(choice, "finish_reason");
+  }
+  cJSON_Delete(root);
+  return TD_OK;
+}
+
+td_status td_client_parse_models(td_buf *out, const char *json, size_t len, td_err *err) {
+  cJSON *root;
+  td_status st = parse(&root, json, len, err);
+  if (st != TD_OK) return st;
+  const cJSON *id = td_json_get(cJSON_GetArrayItem(td_json_get(root, "data"), 0), "id");
+  if (cJSON_IsString(id)) {
+    td_buf_str(out, id->valuestring);
+    st = td_buf_status(out, err);
+  } else {
+    st = td_fail(err, TD_EFORMAT, "GET /v1/models: no model in the answer");
+  }
+  cJSON_Delete(root);
+  return st;
+}

@@ -1,0 +1,190 @@
+#include "bench/report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem_info.h"
+
+#define SHORTEST_S 0.02 // one measurement, so that the clock and the team's start do not count
+#define LONGEST_S  2.0  // after this much time a case gets no further measurement
+
+enum { N_ROUNDS = 3 }; // of reading, at the start
+
+// ---- time -----------------------------------------------------------------------------------
+
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+double td_bench_median(double *values, size_t n) {
+  qsort(values, n, sizeof *values, by_size);
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+static double time_calls(void (*run)(void *ctx), void *ctx, uint32_t n_calls) {
+  double start = td_clock_s();
+  for (uint32_t i = 0; i < n_calls; i++)
+    run(ctx);
+  return (td_clock_s() - start) / n_calls;
+}
+
+static double median_time(void (*run)(void *ctx), void *ctx, uint32_t n) {
+  double seconds[1000], warm_up = time_calls(run, ctx, 1), spent = warm_up;
+  if (warm_up > LONGEST_S) return warm_up;
+  uint32_t n_calls = warm_up < SHORTEST_S ? (uint32_t)(SHORTEST_S / (warm_up + 1e-6)) + 1 : 1;
+  uint32_t done = 0;
+  while (done < n && done < 1000 && (done == 0 || spent < LONGEST_S)) {
+    seconds[done] = time_calls(run, ctx, n_calls);
+    spent += seconds[done++] * n_calls;
+  }
+  return td_bench_median(seconds, done);
+}
+
+td_bench_time td_bench_measure(td_bench_report *r, void (*run)(void *ctx), void *ctx) {
+  double before = td_read_speed_gbps(&r->reads);
+  td_bench_time time = {.seconds = median_time(run, ctx, (uint32_t)r->options->repeat)};
+  time.read_gbps = fmax(before, td_read_speed_gbps(&r->reads));
+  return time;
+}
+
+td_status td_bench_need_memory(double bytes, const char *what, td_err *err) {
+  double available = (double)td_memory_available_bytes();
+  if (bytes < available * 0.9) return TD_OK;
+  return td_fail(err, TD_ENOMEM,
+                 "%s: %.1f GB of matrices, and %.1f GB are available; give fewer with --n-weights, "
+                 "or a narrower --format",
+                 what, bytes * 1e-9, available * 1e-9);
+}
+
+// ---- limits ---------------------------------------------------------------------------------
+
+double td_bench_peak(const td_bench_speed *speed) {
+  return speed->peaks.dot_gflops > 0 ? speed->peaks.dot_gflops : speed->peaks.fma_gflops;
+}
+
+td_status td_bench_report_use(td_bench_report *r, const td_bench_speed *speed, td_err *err) {
+  if (r->reads.team && td_team_size(r->reads.team) == speed->n_threads) return TD_OK;
+  td_read_speed_close(&r->reads);
+  return td_read_speed_open(&r->reads, speed->n_threads, err);
+}
+
+static td_status add_speed(td_bench_report *r, unsigned n_threads, td_err *err) {
+  if (n_threads == 0) n_threads = td_cpu_count();
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    if (r->speeds[i].n_threads == n_threads) return TD_OK;
+  }
+  if (r->n_speeds == TD_BENCH_MAX_SPEEDS) {
+    return td_fail(err, TD_EINVAL, "--threads: at most %d numbers", TD_BENCH_MAX_SPEEDS);
+  }
+  td_bench_speed *speed = &r->speeds[r->n_speeds++];
+  *speed = (td_bench_speed){.n_threads = n_threads};
+  td_status st = td_bench_report_use(r, speed, err);
+  if (st != TD_OK) return st;
+  for (int i = 0; i < N_ROUNDS; i++)
+    speed->read_gbps = fmax(speed->read_gbps, td_read_speed_gbps(&r->reads));
+  td_peaks_measure(&speed->peaks, r->reads.team);
+  return TD_OK;
+}
+
+// ---- printing -------------------------------------------------------------------------------
+
+static void machine_json(td_bench_report *r) {
+  td_json_writer *w = &r->json;
+  td_jw_begin_object(w, NULL);
+  td_jw_begin_object(w, "machine");
+  td_jw_str(w, "cpu", r->machine.cpu);
+  td_jw_str(w, "kernel", r->machine.kernel);
+  td_jw_int(w, "memory_bytes", (int64_t)r->machine.memory_bytes);
+  td_jw_begin_array(w, "limits");
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    const td_bench_speed *s = &r->speeds[i];
+    td_jw_begin_object(w, NULL);
+    td_jw_int(w, "threads", s->n_threads);
+    td_jw_double(w, "read_gbps", s->read_gbps);
+    td_jw_double(w, "fma_gflops", s->peaks.fma_gflops);
+    td_jw_double(w, "dot_gflops", s->peaks.dot_gflops);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+static void print_line(td_bench_report *r) {
+  r->is_cut |= !td_jw_print_line(&r->json, stdout);
+}
+
+static void print_head(const td_bench_report *r) {
+  printf("%s\n", r->machine.cpu);
+  for (uint32_t i = 0; i < r->n_speeds; i++) {
+    const td_bench_speed *s = &r->speeds[i];
+    printf("%u threads: reads %.1f GB/s, FP32 FMA %.0f GFLOP/s, BF16 dot products %.0f GFLOP/s\n",
+           s->n_threads, s->read_gbps, s->peaks.fma_gflops, s->peaks.dot_gflops);
+  }
+  printf("%-15s %-10s %-12s %6s %6s %6s %8s %10s %8s %8s %7s %8s %7s\n", "kernel", "variant",
+         "format", "rows", "cols", "batch", "threads", "ms", "GB/s", "of reads", "share", "GFLOP/s",
+         "share");
+  fflush(stdout);
+}
+
+td_status td_bench_report_open(td_bench_report *r, const td_options *options, td_err *err) {
+  *r = (td_bench_report){.options = options, .machine = td_machine_get(), .text = TD_BUF_INIT};
+  r->json = TD_JSON_WRITER(&r->text);
+  const td_int_list *threads = &options->bench_threads;
+  td_status st = td_bench_check_formats(options->bench_format, err);
+  for (uint32_t i = 0; i < threads->n && st == TD_OK; i++) {
+    st = add_speed(r, (unsigned)threads->values[i], err);
+  }
+  if (st != TD_OK) return st;
+  if (!options->json) {
+    print_head(r);
+    return TD_OK;
+  }
+  machine_json(r);
+  print_line(r);
+  return TD_OK;
+}
+
+static void record_json(td_json_writer *w, const td_bench_record *x, double gbps, double gflops) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "kernel", x->kernel);
+  td_jw_str(w, "variant", x->variant);
+  td_jw_str(w, "format", x->format->name);
+  td_jw_int(w, "rows", x->rows);
+  td_jw_int(w, "cols", x->cols);
+  td_jw_int(w, "batch", x->batch);
+  td_jw_int(w, "threads", x->speed->n_threads);
+  td_jw_double(w, "ms", x->time.seconds * 1e3);
+  td_jw_double(w, "gbps", gbps);
+  td_jw_double(w, "gflops", gflops);
+  td_jw_double(w, "read_gbps", x->time.read_gbps);
+  td_jw_double(w, "share_of_read_bandwidth", gbps / x->time.read_gbps);
+  double peak = td_bench_peak(x->speed);
+  td_jw_double(w, "share_of_peak", peak > 0 ? gflops / peak : NAN);
+  td_jw_end_object(w);
+}
+
+void td_bench_report_add(td_bench_report *r, const td_bench_record *x) {
+  double gbps = x->bytes / x->time.seconds * 1e-9, gflops = x->flops / x->time.seconds * 1e-9;
+  if (r->options->json) {
+    record_json(&r->json, x, gbps, gflops);
+    print_line(r);
+    return;
+  }
+  double peak = td_bench_peak(x->speed);
+  printf("%-15s %-10s %-12s %6u %6u %6u %8u %10.3f %8.2f %8.2f %7.2f %8.1f %7.2f\n", x->kernel,
+         x->variant, x->format->name, x->rows, x->cols, x->batch, x->speed->n_threads,
+         x->time.seconds * 1e3, gbps, x->time.read_gbps, gbps / x->time.read_gbps, gflops,
+         peak > 0 ? gflops / peak : 0);
+  fflush(stdout);
+}
+
+td_status td_bench_report_close(td_bench_report *r, td_status st, td_err *err) {
+  td_buf_free(&r->text);
+  td_read_speed_close(&r->reads);
+  if (st != TD_OK || !r->is_cut) return st;
+  return td_fail(err, TD_EINTERNAL, "results cannot be written to stdout");
+}

@@ -1,0 +1,18 @@
+// src/cli/cli.h - one function a subcommand. Each prints its own errors and returns the exit
+// status: 0, 1 on failure, 2 on bad options, 130 when interrupted.
+#ifndef TD_CLI_CLI_H
+#define TD_CLI_CLI_H
+
+#include "options/options.h"
+
+int td_cmd_run(const td_options *options);
+int td_cmd_eval_logits(const td_options *options);
+int td_cmd_eval_perplexity(const td_options *options);
+int td_cmd_eval_chat(const td_options *options);
+int td_cmd_quantize(const td_options *options);
+int td_cmd_inspect(const td_options *options);
+int td_cmd_inspect_tokens(const td_options *options);
+int td_cmd_inspect_template(const td_options *options);
+int td_cmd_inspect_routing(const td_options *options);
+
+#endif

@@ -1,0 +1,220 @@
+#include "cli/inspect.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/json_write.h"
+#include "engine/engine.h"
+#include "model/model.h"
+
+static const td_dtype dtypes[] = {TD_I4,  TD_F4E2M1, TD_F8E4M3, TD_I8,    TD_BF16,
+                                  TD_F16, TD_F32,    TD_I32,    TD_F8E8M0};
+
+static uint32_t count_moe_layers(const td_model_config *c) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n += td_model_is_moe(c, i);
+  return n;
+}
+
+// 1536 -> "1.50 KiB".
+static void add_bytes(td_buf *out, uint64_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = (double)bytes;
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < TD_COUNT(units); unit++)
+    value /= 1024;
+  td_buf_printf(out, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
+}
+
+// 671026419200 -> "671.03 B": billions, as models are named.
+static void add_count(td_buf *out, uint64_t n) {
+  if (n >= 1000000000) {
+    td_buf_printf(out, "%.2f B", (double)n * 1e-9);
+  } else if (n >= 1000000) {
+    td_buf_printf(out, "%.2f M", (double)n * 1e-6);
+  } else {
+    td_buf_printf(out, "%llu", (unsigned long long)n);
+  }
+}
+
+static void add_architecture(td_buf *out, const td_model_config *c) {
+  td_buf_printf(out, "architecture  %s: %u layers of width %u, vocabulary of %u\n", c->arch_name,
+                c->n_layers, c->dim, c->n_vocab);
+  td_buf_printf(out, "attention     %u heads, ", c->n_heads);
+  if (c->attn == TD_ATTN_MLA) {
+    td_buf_printf(out, "MLA: keys and values of rank %u and %u rotary, ", c->kv_lora_rank,
+                  c->rope_dim);
+    if (c->q_lora_rank) {
+      td_buf_printf(out, "queries of rank %u\n", c->q_lora_rank);
+    } else {
+      td_buf_str(out, "queries of full rank\n");
+    }
+  } else {
+    td_buf_printf(out, "GQA: %u of keys and values, %u wide\n", c->n_kv_heads, c->head_dim);
+  }
+  uint32_t n_moe = count_moe_layers(c);
+  td_buf_printf(out, "experts       %u a layer, %u for a token", c->n_experts, c->top_k);
+  if (c->n_shared_experts) td_buf_printf(out, " and %u shared", c->n_shared_experts);
+  td_buf_printf(out, ", %u wide\n", c->expert_dim);
+  if (n_moe < c->n_layers) {
+    td_buf_printf(out, "dense         %u of the %u layers, %u wide\n", c->n_layers - n_moe,
+                  c->n_layers, c->dense_dim);
+  }
+}
+
+static void add_sizes(td_buf *out, const td_model *m) {
+  const td_model_config *c = td_model_config_of(m);
+  td_model_stats s = td_model_stats_of(m);
+  td_buf_str(out, "parameters    ");
+  add_count(out, s.params);
+  td_buf_str(out, " in total, ");
+  add_count(out, s.active_params);
+  td_buf_str(out, " active for a token\nweights       ");
+  add_bytes(out, s.bytes);
+  const char *before = ": ";
+  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    if (!s.bytes_by_dtype[dtypes[i]]) continue;
+    td_buf_printf(out, "%s%s ", before, td_dtype_name(dtypes[i]));
+    add_bytes(out, s.bytes_by_dtype[dtypes[i]]);
+    before = ", ";
+  }
+  td_buf_str(out, "\ndecoding      reads ");
+  add_bytes(out, s.active_bytes);
+  td_buf_str(out, " of weights for a token\nmemory        ");
+  add_bytes(out, s.bytes);
+  td_buf_str(out, ", and ");
+  add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
+  td_buf_str(out, " for every 1000 tokens of context\n");
+  if (s.expert_bytes) {
+    td_buf_str(out, "with a GPU    ");
+    add_bytes(out, s.bytes - s.expert_bytes);
+    td_buf_str(out, " and the context in its memory, ");
+    add_bytes(out, s.expert_bytes);
+    td_buf_str(out, " of experts in the CPU's, or there, too\n");
+  }
+  td_buf_printf(out, "context       up to %u tokens", c->max_position);
+  if (c->yarn.factor != 1) {
+    td_buf_printf(out, " (YaRN, %g times %u)", c->yarn.factor, c->yarn.original_max_position);
+  }
+  td_buf_str(out, "\n");
+  if (c->n_mtp_layers) {
+    td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
+  }
+}
+
+static void add_tensors(td_buf *out, const td_model *m) {
+  for (size_t i = 0; i < td_model_n_tensors(m); i++) {
+    td_tensor_info t = td_model_tensor(m, i);
+    char shape[192];
+    size_t len = (size_t)snprintf(shape, sizeof shape, "[");
+    for (uint32_t d = 0; d < t.n_dims; d++) {
+      len += (size_t)snprintf(shape + len, sizeof shape - len, "%s%llu", d ? ", " : "",
+                              (unsigned long long)t.shape[d]);
+    }
+    snprintf(shape + len, sizeof shape - len, "]");
+    td_buf_printf(out, "%-8s %-16s %12llu  %s  %s\n", t.dtype, shape, (unsigned long long)t.n_bytes,
+                  t.file, t.name);
+  }
+}
+
+static void add_text(td_buf *out, const td_model *m, bool tensors) {
+  td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
+  add_architecture(out, td_model_config_of(m));
+  add_sizes(out, m);
+  if (tensors) {
+    td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
+    add_tensors(out, m);
+  }
+}
+
+static void add_json_tensors(td_json_writer *w, const td_model *m) {
+  td_jw_begin_array(w, "tensors");
+  for (size_t i = 0; i < td_model_n_tensors(m); i++) {
+    td_tensor_info t = td_model_tensor(m, i);
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "name", t.name);
+    td_jw_str(w, "dtype", t.dtype);
+    td_jw_begin_array(w, "shape");
+    for (uint32_t d = 0; d < t.n_dims; d++)
+      td_jw_int(w, NULL, (int64_t)t.shape[d]);
+    td_jw_end_array(w);
+    td_jw_int(w, "bytes", (int64_t)t.n_bytes);
+    td_jw_str(w, "file", t.file);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
+static void add_json_sizes(td_json_writer *w, const td_model *m) {
+  td_model_stats s = td_model_stats_of(m);
+  td_jw_int(w, "params", (int64_t)s.params);
+  td_jw_int(w, "active_params", (int64_t)s.active_params);
+  td_jw_int(w, "weight_bytes", (int64_t)s.bytes);
+  td_jw_int(w, "expert_bytes", (int64_t)s.expert_bytes);
+  td_jw_int(w, "active_bytes", (int64_t)s.active_bytes);
+  td_jw_begin_object(w, "bytes_by_dtype");
+  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
+    if (!s.bytes_by_dtype[dtypes[i]]) continue;
+    td_jw_int(w, td_dtype_name(dtypes[i]), (int64_t)s.bytes_by_dtype[dtypes[i]]);
+  }
+  td_jw_end_object(w);
+  td_jw_int(w, "kv_bytes_per_token",
+            (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m), TD_F32));
+}
+
+static void add_json(td_buf *out, const td_model *m, bool tensors) {
+  const td_model_config *c = td_model_config_of(m);
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "name", td_model_name(m));
+  td_jw_str(&w, "dir", td_model_dir(m));
+  td_jw_str(&w, "architecture", c->arch_name);
+  const struct {
+    const char *key;
+    uint32_t value;
+  } dims[] = {
+      {"n_layers", c->n_layers},
+      {"n_moe_layers", count_moe_layers(c)},
+      {"dim", c->dim},
+      {"n_vocab", c->n_vocab},
+      {"n_heads", c->n_heads},
+      {"n_kv_heads", c->n_kv_heads},
+      {"head_dim", c->head_dim},
+      {"q_lora_rank", c->q_lora_rank},
+      {"n_experts", c->n_experts},
+      {"kv_lora_rank", c->kv_lora_rank},
+      {"top_k", c->top_k},
+      {"n_shared_experts", c->n_shared_experts},
+      {"expert_dim", c->expert_dim},
+      {"dense_dim", c->dense_dim},
+      {"n_groups", c->n_groups},
+      {"max_position", c->max_position},
+      {"n_mtp_layers", c->n_mtp_layers},
+  };
+  for (size_t i = 0; i < TD_COUNT(dims); i++)
+    td_jw_int(&w, dims[i].key, dims[i].value);
+  add_json_sizes(&w, m);
+  if (tensors) add_json_tensors(&w, m);
+  td_jw_end_object(&w);
+  td_buf_char(out, '\n');
+}
+
+td_status td_inspect_model(const char *dir, bool tensors, bool json, FILE *out, td_err *err) {
+  td_model *m;
+  td_status st = td_model_open_shapes(&m, dir, err);
+  if (st != TD_OK) return st;
+  td_buf text = TD_BUF_INIT;
+  if (json) {
+    add_json(&text, m, tensors);
+  } else {
+    add_text(&text, m, tensors);
+  }
+  td_model_close(m);
+  st = td_buf_status(&text, err);
+  if (st == TD_OK && (fwrite(text.data, 1, text.len, out) != text.len || fflush(out) != 0)) {
+    st = td_fail(err, TD_EIO, "standard output: cannot write: %s", strerror(errno));
+  }
+  td_buf_free(&text);
+  return st;
+}

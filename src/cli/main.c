@@ -1,0 +1,151 @@
+// src/cli/main.c - picks the subcommand.
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/printable.h"
+#include "base/thread.h"
+#include "base/utf8.h"
+#include "bench/bench.h"
+#include "cli/cli.h"
+#include "front/api_keys.h"
+#include "front/front.h"
+#include "runtime/command.h"
+#include "runtime/gpu_probe.h"
+#include "worker/worker.h"
+
+static int (*const commands[])(const td_options *options) = {
+    [TD_CMD_RUN] = td_cmd_run,
+    [TD_CMD_SERVE] = td_cmd_serve,
+    [TD_CMD_BENCH] = td_cmd_bench,
+    [TD_CMD_BENCH_KERNELS] = td_cmd_bench_kernels,
+    [TD_CMD_BENCH_LAYER] = td_cmd_bench_layer,
+    [TD_CMD_EVAL_LOGITS] = td_cmd_eval_logits,
+    [TD_CMD_EVAL_PERPLEXITY] = td_cmd_eval_perplexity,
+    [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,
+    [TD_CMD_QUANTIZE] = td_cmd_quantize,
+    [TD_CMD_INSPECT] = td_cmd_inspect,
+    [TD_CMD_INSPECT_TOKENS] = td_cmd_inspect_tokens,
+    [TD_CMD_INSPECT_TEMPLATE] = td_cmd_inspect_template,
+    [TD_CMD_INSPECT_ROUTING] = td_cmd_inspect_routing,
+};
+_Static_assert(TD_COUNT(commands) == TD_N_COMMANDS, "every command has a function");
+
+// A standard descriptor that is closed would become that of the next file opened, a checkpoint's
+// for instance. In its place stands one that fails as a closed one does.
+static void hold_standard_descriptors(void) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+    if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR; // nobody misses what stderr says
+    if (open("/dev/null", mode) != fd) abort();         // the lowest free one
+  }
+}
+
+// ---- a terminal ---------------------------------------------------------------------------------
+// What models, their templates and configurations say may hold escape sequences, which a terminal
+// obeys. So on a terminal stdout is a stream that writes control characters out.
+
+typedef struct {
+  char split[4]; // the beginning of a character whose end has not come yet
+  size_t n_split;
+} terminal;
+
+static ssize_t write_terminal(void *cookie, const char *bytes, size_t len) {
+  terminal *t = cookie;
+  td_buf text = TD_BUF_INIT, shown = TD_BUF_INIT;
+  td_buf_add(&text, t->split, t->n_split);
+  td_buf_add(&text, bytes, len);
+  size_t n_whole = td_utf8_whole(td_buf_text(&text), text.len);
+  t->n_split = text.len - n_whole;
+  memcpy(t->split, td_buf_text(&text) + n_whole, t->n_split);
+  td_printable_add(&shown, td_buf_text(&text), n_whole, "\n\t");
+  bool is_whole = !text.failed && !shown.failed;
+  for (size_t done = 0; is_whole && done < shown.len;) {
+    ssize_t n = write(STDOUT_FILENO, shown.data + done, shown.len - done);
+    if (n < 0 && errno == EINTR) continue;
+    is_whole = n > 0;
+    done += is_whole ? (size_t)n : 0;
+  }
+  td_buf_free(&text);
+  td_buf_free(&shown);
+  return is_whole ? (ssize_t)len : 0; // 0: an error
+}
+
+static void guard_terminal(void) {
+  static terminal out;
+  if (isatty(STDOUT_FILENO) != 1) return;
+  FILE *stream = fopencookie(&out, "w", (cookie_io_functions_t){.write = write_terminal});
+  if (!stream) abort(); // no memory, at the very start
+  setvbuf(stream, NULL, _IOLBF, BUFSIZ);
+  stdout = stream;
+}
+
+// What was printed is a result only when it arrived.
+static int check_stdout(int status) {
+  errno = 0;
+  bool is_whole = fflush(stdout) == 0 && !ferror(stdout);
+  if (is_whole || status != 0) return status;
+  td_error("standard output: cannot write%s%s: the output is not complete", errno ? ": " : "",
+           errno ? strerror(errno) : "");
+  return 1;
+}
+
+static int print_help(td_command command, bool markdown) {
+  td_buf text = TD_BUF_INIT;
+  if (markdown) {
+    td_options_reference(&text);
+  } else {
+    td_options_help(&text, command);
+  }
+  fputs(td_buf_text(&text), stdout);
+  td_buf_free(&text);
+  return 0;
+}
+
+static void set_log(const td_options *options) {
+  const td_log_opts opts = {.is_json = options->log == TD_LOG_JSON,
+                            .max_level = (td_log_level)options->log_level,
+                            .role = options->command == TD_CMD_SERVE ? "front" : "tandem"};
+  td_log_set(&opts);
+}
+
+int main(int argc, char **argv) {
+  td_err err;
+  hold_standard_descriptors();
+  guard_terminal();
+  if (td_thread_raise_limit(&err) != TD_OK) return td_cmd_fail(&err);
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
+  // The front starts its workers with this word; it is not for users and not in the table.
+  if (argc >= 3 && !strcmp(argv[1], "worker") && !strcmp(argv[2], "probe")) {
+    return td_gpu_probe_main(argc, argv);
+  }
+  if (argc >= 2 && !strcmp(argv[1], "worker")) return td_worker_main(argc, argv);
+  if (argc == 2 && !strcmp(argv[1], "--version")) {
+    puts("tandem " TD_VERSION);
+    return check_stdout(0);
+  }
+  if (argc == 3 && !strcmp(argv[1], "help") && !strcmp(argv[2], "--markdown")) {
+    return check_stdout(print_help(TD_N_COMMANDS, true));
+  }
+  td_options options;
+  int status;
+  const td_status st = td_options_parse(&options, argc, argv, &err);
+  set_log(&options); // also the format of the error
+  if (st != TD_OK) {
+    status = td_cmd_fail(&err);
+  } else if (options.help) {
+    status = print_help(options.command, false);
+  } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
+    status = td_cmd_fail(&err);
+  } else {
+    status = commands[options.command](&options);
+  }
+  td_options_free(&options);
+  return check_stdout(status);
+}

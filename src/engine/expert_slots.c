@@ -1,0 +1,67 @@
+#include "engine/expert_slots.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+static size_t align_up(size_t n) {
+  return (n + TD_SLOT_ALIGN - 1) / TD_SLOT_ALIGN * TD_SLOT_ALIGN;
+}
+
+uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_experts) {
+  if (!expert_bytes || ring_bytes / 2 < expert_bytes) return 0;
+  uint64_t slot_bytes = ring_bytes / TD_SLOT_LEAST;
+  if (slot_bytes > TD_SLOT_MOST_BYTES) slot_bytes = TD_SLOT_MOST_BYTES;
+  const uint64_t n = slot_bytes / expert_bytes;
+  return n < 1 ? 1 : n < n_experts ? (uint32_t)n : n_experts;
+}
+
+// By address; of the same one, the longer part first.
+static int by_address(const void *a, const void *b) {
+  const td_slot_part *x = *(td_slot_part *const *)a, *y = *(td_slot_part *const *)b;
+  const uintptr_t from_x = (uintptr_t)x->from, from_y = (uintptr_t)y->from;
+  if (from_x != from_y) return from_x < from_y ? -1 : 1;
+  return (x->n_bytes < y->n_bytes) - (x->n_bytes > y->n_bytes);
+}
+
+static bool is_readable(const td_slot *slot, const char *begin, const char *end) {
+  const char *memory = slot->memory;
+  return memory && begin >= memory && end <= memory + slot->memory_bytes;
+}
+
+// Whether the part may be copied with what ends at the end of copy. *gaps_left: bytes.
+static bool joins(const td_slot *slot, const td_slot_copy *copy, const td_slot_part *part,
+                  size_t *gaps_left) {
+  const char *begin = copy->from, *end = begin + copy->n_bytes, *from = part->from;
+  if ((size_t)(from - begin) % TD_SLOT_ALIGN != 0) return false;
+  if (from <= end) return true;
+  const size_t gap = (size_t)(from - end);
+  if (gap > TD_SLOT_MAX_GAP || gap > *gaps_left) return false;
+  if (!is_readable(slot, begin, from + part->n_bytes)) return false;
+  *gaps_left -= gap;
+  return true;
+}
+
+size_t td_slot_pack(td_slot *slot) {
+  uint32_t n = 0;
+  size_t n_bytes = 0;
+  for (uint32_t i = 0; i < slot->n_parts; i++) {
+    if (slot->parts[i].n_bytes) slot->order[n++] = &slot->parts[i];
+    n_bytes += slot->parts[i].n_bytes;
+  }
+  qsort(slot->order, n, sizeof *slot->order, by_address);
+  size_t used = 0, gaps_left = n_bytes / TD_SLOT_GAPS;
+  td_slot_copy *copy = NULL;
+  slot->n_copies = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    td_slot_part *part = slot->order[i];
+    if (!copy || !joins(slot, copy, part, &gaps_left)) {
+      copy = &slot->copies[slot->n_copies++];
+      *copy = (td_slot_copy){.from = part->from, .to = align_up(used)};
+    }
+    const size_t at = (size_t)((const char *)part->from - (const char *)copy->from);
+    part->to = copy->to + at;
+    if (at + part->n_bytes > copy->n_bytes) copy->n_bytes = at + part->n_bytes;
+    used = copy->to + copy->n_bytes;
+  }
+  return align_up(used);
+}

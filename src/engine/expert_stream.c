@@ -1,0 +1,425 @@
+// src/engine/expert_stream.c - experts of long prompts, on a device that has no room for them: they
+// pass through its memory, group by group, layer by layer, and it computes each group while the
+// next is on its way. Every byte crosses once a step, however many tokens there are, so this is the
+// quicker way from some number of tokens on; below that, experts are computed where they lie.
+//
+// A ring of slots is filled in an order that depends on nothing but the model, by a stream of its
+// own, as far ahead as slots are free: also while the device is busy with attention.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine_impl.h"
+#include "engine/expert_slots.h"
+
+#define MIB ((double)(1 << 20))
+#define GIB ((double)(1 << 30))
+
+enum {
+  MATRIX_PARTS = 3,                // data, scales, zero points
+  EXPERT_PARTS = 3 * MATRIX_PARTS, // of gate, up, down
+  LEAST_SLOTS = 2,                 // one is computed, one filled
+  TRIAL_TOKENS = 256,              // of a prompt, on the other device
+  LEAST_TOKENS = 32,
+};
+
+typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
+
+// The experts of a layer, by groups that share a slot.
+typedef struct {
+  layer_state state;
+  bool is_registered;          // or never will be: see td_dev_is_pinning
+  uint32_t first_slot;         // of the first group; the others follow, round and round
+  td_weight *gate, *up, *down; // [n_experts], as they are in their slots; one array
+  td_slot_copy *copies;        // of all groups, one behind the other
+  uint32_t *first_copy;        // [n_groups + 1] of each group
+} streamed_layer;
+
+struct td_engine_streaming {
+  td_stream *stream; // of copies
+  uint32_t group;    // experts a slot holds; 0: not one
+  uint32_t n_groups; // of a layer
+  uint32_t n_slots;
+  size_t slot_bytes;
+  td_event **filled, **freed; // [n_slots] each; one array
+  char *ring;                 // device memory
+  float *sum;                 // device memory: [max_step_tokens][dim]
+  streamed_layer *layers;     // [n_layers]
+  td_slot packing;            // of one group, while places are chosen
+  uint32_t least_tokens;      // of prompts, in a step that streams
+};
+
+// ---- where a matrix goes ------------------------------------------------------------------------
+
+static size_t expert_bytes(const td_layer *layer, uint32_t e) {
+  return td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->up[e]) +
+         td_weight_bytes(&layer->down[e]);
+}
+
+static size_t largest_expert(const td_engine *e) {
+  size_t most = 0;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (!td_engine_is_aside(e, i)) continue;
+    const td_layer *layer = td_model_layer(e->model, i);
+    for (uint32_t k = 0; k < e->config->n_experts; k++) {
+      const size_t n = expert_bytes(layer, k) + EXPERT_PARTS * TD_SLOT_ALIGN;
+      if (n > most) most = n;
+    }
+  }
+  return most;
+}
+
+static uint32_t group_at(const td_engine *e, uint32_t first) {
+  const uint32_t left = e->config->n_experts - first;
+  return left < e->streaming->group ? left : e->streaming->group;
+}
+
+static void list_matrix(td_slot_part *parts, const td_weight *w) {
+  parts[0] = (td_slot_part){.from = w->data, .n_bytes = td_weight_data_bytes(w)};
+  parts[1] = (td_slot_part){.from = w->scale, .n_bytes = td_weight_scale_bytes(w)};
+  parts[2] = (td_slot_part){.from = w->zero, .n_bytes = td_weight_zero_bytes(w)};
+}
+
+// Packs the group of experts from first on; returns the bytes of the slot.
+static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
+  td_slot *slot = &e->streaming->packing;
+  const uint32_t n = group_at(e, first);
+  for (uint32_t i = 0; i < n; i++) {
+    td_slot_part *parts = slot->parts + i * EXPERT_PARTS;
+    list_matrix(parts, &layer->gate[first + i]);
+    list_matrix(parts + MATRIX_PARTS, &layer->up[first + i]);
+    list_matrix(parts + 2 * MATRIX_PARTS, &layer->down[first + i]);
+  }
+  slot->n_parts = n * EXPERT_PARTS;
+  return td_slot_pack(slot);
+}
+
+// The matrix as it is in the slot that begins at base.
+static td_weight placed(const td_weight *w, const td_slot_part *parts, const char *base) {
+  td_weight out = *w;
+  out.data = base + parts[0].to;
+  if (parts[1].n_bytes) out.scale = base + parts[1].to;
+  if (parts[2].n_bytes) out.zero = (const uint32_t *)(const void *)(base + parts[2].to);
+  return out;
+}
+
+static td_status alloc_layer(td_engine *e, streamed_layer *out, td_err *err) {
+  const size_t n = e->config->n_experts;
+  out->gate = malloc(3 * n * sizeof *out->gate);
+  out->copies = malloc(n * EXPERT_PARTS * sizeof *out->copies);
+  out->first_copy = malloc((e->streaming->n_groups + 1) * sizeof *out->first_copy);
+  if (out->gate && out->copies && out->first_copy) return TD_OK;
+  return td_fail(err, TD_ENOMEM, "out of memory: places of streamed experts");
+}
+
+static td_status place_layer(td_engine *e, const td_layer *layer, streamed_layer *out,
+                             td_err *err) {
+  const td_engine_streaming *s = e->streaming;
+  const td_slot *slot = &s->packing;
+  td_status st = alloc_layer(e, out, err);
+  if (st != TD_OK) return st;
+  out->up = out->gate + e->config->n_experts;
+  out->down = out->up + e->config->n_experts;
+  uint32_t n_copies = 0;
+  for (uint32_t g = 0; g < s->n_groups; g++) {
+    const uint32_t first = g * s->group;
+    const char *base = s->ring + (out->first_slot + g) % s->n_slots * s->slot_bytes;
+    pack_group(e, layer, first);
+    for (uint32_t i = 0; i < slot->n_parts / EXPERT_PARTS; i++) {
+      const td_slot_part *parts = slot->parts + i * EXPERT_PARTS;
+      const uint32_t k = first + i;
+      out->gate[k] = placed(&layer->gate[k], parts, base);
+      out->up[k] = placed(&layer->up[k], parts + MATRIX_PARTS, base);
+      out->down[k] = placed(&layer->down[k], parts + 2 * MATRIX_PARTS, base);
+    }
+    out->first_copy[g] = n_copies;
+    memcpy(out->copies + n_copies, slot->copies, slot->n_copies * sizeof *slot->copies);
+    n_copies += slot->n_copies;
+  }
+  out->first_copy[s->n_groups] = n_copies;
+  return TD_OK;
+}
+
+static td_status place_layers(td_engine *e, td_err *err) {
+  td_engine_streaming *s = e->streaming;
+  uint32_t n_groups = 0;
+  td_status st = TD_OK;
+  for (uint32_t i = 0; i < e->config->n_layers && st == TD_OK; i++) {
+    if (!td_engine_is_aside(e, i)) continue;
+    s->layers[i].first_slot = n_groups % s->n_slots;
+    n_groups += s->n_groups;
+    st = place_layer(e, td_model_layer(e->model, i), &s->layers[i], err);
+  }
+  return st;
+}
+
+// Bytes of the largest slot, with so many experts in each.
+static size_t largest_slot(td_engine *e) {
+  size_t most = 0;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (!td_engine_is_aside(e, i)) continue;
+    for (uint32_t first = 0; first < e->config->n_experts; first += e->streaming->group) {
+      const size_t n = pack_group(e, td_model_layer(e->model, i), first);
+      if (n > most) most = n;
+    }
+  }
+  return most;
+}
+
+static td_status open_packing(td_engine *e, td_err *err) {
+  td_slot *slot = &e->streaming->packing;
+  const size_t n = (size_t)e->config->n_experts * EXPERT_PARTS;
+  slot->parts = malloc(n * sizeof *slot->parts);
+  slot->order = malloc(n * sizeof *slot->order);
+  slot->copies = malloc(n * sizeof *slot->copies);
+  slot->memory = td_model_memory(e->model, &slot->memory_bytes);
+  if (slot->parts && slot->order && slot->copies) return TD_OK;
+  return td_fail(err, TD_ENOMEM, "out of memory: places of streamed experts");
+}
+
+static void close_packing(td_slot *slot) {
+  free(slot->parts);
+  free(slot->order);
+  free(slot->copies);
+  *slot = (td_slot){.parts = NULL};
+}
+
+// As many experts a slot as leave several slots. group is 0 afterwards where there is no room.
+static void choose_slots(td_engine *e) {
+  td_engine_streaming *s = e->streaming;
+  const size_t ring_bytes = e->opts.stream_bytes, expert = largest_expert(e);
+  s->group = td_slot_experts(ring_bytes, expert, e->config->n_experts);
+  for (; s->group; s->group--) {
+    s->slot_bytes = largest_slot(e);
+    s->n_slots = (uint32_t)(ring_bytes / s->slot_bytes);
+    if (s->n_slots >= LEAST_SLOTS) break;
+  }
+  if (!s->group) {
+    td_warn("%s: no prefill streams experts: %.0f MiB of its memory are left for them, and two of "
+            "them take %.0f MiB; a smaller --ctx-size or --prefill-chunk leaves more",
+            td_dev_name(e->dev), (double)ring_bytes / MIB, 2 * (double)expert / MIB);
+    return;
+  }
+  s->n_groups = (e->config->n_experts + s->group - 1) / s->group;
+  td_debug("%s: a ring of %u slots of %u experts, %.2f GiB", td_dev_name(e->dev), s->n_slots,
+           s->group, (double)s->n_slots * (double)s->slot_bytes / GIB);
+}
+
+// ---- passing through ----------------------------------------------------------------------------
+
+// Whether the device takes all of the layer's experts as they are. Looked at once: of some formats
+// that means reading all scales.
+static bool is_taken(td_engine *e, uint32_t layer_idx) {
+  streamed_layer *l = &e->streaming->layers[layer_idx];
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  if (l->state == LAYER_UNKNOWN) {
+    bool all = l->gate != NULL;
+    for (uint32_t i = 0; all && i < e->config->n_experts; i++) {
+      all = td_dev_takes_on_device(e->dev, &layer->gate[i]) &&
+            td_dev_takes_on_device(e->dev, &layer->up[i]) &&
+            td_dev_takes_on_device(e->dev, &layer->down[i]);
+    }
+    l->state = all ? LAYER_TAKEN : LAYER_LEFT;
+  }
+  return l->state == LAYER_TAKEN;
+}
+
+// Whether the first groups of the layer are copied as fast as ever; all of them are asked for.
+static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
+  const streamed_layer *l = &e->streaming->layers[layer_idx];
+  bool pending = false;
+  for (uint32_t i = 0; i < l->first_copy[n_groups]; i++)
+    pending |= td_dev_is_pinning(e->dev, l->copies[i].from, l->copies[i].n_bytes);
+  return !pending;
+}
+
+// The slot that a group of experts is in, once it is free, and they are.
+static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
+  td_engine_streaming *s = e->streaming;
+  const streamed_layer *l = &s->layers[layer_idx];
+  const uint32_t slot = (l->first_slot + group) % s->n_slots;
+  char *base = s->ring + slot * s->slot_bytes;
+  td_stream_wait(s->stream, s->freed[slot]);
+  for (uint32_t i = l->first_copy[group]; i < l->first_copy[group + 1]; i++) {
+    const td_slot_copy *c = &l->copies[i];
+    td_op_copy(s->stream, base + c->to, c->from, c->n_bytes);
+  }
+  td_event_record(s->filled[slot], s->stream);
+  return slot;
+}
+
+bool td_engine_streams(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
+  if (!e->streaming) return false;
+  if (p->groups[GROUP_PREFILL].view.n_tokens < e->streaming->least_tokens) return false;
+  if (!is_taken(e, layer_idx)) return false;
+  streamed_layer *l = &e->streaming->layers[layer_idx];
+  if (!l->is_registered) l->is_registered = is_registered(e, layer_idx, e->streaming->n_groups);
+  return l->is_registered;
+}
+
+uint32_t td_engine_stream_tokens(const td_engine *e) {
+  const bool does = e->streaming && e->streaming->least_tokens <= e->opts.max_step_tokens;
+  return does ? e->streaming->least_tokens : 0;
+}
+
+void td_engine_stream_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
+                              const td_moe_args *routed) {
+  td_engine_streaming *s = e->streaming;
+  const streamed_layer *l = &s->layers[layer_idx];
+  td_moe_args args = *routed;
+  args.out = s->sum;
+  args.out_f32 = args.are_on_device = true;
+  args.n_routed = args.n_experts;
+  for (uint32_t g = 0; g < s->n_groups; g++) {
+    const uint32_t first = g * s->group;
+    args.first_expert = first;
+    args.n_experts = group_at(e, first);
+    args.gate = l->gate + first;
+    args.up = l->up + first;
+    args.down = l->down + first;
+    args.accumulate = args.same_ids = first > 0;
+    const uint32_t slot = fill_slot(e, layer_idx, g);
+    td_stream_wait(e->stream, s->filled[slot]);
+    td_op_moe(e->stream, &args);
+    td_event_record(s->freed[slot], e->stream);
+  }
+  td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
+}
+
+td_status td_engine_sync_streaming(td_engine *e, td_err *err) {
+  const bool has_ring = e->streaming && e->streaming->stream;
+  return has_ring ? td_stream_sync(e->streaming->stream, err) : TD_OK;
+}
+
+// ---- from how many tokens on --------------------------------------------------------------------
+
+// Seconds for a layer's experts to be copied, as its first group tells.
+static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status *st) {
+  td_engine_streaming *s = e->streaming;
+  const double begin = td_clock_s();
+  fill_slot(e, layer_idx, 0);
+  *st = td_stream_sync(s->stream, err);
+  return (td_clock_s() - begin) * e->config->n_experts / group_at(e, 0);
+}
+
+// Seconds for n tokens of a prompt, spread over all experts, on the other device.
+static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *err, td_status *st) {
+  const double begin = td_clock_s();
+  const td_moe_args args = td_engine_trial_aside(e, layer_idx, n);
+  td_op_moe(e->side.stream, &args);
+  *st = td_stream_sync(e->side.stream, err);
+  return td_clock_s() - begin;
+}
+
+// From where on n tokens take longer on the other device than a layer takes to be copied.
+static uint32_t break_even(double copy_s, double aside_s, uint32_t n) {
+  const double tokens = copy_s * n / aside_s;
+  if (!(tokens > LEAST_TOKENS)) return LEAST_TOKENS;
+  return tokens < UINT32_MAX - 1.0 ? (uint32_t)tokens + 1 : UINT32_MAX;
+}
+
+static void wait_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
+  const streamed_layer *l = &e->streaming->layers[layer_idx];
+  is_registered(e, layer_idx, n_groups); // so that their pieces come next
+  for (uint32_t i = 0; i < l->first_copy[n_groups]; i++)
+    td_dev_wait_pinned(e->dev, l->copies[i].from, l->copies[i].n_bytes);
+}
+
+// Both are done twice: at first, weights may come from the disk.
+static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
+  td_engine_streaming *s = e->streaming;
+  const uint32_t n = e->side.most_tokens < TRIAL_TOKENS ? e->side.most_tokens : TRIAL_TOKENS;
+  double copying = 0, aside = 0, bytes = 0;
+  wait_registered(e, layer_idx, 1);
+  td_status st = TD_OK;
+  for (int i = 0; i < 2 && st == TD_OK; i++) {
+    copying = copy_time(e, layer_idx, err, &st);
+    if (st == TD_OK) aside = aside_time(e, layer_idx, n, err, &st);
+  }
+  if (st != TD_OK) return st;
+  s->least_tokens = break_even(copying, aside, n);
+  const streamed_layer *l = &s->layers[layer_idx];
+  for (uint32_t i = 0; i < l->first_copy[s->n_groups]; i++)
+    bytes += (double)l->copies[i].n_bytes;
+  if (s->least_tokens <= e->opts.max_step_tokens) {
+    td_info("%s: streaming experts at %.1f GB/s; used for prefill steps of %u tokens or more",
+            td_dev_name(e->dev), bytes / copying * 1e-9, s->least_tokens);
+  } else {
+    td_info("%s: streaming experts at %.1f GB/s would pay for prefill steps of %u tokens or more; "
+            "steps have at most %u (--prefill-chunk), so %s computes them",
+            td_dev_name(e->dev), bytes / copying * 1e-9, s->least_tokens, e->opts.max_step_tokens,
+            td_dev_name(e->side.dev));
+  }
+  return TD_OK;
+}
+
+static td_status choose_least(td_engine *e, td_err *err) {
+  e->streaming->least_tokens = e->opts.stream_tokens;
+  if (e->opts.stream_tokens) return TD_OK;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (is_taken(e, i)) return measure(e, i, err);
+  }
+  td_info("%s: no prefill streams experts: their format would have to be laid out anew",
+          td_dev_name(e->dev));
+  e->streaming->least_tokens = UINT32_MAX;
+  return TD_OK;
+}
+
+// ---- open and close -----------------------------------------------------------------------------
+
+static td_status open_ring(td_engine *e, td_err *err) {
+  td_engine_streaming *s = e->streaming;
+  size_t sum_bytes = (size_t)e->opts.max_step_tokens * e->config->dim * sizeof *s->sum;
+  td_status st = td_stream_open(&s->stream, e->dev, err);
+  for (uint32_t i = 0; i < s->n_slots && st == TD_OK; i++) {
+    st = td_event_open(&s->filled[i], e->dev, err);
+    if (st == TD_OK) st = td_event_open(&s->freed[i], e->dev, err);
+  }
+  if (st == TD_OK) st = td_dev_alloc(e->dev, (void **)&s->ring, s->n_slots * s->slot_bytes, err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, (void **)&s->sum, sum_bytes, err);
+  return st;
+}
+
+static td_status open_slots(td_engine *e, td_err *err) {
+  td_engine_streaming *s = e->streaming;
+  td_status st = open_packing(e, err);
+  if (st != TD_OK) return st;
+  choose_slots(e);
+  s->least_tokens = UINT32_MAX;
+  if (!s->group) return TD_OK;
+  s->layers = calloc(e->config->n_layers, sizeof *s->layers);
+  s->filled = calloc(2 * (size_t)s->n_slots, sizeof(td_event *));
+  if (!s->layers || !s->filled) return td_fail(err, TD_ENOMEM, "out of memory");
+  s->freed = s->filled + s->n_slots;
+  st = open_ring(e, err);
+  if (st == TD_OK) st = place_layers(e, err);
+  return st == TD_OK ? choose_least(e, err) : st;
+}
+
+td_status td_engine_open_streaming(td_engine *e, td_err *err) {
+  if (!e->opts.stream_bytes || !e->side.dev) return TD_OK;
+  td_engine_streaming *s = e->streaming = calloc(1, sizeof *s);
+  if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_status st = open_slots(e, err);
+  close_packing(&s->packing);
+  return st;
+}
+
+void td_engine_close_streaming(td_engine *e) {
+  td_engine_streaming *s = e->streaming;
+  if (!s) return;
+  td_stream_close(s->stream);
+  for (uint32_t i = 0; s->freed && i < 2 * s->n_slots; i++)
+    td_event_close(s->filled[i]);
+  td_dev_free(e->dev, s->ring);
+  td_dev_free(e->dev, s->sum);
+  for (uint32_t i = 0; s->layers && i < e->config->n_layers; i++) {
+    free(s->layers[i].gate);
+    free(s->layers[i].copies);
+    free(s->layers[i].first_copy);
+  }
+  free(s->layers);
+  free(s->filled);
+  free(s);
+}

@@ -1,0 +1,345 @@
+// src/front/backend.c - the callers' side, opening and closing, and workers that come and go.
+// A request is copied by submit; from there on backend_flow.c has it.
+#include "front/backend.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread_pool.h"
+#include "front/backend_impl.h"
+#include "kv/pool.h"
+
+#define MAX_WAITING 1024 // of one tenant alone half
+#define STUCK_S     30u  // unless asked otherwise
+
+// ---- workers come and go ----------------------------------------------------------------------
+
+static td_status open_tier(td_backend *b, td_err *err) {
+  const td_kv_tier_opts opts = {.loop = b->loop,
+                                .dir = b->opts.kv_dir,
+                                .model = b->opts.kv_model,
+                                .kv = td_sched_kv(b->sched),
+                                .pool_fd = b->kv_fd,
+                                .flush_ns = b->opts.kv_flush_s * 1000000000ull};
+  td_status st = td_kv_tier_open(&b->tier, &opts, err);
+  if (st != TD_EUNSUPPORTED) return st;
+  td_warn("serving without --kv-dir: %s", err->msg);
+  return TD_OK;
+}
+
+// The last bit of what pages hold is the kernels' doing.
+static void add_isa(td_digest *model, const td_wire_ready *info) {
+  td_sha256 sha;
+  td_sha256_begin(&sha);
+  td_sha256_add(&sha, model, sizeof *model);
+  td_sha256_add(&sha, info->isa, strnlen(info->isa, sizeof info->isa));
+  td_sha256_end(&sha, model);
+}
+
+static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
+  td_backend *b = ((td_peer *)ctx)->backend;
+  if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
+      info->max_seqs != b->opts.max_batch) {
+    return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
+  }
+  if (!b->sched) {
+    add_isa(&b->opts.kv_model, info);
+    uint32_t n_threads = b->opts.n_threads ? b->opts.n_threads : td_cpu_count();
+    const td_sched_opts opts = {
+        .max_seqs = info->max_seqs,
+        .n_pages = info->n_pages,
+        .page_tokens = info->page_tokens,
+        .max_waiting = MAX_WAITING,
+        .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
+        .prefill_ahead = b->opts.prefill_chunk ? b->opts.prefill_chunk : info->prefill_chunk,
+        .n_threads = n_threads,
+        .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2};
+    td_status st = td_sched_open(&b->sched, &opts, err);
+    if (st == TD_OK && b->opts.kv_dir) st = open_tier(b, err);
+    if (st != TD_OK) return st;
+  } else if (info->n_ctx != b->info.n_ctx || info->n_pages != b->info.n_pages ||
+             info->n_vocab != b->info.n_vocab || info->flags != b->info.flags) {
+    return td_fail(err, TD_EFORMAT, "the checkpoint has changed under the server; start it again");
+  }
+  b->info = *info;
+  return TD_OK;
+}
+
+static void on_state(void *ctx, td_backend_state state) {
+  td_peer *w = ctx;
+  td_backend *b = w->backend;
+  if (state == TD_BACKEND_FAILED) td_backend_fail_all(b, TD_BACKEND_FAILED_TEXT);
+  if (state == TD_BACKEND_READY) td_backend_pump(b);
+  td_backend_state now = td_backend_state_of(b);
+  if (b->is_closing || now == b->told) return;
+  b->told = now;
+  if (b->opts.on_state) b->opts.on_state(b->opts.ctx, now);
+}
+
+// ---- open and close ---------------------------------------------------------------------------
+
+static void free_backend(td_backend *b) {
+  td_sched_close(b->sched);
+  if (b->kv_fd >= 0) close(b->kv_fd);
+  free(b->slots);
+  free(b);
+}
+
+// Nobody writes to the pages any more, and all that is in them is in the directory, too.
+static void on_tier_closed(void *ctx) {
+  td_backend *b = ctx;
+  void (*closed)(void *) = b->closed;
+  void *closed_ctx = b->closed_ctx;
+  free_backend(b);
+  if (closed) closed(closed_ctx);
+}
+
+static void on_closed(void *ctx) {
+  td_peer *w = ctx;
+  td_backend *b = w->backend;
+  w->supervisor = NULL;
+  if (--b->n_open) return;
+  td_backend_fail_all(b, "the server is shutting down");
+  td_kv_tier *tier = b->tier;
+  b->tier = NULL;
+  td_kv_tier_close(tier, on_tier_closed, b);
+}
+
+// Frees b when the last worker is gone, or at once without any.
+static void close_workers(td_backend *b) {
+  b->is_closing = true;
+  uint32_t n = b->n_open;
+  if (!n) free_backend(b);
+  for (uint32_t i = 0; i < n; i++)
+    td_supervisor_close(b->workers[i].supervisor, on_closed, &b->workers[i]);
+}
+
+static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opts *opts,
+                             td_err *err) {
+  td_peer *w = &b->workers[b->n_open];
+  w->backend = b;
+  uint64_t stuck_s = b->opts.stuck_after_s ? b->opts.stuck_after_s : STUCK_S;
+  const td_supervisor_opts supervisor = {.worker = *opts,
+                                         .kv_fd = b->kv_fd,
+                                         .stuck_ns = stuck_s * 1000000000u,
+                                         .kill_ns = 2 * stuck_s * 1000000000u,
+                                         .on_ready = on_ready,
+                                         .on_record = td_backend_on_record,
+                                         .on_space = td_backend_on_space,
+                                         .on_death = td_backend_on_death,
+                                         .on_state = on_state,
+                                         .ctx = w};
+  td_status st = td_supervisor_open(&w->supervisor, loop, &supervisor, err);
+  if (st == TD_OK) b->n_open++;
+  return st;
+}
+
+static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_opts *opts,
+                              td_err *err) {
+  td_worker_opts w = {.role = TD_ROLE_BOTH,
+                      .model_dir = opts->model_dir,
+                      .device = opts->device,
+                      .ctx_size = opts->ctx_size,
+                      .max_batch = opts->max_batch,
+                      .n_threads = opts->n_threads,
+                      .kv_tokens = opts->kv_tokens,
+                      .kv_dtype = opts->kv_dtype,
+                      .activations = opts->activations,
+                      .experts = opts->experts,
+                      .weights_fd = (uint32_t)opts->weights_fd,
+                      .trace_fd = (uint32_t)opts->trace_fd,
+                      .prefill_chunk = opts->prefill_chunk};
+  if (b->n_workers == 1) return open_worker(b, loop, &w, err);
+  TD_CHECK(opts->prefill_chunk); // the decode worker's READY cannot tell it
+  w.role = TD_ROLE_PREFILL;
+  td_status st = open_worker(b, loop, &w, err);
+  if (st != TD_OK) return st;
+  w.role = TD_ROLE_DECODE;
+  w.prefill_chunk = 1; // it is asked to read none
+  return open_worker(b, loop, &w, err);
+}
+
+td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_opts *opts,
+                          td_err *err) {
+  *out = NULL;
+  td_backend *b = calloc(1, sizeof *b);
+  if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
+  b->opts = *opts;
+  b->loop = loop;
+  b->opts.model_dir = b->opts.device = NULL; // borrowed during this call only
+  b->n_workers = opts->is_split ? 2 : 1;
+  b->kv_fd = -1;
+  b->n_slots = MAX_WAITING + opts->max_batch;
+  b->slots = calloc(b->n_slots, sizeof(td_pending *));
+  td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
+                          : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = open_workers(b, loop, opts, err);
+  if (st != TD_OK) {
+    close_workers(b);
+    return st;
+  }
+  *out = b;
+  return TD_OK;
+}
+
+void td_backend_close(td_backend *b, void (*closed)(void *ctx), void *ctx) {
+  b->closed = closed;
+  b->closed_ctx = ctx;
+  close_workers(b);
+}
+
+// ---- the callers' side ------------------------------------------------------------------------
+
+// From the worst to the best.
+static const td_backend_state states[] = {TD_BACKEND_FAILED, TD_BACKEND_LOADING, TD_BACKEND_STUCK};
+
+td_backend_state td_backend_state_of(const td_backend *b) {
+  for (size_t i = 0; i < TD_COUNT(states); i++) {
+    for (uint32_t j = 0; j < b->n_workers; j++) {
+      const td_supervisor *s = b->workers[j].supervisor;
+      if ((s ? td_supervisor_state(s) : TD_BACKEND_FAILED) == states[i]) return states[i];
+    }
+  }
+  return TD_BACKEND_READY;
+}
+
+const char *td_backend_reason(const td_backend *b) {
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    const td_supervisor *s = b->workers[i].supervisor;
+    if (s && td_supervisor_state(s) == TD_BACKEND_FAILED) return td_supervisor_reason(s);
+  }
+  return b->is_closing ? "the server is shutting down" : "";
+}
+
+td_wire_ready td_backend_info(const td_backend *b) {
+  return b->info;
+}
+
+uint32_t td_backend_n_running(const td_backend *b) {
+  return b->sched ? td_sched_n_running(b->sched) : 0;
+}
+
+uint32_t td_backend_n_waiting(const td_backend *b) {
+  return b->sched ? td_sched_n_waiting(b->sched) : 0;
+}
+
+uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEND_MAX_WORKERS]) {
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    const td_supervisor *s = b->workers[i].supervisor;
+    uint32_t role = b->n_workers == 1 ? TD_ROLE_BOTH : i == 0 ? TD_ROLE_PREFILL : TD_ROLE_DECODE;
+    out[i] = (td_backend_worker){
+        .role = td_worker_role_name(role), .state = TD_BACKEND_FAILED, .reason = ""};
+    if (!s) continue;
+    td_wire_heartbeat heartbeat = td_supervisor_heartbeat(s);
+    out[i].state = td_supervisor_state(s);
+    out[i].reason = td_supervisor_reason(s);
+    out[i].n_restarts = td_supervisor_n_restarts(s);
+    out[i].n_steps = heartbeat.n_steps;
+    out[i].n_threads = heartbeat.n_threads;
+    for (uint32_t j = 0; j < b->n_slots; j++)
+      out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
+  }
+  return b->n_workers;
+}
+
+td_kv_tier_stats td_backend_kv_disk(const td_backend *b) {
+  return td_kv_tier_stats_of(b->tier);
+}
+
+uint64_t td_backend_n_preemptions(const td_backend *b) {
+  return b->sched ? td_sched_n_preemptions(b->sched) : 0;
+}
+
+double td_backend_kv_use(const td_backend *b) {
+  if (!b->sched) return 0;
+  return 1 - (double)td_sched_n_free_pages(b->sched) / (double)b->info.n_pages;
+}
+
+bool td_backend_accepts(const td_backend *b) {
+  return b->sched && !b->is_closing && td_backend_state_of(b) != TD_BACKEND_FAILED;
+}
+
+static td_pending *copy_request(const td_backend *b, const td_request *q,
+                                const td_request_callbacks *callbacks) {
+  td_pending *r = calloc(1, sizeof *r);
+  if (!r) return NULL;
+  uint32_t room = b->info.n_ctx - q->n_prompt;
+  uint32_t max_tokens = q->max_tokens < room ? q->max_tokens : room;
+  r->callbacks = *callbacks;
+  r->out.submit = (td_wire_submit){.sampling = q->sampling,
+                                   .n_prompt = q->n_prompt,
+                                   .max_tokens = max_tokens,
+                                   .n_bias = q->n_bias,
+                                   .flags = q->flags,
+                                   .min_tokens = q->min_tokens,
+                                   .n_ends = q->n_ends};
+  if (q->n_ends) memcpy(r->out.submit.ends, q->ends, q->n_ends * sizeof *q->ends);
+  r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
+  r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
+  if (!r->out.tokens || !r->out.bias) {
+    td_backend_free_request(r);
+    return NULL;
+  }
+  memcpy(r->out.tokens, q->prompt, q->n_prompt * sizeof *r->out.tokens);
+  if (q->n_bias) memcpy(r->out.bias, q->bias, q->n_bias * sizeof *r->out.bias);
+  return r;
+}
+
+// An id whose slot is free. There is one: the scheduler's limits are the table's size.
+static uint64_t new_id(td_backend *b) {
+  for (uint32_t i = 0; i < b->n_slots; i++) {
+    uint64_t id = ++b->n_submitted;
+    if (!b->slots[id % b->n_slots]) return id;
+  }
+  return 0;
+}
+
+td_status td_backend_submit(td_backend *b, const td_request *q,
+                            const td_request_callbacks *callbacks, uint64_t *id, td_err *err) {
+  *id = 0;
+  if (!td_backend_accepts(b)) return td_fail(err, TD_EAGAIN, "the worker process is not ready");
+  td_status st = td_request_check(q, &b->info, err);
+  if (st != TD_OK) return st;
+  uint64_t fresh = new_id(b);
+  if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);
+  td_pending *r = copy_request(b, q, callbacks);
+  if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
+  const td_sched_job job = {.tokens = r->out.tokens,
+                            .n_prompt = q->n_prompt,
+                            .max_tokens = r->out.submit.max_tokens,
+                            .tenant = q->tenant,
+                            .weight = q->weight};
+  st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
+  if (st != TD_OK) {
+    td_backend_free_request(r);
+    return st == TD_ELIMIT ? td_fail(err, TD_EINVAL, "the KV pool holds less than the context")
+                           : st;
+  }
+  r->out.id = *id = fresh;
+  b->slots[fresh % b->n_slots] = r;
+  td_backend_pump(b);
+  return TD_OK;
+}
+
+uint32_t td_backend_retry_s(const td_backend *b) {
+  uint64_t s = b->sched ? td_sched_retry_ns(b->sched, td_clock_ns()) / 1000000000u + 1 : 1;
+  return s < 600 ? (uint32_t)s : 600;
+}
+
+void td_backend_cancel(td_backend *b, uint64_t id) {
+  td_pending *r = td_backend_find(b, id);
+  if (!r || r->out.is_canceled) return;
+  r->out.is_canceled = true;
+  if (r->loading) {
+    td_kv_loading_cancel(r->loading);
+  } else if (r->out.submit_sent) {
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE will end it
+  } else {
+    td_backend_end_request(b, r, NULL);
+  }
+  td_backend_pump(b);
+}

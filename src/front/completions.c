@@ -1,0 +1,584 @@
+// src/front/completions.c - chat and completions: one job a request.
+// A job is prepared on the thread pool (parse, check, template, tokenize), then lives on the loop:
+// every choice is submitted to the worker, tokens become text, text becomes events or one response.
+// Everything that can be the client's fault is found before the first byte of a response.
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "api/response.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/trace.h"
+#include "front/serve_impl.h"
+
+#define LARGE_BODY_BYTES (1u << 20)
+
+typedef struct td_job job;
+
+typedef struct {
+  job *job;
+  uint32_t index;
+  uint64_t id; // the worker's name for it
+  bool running, started;
+  uint64_t read_ns;                       // the worker read the prompt in
+  uint64_t first_token_ns, last_token_ns; // when they came
+  uint32_t n_cached; // tokens of its prompt that the worker did not need to read
+  td_answer answer;
+  td_parts parts; // chat
+  td_delta delta; // chat: what is not sent yet; of a response in one piece, all
+  const char *finish_reason;
+} choice;
+
+struct td_job {
+  td_serve *serve;
+  job *prev, *next;    // in serve->jobs
+  td_http_exchange *x; // NULL once the client is gone
+  bool is_chat;
+  td_lane_work work;
+  bool preparing;
+  td_buf body;
+  size_t body_bytes; // that count for it in the HTTP server's budget
+  uint32_t n_ctx;    // as known when it came
+  td_api_request request;
+  td_status status; // of the preparation
+  td_api_error error;
+  td_ids *prompts; // [n_prompts]
+  uint32_t n_prompts;
+  bool prompt_thinks; // a chat's prompt ends in an open thought
+  uint64_t call_id;   // random: ids of tool calls are made from it
+  choice *choices;    // [n_choices]
+  uint32_t n_choices, n_running;
+  td_api_head head;
+  td_api_usage usage;
+  uint64_t begin_ns, first_token_ns;
+  td_api_caller caller;
+};
+
+static void choice_free(choice *c) {
+  td_answer_free(&c->answer);
+  td_parts_free(&c->parts);
+  td_delta_free(&c->delta);
+}
+
+static void job_enter(job *j) {
+  job **first = &j->serve->jobs;
+  j->next = *first;
+  if (j->next) j->next->prev = j;
+  *first = j;
+}
+
+static void job_free(job *j) {
+  *(j->prev ? &j->prev->next : &j->serve->jobs) = j->next;
+  if (j->next) j->next->prev = j->prev;
+  for (uint32_t i = 0; i < j->n_choices; i++)
+    choice_free(&j->choices[i]);
+  free(j->choices);
+  for (uint32_t i = 0; i < j->n_prompts; i++)
+    td_ids_free(&j->prompts[i]);
+  free(j->prompts);
+  td_api_request_free(&j->request);
+  td_buf_free(&j->body);
+  free(j);
+}
+
+// ---- ends -----------------------------------------------------------------------------------
+
+static void leave_worker(choice *c, td_finish how) {
+  td_metrics *m = &c->job->serve->metrics;
+  c->running = false;
+  c->job->n_running--;
+  m->n_finished[how]++;
+  td_trace_async(c->job->begin_ns, TD_TRACE_REQUEST, (uint32_t)c->answer.n_tokens, c->id);
+  if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH) {
+    td_histogram_add(&m->whole, td_clock_ns() - c->job->begin_ns);
+  }
+}
+
+static void cancel_running(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    choice *c = &j->choices[i];
+    if (!c->running) continue;
+    td_backend_cancel(j->serve->backend, c->id);
+    leave_worker(c, TD_FINISH_ABORT);
+  }
+}
+
+static void log_end(const job *j, int status) {
+  uint64_t now = td_clock_ns();
+  double first = j->first_token_ns ? (double)(j->first_token_ns - j->begin_ns) * 1e-6 : 0;
+  td_info("%s %d: %llu prompt and %llu answer tokens, first token after %.0f ms, %.2f s in all",
+          j->is_chat ? "chat" : "completion", status, (unsigned long long)j->usage.n_prompt,
+          (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
+}
+
+// A prompt with several choices counts once, as its first choice read it.
+static void count_usage(job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    j->usage.n_output += j->choices[i].answer.n_tokens;
+    if (i % j->request.n == 0) j->usage.n_cached += j->choices[i].n_cached;
+  }
+}
+
+static void on_gone(void *arg) {
+  job *j = arg;
+  j->x = NULL;
+  cancel_running(j);
+  if (j->preparing) return; // the pool still reads it
+  count_usage(j);
+  log_end(j, 499);
+  job_free(j);
+}
+
+// Before the first byte of the response.
+static void refuse(job *j, const td_api_error *error) {
+  cancel_running(j);
+  log_end(j, error->status);
+  td_serve_fail(j->x, error);
+  job_free(j);
+}
+
+// After it: one event tells, then the stream ends without [DONE].
+static void fail_running(job *j, int status, const char *message) {
+  td_api_error error;
+  td_api_fail(&error, status, NULL, NULL, "%s", message);
+  if (!j->request.stream) {
+    refuse(j, &error);
+    return;
+  }
+  cancel_running(j);
+  count_usage(j);
+  td_buf text = TD_BUF_INIT;
+  td_api_error_write(&text, &error);
+  td_http_sse_data(j->x, td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  td_http_sse_end(j->x);
+  log_end(j, error.status);
+  job_free(j);
+}
+
+void td_serve_end_jobs(td_serve *serve, const char *why) {
+  for (job *j = serve->jobs, *next; j; j = next) {
+    next = j->next;
+    if (!j->preparing) fail_running(j, 503, why);
+  }
+}
+
+static uint64_t n_prompt_of(const choice *c) {
+  return c->job->prompts[c->index / c->job->request.n].n;
+}
+
+static void add_timings(td_api_timings *t, const choice *c) {
+  uint64_t n = c->answer.n_tokens;
+  t->n_read += n_prompt_of(c) - c->n_cached;
+  t->n_cached += c->n_cached;
+  t->read_ns += c->read_ns;
+  t->n_output += n;
+  t->n_followed += n ? n - 1 : 0;
+  t->follow_ns += c->last_token_ns - c->first_token_ns;
+}
+
+static void send_event(job *j, td_buf *event) {
+  td_http_sse_data(j->x, td_buf_text(event), event->len);
+  td_buf_clear(event);
+}
+
+static void end_stream(job *j) {
+  td_buf event = TD_BUF_INIT;
+  if (j->request.include_usage) {
+    td_api_write_usage(&event, &j->head, &j->usage);
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+  td_http_sse_data(j->x, "[DONE]", 6);
+  td_http_sse_end(j->x);
+}
+
+static bool send_response(job *j) {
+  td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
+  td_buf body = TD_BUF_INIT;
+  td_api_timings timings = {0}; // sums over the choices
+  if (choices) {
+    for (uint32_t i = 0; i < j->n_choices; i++) {
+      const choice *c = &j->choices[i];
+      choices[i] = (td_api_choice){.answer = &c->answer,
+                                   .message = &c->delta,
+                                   .parts = &c->parts,
+                                   .finish_reason = c->finish_reason};
+      add_timings(&timings, c);
+    }
+    td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage, &timings);
+  }
+  bool ok = choices && !body.failed;
+  if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
+  free(choices);
+  td_buf_free(&body);
+  return ok;
+}
+
+static void end_job(job *j) {
+  count_usage(j);
+  if (j->request.stream) {
+    end_stream(j);
+  } else if (!send_response(j)) {
+    fail_running(j, 500, "out of memory");
+    return;
+  }
+  log_end(j, 200);
+  job_free(j);
+}
+
+// ---- tokens ---------------------------------------------------------------------------------
+
+// Takes what has become sure of a choice, and sends it if the response is streamed: every token by
+// itself, without text too, where the client counts them.
+static td_status take_piece(choice *c, td_err *err) {
+  job *j = c->job;
+  td_answer_piece piece;
+  bool has_piece = td_answer_take(&c->answer, &piece);
+  if (j->is_chat) {
+    td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
+    if (st != TD_OK) return st;
+    has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
+  }
+  if (!j->request.stream) return TD_OK; // what was gained is kept for the end
+  td_buf event = TD_BUF_INIT;
+  if (!c->started && j->is_chat) {
+    td_api_write_role(&event, &j->head, c->index);
+    send_event(j, &event);
+  }
+  c->started = true;
+  const td_api_usage usage = {
+      .n_prompt = n_prompt_of(c), .n_output = c->answer.n_tokens, .n_cached = c->n_cached};
+  const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
+  if (has_piece || (so_far && !c->answer.finished)) {
+    if (j->is_chat) {
+      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta,
+                         so_far);
+      td_delta_clear(&c->delta, &c->parts);
+    } else {
+      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
+    }
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+  return TD_OK;
+}
+
+static const char *finish_reason(const choice *c, td_finish how) {
+  if (how != TD_FINISH_STOP) return "length";
+  return c->parts.n_calls ? "tool_calls" : "stop";
+}
+
+static void end_choice(choice *c, td_finish how) {
+  job *j = c->job;
+  td_err err;
+  td_status st = td_answer_finish(&c->answer, &err);
+  if (st == TD_OK) st = take_piece(c, &err);
+  if (st != TD_OK) {
+    leave_worker(c, TD_FINISH_ERROR);
+    fail_running(j, 500, err.msg);
+    return;
+  }
+  if (c->answer.stopped) how = TD_FINISH_STOP;
+  leave_worker(c, how);
+  c->finish_reason = finish_reason(c, how);
+  if (j->request.stream) {
+    td_buf event = TD_BUF_INIT;
+    td_api_timings timings = {0};
+    add_timings(&timings, c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings);
+    send_event(j, &event);
+    td_buf_free(&event);
+  }
+  if (j->n_running == 0) end_job(j);
+}
+
+static void note_token(choice *c) {
+  job *j = c->job;
+  td_metrics *m = &j->serve->metrics;
+  uint64_t now_ns = td_clock_ns();
+  if (!c->first_token_ns) {
+    c->first_token_ns = now_ns;
+    td_histogram_add(&m->first_token, now_ns - j->begin_ns);
+  } else {
+    td_histogram_add(&m->next_token, now_ns - c->last_token_ns);
+  }
+  if (!j->first_token_ns) j->first_token_ns = now_ns;
+  c->last_token_ns = now_ns;
+  m->n_output++;
+}
+
+static void on_token(void *ctx, const td_wire_token *token) {
+  choice *c = ctx;
+  job *j = c->job;
+  td_err err;
+  note_token(c);
+  td_status st = td_answer_add(&c->answer, token, &err);
+  if (st == TD_OK && c->answer.stopped) {
+    td_backend_cancel(j->serve->backend, c->id);
+    end_choice(c, TD_FINISH_STOP);
+    return;
+  }
+  bool ends_early = j->is_chat && j->request.one_call;
+  if (st == TD_OK && (j->request.stream || ends_early)) st = take_piece(c, &err);
+  if (st != TD_OK) {
+    fail_running(j, 500, err.msg);
+  } else if (c->parts.state == TD_PARTS_DONE) {
+    td_backend_cancel(j->serve->backend, c->id);
+    end_choice(c, TD_FINISH_STOP);
+  }
+}
+
+static void on_progress(void *ctx, const td_wire_progress *progress) {
+  choice *c = ctx;
+  c->n_cached = progress->n_cached;
+  c->read_ns = progress->elapsed_ns;
+  if (progress->n_done < progress->n_prompt) return;
+  c->job->serve->metrics.n_prompt += progress->n_prompt;
+  c->job->serve->metrics.n_cached += progress->n_cached;
+}
+
+static void on_done(void *ctx, const td_wire_done *done) {
+  choice *c = ctx;
+  switch (done->reason) {
+  case TD_DONE_STOP: end_choice(c, TD_FINISH_STOP); break;
+  case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
+  case TD_DONE_CANCELED:
+    leave_worker(c, TD_FINISH_ABORT);
+    fail_running(c->job, 500, "the request was canceled");
+    break;
+  default:
+    leave_worker(c, TD_FINISH_ERROR);
+    fail_running(c->job, done->reason == TD_DONE_LOST ? 503 : 500,
+                 done->text[0] ? done->text : "the worker failed");
+    break;
+  }
+}
+
+// ---- submission -----------------------------------------------------------------------------
+
+static td_status check_context(job *j, uint32_t n_ctx) {
+  const char *param = j->is_chat ? "messages" : "prompt";
+  for (uint32_t i = 0; i < j->n_prompts; i++) {
+    bool is_cut = j->prompts[i].is_cut; // it was clear that it does not fit
+    size_t n = is_cut ? j->prompts[i].most + 1 : j->prompts[i].n;
+    if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
+    if (n < n_ctx) continue;
+    td_api_fail(&j->error, 400, param, "context_length_exceeded",
+                "This model's maximum context length is %u tokens. However, the prompt has %s%zu "
+                "tokens, and an answer needs room for at least one: shorten the %s, or start the "
+                "server with a larger --ctx-size.",
+                n_ctx, is_cut ? "at least " : "", n, param);
+    j->error.n_prompt_tokens = (int64_t)n;
+    j->error.n_ctx = n_ctx;
+    return TD_EINVAL;
+  }
+  return TD_OK;
+}
+
+// Tokens that end the answer besides those that the checkpoint names: the tokenizer's, those of the
+// request, and control tokens that it names by their text, which is not in the answer. At most one,
+// stop_token_ids and one for each stop string.
+static uint32_t collect_ends(const job *j, int32_t *ends) {
+  const td_api_request *r = &j->request;
+  const td_tokenizer *tok = td_chat_tokenizer(j->serve->chat);
+  uint32_t n = 0;
+  if (!r->ignore_eos && td_tokenizer_eos(tok) >= 0) ends[n++] = td_tokenizer_eos(tok);
+  for (uint32_t i = 0; i < r->n_stop_ids; i++)
+    ends[n++] = r->stop_ids[i];
+  for (unsigned i = 0; i < r->stops.n; i++) {
+    int32_t id = td_tokenizer_find(tok, r->stops.strings[i].text, r->stops.strings[i].len);
+    if (id >= 0 && td_tokenizer_is_special(tok, id)) ends[n++] = id;
+  }
+  return n;
+}
+
+static td_status submit(job *j, choice *c, uint32_t n_ctx) {
+  const td_api_request *r = &j->request;
+  int32_t ends[1 + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
+  const td_ids *prompt = &j->prompts[c->index / r->n];
+  uint32_t room = n_ctx - (uint32_t)prompt->n;
+  bool all = r->max_tokens < 0 || r->max_tokens > room;
+  td_request request = {.prompt = prompt->ids,
+                        .n_prompt = (uint32_t)prompt->n,
+                        .max_tokens = all ? room : (uint32_t)r->max_tokens,
+                        .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
+                                 (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u),
+                        .sampling = r->sampling,
+                        .bias = r->bias,
+                        .n_bias = r->n_bias,
+                        .ends = ends,
+                        .n_ends = collect_ends(j, ends),
+                        .min_tokens = (uint32_t)r->min_tokens,
+                        .tenant = j->caller.tenant,
+                        .weight = j->caller.weight};
+  request.sampling.seed += c->index % r->n;
+  td_request_callbacks callbacks = {
+      .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
+  td_err err;
+  td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
+  if (st == TD_EAGAIN) {
+    bool ready = td_backend_state_of(j->serve->backend) == TD_BACKEND_READY;
+    st = td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
+  } else if (st != TD_OK) {
+    st = td_api_fail_err(&j->error, NULL, &err);
+  }
+  if (st != TD_OK) {
+    j->error.retry_s = td_backend_retry_s(j->serve->backend);
+    return st;
+  }
+  c->running = true;
+  j->n_running++;
+  return TD_OK;
+}
+
+static td_status open_choices(job *j) {
+  const td_api_request *r = &j->request;
+  j->choices = calloc((size_t)j->n_prompts * r->n, sizeof *j->choices);
+  if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
+  j->n_choices = j->n_prompts * r->n;
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    choice *c = &j->choices[i];
+    c->job = j;
+    c->index = i;
+    td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat),
+                   &(td_answer_opts){.stops = &r->stops,
+                                     .keep_tokens = r->logprobs,
+                                     .shows_special = r->shows_special,
+                                     .min_tokens = (uint32_t)r->min_tokens});
+    c->parts = (td_parts){.begins_in_reasoning = j->prompt_thinks,
+                          .with_calls = r->has_tools,
+                          .in_pieces = r->stream,
+                          .one_call = r->one_call,
+                          .id = j->call_id + i};
+  }
+  return TD_OK;
+}
+
+static td_status begin_answer(job *j) {
+  unsigned char random[16];
+  uint64_t seed;
+  if (getrandom(random, sizeof random, 0) != sizeof random ||
+      getrandom(&seed, sizeof seed, 0) != sizeof seed) {
+    return td_api_fail(&j->error, 503, NULL, NULL, "no random numbers");
+  }
+  if (!j->request.has_seed) j->request.sampling.seed = seed;
+  td_api_head_init(&j->head, j->is_chat, j->serve->name, td_chat_tokenizer(j->serve->chat),
+                   (int64_t)time(NULL), random);
+  memcpy(&j->call_id, random + 8, sizeof j->call_id);
+  uint32_t n_ctx = td_serve_n_ctx(j->serve);
+  td_status st = check_context(j, n_ctx);
+  if (st == TD_OK) st = open_choices(j);
+  for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++) {
+    st = submit(j, &j->choices[i], n_ctx);
+  }
+  for (uint32_t i = 0; i < j->n_prompts; i++)
+    j->usage.n_prompt += j->prompts[i].n;
+  return st;
+}
+
+// ---- preparation ----------------------------------------------------------------------------
+
+static td_status check_model(const job *j, td_api_error *error) {
+  const char *asked = j->request.model;
+  const td_serve *s = j->serve;
+  if (!asked || td_serve_has_model(s, asked)) return TD_OK;
+  return td_api_fail(error, 404, "model", "model_not_found",
+                     "the model %.200s does not exist: this server has %s", asked, s->name);
+}
+
+// On the thread pool. Touches nothing but the job and what never changes.
+static void prepare(uv_work_t *work) {
+  job *j = work->data;
+  const td_api_defaults *defaults = &j->serve->defaults;
+  const char *body = td_buf_text(&j->body);
+  td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
+                     td_api_error *) = j->is_chat ? td_api_parse_chat : td_api_parse_completion;
+  j->status = parse(&j->request, body, j->body.len, defaults, &j->error);
+  td_buf_free(&j->body);
+  if (j->status == TD_OK) j->status = check_model(j, &j->error);
+  if (j->status != TD_OK) return;
+  uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
+  j->prompts = calloc(n, sizeof *j->prompts);
+  if (!j->prompts) {
+    j->status = td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
+    return;
+  }
+  j->n_prompts = n;
+  for (uint32_t i = 0; i < n; i++)
+    j->prompts[i].most = j->n_ctx;
+  uint64_t begin_ns = td_trace_begin();
+  td_buf text = TD_BUF_INIT;
+  j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
+                              &j->error);
+  j->prompt_thinks = td_parts_prompt_thinks(td_buf_text(&text), text.len);
+  td_buf_free(&text);
+  bool is_cut = false;
+  for (uint32_t i = 0; i < n; i++)
+    is_cut |= j->prompts[i].is_cut;
+  if (is_cut) check_context(j, j->n_ctx);
+  td_buf_free(&j->request.vars);
+  td_buf_free(&j->request.plain_vars);
+  td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
+}
+
+// What a large body has left in the allocator's hands goes back to the system.
+static void run_prepare(uv_work_t *work) {
+  job *j = work->data;
+  bool was_large = j->body.len >= LARGE_BODY_BYTES;
+  prepare(work);
+  td_buf_free(&j->body);
+  if (was_large) malloc_trim(0);
+}
+
+static void on_prepared(uv_work_t *work, int canceled) {
+  (void)canceled;
+  job *j = work->data;
+  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
+  j->preparing = false;
+  if (!j->x) {
+    job_free(j);
+    return;
+  }
+  if (j->status == TD_OK) j->status = begin_answer(j);
+  if (j->status != TD_OK) {
+    refuse(j, &j->error);
+  } else if (j->request.stream) {
+    td_http_sse_begin(j->x);
+  }
+}
+
+static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
+  if (td_serve_refuse_unready(serve, x)) return;
+  job *j = calloc(1, sizeof *j);
+  if (!j) {
+    td_http_error(x, 503, "out of memory");
+    return;
+  }
+  j->serve = serve;
+  j->x = x;
+  j->is_chat = is_chat;
+  job_enter(j);
+  j->begin_ns = td_clock_ns();
+  j->work.work.data = j;
+  j->preparing = true;
+  td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x), &j->caller);
+  j->n_ctx = td_serve_n_ctx(serve);
+  j->body_bytes = td_http_take_body(x, &j->body);
+  td_http_on_gone(x, on_gone, j);
+  if (is_chat) {
+    td_lane_queue(&serve->templates, &j->work, run_prepare, on_prepared);
+  } else {
+    TD_CHECK(uv_queue_work(&serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
+  }
+}
+
+void td_serve_chat(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true);
+}
+
+void td_serve_completions(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, false);
+}

@@ -1,0 +1,28 @@
+// src/front/lane.h - a part of libuv's thread pool: of the work queued here, only so much runs at a
+// time, and the pool's other threads stay free for what is short. Thread: the loop's.
+#ifndef TD_FRONT_LANE_H
+#define TD_FRONT_LANE_H
+
+#include <uv.h>
+
+typedef struct td_lane_work td_lane_work;
+
+typedef struct {
+  uv_loop_t *loop;
+  unsigned max_running, n_running;
+  td_lane_work *first, *last; // waiting
+} td_lane;
+
+// Embedded by whoever queues it; work.data is the owner's.
+struct td_lane_work {
+  uv_work_t work;
+  td_lane *lane;
+  td_lane_work *next;
+  uv_work_cb run;
+  uv_after_work_cb after;
+};
+
+// As uv_queue_work; after may free work.
+void td_lane_queue(td_lane *lane, td_lane_work *work, uv_work_cb run, uv_after_work_cb after);
+
+#endif

@@ -1,0 +1,89 @@
+#include "front/outbox.h"
+
+#include <string.h>
+
+void td_outbox_enter(td_outbox *box, td_outgoing *out) {
+  if (out->box) return;
+  out->box = box;
+  out->next = NULL;
+  *(box->tail ? &box->tail->next : &box->head) = out;
+  box->tail = out;
+}
+
+void td_outbox_leave(td_outgoing *out) {
+  td_outbox *box = out->box;
+  if (!box) return;
+  td_outgoing **link = &box->head, *prev = NULL;
+  while (*link != out) {
+    prev = *link;
+    link = &prev->next;
+  }
+  *link = out->next;
+  if (box->tail == out) box->tail = prev;
+  out->box = NULL;
+}
+
+void td_outgoing_rewind(td_outgoing *out) {
+  out->submit_sent = out->cancel_sent = out->is_called_back = false;
+  out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = 0;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
+
+// The next record that the worker has not got; false when there is none.
+static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
+  const td_wire_submit *submit = &out->submit;
+  *msg = (td_wire_msg){.request = out->id};
+  uint32_t pages_left = submit->n_pages - out->n_pages_sent;
+  uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
+  uint32_t bias_left = submit->n_bias - out->n_bias_sent;
+  if (out->is_canceled || out->is_called_back) {
+    msg->kind = TD_MSG_CANCEL;
+    return !out->cancel_sent;
+  }
+  if (!out->submit_sent) {
+    msg->kind = TD_MSG_SUBMIT;
+    msg->u.submit = *submit;
+  } else if (pages_left) {
+    msg->kind = TD_MSG_PAGES;
+    msg->u.pages.n = smaller(pages_left, TD_WIRE_MAX_PAGES);
+    memcpy(msg->u.pages.ids, out->pages + out->n_pages_sent,
+           msg->u.pages.n * sizeof msg->u.pages.ids[0]);
+  } else if (tokens_left) {
+    msg->kind = TD_MSG_TOKENS;
+    msg->u.tokens.n = smaller(tokens_left, TD_WIRE_MAX_TOKENS);
+    memcpy(msg->u.tokens.ids, out->tokens + out->n_tokens_sent,
+           msg->u.tokens.n * sizeof msg->u.tokens.ids[0]);
+  } else if (bias_left) {
+    msg->kind = TD_MSG_BIAS;
+    msg->u.bias.n = smaller(bias_left, TD_WIRE_MAX_BIAS);
+    memcpy(msg->u.bias.entries, out->bias + out->n_bias_sent,
+           msg->u.bias.n * sizeof msg->u.bias.entries[0]);
+  }
+  return msg->kind != 0;
+}
+
+static void note_sent(td_outgoing *out, const td_wire_msg *msg) {
+  switch (msg->kind) {
+  case TD_MSG_CANCEL: out->cancel_sent = true; break;
+  case TD_MSG_SUBMIT: out->submit_sent = true; break;
+  case TD_MSG_PAGES: out->n_pages_sent += msg->u.pages.n; break;
+  case TD_MSG_TOKENS: out->n_tokens_sent += msg->u.tokens.n; break;
+  case TD_MSG_BIAS: out->n_bias_sent += msg->u.bias.n; break;
+  }
+}
+
+void td_outbox_flush(td_outbox *box, td_supervisor *to) {
+  while (box->head) {
+    td_outgoing *out = box->head;
+    td_wire_msg msg;
+    if (!peek_record(out, &msg)) {
+      td_outbox_leave(out);
+      continue;
+    }
+    if (td_supervisor_send(to, &msg) != TD_OK) return;
+    note_sent(out, &msg);
+  }
+}

@@ -1,0 +1,421 @@
+// src/front/request_flow.c - requests on their way from the queue through the workers to their
+// ends. A request waits in the scheduler (sched/) until it is admitted, with the KV pages of its
+// prompt; more follow as its answer grows. With two workers the first reads its prompt and draws
+// the first token, then the second goes on over the same pages; with one, that does both. Pages
+// outlive workers, so a request whose worker dies is continued behind the last token that came from
+// it. Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer are computed again
+// then. One that has to make room is called back from its worker, waits in the scheduler again, and
+// is computed again as far as the cache has lost it; nobody else notices.
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "front/backend_impl.h"
+
+// How far a request is suspected that was at a worker when it died, and got no further than the
+// last time: a death in company, a death alone or on trial, and what is enough to give it up.
+#define BLAME_TOGETHER 1
+#define BLAME_ALONE    3
+#define MAX_BLAME      3
+
+// ---- requests ---------------------------------------------------------------------------------
+
+td_pending *td_backend_find(const td_backend *b, uint64_t id) {
+  td_pending *r = b->slots[id % b->n_slots];
+  return r && r->out.id == id ? r : NULL;
+}
+
+void td_backend_free_request(td_pending *r) {
+  if (!r) return;
+  free(r->out.tokens);
+  free(r->out.bias);
+  free(r);
+}
+
+// Its pages hold all but the last of its tokens, which is one of the answer.
+static bool can_decode(const td_pending *r) {
+  return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
+}
+
+// ---- trials -----------------------------------------------------------------------------------
+// Whoever was at a worker when it died may have killed it. They are given to the next one by one,
+// the most suspect first, each when the one before has written another token or is gone, and nobody
+// new comes in between. So one that kills again does it without another suspect beside it, and is
+// found out by its second death. Among equals, whoever needs one step for a token comes before
+// whoever has a prompt to read.
+
+static void enter(td_pending *r, td_peer *w) {
+  r->is_held = w->is_dying || w->on_trial;
+  if (r->is_held) return;
+  if (r->blame) w->on_trial = r;
+  td_outbox_enter(&w->outbox, &r->out);
+}
+
+static uint32_t urgency(const td_pending *r) {
+  return 2 * r->blame + can_decode(r);
+}
+
+static void release_held(td_backend *b, td_peer *w) {
+  td_pending *most = NULL;
+  for (uint32_t i = 0; i < b->n_slots; i++) {
+    td_pending *r = b->slots[i];
+    if (r && r->at == w && r->is_held && (!most || urgency(r) > urgency(most))) most = r;
+  }
+  if (most) enter(most, w);
+  for (uint32_t i = 0; i < b->n_slots && !w->on_trial; i++) {
+    td_pending *r = b->slots[i];
+    if (r && r->at == w && r->is_held) enter(r, w);
+  }
+}
+
+// It has written a token, or leaves its worker.
+static void end_trial(td_backend *b, td_pending *r) {
+  td_peer *w = r->at;
+  if (!w || w->on_trial != r) return;
+  w->on_trial = NULL;
+  release_held(b, w);
+}
+
+// ---- the end of a request ---------------------------------------------------------------------
+
+void td_backend_end_request(td_backend *b, td_pending *r, const td_wire_done *done) {
+  td_outbox_leave(&r->out);
+  td_sched_remove(b->sched, r->out.id);
+  b->slots[r->out.id % b->n_slots] = NULL;
+  end_trial(b, r);
+  td_request_callbacks callbacks = r->callbacks;
+  bool is_heard = !r->out.is_canceled;
+  td_backend_free_request(r);
+  if (b->tier) td_kv_tier_save(b->tier); // its pages count as cache now
+  if (is_heard) callbacks.on_done(callbacks.ctx, done);
+}
+
+// Ends a request that was at a worker, with what the front knows of it.
+static void finish_request(td_backend *b, td_pending *r, const td_wire_done *given) {
+  td_wire_done done = *given;
+  done.n_prompt = r->out.submit.n_prompt;
+  done.n_cached = r->n_cached;
+  done.n_output = r->n_output;
+  if (r->read_ns) {
+    done.prefill_ns = r->prefill_ns;
+    done.decode_ns = td_clock_ns() - r->read_ns;
+  }
+  td_backend_end_request(b, r, &done);
+}
+
+// What became of it is not the request's fault: it may be asked again.
+static void fail_request(td_backend *b, td_pending *r, const char *why, const char *cure) {
+  td_wire_done done = {.reason = TD_DONE_LOST};
+  snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
+  finish_request(b, r, &done);
+}
+
+void td_backend_fail_all(td_backend *b, const char *why) {
+  for (uint32_t i = 0; i < b->n_slots; i++) {
+    if (b->slots[i] && !b->slots[i]->loading) fail_request(b, b->slots[i], why, "");
+  }
+}
+
+// ---- to the workers ---------------------------------------------------------------------------
+
+static td_peer *reader(td_backend *b) {
+  return &b->workers[0];
+}
+
+static td_peer *decoder(td_backend *b) {
+  return &b->workers[b->n_workers - 1];
+}
+
+static bool is_up(const td_peer *w) {
+  if (!w->supervisor) return false;
+  td_backend_state state = td_supervisor_state(w->supervisor);
+  return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
+}
+
+// The request goes to a worker, to begin behind what its pages hold.
+static void give(td_backend *b, td_pending *r) {
+  td_wire_submit *submit = &r->out.submit;
+  end_trial(b, r);
+  td_peer *w = can_decode(r) ? decoder(b) : reader(b);
+  r->at = w;
+  r->was_given = true;
+  submit->n_answer = r->n_output;
+  submit->n_past = r->n_past;
+  submit->flags &= ~TD_SUBMIT_READ_ONLY;
+  if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  enter(r, w);
+}
+
+static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
+
+// Whether pages of the prompt are on their way from the disk.
+static bool load(td_backend *b, td_pending *r) {
+  if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
+  td_kv_tier_save(b->tier); // of what other requests left, some gave way to this one
+  const td_kv_load what = {.id = r->out.id,
+                           .prompt = r->out.tokens,
+                           .n_prompt = r->out.submit.n_prompt,
+                           .n_cached = r->n_past,
+                           .pages = r->out.pages,
+                           .on_loaded = on_loaded,
+                           .ctx = b};
+  r->loading = td_kv_tier_load(b->tier, &what);
+  return r->loading != NULL;
+}
+
+static void admit(td_backend *b) {
+  td_admission admission;
+  while (is_up(reader(b)) && td_sched_admit(b->sched, td_clock_ns(), &admission)) {
+    td_pending *r = td_backend_find(b, admission.id);
+    r->out.pages = admission.pages;
+    r->out.submit.n_pages = admission.n_pages;
+    r->out.submit.flags &= ~TD_SUBMIT_URGENT;
+    if (admission.is_urgent) r->out.submit.flags |= TD_SUBMIT_URGENT;
+    r->n_past = admission.n_cached;
+    if (!r->was_given) r->n_cached = admission.n_cached;
+    if (!load(b, r)) give(b, r);
+  }
+}
+
+// Back to the queue, to its place.
+static void wait_again(td_backend *b, td_pending *r) {
+  end_trial(b, r);
+  r->is_held = false;
+  td_outbox_leave(&r->out);
+  td_outgoing_rewind(&r->out);
+  td_sched_requeue(b->sched, r->out.id, r->n_output);
+  r->at = NULL;
+  r->out.pages = NULL;
+}
+
+static void give_pages(td_backend *b) {
+  td_growth growth;
+  while (td_sched_grow(b->sched, &growth)) {
+    td_pending *r = td_backend_find(b, growth.id);
+    r->out.pages = growth.pages;
+    r->out.submit.n_pages = growth.n_pages;
+    if (!r->is_held) td_outbox_enter(&r->at->outbox, &r->out);
+  }
+}
+
+// It makes room, at once or as soon as nobody writes to its pages any more.
+static void call_back(td_backend *b, td_pending *r) {
+  r->furthest = 0; // what it computes again counts as getting on
+  r->out.is_called_back = true;
+  if (r->loading) {
+    td_kv_loading_cancel(r->loading);
+  } else if (r->out.submit_sent) {
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE says when
+  } else {
+    wait_again(b, r);
+  }
+}
+
+// Pages for answers that grow, where need be from requests that came later.
+static void grow(td_backend *b) {
+  uint64_t id;
+  give_pages(b);
+  while (td_sched_preempt(b->sched, td_clock_ns(), &id)) {
+    call_back(b, td_backend_find(b, id));
+    give_pages(b);
+  }
+}
+
+// What threads each may compute with, said before it is asked to.
+static void lease_threads(td_backend *b) {
+  if (b->n_workers == 1) return;
+  td_lease now = td_sched_lease(b->sched);
+  if (is_up(reader(b))) td_supervisor_lease(reader(b)->supervisor, now.prefill);
+  if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
+}
+
+// Sends what the rings take.
+static void flush(td_backend *b) {
+  for (uint32_t i = 0; i < b->n_workers; i++) {
+    td_peer *w = &b->workers[i];
+    if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
+  }
+}
+
+void td_backend_pump(td_backend *b) {
+  if (b->is_closing || !b->sched) return;
+  grow(b);
+  admit(b);
+  lease_threads(b);
+  flush(b);
+}
+
+// From here on it is like a request whose pages memory held. What came meanwhile is done now.
+static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
+  td_backend *b = ctx;
+  td_pending *r = td_backend_find(b, id);
+  r->loading = NULL;
+  if (r->out.is_canceled) {
+    td_backend_end_request(b, r, NULL);
+  } else if (b->is_closing) {
+    fail_request(b, r, "the server is shutting down", "");
+  } else if (td_backend_state_of(b) == TD_BACKEND_FAILED) {
+    fail_request(b, r, TD_BACKEND_FAILED_TEXT, "");
+  } else {
+    td_sched_progress(b->sched, id, n_cached, td_clock_ns());
+    r->n_past = n_cached;
+    if (!r->was_given) r->n_cached = n_cached;
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
+  }
+  td_backend_pump(b);
+}
+
+// ---- from the workers -------------------------------------------------------------------------
+
+static void note_furthest(td_pending *r, uint32_t n_computed) {
+  if (n_computed <= r->furthest) return;
+  r->furthest = n_computed;
+  r->blame = 0;
+}
+
+static void on_token(td_backend *b, td_pending *r, const td_wire_token *token) {
+  td_wire_token checked = *token;
+  if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
+  if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
+  if (checked.index != r->n_output || r->n_output == r->out.submit.max_tokens) return;
+  uint32_t n_prompt = r->out.submit.n_prompt;
+  r->out.tokens[n_prompt + r->n_output++] = checked.id;
+  r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  r->n_past = n_prompt + r->n_output - 1;
+  note_furthest(r, n_prompt + r->n_output);
+  end_trial(b, r);
+  td_sched_progress(b->sched, r->out.id, r->n_past, td_clock_ns());
+  if (!r->is_last) {
+    grow(b);
+    flush(b);
+  }
+  if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
+}
+
+static void on_progress(td_backend *b, td_pending *r, const td_wire_progress *progress) {
+  uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
+  uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
+  bool is_new = !r->read_ns; // what it has to read again is nobody's business
+  if (n_done < r->n_past || n_done > n_known) return;
+  r->n_past = n_done;
+  td_sched_progress(b->sched, r->out.id, n_done, td_clock_ns());
+  if (is_new && n_done == n_prompt) {
+    r->read_ns = td_clock_ns();
+    r->prefill_ns = progress->elapsed_ns;
+    uint32_t n_read = r->out.submit.n_prompt - r->n_cached;
+    if (b->tier) td_kv_tier_note_prefill(b->tier, n_read, r->prefill_ns);
+  }
+  note_furthest(r, n_done);
+  td_backend_pump(b);
+  if (!is_new || r->out.is_canceled || !r->callbacks.on_progress) return;
+  td_wire_progress told = *progress;
+  told.n_cached = r->n_cached;
+  told.n_prompt = n_prompt;
+  r->callbacks.on_progress(r->callbacks.ctx, &told);
+}
+
+// The worker has let go of a request before its end.
+static bool goes_on(const td_pending *r, td_done_reason reason) {
+  if (r->out.is_canceled || r->is_last) return false;
+  return reason == TD_DONE_READ ? can_decode(r)
+                                : reason == TD_DONE_CANCELED && r->out.is_called_back;
+}
+
+static void on_done(td_backend *b, td_pending *r, const td_wire_done *given) {
+  td_wire_done done = *given;
+  done.text[sizeof done.text - 1] = '\0';
+  if (goes_on(r, done.reason)) {
+    if (r->out.is_called_back) {
+      wait_again(b, r);
+    } else {
+      give(b, r);
+    }
+  } else if (done.reason == TD_DONE_READ) {
+    done.reason = TD_DONE_ERROR;
+    snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
+    finish_request(b, r, &done);
+  } else {
+    finish_request(b, r, &done);
+  }
+  td_backend_pump(b);
+}
+
+void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
+  td_peer *w = ctx;
+  td_backend *b = w->backend;
+  if (b->is_closing || !b->sched) return;
+  td_pending *r = td_backend_find(b, msg->request);
+  if (!r || r->at != w) return;
+  if (msg->kind == TD_MSG_TOKEN) {
+    on_token(b, r, &msg->u.token);
+  } else if (msg->kind == TD_MSG_PROGRESS) {
+    on_progress(b, r, &msg->u.progress);
+  } else if (msg->kind == TD_MSG_DONE) {
+    on_done(b, r, &msg->u.done);
+  }
+}
+
+void td_backend_on_space(void *ctx) {
+  td_backend_pump(((td_peer *)ctx)->backend);
+}
+
+// ---- a worker's death -------------------------------------------------------------------------
+
+// The answer was complete; only word of its end was lost.
+static void end_complete(td_backend *b, td_pending *r) {
+  bool is_full = r->n_output == r->out.submit.max_tokens;
+  finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
+}
+
+// A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
+// of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
+// is read again.
+static void continue_request(td_backend *b, td_pending *r) {
+  bool is_lost = b->info.flags & TD_READY_OWN_PAGES;
+  if (r->n_output && !is_lost && !r->out.is_called_back) {
+    give(b, r);
+  } else {
+    wait_again(b, r);
+  }
+}
+
+static uint32_t n_given(const td_backend *b, const td_peer *w) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < b->n_slots; i++)
+    n += b->slots[i] && b->slots[i]->at == w && b->slots[i]->out.submit_sent;
+  return n;
+}
+
+void td_backend_on_death(void *ctx, const char *why) {
+  td_peer *w = ctx;
+  td_backend *b = w->backend;
+  bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
+  bool is_alone = n_given(b, w) == 1;
+  const td_pending *on_trial = w->on_trial;
+  w->on_trial = NULL;
+  w->is_dying = true;
+  for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
+    td_pending *r = b->slots[i];
+    if (!r || r->at != w) continue;
+    bool is_suspect = is_alone || r == on_trial;
+    if (r->out.submit_sent) r->blame += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
+    if (r->is_last) {
+      end_complete(b, r);
+    } else if (r->out.is_canceled || r->blame > MAX_BLAME) {
+      fail_request(b, r, why, "; try again");
+    } else if (r->out.submit_sent || are_pages_lost) {
+      continue_request(b, r);
+    }
+  }
+  if (b->sched && are_pages_lost && !b->is_closing) td_sched_forget(b->sched);
+  w->is_dying = false;
+  release_held(b, w);
+  td_backend_pump(b);
+}

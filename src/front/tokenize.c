@@ -1,0 +1,151 @@
+// src/front/tokenize.c - /tokenize, /detokenize and /apply-template: the tokenizer and the template
+// by themselves, for those who debug a prompt. The work is done on the thread pool.
+#include <malloc.h>
+#include <stdlib.h>
+
+#include "base/json_write.h"
+#include "front/serve_impl.h"
+
+#define LARGE_BODY_BYTES (1u << 20)
+
+typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE } task_kind;
+
+typedef struct {
+  td_serve *serve;
+  const td_chat *chat;
+  const td_api_defaults *defaults;
+  task_kind kind;
+  td_http_exchange *x; // NULL once the client is gone
+  td_lane_work work;
+  uint32_t n_ctx;
+  td_buf body, answer;
+  size_t body_bytes; // that count for it in the HTTP server's budget
+  td_status status;
+  td_api_error error;
+} task;
+
+static void task_free(task *t) {
+  td_buf_free(&t->body);
+  td_buf_free(&t->answer);
+  free(t);
+}
+
+static void write_tokens(task *t, const td_ids *ids) {
+  td_json_writer w = TD_JSON_WRITER(&t->answer);
+  td_jw_begin_object(&w, NULL);
+  td_jw_begin_array(&w, "tokens");
+  for (size_t i = 0; i < ids->n; i++)
+    td_jw_int(&w, NULL, ids->ids[i]);
+  td_jw_end_array(&w);
+  td_jw_int(&w, "count", (int64_t)ids->n);
+  td_jw_int(&w, "max_model_len", t->n_ctx);
+  td_jw_end_object(&w);
+}
+
+static void write_prompt(task *t, const td_buf *text) {
+  td_json_writer w = TD_JSON_WRITER(&t->answer);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str_len(&w, "prompt", td_buf_text(text), text->len);
+  td_jw_end_object(&w);
+}
+
+static td_status encode(task *t, const td_api_request *request) {
+  if (t->kind == APPLY_TEMPLATE && !request->is_chat) {
+    return td_api_bad(&t->error, "messages", "messages are missing");
+  }
+  if (!request->is_chat && request->n_prompts != 1) {
+    return td_api_bad(&t->error, "prompt", "only one prompt at a time");
+  }
+  td_ids ids = {0};
+  td_buf text = TD_BUF_INIT;
+  td_status st = td_serve_encode(t->chat, request, &ids, &text, &t->error);
+  if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
+  if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
+  td_ids_free(&ids);
+  td_buf_free(&text);
+  return st;
+}
+
+static td_status decode(task *t, const td_api_request *request) {
+  td_err err;
+  td_buf text = TD_BUF_INIT;
+  const td_api_prompt *prompt = &request->prompts[0];
+  td_status st = td_tokenizer_decode(td_chat_tokenizer(t->chat), prompt->ids, prompt->n_ids, false,
+                                     &text, &err);
+  if (st == TD_OK) {
+    write_prompt(t, &text);
+  } else {
+    td_api_fail_err(&t->error, "tokens", &err);
+  }
+  td_buf_free(&text);
+  return st;
+}
+
+// On the thread pool.
+static void run(uv_work_t *work) {
+  task *t = work->data;
+  td_api_request request;
+  bool decodes = t->kind == DETOKENIZE;
+  td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
+                     td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
+  t->status = parse(&request, td_buf_text(&t->body), t->body.len, t->defaults, &t->error);
+  if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
+  if (t->status == TD_OK && t->answer.failed) {
+    t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
+  }
+  td_api_request_free(&request);
+  bool was_large = t->body.len >= LARGE_BODY_BYTES;
+  td_buf_free(&t->body);
+  if (was_large) malloc_trim(0);
+}
+
+static void on_run(uv_work_t *work, int canceled) {
+  (void)canceled;
+  task *t = work->data;
+  if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
+  if (t->x && t->status != TD_OK) {
+    td_serve_fail(t->x, &t->error);
+  } else if (t->x) {
+    td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
+  }
+  task_free(t);
+}
+
+static void on_gone(void *arg) {
+  task *t = arg;
+  t->x = NULL;
+}
+
+static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
+  task *t = calloc(1, sizeof *t);
+  if (!t) {
+    td_http_error(x, 503, "out of memory");
+    return;
+  }
+  t->serve = serve;
+  t->chat = serve->chat;
+  t->defaults = &serve->defaults;
+  t->kind = kind;
+  t->x = x;
+  t->n_ctx = td_serve_n_ctx(serve);
+  t->work.work.data = t;
+  t->body_bytes = td_http_take_body(x, &t->body);
+  td_http_on_gone(x, on_gone, t);
+  if (kind == DETOKENIZE) {
+    TD_CHECK(uv_queue_work(&serve->loop, &t->work.work, run, on_run) == 0);
+  } else { // whether it has messages shows when it is read
+    td_lane_queue(&serve->templates, &t->work, run, on_run);
+  }
+}
+
+void td_serve_tokenize(void *ctx, td_http_exchange *x) {
+  start(ctx, x, TOKENIZE);
+}
+
+void td_serve_detokenize(void *ctx, td_http_exchange *x) {
+  start(ctx, x, DETOKENIZE);
+}
+
+void td_serve_apply_template(void *ctx, td_http_exchange *x) {
+  start(ctx, x, APPLY_TEMPLATE);
+}

@@ -1,0 +1,153 @@
+// src/kv/pool.c - a page of header, then the KV pages. Workers that start together take
+// turns under a record lock, which the kernel takes back from one that dies. The size is sealed
+// last, so a pool with a sealed size has a whole header, and one without is nobody's yet.
+#include "kv/pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAGIC        0x32564b54u // "TKV2"
+#define HEADER_BYTES 4096
+
+typedef struct {
+  uint32_t magic;
+  uint32_t n_ctx, n_pages, page_tokens, n_layers, is_device;
+  uint64_t bytes_per_token;
+} header;
+
+// Of n_pages pages, as far as the pool itself holds them.
+static uint64_t pages_bytes(const td_kv_need *need, uint32_t n_pages) {
+  return need->is_device ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
+}
+
+td_status td_kv_pool_create(int *fd, td_err *err) {
+  return td_segment_reserve(fd, "tandem-kv", err);
+}
+
+static td_status lock(int fd, short type, td_err *err) {
+  struct flock lock = {.l_type = type, .l_whence = SEEK_SET};
+  while (fcntl(fd, F_SETLKW, &lock) != 0) {
+    if (errno != EINTR) return td_fail(err, TD_EIO, "the KV pool: lock: %s", strerror(errno));
+  }
+  return TD_OK;
+}
+
+static bool is_decided(int fd) {
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals > 0 && (seals & F_SEAL_SHRINK);
+}
+
+// Sizes an empty pool by a plan of this worker's own.
+static td_status decide(int fd, const td_kv_need *need, td_err *err) {
+  td_kv_plan plan;
+  td_status st = td_kv_plan_make(&plan, need, err);
+  if (st != TD_OK) return st;
+  uint64_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
+  if (page_bytes > (INT64_MAX - HEADER_BYTES) / plan.n_pages) {
+    return td_fail(err, TD_ENOMEM, "no memory for a KV pool of %u pages of %llu bytes",
+                   plan.n_pages, (unsigned long long)page_bytes);
+  }
+  const header h = {.magic = MAGIC,
+                    .n_ctx = plan.n_ctx,
+                    .n_pages = plan.n_pages,
+                    .page_tokens = TD_KV_PAGE_TOKENS,
+                    .n_layers = need->n_layers,
+                    .bytes_per_token = need->kv_bytes_per_token,
+                    .is_device = need->is_device};
+  if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
+    return td_fail(err, TD_ENOMEM, "cannot write to the KV pool: %s", strerror(errno));
+  }
+  return td_segment_size(fd, HEADER_BYTES + pages_bytes(need, plan.n_pages), err);
+}
+
+static bool is_ours(const td_segment *segment, const td_kv_need *need) {
+  const header *h = segment->base;
+  return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
+         h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
+         h->n_layers == need->n_layers && h->n_ctx && h->is_device == need->is_device &&
+         segment->n_bytes == HEADER_BYTES + pages_bytes(need, h->n_pages);
+}
+
+static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
+  td_status st = td_segment_attach(&out->segment, fd, err);
+  if (st != TD_OK) return st;
+  if (!is_ours(&out->segment, need)) {
+    out->segment.fd = -1; // still the caller's
+    td_segment_close(&out->segment);
+    return td_fail(err, TD_EFORMAT,
+                   "the KV pool is not this model's: the checkpoint or the device has changed "
+                   "under the server; start it again");
+  }
+  const header *h = out->segment.base;
+  out->plan = (td_kv_plan){.n_ctx = h->n_ctx, .n_pages = h->n_pages};
+  if (!need->is_device) out->pages = (char *)out->segment.base + HEADER_BYTES;
+  madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE); // where shared memory may
+  return TD_OK;
+}
+
+td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
+  *out = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
+  td_status st = lock(fd, F_WRLCK, err);
+  if (st != TD_OK) return st;
+  if (!is_decided(fd)) st = decide(fd, need, err);
+  if (st == TD_OK) st = map(out, fd, need, err);
+  td_err ignored;
+  lock(fd, F_UNLCK, &ignored);
+  return st;
+}
+
+void td_kv_pool_close(td_kv_pool *pool) {
+  if (pool->plan.n_pages) td_segment_close(&pool->segment);
+  *pool = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
+}
+
+// ---- without a mapping ------------------------------------------------------------------------
+
+td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
+  header h;
+  *out = (td_kv_shape){0};
+  if (!is_decided(fd) || pread(fd, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != MAGIC ||
+      !h.n_layers) {
+    return td_fail(err, TD_EFORMAT, "the KV pool has no plan");
+  }
+  if (h.is_device) return td_fail(err, TD_EUNSUPPORTED, "KV pages are in the device's memory");
+  *out = (td_kv_shape){.n_pages = h.n_pages,
+                       .n_layers = h.n_layers,
+                       .page_tokens = h.page_tokens,
+                       .part_bytes = h.bytes_per_token / h.n_layers * h.page_tokens};
+  return TD_OK;
+}
+
+static off_t part_at(const td_kv_shape *shape, int32_t page, uint32_t layer) {
+  uint64_t part = (uint64_t)layer * shape->n_pages + (uint32_t)page;
+  return (off_t)(HEADER_BYTES + part * shape->part_bytes);
+}
+
+static td_status check_part(ssize_t n, const td_kv_shape *shape, td_err *err) {
+  if (n == (ssize_t)shape->part_bytes) return TD_OK;
+  return td_fail(err, TD_EIO, "the KV pool: %s", n < 0 ? strerror(errno) : "it is cut short");
+}
+
+td_status td_kv_pool_get(int fd, const td_kv_shape *shape, int32_t page, void *out, td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
+    char *part = (char *)out + l * shape->part_bytes;
+    st = check_part(pread(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  }
+  return st;
+}
+
+td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const void *in,
+                         td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
+    const char *part = (const char *)in + l * shape->part_bytes;
+    st = check_part(pwrite(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  }
+  return st;
+}

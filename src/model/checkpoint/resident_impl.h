@@ -1,0 +1,32 @@
+// src/model/checkpoint/resident_impl.h - how shards lie in shared memory: a list of them, then each
+// at a multiple of RESIDENT_ALIGN, which O_DIRECT needs; the whole is a multiple of 2 MB.
+#ifndef TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
+#define TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
+
+#include <assert.h>
+#include <fcntl.h>
+#include <stdint.h>
+
+#define RESIDENT_MAGIC   0x57524454u // "TDRW"
+#define RESIDENT_VERSION 1u
+#define RESIDENT_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW) // at least
+#define RESIDENT_NAME    256
+#define RESIDENT_ALIGN   4096u // of offset, length and memory; enough for any O_DIRECT
+
+typedef struct {
+  uint64_t offset, n_bytes;
+  char name[RESIDENT_NAME]; // the file's, NUL-terminated
+} resident_shard;
+static_assert(sizeof(resident_shard) == 272, "shared layout");
+
+typedef struct {
+  uint32_t magic, version, n_shards, reserved;
+  resident_shard shards[];
+} resident_head;
+static_assert(sizeof(resident_head) == 16, "shared layout");
+
+static inline uint64_t resident_head_bytes(uint64_t n_shards) {
+  return sizeof(resident_head) + n_shards * sizeof(resident_shard);
+}
+
+#endif

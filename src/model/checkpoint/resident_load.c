@@ -1,0 +1,546 @@
+// src/model/checkpoint/resident_load.c - reading the shards into shared memory.
+// Threads take chunks in order of the files. Nobody but read(2) writes to the memory, so where it
+// runs out the call fails and no process is killed for touching a page that cannot be had.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "model/checkpoint/numa_layout.h"
+#include "model/checkpoint/resident.h"
+#include "model/checkpoint/resident_impl.h"
+
+#define CHUNK_BYTES    ((uint64_t)8 << 20)
+#define N_READERS      8 // NVMe disks want several large reads at once; more are no faster
+#define PROGRESS_NS    200000000
+#define SEAL_TRIES     100         // a millisecond apart
+#define HUGE_2MB       (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
+#define GIB            ((double)(1 << 30))
+#define MAX_FILE_BYTES ((off_t)64 << 20) // of a JSON file that is kept beside the shards
+
+typedef struct {
+  const char *path, *name;  // name: the end of path
+  char *own_path;           // owned; NULL for a shard, whose path is the store's
+  uint64_t n_bytes, offset; // offset: in memory
+  uint64_t first_chunk;     // of all chunks
+  struct stat before;
+} source;
+
+typedef struct {
+  const td_resident_opts *opts;
+  source *sources; // [n_sources]
+  size_t n_sources;
+  char *base;
+  uint64_t converted_offset;               // in memory, behind the shards
+  uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: of the memory, total_bytes: of the shards
+  _Atomic uint64_t next_chunk, done_bytes;
+  atomic_bool is_over; // a reader failed, or the loading was canceled
+  pthread_mutex_t lock;
+  pthread_cond_t ended;
+  unsigned n_active; // readers; under lock
+  td_err err;        // the first; under lock
+} loading;
+
+static uint64_t round_up(uint64_t n, uint64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+// ---- one reader ---------------------------------------------------------------------------------
+
+typedef struct {
+  loading *l;
+  const source *source; // open at fd; NULL: none
+  int fd;
+  bool is_direct;
+} reader;
+
+static void close_source(reader *r) {
+  if (r->source) close(r->fd);
+  r->source = NULL;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b) {
+  return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+         a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static td_status changed(const source *s, td_err *err) {
+  return td_fail(err, TD_EIO,
+                 "%s: it changed while it was being loaded; start again when nothing writes to it "
+                 "any more",
+                 s->path);
+}
+
+static td_status open_source(reader *r, const source *s, bool direct, td_err *err) {
+  close_source(r);
+  int fd = direct ? open(s->path, O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
+  r->is_direct = fd >= 0;
+  if (fd < 0) fd = open(s->path, O_RDONLY | O_CLOEXEC); // some file systems know no O_DIRECT
+  if (fd < 0) return td_fail(err, TD_EIO, "%s: cannot open: %s", s->path, strerror(errno));
+  r->fd = fd;
+  r->source = s;
+  struct stat now;
+  return fstat(fd, &now) == 0 && same_file(&now, &s->before) ? TD_OK : changed(s, err);
+}
+
+static td_status read_failed(const reader *r, int code, td_err *err) {
+  const source *s = r->source;
+  if (code != EFAULT && code != ENOMEM && code != ENOSPC) {
+    return td_fail(err, TD_EIO, "%s: cannot read: %s", s->path, strerror(code));
+  }
+  return td_fail(err, TD_ENOMEM,
+                 "%s: memory ran out after %.2f of %.2f GiB of weights: free some, or give "
+                 "--weights mmap, which needs none to spare",
+                 s->path, (double)r->l->done_bytes / GIB, (double)r->l->total_bytes / GIB);
+}
+
+// Reads [pos, pos + len) of the source to its place. pos is a multiple of CHUNK_BYTES.
+static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
+  const source *s = r->source;
+  char *to = r->l->base + s->offset + pos;
+  uint64_t have = 0;
+  while (have < len) {
+    uint64_t left = len - have;
+    // Behind a shard's end there is room up to the alignment.
+    uint64_t want = r->is_direct ? round_up(left, RESIDENT_ALIGN) : left;
+    ssize_t n = pread(r->fd, to + have, want, (off_t)(pos + have));
+    if (n < 0 && errno == EINTR) continue;
+    bool is_refused = n < 0 && errno == EINVAL;
+    if (n < 0 && !(is_refused && r->is_direct)) return read_failed(r, errno, err);
+    if (n == 0) return changed(s, err);
+    if (n > 0) have += (uint64_t)n;
+    if (r->is_direct && (is_refused || (have < len && have % RESIDENT_ALIGN))) {
+      td_status st = open_source(r, s, false, err);
+      if (st != TD_OK) return st;
+    }
+  }
+  // What went through the page cache need not stay there a second time.
+  if (!r->is_direct) posix_fadvise(r->fd, (off_t)pos, (off_t)len, POSIX_FADV_DONTNEED);
+  return TD_OK;
+}
+
+static const source *source_of(const loading *l, uint64_t chunk) {
+  size_t low = 0, high = l->n_sources;
+  while (high - low > 1) {
+    size_t mid = (low + high) / 2;
+    *(l->sources[mid].first_chunk <= chunk ? &low : &high) = mid;
+  }
+  return &l->sources[low];
+}
+
+static td_status read_chunks(reader *r, td_err *err) {
+  loading *l = r->l;
+  for (;;) {
+    uint64_t chunk = atomic_fetch_add(&l->next_chunk, 1);
+    if (chunk >= l->n_chunks || atomic_load(&l->is_over)) return TD_OK;
+    if (l->opts->canceled && atomic_load(l->opts->canceled)) {
+      return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
+    }
+    const source *s = source_of(l, chunk);
+    td_status st = r->source == s ? TD_OK : open_source(r, s, true, err);
+    uint64_t pos = (chunk - s->first_chunk) * CHUNK_BYTES, left = s->n_bytes - pos;
+    uint64_t len = left < CHUNK_BYTES ? left : CHUNK_BYTES;
+    if (st == TD_OK) st = read_chunk(r, pos, len, err);
+    if (st != TD_OK) return st;
+    if (!s->own_path) atomic_fetch_add(&l->done_bytes, len);
+  }
+}
+
+static void *reader_main(void *arg) {
+  loading *l = arg;
+  reader r = {.l = l};
+  td_err err = {0};
+  td_status st = read_chunks(&r, &err);
+  close_source(&r);
+  pthread_mutex_lock(&l->lock);
+  if (st != TD_OK) {
+    atomic_store(&l->is_over, true);
+    if (l->err.code == TD_OK) l->err = err;
+  }
+  l->n_active--;
+  pthread_cond_signal(&l->ended);
+  pthread_mutex_unlock(&l->lock);
+  return NULL;
+}
+
+// ---- all of them ----------------------------------------------------------------------------
+
+static void tell_progress(const loading *l) {
+  if (!l->opts->on_progress) return;
+  l->opts->on_progress(l->opts->ctx, atomic_load(&l->done_bytes), l->total_bytes);
+}
+
+static void wait_for_readers(loading *l) {
+  pthread_mutex_lock(&l->lock);
+  while (l->n_active) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += PROGRESS_NS;
+    if (until.tv_nsec >= 1000000000) {
+      until.tv_nsec -= 1000000000;
+      until.tv_sec++;
+    }
+    pthread_cond_timedwait(&l->ended, &l->lock, &until);
+    pthread_mutex_unlock(&l->lock);
+    tell_progress(l);
+    pthread_mutex_lock(&l->lock);
+  }
+  pthread_mutex_unlock(&l->lock);
+  tell_progress(l);
+}
+
+static td_status run_readers(loading *l, td_err *err) {
+  pthread_t threads[64];
+  unsigned n = l->opts->n_threads ? l->opts->n_threads : N_READERS, n_started = 0;
+  if (n > TD_COUNT(threads)) n = TD_COUNT(threads);
+  if (n > l->n_chunks) n = (unsigned)l->n_chunks;
+  l->n_active = n;
+  while (n_started < n && td_thread_start(&threads[n_started], reader_main, l) == 0)
+    n_started++;
+  pthread_mutex_lock(&l->lock);
+  l->n_active -= n - n_started;
+  pthread_mutex_unlock(&l->lock);
+  if (n && !n_started) return td_fail(err, TD_ENOMEM, "cannot start a thread to read weights");
+  wait_for_readers(l);
+  for (unsigned i = 0; i < n_started; i++)
+    pthread_join(threads[i], NULL);
+  if (l->err.code != TD_OK) {
+    *err = l->err;
+    return err->code;
+  }
+  for (size_t i = 0; i < l->n_sources; i++) {
+    struct stat now;
+    const source *s = &l->sources[i];
+    if (stat(s->path, &now) != 0 || !same_file(&now, &s->before)) return changed(s, err);
+  }
+  return TD_OK;
+}
+
+// ---- the memory -----------------------------------------------------------------------------
+
+// What the list of shards takes, with one more for a conversion.
+static uint64_t head_bytes(size_t n_shards, const td_conversion *conversion) {
+  size_t n = n_shards + (td_conversion_bytes(conversion) > 0);
+  return round_up(resident_head_bytes(n), RESIDENT_ALIGN);
+}
+
+uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversion) {
+  size_t n_shards = td_store_n_shards(store);
+  uint64_t n_bytes = head_bytes(n_shards, conversion);
+  for (size_t i = 0; i < n_shards; i++)
+    n_bytes += round_up(td_store_shard(store, i).n_bytes, RESIDENT_ALIGN);
+  n_bytes += round_up(td_conversion_bytes(conversion), RESIDENT_ALIGN);
+  return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
+}
+
+// What a worker reads beside the shards: configurations and the index, not the tokenizer.
+static bool is_read_by_workers(const char *name) {
+  size_t len = strlen(name);
+  if (len < 6 || len >= RESIDENT_NAME || strcmp(name + len - 5, ".json") != 0) return false;
+  return strcmp(name, "tokenizer.json") != 0 && strcmp(name, "vocab.json") != 0;
+}
+
+static td_status add_file(loading *l, const char *dir, size_t dir_len, const char *name,
+                          td_err *err) {
+  source s = {0};
+  if (asprintf(&s.own_path, "%.*s%s", (int)dir_len, dir, name) < 0) {
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  s.path = s.own_path;
+  s.name = s.path + dir_len;
+  bool is_wanted = stat(s.path, &s.before) == 0 && S_ISREG(s.before.st_mode) &&
+                   s.before.st_size > 0 && s.before.st_size <= MAX_FILE_BYTES;
+  s.n_bytes = (uint64_t)s.before.st_size;
+  source *grown = is_wanted ? realloc(l->sources, (l->n_sources + 1) * sizeof *grown) : NULL;
+  if (!grown) {
+    free(s.own_path);
+    return is_wanted ? td_fail(err, TD_ENOMEM, "out of memory") : TD_OK;
+  }
+  l->sources = grown;
+  l->sources[l->n_sources++] = s;
+  return TD_OK;
+}
+
+static td_status add_files(loading *l, td_err *err) {
+  if (!l->n_sources) return TD_OK;
+  const char *path = l->sources[0].path;
+  size_t dir_len = (size_t)(l->sources[0].name - path); // with the slash
+  char dir[4096];
+  snprintf(dir, sizeof dir, "%.*s", (int)dir_len, path);
+  DIR *stream = opendir(dir);
+  td_status st = TD_OK;
+  for (const struct dirent *d; stream && st == TD_OK && (d = readdir(stream));) {
+    if (is_read_by_workers(d->d_name)) st = add_file(l, dir, strlen(dir), d->d_name, err);
+  }
+  if (stream) closedir(stream);
+  return st;
+}
+
+static td_status add_shards(loading *l, const td_store *store, td_err *err) {
+  size_t n = td_store_n_shards(store);
+  l->sources = calloc(n + 1, sizeof *l->sources);
+  if (!l->sources) return td_fail(err, TD_ENOMEM, "out of memory");
+  for (; l->n_sources < n; l->n_sources++) {
+    td_shard_info info = td_store_shard(store, l->n_sources);
+    source *s = &l->sources[l->n_sources];
+    *s = (source){.path = info.path, .name = info.name, .n_bytes = info.n_bytes};
+    if (strlen(info.name) >= RESIDENT_NAME) {
+      return td_fail(err, TD_ELIMIT, "%s: a file name of more than %d bytes", s->path,
+                     RESIDENT_NAME - 1);
+    }
+    if (stat(s->path, &s->before) != 0 || (uint64_t)s->before.st_size != s->n_bytes) {
+      return changed(s, err);
+    }
+  }
+  return TD_OK;
+}
+
+static td_status plan(loading *l, const td_store *store, td_err *err) {
+  td_status st = add_shards(l, store, err);
+  if (st == TD_OK) st = add_files(l, err);
+  if (st != TD_OK) return st;
+  uint64_t offset = head_bytes(l->n_sources, l->opts->conversion);
+  for (size_t i = 0; i < l->n_sources; i++) {
+    source *s = &l->sources[i];
+    s->offset = offset;
+    s->first_chunk = l->n_chunks;
+    offset += round_up(s->n_bytes, RESIDENT_ALIGN);
+    if (!s->own_path) l->total_bytes += s->n_bytes;
+    l->n_chunks += (s->n_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+  }
+  l->converted_offset = offset;
+  offset += round_up(td_conversion_bytes(l->opts->conversion), RESIDENT_ALIGN);
+  l->n_bytes = round_up(offset, TD_HUGE_PAGE_BYTES);
+  return TD_OK;
+}
+
+static void write_head(const loading *l) {
+  resident_head *head = (void *)l->base;
+  *head = (resident_head){
+      .magic = RESIDENT_MAGIC, .version = RESIDENT_VERSION, .n_shards = (uint32_t)l->n_sources};
+  for (size_t i = 0; i < l->n_sources; i++) {
+    resident_shard *s = &head->shards[i];
+    s->offset = l->sources[i].offset;
+    s->n_bytes = l->sources[i].n_bytes;
+    snprintf(s->name, sizeof s->name, "%s", l->sources[i].name);
+  }
+  uint64_t n_converted = td_conversion_bytes(l->opts->conversion);
+  if (!n_converted) return;
+  resident_shard *s = &head->shards[head->n_shards++];
+  *s = (resident_shard){.offset = l->converted_offset, .n_bytes = n_converted};
+  snprintf(s->name, sizeof s->name, "%s", TD_RESIDENT_CONVERTED);
+}
+
+// ---- conversion -------------------------------------------------------------------------------
+
+typedef struct {
+  const loading *l;
+  const td_store *store;
+} moving;
+
+// Where in memory a tensor's data were read to.
+static const uint8_t *moved(void *ctx, const td_tensor *t) {
+  const moving *m = ctx;
+  for (size_t i = 0; i < td_store_n_shards(m->store); i++) { // the first sources
+    td_shard_info info = td_store_shard(m->store, i);
+    if (t->data < info.bytes || t->data >= info.bytes + info.n_bytes) continue;
+    return (const uint8_t *)m->l->base + m->l->sources[i].offset + (t->data - info.bytes);
+  }
+  return t->data;
+}
+
+// Gives the whole pages of what was converted back.
+static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind pages) {
+  uint64_t page = pages == TD_PAGES_RESERVED ? TD_HUGE_PAGE_BYTES : RESIDENT_ALIGN;
+  const td_tensor *t;
+  for (size_t i = 0; (t = td_conversion_source(l->opts->conversion, i)); i++) {
+    uint64_t at = (uint64_t)(moved((void *)m, t) - (const uint8_t *)l->base);
+    uint64_t begin = round_up(at, page), end = (at + t->n_bytes) / page * page;
+    if (begin >= end) continue;
+    // Memory that stays taken is no error.
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
+                  (off_t)(end - begin)) != 0) {
+      return;
+    }
+  }
+}
+
+// The memory is taken first, so that a page that cannot be had is an error and no signal.
+static td_status convert(const loading *l, int fd, td_page_kind pages, const td_store *store,
+                         td_err *err) {
+  const td_conversion *c = l->opts->conversion;
+  uint64_t n_bytes = td_conversion_bytes(c);
+  if (!n_bytes) return TD_OK;
+  if (fallocate(fd, 0, (off_t)l->converted_offset, (off_t)n_bytes) != 0) {
+    return td_fail(err, TD_ENOMEM, "no memory for %.2f GiB of converted weights: %s",
+                   (double)n_bytes / GIB, strerror(errno));
+  }
+  td_conversion_write_header(c, l->base + l->converted_offset);
+  moving m = {.l = l, .store = store};
+  const td_conversion_opts how = {.moved = moved, .ctx = &m, .canceled = l->opts->canceled};
+  td_status st = td_conversion_run(c, l->base + l->converted_offset, &how, err);
+  if (st == TD_OK) drop_sources(l, fd, &m, pages);
+  return st;
+}
+
+// Memory of l->n_bytes, mapped for writing; -1 and errno when there is none of that kind.
+static int create_of(loading *l, unsigned flags) {
+  int fd = memfd_create("tandem-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+  if (fd < 0) return -1;
+  void *base = MAP_FAILED;
+  if (ftruncate(fd, (off_t)l->n_bytes) == 0) {
+    base = mmap(NULL, (size_t)l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (base == MAP_FAILED) {
+    int code = errno;
+    close(fd);
+    errno = code;
+    return -1;
+  }
+  l->base = base;
+  return fd;
+}
+
+static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
+  *pages = td_memory_shared_pages(l->n_bytes);
+  *fd = *pages == TD_PAGES_RESERVED ? create_of(l, MFD_HUGETLB | HUGE_2MB) : -1;
+  if (*fd >= 0) return TD_OK;
+  if (*pages == TD_PAGES_RESERVED) *pages = TD_PAGES_TRANSPARENT; // somebody else took them
+  *fd = create_of(l, 0);
+  if (*fd < 0) {
+    return td_fail(err, TD_ENOMEM,
+                   "cannot create %.2f GiB of shared memory for the weights: %s; give --weights "
+                   "mmap, which needs none",
+                   (double)l->n_bytes / GIB, strerror(errno));
+  }
+  madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // as the kernel's settings allow
+  return TD_OK;
+}
+
+// ---- its place --------------------------------------------------------------------------------
+
+static td_status place_matrix(const td_nodes *nodes, int fd, const td_place *parts,
+                              td_resident_stats *stats, td_err *err) {
+  for (unsigned k = 0; k < nodes->n; k++) {
+    uint64_t n_bytes = parts[k].end - parts[k].begin;
+    if (n_bytes && !td_nodes_place(nodes, k, fd, parts[k].begin, n_bytes)) {
+      return td_fail(err, TD_EUNSUPPORTED, "the kernel does not place memory: %s", strerror(errno));
+    }
+    stats->node_bytes[k] += n_bytes;
+  }
+  return TD_OK;
+}
+
+typedef struct {
+  td_nodes nodes;
+  int fd;
+  uint64_t page_bytes;
+  td_resident_stats *stats;
+} placing;
+
+static td_status place_tensor(const placing *p, const td_tensor *t, uint64_t at, td_err *err) {
+  if (!td_place_is_cut(t, p->nodes.n, p->page_bytes)) return TD_OK;
+  td_place parts[TD_MAX_NODES];
+  td_place_rows(parts, p->nodes.n, at, t->n_bytes, t->shape[0], p->page_bytes);
+  return place_matrix(&p->nodes, p->fd, parts, p->stats, err);
+}
+
+// Each node gets the rows that its threads begin with. Before a page is there.
+static td_status place(const loading *l, int fd, td_resident_stats *stats, const td_store *store,
+                       td_err *err) {
+  placing p = {.nodes = td_nodes_get(),
+               .fd = fd,
+               .page_bytes = stats->pages == TD_PAGES_PLAIN ? RESIDENT_ALIGN : TD_HUGE_PAGE_BYTES,
+               .stats = stats};
+  td_status st = TD_OK;
+  stats->n_nodes = p.nodes.n;
+  if (p.nodes.n == 1) return TD_OK;
+  size_t shard = 0;
+  for (size_t i = 0; st == TD_OK && i < td_store_n_tensors(store); i++) {
+    const td_tensor *t = td_store_tensor(store, i); // in order of shards
+    td_shard_info info = td_store_shard(store, shard);
+    while (t->data < info.bytes || t->data >= info.bytes + info.n_bytes)
+      info = td_store_shard(store, ++shard);
+    uint64_t at = l->sources[shard].offset + (uint64_t)(t->data - info.bytes);
+    st = place_tensor(&p, t, at, err);
+  }
+  const td_shard_entry *e;
+  for (size_t i = 0; st == TD_OK && (e = td_conversion_result(l->opts->conversion, i)); i++) {
+    const td_tensor t = {.name = e->name,
+                         .n_dims = e->n_dims,
+                         .shape = {e->shape[0], e->shape[1]},
+                         .n_bytes = e->n_bytes};
+    st = place_tensor(&p, &t, l->converted_offset + e->offset, err);
+  }
+  return st;
+}
+
+// From here on the memory cannot change, or that of a device not its size. The kernel refuses while
+// it may still be writing to it for us. Before Linux 6.7 only a descriptor without the right to
+// write can be mapped after this.
+static td_status publish(int *fd, bool for_device, td_err *err) {
+  int rc = -1, seals = RESIDENT_SEALS | F_SEAL_SEAL | (for_device ? 0 : F_SEAL_WRITE);
+  for (int i = 0; i < SEAL_TRIES && rc != 0; i++) {
+    rc = fcntl(*fd, F_ADD_SEALS, seals);
+    if (rc != 0 && errno != EBUSY) break;
+    if (rc != 0) usleep(1000);
+  }
+  if (rc != 0) return td_fail(err, TD_EIO, "cannot seal the weights: %s", strerror(errno));
+  if (for_device) return TD_OK;
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", *fd);
+  int read_only = open(path, O_RDONLY | O_CLOEXEC);
+  if (read_only < 0) return td_fail(err, TD_EIO, "%s: cannot open: %s", path, strerror(errno));
+  close(*fd);
+  *fd = read_only;
+  return TD_OK;
+}
+
+static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_store *store,
+                      td_err *err) {
+  td_status st = plan(l, store, err);
+  if (st == TD_OK) st = create(l, fd, &stats->pages, err);
+  if (st != TD_OK) return st;
+  st = place(l, *fd, stats, store, err);
+  if (st != TD_OK) { // slower, no more
+    td_warn("weights are not placed by NUMA node: %s", err->msg);
+    stats->n_nodes = 1;
+  }
+  write_head(l);
+  st = run_readers(l, err);
+  if (st == TD_OK) st = convert(l, *fd, stats->pages, store, err);
+  stats->n_bytes = l->total_bytes;
+  stats->huge_bytes = stats->pages == TD_PAGES_RESERVED ? l->n_bytes
+                                                        : td_memory_shared_huge_bytes();
+  munmap(l->base, (size_t)l->n_bytes);
+  return st == TD_OK ? publish(fd, l->opts->for_device, err) : st;
+}
+
+td_status td_resident_load(int *fd, td_resident_stats *stats, const td_store *store,
+                           const td_resident_opts *opts, td_err *err) {
+  loading l = {.opts = opts};
+  pthread_mutex_init(&l.lock, NULL);
+  pthread_cond_init(&l.ended, NULL);
+  *fd = -1;
+  *stats = (td_resident_stats){0};
+  td_status st = load(&l, fd, stats, store, err);
+  if (st != TD_OK && *fd >= 0) {
+    close(*fd);
+    *fd = -1;
+  }
+  for (size_t i = 0; i < l.n_sources; i++)
+    free(l.sources[i].own_path);
+  free(l.sources);
+  pthread_cond_destroy(&l.ended);
+  pthread_mutex_destroy(&l.lock);
+  return st;
+}

@@ -1,0 +1,228 @@
+// src/model/quantize/quantize_files.c - what stands beside the shards: config.json with its
+// quantization_config, the other files of the checkpoint, the report, and last the index.
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json_write.h"
+#include "model/config.h"
+#include "model/quantize/quantize_impl.h"
+
+#define REPORT_FILE "quantize_report.json"
+
+static bool ends_with(const char *text, const char *suffix) {
+  size_t n = strlen(text), m = strlen(suffix);
+  return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+// Tokenizer, templates, licence and so on: what is neither weights nor written anew.
+static bool is_copied(const char *name) {
+  static const char *const others[] = {".safetensors", ".bin",        ".pt",   ".pth",
+                                       ".gguf",        ".index.json", ".part", TD_QUANTIZE_DONE};
+  if (name[0] == '.' || strcmp(name, "config.json") == 0 || strcmp(name, REPORT_FILE) == 0) {
+    return false;
+  }
+  for (size_t i = 0; i < TD_COUNT(others); i++) {
+    if (ends_with(name, others[i])) return false;
+  }
+  return true;
+}
+
+static td_status copy_file(td_quantizer *q, const char *name) {
+  char *from = td_quantize_path(q->opts->in, name), *to = td_quantize_path(q->opts->out, name);
+  td_file_map map = {0};
+  struct stat info;
+  td_status st = from && to ? TD_OK : td_quantize_no_memory(q);
+  if (st == TD_OK && (stat(from, &info) != 0 || !S_ISREG(info.st_mode))) goto done;
+  if (st == TD_OK) st = td_file_map_open(&map, from, q->err);
+  if (st == TD_OK) st = td_file_write(to, map.data, map.n_bytes, q->err);
+  td_file_map_close(&map);
+done:
+  free(from);
+  free(to);
+  return st;
+}
+
+static td_status copy_others(td_quantizer *q) {
+  DIR *dir = opendir(q->opts->in);
+  if (!dir) return td_fail(q->err, TD_EIO, "%s: %s", q->opts->in, strerror(errno));
+  td_status st = TD_OK;
+  for (struct dirent *e; st == TD_OK && (e = readdir(dir));) {
+    if (is_copied(e->d_name)) st = copy_file(q, e->d_name);
+  }
+  closedir(dir);
+  return st;
+}
+
+static td_status write_file(td_quantizer *q, const char *name, const td_buf *text) {
+  char *path = td_quantize_path(q->opts->out, name);
+  td_status st = path ? td_buf_status(text, q->err) : td_quantize_no_memory(q);
+  if (st == TD_OK) st = td_file_write(path, text->data, text->len, q->err);
+  free(path);
+  return st;
+}
+
+static void add_module(td_json_writer *w, const td_tensor *t) {
+  td_jw_str_len(w, NULL, t->name, strlen(t->name) - strlen(".weight"));
+}
+
+// The names of the matrices that are linear layers to transformers, and were not encoded.
+static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) {
+  td_jw_begin_array(w, key);
+  for (size_t i = 0; i < q->n_items; i++) {
+    const td_quantize_item *item = &q->items[i];
+    const td_tensor *t = item->t;
+    if (item->action == TD_QUANTIZE_ENCODE || item->action == TD_QUANTIZE_DROP) continue;
+    if (t->n_dims != 2 || !ends_with(t->name, ".weight")) continue;
+    if (ends_with(t->name, "embed_tokens.weight")) continue;
+    add_module(w, t);
+  }
+  td_jw_end_array(w);
+}
+
+// One of config_groups; with e that which was asked for, for every module no other group names.
+static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
+                      const td_encoding *e) {
+  bool is_main = e == q->opts->encoding;
+  td_jw_begin_object(w, key);
+  td_jw_begin_array(w, "targets");
+  if (is_main) td_jw_str(w, NULL, "Linear");
+  for (size_t i = 0; i < q->n_items && !is_main; i++) {
+    if (q->items[i].encoding == e) add_module(w, q->items[i].t);
+  }
+  td_jw_end_array(w);
+  td_jw_str(w, "format", e->format);
+  td_jw_begin_object(w, "weights");
+  td_jw_int(w, "num_bits", td_encoded_bits(e));
+  td_jw_str(w, "type", e->type);
+  if (e->block_rows > 1) {
+    td_jw_str(w, "strategy", "block");
+    td_jw_begin_array(w, "block_structure");
+    td_jw_int(w, NULL, e->block_rows);
+    td_jw_int(w, NULL, e->block_cols);
+    td_jw_end_array(w);
+  } else if (e->block_cols == TD_ENCODE_WHOLE_ROW) {
+    td_jw_str(w, "strategy", "channel");
+  } else {
+    td_jw_str(w, "strategy", "group");
+    td_jw_int(w, "group_size", e->block_cols);
+  }
+  td_jw_bool(w, "symmetric", true);
+  td_jw_bool(w, "dynamic", false);
+  if (strcmp(e->scale.dtype, "U8") == 0) td_jw_str(w, "scale_dtype", "torch.uint8");
+  td_jw_end_object(w);
+  td_jw_null(w, "input_activations");
+  td_jw_null(w, "output_activations");
+  td_jw_end_object(w);
+}
+
+static void add_quant_config(const td_quantizer *q, td_json_writer *w) {
+  bool mixed = false;
+  for (size_t i = 0; i < q->n_items; i++)
+    mixed |= q->items[i].encoding == &td_encoding_int8;
+  td_jw_str(w, "quant_method", "compressed-tensors");
+  td_jw_str(w, "format", mixed ? "mixed-precision" : q->opts->encoding->format);
+  td_jw_begin_object(w, "config_groups");
+  add_group(q, w, "group_0", q->opts->encoding);
+  if (mixed) add_group(q, w, "group_1", &td_encoding_int8);
+  td_jw_end_object(w);
+  add_kept(q, w, "ignore");
+  td_jw_null(w, "kv_cache_scheme");
+  td_jw_str(w, "quantization_status", "compressed");
+}
+
+static td_status write_config(td_quantizer *q) {
+  char *path = td_quantize_path(q->opts->in, "config.json");
+  cJSON *root = NULL;
+  td_buf quant = TD_BUF_INIT, text = TD_BUF_INIT;
+  td_status st = path ? td_json_parse_regular(&root, path, TD_CONFIG_MAX_BYTES, q->err)
+                      : td_quantize_no_memory(q);
+  td_json_writer w = TD_JSON_WRITER(&quant);
+  td_jw_begin_object(&w, NULL);
+  add_quant_config(q, &w);
+  td_jw_end_object(&w);
+  if (st == TD_OK) st = td_buf_status(&quant, q->err);
+  if (st == TD_OK) {
+    cJSON_DeleteItemFromObjectCaseSensitive(root, "quantization_config");
+    cJSON_AddItemToObject(root, "quantization_config", cJSON_Parse(td_buf_text(&quant)));
+    char *printed = cJSON_Print(root);
+    td_buf_printf(&text, "%s\n", printed ? printed : "");
+    if (!printed) st = td_quantize_no_memory(q);
+    cJSON_free(printed);
+  }
+  if (st == TD_OK) st = write_file(q, "config.json", &text);
+  td_buf_free(&quant);
+  td_buf_free(&text);
+  cJSON_Delete(root);
+  free(path);
+  return st;
+}
+
+static td_status write_report(td_quantizer *q) {
+  const td_quantize_report *r = q->report;
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "source", q->opts->in);
+  td_jw_str(&w, "to", q->opts->encoding->name);
+  td_jw_int(&w, "bytes_in", (int64_t)r->bytes_in);
+  td_jw_int(&w, "bytes_out", (int64_t)r->bytes_out);
+  td_jw_begin_array(&w, "tensors");
+  for (size_t i = 0; i < r->n_tensors; i++) {
+    td_jw_begin_object(&w, NULL);
+    td_jw_str(&w, "name", r->tensors[i].name);
+    td_jw_int(&w, "rows", (int64_t)r->tensors[i].rows);
+    td_jw_int(&w, "cols", (int64_t)r->tensors[i].cols);
+    td_jw_double(&w, "relative_rms_error", r->tensors[i].error);
+    td_jw_end_object(&w);
+  }
+  td_jw_end_array(&w);
+  add_kept(q, &w, "kept");
+  td_jw_end_object(&w);
+  td_buf_char(&text, '\n');
+  td_status st = write_file(q, REPORT_FILE, &text);
+  td_buf_free(&text);
+  return st;
+}
+
+static td_status write_index(td_quantizer *q) {
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  td_jw_begin_object(&w, NULL);
+  td_jw_begin_object(&w, "metadata");
+  td_jw_int(&w, "total_size", (int64_t)q->report->bytes_out);
+  td_jw_end_object(&w);
+  td_jw_begin_object(&w, "weight_map");
+  for (size_t i = 0; i < q->n_shards; i++) {
+    for (size_t k = 0; k < q->shards[i].n_entries; k++)
+      td_jw_str(&w, q->shards[i].entries[k].name, q->shards[i].name);
+  }
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+  td_status st = write_file(q, TD_QUANTIZE_INDEX, &text);
+  td_buf_free(&text);
+  return st;
+}
+
+static void remove_notes(const td_quantizer *q) {
+  for (size_t i = 0; i < q->n_shards; i++) {
+    char *path;
+    if (asprintf(&path, "%s/%s" TD_QUANTIZE_DONE, q->opts->out, q->shards[i].name) < 0) continue;
+    unlink(path);
+    free(path);
+  }
+}
+
+td_status td_quantize_finish(td_quantizer *q) {
+  td_status st = copy_others(q);
+  if (st == TD_OK) st = write_config(q);
+  if (st == TD_OK) st = write_report(q);
+  if (st == TD_OK) st = write_index(q);
+  if (st == TD_OK) remove_notes(q);
+  return st;
+}

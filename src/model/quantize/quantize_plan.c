@@ -1,0 +1,190 @@
+// src/model/quantize/quantize_plan.c - what becomes of each tensor, and which shard it goes to.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/families/family.h"
+#include "model/quantize/quantize_impl.h"
+
+static bool ends_with(const char *text, const char *suffix) {
+  size_t n = strlen(text), m = strlen(suffix);
+  return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+static bool is_matrix(const td_tensor *t) {
+  return t->n_dims == 2 && ends_with(t->name, ".weight") && t->shape[0] && t->shape[1];
+}
+
+// NULL: stays. The output matrix is read whole for every token, and becomes INT8, as does what the
+// encoding that was asked for is not for.
+static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t) {
+  const td_encoding *e = q->opts->encoding;
+  if (strcmp(t->name, "lm_head.weight") == 0) return &td_encoding_int8;
+  if (strncmp(t->name, "model.layers.", 13) != 0) return NULL;
+  bool fits = !e->whole_blocks || t->shape[1] % e->block_cols == 0;
+  for (size_t i = 0; i < q->family->n_layer; i++) {
+    const td_place *p = &q->family->layer[i];
+    const bool is_latent = p->kind == TD_PLACE_LATENT;
+    if (!is_latent && p->kind != TD_PLACE_WEIGHT && p->kind != TD_PLACE_EXPERT) continue;
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, ".%s", p->name);
+    if (!ends_with(t->name, suffix)) continue;
+    return fits && !(is_latent && td_encoded_bits(e) < 8) ? e : &td_encoding_int8;
+  }
+  return NULL;
+}
+
+static td_status plan_item(td_quantizer *q, td_quantize_item *item, bool *used) {
+  const td_tensor *t = item->t;
+  item->action = TD_QUANTIZE_COPY;
+  if (!is_matrix(t)) return TD_OK;
+  bool is_fp8 = strcmp(t->dtype, "F8_E4M3") == 0;
+  item->encoding = encoding_for(q, t);
+  if (!is_fp8 && !item->encoding) return TD_OK;
+  td_status st = td_bind_matrix(&q->binding, q->quant, q->store, t, used, &item->w, q->err);
+  if (st != TD_OK) return st;
+  item->action = item->encoding ? TD_QUANTIZE_ENCODE : TD_QUANTIZE_BF16;
+  if (is_fp8 && item->encoding && strcmp(item->encoding->data.dtype, t->dtype) == 0) {
+    return td_fail(q->err, TD_EINVAL,
+                   "%s: tensor %s: is FP8 already: use the checkpoint as it is, or make it smaller",
+                   t->file, t->name);
+  }
+  return TD_OK;
+}
+
+static td_status plan_items(td_quantizer *q) {
+  q->n_items = td_store_n_tensors(q->store);
+  q->items = calloc(q->n_items + 1, sizeof *q->items);
+  bool *used = calloc(q->n_items + 1, sizeof *used);
+  td_status st = q->items && used ? TD_OK : td_quantize_no_memory(q);
+  size_t n_encoded = 0;
+  for (size_t i = 0; i < q->n_items && st == TD_OK; i++) {
+    q->items[i].t = td_store_tensor(q->store, i);
+    st = plan_item(q, &q->items[i], used);
+    n_encoded += q->items[i].encoding == q->opts->encoding;
+  }
+  // Besides the matrix itself, what was used is its scales.
+  for (size_t i = 0; i < q->n_items && st == TD_OK; i++) {
+    if (used[i] && q->items[i].action == TD_QUANTIZE_COPY) q->items[i].action = TD_QUANTIZE_DROP;
+  }
+  free(used);
+  if (st == TD_OK && n_encoded == 0) {
+    st = td_fail(q->err, TD_EINVAL, "%s: has no linear layer that could be made %s", q->opts->in,
+                 q->opts->encoding->name);
+  }
+  return st;
+}
+
+// The next entry of the shard; its name is the module's and part, or the tensor's with part NULL.
+static td_shard_entry *add_entry(td_quantize_shard *s, const td_tensor *t, const char *part,
+                                 const char *dtype, uint64_t n_bytes) {
+  td_shard_entry *e = &s->entries[s->n_entries];
+  int module = (int)(strlen(t->name) - strlen(".weight"));
+  *e = (td_shard_entry){.dtype = dtype, .n_dims = 2, .n_bytes = n_bytes};
+  bool named = part ? asprintf(&e->name, "%.*s.%s", module, t->name, part) >= 0
+                    : (e->name = strdup(t->name)) != NULL;
+  if (!named) {
+    e->name = NULL;
+    return NULL;
+  }
+  s->n_entries++;
+  return e;
+}
+
+static bool add_plain(td_quantize_shard *s, const td_tensor *t, bool is_bf16) {
+  uint64_t n_bytes = is_bf16 ? t->shape[0] * t->shape[1] * 2 : t->n_bytes;
+  td_shard_entry *e = add_entry(s, t, NULL, is_bf16 ? "BF16" : t->dtype, n_bytes);
+  if (!e) return false;
+  e->n_dims = t->n_dims;
+  memcpy(e->shape, t->shape, sizeof e->shape);
+  return true;
+}
+
+static bool add_encoded(td_quantize_shard *s, const td_quantize_item *item) {
+  const td_encoding *e = item->encoding;
+  uint32_t rows = item->w.rows, cols = item->w.cols;
+  size_t row_bytes = td_encoded_row_bytes(e, cols), groups = td_encoded_groups(e, cols);
+  uint64_t strips = ((uint64_t)rows + e->block_rows - 1) / e->block_rows;
+  td_shard_entry *codes = add_entry(s, item->t, e->data.name, e->data.dtype, rows * row_bytes);
+  if (!codes) return false;
+  codes->shape[0] = rows;
+  codes->shape[1] = row_bytes / e->data.item_bytes;
+  td_shard_entry *scales = add_entry(s, item->t, e->scale.name, e->scale.dtype,
+                                     strips * groups * e->scale.item_bytes);
+  if (!scales) return false;
+  scales->shape[0] = strips;
+  scales->shape[1] = groups;
+  if (!e->states_shape) return true;
+  td_shard_entry *shape = add_entry(s, item->t, "weight_shape", "I64", 2 * sizeof(int64_t));
+  if (!shape) return false;
+  shape->n_dims = 1;
+  shape->shape[0] = 2;
+  return true;
+}
+
+static td_status plan_shard(td_quantizer *q, td_quantize_shard *s) {
+  s->entries = calloc(3 * (s->end - s->begin) + 1, sizeof *s->entries);
+  if (!s->name || !s->entries) return td_quantize_no_memory(q);
+  for (size_t i = s->begin; i < s->end; i++) {
+    td_quantize_item *item = &q->items[i];
+    item->entry = s->n_entries;
+    bool ok = true;
+    if (item->action == TD_QUANTIZE_ENCODE) ok = add_encoded(s, item);
+    if (item->action == TD_QUANTIZE_BF16) ok = add_plain(s, item->t, true);
+    if (item->action == TD_QUANTIZE_COPY) ok = add_plain(s, item->t, false);
+    if (!ok) return td_quantize_no_memory(q);
+    q->report->bytes_in += item->t->n_bytes;
+  }
+  td_status st = td_shard_layout(s->entries, s->n_entries, &s->header, q->err);
+  s->n_bytes = s->header.len;
+  for (size_t i = 0; i < s->n_entries; i++) {
+    s->n_bytes += s->entries[i].n_bytes;
+    q->report->bytes_out += s->entries[i].n_bytes;
+  }
+  return st;
+}
+
+// An output shard for each of the source, of the same name; one file alone gets a numbered name,
+// because what is called model.safetensors counts as a whole checkpoint.
+static td_status plan_shards(td_quantizer *q) {
+  q->shards = calloc(q->n_items + 1, sizeof *q->shards);
+  if (!q->shards) return td_quantize_no_memory(q);
+  td_status st = TD_OK;
+  for (size_t i = 0; i < q->n_items && st == TD_OK;) {
+    td_quantize_shard *s = &q->shards[q->n_shards++];
+    s->source = q->items[i].t->file;
+    s->begin = i;
+    while (i < q->n_items && strcmp(q->items[i].t->file, s->source) == 0)
+      i++;
+    s->end = i;
+    const char *name = strrchr(s->source, '/') + 1;
+    if (strcmp(name, TD_QUANTIZE_SINGLE) == 0) name = "model-00001-of-00001.safetensors";
+    s->name = strdup(name);
+    st = plan_shard(q, s);
+  }
+  return st;
+}
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const td_quantize_shard *)a)->name, ((const td_quantize_shard *)b)->name);
+}
+
+td_status td_quantize_plan(td_quantizer *q) {
+  td_status st = plan_items(q);
+  if (st == TD_OK) st = plan_shards(q);
+  if (st == TD_OK) qsort(q->shards, q->n_shards, sizeof *q->shards, by_name);
+  return st;
+}
+
+void td_quantize_plan_free(td_quantizer *q) {
+  for (size_t i = 0; i < q->n_shards; i++) {
+    td_quantize_shard *s = &q->shards[i];
+    for (size_t k = 0; k < s->n_entries; k++)
+      free(s->entries[k].name);
+    free(s->entries);
+    free(s->name);
+    td_buf_free(&s->header);
+  }
+  free(q->shards);
+  free(q->items);
+}

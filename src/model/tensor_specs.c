@@ -1,0 +1,46 @@
+#include "model/tensor_specs.h"
+
+#include <stddef.h>
+
+#define END(field) offsetof(td_model_ends, field)
+
+const td_place td_end_places[] = {
+    {"model.embed_tokens.weight", TD_PLACE_PLAIN, END(embed), TD_DIM_VOCAB, TD_DIM_MODEL, 0},
+    {"model.norm.weight", TD_PLACE_VEC, END(final_norm), TD_DIM_MODEL, TD_DIM_ONE, 0},
+    {"lm_head.weight", TD_PLACE_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED},
+};
+const size_t td_n_end_places = TD_COUNT(td_end_places);
+
+uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
+  const bool mla = c->attn == TD_ATTN_MLA;
+  switch (dim) {
+  case TD_DIM_ONE: return 1;
+  case TD_DIM_MODEL: return c->dim;
+  case TD_DIM_VOCAB: return c->n_vocab;
+  case TD_DIM_Q: return c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim);
+  case TD_DIM_KV: return c->n_kv_heads * c->head_dim;
+  case TD_DIM_OUT: return c->n_heads * (mla ? c->v_dim : c->head_dim);
+  case TD_DIM_HEAD: return c->head_dim;
+  case TD_DIM_Q_LORA: return c->q_lora_rank;
+  case TD_DIM_KV_LORA: return c->kv_lora_rank;
+  case TD_DIM_KV_A: return c->kv_lora_rank + c->rope_dim;
+  case TD_DIM_KV_B: return c->n_heads * (c->nope_dim + c->v_dim);
+  case TD_DIM_DENSE: return c->dense_dim;
+  case TD_DIM_EXPERT: return c->expert_dim;
+  case TD_DIM_SHARED: return c->n_shared_experts * c->expert_dim;
+  case TD_DIM_EXPERTS: return c->n_experts;
+  }
+  return 0;
+}
+
+unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
+  unsigned met = c->q_lora_rank ? TD_IF_Q_LORA : TD_IF_Q_WHOLE;
+  met |= td_model_is_moe(c, layer_idx) ? TD_IF_MOE : TD_IF_DENSE;
+  if (c->attention_bias) met |= TD_IF_BIAS;
+  if (c->n_shared_experts) met |= TD_IF_SHARED;
+  return met;
+}
+
+unsigned td_end_conditions(const td_model_config *c) {
+  return c->tie_embeddings ? 0 : TD_IF_UNTIED;
+}

@@ -1,0 +1,302 @@
+// src/model/weight_formats.c - a matrix in each of the ways checkpoints store one: the tensors it
+// takes, their dtypes and shapes, and the td_weight they make. Nothing is converted but the few
+// scales of whole blocks or rows, which become F32.
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/bind_impl.h"
+
+#define BIT(dtype) (1u << (dtype))
+#define PLAIN      (BIT(TD_F32) | BIT(TD_F16) | BIT(TD_BF16))
+
+// One row a td_quant_format.
+typedef struct {
+  const char *data, *scale, *zero; // what the tensors are called behind the module's name
+  const char *stored;              // dtype of data in the file
+  td_dtype dtype;
+  td_layout layout;
+  unsigned scale_dtypes; // 0: made F32
+} storage;
+
+static const storage storages[] = {
+    [TD_QUANT_FP8] = {"weight", "weight_scale_inv", NULL, "F8_E4M3", TD_F8E4M3, TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_FLOAT] = {"weight", "weight_scale", NULL, "F8_E4M3", TD_F8E4M3, TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4,
+                         TD_LAYOUT_ROWS, PLAIN},
+    // Those without a kernel are converted (model/convert.h); what is left of them is refused.
+    [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8,
+                          TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_GPTQ8] = {"qweight", "scales", "qzeros", "I32", TD_I8, TD_LAYOUT_ROWS, 0},
+    [TD_QUANT_NVFP4] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
+                        BIT(TD_F8E4M3)},
+    [TD_QUANT_MODELOPT] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
+                           BIT(TD_F8E4M3)},
+    [TD_QUANT_MXFP4_CT] = {"weight_packed", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
+                           BIT(TD_F8E8M0)},
+    [TD_QUANT_MXFP4] = {"weight", "weight_scale", NULL, "U8", TD_F4E2M1, TD_LAYOUT_ROWS,
+                        BIT(TD_F8E8M0)},
+    [TD_QUANT_GPTQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, TD_LAYOUT_GPTQ, PLAIN},
+    [TD_QUANT_AWQ] = {"qweight", "scales", "qzeros", "I32", TD_I4, TD_LAYOUT_AWQ, PLAIN},
+};
+
+typedef struct {
+  td_binder *b;
+  const char *module;
+  const td_quant_scheme *scheme;
+  const storage *storage;
+  td_weight *w;
+} binding;
+
+static td_status name_of(const td_binder *b, char out[TD_MAX_TENSOR_NAME], const char *module,
+                         const char *part) {
+  int n = snprintf(out, TD_MAX_TENSOR_NAME, "%s.%s", module, part);
+  if (n < TD_MAX_TENSOR_NAME) return TD_OK;
+  return td_fail(b->err, TD_EUNSUPPORTED, "tensor %s: its name is too long", out);
+}
+
+static td_status find_part(const binding *g, const char *part, const td_tensor **out) {
+  char name[TD_MAX_TENSOR_NAME];
+  td_status st = name_of(g->b, name, g->module, part);
+  return st == TD_OK ? td_binder_find(g->b, name, out) : st;
+}
+
+static const td_tensor *peek_part(const td_binder *b, const char *module, const char *part) {
+  char name[TD_MAX_TENSOR_NAME];
+  return name_of(b, name, module, part) == TD_OK ? td_binder_peek(b, name) : NULL;
+}
+
+// The stored shape of the codes.
+static td_status check_data_shape(const binding *g, const td_tensor *t) {
+  const td_weight *w = g->w;
+  uint32_t rows = w->rows, cols = w->cols;
+  switch (w->layout) {
+  case TD_LAYOUT_GPTQ: return td_binder_check_shape(g->b, t, ((uint64_t)cols + 7) / 8, rows);
+  case TD_LAYOUT_AWQ: return td_binder_check_shape(g->b, t, cols, rows / 8);
+  case TD_LAYOUT_ROWS: break;
+  }
+  uint64_t stored_bytes = w->dtype == TD_I4 ? 4 : 1;
+  return td_binder_check_shape(g->b, t, rows, td_weight_row_bytes(w) / stored_bytes);
+}
+
+static td_status check_fits(const binding *g, const td_tensor *t) {
+  const td_weight *w = g->w;
+  if (strcmp(t->dtype, g->storage->stored) != 0 &&
+      !(w->dtype == TD_F4E2M1 && strcmp(t->dtype, "I8") == 0)) {
+    return td_fail(g->b->err, TD_EFORMAT,
+                   "%s: tensor %s: has dtype %s, but quantization_config in config.json asks for "
+                   "%s",
+                   t->file, t->name, t->dtype, g->storage->stored);
+  }
+  uint32_t rows = w->layout == TD_LAYOUT_ROWS ? 1 : 8, cols = w->dtype == TD_F4E2M1 ? 2 : 1;
+  if (w->layout == TD_LAYOUT_GPTQ) cols = 8;
+  if (w->rows % rows || w->cols % cols) {
+    return td_fail(g->b->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s: a [%u, %u] matrix does not fill whole words of codes", t->file,
+                   t->name, w->rows, w->cols);
+  }
+  return check_data_shape(g, t);
+}
+
+// [rows][groups] or [groups][rows]; where that is one column or one element, also with less
+// dimensions.
+static td_status check_scale_shape(const binding *g, const td_tensor *t) {
+  const td_weight *w = g->w;
+  uint64_t rows = ((uint64_t)w->rows + w->scale_rows - 1) / w->scale_rows;
+  uint64_t groups = td_weight_groups(w);
+  if (w->layout != TD_LAYOUT_ROWS) return td_binder_check_shape(g->b, t, groups, rows);
+  if (t->n_dims == 0 && rows == 1 && groups == 1) return TD_OK;
+  return td_binder_check_shape(g->b, t, rows, t->n_dims == 1 && groups == 1 ? 0 : groups);
+}
+
+static td_status bind_scale(const binding *g) {
+  td_weight *w = g->w;
+  const td_tensor *t;
+  w->scale_rows = g->scheme->scale_rows ? g->scheme->scale_rows : w->rows;
+  w->scale_cols = g->scheme->scale_cols ? g->scheme->scale_cols : w->cols;
+  td_status st = find_part(g, g->storage->scale, &t);
+  if (st == TD_OK) st = check_scale_shape(g, t);
+  if (st != TD_OK) return st;
+  if (!g->storage->scale_dtypes) return td_binder_place_f32(g->b, t, &w->scale);
+  st = td_binder_dtype(g->b, t, g->storage->scale_dtypes, &w->scale_dtype);
+  if (st != TD_OK) return st;
+  return td_binder_place(g->b, t, td_dtype_bytes(w->scale_dtype), &w->scale);
+}
+
+static td_status bind_zero(const binding *g) {
+  td_weight *w = g->w;
+  const td_tensor *t;
+  td_status st = find_part(g, g->storage->zero, &t);
+  td_dtype dtype;
+  if (st == TD_OK) st = td_binder_dtype(g->b, t, BIT(TD_I32), &dtype);
+  if (st != TD_OK) return st;
+  uint64_t words = ((uint64_t)w->rows + 7) / 8, groups = td_weight_groups(w);
+  bool rows_first = w->layout == TD_LAYOUT_ROWS;
+  st = td_binder_check_shape(g->b, t, rows_first ? words : groups, rows_first ? groups : words);
+  w->zero_add = g->scheme->zero_add;
+  const void *zero;
+  if (st == TD_OK) st = td_binder_place(g->b, t, sizeof(uint32_t), &zero);
+  if (st == TD_OK) w->zero = zero;
+  return st;
+}
+
+// A factor for the whole matrix: weight_scale_2, or one over weight_global_scale.
+static td_status bind_global_scale(const binding *g) {
+  td_weight *w = g->w;
+  w->global_scale = 1;
+  bool divisor = g->scheme->format == TD_QUANT_NVFP4;
+  if (!divisor && g->scheme->format != TD_QUANT_MODELOPT) return TD_OK;
+  const td_tensor *t;
+  td_status st = find_part(g, divisor ? "weight_global_scale" : "weight_scale_2", &t);
+  td_dtype dtype;
+  if (st == TD_OK) st = td_binder_dtype(g->b, t, BIT(TD_F32), &dtype);
+  if (st == TD_OK && t->n_dims) st = td_binder_check_shape(g->b, t, 1, 0);
+  if (st != TD_OK) return st;
+  float value;
+  memcpy(&value, t->data, sizeof value);
+  w->global_scale = divisor ? 1 / value : value;
+  if (isfinite(w->global_scale) && value > 0) return TD_OK;
+  return td_fail(g->b->err, TD_EFORMAT, "%s: tensor %s: %g is no scale", t->file, t->name, value);
+}
+
+static uint64_t int_at(const td_tensor *t, size_t idx) {
+  uint64_t value = 0;
+  size_t bytes = strcmp(t->dtype, "I64") == 0 ? 8 : 4;
+  memcpy(&value, t->data + idx * bytes, bytes);
+  return value;
+}
+
+// weight_shape, which pack-quantized has beside its words.
+static td_status check_stated_shape(const binding *g) {
+  const td_tensor *t = peek_part(g->b, g->module, "weight_shape");
+  if (!t) return TD_OK;
+  td_status st = find_part(g, "weight_shape", &t);
+  if (st == TD_OK) st = td_binder_check_shape(g->b, t, 2, 0);
+  if (st != TD_OK) return st;
+  bool whole = strcmp(t->dtype, "I64") == 0 || strcmp(t->dtype, "I32") == 0;
+  if (whole && int_at(t, 0) == g->w->rows && int_at(t, 1) == g->w->cols) return TD_OK;
+  return td_fail(g->b->err, TD_EFORMAT,
+                 "%s: tensor %s: does not say [%u, %u], which config.json asks for", t->file,
+                 t->name, g->w->rows, g->w->cols);
+}
+
+// g_idx, the group of each column; it must be the plain order.
+static td_status check_column_order(const binding *g) {
+  const td_tensor *t = peek_part(g->b, g->module, "g_idx");
+  if (!t) return TD_OK;
+  td_status st = find_part(g, "g_idx", &t);
+  td_dtype dtype;
+  if (st == TD_OK) st = td_binder_dtype(g->b, t, BIT(TD_I32), &dtype);
+  if (st == TD_OK) st = td_binder_check_shape(g->b, t, g->w->cols, 0);
+  for (uint32_t k = 0; k < g->w->cols && st == TD_OK; k++) {
+    if (int_at(t, k) == k / g->w->scale_cols) continue;
+    st = td_fail(g->b->err, TD_EUNSUPPORTED,
+                 "%s: tensor %s: its columns are in the order of their activation (desc_act), "
+                 "which is not supported",
+                 t->file, t->name);
+  }
+  return st;
+}
+
+static bool has_zeros(const binding *g) {
+  if (!g->storage->zero) return false;
+  if (!g->scheme->symmetric) return true;
+  return g->scheme->format == TD_QUANT_AWQ && peek_part(g->b, g->module, g->storage->zero);
+}
+
+static td_status bind_stored(const binding *g, const td_tensor *t) {
+  td_weight *w = g->w;
+  w->dtype = g->storage->dtype;
+  w->layout = g->storage->layout;
+  td_status st = check_fits(g, t);
+  size_t align = w->dtype == TD_I4 ? sizeof(uint32_t) : 1;
+  if (st == TD_OK) st = td_binder_place(g->b, t, align, &w->data);
+  if (st == TD_OK) st = bind_scale(g);
+  if (st == TD_OK && has_zeros(g)) st = bind_zero(g);
+  if (st == TD_OK && w->dtype == TD_F4E2M1) st = bind_global_scale(g);
+  if (st == TD_OK && g->scheme->format == TD_QUANT_PACKED) st = check_stated_shape(g);
+  if (st == TD_OK && g->scheme->format == TD_QUANT_GPTQ) st = check_column_order(g);
+  return st;
+}
+
+// Notes that the tensors a matrix was made of are used.
+static void use_sources(const binding *g) {
+  const char *const parts[] = {g->storage->data, g->storage->scale, g->storage->zero,
+                               "g_idx",          "weight_g_idx",    "weight_shape"};
+  for (size_t i = 0; i < TD_COUNT(parts); i++) {
+    const td_tensor *t = parts[i] ? peek_part(g->b, g->module, parts[i]) : NULL;
+    if (t) td_binder_find(g->b, t->name, &t);
+  }
+}
+
+static td_status bind_plain(td_binder *b, const char *name, td_weight *w);
+
+// t was made of a format without a kernel: plain, or I8 with a scale a block.
+static td_status bind_converted(binding *g, const td_tensor *t) {
+  use_sources(g);
+  if (strcmp(t->dtype, "I8") != 0) return bind_plain(g->b, t->name, g->w);
+  td_quant_scheme scheme = *g->scheme;
+  scheme.format = TD_QUANT_INT;
+  binding as_int = *g;
+  as_int.scheme = &scheme;
+  as_int.storage = &storages[TD_QUANT_INT];
+  td_status st = find_part(&as_int, "weight", &t);
+  if (st != TD_OK) return st;
+  g->w->dtype = TD_I8;
+  st = check_fits(&as_int, t);
+  if (st == TD_OK) st = td_binder_place(g->b, t, 1, &g->w->data);
+  return st == TD_OK ? bind_scale(&as_int) : st;
+}
+
+static bool is_plain(const td_tensor *t) {
+  return strcmp(t->dtype, "BF16") == 0 || strcmp(t->dtype, "F32") == 0 ||
+         strcmp(t->dtype, "F16") == 0;
+}
+
+static td_status bind_plain(td_binder *b, const char *name, td_weight *w) {
+  const td_tensor *t;
+  td_status st = td_binder_find(b, name, &t);
+  if (st == TD_OK) st = td_binder_dtype(b, t, PLAIN, &w->dtype);
+  if (st == TD_OK) st = td_binder_check_shape(b, t, w->rows, w->cols);
+  return st == TD_OK ? td_binder_place(b, t, td_dtype_bytes(w->dtype), &w->data) : st;
+}
+
+// t is quantized, and no scheme is for it.
+static td_status refuse_unexplained(const td_binder *b, const td_tensor *t) {
+  if (strcmp(t->dtype, "F8_E4M3") == 0 || strcmp(t->dtype, "I32") == 0) {
+    return td_fail(b->err, TD_EFORMAT,
+                   "%s: tensor %s: is %s, but config.json has no quantization_config that says how "
+                   "it is quantized",
+                   t->file, t->name, t->dtype);
+  }
+  td_dtype dtype;
+  return td_binder_dtype(b, t, PLAIN, &dtype);
+}
+
+td_status td_bind_weight(td_binder *b, const char *module, bool plain, uint32_t rows, uint32_t cols,
+                         td_weight *w) {
+  *w = (td_weight){.rows = rows, .cols = cols};
+  char name[TD_MAX_TENSOR_NAME];
+  td_status st = name_of(b, name, module, "weight");
+  if (st != TD_OK) return st;
+  const td_tensor *t = td_binder_peek(b, name);
+  bool converted = t && td_store_is_converted(b->store, t);
+  if (!converted && (plain || (t && is_plain(t)))) return bind_plain(b, name, w);
+  const td_quant_scheme *scheme = td_quant_find(b->quant, module);
+  if (!scheme) {
+    if (!t) t = peek_part(b, module, "weight_packed");
+    if (!t) t = peek_part(b, module, "qweight");
+    return t ? refuse_unexplained(b, t) : td_binder_find(b, name, &t);
+  }
+  binding g = {
+      .b = b,
+      .module = module,
+      .scheme = scheme,
+      .storage = &storages[scheme->format],
+      .w = w,
+  };
+  if (converted) return bind_converted(&g, t);
+  st = find_part(&g, g.storage->data, &t);
+  return st == TD_OK ? bind_stored(&g, t) : st;
+}

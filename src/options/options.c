@@ -1,0 +1,308 @@
+// src/options/options.c - the command line: commands, options and their values.
+#include "options/options_impl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+
+static const char *const command_names[] = {
+#define X(id, name, summary) name,
+    TD_COMMANDS(X)
+#undef X
+};
+static const char *const command_summaries[] = {
+#define X(id, name, summary) summary,
+    TD_COMMANDS(X)
+#undef X
+};
+
+const char *td_command_name(td_command command) {
+  return command < TD_N_COMMANDS ? command_names[command] : "";
+}
+
+const char *td_command_summary(td_command command) {
+  return command < TD_N_COMMANDS ? command_summaries[command] : "";
+}
+
+// ---- values ---------------------------------------------------------------------------------
+
+static td_status out_of_range(const td_option *o, const char *text, td_err *err) {
+  if (o->kind == OPT_REAL) {
+    return td_fail(err, TD_EINVAL, "--%s %s: give a number from %g to %g", o->name, text, o->min,
+                   o->max);
+  }
+  return td_fail(err, TD_EINVAL, "--%s %s: give a whole number from %.0f to %.0f", o->name, text,
+                 o->min, o->max);
+}
+
+static td_status set_str(char **field, const char *text, td_err *err) {
+  char *copy = strdup(text);
+  if (!copy) return td_fail(err, TD_ENOMEM, "out of memory");
+  free(*field);
+  *field = copy;
+  return TD_OK;
+}
+
+static td_status set_int(const td_option *o, int64_t *field, const char *text, td_err *err) {
+  char *end;
+  errno = 0;
+  long long value = strtoll(text, &end, 10);
+  if (end == text || *end || errno || (double)value < o->min || (double)value > o->max) {
+    return out_of_range(o, text, err);
+  }
+  *field = value;
+  return TD_OK;
+}
+
+static td_status set_real(const td_option *o, double *field, const char *text, td_err *err) {
+  char *end;
+  double value = strtod(text, &end);
+  if (end == text || *end || !(value >= o->min && value <= o->max)) {
+    return out_of_range(o, text, err);
+  }
+  *field = value;
+  return TD_OK;
+}
+
+static td_status parse_ints(const td_option *o, td_int_list *list, const char *text, td_err *err) {
+  size_t n = 1;
+  for (const char *p = text; *p; p++)
+    n += *p == ',';
+  int32_t *values = malloc(n * sizeof *values);
+  if (!values) return td_fail(err, TD_ENOMEM, "out of memory");
+  const char *p = text;
+  for (size_t i = 0; i < n; i++) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(p, &end, 10);
+    char stop = *end == '\n' && !end[1] ? '\0' : *end;
+    if (end == p || errno || (double)value < o->min || (double)value > o->max ||
+        stop != (i + 1 < n ? ',' : '\0')) {
+      free(values);
+      return td_fail(err, TD_EINVAL,
+                     "--%s: entry %zu of \"%.40s\" is not a whole number from %.0f to %.0f",
+                     o->name, i + 1, text, o->min, o->max);
+    }
+    values[i] = (int32_t)value;
+    p = end + 1;
+  }
+  free(list->values);
+  *list = (td_int_list){.values = values, .n = (uint32_t)n};
+  return TD_OK;
+}
+
+// "1,2,3", or "@FILE" with the same inside.
+static td_status set_ints(const td_option *o, td_int_list *field, const char *text, td_err *err) {
+  if (text[0] != '@') return parse_ints(o, field, text, err);
+  td_buf file = TD_BUF_INIT;
+  td_status st = td_file_read(&file, text + 1, 1 << 28, err);
+  if (st == TD_OK) st = parse_ints(o, field, td_buf_text(&file), err);
+  td_buf_free(&file);
+  return st;
+}
+
+// Appends the names of "a,b" to the list.
+static td_status add_names(const td_option *o, td_str_list *list, const char *text, td_err *err) {
+  while (*text) {
+    size_t len = strcspn(text, ",");
+    char **grown = realloc(list->values, (list->n + (size_t)1) * sizeof *grown);
+    if (!grown) return td_fail(err, TD_ENOMEM, "out of memory");
+    list->values = grown;
+    if (len && !(list->values[list->n++] = strndup(text, len))) {
+      list->n--;
+      return td_fail(err, TD_ENOMEM, "out of memory");
+    }
+    text += len + (text[len] == ',');
+  }
+  return list->n ? TD_OK : td_fail(err, TD_EINVAL, "--%s: give a name", o->name);
+}
+
+static void free_names(td_str_list *list) {
+  for (uint32_t i = 0; i < list->n; i++)
+    free(list->values[i]);
+  free(list->values);
+  *list = (td_str_list){0};
+}
+
+static td_status set_enum(const td_option *o, int *field, const char *text, td_err *err) {
+  char list[128] = "";
+  size_t at = 0;
+  for (int i = 0; o->names[i]; i++) {
+    if (!strcmp(text, o->names[i])) {
+      *field = i;
+      return TD_OK;
+    }
+    const char *comma = i == 0 ? "" : o->names[i + 1] ? ", " : " or ";
+    if (at < sizeof list)
+      at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", comma, o->names[i]);
+  }
+  return td_fail(err, TD_EINVAL, "--%s %s: give %s", o->name, text, list);
+}
+
+static td_status set_flag(const td_option *o, bool *field, const char *text, td_err *err) {
+  if (strcmp(text, "true") && strcmp(text, "false")) {
+    return td_fail(err, TD_EINVAL, "--%s %s: give true or false", o->name, text);
+  }
+  *field = text[0] == 't';
+  return TD_OK;
+}
+
+td_status td_option_set(const td_option *o, td_options *options, const char *text, td_err *err) {
+  void *field = (char *)options + o->offset;
+  switch (o->kind) {
+  case OPT_STR: return set_str(field, text, err);
+  case OPT_INT: return set_int(o, field, text, err);
+  case OPT_REAL: return set_real(o, field, text, err);
+  case OPT_FLAG: return set_flag(o, field, text, err);
+  case OPT_INTS: return set_ints(o, field, text, err);
+  case OPT_ENUM: return set_enum(o, field, text, err);
+  case OPT_NAMES: return add_names(o, field, text, err);
+  }
+  return TD_EINTERNAL;
+}
+
+bool td_option_is_given(const td_options *options, size_t idx) {
+  return options->given[idx / 64] >> (idx % 64) & 1;
+}
+
+void td_option_mark_given(td_options *options, size_t idx) {
+  options->given[idx / 64] |= (uint64_t)1 << (idx % 64);
+}
+
+bool td_options_given(const td_options *options, const char *name) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    if (!strcmp(td_option_table[i].name, name) && td_option_is_given(options, i)) return true;
+  }
+  return false;
+}
+
+// ---- command line ---------------------------------------------------------------------------
+
+int td_option_find(td_command command, const char *name, size_t len, char letter) {
+  const td_option_alias *alias = name ? td_option_alias_find(name, len) : NULL;
+  if (alias) return td_option_find(command, alias->option, strlen(alias->option), 0);
+  for (size_t i = 0; i < td_n_options; i++) {
+    const td_option *o = &td_option_table[i];
+    if (command < TD_N_COMMANDS && !(o->commands >> command & 1)) continue;
+    bool same = name ? strlen(o->name) == len && !strncmp(o->name, name, len)
+                     : o->letter && o->letter == letter;
+    if (same) return (int)i;
+  }
+  return -1;
+}
+
+// Longest command whose words begin argv; returns the number of words.
+static int match_command(int argc, char **argv, td_command *command) {
+  int best = 0;
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    const char *space = strchr(command_names[c], ' ');
+    size_t first = space ? (size_t)(space - command_names[c]) : strlen(command_names[c]);
+    int words = space ? 2 : 1;
+    if (argc - 1 < words || strlen(argv[1]) != first || strncmp(argv[1], command_names[c], first) ||
+        (space && strcmp(argv[2], space + 1))) {
+      continue;
+    }
+    if (words > best) {
+      best = words;
+      *command = (td_command)c;
+    }
+  }
+  return best;
+}
+
+// "eval" is not a command, but the first word of some, which the error tells.
+static td_status unknown_command(const char *word, td_err *err) {
+  char list[256] = "";
+  size_t len = strlen(word), at = 0;
+  for (int c = 0; c < TD_N_COMMANDS; c++) {
+    const char *name = command_names[c];
+    if (strncmp(name, word, len) || name[len] != ' ' || at >= sizeof list) continue;
+    at += (size_t)snprintf(list + at, sizeof list - at, "%s`tandem %s`", at ? ", " : "", name);
+  }
+  if (at) return td_fail(err, TD_EINVAL, "%s: needs a second word: %s", word, list);
+  return td_fail(err, TD_EINVAL, "%s: not a command; `tandem --help` lists them", word);
+}
+
+static td_status unknown_option(const td_options *options, const char *arg, td_err *err) {
+  return td_fail(err, TD_EINVAL, "%s: not an option of %s; `tandem %s --help` lists them", arg,
+                 td_command_name(options->command), td_command_name(options->command));
+}
+
+// Reads argv[*i] and what belongs to it; *i moves to the last word used.
+static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
+  const char *arg = argv[*i];
+  if (arg[0] != '-' || !arg[1]) {
+    return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --",
+                   arg, td_command_name(options->command));
+  }
+  bool is_long = arg[1] == '-';
+  const char *name = is_long ? arg + 2 : NULL;
+  const char *equals = is_long ? strchr(name, '=') : NULL;
+  size_t len = !is_long ? 0 : equals ? (size_t)(equals - name) : strlen(name);
+  int idx = !is_long && arg[2] ? -1 : td_option_find(options->command, name, len, arg[1]);
+  if (idx < 0 && is_long && !equals && !strncmp(name, "no-", 3)) {
+    idx = td_option_find(options->command, name + 3, len - 3, 0);
+    if (idx >= 0 && td_option_table[idx].kind == OPT_FLAG) {
+      td_option_mark_given(options, (size_t)idx);
+      return td_option_set(&td_option_table[idx], options, "false", err);
+    }
+    idx = -1;
+  }
+  if (idx < 0) return unknown_option(options, arg, err);
+  const char *value = equals ? equals + 1 : "true";
+  if (!equals && td_option_table[idx].kind != OPT_FLAG) {
+    if (*i + 1 >= argc) {
+      return td_fail(err, TD_EINVAL, "%s: needs a value (%s)", arg, td_option_table[idx].metavar);
+    }
+    value = argv[++*i];
+  }
+  if (is_long) value = td_option_alias_value(name, len, value);
+  td_option_mark_given(options, (size_t)idx);
+  td_status st = td_option_set(&td_option_table[idx], options, value, err);
+  const bool is_list = td_option_table[idx].kind == OPT_NAMES;
+  while (st == TD_OK && is_list && *i + 1 < argc && argv[*i + 1][0] != '-')
+    st = td_option_set(&td_option_table[idx], options, argv[++*i], err);
+  return st;
+}
+
+td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) {
+  *out = (td_options){.command = TD_N_COMMANDS};
+  td_status st = TD_OK;
+  for (size_t i = 0; i < td_n_options && st == TD_OK; i++) {
+    if (td_option_table[i].fallback)
+      st = td_option_set(&td_option_table[i], out, td_option_table[i].fallback, err);
+  }
+  if (st != TD_OK) return st;
+  int words = match_command(argc, argv, &out->command);
+  if (!words) {
+    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
+        !strcmp(argv[1], "help")) {
+      out->help = true;
+      return TD_OK;
+    }
+    return unknown_command(argv[1], err);
+  }
+  for (int i = 1 + words; i < argc && !out->help; i++) {
+    td_err others; // the first is reported; the rest may still set the log's format
+    td_status one = parse_arg(out, argc, argv, &i, st == TD_OK ? err : &others);
+    if (st == TD_OK) st = one;
+  }
+  if (st == TD_OK && out->config && !out->help) st = td_options_read_file(out, err);
+  return st;
+}
+
+void td_options_free(td_options *options) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    void *field = (char *)options + td_option_table[i].offset;
+    if (td_option_table[i].kind == OPT_STR) { // a field may be that of two commands' options
+      free(*(char **)field);
+      *(char **)field = NULL;
+    }
+    if (td_option_table[i].kind == OPT_INTS) free(((td_int_list *)field)->values);
+    if (td_option_table[i].kind == OPT_NAMES) free_names(field);
+  }
+  *options = (td_options){.command = TD_N_COMMANDS};
+}

@@ -1,0 +1,125 @@
+// src/options/options.h - every option of every command, in one table (table.c). The table makes
+// the command line, the JSON configuration file, --help and the reference page configs/README.md.
+#ifndef TD_OPTIONS_OPTIONS_H
+#define TD_OPTIONS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/status.h"
+
+// One list makes the commands, their bits and their summaries.
+#define TD_COMMANDS(X)                                                                             \
+  X(RUN, "run", "answer one prompt, or chat on a terminal")                                        \
+  X(SERVE, "serve", "serve the OpenAI API over HTTP")                                              \
+  X(BENCH, "bench", "measure this machine on a model, or any server by URL")                       \
+  X(BENCH_KERNELS, "bench kernels", "every matrix kernel beside the machine's limits")             \
+  X(BENCH_LAYER, "bench layer", "one layer of experts beside the machine's limits")                \
+  X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
+  X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
+  X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
+  X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
+  X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
+  X(INSPECT_TOKENS, "inspect tokens", "text on stdin to a JSON array of token ids, or back")       \
+  X(INSPECT_TEMPLATE, "inspect template", "render a chat template")                                \
+  X(INSPECT_ROUTING, "inspect routing", "how a text's tokens spread over the experts")
+
+typedef enum {
+#define X(id, name, summary) TD_CMD_##id,
+  TD_COMMANDS(X)
+#undef X
+      TD_N_COMMANDS
+} td_command;
+
+const char *td_command_name(td_command command);
+const char *td_command_summary(td_command command);
+
+// The values of options with a list of names, in its order.
+typedef enum { TD_LOG_TEXT, TD_LOG_JSON } td_log_format;
+typedef enum { TD_KV_DTYPE_F32, TD_KV_DTYPE_F16 } td_kv_dtype;
+typedef enum { TD_AUTO, TD_ON, TD_OFF } td_auto_on_off;
+typedef enum {
+  TD_LOAD_CONCURRENCY,
+  TD_LOAD_POISSON,
+  TD_LOAD_GAMMA,
+  TD_LOAD_CONSTANT,
+  TD_LOAD_INTERFERENCE
+} td_load_shape;
+
+const char *td_load_name(td_load_shape load);
+
+// A comma-separated list of whole numbers; owned by the options.
+typedef struct {
+  int32_t *values;
+  uint32_t n;
+} td_int_list;
+
+// Owned by the options, the strings too.
+typedef struct {
+  char **values;
+  uint32_t n;
+} td_str_list;
+
+// Strings are owned by the options; NULL where not given and without a default.
+typedef struct {
+  td_command command;
+  uint64_t given[2]; // bit i: option i of the table was given by the user
+  // every command
+  char *config, *trace;
+  int log, log_level; // of td_log_format; of td_log_level
+  bool help;
+  // model and machine
+  char *model, *device;
+  int experts, activations, weights; // of td_expert_place, td_activations, td_weights_mode
+  int kv_dtype;                      // of td_kv_dtype
+  int64_t threads, ctx_size, prefill_chunk;
+  // prompt and output
+  char *prompt, *file, *system;
+  td_int_list token_ids;
+  bool raw, json, ignore_eos;
+  int64_t n_predict;
+  // sampling
+  double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  int64_t top_k, seed;
+  // serve
+  char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir;
+  td_str_list model_names;
+  int disaggregate; // of td_auto_on_off
+  int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
+  double kv_dir_gib;
+  // bench
+  td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
+  int64_t repeat;
+  char *server;
+  int load_shape; // of td_load_shape
+  int64_t n_requests, concurrency;
+  double rate, slo_ttft_ms, slo_tpot_ms;
+  // bench kernels, bench layer
+  td_int_list bench_batches, bench_threads;
+  char *bench_format;
+  int64_t n_matrices;
+  // quantize
+  char *to;
+  // eval, inspect and quantize
+  char *out, *suite, *template_file, *input;
+  int64_t chunk_tokens;
+  bool tensors, decode;
+} td_options;
+
+// Reads argv[1..): the command's words, then its options ("--name value", "--name=value", "-x
+// value", "--flag", "--no-flag"), then --config's file underneath (the command line wins). Errors
+// name the option and its range. With --help, or no command, help is true and the rest unchecked.
+// Call td_options_free in every case.
+td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err);
+void td_options_free(td_options *options);
+
+// Whether the user gave the option (by its long name), on the command line or in the file.
+bool td_options_given(const td_options *options, const char *name);
+
+// The help of one command, or of the program when command is TD_N_COMMANDS.
+void td_options_help(td_buf *out, td_command command);
+// The reference page, Markdown.
+void td_options_reference(td_buf *out);
+
+#endif

@@ -1,0 +1,251 @@
+// src/options/table.c - the option table.
+#include <string.h>
+
+#include "options/options_impl.h"
+
+#define ON(id) (1u << TD_CMD_##id)
+enum {
+  ALL = (1u << TD_N_COMMANDS) - 1,
+  EVAL = ON(EVAL_LOGITS) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
+  COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
+  MICROBENCH = ON(BENCH_KERNELS) | ON(BENCH_LAYER),
+  JSON = ON(RUN) | ON(BENCH) | MICROBENCH | ON(INSPECT) | ON(INSPECT_ROUTING) |
+         ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
+};
+#define AT(field)    offsetof(td_options, field)
+#define NO_RANGE     0, 0, NULL
+#define RANGE(a, b)  a, b, NULL
+#define ONE_OF(list) 0, 0, list
+
+// Each in the order of its enum.
+static const char *const logs[] = {"text", "json", NULL};
+static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
+static const char *const expert_devices[] = {"auto", "cpu", "gpu", NULL};
+static const char *const kv_dtypes[] = {"f32", "f16", NULL};
+static const char *const activations[] = {"f32", "auto", "int8", NULL};
+static const char *const weights[] = {"mmap", "resident", "auto", NULL};
+static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
+static const char *const loads[] = {"concurrency", "poisson",      "gamma",
+                                    "constant",    "interference", NULL};
+
+const char *const td_option_group_titles[N_GROUPS] = {
+    [GROUP_GENERAL] = "General",
+    [GROUP_MODEL] = "Model and placement",
+    [GROUP_PROMPT] = "Prompt and output",
+    [GROUP_SAMPLING] = "Sampling",
+    [GROUP_NETWORK] = "Network and keys",
+    [GROUP_SERVING] = "Scheduling",
+    [GROUP_KV] = "KV cache",
+    [GROUP_BENCH] = "Benchmark",
+    [GROUP_LOAD] = "Load on a server",
+    [GROUP_FILES] = "Files",
+};
+
+const td_option td_option_table[] = {
+    {GROUP_GENERAL, "help", 'h', OPT_FLAG, ALL, AT(help), NO_RANGE, NULL, NULL, "show this help"},
+    {GROUP_GENERAL, "config", 0, OPT_STR, ALL, AT(config), NO_RANGE, NULL, "FILE",
+     "JSON object of options by their long names; the command line wins"},
+    {GROUP_GENERAL, "log", 0, OPT_ENUM, ALL, AT(log), ONE_OF(logs), "text", "FORMAT",
+     "log format on stderr; json: an object a line with ts, level, msg, pid and role"},
+    {GROUP_GENERAL, "log-level", 0, OPT_ENUM, ALL, AT(log_level), ONE_OF(log_levels), "info",
+     "LEVEL", "how much to log"},
+    {GROUP_GENERAL, "trace", 0, OPT_STR, ON(RUN) | ON(SERVE), AT(trace), NO_RANGE, NULL, "FILE",
+     "record steps, operators and messages of all processes, for Perfetto or chrome://tracing"},
+    {GROUP_GENERAL, "json", 0, OPT_FLAG, JSON, AT(json), NO_RANGE, NULL, NULL,
+     "machine-readable output on stdout"},
+
+    {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
+     "checkpoint directory as published"},
+    {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), RANGE(0, 4096), "0",
+     "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
+    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE, AT(device), NO_RANGE, "cpu", "DEVICE",
+     "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
+    {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
+     "auto", "DEVICE",
+     "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "
+     "GPU, the rest on the CPU)"},
+    {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
+     "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
+     "possible; auto: resident if it fits and such pages are available, or experts stream to a "
+     "GPU"},
+    {GROUP_MODEL, "activations", 0, OPT_ENUM, COMPUTE | MICROBENCH, AT(activations),
+     ONE_OF(activations), "auto", "DTYPE",
+     "activation precision in CPU matmuls: f32 (exact), auto (the fastest of FP16, BF16 and INT16 "
+     "on this CPU), int8 (8-bit for prefill with 4-bit weights; slightly lower quality)"},
+    {GROUP_MODEL, "ctx-size", 'c', OPT_INT, COMPUTE, AT(ctx_size), RANGE(0, 1 << 24), "0", "TOKENS",
+     "longest context; 0: the model's, within memory"},
+    {GROUP_MODEL, "kv-dtype", 0, OPT_ENUM, COMPUTE, AT(kv_dtype), ONE_OF(kv_dtypes), "f32", "DTYPE",
+     "KV cache precision on the CPU; f16 halves its memory and rounds keys and values to 11 bits; "
+     "on a GPU f32 means BF16"},
+    {GROUP_MODEL, "prefill-chunk", 0, OPT_INT, COMPUTE, AT(prefill_chunk), RANGE(0, 1 << 16), "0",
+     "TOKENS",
+     "prompt tokens per prefill step; 0: 512 to 2048 by model, up to 8192 on a GPU and 32768 where "
+     "experts stream to it; fewer beside running requests"},
+
+    {GROUP_PROMPT, "prompt", 'p', OPT_STR, ON(RUN), AT(prompt), NO_RANGE, NULL, "TEXT",
+     "the prompt; without it, chat"},
+    {GROUP_PROMPT, "file", 'f', OPT_STR, ON(RUN) | ON(EVAL_PERPLEXITY) | ON(INSPECT_ROUTING),
+     AT(file), NO_RANGE, NULL, "FILE", "read the text from a file; - is standard input"},
+    {GROUP_PROMPT, "system", 0, OPT_STR, ON(RUN), AT(system), NO_RANGE, NULL, "TEXT",
+     "system message"},
+    {GROUP_PROMPT, "token-ids", 0, OPT_INTS, ON(RUN) | ON(EVAL_LOGITS), AT(token_ids),
+     RANGE(0, INT32_MAX), NULL, "IDS", "token ids instead of text, as 1,2,3 or @FILE"},
+    {GROUP_PROMPT, "raw", 0, OPT_FLAG, ON(RUN), AT(raw), NO_RANGE, NULL, NULL,
+     "continue the text as it is, without the chat template"},
+    {GROUP_PROMPT, "n-predict", 'n', OPT_INT, ON(RUN) | ON(EVAL_CHAT), AT(n_predict),
+     RANGE(1, 1 << 24), "1024", "TOKENS", "maximum number of tokens to generate"},
+    {GROUP_PROMPT, "ignore-eos", 0, OPT_FLAG, ON(RUN), AT(ignore_eos), NO_RANGE, NULL, NULL,
+     "keep generating after an end-of-sequence token"},
+
+    {GROUP_SAMPLING, "temperature", 0, OPT_REAL, ON(RUN), AT(temperature), RANGE(0, 100), "1", "T",
+     "0: greedy; default: the model's own"},
+    {GROUP_SAMPLING, "top-k", 0, OPT_INT, ON(RUN), AT(top_k), RANGE(0, INT32_MAX), "0", "K",
+     "sample from the K most likely tokens; 0: all; default: the model's own"},
+    {GROUP_SAMPLING, "top-p", 0, OPT_REAL, ON(RUN), AT(top_p), RANGE(0, 1), "1", "P",
+     "sample from the fewest tokens with total probability P; default: the model's own"},
+    {GROUP_SAMPLING, "min-p", 0, OPT_REAL, ON(RUN), AT(min_p), RANGE(0, 1), "0", "P",
+     "drop tokens less likely than P times the most likely one"},
+    {GROUP_SAMPLING, "repetition-penalty", 0, OPT_REAL, ON(RUN), AT(repetition_penalty),
+     RANGE(0.01, 100), "1", "R", "divide (or multiply, below 0) the logits of tokens seen before"},
+    {GROUP_SAMPLING, "presence-penalty", 0, OPT_REAL, ON(RUN), AT(presence_penalty), RANGE(-2, 2),
+     "0", "X", "subtract X from the logits of tokens generated before"},
+    {GROUP_SAMPLING, "frequency-penalty", 0, OPT_REAL, ON(RUN), AT(frequency_penalty), RANGE(-2, 2),
+     "0", "X", "subtract X for each time a token was generated"},
+    {GROUP_SAMPLING, "seed", 's', OPT_INT, ON(RUN) | ON(BENCH), AT(seed),
+     RANGE(-9007199254740992.0, 9007199254740992.0), "0", "N",
+     "seed of the sampler and of bench --server's prompts; default: random"},
+
+    {GROUP_NETWORK, "host", 0, OPT_STR, ON(SERVE), AT(host), NO_RANGE, "127.0.0.1", "ADDRESS",
+     "IPv4 or IPv6 address, or unix:PATH"},
+    {GROUP_NETWORK, "port", 0, OPT_INT, ON(SERVE), AT(port), RANGE(0, 65535), "8080", "PORT",
+     "0: any free port"},
+    {GROUP_NETWORK, "api-key", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key), NO_RANGE, NULL,
+     "KEY",
+     "bearer token that serve requires and bench --server sends; default: TANDEM_API_KEY of the "
+     "environment"},
+    {GROUP_NETWORK, "api-key-file", 0, OPT_STR, ON(SERVE) | ON(BENCH), AT(api_key_file), NO_RANGE,
+     NULL, "FILE", "file that holds the key of --api-key, which so stands on no command line"},
+    {GROUP_NETWORK, "api-keys", 0, OPT_STR, ON(SERVE), AT(api_keys), NO_RANGE, NULL, "FILE",
+     "file of accepted API keys, one per line, optionally followed by a weight (default 1)"},
+    {GROUP_NETWORK, "cors", 0, OPT_STR, ON(SERVE), AT(cors), NO_RANGE, NULL, "ORIGIN",
+     "origin whose pages may use the API in a browser, such as https://chat.example; *: any; "
+     "default: none"},
+    {GROUP_NETWORK, "served-model-name", 0, OPT_NAMES, ON(SERVE), AT(model_names), NO_RANGE, NULL,
+     "NAME",
+     "model name in the API, or several: A,B or A B; default: the repository's name in a hub's "
+     "cache, else the directory's"},
+
+    {GROUP_SERVING, "max-batch", 0, OPT_INT, ON(SERVE), AT(max_batch), RANGE(1, 1024), "16", "N",
+     "requests decoded together"},
+    {GROUP_SERVING, "disaggregate", 0, OPT_ENUM, ON(SERVE), AT(disaggregate), ONE_OF(auto_on_off),
+     "auto", "WHEN",
+     "prefill and decode in two processes; auto: on with 2 threads or more, on the CPU"},
+    {GROUP_SERVING, "prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), RANGE(0, 4096),
+     "0", "N", "with --disaggregate on: threads that prefill gets beside decode; 0: half"},
+    {GROUP_SERVING, "drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), RANGE(0, 86400),
+     "30", "SECONDS",
+     "how long running requests may go on after SIGTERM, and then KV pages be written to --kv-dir"},
+    {GROUP_SERVING, "worker-timeout", 0, OPT_INT, ON(SERVE), AT(stuck_after_s), RANGE(1, 86400),
+     "30", "SECONDS",
+     "seconds without progress before a worker is reported unhealthy; it is restarted after twice "
+     "as long"},
+
+    {GROUP_KV, "kv-cache-tokens", 0, OPT_INT, ON(SERVE), AT(kv_tokens), RANGE(0, 1 << 30), "0",
+     "TOKENS",
+     "KV cache size, shared by all requests; 0: --max-batch full contexts, at most half of free "
+     "memory. When it is exhausted the newest request is preempted"},
+    {GROUP_KV, "kv-dir", 0, OPT_STR, ON(SERVE), AT(kv_dir), NO_RANGE, NULL, "DIR",
+     "keep evicted KV pages in this directory and reload them instead of computing them again; one "
+     "process at a time"},
+    {GROUP_KV, "kv-dir-size", 0, OPT_REAL, ON(SERVE), AT(kv_dir_gib), RANGE(0.0001, 1 << 20), "8",
+     "GIB", "limit of --kv-dir; the least recently used pages are removed"},
+
+    {GROUP_BENCH, "prompt-tokens", 'p', OPT_INTS, ON(BENCH), AT(bench_prompt), RANGE(0, 1 << 24),
+     "512", "N,N", "prompt lengths to prefill"},
+    {GROUP_BENCH, "gen-tokens", 'n', OPT_INTS, ON(BENCH), AT(bench_gen), RANGE(0, 1 << 24), "64",
+     "N,N", "tokens to decode"},
+    {GROUP_BENCH, "depth", 'd', OPT_INTS, ON(BENCH), AT(bench_depth), RANGE(0, 1 << 24), "0", "N,N",
+     "tokens in the KV cache before a measurement"},
+    {GROUP_BENCH, "batch", 'b', OPT_INTS, ON(BENCH), AT(bench_batch), RANGE(1, 1024), "1", "N,N",
+     "sequences decoded together"},
+    {GROUP_BENCH, "repeat", 'r', OPT_INT, ON(BENCH) | MICROBENCH, AT(repeat), RANGE(1, 1000), "5",
+     "N", "measurements after one warm-up"},
+    {GROUP_BENCH, "format", 'f', OPT_STR, MICROBENCH, AT(bench_format), NO_RANGE, NULL, "NAME,NAME",
+     "weight formats: f32, bf16, f16, fp8-b128, fp8-channel, int8-channel, int4-g128, int4-g32, "
+     "gptq-g128, awq-g128, mxfp4, nvfp4; default: all, for a layer fp8-b128,bf16"},
+    {GROUP_BENCH, "batch", 'b', OPT_INTS, MICROBENCH, AT(bench_batches), RANGE(1, 4096), "1,8,512",
+     "N,N", "tokens computed together; more than 16 run as prefill"},
+    {GROUP_BENCH, "threads", 't', OPT_INTS, MICROBENCH, AT(bench_threads), RANGE(0, 4096), "1,0",
+     "N,N", "compute threads; 0: one per CPU"},
+    {GROUP_BENCH, "n-weights", 0, OPT_INT, MICROBENCH, AT(n_matrices), RANGE(1, 4096), "64", "N",
+     "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
+     "bandwidth"},
+
+    {GROUP_LOAD, "server", 0, OPT_STR, ON(BENCH), AT(server), NO_RANGE, NULL, "URL",
+     "measure an OpenAI-compatible server instead, http://HOST:PORT"},
+    {GROUP_LOAD, "load", 0, OPT_ENUM, ON(BENCH), AT(load_shape), ONE_OF(loads), "concurrency",
+     "SHAPE",
+     "arrivals: a fixed concurrency, Poisson, gamma or constant gaps; interference: prompts arrive "
+     "while one long request decodes"},
+    {GROUP_LOAD, "requests", 0, OPT_INT, ON(BENCH), AT(n_requests), RANGE(1, 1000000), "32", "N",
+     "requests in all"},
+    {GROUP_LOAD, "concurrency", 0, OPT_INT, ON(BENCH), AT(concurrency), RANGE(1, 4096), "4", "N",
+     "requests open at once"},
+    {GROUP_LOAD, "rate", 0, OPT_REAL, ON(BENCH), AT(rate), RANGE(0.001, 100000), "1", "PER_SECOND",
+     "arrivals per second"},
+    {GROUP_LOAD, "slo-ttft", 0, OPT_REAL, ON(BENCH), AT(slo_ttft_ms), RANGE(0, 1e9), "0", "MS",
+     "goodput counts requests with at most this TTFT; 0: no limit"},
+    {GROUP_LOAD, "slo-tpot", 0, OPT_REAL, ON(BENCH), AT(slo_tpot_ms), RANGE(0, 1e9), "0", "MS",
+     "and at most this TPOT, the mean time per token after the first; 0: no limit"},
+
+    {GROUP_FILES, "out", 'o', OPT_STR, ON(EVAL_LOGITS), AT(out), NO_RANGE, NULL, "FILE",
+     "where to write float32 [n_tokens][n_vocab], .npy"},
+    {GROUP_FILES, "to", 0, OPT_STR, ON(QUANTIZE), AT(to), NO_RANGE, NULL, "FORMAT",
+     "int4-g128, int4-g32 (INT4 in groups of 128 or 32), fp8 (128x128 blocks) or mxfp4"},
+    {GROUP_FILES, "out", 'o', OPT_STR, ON(QUANTIZE), AT(out), NO_RANGE, NULL, "DIR",
+     "directory of the new checkpoint; finished shards there are kept"},
+    {GROUP_FILES, "chunk-tokens", 0, OPT_INT, ON(EVAL_LOGITS), AT(chunk_tokens), RANGE(1, 1 << 24),
+     "512", "TOKENS", "tokens computed in one step"},
+    {GROUP_FILES, "suite", 0, OPT_STR, ON(EVAL_CHAT), AT(suite), NO_RANGE, NULL, "FILE",
+     "questions and expected answers, one JSON object a line"},
+    {GROUP_FILES, "tensors", 0, OPT_FLAG, ON(INSPECT), AT(tensors), NO_RANGE, NULL, NULL,
+     "list every tensor"},
+    {GROUP_FILES, "decode", 0, OPT_FLAG, ON(INSPECT_TOKENS), AT(decode), NO_RANGE, NULL, NULL,
+     "turn a JSON array of ids on stdin into text"},
+    {GROUP_FILES, "template", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(template_file), NO_RANGE, NULL,
+     "FILE", "a template file instead of the model's"},
+    {GROUP_FILES, "input", 0, OPT_STR, ON(INSPECT_TEMPLATE), AT(input), NO_RANGE, NULL, "FILE",
+     "JSON object with messages, tools, add_generation_prompt and other variables"},
+};
+const size_t td_n_options = sizeof td_option_table / sizeof td_option_table[0];
+_Static_assert(sizeof td_option_table / sizeof td_option_table[0] <= 128,
+               "td_options.given is too small");
+
+static const td_option_alias aliases[] = {
+    {"experts", "expert-device", {NULL}},
+    {"model-name", "served-model-name", {NULL}},
+    {"workers", "disaggregate", {"split", "on", "one", "off"}},
+    {"stuck-after", "worker-timeout", {NULL}},
+    {"kv-tokens", "kv-cache-tokens", {NULL}},
+    {"slo-itl", "slo-tpot", {NULL}},
+    {"matrices", "n-weights", {NULL}},
+};
+
+const td_option_alias *td_option_alias_find(const char *name, size_t len) {
+  for (size_t i = 0; i < TD_COUNT(aliases); i++) {
+    if (strlen(aliases[i].name) == len && !strncmp(aliases[i].name, name, len)) return &aliases[i];
+  }
+  return NULL;
+}
+
+const char *td_option_alias_value(const char *name, size_t len, const char *text) {
+  const td_option_alias *alias = td_option_alias_find(name, len);
+  for (size_t i = 0; alias && i + 1 < TD_COUNT(alias->values) && alias->values[i]; i += 2) {
+    if (!strcmp(alias->values[i], text)) return alias->values[i + 1];
+  }
+  return text;
+}
+
+const char *td_load_name(td_load_shape load) {
+  return loads[load];
+}

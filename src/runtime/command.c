@@ -1,0 +1,68 @@
+#include "runtime/command.h"
+
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "text/chat.h"
+
+#define MAX_TEXT_BYTES (1u << 30)
+
+int td_cmd_fail(const td_err *err) {
+  td_error("%s", err->msg);
+  return err->code == TD_EINVAL ? 2 : 1;
+}
+
+td_status td_cmd_need_model(const td_options *options, td_err *err) {
+  if (options->model) return TD_OK;
+  return td_fail(err, TD_EINVAL, "tandem %s needs --model DIR, a checkpoint directory",
+                 td_command_name(options->command));
+}
+
+td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
+  *out = (td_session_opts){.model_dir = o->model,
+                           .device = o->device,
+                           .n_threads = (uint32_t)o->threads,
+                           .ctx_size = (uint32_t)o->ctx_size,
+                           .prefill_chunk = (uint32_t)o->prefill_chunk,
+                           .kv_dtype = o->kv_dtype == TD_KV_DTYPE_F16 ? TD_F16 : TD_F32,
+                           .weights = (td_weights_mode)o->weights,
+                           .activations = (td_activations)o->activations,
+                           .experts = (td_expert_place)o->experts};
+  const td_placement_opts wish = td_session_placement(out);
+  td_status st = td_placement_check(&wish, err);
+  if (st == TD_OK) st = td_cmd_need_model(o, err);
+  td_model_config config; // says at once when the directory holds no model
+  if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
+  if (st == TD_OK && out->ctx_size > config.max_position) {
+    st = td_fail(err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",
+                 out->ctx_size, config.max_position);
+  }
+  return st;
+}
+
+td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {
+  td_status need = td_cmd_need_model(o, err);
+  if (need != TD_OK) return need;
+  if (!o->file) {
+    return td_fail(err, TD_EINVAL, "tandem %s needs --file FILE", td_command_name(o->command));
+  }
+  td_buf text = TD_BUF_INIT;
+  td_chat *chat = NULL;
+  td_status st = !strcmp(o->file, "-") ? td_stdin_read(&text, MAX_TEXT_BYTES, err)
+                                       : td_file_read(&text, o->file, MAX_TEXT_BYTES, err);
+  if (st == TD_OK) st = td_chat_open(&chat, o->model, err);
+  if (st == TD_OK) st = td_chat_encode_plain(chat, td_buf_text(&text), text.len, true, ids, err);
+  td_chat_close(chat);
+  td_buf_free(&text);
+  return st;
+}
+
+td_status td_cmd_window(const td_options *o, uint32_t *out, td_err *err) {
+  td_model_config config;
+  *out = (uint32_t)o->ctx_size;
+  if (*out) return TD_OK;
+  td_status st = td_model_config_read(&config, o->model, err);
+  *out = st == TD_OK && config.max_position < 2048 ? config.max_position : 2048;
+  return st;
+}

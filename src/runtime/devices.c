@@ -1,0 +1,127 @@
+#include "runtime/devices.h"
+
+#include <sched.h>
+
+#include "base/cpus.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "kv/plan.h"
+
+#define GIB ((double)(1 << 30))
+
+static td_placement_opts wish_of(const td_devices_opts *opts) {
+  return (td_placement_opts){.device = opts->dev.kind,
+                             .experts = opts->experts,
+                             .activations = opts->dev.activations,
+                             .ctx_size = opts->ctx_size};
+}
+
+static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
+                          td_err *err) {
+  const td_placement_opts wish = wish_of(opts);
+  td_dev_opts dev = opts->dev;
+  td_status st = td_placement_check(&wish, err);
+  if (st != TD_OK) return st;
+  dev.need_bytes = td_placement_need_bytes(&wish, stats);
+  st = td_dev_open(&d->dev, &dev, err);
+  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU
+             ? td_err_prefix(err, "--expert-device gpu")
+             : st;
+}
+
+static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, const td_model *model,
+                           uint64_t n_free) {
+  const td_model_config *c = td_model_config_of(model);
+  td_gpu_need need = {
+      .free_bytes = n_free,
+      .weight_bytes = d->held_bytes,
+      .kv_bytes = td_placement_kv_bytes(opts->ctx_size, c, TD_KV_DEFAULT_CTX),
+      .is_ctx_given = opts->ctx_size != 0,
+      .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)),
+      .usual_chunk = td_engine_prefill_chunk(c),
+      .prefill_chunk = opts->prefill_chunk,
+  };
+  for (uint32_t i = 0; d->expert_dev && i < c->n_layers; i++) {
+    const uint64_t n = td_model_expert_bytes(model, i);
+    if (n > need.layer_bytes) need.layer_bytes = n;
+  }
+  return need;
+}
+
+// Shares out what the weights leave of the GPU's memory; what is left is for the KV cache.
+static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                        uint64_t n_free) {
+  const td_gpu_need need = need_of(d, opts, model, n_free);
+  const td_gpu_plan plan = td_gpu_plan_make(&need);
+  d->prefill_chunk = plan.prefill_chunk;
+  d->stream_bytes = plan.stream_bytes;
+  d->held_bytes += plan.chunk_bytes + plan.stream_bytes;
+  td_debug("%s: %.2f GiB for weights, %.2f GiB for experts that stream, %.2f GiB for prefill steps "
+           "of %u tokens, of %.2f GiB",
+           td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
+           (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
+  if (!d->expert_dev || opts->experts != TD_EXPERTS_AUTO) return;
+  const uint32_t n_layers = td_model_config_of(model)->n_layers;
+  uint64_t layer_bytes[TD_MAX_LAYERS], own_bytes;
+  for (uint32_t i = 0; i < n_layers; i++)
+    layer_bytes[i] = td_model_expert_bytes(model, i);
+  d->n_own_layers = td_gpu_own_layers(&need, d->held_bytes, layer_bytes, n_layers, &own_bytes);
+  d->held_bytes += own_bytes;
+}
+
+// Beside a GPU, one CPU next to it is left to the thread that drives it, and else waits asleep: if
+// that took turns with a member of the team, the others would wait for both.
+static td_status open_cpu(td_devices *d, const td_devices_opts *opts, td_err *err) {
+  td_dev_opts cpu = opts->dev;
+  cpu_set_t before;
+  cpu.kind = "cpu";
+  const bool is_chosen = cpu.n_threads == 0 && td_cpu_count() > 1;
+  if (is_chosen) cpu.n_threads = td_cpu_count() - 1;
+  const bool is_less = is_chosen && td_cpus_leave_one(td_dev_node(d->dev), &before);
+  td_status st = td_dev_open(&d->expert_dev, &cpu, err);
+  if (is_less) sched_setaffinity(0, sizeof before, &before);
+  if (cpu.n_threads) d->n_threads = cpu.n_threads;
+  return st;
+}
+
+static td_status open_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                              uint64_t n_free, td_err *err) {
+  td_status st = open_cpu(d, opts, err);
+  if (st != TD_OK) return st;
+  d->held_bytes -= td_model_stats_of(model).expert_bytes;
+  plan_memory(d, opts, model, n_free);
+  uint64_t n_bytes = 0;
+  uint32_t n_layers = 0;
+  for (uint32_t i = d->n_own_layers; i < td_model_config_of(model)->n_layers; i++) {
+    n_bytes += td_model_expert_bytes(model, i);
+    n_layers += td_model_expert_bytes(model, i) > 0;
+  }
+  td_info("%s computes the experts of %u layers, %.2f GiB", td_dev_name(d->expert_dev), n_layers,
+          (double)n_bytes / GIB);
+  return TD_OK;
+}
+
+td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
+                          td_err *err) {
+  *out = (td_devices){.n_threads = opts->dev.n_threads ? opts->dev.n_threads : td_cpu_count()};
+  const td_model_stats stats = td_model_stats_of(model);
+  td_status st = open_dev(out, opts, &stats, err);
+  if (st != TD_OK) return st;
+  const uint64_t n_free = td_dev_own_free_bytes(out->dev);
+  const td_placement_opts wish = wish_of(opts);
+  out->placement = td_placement_of(&wish, model, n_free);
+  out->held_bytes = stats.bytes;
+  out->prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk
+                                           : td_engine_prefill_chunk(td_model_config_of(model));
+  if (!out->placement.has_own_memory) return TD_OK;
+  td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
+          (double)n_free / GIB);
+  if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);
+  plan_memory(out, opts, model, n_free);
+  return TD_OK;
+}
+
+void td_devices_close(td_devices *devices) {
+  td_dev_close(devices->expert_dev);
+  td_dev_close(devices->dev);
+}

@@ -1,0 +1,110 @@
+#include "runtime/placement.h"
+
+#include <string.h>
+
+#include "engine/engine.h"
+#include "kv/plan.h"
+
+enum { CHUNK_PART = 4, CHUNK_ROUND = 64 };
+// Tokens of a step beyond which there is nothing to gain: where all experts stream once a step, and
+// where the GPU has them all (256 of DeepSeek-V3's tokens an expert, 512 of Qwen3-235B's).
+enum { MOST_CHUNK_STREAMED = 32768, MOST_CHUNK = 8192 };
+enum { LEAST_CTX = 8192 }; // tokens for which a model is not said to fit without
+
+static uint64_t at_most(uint64_t n, uint64_t most) {
+  return n < most ? n : most;
+}
+
+// ---- where a model is computed ------------------------------------------------------------------
+
+td_status td_placement_check(const td_placement_opts *opts, td_err *err) {
+  const bool is_cpu = strcmp(opts->device, "cpu") == 0, is_cuda = strcmp(opts->device, "cuda") == 0;
+  if (!is_cpu && !is_cuda && strcmp(opts->device, "auto") != 0) {
+    return td_fail(err, TD_EINVAL, "--device %s: give cpu, cuda or auto", opts->device);
+  }
+  if (is_cpu && opts->experts == TD_EXPERTS_GPU) {
+    return td_fail(err, TD_EINVAL, "--expert-device gpu: give --device cuda, too, or leave it out");
+  }
+  if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
+    return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
+  }
+  return TD_OK;
+}
+
+bool td_placement_may_use_gpu(const td_placement_opts *opts) {
+  return strcmp(opts->device, "cpu") != 0 && opts->activations != TD_ACTIVATIONS_INT8;
+}
+
+uint64_t td_placement_need_bytes(const td_placement_opts *opts, const td_model_stats *stats) {
+  return opts->experts == TD_EXPERTS_GPU ? stats->bytes : stats->bytes - stats->expert_bytes;
+}
+
+uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint32_t n_tokens) {
+  const uint64_t n = ctx_size ? ctx_size : at_most(c->max_position, n_tokens);
+  return n * td_engine_kv_bytes_per_token(c, TD_BF16);
+}
+
+// Operators and a context need memory, too.
+static bool experts_are_for_cpu(const td_placement_opts *opts, const td_model *model,
+                                uint64_t gpu_bytes) {
+  const td_model_stats stats = td_model_stats_of(model);
+  if (!stats.expert_bytes || opts->experts == TD_EXPERTS_GPU) return false;
+  if (opts->experts == TD_EXPERTS_CPU) return true;
+  const uint64_t kv_bytes = td_placement_kv_bytes(opts->ctx_size, td_model_config_of(model),
+                                                  LEAST_CTX);
+  return gpu_bytes < stats.bytes + TD_KV_DEVICE_SPARE + kv_bytes;
+}
+
+td_placement td_placement_of(const td_placement_opts *opts, const td_model *model,
+                             uint64_t gpu_bytes) {
+  if (!gpu_bytes) return (td_placement){.device = "cpu"};
+  return (td_placement){.device = "cuda",
+                        .has_own_memory = true,
+                        .experts_on_cpu = experts_are_for_cpu(opts, model, gpu_bytes)};
+}
+
+// ---- a GPU's memory -----------------------------------------------------------------------------
+
+static uint32_t choose_chunk(const td_gpu_need *need, uint64_t left) {
+  if (need->prefill_chunk) return need->prefill_chunk;
+  const uint32_t most = need->layer_bytes ? MOST_CHUNK_STREAMED : MOST_CHUNK;
+  uint32_t n = (uint32_t)at_most(left / CHUNK_PART / need->step_token_bytes, most);
+  n -= n % CHUNK_ROUND;
+  return n > need->usual_chunk ? n : need->usual_chunk;
+}
+
+// Beside TD_KV_DEVICE_SPARE, for a KV cache of so many bytes: kv_plan.h keeps a quarter, or that.
+static uint64_t room_for_kv(uint64_t kv_bytes) {
+  enum { ROUNDING = 1 << 20 };
+  const uint64_t whole = kv_bytes / 3 * 4;
+  const uint64_t beside = whole > TD_KV_DEVICE_SPARE ? whole - TD_KV_DEVICE_SPARE : 0;
+  return (beside > kv_bytes ? beside : kv_bytes) + ROUNDING;
+}
+
+static uint64_t without(uint64_t left, uint64_t taken) {
+  return left > taken ? left - taken : 0;
+}
+
+td_gpu_plan td_gpu_plan_make(const td_gpu_need *need) {
+  const uint64_t kv_room = room_for_kv(need->kv_bytes);
+  uint64_t left = without(need->free_bytes, need->weight_bytes + TD_KV_DEVICE_SPARE);
+  if (need->is_ctx_given) left = without(left, kv_room);
+  td_gpu_plan plan = {.prefill_chunk = choose_chunk(need, left)};
+  if (plan.prefill_chunk > need->usual_chunk) {
+    plan.chunk_bytes = (plan.prefill_chunk - need->usual_chunk) * need->step_token_bytes;
+  }
+  left = without(left, plan.chunk_bytes);
+  if (!need->is_ctx_given) left -= at_most(kv_room, left / 2);
+  plan.stream_bytes = at_most(left, need->layer_bytes);
+  return plan;
+}
+
+uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
+                           const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes) {
+  const uint64_t held = held_bytes + TD_KV_DEVICE_SPARE + 2 * need->kv_bytes;
+  const uint64_t room = without(need->free_bytes, held) / 2;
+  uint32_t n = 0;
+  for (*bytes = 0; n < n_layers && *bytes + layer_bytes[n] <= room; n++)
+    *bytes += layer_bytes[n];
+  return n;
+}

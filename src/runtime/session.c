@@ -1,0 +1,237 @@
+#include "runtime/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem_info.h"
+#include "base/trace.h"
+#include "engine/sampler.h"
+#include "kv/plan.h"
+
+static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
+  const bool is_own = s->devices.placement.has_own_memory; // which the weights have yet to go to
+  td_kv_need need = {
+      .max_position = s->config->max_position,
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
+      .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.held_bytes,
+      .available_bytes = is_own ? td_dev_own_free_bytes(s->devices.dev)
+                                : td_memory_available_bytes(),
+      .ctx_size = s->opts.ctx_size,
+      .max_batch = s->opts.max_seqs,
+      .is_device = is_own,
+  };
+  return td_kv_plan_make(out, &need, err);
+}
+
+static td_status open_engine(td_session *s, td_err *err) {
+  td_kv_plan plan;
+  td_status st = plan_kv(s, &plan, err);
+  if (st != TD_OK) return st;
+  s->n_ctx = plan.n_ctx;
+  uint32_t n_seqs = s->opts.max_seqs;
+  td_kv_opts kv = {.page_tokens = TD_KV_PAGE_TOKENS, .n_pages = plan.n_pages, .max_seqs = n_seqs};
+  st = td_kv_open(&s->kv, &kv, err);
+  if (st != TD_OK) return st;
+  uint32_t chunk = s->opts.prefill_chunk < s->n_ctx ? s->opts.prefill_chunk : s->n_ctx;
+  td_engine_opts opts = {.n_pages = plan.n_pages,
+                         .page_tokens = TD_KV_PAGE_TOKENS,
+                         .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
+                         .max_step_seqs = n_seqs,
+                         .max_seq_tokens = s->n_ctx,
+                         .kv_dtype = s->opts.kv_dtype,
+                         .record_routing = s->opts.record_routing,
+                         .expert_dev = s->devices.expert_dev,
+                         .n_own_layers = s->devices.n_own_layers,
+                         .stream_bytes = s->devices.stream_bytes};
+  return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
+}
+
+// Mapped so far. If weights are to be in memory, the model is opened once more.
+static td_status open_model(td_session *s, td_err *err) {
+  const td_weights_opts opts = {.mode = s->opts.weights,
+                                .model_dir = s->opts.model_dir,
+                                .ctx_size = s->opts.ctx_size,
+                                .kv_dtype = s->opts.kv_dtype,
+                                .placement = s->devices.placement};
+  int fd;
+  td_status st = td_weights_open(&fd, &opts, err);
+  if (st != TD_OK) return st;
+  if (fd < 0) return td_model_convert(s->model, err);
+  td_model_close(s->model);
+  s->model = NULL;
+  td_model_close(s->model);
+  s->model = NULL;
+  st = td_model_open_weights(&s->model, s->opts.model_dir, fd, err);
+  s->is_resident = true;
+  close(fd); // the model's mapping keeps the memory
+  return st;
+}
+
+td_placement_opts td_session_placement(const td_session_opts *opts) {
+  return (td_placement_opts){.device = opts->device ? opts->device : "cpu",
+                             .experts = opts->experts,
+                             .activations = opts->activations,
+                             .ctx_size = opts->ctx_size};
+}
+
+static td_status open_devices(td_session *s, td_err *err) {
+  const td_devices_opts opts = {.dev = {.kind = s->opts.device ? s->opts.device : "cpu",
+                                        .n_threads = s->opts.n_threads,
+                                        .activations = s->opts.activations},
+                                .experts = s->opts.experts,
+                                .prefill_chunk = s->opts.prefill_chunk,
+                                .ctx_size = s->opts.ctx_size};
+  td_status st = td_devices_open(&s->devices, &opts, s->model, err);
+  if (st != TD_OK) return st;
+  s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);
+  s->opts.prefill_chunk = s->devices.prefill_chunk;
+  return TD_OK;
+}
+
+static td_status open_parts(td_session *s, td_err *err) {
+  uint64_t begin_ns = td_trace_begin();
+  td_status st = td_model_open_shapes(&s->model, s->opts.model_dir, err); // costs next to nothing
+  if (st == TD_OK) st = open_devices(s, err);
+  if (st == TD_OK) st = open_model(s, err);
+  td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
+  if (st != TD_OK) return st;
+  s->config = td_model_config_of(s->model);
+  size_t n_bytes;
+  const void *memory = td_model_memory(s->model, &n_bytes);
+  if (s->devices.stream_bytes) td_dev_pin(s->devices.dev, memory, n_bytes);
+  st = open_engine(s, err);
+  if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
+  if (st != TD_OK) return st;
+  s->cached = malloc(s->n_ctx * sizeof *s->cached);
+  return s->cached ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+td_status td_session_open(td_session **out, const td_session_opts *opts, td_err *err) {
+  *out = NULL;
+  td_session *s = calloc(1, sizeof *s);
+  if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
+  s->opts = *opts;
+  if (!s->opts.max_seqs) s->opts.max_seqs = 1;
+  double start = td_clock_s();
+  td_status st = open_parts(s, err);
+  if (st != TD_OK) {
+    td_session_close(s);
+    return st;
+  }
+  s->load_s = td_clock_s() - start;
+  *out = s;
+  return TD_OK;
+}
+
+void td_session_close(td_session *s) {
+  if (!s) return;
+  td_engine_close(s->engine);
+  td_kv_close(s->kv);
+  td_devices_close(&s->devices);
+  td_model_close(s->model);
+  free(s->cached);
+  free(s);
+}
+
+// One step of the sequence: n tokens behind those cached.
+static td_status step(td_session *s, const td_generate_args *args, const int32_t *tokens,
+                      uint32_t n, td_want want, bool is_decode, td_err *err) {
+  td_status st = td_kv_reserve(s->kv, s->seq, s->n_cached + n, err);
+  if (st != TD_OK) return st;
+  td_step_seq seq = {.tokens = tokens,
+                     .n_tokens = n,
+                     .n_past = s->n_cached,
+                     .want = want,
+                     .is_decode = is_decode,
+                     .temperature = args->sampling.temperature};
+  seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
+  st = td_engine_step(s->engine, &seq, 1, err);
+  if (st != TD_OK) return st;
+  memcpy(s->cached + s->n_cached, tokens, n * sizeof *tokens);
+  s->n_cached += n;
+  return TD_OK;
+}
+
+// Keeps of the cache what the prompt begins with, but for its last token, whose logits are needed.
+static uint32_t reuse(td_session *s, const td_generate_args *args) {
+  uint32_t n = 0;
+  while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
+    n++;
+  s->n_cached = n;
+  return n;
+}
+
+// TD_ECANCELED when on_prefill says so.
+static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
+  while (s->n_cached < args->n_prompt) {
+    uint32_t left = args->n_prompt - s->n_cached;
+    uint32_t n = left < s->opts.prefill_chunk ? left : s->opts.prefill_chunk;
+    td_status st = step(s, args, args->prompt + s->n_cached, n,
+                        n == left ? TD_WANT_LAST : TD_WANT_NONE, false, err);
+    if (st != TD_OK) return st;
+    if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
+      return TD_ECANCELED;
+    }
+  }
+  return TD_OK;
+}
+
+static bool is_eos(const td_model_config *config, const td_tokenizer *tok, int32_t id) {
+  if (tok && td_tokenizer_eos(tok) == id) return true;
+  for (uint32_t i = 0; i < config->n_eos; i++) {
+    if (config->eos_ids[i] == id) return true;
+  }
+  return false;
+}
+
+// Draws from the logits that stand ready, until something ends the answer.
+static td_status decode(td_session *s, const td_generate_args *args, td_sampler *sampler,
+                        td_generate_stats *stats, td_err *err) {
+  stats->reason = TD_DONE_LENGTH;
+  while (stats->n_output < args->max_tokens) {
+    td_wire_token token;
+    td_status st = td_engine_draw(s->engine, 0, sampler, 0, &token, err);
+    if (st != TD_OK) return st;
+    int32_t id = token.id;
+    stats->n_output++;
+    if (!args->ignore_eos && is_eos(s->config, args->tok, id)) {
+      stats->reason = TD_DONE_STOP;
+      return TD_OK;
+    }
+    if (args->on_token && !args->on_token(args->ctx, id)) {
+      stats->reason = TD_DONE_CANCELED;
+      return TD_OK;
+    }
+    if (stats->n_output == args->max_tokens || s->n_cached == s->n_ctx) return TD_OK;
+    st = step(s, args, &id, 1, TD_WANT_LAST, true, err);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+td_status td_session_generate(td_session *s, const td_generate_args *args, td_generate_stats *stats,
+                              td_err *err) {
+  *stats = (td_generate_stats){.n_prompt = args->n_prompt, .reason = TD_DONE_CANCELED};
+  if (!args->n_prompt) return td_fail(err, TD_EINVAL, "the prompt is empty");
+  if (args->n_prompt > s->n_ctx) {
+    return td_fail(err, TD_EINVAL, "the prompt has %u tokens, the context %u (--ctx-size)",
+                   args->n_prompt, s->n_ctx);
+  }
+  td_sampler *sampler;
+  td_status st = td_sampler_open(&sampler, &args->sampling, NULL, 0, s->config->n_vocab, err);
+  if (st != TD_OK) return st;
+  td_sampler_prompt(sampler, args->prompt, args->n_prompt);
+  stats->n_reused = reuse(s, args);
+  double start = td_clock_s();
+  st = prefill(s, args, err);
+  double first = td_clock_s();
+  stats->prefill_s = first - start;
+  if (st == TD_OK) {
+    st = decode(s, args, sampler, stats, err);
+    stats->decode_s = td_clock_s() - first;
+  }
+  td_sampler_close(sampler);
+  return st == TD_ECANCELED ? TD_OK : st;
+}

@@ -1,0 +1,240 @@
+#include "runtime/weights.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/trace.h"
+#include "engine/engine.h"
+#include "kv/plan.h"
+#include "model/checkpoint/resident.h"
+
+#define GIB        ((double)(1 << 30))
+#define MIB        ((double)(1 << 20))
+#define SAY_NS     10000000000u // between two lines of progress in a log
+#define LINE_CHARS 79
+
+// ---- the choice -----------------------------------------------------------------------------
+
+// Pages set aside for this are no part of what is available.
+static uint64_t taken_bytes(const td_weights_need *need) {
+  return need->pages == TD_PAGES_RESERVED ? 0 : need->resident_bytes;
+}
+
+static bool has_room_for_kv(const td_weights_need *need) {
+  uint64_t taken = taken_bytes(need), available = need->available_bytes;
+  return taken <= available && (available - taken) / 2 >= need->kv_bytes;
+}
+
+// As the administrator allows them; a setting of the size's own comes before that of all sizes.
+#define ALLOW_HUGE                                                                                 \
+  "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or sysctl "                    \
+  "vm.nr_hugepages=%llu"
+
+static unsigned long long huge_pages(const td_weights_need *need) {
+  return (need->resident_bytes + TD_HUGE_PAGE_BYTES - 1) / TD_HUGE_PAGE_BYTES;
+}
+
+static bool is_to_be_resident(const td_weights_need *need) {
+  const td_placement *p = &need->placement;
+  if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_RESIDENT;
+  if (p->has_own_memory && !p->experts_on_cpu) return false;
+  bool gains = p->experts_on_cpu || need->pages != TD_PAGES_PLAIN || need->converted_bytes;
+  return gains && has_room_for_kv(need);
+}
+
+static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
+  const double weights = (double)need->file_bytes / GIB;
+  const double available = (double)need->available_bytes / GIB;
+  const bool is_gpus = need->placement.has_own_memory && !need->placement.experts_on_cpu;
+  if (need->file_bytes > need->available_bytes && !is_gpus) {
+    out->is_warning = true;
+    snprintf(out->text, sizeof out->text,
+             "the checkpoint is larger (%.2f GiB) than the memory available (%.2f GiB): answers "
+             "will wait for the disk; a smaller one can be made with tandem quantize",
+             weights, available);
+  } else if (need->mode == TD_WEIGHTS_AUTO && is_gpus) {
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files: the GPU copies all of them",
+             weights);
+  } else if (need->mode == TD_WEIGHTS_AUTO && !has_room_for_kv(need)) {
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files: a copy in memory would leave no "
+             "room for the KV cache",
+             weights);
+  } else if (need->mode == TD_WEIGHTS_AUTO) {
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights are mapped from their files, since shared memory has no 2 MB "
+             "pages; to allow them: " ALLOW_HUGE,
+             weights, huge_pages(need));
+  }
+}
+
+td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err) {
+  *out = (td_weights_choice){.is_resident = is_to_be_resident(need)};
+  const uint64_t taken = taken_bytes(need);
+  const double weights = (double)need->file_bytes / GIB;
+  const double available = (double)need->available_bytes / GIB;
+  const double limit = (double)need->limit_bytes / GIB;
+  if (need->mode == TD_WEIGHTS_RESIDENT && taken > need->limit_bytes) {
+    return td_fail(err, TD_ENOMEM,
+                   "--weights resident: %.2f GiB of weights do not fit into the %.2f GiB of memory "
+                   "there are; give --weights mmap, which reads them through the page cache",
+                   weights, limit);
+  }
+  if (!out->is_resident) {
+    explain_mapping(out, need);
+  } else if (taken > need->available_bytes) {
+    out->is_warning = true;
+    snprintf(out->text, sizeof out->text,
+             "--weights resident: of the %.2f GiB of memory there are, %.2f GiB are available, and "
+             "the weights take %.2f GiB; loading goes on, and fails if no more becomes available",
+             limit, available, weights);
+  } else if (need->pages == TD_PAGES_PLAIN) {
+    out->is_warning = need->placement.experts_on_cpu;
+    snprintf(out->text, sizeof out->text,
+             "%.2f GiB of weights will be in 4 KB pages, which are slower to read%s; to allow 2 MB "
+             "pages: " ALLOW_HUGE,
+             weights, need->placement.has_own_memory ? " and to register with the GPU" : "",
+             huge_pages(need));
+  }
+  return TD_OK;
+}
+
+// ---- loading --------------------------------------------------------------------------------
+
+typedef struct {
+  bool is_terminal;
+  uint64_t begin_ns, said_ns;
+} reporter;
+
+static double gib_per_second(const reporter *r, uint64_t bytes) {
+  double seconds = (double)(td_clock_ns() - r->begin_ns) * 1e-9;
+  return seconds > 0 ? (double)bytes / GIB / seconds : 0;
+}
+
+static void draw_bar(const reporter *r, uint64_t done, uint64_t total) {
+  enum { CELLS = 30 };
+  char line[LINE_CHARS + 1];
+  int n_full = total ? (int)(done * CELLS / total) : CELLS;
+  int n = snprintf(line, sizeof line, "\rloading [%.*s%*s] %5.1f of %.1f GiB, %.2f GiB/s", n_full,
+                   "##############################", CELLS - n_full, "", (double)done / GIB,
+                   (double)total / GIB, gib_per_second(r, done));
+  if (n > LINE_CHARS) n = LINE_CHARS;
+  td_log_draw(line, (size_t)n);
+}
+
+static void on_progress(void *ctx, uint64_t done, uint64_t total) {
+  reporter *r = ctx;
+  uint64_t now_ns = td_clock_ns();
+  if (r->is_terminal) {
+    draw_bar(r, done, total);
+  } else if (now_ns - r->said_ns >= SAY_NS) {
+    r->said_ns = now_ns;
+    td_info("loading weights: %.1f of %.1f GiB, %.2f GiB/s", (double)done / GIB,
+            (double)total / GIB, gib_per_second(r, done));
+  }
+}
+
+static void say_loaded(const reporter *r, const td_resident_stats *stats) {
+  const char *pages = "plain pages: the kernel gives shared memory no larger ones here";
+  char text[96];
+  if (stats->pages == TD_PAGES_RESERVED) {
+    pages = "reserved 2 MB pages";
+  } else if (stats->pages == TD_PAGES_TRANSPARENT) {
+    snprintf(text, sizeof text, "%.2f GiB of that in 2 MB pages", (double)stats->huge_bytes / GIB);
+    pages = text;
+  }
+  td_info("%.2f GiB of weights are in memory after %.2f s, %.2f GiB/s (%s)",
+          (double)stats->n_bytes / GIB, (double)(td_clock_ns() - r->begin_ns) * 1e-9,
+          gib_per_second(r, stats->n_bytes), pages);
+  if (stats->n_nodes < 2) return;
+  td_buf parts = TD_BUF_INIT;
+  for (unsigned i = 0; i < stats->n_nodes; i++)
+    td_buf_printf(&parts, "%s%.1f", i ? " + " : "", (double)stats->node_bytes[i] / MIB);
+  td_info("rows of matrices are on %u NUMA nodes: %s MiB", stats->n_nodes, td_buf_text(&parts));
+  td_buf_free(&parts);
+}
+
+// A checkpoint's files and what must be converted of them.
+typedef struct {
+  td_store *store;
+  td_quant *quant;
+  td_conversion *conversion;
+} checkpoint;
+
+static void close_checkpoint(checkpoint *c) {
+  td_conversion_close(c->conversion);
+  td_quant_close(c->quant);
+  td_store_close(c->store);
+}
+
+static td_status open_checkpoint(checkpoint *c, const char *dir, td_err *err) {
+  *c = (checkpoint){0};
+  td_status st = td_store_open(&c->store, dir, err);
+  if (st == TD_OK) st = td_quant_open_dir(&c->quant, dir, err);
+  if (st == TD_OK) st = td_conversion_open(&c->conversion, c->store, c->quant, err);
+  if (st != TD_OK) close_checkpoint(c);
+  return st;
+}
+
+static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts, td_err *err) {
+  reporter r = {.is_terminal = isatty(STDERR_FILENO) == 1 && !td_log_get().is_json,
+                .begin_ns = td_clock_ns()};
+  r.said_ns = r.begin_ns;
+  const td_resident_opts how = {.canceled = opts->canceled,
+                                .on_progress = on_progress,
+                                .ctx = &r,
+                                .conversion = c->conversion,
+                                .for_device = opts->placement.has_own_memory};
+  td_resident_stats stats;
+  uint64_t begin_ns = td_trace_begin();
+  td_status st = td_resident_load(fd, &stats, c->store, &how, err);
+  td_trace_span(begin_ns, TD_TRACE_LOAD_WEIGHTS, 0, 0);
+  static const char clear[] = "\r\033[K";
+  if (r.is_terminal) td_log_draw(clear, sizeof clear - 1);
+  if (st == TD_OK) say_loaded(&r, &stats);
+  return st;
+}
+
+static td_status measure(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
+                         td_err *err) {
+  td_model_config config;
+  td_status st = td_model_config_read(&config, opts->model_dir, err);
+  if (st != TD_OK) return st;
+  uint64_t n_ctx = opts->ctx_size ? opts->ctx_size : config.max_position;
+  if (!opts->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
+  *need = (td_weights_need){.mode = opts->mode,
+                            .placement = opts->placement,
+                            .resident_bytes = td_resident_bytes(c->store, c->conversion),
+                            .converted_bytes = td_conversion_bytes(c->conversion),
+                            .available_bytes = td_memory_available_bytes(),
+                            .limit_bytes = td_memory_limit_bytes()};
+  if (!opts->placement.has_own_memory) { // else KV pages are there
+    need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
+  }
+  need->pages = td_memory_shared_pages(need->resident_bytes);
+  for (size_t i = 0; i < td_store_n_shards(c->store); i++)
+    need->file_bytes += td_store_shard(c->store, i).n_bytes;
+  return TD_OK;
+}
+
+td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
+  *fd = -1;
+  checkpoint c;
+  td_status st = open_checkpoint(&c, opts->model_dir, err);
+  if (st != TD_OK) return st;
+  td_weights_need need;
+  td_weights_choice choice = {0};
+  st = measure(&need, &c, opts, err);
+  if (st == TD_OK) st = td_weights_choose(&choice, &need, err);
+  if (st == TD_OK && choice.text[0]) {
+    td_log(choice.is_warning ? TD_LOG_WARN : TD_LOG_DEBUG, "%s", choice.text);
+  }
+  if (st == TD_OK && choice.is_resident) st = load(fd, &c, opts, err);
+  close_checkpoint(&c);
+  return st;
+}

@@ -1,0 +1,70 @@
+#include "sched/fair_share.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+td_status td_fair_open(td_fair *out, uint32_t n_present, td_err *err) {
+  size_t n = 2 * (size_t)n_present; // as many again are remembered while they are away
+  *out = (td_fair){.tenants = calloc(n, sizeof(td_tenant)), .n_most = (uint32_t)n};
+  return out->tenants ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %zu tenants", n);
+}
+
+void td_fair_close(td_fair *fair) {
+  free(fair->tenants);
+  *fair = (td_fair){0};
+}
+
+static bool is_there(const td_tenant *t) {
+  return t->n_waiting + t->n_running > 0;
+}
+
+const td_tenant *td_fair_find(const td_fair *fair, uint64_t id) {
+  for (uint32_t i = 0; i < fair->n; i++) {
+    if (fair->tenants[i].id == id && is_there(&fair->tenants[i])) return &fair->tenants[i];
+  }
+  return NULL;
+}
+
+// The tenant's place: its own, a new one, or that of the one away that was served least.
+static uint32_t place_of(td_fair *fair, uint64_t id) {
+  uint32_t least = UINT32_MAX;
+  for (uint32_t i = 0; i < fair->n; i++) {
+    const td_tenant *t = &fair->tenants[i];
+    if (t->id == id) return i;
+    if (is_there(t)) continue;
+    if (least == UINT32_MAX || t->served < fair->tenants[least].served) least = i;
+  }
+  uint32_t i = fair->n < fair->n_most ? fair->n++ : least;
+  TD_CHECK(i != UINT32_MAX);
+  fair->tenants[i] = (td_tenant){.id = id};
+  return i;
+}
+
+static uint64_t level_now(const td_fair *fair) {
+  uint64_t level = UINT64_MAX;
+  for (uint32_t i = 0; i < fair->n; i++) {
+    const td_tenant *t = &fair->tenants[i];
+    if (is_there(t) && t->served < level) level = t->served;
+  }
+  return level == UINT64_MAX ? fair->level : level;
+}
+
+uint32_t td_fair_join(td_fair *fair, uint64_t id, uint32_t weight) {
+  uint32_t i = place_of(fair, id);
+  td_tenant *t = &fair->tenants[i];
+  t->weight = weight ? weight : 1;
+  if (is_there(t)) return i;
+  uint64_t level = level_now(fair);
+  if (t->served < level) t->served = level;
+  t->came = ++fair->n_came;
+  return i;
+}
+
+void td_fair_leave(td_fair *fair, uint32_t idx) {
+  const td_tenant *t = &fair->tenants[idx];
+  if (!is_there(t) && t->served > fair->level) fair->level = t->served;
+}
+
+void td_fair_charge(td_fair *fair, uint32_t idx, uint64_t cost) {
+  fair->tenants[idx].served += cost * TD_FAIR_UNIT / fair->tenants[idx].weight;
+}

@@ -1,0 +1,475 @@
+// Methods of Python's str, dict, list and tuple. Those that alter their object do not exist here:
+// the sandbox withholds them (jinja_ops.c).
+#include <string.h>
+
+#include "text/jinja/native.h"
+#include "text/unicode/python_chars.h"
+
+#define METHOD(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
+#define UNUSED     (void)j, (void)a, (void)raw
+
+static const jj_str *need_str(jj *j, jj_value v) {
+  if (v.type != JJ_STR) jj_raise_type(j, "a string", v);
+  return v.s;
+}
+
+// ---- case, padding, stripping ----
+
+#define RECASE(fn, how)                                                                            \
+  METHOD(fn) {                                                                                     \
+    UNUSED;                                                                                        \
+    return JJ_OF_STR(jj_recase(j, self.s, how));                                                   \
+  }
+RECASE(str_lower, JJ_LOWER)
+RECASE(str_upper, JJ_UPPER)
+RECASE(str_title, JJ_TITLE)
+RECASE(str_capitalize, JJ_CAPITALIZE)
+RECASE(str_swapcase, JJ_SWAPCASE)
+
+#define STRIP(fn, left, right)                                                                     \
+  METHOD(fn) {                                                                                     \
+    UNUSED;                                                                                        \
+    return JJ_OF_STR(jj_strip(j, self.s, jj_arg_str(j, a[0]), left, right));                       \
+  }
+STRIP(str_strip, true, true)
+STRIP(str_lstrip, true, false)
+STRIP(str_rstrip, false, true)
+
+static jj_value pad(jj *j, jj_value self, const jj_value *a, char align) {
+  const jj_str *fill = jj_given(a[1]) ? need_str(j, a[1]) : jj_lit(j, " ");
+  if (fill->n_chars != 1) {
+    jj_raise(j, TD_EFORMAT, "The fill character must be exactly one character long");
+  }
+  return JJ_OF_STR(jj_pad(j, self.s, jj_arg_int(j, a[0], 0), fill, align));
+}
+
+METHOD(str_ljust) {
+  UNUSED;
+  return pad(j, self, a, '<');
+}
+
+METHOD(str_rjust) {
+  UNUSED;
+  return pad(j, self, a, '>');
+}
+
+METHOD(str_center) {
+  UNUSED;
+  return pad(j, self, a, 'c');
+}
+
+METHOD(str_zfill) {
+  UNUSED;
+  int64_t width = jj_arg_int(j, a[0], 0);
+  bool sign = self.s->len && (self.s->p[0] == '-' || self.s->p[0] == '+');
+  const jj_str *digits = jj_sub(j, self.s, sign, self.s->len);
+  digits = jj_pad(j, digits, width > INT64_MIN + 1 ? width - sign : 0, jj_lit(j, "0"), '>');
+  return JJ_OF_STR(jj_concat(j, jj_sub(j, self.s, 0, sign), digits));
+}
+
+METHOD(str_expandtabs) {
+  UNUSED;
+  int64_t size = jj_arg_int(j, a[0], 8), column = 0;
+  if (size > 1 << 20) jj_raise(j, TD_ELIMIT, "tab size too big");
+  jj_builder b;
+  jj_build(&b, j);
+  for (size_t i = 0, next; i < self.s->len; i = next) {
+    uint32_t c = jj_decode(self.s, i, &next);
+    if (c != '\t') {
+      jj_add_range(&b, self.s, i, next);
+      column = c == '\n' || c == '\r' ? 0 : column + 1;
+      continue;
+    }
+    size_t n = size > 0 ? (size_t)(size - column % size) : 0;
+    jj_add_repeat(&b, jj_lit(j, " "), n);
+    column += (int64_t)n;
+  }
+  return JJ_OF_STR(jj_built(&b));
+}
+
+// ---- splitting and joining ----
+
+METHOD(str_split) {
+  UNUSED;
+  return JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), false));
+}
+
+METHOD(str_rsplit) {
+  UNUSED;
+  return JJ_OF_LIST(jj_split(j, self.s, jj_arg_str(j, a[0]), jj_arg_int(j, a[1], -1), true));
+}
+
+METHOD(str_splitlines) {
+  UNUSED;
+  return JJ_OF_LIST(jj_splitlines(j, self.s, jj_arg_bool(a[0], false)));
+}
+
+static jj_value partition(jj *j, jj_value self, jj_value separator, bool from_right) {
+  const jj_str *s = self.s, *sep = need_str(j, separator);
+  if (!sep->len) jj_raise(j, TD_EFORMAT, "empty separator");
+  size_t at = (from_right ? jj_rfind : jj_find)(j, s, sep, 0, s->len);
+  jj_list *three = jj_list_new(j, 3);
+  bool hit = at != SIZE_MAX;
+  size_t head = hit ? at : from_right ? 0 : s->len;
+  size_t tail = hit ? at + sep->len : head;
+  jj_push(j, three, JJ_OF_STR(jj_sub(j, s, 0, head)));
+  jj_push(j, three, JJ_OF_STR(jj_sub(j, s, head, tail)));
+  jj_push(j, three, JJ_OF_STR(jj_sub(j, s, tail, s->len)));
+  return JJ_OF_TUPLE(three);
+}
+
+METHOD(str_partition) {
+  UNUSED;
+  return partition(j, self, a[0], false);
+}
+
+METHOD(str_rpartition) {
+  UNUSED;
+  return partition(j, self, a[0], true);
+}
+
+METHOD(str_join) {
+  UNUSED;
+  jj_builder b;
+  jj_build(&b, j);
+  jj_iter *it = jj_iterate(j, a[0]);
+  jj_value v;
+  for (size_t i = 0; jj_next(j, it, &v); i++) {
+    if (v.type != JJ_STR) {
+      jj_raise(j, TD_EFORMAT, "sequence item %zu: expected str instance, %s found", i,
+               jj_type_name(v));
+    }
+    if (i) jj_add_str(&b, self.s);
+    jj_add_str(&b, v.s);
+  }
+  return JJ_OF_STR(jj_built(&b));
+}
+
+METHOD(str_replace) {
+  UNUSED;
+  int64_t max = jj_arg_int(j, a[2], -1);
+  return JJ_OF_STR(jj_replace(j, self.s, need_str(j, a[0]), need_str(j, a[1]), max));
+}
+
+METHOD(str_removeprefix) {
+  UNUSED;
+  const jj_str *s = self.s, *prefix = need_str(j, a[0]);
+  bool has = s->len >= prefix->len && memcmp(s->p, prefix->p, prefix->len) == 0;
+  return JJ_OF_STR(has ? jj_sub(j, s, prefix->len, s->len) : s);
+}
+
+METHOD(str_removesuffix) {
+  UNUSED;
+  const jj_str *s = self.s, *suffix = need_str(j, a[0]);
+  bool has = s->len >= suffix->len && suffix->len &&
+             memcmp(s->p + s->len - suffix->len, suffix->p, suffix->len) == 0;
+  return JJ_OF_STR(has ? jj_sub(j, s, 0, s->len - suffix->len) : s);
+}
+
+METHOD(str_format) {
+  (void)a;
+  return JJ_OF_STR(jj_format(j, self.s, raw));
+}
+
+// ---- searching ----
+
+// An optional bound in characters, clamped as slices are.
+static size_t bound(jj *j, const jj_str *s, jj_value v, size_t otherwise) {
+  if (!jj_given_value(v)) return otherwise;
+  int64_t i = jj_arg_int(j, v, 0), n = (int64_t)s->n_chars;
+  if (i < 0) i += n;
+  if (i > n) return SIZE_MAX; // begins behind the end: finds not even ""
+  return jj_char_to_byte(j, s, i < 0 ? 0 : (size_t)i);
+}
+
+// a: what, start, end. Returns the byte or SIZE_MAX.
+static size_t search(jj *j, const jj_str *s, const jj_value *a, bool from_right) {
+  size_t begin = bound(j, s, a[1], 0), end = bound(j, s, a[2], s->len);
+  if (end == SIZE_MAX) end = s->len;
+  const jj_str *what = need_str(j, a[0]);
+  if (begin == SIZE_MAX || begin > end) return SIZE_MAX;
+  return (from_right ? jj_rfind : jj_find)(j, s, what, begin, end);
+}
+
+static jj_value found(const jj_str *s, size_t byte) {
+  return JJ_OF_INT(byte == SIZE_MAX ? -1 : (int64_t)jj_byte_to_char(s, byte));
+}
+
+METHOD(str_find) {
+  UNUSED;
+  return found(self.s, search(j, self.s, a, false));
+}
+
+METHOD(str_rfind) {
+  UNUSED;
+  return found(self.s, search(j, self.s, a, true));
+}
+
+static jj_value must_find(jj *j, jj_value self, const jj_value *a, bool from_right) {
+  size_t at = search(j, self.s, a, from_right);
+  if (at == SIZE_MAX) jj_raise(j, TD_EFORMAT, "substring not found");
+  return found(self.s, at);
+}
+
+METHOD(str_index) {
+  UNUSED;
+  return must_find(j, self, a, false);
+}
+
+METHOD(str_rindex) {
+  UNUSED;
+  return must_find(j, self, a, true);
+}
+
+METHOD(str_count) {
+  UNUSED;
+  const jj_str *what = need_str(j, a[0]);
+  size_t at = bound(j, self.s, a[1], 0), end = bound(j, self.s, a[2], self.s->len);
+  if (end == SIZE_MAX) end = self.s->len;
+  if (at == SIZE_MAX || at > end) return JJ_OF_INT(0);
+  if (!what->len) return JJ_OF_INT((int64_t)jj_sub(j, self.s, at, end)->n_chars + 1);
+  int64_t n = 0;
+  while ((at = jj_find(j, self.s, what, at, end)) != SIZE_MAX) {
+    n++;
+    at += what->len;
+  }
+  return JJ_OF_INT(n);
+}
+
+static bool affix_matches(jj *j, const jj_str *s, size_t begin, size_t end, jj_value affix,
+                          bool at_end) {
+  const jj_str *text = need_str(j, affix);
+  if (end - begin < text->len) return false;
+  const char *where = at_end ? s->p + end - text->len : s->p + begin;
+  return memcmp(where, text->p, text->len) == 0;
+}
+
+static jj_value has_affix(jj *j, const jj_str *s, const jj_value *a, bool at_end) {
+  size_t begin = bound(j, s, a[1], 0), end = bound(j, s, a[2], s->len);
+  if (end == SIZE_MAX) end = s->len;
+  if (begin == SIZE_MAX || begin > end) return JJ_OF_BOOL(false);
+  if (a[0].type != JJ_TUPLE) return JJ_OF_BOOL(affix_matches(j, s, begin, end, a[0], at_end));
+  for (size_t i = 0; i < a[0].list->n; i++) {
+    if (affix_matches(j, s, begin, end, a[0].list->items[i], at_end)) return JJ_OF_BOOL(true);
+  }
+  return JJ_OF_BOOL(false);
+}
+
+METHOD(str_startswith) {
+  UNUSED;
+  return has_affix(j, self.s, a, false);
+}
+
+METHOD(str_endswith) {
+  UNUSED;
+  return has_affix(j, self.s, a, true);
+}
+
+// ---- kinds of characters ----
+
+static bool every(jj *j, const jj_str *s, bool (*test)(uint32_t)) {
+  for (size_t i = 0; i < s->len;) {
+    if (!test(jj_decode(s, i, &i))) return false;
+  }
+  jj_steps(j, s->len >> 4);
+  return true;
+}
+
+#define EVERY(fn, test)                                                                            \
+  METHOD(fn) {                                                                                     \
+    UNUSED;                                                                                        \
+    return JJ_OF_BOOL(self.s->len && every(j, self.s, test));                                      \
+  }
+EVERY(str_isalpha, td_pychar_is_alpha)
+EVERY(str_isdecimal, td_pychar_is_decimal)
+EVERY(str_isdigit, td_pychar_is_digit)
+EVERY(str_isnumeric, td_pychar_is_numeric)
+EVERY(str_isalnum, td_pychar_is_alnum)
+EVERY(str_isspace, td_pychar_is_space)
+
+METHOD(str_isprintable) {
+  UNUSED;
+  return JJ_OF_BOOL(every(j, self.s, td_pychar_is_printable));
+}
+
+METHOD(str_isascii) {
+  UNUSED;
+  return JJ_OF_BOOL(self.s->n_chars == self.s->len);
+}
+
+static jj_value test_case(jj *j, jj_value self, const char *test) {
+  static const jj_args none = {0};
+  const jj_str name = {.p = test, .len = strlen(test)};
+  return jj_native_call(j, jj_test_find(&name), self, &none);
+}
+
+METHOD(str_islower) {
+  UNUSED;
+  return test_case(j, self, "lower");
+}
+
+METHOD(str_isupper) {
+  UNUSED;
+  return test_case(j, self, "upper");
+}
+
+METHOD(str_istitle) {
+  UNUSED;
+  bool behind_cased = false, any = false;
+  for (size_t i = 0; i < self.s->len;) {
+    uint32_t c = jj_decode(self.s, i, &i);
+    bool begins = td_pychar_is_upper(c) || td_pychar_is_title(c);
+    if (td_pychar_is_cased(c) && begins == behind_cased) return JJ_OF_BOOL(false);
+    behind_cased = td_pychar_is_cased(c);
+    any = any || behind_cased;
+  }
+  return JJ_OF_BOOL(any);
+}
+
+const jj_native jj_str_methods[] = {
+    {"strip", "/|chars", str_strip},
+    {"lstrip", "/|chars", str_lstrip},
+    {"rstrip", "/|chars", str_rstrip},
+    {"split", "|sep,maxsplit", str_split},
+    {"rsplit", "|sep,maxsplit", str_rsplit},
+    {"splitlines", "|keepends", str_splitlines},
+    {"partition", "/sep", str_partition},
+    {"rpartition", "/sep", str_rpartition},
+    {"startswith", "/prefix|start,end", str_startswith},
+    {"endswith", "/suffix|start,end", str_endswith},
+    {"replace", "/old,new|count", str_replace},
+    {"join", "/iterable", str_join},
+    {"lower", "", str_lower},
+    {"casefold", "", str_lower},
+    {"upper", "", str_upper},
+    {"title", "", str_title},
+    {"capitalize", "", str_capitalize},
+    {"swapcase", "", str_swapcase},
+    {"find", "/sub|start,end", str_find},
+    {"rfind", "/sub|start,end", str_rfind},
+    {"index", "/sub|start,end", str_index},
+    {"rindex", "/sub|start,end", str_rindex},
+    {"count", "/sub|start,end", str_count},
+    {"format", NULL, str_format},
+    {"removeprefix", "/prefix", str_removeprefix},
+    {"removesuffix", "/suffix", str_removesuffix},
+    {"ljust", "/width|fill", str_ljust},
+    {"rjust", "/width|fill", str_rjust},
+    {"center", "/width|fill", str_center},
+    {"zfill", "/width", str_zfill},
+    {"expandtabs", "|tabsize", str_expandtabs},
+    {"isalpha", "", str_isalpha},
+    {"isdecimal", "", str_isdecimal},
+    {"isdigit", "", str_isdigit},
+    {"isnumeric", "", str_isnumeric},
+    {"isalnum", "", str_isalnum},
+    {"isspace", "", str_isspace},
+    {"isprintable", "", str_isprintable},
+    {"isascii", "", str_isascii},
+    {"islower", "", str_islower},
+    {"isupper", "", str_isupper},
+    {"istitle", "", str_istitle},
+    {NULL, NULL, NULL},
+};
+
+// ---- dict ----
+
+METHOD(dict_get) {
+  UNUSED;
+  const jj_value *v = jj_dict_get(j, self.dict, a[0]);
+  return v ? *v : jj_given(a[1]) ? a[1] : JJ_NONE_VALUE;
+}
+
+static jj_value view(jj *j, jj_value self, jj_view_kind kind) {
+  jj_view *v = jj_alloc(j, sizeof *v);
+  *v = (jj_view){.kind = kind, .dict = self.dict};
+  return (jj_value){.type = JJ_VIEW, .view = v};
+}
+
+METHOD(dict_keys) {
+  UNUSED;
+  return view(j, self, JJ_KEYS);
+}
+
+METHOD(dict_values) {
+  UNUSED;
+  return view(j, self, JJ_VALUES);
+}
+
+METHOD(dict_items) {
+  UNUSED;
+  return view(j, self, JJ_ITEMS);
+}
+
+METHOD(dict_copy) {
+  UNUSED;
+  jj_dict *copy = jj_dict_new(j);
+  for (size_t i = 0; i < self.dict->n; i++)
+    jj_dict_set(j, copy, self.dict->entries[i].key, self.dict->entries[i].value);
+  return JJ_OF_DICT(copy);
+}
+
+METHOD(dict_fromkeys) {
+  (void)self, (void)raw;
+  jj_dict *dict = jj_dict_new(j);
+  jj_iter *it = jj_iterate(j, a[0]);
+  jj_value key;
+  while (jj_next(j, it, &key))
+    jj_dict_set(j, dict, key, jj_given(a[1]) ? a[1] : JJ_NONE_VALUE);
+  return JJ_OF_DICT(dict);
+}
+
+const jj_native jj_dict_methods[] = {
+    {"get", "/key|default", dict_get},
+    {"items", "", dict_items},
+    {"keys", "", dict_keys},
+    {"values", "", dict_values},
+    {"copy", "", dict_copy},
+    {"fromkeys", "/keys|value", dict_fromkeys},
+    {NULL, NULL, NULL},
+};
+
+const jj_native jj_dict_class_methods[] = {
+    {"fromkeys", "/keys|value", dict_fromkeys},
+    {NULL, NULL, NULL},
+};
+
+// ---- list and tuple ----
+
+METHOD(list_index) {
+  (void)raw;
+  size_t n = self.list->n;
+  int64_t begin = jj_arg_int(j, a[1], 0), end = jj_arg_int(j, a[2], (int64_t)n);
+  if (begin < 0) begin = begin + (int64_t)n < 0 ? 0 : begin + (int64_t)n;
+  if (end < 0) end += (int64_t)n;
+  for (int64_t i = begin; i < end && i < (int64_t)n; i++) {
+    if (jj_equal(j, self.list->items[i], a[0])) return JJ_OF_INT(i);
+  }
+  jj_raise(j, TD_EFORMAT, "value is not in %s", jj_type_name(self));
+}
+
+METHOD(list_count) {
+  UNUSED;
+  int64_t n = 0;
+  for (size_t i = 0; i < self.list->n; i++)
+    n += jj_equal(j, self.list->items[i], a[0]);
+  return JJ_OF_INT(n);
+}
+
+METHOD(list_copy) {
+  UNUSED;
+  return JJ_OF_LIST(jj_to_list(j, self));
+}
+
+const jj_native jj_list_methods[] = {
+    {"index", "/value|start,stop", list_index},
+    {"count", "/value", list_count},
+    {"copy", "", list_copy},
+    {NULL, NULL, NULL},
+};
+
+const jj_native jj_tuple_methods[] = {
+    {"index", "/value|start,stop", list_index},
+    {"count", "/value", list_count},
+    {NULL, NULL, NULL},
+};

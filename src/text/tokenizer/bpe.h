@@ -1,0 +1,36 @@
+// src/text/tokenizer/bpe.h - byte-pair encoding of one word. Private to text/.
+#ifndef TD_TEXT_TOKENIZER_BPE_H
+#define TD_TEXT_TOKENIZER_BPE_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+#include "base/token_ids.h"
+#include "text/tokenizer/vocab.h"
+
+typedef struct td_bpe td_bpe;
+typedef struct td_bpe_scratch td_bpe_scratch;
+
+typedef struct {
+  bool byte_level; // words come as bytes and tokens are spelled in the alphabet of tok_bytelevel.h
+  // Any two tokens that make a third may be merged, those of the lowest id first; model has no
+  // merges then.
+  bool by_rank;
+} td_bpe_opts;
+
+// model is the "model" object of tokenizer.json, its vocabulary read into vocab, which must outlive
+// *out and hold all flags already.
+td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
+                      const td_bpe_opts *opts, td_err *err);
+void td_bpe_close(td_bpe *bpe);
+
+// Working memory of one encoding at a time, with a cache of words of this bpe.
+td_bpe_scratch *td_bpe_scratch_new(void);
+void td_bpe_scratch_free(td_bpe_scratch *scratch);
+
+// Appends the ids of a word, as the `tokenizers` library merges it: the pair of lowest rank first,
+// the leftmost among equals. O(n log n).
+td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
+                        td_ids *out, td_err *err);
+
+#endif

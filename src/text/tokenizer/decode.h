@@ -1,0 +1,37 @@
+// src/text/tokenizer/decode.h - the "decoder" of tokenizer.json: from tokens to text. Private to
+// text/.
+#ifndef TD_TEXT_TOKENIZER_DECODE_H
+#define TD_TEXT_TOKENIZER_DECODE_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "text/tokenizer/added.h"
+#include "text/tokenizer/vocab.h"
+
+typedef struct td_decoder td_decoder;
+
+// ByteLevel, Replace of a string, Strip, Metaspace, ByteFallback, Fuse and Sequences of them. json
+// may be NULL: tokens are then joined with spaces. What each token decodes to is worked out here.
+td_status td_decoder_open(td_decoder **out, const cJSON *json, const td_vocab *vocab,
+                          const td_added *added, td_err *err);
+void td_decoder_close(td_decoder *decoder);
+
+// What a token stands for inside a text; id must be in range. NUL-terminated.
+const char *td_decoder_bytes(const td_decoder *decoder, int32_t id, size_t *len);
+
+// A text being decoded, token by token (text/tokenizer/tokenizer.h shows it as td_detok).
+typedef struct {
+  td_buf *held;
+  bool *started;
+  unsigned *n_strip_left;
+} td_decoding;
+
+unsigned td_decoder_strip_left(const td_decoder *decoder);
+td_status td_decoder_feed(const td_decoder *decoder, const td_decoding *text, int32_t id,
+                          td_buf *out, td_err *err);
+td_status td_decoder_flush(const td_decoder *decoder, const td_decoding *text, td_buf *out,
+                           td_err *err);
+
+#endif

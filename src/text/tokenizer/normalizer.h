@@ -1,0 +1,35 @@
+// src/text/tokenizer/normalizer.h - the "normalizer" of tokenizer.json. Private to text/.
+#ifndef TD_TEXT_TOKENIZER_NORMALIZER_H
+#define TD_TEXT_TOKENIZER_NORMALIZER_H
+
+#include <cjson/cJSON.h>
+
+#include "text/tokenizer/regex.h"
+#include "text/unicode/unicode.h"
+
+typedef struct td_norm td_norm;
+
+// NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip and Sequences of them; json may be NULL, which
+// keeps all text.
+td_status td_norm_open(td_norm **out, const cJSON *json, td_err *err);
+void td_norm_close(td_norm *norm);
+
+// Working memory of one call at a time.
+typedef struct {
+  td_runes runes, spare;
+  td_buf utf8;
+  td_spans found;
+  size_t max_runes; // that the text under way may grow to
+} td_norm_scratch;
+
+void td_norm_scratch_free(td_norm_scratch *scratch);
+
+// True when text certainly stays as it is.
+bool td_norm_keeps(const td_norm *norm, const char *text, size_t len);
+// Appends the normal form of text (valid UTF-8) to out, and to out_literal the ranges that came
+// from those in literal; both may be NULL. TD_ELIMIT: steps make it many times longer.
+td_status td_norm_apply(const td_norm *norm, td_norm_scratch *scratch, td_regex_scratch *regex,
+                        const char *text, size_t len, const td_spans *literal, td_buf *out,
+                        td_spans *out_literal, td_err *err);
+
+#endif

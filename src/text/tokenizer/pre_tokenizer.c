@@ -1,0 +1,300 @@
+#include "text/tokenizer/pre_tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+#include "base/utf8.h"
+#include "text/tokenizer/json.h"
+#include "text/unicode/unicode.h"
+
+// GPT-2's words.
+#define GPT2_PATTERN                                                                               \
+  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+// What becomes of a match, the delimiter, and of the text between two.
+typedef enum { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS } behavior;
+
+typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } prepend_scheme;
+
+typedef struct {
+  td_regex *regex; // NULL: no splitting in this step
+  behavior behavior;
+  bool invert; // the text between matches is the delimiter
+  // Before that: " " becomes replacement, and mark is put in front of texts that lack it.
+  const char *replacement;
+  char mark[8];
+  prepend_scheme prepend;
+} split_step;
+
+struct td_split {
+  split_step steps[TD_TOK_MAX_STEPS];
+  size_t n_steps;
+  bool byte_level;
+};
+
+// Of each step, since the pieces of one are cut by the next while it waits.
+struct td_split_scratch {
+  struct {
+    td_spans matches, pieces;
+    td_buf edited;
+  } steps[TD_TOK_MAX_STEPS];
+};
+
+// ---- loading
+
+static td_status read_behavior(const cJSON *json, behavior *out, td_err *err) {
+  static const char *const names[] = {"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext",
+                                      "Contiguous"};
+  const char *name = NULL;
+  td_status st = td_json_get_str(json, "behavior", &name, err);
+  if (st != TD_OK || !name) return st;
+  for (size_t i = 0; i < TD_COUNT(names); i++) {
+    if (strcmp(name, names[i]) != 0) continue;
+    *out = (behavior)i;
+    return TD_OK;
+  }
+  return td_fail(err, TD_EUNSUPPORTED, "behavior \"%.40s\" is not supported", name);
+}
+
+static td_status set_pattern(split_step *step, const char *pattern, behavior what, td_err *err) {
+  step->behavior = what;
+  return td_regex_open(&step->regex, pattern, strlen(pattern), false, err);
+}
+
+static td_status read_split(split_step *step, const cJSON *json, td_err *err) {
+  td_status st = td_json_get_bool(json, "invert", &step->invert, err);
+  if (st == TD_OK && !td_json_get(json, "behavior")) {
+    st = td_fail(err, TD_EFORMAT, "behavior is missing");
+  }
+  if (st == TD_OK) st = read_behavior(json, &step->behavior, err);
+  if (st == TD_OK) st = td_tok_read_pattern(json, &step->regex, err);
+  return st;
+}
+
+static td_status read_byte_level(td_split *split, split_step *step, const cJSON *json,
+                                 td_err *err) {
+  bool prefix_space = true, use_regex = true;
+  td_status st = td_json_get_bool(json, "add_prefix_space", &prefix_space, err);
+  if (st == TD_OK) st = td_json_get_bool(json, "use_regex", &use_regex, err);
+  if (st != TD_OK) return st;
+  split->byte_level = true;
+  strcpy(step->mark, " ");
+  step->prepend = prefix_space ? PREPEND_ALWAYS : PREPEND_NEVER;
+  return use_regex ? set_pattern(step, GPT2_PATTERN, ISOLATED, err) : TD_OK;
+}
+
+static td_status read_digits(split_step *step, const cJSON *json, td_err *err) {
+  bool individual = false;
+  td_status st = td_json_get_bool(json, "individual_digits", &individual, err);
+  if (st != TD_OK) return st;
+  return set_pattern(step, "\\p{N}", individual ? ISOLATED : CONTIGUOUS, err);
+}
+
+static td_status read_punctuation(split_step *step, const cJSON *json, td_err *err) {
+  behavior what = ISOLATED;
+  td_status st = read_behavior(json, &what, err);
+  return st == TD_OK ? set_pattern(step, "[\\p{P}$+<=>^`|~]", what, err) : st;
+}
+
+static td_status read_metaspace(split_step *step, const cJSON *json, td_err *err) {
+  const char *replacement = NULL, *scheme = "always";
+  bool add_prefix_space = true, split = true;
+  td_status st = td_tok_need_str(json, "replacement", &replacement, err);
+  if (st == TD_OK) st = td_json_get_str(json, "prepend_scheme", &scheme, err);
+  if (st == TD_OK) st = td_json_get_bool(json, "add_prefix_space", &add_prefix_space, err);
+  if (st == TD_OK) st = td_json_get_bool(json, "split", &split, err);
+  if (st != TD_OK) return st;
+  uint32_t c;
+  size_t len = strlen(replacement);
+  if (!len || (size_t)td_utf8_decode(replacement, len, &c) != len) {
+    return td_fail(err, TD_EFORMAT, "replacement must be one character");
+  }
+  memcpy(step->mark, replacement, len + 1);
+  step->replacement = step->mark;
+  bool never = strcmp(scheme, "never") == 0 || !add_prefix_space;
+  bool first = strcmp(scheme, "first") == 0;
+  if (!never && !first && strcmp(scheme, "always") != 0) {
+    return td_fail(err, TD_EUNSUPPORTED, "prepend_scheme \"%.40s\" is not supported", scheme);
+  }
+  step->prepend = never ? PREPEND_NEVER : first ? PREPEND_FIRST : PREPEND_ALWAYS;
+  step->behavior = MERGED_WITH_NEXT;
+  return split ? td_regex_open(&step->regex, step->mark, len, true, err) : TD_OK;
+}
+
+static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
+  td_split *split = owner;
+  if (split->n_steps == TD_TOK_MAX_STEPS) return td_fail(err, TD_ELIMIT, "too many steps");
+  // Behind ByteLevel texts are no longer in their own characters.
+  if (split->byte_level) return td_fail(err, TD_EUNSUPPORTED, "a step behind ByteLevel");
+  split_step *step = &split->steps[split->n_steps++];
+  if (strcmp(type, "Split") == 0) return read_split(step, json, err);
+  if (strcmp(type, "ByteLevel") == 0) return read_byte_level(split, step, json, err);
+  if (strcmp(type, "Digits") == 0) return read_digits(step, json, err);
+  if (strcmp(type, "Punctuation") == 0) return read_punctuation(step, json, err);
+  if (strcmp(type, "Metaspace") == 0) return read_metaspace(step, json, err);
+  if (strcmp(type, "WhitespaceSplit") == 0) return set_pattern(step, "\\s", REMOVED, err);
+  if (strcmp(type, "Whitespace") == 0) {
+    step->invert = true;
+    return set_pattern(step, "[\\w\\x{200c}\\x{200d}]+|[^\\w\\s\\x{200c}\\x{200d}]+", REMOVED, err);
+  }
+  return td_fail(err, TD_EUNSUPPORTED, "this pre-tokenizer is not supported");
+}
+
+td_status td_split_open(td_split **out, const cJSON *json, td_err *err) {
+  *out = NULL;
+  td_split *split = calloc(1, sizeof *split);
+  if (!split) return td_fail(err, TD_ENOMEM, "out of memory for the pre-tokenizer");
+  td_status st = TD_OK;
+  if (json) st = td_tok_each_step(json, "pretokenizers", read_step, split, err);
+  if (st != TD_OK) {
+    td_split_close(split);
+    return td_err_prefix(err, "pre_tokenizer");
+  }
+  *out = split;
+  return TD_OK;
+}
+
+void td_split_close(td_split *split) {
+  if (!split) return;
+  for (size_t i = 0; i < split->n_steps; i++)
+    td_regex_close(split->steps[i].regex);
+  free(split);
+}
+
+bool td_split_is_byte_level(const td_split *split) {
+  return split->byte_level;
+}
+
+td_split_scratch *td_split_scratch_new(void) {
+  return calloc(1, sizeof(td_split_scratch));
+}
+
+void td_split_scratch_free(td_split_scratch *s) {
+  if (!s) return;
+  for (size_t i = 0; i < TD_TOK_MAX_STEPS; i++) {
+    td_spans_free(&s->steps[i].matches);
+    td_spans_free(&s->steps[i].pieces);
+    td_buf_free(&s->steps[i].edited);
+  }
+  free(s);
+}
+
+// ---- splitting
+
+// Builds the pieces of one step, given matches and the text between them in order.
+typedef struct {
+  const split_step *step;
+  td_spans *pieces;
+  bool last_was_match;
+} cutter;
+
+static td_status cut(cutter *c, size_t begin, size_t end, bool is_match, td_err *err) {
+  if (c->step->invert) is_match = !is_match;
+  bool extend = false, drop = false;
+  switch (c->step->behavior) {
+  case ISOLATED: break;
+  case REMOVED: drop = is_match; break;
+  case MERGED_WITH_PREVIOUS: extend = is_match && !c->last_was_match; break;
+  case MERGED_WITH_NEXT: break; // see merge_with_next
+  case CONTIGUOUS: extend = is_match == c->last_was_match; break;
+  }
+  c->last_was_match = is_match;
+  if (drop) return TD_OK;
+  if (extend && c->pieces->n) {
+    c->pieces->spans[c->pieces->n - 1].end = end;
+    return TD_OK;
+  }
+  return td_spans_add(c->pieces, begin, end, err);
+}
+
+static bool is_match_piece(const split_step *step, const td_spans *matches, size_t *k,
+                           td_span piece) {
+  while (*k < matches->n && matches->spans[*k].end < piece.end)
+    ++*k;
+  bool found = *k < matches->n && matches->spans[*k].begin == piece.begin &&
+               matches->spans[*k].end == piece.end;
+  return found != step->invert;
+}
+
+// Each match goes to what follows it, and of matches in a row the last one does.
+static void merge_with_next(const split_step *step, const td_spans *matches, td_spans *pieces) {
+  size_t kept = 0, k = 0;
+  bool pending = false; // the last piece kept is a match that has nothing behind it yet
+  for (size_t i = 0; i < pieces->n; i++) {
+    td_span piece = pieces->spans[i];
+    bool is_match = is_match_piece(step, matches, &k, piece);
+    if (pending && !is_match) {
+      pieces->spans[kept - 1].end = piece.end;
+    } else {
+      pieces->spans[kept++] = piece;
+    }
+    pending = is_match;
+  }
+  pieces->n = kept;
+}
+
+static td_status cut_text(const split_step *step, td_regex_scratch *regex, const char *text,
+                          size_t len, td_spans *matches, td_spans *pieces, td_err *err) {
+  cutter c = {.step = step, .pieces = pieces};
+  size_t done = 0;
+  td_status st = td_regex_find_all(step->regex, regex, text, len, matches, err);
+  pieces->n = 0;
+  for (size_t i = 0; i < matches->n && st == TD_OK; i++) {
+    td_span match = matches->spans[i];
+    if (done < match.begin) st = cut(&c, done, match.begin, false, err);
+    if (st == TD_OK) st = cut(&c, match.begin, match.end, true, err);
+    done = match.end;
+  }
+  if (done < len && st == TD_OK) st = cut(&c, done, len, false, err);
+  if (st == TD_OK && step->behavior == MERGED_WITH_NEXT) merge_with_next(step, matches, pieces);
+  return st;
+}
+
+// Puts the step's mark in front of the text and in place of spaces, where it asks for that.
+static td_status edit(const split_step *step, td_buf *edited, td_split_text *t, td_err *err) {
+  size_t n_mark = strlen(step->mark);
+  bool marked = t->len >= n_mark && memcmp(t->text, step->mark, n_mark) == 0;
+  if (step->replacement && t->len && t->text[0] == ' ') marked = true;
+  bool prepend = !marked && (step->prepend == PREPEND_ALWAYS ||
+                             (step->prepend == PREPEND_FIRST && t->at_start));
+  if (!prepend && !step->replacement) return TD_OK;
+  td_buf_clear(edited);
+  if (prepend) td_buf_str(edited, step->mark);
+  for (size_t i = 0; i < t->len;) {
+    const char *space = step->replacement ? memchr(t->text + i, ' ', t->len - i) : NULL;
+    size_t end = space ? (size_t)(space - t->text) : t->len;
+    td_buf_add(edited, t->text + i, end - i);
+    if (space) td_buf_str(edited, step->replacement);
+    i = space ? end + 1 : end;
+  }
+  t->text = td_buf_text(edited);
+  t->len = edited->len;
+  return td_buf_status(edited, err);
+}
+
+// Applies the steps from i on.
+static td_status run_steps(const td_split *split, td_split_scratch *s, size_t i, td_split_text t,
+                           td_err *err) {
+  if (!t.len) return TD_OK;
+  if (i == split->n_steps) return t.word(t.owner, t.text, t.len, err);
+  const split_step *step = &split->steps[i];
+  td_status st = edit(step, &s->steps[i].edited, &t, err);
+  if (st != TD_OK) return st;
+  if (!step->regex) return run_steps(split, s, i + 1, t, err);
+  td_spans *pieces = &s->steps[i].pieces;
+  st = cut_text(step, t.regex, t.text, t.len, &s->steps[i].matches, pieces, err);
+  for (size_t k = 0; k < pieces->n && st == TD_OK; k++) {
+    td_split_text piece = t;
+    piece.text += pieces->spans[k].begin;
+    piece.len = pieces->spans[k].end - pieces->spans[k].begin;
+    piece.at_start = t.at_start && pieces->spans[k].begin == 0;
+    st = run_steps(split, s, i + 1, piece, err);
+  }
+  return st;
+}
+
+td_status td_split_run(const td_split *split, td_split_scratch *scratch, const td_split_text *text,
+                       td_err *err) {
+  return run_steps(split, scratch, 0, *text, err);
+}

@@ -1,0 +1,286 @@
+#include "text/unicode/unicode.h"
+
+#include <string.h>
+
+#include "base/utf8.h"
+
+typedef struct {
+  uint32_t a, b, c;
+} unicode_triple;
+
+#include "text/unicode/unicode_tables.inc"
+
+// Hangul syllables compose and decompose by arithmetic (Unicode 3.12).
+enum {
+  HANGUL_S = 0xAC00,
+  HANGUL_L = 0x1100,
+  HANGUL_V = 0x1161,
+  HANGUL_T = 0x11A7,
+  HANGUL_N_L = 19,
+  HANGUL_N_V = 21,
+  HANGUL_N_T = 28,
+  HANGUL_N_S = HANGUL_N_L * HANGUL_N_V * HANGUL_N_T,
+};
+
+// The entry of a sorted table with the greatest a not above code_point; NULL before the first.
+static const unicode_triple *find_floor(const unicode_triple *table, size_t n,
+                                        uint32_t code_point) {
+  size_t low = 0, high = n;
+  while (low < high) {
+    size_t mid = (low + high) / 2;
+    if (table[mid].a <= code_point) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return low ? &table[low - 1] : NULL;
+}
+
+// The range of a table of ranges that holds code_point, or NULL.
+static const unicode_triple *find_range(const unicode_triple *table, size_t n,
+                                        uint32_t code_point) {
+  const unicode_triple *range = find_floor(table, n, code_point);
+  return range && code_point <= range->b ? range : NULL;
+}
+
+static uint32_t combining_class(uint32_t code_point) {
+  if (code_point < combining_classes[0].a) return 0;
+  const unicode_triple *range = find_range(combining_classes, TD_COUNT(combining_classes),
+                                           code_point);
+  return range ? range->c : 0;
+}
+
+// Full decomposition of one code point; at most 4 code points.
+static int decompose(uint32_t code_point, uint32_t out[4]) {
+  uint32_t s = code_point - HANGUL_S;
+  if (code_point >= HANGUL_S && s < HANGUL_N_S) {
+    out[0] = HANGUL_L + s / (HANGUL_N_V * HANGUL_N_T);
+    out[1] = HANGUL_V + s % (HANGUL_N_V * HANGUL_N_T) / HANGUL_N_T;
+    out[2] = HANGUL_T + s % HANGUL_N_T;
+    return s % HANGUL_N_T ? 3 : 2;
+  }
+  // The first part may decompose further, and what follows it never does: read from the end.
+  uint32_t tail[4];
+  int n_tail = 0;
+  while (code_point >= decompositions[0].a) {
+    const unicode_triple *step = find_floor(decompositions, TD_COUNT(decompositions), code_point);
+    if (step->a != code_point) break;
+    if (step->c && n_tail < 3) tail[n_tail++] = step->c;
+    code_point = step->b;
+  }
+  out[0] = code_point;
+  for (int i = 0; i < n_tail; i++)
+    out[1 + i] = tail[n_tail - 1 - i];
+  return 1 + n_tail;
+}
+
+// What first and second compose to, or 0.
+static uint32_t compose(uint32_t first, uint32_t second) {
+  if (first >= HANGUL_L && first < HANGUL_L + HANGUL_N_L) {
+    if (second < HANGUL_V || second >= HANGUL_V + HANGUL_N_V) return 0;
+    return HANGUL_S + ((first - HANGUL_L) * HANGUL_N_V + second - HANGUL_V) * HANGUL_N_T;
+  }
+  if (first >= HANGUL_S && first < HANGUL_S + HANGUL_N_S) {
+    bool open = (first - HANGUL_S) % HANGUL_N_T == 0;
+    if (!open || second <= HANGUL_T || second >= HANGUL_T + HANGUL_N_T) return 0;
+    return first + second - HANGUL_T;
+  }
+  size_t low = 0, high = TD_COUNT(compositions);
+  while (low < high) {
+    size_t mid = (low + high) / 2;
+    const unicode_triple *pair = &compositions[mid];
+    if (pair->a == first && pair->b == second) return pair->c;
+    if (pair->a < first || (pair->a == first && pair->b < second)) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return 0;
+}
+
+// Sorts a run of combining marks by class, keeping the order within a class. Counting keeps a long
+// run from costing its square.
+static td_status sort_marks(uint32_t *run, size_t n, td_runes *spare, td_err *err) {
+  spare->n = 0;
+  td_status st = td_runes_add(spare, run, n, err);
+  if (st != TD_OK) return st;
+  size_t next[257] = {0};
+  for (size_t i = 0; i < n; i++)
+    next[combining_class(TD_RUNE_CODE(run[i])) + 1]++;
+  for (size_t c = 1; c < TD_COUNT(next); c++)
+    next[c] += next[c - 1];
+  for (size_t i = 0; i < n; i++)
+    run[next[combining_class(TD_RUNE_CODE(spare->r[i]))]++] = spare->r[i];
+  return TD_OK;
+}
+
+static td_status order_marks(td_runes *text, size_t i, td_runes *spare, td_err *err) {
+  while (i < text->n) {
+    size_t begin = i;
+    while (i < text->n && combining_class(TD_RUNE_CODE(text->r[i])))
+      i++;
+    td_status st = i - begin > 1 ? sort_marks(text->r + begin, i - begin, spare, err) : TD_OK;
+    if (st != TD_OK) return st;
+    i++;
+  }
+  return TD_OK;
+}
+
+// The whole compatibility decomposition of a code point where it differs from the canonical one;
+// *n is its length. NULL: it does not differ.
+static const uint32_t *find_compat(uint32_t code_point, size_t *n) {
+  const unicode_triple *row = find_floor(compat_decompositions, TD_COUNT(compat_decompositions),
+                                         code_point);
+  if (!row || row->a != code_point) return NULL;
+  *n = row->c;
+  return compat_parts + row->b;
+}
+
+// Appends the decomposition of n code points.
+static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, bool compat,
+                                td_runes *spare, td_err *err) {
+  size_t begin = out->n;
+  for (size_t i = 0; i < n; i++) {
+    uint32_t code_point = TD_RUNE_CODE(text[i]), canonical[4];
+    size_t n_parts = 0, put = out->n;
+    const uint32_t *parts = compat ? find_compat(code_point, &n_parts) : NULL;
+    if (!parts) {
+      n_parts = (size_t)decompose(code_point, canonical);
+      parts = canonical;
+    }
+    td_status st = td_runes_add(out, parts, n_parts, err);
+    if (st != TD_OK) return st;
+    for (; put < out->n; put++)
+      out->r[put] |= text[i] & TD_RUNE_LITERAL;
+  }
+  return order_marks(out, begin, spare, err);
+}
+
+// Composes what stands in text from begin on, decomposed and in order.
+static void compose_tail(td_runes *text, size_t begin) {
+  size_t n = begin, starter = SIZE_MAX;
+  uint32_t last_class = 0; // of the last character kept behind the starter
+  for (size_t i = begin; i < text->n; i++) {
+    uint32_t r = text->r[i], class = combining_class(TD_RUNE_CODE(r));
+    bool reachable = starter != SIZE_MAX && (n == starter + 1 || last_class < class);
+    uint32_t whole = reachable ? compose(TD_RUNE_CODE(text->r[starter]), TD_RUNE_CODE(r)) : 0;
+    if (whole) {
+      text->r[starter] = whole | ((text->r[starter] | r) & TD_RUNE_LITERAL);
+      continue;
+    }
+    if (class == 0) starter = n;
+    last_class = class;
+    text->r[n++] = r;
+  }
+  text->n = n;
+}
+
+static void swap_runes(td_runes *a, td_runes *b) {
+  td_runes swap = *a;
+  *a = *b;
+  *b = swap;
+}
+
+static td_status to_decomposed(td_runes *text, bool compat, td_runes *spare, td_err *err) {
+  td_runes marks = {0};
+  spare->n = 0;
+  td_status st = add_decomposed(spare, text->r, text->n, compat, &marks, err);
+  td_runes_free(&marks);
+  swap_runes(text, spare);
+  return st;
+}
+
+// Code points that stay as they are, and that nothing before them composes with.
+static bool is_inert(uint32_t c, bool compat) {
+  return c < (compat ? 0xA0 : 0x300) || (c >= 0x3400 && c <= 0x9FFF);
+}
+
+static td_status to_composed(td_runes *text, bool compat, td_runes *spare, td_err *err) {
+  td_runes marks = {0};
+  spare->n = 0;
+  td_status st = TD_OK;
+  for (size_t i = 0; i < text->n && st == TD_OK;) {
+    size_t begin = i;
+    while (i < text->n && is_inert(TD_RUNE_CODE(text->r[i]), compat))
+      i++;
+    // The last one may compose with what follows.
+    if (i > begin && i < text->n) i--;
+    st = td_runes_add(spare, text->r + begin, i - begin, err);
+    if (i == text->n || st != TD_OK) break;
+    begin = i++;
+    while (i < text->n && !is_inert(TD_RUNE_CODE(text->r[i]), compat))
+      i++;
+    size_t tail = spare->n;
+    st = add_decomposed(spare, text->r + begin, i - begin, compat, &marks, err);
+    if (st == TD_OK) compose_tail(spare, tail);
+  }
+  td_runes_free(&marks);
+  swap_runes(text, spare);
+  return st;
+}
+
+td_status td_unicode_normalize(td_runes *text, td_normal_form form, td_runes *spare, td_err *err) {
+  switch (form) {
+  case TD_NFD: return to_decomposed(text, false, spare, err);
+  case TD_NFKD: return to_decomposed(text, true, spare, err);
+  case TD_NFC: return to_composed(text, false, spare, err);
+  case TD_NFKC: return to_composed(text, true, spare, err);
+  }
+  return TD_OK;
+}
+
+bool td_unicode_surely_composed(const char *text, size_t len, bool compat) {
+  const uint8_t *b = (const uint8_t *)text;
+  // Below U+0300 nothing combines and NFC keeps it all; NFKC changes some from U+00A0 on.
+  uint8_t first = compat ? 0x80 : 0xCC;
+  for (size_t i = 0; i < len;) {
+    if (b[i] < first) {
+      i++;
+    } else if (b[i] >= 0xE4 && b[i] <= 0xE9) { // the ideographs of the basic plane
+      i += 3;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool td_unicode_is_space(uint32_t c) {
+  if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r');
+  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+// The stand-in of the character at text[0..], or 0; *n is its length.
+static uint32_t newer_at(const char *text, size_t len, size_t *n) {
+  uint32_t c;
+  *n = (size_t)td_utf8_decode(text, len, &c);
+  if (c < stand_ins[0].a) return 0;
+  const unicode_triple *range = find_range(stand_ins, TD_COUNT(stand_ins), c);
+  return range ? range->c : 0;
+}
+
+// Bytes that can begin a code point of stand_ins: U+0897 is the first, and the ideographs and the
+// Hangul of the basic plane have none.
+static bool may_be_newer(uint8_t b) {
+  return b >= 0xE0 && (b <= 0xE3 || b == 0xEA || b >= 0xF0);
+}
+
+bool td_unicode_has_newer(const char *text, size_t len) {
+  for (size_t i = 0; i < len; i++) {
+    size_t n;
+    if (may_be_newer((uint8_t)text[i]) && newer_at(text + i, len - i, &n)) return true;
+  }
+  return false;
+}
+
+void td_unicode_stand_in(char *text, size_t len) {
+  for (size_t i = 0, n = 1; i < len; i += n) {
+    n = 1;
+    if (!may_be_newer((uint8_t)text[i])) continue;
+    uint32_t older = newer_at(text + i, len - i, &n);
+    if (older) td_utf8_encode(older, text + i);
+  }
+}
