@@ -58,7 +58,7 @@ static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
 typedef struct {
   char *base;
   size_t n_bytes;
-  td_team *team;
+  td_pool *pool;
 } arena;
 
 typedef struct {
@@ -81,7 +81,7 @@ static void *take(arena *a, size_t n_bytes, uint64_t mask, uint64_t base) {
   char *out = a->base ? a->base + a->n_bytes : NULL;
   a->n_bytes += (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
   filling f = {(uint64_t *)out, mask, base, a->n_bytes};
-  if (out) td_team_for(a->team, (n_bytes + 7) / 8, FILL_BYTES / 8, fill_words, &f);
+  if (out) td_pool_for(a->pool, (n_bytes + 7) / 8, FILL_BYTES / 8, fill_words, &f);
   return out;
 }
 
@@ -127,14 +127,15 @@ static void place_experts(td_gpu_model *m, arena *a, td_layer *layer) {
   m->layer_bytes = a->n_bytes - before;
 }
 
-static void place_tensor(const td_model_config *c, arena *a, const td_place *p, void *object) {
+static void place_tensor(const td_model_config *c, arena *a, const td_tensor_spec *p,
+                         void *object) {
   void *field = (char *)object + p->offset;
   const uint32_t rows = td_dim_value(c, p->rows), cols = td_dim_value(c, p->cols);
   switch (p->kind) {
-  case TD_PLACE_VEC: *(td_vec *)field = ones(a, rows); return;
-  case TD_PLACE_F32: *(const float **)field = take(a, rows * sizeof(float), 0, 0); return;
-  case TD_PLACE_WEIGHT: *(td_weight *)field = fp8_weight(a, rows, cols); return;
-  case TD_PLACE_EXPERT: return;
+  case TD_SPEC_VEC: *(td_vec *)field = ones(a, rows); return;
+  case TD_SPEC_F32: *(const float **)field = take(a, rows * sizeof(float), 0, 0); return;
+  case TD_SPEC_WEIGHT: *(td_weight *)field = fp8_weight(a, rows, cols); return;
+  case TD_SPEC_EXPERT: return;
   default: *(td_weight *)field = bf16_weight(a, rows, cols); return; // what is never quantized
   }
 }
@@ -144,7 +145,7 @@ static void place_layer(td_gpu_model *m, arena *a, uint32_t layer_idx, td_layer 
   const unsigned met = td_layer_conditions(c, layer_idx);
   *layer = (td_layer){.is_moe = td_model_is_moe(c, layer_idx)};
   for (size_t i = 0; i < c->family->n_layer; i++) {
-    const td_place *p = &c->family->layer[i];
+    const td_tensor_spec *p = &c->family->layer[i];
     if (!(p->conditions & ~met)) place_tensor(c, a, p, layer);
   }
   if (layer->is_moe) place_experts(m, a, layer);
@@ -179,7 +180,7 @@ static td_status assemble(td_model **out, const td_gpu_model *m, const td_model_
                            err);
 }
 
-td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink, td_team *team,
+td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink, td_pool *pool,
                             td_err *err) {
   *m = (td_gpu_model){.config = v3_config(n_layers, shrink)};
   if (m->config.n_layers > TD_MAX_LAYERS) {
@@ -197,7 +198,7 @@ td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink,
     return td_fail(err, TD_ENOMEM, "no memory for %.1f GB of weights", (double)m->n_bytes * 1e-9);
   }
   madvise(m->memory, m->n_bytes, MADV_HUGEPAGE); // as weights in memory have them where allowed
-  a = (arena){.base = m->memory, .n_bytes = ALIGN, .team = team};
+  a = (arena){.base = m->memory, .n_bytes = ALIGN, .pool = pool};
   place_all(m, &a, &d);
   mprotect(m->memory, m->n_bytes, PROT_READ);
   return assemble(&m->model, m, &m->config, &d, err);

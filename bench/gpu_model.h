@@ -16,7 +16,7 @@ typedef struct {
 } td_gpu_model;
 
 // Random weights; dimensions divided by shrink; n_layers layers, 0: as many as V3 has. TD_ENOMEM.
-td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrink, td_team *team,
+td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrink, td_pool *pool,
                             td_err *err);
 // The same weights as fewer layers, the caller's to close, before out.
 td_status td_gpu_model_shorter(td_model **out, const td_gpu_model *m, uint32_t n_layers,

@@ -18,14 +18,14 @@ double td_gpu_pinned_gbps(td_gpu_bench *b);
 typedef struct {
   const char *device; // "cuda", or "cpu": two CPU devices take the parts of GPU and CPU
   uint32_t n_layers;  // 0: V3's
-  unsigned n_threads; // of the CPU's team; 0: one for each CPU
+  unsigned n_threads; // of the CPU's pool; 0: one for each CPU
 } td_gpu_steps_opts;
 
 typedef struct {
   td_gpu_bench *b;
   td_gpu_model model;
   td_devices devices;
-  _Atomic uint32_t n_active; // of the team's members
+  _Atomic uint32_t n_active; // of the pool's members
   uint32_t n_threads;
   double fill_s, pin_s;
   uint64_t random;

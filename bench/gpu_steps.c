@@ -42,18 +42,18 @@ static td_status open_devices(td_gpu_steps *s, const char *kind, td_err *err) {
 
 void td_gpu_steps_open(td_gpu_steps *s, td_gpu_bench *b, const td_gpu_steps_opts *opts) {
   td_err err;
-  td_team *team;
+  td_pool *pool;
   *s = (td_gpu_steps){.b = b, .random = 1};
   s->n_threads = opts->n_threads ? opts->n_threads : td_cpu_count();
-  td_gpu_must(td_team_open(&team, &(td_team_opts){.n_threads = s->n_threads}, &err), &err);
+  td_gpu_must(td_pool_open(&pool, &(td_pool_opts){.n_threads = s->n_threads}, &err), &err);
   double start = td_clock_s();
-  td_gpu_must(td_gpu_model_open(&s->model, opts->n_layers, b->shrink, team, &err), &err);
+  td_gpu_must(td_gpu_model_open(&s->model, opts->n_layers, b->shrink, pool, &err), &err);
   s->fill_s = td_clock_s() - start;
-  td_team_close(team);
+  td_pool_close(pool);
   td_gpu_must(open_devices(s, opts->device, &err), &err);
   b->dev = s->devices.dev;
   td_gpu_must(td_stream_open(&b->stream, b->dev, &err), &err);
-  td_dev_follow_threads(s->devices.expert_dev, &s->n_active);
+  td_dev_set_thread_limit(s->devices.expert_dev, &s->n_active);
   start = td_clock_s();
   td_dev_pin(b->dev, s->model.memory, s->model.n_bytes);
   td_dev_wait_pinned(b->dev, s->model.memory, s->model.n_bytes);
@@ -92,7 +92,7 @@ typedef struct {
 } rig;
 
 typedef struct {
-  uint32_t n_seqs, seq_tokens, step_tokens, n_parts;
+  uint32_t n_seqs, seq_tokens, step_tokens, n_microbatches;
   bool is_streaming;
 } rig_opts;
 
@@ -120,9 +120,9 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .kv_pages = r.kv_pages,
                                .record_routing = !o->is_streaming,
                                .expert_dev = s->devices.expert_dev,
-                               .n_parts = o->n_parts,
+                               .n_microbatches = o->n_microbatches,
                                .stream_bytes = o->is_streaming ? s->devices.stream_bytes : 0,
-                               .stream_tokens = o->is_streaming ? 1 : 0};
+                               .break_even_tokens = o->is_streaming ? 1 : 0};
   td_gpu_must(td_engine_open(&r.engine, model, b->dev, &opts, &err), &err);
   return r;
 }
@@ -288,11 +288,11 @@ static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
   return (decode_time){td_bench_median(seconds, n), bytes / n};
 }
 
-static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_parts, uint32_t batch) {
+static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_microbatches, uint32_t batch) {
   const decode_time t = measure_decode(s, r, batch);
   begin(s, "decode");
   td_jw_int(s->b->json, "batch", batch);
-  td_jw_int(s->b->json, "microbatches", n_parts);
+  td_jw_int(s->b->json, "microbatches", n_microbatches);
   td_jw_int(s->b->json, "cpu_threads", atomic_load(&s->n_active));
   td_jw_int(s->b->json, "keys", fewer(s, DEPTH, 1) + 1);
   td_jw_double(s->b->json, "itl_ms", t.seconds * 1e3);
@@ -309,17 +309,17 @@ static void decode_case(td_gpu_steps *s, rig *r, uint32_t n_parts, uint32_t batc
 void td_gpu_path_decode(td_gpu_steps *s) {
   static const uint32_t batches[] = {1, 4, 8, MAX_BATCH};
   warm_up(s, LEAST_PROMPT);
-  for (uint32_t n_parts = 1; n_parts <= 2; n_parts++) {
+  for (uint32_t n_microbatches = 1; n_microbatches <= 2; n_microbatches++) {
     rig r = open_rig(s, s->model.model,
                      &(rig_opts){.n_seqs = MAX_BATCH,
                                  .seq_tokens = DEPTH + PAGE_TOKENS,
                                  .step_tokens = MAX_BATCH,
-                                 .n_parts = n_parts});
+                                 .n_microbatches = n_microbatches});
     for (size_t i = 0; i < TD_COUNT(batches); i++) {
-      if (batches[i] < n_parts) continue;
+      if (batches[i] < n_microbatches) continue;
       for (uint32_t less = 0; less < 2 && less < s->n_threads; less++) {
         atomic_store(&s->n_active, s->n_threads - less);
-        decode_case(s, &r, n_parts, batches[i]);
+        decode_case(s, &r, n_microbatches, batches[i]);
       }
     }
     close_rig(s, &r);

@@ -62,9 +62,9 @@ typedef enum {
   TD_DONE_STOP = 1, // an end-of-sequence token
   TD_DONE_LENGTH,   // max_tokens or the context is used up
   TD_DONE_CANCELED,
-  TD_DONE_ERROR, // text says why
-  TD_DONE_READ,  // TD_SUBMIT_READ_ONLY: the prompt is read, its pages are whole
-  TD_DONE_LOST,  // said by the front: no worker is there to go on; text says why
+  TD_DONE_ERROR,     // text says why
+  TD_DONE_PREFILLED, // TD_SUBMIT_PREFILL_ONLY: the prompt is read, its pages are whole
+  TD_DONE_LOST,      // said by the front: no worker is there to go on; text says why
 } td_done_reason;
 
 #define TD_SUBMIT_IGNORE_EOS 1u
@@ -72,10 +72,10 @@ typedef enum {
 // End with READ behind the first token, unless that is the last, or where a part of the answer is
 // given when the pages hold all but the last token of it: another worker goes on, over the same
 // pages.
-#define TD_SUBMIT_READ_ONLY 4u
-#define TD_SUBMIT_URGENT    8u // it is read before the prompts that are being read
+#define TD_SUBMIT_PREFILL_ONLY 4u
+#define TD_SUBMIT_URGENT       8u // it is read before the prompts that are being read
 
-#define TD_READY_OWN_PAGES 1u // the KV pages are in memory of the worker's own, and die with it
+#define TD_READY_DEVICE_KV 1u // the KV pages are in memory of the worker's own, and die with it
 
 typedef struct {
   td_sampling sampling;

@@ -207,7 +207,7 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
   }
 }
 
-// (x, y) of a pair turned by a position's angle.
+// (x, y) of a pair transposed by a position's angle.
 __device__ static void turn(const float *cos_sin, float &x, float &y) {
   float c = cos_sin[0], s = cos_sin[1], u = x, v = y;
   x = u * c - v * s;

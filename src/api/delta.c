@@ -5,26 +5,27 @@ static void note_call(td_delta *delta, uint32_t call) {
   delta->last_call = call + 1;
 }
 
-td_status td_delta_gather(td_delta *delta, td_parts *parts, const td_answer *answer, td_err *err) {
+td_status td_delta_gather(td_delta *delta, td_output_parser *parts, const td_answer *answer,
+                          td_err *err) {
   const char *text = td_buf_text(&answer->text);
   bool is_final = answer->finished || answer->stopped, found;
-  td_part part;
+  td_output_part part;
   td_status st;
-  while ((st = td_parts_next(parts, text, answer->n_taken, is_final, &part, &found, err)) ==
+  while ((st = td_output_parser_next(parts, text, answer->n_taken, is_final, &part, &found, err)) ==
              TD_OK &&
          found) {
-    if (part.kind == TD_PART_CALL) {
+    if (part.kind == TD_OUTPUT_CALL) {
       note_call(delta, part.call);
       continue;
     }
-    td_buf *out = part.kind == TD_PART_CONTENT ? &delta->content : &delta->reasoning;
+    td_buf *out = part.kind == TD_OUTPUT_CONTENT ? &delta->content : &delta->reasoning;
     td_buf_add(out, text + part.begin, part.end - part.begin);
   }
   if (st == TD_OK) st = td_buf_status(&delta->content, err);
   return st == TD_OK ? td_buf_status(&delta->reasoning, err) : st;
 }
 
-void td_delta_clear(td_delta *delta, td_parts *parts) {
+void td_delta_clear(td_delta *delta, td_output_parser *parts) {
   for (uint32_t i = delta->first_call; i < delta->last_call; i++) {
     parts->calls[i].is_told = true;
     parts->calls[i].n_told = parts->calls[i].arguments.len;

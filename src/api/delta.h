@@ -14,9 +14,10 @@ typedef struct {
 
 // Adds to the delta what is sure of the answer's text up to what was taken (td_answer_take), and
 // was not gathered before. TD_ENOMEM.
-td_status td_delta_gather(td_delta *delta, td_parts *parts, const td_answer *answer, td_err *err);
+td_status td_delta_gather(td_delta *delta, td_output_parser *parts, const td_answer *answer,
+                          td_err *err);
 // It was told: empties it.
-void td_delta_clear(td_delta *delta, td_parts *parts);
+void td_delta_clear(td_delta *delta, td_output_parser *parts);
 static inline bool td_delta_is_empty(const td_delta *delta) {
   return !delta->reasoning.len && !delta->content.len && delta->first_call == delta->last_call;
 }

@@ -83,8 +83,8 @@ static void feed_unit(td_string_reader *r, piece *p) {
 // Within an escape; held is not empty.
 static bool feed_escape(td_string_reader *r, char c, piece *p) {
   unsigned begin = r->n_held >= ESCAPE ? ESCAPE : 0, n = r->n_held - begin;
-  bool goes_on = n == 0 ? c == '\\' : n == 1 ? c == 'u' : is_hex(c);
-  if (goes_on) {
+  bool should_continue = n == 0 ? c == '\\' : n == 1 ? c == 'u' : is_hex(c);
+  if (should_continue) {
     r->held[r->n_held++] = c;
     if (n + 1 == ESCAPE) feed_unit(r, p);
     return false;

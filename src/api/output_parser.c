@@ -9,7 +9,7 @@
 #define THINK     "<think>"
 #define THINK_END "</think>"
 
-void td_parts_free(td_parts *parts) {
+void td_output_parser_free(td_output_parser *parts) {
   uint32_t n = parts->n_calls;
   if (parts->state == TD_PARTS_CALL && !parts->is_given && n < parts->cap) n++;
   for (uint32_t i = 0; i < n; i++)
@@ -20,7 +20,7 @@ void td_parts_free(td_parts *parts) {
   td_call_reader_free(&parts->reader);
 }
 
-bool td_parts_prompt_thinks(const char *prompt, size_t len) {
+bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
   size_t n = strlen(THINK);
   while (len && td_is_space(prompt[len - 1]))
     len--;
@@ -41,13 +41,13 @@ typedef enum {
   WAIT,  // nothing is sure
 } outcome;
 
-static void enter(td_parts *p, td_parts_state state, size_t at) {
+static void enter(td_output_parser *p, td_output_parser_state state, size_t at) {
   p->state = state;
   p->at = p->scan = p->solid = at;
   p->has_begun = false;
 }
 
-static void skip_space(td_parts *p, const source *s) {
+static void skip_space(td_output_parser *p, const source *s) {
   while (p->at < s->len && td_is_space(s->text[p->at]))
     p->at++;
 }
@@ -55,27 +55,28 @@ static void skip_space(td_parts *p, const source *s) {
 // ---- text up to a marker ------------------------------------------------------------------------
 
 // The text from p->at to end.
-static outcome give(td_parts *p, td_part *part, td_part_kind kind, size_t end) {
+static outcome give(td_output_parser *p, td_output_part *part, td_output_part_kind kind,
+                    size_t end) {
   if (end <= p->at) return MORE;
-  *part = (td_part){.kind = kind, .begin = p->at, .end = end};
+  *part = (td_output_part){.kind = kind, .begin = p->at, .end = end};
   p->at = end;
   p->has_begun = true;
   return FOUND;
 }
 
 // The marker that ends this state's text. Behind a call the end of a run of calls is none of it.
-static td_marker_match ends_at(const td_parts *p, const source *s) {
+static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   td_mark last = p->n_calls ? TD_MARK_CLOSE : TD_MARK_CALL;
   td_mark mark;
   size_t n;
   unsigned form;
   if (p->state == TD_PARTS_REASONING) return td_marker_at(THINK_END, s->text, p->scan, s->len);
-  if (!p->with_calls) return TD_MARKER_NONE;
+  if (!p->parse_tool_calls) return TD_MARKER_NONE;
   return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
 
 // Looks for the marker; p->scan stops at it, at what may be one, or at the end.
-static td_marker_match find_end(td_parts *p, const source *s) {
+static td_marker_match find_end(td_output_parser *p, const source *s) {
   for (; p->scan < s->len; p->scan++) {
     char c = s->text[p->scan];
     td_marker_match match = c == '<' ? ends_at(p, s) : TD_MARKER_NONE;
@@ -87,8 +88,8 @@ static td_marker_match find_end(td_parts *p, const source *s) {
 
 // White space in front of the text and before the marker is not given out, so what ends in some
 // waits for what follows. *at_end: the marker stands at p->scan.
-static outcome take_text(td_parts *p, const source *s, td_part_kind kind, bool has_end,
-                         td_part *part, bool *at_end) {
+static outcome take_text(td_output_parser *p, const source *s, td_output_part_kind kind,
+                         bool has_end, td_output_part *part, bool *at_end) {
   if (!p->has_begun) {
     skip_space(p, s);
     if (p->scan < p->at) p->scan = p->solid = p->at;
@@ -99,15 +100,15 @@ static outcome take_text(td_parts *p, const source *s, td_part_kind kind, bool h
   return give(p, part, kind, keeps_space ? p->scan : p->solid);
 }
 
-static outcome take_reasoning(td_parts *p, const source *s, td_part *part) {
+static outcome take_reasoning(td_output_parser *p, const source *s, td_output_part *part) {
   bool at_end;
-  outcome o = take_text(p, s, TD_PART_REASONING, true, part, &at_end);
+  outcome o = take_text(p, s, TD_OUTPUT_REASONING, true, part, &at_end);
   if (at_end) enter(p, TD_PARTS_CONTENT, p->scan + strlen(THINK_END));
   return o == FOUND ? FOUND : at_end ? MORE : WAIT;
 }
 
 // White space behind text belongs to it if no call follows.
-static void enter_calls(td_parts *p, size_t at) {
+static void enter_calls(td_output_parser *p, size_t at) {
   bool has_text = p->has_begun;
   p->back_at = p->at;
   enter(p, TD_PARTS_CALLS, at);
@@ -115,14 +116,14 @@ static void enter_calls(td_parts *p, size_t at) {
   p->is_opened = p->may_repeat = false;
 }
 
-static outcome take_content(td_parts *p, const source *s, td_part *part) {
+static outcome take_content(td_output_parser *p, const source *s, td_output_part *part) {
   bool at_call;
-  outcome o = take_text(p, s, TD_PART_CONTENT, p->with_calls, part, &at_call);
+  outcome o = take_text(p, s, TD_OUTPUT_CONTENT, p->parse_tool_calls, part, &at_call);
   if (at_call) enter_calls(p, p->scan);
   return o == FOUND ? FOUND : at_call ? MORE : WAIT;
 }
 
-static outcome take_start(td_parts *p, const source *s) {
+static outcome take_start(td_output_parser *p, const source *s) {
   size_t begin = 0; // white space in front of a plain answer is the model's own
   skip_space(p, s);
   if (p->begins_in_reasoning) {
@@ -144,13 +145,13 @@ static outcome take_start(td_parts *p, const source *s) {
 // ---- calls --------------------------------------------------------------------------------------
 
 // What began like a call and is none is text, from its first marker on, up to end.
-static outcome give_back(td_parts *p, td_part *part, size_t end) {
+static outcome give_back(td_output_parser *p, td_output_part *part, size_t end) {
   enter(p, TD_PARTS_CONTENT, p->back_at);
   p->scan = p->solid = end;
-  return give(p, part, TD_PART_CONTENT, end);
+  return give(p, part, TD_OUTPUT_CONTENT, end);
 }
 
-static td_status begin_call(td_parts *p, unsigned form, size_t at, td_err *err) {
+static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_err *err) {
   if (p->n_calls == p->cap) {
     uint32_t cap = p->cap ? 2 * p->cap : 4;
     td_tool_call *grown = realloc(p->calls, cap * sizeof *grown);
@@ -168,7 +169,8 @@ static td_status begin_call(td_parts *p, unsigned form, size_t at, td_err *err) 
 
 // Between calls stand markers and white space. A run may be opened and its first call's own marker
 // be missing.
-static td_status take_calls(td_parts *p, const source *s, td_part *part, outcome *o, td_err *err) {
+static td_status take_calls(td_output_parser *p, const source *s, td_output_part *part, outcome *o,
+                            td_err *err) {
   td_mark mark = TD_MARK_CLOSE;
   size_t n = 0;
   unsigned form = 0;
@@ -201,7 +203,7 @@ static td_status take_calls(td_parts *p, const source *s, td_part *part, outcome
 }
 
 // An id of its own, if the text gave none, or one that it gave before.
-static void set_id(td_parts *p, td_tool_call *call) {
+static void set_id(td_output_parser *p, td_tool_call *call) {
   bool is_used = !call->id[0];
   for (uint32_t i = 0; i < p->n_calls && !is_used; i++)
     is_used = strcmp(p->calls[i].id, call->id) == 0;
@@ -210,7 +212,7 @@ static void set_id(td_parts *p, td_tool_call *call) {
 }
 
 // The call that is being read, as far as it is: new, or grown.
-static outcome give_call(td_parts *p, td_part *part) {
+static outcome give_call(td_output_parser *p, td_output_part *part) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
   if (p->is_given && p->n_given == call->arguments.len) return MORE;
   if (!p->is_given) {
@@ -219,7 +221,7 @@ static outcome give_call(td_parts *p, td_part *part) {
   }
   p->is_given = true;
   p->n_given = call->arguments.len;
-  *part = (td_part){.kind = TD_PART_CALL, .call = p->n_calls - 1};
+  *part = (td_output_part){.kind = TD_OUTPUT_CALL, .call = p->n_calls - 1};
   return FOUND;
 }
 
@@ -230,7 +232,7 @@ static bool is_json(const td_tool_call *call) {
                        &ignored) == TD_OK;
 }
 
-static outcome end_call(td_parts *p, td_part *part) {
+static outcome end_call(td_output_parser *p, td_output_part *part) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
   call->is_whole = true;
   outcome o = give_call(p, part);
@@ -240,12 +242,13 @@ static outcome end_call(td_parts *p, td_part *part) {
   return o;
 }
 
-static outcome drop_call(td_parts *p, td_part *part, size_t end) {
+static outcome drop_call(td_output_parser *p, td_output_part *part, size_t end) {
   td_tool_call_free(&p->calls[p->n_calls]);
   return give_back(p, part, end);
 }
 
-static td_status take_call(td_parts *p, const source *s, td_part *part, outcome *o, td_err *err) {
+static td_status take_call(td_output_parser *p, const source *s, td_output_part *part, outcome *o,
+                           td_err *err) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
   td_call_state state;
   td_status st = td_call_read(&p->reader, call, s->text, s->len, s->is_final, &state, err);
@@ -263,8 +266,8 @@ static td_status take_call(td_parts *p, const source *s, td_part *part, outcome 
   return TD_OK;
 }
 
-td_status td_parts_next(td_parts *parts, const char *text, size_t len, bool is_final, td_part *part,
-                        bool *found, td_err *err) {
+td_status td_output_parser_next(td_output_parser *parts, const char *text, size_t len,
+                                bool is_final, td_output_part *part, bool *found, td_err *err) {
   const source s = {.text = text, .len = len, .is_final = is_final};
   outcome o = MORE;
   td_status st = TD_OK;

@@ -23,13 +23,13 @@
 
 #include "api/tool_calls.h"
 
-typedef enum { TD_PART_REASONING, TD_PART_CONTENT, TD_PART_CALL } td_part_kind;
+typedef enum { TD_OUTPUT_REASONING, TD_OUTPUT_CONTENT, TD_OUTPUT_CALL } td_output_part_kind;
 
 typedef struct {
-  td_part_kind kind;
+  td_output_part_kind kind;
   size_t begin, end; // bytes of the text: reasoning, content
-  uint32_t call;     // index into td_parts.calls: it is new, or its arguments have grown
-} td_part;
+  uint32_t call;     // index into td_output_parser.calls: it is new, or its arguments have grown
+} td_output_part;
 
 typedef enum {
   TD_PARTS_START,     // nothing but white space so far
@@ -38,16 +38,16 @@ typedef enum {
   TD_PARTS_CALLS, // between calls
   TD_PARTS_CALL,  // within one
   TD_PARTS_DONE,  // behind the only call
-} td_parts_state;
+} td_output_parser_state;
 
 // Zeroed but for the first five is the beginning. Members are for reading.
 typedef struct {
   bool begins_in_reasoning; // the prompt ended in <think>
-  bool with_calls;          // look for calls: the request has tools
+  bool parse_tool_calls;    // look for calls: the request has tools
   bool in_pieces;           // calls are given out while they are written
   bool one_call;            // nothing behind the first call is looked at
   uint64_t id;              // what the ids of calls are made from
-  td_parts_state state;
+  td_output_parser_state state;
   bool has_begun;  // the state's part: white space in front of it was passed over; state CALLS:
                    // text stands in front of the next one
   bool is_opened;  // state CALLS: a run of calls was opened and none has come
@@ -61,15 +61,15 @@ typedef struct {
   size_t n_given;      // bytes of its arguments that were given out
   td_tool_call *calls; // owned; behind the last there is room for one more while one is read
   uint32_t n_calls, cap;
-} td_parts;
+} td_output_parser;
 
 // The next part of text[len], which begins with what earlier calls were given. is_final: no text
 // will come any more. False in *found: the rest is not sure yet, or there is none. TD_ENOMEM.
-td_status td_parts_next(td_parts *parts, const char *text, size_t len, bool is_final, td_part *part,
-                        bool *found, td_err *err);
-void td_parts_free(td_parts *parts);
+td_status td_output_parser_next(td_output_parser *parts, const char *text, size_t len,
+                                bool is_final, td_output_part *part, bool *found, td_err *err);
+void td_output_parser_free(td_output_parser *parts);
 
 // Whether a prompt leaves the model in the middle of a thought.
-bool td_parts_prompt_thinks(const char *prompt, size_t len);
+bool td_output_parser_prompt_thinks(const char *prompt, size_t len);
 
 #endif

@@ -166,9 +166,9 @@ static double per_second(uint64_t n, uint64_t ns) {
 static void write_timings(td_json_writer *w, const td_api_timings *t) {
   td_jw_begin_object(w, "timings");
   td_jw_int(w, "cache_n", (int64_t)t->n_cached);
-  td_jw_int(w, "prompt_n", (int64_t)t->n_read);
-  td_jw_double(w, "prompt_ms", (double)t->read_ns / 1e6);
-  td_jw_double(w, "prompt_per_second", per_second(t->n_read, t->read_ns));
+  td_jw_int(w, "prompt_n", (int64_t)t->n_prefilled);
+  td_jw_double(w, "prompt_ms", (double)t->prefill_ns / 1e6);
+  td_jw_double(w, "prompt_per_second", per_second(t->n_prefilled, t->prefill_ns));
   td_jw_int(w, "predicted_n", (int64_t)t->n_output);
   td_jw_double(w, "predicted_ms", (double)t->follow_ns / 1e6);
   td_jw_double(w, "predicted_per_second", per_second(t->n_followed, t->follow_ns));
@@ -178,7 +178,7 @@ static void write_timings(td_json_writer *w, const td_api_timings *t) {
 // ---- chat ------------------------------------------------------------------------------------
 
 // In pieces: what was not told yet, with the index that says of which call it is a piece.
-static void write_calls(td_json_writer *w, const td_parts *parts, const td_delta *delta,
+static void write_calls(td_json_writer *w, const td_output_parser *parts, const td_delta *delta,
                         bool in_pieces) {
   if (delta->first_call == delta->last_call) return;
   td_jw_begin_array(w, "tool_calls");
@@ -298,7 +298,8 @@ void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
 
 void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece,
-                        const td_parts *parts, const td_delta *delta, const td_api_usage *so_far) {
+                        const td_output_parser *parts, const td_delta *delta,
+                        const td_api_usage *so_far) {
   td_json_writer w = begin_choice(out, head, index);
   td_jw_begin_object(&w, "delta");
   write_text_member(&w, "reasoning_content", &delta->reasoning);

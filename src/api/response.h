@@ -25,18 +25,18 @@ typedef struct {
 // How long an answer took: the object `timings`, as llama-server has it. The first token comes with
 // the prompt, so a rate over the answer is that of the tokens behind it.
 typedef struct {
-  uint64_t n_read, n_cached; // tokens of the prompt: computed; found in the cache
-  uint64_t read_ns;          // the computing
-  uint64_t n_output;         // tokens of the answer
-  uint64_t n_followed;       // of them, those that came behind a first one
-  uint64_t follow_ns;        // from the first to the last
+  uint64_t n_prefilled, n_cached; // tokens of the prompt: computed; found in the cache
+  uint64_t prefill_ns;            // the computing
+  uint64_t n_output;              // tokens of the answer
+  uint64_t n_followed;            // of them, those that came behind a first one
+  uint64_t follow_ns;             // from the first to the last
 } td_api_timings;
 
 typedef struct {
   const td_answer *answer;
-  const td_delta *message;   // chat: all of it
-  const td_parts *parts;     // chat: whose calls it names
-  const char *finish_reason; // "stop", "length", "tool_calls"
+  const td_delta *message;       // chat: all of it
+  const td_output_parser *parts; // chat: whose calls it names
+  const char *finish_reason;     // "stop", "length", "tool_calls"
 } td_api_choice;
 
 // Fills id from 16 random bytes.
@@ -58,7 +58,8 @@ void td_api_write_piece(td_buf *out, const td_api_head *head, uint32_t index,
 // A piece of a chat: what delta holds, and the piece's tokens. so_far: likewise.
 void td_api_write_delta(td_buf *out, const td_api_head *head, uint32_t index,
                         const td_answer *answer, const td_answer_piece *piece,
-                        const td_parts *parts, const td_delta *delta, const td_api_usage *so_far);
+                        const td_output_parser *parts, const td_delta *delta,
+                        const td_api_usage *so_far);
 void td_api_write_finish(td_buf *out, const td_api_head *head, uint32_t index,
                          const char *finish_reason, const td_api_timings *timings);
 void td_api_write_usage(td_buf *out, const td_api_head *head, const td_api_usage *usage);

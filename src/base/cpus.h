@@ -1,4 +1,4 @@
-// src/base/cpus.h - the CPUs this process may use, and which of them the members of a team get.
+// src/base/cpus.h - the CPUs this process may use, and which of them the members of a pool get.
 #ifndef TD_BASE_CPUS_H
 #define TD_BASE_CPUS_H
 
@@ -31,7 +31,7 @@ unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes);
 // second of any. Nodes take turns, and within a node a core's hardware threads lie together: so the
 // first k members and the last n_members - k are spread evenly over nodes and share one core at
 // most. from_end turns the order round. Sorts cpus.
-// False, and nothing in out: members are more than CPUs, or fewer than cores. Such a team leaves
+// False, and nothing in out: members are more than CPUs, or fewer than cores. Such a pool leaves
 // room for others, and where that is best the kernel knows, who sees them all.
 bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpus, unsigned n_nodes,
                    bool from_end);

@@ -1,4 +1,4 @@
-// src/base/thread_pool.c - the thread team.
+// src/base/thread_pool.c - the thread pool.
 // A run is published by advancing `turn`: the number of the run and of the members that take part,
 // in one word, so that whoever reads it knows whether it is meant. Members spin on it for a
 // while and then sleep on a condition variable. The publisher wakes them only when some sleep: a
@@ -23,7 +23,7 @@ enum { SPINS = 40000 };
 
 typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);
 
-struct td_team {
+struct td_pool {
   unsigned n_threads;
   unsigned n_started; // threads to join; members 1 to n_started
   unsigned spins;     // 0 where members outnumber CPUs
@@ -48,7 +48,7 @@ struct td_team {
 };
 
 struct member {
-  td_team *team;
+  td_pool *pool;
   unsigned idx;
 };
 
@@ -69,114 +69,114 @@ static bool is_meant(uint64_t turn, uint64_t seen, unsigned member) {
 }
 
 // Sleeps until a turn behind `seen` is for the member.
-static uint64_t sleep_for_turn(td_team *team, uint64_t seen, unsigned member) {
+static uint64_t sleep_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
   uint64_t turn;
-  pthread_mutex_lock(&team->sleep_lock);
-  while (!is_meant(turn = atomic_load(&team->turn), seen, member)) {
+  pthread_mutex_lock(&pool->sleep_lock);
+  while (!is_meant(turn = atomic_load(&pool->turn), seen, member)) {
     if (member >= members_of(turn)) {
-      pthread_cond_wait(&team->unpark, &team->sleep_lock);
+      pthread_cond_wait(&pool->unpark, &pool->sleep_lock);
       continue;
     }
-    atomic_fetch_add(&team->n_asleep, 1);
-    if (atomic_load(&team->turn) == turn) pthread_cond_wait(&team->wake, &team->sleep_lock);
-    atomic_fetch_sub(&team->n_asleep, 1);
+    atomic_fetch_add(&pool->n_asleep, 1);
+    if (atomic_load(&pool->turn) == turn) pthread_cond_wait(&pool->wake, &pool->sleep_lock);
+    atomic_fetch_sub(&pool->n_asleep, 1);
   }
-  pthread_mutex_unlock(&team->sleep_lock);
+  pthread_mutex_unlock(&pool->sleep_lock);
   return turn;
 }
 
-static uint64_t wait_for_turn(td_team *team, uint64_t seen, unsigned member) {
-  for (unsigned i = 0; i < team->spins; i++) {
-    uint64_t turn = atomic_load_explicit(&team->turn, memory_order_acquire);
+static uint64_t wait_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
+  for (unsigned i = 0; i < pool->spins; i++) {
+    uint64_t turn = atomic_load_explicit(&pool->turn, memory_order_acquire);
     if (is_meant(turn, seen, member)) return turn;
     if (member >= members_of(turn)) break; // it may be a while
     pause_cpu();
   }
-  return sleep_for_turn(team, seen, member);
+  return sleep_for_turn(pool, seen, member);
 }
 
 static void *member_main(void *arg) {
   struct member *member = arg;
-  td_team *team = member->team;
-  for (uint64_t turn = team->n_threads;;) { // as the team was made: run 0
-    turn = wait_for_turn(team, turn, member->idx);
-    if (atomic_load(&team->stopping)) return NULL;
-    team->fn(team->ctx, member->idx, members_of(turn));
-    if (atomic_fetch_sub(&team->n_running, 1) == 1 && atomic_load(&team->runner_asleep)) {
-      pthread_mutex_lock(&team->sleep_lock);
-      pthread_cond_signal(&team->done);
-      pthread_mutex_unlock(&team->sleep_lock);
+  td_pool *pool = member->pool;
+  for (uint64_t turn = pool->n_threads;;) { // as the pool was made: run 0
+    turn = wait_for_turn(pool, turn, member->idx);
+    if (atomic_load(&pool->stopping)) return NULL;
+    pool->fn(pool->ctx, member->idx, members_of(turn));
+    if (atomic_fetch_sub(&pool->n_running, 1) == 1 && atomic_load(&pool->runner_asleep)) {
+      pthread_mutex_lock(&pool->sleep_lock);
+      pthread_cond_signal(&pool->done);
+      pthread_mutex_unlock(&pool->sleep_lock);
     }
   }
 }
 
-static void publish(td_team *team, unsigned n_members) {
-  uint64_t before = atomic_load(&team->turn);
-  atomic_store(&team->turn, ((before >> MEMBER_BITS) + 1) << MEMBER_BITS | n_members);
+static void publish(td_pool *pool, unsigned n_members) {
+  uint64_t before = atomic_load(&pool->turn);
+  atomic_store(&pool->turn, ((before >> MEMBER_BITS) + 1) << MEMBER_BITS | n_members);
   bool grew = n_members > members_of(before);
-  if (!grew && atomic_load(&team->n_asleep) == 0) return;
-  pthread_mutex_lock(&team->sleep_lock);
-  pthread_cond_broadcast(&team->wake);
-  if (grew) pthread_cond_broadcast(&team->unpark);
-  pthread_mutex_unlock(&team->sleep_lock);
+  if (!grew && atomic_load(&pool->n_asleep) == 0) return;
+  pthread_mutex_lock(&pool->sleep_lock);
+  pthread_cond_broadcast(&pool->wake);
+  if (grew) pthread_cond_broadcast(&pool->unpark);
+  pthread_mutex_unlock(&pool->sleep_lock);
 }
 
-static void wait_for_members(td_team *team) {
-  for (unsigned i = 0; i < team->spins; i++) {
-    if (atomic_load_explicit(&team->n_running, memory_order_acquire) == 0) return;
+static void wait_for_members(td_pool *pool) {
+  for (unsigned i = 0; i < pool->spins; i++) {
+    if (atomic_load_explicit(&pool->n_running, memory_order_acquire) == 0) return;
     pause_cpu();
   }
-  pthread_mutex_lock(&team->sleep_lock);
-  atomic_store(&team->runner_asleep, true);
-  while (atomic_load(&team->n_running) != 0)
-    pthread_cond_wait(&team->done, &team->sleep_lock);
-  atomic_store(&team->runner_asleep, false);
-  pthread_mutex_unlock(&team->sleep_lock);
+  pthread_mutex_lock(&pool->sleep_lock);
+  atomic_store(&pool->runner_asleep, true);
+  while (atomic_load(&pool->n_running) != 0)
+    pthread_cond_wait(&pool->done, &pool->sleep_lock);
+  atomic_store(&pool->runner_asleep, false);
+  pthread_mutex_unlock(&pool->sleep_lock);
 }
 
 // ---- where members are ------------------------------------------------------------------------
 
-unsigned td_team_node(const td_team *team, unsigned member) {
-  return team->places ? team->places[member].node : member % team->nodes.n;
+unsigned td_pool_node(const td_pool *pool, unsigned member) {
+  return pool->places ? pool->places[member].node : member % pool->nodes.n;
 }
 
-unsigned td_team_rank(const td_team *team, unsigned member) {
-  return team->ranks[member];
+unsigned td_pool_rank(const td_pool *pool, unsigned member) {
+  return pool->ranks[member];
 }
 
-static void set_ranks(td_team *team) {
+static void set_ranks(td_pool *pool) {
   unsigned n_on[TD_MAX_NODES] = {0};
-  for (unsigned i = 0; i < team->n_threads; i++)
-    team->ranks[i] = n_on[td_team_node(team, i)]++;
+  for (unsigned i = 0; i < pool->n_threads; i++)
+    pool->ranks[i] = n_on[td_pool_node(pool, i)]++;
 }
 
 // A preference: failure costs speed alone.
-static void place_member(const td_team *team, unsigned member, pthread_t thread) {
-  if (!team->places) {
-    td_nodes_bind(&team->nodes, td_team_node(team, member), thread);
+static void place_member(const td_pool *pool, unsigned member, pthread_t thread) {
+  if (!pool->places) {
+    td_nodes_bind(&pool->nodes, td_pool_node(pool, member), thread);
     return;
   }
   cpu_set_t one;
   CPU_ZERO(&one);
-  CPU_SET((size_t)team->places[member].id, &one);
+  CPU_SET((size_t)pool->places[member].id, &one);
   pthread_setaffinity_np(thread, sizeof one, &one);
 }
 
-void td_team_sit(const td_team *team, cpu_set_t *before) {
+void td_pool_pin_caller(const td_pool *pool, cpu_set_t *before) {
   pthread_getaffinity_np(pthread_self(), sizeof *before, before);
-  place_member(team, 0, pthread_self());
+  place_member(pool, 0, pthread_self());
 }
 
-void td_team_stand(const cpu_set_t *before) {
+void td_pool_unpin_caller(const cpu_set_t *before) {
   pthread_setaffinity_np(pthread_self(), sizeof *before, before);
 }
 
-static void choose_places(td_team *team, bool from_end) {
+static void choose_places(td_pool *pool, bool from_end) {
   td_cpu *cpus = calloc(TD_MAX_CPUS, sizeof *cpus);
-  td_cpu *places = calloc(team->n_threads, sizeof *places);
-  unsigned n = cpus ? td_cpus_get(cpus, &team->nodes) : 0;
-  if (places && td_cpus_place(places, team->n_threads, cpus, n, team->nodes.n, from_end)) {
-    team->places = places;
+  td_cpu *places = calloc(pool->n_threads, sizeof *places);
+  unsigned n = cpus ? td_cpus_get(cpus, &pool->nodes) : 0;
+  if (places && td_cpus_place(places, pool->n_threads, cpus, n, pool->nodes.n, from_end)) {
+    pool->places = places;
   } else {
     free(places);
   }
@@ -185,100 +185,100 @@ static void choose_places(td_team *team, bool from_end) {
 
 // ---- open and close ---------------------------------------------------------------------------
 
-static td_status start_members(td_team *team, td_err *err) {
-  for (unsigned i = 1; i < team->n_threads; i++) {
-    struct member *member = &team->members[i - 1];
-    *member = (struct member){.team = team, .idx = i};
-    if (td_thread_start(&team->threads[i - 1], member_main, member) != 0) {
+static td_status start_members(td_pool *pool, td_err *err) {
+  for (unsigned i = 1; i < pool->n_threads; i++) {
+    struct member *member = &pool->members[i - 1];
+    *member = (struct member){.pool = pool, .idx = i};
+    if (td_thread_start(&pool->threads[i - 1], member_main, member) != 0) {
       return td_fail(err, TD_ENOMEM, "cannot start thread %u of %u: lower the number of threads", i,
-                     team->n_threads);
+                     pool->n_threads);
     }
-    team->n_started = i;
-    place_member(team, i, team->threads[i - 1]);
+    pool->n_started = i;
+    place_member(pool, i, pool->threads[i - 1]);
   }
   return TD_OK;
 }
 
-td_status td_team_open(td_team **out, const td_team_opts *opts, td_err *err) {
+td_status td_pool_open(td_pool **out, const td_pool_opts *opts, td_err *err) {
   *out = NULL;
-  td_team *team = aligned_alloc(64, sizeof *team);
-  if (!team) return td_fail(err, TD_ENOMEM, "no memory for a thread team");
+  td_pool *pool = aligned_alloc(64, sizeof *pool);
+  if (!pool) return td_fail(err, TD_ENOMEM, "no memory for a thread pool");
   unsigned n_cpus = td_cpu_count();
-  *team = (td_team){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
+  *pool = (td_pool){.n_threads = opts->n_threads ? opts->n_threads : n_cpus,
                     .nodes = opts->nodes ? *opts->nodes : (td_nodes){.n = 1}};
-  TD_CHECK(team->n_threads < 1u << MEMBER_BITS);
-  team->turn = team->n_threads;
-  team->spins = team->n_threads <= n_cpus ? SPINS : 0;
-  pthread_mutex_init(&team->run_lock, NULL);
-  pthread_mutex_init(&team->sleep_lock, NULL);
-  pthread_cond_init(&team->wake, NULL);
-  pthread_cond_init(&team->unpark, NULL);
-  pthread_cond_init(&team->done, NULL);
-  team->threads = calloc(team->n_threads, sizeof *team->threads);
-  team->members = calloc(team->n_threads, sizeof *team->members);
-  team->ranks = calloc(team->n_threads, sizeof *team->ranks);
-  if (opts->pin) choose_places(team, opts->from_end);
+  TD_CHECK(pool->n_threads < 1u << MEMBER_BITS);
+  pool->turn = pool->n_threads;
+  pool->spins = pool->n_threads <= n_cpus ? SPINS : 0;
+  pthread_mutex_init(&pool->run_lock, NULL);
+  pthread_mutex_init(&pool->sleep_lock, NULL);
+  pthread_cond_init(&pool->wake, NULL);
+  pthread_cond_init(&pool->unpark, NULL);
+  pthread_cond_init(&pool->done, NULL);
+  pool->threads = calloc(pool->n_threads, sizeof *pool->threads);
+  pool->members = calloc(pool->n_threads, sizeof *pool->members);
+  pool->ranks = calloc(pool->n_threads, sizeof *pool->ranks);
+  if (opts->pin) choose_places(pool, opts->from_end);
   td_status status = TD_OK;
-  if (!team->threads || !team->members || !team->ranks) {
-    status = td_fail(err, TD_ENOMEM, "no memory for a team of %u threads", team->n_threads);
+  if (!pool->threads || !pool->members || !pool->ranks) {
+    status = td_fail(err, TD_ENOMEM, "no memory for a pool of %u threads", pool->n_threads);
   } else {
-    set_ranks(team);
-    status = start_members(team, err);
+    set_ranks(pool);
+    status = start_members(pool, err);
   }
   if (status != TD_OK) {
-    td_team_close(team);
+    td_pool_close(pool);
     return status;
   }
-  *out = team;
+  *out = pool;
   return TD_OK;
 }
 
-void td_team_close(td_team *team) {
-  if (!team) return;
-  atomic_store(&team->stopping, true);
-  publish(team, team->n_threads);
-  for (unsigned i = 0; i < team->n_started; i++)
-    pthread_join(team->threads[i], NULL);
-  pthread_cond_destroy(&team->done);
-  pthread_cond_destroy(&team->unpark);
-  pthread_cond_destroy(&team->wake);
-  pthread_mutex_destroy(&team->sleep_lock);
-  pthread_mutex_destroy(&team->run_lock);
-  free(team->places);
-  free(team->ranks);
-  free(team->members);
-  free(team->threads);
-  free(team);
+void td_pool_close(td_pool *pool) {
+  if (!pool) return;
+  atomic_store(&pool->stopping, true);
+  publish(pool, pool->n_threads);
+  for (unsigned i = 0; i < pool->n_started; i++)
+    pthread_join(pool->threads[i], NULL);
+  pthread_cond_destroy(&pool->done);
+  pthread_cond_destroy(&pool->unpark);
+  pthread_cond_destroy(&pool->wake);
+  pthread_mutex_destroy(&pool->sleep_lock);
+  pthread_mutex_destroy(&pool->run_lock);
+  free(pool->places);
+  free(pool->ranks);
+  free(pool->members);
+  free(pool->threads);
+  free(pool);
 }
 
-unsigned td_team_size(const td_team *team) {
-  return team->n_threads;
+unsigned td_pool_size(const td_pool *pool) {
+  return pool->n_threads;
 }
 
-void td_team_follow(td_team *team, const _Atomic uint32_t *n_active) {
-  pthread_mutex_lock(&team->run_lock);
-  team->n_active = n_active;
-  pthread_mutex_unlock(&team->run_lock);
+void td_pool_set_limit(td_pool *pool, const _Atomic uint32_t *n_active) {
+  pthread_mutex_lock(&pool->run_lock);
+  pool->n_active = n_active;
+  pthread_mutex_unlock(&pool->run_lock);
 }
 
 // A number that stands for itself: nothing else is published with it.
-static unsigned n_active_of(const td_team *team) {
-  unsigned n = team->n_active ? atomic_load_explicit(team->n_active, memory_order_relaxed) : 0;
-  return n && n < team->n_threads ? n : team->n_threads;
+static unsigned n_active_of(const td_pool *pool) {
+  unsigned n = pool->n_active ? atomic_load_explicit(pool->n_active, memory_order_relaxed) : 0;
+  return n && n < pool->n_threads ? n : pool->n_threads;
 }
 
-void td_team_run(td_team *team, run_fn fn, void *ctx) {
-  pthread_mutex_lock(&team->run_lock);
-  unsigned n = n_active_of(team);
+void td_pool_run(td_pool *pool, run_fn fn, void *ctx) {
+  pthread_mutex_lock(&pool->run_lock);
+  unsigned n = n_active_of(pool);
   if (n > 1) {
-    team->fn = fn;
-    team->ctx = ctx;
-    atomic_store(&team->n_running, n - 1);
-    publish(team, n);
+    pool->fn = fn;
+    pool->ctx = ctx;
+    atomic_store(&pool->n_running, n - 1);
+    publish(pool, n);
   }
   fn(ctx, 0, n);
-  if (n > 1) wait_for_members(team);
-  pthread_mutex_unlock(&team->run_lock);
+  if (n > 1) wait_for_members(pool);
+  pthread_mutex_unlock(&pool->run_lock);
 }
 
 typedef struct {
@@ -300,7 +300,7 @@ static void take_pieces(void *ctx, unsigned member, unsigned n_members) {
   }
 }
 
-void td_team_for(td_team *team, size_t n_items, size_t grain,
+void td_pool_for(td_pool *pool, size_t n_items, size_t grain,
                  void (*fn)(void *ctx, size_t begin, size_t end), void *ctx) {
   if (n_items == 0) return;
   if (grain == 0) grain = 1;
@@ -309,5 +309,5 @@ void td_team_for(td_team *team, size_t n_items, size_t grain,
     return;
   }
   for_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .grain = grain};
-  td_team_run(team, take_pieces, &run);
+  td_pool_run(pool, take_pieces, &run);
 }

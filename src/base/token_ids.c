@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-void td_ids_free(td_ids *ids) {
+void td_token_ids_free(td_token_ids *ids) {
   free(ids->ids);
-  *ids = (td_ids){0};
+  *ids = (td_token_ids){0};
 }
 
-td_status td_ids_reserve(td_ids *ids, size_t n_extra, td_err *err) {
+td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err) {
   if (n_extra <= ids->cap - ids->n) return TD_OK;
   size_t cap = ids->cap ? ids->cap : 64;
   while (cap - ids->n < n_extra && cap <= SIZE_MAX / 2 / sizeof *ids->ids)
@@ -20,13 +20,13 @@ td_status td_ids_reserve(td_ids *ids, size_t n_extra, td_err *err) {
   return TD_OK;
 }
 
-td_status td_ids_push(td_ids *ids, int32_t id, td_err *err) {
-  return td_ids_add(ids, &id, 1, err);
+td_status td_token_ids_push(td_token_ids *ids, int32_t id, td_err *err) {
+  return td_token_ids_add(ids, &id, 1, err);
 }
 
-td_status td_ids_add(td_ids *ids, const int32_t *more, size_t n, td_err *err) {
+td_status td_token_ids_add(td_token_ids *ids, const int32_t *more, size_t n, td_err *err) {
   if (!n) return TD_OK;
-  td_status st = td_ids_reserve(ids, n, err);
+  td_status st = td_token_ids_reserve(ids, n, err);
   if (st != TD_OK) return st;
   memcpy(ids->ids + ids->n, more, n * sizeof *more);
   ids->n += n;

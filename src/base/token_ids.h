@@ -13,13 +13,13 @@ typedef struct {
   size_t n, cap;
   size_t most; // who fills it may stop with TD_ELIMIT once there are more; 0: no limit
   bool is_cut; // that has happened
-} td_ids;
+} td_token_ids;
 
 // Frees and zeroes; free of a zeroed array is legal.
-void td_ids_free(td_ids *ids);
+void td_token_ids_free(td_token_ids *ids);
 // Makes room for n_extra more. TD_ENOMEM leaves the array as it was.
-td_status td_ids_reserve(td_ids *ids, size_t n_extra, td_err *err);
-td_status td_ids_push(td_ids *ids, int32_t id, td_err *err);
-td_status td_ids_add(td_ids *ids, const int32_t *more, size_t n, td_err *err);
+td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err);
+td_status td_token_ids_push(td_token_ids *ids, int32_t id, td_err *err);
+td_status td_token_ids_add(td_token_ids *ids, const int32_t *more, size_t n, td_err *err);
 
 #endif

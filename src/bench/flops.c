@@ -83,22 +83,22 @@ static void run_loop(void *ctx, unsigned member, unsigned n_members) {
   (void)sink;
 }
 
-static double best_gflops(peak_loop loop, td_team *team) {
+static double best_gflops(peak_loop loop, td_pool *pool) {
   if (!loop.chains) return 0;
-  double best = 0, flops = loop.flops * N_CHAINS * N_STEPS * td_team_size(team);
+  double best = 0, flops = loop.flops * N_CHAINS * N_STEPS * td_pool_size(pool);
   for (int i = 0; i < N_ROUNDS; i++) {
     double start = td_clock_s();
-    td_team_run(team, run_loop, &loop);
+    td_pool_run(pool, run_loop, &loop);
     double gflops = flops / (td_clock_s() - start) * 1e-9;
     if (gflops > best) best = gflops;
   }
   return best;
 }
 
-void td_peaks_measure(td_peaks *out, td_team *team) {
+void td_peaks_measure(td_peaks *out, td_pool *pool) {
   cpu_set_t before;
-  td_team_sit(team, &before);
-  out->fma_gflops = best_gflops(fma_loop(), team);
-  out->dot_gflops = best_gflops(dot_loop(), team);
-  td_team_stand(&before);
+  td_pool_pin_caller(pool, &before);
+  out->fma_gflops = best_gflops(fma_loop(), pool);
+  out->dot_gflops = best_gflops(dot_loop(), pool);
+  td_pool_unpin_caller(&before);
 }

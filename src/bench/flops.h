@@ -9,7 +9,7 @@ typedef struct {
   double dot_gflops; // BF16 dot products into FP32 (vdpbf16ps); 0 without the instruction
 } td_peaks;
 
-// All members of the team at once; registers only. Takes some tenths of a second.
-void td_peaks_measure(td_peaks *out, td_team *team);
+// All members of the pool at once; registers only. Takes some tenths of a second.
+void td_peaks_measure(td_peaks *out, td_pool *pool);
 
 #endif

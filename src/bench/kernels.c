@@ -36,7 +36,7 @@ static size_t n_token_tiles(const kernel_bench *b) {
 
 static uint32_t tile_rows(const kernel_bench *b) {
   return td_kernels_tile_rows(&b->weights[b->next], b->batch, n_token_tiles(b),
-                              td_team_size(b->report.reads.team));
+                              td_pool_size(b->report.reads.pool));
 }
 
 // As a layer's experts do: every member has tiles that follow one another, and goes on with its
@@ -71,7 +71,7 @@ static void run_share(void *ctx, unsigned member, unsigned n_members) {
 
 static void run_once(void *ctx) {
   kernel_bench *b = ctx;
-  td_team_run(b->report.reads.team, run_share, b);
+  td_pool_run(b->report.reads.pool, run_share, b);
   b->next = (b->next + 1) % b->n_weights;
 }
 
@@ -101,7 +101,7 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
   for (uint32_t i = 0; i < b->n_weights; i++) {
     td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
   }
-  td_team_for(b->report.reads.team, b->n_weights, 1, fill_some, b);
+  td_pool_for(b->report.reads.pool, b->n_weights, 1, fill_some, b);
   return TD_OK;
 }
 
@@ -126,10 +126,10 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                      const td_bench_format *format, const td_bench_speed *speed) {
   const td_weight *w = &b->weights[0];
   cpu_set_t before;
-  td_team_sit(b->report.reads.team, &before);
+  td_pool_pin_caller(b->report.reads.pool, &before);
   b->way = quicker_way(b, variant);
   td_bench_time time = td_bench_measure(&b->report, run_once, b);
-  td_team_stand(&before);
+  td_pool_unpin_caller(&before);
   td_bench_report_add(&b->report, &(td_bench_record){
                                       .kernel = variant->family,
                                       .variant = variant->isa,

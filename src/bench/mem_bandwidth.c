@@ -57,7 +57,7 @@ static void read_four_streams(void *ctx, unsigned member, unsigned n_members) {
 }
 
 static void run(const td_read_speed *speed, void (*fn)(void *, unsigned, unsigned)) {
-  td_team_run(speed->team, fn, speed->words);
+  td_pool_run(speed->pool, fn, speed->words);
 }
 
 td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err) {
@@ -69,21 +69,21 @@ td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err
   madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // the limit is memory's, not the page walker's
   out->words = buffer;
   td_nodes nodes = td_nodes_get();
-  const td_team_opts team = {.n_threads = n_threads, .pin = true, .nodes = &nodes};
-  td_status st = td_team_open(&out->team, &team, err);
+  const td_pool_opts pool = {.n_threads = n_threads, .pin = true, .nodes = &nodes};
+  td_status st = td_pool_open(&out->pool, &pool, err);
   if (st != TD_OK) {
     td_read_speed_close(out);
     return st;
   }
   cpu_set_t before;
-  td_team_sit(out->team, &before);
+  td_pool_pin_caller(out->pool, &before);
   run(out, touch_slice);
-  td_team_stand(&before);
+  td_pool_unpin_caller(&before);
   return TD_OK;
 }
 
 void td_read_speed_close(td_read_speed *speed) {
-  td_team_close(speed->team);
+  td_pool_close(speed->pool);
   free(speed->words);
   *speed = (td_read_speed){0};
 }
@@ -92,7 +92,7 @@ void td_read_speed_close(td_read_speed *speed) {
 // half as fast on others. So both are tried in turn.
 double td_read_speed_gbps(td_read_speed *speed) {
   cpu_set_t before;
-  td_team_sit(speed->team, &before);
+  td_pool_pin_caller(speed->pool, &before);
   double best = 0, spent = 0;
   for (unsigned i = 0; i < 2 || spent < LEAST_S; i++) {
     double start = td_clock_s();
@@ -101,6 +101,6 @@ double td_read_speed_gbps(td_read_speed *speed) {
     if (gbps > best) best = gbps;
     spent += seconds;
   }
-  td_team_stand(&before);
+  td_pool_unpin_caller(&before);
   return best;
 }

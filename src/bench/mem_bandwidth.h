@@ -9,7 +9,7 @@
 #include "base/thread_pool.h"
 
 typedef struct {
-  td_team *team; // pinned; for the measurements beside, too
+  td_pool *pool; // pinned; for the measurements beside, too
   uint64_t *words;
 } td_read_speed;
 

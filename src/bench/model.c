@@ -74,7 +74,7 @@ static double dense_bytes(const bench *b) {
 
 static double step_bytes(bench *b) {
   double bytes = dense_bytes(b);
-  for (uint32_t i = b->session->devices.n_own_layers; i < b->session->config->n_layers; i++)
+  for (uint32_t i = b->session->devices.n_gpu_expert_layers; i < b->session->config->n_layers; i++)
     bytes += routed_bytes(b, i);
   return bytes;
 }
@@ -303,7 +303,7 @@ static td_status measure_machine(bench *b, td_err *err) {
   b->machine = td_machine_get();
   td_status st = td_read_speed_open(&b->reads, (unsigned)b->options->threads, err);
   if (st != TD_OK) return st;
-  b->machine.n_threads = td_team_size(b->reads.team);
+  b->machine.n_threads = td_pool_size(b->reads.pool);
   b->machine.read_gbps = td_read_speed_gbps(&b->reads);
   return TD_OK;
 }

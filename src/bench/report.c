@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/mem_info.h"
 
-#define SHORTEST_S 0.02 // one measurement, so that the clock and the team's start do not count
+#define SHORTEST_S 0.02 // one measurement, so that the clock and the pool's start do not count
 #define LONGEST_S  2.0  // after this much time a case gets no further measurement
 
 enum { N_ROUNDS = 3 }; // of reading, at the start
@@ -66,7 +66,7 @@ double td_bench_peak(const td_bench_speed *speed) {
 }
 
 td_status td_bench_report_use(td_bench_report *r, const td_bench_speed *speed, td_err *err) {
-  if (r->reads.team && td_team_size(r->reads.team) == speed->n_threads) return TD_OK;
+  if (r->reads.pool && td_pool_size(r->reads.pool) == speed->n_threads) return TD_OK;
   td_read_speed_close(&r->reads);
   return td_read_speed_open(&r->reads, speed->n_threads, err);
 }
@@ -85,7 +85,7 @@ static td_status add_speed(td_bench_report *r, unsigned n_threads, td_err *err) 
   if (st != TD_OK) return st;
   for (int i = 0; i < N_ROUNDS; i++)
     speed->read_gbps = fmax(speed->read_gbps, td_read_speed_gbps(&r->reads));
-  td_peaks_measure(&speed->peaks, r->reads.team);
+  td_peaks_measure(&speed->peaks, r->reads.pool);
   return TD_OK;
 }
 

@@ -48,7 +48,7 @@ typedef struct {
 // it returns st, or TD_EINTERNAL where that is TD_OK and a line could not be written.
 td_status td_bench_report_open(td_bench_report *report, const td_options *options, td_err *err);
 td_status td_bench_report_close(td_bench_report *report, td_status st, td_err *err);
-// From here on there are the speed's threads: report->reads.team.
+// From here on there are the speed's threads: report->reads.pool.
 td_status td_bench_report_use(td_bench_report *report, const td_bench_speed *speed, td_err *err);
 void td_bench_report_add(td_bench_report *report, const td_bench_record *record);
 

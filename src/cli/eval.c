@@ -145,7 +145,7 @@ static td_status add_likelihood(void *ctx, float *logits, uint32_t begin, uint32
 enum { MOST_ROWS = 1024 }; // of logits, which a step leaves
 
 // Windows of the context's size, each scored on its own.
-static td_status score(td_session *s, const td_ids *ids, likelihood *total, td_err *err) {
+static td_status score(td_session *s, const td_token_ids *ids, likelihood *total, td_err *err) {
   *total = (likelihood){.n_vocab = s->config->n_vocab};
   for (size_t at = 0; at + 1 < ids->n; at += s->n_ctx) {
     size_t left = ids->n - at;
@@ -185,7 +185,7 @@ static void print_perplexity(const td_options *o, const likelihood *l, uint32_t 
 
 int td_cmd_eval_perplexity(const td_options *o) {
   td_err err;
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_session *s = NULL;
   td_status st = td_cmd_read_ids(o, &ids, &err);
   uint32_t window = 0;
@@ -197,6 +197,6 @@ int td_cmd_eval_perplexity(const td_options *o) {
   if (st == TD_OK) st = score(s, &ids, &total, &err);
   if (st == TD_OK) print_perplexity(o, &total, window, td_clock_s() - start);
   td_session_close(s);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }

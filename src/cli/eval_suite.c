@@ -25,17 +25,17 @@ typedef struct {
   td_suite suite;
   tally kinds[MAX_KINDS];
   size_t n_kinds;
-  td_ids answer;
+  td_token_ids answer;
   td_err err;
 } eval;
 
 static bool keep_token(void *ctx, int32_t id) {
   eval *e = ctx;
-  return td_ids_push(&e->answer, id, &e->err) == TD_OK;
+  return td_token_ids_push(&e->answer, id, &e->err) == TD_OK;
 }
 
 static td_status answer(eval *e, const td_question *q, td_buf *text, td_err *err) {
-  td_ids prompt = {0};
+  td_token_ids prompt = {0};
   td_status st = td_chat_encode(e->chat, q->vars, strlen(q->vars), &prompt, NULL, err);
   td_generate_args args = {.prompt = prompt.ids,
                            .n_prompt = (uint32_t)prompt.n,
@@ -50,7 +50,7 @@ static td_status answer(eval *e, const td_question *q, td_buf *text, td_err *err
     st = td_tokenizer_decode(td_chat_tokenizer(e->chat), e->answer.ids, e->answer.n, true, text,
                              err);
   }
-  td_ids_free(&prompt);
+  td_token_ids_free(&prompt);
   return st;
 }
 
@@ -135,6 +135,6 @@ int td_cmd_eval_chat(const td_options *o) {
   td_session_close(e.session);
   td_chat_close(e.chat);
   td_suite_free(&e.suite);
-  td_ids_free(&e.answer);
+  td_token_ids_free(&e.answer);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }

@@ -26,7 +26,7 @@ static td_status print_text(const td_buf *text, td_err *err) {
 }
 
 static td_status print_ids(const td_tokenizer *tok, const td_buf *text, td_err *err) {
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_buf out = TD_BUF_INIT;
   td_status st = td_tokenizer_encode(tok, td_buf_text(text), text->len,
                                      TD_TOK_ADD_SPECIAL | TD_TOK_PARSE_SPECIAL, &ids, err);
@@ -36,12 +36,12 @@ static td_status print_ids(const td_tokenizer *tok, const td_buf *text, td_err *
   td_buf_str(&out, "]\n");
   if (st == TD_OK) st = print_text(&out, err);
   td_buf_free(&out);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st;
 }
 
 // Reads "[1, 2, 3]".
-static td_status parse_ids(const char *text, td_ids *ids, td_err *err) {
+static td_status parse_ids(const char *text, td_token_ids *ids, td_err *err) {
   const char *space = " \t\r\n", *at = text + strspn(text, space);
   td_status st = TD_OK;
   bool ok = *at == '[';
@@ -52,7 +52,7 @@ static td_status parse_ids(const char *text, td_ids *ids, td_err *err) {
     long id = strtol(at, &end, 10);
     ok = end != at && id >= 0 && id <= INT32_MAX;
     if (!ok) break;
-    st = td_ids_push(ids, (int32_t)id, err);
+    st = td_token_ids_push(ids, (int32_t)id, err);
     at = end + strspn(end, space);
     if (*at == ',') {
       at += 1 + strspn(at + 1, space);
@@ -69,13 +69,13 @@ static td_status parse_ids(const char *text, td_ids *ids, td_err *err) {
 }
 
 static td_status print_decoded(const td_tokenizer *tok, const td_buf *text, td_err *err) {
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_buf out = TD_BUF_INIT;
   td_status st = parse_ids(td_buf_text(text), &ids, err);
   if (st == TD_OK) st = td_tokenizer_decode(tok, ids.ids, ids.n, false, &out, err);
   if (st == TD_OK) st = print_text(&out, err);
   td_buf_free(&out);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st;
 }
 

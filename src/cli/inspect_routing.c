@@ -27,7 +27,7 @@ static void count_step(routing *r) {
 }
 
 // The text in windows of the context, each in steps of the prefill chunk.
-static td_status count_all(routing *r, const td_ids *ids, td_err *err) {
+static td_status count_all(routing *r, const td_token_ids *ids, td_err *err) {
   td_session *s = r->session;
   uint32_t n_past = 0;
   td_status st = td_kv_reserve(s->kv, s->seq, s->n_ctx, err);
@@ -125,7 +125,7 @@ static td_status open_routing(routing *r, const td_options *o, td_err *err) {
 
 int td_cmd_inspect_routing(const td_options *o) {
   td_err err;
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   routing r = {0};
   td_status st = td_cmd_read_ids(o, &ids, &err);
   if (st == TD_OK) st = open_routing(&r, o, &err);
@@ -134,6 +134,6 @@ int td_cmd_inspect_routing(const td_options *o) {
   if (st == TD_OK && !o->json) print_table(&r);
   td_session_close(r.session);
   free(r.counts);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }

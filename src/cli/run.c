@@ -40,8 +40,8 @@ typedef struct {
   td_buf history;     // the conversation so far, JSON objects of "messages" with commas between
   // the answer being given
   td_detok detok;
-  td_buf answer; // text
-  td_ids ids;    // its tokens
+  td_buf answer;    // text
+  td_token_ids ids; // its tokens
   size_t n_shown;
 } runner;
 
@@ -87,7 +87,7 @@ static void show_answer(runner *r) {
 static bool show_token(void *ctx, int32_t id) {
   runner *r = ctx;
   td_err err;
-  if (td_ids_push(&r->ids, id, &err) != TD_OK) return false;
+  if (td_token_ids_push(&r->ids, id, &err) != TD_OK) return false;
   if (!r->chat) {
     td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id); // no tokenizer was loaded
   } else if (td_detok_feed(&r->detok, id, &r->answer, &err) != TD_OK) {
@@ -118,7 +118,7 @@ static const char *reason_name(td_done_reason reason) {
   case TD_DONE_LENGTH: return "length";
   case TD_DONE_CANCELED: return "canceled";
   case TD_DONE_ERROR:
-  case TD_DONE_READ:
+  case TD_DONE_PREFILLED:
   case TD_DONE_LOST: break;
   }
   return "error";
@@ -182,7 +182,7 @@ static void add_message(td_buf *messages, const char *role, const char *text, si
   td_jw_end_object(&w);
 }
 
-static td_status encode_history(const runner *r, td_ids *ids, td_err *err) {
+static td_status encode_history(const runner *r, td_token_ids *ids, td_err *err) {
   td_buf vars = TD_BUF_INIT;
   td_buf_printf(&vars, "{\"messages\":[%s],\"add_generation_prompt\":true}",
                 td_buf_text(&r->history));
@@ -194,11 +194,11 @@ static td_status encode_history(const runner *r, td_ids *ids, td_err *err) {
 
 // Answers the conversation and adds the answer to it.
 static td_status answer_chat(runner *r, td_err *err) {
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_status st = encode_history(r, &ids, err);
   if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
   if (st == TD_OK) add_message(&r->history, "assistant", td_buf_text(&r->answer), r->answer.len);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st;
 }
 
@@ -207,10 +207,10 @@ static td_status answer_text(runner *r, const char *text, size_t len, td_err *er
     add_message(&r->history, "user", text, len);
     return answer_chat(r, err);
   }
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_status st = td_chat_encode_plain(r->chat, text, len, true, &ids, err);
   if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return st;
 }
 
@@ -305,7 +305,7 @@ static void close_runner(runner *r) {
   if (r->chat) td_detok_free(&r->detok);
   td_buf_free(&r->history);
   td_buf_free(&r->answer);
-  td_ids_free(&r->ids);
+  td_token_ids_free(&r->ids);
   td_session_close(r->session);
   td_trace_file_close(r->trace);
   td_chat_close(r->chat);

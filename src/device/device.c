@@ -11,7 +11,7 @@
 static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
   td_status status = td_cuda_dev_open(out, opts, err);
   if (status != TD_OK) return status;
-  size_t n_free = td_dev_own_free_bytes(*out);
+  size_t n_free = td_dev_free_vram_bytes(*out);
   if (opts->need_bytes <= n_free) return TD_OK;
   status = td_fail(err, TD_ENOMEM,
                    "%s: the weights take %.2f GiB there, and %.2f GiB of its memory are free; give "
@@ -66,11 +66,11 @@ td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked) {
   return asked == TD_F32 ? dev->act_dtype : asked;
 }
 
-void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
+void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads) {
   if (dev->vtable->follow_threads) dev->vtable->follow_threads(dev, n_threads);
 }
 
-void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
+void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->vtable->show_pulse(dev, pulse);
 }
 
@@ -92,11 +92,11 @@ void td_dev_free_host(td_dev *dev, void *ptr) {
   if (ptr) dev->vtable->free_host(dev, ptr);
 }
 
-size_t td_dev_own_free_bytes(td_dev *dev) {
+size_t td_dev_free_vram_bytes(td_dev *dev) {
   return dev->vtable->own_free_bytes(dev);
 }
 
-bool td_dev_takes_on_device(const td_dev *dev, const td_weight *w) {
+bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w) {
   return !dev->vtable->takes_on_device || dev->vtable->takes_on_device(dev, w);
 }
 

@@ -29,7 +29,7 @@ typedef struct td_event td_event;
 typedef struct {
   const char *kind;           // "cpu"; "cuda": a GPU; "auto": that if it can be used, or the CPU
   unsigned index;             // which GPU, from 0
-  unsigned n_threads;         // CPU: members of the thread team; 0: one for each CPU
+  unsigned n_threads;         // CPU: members of the thread pool; 0: one for each CPU
   td_activations activations; // CPU; holds for all devices of the process
   bool cpus_from_end;     // CPU: its first threads have the last CPUs; another device has the first
   size_t need_bytes;      // weights that will be used: memory of the device's own must hold them
@@ -47,13 +47,13 @@ int td_dev_node(const td_dev *dev);
 // What KV pages have where TD_F32 is asked for: the activations' dtype, for those are what is
 // stored.
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
-// CPU: *n_threads members of the team work (at most all; 0: all), as it says when a parallel part
+// CPU: *n_threads members of the pool work (at most all; 0: all), as it says when a parallel part
 // of an operator begins, and the others sleep. Results do not depend on it. Borrowed; may change at
 // any time.
-void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads);
+void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads);
 // *pulse grows while operators run, in the middle of long ones, too, on the CPU, and as they are
 // queued on a GPU, which takes no more than some. Borrowed; given before the first operator.
-void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse);
+void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse);
 
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
@@ -63,11 +63,11 @@ void td_dev_free(td_dev *dev, void *ptr);
 td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free_host(td_dev *dev, void *ptr);
 // Bytes free now in the device's own memory; 0: it has none and works in the host's.
-size_t td_dev_own_free_bytes(td_dev *dev);
+size_t td_dev_free_vram_bytes(td_dev *dev);
 
 // Whether td_op_moe takes a copy of this matrix in the device's memory, made by td_op_copy: data,
 // scales and zero points each from a multiple of 256 bytes on.
-bool td_dev_takes_on_device(const td_dev *dev, const td_weight *w);
+bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w);
 
 // A mapping that holds weights until td_dev_close, read-only: a device that copies them does so
 // faster where it can register it, and says in the log where it cannot. That takes a second for
@@ -85,9 +85,9 @@ void td_stream_close(td_stream *stream); // waits for what is queued
 // Waits until all that is queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
 
-// What tells pieces of work apart, field by field. What a field means is the caller's.
+// What tells pieces of work stride, field by field. What a field means is the caller's.
 typedef struct {
-  uint32_t n_tokens, n_rows, n_parts, max_keys;
+  uint32_t n_tokens, n_rows, n_microbatches, max_keys;
   uint32_t memory; // another number when what the work points to has moved
 } td_work_key;
 
@@ -292,9 +292,9 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // are here in [first_expert, first_expert + n_experts), and what a token has chosen of others is no
 // part of its sum; a device may then sum in order of expert. same_ids: ids and n_tokens are those
 // of the stream's td_op_moe before this one, also a part of this layer, so pairs that a device has
-// put in order stay so. are_on_device: what the matrices point to is the device's memory, and is
-// read when the operator runs; td_dev_takes_on_device says which may be. The arrays must not
-// change.
+// put in order stay so. weights_on_device: what the matrices point to is the device's memory, and
+// is read when the operator runs; td_dev_supports_device_weights says which may be. The arrays must
+// not change.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]
@@ -303,7 +303,7 @@ typedef struct {
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
-  bool accumulate, is_bf16, out_f32, are_on_device, same_ids;
+  bool accumulate, is_bf16, out_f32, weights_on_device, same_ids;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

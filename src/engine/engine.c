@@ -69,7 +69,7 @@ static td_status alloc_activations(td_engine *e, td_err *err) {
     if (st != TD_OK) return st;
   }
   size_t n = e->opts.max_step_tokens;
-  td_status st = td_dev_alloc(e->dev, &e->h, td_engine_given_bytes(e, n), err);
+  td_status st = td_dev_alloc(e->dev, &e->h, td_engine_offload_input_bytes(e, n), err);
   if (st != TD_OK) return st;
   return td_dev_alloc(e->dev, (void **)&e->router_logits, n * (c->n_experts + 1) * sizeof(float),
                       err);
@@ -152,8 +152,8 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
-  if (st == TD_OK) st = td_engine_open_experts(e, err);
-  if (st == TD_OK) st = td_engine_open_streaming(e, err);
+  if (st == TD_OK) st = td_moe_offload_open(e, err);
+  if (st == TD_OK) st = td_expert_stream_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
   return st;
 }
@@ -168,7 +168,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
   e->config = td_model_config_of(model);
   e->dev = dev;
   e->opts = *opts;
-  e->can_rank = td_dev_own_free_bytes(dev) != 0;
+  e->can_rank = td_dev_free_vram_bytes(dev) != 0;
   e->act_bytes = td_dtype_bytes(td_dev_act_dtype(dev));
   e->max_pages = (opts->max_seq_tokens + opts->page_tokens - 1) / opts->page_tokens;
   e->attention_scale = td_rope_attention_scale(e->config);
@@ -184,8 +184,8 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *e) {
   if (!e) return;
   td_stream_close(e->stream);
-  td_engine_close_streaming(e);
-  td_engine_close_experts(e);
+  td_expert_stream_close(e);
+  td_moe_offload_close(e);
   void *const buffers[] = {e->x,
                            e->h,
                            e->delta,
@@ -320,7 +320,7 @@ static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
   return n;
 }
 
-static void place_part(const td_engine *e, td_engine_part *p, uint32_t begin, uint32_t n) {
+static void place_part(const td_engine *e, td_microbatch *p, uint32_t begin, uint32_t n) {
   const size_t at = (size_t)begin * e->config->dim * e->act_bytes;
   p->begin = begin;
   p->n_tokens = n;
@@ -329,10 +329,10 @@ static void place_part(const td_engine *e, td_engine_part *p, uint32_t begin, ui
 }
 
 // Cuts answers of a token each in two.
-static void cut_in_two(td_engine *e) {
+static void split_microbatches(td_engine *e) {
   const uint32_t n = e->n_tokens, half = n / 2;
-  for (uint32_t i = 0; i < TD_ENGINE_PARTS; i++) {
-    td_engine_part *p = &e->parts[i];
+  for (uint32_t i = 0; i < TD_MAX_MICROBATCHES; i++) {
+    td_microbatch *p = &e->microbatches[i];
     *p = e->whole;
     p->idx = i;
     place_part(e, p, i ? half : 0, i ? n - half : half);
@@ -342,7 +342,7 @@ static void cut_in_two(td_engine *e) {
     view->page_table += (size_t)p->begin * e->max_pages;
     view->n_tokens = view->n_seqs = p->n_tokens; // whose numbers count from 0 in either
   }
-  e->n_parts = TD_ENGINE_PARTS;
+  e->n_microbatches = TD_MAX_MICROBATCHES;
 }
 
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the groups' is.
@@ -386,8 +386,9 @@ static void forward(void *ctx) {
 }
 
 static uint32_t choose_parts(td_engine *e) {
-  if (!td_engine_can_signal(e, TD_ENGINE_PARTS) || e->n_tokens < TD_ENGINE_PARTS) return 1;
-  return e->opts.n_parts ? e->opts.n_parts : td_halves_choose(&e->halves, e->n_tokens);
+  if (!td_engine_can_signal(e, TD_MAX_MICROBATCHES) || e->n_tokens < TD_MAX_MICROBATCHES) return 1;
+  return e->opts.n_microbatches ? e->opts.n_microbatches
+                                : td_dual_batch_choose(&e->dual_batch, e->n_tokens);
 }
 
 // Steps of answers alone, a token a sequence, come again and again with the same operators: they
@@ -396,19 +397,19 @@ static void run_forward(td_engine *e) {
   td_batch_view *view = &e->whole.groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
   e->has_signals = is_alike && td_engine_can_signal(e, 1);
-  const bool is_known = is_alike && (e->side.dev ? e->has_signals : e->can_rank);
+  const bool is_known = is_alike && (e->offload.dev ? e->has_signals : e->can_rank);
   if (is_known) view->max_keys = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
-  e->parts[0] = e->whole;
-  e->n_parts = 1;
+  e->microbatches[0] = e->whole;
+  e->n_microbatches = 1;
   if (!is_known) {
     td_engine_forward(e);
     return;
   }
-  if (e->has_signals && choose_parts(e) > 1) cut_in_two(e);
-  if (e->has_signals) td_engine_queue_aside(e);
+  if (e->has_signals && choose_parts(e) > 1) split_microbatches(e);
+  if (e->has_signals) td_moe_offload_enqueue(e);
   const td_work_key key = {.n_tokens = e->n_tokens,
                            .n_rows = e->n_rows,
-                           .n_parts = e->n_parts,
+                           .n_microbatches = e->n_microbatches,
                            .max_keys = view->max_keys,
                            .memory = e->logits_rows}; // which only grow
   td_stream_run(e->stream, &key, forward, e);
@@ -423,16 +424,16 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   const uint64_t start_ns = td_clock_ns();
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   run_forward(e);
-  td_engine_hand_over(e);
+  td_engine_copy_outputs(e);
   st = td_stream_sync(e->stream, err);
-  if (st != TD_OK) td_engine_let_aside_go(e);
-  if (e->side.dev) {
-    td_status side_st = td_stream_sync(e->side.stream, st == TD_OK ? err : NULL);
+  if (st != TD_OK) td_moe_offload_release(e);
+  if (e->offload.dev) {
+    td_status side_st = td_stream_sync(e->offload.stream, st == TD_OK ? err : NULL);
     if (st == TD_OK) st = side_st;
   }
-  if (st == TD_OK) st = td_engine_sync_streaming(e, err);
+  if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK && e->has_signals) {
-    td_halves_note(&e->halves, e->n_tokens, e->n_parts, td_clock_ns() - start_ns);
+    td_dual_batch_note(&e->dual_batch, e->n_tokens, e->n_microbatches, td_clock_ns() - start_ns);
   }
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;

@@ -25,17 +25,17 @@ typedef struct {
   // td_engine_kv_bytes_per_token bytes, which the device can reach; NULL: the engine's own.
   void *kv_pages;
   bool record_routing; // keep each step's expert choices for td_engine_routing
-  // Borrowed: computes the routed experts, from host memory, but those of the first n_own_layers
-  // layers. NULL: the engine's device does all.
+  // Borrowed: computes the routed experts, from host memory, but those of the first
+  // n_gpu_expert_layers layers. NULL: the engine's device does all.
   td_dev *expert_dev;
-  uint32_t n_own_layers;
-  // With it: halves of a step of answers that go through the layers one behind the other, 2, so
+  uint32_t n_gpu_expert_layers;
+  // With it: dual_batch of a step of answers that go through the layers one behind the other, 2, so
   // that both devices have work; or 1. 0: as is quicker, tried out.
-  uint32_t n_parts;
+  uint32_t n_microbatches;
   // With it: bytes of the engine's device through which experts of prompts stream, to be computed
-  // there, in steps of at least stream_tokens tokens of prompts; 0: none do.
+  // there, in steps of at least break_even_tokens tokens of prompts; 0: none do.
   size_t stream_bytes;
-  uint32_t stream_tokens; // 0: from where on it is quicker, measured at the start
+  uint32_t break_even_tokens; // 0: from where on it is quicker, measured at the start
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;

@@ -27,9 +27,9 @@ typedef struct {
   step_group groups[N_GROUPS];   // token_begin counts from the part's
   const int32_t *position;       // in dev_meta
   char *x, *delta;               // the part's of the engine's, for these last from layer to layer
-} td_engine_part;
+} td_microbatch;
 
-enum { TD_ENGINE_PARTS = 2 };
+enum { TD_MAX_MICROBATCHES = 2 };
 
 // The number of the last step in which it was so; the only thing in its cache line.
 typedef struct {
@@ -44,20 +44,21 @@ typedef struct {
   char *in;             // host memory, a copy of what begins at h
   void *out, *sum;      // host memory, and the engine's device's: [most_tokens][dim]
   // The engine's device has handed a layer's tokens over; their sum is made. Where the step has
-  // signals that is told by them, host memory, [n_layers][TD_ENGINE_PARTS] each; else by events.
+  // signals that is told by them, host memory, [n_layers][TD_MAX_MICROBATCHES] each; else by
+  // events.
   td_event *given, *done;
-  td_engine_signal *given_signals, *done_signals;
-} td_engine_side;
+  td_engine_signal *input_signals, *done_signals;
+} td_moe_offload;
 
-typedef struct td_engine_streaming td_engine_streaming;
+typedef struct td_expert_stream td_expert_stream;
 
 struct td_engine {
   const td_model *model;
   const td_model_config *config;
   td_dev *dev;
   td_stream *stream;
-  td_engine_side side;
-  td_engine_streaming *streaming; // NULL: of no prompt
+  td_moe_offload offload;
+  td_expert_stream *streaming; // NULL: of no prompt
   td_engine_opts opts;
   size_t act_bytes; // of one activation element
   uint32_t max_pages;
@@ -87,52 +88,52 @@ struct td_engine {
   bool can_rank;         // logits cross a bus to reach the host
 
   // the step being run
-  td_engine_part whole, parts[TD_ENGINE_PARTS];
-  td_halves halves;
-  uint32_t n_parts;
+  td_microbatch whole, microbatches[TD_MAX_MICROBATCHES];
+  td_dual_batch_tuner dual_batch;
+  uint32_t n_microbatches;
   uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
   bool is_ranked;                     // the host gets the best of each row, not the logits
-  bool has_signals; // both devices' parts are queued beforehand, and wait for one another
+  bool has_signals; // both devices' microbatches are queued beforehand, and wait for one another
   const uint32_t *step, *dev_step; // its number, in meta and dev_meta
   const int32_t *tokens, *rows;    // in dev_meta
   const float *temperature;        // [n_rows], likewise
 };
 
 // experts.c
-td_status td_engine_open_experts(td_engine *engine, td_err *err); // closed in any case
-void td_engine_close_experts(td_engine *engine);
+td_status td_moe_offload_open(td_engine *engine, td_err *err); // closed in any case
+void td_moe_offload_close(td_engine *engine);
 // At h: what n_tokens tokens need there, activations and choices of experts; and where a part has
 // that, behind n_before tokens of the other.
-size_t td_engine_given_bytes(const td_engine *engine, size_t n_tokens);
-size_t td_engine_given_at(const td_engine *engine, uint32_t n_before);
-// Whether both devices' work for a step in so many parts can be queued beforehand.
-bool td_engine_can_signal(const td_engine *engine, uint32_t n_parts);
-void td_engine_queue_aside(td_engine *engine);  // the other device's
-void td_engine_let_aside_go(td_engine *engine); // it need not wait: nothing more comes
+size_t td_engine_offload_input_bytes(const td_engine *engine, size_t n_tokens);
+size_t td_engine_offload_input_at(const td_engine *engine, uint32_t n_before);
+// Whether both devices' work for a step in so many microbatches can be queued beforehand.
+bool td_engine_can_signal(const td_engine *engine, uint32_t n_microbatches);
+void td_moe_offload_enqueue(td_engine *engine); // the other device's
+void td_moe_offload_release(td_engine *engine); // it need not wait: nothing more comes
 // delta (+)= the layer's dense MLP, or its shared expert, of h.
-void td_engine_mlp(td_engine *engine, const td_engine_part *part, const td_layer *layer,
+void td_engine_mlp(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                    bool accumulate);
 // delta = experts of h, when it has ended.
-void td_engine_begin_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
-void td_engine_end_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
+void td_engine_moe_begin(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
+void td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 
 // Of layer layer_idx, n tokens of a prompt, as the other device is to compute them.
-td_moe_args td_engine_trial_aside(td_engine *engine, uint32_t layer_idx, uint32_t n);
+td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint32_t n);
 
 // streaming.c
-td_status td_engine_open_streaming(td_engine *engine, td_err *err); // closed in any case
-void td_engine_close_streaming(td_engine *engine);
-td_status td_engine_sync_streaming(td_engine *engine, td_err *err);
+td_status td_expert_stream_open(td_engine *engine, td_err *err); // closed in any case
+void td_expert_stream_close(td_engine *engine);
+td_status td_expert_stream_sync(td_engine *engine, td_err *err);
 // Whether the step's tokens are for the device itself, to which the layer's experts come.
-bool td_engine_streams(td_engine *engine, const td_engine_part *part, uint32_t layer_idx);
+bool td_engine_streams_layer(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 // delta += what they make of routed's x.
-void td_engine_stream_experts(td_engine *engine, const td_engine_part *part, uint32_t layer_idx,
+void td_engine_stream_experts(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                               const td_moe_args *routed);
 
 // Enqueues the whole forward pass of the step that engine describes.
 void td_engine_forward(td_engine *engine);
 // What the host draws from: the best of each row, or the logits. The record of routing, too.
-void td_engine_hand_over(td_engine *engine);
+void td_engine_copy_outputs(td_engine *engine);
 
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
   size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
@@ -142,8 +143,8 @@ static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t lay
 }
 
 // Whether the layer's routed experts are the other device's.
-static inline bool td_engine_is_aside(const td_engine *engine, uint32_t layer_idx) {
-  return engine->side.dev && layer_idx >= engine->opts.n_own_layers &&
+static inline bool td_engine_is_offloaded(const td_engine *engine, uint32_t layer_idx) {
+  return engine->offload.dev && layer_idx >= engine->opts.n_gpu_expert_layers &&
          td_model_is_moe(engine->config, layer_idx);
 }
 

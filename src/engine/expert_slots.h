@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-  TD_SLOT_ALIGN = 256,         // of each part in a slot, see td_dev_takes_on_device
+  TD_SLOT_ALIGN = 256,         // of each part in a slot, see td_dev_supports_device_weights
   TD_SLOT_MAX_GAP = 256 << 10, // bytes between two parts that cost less than another copy
   TD_SLOT_GAPS = 16,           // all gaps of a slot are at most this part of its content
   TD_SLOT_LEAST = 4,           // slots a ring should have: computed, filled, and some ahead

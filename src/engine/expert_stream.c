@@ -36,7 +36,7 @@ typedef struct {
   uint32_t *first_copy;        // [n_groups + 1] of each group
 } streamed_layer;
 
-struct td_engine_streaming {
+struct td_expert_stream {
   td_stream *stream; // of copies
   uint32_t group;    // experts a slot holds; 0: not one
   uint32_t n_groups; // of a layer
@@ -47,7 +47,7 @@ struct td_engine_streaming {
   float *sum;                 // device memory: [max_step_tokens][dim]
   streamed_layer *layers;     // [n_layers]
   td_slot packing;            // of one group, while places are chosen
-  uint32_t least_tokens;      // of prompts, in a step that streams
+  uint32_t break_even_tokens; // of prompts, in a step that streams
 };
 
 // ---- where a matrix goes ------------------------------------------------------------------------
@@ -60,7 +60,7 @@ static size_t expert_bytes(const td_layer *layer, uint32_t e) {
 static size_t largest_expert(const td_engine *e) {
   size_t most = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    if (!td_engine_is_aside(e, i)) continue;
+    if (!td_engine_is_offloaded(e, i)) continue;
     const td_layer *layer = td_model_layer(e->model, i);
     for (uint32_t k = 0; k < e->config->n_experts; k++) {
       const size_t n = expert_bytes(layer, k) + EXPERT_PARTS * TD_SLOT_ALIGN;
@@ -115,7 +115,7 @@ static td_status alloc_layer(td_engine *e, streamed_layer *out, td_err *err) {
 
 static td_status place_layer(td_engine *e, const td_layer *layer, streamed_layer *out,
                              td_err *err) {
-  const td_engine_streaming *s = e->streaming;
+  const td_expert_stream *s = e->streaming;
   const td_slot *slot = &s->packing;
   td_status st = alloc_layer(e, out, err);
   if (st != TD_OK) return st;
@@ -142,11 +142,11 @@ static td_status place_layer(td_engine *e, const td_layer *layer, streamed_layer
 }
 
 static td_status place_layers(td_engine *e, td_err *err) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   uint32_t n_groups = 0;
   td_status st = TD_OK;
   for (uint32_t i = 0; i < e->config->n_layers && st == TD_OK; i++) {
-    if (!td_engine_is_aside(e, i)) continue;
+    if (!td_engine_is_offloaded(e, i)) continue;
     s->layers[i].first_slot = n_groups % s->n_slots;
     n_groups += s->n_groups;
     st = place_layer(e, td_model_layer(e->model, i), &s->layers[i], err);
@@ -158,7 +158,7 @@ static td_status place_layers(td_engine *e, td_err *err) {
 static size_t largest_slot(td_engine *e) {
   size_t most = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
-    if (!td_engine_is_aside(e, i)) continue;
+    if (!td_engine_is_offloaded(e, i)) continue;
     for (uint32_t first = 0; first < e->config->n_experts; first += e->streaming->group) {
       const size_t n = pack_group(e, td_model_layer(e->model, i), first);
       if (n > most) most = n;
@@ -187,7 +187,7 @@ static void close_packing(td_slot *slot) {
 
 // As many experts a slot as leave several slots. group is 0 afterwards where there is no room.
 static void choose_slots(td_engine *e) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   const size_t ring_bytes = e->opts.stream_bytes, expert = largest_expert(e);
   s->group = td_slot_experts(ring_bytes, expert, e->config->n_experts);
   for (; s->group; s->group--) {
@@ -216,9 +216,9 @@ static bool is_taken(td_engine *e, uint32_t layer_idx) {
   if (l->state == LAYER_UNKNOWN) {
     bool all = l->gate != NULL;
     for (uint32_t i = 0; all && i < e->config->n_experts; i++) {
-      all = td_dev_takes_on_device(e->dev, &layer->gate[i]) &&
-            td_dev_takes_on_device(e->dev, &layer->up[i]) &&
-            td_dev_takes_on_device(e->dev, &layer->down[i]);
+      all = td_dev_supports_device_weights(e->dev, &layer->gate[i]) &&
+            td_dev_supports_device_weights(e->dev, &layer->up[i]) &&
+            td_dev_supports_device_weights(e->dev, &layer->down[i]);
     }
     l->state = all ? LAYER_TAKEN : LAYER_LEFT;
   }
@@ -236,7 +236,7 @@ static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
 
 // The slot that a group of experts is in, once it is free, and they are.
 static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
   const uint32_t slot = (l->first_slot + group) % s->n_slots;
   char *base = s->ring + slot * s->slot_bytes;
@@ -249,9 +249,9 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   return slot;
 }
 
-bool td_engine_streams(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
+bool td_engine_streams_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   if (!e->streaming) return false;
-  if (p->groups[GROUP_PREFILL].view.n_tokens < e->streaming->least_tokens) return false;
+  if (p->groups[GROUP_PREFILL].view.n_tokens < e->streaming->break_even_tokens) return false;
   if (!is_taken(e, layer_idx)) return false;
   streamed_layer *l = &e->streaming->layers[layer_idx];
   if (!l->is_registered) l->is_registered = is_registered(e, layer_idx, e->streaming->n_groups);
@@ -259,17 +259,17 @@ bool td_engine_streams(td_engine *e, const td_engine_part *p, uint32_t layer_idx
 }
 
 uint32_t td_engine_stream_tokens(const td_engine *e) {
-  const bool does = e->streaming && e->streaming->least_tokens <= e->opts.max_step_tokens;
-  return does ? e->streaming->least_tokens : 0;
+  const bool does = e->streaming && e->streaming->break_even_tokens <= e->opts.max_step_tokens;
+  return does ? e->streaming->break_even_tokens : 0;
 }
 
-void td_engine_stream_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
+void td_engine_stream_experts(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                               const td_moe_args *routed) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
   td_moe_args args = *routed;
   args.out = s->sum;
-  args.out_f32 = args.are_on_device = true;
+  args.out_f32 = args.weights_on_device = true;
   args.n_routed = args.n_experts;
   for (uint32_t g = 0; g < s->n_groups; g++) {
     const uint32_t first = g * s->group;
@@ -287,7 +287,7 @@ void td_engine_stream_experts(td_engine *e, const td_engine_part *p, uint32_t la
   td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
 }
 
-td_status td_engine_sync_streaming(td_engine *e, td_err *err) {
+td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   const bool has_ring = e->streaming && e->streaming->stream;
   return has_ring ? td_stream_sync(e->streaming->stream, err) : TD_OK;
 }
@@ -296,7 +296,7 @@ td_status td_engine_sync_streaming(td_engine *e, td_err *err) {
 
 // Seconds for a layer's experts to be copied, as its first group tells.
 static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status *st) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   const double begin = td_clock_s();
   fill_slot(e, layer_idx, 0);
   *st = td_stream_sync(s->stream, err);
@@ -306,9 +306,9 @@ static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status
 // Seconds for n tokens of a prompt, spread over all experts, on the other device.
 static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *err, td_status *st) {
   const double begin = td_clock_s();
-  const td_moe_args args = td_engine_trial_aside(e, layer_idx, n);
-  td_op_moe(e->side.stream, &args);
-  *st = td_stream_sync(e->side.stream, err);
+  const td_moe_args args = td_engine_trial_offload(e, layer_idx, n);
+  td_op_moe(e->offload.stream, &args);
+  *st = td_stream_sync(e->offload.stream, err);
   return td_clock_s() - begin;
 }
 
@@ -328,8 +328,8 @@ static void wait_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups)
 
 // Both are done twice: at first, weights may come from the disk.
 static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
-  td_engine_streaming *s = e->streaming;
-  const uint32_t n = e->side.most_tokens < TRIAL_TOKENS ? e->side.most_tokens : TRIAL_TOKENS;
+  td_expert_stream *s = e->streaming;
+  const uint32_t n = e->offload.most_tokens < TRIAL_TOKENS ? e->offload.most_tokens : TRIAL_TOKENS;
   double copying = 0, aside = 0, bytes = 0;
   wait_registered(e, layer_idx, 1);
   td_status st = TD_OK;
@@ -338,38 +338,38 @@ static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
     if (st == TD_OK) aside = aside_time(e, layer_idx, n, err, &st);
   }
   if (st != TD_OK) return st;
-  s->least_tokens = break_even(copying, aside, n);
+  s->break_even_tokens = break_even(copying, aside, n);
   const streamed_layer *l = &s->layers[layer_idx];
   for (uint32_t i = 0; i < l->first_copy[s->n_groups]; i++)
     bytes += (double)l->copies[i].n_bytes;
-  if (s->least_tokens <= e->opts.max_step_tokens) {
+  if (s->break_even_tokens <= e->opts.max_step_tokens) {
     td_info("%s: streaming experts at %.1f GB/s; used for prefill steps of %u tokens or more",
-            td_dev_name(e->dev), bytes / copying * 1e-9, s->least_tokens);
+            td_dev_name(e->dev), bytes / copying * 1e-9, s->break_even_tokens);
   } else {
     td_info("%s: streaming experts at %.1f GB/s would pay for prefill steps of %u tokens or more; "
             "steps have at most %u (--prefill-chunk), so %s computes them",
-            td_dev_name(e->dev), bytes / copying * 1e-9, s->least_tokens, e->opts.max_step_tokens,
-            td_dev_name(e->side.dev));
+            td_dev_name(e->dev), bytes / copying * 1e-9, s->break_even_tokens,
+            e->opts.max_step_tokens, td_dev_name(e->offload.dev));
   }
   return TD_OK;
 }
 
 static td_status choose_least(td_engine *e, td_err *err) {
-  e->streaming->least_tokens = e->opts.stream_tokens;
-  if (e->opts.stream_tokens) return TD_OK;
+  e->streaming->break_even_tokens = e->opts.break_even_tokens;
+  if (e->opts.break_even_tokens) return TD_OK;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
     if (is_taken(e, i)) return measure(e, i, err);
   }
   td_info("%s: no prefill streams experts: their format would have to be laid out anew",
           td_dev_name(e->dev));
-  e->streaming->least_tokens = UINT32_MAX;
+  e->streaming->break_even_tokens = UINT32_MAX;
   return TD_OK;
 }
 
 // ---- open and close -----------------------------------------------------------------------------
 
 static td_status open_ring(td_engine *e, td_err *err) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   size_t sum_bytes = (size_t)e->opts.max_step_tokens * e->config->dim * sizeof *s->sum;
   td_status st = td_stream_open(&s->stream, e->dev, err);
   for (uint32_t i = 0; i < s->n_slots && st == TD_OK; i++) {
@@ -382,11 +382,11 @@ static td_status open_ring(td_engine *e, td_err *err) {
 }
 
 static td_status open_slots(td_engine *e, td_err *err) {
-  td_engine_streaming *s = e->streaming;
+  td_expert_stream *s = e->streaming;
   td_status st = open_packing(e, err);
   if (st != TD_OK) return st;
   choose_slots(e);
-  s->least_tokens = UINT32_MAX;
+  s->break_even_tokens = UINT32_MAX;
   if (!s->group) return TD_OK;
   s->layers = calloc(e->config->n_layers, sizeof *s->layers);
   s->filled = calloc(2 * (size_t)s->n_slots, sizeof(td_event *));
@@ -397,17 +397,17 @@ static td_status open_slots(td_engine *e, td_err *err) {
   return st == TD_OK ? choose_least(e, err) : st;
 }
 
-td_status td_engine_open_streaming(td_engine *e, td_err *err) {
-  if (!e->opts.stream_bytes || !e->side.dev) return TD_OK;
-  td_engine_streaming *s = e->streaming = calloc(1, sizeof *s);
+td_status td_expert_stream_open(td_engine *e, td_err *err) {
+  if (!e->opts.stream_bytes || !e->offload.dev) return TD_OK;
+  td_expert_stream *s = e->streaming = calloc(1, sizeof *s);
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   td_status st = open_slots(e, err);
   close_packing(&s->packing);
   return st;
 }
 
-void td_engine_close_streaming(td_engine *e) {
-  td_engine_streaming *s = e->streaming;
+void td_expert_stream_close(td_engine *e) {
+  td_expert_stream *s = e->streaming;
   if (!s) return;
   td_stream_close(s->stream);
   for (uint32_t i = 0; s->freed && i < 2 * s->n_slots; i++)

@@ -8,7 +8,7 @@ static void *offset(const td_engine *e, void *base, size_t elements) {
   return (char *)base + elements * e->act_bytes;
 }
 
-static void linear(td_engine *e, const td_engine_part *p, const td_weight *w, td_vec bias,
+static void linear(td_engine *e, const td_microbatch *p, const td_weight *w, td_vec bias,
                    const void *x, size_t x_stride, void *y) {
   td_op_linear(e->stream, &(td_linear_op_args){.w = w,
                                                .bias = bias,
@@ -33,7 +33,7 @@ static void norm_rows(td_engine *e, void *x, td_vec w, size_t stride, uint32_t n
 }
 
 // h = norm(x), after x += delta when a block's output is still pending.
-static void norm_residual(td_engine *e, const td_engine_part *p, td_vec w, bool pending) {
+static void norm_residual(td_engine *e, const td_microbatch *p, td_vec w, bool pending) {
   uint32_t dim = e->config->dim;
   td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? p->delta : p->x,
                                               .residual = pending ? p->x : NULL,
@@ -46,7 +46,7 @@ static void norm_residual(td_engine *e, const td_engine_part *p, td_vec w, bool 
                                               .eps = e->config->rms_eps});
 }
 
-static void rope(td_engine *e, const td_engine_part *p, void *x, size_t token_stride,
+static void rope(td_engine *e, const td_microbatch *p, void *x, size_t token_stride,
                  size_t head_stride, uint32_t n_heads, uint32_t rot_dim) {
   td_op_rope(e->stream, &(td_rope_args){.x = x,
                                         .cos_sin = e->cos_sin,
@@ -59,7 +59,7 @@ static void rope(td_engine *e, const td_engine_part *p, void *x, size_t token_st
                                         .interleaved = e->config->rope_interleaved});
 }
 
-static void attend_gqa(td_engine *e, const td_engine_part *p, const td_layer *layer,
+static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer,
                        uint32_t layer_idx) {
   const td_model_config *c = e->config;
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
@@ -98,7 +98,7 @@ static void attend_gqa(td_engine *e, const td_engine_part *p, const td_layer *la
 }
 
 // q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
-static void project_mla(td_engine *e, const td_engine_part *p, const td_layer *layer) {
+static void project_mla(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
   td_vec none = {0};
@@ -116,7 +116,7 @@ static void project_mla(td_engine *e, const td_engine_part *p, const td_layer *l
   rope(e, p, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
 }
 
-static void attend_mla(td_engine *e, const td_engine_part *p, const td_layer *layer,
+static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *layer,
                        uint32_t layer_idx) {
   const td_model_config *c = e->config;
   size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
@@ -147,7 +147,7 @@ static void attend_mla(td_engine *e, const td_engine_part *p, const td_layer *la
   }
 }
 
-void td_engine_hand_over(td_engine *e) {
+void td_engine_copy_outputs(td_engine *e) {
   uint32_t n_vocab = e->config->n_vocab;
   if (e->dev_routing) {
     size_t n = td_engine_routing_at(e, e->config->n_layers);
@@ -169,7 +169,7 @@ void td_engine_hand_over(td_engine *e) {
 // Final norm and lm_head for the rows whose logits are wanted.
 static void head(td_engine *e) {
   const td_model_config *c = e->config;
-  const td_engine_part *p = &e->whole;
+  const td_microbatch *p = &e->whole;
   const td_weight *lm_head = td_model_lm_head(e->model);
   td_op_add(e->stream, p->x, p->delta, (size_t)p->n_tokens * c->dim);
   td_op_gather_rows(e->stream, e->h, p->x, e->rows, e->n_rows, c->dim);
@@ -184,7 +184,7 @@ static void head(td_engine *e) {
 }
 
 // A layer, but for experts that another device has yet to make the sum of.
-static void begin_layer(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
+static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
   if (e->config->attn == TD_ATTN_MLA) {
@@ -195,7 +195,7 @@ static void begin_layer(td_engine *e, const td_engine_part *p, uint32_t layer_id
   linear(e, p, &layer->o, layer->o_bias, e->attn, layer->o.cols, p->delta);
   norm_residual(e, p, layer->mlp_norm, true);
   if (layer->is_moe) {
-    td_engine_begin_experts(e, p, layer_idx);
+    td_engine_moe_begin(e, p, layer_idx);
   } else {
     td_engine_mlp(e, p, layer, false);
   }
@@ -208,9 +208,9 @@ void td_engine_forward(td_engine *e) {
                                           .out = e->whole.x,
                                           .n_tokens = e->n_tokens});
   for (uint32_t i = 0; i <= e->config->n_layers; i++) {
-    for (uint32_t k = 0; k < e->n_parts; k++) {
-      if (i > 0) td_engine_end_experts(e, &e->parts[k], i - 1);
-      if (i < e->config->n_layers) begin_layer(e, &e->parts[k], i);
+    for (uint32_t k = 0; k < e->n_microbatches; k++) {
+      if (i > 0) td_engine_moe_end(e, &e->microbatches[k], i - 1);
+      if (i < e->config->n_layers) begin_layer(e, &e->microbatches[k], i);
     }
   }
   if (e->n_rows) head(e);

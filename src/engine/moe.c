@@ -24,66 +24,67 @@ typedef struct {
   float *weights;
 } given;
 
-static given given_at(const td_engine *e, void *at, size_t n_tokens) {
+static given offload_input_at(const td_engine *e, void *at, size_t n_tokens) {
   given g = {.x = at};
   g.ids = (int32_t *)(g.x + align_64(n_tokens * row_bytes(e)));
   g.weights = (float *)(g.ids + n_tokens * e->config->top_k);
   return g;
 }
 
-static size_t given_bytes_of(const td_engine *e, size_t n_tokens) {
+static size_t offload_input_bytes_of(const td_engine *e, size_t n_tokens) {
   size_t n = n_tokens * e->config->top_k;
   return align_64(n_tokens * row_bytes(e)) + n * (sizeof(int32_t) + sizeof(float));
 }
 
-size_t td_engine_given_at(const td_engine *e, uint32_t n_before) {
-  return align_64(given_bytes_of(e, n_before));
+size_t td_engine_offload_input_at(const td_engine *e, uint32_t n_before) {
+  return align_64(offload_input_bytes_of(e, n_before));
 }
 
-size_t td_engine_given_bytes(const td_engine *e, size_t n_tokens) {
-  enum { ROUNDING = TD_ENGINE_PARTS * 2 * 64 };
-  return given_bytes_of(e, n_tokens) + ROUNDING;
+size_t td_engine_offload_input_bytes(const td_engine *e, size_t n_tokens) {
+  enum { ROUNDING = TD_MAX_MICROBATCHES * 2 * 64 };
+  return offload_input_bytes_of(e, n_tokens) + ROUNDING;
 }
 
-td_status td_engine_open_experts(td_engine *e, td_err *err) {
-  td_engine_side *side = &e->side;
-  side->dev = e->opts.expert_dev;
-  if (!side->dev) return TD_OK;
+td_status td_moe_offload_open(td_engine *e, td_err *err) {
+  td_moe_offload *offload = &e->offload;
+  offload->dev = e->opts.expert_dev;
+  if (!offload->dev) return TD_OK;
   const uint32_t usual = td_engine_prefill_chunk(e->config), n_seqs = e->opts.max_step_seqs;
-  side->most_tokens = usual > n_seqs ? usual : n_seqs;
-  if (side->most_tokens > e->opts.max_step_tokens) side->most_tokens = e->opts.max_step_tokens;
-  const size_t given_bytes = td_engine_given_bytes(e, side->most_tokens);
-  const size_t n_signals = (size_t)e->config->n_layers * TD_ENGINE_PARTS;
-  const size_t sum_bytes = side->most_tokens * row_bytes(e);
-  td_status st = td_stream_open(&side->stream, side->dev, err);
-  if (st == TD_OK) st = td_event_open(&side->given, e->dev, err);
-  if (st == TD_OK) st = td_event_open(&side->done, side->dev, err);
-  if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&side->in, given_bytes, err);
-  if (st == TD_OK) st = td_dev_alloc_host(e->dev, &side->out, sum_bytes, err);
-  if (st == TD_OK) st = td_dev_alloc(e->dev, &side->sum, sum_bytes, err);
-  size_t signal_bytes = 2 * n_signals * sizeof *side->given_signals;
+  offload->most_tokens = usual > n_seqs ? usual : n_seqs;
+  if (offload->most_tokens > e->opts.max_step_tokens)
+    offload->most_tokens = e->opts.max_step_tokens;
+  const size_t offload_input_bytes = td_engine_offload_input_bytes(e, offload->most_tokens);
+  const size_t n_signals = (size_t)e->config->n_layers * TD_MAX_MICROBATCHES;
+  const size_t sum_bytes = offload->most_tokens * row_bytes(e);
+  td_status st = td_stream_open(&offload->stream, offload->dev, err);
+  if (st == TD_OK) st = td_event_open(&offload->given, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&offload->done, offload->dev, err);
+  if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&offload->in, offload_input_bytes, err);
+  if (st == TD_OK) st = td_dev_alloc_host(e->dev, &offload->out, sum_bytes, err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, &offload->sum, sum_bytes, err);
+  size_t signal_bytes = 2 * n_signals * sizeof *offload->input_signals;
   void *signals = NULL;
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, &signals, signal_bytes, err);
   // Where the first device fails, what it was to hand over are choices all the same.
-  if (st == TD_OK) memset(side->in, 0, given_bytes);
+  if (st == TD_OK) memset(offload->in, 0, offload_input_bytes);
   if (st == TD_OK) memset(signals, 0, signal_bytes);
-  side->given_signals = signals;
-  side->done_signals = st == TD_OK ? side->given_signals + n_signals : NULL;
+  offload->input_signals = signals;
+  offload->done_signals = st == TD_OK ? offload->input_signals + n_signals : NULL;
   return st;
 }
 
-void td_engine_close_experts(td_engine *e) {
-  td_engine_side *side = &e->side;
-  td_stream_close(side->stream);
-  td_event_close(side->given);
-  td_event_close(side->done);
-  td_dev_free_host(e->dev, side->in);
-  td_dev_free_host(e->dev, side->out);
-  td_dev_free_host(e->dev, side->given_signals);
-  td_dev_free(e->dev, side->sum);
+void td_moe_offload_close(td_engine *e) {
+  td_moe_offload *offload = &e->offload;
+  td_stream_close(offload->stream);
+  td_event_close(offload->given);
+  td_event_close(offload->done);
+  td_dev_free_host(e->dev, offload->in);
+  td_dev_free_host(e->dev, offload->out);
+  td_dev_free_host(e->dev, offload->input_signals);
+  td_dev_free(e->dev, offload->sum);
 }
 
-void td_engine_mlp(td_engine *e, const td_engine_part *p, const td_layer *layer, bool accumulate) {
+void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, bool accumulate) {
   td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
                                       .up = &layer->mlp_up,
                                       .down = &layer->mlp_down,
@@ -96,7 +97,7 @@ void td_engine_mlp(td_engine *e, const td_engine_part *p, const td_layer *layer,
                                       .accumulate = accumulate});
 }
 
-static void route(td_engine *e, const td_engine_part *p, uint32_t layer_idx, const given *to) {
+static void route(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const given *to) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
@@ -149,76 +150,76 @@ typedef struct {
   uint32_t begin, n, n_prompt;
 } piece;
 
-static piece piece_at(const td_engine *e, const td_engine_part *p, uint32_t begin) {
+static piece piece_at(const td_engine *e, const td_microbatch *p, uint32_t begin) {
   const uint32_t left = p->n_tokens - begin;
   const uint32_t n_left = p->groups[GROUP_PREFILL].view.n_tokens; // prompts' are the last ones
-  piece c = {.begin = begin, .n = left < e->side.most_tokens ? left : e->side.most_tokens};
+  piece c = {.begin = begin, .n = left < e->offload.most_tokens ? left : e->offload.most_tokens};
   const uint32_t n_others = left > n_left ? left - n_left : 0;
   c.n_prompt = c.n > n_others ? c.n - n_others : 0;
   return c;
 }
 
 // Where the part's tokens are given, and where their sum comes to stand.
-static given given_of(const td_engine *e, const td_engine_part *p, uint32_t n) {
-  return given_at(e, e->side.in + td_engine_given_at(e, p->begin), n);
+static given offload_input_of(const td_engine *e, const td_microbatch *p, uint32_t n) {
+  return offload_input_at(e, e->offload.in + td_engine_offload_input_at(e, p->begin), n);
 }
 
-static char *sum_of(const td_engine *e, const td_engine_part *p) {
-  return (char *)e->side.out + p->begin * row_bytes(e);
+static char *sum_of(const td_engine *e, const td_microbatch *p) {
+  return (char *)e->offload.out + p->begin * row_bytes(e);
 }
 
 // What the other device makes of n tokens that it was given.
-static td_moe_args aside(const td_engine *e, const td_engine_part *p, uint32_t layer_idx,
-                         uint32_t n, uint32_t n_prompt) {
-  const given from = given_of(e, p, n);
+static td_moe_args offload_args(const td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                                uint32_t n, uint32_t n_prompt) {
+  const given from = offload_input_of(e, p, n);
   return routed(e, td_model_layer(e->model, layer_idx), &from, n, n_prompt, sum_of(e, p));
 }
 
 // n tokens of a prompt, spread over all experts, in a trial.
-td_moe_args td_engine_trial_aside(td_engine *e, uint32_t layer_idx, uint32_t n) {
-  const td_engine_part all = {.begin = 0};
-  const given to = given_of(e, &all, n);
+td_moe_args td_engine_trial_offload(td_engine *e, uint32_t layer_idx, uint32_t n) {
+  const td_microbatch all = {.begin = 0};
+  const given to = offload_input_of(e, &all, n);
   for (uint32_t i = 0; i < n * e->config->top_k; i++)
     to.ids[i] = (int32_t)(i % e->config->n_experts);
-  return aside(e, &all, layer_idx, n, n);
+  return offload_args(e, &all, layer_idx, n, n);
 }
 
-bool td_engine_can_signal(const td_engine *e, uint32_t n_parts) {
+bool td_engine_can_signal(const td_engine *e, uint32_t n_microbatches) {
   enum { OPERATORS = 3 }; // of an offloaded layer and part
   uint32_t n_layers = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++)
-    n_layers += td_engine_is_aside(e, i);
-  return e->side.dev && OPERATORS * n_layers * n_parts <= TD_STREAM_DEPTH;
+    n_layers += td_engine_is_offloaded(e, i);
+  return e->offload.dev && OPERATORS * n_layers * n_microbatches <= TD_STREAM_DEPTH;
 }
 
-static size_t signal_at(const td_engine_part *p, uint32_t layer_idx) {
-  return (size_t)layer_idx * TD_ENGINE_PARTS + p->idx;
+static size_t signal_at(const td_microbatch *p, uint32_t layer_idx) {
+  return (size_t)layer_idx * TD_MAX_MICROBATCHES + p->idx;
 }
 
-void td_engine_queue_aside(td_engine *e) {
-  td_engine_side *side = &e->side;
-  for (uint32_t i = 0; i < e->config->n_layers * e->n_parts; i++) {
-    const td_engine_part *p = &e->parts[i % e->n_parts];
-    const uint32_t layer_idx = i / e->n_parts;
-    if (!td_engine_is_aside(e, layer_idx)) continue;
-    const td_moe_args args = aside(e, p, layer_idx, p->n_tokens, 0);
-    td_op_await(side->stream, &side->given_signals[signal_at(p, layer_idx)].step, e->step);
-    td_op_moe(side->stream, &args);
-    td_op_signal(side->stream, &side->done_signals[signal_at(p, layer_idx)].step, e->step);
+void td_moe_offload_enqueue(td_engine *e) {
+  td_moe_offload *offload = &e->offload;
+  for (uint32_t i = 0; i < e->config->n_layers * e->n_microbatches; i++) {
+    const td_microbatch *p = &e->microbatches[i % e->n_microbatches];
+    const uint32_t layer_idx = i / e->n_microbatches;
+    if (!td_engine_is_offloaded(e, layer_idx)) continue;
+    const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
+    td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->step);
+    td_op_moe(offload->stream, &args);
+    td_op_signal(offload->stream, &offload->done_signals[signal_at(p, layer_idx)].step, e->step);
   }
 }
 
-void td_engine_let_aside_go(td_engine *e) {
-  for (uint32_t i = 0; e->has_signals && i < e->config->n_layers * TD_ENGINE_PARTS; i++)
-    atomic_store(&e->side.given_signals[i].step, *e->step);
+void td_moe_offload_release(td_engine *e) {
+  for (uint32_t i = 0; e->has_signals && i < e->config->n_layers * TD_MAX_MICROBATCHES; i++)
+    atomic_store(&e->offload.input_signals[i].step, *e->step);
 }
 
-static void give(td_engine *e, const td_engine_part *p, const given *from, const piece *c) {
+static void send_hidden(td_engine *e, const td_microbatch *p, const given *from, const piece *c) {
   const size_t n_pairs = (size_t)c->n * e->config->top_k,
                pair = (size_t)c->begin * e->config->top_k;
-  const given to = given_of(e, p, c->n);
+  const given to = offload_input_of(e, p, c->n);
   if (c->n == p->n_tokens) {
-    td_op_copy(e->stream, to.x, from->x, given_bytes_of(e, c->n));
+    td_op_copy(e->stream, to.x, from->x, offload_input_bytes_of(e, c->n));
     return;
   }
   td_op_copy(e->stream, to.x, from->x + c->begin * row_bytes(e), c->n * row_bytes(e));
@@ -227,55 +228,55 @@ static void give(td_engine *e, const td_engine_part *p, const given *from, const
 }
 
 // delta = the sum that was made of some tokens, or, of a layer with shared experts, += it.
-static void take_sum(td_engine *e, const td_engine_part *p, uint32_t layer_idx, const piece *c) {
+static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const piece *c) {
   const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
   char *delta = p->delta + c->begin * row_bytes(e);
-  char *sum = has_shared ? (char *)e->side.sum + p->begin * row_bytes(e) : delta;
+  char *sum = has_shared ? (char *)e->offload.sum + p->begin * row_bytes(e) : delta;
   td_op_copy(e->stream, sum, sum_of(e, p), c->n * row_bytes(e));
   if (has_shared) td_op_add(e->stream, delta, sum, (size_t)c->n * e->config->dim);
 }
 
 // The other device's part, with the caller in between.
-static void compute_piece(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
+static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const piece *c) {
-  td_engine_side *side = &e->side;
-  const td_moe_args args = aside(e, p, layer_idx, c->n, c->n_prompt);
-  td_stream_wait(side->stream, side->given);
-  td_op_moe(side->stream, &args);
-  td_event_record(side->done, side->stream);
-  td_stream_wait(e->stream, side->done);
-  take_sum(e, p, layer_idx, c);
+  td_moe_offload *offload = &e->offload;
+  const td_moe_args args = offload_args(e, p, layer_idx, c->n, c->n_prompt);
+  td_stream_wait(offload->stream, offload->given);
+  td_op_moe(offload->stream, &args);
+  td_event_record(offload->done, offload->stream);
+  td_stream_wait(e->stream, offload->done);
+  receive_sum(e, p, layer_idx, c);
 }
 
 // Gives h away, piece by piece; delta = the shared expert. With signals the sum comes later.
-static void begin_aside(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
-                        const given *from) {
-  td_engine_side *side = &e->side;
+static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                          const given *from) {
+  td_moe_offload *offload = &e->offload;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
-  for (uint32_t begin = 0; begin < p->n_tokens; begin += side->most_tokens) {
+  for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
     const piece c = piece_at(e, p, begin);
-    give(e, p, from, &c);
+    send_hidden(e, p, from, &c);
     if (e->has_signals) {
-      td_op_signal(e->stream, &side->given_signals[signal_at(p, layer_idx)].step, e->dev_step);
+      td_op_signal(e->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->dev_step);
     } else {
-      td_event_record(side->given, e->stream);
+      td_event_record(offload->given, e->stream);
     }
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
     if (!e->has_signals) compute_piece(e, p, layer_idx, &c);
   }
 }
 
-void td_engine_end_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
-  if (!e->has_signals || !td_engine_is_aside(e, layer_idx)) return;
+void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (!e->has_signals || !td_engine_is_offloaded(e, layer_idx)) return;
   const piece all = piece_at(e, p, 0);
-  td_op_await(e->stream, &e->side.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
-  take_sum(e, p, layer_idx, &all);
+  td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
+  receive_sum(e, p, layer_idx, &all);
 }
 
 // ---- all of it ----------------------------------------------------------------------------------
 
 // The same with experts that come here.
-static void stream(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
+static void stream(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                    const td_moe_args *args) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   if (layer->mlp_gate.data) {
@@ -286,16 +287,16 @@ static void stream(td_engine *e, const td_engine_part *p, uint32_t layer_idx,
   td_engine_stream_experts(e, p, layer_idx, args);
 }
 
-void td_engine_begin_experts(td_engine *e, const td_engine_part *p, uint32_t layer_idx) {
+void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
-  const given from = given_at(e, e->h, p->n_tokens);
+  const given from = offload_input_at(e, e->h, p->n_tokens);
   const td_moe_args args = routed(e, layer, &from, p->n_tokens,
                                   p->groups[GROUP_PREFILL].view.n_tokens, p->delta);
   route(e, p, layer_idx, &from);
-  if (td_engine_streams(e, p, layer_idx)) {
+  if (td_engine_streams_layer(e, p, layer_idx)) {
     stream(e, p, layer_idx, &args);
-  } else if (td_engine_is_aside(e, layer_idx)) {
-    begin_aside(e, p, layer_idx, &from);
+  } else if (td_engine_is_offloaded(e, layer_idx)) {
+    begin_offload(e, p, layer_idx, &from);
   } else {
     td_op_moe(e->stream, &args);
     if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);

@@ -19,13 +19,13 @@
 // ---- workers come and go ----------------------------------------------------------------------
 
 static td_status open_tier(td_backend *b, td_err *err) {
-  const td_kv_tier_opts opts = {.loop = b->loop,
+  const td_kv_disk_opts opts = {.loop = b->loop,
                                 .dir = b->opts.kv_dir,
                                 .model = b->opts.kv_model,
                                 .kv = td_sched_kv(b->sched),
                                 .pool_fd = b->kv_fd,
                                 .flush_ns = b->opts.kv_flush_s * 1000000000ull};
-  td_status st = td_kv_tier_open(&b->tier, &opts, err);
+  td_status st = td_kv_disk_open(&b->tier, &opts, err);
   if (st != TD_EUNSUPPORTED) return st;
   td_warn("serving without --kv-dir: %s", err->msg);
   return TD_OK;
@@ -41,7 +41,7 @@ static void add_isa(td_digest *model, const td_wire_ready *info) {
 }
 
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
-  td_backend *b = ((td_peer *)ctx)->backend;
+  td_backend *b = ((td_worker_handle *)ctx)->backend;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
       info->max_seqs != b->opts.max_batch) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
@@ -70,7 +70,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
 }
 
 static void on_state(void *ctx, td_backend_state state) {
-  td_peer *w = ctx;
+  td_worker_handle *w = ctx;
   td_backend *b = w->backend;
   if (state == TD_BACKEND_FAILED) td_backend_fail_all(b, TD_BACKEND_FAILED_TEXT);
   if (state == TD_BACKEND_READY) td_backend_pump(b);
@@ -99,14 +99,14 @@ static void on_tier_closed(void *ctx) {
 }
 
 static void on_closed(void *ctx) {
-  td_peer *w = ctx;
+  td_worker_handle *w = ctx;
   td_backend *b = w->backend;
   w->supervisor = NULL;
   if (--b->n_open) return;
   td_backend_fail_all(b, "the server is shutting down");
-  td_kv_tier *tier = b->tier;
+  td_kv_disk *tier = b->tier;
   b->tier = NULL;
-  td_kv_tier_close(tier, on_tier_closed, b);
+  td_kv_disk_close(tier, on_tier_closed, b);
 }
 
 // Frees b when the last worker is gone, or at once without any.
@@ -120,7 +120,7 @@ static void close_workers(td_backend *b) {
 
 static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opts *opts,
                              td_err *err) {
-  td_peer *w = &b->workers[b->n_open];
+  td_worker_handle *w = &b->workers[b->n_open];
   w->backend = b;
   uint64_t stuck_s = b->opts.stuck_after_s ? b->opts.stuck_after_s : STUCK_S;
   const td_supervisor_opts supervisor = {.worker = *opts,
@@ -174,7 +174,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;
-  b->slots = calloc(b->n_slots, sizeof(td_pending *));
+  b->slots = calloc(b->n_slots, sizeof(td_front_request *));
   td_status st = b->slots ? td_kv_pool_create(&b->kv_fd, err)
                           : td_fail(err, TD_ENOMEM, "out of memory");
   if (st == TD_OK) st = open_workers(b, loop, opts, err);
@@ -246,8 +246,8 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
   return b->n_workers;
 }
 
-td_kv_tier_stats td_backend_kv_disk(const td_backend *b) {
-  return td_kv_tier_stats_of(b->tier);
+td_kv_disk_stats td_backend_kv_disk(const td_backend *b) {
+  return td_kv_disk_stats_of(b->tier);
 }
 
 uint64_t td_backend_n_preemptions(const td_backend *b) {
@@ -263,9 +263,9 @@ bool td_backend_accepts(const td_backend *b) {
   return b->sched && !b->is_closing && td_backend_state_of(b) != TD_BACKEND_FAILED;
 }
 
-static td_pending *copy_request(const td_backend *b, const td_request *q,
-                                const td_request_callbacks *callbacks) {
-  td_pending *r = calloc(1, sizeof *r);
+static td_front_request *copy_request(const td_backend *b, const td_request *q,
+                                      const td_request_callbacks *callbacks) {
+  td_front_request *r = calloc(1, sizeof *r);
   if (!r) return NULL;
   uint32_t room = b->info.n_ctx - q->n_prompt;
   uint32_t max_tokens = q->max_tokens < room ? q->max_tokens : room;
@@ -306,7 +306,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   if (st != TD_OK) return st;
   uint64_t fresh = new_id(b);
   if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);
-  td_pending *r = copy_request(b, q, callbacks);
+  td_front_request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const td_sched_job job = {.tokens = r->out.tokens,
                             .n_prompt = q->n_prompt,
@@ -331,7 +331,7 @@ uint32_t td_backend_retry_s(const td_backend *b) {
 }
 
 void td_backend_cancel(td_backend *b, uint64_t id) {
-  td_pending *r = td_backend_find(b, id);
+  td_front_request *r = td_backend_find(b, id);
   if (!r || r->out.is_canceled) return;
   r->out.is_canceled = true;
   if (r->loading) {

@@ -88,7 +88,7 @@ const char *td_backend_reason(const td_backend *backend);
 td_wire_ready td_backend_info(const td_backend *backend);
 uint32_t td_backend_n_running(const td_backend *backend);
 uint32_t td_backend_n_waiting(const td_backend *backend);
-td_kv_tier_stats td_backend_kv_disk(const td_backend *backend); // zeros without a directory
+td_kv_disk_stats td_backend_kv_disk(const td_backend *backend); // zeros without a directory
 // Times a running request made room for one that had come before it.
 uint64_t td_backend_n_preemptions(const td_backend *backend);
 double td_backend_kv_use(const td_backend *backend); // pages that running requests hold, 0 to 1

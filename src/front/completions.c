@@ -22,12 +22,12 @@ typedef struct {
   uint32_t index;
   uint64_t id; // the worker's name for it
   bool running, started;
-  uint64_t read_ns;                       // the worker read the prompt in
+  uint64_t prefill_ns;                    // the worker read the prompt in
   uint64_t first_token_ns, last_token_ns; // when they came
   uint32_t n_cached; // tokens of its prompt that the worker did not need to read
   td_answer answer;
-  td_parts parts; // chat
-  td_delta delta; // chat: what is not sent yet; of a response in one piece, all
+  td_output_parser parts; // chat
+  td_delta delta;         // chat: what is not sent yet; of a response in one piece, all
   const char *finish_reason;
 } choice;
 
@@ -44,7 +44,7 @@ struct td_job {
   td_api_request request;
   td_status status; // of the preparation
   td_api_error error;
-  td_ids *prompts; // [n_prompts]
+  td_token_ids *prompts; // [n_prompts]
   uint32_t n_prompts;
   bool prompt_thinks; // a chat's prompt ends in an open thought
   uint64_t call_id;   // random: ids of tool calls are made from it
@@ -58,7 +58,7 @@ struct td_job {
 
 static void choice_free(choice *c) {
   td_answer_free(&c->answer);
-  td_parts_free(&c->parts);
+  td_output_parser_free(&c->parts);
   td_delta_free(&c->delta);
 }
 
@@ -76,7 +76,7 @@ static void job_free(job *j) {
     choice_free(&j->choices[i]);
   free(j->choices);
   for (uint32_t i = 0; i < j->n_prompts; i++)
-    td_ids_free(&j->prompts[i]);
+    td_token_ids_free(&j->prompts[i]);
   free(j->prompts);
   td_api_request_free(&j->request);
   td_buf_free(&j->body);
@@ -171,9 +171,9 @@ static uint64_t n_prompt_of(const choice *c) {
 
 static void add_timings(td_api_timings *t, const choice *c) {
   uint64_t n = c->answer.n_tokens;
-  t->n_read += n_prompt_of(c) - c->n_cached;
+  t->n_prefilled += n_prompt_of(c) - c->n_cached;
   t->n_cached += c->n_cached;
-  t->read_ns += c->read_ns;
+  t->prefill_ns += c->prefill_ns;
   t->n_output += n;
   t->n_followed += n ? n - 1 : 0;
   t->follow_ns += c->last_token_ns - c->first_token_ns;
@@ -334,7 +334,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
 static void on_progress(void *ctx, const td_wire_progress *progress) {
   choice *c = ctx;
   c->n_cached = progress->n_cached;
-  c->read_ns = progress->elapsed_ns;
+  c->prefill_ns = progress->elapsed_ns;
   if (progress->n_done < progress->n_prompt) return;
   c->job->serve->metrics.n_prompt += progress->n_prompt;
   c->job->serve->metrics.n_cached += progress->n_cached;
@@ -398,7 +398,7 @@ static uint32_t collect_ends(const job *j, int32_t *ends) {
 static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   const td_api_request *r = &j->request;
   int32_t ends[1 + TD_API_MAX_STOP_IDS + TD_API_MAX_STOPS];
-  const td_ids *prompt = &j->prompts[c->index / r->n];
+  const td_token_ids *prompt = &j->prompts[c->index / r->n];
   uint32_t room = n_ctx - (uint32_t)prompt->n;
   bool all = r->max_tokens < 0 || r->max_tokens > room;
   td_request request = {.prompt = prompt->ids,
@@ -448,11 +448,11 @@ static td_status open_choices(job *j) {
                                      .keep_tokens = r->logprobs,
                                      .shows_special = r->shows_special,
                                      .min_tokens = (uint32_t)r->min_tokens});
-    c->parts = (td_parts){.begins_in_reasoning = j->prompt_thinks,
-                          .with_calls = r->has_tools,
-                          .in_pieces = r->stream,
-                          .one_call = r->one_call,
-                          .id = j->call_id + i};
+    c->parts = (td_output_parser){.begins_in_reasoning = j->prompt_thinks,
+                                  .parse_tool_calls = r->has_tools,
+                                  .in_pieces = r->stream,
+                                  .one_call = r->one_call,
+                                  .id = j->call_id + i};
   }
   return TD_OK;
 }
@@ -513,7 +513,7 @@ static void prepare(uv_work_t *work) {
   td_buf text = TD_BUF_INIT;
   j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
                               &j->error);
-  j->prompt_thinks = td_parts_prompt_thinks(td_buf_text(&text), text.len);
+  j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
   bool is_cut = false;
   for (uint32_t i = 0; i < n; i++)

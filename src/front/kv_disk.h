@@ -12,8 +12,8 @@
 #include "kv/kv.h"
 #include "kv/pool.h"
 
-typedef struct td_kv_tier td_kv_tier;
-typedef struct td_kv_loading td_kv_loading;
+typedef struct td_kv_disk td_kv_disk;
+typedef struct td_kv_disk_read td_kv_disk_read;
 
 typedef struct {
   uv_loop_t *loop;
@@ -22,13 +22,13 @@ typedef struct {
   const td_kv *kv;   // what memory holds; has this root
   int pool_fd;       // that some worker has attached to
   uint64_t flush_ns; // how long writing may take at the end
-} td_kv_tier_opts;
+} td_kv_disk_opts;
 
 // On success the caller owns *out; on error *out is NULL.
-td_status td_kv_tier_open(td_kv_tier **out, const td_kv_tier_opts *opts, td_err *err);
+td_status td_kv_disk_open(td_kv_disk **out, const td_kv_disk_opts *opts, td_err *err);
 // Cancels what is loading, and when its on_loaded have come writes what memory caches; then closed
 // is called. Sequences may be closed meanwhile, none opened. NULL is legal.
-void td_kv_tier_close(td_kv_tier *tier, void (*closed)(void *ctx), void *ctx);
+void td_kv_disk_close(td_kv_disk *disk, void (*closed)(void *ctx), void *ctx);
 
 typedef struct {
   uint64_t id;           // the request's
@@ -42,22 +42,22 @@ typedef struct {
 } td_kv_load;
 
 // Begins to read pages of the prompt behind those it has. Until on_loaded, which comes later, its
-// pages are this tier's to write. NULL: none are there, or computing them is quicker.
-td_kv_loading *td_kv_tier_load(td_kv_tier *tier, const td_kv_load *load);
-void td_kv_loading_cancel(td_kv_loading *loading);
+// pages are this disk's to write. NULL: none are there, or computing them is quicker.
+td_kv_disk_read *td_kv_disk_load(td_kv_disk *disk, const td_kv_load *load);
+void td_kv_loading_cancel(td_kv_disk_read *loading);
 
 // Writes what memory may lose soon; to be called when pages were given out or let go.
-void td_kv_tier_save(td_kv_tier *tier);
+void td_kv_disk_save(td_kv_disk *disk);
 // How long a worker took to read so many tokens, to weigh loading against.
-void td_kv_tier_note_prefill(td_kv_tier *tier, uint32_t n_tokens, uint64_t ns);
+void td_kv_disk_note_prefill(td_kv_disk *disk, uint32_t n_tokens, uint64_t ns);
 
 typedef struct {
   uint64_t n_hits; // tokens that were loaded
   uint64_t read_bytes, written_bytes;
   uint64_t n_damaged; // records that were dropped
   uint64_t bytes;     // in the directory now
-} td_kv_tier_stats;
+} td_kv_disk_stats;
 
-td_kv_tier_stats td_kv_tier_stats_of(const td_kv_tier *tier); // NULL: zeros
+td_kv_disk_stats td_kv_disk_stats_of(const td_kv_disk *disk); // NULL: zeros
 
 #endif

@@ -104,7 +104,7 @@ static void write_workers(const writer *w, const td_metrics_now *now) {
   }
 }
 
-static void write_kv_disk(const writer *w, const td_kv_tier_stats *stats) {
+static void write_kv_disk(const writer *w, const td_kv_disk_stats *stats) {
   write_gauge(w, "kv_disk_bytes", (double)stats->bytes, "Bytes in --kv-dir.");
   write_counter(w, "kv_disk_hits_total", stats->n_hits, "Tokens of prompts read from --kv-dir.");
   write_counter(w, "kv_disk_read_bytes_total", stats->read_bytes, "Bytes read from --kv-dir.");

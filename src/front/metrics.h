@@ -43,7 +43,7 @@ typedef struct {
   const char *model;
   uint32_t n_running, n_waiting, n_workers;
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
-  td_kv_tier_stats kv_disk; // written when has_kv_dir
+  td_kv_disk_stats kv_disk; // written when has_kv_dir
   bool has_kv_dir;
   double kv_use; // pages that running requests hold over all pages, 0 to 1
   uint64_t n_preemptions;

@@ -4,7 +4,7 @@
 // Most templates want the arguments of earlier tool calls as objects, some as the text they were;
 // a template given the wrong kind fails, so the other is tried. One that costs too much is not run
 // again.
-static td_status encode_chat(const td_chat *chat, const td_api_request *request, td_ids *out,
+static td_status encode_chat(const td_chat *chat, const td_api_request *request, td_token_ids *out,
                              td_buf *text, td_api_error *error) {
   td_err err;
   td_status st = td_chat_encode(chat, request->vars.data, request->vars.len, out, text, &err);
@@ -21,16 +21,16 @@ static td_status encode_chat(const td_chat *chat, const td_api_request *request,
 }
 
 static td_status encode_prompt(const td_chat *chat, const td_api_request *request, uint32_t i,
-                               td_ids *out, td_api_error *error) {
+                               td_token_ids *out, td_api_error *error) {
   const td_api_prompt *prompt = &request->prompts[i];
   td_err err;
-  td_status st = prompt->ids ? td_ids_add(out, prompt->ids, prompt->n_ids, &err)
+  td_status st = prompt->ids ? td_token_ids_add(out, prompt->ids, prompt->n_ids, &err)
                              : td_chat_encode_plain(chat, prompt->text, prompt->len,
                                                     !request->is_bare, out, &err);
   return st == TD_OK ? st : td_api_fail_err(error, "prompt", &err);
 }
 
-td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_ids *prompts,
+td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_token_ids *prompts,
                           td_buf *text, td_api_error *error) {
   if (request->is_chat) return encode_chat(chat, request, prompts, text, error);
   for (uint32_t i = 0; i < request->n_prompts; i++) {

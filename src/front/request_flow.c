@@ -3,7 +3,7 @@
 // prompt; more follow as its answer grows. With two workers the first reads its prompt and draws
 // the first token, then the second goes on over the same pages; with one, that does both. Pages
 // outlive workers, so a request whose worker dies is continued behind the last token that came from
-// it. Pages in a GPU's memory do not (TD_READY_OWN_PAGES): prompt and answer are computed again
+// it. Pages in a GPU's memory do not (TD_READY_DEVICE_KV): prompt and answer are computed again
 // then. One that has to make room is called back from its worker, waits in the scheduler again, and
 // is computed again as far as the cache has lost it; nobody else notices.
 #include <stdbool.h>
@@ -21,12 +21,12 @@
 
 // ---- requests ---------------------------------------------------------------------------------
 
-td_pending *td_backend_find(const td_backend *b, uint64_t id) {
-  td_pending *r = b->slots[id % b->n_slots];
+td_front_request *td_backend_find(const td_backend *b, uint64_t id) {
+  td_front_request *r = b->slots[id % b->n_slots];
   return r && r->out.id == id ? r : NULL;
 }
 
-void td_backend_free_request(td_pending *r) {
+void td_backend_free_request(td_front_request *r) {
   if (!r) return;
   free(r->out.tokens);
   free(r->out.bias);
@@ -34,7 +34,7 @@ void td_backend_free_request(td_pending *r) {
 }
 
 // Its pages hold all but the last of its tokens, which is one of the answer.
-static bool can_decode(const td_pending *r) {
+static bool can_decode(const td_front_request *r) {
   return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
 }
 
@@ -45,41 +45,41 @@ static bool can_decode(const td_pending *r) {
 // found out by its second death. Among equals, whoever needs one step for a token comes before
 // whoever has a prompt to read.
 
-static void enter(td_pending *r, td_peer *w) {
-  r->is_held = w->is_dying || w->on_trial;
-  if (r->is_held) return;
-  if (r->blame) w->on_trial = r;
+static void enter(td_front_request *r, td_worker_handle *w) {
+  r->is_quarantined = w->is_dying || w->on_probation;
+  if (r->is_quarantined) return;
+  if (r->crash_score) w->on_probation = r;
   td_outbox_enter(&w->outbox, &r->out);
 }
 
-static uint32_t urgency(const td_pending *r) {
-  return 2 * r->blame + can_decode(r);
+static uint32_t urgency(const td_front_request *r) {
+  return 2 * r->crash_score + can_decode(r);
 }
 
-static void release_held(td_backend *b, td_peer *w) {
-  td_pending *most = NULL;
+static void release_held(td_backend *b, td_worker_handle *w) {
+  td_front_request *most = NULL;
   for (uint32_t i = 0; i < b->n_slots; i++) {
-    td_pending *r = b->slots[i];
-    if (r && r->at == w && r->is_held && (!most || urgency(r) > urgency(most))) most = r;
+    td_front_request *r = b->slots[i];
+    if (r && r->at == w && r->is_quarantined && (!most || urgency(r) > urgency(most))) most = r;
   }
   if (most) enter(most, w);
-  for (uint32_t i = 0; i < b->n_slots && !w->on_trial; i++) {
-    td_pending *r = b->slots[i];
-    if (r && r->at == w && r->is_held) enter(r, w);
+  for (uint32_t i = 0; i < b->n_slots && !w->on_probation; i++) {
+    td_front_request *r = b->slots[i];
+    if (r && r->at == w && r->is_quarantined) enter(r, w);
   }
 }
 
 // It has written a token, or leaves its worker.
-static void end_trial(td_backend *b, td_pending *r) {
-  td_peer *w = r->at;
-  if (!w || w->on_trial != r) return;
-  w->on_trial = NULL;
+static void end_trial(td_backend *b, td_front_request *r) {
+  td_worker_handle *w = r->at;
+  if (!w || w->on_probation != r) return;
+  w->on_probation = NULL;
   release_held(b, w);
 }
 
 // ---- the end of a request ---------------------------------------------------------------------
 
-void td_backend_end_request(td_backend *b, td_pending *r, const td_wire_done *done) {
+void td_backend_end_request(td_backend *b, td_front_request *r, const td_wire_done *done) {
   td_outbox_leave(&r->out);
   td_sched_remove(b->sched, r->out.id);
   b->slots[r->out.id % b->n_slots] = NULL;
@@ -87,12 +87,12 @@ void td_backend_end_request(td_backend *b, td_pending *r, const td_wire_done *do
   td_request_callbacks callbacks = r->callbacks;
   bool is_heard = !r->out.is_canceled;
   td_backend_free_request(r);
-  if (b->tier) td_kv_tier_save(b->tier); // its pages count as cache now
+  if (b->tier) td_kv_disk_save(b->tier); // its pages count as cache now
   if (is_heard) callbacks.on_done(callbacks.ctx, done);
 }
 
 // Ends a request that was at a worker, with what the front knows of it.
-static void finish_request(td_backend *b, td_pending *r, const td_wire_done *given) {
+static void finish_request(td_backend *b, td_front_request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.n_prompt = r->out.submit.n_prompt;
   done.n_cached = r->n_cached;
@@ -105,7 +105,7 @@ static void finish_request(td_backend *b, td_pending *r, const td_wire_done *giv
 }
 
 // What became of it is not the request's fault: it may be asked again.
-static void fail_request(td_backend *b, td_pending *r, const char *why, const char *cure) {
+static void fail_request(td_backend *b, td_front_request *r, const char *why, const char *cure) {
   td_wire_done done = {.reason = TD_DONE_LOST};
   snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
   finish_request(b, r, &done);
@@ -119,31 +119,31 @@ void td_backend_fail_all(td_backend *b, const char *why) {
 
 // ---- to the workers ---------------------------------------------------------------------------
 
-static td_peer *reader(td_backend *b) {
+static td_worker_handle *reader(td_backend *b) {
   return &b->workers[0];
 }
 
-static td_peer *decoder(td_backend *b) {
+static td_worker_handle *decoder(td_backend *b) {
   return &b->workers[b->n_workers - 1];
 }
 
-static bool is_up(const td_peer *w) {
+static bool is_up(const td_worker_handle *w) {
   if (!w->supervisor) return false;
   td_backend_state state = td_supervisor_state(w->supervisor);
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
 // The request goes to a worker, to begin behind what its pages hold.
-static void give(td_backend *b, td_pending *r) {
+static void give(td_backend *b, td_front_request *r) {
   td_wire_submit *submit = &r->out.submit;
   end_trial(b, r);
-  td_peer *w = can_decode(r) ? decoder(b) : reader(b);
+  td_worker_handle *w = can_decode(r) ? decoder(b) : reader(b);
   r->at = w;
   r->was_given = true;
   submit->n_answer = r->n_output;
   submit->n_past = r->n_past;
-  submit->flags &= ~TD_SUBMIT_READ_ONLY;
-  if (w != decoder(b)) submit->flags |= TD_SUBMIT_READ_ONLY;
+  submit->flags &= ~TD_SUBMIT_PREFILL_ONLY;
+  if (w != decoder(b)) submit->flags |= TD_SUBMIT_PREFILL_ONLY;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
   enter(r, w);
@@ -152,9 +152,9 @@ static void give(td_backend *b, td_pending *r) {
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
 
 // Whether pages of the prompt are on their way from the disk.
-static bool load(td_backend *b, td_pending *r) {
+static bool load(td_backend *b, td_front_request *r) {
   if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
-  td_kv_tier_save(b->tier); // of what other requests left, some gave way to this one
+  td_kv_disk_save(b->tier); // of what other requests left, some gave way to this one
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
@@ -162,14 +162,14 @@ static bool load(td_backend *b, td_pending *r) {
                            .pages = r->out.pages,
                            .on_loaded = on_loaded,
                            .ctx = b};
-  r->loading = td_kv_tier_load(b->tier, &what);
+  r->loading = td_kv_disk_load(b->tier, &what);
   return r->loading != NULL;
 }
 
 static void admit(td_backend *b) {
   td_admission admission;
   while (is_up(reader(b)) && td_sched_admit(b->sched, td_clock_ns(), &admission)) {
-    td_pending *r = td_backend_find(b, admission.id);
+    td_front_request *r = td_backend_find(b, admission.id);
     r->out.pages = admission.pages;
     r->out.submit.n_pages = admission.n_pages;
     r->out.submit.flags &= ~TD_SUBMIT_URGENT;
@@ -181,9 +181,9 @@ static void admit(td_backend *b) {
 }
 
 // Back to the queue, to its place.
-static void wait_again(td_backend *b, td_pending *r) {
+static void requeue(td_backend *b, td_front_request *r) {
   end_trial(b, r);
-  r->is_held = false;
+  r->is_quarantined = false;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
   td_sched_requeue(b->sched, r->out.id, r->n_output);
@@ -194,23 +194,23 @@ static void wait_again(td_backend *b, td_pending *r) {
 static void give_pages(td_backend *b) {
   td_growth growth;
   while (td_sched_grow(b->sched, &growth)) {
-    td_pending *r = td_backend_find(b, growth.id);
+    td_front_request *r = td_backend_find(b, growth.id);
     r->out.pages = growth.pages;
     r->out.submit.n_pages = growth.n_pages;
-    if (!r->is_held) td_outbox_enter(&r->at->outbox, &r->out);
+    if (!r->is_quarantined) td_outbox_enter(&r->at->outbox, &r->out);
   }
 }
 
 // It makes room, at once or as soon as nobody writes to its pages any more.
-static void call_back(td_backend *b, td_pending *r) {
-  r->furthest = 0; // what it computes again counts as getting on
+static void preempt(td_backend *b, td_front_request *r) {
+  r->max_progress = 0; // what it computes again counts as getting on
   r->out.is_called_back = true;
   if (r->loading) {
     td_kv_loading_cancel(r->loading);
   } else if (r->out.submit_sent) {
     td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE says when
   } else {
-    wait_again(b, r);
+    requeue(b, r);
   }
 }
 
@@ -219,7 +219,7 @@ static void grow(td_backend *b) {
   uint64_t id;
   give_pages(b);
   while (td_sched_preempt(b->sched, td_clock_ns(), &id)) {
-    call_back(b, td_backend_find(b, id));
+    preempt(b, td_backend_find(b, id));
     give_pages(b);
   }
 }
@@ -227,7 +227,7 @@ static void grow(td_backend *b) {
 // What threads each may compute with, said before it is asked to.
 static void lease_threads(td_backend *b) {
   if (b->n_workers == 1) return;
-  td_lease now = td_sched_lease(b->sched);
+  td_thread_split now = td_sched_lease(b->sched);
   if (is_up(reader(b))) td_supervisor_lease(reader(b)->supervisor, now.prefill);
   if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
 }
@@ -235,7 +235,7 @@ static void lease_threads(td_backend *b) {
 // Sends what the rings take.
 static void flush(td_backend *b) {
   for (uint32_t i = 0; i < b->n_workers; i++) {
-    td_peer *w = &b->workers[i];
+    td_worker_handle *w = &b->workers[i];
     if (is_up(w)) td_outbox_flush(&w->outbox, w->supervisor);
   }
 }
@@ -251,7 +251,7 @@ void td_backend_pump(td_backend *b) {
 // From here on it is like a request whose pages memory held. What came meanwhile is done now.
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   td_backend *b = ctx;
-  td_pending *r = td_backend_find(b, id);
+  td_front_request *r = td_backend_find(b, id);
   r->loading = NULL;
   if (r->out.is_canceled) {
     td_backend_end_request(b, r, NULL);
@@ -264,7 +264,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
     r->n_past = n_cached;
     if (!r->was_given) r->n_cached = n_cached;
     if (r->out.is_called_back) {
-      wait_again(b, r);
+      requeue(b, r);
     } else {
       give(b, r);
     }
@@ -274,13 +274,13 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
 
 // ---- from the workers -------------------------------------------------------------------------
 
-static void note_furthest(td_pending *r, uint32_t n_computed) {
-  if (n_computed <= r->furthest) return;
-  r->furthest = n_computed;
-  r->blame = 0;
+static void note_furthest(td_front_request *r, uint32_t n_computed) {
+  if (n_computed <= r->max_progress) return;
+  r->max_progress = n_computed;
+  r->crash_score = 0;
 }
 
-static void on_token(td_backend *b, td_pending *r, const td_wire_token *token) {
+static void on_token(td_backend *b, td_front_request *r, const td_wire_token *token) {
   td_wire_token checked = *token;
   if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
@@ -299,7 +299,7 @@ static void on_token(td_backend *b, td_pending *r, const td_wire_token *token) {
   if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
-static void on_progress(td_backend *b, td_pending *r, const td_wire_progress *progress) {
+static void on_progress(td_backend *b, td_front_request *r, const td_wire_progress *progress) {
   uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
   uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
   bool is_new = !r->read_ns; // what it has to read again is nobody's business
@@ -309,8 +309,8 @@ static void on_progress(td_backend *b, td_pending *r, const td_wire_progress *pr
   if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
     r->prefill_ns = progress->elapsed_ns;
-    uint32_t n_read = r->out.submit.n_prompt - r->n_cached;
-    if (b->tier) td_kv_tier_note_prefill(b->tier, n_read, r->prefill_ns);
+    uint32_t n_prefilled = r->out.submit.n_prompt - r->n_cached;
+    if (b->tier) td_kv_disk_note_prefill(b->tier, n_prefilled, r->prefill_ns);
   }
   note_furthest(r, n_done);
   td_backend_pump(b);
@@ -322,22 +322,22 @@ static void on_progress(td_backend *b, td_pending *r, const td_wire_progress *pr
 }
 
 // The worker has let go of a request before its end.
-static bool goes_on(const td_pending *r, td_done_reason reason) {
+static bool should_continue(const td_front_request *r, td_done_reason reason) {
   if (r->out.is_canceled || r->is_last) return false;
-  return reason == TD_DONE_READ ? can_decode(r)
-                                : reason == TD_DONE_CANCELED && r->out.is_called_back;
+  return reason == TD_DONE_PREFILLED ? can_decode(r)
+                                     : reason == TD_DONE_CANCELED && r->out.is_called_back;
 }
 
-static void on_done(td_backend *b, td_pending *r, const td_wire_done *given) {
+static void on_done(td_backend *b, td_front_request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.text[sizeof done.text - 1] = '\0';
-  if (goes_on(r, done.reason)) {
+  if (should_continue(r, done.reason)) {
     if (r->out.is_called_back) {
-      wait_again(b, r);
+      requeue(b, r);
     } else {
       give(b, r);
     }
-  } else if (done.reason == TD_DONE_READ) {
+  } else if (done.reason == TD_DONE_PREFILLED) {
     done.reason = TD_DONE_ERROR;
     snprintf(done.text, sizeof done.text, "the worker process ended a request too early");
     finish_request(b, r, &done);
@@ -348,10 +348,10 @@ static void on_done(td_backend *b, td_pending *r, const td_wire_done *given) {
 }
 
 void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
-  td_peer *w = ctx;
+  td_worker_handle *w = ctx;
   td_backend *b = w->backend;
   if (b->is_closing || !b->sched) return;
-  td_pending *r = td_backend_find(b, msg->request);
+  td_front_request *r = td_backend_find(b, msg->request);
   if (!r || r->at != w) return;
   if (msg->kind == TD_MSG_TOKEN) {
     on_token(b, r, &msg->u.token);
@@ -363,13 +363,13 @@ void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
 }
 
 void td_backend_on_space(void *ctx) {
-  td_backend_pump(((td_peer *)ctx)->backend);
+  td_backend_pump(((td_worker_handle *)ctx)->backend);
 }
 
 // ---- a worker's death -------------------------------------------------------------------------
 
 // The answer was complete; only word of its end was lost.
-static void end_complete(td_backend *b, td_pending *r) {
+static void end_complete(td_backend *b, td_front_request *r) {
   bool is_full = r->n_output == r->out.submit.max_tokens;
   finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
 }
@@ -377,16 +377,16 @@ static void end_complete(td_backend *b, td_pending *r) {
 // A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
 // of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
 // is read again.
-static void continue_request(td_backend *b, td_pending *r) {
-  bool is_lost = b->info.flags & TD_READY_OWN_PAGES;
+static void continue_request(td_backend *b, td_front_request *r) {
+  bool is_lost = b->info.flags & TD_READY_DEVICE_KV;
   if (r->n_output && !is_lost && !r->out.is_called_back) {
     give(b, r);
   } else {
-    wait_again(b, r);
+    requeue(b, r);
   }
 }
 
-static uint32_t n_given(const td_backend *b, const td_peer *w) {
+static uint32_t n_given(const td_backend *b, const td_worker_handle *w) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < b->n_slots; i++)
     n += b->slots[i] && b->slots[i]->at == w && b->slots[i]->out.submit_sent;
@@ -394,21 +394,21 @@ static uint32_t n_given(const td_backend *b, const td_peer *w) {
 }
 
 void td_backend_on_death(void *ctx, const char *why) {
-  td_peer *w = ctx;
+  td_worker_handle *w = ctx;
   td_backend *b = w->backend;
-  bool are_pages_lost = b->info.flags & TD_READY_OWN_PAGES;
+  bool are_pages_lost = b->info.flags & TD_READY_DEVICE_KV;
   bool is_alone = n_given(b, w) == 1;
-  const td_pending *on_trial = w->on_trial;
-  w->on_trial = NULL;
+  const td_front_request *on_probation = w->on_probation;
+  w->on_probation = NULL;
   w->is_dying = true;
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
-    td_pending *r = b->slots[i];
+    td_front_request *r = b->slots[i];
     if (!r || r->at != w) continue;
-    bool is_suspect = is_alone || r == on_trial;
-    if (r->out.submit_sent) r->blame += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
+    bool is_suspect = is_alone || r == on_probation;
+    if (r->out.submit_sent) r->crash_score += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
     if (r->is_last) {
       end_complete(b, r);
-    } else if (r->out.is_canceled || r->blame > MAX_BLAME) {
+    } else if (r->out.is_canceled || r->crash_score > MAX_BLAME) {
       fail_request(b, r, why, "; try again");
     } else if (r->out.submit_sent || are_pages_lost) {
       continue_request(b, r);

@@ -269,7 +269,7 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
   if (st != TD_OK) return st;
   m->device = serve->placement.device;
   // Else it hangs on the GPU's memory, and the worker chooses.
-  if (!serve->placement.has_own_memory && !m->prefill_chunk) {
+  if (!serve->placement.is_discrete && !m->prefill_chunk) {
     m->prefill_chunk = td_engine_prefill_chunk(config);
   }
   return TD_OK;
@@ -278,7 +278,7 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
 // Whether prefill and decode are two workers.
 static td_status choose_workers(td_serve *serve, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
-  const bool has_gpu = serve->placement.has_own_memory;
+  const bool has_gpu = serve->placement.is_discrete;
   uint32_t n_threads = serve->model_opts.n_threads;
   serve->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
                                    : how == TD_ON;

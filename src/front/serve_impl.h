@@ -97,7 +97,7 @@ void td_serve_apply_template(void *ctx, td_http_exchange *x);
 // serve_prompt.c
 // Tokens of a request's prompts; prompts has one entry a prompt (one for a chat). text, when not
 // NULL, gets the rendered chat. Any thread.
-td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_ids *prompts,
+td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_token_ids *prompts,
                           td_buf *text, td_api_error *error);
 
 #endif

@@ -30,7 +30,7 @@ static void task_free(task *t) {
   free(t);
 }
 
-static void write_tokens(task *t, const td_ids *ids) {
+static void write_tokens(task *t, const td_token_ids *ids) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
   td_jw_begin_array(&w, "tokens");
@@ -56,12 +56,12 @@ static td_status encode(task *t, const td_api_request *request) {
   if (!request->is_chat && request->n_prompts != 1) {
     return td_api_bad(&t->error, "prompt", "only one prompt at a time");
   }
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   td_buf_free(&text);
   return st;
 }

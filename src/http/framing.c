@@ -51,32 +51,32 @@ static int hex_value(unsigned char c) {
   return -1;
 }
 
-static td_guard_verdict bad(td_http_guard *g, int status, const char *reason) {
+static td_framing_verdict bad(td_http_guard *g, int status, const char *reason) {
   g->state = S_BAD;
   g->status = status;
   g->reason = reason;
   return TD_GUARD_BAD;
 }
 
-static td_guard_verdict go(td_http_guard *g, int state) {
+static td_framing_verdict go(td_http_guard *g, int state) {
   g->state = state;
   g->n_line = 0;
   return TD_GUARD_MORE;
 }
 
-void td_http_guard_init(td_http_guard *guard, td_guard_limits limits) {
+void td_http_guard_init(td_http_guard *guard, td_framing_limits limits) {
   memset(guard, 0, sizeof *guard);
   guard->limits = limits;
   guard->state = S_START;
 }
 
-static td_guard_verdict expect_lf(td_http_guard *g, int next_state) {
+static td_framing_verdict expect_lf(td_http_guard *g, int next_state) {
   g->state = S_LF;
   g->next_state = next_state;
   return TD_GUARD_MORE;
 }
 
-static td_guard_verdict version_end(td_http_guard *g) {
+static td_framing_verdict version_end(td_http_guard *g) {
   g->version[8] = 0;
   if (g->n_line != 8 || memcmp(g->version, "HTTP/", 5) != 0 || g->version[6] != '.' ||
       g->version[5] < '0' || g->version[5] > '9' || g->version[7] < '0' || g->version[7] > '9') {
@@ -89,7 +89,7 @@ static td_guard_verdict version_end(td_http_guard *g) {
   return expect_lf(g, S_LINE_START);
 }
 
-static td_guard_verdict scan_start(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_start(td_http_guard *g, unsigned char c) {
   if (c == '\r' && g->n_empty++ < MAX_EMPTY_LINES) return expect_lf(g, S_START);
   if (c == 0x16) return bad(g, 400, "this port speaks HTTP, not TLS: use http:// in the URL");
   if (!is_token(c)) return bad(g, 400, "the request does not begin with a method");
@@ -98,7 +98,7 @@ static td_guard_verdict scan_start(td_http_guard *g, unsigned char c) {
   return TD_GUARD_MORE;
 }
 
-static td_guard_verdict scan_request_line(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_request_line(td_http_guard *g, unsigned char c) {
   if (++g->n_line > g->limits.max_line_bytes) return bad(g, 414, "the request line is too long");
   if (g->state == S_METHOD) {
     if (c == ' ') {
@@ -113,7 +113,7 @@ static td_guard_verdict scan_request_line(td_http_guard *g, unsigned char c) {
   return TD_GUARD_MORE;
 }
 
-static td_guard_verdict scan_version(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_version(td_http_guard *g, unsigned char c) {
   if (c == '\r') return version_end(g);
   if (g->n_line >= 8) return bad(g, 400, "the request line does not end with HTTP/1.1");
   g->version[g->n_line++] = (char)c;
@@ -121,7 +121,7 @@ static td_guard_verdict scan_version(td_http_guard *g, unsigned char c) {
 }
 
 // Header lines, and trailer lines behind the last chunk.
-static td_guard_verdict scan_field(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_field(td_http_guard *g, unsigned char c) {
   bool trailer = g->state >= S_TRAILER_START;
   if (++g->n_head > g->limits.max_head_bytes) return bad(g, 431, "the header is too large");
   switch (g->state) {
@@ -144,7 +144,7 @@ static td_guard_verdict scan_field(td_http_guard *g, unsigned char c) {
   }
 }
 
-static td_guard_verdict scan_chunk_size(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_chunk_size(td_http_guard *g, unsigned char c) {
   int digit = hex_value(c);
   if (digit >= 0) {
     if (++g->n_digits > 15) return bad(g, 400, "a chunk size is too large");
@@ -157,7 +157,7 @@ static td_guard_verdict scan_chunk_size(td_http_guard *g, unsigned char c) {
   return bad(g, 400, "malformed chunk size");
 }
 
-static td_guard_verdict scan_chunk_ext(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_chunk_ext(td_http_guard *g, unsigned char c) {
   if (++g->n_line > MAX_CHUNK_EXT_BYTES) return bad(g, 400, "a chunk extension is too long");
   if (c == '"') {
     g->state = g->state == S_CHUNK_EXT ? S_CHUNK_EXT_QUOTED : S_CHUNK_EXT;
@@ -168,7 +168,7 @@ static td_guard_verdict scan_chunk_ext(td_http_guard *g, unsigned char c) {
   return TD_GUARD_MORE;
 }
 
-static td_guard_verdict chunk_begin(td_http_guard *g) {
+static td_framing_verdict chunk_begin(td_http_guard *g) {
   g->n_digits = 0;
   if (g->n_left > 0) {
     g->state = S_CHUNK_DATA;
@@ -178,7 +178,7 @@ static td_guard_verdict chunk_begin(td_http_guard *g) {
   return go(g, S_TRAILER_START);
 }
 
-static td_guard_verdict scan_byte(td_http_guard *g, unsigned char c) {
+static td_framing_verdict scan_byte(td_http_guard *g, unsigned char c) {
   switch (g->state) {
   case S_START: return scan_start(g, c);
   case S_METHOD:
@@ -216,10 +216,10 @@ static size_t skip_data(td_http_guard *g, size_t len) {
   return n;
 }
 
-td_guard_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, size_t len,
-                                    size_t *used) {
+td_framing_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, size_t len,
+                                      size_t *used) {
   size_t i = 0;
-  td_guard_verdict verdict = guard->state == S_BAD ? TD_GUARD_BAD : TD_GUARD_MORE;
+  td_framing_verdict verdict = guard->state == S_BAD ? TD_GUARD_BAD : TD_GUARD_MORE;
   while (i < len && verdict == TD_GUARD_MORE) {
     if (guard->state == S_BODY) {
       i += skip_data(guard, len - i);
@@ -238,7 +238,7 @@ td_guard_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, siz
   return verdict;
 }
 
-td_guard_verdict td_http_guard_body(td_http_guard *guard, int chunked, uint64_t content_length) {
+td_framing_verdict td_http_guard_body(td_http_guard *guard, int chunked, uint64_t content_length) {
   if (chunked) {
     guard->state = S_CHUNK_SIZE;
     guard->n_left = 0;

@@ -14,15 +14,15 @@ typedef enum {
   TD_GUARD_CHUNK, // the last byte taken ends a chunk's size line; n_left is the chunk's size
   TD_GUARD_DONE,  // the last byte taken ends the message
   TD_GUARD_BAD,   // status and reason say why
-} td_guard_verdict;
+} td_framing_verdict;
 
 typedef struct {
   size_t max_line_bytes; // of the request line: 414
   size_t max_head_bytes; // of all header lines, and of all trailer lines: 431
-} td_guard_limits;
+} td_framing_limits;
 
 typedef struct {
-  td_guard_limits limits;
+  td_framing_limits limits;
   int state;
   int next_state;     // where an expected LF leads
   size_t n_line;      // bytes of the current line
@@ -36,14 +36,14 @@ typedef struct {
 } td_http_guard;
 
 // Ready for a request's first byte.
-void td_http_guard_init(td_http_guard *guard, td_guard_limits limits);
+void td_http_guard_init(td_http_guard *guard, td_framing_limits limits);
 
 // Scans bytes[0..len) and sets *used to how many were taken: all of them for MORE, those before the
 // bad one for BAD.
-td_guard_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, size_t len,
-                                    size_t *used);
+td_framing_verdict td_http_guard_scan(td_http_guard *guard, const char *bytes, size_t len,
+                                      size_t *used);
 
 // After TD_GUARD_HEAD: tells what follows. DONE when there is no body, else MORE.
-td_guard_verdict td_http_guard_body(td_http_guard *guard, int chunked, uint64_t content_length);
+td_framing_verdict td_http_guard_body(td_http_guard *guard, int chunked, uint64_t content_length);
 
 #endif

@@ -113,7 +113,7 @@ void td_http_parser_free(td_http_parser *parser) {
 
 void td_http_parser_reset(td_http_parser *parser) {
   td_http_parser *p = parser;
-  td_guard_limits limits = {p->limits.max_line_bytes, p->limits.max_head_bytes};
+  td_framing_limits limits = {p->limits.max_line_bytes, p->limits.max_head_bytes};
   td_http_guard_init(&p->guard, limits);
   llhttp_init(&p->llhttp, HTTP_REQUEST, &settings);
   p->llhttp.data = p;
@@ -272,7 +272,7 @@ td_http_event td_http_parser_feed(td_http_parser *parser, const char *bytes, siz
   p->started = p->started || len > 0;
   while (*used < len) {
     size_t n;
-    td_guard_verdict verdict = td_http_guard_scan(&p->guard, bytes + *used, len - *used, &n);
+    td_framing_verdict verdict = td_http_guard_scan(&p->guard, bytes + *used, len - *used, &n);
     // Also the bytes before a bad one: what is wrong first is what is told.
     if (run_llhttp(p, bytes + *used, n)) return TD_HTTP_BAD;
     *used += n;

@@ -195,7 +195,7 @@ void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tok
   }
 }
 
-void td_kv_settle(td_kv *kv, uint32_t seq) {
+void td_kv_drop_duplicates(td_kv *kv, uint32_t seq) {
   sequence *s = open_seq(kv, seq);
   for (uint32_t i = 0; i < s->n_shared; i++) {
     if (s->shared[i] == s->pages[i]) continue;
@@ -225,7 +225,7 @@ static void unpark(td_kv *kv, const td_kv_answer *a, sequence *s) {
   }
 }
 
-void td_kv_park(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
+void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
   const sequence *s = open_seq(kv, seq);
   uint64_t parent = TD_PAGE_OWNER(a->owner);
   uint32_t n_full = a->n_tokens / kv->page_tokens;
@@ -241,18 +241,18 @@ uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
   sequence *s = open_seq(kv, seq);
   uint32_t n_full = a->n_tokens / kv->page_tokens;
   td_err err;
-  bool goes_on = td_kv_reuse(kv, seq, a->tokens, a->n_prompt + 1) ==
-                     a->n_prompt / kv->page_tokens * kv->page_tokens &&
-                 grow_table(s, n_full, &err) == TD_OK;
-  unpark(kv, a, goes_on ? s : NULL);
+  bool should_continue = td_kv_reuse(kv, seq, a->tokens, a->n_prompt + 1) ==
+                             a->n_prompt / kv->page_tokens * kv->page_tokens &&
+                         grow_table(s, n_full, &err) == TD_OK;
+  unpark(kv, a, should_continue ? s : NULL);
   return s->n_pages * kv->page_tokens;
 }
 
-void td_kv_discard(td_kv *kv, const td_kv_answer *a) {
+void td_kv_drop_suspended(td_kv *kv, const td_kv_answer *a) {
   unpark(kv, a, NULL);
 }
 
-void td_kv_forget(td_kv *kv) {
+void td_kv_invalidate_all(td_kv *kv) {
   td_pages_forget(&kv->pool);
 }
 

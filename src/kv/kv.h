@@ -48,7 +48,7 @@ uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_
 // call to call.
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
 // What the pages hold is lost: nothing is cached any more. No sequence is open.
-void td_kv_forget(td_kv *kv);
+void td_kv_invalidate_all(td_kv *kv);
 
 // For a second tier behind this cache: the pages that it may lose.
 // Up to n_most published pages that nobody holds, the next to make room first; returns how many.
@@ -66,7 +66,7 @@ bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out);
 
 // Nothing more of seq will be committed: it lets go of others' pages that equal its own, and from
 // then on holds no more than its tokens need.
-void td_kv_settle(td_kv *kv, uint32_t seq);
+void td_kv_drop_duplicates(td_kv *kv, uint32_t seq);
 
 // A sequence that makes room for others and goes on later. Pages with tokens of an answer are its
 // own: they hold what was computed token by token, which rounds otherwise than a prompt's.
@@ -78,11 +78,11 @@ typedef struct {
 
 // Closes seq, whose prompt was committed as far as it goes. Its full pages stay in the cache like
 // any, but those beyond the prompt for the same owner alone.
-void td_kv_park(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
+void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
 // Gives the empty sequence what the cache still holds of the prompt, even its last token, and what
 // park left; returns how many tokens that is. answer->n_tokens: the most that are of use.
 uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
 // The owner will not be back.
-void td_kv_discard(td_kv *kv, const td_kv_answer *answer);
+void td_kv_drop_suspended(td_kv *kv, const td_kv_answer *answer);
 
 #endif

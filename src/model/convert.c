@@ -366,12 +366,12 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
   if (!c->n_jobs) return TD_OK;
   run r = {.c = c, .memory = memory};
   if (opts) r.opts = *opts;
-  td_team *team;
+  td_pool *pool;
   log_counts(c);
-  td_status st = td_team_open(&team, &(td_team_opts){0}, err);
+  td_status st = td_pool_open(&pool, &(td_pool_opts){0}, err);
   if (st != TD_OK) return st;
-  td_team_for(team, c->n_jobs, 1, run_jobs, &r);
-  td_team_close(team);
+  td_pool_for(pool, c->n_jobs, 1, run_jobs, &r);
+  td_pool_close(pool);
   if (is_canceled(&r)) {
     return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");
   }

@@ -18,7 +18,7 @@ struct td_model {
   td_conversion *conversion; // of a store that maps files
   void *converted;           // what it makes, td_conversion_bytes of it
   bool is_converted;         // false: converted has no data yet
-  td_binding binding;
+  td_bound_tensors binding;
   td_model_stats stats;
   char *dir, *name;
   const void *memory; // of a model without a store
@@ -46,30 +46,30 @@ static void count_weight(td_model_stats *s, const td_weight *w, share used) {
 }
 
 // Counts what is bound at one place of object.
-static void count_place(td_model_stats *s, const td_model_config *c, const td_place *p,
+static void count_place(td_model_stats *s, const td_model_config *c, const td_tensor_spec *p,
                         const void *object) {
   const void *field = (const char *)object + p->offset;
   share all = {1, 1};
   uint64_t n = td_dim_value(c, p->rows);
   switch (p->kind) {
-  case TD_PLACE_WEIGHT:
-  case TD_PLACE_ROUTER:
-  case TD_PLACE_LATENT: count_weight(s, field, all); return;
-  case TD_PLACE_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
+  case TD_SPEC_WEIGHT:
+  case TD_SPEC_ROUTER:
+  case TD_SPEC_LATENT: count_weight(s, field, all); return;
+  case TD_SPEC_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
-  case TD_PLACE_EXPERT:
+  case TD_SPEC_EXPERT:
     s->expert_bytes -= s->bytes;
     for (uint32_t e = 0; e < c->n_experts; e++)
       count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
     s->expert_bytes += s->bytes;
     return;
-  case TD_PLACE_VEC: {
+  case TD_SPEC_VEC: {
     td_dtype dtype = ((const td_vec *)field)->dtype;
     count(s, dtype, n * td_dtype_bytes(dtype), all);
     break;
   }
-  case TD_PLACE_F32: count(s, TD_F32, n * sizeof(float), all); break;
+  case TD_SPEC_F32: count(s, TD_F32, n * sizeof(float), all); break;
   }
   s->params += n;
   s->active_params += n;
@@ -79,14 +79,14 @@ static td_model_stats count_all(const td_model *m) {
   td_model_stats s = {0};
   unsigned met = td_end_conditions(&m->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
-    const td_place *p = &td_end_places[i];
+    const td_tensor_spec *p = &td_end_places[i];
     if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.ends);
   }
   const td_family *family = m->config.family;
   for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
     met = td_layer_conditions(&m->config, layer);
     for (size_t i = 0; i < family->n_layer; i++) {
-      const td_place *p = &family->layer[i];
+      const td_tensor_spec *p = &family->layer[i];
       if (!(p->conditions & ~met)) count_place(&s, &m->config, p, &m->binding.layers[layer]);
     }
   }

@@ -10,7 +10,7 @@
 static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale", ".v_scale",
                                                ".input_scale", ".input_global_scale"};
 
-static td_status fail_missing(const td_binder *b, const char *name) {
+static td_status fail_missing(const td_tensor_binder *b, const char *name) {
   // transformers holds experts fused in memory and could be made to write them so.
   const char *experts = strstr(name, ".experts.");
   if (experts) {
@@ -31,12 +31,12 @@ static td_status fail_missing(const td_binder *b, const char *name) {
                  td_store_listing(b->store), name);
 }
 
-const td_tensor *td_binder_peek(const td_binder *b, const char *name) {
+const td_tensor *td_binder_peek(const td_tensor_binder *b, const char *name) {
   ptrdiff_t idx = td_store_find(b->store, name);
   return idx < 0 ? NULL : td_store_tensor(b->store, (size_t)idx);
 }
 
-td_status td_binder_find(td_binder *b, const char *name, const td_tensor **out) {
+td_status td_binder_find(td_tensor_binder *b, const char *name, const td_tensor **out) {
   ptrdiff_t idx = td_store_find(b->store, name);
   if (idx < 0) return fail_missing(b, name);
   b->used[idx] = true;
@@ -44,7 +44,7 @@ td_status td_binder_find(td_binder *b, const char *name, const td_tensor **out) 
   return TD_OK;
 }
 
-td_status td_binder_check_shape(const td_binder *b, const td_tensor *t, uint64_t rows,
+td_status td_binder_check_shape(const td_tensor_binder *b, const td_tensor *t, uint64_t rows,
                                 uint64_t cols) {
   uint64_t want[2] = {rows, cols};
   uint32_t n_dims = cols ? 2 : 1;
@@ -72,7 +72,8 @@ static const struct {
     {"F8_E8M0", TD_F8E8M0}, {"U8", TD_F8E8M0}, {"I32", TD_I32},
 };
 
-td_status td_binder_dtype(const td_binder *b, const td_tensor *t, unsigned allowed, td_dtype *out) {
+td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigned allowed,
+                          td_dtype *out) {
   char names[128];
   size_t len = 0;
   for (size_t i = 0; i < TD_COUNT(spellings); i++) {
@@ -90,8 +91,8 @@ td_status td_binder_dtype(const td_binder *b, const td_tensor *t, unsigned allow
 }
 
 // n_bytes that live as long as the binding; NULL when out of memory.
-static void *new_block(td_binder *b, size_t n_bytes) {
-  td_binding *out = b->out;
+static void *new_block(td_tensor_binder *b, size_t n_bytes) {
+  td_bound_tensors *out = b->out;
   if (out->n_blocks == out->cap_blocks) {
     size_t cap = out->cap_blocks ? 2 * out->cap_blocks : 16;
     void **blocks = realloc(out->blocks, cap * sizeof *blocks);
@@ -104,11 +105,11 @@ static void *new_block(td_binder *b, size_t n_bytes) {
   return block;
 }
 
-static td_status no_memory(const td_binder *b, const td_tensor *t) {
+static td_status no_memory(const td_tensor_binder *b, const td_tensor *t) {
   return td_fail(b->err, TD_ENOMEM, "%s: tensor %s: out of memory", t->file, t->name);
 }
 
-td_status td_binder_place(td_binder *b, const td_tensor *t, size_t align, const void **out) {
+td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out) {
   *out = t->data;
   if ((uintptr_t)t->data % align == 0) return TD_OK;
   void *copy = new_block(b, t->n_bytes);
@@ -138,7 +139,7 @@ static float f32_of(const td_tensor *t, td_dtype dtype, size_t idx) {
   return value;
 }
 
-td_status td_binder_place_f32(td_binder *b, const td_tensor *t, const void **out) {
+td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const void **out) {
   td_dtype dtype;
   td_status st = td_binder_dtype(
       b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16 | 1u << TD_F8E8M0, &dtype);
@@ -153,7 +154,7 @@ td_status td_binder_place_f32(td_binder *b, const td_tensor *t, const void **out
   return TD_OK;
 }
 
-static td_status bind_vec(td_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
+static td_status bind_vec(td_tensor_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
   *v = (td_vec){.n = n};
   td_status st = td_binder_dtype(b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16, &v->dtype);
   if (st == TD_OK) st = td_binder_check_shape(b, t, n, 0);
@@ -164,22 +165,24 @@ static td_status bind_vec(td_binder *b, const td_tensor *t, uint32_t n, td_vec *
 }
 
 // Binds the tensors of one place to the field it says.
-static td_status bind_place(td_binder *b, const td_place *p, const char *name, void *field) {
+static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
+                            void *field) {
   uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
-  if (p->kind != TD_PLACE_VEC && p->kind != TD_PLACE_F32) {
+  if (p->kind != TD_SPEC_VEC && p->kind != TD_SPEC_F32) {
     char module[TD_MAX_TENSOR_NAME];
     snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
-    return td_bind_weight(b, module, p->kind == TD_PLACE_PLAIN, rows, cols, field);
+    return td_bind_weight(b, module, p->kind == TD_SPEC_PLAIN, rows, cols, field);
   }
   const td_tensor *t;
   td_status st = td_binder_find(b, name, &t);
   if (st != TD_OK) return st;
-  if (p->kind == TD_PLACE_VEC) return bind_vec(b, t, rows, field);
+  if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
   st = td_binder_check_shape(b, t, rows, 0);
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
 
-static td_status bind_experts(td_binder *b, const td_place *p, uint32_t layer_idx, void *field) {
+static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint32_t layer_idx,
+                              void *field) {
   uint32_t n = b->config->n_experts;
   td_weight *experts = new_block(b, n * sizeof *experts);
   if (!experts) {
@@ -195,17 +198,17 @@ static td_status bind_experts(td_binder *b, const td_place *p, uint32_t layer_id
   return TD_OK;
 }
 
-static td_status bind_layer(td_binder *b, uint32_t layer_idx) {
+static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
   td_layer *layer = &b->out->layers[layer_idx];
   layer->is_moe = td_model_is_moe(b->config, layer_idx);
   const td_family *family = b->config->family;
   unsigned met = td_layer_conditions(b->config, layer_idx);
   for (size_t i = 0; i < family->n_layer; i++) {
-    const td_place *p = &family->layer[i];
+    const td_tensor_spec *p = &family->layer[i];
     if (p->conditions & ~met) continue;
     void *field = (char *)layer + p->offset;
     td_status st;
-    if (p->kind == TD_PLACE_EXPERT) {
+    if (p->kind == TD_SPEC_EXPERT) {
       st = bind_experts(b, p, layer_idx, field);
     } else {
       char name[TD_MAX_TENSOR_NAME];
@@ -217,12 +220,12 @@ static td_status bind_layer(td_binder *b, uint32_t layer_idx) {
   return TD_OK;
 }
 
-static td_status bind_ends(td_binder *b) {
+static td_status bind_ends(td_tensor_binder *b) {
   // As in transformers, embeddings said to be tied are not when the checkpoint has both matrices.
   if (td_store_find(b->store, "lm_head.weight") >= 0) b->config->tie_embeddings = false;
   unsigned met = td_end_conditions(b->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
-    const td_place *p = &td_end_places[i];
+    const td_tensor_spec *p = &td_end_places[i];
     if (p->conditions & ~met) continue;
     td_status st = bind_place(b, p, p->name, (char *)&b->out->ends + p->offset);
     if (st != TD_OK) return st;
@@ -243,7 +246,7 @@ static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_i
 }
 
 // Refuses tensors that no place wanted and that are not known to be needless.
-static td_status check_rest(td_binder *b) {
+static td_status check_rest(td_tensor_binder *b) {
   uint32_t n_mtp = 0;
   for (size_t i = 0; i < td_store_n_tensors(b->store); i++) {
     if (b->used[i]) continue;
@@ -269,10 +272,10 @@ static td_status check_rest(td_binder *b) {
   return TD_OK;
 }
 
-td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quant,
+td_status td_bind(td_bound_tensors *out, td_model_config *config, const td_quant *quant,
                   const td_store *store, td_err *err) {
-  *out = (td_binding){0};
-  td_binder b = {.out = out, .config = config, .store = store, .quant = quant, .err = err};
+  *out = (td_bound_tensors){0};
+  td_tensor_binder b = {.out = out, .config = config, .store = store, .quant = quant, .err = err};
   b.used = calloc(td_store_n_tensors(store) + 1, sizeof *b.used);
   out->layers = calloc(config->n_layers, sizeof *out->layers);
   td_status st = TD_OK;
@@ -287,10 +290,10 @@ td_status td_bind(td_binding *out, td_model_config *config, const td_quant *quan
   return st;
 }
 
-td_status td_bind_matrix(td_binding *binding, const td_quant *quant, const td_store *store,
+td_status td_bind_matrix(td_bound_tensors *binding, const td_quant *quant, const td_store *store,
                          const td_tensor *t, bool *used, td_weight *w, td_err *err) {
   td_err local;
-  td_binder b = {.out = binding, .store = store, .quant = quant, .used = used};
+  td_tensor_binder b = {.out = binding, .store = store, .quant = quant, .used = used};
   b.err = err ? err : &local;
   size_t len = strlen(t->name) - strlen(".weight");
   TD_CHECK(ends_with(t->name, ".weight") && t->n_dims == 2);
@@ -302,10 +305,10 @@ td_status td_bind_matrix(td_binding *binding, const td_quant *quant, const td_st
   return td_bind_weight(&b, module, false, (uint32_t)t->shape[0], (uint32_t)t->shape[1], w);
 }
 
-void td_binding_free(td_binding *binding) {
+void td_binding_free(td_bound_tensors *binding) {
   for (size_t i = 0; i < binding->n_blocks; i++)
     free(binding->blocks[i]);
   free(binding->blocks);
   free(binding->layers);
-  *binding = (td_binding){0};
+  *binding = (td_bound_tensors){0};
 }

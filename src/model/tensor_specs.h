@@ -42,14 +42,14 @@ enum {
 };
 
 typedef enum {
-  TD_PLACE_VEC,    // td_vec
-  TD_PLACE_WEIGHT, // td_weight
-  TD_PLACE_ROUTER, // td_weight that td_quantize leaves alone
-  TD_PLACE_LATENT, // td_weight, small and in the way of every key and value: td_quantize does not
-                   // make it smaller than 8 bits
-  TD_PLACE_PLAIN,  // td_weight, not quantized
-  TD_PLACE_F32,    // const float *, converted where needed
-  TD_PLACE_EXPERT, // td_weight *, one of each expert
+  TD_SPEC_VEC,    // td_vec
+  TD_SPEC_WEIGHT, // td_weight
+  TD_SPEC_ROUTER, // td_weight that td_quantize leaves alone
+  TD_SPEC_LATENT, // td_weight, small and in the way of every key and value: td_quantize does not
+                  // make it smaller than 8 bits
+  TD_SPEC_PLAIN,  // td_weight, not quantized
+  TD_SPEC_F32,    // const float *, converted where needed
+  TD_SPEC_EXPERT, // td_weight *, one of each expert
 } td_place_kind;
 
 typedef struct {
@@ -60,9 +60,9 @@ typedef struct {
   size_t offset; // of the field
   td_dim rows, cols;
   unsigned conditions;
-} td_place;
+} td_tensor_spec;
 
-extern const td_place td_end_places[]; // offsets into td_model_ends
+extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends
 extern const size_t td_n_end_places;
 
 uint32_t td_dim_value(const td_model_config *config, td_dim dim);

@@ -42,15 +42,15 @@ static const storage storages[] = {
 };
 
 typedef struct {
-  td_binder *b;
+  td_tensor_binder *b;
   const char *module;
   const td_quant_scheme *scheme;
   const storage *storage;
   td_weight *w;
 } binding;
 
-static td_status name_of(const td_binder *b, char out[TD_MAX_TENSOR_NAME], const char *module,
-                         const char *part) {
+static td_status name_of(const td_tensor_binder *b, char out[TD_MAX_TENSOR_NAME],
+                         const char *module, const char *part) {
   int n = snprintf(out, TD_MAX_TENSOR_NAME, "%s.%s", module, part);
   if (n < TD_MAX_TENSOR_NAME) return TD_OK;
   return td_fail(b->err, TD_EUNSUPPORTED, "tensor %s: its name is too long", out);
@@ -62,7 +62,7 @@ static td_status find_part(const binding *g, const char *part, const td_tensor *
   return st == TD_OK ? td_binder_find(g->b, name, out) : st;
 }
 
-static const td_tensor *peek_part(const td_binder *b, const char *module, const char *part) {
+static const td_tensor *peek_part(const td_tensor_binder *b, const char *module, const char *part) {
   char name[TD_MAX_TENSOR_NAME];
   return name_of(b, name, module, part) == TD_OK ? td_binder_peek(b, name) : NULL;
 }
@@ -230,7 +230,7 @@ static void use_sources(const binding *g) {
   }
 }
 
-static td_status bind_plain(td_binder *b, const char *name, td_weight *w);
+static td_status bind_plain(td_tensor_binder *b, const char *name, td_weight *w);
 
 // t was made of a format without a kernel: plain, or I8 with a scale a block.
 static td_status bind_converted(binding *g, const td_tensor *t) {
@@ -254,7 +254,7 @@ static bool is_plain(const td_tensor *t) {
          strcmp(t->dtype, "F16") == 0;
 }
 
-static td_status bind_plain(td_binder *b, const char *name, td_weight *w) {
+static td_status bind_plain(td_tensor_binder *b, const char *name, td_weight *w) {
   const td_tensor *t;
   td_status st = td_binder_find(b, name, &t);
   if (st == TD_OK) st = td_binder_dtype(b, t, PLAIN, &w->dtype);
@@ -263,7 +263,7 @@ static td_status bind_plain(td_binder *b, const char *name, td_weight *w) {
 }
 
 // t is quantized, and no scheme is for it.
-static td_status refuse_unexplained(const td_binder *b, const td_tensor *t) {
+static td_status refuse_unexplained(const td_tensor_binder *b, const td_tensor *t) {
   if (strcmp(t->dtype, "F8_E4M3") == 0 || strcmp(t->dtype, "I32") == 0) {
     return td_fail(b->err, TD_EFORMAT,
                    "%s: tensor %s: is %s, but config.json has no quantization_config that says how "
@@ -274,8 +274,8 @@ static td_status refuse_unexplained(const td_binder *b, const td_tensor *t) {
   return td_binder_dtype(b, t, PLAIN, &dtype);
 }
 
-td_status td_bind_weight(td_binder *b, const char *module, bool plain, uint32_t rows, uint32_t cols,
-                         td_weight *w) {
+td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, uint32_t rows,
+                         uint32_t cols, td_weight *w) {
   *w = (td_weight){.rows = rows, .cols = cols};
   char name[TD_MAX_TENSOR_NAME];
   td_status st = name_of(b, name, module, "weight");

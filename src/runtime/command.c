@@ -41,7 +41,7 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
   return st;
 }
 
-td_status td_cmd_read_ids(const td_options *o, td_ids *ids, td_err *err) {
+td_status td_cmd_read_ids(const td_options *o, td_token_ids *ids, td_err *err) {
   td_status need = td_cmd_need_model(o, err);
   if (need != TD_OK) return need;
   if (!o->file) {

@@ -9,7 +9,7 @@
 // Prints err and returns 1, or 2 for TD_EINVAL.
 int td_cmd_fail(const td_err *err);
 // The tokens of the text that --file names (- is standard input), as a plain prompt.
-td_status td_cmd_read_ids(const td_options *options, td_ids *out, td_err *err);
+td_status td_cmd_read_ids(const td_options *options, td_token_ids *out, td_err *err);
 // The context that texts longer than it are cut by: --ctx-size, else 2,048 tokens or what the model
 // allows.
 td_status td_cmd_window(const td_options *options, uint32_t *out, td_err *err);

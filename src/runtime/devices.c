@@ -65,7 +65,8 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
   uint64_t layer_bytes[TD_MAX_LAYERS], own_bytes;
   for (uint32_t i = 0; i < n_layers; i++)
     layer_bytes[i] = td_model_expert_bytes(model, i);
-  d->n_own_layers = td_gpu_own_layers(&need, d->held_bytes, layer_bytes, n_layers, &own_bytes);
+  d->n_gpu_expert_layers = td_gpu_own_layers(&need, d->held_bytes, layer_bytes, n_layers,
+                                             &own_bytes);
   d->held_bytes += own_bytes;
 }
 
@@ -92,7 +93,7 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
   plan_memory(d, opts, model, n_free);
   uint64_t n_bytes = 0;
   uint32_t n_layers = 0;
-  for (uint32_t i = d->n_own_layers; i < td_model_config_of(model)->n_layers; i++) {
+  for (uint32_t i = d->n_gpu_expert_layers; i < td_model_config_of(model)->n_layers; i++) {
     n_bytes += td_model_expert_bytes(model, i);
     n_layers += td_model_expert_bytes(model, i) > 0;
   }
@@ -107,13 +108,13 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   const td_model_stats stats = td_model_stats_of(model);
   td_status st = open_dev(out, opts, &stats, err);
   if (st != TD_OK) return st;
-  const uint64_t n_free = td_dev_own_free_bytes(out->dev);
+  const uint64_t n_free = td_dev_free_vram_bytes(out->dev);
   const td_placement_opts wish = wish_of(opts);
   out->placement = td_placement_of(&wish, model, n_free);
   out->held_bytes = stats.bytes;
   out->prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk
                                            : td_engine_prefill_chunk(td_model_config_of(model));
-  if (!out->placement.has_own_memory) return TD_OK;
+  if (!out->placement.is_discrete) return TD_OK;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
           (double)n_free / GIB);
   if (out->placement.experts_on_cpu) return open_experts(out, opts, model, n_free, err);

@@ -16,10 +16,10 @@ typedef struct {
 
 typedef struct {
   td_dev *dev;
-  td_dev *expert_dev;     // NULL: dev has them
-  uint32_t n_own_layers;  // else, layers from the first whose experts dev has
-  unsigned n_threads;     // the CPU's to compute with
-  td_placement placement; // as it came out
+  td_dev *expert_dev;           // NULL: dev has them
+  uint32_t n_gpu_expert_layers; // else, layers from the first whose experts dev has
+  unsigned n_threads;           // the CPU's to compute with
+  td_placement placement;       // as it came out
   uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
   uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)
   uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through

@@ -64,13 +64,13 @@ static bool on_token(void *ctx, int32_t id) {
   return td_detok_feed(&g->detok, id, &g->text, &g->err) == TD_OK && hand_on(g);
 }
 
-static td_status encode(const tandem *t, const tandem_request *r, td_ids *ids, td_err *err) {
+static td_status encode(const tandem *t, const tandem_request *r, td_token_ids *ids, td_err *err) {
   if (r->messages) return td_chat_encode(t->chat, r->messages, strlen(r->messages), ids, NULL, err);
   if (r->prompt) return td_chat_encode_plain(t->chat, r->prompt, strlen(r->prompt), true, ids, err);
   return td_fail(err, TD_EINVAL, "a request needs messages or a prompt");
 }
 
-static td_status generate(tandem *t, const tandem_request *r, const td_ids *ids,
+static td_status generate(tandem *t, const tandem_request *r, const td_token_ids *ids,
                           td_generate_stats *stats, td_err *err) {
   generation g = {.request = r};
   td_detok_init(&g.detok, td_chat_tokenizer(t->chat), true);
@@ -95,7 +95,7 @@ static td_status generate(tandem *t, const tandem_request *r, const td_ids *ids,
 int tandem_generate(tandem *t, const tandem_request *request, tandem_result *result, char *error,
                     size_t error_len) {
   td_err err;
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_generate_stats stats = {0};
   td_status st = encode(t, request, &ids, &err);
   if (st == TD_OK) st = generate(t, request, &ids, &stats, &err);
@@ -105,6 +105,6 @@ int tandem_generate(tandem *t, const tandem_request *request, tandem_result *res
                             .prefill_s = stats.prefill_s,
                             .decode_s = stats.decode_s,
                             .stopped = stats.reason == TD_DONE_STOP};
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   return report(st, &err, error, error_len);
 }

@@ -28,7 +28,7 @@ int td_gpu_probe_main(int argc, char **argv) {
   const td_dev_opts opts = {.kind = "cuda", .need_bytes = strtoull(need, NULL, 10)};
   if (td_dev_open(&dev, &opts, &reply.err) == TD_OK) {
     reply.err.code = TD_OK;
-    reply.facts.free_bytes = td_dev_own_free_bytes(dev);
+    reply.facts.free_bytes = td_dev_free_vram_bytes(dev);
     snprintf(reply.facts.name, sizeof reply.facts.name, "%s", td_dev_name(dev));
     td_dev_close(dev);
   }

@@ -59,7 +59,7 @@ td_placement td_placement_of(const td_placement_opts *opts, const td_model *mode
                              uint64_t gpu_bytes) {
   if (!gpu_bytes) return (td_placement){.device = "cpu"};
   return (td_placement){.device = "cuda",
-                        .has_own_memory = true,
+                        .is_discrete = true,
                         .experts_on_cpu = experts_are_for_cpu(opts, model, gpu_bytes)};
 }
 

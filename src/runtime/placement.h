@@ -29,7 +29,7 @@ typedef struct {
 
 typedef struct {
   const char *device;  // "cpu" or "cuda"
-  bool has_own_memory; // weights, KV pages and activations are in a GPU's memory
+  bool is_discrete;    // weights, KV pages and activations are in a GPU's memory
   bool experts_on_cpu; // of a GPU's model, the routed experts of some layers
 } td_placement;
 

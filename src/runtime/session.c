@@ -11,12 +11,12 @@
 #include "kv/plan.h"
 
 static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
-  const bool is_own = s->devices.placement.has_own_memory; // which the weights have yet to go to
+  const bool is_own = s->devices.placement.is_discrete; // which the weights have yet to go to
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
       .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.held_bytes,
-      .available_bytes = is_own ? td_dev_own_free_bytes(s->devices.dev)
+      .available_bytes = is_own ? td_dev_free_vram_bytes(s->devices.dev)
                                 : td_memory_available_bytes(),
       .ctx_size = s->opts.ctx_size,
       .max_batch = s->opts.max_seqs,
@@ -43,7 +43,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .kv_dtype = s->opts.kv_dtype,
                          .record_routing = s->opts.record_routing,
                          .expert_dev = s->devices.expert_dev,
-                         .n_own_layers = s->devices.n_own_layers,
+                         .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
                          .stream_bytes = s->devices.stream_bytes};
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }

@@ -28,7 +28,7 @@
 typedef struct {
   uint32_t pid, tid;  // as last announced
   uint64_t n_dropped; // as last told
-} lane_told;
+} lane_state;
 
 struct td_trace_file {
   char *path;
@@ -37,7 +37,7 @@ struct td_trace_file {
   bool failed; // nothing more is written
   td_segment segment;
   td_trace_memory *memory;
-  lane_told told[TD_TRACE_LANES];
+  lane_state told[TD_TRACE_LANES];
   uint64_t n_dropped, n_events;
   td_buf text;
   pthread_t thread;
@@ -173,16 +173,16 @@ static void tell_dropped(td_trace_file *f, const td_trace_lane *lane, uint64_t n
 
 // ---- lanes ------------------------------------------------------------------------------------
 
-static void announce(td_trace_file *f, const td_trace_lane *lane, lane_told *told) {
+static void announce(td_trace_file *f, const td_trace_lane *lane, lane_state *told) {
   uint32_t pid = atomic_load_explicit(&lane->pid, memory_order_relaxed);
   if (told->pid == pid && told->tid == lane->tid) return;
-  *told = (lane_told){.pid = pid, .tid = lane->tid};
+  *told = (lane_state){.pid = pid, .tid = lane->tid};
   put_name(f, lane, "process_name", lane->process, sizeof lane->process);
   put_name(f, lane, "thread_name", lane->thread, sizeof lane->thread);
 }
 
 // At most one ring's worth, so that a busy thread does not keep the others waiting.
-static void drain_lane(td_trace_file *f, td_trace_lane *lane, lane_told *told) {
+static void drain_lane(td_trace_file *f, td_trace_lane *lane, lane_state *told) {
   td_trace_record records[TAKEN];
   for (size_t k = 0; k < TD_TRACE_RECORDS / TAKEN; k++) {
     size_t n = td_trace_take(lane, records, TAKEN);
@@ -207,7 +207,7 @@ static void drain(td_trace_file *f) {
     bool is_dead = kill((pid_t)pid, 0) != 0 && errno == ESRCH; // asked before the last look
     drain_lane(f, lane, &f->told[i]);
     if (!is_dead) continue;
-    f->told[i] = (lane_told){0};
+    f->told[i] = (lane_state){0};
     td_trace_free_lane(lane);
   }
   flush(f);

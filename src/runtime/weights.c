@@ -41,7 +41,7 @@ static unsigned long long huge_pages(const td_weights_need *need) {
 static bool is_to_be_resident(const td_weights_need *need) {
   const td_placement *p = &need->placement;
   if (need->mode != TD_WEIGHTS_AUTO) return need->mode == TD_WEIGHTS_RESIDENT;
-  if (p->has_own_memory && !p->experts_on_cpu) return false;
+  if (p->is_discrete && !p->experts_on_cpu) return false;
   bool gains = p->experts_on_cpu || need->pages != TD_PAGES_PLAIN || need->converted_bytes;
   return gains && has_room_for_kv(need);
 }
@@ -49,7 +49,7 @@ static bool is_to_be_resident(const td_weights_need *need) {
 static void explain_mapping(td_weights_choice *out, const td_weights_need *need) {
   const double weights = (double)need->file_bytes / GIB;
   const double available = (double)need->available_bytes / GIB;
-  const bool is_gpus = need->placement.has_own_memory && !need->placement.experts_on_cpu;
+  const bool is_gpus = need->placement.is_discrete && !need->placement.experts_on_cpu;
   if (need->file_bytes > need->available_bytes && !is_gpus) {
     out->is_warning = true;
     snprintf(out->text, sizeof out->text,
@@ -98,7 +98,7 @@ td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need,
     snprintf(out->text, sizeof out->text,
              "%.2f GiB of weights will be in 4 KB pages, which are slower to read%s; to allow 2 MB "
              "pages: " ALLOW_HUGE,
-             weights, need->placement.has_own_memory ? " and to register with the GPU" : "",
+             weights, need->placement.is_discrete ? " and to register with the GPU" : "",
              huge_pages(need));
   }
   return TD_OK;
@@ -189,7 +189,7 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
                                 .on_progress = on_progress,
                                 .ctx = &r,
                                 .conversion = c->conversion,
-                                .for_device = opts->placement.has_own_memory};
+                                .for_device = opts->placement.is_discrete};
   td_resident_stats stats;
   uint64_t begin_ns = td_trace_begin();
   td_status st = td_resident_load(fd, &stats, c->store, &how, err);
@@ -213,7 +213,7 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
                             .converted_bytes = td_conversion_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
-  if (!opts->placement.has_own_memory) { // else KV pages are there
+  if (!opts->placement.is_discrete) { // else KV pages are there
     need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);

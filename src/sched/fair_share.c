@@ -3,22 +3,22 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-td_status td_fair_open(td_fair *out, uint32_t n_present, td_err *err) {
+td_status td_fair_share_open(td_fair_share_share *out, uint32_t n_present, td_err *err) {
   size_t n = 2 * (size_t)n_present; // as many again are remembered while they are away
-  *out = (td_fair){.tenants = calloc(n, sizeof(td_tenant)), .n_most = (uint32_t)n};
+  *out = (td_fair_share_share){.tenants = calloc(n, sizeof(td_tenant)), .n_most = (uint32_t)n};
   return out->tenants ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %zu tenants", n);
 }
 
-void td_fair_close(td_fair *fair) {
+void td_fair_share_close(td_fair_share_share *fair) {
   free(fair->tenants);
-  *fair = (td_fair){0};
+  *fair = (td_fair_share_share){0};
 }
 
 static bool is_there(const td_tenant *t) {
   return t->n_waiting + t->n_running > 0;
 }
 
-const td_tenant *td_fair_find(const td_fair *fair, uint64_t id) {
+const td_tenant *td_fair_share_find(const td_fair_share_share *fair, uint64_t id) {
   for (uint32_t i = 0; i < fair->n; i++) {
     if (fair->tenants[i].id == id && is_there(&fair->tenants[i])) return &fair->tenants[i];
   }
@@ -26,7 +26,7 @@ const td_tenant *td_fair_find(const td_fair *fair, uint64_t id) {
 }
 
 // The tenant's place: its own, a new one, or that of the one away that was served least.
-static uint32_t place_of(td_fair *fair, uint64_t id) {
+static uint32_t place_of(td_fair_share_share *fair, uint64_t id) {
   uint32_t least = UINT32_MAX;
   for (uint32_t i = 0; i < fair->n; i++) {
     const td_tenant *t = &fair->tenants[i];
@@ -40,7 +40,7 @@ static uint32_t place_of(td_fair *fair, uint64_t id) {
   return i;
 }
 
-static uint64_t level_now(const td_fair *fair) {
+static uint64_t level_now(const td_fair_share_share *fair) {
   uint64_t level = UINT64_MAX;
   for (uint32_t i = 0; i < fair->n; i++) {
     const td_tenant *t = &fair->tenants[i];
@@ -49,7 +49,7 @@ static uint64_t level_now(const td_fair *fair) {
   return level == UINT64_MAX ? fair->level : level;
 }
 
-uint32_t td_fair_join(td_fair *fair, uint64_t id, uint32_t weight) {
+uint32_t td_fair_share_join(td_fair_share_share *fair, uint64_t id, uint32_t weight) {
   uint32_t i = place_of(fair, id);
   td_tenant *t = &fair->tenants[i];
   t->weight = weight ? weight : 1;
@@ -60,11 +60,11 @@ uint32_t td_fair_join(td_fair *fair, uint64_t id, uint32_t weight) {
   return i;
 }
 
-void td_fair_leave(td_fair *fair, uint32_t idx) {
+void td_fair_share_leave(td_fair_share_share *fair, uint32_t idx) {
   const td_tenant *t = &fair->tenants[idx];
   if (!is_there(t) && t->served > fair->level) fair->level = t->served;
 }
 
-void td_fair_charge(td_fair *fair, uint32_t idx, uint64_t cost) {
+void td_fair_share_charge(td_fair_share_share *fair, uint32_t idx, uint64_t cost) {
   fair->tenants[idx].served += cost * TD_FAIR_UNIT / fair->tenants[idx].weight;
 }

@@ -26,21 +26,21 @@ typedef struct {
   uint32_t n, n_most;
   uint64_t level; // where one begins that finds nobody
   uint64_t n_came;
-} td_fair;
+} td_fair_share_share;
 
 #define TD_FAIR_UNIT 65536u
 
 // For at most n_present tenants at a time. On error *out is closed. TD_ENOMEM.
-td_status td_fair_open(td_fair *out, uint32_t n_present, td_err *err);
-void td_fair_close(td_fair *fair); // closing a zeroed one is legal
+td_status td_fair_share_open(td_fair_share_share *out, uint32_t n_present, td_err *err);
+void td_fair_share_close(td_fair_share_share *fair); // closing a zeroed one is legal
 
 // Index of the tenant, which comes now if it was away; valid until the next call of this, longer
 // for those that are there. weight 0 is 1.
-uint32_t td_fair_join(td_fair *fair, uint64_t id, uint32_t weight);
+uint32_t td_fair_share_join(td_fair_share_share *fair, uint64_t id, uint32_t weight);
 // A request of it has ended or was counted out: it may be away now.
-void td_fair_leave(td_fair *fair, uint32_t idx);
-void td_fair_charge(td_fair *fair, uint32_t idx, uint64_t cost);
+void td_fair_share_leave(td_fair_share_share *fair, uint32_t idx);
+void td_fair_share_charge(td_fair_share_share *fair, uint32_t idx, uint64_t cost);
 // NULL: it is away.
-const td_tenant *td_fair_find(const td_fair *fair, uint64_t id);
+const td_tenant *td_fair_share_find(const td_fair_share_share *fair, uint64_t id);
 
 #endif

@@ -37,11 +37,11 @@ struct td_sched {
   entry **running;      // [max_seqs], the first n_running
   const entry *blocked; // who was next at the last try, and lacked a sequence or pages; or NULL
   uint32_t n_waiting, n_running, n_reading;
-  uint64_t n_unread; // tokens of the prompts being read
+  uint64_t n_prefill_left; // tokens of the prompts being read
   uint64_t n_arrived, n_preemptions;
-  td_fair fair;
+  td_fair_share_share fair;
   // How fast prompts are read: sums that forget, and since when the next token has been read.
-  uint64_t read_tokens, read_ns, reading_since_ns;
+  uint64_t prefill_tokens, prefill_ns, prefilling_since_ns;
   // How fast a queue moves on: between admissions, 0: not known; and since when the next is
   // awaited.
   uint64_t admission_ns, awaited_since_ns;
@@ -64,7 +64,7 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
   bool has_tables = sched->entries && sched->running;
   td_status st = has_tables ? td_kv_open(&sched->kv, &kv, err)
                             : td_fail(err, TD_ENOMEM, "out of memory for %zu requests", n);
-  if (st == TD_OK) st = td_fair_open(&sched->fair, (uint32_t)n, err);
+  if (st == TD_OK) st = td_fair_share_open(&sched->fair, (uint32_t)n, err);
   if (st != TD_OK) {
     td_sched_close(sched);
     return st;
@@ -76,7 +76,7 @@ td_status td_sched_open(td_sched **out, const td_sched_opts *opts, td_err *err) 
 void td_sched_close(td_sched *sched) {
   if (!sched) return;
   td_kv_close(sched->kv);
-  td_fair_close(&sched->fair);
+  td_fair_share_close(&sched->fair);
   free(sched->running);
   free(sched->entries);
   free(sched);
@@ -105,7 +105,7 @@ static bool is_running(const entry *e) {
 
 // Tokens that are computed before the next one is drawn but by the step that draws it: the prompt,
 // and of a known answer all but the last.
-static uint32_t n_to_read(const entry *e) {
+static uint32_t n_to_prefill(const entry *e) {
   return e->job.n_prompt + (e->n_answer ? e->n_answer - 1 : 0);
 }
 
@@ -116,13 +116,13 @@ static uint64_t n_most(const td_sched_job *job) {
 // Tokens that it should have pages for: half a page ahead, so that a page is there before it is
 // needed.
 static uint32_t n_wanted(const td_sched *sched, const entry *e) {
-  uint32_t n = e->n_done > n_to_read(e) ? e->n_done : n_to_read(e);
+  uint32_t n = e->n_done > n_to_prefill(e) ? e->n_done : n_to_prefill(e);
   uint64_t ahead = (uint64_t)n + 1 + sched->opts.page_tokens / 2;
   return ahead < n_most(&e->job) ? (uint32_t)ahead : (uint32_t)n_most(&e->job);
 }
 
-static uint32_t n_unread(const entry *e) {
-  return e->phase == TD_SCHED_PREFILL ? n_to_read(e) - e->n_done : 0;
+static uint32_t n_prefill_left(const entry *e) {
+  return e->phase == TD_SCHED_PREFILL ? n_to_prefill(e) - e->n_done : 0;
 }
 
 static td_kv_answer answer_of(const entry *e) {
@@ -153,7 +153,7 @@ static void stop_running(td_sched *sched, entry *e) {
   sched->running[i] = sched->running[--sched->n_running];
   tenant_of(sched, e)->n_running--;
   sched->n_reading -= e->phase == TD_SCHED_PREFILL;
-  sched->n_unread -= n_unread(e);
+  sched->n_prefill_left -= n_prefill_left(e);
 }
 
 td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job, uint64_t now_ns,
@@ -164,7 +164,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
     return td_fail(err, TD_ELIMIT, "%llu tokens of prompt and answer; the KV pool holds %llu",
                    (unsigned long long)n_most(job), (unsigned long long)pool_tokens);
   }
-  const td_tenant *tenant = td_fair_find(&sched->fair, job->tenant);
+  const td_tenant *tenant = td_fair_share_find(&sched->fair, job->tenant);
   uint32_t n_own = tenant ? tenant->n_waiting : 0, n_waiting = sched->n_waiting;
   uint32_t n_left = n_waiting < sched->opts.max_waiting ? sched->opts.max_waiting - n_waiting : 0;
   entry *e = n_own < n_left ? find_free(sched, id) : NULL;
@@ -177,7 +177,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
                .arrival = sched->n_arrived++,
                .submitted_ns = now_ns,
                .job = *job,
-               .tenant = td_fair_join(&sched->fair, job->tenant, job->weight),
+               .tenant = td_fair_share_join(&sched->fair, job->tenant, job->weight),
                .n_uncached = job->n_prompt - td_kv_match(sched->kv, job->tokens, job->n_prompt)};
   begin_waiting(sched, e);
   return TD_OK;
@@ -185,7 +185,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
 
 // ---- admission --------------------------------------------------------------------------------
 
-static uint32_t n_alike(const td_sched_job *a, const td_sched_job *b) {
+static uint32_t common_prefix_len(const td_sched_job *a, const td_sched_job *b) {
   uint32_t n = 0, least = a->n_prompt < b->n_prompt ? a->n_prompt : b->n_prompt;
   while (n < least && a->tokens[n] == b->tokens[n])
     n++;
@@ -196,10 +196,10 @@ static uint32_t n_alike(const td_sched_job *a, const td_sched_job *b) {
 static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
   uint32_t page_tokens = sched->opts.page_tokens;
   uint32_t n_cached = td_kv_match(sched->kv, job->tokens, job->n_prompt);
-  for (uint32_t i = 0; i < sched->n_running && sched->n_unread; i++) {
+  for (uint32_t i = 0; i < sched->n_running && sched->n_prefill_left; i++) {
     const entry *e = sched->running[i];
     if (e->phase != TD_SCHED_PREFILL || e->n_done >= e->job.n_prompt) continue;
-    uint32_t n = n_alike(job, &e->job);
+    uint32_t n = common_prefix_len(job, &e->job);
     if (n == job->n_prompt) n--; // its last token is computed in any case
     if (n / page_tokens > n_cached / page_tokens) return true;
   }
@@ -225,7 +225,7 @@ static bool take_pages(td_sched *sched, entry *e) {
   }
   const td_kv_answer answer = {
       .owner = e->id, .tokens = e->job.tokens, .n_prompt = e->job.n_prompt, .n_tokens = n_cached};
-  td_kv_park(sched->kv, seq, &answer);
+  td_kv_suspend(sched->kv, seq, &answer);
   return false;
 }
 
@@ -242,13 +242,13 @@ static entry *first_short(const td_sched *sched) {
 }
 
 // Nanoseconds to read so many tokens.
-static uint64_t reading_ns(const td_sched *sched, uint64_t n_tokens) {
-  if (!sched->read_tokens) return n_tokens * FIRST_GUESS_NS;
-  return (uint64_t)((double)n_tokens * (double)sched->read_ns / (double)sched->read_tokens);
+static uint64_t prefill_eta_ns(const td_sched *sched, uint64_t n_tokens) {
+  if (!sched->prefill_tokens) return n_tokens * FIRST_GUESS_NS;
+  return (uint64_t)((double)n_tokens * (double)sched->prefill_ns / (double)sched->prefill_tokens);
 }
 
 static uint64_t due_ns(const td_sched *sched, const entry *e) {
-  return e->submitted_ns + DUE_STRETCH * reading_ns(sched, e->n_uncached);
+  return e->submitted_ns + DUE_STRETCH * prefill_eta_ns(sched, e->n_uncached);
 }
 
 static bool goes_before(const td_sched *sched, const entry *a, const entry *b) {
@@ -296,10 +296,10 @@ static void begin_running(td_sched *sched, entry *e, uint64_t now_ns) {
   note_admission(sched, now_ns);
   tenant->n_running++;
   sched->running[sched->n_running++] = e;
-  e->phase = e->n_done < n_to_read(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;
-  if (e->phase == TD_SCHED_PREFILL && !sched->n_reading++) sched->reading_since_ns = now_ns;
-  sched->n_unread += n_unread(e);
-  if (!e->has_run) td_fair_charge(&sched->fair, e->tenant, n_unread(e));
+  e->phase = e->n_done < n_to_prefill(e) ? TD_SCHED_PREFILL : TD_SCHED_DECODE;
+  if (e->phase == TD_SCHED_PREFILL && !sched->n_reading++) sched->prefilling_since_ns = now_ns;
+  sched->n_prefill_left += n_prefill_left(e);
+  if (!e->has_run) td_fair_share_charge(&sched->fair, e->tenant, n_prefill_left(e));
   e->has_run = true;
 }
 
@@ -308,7 +308,8 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   if (!e) return false;
   bool urgent = is_urgent(sched, e);
   sched->blocked = NULL;
-  if (first_short(sched) || (sched->n_unread > sched->opts.prefill_ahead && !urgent)) return false;
+  if (first_short(sched) || (sched->n_prefill_left > sched->opts.prefill_ahead && !urgent))
+    return false;
   bool has_seq = sched->n_running < sched->opts.max_seqs;
   if (has_seq && awaits_prefix(sched, &e->job)) return false;
   if (!has_seq || !take_pages(sched, e)) {
@@ -326,27 +327,27 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
 }
 
 uint64_t td_sched_retry_ns(const td_sched *sched, uint64_t now_ns) {
-  uint64_t n_unread_waiting = 0;
+  uint64_t n_prefill_waiting = 0;
   for (uint32_t i = 0; i < sched->n_entries; i++) {
     const entry *e = &sched->entries[i];
-    if (e->phase == TD_SCHED_WAITING) n_unread_waiting += e->n_uncached;
+    if (e->phase == TD_SCHED_WAITING) n_prefill_waiting += e->n_uncached;
   }
-  uint64_t to_read_ns = reading_ns(sched, sched->n_unread + n_unread_waiting);
+  uint64_t to_prefill_ns = prefill_eta_ns(sched, sched->n_prefill_left + n_prefill_waiting);
   uint64_t since_ns = now_ns - sched->awaited_since_ns;
   uint64_t each_ns = sched->admission_ns > since_ns ? sched->admission_ns : since_ns;
   uint64_t to_begin_ns = sched->n_waiting * each_ns;
-  return (to_read_ns > to_begin_ns ? to_read_ns : to_begin_ns) / 2;
+  return (to_prefill_ns > to_begin_ns ? to_prefill_ns : to_begin_ns) / 2;
 }
 
 // ---- while it runs ----------------------------------------------------------------------------
 
 static void note_reading(td_sched *sched, uint32_t n_tokens, uint64_t now_ns) {
-  sched->read_tokens += n_tokens;
-  sched->read_ns += now_ns - sched->reading_since_ns;
-  sched->reading_since_ns = now_ns;
-  if (sched->read_tokens < MEASURED_TOKENS) return;
-  sched->read_tokens /= 2;
-  sched->read_ns /= 2;
+  sched->prefill_tokens += n_tokens;
+  sched->prefill_ns += now_ns - sched->prefilling_since_ns;
+  sched->prefilling_since_ns = now_ns;
+  if (sched->prefill_tokens < MEASURED_TOKENS) return;
+  sched->prefill_tokens /= 2;
+  sched->prefill_ns /= 2;
 }
 
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns) {
@@ -357,19 +358,19 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t n
   if (e->phase == TD_SCHED_PREFILL) {
     note_reading(sched, n_done - n_before, now_ns);
   } else {
-    td_fair_charge(&sched->fair, e->tenant, (uint64_t)ANSWER_COST * (n_done - n_before));
+    td_fair_share_charge(&sched->fair, e->tenant, (uint64_t)ANSWER_COST * (n_done - n_before));
   }
-  sched->n_unread -= n_unread(e);
+  sched->n_prefill_left -= n_prefill_left(e);
   e->n_done = n_done;
   if (n_before < n_prompt) {
     td_kv_commit(sched->kv, e->seq, e->job.tokens, n_done < n_prompt ? n_done : n_prompt);
-    if (n_done >= n_prompt) td_kv_settle(sched->kv, e->seq);
+    if (n_done >= n_prompt) td_kv_drop_duplicates(sched->kv, e->seq);
   }
-  if (e->phase == TD_SCHED_PREFILL && n_done >= n_to_read(e)) {
+  if (e->phase == TD_SCHED_PREFILL && n_done >= n_to_prefill(e)) {
     e->phase = TD_SCHED_DECODE;
     sched->n_reading--;
   }
-  sched->n_unread += n_unread(e);
+  sched->n_prefill_left += n_prefill_left(e);
 }
 
 bool td_sched_grow(td_sched *sched, td_growth *out) {
@@ -429,12 +430,13 @@ bool td_sched_preempt(td_sched *sched, uint64_t now_ns, uint64_t *id) {
   return true;
 }
 
-td_lease td_sched_lease(const td_sched *sched) {
+td_thread_split td_sched_lease(const td_sched *sched) {
   uint32_t n = sched->opts.n_threads, share = sched->opts.prefill_threads;
-  if (!sched->n_reading || sched->n_reading == sched->n_running || n < 2) return (td_lease){n, n};
+  if (!sched->n_reading || sched->n_reading == sched->n_running || n < 2)
+    return (td_thread_split){n, n};
   if (share < 1) share = 1;
   if (share > n - 1) share = n - 1;
-  return (td_lease){.prefill = share, .decode = n - share};
+  return (td_thread_split){.prefill = share, .decode = n - share};
 }
 
 // ---- afterwards -------------------------------------------------------------------------------
@@ -445,14 +447,14 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
   td_sched_phase phase = e->phase;
   if (phase == TD_SCHED_WAITING) {
     const td_kv_answer answer = answer_of(e);
-    td_kv_discard(sched->kv, &answer);
+    td_kv_drop_suspended(sched->kv, &answer);
     stop_waiting(sched, e);
   } else {
     stop_running(sched, e);
     td_kv_seq_close(sched->kv, e->seq);
   }
   e->phase = TD_SCHED_UNKNOWN;
-  td_fair_leave(&sched->fair, e->tenant);
+  td_fair_share_leave(&sched->fair, e->tenant);
   return phase;
 }
 
@@ -462,16 +464,16 @@ void td_sched_requeue(td_sched *sched, uint64_t id, uint32_t n_answer) {
   sched->n_preemptions += e->is_leaving;
   stop_running(sched, e);
   e->n_answer = n_answer;
-  if (e->n_done > n_to_read(e)) e->n_done = n_to_read(e);
+  if (e->n_done > n_to_prefill(e)) e->n_done = n_to_prefill(e);
   const td_kv_answer answer = answer_of(e);
-  td_kv_park(sched->kv, e->seq, &answer);
+  td_kv_suspend(sched->kv, e->seq, &answer);
   e->is_leaving = false;
   begin_waiting(sched, e);
 }
 
 void td_sched_forget(td_sched *sched) {
   TD_CHECK(sched->n_running == 0);
-  td_kv_forget(sched->kv);
+  td_kv_invalidate_all(sched->kv);
 }
 
 td_sched_phase td_sched_phase_of(const td_sched *sched, uint64_t id) {

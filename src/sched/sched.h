@@ -47,7 +47,7 @@ typedef struct {
 // Threads that may compute. Cores are leased: who is alone has all of them.
 typedef struct {
   uint32_t prefill, decode;
-} td_lease;
+} td_thread_split;
 
 typedef enum {
   TD_SCHED_UNKNOWN,
@@ -112,7 +112,7 @@ void td_sched_requeue(td_sched *sched, uint64_t id, uint32_t n_answer);
 void td_sched_forget(td_sched *sched);
 
 // As it should be now; changes with admission, progress and removal.
-td_lease td_sched_lease(const td_sched *sched);
+td_thread_split td_sched_lease(const td_sched *sched);
 
 // When half of the queue will have begun, as fast as it went lately: when to ask again.
 uint64_t td_sched_retry_ns(const td_sched *sched, uint64_t now_ns);

@@ -71,7 +71,7 @@ static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *e
   return td_fail(err, TD_EINVAL, "template variables must be a JSON object");
 }
 
-td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_ids *out,
+td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err) {
   if (!chat->tmpl) {
     if (err) *err = chat->no_template;
@@ -96,7 +96,7 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_i
 }
 
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
-                               td_ids *out, td_err *err) {
+                               td_token_ids *out, td_err *err) {
   size_t start = out->n;
   unsigned flags = TD_TOK_PARSE_SPECIAL | (add_special ? TD_TOK_ADD_SPECIAL : 0u);
   td_status st = td_tokenizer_encode(chat->tok, text, len, flags, out, err);
@@ -104,7 +104,7 @@ td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len
   bool lacks_bos = add_special && td_tokenizer_wants_bos(chat->tok) && bos >= 0 &&
                    (out->n == start || out->ids[start] != bos);
   if (st != TD_OK || !lacks_bos) return st;
-  st = td_ids_push(out, bos, err);
+  st = td_token_ids_push(out, bos, err);
   for (size_t i = out->n - 1; st == TD_OK && i > start; i--) {
     out->ids[i] = out->ids[i - 1];
     out->ids[i - 1] = bos;

@@ -21,7 +21,7 @@ const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
 // template knows; where it lacks them, bos_token and eos_token are added from the tokenizer, tools
 // and documents as null, add_generation_prompt as true. text, when not NULL, gets the rendered
 // prompt. TD_EINVAL: the template refused (raise_exception).
-td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_ids *out,
+td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err);
 
 // Appends the ids of a plain prompt, with bos where the model wants one. Control tokens written in
@@ -29,7 +29,7 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_i
 // work).
 // add_special false: without bos, or whatever else the tokenizer puts around a text.
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
-                               td_ids *out, td_err *err);
+                               td_token_ids *out, td_err *err);
 
 // Appends what a template makes of vars, as text: the template file path, or, with path NULL, that
 // of model_dir. Variables are those of vars alone.

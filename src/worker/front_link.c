@@ -5,8 +5,9 @@
 #include <string.h>
 
 // Waits for fd (-1: only for the front's end).
-static td_status wait(td_outlet *outlet, int fd, int timeout_ms, td_err *err) {
-  struct pollfd fds[2] = {{.fd = outlet->life_fd, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+static td_status wait(td_front_link *front_link, int fd, int timeout_ms, td_err *err) {
+  struct pollfd fds[2] = {{.fd = front_link->life_fd, .events = POLLIN},
+                          {.fd = fd, .events = POLLIN}};
   if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR) {
     return td_fail(err, TD_EIO, "poll: %s", strerror(errno));
   }
@@ -14,12 +15,12 @@ static td_status wait(td_outlet *outlet, int fd, int timeout_ms, td_err *err) {
   return TD_OK;
 }
 
-td_status td_outlet_post(td_outlet *outlet, const td_wire_msg *msg, td_err *err) {
-  td_ring_writer *tx = &outlet->channel.tx;
+td_status td_front_link_send(td_front_link *front_link, const td_wire_msg *msg, td_err *err) {
+  td_ring_writer *tx = &front_link->channel.tx;
   td_status st;
   while ((st = td_ring_push(tx, msg)) == TD_EAGAIN) {
     if (!td_ring_writer_arm(tx)) continue;
-    st = wait(outlet, tx->end.wake.space_fd, -1, err);
+    st = wait(front_link, tx->end.wake.space_fd, -1, err);
     td_ring_writer_disarm(tx);
     if (st != TD_OK) return st;
   }
@@ -27,14 +28,14 @@ td_status td_outlet_post(td_outlet *outlet, const td_wire_msg *msg, td_err *err)
   return st;
 }
 
-td_status td_outlet_sleep(td_outlet *outlet, int timeout_ms, td_err *err) {
-  td_ring_reader *rx = &outlet->channel.rx;
+td_status td_front_link_wait(td_front_link *front_link, int timeout_ms, td_err *err) {
+  td_ring_reader *rx = &front_link->channel.rx;
   if (!td_ring_reader_arm(rx)) return TD_OK;
-  td_status st = wait(outlet, rx->end.wake.data_fd, timeout_ms, err);
+  td_status st = wait(front_link, rx->end.wake.data_fd, timeout_ms, err);
   td_ring_reader_disarm(rx);
   return st;
 }
 
-td_status td_outlet_check(td_outlet *outlet, td_err *err) {
-  return wait(outlet, -1, 0, err);
+td_status td_front_link_check_alive(td_front_link *front_link, td_err *err) {
+  return wait(front_link, -1, 0, err);
 }

@@ -11,13 +11,13 @@
 typedef struct {
   td_channel channel;
   int life_fd; // hangs up when the front is gone
-} td_outlet;
+} td_front_link;
 
 // Sends a record; waits while the ring is full. TD_ECANCELED: the front is gone.
-td_status td_outlet_post(td_outlet *outlet, const td_wire_msg *msg, td_err *err);
+td_status td_front_link_send(td_front_link *front_link, const td_wire_msg *msg, td_err *err);
 // Sleeps until the front has sent something or timeout_ms have passed. TD_ECANCELED: it is gone.
-td_status td_outlet_sleep(td_outlet *outlet, int timeout_ms, td_err *err);
+td_status td_front_link_wait(td_front_link *front_link, int timeout_ms, td_err *err);
 // TD_ECANCELED when the front is gone; does not wait.
-td_status td_outlet_check(td_outlet *outlet, td_err *err);
+td_status td_front_link_check_alive(td_front_link *front_link, td_err *err);
 
 #endif

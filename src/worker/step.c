@@ -6,7 +6,7 @@ td_status td_step_open(td_step *out, uint32_t max_seqs, uint32_t prefill_chunk, 
   *out = (td_step){.max_seqs = max_seqs,
                    .seqs = calloc(max_seqs, sizeof(td_step_seq)),
                    .requests = calloc(max_seqs, sizeof(td_worker_request *))};
-  td_pace_init(&out->pace, prefill_chunk);
+  td_prefill_budget_init(&out->budget, prefill_chunk);
   if (out->seqs && out->requests) return TD_OK;
   td_step_close(out);
   return td_fail(err, TD_ENOMEM, "out of memory for steps of %u requests", max_seqs);
@@ -48,9 +48,9 @@ void td_step_build(td_step *step, const td_requests *requests) {
     bool has_page = r->n_past < (uint64_t)r->n_pages_received * page_tokens;
     if (r->phase == TD_REQUEST_DECODE && has_page) add(step, r, 1, TD_WANT_LAST);
   }
-  step->n_answers = step->n;
-  step->n_read = 0;
-  uint32_t budget = td_pace_budget(&step->pace, step->n_answers, count_unread(requests));
+  step->n_decode = step->n;
+  step->n_prefilled = 0;
+  uint32_t budget = td_prefill_budget_tokens(&step->budget, step->n_decode, count_unread(requests));
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
     if (r->phase != TD_REQUEST_PREFILL && r->phase != TD_REQUEST_REPLAY) continue;
@@ -60,10 +60,10 @@ void td_step_build(td_step *step, const td_requests *requests) {
     bool draws = is_prompt && n == left && !r->submit.n_answer;
     add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);
     budget -= n;
-    step->n_read += n;
+    step->n_prefilled += n;
   }
 }
 
 void td_step_note(td_step *step, uint64_t ns) {
-  td_pace_note(&step->pace, step->n_answers, step->n_read, ns);
+  td_prefill_budget_note(&step->budget, step->n_decode, step->n_prefilled, ns);
 }

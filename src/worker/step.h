@@ -2,7 +2,7 @@
 // Every request that decodes brings its next token, if there is a page for it; what remains of
 // prompts, and of answers that are computed again, follows in the requests' order: over all of them
 // prefill_chunk tokens a step, beside answers so many that those pause for no longer than a few
-// steps of their own (pace.h).
+// steps of their own (budget.h).
 #ifndef TD_WORKER_STEP_H
 #define TD_WORKER_STEP_H
 
@@ -14,11 +14,11 @@
 
 typedef struct {
   uint32_t max_seqs;
-  td_pace pace;
+  td_prefill_budget budget;
   td_step_seq *seqs;            // [max_seqs], the first n are the step
   td_worker_request **requests; // [max_seqs], whose they are
-  uint32_t n, n_answers;        // sequences; those that bring an answer's next token
-  uint32_t n_read;              // tokens of the others
+  uint32_t n, n_decode;         // sequences; those that bring an answer's next token
+  uint32_t n_prefilled;         // tokens of the others
 } td_step;
 
 // On error *out is closed. TD_ENOMEM.

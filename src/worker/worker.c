@@ -28,7 +28,7 @@
 
 typedef struct {
   td_worker_opts opts;
-  td_outlet outlet;
+  td_front_link front_link;
   td_model *model;
   const td_model_config *config;
   td_devices devices;
@@ -45,14 +45,14 @@ typedef struct {
 // ---- opening ----------------------------------------------------------------------------------
 
 static td_status open_pool(worker *w, td_err *err) {
-  const bool is_own = w->devices.placement.has_own_memory; // which the weights have yet to go to
+  const bool is_own = w->devices.placement.is_discrete; // which the weights have yet to go to
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       .n_layers = w->config->n_layers,
       // Weights in memory are no longer part of what is available.
       .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.held_bytes,
-      .available_bytes = is_own ? td_dev_own_free_bytes(w->devices.dev)
+      .available_bytes = is_own ? td_dev_free_vram_bytes(w->devices.dev)
                                 : td_memory_available_bytes(),
       .is_device = is_own,
       .ctx_size = w->opts.ctx_size,
@@ -72,7 +72,7 @@ static td_status open_engine(worker *w, td_err *err) {
       .kv_dtype = (td_dtype)w->opts.kv_dtype,
       .kv_pages = w->pool.pages,
       .expert_dev = w->devices.expert_dev,
-      .n_own_layers = w->devices.n_own_layers,
+      .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
       .stream_bytes = w->devices.stream_bytes,
   };
   return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
@@ -88,7 +88,7 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_eos = w->config->n_eos};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err);
-  if (st == TD_OK) w->step.pace.n_flat = td_engine_stream_tokens(w->engine);
+  if (st == TD_OK) w->step.budget.break_even_tokens = td_engine_stream_tokens(w->engine);
   return st;
 }
 
@@ -106,9 +106,9 @@ static td_status open_devices(worker *w, td_err *err) {
   if (st != TD_OK) return st;
   w->n_threads = d->n_threads;
   w->opts.kv_dtype = td_dev_kv_dtype(d->dev, (td_dtype)w->opts.kv_dtype);
-  td_dev_follow_threads(d->expert_dev ? d->expert_dev : d->dev, w->outlet.channel.lease);
-  td_dev_show_pulse(d->dev, w->outlet.channel.pulse);
-  if (d->expert_dev) td_dev_show_pulse(d->expert_dev, w->outlet.channel.pulse);
+  td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);
+  td_dev_set_progress_counter(d->dev, w->front_link.channel.pulse);
+  if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
   if (d->stream_bytes) td_dev_pin(d->dev, memory, n_bytes);
@@ -125,7 +125,7 @@ static td_status warm_up(worker *w, td_err *err) {
   enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   static const uint32_t steps[] = {LONG, SHORT, 1};
-  if (!w->devices.placement.has_own_memory) return TD_OK;
+  if (!w->devices.placement.is_discrete) return TD_OK;
   const td_kv_plan *plan = &w->pool.plan;
   uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES;
   uint32_t n_ctx = n_pages * TD_KV_PAGE_TOKENS < plan->n_ctx ? n_pages * TD_KV_PAGE_TOKENS
@@ -185,11 +185,11 @@ static td_status open_all(worker *w, td_err *err) {
                   .page_tokens = TD_KV_PAGE_TOKENS,
                   .prefill_chunk = w->devices.prefill_chunk,
                   .n_pages = w->pool.plan.n_pages,
-                  .flags = w->devices.placement.has_own_memory ? TD_READY_OWN_PAGES : 0,
+                  .flags = w->devices.placement.is_discrete ? TD_READY_DEVICE_KV : 0,
                   .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
   snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
-  return td_outlet_post(&w->outlet, &ready, err);
+  return td_front_link_send(&w->front_link, &ready, err);
 }
 
 static void close_all(worker *w) {
@@ -199,7 +199,7 @@ static void close_all(worker *w) {
   td_kv_pool_close(&w->pool);
   td_devices_close(&w->devices);
   td_model_close(w->model);
-  td_channel_close(&w->outlet.channel);
+  td_channel_close(&w->front_link.channel);
 }
 
 // ---- the loop ---------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ static td_status post_done(worker *w, td_worker_request *r, td_done_reason reaso
                            td_err *err) {
   td_wire_msg done;
   td_requests_end(&w->requests, r, reason, text, &done);
-  return td_outlet_post(&w->outlet, &done, err);
+  return td_front_link_send(&w->front_link, &done, err);
 }
 
 static td_status drain(worker *w, td_err *err) {
   td_wire_msg msg, reply;
   for (;;) {
-    td_status st = td_ring_pop(&w->outlet.channel.rx, &msg);
+    td_status st = td_ring_pop(&w->front_link.channel.rx, &msg);
     if (st == TD_EAGAIN) return TD_OK;
     if (st != TD_OK) return td_fail(err, st, "the ring from the front is corrupt");
     if (msg.kind == TD_MSG_SHUTDOWN) {
@@ -222,13 +222,13 @@ static td_status drain(worker *w, td_err *err) {
       return TD_OK;
     }
     if (!td_requests_take(&w->requests, &msg, &reply)) continue;
-    st = td_outlet_post(&w->outlet, &reply, err);
+    st = td_front_link_send(&w->front_link, &reply, err);
     if (st != TD_OK) return st;
   }
 }
 
 static uint32_t n_threads_now(const worker *w) {
-  uint32_t n = atomic_load_explicit(w->outlet.channel.lease, memory_order_relaxed);
+  uint32_t n = atomic_load_explicit(w->front_link.channel.lease, memory_order_relaxed);
   return n && n < w->n_threads ? n : w->n_threads;
 }
 
@@ -236,13 +236,13 @@ static td_status beat(worker *w, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   if (now_ns - w->heartbeat_ns < HEARTBEAT_NS) return TD_OK;
   w->heartbeat_ns = now_ns;
-  td_status st = td_outlet_check(&w->outlet, err);
+  td_status st = td_front_link_check_alive(&w->front_link, err);
   if (st != TD_OK) return st;
   const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
                            .u.heartbeat = {.n_steps = w->n_steps,
                                            .n_running = w->requests.n,
                                            .n_threads = n_threads_now(w)}};
-  return td_outlet_post(&w->outlet, &msg, err);
+  return td_front_link_send(&w->front_link, &msg, err);
 }
 
 // Draws the request's next token from a row of the step, and ends the request if it was the last.
@@ -255,11 +255,12 @@ static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *e
   token->index = r->n_output++;
   r->tokens[r->submit.n_prompt + token->index] = token->id;
   token->is_eos = td_request_ends_with(r, token->id);
-  st = td_outlet_post(&w->outlet, &msg, err);
+  st = td_front_link_send(&w->front_link, &msg, err);
   if (st != TD_OK) return st;
   if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
   if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
-  if (r->submit.flags & TD_SUBMIT_READ_ONLY) return post_done(w, r, TD_DONE_READ, NULL, err);
+  if (r->submit.flags & TD_SUBMIT_PREFILL_ONLY)
+    return post_done(w, r, TD_DONE_PREFILLED, NULL, err);
   return TD_OK;
 }
 
@@ -273,10 +274,10 @@ static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
                                           .elapsed_ns = now_ns - r->begin_ns}};
   if (r->phase == TD_REQUEST_PREFILL && r->n_past == r->submit.n_prompt) r->first_token_ns = now_ns;
   r->phase = td_request_phase_of(r);
-  td_status st = td_outlet_post(&w->outlet, &msg, err);
+  td_status st = td_front_link_send(&w->front_link, &msg, err);
   bool is_read = r->phase == TD_REQUEST_DECODE && r->submit.n_answer;
-  if (st != TD_OK || !is_read || !(r->submit.flags & TD_SUBMIT_READ_ONLY)) return st;
-  return post_done(w, r, TD_DONE_READ, NULL, err);
+  if (st != TD_OK || !is_read || !(r->submit.flags & TD_SUBMIT_PREFILL_ONLY)) return st;
+  return post_done(w, r, TD_DONE_PREFILLED, NULL, err);
 }
 
 static td_status run_step(worker *w, td_err *err) {
@@ -311,7 +312,8 @@ static td_status serve(worker *w, td_err *err) {
     if (st == TD_OK) st = beat(w, err);
     if (st != TD_OK) return st;
     td_step_build(&w->step, &w->requests);
-    st = w->step.n ? run_step(w, err) : td_outlet_sleep(&w->outlet, HEARTBEAT_NS / 1000000, err);
+    st = w->step.n ? run_step(w, err)
+                   : td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -358,8 +360,8 @@ static td_status attach(worker *w, td_err *err) {
   int fds[TD_CHANNEL_N_FDS];
   for (int i = 0; i < TD_CHANNEL_N_FDS; i++)
     fds[i] = TD_WORKER_FIRST_CHANNEL + i;
-  w->outlet.life_fd = TD_WORKER_LIFE_FD;
-  td_status st = td_channel_attach(&w->outlet.channel, fds, err);
+  w->front_link.life_fd = TD_WORKER_LIFE_FD;
+  td_status st = td_channel_attach(&w->front_link.channel, fds, err);
   return st == TD_OK ? st : td_err_prefix(err, "worker");
 }
 
@@ -369,7 +371,7 @@ static int fail(worker *w, const td_err *why) {
   td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
   int n = snprintf(msg.u.text, sizeof msg.u.text, "%.*s", TD_WIRE_MAX_TEXT - 1, why->msg);
   td_err err;
-  bool is_told = td_outlet_post(&w->outlet, &msg, &err) == TD_OK && why->msg[n] == '\0';
+  bool is_told = td_front_link_send(&w->front_link, &msg, &err) == TD_OK && why->msg[n] == '\0';
   if (!is_told) td_error("%s", why->msg);
   return 1;
 }

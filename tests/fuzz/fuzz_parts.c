@@ -10,24 +10,24 @@
 #include "base/json_parse.h"
 
 typedef struct {
-  td_parts parts;
+  td_output_parser parts;
   td_buf reasoning, content;
 } outcome;
 
 static void take(outcome *o, const char *text, size_t len, bool is_final, size_t *shown) {
-  td_part part;
+  td_output_part part;
   td_err err;
   for (;;) {
     bool found;
-    TD_CHECK(td_parts_next(&o->parts, text, len, is_final, &part, &found, &err) == TD_OK);
+    TD_CHECK(td_output_parser_next(&o->parts, text, len, is_final, &part, &found, &err) == TD_OK);
     if (!found) return;
-    if (part.kind == TD_PART_CALL) {
+    if (part.kind == TD_OUTPUT_CALL) {
       TD_CHECK(part.call + 1 == o->parts.n_calls);
       continue;
     }
     TD_CHECK(part.begin >= *shown && part.end > part.begin && part.end <= len);
     *shown = part.end;
-    td_buf *to = part.kind == TD_PART_CONTENT ? &o->content : &o->reasoning;
+    td_buf *to = part.kind == TD_OUTPUT_CONTENT ? &o->content : &o->reasoning;
     td_buf_add(to, text + part.begin, part.end - part.begin);
   }
 }
@@ -35,7 +35,7 @@ static void take(outcome *o, const char *text, size_t len, bool is_final, size_t
 // step 0: all at once. Each piece is a copy of its own, so that reading beyond it is found.
 static outcome tell_apart(unsigned how, const char *text, size_t len, size_t step) {
   outcome o = {.parts = {.begins_in_reasoning = how & 1,
-                         .with_calls = !(how & 2),
+                         .parse_tool_calls = !(how & 2),
                          .in_pieces = how & 4,
                          .one_call = how & 8,
                          .id = 7}};
@@ -79,7 +79,7 @@ static void check_same(const outcome *a, const outcome *b) {
 }
 
 static void outcome_free(outcome *o) {
-  td_parts_free(&o->parts);
+  td_output_parser_free(&o->parts);
   td_buf_free(&o->reasoning);
   td_buf_free(&o->content);
 }

@@ -46,8 +46,8 @@ static void run_step(td_requests *requests, td_step *step) {
     r->tokens[r->submit.n_prompt + r->n_output++] = (int32_t)(r->n_past % 3);
     if (r->n_output == r->max_output) {
       td_requests_end(requests, r, TD_DONE_LENGTH, NULL, &reply);
-    } else if (r->submit.flags & TD_SUBMIT_READ_ONLY) {
-      td_requests_end(requests, r, TD_DONE_READ, NULL, &reply);
+    } else if (r->submit.flags & TD_SUBMIT_PREFILL_ONLY) {
+      td_requests_end(requests, r, TD_DONE_PREFILLED, NULL, &reply);
     }
   }
 }

@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void decode_both_ways(const td_tokenizer *tok, const td_ids *ids) {
+static void decode_both_ways(const td_tokenizer *tok, const td_token_ids *ids) {
   td_buf whole = TD_BUF_INIT, stream = TD_BUF_INIT;
   td_detok detok;
   td_detok_init(&detok, tok, false);
@@ -37,7 +37,7 @@ static void encode(const td_tokenizer *tok, const uint8_t *data, size_t size) {
   if (len > MAX_TEXT) len = MAX_TEXT;
   td_span span = {begin, begin + 4};
   td_spans literal = {.spans = &span, .n = span.end <= len, .cap = 1};
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_err err;
   if (td_tokenizer_encode_spans(tok, (const char *)data + 1, len, &literal, flags, &ids, &err) ==
       TD_OK) {
@@ -45,7 +45,7 @@ static void encode(const td_tokenizer *tok, const uint8_t *data, size_t size) {
       TD_CHECK(ids.ids[i] >= 0 && ids.ids[i] < td_tokenizer_size(tok));
     decode_both_ways(tok, &ids);
   }
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -28,11 +28,11 @@ static void put_record(const void *bytes, size_t len) {
 }
 
 static void encode(const td_tokenizer *tok, const char *text, size_t len, unsigned flags) {
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_err err;
   check(td_tokenizer_encode(tok, text, len, flags, &ids, &err), &err);
   put_record(ids.ids, ids.n * sizeof *ids.ids);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
 }
 
 static void decode(const td_tokenizer *tok, const int32_t *ids, size_t n, bool skip, bool stream) {
@@ -69,14 +69,14 @@ static void bench(const td_tokenizer *tok, const td_buf *input, unsigned flags) 
   double best = 0;
   size_t n_ids = 0;
   for (int round = 0; round < 5; round++) {
-    td_ids ids = {0};
+    td_token_ids ids = {0};
     td_err err;
     double start = cpu_s();
     check(td_tokenizer_encode(tok, td_buf_text(input), input->len, flags, &ids, &err), &err);
     double mb_s = (double)input->len / 1e6 / (cpu_s() - start);
     if (mb_s > best) best = mb_s;
     n_ids = ids.n;
-    td_ids_free(&ids);
+    td_token_ids_free(&ids);
   }
   printf("%.2f MB, %zu tokens, %.1f MB/s\n", (double)input->len / 1e6, n_ids, best);
 }

@@ -134,7 +134,7 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   return TD_OK;
 }
 
-size_t td_dev_own_free_bytes(td_dev *dev) {
+size_t td_dev_free_vram_bytes(td_dev *dev) {
   return dev->own_bytes;
 }
 
@@ -157,12 +157,12 @@ void td_dev_close(td_dev *dev) {
   free(dev);
 }
 
-void td_dev_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
+void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads) {
   (void)dev;
   TD_CHECK(n_threads);
 }
 
-void td_dev_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
+void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse) {
   dev->pulse = pulse;
 }
 

@@ -66,11 +66,11 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
                                .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
                                .record_routing = true,
                                .expert_dev = f->expert_dev,
-                               .n_own_layers = where == PARTED ? 1 : 0,
-                               .n_parts = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
+                               .n_gpu_expert_layers = where == PARTED ? 1 : 0,
+                               .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
                                .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
-                               .stream_tokens = where == ALL_WAYS ? STREAM_PROMPT
-                                                                  : PROMPT - ENGINE_SEQS};
+                               .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT
+                                                                      : PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 

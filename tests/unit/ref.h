@@ -1,5 +1,5 @@
 // tests/unit/ref.h - what the kernel and device tests share: random data, memory that ends at a
-// guard page, and decoders written from the formats' definitions, apart from those under test.
+// guard page, and decoders written from the formats' definitions, stride from those under test.
 #ifndef TESTS_UNIT_REF_H
 #define TESTS_UNIT_REF_H
 

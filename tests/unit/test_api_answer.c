@@ -196,7 +196,7 @@ static void writes_logprobs(void **state) {
   td_answer_add(&answer, &token, &err);
   td_answer_finish(&answer, &err);
   td_answer_piece piece;
-  td_parts parts = {0};
+  td_output_parser parts = {0};
   td_delta message = {0};
   assert_true(td_answer_take(&answer, &piece));
   assert_int_equal(td_delta_gather(&message, &parts, &answer, &err), TD_OK);

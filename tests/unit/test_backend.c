@@ -391,7 +391,7 @@ static void test_one_death_is_not_the_others(void **state) {
   world_close(&w);
 }
 
-// Of many that a worker had when one killed it, that one alone is to blame.
+// Of many that a worker had when one killed it, that one alone is to crash_score.
 static void test_the_poison_alone_is_blamed(void **state) {
   (void)state;
   enum { N = 6 };

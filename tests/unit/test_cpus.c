@@ -1,4 +1,4 @@
-// tests/unit/test_cpus.c - which CPU each member of a team gets, on machines made up here.
+// tests/unit/test_cpus.c - which CPU each member of a pool gets, on machines made up here.
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -187,16 +187,16 @@ static void look(void *ctx, unsigned member, unsigned n_members) {
 // caller's own mask is what it was when it has stood up.
 static void test_a_pinned_team(void **state) {
   (void)state;
-  td_team *team;
+  td_pool *pool;
   td_err err;
   cpu_set_t mask, before, after;
   sched_getaffinity(0, sizeof mask, &mask);
   unsigned n = (unsigned)CPU_COUNT(&mask);
-  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = n, .pin = true}, &err), TD_OK);
+  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n, .pin = true}, &err), TD_OK);
   seen s;
-  td_team_sit(team, &before);
-  td_team_run(team, look, &s);
-  td_team_stand(&before);
+  td_pool_pin_caller(pool, &before);
+  td_pool_run(pool, look, &s);
+  td_pool_unpin_caller(&before);
   for (unsigned i = 0; i < n; i++) {
     assert_int_equal(s.n_allowed[i], 1);
     for (unsigned j = 0; j < i; j++)
@@ -204,14 +204,14 @@ static void test_a_pinned_team(void **state) {
   }
   sched_getaffinity(0, sizeof after, &after);
   assert_true(CPU_EQUAL(&mask, &before) && CPU_EQUAL(&mask, &after));
-  td_team_close(team);
+  td_pool_close(pool);
   // One member too many: nobody is kept anywhere.
-  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = n + 1, .pin = true}, &err),
+  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n + 1, .pin = true}, &err),
                    TD_OK);
-  td_team_run(team, look, &s);
+  td_pool_run(pool, look, &s);
   for (unsigned i = 0; i <= n; i++)
     assert_int_equal(s.n_allowed[i], n);
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 int main(void) {

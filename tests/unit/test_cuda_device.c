@@ -121,7 +121,7 @@ static void test_names_and_memory(void **state) {
   CUDA_OPEN(f);
   assert_non_null(strstr(td_dev_name(f.dev), "cuda"));
   assert_int_equal(td_dev_act_dtype(f.dev), TD_BF16);
-  assert_true(td_dev_own_free_bytes(f.dev) > 0);
+  assert_true(td_dev_free_vram_bytes(f.dev) > 0);
   td_err err;
   void *memory;
   assert_int_equal(td_dev_alloc(f.dev, &memory, (size_t)1 << 50, &err), TD_ENOMEM);
@@ -345,7 +345,7 @@ static void test_weights_that_do_not_fit(void **state) {
   assert_non_null(strstr(err.msg, "--device cpu"));
   const td_dev_opts best = {.kind = "auto", .n_threads = 1, .need_bytes = (size_t)1 << 50};
   assert_int_equal(td_dev_open(&dev, &best, &err), TD_OK);
-  assert_int_equal(td_dev_own_free_bytes(dev), 0);
+  assert_int_equal(td_dev_free_vram_bytes(dev), 0);
   td_dev_close(dev);
 }
 
@@ -506,7 +506,7 @@ static void test_captures_that_fail_at_first(void **state) {
 // Every field of a key tells pieces apart.
 static void test_keys_of_work(void **state) {
   (void)state;
-  static const td_work_key keys[] = {{.n_tokens = 1}, {.n_rows = 1}, {.n_parts = 1},
+  static const td_work_key keys[] = {{.n_tokens = 1}, {.n_rows = 1}, {.n_microbatches = 1},
                                      {.max_keys = 1}, {.memory = 1}, {.n_tokens = 1u << 31}};
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
@@ -534,7 +534,7 @@ static void test_scratch_that_grows(void **state) {
   }
   cuda_sync(&f);
   assert_int_equal(stream->n_retired, 0);
-  const size_t most = td_dev_own_free_bytes(f.dev) / 4 * 3;
+  const size_t most = td_dev_free_vram_bytes(f.dev) / 4 * 3;
   for (int i = 0; i < 2; i++) { // too much for both
     assert_int_equal(td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, most / 5 * (4 - i), &memory, &err),
                      TD_OK);

@@ -88,11 +88,11 @@ static void test_devices_by_index(void **state) {
   (void)state;
   two_devices two = open_two();
   assert_non_null(strstr(td_dev_name(two.dev[1].dev), "cuda 1"));
-  const size_t n_free[] = {td_dev_own_free_bytes(two.dev[0].dev),
-                           td_dev_own_free_bytes(two.dev[1].dev)};
+  const size_t n_free[] = {td_dev_free_vram_bytes(two.dev[0].dev),
+                           td_dev_free_vram_bytes(two.dev[1].dev)};
   cuda_alloc(&two.dev[1], 64 << 20);
-  assert_int_equal(td_dev_own_free_bytes(two.dev[0].dev), n_free[0]);
-  assert_true(td_dev_own_free_bytes(two.dev[1].dev) + (64 << 20) <= n_free[1]);
+  assert_int_equal(td_dev_free_vram_bytes(two.dev[0].dev), n_free[0]);
+  assert_true(td_dev_free_vram_bytes(two.dev[1].dev) + (64 << 20) <= n_free[1]);
   close_two(&two);
   td_dev *none;
   td_err err;

@@ -669,7 +669,7 @@ static td_weight copied(cuda_fixture *f, const td_weight *w) {
 // Whether the device takes copies of them.
 static bool copy_experts(cuda_fixture *f, experts *e) {
   for (int i = 0; i < EXPERTS; i++) {
-    if (!td_dev_takes_on_device(f->dev, &e->g[i])) return false;
+    if (!td_dev_supports_device_weights(f->dev, &e->g[i])) return false;
     e->on_device[0][i] = copied(f, &e->g[i]);
     e->on_device[1][i] = copied(f, &e->u[i]);
     e->on_device[2][i] = copied(f, &e->d[i]);
@@ -684,7 +684,7 @@ static float *sum_in_groups(cuda_fixture *f, const experts *e, const td_moe_args
   td_moe_args args = *whole;
   args.n_routed = EXPERTS;
   args.out = sum;
-  args.out_f32 = args.are_on_device = true;
+  args.out_f32 = args.weights_on_device = true;
   for (uint32_t first = 0; first < EXPERTS; first += GROUP) {
     args.first_expert = first;
     args.n_experts = EXPERTS - first < GROUP ? EXPERTS - first : GROUP;
@@ -753,9 +753,9 @@ static void test_scales_that_are_not_taken(void **state) {
   const ref_format format = {"f4", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, false, 0};
   ref_weight w = ref_make_format(&f.rng, &format, 16, 64, 1, 32);
   memset((void *)w.w.scale, 127, td_weight_scale_bytes(&w.w));
-  assert_true(td_dev_takes_on_device(f.dev, &w.w));
+  assert_true(td_dev_supports_device_weights(f.dev, &w.w));
   ((uint8_t *)w.w.scale)[5] = 127 + TD_CU_E8M0_MOST + 1;
-  assert_false(td_dev_takes_on_device(f.dev, &w.w));
+  assert_false(td_dev_supports_device_weights(f.dev, &w.w));
   ref_free_weight(&w);
   cuda_close(&f);
 }

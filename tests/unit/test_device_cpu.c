@@ -63,7 +63,7 @@ static void test_pulse_grows_within_an_operator(void **state) {
   td_stream *stream = open_stream(dev);
   float *x = calloc(N, sizeof *x);
   _Atomic uint32_t pulse = 0;
-  td_dev_show_pulse(dev, &pulse);
+  td_dev_set_progress_counter(dev, &pulse);
   td_op_add(stream, x, x, N);
   sync_ok(stream);
   assert_true(pulse > 1);
@@ -325,7 +325,7 @@ static void test_random_graph_equals_serial(void **state) {
   }
 }
 
-// Large operators of several streams on one team at once.
+// Large operators of several streams on one pool at once.
 static void test_streams_share_the_team(void **state) {
   (void)state;
   enum { N = 200000 };

@@ -555,7 +555,7 @@ static void test_moe_in_groups(void **state) {
                                .n_routed = EXPERTS,
                                .accumulate = first > 0,
                                .out_f32 = true,
-                               .are_on_device = true});
+                               .weights_on_device = true});
     }
     td_op_add_f32(f.stream, out, sum, TOKENS * DIM);
     sync_ok(&f);

@@ -115,14 +115,14 @@ static void test_depth_of_streams(void **state) {
   static td_model_config config = {.n_layers = 94};
   td_engine e = {.config = &config};
   assert_false(td_engine_can_signal(&e, 1));
-  e.side.dev = (td_dev *)&e; // is not looked into
+  e.offload.dev = (td_dev *)&e; // is not looked into
   memset(config.moe_layers, 0xff, sizeof config.moe_layers);
   assert_true(td_engine_can_signal(&e, 2));
   config.n_layers = 200;
   assert_false(td_engine_can_signal(&e, 2));
-  e.opts.n_own_layers = 110;
+  e.opts.n_gpu_expert_layers = 110;
   assert_true(td_engine_can_signal(&e, 2));
-  e.opts.n_own_layers = 0;
+  e.opts.n_gpu_expert_layers = 0;
   memset(config.moe_layers, 0x55, sizeof config.moe_layers);
   assert_true(td_engine_can_signal(&e, 2));
 }

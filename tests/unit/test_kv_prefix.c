@@ -307,7 +307,7 @@ static void test_what_is_forgotten(void **state) {
     fill(kv, &a, tokens, 9);
     td_kv_seq_close(kv, a);
     assert_int_equal(td_kv_match(kv, tokens, 9), 8);
-    td_kv_forget(kv);
+    td_kv_invalidate_all(kv);
     assert_int_equal(td_kv_match(kv, tokens, 9), 0);
     assert_int_equal(td_kv_n_free(kv), 8);
   }

@@ -24,7 +24,7 @@ static uint64_t distance(uint64_t a, uint64_t b) {
 // as near to that between their rows as pages allow.
 static void check_plan(unsigned n_nodes, uint64_t at, uint64_t n_rows, uint64_t row_bytes,
                        uint64_t page_bytes) {
-  td_place parts[TD_MAX_NODES];
+  td_page_range parts[TD_MAX_NODES];
   uint64_t n_bytes = n_rows * row_bytes;
   td_place_rows(parts, n_nodes, at, n_bytes, n_rows, page_bytes);
   assert_int_equal(parts[0].begin, (at + page_bytes - 1) / page_bytes * page_bytes);

@@ -1,4 +1,4 @@
-// tests/unit/test_pace.c - the pace of prompts beside answers, on machines made of arithmetic.
+// tests/unit/test_pace.c - the budget of prompts beside answers, on machines made of arithmetic.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,12 +25,13 @@ static const machine is_quick = {3e6, 0.2e6, 0.05e6, 20e6, 8}; // a GPU
 static const machine reads_slowly = {1e6, 1e6, 500e6, 0, 1};   // less than a token fits
 
 // Chunks and answers choose experts at random: what is not chosen is not read.
-static uint64_t step_ns(const machine *m, uint32_t n_answers, uint32_t n_read) {
+static uint64_t step_ns(const machine *m, uint32_t n_decode, uint32_t n_prefilled) {
   double share = 1;
-  for (uint32_t i = 0; i < n_answers + n_read; i++)
+  for (uint32_t i = 0; i < n_decode + n_prefilled; i++)
     share *= 1 - 1 / m->spread;
   if (m->spread <= 1) share = 1;
-  return (uint64_t)(m->step + m->answer * n_answers + m->token * n_read + m->weights * (1 - share));
+  return (uint64_t)(m->step + m->answer * n_decode + m->token * n_prefilled +
+                    m->weights * (1 - share));
 }
 
 typedef struct {
@@ -40,19 +41,19 @@ typedef struct {
   double ns;
 } run;
 
-// n_left tokens of prompts beside n_answers answers; noise: each step takes up to so much longer.
-static run read_beside(td_pace *pace, const machine *m, uint32_t n_answers, uint32_t n_left,
-                       double noise) {
+// n_left tokens of prompts beside n_decode answers; noise: each step takes up to so much longer.
+static run read_beside(td_prefill_budget *budget, const machine *m, uint32_t n_decode,
+                       uint32_t n_left, double noise) {
   run r = {0};
   uint64_t random = 88172645463325252u;
   while (n_left) {
-    uint32_t n = td_pace_budget(pace, n_answers, n_left);
+    uint32_t n = td_prefill_budget_tokens(budget, n_decode, n_left);
     assert_in_range(n, 0, MOST);
     if (n > n_left) n = n_left;
     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-    double ns = (double)step_ns(m, n_answers, n) * (1 + noise * (double)(random >> 40) / (1 << 24));
-    double stretch = ns / (double)step_ns(m, n_answers, 0);
-    td_pace_note(pace, n_answers, n, (uint64_t)ns);
+    double ns = (double)step_ns(m, n_decode, n) * (1 + noise * (double)(random >> 40) / (1 << 24));
+    double stretch = ns / (double)step_ns(m, n_decode, 0);
+    td_prefill_budget_note(budget, n_decode, n, (uint64_t)ns);
     if (stretch > r.longest) r.longest = stretch;
     r.n_alone += n == 0;
     r.n_steps++;
@@ -70,20 +71,21 @@ static double pace_of(const run *r) {
 
 static void test_alone_all_goes(void **state) {
   (void)state;
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  assert_int_equal(td_pace_budget(&pace, 0, MOST), MOST);
-  td_pace_note(&pace, 0, MOST, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 0, MOST), MOST);
-  assert_int_equal(td_pace_budget(&pace, 3, MOST), 0); // first what three answers take
-  td_pace_note(&pace, 3, 0, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 3, MOST), TD_PACE_LEAST);
-  assert_int_equal(td_pace_budget(&pace, 5, MOST), TD_PACE_LEAST);
-  assert_int_equal(td_pace_budget(&pace, 6, MOST), 0); // twice as many are another matter
-  assert_int_equal(td_pace_budget(&pace, 1, MOST), 0);
-  td_pace_init(&pace, 5);
-  td_pace_note(&pace, 1, 0, 1000000);
-  assert_int_equal(td_pace_budget(&pace, 1, MOST), 5);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 0, MOST), MOST);
+  td_prefill_budget_note(&budget, 0, MOST, 1000000);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 0, MOST), MOST);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, MOST), 0); // first what three answers take
+  td_prefill_budget_note(&budget, 3, 0, 1000000);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 5, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 6, MOST),
+                   0); // twice as many are another matter
+  assert_int_equal(td_prefill_budget_tokens(&budget, 1, MOST), 0);
+  td_prefill_budget_init(&budget, 5);
+  td_prefill_budget_note(&budget, 1, 0, 1000000);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 1, MOST), 5);
 }
 
 // Gaps are bounded from the first step on, and what is bearable is used.
@@ -93,19 +95,19 @@ static void test_gaps_are_bounded(void **state) {
   static const uint32_t counts[] = {1, 4, 16};
   for (size_t i = 0; i < TD_COUNT(machines); i++) {
     for (size_t j = 0; j < TD_COUNT(counts); j++) {
-      td_pace pace;
-      td_pace_init(&pace, MOST);
+      td_prefill_budget budget;
+      td_prefill_budget_init(&budget, MOST);
       const machine *m = machines[i];
-      double least = (double)step_ns(m, counts[j], TD_PACE_LEAST) /
+      double least = (double)step_ns(m, counts[j], TD_PREFILL_BUDGET_MIN_TOKENS) /
                      (double)step_ns(m, counts[j], 0);
-      double bound = least > TD_PACE_STRETCH ? least : TD_PACE_STRETCH;
-      run first = read_beside(&pace, m, counts[j], 2048, 0), r;
+      double bound = least > TD_PREFILL_BUDGET_STRETCH ? least : TD_PREFILL_BUDGET_STRETCH;
+      run first = read_beside(&budget, m, counts[j], 2048, 0), r;
       assert_true(first.longest <= 1.35 * bound);
-      r = read_beside(&pace, m, counts[j], 8192, 0);
+      r = read_beside(&budget, m, counts[j], 8192, 0);
       assert_true(r.longest <= 1.02 * bound);
       // At least a half of what reading takes is left to it.
       double mean = r.ns / r.n_steps / (double)step_ns(m, counts[j], 0);
-      assert_true(pace.n_fit == MOST || mean > 0.85 * TD_PACE_STRETCH);
+      assert_true(budget.budget_tokens == MOST || mean > 0.85 * TD_PREFILL_BUDGET_STRETCH);
     }
   }
 }
@@ -114,11 +116,11 @@ static void test_gaps_are_bounded(void **state) {
 static void test_what_is_cheap_is_read_at_once(void **state) {
   (void)state;
   static const machine cheap = {10e6, 1e6, 1e3, 0, 1};
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  read_beside(&pace, &cheap, 4, 2048, 0);
-  assert_int_equal(pace.n_fit, MOST);
-  run r = read_beside(&pace, &cheap, 4, 64 * MOST, 0);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  read_beside(&budget, &cheap, 4, 2048, 0);
+  assert_int_equal(budget.budget_tokens, MOST);
+  run r = read_beside(&budget, &cheap, 4, 64 * MOST, 0);
   assert_in_range(r.n_steps, 64, 66);
 }
 
@@ -128,11 +130,12 @@ static void test_prompts_get_on(void **state) {
   enum { N = 8192 };
   static const machine *const machines[] = {&reads_slowly, &streams};
   for (size_t i = 0; i < TD_COUNT(machines); i++) {
-    td_pace pace;
-    td_pace_init(&pace, MOST);
-    run r = read_beside(&pace, machines[i], 1, N, 0);
-    assert_int_equal(pace.n_fit, TD_PACE_LEAST);
-    assert_in_range(r.n_steps, N / TD_PACE_LEAST + 2, N / TD_PACE_LEAST + 4);
+    td_prefill_budget budget;
+    td_prefill_budget_init(&budget, MOST);
+    run r = read_beside(&budget, machines[i], 1, N, 0);
+    assert_int_equal(budget.budget_tokens, TD_PREFILL_BUDGET_MIN_TOKENS);
+    assert_in_range(r.n_steps, N / TD_PREFILL_BUDGET_MIN_TOKENS + 2,
+                    N / TD_PREFILL_BUDGET_MIN_TOKENS + 4);
     assert_in_range(r.n_alone, 2, 4);
   }
 }
@@ -140,46 +143,48 @@ static void test_prompts_get_on(void **state) {
 // Steps that take up to half again as long, and one that stood still for a minute.
 static void test_noise(void **state) {
   (void)state;
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  run calm = read_beside(&pace, &is_quick, 4, 1 << 16, 0);
-  td_pace_init(&pace, MOST);
-  run noisy = read_beside(&pace, &is_quick, 4, 1 << 16, 0.5);
-  assert_true(noisy.longest < 1.5 * 1.5 * TD_PACE_STRETCH);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  run calm = read_beside(&budget, &is_quick, 4, 1 << 16, 0);
+  td_prefill_budget_init(&budget, MOST);
+  run noisy = read_beside(&budget, &is_quick, 4, 1 << 16, 0.5);
+  assert_true(noisy.longest < 1.5 * 1.5 * TD_PREFILL_BUDGET_STRETCH);
   assert_true(pace_of(&noisy) > 0.5 * pace_of(&calm));
-  uint32_t n_fit = pace.n_fit;
-  td_pace_note(&pace, 4, n_fit, 60000000000u);
-  assert_int_equal(td_pace_budget(&pace, 4, MOST), TD_PACE_LEAST);
-  read_beside(&pace, &is_quick, 4, 8 * n_fit, 0);
-  assert_true(pace.n_fit > n_fit / 2);
+  uint32_t budget_tokens = budget.budget_tokens;
+  td_prefill_budget_note(&budget, 4, budget_tokens, 60000000000u);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 4, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
+  read_beside(&budget, &is_quick, 4, 8 * budget_tokens, 0);
+  assert_true(budget.budget_tokens > budget_tokens / 2);
 }
 
 // The first step of all waits for the disk: that measure does not last.
 static void test_a_cold_start(void **state) {
   (void)state;
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  td_pace_note(&pace, 1, 0, 20000000000u);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  td_prefill_budget_note(&budget, 1, 0, 20000000000u);
   for (int i = 0; i < 3; i++)
-    td_pace_note(&pace, 1, 0, step_ns(&computes, 1, 0));
-  run r = read_beside(&pace, &computes, 1, 2048, 0);
-  double least = (double)step_ns(&computes, 1, TD_PACE_LEAST) / (double)step_ns(&computes, 1, 0);
+    td_prefill_budget_note(&budget, 1, 0, step_ns(&computes, 1, 0));
+  run r = read_beside(&budget, &computes, 1, 2048, 0);
+  double least = (double)step_ns(&computes, 1, TD_PREFILL_BUDGET_MIN_TOKENS) /
+                 (double)step_ns(&computes, 1, 0);
   assert_true(r.longest <= least);
 }
 
 // Prompts of a few tokens say nothing about many, unless they took too long.
 static void test_short_prompts(void **state) {
   (void)state;
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  read_beside(&pace, &is_quick, 4, 8192, 0);
-  uint32_t n_fit = pace.n_fit;
-  assert_true(n_fit > 128);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  read_beside(&budget, &is_quick, 4, 8192, 0);
+  uint32_t budget_tokens = budget.budget_tokens;
+  assert_true(budget_tokens > 128);
   for (int i = 0; i < 50; i++)
-    td_pace_note(&pace, 4, 1 + (uint32_t)i % 8, step_ns(&is_quick, 4, 1 + (uint32_t)i % 8));
-  assert_int_equal(pace.n_fit, n_fit);
-  td_pace_note(&pace, 4, 100, 10 * step_ns(&is_quick, 4, 0));
-  assert_int_equal(pace.n_fit, TD_PACE_LEAST);
+    td_prefill_budget_note(&budget, 4, 1 + (uint32_t)i % 8,
+                           step_ns(&is_quick, 4, 1 + (uint32_t)i % 8));
+  assert_int_equal(budget.budget_tokens, budget_tokens);
+  td_prefill_budget_note(&budget, 4, 100, 10 * step_ns(&is_quick, 4, 0));
+  assert_int_equal(budget.budget_tokens, TD_PREFILL_BUDGET_MIN_TOKENS);
 }
 
 // Prompts that are long enough are read in one step, before which answers have had as long as that
@@ -187,23 +192,23 @@ static void test_short_prompts(void **state) {
 static void test_flat_steps(void **state) {
   (void)state;
   enum { FLAT = 200, STEP_NS = 1000000, FLAT_NS = 10 * STEP_NS };
-  td_pace pace;
-  td_pace_init(&pace, MOST);
-  pace.n_flat = FLAT;
-  assert_int_equal(td_pace_budget(&pace, 3, FLAT - 1), 0);
-  assert_int_equal(td_pace_budget(&pace, 3, FLAT), MOST);
-  td_pace_note(&pace, 3, MOST, FLAT_NS);
+  td_prefill_budget budget;
+  td_prefill_budget_init(&budget, MOST);
+  budget.break_even_tokens = FLAT;
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT - 1), 0);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), MOST);
+  td_prefill_budget_note(&budget, 3, MOST, FLAT_NS);
   for (int i = 0; i < 10; i++) {
-    assert_int_equal(td_pace_budget(&pace, 3, FLAT), 0);
-    td_pace_note(&pace, 3, 0, STEP_NS);
+    assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), 0);
+    td_prefill_budget_note(&budget, 3, 0, STEP_NS);
   }
-  assert_int_equal(td_pace_budget(&pace, 3, FLAT - 1),
-                   TD_PACE_LEAST); // what was flat taught nothing
-  assert_int_equal(td_pace_budget(&pace, 3, FLAT), MOST);
-  td_pace_note(&pace, 3, FLAT, FLAT_NS);
-  assert_int_equal(td_pace_budget(&pace, 0, FLAT), MOST); // nobody is there to rest
-  td_pace_note(&pace, 0, MOST, FLAT_NS);
-  assert_int_equal(td_pace_budget(&pace, 1, FLAT), MOST);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT - 1),
+                   TD_PREFILL_BUDGET_MIN_TOKENS); // what was flat taught nothing
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), MOST);
+  td_prefill_budget_note(&budget, 3, FLAT, FLAT_NS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 0, FLAT), MOST); // nobody is there to rest
+  td_prefill_budget_note(&budget, 0, MOST, FLAT_NS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 1, FLAT), MOST);
 }
 
 int main(void) {

@@ -27,7 +27,7 @@
 #define BAD      "\xEF\xBF\xBD"
 
 typedef struct {
-  bool thinks, with_calls, in_pieces, one_call;
+  bool thinks, parse_tool_calls, in_pieces, one_call;
 } how;
 
 typedef struct {
@@ -41,7 +41,7 @@ static void outcome_free(outcome *out) {
 }
 
 // Ids are left out where they are made up; of a call that broke off, "..." stands behind it.
-static void write_calls(outcome *out, const td_parts *parts) {
+static void write_calls(outcome *out, const td_output_parser *parts) {
   for (uint32_t i = 0; i < parts->n_calls; i++) {
     const td_tool_call *call = &parts->calls[i];
     bool is_own = strncmp(call->id, "call_", 5) != 0;
@@ -53,17 +53,17 @@ static void write_calls(outcome *out, const td_parts *parts) {
 
 // text in steps of so many bytes; what was not sure is asked for again at the end.
 static outcome tell_apart(const char *text, size_t step, how h) {
-  td_parts parts = {.begins_in_reasoning = h.thinks,
-                    .with_calls = h.with_calls,
-                    .in_pieces = h.in_pieces,
-                    .one_call = h.one_call,
-                    .id = 7};
+  td_output_parser parts = {.begins_in_reasoning = h.thinks,
+                            .parse_tool_calls = h.parse_tool_calls,
+                            .in_pieces = h.in_pieces,
+                            .one_call = h.one_call,
+                            .id = 7};
   outcome out = {0};
   size_t n = strlen(text), n_given = 0;
   uint32_t n_calls = 0;
   for (size_t len = 0, last = 0; !last; len += step) {
     last = len >= n;
-    td_part part;
+    td_output_part part;
     bool found;
     td_err err;
     for (;;) {
@@ -71,16 +71,16 @@ static outcome tell_apart(const char *text, size_t step, how h) {
       size_t now = last ? n : len;
       char *copy = malloc(now + 1);
       memcpy(copy, text, now);
-      td_status st = td_parts_next(&parts, copy, now, last, &part, &found, &err);
+      td_status st = td_output_parser_next(&parts, copy, now, last, &part, &found, &err);
       assert_int_equal(st, TD_OK);
-      if (found && part.kind == TD_PART_CALL) {
+      if (found && part.kind == TD_OUTPUT_CALL) {
         bool is_new = part.call == n_calls;
         assert_true(is_new || (h.in_pieces && part.call + 1 == n_calls));
         assert_true(is_new || parts.calls[part.call].arguments.len > n_given);
         n_given = parts.calls[part.call].arguments.len;
         n_calls += is_new;
       } else if (found) {
-        td_buf *to = part.kind == TD_PART_CONTENT ? &out.content : &out.reasoning;
+        td_buf *to = part.kind == TD_OUTPUT_CONTENT ? &out.content : &out.reasoning;
         assert_true(part.end > part.begin);
         td_buf_add(to, copy + part.begin, part.end - part.begin);
       }
@@ -91,7 +91,7 @@ static outcome tell_apart(const char *text, size_t step, how h) {
   assert_int_equal(n_calls, parts.n_calls);
   assert_true(n_calls == 0 || n_given == parts.calls[n_calls - 1].arguments.len);
   write_calls(&out, &parts);
-  td_parts_free(&parts);
+  td_output_parser_free(&parts);
   return out;
 }
 
@@ -107,10 +107,10 @@ static void check_how(const char *text, how h, const char *reasoning, const char
 }
 
 // The same whether the response comes in one piece or in several.
-static void check_parts(const char *text, bool thinks, bool with_calls, const char *reasoning,
+static void check_parts(const char *text, bool thinks, bool parse_tool_calls, const char *reasoning,
                         const char *content, const char *calls) {
   for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
-    const how h = {.thinks = thinks, .with_calls = with_calls, .in_pieces = in_pieces};
+    const how h = {.thinks = thinks, .parse_tool_calls = parse_tool_calls, .in_pieces = in_pieces};
     check_how(text, h, reasoning, content, calls);
   }
 }
@@ -338,7 +338,8 @@ static void calls_that_break_off(void **state) {
       {KM_CALL "f:0" KM_ARGS "{\"a\": (1)}" KM_END, "(1)}", "[f:0 f {\"a\": ]"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    const how whole = {.with_calls = true}, pieces = {.with_calls = true, .in_pieces = true};
+    const how whole = {.parse_tool_calls = true},
+              pieces = {.parse_tool_calls = true, .in_pieces = true};
     check_how(cases[i].text, whole, "", cases[i].text, "");
     check_how(cases[i].text, pieces, "", cases[i].content, cases[i].calls);
   }
@@ -346,7 +347,7 @@ static void calls_that_break_off(void **state) {
 
 static void one_call_is_all(void **state) {
   (void)state;
-  const how h = {.with_calls = true, .one_call = true};
+  const how h = {.parse_tool_calls = true, .one_call = true};
   check_how("a <tool_call>{\"name\": \"f\"}</tool_call> b <tool_call>{\"name\": \"g\"}</tool_call>",
             h, "", "a", "[f {}]");
 }
@@ -355,19 +356,19 @@ static void one_call_is_all(void **state) {
 static void arguments_come_in_pieces(void **state) {
   (void)state;
   static const char text[] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"bcd\"}}\n";
-  td_parts parts = {.with_calls = true, .in_pieces = true};
+  td_output_parser parts = {.parse_tool_calls = true, .in_pieces = true};
   size_t n_parts = 0;
   for (size_t len = 0; len < sizeof text; len++) {
-    td_part part;
+    td_output_part part;
     td_err err;
     bool found;
     do {
-      assert_int_equal(td_parts_next(&parts, text, len, false, &part, &found, &err), TD_OK);
+      assert_int_equal(td_output_parser_next(&parts, text, len, false, &part, &found, &err), TD_OK);
       n_parts += found;
     } while (found);
   }
   assert_int_equal(n_parts, strlen("{\"a\": \"bcd\"}") - 1);
-  td_parts_free(&parts);
+  td_output_parser_free(&parts);
 }
 
 // A byte at a time: where all of it were looked at again for each, this would not end.
@@ -387,25 +388,26 @@ static void long_answers_are_looked_at_once(void **state) {
     size_t n = strlen(beginnings[i]);
     memcpy(text, beginnings[i], n);
     memset(text + n, ' ', N_BYTES - n);
-    td_parts parts = {.with_calls = true, .in_pieces = true};
+    td_output_parser parts = {.parse_tool_calls = true, .in_pieces = true};
     for (size_t len = 0; len < N_BYTES; len++) {
-      td_part part;
+      td_output_part part;
       td_err err;
       bool found;
       do {
-        assert_int_equal(td_parts_next(&parts, text, len, false, &part, &found, &err), TD_OK);
+        assert_int_equal(td_output_parser_next(&parts, text, len, false, &part, &found, &err),
+                         TD_OK);
       } while (found);
     }
-    td_parts_free(&parts);
+    td_output_parser_free(&parts);
   }
   free(text);
 }
 
 static void prompts_that_end_in_a_thought(void **state) {
   (void)state;
-  assert_true(td_parts_prompt_thinks("x<think>\n", 9));
-  assert_false(td_parts_prompt_thinks("x<think>y", 9));
-  assert_false(td_parts_prompt_thinks("think>", 6));
+  assert_true(td_output_parser_prompt_thinks("x<think>\n", 9));
+  assert_false(td_output_parser_prompt_thinks("x<think>y", 9));
+  assert_false(td_output_parser_prompt_thinks("think>", 6));
 }
 
 int main(void) {

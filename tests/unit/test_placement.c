@@ -59,10 +59,10 @@ static void test_who_computes(void **state) {
     const td_placement_opts opts = {.device = "auto", .experts = places[i]};
     td_placement p = td_placement_of(&opts, model, 0);
     assert_string_equal(p.device, "cpu");
-    assert_false(p.has_own_memory || p.experts_on_cpu);
+    assert_false(p.is_discrete || p.experts_on_cpu);
     p = td_placement_of(&opts, model, all);
     assert_string_equal(p.device, "cuda");
-    assert_true(p.has_own_memory);
+    assert_true(p.is_discrete);
     assert_int_equal(p.experts_on_cpu, places[i] == TD_EXPERTS_CPU);
     p = td_placement_of(&opts, model, all - 1);
     assert_int_equal(p.experts_on_cpu, places[i] != TD_EXPERTS_GPU);

@@ -70,7 +70,7 @@ static uint32_t least(uint32_t a, uint32_t b) {
 }
 
 // Tokens to be computed before the next is drawn.
-static uint32_t n_to_read(const req *r) {
+static uint32_t n_to_prefill(const req *r) {
   return r->n_prompt + (r->n_output ? r->n_output - 1 : 0);
 }
 
@@ -126,7 +126,7 @@ static void check(world *w) {
     n_waiting += r->at == WAITS;
     if (!runs(r)) continue;
     n_running++;
-    assert_true(r->n_past <= capacity(w, r) && n_to_read(r) <= capacity(w, r));
+    assert_true(r->n_past <= capacity(w, r) && n_to_prefill(r) <= capacity(w, r));
     assert_in_range(r->n_pages, 1, (r->n_prompt + r->max_tokens - 1) / page_tokens + 1);
     for (uint32_t j = 0; j < r->n_pages; j++) {
       assert_in_range(r->pages[j], 0, w->opts.n_pages - 1);
@@ -197,15 +197,15 @@ static uint32_t first_waiting(const world *w) {
   return i;
 }
 
-static uint32_t n_unread(const world *w) {
+static uint32_t n_prefill_left(const world *w) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < w->n_ids; i++)
-    n += w->r[i].at == READS ? n_to_read(&w->r[i]) - w->r[i].n_past : 0;
+    n += w->r[i].at == READS ? n_to_prefill(&w->r[i]) - w->r[i].n_past : 0;
   return n;
 }
 
 static bool admit(world *w) {
-  uint32_t before = n_unread(w), n_running = td_sched_n_running(w->sched);
+  uint32_t before = n_prefill_left(w), n_running = td_sched_n_running(w->sched);
   td_admission got;
   if (!td_sched_admit(w->sched, w->now_ns, &got)) {
     // With nothing running, whoever is next may.
@@ -217,12 +217,12 @@ static bool admit(world *w) {
   req *r = &w->r[got.id];
   assert_int_equal(r->at, WAITS);
   assert_int_equal(got.waited_ns, w->now_ns - r->submitted_ns);
-  assert_true(got.n_cached < n_to_read(r) + (r->n_output > 0));
+  assert_true(got.n_cached < n_to_prefill(r) + (r->n_output > 0));
   assert_int_equal(got.n_cached % w->opts.page_tokens, 0);
   r->pages = got.pages;
   r->n_pages = got.n_pages;
   r->n_past = got.n_cached;
-  r->at = r->n_past < n_to_read(r) ? READS : DECODES;
+  r->at = r->n_past < n_to_prefill(r) ? READS : DECODES;
   *(r->n_output ? &w->n_resumed : &w->n_cached) += got.n_cached;
   return true;
 }
@@ -284,13 +284,13 @@ static void finish_or_cancel(world *w, uint32_t i) {
 // The worker computes some tokens of a request; the front hears of it at once, or never.
 static void compute(world *w, uint32_t id, uint32_t n_most) {
   req *r = &w->r[id];
-  uint32_t end = r->at == READS ? n_to_read(r) : r->n_prompt + r->max_tokens - 1;
+  uint32_t end = r->at == READS ? n_to_prefill(r) : r->n_prompt + r->max_tokens - 1;
   end = least(least(end, capacity(w, r)), r->n_past + n_most);
   for (; r->n_past < end; r->n_past++)
     *place(w, r, r->n_past) = hash_at(r, r->n_past);
   check_contents(w); // what was just written is in nobody's way
   td_sched_progress(w->sched, id, r->n_past, w->now_ns);
-  if (r->n_past >= n_to_read(r)) {
+  if (r->n_past >= n_to_prefill(r)) {
     r->at = DECODES;
     r->n_output = r->n_past - r->n_prompt + 1;
   }
@@ -533,7 +533,7 @@ static void test_prompts_are_read_one_after_another(void **state) {
 }
 
 static void expect_lease(const td_sched *sched, uint32_t prefill, uint32_t decode) {
-  td_lease lease = td_sched_lease(sched);
+  td_thread_split lease = td_sched_lease(sched);
   assert_int_equal(lease.prefill, prefill);
   assert_int_equal(lease.decode, decode);
 }

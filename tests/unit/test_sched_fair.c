@@ -106,7 +106,7 @@ static void pump(sim *s) {
   }
 }
 
-static uint32_t n_to_read(const sreq *r) {
+static uint32_t n_to_prefill(const sreq *r) {
   return r->n_prompt + (r->n_output ? r->n_output - 1 : 0);
 }
 
@@ -130,8 +130,8 @@ static void step(sim *s) {
     if (r->is_leaving) {
       stop(s, running[i]);
       td_sched_requeue(s->sched, running[i], r->n_output);
-    } else if (r->n_past < n_to_read(r)) {
-      uint32_t left = n_to_read(r) - r->n_past, n_read = left < budget ? left : budget;
+    } else if (r->n_past < n_to_prefill(r)) {
+      uint32_t left = n_to_prefill(r) - r->n_past, n_read = left < budget ? left : budget;
       budget -= n_read;
       r->n_past += n_read;
       if (n_read) td_sched_progress(s->sched, running[i], r->n_past, s->now_ms * MS);

@@ -1,4 +1,4 @@
-// tests/unit/test_team.c - the thread team: everyone runs once, every piece once, callers in turn.
+// tests/unit/test_team.c - the thread pool: everyone runs once, every piece once, callers in turn.
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -14,12 +14,12 @@
 #include "base/thread.h"
 #include "base/thread_pool.h"
 
-static td_team *open_team(unsigned n_threads) {
-  td_team *team;
+static td_pool *open_team(unsigned n_threads) {
+  td_pool *pool;
   td_err err;
-  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = n_threads}, &err), TD_OK);
-  assert_int_equal(td_team_size(team), n_threads);
-  return team;
+  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n_threads}, &err), TD_OK);
+  assert_int_equal(td_pool_size(pool), n_threads);
+  return pool;
 }
 
 enum { MAX_MEMBERS = 9 };
@@ -38,15 +38,15 @@ static void test_each_member_runs_once(void **state) {
   (void)state;
   static const unsigned sizes[] = {1, 2, 3, MAX_MEMBERS};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
-    td_team *team = open_team(sizes[i]);
+    td_pool *pool = open_team(sizes[i]);
     roll r = {{0}, 0};
     enum { RUNS = 500 };
     for (int run = 0; run < RUNS; run++)
-      td_team_run(team, call_roll, &r);
+      td_pool_run(pool, call_roll, &r);
     assert_int_equal(r.n_members, sizes[i]);
     for (unsigned m = 0; m < sizes[i]; m++)
       assert_int_equal(r.calls[m], RUNS);
-    td_team_close(team);
+    td_pool_close(pool);
   }
 }
 
@@ -55,15 +55,15 @@ static void test_each_member_runs_once(void **state) {
 static void test_members_come_and_go(void **state) {
   (void)state;
   static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
-  td_team *team = open_team(4);
+  td_pool *pool = open_team(4);
   _Atomic uint32_t n_active;
-  td_team_follow(team, &n_active);
+  td_pool_set_limit(pool, &n_active);
   roll r = {{0}, 0};
   int expected[4] = {0};
   for (int run = 0; run < 3000; run++) {
     unsigned n = active[(unsigned)run % TD_COUNT(active)];
     n_active = n;
-    td_team_run(team, call_roll, &r);
+    td_pool_run(pool, call_roll, &r);
     n = n < 1 || n > 4 ? 4 : n;
     assert_int_equal(r.n_members, n);
     for (unsigned m = 0; m < 4; m++)
@@ -71,8 +71,8 @@ static void test_members_come_and_go(void **state) {
     if (run % 200 < 15) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); // all are asleep
   }
   n_active = 1;
-  td_team_run(team, call_roll, &r);
-  td_team_close(team); // with members parked
+  td_pool_run(pool, call_roll, &r);
+  td_pool_close(pool); // with members parked
 }
 
 typedef struct {
@@ -91,32 +91,32 @@ static void change_the_lease(void *ctx, unsigned member, unsigned n_members) {
 // A step is many runs: a lease that changes in the middle of one holds from the next run on.
 static void test_a_lease_changes_within_a_step(void **state) {
   (void)state;
-  td_team *team = open_team(4);
+  td_pool *pool = open_team(4);
   _Atomic uint32_t n_active = 4;
   lease l = {.n_active = &n_active};
-  td_team_follow(team, &n_active);
+  td_pool_set_limit(pool, &n_active);
   for (uint32_t run = 0, n = 4; run < 3000; run++, n = l.next) {
     l.next = 1 + run * 7 % 4;
-    td_team_run(team, change_the_lease, &l);
+    td_pool_run(pool, change_the_lease, &l);
     assert_int_equal(l.roll.n_members, n);
   }
-  td_team_follow(team, NULL);
-  td_team_run(team, call_roll, &l.roll);
+  td_pool_set_limit(pool, NULL);
+  td_pool_run(pool, call_roll, &l.roll);
   assert_int_equal(l.roll.n_members, 4);
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 static void test_runs_after_sleep(void **state) {
   (void)state;
-  td_team *team = open_team(4);
+  td_pool *pool = open_team(4);
   roll r = {{0}, 0};
   for (int run = 0; run < 5; run++) {
-    td_team_run(team, call_roll, &r);
+    td_pool_run(pool, call_roll, &r);
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); // members are asleep by now
   }
   for (unsigned m = 0; m < 4; m++)
     assert_int_equal(r.calls[m], 5);
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 static void slow_member(void *ctx, unsigned member, unsigned n_members) {
@@ -127,14 +127,14 @@ static void slow_member(void *ctx, unsigned member, unsigned n_members) {
 
 static void test_waits_for_the_slowest(void **state) {
   (void)state;
-  td_team *team = open_team(3);
+  td_pool *pool = open_team(3);
   roll r = {{0}, 0};
   for (int run = 0; run < 3; run++) {
-    td_team_run(team, slow_member, &r);
+    td_pool_run(pool, slow_member, &r);
     for (unsigned m = 0; m < 3; m++)
       assert_int_equal(r.calls[m], run + 1);
   }
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 typedef struct {
@@ -152,24 +152,24 @@ static void mark(void *ctx, size_t begin, size_t end) {
 
 static void test_for_covers_every_item_once(void **state) {
   (void)state;
-  td_team *team = open_team(3);
+  td_pool *pool = open_team(3);
   static const size_t counts[] = {0, 1, 7, 64, 1000}, grains[] = {1, 3, 64, 5000};
   for (size_t c = 0; c < TD_COUNT(counts); c++) {
     for (size_t g = 0; g < TD_COUNT(grains); g++) {
       uint8_t seen[1001] = {0};
       cover cov = {.seen = seen, .grain = grains[g]};
-      td_team_for(team, counts[c], grains[g], mark, &cov);
+      td_pool_for(pool, counts[c], grains[g], mark, &cov);
       for (size_t i = 0; i < counts[c]; i++)
         assert_int_equal(seen[i], 1);
       assert_int_equal(seen[counts[c]], 0);
       assert_int_equal(cov.longest, 0);
     }
   }
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 typedef struct {
-  td_team *team;
+  td_pool *pool;
   _Atomic int *inside;
   _Atomic int *overlaps;
 } caller;
@@ -185,22 +185,22 @@ static void alone(void *ctx, unsigned member, unsigned n_members) {
 static void *call_often(void *arg) {
   caller *c = arg;
   for (int i = 0; i < 300; i++)
-    td_team_run(c->team, alone, c);
+    td_pool_run(c->pool, alone, c);
   return NULL;
 }
 
 static void test_callers_take_turns(void **state) {
   (void)state;
-  td_team *team = open_team(2);
+  td_pool *pool = open_team(2);
   _Atomic int inside = 0, overlaps = 0;
-  caller c = {.team = team, .inside = &inside, .overlaps = &overlaps};
+  caller c = {.pool = pool, .inside = &inside, .overlaps = &overlaps};
   pthread_t threads[4];
   for (int i = 0; i < 4; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, call_often, &c), 0);
   for (int i = 0; i < 4; i++)
     pthread_join(threads[i], NULL);
   assert_int_equal(overlaps, 0);
-  td_team_close(team);
+  td_pool_close(pool);
 }
 
 static void note_stack(void *ctx, unsigned member, unsigned n_members) {
@@ -220,11 +220,11 @@ static void test_stacks_hang_on_no_limit(void **state) {
   pthread_attr_init(&small);
   pthread_attr_setstacksize(&small, 128 << 10);
   assert_int_equal(pthread_setattr_default_np(&small), 0);
-  td_team *team;
+  td_pool *pool;
   td_err err;
-  assert_int_equal(td_team_open(&team, &(td_team_opts){.n_threads = 3}, &err), TD_OK);
-  td_team_run(team, note_stack, n_bytes);
-  td_team_close(team);
+  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = 3}, &err), TD_OK);
+  td_pool_run(pool, note_stack, n_bytes);
+  td_pool_close(pool);
   pthread_setattr_default_np(&before);
   pthread_attr_destroy(&before);
   pthread_attr_destroy(&small);
@@ -233,13 +233,13 @@ static void test_stacks_hang_on_no_limit(void **state) {
 
 static void test_defaults_and_pinning(void **state) {
   (void)state;
-  td_team *team;
+  td_pool *pool;
   td_err err;
   assert_true(td_cpu_count() >= 1);
-  assert_int_equal(td_team_open(&team, &(td_team_opts){.pin = true}, &err), TD_OK);
-  assert_int_equal(td_team_size(team), td_cpu_count());
-  td_team_close(team);
-  td_team_close(NULL);
+  assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.pin = true}, &err), TD_OK);
+  assert_int_equal(td_pool_size(pool), td_cpu_count());
+  td_pool_close(pool);
+  td_pool_close(NULL);
 }
 
 int main(void) {

@@ -51,7 +51,7 @@ static void run_round(td_stream *stream, bool is_alone, uint64_t *rng) {
     t.part_begin[i + 1] = t.part_begin[i] + parts[i].n_matrices * parts[i].n_tiles;
   }
   t.n_items = t.part_begin[n_parts];
-  td_cpu_for_tiles((td_cpu_stream *)stream, parts, n_parts, count_item, &t);
+  td_cpu_parallel_tiles((td_cpu_stream *)stream, parts, n_parts, count_item, &t);
   assert_int_equal(t.n_done, t.n_items);
   assert_false(t.is_next_wrong);
   assert_false(t.is_member_wrong);
@@ -71,7 +71,7 @@ static void test_every_tile_once(void **state) {
     assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = N_THREADS}, &err),
                      TD_OK);
     assert_int_equal(td_stream_open(&stream, dev, &err), TD_OK);
-    td_dev_follow_threads(dev, &n_active);
+    td_dev_set_thread_limit(dev, &n_active);
     uint64_t rng = i;
     for (int round = 0; round < 50; round++) {
       n_active = (uint32_t)(ref_next(&rng) % (N_THREADS + 1));

@@ -73,7 +73,7 @@ static td_tokenizer *open_test(const char *normalizer) {
 }
 
 // Checks ids against a text of decimal numbers.
-static void assert_ids(const td_ids *ids, const char *want) {
+static void assert_ids(const td_token_ids *ids, const char *want) {
   td_buf got = TD_BUF_INIT;
   for (size_t i = 0; i < ids->n; i++)
     td_buf_printf(&got, "%s%d", i ? " " : "", ids->ids[i]);
@@ -83,12 +83,12 @@ static void assert_ids(const td_ids *ids, const char *want) {
 
 static void assert_encodes(const td_tokenizer *tok, const char *text, const td_spans *literal,
                            unsigned flags, const char *want) {
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_err err = {.msg = ""};
   td_status st = td_tokenizer_encode_spans(tok, text, strlen(text), literal, flags, &ids, &err);
   if (st != TD_OK) fail_msg("%s", err.msg);
   assert_ids(&ids, want);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
 }
 
 static void control_tokens_only_when_asked(void **state) {
@@ -136,7 +136,7 @@ static void spans_out_of_order_are_refused(void **state) {
   td_span bad[][2] = {{{2, 3}, {1, 2}}, {{0, 2}, {1, 3}}, {{0, 1}, {2, 2}}, {{0, 1}, {2, 9}}};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
     td_spans literal = {.spans = bad[i], .n = 2, .cap = 2};
-    td_ids ids = {0};
+    td_token_ids ids = {0};
     td_err err;
     assert_int_equal(td_tokenizer_encode_spans(tok, "abc", 3, &literal, 0, &ids, &err), TD_EINVAL);
     assert_int_equal(ids.n, 0);
@@ -307,10 +307,10 @@ static void text_never_becomes_a_control_token(void **state) {
                          "{\"id\":97,\"content\":\"a\",\"special\":true}]";
   td_buf json = make_json("null", "[[\"a\",\"b\"]]", added_ab);
   td_tokenizer *tok = open_text(&json, NULL);
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   assert_int_equal(td_tokenizer_encode(tok, "ab", 2, 0, &ids, NULL), TD_OK);
   assert_ids(&ids, "98");
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   assert_encodes(tok, "ab", NULL, TD_TOK_PARSE_SPECIAL, "256");
   td_tokenizer_close(tok);
   td_buf_free(&json);
@@ -473,13 +473,13 @@ static void endless_growth_is_refused(void **state) {
   td_buf_clear(&json);
   td_buf_printf(&json, "{\"type\":\"Sequence\",\"normalizers\":[%s]}", td_buf_text(&steps));
   td_tokenizer *tok = open_test(td_buf_text(&json));
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   td_err err;
   assert_int_equal(td_tokenizer_encode(tok, "xya", 3, 0, &ids, &err), TD_ELIMIT);
   assert_non_null(strstr(err.msg, "normalizer: its steps make a text"));
   assert_encodes(tok, "xyz", NULL, 0, "120 121 122");
   td_tokenizer_close(tok);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   td_buf_free(&steps);
   td_buf_free(&json);
 }
@@ -493,11 +493,11 @@ static void runaway_patterns_are_an_error(void **state) {
   assert_int_equal(td_tokenizer_open_json(&tok, "x", json, strlen(json), NULL, 0, &err), TD_OK);
   char text[200];
   memset(text, 'a', sizeof text);
-  td_ids ids = {0};
+  td_token_ids ids = {0};
   assert_int_equal(td_tokenizer_encode(tok, text, sizeof text, 0, &ids, &err), TD_ELIMIT);
   assert_non_null(strstr(err.msg, "match limit"));
   assert_int_equal(ids.n, 0);
-  td_ids_free(&ids);
+  td_token_ids_free(&ids);
   td_tokenizer_close(tok);
 }
 
@@ -506,12 +506,12 @@ static void *encode_often(void *owner) {
   for (int i = 0; i < 2000; i++) {
     char text[64];
     int len = snprintf(text, sizeof text, "<start>abc%dab<end>", i % 100);
-    td_ids ids = {0};
+    td_token_ids ids = {0};
     if (td_tokenizer_encode(tok, text, (size_t)len, TD_TOK_PARSE_SPECIAL, &ids, NULL) != TD_OK ||
         ids.ids[0] != START || ids.ids[1] != ABC || ids.ids[ids.n - 1] != END) {
       return "wrong";
     }
-    td_ids_free(&ids);
+    td_token_ids_free(&ids);
   }
   return NULL;
 }

@@ -60,7 +60,7 @@ static void test_choice(void **state) {
       {TD_WEIGHTS_AUTO, THP, BOTH, 10, 0, 9, 99, TD_OK, false, true},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    const td_placement placement = {.has_own_memory = cases[i].where != CPU,
+    const td_placement placement = {.is_discrete = cases[i].where != CPU,
                                     .experts_on_cpu = cases[i].where == BOTH};
     const td_weights_need need = {.mode = cases[i].mode,
                                   .placement = placement,

@@ -1,7 +1,7 @@
 // src/device/cpu/attn.c - attention on cached keys and values shared by a group of heads.
 // An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
 // each is computed by one member from its first key to its last; with few, the splits of all items
-// are spread over the team and merged afterwards, and where they are too few to be shared out
+// are spread over the pool and merged afterwards, and where they are too few to be shared out
 // evenly, items have fewer heads. All do the same additions in the same order.
 #include "device/cpu/attn.h"
 
@@ -277,8 +277,8 @@ static td_status run_spread(td_cpu_stream *stream, shared_run *run, size_t n_ite
   for (; run->first_item < n_items; run->first_item += wave) {
     size_t left = n_items - run->first_item;
     size_t n = left < wave ? left : wave;
-    td_cpu_for_tiles(stream, &(td_cpu_part){1, n * run->max_splits}, 1, one_split, run);
-    td_cpu_for_tiles(stream, &(td_cpu_part){n, run->tile_queries}, 1, merge_query, run);
+    td_cpu_parallel_tiles(stream, &(td_cpu_part){1, n * run->max_splits}, 1, one_split, run);
+    td_cpu_parallel_tiles(stream, &(td_cpu_part){n, run->tile_queries}, 1, merge_query, run);
   }
   return TD_OK;
 }
@@ -299,7 +299,7 @@ td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_
   shared_run run = {.a = a, .group = a->n_heads / a->n_kv_heads};
   run.tile_heads = run.group < TILE_QUERIES ? run.group : TILE_QUERIES;
   run.tile_queries = a->prompt ? PROMPT_QUERIES : TILE_QUERIES;
-  const unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
   td_attn_tile *tiles;
   uint32_t n_tiles;
   td_status status;

@@ -123,7 +123,7 @@ static void value_head(void *ctx, size_t head, size_t next, unsigned member) {
 static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
   size_t n_rows = (size_t)a->batch.n_tokens * a->n_heads;
-  unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
   run->member_bytes = (KEY_ROWS * a->kv_lora_rank * sizeof(float) + 63) & ~(size_t)63;
   void *member, *query, *latent;
   td_status status = td_cpu_scratch(stream, SCRATCH_MEMBER, n_threads * run->member_bytes, &member,
@@ -142,7 +142,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
   run->latent = latent;
   const td_cpu_part heads = {1, a->n_heads};
   if (a->batch.n_tokens == 1 && td_dtype_bits(a->kv_b->dtype) >= 8) {
-    td_cpu_for_tiles(stream, &heads, 1, absorb_one, run);
+    td_cpu_parallel_tiles(stream, &heads, 1, absorb_one, run);
   } else {
     td_cpu_for(stream, a->n_heads, absorb_head, run);
   }
@@ -161,7 +161,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
                               },
                               err);
   if (status != TD_OK) return status;
-  td_cpu_for_tiles(stream, &heads, 1, value_head, run);
+  td_cpu_parallel_tiles(stream, &heads, 1, value_head, run);
   return TD_OK;
 }
 
@@ -302,7 +302,7 @@ static void expanded_item(void *ctx, size_t item, unsigned member) {
 
 static td_status run_expanded(td_cpu_stream *stream, mla_run *run, td_err *err) {
   const td_attn_mla_args *a = run->a;
-  const unsigned n_threads = td_team_size(td_cpu_dev_of(stream)->team);
+  const unsigned n_threads = td_pool_size(td_cpu_dev_of(stream)->pool);
   uint32_t n_queries = EXPANDED_QUERIES, n_tiles;
   td_attn_tile *tiles;
   td_status status;

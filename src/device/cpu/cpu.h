@@ -1,6 +1,6 @@
 // src/device/cpu/cpu.h - the CPU device's insides, shared by its files.
-// A stream is a thread with a bounded ring of operators. It runs each on the device's thread team;
-// streams that run at once take turns at the team, operator part by operator part. An event is a
+// A stream is a thread with a bounded ring of operators. It runs each on the device's thread pool;
+// streams that run at once take turns at the pool, operator part by operator part. An event is a
 // position in a stream: the stream's struct outlives it (td_dev_close frees it), so waiting means
 // comparing two counters.
 #ifndef TD_DEVICE_CPU_CPU_H
@@ -22,7 +22,7 @@ typedef enum {
   SCRATCH_GATE,
   SCRATCH_UP,
   SCRATCH_PARTS,  // partial results
-  SCRATCH_MEMBER, // one piece for each member of the team
+  SCRATCH_MEMBER, // one piece for each member of the pool
   SCRATCH_QUERY,  // absorbed queries
   SCRATCH_LATENT, // attention over latents, before the value rows
   N_SCRATCH
@@ -31,21 +31,21 @@ typedef enum {
 typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
-  td_team *team; // spread over nodes
+  td_pool *pool; // spread over nodes
   td_cpu_tuner *tuner;
-  _Atomic uint32_t *pulse;       // see td_dev_show_pulse
+  _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
   _Atomic uint32_t unseen_pulse; // until it is shown
   pthread_mutex_t lock;          // guards streams
   struct td_cpu_stream *streams; // all ever opened
 } td_cpu_dev;
 
-enum { TD_CPU_MAX_PARTS = 3 }; // of td_cpu_for_tiles
+enum { TD_CPU_MAX_PARTS = 3 }; // of td_cpu_parallel_tiles
 
 // What has been taken of a member's tiles of a part: from the front, and 2^32 times that from
 // the back.
 typedef struct {
   _Alignas(64) _Atomic uint64_t taken;
-} td_cpu_share;
+} td_cpu_tile_range;
 
 enum { CPU_RING = TD_STREAM_DEPTH }; // commands a stream holds before the caller waits
 
@@ -75,8 +75,8 @@ struct td_cpu_stream {
   bool idle, stopping;
   td_err err; // the first failure; code TD_OK without
 
-  td_cpu_cmd *ring;     // [CPU_RING]
-  td_cpu_share *shares; // [TD_CPU_MAX_PARTS][members of the team]
+  td_cpu_cmd *ring;          // [CPU_RING]
+  td_cpu_tile_range *shares; // [TD_CPU_MAX_PARTS][members of the pool]
   void *scratch[N_SCRATCH];
   size_t scratch_bytes[N_SCRATCH];
 };
@@ -113,7 +113,7 @@ static inline td_cpu_dev *td_cpu_dev_of(const td_cpu_stream *stream) {
 td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,
                          void **out, td_err *err);
 
-// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the team, in
+// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the pool, in
 // order: an item may wait for lower ones, which are done or being worked on.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
@@ -134,8 +134,9 @@ typedef struct {
 // member has a share of a part, tiles in their order, and takes them from the front: next is what
 // it goes on with, to be fetched meanwhile, or TD_CPU_NO_ITEM. Who has none left takes from the
 // back of others' shares. On several nodes a member's share is of the rows on its own.
-void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, size_t next, unsigned member), void *ctx);
+void td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
+                           void (*fn)(void *ctx, size_t item, size_t next, unsigned member),
+                           void *ctx);
 
 // Where piece i begins of n things cut into n_pieces as even as can be.
 static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {

@@ -58,14 +58,14 @@ static void cpu_close(td_dev *base) {
     dev->streams = stream->next;
     td_cpu_stream_free(stream);
   }
-  td_team_close(dev->team);
+  td_pool_close(dev->pool);
   td_cpu_tuner_close(dev->tuner);
   pthread_mutex_destroy(&dev->lock);
   free(dev);
 }
 
 static void cpu_follow_threads(td_dev *dev, const _Atomic uint32_t *n_threads) {
-  td_team_follow(((td_cpu_dev *)dev)->team, n_threads);
+  td_pool_set_limit(((td_cpu_dev *)dev)->pool, n_threads);
 }
 
 static void cpu_show_pulse(td_dev *dev, _Atomic uint32_t *pulse) {
@@ -102,11 +102,11 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
   pthread_mutex_init(&dev->lock, NULL);
   dev->nodes = td_nodes_get();
   dev->pulse = &dev->unseen_pulse;
-  const td_team_opts team = {.n_threads = opts->n_threads,
+  const td_pool_opts pool = {.n_threads = opts->n_threads,
                              .pin = true,
                              .from_end = opts->cpus_from_end,
                              .nodes = &dev->nodes};
-  status = td_team_open(&dev->team, &team, err);
+  status = td_pool_open(&dev->pool, &pool, err);
   if (status == TD_OK) dev->tuner = td_cpu_tuner_open();
   if (status == TD_OK && !dev->tuner)
     status = td_fail(err, TD_ENOMEM, "no memory for a CPU device");
@@ -115,7 +115,7 @@ td_status td_cpu_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {
     return status;
   }
   static const char *const suffix[TD_N_ACTIVATIONS] = {", FP32", "", "+int8"};
-  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_team_size(dev->team),
+  snprintf(dev->base.name, sizeof dev->base.name, "cpu, %u threads, %s%s", td_pool_size(dev->pool),
            td_kernels()->isa, suffix[opts->activations]);
   *out = &dev->base;
   return TD_OK;

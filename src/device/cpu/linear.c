@@ -1,4 +1,4 @@
-// src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the team.
+// src/device/cpu/linear.c - y = W x (+ bias): tiles of rows and tokens over the pool.
 #include "base/clock.h"
 #include "device/cpu/cpu.h"
 
@@ -40,12 +40,12 @@ static void linear_tile(void *ctx, size_t item, size_t next, unsigned member) {
   const td_linear_op_args *a = run->a;
   uint32_t row = (uint32_t)(item % run->n_row_tiles) * run->tile_rows;
   uint32_t rows_left = a->w->rows - row, i = (uint32_t)(item / run->n_row_tiles);
-  uint32_t n_answers = a->n_tokens - a->n_prompt, n_answer_tiles = n_tiles_of(n_answers);
+  uint32_t n_decode = a->n_tokens - a->n_prompt, n_answer_tiles = n_tiles_of(n_decode);
   bool prompt = i >= n_answer_tiles;
-  uint32_t n_tokens = prompt ? a->n_prompt : n_answers, n_tiles = n_tiles_of(n_tokens);
+  uint32_t n_tokens = prompt ? a->n_prompt : n_decode, n_tiles = n_tiles_of(n_tokens);
   if (prompt) i -= n_answer_tiles;
   uint32_t begin = td_cpu_cut(n_tokens, i, n_tiles), end = td_cpu_cut(n_tokens, i + 1, n_tiles);
-  size_t token = (prompt ? n_answers : 0) + begin;
+  size_t token = (prompt ? n_decode : 0) + begin;
   td_linear_args tile = {
       .w = a->w,
       .x = (const float *)a->x + token * a->x_stride,
@@ -76,14 +76,14 @@ td_status td_cpu_op_linear(td_cpu_stream *stream, const td_linear_op_args *a, td
   size_t n_token_tiles = n_tiles_of(a->n_tokens - a->n_prompt) + n_tiles_of(a->n_prompt);
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   const uint32_t first[TD_TUNER_KNOBS] = {
-      td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_team_size(dev->team))};
+      td_kernels_tile_rows(a->w, a->n_tokens, n_token_tiles, td_pool_size(dev->pool))};
   const td_tuner_kind kind = td_tuner_kind_of(a->w, 0, a->n_tokens, a->n_prompt > 0);
   const td_trial trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   const uint64_t begin_ns = td_clock_ns();
   linear_run run = {.a = a, .tile_rows = trial.rows[0], .way = trial.way[0]};
   run.n_row_tiles = (a->w->rows + run.tile_rows - 1) / run.tile_rows;
   const td_cpu_part part = {.n_matrices = n_token_tiles, .n_tiles = run.n_row_tiles};
-  td_cpu_for_tiles(stream, &part, 1, linear_tile, &run);
+  td_cpu_parallel_tiles(stream, &part, 1, linear_tile, &run);
   td_cpu_tuner_add(dev->tuner, &trial, td_clock_ns() - begin_ns, a->n_tokens);
   return TD_OK;
 }

@@ -18,7 +18,7 @@ enum {
   TILE_PAIRS = 192,
   MAX_PAIRS = 8192,
   SUM_ELEMENTS = 2048,
-  WIDEN_ELEMENTS = 1 << 16, // that waking the team would take as long as
+  WIDEN_ELEMENTS = 1 << 16, // that waking the pool would take as long as
 };
 
 // Some pairs of one expert: work units are these times the tiles of rows.
@@ -231,7 +231,7 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   run->dim = a->gate[e].cols;
   run->hidden = a->gate[e].rows;
   size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
-  const unsigned n_threads = td_team_size(dev->team);
+  const unsigned n_threads = td_pool_size(dev->pool);
   const uint32_t first[TD_TUNER_KNOBS] = {
       td_kernels_tile_rows(&a->gate[e], n_tokens, n_times, n_threads),
       td_kernels_tile_rows(&a->down[e], n_tokens, n_times, n_threads)};
@@ -354,7 +354,7 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
     const td_cpu_part parts[] = {{run.n_tiles, run.n_hidden_tiles},
                                  {run.n_tiles, run.n_dim_tiles},
                                  {1, run.n_tokens * sum_pieces}};
-    td_cpu_for_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
+    td_cpu_parallel_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
   }
   // Answers take as long as reading their experts, prompts as long as their products.
   const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;

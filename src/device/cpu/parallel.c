@@ -1,4 +1,4 @@
-// src/device/cpu/parallel.c - an operator's items, handed out to the members of the team.
+// src/device/cpu/parallel.c - an operator's items, handed out to the members of the pool.
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -50,7 +50,7 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
     fn(ctx, 0, 0);
   } else if (n_items > 1) {
     item_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .pulse = dev->pulse};
-    td_team_run(dev->team, take_items, &run);
+    td_pool_run(dev->pool, take_items, &run);
   }
 }
 
@@ -61,10 +61,10 @@ typedef struct {
   void *ctx;
   const td_cpu_part *parts;
   size_t n_parts;
-  const td_team *team;
+  const td_pool *pool;
   unsigned n_nodes;
   _Atomic uint32_t *pulse;
-  td_cpu_share *shares; // [n_parts][members of the team]
+  td_cpu_tile_range *shares; // [n_parts][members of the pool]
 } tile_run;
 
 // The members that take part: how many are on each node. Where some nodes have none, all are as if
@@ -77,7 +77,7 @@ typedef struct {
 static seats seats_of(const tile_run *run, unsigned n_members) {
   seats s = {.n_nodes = run->n_nodes};
   for (unsigned i = 0; s.n_nodes > 1 && i < n_members; i++)
-    s.on_node[td_team_node(run->team, i)]++;
+    s.on_node[td_pool_node(run->pool, i)]++;
   for (unsigned k = 0; k < s.n_nodes; k++) {
     if (s.on_node[k] == 0) s.n_nodes = 1;
   }
@@ -93,8 +93,8 @@ typedef struct {
 } stretch;
 
 static stretch stretch_of(const tile_run *run, const seats *s, size_t part, unsigned member) {
-  unsigned node = s->n_nodes == 1 ? 0 : td_team_node(run->team, member);
-  unsigned rank = s->n_nodes == 1 ? member : td_team_rank(run->team, member);
+  unsigned node = s->n_nodes == 1 ? 0 : td_pool_node(run->pool, member);
+  unsigned rank = s->n_nodes == 1 ? member : td_pool_rank(run->pool, member);
   stretch t = {.n_tiles = run->parts[part].n_tiles};
   for (size_t i = 0; i < part; i++)
     t.first += run->parts[i].n_matrices * run->parts[i].n_tiles;
@@ -112,8 +112,8 @@ static size_t item_of(const stretch *t, size_t i) {
 }
 
 // Takes what is left of a share; then, as its owner, goes on with item `then`.
-static void take_share(const tile_run *run, td_cpu_share *share, const stretch *t, unsigned member,
-                       bool is_own, size_t then) {
+static void take_share(const tile_run *run, td_cpu_tile_range *share, const stretch *t,
+                       unsigned member, bool is_own, size_t then) {
   const uint64_t from_back = (uint64_t)1 << 32;
   for (;;) {
     uint64_t taken = atomic_fetch_add_explicit(&share->taken, is_own ? 1 : from_back,
@@ -132,9 +132,9 @@ static void take_share(const tile_run *run, td_cpu_share *share, const stretch *
 static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   const tile_run *run = ctx;
   const seats s = seats_of(run, n_members);
-  td_cpu_share *shares = run->shares;
+  td_cpu_tile_range *shares = run->shares;
   stretch own = stretch_of(run, &s, 0, member);
-  for (size_t part = 0; part < run->n_parts; part++, shares += td_team_size(run->team)) {
+  for (size_t part = 0; part < run->n_parts; part++, shares += td_pool_size(run->pool)) {
     stretch then = part + 1 < run->n_parts ? stretch_of(run, &s, part + 1, member) : (stretch){0};
     take_share(run, &shares[member], &own, member, true,
                then.n ? item_of(&then, 0) : TD_CPU_NO_ITEM);
@@ -147,8 +147,9 @@ static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   }
 }
 
-void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
-                      void (*fn)(void *ctx, size_t item, size_t next, unsigned member), void *ctx) {
+void td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
+                           void (*fn)(void *ctx, size_t item, size_t next, unsigned member),
+                           void *ctx) {
   const td_cpu_dev *dev = td_cpu_dev_of(stream);
   TD_CHECK(n_parts <= TD_CPU_MAX_PARTS);
   size_t n_items = 0;
@@ -160,14 +161,14 @@ void td_cpu_for_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_
     fn(ctx, 0, TD_CPU_NO_ITEM, 0);
     return;
   }
-  memset(stream->shares, 0, n_parts * td_team_size(dev->team) * sizeof *stream->shares);
+  memset(stream->shares, 0, n_parts * td_pool_size(dev->pool) * sizeof *stream->shares);
   tile_run run = {.fn = fn,
                   .ctx = ctx,
                   .parts = parts,
                   .n_parts = n_parts,
-                  .team = dev->team,
+                  .pool = dev->pool,
                   .n_nodes = dev->nodes.n,
                   .pulse = dev->pulse,
                   .shares = stream->shares};
-  td_team_run(dev->team, take_tiles, &run);
+  td_pool_run(dev->pool, take_tiles, &run);
 }

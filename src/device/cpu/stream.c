@@ -9,7 +9,7 @@
 typedef struct td_cpu_event cpu_event;
 
 // With the lock held. The stream wakes its waiters when it has got as far as one of them asked, not
-// at every command: that would take a core from the team each time.
+// at every command: that would take a core from the pool each time.
 static void await(td_cpu_stream *stream, uint64_t n) {
   while (stream->n_completed < n) {
     if (n < stream->awaited) stream->awaited = n;
@@ -48,7 +48,7 @@ static void *stream_main(void *arg) {
   td_cpu_stream *stream = arg;
   td_trace_name_thread("stream");
   cpu_set_t unused;
-  td_team_sit(td_cpu_dev_of(stream)->team, &unused); // for good
+  td_pool_pin_caller(td_cpu_dev_of(stream)->pool, &unused); // for good
   pthread_mutex_lock(&stream->lock);
   for (;;) {
     while (stream->n_queued == stream->n_completed && !stream->stopping) {
@@ -78,8 +78,8 @@ static td_cpu_stream *take_struct(td_cpu_dev *dev) {
   if (!stream) {
     stream = calloc(1, sizeof *stream);
     td_cpu_cmd *ring = stream ? malloc(CPU_RING * sizeof *ring) : NULL;
-    size_t n_shares = (size_t)TD_CPU_MAX_PARTS * td_team_size(dev->team);
-    td_cpu_share *shares = ring ? aligned_alloc(64, n_shares * sizeof *shares) : NULL;
+    size_t n_shares = (size_t)TD_CPU_MAX_PARTS * td_pool_size(dev->pool);
+    td_cpu_tile_range *shares = ring ? aligned_alloc(64, n_shares * sizeof *shares) : NULL;
     if (!shares) {
       free(ring);
       free(stream);

@@ -1,7 +1,7 @@
 // src/device/cpu/tuner.h - how a kernel is called, in which way and for how many rows: found out
 // while they are computed. Processors differ in how they fetch rows ahead; a call costs something
 // before it computes at full speed, many rows leave threads waiting for the last, and caches are of
-// many sizes: what is best depends on machine, matrix, batch and team. No result depends on it. An
+// many sizes: what is best depends on machine, matrix, batch and pool. No result depends on it. An
 // operator's runs are trials. The first round is of a kernel's ways, in turn, until medians tell
 // which is quicker. Then, of the number of rows that the kernels propose, of half of it and of
 // twice as many; where the middle one is not the best it goes on from there. That takes the first

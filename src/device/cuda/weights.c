@@ -287,7 +287,7 @@ static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weig
 // A matrix of an expert, on the device.
 static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_weight *w,
                             const char *what, td_weight *out, td_err *err) {
-  if (!a->are_on_device) return td_cuda_weight(dev, w, what, out, err);
+  if (!a->weights_on_device) return td_cuda_weight(dev, w, what, out, err);
   *out = *w;
   return td_dev_check_weight(w, what, err);
 }
@@ -314,7 +314,7 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
 }
 
 static const void *key_of(const td_moe_args *a) {
-  return a->are_on_device ? (const void *)a->gate : a->gate[0].data;
+  return a->weights_on_device ? (const void *)a->gate : a->gate[0].data;
 }
 
 static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
@@ -344,8 +344,8 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
 static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
   if (x->key != key_of(a) || x->n_experts != a->n_experts) return false;
   const td_weight *here = &x->gate, *asked = &a->gate[0];
-  return !a->are_on_device || (here->data == asked->data && here->dtype == asked->dtype &&
-                               here->rows == asked->rows && here->cols == asked->cols);
+  return !a->weights_on_device || (here->data == asked->data && here->dtype == asked->dtype &&
+                                   here->rows == asked->rows && here->cols == asked->cols);
 }
 
 static const td_cuda_experts *find_experts(const td_cuda_dev *dev, const td_moe_args *a) {

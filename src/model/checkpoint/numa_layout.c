@@ -22,7 +22,7 @@ static uint64_t nearest(uint64_t at, uint64_t unit) {
   return (at + unit / 2) / unit * unit;
 }
 
-void td_place_rows(td_place out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, uint64_t n_bytes,
+void td_place_rows(td_page_range out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, uint64_t n_bytes,
                    uint64_t n_rows, uint64_t page_bytes) {
   uint64_t row_bytes = n_bytes / n_rows;
   uint64_t first = (at + page_bytes - 1) / page_bytes * page_bytes;
@@ -31,7 +31,7 @@ void td_place_rows(td_place out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, ui
     uint64_t end = nearest(at + td_node_begin(n_rows, n_nodes, k + 1) * row_bytes, page_bytes);
     if (end > last || k + 1 == n_nodes) end = last;
     if (end < begin) end = begin;
-    out[k] = (td_place){.begin = begin, .end = end};
+    out[k] = (td_page_range){.begin = begin, .end = end};
     begin = end;
   }
 }

@@ -8,12 +8,12 @@
 
 typedef struct {
   uint64_t begin, end; // bytes, multiples of the page's; may be empty
-} td_place;
+} td_page_range;
 
 // Of a matrix of n_bytes in n_rows that begins at `at`: the pages of each of n_nodes, in order and
 // without gaps. A page that two share belongs to the node that has more of it. The first and the
 // last page of the matrix are in it only where the matrix fills them.
-void td_place_rows(td_place out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, uint64_t n_bytes,
+void td_place_rows(td_page_range out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, uint64_t n_bytes,
                    uint64_t n_rows, uint64_t page_bytes);
 
 // Of the tensor's rows, where they lie one after another, as whole: what td_place_rows is for.

@@ -428,7 +428,7 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
 
 // ---- its place --------------------------------------------------------------------------------
 
-static td_status place_matrix(const td_nodes *nodes, int fd, const td_place *parts,
+static td_status place_matrix(const td_nodes *nodes, int fd, const td_page_range *parts,
                               td_resident_stats *stats, td_err *err) {
   for (unsigned k = 0; k < nodes->n; k++) {
     uint64_t n_bytes = parts[k].end - parts[k].begin;
@@ -449,7 +449,7 @@ typedef struct {
 
 static td_status place_tensor(const placing *p, const td_tensor *t, uint64_t at, td_err *err) {
   if (!td_place_is_cut(t, p->nodes.n, p->page_bytes)) return TD_OK;
-  td_place parts[TD_MAX_NODES];
+  td_page_range parts[TD_MAX_NODES];
   td_place_rows(parts, p->nodes.n, at, t->n_bytes, t->shape[0], p->page_bytes);
   return place_matrix(&p->nodes, p->fd, parts, p->stats, err);
 }

@@ -59,7 +59,7 @@ static td_status read_rest(const td_config_reader *r) {
   return st;
 }
 
-static const td_place layer[] = {
+static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, TD_IF_Q_WHOLE),
     TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),

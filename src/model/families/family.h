@@ -33,7 +33,7 @@ struct td_family {
   size_t n_keys;
   // The rest, after keys and td_config_read_common: which layers have experts, checks across keys.
   td_status (*read)(const td_config_reader *r);
-  const td_place *layer; // tensors of a layer
+  const td_tensor_spec *layer; // tensors of a layer
   size_t n_layer;
 };
 
@@ -44,10 +44,10 @@ struct td_family {
 // ---- rows that families share -------------------------------------------------------------------
 
 #define TD_VECTOR(name, field, rows, conditions)                                                   \
-  { name, TD_PLACE_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
-// kind: what follows TD_PLACE_.
+  { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
+// kind: what follows TD_SPEC_.
 #define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
-  { name, TD_PLACE_##kind, offsetof(td_layer, field), rows, cols, conditions }
+  { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions }
 
 #define TD_NORM_PLACES                                                                             \
   TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \

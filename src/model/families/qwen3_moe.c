@@ -67,7 +67,7 @@ static td_status read_rest(const td_config_reader *r) {
   return TD_OK;
 }
 
-static const td_place layer[] = {
+static const td_tensor_spec layer[] = {
     TD_NORM_PLACES,
     TD_GQA_PLACES,
     TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, 0),

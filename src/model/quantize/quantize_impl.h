@@ -41,8 +41,8 @@ typedef struct {
   const td_family *family;
   td_store *store;
   td_quant *quant;
-  td_binding binding; // holds the scales
-  td_team *team;
+  td_bound_tensors binding; // holds the scales
+  td_pool *pool;
   td_quantize_item *items; // one a tensor of store
   size_t n_items;
   td_quantize_shard *shards;

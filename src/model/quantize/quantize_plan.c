@@ -23,9 +23,9 @@ static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t
   if (strncmp(t->name, "model.layers.", 13) != 0) return NULL;
   bool fits = !e->whole_blocks || t->shape[1] % e->block_cols == 0;
   for (size_t i = 0; i < q->family->n_layer; i++) {
-    const td_place *p = &q->family->layer[i];
-    const bool is_latent = p->kind == TD_PLACE_LATENT;
-    if (!is_latent && p->kind != TD_PLACE_WEIGHT && p->kind != TD_PLACE_EXPERT) continue;
+    const td_tensor_spec *p = &q->family->layer[i];
+    const bool is_latent = p->kind == TD_SPEC_LATENT;
+    if (!is_latent && p->kind != TD_SPEC_WEIGHT && p->kind != TD_SPEC_EXPERT) continue;
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", p->name);
     if (!ends_with(t->name, suffix)) continue;

@@ -1,4 +1,4 @@
-// src/model/quantize/quantize_shard.c - makes one shard, in pieces over the team, or keeps a
+// src/model/quantize/quantize_shard.c - makes one shard, in pieces over the pool, or keeps a
 // finished one. Beside a finished shard lies <shard>.done: what it was made from and to, its
 // checksum, and the errors of its tensors. A shard is kept when all of that, and its header, is
 // what it would be now.
@@ -237,7 +237,7 @@ static td_status write_done(const td_quantizer *q, const td_quantize_shard *s, s
 static td_status make(making *m) {
   td_quantizer *q = m->q;
   size_t first_noted = q->report->n_tensors;
-  td_team_for(q->team, m->n_pieces, 1, make_pieces, m);
+  td_pool_for(q->pool, m->n_pieces, 1, make_pieces, m);
   if (m->status != TD_OK) {
     if (q->err) *q->err = m->err;
     return m->status;

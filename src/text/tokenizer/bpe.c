@@ -41,8 +41,8 @@ typedef struct {
 #define N_CACHED (1 << 15)
 
 struct td_bpe_scratch {
-  cached_word *cache; // [N_CACHED], by hash
-  td_ids symbols;     // the word as ids, merged in place
+  cached_word *cache;   // [N_CACHED], by hash
+  td_token_ids symbols; // the word as ids, merged in place
   td_merge_scratch merging;
   td_buf spelled, symbol;
 };
@@ -59,7 +59,7 @@ td_bpe_scratch *td_bpe_scratch_new(void) {
 void td_bpe_scratch_free(td_bpe_scratch *s) {
   if (!s) return;
   free(s->cache);
-  td_ids_free(&s->symbols);
+  td_token_ids_free(&s->symbols);
   td_merge_scratch_free(&s->merging);
   td_buf_free(&s->spelled);
   td_buf_free(&s->symbol);
@@ -248,9 +248,9 @@ void td_bpe_close(td_bpe *bpe) {
 
 // ---- from a word to symbols
 
-static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t len, td_ids *out,
-                                  td_err *err) {
-  td_status st = td_ids_reserve(out, len, err);
+static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t len,
+                                  td_token_ids *out, td_err *err) {
+  td_status st = td_token_ids_reserve(out, len, err);
   if (st != TD_OK) return st;
   for (size_t i = 0; i < len; i++)
     out->ids[out->n++] = bpe->byte_symbols[(uint8_t)word[i]];
@@ -258,7 +258,7 @@ static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t le
 }
 
 // The <0x..> tokens of all bytes of a character, or nothing when one of them is missing.
-static bool fall_back(const td_bpe *bpe, const char *text, size_t len, td_ids *out) {
+static bool fall_back(const td_bpe *bpe, const char *text, size_t len, td_token_ids *out) {
   for (size_t i = 0; i < len; i++) {
     if (bpe->fallbacks[(uint8_t)text[i]] < 0) return false;
   }
@@ -280,13 +280,13 @@ static td_status spell_symbol(const td_bpe *bpe, td_buf *out, const char *text, 
 // A pending unknown token is put down when the next known character comes, which is behind byte
 // tokens that stand in between; so does the reference.
 static td_status symbols_of_chars(const td_bpe *bpe, td_buf *symbol, const char *word, size_t len,
-                                  td_ids *out, td_err *err) {
+                                  td_token_ids *out, td_err *err) {
   bool pending = false;
   for (size_t i = 0, n; i < len; i += n) {
     uint32_t c;
     n = (size_t)td_utf8_decode(word + i, len - i, &c);
     td_status st = spell_symbol(bpe, symbol, word + i, n, i == 0, i + n == len, err);
-    if (st == TD_OK) st = td_ids_reserve(out, symbol->len + 2, err);
+    if (st == TD_OK) st = td_token_ids_reserve(out, symbol->len + 2, err);
     if (st != TD_OK) return st;
     int32_t id = td_vocab_find_plain(bpe->vocab, symbol->data, symbol->len);
     if (id >= 0) {
@@ -318,7 +318,7 @@ static td_status spell_word(const td_bpe *bpe, td_buf *spelled, const char **wor
 }
 
 static td_status encode_uncached(const td_bpe *bpe, td_bpe_scratch *s, const char *word, size_t len,
-                                 td_ids *out, td_err *err) {
+                                 td_token_ids *out, td_err *err) {
   const char *spelled = word;
   size_t n_spelled = len;
   td_status st = TD_OK;
@@ -328,22 +328,22 @@ static td_status encode_uncached(const td_bpe *bpe, td_bpe_scratch *s, const cha
   }
   if (bpe->ignore_merges) {
     int32_t id = td_vocab_find_plain(bpe->vocab, spelled, n_spelled);
-    if (id >= 0) return td_ids_push(out, id, err);
+    if (id >= 0) return td_token_ids_push(out, id, err);
   }
   s->symbols.n = 0;
   st = bpe->has_byte_table
            ? symbols_of_bytes(bpe, word, len, &s->symbols, err)
            : symbols_of_chars(bpe, &s->symbol, spelled, n_spelled, &s->symbols, err);
   if (st == TD_OK) st = td_merges_apply(&bpe->merges, &s->merging, &s->symbols, err);
-  return st == TD_OK ? td_ids_add(out, s->symbols.ids, s->symbols.n, err) : st;
+  return st == TD_OK ? td_token_ids_add(out, s->symbols.ids, s->symbols.n, err) : st;
 }
 
 static td_status encode_word(const td_bpe *bpe, td_bpe_scratch *s, const char *word, size_t len,
-                             td_ids *out, td_err *err) {
+                             td_token_ids *out, td_err *err) {
   cached_word *slot = &s->cache[td_hash_bytes(word, len) & (N_CACHED - 1)];
   if (len > sizeof slot->key) return encode_uncached(bpe, s, word, len, out, err);
   if (slot->n_key == len && memcmp(slot->key, word, len) == 0) {
-    return td_ids_add(out, slot->ids, slot->n_ids, err);
+    return td_token_ids_add(out, slot->ids, slot->n_ids, err);
   }
   size_t start = out->n;
   td_status st = encode_uncached(bpe, s, word, len, out, err);
@@ -356,7 +356,7 @@ static td_status encode_word(const td_bpe *bpe, td_bpe_scratch *s, const char *w
 }
 
 td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *s, const char *word, size_t len,
-                        td_ids *out, td_err *err) {
+                        td_token_ids *out, td_err *err) {
   if (!bpe->cuts_at_metaspace) return len ? encode_word(bpe, s, word, len, out, err) : TD_OK;
   while (len) {
     bool word_seen = false;

@@ -31,6 +31,6 @@ void td_bpe_scratch_free(td_bpe_scratch *scratch);
 // Appends the ids of a word, as the `tokenizers` library merges it: the pair of lowest rank first,
 // the leftmost among equals. O(n log n).
 td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
-                        td_ids *out, td_err *err);
+                        td_token_ids *out, td_err *err);
 
 #endif

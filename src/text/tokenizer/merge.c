@@ -42,7 +42,7 @@ static uint32_t rank_of(const td_merges *merges, int32_t left, int32_t right) {
   return find_slot(merges, left, right)->rank;
 }
 
-static void merge_by_scan(const td_merges *merges, td_ids *symbols) {
+static void merge_by_scan(const td_merges *merges, td_token_ids *symbols) {
   uint32_t ranks[MAX_SCAN]; // of symbols i and i + 1
   int32_t *ids = symbols->ids;
   size_t n = symbols->n;
@@ -162,7 +162,7 @@ static void merge_by_heap(long_word *w, size_t n) {
     merge_pair(w, pop_pair(w));
 }
 
-td_status td_merges_apply(const td_merges *merges, td_merge_scratch *s, td_ids *symbols,
+td_status td_merges_apply(const td_merges *merges, td_merge_scratch *s, td_token_ids *symbols,
                           td_err *err) {
   if (symbols->n <= MAX_SCAN) {
     merge_by_scan(merges, symbols);

@@ -36,7 +36,7 @@ void td_merge_scratch_free(td_merge_scratch *scratch);
 
 // Merges neighbours in symbols until no pair of it is in merges: the pair of lowest rank first, the
 // leftmost among equals. O(n log n).
-td_status td_merges_apply(const td_merges *merges, td_merge_scratch *scratch, td_ids *symbols,
+td_status td_merges_apply(const td_merges *merges, td_merge_scratch *scratch, td_token_ids *symbols,
                           td_err *err);
 
 #endif

@@ -6,15 +6,16 @@
 #include "base/json_parse.h"
 #include "text/tokenizer/json.h"
 
-static td_status add_id(td_ids *ids, const cJSON *id, td_err *err) {
+static td_status add_id(td_token_ids *ids, const cJSON *id, td_err *err) {
   double value = cJSON_IsNumber(id) ? id->valuedouble : -1;
   if (!(value >= 0 && value <= INT32_MAX && value == (int32_t)value)) {
     return td_fail(err, TD_EFORMAT, "not a token id");
   }
-  return td_ids_push(ids, (int32_t)value, err);
+  return td_token_ids_push(ids, (int32_t)value, err);
 }
 
-static td_status add_special(td_ids *ids, const cJSON *json, const cJSON *token, td_err *err) {
+static td_status add_special(td_token_ids *ids, const cJSON *json, const cJSON *token,
+                             td_err *err) {
   const char *name = NULL;
   td_status st = td_tok_need_str(token, "id", &name, err);
   if (st != TD_OK) return st;
@@ -69,10 +70,10 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
   } else if (strcmp(type, "ByteLevel") != 0) { // which only trims offsets
     st = td_fail(err, TD_EUNSUPPORTED, "this post-processor is not supported");
   }
-  if (st == TD_OK) st = td_ids_add(&own.before, post->before.ids, post->before.n, err);
-  if (st == TD_OK) st = td_ids_add(&post->after, own.after.ids, own.after.n, err);
+  if (st == TD_OK) st = td_token_ids_add(&own.before, post->before.ids, post->before.n, err);
+  if (st == TD_OK) st = td_token_ids_add(&post->after, own.after.ids, own.after.n, err);
   if (st == TD_OK) {
-    td_ids swap = post->before;
+    td_token_ids swap = post->before;
     post->before = own.before;
     own.before = swap;
   }
@@ -87,6 +88,6 @@ td_status td_post_read(td_post *post, const cJSON *json, td_err *err) {
 }
 
 void td_post_free(td_post *post) {
-  td_ids_free(&post->before);
-  td_ids_free(&post->after);
+  td_token_ids_free(&post->before);
+  td_token_ids_free(&post->after);
 }

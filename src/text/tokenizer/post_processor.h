@@ -8,7 +8,7 @@
 #include "base/token_ids.h"
 
 typedef struct {
-  td_ids before, after;
+  td_token_ids before, after;
 } td_post;
 
 // TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel and Sequences of them; json may

@@ -134,7 +134,7 @@ static td_status read_model(td_tokenizer *tok, const cJSON *root, bool by_rank, 
   return st;
 }
 
-static td_status check_post(const td_tokenizer *tok, const td_ids *ids, td_err *err) {
+static td_status check_post(const td_tokenizer *tok, const td_token_ids *ids, td_err *err) {
   for (size_t i = 0; i < ids->n; i++) {
     if (td_vocab_flags(&tok->vocab, ids->ids[i])) continue;
     return td_fail(err, TD_EFORMAT, "post_processor: there is no token %d", ids->ids[i]);
@@ -273,7 +273,7 @@ void td_tokenizer_close(td_tokenizer *tok) {
 typedef struct {
   const td_tokenizer *tok;
   scratch *s;
-  td_ids *out;
+  td_token_ids *out;
   bool parse_special;
 } encoding;
 
@@ -309,7 +309,7 @@ static td_status encode_normal(encoding *e, const char *text, size_t len, const 
   for (size_t i = 0; i < pieces->n && st == TD_OK; i++) {
     td_piece piece = pieces->pieces[i];
     if (piece.id >= 0) {
-      st = td_ids_push(e->out, piece.id, err);
+      st = td_token_ids_push(e->out, piece.id, err);
     } else {
       st = encode_plain(e, text + piece.begin, piece.end - piece.begin,
                         at_start && piece.begin == 0, err);
@@ -361,7 +361,7 @@ static td_status encode_text(encoding *e, const char *text, size_t len, const td
   for (size_t i = 0; i < s->pieces.n && st == TD_OK; i++) {
     td_piece piece = s->pieces.pieces[i];
     if (piece.id >= 0) {
-      st = td_ids_push(e->out, piece.id, err);
+      st = td_token_ids_push(e->out, piece.id, err);
       continue;
     }
     st = cut_spans(literal, &next, piece.begin, piece.end, &s->part_literal, err);
@@ -404,7 +404,7 @@ static td_status check_spans(const td_spans *literal, size_t len, td_err *err) {
 }
 
 td_status td_tokenizer_encode_spans(const td_tokenizer *tok, const char *text, size_t len,
-                                    const td_spans *literal, unsigned flags, td_ids *out,
+                                    const td_spans *literal, unsigned flags, td_token_ids *out,
                                     td_err *err) {
   if (len > MAX_TEXT_BYTES) return td_fail(err, TD_ELIMIT, "a text of %zu bytes is too long", len);
   td_status st = check_spans(literal, len, err);
@@ -422,16 +422,16 @@ td_status td_tokenizer_encode_spans(const td_tokenizer *tok, const char *text, s
       .tok = tok, .s = s, .out = out, .parse_special = (flags & TD_TOK_PARSE_SPECIAL) != 0};
   bool around = (flags & TD_TOK_ADD_SPECIAL) != 0;
   const td_post *post = &tok->post;
-  if (st == TD_OK && around) st = td_ids_add(out, post->before.ids, post->before.n, err);
+  if (st == TD_OK && around) st = td_token_ids_add(out, post->before.ids, post->before.n, err);
   if (st == TD_OK && len) st = encode_text(&e, text, len, literal, err);
-  if (st == TD_OK && around) st = td_ids_add(out, post->after.ids, post->after.n, err);
+  if (st == TD_OK && around) st = td_token_ids_add(out, post->after.ids, post->after.n, err);
   if (st != TD_OK) out->n = start;
   put_back(tok->pool, s, n_bytes);
   return st;
 }
 
 td_status td_tokenizer_encode(const td_tokenizer *tok, const char *text, size_t len, unsigned flags,
-                              td_ids *out, td_err *err) {
+                              td_token_ids *out, td_err *err) {
   return td_tokenizer_encode_spans(tok, text, len, NULL, flags, out, err);
 }
 

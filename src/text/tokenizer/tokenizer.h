@@ -39,12 +39,12 @@ enum {
 
 // Appends the ids of text to out.
 td_status td_tokenizer_encode(const td_tokenizer *tok, const char *text, size_t len, unsigned flags,
-                              td_ids *out, td_err *err);
+                              td_token_ids *out, td_err *err);
 // The same, but no added token is ever read from a range of text that overlaps one in literal:
 // what users type stays text while the chat template's own control tokens are parsed. (White space
 // beside a control token still goes with it where the token is marked lstrip or rstrip.)
 td_status td_tokenizer_encode_spans(const td_tokenizer *tok, const char *text, size_t len,
-                                    const td_spans *literal, unsigned flags, td_ids *out,
+                                    const td_spans *literal, unsigned flags, td_token_ids *out,
                                     td_err *err);
 
 // One more than the largest id. Ids in between may be unused.
