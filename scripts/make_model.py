@@ -16,7 +16,6 @@ import numpy as np
 
 import checkpoint
 import shapes
-from tokenizer_maker import write_tokenizer
 
 POOL = 1 << 24  # elements
 SIGMA_PEAK = 4.5  # E4M3 codes of unit-normal values are scaled so that 4.5 sigma is 448
@@ -127,6 +126,8 @@ def make_model(args):
     os.makedirs(args.out, exist_ok=True)
     if os.path.exists(os.path.join(args.out, "config.json")):
         raise SystemExit(f"{args.out} already holds a checkpoint: choose another --out")
+    from tokenizer_maker import write_tokenizer  # needs tokenizers, as nothing else here does
+
     ids = write_tokenizer(args.out, deepseek, shapes.SHAPES[args.shape][1])
     config |= {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
     config = shapes.quantize_config(config, args.dtype)

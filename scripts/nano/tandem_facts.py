@@ -175,9 +175,11 @@ FRAMES = ["{q}", "{q}", "{q}", "Please tell me: {l}", "I have a question. {q}", 
 
 def options(root: Path):
     """Yields (name, default or None, help) for each row of the option table."""
-    text = (root / "src/options/options.c").read_text()
-    table = text[text.index("static const option table[]"):]
-    for row in re.findall(r'^    \{("[a-z-]+", .*?)\},$', table[: table.index("\n};")], re.M | re.S):
+    text = (root / "src/options/table.c").read_text()
+    table = text[text.index("const td_option td_option_table[]"):]
+    rows = r'^    \{GROUP_[A-Z]+, ("[a-z-]+", .*?)\},$'
+    for row in re.findall(rows, table[: table.index("\n};")], re.M | re.S):
+        row = row.replace("NO_RANGE, ", "", 1)
         name, default, _metavar, *text = re.findall(r'NULL|"[^"]*"', row)
         yield (name.strip('"'), None if default == "NULL" else default.strip('"'),
                "".join(t.strip('"') for t in text))
