@@ -1,3 +1,4 @@
+// src/front/api_keys.c - reading API keys and checking an Authorization header against them.
 #include "front/api_keys.h"
 
 #include <ctype.h>
@@ -21,7 +22,7 @@ static td_status add(td_api_keys *keys, const char *key, uint32_t weight, td_err
   return TD_OK;
 }
 
-// Cuts the next word off *text; NULL: there is none.
+// Cuts the next word off *text; NULL if there is none.
 static char *next_word(char **text) {
   char *word = *text + strspn(*text, " \t\r\n");
   if (!*word) return NULL;
@@ -100,7 +101,8 @@ bool td_api_keys_check(const td_api_keys *keys, const char *authorization, uint6
                        td_api_caller *out) {
   bool has_token = authorization && strncasecmp(authorization, "Bearer ", 7) == 0;
   const char *given = has_token ? authorization + 7 + strspn(authorization + 7, " ") : "";
-  // A token that nobody checks may be another at every request.
+  // Without keys the token is not verified and could differ in every request, so the tenant is the
+  // peer address.
   *out = (td_api_caller){.tenant = peer, .weight = 1};
   bool is_known = !keys->n;
   for (uint32_t i = 0; i < keys->n; i++) {
@@ -111,7 +113,7 @@ bool td_api_keys_check(const td_api_keys *keys, const char *authorization, uint6
   return is_known;
 }
 
-// ---- where the one key comes from ---------------------------------------------------------------
+// ---- sources of --api-key -----------------------------------------------------------------------
 
 static void hide(int argc, char **argv) {
   static const char name[] = "--api-key";
@@ -151,7 +153,7 @@ td_status td_api_key_find(td_options *o, int argc, char **argv, td_err *err) {
     o->api_key = strdup(given);
     if (!o->api_key) st = td_fail(err, TD_ENOMEM, "out of memory");
   }
-  if (given) memset(given, 'x', strlen(given)); // /proc shows it
-  unsetenv("TANDEM_API_KEY");                   // and workers would have it
+  if (given) memset(given, 'x', strlen(given)); // visible in /proc
+  unsetenv("TANDEM_API_KEY");                   // so that workers do not inherit it
   return st;
 }

@@ -1,5 +1,5 @@
-// src/front/backend.c - the callers' side, opening and closing, and workers that come and go.
-// A request is copied by submit; from there on backend_flow.c has it.
+// src/front/backend.c - the calls of backend.h, opening and closing, and worker state changes.
+// submit copies a request; request_flow.c takes it from there. Thread: the loop's.
 #include "front/backend.h"
 
 #include <stdbool.h>
@@ -13,10 +13,10 @@
 #include "front/backend_impl.h"
 #include "kv/pool.h"
 
-#define MAX_WAITING 1024 // of one tenant alone half
+#define MAX_WAITING 1024 // requests in the queue; half of it for a single tenant
 #define STUCK_S     30u  // unless asked otherwise
 
-// ---- workers come and go ----------------------------------------------------------------------
+// ---- worker state -----------------------------------------------------------------------------
 
 static td_status open_tier(td_backend *b, td_err *err) {
   const td_kv_disk_opts opts = {.loop = b->loop,
@@ -31,7 +31,7 @@ static td_status open_tier(td_backend *b, td_err *err) {
   return TD_OK;
 }
 
-// The last bit of what pages hold is the kernels' doing.
+// Page content also depends on the kernels, which only READY identifies.
 static void add_isa(td_digest *model, const td_wire_ready *info) {
   td_sha256 sha;
   td_sha256_begin(&sha);
@@ -89,7 +89,7 @@ static void free_backend(td_backend *b) {
   free(b);
 }
 
-// Nobody writes to the pages any more, and all that is in them is in the directory, too.
+// No worker writes to the pages any more, and the disk tier has been flushed.
 static void on_tier_closed(void *ctx) {
   td_backend *b = ctx;
   void (*closed)(void *) = b->closed;
@@ -109,7 +109,7 @@ static void on_closed(void *ctx) {
   td_kv_disk_close(tier, on_tier_closed, b);
 }
 
-// Frees b when the last worker is gone, or at once without any.
+// Frees b once the last worker is gone, or at once if there is none.
 static void close_workers(td_backend *b) {
   b->is_closing = true;
   uint32_t n = b->n_open;
@@ -154,12 +154,12 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .trace_fd = (uint32_t)opts->trace_fd,
                       .prefill_chunk = opts->prefill_chunk};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
-  TD_CHECK(opts->prefill_chunk); // the decode worker's READY cannot tell it
+  TD_CHECK(opts->prefill_chunk); // must be set: the decode worker's READY does not know it
   w.role = TD_ROLE_PREFILL;
   td_status st = open_worker(b, loop, &w, err);
   if (st != TD_OK) return st;
   w.role = TD_ROLE_DECODE;
-  w.prefill_chunk = 1; // it is asked to read none
+  w.prefill_chunk = 1; // it never prefills
   return open_worker(b, loop, &w, err);
 }
 
@@ -192,9 +192,9 @@ void td_backend_close(td_backend *b, void (*closed)(void *ctx), void *ctx) {
   close_workers(b);
 }
 
-// ---- the callers' side ------------------------------------------------------------------------
+// ---- calls ------------------------------------------------------------------------------------
 
-// From the worst to the best.
+// Worst first.
 static const td_backend_state states[] = {TD_BACKEND_FAILED, TD_BACKEND_LOADING, TD_BACKEND_STUCK};
 
 td_backend_state td_backend_state_of(const td_backend *b) {
@@ -289,7 +289,7 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
   return r;
 }
 
-// An id whose slot is free. There is one: the scheduler's limits are the table's size.
+// An id whose slot is free. One exists: n_slots is the scheduler's limit on requests.
 static uint64_t new_id(td_backend *b) {
   for (uint32_t i = 0; i < b->n_slots; i++) {
     uint64_t id = ++b->n_submitted;
@@ -337,7 +337,7 @@ void td_backend_cancel(td_backend *b, uint64_t id) {
   if (r->loading) {
     td_kv_loading_cancel(r->loading);
   } else if (r->out.submit_sent) {
-    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE will end it
+    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE ends it
   } else {
     td_backend_end_request(b, r, NULL);
   }

@@ -1,4 +1,4 @@
-// src/front/backend_check.c - what no worker could answer.
+// src/front/backend_check.c - rejects requests that no worker could run.
 #include "front/backend.h"
 
 td_status td_request_check(const td_request *q, const td_wire_ready *info, td_err *err) {

@@ -1,7 +1,8 @@
-// src/front/completions.c - chat and completions: one job a request.
-// A job is prepared on the thread pool (parse, check, template, tokenize), then lives on the loop:
-// every choice is submitted to the worker, tokens become text, text becomes events or one response.
-// Everything that can be the client's fault is found before the first byte of a response.
+// src/front/completions.c - POST /v1/chat/completions and /v1/completions: one job per request.
+// A job is prepared on the thread pool (parse, check, template, tokenize); everything else is on
+// the loop's thread: each choice is submitted to the backend, tokens become text, and text becomes
+// SSE events or one response. Every error a client can cause is detected before the first byte of
+// the response.
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +21,14 @@ typedef struct td_job job;
 typedef struct {
   job *job;
   uint32_t index;
-  uint64_t id; // the worker's name for it
+  uint64_t id; // of the backend request
   bool running, started;
-  uint64_t prefill_ns;                    // the worker read the prompt in
-  uint64_t first_token_ns, last_token_ns; // when they came
-  uint32_t n_cached; // tokens of its prompt that the worker did not need to read
+  uint64_t prefill_ns;                    // duration of the prefill
+  uint64_t first_token_ns, last_token_ns; // arrival times
+  uint32_t n_cached;                      // prompt tokens found in the prefix cache
   td_answer answer;
   td_output_parser parts; // chat
-  td_delta delta;         // chat: what is not sent yet; of a response in one piece, all
+  td_delta delta;         // chat: output not sent yet; without streaming, all of it
   const char *finish_reason;
 } choice;
 
@@ -39,15 +40,15 @@ struct td_job {
   td_lane_work work;
   bool preparing;
   td_buf body;
-  size_t body_bytes; // that count for it in the HTTP server's budget
-  uint32_t n_ctx;    // as known when it came
+  size_t body_bytes; // its share of the HTTP server's body budget
+  uint32_t n_ctx;    // context size when the request arrived
   td_api_request request;
-  td_status status; // of the preparation
+  td_status status; // result of prepare
   td_api_error error;
   td_token_ids *prompts; // [n_prompts]
   uint32_t n_prompts;
-  bool prompt_thinks; // a chat's prompt ends in an open thought
-  uint64_t call_id;   // random: ids of tool calls are made from it
+  bool prompt_thinks; // the chat's prompt ends inside a reasoning block
+  uint64_t call_id;   // random; ids of tool calls are derived from it
   choice *choices;    // [n_choices]
   uint32_t n_choices, n_running;
   td_api_head head;
@@ -83,7 +84,7 @@ static void job_free(job *j) {
   free(j);
 }
 
-// ---- ends -----------------------------------------------------------------------------------
+// ---- ending a job ---------------------------------------------------------------------------
 
 static void leave_worker(choice *c, td_finish how) {
   td_metrics *m = &c->job->serve->metrics;
@@ -113,7 +114,7 @@ static void log_end(const job *j, int status) {
           (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
 }
 
-// A prompt with several choices counts once, as its first choice read it.
+// Cached tokens are counted once per prompt, from its first choice.
 static void count_usage(job *j) {
   for (uint32_t i = 0; i < j->n_choices; i++) {
     j->usage.n_output += j->choices[i].answer.n_tokens;
@@ -125,13 +126,13 @@ static void on_gone(void *arg) {
   job *j = arg;
   j->x = NULL;
   cancel_running(j);
-  if (j->preparing) return; // the pool still reads it
+  if (j->preparing) return; // the thread pool still uses it
   count_usage(j);
   log_end(j, 499);
   job_free(j);
 }
 
-// Before the first byte of the response.
+// Fails a job whose response has not begun.
 static void refuse(job *j, const td_api_error *error) {
   cancel_running(j);
   log_end(j, error->status);
@@ -139,7 +140,7 @@ static void refuse(job *j, const td_api_error *error) {
   job_free(j);
 }
 
-// After it: one event tells, then the stream ends without [DONE].
+// Fails a running job: a stream gets an error event and ends without [DONE].
 static void fail_running(job *j, int status, const char *message) {
   td_api_error error;
   td_api_fail(&error, status, NULL, NULL, "%s", message);
@@ -198,7 +199,7 @@ static void end_stream(job *j) {
 static bool send_response(job *j) {
   td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
   td_buf body = TD_BUF_INIT;
-  td_api_timings timings = {0}; // sums over the choices
+  td_api_timings timings = {0}; // sums over all choices
   if (choices) {
     for (uint32_t i = 0; i < j->n_choices; i++) {
       const choice *c = &j->choices[i];
@@ -231,8 +232,8 @@ static void end_job(job *j) {
 
 // ---- tokens ---------------------------------------------------------------------------------
 
-// Takes what has become sure of a choice, and sends it if the response is streamed: every token by
-// itself, without text too, where the client counts them.
+// Takes the output of a choice that is final, and sends it if the response is streamed. With usage
+// in every chunk each token gets its own event, even if it adds no text.
 static td_status take_piece(choice *c, td_err *err) {
   job *j = c->job;
   td_answer_piece piece;
@@ -242,7 +243,7 @@ static td_status take_piece(choice *c, td_err *err) {
     if (st != TD_OK) return st;
     has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
   }
-  if (!j->request.stream) return TD_OK; // what was gained is kept for the end
+  if (!j->request.stream) return TD_OK; // the output is kept for the response
   td_buf event = TD_BUF_INIT;
   if (!c->started && j->is_chat) {
     td_api_write_role(&event, &j->head, c->index);
@@ -362,7 +363,7 @@ static void on_done(void *ctx, const td_wire_done *done) {
 static td_status check_context(job *j, uint32_t n_ctx) {
   const char *param = j->is_chat ? "messages" : "prompt";
   for (uint32_t i = 0; i < j->n_prompts; i++) {
-    bool is_cut = j->prompts[i].is_cut; // it was clear that it does not fit
+    bool is_cut = j->prompts[i].is_cut; // tokenization stopped at the limit
     size_t n = is_cut ? j->prompts[i].most + 1 : j->prompts[i].n;
     if (n == 0) return td_api_bad(&j->error, param, "the prompt has no tokens");
     if (n < n_ctx) continue;
@@ -378,9 +379,9 @@ static td_status check_context(job *j, uint32_t n_ctx) {
   return TD_OK;
 }
 
-// Tokens that end the answer besides those that the checkpoint names: the tokenizer's, those of the
-// request, and control tokens that it names by their text, which is not in the answer. At most one,
-// stop_token_ids and one for each stop string.
+// End tokens beyond those the checkpoint names: the tokenizer's EOS, stop_token_ids, and stop
+// strings that are the text of a control token (which never appears in the output). At most one,
+// all stop_token_ids, and one for each stop string.
 static uint32_t collect_ends(const job *j, int32_t *ends) {
   const td_api_request *r = &j->request;
   const td_tokenizer *tok = td_chat_tokenizer(j->serve->chat);
@@ -489,7 +490,7 @@ static td_status check_model(const job *j, td_api_error *error) {
                      "the model %.200s does not exist: this server has %s", asked, s->name);
 }
 
-// On the thread pool. Touches nothing but the job and what never changes.
+// On the thread pool. Uses only the job and immutable state.
 static void prepare(uv_work_t *work) {
   job *j = work->data;
   const td_api_defaults *defaults = &j->serve->defaults;
@@ -524,7 +525,7 @@ static void prepare(uv_work_t *work) {
   td_trace_span(begin_ns, TD_TRACE_PREPARE, 0, 0);
 }
 
-// What a large body has left in the allocator's hands goes back to the system.
+// Returns the memory of a large body to the system.
 static void run_prepare(uv_work_t *work) {
   job *j = work->data;
   bool was_large = j->body.len >= LARGE_BODY_BYTES;

@@ -1,4 +1,4 @@
-// src/front/front.h - `tandem serve`. Prints its own errors; returns the exit status: 0, 1 on
+// src/front/front.h - `tandem serve`. Prints its own errors. Returns the exit status: 0, 1 on
 // failure, 2 on bad options.
 #ifndef TD_FRONT_FRONT_H
 #define TD_FRONT_FRONT_H

@@ -1,5 +1,4 @@
-// src/front/info.c - the endpoints that answer at once: models, health, metrics and the chat
-// page.
+// src/front/info.c - endpoints without a job: models, health, metrics and the chat page.
 #include <string.h>
 
 #include "base/json_write.h"

@@ -1,3 +1,5 @@
+// src/front/kv_disk.c - the disk tier of the KV cache: loading a prompt's pages, writing pages
+// ahead of their eviction. Everything but the run_* functions is on the loop's thread.
 #include "front/kv_disk.h"
 
 #include <stdatomic.h>
@@ -9,24 +11,24 @@
 #include "base/log.h"
 #include "kv/record.h"
 
-#define AHEAD       2  // 1/AHEAD of memory's pages are kept empty or written
-#define MAX_VICTIMS 64 // files removed for one that is written
-#define MAX_FAILED  3  // pages in a row that could not be written, before a pause
+#define AHEAD       2  // 1/AHEAD of the pages are kept empty or already on disk
+#define MAX_VICTIMS 64 // most files removed to make room for one
+#define MAX_FAILED  3  // failed writes in a row before a pause
 #define PAUSE_S     60u
 
 struct td_kv_disk_read {
   uv_work_t work;
   td_kv_disk *disk;
   td_kv_load load;
-  int32_t *pages;   // [n], those to be filled
-  td_digest *names; // [n] of them
+  int32_t *pages;   // [n], the pages to fill
+  td_digest *names; // [n], their names
   uint32_t n, n_loaded;
   atomic_bool is_canceled;
-  td_err err; // of page n_loaded; TD_OK: none
+  td_err err; // of page n_loaded, where loading stopped; code TD_OK: none
   uint64_t ns;
 };
 
-// The one page on its way to the disk.
+// The page being written; there is one at a time.
 typedef struct {
   uv_work_t work;
   int32_t page;
@@ -45,16 +47,16 @@ struct td_kv_disk {
   uint64_t record_bytes;
   td_kv_disk_stats stats;
   uint32_t n_loadings;
-  td_kv_disk_read **loadings; // [shape.n_pages], as each has a page of its own
+  td_kv_disk_read **loadings; // [shape.n_pages]: each load has at least one page of its own
   saving save;
-  char *file;      // [record_bytes] of what is being saved
-  int32_t *tokens; // [page_tokens] of it
-  int32_t *idle;   // [shape.n_pages] room for a list of pages
+  char *file;      // [record_bytes], the record being written
+  int32_t *tokens; // [page_tokens], its tokens
+  int32_t *idle;   // [shape.n_pages], scratch list of pages
   bool is_saving, has_shrunk;
-  uint32_t n_failed;          // pages in a row that could not be written
-  uint64_t paused_until_ns;   // nothing is written before
-  double read_ns, prefill_ns; // a page; 0: not known yet
-  // the end
+  uint32_t n_failed;          // failed writes in a row
+  uint64_t paused_until_ns;   // no writes before then
+  double read_ns, prefill_ns; // averages per page; 0: not measured yet
+  // closing
   void (*closed)(void *ctx);
   void *closed_ctx;
   bool is_closing, is_flushing;
@@ -92,7 +94,7 @@ static td_status load_page(td_kv_disk_read *l, char *file, td_err *err) {
   return td_kv_pool_put(disk->opts.pool_fd, &disk->shape, l->pages[i], content, err);
 }
 
-// A prefix is of use from its start on: that is to be the last that goes.
+// A prefix is only usable from its start, so its first pages are marked as the most recently used.
 static void touch_loaded(const td_kv_disk_read *l) {
   uint64_t now_ns = realtime_ns();
   for (uint32_t i = 0; i < l->n_loaded; i++)
@@ -103,7 +105,7 @@ static void run_load(uv_work_t *work) {
   td_kv_disk_read *l = work->data;
   uint64_t begin_ns = td_clock_ns();
   char *file = malloc(l->disk->record_bytes);
-  td_status st = file ? TD_OK : TD_ENOENT; // without memory nothing was found
+  td_status st = file ? TD_OK : TD_ENOENT; // out of memory counts as not found
   while (st == TD_OK && l->n_loaded < l->n && !atomic_load(&l->is_canceled)) {
     st = load_page(l, file, &l->err);
     if (st == TD_OK) l->n_loaded++;
@@ -121,7 +123,7 @@ static void free_loading(td_kv_disk_read *l) {
   free(l);
 }
 
-// What was found wrong is not looked for again.
+// Forgets the page that failed to load, so that it is not looked up again.
 static void note_failure(td_kv_disk *disk, const td_kv_disk_read *l) {
   if (l->err.code == TD_OK || l->n_loaded == l->n) return;
   const td_digest *name = &l->names[l->n_loaded];
@@ -141,7 +143,7 @@ static double blend(double old, double now) {
 static void maybe_finish(td_kv_disk *disk);
 
 static void after_load(uv_work_t *work, int status) {
-  (void)status; // nobody cancels the work itself
+  (void)status; // the work itself is never canceled
   td_kv_disk_read *l = work->data;
   td_kv_disk *disk = l->disk;
   uint32_t i = 0;
@@ -160,8 +162,8 @@ static void after_load(uv_work_t *work, int status) {
   maybe_finish(disk);
 }
 
-// The names of the prompt's pages behind those it has, as far as the directory has them all. The
-// prompt's last token is computed in any case.
+// Lists the prompt's pages that follow those it has, up to the first that the directory lacks.
+// Excludes the prompt's last token, which is always computed.
 static void look_up(td_kv_disk_read *l) {
   const td_kv_disk *disk = l->disk;
   uint32_t page_tokens = disk->shape.page_tokens, n_had = l->load.n_cached / page_tokens;
@@ -174,7 +176,8 @@ static void look_up(td_kv_disk_read *l) {
   }
 }
 
-// As measured, and until then, yes. What was slow once gets another try after a while.
+// Compares the measured times; true until both are known. The read time decays, so a slow disk is
+// tried again after a while.
 static bool is_worth_reading(td_kv_disk *disk) {
   if (disk->prefill_ns <= 0 || disk->read_ns <= disk->prefill_ns) return true;
   disk->read_ns *= 0.9;
@@ -224,8 +227,8 @@ void td_kv_disk_note_prefill(td_kv_disk *disk, uint32_t n_tokens, uint64_t ns) {
 }
 
 // ---- saving -----------------------------------------------------------------------------------
-// A page is not held while it is copied: if afterwards it still has its serial, nobody has written
-// to it.
+// A page is not pinned while it is copied. If its serial is unchanged afterwards, it was not
+// overwritten.
 
 static void run_copy(uv_work_t *work) {
   td_kv_disk *disk = work->data;
@@ -249,8 +252,8 @@ static void run_write(uv_work_t *work) {
 
 static void save_next(td_kv_disk *disk);
 
-// The disk is full: what the directory has is all that it may have, and others make room for what
-// is to be written now. False: it has nothing to give.
+// The disk is full: limits the directory to its current size, so that old records make room for new
+// ones. False: the directory has nothing to evict.
 static bool shrink(td_kv_disk *disk) {
   td_kv_dir *dir = disk->opts.dir;
   uint64_t n_bytes = td_kv_dir_bytes(dir), less = td_kv_dir_max_bytes(dir) - n_bytes;
@@ -262,7 +265,7 @@ static bool shrink(td_kv_disk *disk) {
   disk->has_shrunk = true;
   td_kv_dir_limit(dir, n_bytes);
   if (disk->is_flushing) {
-    uint64_t left = disk->flush_left_bytes + disk->record_bytes; // it is tried again
+    uint64_t left = disk->flush_left_bytes + disk->record_bytes; // the failed page is retried
     disk->n_to_flush++;
     disk->flush_left_bytes = left > less ? left - less : 0;
   }
@@ -276,7 +279,7 @@ static void pause_saving(td_kv_disk *disk) {
           disk->save.err.msg, disk->is_flushing ? "" : " for a minute");
 }
 
-// The page is not tried again soon: until it is looked for, it counts as written.
+// Counts the page as written until it is next looked up, so that it is not retried soon.
 static void note_failed_write(td_kv_disk *disk) {
   td_kv_dir_add(disk->opts.dir, &disk->save.record.name, 0);
   if (++disk->n_failed == MAX_FAILED) pause_saving(disk);
@@ -334,7 +337,7 @@ static void save_page(td_kv_disk *disk, int32_t page, const td_kv_content *conte
   TD_CHECK(uv_queue_work(disk->opts.loop, &s->work, run_copy, after_copy) == 0);
 }
 
-// The next page that memory will need, if that may be soon and it is not on disk.
+// The next page likely to be evicted that is not on disk yet.
 static bool find_endangered(td_kv_disk *disk, int32_t *page, td_kv_content *content) {
   uint32_t ahead = disk->shape.n_pages / AHEAD + 1, n_empty = td_kv_n_empty(disk->opts.kv);
   uint32_t n = n_empty < ahead ? td_kv_idle(disk->opts.kv, ahead - n_empty, disk->idle) : 0;
@@ -346,7 +349,7 @@ static bool find_endangered(td_kv_disk *disk, int32_t *page, td_kv_content *cont
   return false;
 }
 
-// The next page to be kept over a restart, from the most recently used on.
+// The next page to keep across the restart, most recently used first.
 static bool find_remaining(td_kv_disk *disk, int32_t *page, td_kv_content *content) {
   while (disk->n_to_flush && disk->flush_left_bytes >= disk->record_bytes) {
     disk->flush_left_bytes -= disk->record_bytes;
@@ -398,7 +401,7 @@ static void maybe_finish(td_kv_disk *disk) {
     disk->deadline_ns = td_clock_ns() + disk->opts.flush_ns;
     disk->flush_used_ns = realtime_ns();
     disk->flush_left_bytes = td_kv_dir_max_bytes(disk->opts.dir);
-    save_next(disk); // comes back here when nothing is left
+    save_next(disk); // calls this again when nothing is left
     return;
   }
   void (*closed)(void *) = disk->closed;

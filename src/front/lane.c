@@ -1,3 +1,4 @@
+// src/front/lane.c - a FIFO in front of uv_queue_work with a concurrency limit.
 #include "front/lane.h"
 
 #include <stddef.h>

@@ -1,5 +1,6 @@
-// src/front/lane.h - a part of libuv's thread pool: of the work queued here, only so much runs at a
-// time, and the pool's other threads stay free for what is short. Thread: the loop's.
+// src/front/lane.h - a bounded share of libuv's thread pool: at most max_running of the items
+// queued here run at a time, so that the pool's other threads stay free for short work. Thread: the
+// loop's.
 #ifndef TD_FRONT_LANE_H
 #define TD_FRONT_LANE_H
 
@@ -13,7 +14,7 @@ typedef struct {
   td_lane_work *first, *last; // waiting
 } td_lane;
 
-// Embedded by whoever queues it; work.data is the owner's.
+// Embedded in the owner's struct; work.data belongs to the owner.
 struct td_lane_work {
   uv_work_t work;
   td_lane *lane;
@@ -22,7 +23,7 @@ struct td_lane_work {
   uv_after_work_cb after;
 };
 
-// As uv_queue_work; after may free work.
+// Like uv_queue_work. after may free work.
 void td_lane_queue(td_lane *lane, td_lane_work *work, uv_work_cb run, uv_after_work_cb after);
 
 #endif

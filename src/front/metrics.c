@@ -1,3 +1,4 @@
+// src/front/metrics.c - histograms, and writing GET /metrics.
 #include "front/metrics.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
-// src/front/metrics.h - what the server counts about its requests, and GET /metrics:
-// Prometheus' text format, version 0.0.4. Names and meanings follow vLLM's, with tandem_ in front.
+// src/front/metrics.h - request counters and GET /metrics in Prometheus' text format, version
+// 0.0.4. Names and meanings follow vLLM's, with the prefix tandem_. Thread: the loop's.
 #ifndef TD_FRONT_METRICS_H
 #define TD_FRONT_METRICS_H
 
@@ -13,39 +13,39 @@
 #define TD_HISTOGRAM_BOUNDS 18
 
 typedef struct {
-  const double
-      *bounds; // [TD_HISTOGRAM_BOUNDS] ascending; a value belongs to the first not below it
-  uint64_t counts[TD_HISTOGRAM_BOUNDS + 1]; // the last: above all bounds
+  const double *bounds; // [TD_HISTOGRAM_BOUNDS] ascending, seconds; a value counts in the first
+                        // bucket with bound >= value
+  uint64_t counts[TD_HISTOGRAM_BOUNDS + 1]; // not cumulative; the last: above all bounds
   double sum;
 } td_histogram;
 
-// Every choice of a response counts as a request of its own.
+// Each choice of a response counts as a request.
 typedef enum {
   TD_FINISH_STOP,
   TD_FINISH_LENGTH,
-  TD_FINISH_ABORT, // the client went away, or another choice of its request failed
+  TD_FINISH_ABORT, // the client disconnected, or another choice of its request failed
   TD_FINISH_ERROR,
   TD_N_FINISHES,
 } td_finish;
 
 typedef struct {
   uint64_t n_finished[TD_N_FINISHES];
-  uint64_t n_prompt,
-      n_cached;             // tokens of prompts that were read to their end; of them from the cache
-  uint64_t n_output;        // tokens of answers
-  td_histogram first_token; // seconds from the request's arrival
-  td_histogram next_token;  // seconds between two tokens of an answer
-  td_histogram whole;       // seconds from arrival to the last token, of answers that ended well
+  // prompt tokens of completed prefills; of them from the prefix cache
+  uint64_t n_prompt, n_cached;
+  uint64_t n_output;        // generated tokens
+  td_histogram first_token; // TTFT, seconds from the request's arrival
+  td_histogram next_token;  // ITL, seconds between consecutive tokens
+  td_histogram whole; // end-to-end latency, seconds, of requests that ended with stop or length
 } td_metrics;
 
-// What is not counted but looked up when asked.
+// Values read at the time of the scrape.
 typedef struct {
   const char *model;
   uint32_t n_running, n_waiting, n_workers;
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   td_kv_disk_stats kv_disk; // written when has_kv_dir
   bool has_kv_dir;
-  double kv_use; // pages that running requests hold over all pages, 0 to 1
+  double kv_use; // share of KV pages held by running requests, 0 to 1
   uint64_t n_preemptions;
 } td_metrics_now;
 

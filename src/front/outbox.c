@@ -1,3 +1,4 @@
+// src/front/outbox.c - cutting a request into ring records, and the queue of requests to send.
 #include "front/outbox.h"
 
 #include <string.h>
@@ -32,7 +33,7 @@ static uint32_t smaller(uint32_t a, uint32_t b) {
   return a < b ? a : b;
 }
 
-// The next record that the worker has not got; false when there is none.
+// The next record to send; false when everything has been sent.
 static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   const td_wire_submit *submit = &out->submit;
   *msg = (td_wire_msg){.request = out->id};

@@ -1,6 +1,6 @@
-// src/front/outbox.h - requests on their way to a worker. Each stands in the worker's outbox until
-// all records that make it up are in the ring. Where it stands in them is kept in the request, so a
-// full ring costs no memory and a worker's death only sets it back.
+// src/front/outbox.h - requests being sent to a worker. A request stays in the worker's outbox
+// until all records that make it up are in the ring. The send position is kept in the request, so a
+// full ring costs no memory and a worker's death only resets the position. Thread: the loop's.
 #ifndef TD_FRONT_OUTBOX_H
 #define TD_FRONT_OUTBOX_H
 
@@ -17,29 +17,30 @@ struct td_outgoing {
   uint64_t id;
   td_wire_submit submit;
   const int32_t *pages; // [submit.n_pages], borrowed
-  int32_t *tokens; // [n_prompt + n_answer] at least, owned: the prompt, behind it the answer so far
+  int32_t *tokens;      // [>= n_prompt + n_answer], owned: the prompt, then the generated tokens
   td_token_value *bias; // [submit.n_bias], owned
-  bool is_canceled;     // nobody listens any more
-  bool is_called_back;  // the worker shall let go of it
-  // what the worker has of it
+  bool is_canceled;     // by the client; no callbacks are made
+  bool is_called_back;  // preempted: the worker is asked to drop it
+  // what has been sent to the worker
   bool submit_sent, cancel_sent;
   uint32_t n_pages_sent, n_tokens_sent, n_bias_sent;
-  td_outbox *box; // in which it stands; NULL: in none
+  td_outbox *box; // the outbox it is in; NULL: none
   td_outgoing *next;
 };
 
-// First in, first out. Zeroed is empty.
+// FIFO. Zeroed is empty.
 struct td_outbox {
   td_outgoing *head, *tail;
 };
 
-// Does nothing for one that stands there. One that the worker has enters again when there is more
-// of it: pages (submit.n_pages), or that it is not wanted.
+// No effect if out is already in an outbox. A request the worker already has is entered again to
+// send more: new pages (submit.n_pages) or a cancellation.
 void td_outbox_enter(td_outbox *box, td_outgoing *out);
-void td_outbox_leave(td_outgoing *out); // legal for one that stands in none
-// The worker has nothing of it any more.
+void td_outbox_leave(td_outgoing *out); // no effect if it is in none
+// Resets the send position: the worker has nothing of it any more.
 void td_outgoing_rewind(td_outgoing *out);
-// Sends what the ring takes; the supervisor's on_space or on_death comes when that is not all.
+// Sends as much as fits into the ring. The rest is sent by another flush after the supervisor's
+// on_space.
 void td_outbox_flush(td_outbox *box, td_supervisor *to);
 
 #endif

@@ -1,9 +1,9 @@
-// src/front/prompt.c - from a request to the tokens of its prompts.
+// src/front/prompt.c - renders and tokenizes the prompts of a request. Any thread.
 #include "front/serve_impl.h"
 
-// Most templates want the arguments of earlier tool calls as objects, some as the text they were;
-// a template given the wrong kind fails, so the other is tried. One that costs too much is not run
-// again.
+// Most templates expect the arguments of earlier tool calls as objects, some as the original text.
+// A template given the wrong kind fails, so the other is tried; except after TD_ELIMIT, as the
+// template would exceed its limits again.
 static td_status encode_chat(const td_chat *chat, const td_api_request *request, td_token_ids *out,
                              td_buf *text, td_api_error *error) {
   td_err err;

@@ -1,11 +1,13 @@
-// src/front/request_flow.c - requests on their way from the queue through the workers to their
-// ends. A request waits in the scheduler (sched/) until it is admitted, with the KV pages of its
-// prompt; more follow as its answer grows. With two workers the first reads its prompt and draws
-// the first token, then the second goes on over the same pages; with one, that does both. Pages
-// outlive workers, so a request whose worker dies is continued behind the last token that came from
-// it. Pages in a GPU's memory do not (TD_READY_DEVICE_KV): prompt and answer are computed again
-// then. One that has to make room is called back from its worker, waits in the scheduler again, and
-// is computed again as far as the cache has lost it; nobody else notices.
+// src/front/request_flow.c - a request's way from the queue through the workers to its end. Thread:
+// the loop's.
+// A request waits in the scheduler (sched/) until it is admitted with the KV pages of its prompt;
+// more pages follow as it generates. With two workers, the first does prefill and samples the first
+// token, the second decodes from the same pages; with one, that worker does both.
+// KV pages in shared memory survive a worker crash: the request resumes after the last token
+// received. Pages in GPU memory do not (TD_READY_DEVICE_KV): prompt and generated tokens are
+// recomputed.
+// A preempted request is canceled at its worker, returns to the queue, and recomputes what the
+// prefix cache has lost meanwhile. Its client is not notified.
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +15,9 @@
 #include "base/clock.h"
 #include "front/backend_impl.h"
 
-// How far a request is suspected that was at a worker when it died, and got no further than the
-// last time: a death in company, a death alone or on trial, and what is enough to give it up.
+// Added to a request's crash_score if it was at a worker that died and has made no progress since
+// the last crash: the score for a crash among several requests, for a crash alone or on probation,
+// and the limit above which the request fails.
 #define BLAME_TOGETHER 1
 #define BLAME_ALONE    3
 #define MAX_BLAME      3
@@ -33,18 +36,18 @@ void td_backend_free_request(td_front_request *r) {
   free(r);
 }
 
-// Its pages hold all but the last of its tokens, which is one of the answer.
+// Its pages hold all of its tokens except the last, which was generated.
 static bool can_decode(const td_front_request *r) {
   return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
 }
 
-// ---- trials -----------------------------------------------------------------------------------
-// Whoever was at a worker when it died may have killed it. They are given to the next one by one,
-// the most suspect first, each when the one before has written another token or is gone, and nobody
-// new comes in between. So one that kills again does it without another suspect beside it, and is
-// found out by its second death. Among equals, whoever needs one step for a token comes before
-// whoever has a prompt to read.
+// ---- probation --------------------------------------------------------------------------------
 
+// Any request at a worker when it died may be the cause. After the restart the suspects are sent
+// one at a time, highest score first: the next follows when the previous one has produced a token
+// or has ended, and no new request is sent in between. A request that crashes the worker again is
+// then the only suspect, so its second crash identifies it. At equal score, a request in decode
+// (one step per token) goes before one that needs prefill.
 static void enter(td_front_request *r, td_worker_handle *w) {
   r->is_quarantined = w->is_dying || w->on_probation;
   if (r->is_quarantined) return;
@@ -69,7 +72,7 @@ static void release_held(td_backend *b, td_worker_handle *w) {
   }
 }
 
-// It has written a token, or leaves its worker.
+// Call when r has produced a token or leaves its worker.
 static void end_trial(td_backend *b, td_front_request *r) {
   td_worker_handle *w = r->at;
   if (!w || w->on_probation != r) return;
@@ -87,11 +90,11 @@ void td_backend_end_request(td_backend *b, td_front_request *r, const td_wire_do
   td_request_callbacks callbacks = r->callbacks;
   bool is_heard = !r->out.is_canceled;
   td_backend_free_request(r);
-  if (b->tier) td_kv_disk_save(b->tier); // its pages count as cache now
+  if (b->tier) td_kv_disk_save(b->tier); // its pages are prefix cache now
   if (is_heard) callbacks.on_done(callbacks.ctx, done);
 }
 
-// Ends a request that was at a worker, with what the front knows of it.
+// Ends a request that was at a worker; the counts and times are the front's.
 static void finish_request(td_backend *b, td_front_request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.n_prompt = r->out.submit.n_prompt;
@@ -104,7 +107,7 @@ static void finish_request(td_backend *b, td_front_request *r, const td_wire_don
   td_backend_end_request(b, r, &done);
 }
 
-// What became of it is not the request's fault: it may be asked again.
+// Ends a request for a reason that is not its fault; the client may retry.
 static void fail_request(td_backend *b, td_front_request *r, const char *why, const char *cure) {
   td_wire_done done = {.reason = TD_DONE_LOST};
   snprintf(done.text, sizeof done.text, "%.150s%s", why, cure);
@@ -133,7 +136,7 @@ static bool is_up(const td_worker_handle *w) {
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
-// The request goes to a worker, to begin behind what its pages hold.
+// Sends the request to a worker, to continue after the tokens in its pages.
 static void give(td_backend *b, td_front_request *r) {
   td_wire_submit *submit = &r->out.submit;
   end_trial(b, r);
@@ -151,10 +154,10 @@ static void give(td_backend *b, td_front_request *r) {
 
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
 
-// Whether pages of the prompt are on their way from the disk.
+// Starts loading pages of the prompt from disk. False: there is nothing to load.
 static bool load(td_backend *b, td_front_request *r) {
   if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
-  td_kv_disk_save(b->tier); // of what other requests left, some gave way to this one
+  td_kv_disk_save(b->tier); // admitting r may have evicted cached pages
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
@@ -180,7 +183,7 @@ static void admit(td_backend *b) {
   }
 }
 
-// Back to the queue, to its place.
+// Puts r back into the queue, at its old position.
 static void requeue(td_backend *b, td_front_request *r) {
   end_trial(b, r);
   r->is_quarantined = false;
@@ -201,20 +204,20 @@ static void give_pages(td_backend *b) {
   }
 }
 
-// It makes room, at once or as soon as nobody writes to its pages any more.
+// Preempts r: at once, or when nobody writes to its pages any more.
 static void preempt(td_backend *b, td_front_request *r) {
-  r->max_progress = 0; // what it computes again counts as getting on
+  r->max_progress = 0; // recomputed tokens count as progress
   r->out.is_called_back = true;
   if (r->loading) {
     td_kv_loading_cancel(r->loading);
   } else if (r->out.submit_sent) {
-    td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE says when
+    td_outbox_enter(&r->at->outbox, &r->out); // requeued at the worker's DONE
   } else {
     requeue(b, r);
   }
 }
 
-// Pages for answers that grow, where need be from requests that came later.
+// Allocates pages for growing sequences, preempting later requests if needed.
 static void grow(td_backend *b) {
   uint64_t id;
   give_pages(b);
@@ -224,7 +227,7 @@ static void grow(td_backend *b) {
   }
 }
 
-// What threads each may compute with, said before it is asked to.
+// Sets each worker's thread count, before it is sent new work.
 static void lease_threads(td_backend *b) {
   if (b->n_workers == 1) return;
   td_thread_split now = td_sched_lease(b->sched);
@@ -232,7 +235,7 @@ static void lease_threads(td_backend *b) {
   if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
 }
 
-// Sends what the rings take.
+// Sends as much as fits into the rings.
 static void flush(td_backend *b) {
   for (uint32_t i = 0; i < b->n_workers; i++) {
     td_worker_handle *w = &b->workers[i];
@@ -248,7 +251,7 @@ void td_backend_pump(td_backend *b) {
   flush(b);
 }
 
-// From here on it is like a request whose pages memory held. What came meanwhile is done now.
+// Continues as if the pages had been in memory, after handling what happened meanwhile.
 static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   td_backend *b = ctx;
   td_front_request *r = td_backend_find(b, id);
@@ -302,7 +305,7 @@ static void on_token(td_backend *b, td_front_request *r, const td_wire_token *to
 static void on_progress(td_backend *b, td_front_request *r, const td_wire_progress *progress) {
   uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
   uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
-  bool is_new = !r->read_ns; // what it has to read again is nobody's business
+  bool is_new = !r->read_ns; // a repeated prefill is not reported
   if (n_done < r->n_past || n_done > n_known) return;
   r->n_past = n_done;
   td_sched_progress(b->sched, r->out.id, n_done, td_clock_ns());
@@ -321,7 +324,7 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
   r->callbacks.on_progress(r->callbacks.ctx, &told);
 }
 
-// The worker has let go of a request before its end.
+// Whether a request that its worker has dropped has to be continued.
 static bool should_continue(const td_front_request *r, td_done_reason reason) {
   if (r->out.is_canceled || r->is_last) return false;
   return reason == TD_DONE_PREFILLED ? can_decode(r)
@@ -368,15 +371,15 @@ void td_backend_on_space(void *ctx) {
 
 // ---- a worker's death -------------------------------------------------------------------------
 
-// The answer was complete; only word of its end was lost.
+// All tokens had been received; only the worker's DONE was lost.
 static void end_complete(td_backend *b, td_front_request *r) {
   bool is_full = r->n_output == r->out.submit.max_tokens;
   finish_request(b, r, &(td_wire_done){.reason = is_full ? TD_DONE_LENGTH : TD_DONE_STOP});
 }
 
-// A prompt not yet read waits again at its place in the queue, with what is read of it in the cache
-// of prefixes; an answer goes on behind its last token. Where the pages died with the worker, all
-// is read again.
+// A request in prefill is requeued at its old position; what was computed is in the prefix cache. A
+// request in decode continues after its last token. If the pages were lost with the worker, both
+// are requeued and recomputed.
 static void continue_request(td_backend *b, td_front_request *r) {
   bool is_lost = b->info.flags & TD_READY_DEVICE_KV;
   if (r->n_output && !is_lost && !r->out.is_called_back) {

@@ -1,6 +1,6 @@
-// src/front/serve.c - `tandem serve`: starts the worker and the HTTP server, ends both.
-// SIGTERM or SIGINT drains: no new connections, running answers go on until --drain-timeout. A
-// second one ends at once.
+// src/front/serve.c - `tandem serve`: starts and stops the workers and the HTTP server.
+// SIGTERM or SIGINT drains: no new connections; running requests continue until --drain-timeout. A
+// second signal ends them at once.
 #include "front/front.h"
 #include "front/serve_impl.h"
 
@@ -25,7 +25,7 @@
 #define MAX_DESCRIPTORS 65536
 #define MMAP_BYTES      (1 << 20)
 
-// ---- what handlers share --------------------------------------------------------------------
+// ---- used by all handlers -------------------------------------------------------------------
 
 td_backend_state td_serve_state(const td_serve *serve) {
   return serve->backend ? td_backend_state_of(serve->backend) : TD_BACKEND_LOADING;
@@ -52,7 +52,7 @@ void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   td_buf_free(&body);
 }
 
-// For the errors that http finds itself.
+// Body of errors detected by src/http.
 static void write_error(void *ctx, td_buf *out, int status, const char *message) {
   (void)ctx;
   td_api_error error;
@@ -73,7 +73,7 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
   return true;
 }
 
-// ---- before a body is read ------------------------------------------------------------------
+// ---- checks before the body is received -----------------------------------------------------
 
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
   const char *path = td_http_path(x);
@@ -83,8 +83,7 @@ static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
                            &caller);
 }
 
-// Whether a page of another site asks: an Origin that is not this server under the name by which it
-// was asked.
+// Whether the request comes from a page of another site: its Origin is not the Host it was sent to.
 static bool is_foreign(const td_http_exchange *x) {
   const char *origin = td_http_header(x, "Origin"), *host = td_http_header(x, "Host");
   if (!origin) return false;
@@ -92,8 +91,8 @@ static bool is_foreign(const td_http_exchange *x) {
   return !slashes || !host || strcasecmp(slashes + 3, host) != 0;
 }
 
-// Pages of other sites can post any type but JSON without asking first. From programs, text and no
-// type at all are JSON, too.
+// A page of another site can post any type except JSON without a CORS preflight. From programs,
+// text/plain and a missing type are accepted as JSON too.
 static bool is_json(const td_http_exchange *x) {
   const char *type = td_http_header(x, "Content-Type");
   size_t len = type ? strcspn(type, "; \t") : 0;
@@ -102,7 +101,7 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
-// A body that no worker would look at is not read.
+// Paths whose body is not received while no worker accepts requests.
 static bool needs_worker(const td_http_exchange *x) {
   return strcmp(td_http_method(x), "POST") == 0 && strncmp(td_http_path(x), "/v1/", 4) == 0;
 }
@@ -125,7 +124,7 @@ static bool check_head(void *ctx, td_http_exchange *x) {
   return false;
 }
 
-// ---- the end --------------------------------------------------------------------------------
+// ---- shutdown -------------------------------------------------------------------------------
 
 static void on_http_closed(void *ctx) {
   td_serve *serve = ctx;
@@ -137,7 +136,7 @@ static void on_http_closed(void *ctx) {
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
 }
 
-// Clients first: their requests are ended while the worker still listens.
+// Clients first: their requests are canceled while the worker still receives messages.
 void td_serve_stop(td_serve *serve, int exit_status) {
   if (!serve->exit_status) serve->exit_status = exit_status;
   if (serve->stopping) return;
@@ -183,7 +182,7 @@ void td_serve_on_state(void *ctx, td_backend_state state) {
   }
 }
 
-// ---- the beginning --------------------------------------------------------------------------
+// ---- startup --------------------------------------------------------------------------------
 
 static const td_http_route routes[] = {
     {"POST", "/v1/chat/completions", td_serve_chat},
@@ -235,7 +234,7 @@ bool td_serve_has_model(const td_serve *serve, const char *name) {
   return strcmp(name, serve->name) == 0 || strcmp(name, serve->options->model) == 0;
 }
 
-// Bytes of the GPU's memory that are free; 0: the CPU computes.
+// Free bytes of GPU memory; 0: the model runs on the CPU.
 static td_status find_gpu(const td_placement_opts *wish, const td_model *model, uint64_t *out,
                           td_err *err) {
   const td_model_stats stats = td_model_stats_of(model);
@@ -253,7 +252,7 @@ static td_status find_gpu(const td_placement_opts *wish, const td_model *model, 
              : st;
 }
 
-// Whether there is a GPU for the model, and who computes its experts then; auto is settled here.
+// Chooses the device and where experts run; resolves auto.
 static td_status choose_placement(td_serve *serve, const td_model_config *config, td_err *err) {
   td_session_opts *m = &serve->model_opts;
   const td_placement_opts wish = td_session_placement(m);
@@ -261,21 +260,21 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
   td_model *model = NULL;
   td_status st = TD_OK;
   if (td_placement_may_use_gpu(&wish)) {
-    st = td_model_open_shapes(&model, m->model_dir, err); // mapped: costs next to nothing
+    st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
     if (st == TD_OK) st = find_gpu(&wish, model, &gpu_bytes, err);
   }
   if (st == TD_OK) serve->placement = td_placement_of(&wish, model, gpu_bytes);
   td_model_close(model);
   if (st != TD_OK) return st;
   m->device = serve->placement.device;
-  // Else it hangs on the GPU's memory, and the worker chooses.
+  // On a GPU it depends on free GPU memory, and the worker chooses.
   if (!serve->placement.is_discrete && !m->prefill_chunk) {
     m->prefill_chunk = td_engine_prefill_chunk(config);
   }
   return TD_OK;
 }
 
-// Whether prefill and decode are two workers.
+// Chooses one worker, or two for prefill and decode.
 static td_status choose_workers(td_serve *serve, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
   const bool has_gpu = serve->placement.is_discrete;
@@ -292,7 +291,7 @@ static td_status choose_workers(td_serve *serve, td_err *err) {
   return TD_OK;
 }
 
-// What is wrong with the model's directory is told before anything is started.
+// Reports errors in the model directory before anything is started.
 static td_status read_model(td_serve *serve, td_err *err) {
   td_model_config config;
   td_status st = td_cmd_session_opts(serve->options, &serve->model_opts, err);
@@ -315,7 +314,8 @@ static td_status read_model(td_serve *serve, td_err *err) {
 
 static void open_loop(td_serve *serve) {
   TD_CHECK(uv_loop_init(&serve->loop) == 0);
-  // One of the pool's four threads stays for texts, files and pages, whatever a template does.
+  // Leaves one of the pool's four threads for tokenization, files and KV pages, however long
+  // templates take.
   serve->templates = (td_lane){.loop = &serve->loop, .max_running = 3};
   uv_signal_init(&serve->loop, &serve->on_term);
   uv_signal_init(&serve->loop, &serve->on_int);
@@ -326,14 +326,15 @@ static void open_loop(td_serve *serve) {
 }
 
 static void set_limits(void) {
-  // Large bodies are mapped and unmapped, whatever was freed before; the threshold would grow.
+  // Setting it disables glibc's dynamic threshold, so that large bodies are always unmapped when
+  // freed.
   mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < MAX_DESCRIPTORS) {
     limit.rlim_cur = limit.rlim_max < MAX_DESCRIPTORS ? limit.rlim_max : MAX_DESCRIPTORS;
     setrlimit(RLIMIT_NOFILE, &limit);
   }
-  // The stacks of libuv's pool follow the process's own limit, and are 2 MiB where it has none.
+  // libuv's pool threads get the process's stack limit, or 2 MiB if it is unlimited.
   if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur > TD_STACK_BYTES) {
     limit.rlim_cur = TD_STACK_BYTES;
     setrlimit(RLIMIT_STACK, &limit);

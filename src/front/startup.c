@@ -1,4 +1,5 @@
-// src/front/startup.c - from an open port to a worker: the weights, then the process.
+// src/front/startup.c - from an open port to running workers: loads the weights, then opens the
+// backend.
 #include <unistd.h>
 
 #include "base/log.h"
@@ -35,7 +36,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
   return td_backend_open(&serve->backend, &serve->loop, &opts, err);
 }
 
-// All that decides what keys and values are: the weights, and what computes with them.
+// Fingerprint of all that determines KV content: weights, KV format and activation precision.
 static td_status identify(td_serve *serve, td_err *err) {
   const td_session_opts *m = &serve->model_opts;
   const uint32_t form[] = {(uint32_t)m->kv_dtype, TD_KV_PAGE_TOKENS, m->activations};
@@ -48,7 +49,7 @@ static td_status identify(td_serve *serve, td_err *err) {
   return st;
 }
 
-// A directory that another process uses is no reason not to serve.
+// If another process uses the directory, the server runs without it.
 static td_status open_kv_dir(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
   if (!o->kv_dir) return TD_OK;
@@ -64,7 +65,7 @@ static td_status open_kv_dir(td_serve *serve, td_err *err) {
   return TD_OK;
 }
 
-// On a thread of the loop's pool: reading a checkpoint may take minutes.
+// On the thread pool: reading a checkpoint may take minutes.
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
   const td_session_opts *m = &serve->model_opts;
@@ -81,7 +82,7 @@ static void load_weights(uv_work_t *work) {
 }
 
 static void after_weights(uv_work_t *work, int status) {
-  (void)status; // nobody cancels the work itself
+  (void)status; // the work itself is never canceled
   td_serve *serve = work->data;
   if (serve->stopping) return;
   td_err *err = &serve->weights_err;

@@ -1,3 +1,4 @@
+// src/front/supervisor.c - a worker's state machine: start, watch, kill, restart, give up.
 #include "front/supervisor.h"
 
 #include <stdbool.h>
@@ -12,34 +13,34 @@
 
 #define TICK_MS           1000
 #define GRACE_MS          3000
-#define MAX_UNREADY       3 // at first
-#define MAX_UNREADY_AGAIN 9 // of one that has served: 24 s of tries
+#define MAX_UNREADY       3 // before the first READY
+#define MAX_UNREADY_AGAIN 9 // after it; about 24 s of attempts
 #define SHORT_LIFE_NS     10000000000u
 #define FIRST_DELAY_MS    250
 #define MAX_DELAY_DOUBLES 5           // 250 ms << 5 = 8 s
-#define LINGER_NS         5000000000u // from a kill to its end, at most kill_ns; then it is said
-#define HEAVY             3 // deaths that a hang before READY counts as, or files that are wrong
+#define LINGER_NS         5000000000u // until a killed process that lingers is reported
+#define HEAVY             3           // deaths that a hang before READY or a bad model counts as
 #define MAX_START_NS      3600000000000u
 
 struct td_supervisor {
   td_supervisor_opts opts;
   uv_loop_t *loop;
-  td_process *process; // NULL between two lives
+  td_process *process; // NULL between death and restart
   td_backend_state state;
   char reason[TD_ERR_BYTES];
-  char fatal[TD_WIRE_MAX_TEXT]; // what this life's FATAL said
-  bool is_for_good;             // and a second later it would be no different
-  uv_timer_t tick;              // heartbeat watch; while closing, the grace period
+  char fatal[TD_WIRE_MAX_TEXT]; // text of this life's FATAL
+  bool is_for_good;             // FATAL's cause is permanent
+  uv_timer_t tick;              // watches the heartbeat; while closing, the grace period
   uv_timer_t restart;
   int n_timers;
   uint64_t born_ns, heard_ns;
   td_wire_heartbeat heartbeat; // this life's last
-  uint32_t pulse;              // as of the last tick
-  uint64_t progress;           // the same, before READY
-  bool is_hung;                // this life ends for that
-  uint64_t killed_ns;          // 0: this life was not ended by us
-  bool was_ready;              // ever
-  bool is_up;                  // this life has said READY
+  uint32_t pulse;              // at the last tick
+  uint64_t progress;           // at the last tick, before READY
+  bool is_hung;                // was killed for showing no progress
+  uint64_t killed_ns;          // 0: not killed by the supervisor
+  bool was_ready;              // in any life
+  bool is_up;                  // this life has sent READY
   unsigned n_unready;          // deaths in a row before READY
   uint32_t n_starts;
   unsigned n_short; // deaths in a row within SHORT_LIFE_NS
@@ -64,7 +65,7 @@ static void give_up(td_supervisor *s, const char *reason) {
   set_state(s, TD_BACKEND_FAILED);
 }
 
-// ---- a life -----------------------------------------------------------------------------------
+// ---- running ----------------------------------------------------------------------------------
 
 static void on_ready(td_supervisor *s, const td_wire_ready *info) {
   td_err err;
@@ -84,7 +85,7 @@ static void note_life(td_supervisor *s) {
   if (s->state == TD_BACKEND_STUCK && !s->killed_ns) set_state(s, TD_BACKEND_READY);
 }
 
-// The model is gone or another; memory may be there a second later.
+// Whether the cause is the model's files, so that a retry cannot help.
 static bool is_about_files(td_status code) {
   return code == TD_ENOENT || code == TD_EFORMAT || code == TD_EIO || code == TD_EUNSUPPORTED;
 }
@@ -133,7 +134,7 @@ static void on_restart(uv_timer_t *timer) {
   if (spawn(s, &err) != TD_OK) after_death(s, err.msg, "");
 }
 
-// ---- between two lives ------------------------------------------------------------------------
+// ---- restarting -------------------------------------------------------------------------------
 
 static void schedule_restart(td_supervisor *s) {
   uint64_t delay_ms = 0;
@@ -169,7 +170,7 @@ static void after_death(td_supervisor *s, const char *why, const char *said) {
   td_error("%s; starting it again", text);
   td_backend_state before = s->state;
   s->state = TD_BACKEND_LOADING;
-  bool may_be_told = s->fatal[0] && !strchr(s->fatal, '/'); // clients are not told of paths
+  bool may_be_told = s->fatal[0] && !strchr(s->fatal, '/'); // no paths to clients
   s->opts.on_death(s->opts.ctx, may_be_told ? s->fatal : why);
   if (s->is_closing || s->state != TD_BACKEND_LOADING) return;
   if (before != TD_BACKEND_LOADING && s->opts.on_state) {
@@ -197,8 +198,8 @@ static void kill_process(td_supervisor *s) {
   td_process_kill(s->process);
 }
 
-// A process that hangs in the kernel does not end when it is killed, and until it does it has the
-// GPU's memory: another one is not started, but the reason is told.
+// A process blocked in the kernel does not exit when killed, and keeps its GPU memory until it
+// does. No replacement is started meanwhile; the reason is logged.
 static void watch_end(td_supervisor *s) {
   uint64_t most_ns = s->opts.kill_ns < LINGER_NS ? s->opts.kill_ns : LINGER_NS;
   uint64_t since_ns = td_clock_ns() - s->killed_ns;
@@ -227,8 +228,8 @@ static void on_tick(uv_timer_t *timer) {
   td_supervisor *s = timer->data;
   td_log_catch_up();
   if (!s->process) return;
-  td_process_drain(s->process);             // if it was us who slept, its heartbeats are waiting
-  if (s->is_closing || !s->process) return; // a callback closed us
+  td_process_drain(s->process);             // if this process was suspended, heartbeats are waiting
+  if (s->is_closing || !s->process) return; // closed by a callback
   if (s->killed_ns) {
     watch_end(s);
     return;
@@ -326,7 +327,7 @@ void td_supervisor_close(td_supervisor *s, void (*closed)(void *ctx), void *ctx)
   if (s->is_up && td_process_send(s->process, &msg) == TD_OK) {
     uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
   } else {
-    kill_process(s); // still loading, or not listening
+    kill_process(s); // still loading, or its ring is full
     uv_timer_start(&s->tick, on_grace_over, GRACE_MS, GRACE_MS);
   }
 }

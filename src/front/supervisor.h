@@ -1,15 +1,15 @@
-// src/front/supervisor.h - keeps a worker running: starts it, watches its heartbeat, starts it
-// again when it dies, and knows when to give up.
+// src/front/supervisor.h - keeps a worker running: starts it, watches it, restarts it when it dies,
+// and decides when to give up. Thread: the loop's.
 //
-// A worker is watched from its first moment: until READY for progress (CPU time, page faults),
-// afterwards for its heartbeat and pulse. One that stands still is killed and started again; before
-// READY that counts as three deaths where it has served, and no start may last an hour.
+// Before READY a worker must show progress (CPU time, page faults), afterwards a heartbeat or
+// pulse. A worker that shows none is killed and restarted. A hang before READY counts as three
+// deaths if the worker has been READY in an earlier life; a start may take at most an hour.
 //
-// A worker that says FATAL before the first READY, or three in a row that die before it, is a
-// failure for good. One that dies while serving is started again at once; deaths in quick
-// succession wait longer and longer, up to 8 s. If nine in a row do not get READY again, that is
-// for good, too: what they lack, memory for instance, may be there some seconds later. Three are
-// enough where the model's files are the reason.
+// A worker fails for good if it sends FATAL before the first READY, or dies three times in a row
+// before it. A worker that dies while serving is restarted at once; if it dies repeatedly within
+// seconds, the delay grows up to 8 s. After nine deaths in a row before READY it fails for good: a
+// missing resource, such as memory, may be available some seconds later. Errors in the model's
+// files count as three deaths.
 #ifndef TD_FRONT_SUPERVISOR_H
 #define TD_FRONT_SUPERVISOR_H
 
@@ -23,16 +23,16 @@
 typedef struct td_supervisor td_supervisor;
 
 typedef struct {
-  td_worker_opts worker; // texts are copied, parent_pid and log_* filled in
+  td_worker_opts worker; // strings are copied, parent_pid and log_* filled in
   int kv_fd;             // of the KV pool (kv/pool.h), borrowed
-  uint64_t stuck_ns;     // without a message or a pulse, after which a worker counts as stuck
-  uint64_t kill_ns;      // the same, after which it is killed
-  // A worker is ready; what it returns other than TD_OK ends the supervision (FAILED).
+  uint64_t stuck_ns;     // time without a message or pulse until the worker is STUCK
+  uint64_t kill_ns;      // time without a message or pulse until it is killed
+  // The worker is READY. A result other than TD_OK ends supervision (FAILED).
   td_status (*on_ready)(void *ctx, const td_wire_ready *info, td_err *err);
   void (*on_record)(void *ctx, const td_wire_msg *msg); // PROGRESS, TOKEN, DONE; unchecked
   void (*on_space)(void *ctx);
-  // The worker is gone, with all it had been given. The state is no longer READY. why may be told
-  // to clients.
+  // The worker died and lost all requests it was sent. The state is no longer READY. why is safe to
+  // send to clients.
   void (*on_death)(void *ctx, const char *why);
   void (*on_state)(void *ctx, td_backend_state state); // after a change
   void *ctx;
@@ -41,21 +41,20 @@ typedef struct {
 // On success the caller owns *out; on error *out is NULL (run the loop once more).
 td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supervisor_opts *opts,
                              td_err *err);
-// Ends the worker; closed is called when nothing is left on the loop, never from inside. No other
-// callback comes meanwhile.
+// Stops the worker; closed is called when no handle is left on the loop, never from inside. No
+// other callback is called meanwhile.
 void td_supervisor_close(td_supervisor *supervisor, void (*closed)(void *ctx), void *ctx);
 
 td_backend_state td_supervisor_state(const td_supervisor *supervisor);
-// Why FAILED, for the owner to report, or why a worker that was killed is not started again yet;
-// else "".
+// Why the worker FAILED, or why a killed worker has not been restarted yet; else "".
 const char *td_supervisor_reason(const td_supervisor *supervisor);
 uint32_t td_supervisor_n_restarts(const td_supervisor *supervisor);
-// What the worker said of itself last; zeroed until it has.
+// The last heartbeat of this life; zeroed before the first.
 td_wire_heartbeat td_supervisor_heartbeat(const td_supervisor *supervisor);
-// How many threads the worker may compute with from its next operator on. Each life begins with
-// all.
+// Sets the number of threads the worker may use from its next operator on. After a restart it is
+// all of them.
 void td_supervisor_lease(td_supervisor *supervisor, uint32_t n_threads);
-// TD_EAGAIN: not now; on_space or on_death comes.
+// TD_EAGAIN: not now; wait for on_space or on_death.
 td_status td_supervisor_send(td_supervisor *supervisor, const td_wire_msg *msg);
 
 #endif

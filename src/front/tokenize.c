@@ -1,5 +1,5 @@
-// src/front/tokenize.c - /tokenize, /detokenize and /apply-template: the tokenizer and the template
-// by themselves, for those who debug a prompt. The work is done on the thread pool.
+// src/front/tokenize.c - /tokenize, /detokenize and /apply-template: tokenizer and chat template
+// alone, for debugging prompts. The work runs on the thread pool.
 #include <malloc.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ typedef struct {
   td_lane_work work;
   uint32_t n_ctx;
   td_buf body, answer;
-  size_t body_bytes; // that count for it in the HTTP server's budget
+  size_t body_bytes; // its share of the HTTP server's body budget
   td_status status;
   td_api_error error;
 } task;
@@ -133,7 +133,7 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
   td_http_on_gone(x, on_gone, t);
   if (kind == DETOKENIZE) {
     TD_CHECK(uv_queue_work(&serve->loop, &t->work.work, run, on_run) == 0);
-  } else { // whether it has messages shows when it is read
+  } else { // it may contain messages and so run a template
     td_lane_queue(&serve->templates, &t->work, run, on_run);
   }
 }

@@ -1,3 +1,4 @@
+// src/front/worker_process.c - spawning a worker, its rings on the loop, and its stderr.
 #include "front/worker_process.h"
 
 #include <errno.h>
@@ -15,9 +16,9 @@
 #include "shm/channel.h"
 
 #define RING_RECORDS   1024
-#define RECORDS_A_TURN 1024 // heard before the loop's other handles get their turn
+#define RECORDS_A_TURN 1024 // received before the loop's other handles get their turn
 #define SAID_BYTES     1024
-#define LINE_BYTES     8192 // longer lines are passed on in pieces
+#define LINE_BYTES     8192 // longer lines are forwarded in pieces
 
 struct td_process {
   td_process_events events;
@@ -28,13 +29,13 @@ struct td_process {
   uv_poll_t data, space; // of the channel's eventfds
   uv_pipe_t said_pipe;   // the worker's stderr
   int n_handles;         // not yet closed
-  bool is_spawned;       // else nobody hears of the end
+  bool is_spawned;       // else on_exit is not called
   bool has_exited, has_said_all, is_closing;
   int64_t exit_status;
   int term_signal;
-  char said[SAID_BYTES]; // the end of what it wrote to stderr
+  char said[SAID_BYTES]; // the end of its stderr
   size_t said_len;
-  char line[LINE_BYTES]; // of its stderr; the first line_len bytes are not passed on yet
+  char line[LINE_BYTES]; // of its stderr; the first line_len bytes are not forwarded yet
   size_t line_len;
 };
 
@@ -50,7 +51,8 @@ static void on_corrupt(td_process *p) {
   td_process_kill(p);
 }
 
-// True: some were left for the next turn. False: all heard, and the reader is armed.
+// True: some messages are left for the next turn. False: all were received, and the reader is
+// armed.
 static bool hear_some(td_process *p) {
   td_ring_reader *rx = &p->channel.rx;
   td_ring_reader_disarm(rx);
@@ -72,7 +74,7 @@ static bool hear_some(td_process *p) {
 
 void td_process_drain(td_process *p) {
   if (!hear_some(p)) return;
-  uint64_t one = 1; // the loop's poll fires again by itself
+  uint64_t one = 1; // makes the loop's poll fire again
   if (write(p->channel.fds[TD_CHANNEL_UP_DATA], &one, sizeof one) < 0) return; // signaled already
 }
 
@@ -100,7 +102,7 @@ uint64_t td_process_progress(const td_process *p) {
   unsigned long long n[4] = {0}; // minor and major faults, user and system time
   snprintf(path, sizeof path, "/proc/%d/stat", p->process.pid);
   if (td_file_read(&text, path, 4096, &err) == TD_OK) {
-    const char *name_end = strrchr(td_buf_text(&text), ')'); // a name may hold anything
+    const char *name_end = strrchr(td_buf_text(&text), ')'); // the name may contain anything
     if (name_end) {
       sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %*u %llu %*u %llu %*u %llu %llu", &n[0], &n[1],
              &n[2], &n[3]);
@@ -131,9 +133,9 @@ void td_process_lingers(const td_process *p, char *out, size_t n_bytes) {
                : "");
 }
 
-// ---- the end ----------------------------------------------------------------------------------
+// ---- exit -------------------------------------------------------------------------------------
 
-// The last line that is not empty, cut out of said in place.
+// The last non-empty line, terminated in place.
 static const char *last_line(td_process *p) {
   while (p->said_len && strchr("\n\r ", p->said[p->said_len - 1]))
     p->said_len--;
@@ -177,7 +179,7 @@ static void close_handles(td_process *p) {
 static void maybe_finish(td_process *p) {
   if (!p->has_exited || !p->has_said_all || p->is_closing) return;
   while (hear_some(p)) {
-  } // nobody writes any more, so this ends
+  } // the writer has exited, so this terminates
   close_handles(p);
 }
 
@@ -189,7 +191,7 @@ static void on_process_exit(uv_process_t *process, int64_t exit_status, int term
   maybe_finish(p);
 }
 
-// ---- what it says -----------------------------------------------------------------------------
+// ---- stderr -----------------------------------------------------------------------------------
 
 static void on_said_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf) {
   (void)suggested;
@@ -210,10 +212,10 @@ static void remember(td_process *p, const char *bytes, size_t n) {
   p->said_len = keep + n;
 }
 
-// Passes len bytes on to our own stderr and forgets them, and the newline behind them.
+// Forwards len bytes to our own stderr and drops them and the newline after them.
 static void pass_on(td_process *p, size_t len) {
   td_log_forward(td_worker_role_name(p->role), p->process.pid, p->line, len);
-  if (!td_log_get().is_json || p->line[0] != '{') { // last words are not log lines
+  if (!td_log_get().is_json || p->line[0] != '{') { // said keeps plain text, not log records
     remember(p, p->line, len);
     remember(p, "\n", 1);
   }
@@ -230,7 +232,7 @@ static void pass_on_lines(td_process *p) {
 }
 
 static void on_said(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
-  (void)buf; // the end of line
+  (void)buf; // buf is the tail of p->line
   td_process *p = stream->data;
   if (n > 0) {
     p->line_len += (size_t)n;
@@ -276,13 +278,13 @@ static td_status init_handles(td_process *p, uv_loop_t *loop, td_err *err) {
       st = td_fail(err, TD_EIO, "cannot watch the worker: %s", uv_strerror(made[i].rc));
       continue;
     }
-    made[i].handle->data = p; // also marks it as one to close
+    made[i].handle->data = p; // also marks the handle as one to close
     p->n_handles++;
   }
   return st;
 }
 
-// What the worker inherits beside the channel; 0: none of weights, trace.
+// Descriptors the worker inherits besides the channel's. weights and trace may be 0: none.
 typedef struct {
   int life, weights, trace, kv;
 } inherited;
@@ -320,7 +322,7 @@ static td_status start(td_process *p, uv_loop_t *loop, const td_worker_opts *opt
   td_status st = td_channel_create(&p->channel, RING_RECORDS, err);
   if (st == TD_OK) st = init_handles(p, loop, err);
   if (st != TD_OK) return st;
-  TD_CHECK(td_ring_reader_arm(&p->channel.rx)); // before there is anybody to write
+  TD_CHECK(td_ring_reader_arm(&p->channel.rx)); // before the writer exists
   int life[2];
   if (pipe2(life, O_CLOEXEC) != 0) return td_fail(err, TD_EIO, "pipe: %s", strerror(errno));
   p->life_fd = life[1];
