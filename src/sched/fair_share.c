@@ -1,10 +1,11 @@
+// src/sched/fair_share.c - the table of tenants and their counters.
 #include "sched/fair_share.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 
 td_status td_fair_share_open(td_fair_share_share *out, uint32_t n_present, td_err *err) {
-  size_t n = 2 * (size_t)n_present; // as many again are remembered while they are away
+  size_t n = 2 * (size_t)n_present; // room to remember as many idle tenants
   *out = (td_fair_share_share){.tenants = calloc(n, sizeof(td_tenant)), .n_most = (uint32_t)n};
   return out->tenants ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %zu tenants", n);
 }
@@ -25,7 +26,7 @@ const td_tenant *td_fair_share_find(const td_fair_share_share *fair, uint64_t id
   return NULL;
 }
 
-// The tenant's place: its own, a new one, or that of the one away that was served least.
+// The tenant's slot: its own, a new one, or that of the idle tenant with the lowest counter.
 static uint32_t place_of(td_fair_share_share *fair, uint64_t id) {
   uint32_t least = UINT32_MAX;
   for (uint32_t i = 0; i < fair->n; i++) {

@@ -1,31 +1,30 @@
-// src/sched/sched.c
-// Requests live in a fixed pool of entries, each as near as possible to the place that its id
-// names. Those that wait are scanned when one may be admitted, those that run (a few) at every
-// event.
+// src/sched/sched.c - admission, growth and preemption.
+// Requests are in a fixed table with open addressing by id. Admission scans the waiting ones; every
+// event scans the few that run.
 #include "sched/sched.h"
 
 #include <stdlib.h>
 
 #include "sched/fair_share.h"
 
-#define ANSWER_COST     2           // of a token of an answer, where one of a prompt costs 1
-#define DUE_STRETCH     4           // a first token is due after so many times the time to read
-#define PATIENCE_NS     1000000000u // behind its due time, until others make room for it
-#define FIRST_GUESS_NS  1000000u    // to read a token, until it is measured
-#define MEASURED_TOKENS 8192u       // the speed is that of the last so many
+#define ANSWER_COST     2           // of a generated token; a prompt token costs 1
+#define DUE_STRETCH     4           // the first token is due after this many times the prefill time
+#define PATIENCE_NS     1000000000u // time past due until others are preempted for it
+#define FIRST_GUESS_NS  1000000u    // prefill time per token until measured
+#define MEASURED_TOKENS 8192u       // the prefill speed is averaged over about this many tokens
 
 typedef struct {
   uint64_t id, arrival, submitted_ns;
   td_sched_job job;
-  uint32_t tenant;     // while it is in the queue or runs
-  uint32_t n_uncached; // tokens of the prompt that the cache lacked when it came
+  uint32_t tenant;     // index, valid while it waits or runs
+  uint32_t n_uncached; // prompt tokens not in the prefix cache at submission
   bool has_run;
 
-  uint32_t n_answer; // tokens of the answer that were known when it was last queued
-  uint32_t n_done;   // tokens in its pages, or that were when it made room
-  uint32_t seq;      // running: of the KV tables
+  uint32_t n_answer; // generated tokens when it was last requeued
+  uint32_t n_done;   // tokens in its pages, or when it was preempted
+  uint32_t seq;      // running: its sequence in kv
   uint32_t n_pages;  // running
-  bool is_leaving;   // running: called back
+  bool is_leaving;   // running: being preempted
   td_sched_phase phase;
 } entry;
 
@@ -34,16 +33,16 @@ struct td_sched {
   td_kv *kv;
   entry *entries; // [n_entries]
   uint32_t n_entries;
-  entry **running;      // [max_seqs], the first n_running
-  const entry *blocked; // who was next at the last try, and lacked a sequence or pages; or NULL
+  entry **running; // [max_seqs], the first n_running
+  // the request that could not be admitted last time for lack of a sequence or pages; or NULL
+  const entry *blocked;
   uint32_t n_waiting, n_running, n_reading;
-  uint64_t n_prefill_left; // tokens of the prompts being read
+  uint64_t n_prefill_left; // tokens left of the prefills in progress
   uint64_t n_arrived, n_preemptions;
   td_fair_share_share fair;
-  // How fast prompts are read: sums that forget, and since when the next token has been read.
+  // Prefill speed: decaying sums, and the time up to which prefill_ns is counted.
   uint64_t prefill_tokens, prefill_ns, prefilling_since_ns;
-  // How fast a queue moves on: between admissions, 0: not known; and since when the next is
-  // awaited.
+  // Queue speed: average time between admissions (0: unknown), and when the current wait began.
   uint64_t admission_ns, awaited_since_ns;
 };
 
@@ -90,7 +89,7 @@ static entry *find(const td_sched *sched, uint64_t id) {
   return NULL;
 }
 
-// A free entry where find(id) looks first.
+// The free entry that find(id) reaches first.
 static entry *find_free(const td_sched *sched, uint64_t id) {
   for (uint32_t i = 0; i < sched->n_entries; i++) {
     entry *e = &sched->entries[(id + i) % sched->n_entries];
@@ -103,8 +102,8 @@ static bool is_running(const entry *e) {
   return e->phase == TD_SCHED_PREFILL || e->phase == TD_SCHED_DECODE;
 }
 
-// Tokens that are computed before the next one is drawn but by the step that draws it: the prompt,
-// and of a known answer all but the last.
+// Tokens to prefill or replay before the next token can be sampled: the prompt, and all generated
+// tokens except the last.
 static uint32_t n_to_prefill(const entry *e) {
   return e->job.n_prompt + (e->n_answer ? e->n_answer - 1 : 0);
 }
@@ -113,8 +112,7 @@ static uint64_t n_most(const td_sched_job *job) {
   return (uint64_t)job->n_prompt + job->max_tokens;
 }
 
-// Tokens that it should have pages for: half a page ahead, so that a page is there before it is
-// needed.
+// Tokens it should have pages for: half a page ahead, so that a page is there before it is needed.
 static uint32_t n_wanted(const td_sched *sched, const entry *e) {
   uint32_t n = e->n_done > n_to_prefill(e) ? e->n_done : n_to_prefill(e);
   uint64_t ahead = (uint64_t)n + 1 + sched->opts.page_tokens / 2;
@@ -192,7 +190,7 @@ static uint32_t common_prefix_len(const td_sched_job *a, const td_sched_job *b) 
   return n;
 }
 
-// Whether a prompt that is being read will leave more of this one in the cache than there is now.
+// Whether a prefill in progress will leave more of this prompt in the prefix cache than it has now.
 static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
   uint32_t page_tokens = sched->opts.page_tokens;
   uint32_t n_cached = td_kv_match(sched->kv, job->tokens, job->n_prompt);
@@ -200,15 +198,15 @@ static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
     const entry *e = sched->running[i];
     if (e->phase != TD_SCHED_PREFILL || e->n_done >= e->job.n_prompt) continue;
     uint32_t n = common_prefix_len(job, &e->job);
-    if (n == job->n_prompt) n--; // its last token is computed in any case
+    if (n == job->n_prompt) n--; // the last token is always computed
     if (n / page_tokens > n_cached / page_tokens) return true;
   }
   return false;
 }
 
-// Gives the request its sequence and the pages that it needs to begin, or nothing.
+// Opens the request's sequence with the pages it needs to begin, all or nothing.
 static bool take_pages(td_sched *sched, entry *e) {
-  td_err err; // not enough now is no error
+  td_err err; // too few pages is not an error
   uint32_t n_cached, seq;
   if (td_kv_seq_open(sched->kv, &seq, &err) != TD_OK) return false;
   if (e->n_answer) {
@@ -229,7 +227,7 @@ static bool take_pages(td_sched *sched, entry *e) {
   return false;
 }
 
-// The running request that came first of those whose pages do not reach far enough.
+// The oldest running request that needs more pages.
 static entry *first_short(const td_sched *sched) {
   entry *first = NULL;
   for (uint32_t i = 0; i < sched->n_running; i++) {
@@ -241,7 +239,7 @@ static entry *first_short(const td_sched *sched) {
   return first;
 }
 
-// Nanoseconds to read so many tokens.
+// Estimated time to prefill n_tokens.
 static uint64_t prefill_eta_ns(const td_sched *sched, uint64_t n_tokens) {
   if (!sched->prefill_tokens) return n_tokens * FIRST_GUESS_NS;
   return (uint64_t)((double)n_tokens * (double)sched->prefill_ns / (double)sched->prefill_tokens);
@@ -271,7 +269,7 @@ static entry *next_waiting(const td_sched *sched) {
   return next;
 }
 
-// Whether it is due before all that is being read, of tenants that were not served less.
+// Whether e is due before all prefills in progress, and no tenant of those was served less.
 static bool is_urgent(const td_sched *sched, const entry *e) {
   for (uint32_t i = 0; i < sched->n_running; i++) {
     const entry *other = sched->running[i];
@@ -339,7 +337,7 @@ uint64_t td_sched_retry_ns(const td_sched *sched, uint64_t now_ns) {
   return (to_prefill_ns > to_begin_ns ? to_prefill_ns : to_begin_ns) / 2;
 }
 
-// ---- while it runs ----------------------------------------------------------------------------
+// ---- running ----------------------------------------------------------------------------------
 
 static void note_reading(td_sched *sched, uint32_t n_tokens, uint64_t now_ns) {
   sched->prefill_tokens += n_tokens;
@@ -374,7 +372,7 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t n
 }
 
 bool td_sched_grow(td_sched *sched, td_growth *out) {
-  td_err err; // not enough now is no error
+  td_err err; // too few pages is not an error
   entry *e = first_short(sched);
   if (!e || td_kv_reserve(sched->kv, e->seq, n_wanted(sched, e), &err) != TD_OK) return false;
   *out = (td_growth){.id = e->id};
@@ -383,7 +381,7 @@ bool td_sched_grow(td_sched *sched, td_growth *out) {
   return true;
 }
 
-// The last to come of those that run, of one tenant or (NULL) of all.
+// The newest running request, of one tenant or (NULL) of all.
 static entry *last_running(const td_sched *sched, const td_tenant *of) {
   entry *last = NULL;
   for (uint32_t i = 0; i < sched->n_running; i++) {
@@ -394,7 +392,7 @@ static entry *last_running(const td_sched *sched, const td_tenant *of) {
   return last;
 }
 
-// Of the tenants with several running requests the one that was served most.
+// The most served tenant among those with several running requests.
 static const td_tenant *richest(const td_sched *sched) {
   const td_tenant *most = NULL;
   for (uint32_t i = 0; i < sched->fair.n; i++) {
@@ -413,7 +411,8 @@ static entry *who_makes_room(const td_sched *sched, uint64_t now_ns) {
   }
   const entry *next = sched->blocked ? next_waiting(sched) : NULL;
   if (!next || tenant_of(sched, next)->n_running) return NULL;
-  if (next != sched->blocked && sched->n_running < sched->opts.max_seqs) return NULL; // not tried
+  // next has not been tried yet
+  if (next != sched->blocked && sched->n_running < sched->opts.max_seqs) return NULL;
   if (now_ns < due_ns(sched, next) + PATIENCE_NS) return NULL;
   const td_tenant *rich = richest(sched);
   return rich ? last_running(sched, rich) : NULL;
@@ -439,7 +438,7 @@ td_thread_split td_sched_lease(const td_sched *sched) {
   return (td_thread_split){.prefill = share, .decode = n - share};
 }
 
-// ---- afterwards -------------------------------------------------------------------------------
+// ---- end and requeue --------------------------------------------------------------------------
 
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
   entry *e = find(sched, id);
