@@ -1,3 +1,4 @@
+// src/worker/args.c - formatting and parsing a worker's command line.
 #include "worker/args.h"
 
 #include <errno.h>
@@ -39,10 +40,10 @@ const char *td_worker_role_name(uint32_t role) {
   return role < TD_COUNT(names) ? names[role] : "";
 }
 
-#define FIRST_NUMBER (2 + TD_COUNT(texts)) // behind the program and "worker"
+#define FIRST_NUMBER (2 + TD_COUNT(texts)) // after the program and "worker"
 #define N_ARGS       (FIRST_NUMBER + TD_COUNT(numbers))
 
-// The value of "key=value" when arg is of that key, else NULL.
+// The value of "key=value" if arg has that key, else NULL.
 static const char *value_of(const char *arg, const char *key) {
   size_t len = strlen(key);
   return strncmp(arg, key, len) == 0 && arg[len] == '=' ? arg + len + 1 : NULL;

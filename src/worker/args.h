@@ -1,5 +1,6 @@
-// src/worker/args.h - how the front tells a worker what to do: `tandem worker key=value ...`, a
-// hidden command, written and read by this one list. Descriptors are inherited at fixed numbers.
+// src/worker/args.h - how the front passes options to a worker: `tandem worker key=value ...`, a
+// hidden command, formatted and parsed from this one list. Descriptors are inherited at fixed
+// numbers.
 #ifndef TD_WORKER_ARGS_H
 #define TD_WORKER_ARGS_H
 
@@ -10,18 +11,18 @@
 #include "runtime/devices.h"
 #include "tandem/types.h"
 
-// The worker's descriptor 0 is the reading end of a pipe that only the front holds open: hang-up
-// means that the front is gone. 1 and 2 are for what it has to say; the weights in memory
-// (model/checkpoint/resident.h) are at 3 when weights_fd says that there are any, the memory that
-// --trace records to is at 4 when trace_fd does; the KV pool's (kv_pool.h) and the channel's
-// follow.
+// Descriptor 0 is the read end of a pipe whose write end only the front holds: hang-up means that
+// the front is gone. 1 and 2 are output. 3 is the weights in shared memory
+// (model/checkpoint/resident.h), present if weights_fd is not 0. 4 is the memory that --trace
+// records to, present if trace_fd is not 0. The KV pool (kv/pool.h) and the channel follow.
 #define TD_WORKER_LIFE_FD       0
 #define TD_WORKER_WEIGHTS_FD    3
 #define TD_WORKER_TRACE_FD      4
 #define TD_WORKER_KV_FD         5
 #define TD_WORKER_FIRST_CHANNEL 6
 
-// What a worker is for. It can do anything it is asked; what it is asked decides the front.
+// Worker roles. A hint for CPU placement and naming only: the front decides what each worker is
+// sent.
 #define TD_WORKER_ROLES(X)                                                                         \
   X(BOTH, "worker")                                                                                \
   X(PREFILL, "prefill")                                                                            \
@@ -36,7 +37,7 @@ typedef enum {
 
 const char *td_worker_role_name(uint32_t role);
 
-// Every key, all of them required. Texts: field, key; numbers: field, key, least, most.
+// All keys; each is required. Texts: field, key; numbers: field, key, minimum, maximum.
 #define TD_WORKER_TEXTS(X)                                                                         \
   X(model_dir, "model")                                                                            \
   X(device, "device")
@@ -59,24 +60,26 @@ const char *td_worker_role_name(uint32_t role);
 
 typedef struct {
   const char *model_dir;  // borrowed
-  const char *device;     // borrowed; a kind of td_dev_opts
+  const char *device;     // borrowed; device kind, see td_dev_opts
   uint32_t role;          // a td_worker_role
-  uint32_t ctx_size;      // tokens; 0: what the model allows, within memory
+  uint32_t ctx_size;      // tokens; 0: the model's maximum, limited by memory
   uint32_t max_batch;     // sequences decoded together
-  uint32_t n_threads;     // 0: one for each CPU
-  uint32_t kv_tokens;     // tokens the KV pool holds; 0: chosen
+  uint32_t n_threads;     // 0: one per CPU
+  uint32_t kv_tokens;     // size of the KV pool in tokens; 0: chosen
   uint32_t kv_dtype;      // a td_dtype
   uint32_t activations;   // a td_activations
   uint32_t experts;       // a td_expert_place
-  uint32_t prefill_chunk; // tokens a step; 0: chosen by devices.h
+  uint32_t prefill_chunk; // tokens per step; 0: chosen by runtime/devices.h
   uint32_t log_level;     // a td_log_level
   uint32_t log_json;
-  uint32_t weights_fd; // the front's descriptor of the weights in memory; 0: none, map the files
+  // the front's descriptor of the weights in shared memory; 0: none, map the files
+  uint32_t weights_fd;
   uint32_t trace_fd;   // the front's descriptor of the memory for --trace; 0: none
   uint32_t parent_pid; // the front's
 } td_worker_opts;
 
-// argv[0] is the program, argv[1] "worker". TD_EINVAL names the argument. Texts point into argv.
+// argv[0] is the program, argv[1] "worker". TD_EINVAL: the message names the argument. Texts point
+// into argv.
 td_status td_worker_args_parse(td_worker_opts *out, int argc, char **argv, td_err *err);
 
 typedef struct {

@@ -1,10 +1,11 @@
+// src/worker/front_link.c - polling the channel together with the front's life.
 #include "worker/front_link.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 
-// Waits for fd (-1: only for the front's end).
+// Waits for fd (-1: none) or the front's death.
 static td_status wait(td_front_link *front_link, int fd, int timeout_ms, td_err *err) {
   struct pollfd fds[2] = {{.fd = front_link->life_fd, .events = POLLIN},
                           {.fd = fd, .events = POLLIN}};

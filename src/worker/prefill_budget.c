@@ -1,3 +1,4 @@
+// src/worker/prefill_budget.c - learning the prefill budget from step times.
 #include "worker/prefill_budget.h"
 
 #include <stdbool.h>
@@ -25,7 +26,8 @@ uint32_t td_prefill_budget_tokens(const td_prefill_budget *budget, uint32_t n_de
   return is_measured(budget, n_decode) ? budget->budget_tokens : 0;
 }
 
-// What delayed one step is not expected of the next: less counts at once, more by and by.
+// A shorter time replaces the old one at once; a longer one is averaged in, so that a single
+// delayed step has little effect.
 static void note_answers(td_prefill_budget *budget, uint32_t n_decode, uint64_t ns) {
   bool is_like_last = budget->decode_ns && n_decode == budget->n_decode;
   bool is_more = is_like_last && ns > budget->decode_ns;
@@ -49,7 +51,7 @@ void td_prefill_budget_note(td_prefill_budget *budget, uint32_t n_decode, uint32
   double took_ns = ns > budget->decode_ns ? (double)(ns - budget->decode_ns) : 1;
   double budget_tokens = n_prefilled * room_ns / took_ns;
   if (n_prefilled < budget->budget_tokens && budget_tokens > n_prefilled)
-    return; // there were no more to try with
+    return; // too few prompt tokens to learn from
   if (budget_tokens > 2.0 * budget->budget_tokens) budget_tokens = 2.0 * budget->budget_tokens;
   if (budget_tokens > budget->max_tokens) budget_tokens = budget->max_tokens;
   budget->budget_tokens = budget_tokens > least(budget) ? (uint32_t)budget_tokens : least(budget);

@@ -1,3 +1,4 @@
+// src/worker/request.c - receiving, checking and ending a worker's requests.
 #include "worker/request.h"
 
 #include <stdio.h>
@@ -66,7 +67,7 @@ static td_worker_request *find(const td_requests *requests, uint64_t id) {
   return NULL;
 }
 
-// A slot that no active request occupies. There is one: the caller counted.
+// A free slot. There is one: the caller has checked the count.
 static td_worker_request *free_slot(td_requests *requests) {
   for (uint32_t i = 0; i < requests->limits.max_seqs; i++) {
     bool is_taken = false;
@@ -102,7 +103,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
       submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
   }
-  // An answer may have been cut off while it waited for the page of its last token.
+  // A request may have been preempted while it waited for the page of its last token.
   if (submit->n_pages > most_pages(requests, submit) ||
       td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens) {
     return "malformed request: not the pages that it needs";
@@ -110,7 +111,7 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   return NULL;
 }
 
-// What can go wrong with a request is text for its user; NULL: all well.
+// NULL on success, else an error text for the client.
 static const char *take_submit(td_requests *requests, uint64_t id, const td_wire_submit *submit) {
   const char *wrong = check_submit(requests, submit);
   if (wrong) return wrong;
@@ -185,7 +186,7 @@ bool td_request_ends_with(const td_worker_request *r, int32_t id) {
   return false;
 }
 
-// All of the request is here.
+// Called when all of the request has arrived.
 static td_status start(const td_requests *requests, td_worker_request *r, td_err *err) {
   td_status st = td_sampler_open(&r->sampler, &r->submit.sampling, r->bias, r->submit.n_bias,
                                  requests->limits.n_vocab, err);

@@ -1,6 +1,6 @@
-// src/worker/request.h - the requests a worker holds, from the front's records to their last token.
-// What the front sends is checked here: a record that does not fit ends its request with an error,
-// whatever it is, and leaves the others alone.
+// src/worker/request.h - a worker's requests, from the front's records to their last token.
+// Everything the front sends is checked here: an invalid record ends its request with an error and
+// does not affect others.
 #ifndef TD_WORKER_REQUEST_H
 #define TD_WORKER_REQUEST_H
 
@@ -13,9 +13,9 @@
 #include "tandem/wire.h"
 
 typedef enum {
-  TD_REQUEST_RECEIVING, // its tokens are on the way
+  TD_REQUEST_RECEIVING, // its records are still arriving
   TD_REQUEST_PREFILL,
-  TD_REQUEST_REPLAY, // its prompt is read, tokens of its answer that were drawn before are computed
+  TD_REQUEST_REPLAY, // the prompt is prefilled, generated tokens are being recomputed
   TD_REQUEST_DECODE,
 } td_request_phase;
 
@@ -25,30 +25,30 @@ typedef struct {
   uint64_t id;
   td_request_phase phase;
   td_wire_submit submit;
-  int32_t *tokens; // [n_prompt + max_output], owned: the prompt, behind it the answer so far
+  int32_t *tokens; // [n_prompt + max_output], owned: the prompt, then the generated tokens
   uint32_t n_tokens_received;
-  int32_t *pages; // [most_pages], owned: room for those of all tokens, the answer's included
+  int32_t *pages; // [most_pages], owned: room for the pages of all tokens
   uint32_t most_pages, n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
-  uint32_t max_output;              // tokens: max_tokens, or what the context leaves
+  uint32_t max_output;              // max_tokens, or what fits into the context
   td_sampler *sampler;              // owned
-  int32_t ends[TD_WORKER_MAX_ENDS]; // tokens that end the answer
+  int32_t ends[TD_WORKER_MAX_ENDS]; // end tokens
   uint32_t n_ends;
-  uint32_t n_past; // tokens in the pages; tokens[n_past] is what the next step begins with
+  uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
   uint32_t n_output;
   uint64_t begin_ns, first_token_ns;
 } td_worker_request;
 
-// Tokens that come with the request.
+// Tokens the front sends with the request.
 static inline uint32_t td_request_n_given(const td_worker_request *r) {
   return r->submit.n_prompt + r->submit.n_answer;
 }
 
-// What the requests of this worker must fit.
+// Limits that requests are checked against.
 typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs;
-  uint32_t n_pages, page_tokens; // of the KV pool
+  uint32_t n_pages, page_tokens; // size of the KV pool
   const int32_t *eos_ids; // [n_eos], at most TD_MAX_EOS: the checkpoint's end tokens; borrowed
   uint32_t n_eos;
 } td_request_limits;
@@ -56,7 +56,7 @@ typedef struct {
 typedef struct {
   td_request_limits limits;
   td_worker_request *slots;   // [max_seqs]
-  td_worker_request **active; // [max_seqs], the first n, in the order in which they are read
+  td_worker_request **active; // [max_seqs], the first n, in order of prefill
   uint32_t n;
 } td_requests;
 
@@ -64,18 +64,18 @@ typedef struct {
 td_status td_requests_open(td_requests *out, const td_request_limits *limits, td_err *err);
 void td_requests_close(td_requests *requests); // closing a zeroed one is legal
 
-// Tokens that are in the pages when it decodes: the prompt, and of a given answer all but the last.
+// Tokens in the pages when decode begins: the prompt, and all generated tokens except the last.
 static inline uint32_t td_request_n_to_read(const td_wire_submit *submit) {
   return submit->n_prompt + (submit->n_answer ? submit->n_answer - 1 : 0);
 }
 
 bool td_request_ends_with(const td_worker_request *request, int32_t id);
 
-// The phase that its n_past says.
+// The phase that follows from its n_past.
 td_request_phase td_request_phase_of(const td_worker_request *request);
 
-// Takes a SUBMIT, PAGES, TOKENS, BIAS or CANCEL. True: the request ended, and *reply (a DONE) is to
-// be sent. Records of unknown requests are dropped: they trail behind one that was refused.
+// Handles a SUBMIT, PAGES, TOKENS, BIAS or CANCEL. True: the request ended; send *reply (a DONE).
+// Records of unknown requests are dropped: they follow a request that was rejected.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // Ends a request and writes its DONE into *reply. text may be NULL.

@@ -1,3 +1,4 @@
+// src/worker/step.c - choosing the sequences of a step.
 #include "worker/step.h"
 
 #include <stdlib.h>
@@ -30,7 +31,7 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
   step->requests[step->n++] = r;
 }
 
-// Tokens of prompts, which are still to be read.
+// Prompt tokens not prefilled yet.
 static uint32_t count_unread(const td_requests *requests) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < requests->n; i++) {

@@ -1,6 +1,6 @@
-// src/worker/worker.c - opening, the loop, and what a step's result becomes.
-// One thread. Everything the front should hear at once happens between two steps, and a step is
-// bounded by prefill_chunk: a cancellation takes effect, and a heartbeat leaves, within one step.
+// src/worker/worker.c - opening, the loop, and turning step results into records.
+// One thread. Messages are received and sent between steps, and a step is bounded by prefill_chunk,
+// so a cancellation or a heartbeat is delayed by at most one step.
 #include "worker/worker.h"
 
 #include <signal.h>
@@ -24,7 +24,7 @@
 #include "worker/request.h"
 #include "worker/step.h"
 
-#define HEARTBEAT_NS 500000000u // half of the promised second, for a step to fit between
+#define HEARTBEAT_NS 500000000u // half of wire.h's one second, to leave time for a step
 
 typedef struct {
   td_worker_opts opts;
@@ -36,21 +36,22 @@ typedef struct {
   td_kv_pool pool;
   td_requests requests;
   td_step step;
-  td_segment trace; // what --trace records to; closed without it
+  td_segment trace; // --trace records to it; closed without it
   uint64_t n_steps, heartbeat_ns;
-  uint32_t n_threads; // of the team
+  uint32_t n_threads; // of the thread pool
   bool is_shut_down;
 } worker;
 
 // ---- opening ----------------------------------------------------------------------------------
 
 static td_status open_pool(worker *w, td_err *err) {
-  const bool is_own = w->devices.placement.is_discrete; // which the weights have yet to go to
+  // weights are uploaded later, so they still count against free memory
+  const bool is_own = w->devices.placement.is_discrete;
   const td_kv_need need = {
       .max_position = w->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
       .n_layers = w->config->n_layers,
-      // Weights in memory are no longer part of what is available.
+      // Weights in shared memory are already excluded from the available memory.
       .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(w->devices.dev)
                                 : td_memory_available_bytes(),
@@ -119,8 +120,8 @@ static td_status open_devices(worker *w, td_err *err) {
   return TD_OK;
 }
 
-// A device copies weights and loads kernels when they are first used: a long piece of a prompt, a
-// short one and a token of an answer, before there is anybody to wait for them, use them all.
+// A device uploads weights and loads kernels at first use. A long chunk, a short one and a decode
+// step together use all of them, before the first request.
 static td_status warm_up(worker *w, td_err *err) {
   enum { PAGES = 5, LONG = (PAGES - 1) * TD_KV_PAGE_TOKENS, SHORT = 32 };
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
@@ -144,7 +145,8 @@ static td_status warm_up(worker *w, td_err *err) {
   return st;
 }
 
-// Where there are several NUMA nodes. Last: a thread that is started later would be there, too.
+// On several NUMA nodes, binds this thread to the device's node. Comes last: threads started later
+// would inherit the binding.
 static void sit_beside_device(const worker *w) {
   const td_nodes nodes = td_nodes_get();
   const int node = td_dev_node(w->devices.dev);
@@ -157,7 +159,7 @@ static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_devices(w, err);
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
-  // Only now is it known whether a step can be so long that experts pass through the device.
+  // Whether steps can be long enough for experts to stream is known only now.
   if (st == TD_OK && !td_engine_stream_tokens(w->engine)) td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_tables(w, err);
@@ -245,7 +247,7 @@ static td_status beat(worker *w, td_err *err) {
   return td_front_link_send(&w->front_link, &msg, err);
 }
 
-// Draws the request's next token from a row of the step, and ends the request if it was the last.
+// Samples the request's next token from a row of the step, and ends the request if it was the last.
 static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
@@ -321,7 +323,7 @@ static td_status serve(worker *w, td_err *err) {
 
 // ---- the process ------------------------------------------------------------------------------
 
-// Weights are read where their files are mapped: what is cut off behind our back is a signal.
+// Weights are read from mapped files: if one is truncated meanwhile, SIGBUS arrives.
 static void on_bus_error(int signal_number) {
   static const char text[] = "a mapped file of the model cannot be read any more: it was cut short "
                              "or its disk fails; put it back, or use --weights resident\n";
@@ -330,15 +332,15 @@ static void on_bus_error(int signal_number) {
   raise(signal_number);
 }
 
-// The front decides when the worker ends: what a terminal or a service manager sends to the whole
-// group is for the front, which drains. If the front dies, so does the worker.
+// Only the front ends the worker: signals that a terminal or service manager sends to the whole
+// group are ignored here, as the front drains on them. If the front dies, so does the worker.
 static td_status follow_parent(uint32_t parent_pid, td_err *err) {
   static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
   for (size_t i = 0; i < TD_COUNT(ignored); i++)
     signal(ignored[i], SIG_IGN);
   signal(SIGBUS, on_bus_error);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // It may have died before the line above.
+  // The parent may have died before the prctl.
   if ((uint32_t)getppid() != parent_pid) {
     return td_fail(err, TD_ECANCELED, "worker: process %u is not its parent", parent_pid);
   }
@@ -365,7 +367,7 @@ static td_status attach(worker *w, td_err *err) {
   return st == TD_OK ? st : td_err_prefix(err, "worker");
 }
 
-// Tells the front why; with the front gone there is nobody to tell.
+// Sends FATAL to the front; logs it if that fails. Does neither if the front has died.
 static int fail(worker *w, const td_err *why) {
   if (why->code == TD_ECANCELED) return 0;
   td_wire_msg msg = {.kind = TD_MSG_FATAL, .request = (uint64_t)(int64_t)why->code};
@@ -376,7 +378,7 @@ static int fail(worker *w, const td_err *why) {
   return 1;
 }
 
-// To the log, and to ps and top.
+// Sets the process name for ps and top, and the log's role.
 static void introduce(const td_worker_opts *opts) {
   char name[16];
   snprintf(name, sizeof name, "tandem-%s", td_worker_role_name(opts->role));
