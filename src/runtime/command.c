@@ -1,3 +1,4 @@
+// src/runtime/command.c - what subcommands share: checked session options, reading --file.
 #include "runtime/command.h"
 
 #include <string.h>
@@ -32,7 +33,7 @@ td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err 
   const td_placement_opts wish = td_session_placement(out);
   td_status st = td_placement_check(&wish, err);
   if (st == TD_OK) st = td_cmd_need_model(o, err);
-  td_model_config config; // says at once when the directory holds no model
+  td_model_config config; // fails early if the directory holds no model
   if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
   if (st == TD_OK && out->ctx_size > config.max_position) {
     st = td_fail(err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",

@@ -1,4 +1,5 @@
-// src/runtime/command.h - what the subcommands share: from options to a session, texts and errors.
+// src/runtime/command.h - shared by the subcommands: from options to a session, input texts and
+// errors.
 #ifndef TD_RUNTIME_COMMAND_H
 #define TD_RUNTIME_COMMAND_H
 
@@ -8,16 +9,17 @@
 
 // Prints err and returns 1, or 2 for TD_EINVAL.
 int td_cmd_fail(const td_err *err);
-// The tokens of the text that --file names (- is standard input), as a plain prompt.
+// Tokenizes the text of --file (- is standard input) as a plain prompt.
 td_status td_cmd_read_ids(const td_options *options, td_token_ids *out, td_err *err);
-// The context that texts longer than it are cut by: --ctx-size, else 2,048 tokens or what the model
-// allows.
+// Window length by which longer texts are split: --ctx-size, else 2,048 tokens or the model's
+// maximum if that is less.
 td_status td_cmd_window(const td_options *options, uint32_t *out, td_err *err);
-// Fills err when --model is missing.
+// TD_EINVAL: --model is missing.
 td_status td_cmd_need_model(const td_options *options, td_err *err);
 
-// The session that --model, --threads, --ctx-size, --prefill-chunk, --kv-dtype, --activations and
-// --weights ask for.
+// Session options from --model, --device, --threads, --ctx-size, --prefill-chunk, --kv-dtype,
+// --weights, --activations and --expert-device. Checks them against each other and the model's
+// config.json.
 td_status td_cmd_session_opts(const td_options *options, td_session_opts *out, td_err *err);
 
 #endif

@@ -1,3 +1,4 @@
+// src/runtime/devices.c - opening devices and dividing a GPU's memory.
 #include "runtime/devices.h"
 
 #include <sched.h>
@@ -48,7 +49,7 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
   return need;
 }
 
-// Shares out what the weights leave of the GPU's memory; what is left is for the KV cache.
+// Divides the GPU memory left after the weights; the KV cache gets the rest.
 static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
                         uint64_t n_free) {
   const td_gpu_need need = need_of(d, opts, model, n_free);
@@ -70,8 +71,8 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
   d->held_bytes += own_bytes;
 }
 
-// Beside a GPU, one CPU next to it is left to the thread that drives it, and else waits asleep: if
-// that took turns with a member of the team, the others would wait for both.
+// With a GPU, one CPU next to it is left free for the thread that drives the GPU. Sharing that CPU
+// with a member of the thread pool would delay all other members.
 static td_status open_cpu(td_devices *d, const td_devices_opts *opts, td_err *err) {
   td_dev_opts cpu = opts->dev;
   cpu_set_t before;

@@ -1,5 +1,5 @@
-// src/runtime/devices.h - what a process computes with: one device, or a GPU and beside it the CPU,
-// which has the routed experts.
+// src/runtime/devices.h - the devices of a process: one device, or a GPU with the CPU for the
+// routed experts.
 #ifndef TD_RUNTIME_DEVICES_H
 #define TD_RUNTIME_DEVICES_H
 
@@ -8,25 +8,26 @@
 #include "runtime/placement.h"
 
 typedef struct {
-  td_dev_opts dev; // need_bytes is not read: it follows from the model
+  td_dev_opts dev; // need_bytes is ignored: it follows from the model
   td_expert_place experts;
-  uint32_t prefill_chunk; // tokens; 0: chosen
-  uint32_t ctx_size;      // tokens; 0: as kv_plan.h has it
+  uint32_t prefill_chunk; // tokens per step; 0: chosen
+  uint32_t ctx_size;      // tokens; 0: chosen by kv/plan.h
 } td_devices_opts;
 
 typedef struct {
   td_dev *dev;
-  td_dev *expert_dev;           // NULL: dev has them
-  uint32_t n_gpu_expert_layers; // else, layers from the first whose experts dev has
-  unsigned n_threads;           // the CPU's to compute with
-  td_placement placement;       // as it came out
-  uint64_t held_bytes;    // weights; of dev's own memory also what a large prefill_chunk needs
-  uint64_t stream_bytes;  // of those, for experts of prompts that pass through dev (td_engine_opts)
-  uint32_t prefill_chunk; // tokens a step: the more, the better it pays that experts pass through
+  td_dev *expert_dev;           // computes the routed experts; NULL: dev does
+  uint32_t n_gpu_expert_layers; // with expert_dev: the first n layers have their experts on dev
+  unsigned n_threads;           // CPU threads for computing
+  td_placement placement;       // the final decision
+  // weights, and on a discrete device also what a large prefill_chunk and streaming need
+  uint64_t held_bytes;
+  uint64_t stream_bytes;  // part of held_bytes: the ring for streamed experts (td_engine_opts)
+  uint32_t prefill_chunk; // tokens per step; larger steps amortize streaming better
 } td_devices;
 
-// TD_EINVAL: see td_placement_check. Else the errors of td_dev_open; TD_ENOMEM names the cure.
-// Closed in any case.
+// TD_EINVAL: see td_placement_check. Otherwise the errors of td_dev_open; the message of TD_ENOMEM
+// names the cure. Call td_devices_close in every case.
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);

@@ -1,4 +1,4 @@
-// src/runtime/embed.c - include/tandem.h over a session.
+// src/runtime/embed.c - implements include/tandem.h on top of a session.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +51,7 @@ void tandem_close(tandem *t) {
   free(t);
 }
 
-// Hands on what is whole; false stops.
+// Passes the decoded text to on_text; false: stop.
 static bool hand_on(generation *g) {
   const tandem_request *r = g->request;
   bool stop = g->text.len && r->on_text && r->on_text(r->ctx, td_buf_text(&g->text), g->text.len);

@@ -1,3 +1,4 @@
+// src/runtime/gpu_probe.c - both sides of the GPU probe: the child process and its caller.
 #include "runtime/gpu_probe.h"
 
 #include <errno.h>
@@ -12,16 +13,16 @@
 #include "base/log.h"
 #include "device/device.h"
 
-// What the process writes to its stdout. Both ends are the same program.
+// Written by the process to its stdout. Both ends are the same program.
 typedef struct {
   td_gpu_facts facts;
-  td_err err; // code TD_OK: the facts hold
+  td_err err; // code TD_OK: facts is valid
 } probe_reply;
 
-// ---- the process ------------------------------------------------------------------------------
+// ---- the probe process ------------------------------------------------------------------------
 
 int td_gpu_probe_main(int argc, char **argv) {
-  static probe_reply reply; // zeroed, gaps too: all of it is written
+  static probe_reply reply; // static, so padding is zeroed too: all of it is written
   td_log_set(&(td_log_opts){.max_level = TD_LOG_ERROR, .role = "probe"});
   const char *need = argc == 4 && strncmp(argv[3], "need=", 5) == 0 ? argv[3] + 5 : "0";
   td_dev *dev;
@@ -35,7 +36,7 @@ int td_gpu_probe_main(int argc, char **argv) {
   return write(STDOUT_FILENO, &reply, sizeof reply) == sizeof reply ? 0 : 1;
 }
 
-// ---- whoever asks -----------------------------------------------------------------------------
+// ---- the caller -------------------------------------------------------------------------------
 
 static td_status spawn(pid_t *pid, int out, uint64_t need_bytes, td_err *err) {
   extern char **environ;
@@ -52,7 +53,7 @@ static td_status spawn(pid_t *pid, int out, uint64_t need_bytes, td_err *err) {
               : TD_OK;
 }
 
-// Until the process closes its end.
+// Reads until EOF or n_bytes; returns the bytes read.
 static size_t read_all(int fd, void *out, size_t n_bytes) {
   size_t have = 0;
   while (have < n_bytes) {

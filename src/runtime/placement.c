@@ -1,3 +1,4 @@
+// src/runtime/placement.c - placement rules and the division of GPU memory.
 #include "runtime/placement.h"
 
 #include <string.h>
@@ -6,10 +7,10 @@
 #include "kv/plan.h"
 
 enum { CHUNK_PART = 4, CHUNK_ROUND = 64 };
-// Tokens of a step beyond which there is nothing to gain: where all experts stream once a step, and
-// where the GPU has them all (256 of DeepSeek-V3's tokens an expert, 512 of Qwen3-235B's).
+// Step sizes in tokens beyond which throughput hardly grows: with streamed experts, and with all
+// experts on the GPU (8192 tokens are on average 256 per expert of DeepSeek-V3, 512 of Qwen3-235B).
 enum { MOST_CHUNK_STREAMED = 32768, MOST_CHUNK = 8192 };
-enum { LEAST_CTX = 8192 }; // tokens for which a model is not said to fit without
+enum { LEAST_CTX = 8192 }; // context in tokens that must fit too before all experts go to the GPU
 
 static uint64_t at_most(uint64_t n, uint64_t most) {
   return n < most ? n : most;
@@ -44,7 +45,7 @@ uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint
   return n * td_engine_kv_bytes_per_token(c, TD_BF16);
 }
 
-// Operators and a context need memory, too.
+// With AUTO, the GPU gets all experts only if workspaces and one context fit too.
 static bool experts_are_for_cpu(const td_placement_opts *opts, const td_model *model,
                                 uint64_t gpu_bytes) {
   const td_model_stats stats = td_model_stats_of(model);
@@ -63,7 +64,7 @@ td_placement td_placement_of(const td_placement_opts *opts, const td_model *mode
                         .experts_on_cpu = experts_are_for_cpu(opts, model, gpu_bytes)};
 }
 
-// ---- a GPU's memory -----------------------------------------------------------------------------
+// ---- GPU memory ---------------------------------------------------------------------------------
 
 static uint32_t choose_chunk(const td_gpu_need *need, uint64_t left) {
   if (need->prefill_chunk) return need->prefill_chunk;
@@ -73,7 +74,8 @@ static uint32_t choose_chunk(const td_gpu_need *need, uint64_t left) {
   return n > need->usual_chunk ? n : need->usual_chunk;
 }
 
-// Beside TD_KV_DEVICE_SPARE, for a KV cache of so many bytes: kv_plan.h keeps a quarter, or that.
+// Memory to keep, besides TD_KV_DEVICE_SPARE, so that a KV cache of kv_bytes fits: kv/plan.h leaves
+// a quarter or TD_KV_DEVICE_SPARE free, whichever is more.
 static uint64_t room_for_kv(uint64_t kv_bytes) {
   enum { ROUNDING = 1 << 20 };
   const uint64_t whole = kv_bytes / 3 * 4;

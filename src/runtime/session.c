@@ -1,3 +1,4 @@
+// src/runtime/session.c - opening a session, and prefill and decode of one sequence.
 #include "runtime/session.h"
 
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 #include "kv/plan.h"
 
 static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
-  const bool is_own = s->devices.placement.is_discrete; // which the weights have yet to go to
+  // weights are uploaded later, so they still count against free memory
+  const bool is_own = s->devices.placement.is_discrete;
   td_kv_need need = {
       .max_position = s->config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
@@ -48,7 +50,8 @@ static td_status open_engine(td_session *s, td_err *err) {
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
 
-// Mapped so far. If weights are to be in memory, the model is opened once more.
+// The model is mapped so far. If the weights are to be resident, it is opened again from shared
+// memory.
 static td_status open_model(td_session *s, td_err *err) {
   const td_weights_opts opts = {.mode = s->opts.weights,
                                 .model_dir = s->opts.model_dir,
@@ -92,7 +95,7 @@ static td_status open_devices(td_session *s, td_err *err) {
 
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
-  td_status st = td_model_open_shapes(&s->model, s->opts.model_dir, err); // costs next to nothing
+  td_status st = td_model_open_shapes(&s->model, s->opts.model_dir, err); // nearly free
   if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
@@ -135,7 +138,7 @@ void td_session_close(td_session *s) {
   free(s);
 }
 
-// One step of the sequence: n tokens behind those cached.
+// One step: n tokens after the cached ones.
 static td_status step(td_session *s, const td_generate_args *args, const int32_t *tokens,
                       uint32_t n, td_want want, bool is_decode, td_err *err) {
   td_status st = td_kv_reserve(s->kv, s->seq, s->n_cached + n, err);
@@ -154,7 +157,8 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
   return TD_OK;
 }
 
-// Keeps of the cache what the prompt begins with, but for its last token, whose logits are needed.
+// Keeps the cached prefix that the prompt begins with, except for the prompt's last token, whose
+// logits are needed.
 static uint32_t reuse(td_session *s, const td_generate_args *args) {
   uint32_t n = 0;
   while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
@@ -163,7 +167,7 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
   return n;
 }
 
-// TD_ECANCELED when on_prefill says so.
+// TD_ECANCELED: on_prefill returned false.
 static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
@@ -186,7 +190,7 @@ static bool is_eos(const td_model_config *config, const td_tokenizer *tok, int32
   return false;
 }
 
-// Draws from the logits that stand ready, until something ends the answer.
+// Samples from the last step's logits until generation ends.
 static td_status decode(td_session *s, const td_generate_args *args, td_sampler *sampler,
                         td_generate_stats *stats, td_err *err) {
   stats->reason = TD_DONE_LENGTH;

@@ -1,5 +1,5 @@
-// src/runtime/session.h - a model, a device and an engine in this process: what run, eval, bench
-// and the embedding API share. One caller at a time.
+// src/runtime/session.h - a model, its devices and an engine in this process, used by run, eval,
+// bench and the embedding API. One caller at a time.
 #ifndef TD_RUNTIME_SESSION_H
 #define TD_RUNTIME_SESSION_H
 
@@ -16,11 +16,11 @@
 
 typedef struct {
   const char *model_dir;
-  const char *device;     // a kind of td_dev_opts; NULL: "cpu"
-  uint32_t n_threads;     // 0: one for each CPU
+  const char *device;     // device kind, see td_dev_opts; NULL: "cpu"
+  uint32_t n_threads;     // 0: one per CPU
   uint32_t ctx_size;      // tokens; 0: chosen by kv/plan.h
-  uint32_t prefill_chunk; // tokens a step; 0: chosen by runtime/devices.h
-  uint32_t max_seqs;      // sequences that may be open together; 0: one
+  uint32_t prefill_chunk; // tokens per step; 0: chosen by runtime/devices.h
+  uint32_t max_seqs;      // sequences open at the same time; 0: one
   td_dtype kv_dtype;      // TD_F32 or TD_F16
   td_weights_mode weights;
   td_activations activations;
@@ -28,7 +28,7 @@ typedef struct {
   bool record_routing; // see td_engine_opts
 } td_session_opts;
 
-// Members are for reading; td_session_close frees them.
+// Members are read-only; td_session_close frees them.
 typedef struct {
   td_model *model;
   const td_model_config *config;
@@ -36,16 +36,16 @@ typedef struct {
   td_engine *engine;
   td_kv *kv;
   td_session_opts opts;
-  bool is_resident; // weights are in memory rather than mapped from files
-  uint32_t n_ctx;   // longest context, tokens
+  bool is_resident; // weights are in shared memory, not mapped from files
+  uint32_t n_ctx;   // context size in tokens
   double load_s;
-  // the sequence that td_session_generate goes on with
+  // the sequence that td_session_generate extends
   uint32_t seq;
-  int32_t *cached; // [n_ctx] the tokens whose keys and values its pages hold
+  int32_t *cached; // [n_ctx], the tokens in its pages
   uint32_t n_cached;
 } td_session;
 
-// What the options ask of where the model is computed.
+// The placement that the options request.
 td_placement_opts td_session_placement(const td_session_opts *opts);
 
 // On success the caller owns *out; on error *out is NULL.
@@ -57,9 +57,9 @@ typedef struct {
   uint32_t n_prompt;
   uint32_t max_tokens;
   bool ignore_eos;
-  const td_tokenizer *tok; // whose end token ends the answer, too; may be NULL
+  const td_tokenizer *tok; // its end token stops generation too; may be NULL
   td_sampling sampling;
-  // Called after each step of the prompt; returning false cancels. May be NULL.
+  // Called after each prefill step; returning false cancels. May be NULL.
   bool (*on_prefill)(void *ctx, uint32_t n_done, uint32_t n_prompt);
   // Called for each token that is not an end of sequence; returning false cancels. May be NULL.
   bool (*on_token)(void *ctx, int32_t id);
@@ -68,12 +68,12 @@ typedef struct {
 
 typedef struct {
   td_done_reason reason;
-  uint32_t n_prompt, n_reused, n_output; // reused: prompt tokens found in the cache
-  double prefill_s, decode_s;            // decode: from the first token on
+  uint32_t n_prompt, n_reused, n_output; // reused: prompt tokens found in the KV cache
+  double prefill_s, decode_s;            // seconds; decode: from the first token on
 } td_generate_stats;
 
-// Answers one prompt. What the cache holds of it already (a chat's earlier turns) is not computed
-// again. TD_EINVAL: empty, or longer than the context.
+// Generates for one prompt. A prefix that is still in the KV cache (earlier turns of a chat) is not
+// recomputed. TD_EINVAL: empty, or longer than the context.
 td_status td_session_generate(td_session *session, const td_generate_args *args,
                               td_generate_stats *stats, td_err *err);
 

@@ -1,4 +1,4 @@
-// src/runtime/trace_file.c - a thread that empties the lanes twenty times a second.
+// src/runtime/trace_file.c - a thread that drains the trace lanes 20 times a second.
 #include "runtime/trace_file.h"
 
 #include <errno.h>
@@ -26,15 +26,15 @@
 #define CLOSING     "\n]\n"
 
 typedef struct {
-  uint32_t pid, tid;  // as last announced
-  uint64_t n_dropped; // as last told
+  uint32_t pid, tid;  // as last written to the file
+  uint64_t n_dropped; // as last reported
 } lane_state;
 
 struct td_trace_file {
   char *path;
   int fd;
-  off_t end;   // where the closing bracket stands
-  bool failed; // nothing more is written
+  off_t end;   // offset of the closing bracket
+  bool failed; // a write failed; nothing more is written
   td_segment segment;
   td_trace_memory *memory;
   lane_state told[TD_TRACE_LANES];
@@ -79,8 +79,8 @@ static bool write_at(int fd, const char *bytes, size_t len, off_t at) {
   return true;
 }
 
-// Writes the text over the closing bracket, and a new one behind it. When that fails, the file is
-// cut back to what was whole.
+// Overwrites the closing bracket with the text and a new bracket. If that fails, the file is
+// truncated to its last valid state.
 static void flush(td_trace_file *f) {
   td_buf *text = &f->text;
   if (!text->len || f->failed) {
@@ -104,7 +104,7 @@ static void flush(td_trace_file *f) {
 
 // ---- events -----------------------------------------------------------------------------------
 
-// Begins an event; the caller goes on with ",\"key\":..." and ends it with a brace.
+// Begins an event; the caller appends ",\"key\":..." and a closing brace.
 static void begin_event(td_trace_file *f, const char *name, const char *phase,
                         const td_trace_lane *lane) {
   td_buf_printf(&f->text, "%s{\"name\":\"%s\",\"ph\":\"%s\",\"pid\":%u,\"tid\":%u",
@@ -181,7 +181,7 @@ static void announce(td_trace_file *f, const td_trace_lane *lane, lane_state *to
   put_name(f, lane, "thread_name", lane->thread, sizeof lane->thread);
 }
 
-// At most one ring's worth, so that a busy thread does not keep the others waiting.
+// Takes at most one ring's capacity, so that a busy thread does not keep the others waiting.
 static void drain_lane(td_trace_file *f, td_trace_lane *lane, lane_state *told) {
   td_trace_record records[TAKEN];
   for (size_t k = 0; k < TD_TRACE_RECORDS / TAKEN; k++) {
@@ -204,7 +204,8 @@ static void drain(td_trace_file *f) {
     td_trace_lane *lane = &f->memory->lanes[i];
     uint32_t pid = atomic_load_explicit(&lane->pid, memory_order_acquire); // partner: claim
     if (!pid) continue;
-    bool is_dead = kill((pid_t)pid, 0) != 0 && errno == ESRCH; // asked before the last look
+    // checked before draining for the last time
+    bool is_dead = kill((pid_t)pid, 0) != 0 && errno == ESRCH;
     drain_lane(f, lane, &f->told[i]);
     if (!is_dead) continue;
     f->told[i] = (lane_state){0};

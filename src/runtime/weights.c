@@ -1,3 +1,4 @@
+// src/runtime/weights.c - choosing between mapped and resident weights, and loading the latter.
 #include "runtime/weights.h"
 
 #include <stdio.h>
@@ -14,12 +15,12 @@
 
 #define GIB        ((double)(1 << 30))
 #define MIB        ((double)(1 << 20))
-#define SAY_NS     10000000000u // between two lines of progress in a log
+#define SAY_NS     10000000000u // between two progress lines in a log
 #define LINE_CHARS 79
 
 // ---- the choice -----------------------------------------------------------------------------
 
-// Pages set aside for this are no part of what is available.
+// Reserved huge pages are not part of the available memory.
 static uint64_t taken_bytes(const td_weights_need *need) {
   return need->pages == TD_PAGES_RESERVED ? 0 : need->resident_bytes;
 }
@@ -29,7 +30,7 @@ static bool has_room_for_kv(const td_weights_need *need) {
   return taken <= available && (available - taken) / 2 >= need->kv_bytes;
 }
 
-// As the administrator allows them; a setting of the size's own comes before that of all sizes.
+// Commands that enable huge pages for shared memory; a per-size setting overrides the global one.
 #define ALLOW_HUGE                                                                                 \
   "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or sysctl "                    \
   "vm.nr_hugepages=%llu"
@@ -159,7 +160,7 @@ static void say_loaded(const reporter *r, const td_resident_stats *stats) {
   td_buf_free(&parts);
 }
 
-// A checkpoint's files and what must be converted of them.
+// A checkpoint's files and the tensors that must be converted.
 typedef struct {
   td_store *store;
   td_quant *quant;
@@ -213,7 +214,7 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
                             .converted_bytes = td_conversion_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
-  if (!opts->placement.is_discrete) { // else KV pages are there
+  if (!opts->placement.is_discrete) { // else KV pages are on the device
     need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);
