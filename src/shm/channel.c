@@ -1,3 +1,4 @@
+// src/shm/channel.c - layout of the channel's segment: two words, then two rings.
 #include "shm/channel.h"
 
 #include <errno.h>
@@ -6,9 +7,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 64, WORDS_BYTES = 2 * LINE_BYTES }; // a cache line for each word
+enum { LINE_BYTES = 64, WORDS_BYTES = 2 * LINE_BYTES }; // one cache line per word
 
-// Behind the words the two rings lie one behind the other, each in half of what is left.
+// The rings follow the words, each in half of the remaining bytes.
 static td_status attach_rings(td_channel *channel, bool is_front, td_err *err) {
   if (channel->segment.n_bytes < WORDS_BYTES) return td_fail(err, TD_EFORMAT, "no channel");
   size_t half = (channel->segment.n_bytes - WORDS_BYTES) / 2 / 64 * 64;

@@ -1,6 +1,6 @@
-// src/shm/channel.h - the two rings between the front process and one worker, the lease of cores
-// and the worker's pulse: one segment, four eventfds. The front makes it and hands the descriptors
-// down; the worker attaches to them.
+// src/shm/channel.h - what the front and one worker share: two rings, the worker's thread limit and
+// its pulse, in one segment with four eventfds. The front creates it and passes the descriptors to
+// the worker, which attaches.
 #ifndef TD_SHM_CHANNEL_H
 #define TD_SHM_CHANNEL_H
 
@@ -19,21 +19,20 @@ enum {
 
 typedef struct {
   td_segment segment;
-  int fds[TD_CHANNEL_N_FDS]; // owned; the segment's is a copy of segment.fd's number
-  td_ring_writer tx;         // what this process says
-  td_ring_reader rx;         // what it hears
-  // How many threads the worker may compute with; 0: all. The front writes it, the worker looks at
-  // it before every piece of parallel work, in the middle of a step, too. Relaxed: it says nothing
-  // else.
+  int fds[TD_CHANNEL_N_FDS]; // owned, except that fds[TD_CHANNEL_SEGMENT] equals segment.fd
+  td_ring_writer tx;         // sends
+  td_ring_reader rx;         // receives
+  // Number of threads the worker may use; 0: all. Written by the front; the worker reads it before
+  // each parallel section, also within a step. Relaxed: it orders nothing else.
   _Atomic uint32_t *lease;
-  // Grows while the worker computes, in the middle of a step, too: by this the front tells a long
-  // step from a hang. Relaxed.
+  // Advances while the worker computes, also within a step, so that the front can tell a long step
+  // from a hang. Relaxed.
   _Atomic uint32_t *pulse;
 } td_channel;
 
-// The front's side: capacity records each way. On error *out is closed.
+// The front's side; capacity in records per direction. On error *out is closed.
 td_status td_channel_create(td_channel *out, uint32_t capacity, td_err *err);
-// The worker's side, over inherited descriptors, owned by *out in every case.
+// The worker's side, from inherited descriptors, which *out owns in every case.
 td_status td_channel_attach(td_channel *out, const int fds[TD_CHANNEL_N_FDS], td_err *err);
 void td_channel_close(td_channel *channel); // closing a closed one is legal
 

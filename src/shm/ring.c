@@ -1,18 +1,17 @@
-// src/shm/ring.c
-// Orderings. There are four pairs, two for each direction:
+// src/shm/ring.c - the ring's memory orders and wake-ups.
+// There are four ordering pairs, two per direction:
 //
-//   publish   writer: record, then seq = p + 1 (release)   reader: seq (acquire), then record
-//   free      reader: copy, then seq = p + capacity (rel.)  writer: seq (acquire), then overwrite
-//   wake      writer: seq = p + 1, then load reader_asleep   reader: reader_asleep = 1, then load
-//   seq space     reader: seq = p + cap, then load writer_asleep writer: writer_asleep = 1, then
-//   load seq
+//  publish  writer: record, then seq = p + 1 (release)     reader: seq (acquire), then record
+//  free     reader: copy, then seq = p + cap (release)     writer: seq (acquire), then overwrite
+//  wake     writer: seq = p + 1, then load reader_asleep   reader: reader_asleep = 1, load seq
+//  space    reader: seq = p + cap, then load writer_asleep writer: writer_asleep = 1, load seq
 //
-// wake and space are Dekker's pattern: each side stores its own word and then loads the other's,
-// and the loss to rule out is both loads missing both stores. Only sequential consistency rules it
-// out, so the two stores and the two loads of each are seq_cst (tests/unit/test_ring_model.c shows
-// the lost wake that release/acquire would allow). An end takes the armed flag by exchange, so that
-// one sleep costs one signal. A signal may come late, after its sleeper woke by itself; that makes
-// the next sleep return early, never too late.
+// wake and space are Dekker's pattern: each side stores its own word and then loads the other's. A
+// wake is lost if both loads miss both stores, and only sequential consistency excludes that, so
+// these stores and loads are seq_cst (tests/unit/test_ring_model.c shows the lost wake that
+// release/acquire would allow). The waking side clears the armed flag by exchange, so that one
+// sleep costs one signal. A signal may arrive after its sleeper woke up by itself; then the next
+// sleep returns early.
 #include "shm/ring.h"
 
 #include <stdatomic.h>
@@ -32,11 +31,11 @@ typedef struct {
 struct td_ring_shared {
   _Alignas(CACHE_LINE) uint32_t magic;
   uint32_t version, capacity, slot_bytes;
-  // Positions are for attaching and reports; the slots' numbers decide. Relaxed.
+  // Positions are used for attaching and reports only; the slots' numbers decide. Relaxed.
   _Alignas(CACHE_LINE) _Atomic uint64_t head; // reader's position, written by the reader
-  _Atomic uint32_t reader_asleep;             // armed by the reader, taken by the writer
+  _Atomic uint32_t reader_asleep;             // set by the reader, cleared by the writer
   _Alignas(CACHE_LINE) _Atomic uint64_t tail; // writer's position, written by the writer
-  _Atomic uint32_t writer_asleep;             // armed by the writer, taken by the reader
+  _Atomic uint32_t writer_asleep;             // set by the writer, cleared by the reader
   _Alignas(CACHE_LINE) slot slots[];
 };
 _Static_assert(sizeof(slot) == CACHE_LINE + sizeof(td_wire_msg), "ring layout");
@@ -82,7 +81,8 @@ static td_status attach(td_ring_end *out, void *mem, size_t n_bytes, td_ring_wak
     return td_fail(err, TD_EFORMAT, "a ring of %u records does not fit its %zu bytes", capacity,
                    n_bytes);
   }
-  // This end's own position, which nobody else moves. A wrong one shows at the first push or pop.
+  // This end's own position, which only this end advances. A wrong one is detected at the first
+  // push or pop.
   uint64_t pos = atomic_load_explicit(as_reader ? &ring->head : &ring->tail, memory_order_relaxed);
   *out = (td_ring_end){.shared = ring, .pos = pos, .capacity = capacity, .wake = wake};
   return TD_OK;
@@ -102,8 +102,8 @@ static slot *slot_at(const td_ring_end *end) {
   return &end->shared->slots[end->pos & (end->capacity - 1)];
 }
 
-// The sleeper's descriptor is non-blocking and its count far from overflow: a failing write would
-// mean a closed descriptor, and then nobody waits for it.
+// The descriptor is non-blocking and its count far from overflow. A write fails only if the
+// descriptor is closed, and then nobody waits for it.
 static void wake_sleeper(_Atomic uint32_t *asleep, int fd) {
   if (!atomic_load_explicit(asleep, memory_order_seq_cst)) return;
   if (!atomic_exchange_explicit(asleep, 0, memory_order_seq_cst)) return;
@@ -114,7 +114,7 @@ static void wake_sleeper(_Atomic uint32_t *asleep, int fd) {
 static void disarm(_Atomic uint32_t *asleep, int fd) {
   atomic_store_explicit(asleep, 0, memory_order_seq_cst);
   uint64_t count;
-  if (read(fd, &count, sizeof count) < 0) return; // nothing had been signaled
+  if (read(fd, &count, sizeof count) < 0) return; // no signal was pending
 }
 
 td_status td_ring_push(td_ring_writer *writer, const td_wire_msg *msg) {
@@ -146,7 +146,8 @@ td_status td_ring_pop(td_ring_reader *reader, td_wire_msg *out) {
   return TD_OK;
 }
 
-// Arms, then looks: idle_seq is the number of the slot while there is nothing to do.
+// Sets the flag, then checks the slot again; idle_seq is the slot's number while there is nothing
+// to do.
 static bool arm(const td_ring_end *end, _Atomic uint32_t *asleep, uint64_t idle_seq) {
   atomic_store_explicit(asleep, 1, memory_order_seq_cst);
   if (atomic_load_explicit(&slot_at(end)->seq, memory_order_seq_cst) == idle_seq) return true;

@@ -1,17 +1,17 @@
-// src/shm/ring.h - a queue of wire records in shared memory, one writer, one reader.
+// src/shm/ring.h - a single-producer single-consumer queue of wire records in shared memory.
 //
-// Each slot carries a sequence number that says whose it is: position p of the queue lies in slot
-// p % capacity, which is free for the writer while its number is p, holds the record while it is
-// p + 1, and becomes p + capacity (free for the next lap) when the reader has copied it out. The
-// record is written before the number and read after it, so what is torn or stale is never read;
-// any other number means that the memory was overwritten (TD_EFORMAT).
+// Each slot has a sequence number that tells who owns it. Position p of the queue is in slot p %
+// capacity. The slot is free for the writer while its number is p, holds the record while it is p +
+// 1, and becomes p + capacity (free for the next lap) when the reader has copied the record out.
+// The record is written before the number and read after it, so a torn or stale record is never
+// read. Any other number means that the memory was overwritten (TD_EFORMAT).
 //
-// Each end keeps its own position, so a peer that scribbles over the shared memory can spoil the
-// contents, never make this end read or write outside a slot.
+// Each end keeps its own position, so a peer that corrupts the shared memory can change contents
+// but cannot make this end access memory outside the slots.
 //
-// Waking: whoever is about to sleep arms its flag, looks once more, and only then polls its
-// descriptor; the peer makes a system call only when it finds the flag armed. See ring.c for why
-// no wake is lost.
+// Waking: before sleeping, an end sets its flag, checks the ring once more, and only then polls its
+// descriptor. The peer makes a system call only if the flag is set. ring.c shows why no wake is
+// lost.
 #ifndef TD_SHM_RING_H
 #define TD_SHM_RING_H
 
@@ -26,8 +26,8 @@ typedef struct td_ring_shared td_ring_shared;
 
 // The two eventfds of a ring (non-blocking, borrowed).
 typedef struct {
-  int data_fd;  // readable: the reader, asleep, has records
-  int space_fd; // readable: the writer, asleep, has room
+  int data_fd;  // signals a sleeping reader that there are records
+  int space_fd; // signals a sleeping writer that there is room
 } td_ring_wake;
 
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
   td_ring_wake wake;
 } td_ring_end;
 
-// Distinct types, so that an end cannot be used as the other.
+// Distinct types, so that the ends cannot be confused.
 typedef struct {
   td_ring_end end;
 } td_ring_writer;
@@ -45,12 +45,13 @@ typedef struct {
   td_ring_end end;
 } td_ring_reader;
 
-// Bytes of a ring of capacity records; capacity is a power of two from 2 to 2^20.
+// Size in bytes of a ring; capacity is in records, a power of two from 2 to 2^20.
 size_t td_ring_bytes(uint32_t capacity);
-// Makes mem (64-byte aligned, td_ring_bytes long) an empty ring, before either end attaches.
+// Initializes mem (64-byte aligned, td_ring_bytes long) as an empty ring, before either end
+// attaches.
 void td_ring_format(void *mem, uint32_t capacity);
 
-// mem may hold anything; TD_EFORMAT: it is no ring of this version, or larger than n_bytes.
+// mem is untrusted. TD_EFORMAT: not a ring of this version, or larger than n_bytes.
 td_status td_ring_writer_attach(td_ring_writer *out, void *mem, size_t n_bytes, td_ring_wake wake,
                                 td_err *err);
 td_status td_ring_reader_attach(td_ring_reader *out, void *mem, size_t n_bytes, td_ring_wake wake,
@@ -58,18 +59,19 @@ td_status td_ring_reader_attach(td_ring_reader *out, void *mem, size_t n_bytes, 
 
 // TD_EAGAIN: full. TD_EFORMAT: the shared memory is corrupt.
 td_status td_ring_push(td_ring_writer *writer, const td_wire_msg *msg);
-// TD_EAGAIN: empty. TD_EFORMAT: the shared memory is corrupt. What *out holds is the peer's word:
-// check it before use.
+// TD_EAGAIN: empty. TD_EFORMAT: the shared memory is corrupt. *out is untrusted: check it before
+// use.
 td_status td_ring_pop(td_ring_reader *reader, td_wire_msg *out);
 
-// True: sleeping is safe, the peer will signal data_fd (space_fd). False: there is work already.
+// True: the peer will signal data_fd (space_fd), so the caller may sleep. False: there is work
+// already.
 bool td_ring_reader_arm(td_ring_reader *reader);
 bool td_ring_writer_arm(td_ring_writer *writer);
-// After sleeping: takes the flag back and empties the descriptor.
+// After sleeping: clears the flag and drains the descriptor.
 void td_ring_reader_disarm(td_ring_reader *reader);
 void td_ring_writer_disarm(td_ring_writer *writer);
 
-// Records in the ring as far as both ends have said; for reports only.
+// Records in the ring, approximately; for reports only.
 uint32_t td_ring_n_used(const td_ring_end *end);
 
 #endif

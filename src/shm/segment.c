@@ -1,3 +1,4 @@
+// src/shm/segment.c - memfd segments with a sealed size.
 #include "shm/segment.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-// src/shm/segment.h - a piece of memory two processes share: an anonymous file (memfd) whose size
-// is sealed, so that neither side can make the other fault by shrinking it. The kernel frees it
-// when the last process that maps it or holds its descriptor is gone: a crash leaves nothing.
+// src/shm/segment.h - shared memory: an anonymous file (memfd) whose size is sealed, so that no
+// process can make another fault by shrinking it. The kernel frees it when the last mapping and
+// descriptor are gone, so a crash leaves nothing behind.
 #ifndef TD_SHM_SEGMENT_H
 #define TD_SHM_SEGMENT_H
 
@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 
-// A zeroed segment with fd -1 is closed.
+// Zeroed with fd -1 is closed.
 typedef struct {
   void *base; // page-aligned
   size_t n_bytes;
@@ -20,15 +20,15 @@ typedef struct {
     .fd = -1                                                                                       \
   }
 
-// A new zeroed segment. name shows in /proc/PID/maps. On error *out is closed.
+// Creates a zeroed segment. name appears in /proc/PID/maps. On error *out is closed.
 td_status td_segment_create(td_segment *out, const char *name, size_t n_bytes, td_err *err);
-// An empty segment that whoever maps it first gives its size (td_segment_size), then attaches to.
-// The caller owns *fd (close-on-exec); on error it is -1.
+// Creates an empty segment. The first process to use it sets its size (td_segment_size) and then
+// attaches. The caller owns *fd (close-on-exec); on error it is -1.
 td_status td_segment_reserve(int *fd, const char *name, td_err *err);
-// Gives an empty segment n_bytes of zeros for good.
+// Sizes an empty segment to n_bytes of zeros and seals it.
 td_status td_segment_size(int fd, size_t n_bytes, td_err *err);
-// Maps a segment that another process made; fd is owned by *out on success, untouched on error.
-// TD_EFORMAT: not a segment, or its size is not sealed.
+// Maps a segment of another process. *out owns fd on success; on error fd is untouched. TD_EFORMAT:
+// not a segment, or its size is not sealed.
 td_status td_segment_attach(td_segment *out, int fd, td_err *err);
 void td_segment_close(td_segment *segment); // closing a closed one is legal
 
