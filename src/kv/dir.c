@@ -1,3 +1,4 @@
+// src/kv/dir.c - a hash table with an LRU list, and reading a directory at start.
 #include "kv/dir.h"
 
 #include <dirent.h>
@@ -18,7 +19,7 @@
 typedef struct {
   td_digest name;
   uint64_t n_bytes;
-  uint32_t bucket_next; // also: of free entries
+  uint32_t bucket_next; // also links free entries
   uint32_t older, newer;
 } entry;
 
@@ -28,13 +29,13 @@ struct td_kv_dir {
   uint64_t n_bytes, max_bytes;
   entry *entries; // [cap]
   uint32_t *buckets;
-  uint32_t cap; // of entries and of buckets, a power of two
+  uint32_t cap; // number of entries and of buckets, a power of two
   uint32_t free_list, oldest, newest;
 };
 
 // ---- the table --------------------------------------------------------------------------------
 
-// Names are hashes: any bytes of them are one.
+// Names are SHA-256, so any of their bytes serve as a hash.
 static uint32_t *bucket_of(const td_kv_dir *dir, const td_digest *name) {
   uint32_t hash;
   memcpy(&hash, name->bytes, sizeof hash);
@@ -55,7 +56,7 @@ static void link_bucket(td_kv_dir *dir, uint32_t i) {
   *bucket = i;
 }
 
-// Doubles a full table. False: no memory.
+// Makes room for one more entry by doubling a full table. False: out of memory.
 static bool grow(td_kv_dir *dir) {
   if (dir->free_list != NONE) return true;
   uint32_t cap = dir->cap ? dir->cap * 2 : 256;
@@ -69,7 +70,7 @@ static bool grow(td_kv_dir *dir) {
   uint32_t n = dir->cap;
   dir->cap = cap;
   for (uint32_t i = 0; i < n; i++)
-    link_bucket(dir, i); // all are in use
+    link_bucket(dir, i); // the table was full, so all are in use
   for (uint32_t i = n; i < cap; i++) {
     entries[i].bucket_next = dir->free_list;
     dir->free_list = i;
@@ -148,7 +149,7 @@ typedef struct {
 typedef struct {
   found *items;
   size_t n, cap;
-  size_t n_short; // files that were no records and are gone
+  size_t n_short; // files removed because they were too short
 } found_list;
 
 static int hex_value(char c) {
@@ -184,7 +185,7 @@ static td_status note(found_list *list, const found *item, td_err *err) {
   return TD_OK;
 }
 
-// Nobody else is in the directory, so what is only half written is nobody's.
+// The directory is locked, so temporary files are leftovers.
 static td_status look_at(const td_kv_dir *dir, found_list *list, const char *file, td_err *err) {
   found item;
   struct stat info;

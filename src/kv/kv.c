@@ -1,3 +1,4 @@
+// src/kv/kv.c - page tables, prefix cache and suspended sequences.
 #include "kv/kv.h"
 
 #include <stdlib.h>
@@ -7,8 +8,8 @@
 
 typedef struct {
   int32_t *pages; // [n_pages], owned, grown by doubling
-  // [n_shared] published pages of the same content, held, most often the same pages; nothing is
-  // written to the first n_shared of either. Owned, as long as pages.
+  // [n_shared], owned, same capacity as pages: for each of the first n_shared pages the published
+  // page with the same content, held; usually the same page. Those pages are never written again.
   int32_t *shared;
   uint32_t n_pages, cap, n_shared;
   bool is_open;
@@ -78,8 +79,8 @@ static sequence *open_seq(const td_kv *kv, uint32_t seq) {
   return &kv->seqs[seq];
 }
 
-// From the last page to the first, so that of a prefix the end leaves the cache before its start,
-// without which it is of no use.
+// Releases the last page first, so that the end of a prefix is evicted before its start, without
+// which it is useless.
 void td_kv_seq_close(td_kv *kv, uint32_t seq) {
   sequence *s = open_seq(kv, seq);
   while (s->n_pages) {
@@ -136,9 +137,9 @@ uint32_t td_kv_page_tokens(const td_kv *kv) {
   return kv->page_tokens;
 }
 
-// ---- the cache of prefixes --------------------------------------------------------------------
+// ---- prefix cache -----------------------------------------------------------------------------
 
-// Page idx of tokens.
+// The tokens of page idx.
 static const int32_t *tokens_at(const td_kv *kv, const int32_t *tokens, uint32_t idx) {
   return tokens + (size_t)idx * kv->page_tokens;
 }
@@ -147,7 +148,7 @@ static uint64_t behind(const td_kv *kv, int32_t page) {
   return page == TD_PAGE_NONE ? TD_PAGE_START : td_pages_serial(&kv->pool, page);
 }
 
-// The published page that holds page idx of a prompt, behind the page `before`.
+// The published page for page idx of a prompt, after the page `before`.
 static int32_t find_page(const td_kv *kv, int32_t before, const int32_t *tokens, uint32_t idx) {
   return td_pages_find(&kv->pool, behind(kv, before), tokens_at(kv, tokens, idx));
 }
@@ -166,7 +167,7 @@ uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_
   sequence *s = open_seq(kv, seq);
   TD_CHECK(s->n_pages == 0);
   uint32_t n = td_kv_match(kv, tokens, n_tokens) / kv->page_tokens;
-  td_err err; // without memory for the table it shares nothing
+  td_err err; // out of memory for the table: nothing is shared
   if (grow_table(s, n, &err) != TD_OK) return 0;
   int32_t page = TD_PAGE_NONE;
   while (s->n_pages < n) {
@@ -204,10 +205,10 @@ void td_kv_drop_duplicates(td_kv *kv, uint32_t seq) {
   }
 }
 
-// ---- answers put aside ------------------------------------------------------------------------
+// ---- suspended sequences ----------------------------------------------------------------------
 
-// The pages that park left for the owner, taken out of the cache again: s goes on with them, or
-// they are free.
+// Takes the pages left by td_kv_suspend out of the cache: adds them to s, or frees them if s is
+// NULL.
 static void unpark(td_kv *kv, const td_kv_answer *a, sequence *s) {
   uint64_t parent = TD_PAGE_OWNER(a->owner);
   uint32_t n_full = a->n_tokens / kv->page_tokens;
@@ -256,7 +257,7 @@ void td_kv_invalidate_all(td_kv *kv) {
   td_pages_forget(&kv->pool);
 }
 
-// ---- for a second tier ------------------------------------------------------------------------
+// ---- second cache tier ------------------------------------------------------------------------
 
 uint32_t td_kv_idle(const td_kv *kv, uint32_t n_most, int32_t *pages) {
   uint32_t n = 0;

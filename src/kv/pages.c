@@ -1,3 +1,4 @@
+// src/kv/pages.c - free list, content index and LRU list of KV pages.
 #include "kv/pages.h"
 
 #include <stdlib.h>
@@ -46,7 +47,7 @@ void td_pages_close(td_pages *p) {
   *p = (td_pages){0};
 }
 
-// ---- by content -------------------------------------------------------------------------------
+// ---- content index ----------------------------------------------------------------------------
 
 static int32_t *tokens_of(const td_pages *p, int32_t page) {
   return p->tokens + (size_t)page * p->page_tokens;
@@ -105,7 +106,7 @@ void td_pages_withdraw(td_pages *p, int32_t page) {
   m->serial = 0;
 }
 
-// ---- by age -----------------------------------------------------------------------------------
+// ---- allocation and LRU -----------------------------------------------------------------------
 
 static void enter_idle(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];

@@ -1,12 +1,13 @@
-// src/kv/pages.h - the pages themselves: who holds them, and what finished ones contain.
+// src/kv/pages.h - the page allocator and the content index of published pages.
 //
-// A page is free, or held by sequences, or published and held by nobody: then it stays as cache
-// until no page is free, and the one that was let go first makes room. Inside src/kv only.
+// A page is free, held by sequences, or idle: published and held by none. Idle pages stay as prefix
+// cache; when no page is free, the one idle for longest is reused. Private to src/kv. Not
+// thread-safe.
 //
-// What a published page contains is said by its key: the tokens in it and what it stands behind,
-// either the published page before it, named by a serial number that is never given twice, or a
-// root: the start of all prompts, or one owner's. So equal keys mean equal tokens from the root on;
-// the hash only finds candidates, the tokens decide.
+// A published page is identified by a key: its tokens and its parent. The parent is the previous
+// published page, given by a serial number that is never reused, or a root: the start of all
+// prompts, or of one owner's chain. Equal keys therefore mean equal tokens from the root on. The
+// hash only finds candidates; the tokens are compared.
 #ifndef TD_KV_PAGES_H
 #define TD_KV_PAGES_H
 
@@ -21,33 +22,33 @@
 #define TD_PAGE_OWNER(n) (1u | (n) << 1) // the root of owner n, below 2^63
 
 typedef struct {
-  uint64_t serial; // of its publication, even; 0: not published
+  uint64_t serial; // assigned when published, even; 0: not published
   uint64_t parent; // serial of the page before it, or a root
   uint32_t n_refs; // sequences that hold it
-  bool is_own;     // published for its owner alone
+  bool is_own;     // published in an owner's chain
   int32_t bucket_next;
-  int32_t older, newer; // in the list of published pages that nobody holds
+  int32_t older, newer; // links of the list of idle pages
 } td_page;
 
 typedef struct {
   uint32_t n_pages, page_tokens;
   td_page *pages;   // [n_pages]
-  int32_t *tokens;  // [n_pages][page_tokens], of published pages
-  td_digest *names; // [n_pages] of published pages (kv/record.h); NULL: they have none
-  td_digest root;   // that names are chained to
-  int32_t *free;    // stack: pages used last, still in the CPU's caches, are used again first
+  int32_t *tokens;  // [n_pages][page_tokens], valid for published pages
+  td_digest *names; // [n_pages], valid for published pages (kv/record.h); NULL without a root
+  td_digest root;   // start of the chain of names
+  int32_t *free;    // stack: recently used pages, still in the CPU's caches, are reused first
   int32_t *buckets; // [n_buckets]
   uint32_t n_free, n_buckets, n_idle;
-  int32_t oldest, newest; // idle: published, held by nobody
+  int32_t oldest, newest; // ends of the list of idle pages
   uint64_t n_published;
 } td_pages;
 
-// With a root (which may be NULL), published pages get names. On error *out is closed. TD_ENOMEM.
+// With a root (may be NULL), published pages get names. On error *out is closed. TD_ENOMEM.
 td_status td_pages_open(td_pages *out, uint32_t n_pages, uint32_t page_tokens,
                         const td_digest *root, td_err *err);
 void td_pages_close(td_pages *pages); // closing a zeroed one is legal
 
-// A page for new content, held once. The caller knows that td_pages_n_free is not 0.
+// Allocates a page for new content, held once. td_pages_n_free must not be 0.
 int32_t td_pages_take(td_pages *pages);
 void td_pages_hold(td_pages *pages, int32_t page);
 void td_pages_drop(td_pages *pages, int32_t page);
@@ -55,23 +56,23 @@ static inline uint32_t td_pages_n_free(const td_pages *pages) {
   return pages->n_free + pages->n_idle;
 }
 
-// Makes no page findable any more; nobody holds one. All are free then.
+// Withdraws all published pages and frees them. No page may be held.
 void td_pages_forget(td_pages *pages);
 
-// Of a published page: what the next one stands behind.
+// Serial of a published page: the parent of the page that follows it.
 static inline uint64_t td_pages_serial(const td_pages *pages, int32_t page) {
   TD_CHECK(pages->pages[page].serial);
   return pages->pages[page].serial;
 }
-// The published page that holds tokens[page_tokens] behind `parent`, a serial number or a root;
-// TD_PAGE_NONE: there is none.
+// The published page that holds tokens[page_tokens] after `parent`, a serial or a root;
+// TD_PAGE_NONE if there is none.
 int32_t td_pages_find(const td_pages *pages, uint64_t parent, const int32_t *tokens);
-// Makes a held page findable, behind a published one that is held, too, or TD_PAGE_NONE. No page of
-// this key is published yet.
+// Publishes a held page after `before`, a published and held page or TD_PAGE_NONE. No page with
+// this key may be published yet.
 void td_pages_publish(td_pages *pages, int32_t page, int32_t before, const int32_t *tokens);
-// The same in an owner's chain.
+// The same, in an owner's chain.
 void td_pages_publish_own(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens);
-// The opposite.
+// Undoes publishing.
 void td_pages_withdraw(td_pages *pages, int32_t page);
 
 #endif

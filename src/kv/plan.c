@@ -1,3 +1,4 @@
+// src/kv/plan.c - sizing the KV pool.
 #include "kv/plan.h"
 
 #define GIB (1024.0 * 1024 * 1024)
@@ -17,7 +18,7 @@ static uint64_t budget_bytes(const td_kv_need *need) {
   return left > available / 2 ? left / 2 : available / 4;
 }
 
-// A pool of the user's own size.
+// A pool of the requested size.
 static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_ctx, td_err *err) {
   if (!need->ctx_size && n_ctx > need->kv_tokens) n_ctx = need->kv_tokens;
   if (need->kv_tokens < n_ctx) {

@@ -1,6 +1,6 @@
-// src/kv/pool.c - a page of header, then the KV pages. Workers that start together take
-// turns under a record lock, which the kernel takes back from one that dies. The size is sealed
-// last, so a pool with a sealed size has a whole header, and one without is nobody's yet.
+// src/kv/pool.c - a header page, then the KV pages. Workers that start together are serialized by a
+// record lock, which the kernel releases if one dies. The size is sealed last: a pool with a sealed
+// size has a complete header, one without is unused.
 #include "kv/pool.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ typedef struct {
   uint64_t bytes_per_token;
 } header;
 
-// Of n_pages pages, as far as the pool itself holds them.
+// Bytes of n_pages pages in the pool itself; 0 if they are on the device.
 static uint64_t pages_bytes(const td_kv_need *need, uint32_t n_pages) {
   return need->is_device ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
 }
@@ -42,7 +42,7 @@ static bool is_decided(int fd) {
   return seals > 0 && (seals & F_SEAL_SHRINK);
 }
 
-// Sizes an empty pool by a plan of this worker's own.
+// Sizes an empty pool by this worker's plan.
 static td_status decide(int fd, const td_kv_need *need, td_err *err) {
   td_kv_plan plan;
   td_status st = td_kv_plan_make(&plan, need, err);
@@ -77,7 +77,7 @@ static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *er
   td_status st = td_segment_attach(&out->segment, fd, err);
   if (st != TD_OK) return st;
   if (!is_ours(&out->segment, need)) {
-    out->segment.fd = -1; // still the caller's
+    out->segment.fd = -1; // fd stays the caller's
     td_segment_close(&out->segment);
     return td_fail(err, TD_EFORMAT,
                    "the KV pool is not this model's: the checkpoint or the device has changed "
@@ -86,7 +86,8 @@ static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *er
   const header *h = out->segment.base;
   out->plan = (td_kv_plan){.n_ctx = h->n_ctx, .n_pages = h->n_pages};
   if (!need->is_device) out->pages = (char *)out->segment.base + HEADER_BYTES;
-  madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE); // where shared memory may
+  // has no effect where shared memory has no huge pages
+  madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE);
   return TD_OK;
 }
 
@@ -106,7 +107,7 @@ void td_kv_pool_close(td_kv_pool *pool) {
   *pool = (td_kv_pool){.segment = TD_SEGMENT_CLOSED};
 }
 
-// ---- without a mapping ------------------------------------------------------------------------
+// ---- access without mapping -------------------------------------------------------------------
 
 td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
   header h;

@@ -1,3 +1,4 @@
+// src/kv/record.c - the format of a KV page's file; reading and writing it.
 #include "kv/record.h"
 
 #include <assert.h>
@@ -15,7 +16,7 @@
 typedef struct {
   uint32_t magic, version, n_tokens, reserved;
   uint64_t n_bytes;
-  uint64_t checksum; // of the keys and values; what else there is is known and compared
+  uint64_t checksum; // of keys and values; all other fields are compared with known values
   td_digest model, name;
   uint8_t unused[32];
 } head;
@@ -32,15 +33,15 @@ void td_kv_name_next(td_digest *out, const td_digest *before, const int32_t *tok
 // ---- bytes ------------------------------------------------------------------------------------
 
 #define LANES    4
-#define MULTIPLE 0x9e3779b97f4a7c15u // odd, so that multiplying loses nothing
+#define MULTIPLE 0x9e3779b97f4a7c15u // odd, so multiplication is invertible
 
 static uint64_t mix(uint64_t hash, uint64_t word) {
   hash = (hash ^ word) * MULTIPLE;
   return hash >> 29 | hash << 35;
 }
 
-// Against damage, not against an enemy. Each step can be undone, so damage within one word of 8
-// bytes always shows. Lanes are there for speed.
+// Detects damage, not tampering. Each step is invertible, so damage within one 8-byte word is
+// always detected. The lanes are for speed.
 static uint64_t checksum(const uint8_t *bytes, uint64_t n) {
   uint64_t lanes[LANES] = {1, 2, 3, 4}, sum = n, word, i = 0;
   for (; n - i >= LANES * sizeof word; i += LANES * sizeof word) {
@@ -107,14 +108,14 @@ td_status td_kv_record_check(const void *file, uint64_t n_bytes, const td_kv_rec
 }
 
 // ---- files ------------------------------------------------------------------------------------
-// Named by path, not by the directory's descriptor: ThreadSanitizer knows a descriptor's new life
-// from open, and not from openat.
+// Files are opened by path, not relative to the directory's descriptor: ThreadSanitizer tracks the
+// reuse of descriptors from open but not from openat.
 
 typedef struct {
   char text[4096];
 } file_path;
 
-// One that is too long is not found, or cannot be made.
+// A path that is too long becomes "", which cannot be opened.
 static file_path path_of(const char *dir, const td_digest *name, const char *suffix) {
   file_path path;
   char hex[TD_DIGEST_HEX];
@@ -144,7 +145,7 @@ static td_status write_file(int fd, const char *bytes, uint64_t n, uint64_t used
   }
   const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
   if (futimens(fd, times) != 0) return fail_write(err);
-  // Without this a file may be renamed, and empty after a crash.
+  // Without fsync the renamed file could be empty after a crash.
   return fsync(fd) == 0 || errno == EINVAL ? TD_OK : fail_write(err);
 }
 
@@ -200,7 +201,7 @@ void td_kv_record_touch(const char *dir, const td_digest *name, uint64_t used_ns
   file_path path = path_of(dir, name, TD_KV_RECORD_SUFFIX);
   const struct timespec times[2] = {time_of(used_ns), time_of(used_ns)};
   if (utimensat(AT_FDCWD, path.text, times, AT_SYMLINK_NOFOLLOW) != 0)
-    return; // its age is not worth more
+    return; // only the age is lost
 }
 
 void td_kv_record_remove(const char *dir, const td_digest *name) {
