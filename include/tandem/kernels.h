@@ -1,13 +1,14 @@
-// include/tandem/kernels.h - the CPU kernels and how one version of each is chosen.
+// include/tandem/kernels.h - the CPU kernels and their dispatch.
 // kernels/registry.inc is the only list of kernels. A family is a row of TD_KERNEL_FAMILIES; its
-// versions are named <family>__<isa> and take one argument struct. td_kernels_init picks, once, the
-// first listed version whose features the machine has; everything afterwards calls through
-// td_kernels(). Kernels do not allocate, log or check: sizes and dtypes are the caller's promise.
+// variants are named <family>__<isa> and take one argument struct. td_kernels_init selects once the
+// first listed variant whose features the machine has; everything afterwards calls through
+// td_kernels(). Kernels do not allocate, log or check arguments: valid sizes and dtypes are the
+// caller's responsibility.
 //
-// A linear kernel is batch-invariant: y[t][r] depends, to the last bit, on x[t], row r and whether
-// the token is a prompt's alone, not on n_tokens or on the row range it was called with. However a
-// prompt is cut, and whatever else is computed with an answer's tokens, they therefore give the
-// same logits on one machine. The attention kernels keep the same promise for each query.
+// Linear kernels are batch-invariant: y[t][r] depends, to the last bit, only on x[t], row r and
+// whether the token is prefill or decode, not on n_tokens or the row range of the call. Logits on
+// one machine therefore do not depend on how a prompt is chunked or what else is in a decode batch.
+// The attention kernels guarantee the same per query.
 #ifndef TANDEM_KERNELS_H
 #define TANDEM_KERNELS_H
 
@@ -16,19 +17,19 @@
 
 #include "tandem/types.h"
 
-// How an answer's rows are read: which is quicker is the processor's and its memory's, and no bit
-// depends on it. Kernels that have one way take that.
+// Traversal order of a GEMV. The faster one depends on the CPU and its memory; results are
+// bit-identical. Kernels with a single traversal ignore it.
 typedef enum {
-  TD_GEMV_SEQUENTIAL,  // row by row as far as that goes, activations in L1
-  TD_GEMV_INTERLEAVED, // several places at once, whole rows, activations in L2
+  TD_GEMV_SEQUENTIAL,  // one row after the other where possible; activations in L1
+  TD_GEMV_INTERLEAVED, // several streams of whole rows at once; activations in L2
   TD_N_GEMV_SCHEDULES
 } td_gemv_schedule;
 
-// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end), FP32 accumulation
-// but for the versions of avx512fp16, x rounded by those and by avx512bf16's, avxvnni's,
-// avx2int16's and avx512int16's: see td_activations. Neither x nor y alias. The weight is used as
-// stored: a scale multiplies sums, or activations with one rounding, or, where that is exact,
-// weights; a NaN code or scale anywhere in a row makes the row's results NaN.
+// y[t][r - y_row0] = sum_k w[r][k] * x[t][k] for r in [row_begin, row_end).
+// Sums are FP32, except in the avx512fp16 variants. x is rounded by the variants of avx512fp16,
+// avx512bf16, avxvnni, avx2int16 and avx512int16: see td_activations. Neither x nor y may alias.
+// Weights are used as stored: a scale multiplies sums, or activations (one rounding), or, where
+// that is exact, weights. A NaN code or scale anywhere in a row makes the row's results NaN.
 typedef struct {
   const td_weight *w;
   const float *x;         // f32 [..][ldx], ldx >= w->cols
@@ -38,17 +39,17 @@ typedef struct {
   uint32_t n_tokens;
   uint32_t row_begin, row_end;
   uint32_t y_row0; // <= row_begin
-  // Tokens of a prompt: a kernel may add their products in another order, which is quicker for
-  // many of them. Others are an answer's, of which few come at once.
+  // true: prefill, where a kernel may sum in another order that is faster for many tokens. false:
+  // decode.
   bool prompt;
-  td_gemv_schedule way; // of an answer's tokens
-  // Rows of weights, most likely as many bytes each, that the caller goes on with: fetched ahead by
-  // kernels that can. NULL: those behind row_end.
+  td_gemv_schedule way; // used for decode only
+  // Weight rows the caller needs next, usually as many bytes each; kernels may prefetch them. NULL:
+  // those that follow row_end.
   const void *next;
 } td_linear_args;
 typedef void (*td_linear_fn)(const td_linear_args *args);
 
-// out[c] = w[row][c], scale included (one rounding; two with a global scale), over all columns.
+// out[c] = w[row][c] with its scale, over all columns (one rounding; two with a global scale).
 typedef struct {
   const td_weight *w;
   float *out; // f32 [w->cols]
@@ -79,46 +80,47 @@ typedef struct {
   uint32_t n_rows;
 } td_axpy_args;
 
-// y[c] += sum_j a[j] * w[row + j][c], in the order of j, over all columns: what decode_row and axpy
-// give, to the last bit. Weights of 8 bits and more, in rows; as many rows are fetched ahead.
+// y[c] += sum_j a[j] * w[row + j][c] over all columns, in the order of j: bit-identical to
+// decode_row followed by axpy. Weights of 8 bits or more, in rows. The kernel prefetches as many
+// rows.
 typedef struct {
   const td_weight *w;
   float *y;         // f32 [w->cols]
   const float *a;   // f32 [n_rows]
-  const void *next; // what is fetched; NULL: the rows behind these
+  const void *next; // rows to prefetch; NULL: those that follow
   uint32_t row, n_rows;
 } td_axpy_weights_args;
 
-// f16 <-> f32. To f16: round to nearest even, saturated at the largest finite value, NaN stays NaN.
+// f16 <-> f32. To f16: round to nearest even, saturate at the largest finite value, NaN stays NaN.
 typedef struct {
   const void *in;
   void *out;
   size_t n;
 } td_convert_args;
 
-// linear_w4a8: TD_I4 and TD_F4E2M1 in rows, times activations of 8 bits with a scale for each 16
-// to 128 columns of a token (kernels/cpu/linear/w4a8.h). Off unless asked for.
+// linear_w4a8: TD_I4 and TD_F4E2M1 in rows, times 8-bit activations with one scale per 16 to 128
+// columns of a token (kernels/cpu/linear/w4a8.h). Off unless requested.
 
-// Keys one attention block may hold.
+// Maximum keys in an attention block.
 #define TD_ATTN_KEYS 64
 
-// One block of keys for a group of queries, online softmax. For query i, with
-// s[j] = q[i] . k[j] over the first n_visible[i] keys: m[i] becomes max(m, s), and l[i] and acc[i],
-// rescaled to the new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and
-// l = acc = 0; the result is acc / l. Keys a query does not see are not read for it, but all
-// n_visible maxima lie in valid memory. k and v are f16 (attn_f16) or f32 (attn_f32) and may be
-// one. With `transposed` attn_f32 may turn keys there first, so that a score is one lane's sum:
-// that pays with a hundred queries and more, and rounds otherwise.
+// One block of keys for a group of queries, online softmax. For query i, with s[j] = q[i] . k[j]
+// over the first n_visible[i] keys: m[i] becomes max(m, s), and l[i] and acc[i], rescaled to the
+// new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and l = acc = 0;
+// the result is acc / l. Keys beyond n_visible[i] do not affect query i, but keys up to the largest
+// n_visible must be readable. k and v are f16 (attn_f16) or f32 (attn_f32) and may be the same
+// memory. attn_f32 may first transpose the keys into `transposed`, so that each SIMD lane sums one
+// score: faster with about a hundred queries or more, and rounds differently.
 typedef struct {
-  const float *q;            // f32 [n_q][ldq], scale already inside
+  const float *q;            // f32 [n_q][ldq], already multiplied by the softmax scale
   const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
-  const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0 leaves the query as it is
+  const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0: the query is unchanged
   float *m, *l;              // f32 [n_q]
   float *acc;                // f32 [n_q][ldacc]
   float *transposed;         // scratch, f32 [k_dim][TD_ATTN_KEYS], or NULL
-  const void *next_k;        // keys and values that come next, fetched meanwhile; NULL: none, or,
-  const void *next_v;        //   of values, that keys are them
-  size_t next_bytes;         // of each
+  const void *next_k;        // keys to prefetch for the next block; NULL: none
+  const void *next_v;        // values to prefetch; NULL: none, or the keys are the values
+  size_t next_bytes;         // bytes of next_k and of next_v, each
   size_t ldq, ldk, ldv, ldacc;
   uint32_t n_q, k_dim, v_dim;
 } td_attn_block_args;
@@ -149,48 +151,49 @@ typedef struct {
 #define X(family, args_type) void (*family)(const args_type *args);
   TD_KERNEL_FAMILIES(X)
 #undef X
-  const char *isa; // the best the table may use: see td_kernels_isas
+  const char *isa; // the best ISA the table may use: see td_kernels_isas
   td_activations activations;
 } td_kernel_table;
 
-// What a version needs of the machine.
+// Features a variant requires.
 enum {
   TD_ISA_AVX2 = 1u << 0,   // with FMA and F16C
   TD_ISA_AVX512 = 1u << 1, // F, BW, VL, DQ, VBMI, VNNI
   TD_ISA_AVX512_FP16 = 1u << 2,
   TD_ISA_AVX512_BF16 = 1u << 3,
-  TD_MATH_INT16 = 1u << 4,   // AVX2 or more; marks what multiplies activations of 16 bits
-  TD_ISA_AVX_VNNI = 1u << 5, // AVX2's width, without AVX-512: Intel's desktops from Alder Lake on
+  TD_MATH_INT16 = 1u << 4, // AVX2 or better; marks variants with 16-bit activations
+  // 256-bit VNNI without AVX-512: Intel's desktop CPUs from Alder Lake on
+  TD_ISA_AVX_VNNI = 1u << 5,
 };
 
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
 
-// Fills the dispatch table. force_isa NULL: the best of this machine; else a name of
-// td_kernels_isas and no family takes a better version. On failure the table is left as it was. Not
-// thread-safe; programs reach it through td_dev_open.
+// Fills the dispatch table. force_isa NULL: the best of this machine; otherwise a name of
+// td_kernels_isas, and no family uses a better variant. On failure the table is unchanged. Not
+// thread-safe; programs call it through td_dev_open.
 td_kernels_result td_kernels_init(const char *force_isa);
-// Names accepted above, best first, ending with NULL.
+// The names accepted by td_kernels_init, best first, NULL-terminated.
 const char *const *td_kernels_isas(void);
-// Fills it again, for these activations; td_kernels_init does for F32. As little thread-safe.
+// Refills the table for these activations (td_kernels_init uses F32). Not thread-safe.
 void td_kernels_use_activations(td_activations activations);
 // Valid after td_kernels_init.
 const td_kernel_table *td_kernels(void);
-// The linear kernel for weights of this dtype and layout, and tokens of a prompt or of answers;
-// NULL where there is none.
+// The linear kernel for weights of this dtype and layout, for prefill (prompt) or decode; NULL:
+// none.
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt);
-// The same that never rounds activations.
+// The same, but one that never rounds activations.
 td_linear_fn td_kernels_linear_exact(const td_weight *w);
-// How many of TD_N_GEMV_SCHEDULES it has, from the first on, for an answer's tokens.
+// How many of the TD_N_GEMV_SCHEDULES, from the first on, the decode kernel for w implements.
 uint32_t td_kernels_n_schedules(const td_weight *w);
-// Whether it is the prompt's way that is quicker for n_tokens of a prompt.
+// Whether the prefill (GEMM) kernel is faster than the decode kernel for n_tokens prompt tokens.
 bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens);
-// Rows that one call of it had best have, as far as can be told beforehand, when n_times as much
-// work as all the rows of the matrix with n_tokens is shared out to n_threads: for speed only.
+// Recommended rows per call of the linear kernel, when n_times the work of the whole matrix with
+// n_tokens is divided among n_threads. Affects speed only.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads);
 
-// Every registered version, best first within its family, for tests, benches and reports. Cast fn
-// back to the family's type.
+// All registered variants, best first within their family, for tests, benches and reports. Cast fn
+// to the family's type.
 typedef struct {
   const char *family, *isa;
   unsigned features; // TD_ISA_ bits

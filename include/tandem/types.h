@@ -1,4 +1,4 @@
-// include/tandem/types.h - dtypes and the descriptors of weights as a checkpoint stores them.
+// include/tandem/types.h - dtypes, and descriptors of weights as checkpoints store them.
 #ifndef TANDEM_TYPES_H
 #define TANDEM_TYPES_H
 
@@ -12,8 +12,8 @@ typedef enum {
   TD_F8E4M3, // OCP: no infinities, 0x7f and 0xff are NaN
   TD_I32,
   TD_I8,
-  TD_I4,     // codes 0 .. 15, less a zero point
-  TD_F4E2M1, // 0, 0.5, 1, 1.5, 2, 3, 4, 6, and with bit 3 negative
+  TD_I4,     // codes 0 .. 15 minus a zero point
+  TD_F4E2M1, // 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign
   TD_F8E8M0, // 2^(code - 127), 0xff is NaN; scales only
   TD_N_DTYPES
 } td_dtype;
@@ -35,7 +35,7 @@ static inline uint32_t td_dtype_bits(td_dtype dtype) {
   return 0;
 }
 
-// Bytes of one element; 0 where it is less than one.
+// Bytes of one element; 0 for dtypes of less than a byte.
 static inline size_t td_dtype_bytes(td_dtype dtype) {
   return td_dtype_bits(dtype) / 8;
 }
@@ -56,24 +56,25 @@ const char *td_dtype_name(td_dtype dtype);
 // where rows and groups of the scales are counted in blocks of scale_rows x scale_cols elements.
 typedef enum { TD_LAYOUT_ROWS, TD_LAYOUT_GPTQ, TD_LAYOUT_AWQ } td_layout;
 
-// A matrix of weights, used exactly as stored: y = W x with W [rows][cols]. Element (r, c) is worth
+// A matrix of weights, used exactly as stored: y = W x with W [rows][cols]. The value of element
+// (r, c) is
 //   code                            TD_F32, TD_F16, TD_BF16
 //   code * scale                    TD_F8E4M3, TD_I8
 //   (code - zero) * scale           TD_I4
 //   code * scale * global_scale     TD_F4E2M1
-// with the scale and the zero point of its block. Pointers are aligned for what they hold, only.
-// A zeroed td_weight stands for an absent matrix.
+// with the scale and zero point of its block. Pointers have the alignment of their elements only.
+// A zeroed td_weight is an absent matrix.
 typedef struct {
   const void *data;
   const void *scale;    // of scale_dtype; NULL without scales
-  const uint32_t *zero; // TD_I4: words of zero points, each less zero_add; NULL: 8 everywhere
+  const uint32_t *zero; // TD_I4: words of zero points minus zero_add; NULL: 8 everywhere
   td_dtype dtype;
   td_dtype scale_dtype; // TD_F32 for TD_F8E4M3 and TD_I8; TD_F32, TD_F16 or TD_BF16 for TD_I4;
                         // TD_F8E8M0 or TD_F8E4M3 for TD_F4E2M1
   td_layout layout;     // other than TD_LAYOUT_ROWS for TD_I4 only
   uint32_t rows, cols;
   uint32_t scale_rows, scale_cols; // block one scale covers, in elements; 0 without scales
-  uint32_t zero_add;               // GPTQ's first format: 0x11111111, taken off the word as a whole
+  uint32_t zero_add;               // added to each word of zero; GPTQ's first format: 0x11111111
   float global_scale;              // TD_F4E2M1: finite
 } td_weight;
 
@@ -121,29 +122,32 @@ static inline size_t td_weight_bytes(const td_weight *w) {
   return td_weight_data_bytes(w) + td_weight_scale_bytes(w) + td_weight_zero_bytes(w);
 }
 
-// The best of a row of logits, best first, ties by rising id; NaN ranks below everything.
+// The largest logits of a row, in descending order, ties by ascending id; NaN ranks below
+// everything.
 enum { TD_TOP_LOGITS = 64 };
 typedef struct {
   int32_t id[TD_TOP_LOGITS];
   float value[TD_TOP_LOGITS]; // logits
-  uint32_t n;                 // how many: TD_TOP_LOGITS, or all of a smaller vocabulary
-  float sum;                  // over the whole row, of exp(logit - value[0])
-  float sum_warm;             // of exp((logit - value[0]) / temperature)
+  uint32_t n;                 // TD_TOP_LOGITS, or the size of a smaller vocabulary
+  float sum;                  // sum over the whole row of exp(logit - value[0])
+  float sum_warm;             // sum over the whole row of exp((logit - value[0]) / temperature)
 } td_top_logits;
 
-// What activations are rounded to while they are multiplied by weights. Elsewhere they are F32.
+// Precision of activations in products with weights. Elsewhere they are F32.
 typedef enum {
-  TD_ACTIVATIONS_F32, // nothing
-  // What the CPU multiplies fastest.
-  // With AVX512-FP16, at weights of 4 and 8 bits, FP16: products are summed in it for at most 16
-  // steps and these sums in FP32. That is within what rounding x to BF16 alone may lose.
-  // With AVX512-BF16 but not FP16, at BF16 weights, those of 8 bits and, in rows without zero
-  // points, of 4 bits, BF16, as published models are run; sums are FP32.
-  // With AVX2 but not FP16, at other 4-bit weights, 16 bits with a scale for each 16 to 128
-  // columns: a sum over those is exact, and what rounding x loses a 50th to a 100th of what BF16
-  // would.
+  TD_ACTIVATIONS_F32, // no rounding
+  // Whatever the CPU multiplies fastest:
+  //
+  // AVX512-FP16, for 4-bit and 8-bit weights: FP16. Products are summed in FP16 for at most 16
+  // steps, these sums in FP32. The error stays within that of rounding x to BF16.
+  //
+  // AVX512-BF16 without FP16, for BF16 and 8-bit weights, and 4-bit weights in rows without zero
+  // points: BF16, as published models are run. Sums are FP32.
+  //
+  // AVX2 without FP16, for other 4-bit weights: 16 bits with one scale per 16 to 128 columns. The
+  // sum over such a group is exact; rounding x loses 1/50 to 1/100 of what BF16 would.
   TD_ACTIVATIONS_AUTO,
-  // As AUTO, but a prompt's are 8 bits at 4-bit weights in rows (linear_w4a8).
+  // Like AUTO, but 8-bit activations for prefill with 4-bit weights in rows (linear_w4a8).
   TD_ACTIVATIONS_INT8,
   TD_N_ACTIVATIONS
 } td_activations;
