@@ -1,3 +1,4 @@
+// src/engine/dual_batch.c - measures and chooses one or two microbatches per decode step.
 #include "engine/dual_batch.h"
 
 #include "base/status.h"

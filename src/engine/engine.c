@@ -1,4 +1,5 @@
-// src/engine/engine.c - the engine's memory, and steps: who is in them and where their pages are.
+// src/engine/engine.c - the engine's memory, and how a step is laid out: groups, positions, pages,
+// rows.
 #include "engine/engine.h"
 
 #include <stdlib.h>
@@ -27,7 +28,7 @@ size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_d
   return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
 }
 
-// Elements of a token's row in each buffer of activations.
+// Elements per token in each activation buffer.
 typedef struct {
   size_t dim, q, q_a, kv, v, attn;
 } act_rows;
@@ -46,7 +47,7 @@ static act_rows rows_of(const td_model_config *c) {
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   const act_rows r = rows_of(config);
   const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn; // x, h, delta
-  const size_t router = config->n_experts + 2 * config->top_k;    // of 32 bits, as streamed sums
+  const size_t router = config->n_experts + 2 * config->top_k; // 32-bit each, as are streamed sums
   return n * td_dtype_bytes(act_dtype) + (r.dim + router) * sizeof(float);
 }
 
@@ -112,8 +113,8 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
 }
 
 static td_status alloc_meta(td_engine *e, td_err *err) {
-  // tokens, seq, position, rows and temperature a token; q_begin and a page table a sequence; the
-  // number of the step.
+  // Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin and a page table.
+  // Then the step number.
   size_t n_seqs = e->opts.max_step_seqs;
   size_t n = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
   const size_t n_bytes = n * sizeof *e->meta;
@@ -265,8 +266,7 @@ static meta_layout lay_out_meta(const td_engine *e, size_t n, size_t n_seqs) {
                        .step = page_table + n_seqs * e->max_pages};
 }
 
-// Appends one sequence to a group. t: its first token in the step; s, g_s: its index in the step
-// and in the group.
+// Appends sequence s of the step to a group; its first token has index t in the step.
 static void add_seq(td_engine *e, const meta_layout *at, const step_group *group,
                     const td_step_seq *seq, uint32_t s, uint32_t t) {
   for (uint32_t i = 0; i < seq->n_tokens; i++) {
@@ -279,7 +279,7 @@ static void add_seq(td_engine *e, const meta_layout *at, const step_group *group
          n_pages * sizeof *seq->pages);
 }
 
-// Lays the sequences of one group behind those before it; returns the step's tokens so far.
+// Appends the sequences of group g after those placed so far; returns the step's tokens so far.
 static uint32_t build_group(td_engine *e, const meta_layout *at, int g, const td_step_seq *seqs,
                             uint32_t n_seqs, uint32_t *s, uint32_t t) {
   step_group *group = &e->whole.groups[g];
@@ -328,7 +328,7 @@ static void place_part(const td_engine *e, td_microbatch *p, uint32_t begin, uin
   p->delta = (char *)e->delta + at;
 }
 
-// Cuts answers of a token each in two.
+// Splits a decode step of one token per sequence in two microbatches.
 static void split_microbatches(td_engine *e) {
   const uint32_t n = e->n_tokens, half = n / 2;
   for (uint32_t i = 0; i < TD_MAX_MICROBATCHES; i++) {
@@ -340,12 +340,13 @@ static void split_microbatches(td_engine *e) {
     p->position += p->begin;
     view->position += p->begin;
     view->page_table += (size_t)p->begin * e->max_pages;
-    view->n_tokens = view->n_seqs = p->n_tokens; // whose numbers count from 0 in either
+    view->n_tokens = view->n_seqs = p->n_tokens; // sequence indices count from 0 in each
   }
   e->n_microbatches = TD_MAX_MICROBATCHES;
 }
 
-// Fills meta and the groups. Rows of logits follow the caller's order, whatever the groups' is.
+// Fills meta and the groups. Rows of logits follow the caller's order, whatever the order of
+// groups.
 static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t s = 0, t = 0, row = 0;
   for (uint32_t i = 0; i < n_seqs; i++)
@@ -391,8 +392,9 @@ static uint32_t choose_parts(td_engine *e) {
                                 : td_dual_batch_choose(&e->dual_batch, e->n_tokens);
 }
 
-// Steps of answers alone, a token a sequence, come again and again with the same operators: they
-// depend on how many tokens there are, on the longest context, roughly, and on where logits are.
+// Decode steps with one token per sequence repeat the same operators: these depend only on the
+// number of tokens, the longest context (rounded up) and the logits' memory. So a device may replay
+// them.
 static void run_forward(td_engine *e) {
   td_batch_view *view = &e->whole.groups[GROUP_DECODE].view;
   const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
@@ -411,7 +413,7 @@ static void run_forward(td_engine *e) {
                            .n_rows = e->n_rows,
                            .n_microbatches = e->n_microbatches,
                            .max_keys = view->max_keys,
-                           .memory = e->logits_rows}; // which only grow
+                           .memory = e->logits_rows}; // changes only by growing
   td_stream_run(e->stream, &key, forward, e);
 }
 

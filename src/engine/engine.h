@@ -1,6 +1,7 @@
 // src/engine/engine.h - the forward pass over a paged KV pool, on any device.
-// One engine, one caller at a time. Sequences and their page tables belong to the caller (kv/kv.h);
-// the engine owns the activations and the streams, and the page storage unless it is given.
+// Thread: one caller at a time per engine. Sequences and their page tables belong to the caller
+// (kv/kv.h). The engine owns activations and streams; it also owns page storage unless the caller
+// passes kv_pages.
 #ifndef TD_ENGINE_ENGINE_H
 #define TD_ENGINE_ENGINE_H
 
@@ -16,43 +17,44 @@ typedef struct td_engine td_engine;
 
 typedef struct {
   uint32_t n_pages;         // KV pages in the pool
-  uint32_t page_tokens;     // tokens a page
+  uint32_t page_tokens;     // tokens per KV page
   uint32_t max_step_tokens; // most tokens one step may carry
   uint32_t max_step_seqs;   // most sequences one step may carry
   uint32_t max_seq_tokens;  // longest context
   td_dtype kv_dtype;        // TD_F32, or TD_F16 for half the memory and 12 bits of precision
-  // Borrowed storage for all pages, 64-byte aligned, n_pages * page_tokens *
-  // td_engine_kv_bytes_per_token bytes, which the device can reach; NULL: the engine's own.
+  // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages * page_tokens
+  // * td_engine_kv_bytes_per_token bytes. NULL: the engine allocates its own.
   void *kv_pages;
   bool record_routing; // keep each step's expert choices for td_engine_routing
-  // Borrowed: computes the routed experts, from host memory, but those of the first
-  // n_gpu_expert_layers layers. NULL: the engine's device does all.
+  // Borrowed: the device that computes offloaded experts, from host memory. Experts of the first
+  // n_gpu_expert_layers layers stay on the engine's device. NULL: no offload.
   td_dev *expert_dev;
   uint32_t n_gpu_expert_layers;
-  // With it: dual_batch of a step of answers that go through the layers one behind the other, 2, so
-  // that both devices have work; or 1. 0: as is quicker, tried out.
+  // With expert_dev: microbatches of a decode step, 1 or 2. With 2, one device works on one
+  // microbatch while the other device works on the other. 0: the faster of the two, measured
+  // (dual_batch.h).
   uint32_t n_microbatches;
-  // With it: bytes of the engine's device through which experts of prompts stream, to be computed
-  // there, in steps of at least break_even_tokens tokens of prompts; 0: none do.
+  // With expert_dev: bytes of the engine's device for the ring through which prefill streams
+  // experts, in steps with at least break_even_tokens prompt tokens. 0: no streaming.
   size_t stream_bytes;
-  uint32_t break_even_tokens; // 0: from where on it is quicker, measured at the start
+  uint32_t break_even_tokens; // 0: measured when the engine opens
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
 
-// One sequence's part of a step: n_tokens new tokens behind n_past cached ones.
+// One sequence's part of a step: n_tokens new tokens after n_past cached ones.
 typedef struct {
   const int32_t *tokens;
   uint32_t n_tokens, n_past;
   const int32_t *pages; // enough for n_past + n_tokens
   uint32_t n_pages;
   td_want want; // which of its tokens' logits are computed
-  // Tokens of an answer rather than a piece of a prompt: attention takes the way that is cheap for
-  // one query (MLA: absorbed), matrices those that are for few tokens. Said, not guessed from
-  // n_tokens, so that a prompt's result does not depend on how it was cut, and an answer's not on
-  // whether its tokens come one by one or, computed again, together.
+  // Generated tokens rather than a chunk of a prompt. Attention then uses the form that is cheap
+  // for one query (MLA: absorbed) and matrices use the kernels for few tokens. It is passed in, not
+  // guessed from n_tokens: a prompt's result must not depend on how it was cut into chunks, and
+  // generated tokens must give the same bits one by one or replayed together.
   bool is_decode;
-  float temperature; // of the draw from its logits; 0: greedy
+  float temperature; // for sampling from its logits; 0: greedy
 } td_step_seq;
 
 // model and dev are borrowed and must outlive the engine. On error *out is NULL; TD_ENOMEM names
@@ -61,32 +63,32 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
                          const td_engine_opts *opts, td_err *err);
 void td_engine_close(td_engine *engine);
 
-// Runs one step. Wanted logits are rows, in the order of seqs and tokens, until the next step.
+// Runs one step. Wanted logits are rows in the order of seqs and tokens, valid until the next step.
 // TD_EINVAL: a token outside the vocabulary, too many tokens or sequences, or a context beyond
 // max_seq_tokens; nothing was computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
-// All rows of a step that wanted TD_WANT_ALL: f32 [n_rows][n_vocab], the caller's to overwrite.
+// All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
-// Draws from a row, once: as td_sampler_next does, from the row's best alone where the device
-// ranked them and that is enough.
+// Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits
+// and the top ones suffice, the full row is not copied to the host.
 td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
                          td_wire_token *out, td_err *err);
 
-// The experts that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in an
-// order of the engine's own. NULL for a dense layer or without record_routing.
+// Expert ids that layer layer_idx chose in the last step: i32 [n_tokens][top_k], tokens in the
+// engine's internal order. NULL for a dense layer or without record_routing.
 const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, uint32_t *n_tokens);
 
-// Tokens of prompts from which on a step streams experts and so takes about as long however many
-// there are; 0: none does.
+// Break-even: the number of prompt tokens from which a step streams experts. Such a step's time
+// hardly depends on its number of tokens. 0: no step streams.
 uint32_t td_engine_stream_tokens(const td_engine *engine);
 
-// Bytes of the device's memory that one token of a step takes, streaming included.
+// Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
-// Tokens that a prompt is best read in at a time, where nobody says: 512, of MLA, which makes keys
-// of latents again each time, 1024, or so many that an expert gets 32, for whom its weights are
-// decoded once; no more than 2048, which a step must last for.
+// Default prefill chunk in tokens: 512; 1024 for MLA, which expands keys and values from latents
+// again for each chunk; more where an expert would get fewer than 32 tokens, so that decoding its
+// weights is amortized. At most 2048, which bounds the length of a step.
 uint32_t td_engine_prefill_chunk(const td_model_config *config);
 
 #endif

@@ -1,3 +1,4 @@
+// src/engine/expert_slots.c - packs streamed experts into ring slots with few copies.
 #include "engine/expert_slots.h"
 
 #include <stdbool.h>
@@ -15,7 +16,7 @@ uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_
   return n < 1 ? 1 : n < n_experts ? (uint32_t)n : n_experts;
 }
 
-// By address; of the same one, the longer part first.
+// By address; at the same address the longer part first.
 static int by_address(const void *a, const void *b) {
   const td_slot_part *x = *(td_slot_part *const *)a, *y = *(td_slot_part *const *)b;
   const uintptr_t from_x = (uintptr_t)x->from, from_y = (uintptr_t)y->from;
@@ -28,7 +29,7 @@ static bool is_readable(const td_slot *slot, const char *begin, const char *end)
   return memory && begin >= memory && end <= memory + slot->memory_bytes;
 }
 
-// Whether the part may be copied with what ends at the end of copy. *gaps_left: bytes.
+// Whether the part can be appended to copy, gap included. Decreases *gaps_left (bytes) if so.
 static bool joins(const td_slot *slot, const td_slot_copy *copy, const td_slot_part *part,
                   size_t *gaps_left) {
   const char *begin = copy->from, *end = begin + copy->n_bytes, *from = part->from;

@@ -1,5 +1,5 @@
-// src/engine/expert_slots.h - how experts that stream are packed into the slots of a ring: how many
-// share one, where each matrix lies in it, and with how few copies it is filled. Pure functions.
+// src/engine/expert_slots.h - packs streamed experts into the slots of a ring: how many share a
+// slot, where each matrix lies in it, and which copies fill it. Pure functions.
 #ifndef TD_ENGINE_EXPERT_SLOTS_H
 #define TD_ENGINE_EXPERT_SLOTS_H
 
@@ -7,21 +7,21 @@
 #include <stdint.h>
 
 enum {
-  TD_SLOT_ALIGN = 256,         // of each part in a slot, see td_dev_supports_device_weights
-  TD_SLOT_MAX_GAP = 256 << 10, // bytes between two parts that cost less than another copy
-  TD_SLOT_GAPS = 16,           // all gaps of a slot are at most this part of its content
-  TD_SLOT_LEAST = 4,           // slots a ring should have: computed, filled, and some ahead
+  TD_SLOT_ALIGN = 256, // alignment of each part in a slot, see td_dev_supports_device_weights
+  TD_SLOT_MAX_GAP = 256 << 10, // bytes; copying a gap up to this is cheaper than another copy
+  TD_SLOT_GAPS = 16,           // the gaps of a slot are at most 1/16 of its content
+  TD_SLOT_LEAST = 4,           // desired slots per ring: one computing, one filling, some ahead
 };
-#define TD_SLOT_MOST_BYTES ((uint64_t)512 << 20) // some 10 ms of copying
+#define TD_SLOT_MOST_BYTES ((uint64_t)512 << 20) // about 10 ms of copying
 
-// Experts that share a slot of a ring of ring_bytes; 0: the ring does not hold two slots of one.
+// Experts per slot for a ring of ring_bytes; 0: the ring cannot hold two slots of one expert.
 uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_experts);
 
-// Data, scales or zero points of a matrix. Absent ones have no bytes.
+// Data, scales or zero points of a matrix; n_bytes is 0 for absent ones.
 typedef struct {
   const void *from;
   size_t n_bytes;
-  size_t to; // in the slot
+  size_t to; // offset in the slot
 } td_slot_part;
 
 typedef struct {
@@ -34,13 +34,13 @@ typedef struct {
   td_slot_part **order; // [n_parts], scratch
   td_slot_copy *copies; // [n_copies] when packed; room for n_parts
   uint32_t n_parts, n_copies;
-  const void *memory; // [memory_bytes] that may be read from end to end
+  const void *memory; // [memory_bytes] readable in full, gaps included
   size_t memory_bytes;
 } td_slot;
 
-// Chooses where the parts lie and what is copied, and returns the bytes of the slot. Neighbours in
-// host memory share a copy and stay as far from one another as they are, where that suits
-// TD_SLOT_ALIGN. Gaps between them are copied along, but only inside memory.
+// Chooses the parts' offsets and the copies, and returns the slot's size in bytes. Parts that are
+// neighbours in host memory share a copy and keep their distance where it is a multiple of
+// TD_SLOT_ALIGN. Gaps between them are copied too, but only inside memory.
 size_t td_slot_pack(td_slot *slot);
 
 #endif

@@ -1,10 +1,11 @@
-// src/engine/expert_stream.c - experts of long prompts, on a device that has no room for them: they
-// pass through its memory, group by group, layer by layer, and it computes each group while the
-// next is on its way. Every byte crosses once a step, however many tokens there are, so this is the
-// quicker way from some number of tokens on; below that, experts are computed where they lie.
+// src/engine/expert_stream.c - streaming of experts to a device that has no room for them, for
+// prefill.
+// Experts pass through the device's memory group by group, layer by layer; it computes one group
+// while the next is copied. All experts are copied once per step, however many tokens it has, so
+// streaming is faster than offload from some number of tokens on (the break-even).
 //
-// A ring of slots is filled in an order that depends on nothing but the model, by a stream of its
-// own, as far ahead as slots are free: also while the device is busy with attention.
+// Copies fill a ring of slots on their own stream, as far ahead as slots are free, also during
+// attention. The order of copies depends on the model alone.
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,38 +20,38 @@
 enum {
   MATRIX_PARTS = 3,                // data, scales, zero points
   EXPERT_PARTS = 3 * MATRIX_PARTS, // of gate, up, down
-  LEAST_SLOTS = 2,                 // one is computed, one filled
-  TRIAL_TOKENS = 256,              // of a prompt, on the other device
+  LEAST_SLOTS = 2,                 // one computing, one filling
+  TRIAL_TOKENS = 256,              // prompt tokens in the measurement of the expert device
   LEAST_TOKENS = 32,
 };
 
 typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
 
-// The experts of a layer, by groups that share a slot.
+// A layer's experts in groups; a group shares a slot.
 typedef struct {
   layer_state state;
-  bool is_registered;          // or never will be: see td_dev_is_pinning
-  uint32_t first_slot;         // of the first group; the others follow, round and round
-  td_weight *gate, *up, *down; // [n_experts], as they are in their slots; one array
-  td_slot_copy *copies;        // of all groups, one behind the other
-  uint32_t *first_copy;        // [n_groups + 1] of each group
+  bool is_registered;          // no copy waits for registration any more, see td_dev_is_pinning
+  uint32_t first_slot;         // slot of the first group; the others follow, modulo n_slots
+  td_weight *gate, *up, *down; // [n_experts] with addresses in their slots; one allocation
+  td_slot_copy *copies;        // copies of all groups, in order
+  uint32_t *first_copy;        // [n_groups + 1] index of each group's first copy
 } streamed_layer;
 
 struct td_expert_stream {
-  td_stream *stream; // of copies
-  uint32_t group;    // experts a slot holds; 0: not one
-  uint32_t n_groups; // of a layer
+  td_stream *stream; // for the copies
+  uint32_t group;    // experts per slot; 0: a slot cannot hold one
+  uint32_t n_groups; // groups per layer
   uint32_t n_slots;
   size_t slot_bytes;
-  td_event **filled, **freed; // [n_slots] each; one array
+  td_event **filled, **freed; // [n_slots] each; one allocation
   char *ring;                 // device memory
   float *sum;                 // device memory: [max_step_tokens][dim]
   streamed_layer *layers;     // [n_layers]
-  td_slot packing;            // of one group, while places are chosen
-  uint32_t break_even_tokens; // of prompts, in a step that streams
+  td_slot packing;            // scratch for packing one group
+  uint32_t break_even_tokens; // prompt tokens from which a step streams
 };
 
-// ---- where a matrix goes ------------------------------------------------------------------------
+// ---- where each matrix goes ---------------------------------------------------------------------
 
 static size_t expert_bytes(const td_layer *layer, uint32_t e) {
   return td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->up[e]) +
@@ -81,7 +82,7 @@ static void list_matrix(td_slot_part *parts, const td_weight *w) {
   parts[2] = (td_slot_part){.from = w->zero, .n_bytes = td_weight_zero_bytes(w)};
 }
 
-// Packs the group of experts from first on; returns the bytes of the slot.
+// Packs the group that begins with expert first; returns the bytes of its slot.
 static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
   td_slot *slot = &e->streaming->packing;
   const uint32_t n = group_at(e, first);
@@ -95,7 +96,7 @@ static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
   return td_slot_pack(slot);
 }
 
-// The matrix as it is in the slot that begins at base.
+// The matrix with addresses in the slot that begins at base.
 static td_weight placed(const td_weight *w, const td_slot_part *parts, const char *base) {
   td_weight out = *w;
   out.data = base + parts[0].to;
@@ -154,7 +155,7 @@ static td_status place_layers(td_engine *e, td_err *err) {
   return st;
 }
 
-// Bytes of the largest slot, with so many experts in each.
+// Bytes of the largest slot with streaming->group experts in each.
 static size_t largest_slot(td_engine *e) {
   size_t most = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++) {
@@ -185,7 +186,8 @@ static void close_packing(td_slot *slot) {
   *slot = (td_slot){.parts = NULL};
 }
 
-// As many experts a slot as leave several slots. group is 0 afterwards where there is no room.
+// Chooses the experts per slot so that the ring has several slots. group becomes 0 where there is
+// no room.
 static void choose_slots(td_engine *e) {
   td_expert_stream *s = e->streaming;
   const size_t ring_bytes = e->opts.stream_bytes, expert = largest_expert(e);
@@ -206,10 +208,10 @@ static void choose_slots(td_engine *e) {
            s->group, (double)s->n_slots * (double)s->slot_bytes / GIB);
 }
 
-// ---- passing through ----------------------------------------------------------------------------
+// ---- streaming a layer --------------------------------------------------------------------------
 
-// Whether the device takes all of the layer's experts as they are. Looked at once: of some formats
-// that means reading all scales.
+// Whether the device takes all of the layer's experts in their stored format. Cached, because for
+// some formats the check scans all scales.
 static bool is_taken(td_engine *e, uint32_t layer_idx) {
   streamed_layer *l = &e->streaming->layers[layer_idx];
   const td_layer *layer = td_model_layer(e->model, layer_idx);
@@ -225,7 +227,8 @@ static bool is_taken(td_engine *e, uint32_t layer_idx) {
   return l->state == LAYER_TAKEN;
 }
 
-// Whether the first groups of the layer are copied as fast as ever; all of them are asked for.
+// Whether copies of the layer's first n_groups groups are at full speed. Requests registration of
+// the rest.
 static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   const streamed_layer *l = &e->streaming->layers[layer_idx];
   bool pending = false;
@@ -234,7 +237,7 @@ static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   return !pending;
 }
 
-// The slot that a group of experts is in, once it is free, and they are.
+// Waits for the group's slot to be free, copies the group there and returns the slot's index.
 static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
@@ -292,9 +295,9 @@ td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   return has_ring ? td_stream_sync(e->streaming->stream, err) : TD_OK;
 }
 
-// ---- from how many tokens on --------------------------------------------------------------------
+// ---- break-even ---------------------------------------------------------------------------------
 
-// Seconds for a layer's experts to be copied, as its first group tells.
+// Seconds to copy a layer's experts, extrapolated from its first group.
 static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status *st) {
   td_expert_stream *s = e->streaming;
   const double begin = td_clock_s();
@@ -303,7 +306,7 @@ static double copy_time(td_engine *e, uint32_t layer_idx, td_err *err, td_status
   return (td_clock_s() - begin) * e->config->n_experts / group_at(e, 0);
 }
 
-// Seconds for n tokens of a prompt, spread over all experts, on the other device.
+// Seconds for n prompt tokens, spread evenly over all experts, on the expert device.
 static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *err, td_status *st) {
   const double begin = td_clock_s();
   const td_moe_args args = td_engine_trial_offload(e, layer_idx, n);
@@ -312,7 +315,8 @@ static double aside_time(td_engine *e, uint32_t layer_idx, uint32_t n, td_err *e
   return td_clock_s() - begin;
 }
 
-// From where on n tokens take longer on the other device than a layer takes to be copied.
+// The number of tokens at which the expert device takes as long as copying a layer; aside_s is for
+// n tokens.
 static uint32_t break_even(double copy_s, double aside_s, uint32_t n) {
   const double tokens = copy_s * n / aside_s;
   if (!(tokens > LEAST_TOKENS)) return LEAST_TOKENS;
@@ -321,12 +325,12 @@ static uint32_t break_even(double copy_s, double aside_s, uint32_t n) {
 
 static void wait_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   const streamed_layer *l = &e->streaming->layers[layer_idx];
-  is_registered(e, layer_idx, n_groups); // so that their pieces come next
+  is_registered(e, layer_idx, n_groups); // so that their pieces are registered next
   for (uint32_t i = 0; i < l->first_copy[n_groups]; i++)
     td_dev_wait_pinned(e->dev, l->copies[i].from, l->copies[i].n_bytes);
 }
 
-// Both are done twice: at first, weights may come from the disk.
+// Measures both twice and keeps the second result: the first run may load weights from disk.
 static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
   td_expert_stream *s = e->streaming;
   const uint32_t n = e->offload.most_tokens < TRIAL_TOKENS ? e->offload.most_tokens : TRIAL_TOKENS;

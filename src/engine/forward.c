@@ -1,7 +1,7 @@
 // src/engine/forward.c - one forward pass for every architecture, as operators on a stream.
 #include "engine/engine_impl.h"
 
-// The norms inside MLA have this epsilon whatever rms_norm_eps says (DeepSeek's modeling code).
+// Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
 #define MLA_NORM_EPS 1e-6f
 
 static void *offset(const td_engine *e, void *base, size_t elements) {
@@ -183,7 +183,7 @@ static void head(td_engine *e) {
                                                .out_f32 = true});
 }
 
-// A layer, but for experts that another device has yet to make the sum of.
+// One layer, except that offloaded experts' sums may still be missing from delta.
 static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
@@ -201,7 +201,7 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   }
 }
 
-// Part by part: while one waits for its experts, the others go on.
+// Alternates between microbatches: while one waits for its experts, the other is computed.
 void td_engine_forward(td_engine *e) {
   td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
                                           .ids = e->tokens,

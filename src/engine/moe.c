@@ -1,9 +1,9 @@
-// src/engine/moe.c - the second half of a layer: a dense MLP, or experts, chosen by a router.
-// The routed experts may be another device's, one that reads them where they lie while the first
-// has no room for them. Then a layer's tokens, with the router's choice, go there through host
-// memory, and while the first device computes the shared expert, their sum is made and comes back.
-// Steps of answers are queued as a whole on both devices, which wait for one another's signals; for
-// prompts, the caller waits in between: a GPU that waits long may be taken for one that hangs.
+// src/engine/moe.c - the second half of a layer: a dense MLP, or a router and its experts.
+// Routed experts can be offloaded to a second device (the CPU) when they do not fit on the first.
+// Per layer: copy hidden states and routing to pinned host memory, run the experts there while the
+// first device runs the shared expert, copy the weighted sum back. Decode steps are queued up front
+// on both devices, which wait for each other's signals. For prefill the calling thread waits in
+// between, because a GPU that waits for long may be taken for a hung one.
 #include <stdatomic.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ static size_t row_bytes(const td_engine *e) {
   return e->config->dim * e->act_bytes;
 }
 
-// What experts are given, one behind the other, so that all of it can be copied at once.
+// Input of the experts, contiguous so that one copy moves all of it.
 typedef struct {
   char *x;      // [n_tokens][dim]
   int32_t *ids; // [n_tokens][top_k]
@@ -65,7 +65,8 @@ td_status td_moe_offload_open(td_engine *e, td_err *err) {
   size_t signal_bytes = 2 * n_signals * sizeof *offload->input_signals;
   void *signals = NULL;
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, &signals, signal_bytes, err);
-  // Where the first device fails, what it was to hand over are choices all the same.
+  // If the first device fails before writing the input, the experts still run on it: zeros are
+  // valid ids.
   if (st == TD_OK) memset(offload->in, 0, offload_input_bytes);
   if (st == TD_OK) memset(signals, 0, signal_bytes);
   offload->input_signals = signals;
@@ -126,7 +127,8 @@ static void route(td_engine *e, const td_microbatch *p, uint32_t layer_idx, cons
              to->ids, (size_t)p->n_tokens * c->top_k * sizeof *to->ids);
 }
 
-// The routed experts' sum for n_tokens tokens, the last n_prompt of a prompt.
+// Arguments for the routed experts' sum of n_tokens tokens, the last n_prompt of which are prompt
+// tokens.
 static td_moe_args routed(const td_engine *e, const td_layer *layer, const given *from,
                           uint32_t n_tokens, uint32_t n_prompt, void *out) {
   return (td_moe_args){.gate = layer->gate,
@@ -143,23 +145,23 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, const given
                        .is_bf16 = td_dev_act_dtype(e->dev) == TD_BF16};
 }
 
-// ---- on another device --------------------------------------------------------------------------
+// ---- offload to another device ------------------------------------------------------------------
 
-// Some of a part's tokens.
+// A piece of a microbatch: as many tokens as one transfer holds.
 typedef struct {
   uint32_t begin, n, n_prompt;
 } piece;
 
 static piece piece_at(const td_engine *e, const td_microbatch *p, uint32_t begin) {
   const uint32_t left = p->n_tokens - begin;
-  const uint32_t n_left = p->groups[GROUP_PREFILL].view.n_tokens; // prompts' are the last ones
+  const uint32_t n_left = p->groups[GROUP_PREFILL].view.n_tokens; // prompt tokens come last
   piece c = {.begin = begin, .n = left < e->offload.most_tokens ? left : e->offload.most_tokens};
   const uint32_t n_others = left > n_left ? left - n_left : 0;
   c.n_prompt = c.n > n_others ? c.n - n_others : 0;
   return c;
 }
 
-// Where the part's tokens are given, and where their sum comes to stand.
+// Where the microbatch's input and its sum are in host memory.
 static given offload_input_of(const td_engine *e, const td_microbatch *p, uint32_t n) {
   return offload_input_at(e, e->offload.in + td_engine_offload_input_at(e, p->begin), n);
 }
@@ -168,14 +170,14 @@ static char *sum_of(const td_engine *e, const td_microbatch *p) {
   return (char *)e->offload.out + p->begin * row_bytes(e);
 }
 
-// What the other device makes of n tokens that it was given.
+// Arguments of the expert device for n tokens whose input was copied.
 static td_moe_args offload_args(const td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                                 uint32_t n, uint32_t n_prompt) {
   const given from = offload_input_of(e, p, n);
   return routed(e, td_model_layer(e->model, layer_idx), &from, n, n_prompt, sum_of(e, p));
 }
 
-// n tokens of a prompt, spread over all experts, in a trial.
+// For a measurement: n prompt tokens, spread evenly over all experts.
 td_moe_args td_engine_trial_offload(td_engine *e, uint32_t layer_idx, uint32_t n) {
   const td_microbatch all = {.begin = 0};
   const given to = offload_input_of(e, &all, n);
@@ -185,7 +187,7 @@ td_moe_args td_engine_trial_offload(td_engine *e, uint32_t layer_idx, uint32_t n
 }
 
 bool td_engine_can_signal(const td_engine *e, uint32_t n_microbatches) {
-  enum { OPERATORS = 3 }; // of an offloaded layer and part
+  enum { OPERATORS = 3 }; // await, moe and signal, per offloaded layer and microbatch
   uint32_t n_layers = 0;
   for (uint32_t i = 0; i < e->config->n_layers; i++)
     n_layers += td_engine_is_offloaded(e, i);
@@ -227,7 +229,7 @@ static void send_hidden(td_engine *e, const td_microbatch *p, const given *from,
   td_op_copy(e->stream, to.weights, from->weights + pair, n_pairs * sizeof *to.weights);
 }
 
-// delta = the sum that was made of some tokens, or, of a layer with shared experts, += it.
+// delta = the sum of a piece; += for a layer with shared experts.
 static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const piece *c) {
   const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
   char *delta = p->delta + c->begin * row_bytes(e);
@@ -236,7 +238,8 @@ static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   if (has_shared) td_op_add(e->stream, delta, sum, (size_t)c->n * e->config->dim);
 }
 
-// The other device's part, with the caller in between.
+// Runs a piece on the expert device without signals; the calling thread waits for its input and
+// sum.
 static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const piece *c) {
   td_moe_offload *offload = &e->offload;
@@ -248,7 +251,7 @@ static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_i
   receive_sum(e, p, layer_idx, c);
 }
 
-// Gives h away, piece by piece; delta = the shared expert. With signals the sum comes later.
+// Sends h piece by piece; delta = the shared expert. With signals, td_engine_moe_end adds the sum.
 static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const given *from) {
   td_moe_offload *offload = &e->offload;
@@ -273,9 +276,9 @@ void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx)
   receive_sum(e, p, layer_idx, &all);
 }
 
-// ---- all of it ----------------------------------------------------------------------------------
+// ---- the whole MoE block ------------------------------------------------------------------------
 
-// The same with experts that come here.
+// The layer's shared expert plus routed experts streamed to this device.
 static void stream(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                    const td_moe_args *args) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);

@@ -1,3 +1,4 @@
+// src/engine/rope.c - rotary position tables and the attention scale, with and without YaRN.
 #include "engine/rope.h"
 
 #include <math.h>
@@ -27,13 +28,13 @@ static double attention_factor(const td_yarn *yarn) {
   return yarn_mscale(yarn->factor, 1);
 }
 
-// The dimension whose wavelength makes n_rotations turns over the original context.
+// The dimension whose frequency makes n_rotations turns over the original context.
 static double correction_dim(const td_model_config *config, double n_rotations) {
   return td_rope_dims(config) * log(config->yarn.original_max_position / (n_rotations * 2 * PI)) /
          (2 * log(config->rope_theta));
 }
 
-// Between 0 (interpolate, low dimensions of few turns) and 1 (keep) for pair i.
+// Share of the unscaled frequency for pair i: 1 keeps it, 0 interpolates (slow pairs).
 static float yarn_keep(const td_model_config *config, uint32_t i) {
   double low = fmax(floor(correction_dim(config, config->yarn.beta_fast)), 0);
   double high = fmin(ceil(correction_dim(config, config->yarn.beta_slow)),

@@ -6,7 +6,7 @@
 
 #include "model/model.h"
 
-// Dimensions that RoPE turns in each head: rope_dim (MLA) or head_dim (GQA).
+// Dimensions rotated by RoPE in each head: rope_dim (MLA) or head_dim (GQA).
 uint32_t td_rope_dims(const td_model_config *config);
 
 // Fills out f32 [n_positions][rot_dim/2][2] with cos and sin, the attention factor multiplied in.
@@ -14,8 +14,8 @@ uint32_t td_rope_dims(const td_model_config *config);
 // transformers uses, so that both round alike.
 void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
-// What attention scores are multiplied with: 1/sqrt(head dim of a query), and for MLA with YaRN
-// also mscale(factor, mscale_all_dim)^2.
+// Factor of the attention scores: 1/sqrt(query head dim); for MLA with YaRN times mscale(factor,
+// mscale_all_dim)^2.
 float td_rope_attention_scale(const td_model_config *config);
 
 #endif

@@ -1,4 +1,4 @@
-// src/engine/sampler.c - bias, penalties, temperature, truncation, draw. All in f32 but the sums.
+// src/engine/sampler.c - bias, penalties, temperature, truncation, draw. f32, except for sums.
 #include "engine/sampler.h"
 
 #include <math.h>
@@ -12,20 +12,19 @@ struct td_sampler {
   td_sampling params;
   td_token_value *bias;
   uint32_t n_bias, n_vocab;
-  uint32_t index;      // of the next token of the answer
-  const int32_t *ends; // [n_ends] not to be drawn before index is min_tokens
+  uint32_t index;      // index of the next generated token
+  const int32_t *ends; // [n_ends] ids not drawn while index < min_tokens
   uint32_t n_ends, min_tokens;
-  uint32_t *counts;           // [n_vocab] times in the answer; NULL when no penalty needs it
-  uint8_t *seen;              // [n_vocab] in prompt or answer; NULL likewise
+  uint32_t *counts; // [n_vocab] occurrences among generated tokens; NULL when no penalty needs it
+  uint8_t *seen;    // [n_vocab] occurs in prompt or generated tokens; NULL likewise
   td_token_value *candidates; // [n_vocab]
-  float *given;               // [n_vocab] logits before anything is done to them
-  float *weights;             // [n_vocab] exp(logit - the largest)
+  float *given;               // [n_vocab] the model's logits, unmodified
+  float *weights;             // [n_vocab] exp(logit - max)
 };
 
-// A vocabulary is some 100,000 numbers, and looked through for every token: what is done to all of
-// them is done in lanes, which compilers make vectors of, as wide as the machine has them. Results
-// are the same, for nothing is contracted. Not where ThreadSanitizer is: the choice between clones
-// would run before it is set up.
+// Every draw passes over a vocabulary of some 100,000 values. Those loops are written in lanes that
+// compilers vectorize, cloned for the machine's vector width. No contraction, so all clones give
+// the same bits. Not under ThreadSanitizer: clones are resolved before it is set up.
 #if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -97,7 +96,7 @@ void td_sampler_ends(td_sampler *s, const int32_t *ids, uint32_t n, uint32_t min
   s->min_tokens = min_tokens;
 }
 
-// Whether some tokens must not be drawn yet.
+// Whether end-of-sequence tokens are still forbidden (min_tokens).
 static bool must_go_on(const td_sampler *s) {
   return s->n_ends && s->index < s->min_tokens;
 }
@@ -173,7 +172,7 @@ CLONES static float largest(const float *x, uint32_t n) {
   return all;
 }
 
-// The first of the largest; of what begins with NaN, the first.
+// Index of the first maximum; index 0 if x[0] is NaN.
 static uint32_t argmax(const float *x, uint32_t n) {
   float most = largest(x, n);
   for (uint32_t i = 0; i < n; i++) {
@@ -182,9 +181,9 @@ static uint32_t argmax(const float *x, uint32_t n) {
   return 0;
 }
 
-// e^x of x <= 0 within 2 ulp, 0 where that would be subnormal and for NaN. x = n ln 2 + r with
-// |r| <= ln(2)/2, the polynomial for e^r is the one of Cephes' expf. Nothing but additions and
-// multiplications, so that all machines draw the same.
+// e^x for x <= 0, within 2 ulp; 0 where the result would be subnormal, and for NaN. x = n ln 2 + r
+// with |r| <= ln(2)/2; the polynomial for e^r is that of Cephes' expf. Additions and
+// multiplications only, so that all machines draw the same.
 static float exp_of(float x) {
   const float round = 0x1.8p23f, clamped = x > -87.0f ? x : -87.0f;
   const float shifted = clamped * 1.44269504088896341f + round, n = shifted - round;
@@ -199,7 +198,7 @@ static float exp_of(float x) {
   int32_t bits, of_n;
   memcpy(&bits, &p, sizeof bits);
   memcpy(&of_n, &shifted, sizeof of_n);
-  bits += (int32_t)((uint32_t)of_n << 23); // the exponent; n is in the lowest bits
+  bits += (int32_t)((uint32_t)of_n << 23); // add n to the exponent; the low bits of of_n hold n
   memcpy(&p, &bits, sizeof p);
   return x > -87.0f ? p : 0.0f;
 }
@@ -218,7 +217,7 @@ CLONES static double sum_of(const float *x, uint32_t n) {
   return all;
 }
 
-// weights[i] = exp(x[i] - most); returns their sum.
+// weights[i] = exp(x[i] - most); returns the sum.
 CLONES static double weigh_all(float *restrict weights, const float *restrict x, uint32_t n,
                                float most) {
   for (uint32_t i = 0; i < n; i++)
@@ -226,14 +225,14 @@ CLONES static double weigh_all(float *restrict weights, const float *restrict x,
   return sum_of(weights, n);
 }
 
-// By falling value, ties by rising id, so that the order is the same everywhere.
+// Descending by value, ties ascending by id, so that the order is the same everywhere.
 static int by_value(const void *a, const void *b) {
   const td_token_value *x = a, *y = b;
   if (x->value != y->value) return x->value > y->value ? -1 : 1;
   return (x->id > y->id) - (x->id < y->id);
 }
 
-// The k best of n values, in order: a heap of the k best seen so far, its worst at the root.
+// A heap of the k best values seen so far, the worst at the root; used to find the k best of n.
 static void sift_down(td_token_value *heap, uint32_t n, uint32_t i) {
   for (;;) {
     uint32_t worst = i, left = 2 * i + 1, right = left + 1;
@@ -263,7 +262,7 @@ static void best_first(td_token_value *c, const float *values, uint32_t n, uint3
     end = n - at < BLOCK ? n : at + BLOCK;
     if (!has_above(values + at, end - at, c[0].value)) continue;
     for (uint32_t i = at; i < end; i++) {
-      if (values[i] > c[0].value) { // of equal ones, those before it stay
+      if (values[i] > c[0].value) { // equal values: the lower id stays
         c[0] = (td_token_value){.id = (int32_t)i, .value = values[i]};
         sift_down(c, k, 0);
       }
@@ -272,8 +271,8 @@ static void best_first(td_token_value *c, const float *values, uint32_t n, uint3
   qsort(c, k, sizeof *c, by_value);
 }
 
-// Replaces the values (logits, already over temperature) of n candidates by their weights
-// exp(value - max) and returns the sum.
+// Replaces the values of n candidates (logits divided by temperature) with exp(value - max);
+// returns the sum.
 static double weigh(td_token_value *c, uint32_t n, float max) {
   double sum = 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -287,8 +286,9 @@ static bool has_tail_cut(const td_sampling *p) {
   return (p->top_p > 0 && p->top_p < 1) || p->min_p > 0;
 }
 
-// How many of k weighted candidates, best first, top_p and min_p let stand; *have becomes their
-// weight. k: all of them, and perhaps more behind them. sum: the weight of all there are.
+// How many of k weighted candidates, best first, top_p and min_p keep; *have becomes their weight.
+// The result k may mean that more candidates after the k-th would be kept. sum: weight of all
+// tokens.
 static uint32_t count_kept(const td_sampling *p, const td_token_value *c, uint32_t k, double sum,
                            double *have) {
   double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * sum : INFINITY;
@@ -301,7 +301,8 @@ static uint32_t count_kept(const td_sampling *p, const td_token_value *c, uint32
   return keep;
 }
 
-// One of n weighted candidates, whose weight is sum; best where rounding uses up the last sliver.
+// Draws one of n weighted candidates with total weight sum. Returns best if rounding leaves a
+// remainder.
 static int32_t pick(const td_sampler *s, const td_token_value *c, uint32_t n, double sum,
                     int32_t best) {
   double left = uniform(s->params.seed, s->index) * sum;
@@ -312,7 +313,7 @@ static int32_t pick(const td_sampler *s, const td_token_value *c, uint32_t n, do
   return best;
 }
 
-// The same of all tokens; a block's weight tells whether it ends there.
+// The same over all tokens; skips whole blocks by their weight.
 static int32_t pick_of_all(const td_sampler *s, double sum, int32_t best) {
   double left = uniform(s->params.seed, s->index) * sum;
   for (uint32_t at = 0, n; at < s->n_vocab; at += n) {
@@ -332,7 +333,7 @@ static int32_t pick_of_all(const td_sampler *s, double sum, int32_t best) {
 
 // ---- many tokens above the cut ----------------------------------------------------------------
 
-// Weights, which are 0 to 1, whose upper bits are alike: those of a higher bucket are larger.
+// Buckets of weights in [0, 1] by their upper bits: a higher bucket holds larger weights.
 enum { BUCKET_SHIFT = 18, N_BUCKETS = (0x3f800000 >> BUCKET_SHIFT) + 1 };
 
 static uint32_t bucket_of(float weight) {
@@ -341,10 +342,10 @@ static uint32_t bucket_of(float weight) {
   return bits >> BUCKET_SHIFT;
 }
 
-// Its tokens, best first, into the candidates.
+// Copies a bucket's tokens to candidates, best first; returns how many.
 static uint32_t open_bucket(td_sampler *s, uint32_t b) {
   uint32_t n = 0;
-  bool in_order = true; // as ties are, of which a padded vocabulary has many
+  bool in_order = true; // ties often are: a padded vocabulary has many
   for (uint32_t i = 0; i < s->n_vocab; i++) {
     const float weight = s->weights[i];
     if (bucket_of(weight) != b) continue;
@@ -355,15 +356,15 @@ static uint32_t open_bucket(td_sampler *s, uint32_t b) {
   return n;
 }
 
-// What pick makes of all tokens that count_kept lets stand, best first: only the bucket where they
-// end is sorted, and the one where it ends.
+// What pick would return for all tokens kept by count_kept, best first. Only two buckets are
+// sorted: the one where the kept tokens end, and the one where the draw ends.
 static int32_t pick_of_many(td_sampler *s, double sum, int32_t best) {
   const td_sampling *p = &s->params;
   const double need = p->top_p > 0 && p->top_p < 1 ? p->top_p * sum : INFINITY;
   double sums[N_BUCKETS] = {0};
   for (uint32_t i = 0; i < s->n_vocab; i++)
     sums[bucket_of(s->weights[i])] += (double)s->weights[i];
-  const uint32_t least = bucket_of(p->min_p); // the best one's weight is 1
+  const uint32_t least = bucket_of(p->min_p); // the largest weight is 1
   uint32_t last = N_BUCKETS - 1;
   double have = 0;
   for (; last > least && have + sums[last] < need; last--)
@@ -397,13 +398,13 @@ static int32_t draw(td_sampler *s, float *logits) {
     best_first(c, logits, s->n_vocab, n);
     sum = weigh(c, n, logits[best]);
     if (has_tail_cut(p)) {
-      qsort(c, n, sizeof *c, by_value); // weights of unlike logits may be alike
+      qsort(c, n, sizeof *c, by_value); // different logits may have equal weights
       n = count_kept(p, c, n, sum, &sum);
     }
   } else {
     sum = weigh_all(s->weights, logits, s->n_vocab, logits[best]);
     if (!has_tail_cut(p)) return pick_of_all(s, sum, (int32_t)best);
-    const uint32_t few = s->n_vocab < FEW ? s->n_vocab : FEW; // which hold most of it, mostly
+    const uint32_t few = s->n_vocab < FEW ? s->n_vocab : FEW; // usually hold most of the weight
     double have;
     best_first(c, s->weights, s->n_vocab, few);
     n = count_kept(p, c, few, sum, &have);
@@ -413,7 +414,7 @@ static int32_t draw(td_sampler *s, float *logits) {
   return pick(s, c, n, sum, (int32_t)best);
 }
 
-// The same from the best of them. False: they do not decide it.
+// The same from the top logits. False: they do not suffice.
 static bool draw_of_top(const td_sampler *s, const td_top_logits *top, int32_t *out) {
   const td_sampling *p = &s->params;
   *out = top->id[0];
@@ -424,7 +425,7 @@ static bool draw_of_top(const td_sampler *s, const td_top_logits *top, int32_t *
   float inverse = 1.0f / p->temperature;
   for (uint32_t i = 0; i < top->n; i++)
     c[i] = (td_token_value){.id = top->id[i], .value = top->value[i] * inverse};
-  qsort(c, top->n, sizeof *c, by_value); // the temperature makes ties
+  qsort(c, top->n, sizeof *c, by_value); // dividing by the temperature can make ties
   uint32_t n = has_top_k ? p->top_k : top->n;
   double sum = weigh(c, n, c[0].value);
   if (!has_top_k) sum = top->sum_warm;
@@ -478,7 +479,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   return token;
 }
 
-// The log-probabilities of the drawn token and of the best.
+// The log-probabilities of the drawn token and of the best tokens.
 static void describe(const td_sampler *s, const td_top_logits *top, td_wire_token *token) {
   double norm = log((double)top->sum) + (double)top->value[0];
   uint32_t k = s->params.n_top_logprobs < top->n ? s->params.n_top_logprobs : top->n;

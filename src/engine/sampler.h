@@ -1,6 +1,6 @@
-// src/engine/sampler.h - one token from one row of logits.
-// Draws depend on (seed, index of the token in the answer) alone, so a request's text does not
-// depend on what else runs in its batch.
+// src/engine/sampler.h - draws one token from one row of logits.
+// Draws depend only on (seed, index of the generated token), so a request's text does not depend on
+// its batch. Thread: one caller at a time per sampler.
 #ifndef TD_ENGINE_SAMPLER_H
 #define TD_ENGINE_SAMPLER_H
 
@@ -17,20 +17,21 @@ typedef struct td_sampler td_sampler;
 td_status td_sampler_open(td_sampler **out, const td_sampling *params, const td_token_value *bias,
                           uint32_t n_bias, uint32_t n_vocab, td_err *err);
 void td_sampler_close(td_sampler *sampler);
-// Tokens that are not drawn before the answer has min_tokens; the array is borrowed.
+// Token ids (end of sequence) that are not drawn before min_tokens tokens were generated. ids is
+// borrowed.
 void td_sampler_ends(td_sampler *sampler, const int32_t *ids, uint32_t n, uint32_t min_tokens);
 // Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
-// Tokens of the answer that another sampler drew: the next draw is the one behind them.
+// Generated tokens that another sampler drew (replay); the next draw is the one after them.
 void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
 
-// Draws the next token of the answer and remembers it. logits f32 [n_vocab] are overwritten.
-// want_logprobs: fills logprob and the n_top_logprobs best candidates of the distribution that the
-// model gave, before bias, penalties and temperature.
+// Draws the next token and records it. logits f32 [n_vocab] are overwritten. want_logprobs: fills
+// logprob and the n_top_logprobs best candidates from the model's distribution before bias,
+// penalties and temperature.
 td_wire_token td_sampler_next(td_sampler *sampler, float *logits, int want_logprobs);
-// The same from the best of the logits alone, ranked with the sampler's temperature. False, and
-// nothing drawn: they do not decide it (bias, penalties, tokens that must not be drawn yet, a tail
-// that they do not end, NaN).
+// The same from the top logits alone, which must be ranked with the sampler's temperature. Returns
+// false, and draws nothing, where they do not suffice: bias, penalties, min_tokens not reached, a
+// truncation that keeps more tokens than were ranked, or NaN.
 bool td_sampler_next_of_top(td_sampler *sampler, const td_top_logits *top, int want_logprobs,
                             td_wire_token *out);
 
