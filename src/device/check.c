@@ -1,8 +1,9 @@
+// src/device/check.c - checks of operator arguments that all devices share.
 #include "device/check.h"
 
 #include <math.h>
 
-// Whether the scales are of a dtype that goes with the weights'.
+// Whether the scales' dtype is valid for the weights' dtype.
 static bool scale_fits(const td_weight *w) {
   td_dtype scale = w->scale_dtype;
   switch (w->dtype) {

@@ -1,4 +1,4 @@
-// src/device/check.h - what every device asks of its operators' arguments before it computes.
+// src/device/check.h - checks of operator arguments that all devices share.
 #ifndef TD_DEVICE_CHECK_H
 #define TD_DEVICE_CHECK_H
 
@@ -9,7 +9,7 @@
     if (!(cond)) return td_fail(err, TD_EINVAL, __VA_ARGS__);                                      \
   } while (0)
 
-// TD_EINVAL unless the description of the matrix makes sense. what names it in the message.
+// TD_EINVAL unless the matrix description is consistent. what is the matrix's name in the message.
 td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err);
 // TD_EINVAL unless v has n elements.
 td_status td_dev_check_vec(const td_vec *v, uint32_t n, const char *what, td_err *err);

@@ -1,4 +1,4 @@
-// src/device/device.c - the public calls, passed on to the kind of device that is open.
+// src/device/device.c - the public functions, dispatched to the device's vtable.
 #include "device/device.h"
 
 #include <string.h>

@@ -1,17 +1,16 @@
-// src/device/device.h - the seam between what is computed and where.
-// A device has memory, streams (in-order queues that run beside one another), events (points in a
-// stream another stream or the host can wait for) and the operators below. Nothing above this
-// header knows which device runs.
+// src/device/device.h - the device interface: memory, streams, events and operators.
+// Streams are in-order queues that run concurrently. An event is a point in a stream that another
+// stream or the host can wait for. Nothing above this header knows which device runs.
 //
-// Weights (td_weight, td_vec, the router's bias) are in host memory. A device with memory of its
-// own copies them when they are first used, and finds them again by their address: they must not
-// change until td_dev_close.
+// Weights (td_weight, td_vec, the router's bias) are in host memory. A device with its own memory
+// copies them on first use and finds the copies by host address, so weights must not change until
+// td_dev_close.
 //
-// Operators are enqueued and return at once. Their argument structs are copied; what the pointers
-// in them reach must live until the operator has run. Activations have the dtype td_dev_act_dtype
-// tells (f32 on the CPU, BF16 with CUDA), dense row-major, one row a token, unless a stride is
-// given. A failure in a stream is sticky: later operators of it are skipped and td_stream_sync
-// reports it.
+// Operators are enqueued and return at once. Their argument structs are copied; memory that their
+// pointers refer to must live until the operator has run. Activations have the dtype
+// td_dev_act_dtype (f32 on the CPU, BF16 on CUDA), dense row-major, one row per token, unless a
+// stride is given. A failure in a stream is sticky: its later operators are skipped and
+// td_stream_sync reports the failure.
 #ifndef TD_DEVICE_DEVICE_H
 #define TD_DEVICE_DEVICE_H
 
@@ -27,98 +26,103 @@ typedef struct td_stream td_stream;
 typedef struct td_event td_event;
 
 typedef struct {
-  const char *kind;           // "cpu"; "cuda": a GPU; "auto": that if it can be used, or the CPU
-  unsigned index;             // which GPU, from 0
-  unsigned n_threads;         // CPU: members of the thread pool; 0: one for each CPU
-  td_activations activations; // CPU; holds for all devices of the process
-  bool cpus_from_end;     // CPU: its first threads have the last CPUs; another device has the first
-  size_t need_bytes;      // weights that will be used: memory of the device's own must hold them
-  bool ends_with_process; // td_dev_close leaves it to the kernel to unpin memory, which takes long
+  const char *kind;           // "cpu"; "cuda": a GPU; "auto": a usable GPU, else the CPU
+  unsigned index;             // index of the GPU, from 0
+  unsigned n_threads;         // CPU: size of the thread pool; 0: one thread per CPU
+  td_activations activations; // CPU; applies to all CPU devices of the process
+  bool cpus_from_end; // CPU: pin threads from the last CPU down; another device has the first CPUs
+  size_t need_bytes;  // bytes of weights that must fit into the device's own memory
+  bool ends_with_process; // td_dev_close leaves unpinning, which is slow, to process exit
 } td_dev_opts;
 
 // On success the caller owns *out; on error *out is NULL. TD_EUNSUPPORTED: no such device here.
-// TD_ENOMEM: need_bytes are not free. auto goes on with the CPU then, and says why in the log.
+// TD_ENOMEM: less than need_bytes are free. "auto" then falls back to the CPU and logs the reason.
 td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
-void td_dev_close(td_dev *dev); // after its streams, events and memory
+void td_dev_close(td_dev *dev); // only after its streams, events and memory are closed
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
-// The NUMA node it is next to, by the kernel's number; -1: none in particular.
+// The nearest NUMA node, by the kernel's number; -1: no particular one.
 int td_dev_node(const td_dev *dev);
-// What KV pages have where TD_F32 is asked for: the activations' dtype, for those are what is
+// dtype of KV pages when asked is wanted: TD_F32 becomes the activations' dtype, which is what is
 // stored.
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
-// CPU: *n_threads members of the pool work (at most all; 0: all), as it says when a parallel part
-// of an operator begins, and the others sleep. Results do not depend on it. Borrowed; may change at
-// any time.
+// CPU: limits the pool to *n_threads working threads (0 or too many: all); the others sleep. Read
+// when a parallel part of an operator begins. Results do not depend on it. n_threads is borrowed;
+// its value may change at any time.
 void td_dev_set_thread_limit(td_dev *dev, const _Atomic uint32_t *n_threads);
-// *pulse grows while operators run, in the middle of long ones, too, on the CPU, and as they are
-// queued on a GPU, which takes no more than some. Borrowed; given before the first operator.
+// *pulse advances while operators run: on the CPU also inside long ones; on a GPU as operators are
+// queued, since a GPU holds only a limited number. pulse is borrowed; call before the first
+// operator.
 void td_dev_set_progress_counter(td_dev *dev, _Atomic uint32_t *pulse);
 
 // Device memory, 64-byte aligned, not zeroed. *out is NULL on error.
 td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free(td_dev *dev, void *ptr);
-// Host memory likewise, from which and to which the device copies as fast as it can, and where
-// signals may be; td_dev_free_host ends it.
+// Host memory (pinned), likewise aligned, which the device copies from and to at full speed.
+// Signals must be in such memory. Free with td_dev_free_host.
 td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free_host(td_dev *dev, void *ptr);
-// Bytes free now in the device's own memory; 0: it has none and works in the host's.
+// Bytes free in the device's own memory; 0: it has none and uses host memory.
 size_t td_dev_free_vram_bytes(td_dev *dev);
 
-// Whether td_op_moe takes a copy of this matrix in the device's memory, made by td_op_copy: data,
-// scales and zero points each from a multiple of 256 bytes on.
+// Whether td_op_moe accepts this matrix when td_op_copy has copied it to device memory. Data,
+// scales and zero points then each begin at a multiple of 256 bytes.
 bool td_dev_supports_device_weights(const td_dev *dev, const td_weight *w);
 
-// A mapping that holds weights until td_dev_close, read-only: a device that copies them does so
-// faster where it can register it, and says in the log where it cannot. That takes a second for
-// some GiB: a thread of the device's own does it, in pieces, by rising address. Once a device.
+// Registers a read-only mapping that holds weights until td_dev_close, so that a device that copies
+// them does so at full speed; logs if that fails. It takes about a second for some GiB, so a thread
+// of the device does it piece by piece, by rising address. Call once per device.
 void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
-// Whether some of this memory is yet to be registered, and will be, so that copies from it are
-// slower than they will be. The pieces it is in come next.
+// Whether some of this memory still waits to be registered, so that copies from it are slower than
+// later. Its pieces are registered next.
 bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
-void td_dev_stop_pinning(td_dev *dev); // what is not registered yet will not be
+void td_dev_stop_pinning(td_dev *dev); // memory not yet registered stays unregistered
 void td_dev_wait_pinned(td_dev *dev, const void *host,
-                        size_t n_bytes); // until that is no longer so
+                        size_t n_bytes); // waits until td_dev_is_pinning is false
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
-void td_stream_close(td_stream *stream); // waits for what is queued
-// Waits until all that is queued has run. Returns the stream's first failure.
+void td_stream_close(td_stream *stream); // waits for queued work
+// Waits until everything queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
 
-// What tells pieces of work stride, field by field. What a field means is the caller's.
+// Identifies repeated work on a stream, compared field by field. The caller defines the fields'
+// meaning.
 typedef struct {
   uint32_t n_tokens, n_rows, n_microbatches, max_keys;
-  uint32_t memory; // another number when what the work points to has moved
+  uint32_t memory; // must change when memory used by the work has moved
 } td_work_key;
 
-// Calls enqueue, which queues operators on the stream; when it has done so under this key before, a
-// device may queue what it did then instead. So the key stands for their arguments and for what
-// memory they point to; what lies in that memory may change, but in weights.
+// Calls enqueue, which queues operators on the stream. If work with this key was queued before, the
+// device may replay that instead (CUDA graph). So the key must determine the operators' arguments
+// and addresses. The contents of that memory may change, except weights.
 void td_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                    void *ctx);
 
 td_status td_event_open(td_event **out, td_dev *dev, td_err *err);
 void td_event_close(td_event *event);
-// The event becomes pending now and done when the stream gets here.
+// The event is pending from now on and done when the stream gets here.
 void td_event_record(td_event *event, td_stream *stream);
 // Work queued on stream after this call starts when the event, as last recorded, is done. An event
-// never recorded counts as done. The event may be another device's, which must stay open until the
-// stream has got past it; where that is of another kind, the caller waits here.
+// never recorded counts as done. The event may belong to another device, which must stay open until
+// the stream has passed this point; if that is a device of another kind, the calling thread waits
+// here.
 void td_stream_wait(td_stream *stream, td_event *event);
 void td_event_sync(td_event *event); // the host waits
 
-// Between host and device or within the device; host memory must stay put until it has run.
+// Copies between host and device or within the device. Host memory must stay valid until it has
+// run.
 void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes);
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
 
-// Signals: numbers in memory of td_dev_alloc_host, by which streams of two devices wait for one
-// another in the middle of what is queued, as often as it is run. *value is in the stream's memory.
-// td_op_signal: *signal becomes *value, and who has seen it sees what the stream has done before. A
-// stream that has failed does so, too, if its device still works at all.
+// Signals are numbers in memory of td_dev_alloc_host by which streams of two devices wait for each
+// other, also inside replayed work. value is read when the operator runs; it is in memory the
+// stream's device can read. td_op_signal sets *signal to *value (release: whoever sees it also sees
+// the stream's earlier work). A failed stream still signals, if its device works at all.
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
-// What follows is done when *signal is *value; who gives it must not wait for anything behind this.
+// Later work of the stream waits until *signal equals *value. The signaling stream must not depend
+// on work after this.
 void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
-// Operators that may be queued on a stream while it waits, without its caller waiting, too.
+// Operators that a stream queues while it waits, before its caller has to wait too.
 enum { TD_STREAM_DEPTH = 1024 };
 
 // out[t][:] = table[ids[t]][:]. ids i32 [n_tokens], each in [0, table->rows).
@@ -131,8 +135,8 @@ typedef struct {
 void td_op_embed(td_stream *stream, const td_embed_args *args);
 
 // out[i][:] = x[i][:] / sqrt(mean(x[i]^2) + eps) * w[:] over n_rows rows of dim elements. With
-// residual, residual[i][:] += x[i][:] first and the sum is what is normed (then x is left alone).
-// x_stride and out_stride are in elements; out may be x.
+// residual: residual[i][:] += x[i][:] first, and the sum is normed (x is unchanged). x_stride and
+// out_stride are in elements; out may equal x.
 typedef struct {
   const void *x;
   void *residual; // [n_rows][dim] or NULL
@@ -145,9 +149,10 @@ typedef struct {
 void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 
 // y[t] = W x[t] (+ bias). bias.data may be NULL. out_f32: y is f32 whatever the activations are
-// (router and lm_head). exact: x is used as it is, whatever td_activations says (router). The last
-// n_prompt tokens are a prompt's, which a device may compute in a way that is quick for many: said,
-// not guessed from n_tokens, so that results do not depend on how a prompt is cut.
+// (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
+// n_prompt tokens belong to prompts; a device may compute those with kernels for many tokens. It is
+// passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
+// chunks.
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -161,7 +166,8 @@ void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
 // x[i] += y[i] over n elements.
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
-void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n); // whatever x is
+// y is f32 whatever the dtype of x
+void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);
 
 // out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,
@@ -191,9 +197,9 @@ typedef struct {
   const int32_t *q_begin;    // [n_seqs + 1]
   const int32_t *page_table; // [n_seqs][max_pages]
   uint32_t n_tokens, n_seqs, max_pages, page_tokens;
-  uint32_t max_keys; // no token attends to more positions than these; 0: max_pages tell
-  // q_begin and position in host memory, as they are above, read while an operator is queued. NULL:
-  // not given; with them, a GPU computes all prompts of a batch at once.
+  uint32_t max_keys; // the largest context of any token; 0: unknown, bounded by max_pages
+  // Host copies of q_begin and position, read while an operator is queued. NULL: not available.
+  // With them, a GPU computes all prompts of a batch in one launch.
   const int32_t *host_q_begin, *host_position;
 } td_batch_view;
 
@@ -204,7 +210,7 @@ typedef struct {
 typedef struct {
   void *pages;
   size_t page_bytes;
-  td_dtype dtype; // of td_dev_kv_dtype
+  td_dtype dtype; // see td_dev_kv_dtype
 } td_kv_view;
 
 typedef struct {
@@ -225,7 +231,7 @@ typedef struct {
 void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
-// prompt: all tokens are a prompt's, as n_prompt in td_linear_op_args.
+// prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -237,10 +243,10 @@ typedef struct {
 } td_attn_gqa_args;
 void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 
-// Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], a head's nope
-// rows first. absorbed: q_nope is taken through kv_b's key rows and scores are computed on the
-// latents (cheap for few queries); otherwise keys and values are expanded from the latents block
-// by block (cheap for many). Both give the same result up to rounding.
+// Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], each head's nope
+// rows first. absorbed: q_nope is multiplied by kv_b's key rows and scores are computed on the
+// latents (cheap for few queries). Otherwise keys and values are expanded from the latents block by
+// block (cheap for many queries). Both give the same result up to rounding.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -253,11 +259,11 @@ typedef struct {
 } td_attn_mla_args;
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
-// The best of each row and its sums, where a draw needs no more: all of them need not reach the
-// host.
+// The top logits of each row and the row's sums, from which most draws can be made without copying
+// all logits to the host.
 typedef struct {
   const float *logits;      // f32 [n_rows][n_vocab]
-  const float *temperature; // f32 [n_rows], of sum_warm; 0 counts as 1
+  const float *temperature; // f32 [n_rows], for sum_warm; 0 counts as 1
   td_top_logits *out;       // [n_rows]
   uint32_t n_rows, n_vocab;
 } td_top_logits_args;
@@ -288,13 +294,13 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // whatever the device's activations are; the sum is rounded once. out_f32: out is f32 whatever x
 // is. n_prompt: see td_linear_op_args.
 //
-// Some of a layer's experts: with n_routed, ids are in [0, n_routed), those of the n_experts that
-// are here in [first_expert, first_expert + n_experts), and what a token has chosen of others is no
-// part of its sum; a device may then sum in order of expert. same_ids: ids and n_tokens are those
-// of the stream's td_op_moe before this one, also a part of this layer, so pairs that a device has
-// put in order stay so. weights_on_device: what the matrices point to is the device's memory, and
-// is read when the operator runs; td_dev_supports_device_weights says which may be. The arrays must
-// not change.
+// A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
+// n_routed); the group is [first_expert, first_expert + n_experts). Other experts are left out of
+// the sum, and a device may sum in order of expert. same_ids: ids and n_tokens are those of the
+// stream's previous td_op_moe, also a group of this layer, so that a device can reuse the sorted
+// pairs. weights_on_device: the matrices' data are in device memory, read when the operator runs;
+// td_dev_supports_device_weights tells which matrices may be. The arrays gate, up and down must not
+// change.
 typedef struct {
   const td_weight *gate, *up, *down; // host arrays [n_experts]
   const void *x;                     // [n_tokens][dim]

@@ -1,5 +1,6 @@
-// src/device/device_impl.h - what a device implements. Each kind fills a td_dev_vtable and puts the
-// base structs first in its own; device.c turns the public calls into these.
+// src/device/device_impl.h - what a device implements. Each kind fills a td_dev_vtable and embeds
+// td_dev, td_stream and td_event as first members of its own structs; device.c dispatches through
+// the table.
 #ifndef TD_DEVICE_DEVICE_IMPL_H
 #define TD_DEVICE_DEVICE_IMPL_H
 
@@ -61,7 +62,7 @@ typedef enum {
       TD_N_OPS
 } td_op_kind;
 
-// One operator as it is queued; every struct above is copied into it.
+// A queued operator; its argument struct is copied here.
 typedef struct {
   td_op_kind kind;
   union {
@@ -73,8 +74,8 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
-  int (*node)(const td_dev *dev); // NULL: of none
-  // NULL: it has no threads of the host's.
+  int (*node)(const td_dev *dev); // NULL: none
+  // NULL: the device has no host threads.
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);
   td_status (*alloc)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
@@ -82,21 +83,22 @@ typedef struct {
   td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free_host)(td_dev *dev, void *ptr);
   size_t (*own_free_bytes)(td_dev *dev);
-  void (*pin)(td_dev *dev, const void *host, size_t n_bytes); // NULL, and the next: nothing to do
+  // NULL, as the next three: nothing to register
+  void (*pin)(td_dev *dev, const void *host, size_t n_bytes);
   bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);
   void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
   void (*stop_pinning)(td_dev *dev);
-  bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: any
+  bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: accepts any
   td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);
-  // NULL: enqueue is called.
+  // NULL: always calls enqueue.
   void (*stream_run)(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                      void *ctx);
   td_status (*event_open)(td_event **out, td_dev *dev, td_err *err);
   void (*event_close)(td_event *event);
   void (*event_record)(td_event *event, td_stream *stream);
-  // The event may be of another device of this kind.
+  // The event may belong to another device of the same kind.
   void (*stream_wait)(td_stream *stream, td_event *event);
   void (*event_sync)(td_event *event);
   void (*enqueue)(td_stream *stream, const td_op *op);

@@ -2,8 +2,7 @@
 // microbatches.
 // Two microbatches keep both devices busy, but weights of experts that both of them choose are
 // loaded twice. So both variants are measured: steps of similar size alternate between them for a
-// trial, then use the faster one until the next trial. Pure arithmetic; time is passed in. passed
-// in.
+// trial, then use the faster one until the next trial. Pure arithmetic; time is passed in.
 #ifndef TD_ENGINE_DUAL_BATCH_H
 #define TD_ENGINE_DUAL_BATCH_H
 

@@ -1,21 +1,22 @@
-// src/device/cpu/attn.c - attention on cached keys and values shared by a group of heads.
-// An item is a tile of queries (tokens times heads of one group) of a sequence. With many items
-// each is computed by one member from its first key to its last; with few, the splits of all items
-// are spread over the pool and merged afterwards, and where they are too few to be shared out
-// evenly, items have fewer heads. All do the same additions in the same order.
+// src/device/cpu/attn.c - attention over cached keys and values shared by a group of heads.
+// An item is a tile of queries of one sequence: tokens times heads of one group. With many items, a
+// member computes an item from its first key to its last. With few, the splits of all items are
+// spread over the pool and merged afterwards; where even splits are too few to balance, items have
+// fewer heads. All variants do the same additions in the same order.
 #include "device/cpu/attn.h"
 
 #include <math.h>
 #include <string.h>
 
 enum {
-  TILE_QUERIES = 32,    // of answers, and at least
-  PROMPT_QUERIES = 256, // for which keys are transposed once
-  FEW_HEADS = 8,        // of an item that is hardly slower for it
-  LEAST_HEADS = 4,      // what the kernels take at a time
-  ITEMS_A_THREAD = 3,   // with fewer, the splits are spread
-  SPLITS_A_THREAD = 4, // with fewer, items have FEW_HEADS: what the last to end leave idle is small
-  PROMPT_ITEMS = 16    // a thread; with fewer, items have fewer tokens: the last have most keys
+  TILE_QUERIES = 32,    // per item in decode, and the minimum
+  PROMPT_QUERIES = 256, // per item in prefill: transposing keys once serves this many queries
+  FEW_HEADS = 8,        // per item: still nearly full speed
+  LEAST_HEADS = 4,      // the kernels' width
+  ITEMS_A_THREAD = 3,   // with fewer, splits are spread over the pool
+  SPLITS_A_THREAD = 4,  // with fewer, items get FEW_HEADS, so that little is idle at the end
+  // per thread; with fewer, items get fewer tokens, because the last tokens have most keys
+  PROMPT_ITEMS = 16
 };
 static const size_t max_part_bytes = (size_t)64 << 20; // of split states at a time
 
@@ -82,16 +83,16 @@ td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint
 typedef struct {
   const td_attn_shared *a;
   const td_attn_tile *tiles;
-  uint32_t group;                  // heads sharing keys
-  uint32_t tile_queries;           // of an item, at most
-  uint32_t tile_heads;             // of the group in an item
-  uint32_t head_tiles;             // items a group
+  uint32_t group;                  // heads that share keys
+  uint32_t tile_queries;           // per item, at most
+  uint32_t tile_heads;             // heads per item
+  uint32_t head_tiles;             // items per group
   size_t first_item;               // of the wave
   uint32_t max_splits;             // of any tile
   size_t query_bytes, state_bytes; //
-  char *member;                    // a piece: queries, total, part; of prompts, transposed keys
-  size_t member_bytes;             //
-  char *parts;                     // [items of the wave][max_splits] states
+  char *member;        // pieces of queries, total, part; in prefill also transposed keys
+  size_t member_bytes; //
+  char *parts;         // [items of the wave][max_splits] states
 } shared_run;
 
 typedef struct {
@@ -113,7 +114,7 @@ static shared_item item_at(const shared_run *run, size_t idx) {
   return item;
 }
 
-// The item's queries times scale, dense: token-major, then heads.
+// The item's queries times scale, contiguous: token-major, then heads.
 static void load_queries(const shared_run *run, const shared_item *item, float *q) {
   const td_attn_shared *a = run->a;
   for (uint32_t i = 0; i < item->tile->n; i++) {
@@ -131,7 +132,7 @@ static const char *keys_at(const shared_run *run, const shared_item *item, uint3
          position % b->page_tokens * a->ld * td_dtype_bytes(a->kv->dtype);
 }
 
-// Some keys, all in one block. NULL: none.
+// Some keys within one block. at NULL: none.
 typedef struct {
   const char *at;
   uint32_t n;
@@ -145,7 +146,7 @@ static key_block block_at(const shared_run *run, const shared_item *item, uint32
                      .n = td_attn_block_end(begin, b->page_tokens, n_keys) - begin};
 }
 
-// The item's keys of the block that begins there; those that are `next` come meanwhile.
+// Attention over the item's keys of the block at begin. Prefetches the block `next` meanwhile.
 static void run_block(const shared_run *run, const shared_item *item, uint32_t begin,
                       key_block block, key_block next, char *piece, const td_attn_state *state) {
   const td_attn_shared *a = run->a;
@@ -178,7 +179,7 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   (a->kv->dtype == TD_F16 ? td_kernels()->attn_f16 : td_kernels()->attn_f32)(&args);
 }
 
-// Blocks of one split; then: what is computed with behind the last.
+// All blocks of one split. then: the block used after the last one, for prefetching.
 static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
                       key_block then, char *piece, const td_attn_state *state) {
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
@@ -191,7 +192,7 @@ static void run_split(const shared_run *run, const shared_item *item, uint32_t s
   }
 }
 
-// Query i of the item, whose state is total's first.
+// Writes query i of the item, whose state is the first of total.
 static void store_query(const shared_run *run, const shared_item *item, uint32_t i,
                         const td_attn_state *total) {
   const td_attn_shared *a = run->a;
@@ -206,7 +207,7 @@ static td_attn_state state_from(const td_attn_state *state, uint32_t i, uint32_t
       .m = state->m + i, .l = state->l + i, .acc = state->acc + (size_t)i * v_dim};
 }
 
-// All of one item on one member.
+// A whole item on one member.
 static void whole_item(void *ctx, size_t idx, unsigned member) {
   const shared_run *run = ctx;
   const td_attn_shared *a = run->a;
@@ -288,7 +289,7 @@ static size_t count_items(shared_run *run, uint32_t n_tiles) {
   return (size_t)n_tiles * run->a->n_kv_heads * run->head_tiles;
 }
 
-// Fewer heads for an item where n_splits, of all items, are few.
+// Whether items should have half as many heads, given n_splits of all items.
 static bool should_halve(const shared_run *run, size_t n_splits, unsigned n_threads) {
   if (run->tile_heads > FEW_HEADS) return n_splits < (size_t)SPLITS_A_THREAD * n_threads;
   return run->tile_heads > LEAST_HEADS && n_splits < n_threads;

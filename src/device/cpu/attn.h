@@ -1,8 +1,9 @@
-// src/device/cpu/attn.h - what the attention operators share.
-// A query's result is fixed by its sequence alone: the keys [0, position] are cut into splits of
-// ATTN_SPLIT positions and these into blocks that end with a page, a split or after TD_ATTN_KEYS
-// keys; blocks of a split are taken in order by online softmax from a fresh state, and the splits'
-// states are merged in order. Chunks, batches and the number of threads change nothing of that.
+// src/device/cpu/attn.h - shared by the attention operators.
+// A query's result depends on its sequence alone. Keys [0, position] are cut into splits of
+// ATTN_SPLIT positions. A split is cut into blocks, which end at a page's end, at the split's end
+// or after TD_ATTN_KEYS keys. The blocks of a split run in order by online softmax from a fresh
+// state; the splits' states are merged in order. Chunks, batches and the number of threads change
+// nothing of this.
 #ifndef TD_DEVICE_CPU_ATTN_H
 #define TD_DEVICE_CPU_ATTN_H
 
@@ -10,7 +11,7 @@
 
 enum { ATTN_SPLIT = 256 };
 
-// Running softmax of n_q queries.
+// Online softmax state of n_q queries: maxima m, sums l, weighted values acc.
 typedef struct {
   float *m, *l; // [n_q]
   float *acc;   // [n_q][v_dim]
@@ -21,24 +22,24 @@ typedef struct {
   uint32_t seq, token, n; // tokens [token, token + n)
 } td_attn_tile;
 
-// Bytes of a state, a multiple of 64, and the state that lies at base.
+// Bytes of a state, a multiple of 64; the state stored at base.
 size_t td_attn_state_bytes(uint32_t n_q, uint32_t v_dim);
 td_attn_state td_attn_state_at(void *base, uint32_t n_q, uint32_t v_dim);
 void td_attn_state_reset(const td_attn_state *state, uint32_t n_q, uint32_t v_dim);
-// total = total merged with part, part being the later keys.
+// Merges part into total; part has the later keys.
 void td_attn_merge(const td_attn_state *total, const td_attn_state *part, uint32_t n_q,
                    uint32_t v_dim);
 
-// Where the block that starts at position `begin` ends, of n_keys in all.
+// End of the block that starts at position begin, with n_keys keys in all.
 uint32_t td_attn_block_end(uint32_t begin, uint32_t page_tokens, uint32_t n_keys);
 static inline uint32_t td_attn_n_splits(uint32_t n_keys) {
   return (n_keys + ATTN_SPLIT - 1) / ATTN_SPLIT;
 }
-// Keys that the last token of the tile sees.
+// Number of keys visible to the tile's last token.
 static inline uint32_t td_attn_n_keys(const td_batch_view *b, const td_attn_tile *tile) {
   return (uint32_t)b->position[tile->token + tile->n - 1] + 1;
 }
-// How many keys of the block [begin, end) token t sees.
+// Number of keys of the block [begin, end) visible to token t.
 static inline uint32_t td_attn_visible(const td_batch_view *b, uint32_t t, uint32_t begin,
                                        uint32_t end) {
   uint32_t n_keys = (uint32_t)b->position[t] + 1;
@@ -50,12 +51,12 @@ static inline const char *td_attn_page(const td_batch_view *b, const td_kv_view 
   return (const char *)kv->pages + (size_t)page * kv->page_bytes;
 }
 
-// Cuts the batch into tiles of at most tile_tokens. *tiles lies in SCRATCH_ITEMS.
+// Cuts the batch into tiles of at most tile_tokens tokens. *tiles is in SCRATCH_ITEMS.
 td_status td_attn_make_tiles(td_cpu_stream *stream, const td_batch_view *b, uint32_t tile_tokens,
                              td_attn_tile **tiles, uint32_t *n_tiles, td_err *err);
 
 // Attention where n_heads / n_kv_heads query heads share cached keys and values. Key i of a page
-// and KV head h lies at page + h * head_bytes + i * ld elements, its value v_bytes behind.
+// and KV head h is at page + h * head_bytes + i * ld elements; its value is v_bytes after it.
 typedef struct {
   const td_batch_view *batch;
   const td_kv_view *kv;
@@ -64,7 +65,7 @@ typedef struct {
   size_t head_bytes, v_bytes, ld;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
   float scale;
-  bool prompt; // keys are transposed (td_attn_block_args) where the kernel can
+  bool prompt; // prefill: transpose keys (td_attn_block_args) if the kernel can
 } td_attn_shared;
 td_status td_attn_run_shared(td_cpu_stream *stream, const td_attn_shared *a, td_err *err);
 

@@ -1,42 +1,43 @@
 // src/device/cpu/attn_mla.c - multi-head latent attention, absorbed and expanded.
-// Absorbed: a head's query goes through its key rows of kv_b once (q' = q_nope K, K decoded row by
-// row), all heads then attend to the latents as to one KV head, and the result goes through the
-// head's value rows. Expanded: block by block, a head's keys and values are made of the latents.
+// Absorbed: a head's query is multiplied once by its key rows of kv_b (q' = q_nope K, K decoded row
+// by row), all heads then attend to the latents as to one KV head, and the result is multiplied by
+// the head's value rows. Expanded: block by block, a head's keys and values are computed from the
+// latents.
 #include <string.h>
 
 #include "device/cpu/attn.h"
 
 enum {
-  EXPANDED_QUERIES = 1024, // of an item: about 170 make the expansion of a block worth its while
+  EXPANDED_QUERIES = 1024, // per item: about 170 amortize the expansion of a block
   LEAST_QUERIES = 256,     // where items are too few for all members
-  KEY_ROWS = 16            // at once: decoded, they stay in L1 while all tokens use them
+  KEY_ROWS = 16            // decoded at a time; they stay in L1 while all tokens use them
 };
 
 typedef struct {
   const td_attn_mla_args *a;
   uint32_t entry_dim;              // kv_lora_rank + rope_dim
-  size_t entry_bytes;              // as the cache keeps it
+  size_t entry_bytes;              // in the cache
   float *query;                    // absorbed: [n_tokens][n_heads][entry_dim]
   float *latent;                   // absorbed: [n_tokens][n_heads][kv_lora_rank]
   const td_attn_tile *tiles;       // expanded
-  char *member;                    // a piece a member
+  char *member;                    // one piece per member
   size_t member_bytes;             //
-  size_t query_bytes, state_bytes; // expanded: parts of a piece
+  size_t query_bytes, state_bytes; // expanded: sizes within a piece
 } mla_run;
 
-// A head's rows of kv_b: its keys' from here on, then its values'.
+// First row of a head in kv_b: its key rows, then its value rows.
 static uint32_t head_row(const td_attn_mla_args *a, size_t head) {
   return (uint32_t)head * (a->nope_dim + a->v_dim);
 }
 
-// Lets a row of weights come while others are computed with.
+// Prefetches a row of weights.
 static void fetch_row(const td_weight *w, uint32_t row) {
   const char *at = td_cpu_rows_at(w, row), *end = td_cpu_rows_at(w, row + 1);
   for (; at < end; at += 64)
     __builtin_prefetch(at, 0, 2);
 }
 
-// A token's query of a head before anything is absorbed: the rotated part as it is.
+// Starts a token's absorbed query of a head: zero for the latent part, a copy of the rotated part.
 static float *begin_query(const mla_run *run, uint32_t token, size_t head) {
   const td_attn_mla_args *a = run->a;
   const size_t at = (size_t)token * a->n_heads + head, q_dim = a->nope_dim + a->rope_dim;
@@ -47,8 +48,8 @@ static float *begin_query(const mla_run *run, uint32_t token, size_t head) {
   return query;
 }
 
-// One token's query of a head through the head's key rows, which are decoded into registers; behind
-// the last of them come the next head's.
+// Absorbs one token's query of a head; key rows are decoded into registers. Prefetches the next
+// head's rows at the end.
 static void absorb_one(void *ctx, size_t head, size_t next, unsigned member) {
   (void)member;
   const mla_run *run = ctx;
@@ -69,8 +70,8 @@ static void absorb_one(void *ctx, size_t head, size_t next, unsigned member) {
   }
 }
 
-// Queries of one head through its key rows, each decoded once for all tokens. Rows are fetched
-// KEY_ROWS ahead of their use; behind the last ones come the head's value rows, needed soon.
+// Absorbs the queries of one head; each key row is decoded once for all tokens. Rows are prefetched
+// KEY_ROWS ahead; after the last key rows come the head's value rows, which are needed soon.
 static void absorb_head(void *ctx, size_t head, unsigned member) {
   const mla_run *run = ctx;
   const td_attn_mla_args *a = run->a;
@@ -99,7 +100,7 @@ static void absorb_head(void *ctx, size_t head, unsigned member) {
   }
 }
 
-// A head's attended latents through its value rows.
+// Multiplies a head's attended latents by its value rows.
 static void value_head(void *ctx, size_t head, size_t next, unsigned member) {
   (void)member;
   const mla_run *run = ctx;
@@ -165,7 +166,7 @@ static td_status run_absorbed(td_cpu_stream *stream, mla_run *run, td_err *err) 
   return TD_OK;
 }
 
-// One block's latents and what a head makes of them, in a member's piece.
+// A member's buffers for one block's latents and a head's expanded keys and values.
 typedef struct {
   float *latent;     // [TD_ATTN_KEYS][entry_dim]
   float *k;          // [TD_ATTN_KEYS][nope_dim + rope_dim]
@@ -231,7 +232,7 @@ static void load_queries(const mla_run *run, const td_attn_tile *tile, uint32_t 
   }
 }
 
-// next: the latents that are expanded behind this block.
+// next: the latents that are expanded after this block, for prefetching.
 static void attend_block(const mla_run *run, const td_attn_tile *tile, const float *q,
                          const expansion *e, uint32_t begin, uint32_t end, const void *next,
                          const td_attn_state *state) {

@@ -1,8 +1,8 @@
-// src/device/cpu/cpu.h - the CPU device's insides, shared by its files.
-// A stream is a thread with a bounded ring of operators. It runs each on the device's thread pool;
-// streams that run at once take turns at the pool, operator part by operator part. An event is a
-// position in a stream: the stream's struct outlives it (td_dev_close frees it), so waiting means
-// comparing two counters.
+// src/device/cpu/cpu.h - internals of the CPU device, shared by its files.
+// A stream is a thread with a bounded ring of operators, each of which runs on the device's thread
+// pool. Concurrent streams share the pool, one parallel part of an operator at a time. An event is
+// a position in a stream. Stream structs are freed only by td_dev_close, so an event can refer to a
+// closed stream, and waiting compares two counters.
 #ifndef TD_DEVICE_CPU_CPU_H
 #define TD_DEVICE_CPU_CPU_H
 
@@ -14,15 +14,15 @@
 #include "device/cpu/tuner.h"
 #include "tandem/kernels.h"
 
-// What a stream's operators need besides their arguments; grown on demand, kept until the end.
+// Per-stream scratch buffers of operators; grown on demand, kept until the device closes.
 typedef enum {
-  SCRATCH_ITEMS, // lists of work
-  SCRATCH_ORDER, // MoE: pairs in order of expert
-  SCRATCH_X,     // MoE: activations that came as BF16
+  SCRATCH_ITEMS, // lists of work items
+  SCRATCH_ORDER, // MoE: pairs sorted by expert
+  SCRATCH_X,     // MoE: BF16 activations widened to f32
   SCRATCH_GATE,
   SCRATCH_UP,
   SCRATCH_PARTS,  // partial results
-  SCRATCH_MEMBER, // one piece for each member of the pool
+  SCRATCH_MEMBER, // one piece per member of the pool
   SCRATCH_QUERY,  // absorbed queries
   SCRATCH_LATENT, // attention over latents, before the value rows
   N_SCRATCH
@@ -31,23 +31,23 @@ typedef enum {
 typedef struct td_cpu_dev {
   td_dev base;
   td_nodes nodes;
-  td_pool *pool; // spread over nodes
+  td_pool *pool; // spread over the NUMA nodes
   td_cpu_tuner *tuner;
   _Atomic uint32_t *pulse;       // see td_dev_set_progress_counter
-  _Atomic uint32_t unseen_pulse; // until it is shown
+  _Atomic uint32_t unseen_pulse; // used until a counter is set
   pthread_mutex_t lock;          // guards streams
-  struct td_cpu_stream *streams; // all ever opened
+  struct td_cpu_stream *streams; // open and closed ones, for reuse
 } td_cpu_dev;
 
 enum { TD_CPU_MAX_PARTS = 3 }; // of td_cpu_parallel_tiles
 
-// What has been taken of a member's tiles of a part: from the front, and 2^32 times that from
-// the back.
+// Tiles taken from a member's share of a part: low 32 bits from the front, high 32 bits from the
+// back.
 typedef struct {
   _Alignas(64) _Atomic uint64_t taken;
 } td_cpu_tile_range;
 
-enum { CPU_RING = TD_STREAM_DEPTH }; // commands a stream holds before the caller waits
+enum { CPU_RING = TD_STREAM_DEPTH }; // commands queued before the caller waits
 
 typedef struct td_cpu_stream td_cpu_stream;
 
@@ -55,8 +55,9 @@ typedef enum { CMD_OP, CMD_WAIT, CMD_MARK } td_cpu_cmd_kind;
 
 typedef struct {
   td_cpu_cmd_kind kind;
-  td_op op;                  // CMD_OP
-  td_cpu_stream *wait_for;   // CMD_WAIT: until it has completed this many commands
+  td_op op; // CMD_OP
+  // CMD_WAIT: wait until this stream has completed wait_n_completed commands
+  td_cpu_stream *wait_for;
   uint64_t wait_n_completed; //
 } td_cpu_cmd;
 
@@ -66,14 +67,14 @@ struct td_cpu_stream {
   bool open;           // guarded by td_cpu_dev.lock
 
   pthread_t thread;
-  td_jitter jitter;     // the thread's
+  td_jitter jitter;     // of the stream's thread
   pthread_mutex_t lock; // guards what follows
-  pthread_cond_t work;  // to the stream's thread
-  pthread_cond_t moved; // to everybody who waits for n_completed, once it is awaited
+  pthread_cond_t work;  // signals the stream's thread
+  pthread_cond_t moved; // wakes waiters for n_completed, once it reaches awaited
   uint64_t n_queued, n_completed;
-  uint64_t awaited; // the least n_completed that somebody waits for; UINT64_MAX: nobody does
+  uint64_t awaited; // the smallest n_completed waited for; UINT64_MAX: none
   bool idle, stopping;
-  td_err err; // the first failure; code TD_OK without
+  td_err err; // the first failure; TD_OK if none
 
   td_cpu_cmd *ring;          // [CPU_RING]
   td_cpu_tile_range *shares; // [TD_CPU_MAX_PARTS][members of the pool]
@@ -85,7 +86,7 @@ struct td_cpu_event {
   td_event base;
   pthread_mutex_t lock;
   td_cpu_stream *stream; // NULL: never recorded
-  uint64_t n_completed;  // of the stream, when the event is done
+  uint64_t n_completed;  // of stream, when the event is done
 };
 
 td_status td_cpu_stream_open(td_stream **out, td_dev *dev, td_err *err);
@@ -102,48 +103,50 @@ void td_cpu_event_sync(td_event *event);
 // Runs one operator, on the stream's thread.
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err);
 
-// The same, recorded while something is traced.
+// td_cpu_execute with a trace span while tracing is on.
 td_status td_cpu_execute_traced(td_cpu_stream *stream, const td_op *op, td_err *err);
 
 static inline td_cpu_dev *td_cpu_dev_of(const td_cpu_stream *stream) {
   return (td_cpu_dev *)stream->base.dev;
 }
 
-// At least n_bytes, 64-byte aligned, content undefined; valid until the slot is asked for again.
+// At least n_bytes, 64-byte aligned, content undefined. Valid until the same slot is requested
+// again.
 td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,
                          void **out, td_err *err);
 
-// Calls fn(ctx, item, member) for every item below n_items, handed out one by one to the pool, in
-// order: an item may wait for lower ones, which are done or being worked on.
+// Calls fn(ctx, item, member) for every item below n_items. The pool takes items one by one in
+// ascending order, so an item may wait for lower ones: those are done or running.
 void td_cpu_for(td_cpu_stream *stream, size_t n_items,
                 void (*fn)(void *ctx, size_t item, unsigned member), void *ctx);
 
-// One more turn of a loop that waits for another thread. Threads may outnumber processors: whoever
-// waits long lets others run.
+// One iteration of a spin loop that waits for another thread. Yields after many iterations, because
+// there may be more threads than CPUs.
 void td_cpu_wait_turn(unsigned n_waits);
 
-// Items that are tiles of matrices: n_tiles of each of n_matrices, in order of their rows. As an
-// item of all, tile t of matrix m of a part is the parts' before it and m * n_tiles + t.
+// Items that are tiles of matrices: n_tiles tiles for each of n_matrices, in order of rows. The
+// index of tile t of matrix m is the number of items in earlier parts plus m * n_tiles + t.
 typedef struct {
   size_t n_matrices, n_tiles;
 } td_cpu_part;
 
 #define TD_CPU_NO_ITEM SIZE_MAX
 
-// Calls fn(ctx, item, next, member) for every item; it may wait for those of earlier parts. Each
-// member has a share of a part, tiles in their order, and takes them from the front: next is what
-// it goes on with, to be fetched meanwhile, or TD_CPU_NO_ITEM. Who has none left takes from the
-// back of others' shares. On several nodes a member's share is of the rows on its own.
+// Calls fn(ctx, item, next, member) for every item; an item may wait for items of earlier parts.
+// Each member has a share of every part, tiles in order, and takes from its front. next is the item
+// it computes afterwards, for prefetching, or TD_CPU_NO_ITEM. A member whose share is empty steals
+// from the back of others' shares. With several NUMA nodes a member's share holds rows on its own
+// node.
 void td_cpu_parallel_tiles(td_cpu_stream *stream, const td_cpu_part *parts, size_t n_parts,
                            void (*fn)(void *ctx, size_t item, size_t next, unsigned member),
                            void *ctx);
 
-// Where piece i begins of n things cut into n_pieces as even as can be.
+// Start of piece i when n things are cut into n_pieces as evenly as possible.
 static inline uint32_t td_cpu_cut(uint32_t n, uint32_t i, uint32_t n_pieces) {
   return (uint32_t)((uint64_t)n * i / n_pieces);
 }
 
-// Where a matrix's rows are stored from one of them on: of those stored by columns, the first.
+// Address where a matrix's rows from `row` on begin. For column-major layouts: in the first column.
 static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
   const char *data = w->data;
   switch (w->layout) {
@@ -153,10 +156,10 @@ static inline const void *td_cpu_rows_at(const td_weight *w, uint32_t row) {
   }
 }
 
-// TD_EINVAL unless the matrix is one the kernels can read.
+// TD_EINVAL unless the kernels can read the matrix.
 td_status td_cpu_check_weight(const td_weight *w, const char *what, td_err *err);
-// TD_EINVAL unless the batch's arrays agree with one another and its positions, of entry_elements
-// each, fit the pages.
+// TD_EINVAL unless the batch's arrays are consistent and its positions, of entry_elements each, fit
+// the pages.
 td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
                              size_t entry_elements, td_err *err);
 

@@ -9,7 +9,7 @@ enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
-// TANDEM_FORCE_ISA is for tests and debugging, and this is where it is read.
+// TANDEM_FORCE_ISA is for tests and debugging; this is the only place that reads it.
 static td_status choose_kernels(td_activations activations, td_err *err) {
   const char *force = getenv("TANDEM_FORCE_ISA");
   pthread_mutex_lock(&kernels_lock);

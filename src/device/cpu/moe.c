@@ -1,12 +1,11 @@
 // src/device/cpu/moe.c - routed experts, shared experts and dense MLPs.
-// A pair is a (token, j). Pairs are put in order of their expert, those of answers before those of
-// prompts, so that each weight is decoded once for all of its expert's tokens of a kind. Three
-// kinds of items, in this order: gate, up and activation by (expert, rows); down by (expert, rows)
-// into one row a pair; the weighted sum by token, in the order of j, so that a token's result does
-// not depend on what else was in the batch. They are one parallel run: a down item waits for its
-// own expert's gate and up alone, a sum for all down items. An item waits for earlier ones only,
-// and those are done or in other members' hands, so the earliest unfinished one never waits; with
-// many experts hardly any does.
+// A pair is a (token, j). Pairs are sorted by expert, decode pairs before prefill pairs, so that
+// each weight is decoded once for all of its expert's tokens of a kind. There are three kinds of
+// items, in this order: gate, up and activation by (expert, rows); down by (expert, rows), into one
+// row per pair; the weighted sum by token, in the order of j, so that a token's result does not
+// depend on its batch. They are one parallel run: a down item waits for its own expert's gate and
+// up items, a sum waits for all down items. Items wait only for earlier items, and those are done
+// or running, so there is no deadlock; with many experts there is hardly any waiting.
 #include <stdatomic.h>
 #include <string.h>
 
@@ -18,29 +17,30 @@ enum {
   TILE_PAIRS = 192,
   MAX_PAIRS = 8192,
   SUM_ELEMENTS = 2048,
-  WIDEN_ELEMENTS = 1 << 16, // that waking the pool would take as long as
+  WIDEN_ELEMENTS = 1 << 16, // takes about as long as waking the pool
 };
 
-// Some pairs of one expert: work units are these times the tiles of rows.
+// Some pairs of one expert; an item is one of these times a tile of rows.
 typedef struct {
-  uint32_t expert, begin, n;      // pairs [begin, begin + n) in order of expert
-  bool prompt;                    // whose they are
-  _Atomic uint32_t n_hidden_done; // gate and up items
+  uint32_t expert, begin, n;      // pairs [begin, begin + n) in sorted order
+  bool prompt;                    // prefill or decode pairs
+  _Atomic uint32_t n_hidden_done; // completed gate and up items
 } pair_tile;
 
 typedef struct {
   const td_moe_args *a;
   uint32_t dim, hidden;                 // of the model, of an expert
   const float *x;                       // [n_tokens][dim], from token0
-  uint32_t dim_tile, hidden_tile;       // rows a work item has
-  uint32_t n_dim_tiles, n_hidden_tiles; // of an expert
-  td_trial trial;                       // that says so, and in which way
-  uint32_t n_prompt;                    // of all tokens, those computed in a prompt's way
+  uint32_t dim_tile, hidden_tile;       // rows per item
+  uint32_t n_dim_tiles, n_hidden_tiles; // per expert
+  td_trial trial;                       // chose the tiles and the schedule
+  uint32_t n_prompt; // of all tokens, those computed by the kernels for many tokens
   uint32_t token0, n_tokens;
   uint32_t n_pairs;
-  uint32_t *token;  // [n_pairs] in order of expert: its token, from token0
-  uint32_t *place;  // [n_tokens][top_k]: where the pair went in that order, or UINT32_MAX
-  uint32_t *count;  // [2 n_experts + 1]: of each expert, the pairs of answers, then of prompts
+  uint32_t *token; // [n_pairs] in sorted order: the pair's token, relative to token0
+  uint32_t *place; // [n_tokens][top_k]: the pair's index in sorted order, or UINT32_MAX
+  // [2 n_experts + 1]: number of decode pairs, then of prefill pairs, of each expert
+  uint32_t *count;
   pair_tile *tiles; // at most n_pairs
   uint32_t n_tiles;
   float *gate, *up; // [n_pairs][hidden]
@@ -49,13 +49,13 @@ typedef struct {
   _Atomic size_t n_down_done;
 } moe_run;
 
-// UINT32_MAX: the pair's is not one of these.
+// The pair's expert, relative to first_expert; UINT32_MAX: it is not in this group.
 static uint32_t expert_of(const td_moe_args *a, size_t pair) {
   uint32_t e = a->ids ? (uint32_t)a->ids[pair] - a->first_expert : 0;
   return e < a->n_experts ? e : UINT32_MAX;
 }
 
-// The place of a pass's pair's kind in count; UINT32_MAX: it is of no expert here.
+// Index in count of the pass's pair; UINT32_MAX: its expert is not in this group.
 static uint32_t kind_of(const moe_run *run, uint32_t pair) {
   const td_moe_args *a = run->a;
   bool prompt = run->token0 + pair / a->top_k >= a->n_tokens - run->n_prompt;
@@ -63,7 +63,7 @@ static uint32_t kind_of(const moe_run *run, uint32_t pair) {
   return e == UINT32_MAX ? e : 2 * e + prompt;
 }
 
-// Counting sort of the pass's pairs, and the tiles it falls into.
+// Counting sort of the pass's pairs, and the tiles they make.
 static void order_pairs(moe_run *run) {
   const td_moe_args *a = run->a;
   memset(run->count, 0, (2 * a->n_experts + 1) * sizeof *run->count);
@@ -84,7 +84,7 @@ static void order_pairs(moe_run *run) {
       tile->n = td_cpu_cut(n, i + 1, n_tiles) - at;
       atomic_init(&tile->n_hidden_done, 0);
     }
-    run->count[kind] = begin; // from here on: where its next pair goes
+    run->count[kind] = begin; // from here on: the index of its next pair
     begin += n;
   }
   for (uint32_t p = 0; p < run->n_pairs; p++) {
@@ -94,7 +94,7 @@ static void order_pairs(moe_run *run) {
   }
 }
 
-// Where the weights of an item begin; NULL: it has none.
+// Where an item's weights begin, for prefetching; NULL: it has none.
 static const void *weights_of(const moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
   if (item < run->n_hidden_items) {
@@ -166,7 +166,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
 }
 
-// A token's sum is made in f32 and rounded once.
+// Sums in f32 and rounds once.
 static void sum_piece(moe_run *run, size_t item) {
   float widened[SUM_ELEMENTS];
   const td_moe_args *a = run->a;
@@ -221,13 +221,13 @@ static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
   return TD_OK;
 }
 
-// As many rows to an item as suit the experts that are likely to be chosen, by the first one's
-// shape: what is tried begins with them.
+// Chooses the rows per item from the first used expert's shape and the number of experts likely to
+// be chosen; the tuner starts from there.
 static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   const td_moe_args *a = run->a;
   uint64_t n_pairs = (uint64_t)a->n_tokens * a->top_k;
   uint32_t n_chosen = n_pairs < a->n_experts ? (uint32_t)n_pairs : a->n_experts;
-  uint32_t n_tokens = (uint32_t)(n_pairs / a->n_experts); // of an expert
+  uint32_t n_tokens = (uint32_t)(n_pairs / a->n_experts); // per expert
   run->dim = a->gate[e].cols;
   run->hidden = a->gate[e].rows;
   size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
@@ -244,14 +244,14 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
 
-// Whether experts have a prompt's way: by what they usually get of one, and by the first's weights,
-// for neither how it is cut nor who is chosen must matter.
+// Whether prompt tokens use the GEMM kernels. Decided by a typical expert's share of a typical
+// prompt and the first expert's weights, since neither chunking nor routing may change results.
 static bool takes_prompts(const td_moe_args *a) {
   enum { USUAL_PROMPT = 512 };
   return td_kernels_use_gemm(&a->gate[0], USUAL_PROMPT * a->top_k / a->n_experts);
 }
 
-// Shapes come from the first expert that is used, or the first; all that are used must have them.
+// Shapes are those of the first used expert, or of expert 0; all used experts must have them.
 static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   const td_moe_args *a = run->a;
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
@@ -313,7 +313,7 @@ static void widen_piece(void *ctx, size_t item, unsigned member) {
   td_bf16_values(w->to + begin, w->from + begin, left < WIDEN_ELEMENTS ? left : WIDEN_ELEMENTS);
 }
 
-// Where the pass's activations are in f32.
+// Sets run->x to the pass's activations in f32.
 static td_status take_x(td_cpu_stream *stream, moe_run *run, td_err *err) {
   const td_moe_args *a = run->a;
   const size_t at = (size_t)run->token0 * run->dim;
@@ -356,7 +356,7 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
                                  {1, run.n_tokens * sum_pieces}};
     td_cpu_parallel_tiles(stream, parts, TD_COUNT(parts), run_item, &run);
   }
-  // Answers take as long as reading their experts, prompts as long as their products.
+  // Decode time is proportional to the experts read, prefill time to the tokens.
   const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;
   td_cpu_tuner_add(dev->tuner, &run.trial, td_clock_ns() - begin_ns, work);
   return TD_OK;

@@ -70,9 +70,9 @@ td_status td_cpu_op_fill_zero(td_cpu_stream *stream, const td_fill_zero_args *a,
   return TD_OK;
 }
 
-enum { ELEMENTS = 1 << 15 }; // of a piece of element-wise work
+enum { ELEMENTS = 1 << 15 }; // per piece of element-wise work
 
-// y += x, of n elements.
+// y += x over n elements.
 static void add(float *y, const float *x, size_t n) {
   td_kernels()->axpy(&(td_axpy_args){.y = y, .x = x, .a = &(float){1}, .n = n, .n_rows = 1});
 }
@@ -114,7 +114,7 @@ td_status td_cpu_op_gather_rows(td_cpu_stream *stream, const td_gather_rows_args
   return TD_OK;
 }
 
-// Work on rows of activations goes in pieces of some ELEMENTS, at least a row.
+// Row-wise work is cut into pieces of about ELEMENTS elements, at least one row.
 typedef struct {
   const void *args;
   size_t n_rows, rows_a_piece;
@@ -199,7 +199,7 @@ td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *e
   return TD_OK;
 }
 
-// Where position p of sequence s is kept: its page, and *offset in tokens within it.
+// The page that holds token t's position, and its *offset in tokens within the page.
 static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uint32_t *offset) {
   uint32_t position = (uint32_t)b->position[t];
   *offset = position % b->page_tokens;
@@ -207,7 +207,7 @@ static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uin
   return (char *)kv->pages + (size_t)b->page_table[slot] * kv->page_bytes;
 }
 
-// Writes n elements at element `at` of a page.
+// Converts and writes n elements at element index `at` of a page.
 static void store(const td_kv_view *kv, char *page, size_t at, const float *in, size_t n) {
   void *out = page + at * td_dtype_bytes(kv->dtype);
   if (kv->dtype == TD_F16) {

@@ -5,7 +5,8 @@
 
 #include "device/cpu/cpu.h"
 
-// The stream's thread alone: no line of memory goes to and fro between cores for it.
+// Only member 0 (the stream's thread) counts, so that the counter's cache line does not move
+// between cores.
 static void show_pulse(_Atomic uint32_t *pulse, unsigned member) {
   if (member == 0) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
 }
@@ -21,7 +22,7 @@ void td_cpu_wait_turn(unsigned n_waits) {
 #endif
 }
 
-// ---- one by one -------------------------------------------------------------------------------
+// ---- items one by one ---------------------------------------------------------------------------
 
 typedef struct {
   void (*fn)(void *ctx, size_t item, unsigned member);
@@ -54,7 +55,7 @@ void td_cpu_for(td_cpu_stream *stream, size_t n_items,
   }
 }
 
-// ---- in shares --------------------------------------------------------------------------------
+// ---- tiles in shares, with stealing -------------------------------------------------------------
 
 typedef struct {
   void (*fn)(void *ctx, size_t item, size_t next, unsigned member);
@@ -67,8 +68,7 @@ typedef struct {
   td_cpu_tile_range *shares; // [n_parts][members of the pool]
 } tile_run;
 
-// The members that take part: how many are on each node. Where some nodes have none, all are as if
-// on one.
+// Members that take part, by NUMA node. If some node has none, all are treated as on one node.
 typedef struct {
   unsigned n_nodes;
   unsigned on_node[TD_MAX_NODES];
@@ -87,9 +87,9 @@ static seats seats_of(const tile_run *run, unsigned n_members) {
 
 // A member's tiles of a part.
 typedef struct {
-  size_t first, n_tiles; // of the part: its first item, and tiles of a matrix
-  size_t begin, width;   // of the node: its first tile of each matrix, and their number
-  size_t at, n;          // of the member: its first of the node's, matrix by matrix
+  size_t first, n_tiles; // of the part: its first item, and tiles per matrix
+  size_t begin, width;   // of the node: its first tile in each matrix, and their number
+  size_t at, n; // of the member: its first of the node's tiles, matrix by matrix, and their number
 } stretch;
 
 static stretch stretch_of(const tile_run *run, const seats *s, size_t part, unsigned member) {
@@ -111,7 +111,7 @@ static size_t item_of(const stretch *t, size_t i) {
   return t->first + i / t->width * t->n_tiles + t->begin + i % t->width;
 }
 
-// Takes what is left of a share; then, as its owner, goes on with item `then`.
+// Takes the rest of a share. An owner's last item is followed by item `then`.
 static void take_share(const tile_run *run, td_cpu_tile_range *share, const stretch *t,
                        unsigned member, bool is_own, size_t then) {
   const uint64_t from_back = (uint64_t)1 << 32;
@@ -127,8 +127,8 @@ static void take_share(const tile_run *run, td_cpu_tile_range *share, const stre
   }
 }
 
-// A member goes on to the next part when none of this one is left to take: all are done or in other
-// members' hands, so that who waits for them does not wait for ever.
+// A member moves to the next part when nothing of this one is left to take. All its items are then
+// done or running, so waiting for them ends.
 static void take_tiles(void *ctx, unsigned member, unsigned n_members) {
   const tile_run *run = ctx;
   const seats s = seats_of(run, n_members);

@@ -4,7 +4,7 @@
 
 #include "device/cpu/cpu.h"
 
-// Index of the largest value among those not taken; the lower index wins ties. One must be free.
+// Index of the largest value not taken; ties go to the lower index. At least one must be free.
 static uint32_t best_free(const float *value, const uint8_t *taken, uint32_t n) {
   uint32_t best = UINT32_MAX;
   for (uint32_t i = 0; i < n; i++) {
@@ -38,7 +38,7 @@ static float two_best(const float *value, uint32_t n) {
   return n > 1 ? first + second : first;
 }
 
-// Marks as taken all experts outside of the topk_groups best groups.
+// Marks as taken all experts outside the topk_groups best groups.
 static void drop_groups(const td_router_args *a, const float *choice, float *group_score,
                         uint8_t *group_kept, uint8_t *taken) {
   uint32_t size = a->n_experts / a->n_groups;
@@ -55,7 +55,7 @@ static void drop_groups(const td_router_args *a, const float *choice, float *gro
 
 typedef struct {
   const td_router_args *a;
-  char *scratch; // one piece a member
+  char *scratch; // one piece per member
   size_t member_bytes;
 } router_run;
 

@@ -8,8 +8,8 @@
 
 typedef struct td_cpu_event cpu_event;
 
-// With the lock held. The stream wakes its waiters when it has got as far as one of them asked, not
-// at every command: that would take a core from the pool each time.
+// Lock held. The stream wakes waiters when it reaches the smallest n awaited, not after every
+// command: each wake-up would take a core from the pool.
 static void await(td_cpu_stream *stream, uint64_t n) {
   while (stream->n_completed < n) {
     if (n < stream->awaited) stream->awaited = n;
@@ -19,11 +19,11 @@ static void await(td_cpu_stream *stream, uint64_t n) {
 
 static void tell_waiters(td_cpu_stream *stream) {
   if (stream->n_completed < stream->awaited) return;
-  stream->awaited = UINT64_MAX; // who needs more asks again
+  stream->awaited = UINT64_MAX; // waiters for more set it again
   pthread_cond_broadcast(&stream->moved);
 }
 
-// Waits until the stream has completed n commands; n = UINT64_MAX: all that are queued now.
+// Waits until the stream has completed n commands; UINT64_MAX: all that are queued now.
 static void wait_completed(td_cpu_stream *stream, uint64_t n) {
   pthread_mutex_lock(&stream->lock);
   await(stream, n == UINT64_MAX ? stream->n_queued : n);
@@ -35,7 +35,8 @@ static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
   case CMD_MARK: break;
   case CMD_WAIT: wait_completed(cmd->wait_for, cmd->wait_n_completed); break;
   case CMD_OP:
-    if (stream->err.code != TD_OK && cmd->op.kind != TD_OP_SIGNAL) break; // this thread's alone
+    // err is written by this thread only
+    if (stream->err.code != TD_OK && cmd->op.kind != TD_OP_SIGNAL) break;
     td_err err = {.code = TD_OK};
     if (td_cpu_execute_traced(stream, &cmd->op, &err) == TD_OK) break;
     pthread_mutex_lock(&stream->lock);
@@ -69,7 +70,7 @@ static void *stream_main(void *arg) {
   return NULL;
 }
 
-// A closed stream's struct, or a new one put on the device's list.
+// Reuses a closed stream's struct or adds a new one to the device's list.
 static td_cpu_stream *take_struct(td_cpu_dev *dev) {
   pthread_mutex_lock(&dev->lock);
   td_cpu_stream *stream = dev->streams;
@@ -156,8 +157,8 @@ td_status td_cpu_stream_sync(td_stream *base, td_err *err) {
   return failure.code;
 }
 
-// Returns the stream's n_completed once the command has run. A full ring is waited for until half
-// of it is free.
+// Returns the n_completed at which the command has run. If the ring is full, waits until half of it
+// is free.
 static uint64_t push(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
   pthread_mutex_lock(&stream->lock);
   while (stream->n_queued - stream->n_completed == CPU_RING)
@@ -197,7 +198,7 @@ void td_cpu_event_record(td_event *base, td_stream *stream_base) {
   pthread_mutex_unlock(&event->lock);
 }
 
-// Where the event was last recorded; stream NULL: nowhere.
+// A command that waits for the event's last recording; wait_for NULL: never recorded.
 static td_cpu_cmd wait_command(cpu_event *event) {
   pthread_mutex_lock(&event->lock);
   td_cpu_cmd cmd = {
@@ -208,7 +209,7 @@ static td_cpu_cmd wait_command(cpu_event *event) {
 
 void td_cpu_stream_wait(td_stream *base, td_event *event) {
   td_cpu_cmd cmd = wait_command((cpu_event *)event);
-  // In order within one stream: the event of its own past needs no waiting.
+  // A stream runs in order, so an event of the same stream needs no waiting.
   if (cmd.wait_for && &cmd.wait_for->base != base) push((td_cpu_stream *)base, &cmd);
 }
 

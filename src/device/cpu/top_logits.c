@@ -1,14 +1,14 @@
-// src/device/cpu/top_logits.c - the best of each row of logits, and the row's sums.
+// src/device/cpu/top_logits.c - the top logits of each row and the row's sums.
 #include <math.h>
 
 #include "device/cpu/cpu.h"
 
-// NaN is better than nothing, and worse than everything else.
+// NaN ranks below every number.
 static bool is_better(float v, float than) {
   return v > than || (isnan(than) && !isnan(v));
 }
 
-// Token id into the sorted places; those of the same value came before it.
+// Inserts a token into the sorted list; earlier tokens of equal value stay ahead.
 static void insert(td_top_logits *top, float v, int32_t id) {
   if (top->n == TD_TOP_LOGITS && !is_better(v, top->value[top->n - 1])) return;
   uint32_t i = top->n < TD_TOP_LOGITS ? top->n++ : top->n - 1;

@@ -1,4 +1,4 @@
-// src/device/cpu/trace.c - operators as spans of a trace.
+// src/device/cpu/trace.c - trace spans of operators.
 #include "base/trace.h"
 #include "device/cpu/cpu.h"
 
@@ -10,7 +10,7 @@ static const td_trace_event traced_as[TD_N_OPS] = {
 
 typedef struct {
   uint32_t n_tokens;
-  uint64_t amount; // in what base/trace.h says
+  uint64_t amount; // in the unit given by base/trace.h
 } op_size;
 
 static op_size size_of(const td_op *op) {

@@ -1,3 +1,4 @@
+// src/device/cpu/tuner.c - trials, medians and the choice of schedule and rows per call.
 #include "device/cpu/tuner.h"
 
 #include <pthread.h>
@@ -8,15 +9,15 @@
 
 enum {
   PLACES = 3,
-  MIDDLE = 1,     // what there is unless another option is better
-  WAYS_ROUND = 0, // further ones are of rows
-  MAX_KINDS = 128 // more are computed as they begin
+  MIDDLE = 1,     // index of the current option
+  WAYS_ROUND = 0, // later rounds compare rows
+  MAX_KINDS = 128 // further kinds keep their first settings
 };
-// Less than this share is not told from noise.
+// An option must cost less than this share of the current one; smaller gains are noise.
 static const float better = 0.97f;
 
 typedef struct {
-  uint32_t rows; // of a call; 0: there is no such option
+  uint32_t rows; // rows per call; 0: no such option
   td_gemv_schedule way;
 } option;
 
@@ -86,7 +87,7 @@ static void try_ways(knob *k) {
 }
 _Static_assert(TD_N_GEMV_SCHEDULES == 2, "an option for each way");
 
-// Half of them, and twice as many.
+// Options for the next round: half and twice the current number of rows.
 static void try_rows(knob *k, uint32_t least) {
   const option middle = k->options[MIDDLE];
   const uint32_t half = middle.rows / 2 / least * least, twice = 2 * middle.rows;
@@ -108,7 +109,7 @@ static float median(const knob *k, int place) {
   return sorted[k->n[place] / 2];
 }
 
-// The best, or the middle one unless another is clearly better.
+// The index of the best option; MIDDLE unless another one is clearly better.
 static int knob_best(const knob *k) {
   if (k->n[MIDDLE] == 0) return MIDDLE;
   int best = MIDDLE;
@@ -123,7 +124,8 @@ static int knob_best(const knob *k) {
 
 // ---- kinds ------------------------------------------------------------------------------------
 
-// Of what is stored by columns, lines of memory hold as many (kernels/registry.c).
+// Minimum rows per call: column-major layouts have that many rows in a cache line
+// (kernels/registry.c).
 static uint32_t least_rows(const td_tuner_kind *kind) {
   return kind->layout == TD_LAYOUT_ROWS ? 32 : 128;
 }
@@ -179,7 +181,8 @@ static kind_trials *find_kind(td_cpu_tuner *t, const td_tuner_kind *kind,
   return k;
 }
 
-// Every option of one kind of calls meets every option of the other.
+// The option for a turn, so that every option of one kind of calls is combined with every option of
+// the other.
 static int place_of(uint32_t turn, int knob_idx) {
   return (int)((knob_idx == 0 ? turn : turn / PLACES) % PLACES);
 }

@@ -1,12 +1,12 @@
-// src/device/cuda/attn.c - KV pages and attention over them.
+// src/device/cuda/attn.c - KV page stores and attention over KV pages.
 // Decode: keys in splits, one query at a time. Prefill: tiles of queries on tensor cores. The
-// caller says which it is; a token's result depends on that, so it is not guessed from how many
-// there are. Launches of decode are sized for batch.max_keys, or for all pages where the caller
-// does not tell that. Those of prefill have the tiles that there are where the caller has the batch
-// in host memory, too; else a sequence is a launch of its own.
+// caller passes in which one it is; it is not guessed from counts, because a token's result depends
+// on it. Decode launches are sized for batch.max_keys, or for all pages if that is 0. Prefill
+// launches have the exact tiles if the batch has host copies; otherwise each sequence is a launch
+// of its own.
 #include "device/cuda/cuda.h"
 
-enum { RUN = 8 }; // elements that kernels read at once
+enum { RUN = 8 }; // elements per load in kernels
 
 static td_cu_batch batch_of(const td_batch_view *b) {
   return (td_cu_batch){.seq = b->seq,
@@ -65,13 +65,13 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_
   return TD_CUDA_LAUNCH(stream, kv_store, &args);
 }
 
-// Of n heads, or tokens, of so many bytes each.
+// How many of n heads or tokens, each_bytes of scratch each, fit keys_bytes; at least 1.
 static uint32_t at_once(const td_cuda_stream *stream, uint32_t n, size_t each_bytes) {
   size_t most = td_cuda_dev_of(stream)->keys_bytes / each_bytes;
   return most < 1 ? 1 : most < n ? (uint32_t)most : n;
 }
 
-// n of the tokens, from one on.
+// The arguments for n tokens beginning with `token`.
 static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint32_t token,
                                         uint32_t n) {
   const size_t at = (size_t)token * all->n_heads, bytes = all->q_f32 ? 4 : 2;
@@ -84,7 +84,7 @@ static td_cu_attn_decode_args tokens_of(const td_cu_attn_decode_args *all, uint3
   return some;
 }
 
-// Fills in the splits and their memory, and runs, as many tokens at a time as that holds.
+// Chooses the splits, allocates scratch for them, and launches for as many tokens at a time as fit.
 static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args, uint32_t max_keys,
                             td_err *err) {
   const uint32_t shared_by = args->n_heads / args->n_kv_heads;
@@ -95,7 +95,7 @@ static td_status run_decode(td_cuda_stream *stream, td_cu_attn_decode_args *args
                    td_cuda_folds_by_block(args->batch.n_tokens, n_blocks, args->n_splits,
                                           (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
   args->n_rows = args->by_block ? (args->n_splits - 1) / TD_CU_FOLDED + 1 : args->n_splits;
-  const size_t rows = (size_t)args->n_heads * args->n_rows; // of a token
+  const size_t rows = (size_t)args->n_heads * args->n_rows; // per token
   const size_t row_bytes = args->v_dim * sizeof(float);
   const uint32_t n_tokens = args->batch.n_tokens, n = at_once(stream, n_tokens, rows * row_bytes);
   void *part, *ml;
@@ -118,8 +118,8 @@ static size_t whole_runs(size_t n) {
   return (n + RUN - 1) / RUN * RUN;
 }
 
-// The keys and values of KV heads [head0, head0 + n) of some sequences, and the attention of their
-// heads.
+// Gathers keys and values of KV heads [head0, head0 + n) for the listed sequences, then runs
+// attention of the query heads that share them.
 static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
                               const td_cu_prefill_list *list, uint32_t head0, uint32_t n,
                               uint16_t *keys, td_err *err) {
@@ -158,7 +158,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
   return TD_CUDA_LAUNCH(stream, attn_prefill, &args);
 }
 
-// Some sequences, as many KV heads at a time as their memory holds.
+// The listed sequences, as many KV heads at a time as fit scratch memory.
 static td_status run_listed(td_cuda_stream *stream, const td_attn_gqa_args *a,
                             const td_cu_prefill_list *list, size_t key_bytes, td_err *err) {
   if (list->n_keys == 0 || list->n_tiles == 0) return TD_OK;
@@ -174,7 +174,7 @@ static td_status run_listed(td_cuda_stream *stream, const td_attn_gqa_args *a,
 }
 
 static td_status run_tiles(td_cuda_stream *stream, const td_attn_gqa_args *a, td_err *err) {
-  const size_t key_bytes = 2 * whole_runs(a->head_dim) * sizeof(uint16_t); // of a head
+  const size_t key_bytes = 2 * whole_runs(a->head_dim) * sizeof(uint16_t); // per head
   const size_t most = td_cuda_dev_of(stream)->keys_bytes / (key_bytes * a->n_kv_heads);
   td_status status = TD_OK;
   for (uint32_t s = 0; status == TD_OK && s < a->batch.n_seqs;) {
@@ -207,7 +207,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
   return run_decode(stream, &args, td_cuda_max_keys(&a->batch), err);
 }
 
-// Queries and results on the latents, of as many tokens as there is memory for.
+// Absorbed queries and results on the latents, for as many tokens as fit.
 typedef struct {
   const td_attn_mla_args *a;
   const td_weight *kv_b;
@@ -253,8 +253,8 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   return status == TD_OK ? TD_CUDA_LAUNCH(stream, mla_values, &mla) : status;
 }
 
-// A replayed answer may bring thousands of tokens, each of which takes half a megabyte here for
-// DeepSeek-V3: as many at a time as keys_bytes hold.
+// A replay may have thousands of tokens, each of which needs half a megabyte of scratch for
+// DeepSeek-V3, so it runs as many tokens at a time as fit keys_bytes.
 static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
   const uint32_t entry_dim = a->kv_lora_rank + a->rope_dim, n_tokens = a->batch.n_tokens;
@@ -279,7 +279,7 @@ static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
   return status;
 }
 
-// Some sequences: their latents, and room for the keys and values of some heads.
+// Some sequences: their latents, and scratch for expanded keys and values of some heads.
 typedef struct {
   const td_attn_mla_args *a;
   const td_weight *kv_b;
@@ -350,7 +350,7 @@ static td_status run_expanded(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
   mla_sequences s = {.a = a, .kv_b = kv_b};
   const size_t latent_bytes = (a->kv_lora_rank + a->rope_dim) * sizeof(uint16_t);
-  const size_t key_bytes = (a->nope_dim + a->v_dim) * sizeof(uint16_t); // of a head
+  const size_t key_bytes = (a->nope_dim + a->v_dim) * sizeof(uint16_t); // per head
   const size_t most = td_cuda_dev_of(stream)->keys_bytes / (key_bytes * a->n_heads);
   td_status status = TD_OK;
   for (uint32_t seq = 0; status == TD_OK && seq < a->batch.n_seqs;) {

@@ -1,5 +1,5 @@
-// src/device/cuda/blas.c - matrices times very many activations: weights as BF16, piece by piece,
-// through cuBLAS where that is installed.
+// src/device/cuda/blas.c - GEMM through cuBLAS, if installed: weights are converted to BF16 some
+// rows at a time.
 #include "base/log.h"
 #include "device/cuda/cuda.h"
 
@@ -23,7 +23,7 @@ bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m) {
          is_aligned(m->x, m->x_stride) && is_aligned(m->y, m->y_stride) && blas_of(stream);
 }
 
-// Rows [row, row + n) of the weights as BF16.
+// Rows [row, row + n) of the weights as BF16, converted to scratch if needed.
 static td_status as_bf16(td_cuda_stream *stream, const td_weight *w, uint32_t row, uint32_t n,
                          const uint16_t **out, td_err *err) {
   if (w->dtype == TD_BF16) {

@@ -1,11 +1,11 @@
-// src/device/cuda/cuda.h - the CUDA device's insides, shared by its files.
-// Everything of CUDA lies in a library that is loaded when a CUDA device is opened
-// (kernels/cuda/abi.h); this is plain C over its table. A stream is a CUDA stream; operators are
-// checked and launched on the caller's thread. What only the GPU can see to be wrong (an id out of
-// range) is left in the stream's fault word and reported by td_stream_sync.
+// src/device/cuda/cuda.h - internals of the CUDA device, shared by its files.
+// All CUDA code is in a library that is loaded when a CUDA device opens (kernels/cuda/abi.h); this
+// side is plain C that calls its table of functions. A td_stream is a CUDA stream; operators are
+// checked and launched on the caller's thread. Errors that only the GPU can detect (an id out of
+// range) set the stream's fault word; td_stream_sync reports them.
 //
-// Weights lie in host memory. A matrix is copied to the GPU when it is first used and found again
-// by its address; it must not change until the device is closed.
+// Weights are in host memory. A matrix is copied to the GPU on first use and found again by its
+// host address; it must not change until the device closes.
 #ifndef TD_DEVICE_CUDA_CUDA_H
 #define TD_DEVICE_CUDA_CUDA_H
 
@@ -16,59 +16,60 @@
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
 
-// What a stream's operators need besides their arguments; grown on demand, kept until it closes.
+// Per-stream scratch buffers of operators; grown on demand, kept until the stream closes.
 typedef enum {
-  CUDA_SCRATCH_SORT,    // MoE: pairs in order of expert, tiles
+  CUDA_SCRATCH_SORT,    // MoE: pairs sorted by expert, tiles
   CUDA_SCRATCH_GATE_UP, //
   CUDA_SCRATCH_HIDDEN,  //
-  CUDA_SCRATCH_PARTS,   // MoE: a row a pair; attention: sums of splits; ranking: best of slices
-  CUDA_SCRATCH_ML,      // attention: maxima and weights of splits; ranking: sums of slices
-  CUDA_SCRATCH_QUERY,   // MLA: absorbed queries
-  CUDA_SCRATCH_LATENT,  // MLA: a sequence's latents, or attention over them
-  CUDA_SCRATCH_KEYS,    // prefill: keys and values of some heads
-  CUDA_SCRATCH_WEIGHT,  // a piece of a matrix as BF16
+  // MoE: a row per pair; attention: partial results of splits; ranking: top logits of slices
+  CUDA_SCRATCH_PARTS,
+  CUDA_SCRATCH_ML,     // attention: maxima and sums of splits; ranking: sums of slices
+  CUDA_SCRATCH_QUERY,  // MLA: absorbed queries
+  CUDA_SCRATCH_LATENT, // MLA: latents of a sequence, or results over latents
+  CUDA_SCRATCH_KEYS,   // prefill: keys and values of some heads
+  CUDA_SCRATCH_WEIGHT, // some rows of a matrix as BF16
   N_CUDA_SCRATCH
 } td_cuda_scratch_slot;
 
-// Host memory and its copy on the GPU.
+// Host memory and its copy in GPU memory.
 typedef struct {
   const void *host;
   void *device;
   size_t n_bytes;
 } td_cuda_copy;
 
-// One layer's experts, or some of them, as the kernels read them.
+// A layer's experts, or a group of them, as the kernels take them.
 typedef struct {
-  const void *key;          // the first gate's data, or the first gate that is on the device
-  td_weight *device;        // [3][n_experts]: gates, ups, downs
-  td_weight gate, up, down; // the first ones, in device memory
+  const void *key; // lookup key: data of the first gate, or the first gate itself if on the device
+  td_weight *device;        // [3][n_experts]: gate, up, down
+  td_weight gate, up, down; // expert 0, in device memory
   uint32_t n_experts;
-  td_cu_read read_gate, read_down; // what all of them allow
+  td_cu_read read_gate, read_down; // the fastest load method that suits all experts
 } td_cuda_experts;
 
-// A piece of the weights' memory, as far as it is registered with the driver.
+// State of a piece of the weights' memory: whether it is registered (pinned) with the driver.
 typedef enum { CUDA_PIN_PENDING, CUDA_PIN_DONE, CUDA_PIN_REFUSED } td_cuda_pin_state;
 
 typedef struct {
   const char *host;
   size_t n_bytes;
   td_cuda_pin_state state;
-  bool is_wanted; // before others
+  bool is_wanted; // register before others
 } td_cuda_pin_piece;
 
 enum { CUDA_PIN_BYTES = 1 << 30 };
 
 typedef struct {
-  const char *base, *grid; // the memory; where the first piece begins, or would
+  const char *base, *grid; // the memory; where the first piece begins, aligned down
   size_t n_bytes, piece_bytes;
-  td_cuda_pin_piece *pieces; // NULL: nothing is to be registered
+  td_cuda_pin_piece *pieces; // NULL: nothing to register
   size_t n;
   pthread_t thread;
-  bool has_thread, is_left_registered; // at close
-  bool needs_writing;                  // the thread's: mappings must be writable meanwhile
-  _Atomic size_t n_pending;            // written with the lock held
+  bool has_thread, is_left_registered; // is_left_registered: skip unregistering at close
+  bool needs_writing; // used by the thread: mappings must be writable while they are registered
+  _Atomic size_t n_pending; // written with the lock held
 
-  pthread_mutex_t lock; // guards the pieces' state and what follows
+  pthread_mutex_t lock; // guards the pieces' states and the fields below
   pthread_cond_t moved;
   bool is_stopping;
 } td_cuda_pins;
@@ -79,41 +80,43 @@ typedef struct {
   const td_cu_abi *abi;
   int index; // the GPU's, from 0
   td_cu_props props;
-  int node; // of NUMA, beside it; -1: any
+  int node; // nearest NUMA node; -1: any
   td_cu_stream upload;
-  _Atomic uint32_t *pulse; // NULL: nobody looks
-  size_t pass_bytes;       // of scratch memory, for which experts' pairs are cut into rounds
-  size_t keys_bytes;       // likewise: heads of a prompt's attention, tokens of an answer's
-  size_t page_bytes;       // the GPU's memory comes in pages of so many
-  uint64_t await_ns;       // that a stream waits for a signal
+  _Atomic uint32_t *pulse; // NULL: not set
+  size_t pass_bytes;       // scratch memory per MoE pass; more pairs are cut into rounds
+  // scratch memory for attention: limits heads per launch in prefill, tokens in decode
+  size_t keys_bytes;
+  size_t page_bytes; // granularity of GPU memory allocation
+  uint64_t await_ns; // timeout of a stream's wait for a signal
   td_cuda_pins pins;
 
-  pthread_mutex_t lock; // guards what follows
-  td_cuda_copy *copies; // open addressing, a power of two of slots; host NULL: free
+  pthread_mutex_t lock; // guards the fields below
+  // hash table with open addressing, n_slots a power of two; host NULL: empty slot
+  td_cuda_copy *copies;
   size_t n_copies, n_slots;
   size_t copied_bytes;
-  void **pieces; // of the GPU's memory, in which the copies lie
+  void **pieces; // allocations that hold the copies
   size_t n_pieces;
-  char *shared_piece; // what is left of the newest that many copies share
+  char *shared_piece; // rest of the newest allocation that small copies share
   size_t shared_bytes;
-  void *staging; // of the GPU's memory: weights before they are brought into rows
+  void *staging; // GPU memory: weights before they are repacked to rows
   size_t staging_bytes;
   td_cuda_experts *experts;
   size_t n_experts;
-  void *blas_library; // cuBLAS; NULL: not sought yet, or not there
+  void *blas_library; // cuBLAS; NULL: not looked for yet, or not found
   bool is_blas_sought;
 } td_cuda_dev;
 
 enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16 };
 
-// Work that was queued under a key.
+// Work queued under a key.
 typedef struct {
   td_work_key key;
-  td_cu_graph graph; // NULL: it came once so far
+  td_cu_graph graph; // NULL: the work was queued once and not captured yet
   bool is_used;
 } td_cuda_graph;
 
-// Pairs that lie in order in CUDA_SCRATCH_SORT.
+// Describes the sorted pairs in CUDA_SCRATCH_SORT.
 typedef struct {
   const int32_t *ids; // NULL: none
   uint32_t n_tokens, top_k, n_experts, tile_tokens;
@@ -122,18 +125,18 @@ typedef struct {
 typedef struct {
   td_stream base;
   td_cu_stream cu;
-  td_err err;      // the first failure; code TD_OK without
-  int32_t *fault;  // host memory that kernels write to
-  td_cu_blas blas; // NULL: not wanted so far, or not there
+  td_err err;      // the first failure; TD_OK if none
+  int32_t *fault;  // pinned host memory that kernels write to
+  td_cu_blas blas; // NULL: not needed yet, or not available
   bool is_blas_tried;
   td_cuda_graph graphs[N_CUDA_GRAPHS];
-  uint32_t next_graph; // the oldest
+  uint32_t next_graph; // the one to be replaced next
   bool is_capturing;
-  uint32_t n_refused; // captures in a row; from N_CAPTURES_REFUSED on there are no more
+  uint32_t n_refused; // consecutive failed captures; no more attempts after N_CAPTURES_REFUSED
   td_cuda_sorted sorted;
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
-  void *retired[N_CUDA_RETIRED]; // scratch that has grown: freed when what is queued has run
+  void *retired[N_CUDA_RETIRED]; // outgrown scratch, freed when queued work has run
   uint32_t n_retired;
 } td_cuda_stream;
 
@@ -146,33 +149,33 @@ static inline td_cuda_dev *td_cuda_dev_of(const td_cuda_stream *stream) {
   return (td_cuda_dev *)stream->base.dev;
 }
 
-// Makes the device the calling thread's. Whatever makes memory, streams or events or queues work
-// begins with it. A failure is that of what follows.
+// Makes the device current on the calling thread. Call it before creating memory, streams or events
+// and before queuing work. Failures show up in the calls that follow.
 static inline void td_cuda_use(const td_cuda_dev *dev) {
   dev->abi->use(dev->index);
 }
 
-// TD_OK for code 0; else the runtime's words for it. TD_ENOMEM where memory is what lacks.
+// TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err);
 
-// library.c: the table, from TANDEM_CUDA_LIB or the file beside the program. TD_EUNSUPPORTED: there
-// is no library, or not this program's, or no GPU.
+// library.c: loads the table from TANDEM_CUDA_LIB or from the file beside the program.
+// TD_EUNSUPPORTED: no library, one of another build, or no GPU.
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
 void td_cuda_library_close(td_cuda_dev *dev);
-// find_blas.c: a function of cuBLAS, the library's own or that of an installed one; NULL: none. ctx
-// is a td_cuda_dev. A td_cu_symbol_fn.
+// find_blas.c: looks up a function in cuBLAS, from an already loaded or an installed library; NULL:
+// none. ctx is a td_cuda_dev. A td_cu_symbol_fn.
 void *td_cuda_blas_symbol(void *ctx, const char *name);
-void *td_cuda_find_blas(const char *path, int cuda_major); // path: folders of programs, as PATH
+void *td_cuda_find_blas(const char *path, int cuda_major); // path: list of program folders, as PATH
 
-// pin.c: td_dev_pin and its questions.
+// pin.c: td_dev_pin and its companions.
 void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);
 bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_stop_pinning(td_dev *dev);
-size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // so far
+size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // registered so far
 void td_cuda_pins_close(td_cuda_dev *dev);
-// Queues a copy; n_bytes > 0. In parts where src is in several pieces: the driver refuses a range
-// that is not all of one registration, or of none.
+// Queues a copy; n_bytes > 0. Splits it where src spans several pieces: the driver rejects a range
+// that is neither inside one registration nor entirely unregistered.
 int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t n_bytes,
                       td_cu_stream stream);
 
@@ -189,12 +192,12 @@ void td_cuda_enqueue(td_stream *stream, const td_op *op);
 // graph.c
 void td_cuda_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),
                         void *ctx);
-void td_cuda_graphs_drop(td_cuda_stream *stream); // the memory that they know is to be freed
-// At least n_bytes, content undefined; valid until the slot is asked for again.
+void td_cuda_graphs_drop(td_cuda_stream *stream); // before memory that they use is freed
+// At least n_bytes, content undefined. Valid until the same slot is requested again.
 td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, size_t n_bytes,
                           void **out, td_err *err);
 
-// weights.c: the same matrix, vector or memory on the GPU; a matrix always in TD_LAYOUT_ROWS.
+// weights.c: the GPU copy of a matrix, a vector or memory; matrices always in TD_LAYOUT_ROWS.
 // n_bytes 0 or host NULL gives NULL.
 td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, const void **out,
                             td_err *err);
@@ -204,44 +207,48 @@ td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err 
 td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                              td_err *err);
 bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w);
-void td_cuda_weights_close(td_cuda_dev *dev); // all copies; what is used again is copied again
+// frees all copies; weights used later are copied again
+void td_cuda_weights_close(td_cuda_dev *dev);
 
-// heuristics.c: pure choices.
-// How weights of this format can be read; x_aligned: activations may be read 16 bytes at a time.
+// heuristics.c: pure functions.
+// How kernels load weights of this format. x_aligned: activations allow 16-byte loads.
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
-// Whether n_tokens tokens, the most one matrix sees, are for linear_mma. Weights that BF16 does not
-// hold are not; others are when linear_vec, TD_CU_VEC_TOKENS at a time, would read them too often.
+// Whether linear_mma computes n_tokens tokens (the maximum per matrix). Not for weights that BF16
+// cannot represent; otherwise when linear_vec, TD_CU_VEC_TOKENS tokens at a time, would load the
+// weights too often.
 bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
-// Whether they are for cuBLAS, where it can be used: weights in BF16 from the first that linear_vec
-// does not compute at once, others when there are enough tokens to make up for writing them as
-// BF16.
+// Whether cuBLAS computes them, if available: BF16 weights from the first number of tokens that
+// linear_vec cannot do in one pass; other weights when there are enough tokens to amortize
+// converting them to BF16.
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
-// Of n_tiles of a group of experts, those that get blocks of their own in the round behind skip;
-// the group probably has n_likely. Rounds that most likely have none cost little.
+// Of a group's n_tiles tiles of experts, how many get their own blocks in the round that skips the
+// first `skip` tiles. n_likely: the expected number of tiles. Rounds that are probably empty are
+// cheap.
 uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely);
-// Rows of n_rows that are written as BF16 at a time: a multiple of 8, or all.
+// Of n_rows rows, how many are converted to BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
-uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens a tile of linear_vec has
-// Warps of its blocks, so that SMs have TD_CU_VEC_WARPS of them however few rows there are, and the
-// last blocks do not leave most of them idle. Sums hang on it, so it does not on the number of
-// tokens.
+uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens per tile of linear_vec
+// Warps per block of linear_vec, so that SMs have TD_CU_VEC_WARPS warps even with few rows and the
+// last wave of blocks does not leave most SMs idle. It determines summation order, so it must not
+// depend on n_tokens (batch invariance).
 uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms);
-// Keys of a split and their number for contexts of at most max_keys. The same for all contexts that
-// one power of two holds, so that sums do not depend on the neighbours of a sequence.
-// n_blocks: that a split of one token has.
+// Keys per split and number of splits for contexts of at most max_keys. The same for all contexts
+// up to the same power of two, so that sums do not depend on other sequences of the batch.
+// n_blocks: blocks per split of one token.
 void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, uint32_t *n_splits);
-// Whether a block takes TD_CU_FOLDED splits and leaves the sum of them: where so few blocks, of
-// n_blocks a token and split, still keep all SMs busy.
+// Whether one block computes TD_CU_FOLDED splits and leaves their merged sum: yes where this
+// smaller number of blocks still keeps all SMs busy. n_blocks: per token and split.
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
                             uint32_t n_sms);
-// Positions that no token of the batch sees more of.
+// The largest number of visible positions of any token in the batch.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
-// The sequences from first on whose prefill is one launch: as many as have most_keys keys in all,
-// one at least; just one where the host does not have the batch. Returns the first one left.
+// Lists the sequences, from `first` on, whose prefill is one launch: up to most_keys keys in total,
+// at least one sequence; exactly one if the batch has no host copy. Returns the first sequence not
+// listed.
 uint32_t td_cuda_list_prompts(const td_batch_view *b, uint32_t first, size_t most_keys,
                               td_cu_prefill_list *out);
 
-// Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activations.
+// Rows [row0, row0 + n_rows) of w (device memory) times n_tokens activation rows.
 typedef struct {
   const td_weight *w;
   td_vec bias; // device memory
@@ -252,7 +259,7 @@ typedef struct {
   bool y_f32;
 } td_cuda_matmul;
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
-// blas.c: whether cuBLAS is there and takes this one.
+// blas.c: whether cuBLAS is available and can compute this matmul.
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 
@@ -261,7 +268,7 @@ td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_e
 TD_DEVICE_OPS(X)
 #undef X
 
-// Launches an operator of the table on the stream.
+// Launches an operator of the library's table on the stream.
 #define TD_CUDA_LAUNCH(stream, name, args)                                                         \
   td_cuda_result(td_cuda_dev_of(stream), td_cuda_dev_of(stream)->abi->name((args), (stream)->cu),  \
                  #name, err)

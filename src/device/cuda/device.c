@@ -22,7 +22,7 @@ static td_status cuda_alloc(td_dev *base, void **out, size_t n_bytes, td_err *er
   if (code == 0) return TD_OK;
   *out = NULL;
   td_status status = td_cuda_result(dev, code, "memory", err);
-  if (status != TD_ENOMEM) return status; // an earlier operator's failure
+  if (status != TD_ENOMEM) return status; // the failure of an earlier operator
   size_t n_free = 0, total = 0;
   dev->abi->memory(&n_free, &total);
   return td_fail(err, TD_ENOMEM, "no memory: %zu bytes on the GPU, which has %zu of %zu left",
@@ -31,7 +31,7 @@ static td_status cuda_alloc(td_dev *base, void **out, size_t n_bytes, td_err *er
 
 static void cuda_free(td_dev *base, void *ptr) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
-  dev->abi->free(ptr); // waits for what runs; a failure is an earlier operator's
+  dev->abi->free(ptr); // synchronizes; a failure is that of an earlier operator
 }
 
 static td_status cuda_alloc_host(td_dev *base, void **out, size_t n_bytes, td_err *err) {

@@ -1,10 +1,10 @@
-// src/device/cuda/find_blas.c - cuBLAS as it is installed: by a package of the system, NVIDIA's
-// toolkit, or a Python package that another program brought (PyTorch does). Searched in this order:
-//   1. where the loader looks: LD_LIBRARY_PATH, the system's folders
-//   2. /usr/local/cuda/lib64, then those of other releases beside it
-//   3. the Python packages of each folder of PATH: what lies in its ../lib/python3*/*-packages, so
-//      that of an active virtual environment or conda before the system's
-// for the release that the kernels were built with, and then for the others that will do.
+// src/device/cuda/find_blas.c - finds an installed cuBLAS: a system package, NVIDIA's toolkit, or a
+// Python package that another program brought (PyTorch does). Searched in this order:
+//   1. the loader's search path: LD_LIBRARY_PATH, system folders
+//   2. /usr/local/cuda/lib64, then other releases beside it
+//   3. for each folder of PATH the Python packages in its ../lib/python3*/*-packages, so that an
+//      active virtual environment or conda comes before the system
+// first for the CUDA release that the kernels were built with, then for other compatible ones.
 #include <dlfcn.h>
 #include <glob.h>
 #include <limits.h>
@@ -18,8 +18,8 @@
 
 enum { OLDEST_CUBLAS = 12, NEWEST_CUBLAS = 13 };
 
-// The library of that folder, "" for the loader's choice. It stays loaded. It needs cublasLt, which
-// lies beside it, but which the loader does not find there by itself.
+// Opens the library in that folder; "": by the loader's search. It stays loaded. It needs cublasLt
+// from the same folder, which the loader does not search by itself.
 static void *open_in(const char *folder, int major) {
   char path[PATH_MAX];
   const char *slash = folder[0] ? "/" : "";
@@ -29,7 +29,7 @@ static void *open_in(const char *folder, int major) {
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
-// In the folders that the pattern matches, in alphabetical order.
+// Tries the folders that match the pattern, in alphabetical order.
 static void *open_in_any(const char *pattern, int major) {
   glob_t found;
   void *library = NULL;
@@ -44,7 +44,7 @@ static void *open_in_any(const char *pattern, int major) {
 static void *open_beside(const char *bin, size_t len, int major) {
   char release[16], pattern[PATH_MAX];
   snprintf(release, sizeof release, "cu%d", major);
-  const char *const packages[] = {release, "cublas"}; // from CUDA 13 on, and before
+  const char *const packages[] = {release, "cublas"}; // since CUDA 13, and before
   void *library = NULL;
   for (size_t i = 0; i < TD_COUNT(packages) && !library; i++) {
     snprintf(pattern, sizeof pattern, "%.*s/../lib/python3*/*-packages/nvidia/%s/lib", (int)len,

@@ -1,6 +1,7 @@
-// src/device/cuda/graph.c - work that comes again and again, launched as one piece. A key's first
-// work is queued as it is, which copies weights and grows scratch memory; its second is captured,
-// and from then on the graph is launched. What cannot be captured is queued as it is.
+// src/device/cuda/graph.c - CUDA graphs of repeated work.
+// A key's first work is queued normally, which copies weights and grows scratch memory. The second
+// is captured, and from then on the graph is launched. Work that cannot be captured is queued
+// normally.
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -34,7 +35,7 @@ static bool is_refused(const td_cuda_stream *stream) {
   return stream->n_refused >= N_CAPTURES_REFUSED;
 }
 
-// A place for a new key: the oldest one's.
+// Stores a new key in place of the oldest one.
 static void remember(td_cuda_stream *stream, const td_work_key *key) {
   td_cuda_graph *g = &stream->graphs[stream->next_graph];
   stream->next_graph = (stream->next_graph + 1) % N_CUDA_GRAPHS;
@@ -42,8 +43,9 @@ static void remember(td_cuda_stream *stream, const td_work_key *key) {
   *g = (td_cuda_graph){.is_used = true, .key = *key};
 }
 
-// After a failure that may pass, such as memory that grew meanwhile, the next run of the work is
-// captured anew, some times. Without memory for one more graph, those there are make room.
+// After a failure that may be temporary, such as memory that grew meanwhile, the next run captures
+// again, up to N_CAPTURES_REFUSED times. Out of memory for another graph: the existing graphs are
+// dropped.
 static void note_refusal(td_cuda_stream *stream, td_cuda_graph *g, int code) {
   const bool is_full = stream->err.code == TD_OK && code == CUDA_OUT_OF_MEMORY;
   const char *why = stream->err.code == TD_OK ? td_cuda_dev_of(stream)->abi->error_text(code)
@@ -63,7 +65,7 @@ static void note_refusal(td_cuda_stream *stream, td_cuda_graph *g, int code) {
   stream->err.code = TD_OK;
 }
 
-// While a stream is captured nothing runs, so a failure leaves nothing behind but itself.
+// During capture nothing runs, so a failed capture has no other effects.
 static bool capture(td_cuda_stream *stream, td_cuda_graph *g, void (*enqueue)(void *ctx),
                     void *ctx) {
   const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;

@@ -1,17 +1,19 @@
+// src/device/cuda/heuristics.c - pure choices: kernel variants, splits, tiles and pieces.
 #include <math.h>
 
 #include "device/cuda/cuda.h"
 
-// Large GPUs have some 130 SMs, which few blocks leave idle unless there are more splits.
+// Large GPUs have some 130 SMs; with few blocks, more splits are needed to keep them busy.
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
-// linear_vec reads weights from the L2 once for every 16 tokens: as fast as linear_mma up to some
-// 64, whose blocks are too few to keep memory busy. Writing a matrix as BF16 and reading it again
-// moves five times the bytes of FP8, which from some 96 tokens on is quicker than linear_mma.
-// FP4 waits longer: its weights times their global scale are rounded there, and nowhere else.
+// linear_vec reads weights from L2 once per 16 tokens. It is as fast as linear_mma up to about 64
+// tokens, where linear_mma has too few blocks to keep memory busy. Converting a matrix to BF16 and
+// reading it back moves five times the bytes of FP8; it is faster than linear_mma from about 96
+// tokens. FP4 needs more tokens, because the product of weight and global scale is rounded only on
+// this path.
 enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 96, DEQUANT_F4_TOKENS = 256 };
 enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };
-enum { VEC_ROWS = 16 }; // of a block of linear_vec
+enum { VEC_ROWS = 16 }; // per block of linear_vec
 
 static bool groups_are_simple(const td_weight *w) {
   if (!w->scale) return false;
@@ -67,7 +69,7 @@ uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
   return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
 }
 
-// How much of the GPU's time blocks of so many warps fill, if all take the same time.
+// Share of the GPU's time that blocks of n_warps warps keep busy, if all blocks take equally long.
 static double filled(uint32_t n_blocks, uint32_t n_warps, uint32_t n_sms) {
   double at_once = (double)n_sms * (TD_CU_VEC_WARPS / n_warps);
   return n_blocks / (ceil(n_blocks / at_once) * at_once);
@@ -79,7 +81,7 @@ uint32_t td_cuda_vec_warps(uint32_t n_rows, bool of_experts, uint32_t n_sms) {
   uint32_t best = TD_CU_VEC_WARPS / 3;
   if (of_experts) return best;
   if (n_blocks <= n_sms) return TD_CU_VEC_WARPS;
-  for (size_t i = 0; i < TD_COUNT(others); i++) { // not for a small difference
+  for (size_t i = 0; i < TD_COUNT(others); i++) { // only for a clear gain
     if (filled(n_blocks, others[i], n_sms) > 1.05 * filled(n_blocks, best, n_sms)) best = others[i];
   }
   return best;
@@ -106,7 +108,7 @@ uint32_t td_cuda_max_keys(const td_batch_view *b) {
   return b->max_keys && b->max_keys < room ? b->max_keys : room;
 }
 
-// A sequence's tokens and keys, or as many as it may have at most.
+// A sequence's numbers of tokens and keys; upper bounds if the batch has no host copy.
 static void size_of(const td_batch_view *b, uint32_t seq, uint32_t *n_tokens, uint32_t *n_keys) {
   *n_tokens = b->n_tokens;
   *n_keys = td_cuda_max_keys(b);

@@ -1,4 +1,4 @@
-// src/device/cuda/library.c - finding and judging the library with the kernels.
+// src/device/cuda/library.c - finds, loads and checks the library with the CUDA kernels.
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #define LIBRARY_NAME "libtandem_cuda.so"
 enum { CUDA_INSUFFICIENT_DRIVER = 35 }; // cudaErrorInsufficientDriver
 
-// TANDEM_CUDA_LIB is for tests and debugging, and this is where it is read.
+// TANDEM_CUDA_LIB is for tests and debugging; this is the only place that reads it.
 static td_status find(char *path, size_t n_bytes, td_err *err) {
   const char *named = getenv("TANDEM_CUDA_LIB");
   if (named) {
@@ -76,7 +76,7 @@ td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {
   return status;
 }
 
-// The library stays loaded: the CUDA runtime in it has threads and exit handlers of its own.
+// The library stays loaded: the CUDA runtime in it has its own threads and exit handlers.
 void td_cuda_library_close(td_cuda_dev *dev) {
   dev->library = NULL;
   dev->abi = NULL;

@@ -1,4 +1,4 @@
-// src/device/cuda/linear.c - matrices times activations, and experts.
+// src/device/cuda/linear.c - linear layers and experts.
 #include "device/cuda/cuda.h"
 
 static bool is_aligned(const void *x, size_t stride) {
@@ -55,17 +55,17 @@ td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, 
   return status == TD_OK ? td_cuda_run_matmul(stream, &m, err) : status;
 }
 
-// One pass over some of an operator's tokens; over all of them, where its experts are a group of a
-// layer's. Their pairs are computed in rounds, as many tiles at a time as scratch memory is for.
+// One pass over some of an operator's tokens; over all of them for a group of a layer's experts. A
+// group's pairs are computed in rounds of as many tiles as fit scratch memory.
 typedef struct {
   const td_moe_args *a;
   td_cuda_experts experts;
   uint32_t dim, hidden;
-  size_t pair_bytes; // of scratch memory
+  size_t pair_bytes; // of scratch memory per pair
   uint32_t token0, n_tokens, n_pairs;
   bool mma, is_group;
   uint32_t tile_tokens, max_tiles, likely_tiles;
-  td_cu_tile_range range; // of the round
+  td_cu_tile_range range; // tiles of this round
   // scratch
   uint32_t *token, *place, *first_tile, *counts;
   td_cu_tile *tiles;
@@ -77,7 +77,7 @@ static uint32_t n_routed(const td_moe_args *a) {
   return a->n_routed ? a->n_routed : a->n_experts;
 }
 
-// Tokens an expert has to do with decide how they are cut.
+// Chooses kernel and tile size by the tokens per expert.
 static void plan(moe_pass *p, size_t pass_bytes) {
   const uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
   p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
@@ -136,7 +136,7 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   return TD_OK;
 }
 
-// Unless the layer's group before this one has left them in order.
+// Sorts pairs by expert, unless the stream's previous group of this layer left them sorted.
 static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
   const td_cuda_sorted wanted = {.ids = a->ids + (size_t)p->token0 * a->top_k,
@@ -166,8 +166,8 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   return status;
 }
 
-// y = W x for every pair of the round, W the pair's expert's matrix of the table; for every token,
-// where all go to the one expert.
+// y = W x for every pair of the round, with the matrix of the pair's expert; for every token if all
+// go to a single expert.
 static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_linear_args *shape,
                          td_err *err) {
   td_cu_linear_args args = *shape;
@@ -188,7 +188,7 @@ static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_
   return launch(stream, &args, p->mma, err);
 }
 
-// Both in one launch: alone, a matrix of an expert would not keep a large GPU busy.
+// Gate and up in one launch: a single expert matrix would not fill a large GPU.
 static td_status project_in(td_cuda_stream *stream, const moe_pass *p, const uint32_t *x_rows,
                             td_err *err) {
   td_cu_linear_args args = {.w = p->experts.gate,
@@ -215,7 +215,7 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
   return TD_CUDA_LAUNCH(stream, swiglu, &args);
 }
 
-// out (+)= what the round has added up.
+// out (+)= the round's weighted sums.
 static td_status run_sum(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
   td_cu_moe_sum_args args = {
@@ -256,7 +256,7 @@ static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   return status;
 }
 
-// The one expert that every token goes to: pairs are the tokens in their order.
+// The single expert of all tokens: pairs are the tokens in order.
 static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   td_cuda_matmul in = {.w = &p->experts.gate,
                        .x = (const uint16_t *)p->a->x + (size_t)p->token0 * p->dim,
@@ -313,7 +313,8 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   return TD_OK;
 }
 
-// What is added to f32, over several calls already, may be so in rounds; else rounding would tell.
+// Only sums in f32 that accumulate over calls may be cut into rounds; otherwise rounding would
+// depend on the cut.
 td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *err) {
   if (a->n_tokens == 0) return TD_OK;
   td_status status = check_moe(a, err);

@@ -1,4 +1,4 @@
-// src/device/cuda/ops.c - operators that are one kernel: arguments checked and handed over.
+// src/device/cuda/ops.c - operators of a single kernel: checks arguments and launches.
 #include "device/cuda/cuda.h"
 
 td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {

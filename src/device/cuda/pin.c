@@ -1,9 +1,10 @@
-// src/device/cuda/pin.c - registering the weights' host memory with the driver, so that the GPU
-// copies from it at the bus's full speed. Registering pins every page, at a few GiB a second: a
-// thread of its own does it piece by piece while the device is used. One call for all of it would
-// also pass the driver's limit of a call, 512 GiB.
+// src/device/cuda/pin.c - registers the weights' host memory with the driver, so that the GPU
+// copies from it at full bus speed. Registering pins every page, at a few GiB per second, so a
+// thread does it piece by piece while the device is in use. A single call for all would also exceed
+// the driver's limit of 512 GiB.
 //
-// Thread: pieces are registered by the device's own thread; everything else may be called by any.
+// Thread: pieces are registered by the device's own thread; all other functions may be called by
+// any thread.
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,9 +19,9 @@
 
 enum { PIECE_ALIGN = 2 << 20 };
 
-// Drivers on x86 know no memory that may only be read (cudaDevAttrHostRegisterReadOnlySupported is
-// 0), and refuse mappings that cannot be written to: this one can be meanwhile, where it is shared
-// memory that is not sealed against it. Nothing is written.
+// Drivers on x86 do not support read-only registration (cudaDevAttrHostRegisterReadOnlySupported is
+// 0) and reject mappings that are not writable. So the mapping becomes writable during
+// registration, which works for shared memory that is not sealed against it. Nothing is written.
 static int register_piece(td_cuda_dev *dev, const td_cuda_pin_piece *piece) {
   void *memory = (void *)(uintptr_t)piece->host;
   int code = dev->pins.needs_writing ? 1 : dev->abi->pin(piece->host, piece->n_bytes, true);
@@ -31,7 +32,7 @@ static int register_piece(td_cuda_dev *dev, const td_cuda_pin_piece *piece) {
   return code;
 }
 
-// The first pending piece that somebody waits for, else the first pending one, else NULL.
+// The first pending piece that is wanted, else the first pending one, else NULL.
 static td_cuda_pin_piece *next_piece(td_cuda_pins *p) {
   td_cuda_pin_piece *next = NULL;
   for (size_t i = 0; i < p->n; i++) {
@@ -43,7 +44,7 @@ static td_cuda_pin_piece *next_piece(td_cuda_pins *p) {
   return next;
 }
 
-// With the lock held, as the next.
+// Lock held, here and in the next function.
 static void refuse_others(td_cuda_pins *p) {
   for (size_t i = 0; i < p->n; i++) {
     if (p->pieces[i].state == CUDA_PIN_PENDING) p->pieces[i].state = CUDA_PIN_REFUSED;
@@ -51,7 +52,7 @@ static void refuse_others(td_cuda_pins *p) {
   atomic_store(&p->n_pending, 0);
 }
 
-// What one piece is refused for, the others would be, too.
+// If one piece is rejected, the others would be too: all become CUDA_PIN_REFUSED.
 static void end_piece(td_cuda_pins *p, td_cuda_pin_piece *piece, int code) {
   if (piece->state == CUDA_PIN_PENDING) atomic_fetch_sub(&p->n_pending, 1);
   piece->state = code == 0 ? CUDA_PIN_DONE : CUDA_PIN_REFUSED;
@@ -96,7 +97,7 @@ static size_t piece_at(const td_cuda_pins *p, const char *at) {
   return (size_t)(at - p->grid) / p->piece_bytes;
 }
 
-// Pieces end at multiples of their size behind a 2 MB boundary, so that no page is in two.
+// Pieces end at multiples of their size after a 2 MB boundary, so that no page is in two pieces.
 static bool cut_pieces(td_cuda_pins *p, const char *host, size_t n_bytes) {
   const char *grid = host - (uintptr_t)host % PIECE_ALIGN, *end = host + n_bytes;
   const size_t n = (size_t)(end - grid - 1) / p->piece_bytes + 1;
@@ -131,7 +132,7 @@ void td_cuda_pin(td_dev *base, const void *host, size_t n_bytes) {
   p->has_thread = true;
 }
 
-// Whether a piece of the range is pending; such pieces come next.
+// Whether a piece of the range is pending; such pieces are registered next.
 static bool want(td_cuda_pins *p, const char *from, size_t n_bytes) {
   const char *to = from + n_bytes, *end = p->base + p->n_bytes;
   if (from < p->base) from = p->base;

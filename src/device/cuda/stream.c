@@ -4,7 +4,7 @@
 
 #include "device/cuda/cuda.h"
 
-// When nothing runs any more: the graphs know that memory, too.
+// Call only when nothing runs. Drops the graphs too, since they use that memory.
 static void free_retired(td_cuda_stream *stream) {
   if (stream->n_retired == 0) return;
   td_cuda_graphs_drop(stream);
@@ -47,7 +47,7 @@ td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
 void td_cuda_stream_close(td_stream *base) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
   td_cuda_use(td_cuda_dev_of(stream));
-  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // its failure has nobody to hear it
+  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // nobody is left to report a failure to
   free_stream(stream);
 }
 
@@ -111,7 +111,7 @@ void td_cuda_event_close(td_event *base) {
   free(event);
 }
 
-// Keeps a stream's first failure, for its next sync.
+// Keeps the stream's first failure for its next sync.
 static void note(td_cuda_stream *stream, int code, const char *what) {
   if (stream->err.code == TD_OK) td_cuda_result(td_cuda_dev_of(stream), code, what, &stream->err);
 }
@@ -129,7 +129,7 @@ void td_cuda_stream_wait(td_stream *base_stream, td_event *base) {
 }
 
 void td_cuda_event_sync(td_event *base) {
-  // A failed device answers at once; what failed is told by td_stream_sync.
+  // On a failed device this returns at once; td_stream_sync reports the failure.
   ((td_cuda_dev *)base->dev)->abi->event_sync(((td_cuda_event *)base)->cu);
 }
 
@@ -155,12 +155,12 @@ void td_cuda_enqueue(td_stream *base, const td_op *op) {
 }
 
 static void wait_and_free_retired(td_cuda_stream *stream) {
-  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // a failure is found by the next one, too
+  td_cuda_dev_of(stream)->abi->stream_sync(stream->cu); // the next sync reports a failure
   free_retired(stream);
 }
 
-// Operators that use it may still run, and to free it is to wait for all of the GPU: that is left
-// for the end of the step.
+// Operators that use the memory may still run, and freeing it synchronizes the GPU, so it is freed
+// at the end of the step.
 static void retire(td_cuda_stream *stream, void *memory) {
   if (!memory) return;
   if (stream->n_retired == N_CUDA_RETIRED) wait_and_free_retired(stream);
@@ -187,7 +187,7 @@ td_status td_cuda_scratch(td_cuda_stream *stream, td_cuda_scratch_slot slot, siz
   if (code != 0) {
     *out = NULL;
     td_status status = td_cuda_result(td_cuda_dev_of(stream), code, "memory of an operator", err);
-    if (status != TD_ENOMEM) return status; // an earlier operator's failure
+    if (status != TD_ENOMEM) return status; // the failure of an earlier operator
     return td_fail(err, TD_ENOMEM,
                    "no memory on the GPU for an operator: %zu bytes; make --prefill-chunk smaller",
                    grown);

@@ -1,4 +1,4 @@
-// src/device/cuda/weights.c - which host memory has a copy on the GPU, found by its address.
+// src/device/cuda/weights.c - copies of weights on the GPU, found by host address.
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ static size_t slot_of(const td_cuda_dev *dev, const void *host, size_t n_bytes) 
   return slot;
 }
 
-// Keeps at least half of the slots free.
+// Grows the hash table to keep at least half of the slots empty.
 static td_status grow(td_cuda_dev *dev, td_err *err) {
   if (2 * (dev->n_copies + 1) <= dev->n_slots) return TD_OK;
   td_cuda_copy *old = dev->copies;
@@ -29,7 +29,7 @@ static td_status grow(td_cuda_dev *dev, td_err *err) {
   return TD_OK;
 }
 
-// A copy that would leave much of its last page empty shares a larger piece with others.
+// A copy that would leave much of its last page unused shares a larger allocation with others.
 enum { SHARED_PIECE_BYTES = 64 << 20, COPY_ALIGN = 256 };
 
 static size_t aligned(size_t n_bytes) {
@@ -69,7 +69,7 @@ static td_status does_not_fit(const td_cuda_dev *dev, size_t n_bytes, td_err *er
       (double)dev->copied_bytes / (1 << 30), (double)dev->props.total_bytes / (1 << 30), n_bytes);
 }
 
-// With the lock held, as all that follows. The memory stays reserved until the device is closed.
+// Lock held, here and in all functions below. The memory stays allocated until the device closes.
 static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void **out,
                         td_err *err) {
   if (reserve(dev, n_bytes, out) != TD_OK) {
@@ -81,7 +81,7 @@ static td_status upload(td_cuda_dev *dev, const void *host, size_t n_bytes, void
   return td_cuda_result(dev, code ? code : sync_code, "copying weights to the GPU", err);
 }
 
-// The slot of host memory that has a copy, or will have one.
+// The table slot of host memory that has a copy or will get one.
 static td_status slot_for(td_cuda_dev *dev, const void *host, size_t n_bytes, td_cuda_copy **out,
                           td_err *err) {
   td_status status = grow(dev, err);
@@ -109,13 +109,13 @@ static td_status find_or_copy(td_cuda_dev *dev, const void *host, size_t n_bytes
   return status;
 }
 
-// What place_parts needs.
+// Bytes that place_parts needs.
 static size_t parts_bytes(const td_weight *w) {
   return aligned(td_weight_data_bytes(w)) + aligned(td_weight_scale_bytes(w)) +
          aligned(td_weight_zero_bytes(w));
 }
 
-// w's data, scales and zero points one behind the other in device memory.
+// Places w's data, scales and zero points one after the other in device memory.
 static void place_parts(td_weight *w, char *at) {
   char *scale = at + aligned(td_weight_data_bytes(w));
   char *zero = scale + aligned(td_weight_scale_bytes(w));
@@ -124,7 +124,7 @@ static void place_parts(td_weight *w, char *at) {
   if (w->zero) w->zero = (const uint32_t *)zero;
 }
 
-// out: the same in the staging memory.
+// Copies the matrix to staging memory; out describes it there.
 static td_status stage(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
   size_t n_bytes = parts_bytes(host);
   if (n_bytes > dev->staging_bytes) {
@@ -159,7 +159,7 @@ static td_status upload_in_rows(td_cuda_dev *dev, const td_weight *host, td_weig
   return td_cuda_result(dev, code ? code : sync_code, "laying out weights on the GPU", err);
 }
 
-// A matrix of another layout: all of it under the address of its data.
+// Repacks a matrix of another layout to rows. The table has it under the address of its data.
 static td_status in_rows(td_cuda_dev *dev, const td_weight *host, td_weight *out, td_err *err) {
   size_t host_bytes = td_weight_bytes(host);
   *out = *host;
@@ -200,7 +200,8 @@ static bool has_extreme_scales(const td_weight *w) {
   return false;
 }
 
-// Scales of MXFP4 that its kernels have no room for become F32, which those for any format take.
+// MXFP4 scales outside the range of the MXFP4 kernels are widened to F32, for the kernels of any
+// format.
 static td_status put_wide_scales(td_cuda_dev *dev, const td_weight *host, td_weight *out,
                                  td_err *err) {
   const size_t n = td_weight_scale_bytes(host), n_bytes = n * sizeof(float);
@@ -238,7 +239,7 @@ static td_status put_scales(td_cuda_dev *dev, const td_weight *host, td_weight *
   return status;
 }
 
-// Not what is laid out or widened on its way.
+// True unless the copy must be repacked or have its scales widened.
 bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w) {
   (void)dev;
   if (w->layout != TD_LAYOUT_ROWS) return false;
@@ -276,7 +277,7 @@ static bool same_shape(const td_weight *a, const td_weight *b) {
   return a->rows == b->rows && a->cols == b->cols && (a->scale != NULL) == (b->scale != NULL);
 }
 
-// How an expert's matrix may be read with those before it, of which first is one.
+// The load method that suits w and the experts before it; first is one of those.
 static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weight *first) {
   td_cu_read read = td_cuda_read_of(w, true);
   bool is_alike = w->dtype == first->dtype && w->scale_dtype == first->scale_dtype &&
@@ -284,7 +285,7 @@ static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weig
   return is_alike && read == so_far ? read : TD_CU_READ_ANY;
 }
 
-// A matrix of an expert, on the device.
+// A matrix of an expert in device memory.
 static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_weight *w,
                             const char *what, td_weight *out, td_err *err) {
   if (!a->weights_on_device) return td_cuda_weight(dev, w, what, out, err);
@@ -292,7 +293,7 @@ static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_wei
   return td_dev_check_weight(w, what, err);
 }
 
-// Puts one expert there and checks that it is shaped like the first.
+// Puts one expert into the table and checks that its shape is that of the first.
 static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e, td_weight *table,
                              td_cuda_experts *out, td_err *err) {
   td_weight *gate = &table[e], *up = &table[a->n_experts + e], *down = &table[2 * a->n_experts + e];
@@ -340,7 +341,8 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
   return status;
 }
 
-// Arrays of matrices that are on the device may be others' by now, where those were.
+// Whether x describes a's experts. An array of on-device matrices may since hold other experts at
+// the same address, so it is compared too.
 static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
   if (x->key != key_of(a) || x->n_experts != a->n_experts) return false;
   const td_weight *here = &x->gate, *asked = &a->gate[0];
