@@ -1,16 +1,16 @@
-// kernels/cuda/abi.h - what the program and the CUDA library know of each other, in plain C.
-// The library (kernels/cuda/*.cu, with the CUDA runtime inside) is loaded at run time and hands out
-// one table of functions; the program links nothing of CUDA. tests/cuda_emu makes the same library
-// of the same sources without a GPU.
+// kernels/cuda/abi.h - the interface between the program and the CUDA library, in plain C.
+// The library (kernels/cuda/*.cu, with the CUDA runtime linked in) is loaded at run time and
+// exports one table of functions; the program itself does not link CUDA. tests/cuda_emu builds the
+// same library from the same sources without a GPU.
 //
 // Functions return 0 or a code for error_text. Operators are enqueued on a stream; pointers in
 // their arguments are device memory. Activations are BF16 bits in uint16_t, dense unless a stride
-// (in elements) is given; accumulation is FP32. What the shapes mean is in device/device.h, whose
-// operators these are, or parts of them.
+// (in elements) is given; accumulation is FP32. The operators are those of device/device.h or parts
+// of them; shapes are documented there.
 //
-// A launcher trusts its caller with sizes, dtypes and host-side checks. What only the device can
-// see (an id, a position or a page out of range) makes the kernel leave that row alone and put a
-// td_cu_fault into *fault, which is host memory.
+// A launcher does not check sizes, dtypes or anything else the host can check. For errors that only
+// the device can see (an id, position or page out of range) the kernel skips that row and stores a
+// td_cu_fault in *fault, which is host memory.
 #ifndef KERNELS_CUDA_ABI_H
 #define KERNELS_CUDA_ABI_H
 
@@ -27,7 +27,8 @@ typedef void *td_cu_stream;
 typedef void *td_cu_event;
 typedef void *td_cu_blas;
 typedef void *td_cu_graph;
-typedef void *(*td_cu_symbol_fn)(void *ctx, const char *name); // of cuBLAS; NULL: not there
+// a cuBLAS function by name; NULL: not available
+typedef void *(*td_cu_symbol_fn)(void *ctx, const char *name);
 
 typedef enum {
   TD_CU_FAULT_NONE,
@@ -35,8 +36,8 @@ typedef enum {
   TD_CU_FAULT_ROW,      // a negative row to gather
   TD_CU_FAULT_POSITION, // a negative position, or one beyond the sequence's pages
   TD_CU_FAULT_PAGE,     // an absent page
-  TD_CU_FAULT_EXPERT,   // an expert id that is none
-  TD_CU_FAULT_TIMEOUT,  // a signal that did not come
+  TD_CU_FAULT_EXPERT,   // an expert id out of range
+  TD_CU_FAULT_TIMEOUT,  // timeout while waiting for a signal
 } td_cu_fault;
 
 typedef struct {
@@ -73,7 +74,7 @@ typedef struct {
 
 typedef struct {
   const uint16_t *x;
-  uint16_t *residual; // NULL or [n_rows][dim], which x is added to first
+  uint16_t *residual; // NULL or [n_rows][dim]; residual += x comes first
   td_vec w;
   uint16_t *out; // may be x
   size_t x_stride, out_stride;
@@ -91,60 +92,59 @@ typedef struct {
   int32_t *fault;
 } td_cu_rope_args;
 
-// How a linear kernel reads eight weights of a row.
+// How a linear kernel loads eight consecutive weights of a row.
 typedef enum {
-  TD_CU_READ_ANY, // one by one: any format, any alignment
-  // The others: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0, rows of data aligned for loads of eight
-  // weights, but of no more than 16 bytes, and x for one of eight activations; scales and zero
-  // points begin at multiples of 16 bytes. Groups of whole rows or of a power of two columns, at
-  // least 32.
+  TD_CU_READ_ANY, // value by value: any format, any alignment
+  // The others require: TD_LAYOUT_ROWS, no zero_add, cols % 8 == 0; rows of data aligned to eight
+  // weights, at most 16 bytes; rows of x aligned to eight activations; scales and zero points
+  // aligned to 16 bytes; groups of whole rows or of a power of two columns, at least 32.
   TD_CU_READ_F32,
   TD_CU_READ_F16,
   TD_CU_READ_BF16,
   TD_CU_READ_F8,
   TD_CU_READ_I8,
   TD_CU_READ_I4,
-  // cols % 32 == 0.
+  // These require cols % 32 == 0.
   TD_CU_READ_MXFP4, // groups of 32, scales E8M0 from 2^TD_CU_E8M0_LEAST to 2^TD_CU_E8M0_MOST
   TD_CU_READ_NVFP4, // groups of 16, scales E4M3
   TD_CU_N_READS
 } td_cu_read;
 
-// Pairs [begin, begin + n) in order of expert.
+// Pairs [begin, begin + n) in sorted order, all of one expert.
 typedef struct {
   uint32_t expert, begin, n;
 } td_cu_tile;
 
-// Some of the tiles that pairs were cut into: of those from *first to before *end, in device
-// memory, n_tiles at most behind the first skip. A kernel counts pairs from the range's first one,
-// and experts from first_expert.
+// A window on the tiles that the sorted pairs were cut into: of the tiles [*first, *end), which are
+// read from device memory, at most n_tiles after skipping `skip`. Kernels count pairs from the
+// window's first one, and experts from first_expert.
 typedef struct {
-  const td_cu_tile *tiles; // NULL: there are none, and all pairs are one range
+  const td_cu_tile *tiles; // NULL: no tiles, all pairs are one range
   const uint32_t *first, *end;
   uint32_t skip, n_tiles, first_expert;
 } td_cu_tile_range;
 
 // y[i][r - row0] = sum_k w[r][k] * x[i][k] (+ bias[r - row0]) for r in [row0, row0 + n_rows).
-// Without tiles i runs over n_tokens rows of x. With tiles they say which expert computes which y
-// rows, and row i of y is made of the row of x that x_rows says of the pair (row i where x_rows is
-// NULL). A table may have several matrices of each expert, whose results begin y_step elements
-// after one another. n_at_once: tiles that have blocks of their own; a block of linear_mma takes
-// more than one where there are more, linear_vec needs as many as there may be.
+// Without tiles, i runs over the n_tokens rows of x. With tiles, a tile gives the expert and the
+// rows of y; row i of y uses row x_rows[pair] of x (row i if x_rows is NULL). A table may hold
+// several matrices per expert; their results are y_step elements apart. n_at_once: tiles that get
+// their own blocks. A block of linear_mma loops over further tiles; linear_vec needs n_at_once to
+// cover all possible tiles.
 typedef struct {
-  td_weight w;              // with experts one of them: all have its dims and format
+  td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
   uint32_t n_matrices, n_experts;
   size_t y_step;
   td_cu_tile_range range;
   uint32_t n_at_once;
-  const uint32_t *x_rows; // of all pairs, whatever the range
+  const uint32_t *x_rows; // indexed by pair, counted over all pairs
   const uint16_t *x;
   void *y; // BF16 or, with y_f32, f32
   td_vec bias;
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
   uint32_t tile_tokens; // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS
-  uint32_t vec_warps;   // linear_vec: of a block, at most; which sums are added first hangs on it
+  uint32_t vec_warps;   // linear_vec: warps per block, at most; determines summation order
   td_cu_read read;
   bool y_f32;
 } td_cu_linear_args;
@@ -152,7 +152,7 @@ typedef struct {
 enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };
 enum { TD_CU_VEC_TOKENS = 16, TD_CU_VEC_WARPS = 24, TD_CU_MMA_TOKENS = 64 };
 
-// y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; dense w.
+// y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; w is dense.
 typedef struct {
   const uint16_t *w; // [n_rows][cols]
   const uint16_t *x; // [n_tokens][x_stride]
@@ -162,10 +162,10 @@ typedef struct {
   bool y_f32;
 } td_cu_gemm_args;
 
-// A matrix of 4-bit codes that lies otherwise, as TD_LAYOUT_ROWS has it; zero_add is taken care of.
+// Repacks a matrix of 4-bit codes from another layout to TD_LAYOUT_ROWS; zero_add is applied.
 typedef struct {
   td_weight w;
-  uint32_t *data, *zero; // zero only where w has one
+  uint32_t *data, *zero; // zero only if w has zero points
   void *scale;
 } td_cu_as_rows_args;
 
@@ -188,8 +188,9 @@ typedef struct {
   bool f16; // else BF16
 } td_cu_kv;
 
-// Writes n_heads rows of head_dim elements a token to plane 0 of its page ([n_heads][page_tokens]
-// [head_dim], k) and, with v, to plane 1. MLA's entries are one head without v.
+// Stores n_heads rows of head_dim elements per token: k in plane 0 of its page
+// ([n_heads][page_tokens][head_dim]) and, unless NULL, v in plane 1. MLA entries are one head
+// without v.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
@@ -201,16 +202,17 @@ typedef struct {
 
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
-// Heads that share keys, at most, of a block of the next.
+// Maximum heads that share keys in one block of attn_decode.
 static inline uint32_t td_cu_decode_heads(uint32_t k_dim, bool v_in_k) {
   return k_dim <= 128 && !v_in_k ? 16 : 32;
 }
 
-// Attention of every token to the cached positions up to its own, keys cut into splits of
-// split_keys, a power of two, n_splits of them, at most TD_CU_MAX_SPLITS: each leaves its sums, the
-// last step merges them. With v_in_k the sums of every TD_CU_FOLDED splits are first added up one
-// after the other: by_block in the block that computes all of them, else in the last step, to the
-// same bits. n_rows: sums that blocks leave of a head, n_splits or, by_block, a TD_CU_FOLDED-th.
+// Attention of every token to the cached positions up to its own. Keys are cut into n_splits splits
+// of split_keys, a power of two; at most TD_CU_MAX_SPLITS. Each split leaves partial sums, which a
+// last kernel merges. With v_in_k, the sums of every TD_CU_FOLDED splits are first added in order:
+// with by_block in the block that computes all of them, otherwise in the last kernel, with the same
+// bits. n_rows: partial sums per head, which is n_splits or, by_block, n_splits / TD_CU_FOLDED
+// rounded up.
 //   GQA: n_kv_heads planes of keys, then of values; k_dim, v_dim at most TD_CU_MMA_HEAD.
 //   MLA absorbed: n_kv_heads 1, v_in_k: values are the first v_dim elements of the keys; k_dim at
 //   most TD_CU_MMA_ENTRY, v_dim TD_CU_MMA_LORA.
@@ -220,45 +222,43 @@ typedef struct {
   const void *q;  // [n_tokens][n_heads][k_dim], BF16 or, with q_f32, f32
   void *out;      // [n_tokens][n_heads][v_dim], likewise
   float *part;    // [n_tokens][n_heads][n_rows][v_dim]: sums, not normalized
-  float *part_ml; // [n_tokens][n_heads][n_rows][2]: m, sum of weights, which are 2^(.. - m)
+  float *part_ml; // [n_tokens][n_heads][n_rows][2]: maximum m, sum of weights 2^(.. - m)
   uint32_t n_heads, n_kv_heads, k_dim, v_dim, n_splits, split_keys, n_rows;
   float scale;
   bool q_f32, v_in_k, by_block;
-  bool in_runs, in_pages; // the launcher's to say: how the kernel reads
+  bool in_runs, in_pages; // set by the launcher: how the kernel loads
 } td_cu_attn_decode_args;
 
-// The sequences of one launch of a prefill's attention. Their keys lie one behind the other in
-// n_keys places, those of a sequence from key_begin on; their tokens are cut into n_tiles tiles of
-// TD_CU_PREFILL_TOKENS, those of a sequence from tile_begin on.
+// The sequences of one launch of prefill attention. Their keys are stored one sequence after the
+// other in n_keys slots, each sequence from key_begin on. Their tokens are cut into n_tiles tiles
+// of TD_CU_PREFILL_TOKENS, each sequence from tile_begin on.
 enum { TD_CU_PREFILL_SEQS = 32, TD_CU_PREFILL_TOKENS = 128 };
 typedef struct {
   struct {
     uint32_t seq, n_keys, key_begin, tile_begin;
   } seqs[TD_CU_PREFILL_SEQS];
   uint32_t n_seqs, n_keys, n_tiles;
-  uint32_t max_keys; // of one
+  uint32_t max_keys; // of a single sequence
 } td_cu_prefill_list;
 
-// out[plane][head - head0][key_begin + p][:] = what the pages have of position p of a sequence of
-// the list, as BF16, for p < its n_keys and heads [head0, head0 + n_heads) of the n_kv_heads of
-// each plane; zeros from dim up to a multiple of 8, and nothing is written beyond the sequence's
-// end.
+// out[plane][head - head0][key_begin + p][:] = position p of a listed sequence's pages as BF16, for
+// p < its n_keys and heads [head0, head0 + n_heads) of each plane's n_kv_heads. Elements from dim
+// up to a multiple of 8 are zeros; nothing is written past the sequence's end.
 typedef struct {
   td_cu_batch batch;
   td_cu_kv kv;
   td_cu_prefill_list list;
   uint16_t *out; // [n_planes][n_heads][list.n_keys][dim, rounded up]
   uint32_t n_planes, n_kv_heads, head0, n_heads, dim;
-  bool in_runs; // the launcher's to say: how the kernel reads
+  bool in_runs; // set by the launcher: how the kernel loads
 } td_cu_kv_gather_args;
 
-// Attention of the tokens of the list's sequences to the positions of their own, of which n_keys
-// are there, on tensor cores. What lies in place p of KV head h has its key in k[h * k_head + p *
-// k_stride ..) and, the last rope_dim elements, in rope[p * rope_stride ..); its value in
-// v[h * v_head + p * v_stride ..).
-// They are BF16; addresses are multiples of 16 bytes, strides and heads of 8 elements, and so are
-// the dims unless rope_dim is 0 and rows are read up to the next multiple. k_dim, v_dim at most
-// TD_CU_MMA_HEAD.
+// Causal attention on tensor cores, of the tokens of the listed sequences to their sequence's
+// n_keys positions. Slot p of KV head h has its key at k[h * k_head + p * k_stride ..) with the
+// last rope_dim elements at rope[p * rope_stride ..), and its value at v[h * v_head + p * v_stride
+// ..). All are BF16. Addresses are multiples of 16 bytes, strides multiples of 8 elements. Dims are
+// multiples of 8 too, unless rope_dim is 0 and rows can be read up to the next multiple. k_dim and
+// v_dim are at most TD_CU_MMA_HEAD.
 typedef struct {
   td_cu_batch batch;
   td_cu_prefill_list list;
@@ -269,13 +269,13 @@ typedef struct {
   size_t k_head, v_head, k_stride, rope_stride, v_stride;
   uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim;
   float scale;
-  bool q_in_runs; // the launcher's to say: how the kernel reads
+  bool q_in_runs; // set by the launcher: how the kernel loads
 } td_cu_attn_prefill_args;
 
 enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };
 
-// query[t][h][0 .. lora) = q_nope kv_b's key rows of head h; query[t][h][lora ..) = q_rope.
-// values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].
+// absorb: query[t][h][0 .. lora) = q_nope times kv_b's key rows of head h; query[t][h][lora ..) =
+// q_rope. values: out[t][h][:] = kv_b's value rows of head h times latent[t][h][:].
 typedef struct {
   td_weight kv_b;
   const uint16_t *q;   // [n_tokens][n_heads][nope + rope]
@@ -299,32 +299,32 @@ enum { TD_CU_MAX_EXPERTS = 1024 };
 
 typedef struct {
   const float *logits;      // [n_rows][n_vocab]
-  const float *temperature; // [n_rows], 0 counts as 1
+  const float *temperature; // [n_rows]; 0 counts as 1
   td_top_logits *out;       // [n_rows]
   uint64_t *part;           // [n_rows][n_slices][TD_TOP_LOGITS]
   float *part_sums;         // [n_rows][n_slices][2]
   uint32_t n_rows, n_vocab;
-  uint32_t n_slices; // of TD_CU_TOP_SLICE logits: enough for n_vocab
+  uint32_t n_slices; // slices of TD_CU_TOP_SLICE logits that cover n_vocab
 } td_cu_top_logits_args;
 
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
-// Puts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), in order of expert
-// and cuts each expert's into tiles of at most tile_tokens.
+// Sorts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), by expert and cuts
+// each expert's pairs into tiles of at most tile_tokens.
 typedef struct {
   const int32_t *ids;
-  uint32_t *token;      // [n_pairs] in order of expert: the pair's token
-  uint32_t *place;      // [n_pairs]: where the pair went; UINT32_MAX for one of no expert
-  td_cu_tile *tiles;    // [n_pairs] at most
-  uint32_t *first_tile; // [n_experts + 1]: of each expert, and behind the last
-  uint32_t *counts;     // [TD_CU_SORT_BLOCKS][n_experts], for more than TD_CU_SORT_PAIRS pairs
+  uint32_t *token;      // [n_pairs] in sorted order: the pair's token
+  uint32_t *place;      // [n_pairs]: the pair's index in sorted order; UINT32_MAX: invalid expert
+  td_cu_tile *tiles;    // at most [n_pairs]
+  uint32_t *first_tile; // [n_experts + 1]: each expert's first tile, then the number of tiles
+  uint32_t *counts; // [TD_CU_SORT_BLOCKS][n_experts], used with more than TD_CU_SORT_PAIRS pairs
   uint32_t n_tokens, top_k, n_experts, tile_tokens;
   int32_t *fault;
 } td_cu_moe_sort_args;
 
 enum { TD_CU_SORT_PAIRS = 4096, TD_CU_SORT_BLOCKS = 64 };
 
-// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, n_rows at most.
+// out[i] = silu(gate[i]) * up[i] over the range's rows of dim elements, at most n_rows.
 typedef struct {
   const float *gate, *up;
   uint16_t *out;
@@ -332,9 +332,9 @@ typedef struct {
   uint32_t n_rows, dim;
 } td_cu_swiglu_args;
 
-// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over those of the range, in the order of j
-// or, by_expert, in that of place. weights NULL: all 1; place NULL: parts are in the order of
-// pairs. out is BF16 or, with out_f32, f32. top_k: TD_CU_MAX_TOP_K at most.
+// out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of
+// j or, with by_expert, of place. weights NULL: all 1. place NULL: parts are in the order of pairs.
+// out is BF16 or, with out_f32, f32. top_k <= TD_CU_MAX_TOP_K.
 typedef struct {
   const float *parts;
   const uint32_t *place;
@@ -347,14 +347,14 @@ typedef struct {
 
 enum { TD_CU_MAX_TOP_K = 64 };
 
-// *signal, in host memory, becomes *value, in device memory, for the host to see.
+// *signal, in host memory, becomes *value, which is in device memory. Visible to the host.
 typedef struct {
   uint32_t *signal;
   const uint32_t *value;
 } td_cu_signal_args;
 
-// What follows waits until *signal is *value, for most_ns at most: then the fault is TIMEOUT, and
-// later waits with that fault are for nothing.
+// Later work waits until *signal equals *value, for at most most_ns. On timeout the fault is set to
+// TIMEOUT, and later waits that see that fault return at once.
 typedef struct {
   const uint32_t *signal;
   const uint32_t *value;
@@ -388,23 +388,24 @@ typedef struct {
 
 typedef struct {
   uint32_t version; // TD_CUDA_ABI_VERSION
-  uint32_t n_bytes; // of this struct
-  int cuda_major;   // the CUDA release that it was built with
+  uint32_t n_bytes; // size of this struct
+  int cuda_major;   // the CUDA release it was built with
   const char *(*error_text)(int code);
   int (*count)(int *n_devices);
-  // And makes it the calling thread's device. Threads that wait for it sleep, they do not spin.
+  // Also makes it the calling thread's current device. Threads waiting for it sleep instead of
+  // spinning.
   int (*open)(int device, td_cu_props *props);
-  // Makes an open device the calling thread's: memory, streams and events are made on it, and
-  // operators are for its streams alone.
+  // Makes an open device current on the calling thread: memory, streams and events are created on
+  // it, and operators go to its streams only.
   int (*use)(int device);
-  int (*probe)(void); // whether its driver takes the library's code
+  int (*probe)(void); // whether the driver can run the library's code
   int (*memory)(size_t *free_bytes, size_t *total_bytes);
   int (*alloc)(void **out, size_t n_bytes);
   int (*free)(void *ptr);
-  // Host memory that the device reads and writes by the same address.
+  // Host memory that the device accesses at the same address.
   int (*alloc_host)(void **out, size_t n_bytes);
   int (*free_host)(void *ptr);
-  // Read by the device, never written; only_read: the mapping is so, too.
+  // Registers memory that the device reads but never writes. only_read: the mapping is read-only.
   int (*pin)(const void *host, size_t n_bytes, bool only_read);
   int (*unpin)(const void *host);
   int (*stream_open)(td_cu_stream *out);
@@ -417,12 +418,12 @@ typedef struct {
   int (*stream_wait)(td_cu_stream stream, td_cu_event event);
   int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
   int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);
-  // What is queued in between does not run, but becomes a graph. Without one *out is NULL.
+  // Work queued between these two does not run but becomes a graph. On failure *out is NULL.
   int (*capture_begin)(td_cu_stream stream);
   int (*capture_end)(td_cu_stream stream, td_cu_graph *out);
   int (*graph_launch)(td_cu_graph graph, td_cu_stream stream);
   int (*graph_close)(td_cu_graph graph);
-  // cuBLAS on a stream, which is closed after it; fails where that is not installed.
+  // cuBLAS on a stream, which must be closed after it. Fails if cuBLAS is not installed.
   int (*blas_open)(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
   int (*blas_close)(td_cu_blas blas);
   int (*blas_gemm)(td_cu_blas blas, const td_cu_gemm_args *args);
@@ -438,7 +439,7 @@ extern "C" {
 #endif
 // The library's only symbol.
 const td_cu_abi *td_cuda_abi(void);
-// The functions behind the table.
+// The functions in the table.
 int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
 int td_cu_blas_close(td_cu_blas blas);
 int td_cu_blas_gemm(td_cu_blas blas, const td_cu_gemm_args *args);

@@ -1,6 +1,6 @@
-// kernels/cuda/attn.cuh - where cached keys and values lie.
-// They were BF16 before they were stored, so taking them out of the pages as BF16 is exact, but for
-// what F16 pages have rounded, the smallest ones, and saturated, the largest.
+// kernels/cuda/attn.cuh - addressing of cached keys and values.
+// They were BF16 before they were stored, so reading them as BF16 is exact, except for values that
+// F16 pages rounded (the smallest) or saturated (the largest).
 #ifndef KERNELS_CUDA_ATTN_CUH
 #define KERNELS_CUDA_ATTN_CUH
 
@@ -11,7 +11,7 @@ __device__ inline uint16_t kv_bf16(const td_cu_kv &kv, const char *page, size_t 
   return kv.f16 ? bf16_from_f32(f32_from_f16(stored)) : stored;
 }
 
-// Eight elements at once; at, the page and its place are multiples of 16 bytes.
+// Eight elements at once; at, the page and the destination are 16-byte aligned.
 __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t at) {
   uint4 v = *reinterpret_cast<const uint4 *>(page + at * sizeof(uint16_t));
   if (!kv.f16) return v;
@@ -22,7 +22,7 @@ __device__ inline uint4 kv_bf16x8(const td_cu_kv &kv, const char *page, size_t a
   return {words[0], words[1], words[2], words[3]};
 }
 
-// The page of a position that its sequence has room for; negative: it is absent.
+// The page of a position within the sequence's page table; negative: absent.
 __device__ inline int32_t kv_page(const td_cu_batch &b, uint32_t seq, uint32_t position) {
   return b.page_table[static_cast<size_t>(seq) * b.max_pages + position / b.page_tokens];
 }
@@ -31,29 +31,30 @@ __device__ inline const char *kv_page_at(const td_cu_kv &kv, int32_t page) {
   return kv.pages + static_cast<size_t>(page) * kv.page_bytes;
 }
 
-// How many positions a token sees, those only for which its sequence has pages.
+// Number of positions that a token sees, limited to those its page table can hold.
 __device__ inline uint32_t keys_of(const td_cu_batch &b, uint32_t token) {
   int32_t position = b.position[token];
   uint32_t room = b.max_pages * b.page_tokens;
   return position < 0 ? 0 : at_most(static_cast<uint32_t>(position) + 1, room);
 }
 
-// What every GPU has for a block of threads.
+// Dynamic shared memory per block available on every supported GPU.
 enum { SHARED_BYTES = 99 << 10 };
 
-#define LOG2_E 1.44269504f // weights are powers of 2
+#define LOG2_E 1.44269504f // softmax weights are powers of 2
 
-// Lets a kernel have that much shared memory, the same whoever asks: what one launch asks for must
-// not take from another's that is on its way, or in a graph.
+// Raises a kernel's limit of dynamic shared memory. `most` must be the same in every call, so that
+// no launch lowers the limit of another one in flight or in a graph.
 template <class Kernel> static cudaError_t allow_shared(Kernel kernel, size_t most) {
   cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(most));
-  if (code != cudaSuccess) cudaGetLastError(); // or the next launch would find it
+  // clears the error, or the next launch would report it
+  if (code != cudaSuccess) cudaGetLastError();
   return code;
 }
 
-// Where a position's row of a head begins in its page's plane of heads that wide, in elements;
-// heads go on from plane to plane.
+// Element offset of a position's row of a head within its page; planes continue the numbering of
+// heads.
 __device__ inline size_t kv_row(const td_cu_batch &b, uint32_t position, uint32_t head,
                                 uint32_t dim) {
   return (static_cast<size_t>(head) * b.page_tokens + position % b.page_tokens) * dim;

@@ -1,9 +1,10 @@
-// kernels/cuda/attn_decode.cu - attention for few queries on tensor cores: a block takes one token,
-// one split of its keys and as many heads as share them, up to HEADS; a second kernel merges the
-// splits. GQA, and MLA over its latents (one key for all heads, values within it).
-// Tiles of keys come in two places of shared memory, one on its way while the other is used. For a
-// tile each of eight warps multiplies sixteen heads by eight keys; weights go round through shared
-// memory; then each multiplies all of them by its columns of the values.
+// kernels/cuda/attn_decode.cu - attention for few queries on tensor cores, for GQA and for MLA over
+// its latents (one key for all heads, values inside it).
+// A block takes one token, one split of its keys and up to HEADS heads that share them; a second
+// kernel merges the splits. Shared memory has two buffers for tiles of keys: one is loaded while
+// the other is used. For a tile, each of eight warps multiplies sixteen heads by eight keys;
+// weights are exchanged through shared memory; then each warp multiplies all of them by its columns
+// of the values.
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -13,7 +14,7 @@ enum { DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, MERGE_THREADS = 1
 enum { ROWS_AT_ONCE = DECODE_THREADS / PANEL_CHUNKS };
 
 template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> struct decode_shape {
-  enum { IS_F16 = IS_F16_ }; // what the pages have and tensor cores are given; else BF16
+  enum { IS_F16 = IS_F16_ }; // dtype of pages and tensor core inputs: F16, else BF16
   enum { KD = KD_, VD = VD_, HEADS = HEADS_, KEYS = KEYS_, V_IN_K = V_IN_K_ };
   enum { COLUMNS = VD / DECODE_WARPS, ROW_TILES = HEADS / 16, KEY_TILES = KEYS / 8 };
   static_assert(ROW_TILES * KEY_TILES == DECODE_WARPS && COLUMNS % 16 == 0, "");
@@ -23,32 +24,32 @@ template <bool IS_F16_, int KD_, int VD_, int HEADS_, int KEYS_, bool V_IN_K_> s
   };
   struct shared {
     tile tiles[2];
-    uint16_t weights[HEADS][KEYS + 8]; // so that eight rows meet no bank twice
+    uint16_t weights[HEADS][KEYS + 8]; // padded against bank conflicts over eight rows
     float of_keys[HEADS][KEY_TILES];   // a row's maximum, or sum
-    float scale[HEADS];                // 2^(scale score) is a weight
-    float folded[V_IN_K ? HEADS : 1];  // maxima of the splits that are added up
+    float scale[HEADS];                // the weight is 2^(scale * score)
+    float folded[V_IN_K ? HEADS : 1];  // running maxima of folded splits
   };
   typedef uint16_t (*queries)[HEADS][PANEL];
   static_assert(sizeof(uint16_t[KD / PANEL][HEADS][PANEL]) <= sizeof(tile), "");
 };
 
-// Where queries lie before the second tile does.
+// Queries are stored in the second tile's buffer until that tile is loaded.
 template <class S> __device__ static typename S::queries queries_of(typename S::shared &s) {
   return reinterpret_cast<typename S::queries>(&s.tiles[1]);
 }
 
-// What a block works on.
+// The work of a block.
 struct decode_part {
   uint32_t t, seq, kv_head, head0, n_heads;
-  uint32_t begin, end; // keys
+  uint32_t begin, end; // keys [begin, end)
 };
 
-// Of a block.
+// Keys per block.
 __device__ static uint32_t block_keys(const td_cu_attn_decode_args &a) {
   return a.by_block ? a.split_keys * TD_CU_FOLDED : a.split_keys;
 }
 
-// How sums with one maximum and sums with another one are added up.
+// Factors that bring two partial sums with different maxima to the common maximum m.
 struct fold_factors {
   float m, old, more;
 };
@@ -74,8 +75,8 @@ __device__ static decode_part part_of(const td_cu_attn_decode_args &a, uint32_t 
 
 // ---- queries and keys -------------------------------------------------------------------------
 
-// The power of two that brings a row whose largest element that is to where F16 has most room: from
-// 2^9 up, so that even 2^-23 of it is a normal number. *inverse is 1 / it, exactly.
+// The power of two u for a row whose largest magnitude is `most`: row / u has its largest element
+// in [2^9, 2^10), so that even 2^-23 of it is a normal F16 number. *inverse is exactly 1 / u.
 __device__ static float f16_unit(float most, float *inverse) {
   uint32_t exponent = __float_as_uint(most) >> 23;
   exponent = exponent < 10 ? 1 : exponent - 9;
@@ -83,7 +84,7 @@ __device__ static float f16_unit(float most, float *inverse) {
   return __uint_as_float(exponent << 23);
 }
 
-// A warp a head; zeros behind the last one.
+// One warp per head; zeros after the last head.
 template <class S>
 __device__ static void load_queries(const td_cu_attn_decode_args &a, const decode_part &part,
                                     typename S::shared &s) {
@@ -113,7 +114,7 @@ __device__ static void load_queries(const td_cu_attn_decode_args &a, const decod
   }
 }
 
-// Columns d to d + 8 of a row of a page's dim; zeros where there are none.
+// Columns [d, d + 8) of a row of dim elements; zeros past its end.
 __device__ static void load_chunk(const td_cu_attn_decode_args &a, const uint16_t *row, uint32_t d,
                                   uint32_t dim, uint16_t *to) {
   if (a.in_runs) {
@@ -128,7 +129,7 @@ __device__ static size_t values_plane(const td_cu_attn_decode_args &a) {
   return static_cast<size_t>(a.n_kv_heads) * a.batch.page_tokens * a.k_dim;
 }
 
-// A tile's rows one by one, from whatever pages they lie in, eight threads a row.
+// A tile's rows one by one, whatever page each is in; eight threads per row.
 template <class S>
 __device__ static void load_rows(const td_cu_attn_decode_args &a, const decode_part &part,
                                  uint32_t begin, typename S::tile &to) {
@@ -150,13 +151,13 @@ __device__ static void load_rows(const td_cu_attn_decode_args &a, const decode_p
   }
 }
 
-// The page of a tile that lies in one; negative: it begins behind the last key.
+// The page of a tile that lies within one page; negative: it begins after the last key.
 __device__ static int32_t page_of(const td_cu_attn_decode_args &a, const decode_part &part,
                                   uint32_t begin) {
   return a.in_pages && begin < part.end ? kv_page(a.batch, part.seq, begin) : -1;
 }
 
-// Keys and values from position begin on; zeros behind the last.
+// Keys and values from position begin on; zeros after the last key.
 template <class S>
 __device__ static void load_tile(const td_cu_attn_decode_args &a, const decode_part &part,
                                  uint32_t begin, int32_t id, typename S::tile &to) {
@@ -195,12 +196,12 @@ __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uin
   }
 }
 
-// What a thread keeps: rows g and g + 8 of each sixteen heads, as in mma.cuh.
+// A thread's registers: rows g and g + 8 of each sixteen heads, as in mma.cuh.
 template <class S> struct decode_state {
-  uint32_t q[S::KD / 16][4];    // of the warp's heads
-  float m[S::ROW_TILES][2];     // largest scores
+  uint32_t q[S::KD / 16][4];    // queries of the warp's heads
+  float m[S::ROW_TILES][2];     // running maxima of scores
   float scale[S::ROW_TILES][2]; //
-  float l[2];                   // of the warp's heads, this lane's share
+  float l[2];                   // this lane's share, of the warp's heads
   float acc[S::ROW_TILES][S::COLUMNS / 8][4];
 };
 
@@ -212,12 +213,12 @@ template <class S> __device__ static uint32_t key_tile() {
   return threadIdx.x / WARP % S::KEY_TILES;
 }
 
-// Sixteen heads times eight keys, of which only the first n_keys of the tile are there.
+// Scores of sixteen heads by eight keys; only the first n_keys keys of the tile exist.
 template <class S>
 __device__ static void score_keys(typename S::tile &tile, uint32_t n_keys,
                                   const decode_state<S> &state, float (&score)[4]) {
   uint32_t lane = threadIdx.x % WARP, p = lane % 4 * 2;
-  float odd[4] = {}; // sums of their own, so that none waits for the one before
+  float odd[4] = {}; // a second set of sums, to shorten the dependency chain
   score[0] = score[1] = score[2] = score[3] = 0;
 #pragma unroll
   for (uint32_t k = 0; k < S::KD / 16; k += 2) {
@@ -233,7 +234,8 @@ __device__ static void score_keys(typename S::tile &tile, uint32_t n_keys,
   }
 }
 
-// Scores become weights, behind the barrier for all; sums so far are brought to the new maxima.
+// Turns scores into weights, visible to all after the next barrier; rescales sums to the new
+// maxima.
 template <class S>
 __device__ static void weigh_keys(typename S::shared &s, const float (&score)[4],
                                   decode_state<S> &state) {
@@ -248,7 +250,7 @@ __device__ static void weigh_keys(typename S::shared &s, const float (&score)[4]
       for (int j = 0; j < S::KEY_TILES; j++)
         m = fmaxf(m, s.of_keys[row][j]);
       float seen = m == -INFINITY ? 0 : m, base = seen * scale;
-      float rescale = exp2_approx((state.m[i][r] - seen) * scale); // 1, and no less, where m stays
+      float rescale = exp2_approx((state.m[i][r] - seen) * scale); // exactly 1 where m is unchanged
       state.m[i][r] = m;
 #pragma unroll
       for (int e = 0; e < S::COLUMNS / 4; e++)
@@ -288,9 +290,9 @@ __device__ static void add_values(typename S::shared &s, typename S::tile &tile,
   }
 }
 
-// ---- all --------------------------------------------------------------------------------------
+// ---- the kernels --------------------------------------------------------------------------------
 
-// Of each of the warp's heads one number for its eight keys.
+// Stores one number per head of the warp, for its eight keys.
 template <class S>
 __device__ static void put_of_keys(typename S::shared &s, float of_g, float of_g_8) {
   uint32_t row = row_tile<S>() * 16 + threadIdx.x % WARP / 4;
@@ -299,8 +301,8 @@ __device__ static void put_of_keys(typename S::shared &s, float of_g, float of_g
   s.of_keys[row + 8][key_tile<S>()] = of_g_8;
 }
 
-// The sums of a split; added: to those of the block's splits before it, which the same threads have
-// put there.
+// Writes the sums of a split. added: adds them to the sums of the block's earlier splits, which the
+// same threads wrote.
 template <class S>
 __device__ static void put_part(const td_cu_attn_decode_args &a, const decode_part &part,
                                 const typename S::shared &s, const decode_state<S> &state,
@@ -335,7 +337,8 @@ __device__ static void put_part(const td_cu_attn_decode_args &a, const decode_pa
   }
 }
 
-// Each row's maximum of the block's splits so far, when all have used the one before.
+// Updates each row's running maximum over the block's splits, after all threads used the previous
+// one.
 template <class S>
 __device__ static void note_maxima(typename S::shared &s, const decode_state<S> &state,
                                    bool added) {
@@ -364,7 +367,7 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   TD_DYNAMIC_SHARED(memory);
   auto &s = *reinterpret_cast<typename S::shared *>(memory);
   decode_part part = part_of(a, S::HEADS);
-  if (part.begin >= part.end) return; // attn_merge_kernel does not look at it
+  if (part.begin >= part.end) return; // attn_merge_kernel skips such splits
   load_tile<S>(a, part, part.begin, page_of(a, part, part.begin), s.tiles[0]);
   int32_t page = page_of(a, part, part.begin + S::KEYS);
   load_queries<S>(a, part, s);
@@ -383,7 +386,7 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   uint32_t at = 0;
   for (uint32_t begin = part.begin; begin < part.end; begin += S::KEYS, at ^= 1) {
     copy_async_wait();
-    __syncthreads(); // behind it nobody uses what the other place and the weights were
+    __syncthreads(); // after it the other buffer and the weights are free
     if (begin + S::KEYS < part.end) {
       load_tile<S>(a, part, begin + S::KEYS, page, s.tiles[at ^ 1]);
       page = page_of(a, part, begin + 2 * S::KEYS);
@@ -410,7 +413,7 @@ __global__ static void __launch_bounds__(DECODE_THREADS)
   put_part<S>(a, part, s, state, part.end - part.begin > a.split_keys);
 }
 
-// What the rows of a head that are added up one after the other come to.
+// Result of folding a head's rows in order: maximum, sum and the factors.
 struct folded_rows {
   float m, l;
   float old[TD_CU_FOLDED], more[TD_CU_FOLDED];
@@ -430,7 +433,8 @@ __device__ static folded_rows fold_rows(const float *ml, uint32_t n) {
   return f;
 }
 
-// A block a token and head. All warps find the same factors. FOLDED: rows that are added up first.
+// One block per token and head. All warps compute the same factors. FOLDED: rows that are added in
+// order first.
 template <int FOLDED> __global__ static void attn_merge_kernel(td_cu_attn_decode_args a) {
   __shared__ float factor[TD_CU_MAX_SPLITS], old[TD_CU_MAX_SPLITS], more[TD_CU_MAX_SPLITS];
   size_t row = static_cast<size_t>(blockIdx.y) * a.n_heads + blockIdx.x;
@@ -499,7 +503,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   return launched();
 }
 
-// Of td_cu_decode_heads heads.
+// For up to td_cu_decode_heads heads.
 template <bool IS_F16>
 static int launch_shape(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   if (a->v_in_k) return launch<decode_shape<IS_F16, 576, 512, 32, 32, true>>(a, stream);

@@ -1,9 +1,9 @@
 // kernels/cuda/attn_prefill.cu - causal attention for tiles of 128 queries of one head on tensor
-// cores, over keys some at a time with a running softmax (FlashAttention-2, arXiv 2307.08691).
-// Two kernels share most: mma.sync from sm_80 up, queries in registers, and wgmma on sm_90a, which
-// multiplies while the next scores become weights (FlashAttention-3, arXiv 2407.08608). Matrices
-// lie in shared memory in panels (panels.cuh). There are places for two tiles of keys and values:
-// while one is multiplied, the next is on its way.
+// cores, over tiles of keys with an online softmax (FlashAttention-2, arXiv 2307.08691).
+// Two kernels share most code. mma.sync, from sm_80 up, keeps queries in registers. wgmma, on
+// sm_90a, multiplies while the next scores become weights (FlashAttention-3, arXiv 2407.08608).
+// Matrices are in shared memory in panels (swizzle.cuh), with two buffers for tiles of keys and
+// values: one is loaded while the other is multiplied.
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -16,14 +16,14 @@ template <int KD, int VD, int KEYS> struct key_tile {
   uint16_t k[KD / PANEL][KEYS][PANEL], v[VD / PANEL][KEYS][PANEL];
 };
 
-// The queries of a block: n tokens from token on, the first one's position, what the last sees, and
-// where that begins.
+// The queries of a block: n tokens from `token` on, the position of the first one, the number of
+// keys the last one sees, and the sequence's first key slot.
 struct query_tile {
   uint32_t token, n, position, n_keys, key_begin;
 };
 
-// A sequence's last tokens, which see most keys, come first; n is 0 where there are none left, or
-// no keys.
+// Tiles are taken from the last to the first, because later tokens see more keys. n is 0 if no tile
+// or no key is left.
 __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
   uint32_t idx = gridDim.x - 1 - blockIdx.x, i = 0;
   while (i + 1 < a.list.n_seqs && a.list.seqs[i + 1].tile_begin <= idx)
@@ -39,7 +39,7 @@ __device__ static query_tile find_tile(const td_cu_attn_prefill_args &a) {
   return tile.n_keys > 0 ? tile : query_tile{0, 0, 0, 0, 0};
 }
 
-// Zeros behind the last dim and the last query; to be waited for.
+// Zeros after the last dim and the last query. Asynchronous.
 template <int KD>
 __device__ static void load_queries(const td_cu_attn_prefill_args &a, const query_tile &tile,
                                     uint16_t (*q)[QUERIES][PANEL]) {
@@ -56,12 +56,12 @@ __device__ static void load_queries(const td_cu_attn_prefill_args &a, const quer
   }
 }
 
-// A thread's part of a panel of keys or values: a chunk of every ROWS_AT_ONCE rows.
+// A thread's part of a panel of keys or values: one chunk in every ROWS_AT_ONCE rows.
 enum { ROWS_AT_ONCE = PREFILL_THREADS / PANEL_CHUNKS };
 
 struct panel_source {
-  const uint16_t *row; // of the thread's first one; NULL: the panel has no such columns
-  uint32_t step;       // elements from position to position
+  const uint16_t *row; // the thread's first row; NULL: the panel has no such columns
+  uint32_t step;       // elements between positions
 };
 
 template <int KD, int VD> struct key_source { panel_source k[KD / PANEL], v[VD / PANEL]; };
@@ -91,7 +91,8 @@ __device__ static key_source<KD, VD> find_keys(const td_cu_attn_prefill_args &a,
   return from;
 }
 
-// Positions from begin on; zeros behind the last of n_keys and where there are no columns.
+// Positions from begin on; zeros after the last of n_keys and where there are no columns.
+// Asynchronous.
 template <int PANELS, int KEYS>
 __device__ static void load_panels(const panel_source (&from)[PANELS], uint32_t begin,
                                    uint32_t n_keys, uint16_t (*to)[KEYS][PANEL]) {
@@ -120,8 +121,8 @@ template <int VD> __device__ static query_state<VD> nothing_seen() {
   return state;
 }
 
-// Of the keys from position begin on, the query at position p sees those up to itself, and the one
-// eight rows below it eight more.
+// Causal mask for keys from position begin on: the query at position p sees keys up to p, the one
+// eight rows below it up to p + 8.
 template <int BLOCKS>
 __device__ static void hide(float (&score)[BLOCKS][4], uint32_t p, uint32_t begin) {
   uint32_t key = threadIdx.x % 4 * 2, limit[2];
@@ -134,8 +135,8 @@ __device__ static void hide(float (&score)[BLOCKS][4], uint32_t p, uint32_t begi
   }
 }
 
-// Scores become weights 2^(scale (score - m)). What was summed with the old m is to be multiplied
-// by rescale.
+// Turns scores into weights 2^(scale (score - m)). Sums made with the old m must be multiplied by
+// rescale.
 template <int BLOCKS, int VD>
 __device__ static void weigh(float (&score)[BLOCKS][4], float scale, query_state<VD> &state,
                              float (&rescale)[2]) {
@@ -146,9 +147,9 @@ __device__ static void weigh(float (&score)[BLOCKS][4], float scale, query_state
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     m[r] = quad_max(m[r]);
-    float seen = m[r] == -INFINITY ? 0 : m[r]; // nothing seen yet: every weight is 0
+    float seen = m[r] == -INFINITY ? 0 : m[r]; // nothing seen yet: all weights are 0
     base[r] = seen * scale;
-    rescale[r] = exp2_approx((state.m[r] - seen) * scale); // 1, and no less, where m stays
+    rescale[r] = exp2_approx((state.m[r] - seen) * scale); // exactly 1 where m is unchanged
     state.m[r] = m[r];
     state.l[r] *= rescale[r];
   }
@@ -160,7 +161,7 @@ __device__ static void weigh(float (&score)[BLOCKS][4], float scale, query_state
   }
 }
 
-// In BF16, as fragments of mma.cuh.
+// Weights as BF16 fragments in the order of mma.cuh.
 template <int BLOCKS>
 __device__ static void pack(const float (&weight)[BLOCKS][4], uint32_t (&p)[BLOCKS / 2][4]) {
 #pragma unroll
@@ -196,10 +197,10 @@ __device__ static void put_result(const td_cu_attn_prefill_args &a, const query_
   }
 }
 
-// ---- mma.sync: warp w has queries 16 w and on, each thread as in mma.cuh ------------------------
+// ---- mma.sync: warp w has queries from 16 w on, registers as in mma.cuh -------------------------
 
 template <int KD, int VD, int KEYS> union mma_shared {
-  uint16_t q[KD / PANEL][QUERIES][PANEL]; // before the first keys
+  uint16_t q[KD / PANEL][QUERIES][PANEL]; // used before the first keys are loaded
   key_tile<KD, VD, KEYS> tiles[2];
 };
 
@@ -263,7 +264,8 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   take_queries<KD>(s.q, q);
 
   uint32_t row0 = threadIdx.x / WARP * 16, p = tile.position + row0 + threadIdx.x % WARP / 4;
-  uint32_t all_see = tile.position + row0 + 1; // positions, of the warp's queries
+  // positions below this are visible to all of the warp's queries
+  uint32_t all_see = tile.position + row0 + 1;
   uint32_t some_see = row0 < tile.n ? tile.position + at_most(row0 + 16, tile.n) : 0;
   query_state<VD> state = nothing_seen<VD>();
   const auto keys = find_keys<KD, VD>(a, tile.key_begin);
@@ -272,7 +274,7 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   for (uint32_t begin = 0; begin < tile.n_keys; begin += KEYS) {
     auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
     copy_async_wait();
-    __syncthreads(); // behind it nobody reads what is in next
+    __syncthreads(); // after it nobody reads `next`
     if (begin + KEYS < tile.n_keys) {
       load_panels(keys.k, begin + KEYS, tile.n_keys, next.k);
       load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
@@ -290,14 +292,14 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
   put_result(a, tile, state);
 }
 
-// ---- wgmma: warpgroup w has queries 64 w and on -------------------------------------------------
+// ---- wgmma: warpgroup w has queries from 64 w on ------------------------------------------------
 
 template <int KD, int VD, int KEYS> struct wgmma_shared {
   uint16_t q[KD / PANEL][QUERIES][PANEL];
   key_tile<KD, VD, KEYS> tiles[2];
 };
 
-// score = q k^T, to be waited for.
+// score = q k^T, asynchronous.
 template <int KD, int KEYS>
 __device__ static void begin_scores(uint16_t (*q)[QUERIES][PANEL], uint16_t (*keys)[KEYS][PANEL],
                                     float (&score)[KEYS / 8][4]) {
@@ -312,7 +314,7 @@ __device__ static void begin_scores(uint16_t (*q)[QUERIES][PANEL], uint16_t (*ke
   wgmma_commit();
 }
 
-// acc += p v, to be waited for.
+// acc += p v, asynchronous.
 template <int VD, int KEYS>
 __device__ static void begin_values(uint16_t (*values)[KEYS][PANEL],
                                     const uint32_t (&p)[KEYS / 16][4], float (&acc)[VD / 8][4]) {
@@ -328,9 +330,9 @@ __device__ static void begin_values(uint16_t (*values)[KEYS][PANEL],
   wgmma_commit();
 }
 
-// ptxas moves a wait for tensor cores to before all arithmetic behind which it stands, and so ends
-// what was to go on meanwhile. It does not move it out of a branch's way: this one, which is never
-// taken, hangs on that arithmetic. (CUDA 13.0; in the SASS, MUFU.EX2 must stand between the waits.)
+// ptxas moves a wait for tensor cores up before all arithmetic that precedes it, which destroys the
+// overlap. It does not move a wait across a branch: this one is never taken but depends on that
+// arithmetic. (CUDA 13.0; in the SASS, MUFU.EX2 must be between the waits.)
 template <int VD> __device__ static void settle_weights(const query_state<VD> &state) {
 #if defined(__CUDA_ARCH__)
   if (__any_sync(TD_FULL_WARP, state.l[0] + state.l[1] < 0))
@@ -340,7 +342,7 @@ template <int VD> __device__ static void settle_weights(const query_state<VD> &s
 #endif
 }
 
-// Keys are a tile ahead of values: while a tile's values are multiplied, the next one's scores
+// Keys are one tile ahead of values: while a tile's values are multiplied, the next tile's scores
 // become weights.
 template <int KD, int VD, int KEYS>
 __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
@@ -348,7 +350,8 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
   auto &s = *reinterpret_cast<wgmma_shared<KD, VD, KEYS> *>(memory);
   query_tile tile = find_tile(a);
   if (tile.n == 0) return;
-  uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1; // of the warpgroup's
+  // same, for the warpgroup's queries
+  uint32_t all_see = tile.position + threadIdx.x / (4 * WARP) * 64 + 1;
   uint32_t p = tile.position + threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
   const auto keys = find_keys<KD, VD>(a, tile.key_begin);
   load_queries<KD>(a, tile, s.q);
@@ -370,7 +373,7 @@ __device__ static void attend_by_wgmma(const td_cu_attn_prefill_args &a) {
     auto &now = s.tiles[begin / KEYS % 2], &next = s.tiles[(begin / KEYS + 1) % 2];
     copy_async_wait();
     wgmma_publish();
-    __syncthreads(); // behind it nobody reads the keys in now and the values in next
+    __syncthreads(); // after it nobody reads the keys in `now` and the values in `next`
     begin_scores<KD, KEYS>(s.q, next.k, score);
     begin_values<VD, KEYS>(now.v, weights, state.acc);
     load_panels(keys.v, begin + KEYS, tile.n_keys, next.v);
@@ -397,7 +400,7 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
 #if TD_HAS_WGMMA
   attend_by_wgmma<KD, VD, KEYS>(a);
 #elif defined(__CUDA_ARCH__)
-  __trap(); // has_wgmma says no
+  __trap(); // unreachable: has_wgmma returns false
 #endif
 }
 
@@ -430,7 +433,7 @@ static bool has_wgmma() {
 #endif
 }
 
-// Keys at a time: what 99 KB of shared memory, or the 227 of sm_90, hold twice.
+// Keys per tile: what 99 KB of shared memory, or the 227 KB of sm_90, can hold twice.
 template <int KD, int VD, int MMA_KEYS, int WGMMA_KEYS>
 static int launch(const td_cu_attn_prefill_args *a, td_cu_stream stream) {
   if (has_wgmma()) {

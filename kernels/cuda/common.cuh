@@ -1,5 +1,6 @@
-// kernels/cuda/common.cuh - what every kernel file starts from: launching, conversions, reductions
-// over a warp or a block. Blocks have whole warps, and shuffles take all 32 lanes.
+// kernels/cuda/common.cuh - shared by all kernel files: launching, conversions, reductions over a
+// warp or a block.
+// Blocks consist of whole warps, and shuffles involve all 32 lanes.
 #ifndef KERNELS_CUDA_COMMON_CUH
 #define KERNELS_CUDA_COMMON_CUH
 
@@ -72,7 +73,7 @@ __device__ inline uint32_t f16x2_from_f32(float low, float high) {
 #endif
 }
 
-// Makes an address one value: the compiler would add up its parts for every load.
+// Fuses the parts of an address into one value; the compiler would add them again for every load.
 __device__ inline void settle(const char *&address) {
 #if defined(__CUDA_ARCH__)
   asm("" : "+l"(address));
@@ -81,7 +82,7 @@ __device__ inline void settle(const char *&address) {
 #endif
 }
 
-// bits & mask | set, which the compiler makes two of where mask and set are both constants.
+// bits & mask | set in one instruction; with constant mask and set the compiler would use two.
 __device__ inline uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t set) {
 #if defined(__CUDA_ARCH__)
   uint32_t out;
@@ -92,8 +93,8 @@ __device__ inline uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t set) {
 #endif
 }
 
-// The bits of a where the mask has them, else those of b; the compiler would mask both where the
-// result is masked again.
+// Bits of a where the mask is set, else of b. The compiler would mask both operands if the result
+// is masked again.
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   uint32_t out;
@@ -104,7 +105,7 @@ __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
 #endif
 }
 
-// a b + c of BF16 pairs, rounded once; subnormals count.
+// a * b + c of BF16 pairs, rounded once; subnormals are kept.
 __device__ inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDA_ARCH__)
   uint32_t pair;
@@ -120,7 +121,7 @@ __device__ inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
 #endif
 }
 
-// 2^v, off by 2^-22 of it at most; 0 where that is subnormal (PTX ISA, ex2.approx.ftz).
+// 2^v with relative error at most 2^-22; 0 for subnormal results (PTX ISA, ex2.approx.ftz).
 __device__ inline float exp2_approx(float v) {
 #if defined(__CUDA_ARCH__)
   float result;
@@ -131,7 +132,7 @@ __device__ inline float exp2_approx(float v) {
 #endif
 }
 
-// Rounded, whatever it is added to.
+// a * b, rounded, never contracted into an FMA.
 __device__ inline float product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -141,7 +142,7 @@ __device__ inline float product(float a, float b) {
 #endif
 }
 
-// sum old + more new, rounded after each, the same wherever it is computed.
+// sum * old + more * new_factor, with a fixed rounding: product first, then one FMA.
 __device__ inline float fold(float sum, float old, float more, float new_factor) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(more, new_factor, product(sum, old));
@@ -150,13 +151,13 @@ __device__ inline float fold(float sum, float old, float more, float new_factor)
 #endif
 }
 
-// Eight elements to where 16 bytes may be written at once. Who reads them as something else does so
-// behind a barrier.
+// Stores eight elements to a 16-byte aligned address. A barrier must come before they are read as
+// another type.
 __device__ inline void put_run(uint16_t *to, uint4 run) {
   *reinterpret_cast<uint4 *>(to) = run;
 }
 
-// Runs of eight elements, from multiples of 16 bytes on.
+// Runs of eight elements, 16-byte aligned.
 enum { RUN_OF_8 = 8 };
 
 __device__ inline void load_run(const uint16_t *from, float (&v)[RUN_OF_8]) {
@@ -188,7 +189,7 @@ __device__ inline void store_run(float *to, const float (&v)[RUN_OF_8]) {
                                           __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])};
 }
 
-// Whether rows so many elements apart can be taken in runs. NULL can.
+// Whether rows `stride` elements apart can be accessed in runs. True for NULL.
 static inline bool in_runs(const void *first, size_t stride) {
   return reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0 && stride % RUN_OF_8 == 0;
 }
@@ -210,8 +211,8 @@ __device__ inline float warp_max(float v) {
   return v;
 }
 
-// The sum over a block of at most 32 warps, for all its threads. scratch: shared, 32 floats; free
-// again after the next barrier.
+// The sum over a block of at most 32 warps, returned to all threads. scratch: shared, 32 floats;
+// reusable after the next barrier.
 __device__ inline float block_sum(float v, float *scratch) {
   v = warp_sum(v);
   uint32_t n_warps = blockDim.x / WARP;

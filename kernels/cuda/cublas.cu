@@ -1,7 +1,8 @@
-// kernels/cuda/cublas.cu - y = W x for very many tokens: W as BF16, then cuBLAS. cuBLAS is loaded
-// when a stream first wants it, and what is needed of it is declared here: neither the build nor
-// the library depends on it. Its workspace is ours: memory of its own would become part of a stream
-// that is captured. SetStream comes first, because it takes the workspace away.
+// kernels/cuda/cublas.cu - y = W x for very many tokens: W converted to BF16, then cuBLAS.
+// cuBLAS is loaded when a stream first needs it, and the required API is declared here, so neither
+// the build nor the library depends on it. The workspace is allocated here, because an allocation
+// by cuBLAS would become part of a captured graph. SetStream resets the workspace, so it is called
+// first.
 #include "kernels/cuda/dequant8.cuh"
 
 typedef struct cublasContext *blas_handle;
@@ -10,7 +11,7 @@ typedef int (*destroy_fn)(blas_handle handle);
 typedef int (*set_stream_fn)(blas_handle handle, cudaStream_t stream);
 typedef int (*set_math_mode_fn)(blas_handle handle, int mode);
 typedef int (*set_workspace_fn)(blas_handle handle, void *workspace, size_t n_bytes);
-// C = alpha op(A) op(B) + beta C, op(A) [m][k], op(B) [k][n], all by columns.
+// C = alpha op(A) op(B) + beta C, op(A) [m][k], op(B) [k][n], all column-major.
 typedef int (*gemm_fn)(blas_handle handle, int op_a, int op_b, int m, int n, int k,
                        const void *alpha, const void *a, int a_type, int a_stride, const void *b,
                        int b_type, int b_stride, const void *beta, void *c, int c_type,
@@ -27,7 +28,7 @@ enum {
   MATH_SUMS_IN_F32 = 16,      // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
   CODE_OUT_OF_MEMORY = 2,     // cudaErrorMemoryAllocation
   CODE_UNKNOWN = 999,         // cudaErrorUnknown
-  WORKSPACE_BYTES = 32 << 20, // what cuBLAS takes itself on the GPUs that it takes most on
+  WORKSPACE_BYTES = 32 << 20, // cuBLAS's own default on the GPUs where it is largest
 };
 
 struct blas {
@@ -37,7 +38,7 @@ struct blas {
   void *workspace;
 };
 
-// What the runtime knows of a failure says more than cuBLAS does.
+// The runtime's error code is more specific than cuBLAS's status.
 static int code_of(int status) {
   if (status == 0) return 0;
   cudaError_t code = cudaGetLastError();
@@ -77,12 +78,13 @@ extern "C" int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbo
 extern "C" int td_cu_blas_close(td_cu_blas opened) {
   blas *b = static_cast<blas *>(opened);
   int status = b->destroy(b->handle);
-  if (cudaFree(b->workspace) != cudaSuccess) cudaGetLastError(); // an earlier operator's failure
+  // the failure of an earlier operator
+  if (cudaFree(b->workspace) != cudaSuccess) cudaGetLastError();
   delete b;
   return code_of(status);
 }
 
-// By columns, W is its transpose, and so are x and y.
+// In column-major terms our row-major W, x and y are transposed.
 extern "C" int td_cu_blas_gemm(td_cu_blas opened, const td_cu_gemm_args *a) {
   const blas *b = static_cast<const blas *>(opened);
   const float one = 1, zero = 0;
@@ -93,11 +95,11 @@ extern "C" int td_cu_blas_gemm(td_cu_blas opened, const td_cu_gemm_args *a) {
       static_cast<int>(a->y_stride), COMPUTE_F32, ALGORITHM_DEFAULT));
 }
 
-// ---- BF16 ---------------------------------------------------------------------------------------
+// ---- conversion to BF16 -------------------------------------------------------------------------
 
 enum { THREADS = 256 };
 
-// Eight weights a thread, of row blockIdx.x.
+// Eight weights per thread, of row blockIdx.x.
 template <int READ> __global__ static void dequant_kernel(td_cu_dequant_args a) {
   uint32_t row = a.row0 + blockIdx.x, k = (blockIdx.y * THREADS + threadIdx.x) * 8;
   if (k >= a.w.cols) return;

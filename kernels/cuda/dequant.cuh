@@ -1,5 +1,5 @@
-// kernels/cuda/dequant.cuh - weights as they are stored, decoded one by one, of any format. The
-// layouts are in tandem/types.h.
+// kernels/cuda/dequant.cuh - value-by-value dequantization of stored weights of any format. Layouts
+// are in tandem/types.h.
 #ifndef KERNELS_CUDA_CODES_CUH
 #define KERNELS_CUDA_CODES_CUH
 
@@ -10,7 +10,7 @@ __device__ inline uint32_t weight_groups(const td_weight &w) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-// The lower two bytes; all E4M3 codes are exact in F16.
+// Converts the lower two bytes; all E4M3 codes are exact in F16.
 __device__ inline uint32_t f16x2_from_e4m3x2(uint32_t codes) {
   uint32_t pair;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
@@ -18,7 +18,8 @@ __device__ inline uint32_t f16x2_from_e4m3x2(uint32_t codes) {
 }
 #endif
 
-// E4M3 is F16 less 7 in the exponent's bias, but for its NaN.
+// A magnitude shifted left by 7 is an F16 value but for the exponent bias, which differs by 8
+// (hence * 256). NaN is handled apart.
 __device__ inline float f32_from_e4m3(uint32_t code) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   return f32_from_f16(static_cast<uint16_t>(f16x2_from_e4m3x2(code)));
@@ -46,7 +47,7 @@ __device__ inline uint32_t nibble_at(const void *words, size_t idx) {
   return static_cast<const uint8_t *>(words)[idx / 2] >> (idx % 2 * 4) & 15;
 }
 
-// In which of a word's eight codes AWQ keeps row % 8.
+// The nibble of a word in which AWQ stores row % 8.
 __device__ inline uint32_t awq_place(uint32_t row) {
   return row % 2 * 4 + row % 8 / 2;
 }
@@ -62,7 +63,7 @@ __device__ inline uint32_t code4_at(const td_weight &w, uint32_t row, uint32_t c
   return nibble_at(w.data, (w.cols + unit - 1) / unit * unit * row + col);
 }
 
-// The zero point of a group of a row.
+// The zero point of a row's group.
 __device__ inline int zero_at(const td_weight &w, uint32_t row, uint32_t group) {
   if (!w.zero) return 8;
   size_t words = (static_cast<size_t>(w.rows) + 7) / 8;
@@ -88,7 +89,7 @@ __device__ inline float dequant_at(const td_weight &w, uint32_t row, uint32_t co
   }
 }
 
-// The scale of a group of a row, without the global one; 1 without scales.
+// The scale of a row's group, without the global scale; 1 if there are no scales.
 __device__ inline float scale_at(const td_weight &w, uint32_t row, uint32_t group) {
   if (!w.scale) return 1;
   size_t at = w.layout == TD_LAYOUT_ROWS
@@ -107,7 +108,7 @@ __device__ inline float global_scale(const td_weight &w) {
   return w.dtype == TD_F4E2M1 ? w.global_scale : 1;
 }
 
-// An element with its scale, the global one included.
+// An element times its scale and the global scale.
 __device__ inline float weight_at(const td_weight &w, uint32_t row, uint32_t col) {
   float scale = w.scale ? scale_at(w, row, col / w.scale_cols) : 1;
   return dequant_at(w, row, col) * scale * global_scale(w);

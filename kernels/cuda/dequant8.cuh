@@ -1,5 +1,5 @@
-// kernels/cuda/dequant8.cuh - eight weights of a row at once, decoded in registers, and their
-// scales: as BF16 pairs, which is what tensor cores take, or as floats.
+// kernels/cuda/dequant8.cuh - dequantizes eight weights of a row at a time in registers, with their
+// scales, to BF16 pairs for tensor cores or to floats.
 #ifndef KERNELS_CUDA_CODES8_CUH
 #define KERNELS_CUDA_CODES8_CUH
 
@@ -12,20 +12,20 @@ constexpr int BITS = READ == TD_CU_READ_F32                              ? 32
                      : READ == TD_CU_READ_F8 || READ == TD_CU_READ_I8    ? 8
                                                                          : 4;
 
-// Where a row's scales lie, as the reads but TD_CU_READ_ANY have them.
+// Address of a row's scales, for all td_cu_read but TD_CU_READ_ANY.
 struct row_scales {
   const char *first;
-  uint32_t shift; // a column's bits that are not of its group's number
+  uint32_t shift; // the group's index is column >> shift
   td_dtype dtype;
 };
 
-// Bytes of a scale, likewise.
+// Bytes per scale.
 template <int READ> __device__ inline uint32_t scale_bytes(td_dtype dtype) {
   if (IS_FP4<READ>) return 1;
   return READ == TD_CU_READ_I4 && dtype != TD_F32 ? 2 : 4;
 }
 
-// A division takes as long as decoding eight weights.
+// A shift, because a division takes as long as decoding eight weights.
 __device__ inline uint32_t group_shift(const td_weight &w) {
   return w.scale_cols >= w.cols ? 31 : 31 - __clz(static_cast<int>(w.scale_cols));
 }
@@ -41,7 +41,8 @@ template <int READ> __device__ inline row_scales scales_of_row(const td_weight &
   return s;
 }
 
-// The scales of N groups as they are stored, and their values: who loads does not wait for them.
+// Loads the scales of N groups in stored form. Conversion is separate, so that the load does not
+// stall.
 template <int READ, int N>
 __device__ inline void load_scales(const row_scales &s, const uint32_t (&group)[N],
                                    uint32_t (&out)[N]) {
@@ -60,7 +61,7 @@ __device__ inline void load_scales(const row_scales &s, const uint32_t (&group)[
   }
 }
 
-// N words, 1, 2 or 4, aligned to as many.
+// Loads N words (1, 2 or 4), aligned to their total size.
 template <int N> __device__ inline void load_words(const void *from, uint32_t (&out)[N]) {
   if constexpr (N == 1) {
     out[0] = __ldg(static_cast<const uint32_t *>(from));
@@ -73,7 +74,7 @@ template <int N> __device__ inline void load_words(const void *from, uint32_t (&
   }
 }
 
-// N scales of EACH bytes, which are aligned together.
+// Loads N scales of EACH bytes, aligned to their total size.
 template <int EACH, int N> __device__ inline void load_each(const char *from, uint32_t (&out)[N]) {
   uint32_t words[N * EACH / 4];
   load_words(from, words);
@@ -83,7 +84,7 @@ template <int EACH, int N> __device__ inline void load_each(const char *from, ui
   }
 }
 
-// load_scales for groups that follow one another, from one on whose scales are aligned together.
+// load_scales for consecutive groups whose scales are aligned to their total size.
 template <int READ, int N>
 __device__ inline void load_scales_at_once(const row_scales &s, uint32_t group,
                                            uint32_t (&out)[N]) {
@@ -129,7 +130,7 @@ __device__ inline void floats_from_bf16x8(uint4 v, float *out) {
   }
 }
 
-// Eight weights of a row as they are stored; nothing where they are read one by one.
+// Eight weights of a row in stored form; empty where values are read one by one.
 template <int READ> struct raw8 {};
 template <> struct raw8<TD_CU_READ_F32> { uint4 low, high; };
 template <> struct raw8<TD_CU_READ_F16> { uint4 v; };
@@ -145,7 +146,8 @@ template <int READ> __device__ inline size_t bytes_of(size_t n) {
   return n / 8 * BITS<READ>;
 }
 
-// What this SM will not want again, so that what it will stays in its cache.
+// Load with a streaming hint: this SM does not need the data again, which leaves the cache to other
+// data.
 __device__ inline uint4 load_once(const uint4 *from) {
 #if defined(__CUDA_ARCH__)
   uint4 v;
@@ -170,12 +172,12 @@ __device__ inline uint2 load_once(const uint2 *from) {
 #endif
 }
 
-// Of the 32 bytes that come with a word of codes the next loads want the others.
+// Cached, because the next loads use the other words of the 32-byte sector.
 __device__ inline uint32_t load_once(const uint32_t *from) {
   return __ldg(from);
 }
 
-// READ is one of td_cu_read, whose conditions hold.
+// READ is a td_cu_read whose requirements hold.
 template <int READ> __device__ inline raw8<READ> load8(const char *from) {
   if constexpr (READ == TD_CU_READ_ANY) {
     return {};
@@ -193,17 +195,18 @@ __device__ inline raw8<READ> load8(const td_weight &w, uint32_t row, uint32_t k)
                      bytes_of<READ>(static_cast<size_t>(row) * w.cols + k));
 }
 
-// How many terms a format's weights need: BF16 has 8 bits of mantissa, F16 11 and F32 24.
+// BF16 terms needed to represent a format's weights exactly: BF16 has 8 bits of mantissa, F16 11
+// and F32 24.
 template <int READ>
 constexpr int N_TERMS = READ == TD_CU_READ_F32   ? 3
                         : READ == TD_CU_READ_F16 ? 2
                                                  : 1;
 
-// Whether pair i is made of weights i and i + 4, as codes of 4 bits fall out of a word, and not of
+// Whether pair i consists of weights i and i + 4, which is how 4-bit codes unpack, instead of
 // weights 2 i and 2 i + 1.
 template <int READ> constexpr bool IN_FOURS = BITS<READ> == 4;
 
-// Eight BF16 values from their own order to that of fours, and back.
+// Reorders eight BF16 values from sequential order to IN_FOURS order.
 __device__ inline void order_in_fours(uint32_t (&v)[4]) {
   const uint32_t in[4] = {v[0], v[1], v[2], v[3]};
   for (int i = 0; i < 4; i++)
@@ -216,13 +219,13 @@ __device__ inline void order_from_fours(uint32_t (&v)[4]) {
     v[i] = __byte_perm(in[i % 2 * 2], in[i % 2 * 2 + 1], i < 2 ? 0x5410 : 0x7632);
 }
 
-// The upper halves of two floats' bits, which are BF16 where the lower are zero.
+// The upper halves of two floats: BF16 by truncation, exact where the lower halves are zero.
 __device__ inline uint32_t bf16x2_cut(float low, float high) {
   return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
 
-// Two values as sums of BF16 values: each term is what is left of them, cut off. Nothing is left
-// after the last but of F32 below 2^-110, whose end BF16 has no place for.
+// Splits two values into sums of BF16 terms; each term is the truncated remainder. Exact, except
+// for F32 weights whose last term would be below BF16's range (values below 2^-110).
 template <int N>
 __device__ inline void terms_of(float low, float high, int i, uint32_t (&out)[N][4]) {
   for (int n = 0; n < N; n++) {
@@ -239,7 +242,7 @@ __device__ inline uint32_t bf16x2_from_e4m3(uint32_t codes, int i) {
   return bf16x2_from_f32(f32_from_f16(static_cast<uint16_t>(pair)),
                          f32_from_f16(static_cast<uint16_t>(pair >> 16)));
 #else
-  // BF16 but for 120 in the exponent's bias. That much times a subnormal is exact, too.
+  // Exponent bias differs from BF16's by 120; multiplying by 2^120 is exact for subnormals too.
   uint32_t spread = __byte_perm(codes, 0, i ? 0x3424 : 0x1404);
   return bf16x2_fma(and_or(spread >> 4, 0x07f007f0u, spread & 0x80008000u), 0x7b807b80u,
                     0x80008000u);
@@ -261,14 +264,14 @@ __device__ inline void pairs_from_e4m3(uint2 codes, uint32_t (&out)[4]) {
 #endif
 }
 
-// Signed bytes: 128 + the lower seven bits, and -128 or, with the sign, -256.
+// Signed bytes: 128 + the lower seven bits, minus 128, or minus 256 if the sign is set.
 __device__ inline uint32_t bf16x2_from_i8(uint32_t codes, int i) {
   uint32_t spread = __byte_perm(codes, 0, i ? 0x4342 : 0x4140);
   return bf16x2_fma(and_or(spread, 0x007f007fu, 0x43004300u), 0x3f803f80u,
                     and_or(spread, 0x00800080u, 0xc300c300u));
 }
 
-// Codes i and i + 4 of a word; less_zero is -(128 + the zero point), twice.
+// Codes i and i + 4 of a word; less_zero is a pair of -(128 + the zero point).
 __device__ inline uint32_t bf16x2_from_i4(uint32_t codes, int i, uint32_t less_zero) {
   return bf16x2_fma(and_or(codes >> 4 * i, 0x000f000fu, 0x43004300u), 0x3f803f80u, less_zero);
 }
@@ -277,14 +280,14 @@ __device__ inline uint32_t less_zero_point(uint32_t zero) {
   return (0xc300u + zero) * 0x00010001u;
 }
 
-// v's bits transposed to the left.
+// Rotates v left by n bits.
 __device__ inline uint32_t transposed(uint32_t v, uint32_t n) {
   return n ? v << n | v >> (32 - n) : v;
 }
 
-// Pairs likewise of E2M1, which is BF16 but for 126 in the exponent's bias, times factor / 2^126.
-// First every code's sign comes nine bits above the last of its magnitude, of half the codes at a
-// time; then a pair's bits are one turn away from their places.
+// Pairs i and i + 4 of E2M1, whose exponent bias differs from BF16's by 126, times factor / 2^126.
+// First the signs are moved to nine bits above the last bit of the magnitudes, for half of the
+// codes at a time; then one rotation brings each pair into place.
 __device__ inline void pairs_from_e2m1(uint32_t codes, uint32_t factor, uint32_t (&out)[4]) {
   uint32_t signs = transposed(codes, 26);
   uint32_t low = select_bits(0x00880088u, codes, signs);
@@ -294,7 +297,7 @@ __device__ inline void pairs_from_e2m1(uint32_t codes, uint32_t factor, uint32_t
                         0x80008000u);
 }
 
-// What load8 has read; less_zero is for TD_CU_READ_I4.
+// Converts the result of load8 to BF16 pairs. less_zero is for TD_CU_READ_I4.
 template <int READ>
 __device__ inline void pairs8(const raw8<READ> &raw, uint32_t less_zero,
                               uint32_t (&out)[N_TERMS<READ>][4]) {
@@ -324,7 +327,7 @@ __device__ inline void pairs8(const raw8<READ> &raw, uint32_t less_zero,
   }
 }
 
-// Four codes, the lowest byte first.
+// Converts four codes, the lowest byte first.
 __device__ inline void floats_from_e4m3x4(uint32_t codes, float *out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   for (int i = 0; i < 2; i++) {
@@ -333,7 +336,7 @@ __device__ inline void floats_from_e4m3x4(uint32_t codes, float *out) {
     out[2 * i + 1] = f32_from_f16(static_cast<uint16_t>(pair >> 16));
   }
 #else
-  // Bytes 0 and 2, 1 and 3 as F16, whose exponent has another bias.
+  // Bytes 0 and 2, then 1 and 3, as F16; multiplied by 256 for the difference in exponent bias.
   uint32_t even = (codes << 8 & 0x80008000u) | (codes << 7 & 0x3f803f80u);
   uint32_t odd = (codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u);
   out[0] = f32_from_f16(static_cast<uint16_t>(even)) * 256.0f;
@@ -346,7 +349,8 @@ __device__ inline void floats_from_e4m3x4(uint32_t codes, float *out) {
 #endif
 }
 
-// What load8 has read from column k on as floats, without scales; 0 beyond the last column.
+// Converts the result of load8 for columns from k on to floats, without scales; 0 past the last
+// column.
 template <int READ>
 __device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, const raw8<READ> &raw,
                                float *out) {
@@ -365,19 +369,19 @@ __device__ inline void decode8(const td_weight &w, uint32_t row, uint32_t k, con
   }
 }
 
-// Eight weights of a row from column k on, each times its own.
+// Multiplies eight weights of a row, from column k on, by their scales.
 __device__ inline void scale_each(const td_weight &w, uint32_t row, uint32_t k, float *v) {
   for (uint32_t i = 0; w.scale && i < 8 && k + i < w.cols; i++)
     v[i] *= scale_at(w, row, (k + i) / w.scale_cols);
 }
 
-// As BF16, where 16 bytes may be written at once.
+// Stores eight values as BF16 to a 16-byte aligned address.
 __device__ inline void put8(uint16_t *to, const float *v) {
   put_run(to, {bf16x2_from_f32(v[0], v[1]), bf16x2_from_f32(v[2], v[3]),
                bf16x2_from_f32(v[4], v[5]), bf16x2_from_f32(v[6], v[7])});
 }
 
-// Eight activations of a row of n from column k on, one by one; 0 beyond the last.
+// Eight activations of a row of n, from column k on, one by one; 0 past the end.
 __device__ inline void activations8(const uint16_t *x, uint32_t k, uint32_t n, float *out) {
   for (uint32_t i = 0; i < 8; i++)
     out[i] = k + i < n ? f32_from_bf16(x[k + i]) : 0;

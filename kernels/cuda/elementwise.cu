@@ -1,12 +1,13 @@
-// kernels/cuda/elementwise.cu - operators that touch rows of activations element by element:
-// embedding, addition, gathering, RMSNorm, rotary embedding, SwiGLU, the experts' sum. Where rows
-// allow it, a thread takes runs of eight elements; kernels for that are beside those for any rows.
+// kernels/cuda/elementwise.cu - row-wise and element-wise operators: embedding, addition,
+// gathering, RMSNorm, rotary embedding, SwiGLU, the weighted sum of experts.
+// Where alignment allows, a thread handles runs of eight elements; there are separate kernels for
+// that and for arbitrary rows.
 #include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ELEMENT_THREADS = 256, MAX_BLOCKS = 1 << 16 };
 
-// Enough blocks for n elements; kernels stride over what is left.
+// Blocks for n elements; kernels loop with a grid stride over the rest.
 static uint32_t element_blocks(size_t n) {
   return at_most(ceil_div(n, ELEMENT_THREADS), MAX_BLOCKS);
 }
@@ -68,7 +69,7 @@ extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// Element: what a thread copies at once.
+// Element: the type of one copy of a thread.
 template <class Element> __global__ static void gather_kernel(td_cu_gather_args a) {
   uint32_t i = blockIdx.x;
   int32_t row = a.rows[i];
@@ -89,7 +90,8 @@ extern "C" int td_cu_gather(const td_cu_gather_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// A block a row. The residual's sum is rounded before it is normed, as it is when read again.
+// One block per row. The residual's sum is rounded to BF16 before it is normed, because later reads
+// see the rounded value.
 __global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
   __shared__ float scratch[WARP];
   size_t row = blockIdx.x;
@@ -113,7 +115,7 @@ __global__ static void rmsnorm_kernel(td_cu_rmsnorm_args a) {
     out[i] = bf16_from_f32(f32_from_bf16(x[i]) * scale * vec_at(a.w, i));
 }
 
-// The same; a warp a row where rows are short, several in a block.
+// The same in runs; short rows take one warp each, several per block.
 enum { SHORT_ROW = 1024, ROWS_OF_BLOCK = 8 };
 
 template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_args a) {
@@ -162,7 +164,7 @@ template <bool SHORT> __global__ static void rmsnorm_runs_kernel(td_cu_rmsnorm_a
   }
 }
 
-// A row's sum is made in another order than by rmsnorm_kernel, but not in another batch.
+// The summation order differs from rmsnorm_kernel's but does not depend on the batch.
 static int launch_norm_of_runs(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
   if (a->dim <= SHORT_ROW) {
     TD_LAUNCH(rmsnorm_runs_kernel<true>, ceil_div(a->n_rows, ROWS_OF_BLOCK), ROWS_OF_BLOCK * WARP,
@@ -185,7 +187,7 @@ extern "C" int td_cu_rmsnorm(const td_cu_rmsnorm_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// A block a token, a thread a pair.
+// One block per token, one thread per pair.
 __global__ static void rope_kernel(td_cu_rope_args a) {
   uint32_t t = blockIdx.x, half = a.rot_dim / 2;
   int32_t position = a.position[t];
@@ -207,14 +209,14 @@ __global__ static void rope_kernel(td_cu_rope_args a) {
   }
 }
 
-// (x, y) of a pair transposed by a position's angle.
+// Rotates the pair (x, y) by a position's angle.
 __device__ static void turn(const float *cos_sin, float &x, float &y) {
   float c = cos_sin[0], s = cos_sin[1], u = x, v = y;
   x = u * c - v * s;
   y = v * c + u * s;
 }
 
-// A block a token, a thread eight pairs or, interleaved, four.
+// One block per token; a thread handles eight pairs or, interleaved, four.
 template <bool INTERLEAVED> __global__ static void rope_runs_kernel(td_cu_rope_args a) {
   uint32_t t = blockIdx.x, half = a.rot_dim / 2;
   int32_t position = a.position[t];
@@ -294,21 +296,21 @@ extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// ---- the experts' sum ---------------------------------------------------------------------------
+// ---- the weighted sum of experts ----------------------------------------------------------------
 
-// What of a token is summed, in this order.
+// The terms of a token's sum, in order of addition.
 struct sum_terms {
-  uint32_t row[TD_CU_MAX_TOP_K]; // of parts
+  uint32_t row[TD_CU_MAX_TOP_K]; // row of parts
   float weight[TD_CU_MAX_TOP_K];
-  uint32_t place[TD_CU_MAX_TOP_K]; // as the sort gave them
+  uint32_t place[TD_CU_MAX_TOP_K]; // index in sorted order, from moe_sort
 };
 
-// How many there are.
+// Fills s and returns the number of terms.
 __device__ static uint32_t find_terms(const td_cu_moe_sum_args &a, const pair_range &range,
                                       uint32_t t, sum_terms &s) {
   uint32_t j = threadIdx.x;
   size_t pair = static_cast<size_t>(t) * a.top_k + j;
-  __syncthreads(); // nobody reads the terms of the token before
+  __syncthreads(); // the previous token's terms are no longer read
   if (j < a.top_k) s.place[j] = a.place ? a.place[pair] : static_cast<uint32_t>(pair);
   __syncthreads();
   uint32_t n = 0, before = 0;
@@ -351,7 +353,7 @@ __device__ static void put_elements(Element *to, const float (&v)[RUN_OF_8]) {
   store_run(to, v);
 }
 
-// A block a token, and then others; a thread N elements at a time.
+// One block per token, with a stride over tokens; a thread handles N elements at a time.
 template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
   __shared__ sum_terms s;
   pair_range range = {0, a.n_tokens * a.top_k};

@@ -1,5 +1,5 @@
-// kernels/cuda/kv.cu - KV pages: a batch's keys and values go in, a sequence's come out in one
-// piece.
+// kernels/cuda/kv.cu - stores a batch's keys and values to KV pages, and gathers a sequence's into
+// contiguous memory.
 #include "kernels/cuda/attn.cuh"
 
 enum { KV_THREADS = 256, RUN = 8 };
@@ -8,7 +8,7 @@ __device__ static void store_element(const td_cu_kv &kv, char *page, size_t at, 
   reinterpret_cast<uint16_t *>(page)[at] = kv.f16 ? f16_from_f32(f32_from_bf16(bits)) : bits;
 }
 
-// A block a token.
+// One block per token.
 __global__ static void kv_store_kernel(td_cu_kv_store_args a) {
   uint32_t t = blockIdx.x;
   const td_cu_batch &b = a.batch;
@@ -35,8 +35,8 @@ extern "C" int td_cu_kv_store(const td_cu_kv_store_args *a, td_cu_stream stream)
   return launched();
 }
 
-// A thread a run of eight elements, of head blockIdx.y; blockIdx.z: a plane's sequences, then the
-// next one's.
+// One thread per run of eight elements, of head blockIdx.y. blockIdx.z: sequence within a plane,
+// planes one after the other.
 __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   uint32_t n_runs = (a.dim + RUN - 1) / RUN, run = blockIdx.x * KV_THREADS + threadIdx.x;
   uint32_t position = run / n_runs, d = run % n_runs * RUN, head = a.head0 + blockIdx.y;
@@ -49,7 +49,7 @@ __global__ static void kv_gather_kernel(td_cu_kv_gather_args a) {
   if (id < 0) return;
   const char *page = kv_page_at(a.kv, id);
   size_t from = kv_row(a.batch, position, plane * a.n_kv_heads + head, a.dim) + d;
-  size_t before = static_cast<size_t>(plane) * gridDim.y + blockIdx.y; // heads
+  size_t before = static_cast<size_t>(plane) * gridDim.y + blockIdx.y; // heads before this one
   uint16_t *to = a.out + ((before * a.list.n_keys + place.key_begin) * n_runs + run) * RUN;
   if (a.in_runs) {
     put_run(to, kv_bf16x8(a.kv, page, from));

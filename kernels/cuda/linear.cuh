@@ -5,14 +5,15 @@
 #include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/tiles.cuh"
 
-// w is a copy: of an address in the arguments every thread would make itself a copy in memory.
+// w is a copy, since taking an address inside the arguments would make every thread copy them to
+// local memory.
 struct linear_part {
   td_weight w;
   uint32_t begin, n; // rows of y
-  uint32_t x_begin;  // the first one's of x, or of x_rows
+  uint32_t x_begin;  // first row of x, or of x_rows
 };
 
-// Part i of matrix blockIdx.z; n is 0 behind the last one.
+// Part i of matrix blockIdx.z; n is 0 after the last part.
 __device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_t i) {
   if (!a.range.tiles) {
     uint32_t begin = i * a.tile_tokens;

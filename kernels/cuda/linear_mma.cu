@@ -1,11 +1,11 @@
 // kernels/cuda/linear_mma.cu - y = W x for many tokens on tensor cores.
-// A block computes 64 tokens by 64 rows of W: steps of 32 columns go through shared memory, weights
-// as BF16. Codes of 8 bits and less are exact in BF16, so they go in without their scale, and sums
-// over a scale's columns are multiplied by it in FP32; only what is read value by value, and has
-// scales that change within a step, goes in scaled and rounded. Four warps, 32 x 32 each.
-// While a step is multiplied the next one is on its way to registers. There are two steps' places
-// in shared memory, so a barrier a step is enough: who writes to a place has passed the barrier
-// behind which nobody reads it any more.
+// A block computes 64 tokens by 64 rows of W with four warps, 32 x 32 each. It goes through the
+// columns in steps of 32, with weights as BF16 in shared memory. Codes of up to 8 bits are exact in
+// BF16, so they are stored unscaled, and sums over a scale's columns are multiplied by it in FP32.
+// Only weights loaded value by value whose scales change within a step are stored scaled and
+// rounded. While a step is multiplied, the next one is loaded to registers. Shared memory has two
+// buffers, so one barrier per step suffices: a thread that writes to a buffer has passed a barrier
+// after which nobody reads it.
 #include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -14,8 +14,9 @@ enum {
   TOKENS = TD_CU_MMA_TOKENS,
   ROWS = 64,
   STEP = 32,
-  HALF = STEP / 2,   // what one instruction takes
-  STRIDE = STEP + 8, // rows 20 words apart: the eight rows of a fragment lie in different banks
+  HALF = STEP / 2, // columns of one instruction
+  // rows are 20 words apart, so the eight rows of a fragment are in different banks
+  STRIDE = STEP + 8,
   THREADS = 128,
 };
 
@@ -25,25 +26,26 @@ struct linear_tiles {
   float scale[STEP / HALF][ROWS];
 };
 
-// A thread's part of a step, on its way to shared memory: eight columns of PIECES rows each of x
-// and of W, and a scale.
+// A thread's part of a step, in registers: eight columns of PIECES rows each of x and of W, and a
+// scale.
 enum { PIECES = TOKENS * (STEP / 8) / THREADS };
 static_assert(TOKENS == ROWS && PIECES * THREADS == TOKENS * (STEP / 8), "");
 static_assert(THREADS == STEP / HALF * ROWS, "a scale a thread");
 
 template <int READ> struct step_part {
-  uint4 x[PIECES]; // not for TD_CU_READ_ANY
+  uint4 x[PIECES]; // unused with TD_CU_READ_ANY
   raw8<READ> w[PIECES];
-  uint32_t zero[PIECES]; // words of zero points
-  uint32_t scale;        // as it is stored
+  uint32_t zero[PIECES]; // words of eight zero points
+  uint32_t scale;        // in stored form
 };
 
-// Where it comes from: rows behind the last are the last one again, whose sums nobody wants.
+// Addresses of a thread's part. Rows past the last one repeat the last one; their sums are not
+// stored.
 struct step_source {
   const uint16_t *x[PIECES]; // NULL: no such token
   const char *w[PIECES];
   const uint32_t *zero[PIECES]; // NULL: 8
-  uint32_t row[PIECES];         // of W
+  uint32_t row[PIECES];         // row of W
   uint32_t scale_row;
   row_scales scales;
 };
@@ -52,7 +54,7 @@ __device__ static uint32_t piece_row(uint32_t i) {
   return (threadIdx.x + i * THREADS) / (STEP / 8);
 }
 
-__device__ static uint32_t piece_col() { // THREADS is a multiple of a row's pieces
+__device__ static uint32_t piece_col() { // THREADS is a multiple of the pieces per row
   return threadIdx.x % (STEP / 8) * 8;
 }
 
@@ -77,7 +79,7 @@ __device__ static step_source source_of(const td_cu_linear_args &a, const linear
   return from;
 }
 
-// SPAN: columns that have one scale, at least: a step's or half of them; 0 without scales.
+// SPAN: minimum columns per scale, STEP or HALF; 0 without scales.
 template <int READ, int SPAN>
 __device__ static step_part<READ> fetch(const step_source &from, const td_weight &w, uint32_t k) {
   step_part<READ> part = {};
@@ -98,12 +100,12 @@ __device__ static step_part<READ> fetch(const step_source &from, const td_weight
   return part;
 }
 
-// Whether a step has one scale a row.
+// Whether each row has a single scale in a step.
 __device__ static bool has_step_scales(const td_weight &w) {
   return w.scale && w.scale_cols % STEP == 0;
 }
 
-// Eight activations and eight weights read value by value.
+// Loads eight activations and eight weights value by value.
 __device__ static void put_any(const step_source &from, const td_weight &w, uint32_t i, uint32_t k,
                                linear_tiles &s) {
   uint32_t at = k + piece_col();
@@ -142,11 +144,12 @@ __device__ static void put(const step_source &from, const step_part<READ> &part,
   }
 }
 
-// sum += half h of a step, the warp's 32 x 32: sum[i][j] is rows i*16.. of x by columns j*8.. of y.
+// sum += half h of a step, for the warp's 32 x 32: sum[i][j] is rows i*16.. of x by columns j*8..
+// of y.
 __device__ static void multiply(const linear_tiles &s, uint32_t h, uint32_t t0, uint32_t r0,
                                 float (&sum)[2][4][4]) {
   uint32_t lane = threadIdx.x % WARP, k = h * HALF;
-  uint32_t x[2][4], w[2][4]; // w: two columns of blocks each
+  uint32_t x[2][4], w[2][4]; // w: two blocks of columns each
   for (uint32_t i = 0; i < 2; i++) {
     load_matrices(x[i], &s.x[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
     load_matrices(w[i], &s.w[r0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
@@ -157,7 +160,7 @@ __device__ static void multiply(const linear_tiles &s, uint32_t h, uint32_t t0, 
   }
 }
 
-// total += sum times its rows' scales, and sum = 0.
+// total += sum times the rows' scales; sum = 0.
 __device__ static void take(const float *scale, float (&sum)[2][4][4], float (&total)[2][4][4]) {
   uint32_t p = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -178,7 +181,8 @@ __device__ static void multiply_part(const td_cu_linear_args &a, const linear_pa
   float total[2][4][4] = {}, sum[2][4][4] = {};
   step_source from = source_of<READ, SPAN>(a, part, row0);
   step_part<READ> next = fetch<READ, SPAN>(from, w, 0);
-  enum { AT_ONCE = SPAN > 0 && SPAN < STEP ? 2 : 1 }; // or NVFP4's kernel takes 168 registers
+  // more would raise NVFP4's kernel to 168 registers
+  enum { AT_ONCE = SPAN > 0 && SPAN < STEP ? 2 : 1 };
 #pragma unroll AT_ONCE
   for (uint32_t k = 0; k < w.cols; k += STEP) {
     linear_tiles &s = places[k / STEP % 2];
@@ -212,7 +216,7 @@ __global__ static void __launch_bounds__(THREADS, 4) linear_mma_kernel(td_cu_lin
     linear_part part = linear_part_of(a, i);
     if (part.n == 0) return;
     multiply_part<READ, SPAN>(a, part, places);
-    __syncthreads(); // before the next part's first step is put where this one's last ones were
+    __syncthreads(); // before the next part's first step overwrites a buffer of this one
   }
 }
 

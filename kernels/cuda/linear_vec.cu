@@ -1,31 +1,30 @@
-// kernels/cuda/linear_vec.cu - y = W x for few tokens, as fast as W can be read: for up to 16, and
-// for more of them 16 at a time, by blocks that follow one another and find W in the L2. A block
-// computes 16 rows of W by 8 or 16 tokens on tensor cores, its warps every n-th chunk of the
-// columns each. Weights go from memory to fragments without a stop: that a lane's part of a
-// fragment is four columns of 16, with pairs 8 columns apart, says only which activations it must
-// bring along, so a lane reads eight weights of a row in one load and the activations of the same
-// columns. A warp asks for a chunk, which is 1 or 2 KB, waits, and multiplies; that an SM has
-// TD_CU_VEC_WARPS of them hides the memory's latency. Nothing else is asked for ahead: loads answer
-// in their order, so what is needed soon would wait for what is not. Weights are exact in the
-// fragments. Those of FP4 are multiplied by their scales there, for BF16 holds the products; else
-// sums over a scale's columns are multiplied by it in FP32. A token's result is the same in any
-// company.
+// kernels/cuda/linear_vec.cu - y = W x for few tokens, at the speed of reading W.
+// Up to 16 tokens are one pass; more are passes of 16, by consecutive blocks that find W in L2. A
+// block computes 16 rows of W by 8 or 16 tokens on tensor cores; its n warps take every n-th chunk
+// of the columns. Weights go from memory directly to fragments. The assignment of columns to a
+// fragment's elements is free as long as the activations match: so a lane loads eight consecutive
+// weights of a row at once, and the activations of the same columns. A warp loads a chunk of 1 or 2
+// KB, waits, and multiplies; TD_CU_VEC_WARPS warps per SM hide the memory latency. Nothing else is
+// prefetched, because loads complete in order and needed data would wait for data needed later.
+// Weights are exact in the fragments. FP4 weights are multiplied by their scales there, since BF16
+// can hold the products; for other formats, sums over a scale's columns are multiplied by it in
+// FP32. A token's result does not depend on the other tokens.
 #include "kernels/cuda/dequant8.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/mma.cuh"
 
 enum {
   ROWS = 16,
-  TOKENS = 8, // of a fragment
-  UNIT = 8,   // columns of a lane
+  TOKENS = 8, // per fragment
+  UNIT = 8,   // columns per lane
   QUAD = 4 * UNIT
 };
 
-// What a lane needs of its two rows in a chunk. SPAN: columns, at least a quad's, whose sum has one
-// scale; 0 where sums have none. A run of FP4 has one scale, or two.
+// A lane's data for its two rows in a chunk. SPAN: columns per scale, at least QUAD; 0 if sums have
+// no scale. A run of FP4 has one scale, or two.
 template <int READ, int SPAN> struct chunk_part {
   enum {
-    RUN = IS_FP4<READ> || (READ == TD_CU_READ_I4 && SPAN > QUAD) ? 4 : 1, // units of a load
+    RUN = IS_FP4<READ> || (READ == TD_CU_READ_I4 && SPAN > QUAD) ? 4 : 1, // units per load
     UNITS = RUN > 1          ? 8
             : BITS<READ> > 8 ? 32 / BITS<READ>
                              : 4,
@@ -35,25 +34,25 @@ template <int READ, int SPAN> struct chunk_part {
                           : 1
   };
   raw8<READ> w[UNITS][2];
-  uint32_t scale[2][SCALES], zero[2][SCALES]; // zero: words of eight rows, with ZEROS
+  uint32_t scale[2][SCALES], zero[2][SCALES]; // zero: words of eight rows, if ZEROS
 };
 
-// From a lane's first column to that of unit u.
+// Offset of unit u from a lane's first column.
 template <int RUN> __device__ static uint32_t unit_at(uint32_t u) {
   return u / RUN * RUN * QUAD + u % RUN * UNIT;
 }
 
-// Where it comes from.
+// Addresses of a lane's rows.
 struct lane_rows {
   const char *first[2]; // the lane's first eight weights
   row_scales scales[2];
-  const uint32_t *zero[2]; // words of zero points
+  const uint32_t *zero[2]; // words of eight zero points
   uint32_t zero_shift[2];
-  uint32_t column, n_cols; // the lane's first one; of the matrix
-  bool at_once;            // a whole chunk's scales, and zero points, are loaded so
+  uint32_t column, n_cols; // the lane's first column; columns of the matrix
+  bool at_once;            // scales and zero points of a whole chunk are loaded together
 };
 
-// Whether each scale of a chunk is the next one of its row, and all of a row's chunks are aligned.
+// Whether a chunk's scales are consecutive in their row and aligned in all chunks.
 template <int READ, int SPAN> __device__ static bool are_at_once(const td_weight &w) {
   enum { SCALES = chunk_part<READ, SPAN>::SCALES };
   return SCALES > 1 && w.scale_cols == SPAN && weight_groups(w) % SCALES == 0;
@@ -99,7 +98,7 @@ __device__ static void fetch_scales(const lane_rows &r, uint32_t k, chunk_part<R
   }
 }
 
-// The scales of each run of FP4.
+// Loads the scales of each run of FP4.
 template <bool WHOLE, int READ, int SPAN>
 __device__ static void fetch_scales_of_runs(const lane_rows &r, uint32_t k,
                                             chunk_part<READ, SPAN> &part) {
@@ -118,7 +117,7 @@ __device__ static void fetch_scales_of_runs(const lane_rows &r, uint32_t k,
   }
 }
 
-// WHOLE: all columns of the chunk from k on are there; else what is missing is zero.
+// WHOLE: all columns of the chunk at k exist; otherwise missing ones are zero.
 template <bool WHOLE, bool ZEROS, int READ, int SPAN>
 __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SPAN> &part) {
   enum { UNITS = part.UNITS, RUN = part.RUN };
@@ -144,7 +143,7 @@ __device__ static void fetch(const lane_rows &r, uint32_t k, chunk_part<READ, SP
   if constexpr (SPAN > 0) fetch_scales<WHOLE, ZEROS>(r, k, part);
 }
 
-// sum += a unit of two rows times the tokens'.
+// sum += a unit of two rows times the tokens' activations.
 template <int TERMS>
 __device__ static void multiply(const uint32_t (&w)[2][TERMS][4], const uint32_t (&x)[4],
                                 float (&sum)[4]) {
@@ -154,34 +153,34 @@ __device__ static void multiply(const uint32_t (&w)[2][TERMS][4], const uint32_t
   }
 }
 
-// total += sum of two rows, each times its scale.
+// total += the sums of two rows, each times its scale.
 __device__ static void add_scaled(float first, float second, const float (&sum)[4],
                                   float (&total)[4]) {
   for (int c = 0; c < 4; c++)
     total[c] += (c < 2 ? first : second) * sum[c];
 }
 
-// FP4's products with their scales are as much smaller as leaves room for MXFP4's scales from 2^-93
-// to 2^33, and for NVFP4's.
+// FP4's products with scales are stored divided by this, so that MXFP4 scales from 2^-93 to 2^33
+// and all NVFP4 scales fit in BF16.
 template <int READ>
 constexpr float SUMS_UNIT = READ == TD_CU_READ_MXFP4   ? 0x1p32f
                             : READ == TD_CU_READ_NVFP4 ? 0x1p8f
                                                        : 1;
 
-// The scale of unit u of a run, of the run's scales, as pairs_from_e2m1 takes it.
+// The scale of unit u of a run, in the form that pairs_from_e2m1 takes.
 template <int READ> __device__ static uint32_t factor_of(uint32_t scales, uint32_t u) {
   if (READ == TD_CU_READ_MXFP4) return scales * 0x00800080u + (126 - 32) * 0x00800080u;
   float scale = f32_from_e4m3(scales >> u / 2 * 8 & 0xff) * 0x1p118f;
   return bf16x2_cut(scale, scale);
 }
 
-// Unit u of a chunk times a token's activations, in the order of the weights' pairs. sum: of the
-// columns that share a scale.
+// Multiplies unit u of a chunk by the activations, which are in the order of the weights' pairs.
+// sum: of the columns that share a scale.
 template <int SPAN, int TERMS, int SCALES>
 __device__ static void add_unit(uint32_t u, const uint32_t (&w)[2][TERMS][4],
                                 const uint32_t (&x)[4], const float (&scale)[2][SCALES],
                                 float (&sum)[4], float (&total)[4]) {
-  enum { SHARE = SPAN / QUAD }; // units
+  enum { SHARE = SPAN / QUAD }; // units per scale
   if constexpr (SPAN == 0) {
     multiply(w, x, total);
   } else {
@@ -200,7 +199,7 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
     scale_values<READ>(r.scales[i].dtype, part.scale[i], scale[i]);
 #pragma unroll
   for (int u = 0; u < UNITS; u++) {
-    if (RUN > 1 && u % RUN == 0) __syncwarp(); // or the compiler asks for activations first
+    if (RUN > 1 && u % RUN == 0) __syncwarp(); // keeps the compiler from loading activations first
     uint32_t pairs[2][N_TERMS<READ>][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -224,7 +223,7 @@ __device__ static void add_chunk(const lane_rows &r, uint32_t k, const chunk_par
   }
 }
 
-// The warps' sums, added in their order.
+// Adds the warps' sums in order and stores them.
 template <int READ, int N>
 __device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
                                 const float (&total)[N][4]) {
@@ -237,7 +236,7 @@ __device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
       sums[warp][t * TOKENS + p + c % 2][g + c / 2 * 8] = total[t][c];
   }
   __syncthreads();
-  const linear_part part = linear_part_of(a, blockIdx.x); // again: no registers for it meanwhile
+  const linear_part part = linear_part_of(a, blockIdx.x); // recomputed to save registers
   for (uint32_t i = threadIdx.x; i < part.n * ROWS; i += blockDim.x) {
     uint32_t t = i / ROWS, r = i % ROWS;
     float sum = 0;
@@ -248,7 +247,7 @@ __device__ static void put_sums(const td_cu_linear_args &a, uint32_t row0,
   }
 }
 
-// Bounded so that registers last for that many warps of an SM, in blocks of as many or of a third.
+// Bounded so that registers suffice for that many warps per SM, in blocks of that many or a third.
 template <int READ, int SPAN, bool ZEROS, int N>
 __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
     linear_vec_kernel(td_cu_linear_args a) {
@@ -256,7 +255,7 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
   if (part.n == 0) return;
   uint32_t row0 = a.row0 + blockIdx.y * ROWS, n_cols = part.w.cols;
   const lane_rows r = rows_of<READ, SPAN>(part.w, row0, a.row0 + a.n_rows);
-  const uint16_t *x[N]; // behind the last token another one, whose sums nobody wants
+  const uint16_t *x[N]; // past the last token: another token, whose sums are not stored
 #pragma unroll
   for (uint32_t t = 0; t < N; t++) {
     uint32_t token = at_most(t * TOKENS + threadIdx.x % WARP / 4, part.n - 1);
@@ -278,7 +277,7 @@ __global__ static void __launch_bounds__(TD_CU_VEC_WARPS *WARP, 1)
   put_sums<READ>(a, row0, total);
 }
 
-// Any format, value by value: a warp a row, a lane every 32nd run of eight columns.
+// Any format, value by value: one warp per row; a lane takes every 32nd run of eight columns.
 enum { ANY_WARPS = 4 };
 
 template <int T> __global__ static void linear_any_kernel(td_cu_linear_args a) {

@@ -1,6 +1,7 @@
-// kernels/cuda/mla.cu - what multi-head latent attention needs around attention itself: queries
-// taken through kv_b's key rows, sums taken through its value rows. Each weight is decoded once for
-// up to TOKENS tokens, eight of a row at a time; a token's result is the same in any company.
+// kernels/cuda/mla.cu - projections around absorbed MLA attention: queries times kv_b's key rows,
+// attended latents times its value rows.
+// Each weight is decoded once for up to TOKENS tokens, eight of a row at a time. A token's result
+// does not depend on the other tokens.
 #include "kernels/cuda/dequant8.cuh"
 
 enum {
@@ -8,12 +9,12 @@ enum {
   MLA_WARPS = MLA_THREADS / WARP,
   TOKENS = 8,
   RUN = 8,
-  PARTS = 4, // of the key rows, each for lanes of its own
+  PARTS = 4, // parts of the key rows, each with its own lanes
   PART_LANES = WARP / PARTS,
-  COLUMNS = MLA_WARPS * PART_LANES * RUN // of a block
+  COLUMNS = MLA_WARPS * PART_LANES * RUN // per block
 };
 
-// Eight weights of a row and what they are to be multiplied by.
+// Eight weights of a row and their scale.
 struct scaled8 {
   float v[RUN], scale;
 };
@@ -31,7 +32,7 @@ __device__ static scaled8 weights_at(const td_weight &w, uint32_t row, uint32_t 
   return out;
 }
 
-// What lies under RoPE is not for kv_b.
+// Copies the rotated part of the queries, which is not multiplied by kv_b.
 __device__ static void copy_rope(const td_cu_mla_args &a, uint32_t t0, uint32_t n) {
   size_t q_dim = a.nope_dim + a.rope_dim, entry_dim = a.lora + a.rope_dim;
   for (uint32_t i = threadIdx.x; i < n * a.rope_dim; i += MLA_THREADS) {
@@ -41,8 +42,8 @@ __device__ static void copy_rope(const td_cu_mla_args &a, uint32_t t0, uint32_t 
   }
 }
 
-// A block: some columns of one head; a lane eight of them, of every PARTS-th key row. The last
-// blocks of x copy.
+// A block computes some columns of one head; a lane computes eight of them over every PARTS-th key
+// row. The last blocks of x copy the rotated part.
 template <int READ, int T> __global__ static void mla_absorb_kernel(td_cu_mla_args a) {
   uint32_t head = blockIdx.y, t0 = blockIdx.z * T, n = at_most(a.n_tokens - t0, T);
   if (blockIdx.x == gridDim.x - 1) {
@@ -80,7 +81,7 @@ template <int READ, int T> __global__ static void mla_absorb_kernel(td_cu_mla_ar
   }
 }
 
-// A warp a value row of one head.
+// One warp per value row of one head.
 template <int READ, int T> __global__ static void mla_values_kernel(td_cu_mla_args a) {
   uint32_t head = blockIdx.y, t0 = blockIdx.z * T, n = at_most(a.n_tokens - t0, T);
   uint32_t r = blockIdx.x * MLA_WARPS + threadIdx.x / WARP;

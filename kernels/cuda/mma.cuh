@@ -1,12 +1,12 @@
-// kernels/cuda/mma.cuh - the tensor core instruction the kernels use, from sm_80 up, and what
-// brings its fragments from shared memory.
+// kernels/cuda/mma.cuh - the mma.sync tensor core instruction, from sm_80 up, and the loads of its
+// fragments from shared memory.
 #ifndef KERNELS_CUDA_MMA_CUH
 #define KERNELS_CUDA_MMA_CUH
 
 #include "kernels/cuda/cp_async.cuh"
 
-// c += a b over a warp, a 16x16 and b 16x8 in BF16, c 16x8 in f32. With g = lane / 4 and
-// p = lane % 4 * 2, two elements a register, the lower first:
+// c += a b over a warp, a 16x16 and b 16x8 in BF16, c 16x8 in f32. With g = lane / 4 and p = lane %
+// 4 * 2, each register holds two elements, the lower index first:
 //   a[0] (g, p..)  a[1] (g + 8, p..)  a[2] (g, p + 8..)  a[3] (g + 8, p + 8..)     (row, k)
 //   b[0] (p.., g)  b[1] (p + 8.., g)                                               (k, column)
 //   c[0], c[1] (g, p..)  c[2], c[3] (g + 8, p..)                                   (row, column)
@@ -33,8 +33,8 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint
 #endif
 }
 
-// Four 8x8 matrices of shared memory, to which lanes 8 i to 8 i + 7 give the rows of matrix i, each
-// aligned to 16 bytes. Register i has elements p and p + 1 of row g of it or, transposed, of column
+// Loads four 8x8 matrices from shared memory. Lanes 8 i to 8 i + 7 pass the rows of matrix i, each
+// 16-byte aligned. Register i gets elements p and p + 1 of its row g or, transposed, of its column
 // g.
 __device__ inline void load_matrices(uint32_t (&r)[4], const uint16_t *row) {
 #if defined(__CUDA_ARCH__)
@@ -58,7 +58,7 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const uint16_t *ro
 #endif
 }
 
-// Over the four lanes that share rows of c.
+// Reductions over the four lanes that share rows of c.
 __device__ inline float quad_max(float v) {
   v = fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 1));
   return fmaxf(v, __shfl_xor_sync(TD_FULL_WARP, v, 2));

@@ -1,11 +1,11 @@
-// kernels/cuda/repack.cu - 4-bit weights as AWQ and GPTQ lay them out, brought into rows once: the
-// same codes, scales and zero points, where a lane can read eight weights of a row at a time.
+// kernels/cuda/repack.cu - repacks AWQ and GPTQ layouts of 4-bit weights to rows, once: the same
+// codes, scales and zero points, arranged so that a lane can load eight weights of a row at a time.
 #include "kernels/cuda/dequant.cuh"
 
 enum { THREADS = 256 };
 
-// Thread i: word i of the codes, scale i and word i of the zero points, where there are so many.
-// Rows change fastest, as they do in what is read.
+// Thread i writes word i of the codes, scale i and word i of the zero points, where they exist.
+// Rows vary fastest, as in the source, so that loads coalesce.
 __global__ static void as_rows_kernel(td_cu_as_rows_args a) {
   const td_weight &w = a.w;
   size_t i = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;

@@ -1,5 +1,4 @@
-// kernels/cuda/router.cu - which experts a token takes, and the pairs (token, j) put in order of
-// expert.
+// kernels/cuda/router.cu - expert selection, and sorting of (token, j) pairs by expert.
 #include "kernels/cuda/common.cuh"
 
 struct best {
@@ -7,7 +6,7 @@ struct best {
   uint32_t idx;
 };
 
-// The largest value of the lanes, ties to the lower index; the same for every lane.
+// The lanes' largest value, ties to the lower index; returned to every lane.
 __device__ static best warp_best(best b) {
   for (int offset = WARP / 2; offset > 0; offset /= 2) {
     best o = {__shfl_xor_sync(TD_FULL_WARP, b.value, offset),
@@ -17,8 +16,8 @@ __device__ static best warp_best(best b) {
   return b;
 }
 
-// The largest of choice[0 .. n), whose taken entries are -inf. NaN is never chosen; when nothing is
-// left to choose, the lowest index not excluded by taken is.
+// Index of the largest of choice[0 .. n), where taken entries are -inf; marks it as taken. NaN is
+// never chosen; if nothing else is left, the lowest index not taken is.
 __device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) {
   best b = {-INFINITY, UINT32_MAX};
   for (uint32_t i = threadIdx.x; i < n; i += WARP) {
@@ -37,7 +36,8 @@ __device__ static uint32_t take_best(float *choice, uint8_t *taken, uint32_t n) 
   return b.idx < n ? b.idx : 0;
 }
 
-// Marks as taken all experts outside of the best groups, ranked by the sum of their two best.
+// Marks as taken all experts outside the best groups, which are ranked by the sum of their two best
+// experts.
 __device__ static void drop_groups(const td_cu_router_args &a, const float *choice, float *group,
                                    uint8_t *kept, uint8_t *taken) {
   uint32_t size = a.n_experts / a.n_groups;
@@ -78,7 +78,7 @@ __device__ static void make_scores(const td_cu_router_args &a, const float *logi
   }
 }
 
-// A warp a token.
+// One warp per token.
 __global__ static void router_kernel(td_cu_router_args a) {
   __shared__ float score[TD_CU_MAX_EXPERTS], choice[TD_CU_MAX_EXPERTS], group[TD_CU_MAX_EXPERTS];
   __shared__ uint8_t taken[TD_CU_MAX_EXPERTS], kept[TD_CU_MAX_EXPERTS];
@@ -109,7 +109,7 @@ extern "C" int td_cu_router(const td_cu_router_args *a, td_cu_stream stream) {
   return launched();
 }
 
-// ---- pairs in order of expert ------------------------------------------------------------------
+// ---- sorting pairs by expert --------------------------------------------------------------------
 
 enum { SORT_THREADS = 256 };
 
@@ -117,14 +117,14 @@ struct pair_slice {
   uint32_t begin, end;
 };
 
-// A block's of the pairs.
+// A block's share of the pairs.
 __device__ static pair_slice slice_of(const td_cu_moe_sort_args &a) {
   uint32_t n_pairs = a.n_tokens * a.top_k, share = (n_pairs + gridDim.x - 1) / gridDim.x;
   uint32_t begin = at_most(blockIdx.x * share, n_pairs);
   return {begin, begin + at_most(share, n_pairs - begin)};
 }
 
-// n[e]: shared, the slice's pairs of expert e.
+// n[e] (shared) = the slice's number of pairs of expert e.
 __device__ static void count_pairs(const td_cu_moe_sort_args &a, const pair_slice &slice,
                                    uint32_t *n) {
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS)
@@ -141,7 +141,7 @@ __device__ static void count_pairs(const td_cu_moe_sort_args &a, const pair_slic
   __syncthreads();
 }
 
-// The sum of what the threads before this one bring.
+// Exclusive prefix sum over the block's threads.
 __device__ static uint64_t sum_before(uint64_t mine, uint64_t (&sums)[SORT_THREADS]) {
   sums[threadIdx.x] = mine;
   for (uint32_t distance = 1; distance < SORT_THREADS; distance *= 2) {
@@ -153,13 +153,13 @@ __device__ static uint64_t sum_before(uint64_t mine, uint64_t (&sums)[SORT_THREA
   return sums[threadIdx.x] - mine;
 }
 
-// Numbers of pairs become where an expert's begin, and tiles are made of them. A thread takes some
-// experts that follow each other, and no other thread's.
+// Turns the counts into each expert's first index and makes tiles. Each thread handles a range of
+// consecutive experts.
 __device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
                            uint64_t (&sums)[SORT_THREADS]) {
   uint32_t share = (a.n_experts + SORT_THREADS - 1) / SORT_THREADS, first = threadIdx.x * share;
   uint32_t last = at_most(first + share, a.n_experts);
-  uint64_t mine = 0; // pairs, then tiles in the lower half
+  uint64_t mine = 0; // upper half: pairs; lower half: tiles
   for (uint32_t e = first; e < last; e++) {
     uint32_t n = next[e];
     mine += static_cast<uint64_t>(n) << 32 | (n + a.tile_tokens - 1) / a.tile_tokens;
@@ -177,9 +177,9 @@ __device__ static void cut(const td_cu_moe_sort_args &a, uint32_t *next,
   if (threadIdx.x == SORT_THREADS - 1) a.first_tile[a.n_experts] = n_tiles;
 }
 
-// next[e]: shared, where the slice's pairs of expert e go. Where a pair comes to stand among its
-// expert's is left to chance: no result depends on it, since linear kernels compute every row of a
-// tile alike.
+// Writes the slice's pairs; next[e] (shared) is the next index for expert e. The order of an
+// expert's pairs is not deterministic. No result depends on it, since linear kernels compute every
+// row of a tile alike.
 __device__ static void put_pairs(const td_cu_moe_sort_args &a, const pair_slice &slice,
                                  uint32_t *next) {
   for (uint32_t p = slice.begin + threadIdx.x; p < slice.end; p += SORT_THREADS) {
@@ -192,7 +192,7 @@ __device__ static void put_pairs(const td_cu_moe_sort_args &a, const pair_slice 
   }
 }
 
-// Few pairs: one block.
+// Few pairs: a single block.
 __global__ static void sort_few_kernel(td_cu_moe_sort_args a) {
   __shared__ uint32_t next[TD_CU_MAX_EXPERTS];
   __shared__ uint64_t sums[SORT_THREADS];
@@ -203,8 +203,8 @@ __global__ static void sort_few_kernel(td_cu_moe_sort_args a) {
   put_pairs(a, all, next);
 }
 
-// Many: each block counts a slice of them; one makes of the numbers where each block's pairs of an
-// expert go; each puts its slice there.
+// Many pairs: each block counts a slice; one block turns the counts into start indices per block
+// and expert; each block writes its slice.
 __global__ static void sort_count_kernel(td_cu_moe_sort_args a) {
   __shared__ uint32_t n[TD_CU_MAX_EXPERTS];
   count_pairs(a, slice_of(a), n);

@@ -1,10 +1,11 @@
-// kernels/cuda/runtime.cu - the library's table: the CUDA runtime's memory, streams and events, and
-// the launchers of the other files.
+// kernels/cuda/runtime.cu - the library's table: memory, streams and events of the CUDA runtime,
+// and the launchers of the other files.
 #include <string.h>
 
 #include "kernels/cuda/common.cuh"
 
-// A failure that the caller is told of is not to be found by the next launch as its own.
+// Returns the code and clears the runtime's last error, so that the next launch does not report it
+// again.
 static int told(cudaError_t code) {
   if (code != cudaSuccess) cudaGetLastError();
   return code;
@@ -18,7 +19,7 @@ static int count(int *n_devices) {
   return told(cudaGetDeviceCount(n_devices));
 }
 
-// Called for every operator: the runtime is asked when it changes only.
+// Called for every operator, so it calls the runtime only when the device changes.
 static int use(int device) {
   static thread_local int current = -1;
   if (device == current) return 0;
@@ -27,8 +28,8 @@ static int use(int device) {
   return code;
 }
 
-// Processors that wait for the GPU are needed by others: a wait that spins takes one from the CPU's
-// experts.
+// Threads that wait for the GPU block instead of spinning, since a spinning thread would take a CPU
+// from the offloaded experts.
 static int open_device(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
@@ -51,7 +52,7 @@ static int open_device(int device, td_cu_props *props) {
 
 __global__ static void probe_kernel() {}
 
-// A failure would else be that of the first launch.
+// Without this, a failure would show up at the first launch.
 static int probe() {
   cudaFuncAttributes attributes;
   return told(cudaFuncGetAttributes(&attributes, probe_kernel));

@@ -1,8 +1,9 @@
-// kernels/cuda/signal.cu - numbers in host memory by which the host's threads and a stream tell one
-// another how far they have come, without the driver in between.
+// kernels/cuda/signal.cu - signals in host memory by which host threads and a stream synchronize
+// without the driver.
 #include "kernels/cuda/common.cuh"
 
-// All that the stream has done before, copies to host memory included, is seen by who sees this.
+// Release store: whoever sees the value also sees everything the stream did before, copies to host
+// memory included.
 __device__ static void store_for_all(uint32_t *signal, uint32_t value) {
 #if defined(__CUDA_ARCH__)
   __threadfence_system();
@@ -45,7 +46,7 @@ __device__ static uint64_t now_ns() {
 #endif
 }
 
-// Between two looks it sleeps, so that it leaves the SM and the bus to others.
+// Sleeps between polls, which leaves the SM and the bus to others.
 __global__ static void await_kernel(td_cu_await_args a) {
   if (threadIdx.x != 0) return;
   uint32_t value = *a.value;

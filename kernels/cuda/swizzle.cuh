@@ -1,7 +1,8 @@
-// kernels/cuda/swizzle.cuh - matrices of 16-bit elements in shared memory, in panels of 64 columns:
-// [panel][row][64]. Of the eight 16-byte chunks of a panel's row, chunk c lies where c ^ row % 8
-// would, so that the same chunk of eight rows, which is what tensor cores are given, lies in all
-// banks. wgmma knows that as a swizzle of 128 bytes.
+// kernels/cuda/swizzle.cuh - matrices of 16-bit elements in shared memory in panels of 64 columns:
+// [panel][row][64].
+// A panel's row has eight 16-byte chunks; chunk c is stored at position c ^ row % 8. So the same
+// chunk of eight rows, which tensor cores load together, covers all banks. This is wgmma's 128-byte
+// swizzle.
 #ifndef KERNELS_CUDA_PANELS_CUH
 #define KERNELS_CUDA_PANELS_CUH
 

@@ -1,4 +1,5 @@
-// kernels/cuda/tiles.cuh - ranges of the tiles that pairs of tokens and experts were cut into.
+// kernels/cuda/tiles.cuh - ranges of tiles, which are pieces of one expert's sorted (token, expert)
+// pairs.
 #ifndef KERNELS_CUDA_TILES_CUH
 #define KERNELS_CUDA_TILES_CUH
 
@@ -8,7 +9,7 @@ __device__ inline uint32_t first_tile(const td_cu_tile_range &r) {
   return *r.first + r.skip;
 }
 
-// The range's tiles, the first of which that is.
+// Number of tiles in the range; `first` is the first one.
 __device__ inline uint32_t n_tiles_from(const td_cu_tile_range &r, uint32_t first) {
   uint32_t end = *r.end;
   return first < end ? at_most(end - first, r.n_tiles) : 0;

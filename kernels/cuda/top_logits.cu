@@ -1,14 +1,16 @@
-// kernels/cuda/top_logits.cu - the best of each row of logits, and the row's sums, so that a row
-// need not cross the bus. A block sorts a slice of a row and leaves its best. Then a block a row
-// finds a key that as many others reach as are wanted, sorts all that reach it, and has the best;
-// where those are too many, it takes the best head of its slices' lists, once for each place.
+// kernels/cuda/top_logits.cu - the top logits of each row and the row's sums, so that a row need
+// not cross the bus.
+// First, blocks sort slices of a row and store each slice's top keys. Then one block per row finds
+// a threshold that enough keys reach, sorts all keys that reach it and takes the top. If those are
+// too many, it merges the slices' sorted lists instead, one key at a time.
 #include "kernels/cuda/common.cuh"
 
 enum { THREADS = 256, SLICE = TD_CU_TOP_SLICE, LISTS = TD_CU_TOP_MAX_SLICES / THREADS };
 
-// Larger is better: the value as an ordered integer, NaN lowest, then the lower id. 0 is no token.
+// A sort key, larger is better: the value as an ordered integer, NaN lowest, then the lower id. 0
+// is no token.
 __device__ static uint64_t key_of(float v, uint32_t id) {
-  uint32_t bits = __float_as_uint(v == 0 ? 0.0f : v); // one zero
+  uint32_t bits = __float_as_uint(v == 0 ? 0.0f : v); // -0 becomes +0
   uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   if (isnan(v)) order = 0;
   return static_cast<uint64_t>(order) << 32 | (0xffffffffu - id);
@@ -24,12 +26,12 @@ __device__ static uint32_t id_of(uint64_t key) {
   return 0xffffffffu - static_cast<uint32_t>(key);
 }
 
-// exp(v - largest), also where both are infinite.
+// exp((v - largest) * inverse), and 1 if both are the same infinity.
 __device__ static float weight_of(float v, float largest, float inverse) {
   return v == largest ? 1 : expf((v - largest) * inverse);
 }
 
-// Bitonic, the largest first.
+// Bitonic sort, descending.
 __device__ static void sort(uint64_t *keys) {
   for (uint32_t size = 2; size <= SLICE; size *= 2) {
     for (uint32_t stride = size / 2; stride > 0; stride /= 2) {
@@ -61,7 +63,7 @@ __global__ static void top_slice_kernel(td_cu_top_logits_args a) {
   float largest = value_of(keys[0]), inverse = inverse_temperature(a, row);
   float sum = 0, warm = 0;
   for (uint32_t i = threadIdx.x; i < SLICE && first + i < a.n_vocab; i += THREADS) {
-    float v = value_of(keys[i]); // there are as many as there are tokens
+    float v = value_of(keys[i]); // the first entries are the slice's tokens
     sum += weight_of(v, largest, 1);
     warm += weight_of(v, largest, inverse);
   }
@@ -76,7 +78,8 @@ __global__ static void top_slice_kernel(td_cu_top_logits_args a) {
   }
 }
 
-// The largest of a block's keys. best: shared, a place a warp; not the one of the call before.
+// The block's largest key, returned to all threads. best: shared, one entry per warp; consecutive
+// calls need different arrays.
 __device__ static uint64_t block_best(uint64_t key, uint64_t *best) {
   for (int offset = WARP / 2; offset > 0; offset /= 2) {
     uint64_t other = __shfl_xor_sync(TD_FULL_WARP, key, offset);
@@ -90,7 +93,8 @@ __device__ static uint64_t block_best(uint64_t key, uint64_t *best) {
   return key;
 }
 
-// A thread's lists are every THREADS-th slice of the row; taken[i] entries of them are gone.
+// The largest head of this thread's lists, which are every THREADS-th slice of the row; taken[i]
+// entries of list i are used up.
 __device__ static uint64_t head_of(const td_cu_top_logits_args &a, const uint64_t *part,
                                    const uint32_t (&taken)[LISTS], uint32_t *list) {
   uint64_t best = 0;
@@ -106,7 +110,8 @@ __device__ static uint64_t head_of(const td_cu_top_logits_args &a, const uint64_
   return best;
 }
 
-// One of the n best, or less than all of them: enough of the first keys of each list are looked at.
+// A key that at least n keys reach (or all, if fewer exist), found among the first few keys of each
+// list.
 __device__ static uint64_t find_threshold(const td_cu_top_logits_args &a, const uint64_t *part,
                                           uint32_t n, uint64_t *keys) {
   uint32_t depth = (TD_TOP_LOGITS + a.n_slices - 1) / a.n_slices;
@@ -118,7 +123,7 @@ __device__ static uint64_t find_threshold(const td_cu_top_logits_args &a, const 
   return threshold;
 }
 
-// All keys that are not less, in order; how many they are, of which keys has SLICE at most.
+// Collects all keys >= threshold and sorts them. Returns their number; keys holds at most SLICE.
 __device__ static uint32_t sort_candidates(const td_cu_top_logits_args &a, const uint64_t *part,
                                            uint64_t threshold, uint64_t *keys,
                                            uint32_t *n_candidates) {
@@ -144,7 +149,7 @@ __device__ static void put_place(td_top_logits *out, uint32_t i, uint64_t key) {
   out->id[i] = static_cast<int32_t>(id_of(key));
 }
 
-// The n best, head by head. Returns the largest.
+// Takes the n best by merging the lists. Returns the largest.
 __device__ static uint64_t take_heads(const td_cu_top_logits_args &a, const uint64_t *part,
                                       uint32_t n, td_top_logits *out) {
   __shared__ uint64_t best[2][THREADS / WARP];
@@ -154,7 +159,7 @@ __device__ static uint64_t take_heads(const td_cu_top_logits_args &a, const uint
     uint64_t key = block_best(head, best[i % 2]);
     if (i == 0) largest = key;
     if (threadIdx.x == 0) put_place(out, i, key);
-    if (key != head) continue; // no two are the same
+    if (key != head) continue; // keys are unique
 #pragma unroll
     for (uint32_t j = 0; j < LISTS; j++)
       taken[j] += j == list;

@@ -1,13 +1,13 @@
-// kernels/cuda/wgmma.cuh - the tensor core instructions of sm_90a, which a warpgroup of 128 threads
-// gives and does not wait for, and whose matrices lie in shared memory, in panels (panels.cuh) of
-// BF16 from a multiple of 1024 bytes on.
+// kernels/cuda/wgmma.cuh - the wgmma tensor core instructions of sm_90a. A warpgroup of 128 threads
+// issues them asynchronously. Matrices are BF16 in shared memory, in panels (swizzle.cuh) aligned
+// to 1024 bytes.
 #ifndef KERNELS_CUDA_WGMMA_CUH
 #define KERNELS_CUDA_WGMMA_CUH
 
 #include "kernels/cuda/cp_async.cuh"
 #include "kernels/cuda/swizzle.cuh"
 
-// Whether this pass of the compiler makes them.
+// Whether this compilation pass generates the instructions.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
 #define TD_HAS_WGMMA 1
 #else
@@ -16,15 +16,15 @@
 
 enum { PANEL_ROW_BYTES = PANEL * 2, EIGHT_ROWS_BYTES = 8 * PANEL_ROW_BYTES };
 
-// A matrix from an element on, with panels of n_rows (PTX ISA, "Matrix descriptor"): swizzled by
-// 128 bytes, eight rows to the next eight, a panel to the next one.
+// Descriptor of a matrix that begins at element m, in panels of n_rows rows (PTX ISA, "Matrix
+// descriptor"): 128-byte swizzle, distance between groups of eight rows, distance between panels.
 __device__ inline uint64_t wgmma_matrix(const uint16_t *m, uint32_t n_rows) {
   const uint64_t swizzle_128 = 1ull << 62;
   uint64_t to_panel = n_rows * PANEL_ROW_BYTES >> 4, to_rows = EIGHT_ROWS_BYTES >> 4;
   return (shared_address(m) & 0x3ffffu) >> 4 | to_panel << 16 | to_rows << 32 | swizzle_128;
 }
 
-// Before the first multiplication, and where registers that it uses were written.
+// Required before the first multiplication and after registers it uses were written.
 __device__ inline void wgmma_begin() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -33,7 +33,7 @@ __device__ inline void wgmma_begin() {
 #endif
 }
 
-// Behind what a thread has written to shared memory, before the barrier.
+// Makes a thread's writes to shared memory visible to wgmma; call before the barrier.
 __device__ inline void wgmma_publish() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -42,7 +42,7 @@ __device__ inline void wgmma_publish() {
 #endif
 }
 
-// What was given is waited for, and nothing else.
+// Ends a group of issued multiplications, which can then be waited for.
 __device__ inline void wgmma_commit() {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -51,8 +51,8 @@ __device__ inline void wgmma_commit() {
 #endif
 }
 
-// For all but the last PENDING that were committed. What they have summed is then in these
-// registers, and only then.
+// Waits for all committed groups but the last PENDING. Their sums are valid in these registers only
+// after this.
 template <int PENDING, int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
 #if defined(__CUDA_ARCH__) && TD_HAS_WGMMA
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -75,9 +75,9 @@ template <int PENDING, int N> __device__ inline void wgmma_wait(float (&c)[N][4]
   TD_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "      \
          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// c = a b^T, or c += where add, for 64 rows of a, N rows of b and 16 columns of both, which are
-// those from the descriptors' elements on. c's blocks of eight columns from FIRST on are as in
-// mma.cuh, warp w of the warpgroup having rows 16 w and on.
+// c = a b^T, or c += with add, for 64 rows of a, N rows of b and 16 columns of both, starting at
+// the descriptors' elements. Blocks of eight columns of c, from FIRST on, are laid out as in
+// mma.cuh; warp w of the warpgroup has rows from 16 w on.
 template <int N, int FIRST, int M>
 __device__ inline void wgmma_rows(float (&c)[M][4], uint64_t a, uint64_t b, bool add) {
   static_assert(N == 64 || N == 128, "");
@@ -101,8 +101,8 @@ __device__ inline void wgmma_rows(float (&c)[M][4], uint64_t a, uint64_t b, bool
 #endif
 }
 
-// c += a b for 64 rows and 16 columns of a, in registers as in mma.cuh, and N columns of b's 16
-// rows, which are those from the descriptor's element on.
+// c += a b for 64 rows and 16 columns of a, in registers as in mma.cuh, and N columns of 16 rows of
+// b, starting at the descriptor's element.
 template <int N, int FIRST, int M>
 __device__ inline void wgmma_columns(float (&c)[M][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(N == 64 || N == 128, "");
