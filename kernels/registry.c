@@ -1,4 +1,5 @@
-// kernels/registry.c - picks one version of each kernel for this machine.
+// kernels/registry.c - runtime dispatch of CPU kernels: features, choice of variants, tile
+// heuristics.
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -14,8 +15,9 @@ static const td_kernel_variant all_variants[] = {
 #undef TD_KERNEL
 };
 
-// A processor with FP16 does without BF16 products: on those known, they are a quarter as fast as
-// FP16's; where there is no FP16, twice as fast as FP32's.
+// Instruction sets, best first. needs: features that select an entry; allows: features its kernels
+// may use. FP16 is preferred where available: on known CPUs BF16 dot products have a quarter of
+// FP16's throughput. Without FP16, BF16 has twice FP32's.
 static const struct {
   const char *name;
   unsigned needs, allows; // TD_ISA_ bits
@@ -32,12 +34,12 @@ static const struct {
 };
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
 
-static td_kernel_table table, exact_table; // the latter never rounds activations
-static unsigned table_features;            // that they may use
+static td_kernel_table table, exact_table; // exact_table: variants that never round activations
+static unsigned table_features;            // TD_ISA_ bits that both tables may use
 
 #if defined(__x86_64__)
-// clang before 15 does not know "f16c" in __builtin_cpu_supports, and no compiler's list of
-// features that it does know is the same as another's.
+// clang before 15 does not know "f16c" in __builtin_cpu_supports, and compilers differ in the
+// features they do know.
 static int has_f16c(void) {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -74,7 +76,7 @@ static unsigned machine_features(void) {
   return features;
 }
 
-// The first version of the family within the allowed features; the scalar one ends the search.
+// The family's first variant within the allowed features. The scalar one always matches.
 static void (*best_version(const char *family, unsigned allowed))(void) {
   for (size_t i = 0; i < sizeof all_variants / sizeof all_variants[0]; i++) {
     const td_kernel_variant *v = &all_variants[i];
@@ -168,8 +170,8 @@ static bool in_avx2(void) {
   return table_features & TD_ISA_AVX2 && !(table_features & TD_ISA_AVX512);
 }
 
-// Where 4-bit weights in rows are multiplied in whole numbers: all tokens in the same way, as good
-// for few.
+// Whether 4-bit weights in rows use INT16 arithmetic, which has one kernel for any number of
+// tokens.
 static bool in_int16(const td_weight *w) {
   return table_features & TD_MATH_INT16 && !(table_features & TD_ISA_AVX512_BF16) &&
          table.activations != TD_ACTIVATIONS_F32 && w->layout == TD_LAYOUT_ROWS &&
@@ -186,17 +188,18 @@ uint32_t td_kernels_n_schedules(const td_weight *w) {
   return in_bf16() && meets_bf16 ? TD_N_GEMV_SCHEDULES : 1;
 }
 
-// With AVX2 the two are alike at 16 tokens, 2 are three times as slow and 48 a quarter faster.
+// AVX2's GEMM costs as much as its GEMV at 16 tokens. It is three times as slow at 2 and a quarter
+// faster at 48.
 bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens) {
   enum { ENOUGH = 48 };
   if (rounds_x(w) || !in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
   return !in_int16(w) && n_tokens >= ENOUGH;
 }
 
-// The activations of many tokens are read and prepared by every call, longer than 4-bit weights
-// are, and the longest where they are rounded to 8 bits; those of few, too, where columns are
-// stored one by one, or are rounded to 16 bits. A prompt's in BF16 are multiplied with more rows at
-// a time, and so they are with AVX2, 24 at once.
+// Maximum rows per call. Every call reads and prepares the activations of all its tokens. For many
+// tokens that takes longer than reading 4-bit weights, longest where activations are rounded to 8
+// bits. For few tokens it matters with column-major weights and with rounding to 16 bits. Prefill
+// in BF16 multiplies more rows at a time, and so does AVX2, 24 at once.
 static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   enum { MANY_TOKENS = 17 };
   if ((rounds_x(w) || in_bf16()) && n_tokens >= MANY_TOKENS) return 512;
@@ -206,8 +209,9 @@ static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
   return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
 }
 
-// Stored by columns, a line of memory holds 128 rows (AWQ), or 16 (GPTQ) of which kernels read
-// eight that lie side by side: fewer rows would read lines again, or some too far apart.
+// Minimum rows per call. In column-major layouts a cache line holds 128 rows (AWQ), or 16 (GPTQ) of
+// which kernels read eight neighbouring lines. Fewer rows would read lines twice, or lines too far
+// apart.
 static uint32_t least_rows(const td_weight *w) {
   return w->layout == TD_LAYOUT_ROWS ? 8 : 128;
 }
@@ -216,10 +220,9 @@ static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
   return (w->rows + n_rows - 1) / n_rows * n_times;
 }
 
-// A call costs a microsecond before it reads at full speed: where threads take turns at the rows of
-// a matrix, each begins far from where it has been. 128 rows of 2 KB are read in 0.88 of the time
-// that four times 32 rows take, of 7 KB in 0.95. But who is done before the others waits: with 4
-// calls a thread no longer than that.
+// Rows per call. A call takes about a microsecond to reach full memory speed, because it begins far
+// from where its thread has read before, so large calls are better. But threads that finish early
+// wait for the last one: with 4 calls per thread that is short enough.
 uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
                               unsigned n_threads) {
   enum { MIN_ROWS = 32, CALLS_A_THREAD = 4 };
@@ -228,7 +231,7 @@ uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_ti
   if (n_threads == 1) return n;
   while (n > even && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
     n /= 2;
-  while (n > least && n_calls(w, n, n_times) < n_threads) // somebody would have none
+  while (n > least && n_calls(w, n, n_times) < n_threads) // or some thread would have none
     n /= 2;
   return n;
 }

@@ -1,6 +1,5 @@
-// kernels/cpu/common/dequant.h - where the element, the zero point and the scale of a place in a
-// matrix are, and what they are worth: every format, one value at a time. The layouts are in
-// tandem/types.h.
+// kernels/cpu/common/dequant.h - addresses and values of a matrix's elements, zero points and
+// scales, one at a time, for every format. Layouts are in tandem/types.h.
 #ifndef KERNELS_CPU_CODES_H
 #define KERNELS_CPU_CODES_H
 
@@ -16,12 +15,12 @@ static inline float f32_from_e8m0(uint8_t code) {
   return f32_from_bits(code ? (uint32_t)code << 23 : 0x00400000u); // 2^-127 is subnormal
 }
 
-// Code idx of packed words. Little-endian words have the order of their bytes.
+// Code idx of packed words. In little-endian words, codes are in byte order.
 static inline unsigned nibble_at(const void *words, size_t idx) {
   return ((const uint8_t *)words)[idx / 2] >> idx % 2 * 4 & 15;
 }
 
-// In which of a word's eight codes AWQ keeps row % 8.
+// The nibble position in a word at which AWQ stores row % 8.
 static inline size_t awq_place(uint32_t row) {
   return row % 2 * 4 + row % 8 / 2;
 }
@@ -36,7 +35,7 @@ static inline unsigned code4_at(const td_weight *w, uint32_t row, uint32_t col) 
   return nibble_at((const char *)w->data + row * td_weight_row_bytes(w), col);
 }
 
-// The zero point of group idx of a row.
+// The zero point of a row's group idx.
 static inline int zero_at(const td_weight *w, uint32_t row, size_t group) {
   if (!w->zero) return 8;
   size_t words = ((size_t)w->rows + 7) / 8;
@@ -56,7 +55,7 @@ static inline float dequant_at(const td_weight *w, uint32_t row, uint32_t col) {
   }
 }
 
-// The scale of group idx of a row; 1 without scales. The global scale is not in it.
+// The scale of a row's group idx, without the global scale; 1 without scales.
 static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
   if (!w->scale) return 1;
   size_t at = w->layout == TD_LAYOUT_ROWS ? row / w->scale_rows * td_weight_groups(w) + group
@@ -65,7 +64,7 @@ static inline float scale_at(const td_weight *w, uint32_t row, size_t group) {
   return f32_from_any(w->scale, w->scale_dtype, at);
 }
 
-// An element of 8 bits or more, with its scale.
+// An element of 8 bits or more times its scale.
 static inline float weight_at(const td_weight *w, uint32_t row, uint32_t col) {
   return dequant_at(w, row, col) * (w->scale ? scale_at(w, row, col / w->scale_cols) : 1);
 }

@@ -1,5 +1,5 @@
-// kernels/cpu/common/finite_range.h - whether a token's activations, times scales, are far from
-// what FP32 cannot hold. To be included behind a vec.h.
+// kernels/cpu/common/finite_range.h - whether a token's scaled activations stay well within the
+// range of FP32. Include after a vec.h.
 #ifndef KERNELS_CPU_X_RANGE_H
 #define KERNELS_CPU_X_RANGE_H
 
@@ -9,8 +9,8 @@
 #include "kernels/cpu/common/numeric.h"
 #include "kernels/cpu/common/vec_math.h"
 
-// The smallest and the largest magnitude of scaled activations, without NaN and those that are 0
-// before.
+// Smallest and largest magnitude of scaled activations; ignores NaN and activations that are 0
+// before scaling.
 typedef struct {
   vf least, most;
 } x_range;
@@ -19,7 +19,7 @@ TD_INLINE x_range empty_range(void) {
   return (x_range){vf_set1(INFINITY), vf_zero()};
 }
 
-// With v, which is x times a scale.
+// Extends the range by v, which is x times a scale.
 TD_INLINE x_range range_with(x_range r, vf v, vf x) {
   return (x_range){vf_min_abs(r.least, v, x), vf_max_abs(r.most, v)};
 }
@@ -28,7 +28,8 @@ TD_INLINE x_range both_ranges(x_range a, x_range b) {
   return (x_range){vf_min(a.least, b.least), vf_max(a.most, b.most)};
 }
 
-// Where products with FP8 and 4-bit weights are normal numbers, and their sums finite.
+// Within these limits products with FP8 and 4-bit weights are normal numbers, and their sums
+// finite.
 #define X_LEAST 0x1p-100f
 #define X_MOST  0x1p100f
 

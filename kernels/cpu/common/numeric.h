@@ -1,5 +1,5 @@
-// kernels/cpu/common/numeric.h - one value at a time: the small float formats, where scales change;
-// and some tokens of a call.
+// kernels/cpu/common/numeric.h - scalar helpers: small float formats, runs of columns with one
+// scale, and calls for some of the tokens.
 #ifndef KERNELS_CPU_NUMERIC_H
 #define KERNELS_CPU_NUMERIC_H
 
@@ -46,7 +46,7 @@ static inline float f32_from_half(uint16_t h) {
   return f32_from_bits(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-// Round to nearest even, saturated at +-65504; NaN stays NaN.
+// Rounds to nearest even, saturates at +-65504; NaN stays NaN.
 static inline uint16_t half_from_f32(float f) {
   uint32_t bits = bits_from_f32(f);
   uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
@@ -72,15 +72,15 @@ static inline float f32_from_any(const void *data, td_dtype dtype, size_t idx) {
   }
 }
 
-// The F32 scales of one row of weights, one for each scale_cols columns; NULL without scales.
+// The F32 scales of a row, one per scale_cols columns; NULL without scales.
 static inline const float *row_scales(const td_weight *w, uint32_t row) {
   if (!w->scale) return NULL;
-  const uint32_t band = w->scale_rows == 1 ? row : row / w->scale_rows; // a division a row is slow
+  const uint32_t band = w->scale_rows == 1 ? row : row / w->scale_rows; // avoids a division per row
   return (const float *)w->scale + band * td_weight_groups(w);
 }
 
-// Length of the run of columns that starts at k: it ends with the scale block, the row, or after
-// max columns. Linear kernels sum run by run, so this fixes their order of additions.
+// Length of the run of columns that starts at k: up to the end of the scale group or the row, at
+// most max. Linear kernels sum run by run, so this determines summation order.
 static inline uint32_t run_length(const td_weight *w, uint32_t k, uint32_t max) {
   uint32_t left = w->cols - k;
   if (w->scale) {
@@ -90,7 +90,7 @@ static inline uint32_t run_length(const td_weight *w, uint32_t k, uint32_t max) 
   return left < max ? left : max;
 }
 
-// The call for some of its tokens.
+// The call limited to n tokens from `begin` on.
 static inline td_linear_args tokens_of(const td_linear_args *a, uint32_t begin, uint32_t n) {
   td_linear_args some = *a;
   if (a->x_rows) {
@@ -103,7 +103,7 @@ static inline td_linear_args tokens_of(const td_linear_args *a, uint32_t begin, 
   return some;
 }
 
-// fn for all tokens of a call, so many at once at most, in parts as even as can be.
+// Calls fn for all tokens of a call, at most `most` at a time, in parts as even as possible.
 static inline void in_parts(const td_linear_args *a, uint32_t most, td_linear_fn fn) {
   const uint32_t n_parts = (a->n_tokens + most - 1) / most;
   for (uint32_t i = 0; i < n_parts; i++) {
@@ -114,7 +114,7 @@ static inline void in_parts(const td_linear_args *a, uint32_t most, td_linear_fn
   }
 }
 
-// The call for one of its tokens and rows [row, end) alone.
+// The call limited to one token and rows [row, end).
 static inline td_linear_args one_token(const td_linear_args *a, uint32_t token, uint32_t row,
                                        uint32_t end) {
   td_linear_args one = tokens_of(a, token, 1);

@@ -1,5 +1,5 @@
-// kernels/cpu/common/packed_f32.h - FP32 as what weights and activations are multiplied in: the
-// elements of packed x and w, for gemm_vec.h and linear_q4.h. To be included behind a vec.h.
+// kernels/cpu/common/packed_f32.h - FP32 as the type of packed x and w, for gemm_vec.h and
+// linear_q4.h. Include after a vec.h.
 #ifndef KERNELS_CPU_PACKED_F32_H
 #define KERNELS_CPU_PACKED_F32_H
 

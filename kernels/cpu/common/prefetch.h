@@ -1,15 +1,15 @@
-// kernels/cpu/common/prefetch.h - how far ahead of their use rows of weights are fetched.
+// kernels/cpu/common/prefetch.h - software prefetch distances for rows of weights.
 #ifndef KERNELS_CPU_AHEAD_H
 #define KERNELS_CPU_AHEAD_H
 
 #include <stdint.h>
 
-// Bytes of a row from what is used to what is fetched into L2, of one token and, elsewhere than
-// with avx512bf16, of more, which take longer; into L1 an eighth of that. The processor's own
-// prefetch loses each row at a page's end.
+// Distance in bytes from use to prefetch into L2: for one token, and (except in avx512bf16) for
+// more tokens, which take longer. Distance into L1: an eighth of it. The hardware prefetcher stops
+// at page ends.
 enum { PREFETCH_GEMV_BYTES = 8192, AHEAD_MORE = 4096 };
 
-// Such bytes as rows of a panel and columns.
+// A distance expressed as rows of a panel and columns.
 typedef struct {
   uint32_t rows, cols;
 } distance;

@@ -1,4 +1,4 @@
-// kernels/cpu/common/scales.h - the scales of groups of 4-bit codes as floats, after a vec.h.
+// kernels/cpu/common/scales.h - scales of groups of 4-bit codes as floats. Include after a vec.h.
 #ifndef KERNELS_CPU_SCALES_H
 #define KERNELS_CPU_SCALES_H
 
@@ -14,8 +14,8 @@ static vf scales_from(const void *p, td_dtype dtype) {
   }
 }
 
-// n scales as F32, where left are stored from there on; out has room for whole vectors, what is
-// behind n in them is any number.
+// Converts n scales to F32; `left` scales are readable. out has room for whole vectors; entries
+// past n are undefined.
 static void scales_to_f32(const void *from, td_dtype dtype, size_t left, uint32_t n, float *out) {
   size_t bytes = td_dtype_bytes(dtype), at = 0;
   for (; at < n && at + VL <= left; at += VL)

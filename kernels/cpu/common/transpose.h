@@ -1,11 +1,11 @@
-// kernels/cpu/common/transpose.h - 16 bytes of VL rows, some of which may be missing, as vectors of
-// dwords. To be included after a vec.h that has vi_transpose.
+// kernels/cpu/common/transpose.h - transposes 16 bytes of up to VL rows to vectors of dwords.
+// Include after a vec.h that has vi_transpose.
 #ifndef KERNELS_CPU_TURN_H
 #define KERNELS_CPU_TURN_H
 
 #include "kernels/cpu/common/vec_math.h"
 
-// Not inlined, for it is rare.
+// Not inlined, because it is rare.
 __attribute__((noinline)) static void turn_copy(const char *p, size_t apart, uint32_t n_rows,
                                                 size_t n_bytes, vi out[4]) {
   char copy[VL][16] = {{0}};
@@ -14,8 +14,8 @@ __attribute__((noinline)) static void turn_copy(const char *p, size_t apart, uin
   vi_transpose(copy[0], 16, out);
 }
 
-// 16 bytes of n_rows rows that have n_bytes from there on, zeros for what is missing: vector i has
-// dword i of each row.
+// Transposes 16 bytes of n_rows rows, of which n_bytes are readable in each; missing ones are zero.
+// Vector i has dword i of each row.
 TD_INLINE void transpose_rows(const char *p, size_t apart, uint32_t n_rows, size_t n_bytes,
                               vi out[4]) {
   if (n_rows == VL && n_bytes >= 16) {

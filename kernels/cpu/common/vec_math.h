@@ -1,11 +1,11 @@
-// kernels/cpu/common/vec_math.h - functions of vectors, for either vec.h.
+// kernels/cpu/common/vec_math.h - math functions on vectors, for either vec.h.
 #ifndef KERNELS_CPU_VEC_MATH_H
 #define KERNELS_CPU_VEC_MATH_H
 
 #define TD_INLINE static inline __attribute__((always_inline))
 
-// e^x within 2 ulp, also where the result is subnormal; NaN stays NaN. x = n ln 2 + r with
-// |r| <= ln(2)/2, the polynomial for e^r is the one of Cephes' expf.
+// e^x within 2 ulp, also for subnormal results; NaN stays NaN. x = n ln 2 + r with |r| <= ln(2)/2;
+// the polynomial for e^r is that of Cephes' expf.
 TD_INLINE vf vf_exp(vf x) {
   x = vf_min(vf_set1(130.0f), vf_max(vf_set1(-130.0f), x));
   vf n = vf_round(vf_mul(x, vf_set1(1.44269504088896341f)));

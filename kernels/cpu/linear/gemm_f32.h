@@ -1,6 +1,6 @@
-// kernels/cpu/linear/gemm_f32.h - gemm_vec.h with sums in FP32: a run's products are added to the
-// totals themselves or, SCALED, summed on their own and multiplied by the row's scale. To be
-// included behind packed_f32.h.
+// kernels/cpu/linear/gemm_f32.h - gemm_vec.h with sums in FP32.
+// A run's products are added directly to the totals or, if SCALED, summed separately and multiplied
+// by the row's scale. Include after packed_f32.h.
 #ifndef KERNELS_CPU_GEMM_F32_H
 #define KERNELS_CPU_GEMM_F32_H
 

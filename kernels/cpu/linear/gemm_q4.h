@@ -1,9 +1,9 @@
-// kernels/cpu/linear/gemm_q4.h - rows of 4-bit codes times many tokens in FP32: gemm_vec.h, in the
-// order of linear_q4.h, behind which it is to be included.
+// kernels/cpu/linear/gemm_q4.h - rows of 4-bit codes times many tokens in FP32.
+// Uses gemm_vec.h with the column order of linear_q4.h; include after that.
 #ifndef KERNELS_CPU_GEMM_Q4_H
 #define KERNELS_CPU_GEMM_Q4_H
 
-// Runs are blocks, and every lane has its scale.
+// A run is a block, and every lane has its own scale.
 enum { SCALED = 1, WINDOW_RUNS = 512 / BLOCK };
 typedef vf gemm_scale;
 TD_INLINE vf lanes_of(gemm_scale scale) {

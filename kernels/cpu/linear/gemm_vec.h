@@ -1,31 +1,32 @@
-// kernels/cpu/linear/gemm_vec.h - y = W x for many tokens, rows decoded into the cache: the part
-// that linear kernels of rows share. To be included after a vec.h and these definitions:
-//   packed, PL      an element of packed w and x, lanes of a vector of them: pv, with pv_load
-//   sv              a vector of sums, with pv_fma, which adds products to one, and sv_add
-//   PAIR_STEPS      so many vectors of a longer run have a sum of their own, which is added to that
-//                   of the others; 0: none
-//   WINDOW_RUNS     runs of a window, at most
-//   gemm_scale      what scales a run of one row; lanes_of makes gemm_lanes of it
-//   begin_sum       what the products of a run of one row and token are added to, by the total
-//   x_range         what pack_token keeps of a token, if anything
-//   finish          the result from the sum of all lanes
-//   is_sum          whether that is it, but for rows with NaN
-// and with these defined behind it, which tell how a format orders its columns:
+// kernels/cpu/linear/gemm_vec.h - GEMM for weights in rows: y = W x for many tokens, with rows
+// decoded into the cache.
+// The loop nest shared by linear kernels. Include after a vec.h and these definitions:
+//   packed, PL      element type of packed w and x, and lanes per vector of them (pv, pv_load)
+//   sv              a vector of sums, with sv_add and pv_fma, which adds products to one
+//   PAIR_STEPS      in longer runs, this many vectors are summed separately and then added to the
+//                   sum of the others; 0: none
+//   WINDOW_RUNS     maximum runs per window
+//   gemm_scale      the scale of a run of one row; lanes_of converts it to gemm_lanes
+//   begin_sum       initial value of the sum for a run of one row and token, given the total
+//   x_range         what pack_token records of a token, if anything
+//   finish          the result, from the sum of all lanes
+//   is_sum          whether the result is that sum, except for rows with NaN
+// Define after it, for a format's order of columns:
 //   find_window     the runs of the window that begins at column g->k
-//   pack_token      a token's columns of the window, vector i at out + i * step, and, where
-//                   end_sum uses it, the token's x_scale
-//   end_sum         a row and token's total behind a run, by that before it
-//   decode_row      the same of a row's weights, and the row's scales
-//   stored_row      where a row's columns from k on are stored, for prefetching
-//   end_block       what is left to do when a block's results are written
+//   pack_token      packs a token's columns of the window, vector i at out + i * step, and sets
+//                   the token's x_scale if end_sum uses it
+//   end_sum         a row and token's total after a run, from the total before it
+//   decode_row      decodes a row's weights in the same order, and the row's scales
+//   stored_row      address of a row's columns from k on, for prefetching
+//   end_block       final work when a block's results are written
 //
 // Every (row, token) pair has one total of VL lanes, along columns. A product of R rows and T
-// tokens loads R + T vectors for R T multiplications, so registers are not what limits it; the
-// caches are. A window of WINDOW columns is packed for up to BLOCK_TOKENS tokens (L2) and decoded
-// for GROUP_ROWS rows at a time, in the order in which the register tile of GEMM_ROWS x GEMM_TOKENS
-// reads them; the weights of a group and the x of a tile of tokens fit L1 together. Totals rest in
-// L2 meanwhile: they are vectors, so at most BLOCK_TOTALS pairs are worked on at once.
-// A run is padded with zeros to whole vectors, which adds zeros to sums.
+// tokens loads R + T vectors for R T multiplications, so the caches are the limit, not registers. A
+// window of WINDOW columns is packed for up to BLOCK_TOKENS tokens (L2) and decoded for GROUP_ROWS
+// rows at a time, in the order in which the register tile of GEMM_ROWS x GEMM_TOKENS reads them.
+// The weights of a group and the x of a tile of tokens fit L1 together. Totals stay in L2; they are
+// vectors, so at most BLOCK_TOTALS pairs are in work at once. Runs are padded with zeros to whole
+// vectors, which adds zeros to sums.
 #ifndef KERNELS_CPU_GEMM_VEC_H
 #define KERNELS_CPU_GEMM_VEC_H
 
@@ -40,10 +41,10 @@ enum {
   BLOCK_TOKENS = 96,
   BLOCK_TOTALS = 128 * BLOCK_TOKENS + GROUP_ROWS * BLOCK_TOKENS,
   BLOCK_ROWS = 256,                      // at most
-  X_LINES = WINDOW * sizeof(float) / 64, // of a window of a token, before it is packed
+  X_LINES = WINDOW * sizeof(float) / 64, // cache lines of a token's window, before packing
 };
 
-// Some rows times some tokens; lives on the stack.
+// A block: some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) packed w[GROUP_ROWS * WINDOW]; // [GROUP_ROWS / GEMM_ROWS][vector][GEMM_ROWS][PL]
   packed x[BLOCK_TOKENS * WINDOW];            // [tile][vector][token of the tile][PL]
@@ -51,21 +52,21 @@ typedef struct {
   gemm_scale scale[GROUP_ROWS][WINDOW_RUNS];  // of the group's rows, by run of the window
   float x_scale[BLOCK_TOKENS];                // see pack_token
   bool nan[BLOCK_ROWS];
-  bool sums_are_final; // where finish does no more than NaN
+  bool sums_are_final; // finish changes nothing but NaN
   x_range range[BLOCK_TOKENS];
   const td_linear_args *a;
-  const float *x_scales;                    // NULL, or for pack_token
+  const float *x_scales;                    // for pack_token; may be NULL
   uint32_t row0, n_rows, token0, n_tokens;  // the block
-  uint32_t n_tiles, tile[BLOCK_TOKENS + 1]; // where each tile of tokens begins in the block
-  uint32_t k, n;                            // columns of the window
+  uint32_t n_tiles, tile[BLOCK_TOKENS + 1]; // first token of each tile, counted in the block
+  uint32_t k, n;                            // columns [k, k + n) of the window
   uint32_t n_runs, n_vectors;               // of the window
-  uint32_t run_vectors[WINDOW_RUNS];        // of a run
-  uint32_t after_row, after_token;          // where the work that comes after the block begins
-  const char *next[GROUP_ROWS];             // what the next group needs from memory
-  uint32_t n_next_lines;                    // of each row
-  uint32_t share_lines, share_x_lines;      // of what comes next, for each tile of tokens
-  uint32_t next_row, next_line;             // the one to ask for
-  uint32_t next_token, next_x_line;         // the same of the next window's activations
+  uint32_t run_vectors[WINDOW_RUNS];        // vectors per run
+  uint32_t after_row, after_token;          // first row and token of the block after this one
+  const char *next[GROUP_ROWS];             // addresses of the next group's weights, to prefetch
+  uint32_t n_next_lines;                    // cache lines per row
+  uint32_t share_lines, share_x_lines;      // lines to prefetch per tile of tokens
+  uint32_t next_row, next_line;             // next line to prefetch
+  uint32_t next_token, next_x_line;         // same for the next window's activations
 } gemm;
 
 static void find_window(gemm *g);
@@ -75,7 +76,7 @@ static const char *stored_row(const td_weight *w, uint32_t row, uint32_t k);
 TD_INLINE vf end_sum(const gemm *g, sv sum, gemm_lanes scale, uint32_t token, vf total);
 static void end_block(const gemm *g);
 
-// Tiles of tokens, as even as can be: a tile of few is slow.
+// Tiles of tokens, as even as possible, since a tile of few tokens is slow.
 static void cut_tokens(gemm *g) {
   g->n_tiles = (g->n_tokens + GEMM_TOKENS - 1) / GEMM_TOKENS;
   for (uint32_t i = 0; i <= g->n_tiles; i++)
@@ -95,7 +96,7 @@ static void pack_tokens(gemm *g) {
   }
 }
 
-// Rows behind the last are zeros.
+// Rows past the last one are zeros.
 static void decode_group(gemm *g, uint32_t group) {
   for (uint32_t i = 0; i < GROUP_ROWS; i++) {
     packed *out = g->w + i / GEMM_ROWS * GEMM_ROWS * WINDOW + i % GEMM_ROWS * PL;
@@ -109,7 +110,8 @@ static void decode_group(gemm *g, uint32_t group) {
   }
 }
 
-// Of the group after this one, or of the first group's next window, or of the next block.
+// What the next group needs: the group after this one, the first group's next window, or the next
+// block.
 static void find_next(gemm *g, uint32_t group) {
   bool last = group + GROUP_ROWS >= g->n_rows, over = last && g->k + g->n == g->a->w->cols;
   uint32_t row = over ? g->after_row : g->row0 + (last ? 0 : group + GROUP_ROWS);
@@ -125,7 +127,7 @@ static void find_next(gemm *g, uint32_t group) {
   g->next_row = g->next_line = 0;
 }
 
-// A share of the next group's lines, so that they are there when it is decoded.
+// Prefetches a share of the next group's lines, so that they are cached when it is decoded.
 static void fetch_weights(gemm *g) {
   uint32_t share = g->share_lines;
   while (share > 0 && g->next_row < GROUP_ROWS) {
@@ -136,7 +138,7 @@ static void fetch_weights(gemm *g) {
   }
 }
 
-// The same of the activations that are packed next, spread over the window's groups.
+// The same for activations that are packed next, spread over the window's groups.
 static void fetch_x(gemm *g) {
   uint32_t share = g->share_x_lines;
   bool over = g->k + g->n == g->a->w->cols;
@@ -150,7 +152,7 @@ static void fetch_x(gemm *g) {
   }
 }
 
-// acc [GEMM_ROWS][T] += the products of n vectors of rows and tokens.
+// acc [GEMM_ROWS][T] += products of n vectors of rows and tokens.
 TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed *x, sv *acc) {
   enum { R = GEMM_ROWS };
   for (; n > 0; n--, w += R * PL, x += T * PL) {
@@ -158,14 +160,14 @@ TD_INLINE void gemm_steps(const int T, uint32_t n, const packed *w, const packed
     TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
     TD_UNROLL for (int t = 0; t < T; t++) {
       pv xv = pv_load(x + t * PL);
-      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      __asm__("" : "+v"(xv)); // keeps xv in a register: one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(wv[r], xv, acc[r * T + t]);
     }
   }
 }
 
-// totals [GEMM_ROWS][T] gain the products of the window; place is the first row's in the group,
-// token the first token's in the block.
+// totals [GEMM_ROWS][T] += products of the window. place: index of the first row in the group;
+// token: index of the first token in the block.
 TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t token, vf *totals) {
   enum { R = GEMM_ROWS };
   const packed *w = g->w + place * WINDOW, *x = g->x + (size_t)token * WINDOW;
@@ -190,7 +192,7 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
         totals[i] = end_sum(g, sum, scale, token + (uint32_t)t, first ? vf_zero() : totals[i]);
       }
     }
-    // There are no registers to keep totals in, which the compiler would try.
+    // Keeps the compiler from holding totals in registers, of which there are too few.
     __asm__ volatile("" ::: "memory");
   }
 }
@@ -198,7 +200,7 @@ TD_INLINE void gemm_tile(const int T, const gemm *g, uint32_t place, uint32_t to
 #define GEMM_TILE(T)                                                                               \
   case T: gemm_tile(T, g, place, token, totals); return;
 
-// Not inlined, for its caller's constants would take registers.
+// Not inlined, since its caller's constants would take registers.
 __attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gemm *g,
                                                     uint32_t place, uint32_t token, vf *totals) {
   switch (n_tokens) {
@@ -213,7 +215,7 @@ __attribute__((noinline)) static void gemm_any_tile(uint32_t n_tokens, const gem
 }
 _Static_assert(GEMM_TOKENS <= 6, "a case for every size of tile");
 
-// Sums of GEMM_ROWS rows and as many tokens as make four.
+// Lane sums of GEMM_ROWS rows and as many tokens as make four pairs.
 TD_INLINE void sum_tokens(uint32_t token, uint32_t n_tokens, const vf *totals, float sum[4]) {
   vf of[4];
   TD_UNROLL for (uint32_t i = 0; i < 4; i++) {
@@ -265,7 +267,7 @@ static void gemm_window(gemm *g) {
   }
 }
 
-// What g says of a block is done.
+// Computes the block that g describes.
 static void gemm_block(gemm *g) {
   memset(g->nan, 0, sizeof g->nan);
   for (g->k = 0; g->k < g->a->w->cols; g->k += g->n) {
@@ -281,7 +283,7 @@ static void gemm_all(const td_linear_args *a, const float *x_scales) {
   g.x_scales = x_scales;
   g.sums_are_final = is_sum(a->w);
   uint32_t n_blocks = (a->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+  for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     uint32_t token_end = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks);
     g.n_tokens = token_end - g.token0;
@@ -291,7 +293,8 @@ static void gemm_all(const td_linear_args *a, const float *x_scales) {
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {
       uint32_t left = a->row_end - g.row0;
       g.n_rows = left < most ? left : most;
-      // Behind the last block: other rows and the same tokens again, as likely as anything.
+      // After the last block: other rows with the same tokens again, which is as likely as
+      // anything.
       bool more_rows = g.n_rows < left, more_tokens = i + 1 < n_blocks;
       g.after_row = more_rows || !more_tokens ? g.row0 + g.n_rows : a->row_begin;
       g.after_token = more_rows ? g.token0 : more_tokens ? token_end : 0;

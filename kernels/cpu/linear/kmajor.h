@@ -1,5 +1,5 @@
-// kernels/cpu/linear/kmajor.h - a run of RUN_COLS columns, decoded: vectors of rows, of which those
-// that are multiplied together lie together, column after column.
+// kernels/cpu/linear/kmajor.h - layout of RUN_COLS decoded columns of column-major weights: vectors
+// of rows, with those that are multiplied together adjacent, column after column.
 #ifndef KERNELS_CPU_COLS_H
 #define KERNELS_CPU_COLS_H
 

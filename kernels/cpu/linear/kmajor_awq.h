@@ -1,21 +1,22 @@
-// kernels/cpu/linear/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for
-// linear_kmajor.h. Eight vectors of a strip are the places of VL words; a column of a strip is two
-// lines of memory.
+// kernels/cpu/linear/kmajor_awq.h - AutoAWQ's layout for linear_kmajor.h: a word holds eight rows
+// of one column.
+// The eight vectors of a strip are the eight nibble positions of VL words. A column of a strip is
+// two cache lines.
 #ifndef KERNELS_CPU_COLS_AWQ_H
 #define KERNELS_CPU_COLS_AWQ_H
 
 enum {
   STRIP = 256,
   VECTORS = STRIP / VL,
-  RUN_COLS = 16,  // what is decoded of them fits L1
-  WHOLE_COLS = 1, // what columns come in
+  RUN_COLS = 16,  // decoded, they fit L1
+  WHOLE_COLS = 1, // granularity of columns
   PASS_COLS = 32,
-  AHEAD = 48, // columns between what is used and what is fetched
+  AHEAD = 48, // prefetch distance in columns
 };
 
 #include "kernels/cpu/linear/kmajor.h"
 
-// Of the eight rows of a word, the one that place has.
+// The row, of a word's eight, that is at nibble position place.
 static inline uint32_t awq_row(uint32_t place) {
   return place % 4 * 2 + place / 4;
 }
@@ -28,13 +29,14 @@ static inline const uint32_t *words_at(const td_weight *w, uint32_t row0, uint32
   return (const uint32_t *)w->data + (size_t)k * (w->rows / 8) + row0 / 8;
 }
 
-// Both lines at once, for memory has them side by side.
+// Prefetches both lines together, since they are adjacent in memory.
 static inline void fetch_column(const uint32_t *words) {
   __builtin_prefetch(words, 0, 2);
   __builtin_prefetch(words + 16, 0, 2);
 }
 
-// VL words of column k from row row0 + s on; what is behind row n_rows of the strip is not read.
+// Unpacks VL words of column k, of rows from row0 + s on. Words past row n_rows of the strip are
+// not read.
 TD_INLINE void unpack(const uint32_t *words, uint32_t s, uint32_t n_rows, vf out[8]) {
   vi v[4];
   load_words((const uint8_t *)(words + s / 8), n_rows > s ? (n_rows - s) / 8 * sizeof *words : 0,
@@ -76,9 +78,9 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
   }
 }
 
-// sum[v] gains the products with n columns from k on. A load that went on into the next strip's
-// line would have to wait for it. Registers may need several
-// passes over a run of columns, over which requests are spread evenly.
+// sum[v] += products of n columns from k on. A load that continued into the next strip's line would
+// have to wait for it. Registers may require several passes over a run of columns; prefetches are
+// spread evenly over those.
 TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, uint32_t k,
                            uint32_t n, const vf *zero, const float *x, vf *sum) {
   enum { IN_REGISTERS = VL, PASSES = VECTORS / IN_REGISTERS };

@@ -1,14 +1,15 @@
-// kernels/cpu/linear/kmajor_gptq.h - AutoGPTQ's words of eight columns of one row, for
-// linear_kmajor.h. Lanes are rows in their order.
+// kernels/cpu/linear/kmajor_gptq.h - AutoGPTQ's layout for linear_kmajor.h: a word holds eight
+// columns of one row.
+// Lanes are rows in order.
 #ifndef KERNELS_CPU_COLS_GPTQ_H
 #define KERNELS_CPU_COLS_GPTQ_H
 
 enum {
   STRIP = 64,
   VECTORS = STRIP / VL,
-  RUN_COLS = 32,  // what is decoded of them fits L1
-  WHOLE_COLS = 8, // what columns come in
-  AHEAD = 128,    // columns between what is used and what is fetched
+  RUN_COLS = 32,  // decoded, they fit L1
+  WHOLE_COLS = 8, // granularity of columns
+  AHEAD = 128,    // prefetch distance in columns
 };
 
 #include "kernels/cpu/linear/kmajor.h"
@@ -38,7 +39,7 @@ static void scales_of(const td_weight *w, size_t group, uint32_t row0, uint32_t 
     scale[v] = vf_load(value + v * VL);
 }
 
-// k is a multiple of 8. What a last word has behind column n is decoded, too, and not used.
+// k is a multiple of 8. The columns of a last word past n are decoded too, but not used.
 static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t k, uint32_t n,
                    const vf *zero, float *out) {
   for (uint32_t c = 0; c < n; c += 8) {
@@ -59,8 +60,8 @@ static void decode(const td_weight *w, uint32_t row0, uint32_t n_rows, uint32_t 
   }
 }
 
-// sum[v] gains the products with n columns from k on, whole words; a load that went on into the
-// next strip's line would have to wait for it.
+// sum[v] += products of n columns from k on, whole words. A load that continued into the next
+// strip's line would have to wait for it.
 TD_INLINE void dot_columns(const bool zeros, const td_weight *w, uint32_t row0, uint32_t k,
                            uint32_t n, const vf *zero, const float *x, vf *sum) {
   const uint32_t *words = (const uint32_t *)w->data + (size_t)k / 8 * w->rows + row0;

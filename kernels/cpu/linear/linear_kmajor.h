@@ -1,25 +1,26 @@
-// kernels/cpu/linear/linear_kmajor.h - y = W x for INT4 stored by columns (TD_LAYOUT_GPTQ,
-// TD_LAYOUT_AWQ), in vectors, for each ISA's and layout's file to include after its codes and
+// kernels/cpu/linear/linear_kmajor.h - y = W x for column-major INT4 (TD_LAYOUT_GPTQ,
+// TD_LAYOUT_AWQ).
+// Include after an ISA's codes and
 //   Q4_CODES                                       see q4.h
 //   VECTORS, STRIP, WHOLE_COLS, row_of, zeros_of, scales_of, decode, dot_columns
-//                                                  a layout's: kmajor_gptq.h, kmajor_awq.h
+//                                                  of a layout: kmajor_gptq.h, kmajor_awq.h
 //
-// A lane is a row here. A strip is VECTORS VL rows, beginning at a multiple of 8; row_of says which
-// of them is which lane. It is wide enough for the lines of a column, which lie a row of words away
-// from the next column's, to come in pairs at least: memory gives single ones at half the speed.
+// A lane is a row. A strip is VECTORS VL rows beginning at a multiple of 8; row_of maps lanes to
+// rows. Consecutive columns are a row of words apart in memory, so a strip is wide enough to read
+// at least two adjacent cache lines per column; single lines come at half the speed.
 //
-// One token's products are summed as codes are read. For more tokens a run of columns, no longer
-// than a group, is decoded into L1, zero points taken off, and then used for all of them. Either
-// way every (row, token) pair has a sum, the products of one group, in the order of the columns,
-// and a total, to which the sum times the scale is added at the group's end.
+// For one token, products are summed while codes are read. For more tokens a run of columns, no
+// longer than a group, is decoded into L1 with zero points subtracted, and used for all tokens.
+// Either way every (row, token) pair has a sum over the products of one group, in the order of
+// columns, and a total, to which sum times scale is added at the group's end.
 #ifndef KERNELS_CPU_LINEAR_COLS_H
 #define KERNELS_CPU_LINEAR_COLS_H
 
 #include "kernels/decl.h"
 
-enum { RUN_TOKENS = 32, TILE_TOKENS = VL / 4 }; // of a tile: its sums are registers
+enum { RUN_TOKENS = 32, TILE_TOKENS = VL / 4 }; // tokens per tile: its sums are in registers
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) float w[RUN_COLS * STRIP]; // decoded; see decoded_at
   vf sum[RUN_TOKENS][VECTORS], total[RUN_TOKENS][VECTORS];
@@ -28,7 +29,7 @@ typedef struct {
   uint32_t row0, n_rows, n_tokens;
 } strip;
 
-// TILE_VECTORS from v on times T tokens from t on; the columns decoded are [k, k + n).
+// TILE_VECTORS vectors from v on times T tokens from t on, over the decoded columns [k, k + n).
 TD_INLINE void multiply_tile(const int T, strip *s, int v, uint32_t t, uint32_t k, uint32_t n) {
   vf sum[TILE_TOKENS * TILE_VECTORS];
   const float *x[TILE_TOKENS];
@@ -69,8 +70,8 @@ static void end_group(strip *s) {
   }
 }
 
-// Products of some columns from k on, no further than the group's end, of which there are as many
-// as the result.
+// Adds the products of some columns from k on, up to the group's end at most. Returns the number of
+// columns.
 static uint32_t add_columns(strip *s, const td_weight *w, uint32_t k) {
   uint32_t n = run_length(w, k, w->cols / WHOLE_COLS * WHOLE_COLS - k);
   if (s->n_tokens > 1 || s->n_rows < STRIP || n == 0) {
@@ -85,7 +86,7 @@ static uint32_t add_columns(strip *s, const td_weight *w, uint32_t k) {
   return n;
 }
 
-// Rows of the strip that lie in [row_begin, row_end) are written.
+// Writes the rows of the strip that are in [row_begin, row_end).
 static void write_strip(const strip *s, const td_linear_args *a, uint32_t t0) {
   for (uint32_t t = 0; t < s->n_tokens; t++) {
     _Alignas(64) float total[STRIP];

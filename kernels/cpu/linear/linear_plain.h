@@ -1,5 +1,6 @@
-// kernels/cpu/linear/linear_plain.h - what linear_vec.h needs to know of formats whose elements are
-// converted a vector at a time: vector_at gives one of a group's. Every code is a number.
+// kernels/cpu/linear/linear_plain.h - definitions for linear_vec.h, for formats whose elements are
+// converted a vector at a time.
+// vector_at converts one vector of a group. No code is NaN.
 #ifndef KERNELS_CPU_LINEAR_PLAIN_H
 #define KERNELS_CPU_LINEAR_PLAIN_H
 

@@ -1,21 +1,21 @@
 // kernels/cpu/linear/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a scale
-// a group, in vectors, for each ISA's and dtype's file to include after its codes and
+// per group.
+// Include after an ISA's and dtype's codes and
 //   Q4_CODES    see q4.h
-//   Q4_ZEROS    1 where there may be zero points
-//   Q4_EXACT    where activations are rounded, the version for tokens that this is not for
+//   Q4_ZEROS    1 if there may be zero points
+//   Q4_EXACT    if activations are rounded: the kernel for tokens that cannot be
 //
 // A block is VL words of eight codes, 8 VL columns, as STEPS vectors of packed weights. Codes are
-// taken from their words place by place: vector i of a block has column 8 j + i in lane j or, of
-// two lanes a word, 4 j + i. So the words need not be unpacked into the order of columns; x is
-// brought into theirs, once for all rows of a call, and what lies behind the last column is zero
-// there.
+// extracted by their position in the words: vector i of a block has column 8 j + i in lane j or,
+// with two lanes per word, 4 j + i. So words are not unpacked to column order; instead x is
+// reordered once for all rows of a call, with zeros after the last column.
 //
 // Every (row, token) pair has one accumulator of VL lanes. In each block the products are summed
-// from zero, i by i, and the sums, times the scale of each lane's group, are added to it. All paths
-// keep to that, so they agree to the last bit:
-//   1 token          Q4_GEMV_ROWS rows at a time share the loads of x; what limits it is memory
-//   2 to 16 tokens   Q4_BATCH_ROWS rows times two or three, Q4_BATCH_ROWS_8 times up to Q4_TOKENS
-//                    tokens, whose sums are registers; a window of columns is as long as the x of
+// from zero, in the order of i, and the sums times the scale of each lane's group are added to the
+// accumulator. All paths keep this order, so they agree to the last bit:
+//   1 token          Q4_GEMV_ROWS rows at a time share the loads of x; memory-bound
+//   2 to 16 tokens   Q4_BATCH_ROWS rows times two or three tokens, Q4_BATCH_ROWS_8 rows times up to
+//                    Q4_TOKENS, with sums in registers; a window of columns is as long as the x of
 //                    all tokens fits L1
 //   more             gemm_q4.h, codes decoded into the cache; not in BF16
 #ifndef KERNELS_CPU_LINEAR_Q4_H
@@ -27,28 +27,29 @@
 #ifdef Q4_EXACT
 #include "kernels/cpu/common/finite_range.h"
 #else
-typedef char x_range; // nothing
+typedef char x_range; // unused
 #endif
 
 enum {
   BLOCK = 8 * VL, // columns
   STEPS = BLOCK / PL,
-  X_COLS = 32768 / sizeof(packed), // of x in order, in L1
-  X_COLS_SHARED = 8192,            // of several tokens, whose totals are there, too
-  MAX_SCALES = X_COLS / 8,         // of one row: a lane is eight columns, and has at most one
-  LIST = MAX_SCALES + 2 * VL,      // with what whole vectors write and read behind them
-  PANEL = 128,                     // rows that share x in order
-  MAX_TOKENS = 2 * Q4_TOKENS, // from here on the others' loads are worth decoding into the cache
-  MAX_ROWS = 4,               // of a tile, at most
-  TAIL_BYTES = 2 * sizeof(vi) + 64, // what is left behind the blocks that can be read as they are
-  ROWS_AHEAD = 8,                   // of several tokens, who leave parts of rows for later
+  X_COLS = 32768 / sizeof(packed), // reordered x that fits L1
+  X_COLS_SHARED = 8192,            // the same for several tokens, whose totals need room too
+  MAX_SCALES = X_COLS / 8,         // per row: a lane is eight columns with at most one scale
+  LIST = MAX_SCALES + 2 * VL, // padded, because whole vectors are written and read past the end
+  PANEL = 128,                // rows that share reordered x
+  MAX_TOKENS = 2 * Q4_TOKENS, // for more, decoding into the cache pays
+  MAX_ROWS = 4,               // per tile, at most
+  TAIL_BYTES = 2 * sizeof(vi) + 64, // bytes after the blocks that can be read in place
+  ROWS_AHEAD = 8,                   // prefetch distance for several tokens, which use rows in parts
 };
 
-// How the scales of a block are found. A row's are made F32 and put in a list, per_block for each
-// block or, where groups are longer, for each 2^shift of them; lane j takes number spread[j].
+// How a block's scales are found. A row's scales are converted to F32 and put in a list, per_block
+// entries for each block or, for longer groups, for each 2^shift blocks. Lane j uses entry
+// spread[j].
 typedef struct {
   uint32_t per_block, shift;
-  bool stored; // the list is the scales as stored; else they are repeated
+  bool stored; // the list has the scales as stored; otherwise they are repeated
   size_t of_row, in_all;
   vi spread;
 } q4_groups;
@@ -73,12 +74,12 @@ static q4_groups groups_of(const td_weight *w) {
   return g;
 }
 
-// Columns [k, k + n), of which k is the first of a block, and their scales in each row.
+// A window: columns [k, k + n), k at the start of a block, and their scales in each row.
 typedef struct {
   uint32_t k, n, n_blocks;
   uint32_t begin, n_stored; // scales
-  uint32_t first;           // block of the first scale's group that k is
-  uint32_t n_listed;        // what the list needs to have
+  uint32_t first;    // block, counted from the start of the first scale's group, at which k is
+  uint32_t n_listed; // entries that the list needs
 } q4_window;
 
 static q4_window window_of(const td_weight *w, const q4_groups *g, uint32_t k, uint32_t n) {
@@ -90,7 +91,8 @@ static q4_window window_of(const td_weight *w, const q4_groups *g, uint32_t k, u
   return win;
 }
 
-// n zero points less 8, of place place in their words, of which left are stored from there on.
+// Converts n zero points minus 8 to F32: those at nibble position `place` of their words, of which
+// `left` words are stored.
 static void zeros_to_f32(const td_weight *w, const uint32_t *from, uint32_t place, size_t left,
                          uint32_t n, float *out) {
   size_t at = 0;
@@ -102,7 +104,7 @@ static void zeros_to_f32(const td_weight *w, const uint32_t *from, uint32_t plac
   vf_store(out + at, vf_zero_points(part, w->zero_add, place));
 }
 
-// The list of a row's scales (or zero points) in a window, zeros behind the last.
+// The list of a row's scales (or zero points) in a window, followed by zeros.
 static void list_groups(const td_weight *w, const q4_groups *g, const q4_window *win, uint32_t row,
                         bool zeros, float *list) {
   float found[LIST];
@@ -138,7 +140,7 @@ static x_range block_range(x_range range, const float *x) {
 }
 #endif
 
-// n columns of x in the order above, vector i at out + i step, n at most whole blocks.
+// Reorders n columns of x, vector i at out + i step; n is at most whole blocks.
 static void order_x(const float *x, uint32_t n, packed *out, size_t step, x_range *range) {
   x_range r = *range;
   uint32_t k = 0;
@@ -155,7 +157,7 @@ static void order_x(const float *x, uint32_t n, packed *out, size_t step, x_rang
   *range = r;
 }
 
-// A token whose activations cannot be rounded, again.
+// Recomputes a token whose activations cannot be rounded.
 static void end_token(const td_linear_args *a, uint32_t token, x_range range) {
 #ifdef Q4_EXACT
   if (range_within(range, X_LEAST, X_MOST)) return;
@@ -169,13 +171,13 @@ static void end_token(const td_linear_args *a, uint32_t token, x_range range) {
 // Some blocks of some rows.
 typedef struct {
   const uint8_t *codes[MAX_ROWS];
-  const float (*scales)[LIST], (*zeros)[LIST]; // of each row
+  const float (*scales)[LIST], (*zeros)[LIST]; // per row
   uint32_t n_blocks;
   uint32_t first; // block of the lists' first group
-  size_t ahead;   // bytes between what is used and what is fetched
+  size_t ahead;   // prefetch distance in bytes
 } q4_tile;
 
-// acc[r][t] = the products of a block, from zero; x [STEPS][T][PL].
+// acc[r][t] = products of a block, starting from zero; x [STEPS][T][PL].
 TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zero, const packed *x,
                          vf *acc) {
   TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
@@ -187,7 +189,7 @@ TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zer
     }
     TD_UNROLL for (int t = 0; t < 2 * T; t++, x += PL) {
       pv xv = pv_load(x);
-      if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      if (R > 1) __asm__("" : "+v"(xv)); // one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) {
         vf *sum = &acc[r * T + t % T];
         *sum = pv_fma(t < T ? lo[r] : hi[r], xv, *sum);
@@ -196,8 +198,8 @@ TD_INLINE void dot_block(const int R, const int T, vi (*words)[4], const vf *zer
   }
 }
 
-// totals [R][step] gain the rows' products with T tokens; x [block][STEPS][T][PL]. one: every block
-// has one scale.
+// totals [R][step] += the rows' products with T tokens; x [block][STEPS][T][PL]. one: every block
+// has a single scale.
 TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool one,
                         const q4_tile *tile, const q4_groups *g, const packed *x, vf *totals,
                         size_t step) {
@@ -225,7 +227,7 @@ TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const bool o
         *total = vf_fma(acc[r * T + t], scale, *total);
       }
     }
-    // There are no registers to keep more totals in, which the compiler would try.
+    // Keeps the compiler from holding more totals in registers, of which there are too few.
     if (R * T > IN_REGISTERS) __asm__ volatile("" ::: "memory");
   }
   if (R * T <= IN_REGISTERS) {
@@ -268,7 +270,7 @@ static void dot_tokens(uint32_t n_tokens, bool zeros, const q4_tile *tile, const
 }
 _Static_assert(Q4_TOKENS <= 8, "a case for every number of tokens");
 
-// Some rows times all tokens; lives on the stack.
+// Some rows times all tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) packed x[X_COLS]; // [tokens of Q4_TOKENS][block][STEPS][token][PL]
   x_range range[MAX_TOKENS];
@@ -280,8 +282,8 @@ typedef struct {
   q4_window win;
   size_t row_bytes;
   uint32_t row0, n_rows;
-  uint32_t tile_rows, apart; // rows of a tile, and from one to the next
-  uint32_t n_token_tiles, tokens[MAX_TOKENS / Q4_TOKENS + 1]; // where each begins
+  uint32_t tile_rows, apart;                                  // rows per tile, and their distance
+  uint32_t n_token_tiles, tokens[MAX_TOKENS / Q4_TOKENS + 1]; // first token of each tile
 } panel;
 
 static void order_tokens(panel *p) {
@@ -297,7 +299,7 @@ static void order_tokens(panel *p) {
   }
 }
 
-// The blocks of a tile of rows from skip on, times all tokens.
+// A tile of rows, its blocks from `skip` on, times all tokens.
 static void dot_token_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_t skip) {
   const packed *x = p->x;
   uint32_t n_tokens = p->a->n_tokens;
@@ -309,7 +311,8 @@ static void dot_token_tiles(panel *p, uint32_t row, const q4_tile *tile, uint32_
   }
 }
 
-// Blocks of the window that may be read as whole vectors and three bytes more, up to this row.
+// Number of the window's blocks that can be read as whole vectors plus three bytes in every row up
+// to this one.
 static uint32_t blocks_within(const panel *p, uint32_t row) {
   size_t in_row = p->row_bytes - p->win.k / 2;
   size_t in_data = (size_t)(p->a->w->rows - 1 - row) * p->row_bytes + in_row;
@@ -318,7 +321,7 @@ static uint32_t blocks_within(const panel *p, uint32_t row) {
   return n < p->win.n_blocks ? (uint32_t)n : p->win.n_blocks;
 }
 
-// The blocks that a tile has left, from copies with zeros behind them.
+// The remaining blocks of a tile, from zero-padded copies.
 static void dot_tail(panel *p, uint32_t row, q4_tile *tile) {
   uint32_t done = tile->n_blocks;
   size_t at = done * sizeof(vi), left = p->row_bytes - p->win.k / 2 - at;
@@ -332,7 +335,7 @@ static void dot_tail(panel *p, uint32_t row, q4_tile *tile) {
   dot_token_tiles(p, row, tile, done);
 }
 
-// In this window, in the next one, or in the next panel's first.
+// Prefetch distance: within this window, to the next one, or to the next panel's first.
 static size_t bytes_ahead(const panel *p, uint32_t row) {
   if (p->a->n_tokens == 1) return Q4_AHEAD;
   size_t bytes = ROWS_AHEAD * p->row_bytes;
@@ -341,8 +344,8 @@ static size_t bytes_ahead(const panel *p, uint32_t row) {
   return bytes - p->apart * p->row_bytes + p->win.n / 2;
 }
 
-// All scales of the tile that is ROWS_AHEAD rows on, here or in the next panel: a window takes few
-// of a row, which the processor's prefetch does not follow.
+// Prefetches all scales of the tile ROWS_AHEAD rows on, in this panel or the next. A window uses
+// few of a row's scales, which the hardware prefetcher does not follow.
 static void fetch_scales(const panel *p, uint32_t row) {
   const td_weight *w = p->a->w;
   const size_t n_bytes = p->groups.of_row * td_dtype_bytes(w->scale_dtype);
@@ -355,9 +358,9 @@ static void fetch_scales(const panel *p, uint32_t row) {
   }
 }
 
-// A tile is rows that lie apart, each the next in a stream of its own: the processor's prefetch
-// follows those, and loses short rows. Rows behind the panel's last are that again, with totals of
-// their own.
+// A tile's rows are far apart, each the next one of its own stream: the hardware prefetcher follows
+// such streams but loses short rows. Rows past the panel's last one repeat it, with separate
+// totals.
 static void dot_rows(panel *p, uint32_t row) {
   const td_weight *w = p->a->w;
   uint32_t end = p->n_rows - 1, last = row + (p->tile_rows - 1) * p->apart;
@@ -383,14 +386,14 @@ static inline bool is_sum(const td_weight *w) {
 
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)row;
-  (void)nan; // codes are numbers; scales that are not are in the sum
+  (void)nan; // codes are never NaN, and NaN scales are in the sum
   return is_sum(w) ? sum : sum * w->global_scale;
 }
 
 static void q4_finish(panel *p) {
   const td_linear_args *a = p->a;
   size_t n_tokens = a->n_tokens;
-  for (uint32_t r = 0; r < p->n_rows; r += 4) { // there are MAX_ROWS totals behind the last
+  for (uint32_t r = 0; r < p->n_rows; r += 4) { // there are MAX_ROWS more totals after the last row
     for (uint32_t t = 0; t < n_tokens; t++) {
       const vf *total = p->total + r * n_tokens + t;
       float sum[4], *y = a->y + t * a->ldy + p->row0 - a->y_row0;
@@ -418,12 +421,12 @@ static void q4_panel(panel *p) {
   q4_finish(p);
 }
 
-// Whether groups begin with lanes. Others are left to the scalar version.
+// Whether groups begin at lane boundaries. Others are left to the scalar kernel.
 static inline bool q4_fits(const td_weight *w) {
   return w->scale_cols % 8 == 0 || w->scale_cols >= w->cols;
 }
 
-// Up to MAX_TOKENS.
+// For up to MAX_TOKENS tokens.
 static void linear_few(const td_linear_args *a) {
   panel p;
   p.a = a;

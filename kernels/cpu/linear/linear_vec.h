@@ -1,30 +1,32 @@
-// kernels/cpu/linear/linear_vec.h - y = W x in vectors, for each ISA's and dtype's file to include
-// after its vec.h and these definitions (linear_plain.h has most of them for simple formats):
+// kernels/cpu/linear/linear_vec.h - y = W x in FP32, for any weights that convert to vectors of
+// floats.
+// Include after an ISA's vec.h and these definitions (linear_plain.h has most of them for simple
+// formats):
 //   elem          the stored element
-//   HAS_SCALES    whether there are any
-//   DOWN          weights are decoded over this power of two, which the result makes good
-//   GROUP         columns that are loaded at once: a line of memory
-//   codes, load_codes, load_codes_n    such a group of one row (n < GROUP of it, and zeros)
-//   plain         whether vector_of gives the weights of some groups; else any_vector_of does, and
-//                 has_nan tells whether some are NaN although it does not show it
-//   SHARED        if vector_of gives any codes' weights, but for NaN: so many vectors of a row are
-//                 made one after the other, for they share work; with watched, watch and
-//                 watched_nan, which tell afterwards whether codes of some rows are NaN
-//   ORDER_X       if columns of a group are not in order: puts a group of x as vector_of has them
-//   X_UP          if weights are decoded so far down that x must make up for it: a power of two
-//                 times which it is packed, and what is left of DOWN is for the result; then also
-//                 X_FITS_FROM, X_FITS_TO for its range, and natural_of and NATURAL_DOWN, which take
-//                 the place of any_vector_of and DOWN where x is used as it is
+//   HAS_SCALES    whether there are scales
+//   DOWN          weights are decoded divided by this power of two; the result corrects for it
+//   GROUP         columns loaded at once: a cache line
+//   codes, load_codes, load_codes_n    such a group of one row (_n: the first n < GROUP, and zeros)
+//   plain         whether vector_of gives the weights of some groups; otherwise any_vector_of does,
+//                 and has_nan reports NaN that the values do not show
+//   SHARED        if vector_of works for any codes but NaN: this many vectors of a row are decoded
+//                 together because they share work; with watched, watch and watched_nan, which
+//                 report afterwards whether codes of some rows are NaN
+//   ORDER_X       if columns of a group are not in order: stores a group of x in vector_of's order
+//   X_UP          if weights are decoded so small that x must be packed multiplied by a power of
+//                 two; the result corrects for the rest of DOWN. Then also X_FITS_FROM, X_FITS_TO
+//                 for the range of x, and natural_of and NATURAL_DOWN instead of any_vector_of and
+//                 DOWN where x is used unchanged
 //
-// Every (row, token) pair has one accumulator of VL lanes, to which the vectors of a row go in
-// turn. All paths keep to that, so they agree to the last bit:
+// Every (row, token) pair has one accumulator of VL lanes, to which a row's vectors are added in
+// order. All paths keep this order, so they agree to the last bit:
 //   up to FEW_TOKENS  a few rows at a time, straight from memory, each weight decoded once for
 //                     eight tokens
 //   more              gemm_vec.h, each weight decoded once for a block of tokens
-// A scale that serves whole rows multiplies the sum. Where it changes along a row but serves a band
-// of rows, x is multiplied by it, once for the band: one rounding a product, as small as that of
-// its addition. That goes wrong where the product leaves the range of FP32, so a token which has
-// such activations takes another way, as do scales of few rows: run by run, each run's sum scaled.
+// A scale of whole rows multiplies the sum. A scale that changes along rows but is shared by a band
+// of rows is multiplied into x, once for the band: one rounding per product, as small as that of
+// its addition. A token for which such a product leaves the range of FP32 is computed run by run
+// with each run's sum scaled, and so are scales shared by few rows.
 #ifndef KERNELS_CPU_LINEAR_VEC_H
 #define KERNELS_CPU_LINEAR_VEC_H
 
@@ -48,11 +50,11 @@
 enum {
   VECTORS = GROUP / VL,
   MIN_BAND = 16,    // rows
-  PANEL_ROWS = 128, // that share packed x
+  PANEL_ROWS = 128, // rows that share packed x
   ROWS_1 = GEMV_ROWS,
   ROWS_2 = GEMV_ROWS,
   PREFETCH_ROWS_BYTES = AHEAD_MORE,
-  MAX_ROWS = 4,     // that share a load of x
+  MAX_ROWS = 4,     // rows that share a load of x
   TILE_TOKENS = 8,  // at most
   PANEL_TOKENS = 16 // at most
 };
@@ -69,13 +71,13 @@ static inline bool scale_is_rows(const td_weight *w) {
   return w->scale_cols >= w->cols;
 }
 
-// Whether that is the sum of all lanes.
+// Whether the result is the sum of all lanes.
 static inline bool is_sum(const td_weight *w) {
   (void)w;
   return !HAS_SCALES;
 }
 
-// The result from that sum.
+// The result, from the sum of all lanes.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
   if (!HAS_SCALES) return sum;
@@ -86,7 +88,7 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// Columns [k, k + n) of a token, vector i at out + i * step; zeros up to a whole group.
+// Packs n columns of a token, vector i at out + i * step, zeros up to a whole group.
 static void pack_plain_x(const float *x, uint32_t n, size_t step, float *out) {
   for (uint32_t at = 0; at < n; at += GROUP, out += VECTORS * step) {
     vf v[VECTORS];
@@ -99,7 +101,7 @@ static void pack_plain_x(const float *x, uint32_t n, size_t step, float *out) {
   }
 }
 
-// The same, times scales where there are any.
+// The same for columns [k, k + n), multiplied by scales if there are any.
 static void pack_x(const td_weight *w, const float *scales, const float *x, uint32_t k, uint32_t n,
                    size_t step, float *out, x_range *range) {
   if (!scales) {
@@ -130,8 +132,8 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
   *range = r;
 }
 
-// Whether a token's do although its range has it that some do not: activations and scales that are
-// 0 do no harm.
+// Second, exact check for a token whose range failed: true if every scale * x is in range, ignoring
+// zeros.
 static bool token_fits(const td_weight *w, const float *scales, const float *x) {
   for (uint32_t k = 0, n; k < w->cols; k += n, scales++) {
     n = run_length(w, k, w->cols);
@@ -147,7 +149,7 @@ static bool token_fits(const td_weight *w, const float *scales, const float *x) 
 
 // ---- run by run -----------------------------------------------------------------------------
 
-// The products of a run of one row.
+// Products of a run of one row.
 static vf run_products(const elem *w, const float *x, uint32_t n, bool *nan) {
   elem room[GROUP];
   vf acc = vf_zero();
@@ -183,7 +185,7 @@ static void run_by_run(const td_linear_args *a, uint32_t token) {
   }
 }
 
-// Tokens that scaled activations are not for, again.
+// Recomputes a token whose scaled activations are out of range.
 static void mend(const td_linear_args *a, const float *scales, uint32_t token, x_range range) {
   if (!range_within(range, X_FITS_FROM, X_FITS_TO) && !token_fits(a->w, scales, token_x(a, token)))
     run_by_run(a, token);
@@ -191,19 +193,19 @@ static void mend(const td_linear_args *a, const float *scales, uint32_t token, x
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
+// Some rows times all tokens, in tiles of up to TILE_TOKENS. Lives on the stack.
 typedef struct {
   _Alignas(64) float x[X_FLOATS];      // columns [k, k + n): [tile][vector][token of the tile][VL]
-  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], over columns before k
   x_range range[PANEL_TOKENS];
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
-  uint32_t n_padded; // columns: n in whole groups
-  distance ahead[2]; // into L2, into L1
+  uint32_t n_padded; // n rounded up to whole groups
+  distance ahead[2]; // prefetch distances to L2 and L1
   bool nan[PANEL_ROWS];
 } panel;
 
-// acc [R][T] += the products of a group of each row.
+// acc [R][T] += products of a group of each row.
 #ifdef SHARED
 TD_INLINE void add_group(const int R, const int T, const codes *c, const float *x, vf *acc,
                          bool *nan, watched *seen) {
@@ -223,7 +225,7 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
   }
 }
 #else
-typedef char watched; // nothing
+typedef char watched; // unused
 static watched watch_none(void) {
   return 0;
 }
@@ -241,7 +243,7 @@ TD_INLINE void add_group(const int R, const int T, const codes *c, const float *
       TD_UNROLL for (int r = 0; r < R; r++) w[r] = vector_of(&c[r], j);
       TD_UNROLL for (int t = 0; t < T; t++) {
         vf xv = vf_load(x + (j * T + t) * VL);
-        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        __asm__("" : "+v"(xv)); // one load instead of one per multiplication
         TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(w[r], xv, acc[r * T + t]);
       }
     }
@@ -272,7 +274,7 @@ static bool single_row_tiles(const panel *p) {
 
 _Static_assert((int)FEW_TOKENS <= (int)PANEL_TOKENS, "a panel has room for them");
 
-// Which of some rows has NaN among the panel's columns.
+// Finds which of some rows have NaN among the panel's columns.
 static void find_nan(panel *p, uint32_t row, uint32_t n_rows) {
   elem room[GROUP];
   for (uint32_t r = row; r < row + n_rows; r++) {
@@ -361,7 +363,7 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 // ---- many tokens ----------------------------------------------------------------------------
 
 enum { SCALED = 0, WINDOW_RUNS = 1 };
-typedef char gemm_scale; // nothing
+typedef char gemm_scale; // unused
 TD_INLINE vf lanes_of(gemm_scale scale) {
   (void)scale;
   return vf_zero();

@@ -1,27 +1,27 @@
-// kernels/cpu/linear/linear_w4a8.h - y = W x for rows of 4-bit codes with x rounded to 8 bits, in
-// vectors of 32-bit lanes, for each ISA's file to include after its vec.h and these definitions:
-//   VECTORS, TILE_TOKENS   the register tile: VECTORS VL rows times so many tokens
+// kernels/cpu/linear/linear_w4a8.h - y = W x for rows of 4-bit codes with x quantized to 8 bits.
+// Include after an ISA's vec.h and these definitions, on vectors of 32-bit lanes:
+//   VECTORS, TILE_TOKENS   the register tile: VECTORS VL rows times this many tokens
 //   a8_dot                 sum + the four products u x of every lane, u at most 24, x signed
-//   A8_STEP_WORDS          where up to 4 words' products are summed in a way of their own: so many
-//   a8_begin, a8_end       then: of acc, what a step's sum begins with; acc behind the step, of
-//                          that before it and of sum
+//   A8_STEP_WORDS          words (up to 4) per step, whose products may be summed separately
+//   a8_begin, a8_end       initial sum of a step, from acc; acc after the step, from the acc before
+//                          it and the sum
 //   a8_set1, a8_mul, a8_to_float
 //   a8_words               16 bytes of VL rows: word j of row i in lane i of vector j
 //   a8_low, a8_high        the lower and upper codes of every byte
 //   a8_lookup              table[code] for every byte
 //   a8_largest             the largest magnitude of 16 n floats, as bits
-//   a8_round               16 floats times a factor, to the nearest, as bytes in the order below
-//   a8_sum                 the sum of n bytes, n a multiple of 16
+//   a8_round               16 floats times a factor, rounded to nearest, as bytes in the order
+//   below a8_sum                 the sum of n bytes, n a multiple of 16
 //
-// A block of columns (w4a8.h) of a token has a scale, its largest magnitude / 127, and
-// a row of weights has one there: the sum of code times x over the block is whole and exact, and
-// total = fma(sum, weight scale * token scale, total), block after block. Nothing else is rounded,
-// so every ISA gives the same bits, for any number of tokens. |error| <= sum |w| scale / 2 over the
-// columns (x's rounding), besides that of the FP32 sum.
+// A token has a scale per block of columns (w4a8.h), its largest magnitude / 127; a row of weights
+// has one scale in a block. The sum of code times x over the block is an exact integer, and total =
+// fma(sum, weight scale * token scale, total), block after block. Nothing else is rounded, so every
+// ISA gives the same bits, for any number of tokens. |error| <= sum |w| scale / 2 over the columns
+// (from rounding x), plus that of the FP32 sum.
 //
-// Lanes are rows. The weights of a strip of rows and a window of columns are brought into the order
-// of use, codes made unsigned, once for BLOCK_TOKENS tokens (L1); x is rounded once a call. Eight
-// columns are two words of four: columns 0 2 4 6, then 1 3 5 7, as masking nibbles leaves them.
+// Lanes are rows. The weights of a strip of rows and a window of columns are reordered and made
+// unsigned once for BLOCK_TOKENS tokens (L1); x is quantized once per call. Eight columns are two
+// words of four: columns 0 2 4 6, then 1 3 5 7, which is what masking nibbles gives.
 #ifndef KERNELS_CPU_LINEAR_A8_H
 #define KERNELS_CPU_LINEAR_A8_H
 
@@ -48,23 +48,23 @@ enum {
   WINDOW = 512,         // columns
   BLOCKS = WINDOW / A8_LEAST_BLOCK,
   BLOCK_TOKENS = 96,
-  X_BYTES = 512 << 10, // of x in 8 bits; a token of A8_MOST_COLS fits
+  X_BYTES = 512 << 10, // of quantized x; a token of A8_MOST_COLS fits
   X_BLOCKS = X_BYTES / A8_LEAST_BLOCK,
 };
 
-// Some tokens times a strip of rows; lives on the stack.
+// Some tokens times a strip of rows. Lives on the stack.
 typedef struct {
   _Alignas(64) int8_t x[X_BYTES];  // [window][token][WINDOW]
   float x_scale[X_BLOCKS];         // [window][token][blocks of a window]
-  int32_t x_sum[X_BLOCKS];         // of the rounded ones
-  uint8_t w[WINDOW / 4][STRIP][4]; // of the window, as all three
+  int32_t x_sum[X_BLOCKS];         // sums of quantized values, same shape
+  uint8_t w[WINDOW / 4][STRIP][4]; // of the window, as are w_scale and zero
   float w_scale[BLOCKS][STRIP];
-  int32_t zero[BLOCKS][STRIP]; // where there are zero points
+  int32_t zero[BLOCKS][STRIP]; // unused without zero points
   _Alignas(64) float total[BLOCK_TOKENS][STRIP];
   const td_linear_args *a;
   uint32_t token0, n_tokens;
   uint32_t row0, n_rows;       // of the strip
-  uint32_t block, n_in_window; // columns of a block; blocks of a window
+  uint32_t block, n_in_window; // columns per block; blocks per window
   uint32_t k, n, n_blocks;     // the window
   bool is_fp4;
 } a8;
@@ -77,7 +77,7 @@ static size_t a8_at(const a8 *g, uint32_t window, uint32_t token) {
   return ((size_t)window * g->n_tokens + token) * g->n_in_window;
 }
 
-// Columns [k, k + n) of a token, n at most a window; zeros behind them.
+// Quantizes columns [k, k + n) of a token, n at most a window; zeros after them.
 static void round_window(a8 *g, const float *x, uint32_t n, uint32_t window, uint32_t token) {
   int8_t *out = a8_x(g, window, token);
   size_t at = a8_at(g, window, token);
@@ -109,13 +109,12 @@ static void round_tokens(a8 *g) {
   }
 }
 
-// Rows behind the strip's last are copies of it.
+// Rows past the strip's last one repeat it.
 static uint32_t strip_row(const a8 *g, uint32_t i) {
   return g->row0 + (i < g->n_rows ? i : g->n_rows - 1);
 }
 
-// Bytes from a row's place to the one that is asked for ahead of time: two windows on, or as far in
-// the next strip.
+// Prefetch distance in bytes: two windows on, or as far into the next strip.
 static size_t a8_ahead(const td_weight *w, uint32_t k) {
   size_t row_bytes = td_weight_row_bytes(w), ahead = WINDOW;
   return ahead + (k / 2 + ahead < row_bytes ? 0 : (STRIP - 1) * row_bytes);
@@ -149,7 +148,7 @@ static void decode_codes(a8 *g, uint32_t v) {
   }
 }
 
-// Of row i of the strip: its scales of the window lie together.
+// Scales of row i of the strip, contiguous for the window.
 static void decode_scales(a8 *g, uint32_t i) {
   const td_weight *w = g->a->w;
   uint32_t row = strip_row(g, i), first = g->k / w->scale_cols;
@@ -169,7 +168,7 @@ static void decode_scales(a8 *g, uint32_t i) {
     g->zero[b][i] = zero_at(w, row, (g->k + b * g->block) / w->scale_cols);
 }
 
-// acc [T][VECTORS] += the products of a step's words.
+// acc [T][VECTORS] += products of a step's words.
 TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi *acc) {
   vi sum[TILE_TOKENS * VECTORS];
   TD_UNROLL for (int word = 0; word < A8_STEP_WORDS; word++) {
@@ -182,7 +181,8 @@ TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi 
       TD_UNROLL for (int v = 0; v < VECTORS; v++) {
         vi *of = &sum[t * VECTORS + v];
         *of = a8_dot(word == 0 ? a8_begin(acc[t * VECTORS + v]) : *of, wv[v], xv);
-        // At once, for there are no registers to keep products in, which the compiler would try.
+        // Forces the sum now; the compiler would keep products in registers, of which there are too
+        // few.
         __asm__("" : "+v"(*of));
       }
     }
@@ -190,7 +190,7 @@ TD_INLINE void a8_step(const int T, uint8_t (*w)[STRIP][4], const int8_t *x, vi 
   TD_UNROLL for (int i = 0; i < T * VECTORS; i++) acc[i] = a8_end(acc[i], sum[i]);
 }
 
-// total[t][..] gains the products of the window with tokens [t, t + T).
+// total[t][..] += products of the window with tokens [t, t + T).
 TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, uint32_t t) {
   const int8_t *x = a8_x(g, window, t);
   size_t at = a8_at(g, window, t);
@@ -207,9 +207,9 @@ TD_INLINE void a8_tile(const int T, const bool zeros, a8 *g, uint32_t window, ui
                                      : a8_set1(-middle * sum);
       }
     }
-    for (; word < end; word += A8_STEP_WORDS) { // x is zero behind the last column
+    for (; word < end; word += A8_STEP_WORDS) { // x is zero after the last column
       const int8_t *xs = x + word * 4;
-      __asm__("" : "+r"(xs)); // one address, not one of each token
+      __asm__("" : "+r"(xs)); // one address instead of one per token
       a8_step(T, g->w + word, xs, acc);
     }
     TD_UNROLL for (int i = 0; i < T; i++) {
@@ -269,7 +269,7 @@ static inline void linear_w4a8_rows(const td_linear_args *a) {
   uint32_t most = X_BYTES / ((a->w->cols + WINDOW - 1) / WINDOW * WINDOW);
   if (most > BLOCK_TOKENS) most = BLOCK_TOKENS;
   uint32_t n_blocks = (a->n_tokens + most - 1) / most;
-  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+  for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
     round_tokens(&g);

@@ -1,25 +1,27 @@
-// kernels/cpu/linear/panel_vec.h - how a panel, some rows times up to PANEL_TOKENS tokens, is cut
-// into tiles and fetched, and its results: the part that linear_vec.h, avx512fp16/linear_bytes.h
-// and avx512bf16/linear_rows.h share. To be included behind elem, row_data and
-//   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n), ahead and, of
-//               each row, nan
-//   ROWS_1      rows that one token is multiplied with at once
-//   ROWS_2      that two are
-//   single_row_tiles  whether a panel's tokens take rows one by one all the same
-//   PREFETCH_ROWS_BYTES   see prefetch.h, of more than one token
-//   finish      the result of a row and token from the sum of all lanes
-//   is_sum      whether that is the sum, as long as nothing is tiny or NaN
-//   is_final    the same of all of a panel
-// linear_band, rows that share scales, times all tokens, is defined behind it.
+// kernels/cpu/linear/panel_vec.h - tiles, prefetching and results of a panel: some rows times up to
+// PANEL_TOKENS tokens.
+// Shared by linear_vec.h, avx512fp16/linear_bytes.h and avx512bf16/linear_rows.h. Include after
+// elem, row_data and
+//   panel       with a (the call), rows [row0, row0 + n_rows), columns [k, k + n), ahead and, per
+//               row, nan
+//   ROWS_1      rows multiplied at once with one token
+//   ROWS_2      rows multiplied at once with two tokens
+//   single_row_tiles  whether a panel's tokens take rows one by one nevertheless
+//   PREFETCH_ROWS_BYTES   see prefetch.h, for more than one token
+//   finish      the result of a row and token, from the sum of all lanes
+//   is_sum      whether the result is that sum, unless something is tiny or NaN
+//   is_final    the same for a whole panel
+// Define linear_band, which computes rows that share scales for all tokens, after it.
 #ifndef KERNELS_CPU_PANEL_VEC_H
 #define KERNELS_CPU_PANEL_VEC_H
 
-// Sums of the lanes of v [R][T]: of rows [row, row + R) and tokens [token, token + T).
+// Lane sums of v [R][T], for rows [row, row + R) and tokens [token, token + T).
 TD_INLINE void put_sums(const int R, const int T, const panel *p, uint32_t row, uint32_t token,
                         const vf *v) {
   const td_linear_args *a = p->a;
   float sum[MAX_ROWS * TILE_TOKENS];
-  TD_UNROLL for (int i = 0; i < R * T; i += 4) { // by token, for its results lie together
+  // token-major, since a token's results are contiguous
+  TD_UNROLL for (int i = 0; i < R * T; i += 4) {
     vf of[4];
     TD_UNROLL for (int j = 0; j < 4; j++) {
       of[j] = i + j < R * T ? v[(i + j) % R * T + (i + j) / R] : vf_zero();
@@ -42,7 +44,7 @@ static void finish_panel(const panel *p) {
   }
 }
 
-// The scales that finish needs come while the panel is multiplied.
+// Prefetches the scales that finish needs while the panel is multiplied.
 static void fetch_scales(const panel *p) {
   if (is_sum(p->a->w) || p->k > 0) return;
   for (uint32_t r = 0; r < p->n_rows; r += 64 / (uint32_t)sizeof(float))
@@ -60,13 +62,13 @@ static void set_ahead(panel *p) {
   p->ahead[1] = distance_of(p, far / 8);
 }
 
-// From what is used to what is fetched, in bytes, up to some column of the panel.
+// Prefetch distance in bytes, valid up to column `until` of the panel.
 typedef struct {
   size_t offset;
   uint32_t until;
 } fetch;
 
-// What lies behind the panel, `at` elements on: the first row's next columns, or the next panel.
+// What follows the panel, `at` elements on: the first row's next columns, or the next panel.
 static uintptr_t behind_panel(const panel *p, size_t at) {
   const td_linear_args *a = p->a;
   const void *from = row_data(a->w, p->row0 + p->n_rows);
@@ -78,13 +80,14 @@ static uintptr_t behind_panel(const panel *p, size_t at) {
   return (uintptr_t)from + at * sizeof(elem);
 }
 
-// What is read as far behind column k of the panel's row as `ahead` says: the rows behind row + R
-// follow a row's columns.
+// Prefetch target for column k of the panel's row, at distance `ahead`: after a row's columns come
+// the rows after row + R.
 TD_INLINE fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, distance ahead) {
   const bool wraps = k + ahead.cols >= p->n;
-  const size_t rows = (ahead.rows + wraps) * R, cols = p->a->w->cols; // rows on
+  const size_t rows = (ahead.rows + wraps) * R, cols = p->a->w->cols; // rows to advance
   const uint32_t until = wraps ? 2 * p->n - ahead.cols : p->n - ahead.cols;
-  const size_t on = rows * cols + ahead.cols - (wraps ? p->n : 0); // elements, may wrap
+  // elements to advance; may wrap around
+  const size_t on = rows * cols + ahead.cols - (wraps ? p->n : 0);
   if (__builtin_expect(row + rows < p->n_rows, 1)) {
     return (fetch){.offset = on * sizeof(elem), .until = until};
   }
@@ -93,8 +96,8 @@ TD_INLINE fetch fetch_of(const panel *p, uint32_t row, uint32_t R, uint32_t k, d
   return (fetch){.offset = behind_panel(p, at) - from, .until = until};
 }
 
-// Rows [row, row + R) of the panel times tokens [token, token + T), both numbers constants: the
-// includer's.
+// Rows [row, row + R) of the panel times tokens [token, token + T), R and T constants. Defined by
+// the including file.
 TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32_t token);
 
 #define DOT_TOKENS(T, R)                                                                           \
@@ -129,7 +132,7 @@ static uint32_t panel_tile_begin(const panel *p, uint32_t tile) {
   return tile * p->a->n_tokens / panel_tiles(p);
 }
 
-// Tiles of tokens take turns with some rows, whose weights the first of them brings into L1.
+// All tiles of tokens for some rows, then the next rows: the first tile brings the weights into L1.
 static void dot_panel(panel *p) {
   fetch_scales(p);
   uint32_t n_tiles = panel_tiles(p), step = n_tiles == 1 ? p->n_rows : BATCH_ROWS;
@@ -144,7 +147,7 @@ static void dot_panel(panel *p) {
 
 static void linear_band(const td_linear_args *a, const float *scales);
 
-// Where scales change along rows and serve bands of them.
+// For scales that change along rows and are shared by bands of rows.
 static void linear_bands(const td_linear_args *a) {
   const td_weight *w = a->w;
   td_linear_args band = *a;

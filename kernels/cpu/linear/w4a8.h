@@ -1,16 +1,16 @@
-// kernels/cpu/linear/w4a8.h - what all versions of linear_w4a8 share: x in 8 bits, and how it is
-// scaled. Of avx2int16, which columns have a scale.
+// kernels/cpu/linear/w4a8.h - x in 8 bits and its scales, shared by all versions of linear_w4a8;
+// blocks of columns also for avx2int16.
 #ifndef KERNELS_CPU_A8_H
 #define KERNELS_CPU_A8_H
 
 #include "kernels/cpu/common/dequant.h"
 
 enum { A8_LEAST_BLOCK = 16, A8_MOST_BLOCK = 128, A8_MOST_COLS = 256 << 10 };
-// Codes of FP4 are taken as twice their value, 12 added.
+// FP4 codes are represented as twice their value plus 12.
 enum { A8_FP4_MIDDLE = 12 };
 
-// Columns of x that share a scale: as many as the groups of the weights allow. 0: there is no such
-// number.
+// Columns of x per scale: the largest power of two that divides the weights' groups. 0: there is
+// none.
 static inline uint32_t x_block_cols(const td_weight *w) {
   uint32_t group = w->scale_cols >= w->cols ? A8_MOST_BLOCK : w->scale_cols;
   for (uint32_t n = A8_MOST_BLOCK; n >= A8_LEAST_BLOCK; n /= 2) {
@@ -19,19 +19,19 @@ static inline uint32_t x_block_cols(const td_weight *w) {
   return 0;
 }
 
-// The same, and 0 where the matrix is not for linear_w4a8.
+// The same; 0 if linear_w4a8 does not support the matrix.
 static inline uint32_t a8_block(const td_weight *w) {
   return w->layout == TD_LAYOUT_ROWS && w->cols <= A8_MOST_COLS ? x_block_cols(w) : 0;
 }
 
 typedef struct {
-  float scale, times; // of a rounded value; of x before rounding
+  float scale, times; // scale of quantized values; factor for x before rounding
 } a8_scale;
 
-// From the bits of the largest magnitude. What is not finite makes results that are not.
+// From the bits of the largest magnitude. Non-finite values give NaN results.
 static inline a8_scale a8_scale_of(uint32_t largest) {
   float most = f32_from_bits(largest);
-  if (most < 0x1p-100f) return (a8_scale){0, 0}; // 127 over it might be infinite
+  if (most < 0x1p-100f) return (a8_scale){0, 0}; // 127 / most could be infinite
   if (largest >= 0x7f800000u) return (a8_scale){f32_from_bits(0x7fc00000u), 0};
   return (a8_scale){most / 127, 127 / most};
 }
