@@ -11,7 +11,8 @@
 //   a8_lookup              table[code] for every byte
 //   a8_largest             the largest magnitude of 16 n floats, as bits
 //   a8_round               16 floats times a factor, rounded to nearest, as bytes in the order
-//   below a8_sum                 the sum of n bytes, n a multiple of 16
+//                          below
+//   a8_sum                 the sum of n bytes, n a multiple of 16
 //
 // A token has a scale per block of columns (w4a8.h), its largest magnitude / 127; a row of weights
 // has one scale in a block. The sum of code times x over the block is an exact integer, and total =
