@@ -1,7 +1,7 @@
-// kernels/cpu/avx512bf16/bytes.h - what linear_rows.h and gemm_prompt.h need to know of weights
-// that are bytes and become BF16 numbers by tables; to be included behind elem. The includer
-// defines behind it
-//   upper_of, lower_of   the upper and the lower bytes of the numbers
+// kernels/cpu/avx512bf16/bytes.h - byte weights that convert to BF16 by table lookup, for
+// linear_rows.h and gemm_prompt.h.
+// Include after elem is defined; define after it:
+//   upper_of, lower_of   the upper and lower bytes of the BF16 numbers
 #ifndef KERNELS_CPU_AVX512BF16_BYTES_H
 #define KERNELS_CPU_AVX512BF16_BYTES_H
 
@@ -20,12 +20,12 @@ static inline vi load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// Of each byte's seven lower bits.
+// Looks up each byte's seven lower bits.
 static inline vi look_up(const uint8_t table[128], vi line) {
   return _mm512_permutex2var_epi8(_mm512_load_si512(table), line, _mm512_load_si512(table + 64));
 }
 
-// Vector j has eights of columns: those of 16 i + 8 j, i < 4.
+// Vector j has groups of eight columns: those from 16 i + 8 j on, i < 4.
 static inline pv vector_of(vi line, int j) {
   const vi upper = upper_of(line), lower = lower_of(line);
   return pv_of(j == 0 ? _mm512_unpacklo_epi8(lower, upper) : _mm512_unpackhi_epi8(lower, upper));
@@ -39,7 +39,7 @@ static inline void put_x(const vf v[4], packed *out, size_t step) {
   pv_store(out + step, pv_of(_mm512_permutex2var_epi64(first, odd, second)));
 }
 
-// Halves of a dword become numbers one byte after the other.
+// Each half of a dword holds two bytes, converted one after the other.
 static inline void pairs_of(vi dwords, pv out[2]) {
   const vi upper = upper_of(dwords), lower = lower_of(dwords);
   enum { SELECT = 0xca }; // low_bytes ? b : c

@@ -1,5 +1,5 @@
-// kernels/cpu/avx512bf16/dequant.h - what linear_rows.h and gemm_prompt.h ask of weights that may
-// be near 0, where they are codes: none but 0 is less than 2^-9.
+// kernels/cpu/avx512bf16/dequant.h - tiny-weight checks of linear_rows.h and gemm_prompt.h for
+// coded weights, which need none: no nonzero value is below 2^-9.
 #ifndef KERNELS_CPU_AVX512BF16_CODES_H
 #define KERNELS_CPU_AVX512BF16_CODES_H
 

@@ -1,31 +1,30 @@
-// kernels/cpu/avx512bf16/gemm_prompt.h - y = W x for tokens of prompts, sixteen rows a vector. To
-// be included after vec.h, finite_range.h and these definitions:
-//   DWORD_COLS    columns that 32 bits of a row hold
-//   pairs_of      the weights in 32 bits of 16 rows each: vector i has columns i and
+// kernels/cpu/avx512bf16/gemm_prompt.h - y = W x for prefill, sixteen rows per vector.
+// Include after vec.h, finite_range.h and these definitions:
+//   DWORD_COLS    columns in 32 bits of a row
+//   pairs_of      the weights in 32 bits of each of 16 rows: vector i has columns i and
 //                 i + DWORD_COLS / 2
-//   HAS_SCALES    whether there are any; of groups of MIN_GROUP columns or more
-//   put_scales    the scales of 16 rows or less, from row on: of n groups from first on a vector
-//                 each, at out + i * step
-//   whole_scale   what multiplies all results
-//   look          keeps of weights as stored, from all ones on, what tiny_of needs
-//   tiny_of       16-bit places where weights are so near 0 that products may be lost
-//   LEAST         of activations that are not 0, for products with the others; they are below
+//   HAS_SCALES    whether there are scales; groups have MIN_GROUP columns or more
+//   put_scales    the scales of up to 16 rows from `row` on, for n groups from `first` on: one
+//                 vector per group, at out + i * step
+//   whole_scale   factor of all results
+//   look          accumulates what tiny_of needs from stored weights, starting with all ones
+//   tiny_of       mask of 16-bit positions whose weights are so small that products may be lost
+//   LEAST         smallest nonzero activation for products with other weights; the largest is
 //                 1 / LEAST
-//   linear_exact  the FP32 version, for tokens and rows that this is not for
+//   linear_exact  the FP32 kernel, for tokens and rows that do not qualify
 //
 // A lane is a row, so nothing is summed across lanes, and a group's scales are a vector that
-// multiplies the sum of the group. Every (row, token) pair has one total; the products of a run,
-// which ends with its group or with PART columns, are summed from zero and, times the scale, added
-// to it. All paths keep to that, so they agree to the last bit:
+// multiplies the group's sum. Every (row, token) pair has one total. A run ends with its group or
+// after PART columns; its products are summed from zero and, times the scale, added to the total.
+// All paths keep this order, so they agree to the last bit:
 //   up to FEW_OF_A_PROMPT tokens
 //                    16 rows at a time, straight from memory
-//   more             TILE_ROWS rows and PART columns of weights are transposed and decoded into L1,
-//                    where they wait for one tile of tokens after the other; x of SPAN columns of
-//                    a block of tokens rests in L2, and so do totals. ROW_VECTORS vectors of rows
-//                    times TOKENS tokens load as many vectors as the sum of both, in the time of
-//                    two loads a cycle.
-// The order of additions is not that of answers (linear_rows.h, linear_q4.h): one lane a row, one
-// token would wait for each addition, and 16 rows do not make one stream of memory.
+//   more             TILE_ROWS rows and PART columns of weights are transposed and decoded into L1
+//                    and used for one tile of tokens after the other. x of SPAN columns of a block
+//                    of tokens stays in L2, and so do totals. ROW_VECTORS vectors of rows times
+//                    TOKENS tokens need ROW_VECTORS + TOKENS loads, at two loads a cycle.
+// The order differs from decode's (linear_rows.h, linear_q4.h): with one lane per row, a single
+// token would wait for each addition, and 16 rows are not one stream of memory.
 #ifndef KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 #define KERNELS_CPU_AVX512BF16_GEMM_PROMPT_H
 
@@ -37,27 +36,27 @@ enum {
   ROW_VECTORS = 4,
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 6,
-  FEW = 16, // whose sums of a run are registers
-  // A word of 4-bit codes is four steps with each token: of 16, Zen 5 is a fifth slower than
-  // through L1, and of 12 alike.
+  FEW = 16, // tokens whose sums of a run fit registers
+  // A word of 4-bit codes is four steps with each token, so for 4-bit weights decoding through L1
+  // pays from fewer tokens.
   FEW_OF_A_PROMPT = DWORD_COLS == 8 ? 12 : FEW,
   PART = 256,
   SPAN = 1024,
-  CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
-  MOST_TOKENS = 192,      // of a block
+  CHUNK = 4 * DWORD_COLS, // columns in 16 bytes
+  MOST_TOKENS = 192,      // per block
   MOST_ROWS = 512,
-  X_STRIDE = SPAN + PL, // rows of x that do not fall into the same sets of L1
-  FEW_COLS = 16384,     // at most, of few tokens
+  X_STRIDE = SPAN + PL, // padded, so that rows of x fall into different L1 sets
+  FEW_COLS = 16384,     // maximum columns with few tokens
   MAX_RUNS = FEW_COLS / MIN_GROUP + FEW_COLS / PART + 1,
   SPAN_GROUPS = SPAN / MIN_GROUP + 2
 };
 
-// Pairs of columns, and the place of their group's scales.
+// Pairs of columns, and the index of their group's scales.
 typedef struct {
   uint16_t n_pairs, group;
 } prompt_run;
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) packed w[TILE_ROWS * PART]; // [pair][ROW_VECTORS][row][2]
   packed x[MOST_TOKENS * X_STRIDE];        // [token], columns in the order of pairs
@@ -68,21 +67,21 @@ typedef struct {
   const td_linear_args *a;
   size_t row_bytes;
   uint32_t row0, n_rows, token0, n_tokens; // the block
-  uint32_t n_tiles;                        // of tokens
+  uint32_t n_tiles;                        // tiles of tokens
   uint32_t span, n_span;                   // columns [span, span + n_span)
-  prompt_run runs[MAX_RUNS];               // of a part, or of a row
-  uint32_t n_runs, n_alike;                // the first ones of a row, of whole chunks
-  const char *next;                        // what is decoded next: TILE_ROWS rows from this one on
-  uint32_t n_next_lines, next_rows;        // of each; rows of a share
+  prompt_run runs[MAX_RUNS];               // runs of a part, or of a row
+  uint32_t n_runs, n_alike;         // n_alike: first runs of a row that are equal and whole chunks
+  const char *next;                 // weights decoded next: TILE_ROWS rows from here on
+  uint32_t n_next_lines, next_rows; // lines per row; rows to prefetch per share
 } prompt;
 
-// Some rows of one token, in FP32.
+// Recomputes some rows of one token in FP32.
 static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
   td_linear_args one = one_token(a, token, row, end);
   linear_exact(&one);
 }
 
-// Of a token's results, those that are not good: all of them, or some rows'.
+// Recomputes a token's results that are not valid: all of them, or some rows'.
 static void end_rows(const td_linear_args *a, uint32_t token, x_range range, const bool *tiny,
                      uint32_t row, uint32_t end) {
   if (!range_within(range, LEAST, 1 / LEAST)) {
@@ -95,14 +94,14 @@ static void end_rows(const td_linear_args *a, uint32_t token, x_range range, con
   }
 }
 
-// Tiles of tokens, as even as can be: a tile of few is slow.
+// Tiles of tokens, as even as possible, since a tile of few tokens is slow.
 static uint32_t prompt_tile_begin(const prompt *g, uint32_t tile) {
   return tile * g->n_tokens / g->n_tiles;
 }
 
 // ---- activations ----------------------------------------------------------------------------
 
-// 32 numbers in the order of pairs.
+// Reorders 32 numbers to the order of pairs.
 TD_INLINE pv pair_columns(vi v) {
   static const _Alignas(64) uint16_t places[3][32] = {
       {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -121,7 +120,7 @@ static const float *prompt_x(const prompt *g, uint32_t token) {
   return g->a->x + (g->a->x_rows ? g->a->x_rows[t] : t) * g->a->ldx;
 }
 
-// The span's columns of a token, zeros up to a whole vector.
+// Packs the span's columns of a token, with zeros up to a whole vector.
 static void pack_token(prompt *g, uint32_t token, packed *out) {
   const float *x = prompt_x(g, token) + g->span;
   x_range r[2] = {g->span > 0 ? g->range[token] : empty_range(), empty_range()};
@@ -136,8 +135,8 @@ static void pack_token(prompt *g, uint32_t token, packed *out) {
   g->range[token] = both_ranges(r[0], r[1]);
 }
 
-// The span's columns of all tokens. Each is asked for while others are packed: the processor's own
-// prefetch takes a while to follow a token, and these are short.
+// Packs the span's columns of all tokens. Prefetches later tokens meanwhile: the hardware
+// prefetcher needs a while to follow a token, and these are short.
 static void pack_tokens(prompt *g, size_t stride) {
   for (uint32_t t = 0; t < g->n_tokens; t++) {
     const float *x = prompt_x(g, t + 8 < g->n_tokens ? t + 8 : t) + g->span;
@@ -153,15 +152,16 @@ static size_t bytes_before(uint32_t k) {
   return (size_t)k / DWORD_COLS * 4;
 }
 
-// What is tiny among 16 rows or less.
+// Records the rows, of up to 16, that have tiny weights.
 static void note_tiny(prompt *g, uint32_t row, uint32_t n_rows, vi seen) {
   const __mmask32 tiny = tiny_of(seen);
   for (uint32_t r = 0; tiny && r < n_rows; r++)
     g->tiny[row + r] |= tiny >> 2 * r & 3;
 }
 
-// A line of VL rows: vector i has dword i of each row. Rows often lie a multiple of 2 KB apart and
-// share a few sets of L1, where lines would not stay to be read in four goes.
+// Transposes a cache line of VL rows: vector i has dword i of each row. It is done at once, because
+// rows are often a multiple of 2 KB apart and share a few L1 sets, so the lines would be evicted
+// between four partial reads.
 TD_INLINE void turn_lines(const char *p, size_t apart, vi out[VL]) {
   vi a[VL], b[VL];
   TD_UNROLL for (uint32_t r = 0; r < VL; r++) a[r] = vi_load(p + r * apart);
@@ -169,7 +169,7 @@ TD_INLINE void turn_lines(const char *p, size_t apart, vi out[VL]) {
     b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
     b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
   }
-  // a[r + i]: dword i of each quarter, of four rows from r on
+  // a[r + i]: dword i of each quarter, of the four rows from r on
   TD_UNROLL for (int r = 0; r < VL; r += 4) {
     a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
     a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
@@ -188,7 +188,7 @@ TD_INLINE void turn_lines(const char *p, size_t apart, vi out[VL]) {
   }
 }
 
-// The weights in N dwords of 16 rows, at out and behind; returns the place behind them.
+// Decodes the weights in N dwords of 16 rows to out; returns the address after them.
 TD_INLINE packed *decode_dwords(const int N, const vi *dwords, packed *out, vi *seen) {
   TD_UNROLL for (int i = 0; i < N; i++) {
     pv pairs[DWORD_COLS / 2];
@@ -201,7 +201,7 @@ TD_INLINE packed *decode_dwords(const int N, const vi *dwords, packed *out, vi *
   return out;
 }
 
-// Columns [k, k + n) of vector v of the block's rows from `row` on.
+// Decodes columns [k, k + n) of vector v of the block's rows from `row` on.
 static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_t n) {
   enum { LINE_COLS = 4 * CHUNK };
   row += v * VL;
@@ -213,7 +213,7 @@ static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_
   uint32_t at = 0;
   for (; n_rows == VL && at + LINE_COLS <= n; at += LINE_COLS) {
     const char *line = w + bytes_before(at);
-    // Into L1: where the part ends, the next sixteen rows' first.
+    // Prefetch into L1; at the end of the part, the first line of the next sixteen rows.
     const char *ahead = at + LINE_COLS < n ? line + 64 : w + VL * apart;
     vi dwords[VL];
     TD_UNROLL for (uint32_t r = 0; r < VL; r++) __builtin_prefetch(ahead + r * apart);
@@ -229,7 +229,8 @@ static void decode_rows(prompt *g, uint32_t row, uint32_t v, uint32_t k, uint32_
   note_tiny(g, row, n_rows, seen);
 }
 
-// Those of n groups from `first` on; n_vectors times 16 rows, some of which may be behind the last.
+// Transposes the scales of n groups from `first` on, for n_vectors times 16 rows. Some rows may be
+// past the last one.
 static void turn_scales(const prompt *g, uint32_t row, uint32_t n_vectors, uint32_t first,
                         uint32_t n, vf *out) {
   for (uint32_t v = 0; v < n_vectors; v++, row += VL) {
@@ -247,7 +248,7 @@ static uint32_t group_of(const prompt *g, uint32_t k) {
   return HAS_SCALES ? k / g->a->w->scale_cols : 0;
 }
 
-// Columns [k, k + n) as runs; groups are counted from that of `first`.
+// Cuts columns [k, k + n) into runs. Groups are counted from the group of column `first`.
 static void find_runs(prompt *g, uint32_t first, uint32_t k, uint32_t n) {
   const uint32_t size = HAS_SCALES ? g->a->w->scale_cols : UINT32_MAX, end = k + n;
   g->n_runs = 0;
@@ -261,8 +262,8 @@ static void find_runs(prompt *g, uint32_t first, uint32_t k, uint32_t n) {
   }
 }
 
-// What comes behind columns [k, k + n) of a tile of rows: theirs, the next tile's or the first
-// one's next span, or the rows behind the block.
+// Finds what is needed after columns [k, k + n) of a tile of rows: the tile's next columns, the
+// next tile, the first tile's next span, or the rows after the block.
 static void find_next(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
   const td_weight *w = g->a->w;
   uint32_t at = g->span + k + n;
@@ -284,7 +285,7 @@ static void find_next(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
   g->next_rows = (TILE_ROWS + n_shares - 1) / n_shares;
 }
 
-// A share of it, for each vector of rows that is decoded and each tile of tokens.
+// Prefetches a share of it; called for each vector of decoded rows and each tile of tokens.
 static void fetch_next(prompt *g) {
   for (uint32_t r = 0; r < g->next_rows; r++, g->next += g->row_bytes) {
     for (uint32_t i = 0; i < g->n_next_lines; i++)
@@ -292,7 +293,7 @@ static void fetch_next(prompt *g) {
   }
 }
 
-// Two columns of a token for every row.
+// Two columns of a token, broadcast to every row.
 TD_INLINE vi two_columns(const packed *x) {
   int two;
   memcpy(&two, x, sizeof two);
@@ -301,7 +302,7 @@ TD_INLINE vi two_columns(const packed *x) {
 
 // ---- products -------------------------------------------------------------------------------
 
-// totals [ROW_VECTORS][T] gain the products of a part; x is the first token's.
+// totals [ROW_VECTORS][T] += products of a part; x is the first token's.
 TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *totals) {
   enum { R = ROW_VECTORS };
   const packed *w = g->w;
@@ -313,7 +314,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *to
       TD_UNROLL for (int r = 0; r < R; r++) wv[r] = pv_load(w + r * PL);
       TD_UNROLL for (int t = 0; t < T; t++) {
         vi xv = two_columns(x + t * X_STRIDE);
-        __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        __asm__("" : "+v"(xv)); // one load instead of one per multiplication
         TD_UNROLL for (int r = 0; r < R; r++) {
           acc[r * T + t] = pv_fma(wv[r], pv_of(xv), acc[r * T + t]);
         }
@@ -327,7 +328,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *to
                             : vf_add(acc[r * T + t], *total);
       }
     }
-    // There are no registers to keep totals in, which the compiler would try.
+    // Keeps the compiler from holding totals in registers, of which there are too few.
     __asm__ volatile("" ::: "memory");
   }
 }
@@ -335,7 +336,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, const packed *x, vf *to
 #define PROMPT_TILE(T)                                                                             \
   case T: prompt_tile(T, g, x, totals); return;
 
-// Not inlined, for its caller's constants would take registers.
+// Not inlined, since its caller's constants would take registers.
 __attribute__((noinline)) static void prompt_any_tile(uint32_t n_tokens, const prompt *g,
                                                       const packed *x, vf *totals) {
   switch (n_tokens) {
@@ -350,7 +351,7 @@ __attribute__((noinline)) static void prompt_any_tile(uint32_t n_tokens, const p
 }
 _Static_assert(TOKENS == 6, "a case for every size of tile");
 
-// A tile of rows times the block's tokens, columns [k, k + n) of the span.
+// A tile of rows times the block's tokens, over columns [k, k + n) of the span.
 static void prompt_part(prompt *g, uint32_t row, uint32_t k, uint32_t n) {
   find_next(g, row, k, n);
   for (uint32_t v = 0; v < ROW_VECTORS; v++) {
@@ -393,7 +394,7 @@ static void put_results(const prompt *g) {
   }
 }
 
-// What g says of a block is done.
+// Computes the block that g describes.
 static void prompt_block(prompt *g) {
   const uint32_t n_rows = (g->n_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
   memset(g->total, 0, sizeof(vf) * (n_rows / VL) * g->n_tokens);
@@ -421,18 +422,18 @@ static void prompt_block(prompt *g) {
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// On the way along 16 rows, or what is left of them.
+// Position along 16 rows, or those that are left.
 typedef struct {
   const prompt *g;
   const char *w;
-  // The same of the rows to come: in the order of memory, a stream for the processor's prefetch.
+  // Prefetch address, in memory order: a stream that the hardware prefetcher follows.
   const char *ahead;
   uint32_t k, n_rows;
   const prompt_run *run;
   vi seen;
 } few_walk;
 
-// acc [T] += the products of one dword of each row; x: its first column of the first token.
+// acc [T] += products of one dword of each row. x: its first column of the first token.
 TD_INLINE void add_dword(const int T, few_walk *at, vi dwords, const packed *x, size_t stride,
                          vf *acc) {
   pv pairs[DWORD_COLS / 2];
@@ -445,7 +446,7 @@ TD_INLINE void add_dword(const int T, few_walk *at, vi dwords, const packed *x, 
   }
 }
 
-// total [T] += acc [T], the sums of a run, which are zero then.
+// total [T] += acc [T], the sums of a run, which are then reset to zero.
 TD_INLINE void end_run(const int T, const few_walk *at, const prompt_run *run, vf *acc, vf *total) {
   const vf *scales = at->g->total;
   TD_UNROLL for (int t = 0; t < T; t++) {
@@ -454,7 +455,7 @@ TD_INLINE void end_run(const int T, const few_walk *at, const prompt_run *run, v
   }
 }
 
-// N runs at once, which are alike and whole chunks: what one addition waits for, others do not.
+// N equal runs of whole chunks, interleaved to hide the latency of additions.
 TD_INLINE void add_runs(const int N, const int T, few_walk *at, size_t stride, vf *total) {
   const uint32_t n = 2u * at->run->n_pairs;
   const size_t apart = at->g->row_bytes, bytes = bytes_before(n);
@@ -477,7 +478,7 @@ TD_INLINE void add_runs(const int N, const int T, few_walk *at, size_t stride, v
   at->run += N;
 }
 
-// The runs that are left.
+// The remaining runs.
 TD_INLINE void add_rest(const int T, few_walk *at, size_t stride, vf *total) {
   const uint32_t cols = at->g->a->w->cols;
   const size_t apart = at->g->row_bytes;
@@ -500,7 +501,8 @@ TD_INLINE void add_rest(const int T, few_walk *at, size_t stride, vf *total) {
 }
 
 TD_INLINE void few_rows(const int T, prompt *g, uint32_t row, size_t stride) {
-  const int AT_ONCE = DWORD_COLS / 2 / T; // where there are more products to 16 bytes, they wait
+  // runs interleaved: more products per 16 bytes are longer chains of additions
+  const int AT_ONCE = DWORD_COLS / 2 / T;
   const td_linear_args *a = g->a;
   const uint32_t n_left = g->n_rows - row;
   few_walk at = {.g = g, .n_rows = n_left < VL ? n_left : VL, .run = g->runs};
@@ -551,7 +553,7 @@ _Static_assert(FEW == 16, "a case for every number of tokens");
 _Static_assert((int)FEW_COLS / MIN_GROUP <= (int)MOST_ROWS / VL * MOST_TOKENS,
                "totals have room for scales");
 
-// Of x, from one token to the next.
+// Elements of x from one token to the next.
 static size_t few_stride(const td_weight *w) {
   return ((size_t)w->cols + PL - 1) / PL * PL + PL;
 }
@@ -561,7 +563,7 @@ static bool are_few(const td_linear_args *a) {
          a->n_tokens * few_stride(a->w) <= (size_t)MOST_TOKENS * X_STRIDE;
 }
 
-// Totals are registers here, or lie on the stack; scales lie in their place.
+// Totals are in registers or on the stack here; scales are stored in g->total.
 static void few_block(prompt *g) {
   const uint32_t cols = g->a->w->cols;
   const size_t stride = few_stride(g->a->w);
@@ -570,7 +572,7 @@ static void few_block(prompt *g) {
   g->n_span = cols;
   pack_tokens(g, stride);
   find_runs(g, 0, 0, cols);
-  g->runs[g->n_runs].n_pairs = UINT16_MAX; // what is behind the last column
+  g->runs[g->n_runs].n_pairs = UINT16_MAX; // sentinel after the last column
   const uint32_t n_pairs = g->runs[0].n_pairs;
   g->n_alike = 0;
   while (2 * n_pairs % CHUNK == 0 && g->runs[g->n_alike].n_pairs == n_pairs &&
@@ -589,7 +591,7 @@ static void linear_prompt(const td_linear_args *a) {
   g.row_bytes = td_weight_row_bytes(a->w);
   const bool few = are_few(a);
   const uint32_t n_blocks = (a->n_tokens + MOST_TOKENS - 1) / MOST_TOKENS;
-  for (uint32_t i = 0; i < n_blocks; i++) { // even ones
+  for (uint32_t i = 0; i < n_blocks; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_blocks);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_blocks) - g.token0;
     for (g.row0 = a->row_begin; g.row0 < a->row_end; g.row0 += g.n_rows) {

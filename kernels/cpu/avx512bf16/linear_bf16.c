@@ -1,6 +1,6 @@
 // kernels/cpu/avx512bf16/linear_bf16.c - BF16 weights; see linear_rows.h.
-// Products of weights of 2^-63 and more and activations of 2^-63 and more are no subnormal numbers,
-// which would count as 0.
+// Products with weights and activations of at least 2^-63 each are not subnormal; subnormal
+// products would count as 0.
 #include "kernels/cpu/avx512bf16/vec.h"
 #include "kernels/cpu/common/finite_range.h"
 #include "kernels/decl.h"
@@ -36,7 +36,7 @@ static inline void linear_exact(const td_linear_args *args) {
 
 #define LEAST 0x1p-63f
 
-// The least magnitude of each place less 1, so that 0 is the largest.
+// Minimum over each position of (magnitude - 1), where 0 wraps to the largest value.
 static inline vi look(vi seen, vi line) {
   vi magnitude = _mm512_and_si512(line, _mm512_set1_epi16(0x7fff));
   return _mm512_min_epu16(seen, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));

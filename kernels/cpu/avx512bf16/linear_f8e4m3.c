@@ -1,5 +1,5 @@
 // kernels/cpu/avx512bf16/linear_f8e4m3.c - FP8 weights with scales; see linear_rows.h.
-// The tables have subnormal numbers and NaN, too; the upper byte takes the code's sign.
+// The tables include subnormal numbers and NaN. The upper byte gets the code's sign.
 #include <stdint.h>
 
 typedef uint8_t elem;
@@ -8,13 +8,13 @@ enum { HAS_SCALES = 1 };
 #include "kernels/cpu/avx512bf16/bytes.h"
 #include "kernels/decl.h"
 
-// E(e, i): what i of 0 to 7 makes of exponent field e, one line of a table.
+// E(e, i): table entry for exponent field e and fraction i, 0 to 7; EIGHT makes one line.
 #define EIGHT(E, e) E(e, 0), E(e, 1), E(e, 2), E(e, 3), E(e, 4), E(e, 5), E(e, 6), E(e, 7)
 #define ALL_CODES(S, E)                                                                            \
   EIGHT(S, 0), EIGHT(E, 1), EIGHT(E, 2), EIGHT(E, 3), EIGHT(E, 4), EIGHT(E, 5), EIGHT(E, 6),       \
       EIGHT(E, 7), EIGHT(E, 8), EIGHT(E, 9), EIGHT(E, 10), EIGHT(E, 11), EIGHT(E, 12),             \
       EIGHT(E, 13), EIGHT(E, 14), EIGHT(E, 15)
-// BF16's bits of 2^(e - 7) (1 + i / 8), of i 2^-9 and, in place of 480, of NaN.
+// BF16 bits of 2^(e - 7) (1 + i / 8), of i 2^-9 if subnormal, and NaN instead of 480.
 #define NORMAL(e, i) ((e) == 15 && (i) == 7 ? 0x7fc0 : (120 + (e)) << 7 | (i) << 4)
 #define SUBNORMAL(e, i)                                                                            \
   ((i) == 0 ? 0 : (i) < 2 ? 118 << 7 : (i) < 4 ? 119 << 7 | ((i)-2) * 64 : 120 << 7 | ((i)-4) * 32)

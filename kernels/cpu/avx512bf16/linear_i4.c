@@ -1,5 +1,6 @@
 // kernels/cpu/avx512bf16/linear_i4.c - INT4 in groups, activations rounded to BF16; see
-// linear_q4.h. With zero points there is no table of values: they are rounded to 16 bits.
+// linear_q4.h. Weights with zero points have no table of values; for them activations are rounded
+// to 16 bits.
 #include "kernels/cpu/avx512bf16/int4.h"
 
 #define Q4_CODES(name)    int4_##name

@@ -1,6 +1,6 @@
 // kernels/cpu/avx512bf16/linear_i8.c - INT8 weights with scales; see linear_rows.h.
-// Tables of magnitudes, whose upper byte takes the code's sign. They have 128 in place of 0, for
-// both are the same to seven bits, and alike in their lower byte; 0 is not looked up.
+// Tables of magnitudes, whose upper byte gets the code's sign. Entry 0 holds 128: both have the
+// same lower seven bits and the same lower byte, and 0 itself is masked instead of looked up.
 #include <stdint.h>
 
 typedef int8_t elem;
@@ -9,14 +9,14 @@ enum { HAS_SCALES = 1 };
 #include "kernels/cpu/avx512bf16/bytes.h"
 #include "kernels/decl.h"
 
-// E(i): what i makes of 0 to 127.
+// E(i): table entry for magnitude i, 0 to 127.
 #define EIGHT(E, i)                                                                                \
   E(i), E((i) + 1), E((i) + 2), E((i) + 3), E((i) + 4), E((i) + 5), E((i) + 6), E((i) + 7)
 #define ALL_CODES(E)                                                                               \
   EIGHT(E, 0), EIGHT(E, 8), EIGHT(E, 16), EIGHT(E, 24), EIGHT(E, 32), EIGHT(E, 40), EIGHT(E, 48),  \
       EIGHT(E, 56), EIGHT(E, 64), EIGHT(E, 72), EIGHT(E, 80), EIGHT(E, 88), EIGHT(E, 96),          \
       EIGHT(E, 104), EIGHT(E, 112), EIGHT(E, 120)
-// BF16's bits of 1 to 127, and of 128 in place of 0.
+// BF16 bits of 1 to 127, and of 128 at index 0.
 #define LOG2(i)                                                                                    \
   ((i) < 2 ? 0 : (i) < 4 ? 1 : (i) < 8 ? 2 : (i) < 16 ? 3 : (i) < 32 ? 4 : (i) < 64 ? 5 : 6)
 #define BITS(i)  ((i) == 0 ? 134 << 7 : (127 + LOG2(i)) << 7 | ((i) << (7 - LOG2(i)) & 0x7f))

@@ -1,9 +1,10 @@
 // kernels/cpu/avx512bf16/linear_q4.h - y = W x for rows of 4-bit codes, activations rounded to
-// BF16, for each dtype's file to include behind what kernels/cpu/linear/linear_q4.h needs and
+// BF16.
+// Include after what kernels/cpu/linear/linear_q4.h needs and
 //   q4_table       the values of codes, twice
-//   Q4_STORED      how scales may be stored that are read from there
-// An answer's tokens go the ways of few there, however many they are, a prompt's that of
-// gemm_prompt.h.
+//   Q4_STORED      the forms of stored scales that linear_direct reads in place
+// Decode uses that header's code for few tokens, however many there are, or linear_direct; prefill
+// uses gemm_prompt.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_Q4_H
 
@@ -32,7 +33,7 @@ static inline void linear_exact(const td_linear_args *args) {
 
 #include "kernels/cpu/avx512bf16/gemm_prompt.h"
 
-// Scale i of those that a dword of each row has.
+// Scale i of those that a dword of each row holds.
 TD_INLINE vf scale_in(vi dwords, td_dtype dtype, uint32_t i) {
   const uint32_t bytes = (uint32_t)td_dtype_bytes(dtype);
   if (dtype == TD_F32) return (vf)dwords;
@@ -47,7 +48,7 @@ TD_INLINE vf scale_in(vi dwords, td_dtype dtype, uint32_t i) {
   return scales_from(in_order, dtype);
 }
 
-// Turned as they are stored.
+// Transposed in stored form.
 static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first,
                        uint32_t n, vf *out, size_t step) {
   const size_t bytes = td_dtype_bytes(w->scale_dtype), of_row = td_weight_groups(w) * bytes;
@@ -62,30 +63,29 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   }
 }
 
-// ---- answers whose scales are read where they are stored ---------------------------------------
-// The same additions as in linear_few, without what those are kept in: scales come from where they
-// are stored, sums are registers. One token's rows go one by one: the processor's prefetch knows a
-// stream by the instruction that loads it, and four copies of the loop read a tenth slower. Several
-// tokens share each weight, and two rows each load of x.
+// ---- decode with scales read in place -----------------------------------------------------------
+// The same additions as linear_few, without its intermediate buffers: scales are read where they
+// are stored, and sums stay in registers. One token takes rows one by one: the hardware prefetcher
+// identifies a stream by the load instruction, and four copies of the loop are slower. Several
+// tokens share each weight, and two rows share each load of x.
 
 enum {
-  DIRECT_TOKENS = 4, // of a tile
-  DIRECT_ROWS = 2,   // of a step with several tokens
-  DIRECT_X = 131072, // of x in order, in L2
-  // Bytes into L1, and into L2: Zen 4 reads up to half as much again with the latter, and a tenth
-  // more where the former finds what it brought.
+  DIRECT_TOKENS = 4, // per tile
+  DIRECT_ROWS = 2,   // rows per step with several tokens
+  DIRECT_X = 131072, // elements of reordered x, in L2
+  // Prefetch distances in bytes, into L1 and L2, for the interleaved schedule.
   CODES_AHEAD = 6144,
   CODES_FAR_AHEAD = 16384,
   SCALES_AHEAD = 1024,
-  // One token as one stream: Zen 5 loses up to a tenth by the latter, and as much by a shorter way.
+  // For one token and the sequential schedule, a single prefetch into L1 at this distance.
   STREAM_AHEAD = 12288,
-  // There x of a tile shall lie in L1. Where whole rows are too long for that, some rows at a time
-  // go through a part of their columns, then through the next.
+  // Sequential schedule: x of a tile must fit L1. If whole rows are too long for that, PART_ROWS
+  // rows at a time go through one part of their columns, then through the next.
   STREAM_X = 16384,
   PART_ROWS = 32
 };
 
-// How a block's scales are stored, of those that have a way here; a file has those of Q4_STORED.
+// Form of a block's stored scales, if linear_direct supports it. A file has the forms in Q4_STORED.
 typedef enum { ONE_BF16, SOME_BF16, SOME_F16, FOUR_E8M0, EIGHT_E4M3, OTHER } stored_scales;
 
 static stored_scales stored_as(const td_weight *w) {
@@ -100,7 +100,8 @@ static stored_scales stored_as(const td_weight *w) {
   }
 }
 
-// Of SOME_: which bytes there are, and which go where: dword (of F16 word) i has scale i n / 16.
+// For SOME_: mask of the scales' 16-bit words, and the byte permutation that gives lane i scale i n
+// / 16.
 typedef struct {
   __mmask16 there;
   vi bytes;
@@ -109,23 +110,23 @@ typedef struct {
 static scale_places places_of(const td_weight *w) {
   const uint32_t n = BLOCK / w->scale_cols;
   const vi i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  // each scale's first byte, its second
+  // first byte of each scale, then its second
   const vi first = _mm512_slli_epi32(
       _mm512_srli_epi32(_mm512_mullo_epi32(i, _mm512_set1_epi32((int)n)), 4), 1);
   vi bytes = _mm512_or_si512(first, _mm512_slli_epi32(first, 8));
   bytes = _mm512_add_epi32(bytes, _mm512_set1_epi32(0x100));
   if (w->scale_dtype == TD_F16) {
     bytes = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(bytes));
-  } else { // nothing below them
+  } else { // the low half of the lane is zero
     bytes = _mm512_or_si512(_mm512_slli_epi32(bytes, 16), _mm512_set1_epi32(0xffff));
   }
   return (scale_places){(__mmask16)((1u << 2 * n) - 1), bytes};
 }
 
-// Each lane's scale of a block, whose first is at p. E8M0 codes are neither 0 nor 255, and E4M3 is
-// no NaN.
+// Each lane's scale of a block; the block's first scale is at p. Requires: no E8M0 code 0 or 255,
+// no E4M3 NaN.
 TD_INLINE vf block_scale(const stored_scales stored, const scale_places *places, const char *p) {
-  // lane by lane, the code of its quarter as the highest byte
+  // per lane, the code of its quarter as the highest byte
   const vi high_byte = _mm512_set_epi64(0x03ffffff03ffffff, 0x03ffffff03ffffff, 0x02ffffff02ffffff,
                                         0x02ffffff02ffffff, 0x01ffffff01ffffff, 0x01ffffff01ffffff,
                                         0x00ffffff00ffffff, 0x00ffffff00ffffff);
@@ -152,7 +153,7 @@ TD_INLINE vf block_scale(const stored_scales stored, const scale_places *places,
   case FOUR_E8M0:
     memcpy(&four, p, sizeof four);
     return (vf)_mm512_srli_epi32(_mm512_shuffle_epi8(_mm512_set1_epi32(four), high_byte), 1);
-  default: // as F16 numbers they are 2^-8 of themselves
+  default: // interpreted as F16, the values are 2^-8 times too small
     memcpy(&eight, p, sizeof eight);
     words = _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), upper_byte), 1);
     words = _mm256_and_si256(words, _mm256_set1_epi16((short)0xbfff));
@@ -160,7 +161,7 @@ TD_INLINE vf block_scale(const stored_scales stored, const scale_places *places,
   }
 }
 
-// Whether one of n codes, with bits added and others left out, is most or more.
+// Whether any of n codes, after adding `add` and masking, is at least `most`.
 TD_INLINE bool has_code(const uint8_t *p, size_t n, uint8_t add, uint8_t mask, uint8_t most) {
   __mmask64 found = 0;
   for (size_t i = 0; i < n; i += sizeof(vi)) {
@@ -173,32 +174,32 @@ TD_INLINE bool has_code(const uint8_t *p, size_t n, uint8_t add, uint8_t mask, u
   return found != 0;
 }
 
-// E8M0 0 and 255, E4M3 NaN.
+// Whether there are codes that block_scale does not support: E8M0 0 and 255, E4M3 NaN.
 static bool has_special(stored_scales stored, const uint8_t *p, size_t n) {
   if (stored == FOUR_E8M0) return has_code(p, n, 0xff, 0xff, 0xfe);
   return stored == EIGHT_E4M3 && has_code(p, n, 0, 0x7f, 0x7f);
 }
 
-// Some rows times all tokens; lives on the stack.
+// Some rows times all tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) packed x[DIRECT_X];      // [tile of tokens][block][STEPS][token][PL]
-  vf carried[PART_ROWS][DIRECT_TOKENS]; // sums of a tile's rows over the parts before
+  vf carried[PART_ROWS][DIRECT_TOKENS]; // sums of a tile's rows over earlier parts
   x_range range[MAX_TOKENS];
   const td_linear_args *a;
   stored_scales stored;
   scale_places places;
-  size_t row_bytes, scale_bytes;                          // of a row
-  size_t near, far;                                       // fetched ahead, into L1 and L2
-  uint32_t n_tiles, tile[MAX_TOKENS / DIRECT_TOKENS + 1]; // where each begins
+  size_t row_bytes, scale_bytes;                          // per row
+  size_t near, far;                                       // prefetch distances to L1 and L2
+  uint32_t n_tiles, tile[MAX_TOKENS / DIRECT_TOKENS + 1]; // first token of each tile
 } direct;
 
-// Blocks [begin, end) of all rows; of one token alone there are no parts.
+// Blocks [begin, end) of all rows. A single token has no parts.
 typedef struct {
   uint32_t begin, end;
 } part;
 
-// The lanes of R rows' sums with the T tokens that begin with token: those of the parts before, if
-// there are any, and this one's.
+// Lane sums of R rows with T tokens from `token` on: this part's, plus those of earlier parts if
+// there are any.
 TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, const direct *d,
                         part blocks, uint32_t row, uint32_t token, vf (*before)[DIRECT_TOKENS],
                         vf (*sums)[DIRECT_TOKENS]) {
@@ -207,11 +208,11 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
                       : stored == FOUR_E8M0  ? 4
                       : stored == EIGHT_E4M3 ? 8
                                              : some; // bytes of scales
-  if (T == 1) blocks = (part){0, cols / BLOCK};      // constants: short rows are 4 % faster
+  if (T == 1) blocks = (part){0, cols / BLOCK}; // constants; short rows are 4 % faster with them
   const uint8_t *codes = (const uint8_t *)d->a->w->data + row * d->row_bytes;
   const char *scales = (const char *)d->a->w->scale + row * d->scale_bytes;
   const packed *x = d->x + (size_t)token * cols + (size_t)blocks.begin * T * BLOCK;
-  // The first tile brings the codes for all.
+  // Only the first tile prefetches codes.
   const bool fetches = T == 1 || token == 0;
   const size_t far = fetches ? d->far : 0, near = fetches ? d->near : 0;
   const vi table = q4_table();
@@ -228,7 +229,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
     TD_UNROLL for (int r = 0; r < R; r++) {
       const uintptr_t here = (uintptr_t)codes + r * d->row_bytes + b * sizeof(vi);
       words[r] = vi_load((const uint8_t *)here);
-      __asm__("" : "+v"(words[r])); // one load, not one in each shift
+      __asm__("" : "+v"(words[r])); // one load instead of one per shift
       __builtin_prefetch((const void *)(here + far), 0, 2);
       __builtin_prefetch((const void *)(here + near));
     }
@@ -241,7 +242,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
       }
       TD_UNROLL for (int t = 0; t < T; t++) {
         pv xv = pv_load(x + (i * T + t) * PL);
-        if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+        if (R > 1) __asm__("" : "+v"(xv)); // one load instead of one per multiplication
         TD_UNROLL for (int r = 0; r < R; r++) sum[r][t] = pv_fma(w[r], xv, sum[r][t]);
       }
     }
@@ -253,7 +254,7 @@ TD_INLINE void dot_step(const stored_scales stored, const int R, const int T, co
   TD_UNROLL for (int i = 0; i < R * T; i++) sums[i / T][i % T] = total[i / T][i % T];
 }
 
-// Rows [row, row + n), n <= 4, times the T tokens that begin with token. carried: of these rows.
+// Rows [row, row + n), n <= 4, times T tokens from `token` on. carried: of these rows.
 TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d, part blocks,
                         uint32_t row, uint32_t n, uint32_t token, vf (*carried)[DIRECT_TOKENS]) {
   const td_linear_args *a = d->a;
@@ -262,7 +263,7 @@ TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d
   _Pragma("GCC unroll 1") for (uint32_t i = 0; i < 4; i += (uint32_t)R) {
     if (i + (uint32_t)R <= n) {
       dot_step(stored, R, T, d, blocks, row + i, token, carried + i, of + i);
-    } else { // the last row again, where there is none
+    } else { // repeats the last row for missing ones
       TD_UNROLL for (int r = 0; r < R; r++)
           dot_step(stored, 1, T, d, blocks, row + n - 1, token, carried + i + r, of + i + r);
     }
@@ -293,7 +294,7 @@ TD_INLINE void dot_four(const stored_scales stored, const int T, const direct *d
     }                                                                                              \
     break;
 
-// Tile i of tokens, and four rows or what there are.
+// Tile i of tokens times up to four rows.
 static void dot_tile_of(direct *d, part blocks, uint32_t row, uint32_t end, uint32_t i) {
   const uint32_t n = end - row < 4 ? end - row : 4, token = d->tile[i];
   vf(*carried)[DIRECT_TOKENS] = d->carried + (row - d->a->row_begin) % PART_ROWS;
@@ -322,11 +323,11 @@ static void order_tiles(direct *d) {
   }
 }
 
-// Of a tile, PART_ROWS rows at a time, with columns in even parts.
+// PART_ROWS rows at a time, each with its columns in even parts.
 static void dot_parts(direct *d, uint32_t n_parts) {
   const td_linear_args *a = d->a;
   const uint32_t n_blocks = a->w->cols / BLOCK;
-  d->near = DIRECT_ROWS * d->row_bytes; // the rows that come next, in this part
+  d->near = DIRECT_ROWS * d->row_bytes; // the next rows of this part
   d->far = PART_ROWS * d->row_bytes;
   for (uint32_t row0 = a->row_begin, end; row0 < a->row_end; row0 = end) {
     end = a->row_end - row0 < PART_ROWS ? a->row_end : row0 + PART_ROWS;
@@ -368,7 +369,7 @@ static void linear_direct(const td_linear_args *a, stored_scales stored) {
 #define IS_STORED(stored, unused)                                                                  \
   case stored: break;
 
-// OTHER: it is one for linear_few.
+// OTHER: linear_few must compute it.
 static stored_scales direct_fits(const td_linear_args *a) {
   const td_weight *w = a->w;
   const size_t n_scales = td_weight_groups(w), n_rows = a->row_end - a->row_begin;

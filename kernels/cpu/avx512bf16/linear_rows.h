@@ -1,24 +1,28 @@
-// kernels/cpu/avx512bf16/linear_rows.h - y = W x for rows of weights that are BF16 numbers or
-// become such, activations rounded to BF16, for each dtype's file to include after vec.h and these
-// definitions:
+// kernels/cpu/avx512bf16/linear_rows.h - y = W x for rows of weights that are BF16 or convert to
+// it, with activations rounded to BF16.
+// Include after vec.h and these definitions:
 //   elem           the stored element
-//   HAS_SCALES     whether there are any
-//   load_line      64 bytes of one row; load_line_n the first n elements of such, and zeros
-//   vector_of      one of its VECTORS vectors of weights
-//   put_x          stores as many of x in the order that vector_of has, vector i at out + i * step
-// and what gemm_prompt.h needs but for scales
+//   HAS_SCALES     whether there are scales
+//   load_line      64 bytes of one row; load_line_n: the first n elements of a line, and zeros
+//   vector_of      one of a line's VECTORS vectors of weights
+//   put_x          stores a line of x in the order that vector_of has, vector i at out + i * step
+// and what gemm_prompt.h needs, except for scales.
 //
-// Every (row, token) pair has a total of 16 lanes, to which the sum of each window of columns is
-// added; to that, which begins at zero, the window's vectors go in turn. One chain of additions for
-// a whole row would be slower than memory: a multiplication of one token waits six cycles for the
-// one before. Rows are multiplied straight from memory, each weight decoded once for eight tokens,
-// 16 tokens to a call; any number keeps to that order, so they agree to the last bit, and so do the
-// ways (td_gemv_schedule): one row at a time is one stream through memory, on Zen 5 with one to
-// four tokens up to a quarter faster than four rows, and it wants x in L1; a Zen 4 is faster where
-// chains of two windows, or of four rows, take turns, and reads x from L2 without loss. A prompt's
-// tokens go the way of gemm_prompt.h. A scale that serves whole rows multiplies the sum. Where it
-// changes along a row but serves a band of rows, x is multiplied by it before it is rounded. What
-// rounding costs is in error_bound of tests/unit/kernel_test.h.
+// Every (row, token) pair has a total of 16 lanes. Columns are cut into windows: the sum of a
+// window begins at zero, its vectors are added in order, and it is added to the total. A single
+// chain of additions for a whole row would be slower than memory, since each addition waits six
+// cycles for the previous one. Rows are multiplied straight from memory, each weight decoded once
+// for eight tokens, 16 tokens per call. Any number of tokens keeps this order, so results agree to
+// the last bit.
+//
+// So do both schedules (td_gemv_schedule). The sequential one reads one row at a time as a single
+// stream and keeps x in L1. The interleaved one alternates between the chains of two windows or of
+// four rows and may read x from L2. Which one is faster depends on the CPU. Prefill uses
+// gemm_prompt.h.
+//
+// A scale of whole rows multiplies the sum. A scale that changes along rows but is shared by a band
+// of rows multiplies x before it is rounded. Rounding errors are bounded in error_bound of
+// tests/unit/kernel_test.h.
 #ifndef KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 #define KERNELS_CPU_AVX512BF16_LINEAR_ROWS_H
 
@@ -39,38 +43,40 @@ enum {
   VECTORS = LINE / PL,
   MIN_BAND = 16,    // rows
   TILE_TOKENS = 8,  // at most
-  PANEL_ROWS = 128, // that share packed x
+  PANEL_ROWS = 128, // rows that share packed x
   ROWS_1 = sizeof(elem) == 1 ? 2 : 4,
   ROWS_2 = 4,
   PREFETCH_ROWS_BYTES = PREFETCH_GEMV_BYTES,
-  // As one stream, up to so many tokens take rows one by one: more of bytes are bound by products,
-  // whose loads of x two rows share.
+  // Sequential: up to this many tokens, rows are taken one by one. With more, byte weights are
+  // compute-bound, and two rows share the loads of x.
   STREAM_TOKENS = sizeof(elem) == 1 ? 4 : 8,
-  // Of up to so many tokens, a stream of rows of bytes brings into L1 what comes so much later: L2
-  // alone is too far, and twice the distance, or the x of more tokens, too much for L1.
+  // Sequential, byte weights, up to this many tokens: prefetches into L1 at distance
+  // AHEAD_IN_ORDER. L2 alone is too far away; twice the distance, or the x of more tokens, would
+  // not fit L1.
   IN_ORDER_TOKENS = sizeof(elem) == 1 ? 2 : 0,
   AHEAD_IN_ORDER = 6144,
-  // As one stream, one token's rows of bytes are taken in pairs up to this: they have few windows
-  // to go side by side, and what is fetched is in L1 when the second row is due.
+  // Sequential, one token, byte weights: rows up to this length are taken in pairs, because they
+  // have few windows to interleave, and prefetched data is in L1 when the second row is due.
   PAIR_COLS = sizeof(elem) == 1 ? 2047 : 0,
-  // Of so many tokens and more, rows of bytes ask for those that come next from column to column,
-  // and into L2 for the ones behind those: no line has to look where it is. Never, of BF16, where
-  // that gains nothing.
+  // Sequential, byte weights, from this many tokens: each row prefetches the next rows column by
+  // column into L1, and the rows after those into L2, so no address needs a lookup. Not for BF16,
+  // which gains nothing.
   BY_ROWS_TOKENS = sizeof(elem) == 1 ? 5 : TILE_TOKENS + 1,
-  // Side by side, one token's BF16 rows up to this are left to the processor's own prefetch, which
-  // reads them up to a fifth faster on Zen 4; longer ones slower by as much, and bytes alike.
+  // Interleaved, one token, BF16: rows up to this length use no software prefetch, because some
+  // CPUs' hardware prefetchers are faster alone. For longer rows they are slower; for byte weights
+  // there is no difference.
   OWN_COLS = sizeof(elem) > 1 ? 2048 : 0,
-  MAX_ROWS = 4,      // that share a load of x
+  MAX_ROWS = 4,      // rows that share a load of x
   PANEL_TOKENS = 16, // at most
-  // Of packed x as one stream, and side by side: rows of BF16, which are twice as long, are cut
-  // into what leaves x in L1 there, too.
+  // Elements of packed x, sequential and interleaved. BF16 rows are twice as long in bytes, so they
+  // are always cut to what leaves x in L1.
   STREAM_LANES = 16384,
   X_LANES = sizeof(elem) == 1 ? 65536 : STREAM_LANES,
-  // Columns. Chains end before the processor runs out of room for the next; a line of bytes is two
+  // Columns per window. Chains end before the CPU's reorder buffer is full; a line of bytes is two
   // additions.
   X_WINDOW = 512 * sizeof(elem),
-  // Windows that a row of bytes goes through at once, or what there is room for in the processor
-  // would be additions that wait. BF16's one chain is faster than memory.
+  // Windows of a byte row in flight at once; more would fill the reorder buffer with waiting
+  // additions. BF16's single chain is faster than memory.
   WINDOWS = sizeof(elem) == 1 ? 2 : 1
 };
 
@@ -86,18 +92,18 @@ static inline bool scale_is_rows(const td_weight *w) {
   return w->scale_cols >= w->cols;
 }
 
-// Whether that is the sum of all lanes.
+// Whether the result is the sum of all lanes.
 static inline bool is_sum(const td_weight *w) {
   return !HAS_SCALES || !scale_is_rows(w);
 }
 
-// The result from that sum. NaN codes are NaN in it, and rows that are tiny will have another.
+// The result, from the sum of all lanes. NaN codes make it NaN; rows that are tiny are recomputed.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool tiny, float sum) {
   (void)tiny;
   return is_sum(w) ? sum : sum * row_scales(w, row)[0];
 }
 
-// A scale most likely serves all rows, or there is one a row.
+// Usually one scale serves all rows, or each row has its own.
 static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first,
                        uint32_t n, vf *out, size_t step) {
   const bool same = row / w->scale_rows == (row + n_rows - 1) / w->scale_rows;
@@ -116,11 +122,11 @@ static inline float whole_scale(const td_weight *w) {
 
 // ---- activations ----------------------------------------------------------------------------
 
-// Columns [k, k + n) of a token, times scales where there are any, vector i at out + i * step;
-// zeros up to a whole line.
+// Packs columns [k, k + n) of a token, multiplied by scales if there are any, vector i at out + i *
+// step; zeros up to a whole line.
 static void pack_x(const td_weight *w, const float *scales, const float *x, uint32_t k, uint32_t n,
                    size_t step, packed *out, x_range *range) {
-  x_range r[LINE / VL]; // apart, so that none waits for the one before
+  x_range r[LINE / VL]; // independent, so that none waits for another
   TD_UNROLL for (int j = 0; j < LINE / VL; j++) r[j] = j ? empty_range() : *range;
   const uint32_t run = scales ? w->scale_cols : UINT32_MAX;
   uint32_t left = scales ? run - k % run : run;
@@ -143,19 +149,19 @@ static void pack_x(const td_weight *w, const float *scales, const float *x, uint
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
+// Some rows times all tokens, in tiles of up to TILE_TOKENS. Lives on the stack.
 typedef struct {
   _Alignas(64) packed x[X_LANES];      // columns [k, k + n): [tile][vector][token of the tile][PL]
-  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], over columns before k
   x_range range[PANEL_TOKENS];
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
-  uint32_t n_padded;    // columns: n in whole lines
-  distance ahead[2];    // into L2, into L1
-  bool nan[PANEL_ROWS]; // tiny
+  uint32_t n_padded;    // n rounded up to whole lines
+  distance ahead[2];    // prefetch distances to L2 and L1
+  bool nan[PANEL_ROWS]; // rows with tiny weights
 } panel;
 
-// acc [R][T] += the products of a line of each row; x [VECTORS][T][PL].
+// acc [R][T] += products of a line of each row; x [VECTORS][T][PL].
 TD_INLINE void add_line(const int R, const int T, const vi *line, const packed *x, vf *acc,
                         vi *seen) {
   TD_UNROLL for (int r = 0; r < R; r++) seen[r] = look(seen[r], line[r]);
@@ -164,7 +170,7 @@ TD_INLINE void add_line(const int R, const int T, const vi *line, const packed *
     TD_UNROLL for (int r = 0; r < R; r++) w[r] = vector_of(line[r], j);
     TD_UNROLL for (int t = 0; t < T; t++) {
       pv xv = pv_load(x + (j * T + t) * PL);
-      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      __asm__("" : "+v"(xv)); // one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = pv_fma(w[r], xv, acc[r * T + t]);
     }
   }
@@ -186,7 +192,7 @@ static bool single_row_tiles(const panel *p) {
 
 #include "kernels/cpu/linear/panel_vec.h"
 
-// On the way along some rows.
+// Position along some rows.
 typedef struct {
   const elem *w[MAX_ROWS];
   const packed *x;
@@ -195,14 +201,14 @@ typedef struct {
   vi seen[MAX_ROWS];
 } walk;
 
-// What is fetched, and where to.
+// What is prefetched, and to which cache.
 typedef enum {
-  AT_DISTANCE, // what is used some bytes later, into L2, and of several tokens into L1 at the end
-  BY_ROWS,     // the next rows into L1, those behind them into L2: the walk knows how far that is
-  IN_ORDER     // what is used some bytes later, into L1
+  AT_DISTANCE, // at a byte distance into L2; for several tokens also into L1 at the end
+  BY_ROWS,     // the next rows into L1, the ones after them into L2
+  IN_ORDER     // at a byte distance into L1
 } fetching;
 
-// acc [R][T] += the products of less than a line before end.
+// acc [R][T] += products of less than a line, up to column end.
 TD_INLINE void add_tail(const int R, const int T, walk *at, uint32_t end, vf *acc) {
   vi line[MAX_ROWS];
   if (at->k == end) return;
@@ -211,7 +217,7 @@ TD_INLINE void add_tail(const int R, const int T, walk *at, uint32_t end, vf *ac
   at->k = end;
 }
 
-// acc [R][T] = the products of the columns before end.
+// acc [R][T] = products of the columns up to end.
 TD_INLINE void dot_window(const int R, const int T, const fetching how, const panel *p,
                           uint32_t row, walk *at, uint32_t end, vf *acc) {
   const bool by_rows = how == BY_ROWS;
@@ -230,25 +236,27 @@ TD_INLINE void dot_window(const int R, const int T, const fetching how, const pa
       const uintptr_t here = (uintptr_t)(at->w[r] + at->k);
       if (into_l2) __builtin_prefetch((const void *)(here + at->in_l2.offset), 0, 2);
       if (into_l1) __builtin_prefetch((const void *)(here + at->in_l1.offset));
-      if (by_rows) __asm__ volatile("" ::: "memory"); // ahead of the load, which is 2 % faster
+      // keeps the prefetch before the load, which is 2 % faster
+      if (by_rows) __asm__ volatile("" ::: "memory");
       line[r] = load_line(at->w[r] + at->k);
-      __asm__("" : "+v"(line[r])); // one load, which may cross lines of memory
+      __asm__("" : "+v"(line[r])); // one load, which may cross cache lines
     }
     add_line(R, T, line, at->x, acc, at->seen);
   }
   add_tail(R, T, at, end, acc);
 }
 
-// Columns from anywhere on, put together from whole lines of memory: tensors lie in files as they
-// happen to, and loads across lines read up to a tenth slower.
+// Lines of columns from an unaligned address, assembled from aligned cache lines. Tensors are
+// unaligned in files, and loads across cache lines are up to a tenth slower.
 typedef struct {
-  const vi *line; // the next one
-  vi held;        // the one before
-  vi places;      // of columns in that and the next
+  const vi *line; // next aligned line
+  vi held;        // previous aligned line
+  vi places;      // byte positions of the columns in those two
 } lines;
 
 static inline lines lines_from(const elem *w) {
-  const uint32_t before = ((uint32_t)(uintptr_t)w - 1) % sizeof(vi) + 1; // of the line held
+  // bytes of the held line before the columns
+  const uint32_t before = ((uint32_t)(uintptr_t)w - 1) % sizeof(vi) + 1;
   const vi fours = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const vi bytes = _mm512_add_epi32(_mm512_set1_epi32(0x03020100),
                                     _mm512_mullo_epi32(fours, _mm512_set1_epi32(0x04040404)));
@@ -259,19 +267,20 @@ static inline lines lines_from(const elem *w) {
                  .places = _mm512_add_epi8(bytes, _mm512_set1_epi8((char)before))};
 }
 
-// A line of columns. That of memory has some of them, and may have what is nobody's behind the
-// last.
+// The next line of columns. The aligned line loaded for it contains some of them, and may extend
+// past the end of the tensor.
 TD_INLINE vi next_line(lines *l) {
   vi next;
-  __asm__("vmovdqa64 %1, %0" : "=v"(next) : "m"(*l->line)); // which C would not allow
+  // asm, because C does not allow reading past the end
+  __asm__("vmovdqa64 %1, %0" : "=v"(next) : "m"(*l->line));
   const vi columns = _mm512_permutex2var_epi8(l->held, l->places, next);
   l->held = next;
   l->line++;
   return columns;
 }
 
-// acc [WINDOWS][T] = the products of the next windows of a row, side by side. In order: lines are
-// asked for as they lie in memory, or the processor would not follow both windows.
+// acc [WINDOWS][T] = products of the next windows of a row, interleaved. Prefetches go in memory
+// order, or the hardware prefetcher would not follow both windows.
 TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint32_t row, walk *at,
                            vf *acc) {
   const elem *w = at->w[0] + at->k, *line_on = w;
@@ -292,7 +301,8 @@ TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint
       } else {
         if (k >= in_l2[i].until) in_l2[i] = fetch_of(p, row, 1, k, p->ahead[0]);
         __builtin_prefetch((const void *)((uintptr_t)(w + on) + in_l2[i].offset), 0, 2);
-        __asm__ volatile("" ::: "memory"); // ahead of the load: behind it, rows are read 4 % slower
+        // keeps the prefetch before the load; after it, rows are 4 % slower
+        __asm__ volatile("" ::: "memory");
         line = load_line(w + on);
         __asm__("" : "+v"(line)); // one load
       }
@@ -303,8 +313,8 @@ TD_INLINE void dot_windows(const int T, const fetching how, const panel *p, uint
   at->x += WINDOWS * X_WINDOW * T;
 }
 
-// acc [2] = one token's products of the columns before end of two rows, side by side; lines are
-// asked for as they lie in memory.
+// acc [2] = one token's products of the columns up to end of two rows, interleaved. Prefetches go
+// in memory order.
 TD_INLINE void dot_pair(const panel *p, uint32_t row, walk *at, uint32_t end, vf *acc) {
   if (at->k >= at->in_l1.until) at->in_l1 = fetch_of(p, row, 1, at->k, p->ahead[1]);
   uintptr_t ahead = (uintptr_t)(at->w[0] + 2 * at->k) + at->in_l1.offset;
@@ -321,8 +331,8 @@ TD_INLINE void dot_pair(const panel *p, uint32_t row, walk *at, uint32_t end, vf
   add_tail(2, 1, at, end, acc);
 }
 
-// Bytes from the panel's row to the one n rows on; of R rows that would not all be in the panel, to
-// what lies behind it.
+// Distance in bytes from the panel's row to the row n further on; if R rows from there are not all
+// in the panel, to what follows the panel.
 TD_INLINE size_t rows_on(const int R, const panel *p, uint32_t row, uint32_t n) {
   if (row + n + (uint32_t)R <= p->n_rows) return (size_t)n * p->a->w->cols * sizeof(elem);
   return behind_panel(p, 0) - (uintptr_t)(row_data(p->a->w, p->row0 + row) + p->k);
@@ -357,7 +367,7 @@ TD_INLINE void dot_rows_in(const int R, const int T, const fetching how, panel *
       dot_window(R, T, how, p, row, &at, end, acc);
     }
     TD_UNROLL for (int i = 0; i < R * T; i++) total[i] = vf_add(total[i], acc[i]);
-    if (R * T > 8) __asm__ volatile("" : "+m"(total)); // no registers are left for them
+    if (R * T > 8) __asm__ volatile("" : "+m"(total)); // registers are used up
   }
   TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= tiny_of(at.seen[r]) != 0;
   if (p->k + p->n < p->a->w->cols) {
@@ -419,7 +429,7 @@ static void linear_band(const td_linear_args *a, const float *scales) {
 
 // ---- all ------------------------------------------------------------------------------------
 
-// Up to PANEL_TOKENS.
+// For up to PANEL_TOKENS tokens.
 static void linear_few(const td_linear_args *a) {
   if (!HAS_SCALES || scale_is_rows(a->w)) {
     linear_band(a, NULL);

@@ -1,31 +1,32 @@
-// kernels/cpu/avx512bf16/nibbles.h - words of four 4-bit codes as BF16 values of a table of
-// sixteen, which is there twice: a permutation looks at the five lowest bits of each lane.
+// kernels/cpu/avx512bf16/nibbles.h - converts words of four 4-bit codes to BF16 by a table of
+// sixteen values. The table is stored twice, because the permutation uses the five lowest bits of
+// each lane.
 #ifndef KERNELS_CPU_AVX512BF16_NIBBLES_H
 #define KERNELS_CPU_AVX512BF16_NIBBLES_H
 
 #include "kernels/cpu/avx512bf16/vec.h"
 
 enum {
-  Q4_GEMV_ROWS = 1,    // rows of one token: a stream that the processor's prefetch follows
+  Q4_GEMV_ROWS = 1,    // rows at a time with one token: one stream for the hardware prefetcher
   Q4_BATCH_ROWS = 2,   // rows that share the loads of two or three tokens
-  Q4_BATCH_ROWS_8 = 1, // of up to Q4_TOKENS: more totals than registers would cost more
+  Q4_BATCH_ROWS_8 = 1, // rows with up to Q4_TOKENS tokens; registers suffice for no more totals
   Q4_TOKENS = 8,
-  Q4_AHEAD = 4096, // bytes between what is used and what is fetched, of one token
+  Q4_AHEAD = 4096, // prefetch distance in bytes, for one token
 };
 
-// The words at p, PL of them, and the upper halves of each.
+// Loads PL words at p; v[1] has the upper halves.
 static inline void nibbles_load(const uint8_t *p, vi v[4]) {
   v[0] = vi_load(p);
   v[1] = _mm512_srli_epi16(v[0], 8);
 }
 
-// The first n bytes, n <= 2 PL, and zeros behind them; reads no more.
+// Loads the first n <= 2 PL bytes, followed by zeros; reads no more.
 static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
   v[0] = n < 2 * PL ? vi_load_n(p, n) : vi_load(p);
   v[1] = _mm512_srli_epi16(v[0], 8);
 }
 
-// Codes 2 i and 2 i + 1 of every word.
+// Values of codes 2 i and 2 i + 1 of every word.
 static inline void nibbles_pair(const vi v[4], int i, vi table, pv *lo, pv *hi) {
   *lo = pv_of(_mm512_permutexvar_epi16(v[i], table));
   *hi = pv_of(_mm512_permutexvar_epi16(_mm512_srli_epi16(v[i], 4), table));
@@ -35,7 +36,7 @@ static inline vi nibbles_table(const uint16_t values[16]) {
   return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
 }
 
-// Vector i has columns 4 j + i, i < 4: every second of a lane's words, then every second of those.
+// Vector i has columns 4 j + i, i < 4: takes every second number twice.
 static inline void q4_order(const float *x, packed *out, size_t step) {
   const vi even = _mm512_set_epi16(61, 57, 53, 49, 45, 41, 37, 33, 29, 25, 21, 17, 13, 9, 5, 1, 60,
                                    56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
@@ -43,7 +44,7 @@ static inline void q4_order(const float *x, packed *out, size_t step) {
   for (int i = 0; i < 4; i++)
     in[i] = pv_from_vf(vf_load(x + i * PL), vf_load(x + i * PL + VL));
   const vi odd = _mm512_add_epi16(even, _mm512_set1_epi16(2));
-  for (int i = 0; i < 2; i++) { // in the lower half columns 4 j (4 j + 2), then 4 j + 1 (4 j + 3)
+  for (int i = 0; i < 2; i++) { // lower half: columns 4 j (4 j + 2); upper half: 4 j + 1 (4 j + 3)
     by4[2 * i] = _mm512_permutex2var_epi16(in[2 * i], even, in[2 * i + 1]);
     by4[2 * i + 1] = _mm512_permutex2var_epi16(in[2 * i], odd, in[2 * i + 1]);
   }
@@ -54,7 +55,7 @@ static inline void q4_order(const float *x, packed *out, size_t step) {
   }
 }
 
-// There are no zero points here.
+// There are no zero points in this variant.
 static inline void q4_less(pv *lo, pv *hi, vf zero) {
   (void)lo, (void)hi, (void)zero;
 }

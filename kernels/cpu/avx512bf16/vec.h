@@ -1,5 +1,5 @@
-// kernels/cpu/avx512bf16/vec.h - vectors of 32 BF16 numbers, whose products two by two are added to
-// those of 16 FP32 numbers: what packed_f32.h is for FP32.
+// kernels/cpu/avx512bf16/vec.h - vectors of 32 BF16 numbers, whose pairwise products are added to
+// 16 FP32 sums; the BF16 counterpart of packed_f32.h.
 #ifndef KERNELS_CPU_AVX512BF16_VEC_H
 #define KERNELS_CPU_AVX512BF16_VEC_H
 
@@ -18,12 +18,12 @@ static inline pv pv_load(const packed *p) {
 static inline void pv_store(packed *p, pv v) {
   _mm512_storeu_si512(p, (vi)v);
 }
-// Lane i gains the products of lanes 2 i + 1 and 2 i, in that order, each rounded to FP32. What is
-// subnormal counts as 0.
+// Lane i += products of lanes 2 i + 1 and 2 i, in that order, each rounded to FP32. Subnormal
+// numbers count as 0.
 static inline vf pv_fma(pv a, pv b, vf c) {
   return _mm512_dpbf16_ps(c, a, b);
 }
-// Rounded to nearest even; lanes 0 to 15 from lo.
+// Rounds to nearest even; lanes 0 to 15 come from lo.
 static inline vi pv_from_vf(vf lo, vf hi) {
   return (vi)_mm512_cvtne2ps_pbh(hi, lo);
 }
