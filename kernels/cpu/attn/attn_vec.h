@@ -1,11 +1,12 @@
-// kernels/cpu/attn/attn_vec.h - one block of attention in vectors, for each ISA's and cache dtype's
-// file to include after its vec.h and these definitions: elem, and load_kv, load_kv_n, which give
-// VL (the first n < VL) elements as floats.
+// kernels/cpu/attn/attn_vec.h - one attention block in vectors.
+// Include after an ISA's vec.h and, for the dtype of the cache, elem, load_kv and load_kv_n, which
+// load VL (the first n < VL) elements as floats.
 //
-// A tile of QUERIES shares the loads of keys and values, and tiles of a group take turns with what
-// L1 holds of them. Every (query, key) score has one accumulator over the dimensions, every (query,
-// dimension) of the result one over the keys, in order, so a query's result does not depend on its
-// neighbours. Of transposed keys, a score's is one lane; else its lanes are added up at the end.
+// A tile of QUERIES shares the loads of keys and values; the tiles of a group take turns with the
+// keys that L1 holds. Every (query, key) score has one accumulator over the dimensions and every
+// (query, dimension) of the result one over the keys, in order, so a query's result does not depend
+// on the other queries. With transposed keys a score is one lane; otherwise its lanes are added at
+// the end.
 #ifndef KERNELS_CPU_ATTN_VEC_H
 #define KERNELS_CPU_ATTN_VEC_H
 
@@ -20,17 +21,17 @@ enum {
   KEYS = VL == 16 ? 4 : 2,
   VALUES = VL == 16 ? 4 : 2,
   GROUP_QUERIES = 32,
-  KEY_BYTES = 18432, // that tiles take turns with: these and a tile's queries fit L1
+  KEY_BYTES = 18432, // keys that tiles share in turns: with a tile's queries they fit L1
   STEP_LINES = 2,    // see attn_next
 };
 
 #define TD_UNROLL _Pragma("GCC unroll 8")
 
-// What comes next, on its way into L2, as much of it at every step: memory neither rests nor makes
-// loads wait in its queue. STEP_LINES is what can be read while QUERIES are computed with.
+// Prefetches what comes next into L2, evenly over all steps, so that memory is busy but its queue
+// stays short. STEP_LINES can be read while QUERIES are computed.
 typedef struct {
   const char *at, *end;
-  uint32_t n_bytes; // a step, up to STEP_LINES of 64
+  uint32_t n_bytes; // per step, up to STEP_LINES * 64
 } attn_next;
 
 static attn_next attn_next_of(const void *from, size_t n_bytes, uint32_t n_steps) {
@@ -93,8 +94,8 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
   }
 }
 
-// Turns the first n scores into probabilities relative to the new maximum, which it keeps, and
-// zeros behind them; adds to l. Returns what the old sums are worth now.
+// Turns the first n scores into probabilities relative to the new maximum, which is stored in m,
+// followed by zeros; adds them to l. Returns the factor by which the old sums decay.
 TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, uint32_t n) {
   for (uint32_t j = n; j < TD_ATTN_KEYS; j++)
     s[j] = -INFINITY;
@@ -115,8 +116,8 @@ TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, u
   return decay;
 }
 
-// acc[q][d..] = acc * decay + sum over keys [0, n[q]) of p * v, for VALUES vectors (W of them; the
-// last short by having `left` elements when W is 1 and left is not 0).
+// acc[q][d..] = acc * decay + sum over keys [0, n[q]) of p * v, for W vectors of values. With W ==
+// 1 and left != 0, the vector has only `left` elements.
 TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a, uint32_t q0,
                           uint32_t d, uint32_t left, const uint32_t *n, const float *decay,
                           attn_next next, float (*p)[TD_ATTN_KEYS]) {
@@ -164,9 +165,9 @@ TD_INLINE void value_tile(const int Q, const int W, const td_attn_block_args *a,
   }
 }
 
-// Queries that are computed together: QUERIES of them or one, each of which sees some key.
+// Queries computed together: QUERIES of them or one, each of which sees some key.
 typedef struct {
-  uint32_t q, most; // the first; keys that any of them sees
+  uint32_t q, most; // the first query; maximum number of keys that any of them sees
   bool is_one;
 } attn_tile;
 
@@ -218,7 +219,7 @@ static attn_next score_all(attn_group *g, attn_next next) {
   return next;
 }
 
-// Zeros stand for keys that no query sees.
+// Transposes keys; keys that no query sees become zeros.
 static void turn_keys(const td_attn_block_args *a) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < a->n_q; i++)
@@ -277,7 +278,7 @@ static attn_next score_turned(attn_group *g, attn_next next) {
   return next;
 }
 
-// W vectors of values from dimension d on; left: as in value_tile.
+// Adds W vectors of values from dimension d on; left: see value_tile.
 TD_INLINE attn_next add_values(const int W, attn_group *g, uint32_t d, uint32_t left,
                                attn_next next) {
   const td_attn_block_args *a = g->a;
@@ -298,7 +299,8 @@ static void attend_all(const td_attn_block_args *a) {
   const bool is_turned = a->transposed && sizeof(elem) == sizeof(float);
   const uint32_t n_scores = is_turned ? TD_ATTN_KEYS / (VALUES * VL) * a->k_dim
                                       : TD_ATTN_KEYS / KEYS * (a->k_dim / VL);
-  // Half of what is both keys and values comes with the scores.
+  // If keys are also the values, half of the next ones is prefetched with the scores, half with the
+  // values.
   const size_t n_bytes = a->next_v ? a->next_bytes : a->next_bytes / 2;
   const char *next_v = a->next_v || !a->next_k ? a->next_v : (const char *)a->next_k + n_bytes;
   attn_next next[2] = {

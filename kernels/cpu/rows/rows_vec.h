@@ -1,5 +1,5 @@
-// kernels/cpu/rows/rows_vec.h - what works on one row of activations, in vectors, for each ISA's
-// rows.c to include after its vec.h.
+// kernels/cpu/rows/rows_vec.h - vector kernels for one row of activations. Included by each ISA's
+// rows.c after its vec.h.
 #ifndef KERNELS_CPU_ROWS_VEC_H
 #define KERNELS_CPU_ROWS_VEC_H
 
@@ -19,7 +19,7 @@ static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
       out[i] = f32_from_e4m3(w[i]) * scale;
     return;
   }
-  vf lo, hi, s = vf_set1(scale * 256); // exact: products are rounded once
+  vf lo, hi, s = vf_set1(scale * 256); // exact, so products are rounded once
   uint32_t i = 0;
   for (; i + 2 * VL <= n; i += 2 * VL) {
     vf_from_e4m3(w + i, &lo, &hi);
@@ -39,7 +39,7 @@ static void decode_e4m3(const uint8_t *w, float scale, float *out, uint32_t n) {
   }
 }
 
-// n codes of a group, VL or, at its end, fewer.
+// n codes of a group: VL or, at its end, fewer.
 TD_INLINE void decode4(const td_weight *w, const uint8_t *codes, uint32_t n, float zero,
                        float scale, float *out) {
   uint8_t part[VL / 2] = {0};
@@ -172,7 +172,7 @@ void TD_VEC_NAME(swiglu_row)(const td_swiglu_row_args *a) {
   }
 }
 
-// Columns [at, at + m * VL), m constant, whose sums are registers.
+// Columns [at, at + m * VL), m constant, with sums in registers.
 TD_INLINE void axpy_columns(const int m, const td_axpy_args *a, size_t at) {
   vf sum[AXPY_VECTORS];
   TD_UNROLL for (int v = 0; v < m; v++) sum[v] = vf_load(a->y + at + v * VL);
@@ -198,13 +198,13 @@ void TD_VEC_NAME(axpy)(const td_axpy_args *a) {
   vf_store_n(a->y + i, sum, left);
 }
 
-enum { CHUNK = AXPY_VECTORS * VL }; // columns whose sums are registers
+enum { CHUNK = AXPY_VECTORS * VL }; // columns whose sums fit registers
 
-// The scales of columns that have one in a row, row after row.
+// Walks over the scales of columns that share one in each row.
 typedef struct {
   const float *at;
-  size_t step;         // to the next rows'
-  uint32_t left, each; // rows that share it
+  size_t step;         // to the scale of the next rows
+  uint32_t left, each; // rows left that share the current scale; rows per scale
 } scale_walk;
 
 static scale_walk scales_of(const td_weight *w, uint32_t row, uint32_t c) {
@@ -225,7 +225,7 @@ TD_INLINE float next_scale(scale_walk *s) {
   return scale;
 }
 
-// CHUNK weights times s, of E4M3 times 2^-8.
+// CHUNK weights times s; E4M3 weights come out times 2^-8.
 TD_INLINE void chunk_of(const td_dtype dtype, const char *at, vf s, vf out[AXPY_VECTORS]) {
   TD_UNROLL for (int v = 0; v < AXPY_VECTORS; v += 2) {
     switch (dtype) {
@@ -249,8 +249,9 @@ TD_INLINE void chunk_of(const td_dtype dtype, const char *at, vf s, vf out[AXPY_
   }
 }
 
-// Columns [c, c + CHUNK), of one scale in a row; meanwhile as many bytes come of what is next.
-// False, and nothing is done: there are NaN codes, or scales so large that they need more care.
+// Columns [c, c + CHUNK), which share a scale in each row. Prefetches the same number of bytes of
+// what is next. Returns false without changing y if there are NaN codes, or scales so large that
+// axpy_each is needed.
 TD_INLINE bool axpy_chunk(const td_dtype dtype, const td_axpy_weights_args *a, uint32_t c) {
   const size_t bytes = td_dtype_bytes(dtype), row_bytes = a->w->cols * bytes;
   const char *at = (const char *)a->w->data + a->row * row_bytes + c * bytes;
@@ -278,7 +279,7 @@ TD_INLINE bool axpy_chunk(const td_dtype dtype, const td_axpy_weights_args *a, u
   return true;
 }
 
-// Columns [c, end) one by one.
+// Columns [c, end), one by one.
 static void axpy_each(const td_axpy_weights_args *a, uint32_t c, uint32_t end) {
   for (; c < end; c++) {
     for (uint32_t j = 0; j < a->n_rows; j++)
@@ -314,7 +315,7 @@ void TD_VEC_NAME(f32_from_f16)(const td_convert_args *a) {
   if (left) vf_store_n(out + i, vf_from_half_n(in + i, left), left);
 }
 
-// NaN passes both bounds, being the second operand.
+// NaN passes through both bounds, as the second operand.
 TD_INLINE vf saturate_half(vf v) {
   return vf_min(vf_set1(65504), vf_max(vf_set1(-65504), v));
 }

@@ -1,7 +1,7 @@
-// kernels/cpu/scalar/linear.h - the reference matrix product, for each dtype's file to include.
-// Eight sums a (row, token) pair, lane l taking the columns with k % 8 == l of each run; a run's
-// sums are scaled and then added to the row's. Every run is decoded once for a block of tokens. It
-// takes every format; the families differ for the sake of their other versions.
+// kernels/cpu/scalar/linear.h - the reference matrix product, for every format.
+// A (row, token) pair has eight sums; lane l takes the columns with k % 8 == l of each run. A run's
+// sums are scaled and then added to the row's. Every run is decoded once for a block of tokens. All
+// families use this code; they differ only in their other variants.
 #ifndef KERNELS_CPU_SCALAR_LINEAR_H
 #define KERNELS_CPU_SCALAR_LINEAR_H
 

@@ -1,5 +1,5 @@
-// kernels/cpu/scalar/linear_w4a8.c - 4-bit weights times activations in 8 bits, one value at a
-// time: what linear_w4a8.h computes, to the bit.
+// kernels/cpu/scalar/linear_w4a8.c - the reference for 4-bit weights times 8-bit activations, with
+// the same bits as linear_w4a8.h.
 #include <math.h>
 
 #include "kernels/cpu/linear/w4a8.h"
@@ -27,7 +27,7 @@ static void round_token(const td_linear_args *a, x_block *b, uint32_t i) {
   b->scale[i] = scale.scale;
 }
 
-// Codes are whole numbers here: those of FP4 twice what they are worth.
+// Codes are integers here; FP4 codes are twice their value.
 static void add_block(const td_linear_args *a, const x_block *b, uint32_t row) {
   const td_weight *w = a->w;
   int codes[A8_MOST_BLOCK];

@@ -1,10 +1,10 @@
-// kernels/cpu/scalar/rows.c - the reference versions of what works on one row of activations.
+// kernels/cpu/scalar/rows.c - reference kernels for one row of activations.
 #include <math.h>
 
 #include "kernels/cpu/common/dequant.h"
 #include "kernels/decl.h"
 
-// A run of 4-bit codes of one group; each layout has its own step.
+// Decodes a run of 4-bit codes of one group; the step between codes depends on the layout.
 static void decode_run4(const td_weight *w, uint32_t row, uint32_t k, uint32_t n,
                         const float values[16], float *out) {
   switch (w->layout) {
@@ -38,7 +38,7 @@ static void decode_row4(const td_decode_row_args *a) {
     n = run_length(w, k, w->cols);
     float scale = scale_at(w, a->row, group);
     int zero = is_int ? zero_at(w, a->row, group) : 0;
-    for (int code = 0; code < 16; code++) { // the first product is exact but for F32 scales
+    for (int code = 0; code < 16; code++) { // the first product is exact unless scales are F32
       float value = is_int ? (float)(code - zero) : f32_from_e2m1((unsigned)code);
       values[code] = value * scale * global;
     }
