@@ -1,5 +1,5 @@
-// kernels/cpu/avx512/linear_bf16.c - BF16 weights; see linear_vec.h. A group's first vector is its
-// even columns, the second its odd ones: a shift or a mask makes floats of them.
+// kernels/cpu/avx512/linear_bf16.c - BF16 weights; see linear_vec.h. A group's first vector has its
+// even columns, the second its odd ones: a shift or a mask converts them to floats.
 #include "kernels/cpu/avx512/vec.h"
 
 typedef uint16_t elem;

@@ -1,9 +1,8 @@
 // kernels/cpu/avx512/linear_f8e4m3.c - FP8 weights with scales; see linear_vec.h.
-// A code's byte in the top of a 32-bit lane, shifted right by 4 as a signed number, has its sign,
-// exponent and fraction in their places; with the exponent 112 above what it says, which is setting
-// three bits, it is the weight times 2^-8. That takes 10 operations for 64 weights, and 3 more to
-// find the codes for which it is wrong: zeros, subnormal numbers and NaN, of which real matrices
-// have few.
+// A code in the top byte of a 32-bit lane, arithmetically shifted right by 4, has its sign,
+// exponent and fraction in place. Adding 112 to the exponent, which is setting three bits, gives
+// the weight times 2^-8. That takes 10 operations for 64 weights, and 3 more to detect the codes
+// for which it is wrong: zeros, subnormals and NaN, which are rare in real matrices.
 #include <stdbool.h>
 
 #include "kernels/cpu/avx512/vec.h"
@@ -24,8 +23,8 @@ static inline codes load_codes_n(const elem *w, uint32_t n, elem room[GROUP]) {
   return (codes){_mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w)};
 }
 
-// Magnitudes 0x08 to 0x7e, the normal numbers, come out as 0x89 to 0xff and all others lower: NaN
-// as 0.
+// Magnitudes 0x08 to 0x7e, the normal numbers, map to 0x89 to 0xff and all others lower; NaN maps
+// to 0.
 static inline __m512i rank_codes(__m512i bytes) {
   return _mm512_add_epi8(_mm512_or_si512(bytes, _mm512_set1_epi8((char)0x80)), _mm512_set1_epi8(1));
 }
@@ -41,7 +40,7 @@ static inline bool has_nan(const codes *c) {
   return _mm512_testn_epi8_mask(rank_codes(c->bytes), _mm512_set1_epi8((char)0xff)) != 0;
 }
 
-// Byte 4 l + j of the result is code 16 j + l: lane l holds the codes that are added there.
+// Byte 4 l + j of the result is code 16 j + l: lane l holds the codes that are added to it.
 static inline __m512i gather_codes(__m512i bytes) {
   const __m512i from = _mm512_add_epi8(
       _mm512_set1_epi32(0x30201000),
@@ -51,7 +50,7 @@ static inline __m512i gather_codes(__m512i bytes) {
   return _mm512_permutexvar_epi8(from, bytes);
 }
 
-// What the compiler does only once for all four vectors.
+// Inlined so that the compiler computes common parts once for all four vectors.
 static inline __attribute__((always_inline)) vf vector_of(const codes *c, int j) {
   const __m512i keep = _mm512_set1_epi32((int)0x87f00000u), exponent = _mm512_set1_epi32(112 << 23);
   __m512i lanes = gather_codes(c->bytes);
@@ -61,8 +60,8 @@ static inline __attribute__((always_inline)) vf vector_of(const codes *c, int j)
   return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(lanes, keep, exponent, 0xea));
 }
 
-// For any codes, but NaN comes out as 1.875: the code's bits are an f16's with the exponent eight
-// too low, and F16C conversion takes f16 subnormals as they are.
+// For any codes, but NaN comes out as 1.875. The code's bits are an F16 with an exponent too low by
+// eight, and F16C conversion handles F16 subnormals.
 static inline vf any_vector_of(const codes *c, int j) {
   __m256i two = j < 2 ? _mm512_castsi512_si256(c->bytes) : _mm512_extracti64x4_epi64(c->bytes, 1);
   __m128i one = j % 2 == 0 ? _mm256_castsi256_si128(two) : _mm256_extracti128_si256(two, 1);

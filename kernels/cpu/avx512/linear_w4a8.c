@@ -23,7 +23,7 @@ static inline void vi_store(void *p, vi a) {
 static inline __m128i a8_load16(const uint8_t *p) {
   return _mm_loadu_si128((const __m128i *)p);
 }
-// Rows i, i + 4, i + 8, i + 12, whose words the 4 x 4 transpositions bring to lanes 4 j + i.
+// Rows i, i + 4, i + 8, i + 12; the 4 x 4 transposes bring their words to lanes 4 j + i.
 static inline vi a8_four_rows(const uint8_t *const *rows, size_t at, int i) {
   vi v = _mm512_castsi128_si512(a8_load16(rows[i] + at));
   v = _mm512_inserti32x4(v, a8_load16(rows[i + 4] + at), 1);

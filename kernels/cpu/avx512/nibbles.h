@@ -1,7 +1,8 @@
-// kernels/cpu/avx512/nibbles.h - words of eight 4-bit codes as the values of a table of sixteen.
-// A permutation looks at the four lowest bits of each lane only. So loads from the words' second,
-// third and fourth byte stand for shifts by 8, 16 and 24 bits, and a block of eight vectors costs
-// four shifts and eight permutations, less than its multiplications leave free.
+// kernels/cpu/avx512/nibbles.h - converts words of eight 4-bit codes to floats by a table of
+// sixteen values.
+// The permutation uses only the four lowest bits of each lane. So loads from the words' second,
+// third and fourth byte replace shifts by 8, 16 and 24 bits, and a block of eight vectors costs
+// four shifts and eight permutations, fewer than the free slots beside its multiplications.
 #ifndef KERNELS_CPU_AVX512_NIBBLES_H
 #define KERNELS_CPU_AVX512_NIBBLES_H
 
@@ -10,26 +11,26 @@
 
 enum {
   Q4_GEMV_ROWS = 4,    // rows that share the loads of one token
-  Q4_BATCH_ROWS = 2,   // rows that share those of two or three tokens
-  Q4_BATCH_ROWS_8 = 2, // of up to Q4_TOKENS
+  Q4_BATCH_ROWS = 2,   // rows that share the loads of two or three tokens
+  Q4_BATCH_ROWS_8 = 2, // rows with up to Q4_TOKENS tokens
   Q4_TOKENS = 8,
-  Q4_AHEAD = 1024, // bytes between what is used and what is fetched, of one token
+  Q4_AHEAD = 1024, // prefetch distance in bytes, for one token
 };
 
-// The words at p, VL of them; reads three bytes more.
+// Loads VL words at p; reads three bytes more.
 static inline void nibbles_load(const uint8_t *p, vi v[4]) {
   for (int i = 0; i < 4; i++)
     v[i] = vi_load(p + i);
 }
 
-// The first n bytes, n <= 4 VL, and zeros behind them; reads no more.
+// Loads the first n <= 4 VL bytes, followed by zeros; reads no more.
 static inline void nibbles_load_n(const uint8_t *p, uint32_t n, vi v[4]) {
   v[0] = n < 4 * VL ? vi_load_n(p, n) : vi_load(p);
   for (int i = 1; i < 4; i++)
     v[i] = vi_srl8(v[i - 1]);
 }
 
-// Codes 2 i and 2 i + 1 of every word.
+// Values of codes 2 i and 2 i + 1 of every word.
 static inline void nibbles_pair(const vi v[4], int i, vf table, vf *lo, vf *hi) {
   *lo = vf_permute(table, v[i]);
   *hi = vf_permute(table, _mm512_srli_epi32(v[i], 4));
@@ -39,7 +40,7 @@ static inline void q4_order(const float *x, packed *out, size_t step) {
   vf_order8(x, out, step);
 }
 
-// Less zero points.
+// Subtracts zero points.
 static inline void q4_less(pv *lo, pv *hi, vf zero) {
   *lo = vf_sub(*lo, zero);
   *hi = vf_sub(*hi, zero);

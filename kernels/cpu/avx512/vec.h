@@ -1,5 +1,6 @@
-// kernels/cpu/avx512/vec.h - sixteen floats: what the *_vec.h algorithms are written in.
-// vf_*_n take the first n < VL elements only, touch no memory behind them and leave zeros.
+// kernels/cpu/avx512/vec.h - vectors of sixteen floats, the operations used by *_vec.h.
+// vf_*_n access only the first n < VL elements and touch no memory after them; missing elements are
+// zeros.
 #ifndef KERNELS_CPU_AVX512_VEC_H
 #define KERNELS_CPU_AVX512_VEC_H
 
@@ -13,10 +14,10 @@ typedef __m512 vf;
 enum {
   VL = 16,
   GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
-  BATCH_ROWS = 4,   // of up to four
-  BATCH_ROWS_8 = 2, // of up to eight
-  FEW_TOKENS = 16,  // at most, that rows are not decoded into the cache for
-  X_FLOATS = 8192,  // of packed x of few tokens, in L1
+  BATCH_ROWS = 4,   // for up to four tokens
+  BATCH_ROWS_8 = 2, // for up to eight tokens
+  FEW_TOKENS = 16,  // maximum tokens without decoding rows into the cache
+  X_FLOATS = 8192,  // packed x of few tokens, in L1
   GEMM_ROWS = 4,    // register tile
   GEMM_TOKENS = 6,
 };
@@ -58,7 +59,7 @@ static inline vf vf_mul(vf a, vf b) {
 static inline vf vf_div(vf a, vf b) {
   return _mm512_div_ps(a, b);
 }
-// Where one is NaN: b.
+// Returns b if either operand is NaN.
 static inline vf vf_max(vf a, vf b) {
   return _mm512_max_ps(a, b);
 }
@@ -68,14 +69,14 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_round(vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// The lesser (greater) of a's magnitude and v's, a where v is NaN, or where x is 0.
+// The smaller (larger) of |a| and |v|; a if v is NaN or, for the smaller, x is 0.
 static inline vf vf_min_abs(vf a, vf v, vf x) {
   return _mm512_mask_range_ps(a, _mm512_cmpneq_ps_mask(x, vf_zero()), a, v, 0x0a);
 }
 static inline vf vf_max_abs(vf a, vf v) {
   return _mm512_range_ps(a, v, 0x0b);
 }
-// p * 2^n for whole n.
+// p * 2^n for integer n.
 static inline vf vf_scale2(vf p, vf n) {
   return _mm512_scalef_ps(p, n);
 }
@@ -83,7 +84,7 @@ static inline float vf_max_all(vf a) {
   return _mm512_reduce_max_ps(a);
 }
 
-// The sums of the elements of four vectors.
+// The lane sums of four vectors.
 static inline void vf_sum4(vf a, vf b, vf c, vf d, float out[4]) {
   vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   vf cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -120,8 +121,8 @@ static inline vf vf_from_bf16_n(const uint16_t *p, uint32_t n) {
   return vf_widen_bf16(_mm256_maskz_loadu_epi16(mask_n(n), p));
 }
 
-// E4M3 codes times 2^-8, exact but for NaN codes, which come out as 1.875: the code's bits are an
-// f16's with the exponent eight too low, and F16C conversion takes f16 subnormals as they are.
+// E4M3 codes times 2^-8, exact except for NaN codes, which come out as 1.875. The code's bits are
+// an F16 with an exponent too low by eight, and F16C conversion handles F16 subnormals.
 static inline void vf_widen_e4m3(__m256i codes, vf *lo, vf *hi) {
   __m512i half = _mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7);
   half = _mm512_and_si512(half, _mm512_set1_epi16((short)0xbf80));
@@ -156,7 +157,7 @@ static inline vf vf_from_i8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-// E4M3 codes, VL of them, NaN included.
+// VL E4M3 codes, NaN included.
 static inline vf vf_from_e4m3_exact(const uint8_t *p) {
   __m128i codes = _mm_loadu_si128((const __m128i *)p), magnitude = _mm_set1_epi8(0x7f);
   __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
@@ -166,7 +167,7 @@ static inline vf vf_from_e4m3_exact(const uint8_t *p) {
   return _mm512_mask_mov_ps(value, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
-// E8M0 codes, VL of them: 2^(code - 127); 0 is subnormal, 0xff NaN.
+// VL E8M0 codes: 2^(code - 127); 0 is subnormal, 0xff NaN.
 static inline vf vf_from_e8m0(const uint8_t *p) {
   __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
   __m512i bits = _mm512_slli_epi32(codes, 23);
@@ -186,7 +187,7 @@ static inline vi vi_four_rows(const char *p, size_t apart) {
   return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 12 * apart)), 3);
 }
 
-// 16 bytes of VL rows: vector i has dword i of each.
+// Transposes 16 bytes of VL rows: vector i has dword i of each.
 static inline void vi_transpose(const char *p, size_t apart, vi out[4]) {
   vi a = vi_four_rows(p, apart), b = vi_four_rows(p + apart, apart);
   vi c = vi_four_rows(p + 2 * apart, apart), d = vi_four_rows(p + 3 * apart, apart);
@@ -201,14 +202,14 @@ static inline void vi_transpose(const char *p, size_t apart, vi out[4]) {
 static inline vi vi_load(const void *p) {
   return _mm512_loadu_si512(p);
 }
-// The first n bytes, n < 4 VL; zeros behind them.
+// The first n < 4 VL bytes, followed by zeros.
 static inline vi vi_load_n(const void *p, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, p);
 }
 static inline vi vi_srl8(vi a) {
   return _mm512_srli_epi32(a, 8);
 }
-// Lane j has code j of those from p on, VL of them, in its lowest bits; others are above it.
+// Lane j has code j of the VL codes at p in its lowest bits, with other codes above it.
 static inline vi vi_spread4(const void *p) {
   const __m512i words = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
   const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24,
@@ -221,8 +222,8 @@ static inline vf vf_permute(vf a, vi from) {
   return _mm512_permutexvar_ps(from, a);
 }
 
-// out[i step + j] = in[8 j + i] for j < VL, i < 8: pairs of columns, then fours, eights, sixteens
-// come together; the numbers are an element's place in the two vectors it may come from.
+// out[i step + j] = in[8 j + i] for j < VL, i < 8. Merges pairs of columns, then fours, eights and
+// sixteens; the indices are positions in the two source vectors.
 static inline void vf_order8(const float *in, float *out, size_t step) {
   const __m512i fours[2] = {
       _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27),
@@ -246,7 +247,7 @@ static inline void vf_order8(const float *in, float *out, size_t step) {
   }
 }
 
-// Code place of each of VL words from p on, add added to the words first, less 8.
+// Nibble `place` of each of VL words at p, after adding `add` to the words, minus 8.
 static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place) {
   __m512i words = _mm512_add_epi32(vi_load(p), _mm512_set1_epi32((int)add));
   words = _mm512_srl_epi32(words, _mm_cvtsi32_si128((int)(4 * place)));
