@@ -12,7 +12,8 @@ static inline nibbles_table fp4_table(void) {
   return (nibbles_table){.high = nibbles_twice(high), .low = nibbles_twice(low)};
 }
 
-// That of the lowest bits: a table gives the magnitude, the permutation looks at three bits only.
+// The value of the lowest four bits: a table gives the magnitude; the permutation uses three bits
+// only.
 static inline vf fp4_low(vi words) {
   vf magnitude = vf_permute(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), words);
   vf sign = _mm256_castsi256_ps(_mm256_slli_epi32(words, 28));

@@ -1,21 +1,22 @@
-// kernels/cpu/avx2/gemm_prompt.h - y = W x for tokens of prompts in FP32, a lane a row. To be
-// included after vec.h and these definitions:
-//   DWORD_COLS   columns that 32 bits of a row hold
-//   columns_of   the weights in 32 bits of VL rows each: vector i has column i
+// kernels/cpu/avx2/gemm_prompt.h - y = W x for prefill in FP32, one row per lane.
+// Include after vec.h and these definitions:
+//   DWORD_COLS   columns in 32 bits of a row
+//   columns_of   the weights in 32 bits of each of VL rows: vector i has column i
 //   Q4_ZEROS     if there may be zero points: 1, and linear_q4.h's zeros_to_f32
 //
-// Nothing is summed across lanes. Every (row, token) pair has one total, kept in y; the products of
-// a run, which ends with PART columns or before, are summed from zero and added to it. Scales that
-// are no FP32 have so few digits that weights times them are exact (a 16th of them, so that they
-// are finite as well); FP32 ones multiply the sums of runs, which then end with groups, too. All of
-// that is the same however many tokens there are, so they agree to the last bit.
-//   TILE_ROWS rows and PART columns of weights are transposed and decoded into L1, where they wait
-//   for
-// one tile of tokens after the other; x of a block of tokens rests in L2. A product of ROW_VECTORS
-// vectors of rows and TOKENS tokens loads as many vectors as the sum of both, in less time than two
-// multiplications a cycle take.
-//   The order of additions is not that of answers: one lane a row, one token would wait for each
-// addition, and the rows of a tile do not make one stream of memory.
+// Nothing is summed across lanes. Every (row, token) pair has one total, kept in y. A run ends
+// after PART columns or earlier; its products are summed from zero and added to the total. Scales
+// other than FP32 have so few digits that weight times scale is exact (divided by 16, so that it is
+// finite as well). FP32 scales multiply the sums of runs, which then also end with groups. None of
+// this depends on the number of tokens, so results agree to the last bit.
+//
+// TILE_ROWS rows and PART columns of weights are transposed and decoded into L1 and used for one
+// tile of tokens after the other; x of a block of tokens stays in L2. ROW_VECTORS vectors of rows
+// times TOKENS tokens need ROW_VECTORS + TOKENS loads, which take less time than the
+// multiplications at two a cycle.
+//
+// The order of additions differs from decode's: with one lane per row, a single token would wait
+// for each addition, and the rows of a tile are not one stream of memory.
 #ifndef KERNELS_CPU_AVX2_GEMM_PROMPT_H
 #define KERNELS_CPU_AVX2_GEMM_PROMPT_H
 
@@ -33,13 +34,13 @@ enum {
   TILE_ROWS = ROW_VECTORS * VL,
   TOKENS = 4,
   PART = 256,
-  CHUNK = 4 * DWORD_COLS, // columns of 16 bytes
-  MOST_TOKENS = 192,      // of a block
+  CHUNK = 4 * DWORD_COLS, // columns in 16 bytes
+  MOST_TOKENS = 192,      // per block
   X_FLOATS_L2 = MOST_TOKENS * PART,
-  PART_GROUPS = PART / 8 + 2 * VL, // groups of a part, with what whole vectors write behind them
+  PART_GROUPS = PART / 8 + 2 * VL, // groups per part, plus room for whole vectors
 };
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) float w[PART * TILE_ROWS]; // [column][row]
   float x[X_FLOATS_L2];                   // [tile][column of the span][token of the tile]
@@ -47,20 +48,20 @@ typedef struct {
   vf zero[Q4_ZEROS ? PART_GROUPS * ROW_VECTORS : 1];
   const td_linear_args *a;
   size_t row_bytes;
-  uint32_t n_tiles;      // of tokens
+  uint32_t n_tiles;      // tiles of tokens
   uint32_t span, n_span; // columns of x [span, span + n_span)
   uint32_t row, n_rows;  // the tile
   uint32_t k, n;         // the part: columns [k, k + n)
-  uint32_t group_cols;   // of weights with the same scales
+  uint32_t group_cols;   // columns of weights that share scales
   bool scaled_weights, scaled_sums;
-  const char *next; // what is decoded next: TILE_ROWS rows from this one on
+  const char *next; // weights decoded next: TILE_ROWS rows from here on
 } prompt;
 
 static uint32_t prompt_tile_begin(const prompt *g, uint32_t tile) {
   return tile * g->a->n_tokens / g->n_tiles;
 }
 
-// Rows of the tile's vector v.
+// Number of rows in the tile's vector v.
 static uint32_t vector_rows(const prompt *g, uint32_t v) {
   const uint32_t left = g->n_rows < v * VL ? 0 : g->n_rows - v * VL;
   return left < VL ? left : VL;
@@ -76,8 +77,7 @@ static const float *prompt_x(const prompt *g, uint32_t token) {
   return g->a->x + (g->a->x_rows ? g->a->x_rows[token] : token) * g->a->ldx + g->span;
 }
 
-// The span's columns of the tokens, tile by tile; a tile that lacks some has another in their
-// place.
+// Packs the span's columns of the tokens, tile by tile. A short tile repeats a token.
 static void pack_prompt(prompt *g) {
   float *out = g->x;
   for (uint32_t i = 0; i < g->n_tiles; i++) {
@@ -97,7 +97,7 @@ static void pack_prompt(prompt *g) {
 
 // ---- weights --------------------------------------------------------------------------------
 
-// Places of n_rows lists as vectors, times a number.
+// Transposes the entries of n_rows lists to vectors, times a factor.
 static void put_lists(float (*list)[PART_GROUPS], uint32_t n_rows, uint32_t n, float times, vf *out,
                       size_t step) {
   for (uint32_t i = 0; i < n; i++) {
@@ -108,8 +108,8 @@ static void put_lists(float (*list)[PART_GROUPS], uint32_t n_rows, uint32_t n, f
   }
 }
 
-// The scales of n_rows rows from `row` on: of n groups from `first` on a vector each, at
-// out + i * step. Blocks of many rows most likely have all of them.
+// The scales of n_rows rows from `row` on, for n groups from `first` on: a vector per group, at out
+// + i * step. Scale blocks of many rows usually cover all of them.
 static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first,
                        uint32_t n, float times, vf *out, size_t step) {
   float list[VL][PART_GROUPS];
@@ -127,7 +127,7 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
 }
 
 #if Q4_ZEROS
-// The same of zero points, less 8.
+// The same for zero points, minus 8.
 static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first, uint32_t n,
                       vf *out, size_t step) {
   float list[VL][PART_GROUPS];
@@ -140,7 +140,7 @@ static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_
 }
 #endif
 
-// Weights of VL rows of the tile, vector v, as they are: scaled is whether they are times scales.
+// Decodes the weights of VL rows, vector v of the tile. scaled: multiplies them by scales.
 TD_INLINE void decode_rows(prompt *g, uint32_t v, const bool scaled) {
   const uint32_t row = g->row + v * VL, n_rows = vector_rows(g, v);
   const size_t n_bytes = g->row_bytes - bytes_before(g->k);
@@ -149,7 +149,7 @@ TD_INLINE void decode_rows(prompt *g, uint32_t v, const bool scaled) {
   const vf *scale = g->scale + v, *zero = g->zero + (Q4_ZEROS ? v : 0);
   uint32_t in_group = g->group_cols - g->k % g->group_cols;
   float *out = g->w + v * VL;
-  // Into L1, a line ahead: where the part ends, the next rows' first.
+  // Prefetch into L1, a line ahead; at the end of the part, the first line of the next rows.
   const size_t part_bytes = bytes_before(g->n);
   const char *ahead = w + 64;
   for (uint32_t at = 0; at < g->n; at += CHUNK) {
@@ -180,7 +180,7 @@ static void decode_tile(prompt *g) {
   const uint32_t first = g->k / g->group_cols, n = (g->k + g->n - 1) / g->group_cols - first + 1;
   for (uint32_t v = 0; v < ROW_VECTORS; v++) {
     const uint32_t row = g->row + v * VL, n_rows = vector_rows(g, v);
-    if (n_rows == 0) continue; // their results will not be stored
+    if (n_rows == 0) continue; // results of these rows are not stored
     if (g->scaled_weights || g->scaled_sums) {
       put_scales(g->a->w, row, n_rows, first, n, g->scaled_weights ? 0x1p-4f : 1, g->scale + v,
                  ROW_VECTORS);
@@ -196,8 +196,8 @@ static void decode_tile(prompt *g) {
   }
 }
 
-// What comes behind the part: the tile's next, the next tile's, the first one's next span, or the
-// rows behind all.
+// Finds what follows the part: the tile's next part, the next tile, the first tile's next span, or
+// the rows after all.
 static void find_next_part(prompt *g, uint32_t row_end) {
   const td_linear_args *a = g->a;
   uint32_t row = g->row, k = g->k + g->n;
@@ -210,7 +210,7 @@ static void find_next_part(prompt *g, uint32_t row_end) {
   if (row == row_end && a->next) g->next = a->next;
 }
 
-// A share of it, for each tile of tokens.
+// Prefetches a share of it, for each tile of tokens.
 static void fetch_next_part(prompt *g) {
   enum { LINES = PART / DWORD_COLS * 4 / 64 + 1 };
   for (uint32_t r = 0; r < TILE_ROWS; r += g->n_tiles, g->next += g->row_bytes) {
@@ -221,7 +221,7 @@ static void fetch_next_part(prompt *g) {
 
 // ---- products -------------------------------------------------------------------------------
 
-// acc [ROW_VECTORS][T] = the products of n columns.
+// acc [ROW_VECTORS][T] = products of n columns.
 TD_INLINE void dot_run(const int T, const float *w, const float *x, uint32_t n, vf *acc) {
   enum { R = ROW_VECTORS };
   TD_UNROLL for (int i = 0; i < R * T; i++) acc[i] = vf_zero();
@@ -230,13 +230,13 @@ TD_INLINE void dot_run(const int T, const float *w, const float *x, uint32_t n, 
     TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vf_load(w + r * VL);
     TD_UNROLL for (int t = 0; t < T; t++) {
       vf xv = vf_set1(x[t]);
-      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      __asm__("" : "+v"(xv)); // one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vf_fma(wv[r], xv, acc[r * T + t]);
     }
   }
 }
 
-// The totals of the tile and T tokens gain the products of the part.
+// Adds the products of the part to the totals of the tile and T tokens.
 TD_INLINE void prompt_tile(const int T, const prompt *g, uint32_t tile) {
   enum { R = ROW_VECTORS };
   const td_linear_args *a = g->a;
@@ -261,7 +261,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, uint32_t tile) {
     TD_UNROLL for (int i = 0; i < R * T; i++) {
       total[i] = g->scaled_sums ? vf_fma(acc[i], scale[i / T], total[i]) : vf_add(acc[i], total[i]);
     }
-    // There are no registers to keep totals in, which the compiler would try.
+    // Keeps the compiler from holding totals in registers, of which there are too few.
     __asm__ volatile("" : "+m"(total));
   }
   const bool last = g->k + g->n == a->w->cols;
@@ -284,7 +284,7 @@ TD_INLINE void prompt_tile(const int T, const prompt *g, uint32_t tile) {
 #define PROMPT_TILE(T)                                                                             \
   case T: prompt_tile(T, g, tile); return;
 
-// Not inlined, for its caller's constants would take registers.
+// Not inlined, since its caller's constants would take registers.
 __attribute__((noinline)) static void prompt_any_tile(uint32_t n_tokens, const prompt *g,
                                                       uint32_t tile) {
   switch (n_tokens) {
@@ -297,7 +297,7 @@ __attribute__((noinline)) static void prompt_any_tile(uint32_t n_tokens, const p
 }
 _Static_assert(TOKENS == 4, "a case for every size of tile");
 
-// A tile of rows times the block's tokens and the span's columns.
+// A tile of rows times the block's tokens, over the span's columns.
 static void prompt_rows(prompt *g) {
   const uint32_t row_end = g->a->row_end, span_end = g->span + g->n_span;
   for (g->k = g->span; g->k < span_end; g->k += g->n) {
@@ -311,12 +311,12 @@ static void prompt_rows(prompt *g) {
   }
 }
 
-// Whether groups begin with dwords and are not too many.
+// Whether groups begin at dword boundaries.
 static inline bool prompt_fits(const td_weight *w) {
   return !w->scale || w->scale_cols % 8 == 0 || w->scale_cols >= w->cols;
 }
 
-// Up to MOST_TOKENS.
+// For up to MOST_TOKENS tokens.
 static void prompt_block(const td_linear_args *a) {
   const td_weight *w = a->w;
   prompt g;

@@ -12,7 +12,7 @@ static inline nibbles_table int4_table(void) {
   return (nibbles_table){.high = nibbles_twice(high), .low = nibbles_twice(low)};
 }
 
-// That of the lowest bits: it is the code with its highest bit flipped, as a signed number.
+// The value of the lowest four bits: the code with its highest bit flipped, as a signed number.
 static inline vf int4_low(vi words) {
   vi flipped = _mm256_xor_si256(words, _mm256_set1_epi32(8));
   return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(flipped, 28), 28));

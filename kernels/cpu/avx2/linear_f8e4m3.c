@@ -20,7 +20,7 @@ static inline codes load_codes_n(const elem *w, uint32_t n, elem room[GROUP]) {
   return (codes){room};
 }
 
-// The largest magnitude of each byte's place among 32 codes and those before, with the sign set.
+// Largest magnitude at each byte position over 32-code groups so far, with the sign bit set.
 typedef __m256i watched;
 
 static inline watched watch_none(void) {
@@ -45,10 +45,10 @@ static inline bool plain(int n, const codes *c) {
   return !has_nan(c);
 }
 
-// Byte j of every lane as its weight times 2^-120, but NaN comes out as 480: the code in the top of
-// a 16-bit place, shifted right by 4 as a signed number, has its sign, exponent and fraction where
-// BF16 has them, and two such places are a lane. Zeros and subnormal numbers are right as they are.
-// What vectors share the compiler does only once.
+// Byte j of every lane as its weight times 2^-120, except that NaN comes out as 480 times that. A
+// code in the top of a 16-bit half, arithmetically shifted right by 4, has its sign, exponent and
+// fraction where BF16 has them; two halves make a lane. Zeros and subnormals come out right too.
+// Inlined so that common parts are computed once.
 static inline __attribute__((always_inline)) vf byte_of(__m256i bytes, int j) {
   if (j % 2 == 0) bytes = _mm256_slli_epi16(bytes, 8);
   const __m256i keep = _mm256_set1_epi16((short)0x87f0);
@@ -66,7 +66,7 @@ static inline vf any_vector_of(const codes *c, int j) {
   return vector_of(c, j);
 }
 
-// Columns 4 i + j of the four vectors of half a group to lane i of vector j.
+// Moves columns 4 i + j of half a group's four vectors to lane i of vector j.
 static inline void order_half(vf v[4]) {
   vf a = _mm256_permute2f128_ps(v[0], v[2], 0x20), b = _mm256_permute2f128_ps(v[0], v[2], 0x31);
   vf c = _mm256_permute2f128_ps(v[1], v[3], 0x20), d = _mm256_permute2f128_ps(v[1], v[3], 0x31);
@@ -85,14 +85,14 @@ static inline void order_x(vf v[8]) {
 #define ORDER_X order_x
 #define SHARED  4
 
-// Products are normal numbers from here on, and x is one up to there.
+// Range of x in which products are normal numbers and x is finite after X_UP.
 #define X_UP         0x1p100f
 #define X_FITS_FROM  0x1p-97f
 #define X_FITS_TO    0x1p27f
 #define NATURAL_DOWN 256
 
-// Columns in order, times 2^-8; NaN comes out as 1.875. The code's bits are an F16's with the
-// exponent eight too low, and F16C conversion takes subnormal numbers as they are.
+// Columns in order, times 2^-8; NaN comes out as 1.875. The code's bits are an F16 with an exponent
+// too low by eight, and F16C conversion handles subnormals.
 static inline vf natural_of(const codes *c, int j) {
   __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(c->at + j / 2 * 16)));
   half = _mm256_and_si256(_mm256_slli_epi16(half, 7), _mm256_set1_epi16((short)0xbf80));

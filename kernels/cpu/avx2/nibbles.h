@@ -1,7 +1,9 @@
-// kernels/cpu/avx2/nibbles.h - words of eight 4-bit codes as the values of a table of sixteen.
-// All values fit BF16, whose two bytes are looked up for every code of a block at once; bytes then
-// meet in halves of lanes, and a shift or a mask makes either half an F32. That is half of what
-// shifts and conversions of each vector take, and little of it needs the ports of multiplications.
+// kernels/cpu/avx2/nibbles.h - converts words of eight 4-bit codes to floats by a table of sixteen
+// values.
+// All values fit BF16, so its two bytes are looked up for all codes of a block at once. The bytes
+// are then combined in halves of lanes, and a shift or a mask makes either half an F32. That is
+// half of the instructions that shifts and conversions of each vector would take, and few of them
+// need the multiplication ports.
 #ifndef KERNELS_CPU_AVX2_NIBBLES_H
 #define KERNELS_CPU_AVX2_NIBBLES_H
 
@@ -10,13 +12,13 @@
 
 enum {
   Q4_GEMV_ROWS = 1,    // rows that share the loads of one token
-  Q4_BATCH_ROWS = 1,   // rows that share those of two or three tokens
-  Q4_BATCH_ROWS_8 = 1, // of up to Q4_TOKENS
+  Q4_BATCH_ROWS = 1,   // rows that share the loads of two or three tokens
+  Q4_BATCH_ROWS_8 = 1, // rows with up to Q4_TOKENS tokens
   Q4_TOKENS = 8,
-  Q4_AHEAD = 1024, // bytes between what is used and what is fetched, of one token
+  Q4_AHEAD = 1024, // prefetch distance in bytes, for one token
 };
 
-// The upper and the lower byte of each value as BF16, twice.
+// The upper and lower bytes of each value as BF16, each stored twice.
 typedef struct {
   __m256i high, low;
 } nibbles_table;
@@ -25,9 +27,9 @@ static inline __m256i nibbles_twice(const uint8_t bytes[16]) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)bytes));
 }
 
-// v[c + 2 u] has in the lower halves of its lanes code 4 u + c, in the upper ones 4 u + 2 + c.
+// Lower halves of v[c + 2 u]: code 4 u + c; upper halves: code 4 u + 2 + c.
 static inline void nibbles_split(__m256i words, nibbles_table table, vi v[4]) {
-  // Bytes 0 and 1 of a half's words, then bytes 2 and 3, so that lanes stay words below.
+  // Bytes 0 and 1 of a half's words, then bytes 2 and 3, so that lanes remain words below.
   static const uint8_t order[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
   const __m256i mask = _mm256_set1_epi8(15);
   words = _mm256_shuffle_epi8(words, nibbles_twice(order));
@@ -45,7 +47,7 @@ static inline vf nibbles_half(vi v, int upper) {
   return _mm256_castsi256_ps(upper ? _mm256_and_si256(v, upper_half) : _mm256_slli_epi32(v, 16));
 }
 
-// Codes 2 i and 2 i + 1 of every word.
+// Values of codes 2 i and 2 i + 1 of every word.
 static inline void nibbles_pair(const vi v[4], int i, vf *lo, vf *hi) {
   *lo = nibbles_half(v[i / 2 * 2], i % 2);
   *hi = nibbles_half(v[i / 2 * 2 + 1], i % 2);
@@ -55,7 +57,7 @@ static inline void q4_order(const float *x, packed *out, size_t step) {
   vf_order8(x, out, step);
 }
 
-// Less zero points.
+// Subtracts zero points.
 static inline void q4_less(pv *lo, pv *hi, vf zero) {
   *lo = vf_sub(*lo, zero);
   *hi = vf_sub(*hi, zero);

@@ -1,5 +1,6 @@
-// kernels/cpu/avx2/vec.h - eight floats: what the *_vec.h algorithms are written in.
-// vf_*_n take the first n < VL elements only, touch no memory behind them and leave zeros.
+// kernels/cpu/avx2/vec.h - vectors of eight floats, the operations used by *_vec.h.
+// vf_*_n access only the first n < VL elements and touch no memory after them; missing elements are
+// zeros.
 #ifndef KERNELS_CPU_AVX2_VEC_H
 #define KERNELS_CPU_AVX2_VEC_H
 
@@ -13,10 +14,10 @@ typedef __m256 vf;
 enum {
   VL = 8,
   GEMV_ROWS = 4,    // rows that share the loads of one or two tokens
-  BATCH_ROWS = 2,   // of up to four
-  BATCH_ROWS_8 = 1, // of up to eight
-  FEW_TOKENS = 8,   // at most, that rows are not decoded into the cache for
-  X_FLOATS = 4096,  // of packed x of few tokens, half of a small L1
+  BATCH_ROWS = 2,   // for up to four tokens
+  BATCH_ROWS_8 = 1, // for up to eight tokens
+  FEW_TOKENS = 8,   // maximum tokens without decoding rows into the cache
+  X_FLOATS = 4096,  // packed x of few tokens, half of a small L1
   GEMM_ROWS = 2,    // register tile
   GEMM_TOKENS = 6,
 };
@@ -58,7 +59,7 @@ static inline vf vf_mul(vf a, vf b) {
 static inline vf vf_div(vf a, vf b) {
   return _mm256_div_ps(a, b);
 }
-// Where one is NaN: b.
+// Returns b if either operand is NaN.
 static inline vf vf_max(vf a, vf b) {
   return _mm256_max_ps(a, b);
 }
@@ -71,15 +72,15 @@ static inline vf vf_round(vf a) {
 static inline vf vf_power2(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-// The lesser (greater) of a and v's magnitude, a where v is NaN, or where x is 0.
+// The smaller (larger) of a and |v|; a if v is NaN or, for the smaller, x is 0.
 static inline vf vf_min_abs(vf a, vf v, vf x) {
-  vf zero = _mm256_cmp_ps(x, vf_zero(), _CMP_EQ_OQ); // makes NaN of v
+  vf zero = _mm256_cmp_ps(x, vf_zero(), _CMP_EQ_OQ); // turns v into NaN
   return _mm256_min_ps(_mm256_or_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), zero), a);
 }
 static inline vf vf_max_abs(vf a, vf v) {
   return _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), a);
 }
-// p * 2^n for whole n within +-250: two factors, so that subnormal results round once.
+// p * 2^n for integer n within +-250: two factors, so that subnormal results round once.
 static inline vf vf_scale2(vf p, vf n) {
   __m256i whole = _mm256_cvtps_epi32(n);
   __m256i half = _mm256_srai_epi32(whole, 1);
@@ -91,7 +92,7 @@ static inline float vf_max_all(vf a) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-// The sums of the elements of four vectors.
+// The lane sums of four vectors.
 static inline void vf_sum4(vf a, vf b, vf c, vf d, float out[4]) {
   vf all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
@@ -124,8 +125,8 @@ static inline vf vf_from_bf16_n(const uint16_t *p, uint32_t n) {
   return vf_from_bf16(part);
 }
 
-// E4M3 codes times 2^-8, exact but for NaN codes, which come out as 1.875: the code's bits are an
-// f16's with the exponent eight too low, and F16C conversion takes f16 subnormals as they are.
+// E4M3 codes times 2^-8, exact except for NaN codes, which come out as 1.875. The code's bits are
+// an F16 with an exponent too low by eight, and F16C conversion handles F16 subnormals.
 static inline void vf_from_e4m3(const uint8_t *p, vf *lo, vf *hi) {
   __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
   half = _mm256_and_si256(_mm256_slli_epi16(half, 7), _mm256_set1_epi16((short)0xbf80));
@@ -159,7 +160,7 @@ static inline vf vf_from_i8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 
-// E4M3 codes, VL of them, NaN included.
+// VL E4M3 codes, NaN included.
 static inline vf vf_from_e4m3_exact(const uint8_t *p) {
   __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
   __m128i half = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
@@ -168,7 +169,7 @@ static inline vf vf_from_e4m3_exact(const uint8_t *p) {
   return _mm256_or_ps(vf_mul(_mm256_cvtph_ps(half), vf_set1(256)), _mm256_castsi256_ps(nan));
 }
 
-// E8M0 codes, VL of them: 2^(code - 127); 0 is subnormal, 0xff NaN.
+// VL E8M0 codes: 2^(code - 127); 0 is subnormal, 0xff NaN.
 static inline vf vf_from_e8m0(const uint8_t *p) {
   __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
   __m256i zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
@@ -183,7 +184,7 @@ typedef __m256i vi;
 static inline vi vi_load(const void *p) {
   return _mm256_loadu_si256((const __m256i *)p);
 }
-// The first n bytes, n < 4 VL; zeros behind them.
+// The first n < 4 VL bytes, followed by zeros.
 static inline vi vi_load_n(const void *p, uint32_t n) {
   uint8_t part[4 * VL] = {0};
   memcpy(part, p, n);
@@ -192,7 +193,7 @@ static inline vi vi_load_n(const void *p, uint32_t n) {
 static inline vi vi_srl8(vi a) {
   return _mm256_srli_epi32(a, 8);
 }
-// Lane j has code j of those from p on, VL of them, in its lowest bits; others are above it.
+// Lane j has code j of the VL codes at p in its lowest bits, with other codes above it.
 static inline vi vi_spread4(const void *p) {
   int word;
   memcpy(&word, p, sizeof word);
@@ -203,7 +204,8 @@ static inline vf vf_permute(vf a, vi from) {
   return _mm256_permutevar8x32_ps(a, from);
 }
 
-// Dwords j of eight rows of four become vector j: rows i and i + 4 are the halves of vector i.
+// Transposes dwords: vector j gets dword j of eight rows; rows i and i + 4 are the halves of input
+// i.
 static inline void vi_transpose4(vi a, vi b, vi c, vi d, vi out[4]) {
   vi ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
   out[0] = _mm256_unpacklo_epi64(ab, cd);
@@ -212,12 +214,12 @@ static inline void vi_transpose4(vi a, vi b, vi c, vi d, vi out[4]) {
   out[2] = _mm256_unpacklo_epi64(ab, cd);
   out[3] = _mm256_unpackhi_epi64(ab, cd);
 }
-// Of E2M1 codes, one a byte: twice the value, and 12.
+// E2M1 codes, one per byte: twice the value plus 12.
 static inline vi vi_from_e2m1(vi codes) {
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
 }
-// The largest magnitude of n floats, a multiple of VL, as bits: NaN's is above all.
+// The largest magnitude of n floats, n a multiple of VL, as bits; NaN is above all.
 static inline uint32_t vf_largest(const float *x, uint32_t n) {
   vi most = _mm256_setzero_si256();
   for (uint32_t i = 0; i < n; i += VL) {
@@ -228,12 +230,12 @@ static inline uint32_t vf_largest(const float *x, uint32_t n) {
   half = _mm_max_epi32(half, _mm_unpackhi_epi64(half, half));
   return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(half, _mm_srli_epi64(half, 32)));
 }
-// 16 bytes at p and 16 at q.
+// 16 bytes at p and 16 bytes at q.
 static inline vi vi_load_two(const void *p, const void *q) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
                                  _mm_loadu_si128((const __m128i *)q), 1);
 }
-// 16 bytes of VL rows: vector i has dword i of each.
+// Transposes 16 bytes of VL rows: vector i has dword i of each.
 static inline void vi_transpose(const char *p, size_t apart, vi out[4]) {
   vi_transpose4(vi_load_two(p, p + 4 * apart), vi_load_two(p + apart, p + 5 * apart),
                 vi_load_two(p + 2 * apart, p + 6 * apart),
@@ -272,7 +274,7 @@ static inline void vf_order8(const float *in, float *out, size_t step) {
   }
 }
 
-// Code place of each of VL words from p on, add added to the words first, less 8.
+// Nibble `place` of each of VL words at p, after adding `add` to the words, minus 8.
 static inline vf vf_zero_points(const uint32_t *p, uint32_t add, uint32_t place) {
   __m256i words = _mm256_add_epi32(vi_load(p), _mm256_set1_epi32((int)add));
   words = _mm256_srl_epi32(words, _mm_cvtsi32_si128((int)(4 * place)));

@@ -14,7 +14,7 @@ static inline vi a8_dot(vi sum, vi u, vi x) {
 enum { VECTORS = 2, TILE_TOKENS = 4 };
 #define A8_STEP_WORDS 4
 
-// In pairs, which stay below 2^15: 4 * 2 * 24 * 127.
+// Sums are kept in 16-bit pairs, which stay below 2^15: 4 * 2 * 24 * 127.
 static inline vi a8_begin(vi acc) {
   (void)acc;
   return _mm256_setzero_si256();
