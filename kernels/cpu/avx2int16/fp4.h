@@ -5,7 +5,7 @@
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/linear/w4a8.h"
 
-// Codes are taken as twice their values and that.
+// Codes are represented as twice their values plus this.
 enum { LESS = A8_FP4_MIDDLE };
 #define UNIT                 0.5f
 #define Q16_RESULT(w, total) vf_mul(total, vf_set1((w)->global_scale))

@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/avx2/vec.h"
 
-// Without zero points: code - 8.
+// Codes without zero points: code - 8.
 enum { LESS = 8 };
 #define UNIT                 1
 #define Q16_RESULT(w, total) (total)

@@ -1,4 +1,4 @@
-// kernels/cpu/avx2int16/kmajor.h - a part of INT4 stored by columns: rows whose sums are registers.
+// kernels/cpu/avx2int16/kmajor.h - a part of column-major INT4: rows whose sums fit registers.
 #ifndef KERNELS_CPU_AVX2INT16_COLS_H
 #define KERNELS_CPU_AVX2INT16_COLS_H
 
@@ -9,7 +9,7 @@
 
 enum { PART_VECTORS = 8, PART = PART_VECTORS * VL };
 
-// Pairs of codes in the lowest four bits of 16.
+// Pairs of codes, each in the lowest four bits of 16.
 TD_INLINE vi codes_at(vi words, int shift) {
   return _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(0x000f000f));
 }

@@ -1,5 +1,6 @@
-// kernels/cpu/avx2int16/kmajor_gptq.h - AutoGPTQ's words of eight columns of a row, beside them the
-// next row's, for linear_kmajor.h. Lanes are rows as they are stored.
+// kernels/cpu/avx2int16/kmajor_gptq.h - AutoGPTQ's layout for linear_kmajor.h: a word holds eight
+// columns of one row; the next word is the next row's.
+// Lanes are rows in stored order.
 #ifndef KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
 #define KERNELS_CPU_AVX2INT16_COLS_GPTQ_H
 
@@ -13,13 +14,13 @@ static inline const uint32_t *word_at(const td_weight *w, uint32_t row, uint32_t
   return (const uint32_t *)w->data + (size_t)k / WORD_COLS * w->rows + row;
 }
 
-// Pair i of an octet's columns, of vector v of a part's rows; words are the part's.
+// Pair i of an octet of columns, for vector v of a part's rows. words: the part's.
 TD_INLINE vi codes_of(const int v, const int i, const uint32_t *words, size_t step) {
   (void)step;
   return codes_at(vi_load(words + v * VL), 4 * i);
 }
 
-// The zero points in a part's words.
+// Zero points from a part's words.
 static void zeros_of(const uint32_t *words, uint32_t add, vi zero[PART_VECTORS]) {
   for (int v = 0; v < PART_VECTORS; v++) {
     const uint32_t word = words[v] + add;

@@ -1,14 +1,15 @@
-// kernels/cpu/avx2int16/linear_kmajor.h - y = W x for INT4 stored by columns (TD_LAYOUT_GPTQ,
-// TD_LAYOUT_AWQ) with x rounded to 16 bits, for each ISA's and layout's file to include behind
-//   Q16_EXACT   the version for matrices and tokens that this is not for
+// kernels/cpu/avx2int16/linear_kmajor.h - y = W x for column-major INT4 (TD_LAYOUT_GPTQ,
+// TD_LAYOUT_AWQ) with x rounded to 16 bits.
+// Include after
+//   Q16_EXACT   the kernel for matrices and tokens that do not qualify
 //   WORD_COLS, WORD_ROWS, word_at, codes_of, zeros_of, rows_to_lanes, lanes_to_rows, X_PAIRS
-//               a layout's: kmajor_gptq.h, kmajor_awq.h
+//               of a layout: kmajor_gptq.h, kmajor_awq.h
 //
-// Lanes are rows. Sums and their scales are those of linear_q4.h, and so is the error: a sum over a
-// block of columns is exact, so all numbers of tokens agree to the last bit. A strip of rows is
-// read from top to bottom, a block of columns for all tokens of a call, whose x rests in L2, while
-// one part of the strip after the other rests in L1. A strip is wide enough for its lines of memory
-// to come several side by side.
+// Lanes are rows. Sums, scales and error are those of linear_q4.h: the sum over a block of columns
+// is exact, so results for any number of tokens agree to the last bit. A strip of rows is read from
+// top to bottom, a block of columns at a time for all tokens of a call. Their x stays in L2; the
+// parts of the strip are in L1 one after the other. A strip is wide enough to read several adjacent
+// cache lines.
 #ifndef KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
 #define KERNELS_CPU_AVX2INT16_LINEAR_COLS_H
 
@@ -21,34 +22,35 @@ enum {
   N_PARTS = STRIP / PART,
   STRIP_WORDS = STRIP / WORD_ROWS,
   LINE_WORDS = 16,
-  TOKENS = 6,                  // of a tile, at most
-  MOST_TOKENS = 24,            // of a call's block
-  X_COLS = 8192 * MOST_TOKENS, // of all of them
+  TOKENS = 6,                  // per tile, at most
+  MOST_TOKENS = 24,            // per block of a call
+  X_COLS = 8192 * MOST_TOKENS, // over all tokens
   X_BLOCKS = X_COLS / A8_LEAST_BLOCK,
 };
 
-// Where reading goes on: n lines of memory side by side, `left` of which are not fetched, and then
-// those a step behind them.
+// Prefetch position: n adjacent cache lines, `left` of which are not prefetched yet; then the lines
+// one step further.
 typedef struct {
   const uint32_t *line;
   uint32_t n, left;
 } fetching;
 
-// Some tokens times a strip; lives on the stack.
+// Some tokens times a strip. Lives on the stack.
 typedef struct {
   _Alignas(64) int16_t x[X_COLS]; // [tile][octet][token][4 pairs of columns]
   float x_scale[X_BLOCKS];        // [tile][block][token]
   uint32_t x_sum[X_BLOCKS];
   _Alignas(64) float total[N_PARTS][MOST_TOKENS][PART];
-  _Alignas(64) uint32_t words[A8_MOST_BLOCK / WORD_COLS][STRIP_WORDS]; // where some are missing
+  // copies, zero-padded where words are missing
+  _Alignas(64) uint32_t words[A8_MOST_BLOCK / WORD_COLS][STRIP_WORDS];
   _Alignas(64) float scale[STRIP];
   vi zero[STRIP / VL];
   bool fits[MOST_TOKENS];
   const td_linear_args *a;
   uint32_t token0, n_tokens, n_tiles;
-  uint32_t block, n_blocks;       // columns that have a scale in x
+  uint32_t block, n_blocks;       // columns per scale of x
   uint32_t row0, n_rows, n_parts; // the strip
-  size_t step;                    // words from a column's, or some columns', to the next
+  size_t step;                    // words from a column, or group of columns, to the next
   fetching ahead;
 } cols16;
 
@@ -56,7 +58,7 @@ static uint32_t tile_begin(const cols16 *g, uint32_t tile) {
   return tile * g->n_tokens / g->n_tiles;
 }
 
-// All columns of the tokens, tile by tile.
+// Rounds all columns of the tokens, tile by tile.
 static void round_tokens(cols16 *g) {
   const td_linear_args *a = g->a;
   const uint32_t cols = a->w->cols, padded = g->n_blocks * g->block;
@@ -79,7 +81,7 @@ static void round_tokens(cols16 *g) {
 
 // ---- weights --------------------------------------------------------------------------------
 
-// What the strip's rows are scaled by, and their zero points.
+// Scales and zero points of the strip's rows.
 static void find_group(cols16 *g, size_t group) {
   const td_weight *w = g->a->w;
   const size_t at = group * w->rows + g->row0, n = td_weight_groups(w) * w->rows;
@@ -93,7 +95,7 @@ static void find_group(cols16 *g, size_t group) {
       g->zero[v] = _mm256_set1_epi32(8);
     return;
   }
-  // A word has eight rows' in either layout.
+  // A word has zero points of eight rows in either layout.
   uint32_t words[STRIP / 8] = {0};
   const size_t row_words = ((size_t)w->rows + 7) / 8;
   memcpy(words, w->zero + group * row_words + g->row0 / 8, (g->n_rows + 7) / 8 * sizeof words[0]);
@@ -101,7 +103,7 @@ static void find_group(cols16 *g, size_t group) {
     zeros_of(words + p * (PART / 8), w->zero_add, g->zero + p * PART_VECTORS);
 }
 
-// n columns from k on, with zeros in place of those and of rows that there are not.
+// Copies n columns from k on, with zeros for missing columns and rows.
 static const uint32_t *copy_words(cols16 *g, uint32_t k, uint32_t n) {
   memset(g->words, 0, sizeof g->words);
   const uint32_t *words = word_at(g->a->w, g->row0, k);
@@ -119,7 +121,7 @@ TD_INLINE void fetch_lines(const cols16 *g, fetching *f, uint32_t n) {
   }
 }
 
-// What comes behind the strip's block at column k.
+// What follows the strip's block at column k.
 static void find_next(cols16 *g, uint32_t k) {
   const td_linear_args *a = g->a;
   const uint32_t *next = NULL;
@@ -136,12 +138,12 @@ static void find_next(cols16 *g, uint32_t k) {
 
 // ---- products -------------------------------------------------------------------------------
 
-// A strip's part times a tile of tokens, over a block of columns.
+// A part of the strip times a tile of tokens, over a block of columns.
 typedef struct {
   const uint32_t *words;
-  size_t step; // of words
+  size_t step; // in words
   uint32_t n_octets;
-  bool fetches; // what comes behind the block
+  bool fetches; // prefetch what follows the block
   const int16_t *x;
   const uint32_t *sum;
   const float *x_scale;
@@ -150,8 +152,8 @@ typedef struct {
   float (*total)[PART];
 } dots;
 
-// Vectors at once of two tokens and of more, and sums of each of one token: there are 32 registers
-// with AVX-512.
+// Vectors at once for two tokens and for more, and independent sums for one token. AVX-512 has 32
+// registers.
 #if defined(__AVX512VL__)
 enum { OF_TWO = 8, OF_MORE = 4, SUMS_OF_ONE = 2 };
 #else
@@ -171,8 +173,9 @@ TD_INLINE void dot_vectors(const int R, const int T, const int v, cols16 *g, con
     if (SUMS > 1) acc[N + i] = _mm256_setzero_si256();
   }
   for (uint32_t o = 0; o < d->n_octets; o++, words += OCTET / WORD_COLS * d->step, x += T * OCTET) {
-    uint32_t n_lines = d->fetches ? R * VL / LINE_WORDS : 0; // as many as are used
-    __asm__("" : "+r"(n_lines));                             // not a loop with and one without it
+    uint32_t n_lines = d->fetches ? R * VL / LINE_WORDS : 0; // as many lines as are used
+    // keeps the compiler from making two loops, with and without prefetching
+    __asm__("" : "+r"(n_lines));
     fetch_lines(g, &ahead, n_lines);
     TD_UNROLL for (int i = 0; i < 4; i++) {
       vi w[PART_VECTORS];
@@ -182,9 +185,10 @@ TD_INLINE void dot_vectors(const int R, const int T, const int v, cols16 *g, con
         TD_UNROLL for (int r = 0; r < R; r++) {
           if (t == 0) w[r] = codes_of(v + r, i, words, d->step);
           vi *of = &acc[i % SUMS * N + r * T + t];
-          // Few sums would wait longer for one instruction than for two.
+          // With few sums, the latency of the single instruction is longer than that of two.
           *of = N * SUMS > 8 ? add_pairs(*of, w[r], xv) : add_in_two(*of, w[r], xv);
-          // At once, for there are no registers to keep products in, which the compiler would try.
+          // Forces the sum now; the compiler would keep products in registers, of which there are
+          // too few.
           __asm__("" : "+v"(*of));
         }
       }
@@ -207,7 +211,7 @@ TD_INLINE void dot_part(const int R, const int T, cols16 *g, const dots *d) {
 #define DOT_TOKENS(T, R)                                                                           \
   case T: dot_part(R, T, g, d); return;
 
-// A tile of tokens; not inlined, for its caller's constants would take registers.
+// A tile of tokens. Not inlined, since its caller's constants would take registers.
 __attribute__((noinline)) static void dot_tile(cols16 *g, const dots *d, uint32_t n_tokens) {
   switch (n_tokens) {
     DOT_TOKENS(1, 8)
@@ -250,7 +254,7 @@ static void do_block(cols16 *g, uint32_t i) {
   }
 }
 
-// Rows of the strip that were asked for.
+// Writes the rows of the strip that were requested.
 static void write_strip(const cols16 *g) {
   const td_linear_args *a = g->a;
   const uint32_t begin = g->row0 < a->row_begin ? a->row_begin - g->row0 : 0;
@@ -299,7 +303,7 @@ static inline void linear_kmajor16(const td_linear_args *a) {
   if (a->row_begin == a->row_end) return;
   const uint32_t fit = X_COLS / padded, most = fit < MOST_TOKENS ? fit : MOST_TOKENS;
   const uint32_t n_parts = (a->n_tokens + most - 1) / most;
-  for (uint32_t i = 0; i < n_parts; i++) { // even ones
+  for (uint32_t i = 0; i < n_parts; i++) { // of even size
     g.token0 = (uint32_t)((uint64_t)i * a->n_tokens / n_parts);
     g.n_tokens = (uint32_t)((i + 1ull) * a->n_tokens / n_parts) - g.token0;
     do_tokens(&g);

@@ -1,23 +1,22 @@
-// kernels/cpu/avx2int16/linear_q4.h - y = W x for rows of 4-bit codes with x rounded to 16 bits,
-// for each dtype's file to include after vec.h and these definitions:
-//   LESS        what codes are taken with, more than their values
-//   UNIT        what one of them is worth
+// kernels/cpu/avx2int16/linear_q4.h - y = W x for rows of 4-bit codes with x rounded to 16 bits.
+// Include after vec.h and these definitions:
+//   LESS        what codes are larger by than their values, in units
+//   UNIT        the value of one unit
 //   pairs_of    the codes of a vector as 16-bit numbers: vector i has number i of each 16 bits
-//   Q16_RESULT  a row's result, of its sum
-//   Q16_EXACT   the version for tokens that this is not for
+//   Q16_RESULT  a row's result from its sum
+//   Q16_EXACT   the kernel for tokens that do not qualify
 //
-// A block of columns (w4a8.h) of a token has a scale, its largest magnitude / 32767. The sum of
-// code times x over the block is whole and exact in 32 bits, for it stays below 128 * 24 * 2^15,
-// and total = fma(sum * token scale, weight scale, total), block after block. So nothing depends on
-// how products are added within a block, and all ways agree to the last bit, those of prompts and
-// of answers as well: |error| <= sum |w| scale / 2 over the columns (x's rounding), besides that of
-// the FP32 sum. Codes become 16-bit numbers with a third of the instructions that floats take.
-//   up to FEW tokens  lanes are columns: weights are multiplied as they come, and the sums of VL
-//                     rows transposed, so that they are lanes, once a block
+// A token has a scale per block of columns (w4a8.h), its largest magnitude / 32767. The sum of code
+// times x over a block is an exact integer in 32 bits, since it stays below 128 * 24 * 2^15, and
+// total = fma(sum * token scale, weight scale, total), block after block. So the order of additions
+// within a block does not matter, and all paths, for prefill and decode, agree to the last bit.
+// |error| <= sum |w| scale / 2 over the columns (from rounding x), plus that of the FP32 sum.
+// Decoding to 16-bit integers takes a third of the instructions of decoding to floats.
+//   up to FEW tokens  lanes are columns: weights are multiplied as they are loaded, and once per
+//                     block the sums of VL rows are transposed to become lanes
 //   more              lanes are rows: TILE_ROWS rows and PART columns are transposed and decoded
-//   into
-//                     L1, where they wait for one tile of tokens after the other; x of a block of
-//                     tokens rests in L2
+//                     into L1 and used for one tile of tokens after the other; x of a block of
+//                     tokens stays in L2
 #ifndef KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX2INT16_LINEAR_Q4_H
 
@@ -32,37 +31,38 @@
 enum {
   ROW_VECTORS = 2,
   TILE_ROWS = ROW_VECTORS * VL,
-  TOKENS = 6, // of a tile, at most: 2 x 6 sums, 2 of weights, x and a product are all registers
+  TOKENS = 6, // per tile, at most: 2 x 6 sums, 2 of weights, x and a product fill the registers
   FEW = 4,
-  CHUNK = 4 * OCTET,  // columns of 16 bytes
-  STEP = 2 * CHUNK,   // of a vector
-  PART = 512,         // columns that are decoded at a time
-  FEW_PART = 2048,    // whose scales are found at a time, of few tokens
-  MOST_TOKENS = 192,  // of a block
-  X_COLS = 192 * 512, // of all its tokens
+  CHUNK = 4 * OCTET,  // columns in 16 bytes
+  STEP = 2 * CHUNK,   // columns per vector
+  PART = 512,         // columns decoded at a time
+  FEW_PART = 2048,    // columns whose scales are prepared at a time, for few tokens
+  MOST_TOKENS = 192,  // per block
+  X_COLS = 192 * 512, // over all tokens of a block
   X_BLOCKS = X_COLS / A8_LEAST_BLOCK,
   PART_GROUPS = FEW_PART / A8_LEAST_BLOCK,
-  BEHIND = STEP / A8_LEAST_BLOCK, // blocks behind the last one of a row, at most, in its step
+  BEHIND = STEP / A8_LEAST_BLOCK, // maximum blocks past a row's end within its last step
 };
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) int32_t w[PART / 2][TILE_ROWS]; // two codes each
   _Alignas(64) int16_t x[X_COLS]; // [tile][octet of the span][token][pairs of i, i + 4]
   float x_scale[X_BLOCKS];        // [tile][block of the span][token]
-  int32_t x_less[X_BLOCKS];       // what codes' surplus adds, negative
+  int32_t x_less[X_BLOCKS];       // -LESS times the sum of x: corrects for codes' excess
   vf scale[(PART_GROUPS + BEHIND) * ROW_VECTORS]; // [group of the part][vector of rows]
-  vi zero[(PART_GROUPS + BEHIND) * ROW_VECTORS];  // where there are zero points
+  vi zero[(PART_GROUPS + BEHIND) * ROW_VECTORS];  // used if there are zero points
   char tail[VL][A8_MOST_BLOCK / 2];
   bool fits[MOST_TOKENS];
   const td_linear_args *a;
   size_t row_bytes;
-  uint32_t block;                // columns that have a scale in x
-  uint32_t blocks_a_group;       // of weights
-  uint32_t n_tiles;              // of tokens
-  uint32_t span, n_span, padded; // columns of x [span, span + n_span), and zeros behind them
-  uint32_t row, n_rows;          // the tile
-  uint32_t k, n;                 // the part: columns [k, k + n)
+  uint32_t block;          // columns per scale of x
+  uint32_t blocks_a_group; // blocks per group of weights
+  uint32_t n_tiles;        // tiles of tokens
+  // columns of x [span, span + n_span); padded: including zeros after them
+  uint32_t span, n_span, padded;
+  uint32_t row, n_rows; // the tile
+  uint32_t k, n;        // the part: columns [k, k + n)
 } q16;
 
 static uint32_t tile_begin(const q16 *g, uint32_t tile) {
@@ -84,11 +84,11 @@ static void round_token(q16 *g, uint32_t token, int16_t *out, size_t step, float
     g->fits[token] &= round_block(x + (left ? k : 0), left < g->block ? left : g->block, g->block,
                                   PAIRS_APART, out + k / OCTET * step, step, scale, &sum);
     *scale *= UNIT;
-    *less = (int32_t)(0 - sum * (g->a->w->zero ? 1 : LESS)); // of what is no number, any
+    *less = (int32_t)(0 - sum * (g->a->w->zero ? 1 : LESS)); // any value if x is not finite
   }
 }
 
-// The span's columns of the tokens, tile by tile.
+// Rounds the span's columns of the tokens, tile by tile.
 static void round_tokens(q16 *g) {
   const size_t n_blocks = g->padded / g->block;
   for (uint32_t i = 0; i < g->n_tiles; i++) {
@@ -102,13 +102,13 @@ static void round_tokens(q16 *g) {
 
 // ---- weights --------------------------------------------------------------------------------
 
-// Rows of the tile's vector v.
+// Number of rows in the tile's vector v.
 static uint32_t vector_rows(const q16 *g, uint32_t v) {
   const uint32_t left = g->n_rows < v * VL ? 0 : g->n_rows - v * VL;
   return left < VL ? left : VL;
 }
 
-// Byte i of every lane as a code of a scale; of those that are not like the others, too.
+// Decodes byte i of every lane as a scale, special codes included.
 static vf any_scale(vi dwords, td_dtype dtype, int i) {
   uint8_t bytes[VL][4], codes[VL];
   _mm256_storeu_si256((vi *)bytes, dwords);
@@ -117,7 +117,7 @@ static vf any_scale(vi dwords, td_dtype dtype, int i) {
   return dtype == TD_F8E8M0 ? vf_from_e8m0(codes) : vf_from_e4m3_exact(codes);
 }
 
-// The scales that a dword of each row has, in order: as many as have room in it.
+// Decodes the scales in a dword of each row, in order: as many as a dword holds.
 TD_INLINE void scales_in(vi dwords, td_dtype dtype, vf out[4]) {
   const vi ones = _mm256_set1_epi8(-1), sign = _mm256_set1_epi8((char)0x80);
   const bool is_e8m0 = dtype == TD_F8E8M0;
@@ -137,7 +137,7 @@ TD_INLINE void scales_in(vi dwords, td_dtype dtype, vf out[4]) {
     return;
   default: break;
   }
-  // NaN, and of E8M0 2^-127: the others' bits are an F32's once they are in their place.
+  // NaN, and 2^-127 in E8M0. All other codes are an F32's bits once shifted into place.
   vi odd = _mm256_cmpeq_epi8(is_e8m0 ? dwords : _mm256_or_si256(dwords, sign), ones);
   if (is_e8m0) odd = _mm256_or_si256(odd, _mm256_cmpeq_epi8(dwords, _mm256_setzero_si256()));
   const bool plain = _mm256_testz_si256(odd, odd);
@@ -151,14 +151,14 @@ TD_INLINE void scales_in(vi dwords, td_dtype dtype, vf out[4]) {
   }
 }
 
-// The scales of n_rows rows from `row` on: of n groups from `first` on a vector each, at
-// out + i ROW_VECTORS, and zeros behind them.
+// The scales of n_rows rows from `row` on, for n groups from `first` on: a vector per group, at out
+// + i ROW_VECTORS, followed by zeros.
 TD_INLINE void put_scales_of(td_dtype dtype, const td_weight *w, uint32_t row, uint32_t n_rows,
                              uint32_t first, uint32_t n, vf *out) {
   const size_t bytes = td_dtype_bytes(dtype), of_row = td_weight_groups(w) * bytes;
   const uint32_t in_dword = (uint32_t)(4 / bytes), in_all = 4 * in_dword;
   const char *from = (const char *)w->scale + row * of_row + first * bytes;
-  size_t left = (w->rows - row - n_rows + 1) * of_row - first * bytes; // from the last row's on
+  size_t left = (w->rows - row - n_rows + 1) * of_row - first * bytes; // counted from the last row
   for (uint32_t i = 0; i < n; i += in_all, from += 16, left -= left < 16 ? left : 16) {
     const uint32_t n_here = n - i < in_all ? n - i : in_all;
     vi dwords[4];
@@ -186,7 +186,7 @@ static void put_scales(const td_weight *w, uint32_t row, uint32_t n_rows, uint32
   }
 }
 
-// The same of zero points. A word has those of eight rows.
+// The same for zero points. A word has those of eight rows.
 static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_t first, uint32_t n,
                       vi *out) {
   const size_t of_rows = td_weight_groups(w);
@@ -205,31 +205,31 @@ static void put_zeros(const td_weight *w, uint32_t row, uint32_t n_rows, uint32_
     *out = _mm256_setzero_si256();
 }
 
-// What the part's blocks are scaled by.
+// Scales and zero points of the part's blocks.
 static void find_groups(q16 *g) {
   const td_weight *w = g->a->w;
   const uint32_t first = g->k / w->scale_cols, n = (g->k + g->n - 1) / w->scale_cols - first + 1;
   for (uint32_t v = 0; v < ROW_VECTORS; v++) {
     const uint32_t row = g->row + v * VL, n_rows = vector_rows(g, v);
-    if (n_rows == 0) continue; // their results will not be stored
+    if (n_rows == 0) continue; // results of these rows are not stored
     put_scales(w, row, n_rows, first, n, g->scale + v);
     if (w->zero) put_zeros(w, row, n_rows, first, n, g->zero + v);
   }
 }
 
-// Blocks from the part's first one on that have its scales.
+// Number of blocks, from the part's first one on, that share its scales.
 static uint32_t blocks_of_first_group(const q16 *g) {
   return g->blocks_a_group - g->k / g->block % g->blocks_a_group;
 }
 
-// Of the tile's vector v.
+// Codes of the tile's vector v.
 static const char *codes_at(const q16 *g, uint32_t v) {
   return (const char *)g->a->w->data + (g->row + v * VL) * g->row_bytes + g->k / 2;
 }
 
 // ---- products -------------------------------------------------------------------------------
 
-// What a tile's sums begin with in a block: codes are LESS more than their values.
+// Initial sums of a tile in a block, which correct for codes being LESS larger than their values.
 TD_INLINE void begin_block(const int R, const int T, const bool zeros, const int32_t *less,
                            const vi *zero, vi *acc) {
   TD_UNROLL for (int r = 0; r < R; r++) {
@@ -248,7 +248,7 @@ TD_INLINE void end_block(const int R, const int T, const float *x_scale, const v
   }
 }
 
-// What there is of totals in y, in the tile's vector r and its token t.
+// Loads the totals so far from y, for the tile's vector r and token t.
 TD_INLINE vf load_total(const q16 *g, const float *y, int r, int t) {
   const uint32_t n_rows = vector_rows(g, (uint32_t)r);
   const float *from = y + t * g->a->ldy + r * VL;
@@ -273,8 +273,9 @@ static float *tile_y(const q16 *g, uint32_t tile) {
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Lanes are columns: a vector is STEP columns of a row, of which those of VL rows are added to make
-// a lane of each. In x, vector i of a step has column 4 j + i in 16-bit place j, as pairs_of does.
+// Lanes are columns: a vector is STEP columns of a row. The vectors of VL rows are summed so that
+// each row becomes a lane. In x, vector i of a step has column 4 j + i at 16-bit position j, as in
+// pairs_of.
 
 static void order_steps(int16_t *x, uint32_t n) {
   for (int16_t *step = x; step < x + n; step += STEP) {
@@ -287,8 +288,8 @@ static void order_steps(int16_t *x, uint32_t n) {
   }
 }
 
-// The products of a row's n_steps with T tokens, lane by lane; x of a token is `apart` from that of
-// the one before.
+// Products of a row's n_steps with T tokens, lane by lane. The x of consecutive tokens is `apart`
+// elements apart.
 TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const int16_t *x,
                          size_t apart, vi *sums) {
   TD_UNROLL for (int s = 0; s < n_steps; s++) {
@@ -300,10 +301,11 @@ TD_INLINE void dot_steps(const int n_steps, const int T, const char *row, const 
         const vi xv = vi_load(xs + 16 * i);
         if (s == 0 && i == 0) {
           sums[t] = _mm256_madd_epi16(w[i], xv);
-        } else { // a sum of one token would wait longer for one instruction than for two
+        } else { // for one token, the single instruction's latency is longer than that of two
           sums[t] = T == 1 ? add_in_two(sums[t], w[i], xv) : add_pairs(sums[t], w[i], xv);
         }
-        // At once, for there are no registers to keep products in, which the compiler would try.
+        // Forces the sum now; the compiler would keep products in registers, of which there are too
+        // few.
         if (T > 2) __asm__ volatile("" : "+v"(sums[t]));
       }
     }
@@ -318,21 +320,22 @@ TD_INLINE vi add_by_64(vi a, vi b) {
   return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-// out [blocks of the steps][T] = the sums of VL rows, one in each lane.
+// out [blocks of the steps][T] = sums of VL rows, one per lane.
 TD_INLINE void sum_steps(const uint32_t block, const int T, const char *const *rows, size_t at,
                          const int16_t *x, size_t apart, vi *out) {
   enum { N = VL / 2 };
   const int n_steps = block > STEP ? 2 : 1, n_halves = block < STEP / 2 ? 2 : 1;
   vi all[VL][FEW], of[2][FEW][2]; // of[i]: of N rows, each half of a vector
-  // Three and four tokens' rows written out are more than the processor keeps decoded.
+  // Not unrolled for three and four tokens, since the code would exceed the CPU's cache of decoded
+  // instructions.
   _Pragma("GCC unroll 1") for (int j = 0; T > 2 && j < VL; j++)
       dot_steps(n_steps, T, rows[j] + at, x, apart, all[j]);
   TD_UNROLL for (int i = 0; i < 2; i++) {
     vi(*r)[FEW] = all + i * N;
     TD_UNROLL for (int j = 0; T <= 2 && j < N; j++) {
       dot_steps(n_steps, T, rows[i * N + j] + at, x, apart, r[j]);
-      // There are no registers to keep x in for the next row, nor products that are not added yet,
-      // which the compiler would try.
+      // Keeps the compiler from holding x for the next row, or products not added yet, in
+      // registers, of which there are too few.
       TD_UNROLL for (int t = 0; t < T; t++) __asm__ volatile("" : "+v"(r[j][t])::"memory");
     }
     TD_UNROLL for (int t = 0; t < T; t++) {
@@ -360,14 +363,14 @@ TD_INLINE void sum_steps(const uint32_t block, const int T, const char *const *r
   }
 }
 
-// What is left of rows, less than steps, with zeros behind.
+// Copies the rest of rows, less than a step, followed by zeros.
 static void copy_tails(q16 *g, const char *const *rows, size_t at, const char **tails) {
   memset(g->tail, 0, sizeof g->tail);
   for (uint32_t i = 0; i < VL; i++)
     tails[i] = memcpy(g->tail[i], rows[i] + at, g->row_bytes - g->k / 2 - at);
 }
 
-// The totals of VL rows and T tokens gain the products of the part.
+// Adds the products of the part to the totals of VL rows and T tokens.
 TD_INLINE void few_part(const uint32_t block, const int T, const bool zeros, q16 *g,
                         const char *const *rows, const char **ahead, vf *total) {
   const uint32_t unit = block > STEP ? block : STEP, blocks = unit / block;
@@ -403,7 +406,7 @@ TD_INLINE void few_part(const uint32_t block, const int T, const bool zeros, q16
   }
 }
 
-// Those of the rows behind.
+// Prefetches the scales of the next rows.
 static void fetch_scales(const q16 *g) {
   const td_weight *w = g->a->w;
   const size_t n_bytes = VL * td_weight_groups(w) * td_dtype_bytes(w->scale_dtype);
@@ -431,7 +434,7 @@ TD_INLINE void few_rows(const uint32_t block, const int T, const bool zeros, q16
       find_groups(g);
       few_part(block, T, zeros, g, rows, &ahead, total);
     }
-    g->k -= g->n; // of the last part
+    g->k -= g->n; // back to the last part
     TD_UNROLL for (int t = 0; t < T; t++) store_total(g, y, 0, t, total[t]);
   }
 }
@@ -481,7 +484,7 @@ static void decode_part(q16 *g) {
   }
 }
 
-// The totals of the tile and T tokens gain the products of the part.
+// Adds the products of the part to the totals of the tile and T tokens.
 TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t tile) {
   enum { R = ROW_VECTORS };
   const uint32_t begin = tile_begin(g, tile), at = g->k - g->span;
@@ -505,19 +508,19 @@ TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t ti
         TD_UNROLL for (int r = 0; r < R; r++) wv[r] = vi_load(w + r * VL);
         TD_UNROLL for (int t = 0; t < T; t++) {
           vi xv = pair_of(x + t * OCTET + 2 * j);
-          __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+          __asm__("" : "+v"(xv)); // one load instead of one per multiplication
           TD_UNROLL for (int r = 0; r < R; r++) {
             vi *of = &acc[r * T + t];
             *of = add_pairs(*of, wv[r], xv);
-            // At once, for there are no registers to keep products in, which the compiler would
-            // try.
+            // Forces the sum now; the compiler would keep products in registers, of which there are
+            // too few.
             __asm__("" : "+v"(*of));
           }
         }
       }
     }
     end_block(R, T, x_scale, scale, acc, total);
-    // There are no registers to keep totals in, which the compiler would try.
+    // Keeps the compiler from holding totals in registers, of which there are too few.
     __asm__ volatile("" : "+m"(total));
     if (--in_group == 0) in_group = g->blocks_a_group, scale += R, zero += R;
   }
@@ -533,7 +536,7 @@ TD_INLINE void dot_tile(const int T, const bool zeros, const q16 *g, uint32_t ti
     }                                                                                              \
     return;
 
-// Not inlined, for its caller's constants would take registers.
+// Not inlined, since its caller's constants would take registers.
 __attribute__((noinline)) static void dot_any_tile(const q16 *g, uint32_t tile) {
   switch (tile_begin(g, tile + 1) - tile_begin(g, tile)) {
     DOT_TILE(3)
@@ -545,7 +548,7 @@ __attribute__((noinline)) static void dot_any_tile(const q16 *g, uint32_t tile) 
 }
 _Static_assert(TOKENS == 6 && FEW >= 2, "a case for every size of tile");
 
-// Where the codes behind the part are: the tile's next part, or the next tile's first.
+// Address of the codes after the part: the tile's next part, or the next tile's first one.
 static const char *codes_behind(const q16 *g) {
   const td_linear_args *a = g->a;
   if (g->k + g->n < g->span + g->n_span) return codes_at(g, 0) + g->n / 2;
@@ -573,7 +576,7 @@ static void more_rows(q16 *g) {
 
 // ---- all ------------------------------------------------------------------------------------
 
-// Up to MOST_TOKENS.
+// For up to MOST_TOKENS tokens.
 static void q16_block(const td_linear_args *a) {
   const td_weight *w = a->w;
   q16 g;

@@ -1,5 +1,5 @@
-// kernels/cpu/avx2int16/round.h - activations as 16-bit numbers, for what includes it behind
-// avx2/vec.h; and how they are multiplied.
+// kernels/cpu/avx2int16/round.h - rounds activations to 16-bit integers, and multiplies those.
+// Include after avx2/vec.h.
 #ifndef KERNELS_CPU_AVX2INT16_ROUND_H
 #define KERNELS_CPU_AVX2INT16_ROUND_H
 
@@ -8,14 +8,14 @@
 #include "kernels/cpu/common/vec_math.h"
 #include "kernels/cpu/linear/w4a8.h"
 
-enum { OCTET = 8 }; // columns of a dword
+enum { OCTET = 8 }; // columns per dword of codes
 
-// Which columns of an octet are multiplied together: j and j + 4, or 2 j and 2 j + 1.
+// Which columns of an octet are multiplied as a pair: j and j + 4, or 2 j and 2 j + 1.
 typedef enum { PAIRS_APART, PAIRS_BESIDE } x_pairs;
 
-// n columns of x as a block of them, whose scale is the largest magnitude / 32767; zeros behind
-// them. Octet i at out + i step, in pairs of columns. *sum: of the rounded numbers.
-// False: magnitudes are too far from 1.
+// Rounds n columns of x to a block with one scale, the largest magnitude / 32767; zeros after them.
+// Octet i is stored at out + i step, in pairs of columns. *sum: sum of the rounded numbers. Returns
+// false if magnitudes are too far from 1.
 TD_INLINE bool round_block(const float *x, uint32_t n, uint32_t block, x_pairs pairs, int16_t *out,
                            size_t step, float *scale, uint32_t *sum) {
   const __m128i apart = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
@@ -41,7 +41,8 @@ TD_INLINE bool round_block(const float *x, uint32_t n, uint32_t block, x_pairs p
   return most == 0 || (most >= 0x1p-100f && most < 0x1p100f);
 }
 
-// acc + the products of 16-bit numbers two by two, in two instructions and in as few as there are.
+// acc + pairwise products of 16-bit numbers: in two instructions, or (add_pairs) in as few as the
+// ISA has.
 TD_INLINE vi add_in_two(vi acc, vi w, vi x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
 }
@@ -56,7 +57,7 @@ TD_INLINE vi add_pairs(vi acc, vi w, vi x) {
 #endif
 }
 
-// The same two columns of a token for every row.
+// The same two columns of a token in every row.
 TD_INLINE vi pair_of(const int16_t *x) {
   int32_t pair;
   memcpy(&pair, x, sizeof pair);
