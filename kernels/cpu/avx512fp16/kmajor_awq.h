@@ -1,6 +1,7 @@
-// kernels/cpu/avx512fp16/kmajor_awq.h - AutoAWQ's words of eight rows of one column, for
-// linear_kmajor.h. A line is 128 rows of a column: code t of the 16-bit words is the rows 8 j + 2 t
-// and 8 j + 2 t + 1 of each of its words j, side by side.
+// kernels/cpu/avx512fp16/kmajor_awq.h - AutoAWQ's layout for linear_kmajor.h: a word holds eight
+// rows of one column.
+// A cache line is 128 rows of a column. Code t of the 16-bit words gives rows 8 j + 2 t and 8 j + 2
+// t + 1 of each word j, adjacent.
 #ifndef KERNELS_CPU_AVX512FP16_COLS_AWQ_H
 #define KERNELS_CPU_AVX512FP16_COLS_AWQ_H
 
@@ -20,10 +21,10 @@ enum {
   NEAR = 16,
 };
 
-// The largest sum is of 16 products.
+// A sum has at most 16 products.
 #define X_SCALE 1.0f
 
-// Steps of 16 columns, in each half of a pair the same.
+// Steps of 16 columns, the same in both halves of a pair.
 static inline void put_steps(__m256h x, uint32_t *out) {
   vi low = _mm512_cvtepu16_epi32(_mm256_castph_si256(x));
   _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(low, 16)));
@@ -44,7 +45,7 @@ static void zeros_of(const td_weight *w, size_t group, uint32_t row0, const __mm
   }
 }
 
-// The rows of half a line are four vectors of pairs, and become those of the codes, or back: pair i
+// Reorders the rows of half a line, four vectors of pairs, to the order of codes, or back: pair i
 // of the rows is code i % 4 of word i / 4.
 static inline void rows_to_codes(const float *rows, float *codes) {
   const vi even = _mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13);
@@ -72,7 +73,7 @@ static inline void codes_to_rows(const float *codes, float *rows) {
   _mm512_storeu_pd(rows + 3 * VL, _mm512_permutex2var_pd(ab, second, cd));
 }
 
-// Total 2 v has the first half of vector v's rows, 2 v + 1 the second.
+// Total 2 v has the first half of vector v's rows, 2 v + 1 the second half.
 static void totals_from_rows(const float *rows, float *totals) {
   for (int i = 0; i < 2 * LINES; i++)
     rows_to_codes(rows + i * 4 * VL, totals + i / 2 * 8 * VL + i % 2 * VL);

@@ -1,6 +1,7 @@
-// kernels/cpu/avx512fp16/kmajor_gptq.h - AutoGPTQ's words of eight columns of one row, for
-// linear_kmajor.h. A line is eight columns of 16 rows: code t of the 16-bit words is the columns t
-// and t + 4, side by side, of each row.
+// kernels/cpu/avx512fp16/kmajor_gptq.h - AutoGPTQ's layout for linear_kmajor.h: a word holds eight
+// columns of one row.
+// A cache line is eight columns of 16 rows. Code t of the 16-bit words gives columns t and t + 4,
+// adjacent, of each row.
 #ifndef KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
 #define KERNELS_CPU_AVX512FP16_COLS_GPTQ_H
 
@@ -20,7 +21,7 @@ enum {
   NEAR = 6,
 };
 
-// The largest sum is of 32 products.
+// A sum has at most 32 products.
 #define X_SCALE 0.5f
 
 // Steps of 16 columns, in pairs.

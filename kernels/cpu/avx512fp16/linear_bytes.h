@@ -1,23 +1,24 @@
-// kernels/cpu/avx512fp16/linear_bytes.h - y = W x for rows of bytes in chains of FP16 additions,
-// for each dtype's file to include after vec.h and these definitions:
+// kernels/cpu/avx512fp16/linear_bytes.h - y = W x for rows of bytes with chains of FP16 additions.
+// Include after vec.h and these definitions:
 //   elem             the stored byte
-//   DOWN             weights are decoded over this power of two
-//   TOP              x is below 2^TOP, for which no sum can pass 65504
+//   DOWN             weights are decoded divided by this power of two
+//   TOP              x is scaled below 2^TOP, so that no FP16 sum exceeds 65504
 //   even_of, odd_of  the weights of a line's even and odd columns
-//   look             keeps of each line what has_nan needs
-//   linear_exact     the FP32 version, for tokens and scales that chains are not for
+//   look             accumulates over lines what has_nan needs
+//   linear_exact     the FP32 kernel, for tokens and scales that do not qualify
 //
-// A line is 64 columns of one row, a chain CHAIN_STEPS vectors: 512 columns, a window two chains. A
-// (row, token) pair has FP16 sums of 32 lanes, each chain's beginning at zero: even and odd columns
-// of each line in turn. A window's two are added, then the two halves of that, and the 16 sums go
-// to the pair's FP32 total. All paths keep to that, so they agree to the last bit:
+// A line is 64 columns of one row, a chain CHAIN_STEPS vectors (512 columns), a window two chains.
+// A (row, token) pair has FP16 sums of 32 lanes, which begin at zero in each chain; even and odd
+// columns of each line are added in turn. The two sums of a window are added, then the two halves
+// of that, and the 16 sums are added to the pair's FP32 total. All paths keep this order, so they
+// agree to the last bit:
 //   1 to 16 tokens  a few rows at a time, straight from memory, each weight decoded once for
 //                   eight tokens
 //   more            gemm_vec.h
-// Each window of a token is made FP16 after multiplication with a power of two that brings its
-// largest activation to [2^(TOP - 1), 2^TOP), which the total makes good. A scale that serves a
-// band of rows multiplies x before; one that serves whole rows multiplies the result. What that
-// costs is in error_bound of tests/unit/kernel_test.h.
+// Each window of a token is multiplied by a power of two that brings its largest activation to
+// [2^(TOP - 1), 2^TOP) and converted to FP16; the total corrects for it. A scale shared by a band
+// of rows multiplies x first; one of whole rows multiplies the result. Rounding errors are bounded
+// in error_bound of tests/unit/kernel_test.h.
 #ifndef KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
 #define KERNELS_CPU_AVX512FP16_LINEAR_BYTES_H
 
@@ -36,14 +37,14 @@ enum {
   CHAIN = CHAIN_STEPS * VHL, // columns
   X_WINDOW = 2 * CHAIN,      // columns
   MIN_BAND = 16,             // rows
-  PANEL_ROWS = 128,          // that share packed x
+  PANEL_ROWS = 128,          // rows that share packed x
   ROWS_1 = GEMV_ROWS,
   ROWS_2 = GEMV_ROWS,
   PREFETCH_ROWS_BYTES = AHEAD_MORE,
-  MAX_ROWS = 4,      // that share a load of x
+  MAX_ROWS = 4,      // rows that share a load of x
   TILE_TOKENS = 8,   // at most
   PANEL_TOKENS = 16, // at most
-  X_HALVES = 16384   // of packed x, in L1
+  X_HALVES = 16384   // elements of packed x, in L1
 };
 
 TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
@@ -62,17 +63,17 @@ TD_INLINE __m512i load_line(const elem *w) {
   return _mm512_loadu_si512(w);
 }
 
-// n < LINE of it, and zeros.
+// The first n < LINE columns, and zeros.
 TD_INLINE __m512i load_line_n(const elem *w, uint32_t n) {
   return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w);
 }
 
-// Whether that is the sum of all lanes.
+// Whether the result is the sum of all lanes.
 static inline bool is_sum(const td_weight *w) {
   return !scale_is_rows(w);
 }
 
-// The result from that sum.
+// The result, from the sum of all lanes.
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   if (nan) return NAN;
   return is_sum(w) ? sum : sum * row_scales(w, row)[0];
@@ -84,13 +85,13 @@ TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
 typedef struct {
   const float *x;
   uint32_t n_lines;
-  _Alignas(64) float scale[X_WINDOW / LINE]; // of each line; behind them zeros
+  _Alignas(64) float scale[X_WINDOW / LINE]; // of each line, followed by zeros
 } window;
 
 // Returns the largest magnitude of scaled columns that are not NaN, as bits.
 static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, window *win) {
   const uint32_t run_lines = scales ? w->scale_cols / LINE : UINT32_MAX;
-  uint32_t left = scales ? run_lines - k / LINE % run_lines : UINT32_MAX; // lines of the run
+  uint32_t left = scales ? run_lines - k / LINE % run_lines : UINT32_MAX; // lines left in the run
   const float *scale = scales ? scales + k / w->scale_cols : &(float){1};
   __m512i most = _mm512_setzero_si512();
   for (uint32_t i = 0, end; i < win->n_lines; i = end, left = run_lines, scale++) {
@@ -107,8 +108,8 @@ static uint32_t largest_of(const td_weight *w, const float *scales, uint32_t k, 
   return _mm512_reduce_max_epu32(most);
 }
 
-// Multiplies the scales by the power. Returns whether what x is multiplied by and the products are
-// far from what FP32 cannot hold, or zero.
+// Multiplies the scales by the power. Returns whether the factors of x and the products are well
+// within the range of FP32, or zero.
 static bool scale_fits(window *win, float most, float power) {
   const vf scale = vf_load(win->scale), factor = vf_mul(scale, vf_set1(power));
   vf_store(win->scale, factor);
@@ -125,8 +126,8 @@ static bool scale_fits(window *win, float most, float power) {
 }
 _Static_assert(X_WINDOW / LINE == VL, "scales of a window are a vector");
 
-// Columns [k, k + n) of a token, n <= X_WINDOW, as even and odd ones of each line, vector i at
-// out + i * step. Returns what the sum of their products is to be multiplied by.
+// Packs columns [k, k + n) of a token, n <= X_WINDOW, as even and odd columns of each line, vector
+// i at out + i * step. Returns the factor of the sum of their products.
 static float pack_window(const td_weight *w, const float *scales, const float *x, uint32_t k,
                          uint32_t n, size_t step, _Float16 *out, bool *unfit) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -140,7 +141,7 @@ static float pack_window(const td_weight *w, const float *scales, const float *x
   uint32_t most = largest_of(w, scales, k, &win);
   int up = most > 0 ? TOP + 126 - (int)(most >> 23) : 0;
   if (!scale_fits(&win, f32_from_bits(most), f32_from_bits((uint32_t)(127 + up) << 23))) {
-    *unfit = true; // the token's results will be others
+    *unfit = true; // the token is recomputed in FP32
     memset(win.scale, 0, sizeof win.scale);
   }
   for (uint32_t i = 0; i < win.n_lines; i++, out += 2 * step) {
@@ -157,7 +158,7 @@ static float pack_window(const td_weight *w, const float *scales, const float *x
   return f32_from_bits((uint32_t)(127 - up) << 23) * DOWN;
 }
 
-// One token's results, in FP32.
+// Recomputes one token in FP32.
 static void mend(const td_linear_args *a, uint32_t token) {
   td_linear_args one = one_token(a, token, a->row_begin, a->row_end);
   linear_exact(&one);
@@ -165,18 +166,18 @@ static void mend(const td_linear_args *a, uint32_t token) {
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Some rows times all tokens, these in tiles of up to TILE_TOKENS; lives on the stack.
+// Some rows times all tokens, in tiles of up to TILE_TOKENS. Lives on the stack.
 typedef struct {
   _Alignas(64) _Float16 x[X_HALVES];   // columns [k, k + n): [tile][vector][token of the tile][VHL]
   float x_scale[X_HALVES / X_WINDOW];  // [tile][window][token of the tile]
-  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], of columns before k
+  vf total[PANEL_ROWS * PANEL_TOKENS]; // [row][token], over columns before k
   const td_linear_args *a;
   uint32_t row0, n_rows, k, n;
-  distance ahead[2]; // into L2, into L1
+  distance ahead[2]; // prefetch distances to L2 and L1
   bool nan[PANEL_ROWS], unfit[PANEL_TOKENS];
 } panel;
 
-// acc [R][T] += the products of a line of each row; x [2][T][VHL].
+// acc [R][T] += products of a line of each row; x [2][T][VHL].
 TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Float16 *x, vh *acc,
                         __m512i *seen) {
   TD_UNROLL for (int r = 0; r < R; r++) seen[r] = look(seen[r], line[r]);
@@ -185,7 +186,7 @@ TD_INLINE void add_line(const int R, const int T, const __m512i *line, const _Fl
     TD_UNROLL for (int r = 0; r < R; r++) w[r] = odd ? odd_of(line[r]) : even_of(line[r]);
     TD_UNROLL for (int t = 0; t < T; t++) {
       vh xv = vh_load(x + (odd * T + t) * VHL);
-      __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      __asm__("" : "+v"(xv)); // one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) acc[r * T + t] = vh_fma(w[r], xv, acc[r * T + t]);
     }
   }
@@ -202,7 +203,7 @@ static bool single_row_tiles(const panel *p) {
 
 #include "kernels/cpu/linear/panel_vec.h"
 
-// On the way along some rows.
+// Position along some rows.
 typedef struct {
   const elem *w[MAX_ROWS];
   const _Float16 *x;
@@ -211,7 +212,7 @@ typedef struct {
   __m512i seen[MAX_ROWS];
 } walk;
 
-// acc [R][T] = the products of the columns before end.
+// acc [R][T] = products of the columns up to end.
 TD_INLINE void dot_chain(const int R, const int T, const panel *p, uint32_t row, walk *at,
                          uint32_t end, vh *acc) {
   __m512i line[MAX_ROWS];
@@ -255,7 +256,7 @@ TD_INLINE void dot_rows(const int R, const int T, panel *p, uint32_t row, uint32
     TD_UNROLL for (int i = 0; i < R * T; i++) {
       total[i] = vf_fma(vh_fold(vh_add(first[i], acc[i])), vf_set1(x_scale[i % T]), total[i]);
     }
-    __asm__ volatile("" : "+m"(total)); // no registers are left for them
+    __asm__ volatile("" : "+m"(total)); // registers are used up
   }
   TD_UNROLL for (int r = 0; r < R; r++) p->nan[row + (uint32_t)r] |= has_nan(at.seen[r]);
   if (p->k + p->n < p->a->w->cols) {
@@ -312,8 +313,8 @@ static void linear_few(const td_linear_args *a, const float *scales) {
 typedef _Float16 packed;
 typedef vh pv, sv;
 enum { PL = VHL, PAIR_STEPS = CHAIN_STEPS, WINDOW_RUNS = 1 };
-typedef char gemm_scale, gemm_lanes; // nothing
-typedef bool x_range;                // whether it is unfit
+typedef char gemm_scale, gemm_lanes; // unused
+typedef bool x_range;                // whether the token does not qualify
 TD_INLINE pv pv_load(const packed *p) {
   return vh_load(p);
 }

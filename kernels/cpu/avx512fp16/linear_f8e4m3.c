@@ -1,7 +1,7 @@
 // kernels/cpu/avx512fp16/linear_f8e4m3.c - FP8 weights with scales; see linear_bytes.h.
-// A code in the upper byte of a 16-bit lane, shifted right by one as a signed number and without
-// the second highest bit, is the FP16 number of its value times 2^-8, subnormals included; NaN
-// becomes 1.875.
+// A code in the upper byte of a 16-bit lane, arithmetically shifted right by one and with the
+// second highest bit cleared, is its value times 2^-8 as FP16, subnormals included. NaN becomes
+// 1.875.
 #include "kernels/cpu/avx512fp16/vec.h"
 
 #include "kernels/decl.h"
@@ -13,7 +13,7 @@ static inline vh half_of(__m512i shifted) {
   return _mm512_castsi512_ph(_mm512_and_si512(shifted, _mm512_set1_epi16((short)0xbf80)));
 }
 
-// The lower byte times 128 is that, too.
+// The lower byte times 128 gives the same bits.
 static inline vh even_of(__m512i line) {
   return half_of(_mm512_maddubs_epi16(_mm512_set1_epi16(128), line));
 }
@@ -22,7 +22,7 @@ static inline vh odd_of(__m512i line) {
   return half_of(_mm512_srai_epi16(line, 1));
 }
 
-// The largest magnitude of each place, which NaN's is, with all signs set.
+// Largest magnitude of each byte position, with all signs set; NaN has the largest.
 static inline __m512i look(__m512i seen, __m512i line) {
   return _mm512_max_epu8(seen, _mm512_or_si512(line, _mm512_set1_epi8((char)0x80)));
 }

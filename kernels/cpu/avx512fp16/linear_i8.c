@@ -6,7 +6,7 @@
 typedef int8_t elem;
 enum { DOWN = 1, TOP = 2 }; // 64 products of 128 2^2 are 32768
 
-// The lower byte times 1, as a signed number of 16 bits.
+// The lower byte times 1, as a signed 16-bit number.
 static inline vh even_of(__m512i line) {
   return _mm512_cvtepi16_ph(_mm512_maddubs_epi16(_mm512_set1_epi16(1), line));
 }
@@ -15,7 +15,7 @@ static inline vh odd_of(__m512i line) {
   return _mm512_cvtepi16_ph(_mm512_srai_epi16(line, 8));
 }
 
-// Every code is a number.
+// No code is NaN.
 static inline __m512i look(__m512i seen, __m512i line) {
   (void)line;
   return seen;

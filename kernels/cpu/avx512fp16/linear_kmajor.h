@@ -1,21 +1,23 @@
-// kernels/cpu/avx512fp16/linear_kmajor.h - y = W x for INT4 stored by columns (TD_LAYOUT_GPTQ,
-// TD_LAYOUT_AWQ), for each layout's file to include behind Q4_EXACT (q4_results.h) and
-//   LINES, LINE_ROWS    lines of memory side by side, of a strip, which is read from top to bottom;
-//                       rows of a line
-//   WORD_ROWS           rows of a word
-//   TURN_COLS, TURN_STEPS    columns that a line holds, and steps that they are
-//   VECTORS, ZEROS      vectors of 32 values of a step, as many of each line, which are its 16-bit
-//                       words' codes in turn, or that of the step; vectors of zero points: one for
-//                       each of those, or one for its even steps and one for its odd ones
-//   AHEAD, NEAR         turns from what is used to what is fetched into L2, into L1
-//   X_SCALE, put_steps  of x: times what q4_power says, and its steps, pairs of FP16
+// kernels/cpu/avx512fp16/linear_kmajor.h - y = W x for column-major INT4 (TD_LAYOUT_GPTQ,
+// TD_LAYOUT_AWQ) with chains of FP16 additions.
+// Include after Q4_EXACT (q4_results.h) and these definitions of a layout (kmajor_awq.h,
+// kmajor_gptq.h):
+//   LINES, LINE_ROWS    adjacent cache lines of a strip, which is read from top to bottom; rows per
+//                       line
+//   WORD_ROWS           rows per word
+//   TURN_COLS, TURN_STEPS    columns that a line holds (a turn), and the steps that they make
+//   VECTORS, ZEROS      vectors of 32 values per step, equally many of each line: all codes of its
+//                       16-bit words in turn, or the code of the step; vectors of zero points: one
+//                       for each of those, or one for even steps and one for odd ones
+//   AHEAD, NEAR         prefetch distances in turns, into L2 and into L1
+//   X_SCALE, put_steps  factor of x besides q4_power's; stores the steps of x, pairs of FP16
 //   TOTALS, totals_from_rows, rows_from_totals    FP32 vectors of a strip's sums, and their order
 //   zeros_of, end_chain    a group's zero points; what a chain adds to the totals of a vector
-// which are a layout's: kmajor_awq.h, kmajor_gptq.h.
 //
-// Lanes are rows. A chain is CHAIN_STEPS steps, within one group: FP16 products and sums, then made
-// FP32, times the group's scales, and added to the (row, token) pair's total; where two lanes are
-// one row's columns they are added before. All paths keep to that, so they agree to the last bit:
+// Lanes are rows. A chain is CHAIN_STEPS steps within one group: FP16 products and sums, converted
+// to FP32, multiplied by the group's scales and added to the (row, token) pair's total. If two
+// lanes are columns of the same row, they are added first. All paths keep this order, so they agree
+// to the last bit:
 //   1 to 3 tokens  values are multiplied as they are decoded
 //   more           a chain of a strip is decoded into L1 for all tokens of a block
 // The error is that of linear_q4.h.
@@ -30,30 +32,30 @@ enum {
   STRIP = LINES * LINE_ROWS, // rows
   CHAIN_TURNS = CHAIN_STEPS / TURN_STEPS,
   CHAIN_COLS = CHAIN_TURNS * TURN_COLS,
-  PANEL_ROWS = 256, // that share x in its order
+  PANEL_ROWS = 256, // rows that share reordered x
   DIRECT_TOKENS = 3,
   BLOCK_TOKENS = 64,
-  TILE_VECTORS = 4, // a tile's sums are registers
+  TILE_VECTORS = 4, // a tile's sums fit registers
   TILE_TOKENS = 6,
-  X_STEPS = 8192, // of x in its order, in L1
+  X_STEPS = 8192, // reordered x, in L1
 };
 
-// Some rows times some tokens; lives on the stack.
+// Some rows times some tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) _Float16 w[CHAIN_STEPS * VECTORS * VHL]; // a chain: [step][vector][lane]
-  uint32_t x[X_STEPS];                                  // the window: [token][step], FP16 pairs
-  vh zero[ZEROS];                                       // the strip's, and its scales
+  uint32_t x[X_STEPS];                                  // of the window: [token][step], FP16 pairs
+  vh zero[ZEROS];                                       // of the strip, as scale
   _Alignas(64) float scale[TOTALS * VL];
   _Alignas(64) float total[PANEL_ROWS / STRIP][BLOCK_TOKENS][TOTALS * VL];
   float power[BLOCK_TOKENS];
-  __mmask16 mask[LINES]; // words of the strip that are there
+  __mmask16 mask[LINES]; // which words of the strip exist
   const td_linear_args *a;
   uint32_t row0, n_rows;     // the panel
   uint32_t token0, n_tokens; // the block
-  uint32_t k, n, n_steps;    // the window: columns, a token's steps
+  uint32_t k, n, n_steps;    // the window: columns [k, k + n), steps per token
 } panel;
 
-// Where a strip's first word of the column is stored.
+// Address of a strip's first word of column k.
 static const uint32_t *words_at(const td_weight *w, uint32_t row0, uint32_t k) {
   return (const uint32_t *)w->data + (size_t)(k / TURN_COLS) * (w->rows / WORD_ROWS) +
          row0 / WORD_ROWS;
@@ -61,15 +63,15 @@ static const uint32_t *words_at(const td_weight *w, uint32_t row0, uint32_t k) {
 
 // ---- reading --------------------------------------------------------------------------------
 
-// A strip's turns of a chain, and where others are from there that are fetched.
+// A strip's turns of a chain, and the distances to what is prefetched meanwhile.
 typedef struct {
   const uint32_t *words;
-  size_t step; // words from a turn to the next
+  size_t step; // words from one turn to the next
   uint32_t n_turns;
-  uintptr_t far, near; // bytes
+  uintptr_t far, near; // prefetch distances in bytes, to L2 and L1
 } chain;
 
-// Where reading goes on behind a strip's part of the window.
+// Address read after a strip's part of the window.
 static uintptr_t next_place(const panel *p, uint32_t strip) {
   const td_weight *w = p->a->w;
   uint32_t row = (strip + 1) * STRIP, end = p->k + p->n;
@@ -80,7 +82,7 @@ static uintptr_t next_place(const panel *p, uint32_t strip) {
   return (uintptr_t)words_at(w, p->row0 + p->n_rows, 0);
 }
 
-// Column k of the window is the chain's first.
+// k: the chain's first column, counted in the window.
 static chain chain_at(const panel *p, uint32_t strip, uint32_t k) {
   const td_weight *w = p->a->w;
   const uint32_t left = p->n - k, n_turns = (left + TURN_COLS - 1) / TURN_COLS;
@@ -103,13 +105,13 @@ TD_INLINE void load_turn(const panel *p, const chain *c, uint32_t turn, vi words
   }
 }
 
-// Vector v of a turn's step.
+// Vector v of a step of a turn.
 TD_INLINE vh value_of(const vi words[LINES], int v, int step, const vh zero[ZEROS]) {
   enum { OF_LINE = VECTORS / LINES, ZEROS_EACH = ZEROS / VECTORS };
   return q4_less(words[v / OF_LINE], v % OF_LINE + step, zero[v * ZEROS_EACH + step % ZEROS_EACH]);
 }
 
-// A step of x in all lanes.
+// A step of x, broadcast to all lanes.
 TD_INLINE vh pair_of(const uint32_t *step) {
   return _mm512_castsi512_ph(_mm512_set1_epi32((int)*step));
 }
@@ -122,7 +124,7 @@ static void find_strip(panel *p, uint32_t strip) {
   }
 }
 
-// Scales and zero points of the strip's rows.
+// Sets the scales and zero points of the strip's rows.
 static void find_group(panel *p, uint32_t strip, uint32_t k) {
   const td_weight *w = p->a->w;
   float scale[STRIP + VL] = {0};
@@ -137,7 +139,7 @@ static void find_group(panel *p, uint32_t strip, uint32_t k) {
 
 // ---- products -------------------------------------------------------------------------------
 
-// T tokens; x: the first one's steps.
+// For T tokens; x: the first one's steps.
 TD_INLINE void dot_chain(const int T, const panel *p, const chain *c, const uint32_t *x,
                          float (*total)[TOTALS * VL]) {
   vh sum[DIRECT_TOKENS * VECTORS], zero[ZEROS];
@@ -189,7 +191,7 @@ static void decode_chain(panel *p, const chain *c) {
   }
 }
 
-// TILE_VECTORS of the decoded chain times T tokens; x: the first token's steps.
+// TILE_VECTORS vectors of the decoded chain times T tokens; x: the first token's steps.
 TD_INLINE void multiply_tile(const int T, const panel *p, uint32_t n_steps, const _Float16 *w,
                              const uint32_t *x, const float *scale, float (*total)[TOTALS * VL]) {
   vh sum[TILE_TOKENS * TILE_VECTORS];
@@ -227,7 +229,7 @@ static void multiply_tokens(const panel *p, uint32_t n_tokens, uint32_t n_steps,
 }
 _Static_assert(TILE_TOKENS == 6, "a case for every size of tile");
 
-// The decoded chain times all tokens; step: the window's that it begins with.
+// The decoded chain times all tokens. step: the chain's first step, counted in the window.
 static void multiply(panel *p, uint32_t strip, uint32_t n_steps, uint32_t step) {
   const uint32_t n_tiles = (p->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
   for (uint32_t i = 0; i < n_tiles; i++) {
@@ -259,7 +261,7 @@ static void add_strip(panel *p, uint32_t strip) {
 
 // ---- all ------------------------------------------------------------------------------------
 
-// The window's columns of all tokens, and zeros up to a whole turn.
+// Packs the window's columns of all tokens, with zeros up to a whole turn.
 static void pack_window(panel *p) {
   enum { AT_ONCE = VL, STEPS = AT_ONCE / TURN_COLS * TURN_STEPS };
   for (uint32_t t = 0; t < p->n_tokens; t++) {
@@ -273,7 +275,7 @@ static void pack_window(panel *p) {
   }
 }
 
-// Rows [row0, row0 + n_rows) times a block of tokens; only those that were asked for are written.
+// Results of rows [row0, row0 + n_rows) for a block of tokens; writes only the requested rows.
 static void finish_block(panel *p) {
   float rows[PANEL_ROWS + STRIP];
   const uint32_t begin = p->row0 < p->a->row_begin ? p->a->row_begin - p->row0 : 0;

@@ -1,20 +1,21 @@
 // kernels/cpu/avx512fp16/linear_q4.h - y = W x for rows of 4-bit codes (TD_I4, TD_F4E2M1) with a
-// scale a group, for each dtype's file to include after these definitions:
-//   Q4_UPPER    the values of the codes (INT4: less 8), the upper bytes of them as FP16
-//   Q4_ZEROS    1 where there may be zero points
+// scale per group, with chains of FP16 additions.
+// Include after these definitions:
+//   Q4_UPPER    the upper bytes of the codes' values as FP16 (INT4: minus 8)
+//   Q4_ZEROS    1 if there may be zero points
 //   Q4_EXACT    see q4_results.h
 //
-// x is rounded to FP16, after a power of two for each token (q4_power). A window of columns (q4.h)
-// is a chain: FP16 products and sums, 16 of them or 8 and 8; its halves are added where they have
-// the same scales (q4_folds). Then it is made FP32, times each lane's scale, and added to the one
-// accumulator of VL lanes that each (row, token) pair has. All paths keep to that, so they agree to
-// the last bit.
+// x is multiplied by a power of two per token (q4_power) and rounded to FP16. A window of columns
+// (q4.h) is a chain: FP16 products and sums, 16 of them or 8 and 8. Its halves are added if they
+// share scales (q4_folds). The result is converted to FP32, multiplied by each lane's scale and
+// added to the (row, token) pair's single accumulator of VL lanes. All paths keep this order, so
+// they agree to the last bit.
 //
-// Error: rounding x, and each of 17 additions, are 2^-11 of a product's or a sum's magnitude at
-// most, or half the least FP16, 2^-25 / 2^6 of the token's largest x. So |error| is at most
+// Error: rounding x and each of 17 additions contribute at most 2^-11 of a product's or sum's
+// magnitude, or half the smallest FP16, 2^-25 / 2^6 of the token's largest x. So |error| is at most
 //   18 2^-11 sum |w x| + n 2^-31 (max |code| + 1) max |x| max |scale|
-// besides that of the FP32 sums; roundings being as good as independent, it is about 6e-4 of the
-// root of the sum of squares.
+// plus that of the FP32 sums. Rounding errors are nearly independent, so typically it is about 6e-4
+// of the root of the sum of squares.
 #ifndef KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
 #define KERNELS_CPU_AVX512FP16_LINEAR_Q4_H
 
@@ -30,10 +31,10 @@ enum {
   TILE_TOKENS = 8,               // that share decoded weights
   MAX_TOKENS = 16,               // of a panel
   Q4_GEMV_ROWS = 4,              // streams of rows
-  Q4_BATCH_ROWS = 2,             // that share loads of x
-  MAX_ROWS = 4,                  // >= both, and what vf_sum4 takes
-  BYTES_AHEAD = 1024,            // of one token
-  ROWS_AHEAD = 8,                // of more, who leave parts of rows for later
+  Q4_BATCH_ROWS = 2,             // rows that share loads of x
+  MAX_ROWS = 4,                  // at least both, and the number that vf_sum4 takes
+  BYTES_AHEAD = 1024,            // prefetch distance for one token
+  ROWS_AHEAD = 8,                // prefetch distance for more, which use rows in parts
 };
 
 // Some windows of some rows.
@@ -41,11 +42,11 @@ typedef struct {
   float scales[MAX_ROWS][LIST];
   uint16_t zeros[MAX_ROWS][LIST];
   const uint8_t *codes[MAX_ROWS];
-  uint32_t n_bytes; // of codes, of each row
-  size_t ahead;     // bytes between what is used and what is fetched
+  uint32_t n_bytes; // bytes of codes per row
+  size_t ahead;     // prefetch distance in bytes
 } q4_tile;
 
-// total and the lanes of a sum times their scales, which are the same for lo and hi where it folds.
+// total + the lanes of a sum times their scales; if folds, lo and hi have the same scales.
 TD_INLINE vf add_lanes(bool folds, vh sum, vf lo_scale, vf hi_scale, vf total) {
   if (folds) return vf_fma(vh_fold(sum), lo_scale, total);
   vf lo, hi;
@@ -53,7 +54,8 @@ TD_INLINE vf add_lanes(bool folds, vh sum, vf lo_scale, vf hi_scale, vf total) {
   return vf_fma(hi, hi_scale, vf_fma(lo, lo_scale, total));
 }
 
-// totals [R T] gain the sums of R rows and T tokens, with the scales of lanes in half the steps.
+// totals [R T] += sums of R rows and T tokens, with the scales of the lanes in this half of the
+// steps.
 TD_INLINE void add_sums(const int R, const int T, const bool folds, const q4_tile *tile,
                         const q4_groups *g, uint32_t at, int half, const vh *acc, vf *totals) {
   TD_UNROLL for (int r = 0; r < R; r++) {
@@ -67,7 +69,7 @@ TD_INLINE void add_sums(const int R, const int T, const bool folds, const q4_til
   }
 }
 
-// totals [R T] gain the products of a window; x [16][T][VHL]; at: of the window in lists.
+// totals [R T] += products of a window; x [16][T][VHL]; at: the window's index in the lists.
 TD_INLINE void dot_window(const int R, const int T, const bool zeros, const q4_tile *tile,
                           const q4_groups *g, uint32_t at, vi (*words)[4], const _Float16 *x,
                           vf *totals) {
@@ -90,7 +92,7 @@ TD_INLINE void dot_window(const int R, const int T, const bool zeros, const q4_t
     }
     TD_UNROLL for (int t = 0; t < T; t++) {
       vh xv = vh_load(x + t * VHL);
-      if (R > 1) __asm__("" : "+v"(xv)); // one load, not one in each multiplication
+      if (R > 1) __asm__("" : "+v"(xv)); // one load instead of one per multiplication
       TD_UNROLL for (int r = 0; r < R; r++) {
         acc[r * T + t] = vh_fma(value[r], xv, acc[r * T + t]);
       }
@@ -107,7 +109,7 @@ TD_INLINE void dot_window(const int R, const int T, const bool zeros, const q4_t
   }
 }
 
-// totals [R][step] gain the rows' products with T tokens; x [window][16][T][VHL].
+// totals [R][step] += the rows' products with T tokens; x [window][16][T][VHL].
 TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const q4_tile *tile,
                         const q4_groups *g, const q4_band *band, const _Float16 *x, vf *totals,
                         size_t step) {
@@ -124,7 +126,7 @@ TD_INLINE void dot_tile(const int R, const int T, const bool zeros, const q4_til
       q4_load(codes, tile->n_bytes - begin, words[r]);
     }
     dot_window(R, T, zeros, tile, g, q4_list_at(g, band, b), words, x, sum);
-    // There are no registers to keep more sums in, which the compiler would try.
+    // Keeps the compiler from holding more sums in registers, of which there are too few.
     if (R * T > 8) __asm__ volatile("" : "+m"(sum));
   }
   TD_UNROLL for (int i = 0; i < R * T; i++) totals[(size_t)(i / T) * step + i % T] = sum[i];
@@ -157,18 +159,18 @@ _Static_assert(TILE_TOKENS == 8, "a case for every number of tokens");
 
 // ---- few tokens -----------------------------------------------------------------------------
 
-// Some rows times all tokens; lives on the stack.
+// Some rows times all tokens. Lives on the stack.
 typedef struct {
   _Alignas(64) _Float16 x[X_HALVES];         // [tile of tokens][window][16][token of the tile][VHL]
-  q4_tile tile[2];                           // one is made ready while the other is at work
+  q4_tile tile[2];                           // one is prepared while the other is in use
   vf total[(PANEL + MAX_ROWS) * MAX_TOKENS]; // [row][token]
-  float power[MAX_TOKENS];                   // of each token
+  float power[MAX_TOKENS];                   // per token
   const td_linear_args *a;
   q4_groups groups;
   q4_band band;
   size_t row_bytes;
   uint32_t row0, n_rows;
-  uint32_t tile_rows, apart; // rows of a tile, and from one to the next
+  uint32_t tile_rows, apart; // rows per tile, and their distance
   uint32_t n_token_tiles;
 } panel;
 
@@ -182,7 +184,7 @@ static const uint8_t *tile_codes(const panel *p, uint32_t row) {
          p->band.k / 2;
 }
 
-// The first tile's codes are fetched meanwhile.
+// Packs x; prefetches the first tile's codes meanwhile.
 static void pack_panel(panel *p) {
   _Float16 *out = p->x;
   for (uint32_t i = 0; i < p->n_token_tiles; i++) {
@@ -201,7 +203,7 @@ static void pack_panel(panel *p) {
   }
 }
 
-// In this band, in the next one, or in the next panel's first.
+// Prefetch distance: within this band, to the next one, or to the next panel's first.
 static size_t bytes_ahead(const panel *p, uint32_t row) {
   if (p->a->n_tokens == 1) return BYTES_AHEAD;
   size_t bytes = ROWS_AHEAD * p->row_bytes;
@@ -210,10 +212,10 @@ static size_t bytes_ahead(const panel *p, uint32_t row) {
   return bytes - p->apart * p->row_bytes + p->band.n / 2;
 }
 
-// A tile is rows that lie apart, each the next in a stream of its own: the processor's prefetch
-// follows those, and loses short rows. Rows behind the panel's last are that again, with totals of
-// their own. Lists are written a tile ahead of their use, for a vector cannot be loaded at once
-// from where parts of it have been stored.
+// A tile's rows are far apart, each the next one of its own stream: the hardware prefetcher follows
+// such streams but loses short rows. Rows past the panel's last one repeat it, with separate
+// totals. Lists are written one tile ahead of their use, because a vector load stalls on recent
+// stores to parts of it.
 static void prepare_tile(panel *p, uint32_t row) {
   const td_weight *w = p->a->w;
   q4_tile *tile = &p->tile[row % 2];
@@ -243,7 +245,8 @@ static void finish_panel(panel *p) {
   float sums[PANEL];
   size_t n = p->a->n_tokens;
   for (uint32_t t = 0; t < n; t++) {
-    for (uint32_t r = 0; r < p->n_rows; r += 4) { // there are MAX_ROWS totals behind the last
+    // there are MAX_ROWS more totals after the last row
+    for (uint32_t r = 0; r < p->n_rows; r += 4) {
       const vf *total = p->total + r * n + t;
       vf_sum4(total[0], total[n], total[2 * n], total[3 * n], sums + r);
     }
@@ -270,7 +273,7 @@ static void dot_panel(panel *p) {
   finish_panel(p);
 }
 
-// Up to MAX_TOKENS.
+// For up to MAX_TOKENS tokens.
 static void linear_few(const td_linear_args *a) {
   panel p;
   p.a = a;
@@ -316,14 +319,14 @@ TD_INLINE sv begin_sum(vf total) {
 }
 static inline bool is_sum(const td_weight *w) {
   (void)w;
-  return true; // end_block does the rest
+  return true; // end_block computes the final results
 }
 
 TD_INLINE float finish(const td_weight *w, uint32_t row, bool nan, float sum) {
   (void)w;
   (void)row;
   (void)nan;
-  return sum; // end_block does the rest
+  return sum; // end_block computes the final results
 }
 
 #include "kernels/cpu/linear/gemm_vec.h"
@@ -347,7 +350,7 @@ static void find_window(gemm *g) {
 
 static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
   const float *x = gemm_x(g->a, g->token0 + token);
-  bool first = g->k == 0 && g->row0 == g->a->row_begin; // else it is known from other rows
+  bool first = g->k == 0 && g->row0 == g->a->row_begin; // otherwise known from earlier rows
   if (first) g->range[token] = q4_power(x, g->a->w->cols);
   for (uint32_t k = 0; k < g->n; k += Q4_WINDOW, out += CHAIN_STEPS * step) {
     uint32_t n = g->n - k < Q4_WINDOW ? g->n - k : Q4_WINDOW;
@@ -355,7 +358,7 @@ static void pack_token(gemm *g, uint32_t token, size_t step, packed *out) {
   }
 }
 
-// The scales of a window of a row, for each of its runs.
+// The scales of a row's window, one entry for each of its runs.
 static gemm_scale *put_scales(const q4_groups *g, const float *list, gemm_scale *out) {
   for (int half = g->halves ? 0 : 1; half < 2; half++, out++) {
     out->lo = _mm512_permutex2var_ps(vf_load(list), g->lo[half], vf_load(list + VL));

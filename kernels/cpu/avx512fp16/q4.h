@@ -1,12 +1,13 @@
-// kernels/cpu/avx512fp16/q4.h - windows of 4-bit codes as steps of 32 FP16 values, and x in their
-// order. A window is 512 columns, 16 steps: lane 8 i + 4 h + z of step 4 u + t has column
+// kernels/cpu/avx512fp16/q4.h - decodes windows of 4-bit codes to steps of 32 FP16 values, and
+// reorders x to match.
+// A window is 512 columns, 16 steps. Lane 8 i + 4 h + z of step 4 u + t has column
 //   128 z + 32 i + 8 u + 4 h + t     h < 2; i, t, u, z < 4
-// which is where code t of each 16-bit word is when the words of four lines of memory have been
-// brought together by fours. So a lane has 16 columns of one group of 32, and in each half of the
-// steps, u < 2 and u >= 2, 8 columns of one group of 16.
+// which is the position of code t of each 16-bit word after gathering the words of four cache lines
+// by fours. So a lane has 16 columns of one group of 32 and, in each half of the steps (u < 2 and u
+// >= 2), 8 columns of one group of 16.
 //
-// The values have no more than three significant bits, so an FP16's lower byte is zero, and a
-// permutation of bytes, which looks at a code and two bits more, gives the upper one.
+// The values have at most three significant bits, so an FP16's lower byte is zero. The upper byte
+// comes from a byte permutation, which uses a code and two more bits as index.
 #ifndef KERNELS_CPU_AVX512FP16_Q4_H
 #define KERNELS_CPU_AVX512FP16_Q4_H
 
@@ -18,11 +19,11 @@
 enum {
   Q4_WINDOW = VHL * CHAIN_STEPS, // columns
   Q4_WINDOW_BYTES = Q4_WINDOW / 2,
-  Q4_BLOCKS = Q4_WINDOW / 16, // of columns, the smallest that have a scale
+  Q4_BLOCKS = Q4_WINDOW / 16, // blocks of 16 columns, the smallest group
 };
 
-// Words of four vectors, by fours: word 4 h + z of part i of the results is word 2 u + h of part i
-// of vector z, where parts are eight words.
+// Gathers the words of four vectors by fours: word 4 h + z of part i of the result is word 2 u + h
+// of part i of vector z. A part is eight words.
 static inline void q4_gather(const vi from[4], vi out[4]) {
   vi lo01 = _mm512_unpacklo_epi16(from[0], from[1]), hi01 = _mm512_unpackhi_epi16(from[0], from[1]);
   vi lo23 = _mm512_unpacklo_epi16(from[2], from[3]), hi23 = _mm512_unpackhi_epi16(from[2], from[3]);
@@ -32,7 +33,7 @@ static inline void q4_gather(const vi from[4], vi out[4]) {
   out[3] = _mm512_unpackhi_epi32(hi01, hi23);
 }
 
-// The codes of a window of which n bytes may be read; what is behind them is as if zeros.
+// Loads the codes of a window, of which n bytes are readable; the rest counts as zeros.
 static inline void q4_load(const uint8_t *p, uint32_t n, vi words[4]) {
   vi line[4];
   for (uint32_t i = 0; i < 4; i++) {
@@ -47,12 +48,12 @@ static inline void q4_load(const uint8_t *p, uint32_t n, vi words[4]) {
   q4_gather(line, words);
 }
 
-// The upper bytes of 16 FP16 numbers, for q4_value.
+// The upper bytes of 16 FP16 values, for q4_value.
 static inline vi q4_table(__m128i upper) {
   return _mm512_broadcast_i32x4(upper);
 }
 
-// Code t of each word, as its number in the table.
+// Value of code t of each word, from the table.
 static inline vh q4_value(vi words, int t, vi table) {
   vi at = t == 0   ? _mm512_slli_epi16(words, 8)
           : t == 1 ? _mm512_slli_epi16(words, 4)
@@ -61,7 +62,7 @@ static inline vh q4_value(vi words, int t, vi table) {
   return _mm512_castsi512_ph(_mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaau, at, table));
 }
 
-// A zero point z for each lane: 1024 + z and 64 + z.
+// A zero point z per lane, as 1024 + z and 64 + z.
 typedef struct {
   vh even, odd;
 } q4_zero;
@@ -72,8 +73,8 @@ static inline q4_zero q4_zero_of(vi z) {
       _mm512_castsi512_ph(_mm512_or_si512(_mm512_slli_epi16(z, 4), _mm512_set1_epi16(0x5400)))};
 }
 
-// Code t of each word less its zero point, the even one for an even t. A code becomes the lowest
-// bits of 1024 + q, or those above four zeros of 64 + q.
+// Code t of each word minus its zero point (the even form for even t). A code becomes the lowest
+// bits of 1024 + q, or the bits above four zeros in 64 + q.
 static inline vh q4_less(vi words, int t, vh zero) {
   vi at = t < 2 ? words : _mm512_srli_epi16(words, 8);
   vi mask = _mm512_set1_epi16(t % 2 ? 0x00f0 : 0x000f);
@@ -86,9 +87,9 @@ static inline vh q4_value_less(vi words, int t, q4_zero zero) {
   return q4_less(words, t, t % 2 ? zero.odd : zero.even);
 }
 
-// The power of two that x is multiplied by: it makes the largest of n at least 2^6 and less than
-// 2^7, and 32 products with codes of magnitude 15 at most have a sum below 65504. 0 where x is too
-// large or too small for that, or nothing but zeros, or not finite; results are then 0 or NaN.
+// The power of two by which x is multiplied. It brings the largest of n to [2^6, 2^7), so that 32
+// products with codes of magnitude at most 15 have a sum below 65504. 0 if x is too large or too
+// small for that, all zeros, or not finite; results are then 0 or NaN.
 static inline float q4_power(const float *x, uint32_t n) {
   const vi magnitude = _mm512_set1_epi32(0x7fffffff);
   vi most = _mm512_setzero_si512();
@@ -113,7 +114,7 @@ static inline vf q4_two_parts(const float *p, vf power) {
   return vf_mul(both, power);
 }
 
-// n columns of x, at most a window, and zeros behind them; step i at out + i * apart.
+// Packs n columns of x, at most a window, followed by zeros; step i at out + i * apart.
 static inline void q4_pack(const float *x, uint32_t n, float power, _Float16 *out, size_t apart) {
   float all[Q4_WINDOW];
   if (n < Q4_WINDOW) {

@@ -1,25 +1,27 @@
-// kernels/cpu/avx512fp16/q4_groups.h - the scales and zero points of a row's groups, for the lanes
-// of q4.h. Those of a window are made F32 (zero points: 16-bit numbers) and listed, one for each
-// group that is a part of a window, or one for each block of 16 columns where groups do not fill
-// windows evenly; longer groups have one for 2^shift windows.
+// kernels/cpu/avx512fp16/q4_groups.h - scales and zero points of a row's groups, for the lanes of
+// q4.h.
+// Those of a window are converted to F32 (zero points: to 16-bit integers) and listed: one entry
+// for each group inside a window, or one per block of 16 columns if groups do not divide windows.
+// Longer groups have one entry per 2^shift windows.
 #ifndef KERNELS_CPU_AVX512FP16_Q4_GROUPS_H
 #define KERNELS_CPU_AVX512FP16_Q4_GROUPS_H
 
 #include "kernels/cpu/avx512fp16/q4.h"
 #include "kernels/cpu/common/scales.h"
 
-// Where the lists' entries go. Each half of a window's steps may have its own, see q4.h.
+// How list entries map to lanes. The two halves of a window's steps may have different groups, see
+// q4.h.
 typedef struct {
   uint32_t per_window, shift;
-  bool halves; // they do
+  bool halves; // the halves have different groups
   bool folds;  // see q4_folds
-  bool stored; // the list is as stored; else it repeats
+  bool stored; // the list is as stored; otherwise entries are repeated
   size_t of_row, in_all;
-  vi lo[2], hi[2]; // places in the list of each half's lanes, 16 and 16
-  vi both[2];      // the same in 16 bits
+  vi lo[2], hi[2]; // list indices for lanes 0-15 and 16-31 in each half
+  vi both[2];      // the same as 16-bit indices
 } q4_groups;
 
-// Whether blocks of 16 columns have one scale.
+// Whether every block of 16 columns has a single scale.
 static inline bool q4_groups_fit(const td_weight *w) {
   return w->scale_cols % 16 == 0 || w->scale_cols >= w->cols;
 }
@@ -35,7 +37,7 @@ static inline bool q4_folds(const td_weight *w) {
 }
 
 static q4_groups q4_groups_of(const td_weight *w) {
-  // The block of each lane in the first half of the steps; in the second it is the one after.
+  // The block of each lane in the first half of the steps; the second half has the block after it.
   static const uint16_t block_of[VHL] = {0,  8,  16, 24, 0,  8,  16, 24, 2,  10, 18,
                                          26, 2,  10, 18, 26, 4,  12, 20, 28, 4,  12,
                                          20, 28, 6,  14, 22, 30, 6,  14, 22, 30};
@@ -56,7 +58,7 @@ static q4_groups q4_groups_of(const td_weight *w) {
   for (uint32_t half = 0; half < 2; half++) {
     vi block = _mm512_add_epi16(vi_load(block_of), _mm512_set1_epi16((short)(g.halves && half)));
     vi at = _mm512_mullo_epi16(block, _mm512_set1_epi16((short)g.per_window));
-    at = _mm512_srli_epi16(at, 5); // over Q4_BLOCKS
+    at = _mm512_srli_epi16(at, 5); // divides by Q4_BLOCKS
     g.both[half] = at;
     g.lo[half] = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(at));
     g.hi[half] = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(at, 1));
@@ -65,12 +67,12 @@ static q4_groups q4_groups_of(const td_weight *w) {
 }
 _Static_assert(Q4_BLOCKS == 1 << 5, "for the shift");
 
-// Columns [k, k + n), of which k is the first of a window, and their groups in each row.
+// Columns [k, k + n), k at the start of a window, and their groups in each row.
 typedef struct {
   uint32_t k, n, n_windows;
   uint32_t begin, n_stored; // groups
-  uint32_t first;           // window of the first group that k is
-  uint32_t n_listed;        // what the list needs to have
+  uint32_t first;           // window, counted from the start of the first group, at which k is
+  uint32_t n_listed;        // entries that the list needs
 } q4_band;
 
 static q4_band q4_band_of(const td_weight *w, const q4_groups *g, uint32_t k, uint32_t n) {
@@ -82,25 +84,25 @@ static q4_band q4_band_of(const td_weight *w, const q4_groups *g, uint32_t k, ui
   return band;
 }
 
-// What a window's lists begin with.
+// Index of a window's first list entry.
 TD_INLINE uint32_t q4_list_at(const q4_groups *g, const q4_band *band, uint32_t window) {
   return ((window + band->first) >> g->shift) * g->per_window;
 }
 
-// Which of the band's groups entry i of a list is that is not as stored; n_stored behind the row.
+// The band's group for entry i of a list that is not as stored; n_stored past the row's end.
 static uint32_t q4_group_of(const td_weight *w, const q4_band *band, uint32_t i) {
   uint32_t column = i * 16;
   return column < band->n ? (band->k + column) / w->scale_cols - band->begin : band->n_stored;
 }
 
-// The lists have room for whole vectors behind n_listed, and the rest of a window is 0.
+// Lists have room for whole vectors after n_listed; the rest of a window is 0.
 static void q4_list_scales(const td_weight *w, const q4_groups *g, const q4_band *band,
                            uint32_t row, float *list) {
   size_t at = row * g->of_row + band->begin;
   const char *from = (const char *)w->scale + at * td_dtype_bytes(w->scale_dtype);
   scales_to_f32(from, w->scale_dtype, g->in_all - at, band->n_stored, list);
   list[band->n_stored] = 0;
-  for (uint32_t i = band->n_listed; !g->stored && i-- > 0;) // from behind, for it is in place
+  for (uint32_t i = band->n_listed; !g->stored && i-- > 0;) // backwards, since it is in place
     list[i] = list[q4_group_of(w, band, i)];
   for (uint32_t i = band->n_stored; g->stored && i < band->n_listed; i++)
     list[i] = 0;

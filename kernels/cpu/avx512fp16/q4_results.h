@@ -1,7 +1,7 @@
-// kernels/cpu/avx512fp16/q4_results.h - results from sums of FP16 chains, to be included behind
-//   Q4_EXACT    the version that does what is beyond the range of such sums
-// What FP32 holds of a sum may not be what it holds of the result: where a sum is not well inside
-// its range, be it for x, for scales or because it is 0, Q4_EXACT gives the result.
+// kernels/cpu/avx512fp16/q4_results.h - results from sums of FP16 chains.
+// Include after Q4_EXACT, the kernel for results beyond the range of such sums. A sum in the range
+// of FP32 does not imply that about the result. If a sum is not well inside the range, because of
+// x, scales or being 0, Q4_EXACT computes the result.
 #ifndef KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 #define KERNELS_CPU_AVX512FP16_Q4_RESULTS_H
 
@@ -13,7 +13,7 @@ TD_INLINE const float *token_x(const td_linear_args *a, uint32_t t) {
   return a->x + (a->x_rows ? a->x_rows[t] : t) * a->ldx;
 }
 
-// Which sums are well inside it, with the token's power and without.
+// Which sums are well inside the range, both with the token's power and without.
 static inline __mmask16 good_sums(vf sum, vf unscaled) {
   const vf least = vf_set1(0x1p-100f), most = vf_set1(0x1p120f);
   vf with = _mm512_abs_ps(sum), without = _mm512_abs_ps(vf_mul(sum, unscaled));
@@ -22,13 +22,13 @@ static inline __mmask16 good_sums(vf sum, vf unscaled) {
          _mm512_cmp_ps_mask(without, most, _CMP_LT_OQ);
 }
 
-// Some rows of a token, again.
+// Recomputes some rows of a token.
 static void do_exactly(const td_linear_args *a, uint32_t token, uint32_t row, uint32_t end) {
   td_linear_args one = one_token(a, token, row, end);
   Q4_EXACT(&one);
 }
 
-// Results of some rows of a token from the sums of all lanes.
+// Results of some rows of a token, from the sums of all lanes.
 static void finish_token(const td_linear_args *a, uint32_t token, float power, uint32_t row0,
                          uint32_t n, const float *sums) {
   float *y = a->y + token * a->ldy + row0 - a->y_row0;
@@ -39,7 +39,7 @@ static void finish_token(const td_linear_args *a, uint32_t token, float power, u
     vf sum = vf_load_n(sums + i, left);
     uint32_t bad = ~(uint32_t)good_sums(sum, unscaled) & ((1u << left) - 1);
     vf_store_n(y + i, vf_mul(vf_mul(sum, unscaled), global), left);
-    while (bad) { // a run of them at once
+    while (bad) { // a run of bad rows at once
       uint32_t begin = (uint32_t)__builtin_ctz(bad), end = begin;
       while (bad >> end & 1)
         end++;

@@ -1,4 +1,5 @@
-// kernels/cpu/avx512fp16/vec.h - vectors of 32 FP16 numbers beside those of 16 FP32 numbers.
+// kernels/cpu/avx512fp16/vec.h - vectors of 32 FP16 numbers, in addition to those of 16 FP32
+// numbers.
 #ifndef KERNELS_CPU_AVX512FP16_VEC_H
 #define KERNELS_CPU_AVX512FP16_VEC_H
 
@@ -8,7 +9,7 @@ typedef __m512h vh;
 
 enum {
   VHL = 32,         // lanes
-  CHAIN_STEPS = 16, // FP16 additions to one sum, at most, before it goes on in FP32
+  CHAIN_STEPS = 16, // maximum FP16 additions to one sum before it continues in FP32
 };
 
 static inline vh vh_zero(void) {
@@ -26,18 +27,18 @@ static inline vh vh_fma(vh a, vh b, vh c) {
 static inline vh vh_add(vh a, vh b) {
   return _mm512_add_ph(a, b);
 }
-// Rounded to nearest even; lanes 0 to 15 from lo.
+// Rounds to nearest even; lanes 0 to 15 come from lo.
 static inline vh vh_from_vf(vf lo, vf hi) {
   __m256i l = _mm256_castph_si256(_mm512_cvtxps_ph(lo)),
           h = _mm256_castph_si256(_mm512_cvtxps_ph(hi));
   return _mm512_castsi512_ph(_mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
 }
-// The same to memory, with one shuffle less.
+// Stores the same, with one shuffle less.
 static inline void vh_store_vf(_Float16 *p, vf lo, vf hi) {
   _mm256_storeu_ph(p, _mm512_cvtxps_ph(lo));
   _mm256_storeu_ph(p + 16, _mm512_cvtxps_ph(hi));
 }
-// The lower and the upper lanes. From memory they come without a shuffle.
+// The lower and upper lanes as FP32; going through memory saves a shuffle.
 static inline void vh_widen(vh a, vf *lo, vf *hi) {
   _Alignas(64) _Float16 lanes[VHL];
   vh_store(lanes, a);
@@ -45,7 +46,7 @@ static inline void vh_widen(vh a, vf *lo, vf *hi) {
   *lo = _mm512_cvtxph_ps(_mm256_load_ph(lanes));
   *hi = _mm512_cvtxph_ps(_mm256_load_ph(lanes + VL));
 }
-// Their sums: an addition costs less than a conversion.
+// The sum of lower and upper lanes; an addition is cheaper than a conversion.
 static inline vf vh_fold(vh a) {
   _Alignas(64) _Float16 lanes[VHL];
   vh_store(lanes, a);
