@@ -46,8 +46,9 @@ typedef struct {
   uint32_t most_tokens; // largest number of tokens per transfer
   char *in;             // host memory; layout as at h
   void *out, *sum;      // [most_tokens][dim]; out: host memory, sum: memory of the engine's device
-  // Input of a layer is in host memory; the experts' sum is in host memory. A step with has_signals
-  // uses signals in host memory, [n_layers][TD_MAX_MICROBATCHES] each; other steps use the events.
+  // given, input_signals: a layer's input is in host memory. done, done_signals: the experts' sum
+  // is. A step with has_signals uses the signals, which are in host memory,
+  // [n_layers][TD_MAX_MICROBATCHES] each; other steps use the events.
   td_event *given, *done;
   td_engine_signal *input_signals, *done_signals;
 } td_moe_offload;
