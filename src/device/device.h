@@ -43,8 +43,8 @@ const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
 // The nearest NUMA node, by the kernel's number; -1: no particular one.
 int td_dev_node(const td_dev *dev);
-// dtype of KV pages when asked is wanted: TD_F32 becomes the activations' dtype, which is what is
-// stored.
+// The dtype that KV pages get if `asked` is requested: TD_F32 becomes the activations' dtype, since
+// those are what is stored.
 td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked);
 // CPU: limits the pool to *n_threads working threads (0 or too many: all); the others sleep. Read
 // when a parallel part of an operator begins. Results do not depend on it. n_threads is borrowed;
@@ -116,8 +116,9 @@ void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
 
 // Signals are numbers in memory of td_dev_alloc_host by which streams of two devices wait for each
 // other, also inside replayed work. value is read when the operator runs; it is in memory the
-// stream's device can read. td_op_signal sets *signal to *value (release: whoever sees it also sees
-// the stream's earlier work). A failed stream still signals, if its device works at all.
+// stream's device can read.
+// td_op_signal sets *signal to *value (release: whoever sees it also sees the stream's earlier
+// work). A failed stream still signals, if its device works at all.
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
 // Later work of the stream waits until *signal equals *value. The signaling stream must not depend
 // on work after this.
