@@ -77,7 +77,7 @@ enum {
   CODES_AHEAD = 6144,
   CODES_FAR_AHEAD = 16384,
   SCALES_AHEAD = 1024,
-  // For one token and the sequential schedule, a single prefetch into L1 at this distance.
+  // For one token and the sequential schedule both distances are this.
   STREAM_AHEAD = 12288,
   // Sequential schedule: x of a tile must fit L1. If whole rows are too long for that, PART_ROWS
   // rows at a time go through one part of their columns, then through the next.
