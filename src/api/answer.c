@@ -1,3 +1,4 @@
+// src/api/answer.c - turns one choice's tokens into text and decides how much of it may be sent.
 #include "api/answer.h"
 
 #include <stdlib.h>
@@ -70,14 +71,14 @@ td_status td_answer_finish(td_answer *answer, td_err *err) {
   td_status st = td_detok_flush(&a->detok, &a->text, err);
   if (st == TD_OK) st = td_buf_status(&a->text, err);
   if (st != TD_OK) return st;
-  // A character that never became whole belongs to the last token.
+  // An incomplete character at the end counts as part of the last token.
   if (a->n_kept > 0) a->tokens[a->n_kept - 1].end = a->text.len;
   scan(a);
   return TD_OK;
 }
 
-// Tokens whose text is sure. Those without text wait for the next one with some: they may hold the
-// beginning of a character.
+// Number of leading tokens whose text is final. A token without text waits for the next one that
+// has some, because it may hold the first bytes of a character.
 static size_t sure_tokens(const td_answer *a) {
   size_t n = a->n_tokens_taken;
   if (a->stopped || a->finished) {
@@ -91,7 +92,8 @@ static size_t sure_tokens(const td_answer *a) {
   return n;
 }
 
-// With tokens, text is shown by whole ones, so that each piece is what its tokens spell.
+// Bytes of text that may be sent. When tokens are kept, text is released in whole tokens only, so
+// that each piece is exactly the text of its tokens.
 static size_t sure_text(const td_answer *a, size_t last) {
   if (!a->keep_tokens || a->stopped || a->finished) return a->n_sure;
   return last > a->n_tokens_taken ? a->tokens[last - 1].end : a->n_taken;

@@ -1,4 +1,4 @@
-// src/api/api_impl.h - what the files that parse requests share.
+// src/api/api_impl.h - declarations shared by the files that parse requests.
 #ifndef TD_API_API_IMPL_H
 #define TD_API_API_IMPL_H
 
@@ -6,7 +6,7 @@
 #include "base/json_parse.h"
 #include "base/json_write.h"
 
-// Members with their ranges; each leaves *out alone when the member is absent.
+// Read one member and check its range. When the member is absent, *out is left unchanged.
 td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error);
 td_status td_api_get_int(const cJSON *object, const char *key, int64_t min, int64_t max,
                          int64_t *out, td_api_error *error);
@@ -16,38 +16,40 @@ td_status td_api_get_float(const cJSON *object, const char *key, double min, dou
 td_status td_api_get_str(const cJSON *object, const char *key, const char **out,
                          td_api_error *error);
 
-// Where a value stands in the body: messages[2].content[0].text.
+// Path of a value in the body, for error messages: messages[2].content[0].text.
 typedef struct {
   char text[TD_API_PARAM_BYTES];
 } td_api_path;
 td_api_path td_api_member(const char *where, const char *key);
 td_api_path td_api_item(const char *where, unsigned i);
-// td_api_get_str and td_api_get_bool of an object that stands at where.
+// td_api_get_str and td_api_get_bool for an object whose path in the body is `where`.
 td_status td_api_get_str_at(const cJSON *object, const char *key, const char *where,
                             const char **out, td_api_error *error);
 td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *where, bool *out,
                              td_api_error *error);
 
-// A copy for the request to own.
+// Copies text; the request owns the copy.
 td_status td_api_copy(char **out, const char *text, td_api_error *error);
 
-// sampling.c: temperature and its kin, seed, logit_bias, stop.
+// sampling.c: temperature, top_p and the other sampling parameters, seed, logit_bias, stop.
 td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
                                 const td_api_defaults *defaults, td_api_error *error);
 
-// messages.c: messages, tools and template options into vars and plain_vars.
+// messages.c: writes messages, tools and template options to vars and plain_vars.
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error);
-// Writes a value as it was read: numbers keep their text, of equal keys the first stays.
+// Writes a value exactly as it was parsed: numbers keep their spelling, and the first of several
+// equal keys is kept.
 void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 
-// tools.c: checks tools, tool_choice and response_format. *tools is NULL when the template should
-// not see any.
+// tools.c: checks tools, tool_choice and response_format. *tools is NULL when the template must not
+// get any tools.
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error);
 td_status td_api_check_format(const cJSON *root, td_api_error *error);
-// Members that other servers obey and this one does not are an error rather than ignored.
+// Reports an error for members that other servers support and this one does not, instead of
+// ignoring them.
 td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error);
 
-// prompt.c: prompt of completions, tokens of /detokenize.
+// prompt.c: the prompt of /v1/completions, or the tokens of /detokenize.
 td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,
                               const td_api_defaults *defaults, td_api_error *error);
 

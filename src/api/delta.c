@@ -1,3 +1,4 @@
+// src/api/delta.c - collects what a choice gained since the last chunk.
 #include "api/delta.h"
 
 static void note_call(td_delta *delta, uint32_t call) {

@@ -1,3 +1,4 @@
+// src/api/error.c - builds and writes error objects of the OpenAI protocol.
 #include "api/error.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-// src/api/error.h - errors as the OpenAI protocol writes them.
+// src/api/error.h - errors in the form of the OpenAI protocol.
 #ifndef TD_API_ERROR_H
 #define TD_API_ERROR_H
 
@@ -10,12 +10,12 @@
 #define TD_API_PARAM_BYTES 128
 
 typedef struct {
-  int status;       // HTTP
-  const char *code; // "context_length_exceeded" and so on; static; NULL: the status's own
-  char param[TD_API_PARAM_BYTES]; // the member at fault, with its whole path; "" where none is
+  int status;       // HTTP status code
+  const char *code; // e.g. "context_length_exceeded"; static; NULL: the default of the status
+  char param[TD_API_PARAM_BYTES]; // full path of the offending member; "" if there is none
   char message[TD_ERR_BYTES];
-  int64_t n_prompt_tokens, n_ctx; // of an over-long prompt; 0: not told
-  uint32_t retry_s;               // of 429 and 503: when to ask again; 0: soon
+  int64_t n_prompt_tokens, n_ctx; // set when the prompt is too long; 0: not reported
+  uint32_t retry_s;               // for 429 and 503: Retry-After in seconds; 0: shortly
 } td_api_error;
 
 // Fills error and returns TD_EINVAL (TD_EINTERNAL for status 500 and above). param and code may be
@@ -24,7 +24,7 @@ td_status td_api_fail(td_api_error *error, int status, const char *param, const 
                       const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 // Status 400 without a code.
 #define td_api_bad(error, param, ...) td_api_fail((error), 400, (param), NULL, __VA_ARGS__)
-// Takes over a td_err: TD_EINVAL and TD_EFORMAT are the client's fault, the rest is ours.
+// Converts a td_err: TD_EINVAL and TD_EFORMAT are client errors (4xx), all others server errors.
 td_status td_api_fail_err(td_api_error *error, const char *param, const td_err *err);
 
 // Appends {"error":{"message","type","param","code"}}.

@@ -1,3 +1,4 @@
+// src/api/json_pieces.c - incremental readers for a JSON string and a JSON object.
 #include "api/json_pieces.h"
 
 #include <string.h>
@@ -5,12 +6,12 @@
 #include "base/utf8.h"
 
 #define REPLACEMENT 0xFFFDu
-#define ESCAPE      6 // bytes of \uXXXX
+#define ESCAPE      6 // length of \uXXXX
 #define MAX_DEPTH   64
 
 // ---- strings ----------------------------------------------------------------------------------
 
-// Text on its way out.
+// Decoded text of one input byte.
 typedef struct {
   char *out;
   size_t n;
@@ -28,7 +29,7 @@ static bool is_hex(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-// Of a whole \uXXXX.
+// The code unit of a complete \uXXXX.
 static uint32_t unit_of(const char *escape) {
   uint32_t unit = 0;
   for (int i = 2; i < ESCAPE; i++) {
@@ -48,7 +49,7 @@ static bool is_low(uint32_t unit) {
 
 static bool feed(td_string_reader *r, char c, piece *p);
 
-// Behind a lone backslash.
+// The byte after a backslash, when no other byte is held.
 static bool feed_short(td_string_reader *r, char c, piece *p) {
   static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char *letter = c ? strchr(letters, c) : NULL;
@@ -57,11 +58,11 @@ static bool feed_short(td_string_reader *r, char c, piece *p) {
     put(p, meanings[letter - letters]);
     return false;
   }
-  if (c != '\'') put(p, '\\'); // "\d": what was meant is a backslash and a letter
+  if (c != '\'') put(p, '\\'); // "\d" is not JSON; it means a backslash and a letter
   return feed(r, c, p);
 }
 
-// One or two escapes of four digits are whole.
+// One or two complete \uXXXX escapes are held.
 static void feed_unit(td_string_reader *r, piece *p) {
   uint32_t unit = unit_of(r->held + r->n_held - ESCAPE);
   if (r->n_held > ESCAPE) {
@@ -75,12 +76,12 @@ static void feed_unit(td_string_reader *r, piece *p) {
     memmove(r->held, r->held + ESCAPE, ESCAPE);
     r->n_held = ESCAPE;
   }
-  if (is_high(unit)) return; // what follows may be its other half
+  if (is_high(unit)) return; // the low surrogate may follow
   put_char(p, unit == 0 || is_low(unit) ? REPLACEMENT : unit);
   r->n_held = 0;
 }
 
-// Within an escape; held is not empty.
+// A byte inside an escape; held is not empty.
 static bool feed_escape(td_string_reader *r, char c, piece *p) {
   unsigned begin = r->n_held >= ESCAPE ? ESCAPE : 0, n = r->n_held - begin;
   bool should_continue = n == 0 ? c == '\\' : n == 1 ? c == 'u' : is_hex(c);
@@ -89,15 +90,16 @@ static bool feed_escape(td_string_reader *r, char c, piece *p) {
     if (n + 1 == ESCAPE) feed_unit(r, p);
     return false;
   }
-  if (begin) put_char(p, REPLACEMENT); // a high surrogate alone
+  if (begin) put_char(p, REPLACEMENT); // a lone high surrogate
   if (n == 1) return feed_short(r, c, p);
-  for (unsigned i = 0; i < n; i++) // "\u12": a backslash, and letters
+  for (unsigned i = 0; i < n; i++) // an invalid escape such as "\u12": a literal backslash and
+                                   // letters
     put(p, r->held[begin + i]);
   r->n_held = 0;
   return feed(r, c, p);
 }
 
-// Returns whether c is the closing quote.
+// Feeds one byte. Returns whether c is the closing quote.
 static bool feed(td_string_reader *r, char c, piece *p) {
   if (r->n_held) return feed_escape(r, c, p);
   if (c == '"') return true;
@@ -119,7 +121,7 @@ size_t td_string_feed(td_string_reader *reader, char c, char out[TD_STRING_PIECE
 
 // ---- objects ----------------------------------------------------------------------------------
 
-// A byte of a string's text as JSON spells it.
+// Appends a byte of a string's text, escaped as JSON.
 static void quote(td_buf *out, char c) {
   static const char letters[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
   const char *letter = c ? strchr(letters, c) : NULL;

@@ -1,13 +1,13 @@
-// src/api/messages.c - a conversation, checked and rewritten as the variables of a chat template.
-// Of each message the template sees role, content (one string, or null), name, reasoning_content,
-// tool_calls and tool_call_id, whichever there are.
+// src/api/messages.c - checks a conversation and writes it as the variables of a chat template. Of
+// each message the template gets role, content (one string, or null), name, reasoning_content,
+// tool_calls and tool_call_id, as far as present.
 #include <string.h>
 
 #include "api/api_impl.h"
 
 #define MAX_KWARGS 64
 
-// The parts of a list with line feeds between them, as the other servers join them.
+// Joins the text parts of a content list with line feeds, as other servers do.
 static td_status join_parts(const cJSON *parts, td_buf *out, const char *where,
                             td_api_error *error) {
   unsigned i = 0;
@@ -43,7 +43,7 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
     td_jw_null(w, "content");
     return TD_OK;
   }
-  if (!content && strcmp(role, "tool") == 0) { // a tool that says nothing
+  if (!content && strcmp(role, "tool") == 0) { // a tool message without content
     td_jw_str(w, "content", "");
     return TD_OK;
   }
@@ -62,8 +62,8 @@ static td_status write_content(td_json_writer *w, const cJSON *message, const ch
   return st;
 }
 
-// Arguments travel as a string of JSON, and some clients send the object itself. Templates want the
-// object; what is none stays text.
+// The protocol sends arguments as a JSON string, but some clients send the object itself. Templates
+// expect the object; a string that does not parse as one is passed on as text.
 static void write_arguments(td_json_writer *w, const cJSON *arguments, bool plain) {
   td_err err;
   td_buf text = TD_BUF_INIT;
@@ -153,7 +153,7 @@ static td_status write_optional(td_json_writer *w, const cJSON *message, const c
   return st;
 }
 
-// The role as templates know it; NULL when it is none.
+// The role under the name that templates use; NULL if it is unknown.
 static const char *role_of(const cJSON *message) {
   const cJSON *role = td_json_get(message, "role");
   if (!cJSON_IsString(role)) return NULL;
@@ -205,7 +205,7 @@ static td_status write_messages(td_json_writer *w, const cJSON *messages, bool p
   return st;
 }
 
-// A value as it was parsed; numbers keep their spelling where td_json_parse noted it.
+// A number keeps its spelling if td_json_parse recorded it.
 void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
   if (cJSON_IsNumber(value) && value->valuestring) {
     td_jw_raw(w, key, value->valuestring);
@@ -230,7 +230,7 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
   }
 }
 
-// Names that chat_template_kwargs may not take away from the protocol.
+// Names that belong to the protocol; chat_template_kwargs must not override them.
 static bool is_reserved(const char *name) {
   static const char *const names[] = {"messages",         "tools",     "add_generation_prompt",
                                       "reasoning_effort", "bos_token", "eos_token"};

@@ -1,3 +1,5 @@
+// src/api/output_parser.c - the state machine that splits generated text into reasoning, content
+// and tool calls.
 #include "api/output_parser.h"
 
 #include <stdio.h>
@@ -27,18 +29,18 @@ bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
   return len >= n && memcmp(prompt + len - n, THINK, n) == 0;
 }
 
-// What is read of a text.
+// The generated text to parse.
 typedef struct {
   const char *text;
   size_t len;
   bool is_final;
 } source;
 
-// What one state made of it.
+// Result of one state.
 typedef enum {
-  MORE,  // another state goes on
+  MORE,  // continue with another state
   FOUND, // *part is filled
-  WAIT,  // nothing is sure
+  WAIT,  // more text is needed to decide
 } outcome;
 
 static void enter(td_output_parser *p, td_output_parser_state state, size_t at) {
@@ -54,7 +56,7 @@ static void skip_space(td_output_parser *p, const source *s) {
 
 // ---- text up to a marker ------------------------------------------------------------------------
 
-// The text from p->at to end.
+// Emits the text from p->at to end as a part.
 static outcome give(td_output_parser *p, td_output_part *part, td_output_part_kind kind,
                     size_t end) {
   if (end <= p->at) return MORE;
@@ -64,7 +66,8 @@ static outcome give(td_output_parser *p, td_output_part *part, td_output_part_ki
   return FOUND;
 }
 
-// The marker that ends this state's text. Behind a call the end of a run of calls is none of it.
+// Matches the marker that ends this state's text. After a call, the marker that closes a run of
+// calls is skipped rather than treated as text.
 static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   td_mark last = p->n_calls ? TD_MARK_CLOSE : TD_MARK_CALL;
   td_mark mark;
@@ -75,7 +78,7 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
 
-// Looks for the marker; p->scan stops at it, at what may be one, or at the end.
+// Searches for the marker. p->scan stops at it, at a possible prefix of it, or at the end.
 static td_marker_match find_end(td_output_parser *p, const source *s) {
   for (; p->scan < s->len; p->scan++) {
     char c = s->text[p->scan];
@@ -86,8 +89,8 @@ static td_marker_match find_end(td_output_parser *p, const source *s) {
   return TD_MARKER_NONE;
 }
 
-// White space in front of the text and before the marker is not given out, so what ends in some
-// waits for what follows. *at_end: the marker stands at p->scan.
+// Leading white space and white space before the marker are dropped, so trailing white space waits
+// for what follows. *at_end: the marker is at p->scan.
 static outcome take_text(td_output_parser *p, const source *s, td_output_part_kind kind,
                          bool has_end, td_output_part *part, bool *at_end) {
   if (!p->has_begun) {
@@ -107,7 +110,7 @@ static outcome take_reasoning(td_output_parser *p, const source *s, td_output_pa
   return o == FOUND ? FOUND : at_end ? MORE : WAIT;
 }
 
-// White space behind text belongs to it if no call follows.
+// White space after text is part of the text if no call follows.
 static void enter_calls(td_output_parser *p, size_t at) {
   bool has_text = p->has_begun;
   p->back_at = p->at;
@@ -124,7 +127,7 @@ static outcome take_content(td_output_parser *p, const source *s, td_output_part
 }
 
 static outcome take_start(td_output_parser *p, const source *s) {
-  size_t begin = 0; // white space in front of a plain answer is the model's own
+  size_t begin = 0; // keep leading white space of plain content as generated
   skip_space(p, s);
   if (p->begins_in_reasoning) {
     enter(p, TD_PARTS_REASONING, begin);
@@ -144,7 +147,7 @@ static outcome take_start(td_output_parser *p, const source *s) {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-// What began like a call and is none is text, from its first marker on, up to end.
+// Text that began like a call but is none: emits it as text, including its markers, up to end.
 static outcome give_back(td_output_parser *p, td_output_part *part, size_t end) {
   enter(p, TD_PARTS_CONTENT, p->back_at);
   p->scan = p->solid = end;
@@ -167,8 +170,8 @@ static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_er
   return TD_OK;
 }
 
-// Between calls stand markers and white space. A run may be opened and its first call's own marker
-// be missing.
+// Between calls there are only markers and white space. A model may open a run and omit the marker
+// of its first call.
 static td_status take_calls(td_output_parser *p, const source *s, td_output_part *part, outcome *o,
                             td_err *err) {
   td_mark mark = TD_MARK_CLOSE;
@@ -202,7 +205,7 @@ static td_status take_calls(td_output_parser *p, const source *s, td_output_part
   return TD_OK;
 }
 
-// An id of its own, if the text gave none, or one that it gave before.
+// Assigns a fresh id if the text gave none or repeated an earlier one.
 static void set_id(td_output_parser *p, td_tool_call *call) {
   bool is_used = !call->id[0];
   for (uint32_t i = 0; i < p->n_calls && !is_used; i++)
@@ -211,7 +214,7 @@ static void set_id(td_output_parser *p, td_tool_call *call) {
   snprintf(call->id, sizeof call->id, "call_%016llx%02x", (unsigned long long)p->id, p->n_calls);
 }
 
-// The call that is being read, as far as it is: new, or grown.
+// Emits the call being read, as far as it is known: new, or grown.
 static outcome give_call(td_output_parser *p, td_output_part *part) {
   td_tool_call *call = &p->calls[p->n_calls - p->is_given];
   if (p->is_given && p->n_given == call->arguments.len) return MORE;
@@ -225,7 +228,7 @@ static outcome give_call(td_output_parser *p, td_output_part *part) {
   return FOUND;
 }
 
-// Only what parses is a call of a response in one piece.
+// In a non-streaming response a call counts only if its arguments parse as JSON.
 static bool is_json(const td_tool_call *call) {
   td_err ignored;
   return td_json_check(td_buf_text(&call->arguments), call->arguments.len, TD_JSON_MAX_DEPTH,

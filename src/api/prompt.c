@@ -1,4 +1,5 @@
-// src/api/prompt.c - prompts of completions: a text, several, token ids, or several lists of them.
+// src/api/prompt.c - parses the prompt of /v1/completions: a string, a list of strings, a list of
+// token ids, or a list of such lists.
 #include <stdlib.h>
 #include <string.h>
 

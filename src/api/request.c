@@ -1,3 +1,4 @@
+// src/api/request.c - parses and checks request bodies of the OpenAI protocol.
 #include "api/request.h"
 
 #include <stdio.h>
@@ -6,9 +7,9 @@
 
 #include "api/api_impl.h"
 
-#define MAX_VALUES (1u << 20) // of a body: 80 MiB while it is parsed
+#define MAX_VALUES (1u << 20) // JSON values in one body; parsed they take 80 MiB
 
-#define DEFAULT_COMPLETION_TOKENS 16 // the protocol's
+#define DEFAULT_COMPLETION_TOKENS 16 // default of the protocol
 
 td_status td_api_get_bool(const cJSON *object, const char *key, bool *out, td_api_error *error) {
   td_err err;
@@ -93,8 +94,8 @@ void td_api_request_free(td_api_request *request) {
   memset(request, 0, sizeof *request);
 }
 
-// A body that holds \u0000 or a lone surrogate: read again with U+FFFD in their place. Models write
-// them, and clients send back what they were given.
+// Parses a body that contains \u0000 or lone surrogates again, with U+FFFD in their place. Models
+// generate them, and clients send them back in the conversation.
 static td_status parse_replaced(cJSON **root, const char *body, size_t len, td_err *err) {
   td_buf copy = TD_BUF_INIT;
   td_err first = *err;
@@ -142,7 +143,7 @@ static td_status parse_stream(td_api_request *out, const cJSON *root, td_api_err
   return st;
 }
 
-// max_completion_tokens is the newer name of max_tokens and wins. -1: as many as fit.
+// max_completion_tokens is the newer name of max_tokens and takes precedence. -1: as many as fit.
 static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api_error *error) {
   static const char *const names[] = {"max_tokens", "max_completion_tokens"};
   out->max_tokens = out->is_chat ? -1 : DEFAULT_COMPLETION_TOKENS;

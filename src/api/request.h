@@ -1,5 +1,5 @@
-// src/api/request.h - requests of the OpenAI protocol: parsed, checked, ready to be answered.
-// Pure functions: any thread. null counts as absent and unknown members are accepted everywhere.
+// src/api/request.h - parses and checks requests of the OpenAI protocol. Pure functions, callable
+// from any thread. null counts as absent, and unknown members are accepted everywhere.
 #ifndef TD_API_REQUEST_H
 #define TD_API_REQUEST_H
 
@@ -11,15 +11,15 @@
 #include "base/buf.h"
 #include "tandem/wire.h"
 
-#define TD_API_MAX_N        128  // choices a prompt
-#define TD_API_MAX_CHOICES  128  // choices a request
+#define TD_API_MAX_N        128  // choices per prompt
+#define TD_API_MAX_CHOICES  128  // choices per request
 #define TD_API_MAX_BIAS     1024 // entries of logit_bias
 #define TD_API_MAX_STOP_IDS 32   // entries of stop_token_ids
 
-// What holds where a request says nothing, and what bounds it.
+// Defaults and limits of the model and the server.
 typedef struct {
-  float temperature, top_p; // the model's own
-  uint32_t top_k;           // likewise; 0: off
+  float temperature, top_p; // defaults of the model
+  uint32_t top_k;           // default of the model; 0: off
   uint32_t n_vocab;
 } td_api_defaults;
 
@@ -33,15 +33,15 @@ typedef struct {
 
 typedef struct {
   bool is_chat;
-  char *model; // owned; NULL where the request names none, or ""
+  char *model; // owned; NULL if the request names none, or ""
   bool stream, include_usage;
-  bool include_usage_so_far; // with every token
-  uint32_t n;                // choices a prompt, 1 to TD_API_MAX_N
+  bool include_usage_so_far; // report usage with every token
+  uint32_t n;                // choices per prompt, 1 to TD_API_MAX_N
   int64_t max_tokens;        // -1: as many as fit
   int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;
-  bool shows_special; // skip_special_tokens is false: control tokens are text, too
-  bool has_tools;     // offered, and tool_choice is not none
+  bool shows_special; // skip_special_tokens is false: control tokens appear in the text
+  bool has_tools;     // tools are offered and tool_choice is not "none"
   bool one_call;      // parallel_tool_calls is false
   bool has_seed;
   td_sampling sampling;
@@ -50,25 +50,27 @@ typedef struct {
   td_stops stops;
   int32_t stop_ids[TD_API_MAX_STOP_IDS];
   uint32_t n_stop_ids;
-  // chat: a JSON object, the variables of the model's template. In plain_vars the arguments of
-  // earlier tool calls are strings, as on the wire; in vars they are objects, which is what most
-  // templates want. plain_vars is empty when there is no difference.
+  // chat: the variables of the model's template, as a JSON object. The arguments of earlier tool
+  // calls are objects in vars, which most templates expect, and strings in plain_vars, as sent.
+  // plain_vars is empty if there is no difference.
   td_buf vars, plain_vars;
   // completions
-  bool is_bare;           // add_special_tokens is false: nothing is put around a text
+  bool is_bare;           // add_special_tokens is false: no BOS or other tokens are added
   td_api_prompt *prompts; // owned
   uint32_t n_prompts;
 } td_api_request;
 
-// Parses the body of /v1/chat/completions or /v1/completions. td_api_request_free in every case.
+// Parse the body of /v1/chat/completions or /v1/completions. Call td_api_request_free in every
+// case, also on error.
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
                             const td_api_defaults *defaults, td_api_error *error);
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error);
 void td_api_request_free(td_api_request *request);
 
-// Bodies of the debugging endpoints. /tokenize: "content" or "prompt", or "messages" as in chat;
-// /apply-template: "messages"; /detokenize: "tokens". The request is a chat when it has messages.
+// Parse bodies of the debugging endpoints. /tokenize: "content" or "prompt", or "messages" as in
+// chat; /apply-template: "messages"; /detokenize: "tokens". The request is a chat when it has
+// messages.
 td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t len,
                                 const td_api_defaults *defaults, td_api_error *error);
 td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t len,

@@ -1,3 +1,4 @@
+// src/api/response.c - writes complete responses and streaming chunks of the OpenAI protocol.
 #include "api/response.h"
 
 #include <stdio.h>
@@ -6,7 +7,7 @@
 #include "base/json_write.h"
 #include "base/utf8.h"
 
-#define MIN_LOGPROB (-9999.0) // minus infinity has no JSON
+#define MIN_LOGPROB (-9999.0) // stands for minus infinity, which JSON lacks
 
 void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const td_tokenizer *tok,
                       int64_t created, const unsigned char random[16]) {
@@ -23,8 +24,8 @@ static double logprob_of(double value) {
   return value >= MIN_LOGPROB ? value : MIN_LOGPROB;
 }
 
-// A token by itself, as a string and as bytes. Bytes that are not UTF-8, and NUL, are spelled out,
-// as the protocol does, so that different tokens stay different.
+// A token alone, as a string and as bytes. Bytes that are not UTF-8, and NUL, are escaped as the
+// protocol does, so that different tokens stay distinguishable.
 static void add_token_text(td_buf *out, const char *bytes, size_t len) {
   if (td_utf8_valid(bytes, len) && !memchr(bytes, '\0', len)) {
     td_buf_add(out, bytes, len);
@@ -59,7 +60,7 @@ static void write_top(td_json_writer *w, const td_api_head *head, const td_wire_
   td_jw_end_array(w);
 }
 
-// The token's piece of the answer, cut where a stop string cut the answer.
+// The token's piece of the text, truncated where a stop string ended the text.
 static const char *piece_of(const td_answer *answer, const td_answer_token *t, size_t *len) {
   size_t end = t->end < answer->n_sure ? t->end : answer->n_sure;
   *len = end > t->begin ? end - t->begin : 0;
@@ -76,7 +77,7 @@ static void write_chat_logprobs(td_json_writer *w, const td_api_head *head, cons
     const char *piece = piece_of(answer, t, &len);
     const char *bytes = td_tokenizer_bytes(head->tok, t->token.id, &n_bytes);
     bool is_hidden = answer->detok.skip_special && td_tokenizer_is_special(head->tok, t->token.id);
-    if (is_hidden) n_bytes = 0; // not in the content either
+    if (is_hidden) n_bytes = 0; // the content omits it as well
     td_jw_begin_object(w, NULL);
     td_jw_str_len(w, "token", piece, len);
     td_jw_double(w, "logprob", logprob_of((double)t->token.logprob));
@@ -177,7 +178,7 @@ static void write_timings(td_json_writer *w, const td_api_timings *t) {
 
 // ---- chat ------------------------------------------------------------------------------------
 
-// In pieces: what was not told yet, with the index that says of which call it is a piece.
+// Streaming: writes the part of each call that was not sent yet, with the call's index.
 static void write_calls(td_json_writer *w, const td_output_parser *parts, const td_delta *delta,
                         bool in_pieces) {
   if (delta->first_call == delta->last_call) return;
@@ -260,7 +261,7 @@ static void begin_chunk(td_json_writer *w, const td_api_head *head) {
   td_jw_begin_array(w, "choices");
 }
 
-// A chunk that another follows.
+// Ends a choice in a chunk that is not the last.
 static void end_choice(td_json_writer *w, const td_api_usage *so_far) {
   td_jw_null(w, "finish_reason");
   td_jw_end_object(w);

@@ -1,4 +1,4 @@
-// src/api/sampling.c - the members that say how tokens are drawn and where an answer stops.
+// src/api/sampling.c - parses the sampling parameters and stop conditions of a request.
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "api/api_impl.h"
 
-// All of int64: td_json_parse keeps the text of numbers that a double does not hold.
+// Accepts all of int64: td_json_parse keeps the text of numbers that a double cannot hold.
 static td_status parse_seed(td_api_request *out, const cJSON *root, td_api_error *error) {
   const cJSON *seed = td_json_get(root, "seed");
   if (!seed) return TD_OK;
@@ -44,7 +44,7 @@ static td_status parse_numbers(td_sampling *s, const cJSON *root, td_api_error *
   if (st == TD_OK) st = td_api_get_int(root, "top_k", -1, INT32_MAX, &top_k, error);
   if (st != TD_OK) return st;
   s->top_k = top_k > 0 ? (uint32_t)top_k : 0;
-  // 0 switches top_p off on the wire; what the protocol means by it is the likeliest token alone.
+  // In the protocol top_p 0 means only the likeliest token, but on the wire 0 disables top_p.
   if (s->top_p == 0) s->top_p = FLT_MIN;
   if (s->min_p >= 1) s->min_p = nextafterf(1, 0);
   return TD_OK;

@@ -1,3 +1,4 @@
+// src/api/stop.c - searches growing text for stop strings.
 #include "api/stop.h"
 
 #include <stdlib.h>
@@ -9,7 +10,8 @@ void td_stops_free(td_stops *stops) {
   memset(stops, 0, sizeof *stops);
 }
 
-// Whether a stop string stands at text[0..len), whole or, unless final, cut off by the end.
+// Whether a stop string begins at text[0..len). Unless final, a prefix cut off by the end counts as
+// well. *whole: the match is complete.
 static bool begins(const td_stops *stops, const char *text, size_t len, bool final, bool *whole) {
   bool cut = false;
   for (unsigned i = 0; i < stops->n; i++) {
@@ -22,8 +24,8 @@ static bool begins(const td_stops *stops, const char *text, size_t len, bool fin
   return *whole || (cut && !final);
 }
 
-// The earliest beginning is decided first, even when another string is whole further on: so the
-// outcome does not depend on the pieces in which the text arrives.
+// The earliest start is decided first, even if another stop string is already complete further on.
+// So the result does not depend on how the text was split into pieces.
 size_t td_stops_scan(const td_stops *stops, const char *text, size_t len, size_t from, bool final,
                      bool *matched) {
   *matched = false;

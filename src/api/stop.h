@@ -1,4 +1,4 @@
-// src/api/stop.h - stop strings over text that grows.
+// src/api/stop.h - stop strings in text that grows.
 #ifndef TD_API_STOP_H
 #define TD_API_STOP_H
 
@@ -20,10 +20,10 @@ typedef struct {
 
 void td_stops_free(td_stops *stops);
 
-// Looks at text[from..len). Returns the length of text that may be shown: up to the earliest match
-// (*matched is set), else up to the first byte that may yet turn out to begin one. The caller shows
-// that much and passes it as from next time. Whole characters stay whole. final: no text will come
-// any more, so that what only begins a stop string is none.
+// Scans text[from..len). Returns the length of text that may be sent: up to the earliest match
+// (*matched is set), otherwise up to the first byte that may begin a stop string. The caller sends
+// that much and passes it as `from` next time. Never splits a character. final: the text is
+// complete, so a partial match at the end does not count.
 size_t td_stops_scan(const td_stops *stops, const char *text, size_t len, size_t from, bool final,
                      bool *matched);
 

@@ -1,3 +1,4 @@
+// src/api/tool_calls.c - incremental reader of one tool call, for all supported forms.
 #include "api/tool_calls.h"
 
 #include <stdlib.h>
@@ -8,14 +9,14 @@
 #define MAX_NAME_BYTES 256
 #define MAX_KEY_BYTES  64
 
-// How a family of models writes calls. A NULL marker is not used.
+// The markers with which a model family writes calls. NULL: not used.
 typedef struct {
-  const char *open;      // of a run of calls
-  const char *close;     // of it
-  const char *call_open; // of one call
-  const char *middle;    // between its name and its arguments; NULL: one object holds both
+  const char *open;      // opens a run of calls
+  const char *close;     // closes it
+  const char *call_open; // opens one call
+  const char *middle;    // between name and arguments; NULL: one object holds both
   const char *call_close;
-  bool has_ids; // the header is an id that holds the name
+  bool has_ids; // the header is an id that contains the name
 } call_form;
 
 static const call_form forms[] = {
@@ -75,7 +76,7 @@ td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, siz
 // ---- steps ------------------------------------------------------------------------------------
 
 enum {
-  // of an object that holds name and arguments
+  // for an object that holds name and arguments
   STEP_BRACE,
   STEP_KEY,
   STEP_KEY_TEXT,
@@ -85,21 +86,21 @@ enum {
   STEP_SKIP_OBJECT,
   STEP_SKIP_TEXT,
   STEP_SKIP_WORD,
-  // of a header and the arguments behind it
+  // for a header followed by arguments
   STEP_HEADER,
   STEP_BODY,
   STEP_NAME,
   STEP_FENCE,
-  // of both
+  // for both
   STEP_OBJECT,  // arguments: an object
-  STEP_QUOTED,  // a string that holds one
+  STEP_QUOTED,  // a string that holds the object
   STEP_LITERAL, // null or []
   STEP_CLOSE,
 };
 
 typedef enum { GO, WAIT, NONE, WHOLE } outcome;
 
-// What a step works on.
+// State of one reading step.
 typedef struct {
   td_call_reader *r;
   td_tool_call *call;
@@ -117,7 +118,7 @@ static const call_form *form_of(const reading *x) {
   return &forms[x->r->form];
 }
 
-// Passes over white space; false: the text ends there.
+// Skips white space. False: the text ends there.
 static bool skip_space(reading *x) {
   td_call_reader *r = x->r;
   while (r->at < x->len && td_is_space(x->text[r->at]))
@@ -131,8 +132,8 @@ static bool is_digits(const char *text) {
   return text[0] && text[strspn(text, "0123456789")] == '\0';
 }
 
-// The name as tools have it. Kimi writes functions.NAME:INDEX, which is the id, too; parts of it
-// may be missing. NONE: there is no name.
+// Sets the name without the model's prefix. Kimi writes functions.NAME:INDEX, which is also the id;
+// parts of it may be missing. NONE: there is no name.
 static outcome set_name(reading *x, const char *text, size_t len) {
   char name[MAX_NAME_BYTES + 1];
   static const char prefix[] = "functions.";
@@ -158,7 +159,7 @@ static outcome set_name(reading *x, const char *text, size_t len) {
 
 // ---- arguments --------------------------------------------------------------------------------
 
-// They are read to their end.
+// The arguments are complete.
 static outcome end_arguments(reading *x) {
   td_call_reader *r = x->r;
   if (!x->call->arguments.len) td_buf_str(&x->call->arguments, "{}");
@@ -167,7 +168,7 @@ static outcome end_arguments(reading *x) {
   return go(x, form_of(x)->middle ? STEP_CLOSE : STEP_KEY);
 }
 
-// At the first byte of a value that may be arguments.
+// At the first byte of a value that may be the arguments.
 static outcome begin_arguments(reading *x) {
   td_call_reader *r = x->r;
   r->object = (td_object_reader){0};
@@ -195,7 +196,7 @@ static outcome read_object(reading *x) {
   return WAIT;
 }
 
-// A byte of the text that a string of arguments holds.
+// A byte of the string that holds the arguments.
 static bool take_quoted(reading *x, char c) {
   td_call_reader *r = x->r;
   bool is_over = x->call->arguments.len && !r->object.depth;
@@ -263,7 +264,7 @@ static outcome read_brace(reading *x) {
   return is_array ? GO : go(x, STEP_KEY);
 }
 
-// The end of the object, or of the one inside.
+// A closing brace: of the outer object, or of the nested one.
 static outcome end_object(reading *x) {
   td_call_reader *r = x->r;
   if (r->is_nested) {
@@ -282,7 +283,7 @@ static outcome read_key(reading *x) {
   bool is_complete = x->call->name && r->has_arguments;
   if (!skip_space(x)) return x->is_final && is_complete ? go(x, STEP_CLOSE) : WAIT;
   char c = x->text[r->at];
-  if (c == '<' && is_complete) return go(x, STEP_CLOSE); // a brace was forgotten
+  if (c == '<' && is_complete) return go(x, STEP_CLOSE); // the model forgot a closing brace
   if (c == ',' && r->has_value && !r->has_comma) {
     r->has_comma = true;
     r->at++;
@@ -299,7 +300,7 @@ static outcome read_key(reading *x) {
   return end_object(x);
 }
 
-// A string into word, of which max bytes are kept; GO: it has ended.
+// Reads a string into word, keeping at most max bytes. GO: the string is complete.
 static outcome read_text(reading *x, size_t max) {
   td_call_reader *r = x->r;
   while (r->at < x->len) {
@@ -324,7 +325,7 @@ static bool is_key(const td_call_reader *r, const char *a, const char *b) {
   return strcmp(key, a) == 0 || strcmp(key, b) == 0;
 }
 
-// A value that says nothing here.
+// Skips the value of a key that is not used.
 static outcome begin_skip(reading *x) {
   td_call_reader *r = x->r;
   char c = x->text[r->at];
@@ -338,8 +339,8 @@ static outcome begin_skip(reading *x) {
   return go(x, c == '"' ? STEP_SKIP_TEXT : STEP_SKIP_WORD);
 }
 
-// "parameters" is what Llama says for "arguments"; OpenAI puts both into a "function", and some
-// models write the name there.
+// Llama writes "parameters" instead of "arguments". OpenAI nests both in a "function" object, and
+// some models put the name there.
 static outcome read_value(reading *x) {
   td_call_reader *r = x->r;
   if (!skip_space(x)) return WAIT;
@@ -389,7 +390,7 @@ static outcome read_skipped_word(reading *x) {
 
 // ---- a header and arguments behind it -----------------------------------------------------------
 
-// A marker that ends the call stands there. WAIT: it may.
+// Whether a marker that ends the call is here. WAIT: it may be.
 static outcome at_end(const reading *x) {
   const call_form *f = form_of(x);
   const char *const ends[] = {f->call_close, f->call_open, f->close};
@@ -402,7 +403,7 @@ static outcome at_end(const reading *x) {
   return found;
 }
 
-// Up to the middle marker; models forget it, with and without arguments behind.
+// Reads up to the middle marker, which models may omit whether or not arguments follow.
 static outcome read_header(reading *x) {
   td_call_reader *r = x->r;
   const char *middle = form_of(x)->middle;
@@ -426,7 +427,7 @@ static outcome read_header(reading *x) {
   return WAIT;
 }
 
-// The header, kept in word, was the name after all.
+// There was no middle marker: the header kept in word is the name.
 static outcome name_is_header(reading *x) {
   if (x->call->name) return GO;
   return set_name(x, td_buf_text(&x->r->word), x->r->word.len);
@@ -439,8 +440,8 @@ static bool is_type(const td_buf *header) {
   return strncmp(text, "function", 8) == 0 && !text[8 + strspn(text + 8, " \n\t\r")];
 }
 
-// Behind the middle marker. DeepSeek V3 and R1 write the type `function` in front of it, the name
-// behind it, and the arguments in a fenced block; V3.1 writes name and arguments.
+// After the middle marker. DeepSeek V3 and R1 write the type `function` before it, and after it the
+// name and the arguments in a fenced block; V3.1 writes the name before it and the arguments after.
 static outcome read_body(reading *x) {
   td_call_reader *r = x->r;
   if (!skip_space(x)) return WAIT;
@@ -475,7 +476,7 @@ static outcome read_name(reading *x) {
   return WAIT;
 }
 
-// ```json
+// The opening ```json of a fenced block.
 static outcome read_fence(reading *x) {
   td_call_reader *r = x->r;
   for (; r->at < x->len; r->at++) {
@@ -492,8 +493,8 @@ static outcome read_fence(reading *x) {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-// Behind the arguments: the end of a fenced block, a brace too many, the rest of an array, and the
-// closing marker, which a model may forget. at stays where they ended if it did.
+// After the arguments: skips the end of a fenced block, a surplus brace and the rest of an array,
+// then the closing marker. If the model omitted the marker, `at` stays at the end of the arguments.
 static outcome read_close(reading *x) {
   td_call_reader *r = x->r;
   bool is_object = !form_of(x)->middle;

@@ -1,5 +1,5 @@
-// src/api/tool_calls.h - one tool call in an answer's text, in any of the forms of parts.h, read as
-// it is written: each byte is looked at once. Inside src/api only.
+// src/api/tool_calls.h - incremental reader of one tool call in generated text, in any of the forms
+// of output_parser.h. Examines each byte once. Inside src/api only.
 #ifndef TD_API_TOOL_CALLS_H
 #define TD_API_TOOL_CALLS_H
 
@@ -12,66 +12,67 @@
 typedef struct {
   char id[TD_CALL_ID_BYTES];
   char *name;       // owned, never empty
-  td_buf arguments; // JSON text as far as it is written: an object, mended (json_pieces.h)
-  bool is_whole;    // the model wrote it to its end
-  // of a response in pieces: what earlier ones told
+  td_buf arguments; // JSON text of an object so far, repaired (json_pieces.h)
+  bool is_whole;    // the model completed the call
+  // streaming: what earlier chunks sent
   bool is_told;
-  size_t n_told; // bytes of arguments
+  size_t n_told; // bytes of arguments sent
 } td_tool_call;
 
 void td_tool_call_free(td_tool_call *call);
 
 typedef enum { TD_MARKER_NONE, TD_MARKER_CUT, TD_MARKER_WHOLE } td_marker_match;
 
-// Whether marker stands at text[at..len), whole or cut off by the end; nothing is not a beginning.
+// Whether marker is at text[at..len), complete or cut off by the end. Zero bytes do not count as a
+// prefix.
 td_marker_match td_marker_at(const char *marker, const char *text, size_t at, size_t len);
 bool td_is_space(char c);
 
-// What a marker of any form is for.
+// Role of a marker, in any form.
 typedef enum { TD_MARK_OPEN, TD_MARK_CALL, TD_MARK_CLOSE } td_mark;
 
-// The marker at text[at..len), which is of bytes *n and of form *form. n_marks: only marks up to
-// there are looked for, in the order above.
+// The marker at text[at..len): its length in *n, its form in *form. Only roles up to `last`, in the
+// order above, are considered.
 td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,
                                   td_mark *mark, size_t *n, unsigned *form);
 
 typedef enum {
-  TD_CALL_OPEN, // the text ends within it
+  TD_CALL_OPEN, // the text ends within the call
   TD_CALL_WHOLE,
-  TD_CALL_NONE, // it is no call: text, up to where the reader stands
+  TD_CALL_NONE, // not a call: text up to the reader's position
 } td_call_state;
 
-// How far a call is read. Members are for reading.
+// Progress through a call. Callers may read the members but not write them.
 typedef struct {
   unsigned form;
   int step;
-  size_t at;          // read up to here
-  size_t begin;       // of the header; of what may be the closing marker
-  bool is_array;      // the object stands in one
-  bool is_nested;     // within the object that OpenAI's "function" holds
-  bool has_value;     // of an object: a member stands in front
-  bool has_comma;     // and a comma behind it
-  bool is_fenced;     // arguments stand in a block of ```
-  bool has_type;      // the header was DeepSeek V3's type; the name stands behind it
-  bool has_arguments; // to their end
-  bool is_open;       // its closing marker has not come
-  bool in_pieces;     // what was certain enough to be told stays a call whatever follows
-  td_buf word;        // owned: a key, a name or a literal that is being read
+  size_t at;          // everything before this is read
+  size_t begin;       // start of the header, or of a possible closing marker
+  bool is_array;      // the object is an element of an array
+  bool is_nested;     // inside OpenAI's "function" object
+  bool has_value;     // in an object: a member precedes
+  bool has_comma;     // a comma follows it
+  bool is_fenced;     // arguments are in a ``` block
+  bool has_type;      // the header was DeepSeek V3's type; the name follows
+  bool has_arguments; // the arguments are complete
+  bool is_open;       // the closing marker has not been seen
+  bool in_pieces;     // streaming: once emitted, a call stays a call whatever follows
+  td_buf word;        // owned: the key, name or literal being read
   td_string_reader string;
   td_object_reader object;
 } td_call_reader;
 
-// Whether another call may follow one of that form within the same markers: objects in a row, or in
-// an array.
+// Whether another call of that form may follow within the same markers: consecutive objects, or
+// elements of an array.
 bool td_call_may_repeat(unsigned form);
-// The reader begins behind the call's marker of that form.
+// Starts reading after the opening marker of that form.
 void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces);
 void td_call_reader_free(td_call_reader *reader);
-// Reads text[reader->at..len) and adds to call, whose id is empty where the text gives none.
-// is_final: no text will come any more. TD_ENOMEM.
+// Reads text[reader->at..len) and adds to call. call->id stays empty if the text has none.
+// is_final: the text is complete. Error: TD_ENOMEM.
 td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *text, size_t len,
                        bool is_final, td_call_state *state, td_err *err);
-// Whether it is certain enough to be told: there is a name, and arguments have begun.
+// Whether the call may be emitted: it has a name and its arguments have begun.
 bool td_call_is_sure(const td_call_reader *reader, const td_tool_call *call);
 
 #endif

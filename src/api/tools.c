@@ -1,4 +1,4 @@
-// src/api/tools.c - tools, tool_choice and response_format: checked here, obeyed elsewhere.
+// src/api/tools.c - checks tools, tool_choice and response_format, and rejects unsupported members.
 #include <string.h>
 
 #include "api/api_impl.h"
@@ -73,7 +73,7 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
 
 // ---- what would change the answer, and is not obeyed --------------------------------------------
 
-// Members of either endpoint. Those that completions alone refuse stand in request.c.
+// Members rejected on both endpoints. Those that only completions reject are in request.c.
 static const char *const unsupported[] = {
     "allowed_token_ids",
     "audio",
@@ -104,7 +104,7 @@ static const char *const unsupported[] = {
     "web_search_options",
 };
 
-// Whether a member asks for nothing: null, false, "", [] or {}.
+// Whether the value requests nothing: null, false, "", [] or {}.
 static bool is_neutral(const cJSON *item) {
   if (!item || cJSON_IsFalse(item)) return true;
   if (cJSON_IsString(item)) return item->valuestring[0] == '\0';
