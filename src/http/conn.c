@@ -1,7 +1,7 @@
-// src/http/conn.c - one connection: reading, dispatching in order, timers, closing.
-// A connection handles one request at a time; bytes behind it wait in pending, so pipelined
-// requests are answered in order. While a handler works the socket is still read, because that is
-// how a client that left is noticed: end of input during a request means gone.
+// src/http/conn.c - the life of one connection: reading, dispatch in order, timers, closing. A
+// connection handles one request at a time. Bytes after it wait in `pending`, so pipelined requests
+// get their responses in order. Reading continues while a handler works, because that is how a
+// disconnected client is noticed: end of input during a request means that it is gone.
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,10 +12,10 @@
 #define MAX_PENDING_BYTES 65536
 #define LINGER_MS         2000
 #define BODY_BYTES_PER_MS 64
-#define SMALL_BODY_BYTES  65536 // such a body is never refused for others' sake
-#define STALLED_MS        1000  // a body that gives way to one that comes in
-#define SLOW_HEAD_MS      2000  // a head that gives way to a new connection
-#define N_EXTRA           64    // connections beyond the limit
+#define SMALL_BODY_BYTES  65536 // smaller bodies are not charged to the shared budget
+#define STALLED_MS        1000  // age at which a stalled body is dropped if another needs memory
+#define SLOW_HEAD_MS      2000  // age at which an incomplete head makes room for a new connection
+#define N_EXTRA           64    // connections accepted beyond the limit
 
 enum { STAGE_NONE, STAGE_IDLE, STAGE_HEAD, STAGE_BODY };
 
@@ -57,7 +57,7 @@ static void arm(td_http_conn *conn, uint64_t delay_ms, uint64_t repeat_ms) {
   uv_timer_start(&conn->timer, on_timer, delay_ms, repeat_ms);
 }
 
-// Milliseconds the current stage of reading may last.
+// Time limit of the current reading stage, in milliseconds.
 static uint64_t stage_limit_ms(const td_http_conn *conn) {
   const td_http_opts *opts = &conn->server->opts;
   switch (conn->stage) {
@@ -91,7 +91,7 @@ static void refuse(td_http_conn *conn, int status, const char *message) {
   td_http_error(conn, status, message);
 }
 
-// The body that has stood still longest, and for a while; NULL: none.
+// The body that has received nothing for the longest time, at least STALLED_MS. NULL: none.
 static td_http_conn *most_stalled(const td_http_conn *conn) {
   td_http_conn *found = NULL;
   uint64_t before = now_ms() - STALLED_MS;
@@ -103,7 +103,7 @@ static td_http_conn *most_stalled(const td_http_conn *conn) {
   return found;
 }
 
-// All bodies together stay within the budget: one that stands still gives way, else this one.
+// Keeps the total of all bodies within the budget: refuses stalled ones first, then this one.
 static void keep_to_budget(td_http_conn *conn) {
   const td_http_server *server = conn->server;
   while (conn->held_bytes && server->held_bytes > server->opts.max_bodies_bytes) {
@@ -118,7 +118,7 @@ static void keep_to_budget(td_http_conn *conn) {
 
 static void on_read_timer(td_http_conn *conn) {
   uint64_t now = now_ms(), spent = now - conn->stage_since_ms, limit = stage_limit_ms(conn);
-  // However long a large body may take altogether, some of it has to come.
+  // A large body may take long in total, but must not stall.
   uint64_t still = now - conn->body_ms, most = conn->server->opts.body_timeout_ms;
   bool stands_still = conn->stage == STAGE_BODY && still >= most;
   if (spent < limit && !stands_still) {
@@ -131,13 +131,14 @@ static void on_read_timer(td_http_conn *conn) {
   }
 }
 
-// Four looks in the time after which a stream needs a comment, so that it is not much late.
+// Four ticks per SSE comment interval, so that a comment is at most a quarter late.
 static void arm_writes(td_http_conn *conn) {
   uint32_t ms = (conn->server->opts.sse_comment_ms + 3) / 4;
   arm(conn, ms, ms);
 }
 
-// While a response is made or written: keeps an event stream alive, drops a reader that stalls.
+// While a response is generated or written: sends SSE keep-alive comments and drops a client that
+// stops reading.
 static void on_write_timer(td_http_conn *conn) {
   const td_http_opts *opts = &conn->server->opts;
   size_t waiting = uv_stream_get_write_queue_size(&conn->io.stream);
@@ -172,8 +173,8 @@ static void on_shutdown(uv_shutdown_t *req, int error) {
   if (error) td_http_conn_drop(conn);
 }
 
-// Ends our side, then reads on for a while: closing with unread bytes would reset the connection
-// and could take the answer away from the client.
+// Shuts down the sending side, then reads for a while. Closing with unread input would reset the
+// connection, and the client could lose the response.
 static void linger(td_http_conn *conn) {
   conn->phase = TD_CONN_LINGER;
   td_buf_free(&conn->pending);
@@ -216,7 +217,8 @@ void td_http_conn_flushed(td_http_conn *conn) {
   pump(conn);
 }
 
-// Lets the page that asks read the answer, if it may. False: it may not, or no page asks.
+// Adds CORS headers that let the requesting page read the response. False: its origin is not
+// allowed, or there is no Origin.
 static bool allow_origin(td_http_conn *conn) {
   const char *cors = conn->server->opts.cors, *origin = td_http_header(conn, "Origin");
   bool is_any = cors && strcmp(cors, "*") == 0;
@@ -227,7 +229,7 @@ static bool allow_origin(td_http_conn *conn) {
   return true;
 }
 
-// What a browser asks before it sends a request that a form could not.
+// Responds to a CORS preflight request.
 static void answer_preflight(td_http_conn *conn, const char *methods) {
   const char *headers = td_http_header(conn, "Access-Control-Request-Headers");
   td_http_add_header(conn, "Access-Control-Allow-Methods", methods);
@@ -247,7 +249,7 @@ static bool is_always(const td_http_opts *opts, const char *path) {
   return false;
 }
 
-// The head is whole: refuse what can be refused before the body is read.
+// The head is complete: refuses the request before its body is read, where possible.
 static void on_head(td_http_conn *conn) {
   td_http_server *server = conn->server;
   const td_http_opts *opts = &server->opts;
@@ -255,7 +257,7 @@ static void on_head(td_http_conn *conn) {
   const char *method = td_http_parser_method(parser);
   conn->keep_alive = parser->keep_alive;
   conn->no_body = strcmp(method, "HEAD") == 0;
-  // No host at all is HTTP/1.0, which no browser speaks.
+  // Only HTTP/1.0 requests lack a host, and no browser sends them.
   if (opts->loopback_hosts_only && parser->host.len > 0 &&
       !td_http_host_is_allowed(td_buf_text(&parser->host))) {
     refuse(conn, 403,
@@ -300,7 +302,7 @@ static void dispatch(td_http_conn *conn) {
   conn->route->handle(server->opts.ctx, conn);
 }
 
-// Feeds pending bytes to the parser until they are used up or a handler has work to do.
+// Feeds pending bytes to the parser until they are used up or a handler has the request.
 static void pump(td_http_conn *conn) {
   if (conn->pumping) return;
   conn->pumping = true;
@@ -334,7 +336,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf) {
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
-// Stops reading while too much waits behind a slow request, goes on when it is used up.
+// Stops reading while too many bytes are pending, and resumes once they are used up.
 static void update_reading(td_http_conn *conn) {
   if (conn->phase == TD_CONN_CLOSED || conn->eof) return;
   bool want = conn->pending.len < MAX_PENDING_BYTES;
@@ -350,7 +352,7 @@ static void update_reading(td_http_conn *conn) {
 static void on_eof(td_http_conn *conn) {
   conn->eof = true;
   uv_read_stop(&conn->io.stream);
-  // While a response is being written the client may have said all it wants to say.
+  // A client may close its side while its response is still being written.
   if (conn->phase != TD_CONN_FLUSH) td_http_conn_drop(conn);
 }
 
@@ -366,14 +368,14 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
     return;
   }
   bool ends = conn->phase == TD_CONN_LINGER || (conn->phase == TD_CONN_FLUSH && !conn->keep_alive);
-  if (ends) return; // nothing more will be answered
+  if (ends) return; // the connection closes after this response
   td_buf_add(&conn->pending, buf->base, (size_t)n);
   if (conn->pending.failed) {
     td_http_conn_drop(conn);
     return;
   }
   pump(conn);
-  update_reading(conn); // where pump had nothing to do
+  update_reading(conn); // pump may have returned early
 }
 
 static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
@@ -390,8 +392,8 @@ static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
 
 // ---- beyond the limit ---------------------------------------------------------------------------
 
-// How gladly a connection's place is given to another; 0: not at all. It has its answer, or stands
-// idle, or takes its time with a request's head.
+// How suitable a connection is for being closed in favour of a new one; 0: not at all. Lingering
+// ones first, then idle ones, then those slow to send a head.
 static int readiness_to_go(const td_http_conn *conn, uint64_t now) {
   if (conn->phase == TD_CONN_LINGER) return 3;
   if (conn->is_extra || conn->phase != TD_CONN_READ) return 0;
@@ -414,11 +416,11 @@ static td_http_conn *readiest(const td_http_conn *newcomer) {
   return found;
 }
 
-// Extra connections have a request's time, and no longer when there are many.
+// Extra connections normally last for one request; when there are too many, the oldest is dropped.
 static void drop_oldest_extra(const td_http_conn *newcomer) {
   static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
                               "Content-Length: 0\r\nConnection: close\r\n\r\n";
-  td_http_conn *oldest = NULL; // new ones are put in front
+  td_http_conn *oldest = NULL; // new ones are inserted at the head of the list
   for (td_http_conn *c = newcomer->server->conns; c; c = c->next) {
     if (c != newcomer && c->is_extra && c->phase != TD_CONN_CLOSED) oldest = c;
   }

@@ -1,4 +1,5 @@
-// src/http/framing.c - one state machine over a request's bytes. Grammar: RFC 9112.
+// src/http/framing.c - the framing guard: a state machine over a request's bytes. Grammar: RFC
+// 9112.
 #include "http/framing.h"
 
 #include <stdbool.h>
@@ -9,8 +10,8 @@ enum {
   S_METHOD,
   S_TARGET,
   S_VERSION,
-  S_LF,         // a CR was seen: LF must follow, then next_state
-  S_LINE_START, // of a header line, or the CR of the blank line
+  S_LF,         // after CR: LF must follow, then next_state
+  S_LINE_START, // start of a header line, or CR of the blank line
   S_NAME,
   S_VALUE,
   S_HEAD_LF, // LF of the blank line
@@ -39,7 +40,7 @@ static bool is_token(unsigned char c) {
   return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
 }
 
-// A byte of a header value: printable, tab, or beyond ASCII.
+// Bytes allowed in a header value: printable ASCII, tab, and above ASCII.
 static bool is_value(unsigned char c) {
   return c == '\t' || (c >= ' ' && c != 0x7f);
 }
@@ -120,7 +121,7 @@ static td_framing_verdict scan_version(td_http_guard *g, unsigned char c) {
   return TD_GUARD_MORE;
 }
 
-// Header lines, and trailer lines behind the last chunk.
+// Header lines, and trailer lines after the last chunk.
 static td_framing_verdict scan_field(td_http_guard *g, unsigned char c) {
   bool trailer = g->state >= S_TRAILER_START;
   if (++g->n_head > g->limits.max_head_bytes) return bad(g, 431, "the header is too large");
@@ -198,7 +199,7 @@ static td_framing_verdict scan_byte(td_http_guard *g, unsigned char c) {
     return expect_lf(g, S_CHUNK_SIZE);
   default: break;
   }
-  // The states that want the LF of a CR LF.
+  // States that expect the LF of a CR LF.
   if (c != '\n') return bad(g, 400, "a carriage return without its line feed");
   switch (g->state) {
   case S_LF: return go(g, g->next_state);
@@ -209,7 +210,7 @@ static td_framing_verdict scan_byte(td_http_guard *g, unsigned char c) {
   }
 }
 
-// Body bytes need no look: takes as many as there are.
+// Body bytes are not inspected: takes as many as remain.
 static size_t skip_data(td_http_guard *g, size_t len) {
   size_t n = g->n_left < len ? (size_t)g->n_left : len;
   g->n_left -= n;

@@ -1,4 +1,4 @@
-// src/http/parser.c - feeds llhttp what the guard let pass and checks the head as a whole.
+// src/http/parser.c - passes guarded bytes to llhttp and validates the head as a whole.
 #include "http/parser.h"
 
 #include <ctype.h>
@@ -13,7 +13,7 @@ static int fail(td_http_parser *p, int status, const char *reason) {
   return -1;
 }
 
-// llhttp's callbacks. Text may come in pieces; each whole item is ended by a NUL.
+// llhttp callbacks. Text may arrive in pieces; each complete item is terminated by a NUL.
 
 static int on_text(llhttp_t *llhttp, const char *at, size_t len) {
   td_http_parser *p = llhttp->data;
@@ -29,7 +29,7 @@ static int on_url_complete(llhttp_t *llhttp) {
 
 static int on_field(llhttp_t *llhttp, const char *at, size_t len) {
   td_http_parser *p = llhttp->data;
-  if (p->head_done) return 0; // trailers are read over
+  if (p->head_done) return 0; // trailers are ignored
   if (p->n_headers == TD_HTTP_MAX_HEADERS) return fail(p, 431, "too many header lines");
   if (p->headers[p->n_headers].name == 0) p->headers[p->n_headers].name = p->text.len;
   return on_text(llhttp, at, len);
@@ -57,13 +57,14 @@ static int on_value_complete(llhttp_t *llhttp) {
 
 static int on_headers_complete(llhttp_t *llhttp) {
   td_http_parser *p = llhttp->data;
-  llhttp->upgrade = 0; // Upgrade is optional to honour, and not honoured
-  p->keep_alive = llhttp_should_keep_alive(llhttp) != 0; // not known any more after the message
+  llhttp->upgrade = 0;                                   // servers may ignore Upgrade, and this one
+                                                         // does
+  p->keep_alive = llhttp_should_keep_alive(llhttp) != 0; // cannot be queried after the message
   p->head_done = true;
   return 0;
 }
 
-// Grows by a quarter, not beyond what was announced: what has not come takes no memory.
+// Grows by a quarter, at most to the announced size, so that bytes not yet received take no memory.
 static void make_room(td_http_parser *p, size_t len) {
   td_buf *body = &p->body;
   if (len < body->cap - body->len) return;
@@ -177,7 +178,7 @@ static int split_target(td_http_parser *p, const char *target) {
   return 0;
 }
 
-// Origin form, absolute form (http://host/path), or "*".
+// Accepts origin form, absolute form (http://host/path), or "*".
 static int check_target(td_http_parser *p) {
   const char *target = td_buf_text(&p->text);
   if (target[0] == '/') return split_target(p, target);
@@ -238,13 +239,13 @@ static int check_head(td_http_parser *p) {
   p->http10 = p->llhttp.http_minor == 0;
   if (p->llhttp.method == HTTP_CONNECT) return fail(p, 400, "CONNECT is not supported");
   if (check_framing(p) || check_host(p) || check_target(p)) return -1;
-  unsigned n_authorization; // one may be checked, and the other believed
+  unsigned n_authorization; // reject several: one could be checked and another used
   find_header(p, "authorization", &n_authorization);
   if (n_authorization > 1) return fail(p, 400, "several Authorization headers");
   return check_expect(p);
 }
 
-// Gives llhttp the bytes the guard took. It must end its head and its message where the guard does.
+// Passes the bytes the guard took to llhttp, which must end head and message at the same places.
 static int run_llhttp(td_http_parser *p, const char *bytes, size_t len) {
   llhttp_errno_t error = llhttp_execute(&p->llhttp, bytes, len);
   if (error != HPE_OK) fail(p, 400, llhttp_get_error_reason(&p->llhttp));
@@ -267,13 +268,13 @@ td_http_event td_http_parser_feed(td_http_parser *parser, const char *bytes, siz
   td_http_parser *p = parser;
   *used = 0;
   if (p->status != 0) return TD_HTTP_BAD;
-  // A request without a body is whole once its head is.
+  // A request without a body is complete after its head.
   if (p->message_done) return TD_HTTP_DONE;
   p->started = p->started || len > 0;
   while (*used < len) {
     size_t n;
     td_framing_verdict verdict = td_http_guard_scan(&p->guard, bytes + *used, len - *used, &n);
-    // Also the bytes before a bad one: what is wrong first is what is told.
+    // Also passes the bytes before an invalid one, so that the first error is the one reported.
     if (run_llhttp(p, bytes + *used, n)) return TD_HTTP_BAD;
     *used += n;
     if (verdict == TD_GUARD_BAD) {

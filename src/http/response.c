@@ -1,4 +1,4 @@
-// src/http/response.c - responses: whole, in pieces, and as server-sent events.
+// src/http/response.c - complete responses, chunked responses, and server-sent events.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -48,7 +48,7 @@ static void on_written(uv_write_t *req, int error) {
   }
 }
 
-// Queues a and b behind one another in one write.
+// Queues a followed by b in one write.
 static void write_two(td_http_conn *conn, const void *a, size_t a_len, const void *b,
                       size_t b_len) {
   if (conn->phase == TD_CONN_CLOSED || conn->phase == TD_CONN_LINGER) return;
@@ -85,7 +85,7 @@ static void add_date(td_buf *out) {
   td_buf_str(out, text);
 }
 
-// Status line and headers, up to the blank line. content_length < 0: in pieces.
+// Writes status line and headers, up to the blank line. content_length < 0: a response in pieces.
 static void make_head(td_http_conn *conn, td_buf *out, int status, const char *content_type,
                       int64_t content_length) {
   td_buf_printf(out, "HTTP/1.1 %d %s\r\n", status, td_http_status_text(status));
@@ -113,7 +113,7 @@ void td_http_respond(td_http_exchange *x, int status, const char *content_type, 
                      size_t len) {
   TD_CHECK(!x->head_sent);
   td_buf head = TD_BUF_INIT;
-  // What is left unread of this request would be taken for the next one.
+  // Unread bytes of this request would be parsed as the next one.
   if (x->server->draining || !x->parser.message_done) x->keep_alive = false;
   make_head(x, &head, status, content_type, (int64_t)len);
   x->head_sent = true;
@@ -184,7 +184,7 @@ void td_http_stream_end(td_http_exchange *x) {
 
 void td_http_sse_begin(td_http_exchange *x) {
   td_http_add_header(x, "Cache-Control", "no-cache");
-  td_http_add_header(x, "X-Accel-Buffering", "no"); // nginx in front must not hold events back
+  td_http_add_header(x, "X-Accel-Buffering", "no"); // nginx must not buffer events
   td_http_stream_begin(x, 200, "text/event-stream; charset=utf-8");
   x->sse = true;
   x->sse_ns = td_clock_ns();

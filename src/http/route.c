@@ -1,4 +1,4 @@
-// src/http/route.c - the routing table: a short list, searched in order.
+// src/http/route.c - finds a route: linear search in a short table.
 #include <string.h>
 
 #include "http/http_impl.h"

@@ -1,4 +1,4 @@
-// src/http/server.c - listening, the list of connections, draining and closing.
+// src/http/server.c - listening sockets, the list of connections, draining and closing.
 #include <errno.h>
 #include <netdb.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "http/http_impl.h"
 
 #define BACKLOG              512
-#define SPARE_DESCRIPTORS    64           // for the rest of the process
+#define SPARE_DESCRIPTORS    64           // reserved for the rest of the process
 #define ACCEPT_WARNING_EVERY 10000000000u // ns
 
 // Listening.
@@ -25,7 +25,7 @@ static void on_connection(uv_stream_t *listener, int status) {
     td_http_conn_accept(server, listener);
     return;
   }
-  // Out of descriptors: libuv has closed the connection to keep the loop from spinning.
+  // Out of descriptors: libuv has closed the new connection so that the loop does not spin.
   uint64_t now = td_clock_ns();
   if (now - server->last_accept_warning_ns < ACCEPT_WARNING_EVERY) return;
   server->last_accept_warning_ns = now;
@@ -75,7 +75,7 @@ static uint16_t bound_port(const uv_tcp_t *tcp) {
 }
 
 static int listen_on(td_http_server *server, struct sockaddr *addr) {
-  // "localhost" with port 0: the second address follows the first one's choice.
+  // "localhost" with port 0: the second address uses the port chosen for the first.
   uint16_t port = htons(server->port ? server->port : server->opts.port);
   if (addr->sa_family == AF_INET6) {
     ((struct sockaddr_in6 *)addr)->sin6_port = port;
@@ -107,7 +107,7 @@ static td_status listen_tcp(td_http_server *server, td_err *err) {
     if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
     int result = listen_on(server, a->ai_addr);
     if (result == 0) listening = true;
-    // A machine without IPv6 still resolves localhost to ::1.
+    // A machine without IPv6 may still resolve localhost to ::1.
     if (result != 0) error = result;
     if (result == UV_EADDRINUSE) break;
   }
@@ -120,7 +120,7 @@ static td_status listen_tcp(td_http_server *server, td_err *err) {
   return server->url ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
 }
 
-// A socket file nobody listens on is left from a server that was killed.
+// Removes a socket file that nobody listens on, left by a killed server.
 static td_status remove_stale_socket(const char *path, td_err *err) {
   struct sockaddr_un addr = {.sun_family = AF_UNIX};
   if (strlen(path) >= sizeof addr.sun_path) {
@@ -186,7 +186,7 @@ bool td_http_server_is_loopback(const char *host) {
   return strncmp(host, "unix:", 5) == 0 || td_http_host_is_allowed(host);
 }
 
-// Host without its port, brackets kept out.
+// Length of the host without its port; *name is past an opening bracket.
 static size_t host_name(const char *host, const char **name) {
   *name = host;
   if (host[0] == '[') {
@@ -194,7 +194,7 @@ static size_t host_name(const char *host, const char **name) {
     return strcspn(host + 1, "]");
   }
   const char *colon = strchr(host, ':');
-  if (colon && strchr(colon + 1, ':')) return strlen(host); // a bare IPv6 address
+  if (colon && strchr(colon + 1, ':')) return strlen(host); // an IPv6 address without brackets
   return strcspn(host, ":");
 }
 
@@ -220,7 +220,7 @@ td_status td_http_server_open(td_http_server **out, uv_loop_t *loop, const td_ht
   server->opts = *opts;
   fill_defaults(&server->opts);
   bool is_unix = strncmp(opts->host, "unix:", 5) == 0;
-  if (is_unix) server->opts.loopback_hosts_only = false; // no browser gets here
+  if (is_unix) server->opts.loopback_hosts_only = false; // browsers cannot connect to Unix sockets
   td_status status = is_unix ? listen_unix(server, opts->host + 5, err) : listen_tcp(server, err);
   if (status != TD_OK) {
     td_http_server_close(server, NULL, NULL);
