@@ -416,7 +416,8 @@ static td_http_conn *readiest(const td_http_conn *newcomer) {
   return found;
 }
 
-// Extra connections normally last for one request; when there are too many, the oldest is dropped.
+// Extra connections have the usual time for a request; when there are too many of them, the oldest
+// is dropped early.
 static void drop_oldest_extra(const td_http_conn *newcomer) {
   static const char sorry[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
                               "Content-Length: 0\r\nConnection: close\r\n\r\n";

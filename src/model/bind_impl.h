@@ -1,5 +1,5 @@
-// src/model/bind_impl.h - what bind.c (the model's places) and bind_weight.c (the ways a matrix is
-// stored) share.
+// src/model/bind_impl.h - declarations shared by tensor_bind.c (assigns tensors to the model's
+// fields) and weight_formats.c (the ways a matrix is stored).
 #ifndef TD_MODEL_BIND_IMPL_H
 #define TD_MODEL_BIND_IMPL_H
 
@@ -13,27 +13,27 @@ typedef struct {
   const td_store *store;
   const td_quant *quant;
   td_err *err;
-  bool *used; // of each tensor of store
+  bool *used; // [n_tensors of store]: tensor is in use
 } td_tensor_binder;
 
-// The tensor of that name, which is now used. Missing: TD_EFORMAT.
+// Finds a tensor by name and marks it used. TD_EFORMAT if it is missing.
 td_status td_binder_find(td_tensor_binder *b, const char *name, const td_tensor **out);
-// NULL where there is none; nothing is noted.
+// Finds a tensor without marking it used. NULL if it is missing.
 const td_tensor *td_binder_peek(const td_tensor_binder *b, const char *name);
 
-// TD_EFORMAT unless t has this shape; cols 0: a vector of rows.
+// TD_EFORMAT unless t has this shape. cols 0: a vector with `rows` elements.
 td_status td_binder_check_shape(const td_tensor_binder *b, const td_tensor *t, uint64_t rows,
                                 uint64_t cols);
-// t's dtype as one of those allowed, a bit each; TD_EUNSUPPORTED names them.
+// Converts t's dtype name. allowed: bit mask of td_dtype; TD_EUNSUPPORTED lists them.
 td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigned allowed,
                           td_dtype *out);
 
-// The tensor's data where the file has them, or an aligned copy where that does not suit.
+// Points *out to the tensor's data in the file, or to an aligned copy if they are misaligned.
 td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out);
-// As td_binder_place, but always F32; from F32, F16, BF16 and F8_E8M0.
+// Like td_binder_place, but the result is always F32. Accepts F32, F16, BF16 and F8_E8M0.
 td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const void **out);
 
-// Binds module.weight [rows][cols], however it is stored. plain: not quantized.
+// Binds module.weight [rows][cols] in whichever format it is stored. plain: reject quantized ones.
 td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, uint32_t rows,
                          uint32_t cols, td_weight *w);
 

@@ -1,4 +1,4 @@
-// src/model/config.c - config.json and generation_config.json: what all families share.
+// src/model/config.c - reads the parts of config.json that all families share.
 #include "model/config.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ void td_config_set_moe(td_model_config *c, uint32_t layer_idx) {
   c->moe_layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
 }
 
-// What all families have and spell the same.
+// Keys that all families have under the same names.
 static td_status read_common(const td_config_reader *r) {
   td_model_config *c = r->out;
   double eps = 1e-6;
@@ -118,7 +118,9 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   *out = (td_model_config){.bos_id = -1};
   td_config_reader r = {.root = config, .file = file, .out = out, .err = err ? err : &local};
   td_status st = find_family(&r);
-  if (st == TD_OK && td_json_get(config, "eos_token_id")) out->n_eos = 0; // not the family's own
+  if (st == TD_OK && td_json_get(config, "eos_token_id"))
+    out->n_eos = 0; // replaces the family's
+                    // default
   if (st == TD_OK) st = td_config_read_token_ids(&r);
   if (st != TD_OK || !generation) return st;
   snprintf(file, sizeof file, "%s/generation_config.json", dir);

@@ -1,5 +1,5 @@
-// src/model/config.h - reads config.json and generation_config.json, as published for each
-// architecture by its maker and as written by transformers 4 and 5.
+// src/model/config.h - reads config.json and generation_config.json, both as published by the
+// models' makers and as written by transformers 4 and 5.
 #ifndef TD_MODEL_CONFIG_H
 #define TD_MODEL_CONFIG_H
 
@@ -8,7 +8,7 @@
 
 #define TD_CONFIG_MAX_BYTES ((size_t)16 << 20)
 
-// What the readers of one file pass along. Messages begin with the file's name.
+// State of reading one file. Messages begin with the file's name.
 typedef struct {
   const cJSON *root;
   const char *file;
@@ -16,25 +16,26 @@ typedef struct {
   td_err *err; // never NULL
 } td_config_reader;
 
-// Reads parsed documents; generation may be NULL. dir names the place in messages.
-// TD_EFORMAT: a value of the wrong type or outside its range; TD_EUNSUPPORTED.
+// Reads parsed documents; generation may be NULL. dir is named in messages. TD_EFORMAT: a value has
+// the wrong type or is out of range. TD_EUNSUPPORTED.
 td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON *generation,
                           const char *dir, td_err *err);
 
-// Parts of the above, one file each.
-td_status td_config_read_rope(const td_config_reader *r);      // after max_position
-td_status td_config_read_quant(const td_config_reader *r);     // checks quantization_config
+// Parts of td_config_parse, one source file each.
+td_status td_config_read_rope(const td_config_reader *r);      // needs max_position
+td_status td_config_read_quant(const td_config_reader *r);     // validates quantization_config
 td_status td_config_read_token_ids(const td_config_reader *r); // from either file
 td_status td_config_read_sampling(const td_config_reader *r);  // generation_config.json
 
-// For the families (families/family.h). A feature chosen by name of which only one choice is
-// supported, which is also the default.
+// For the families (families/family.h). Checks a named option of which only the default is
+// supported.
 td_status td_config_expect_str(const td_config_reader *r, const char *key, const char *supported);
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
 void td_config_set_moe(td_model_config *config, uint32_t layer_idx);
-td_status td_config_check_groups(const td_config_reader *r); // of experts, for grouped routers
+td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
 
-// Values of object, root or one inside it. An absent key leaves *out alone; null is an error.
+// Read values of object, which is the root or nested in it. If the key is absent, *out is
+// unchanged; null is an error.
 td_status td_config_uint(const td_config_reader *r, const cJSON *object, const char *key,
                          uint32_t min, uint32_t max, uint32_t *out);
 // Finite and within [min, max].

@@ -1,3 +1,4 @@
+// src/model/config_generation.c - reads special token ids and sampling defaults.
 #include "model/config.h"
 
 static td_status token_id(const td_config_reader *r, const char *key, const cJSON *item,
@@ -18,8 +19,8 @@ static bool has_eos(const td_model_config *c, int32_t id) {
   return false;
 }
 
-// One id or an array of them. What one file names ends an answer, whatever the other does: many
-// checkpoints name the end of a turn in one, the end of a document in the other.
+// eos_token_id: one id or an array. Ids of both files are combined, because many checkpoints list
+// the end of turn in one and the end of text in the other.
 static td_status read_eos(const td_config_reader *r) {
   static const char key[] = "eos_token_id";
   const cJSON *eos = td_json_get(r->root, key);
@@ -49,7 +50,7 @@ td_status td_config_read_token_ids(const td_config_reader *r) {
 td_status td_config_read_sampling(const td_config_reader *r) {
   double temperature = 1, top_p = 1;
   td_status st = TD_OK;
-  // null stands for the default.
+  // null selects the default.
   if (td_json_get(r->root, "temperature")) {
     st = td_config_double(r, r->root, "temperature", 0, 100, &temperature);
   }

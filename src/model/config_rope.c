@@ -1,10 +1,11 @@
+// src/model/config_rope.c - reads RoPE parameters and YaRN scaling.
 #include <math.h>
 #include <string.h>
 
 #include "model/config.h"
 
-// The dictionary of RoPE parameters: rope_scaling of older files, where not empty, goes before
-// rope_parameters, as in transformers. NULL when there is none.
+// The object with RoPE parameters. As in transformers, a non-empty rope_scaling (older files) takes
+// precedence over rope_parameters. NULL if there is none.
 static td_status find_dict(const td_config_reader *r, const cJSON **out) {
   static const char *const keys[] = {"rope_scaling", "rope_parameters"};
   *out = NULL;
@@ -28,7 +29,7 @@ static td_status find_dict(const td_config_reader *r, const cJSON **out) {
   return TD_OK;
 }
 
-// YaRN's parameters may be null for their default.
+// A parameter of YaRN; null selects its default.
 static td_status optional(const td_config_reader *r, const cJSON *dict, const char *key, double min,
                           double max, double *out) {
   return td_json_get(dict, key) ? td_config_double(r, dict, key, min, max, out) : TD_OK;
@@ -65,7 +66,7 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
   if (st == TD_OK && !truncated) {
     st = td_fail(r->err, TD_EUNSUPPORTED, "%s: YaRN with truncate false is not supported", r->file);
   }
-  // Some publish the length before scaling as max_position_embeddings, some the one after.
+  // max_position_embeddings is published with or without the scaling applied.
   double scaled = y->factor * y->original_max_position;
   if (scaled > c->max_position) c->max_position = (uint32_t)fmin(scaled, 1u << 30);
   return st;
@@ -79,7 +80,7 @@ td_status td_config_read_rope(const td_config_reader *r) {
   td_status st = find_dict(r, &dict);
   double partial = 1;
   const char *type = "default";
-  const cJSON *places[] = {r->root, dict}; // the dictionary goes before
+  const cJSON *places[] = {r->root, dict}; // the last one found takes precedence
   for (size_t i = 0; i < TD_COUNT(places) && st == TD_OK; i++) {
     if (!places[i]) continue;
     st = optional(r, places[i], "rope_theta", 1.0001, 1e15, &c->rope_theta);

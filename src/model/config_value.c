@@ -1,12 +1,13 @@
+// src/model/config_value.c - reads typed values with range checks.
 #include "model/config.h"
 
-// Notes that the value just read, or refused, is wrong.
+// Turns an error of a value into TD_EFORMAT, prefixed with the file name.
 static td_status refuse(const td_config_reader *r) {
   td_err_prefix(r->err, "%s", r->file);
   return r->err->code = TD_EFORMAT;
 }
 
-// null stands for "the class default" in some readers and for None in others: refused where None
+// In config.json null means "default" to some readers and None to others. It is rejected where None
 // has no meaning.
 static bool is_null(const cJSON *object, const char *key) {
   return cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(object, key));

@@ -1,3 +1,4 @@
+// src/model/convert.c - plans and runs the conversion of formats that have no kernel.
 #include "model/convert.h"
 
 #include <inttypes.h>
@@ -10,12 +11,12 @@
 #include "base/thread_pool.h"
 #include "model/convert_matrix.h"
 
-// What is read of a module, and what it becomes. matrix points to where the store has the data.
+// Sources and result of converting one module. matrix points to the data in the store.
 typedef struct {
-  const td_tensor *words, *zeros, *scales, *order; // zeros and order: or NULL
+  const td_tensor *words, *zeros, *scales, *order; // zeros and order may be NULL
   td_word_matrix matrix;
   bool to_i8;
-  size_t entry; // of the matrix; of GPTQ as I8, the scales follow
+  size_t entry; // index of the weight's entry; for GPTQ converted to I8 the scales follow
 } job;
 
 struct td_conversion {
@@ -29,12 +30,12 @@ struct td_conversion {
   uint64_t n_bytes;
 };
 
-// The formats that may need it, by the tensor with the codes.
+// Formats that may need conversion, identified by the tensor with the codes.
 static const struct {
   td_quant_format format;
   uint32_t bits;
   bool is_gptq;
-  const char *words, *scales, *zeros, *order; // names behind the module's
+  const char *words, *scales, *zeros, *order; // tensor names after the module's
 } formats[] = {
     {TD_QUANT_GPTQ, 4, true, "qweight", "scales", "qzeros", "g_idx"},
     {TD_QUANT_GPTQ8, 8, true, "qweight", "scales", "qzeros", "g_idx"},
@@ -49,7 +50,7 @@ static const struct {
 typedef struct {
   td_conversion *c;
   const td_quant_scheme *scheme;
-  size_t format; // of formats
+  size_t format; // index into formats
   const char *module;
   int n_module;
   td_err *err;
@@ -78,7 +79,7 @@ static bool has_shape(const td_tensor *t, uint64_t d0, uint64_t d1) {
   return t->n_dims == 2 && t->shape[0] == d0 && t->shape[1] == d1;
 }
 
-// Rows and columns, of which PACKED may have some that fill no word.
+// Reads rows and columns. In PACKED formats the last word of a row may be partly unused.
 static td_status read_size(const search *s, job *j) {
   const td_tensor *t = j->words, *stated = peek(s, "weight_shape");
   td_word_matrix *m = &j->matrix;
@@ -152,7 +153,7 @@ static td_status read_zeros(const search *s, job *j) {
   return TD_OK;
 }
 
-// Keeps an order only where it is not the plain one.
+// Records the column order unless it is the plain one.
 static td_status read_order(const search *s, job *j) {
   td_word_matrix *m = &j->matrix;
   const td_tensor *t = peek(s, formats[s->format].order);
@@ -178,7 +179,7 @@ static td_status no_memory(const td_conversion *c, td_err *err) {
   return td_fail(err, TD_ENOMEM, "%s: out of memory", td_store_listing(c->store));
 }
 
-// Room for one more item of an array that doubles.
+// Grows an array by doubling so that one more item fits.
 static bool grow(void **items, size_t n, size_t *cap, size_t each) {
   if (n < *cap) return true;
   size_t more = *cap ? 2 * *cap : 64;
@@ -224,13 +225,13 @@ static td_status add_job(const search *s, job j) {
   return st;
 }
 
-// A module whose codes are t, if its format has no kernel as it is.
+// Adds the module whose codes are t, if it needs conversion.
 static td_status look_at(search *s, const td_tensor *t) {
   job j = {.words = t};
   td_word_matrix *m = &j.matrix;
   m->bits = formats[s->format].bits;
   m->is_gptq = formats[s->format].is_gptq;
-  if (peek(s, "weight")) return TD_OK; // refused when it is bound
+  if (peek(s, "weight")) return TD_OK; // reported as an error when it is bound
   bool always = m->bits == 8 || !s->scheme->scale_rows;
   if (!always && !peek(s, formats[s->format].order)) return TD_OK;
   td_status st = read_size(s, &j);

@@ -1,3 +1,4 @@
+// src/model/convert_matrix.c - unpacks one matrix of 4-bit or 8-bit codes.
 #include "model/convert_matrix.h"
 
 #include <math.h>
@@ -42,18 +43,18 @@ static float f32_of_half(uint16_t h) {
   return h & 0x8000 ? -value : value;
 }
 
-// Nearest, ties to even.
+// Rounds to nearest, ties to even.
 static uint16_t half_of_f32(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
   bits &= 0x7FFFFFFF;
   if (bits > 0x7F800000) return sign | 0x7E00;
-  if (bits >= 0x477FF000) return sign | 0x7C00; // 65520, half way to what is no half any more
-  if (bits < 0x38800000) {                      // below 2^-14: whole multiples of 2^-24
+  if (bits >= 0x477FF000) return sign | 0x7C00; // 65520 and above round to infinity
+  if (bits < 0x38800000) {                      // subnormal: multiples of 2^-24
     return (uint16_t)(sign | (uint32_t)rintf(fabsf(value) * 0x1p24f));
   }
-  bits += 0xFFF + (bits >> 13 & 1); // a carry goes into the exponent
+  bits += 0xFFF + (bits >> 13 & 1); // a carry propagates into the exponent
   return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
 }
 
@@ -92,14 +93,14 @@ bool td_words_are_symmetric(const td_word_matrix *m) {
   return true;
 }
 
-// Codes of row's columns [col, col + per word), as a word.
+// The codes of a row's columns [col, col + codes per word), as one word.
 static uint32_t word_at(const td_word_matrix *m, uint32_t row, uint32_t col) {
   size_t k = col / per_word(m);
   size_t at = m->is_gptq ? k * m->rows + row : row * words_of(m, m->cols) + k;
   return u32_at(m->words, at);
 }
 
-// The n codes of a word, less half their range.
+// Unpacks the n codes of a word, minus half their range.
 static void put_codes(const td_word_matrix *m, uint32_t word, uint32_t n, int8_t *out) {
   if (m->bits == 8 && n == 4) {
     word ^= 0x80808080;
@@ -114,7 +115,7 @@ static void put_codes(const td_word_matrix *m, uint32_t word, uint32_t n, int8_t
 }
 
 void td_words_to_i8(const td_word_matrix *m, int8_t *out) {
-  enum { BLOCK = 64 }; // rows whose words of one column share a few cache lines
+  enum { BLOCK = 64 }; // rows whose words of one column share cache lines
   uint32_t each = per_word(m);
   for (uint32_t begin = 0; begin < m->rows; begin += BLOCK) {
     uint32_t end = m->rows - begin < BLOCK ? m->rows : begin + BLOCK;

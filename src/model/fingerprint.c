@@ -1,3 +1,4 @@
+// src/model/fingerprint.c - hashes what identifies a checkpoint.
 #include "model/fingerprint.h"
 
 #include <errno.h>

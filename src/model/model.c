@@ -1,3 +1,5 @@
+// src/model/model.c - opens a model: configuration, tensors, conversion; counts its parameters and
+// bytes.
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -15,17 +17,17 @@ struct td_model {
   td_model_config config;
   td_store *store;
   td_quant *quant;
-  td_conversion *conversion; // of a store that maps files
-  void *converted;           // what it makes, td_conversion_bytes of it
+  td_conversion *conversion; // for a store that maps files
+  void *converted;           // result of the conversion, td_conversion_bytes long
   bool is_converted;         // false: converted has no data yet
   td_bound_tensors binding;
   td_model_stats stats;
   char *dir, *name;
-  const void *memory; // of a model without a store
+  const void *memory; // for a model without a store
   size_t n_bytes;
 };
 
-// How many of how many equal parts of a matrix one token uses.
+// The fraction part/whole of a matrix that one token uses.
 typedef struct {
   uint32_t part, whole;
 } share;
@@ -45,7 +47,7 @@ static void count_weight(td_model_stats *s, const td_weight *w, share used) {
   s->active_params += n * used.part / used.whole;
 }
 
-// Counts what is bound at one place of object.
+// Counts the weights bound to one field of object.
 static void count_place(td_model_stats *s, const td_model_config *c, const td_tensor_spec *p,
                         const void *object) {
   const void *field = (const char *)object + p->offset;
@@ -55,7 +57,7 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
   case TD_SPEC_WEIGHT:
   case TD_SPEC_ROUTER:
   case TD_SPEC_LATENT: count_weight(s, field, all); return;
-  case TD_SPEC_PLAIN: // the embedding: a token reads a row, unless it is also the output matrix
+  case TD_SPEC_PLAIN: // embedding: a token reads one row, unless it is also the output matrix
     count_weight(s, field, (share){c->tie_embeddings, 1});
     return;
   case TD_SPEC_EXPERT:
@@ -93,7 +95,7 @@ static td_model_stats count_all(const td_model *m) {
   return s;
 }
 
-// Cuts the last component off a path and returns it.
+// Removes the last component of a path and returns it.
 static char *cut_last(char *path) {
   char *slash = strrchr(path, '/');
   if (!slash) return path;
@@ -101,7 +103,7 @@ static char *cut_last(char *path) {
   return slash + 1;
 }
 
-// "models--Qwen--Qwen3-30B-A3B" as "Qwen/Qwen3-30B-A3B".
+// Turns "models--Qwen--Qwen3-30B-A3B" into "Qwen/Qwen3-30B-A3B".
 static char *name_of_repository(const char *folder) {
   char *name = strdup(folder + strlen("models--"));
   for (char *at = name; at && (at = strstr(at, "--"));) {
@@ -125,7 +127,7 @@ char *td_dir_model_name(const char *dir) {
   return name;
 }
 
-// Adds what must be converted to the store, without its data.
+// Adds tensors that need conversion to the store, without data.
 static td_status plan_conversion(td_model *m, td_err *err) {
   td_status st = td_conversion_open(&m->conversion, m->store, m->quant, err);
   size_t n_bytes = (size_t)td_conversion_bytes(m->conversion);
@@ -181,7 +183,7 @@ static const void *find_kept(void *ctx, const char *path, size_t *n_bytes) {
   return td_resident_find(&kept->resident, path + len + 1, n_bytes);
 }
 
-// With weights in memory the files are not needed, and may be gone or others by now.
+// With resident weights the files are not read: they may have been deleted or replaced.
 static td_status open_model(td_model *m, const char *dir, int weights_fd, td_err *err) {
   if (weights_fd < 0) return open_parts(m, dir, weights_fd, err);
   kept_dir kept = {.dir = dir};

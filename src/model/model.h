@@ -1,4 +1,4 @@
-// src/model/model.h - a checkpoint directory: its configuration and its weights, mapped as stored.
+// src/model/model.h - a checkpoint directory: its configuration, and its weights mapped as stored.
 #ifndef TD_MODEL_MODEL_H
 #define TD_MODEL_MODEL_H
 
@@ -17,15 +17,15 @@ typedef struct td_family td_family; // families/family.h
 #define TD_MAX_EOS    16
 #define TD_MAX_LAYERS 1024
 
-// RoPE scaling of the YaRN kind; factor 1 means none. Names are config.json's.
+// YaRN RoPE scaling; factor 1: none. Field names follow config.json.
 typedef struct {
   double factor, beta_fast, beta_slow, mscale, mscale_all_dim;
-  double attention_factor; // 0: derived from factor (and mscale) as transformers does
+  double attention_factor; // 0: derived from factor (and mscale) as in transformers
   uint32_t original_max_position;
 } td_yarn;
 
-// What the forward pass needs to know of config.json and generation_config.json. Dimensions are in
-// elements. Fields of the other attention kind are 0.
+// The contents of config.json and generation_config.json that the forward pass needs. Dimensions
+// are in elements. Fields of the other attention kind are 0.
 typedef struct {
   const td_family *family;
   td_attn_kind attn;
@@ -47,15 +47,15 @@ typedef struct {
   uint32_t n_groups, topk_groups;
   bool router_sigmoid, norm_topk;
   float routed_scaling;
-  uint64_t moe_layers[TD_MAX_LAYERS / 64]; // a bit for each layer that has experts
-  // Multi-token prediction layers behind the last one, which are not used: as config.json says, and
-  // after td_model_open as the checkpoint has them.
+  uint64_t moe_layers[TD_MAX_LAYERS / 64]; // bit i is set if layer i has experts
+  // Multi-token prediction layers after the last one; they are not used. As stated by config.json,
+  // and after td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
   // generation
   int32_t bos_id; // -1: none
   int32_t eos_ids[TD_MAX_EOS];
   uint32_t n_eos;
-  float temperature, top_p; // defaults of generation_config.json; 1 when it gives none
+  float temperature, top_p; // from generation_config.json; 1 if absent
   uint32_t top_k_sampling;  // 0: off
 } td_model_config;
 
@@ -64,7 +64,7 @@ static inline bool td_model_is_moe(const td_model_config *config, uint32_t layer
 }
 
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
-// of n_experts; a dense layer has is_moe false and uses mlp_*, which on a MoE layer is the shared
+// of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
 // expert (n_shared_experts * expert_dim wide), absent without shared experts.
 typedef struct {
   bool is_moe;
@@ -84,61 +84,62 @@ typedef struct {
 typedef struct td_model td_model;
 
 typedef struct {
-  uint64_t params, active_params;       // active: what one token's forward pass multiplies with
-  uint64_t bytes;                       // of all weights used
-  uint64_t expert_bytes;                // of them, the routed experts'
-  uint64_t active_bytes;                // read by one token's forward pass, embedding row excluded
+  uint64_t params, active_params;       // active: used by one token's forward pass
+  uint64_t bytes;                       // all weights in use
+  uint64_t expert_bytes;                // of them, routed experts
+  uint64_t active_bytes;                // read by one token's forward pass, without the embedding
+                                        // row
   uint64_t bytes_by_dtype[TD_N_DTYPES]; // indexed by td_dtype
 } td_model_stats;
 
 // Reads config.json and generation_config.json only.
 td_status td_model_config_read(td_model_config *out, const char *dir, td_err *err);
 
-// Maps the shards and binds every tensor; nothing is converted or copied but the few whose offset
-// in the file does not suit their dtype, and matrices in a format without a kernel
+// Maps the shards and binds every tensor. Data are copied or converted only for the few tensors
+// whose file offset is misaligned for their dtype, and for matrices in a format without a kernel
 // (model/convert.h). Errors name file and tensor: TD_ENOENT, TD_EFORMAT (corrupt or truncated
-// shard, lying header, missing, extra or misshapen tensor), TD_EUNSUPPORTED (architecture, dtype,
-// quantization method). On success the caller owns *out.
+// shard, wrong header, missing, unexpected or misshapen tensor), TD_EUNSUPPORTED (architecture,
+// dtype, quantization method). On success the caller owns *out.
 td_status td_model_open(td_model **out, const char *dir, td_err *err);
-// The same with the weights that model/checkpoint/resident.h holds at weights_fd (borrowed for the
-// call), which the model shares with every process that opens them; -1: the shards.
+// Like td_model_open, but with the resident weights at weights_fd (model/checkpoint/resident.h),
+// which every process that opens them shares. weights_fd is borrowed for the call; -1: the shards.
 td_status td_model_open_weights(td_model **out, const char *dir, int weights_fd, td_err *err);
-// The same as td_model_open, for a look: what must be converted (model/convert.h) has its shape and
-// dtype but no data before td_model_convert.
+// Like td_model_open, for inspection: tensors that need conversion (model/convert.h) have shape and
+// dtype but no data until td_model_convert is called.
 td_status td_model_open_shapes(td_model **out, const char *dir, td_err *err);
-// TD_ENOMEM. Does nothing where all is there.
+// Fills tensors that need conversion. Does nothing if that is done. TD_ENOMEM.
 td_status td_model_convert(td_model *model, td_err *err);
-// A model of weights that are in memory already, as benchmarks make them, borrowed until it is
-// closed; several layers may be the same.
+// A model whose weights are already in memory, for benchmarks. The memory is borrowed until close;
+// several layers may share weights.
 typedef struct {
   const td_layer *layers; // [config->n_layers]
   td_weight embed, lm_head;
   td_vec final_norm;
-  const void *memory; // that all of it lies in
+  const void *memory; // contains all weights
   size_t n_bytes;
 } td_model_parts;
 td_status td_model_assemble(td_model **out, const td_model_config *config,
                             const td_model_parts *parts, td_err *err);
 void td_model_close(td_model *model);
-// The memory that all weights lie in; NULL: they are mapped from files.
+// The memory that contains all weights; NULL if they are mapped from files.
 const void *td_model_memory(const td_model *model, size_t *n_bytes);
 
 const td_model_config *td_model_config_of(const td_model *model);
 const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx);
 const td_weight *td_model_embed(const td_model *model);
-const td_weight *td_model_lm_head(const td_model *model); // the embedding when tied
+const td_weight *td_model_lm_head(const td_model *model); // the embedding if tied
 td_vec td_model_final_norm(const td_model *model);
 td_model_stats td_model_stats_of(const td_model *model);
-// Bytes of a layer's routed experts.
+// Size of a layer's routed experts in bytes.
 uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx);
 const char *td_model_dir(const td_model *model);
 const char *td_model_name(const td_model *model);
-// What a checkpoint's directory says about its name: the repository's, where it is a snapshot in a
-// hub's cache (models--ORG--NAME/snapshots/HASH), else its real path's last component. The caller
+// A model name derived from its directory: the repository's name if it is a snapshot in a hub cache
+// (models--ORG--NAME/snapshots/HASH), otherwise the last component of its real path. The caller
 // frees it; NULL: out of memory.
 char *td_dir_model_name(const char *dir);
 
-// Every tensor of the checkpoint, for listing. shape has n_dims entries.
+// A tensor of the checkpoint, for listing. shape has n_dims entries.
 typedef struct {
   const char *name, *file, *dtype;
   uint64_t shape[8];

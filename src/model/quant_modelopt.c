@@ -1,5 +1,5 @@
-// src/model/quant_modelopt.c - what NVIDIA's ModelOpt writes, in quantization_config or in
-// hf_quant_config.json; there under "quantization".
+// src/model/quant_modelopt.c - reads the settings that NVIDIA's ModelOpt writes, either as
+// quantization_config or in hf_quant_config.json under "quantization".
 #include <string.h>
 
 #include "model/quant_scheme_impl.h"

@@ -1,6 +1,5 @@
-// src/model/quant_scheme.c - which scheme goes with a module, by the rules of compressed-tensors: a
-// target that is the name itself goes before one that is an expression, and that before a class of
-// modules.
+// src/model/quant_scheme.c - finds the scheme of a module by the rules of compressed-tensors: an
+// exact name takes precedence over a regular expression, and that over a class of modules.
 #include "model/quant_scheme.h"
 
 #include <stdio.h>
@@ -19,8 +18,8 @@ typedef enum { NAME, EXPRESSION, CLASS, N_KINDS } pattern_kind;
 
 struct td_quant_pattern {
   pattern_kind kind;
-  char *name;       // NAME
-  pcre2_code *code; // EXPRESSION
+  char *name;       // for NAME
+  pcre2_code *code; // for EXPRESSION
   pcre2_match_data *match;
   pcre2_match_context *context;
   uint32_t scheme_idx;
@@ -92,7 +91,7 @@ static bool matches(const struct td_quant_pattern *p, const char *module) {
   switch (p->kind) {
   case NAME: return strcmp(p->name, module) == 0;
   case EXPRESSION:
-    // A match that takes too long counts as none; the tensor is then refused by name.
+    // A match that exceeds the limit counts as none; the tensor is then rejected by name.
     return pcre2_match(p->code, (PCRE2_SPTR)module, PCRE2_ZERO_TERMINATED, 0, 0, p->match,
                        p->context) >= 0;
   case CLASS: return true;
@@ -139,7 +138,7 @@ td_status td_quant_open(td_quant **out, const cJSON *root, const char *file, td_
   return st;
 }
 
-// Reads dir/file where it exists; else *root is NULL.
+// Parses dir/file. *root is NULL if it does not exist.
 static td_status read_root(cJSON **root, char **path, const char *dir, const char *file,
                            td_err *err) {
   *root = NULL;
@@ -151,7 +150,7 @@ static td_status read_root(cJSON **root, char **path, const char *dir, const cha
   return td_json_parse_regular(root, *path, TD_CONFIG_MAX_BYTES, err);
 }
 
-// What ModelOpt says in a file of its own.
+// Opens ModelOpt's own file.
 static td_status open_modelopt(td_quant **out, const char *dir, td_err *err) {
   cJSON *root;
   char *path;

@@ -1,5 +1,5 @@
-// src/model/quant_scheme_config.c - reads quantization_config, one function a method; those of
-// words are in quant_words.c, ModelOpt's in quant_modelopt.c.
+// src/model/quant_scheme_config.c - reads quantization_config, one function per method. gptq, awq
+// and auto-round are in quant_words.c, ModelOpt in quant_modelopt.c.
 #include <string.h>
 #include <strings.h>
 
@@ -55,7 +55,7 @@ static td_status read_block(const td_config_reader *r, const cJSON *block, const
   return TD_OK;
 }
 
-// The only scheme of a method, for every module that has the tensors.
+// Adds the only scheme of a method, which applies to every module that has the tensors.
 static td_status add_for_all(td_quant *quant, const td_config_reader *r,
                              const td_quant_scheme *scheme) {
   return td_quant_add_scheme(quant, r, "Linear", scheme);
@@ -73,7 +73,7 @@ static td_status read_fp8(td_quant *quant, const td_config_reader *r, const cJSO
                    "with blocks is",
                    r->file);
   }
-  // transformers' default where the key is absent
+  // transformers' default if the key is absent
   td_quant_scheme s = {TD_QUANT_FP8, 128, 128, true, 0};
   if (block) st = read_block(r, block, "weight_block_size", &s);
   return st == TD_OK ? add_for_all(quant, r, &s) : st;
@@ -81,13 +81,13 @@ static td_status read_fp8(td_quant *quant, const td_config_reader *r, const cJSO
 
 enum { TENSOR = 1, CHANNEL = 2, GROUP = 4, BLOCK = 8 };
 
-// How compressed-tensors stores what. group: the only size there is, 0: any.
+// Storage formats of compressed-tensors. group: the only group size supported, 0: any.
 static const struct {
   const char *name, *type;
   uint32_t bits, group;
   unsigned strategies;
   td_quant_format format;
-  bool asymmetric; // may be
+  bool asymmetric; // zero points are allowed
 } ct_formats[] = {
     {"pack-quantized", "int", 4, 0, CHANNEL | GROUP, TD_QUANT_PACKED, true},
     {"pack-quantized", "int", 4, 0, TENSOR, TD_QUANT_PACKED, false},
@@ -102,9 +102,10 @@ static const struct {
     {"nvfp4-pack-quantized", "float", 4, 16, GROUP, TD_QUANT_NVFP4, false},
     {"mxfp4-pack-quantized", "float", 4, 32, GROUP, TD_QUANT_MXFP4_CT, false},
     {"mxfp8-quantized", "float", 8, 32, GROUP, TD_QUANT_FLOAT, false}, // scales are exponents
+                                                                       // (E8M0)
 };
 
-// "weights" of one of config_groups.
+// The "weights" object of one of config_groups.
 typedef struct {
   const char *type, *strategy, *actorder;
   uint32_t bits, group_size;
@@ -198,7 +199,7 @@ static td_status make_ct_scheme(const td_config_reader *r, const char *format, c
                  w.symmetric ? "symmetric" : "not symmetric", format);
 }
 
-// Adds each of an array of names and expressions.
+// Adds each entry of an array of names and regular expressions.
 static td_status read_patterns(td_quant *quant, const td_config_reader *r, const cJSON *object,
                                const char *key, uint32_t scheme_idx) {
   const cJSON *list = td_json_get(object, key);
@@ -222,7 +223,7 @@ static td_status read_ct_group(td_quant *quant, const td_config_reader *r, const
                    group->string);
   }
   const cJSON *weights = td_json_get(group, "weights");
-  if (!weights) return TD_OK; // activations alone
+  if (!weights) return TD_OK; // only activations are quantized
   if (!cJSON_IsObject(weights)) {
     return td_fail(r->err, TD_EFORMAT, "%s: weights must be an object", r->file);
   }
@@ -260,7 +261,7 @@ static td_status read_mxfp4(td_quant *quant, const td_config_reader *r, const cJ
   return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_MXFP4, 1, 32, true, 0});
 }
 
-// FP8 with an exponent for 32 elements, spelled as DeepSeek spells blocks.
+// FP8 with one exponent per 32 elements, configured with the keys of DeepSeek's blocks.
 static td_status read_mxfp8(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   (void)config;
   return add_for_all(quant, r, &(td_quant_scheme){TD_QUANT_FP8, 1, 32, true, 0});

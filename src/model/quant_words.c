@@ -1,4 +1,4 @@
-// src/model/quant_words.c - the methods whose codes lie in words of 32 bits: gptq, awq, and
+// src/model/quant_words.c - reads the methods that pack codes in 32-bit words: gptq, awq, and
 // auto-round, which writes either.
 #include <stdio.h>
 #include <string.h>
@@ -8,12 +8,12 @@
 #include "model/quant_scheme_impl.h"
 
 typedef enum {
-  GPTQ_V1, // zero points are stored one too small
+  GPTQ_V1, // zero points are stored minus 1
   GPTQ_V2,
   AWQ,
 } packing;
 
-// Settings of one kind of module: those of special, and of general where special has none.
+// Settings of one kind of module: `special` overrides `general`.
 typedef struct {
   const td_config_reader *r;
   const cJSON *general, *special;
@@ -23,7 +23,7 @@ static const cJSON *holder(const settings *s, const char *key) {
   return td_json_get(s->special, key) ? s->special : s->general;
 }
 
-// 4 where none are given.
+// Default: 4.
 static td_status read_bits(const settings *s, uint32_t *bits) {
   *bits = 4;
   return td_quant_uint(s->r, holder(s, "bits"), "bits", 32, bits);
@@ -44,7 +44,7 @@ static td_status make_scheme(const settings *s, packing how, td_quant_scheme *ou
                    "%s: group_size %u is not supported; supported are multiples of 8", s->r->file,
                    group_size);
   }
-  if (how == AWQ) { // without zero points, some files have them all the same
+  if (how == AWQ) { // a file may have zero points although it declares none
     bool zero_point = true, sym = false;
     st = td_quant_bool(s->r, holder(s, "zero_point"), "zero_point", &zero_point);
     if (st == TD_OK) st = td_quant_bool(s->r, holder(s, "sym"), "sym", &sym);
@@ -64,7 +64,7 @@ static td_status make_scheme(const settings *s, packing how, td_quant_scheme *ou
   return TD_OK;
 }
 
-// Modules that match pattern: as s says, with 16 bits and more not quantized.
+// Applies settings to modules that match pattern; 16 bits and more mean not quantized.
 static td_status add_modules(td_quant *quant, const settings *s, packing how, const char *pattern) {
   uint32_t bits;
   if (s->special && !cJSON_IsObject(s->special)) {
@@ -79,8 +79,8 @@ static td_status add_modules(td_quant *quant, const settings *s, packing how, co
   return st == TD_OK ? td_quant_add_scheme(quant, s->r, pattern, &scheme) : st;
 }
 
-// "dynamic": {"-:expression": {}} leaves modules out, "+:expression" and "expression" override
-// settings of theirs. Expressions match from the name's beginning.
+// "dynamic": {"-:expression": {}} excludes modules; "+:expression" and "expression" override
+// settings. Expressions match from the start of the name.
 static td_status read_dynamic(td_quant *quant, const td_config_reader *r, const cJSON *config,
                               packing how) {
   const cJSON *dynamic = td_json_get(config, "dynamic");
@@ -128,11 +128,11 @@ td_status td_quant_read_awq(td_quant *quant, const td_config_reader *r, const cJ
   return add_modules(quant, &s, AWQ, "Linear");
 }
 
-// How auto-round laid the words out: "auto_round:auto_gptq", "auto_round:auto_awq", or its own,
-// which is GPTQ's with zero points as they are.
+// Packing used by auto-round: "auto_round:auto_gptq", "auto_round:auto_awq", or its own, which is
+// GPTQ's with zero points stored unchanged.
 static td_status find_packing(const td_config_reader *r, const cJSON *config, packing *out) {
   const char *name = "auto_round:auto_gptq", *type = "int";
-  td_status st = td_quant_str(r, config, "backend", &name); // older files
+  td_status st = td_quant_str(r, config, "backend", &name); // in older files
   if (st == TD_OK) st = td_quant_str(r, config, "packing_format", &name);
   if (st == TD_OK) st = td_quant_str(r, config, "data_type", &type);
   if (st != TD_OK) return st;
@@ -143,7 +143,7 @@ static td_status find_packing(const td_config_reader *r, const cJSON *config, pa
   if (*out == AWQ || strstr(name, "gptq")) return TD_OK;
   for (size_t i = 0; i < TD_COUNT(own); i++) {
     if (strcmp(name, own[i]) != 0) continue;
-    if (i) *out = GPTQ_V2; // "auto" stands for GPTQ's
+    if (i) *out = GPTQ_V2; // "auto" means GPTQ's
     return TD_OK;
   }
   return td_quant_unsupported(r, "packing_format", name,
@@ -170,7 +170,7 @@ td_status td_quant_read_auto_round(td_quant *quant, const td_config_reader *r,
   for (const cJSON *item = extra->child; item && st == TD_OK; item = item->next) {
     s.special = item;
     td_buf_clear(&text);
-    // Names, and expressions that match anywhere.
+    // Keys are names, or regular expressions that match anywhere.
     td_buf_printf(&text, is_module_name(item->string) ? "%s" : "re:.*?(?:%s)", item->string);
     st = td_buf_status(&text, r->err);
     if (st == TD_OK) st = add_modules(quant, &s, how, td_buf_text(&text));

@@ -1,3 +1,4 @@
+// src/model/tensor_bind.c - binds a checkpoint's tensors to the fields of the model.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,12 +7,12 @@
 #include "model/bind_impl.h"
 #include "model/families/family.h"
 
-// Tensors that published checkpoints carry and no forward pass here needs.
+// Tensors of published checkpoints that the forward pass does not need.
 static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale", ".v_scale",
                                                ".input_scale", ".input_global_scale"};
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
-  // transformers holds experts fused in memory and could be made to write them so.
+  // transformers fuses experts in memory and may write them fused.
   const char *experts = strstr(name, ".experts.");
   if (experts) {
     char fused[TD_MAX_TENSOR_NAME];
@@ -63,7 +64,7 @@ td_status td_binder_check_shape(const td_tensor_binder *b, const td_tensor *t, u
                  t->file, t->name, have, asked);
 }
 
-// Spellings of the dtypes that tensors may be asked for; bytes may stand for exponents.
+// dtypes that a tensor may be required to have, as safetensors spells them; U8 may hold exponents.
 static const struct {
   const char *name;
   td_dtype dtype;
@@ -90,7 +91,7 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
                  t->dtype, names);
 }
 
-// n_bytes that live as long as the binding; NULL when out of memory.
+// Allocates n_bytes that live as long as the binding; NULL: out of memory.
 static void *new_block(td_tensor_binder *b, size_t n_bytes) {
   td_bound_tensors *out = b->out;
   if (out->n_blocks == out->cap_blocks) {
@@ -164,7 +165,7 @@ static td_status bind_vec(td_tensor_binder *b, const td_tensor *t, uint32_t n, t
   return td_binder_place_f32(b, t, &v->data);
 }
 
-// Binds the tensors of one place to the field it says.
+// Binds the tensors of one spec to its field.
 static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
                             void *field) {
   uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
@@ -221,7 +222,7 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
 }
 
 static td_status bind_ends(td_tensor_binder *b) {
-  // As in transformers, embeddings said to be tied are not when the checkpoint has both matrices.
+  // As in transformers, tie_word_embeddings is ignored if the checkpoint has both matrices.
   if (td_store_find(b->store, "lm_head.weight") >= 0) b->config->tie_embeddings = false;
   unsigned met = td_end_conditions(b->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
@@ -238,14 +239,14 @@ static bool ends_with(const char *text, const char *suffix) {
   return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
-// Whether name is of one of the multi-token prediction layers; then *layer_idx is which.
+// Whether name belongs to a multi-token prediction layer; if so *layer_idx is its index.
 static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_idx) {
   int len = 0;
   return sscanf(name, "model.layers.%9u.%n", layer_idx, &len) == 1 && len > 0 &&
          *layer_idx >= c->n_layers && *layer_idx - c->n_layers < c->n_mtp_layers;
 }
 
-// Refuses tensors that no place wanted and that are not known to be needless.
+// Rejects unused tensors unless they are known to be unnecessary.
 static td_status check_rest(td_tensor_binder *b) {
   uint32_t n_mtp = 0;
   for (size_t i = 0; i < td_store_n_tensors(b->store); i++) {

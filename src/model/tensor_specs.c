@@ -1,3 +1,4 @@
+// src/model/tensor_specs.c - dimensions, per-layer conditions, and tensors outside the layers.
 #include "model/tensor_specs.h"
 
 #include <stddef.h>

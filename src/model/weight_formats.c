@@ -1,6 +1,6 @@
-// src/model/weight_formats.c - a matrix in each of the ways checkpoints store one: the tensors it
-// takes, their dtypes and shapes, and the td_weight they make. Nothing is converted but the few
-// scales of whole blocks or rows, which become F32.
+// src/model/weight_formats.c - binds a matrix in each supported storage format: which tensors it
+// consists of, their dtypes and shapes, and the resulting td_weight. Nothing is converted except
+// per-block and per-row scales, which are few and become F32.
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,13 +10,13 @@
 #define BIT(dtype) (1u << (dtype))
 #define PLAIN      (BIT(TD_F32) | BIT(TD_F16) | BIT(TD_BF16))
 
-// One row a td_quant_format.
+// Indexed by td_quant_format.
 typedef struct {
-  const char *data, *scale, *zero; // what the tensors are called behind the module's name
+  const char *data, *scale, *zero; // tensor names after the module's
   const char *stored;              // dtype of data in the file
   td_dtype dtype;
   td_layout layout;
-  unsigned scale_dtypes; // 0: made F32
+  unsigned scale_dtypes; // bit mask; 0: converted to F32
 } storage;
 
 static const storage storages[] = {
@@ -25,7 +25,7 @@ static const storage storages[] = {
     [TD_QUANT_INT] = {"weight", "weight_scale", NULL, "I8", TD_I8, TD_LAYOUT_ROWS, 0},
     [TD_QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I4,
                          TD_LAYOUT_ROWS, PLAIN},
-    // Those without a kernel are converted (model/convert.h); what is left of them is refused.
+    // Formats without a kernel are converted at load time (model/convert.h); otherwise rejected.
     [TD_QUANT_PACKED8] = {"weight_packed", "weight_scale", "weight_zero_point", "I32", TD_I8,
                           TD_LAYOUT_ROWS, 0},
     [TD_QUANT_GPTQ8] = {"qweight", "scales", "qzeros", "I32", TD_I8, TD_LAYOUT_ROWS, 0},
@@ -67,7 +67,7 @@ static const td_tensor *peek_part(const td_tensor_binder *b, const char *module,
   return name_of(b, name, module, part) == TD_OK ? td_binder_peek(b, name) : NULL;
 }
 
-// The stored shape of the codes.
+// Checks the stored shape of the codes.
 static td_status check_data_shape(const binding *g, const td_tensor *t) {
   const td_weight *w = g->w;
   uint32_t rows = w->rows, cols = w->cols;
@@ -99,7 +99,7 @@ static td_status check_fits(const binding *g, const td_tensor *t) {
   return check_data_shape(g, t);
 }
 
-// [rows][groups] or [groups][rows]; where that is one column or one element, also with less
+// Accepts [rows][groups] or [groups][rows]. A single column or element may also have fewer
 // dimensions.
 static td_status check_scale_shape(const binding *g, const td_tensor *t) {
   const td_weight *w = g->w;
@@ -141,7 +141,7 @@ static td_status bind_zero(const binding *g) {
   return st;
 }
 
-// A factor for the whole matrix: weight_scale_2, or one over weight_global_scale.
+// Binds the factor of the whole matrix: weight_scale_2, or 1 / weight_global_scale.
 static td_status bind_global_scale(const binding *g) {
   td_weight *w = g->w;
   w->global_scale = 1;
@@ -167,7 +167,7 @@ static uint64_t int_at(const td_tensor *t, size_t idx) {
   return value;
 }
 
-// weight_shape, which pack-quantized has beside its words.
+// Checks weight_shape, which pack-quantized stores next to its words.
 static td_status check_stated_shape(const binding *g) {
   const td_tensor *t = peek_part(g->b, g->module, "weight_shape");
   if (!t) return TD_OK;
@@ -181,7 +181,7 @@ static td_status check_stated_shape(const binding *g) {
                  t->name, g->w->rows, g->w->cols);
 }
 
-// g_idx, the group of each column; it must be the plain order.
+// Checks that g_idx, the group of each column, is the plain order.
 static td_status check_column_order(const binding *g) {
   const td_tensor *t = peek_part(g->b, g->module, "g_idx");
   if (!t) return TD_OK;
@@ -220,7 +220,7 @@ static td_status bind_stored(const binding *g, const td_tensor *t) {
   return st;
 }
 
-// Notes that the tensors a matrix was made of are used.
+// Marks the source tensors of a matrix as used.
 static void use_sources(const binding *g) {
   const char *const parts[] = {g->storage->data, g->storage->scale, g->storage->zero,
                                "g_idx",          "weight_g_idx",    "weight_shape"};
@@ -232,7 +232,7 @@ static void use_sources(const binding *g) {
 
 static td_status bind_plain(td_tensor_binder *b, const char *name, td_weight *w);
 
-// t was made of a format without a kernel: plain, or I8 with a scale a block.
+// t was converted from a format without a kernel: now plain, or I8 with one scale per block.
 static td_status bind_converted(binding *g, const td_tensor *t) {
   use_sources(g);
   if (strcmp(t->dtype, "I8") != 0) return bind_plain(g->b, t->name, g->w);
@@ -262,7 +262,7 @@ static td_status bind_plain(td_tensor_binder *b, const char *name, td_weight *w)
   return st == TD_OK ? td_binder_place(b, t, td_dtype_bytes(w->dtype), &w->data) : st;
 }
 
-// t is quantized, and no scheme is for it.
+// Rejects t, which is quantized although no scheme covers it.
 static td_status refuse_unexplained(const td_tensor_binder *b, const td_tensor *t) {
   if (strcmp(t->dtype, "F8_E4M3") == 0 || strcmp(t->dtype, "I32") == 0) {
     return td_fail(b->err, TD_EFORMAT,

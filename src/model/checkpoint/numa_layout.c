@@ -1,8 +1,9 @@
+// src/model/checkpoint/numa_layout.c - assigns pages of row-major matrices to NUMA nodes.
 #include "model/checkpoint/numa_layout.h"
 
 #include <string.h>
 
-// Matrices of AutoAWQ and AutoGPTQ lie with their columns one after another.
+// AutoAWQ and AutoGPTQ store matrices column by column.
 static bool is_transposed(const char *name) {
   static const char *const ends[] = {".qweight", ".qzeros"};
   size_t len = strlen(name);

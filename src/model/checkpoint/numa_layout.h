@@ -7,17 +7,17 @@
 #include "model/checkpoint/store.h"
 
 typedef struct {
-  uint64_t begin, end; // bytes, multiples of the page's; may be empty
+  uint64_t begin, end; // bytes, multiples of the page size; may be empty
 } td_page_range;
 
-// Of a matrix of n_bytes in n_rows that begins at `at`: the pages of each of n_nodes, in order and
-// without gaps. A page that two share belongs to the node that has more of it. The first and the
-// last page of the matrix are in it only where the matrix fills them.
+// Splits the pages of a matrix of n_bytes in n_rows, which begins at byte `at`, over n_nodes:
+// consecutive ranges without gaps. A page shared by two nodes goes to the one with more of it. The
+// first and last page are included only if the matrix fills them.
 void td_place_rows(td_page_range out[TD_MAX_NODES], unsigned n_nodes, uint64_t at, uint64_t n_bytes,
                    uint64_t n_rows, uint64_t page_bytes);
 
-// Of the tensor's rows, where they lie one after another, as whole: what td_place_rows is for.
-// False: it is no such matrix, or too small to cut.
+// Whether the tensor should be split by td_place_rows. False if it is not a row-major matrix or too
+// small.
 bool td_place_is_cut(const td_tensor *tensor, unsigned n_nodes, uint64_t page_bytes);
 
 #endif

@@ -1,5 +1,5 @@
-// src/model/checkpoint/resident.c - the layout of the memory, and attaching to it (resident_load.c
-// fills it).
+// src/model/checkpoint/resident.c - layout of the shared memory, and attaching to it.
+// resident_load.c fills it.
 #include "model/checkpoint/resident.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ td_status td_resident_attach(td_resident *out, int fd, td_err *err) {
   if (base == MAP_FAILED) {
     return td_fail(err, TD_ENOMEM, "cannot map %zu bytes of weights: %s", n_bytes, strerror(errno));
   }
-  madvise(base, n_bytes, MADV_HUGEPAGE); // where there are none, plain ones do
+  madvise(base, n_bytes, MADV_HUGEPAGE); // falls back to plain pages
   *out = (td_resident){.base = base, .n_bytes = n_bytes};
   if (is_well_formed(out)) return TD_OK;
   td_resident_detach(out);

@@ -1,5 +1,5 @@
-// src/model/checkpoint/resident_impl.h - how shards lie in shared memory: a list of them, then each
-// at a multiple of RESIDENT_ALIGN, which O_DIRECT needs; the whole is a multiple of 2 MB.
+// src/model/checkpoint/resident_impl.h - layout of the shared memory: a table of shards, then each
+// shard at a multiple of RESIDENT_ALIGN, as O_DIRECT needs. The total is a multiple of 2 MB.
 #ifndef TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
 #define TD_MODEL_CHECKPOINT_RESIDENT_IMPL_H
 
@@ -9,13 +9,13 @@
 
 #define RESIDENT_MAGIC   0x57524454u // "TDRW"
 #define RESIDENT_VERSION 1u
-#define RESIDENT_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW) // at least
+#define RESIDENT_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW) // required at least
 #define RESIDENT_NAME    256
-#define RESIDENT_ALIGN   4096u // of offset, length and memory; enough for any O_DIRECT
+#define RESIDENT_ALIGN   4096u // of offset, length and address; sufficient for any O_DIRECT
 
 typedef struct {
   uint64_t offset, n_bytes;
-  char name[RESIDENT_NAME]; // the file's, NUL-terminated
+  char name[RESIDENT_NAME]; // file name, NUL-terminated
 } resident_shard;
 static_assert(sizeof(resident_shard) == 272, "shared layout");
 

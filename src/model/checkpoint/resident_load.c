@@ -1,6 +1,6 @@
-// src/model/checkpoint/resident_load.c - reading the shards into shared memory.
-// Threads take chunks in order of the files. Nobody but read(2) writes to the memory, so where it
-// runs out the call fails and no process is killed for touching a page that cannot be had.
+// src/model/checkpoint/resident_load.c - reads the shards into shared memory. Threads take chunks
+// in file order. The memory is written only by read(2): when memory runs out the call fails,
+// whereas touching a page would kill the process.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -20,18 +20,18 @@
 #include "model/checkpoint/resident_impl.h"
 
 #define CHUNK_BYTES    ((uint64_t)8 << 20)
-#define N_READERS      8 // NVMe disks want several large reads at once; more are no faster
+#define N_READERS      8 // NVMe needs several large concurrent reads; more do not help
 #define PROGRESS_NS    200000000
-#define SEAL_TRIES     100         // a millisecond apart
+#define SEAL_TRIES     100         // 1 ms apart
 #define HUGE_2MB       (21u << 26) // MFD_HUGE_2MB of linux/memfd.h
 #define GIB            ((double)(1 << 30))
-#define MAX_FILE_BYTES ((off_t)64 << 20) // of a JSON file that is kept beside the shards
+#define MAX_FILE_BYTES ((off_t)64 << 20) // limit for a JSON file kept with the shards
 
 typedef struct {
   const char *path, *name;  // name: the end of path
-  char *own_path;           // owned; NULL for a shard, whose path is the store's
-  uint64_t n_bytes, offset; // offset: in memory
-  uint64_t first_chunk;     // of all chunks
+  char *own_path;           // owned; NULL for a shard, whose path belongs to the store
+  uint64_t n_bytes, offset; // offset in memory
+  uint64_t first_chunk;     // index among all chunks
   struct stat before;
 } source;
 
@@ -40,14 +40,15 @@ typedef struct {
   source *sources; // [n_sources]
   size_t n_sources;
   char *base;
-  uint64_t converted_offset;               // in memory, behind the shards
-  uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: of the memory, total_bytes: of the shards
+  uint64_t converted_offset;               // in memory, after the shards
+  uint64_t n_bytes, total_bytes, n_chunks; // n_bytes: the memory's size; total_bytes: the shards'
+                                           // size
   _Atomic uint64_t next_chunk, done_bytes;
-  atomic_bool is_over; // a reader failed, or the loading was canceled
+  atomic_bool is_over; // a reader failed or loading was canceled
   pthread_mutex_t lock;
   pthread_cond_t ended;
-  unsigned n_active; // readers; under lock
-  td_err err;        // the first; under lock
+  unsigned n_active; // running readers; under lock
+  td_err err;        // first error; under lock
 } loading;
 
 static uint64_t round_up(uint64_t n, uint64_t unit) {
@@ -58,7 +59,7 @@ static uint64_t round_up(uint64_t n, uint64_t unit) {
 
 typedef struct {
   loading *l;
-  const source *source; // open at fd; NULL: none
+  const source *source; // file open at fd; NULL: none
   int fd;
   bool is_direct;
 } reader;
@@ -84,7 +85,7 @@ static td_status open_source(reader *r, const source *s, bool direct, td_err *er
   close_source(r);
   int fd = direct ? open(s->path, O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
   r->is_direct = fd >= 0;
-  if (fd < 0) fd = open(s->path, O_RDONLY | O_CLOEXEC); // some file systems know no O_DIRECT
+  if (fd < 0) fd = open(s->path, O_RDONLY | O_CLOEXEC); // some file systems lack O_DIRECT
   if (fd < 0) return td_fail(err, TD_EIO, "%s: cannot open: %s", s->path, strerror(errno));
   r->fd = fd;
   r->source = s;
@@ -103,14 +104,14 @@ static td_status read_failed(const reader *r, int code, td_err *err) {
                  s->path, (double)r->l->done_bytes / GIB, (double)r->l->total_bytes / GIB);
 }
 
-// Reads [pos, pos + len) of the source to its place. pos is a multiple of CHUNK_BYTES.
+// Reads [pos, pos + len) of the source into memory. pos is a multiple of CHUNK_BYTES.
 static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) {
   const source *s = r->source;
   char *to = r->l->base + s->offset + pos;
   uint64_t have = 0;
   while (have < len) {
     uint64_t left = len - have;
-    // Behind a shard's end there is room up to the alignment.
+    // Each shard is followed by padding up to the alignment.
     uint64_t want = r->is_direct ? round_up(left, RESIDENT_ALIGN) : left;
     ssize_t n = pread(r->fd, to + have, want, (off_t)(pos + have));
     if (n < 0 && errno == EINTR) continue;
@@ -123,7 +124,7 @@ static td_status read_chunk(reader *r, uint64_t pos, uint64_t len, td_err *err) 
       if (st != TD_OK) return st;
     }
   }
-  // What went through the page cache need not stay there a second time.
+  // Do not keep a second copy in the page cache.
   if (!r->is_direct) posix_fadvise(r->fd, (off_t)pos, (off_t)len, POSIX_FADV_DONTNEED);
   return TD_OK;
 }
@@ -227,7 +228,7 @@ static td_status run_readers(loading *l, td_err *err) {
 
 // ---- the memory -----------------------------------------------------------------------------
 
-// What the list of shards takes, with one more for a conversion.
+// Size of the table of shards, including an entry for the converted shard.
 static uint64_t head_bytes(size_t n_shards, const td_conversion *conversion) {
   size_t n = n_shards + (td_conversion_bytes(conversion) > 0);
   return round_up(resident_head_bytes(n), RESIDENT_ALIGN);
@@ -242,7 +243,7 @@ uint64_t td_resident_bytes(const td_store *store, const td_conversion *conversio
   return round_up(n_bytes, TD_HUGE_PAGE_BYTES);
 }
 
-// What a worker reads beside the shards: configurations and the index, not the tokenizer.
+// Files a worker reads in addition to the shards: configuration and index, but not the tokenizer.
 static bool is_read_by_workers(const char *name) {
   size_t len = strlen(name);
   if (len < 6 || len >= RESIDENT_NAME || strcmp(name + len - 5, ".json") != 0) return false;
@@ -273,7 +274,7 @@ static td_status add_file(loading *l, const char *dir, size_t dir_len, const cha
 static td_status add_files(loading *l, td_err *err) {
   if (!l->n_sources) return TD_OK;
   const char *path = l->sources[0].path;
-  size_t dir_len = (size_t)(l->sources[0].name - path); // with the slash
+  size_t dir_len = (size_t)(l->sources[0].name - path); // including the slash
   char dir[4096];
   snprintf(dir, sizeof dir, "%.*s", (int)dir_len, path);
   DIR *stream = opendir(dir);
@@ -347,10 +348,10 @@ typedef struct {
   const td_store *store;
 } moving;
 
-// Where in memory a tensor's data were read to.
+// Where in memory a tensor's data have been read to.
 static const uint8_t *moved(void *ctx, const td_tensor *t) {
   const moving *m = ctx;
-  for (size_t i = 0; i < td_store_n_shards(m->store); i++) { // the first sources
+  for (size_t i = 0; i < td_store_n_shards(m->store); i++) { // shards are the first sources
     td_shard_info info = td_store_shard(m->store, i);
     if (t->data < info.bytes || t->data >= info.bytes + info.n_bytes) continue;
     return (const uint8_t *)m->l->base + m->l->sources[i].offset + (t->data - info.bytes);
@@ -358,7 +359,7 @@ static const uint8_t *moved(void *ctx, const td_tensor *t) {
   return t->data;
 }
 
-// Gives the whole pages of what was converted back.
+// Frees the whole pages of tensors that were converted.
 static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind pages) {
   uint64_t page = pages == TD_PAGES_RESERVED ? TD_HUGE_PAGE_BYTES : RESIDENT_ALIGN;
   const td_tensor *t;
@@ -366,7 +367,7 @@ static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind
     uint64_t at = (uint64_t)(moved((void *)m, t) - (const uint8_t *)l->base);
     uint64_t begin = round_up(at, page), end = (at + t->n_bytes) / page * page;
     if (begin >= end) continue;
-    // Memory that stays taken is no error.
+    // Failing to free memory is not an error.
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
                   (off_t)(end - begin)) != 0) {
       return;
@@ -374,7 +375,7 @@ static void drop_sources(const loading *l, int fd, const moving *m, td_page_kind
   }
 }
 
-// The memory is taken first, so that a page that cannot be had is an error and no signal.
+// Allocates the memory first, so that a lack of memory is reported as an error instead of a signal.
 static td_status convert(const loading *l, int fd, td_page_kind pages, const td_store *store,
                          td_err *err) {
   const td_conversion *c = l->opts->conversion;
@@ -392,7 +393,8 @@ static td_status convert(const loading *l, int fd, td_page_kind pages, const td_
   return st;
 }
 
-// Memory of l->n_bytes, mapped for writing; -1 and errno when there is none of that kind.
+// Creates shared memory of l->n_bytes and maps it for writing. -1 and errno if that kind is
+// unavailable.
 static int create_of(loading *l, unsigned flags) {
   int fd = memfd_create("tandem-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
   if (fd < 0) return -1;
@@ -414,7 +416,7 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
   *pages = td_memory_shared_pages(l->n_bytes);
   *fd = *pages == TD_PAGES_RESERVED ? create_of(l, MFD_HUGETLB | HUGE_2MB) : -1;
   if (*fd >= 0) return TD_OK;
-  if (*pages == TD_PAGES_RESERVED) *pages = TD_PAGES_TRANSPARENT; // somebody else took them
+  if (*pages == TD_PAGES_RESERVED) *pages = TD_PAGES_TRANSPARENT; // another process took them
   *fd = create_of(l, 0);
   if (*fd < 0) {
     return td_fail(err, TD_ENOMEM,
@@ -422,7 +424,7 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
                    "mmap, which needs none",
                    (double)l->n_bytes / GIB, strerror(errno));
   }
-  madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // as the kernel's settings allow
+  madvise(l->base, (size_t)l->n_bytes, MADV_HUGEPAGE); // subject to the kernel's THP settings
   return TD_OK;
 }
 
@@ -454,7 +456,7 @@ static td_status place_tensor(const placing *p, const td_tensor *t, uint64_t at,
   return place_matrix(&p->nodes, p->fd, parts, p->stats, err);
 }
 
-// Each node gets the rows that its threads begin with. Before a page is there.
+// Assigns each node the rows that its threads take first. Called before any page is allocated.
 static td_status place(const loading *l, int fd, td_resident_stats *stats, const td_store *store,
                        td_err *err) {
   placing p = {.nodes = td_nodes_get(),
@@ -466,7 +468,7 @@ static td_status place(const loading *l, int fd, td_resident_stats *stats, const
   if (p.nodes.n == 1) return TD_OK;
   size_t shard = 0;
   for (size_t i = 0; st == TD_OK && i < td_store_n_tensors(store); i++) {
-    const td_tensor *t = td_store_tensor(store, i); // in order of shards
+    const td_tensor *t = td_store_tensor(store, i); // sorted by shard
     td_shard_info info = td_store_shard(store, shard);
     while (t->data < info.bytes || t->data >= info.bytes + info.n_bytes)
       info = td_store_shard(store, ++shard);
@@ -484,9 +486,9 @@ static td_status place(const loading *l, int fd, td_resident_stats *stats, const
   return st;
 }
 
-// From here on the memory cannot change, or that of a device not its size. The kernel refuses while
-// it may still be writing to it for us. Before Linux 6.7 only a descriptor without the right to
-// write can be mapped after this.
+// Seals the memory: contents and size, or for a device the size only. The kernel returns EBUSY
+// while reads into it are in flight. Before Linux 6.7, write-sealed memory can be mapped shared
+// only from a read-only descriptor.
 static td_status publish(int *fd, bool for_device, td_err *err) {
   int rc = -1, seals = RESIDENT_SEALS | F_SEAL_SEAL | (for_device ? 0 : F_SEAL_WRITE);
   for (int i = 0; i < SEAL_TRIES && rc != 0; i++) {
@@ -511,7 +513,7 @@ static td_status load(loading *l, int *fd, td_resident_stats *stats, const td_st
   if (st == TD_OK) st = create(l, fd, &stats->pages, err);
   if (st != TD_OK) return st;
   st = place(l, *fd, stats, store, err);
-  if (st != TD_OK) { // slower, no more
+  if (st != TD_OK) { // only slower
     td_warn("weights are not placed by NUMA node: %s", err->msg);
     stats->n_nodes = 1;
   }

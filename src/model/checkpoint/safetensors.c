@@ -1,5 +1,4 @@
-// src/model/checkpoint/safetensors.c - reading and judging a header: what it says must tile the
-// file.
+// src/model/checkpoint/safetensors.c - parses and validates the header: tensors must tile the file.
 #include "model/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -10,17 +9,17 @@
 #include "base/fs.h"
 #include "base/json_parse.h"
 
-// What one file's functions pass along.
+// State of parsing one file.
 typedef struct {
   const char *file_name;
   td_err *err;
   td_safetensors *out;
-  char *names_end;  // where the next name goes
+  char *names_end;  // where the next name is stored
   uint64_t n_data;  // bytes after the header
-  const char *data; // first of them
+  const char *data; // the first of them
 } reader;
 
-// One tensor's members, before they are checked against each other; NULL: absent.
+// The members of one tensor before validation; NULL: absent.
 typedef struct {
   const cJSON *dtype, *shape, *data_offsets;
   uint64_t offsets[2];
@@ -48,7 +47,7 @@ static const char *find_dtype(const char *name, unsigned *bits) {
 
 static td_status take_uint(const reader *r, const td_tensor *t, const cJSON *item, const char *what,
                            uint64_t *out) {
-  // The parser keeps the text of what a double does not tell from other numbers.
+  // The parser keeps the text of numbers that a double cannot represent uniquely.
   const char *text = cJSON_IsNumber(item) ? item->valuestring : NULL;
   const bool is_whole = cJSON_IsNumber(item) && item->valuedouble >= 0 &&
                         (text ? !text[strspn(text, "0123456789")]
@@ -65,7 +64,7 @@ static td_status take_uint(const reader *r, const td_tensor *t, const cJSON *ite
                  t->name, what);
 }
 
-// Reads an array of whole numbers into out, at most max of them.
+// Reads an array of at most max integers into out.
 static td_status take_uints(const reader *r, const td_tensor *t, const cJSON *array, uint64_t *out,
                             uint32_t max, uint32_t *n) {
   const char *what = array->string;
@@ -85,7 +84,7 @@ static td_status take_uints(const reader *r, const td_tensor *t, const cJSON *ar
   return TD_OK;
 }
 
-// Other members than the three are let pass.
+// Members other than dtype, shape and data_offsets are ignored.
 static td_status find_members(const reader *r, const td_tensor *t, const cJSON *object, entry *e) {
   const struct {
     const char *key;
@@ -129,7 +128,7 @@ static td_status read_members(const reader *r, td_tensor *t, entry *e, unsigned 
   return st;
 }
 
-// Checks the members of one tensor against each other and against the file.
+// Validates the members of one tensor against each other and the file's size.
 static td_status check_entry(const reader *r, td_tensor *t, const entry *e, unsigned bits) {
   uint64_t n_bits = bits;
   for (uint32_t i = 0; i < t->n_dims; i++) {
@@ -223,7 +222,7 @@ static td_status check_names(const reader *r) {
   return st;
 }
 
-// Sorts the tensors by their place and checks that they tile the data.
+// Sorts the tensors by offset and checks that they tile the data.
 static td_status check_layout(const reader *r) {
   td_safetensors *out = r->out;
   if (out->n_tensors) qsort(out->tensors, out->n_tensors, sizeof *out->tensors, by_data);

@@ -1,3 +1,4 @@
+// src/model/checkpoint/shard_writer.c - lays out and writes one safetensors file.
 #include "model/checkpoint/shard_writer.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 
 #include "base/json_write.h"
 
-enum { LINE = 64 }; // bytes of a cache line; the format asks for multiples of 8
+enum { LINE = 64 }; // cache line; the format requires multiples of 8
 
 static td_status fail_errno(td_err *err, const char *path, const char *verb) {
   return td_fail(err, TD_EIO, "%s: cannot %s: %s", path, verb, strerror(errno));

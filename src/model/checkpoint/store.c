@@ -1,3 +1,4 @@
+// src/model/checkpoint/store.c - opens a checkpoint's shards and indexes their tensors by name.
 #include "model/checkpoint/store.h"
 
 #include <stdio.h>
@@ -10,28 +11,28 @@
 
 #define SINGLE_FILE     "model.safetensors"
 #define INDEX_FILE      "model.safetensors.index.json"
-#define CONVERTED_FILE  "weights in memory" // in messages
+#define CONVERTED_FILE  "weights in memory" // used in messages
 #define MAX_INDEX_BYTES ((size_t)256 << 20)
 
 typedef struct {
-  char *path;       // owned; what td_tensor.file of its tensors points to
+  char *path;       // owned; td_tensor.file of its tensors points here
   const char *file; // path without the directory
-  td_file_map map;  // the file's, or a part of store->resident
+  td_file_map map;  // the file, or a part of store->resident
   td_safetensors st;
 } shard;
 
 struct td_store {
   char *dir;
   char *listing;
-  td_resident resident; // base is NULL when the files themselves are mapped
-  shard **shards;       // each allocated on its own, so that tensors may point into it
+  td_resident resident; // base is NULL when files are mapped
+  shard **shards;       // allocated one by one: tensors keep pointers into them
   size_t n_shards, cap_shards;
-  td_safetensors converted; // tensors made while loading, borrowed
+  td_safetensors converted; // tensors converted at load time, borrowed
   const uint8_t *converted_bytes;
   size_t n_converted_bytes;
-  const td_tensor **tensors; // of all shards, and converted
+  const td_tensor **tensors; // of all shards, then converted
   size_t n_tensors;
-  uint32_t *slots; // hash table of 1 + index into tensors, 0 free; linear probing
+  uint32_t *slots; // hash table: 1 + index into tensors, 0 free; linear probing
   size_t slot_mask;
 };
 
@@ -91,7 +92,7 @@ static td_status add_shard(td_store *store, const char *file, td_err *err) {
   return st;
 }
 
-// The file one entry of the index names, checked to be a plain name.
+// File name of an index entry, checked to have no directory part.
 static td_status index_file(const td_store *store, const cJSON *entry, const char **file,
                             td_err *err) {
   const char *name = cJSON_GetStringValue(entry);
@@ -109,7 +110,7 @@ static td_status index_file(const td_store *store, const cJSON *entry, const cha
 }
 
 static bool has_shard(const td_store *store, const char *file) {
-  // Neighbours in the index are mostly in one shard, the one opened last.
+  // Consecutive entries are usually in the same shard, the one opened last.
   for (size_t i = store->n_shards; i-- > 0;) {
     if (strcmp(store->shards[i]->file, file) == 0) return true;
   }
@@ -141,7 +142,7 @@ static uint64_t hash_name(const char *name) {
   return h ^ h >> 32;
 }
 
-// The slot that holds name, or the free one where it belongs.
+// The slot that holds name, or the free slot for it.
 static size_t find_slot(const td_store *store, const char *name) {
   size_t i = hash_name(name) & store->slot_mask;
   while (store->slots[i] && strcmp(store->tensors[store->slots[i] - 1]->name, name) != 0)
@@ -168,7 +169,7 @@ static td_status add_all(td_store *store, const td_safetensors *st, td_err *err)
   return TD_OK;
 }
 
-// Also builds it anew.
+// Builds the hash table, replacing an existing one.
 static td_status build_map(td_store *store, td_err *err) {
   size_t n = store->converted.n_tensors;
   for (size_t i = 0; i < store->n_shards; i++)
@@ -192,7 +193,7 @@ static td_status build_map(td_store *store, td_err *err) {
   return status == TD_OK ? add_all(store, &store->converted, err) : status;
 }
 
-// Every tensor must be in the shard where the index says it is.
+// Checks that every tensor is in the shard that the index names.
 static td_status check_index(const td_store *store, const cJSON *weight_map, td_err *err) {
   for (const cJSON *entry = weight_map->child; entry; entry = entry->next) {
     ptrdiff_t idx = td_store_find(store, entry->string);

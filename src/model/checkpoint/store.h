@@ -1,5 +1,5 @@
-// src/model/checkpoint/store.h - the tensors of a checkpoint directory: every shard mapped, found
-// by name.
+// src/model/checkpoint/store.h - the tensors of a checkpoint directory: maps every shard, finds
+// tensors by name.
 #ifndef TD_MODEL_CHECKPOINT_STORE_H
 #define TD_MODEL_CHECKPOINT_STORE_H
 
@@ -9,36 +9,37 @@
 
 typedef struct td_store td_store;
 
-// Opens model.safetensors, or else the shards that model.safetensors.index.json names. Errors name
+// Opens model.safetensors, or else the shards listed in model.safetensors.index.json. Errors name
 // file and tensor. On success the caller owns *out; tensors and their data live until close.
 td_status td_store_open(td_store **out, const char *dir, td_err *err);
-// The same out of resident weights (model/checkpoint/resident.h): of the directory, only the index
-// is read. weights_fd is borrowed for the call.
+// Like td_store_open, from resident weights (model/checkpoint/resident.h): only the index is read
+// from the directory. weights_fd is borrowed for the call.
 td_status td_store_open_resident(td_store **out, const char *dir, int weights_fd, td_err *err);
 void td_store_close(td_store *store);
 
-// Adds the tensors of a shard in memory (model/convert.h), borrowed until close, behind the others;
-// td_store_open_resident does so where the resident weights hold one. TD_EFORMAT: a name is taken.
+// Appends the tensors of a converted shard in memory (model/convert.h), borrowed until close.
+// td_store_open_resident does this itself if the resident weights include one. TD_EFORMAT: a name
+// exists already.
 td_status td_store_add_converted(td_store *store, const void *bytes, size_t n_bytes, td_err *err);
 bool td_store_is_converted(const td_store *store, const td_tensor *t);
 
 size_t td_store_n_tensors(const td_store *store);
-// In order of shards, and in a shard of data; converted ones last.
+// Sorted by shard, then by data offset; converted tensors last.
 const td_tensor *td_store_tensor(const td_store *store, size_t idx);
 // Index of the tensor, or -1.
 ptrdiff_t td_store_find(const td_store *store, const char *name);
 // Path of the file that lists the tensors: the index, or the only shard.
 const char *td_store_listing(const td_store *store);
 
-// One file of the checkpoint; what is converted is in none.
+// One shard file. Converted tensors are in none.
 typedef struct {
   const char *path, *name; // name: path without the directory; both live until close
   uint64_t n_bytes;
-  const uint8_t *bytes; // [n_bytes], in which its tensors lie
+  const uint8_t *bytes; // [n_bytes]; contains the data of its tensors
 } td_shard_info;
 size_t td_store_n_shards(const td_store *store);
 td_shard_info td_store_shard(const td_store *store, size_t idx);
-// The resident weights that all shards are parts of; NULL: they are files.
+// The resident memory that contains all shards; NULL if files are mapped.
 const void *td_store_memory(const td_store *store, size_t *n_bytes);
 
 #endif

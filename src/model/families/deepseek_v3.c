@@ -46,7 +46,7 @@ static td_status read_experts(const td_config_reader *r) {
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   td_status st = TD_OK;
-  // null: q_proj is one matrix.
+  // null means that q_proj is a single matrix.
   c->q_lora_rank = 1536;
   if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "q_lora_rank"))) {
     c->q_lora_rank = 0;

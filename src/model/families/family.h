@@ -1,5 +1,5 @@
-// src/model/families/family.h - what a model family is: one descriptor a family, in a file of its
-// own. The rest of the program asks for kinds (of attention, router, cache), never for a family.
+// src/model/families/family.h - a model family's descriptor; each family has its own file. The rest
+// of the program branches on kinds (of attention, router, cache), never on the family.
 #ifndef TD_MODEL_FAMILIES_FAMILY_H
 #define TD_MODEL_FAMILIES_FAMILY_H
 
@@ -8,14 +8,14 @@
 #include "model/config.h"
 #include "model/tensor_specs.h"
 
-// The largest values leave the product of any two of them within 64 bits and of heads and head
-// dimensions within 32.
+// Limits chosen so that the product of any two values fits 64 bits, and heads times head dimension
+// fits 32.
 #define TD_MAX_DIM      (1u << 22)
 #define TD_MAX_HEADS    4096u
 #define TD_MAX_HEAD_DIM 8192u
 #define TD_MAX_EXPERTS  4096u
 
-// One whole number of config.json: its key, another spelling of it, the field it goes to, its range
+// An integer of config.json: its key, an alternative spelling, the destination field, its range,
 // and the default of transformers' configuration class.
 typedef struct {
   const char *key, *alias;
@@ -26,12 +26,13 @@ typedef struct {
 #define TD_CONFIG_FIELD(name) offsetof(td_model_config, name)
 
 struct td_family {
-  const char *model_types[4]; // config.json's model_type, ended by NULL
-  // What config.json does not say: kinds, and defaults of what it may.
+  const char *model_types[4]; // values of config.json's model_type, NULL-terminated
+  // Kinds that config.json does not state, and defaults of optional keys.
   td_model_config defaults;
   const td_config_key *keys;
   size_t n_keys;
-  // The rest, after keys and td_config_read_common: which layers have experts, checks across keys.
+  // Reads everything else, after keys and td_config_read_common: which layers have experts, and
+  // checks across keys.
   td_status (*read)(const td_config_reader *r);
   const td_tensor_spec *layer; // tensors of a layer
   size_t n_layer;
@@ -45,7 +46,7 @@ struct td_family {
 
 #define TD_VECTOR(name, field, rows, conditions)                                                   \
   { name, TD_SPEC_VEC, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
-// kind: what follows TD_SPEC_.
+// kind: the suffix of TD_SPEC_.
 #define TD_MATRIX(kind, name, field, rows, cols, conditions)                                       \
   { name, TD_SPEC_##kind, offsetof(td_layer, field), rows, cols, conditions }
 
@@ -70,7 +71,7 @@ struct td_family {
       TD_MATRIX(WEIGHT, "mlp.up_proj.weight", mlp_up, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
       TD_MATRIX(WEIGHT, "mlp.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_DENSE, TD_IF_DENSE)
 
-// The router and its experts, mlp.experts.N.
+// The router and its experts (mlp.experts.N).
 #define TD_EXPERT_PLACES                                                                           \
   TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
       TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),         \

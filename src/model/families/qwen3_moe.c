@@ -14,8 +14,7 @@ static const td_config_key keys[] = {
     {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
 };
 
-// mlp_only_layers lists the layers without experts besides those that decoder_sparse_step leaves
-// out.
+// A layer has experts according to decoder_sparse_step, unless mlp_only_layers lists it.
 static td_status read_layers(const td_config_reader *r) {
   td_model_config *c = r->out;
   uint32_t step = 1;

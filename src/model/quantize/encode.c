@@ -1,3 +1,4 @@
+// src/model/quantize/encode.c - encodes blocks of f32 weights: chooses a scale and rounds to codes.
 #include "model/quantize/encode.h"
 
 #include <math.h>
@@ -23,8 +24,8 @@ static float clamp(float f, float low, float high) {
   return f > high ? high : f;
 }
 
-// f rounded to nearest even among the floats of mantissa_bits, none smaller than 2^min_exponent
-// being normal. Adding 1.5 times a power of two puts the unit in the last place where it belongs.
+// Rounds f to nearest even in a float format with mantissa_bits, whose smallest normal number is
+// 2^min_exponent. Adding 1.5 times a power of two aligns the unit in the last place.
 static float round_to(float f, int mantissa_bits, int min_exponent) {
   uint32_t exponent = bits_of(f) & 0x7f800000, least = (uint32_t)(127 + min_exponent) << 23;
   exponent = exponent < least ? least : exponent;
@@ -81,8 +82,8 @@ static float largest(const block *b) {
   return max;
 }
 
-// The squared error that a scale leaves. Counted in units of the scale, so that nothing becomes
-// subnormal; one function a format, so that the loop is a vector's.
+// Squared error of encoding a block with a given scale. Computed in units of the scale to avoid
+// subnormals. One function per format, so that the loop vectorizes.
 #define LOSS(name, round)                                                                          \
   static double name(const block *b, float scale) {                                                \
     float inverse = 1 / scale;                                                                     \
@@ -122,14 +123,15 @@ static void consider(choice *best, const block *b, float scale,
   if (lost < best->loss) *best = (choice){scale, lost};
 }
 
-// Scales beyond this could not be told from nothing, or have an inverse that is no number.
+// Smaller scales would underflow, or their reciprocal would overflow.
 #define MIN_SCALE 0x1p-120f
 
 static void put4(uint8_t *codes, uint32_t idx, uint8_t code) {
   codes[idx / 2] = (uint8_t)(idx % 2 ? (codes[idx / 2] & 15) | code << 4 : code);
 }
 
-// A BF16 scale: from one that takes the largest value to code top down to one that cuts it short.
+// Chooses a BF16 scale: candidates range from mapping the largest value to code `top` down to
+// clipping it.
 static choice choose_bf16(const block *b, int top, double (*loss)(const block *b, float scale),
                           uint8_t *scale) {
   float max = largest(b);
@@ -164,7 +166,7 @@ static double encode_int8(const float *w, size_t ld, uint32_t rows, uint32_t col
   return best.loss;
 }
 
-// A power of two: the one that takes the largest value to [4, 8), and its neighbours.
+// Chooses a power of two: the one that maps the largest value to [4, 8), or a neighbour.
 static double encode_mxfp4(const float *w, size_t ld, uint32_t rows, uint32_t cols, uint8_t *codes,
                            size_t codes_ld, uint8_t *scale) {
   (void)codes_ld;
@@ -185,7 +187,7 @@ static double encode_mxfp4(const float *w, size_t ld, uint32_t rows, uint32_t co
   return best.loss;
 }
 
-// An F32 scale: over an octave of them the values fall differently on the codes.
+// Chooses an F32 scale among eight within an octave, since rounding errors vary with the scale.
 static double encode_fp8(const float *w, size_t ld, uint32_t rows, uint32_t cols, uint8_t *codes,
                          size_t codes_ld, uint8_t *scale) {
   block b = {w, ld, rows, cols};

@@ -1,3 +1,5 @@
+// src/model/quantize/quantize.c - td_quantize: checks source and output, then makes shard after
+// shard.
 #include "model/quantize/quantize.h"
 
 #include <errno.h>
@@ -25,7 +27,7 @@ td_status td_quantize_no_memory(const td_quantizer *q) {
 td_status td_quantize_note(td_quantizer *q, const char *name, size_t len, uint64_t rows,
                            uint64_t cols, double error) {
   td_quantize_report *r = q->report;
-  if ((r->n_tensors & (r->n_tensors - 1)) == 0) { // full: it doubles
+  if ((r->n_tensors & (r->n_tensors - 1)) == 0) { // full: double it
     size_t cap = r->n_tensors ? 2 * r->n_tensors : 1;
     td_quantized *tensors = realloc(r->tensors, cap * sizeof *tensors);
     if (!tensors) return td_quantize_no_memory(q);
@@ -44,7 +46,7 @@ void td_quantize_report_free(td_quantize_report *report) {
   *report = (td_quantize_report){0};
 }
 
-// Checks the whole source as td_model_open does, and that its weights are there to be encoded.
+// Checks the whole source as td_model_open does, and that its weights can be encoded.
 static td_status check_source(const td_quantize_opts *opts, const td_family **family, td_err *err) {
   td_model *model;
   td_status st = td_model_open_shapes(&model, opts->in, err);
@@ -62,7 +64,7 @@ static td_status check_source(const td_quantize_opts *opts, const td_family **fa
   return TD_OK;
 }
 
-// Makes the directory, takes its lock, and refuses one that holds a checkpoint.
+// Creates the output directory, locks it, and rejects one that already holds a checkpoint.
 static td_status claim_output(const td_quantize_opts *opts, int *lock, td_err *err) {
   static const char *const finished[] = {TD_QUANTIZE_INDEX, TD_QUANTIZE_SINGLE};
   if (mkdir(opts->out, 0777) != 0 && errno != EEXIST) {
@@ -88,7 +90,7 @@ static td_status claim_output(const td_quantize_opts *opts, int *lock, td_err *e
 
 static td_status run(td_quantizer *q) {
   const td_quantize_opts *opts = q->opts;
-  if (!td_kernels()->isa) td_kernels_init(NULL); // decoding is exact in every version
+  if (!td_kernels()->isa) td_kernels_init(NULL); // all kernel variants decode exactly
   td_status st = td_quant_open_dir(&q->quant, opts->in, q->err);
   if (st == TD_OK) st = td_store_open(&q->store, opts->in, q->err);
   if (st == TD_OK) st = td_quantize_plan(q);
@@ -105,7 +107,7 @@ td_status td_quantize(const td_quantize_opts *opts, td_quantize_report *report, 
   if (!err) err = &local;
   *report = (td_quantize_report){0};
   td_quantize_opts own = *opts;
-  char *in = realpath(opts->in, NULL); // finished shards say what they were made from
+  char *in = realpath(opts->in, NULL); // recorded in finished shards as their source
   if (!in) return td_fail(err, TD_ENOENT, "%s: %s", opts->in, strerror(errno));
   own.in = in;
   td_quantizer q = {.opts = &own, .report = report, .err = err};

@@ -1,5 +1,5 @@
-// src/model/quantize/quantize_files.c - what stands beside the shards: config.json with its
-// quantization_config, the other files of the checkpoint, the report, and last the index.
+// src/model/quantize/quantize_files.c - writes everything but the shards: config.json with its
+// quantization_config, copies of the checkpoint's other files, the report, and finally the index.
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static bool ends_with(const char *text, const char *suffix) {
   return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
-// Tokenizer, templates, licence and so on: what is neither weights nor written anew.
+// Files that are neither weights nor rewritten: tokenizer, templates, licence and so on.
 static bool is_copied(const char *name) {
   static const char *const others[] = {".safetensors", ".bin",        ".pt",   ".pth",
                                        ".gguf",        ".index.json", ".part", TD_QUANTIZE_DONE};
@@ -71,7 +71,7 @@ static void add_module(td_json_writer *w, const td_tensor *t) {
   td_jw_str_len(w, NULL, t->name, strlen(t->name) - strlen(".weight"));
 }
 
-// The names of the matrices that are linear layers to transformers, and were not encoded.
+// Lists the matrices that transformers treats as linear layers and that were not encoded.
 static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) {
   td_jw_begin_array(w, key);
   for (size_t i = 0; i < q->n_items; i++) {
@@ -85,7 +85,8 @@ static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) 
   td_jw_end_array(w);
 }
 
-// One of config_groups; with e that which was asked for, for every module no other group names.
+// Writes one of config_groups. The group of the requested encoding targets every module that no
+// other group names.
 static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
                       const td_encoding *e) {
   bool is_main = e == q->opts->encoding;

@@ -1,4 +1,4 @@
-// src/model/quantize/quantize_plan.c - what becomes of each tensor, and which shard it goes to.
+// src/model/quantize/quantize_plan.c - decides the action for each tensor and its shard.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@ static bool is_matrix(const td_tensor *t) {
   return t->n_dims == 2 && ends_with(t->name, ".weight") && t->shape[0] && t->shape[1];
 }
 
-// NULL: stays. The output matrix is read whole for every token, and becomes INT8, as does what the
-// encoding that was asked for is not for.
+// The encoding of a matrix; NULL: keep it. INT8 is used for the output matrix, which every token
+// reads entirely, and for matrices that the requested encoding does not support.
 static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t) {
   const td_encoding *e = q->opts->encoding;
   if (strcmp(t->name, "lm_head.weight") == 0) return &td_encoding_int8;
@@ -63,7 +63,8 @@ static td_status plan_items(td_quantizer *q) {
     st = plan_item(q, &q->items[i], used);
     n_encoded += q->items[i].encoding == q->opts->encoding;
   }
-  // Besides the matrix itself, what was used is its scales.
+  // A used tensor that is not a matrix to process is a scale. A tensor that was used but would be
+  // copied is a scale of some matrix.
   for (size_t i = 0; i < q->n_items && st == TD_OK; i++) {
     if (used[i] && q->items[i].action == TD_QUANTIZE_COPY) q->items[i].action = TD_QUANTIZE_DROP;
   }
@@ -75,7 +76,7 @@ static td_status plan_items(td_quantizer *q) {
   return st;
 }
 
-// The next entry of the shard; its name is the module's and part, or the tensor's with part NULL.
+// Adds an entry to the shard. Its name is the module's and part, or the tensor's if part is NULL.
 static td_shard_entry *add_entry(td_quantize_shard *s, const td_tensor *t, const char *part,
                                  const char *dtype, uint64_t n_bytes) {
   td_shard_entry *e = &s->entries[s->n_entries];
@@ -144,8 +145,8 @@ static td_status plan_shard(td_quantizer *q, td_quantize_shard *s) {
   return st;
 }
 
-// An output shard for each of the source, of the same name; one file alone gets a numbered name,
-// because what is called model.safetensors counts as a whole checkpoint.
+// One output shard per source shard, with the same name. A single source file gets a numbered name,
+// because a file called model.safetensors would count as a complete checkpoint.
 static td_status plan_shards(td_quantizer *q) {
   q->shards = calloc(q->n_items + 1, sizeof *q->shards);
   if (!q->shards) return td_quantize_no_memory(q);

@@ -1,7 +1,7 @@
-// src/model/quantize/quantize_shard.c - makes one shard, in pieces over the pool, or keeps a
-// finished one. Beside a finished shard lies <shard>.done: what it was made from and to, its
-// checksum, and the errors of its tensors. A shard is kept when all of that, and its header, is
-// what it would be now.
+// src/model/quantize/quantize_shard.c - makes one shard in parallel pieces, or keeps a finished
+// one. Beside a finished shard there is a file <shard>.done with its source, its target, its
+// checksum, and the errors of its tensors. A shard is kept if all of this, and its header, match
+// what would be made now.
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@
 
 enum { PIECE_BYTES = 2 << 20, MAX_DONE_BYTES = 256 << 20 };
 
-// Rows of an item, or bytes of one that is copied; a unit of work.
+// A unit of work: rows of a tensor, or a byte range of a copied one.
 typedef struct {
   size_t item;
   uint64_t begin, end;
@@ -32,9 +32,9 @@ typedef struct {
   td_shard_writer writer;
   piece *pieces;
   size_t n_pieces, cap_pieces;
-  pthread_mutex_t lock; // guards status, and err with it
+  pthread_mutex_t lock; // protects status and err
   td_status status;
-  td_err err; // the first piece's that failed
+  td_err err; // of the first piece that failed
 } making;
 
 static bool add_piece(making *m, size_t item, uint64_t begin, uint64_t end) {
@@ -162,7 +162,7 @@ static td_status note_errors(const making *m) {
   return TD_OK;
 }
 
-// Of the whole file; four lanes of 8 bytes, mixed by odd multipliers.
+// Checksum of a whole file: four lanes of 8 bytes, mixed by odd multipliers.
 static uint64_t checksum(const void *data, size_t n_bytes) {
   const uint8_t *p = data;
   uint64_t lane[4] = {1, 2, 3, n_bytes};
@@ -188,7 +188,7 @@ static td_status checksum_file(const char *path, uint64_t *out, td_err *err) {
   return st;
 }
 
-// What a shard is made from and to, as one line.
+// Describes source and target of a shard in one line.
 static td_status describe(const td_quantizer *q, const td_quantize_shard *s, td_buf *out) {
   struct stat info;
   if (stat(s->source, &info) != 0) {
@@ -250,7 +250,7 @@ static td_status make(making *m) {
   return st == TD_OK ? td_shard_writer_commit(&m->writer, q->err) : st;
 }
 
-// Whether the finished shard at path is the one that would be made now; done is parsed.
+// Whether the finished shard at path equals what would be made now; done is its parsed .done file.
 static bool is_same(const td_quantizer *q, const td_quantize_shard *s, const char *path,
                     const cJSON *done) {
   td_buf made = TD_BUF_INIT;
@@ -282,7 +282,7 @@ static td_status note_done(td_quantizer *q, const cJSON *done) {
   return TD_OK;
 }
 
-// *kept: the shard is there already.
+// *kept: the shard exists already.
 static td_status keep(td_quantizer *q, const td_quantize_shard *s, const char *path, bool *kept) {
   char *beside = done_path(q, s);
   if (!beside) return td_quantize_no_memory(q);
