@@ -1,7 +1,7 @@
 // src/api/answer.h - the generated text of one choice while it grows: detokenizes, applies stop
-// strings, and releases only text that can no longer change. A token's text is the piece that the
-// decoder emits for it, so the pieces always concatenate to the content. A character split over
-// several tokens belongs to the last of them.
+// strings, and releases only text that can no longer change.
+// A token's text is the piece that the decoder emits for it, so the pieces always concatenate to
+// the content. A character split over several tokens belongs to the last of them.
 #ifndef TD_API_ANSWER_H
 #define TD_API_ANSWER_H
 

@@ -1,7 +1,7 @@
-// src/http/conn.c - the life of one connection: reading, dispatch in order, timers, closing. A
-// connection handles one request at a time. Bytes after it wait in `pending`, so pipelined requests
-// get their responses in order. Reading continues while a handler works, because that is how a
-// disconnected client is noticed: end of input during a request means that it is gone.
+// src/http/conn.c - the life of one connection: reading, dispatch in order, timers, closing.
+// A connection handles one request at a time. Bytes after it wait in `pending`, so pipelined
+// requests get their responses in order. Reading continues while a handler works, because that is
+// how a disconnected client is noticed: end of input during a request means that it is gone.
 #include <stdlib.h>
 #include <string.h>
 

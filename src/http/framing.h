@@ -1,7 +1,7 @@
-// src/http/framing.h - strict byte-level checks of HTTP/1 framing, done before llhttp. llhttp's
-// strictness differs between versions (bare LF, chunk extensions, control characters), so every
-// byte passes this guard first. The guard also finds the end of the head and of the message. If
-// llhttp finds another end, the request is refused.
+// src/http/framing.h - strict byte-level checks of HTTP/1 framing, done before llhttp.
+// llhttp's strictness differs between versions (bare LF, chunk extensions, control characters), so
+// every byte passes this guard first. The guard also finds the end of the head and of the message.
+// If llhttp finds another end, the request is refused.
 #ifndef TD_HTTP_FRAMING_H
 #define TD_HTTP_FRAMING_H
 

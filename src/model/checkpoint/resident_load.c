@@ -1,6 +1,6 @@
-// src/model/checkpoint/resident_load.c - reads the shards into shared memory. Threads take chunks
-// in file order. The memory is written only by read(2): when memory runs out the call fails,
-// whereas touching a page would kill the process.
+// src/model/checkpoint/resident_load.c - reads the shards into shared memory.
+// Threads take chunks in file order. The memory is written only by read(2): when memory runs out
+// the call fails, whereas touching a page would kill the process.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

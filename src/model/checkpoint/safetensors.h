@@ -1,6 +1,6 @@
-// src/model/checkpoint/safetensors.h - reads the header of one safetensors file. The file: u64
-// little-endian header length, a JSON object {name: {dtype, shape, data_offsets}}, then the data,
-// which the tensors must tile without holes or overlaps.
+// src/model/checkpoint/safetensors.h - reads the header of one safetensors file.
+// The file: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets}},
+// then the data, which the tensors must tile without holes or overlaps.
 #ifndef TD_MODEL_CHECKPOINT_SAFETENSORS_H
 #define TD_MODEL_CHECKPOINT_SAFETENSORS_H
 

@@ -1,9 +1,9 @@
-// src/model/quantize/quantize.h - converts a BF16 or FP8 checkpoint to smaller weights. Linear
-// layers are encoded; embeddings, norms and routers are kept. These become INT8 with one scale per
-// row: the output matrix; with 4-bit encodings also the two small matrices of MLA's latent keys and
-// values; and matrices that do not consist of whole groups. Shards are made one at a time, each
-// under a temporary name until it is complete. A later run with the same arguments keeps finished
-// shards. The index is written last, so a checkpoint that can be opened is complete.
+// src/model/quantize/quantize.h - converts a BF16 or FP8 checkpoint to smaller weights.
+// Linear layers are encoded; embeddings, norms and routers are kept. These become INT8 with one
+// scale per row: the output matrix; with 4-bit encodings also the two small matrices of MLA's
+// latent keys and values; and matrices that do not consist of whole groups. Shards are made one at
+// a time, each under a temporary name until it is complete. A later run with the same arguments
+// keeps finished shards. The index is written last, so a checkpoint that can be opened is complete.
 #ifndef TD_MODEL_QUANTIZE_QUANTIZE_H
 #define TD_MODEL_QUANTIZE_QUANTIZE_H
 
