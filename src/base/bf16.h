@@ -1,4 +1,4 @@
-// src/base/bf16.h - BF16 from and to f32.
+// src/base/bf16.h - conversion between BF16 and f32.
 #ifndef TD_BASE_BF16_H
 #define TD_BASE_BF16_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 static inline uint16_t td_bf16_of(float f) {
   uint32_t bits;
   memcpy(&bits, &f, sizeof bits);

@@ -1,3 +1,4 @@
+// src/base/buf.c - a growable byte buffer.
 #include "base/buf.h"
 
 #include <stdarg.h>

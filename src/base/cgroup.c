@@ -1,7 +1,7 @@
-// src/base/cgroup.c - limits of control groups.
-// /proc/self/cgroup names this process's group in each hierarchy, /proc/self/mountinfo says where
-// the hierarchies are mounted and which group the mount point shows. Inside a container without a
-// group namespace the two agree on a path of the host's, which is cut off.
+// src/base/cgroup.c - reads the limits of control groups.
+// /proc/self/cgroup names this process's group in each hierarchy. /proc/self/mountinfo tells where
+// the hierarchies are mounted and which group each mount point shows. In a container without a
+// cgroup namespace both contain the same path of the host, which is removed.
 #include "base/cgroup.h"
 
 #include <stdbool.h>
@@ -15,25 +15,26 @@
 #define MAX_FILE_BYTES (16u << 20)
 #define MAX_LINE       (2 * MAX_PATH + 1024)
 #define NO_LIMIT       UINT64_MAX
-#define V1_NO_LIMIT    ((uint64_t)1 << 62) // v1 writes the largest multiple of a page
+#define V1_NO_LIMIT    ((uint64_t)1 << 62) // v1: the largest multiple of a page
 
-// A group of this process's in one hierarchy.
+// One of this process's groups, in one hierarchy.
 typedef struct {
-  char path[2 * MAX_PATH]; // of its directory
-  size_t top_len;          // of the part of path that is the mount point
+  char path[2 * MAX_PATH]; // its directory
+  size_t top_len;          // length of the mount point, which path begins with
   bool is_v2;
 } group;
 
 // ---- files --------------------------------------------------------------------------------------
 
-// Empty when the file cannot be read.
+// out is empty if the file cannot be read.
 static void read_text(td_buf *out, const char *path) {
   td_err err;
   td_buf_clear(out);
   if (td_file_read(out, path, MAX_FILE_BYTES, &err) != TD_OK) td_buf_clear(out);
 }
 
-// The number behind key at the start of a line; NO_LIMIT without one ("max" and "-1" are none).
+// The number after key at the start of a line. NO_LIMIT if there is none; "max" and "-1" count as
+// none.
 static uint64_t number_in(const group *g, const char *file, const char *key) {
   char path[sizeof g->path + 64];
   td_buf text = TD_BUF_INIT;
@@ -62,7 +63,7 @@ static bool has_word(const char *words, const char *word) {
   return false;
 }
 
-// The next line of a text, cut to fit. False: there is none.
+// The next line of a text, truncated to fit. False: end of text.
 static bool next_line(const char **text, char line[MAX_LINE]) {
   if (!**text) return false;
   size_t len = strcspn(*text, "\n");
@@ -71,7 +72,7 @@ static bool next_line(const char **text, char line[MAX_LINE]) {
   return true;
 }
 
-// "4:memory:/a/b" names the group of a v1 controller, "0::/a/b" that of v2.
+// Finds the group's name: "4:memory:/a/b" for a v1 controller, "0::/a/b" for v2.
 static bool find_name(char out[MAX_PATH], const char *groups, const char *controller, bool is_v2) {
   char line[MAX_LINE];
   while (next_line(&groups, line)) {
@@ -97,7 +98,7 @@ static bool parse_mount(char *line, const char *controller, char **shown, char *
     fields[i] = word;
   }
   type = strtok_r(end + 3, " ", &save);
-  strtok_r(NULL, " ", &save); // the source
+  strtok_r(NULL, " ", &save); // skip the source
   options = strtok_r(NULL, " ", &save);
   if (!type || !options) return false;
   *shown = fields[3];
@@ -106,7 +107,7 @@ static bool parse_mount(char *line, const char *controller, char **shown, char *
   return *is_v2 || (strcmp(type, "cgroup") == 0 && has_word(options, controller));
 }
 
-// The part of a group's name below the one that a mount shows; "" where the name is not below it.
+// The part of a group's name below the group that a mount shows; "" if it is not below it.
 static const char *below(const char *name, const char *shown) {
   size_t len = strcmp(shown, "/") == 0 ? 0 : strlen(shown);
   bool is_below = strncmp(name, shown, len) == 0 && (name[len] == '/' || name[len] == '\0');
@@ -115,7 +116,7 @@ static const char *below(const char *name, const char *shown) {
 
 typedef uint64_t (*limit_fn)(const group *g);
 
-// The smallest limit of all groups that this process is in.
+// The smallest limit of this process's group and all its ancestors.
 static uint64_t smallest(const td_cgroup_view *view, const char *controller, limit_fn limit) {
   const char *root = view && view->root ? view->root : "";
   char line[MAX_LINE], name[MAX_PATH], *shown, *point;
@@ -135,7 +136,7 @@ static uint64_t smallest(const td_cgroup_view *view, const char *controller, lim
       if (value < least) least = value;
       char *slash = strrchr(g->path + g->top_len, '/');
       if (!slash) break;
-      *slash = '\0'; // the group that this one lies in
+      *slash = '\0'; // continue with the parent group
     }
   }
   free(g);
@@ -150,7 +151,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-// "file" and "total_cache" count shared memory, which is no cache.
+// "file" and "total_cache" include shared memory, which cannot be reclaimed like cache.
 static uint64_t left_of(uint64_t max, uint64_t current, uint64_t file, uint64_t shmem) {
   if (max == NO_LIMIT || current == NO_LIMIT) return NO_LIMIT;
   if (file == NO_LIMIT) file = 0;
@@ -161,10 +162,10 @@ static uint64_t left_of(uint64_t max, uint64_t current, uint64_t file, uint64_t 
 }
 
 static uint64_t memory_limit(const group *g) {
-  if (g->is_v2) { // beyond memory.high a process is slowed down until it hardly moves
+  if (g->is_v2) { // above memory.high a process is throttled until it hardly progresses
     return min_u64(number_in(g, "memory.max", ""), number_in(g, "memory.high", ""));
   }
-  // The hierarchical limit knows of groups above the mount point, too.
+  // The hierarchical limit includes groups above the mount point.
   const uint64_t max = min_u64(number_in(g, "memory.limit_in_bytes", ""),
                                number_in(g, "memory.stat", "hierarchical_memory_limit "));
   return max < V1_NO_LIMIT ? max : NO_LIMIT;
@@ -192,7 +193,7 @@ uint64_t td_cgroup_memory_limit(const td_cgroup_view *view) {
 
 static uint64_t cpus_of(const group *g) {
   uint64_t quota, period;
-  if (g->is_v2) { // "max 100000": no quota
+  if (g->is_v2) { // "max 100000" means no quota
     char key[32];
     quota = number_in(g, "cpu.max", "");
     snprintf(key, sizeof key, "%llu ", (unsigned long long)quota);

@@ -1,23 +1,23 @@
-// src/base/cgroup.h - what control groups, v1 and v2, leave this process: its own groups and all
-// those they lie in, as far as they can be seen from here.
+// src/base/cgroup.h - limits that control groups (v1 and v2) impose on this process: those of its
+// own groups and of all their visible ancestors.
 #ifndef TD_BASE_CGROUP_H
 #define TD_BASE_CGROUP_H
 
 #include <stdint.h>
 
-// Where to look; NULL: the system's own. Tests make up others.
+// Files to read; NULL: the system's. Tests substitute others.
 typedef struct {
   const char *groups; // instead of /proc/self/cgroup
   const char *mounts; // instead of /proc/self/mountinfo
-  const char *root;   // put before mount points
+  const char *root;   // prefix for mount points
 } td_cgroup_view;
 
-// Bytes that may still be allocated before a limit is met; page cache does not count as used.
-// UINT64_MAX: there is no limit.
+// Bytes that may still be allocated before reaching a limit; page cache counts as free. UINT64_MAX:
+// no limit.
 uint64_t td_cgroup_memory_left(const td_cgroup_view *view);
-// Bytes that may be allocated in all. UINT64_MAX: there is no limit.
+// Total bytes that may be allocated. UINT64_MAX: no limit.
 uint64_t td_cgroup_memory_limit(const td_cgroup_view *view);
-// CPUs' worth of time that the quotas allow, rounded up. UINT32_MAX: there is no quota.
+// Number of CPUs that the quota amounts to, rounded up. UINT32_MAX: no quota.
 uint32_t td_cgroup_cpus(const td_cgroup_view *view);
 
 #endif

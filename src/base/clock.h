@@ -1,4 +1,4 @@
-// src/base/clock.h - the one clock: monotonic nanoseconds, the same in every process.
+// src/base/clock.h - the only clock: monotonic nanoseconds, comparable between processes.
 #ifndef TD_BASE_CLOCK_H
 #define TD_BASE_CLOCK_H
 
@@ -11,7 +11,7 @@ static inline uint64_t td_clock_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-// What the calling thread has computed; waiting does not count.
+// CPU time used by the calling thread.
 static inline uint64_t td_clock_cpu_ns(void) {
   struct timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

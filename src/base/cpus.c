@@ -1,3 +1,4 @@
+// src/base/cpus.c - enumerates CPUs and assigns them to the members of a pool.
 #include "base/cpus.h"
 
 #include <sched.h>
@@ -24,13 +25,13 @@ unsigned td_cpu_count(void) {
   return n ? n : 1;
 }
 
-// The kernel lists a core's hardware threads in order: "3,19", or "6-7".
+// The kernel lists a core's hardware threads in ascending order: "3,19", or "6-7".
 static int core_of(int cpu) {
   char path[80];
   snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
   td_buf text = TD_BUF_INIT;
   td_err err;
-  int first = cpu; // alone, as far as can be told
+  int first = cpu; // unknown: treat the CPU as a core of its own
   if (td_file_read(&text, path, 1 << 16, &err) == TD_OK) sscanf(td_buf_text(&text), "%d", &first);
   td_buf_free(&text);
   return first;
@@ -43,7 +44,7 @@ static int by_core(const void *a, const void *b) {
 }
 
 static void set_nodes(td_cpu *cpus, unsigned n, const td_nodes *nodes) {
-  if (nodes->is_fake) { // cores are dealt out
+  if (nodes->is_fake) { // distribute the cores over the fake nodes
     unsigned n_cores = 0;
     for (unsigned i = 0; i < n; i++) {
       if (i > 0 && cpus[i].core != cpus[i - 1].core) n_cores++;
@@ -86,7 +87,7 @@ unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes) {
 
 // ---- who gets which ---------------------------------------------------------------------------
 
-// Keeps n of the CPUs, which are in order of cores: first hardware threads before second ones.
+// Keeps n of the CPUs, which are sorted by core: first hardware threads before second ones.
 static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {
   bool is_kept[TD_MAX_CPUS] = {false};
   for (unsigned nth = 0, n_kept = 0; n_kept < n; nth++) {
@@ -102,7 +103,7 @@ static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {
   }
 }
 
-// The first of a node's CPUs from *at on, and moves *at behind it; n_cpus: there is none left.
+// Index of the node's first CPU at or after *at; advances *at past it. n_cpus: none is left.
 static unsigned next_of(const td_cpu *cpus, unsigned n_cpus, unsigned node, unsigned *at) {
   while (*at < n_cpus && cpus[*at].node != node)
     ++*at;
@@ -120,7 +121,7 @@ bool td_cpus_place(td_cpu *out, unsigned n_members, td_cpu *cpus, unsigned n_cpu
   keep_first(cpus, n_cpus, n_members);
   for (unsigned i = 0, turn = 0; i < n_members; turn++) {
     unsigned node = turn % n_nodes, next = next_of(cpus, n_members, node, &at[node]);
-    if (next == n_members) continue; // the node has no more
+    if (next == n_members) continue; // the node has none left
     out[from_end ? n_members - 1 - i : i] = cpus[next];
     i++;
   }

@@ -1,6 +1,8 @@
+// src/base/dtype.c - names of dtypes.
 #include "tandem/types.h"
 
-// As safetensors spells them; 4-bit codes, which it knows as words or bytes, likewise.
+// Spelled as in safetensors. 4-bit dtypes, which safetensors stores as words or bytes, follow the
+// same pattern.
 const char *td_dtype_name(td_dtype dtype) {
   switch (dtype) {
   case TD_F32: return "F32";

@@ -1,3 +1,4 @@
+// src/base/fs.c - reads, maps and writes whole files.
 #include "base/fs.h"
 
 #include <errno.h>
@@ -40,10 +41,10 @@ td_status td_file_read(td_buf *out, const char *path, size_t max_bytes, td_err *
   return st;
 }
 
-// Opens a file that must be a regular one. A FIFO is refused, not waited for.
+// Opens a regular file. A FIFO is rejected instead of blocking.
 static td_status open_regular(int *out, struct stat *info, const char *path, td_err *err) {
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  // Another process holds a lease on it, which only regular files have: it is worth waiting for.
+  // EWOULDBLOCK: another process holds a lease, which only regular files can have. Retry and wait.
   if (fd < 0 && errno == EWOULDBLOCK) fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail_errno(err, path, "open");
   td_status st = TD_OK;
@@ -120,7 +121,8 @@ td_status td_file_map_open(td_file_map *out, const char *path, td_err *err) {
     if (data == MAP_FAILED) {
       st = fail_errno(err, path, "map");
     } else {
-      madvise(data, (size_t)info.st_size, MADV_HUGEPAGE); // where its file system has large pages
+      madvise(data, (size_t)info.st_size, MADV_HUGEPAGE); // takes effect if the file system
+                                                          // supports large pages
       *out = (td_file_map){.data = data, .n_bytes = (size_t)info.st_size};
     }
   }

@@ -1,3 +1,4 @@
+// src/base/jitter.c - random delays for tests.
 #include "base/jitter.h"
 
 #include <pthread.h>
@@ -15,9 +16,9 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of 64 operations, how many are delayed, and of 64 delays, how many are long. Streams of one speed
-// stay close to one another whatever each operation takes: so each has a speed of its own. What
-// takes microseconds on the CPU takes milliseconds on the emulator.
+// How many of 64 operations are delayed, and how many of 64 delays are long. With equal rates
+// streams would stay in step, however long each operation takes, so every stream gets its own.
+// Operations that take microseconds on the CPU take milliseconds on the emulator.
 typedef struct {
   unsigned n_delayed, n_long;
 } speed;
@@ -26,7 +27,7 @@ static const speed speeds[][4] = {
     [TD_JITTER_EMULATOR] = {{0, 0}, {4, 4}, {16, 4}, {64, 32}},
 };
 
-// TANDEM_JITTER is for tests and debugging, and this is where it is read.
+// TANDEM_JITTER is for tests and debugging; it is read only here.
 td_jitter td_jitter_open(td_jitter_kind kind) {
   const char *text = getenv("TANDEM_JITTER");
   const uint64_t seed = text ? strtoull(text, NULL, 10) : 0;

@@ -1,3 +1,4 @@
+// src/base/json_parse.c - validates JSON strictly, then parses it with cJSON.
 #include "base/json_parse.h"
 
 #include <math.h>
@@ -7,7 +8,8 @@
 #include "base/fs.h"
 #include "base/utf8.h"
 
-// One pass over the text. A failing function notes why and returns false; pos is then where.
+// State of one pass over the text. A failing function sets the reason and returns false; pos is the
+// place of the error.
 typedef struct {
   const char *text;
   size_t len;
@@ -48,7 +50,7 @@ static bool read_hex4(checker *c, unsigned *unit) {
   return true;
 }
 
-// Behind "\u".
+// After "\u".
 static bool check_unicode_escape(checker *c) {
   unsigned unit, low;
   if (!read_hex4(c, &unit)) return false;
@@ -109,7 +111,7 @@ static bool check_exponent(checker *c) {
   return check_digits(c);
 }
 
-// cJSON reads numbers through a buffer of this size and drops what does not fit.
+// cJSON copies numbers into a buffer of this size and truncates longer ones.
 #define NUMBER_BYTES 64
 
 static bool check_number(checker *c) {
@@ -213,7 +215,7 @@ td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *er
 
 // ---- escapes that stand for no text ----
 
-// Whether \uXXXX stands at text[at].
+// Whether there is a \uXXXX at text[at].
 static bool unit_at(const char *text, size_t len, size_t at, unsigned *unit) {
   checker c = {.text = text, .len = len, .pos = at + 2};
   return at + 6 <= len && memcmp(text + at, "\\u", 2) == 0 && read_hex4(&c, unit);
@@ -229,7 +231,7 @@ bool td_json_replace_escapes(char *bytes, size_t len) {
     unsigned unit, low;
     if (bytes[i] != '\\') continue;
     if (!unit_at(bytes, len, i, &unit)) {
-      i++; // an escape of another kind; it may be a backslash
+      i++; // another escape, possibly of a backslash
     } else if (is_surrogate(unit) && unit < 0xDC00 && unit_at(bytes, len, i + 6, &low) &&
                is_surrogate(low) && low >= 0xDC00) {
       i += 11;
@@ -245,8 +247,8 @@ bool td_json_replace_escapes(char *bytes, size_t len) {
 
 // ---- numbers as they were written ----
 
-// Moves pos to the next number, which must exist, and returns its bytes. The text has passed the
-// check.
+// Moves pos past the next number, which must exist, and returns its length. The text has been
+// validated.
 static size_t next_number(checker *c) {
   for (bool in_string = false;; c->pos++) {
     int b = peek(c);
@@ -265,14 +267,14 @@ static size_t next_number(checker *c) {
   return end - c->pos;
 }
 
-// A double says which integer was written up to 15 digits, and never that "1.0" was.
+// A double represents integers of up to 15 digits uniquely, but cannot tell "1.0" from "1".
 static bool needs_text(const char *number, size_t len) {
   bool negative = number[0] == '-';
   return len - negative > 15 || (negative && number[1] == '0') || memchr(number, '.', len) ||
          memchr(number, 'e', len) || memchr(number, 'E', len);
 }
 
-// Gives the numbers below node their text where they need it, reading along from c->pos.
+// Attaches the text of numbers below node that need it, scanning on from c->pos.
 static bool keep_numbers(checker *c, cJSON *node) {
   if (cJSON_IsNumber(node)) {
     size_t len = next_number(c);
@@ -304,7 +306,7 @@ td_status td_json_parse_at_most(cJSON **out, const char *bytes, size_t len, int 
   if (n_values > max_values) {
     return td_fail(err, TD_ELIMIT, "%zu JSON values: more than %zu", n_values, max_values);
   }
-  // What passed the check can only be refused for want of memory.
+  // The text is valid, so parsing can fail only for lack of memory.
   *out = cJSON_ParseWithLength(bytes, len);
   checker c = {.text = bytes, .len = len};
   if (*out && keep_numbers(&c, *out)) return TD_OK;
@@ -363,7 +365,7 @@ td_status td_json_get_int(const cJSON *object, const char *key, int64_t min, int
   if (!item) return TD_OK;
   double value = cJSON_IsNumber(item) ? item->valuedouble : NAN;
   if (!(value == floor(value))) return td_fail(err, TD_EINVAL, "%s must be an integer", key);
-  // Beyond 2^53 a double no longer says which integer was written.
+  // Beyond 2^53 a double does not represent every integer.
   bool exact = fabs(value) <= 9007199254740992.0;
   if (!exact || (int64_t)value < min || (int64_t)value > max) {
     return td_fail(err, TD_EINVAL, "%s must be between %lld and %lld", key, (long long)min,

@@ -1,3 +1,4 @@
+// src/base/json_write.c - writes JSON values and strings.
 #include "base/json_write.h"
 
 #include <float.h>
@@ -9,7 +10,7 @@
 
 #include "base/utf8.h"
 
-// Two-character escapes; 0 where there is none.
+// The character of a two-character escape; 0 if c has none.
 static char short_escape(char c) {
   switch (c) {
   case '"': return '"';
@@ -27,7 +28,7 @@ static bool is_plain(char c) {
   return (uint8_t)c >= 0x20 && c != '"' && c != '\\' && c != 0x7f;
 }
 
-// U+0080 to U+009F: control characters, which terminals obey.
+// U+0080 to U+009F: C1 control characters, which terminals interpret.
 static bool is_c1(const char *text, size_t len) {
   return len > 1 && (uint8_t)text[0] == 0xc2 && (uint8_t)text[1] >= 0x80 && (uint8_t)text[1] < 0xa0;
 }
@@ -44,7 +45,7 @@ void td_json_quote(td_buf *out, const char *text, size_t len) {
     if (letter) {
       td_buf_char(out, '\\');
       td_buf_char(out, letter);
-    } else if (is_plain(text[i])) { // the first byte of a C1
+    } else if (is_plain(text[i])) { // is_plain accepts the first byte of a C1 character
       td_buf_printf(out, "\\u%04x", (unsigned)(uint8_t)text[++i]);
     } else if (text[i]) {
       td_buf_printf(out, "\\u%04x", (unsigned)text[i]);
@@ -56,7 +57,7 @@ void td_json_quote(td_buf *out, const char *text, size_t len) {
   td_buf_char(out, '"');
 }
 
-// Comma and key in front of a value.
+// Writes the comma and key that precede a value.
 static void begin_value(td_json_writer *w, const char *key) {
   if (w->need_comma) td_buf_char(w->out, ',');
   if (key) {
@@ -116,8 +117,8 @@ void td_jw_double(td_json_writer *w, const char *key, double value) {
     return;
   }
   begin_value(w, key);
-  // Fifteen digits are always kept by a normal double, so a shorter form is found with %g's
-  // trailing zeros cut; subnormals keep fewer.
+  // 15 digits always survive a round trip through a normal double, and %g drops trailing zeros, so
+  // this finds a shorter form if there is one. Subnormals have fewer digits.
   char text[40];
   for (int digits = fabs(value) < DBL_MIN ? 1 : 15; digits <= 17; digits++) {
     snprintf(text, sizeof text, "%.*g", digits, value);

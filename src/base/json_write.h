@@ -1,4 +1,4 @@
-// src/base/json_write.h - writes JSON into a td_buf, commas and quoting taken care of.
+// src/base/json_write.h - writes JSON into a td_buf and takes care of commas and quoting.
 #ifndef TD_BASE_JSON_WRITE_H
 #define TD_BASE_JSON_WRITE_H
 
@@ -11,7 +11,7 @@
 typedef struct {
   td_buf *out;     // borrowed
   unsigned depth;  // open objects and arrays
-  bool need_comma; // a value stands before the next one
+  bool need_comma; // a value precedes at this level
 } td_json_writer;
 
 #define TD_JSON_WRITER(buf)                                                                        \
@@ -19,7 +19,7 @@ typedef struct {
     .out = (buf)                                                                                   \
   }
 
-// key is NULL inside arrays and at the top.
+// Pass key NULL inside arrays and at the top level.
 void td_jw_begin_object(td_json_writer *w, const char *key);
 void td_jw_begin_array(td_json_writer *w, const char *key);
 void td_jw_end_object(td_json_writer *w);
@@ -27,18 +27,18 @@ void td_jw_end_array(td_json_writer *w);
 void td_jw_str(td_json_writer *w, const char *key, const char *text);
 void td_jw_str_len(td_json_writer *w, const char *key, const char *text, size_t len);
 void td_jw_int(td_json_writer *w, const char *key, int64_t value);
-// Shortest form that reads back the same; null for infinities and NaN.
+// Shortest form that reads back as the same value; null for infinities and NaN.
 void td_jw_double(td_json_writer *w, const char *key, double value);
 void td_jw_bool(td_json_writer *w, const char *key, bool value);
 void td_jw_null(td_json_writer *w, const char *key);
-// Text that is JSON already.
+// Inserts text that already is JSON.
 void td_jw_raw(td_json_writer *w, const char *key, const char *json);
 
-// Ends a line of JSON: prints what is written, and begins anew. False: memory or the file's end.
+// Prints what was written as one line and starts over. False: out of memory, or writing failed.
 bool td_jw_print_line(td_json_writer *w, FILE *file);
 
-// Appends text as a JSON string with its quotes. Bytes that are not UTF-8, and NUL, which
-// td_json_check refuses, become U+FFFD: what is written is read again.
+// Appends text as a quoted JSON string. Invalid UTF-8 bytes, and NUL, which td_json_check rejects,
+// become U+FFFD, so that the output can be parsed again.
 void td_json_quote(td_buf *out, const char *text, size_t len);
 
 #endif

@@ -1,3 +1,4 @@
+// src/base/log.c - formats log lines and writes them to stderr without blocking.
 #include "base/log.h"
 
 #include <errno.h>
@@ -34,10 +35,10 @@ td_log_opts td_log_get(void) {
 // ---- without waiting ----------------------------------------------------------------------------
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t n_dropped; // lines; under lock
-static bool is_cut;        // the last line was written in part; under lock
+static uint64_t n_dropped; // lines dropped; under lock
+static bool is_cut;        // the last line was written only in part; under lock
 
-// Writes what fd takes now and returns how many bytes that was.
+// Writes as much as fd accepts now and returns the number of bytes.
 static size_t write_some(int fd, bool is_socket, const char *bytes, size_t len) {
   size_t done = 0;
   while (done < len) {
@@ -50,8 +51,9 @@ static size_t write_some(int fd, bool is_socket, const char *bytes, size_t len) 
   return done;
 }
 
-// stderr may be shared with other processes, so O_NONBLOCK is not set on it: a pipe or a terminal
-// is opened a second time. Where that is not allowed, a pipe that has room takes PIPE_BUF bytes.
+// stderr may be shared with other processes, so O_NONBLOCK must not be set on it. Instead a pipe or
+// terminal is opened a second time. If that is not permitted, a writable pipe accepts PIPE_BUF
+// bytes without blocking.
 static size_t write_now(const char *bytes, size_t len) {
   struct stat info;
   if (fstat(STDERR_FILENO, &info) != 0) return 0;
@@ -74,7 +76,7 @@ static size_t write_now(const char *bytes, size_t len) {
   }
 }
 
-// True: it is whole. Under lock.
+// Returns true if the line was written completely. Under lock.
 static bool put_locked(const char *bytes, size_t len) {
   if (is_cut && write_now("\n", 1) != 1) return false;
   is_cut = false;
@@ -144,7 +146,8 @@ static void make_line(td_buf *line, td_log_level level, const char *role, int pi
     make_json(line, level, role, pid, text, len);
   } else {
     td_buf_printf(line, "tandem: %s: ", level_names[level]);
-    td_printable_add(line, text, len, "\t"); // a line break would begin a line of its own
+    td_printable_add(line, text, len, "\t"); // a line break in the message must not start a new log
+                                             // line
   }
   td_buf_char(line, '\n');
 }

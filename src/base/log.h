@@ -1,8 +1,9 @@
-// src/base/log.h - one line a message on stderr. Not for hot paths. Any thread.
+// src/base/log.h - logs to stderr, one line per message. Not for hot paths. Any thread.
 //
-// Logging never waits: a line that stderr does not take at once, because nobody reads the pipe or
-// the terminal is stopped, is dropped and counted, and the count is told when lines flow again.
-// Control characters are written out (base/printable.h): much of what is logged comes from others.
+// Logging never blocks. If stderr does not accept a line at once, because nobody reads the pipe or
+// the terminal is stopped, the line is dropped and counted; the count is logged when lines can be
+// written again. Control characters are escaped (base/printable.h), since messages contain text
+// from clients and files.
 #ifndef TD_BASE_LOG_H
 #define TD_BASE_LOG_H
 
@@ -11,28 +12,30 @@
 
 typedef enum { TD_LOG_ERROR, TD_LOG_WARN, TD_LOG_INFO, TD_LOG_DEBUG } td_log_level;
 
-// How this process logs; set by its main before threads start.
+// Log settings of this process; set in main before threads start.
 typedef struct {
-  td_log_level max_level; // messages above it are dropped
+  td_log_level max_level; // less important messages are discarded
   bool is_json;
-  const char *role; // "front", "worker": what the process is, for JSON; static
+  const char *role; // kind of process, e.g. "front" or "worker", for JSON; static
 } td_log_opts;
 
-// Until the first call: INFO, text.
+// Default until the first call: INFO, text.
 void td_log_set(const td_log_opts *opts);
 td_log_opts td_log_get(void);
 
-// Text: "tandem: <level>: <message>\n". JSON: {"ts", "level", "msg", "pid", "role"} and a newline,
-// ts being UTC as RFC 3339 has it. One write, so lines of several processes never mix.
+// Text: "tandem: <level>: <message>\n". JSON: {"ts", "level", "msg", "pid", "role"} and a newline;
+// ts is UTC in RFC 3339 form. Written with one write call, so lines of several processes do not
+// mix.
 void td_log(td_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-// Passes on a line, without its newline, that process pid wrote to its stderr: as it stands, unless
-// the log is JSON and the line is not (a crash speaks plainly): then as an error of that process.
+// Forwards a line, without its newline, that process pid wrote to its stderr. It is passed on
+// unchanged, unless the log is JSON and the line is not (e.g. from a crash): then it is logged as
+// an error of that process.
 void td_log_forward(const char *role, int pid, const char *line, size_t len);
 
-// Tells how many lines were dropped, if any were and stderr takes one now.
+// Logs the number of dropped lines, if any, provided that stderr accepts it now.
 void td_log_catch_up(void);
-// Writes bytes to stderr as they are, or not at all: for a bar on a terminal.
+// Writes all bytes to stderr unformatted, or none: for a progress bar on a terminal.
 void td_log_draw(const char *bytes, size_t len);
 
 #define td_error(...) td_log(TD_LOG_ERROR, __VA_ARGS__)

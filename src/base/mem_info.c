@@ -1,3 +1,4 @@
+// src/base/mem_info.c - reads /proc and /sys for memory sizes and huge-page settings.
 #include "base/mem_info.h"
 
 #include <stdbool.h>
@@ -10,7 +11,7 @@
 
 #define MAX_PROC_BYTES (1u << 20)
 
-// The number behind key at the start of a line; UINT64_MAX without one ("max" is none).
+// The number after key at the start of a line; UINT64_MAX if there is none ("max" counts as none).
 static uint64_t number_after(const char *text, const char *key) {
   size_t len = strlen(key);
   for (const char *line = text; line; line = strchr(line, '\n')) {
@@ -59,7 +60,7 @@ static uint64_t reserved_bytes(void) {
   return (n_free - n_promised) * TD_HUGE_PAGE_BYTES;
 }
 
-// The word in brackets of "always [madvise] never"; "" without one.
+// The bracketed word of "always [madvise] never"; "" if there is none.
 static void chosen_word(char word[32], const char *path) {
   td_buf text = TD_BUF_INIT;
   td_err err;

@@ -1,30 +1,29 @@
-// src/base/mem_info.h - how much memory this process may still take, and in what pages.
+// src/base/mem_info.h - memory available to this process, and the page sizes it can have.
 #ifndef TD_BASE_MEM_INFO_H
 #define TD_BASE_MEM_INFO_H
 
 #include <stdint.h>
 
-// The smaller of what the machine has available and what the process's control groups (v2) leave;
-// page cache counts as available in both, shared memory (memfd, tmpfs) in neither. UINT64_MAX when
-// neither can be read.
+// The smaller of what the machine and this process's control groups have left, in bytes. Page cache
+// counts as available, shared memory (memfd, tmpfs) does not. UINT64_MAX: unknown.
 uint64_t td_memory_available_bytes(void);
 
-// The most that can ever be available: all of the machine's memory, or a control group's limit.
-// UINT64_MAX when neither can be read.
+// Upper bound of the available memory in bytes: the machine's total, or a control group's limit.
+// UINT64_MAX: unknown.
 uint64_t td_memory_limit_bytes(void);
 
-// How shared memory (memfd) can be backed.
+// Page size that backs shared memory (memfd).
 typedef enum {
   TD_PAGES_PLAIN,
-  TD_PAGES_TRANSPARENT, // 2 MB pages where the kernel finds them, after madvise(MADV_HUGEPAGE)
-  TD_PAGES_RESERVED,    // 2 MB pages set aside by the administrator (hugetlb)
+  TD_PAGES_TRANSPARENT, // 2 MB pages if the kernel has some, after madvise(MADV_HUGEPAGE)
+  TD_PAGES_RESERVED,    // 2 MB pages reserved by the administrator (hugetlb)
 } td_page_kind;
 
 #define TD_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
-// The largest pages that n_bytes of shared memory can have here.
+// The largest kind of pages available for n_bytes of shared memory.
 td_page_kind td_memory_shared_pages(uint64_t n_bytes);
-// Bytes of shared memory that this process has mapped in transparent 2 MB pages.
+// Bytes of shared memory that this process maps in transparent 2 MB pages.
 uint64_t td_memory_shared_huge_bytes(void);
 
 #endif

@@ -1,3 +1,4 @@
+// src/base/numa.c - finds NUMA nodes, binds threads and memory to them.
 #include "base/numa.h"
 
 #include <sched.h>
@@ -11,11 +12,11 @@
 #include "base/fs.h"
 
 #define MAX_NODE_ID 1023
-// Of linux/mempolicy.h: MPOL_DEFAULT, MPOL_PREFERRED, which is another node rather than none.
+// From linux/mempolicy.h: MPOL_DEFAULT and MPOL_PREFERRED, which falls back to other nodes.
 #define DEFAULT   0
 #define PREFERRED 1
 
-// Sets the bits of a list as the kernel writes them: "0-3,8,10-11".
+// Parses a kernel list such as "0-3,8,10-11" into a set.
 static void parse_list(cpu_set_t *out, const char *text) {
   CPU_ZERO(out);
   for (const char *p = text; *p && *p != '\n';) {
@@ -50,7 +51,7 @@ static bool cpus_of(cpu_set_t *out, int id) {
 
 static td_nodes fake_nodes(long n) {
   td_nodes nodes = {.n = n > TD_MAX_NODES ? TD_MAX_NODES : (unsigned)n, .is_fake = true};
-  return nodes; // all are node 0
+  return nodes; // all entries are node 0
 }
 
 td_nodes td_nodes_get(void) {
@@ -75,7 +76,7 @@ bool td_nodes_cpus(const td_nodes *nodes, unsigned idx, cpu_set_t *out) {
 void td_nodes_bind(const td_nodes *nodes, unsigned idx, pthread_t thread) {
   cpu_set_t cpus;
   if (nodes->n < 2 || nodes->is_fake || !cpus_of(&cpus, nodes->ids[idx])) return;
-  pthread_setaffinity_np(thread, sizeof cpus, &cpus); // a preference: failure costs speed alone
+  pthread_setaffinity_np(thread, sizeof cpus, &cpus); // a failure only costs speed
 }
 
 int td_nodes_of_pci(const char *devices, const char *pci_id) {
@@ -93,12 +94,12 @@ void td_nodes_prefer(int id) {
   unsigned long mask[(MAX_NODE_ID + 1) / (8 * sizeof(unsigned long))] = {0};
   const size_t word = 8 * sizeof mask[0];
   if (id >= 0) mask[(size_t)id / word] |= 1ul << (size_t)id % word;
-  // A preference: failure costs speed alone.
+  // A failure only costs speed.
   syscall(SYS_set_mempolicy, id < 0 ? DEFAULT : PREFERRED, id < 0 ? NULL : mask,
           id < 0 ? 0 : MAX_NODE_ID + 2ul);
 }
 
-// The policy is the memory's own: it outlives this mapping, and holds for who maps it later.
+// The policy belongs to the memory: it outlives this mapping and applies to every process.
 bool td_nodes_place(const td_nodes *nodes, unsigned idx, int fd, uint64_t at, uint64_t n_bytes) {
   unsigned long mask[(MAX_NODE_ID + 1) / (8 * sizeof(unsigned long))] = {0};
   size_t word = 8 * sizeof mask[0], id = (size_t)nodes->ids[idx];

@@ -1,3 +1,4 @@
+// src/base/printable.c - escapes control characters.
 #include "base/printable.h"
 
 #include <stdbool.h>

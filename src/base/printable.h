@@ -1,4 +1,4 @@
-// src/base/printable.h - text of others, as a terminal or a log may show it.
+// src/base/printable.h - makes untrusted text safe for a terminal or a log.
 #ifndef TD_BASE_PRINTABLE_H
 #define TD_BASE_PRINTABLE_H
 
@@ -6,8 +6,8 @@
 
 #include "base/buf.h"
 
-// Appends text with its control characters (C0, DEL, C1) written out, as \x1b, but those in kept,
-// "\n\t" for instance; bytes that are not UTF-8 are written out, too.
+// Appends text with control characters (C0, DEL, C1) and invalid UTF-8 bytes escaped as \xNN.
+// Characters in kept, e.g. "\n\t", are not escaped.
 void td_printable_add(td_buf *out, const char *text, size_t len, const char *kept);
 
 #endif

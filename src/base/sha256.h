@@ -1,4 +1,4 @@
-// src/base/sha256.h - SHA-256, as nettle computes it: names that nobody can make two things share.
+// src/base/sha256.h - SHA-256 by nettle, for collision-resistant names.
 #ifndef TD_BASE_SHA256_H
 #define TD_BASE_SHA256_H
 

@@ -1,3 +1,4 @@
+// src/base/status.c - status texts, error messages, TD_CHECK's abort.
 #include "base/status.h"
 
 #include <stdarg.h>

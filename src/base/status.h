@@ -1,12 +1,12 @@
-// src/base/status.h - status codes, error messages, broken invariants.
+// src/base/status.h - status codes, error messages, violated invariants.
 // User input, files, allocation and full pools return td_status and fill a td_err whose message
-// names the thing and the cure. Broken invariants abort through TD_CHECK, also in release builds.
+// names the thing and the cure. Violated invariants abort through TD_CHECK, also in release builds.
 #ifndef TD_BASE_STATUS_H
 #define TD_BASE_STATUS_H
 
 #include <stddef.h>
 
-// One list makes the codes and their names.
+// The list of codes and their texts.
 #define TD_STATUS_MAP(X)                                                                           \
   X(OK, 0, "ok")                                                                                   \
   X(EINVAL, -1, "invalid argument")                                                                \
@@ -28,26 +28,26 @@ typedef enum {
 
 #define TD_ERR_BYTES 512
 
-// An error and the sentence for its user. Valid after a call returned something other than TD_OK.
+// An error code and its message for the user. Valid after a call returned anything but TD_OK.
 typedef struct {
   td_status code;
   char msg[TD_ERR_BYTES];
 } td_err;
 
-// "invalid argument" and so on; never NULL.
+// A static text such as "invalid argument"; never NULL.
 const char *td_status_text(td_status status);
 
-// Fills err (which may be NULL) and returns code, so that a failing function can
-// `return td_fail(err, TD_EFORMAT, "%s: ...", path);`. Long messages are cut.
+// Fills err (may be NULL) and returns code, so that a failing function can `return td_fail(err,
+// TD_EFORMAT, "%s: ...", path);`. Long messages are truncated.
 td_status td_fail(td_err *err, td_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-// Puts "<prefix>: " in front of the message in err and returns its code.
+// Prepends "<prefix>: " to the message in err and returns err's code.
 td_status td_err_prefix(td_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 _Noreturn void td_check_failed(const char *file, int line, const char *what);
 
-// Aborts with file and line when an invariant of ours is broken. Evaluated in every build.
+// Aborts with file and line if cond, an internal invariant, is false. Evaluated in every build.
 #define TD_CHECK(cond)                                                                             \
   do {                                                                                             \
     if (__builtin_expect(!(cond), 0)) td_check_failed(__FILE__, __LINE__, #cond);                  \

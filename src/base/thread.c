@@ -1,3 +1,4 @@
+// src/base/thread.c - thread stacks of a fixed size.
 #include "base/thread.h"
 
 #include <sys/resource.h>
@@ -17,7 +18,7 @@ td_status td_thread_raise_limit(td_err *err) {
   if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= TD_STACK_BYTES) return TD_OK;
   rlim_t before = limit.rlim_cur;
   limit.rlim_cur = TD_STACK_BYTES;
-  if (limit.rlim_max < TD_STACK_BYTES) limit.rlim_max = TD_STACK_BYTES; // root may
+  if (limit.rlim_max < TD_STACK_BYTES) limit.rlim_max = TD_STACK_BYTES; // only root may raise it
   if (setrlimit(RLIMIT_STACK, &limit) == 0) return TD_OK;
   return td_fail(err, TD_ELIMIT,
                  "the stack is limited to %llu KiB, and %u are needed: raise the hard limit "

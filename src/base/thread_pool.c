@@ -1,12 +1,15 @@
 // src/base/thread_pool.c - the thread pool.
-// A run is published by advancing `turn`: the number of the run and of the members that take part,
-// in one word, so that whoever reads it knows whether it is meant. Members spin on it for a
-// while and then sleep on a condition variable. The publisher wakes them only when some sleep: a
-// member announces itself in n_asleep before it looks at turn for the last time, the publisher
-// advances turn before it reads n_asleep, both sequentially consistent, so one of them sees the
-// other. Members beyond those that take part are parked on a condition of their own, which runs
-// leave alone until they are more. The end of a run is signalled the same way the other way round,
-// through n_running and runner_asleep.
+// A run is published by advancing `turn`, one word that holds the run's number and the number of
+// members that take part, so that a member reading it knows whether it is included. Members spin on
+// `turn` for a while, then sleep on a condition variable.
+//
+// The publisher signals only if some member sleeps. A member increments n_asleep before its last
+// look at turn; the publisher advances turn before it reads n_asleep. Both are sequentially
+// consistent, so at least one sees the other and no wakeup is lost. The end of a run is signalled
+// in the same way with roles swapped, through n_running and runner_asleep.
+//
+// Members that do not take part are parked on a separate condition variable, which runs do not
+// signal until the number of members grows.
 #include "base/thread_pool.h"
 
 #include <pthread.h>
@@ -16,31 +19,31 @@
 
 #include "base/thread.h"
 
-// Pauses before a member sleeps, half a millisecond to two: longer than one thread works alone
-// between the runs of a step. A core that was idle may take half a millisecond to come back, and
-// most runs take less.
+// Pause instructions before a member sleeps, about 0.5 to 2 ms. That exceeds the time for which one
+// thread works alone between the runs of a step. Waking an idle core can take 0.5 ms, longer than
+// most runs.
 enum { SPINS = 40000 };
 
 typedef void (*run_fn)(void *ctx, unsigned member, unsigned n_members);
 
 struct td_pool {
   unsigned n_threads;
-  unsigned n_started; // threads to join; members 1 to n_started
-  unsigned spins;     // 0 where members outnumber CPUs
+  unsigned n_started; // threads to join: members 1 to n_started
+  unsigned spins;     // 0 if members outnumber CPUs
   pthread_t *threads; // [n_threads - 1]
   struct member *members;
   td_nodes nodes;
-  td_cpu *places;  // [n_threads]; NULL: members are not pinned
-  unsigned *ranks; // [n_threads], each on its node
+  td_cpu *places;  // [n_threads]; NULL: not pinned
+  unsigned *ranks; // [n_threads], rank of each on its node
 
-  pthread_mutex_t run_lock; // held for a whole run
+  pthread_mutex_t run_lock; // held during a whole run
   run_fn fn;                // of the current run; written before turn advances
   void *ctx;
 
-  const _Atomic uint32_t *n_active;   // members of the next run; NULL: all
-  _Alignas(64) _Atomic uint64_t turn; // run << 16 | members
+  const _Atomic uint32_t *n_active;   // number of members in the next run; NULL: all
+  _Alignas(64) _Atomic uint64_t turn; // run number << 16 | members
   _Atomic bool stopping;
-  _Alignas(64) _Atomic unsigned n_running; // members other than the runner still at work
+  _Alignas(64) _Atomic unsigned n_running; // members still at work, except the runner
   _Atomic unsigned n_asleep;
   _Atomic bool runner_asleep;
   pthread_mutex_t sleep_lock;
@@ -68,7 +71,7 @@ static bool is_meant(uint64_t turn, uint64_t seen, unsigned member) {
   return turn >> MEMBER_BITS != seen >> MEMBER_BITS && member < members_of(turn);
 }
 
-// Sleeps until a turn behind `seen` is for the member.
+// Sleeps until there is a turn after `seen` that includes the member.
 static uint64_t sleep_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
   uint64_t turn;
   pthread_mutex_lock(&pool->sleep_lock);
@@ -89,7 +92,7 @@ static uint64_t wait_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
   for (unsigned i = 0; i < pool->spins; i++) {
     uint64_t turn = atomic_load_explicit(&pool->turn, memory_order_acquire);
     if (is_meant(turn, seen, member)) return turn;
-    if (member >= members_of(turn)) break; // it may be a while
+    if (member >= members_of(turn)) break; // not included in this run: park
     pause_cpu();
   }
   return sleep_for_turn(pool, seen, member);
@@ -98,7 +101,7 @@ static uint64_t wait_for_turn(td_pool *pool, uint64_t seen, unsigned member) {
 static void *member_main(void *arg) {
   struct member *member = arg;
   td_pool *pool = member->pool;
-  for (uint64_t turn = pool->n_threads;;) { // as the pool was made: run 0
+  for (uint64_t turn = pool->n_threads;;) { // initial value: run 0, all members
     turn = wait_for_turn(pool, turn, member->idx);
     if (atomic_load(&pool->stopping)) return NULL;
     pool->fn(pool->ctx, member->idx, members_of(turn));
@@ -150,7 +153,7 @@ static void set_ranks(td_pool *pool) {
     pool->ranks[i] = n_on[td_pool_node(pool, i)]++;
 }
 
-// A preference: failure costs speed alone.
+// Pins a member's thread. A failure only costs speed.
 static void place_member(const td_pool *pool, unsigned member, pthread_t thread) {
   if (!pool->places) {
     td_nodes_bind(&pool->nodes, td_pool_node(pool, member), thread);
@@ -261,7 +264,7 @@ void td_pool_set_limit(td_pool *pool, const _Atomic uint32_t *n_active) {
   pthread_mutex_unlock(&pool->run_lock);
 }
 
-// A number that stands for itself: nothing else is published with it.
+// Relaxed is sufficient: no other data is published with this number.
 static unsigned n_active_of(const td_pool *pool) {
   unsigned n = pool->n_active ? atomic_load_explicit(pool->n_active, memory_order_relaxed) : 0;
   return n && n < pool->n_threads ? n : pool->n_threads;

@@ -1,3 +1,4 @@
+// src/base/token_ids.c - a growable array of token ids.
 #include "base/token_ids.h"
 
 #include <stdlib.h>

@@ -11,13 +11,13 @@
 typedef struct {
   int32_t *ids; // owned; NULL while empty
   size_t n, cap;
-  size_t most; // who fills it may stop with TD_ELIMIT once there are more; 0: no limit
-  bool is_cut; // that has happened
+  size_t most; // limit: a producer may stop with TD_ELIMIT beyond it; 0: none
+  bool is_cut; // a producer stopped at the limit
 } td_token_ids;
 
-// Frees and zeroes; free of a zeroed array is legal.
+// Frees and zeroes; legal for a zeroed array.
 void td_token_ids_free(td_token_ids *ids);
-// Makes room for n_extra more. TD_ENOMEM leaves the array as it was.
+// Makes room for n_extra more. On TD_ENOMEM the array is unchanged.
 td_status td_token_ids_reserve(td_token_ids *ids, size_t n_extra, td_err *err);
 td_status td_token_ids_push(td_token_ids *ids, int32_t id, td_err *err);
 td_status td_token_ids_add(td_token_ids *ids, const int32_t *more, size_t n, td_err *err);

@@ -1,3 +1,4 @@
+// src/base/trace.c - records trace events in lanes of shared memory, and takes them out.
 #include "base/trace.h"
 
 #include <stdio.h>
@@ -8,11 +9,12 @@ bool td_trace_is_on;
 
 static td_trace_memory *memory;
 static char process_name[24];
-static unsigned generation; // counts starts, so that no thread uses a lane of memory that is gone
+static unsigned generation; // number of starts; a thread whose number differs has a lane of old
+                            // memory
 
 typedef struct {
   unsigned generation;
-  td_trace_lane *lane; // NULL: there was none free
+  td_trace_lane *lane; // NULL: no lane was free
   char name[24];
 } own_lane;
 static _Thread_local own_lane own;
@@ -76,7 +78,8 @@ void td_trace_put(const td_trace_record *record) {
     atomic_fetch_add_explicit(&memory->n_unplaced, 1, memory_order_relaxed);
     return;
   }
-  uint64_t head = atomic_load_explicit(&lane->head, memory_order_relaxed); // ours
+  uint64_t head = atomic_load_explicit(&lane->head, memory_order_relaxed); // only this thread
+                                                                           // writes it
   // partner: the release of td_trace_take, after which the slot may be overwritten
   if (head - atomic_load_explicit(&lane->tail, memory_order_acquire) >= TD_TRACE_RECORDS) {
     atomic_fetch_add_explicit(&lane->n_dropped, 1, memory_order_release); // partner: drain_lane
@@ -87,10 +90,11 @@ void td_trace_put(const td_trace_record *record) {
 }
 
 size_t td_trace_take(td_trace_lane *lane, td_trace_record *out, size_t max) {
-  uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_relaxed); // ours
+  uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_relaxed); // only the reader writes
+                                                                           // it
   uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire); // partner: put
   uint64_t n_waiting = head - tail;
-  if (n_waiting > TD_TRACE_RECORDS) { // no writer of ours does that
+  if (n_waiting > TD_TRACE_RECORDS) { // impossible unless the writer is corrupt
     atomic_store_explicit(&lane->tail, head, memory_order_release);
     return 0;
   }

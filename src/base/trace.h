@@ -1,8 +1,8 @@
-// src/base/trace.h - recording what the processes do and when, for --trace.
-// All processes share one piece of memory: lanes, of which every recording thread claims one. A
-// lane is a ring of fixed-size records, written by its thread and read by the front, which writes
-// them to a file (runtime/trace_file.h). Nobody waits: what finds its ring full is counted and
-// dropped. While nothing is traced, a call costs one predicted branch.
+// src/base/trace.h - records what each process does and when, for --trace.
+// All processes share one memory with lanes; every recording thread claims one. A lane is a ring of
+// fixed-size records, written by its thread and read by the front, which writes them to a file
+// (runtime/trace_file.h). Recording never blocks: a record that finds its ring full is dropped and
+// counted. While tracing is off, a call costs one predicted branch.
 #ifndef TD_BASE_TRACE_H
 #define TD_BASE_TRACE_H
 
@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 
-// Everything that is recorded: id, name, category, names of its two numbers (NULL: none).
+// All events: id, name, category, names of its two values (NULL: none).
 #define TD_TRACE_EVENTS(X)                                                                         \
   X(REQUEST, "request", "request", "tokens", "id")                                                 \
   X(PREPARE, "prepare prompt", "request", NULL, NULL)                                              \
@@ -50,9 +50,9 @@ typedef enum {
 } td_trace_event;
 
 typedef enum {
-  TD_TRACE_SPAN,  // on its thread; spans of a thread nest
-  TD_TRACE_ASYNC, // begins and ends anywhere; b tells those of an event apart
-  TD_TRACE_MARK,  // a moment: begin_ns
+  TD_TRACE_SPAN,  // spans of one thread nest
+  TD_TRACE_ASYNC, // may begin and end on any thread; b distinguishes instances of an event
+  TD_TRACE_MARK,  // an instant: begin_ns
 } td_trace_shape;
 
 // ---- the shared memory ------------------------------------------------------------------------
@@ -60,7 +60,7 @@ typedef enum {
 #define TD_TRACE_MAGIC   0x43525444u // "DTRC"
 #define TD_TRACE_VERSION 1u
 #define TD_TRACE_LANES   64u
-#define TD_TRACE_RECORDS 16384u // a lane; a power of two
+#define TD_TRACE_RECORDS 16384u // per lane; a power of two
 
 typedef struct {
   uint64_t begin_ns, end_ns; // td_clock_ns
@@ -71,20 +71,21 @@ typedef struct {
 } td_trace_record;
 static_assert(sizeof(td_trace_record) == 32, "shared layout");
 
-// head, tail: positions that only grow; record p lies in records[p % TD_TRACE_RECORDS].
+// head and tail only grow; record p is in records[p % TD_TRACE_RECORDS].
 typedef struct {
-  _Alignas(64) _Atomic uint32_t pid; // whose; 0: free. Claimed by exchange, freed by the reader
+  _Alignas(64) _Atomic uint32_t pid; // owner; 0: free. Claimed by exchange, freed by the reader
   uint32_t tid;
   char process[24], thread[24];       // names; written before the first record
-  _Alignas(64) _Atomic uint64_t head; // writer: stored with release after the record
-  _Atomic uint64_t n_dropped;         // writer: release, so that the names are seen
-  _Alignas(64) _Atomic uint64_t tail; // reader: stored with release after the copy
+  _Alignas(64) _Atomic uint64_t head; // written by the writer: release, after the record
+  _Atomic uint64_t n_dropped;         // written by the writer: release, so that the names are
+                                      // visible
+  _Alignas(64) _Atomic uint64_t tail; // written by the reader: release, after copying the record
   _Alignas(64) td_trace_record records[TD_TRACE_RECORDS];
 } td_trace_lane;
 
 typedef struct {
   uint32_t magic, version;
-  _Atomic uint64_t n_unplaced; // records of threads that found no lane; relaxed
+  _Atomic uint64_t n_unplaced; // records of threads without a lane; relaxed
   td_trace_lane lanes[TD_TRACE_LANES];
 } td_trace_memory;
 
@@ -92,22 +93,22 @@ typedef struct {
 
 extern bool td_trace_is_on;
 
-// Begins to record into zeroed memory, or memory that another process began with; memory must live
-// until td_trace_stop. process: what this one is called, at most 23 characters. Call both while no
-// other thread records. False: the memory is not for this.
+// Starts recording into memory that is zeroed or that another process started with. It must live
+// until td_trace_stop. process: name of this process, at most 23 characters. Call both while no
+// other thread records. False: the memory is not trace memory.
 bool td_trace_start(td_trace_memory *memory, const char *process);
 void td_trace_stop(void);
-// What the calling thread is called, at most 23 characters; before its first record.
+// Names the calling thread, at most 23 characters; call before its first record.
 void td_trace_name_thread(const char *name);
 
 void td_trace_put(const td_trace_record *record);
 
-// The time for td_trace_span; 0 while nothing is traced.
+// Start time for td_trace_span; 0 while tracing is off.
 static inline uint64_t td_trace_begin(void) {
   return __builtin_expect(td_trace_is_on, 0) ? td_clock_ns() : 0;
 }
 
-// A span of this thread, from td_trace_begin to now.
+// Records a span of this thread from begin_ns (td_trace_begin) until now.
 static inline void td_trace_span(uint64_t begin_ns, td_trace_event event, uint32_t a, uint64_t b) {
   if (__builtin_expect(begin_ns == 0, 1)) return;
   td_trace_put(&(td_trace_record){.begin_ns = begin_ns,
@@ -118,7 +119,7 @@ static inline void td_trace_span(uint64_t begin_ns, td_trace_event event, uint32
                                   .shape = TD_TRACE_SPAN});
 }
 
-// Something that began at begin_ns, whoever ran meanwhile, and ends now.
+// Records something that began at begin_ns, on any thread, and ends now.
 static inline void td_trace_async(uint64_t begin_ns, td_trace_event event, uint32_t a, uint64_t b) {
   if (__builtin_expect(!td_trace_is_on, 1)) return;
   td_trace_put(&(td_trace_record){.begin_ns = begin_ns,
@@ -142,10 +143,10 @@ static inline void td_trace_mark(td_trace_event event, uint32_t a, uint64_t b) {
 
 // ---- reading ----------------------------------------------------------------------------------
 
-// Takes up to max records of a lane, oldest first; what a broken writer left is skipped. One
-// reader a memory.
+// Takes up to max records of a lane, oldest first; skips invalid records of a corrupt writer. One
+// reader per memory.
 size_t td_trace_take(td_trace_lane *lane, td_trace_record *out, size_t max);
-// Frees a lane whose process is gone, once nothing is left in it.
+// Frees a lane whose process has ended, once it is empty.
 void td_trace_free_lane(td_trace_lane *lane);
 
 #endif

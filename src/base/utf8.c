@@ -1,8 +1,9 @@
+// src/base/utf8.c - decodes, encodes and repairs UTF-8.
 #include "base/utf8.h"
 
 #include <string.h>
 
-// Bytes of the sequence that lead begins; 0 for bytes that begin none.
+// Length of the sequence that begins with lead; 0 if none does.
 static size_t sequence_len(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xC2) return 0;
@@ -11,7 +12,7 @@ static size_t sequence_len(uint8_t lead) {
   return lead < 0xF5 ? 4 : 0;
 }
 
-// The second byte carries the rules against overlong forms, surrogates and > U+10FFFF.
+// Checking the second byte excludes overlong forms, surrogates and code points above U+10FFFF.
 static bool second_ok(uint8_t lead, uint8_t second) {
   uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
@@ -59,7 +60,7 @@ int td_utf8_encode(uint32_t code_point, char out[4]) {
   return 4;
 }
 
-// Bytes of the longest prefix that is UTF-8.
+// Length of the longest valid prefix.
 static size_t valid_prefix(const char *text, size_t len) {
   size_t i = 0;
   while (i < len) {
