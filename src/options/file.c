@@ -1,4 +1,4 @@
-// src/options/file.c - the configuration file of --config.
+// src/options/file.c - reads the configuration file given by --config.
 #include <string.h>
 
 #include "base/json_parse.h"
@@ -55,14 +55,14 @@ td_status td_options_read_file(td_options *options, td_err *err) {
     st = td_fail(err, TD_EINVAL, "%s: not a JSON object", options->config);
   }
   for (const cJSON *item = root->child; st == TD_OK && item; item = item->next) {
-    // A file may serve several commands: those of other commands are skipped.
+    // A file may be shared by several commands: options of other commands are skipped.
     if (td_option_find(TD_N_COMMANDS, item->string, strlen(item->string), 0) < 0) {
       st = td_fail(err, TD_EINVAL, "%s: \"%s\" is not an option", options->config, item->string);
       break;
     }
     int idx = td_option_find(options->command, item->string, strlen(item->string), 0);
     if (idx < 0 || td_option_is_given(options, (size_t)idx)) continue;
-    if (cJSON_IsString(item)) { // an alias may have had other values
+    if (cJSON_IsString(item)) { // the values of an alias may have been renamed
       const char *now = td_option_alias_value(item->string, strlen(item->string),
                                               item->valuestring);
       if (now != item->valuestring) {

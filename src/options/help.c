@@ -1,11 +1,12 @@
-// src/options/help.c - --help, wrapped at 80 columns, and the reference page in Markdown.
+// src/options/help.c - generates --help, wrapped at 80 columns, and the Markdown reference page.
 #include <string.h>
 
 #include "options/options_impl.h"
 
 enum { WIDTH = 80, HELP_COLUMN = 26 };
 
-// Appends text from column `at` on, wrapped between words; continued lines begin at HELP_COLUMN.
+// Appends text, starting at column `at`, wrapped between words. Continuation lines are indented to
+// HELP_COLUMN.
 static void wrap(td_buf *out, size_t at, const char *text) {
   while (*text) {
     size_t len = strcspn(text, " ");
@@ -117,7 +118,8 @@ static uint32_t group_commands(int group) {
   return commands;
 }
 
-// The commands whose first word is that of command c and no command of its own: the three "eval".
+// The commands that share the first word with command c, such as the three "eval" commands; 0 if
+// that word is a command itself.
 static uint32_t same_word(int c) {
   const char *name = td_command_name((td_command)c);
   const size_t len = strcspn(name, " ");

@@ -1,4 +1,4 @@
-// src/options/options.c - the command line: commands, options and their values.
+// src/options/options.c - parses the command line: commands, options and their values.
 #include "options/options_impl.h"
 
 #include <errno.h>
@@ -94,7 +94,7 @@ static td_status parse_ints(const td_option *o, td_int_list *list, const char *t
   return TD_OK;
 }
 
-// "1,2,3", or "@FILE" with the same inside.
+// Parses "1,2,3", or "@FILE" for a file with the same content.
 static td_status set_ints(const td_option *o, td_int_list *field, const char *text, td_err *err) {
   if (text[0] != '@') return parse_ints(o, field, text, err);
   td_buf file = TD_BUF_INIT;
@@ -104,7 +104,7 @@ static td_status set_ints(const td_option *o, td_int_list *field, const char *te
   return st;
 }
 
-// Appends the names of "a,b" to the list.
+// Appends the names in "a,b" to the list.
 static td_status add_names(const td_option *o, td_str_list *list, const char *text, td_err *err) {
   while (*text) {
     size_t len = strcspn(text, ",");
@@ -194,7 +194,7 @@ int td_option_find(td_command command, const char *name, size_t len, char letter
   return -1;
 }
 
-// Longest command whose words begin argv; returns the number of words.
+// Finds the longest command whose words start argv; returns its number of words.
 static int match_command(int argc, char **argv, td_command *command) {
   int best = 0;
   for (int c = 0; c < TD_N_COMMANDS; c++) {
@@ -213,7 +213,7 @@ static int match_command(int argc, char **argv, td_command *command) {
   return best;
 }
 
-// "eval" is not a command, but the first word of some, which the error tells.
+// Reports an unknown command. If word starts some commands, as "eval" does, the message lists them.
 static td_status unknown_command(const char *word, td_err *err) {
   char list[256] = "";
   size_t len = strlen(word), at = 0;
@@ -231,7 +231,7 @@ static td_status unknown_option(const td_options *options, const char *arg, td_e
                  td_command_name(options->command), td_command_name(options->command));
 }
 
-// Reads argv[*i] and what belongs to it; *i moves to the last word used.
+// Parses argv[*i] and its value; *i moves to the last argument used.
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
   if (arg[0] != '-' || !arg[1]) {
@@ -286,7 +286,8 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
     return unknown_command(argv[1], err);
   }
   for (int i = 1 + words; i < argc && !out->help; i++) {
-    td_err others; // the first is reported; the rest may still set the log's format
+    td_err others; // only the first error is reported, but later options may still set the log
+                   // format
     td_status one = parse_arg(out, argc, argv, &i, st == TD_OK ? err : &others);
     if (st == TD_OK) st = one;
   }
@@ -297,7 +298,7 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
 void td_options_free(td_options *options) {
   for (size_t i = 0; i < td_n_options; i++) {
     void *field = (char *)options + td_option_table[i].offset;
-    if (td_option_table[i].kind == OPT_STR) { // a field may be that of two commands' options
+    if (td_option_table[i].kind == OPT_STR) { // options of two commands may share a field
       free(*(char **)field);
       *(char **)field = NULL;
     }

@@ -1,5 +1,6 @@
-// src/options/options.h - every option of every command, in one table (table.c). The table makes
-// the command line, the JSON configuration file, --help and the reference page configs/README.md.
+// src/options/options.h - all options of all commands, defined in one table (table.c), from which
+// the command line, the JSON configuration file, --help and the reference page configs/README.md
+// are derived.
 #ifndef TD_OPTIONS_OPTIONS_H
 #define TD_OPTIONS_OPTIONS_H
 
@@ -9,7 +10,7 @@
 #include "base/buf.h"
 #include "base/status.h"
 
-// One list makes the commands, their bits and their summaries.
+// The list of commands with their names and summaries; each command has a bit in option masks.
 #define TD_COMMANDS(X)                                                                             \
   X(RUN, "run", "answer one prompt, or chat on a terminal")                                        \
   X(SERVE, "serve", "serve the OpenAI API over HTTP")                                              \
@@ -35,7 +36,7 @@ typedef enum {
 const char *td_command_name(td_command command);
 const char *td_command_summary(td_command command);
 
-// The values of options with a list of names, in its order.
+// Values of enum options, in the order of their names in table.c.
 typedef enum { TD_LOG_TEXT, TD_LOG_JSON } td_log_format;
 typedef enum { TD_KV_DTYPE_F32, TD_KV_DTYPE_F16 } td_kv_dtype;
 typedef enum { TD_AUTO, TD_ON, TD_OFF } td_auto_on_off;
@@ -49,30 +50,30 @@ typedef enum {
 
 const char *td_load_name(td_load_shape load);
 
-// A comma-separated list of whole numbers; owned by the options.
+// A comma-separated list of integers; owned by the options.
 typedef struct {
   int32_t *values;
   uint32_t n;
 } td_int_list;
 
-// Owned by the options, the strings too.
+// A list of strings, which are owned by the options as is the list.
 typedef struct {
   char **values;
   uint32_t n;
 } td_str_list;
 
-// Strings are owned by the options; NULL where not given and without a default.
+// Strings are owned by the options; NULL if not given and without a default.
 typedef struct {
   td_command command;
-  uint64_t given[2]; // bit i: option i of the table was given by the user
+  uint64_t given[2]; // bit i: the user gave option i of the table
   // every command
   char *config, *trace;
-  int log, log_level; // of td_log_format; of td_log_level
+  int log, log_level; // td_log_format; td_log_level
   bool help;
   // model and machine
   char *model, *device;
-  int experts, activations, weights; // of td_expert_place, td_activations, td_weights_mode
-  int kv_dtype;                      // of td_kv_dtype
+  int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
+  int kv_dtype;                      // td_kv_dtype
   int64_t threads, ctx_size, prefill_chunk;
   // prompt and output
   char *prompt, *file, *system;
@@ -85,14 +86,14 @@ typedef struct {
   // serve
   char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir;
   td_str_list model_names;
-  int disaggregate; // of td_auto_on_off
+  int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   double kv_dir_gib;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
   int64_t repeat;
   char *server;
-  int load_shape; // of td_load_shape
+  int load_shape; // td_load_shape
   int64_t n_requests, concurrency;
   double rate, slo_ttft_ms, slo_tpot_ms;
   // bench kernels, bench layer
@@ -107,19 +108,19 @@ typedef struct {
   bool tensors, decode;
 } td_options;
 
-// Reads argv[1..): the command's words, then its options ("--name value", "--name=value", "-x
-// value", "--flag", "--no-flag"), then --config's file underneath (the command line wins). Errors
-// name the option and its range. With --help, or no command, help is true and the rest unchecked.
-// Call td_options_free in every case.
+// Parses argv[1..argc): the command's words, then its options ("--name value", "--name=value", "-x
+// value", "--flag", "--no-flag"), then the file of --config; the command line takes precedence.
+// Errors name the option and its range. With --help, or without a command, help is set and the rest
+// is not checked. Call td_options_free in every case.
 td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err);
 void td_options_free(td_options *options);
 
-// Whether the user gave the option (by its long name), on the command line or in the file.
+// Whether the user gave the option (long name), on the command line or in the file.
 bool td_options_given(const td_options *options, const char *name);
 
-// The help of one command, or of the program when command is TD_N_COMMANDS.
+// Appends the help of a command, or of the program if command is TD_N_COMMANDS.
 void td_options_help(td_buf *out, td_command command);
-// The reference page, Markdown.
+// Appends the reference page in Markdown.
 void td_options_reference(td_buf *out);
 
 #endif

@@ -1,4 +1,4 @@
-// src/options/table.c - the option table.
+// src/options/table.c - the option table: name, commands, range, default and help of every option.
 #include <string.h>
 
 #include "options/options_impl.h"
@@ -17,7 +17,7 @@ enum {
 #define RANGE(a, b)  a, b, NULL
 #define ONE_OF(list) 0, 0, list
 
-// Each in the order of its enum.
+// Names in the order of each enum.
 static const char *const logs[] = {"text", "json", NULL};
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const expert_devices[] = {"auto", "cpu", "gpu", NULL};
