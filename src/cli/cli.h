@@ -1,5 +1,5 @@
-// src/cli/cli.h - one function a subcommand. Each prints its own errors and returns the exit
-// status: 0, 1 on failure, 2 on bad options, 130 when interrupted.
+// src/cli/cli.h - entry points of the subcommands. Each prints its own errors and returns the exit
+// status: 0, 1 on failure, 2 for invalid options, 130 when interrupted.
 #ifndef TD_CLI_CLI_H
 #define TD_CLI_CLI_H
 

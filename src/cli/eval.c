@@ -13,10 +13,10 @@
 #include "runtime/command.h"
 #include "runtime/session.h"
 
-// Called with the logits of tokens [begin, begin + n): f32 [n][n_vocab].
+// Receives the logits of tokens [begin, begin + n): f32 [n][n_vocab].
 typedef td_status (*rows_fn)(void *ctx, float *logits, uint32_t begin, uint32_t n, td_err *err);
 
-// Runs the tokens through the model in steps of at most chunk and hands all logits on.
+// Runs all tokens through the model, at most `chunk` per step, and passes on the logits.
 static td_status all_logits(td_session *s, const int32_t *ids, uint32_t n, uint32_t chunk,
                             rows_fn fn, void *ctx, td_err *err) {
   td_status st = td_kv_reserve(s->kv, s->seq, n, err);
@@ -47,7 +47,7 @@ static td_status write_error(const char *path, td_err *err) {
   return td_fail(err, TD_EIO, "%s: cannot write: %s", path, strerror(errno));
 }
 
-// NumPy format 1.0: the header is padded so that the data begin at a multiple of 64.
+// NumPy format 1.0: the header is padded so that data start at a multiple of 64 bytes.
 static td_status write_npy_header(const npy_out *out, uint32_t n_tokens, td_err *err) {
   char header[128], *dict = header + 10;
   memset(header, ' ', sizeof header);
@@ -82,7 +82,7 @@ static td_status write_logits(td_session *s, const td_options *o, const char *tm
   return st;
 }
 
-// chunk: 0 as the options have it.
+// chunk 0: as given by the options.
 static td_status open_session(td_session **out, const td_options *o, uint32_t n_tokens,
                               uint32_t chunk, td_err *err) {
   td_session_opts opts;
@@ -119,7 +119,7 @@ int td_cmd_eval_logits(const td_options *o) {
 typedef struct {
   const int32_t *ids;
   uint32_t n, n_vocab;
-  double sum, sum_squares; // of the negative log-likelihoods, nats
+  double sum, sum_squares; // of negative log-likelihoods, in nats
   uint32_t count;
 } likelihood;
 
@@ -142,9 +142,9 @@ static td_status add_likelihood(void *ctx, float *logits, uint32_t begin, uint32
   return TD_OK;
 }
 
-enum { MOST_ROWS = 1024 }; // of logits, which a step leaves
+enum { MOST_ROWS = 1024 }; // rows of logits per step
 
-// Windows of the context's size, each scored on its own.
+// Scores consecutive windows of the context size, each independently.
 static td_status score(td_session *s, const td_token_ids *ids, likelihood *total, td_err *err) {
   *total = (likelihood){.n_vocab = s->config->n_vocab};
   for (size_t at = 0; at + 1 < ids->n; at += s->n_ctx) {

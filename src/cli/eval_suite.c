@@ -1,4 +1,5 @@
-// src/cli/eval_suite.c - `tandem eval chat`: greedy answers to a suite of questions.
+// src/cli/eval_suite.c - `tandem eval chat`: generates greedy responses to a suite of questions and
+// compares them with the expected ones.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// src/cli/inspect.c - prints a description of a checkpoint, as text or JSON.
 #include "cli/inspect.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@ static uint32_t count_moe_layers(const td_model_config *c) {
   return n;
 }
 
-// 1536 -> "1.50 KiB".
+// 1536 becomes "1.50 KiB".
 static void add_bytes(td_buf *out, uint64_t bytes) {
   static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = (double)bytes;
@@ -27,7 +28,7 @@ static void add_bytes(td_buf *out, uint64_t bytes) {
   td_buf_printf(out, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
 }
 
-// 671026419200 -> "671.03 B": billions, as models are named.
+// 671026419200 becomes "671.03 B" (billions, as in model names).
 static void add_count(td_buf *out, uint64_t n) {
   if (n >= 1000000000) {
     td_buf_printf(out, "%.2f B", (double)n * 1e-9);

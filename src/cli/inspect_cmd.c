@@ -1,4 +1,4 @@
-// src/cli/inspect_cmd.c - `tandem inspect` and its two words, tokens and template.
+// src/cli/inspect_cmd.c - `tandem inspect` and its subcommands `tokens` and `template`.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static td_status print_ids(const td_tokenizer *tok, const td_buf *text, td_err *
   return st;
 }
 
-// Reads "[1, 2, 3]".
+// Parses "[1, 2, 3]".
 static td_status parse_ids(const char *text, td_token_ids *ids, td_err *err) {
   const char *space = " \t\r\n", *at = text + strspn(text, space);
   td_status st = TD_OK;

@@ -1,5 +1,6 @@
-// src/cli/inspect_routing.c - `tandem inspect routing`: how a text's tokens spread over the
-// experts. Loads are counts of choices over their mean, so 1 is perfect balance.
+// src/cli/inspect_routing.c - `tandem inspect routing`: how the tokens of a text are distributed
+// over the experts. An expert's load is its number of tokens divided by the mean, so 1 is perfect
+// balance.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,7 +27,7 @@ static void count_step(routing *r) {
   }
 }
 
-// The text in windows of the context, each in steps of the prefill chunk.
+// Processes the text in windows of the context size, each in prefill chunks.
 static td_status count_all(routing *r, const td_token_ids *ids, td_err *err) {
   td_session *s = r->session;
   uint32_t n_past = 0;
@@ -46,7 +47,7 @@ static td_status count_all(routing *r, const td_token_ids *ids, td_err *err) {
 }
 
 typedef struct {
-  double min, max; // load over the mean
+  double min, max; // load relative to the mean
   uint64_t total;
 } balance;
 
@@ -67,7 +68,7 @@ static balance balance_of(const routing *r, uint32_t layer_idx) {
   return b;
 }
 
-// One digit an expert: its load in quarters of the mean, 9 for nine quarters and above.
+// Prints one digit per expert: its load in quarters of the mean, at most 9.
 static void print_row(const routing *r, uint32_t layer_idx) {
   balance b = balance_of(r, layer_idx);
   uint32_t n = r->session->config->n_experts;

@@ -1,4 +1,4 @@
-// src/cli/main.c - picks the subcommand.
+// src/cli/main.c - the program's main: parses options and runs the subcommand.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -36,22 +36,22 @@ static int (*const commands[])(const td_options *options) = {
 };
 _Static_assert(TD_COUNT(commands) == TD_N_COMMANDS, "every command has a function");
 
-// A standard descriptor that is closed would become that of the next file opened, a checkpoint's
-// for instance. In its place stands one that fails as a closed one does.
+// If a standard descriptor is closed, the next file opened, e.g. a checkpoint, would get its
+// number. Occupies the number with a descriptor on which reads or writes fail as on a closed one.
 static void hold_standard_descriptors(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR; // nobody misses what stderr says
-    if (open("/dev/null", mode) != fd) abort();         // the lowest free one
+    int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR; // stderr's output may be discarded
+    if (open("/dev/null", mode) != fd) abort();         // open returns the lowest free number
   }
 }
 
 // ---- a terminal ---------------------------------------------------------------------------------
-// What models, their templates and configurations say may hold escape sequences, which a terminal
-// obeys. So on a terminal stdout is a stream that writes control characters out.
+// Text from models, templates and configurations may contain escape sequences that a terminal would
+// interpret. If stdout is a terminal, it is replaced by a stream that escapes control characters.
 
 typedef struct {
-  char split[4]; // the beginning of a character whose end has not come yet
+  char split[4]; // an incomplete UTF-8 character from the previous write
   size_t n_split;
 } terminal;
 
@@ -73,19 +73,19 @@ static ssize_t write_terminal(void *cookie, const char *bytes, size_t len) {
   }
   td_buf_free(&text);
   td_buf_free(&shown);
-  return is_whole ? (ssize_t)len : 0; // 0: an error
+  return is_whole ? (ssize_t)len : 0; // 0 reports an error
 }
 
 static void guard_terminal(void) {
   static terminal out;
   if (isatty(STDOUT_FILENO) != 1) return;
   FILE *stream = fopencookie(&out, "w", (cookie_io_functions_t){.write = write_terminal});
-  if (!stream) abort(); // no memory, at the very start
+  if (!stream) abort(); // out of memory at startup
   setvbuf(stream, NULL, _IOLBF, BUFSIZ);
   stdout = stream;
 }
 
-// What was printed is a result only when it arrived.
+// Output counts as delivered only if writing it succeeded.
 static int check_stdout(int status) {
   errno = 0;
   bool is_whole = fflush(stdout) == 0 && !ferror(stdout);
@@ -120,8 +120,9 @@ int main(int argc, char **argv) {
   guard_terminal();
   if (td_thread_raise_limit(&err) != TD_OK) return td_cmd_fail(&err);
   signal(SIGPIPE, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN); // too large a file is an error like others
-  // The front starts its workers with this word; it is not for users and not in the table.
+  signal(SIGXFSZ, SIG_IGN); // exceeding the file size limit is reported as a write error
+  // `tandem worker` is internal: the front starts its workers with it. It is not in the option
+  // table.
   if (argc >= 3 && !strcmp(argv[1], "worker") && !strcmp(argv[2], "probe")) {
     return td_gpu_probe_main(argc, argv);
   }
@@ -136,7 +137,7 @@ int main(int argc, char **argv) {
   td_options options;
   int status;
   const td_status st = td_options_parse(&options, argc, argv, &err);
-  set_log(&options); // also the format of the error
+  set_log(&options); // also sets the format of the error
   if (st != TD_OK) {
     status = td_cmd_fail(&err);
   } else if (options.help) {

@@ -14,7 +14,7 @@ static void show_progress(void *ctx, const char *shard, size_t idx, size_t n_sha
   td_info("%s (%zu of %zu)%s", shard, idx + 1, n_shards, kept ? " is finished already" : "");
 }
 
-// The layers' modules of one name: "mlp.experts.up_proj".
+// All modules of one kind, e.g. "mlp.experts.up_proj", over all layers and experts.
 typedef struct {
   char name[96];
   size_t n;
@@ -24,14 +24,15 @@ typedef struct {
 
 enum { MAX_KINDS = 64 };
 
-// A module's name without the numbers of its layer and expert.
+// Strips the layer and expert numbers from a module's name.
 static void kind_of(const char *name, char out[96]) {
   size_t len = 0;
   out[0] = '\0';
   for (const char *p = name; *p && len + 2 < 96;) {
     size_t n = strcspn(p, ".");
     bool is_number = strspn(p, "0123456789") == n;
-    bool is_prefix = p[n] == '.' && // of more: lm_head is a name
+    bool is_prefix = p[n] == '.' && // skip "model.layers", but keep a name that stands alone such
+                                    // as lm_head
                      (p == name || (p == name + 6 && strncmp(name, "model.layers.", 13) == 0));
     if (!is_number && !is_prefix) {
       len += (size_t)snprintf(out + len, 96 - len, "%s%.*s", len ? "." : "", (int)n, p);
@@ -77,7 +78,7 @@ static td_status print_table(const td_quantize_report *r, td_err *err) {
   return fflush(stdout) == 0 ? TD_OK : td_fail(err, TD_EIO, "standard output: cannot write");
 }
 
-// The report as it lies in the directory.
+// Prints the report file written by td_quantize.
 static td_status print_json(const char *out, td_err *err) {
   char path[4096];
   td_buf text = TD_BUF_INIT;

@@ -1,5 +1,5 @@
-// src/cli/run.c - `tandem run`: one answer, or a chat on a terminal.
-// The answer alone goes to stdout; progress and timings go to stderr.
+// src/cli/run.c - `tandem run`: generates one response, or chats on a terminal.
+// Only the response goes to stdout; progress and timings go to stderr.
 #include <float.h>
 #include <poll.h>
 #include <signal.h>
@@ -22,7 +22,7 @@
 
 #define MAX_TEXT_BYTES (1u << 28)
 
-// Set by Ctrl-C, read between tokens.
+// Set by Ctrl-C, checked between tokens.
 static volatile sig_atomic_t interrupted;
 
 static void on_interrupt(int signal_number) {
@@ -37,8 +37,9 @@ typedef struct {
   td_chat *chat;
   td_sampling sampling;
   bool show_progress; // stderr is a terminal
-  td_buf history;     // the conversation so far, JSON objects of "messages" with commas between
-  // the answer being given
+  td_buf history;     // the conversation so far: elements of "messages" as JSON objects, separated
+                      // by commas
+  // the response being generated
   td_detok detok;
   td_buf answer;    // text
   td_token_ids ids; // its tokens
@@ -47,7 +48,7 @@ typedef struct {
 
 // ---- sampling parameters --------------------------------------------------------------------
 
-// The user's, else generation_config.json's.
+// The user's options take precedence over generation_config.json.
 static td_sampling choose_sampling(const td_options *o, const td_model_config *config) {
   td_sampling s = {.temperature = (float)o->temperature,
                    .top_p = (float)o->top_p,
@@ -60,7 +61,7 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
   if (!td_options_given(o, "temperature")) s.temperature = config->temperature;
   if (!td_options_given(o, "top-p")) s.top_p = config->top_p;
   if (!td_options_given(o, "top-k")) s.top_k = config->top_k_sampling;
-  if (s.top_p == 0) s.top_p = FLT_MIN; // the likeliest token alone; 0 would switch it off
+  if (s.top_p == 0) s.top_p = FLT_MIN; // greedy: 0 would disable top_p instead
   if (!td_options_given(o, "seed") && getrandom(&s.seed, sizeof s.seed, 0) < 0) s.seed = 0;
   return s;
 }
@@ -89,7 +90,8 @@ static bool show_token(void *ctx, int32_t id) {
   td_err err;
   if (td_token_ids_push(&r->ids, id, &err) != TD_OK) return false;
   if (!r->chat) {
-    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id); // no tokenizer was loaded
+    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id); // without a tokenizer print
+                                                                     // ids
   } else if (td_detok_feed(&r->detok, id, &r->answer, &err) != TD_OK) {
     return false;
   }
@@ -192,7 +194,7 @@ static td_status encode_history(const runner *r, td_token_ids *ids, td_err *err)
   return st;
 }
 
-// Answers the conversation and adds the answer to it.
+// Generates a response to the conversation and appends it.
 static td_status answer_chat(runner *r, td_err *err) {
   td_token_ids ids = {0};
   td_status st = encode_history(r, &ids, err);
@@ -214,7 +216,7 @@ static td_status answer_text(runner *r, const char *text, size_t len, td_err *er
   return st;
 }
 
-// The one prompt that was given: --prompt, --file, or a stdin that is no terminal.
+// Reads the single prompt: --prompt, --file, or stdin if that is not a terminal.
 static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
   if (o->prompt) {
     td_buf_str(text, o->prompt);
@@ -236,8 +238,8 @@ static td_status run_once(runner *r, td_err *err) {
   return st;
 }
 
-// Waits for a line or the end of input on the terminal; false when Ctrl-C came first. The signal is
-// let in only while poll sleeps, so none is lost between the prompt and the wait.
+// Waits for a line or the end of input on the terminal; false if Ctrl-C came first. The signal is
+// unblocked only inside ppoll, so none is lost before the wait.
 static bool wait_for_line(void) {
   sigset_t interrupt, before;
   sigemptyset(&interrupt);
@@ -257,13 +259,13 @@ static void print_name(const runner *r) {
   td_buf_free(&name);
 }
 
-// Reads lines until end of input. An error in one turn does not end the chat; Ctrl-C at the prompt
-// clears the line, Ctrl-D ends.
+// Reads lines until the end of input. An error in one turn does not end the chat. At the prompt
+// Ctrl-C discards the line and Ctrl-D ends the chat.
 static td_status chat_on_terminal(runner *r, td_err *err) {
   char *line = NULL;
   size_t cap = 0;
   print_name(r);
-  setvbuf(stdin, NULL, _IONBF, 0); // what poll reports is all there is
+  setvbuf(stdin, NULL, _IONBF, 0); // unbuffered, so that poll sees all unread input
   for (;;) {
     interrupted = 0;
     fputs("\n> ", stderr);

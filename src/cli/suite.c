@@ -1,3 +1,4 @@
+// src/cli/suite.c - reads question suites and compares responses.
 #include "cli/suite.h"
 
 #include <stdlib.h>
@@ -31,7 +32,7 @@ static td_status read_expect(td_question *q, const cJSON *expect, td_err *err) {
   return st;
 }
 
-// What is left of the line when the runner's own members are gone is the conversation.
+// The members of a line that the runner does not use itself are passed on as the conversation.
 static td_status read_vars(td_question *q, cJSON *line, td_err *err) {
   static const char *const own[] = {"id", "kind", "match", "expect"};
   for (size_t i = 0; i < TD_COUNT(own); i++) {
