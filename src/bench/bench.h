@@ -1,5 +1,5 @@
-// src/bench/bench.h - one function a subcommand of `tandem bench`. Each prints its own errors and
-// returns the exit status: 0, 1 on failure, 2 on bad options, 130 when interrupted.
+// src/bench/bench.h - entry points of the subcommands of `tandem bench`. Each prints its own errors
+// and returns the exit status: 0, 1 on failure, 2 for invalid options, 130 when interrupted.
 #ifndef TD_BENCH_BENCH_H
 #define TD_BENCH_BENCH_H
 

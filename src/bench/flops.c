@@ -1,5 +1,5 @@
-// src/bench/flops.c - twelve independent chains of one instruction: enough to hide its latency on
-// every machine that has it, few enough to stay in registers.
+// src/bench/flops.c - measures arithmetic peaks with twelve independent chains of one instruction:
+// enough to hide its latency, few enough to stay in registers.
 #include "bench/flops.h"
 
 #include <stddef.h>
@@ -15,8 +15,9 @@ enum { N_CHAINS = 12, N_ROUNDS = 5, N_STEPS = 200000 };
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef struct {
-  float (*chains)(uint32_t n); // n steps of every chain; the result keeps them alive
-  double flops;                // of one chain's step
+  float (*chains)(uint32_t n); // runs n steps of every chain; the result keeps them from being
+                               // optimized away
+  double flops;                // per step of one chain
 } peak_loop;
 
 #if defined(__x86_64__)

@@ -1,3 +1,4 @@
+// src/bench/formats.c - the list of formats, and synthetic matrices in them.
 #include "bench/formats.h"
 
 #include <string.h>
@@ -65,7 +66,8 @@ static size_t round_up(size_t n) {
 
 size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t rows, uint32_t cols,
                        void *memory) {
-  static const uint32_t nowhere; // stands for scales and zero points whose place is not known yet
+  static const uint32_t nowhere; // placeholder for scales and zero points whose address is not
+                                 // known yet
   bool whole = format->scale_cols == TD_BENCH_ALL_COLS;
   *out = (td_weight){.dtype = format->dtype,
                      .scale_dtype = format->scale_dtype,
@@ -86,25 +88,25 @@ size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t r
   return data + scale + zero;
 }
 
-// A 32-bit word of codes of the dtype, from random bits.
+// A 32-bit word of codes of the dtype, made from random bits.
 static uint32_t word_of(td_dtype dtype, uint32_t random) {
   switch (dtype) {
   case TD_F32: return 0x3c000000u | (random & 0x807fffffu);    // +-[2^-7, 2^-6)
   case TD_BF16: return 0x3c003c00u | (random & 0x807f807fu);   //
   case TD_F16: return 0x20002000u | (random & 0x83ff83ffu);    //
-  case TD_F8E4M3: return 0x30303030u | (random & 0x8f8f8f8fu); // +-[0.5, 2), and scales
+  case TD_F8E4M3: return 0x30303030u | (random & 0x8f8f8f8fu); // +-[0.5, 2); also for scales
   default: return random;
   }
 }
 
-// Doubles the first n bytes of memory until there are total.
+// Doubles the first n bytes of memory until total bytes are filled.
 static void repeat_bytes(char *memory, size_t n, size_t total) {
   for (; n < total; n *= 2)
     memcpy(memory + n, memory, n < total - n ? n : total - n);
 }
 
 static void fill_scales(const td_weight *weight, char *to) {
-  static const uint32_t f32 = 0x3c800000u; // all are 2^-6
+  static const uint32_t f32 = 0x3c800000u; // all scales are 2^-6
   static const uint16_t bf16 = 0x3c80, f16 = 0x2400;
   static const uint8_t e8m0 = 121, e4m3 = 0x08;
   const void *value = weight->scale_dtype == TD_BF16     ? (const void *)&bf16

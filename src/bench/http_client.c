@@ -1,3 +1,4 @@
+// src/bench/http_client.c - an HTTP/1.1 client on libuv that timestamps server-sent events.
 #include "bench/http_client.h"
 
 #include <netdb.h>
@@ -57,7 +58,7 @@ static void finish(td_load_call *call, const char *error) {
   uv_close((uv_handle_t *)&call->tcp, on_closed);
 }
 
-// Cuts the body into lines and hands on what follows "data:".
+// Splits the body into lines and passes on what follows "data:".
 static void split_events(td_load_call *call, const char *bytes, size_t len) {
   td_buf_add(&call->line, bytes, len);
   size_t begin = 0;

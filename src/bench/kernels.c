@@ -1,6 +1,6 @@
-// src/bench/kernels.c - `tandem bench kernels`: every linear kernel that this machine runs, at
-// the shapes of DeepSeek-V3's experts. Every call takes the next of many matrices, so weights come
-// from memory as they do in a model.
+// src/bench/kernels.c - `tandem bench kernels`: every linear kernel that this machine supports, at
+// the shapes of DeepSeek-V3's experts. Calls rotate through many matrices, so that weights are read
+// from memory as in a model.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,14 +17,14 @@ static const struct {
   uint32_t rows, cols;
 } shapes[] = {{2048, 7168}, {7168, 2048}}; // gate and up; down
 
-// The matrices of one format and shape, and the kernel at work on them.
+// Matrices of one format and shape, and the kernel that runs on them.
 typedef struct {
   td_bench_report report;
   td_weight *weights; // [n_weights]
   uint32_t n_weights, next;
   char *memory;
   size_t weight_bytes; // in memory
-  float *x, *y;        // [largest batch][largest side]
+  float *x, *y;        // [largest batch][largest dimension]
   td_linear_fn fn;
   td_gemv_schedule way;
   uint32_t batch;
@@ -39,7 +39,7 @@ static uint32_t tile_rows(const kernel_bench *b) {
                               td_pool_size(b->report.reads.pool));
 }
 
-// As a layer's experts do: every member has tiles that follow one another, and goes on with its
+// Work is split as for a layer's experts: every member takes consecutive tiles, and prefetches its
 // share of the next matrix.
 static void run_share(void *ctx, unsigned member, unsigned n_members) {
   const kernel_bench *b = ctx;
@@ -105,7 +105,7 @@ static td_status make_weights(kernel_bench *b, const td_bench_format *format, ui
   return TD_OK;
 }
 
-// The quicker of a kernel's ways, tried in turn as the engine does while it runs.
+// The faster GEMV schedule, found by alternating between them as the engine does at run time.
 static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *variant) {
   enum { TRIALS = 9 };
   const bool has_ways = variant->features & TD_ISA_AVX512_BF16 && b->batch <= TD_BENCH_ANSWERS;
@@ -144,7 +144,7 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
                                   });
 }
 
-// All variants and batches with one number of threads.
+// Runs all variants and batches with one number of threads.
 static td_status run_threads(kernel_bench *b, const td_bench_format *format,
                              const td_bench_speed *speed, td_err *err) {
   td_status st = td_bench_report_use(&b->report, speed, err);
@@ -180,7 +180,7 @@ static td_status run_format(kernel_bench *b, const td_bench_format *format, td_e
 }
 
 static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
-  if (!td_kernels()->isa) td_kernels_init(NULL); // which tells how many rows a call has
+  if (!td_kernels()->isa) td_kernels_init(NULL); // needed for the number of rows per call
   td_kernels_use_activations((td_activations)o->activations);
   td_status st = td_bench_report_open(&b->report, o, err);
   if (st != TD_OK) return st;
@@ -193,7 +193,7 @@ static td_status open_bench(kernel_bench *b, const td_options *o, td_err *err) {
   size_t n = (size_t)largest * LONGEST_SIDE;
   b->n_weights = (uint32_t)o->n_matrices;
   b->weights = calloc(b->n_weights, sizeof *b->weights);
-  b->x = aligned_alloc(64, n * sizeof *b->x); // as the device's memory is
+  b->x = aligned_alloc(64, n * sizeof *b->x); // aligned as device memory is
   b->y = aligned_alloc(64, n * sizeof *b->y);
   if (!b->weights || !b->x || !b->y) return td_fail(err, TD_ENOMEM, "out of memory");
   for (size_t i = 0; i < n; i++)

@@ -1,6 +1,6 @@
-// src/bench/layer.c - `tandem bench layer`: the experts of one DeepSeek-V3 layer through the
-// device's MoE operator. Every step routes its tokens afresh, each to distinct random experts;
-// bytes are those of the experts that at least one token of the step chose.
+// src/bench/layer.c - `tandem bench layer`: the routed experts of one DeepSeek-V3 layer through the
+// device's MoE operator. Every step routes each token to new random distinct experts. Bytes count
+// the experts that at least one token of the step uses.
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ enum { DIM = 7168, HIDDEN = 2048, TOP_K = 8 };
 typedef struct {
   td_bench_report report;
   const td_bench_format *format;
-  uint32_t n_experts, top_k, n_largest; // n_largest: tokens
+  uint32_t n_experts, top_k, n_largest; // n_largest: largest batch, in tokens
   td_weight *weights;                   // [3][n_experts]: gate, up, down
   void *memory;
   float *x, *out, *route; // [n_largest][DIM] twice, [n_largest][top_k]
@@ -25,9 +25,9 @@ typedef struct {
   td_stream *stream;
   uint32_t n_tokens;
   uint64_t random;
-  double bytes; // of the weights that the steps so far read
+  double bytes; // weight bytes read by the steps so far
   uint32_t n_steps;
-  td_status status; // of the steps
+  td_status status; // first error of a step
   td_err *err;
 } layer_bench;
 
@@ -75,7 +75,7 @@ static void run_step(void *ctx) {
   b->status = td_stream_sync(b->stream, b->err);
 }
 
-// Shapes of gate, up and down.
+// Number of rows of gate, up and down.
 static uint32_t rows_of(uint32_t part) {
   return part == 2 ? DIM : HIDDEN;
 }
@@ -101,7 +101,7 @@ static td_status make_weights(layer_bench *b, td_err *err) {
   return TD_OK;
 }
 
-// What the device tries out in its first runs is not measured, unless runs are long.
+// Excludes the device's autotuning in its first runs from the measurement, unless runs are long.
 static void settle(layer_bench *b) {
   enum { RUNS = 40, SECONDS = 2 };
   const double end = td_clock_s() + SECONDS;

@@ -1,9 +1,10 @@
-// src/bench/load.c - load on a server, and what its clients saw.
-// TTFT: request sent to first text. ITL: every gap between two texts, of all requests. TPOT:
-// (end-to-end - TTFT) / (output tokens - 1). Goodput: requests within all limits, a second.
-// Interference: the first request is one long answer; when a quarter of it has come, prompts arrive
-// one after another, each asking for one token. Its ITL is told apart: gaps in which a prompt was
-// being read, if only for a part, and the others, before and behind the prompts.
+// src/bench/load.c - generates load on a server and reports what its clients see.
+// TTFT: request sent to first text. ITL: gap between two texts, over all requests. TPOT:
+// (end-to-end - TTFT) / (output tokens - 1). Goodput: requests within all limits, per second.
+// Interference: the first request generates one long response. Once a quarter of it has arrived,
+// requests with long prompts and one output token follow one after another. The ITL of the long
+// response is reported separately for gaps that overlap a prefill, even partly, and for the gaps
+// before and after.
 #include "bench/load.h"
 
 #include <math.h>
@@ -25,16 +26,17 @@ typedef struct {
   size_t n, cap;
 } series;
 
-#define STREAM_WORDS 16 // of the prompt whose answer is watched for interference
+#define STREAM_WORDS 16 // prompt length of the watched request
 
 typedef struct load load;
 
 typedef struct {
-  td_load_call call; // call.ctx is this
+  td_load_call call; // call.ctx points to this struct
   load *load;
   uint64_t first_ns, last_ns;
   int64_t n_prompt, n_output;
-  int64_t n_tokens; // as far as they were told one by one: else events with text
+  int64_t n_tokens; // tokens received; counts events with text if the server does not report usage
+                    // per token
   char event_error[160];
 } request;
 
@@ -49,11 +51,11 @@ struct load {
   uint32_t n_started, n_done, n_failed, n_good;
   uint64_t random, start_ns, end_ns;
   series ttft, itl, tpot, e2e; // ms
-  series itl_alone;            // of the first request's gaps without a prompt; itl: of the rest
-  bool was_beside;             // a prompt was being read when the last gap ended
+  series itl_alone;            // interference: gaps without a prefill; itl: the other gaps
+  bool was_beside;             // a prefill was running when the last gap ended
   int64_t n_prompt, n_output;
   bool failed;      // out of memory
-  bool ended_early; // the watched answer, before all prompts were read
+  bool ended_early; // the watched response ended before the last prefill
 };
 
 static void series_add(load *l, series *s, double value) {
@@ -78,8 +80,8 @@ static double uniform(load *l) {
   return ((double)((z ^ (z >> 31)) >> 11) + 0.5) * 0x1p-53;
 }
 
-// Seconds to the next arrival. gamma has shape 1/2 (a coefficient of variation of 1.41): the square
-// of a normal deviate over the rate.
+// Seconds until the next arrival. gamma: shape 1/2 (coefficient of variation 1.41), i.e. the square
+// of a normal deviate divided by the rate.
 static double next_gap(load *l) {
   const td_options *o = l->options;
   if (o->load_shape == TD_LOAD_POISSON) return -log(uniform(l)) / o->rate;
@@ -96,16 +98,16 @@ static bool is_interference(const load *l) {
 
 static void start_next(load *l);
 
-// The long answer of an interference run: whether prompts are to come, come, or are over.
+// Called for each gap of the watched response: records it and starts the first prefill.
 static void watch_stream(load *l, const request *r, double gap_ms) {
-  bool is_beside = l->n_started > l->n_done + 1; // only prompts are done so far
+  bool is_beside = l->n_started > l->n_done + 1; // the watched request is not done yet
   series_add(l, is_beside || l->was_beside ? &l->itl : &l->itl_alone, gap_ms);
   if (l->n_started == 1 && r->n_tokens >= l->options->bench_gen.values[0] / 4) start_next(l);
   l->was_beside = l->n_started > l->n_done + 1;
 }
 
-// Words drawn at random, so that no two prompts share a prefix, nor those of two runs: a server
-// remembers. With --seed they are the same again.
+// Writes a prompt of random words, so that no two prompts share a prefix, within a run or between
+// runs: the server may have a prefix cache. --seed makes them reproducible.
 static void write_prompt(load *l, td_buf *out) {
   static const char *const words[] = {"river", "seven", "under", "light", "stone", "open",
                                       "ask",   "north", "paper", "green", "often", "table",
@@ -128,7 +130,7 @@ static void on_event(td_load_call *call, const char *data, size_t len) {
     return;
   }
   if (event.is_error) snprintf(r->event_error, sizeof r->event_error, "%s", event.message);
-  // A token may be half a character, and have no text yet: where the server counts, it counts.
+  // A token that ends inside a UTF-8 character has no text; use the server's count if it sends one.
   bool is_token = event.is_so_far ? event.n_output > r->n_output : event.has_text;
   if (event.n_prompt >= 0) r->n_prompt = event.n_prompt;
   if (event.n_output >= 0) r->n_output = event.n_output;
@@ -150,7 +152,8 @@ static const char *failure_of(const request *r) {
   if (r->call.error[0]) return r->call.error;
   if (r->event_error[0]) return r->event_error;
   if (r->call.http_status != 200) return td_buf_text(&r->call.body);
-  bool may_be_mute = is_interference(r->load) && r != r->load->requests; // half a character, say
+  bool may_be_mute = is_interference(r->load) && r != r->load->requests; // its single token may be
+                                                                         // an incomplete character
   return r->n_tokens || may_be_mute ? NULL : "no text came";
 }
 
@@ -256,7 +259,7 @@ static void on_models_done(td_load_call *call) {
   }
 }
 
-// --model, or the first one that the server lists.
+// Uses --model, or the first model that the server lists.
 static td_status choose_model(load *l, td_err *err) {
   if (l->options->model) {
     td_buf_str(&l->model, l->options->model);
@@ -282,7 +285,7 @@ static int by_size(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-// Nearest rank, on sorted values.
+// Nearest-rank percentile of sorted values.
 static double percentile(const series *s, double p) {
   if (!s->n) return NAN;
   size_t rank = (size_t)ceil(p / 100 * (double)s->n);

@@ -1,3 +1,4 @@
+// src/bench/machine.c - reads CPU model, kernel version and memory size.
 #include "bench/machine.h"
 
 #include <stdio.h>

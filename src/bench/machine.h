@@ -1,4 +1,4 @@
-// src/bench/machine.h - which machine a measurement was taken on.
+// src/bench/machine.h - identifies the machine that a measurement was taken on.
 #ifndef TD_BENCH_MACHINE_H
 #define TD_BENCH_MACHINE_H
 
@@ -9,12 +9,12 @@
 typedef struct {
   char cpu[96], kernel[96];
   uint64_t memory_bytes;
-  unsigned n_threads; // used by the measurement
-  double read_gbps;   // of them (bench/mem_bandwidth.h)
+  unsigned n_threads; // threads used by the measurement
+  double read_gbps;   // read bandwidth of these threads (bench/mem_bandwidth.h)
 } td_machine;
 
-td_machine td_machine_get(void); // but for the last two
-// One object: cpu, kernel, threads, memory_bytes, read_gbps.
+td_machine td_machine_get(void); // all but the last two members
+// Writes an object with cpu, kernel, threads, memory_bytes, read_gbps.
 void td_machine_json(const td_machine *machine, td_json_writer *w, const char *key);
 
 #endif

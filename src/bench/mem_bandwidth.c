@@ -1,3 +1,4 @@
+// src/bench/mem_bandwidth.c - measures the memory read bandwidth.
 #include "bench/mem_bandwidth.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 #include "base/mem_info.h"
 
 #define BUFFER_BYTES ((size_t)1 << 30)
-#define LEAST_S      0.06 // after this much time and two passes there is no further one
+#define LEAST_S      0.06 // stop after this time and at least two passes
 
 enum { LINE_WORDS = 8 };
 
@@ -25,7 +26,7 @@ static void touch_slice(void *ctx, unsigned member, unsigned n_members) {
     words[i] = i;
 }
 
-// The slice as n_streams, a line of each in turn, which are asked for ahead.
+// Reads the slice as n_streams interleaved streams, one cache line of each in turn, with prefetch.
 static inline void read_streams(const uint64_t *words, size_t begin, size_t end, size_t n_streams) {
   enum { AHEAD_WORDS = 256 };
   size_t n = (end - begin) / n_streams / LINE_WORDS * LINE_WORDS;
@@ -66,7 +67,7 @@ td_status td_read_speed_open(td_read_speed *out, unsigned n_threads, td_err *err
   if (posix_memalign(&buffer, TD_HUGE_PAGE_BYTES, BUFFER_BYTES) != 0) {
     return td_fail(err, TD_ENOMEM, "out of memory: no 1 GiB to measure reads with");
   }
-  madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // the limit is memory's, not the page walker's
+  madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // measure memory rather than page walks
   out->words = buffer;
   td_nodes nodes = td_nodes_get();
   const td_pool_opts pool = {.n_threads = n_threads, .pin = true, .nodes = &nodes};
@@ -88,8 +89,7 @@ void td_read_speed_close(td_read_speed *speed) {
   *speed = (td_read_speed){0};
 }
 
-// Processors differ in what they read fastest: four streams are twice as fast as one on some and
-// half as fast on others. So both are tried in turn.
+// Depending on the CPU, one stream or four streams are faster: measure both and keep the best.
 double td_read_speed_gbps(td_read_speed *speed) {
   cpu_set_t before;
   td_pool_pin_caller(speed->pool, &before);

@@ -1,6 +1,6 @@
-// src/bench/model.c - `tandem bench --model DIR`: prefill and decode of this machine.
-// Bytes are counted, not assumed: the weights of a step are those of the dense part and of every
-// expert that at least one of its tokens chose.
+// src/bench/model.c - `tandem bench --model DIR`: prefill and decode speed on this machine.
+// Bytes are counted, not estimated: the weights read by a step are the dense part and every expert
+// used by at least one of its tokens.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,8 @@ typedef struct {
   int32_t *tokens;      // [n_ctx] scratch
   uint32_t *seqs;       // [max batch] open sequences
   uint8_t *chosen;      // [n_experts]
-  td_json_writer *json; // NULL: a table; else a line a case, so that a cut spares those before
+  td_json_writer *json; // NULL: print a table; else one line per case, so that an aborted run keeps
+                        // its results
 } bench;
 
 typedef struct {
@@ -43,7 +44,7 @@ static double expert_bytes(const td_layer *layer, uint32_t expert) {
          (double)td_weight_bytes(&layer->down[expert]);
 }
 
-// Weights of one layer's experts that the last step read.
+// Bytes of a layer's experts that the last step read.
 static double routed_bytes(bench *b, uint32_t layer_idx) {
   const td_model_config *c = b->session->config;
   uint32_t n_tokens;
@@ -59,8 +60,8 @@ static double routed_bytes(bench *b, uint32_t layer_idx) {
   return bytes;
 }
 
-// What every step reads: all weights of one token's pass but its experts. Where the CPU has those
-// alone, it reads nothing else.
+// Bytes that every step reads: one token's weights without routed experts. 0 if the CPU runs only
+// the experts.
 static double dense_bytes(const bench *b) {
   if (b->session->devices.expert_dev) return 0;
   const td_model_config *c = b->session->config;
@@ -86,7 +87,7 @@ static int32_t random_token(bench *b) {
   return (int32_t)((b->random >> 33) % b->session->config->n_vocab);
 }
 
-// Runs n random tokens of one sequence behind n_past, in chunks.
+// Prefills n random tokens of a sequence after n_past tokens, in chunks.
 static td_status run_prompt(bench *b, uint32_t seq, uint32_t n_past, uint32_t n, double *bytes,
                             td_err *err) {
   td_session *s = b->session;
@@ -107,8 +108,8 @@ static td_status run_prompt(bench *b, uint32_t seq, uint32_t n_past, uint32_t n,
   return st;
 }
 
-// One token for each of the batch's sequences. Tokens are random and distinct: equal ones would
-// choose the same experts and flatter the figure.
+// Decodes one token for each sequence of the batch. Tokens are random and distinct: equal ones
+// would use the same experts and overstate the speed.
 static td_status run_decode_step(bench *b, uint32_t batch, uint32_t n_past, double *bytes,
                                  td_err *err) {
   td_session *s = b->session;
@@ -181,7 +182,7 @@ static int by_size(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-// Sorts values.
+// Sorts values in place.
 static spread spread_of(double *values, size_t n) {
   qsort(values, n, sizeof *values, by_size);
   spread s = {.median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2,
@@ -317,7 +318,7 @@ static td_status open_bench(bench *b, td_err *err) {
   uint32_t batch = largest(&o->bench_batch);
   uint32_t n_ctx = largest(&o->bench_depth) + (n_prompt > n_gen ? n_prompt : n_gen);
   opts.ctx_size = n_ctx;
-  opts.max_seqs = batch + 1; // beside the session's own
+  opts.max_seqs = batch + 1; // in addition to the session's own sequence
   opts.record_routing = true;
   st = td_session_open(&b->session, &opts, err);
   if (st == TD_OK) st = measure_machine(b, err);

@@ -1,3 +1,4 @@
+// src/bench/openai_client.c - writes requests and parses responses of the OpenAI protocol.
 #include "bench/openai_client.h"
 
 #include <stdio.h>
@@ -44,8 +45,7 @@ static void read_usage(td_client_event *out, const cJSON *usage) {
   td_json_get_int(usage, "completion_tokens", 0, INT32_MAX, &out->n_output, NULL);
 }
 
-// Servers are read more leniently than clients are: a model may well answer with a NUL character,
-// which td_json_parse refuses.
+// Lenient parsing: a model may generate a NUL character, which td_json_parse rejects.
 static td_status parse(cJSON **out, const char *json, size_t len, td_err *err) {
   *out = cJSON_ParseWithLength(json, len);
   return *out ? TD_OK

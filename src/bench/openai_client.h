@@ -1,5 +1,5 @@
-// src/bench/openai_client.h - the client's side of the OpenAI protocol, as far as a load generator
-// needs it.
+// src/bench/openai_client.h - the client side of the OpenAI protocol, as needed by a load
+// generator.
 #ifndef TD_BENCH_OPENAI_CLIENT_H
 #define TD_BENCH_OPENAI_CLIENT_H
 
@@ -9,25 +9,25 @@
 #include "base/buf.h"
 #include "base/status.h"
 
-// Appends the body of a streaming chat request: one user message, greedy, max_tokens tokens, with
-// usage asked for, with every token too. ignore_eos is sent along; servers pass over what they do
-// not know.
+// Appends the body of a streaming chat request: one user message, greedy sampling, max_tokens
+// tokens, usage reported with every token and at the end. Also sets ignore_eos, which servers
+// without that member ignore.
 void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens);
 
-// What one streamed event says.
+// Contents of one streamed event.
 typedef struct {
-  bool has_text;    // content or reasoning, not empty
-  bool is_error;    // an error object; message tells what
-  int64_t n_prompt; // from usage; -1 where absent
-  int64_t n_output; // likewise
-  bool is_so_far;   // more of the answer may follow: n_output counts what has come
+  bool has_text;    // has non-empty content or reasoning
+  bool is_error;    // an error object; see message
+  int64_t n_prompt; // from usage; -1 if absent
+  int64_t n_output; // from usage; -1 if absent
+  bool is_so_far;   // n_output counts the tokens so far; more may follow
   char message[160];
 } td_client_event;
 
-// Reads the JSON of one event. TD_EFORMAT when it is none.
+// Parses the JSON of one event. TD_EFORMAT if it is invalid.
 td_status td_client_parse_event(td_client_event *out, const char *json, size_t len, td_err *err);
 
-// Appends the first model's id of a GET /v1/models answer. TD_EFORMAT without one.
+// Appends the id of the first model in a response to GET /v1/models. TD_EFORMAT if there is none.
 td_status td_client_parse_models(td_buf *out, const char *json, size_t len, td_err *err);
 
 #endif

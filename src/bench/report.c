@@ -1,3 +1,4 @@
+// src/bench/report.c - measures, prints and records benchmark cases.
 #include "bench/report.h"
 
 #include <math.h>
@@ -7,10 +8,10 @@
 #include "base/clock.h"
 #include "base/mem_info.h"
 
-#define SHORTEST_S 0.02 // one measurement, so that the clock and the pool's start do not count
-#define LONGEST_S  2.0  // after this much time a case gets no further measurement
+#define SHORTEST_S 0.02 // per measurement; hides the clock's and the pool's overhead
+#define LONGEST_S  2.0  // no further measurements of a case after this time
 
-enum { N_ROUNDS = 3 }; // of reading, at the start
+enum { N_ROUNDS = 3 }; // bandwidth measurements at the start
 
 // ---- time -----------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-// src/bench/report.h - what `bench kernels` and `bench layer` share: the machine's limits, the
-// measurement of one case, and its record as a line of a table or as JSON.
+// src/bench/report.h - shared by `bench kernels` and `bench layer`: the machine's limits, the
+// measurement of one case, and its output as a table row or as JSON.
 #ifndef TD_BENCH_REPORT_H
 #define TD_BENCH_REPORT_H
 
@@ -11,7 +11,7 @@
 
 enum { TD_BENCH_MAX_SPEEDS = 16 };
 
-// Limits of the machine with one number of threads, at the start.
+// The machine's limits with one number of threads, measured at the start.
 typedef struct {
   unsigned n_threads;
   double read_gbps;
@@ -21,47 +21,47 @@ typedef struct {
 typedef struct {
   const td_options *options;
   td_machine machine;
-  td_read_speed reads; // with the threads of the speed in use
+  td_read_speed reads; // with the threads of the current speed
   td_bench_speed speeds[TD_BENCH_MAX_SPEEDS];
   uint32_t n_speeds;
   td_buf text;
   td_json_writer json;
-  bool is_cut; // a line could not be written
+  bool is_cut; // writing a line failed
 } td_bench_report;
 
 typedef struct {
-  double seconds;   // of one run, median
-  double read_gbps; // the better of before and behind
+  double seconds;   // per run, median
+  double read_gbps; // the better of the measurements before and after
 } td_bench_time;
 
 typedef struct {
   const char *kernel, *variant;
   const td_bench_format *format;
   uint32_t rows, cols, batch;
-  const td_bench_speed *speed; // its number of threads, and their peaks
-  double bytes, flops;         // of one run
+  const td_bench_speed *speed; // its number of threads and their peaks
+  double bytes, flops;         // per run
   td_bench_time time;
 } td_bench_record;
 
-// Measures the limits for every number of --threads (0: one for each CPU; equal ones count once)
-// and prints the head; JSON is printed line by line, as results come. Call close in every case;
-// it returns st, or TD_EINTERNAL where that is TD_OK and a line could not be written.
+// Measures the limits for every number of threads in --threads (0: one per CPU; duplicates are
+// merged) and prints the header. JSON is printed line by line as results arrive. Call close in
+// every case: it returns st, or TD_EINTERNAL if st is TD_OK but a line could not be written.
 td_status td_bench_report_open(td_bench_report *report, const td_options *options, td_err *err);
 td_status td_bench_report_close(td_bench_report *report, td_status st, td_err *err);
-// From here on there are the speed's threads: report->reads.pool.
+// Switches to the speed's number of threads: report->reads.pool.
 td_status td_bench_report_use(td_bench_report *report, const td_bench_speed *speed, td_err *err);
 void td_bench_report_add(td_bench_report *report, const td_bench_record *record);
 
-// The peak that share_of_peak refers to: dot products where the machine has them, else FMA.
+// The peak that share_of_peak refers to: BF16 dot products if supported, else FMA.
 double td_bench_peak(const td_bench_speed *speed);
 
-// The median of --repeat measurements of one call of run(ctx), after a warm-up, and how fast memory
-// is read beside. A measurement repeats short calls until they can be timed; slow cases get fewer
-// of them. report->reads must be open.
+// Measures run(ctx) --repeat times after a warm-up and returns the median, together with the memory
+// bandwidth measured around it. Short calls are repeated within a measurement; slow cases get fewer
+// measurements. report->reads must be open.
 td_bench_time td_bench_measure(td_bench_report *report, void (*run)(void *ctx), void *ctx);
-double td_bench_median(double *values, size_t n); // sorts them
+double td_bench_median(double *values, size_t n); // sorts values in place
 
-// TD_ENOMEM, with the numbers, unless bytes of memory are to be had.
+// TD_ENOMEM, with the amounts, if less than `bytes` of memory is available.
 td_status td_bench_need_memory(double bytes, const char *what, td_err *err);
 
 #endif
