@@ -1,22 +1,20 @@
-// bench/bench_gpu.c - the CUDA device's operators at the shapes of real models, as JSON lines: the
-// machine and its limits, then a case each, flushed as it is known.
-// Calls are launched some at a time, as a graph, as the engine launches a step of answers; a case
-// is launched again and again until a run takes some 50 ms, and the median of five runs counts:
-// wall time over the number of calls. Weights rotate through enough matrices to come from memory
-// rather than from the L2, and so do experts and the keys of answers.
+// bench/bench_gpu.c - benchmarks the CUDA device's operators at the shapes of real models. Prints
+// JSON lines: first the machine and its limits, then one line per case, flushed when it is known.
+// Calls are launched in groups as a graph, as the engine does for a decode step. A case is repeated
+// until a run takes about 50 ms; its result is the median of five runs, as wall time per call.
+// Calls rotate through enough weights, experts and (for decode) KV caches that data come from
+// memory rather than L2.
 // usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME] [--without-cublas]
 // [KEY=VALUE]...
-//   --only TEXT       the cases whose operator, model and format, a space between them, have TEXT
-//   in
-//                     them
-//   --list            the cases and no figures: how many there are, on any machine
-//   --shrink N        dimensions are divided by N, and a case runs once: for the emulator
+//   --only TEXT       cases whose "operator model format" contains TEXT
+//   --list            list the cases without measuring; works on any machine
+//   --shrink N        divide dimensions by N and run each case once: for the emulator
 //   --path NAME       instead of operators: copies, register, signals, stream, decode, interference
-//     --device cpu    with the last three: two CPU devices instead of GPU and CPU
-//     --layers N      likewise: instead of 61
-//     --threads N     likewise: of the CPU, instead of one for each
-//   --without-cublas  goes on where cuBLAS is not installed, on tandem's own kernels
-//   KEY=VALUE         what the first line is to say besides
+//     --device cpu    for the last three: two CPU devices instead of GPU and CPU
+//     --layers N      for the last three: number of layers instead of 61
+//     --threads N     for the last three: CPU threads instead of one per CPU
+//   --without-cublas  if cuBLAS is not installed, continue with tandem's own kernels
+//   KEY=VALUE         extra members of the first line
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,13 +27,13 @@
 
 enum { ROTATING_BYTES = 512 << 20, MAX_MATRICES = 64, PAGE_TOKENS = 64, HOST_PAGE_BYTES = 4096 };
 
-// A dimension as --shrink has it: still whole groups of scales.
+// A dimension reduced by --shrink, still a multiple of the scale groups.
 static uint32_t shrunk(const td_gpu_bench *b, uint32_t n) {
   enum { GROUP = 128 };
   return b->shrink == 1 ? n : (n / b->shrink / GROUP + 1) * GROUP;
 }
 
-// A number of something, of which one always is left.
+// A count reduced by --shrink, but not below `least`.
 static uint32_t fewer(const td_gpu_bench *b, uint32_t n, uint32_t least) {
   return b->shrink == 1 || n / b->shrink > least ? n / b->shrink : n < least ? n : least;
 }
@@ -76,7 +74,7 @@ static void linear_once(td_gpu_bench *b, const void *args, uint32_t call) {
 
 static void bench_copies(td_gpu_bench *b) {
   size_t n = (256 << 20) / b->shrink;
-  void *host = aligned_alloc(HOST_PAGE_BYTES, n); // registering changes the rights of whole pages
+  void *host = aligned_alloc(HOST_PAGE_BYTES, n); // page-aligned: registering affects whole pages
   TD_CHECK(host);
   memset(host, 1, n);
   void *first = td_gpu_alloc(b, n), *second = td_gpu_alloc(b, n);
@@ -86,7 +84,7 @@ static void bench_copies(td_gpu_bench *b) {
                gb / td_gpu_measure_copy(b, copy_once, &up));
   td_jw_double(b->json, "pageable_device_to_host_gbps",
                gb / td_gpu_measure_copy(b, copy_once, &down));
-  td_dev_pin(b->dev, host, n); // for reading, until the end
+  td_dev_pin(b->dev, host, n); // stays pinned until the end
   td_dev_wait_pinned(b->dev, host, n);
   if (td_cuda_pinned_bytes((td_cuda_dev *)b->dev) == n) {
     td_jw_double(b->json, "pinned_host_to_device_gbps",
@@ -98,7 +96,7 @@ static void bench_copies(td_gpu_bench *b) {
   td_gpu_free(b, second);
 }
 
-// 8192 x 8192 times 8192 tokens.
+// Peak: an 8192 x 8192 matrix times 8192 tokens.
 static void bench_peak(td_gpu_bench *b) {
   const uint32_t n = shrunk(b, 8192);
   td_weight w = td_gpu_weight(b, &td_gpu_bf16, n, n);
@@ -160,7 +158,7 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   n = n < 1 ? 1 : n > MAX_MATRICES ? MAX_MATRICES : n;
   for (size_t i = 1; i < n; i++)
     w[i] = td_gpu_weight(b, c->format, rows, cols);
-  bool is_head = c->rows > 100000; // a few rows of a step go through it
+  bool is_head = c->rows > 100000; // prefill needs only a few rows of logits
   uint32_t most = fewer(b, is_head ? 64 : 4096, 1), out_bytes = c->out_f32 ? 4 : 2;
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
   void *x = td_gpu_noise(b, (size_t)most * cols * 2);
@@ -227,7 +225,7 @@ typedef struct {
   uint32_t dim, n_vocab, n_heads, n_kv_heads, head_dim; // n_kv_heads 0: MLA
   uint32_t n_experts, top_k, hidden, n_groups, topk_groups;
   td_router_kind router;
-  const td_gpu_format *format; // of the experts
+  const td_gpu_format *format; // format of the experts
 } model_shape;
 
 static const model_shape models[] = {
@@ -236,7 +234,7 @@ static const model_shape models[] = {
     {"moonlight", 2048, 163840, 16, 0, 0, 64, 6, 1408, 1, 1, TD_ROUTER_SIGMOID, &td_gpu_bf16},
 };
 
-enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // of MLA
+enum { NOPE = 128, ROPE = 64, V_DIM = 128, RANK = 512 }; // MLA dimensions
 
 static model_shape model_of(const td_gpu_bench *b, size_t i) {
   model_shape m = models[i];
@@ -249,15 +247,15 @@ static model_shape model_of(const td_gpu_bench *b, size_t i) {
   return m;
 }
 
-// Calls take experts in turn.
+// Calls rotate through the experts.
 static void moe_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_moe_args a = *(const td_moe_args *)args;
   a.ids += (size_t)call * a.n_tokens * a.top_k % a.n_experts;
   td_op_moe(b->stream, &a);
 }
 
-// So do tokens, so that n tokens read min(n * top_k, experts) of them; 64 experts are enough to see
-// what many do.
+// Tokens also rotate through the experts, so that n tokens use min(n * top_k, experts) of them. If
+// a model has too many experts, 64 represent them.
 static void bench_moe(td_gpu_bench *b, const model_shape *m, const td_gpu_format *format) {
   enum { MAX_EXPERTS = 128, MAX_K = 8, TOKENS = 4096 };
   static const uint32_t tokens[] = {1, 8, 64, 512, TOKENS};
@@ -326,7 +324,7 @@ static int32_t *kept(const int32_t *host, size_t n) {
   return memcpy(copy, host, n * sizeof *copy);
 }
 
-// n_seqs sequences, of each of which the last n_tokens of n_keys positions are computed.
+// n_seqs sequences with n_keys positions each, of which the last n_tokens are computed.
 static td_batch_view make_batch(td_gpu_bench *b, uint32_t n_seqs, uint32_t n_tokens,
                                 uint32_t n_keys) {
   uint32_t n_pages = (n_keys + PAGE_TOKENS - 1) / PAGE_TOKENS, n = n_seqs * n_tokens;
@@ -363,7 +361,7 @@ static void free_batch(td_gpu_bench *b, const td_batch_view *batch) {
   free((void *)batch->host_position);
 }
 
-// Pairs of a query and a key it sees, of one sequence.
+// Number of (query, visible key) pairs in one sequence.
 static double n_pairs(uint32_t n_tokens, uint32_t n_keys) {
   return n_tokens * ((double)n_keys - (n_tokens - 1) / 2.0);
 }
@@ -378,10 +376,11 @@ static const attn_shape attn_shapes[] = {{1, 1, 1024},    {1, 1, 8192},    {1, 1
                                          {16, 1, 8192},   {1, 512, 512},   {1, 512, 8192},
                                          {1, 8192, 8192}, {1, 2048, 32768}};
 
-// Caches that the calls take in turn: a step's weights push the keys of an answer out of the L2, so
-// they must not be found there again. A prompt's are few beside its work.
+// KV caches that calls rotate through. In a real decode step the weights evict the KV cache from
+// L2, so it must not be found there. For prefill one cache suffices, since reading it is a small
+// part of the work.
 typedef struct {
-  size_t n_bytes; // of one
+  size_t n_bytes; // size of one
   uint32_t n;
 } caches;
 
@@ -498,7 +497,7 @@ static void bench_mla(td_gpu_bench *b, const model_shape *m, const td_weight *kv
   free_batch(b, &batch);
 }
 
-// A prompt keeps two tokens at least, by which it is told from a step of decode.
+// A prefill case keeps at least two tokens, which distinguishes it from decode.
 static attn_shape attn_shape_of(const td_gpu_bench *b, size_t i) {
   attn_shape s = attn_shapes[i];
   s.seqs = fewer(b, s.seqs, 2);
@@ -524,7 +523,7 @@ static void bench_attention(td_gpu_bench *b, const model_shape *m) {
 
 // ---- what moves rows ----------------------------------------------------------------------------
 
-// Device memory that the small operators share: rows of activations, and zeros for everything else.
+// Device memory shared by the small operators: rows of activations, and zeros for all other inputs.
 typedef struct {
   void *x, *y, *zeros;
   uint32_t n;
@@ -624,9 +623,9 @@ static void bench_ranking(td_gpu_bench *b, const model_shape *m, const rows_memo
 
 static void bench_small(td_gpu_bench *b, const model_shape *m) {
   static const uint32_t tokens[] = {1, 512};
-  enum { MOST = 512, MOST_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: 16 rows of logits and more
+  enum { MOST = 512, MOST_WIDTH = 24576, ZEROS = 16 << 20 }; // zeros: enough for 16 rows of logits
   td_weight table = td_gpu_weight(b, &td_gpu_bf16, 4096,
-                                  m->dim); // of the vocabulary, one row is read
+                                  m->dim); // one row of the vocabulary is read
   rows_memory r = {.x = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
                    .y = td_gpu_alloc(b, (size_t)MOST * MOST_WIDTH * 2),
                    .zeros = td_gpu_alloc(b, ZEROS)};
@@ -689,7 +688,7 @@ static void run_cases(td_gpu_bench *b) {
   }
 }
 
-// Shares of a peak that is not cuBLAS's, and prompts without it, are not what is to be measured.
+// Without cuBLAS the peak and prefill results would be misleading, so it is required by default.
 static void need_blas(td_gpu_bench *b) {
   td_weight w = td_gpu_weight(b, &td_gpu_bf16, 4096, 128);
   const td_cuda_matmul m = {.w = &w, .n_tokens = 4096, .x_stride = 128, .y_stride = 4096};
@@ -707,7 +706,7 @@ static void need_blas(td_gpu_bench *b) {
 typedef struct {
   const char *name;
   void (*run)(td_gpu_bench *b);
-  void (*run_steps)(td_gpu_steps *s); // with a model
+  void (*run_steps)(td_gpu_steps *s); // for paths that run a model
 } path;
 
 static const path paths[] = {
@@ -728,11 +727,11 @@ static const path *path_named(const char *name) {
 
 typedef struct {
   const char *only;
-  const path *path; // NULL: operators
+  const path *path; // NULL: benchmark operators
   uint32_t shrink;
   td_gpu_steps_opts steps;
   bool is_list, can_lack_blas;
-  char **pairs; // the KEY=VALUEs, up to a NULL
+  char **pairs; // the KEY=VALUE arguments, NULL-terminated
 } options;
 
 static const char usage[] = "usage: bench_gpu [--only TEXT] [--list] [--shrink N] [--path NAME"

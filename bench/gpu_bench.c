@@ -1,4 +1,4 @@
-// bench/gpu_bench.c - see gpu_bench.h.
+// bench/gpu_bench.c - memory, weights, timing and output for bench_gpu; see gpu_bench.h.
 #include "gpu_bench.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@ enum { RUNS = 5, GRAPH_CALLS = 32 };
 #define RUN_S  0.05
 #define LONG_S 5e-4
 
-// Host memory of a case's weights.
+// Host memory of a case's weights, as a list.
 struct td_gpu_kept {
   td_gpu_kept *next;
   _Alignas(max_align_t) uint8_t bytes[];
@@ -71,7 +71,7 @@ static void *host_memory(size_t n_bytes) {
 
 // ---- timing -----------------------------------------------------------------------------------
 
-// Calls that are launched together.
+// Calls that are launched as one group.
 typedef struct {
   td_gpu_bench *b;
   td_gpu_call fn;
@@ -100,7 +100,7 @@ static double run_launches(const launch *l, uint32_t n) {
   return td_clock_s() - begin;
 }
 
-// Seconds a call.
+// Seconds per call.
 static double measure_launches(const launch *l) {
   uint32_t n = 1;
   if (l->b->shrink > 1) return run_launches(l, 1) / l->n_calls;
@@ -117,11 +117,11 @@ double td_gpu_measure_copy(td_gpu_bench *b, td_gpu_call fn, const void *args) {
   return measure_launches(&(launch){b, fn, args, 1, false});
 }
 
-// A key's first work is run as it is, its second becomes a graph.
+// The first launch with a graph key runs eagerly, the second captures a graph.
 double td_gpu_measure(td_gpu_bench *b, td_gpu_call fn, const void *args, uint32_t n_matrices) {
   if (!b->dev) return 1;
   launch l = {b, fn, args, n_matrices, false};
-  run_launches(&l, 1); // copies, memory, code
+  run_launches(&l, 1); // warm up: copies, allocations, code loading
   bool is_long = b->shrink == 1 && run_launches(&l, 1) / n_matrices > LONG_S;
   uint32_t rounds = is_long || b->shrink > 1 ? 1 : (GRAPH_CALLS + n_matrices - 1) / n_matrices;
   l.n_calls = rounds * n_matrices;
@@ -184,7 +184,7 @@ const td_gpu_format td_gpu_int4_g32 = {"int4-g32", TD_I4, TD_BF16, 1, 32};
 const td_gpu_format td_gpu_int4_g128 = {"int4-g128", TD_I4, TD_F16, 1, 128};
 const td_gpu_format td_gpu_mxfp4 = {"mxfp4", TD_F4E2M1, TD_F8E8M0, 1, 32};
 
-// Repeats the first n bytes over all of them.
+// Repeats the first n bytes until n_bytes are filled.
 static void repeat(uint8_t *bytes, size_t n, size_t n_bytes) {
   for (; n < n_bytes; n *= 2)
     memcpy(bytes + n, bytes, n < n_bytes - n ? n : n_bytes - n);
@@ -227,7 +227,7 @@ td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, 
   w.scale_rows = f->scale_rows;
   w.scale_cols = f->scale_cols;
   w.scale_dtype = f->scale_dtype;
-  w.scale = data; // for the size
+  w.scale = data; // any non-NULL value, to get the size
   size_t n_scales = td_weight_scale_bytes(&w) / td_dtype_bytes(f->scale_dtype);
   void *scale = td_gpu_weight_memory(b, n_scales * td_dtype_bytes(f->scale_dtype));
   for (size_t i = 0; i < n_scales; i++) {

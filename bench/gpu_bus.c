@@ -1,5 +1,5 @@
-// bench/gpu_bus.c - what lies between the host's memory and the GPU: copies from and to pinned
-// memory, what pinning costs, and how long a stream and a thread take to signal one another.
+// bench/gpu_bus.c - benchmarks the connection between host memory and GPU: copies from and to
+// pinned memory, the cost of pinning, and the latency of signals between a stream and a thread.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -45,7 +45,7 @@ static void copy_once(td_gpu_bench *b, const void *args, uint32_t call) {
   td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
 }
 
-// Pinned host memory and the GPU's, of the largest copy and some bytes more.
+// Pinned host memory and GPU memory, slightly larger than the largest copy.
 typedef struct {
   char *host, *device;
   size_t n_bytes;
@@ -91,12 +91,12 @@ static void copy_case(td_gpu_bench *b, const buffers *m, size_t n_bytes, bool is
   end(b);
 }
 
-// Seconds until a small copy in one stream is done that was queued right after a large one in
-// another, which goes in parts of part_bytes; no large one: 0.
+// Seconds until a small copy is done that is enqueued on one stream right after a large copy on
+// another. The large copy is split into parts of part_bytes; 0: no large copy.
 static double beside(td_gpu_bench *b, const buffers *m, td_stream *other, size_t part_bytes,
                      const copy_args *small, bool large_is_up) {
   double seconds[RUNS];
-  const size_t large = m->n_bytes / 2; // the small one has the other half
+  const size_t large = m->n_bytes / 2; // the small copy uses the other half
   for (int i = 0; i < RUNS; i++) {
     for (size_t at = 0; part_bytes && at < large; at += part_bytes) {
       char *host = m->host + at, *device = m->device + at;
@@ -164,7 +164,7 @@ typedef struct {
   bool is_shared, is_large, is_reserved;
 } memory_kind;
 
-// Bytes of the mapping that lie in pages of 2 MB, as the kernel has it.
+// Bytes of the mapping that are in 2 MB pages, as reported by the kernel.
 static int64_t huge_bytes(const void *memory) {
   FILE *f = fopen("/proc/self/smaps", "r");
   char line[512], start[32];
@@ -199,7 +199,7 @@ static void *map_memory(const memory_kind *k, size_t n_bytes) {
   return memory;
 }
 
-// Seconds; a negative number is the failure's code. part_bytes at a time.
+// Pins memory in parts of part_bytes. Returns seconds; a negative number is an error code.
 static double pin(td_gpu_bench *b, char *memory, size_t n_bytes, size_t part_bytes, bool is_pin) {
   const td_cu_abi *abi = ((td_cuda_dev *)b->dev)->abi;
   const double start = td_clock_s();
@@ -222,7 +222,7 @@ static void pin_case(td_gpu_bench *b, char *memory, size_t n_bytes, size_t part_
   }
   td_jw_double(b->json, key, seconds);
   snprintf(key, sizeof key, "%s_copy_gbps", prefix);
-  const size_t n = part_bytes < MB(256) ? part_bytes : MB(256); // a copy is of one part
+  const size_t n = part_bytes < MB(256) ? part_bytes : MB(256); // a copy must not span two parts
   void *device = td_gpu_alloc(b, n);
   const copy_args up = {device, memory, n};
   td_jw_double(b->json, key, (double)n * 1e-9 / td_gpu_measure_copy(b, copy_once, &up));
@@ -264,21 +264,25 @@ void td_gpu_path_register(td_gpu_bench *b) {
 
 // ---- signals ------------------------------------------------------------------------------------
 
-enum { MAX_ROUNDS = 200, TOKEN_BYTES = 14400 }; // a V3 token, its experts and their weights
+enum {
+  MAX_ROUNDS = 200,
+  TOKEN_BYTES = 14400
+}; // one V3 token: hidden state, expert ids and
+   // weights
 
 typedef struct {
   _Alignas(64) _Atomic uint32_t value;
 } signal_word;
 
-// A thread and a stream that wait for one another n_rounds times a run.
+// A thread and a stream that wait for each other, n_rounds times per run.
 typedef struct {
   td_gpu_bench *b;
-  signal_word *ping, *pong; // of the stream, of the thread
-  uint32_t *values;         // device memory: 0 to MAX_ROUNDS
+  signal_word *ping, *pong; // written by the stream; by the thread
+  uint32_t *values;         // device memory with the values 0 to MAX_ROUNDS
   char *host, *device;      // TOKEN_BYTES each
   bool has_copies;
   uint32_t n_rounds;
-  _Atomic uint32_t n_runs, n_done; // asked for, answered; UINT32_MAX: no more come
+  _Atomic uint32_t n_runs, n_done; // runs requested and completed; UINT32_MAX: stop
 } table_tennis;
 
 static void *answer(void *arg) {
@@ -308,7 +312,7 @@ static void queue_by_kernels(void *ctx) {
   }
 }
 
-// The driver's, which occupy nothing while they wait. Types as in cuda.h.
+// The driver's stream memory operations, which occupy no SM while waiting. Types as in cuda.h.
 typedef int (*stream_value_fn)(void *stream, unsigned long long at, uint32_t value, unsigned flags);
 
 typedef struct {
@@ -335,7 +339,7 @@ static int queue_by_values(const table_tennis *t, const value_calls *calls) {
     if (!code) code = calls->wait(stream, (uintptr_t)&t->pong->value, i, EQUAL);
     if (code && i > 1) {
       fprintf(stderr, "bench_gpu: the driver takes some waits for a value, and not all\n");
-      exit(1); // the stream would wait for ever
+      exit(1); // the stream would wait forever
     }
     if (code) return code;
     if (t->has_copies) td_op_copy(t->b->stream, t->device, t->host, TOKEN_BYTES);
@@ -343,17 +347,17 @@ static int queue_by_values(const table_tennis *t, const value_calls *calls) {
   return 0;
 }
 
-// Large copies on another stream, for about as long as a run may take.
+// Enqueues large copies on another stream, for about the longest duration of a run.
 static void keep_bus_busy(const buffers *m, td_stream *other) {
   for (int i = 0; other && i < 4; i++)
     td_op_copy(other, m->device, m->host, m->n_bytes);
 }
 
-// Seconds a round; negative: the driver's code.
+// Seconds per round; negative: an error code of the driver.
 static double play(table_tennis *t, const value_calls *calls, const buffers *m, td_stream *other) {
   const td_work_key key = {.memory = ++t->b->graph};
   double seconds[RUNS];
-  for (int i = -2; i < RUNS; i++) { // the second of a key becomes a graph
+  for (int i = -2; i < RUNS; i++) { // the second launch of a key captures a graph
     atomic_store(&t->pong->value, 0);
     keep_bus_busy(m, other);
     const double start = td_clock_s();

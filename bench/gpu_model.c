@@ -1,5 +1,6 @@
-// bench/gpu_model.c - see gpu_model.h. Tensors are those of the family's table. An expert's six lie
-// one behind another, as in published files, from 16 bytes behind a cache line on.
+// bench/gpu_model.c - a synthetic model; see gpu_model.h. It has the tensors of the family's table.
+// The six tensors of an expert are adjacent, as in published files, and start 16 bytes after a
+// cache line.
 #include "gpu_model.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@ static uint32_t smaller(uint32_t n, uint32_t shrink) {
   return shrink == 1 ? n : (n / shrink / BLOCK + 1) * BLOCK;
 }
 
-// What config.json's keys are by default is V3.
+// The defaults of config.json's keys are those of DeepSeek-V3.
 static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
   const td_family *family = &td_family_deepseek_v3;
   td_model_config c = family->defaults;
@@ -45,7 +46,7 @@ static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
   c.dense_dim = smaller(18432, shrink);
   c.routed_scaling = 2.5f;
   c.n_mtp_layers = 0;
-  c.tie_embeddings = true; // one matrix fewer to hold
+  c.tie_embeddings = true; // saves one matrix
   memset(c.moe_layers, 0, sizeof c.moe_layers);
   for (uint32_t i = c.n_layers > N_DENSE ? N_DENSE : c.n_layers - 1; i < c.n_layers; i++)
     c.moe_layers[i / 64] |= (uint64_t)1 << i % 64;
@@ -54,7 +55,7 @@ static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// Hands out memory; without any, counts what it would.
+// Allocates from a block of memory; without a block it only adds up sizes.
 typedef struct {
   char *base;
   size_t n_bytes;
@@ -76,7 +77,7 @@ static void fill_words(void *ctx, size_t begin, size_t end) {
   }
 }
 
-// Every 8 bytes of it are base with mask's bits at random.
+// Fills each 8 bytes with base, with the bits of mask randomized.
 static void *take(arena *a, size_t n_bytes, uint64_t mask, uint64_t base) {
   char *out = a->base ? a->base + a->n_bytes : NULL;
   a->n_bytes += (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -85,7 +86,8 @@ static void *take(arena *a, size_t n_bytes, uint64_t mask, uint64_t base) {
   return out;
 }
 
-// Of either sign, from 0.5 to 2 in size, times 2^-7: about as large a product as x.
+// Values of either sign with magnitude 0.5 to 2, times 2^-7, so that products have about x's
+// magnitude.
 static td_weight fp8_weight(arena *a, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = TD_F8E4M3,
                  .rows = rows,
@@ -95,12 +97,12 @@ static td_weight fp8_weight(arena *a, uint32_t rows, uint32_t cols) {
                  .scale_dtype = TD_F32,
                  .global_scale = 1};
   w.data = take(a, td_weight_data_bytes(&w), 0x8f8f8f8f8f8f8f8fu, 0x3030303030303030u);
-  w.scale = &w; // for the size
+  w.scale = &w; // any non-NULL value, to get the size
   w.scale = take(a, td_weight_scale_bytes(&w), 0, 0x3c0000003c000000u);
   return w;
 }
 
-// Of either sign, from 2^-7 to 2^-5 in size.
+// Values of either sign with magnitude 2^-7 to 2^-5.
 static td_weight bf16_weight(arena *a, uint32_t rows, uint32_t cols) {
   td_weight w = {.dtype = TD_BF16, .rows = rows, .cols = cols, .global_scale = 1};
   w.data = take(a, td_weight_data_bytes(&w), 0x80ff80ff80ff80ffu, 0x3c003c003c003c00u);
@@ -119,7 +121,7 @@ static void place_experts(td_gpu_model *m, arena *a, td_layer *layer) {
   layer->gate = m->experts;
   layer->up = layer->gate + c->n_experts;
   layer->down = layer->up + c->n_experts;
-  for (uint32_t e = 0; e < c->n_experts; e++) { // in the order of their names
+  for (uint32_t e = 0; e < c->n_experts; e++) { // in the order of tensor names
     layer->down[e] = fp8_weight(a, c->dim, c->expert_dim);
     layer->gate[e] = fp8_weight(a, c->expert_dim, c->dim);
     layer->up[e] = fp8_weight(a, c->expert_dim, c->dim);
@@ -136,7 +138,7 @@ static void place_tensor(const td_model_config *c, arena *a, const td_tensor_spe
   case TD_SPEC_F32: *(const float **)field = take(a, rows * sizeof(float), 0, 0); return;
   case TD_SPEC_WEIGHT: *(td_weight *)field = fp8_weight(a, rows, cols); return;
   case TD_SPEC_EXPERT: return;
-  default: *(td_weight *)field = bf16_weight(a, rows, cols); return; // what is never quantized
+  default: *(td_weight *)field = bf16_weight(a, rows, cols); return; // never quantized
   }
 }
 
@@ -151,7 +153,7 @@ static void place_layer(td_gpu_model *m, arena *a, uint32_t layer_idx, td_layer 
   if (layer->is_moe) place_experts(m, a, layer);
 }
 
-// A dense layer and one with experts, which take turns at being all of them.
+// One dense layer and one MoE layer, which are used for all layers.
 typedef struct {
   td_layer first, last;
   td_weight embed;
@@ -191,13 +193,13 @@ td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink,
   distinct d;
   arena a = {.n_bytes = ALIGN};
   place_all(m, &a, &d);
-  m->n_bytes = a.n_bytes + 64; // what reads whole registers ends in here, too
+  m->n_bytes = a.n_bytes + 64; // padding for vector loads past the end
   m->memory = mmap(NULL, m->n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (m->memory == MAP_FAILED) {
     m->memory = NULL;
     return td_fail(err, TD_ENOMEM, "no memory for %.1f GB of weights", (double)m->n_bytes * 1e-9);
   }
-  madvise(m->memory, m->n_bytes, MADV_HUGEPAGE); // as weights in memory have them where allowed
+  madvise(m->memory, m->n_bytes, MADV_HUGEPAGE); // as resident weights have, if permitted
   a = (arena){.base = m->memory, .n_bytes = ALIGN, .pool = pool};
   place_all(m, &a, &d);
   mprotect(m->memory, m->n_bytes, PROT_READ);

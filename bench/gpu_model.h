@@ -1,5 +1,5 @@
-// bench/gpu_model.h - a model of DeepSeek-V3's shape in FP8 whose layers are one and the same in
-// memory: 11.3 GB of experts instead of 654, and as many steps as a real one has.
+// bench/gpu_model.h - a synthetic FP8 model of DeepSeek-V3's shape whose layers share their
+// weights: 11.3 GB of experts instead of 654 GB, but as many steps as the real model.
 #ifndef TD_BENCH_GPU_MODEL_H
 #define TD_BENCH_GPU_MODEL_H
 
@@ -10,15 +10,16 @@ typedef struct {
   td_model *model;
   td_model_config config;
   td_weight *experts; // [3][n_experts]
-  char *memory;       // of all weights
+  char *memory;       // contains all weights
   size_t n_bytes;
-  uint64_t layer_bytes; // of a layer's experts
+  uint64_t layer_bytes; // bytes of one layer's experts
 } td_gpu_model;
 
-// Random weights; dimensions divided by shrink; n_layers layers, 0: as many as V3 has. TD_ENOMEM.
+// Opens a model with random weights, dimensions divided by shrink, and n_layers layers (0: as many
+// as V3). TD_ENOMEM.
 td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrink, td_pool *pool,
                             td_err *err);
-// The same weights as fewer layers, the caller's to close, before out.
+// A model of fewer layers on the same weights. The caller closes it, before out.
 td_status td_gpu_model_shorter(td_model **out, const td_gpu_model *m, uint32_t n_layers,
                                td_err *err);
 void td_gpu_model_close(td_gpu_model *m);

@@ -1,6 +1,6 @@
-// bench/gpu_steps.c - steps of a whole model on a GPU beside a CPU that has the experts: prompts
-// whose experts stream to the GPU, decode on both, and decode beside such a prompt. Devices, the
-// prefill chunk and the ring of streamed experts are what a worker would choose.
+// bench/gpu_steps.c - benchmarks steps of a whole model on a GPU with experts on the CPU: prefill
+// with streamed experts, decode on both devices, and decode concurrent with such a prefill.
+// Devices, prefill chunk and the ring of streamed experts are chosen as in a worker.
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +18,13 @@ enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
 
 // ---- open and close -----------------------------------------------------------------------------
 
-// Of --shrink, so that a prompt is no more work than the layers.
+// Divides by --shrink, so that the prompt shrinks along with the layers.
 static uint32_t fewer(const td_gpu_steps *s, uint32_t n, uint32_t least) {
   n /= s->b->shrink;
   return n < least ? least : n;
 }
 
-// Two CPU devices, with a ring of a quarter of a layer.
+// Opens two CPU devices, with a streaming ring of a quarter of a layer.
 static td_status open_cpus(td_gpu_steps *s, td_err *err) {
   td_devices *d = &s->devices;
   const td_dev_opts opts = {.kind = "cpu", .n_threads = s->n_threads};
@@ -83,7 +83,7 @@ void td_gpu_steps_head(const td_gpu_steps *s) {
 
 // ---- steps --------------------------------------------------------------------------------------
 
-// An engine and its cache of zeros, in which sequences have as many pages each.
+// An engine and its zeroed KV cache, in which all sequences have the same number of pages.
 typedef struct {
   td_engine *engine;
   void *kv_pages;
@@ -141,8 +141,8 @@ static void draw_tokens(td_gpu_steps *s, rig *r, uint32_t n) {
   }
 }
 
-// Seconds of a step: a token of each of n_decode sequences, n_past tokens deep, and n_prompt tokens
-// of one more behind prompt_past.
+// A step: one token of each of n_decode sequences at depth n_past, plus n_prompt tokens of another
+// sequence after its first prompt_past tokens.
 typedef struct {
   uint32_t n_decode, n_past, n_prompt, prompt_past;
 } step_shape;
@@ -174,7 +174,7 @@ static double run_step(td_gpu_steps *s, rig *r, const step_shape *p) {
   return td_clock_s() - start;
 }
 
-// What is made at first use, of a few layers alone: copies of the weights, kernels, cuBLAS.
+// Triggers everything done on first use, with a few layers only: weight copies, kernels, cuBLAS.
 static void warm_up(td_gpu_steps *s, uint32_t n_prompt) {
   td_err err;
   td_model *model;
@@ -242,7 +242,7 @@ void td_gpu_path_stream(td_gpu_steps *s) {
 
 // ---- decode -------------------------------------------------------------------------------------
 
-// Bytes of the experts that at least one of the last step's tokens chose.
+// Bytes of the experts used by at least one token of the last step.
 static double routed_bytes(const td_gpu_steps *s, const rig *r) {
   const td_model_config *c = &s->model.config;
   double n_chosen = 0;
@@ -259,10 +259,10 @@ static double routed_bytes(const td_gpu_steps *s, const rig *r) {
 }
 
 typedef struct {
-  double seconds, bytes; // of a step: the median, the mean
+  double seconds, bytes; // per step: median, mean
 } decode_time;
 
-// Activations that are no numbers would choose the same experts for all tokens, and be quick.
+// NaN activations would route all tokens to the same experts and make steps too fast.
 static void need_choices(const td_gpu_steps *s, uint32_t batch, double bytes) {
   const td_model_config *c = &s->model.config;
   const double of_all = (double)td_model_stats_of(s->model.model).expert_bytes;
@@ -276,7 +276,7 @@ static decode_time measure_decode(td_gpu_steps *s, rig *r, uint32_t batch) {
   const step_shape shape = {.n_decode = batch, .n_past = fewer(s, DEPTH, 1)};
   double seconds[MAX_STEPS], bytes = 0, sum = 0;
   uint32_t n = 0;
-  run_step(s, r, &shape); // memory, and then a graph
+  run_step(s, r, &shape); // allocates memory, then captures a graph
   run_step(s, r, &shape);
   const uint32_t least = s->b->shrink > 1 ? 1 : LEAST_STEPS;
   while (n < MAX_STEPS && (n < least || (s->b->shrink == 1 && sum < CASE_S))) {
@@ -329,7 +329,7 @@ void td_gpu_path_decode(td_gpu_steps *s) {
 
 // ---- decode beside a prompt ---------------------------------------------------------------------
 
-// A running sequence gets one token for each step, however many tokens of a prompt are in it.
+// A running sequence gets one token per step, however many prompt tokens the step contains.
 void td_gpu_path_interference(td_gpu_steps *s) {
   static const uint32_t prompts[] = {2048, 8192};
   const uint32_t longest = fewer(s, prompts[TD_COUNT(prompts) - 1], LEAST_PROMPT);
