@@ -1,3 +1,4 @@
+// src/text/chat.c - renders a conversation with the model's template and tokenizes it.
 #include "text/chat.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 struct td_chat {
   td_tokenizer *tok;
   td_template *tmpl;  // NULL: the model has none
-  td_err no_template; // why
+  td_err no_template; // the reason
 };
 
 td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err) {
@@ -20,7 +21,7 @@ td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err) {
   if (!chat) return td_fail(err, TD_ENOMEM, "out of memory");
   td_status st = td_tokenizer_open(&chat->tok, model_dir, err);
   if (st == TD_OK) {
-    // A base model has no template and still continues plain text; a broken one is an error.
+    // A missing template is not an error, because base models continue plain text; a broken one is.
     td_status found = td_template_open_model(&chat->tmpl, model_dir, &chat->no_template);
     if (found != TD_OK && found != TD_ENOENT) {
       st = found;
@@ -52,7 +53,7 @@ static void add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok,
   cJSON_AddStringToObject(vars, key, td_tokenizer_bytes(tok, id, &len));
 }
 
-// What transformers passes to every template, where vars lacks it.
+// Adds the variables that transformers passes to every template, unless vars has them.
 static void add_defaults(cJSON *vars, const td_tokenizer *tok) {
   add_token_var(vars, "bos_token", tok, td_tokenizer_bos(tok));
   add_token_var(vars, "eos_token", tok, td_tokenizer_eos(tok));

@@ -1,6 +1,6 @@
-// src/text/chat.h - from a conversation to the token ids a model is given.
-// Ties a model's chat template to its tokenizer: the template's control tokens are parsed, what the
-// conversation holds is not.
+// src/text/chat.h - turns a conversation into the token ids that a model expects.
+// Combines a model's chat template with its tokenizer: control tokens written by the template are
+// parsed, those contained in the conversation are treated as plain text.
 #ifndef TD_TEXT_CHAT_H
 #define TD_TEXT_CHAT_H
 
@@ -11,28 +11,27 @@
 
 typedef struct td_chat td_chat;
 
-// Opens the template and the tokenizer of model_dir. A model without a template opens too;
-// td_chat_encode then says so. On error *out is NULL.
+// Opens the template and the tokenizer of model_dir. A model without a template can be opened as
+// well; td_chat_encode then returns an error. On error *out is NULL.
 td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err);
 void td_chat_close(td_chat *chat);
 const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
 
-// Appends the ids of a conversation. vars is a JSON object with messages and whatever else the
-// template knows; where it lacks them, bos_token and eos_token are added from the tokenizer, tools
-// and documents as null, add_generation_prompt as true. text, when not NULL, gets the rendered
-// prompt. TD_EINVAL: the template refused (raise_exception).
+// Appends the token ids of a conversation. vars is a JSON object with messages and other variables
+// of the template. Added if absent: bos_token and eos_token from the tokenizer, tools and documents
+// as null, add_generation_prompt as true. text, if not NULL, receives the rendered prompt.
+// TD_EINVAL: the template rejected the conversation (raise_exception).
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err);
 
-// Appends the ids of a plain prompt, with bos where the model wants one. Control tokens written in
-// it are parsed: whoever makes a prompt by hand writes them (fill-in-the-middle, a template's
-// work).
-// add_special false: without bos, or whatever else the tokenizer puts around a text.
+// Appends the token ids of a plain prompt, with BOS if the model wants it. Control tokens in the
+// text are parsed, because whoever writes a prompt by hand may need them (fill-in-the-middle, a
+// hand-made template). add_special false: without BOS and other tokens that the tokenizer adds.
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
                                td_token_ids *out, td_err *err);
 
-// Appends what a template makes of vars, as text: the template file path, or, with path NULL, that
-// of model_dir. Variables are those of vars alone.
+// Appends the text that a template renders from vars and nothing else. The template is the file at
+// path or, if path is NULL, that of model_dir.
 td_status td_chat_render(const char *path, const char *model_dir, const char *vars, size_t len,
                          td_buf *out, td_err *err);
 

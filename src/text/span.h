@@ -1,6 +1,6 @@
-// src/text/span.h - byte ranges of a text that came from its user.
-// The chat template says which ranges of a prompt were typed rather than written by the template;
-// the tokenizer never reads a control token out of them.
+// src/text/span.h - byte ranges of a text that came from a user.
+// Template rendering reports which ranges of a prompt are user input rather than template text; the
+// tokenizer never parses control tokens inside them.
 #ifndef TD_TEXT_SPAN_H
 #define TD_TEXT_SPAN_H
 

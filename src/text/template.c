@@ -1,3 +1,4 @@
+// src/text/template.c - opens and renders chat templates.
 #include "text/template.h"
 
 #include <math.h>
@@ -19,13 +20,14 @@
 #define RENDER_MAX_OUTPUT ((size_t)64 << 20)
 #define RENDER_MAX_STEPS  20000000
 #define RENDER_MAX_CPU_MS 2000
-// Of the tree walk. Python's own recursion limit ends a template at a few hundred macro calls.
+// Recursion limit of the tree walk. Python's own limit ends a template at a few hundred nested
+// macro calls.
 #define MAX_DEPTH 2500
 
 struct td_template {
-  jj j; // holds the tree's memory
+  jj j; // owns the tree's memory
   jj_tree tree;
-  td_template *tool_use; // what renders with tools use instead, or NULL
+  td_template *tool_use; // template used instead for renders with tools, or NULL
 };
 
 static void prefix(td_err *err) {
@@ -85,7 +87,7 @@ static td_status open_file(td_template **out, const char *path, td_err *err) {
   return st;
 }
 
-// The template called name in [{"name": ..., "template": ...}, ...], NULL when there is none.
+// The template called name in [{"name": ..., "template": ...}, ...]; NULL if there is none.
 static const char *named_template(const cJSON *list, const char *name) {
   const cJSON *item;
   cJSON_ArrayForEach(item, list) {
@@ -177,8 +179,8 @@ static const jj_str *import_text(importer *im, const char *text, bool typed) {
   return jj_str_borrow(im->j, text, len, typed);
 }
 
-// Templates build control tokens around roles ('<|' + role + '|>'), so the known ones are not
-// counted as typed.
+// Templates build control tokens from roles ('<|' + role + '|>'), so known role names are not
+// treated as user input.
 static bool is_role(const cJSON *node) {
   static const char *const roles[] = {"system", "user",     "assistant", "tool",
                                       "model",  "function", "developer", "ipython"};

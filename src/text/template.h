@@ -1,7 +1,8 @@
-// src/text/template.h - chat templates: a conversation to the text of a prompt.
-// Templates are Jinja2 as transformers runs them: jinja2's immutable sandbox with trim_blocks,
-// lstrip_blocks, loop controls, {% generation %}, raise_exception, strftime_now and a tojson that
-// is json.dumps. A template is parsed once and may be rendered by several threads at a time.
+// src/text/template.h - chat templates: render a conversation as the text of a prompt.
+// Templates are Jinja2 as run by transformers: jinja2's immutable sandbox with trim_blocks,
+// lstrip_blocks, loop controls, {% generation %}, raise_exception, strftime_now, and tojson
+// implemented by json.dumps. A template is parsed once; several threads may render it at the same
+// time.
 #ifndef TD_TEXT_TEMPLATE_H
 #define TD_TEXT_TEMPLATE_H
 
@@ -14,39 +15,40 @@
 
 typedef struct td_template td_template;
 
-// Parses source[len], UTF-8. On error *out is NULL: TD_EFORMAT with line and reason, TD_ELIMIT when
-// it is nested too deeply or too large.
+// Parses source[0..len), UTF-8. On error *out is NULL. TD_EFORMAT: syntax error, with line and
+// reason. TD_ELIMIT: nested too deeply, or too large.
 td_status td_template_open(td_template **out, const char *source, size_t len, td_err *err);
 
-// The template of a model directory: chat_template.jinja, else chat_template in
-// tokenizer_config.json, a string or a list of named ones. The one named tool_use, also as
-// additional_chat_templates/tool_use.jinja, serves renders with tools. TD_ENOENT when there is
-// none.
+// Opens the template of a model directory: chat_template.jinja, else chat_template in
+// tokenizer_config.json, which is a string or a list of named templates. A template named tool_use,
+// in that list or as additional_chat_templates/tool_use.jinja, is used for renders with tools.
+// TD_ENOENT if there is no template.
 td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err);
 
 void td_template_close(td_template *tmpl);
 
-// What a render may cost; 0 takes the default. A hostile template gets TD_ELIMIT.
+// Limits of one render, against hostile templates; exceeding one returns TD_ELIMIT. 0 selects the
+// default.
 typedef struct {
   size_t max_output_bytes; // 64 MiB
   size_t max_memory_bytes; // 256 MiB
   uint64_t max_steps;      // 20 million
-  uint64_t max_cpu_ms;     // 2000, of the calling thread's time: steps differ in what they cost
-  int64_t now_us;          // for strftime_now, since 1970; 0: the clock
+  uint64_t max_cpu_ms;     // 2000, CPU time of the calling thread; the cost of a step varies
+  int64_t now_us;          // time for strftime_now, us since 1970; 0: the clock
 } td_template_opts;
 
-// Renders with the members of the object `vars` as variables, exactly those: transformers itself
-// passes messages, tools (null without), documents (null without), add_generation_prompt and the
-// special tokens (bos_token, eos_token, ...). Appends to out. Numbers keep their spelling where
-// td_json_parse noted it.
+// Renders with exactly the members of the object `vars` as variables and appends to out.
+// transformers passes messages, tools (or null), documents (or null), add_generation_prompt and the
+// special tokens (bos_token, eos_token, ...). Numbers keep their spelling if td_json_parse recorded
+// it.
 //
-// typed, when not NULL, receives the ranges of out that come from strings of vars, object keys
-// included: text that must not be read as control tokens. Trusted are the variables whose names end
-// in "_token" and the usual role names.
+// typed, if not NULL, receives the ranges of out that come from strings of vars, including object
+// keys: text in which no control tokens may be parsed. Exempt are variables whose name ends in
+// "_token", and the usual role names.
 //
-// TD_EINVAL: the template refused the conversation (raise_exception); TD_EFORMAT: it failed, as
-// Python's would; TD_EUNSUPPORTED; TD_ELIMIT. The message names the line. On error out and typed
-// are as they were. Needs 4 MiB of stack.
+// TD_EINVAL: the template rejected the conversation (raise_exception). TD_EFORMAT: a runtime error,
+// as in Python. TD_EUNSUPPORTED. TD_ELIMIT. The message names the line. On error out and typed are
+// unchanged. Needs 4 MiB of stack.
 td_status td_template_render(const td_template *tmpl, const cJSON *vars,
                              const td_template_opts *opts, td_buf *out, td_spans *typed,
                              td_err *err);

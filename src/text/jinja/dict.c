@@ -1,4 +1,5 @@
-// Dictionaries: insertion order, Python's notion of equal keys (1 == 1.0 == True).
+// src/text/jinja/dict.c - dictionaries: insertion order, key equality as in Python (1 == 1.0 ==
+// True).
 #include <math.h>
 #include <string.h>
 
@@ -58,7 +59,7 @@ static uint64_t hash_value(jj *j, jj_value v) {
     jj_leave(j);
     return h;
   }
-  return (uint64_t)v.type; // none, undefined, and objects nobody uses as keys in bulk
+  return (uint64_t)v.type; // none, undefined and objects, which are rarely used as keys
 }
 
 jj_dict *jj_dict_new(jj *j) {

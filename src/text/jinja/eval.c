@@ -1,4 +1,4 @@
-// Expressions.
+// src/text/jinja/eval.c - evaluates expressions.
 #include <string.h>
 
 #include "text/jinja/native.h"
@@ -106,7 +106,7 @@ static jj_value *eval_positional(jj *j, jj_env *env, const jj_node *node, size_t
   return list->items;
 }
 
-// Appends **mapping behind the n keywords written out.
+// Appends the entries of **mapping after the n explicit keyword arguments.
 static void add_mapping(jj *j, jj_value mapping, jj_kwarg *kw, size_t *n) {
   for (size_t i = 0; i < mapping.dict->n; i++) {
     const jj_entry *e = &mapping.dict->entries[i];

@@ -1,4 +1,5 @@
-// Statements: output, assignments, loops, macros and the blocks that capture text.
+// src/text/jinja/exec.c - executes statements: output, assignments, loops, macros, and blocks that
+// capture text.
 #include <string.h>
 
 #include "text/jinja/native.h"
@@ -16,7 +17,8 @@ jj_env *jj_env_new(jj *j, const jj_scope *scope, jj_env *up) {
   return env;
 }
 
-// A variable of the render or a global; inside {% block %} also what the template has set so far.
+// Looks up a render variable or a global; inside {% block %} also the variables that the template
+// has set so far.
 static jj_value lookup(jj *j, const jj_scope *scope, const jj_str *name) {
   const jj_scope *root = &j->tree->scope;
   for (size_t i = 0; scope->in_block && i < root->n; i++) {
@@ -96,7 +98,7 @@ static void exec_output(jj *j, jj_env *env, const jj_node *node) {
   }
 }
 
-// Runs a body with its output going into *text; loop control passes through.
+// Runs a body with its output redirected to *text. Loop control is passed on to the caller.
 static flow capture(jj *j, jj_env *env, const jj_nodes *body, const jj_str **text) {
   jj_builder b, *outer = j->out;
   jj_build(&b, j);
@@ -113,15 +115,15 @@ struct jj_loop {
   const jj_node *node;
   jj_env *outer, *test_env;
   jj_iter *it;
-  bool sized;     // the iterable knows its length and nothing filters it
-  bool filtered;  // the filter has been applied already: it now runs over what it left
-  int64_t length; // -1: not asked for yet
+  bool sized;     // the iterable has a length and there is no filter
+  bool filtered;  // the filter was applied in advance; iterate over what it left
+  int64_t length; // -1: not computed yet
   int64_t index0, depth0;
-  jj_value current, before, after; // JJ_MISSING where there is none
-  jj_list *changed;                // what loop.changed() saw last
+  jj_value current, before, after; // JJ_MISSING if there is none
+  jj_list *changed;                // the arguments of the last loop.changed()
 };
 
-// The targets read back: with a filter, an item is what was unpacked from it.
+// The value of the targets. With a filter, an item is what was unpacked from it.
 static jj_value target_value(jj *j, jj_env *env, const jj_node *target) {
   if (target->kind == NODE_NAME) return *jj_slot_of(env, target->ref);
   jj_list *items = jj_list_new(j, target->list.n);
@@ -158,7 +160,7 @@ static bool advance(jj *j, jj_loop *loop) {
   return true;
 }
 
-// Of an iterable without one, what is left has to be read to know its length.
+// An iterable without a length is read to the end to determine it.
 static int64_t loop_length(jj *j, jj_loop *loop) {
   if (loop->length >= 0) return loop->length;
   if (loop->sized) return loop->length = jj_len(j, loop->it->items);
@@ -221,8 +223,8 @@ const jj_native jj_loop_methods[] = {
     {NULL, NULL, NULL},
 };
 
-// One pass over `items`. The environment of the body is made once: a macro defined in the body sees
-// the variables of later rounds, as a Python closure would.
+// Runs the loop once over `items`. All iterations share one environment: a macro defined in the
+// body sees the variables of later iterations, like a Python closure.
 static flow run_loop(jj *j, const jj_node *node, jj_env *outer, jj_value items, int64_t depth0) {
   jj_loop *loop = jj_alloc(j, sizeof *loop);
   *loop = (jj_loop){.node = node, .outer = outer, .length = -1, .index0 = -1, .depth0 = depth0};
@@ -233,7 +235,7 @@ static flow run_loop(jj *j, const jj_node *node, jj_env *outer, jj_value items, 
     jj_env_enter(j, node->test_scope, loop->test_env);
   }
   jj_env *env = jj_env_new(j, node->scope, outer);
-  bool run_else = true; // as in jinja2, a round left early does not count
+  bool run_else = true; // as in jinja2, an iteration left by break or continue does not count
   while (advance(j, loop)) {
     jj_env_enter(j, node->scope, env);
     jj_assign(j, env, node->a, loop->current);
@@ -278,7 +280,7 @@ static flow exec_for(jj *j, jj_env *env, const jj_node *node) {
 
 // ---- macros ----
 
-// The keyword argument called name, or JJ_MISSING; taken[] notes that it has been used.
+// The keyword argument called name, or JJ_MISSING. taken[] records that it was used.
 static jj_value take_keyword(const jj_args *args, const jj_str *name, bool *taken) {
   for (size_t i = 0; i < args->n_kw; i++) {
     if (taken[i] || !jj_str_eq(args->kw[i].name, name)) continue;
@@ -293,7 +295,8 @@ static _Noreturn void raise_macro(jj *j, const jj_node *node, const char *what) 
   jj_raise(j, TD_EFORMAT, "macro '%.*s' %s", jj_clip(name), name->p, what);
 }
 
-// kwargs and varargs take what the parameters left over; without them it is an error.
+// Assigns surplus arguments to kwargs and varargs; if the macro does not use these, a surplus is an
+// error.
 static void bind_rest(jj *j, const jj_node *node, jj_env *env, const jj_args *args,
                       const bool *taken) {
   jj_dict *kwargs = jj_dict_new(j);
@@ -340,7 +343,7 @@ static jj_value not_provided(jj *j, const jj_str *name) {
   return jj_undefined(j, jj_built(&b)->p);
 }
 
-// Defaults are evaluated in order, in the macro's own environment.
+// Evaluates defaults in order, in the macro's own environment.
 static void fill_defaults(jj *j, const jj_node *node, jj_env *env) {
   size_t n_plain = node->list.n - node->kwargs.n;
   for (size_t i = 0; i < node->list.n; i++) {
@@ -371,7 +374,7 @@ static jj_value make_macro(jj *j, const jj_node *node, jj_env *env) {
   return (jj_value){.type = JJ_MACRO, .macro = macro};
 }
 
-// What a call or filter block gives is joined to the text as it is, so it must be text.
+// The result of a call or filter block is appended unconverted, so it must be text.
 static void add_joined(jj *j, jj_value v) {
   if (v.type != JJ_STR) {
     jj_raise(j, TD_EFORMAT, "sequence item 0: expected str instance, %s found", jj_type_name(v));
@@ -382,7 +385,7 @@ static void add_joined(jj *j, jj_value v) {
 static void exec_call_block(jj *j, jj_env *env, const jj_node *node) {
   jj_value caller = make_macro(j, node, env);
   const jj_node *call = node->a;
-  if (!call) { // {% generation %}
+  if (!call) { // a {% generation %} block
     jj_add_value(j->out, jj_macro_call(j, caller.macro, &(jj_args){0}));
     return;
   }

@@ -1,5 +1,6 @@
-// Expressions: recursive descent, with jinja2's precedences (all binary operators are
-// left-associative, `**` too; `~` binds between `+` and `*`; unary minus binds tighter than `**`).
+// src/text/jinja/expr.c - parses expressions by recursive descent, with jinja2's precedences: all
+// binary operators are left-associative, including `**`; `~` binds between `+` and `*`; unary minus
+// binds tighter than `**`.
 #include <string.h>
 
 #include "text/jinja/parse.h"
@@ -45,7 +46,7 @@ static jj_node *parse_name(jj_parser *p, bool namespaces) {
   return node;
 }
 
-// Literals in a row are one.
+// Adjacent string literals are concatenated.
 static jj_node *parse_string(jj_parser *p) {
   const jj_token *first = jj_advance(p);
   const jj_str *text = first->text;
@@ -198,7 +199,7 @@ static void check_argument(jj_parser *p, bool legal) {
   if (!legal) jj_raise(p->j, TD_EFORMAT, "invalid syntax for function call expression");
 }
 
-// "(a, b=c, *d, **e)" into call.
+// Parses "(a, b=c, *d, **e)" into call.
 static void parse_arguments(jj_parser *p, jj_node *call) {
   jj_expect_op(p, "(");
   for (bool more = false; !jj_at_op(p, ")"); more = true) {
@@ -248,7 +249,7 @@ static jj_node *parse_postfix(jj_parser *p, jj_node *node) {
 
 // ---- filters and tests ----
 
-// Names may be dotted, though no filter or test of ours is.
+// Names may contain dots, although none of the filters and tests here does.
 static const jj_str *parse_dotted(jj_parser *p) {
   const jj_str *name = jj_expect_name(p);
   while (jj_skip_op(p, ".")) {
@@ -272,7 +273,7 @@ jj_node *jj_parse_filters(jj_parser *p, jj_node *node, bool bare) {
   return node;
 }
 
-// "x is divisibleby 3": one argument may stand without parentheses.
+// Whether a test's only argument follows without parentheses: "x is divisibleby 3".
 static bool at_bare_argument(const jj_parser *p) {
   switch (p->t->kind) {
   case TOK_NAME: return !jj_at_word(p, "else") && !jj_at_word(p, "or") && !jj_at_word(p, "and");
@@ -343,7 +344,7 @@ static jj_node *parse_power(jj_parser *p) {
   return left;
 }
 
-// Takes one of the operators in `ops` and says which.
+// Consumes one of the operators in `ops` and sets its code.
 static bool skip_one_of(jj_parser *p, const char *const *ops, const jj_op *codes, size_t n,
                         jj_op *out) {
   for (size_t i = 0; i < n; i++) {

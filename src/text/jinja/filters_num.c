@@ -1,4 +1,4 @@
-// Filters on numbers.
+// src/text/jinja/filters_num.c - filters on numbers.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ FILTER(filter_abs) {
   return i < 0 ? jj_negate(j, JJ_OF_INT(i), OP_SUB) : JJ_OF_INT(i);
 }
 
-// float(value) where Python would not raise.
+// float(value); false where Python would raise.
 static bool to_float(jj *j, jj_value v, double *out) {
   if (v.type == JJ_UNDEF) jj_raise_undefined(j, v);
   if (v.type == JJ_STR) return jj_parse_float(v.s, out);
@@ -40,7 +40,7 @@ FILTER(filter_int) {
   bool known_base = base == 0 || (base >= 2 && base <= 36);
   if (self.type == JJ_STR && known_base && jj_parse_int(j, self.s, (int)base, &out)) return out;
   if (self.type == JJ_FLOAT) return jj_float_to_int(j, self.f, &out) ? out : otherwise;
-  // "42.23" is 42; an infinity in text is the default.
+  // "42.23" becomes 42; text for an infinity yields the default.
   if (!to_float(j, self, &f) || isinf(f)) return otherwise;
   return jj_float_to_int(j, f, &out) ? out : otherwise;
 }
@@ -52,7 +52,7 @@ FILTER(filter_float) {
   return jj_given(a[0]) ? a[0] : JJ_OF_FLOAT(0.0);
 }
 
-// round(): half to even on the exact decimal expansion, which is what printf does.
+// round(): ties to even on the exact decimal expansion, as printf does.
 static double round_float(double f, int64_t precision) {
   if (isnan(f) || isinf(f) || precision > 323) return f;
   if (precision >= 0) {

@@ -1,5 +1,6 @@
-// Filters on sequences and mappings. What Python makes a generator is computed at once here and
-// handed out as JJ_ITER, which behaves as one: always true, without length, read once.
+// src/text/jinja/filters_seq.c - filters on sequences and mappings. Where Python returns a
+// generator, the result is computed at once and returned as JJ_ITER, which behaves like one: always
+// true, without length, consumed by reading.
 #include <string.h>
 
 #include "text/jinja/native.h"
@@ -7,7 +8,7 @@
 #define FILTER(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
 #define UNUSED     (void)j, (void)a, (void)raw
 
-// Strings compare without case unless asked otherwise.
+// Strings are compared case-insensitively unless case_sensitive.
 static jj_value fold(jj *j, jj_value v, bool case_sensitive) {
   if (case_sensitive || v.type != JJ_STR) return v;
   return JJ_OF_STR(jj_recase(j, v.s, JJ_LOWER));
@@ -56,7 +57,7 @@ void jj_sort(jj *j, jj_value *items, jj_value *keys, size_t n, bool reverse) {
   }
 }
 
-// "a,b" sorts by several attributes: the key becomes a list.
+// "a,b" sorts by several attributes: the key is a list.
 static jj_value multi_key(jj *j, jj_value item, jj_value attribute, bool case_sensitive) {
   bool several = attribute.type == JJ_STR && memchr(attribute.s->p, ',', attribute.s->len);
   if (!several) return key_of(j, item, attribute, JJ_NO_VALUE, case_sensitive);
@@ -134,7 +135,7 @@ FILTER(filter_first) {
   return jj_undefined(j, "No first item, sequence was empty.");
 }
 
-// list(reversed(v)), for what Python can reverse without reading it all first.
+// list(reversed(v)), for types that Python can reverse without reading them first.
 static jj_list *reversed(jj *j, jj_value v) {
   jj_list *list = jj_to_list(j, v);
   for (size_t i = 0; i < list->n / 2; i++) {
@@ -257,7 +258,7 @@ FILTER(filter_batch) {
   int64_t size = jj_arg_int(j, a[0], 0);
   jj_list *items = jj_to_list(j, self), *out = jj_list_new(j, 8), *row = NULL;
   for (size_t i = 0; i < items->n; i++) {
-    // As in jinja2: a size of 0 gives an empty row first, a size never reached a single one.
+    // As in jinja2: size 0 yields an empty row first, a size never reached a single row.
     if (!row && size == 0) jj_push(j, out, JJ_OF_LIST(jj_list_new(j, 0)));
     if (!row || (int64_t)row->n == size) jj_push(j, out, JJ_OF_LIST(row = jj_list_new(j, 4)));
     jj_push(j, row, items->items[i]);
@@ -355,7 +356,7 @@ FILTER(filter_map) {
   return jj_generator(j, out);
 }
 
-// raw: [attribute] [test [arguments...]]
+// raw arguments: [attribute] [test [arguments...]]
 static jj_value choose(jj *j, jj_value self, const jj_args *raw, bool by_attribute, bool wanted) {
   jj_list *out = jj_list_new(j, 8);
   if (!jj_truth(self)) return jj_generator(j, out);

@@ -1,4 +1,5 @@
-// Filters on text. Parameter names are jinja2's, since templates pass them by keyword.
+// src/text/jinja/filters_str.c - filters on text. Parameters have jinja2's names, since templates
+// pass them by keyword.
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ static bool begins_word(uint32_t c) {
   return td_pychar_is_space(c) || (c < 0x80 && c && strchr("-({[<", (int)c));
 }
 
-// Not str.title(): only white space and opening punctuation begin a new word.
+// Differs from str.title(): only white space and opening punctuation start a new word.
 FILTER(filter_title) {
   UNUSED;
   const jj_str *s = jj_to_str(j, self);
@@ -105,7 +106,7 @@ FILTER(filter_indent) {
   if (self.type != JJ_STR) jj_raise_type(j, "a string", self);
   const jj_str *indent = spaces(j, a[0]);
   bool first = jj_arg_bool(a[1], false), blank = jj_arg_bool(a[2], false);
-  // The newline makes a last line that is empty count.
+  // The added newline makes an empty last line count.
   jj_list *lines = jj_splitlines(j, jj_concat(j, self.s, jj_lit(j, "\n")), false);
   jj_builder b;
   jj_build(&b, j);
@@ -156,7 +157,7 @@ FILTER(filter_wordcount) {
 
 // ---- striptags ----
 
-// Removes every stretch from `open` to the next `close`.
+// Removes every range from `open` to the next `close`.
 static const jj_str *remove_between(jj *j, const jj_str *s, const char *open, const char *close) {
   jj_builder b;
   jj_build(&b, j);
@@ -173,7 +174,8 @@ static const jj_str *remove_between(jj *j, const jj_str *s, const char *open, co
   return jj_built(&b);
 }
 
-// The character an entity at s[at] stands for, 0 when it is none; *end is behind its ';'.
+// The character that the HTML entity at s[at] stands for; 0 if there is none. *end: position after
+// its ';'.
 static uint32_t entity(const jj_str *s, size_t at, size_t *end) {
   static const struct {
     const char *name;
@@ -296,7 +298,7 @@ static const jj_str *json_separator(jj *j, jj_value pair, size_t which) {
   return two->items[which].s;
 }
 
-// transformers' tojson: json.dumps with its own defaults, nothing escaped for HTML.
+// tojson as in transformers: json.dumps with its own defaults, without HTML escaping.
 FILTER(filter_tojson) {
   (void)raw;
   jj_json_opts opts = {.ascii = jj_arg_bool(a[0], false), .sort_keys = jj_arg_bool(a[3], false)};

@@ -1,4 +1,4 @@
-// Python's two ways of formatting: "..." % args and "...".format(...).
+// src/text/jinja/format.c - Python's string formatting: "..." % args and "...".format(...).
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #define MAX_PRECISION 1000
 
-// One conversion, of either kind.
+// A conversion specification of either kind.
 typedef struct {
   const jj_str *fill; // one character
   char align;         // '<' '>' '^' '=' or 0
@@ -35,7 +35,7 @@ static const jj_str *insert_groups(jj *j, const jj_str *digits, char group, size
   return jj_built(&b);
 }
 
-// sign, prefix and digits, padded as the spec says.
+// Appends sign, prefix and digits, padded according to the specification.
 static void add_number(jj_builder *out, const spec *s, bool negative, const char *prefix,
                        const jj_str *digits) {
   jj *j = out->j;
@@ -73,7 +73,7 @@ static const jj_str *int_digits(jj *j, uint64_t magnitude, char type, int min_di
 static void add_int(jj_builder *out, const spec *s, jj_value v) {
   int64_t i = 0;
   jj *j = out->j;
-  if (!jj_as_int(v, &i)) { // JJ_BIG: decimal digits are all we have
+  if (!jj_as_int(v, &i)) { // JJ_BIG has only decimal digits
     bool negative = v.s->p[0] == '-';
     add_number(out, s, negative, "", jj_sub(j, v.s, negative, v.s->len));
     return;
@@ -87,7 +87,8 @@ static void add_int(jj_builder *out, const spec *s, jj_value v) {
   add_number(out, s, i < 0, prefix, int_digits(j, magnitude, s->type, s->precision));
 }
 
-// What float.__format__ does without a type: repr, or %g that never looks like an integer.
+// float.__format__ without a type: repr, or %g with at least one decimal so as not to look like an
+// integer.
 static size_t general_digits(double f, int precision, char *text, size_t cap) {
   if (precision < 0) return jj_float_repr(f, text);
   if (precision == 0) precision = 1;
@@ -149,7 +150,7 @@ static const jj_str *repr(jj *j, jj_value v) {
   return jj_built(&b);
 }
 
-// repr() with everything beyond ASCII escaped.
+// repr() with non-ASCII characters escaped.
 static const jj_str *ascii(jj *j, jj_value v) {
   const jj_str *s = repr(j, v);
   jj_builder b;
@@ -171,7 +172,7 @@ typedef struct {
   const jj_str *fmt;
   size_t at;
   jj_value args;
-  const jj_value *items; // positional
+  const jj_value *items; // positional arguments
   size_t n_items, used;
 } percent;
 
@@ -187,7 +188,7 @@ static jj_value next_arg(percent *p) {
   return p->items[p->used++];
 }
 
-// A number or '*', or -1 when there is none.
+// A number or '*'; -1 if there is none.
 static int64_t percent_number(percent *p) {
   if (p->at < p->fmt->len && p->fmt->p[p->at] == '*') {
     p->at++;
@@ -203,7 +204,7 @@ static int64_t percent_number(percent *p) {
   return n;
 }
 
-// "%(name)": the argument that the mapping holds.
+// "%(name)": the value that the mapping has for name.
 static jj_value percent_key(percent *p) {
   size_t begin = ++p->at;
   int depth = 1;
@@ -351,7 +352,7 @@ const jj_str *jj_percent(jj *j, const jj_str *fmt, jj_value args) {
 
 typedef struct {
   const jj_args *args;
-  int64_t next; // automatic field number
+  int64_t next; // next automatic field number
   bool manual;
 } fields;
 
@@ -478,7 +479,7 @@ static bool is_number_text(jj *j, const jj_str *s, jj_value *out) {
   return s->len && jj_parse_int(j, s, 10, out);
 }
 
-// "name.attr[key]", where an empty or numeric first part is positional.
+// Evaluates "name.attr[key]". An empty or numeric first part is positional.
 static jj_value field_value(jj *j, fields *f, const jj_str *name) {
   size_t at = 0;
   while (at < name->len && !strchr(".[", name->p[at]))
@@ -510,7 +511,7 @@ static jj_value field_value(jj *j, fields *f, const jj_str *name) {
   return v;
 }
 
-// The replacement field fmt[begin, end), braces not included.
+// Formats the replacement field fmt[begin, end), which excludes the braces.
 static void format_field(jj_builder *out, const jj_str *fmt, size_t begin, size_t end, fields *f,
                          int depth) {
   jj *j = out->j;

@@ -1,4 +1,4 @@
-// Global functions: jinja2's own and the two that transformers adds.
+// src/text/jinja/globals.c - global functions: jinja2's own and the two that transformers adds.
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -7,7 +7,7 @@
 
 #define GLOBAL(fn) static jj_value fn(jj *j, jj_value self, const jj_value *a, const jj_args *raw)
 
-#define MAX_RANGE 100000 // the sandbox's
+#define MAX_RANGE 100000 // limit of jinja2's sandbox
 
 GLOBAL(global_range) {
   (void)self, (void)raw;
@@ -29,7 +29,7 @@ GLOBAL(global_range) {
   return (jj_value){.type = JJ_RANGE, .range = range};
 }
 
-// dict(mapping or pairs, **more), shared by dict() and namespace().
+// dict(mapping or pairs, **more); shared by dict() and namespace().
 static jj_dict *build_dict(jj *j, const char *name, const jj_args *raw) {
   jj_dict *dict = jj_dict_new(j);
   if (raw->n_pos > 1) {
@@ -113,7 +113,8 @@ const jj_native jj_cycler_methods[] = {
     {NULL, NULL, NULL},
 };
 
-// How a template refuses a conversation: the caller's fault, in the template's words.
+// A template rejects a conversation with raise_exception: a client error, with the template's
+// message.
 GLOBAL(global_raise_exception) {
   (void)self, (void)raw;
   const jj_str *message = jj_to_str(j, a[0]);
@@ -121,7 +122,7 @@ GLOBAL(global_raise_exception) {
   jj_raise(j, TD_EINVAL, "%.*s", (int)len, message->p);
 }
 
-// %f is Python's, and a naive datetime has no zone.
+// Expands %f, which is Python's own, and drops zone codes, since a naive datetime has no zone.
 static const jj_str *expand_python_codes(jj *j, const jj_str *format, int64_t micros) {
   jj_builder b;
   jj_build(&b, j);
@@ -151,7 +152,7 @@ GLOBAL(global_strftime_now) {
   const jj_str *plain = expand_python_codes(j, format, now.tv_nsec / 1000);
   char c_format[256], text[1024];
   if (plain->len >= sizeof c_format - 1) jj_raise(j, TD_ELIMIT, "strftime format too long");
-  // A character behind the format tells an empty result from one that did not fit.
+  // The extra character distinguishes an empty result from one that did not fit.
   snprintf(c_format, sizeof c_format, "%.*s.", (int)plain->len, plain->p);
   size_t n = strftime(text, sizeof text, c_format, &local);
   if (!n) jj_raise(j, TD_ELIMIT, "strftime result too long");

@@ -1,13 +1,14 @@
-// src/text/jinja/jinja.h - the Jinja2 interpreter behind template.h: values, syntax tree, one run.
+// src/text/jinja/jinja.h - the Jinja2 interpreter behind template.h: values, syntax tree, and the
+// state of one run.
 //
-// Pipeline: lex (jinja_lex.c) -> parse (jinja_parse.c, jinja_expr.c) -> resolve names to slots the
-// way Jinja2's compiler does (jinja_scope.c) -> walk the tree (jinja_exec.c, jinja_eval.c). Values
-// are immutable but for namespaces, cyclers and iterators, live in the run's arena, and follow
-// Python's semantics. A string remembers which of its bytes were typed by a user.
+// Pipeline: lex (lex.c) -> parse (parse.c, expr.c) -> resolve names to slots as Jinja2's compiler
+// does (scope.c) -> walk the tree (exec.c, eval.c). Values live in the run's arena, are immutable
+// except for namespaces, cyclers and iterators, and follow Python's semantics. A string records
+// which of its bytes are user input ("typed").
 //
-// A failure anywhere is jj_raise: it fills the caller's td_err and longjmps to the entry point that
-// set jj.on_error; all memory of the run hangs on the arena, so nothing leaks. Names shared between
-// these files begin with jj_; only template.h is for the rest of the program.
+// Errors: jj_raise fills the caller's td_err and longjmps to the entry point that set jj.on_error.
+// All memory of the run belongs to the arena, so nothing leaks. Names shared between these files
+// start with jj_; the rest of the program uses only template.h.
 #ifndef TD_TEXT_JINJA_JINJA_H
 #define TD_TEXT_JINJA_JINJA_H
 
@@ -28,12 +29,12 @@ typedef struct jj_loop jj_loop;
 // ---- values ----
 
 typedef enum {
-  JJ_MISSING, // no value at all: an unset slot, an argument not given
+  JJ_MISSING, // no value: an unset slot, an omitted argument
   JJ_UNDEF,
   JJ_NONE,
   JJ_BOOL,
   JJ_INT,
-  JJ_BIG, // an integer beyond int64, as its digits; it prints and compares equal, no more
+  JJ_BIG, // an integer beyond int64, as digits; can only be printed and compared for equality
   JJ_FLOAT,
   JJ_STR,
   JJ_LIST,
@@ -41,17 +42,17 @@ typedef enum {
   JJ_DICT,
   JJ_VIEW, // dict.keys(), .values(), .items()
   JJ_RANGE,
-  JJ_ITER, // what Python makes a generator: always true, no length, read once
+  JJ_ITER, // stands for a Python generator: always true, no length, consumed by reading
   JJ_NAMESPACE,
-  JJ_NATIVE, // a global function, or a method bound to its object
+  JJ_NATIVE, // a global function, or a bound method
   JJ_MACRO,
   JJ_LOOP,
   JJ_CYCLER,
   JJ_JOINER,
 } jj_type;
 
-// Growing storage behind strings. The string that ends at `used` can be appended to in place, which
-// keeps `x = x + y` in a loop linear. The same for the list of its typed runs.
+// Growable storage shared by strings. The string that ends at `used` can be appended to in place,
+// which keeps `x = x + y` in a loop linear. The same applies to the list of typed runs.
 typedef struct {
   char *data;
   size_t used, cap;
@@ -66,11 +67,11 @@ typedef struct {
   const char *p; // valid UTF-8, not NUL-terminated
   size_t len;    // bytes
   size_t n_chars;
-  const td_span *runs; // typed bytes: sorted, non-empty, without overlap
+  const td_span *runs; // ranges of user input: sorted, non-empty, without overlap
   size_t n_runs;
-  jj_store *store; // NULL: borrowed or sliced
+  jj_store *store; // NULL: the bytes are borrowed or a slice
   jj_run_store *run_store;
-  bool markup; // |safe or |escape made it: joining other text to it escapes that text
+  bool markup; // made by |safe or |escape: text joined to it gets escaped
 } jj_str;
 
 typedef struct jj_list jj_list;
@@ -108,7 +109,7 @@ typedef struct {
 struct jj_list {
   jj_value *items;
   size_t n, cap;
-  bool is_group; // a tuple of |groupby: .grouper and .list name its items
+  bool is_group; // a tuple made by |groupby: its items are also .grouper and .list
 };
 
 typedef struct {
@@ -116,17 +117,17 @@ typedef struct {
   uint64_t hash;
 } jj_entry;
 
-// Insertion-ordered; the index appears when linear search stops being cheap.
+// Insertion-ordered. The index is built once linear search becomes expensive.
 struct jj_dict {
   jj_entry *entries;
   size_t n, cap;
-  uint32_t *index; // open addressing, entry number + 1, 0 empty
+  uint32_t *index; // open addressing: entry number + 1; 0: empty
   size_t index_cap;
 };
 
-// Why a value is undefined; the sentence is made when somebody uses it.
+// Why a value is undefined; the message is composed when the value is used.
 struct jj_undef {
-  const char *hint; // the whole sentence, or NULL
+  const char *hint; // the complete message, or NULL
   bool has_obj;
   jj_value obj, name;
 };
@@ -144,8 +145,8 @@ struct jj_range {
 
 struct jj_iter {
   jj_value items; // list, tuple, range, dict, view or string
-  size_t pos;     // items handed out
-  size_t byte;    // strings: where the next character begins
+  size_t pos;     // number of items already returned
+  size_t byte;    // strings: offset of the next character
 };
 
 struct jj_cycler {
@@ -187,11 +188,11 @@ typedef struct {
   size_t n_kw;
 } jj_args;
 
-// a: the arguments in the order of the signature, JJ_MISSING where not given. raw: as written.
+// a: arguments in the order of the signature, JJ_MISSING if omitted. raw: as written.
 typedef jj_value (*jj_native_fn)(jj *j, jj_value self, const jj_value *a, const jj_args *raw);
 
-// A filter, test, method or global. sig lists its parameters: "a,b|c,d" requires a and b, "/a|b"
-// takes no keywords, NULL takes anything and reads raw.
+// A filter, test, method or global. sig lists its parameters: "a,b|c,d" requires a and b; "/a|b"
+// accepts no keywords; NULL accepts anything and uses raw.
 typedef struct {
   const char *name;
   const char *sig;
@@ -205,7 +206,7 @@ struct jj_bound {
   jj_value self;
 };
 
-// Tables end with a NULL name. Lookups return NULL when absent.
+// Tables end with a NULL name. Lookups return NULL if the name is absent.
 extern const jj_native jj_str_filters[], jj_seq_filters[], jj_num_filters[], jj_tests[];
 extern const jj_native jj_str_methods[], jj_dict_methods[], jj_list_methods[], jj_tuple_methods[];
 extern const jj_native jj_loop_methods[], jj_cycler_methods[], jj_globals[],
@@ -215,7 +216,7 @@ const jj_native *jj_filter_find(const jj_str *name);
 const jj_native *jj_test_find(const jj_str *name);
 
 jj_value jj_native_call(jj *j, const jj_native *native, jj_value self, const jj_args *args);
-// Calls any value as Python would.
+// Calls any callable value, as Python would.
 jj_value jj_call(jj *j, jj_value callee, const jj_args *args);
 
 // ---- syntax tree ----
@@ -285,7 +286,7 @@ typedef struct {
   size_t n, cap;
 } jj_nodes;
 
-// A variable: slot `slot` of the environment `hops` levels up.
+// A variable: slot number `slot` of the environment `hops` levels up.
 typedef struct {
   uint16_t hops;
   uint16_t slot;
@@ -293,11 +294,11 @@ typedef struct {
 
 typedef enum { LOAD_PARAM, LOAD_UNSET, LOAD_CONTEXT, LOAD_OUTER } jj_load;
 
-// One local variable of a scope and what it holds when the scope is entered.
+// A local variable of a scope and its value when the scope is entered.
 typedef struct {
   const jj_str *name;
   jj_load load;
-  jj_ref outer; // LOAD_OUTER: seen from the scope's own environment's parent
+  jj_ref outer; // LOAD_OUTER: relative to the parent of the scope's environment
   bool stored;
 } jj_slot;
 
@@ -306,10 +307,10 @@ struct jj_scope {
   const jj_scope *up; // NULL: the template itself, or a block
   jj_slot *slots;
   size_t n, cap;
-  bool in_block; // the template's variables are looked up by name from here
+  bool in_block; // from here on the template's variables are looked up by name
 };
 
-// What a macro does with arguments beyond its parameters. Slots are -1 where the body never asks.
+// Where a macro puts surplus arguments. A slot is -1 if the body does not use it.
 typedef struct {
   int caller_slot, kwargs_slot, varargs_slot;
 } jj_macro_info;
@@ -327,7 +328,7 @@ struct jj_node {
   jj_node *dyn_args, *dyn_kwargs; // f(*a, **b)
   jj_nodes list, kwargs, body, orelse;
   jj_scope *scope, *else_scope, *test_scope; // scopes the statement opens
-  int loop_slot;                             // FOR: slot of `loop`, -1 when the body never asks
+  int loop_slot;                             // FOR: slot of `loop`; -1 if the body does not use it
   jj_macro_info macro;
 };
 
@@ -360,10 +361,10 @@ struct jj {
   size_t n_bytes, max_bytes;
   uint64_t steps_left;
   uint64_t max_steps;
-  uint64_t cpu_end_ns; // of td_clock_cpu_ns; 0: no limit
+  uint64_t cpu_end_ns; // limit for td_clock_cpu_ns; 0: none
   uint32_t depth, max_depth;
   size_t max_output;
-  uint32_t line; // of what is being parsed or run; 0: none
+  uint32_t line; // line being parsed or run; 0: none
   int64_t now_us;
   // rendering
   const jj_dict *vars;
@@ -372,37 +373,37 @@ struct jj {
   jj_builder *out;
 };
 
-// "line N: message" into err, then longjmp.
+// Puts "line N: message" into err, then longjmps.
 _Noreturn void jj_raise(jj *j, td_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-// Bytes of a name worth showing in a message, for "%.*s".
+// Length of a name as shown in messages, for "%.*s".
 static inline int jj_clip(const jj_str *s) {
   return s->len < 80 ? (int)s->len : 80;
 }
 
-// Zeroed memory of the run.
+// Zeroed memory from the run's arena.
 void *jj_alloc(jj *j, size_t n_bytes);
 void *jj_alloc_n(jj *j, size_t n, size_t each_bytes);
-// Makes room for one more item behind n; returns the (moved) array.
+// Makes room for one more item after n; returns the array, which may have moved.
 void *jj_grow(jj *j, void *items, size_t n, size_t *cap, size_t each_bytes);
 void jj_free_all(jj *j);
-// Counts work done; raises TD_ELIMIT when the budget is spent.
+// Counts steps; raises TD_ELIMIT when the budget is used up.
 void jj_steps(jj *j, uint64_t n);
-// Around everything that recurses.
+// Bracket everything that recurses; raise if nested too deeply.
 void jj_enter(jj *j);
 static inline void jj_leave(jj *j) {
   j->depth--;
 }
 
-// ---- strings (jinja_str.c) ----
+// ---- strings (str.c) ----
 
 void jj_build(jj_builder *b, jj *j);
-void jj_add(jj_builder *b, const char *bytes, size_t len); // template text
+void jj_add(jj_builder *b, const char *bytes, size_t len); // adds template text
 void jj_add_text(jj_builder *b, const char *text);
 void jj_add_char(jj_builder *b, uint32_t code_point, bool typed);
 void jj_add_typed(jj_builder *b, const char *bytes, size_t len, bool typed);
-void jj_add_str(jj_builder *b, const jj_str *s); // typed runs and all
+void jj_add_str(jj_builder *b, const jj_str *s); // including its typed runs
 void jj_add_range(jj_builder *b, const jj_str *s, size_t begin, size_t end);
 void jj_add_repeat(jj_builder *b, const jj_str *s, size_t n);
 const jj_str *jj_built(jj_builder *b);
@@ -423,20 +424,20 @@ int jj_str_cmp(const jj_str *a, const jj_str *b);
 size_t jj_char_to_byte(jj *j, const jj_str *s, size_t char_idx); // char_idx <= n_chars
 size_t jj_byte_to_char(const jj_str *s, size_t byte);
 uint32_t jj_decode(const jj_str *s, size_t byte, size_t *next);
-// First or last occurrence within bytes [begin, end), or SIZE_MAX.
+// First or last occurrence within bytes [begin, end); SIZE_MAX if there is none.
 size_t jj_find(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end);
 size_t jj_rfind(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t end);
 
 typedef enum { JJ_LOWER, JJ_UPPER, JJ_TITLE, JJ_CAPITALIZE, JJ_SWAPCASE } jj_case;
 const jj_str *jj_recase(jj *j, const jj_str *s, jj_case how);
-// chars NULL: white space.
+// chars NULL: strips white space.
 const jj_str *jj_strip(jj *j, const jj_str *s, const jj_str *chars, bool left, bool right);
 const jj_str *jj_replace(jj *j, const jj_str *s, const jj_str *from, const jj_str *to, int64_t max);
 jj_list *jj_splitlines(jj *j, const jj_str *s, bool keep_ends);
 jj_list *jj_split(jj *j, const jj_str *s, const jj_str *sep, int64_t max, bool from_right);
 const jj_str *jj_pad(jj *j, const jj_str *s, int64_t width, const jj_str *fill, char align);
 
-// ---- values (jinja_value.c, jinja_dict.c) ----
+// ---- values (value.c, dict.c) ----
 
 const char *jj_type_name(jj_value v);
 bool jj_truth(jj_value v);
@@ -468,20 +469,20 @@ const jj_value *jj_dict_get_str(jj *j, const jj_dict *dict, const jj_str *key);
 
 int64_t jj_range_at(const jj_range *range, size_t idx);
 
-// Iteration. Raises for what Python cannot iterate.
+// Iteration. Raises for types that Python cannot iterate.
 bool jj_iterable(jj_value v);
 jj_iter *jj_iterate(jj *j, jj_value v);
 bool jj_next(jj *j, jj_iter *it, jj_value *out);
 jj_list *jj_to_list(jj *j, jj_value v);
 jj_value jj_generator(jj *j, jj_list *items);
-// Stable, by keys[i]; both arrays are permuted.
+// Sorts stably by keys[i]; permutes both arrays.
 void jj_sort(jj *j, jj_value *items, jj_value *keys, size_t n, bool reverse);
 
-// ---- text of values (jinja_print.c) ----
+// ---- text of values (print.c) ----
 
 void jj_add_value(jj_builder *b, jj_value v); // str(v)
 void jj_add_repr(jj_builder *b, jj_value v);
-const jj_str *jj_to_str(jj *j, jj_value v); // soft_str: strings as they are
+const jj_str *jj_to_str(jj *j, jj_value v); // soft_str: strings are unchanged
 #define JJ_FLOAT_CHARS 40
 size_t jj_float_repr(double f, char out[JJ_FLOAT_CHARS]);
 
@@ -492,27 +493,28 @@ typedef struct {
 } jj_json_opts;
 const jj_str *jj_to_json(jj *j, jj_value v, const jj_json_opts *opts);
 
-// ---- operators (jinja_ops.c) ----
+// ---- operators (ops.c) ----
 
 jj_value jj_binary(jj *j, jj_op op, jj_value a, jj_value b);
 jj_value jj_negate(jj *j, jj_value v, jj_op op);
 jj_value jj_getattr(jj *j, jj_value obj, const jj_str *name);
-jj_value jj_getattr_only(jj *j, jj_value obj, const jj_str *name); // JJ_MISSING when absent
+jj_value jj_getattr_only(jj *j, jj_value obj, const jj_str *name); // JJ_MISSING if absent
 jj_value jj_getitem(jj *j, jj_value obj, jj_value key);
 jj_value jj_slice(jj *j, jj_value obj, jj_value start, jj_value stop, jj_value step);
-// "a.b.0": an attribute path as filters take it; v is a string, an int or none.
+// Resolves an attribute path such as "a.b.0", as filters accept it; path is a string, an int or
+// none.
 jj_value jj_get_path(jj *j, jj_value obj, jj_value path, jj_value fallback);
 jj_value jj_loop_attr(jj *j, jj_loop *loop, const jj_str *name);
 jj_value jj_loop_call(jj *j, jj_loop *loop, jj_value items);
 
-// ---- formatting and numbers (jinja_format.c, jinja_number.c) ----
+// ---- formatting and numbers (format.c, number.c) ----
 
 const jj_str *jj_percent(jj *j, const jj_str *fmt, jj_value args);
 const jj_str *jj_format(jj *j, const jj_str *fmt, const jj_args *args);
-// Python's int(text, base) and float(text); false when the text is none.
+// Python's int(text, base) and float(text); false if the text is not a number.
 bool jj_parse_int(jj *j, const jj_str *s, int base, jj_value *out);
 bool jj_parse_float(const jj_str *s, double *out);
-// int(float); raises for infinities, and NaN gives false.
+// int(float). Raises for infinities, false for NaN.
 bool jj_float_to_int(jj *j, double f, jj_value *out);
 
 // ---- front end ----
@@ -534,7 +536,7 @@ typedef enum {
 typedef struct {
   jj_token_kind kind;
   uint32_t line;
-  const jj_str *text; // data, name, decoded string, or the operator's characters
+  const jj_str *text; // data, name, decoded string, or operator
   jj_value value;     // numbers
 } jj_token;
 
@@ -545,17 +547,18 @@ typedef struct {
 
 jj_tokens jj_lex(jj *j, const char *source, size_t len);
 jj_nodes jj_parse(jj *j, jj_tokens tokens);
-// Gives every name its slot; tells unknown filters, tests and misplaced assignments.
+// Assigns a slot to every name. Reports unknown filters, unknown tests and invalid assignments.
 void jj_resolve(jj *j, jj_tree *tree);
 
 // Runs the tree, appending to j->out.
 void jj_run(jj *j, const jj_tree *tree);
 jj_value jj_eval(jj *j, jj_env *env, const jj_node *node);
-// The arguments of a call, filter or test; caller is what {% call %} adds, or NULL.
+// Evaluates the arguments of a call, filter or test. caller is the argument added by {% call %}, or
+// NULL.
 jj_args jj_eval_args(jj *j, jj_env *env, const jj_node *node, const jj_value *caller);
-// A chain of NODE_FILTER whose innermost has a == NULL, which stands for input.
+// Applies a chain of NODE_FILTER to input, which takes the place of the innermost node's missing a.
 jj_value jj_eval_filters(jj *j, jj_env *env, const jj_node *filter, jj_value input);
-// Macro call with bound arguments (jinja_exec.c).
+// Calls a macro with bound arguments (exec.c).
 jj_value jj_macro_call(jj *j, const jj_macro *macro, const jj_args *args);
 void jj_assign(jj *j, jj_env *env, const jj_node *target, jj_value v);
 jj_env *jj_env_new(jj *j, const jj_scope *scope, jj_env *up);

@@ -1,5 +1,6 @@
-// Source text to tokens, with jinja2's white space control under transformers' settings:
-// trim_blocks, lstrip_blocks, no line statements, the last newline dropped.
+// src/text/jinja/lex.c - splits source text into tokens, with jinja2's white space control and
+// transformers' settings: trim_blocks, lstrip_blocks, no line statements, the final newline
+// dropped.
 #include <ctype.h>
 #include <string.h>
 
@@ -9,17 +10,17 @@
 
 typedef struct {
   jj *j;
-  const jj_str *src; // newlines normalized
+  const jj_str *src; // with normalized newlines
   size_t at;
-  uint32_t line; // of `counted`
+  uint32_t line; // line number of position `counted`
   size_t counted;
-  bool line_starting; // what was consumed last ended a line
-  char *open;         // closing brackets awaited within a tag
+  bool line_starting; // the last consumed text ended a line
+  char *open;         // closing brackets expected within the tag
   size_t n_open, cap_open;
   jj_tokens tokens;
 } lexer;
 
-// \r\n and \r become \n, and one newline at the end goes.
+// Converts \r\n and \r to \n and drops one newline at the end.
 static const jj_str *normalize(jj *j, const char *source, size_t len) {
   char *text = jj_alloc(j, len);
   size_t n = 0;
@@ -35,7 +36,7 @@ static const jj_str *normalize(jj *j, const char *source, size_t len) {
   return jj_str_borrow(j, text, n, false);
 }
 
-// Sets the line for messages to that of byte `at`; at never goes back.
+// Sets the line for messages to that of byte `at`, which never decreases.
 static uint32_t line_of(lexer *x, size_t at) {
   for (; x->counted < at; x->counted++)
     x->line += x->src->p[x->counted] == '\n';
@@ -81,7 +82,7 @@ static size_t rstrip(const lexer *x, size_t begin, size_t end) {
   return begin + keep;
 }
 
-// Where text [begin, end) before a tag ends once `sign` and lstrip_blocks are applied.
+// End of the text [begin, end) before a tag, after applying `sign` and lstrip_blocks.
 static size_t text_end(const lexer *x, size_t begin, size_t end, char sign, bool is_variable) {
   if (sign == '-') return rstrip(x, begin, end);
   if (sign == '+' || is_variable) return end;
@@ -92,7 +93,8 @@ static size_t text_end(const lexer *x, size_t begin, size_t end, char sign, bool
   return starts_line && rstrip(x, line, end) == line ? line : end;
 }
 
-// Behind the closing characters of a tag: what '-' strips, or the newline trim_blocks takes.
+// Position after the end of a tag and the white space that '-' strips or the newline that
+// trim_blocks drops.
 static size_t behind_tag(const lexer *x, size_t at, char sign, bool trims) {
   if (sign == '-') return skip_space(x, at);
   return trims && sign != '+' && char_at(x, at) == '\n' ? at + 1 : at;
@@ -117,7 +119,8 @@ static void skip_comment(lexer *x, size_t at) {
   finish_tag(x, behind_tag(x, hit + 2, sign, true));
 }
 
-// "raw" and the end of its tag at `at`; returns what is behind, or 0 when this is another tag.
+// Matches "raw" or "endraw" (`word`) and the end of its tag; returns the position after it, or 0
+// for any other tag.
 static size_t raw_tag_end(const lexer *x, size_t at, const char *word, bool is_end) {
   at = skip_space(x, at);
   if (!looking_at(x, at, word)) return 0;
@@ -128,7 +131,7 @@ static size_t raw_tag_end(const lexer *x, size_t at, const char *word, bool is_e
   return behind_tag(x, at + (sign != 0) + 2, sign, is_end);
 }
 
-// at: behind {% raw %}. Everything up to {% endraw %} is text.
+// at: after {% raw %}. Everything up to {% endraw %} is text.
 static void lex_raw(lexer *x, size_t at) {
   const jj_str open = {.p = "{%", .len = 2};
   finish_tag(x, at);
@@ -154,7 +157,7 @@ static bool digit_of(int c, int base) {
   return c >= '0' && c < '0' + base;
 }
 
-// Digits with single underscores between them; 0 when none stand here.
+// Length of digits with single underscores between them; 0 if there are none.
 static size_t digits(const lexer *x, size_t at, int base) {
   size_t begin = at;
   while (digit_of(char_at(x, at), base) ||
@@ -163,7 +166,7 @@ static size_t digits(const lexer *x, size_t at, int base) {
   return at - begin;
 }
 
-// Bytes of the float literal at `at`, 0 when there is none.
+// Length of the float literal at `at`; 0 if there is none.
 static size_t float_len(const lexer *x, size_t at) {
   if (at > 0 && char_at(x, at - 1) == '.') return 0;
   size_t n = digits(x, at, 10), exponent = 0;
@@ -178,7 +181,7 @@ static size_t float_len(const lexer *x, size_t at) {
   return fraction || exponent ? mantissa + exponent : 0;
 }
 
-// Bytes of the integer literal at `at`; a leading zero stands alone.
+// Length of the integer literal at `at`. A leading zero is a literal by itself.
 static size_t integer_len(const lexer *x, size_t at) {
   int c = char_at(x, at), prefix = char_at(x, at + 1) | 0x20;
   if (c != '0') return digits(x, at, 10);
@@ -231,7 +234,7 @@ static uint32_t escape_number(lexer *x, const jj_str *s, size_t *at, size_t max,
   return c;
 }
 
-// The escape whose backslash stood before *at.
+// Appends the character of the escape whose backslash precedes *at.
 static void unescape(lexer *x, const jj_str *s, size_t *at, jj_builder *b) {
   static const char names[] = "\\'\"abfnrtv", values[] = "\\'\"\a\b\f\n\r\t\v";
   size_t next;
@@ -242,7 +245,7 @@ static void unescape(lexer *x, const jj_str *s, size_t *at, jj_builder *b) {
     return;
   }
   *at = next;
-  if (c == '\n') return; // a continued line
+  if (c == '\n') return; // line continuation
   if (hit) {
     jj_add(b, &values[hit - names], 1);
   } else if (c == 'x' || c == 'u' || c == 'U') {
@@ -250,7 +253,8 @@ static void unescape(lexer *x, const jj_str *s, size_t *at, jj_builder *b) {
   } else if (c == 'N') {
     jj_raise(x->j, TD_EUNSUPPORTED, "\\N{...} escapes are not supported");
   } else if (c >= 0x80) {
-    // jinja2 turns such characters into escapes of their own, which the backslash then disarms.
+    // jinja2 itself converts such characters to escapes, which the preceding backslash then
+    // disables.
     jj_addf(b, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
   } else {
     jj_addf(b, "\\%c", (char)c);
@@ -275,7 +279,7 @@ static bool lex_string(lexer *x) {
     i = plain + 1;
     if (slash) unescape(x, body, &i, &b);
   }
-  // Without its store: constants are shared between renders and must never be appended to.
+  // No store: constants are shared between renders and must never be appended to.
   const jj_str *text = jj_built(&b);
   token->text = jj_str_borrow(x->j, text->p, text->len, false);
   x->at = end + 1;
@@ -311,7 +315,7 @@ static bool lex_operator(lexer *x) {
   return false;
 }
 
-// Takes the end of the tag if it stands here and no bracket is open.
+// Consumes the end of the tag if it is here and no bracket is open.
 static bool lex_tag_end(lexer *x, const char *close, bool is_block) {
   if (x->n_open) return false;
   char sign = sign_at(x, x->at);
@@ -327,7 +331,7 @@ static void lex_tag(lexer *x, bool is_block) {
   for (;;) {
     x->at = skip_space(x, x->at);
     if (lex_tag_end(x, is_block ? "%}" : "}}", is_block)) return;
-    if (x->at == x->src->len) return; // the parser misses the end
+    if (x->at == x->src->len) return; // the parser reports the missing end
     if (lex_number(x) || lex_name(x) || lex_string(x) || lex_operator(x)) continue;
     line_of(x, x->at);
     jj_raise(x->j, TD_EFORMAT, "unexpected char '%c' at %zu",
@@ -335,7 +339,7 @@ static void lex_tag(lexer *x, bool is_block) {
   }
 }
 
-// The next "{%", "{{" or "{#", or the end.
+// Position of the next "{%", "{{" or "{#", or the end.
 static size_t find_tag(const lexer *x) {
   size_t at = x->at;
   for (;; at++) {

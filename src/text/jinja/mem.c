@@ -1,4 +1,4 @@
-// The run: its arena, its budgets, its errors.
+// src/text/jinja/mem.c - state of a run: arena, limits, errors.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #define CHUNK_BYTES ((size_t)64 << 10)
 #define ALIGN       16
-#define CLOCK_STEPS 4096 // between two looks at the clock
+#define CLOCK_STEPS 4096 // steps between two readings of the clock
 
 struct jj_chunk {
   jj_chunk *next;
@@ -50,7 +50,7 @@ void *jj_alloc(jj *j, size_t n_bytes) {
   n_bytes = (n_bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
   jj_chunk *chunk = j->chunks;
   if (!chunk || chunk->cap - chunk->used < n_bytes) {
-    // Large pieces get a chunk of their own behind the current one, which stays in use.
+    // Large pieces get a chunk of their own, inserted after the current one, which stays in use.
     bool large = n_bytes > CHUNK_BYTES / 4;
     jj_chunk *fresh = add_chunk(j, large ? n_bytes : CHUNK_BYTES);
     if (large && chunk) {

@@ -1,5 +1,5 @@
-// Methods of Python's str, dict, list and tuple. Those that alter their object do not exist here:
-// the sandbox withholds them (jinja_ops.c).
+// src/text/jinja/methods.c - methods of Python's str, dict, list and tuple. Mutating methods do not
+// exist, because the sandbox hides them (ops.c).
 #include <string.h>
 
 #include "text/jinja/native.h"
@@ -173,16 +173,16 @@ METHOD(str_format) {
 
 // ---- searching ----
 
-// An optional bound in characters, clamped as slices are.
+// An optional bound, counted in characters and clamped as in slices.
 static size_t bound(jj *j, const jj_str *s, jj_value v, size_t otherwise) {
   if (!jj_given_value(v)) return otherwise;
   int64_t i = jj_arg_int(j, v, 0), n = (int64_t)s->n_chars;
   if (i < 0) i += n;
-  if (i > n) return SIZE_MAX; // begins behind the end: finds not even ""
+  if (i > n) return SIZE_MAX; // starts after the end: not even "" is found
   return jj_char_to_byte(j, s, i < 0 ? 0 : (size_t)i);
 }
 
-// a: what, start, end. Returns the byte or SIZE_MAX.
+// a: needle, start, end. Returns the byte offset or SIZE_MAX.
 static size_t search(jj *j, const jj_str *s, const jj_value *a, bool from_right) {
   size_t begin = bound(j, s, a[1], 0), end = bound(j, s, a[2], s->len);
   if (end == SIZE_MAX) end = s->len;

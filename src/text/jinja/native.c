@@ -1,4 +1,5 @@
-// Calling: matching arguments to a native signature, and dispatch on the callee.
+// src/text/jinja/native.c - calls: matches arguments to a native signature and dispatches on the
+// callee.
 #include "text/jinja/native.h"
 
 #include <string.h>

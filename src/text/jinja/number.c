@@ -1,4 +1,4 @@
-// Numbers: Python's arithmetic on int64 and double, and reading numbers from text.
+// src/text/jinja/number.c - Python's arithmetic on int64 and double, and parsing of numbers.
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static double float_mod(double a, double b) {
   return (b < 0) != (m < 0) ? m + b : m;
 }
 
-// CPython's float_floor_div, rounding quirks included.
+// CPython's float_floor_div, including its rounding.
 static double float_floor_div(double a, double b) {
   double m = fmod(a, b);
   double div = (a - m) / b;
@@ -136,8 +136,8 @@ static int digit_value(char c) {
   return c >= 'a' && c <= 'z' ? c - 'a' + 10 : 99;
 }
 
-// Behind sign and white space: a base prefix when the base allows it. Returns the base to use, 0
-// when the text cannot be a number.
+// After sign and white space: skips a base prefix if the base permits it. Returns the base to use,
+// or 0 if the text cannot be a number.
 static int take_prefix(const char **p, const char *end, int base) {
   if (end - *p > 1 && (*p)[0] == '0') {
     char c = (char)tolower((unsigned char)(*p)[1]);
@@ -195,7 +195,7 @@ bool jj_parse_int(jj *j, const jj_str *text, int base, jj_value *out) {
   return true;
 }
 
-// Copies the number without its underscores, each of which must stand between digits.
+// Copies the number without underscores, each of which must be between digits.
 static size_t plain_number(const char *p, size_t len, char *out, size_t cap) {
   size_t n = 0;
   for (size_t i = 0; i < len && n + 1 < cap; i++) {

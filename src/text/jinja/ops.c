@@ -1,4 +1,5 @@
-// Operators, attributes, items and slices, with the lookup rules of jinja2's sandbox.
+// src/text/jinja/ops.c - operators, attributes, items and slices, with the lookup rules of jinja2's
+// sandbox.
 #include <string.h>
 
 #include "text/jinja/jinja.h"
@@ -84,7 +85,7 @@ static jj_value bind(jj *j, const jj_native *native, jj_value self) {
   return (jj_value){.type = JJ_NATIVE, .native = bound};
 }
 
-// What the immutable sandbox withholds: present, but undefined.
+// Mutating methods, which the immutable sandbox hides: the attribute exists, but is undefined.
 static bool alters(jj_value obj, const jj_str *name) {
   static const char *const of_list[] = {"append", "clear", "pop",    "reverse",
                                         "insert", "sort",  "extend", "remove"};
@@ -114,7 +115,7 @@ static const jj_native *methods_of(jj_value obj) {
   case JJ_TUPLE: return jj_tuple_methods;
   case JJ_DICT: return jj_dict_methods;
   case JJ_CYCLER: return jj_cycler_methods;
-  case JJ_NATIVE: // the global `dict`, which is an object with one method
+  case JJ_NATIVE: // the global `dict`, an object with one method
     return strcmp(obj.native->native->name, "dict") == 0 ? jj_dict_class_methods : NULL;
   default: return NULL;
   }
@@ -133,7 +134,7 @@ static jj_value macro_attr(jj *j, const jj_macro *macro, const jj_str *name) {
   return JJ_OF_TUPLE(names);
 }
 
-// Attributes that are data.
+// Attributes that are data, not methods.
 static jj_value data_attr(jj *j, jj_value obj, const jj_str *name) {
   switch (obj.type) {
   case JJ_NAMESPACE: {
@@ -176,7 +177,7 @@ jj_value jj_getattr_only(jj *j, jj_value obj, const jj_str *name) {
 
 // ---- items ----
 
-// A negative index counts from the end; false when out of range.
+// Resolves an index; a negative one counts from the end. False if out of range.
 static bool find_index(int64_t i, size_t n, size_t *out) {
   if (i < 0) i += (int64_t)n;
   if (i < 0 || (uint64_t)i >= n) return false;
@@ -190,7 +191,7 @@ static jj_value char_at(jj *j, const jj_str *s, size_t idx) {
   return JJ_OF_STR(jj_sub(j, s, at, next));
 }
 
-// obj[key] alone: JJ_MISSING where Python raises LookupError or TypeError.
+// obj[key] only. JJ_MISSING if Python would raise LookupError or TypeError.
 static jj_value item(jj *j, jj_value obj, jj_value key) {
   if (obj.type == JJ_DICT) {
     const jj_value *v = jj_hashable(j, key) ? jj_dict_get(j, obj.dict, key) : NULL;
@@ -257,7 +258,7 @@ static bool slice_index(jj *j, jj_value v, int64_t *out) {
   return true;
 }
 
-// Brings an index into [low, high], counting negative ones from the end.
+// Clamps an index to [low, high]; negative ones count from the end.
 static int64_t clamp_index(int64_t i, int64_t n, int64_t low, int64_t high) {
   if (i < 0) i += n;
   return i < low ? low : i > high ? high : i;

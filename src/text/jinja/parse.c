@@ -1,4 +1,4 @@
-// Statements, and the token handling under both halves of the parser.
+// src/text/jinja/parse.c - parses statements; also the token handling shared with expr.c.
 #include "text/jinja/parse.h"
 
 #include <stdio.h>
@@ -131,8 +131,8 @@ static _Noreturn void missing_end(jj_parser *p, const char *const *ends) {
            "Unexpected end of template. Jinja was looking for the following tags: %s.", text);
 }
 
-// Everything up to a tag that begins with one of `ends` (NULL: up to the end of the template),
-// which is left as the current token.
+// Parses up to a tag that starts with one of `ends` (NULL: up to the end of the template) and
+// leaves it as the current token.
 static jj_nodes parse_body(jj_parser *p, const char *const *ends) {
   jj_nodes body = {0};
   jj_node *output = NULL;
@@ -163,7 +163,7 @@ static jj_nodes parse_body(jj_parser *p, const char *const *ends) {
   return body;
 }
 
-// The rest of an opening tag, then its body; the end word is the current token.
+// Parses the rest of an opening tag and its body; the end word is the current token afterwards.
 static jj_nodes parse_block_body(jj_parser *p, const char *const *ends) {
   jj_skip_op(p, ":");
   jj_expect(p, TOK_BLOCK_END);
@@ -176,7 +176,7 @@ static jj_nodes parse_whole_body(jj_parser *p, const char *end) {
   return body;
 }
 
-// A body that Python compiles to a function of its own: break and continue do not reach out of it.
+// Parses a body that is a function of its own in Python: break and continue cannot leave it.
 static jj_nodes parse_function_body(jj_parser *p, const char *end) {
   int n_loops = p->n_loops;
   p->n_loops = 0;
@@ -310,7 +310,7 @@ static jj_node *parse_call_block(jj_parser *p, uint32_t line) {
   return node;
 }
 
-// transformers' {% generation %}: marks what the assistant wrote; here its body is just rendered.
+// transformers' {% generation %} marks the assistant's text; here its body is simply rendered.
 static jj_node *parse_generation(jj_parser *p, uint32_t line) {
   jj_node *node = jj_node_new(p, NODE_CALL_BLOCK, line);
   node->body = parse_function_body(p, "endgeneration");
@@ -387,7 +387,8 @@ static void skip_import_context(jj_parser *p) {
   jj_advance(p);
 }
 
-// Parsed, since a branch never taken may hold one; running it fails, as it does without a loader.
+// Accepted by the parser, since it may be in a branch that is never taken. Running it fails, as it
+// does in jinja2 without a loader.
 static jj_node *parse_needs_loader(jj_parser *p, uint32_t line, const char *tag) {
   jj_node *node = jj_node_new(p, NODE_NEEDS_LOADER, line);
   node->name = jj_lit(p->j, tag);

@@ -1,4 +1,4 @@
-// How values look: str(), repr() and json.dumps().
+// src/text/jinja/print.c - text of values: str(), repr() and json.dumps().
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "text/jinja/jinja.h"
 #include "text/unicode/python_chars.h"
 
-// The fewest digits that read back as f, laid out as Python's repr() does.
+// The fewest digits that read back as f, in the format of Python's repr().
 size_t jj_float_repr(double f, char out[JJ_FLOAT_CHARS]) {
   if (isnan(f)) return (size_t)snprintf(out, JJ_FLOAT_CHARS, "nan");
   if (isinf(f)) return (size_t)snprintf(out, JJ_FLOAT_CHARS, f < 0 ? "-inf" : "inf");
@@ -18,7 +18,7 @@ size_t jj_float_repr(double f, char out[JJ_FLOAT_CHARS]) {
   } while (strtod(sci, NULL) != f && digits < 17);
   int exponent = atoi(strchr(sci, 'e') + 1);
   if (exponent < -4 || exponent >= 16) {
-    // "1e+16": C pads the exponent to two digits as Python does.
+    // "1e+16": like Python, C pads the exponent to two digits.
     return (size_t)snprintf(out, JJ_FLOAT_CHARS, "%s", sci);
   }
   int decimals = digits - 1 - exponent;
@@ -188,7 +188,7 @@ static size_t json_escape(const json_writer *w, uint32_t c, char out[16]) {
 
 static void json_string(json_writer *w, const jj_str *s) {
   jj_add(&w->out, "\"", 1);
-  size_t plain = 0; // where the stretch that needs no escape began
+  size_t plain = 0; // start of the range that needs no escapes
   for (size_t i = 0, next; i < s->len; i = next) {
     char escape[16];
     size_t n = json_escape(w, jj_decode(s, i, &next), escape);

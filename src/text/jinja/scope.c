@@ -1,10 +1,12 @@
-// Names to slots, by the rules of jinja2's compiler (its idtracking module).
+// src/text/jinja/scope.c - resolves names to slots by the rules of jinja2's compiler (its
+// idtracking module).
 //
-// A scope belongs to the template, and to every for, macro, call, filter, set and with block. All
-// names a scope mentions are found before its inner scopes are looked at: a name first read is
-// bound to the nearest scope that knows it, else to the render's variables; a name first assigned
-// becomes local, starting out as the outer variable of that name. So an assignment in a loop never
-// leaves it, and a macro sees the template's variables as they are when it is called.
+// The template and every for, macro, call, filter, set and with block have a scope. All names that
+// a scope mentions are collected before its inner scopes are processed. A name that is read first
+// is bound to the nearest scope that knows it, or else to the render's variables. A name that is
+// assigned first becomes local and starts with the value of the outer variable of that name. So an
+// assignment in a loop never leaves it, and a macro sees the template's variables as they are when
+// it is called.
 #include <string.h>
 
 #include "text/jinja/jinja.h"
@@ -12,7 +14,8 @@
 typedef struct {
   jj *j;
   jj_scope *scope;
-  // Within an if or a conditional expression unknown filters and tests fail only when reached.
+  // Inside an if or a conditional expression, unknown filters and tests are errors only when
+  // executed.
   bool soft;
 } resolver;
 
@@ -95,8 +98,8 @@ static void each_child(jj_node *node, visitor visit, void *context) {
   each(&node->orelse, visit, context);
 }
 
-// Whether a body reads a name before assigning it, inner scopes included. jinja2 decides by this
-// which of caller, kwargs, varargs and loop exist.
+// Whether a body reads a name before assigning it, including inner scopes. jinja2 uses this to
+// decide which of caller, kwargs, varargs and loop exist.
 typedef struct {
   jj *j;
   const char *name;
@@ -147,8 +150,8 @@ static void merge_branch(jj *j, jj_scope *scope, const jj_scope *branch) {
   }
 }
 
-// Each branch starts from what was known before; a name that only some branches assign falls back
-// to the outer variable or the render's.
+// Each branch starts from what was known before it. A name that only some branches assign falls
+// back to the outer variable or the render's variable.
 static void declare_if(resolver *r, jj_node *node) {
   jj_scope *scope = r->scope;
   declare(r, node->a);
@@ -246,7 +249,7 @@ static void forbid_loop_target(void *context, jj_node *node) {
   jj_leave(j);
 }
 
-// The targets come first in both scopes, so that one reference serves the filter and the body.
+// The targets come first in both scopes, so that one reference works in the filter and the body.
 static void bind_for(resolver *r, jj_node *node) {
   bind(r, node->b);
   forbid_loop_target(r->j, node);
@@ -314,7 +317,7 @@ static void bind_with(resolver *r, jj_node *node) {
   declare_and_bind(&inner, &node->body);
 }
 
-// A body with a scope of its own and nothing more; `outside` NULL isolates it.
+// Binds a body that has only a scope of its own; `outside` NULL isolates it.
 static void bind_body(resolver *r, jj_node *node, const jj_scope *outside) {
   node->scope = new_scope(r, outside);
   node->scope->in_block = node->scope->in_block || !outside;

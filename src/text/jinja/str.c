@@ -1,4 +1,5 @@
-// Strings: building them with their typed runs, slicing, searching, splitting, changing case.
+// src/text/jinja/str.c - strings: building with typed runs, slicing, searching, splitting, case
+// conversion.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -71,7 +72,7 @@ void jj_addf(jj_builder *b, const char *fmt, ...) {
   jj_add(b, text, (size_t)n);
 }
 
-// The first typed run of s that ends behind byte.
+// Index of the first typed run of s that ends after byte.
 static size_t first_run(const jj_str *s, size_t byte) {
   size_t low = 0, high = s->n_runs;
   while (low < high) {
@@ -117,7 +118,7 @@ static size_t count_chars(const char *p, size_t len) {
   return n;
 }
 
-// Gives s the list of runs, which nobody else holds.
+// Sets the list of runs of s, which s does not share.
 static void set_runs(jj *j, jj_str *s, td_span *runs, size_t n, size_t cap) {
   if (!n) return;
   s->runs = runs;
@@ -172,7 +173,7 @@ const jj_str *jj_marked(jj *j, const jj_str *s, bool markup) {
   return copy;
 }
 
-// Gives cut the typed runs of s within [begin, end), moved to 0.
+// Gives cut the typed runs of s within [begin, end), relative to begin.
 static void cut_runs(jj *j, jj_str *cut, const jj_str *s, size_t begin, size_t end) {
   size_t first = first_run(s, begin), last = first;
   while (last < s->n_runs && s->runs[last].begin < end)
@@ -201,7 +202,7 @@ const jj_str *jj_sub(jj *j, const jj_str *s, size_t begin, size_t end) {
   return cut;
 }
 
-// Gives sum the runs of a and, behind them, those of b.
+// Gives sum the runs of a followed by those of b.
 static void join_runs(jj *j, jj_str *sum, const jj_str *a, const jj_str *b) {
   sum->runs = a->runs;
   sum->n_runs = a->n_runs;
@@ -237,7 +238,7 @@ const jj_str *jj_concat(jj *j, const jj_str *a, const jj_str *b) {
   bool at_end = store && a->p + a->len == store->data + store->used;
   if (!at_end || store->cap - store->used < b->len) {
     jj_store *fresh = jj_alloc(j, sizeof *fresh);
-    fresh->cap = store ? 2 * len : len; // what was appended to once will be again
+    fresh->cap = store ? 2 * len : len; // a string appended to once is likely appended to again
     fresh->data = jj_alloc(j, fresh->cap);
     memcpy(fresh->data, a->p, a->len);
     fresh->used = a->len;
@@ -288,7 +289,7 @@ bool jj_str_is(const jj_str *s, const char *text) {
   return s->len == strlen(text) && memcmp(s->p, text, s->len) == 0;
 }
 
-// By code point, which for UTF-8 is by byte.
+// Compares by code point, which in UTF-8 is the order by byte.
 int jj_str_cmp(const jj_str *a, const jj_str *b) {
   int c = memcmp(a->p, b->p, a->len < b->len ? a->len : b->len);
   return c ? c : (a->len > b->len) - (a->len < b->len);
@@ -338,7 +339,7 @@ size_t jj_rfind(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t 
 
 // ---- changing ----
 
-// Where the character before `end` begins.
+// Offset of the character that ends at `end`.
 static size_t char_before(const jj_str *s, size_t end) {
   do {
     end--;
@@ -346,7 +347,7 @@ static size_t char_before(const jj_str *s, size_t end) {
   return end;
 }
 
-// Capital sigma becomes a final sigma behind a cased letter with none following.
+// Capital sigma becomes a final sigma after a cased letter if none follows.
 static bool final_sigma(const jj_str *s, size_t at, size_t next) {
   size_t i = at;
   bool before = false;
@@ -429,7 +430,7 @@ const jj_str *jj_replace(jj *j, const jj_str *s, const jj_str *from, const jj_st
   size_t at = 0;
   for (int64_t n = 0; max < 0 || n < max; n++) {
     if (!from->len) {
-      // Between all characters, and at both ends.
+      // Inserts between all characters and at both ends.
       jj_add_str(&b, to);
       if (at == s->len) break;
       size_t next;
@@ -477,7 +478,7 @@ static bool space_at(const jj_str *s, size_t at) {
   return td_pychar_is_space(jj_decode(s, at, &unused));
 }
 
-// Like str.split() without a separator: what stays behind the last split keeps its white space.
+// str.split() without separator. The rest after the last split keeps its white space.
 static void split_space(jj *j, const jj_str *s, int64_t max, jj_list *parts) {
   size_t at = 0;
   for (;;) {
@@ -549,7 +550,7 @@ const jj_str *jj_pad(jj *j, const jj_str *s, int64_t width, const jj_str *fill, 
   size_t missing = (size_t)width - s->n_chars;
   size_t left = 0;
   if (align == '>') left = missing;
-  // Python's rule for odd paddings: str.center and the format '^' differ.
+  // Python pads odd widths differently in str.center and in format '^'.
   if (align == 'c') left = missing / 2 + (missing & (size_t)width & 1);
   if (align == '^') left = missing / 2;
   jj_builder b;

@@ -1,4 +1,4 @@
-// Tests: what stands behind `is`.
+// src/text/jinja/tests.c - tests, i.e. what follows `is`.
 #include "text/jinja/native.h"
 #include "text/jinja/number.h"
 #include "text/unicode/python_chars.h"
@@ -18,7 +18,7 @@ static bool odd(jj *j, jj_value v) {
   return jj_equal(j, jj_binary(j, OP_MOD, v, JJ_OF_INT(2)), JJ_OF_INT(1));
 }
 
-// At least one cased character, and none of the other case.
+// At least one cased character, and none of the opposite case.
 static bool all_case(jj *j, jj_value v, bool upper) {
   const jj_str *s = jj_to_str(j, v);
   bool cased = false;

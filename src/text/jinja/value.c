@@ -1,4 +1,4 @@
-// What values are and how they compare: types, truth, equality, order, iteration.
+// src/text/jinja/value.c - types of values, truth, equality, order, iteration.
 #include <math.h>
 #include <string.h>
 
@@ -98,7 +98,7 @@ jj_value jj_undefined_attr(jj *j, jj_value obj, jj_value name) {
   return (jj_value){.type = JJ_UNDEF, .undef = u};
 }
 
-// The name for a message: short, and readable whatever it holds.
+// The name as shown in a message: shortened and printable.
 static void describe(jj *j, jj_value name, char out[120]) {
   jj_builder b;
   jj_build(&b, j);
@@ -148,7 +148,7 @@ static bool equal_ranges(const jj_range *a, const jj_range *b) {
   return a->start == b->start && (a->n == 1 || a->step == b->step);
 }
 
-// Exact between int64 and double: long double holds both.
+// Compares int64 and double exactly: long double represents both.
 static int compare_numbers(jj *j, jj_value a, jj_value b) {
   int64_t x, y;
   if (jj_as_int(a, &x) && jj_as_int(b, &y)) return (x > y) - (x < y);
@@ -177,7 +177,7 @@ bool jj_same(jj_value a, jj_value b) {
   case JJ_FLOAT: return false;
   case JJ_STR: return a.s == b.s || (a.s->p == b.s->p && a.s->len == b.s->len);
   case JJ_NATIVE: return a.native == b.native;
-  default: return a.list == b.list; // every other value is a pointer
+  default: return a.list == b.list; // all other values are compared by pointer
   }
 }
 
@@ -289,7 +289,7 @@ static bool view_contains(jj *j, const jj_view *view, jj_value item) {
   return false;
 }
 
-// Unsigned, since idx * step alone may pass int64 where the sum does not.
+// Computed unsigned, because idx * step may overflow int64 although the sum does not.
 int64_t jj_range_at(const jj_range *r, size_t idx) {
   return (int64_t)((uint64_t)r->start + (uint64_t)idx * (uint64_t)r->step);
 }

@@ -1,5 +1,5 @@
-// src/text/unicode/code_points.c - code point arrays and span lists, as text/unicode/unicode.h
-// declares them.
+// src/text/unicode/code_points.c - arrays of code points and lists of spans, declared in
+// text/unicode/unicode.h and text/span.h.
 #include <stdlib.h>
 #include <string.h>
 

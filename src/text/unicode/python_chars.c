@@ -1,21 +1,22 @@
+// src/text/unicode/python_chars.c - looks up character properties and case mappings in tables.
 #include "text/unicode/python_chars.h"
 
 #include <stddef.h>
 
 #include "base/status.h"
 
-// Code points first, first + step, ... last have the property.
+// Code points first, first + step, ... up to last have the property.
 typedef struct {
   uint32_t first, last, step;
 } run;
 
-// The same with what to add for the other case.
+// As above, plus the offset to the other case.
 typedef struct {
   uint32_t first, last, step;
   int32_t delta;
 } shift;
 
-// A mapping that depends on nothing but needs more than one code point, or breaks the runs.
+// A case mapping without context that has several code points or fits no run.
 typedef struct {
   uint32_t c;
   uint32_t to[3]; // 0: unused
@@ -107,7 +108,7 @@ static uint32_t shifted(const shift *runs, size_t n, uint32_t c) {
   return hit ? (uint32_t)((int32_t)c + runs[low].delta) : c;
 }
 
-// Code points written to out, 0 when c is not special.
+// Returns the number of code points written to out; 0 if c is not in the table.
 static int find_special(const special *table, size_t n, uint32_t c, uint32_t out[3]) {
   size_t low = 0, high = n;
   while (low < high) {

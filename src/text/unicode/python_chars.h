@@ -1,5 +1,4 @@
-// src/text/unicode/python_chars.h - character properties and cases as Python's str methods see
-// them.
+// src/text/unicode/python_chars.h - character properties and case mappings of Python's str methods.
 #ifndef TD_TEXT_UNICODE_PYTHON_CHARS_H
 #define TD_TEXT_UNICODE_PYTHON_CHARS_H
 
@@ -13,15 +12,15 @@ bool td_pychar_is_numeric(uint32_t c);
 bool td_pychar_is_alnum(uint32_t c);
 bool td_pychar_is_upper(uint32_t c);
 bool td_pychar_is_lower(uint32_t c);
-bool td_pychar_is_title(uint32_t c); // title case digraphs
+bool td_pychar_is_title(uint32_t c); // title-case digraphs
 bool td_pychar_is_cased(uint32_t c);
 bool td_pychar_is_case_ignorable(uint32_t c);
 bool td_pychar_is_printable(uint32_t c);
 bool td_pychar_is_space(uint32_t c);
-// Ends a line for str.splitlines().
+// Whether c ends a line in str.splitlines().
 bool td_pychar_is_newline(uint32_t c);
 
-// Full case mappings without context; each returns how many code points it wrote.
+// Full case mappings without context. Each returns the number of code points written.
 int td_pychar_lower(uint32_t c, uint32_t out[3]);
 int td_pychar_upper(uint32_t c, uint32_t out[3]);
 int td_pychar_title(uint32_t c, uint32_t out[3]);

@@ -1,3 +1,4 @@
+// src/text/unicode/unicode.c - normal forms and character properties.
 #include "text/unicode/unicode.h"
 
 #include <string.h>
@@ -10,7 +11,7 @@ typedef struct {
 
 #include "text/unicode/unicode_tables.inc"
 
-// Hangul syllables compose and decompose by arithmetic (Unicode 3.12).
+// Hangul syllables are composed and decomposed arithmetically (Unicode 3.12).
 enum {
   HANGUL_S = 0xAC00,
   HANGUL_L = 0x1100,
@@ -22,7 +23,7 @@ enum {
   HANGUL_N_S = HANGUL_N_L * HANGUL_N_V * HANGUL_N_T,
 };
 
-// The entry of a sorted table with the greatest a not above code_point; NULL before the first.
+// The last entry of a sorted table with a <= code_point; NULL if there is none.
 static const unicode_triple *find_floor(const unicode_triple *table, size_t n,
                                         uint32_t code_point) {
   size_t low = 0, high = n;
@@ -37,7 +38,7 @@ static const unicode_triple *find_floor(const unicode_triple *table, size_t n,
   return low ? &table[low - 1] : NULL;
 }
 
-// The range of a table of ranges that holds code_point, or NULL.
+// The range of a table that contains code_point, or NULL.
 static const unicode_triple *find_range(const unicode_triple *table, size_t n,
                                         uint32_t code_point) {
   const unicode_triple *range = find_floor(table, n, code_point);
@@ -51,7 +52,7 @@ static uint32_t combining_class(uint32_t code_point) {
   return range ? range->c : 0;
 }
 
-// Full decomposition of one code point; at most 4 code points.
+// Full canonical decomposition of one code point: at most 4 code points.
 static int decompose(uint32_t code_point, uint32_t out[4]) {
   uint32_t s = code_point - HANGUL_S;
   if (code_point >= HANGUL_S && s < HANGUL_N_S) {
@@ -60,7 +61,7 @@ static int decompose(uint32_t code_point, uint32_t out[4]) {
     out[2] = HANGUL_T + s % HANGUL_N_T;
     return s % HANGUL_N_T ? 3 : 2;
   }
-  // The first part may decompose further, and what follows it never does: read from the end.
+  // Only the first part may decompose further, so the others are collected from the end.
   uint32_t tail[4];
   int n_tail = 0;
   while (code_point >= decompositions[0].a) {
@@ -75,7 +76,7 @@ static int decompose(uint32_t code_point, uint32_t out[4]) {
   return 1 + n_tail;
 }
 
-// What first and second compose to, or 0.
+// The composition of first and second, or 0.
 static uint32_t compose(uint32_t first, uint32_t second) {
   if (first >= HANGUL_L && first < HANGUL_L + HANGUL_N_L) {
     if (second < HANGUL_V || second >= HANGUL_V + HANGUL_N_V) return 0;
@@ -100,8 +101,7 @@ static uint32_t compose(uint32_t first, uint32_t second) {
   return 0;
 }
 
-// Sorts a run of combining marks by class, keeping the order within a class. Counting keeps a long
-// run from costing its square.
+// Sorts a run of combining marks by class, stably. Counting sort keeps long runs linear.
 static td_status sort_marks(uint32_t *run, size_t n, td_runes *spare, td_err *err) {
   spare->n = 0;
   td_status st = td_runes_add(spare, run, n, err);
@@ -128,8 +128,8 @@ static td_status order_marks(td_runes *text, size_t i, td_runes *spare, td_err *
   return TD_OK;
 }
 
-// The whole compatibility decomposition of a code point where it differs from the canonical one;
-// *n is its length. NULL: it does not differ.
+// The full compatibility decomposition of a code point; *n is its length. NULL if it equals the
+// canonical one.
 static const uint32_t *find_compat(uint32_t code_point, size_t *n) {
   const unicode_triple *row = find_floor(compat_decompositions, TD_COUNT(compat_decompositions),
                                          code_point);
@@ -138,7 +138,7 @@ static const uint32_t *find_compat(uint32_t code_point, size_t *n) {
   return compat_parts + row->b;
 }
 
-// Appends the decomposition of n code points.
+// Appends the decompositions of n code points.
 static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, bool compat,
                                 td_runes *spare, td_err *err) {
   size_t begin = out->n;
@@ -158,10 +158,10 @@ static td_status add_decomposed(td_runes *out, const uint32_t *text, size_t n, b
   return order_marks(out, begin, spare, err);
 }
 
-// Composes what stands in text from begin on, decomposed and in order.
+// Composes text from begin on, which must be decomposed and in canonical order.
 static void compose_tail(td_runes *text, size_t begin) {
   size_t n = begin, starter = SIZE_MAX;
-  uint32_t last_class = 0; // of the last character kept behind the starter
+  uint32_t last_class = 0; // class of the last character kept after the starter
   for (size_t i = begin; i < text->n; i++) {
     uint32_t r = text->r[i], class = combining_class(TD_RUNE_CODE(r));
     bool reachable = starter != SIZE_MAX && (n == starter + 1 || last_class < class);
@@ -192,7 +192,7 @@ static td_status to_decomposed(td_runes *text, bool compat, td_runes *spare, td_
   return st;
 }
 
-// Code points that stay as they are, and that nothing before them composes with.
+// Whether c is unchanged and composes with nothing before it.
 static bool is_inert(uint32_t c, bool compat) {
   return c < (compat ? 0xA0 : 0x300) || (c >= 0x3400 && c <= 0x9FFF);
 }
@@ -233,12 +233,13 @@ td_status td_unicode_normalize(td_runes *text, td_normal_form form, td_runes *sp
 
 bool td_unicode_surely_composed(const char *text, size_t len, bool compat) {
   const uint8_t *b = (const uint8_t *)text;
-  // Below U+0300 nothing combines and NFC keeps it all; NFKC changes some from U+00A0 on.
+  // Below U+0300 nothing combines, and NFC leaves everything unchanged. NFKC changes some code
+  // points from U+00A0 on.
   uint8_t first = compat ? 0x80 : 0xCC;
   for (size_t i = 0; i < len;) {
     if (b[i] < first) {
       i++;
-    } else if (b[i] >= 0xE4 && b[i] <= 0xE9) { // the ideographs of the basic plane
+    } else if (b[i] >= 0xE4 && b[i] <= 0xE9) { // ideographs of the basic plane
       i += 3;
     } else {
       return false;
@@ -253,7 +254,7 @@ bool td_unicode_is_space(uint32_t c) {
          c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-// The stand-in of the character at text[0..], or 0; *n is its length.
+// The stand-in for the character at text[0..len), or 0; *n is its length.
 static uint32_t newer_at(const char *text, size_t len, size_t *n) {
   uint32_t c;
   *n = (size_t)td_utf8_decode(text, len, &c);
@@ -262,8 +263,8 @@ static uint32_t newer_at(const char *text, size_t len, size_t *n) {
   return range ? range->c : 0;
 }
 
-// Bytes that can begin a code point of stand_ins: U+0897 is the first, and the ideographs and the
-// Hangul of the basic plane have none.
+// Whether a code point in stand_ins can start with this byte. U+0897 is the lowest of them; the
+// ideographs and Hangul of the basic plane have none.
 static bool may_be_newer(uint8_t b) {
   return b >= 0xE0 && (b <= 0xE3 || b == 0xEA || b >= 0xF0);
 }
