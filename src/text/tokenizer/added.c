@@ -1,3 +1,4 @@
+// src/text/tokenizer/added.c - finds added tokens in a text with tries.
 #include "text/tokenizer/added.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 #include "base/json_parse.h"
 #include "base/utf8.h"
 
-// A node of a trie over the bytes of tokens. Children are a list.
+// A node of a trie over the bytes of tokens. Its children form a list.
 typedef struct {
   int32_t child, sibling; // -1: none
   int32_t token;          // index of the token that ends here, or -1
@@ -16,21 +17,21 @@ typedef struct {
 typedef struct {
   trie_node *nodes;
   int32_t n, cap;
-  int32_t roots[256]; // node of each first byte, or -1
+  int32_t roots[256]; // root node of each first byte, or -1
 } trie;
 
 typedef struct {
   int32_t id;
   bool single_word, lstrip, rstrip;
-  size_t normal_begin, normal_len; // in normal_texts; 0 long where the spelling is the token's
+  size_t normal_begin, normal_len; // in normal_texts; length 0 if equal to the token's own spelling
 } added_token;
 
 struct td_added {
   added_token *tokens;
   size_t n_tokens;
-  trie tries[2]; // tokens found in the text as it is, and in normalized text
+  trie tries[2]; // tokens found in the original text; tokens found in normalized text
   td_buf normal_texts;
-  td_regex *word_char; // what counts as part of a word for single_word
+  td_regex *word_char; // characters that continue a word, for single_word
 };
 
 // ---- tries
@@ -54,7 +55,7 @@ static td_status new_node(trie *t, uint8_t byte, int32_t *out, td_err *err) {
   return TD_OK;
 }
 
-// The first token of a spelling keeps it.
+// If two tokens have the same spelling, the first one is kept.
 static td_status trie_add(trie *t, const char *text, size_t len, int32_t token, td_err *err) {
   int32_t node = -1;
   for (size_t i = 0; i < len; i++) {
@@ -73,7 +74,7 @@ static td_status trie_add(trie *t, const char *text, size_t len, int32_t token, 
   return TD_OK;
 }
 
-// The longest token at text[0..len), or -1.
+// The longest token that text[0..len) starts with, or -1.
 static int32_t trie_match(const trie *t, const char *text, size_t len, size_t *n_matched) {
   int32_t token = -1, node = t->roots[(uint8_t)text[0]];
   for (size_t i = 1; node >= 0; i++) {
@@ -99,7 +100,7 @@ typedef struct {
   td_regex_scratch *regex_scratch;
 } loader;
 
-// Puts a token into the trie it is found by, spelled as it is found.
+// Inserts a token into the trie in which it is searched, with the spelling to search for.
 static td_status index_token(loader *l, size_t which, const char *text, size_t len, bool normalized,
                              td_err *err) {
   td_added *added = l->added;
@@ -133,7 +134,7 @@ static td_status read_token(loader *l, const cJSON *json, td_err *err) {
   if (st == TD_OK) st = td_json_get_bool(json, "single_word", &token.single_word, err);
   if (st == TD_OK) st = td_json_get_bool(json, "lstrip", &token.lstrip, err);
   if (st == TD_OK) st = td_json_get_bool(json, "rstrip", &token.rstrip, err);
-  if (st != TD_OK || !*content) return st; // an empty token is never found
+  if (st != TD_OK || !*content) return st; // an empty token never matches
   size_t len = strlen(content);
   uint32_t flags = TD_VOCAB_ADDED | (special ? TD_VOCAB_SPECIAL : 0);
   st = td_vocab_add(l->vocab, id, content, len, flags, err);
@@ -265,7 +266,7 @@ static td_status is_word_char(const td_added *added, const td_added_text *t, siz
   return st;
 }
 
-// Whether text[begin..end) stands alone, neither side continuing as a word.
+// Whether no word continues across either end of text[begin..end).
 static td_status stands_alone(const td_added *added, const td_added_text *t, size_t begin,
                               size_t end, bool *alone, td_err *err) {
   bool word = false;
@@ -280,13 +281,13 @@ static td_status stands_alone(const td_added *added, const td_added_text *t, siz
   return st;
 }
 
-// Where the search for tokens stands.
+// Position of the search for tokens.
 typedef struct {
   size_t pos;
-  size_t next_literal; // index of the first literal span that may lie ahead
+  size_t next_literal; // index of the next literal span that may be ahead
 } cursor;
 
-// The next token from the cursor on, which moves behind it; NULL at the end.
+// The next token at or after the cursor, which moves to its end. NULL: no more.
 static const added_token *find_token(const td_added *added, const td_added_text *t, cursor *at,
                                      size_t *begin) {
   const trie *tokens = &added->tries[t->normalized];
@@ -326,9 +327,9 @@ td_status td_added_split(const td_added *added, const td_added_text *t, td_piece
     if (token->single_word) st = stands_alone(added, t, begin, end, &alone, err);
     if (st != TD_OK || !alone) continue;
     if (token->lstrip) begin = skip_spaces_left(t->text, begin, done);
-    if (token->lstrip && begin < done) begin = done; // its own spaces went with the one before
+    if (token->lstrip && begin < done) begin = done; // the previous token already took these spaces
     if (token->rstrip) end = skip_spaces_right(t->text, end, t->len);
-    if (begin >= end) continue; // it has none left
+    if (begin >= end) continue; // nothing is left of it
     if (done < begin) st = add_piece(out, done, begin, -1, err);
     if (st == TD_OK) st = add_piece(out, begin, end, token->id, err);
     done = end;

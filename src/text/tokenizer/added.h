@@ -1,5 +1,5 @@
 // src/text/tokenizer/added.h - "added_tokens" of tokenizer.json, which are cut out of a text before
-// anything else happens to it. Private to text/.
+// all other steps. Private to text/.
 #ifndef TD_TEXT_TOKENIZER_ADDED_H
 #define TD_TEXT_TOKENIZER_ADDED_H
 
@@ -10,12 +10,12 @@
 
 typedef struct td_added td_added;
 
-// Puts the tokens into vocab. norm makes the spelling by which tokens marked normalized are found.
+// Adds the tokens to vocab. norm computes the spelling of tokens marked as normalized.
 td_status td_added_open(td_added **out, const cJSON *json, td_vocab *vocab, const td_norm *norm,
                         td_err *err);
 void td_added_close(td_added *added);
 
-// A piece of a text: an added token, or text between two where id is -1.
+// A piece of a text: an added token, or the text between two of them if id is -1.
 typedef struct {
   size_t begin, end;
   int32_t id;
@@ -28,23 +28,23 @@ typedef struct {
 
 void td_pieces_free(td_pieces *pieces);
 
-// A text to be split.
+// A text to split.
 typedef struct {
   const char *text; // valid UTF-8
   size_t len;
-  const td_spans *literal; // no token overlaps one of these; may be NULL
-  bool normalized;         // the tokens to be found in normalized text, or the others
+  const td_spans *literal; // no token may overlap one of these; may be NULL
+  bool normalized;         // search tokens marked as normalized; else the others
   td_regex_scratch *regex;
 } td_added_text;
 
-// Appends the pieces of text, none empty. Tokens are found from left to right, the longest first;
-// those marked lstrip or rstrip take the white space beside them along.
+// Appends the pieces of text, none of them empty. Tokens are found from left to right, the longest
+// first. Tokens marked lstrip or rstrip include the white space on that side.
 td_status td_added_split(const td_added *added, const td_added_text *text, td_pieces *out,
                          td_err *err);
 
 size_t td_added_count(const td_added *added);
-// The normalized spelling of the i-th token, which is the one that decodes; NULL where it does not
-// differ from the token's own.
+// The normalized spelling of the i-th token, which is the one used for decoding. NULL if it equals
+// the token's own spelling.
 const char *td_added_normal_text(const td_added *added, size_t i, int32_t *id, size_t *len);
 
 #endif

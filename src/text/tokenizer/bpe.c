@@ -1,3 +1,4 @@
+// src/text/tokenizer/bpe.c - byte-pair encoding of one word: loading, symbols, merging, cache.
 #include "text/tokenizer/bpe.h"
 
 #include <stdio.h>
@@ -10,8 +11,8 @@
 #include "text/tokenizer/hash.h"
 #include "text/tokenizer/merge.h"
 
-// Sentencepiece's space. Where no token has it behind another character, no merge crosses from a
-// word to the next, and a text may be cut in front of each run of it.
+// SentencePiece's replacement for a space. If no token contains it after another character, no
+// merge crosses a word boundary, and a text may be cut before each run of it.
 #define METASPACE   "\xE2\x96\x81"
 #define N_METASPACE 3
 
@@ -21,17 +22,17 @@ struct td_bpe {
   bool byte_level;
   bool byte_fallback;
   bool fuse_unk;
-  bool ignore_merges; // a word that is a token needs no merging
+  bool ignore_merges; // a word that is a token itself is not merged
   bool cuts_at_metaspace;
-  bool has_byte_table; // every byte has its symbol in byte_symbols
-  int32_t unk;         // -1: characters without a token are dropped
+  bool has_byte_table; // every byte has a symbol in byte_symbols
+  int32_t unk;         // -1: drop characters without a token
   const char *prefix, *suffix;
-  td_buf affixes;            // owns prefix and suffix
-  int32_t byte_symbols[256]; // byte_level: of each byte
-  int32_t fallbacks[256];    // the tokens <0x00> to <0xFF>, -1 where absent
+  td_buf affixes;            // storage for prefix and suffix
+  int32_t byte_symbols[256]; // byte_level: symbol of each byte
+  int32_t fallbacks[256];    // tokens <0x00> to <0xFF>; -1 if absent
 };
 
-// A word seen before and its ids. Empty: n_key 0.
+// A word encoded earlier, with its ids. n_key 0: empty.
 typedef struct {
   uint8_t n_key, n_ids;
   char key[30];
@@ -41,8 +42,8 @@ typedef struct {
 #define N_CACHED (1 << 15)
 
 struct td_bpe_scratch {
-  cached_word *cache;   // [N_CACHED], by hash
-  td_token_ids symbols; // the word as ids, merged in place
+  cached_word *cache;   // [N_CACHED], indexed by hash
+  td_token_ids symbols; // ids of the current word, merged in place
   td_merge_scratch merging;
   td_buf spelled, symbol;
 };
@@ -68,7 +69,7 @@ void td_bpe_scratch_free(td_bpe_scratch *s) {
 
 // ---- loading
 
-// Splits "a b" at its one space or takes ["a", "b"].
+// Splits "a b" at its only space, or takes ["a", "b"].
 static td_status read_pair(const cJSON *item, const char **left, size_t *n_left, const char **right,
                            td_err *err) {
   if (cJSON_IsString(item)) {
@@ -96,7 +97,7 @@ static td_status find_part(const td_bpe *bpe, const char *text, size_t len, int3
   return td_fail(err, TD_EFORMAT, "\"%.*s\" is not in model.vocab", len < 80 ? (int)len : 80, text);
 }
 
-// True when text has a metaspace behind another character.
+// Whether text has a metaspace after another character.
 static bool crosses_metaspace(const char *text, size_t len) {
   bool word = false;
   for (size_t i = 0; i < len;) {
@@ -128,7 +129,7 @@ static td_status add_merge(td_bpe *bpe, td_buf *whole, const cJSON *item, uint32
   if (st == TD_OK) st = find_part(bpe, td_buf_text(whole), whole->len, &whole_id, err);
   if (st != TD_OK) return st;
   if (crosses_metaspace(td_buf_text(whole), whole->len)) bpe->cuts_at_metaspace = false;
-  // Plain text never becomes a control token, whatever the merges say.
+  // Plain text never becomes a control token, even if merges would produce one.
   if (td_vocab_flags(bpe->vocab, whole_id) & TD_VOCAB_SPECIAL) return TD_OK;
   td_merges_put(&bpe->merges, (td_merge){left_id, right_id, rank, whole_id});
   return TD_OK;
@@ -148,8 +149,8 @@ static td_status read_merges(td_bpe *bpe, const cJSON *merges, td_err *err) {
   return st;
 }
 
-// Goes over the splits of every token into two; with puts, those into two tokens become merges.
-// Returns how many splits there are.
+// Visits every split of every token into two tokens. puts: add them as merges. Returns their
+// number.
 static size_t each_split(td_bpe *bpe, bool puts) {
   size_t n = 0;
   for (int32_t id = 0; id < bpe->vocab->n_ids; id++) {
@@ -158,7 +159,7 @@ static size_t each_split(td_bpe *bpe, bool puts) {
     size_t len;
     const char *text = td_vocab_text(bpe->vocab, id, &len);
     for (size_t i = 1; i < len; i++) {
-      if (((uint8_t)text[i] & 0xC0) == 0x80) continue; // within a character
+      if (((uint8_t)text[i] & 0xC0) == 0x80) continue; // inside a character
       n++;
       if (!puts) continue;
       int32_t left = td_vocab_find_plain(bpe->vocab, text, i);
@@ -222,7 +223,7 @@ td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
   bpe->vocab = vocab;
   bpe->byte_level = opts->byte_level;
   td_status st = read_options(bpe, model, err);
-  // Cutting also needs words to be independent of what stands beside them.
+  // Cutting also requires that words do not depend on their neighbours.
   if (st == TD_OK) {
     bpe->cuts_at_metaspace = !opts->byte_level && !bpe->ignore_merges && !*bpe->prefix &&
                              !*bpe->suffix &&
@@ -257,7 +258,7 @@ static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t le
   return TD_OK;
 }
 
-// The <0x..> tokens of all bytes of a character, or nothing when one of them is missing.
+// Appends the <0x..> tokens of a character's bytes, or nothing if one of them is missing.
 static bool fall_back(const td_bpe *bpe, const char *text, size_t len, td_token_ids *out) {
   for (size_t i = 0; i < len; i++) {
     if (bpe->fallbacks[(uint8_t)text[i]] < 0) return false;
@@ -267,7 +268,7 @@ static bool fall_back(const td_bpe *bpe, const char *text, size_t len, td_token_
   return true;
 }
 
-// A character with the affixes its place in the word asks for.
+// Spells a character with the prefix or suffix for its position in the word.
 static td_status spell_symbol(const td_bpe *bpe, td_buf *out, const char *text, size_t len,
                               bool first, bool last, td_err *err) {
   td_buf_clear(out);
@@ -277,8 +278,8 @@ static td_status spell_symbol(const td_bpe *bpe, td_buf *out, const char *text, 
   return td_buf_status(out, err);
 }
 
-// A pending unknown token is put down when the next known character comes, which is behind byte
-// tokens that stand in between; so does the reference.
+// An unknown token is emitted only when the next known character comes, i.e. after byte tokens in
+// between. The reference implementation does the same.
 static td_status symbols_of_chars(const td_bpe *bpe, td_buf *symbol, const char *word, size_t len,
                                   td_token_ids *out, td_err *err) {
   bool pending = false;
@@ -306,7 +307,7 @@ static td_status symbols_of_chars(const td_bpe *bpe, td_buf *symbol, const char 
 
 // ---- words
 
-// The word as the vocabulary spells it.
+// Spells the word as the vocabulary does.
 static td_status spell_word(const td_bpe *bpe, td_buf *spelled, const char **word, size_t *len,
                             td_err *err) {
   if (!bpe->byte_level) return TD_OK;

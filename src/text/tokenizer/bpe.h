@@ -12,23 +12,23 @@ typedef struct td_bpe td_bpe;
 typedef struct td_bpe_scratch td_bpe_scratch;
 
 typedef struct {
-  bool byte_level; // words come as bytes and tokens are spelled in the alphabet of tok_bytelevel.h
-  // Any two tokens that make a third may be merged, those of the lowest id first; model has no
-  // merges then.
+  bool byte_level; // words are bytes; tokens use the alphabet of bytelevel.h
+  // Any two tokens that concatenate to a third may be merged, lowest id first; the model then has
+  // no merges.
   bool by_rank;
 } td_bpe_opts;
 
-// model is the "model" object of tokenizer.json, its vocabulary read into vocab, which must outlive
-// *out and hold all flags already.
+// model: the "model" object of tokenizer.json, whose vocabulary was read into vocab. vocab must
+// outlive *out and have all its flags set.
 td_status td_bpe_open(td_bpe **out, const cJSON *model, const td_vocab *vocab,
                       const td_bpe_opts *opts, td_err *err);
 void td_bpe_close(td_bpe *bpe);
 
-// Working memory of one encoding at a time, with a cache of words of this bpe.
+// Working memory for one encoding at a time, with a cache of this bpe's words.
 td_bpe_scratch *td_bpe_scratch_new(void);
 void td_bpe_scratch_free(td_bpe_scratch *scratch);
 
-// Appends the ids of a word, as the `tokenizers` library merges it: the pair of lowest rank first,
+// Appends the ids of a word, merged as in the `tokenizers` library: the pair of lowest rank first,
 // the leftmost among equals. O(n log n).
 td_status td_bpe_encode(const td_bpe *bpe, td_bpe_scratch *scratch, const char *word, size_t len,
                         td_token_ids *out, td_err *err);

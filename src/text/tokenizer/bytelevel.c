@@ -1,3 +1,4 @@
+// src/text/tokenizer/bytelevel.c - GPT-2's byte alphabet.
 #include "text/tokenizer/bytelevel.h"
 
 #include "base/utf8.h"
@@ -9,7 +10,7 @@ uint32_t td_bytelevel_char(uint8_t byte) {
   return byte == 0xAD ? 0x143u : byte;
 }
 
-// The byte that a character stands for, or -1.
+// The byte that a character represents, or -1.
 static int byte_of(uint32_t c) {
   if (c >= 0x100 && c < 0x121) return (int)(c - 0x100);
   if (c >= 0x121 && c < 0x143) return (int)(c - 0x121 + 0x7F);

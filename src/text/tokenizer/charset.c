@@ -1,3 +1,4 @@
+// src/text/tokenizer/charset.c - set operations on character classes.
 #include "text/tokenizer/charset.h"
 
 #include <stdlib.h>
@@ -5,7 +6,7 @@
 
 #define MAX_CODE 0x10FFFFu
 
-// Every general category with its long name, loosely spelled (no case, spaces, _ or -).
+// General categories with their long names, in loose spelling (no case, spaces, _ or -).
 static const struct {
   char name[3];
   const char *long_name;
@@ -22,7 +23,7 @@ static const struct {
     {"Cn", "unassigned"},         {"Co", "privateuse"},       {"Cs", "surrogate"},
 };
 
-// The categories together are every code point.
+// All categories together contain every code point.
 #define ALL_CATEGORIES ((1u << TD_COUNT(categories)) - 1)
 
 static const struct {
@@ -33,11 +34,11 @@ static const struct {
     {'S', "symbol"}, {'Z', "separator"}, {'C', "other"},
 };
 
-// What else Oniguruma names: categories, ranges up to a zero, and properties, for which PCRE2's
-// Unicode is good enough.
+// Other names known to Oniguruma: combinations of categories, ranges terminated by zero, and
+// properties for which PCRE2's Unicode version suffices.
 static const struct {
   const char *name;
-  const char *categories; // short names one after another
+  const char *categories; // concatenated short names
   uint32_t ranges[24];
   const char *property;
 } others[] = {
@@ -94,7 +95,7 @@ static uint32_t group_bits(char letter) {
   return bits;
 }
 
-// Categories and groups by either name, loosely spelled; 0 for others.
+// Mask of the categories or groups with that short or long name, in loose spelling; 0 if unknown.
 static uint32_t named_categories(const char *loose) {
   for (size_t i = 0; i < TD_COUNT(groups); i++) {
     bool short_name = (loose[0] ^ 0x20) == groups[i].letter && !loose[1];
@@ -155,7 +156,7 @@ static int by_first(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-// Replaces ranges by all code points outside of them.
+// Replaces ranges by their complement.
 static td_status complement_ranges(td_runes *ranges, td_err *err) {
   td_runes gaps = {0};
   td_status st = TD_OK;
@@ -175,7 +176,7 @@ static td_status complement_ranges(td_runes *ranges, td_err *err) {
   return st;
 }
 
-// Writes a set of one kind of things as a union.
+// Turns a set with a single kind of elements into a union.
 static bool make_union(td_charset *set, td_err *err) {
   if (!set->negated) return true;
   if (set->properties.len || (set->categories && set->ranges.n)) return false;
@@ -206,7 +207,7 @@ bool td_charset_unite(td_charset *set, td_charset *other, td_err *err) {
   return td_runes_add(&set->ranges, other->ranges.r, other->ranges.n, err) == TD_OK;
 }
 
-// a and b is all but (all but a, or all but b).
+// De Morgan: a AND b = NOT (NOT a OR NOT b).
 bool td_charset_intersect(td_charset *set, td_charset *other, td_err *err) {
   set->negated = !set->negated;
   other->negated = !other->negated;

@@ -1,3 +1,4 @@
+// src/text/tokenizer/decode.c - decodes tokens to text; precomputes the text of every token.
 #include "text/tokenizer/decode.h"
 
 #include <stdlib.h>
@@ -9,23 +10,23 @@
 #include "text/tokenizer/json.h"
 
 #define REPLACEMENT "\xEF\xBF\xBD"
-// What steps may make of one token, and write in all while a decoder is opened. Real vocabularies
-// stay far below both; a file whose replacements grow without end does not.
+// Limits for the output of the steps for one token, and in total while a decoder is opened. Real
+// vocabularies stay far below; they stop a file whose replacements grow without bound.
 #define MAX_TOKEN_BYTES ((size_t)64 << 10)
 #define MAX_WORK_BYTES  ((size_t)1 << 30)
 
 typedef enum { REPLACE, STRIP, METASPACE } step_kind;
 
-// A step that works on every token by itself.
+// A step that processes every token independently.
 typedef struct {
   step_kind kind;
   char *pattern, *content; // owned; METASPACE has pattern only
-  unsigned start, stop;    // STRIP: how many times content is cut off
+  unsigned start, stop;    // STRIP: how many times to remove content
 } token_step;
 
 typedef struct {
   uint32_t begin, len; // in text
-  bool is_byte;        // one byte of a character, by byte fallback
+  bool is_byte;        // one byte of a character (byte fallback)
 } decoded_token;
 
 struct td_decoder {
@@ -34,8 +35,8 @@ struct td_decoder {
   size_t n_steps;
   bool byte_level, byte_fallback, fused;
   bool joins_with_space;
-  bool first_differs; // the first token of a text decodes otherwise than in text
-  char *left;         // cut off the beginning of a text, up to n_left times
+  bool first_differs; // the first token of a text decodes differently
+  char *left;         // removed from the beginning of a text up to n_left times
   unsigned n_left;
   decoded_token *tokens; // [vocab->n_ids]
   td_buf text;
@@ -84,7 +85,7 @@ static td_status read_metaspace(td_decoder *decoder, token_step *step, const cJS
   return TD_OK;
 }
 
-// Behind ByteLevel or Fuse there is one text only, of which the beginning may be stripped.
+// After ByteLevel or Fuse there is a single text, of which only the beginning may be stripped.
 static td_status read_fused_step(td_decoder *decoder, const cJSON *json, const char *type,
                                  td_err *err) {
   if (strcmp(type, "Fuse") == 0) return TD_OK;
@@ -137,7 +138,7 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
 
 // ---- single tokens
 
-// Stops behind MAX_TOKEN_BYTES.
+// Stops once MAX_TOKEN_BYTES is exceeded.
 static void replace_all(td_buf *out, const char *text, size_t len, const char *pattern,
                         const char *content) {
   size_t n = strlen(pattern);
@@ -166,8 +167,8 @@ static void strip(td_buf *out, const char *text, size_t len, const token_step *s
   td_buf_add(out, text, len);
 }
 
-// Applies the steps to one token's spelling, in text and back. Adds the bytes written to
-// *work_bytes.
+// Applies the steps to a token's spelling in text, which receives the result. Adds the bytes
+// written to *work_bytes.
 static td_status apply_steps(const td_decoder *decoder, td_buf *text, bool first,
                              size_t *work_bytes, td_err *err) {
   td_buf from = TD_BUF_INIT;
@@ -205,7 +206,7 @@ static int hex_digit(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// The byte that "<0x0A>" spells, or -1.
+// The byte that "<0x0A>" stands for, or -1.
 static int fallback_byte(const td_buf *text) {
   if (text->len != 6 || memcmp(text->data, "<0x", 3) != 0 || text->data[5] != '>') return -1;
   int high = hex_digit(text->data[3]), low = hex_digit(text->data[4]);
@@ -235,7 +236,7 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
   const td_vocab *vocab = decoder->vocab;
   decoder->tokens = calloc((size_t)vocab->n_ids + 1, sizeof *decoder->tokens);
   if (!decoder->tokens) return td_fail(err, TD_ENOMEM, "out of memory for %d tokens", vocab->n_ids);
-  td_buf_char(&decoder->text, '\0'); // what unused ids decode to
+  td_buf_char(&decoder->text, '\0'); // text of unused ids
   td_buf spelling = TD_BUF_INIT;
   td_status st = TD_OK;
   size_t n_added = td_added_count(added), work_bytes = 0;
@@ -248,7 +249,7 @@ static td_status decode_tokens(td_decoder *decoder, const td_added *added, td_er
     if (!text || !td_vocab_flags(vocab, id)) continue;
     td_buf_clear(&spelling);
     td_buf_add(&spelling, text, len);
-    if (decoder->first_differs) { // for its limits alone; emit_first does it again
+    if (decoder->first_differs) { // only checks the limits; emit_first repeats it
       st = apply_steps(decoder, &spelling, true, &work_bytes, err);
       td_buf_clear(&spelling);
       td_buf_add(&spelling, text, len);
@@ -305,7 +306,7 @@ unsigned td_decoder_strip_left(const td_decoder *decoder) {
 
 // ---- texts
 
-// Appends whole characters, less what is cut off the beginning of the text.
+// Appends whole characters, without what is stripped from the beginning of the text.
 static void emit(const td_decoder *decoder, const td_decoding *t, const char *text, size_t len,
                  td_buf *out) {
   size_t n = decoder->left ? strlen(decoder->left) : 0;
@@ -320,7 +321,7 @@ static void emit(const td_decoder *decoder, const td_decoding *t, const char *te
   td_buf_add(out, text, len);
 }
 
-// Emits the first len bytes held, with U+FFFD for what is not UTF-8.
+// Emits the first len held bytes, with U+FFFD for invalid UTF-8.
 static void emit_held(const td_decoder *decoder, const td_decoding *t, size_t len, td_buf *out) {
   if (*t->n_strip_left) {
     td_buf whole = TD_BUF_INIT;
@@ -334,7 +335,7 @@ static void emit_held(const td_decoder *decoder, const td_decoding *t, size_t le
   td_buf_drop(t->held, len);
 }
 
-// Byte tokens in a row are a text if all of them together are UTF-8; else each is a U+FFFD.
+// Consecutive byte tokens are text if together they are valid UTF-8; otherwise each becomes U+FFFD.
 static void emit_byte_tokens(const td_decoder *decoder, const td_decoding *t, td_buf *out) {
   if (td_utf8_valid(td_buf_text(t->held), t->held->len)) {
     emit(decoder, t, td_buf_text(t->held), t->held->len, out);
@@ -345,7 +346,7 @@ static void emit_byte_tokens(const td_decoder *decoder, const td_decoding *t, td
   td_buf_clear(t->held);
 }
 
-// The first token where it decodes otherwise than others.
+// Decodes the first token of a text, if it decodes differently from others.
 static td_status emit_first(const td_decoder *decoder, const td_decoding *t, int32_t id,
                             td_buf *out, td_err *err) {
   size_t len;

@@ -1,4 +1,4 @@
-// src/text/tokenizer/decode.h - the "decoder" of tokenizer.json: from tokens to text. Private to
+// src/text/tokenizer/decode.h - the "decoder" of tokenizer.json: decodes tokens to text. Private to
 // text/.
 #ifndef TD_TEXT_TOKENIZER_DECODE_H
 #define TD_TEXT_TOKENIZER_DECODE_H
@@ -12,16 +12,16 @@
 
 typedef struct td_decoder td_decoder;
 
-// ByteLevel, Replace of a string, Strip, Metaspace, ByteFallback, Fuse and Sequences of them. json
-// may be NULL: tokens are then joined with spaces. What each token decodes to is worked out here.
+// Supports ByteLevel, Replace of a string, Strip, Metaspace, ByteFallback, Fuse, and Sequences of
+// them. json may be NULL: tokens are joined with spaces. Precomputes the text of every token.
 td_status td_decoder_open(td_decoder **out, const cJSON *json, const td_vocab *vocab,
                           const td_added *added, td_err *err);
 void td_decoder_close(td_decoder *decoder);
 
-// What a token stands for inside a text; id must be in range. NUL-terminated.
+// The bytes of a token that is not the first; id must be in range. NUL-terminated.
 const char *td_decoder_bytes(const td_decoder *decoder, int32_t id, size_t *len);
 
-// A text being decoded, token by token (text/tokenizer/tokenizer.h shows it as td_detok).
+// State of decoding a text token by token; td_detok in tokenizer.h wraps it.
 typedef struct {
   td_buf *held;
   bool *started;

@@ -1,4 +1,4 @@
-// src/text/tokenizer/hash.h - the hash of short byte strings and of pairs. Private to text/.
+// src/text/tokenizer/hash.h - hashes of short byte strings and of pairs. Private to text/.
 #ifndef TD_TEXT_TOKENIZER_HASH_H
 #define TD_TEXT_TOKENIZER_HASH_H
 

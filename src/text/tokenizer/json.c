@@ -1,3 +1,4 @@
+// src/text/tokenizer/json.c - helpers to read tokenizer.json.
 #include "text/tokenizer/json.h"
 
 #include <string.h>

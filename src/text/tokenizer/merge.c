@@ -1,3 +1,5 @@
+// src/text/tokenizer/merge.c - table of merges; merging by scan for short words, by heap for long
+// ones.
 #include "text/tokenizer/merge.h"
 
 #include <stdlib.h>
@@ -5,7 +7,7 @@
 
 #include "text/tokenizer/hash.h"
 
-// Words up to this long are merged by scanning for the lowest rank, which beats a heap.
+// Words up to this length are merged by scanning for the lowest rank, which is faster than a heap.
 #define MAX_SCAN  48
 #define NO_RANK   UINT32_MAX
 #define NO_SYMBOL UINT32_MAX
@@ -37,13 +39,13 @@ void td_merges_put(td_merges *merges, td_merge merge) {
   *find_slot(merges, merge.left, merge.right) = merge;
 }
 
-// Free slots hold NO_RANK.
+// A free slot has rank NO_RANK.
 static uint32_t rank_of(const td_merges *merges, int32_t left, int32_t right) {
   return find_slot(merges, left, right)->rank;
 }
 
 static void merge_by_scan(const td_merges *merges, td_token_ids *symbols) {
-  uint32_t ranks[MAX_SCAN]; // of symbols i and i + 1
+  uint32_t ranks[MAX_SCAN]; // of the pair (i, i + 1)
   int32_t *ids = symbols->ids;
   size_t n = symbols->n;
   for (size_t i = 0; i + 1 < n; i++)
@@ -71,8 +73,8 @@ void td_merge_scratch_free(td_merge_scratch *s) {
   *s = (td_merge_scratch){0};
 }
 
-// Each merge takes one entry out of the heap and puts at most two in, and a word has at most n - 1
-// merges: 2n entries are room enough.
+// Each merge removes one heap entry and adds at most two, and there are at most n - 1 merges, so 2n
+// entries suffice.
 static td_status reserve(td_merge_scratch *s, size_t n, td_err *err) {
   if (n <= s->cap) return TD_OK;
   if (n > UINT32_MAX / 2) return td_fail(err, TD_ELIMIT, "a word of %zu symbols is too long", n);
@@ -109,11 +111,11 @@ static void sift_up(uint64_t *heap, size_t i) {
   heap[i] = item;
 }
 
-// A long word in the middle of being merged: a linked list of symbols in an array, and a heap of
-// the pairs that may be merged, rank << 32 | position of the left one.
+// A long word while it is merged: symbols as a linked list in an array, and a heap of candidate
+// pairs, each rank << 32 | position of the left symbol.
 typedef struct {
   const td_merges *merges;
-  int32_t *ids; // -1 where merged away
+  int32_t *ids; // -1: merged into another symbol
   uint32_t *next, *prev;
   uint64_t *heap;
   size_t n_heap;
@@ -133,7 +135,7 @@ static uint64_t pop_pair(long_word *w) {
   return top;
 }
 
-// Merges the pair of a heap entry, if it still stands there: ranks tell pairs apart.
+// Merges the pair of a heap entry, unless it has changed: the rank identifies the pair.
 static void merge_pair(long_word *w, uint64_t entry) {
   uint32_t at = (uint32_t)entry, right = w->next[at];
   if (w->ids[at] < 0 || right == NO_SYMBOL) return;

@@ -1,5 +1,4 @@
-// src/text/tokenizer/merge.h - the merges of byte-pair encoding and their application. Private to
-// text/.
+// src/text/tokenizer/merge.h - merges of byte-pair encoding, and applying them. Private to text/.
 #ifndef TD_TEXT_TOKENIZER_MERGE_H
 #define TD_TEXT_TOKENIZER_MERGE_H
 
@@ -11,8 +10,8 @@
 
 typedef struct {
   int32_t left, right; // left is -1 in a free slot
-  uint32_t rank;       // lower goes first
-  int32_t whole;       // what the pair becomes
+  uint32_t rank;       // lower ranks are merged first
+  int32_t whole;       // the merged token
 } td_merge;
 
 typedef struct {
@@ -22,7 +21,7 @@ typedef struct {
 
 td_status td_merges_init(td_merges *merges, size_t n_max, td_err *err);
 void td_merges_free(td_merges *merges);
-// At most n_max different pairs; a pair put again replaces the first.
+// Room for at most n_max distinct pairs. Adding a pair again replaces it.
 void td_merges_put(td_merges *merges, td_merge merge);
 
 // Working memory for long words.
@@ -34,8 +33,8 @@ typedef struct {
 
 void td_merge_scratch_free(td_merge_scratch *scratch);
 
-// Merges neighbours in symbols until no pair of it is in merges: the pair of lowest rank first, the
-// leftmost among equals. O(n log n).
+// Merges adjacent symbols until no pair is in merges: the pair of lowest rank first, the leftmost
+// among equals. O(n log n).
 td_status td_merges_apply(const td_merges *merges, td_merge_scratch *scratch, td_token_ids *symbols,
                           td_err *err);
 

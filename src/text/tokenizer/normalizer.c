@@ -1,3 +1,4 @@
+// src/text/tokenizer/normalizer.c - applies normalization steps to code points.
 #include "text/tokenizer/normalizer.h"
 
 #include <stdlib.h>
@@ -11,14 +12,14 @@ typedef enum { NORMAL_FORM, PREPEND, REPLACE, STRIP } step_kind;
 typedef struct {
   step_kind kind;
   td_normal_form form; // NORMAL_FORM
-  td_regex *regex;     // REPLACE of a pattern
+  td_regex *regex;     // REPLACE of a regular expression
   td_runes literal;    // REPLACE of a string
-  td_runes text;       // PREPEND and REPLACE: what is put in
+  td_runes text;       // PREPEND and REPLACE: text to insert
   bool left, right;    // STRIP
 } norm_step;
 
-// How many code points the steps may make of one byte, and of a short text: the longest
-// decomposition has 18. Replacements in a hostile file could double a text with every step.
+// Limits on the code points per input byte (the longest decomposition has 18), and for short texts
+// in total. Replacements in a hostile file could double a text in every step.
 #define MAX_GROWTH 32
 #define MIN_LIMIT  4096
 
@@ -118,7 +119,7 @@ bool td_norm_keeps(const td_norm *norm, const char *text, size_t len) {
   return norm->n_steps == 0 || td_unicode_surely_composed(text, len, compat);
 }
 
-// Room in a text of n code points for n_extra more.
+// Checks that a text of n code points may grow by n_extra.
 static td_status check_growth(const td_norm_scratch *s, size_t n, size_t n_extra, td_err *err) {
   if (n <= s->max_runes && n_extra <= s->max_runes - n) return TD_OK;
   return td_fail(err, TD_ELIMIT, "normalizer: its steps make a text more than %d times longer",
@@ -137,8 +138,8 @@ static td_status prepend(td_norm_scratch *s, const td_runes *text, td_err *err) 
   return TD_OK;
 }
 
-// Moves the code points of the next n_bytes of UTF-8 from in[*i..] to out, or drops them. Returns
-// the flags they carry.
+// Moves the code points of the next n_bytes of UTF-8 from in[*i..] to out, or drops them unless
+// keep. Returns their combined flags.
 static td_status take(const td_runes *in, size_t *i, size_t n_bytes, td_runes *out, bool keep,
                       uint32_t *flags, td_err *err) {
   size_t begin = *i;
@@ -151,7 +152,7 @@ static td_status take(const td_runes *in, size_t *i, size_t n_bytes, td_runes *o
   return keep ? td_runes_add(out, in->r + begin, *i - begin, err) : TD_OK;
 }
 
-// Whether pattern stands at text[0..]; flags are those of the code points it covers.
+// Whether text[0..n) starts with pattern; *flags combines the flags of the code points it covers.
 static bool stands_at(const uint32_t *text, size_t n, const td_runes *pattern, uint32_t *flags) {
   *flags = 0;
   if (n < pattern->n) return false;
@@ -190,7 +191,7 @@ static td_status replace_literal(const norm_step *step, td_norm_scratch *s, td_e
   return st;
 }
 
-// What replaces a match is literal where any of the match was.
+// The replacement of a match is literal if any part of the match was.
 static td_status replace(const norm_step *step, td_norm_scratch *s, td_regex_scratch *regex,
                          td_err *err) {
   td_buf_clear(&s->utf8);

@@ -9,25 +9,25 @@
 
 typedef struct td_norm td_norm;
 
-// NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip and Sequences of them; json may be NULL, which
-// keeps all text.
+// Supports NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, and Sequences of them. json may be NULL:
+// text is unchanged.
 td_status td_norm_open(td_norm **out, const cJSON *json, td_err *err);
 void td_norm_close(td_norm *norm);
 
-// Working memory of one call at a time.
+// Working memory for one call at a time.
 typedef struct {
   td_runes runes, spare;
   td_buf utf8;
   td_spans found;
-  size_t max_runes; // that the text under way may grow to
+  size_t max_runes; // limit for the current text
 } td_norm_scratch;
 
 void td_norm_scratch_free(td_norm_scratch *scratch);
 
-// True when text certainly stays as it is.
+// True if text certainly does not change.
 bool td_norm_keeps(const td_norm *norm, const char *text, size_t len);
-// Appends the normal form of text (valid UTF-8) to out, and to out_literal the ranges that came
-// from those in literal; both may be NULL. TD_ELIMIT: steps make it many times longer.
+// Appends the normalized text (valid UTF-8) to out and, to out_literal, the ranges that come from
+// those in literal; literal and out_literal may be NULL. TD_ELIMIT: it grows too much.
 td_status td_norm_apply(const td_norm *norm, td_norm_scratch *scratch, td_regex_scratch *regex,
                         const char *text, size_t len, const td_spans *literal, td_buf *out,
                         td_spans *out_literal, td_err *err);

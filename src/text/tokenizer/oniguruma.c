@@ -1,3 +1,4 @@
+// src/text/tokenizer/oniguruma.c - translates Oniguruma patterns to PCRE2.
 #include "text/tokenizer/oniguruma.h"
 
 #include <ctype.h>
@@ -15,15 +16,15 @@
 #define NO_ATOM        SIZE_MAX
 
 typedef struct {
-  size_t begin;      // in out
-  unsigned n_closes; // brackets that the end of the group closes
+  size_t begin;      // position in out
+  unsigned n_closes; // number of brackets to close at the end of the group
 } group;
 
 typedef struct {
   const char *text;
   size_t len, pos;
   td_buf *out;
-  size_t atom; // begin in out of what a quantifier would repeat, or NO_ATOM
+  size_t atom; // position in out of the operand of a quantifier, or NO_ATOM
   group groups[MAX_GROUPS];
   size_t n_groups;
   td_err *err;
@@ -63,7 +64,7 @@ void td_pattern_quote(td_buf *out, const char *text, size_t len) {
   }
 }
 
-// The code point at pos; there must be one.
+// Reads the code point at pos, which must exist.
 static uint32_t read_char(translator *t) {
   uint32_t c;
   int n = td_utf8_decode(t->text + t->pos, t->len - t->pos, &c);
@@ -74,7 +75,7 @@ static uint32_t read_char(translator *t) {
 
 // ---- escapes
 
-// Up to max_digits hexadecimal digits.
+// Reads min_digits to max_digits hexadecimal digits.
 static bool read_hex(translator *t, int min_digits, int max_digits, uint32_t *value) {
   int n = 0;
   for (*value = 0; n < max_digits; n++, t->pos++) {
@@ -87,8 +88,8 @@ static bool read_hex(translator *t, int min_digits, int max_digits, uint32_t *va
   return n >= min_digits && scalar ? true : unsupported(t, "not a code point");
 }
 
-// Escapes that are one character, behind the backslash. *known is false for others, and nothing
-// has been read then.
+// Reads an escape for a single character, after the backslash. *known is false for other escapes;
+// then nothing is consumed.
 static bool read_char_escape(translator *t, uint32_t *c, bool *known) {
   static const char letters[] = "tnrfvae", codes[] = "\t\n\r\f\v\a\x1B";
   int b = peek(t, 0);
@@ -111,7 +112,7 @@ static bool read_char_escape(translator *t, uint32_t *c, bool *known) {
   return true;
 }
 
-// \p{..}, \P{..}, \s and the like, behind the backslash; *known as above.
+// Reads \p{..}, \P{..}, \s and similar, after the backslash; *known as above.
 static bool read_set_escape(translator *t, td_charset *set, bool *known) {
   int b = peek(t, 0);
   *known = b > 0 && strchr("pPsSdDwWhH", b) != NULL;
@@ -132,14 +133,14 @@ static bool read_set_escape(translator *t, td_charset *set, bool *known) {
   return true;
 }
 
-// Outside of classes Oniguruma takes superscripts and fractions of Latin-1 for word characters.
+// Outside classes Oniguruma also counts superscripts and fractions of Latin-1 as word characters.
 static void add_loose_words(td_charset *set, td_err *err) {
   td_charset_add_range(set, 0xB2, 0xB3, err);
   td_charset_add_range(set, 0xB9, 0xB9, err);
   td_charset_add_range(set, 0xBC, 0xBE, err);
 }
 
-// A word boundary by Oniguruma's word characters.
+// Appends a word boundary according to Oniguruma's word characters.
 static void put_boundary(translator *t, bool boundary) {
   td_charset word = {0};
   td_buf text = TD_BUF_INIT;
@@ -187,7 +188,7 @@ static bool translate_escape(translator *t) {
 
 static bool read_class(translator *t, td_charset *set, td_buf *guards, unsigned depth);
 
-// [:name:] and [:^name:], if there is one at pos.
+// Reads [:name:] or [:^name:], if there is one at pos.
 static bool read_posix(translator *t, td_charset *set, bool *found) {
   size_t start = t->pos;
   *found = false;
@@ -209,7 +210,7 @@ static bool read_posix(translator *t, td_charset *set, bool *found) {
   return true;
 }
 
-// A single character of a class, which may be the end of a range.
+// Reads a single character of a class, possibly the end of a range.
 static bool read_class_char(translator *t, uint32_t *c) {
   bool known = true;
   if (peek(t, 0) < 0) return unsupported(t, "']' was expected");
@@ -238,7 +239,7 @@ static bool read_class_range(translator *t, td_charset *set) {
   return td_charset_add_range(set, first, last, t->err) == TD_OK;
 }
 
-// One item of a class: a class within it, a property, a range or a character.
+// Reads one item of a class: a nested class, a property, a range or a character.
 static bool read_class_item(translator *t, td_charset *item, unsigned depth) {
   bool known;
   if (!read_posix(t, item, &known)) return false;
@@ -253,7 +254,7 @@ static bool read_class_item(translator *t, td_charset *item, unsigned depth) {
   return read_class_range(t, item);
 }
 
-// Items up to "&&" or "]".
+// Reads items up to "&&" or "]".
 static bool read_operand(translator *t, td_charset *set, bool first, unsigned depth) {
   bool ok = true;
   for (bool more = true; ok && more; first = false) {
@@ -269,7 +270,8 @@ static bool read_operand(translator *t, td_charset *set, bool first, unsigned de
   return ok;
 }
 
-// At "[". An intersection that is no set becomes lookaheads in guards, where that is not NULL.
+// At "[". An intersection that is not a set is expressed by lookaheads in guards, unless that is
+// NULL.
 static bool read_class(translator *t, td_charset *set, td_buf *guards, unsigned depth) {
   if (depth == MAX_CLASSES) return unsupported(t, "classes nested too deeply");
   t->pos++;
@@ -321,7 +323,7 @@ static bool open_group(translator *t, const char *opening) {
   return true;
 }
 
-// Behind "(?": letters of i and m, with a "-" between those on and those off.
+// After "(?": the letters i and m, with "-" between those switched on and off.
 static bool translate_options(translator *t) {
   char opening[16] = "(?";
   size_t n = 2, n_read = 0;
@@ -333,7 +335,7 @@ static bool translate_options(translator *t) {
   opening[n++] = ':';
   if (n_read && accept(t, ":")) return open_group(t, opening);
   if (!n_read || !accept(t, ")")) return unsupported(t, "a group without a translation");
-  // Options alone hold to the end of the group around them, alternatives included.
+  // Options without a group apply up to the end of the enclosing group, including its alternatives.
   group *around = &t->groups[t->n_groups - 1];
   around->n_closes++;
   td_buf_str(t->out, opening);
@@ -382,7 +384,7 @@ static bool read_count(translator *t, unsigned *count) {
   return t->pos > start;
 }
 
-// {n}, {n,}, {n,m} and {,m} at pos, if one stands there.
+// Reads {n}, {n,}, {n,m} or {,m}, if there is one at pos.
 static bool read_interval(translator *t, char text[32], bool *found, bool *fixed) {
   size_t start = t->pos;
   unsigned low = 0, high = 0;
@@ -409,7 +411,8 @@ static bool read_interval(translator *t, char text[32], bool *found, bool *fixed
   return true;
 }
 
-// A repetition of a repetition needs brackets in PCRE2, where it would be possessive or an error.
+// A quantifier on a quantified atom needs brackets in PCRE2, where it would be possessive or an
+// error.
 static void wrap_atom(translator *t) {
   static const char opening[] = "(?:";
   size_t n = sizeof opening - 1, tail = t->out->len - t->atom;
@@ -420,7 +423,7 @@ static void wrap_atom(translator *t) {
   td_buf_char(t->out, ')');
 }
 
-// Quantifiers behind an atom, one after another.
+// Translates the quantifiers after an atom, if any.
 static bool translate_quantifiers(translator *t) {
   for (bool again = false;; again = true) {
     char text[32];

@@ -1,3 +1,4 @@
+// src/text/tokenizer/post_processor.c - reads which tokens are added around a text.
 #include "text/tokenizer/post_processor.h"
 
 #include <limits.h>
@@ -59,7 +60,7 @@ static td_status read_cls_sep(td_post *own, const cJSON *json, td_err *err) {
   return st == TD_OK ? st : td_err_prefix(err, "sep");
 }
 
-// A later step goes around what the earlier ones made.
+// Each step wraps the result of the previous ones.
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
   td_post *post = owner, own = {0};
   td_status st = TD_OK;
@@ -67,7 +68,7 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
     st = read_template(&own, json, err);
   } else if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) {
     st = read_cls_sep(&own, json, err);
-  } else if (strcmp(type, "ByteLevel") != 0) { // which only trims offsets
+  } else if (strcmp(type, "ByteLevel") != 0) { // ByteLevel only trims offsets
     st = td_fail(err, TD_EUNSUPPORTED, "this post-processor is not supported");
   }
   if (st == TD_OK) st = td_token_ids_add(&own.before, post->before.ids, post->before.n, err);

@@ -1,5 +1,5 @@
-// src/text/tokenizer/post_processor.h - the "post_processor" of tokenizer.json: what is put around
-// a text. Private to text/.
+// src/text/tokenizer/post_processor.h - the "post_processor" of tokenizer.json: tokens added before
+// and after a text. Private to text/.
 #ifndef TD_TEXT_TOKENIZER_POST_PROCESSOR_H
 #define TD_TEXT_TOKENIZER_POST_PROCESSOR_H
 
@@ -11,8 +11,8 @@ typedef struct {
   td_token_ids before, after;
 } td_post;
 
-// TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel and Sequences of them; json may
-// be NULL.
+// Supports TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, and Sequences of them.
+// json may be NULL.
 td_status td_post_read(td_post *post, const cJSON *json, td_err *err);
 void td_post_free(td_post *post);
 

@@ -1,3 +1,4 @@
+// src/text/tokenizer/pre_tokenizer.c - splits text into words, step by step.
 #include "text/tokenizer/pre_tokenizer.h"
 
 #include <stdlib.h>
@@ -8,20 +9,20 @@
 #include "text/tokenizer/json.h"
 #include "text/unicode/unicode.h"
 
-// GPT-2's words.
+// GPT-2's word pattern.
 #define GPT2_PATTERN                                                                               \
   "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-// What becomes of a match, the delimiter, and of the text between two.
+// What happens to matches (the delimiters).
 typedef enum { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS } behavior;
 
 typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } prepend_scheme;
 
 typedef struct {
-  td_regex *regex; // NULL: no splitting in this step
+  td_regex *regex; // NULL: this step does not split
   behavior behavior;
   bool invert; // the text between matches is the delimiter
-  // Before that: " " becomes replacement, and mark is put in front of texts that lack it.
+  // Applied before splitting: replaces " " and prepends mark to texts that lack it.
   const char *replacement;
   char mark[8];
   prepend_scheme prepend;
@@ -33,7 +34,7 @@ struct td_split {
   bool byte_level;
 };
 
-// Of each step, since the pieces of one are cut by the next while it waits.
+// Per step, because the pieces of a step are split by the next one before it continues.
 struct td_split_scratch {
   struct {
     td_spans matches, pieces;
@@ -125,7 +126,7 @@ static td_status read_metaspace(split_step *step, const cJSON *json, td_err *err
 static td_status read_step(void *owner, const cJSON *json, const char *type, td_err *err) {
   td_split *split = owner;
   if (split->n_steps == TD_TOK_MAX_STEPS) return td_fail(err, TD_ELIMIT, "too many steps");
-  // Behind ByteLevel texts are no longer in their own characters.
+  // After ByteLevel the text is no longer in its original characters.
   if (split->byte_level) return td_fail(err, TD_EUNSUPPORTED, "a step behind ByteLevel");
   split_step *step = &split->steps[split->n_steps++];
   if (strcmp(type, "Split") == 0) return read_split(step, json, err);
@@ -182,7 +183,7 @@ void td_split_scratch_free(td_split_scratch *s) {
 
 // ---- splitting
 
-// Builds the pieces of one step, given matches and the text between them in order.
+// Builds the pieces of one step from matches and the text between them, in order.
 typedef struct {
   const split_step *step;
   td_spans *pieces;
@@ -217,10 +218,10 @@ static bool is_match_piece(const split_step *step, const td_spans *matches, size
   return found != step->invert;
 }
 
-// Each match goes to what follows it, and of matches in a row the last one does.
+// Joins each match to the text after it; of consecutive matches only the last one.
 static void merge_with_next(const split_step *step, const td_spans *matches, td_spans *pieces) {
   size_t kept = 0, k = 0;
-  bool pending = false; // the last piece kept is a match that has nothing behind it yet
+  bool pending = false; // the last kept piece is a match without text after it
   for (size_t i = 0; i < pieces->n; i++) {
     td_span piece = pieces->spans[i];
     bool is_match = is_match_piece(step, matches, &k, piece);
@@ -251,7 +252,7 @@ static td_status cut_text(const split_step *step, td_regex_scratch *regex, const
   return st;
 }
 
-// Puts the step's mark in front of the text and in place of spaces, where it asks for that.
+// Prepends the step's mark and replaces spaces, as the step requires.
 static td_status edit(const split_step *step, td_buf *edited, td_split_text *t, td_err *err) {
   size_t n_mark = strlen(step->mark);
   bool marked = t->len >= n_mark && memcmp(t->text, step->mark, n_mark) == 0;
@@ -273,7 +274,7 @@ static td_status edit(const split_step *step, td_buf *edited, td_split_text *t, 
   return td_buf_status(edited, err);
 }
 
-// Applies the steps from i on.
+// Applies the steps from the i-th on.
 static td_status run_steps(const td_split *split, td_split_scratch *s, size_t i, td_split_text t,
                            td_err *err) {
   if (!t.len) return TD_OK;

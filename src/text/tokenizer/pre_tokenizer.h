@@ -1,5 +1,5 @@
-// src/text/tokenizer/pre_tokenizer.h - the "pre_tokenizer" of tokenizer.json: from text to words.
-// Private to text/.
+// src/text/tokenizer/pre_tokenizer.h - the "pre_tokenizer" of tokenizer.json: splits text into
+// words. Private to text/.
 #ifndef TD_TEXT_TOKENIZER_PRE_TOKENIZER_H
 #define TD_TEXT_TOKENIZER_PRE_TOKENIZER_H
 
@@ -10,13 +10,13 @@
 #include "text/tokenizer/regex.h"
 
 typedef struct td_split td_split;
-typedef struct td_split_scratch td_split_scratch; // working memory of one call at a time
+typedef struct td_split_scratch td_split_scratch; // working memory for one call at a time
 
-// Split, ByteLevel, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit and Sequences of
-// them; json may be NULL, which leaves texts whole.
+// Supports Split, ByteLevel, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, and
+// Sequences of them. json may be NULL: texts are not split.
 td_status td_split_open(td_split **out, const cJSON *json, td_err *err);
 void td_split_close(td_split *split);
-// Words are meant as bytes, in the alphabet of text/tokenizer/bytelevel.h.
+// Words are bytes in the alphabet of text/tokenizer/bytelevel.h.
 bool td_split_is_byte_level(const td_split *split);
 
 td_split_scratch *td_split_scratch_new(void);
@@ -24,11 +24,11 @@ void td_split_scratch_free(td_split_scratch *scratch);
 
 typedef td_status (*td_split_word)(void *owner, const char *word, size_t len, td_err *err);
 
-// A text to be split, and who gets its words.
+// A text to split, and the callback that receives its words.
 typedef struct {
   const char *text; // valid UTF-8
   size_t len;
-  bool at_start; // it begins where the whole input does
+  bool at_start; // the text is at the start of the input
   td_split_word word;
   void *owner;
   td_regex_scratch *regex;

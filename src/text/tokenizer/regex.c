@@ -1,3 +1,4 @@
+// src/text/tokenizer/regex.c - compiles and matches patterns with PCRE2.
 #include "text/tokenizer/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -9,7 +10,7 @@
 #include "text/tokenizer/oniguruma.h"
 #include "text/unicode/unicode.h"
 
-// Sane patterns on megabytes of the same letter stay far below these.
+// Reasonable patterns stay far below these limits even on megabytes of the same letter.
 #define MATCH_LIMIT     10000000u
 #define HEAP_LIMIT_KIB  (64u << 10)
 #define JIT_STACK_BYTES (16u << 20)
@@ -24,7 +25,7 @@ struct td_regex_scratch {
   pcre2_match_data *match;
   pcre2_match_context *context;
   pcre2_jit_stack *stack;
-  td_buf stand_in; // the text with old code points in place of new ones
+  td_buf stand_in; // copy of the text with stand-ins for newer code points
 };
 
 static td_status compile(td_regex *regex, const char *pattern, size_t len, td_err *err) {
@@ -100,7 +101,7 @@ void td_regex_scratch_free(td_regex_scratch *s) {
   free(s);
 }
 
-// PCRE2's return code for the first match from start on. The text is known to be UTF-8.
+// PCRE2's return code for the first match at or after start. The text must be valid UTF-8.
 static int match_at(const td_regex *regex, td_regex_scratch *s, const char *text, size_t len,
                     size_t start) {
   PCRE2_SPTR subject = (PCRE2_SPTR)text;
@@ -138,7 +139,7 @@ td_status td_regex_find_all(const td_regex *regex, td_regex_scratch *s, const ch
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) return fail_match(rc, err);
     size_t begin = found[0], end = found[1];
-    if (begin == end && end == last_end) { // empty, right behind the last one
+    if (begin == end && end == last_end) { // an empty match that touches the previous match
       uint32_t c;
       start += start < len ? (size_t)td_utf8_decode(text + start, len - start, &c) : 1;
       continue;

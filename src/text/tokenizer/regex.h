@@ -9,17 +9,17 @@
 #include "text/span.h"
 
 typedef struct td_regex td_regex;
-typedef struct td_regex_scratch td_regex_scratch; // of one thread at a time, for any pattern
+typedef struct td_regex_scratch td_regex_scratch; // for one thread at a time; any pattern
 
-// Oniguruma's dialect (text/tokenizer/oniguruma.h); literal: the text itself.
+// pattern: Oniguruma's dialect (text/tokenizer/oniguruma.h), or plain text if literal.
 td_status td_regex_open(td_regex **out, const char *pattern, size_t len, bool literal, td_err *err);
 void td_regex_close(td_regex *regex);
 
 td_regex_scratch *td_regex_scratch_new(void);
 void td_regex_scratch_free(td_regex_scratch *scratch);
 
-// Puts all matches in text (valid UTF-8) into out, from left to right and without overlap; an empty
-// match counts unless it touches the one before. TD_ELIMIT when the pattern backtracks too much.
+// Sets out to all matches in text (valid UTF-8), from left to right without overlap. An empty match
+// is skipped if it touches the previous one. TD_ELIMIT: the pattern backtracks too much.
 td_status td_regex_find_all(const td_regex *regex, td_regex_scratch *scratch, const char *text,
                             size_t len, td_spans *out, td_err *err);
 

@@ -1,3 +1,4 @@
+// src/text/tokenizer/tiktoken.c - converts a tiktoken.model to the form of a tokenizer.json.
 #include "text/tokenizer/tiktoken.h"
 
 #include <stdbool.h>
@@ -10,13 +11,13 @@
 #include "text/tokenizer/bytelevel.h"
 #include "text/tokenizer/vocab.h"
 
-// Longest token; the merges of one take time that grows with the square of its length.
+// Maximum token length; deriving a token's merges takes time quadratic in its length.
 #define MAX_TOKEN_BYTES 1024
-// Control tokens behind the ranks, reserved ones included.
+// Control tokens after the ranks, including reserved ones.
 #define N_CONTROL 258
 
-// Runs of Han; words with a change of case as a border, contractions with them; up to three digits;
-// punctuation; white space.
+// Parts of the word pattern: runs of Han; words split at a change of case, with their contractions;
+// up to three digits; punctuation; white space.
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 #define HEAD         "[^\\r\\n\\p{L}\\p{N}]?"
 #define UPPER        "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
@@ -25,7 +26,7 @@
   "[\\p{Han}]+|" HEAD UPPER "*" LOWER "+" CONTRACTIONS "|" HEAD UPPER "+" LOWER "*" CONTRACTIONS   \
   "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-// All but vocabulary and added tokens, as JSON.
+// Everything except vocabulary and added tokens, as JSON.
 static const char frame[] =
     "{\"model\":{\"type\":\"BPE\",\"ignore_merges\":true},"
     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
@@ -40,7 +41,7 @@ static int digit_of(char c) {
   return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-// Decodes base64 with its padding; false when it is none.
+// Decodes padded base64; false if it is invalid.
 static bool decode_base64(td_buf *out, const char *text, size_t len) {
   if (!len || len % 4) return false;
   size_t n_pad = text[len - 1] != '=' ? 0 : text[len - 2] != '=' ? 1 : 2;
@@ -58,7 +59,7 @@ static bool decode_base64(td_buf *out, const char *text, size_t len) {
 }
 
 typedef struct {
-  cJSON *vocab, *added; // of the root
+  cJSON *vocab, *added; // parts of the root object
   bool has_byte[256];
   uint32_t n_ranks;
   td_buf bytes, spelled;
@@ -81,7 +82,7 @@ static td_status add_rank(reader *r, double rank, td_err *err) {
   return TD_OK;
 }
 
-// One line: base64, a space, the rank.
+// Parses a line: base64, a space, the rank.
 static td_status read_line(reader *r, const char *line, size_t len, td_err *err) {
   const char *space = memchr(line, ' ', len);
   size_t n_text = space ? (size_t)(space - line) : 0, n_rank = space ? len - n_text - 1 : 0;
@@ -149,7 +150,7 @@ static td_status add_control_tokens(reader *r, const cJSON *config, td_err *err)
   return TD_OK;
 }
 
-// Puts pattern, vocabulary and added tokens into the frame.
+// Fills pattern, vocabulary and added tokens into the frame.
 static td_status fill(reader *r, cJSON *root, const char *text, size_t len, const cJSON *config,
                       td_err *err) {
   cJSON *steps = cJSON_GetObjectItem(cJSON_GetObjectItem(root, "pre_tokenizer"), "pretokenizers");

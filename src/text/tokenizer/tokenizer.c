@@ -1,3 +1,4 @@
+// src/text/tokenizer/tokenizer.c - opens a tokenizer, encodes and decodes text.
 #include "text/tokenizer/tokenizer.h"
 
 #include <pthread.h>
@@ -16,9 +17,9 @@
 #include "text/tokenizer/tiktoken.h"
 
 #define MAX_FILE_BYTES ((size_t)1 << 28)
-// Positions in a text fit 32 bits with room to spare.
+// Keeps positions in a text well below 32 bits.
 #define MAX_TEXT_BYTES ((size_t)1 << 30)
-// Working memory that has seen a longer text is given back.
+// Working memory larger than this is freed after use.
 #define MAX_KEPT_BYTES ((size_t)4 << 20)
 
 // Working memory of one encoding; kept between encodings for its word cache.
@@ -35,7 +36,7 @@ typedef struct scratch {
 
 typedef struct {
   pthread_mutex_t lock;
-  scratch *free; // guarded by lock
+  scratch *free; // free list, guarded by lock
 } scratch_pool;
 
 struct td_tokenizer {
@@ -107,10 +108,10 @@ static void close_pool(scratch_pool *pool) {
 
 // ---- opening
 
-// by_rank: td_bpe_opts'.
+// by_rank: see td_bpe_opts.
 static td_status read_model(td_tokenizer *tok, const cJSON *root, bool by_rank, td_err *err) {
   const cJSON *model = td_json_get(root, "model");
-  const char *type = "BPE"; // files older than the key have no other
+  const char *type = "BPE"; // default in files older than the key
   if (!cJSON_IsObject(model)) return td_fail(err, TD_EFORMAT, "model must be an object");
   td_status st = td_json_get_str(model, "type", &type, err);
   if (st != TD_OK) return td_err_prefix(err, "model");
@@ -142,7 +143,7 @@ static td_status check_post(const td_tokenizer *tok, const td_token_ids *ids, td
   return TD_OK;
 }
 
-// A token of tokenizer_config.json: a string, or an object with its content.
+// The id of a token named in tokenizer_config.json, by a string or an object with "content".
 static int32_t named_token(const td_tokenizer *tok, const cJSON *config, const char *key) {
   const cJSON *token = td_json_get(config, key);
   if (cJSON_IsObject(token)) token = td_json_get(token, "content");
@@ -203,7 +204,7 @@ td_status td_tokenizer_open_ranks(td_tokenizer **out, const char *name, const ch
   return open_texts(out, name, text, len, true, config, config_len, err);
 }
 
-// model_dir/file, NULL when out of memory.
+// model_dir/file; NULL: out of memory.
 static char *join(const char *model_dir, const char *file) {
   char *path;
   return asprintf(&path, "%s/%s", model_dir, file) < 0 ? NULL : path;
@@ -269,7 +270,7 @@ void td_tokenizer_close(td_tokenizer *tok) {
 
 // ---- encoding
 
-// An encoding under way.
+// State of one encoding.
 typedef struct {
   const td_tokenizer *tok;
   scratch *s;
@@ -297,7 +298,7 @@ static td_status encode_plain(encoding *e, const char *text, size_t len, bool at
   return td_split_run(e->tok->split, e->s->split, &split, err);
 }
 
-// Normalized text: the added tokens that are found in it, and plain text between them.
+// Encodes normalized text: the added tokens found in it, and the plain text between them.
 static td_status encode_normal(encoding *e, const char *text, size_t len, const td_spans *literal,
                                bool at_start, td_err *err) {
   if (!e->parse_special) return encode_plain(e, text, len, at_start, err);
@@ -333,7 +334,7 @@ static td_status encode_part(encoding *e, const char *text, size_t len, const td
                        err);
 }
 
-// The spans of literal within [begin, end), counted from begin.
+// The literal spans within [begin, end), relative to begin.
 static td_status cut_spans(const td_spans *literal, size_t *next, size_t begin, size_t end,
                            td_spans *out, td_err *err) {
   out->n = 0;
@@ -372,7 +373,7 @@ static td_status encode_text(encoding *e, const char *text, size_t len, const td
   return st;
 }
 
-// Makes text valid UTF-8, and moves the spans of literal along.
+// Makes text valid UTF-8 and shifts the literal spans accordingly.
 static td_status repair(scratch *s, const char *text, size_t len, const td_spans *literal,
                         td_err *err) {
   td_buf_clear(&s->valid);

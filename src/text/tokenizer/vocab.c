@@ -1,3 +1,4 @@
+// src/text/tokenizer/vocab.c - a hash table of tokens.
 #include "text/tokenizer/vocab.h"
 
 #include <math.h>
@@ -22,7 +23,7 @@ uint32_t td_vocab_flags(const td_vocab *vocab, int32_t id) {
   return id >= 0 && id < vocab->n_ids ? vocab->entries[id].flags : 0;
 }
 
-// The slot that holds text, or the free one where it belongs.
+// The slot that holds text, or the free slot for it.
 static uint32_t find_slot(const td_vocab *vocab, const char *text, size_t len) {
   uint32_t mask = vocab->n_slots - 1;
   uint32_t slot = (uint32_t)td_hash_bytes(text, len) & mask;

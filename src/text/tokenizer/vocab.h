@@ -10,7 +10,7 @@
 #include "base/buf.h"
 #include "base/status.h"
 
-// Ids reach up to here at most: a file that names larger ones is broken or hostile.
+// Maximum id: a file with larger ones is corrupt or hostile.
 #define TD_VOCAB_MAX_ID (1 << 22)
 
 enum {
@@ -25,7 +25,7 @@ typedef struct {
 } td_vocab_entry;
 
 typedef struct {
-  td_buf text;             // the spellings one after another
+  td_buf text;             // all spellings, concatenated
   td_vocab_entry *entries; // [n_ids]
   int32_t n_ids;           // largest id + 1
   int32_t cap;
@@ -34,17 +34,17 @@ typedef struct {
 } td_vocab;
 
 void td_vocab_free(td_vocab *vocab);
-// Reads model.vocab; every id once, every spelling once.
+// Reads model.vocab. Duplicate ids or spellings are errors.
 td_status td_vocab_read(td_vocab *vocab, const cJSON *model_vocab, td_err *err);
-// Adds flags to the token of that id and spelling, which may be new. TD_EFORMAT when the id or the
-// spelling belongs to another token.
+// Adds flags to the token with that id and spelling, creating it if needed. TD_EFORMAT if the id or
+// the spelling belongs to another token.
 td_status td_vocab_add(td_vocab *vocab, double id, const char *text, size_t len, uint32_t flags,
                        td_err *err);
-// -1 where absent.
+// -1 if absent.
 int32_t td_vocab_find(const td_vocab *vocab, const char *text, size_t len);
-// Only tokens of the model that plain text may become: never a control token.
+// Finds only tokens of the model that plain text can become, never control tokens.
 int32_t td_vocab_find_plain(const td_vocab *vocab, const char *text, size_t len);
-// 0 for ids out of range.
+// 0 if id is out of range.
 uint32_t td_vocab_flags(const td_vocab *vocab, int32_t id);
 // id must be in range.
 const char *td_vocab_text(const td_vocab *vocab, int32_t id, size_t *len);
