@@ -158,7 +158,7 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   n = n < 1 ? 1 : n > MAX_MATRICES ? MAX_MATRICES : n;
   for (size_t i = 1; i < n; i++)
     w[i] = td_gpu_weight(b, c->format, rows, cols);
-  bool is_head = c->rows > 100000; // prefill needs only a few rows of logits
+  bool is_head = c->rows > 100000; // only a few rows of a step need logits
   uint32_t most = fewer(b, is_head ? 64 : 4096, 1), out_bytes = c->out_f32 ? 4 : 2;
   linear_args args = {.w = w, .n_matrices = (uint32_t)n, .out_f32 = c->out_f32};
   void *x = td_gpu_noise(b, (size_t)most * cols * 2);
@@ -184,7 +184,7 @@ static void bench_linear(td_gpu_bench *b, const linear_case *c) {
   td_gpu_forget_weights(b);
 }
 
-// ---- operators as cases -------------------------------------------------------------------------
+// ---- one case per operator ----------------------------------------------------------------------
 
 #define ONCE(name)                                                                                 \
   static void name##_once(td_gpu_bench *b, const void *args, uint32_t call) {                      \
@@ -521,7 +521,7 @@ static void bench_attention(td_gpu_bench *b, const model_shape *m) {
   td_gpu_forget_weights(b);
 }
 
-// ---- what moves rows ----------------------------------------------------------------------------
+// ---- small operators ----------------------------------------------------------------------------
 
 // Device memory shared by the small operators: rows of activations, and zeros for all other inputs.
 typedef struct {
@@ -641,7 +641,7 @@ static void bench_small(td_gpu_bench *b, const model_shape *m) {
   td_gpu_forget_weights(b);
 }
 
-// ---- all of it --------------------------------------------------------------------------------
+// ---- all cases --------------------------------------------------------------------------------
 
 static td_machine measure_machine(void) {
   td_err err;

@@ -12,7 +12,7 @@
 
 enum { BLOCK = 128, ALIGN = 16, N_DENSE = 3, N_LAYERS = 61, FILL_BYTES = 1 << 20 };
 
-// ---- the shape ----------------------------------------------------------------------------------
+// ---- shape --------------------------------------------------------------------------------------
 
 static uint32_t smaller(uint32_t n, uint32_t shrink) {
   return shrink == 1 ? n : (n / shrink / BLOCK + 1) * BLOCK;
@@ -113,7 +113,7 @@ static td_vec ones(arena *a, uint32_t n) {
   return (td_vec){take(a, n * sizeof(float), 0, 0x3f8000003f800000u), TD_F32, n};
 }
 
-// ---- the layers ---------------------------------------------------------------------------------
+// ---- layers -------------------------------------------------------------------------------------
 
 static void place_experts(td_gpu_model *m, arena *a, td_layer *layer) {
   const td_model_config *c = &m->config;

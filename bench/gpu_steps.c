@@ -201,7 +201,7 @@ static void end(td_gpu_steps *s) {
   td_gpu_write(s->b);
 }
 
-// ---- prompts whose experts stream ---------------------------------------------------------------
+// ---- prefill with streamed experts --------------------------------------------------------------
 
 static uint32_t chunk_of(const td_gpu_steps *s, uint32_t n_tokens) {
   const uint32_t chunk = s->devices.prefill_chunk;
@@ -327,7 +327,7 @@ void td_gpu_path_decode(td_gpu_steps *s) {
   atomic_store(&s->n_active, 0);
 }
 
-// ---- decode beside a prompt ---------------------------------------------------------------------
+// ---- decode concurrent with prefill -------------------------------------------------------------
 
 // A running sequence gets one token per step, however many prompt tokens the step contains.
 void td_gpu_path_interference(td_gpu_steps *s) {

@@ -220,7 +220,7 @@ static void write_message(td_json_writer *w, const td_api_choice *choice) {
   td_jw_end_object(w);
 }
 
-// ---- whole ----------------------------------------------------------------------------------
+// ---- non-streaming --------------------------------------------------------------------------
 
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
@@ -254,7 +254,7 @@ void td_api_write_response(td_buf *out, const td_api_head *head, const td_api_ch
   td_jw_end_object(&w);
 }
 
-// ---- chunks ---------------------------------------------------------------------------------
+// ---- streaming ------------------------------------------------------------------------------
 
 static void begin_chunk(td_json_writer *w, const td_api_head *head) {
   begin(w, head, head->is_chat ? "chat.completion.chunk" : "text_completion");

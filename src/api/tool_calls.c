@@ -250,7 +250,7 @@ static outcome read_literal(reading *x) {
   return WAIT;
 }
 
-// ---- an object that holds name and arguments ----------------------------------------------------
+// ---- an object with name and arguments ----------------------------------------------------------
 
 // Some models put an array of calls between the markers.
 static outcome read_brace(reading *x) {
@@ -388,7 +388,7 @@ static outcome read_skipped_word(reading *x) {
   return WAIT;
 }
 
-// ---- a header and arguments behind it -----------------------------------------------------------
+// ---- a header followed by arguments -------------------------------------------------------------
 
 // Whether a marker that ends the call is here. WAIT: it may be.
 static outcome at_end(const reading *x) {
@@ -491,7 +491,7 @@ static outcome read_fence(reading *x) {
   return WAIT;
 }
 
-// ---- the end ------------------------------------------------------------------------------------
+// ---- end of a call ------------------------------------------------------------------------------
 
 // After the arguments: skips the end of a fenced block, a surplus brace and the rest of an array,
 // then the closing marker. If the model omitted the marker, `at` stays at the end of the arguments.

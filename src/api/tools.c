@@ -71,7 +71,7 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
                      is_required ? "required" : "with a function");
 }
 
-// ---- what would change the answer, and is not obeyed --------------------------------------------
+// ---- unsupported members ------------------------------------------------------------------------
 
 // Members rejected on both endpoints. Those that only completions reject are in request.c.
 static const char *const unsupported[] = {

@@ -52,7 +52,7 @@ static uint64_t number_in(const group *g, const char *file, const char *key) {
   return value;
 }
 
-// ---- which groups -------------------------------------------------------------------------------
+// ---- finding the groups -------------------------------------------------------------------------
 
 static bool has_word(const char *words, const char *word) {
   size_t len = strlen(word);

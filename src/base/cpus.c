@@ -9,7 +9,7 @@
 #include "base/fs.h"
 #include "base/status.h"
 
-// ---- which there are --------------------------------------------------------------------------
+// ---- enumeration ------------------------------------------------------------------------------
 
 static cpu_set_t allowed_cpus(void) {
   cpu_set_t set;
@@ -85,7 +85,7 @@ unsigned td_cpus_get(td_cpu cpus[TD_MAX_CPUS], const td_nodes *nodes) {
   return n;
 }
 
-// ---- who gets which ---------------------------------------------------------------------------
+// ---- assignment to members --------------------------------------------------------------------
 
 // Keeps n of the CPUs, which are sorted by core: first hardware threads before second ones.
 static void keep_first(td_cpu *cpus, unsigned n_cpus, unsigned n) {

@@ -213,7 +213,7 @@ td_status td_json_check(const char *bytes, size_t len, int max_depth, td_err *er
   return check_all(bytes, len, max_depth, &n_values, err);
 }
 
-// ---- escapes that stand for no text ----
+// ---- escapes without a character ----
 
 // Whether there is a \uXXXX at text[at].
 static bool unit_at(const char *text, size_t len, size_t at, unsigned *unit) {
@@ -245,7 +245,7 @@ bool td_json_replace_escapes(char *bytes, size_t len) {
   return found;
 }
 
-// ---- numbers as they were written ----
+// ---- numbers with their spelling ----
 
 // Moves pos past the next number, which must exist, and returns its length. The text has been
 // validated.

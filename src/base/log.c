@@ -32,7 +32,7 @@ td_log_opts td_log_get(void) {
   return log_opts;
 }
 
-// ---- without waiting ----------------------------------------------------------------------------
+// ---- non-blocking writes ------------------------------------------------------------------------
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_dropped; // lines dropped; under lock

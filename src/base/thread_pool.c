@@ -137,7 +137,7 @@ static void wait_for_members(td_pool *pool) {
   pthread_mutex_unlock(&pool->sleep_lock);
 }
 
-// ---- where members are ------------------------------------------------------------------------
+// ---- CPU placement of members -----------------------------------------------------------------
 
 unsigned td_pool_node(const td_pool *pool, unsigned member) {
   return pool->places ? pool->places[member].node : member % pool->nodes.n;

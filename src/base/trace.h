@@ -141,7 +141,7 @@ static inline void td_trace_mark(td_trace_event event, uint32_t a, uint64_t b) {
                                   .shape = TD_TRACE_MARK});
 }
 
-// ---- reading ----------------------------------------------------------------------------------
+// ---- taking records out -----------------------------------------------------------------------
 
 // Takes up to max records of a lane, oldest first; skips invalid records of a corrupt writer. One
 // reader per memory.

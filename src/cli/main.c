@@ -37,7 +37,7 @@ static int (*const commands[])(const td_options *options) = {
 _Static_assert(TD_COUNT(commands) == TD_N_COMMANDS, "every command has a function");
 
 // If a standard descriptor is closed, the next file opened, e.g. a checkpoint, would get its
-// number. Occupies the number with a descriptor on which reads or writes fail as on a closed one.
+// number. Occupies the number with /dev/null, opened so that writing to stdout still fails.
 static void hold_standard_descriptors(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
@@ -46,7 +46,7 @@ static void hold_standard_descriptors(void) {
   }
 }
 
-// ---- a terminal ---------------------------------------------------------------------------------
+// ---- stdout on a terminal -----------------------------------------------------------------------
 // Text from models, templates and configurations may contain escape sequences that a terminal would
 // interpret. If stdout is a terminal, it is replaced by a stream that escapes control characters.
 

@@ -66,7 +66,7 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
   return s;
 }
 
-// ---- one answer -----------------------------------------------------------------------------
+// ---- one response ---------------------------------------------------------------------------
 
 static bool show_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
   const runner *r = ctx;

@@ -390,7 +390,7 @@ static bool open_io(td_http_conn *conn, uv_stream_t *listener) {
   return true;
 }
 
-// ---- beyond the limit ---------------------------------------------------------------------------
+// ---- connections beyond the limit ---------------------------------------------------------------
 
 // How suitable a connection is for being closed in favour of a new one; 0: not at all. Lingering
 // ones first, then idle ones, then those slow to send a head.

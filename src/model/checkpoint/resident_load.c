@@ -173,7 +173,7 @@ static void *reader_main(void *arg) {
   return NULL;
 }
 
-// ---- all of them ----------------------------------------------------------------------------
+// ---- all readers ----------------------------------------------------------------------------
 
 static void tell_progress(const loading *l) {
   if (!l->opts->on_progress) return;
@@ -226,7 +226,7 @@ static td_status run_readers(loading *l, td_err *err) {
   return TD_OK;
 }
 
-// ---- the memory -----------------------------------------------------------------------------
+// ---- shared memory --------------------------------------------------------------------------
 
 // Size of the table of shards, including an entry for the converted shard.
 static uint64_t head_bytes(size_t n_shards, const td_conversion *conversion) {
@@ -428,7 +428,7 @@ static td_status create(loading *l, int *fd, td_page_kind *pages, td_err *err) {
   return TD_OK;
 }
 
-// ---- its place --------------------------------------------------------------------------------
+// ---- NUMA placement ---------------------------------------------------------------------------
 
 static td_status place_matrix(const td_nodes *nodes, int fd, const td_page_range *parts,
                               td_resident_stats *stats, td_err *err) {

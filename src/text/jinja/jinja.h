@@ -342,7 +342,7 @@ struct jj_env {
   jj_value *slots;
 };
 
-// ---- one parse or render ----
+// ---- state of one parse or render ----
 
 typedef struct jj_chunk jj_chunk;
 

@@ -124,7 +124,7 @@ jj_value jj_negate(jj *j, jj_value v, jj_op op) {
   return JJ_OF_INT(op == OP_SUB ? -i : i);
 }
 
-// ---- reading ----
+// ---- parsing ----
 
 jj_value jj_big(jj *j, const char *digits, size_t len) {
   return (jj_value){.type = JJ_BIG, .s = jj_str_new(j, digits, len)};

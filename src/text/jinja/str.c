@@ -274,7 +274,7 @@ const jj_str *jj_escape_html(jj *j, const jj_str *s) {
   return jj_marked(j, jj_built(&b), true);
 }
 
-// ---- looking ----
+// ---- searching ----
 
 bool jj_typed_at(const jj_str *s, size_t byte) {
   size_t run = first_run(s, byte);
@@ -337,7 +337,7 @@ size_t jj_rfind(jj *j, const jj_str *s, const jj_str *sub, size_t begin, size_t 
   return at;
 }
 
-// ---- changing ----
+// ---- changing text ----
 
 // Offset of the character that ends at `end`.
 static size_t char_before(const jj_str *s, size_t end) {

@@ -247,7 +247,7 @@ void td_bpe_close(td_bpe *bpe) {
   free(bpe);
 }
 
-// ---- from a word to symbols
+// ---- word to symbols
 
 static td_status symbols_of_bytes(const td_bpe *bpe, const char *word, size_t len,
                                   td_token_ids *out, td_err *err) {
