@@ -42,7 +42,7 @@ typedef struct {
 // Where the tests were when they were built, or, on another machine, from the root of the project.
 // Valid until the next call.
 static inline const char *golden_dir(const char *name) {
-  static char dir[512];
+  static _Thread_local char dir[512];
   snprintf(dir, sizeof dir, "%s/golden/data/%s", TD_TEST_DIR, name);
   if (access(dir, R_OK) != 0) snprintf(dir, sizeof dir, "tests/golden/data/%s", name);
   return dir;

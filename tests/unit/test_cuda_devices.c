@@ -185,22 +185,24 @@ static void test_copies_of_one_direction(void **state) {
   (void)state;
   if (!hold_copies) skip();
   two_devices two = open_two();
-  uint16_t *x = put_ones(&two.dev[0]), *far = put_ones(&two.dev[1]);
+  uint16_t *x = put_ones(&two.dev[0]), *y = put_ones(&two.dev[0]), *far = put_ones(&two.dev[1]);
   uint16_t *zeros = alloc_host(&two.dev[0]), *got = alloc_host(&two.dev[0]);
   td_stream *other;
   td_err err;
   assert_int_equal(td_stream_open(&other, two.dev[0].dev, &err), TD_OK);
   hold_copies(0, false);
   td_op_copy(two.dev[0].stream, x, zeros, N * sizeof *x);
-  td_op_copy(other, got, x, N * sizeof *x);
+  td_op_copy(other, got, y, N * sizeof *y);
   assert_int_equal(td_stream_sync(other, &err), TD_OK);
   td_op_copy(two.dev[1].stream, far, zeros, N * sizeof *far);
-  td_op_copy(other, x, zeros, N * sizeof *x);
+  td_op_copy(other, y, zeros, N * sizeof *y);
   assert_all(&two.dev[1], far, 0);
   assert_int_equal(ref_bf16(got[N - 1]), 1);
-  assert_int_equal(ref_bf16(x[N - 1]), 1); // the emulator's memory can be looked at
+  assert_int_equal(ref_bf16(y[N - 1]), 1); // the emulator's memory can be looked at
   release_copies(0, false);
   assert_all(&two.dev[0], x, 0);
+  assert_int_equal(td_stream_sync(other, &err), TD_OK);
+  assert_all(&two.dev[0], y, 0);
   td_stream_close(other);
   td_dev_free_host(two.dev[0].dev, zeros);
   td_dev_free_host(two.dev[0].dev, got);
