@@ -41,18 +41,6 @@ static uint32_t fewer(const td_gpu_bench *b, uint32_t n, uint32_t least) {
 // ---- the machine's limits -----------------------------------------------------------------------
 
 typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-} copy_args;
-
-static void copy_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  const copy_args *a = args;
-  (void)call;
-  td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
-}
-
-typedef struct {
   const td_weight *w;
   uint32_t n_matrices, n_tokens;
   const void *x;
@@ -78,19 +66,19 @@ static void bench_copies(td_gpu_bench *b) {
   TD_CHECK(host);
   memset(host, 1, n);
   void *first = td_gpu_alloc(b, n), *second = td_gpu_alloc(b, n);
-  copy_args up = {first, host, n}, down = {host, first, n}, within = {second, first, n};
+  td_gpu_copy up = {first, host, n}, down = {host, first, n}, within = {second, first, n};
   double gb = (double)n * 1e-9;
   td_jw_double(b->json, "pageable_host_to_device_gbps",
-               gb / td_gpu_measure_copy(b, copy_once, &up));
+               gb / td_gpu_measure_copy(b, td_gpu_copy_once, &up));
   td_jw_double(b->json, "pageable_device_to_host_gbps",
-               gb / td_gpu_measure_copy(b, copy_once, &down));
+               gb / td_gpu_measure_copy(b, td_gpu_copy_once, &down));
   td_dev_pin(b->dev, host, n); // stays pinned until the end
   td_dev_wait_pinned(b->dev, host, n);
   if (td_cuda_pinned_bytes((td_cuda_dev *)b->dev) == n) {
     td_jw_double(b->json, "pinned_host_to_device_gbps",
-                 gb / td_gpu_measure_copy(b, copy_once, &up));
+                 gb / td_gpu_measure_copy(b, td_gpu_copy_once, &up));
   }
-  b->copy_gbps = 2 * gb / td_gpu_measure_copy(b, copy_once, &within);
+  b->copy_gbps = 2 * gb / td_gpu_measure_copy(b, td_gpu_copy_once, &within);
   td_jw_double(b->json, "device_gbps", b->copy_gbps);
   td_gpu_free(b, first);
   td_gpu_free(b, second);
@@ -200,7 +188,7 @@ ONCE(router)
 ONCE(top_logits)
 
 static void add_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  const copy_args *a = args;
+  const td_gpu_copy *a = args;
   (void)call;
   td_op_add(b->stream, a->dst, a->src, a->n_bytes / sizeof(uint16_t));
 }
@@ -556,7 +544,7 @@ static void bench_rows(td_gpu_bench *b, const model_shape *m, const rows_memory 
                           .dim = dim,
                           .eps = 1e-6f};
   run_small(b, m, "rmsnorm", rmsnorm_once, &norm, n, 4 * row_bytes);
-  copy_args add = {r->x, r->y, (size_t)n * dim * 2};
+  td_gpu_copy add = {r->x, r->y, (size_t)n * dim * 2};
   run_small(b, m, "add", add_once, &add, n, 3 * row_bytes);
   gather_args gather = {r->x, r->y, r->zeros, n, dim};
   run_small(b, m, "gather", gather_once, &gather, n, 2 * row_bytes);

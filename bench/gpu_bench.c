@@ -241,3 +241,9 @@ td_weight td_gpu_weight(td_gpu_bench *b, const td_gpu_format *f, uint32_t rows, 
   w.scale = scale;
   return w;
 }
+
+void td_gpu_copy_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const td_gpu_copy *a = args;
+  (void)call;
+  td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
+}

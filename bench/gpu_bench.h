@@ -78,4 +78,12 @@ void td_gpu_record(td_gpu_bench *b, const td_gpu_case *c, double seconds);
 // Prints the finished JSON object as a line, so that an aborted run keeps its results.
 void td_gpu_write(td_gpu_bench *b);
 
+// A case of one copy on the bench's stream; args is a td_gpu_copy.
+typedef struct {
+  void *dst;
+  const void *src;
+  size_t n_bytes;
+} td_gpu_copy;
+void td_gpu_copy_once(td_gpu_bench *b, const void *args, uint32_t call);
+
 #endif

@@ -33,18 +33,6 @@ static void end(td_gpu_bench *b) {
 
 // ---- copies -------------------------------------------------------------------------------------
 
-typedef struct {
-  void *dst;
-  const void *src;
-  size_t n_bytes;
-} copy_args;
-
-static void copy_once(td_gpu_bench *b, const void *args, uint32_t call) {
-  const copy_args *a = args;
-  (void)call;
-  td_op_copy(b->stream, a->dst, a->src, a->n_bytes);
-}
-
 // Pinned host memory and GPU memory, slightly larger than the largest copy.
 typedef struct {
   char *host, *device;
@@ -69,8 +57,8 @@ static void close_buffers(td_gpu_bench *b, const buffers *m) {
 
 double td_gpu_pinned_gbps(td_gpu_bench *b) {
   buffers m = open_buffers(b);
-  const copy_args up = {m.device, m.host, m.n_bytes};
-  const double gbps = (double)m.n_bytes * 1e-9 / td_gpu_measure_copy(b, copy_once, &up);
+  const td_gpu_copy up = {m.device, m.host, m.n_bytes};
+  const double gbps = (double)m.n_bytes * 1e-9 / td_gpu_measure_copy(b, td_gpu_copy_once, &up);
   close_buffers(b, &m);
   return gbps;
 }
@@ -78,9 +66,9 @@ double td_gpu_pinned_gbps(td_gpu_bench *b) {
 static void copy_case(td_gpu_bench *b, const buffers *m, size_t n_bytes, bool is_up,
                       size_t offset) {
   char *host = m->host + offset;
-  const copy_args a = is_up ? (copy_args){m->device, host, n_bytes}
-                            : (copy_args){host, m->device, n_bytes};
-  const double seconds = td_gpu_measure_copy(b, copy_once, &a);
+  const td_gpu_copy a = is_up ? (td_gpu_copy){m->device, host, n_bytes}
+                              : (td_gpu_copy){host, m->device, n_bytes};
+  const double seconds = td_gpu_measure_copy(b, td_gpu_copy_once, &a);
   begin(b, "copies", is_up ? "host to device" : "device to host");
   td_jw_int(b->json, "bytes", (int64_t)n_bytes);
   td_jw_int(b->json, "host_offset", (int64_t)offset);
@@ -94,7 +82,7 @@ static void copy_case(td_gpu_bench *b, const buffers *m, size_t n_bytes, bool is
 // Seconds until a small copy is done that is enqueued on one stream right after a large copy on
 // another. The large copy is split into parts of part_bytes; 0: no large copy.
 static double beside(td_gpu_bench *b, const buffers *m, td_stream *other, size_t part_bytes,
-                     const copy_args *small, bool large_is_up) {
+                     const td_gpu_copy *small, bool large_is_up) {
   double seconds[RUNS];
   const size_t large = m->n_bytes / 2; // the small copy uses the other half
   for (int i = 0; i < RUNS; i++) {
@@ -104,7 +92,7 @@ static double beside(td_gpu_bench *b, const buffers *m, td_stream *other, size_t
       td_op_copy(other, large_is_up ? device : host, large_is_up ? host : device, n);
     }
     const double start = td_clock_s();
-    copy_once(b, small, 0);
+    td_gpu_copy_once(b, small, 0);
     td_gpu_sync(b);
     seconds[i] = td_clock_s() - start;
     td_err err;
@@ -131,8 +119,8 @@ static void beside_cases(td_gpu_bench *b, const buffers *m) {
   char *host = m->host + m->n_bytes / 2, *device = m->device + m->n_bytes / 2;
   const size_t n = KB(51) < m->n_bytes / 2 ? KB(51) : m->n_bytes / 2;
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
-    const copy_args small = cases[i].small_is_up ? (copy_args){device, host, n}
-                                                 : (copy_args){host, device, n};
+    const td_gpu_copy small = cases[i].small_is_up ? (td_gpu_copy){device, host, n}
+                                                   : (td_gpu_copy){host, device, n};
     const size_t part = !cases[i].has_large ? 0 : cases[i].is_cut ? PART_BYTES : m->n_bytes / 2;
     const double seconds = beside(b, m, other, part, &small, cases[i].large_is_up);
     begin(b, "copies", cases[i].name);
@@ -224,8 +212,8 @@ static void pin_case(td_gpu_bench *b, char *memory, size_t n_bytes, size_t part_
   snprintf(key, sizeof key, "%s_copy_gbps", prefix);
   const size_t n = part_bytes < MB(256) ? part_bytes : MB(256); // a copy must not span two parts
   void *device = td_gpu_alloc(b, n);
-  const copy_args up = {device, memory, n};
-  td_jw_double(b->json, key, (double)n * 1e-9 / td_gpu_measure_copy(b, copy_once, &up));
+  const td_gpu_copy up = {device, memory, n};
+  td_jw_double(b->json, key, (double)n * 1e-9 / td_gpu_measure_copy(b, td_gpu_copy_once, &up));
   td_gpu_free(b, device);
   snprintf(key, sizeof key, "%s_unregister_s", prefix);
   td_jw_double(b->json, key, pin(b, memory, n_bytes, part_bytes, false));

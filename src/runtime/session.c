@@ -64,8 +64,6 @@ static td_status open_model(td_session *s, td_err *err) {
   if (fd < 0) return td_model_convert(s->model, err);
   td_model_close(s->model);
   s->model = NULL;
-  td_model_close(s->model);
-  s->model = NULL;
   st = td_model_open_weights(&s->model, s->opts.model_dir, fd, err);
   s->is_resident = true;
   close(fd); // the model's mapping keeps the memory
