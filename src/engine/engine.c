@@ -342,7 +342,6 @@ static void split_microbatches(td_engine *e) {
     view->page_table += (size_t)p->begin * e->max_pages;
     view->n_tokens = view->n_seqs = p->n_tokens; // sequence indices count from 0 in each
   }
-  e->n_microbatches = TD_MAX_MICROBATCHES;
 }
 
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the order of
@@ -386,34 +385,43 @@ static void forward(void *ctx) {
   td_engine_forward(ctx);
 }
 
-static uint32_t choose_parts(td_engine *e) {
-  if (!td_engine_can_signal(e, TD_MAX_MICROBATCHES) || e->n_tokens < TD_MAX_MICROBATCHES) return 1;
+static uint32_t choose_microbatches(td_engine *e) {
   return e->opts.n_microbatches ? e->opts.n_microbatches
                                 : td_dual_batch_choose(&e->dual_batch, e->n_tokens);
 }
 
-// Decode steps with one token per sequence repeat the same operators: these depend only on the
-// number of tokens, the longest context (rounded up) and the logits' memory. So a device may replay
-// them.
-static void run_forward(td_engine *e) {
-  td_batch_view *view = &e->whole.groups[GROUP_DECODE].view;
-  const bool is_alike = view->n_tokens == e->n_tokens && view->n_tokens == view->n_seqs;
-  e->has_signals = is_alike && td_engine_can_signal(e, 1);
-  const bool is_known = is_alike && (e->offload.dev ? e->has_signals : e->can_rank);
-  if (is_known) view->max_keys = (view->max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
+// Decides what the step laid out in engine does with each layer.
+static void plan_step(td_engine *e) {
+  const td_batch_view *decode = &e->whole.groups[GROUP_DECODE].view;
+  bool may_stream[TD_MAX_LAYERS];
+  td_step_shape shape = {.n_tokens = e->n_tokens,
+                         .n_prompt = e->n_tokens - decode->n_tokens,
+                         .n_seqs = decode->n_seqs,
+                         .n_gpu_expert_layers = e->opts.n_gpu_expert_layers,
+                         .has_expert_dev = e->offload.dev != NULL,
+                         .may_replay = e->can_rank,
+                         .break_even_tokens = td_engine_stream_tokens(e),
+                         .may_stream = may_stream};
+  for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
+    may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
+  if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
+  td_step_plan_make(&e->plan, e->config, &shape);
+  uint32_t *max_keys = &e->whole.groups[GROUP_DECODE].view.max_keys;
+  if (e->plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
+  e->cursor = (td_engine_cursor){.layer_idx = 0};
   e->microbatches[0] = e->whole;
-  e->n_microbatches = 1;
-  if (!is_known) {
-    td_engine_forward(e);
-    return;
-  }
-  if (e->has_signals && choose_parts(e) > 1) split_microbatches(e);
-  if (e->has_signals) td_moe_offload_enqueue(e);
+  if (e->plan.n_microbatches > 1) split_microbatches(e);
+}
+
+// A replayed step's operators depend only on the number of tokens, the longest context (rounded up)
+// and the logits' memory.
+static void run_replayed(td_engine *e) {
   const td_work_key key = {.n_tokens = e->n_tokens,
                            .n_rows = e->n_rows,
-                           .n_microbatches = e->n_microbatches,
-                           .max_keys = view->max_keys,
+                           .n_microbatches = e->plan.n_microbatches,
+                           .max_keys = e->microbatches[0].groups[GROUP_DECODE].view.max_keys,
                            .memory = e->logits_rows}; // changes only by growing
+  if (e->plan.handover == TD_HANDOVER_SIGNALS) td_moe_offload_enqueue(e);
   td_stream_run(e->stream, &key, forward, e);
 }
 
@@ -423,9 +431,14 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
   if (st != TD_OK) return st;
   build_step(e, seqs, n_seqs);
+  plan_step(e);
   const uint64_t start_ns = td_clock_ns();
   td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
-  run_forward(e);
+  if (e->plan.is_replayed) {
+    run_replayed(e);
+  } else {
+    td_engine_forward(e);
+  }
   td_engine_copy_outputs(e);
   st = td_stream_sync(e->stream, err);
   if (st != TD_OK) td_moe_offload_release(e);
@@ -434,8 +447,9 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
     if (st == TD_OK) st = side_st;
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
-  if (st == TD_OK && e->has_signals) {
-    td_dual_batch_note(&e->dual_batch, e->n_tokens, e->n_microbatches, td_clock_ns() - start_ns);
+  if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
+    td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
+                       td_clock_ns() - start_ns);
   }
   td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
   return st;

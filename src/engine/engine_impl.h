@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "engine/dual_batch.h"
 #include "engine/engine.h"
+#include "engine/step_plan.h"
 
 // A step runs decode tokens and prefill chunks as two groups, because attention is computed
 // differently. A sequence's result never depends on the other sequences of its step.
@@ -31,8 +32,6 @@ typedef struct {
   char *x, *delta; // the microbatch's rows of the engine's x and delta, kept from layer to layer
 } td_microbatch;
 
-enum { TD_MAX_MICROBATCHES = 2 };
-
 // Set to the step number (td_engine.n_steps) when the event has happened in that step. Padded to a
 // cache line of its own.
 typedef struct {
@@ -47,13 +46,19 @@ typedef struct {
   char *in;             // host memory; layout as at h
   void *out, *sum;      // [most_tokens][dim]; out: host memory, sum: memory of the engine's device
   // given, input_signals: a layer's input is in host memory. done, done_signals: the experts' sum
-  // is. A step with has_signals uses the signals, which are in host memory,
+  // is. Steps with TD_HANDOVER_SIGNALS use the signals, which are in host memory,
   // [n_layers][TD_MAX_MICROBATCHES] each; other steps use the events.
   td_event *given, *done;
   td_engine_signal *input_signals, *done_signals;
 } td_moe_offload;
 
 typedef struct td_expert_stream td_expert_stream;
+
+// How far the step's operators are queued: the next layer, and the next group of the streamed layer
+// before it, if that has any left.
+typedef struct {
+  uint32_t layer_idx, group, n_groups;
+} td_engine_cursor;
 
 struct td_engine {
   const td_model *model;
@@ -93,13 +98,13 @@ struct td_engine {
   // the step being run
   td_microbatch whole, microbatches[TD_MAX_MICROBATCHES];
   td_dual_batch_tuner dual_batch;
-  uint32_t n_microbatches;
+  td_step_plan plan;
+  td_engine_cursor cursor;
   uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
   bool is_ranked;                     // the host gets top logits of each row, not all of them
-  bool has_signals; // both devices' work is queued up front, and they wait for each other's signals
-  const uint32_t *step, *dev_step; // the step's number (n_steps), in meta and in dev_meta
-  const int32_t *tokens, *rows;    // in dev_meta
-  const float *temperature;        // [n_rows], likewise
+  const uint32_t *step, *dev_step;    // the step's number (n_steps), in meta and in dev_meta
+  const int32_t *tokens, *rows;       // in dev_meta
+  const float *temperature;           // [n_rows], likewise
 };
 
 // moe.c
@@ -109,9 +114,6 @@ void td_moe_offload_close(td_engine *engine);
 // offset for a microbatch that follows n_before tokens of the other one.
 size_t td_engine_offload_input_bytes(const td_engine *engine, size_t n_tokens);
 size_t td_engine_offload_input_at(const td_engine *engine, uint32_t n_before);
-// Whether work of both devices for a step of n_microbatches fits the stream queue
-// (TD_STREAM_DEPTH), so that it can be queued up front.
-bool td_engine_can_signal(const td_engine *engine, uint32_t n_microbatches);
 void td_moe_offload_enqueue(td_engine *engine); // queues all layers on the expert device
 // lets its stream run to the end after a failure of the engine's device
 void td_moe_offload_release(td_engine *engine);
@@ -119,7 +121,10 @@ void td_moe_offload_release(td_engine *engine);
 void td_engine_mlp(td_engine *engine, const td_microbatch *part, const td_layer *layer,
                    bool accumulate);
 // delta = the layer's experts (routed and shared) applied to h; complete after td_engine_moe_end.
+// For a streamed layer, td_engine_moe_group follows for every group instead.
 void td_engine_moe_begin(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
+void td_engine_moe_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                         uint32_t group);
 void td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 
 // Arguments for a measurement: n prompt tokens through layer layer_idx on the expert device.
@@ -129,14 +134,19 @@ td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint3
 td_status td_expert_stream_open(td_engine *engine, td_err *err); // on error, close it too
 void td_expert_stream_close(td_engine *engine);
 td_status td_expert_stream_sync(td_engine *engine, td_err *err);
-// Whether this microbatch streams the layer's experts to the engine's device.
-bool td_engine_streams_layer(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
-// delta += the routed experts' sum, with arguments as in routed.
-void td_engine_stream_experts(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
-                              const td_moe_args *routed);
+// Whether the layer's experts can be streamed now: in their stored format, from registered memory.
+// Requests registration if not.
+bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
+uint32_t td_engine_stream_groups(const td_engine *engine); // per layer
+// Copies group `group` of the layer's experts and adds it to their sum; with the last group, delta
+// += that sum. routed: arguments as for all of the layer's experts.
+void td_engine_stream_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                            uint32_t group, const td_moe_args *routed);
 
-// Enqueues the forward pass of the step described by engine.
-void td_engine_forward(td_engine *engine);
+// Queues the next piece of the forward pass of the step described by engine: a layer, up to its
+// experts if those stream, or a group of streamed experts. False: none is left.
+bool td_engine_forward_piece(td_engine *engine);
+void td_engine_forward(td_engine *engine); // queues all pieces
 // Copies to the host what sampling needs (top logits of each row, or all logits) and the routing
 // record.
 void td_engine_copy_outputs(td_engine *engine);

@@ -252,9 +252,7 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   return slot;
 }
 
-bool td_engine_streams_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  if (!e->streaming) return false;
-  if (p->groups[GROUP_PREFILL].view.n_tokens < e->streaming->break_even_tokens) return false;
+bool td_engine_can_stream(td_engine *e, uint32_t layer_idx) {
   if (!is_taken(e, layer_idx)) return false;
   streamed_layer *l = &e->streaming->layers[layer_idx];
   if (!l->is_registered) l->is_registered = is_registered(e, layer_idx, e->streaming->n_groups);
@@ -266,27 +264,30 @@ uint32_t td_engine_stream_tokens(const td_engine *e) {
   return does ? e->streaming->break_even_tokens : 0;
 }
 
-void td_engine_stream_experts(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
-                              const td_moe_args *routed) {
+uint32_t td_engine_stream_groups(const td_engine *e) {
+  return e->streaming->n_groups;
+}
+
+void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer_idx, uint32_t g,
+                            const td_moe_args *routed) {
   td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
+  const uint32_t first = g * s->group;
   td_moe_args args = *routed;
   args.out = s->sum;
   args.out_f32 = args.weights_on_device = true;
   args.n_routed = args.n_experts;
-  for (uint32_t g = 0; g < s->n_groups; g++) {
-    const uint32_t first = g * s->group;
-    args.first_expert = first;
-    args.n_experts = group_at(e, first);
-    args.gate = l->gate + first;
-    args.up = l->up + first;
-    args.down = l->down + first;
-    args.accumulate = args.same_ids = first > 0;
-    const uint32_t slot = fill_slot(e, layer_idx, g);
-    td_stream_wait(e->stream, s->filled[slot]);
-    td_op_moe(e->stream, &args);
-    td_event_record(s->freed[slot], e->stream);
-  }
+  args.first_expert = first;
+  args.n_experts = group_at(e, first);
+  args.gate = l->gate + first;
+  args.up = l->up + first;
+  args.down = l->down + first;
+  args.accumulate = args.same_ids = first > 0;
+  const uint32_t slot = fill_slot(e, layer_idx, g);
+  td_stream_wait(e->stream, s->filled[slot]);
+  td_op_moe(e->stream, &args);
+  td_event_record(s->freed[slot], e->stream);
+  if (g + 1 < s->n_groups) return;
   td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
 }
 

@@ -201,17 +201,36 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   }
 }
 
-// Alternates between microbatches: while one waits for its experts, the other is computed.
-void td_engine_forward(td_engine *e) {
+static void embed(td_engine *e) {
   td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
                                           .ids = e->tokens,
                                           .out = e->whole.x,
                                           .n_tokens = e->n_tokens});
-  for (uint32_t i = 0; i <= e->config->n_layers; i++) {
-    for (uint32_t k = 0; k < e->n_microbatches; k++) {
-      if (i > 0) td_engine_moe_end(e, &e->microbatches[k], i - 1);
-      if (i < e->config->n_layers) begin_layer(e, &e->microbatches[k], i);
-    }
+}
+
+// Alternates between microbatches: while one waits for its experts, the other is computed.
+bool td_engine_forward_piece(td_engine *e) {
+  td_engine_cursor *at = &e->cursor;
+  const uint32_t n_layers = e->config->n_layers, layer_idx = at->layer_idx;
+  if (at->group < at->n_groups) {
+    td_engine_moe_group(e, &e->microbatches[0], layer_idx - 1, at->group++);
+    return true;
   }
-  if (e->n_rows) head(e);
+  if (layer_idx > n_layers) return false;
+  if (layer_idx == 0) embed(e);
+  for (uint32_t k = 0; k < e->plan.n_microbatches; k++) {
+    if (layer_idx > 0) td_engine_moe_end(e, &e->microbatches[k], layer_idx - 1);
+    if (layer_idx < n_layers) begin_layer(e, &e->microbatches[k], layer_idx);
+  }
+  const bool is_streamed = layer_idx < n_layers && e->plan.way[layer_idx] == TD_LAYER_STREAMED;
+  *at = (td_engine_cursor){.layer_idx = layer_idx + 1,
+                           .n_groups = is_streamed ? td_engine_stream_groups(e) : 0};
+  if (layer_idx == n_layers && e->n_rows) head(e);
+  return true;
+}
+
+void td_engine_forward(td_engine *e) {
+  e->cursor = (td_engine_cursor){.layer_idx = 0}; // a device may ask for the operators twice
+  while (td_engine_forward_piece(e)) {
+  }
 }

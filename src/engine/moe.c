@@ -186,24 +186,17 @@ td_moe_args td_engine_trial_offload(td_engine *e, uint32_t layer_idx, uint32_t n
   return offload_args(e, &all, layer_idx, n, n);
 }
 
-bool td_engine_can_signal(const td_engine *e, uint32_t n_microbatches) {
-  enum { OPERATORS = 3 }; // await, moe and signal, per offloaded layer and microbatch
-  uint32_t n_layers = 0;
-  for (uint32_t i = 0; i < e->config->n_layers; i++)
-    n_layers += td_engine_is_offloaded(e, i);
-  return e->offload.dev && OPERATORS * n_layers * n_microbatches <= TD_STREAM_DEPTH;
-}
-
 static size_t signal_at(const td_microbatch *p, uint32_t layer_idx) {
   return (size_t)layer_idx * TD_MAX_MICROBATCHES + p->idx;
 }
 
 void td_moe_offload_enqueue(td_engine *e) {
   td_moe_offload *offload = &e->offload;
-  for (uint32_t i = 0; i < e->config->n_layers * e->n_microbatches; i++) {
-    const td_microbatch *p = &e->microbatches[i % e->n_microbatches];
-    const uint32_t layer_idx = i / e->n_microbatches;
-    if (!td_engine_is_offloaded(e, layer_idx)) continue;
+  const uint32_t n_microbatches = e->plan.n_microbatches;
+  for (uint32_t i = 0; i < e->config->n_layers * n_microbatches; i++) {
+    const td_microbatch *p = &e->microbatches[i % n_microbatches];
+    const uint32_t layer_idx = i / n_microbatches;
+    if (e->plan.way[layer_idx] != TD_LAYER_OFFLOADED) continue;
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->step);
     td_op_moe(offload->stream, &args);
@@ -212,7 +205,8 @@ void td_moe_offload_enqueue(td_engine *e) {
 }
 
 void td_moe_offload_release(td_engine *e) {
-  for (uint32_t i = 0; e->has_signals && i < e->config->n_layers * TD_MAX_MICROBATCHES; i++)
+  if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
+  for (uint32_t i = 0; i < e->config->n_layers * TD_MAX_MICROBATCHES; i++)
     atomic_store(&e->offload.input_signals[i].step, *e->step);
 }
 
@@ -256,21 +250,23 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
                           const given *from) {
   td_moe_offload *offload = &e->offload;
   const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const bool has_signals = e->plan.handover == TD_HANDOVER_SIGNALS;
   for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
     const piece c = piece_at(e, p, begin);
     send_hidden(e, p, from, &c);
-    if (e->has_signals) {
+    if (has_signals) {
       td_op_signal(e->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->dev_step);
     } else {
       td_event_record(offload->given, e->stream);
     }
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
-    if (!e->has_signals) compute_piece(e, p, layer_idx, &c);
+    if (!has_signals) compute_piece(e, p, layer_idx, &c);
   }
 }
 
 void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  if (!e->has_signals || !td_engine_is_offloaded(e, layer_idx)) return;
+  if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
+  if (e->plan.way[layer_idx] != TD_LAYER_OFFLOADED) return;
   const piece all = piece_at(e, p, 0);
   td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
   receive_sum(e, p, layer_idx, &all);
@@ -278,30 +274,42 @@ void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx)
 
 // ---- the whole MoE block ------------------------------------------------------------------------
 
-// The layer's shared expert plus routed experts streamed to this device.
-static void stream(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
-                   const td_moe_args *args) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+// Arguments for all of the layer's routed experts on the engine's device.
+static td_moe_args all_routed(const td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const given from = offload_input_at(e, e->h, p->n_tokens);
+  return routed(e, td_model_layer(e->model, layer_idx), &from, p->n_tokens,
+                p->groups[GROUP_PREFILL].view.n_tokens, p->delta);
+}
+
+// delta = the shared expert, before the streamed experts' sum is added.
+static void begin_streamed(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   if (layer->mlp_gate.data) {
     td_engine_mlp(e, p, layer, false);
   } else {
     td_op_fill_zero(e->stream, p->delta, p->n_tokens * row_bytes(e));
   }
-  td_engine_stream_experts(e, p, layer_idx, args);
+}
+
+void td_engine_moe_group(td_engine *e, const td_microbatch *p, uint32_t layer_idx, uint32_t group) {
+  const td_moe_args args = all_routed(e, p, layer_idx);
+  td_engine_stream_group(e, p, layer_idx, group, &args);
+}
+
+static void compute_here(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_moe_args args = all_routed(e, p, layer_idx);
+  td_op_moe(e->stream, &args);
+  if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
 }
 
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
   const given from = offload_input_at(e, e->h, p->n_tokens);
-  const td_moe_args args = routed(e, layer, &from, p->n_tokens,
-                                  p->groups[GROUP_PREFILL].view.n_tokens, p->delta);
   route(e, p, layer_idx, &from);
-  if (td_engine_streams_layer(e, p, layer_idx)) {
-    stream(e, p, layer_idx, &args);
-  } else if (td_engine_is_offloaded(e, layer_idx)) {
-    begin_offload(e, p, layer_idx, &from);
-  } else {
-    td_op_moe(e->stream, &args);
-    if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
+  switch ((td_layer_way)e->plan.way[layer_idx]) {
+  case TD_LAYER_STREAMED: begin_streamed(e, p, td_model_layer(e->model, layer_idx)); break;
+  case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;
+  case TD_LAYER_RESIDENT: compute_here(e, p, layer_idx); break;
+  case TD_LAYER_DENSE:
+  case TD_N_LAYER_WAYS: TD_CHECK(!"a layer with experts");
   }
 }

@@ -1,0 +1,81 @@
+// src/engine/step_plan.c - decides where a step computes every layer's experts.
+#include "engine/step_plan.h"
+
+#include "device/device.h"
+
+bool td_step_wants_streaming(const td_step_shape *shape) {
+  return shape->break_even_tokens && shape->n_prompt >= shape->break_even_tokens;
+}
+
+// Whether the step has one token per sequence and no prompt.
+static bool is_decode(const td_step_shape *shape) {
+  return shape->n_seqs == shape->n_tokens && !shape->n_prompt;
+}
+
+// Whether the expert device's operators for n_microbatches fit its stream, so that they can all be
+// queued before the other device begins.
+static bool fits_stream(const td_model_config *config, const td_step_shape *shape,
+                        uint32_t n_microbatches) {
+  enum { OPERATORS = 3 }; // await, moe and signal, per offloaded layer and microbatch
+  uint32_t n_layers = 0;
+  for (uint32_t i = 0; i < config->n_layers; i++)
+    n_layers += td_layer_is_offloaded(config, shape, i);
+  return shape->has_expert_dev && OPERATORS * n_layers * n_microbatches <= TD_STREAM_DEPTH;
+}
+
+bool td_step_can_split(const td_model_config *config, const td_step_shape *shape) {
+  return is_decode(shape) && shape->n_tokens >= TD_MAX_MICROBATCHES &&
+         fits_stream(config, shape, TD_MAX_MICROBATCHES);
+}
+
+static td_layer_way way_of(const td_model_config *config, const td_step_shape *shape,
+                           uint32_t layer_idx) {
+  if (!td_model_is_moe(config, layer_idx)) return TD_LAYER_DENSE;
+  if (!td_layer_is_offloaded(config, shape, layer_idx)) return TD_LAYER_RESIDENT;
+  return td_step_wants_streaming(shape) && shape->may_stream[layer_idx] ? TD_LAYER_STREAMED
+                                                                        : TD_LAYER_OFFLOADED;
+}
+
+static td_handover choose_handover(const td_model_config *config, const td_step_shape *shape) {
+  if (!shape->has_expert_dev) return TD_HANDOVER_NONE;
+  return is_decode(shape) && fits_stream(config, shape, 1) ? TD_HANDOVER_SIGNALS : TD_HANDOVER_HOST;
+}
+
+void td_step_plan_make(td_step_plan *out, const td_model_config *config,
+                       const td_step_shape *shape) {
+  *out = (td_step_plan){.n_layers = config->n_layers,
+                        .n_tokens = shape->n_tokens,
+                        .n_prompt = shape->n_prompt,
+                        .n_microbatches = 1,
+                        .handover = choose_handover(config, shape)};
+  for (uint32_t i = 0; i < config->n_layers; i++) {
+    out->way[i] = (uint8_t)way_of(config, shape, i);
+    out->n_ways[out->way[i]]++;
+  }
+  const bool is_alone = out->handover == TD_HANDOVER_NONE && shape->may_replay;
+  out->is_replayed = is_decode(shape) && (out->handover == TD_HANDOVER_SIGNALS || is_alone);
+  if (out->handover == TD_HANDOVER_SIGNALS && td_step_can_split(config, shape))
+    out->n_microbatches = shape->n_microbatches;
+}
+
+void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
+  static const char *const ways[] = {
+#define X(id, name) name,
+      TD_LAYER_WAYS(X)
+#undef X
+  };
+  static const char *const handovers[] = {"", ", the host waits between devices",
+                                          ", both devices queued up front"};
+  for (uint32_t i = 0, end; i < plan->n_layers; i = end) {
+    for (end = i + 1; end < plan->n_layers && plan->way[end] == plan->way[i];)
+      end++;
+    td_buf_printf(out, "%s%u", i ? ", " : "layers ", i);
+    if (end > i + 1) td_buf_printf(out, "-%u", end - 1);
+    td_buf_printf(out, " %s", ways[plan->way[i]]);
+  }
+  const bool does_offload = plan->n_ways[TD_LAYER_OFFLOADED] > 0;
+  td_buf_printf(out, "; %u tokens, %u of prompts, in %u microbatch%s%s%s", plan->n_tokens,
+                plan->n_prompt, plan->n_microbatches, plan->n_microbatches > 1 ? "es" : "",
+                does_offload ? handovers[plan->handover] : "",
+                plan->is_replayed ? ", replayed" : "");
+}

@@ -1,0 +1,137 @@
+// tests/unit/test_step_plan.c - what steps do with each layer, without any device.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/step_plan.h"
+
+enum { N_LAYERS = 61, N_DENSE = 3 };
+
+// DeepSeek-V3's layers: three dense ones come first.
+static const td_model_config *v3(void) {
+  static td_model_config config = {.n_layers = N_LAYERS};
+  memset(config.moe_layers, 0xff, sizeof config.moe_layers);
+  config.moe_layers[0] &= ~(uint64_t)7;
+  return &config;
+}
+
+static bool all_stream[TD_MAX_LAYERS];
+
+static td_step_shape decode_of(uint32_t n_seqs) {
+  return (td_step_shape){.n_tokens = n_seqs,
+                         .n_seqs = n_seqs,
+                         .has_expert_dev = true,
+                         .may_replay = true,
+                         .break_even_tokens = 1000,
+                         .may_stream = all_stream,
+                         .n_microbatches = 1};
+}
+
+static td_step_shape prompt_of(uint32_t n) {
+  td_step_shape shape = decode_of(0);
+  shape.n_tokens = shape.n_prompt = n;
+  return shape;
+}
+
+static td_step_plan plan_of(const td_step_shape *shape) {
+  td_step_plan plan;
+  td_step_plan_make(&plan, v3(), shape);
+  return plan;
+}
+
+static void check_text(const td_step_plan *plan, const char *want) {
+  td_buf text = TD_BUF_INIT;
+  td_step_plan_print(&text, plan);
+  assert_string_equal(td_buf_text(&text), want);
+  td_buf_free(&text);
+}
+
+static void test_decode(void **state) {
+  (void)state;
+  td_step_shape shape = decode_of(4);
+  td_step_plan plan = plan_of(&shape);
+  assert_int_equal(plan.handover, TD_HANDOVER_SIGNALS);
+  assert_int_equal(plan.n_ways[TD_LAYER_OFFLOADED], N_LAYERS - N_DENSE);
+  assert_true(plan.is_replayed);
+  check_text(&plan, "layers 0-2 dense, 3-60 offloaded; 4 tokens, 0 of prompts, in 1 microbatch, "
+                    "both devices queued up front, replayed");
+  shape.n_microbatches = 2;
+  assert_true(td_step_can_split(v3(), &shape));
+  plan = plan_of(&shape);
+  assert_int_equal(plan.n_microbatches, 2);
+  shape.n_tokens = 5; // a sequence is computed again, with two tokens
+  assert_false(td_step_can_split(v3(), &shape));
+  plan = plan_of(&shape);
+  assert_int_equal(plan.handover, TD_HANDOVER_HOST);
+  assert_int_equal(plan.n_microbatches, 1);
+  assert_false(plan.is_replayed);
+}
+
+static void test_one_device(void **state) {
+  (void)state;
+  td_step_shape shape = decode_of(1);
+  shape.has_expert_dev = false;
+  td_step_plan plan = plan_of(&shape);
+  assert_int_equal(plan.handover, TD_HANDOVER_NONE);
+  assert_true(plan.is_replayed);
+  check_text(&plan, "layers 0-2 dense, 3-60 resident; 1 tokens, 0 of prompts, in 1 microbatch, "
+                    "replayed");
+  shape.may_replay = false;
+  assert_false(plan_of(&shape).is_replayed);
+}
+
+static void test_prompts(void **state) {
+  (void)state;
+  td_step_shape shape = prompt_of(999);
+  td_step_plan plan = plan_of(&shape);
+  assert_int_equal(plan.n_ways[TD_LAYER_OFFLOADED], N_LAYERS - N_DENSE);
+  assert_int_equal(plan.handover, TD_HANDOVER_HOST);
+  assert_false(td_step_wants_streaming(&shape));
+  shape = prompt_of(1000);
+  shape.n_gpu_expert_layers = 10;
+  plan = plan_of(&shape);
+  assert_int_equal(plan.n_ways[TD_LAYER_STREAMED], N_LAYERS - 10);
+  check_text(&plan, "layers 0-2 dense, 3-9 resident, 10-60 streamed; 1000 tokens, 1000 of prompts, "
+                    "in 1 microbatch");
+  bool may_stream[TD_MAX_LAYERS];
+  memcpy(may_stream, all_stream, sizeof may_stream);
+  may_stream[60] = false;
+  shape.may_stream = may_stream;
+  plan = plan_of(&shape);
+  assert_int_equal(plan.way[59], TD_LAYER_STREAMED);
+  assert_int_equal(plan.way[60], TD_LAYER_OFFLOADED);
+  shape.break_even_tokens = 0;
+  assert_false(td_step_wants_streaming(&shape));
+}
+
+// Work of both devices is queued up front where a stream holds it, which is counted over offloaded
+// layers alone. Qwen3-235B has 94 layers, and all may be offloaded.
+static void test_depth_of_streams(void **state) {
+  (void)state;
+  static td_model_config config = {.n_layers = 94};
+  td_step_shape shape = decode_of(2);
+  shape.has_expert_dev = false;
+  assert_false(td_step_can_split(&config, &shape));
+  shape.has_expert_dev = true;
+  memset(config.moe_layers, 0xff, sizeof config.moe_layers);
+  assert_true(td_step_can_split(&config, &shape));
+  config.n_layers = 200;
+  assert_false(td_step_can_split(&config, &shape));
+  shape.n_gpu_expert_layers = 110;
+  assert_true(td_step_can_split(&config, &shape));
+  shape.n_gpu_expert_layers = 0;
+  memset(config.moe_layers, 0x55, sizeof config.moe_layers);
+  assert_true(td_step_can_split(&config, &shape));
+}
+
+int main(void) {
+  memset(all_stream, true, sizeof all_stream);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_decode), cmocka_unit_test(test_one_device),
+      cmocka_unit_test(test_prompts), cmocka_unit_test(test_depth_of_streams)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
