@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 16u
+#define TD_CUDA_ABI_VERSION 17u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -63,6 +63,13 @@ typedef struct {
   size_t n;
   bool y_f32;
 } td_cu_add_args;
+
+// dst and src may be host memory that the device accesses; they do not overlap.
+typedef struct {
+  void *dst;
+  const void *src;
+  size_t n_bytes;
+} td_cu_copy_args;
 
 typedef struct {
   uint16_t *out;
@@ -365,6 +372,7 @@ typedef struct {
 #define TD_CU_OPS(X)                                                                               \
   X(embed, td_cu_embed_args)                                                                       \
   X(add, td_cu_add_args)                                                                           \
+  X(copy_direct, td_cu_copy_args)                                                                  \
   X(gather, td_cu_gather_args)                                                                     \
   X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
   X(rope, td_cu_rope_args)                                                                         \
@@ -408,13 +416,15 @@ typedef struct {
   // Registers memory that the device reads but never writes. only_read: the mapping is read-only.
   int (*pin)(const void *host, size_t n_bytes, bool only_read);
   int (*unpin)(const void *host);
-  int (*stream_open)(td_cu_stream *out);
+  int (*stream_open)(td_cu_stream *out, bool is_urgent);
   int (*stream_close)(td_cu_stream stream);
   int (*stream_sync)(td_cu_stream stream);
   int (*event_open)(td_cu_event *out);
   int (*event_close)(td_cu_event event);
   int (*event_record)(td_cu_event event, td_cu_stream stream);
   int (*event_sync)(td_cu_event event);
+  // *is_done is also true after a failure.
+  int (*event_is_done)(td_cu_event event, bool *is_done);
   int (*stream_wait)(td_cu_stream stream, td_cu_event event);
   int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
   int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);

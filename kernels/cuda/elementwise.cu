@@ -69,6 +69,28 @@ extern "C" int td_cu_add(const td_cu_add_args *a, td_cu_stream stream) {
   return launched();
 }
 
+// Few blocks, since host memory and not the SMs is what such a copy waits for.
+enum { COPY_BLOCKS = 64 };
+
+template <class Element> __global__ static void copy_kernel(td_cu_copy_args a) {
+  for (size_t i = first_element(); i < a.n_bytes / sizeof(Element); i += element_stride())
+    static_cast<Element *>(a.dst)[i] = static_cast<const Element *>(a.src)[i];
+}
+
+extern "C" int td_cu_copy_direct(const td_cu_copy_args *a, td_cu_stream stream) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
+                         a->n_bytes;
+  auto kernel = bits % sizeof(uint4) == 0      ? copy_kernel<uint4>
+                : bits % sizeof(uint32_t) == 0 ? copy_kernel<uint32_t>
+                                               : copy_kernel<uint8_t>;
+  const size_t n = bits % sizeof(uint4) == 0      ? a->n_bytes / sizeof(uint4)
+                   : bits % sizeof(uint32_t) == 0 ? a->n_bytes / sizeof(uint32_t)
+                                                  : a->n_bytes;
+  TD_LAUNCH(kernel, at_most(ceil_div(n, ELEMENT_THREADS), COPY_BLOCKS), ELEMENT_THREADS, 0, stream,
+            *a);
+  return launched();
+}
+
 // Element: the type of one copy of a thread.
 template <class Element> __global__ static void gather_kernel(td_cu_gather_args a) {
   uint32_t i = blockIdx.x;

@@ -88,9 +88,14 @@ static int unpin(const void *host) {
   return told(cudaHostUnregister(const_cast<void *>(host)));
 }
 
-static int stream_open(td_cu_stream *out) {
+static int stream_open(td_cu_stream *out, bool is_urgent) {
   cudaStream_t stream;
-  cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  int least = 0, greatest = 0;
+  cudaError_t code = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+  if (code == cudaSuccess) {
+    code = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                        is_urgent ? greatest : least);
+  }
   *out = code == cudaSuccess ? stream : nullptr;
   return told(code);
 }
@@ -121,6 +126,12 @@ static int event_record(td_cu_event event, td_cu_stream stream) {
 
 static int event_sync(td_cu_event event) {
   return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+}
+
+static int event_is_done(td_cu_event event, bool *is_done) {
+  cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  *is_done = code != cudaErrorNotReady;
+  return told(code == cudaErrorNotReady ? cudaSuccess : code);
 }
 
 static int stream_wait(td_cu_stream stream, td_cu_event event) {
@@ -184,6 +195,7 @@ extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(v
                                 event_close,
                                 event_record,
                                 event_sync,
+                                event_is_done,
                                 stream_wait,
                                 copy,
                                 fill_zero,

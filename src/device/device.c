@@ -118,7 +118,12 @@ void td_dev_stop_pinning(td_dev *dev) {
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
-  return dev->vtable->stream_open(out, dev, err);
+  return dev->vtable->stream_open(out, dev, false, err);
+}
+
+td_status td_stream_open_urgent(td_stream **out, td_dev *dev, td_err *err) {
+  *out = NULL;
+  return dev->vtable->stream_open(out, dev, true, err);
 }
 
 void td_stream_close(td_stream *stream) {
@@ -164,12 +169,20 @@ void td_event_sync(td_event *event) {
   event->dev->vtable->event_sync(event);
 }
 
+bool td_event_is_done(td_event *event) {
+  return event->dev->vtable->event_is_done(event);
+}
+
 static void enqueue(td_stream *stream, const td_op *op) {
   stream->dev->vtable->enqueue(stream, op);
 }
 
 void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes) {
-  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes}});
+  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes, false}});
+}
+
+void td_op_copy_direct(td_stream *stream, void *dst, const void *src, size_t n_bytes) {
+  enqueue(stream, &(td_op){.kind = TD_OP_COPY, .copy = {dst, src, n_bytes, true}});
 }
 
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes) {

@@ -81,6 +81,8 @@ void td_dev_wait_pinned(td_dev *dev, const void *host,
                         size_t n_bytes); // waits until td_dev_is_pinning is false
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
+// A stream whose work goes first where the device has priorities.
+td_status td_stream_open_urgent(td_stream **out, td_dev *dev, td_err *err);
 void td_stream_close(td_stream *stream); // waits for queued work
 // Waits until everything queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
@@ -108,10 +110,15 @@ void td_event_record(td_event *event, td_stream *stream);
 // here.
 void td_stream_wait(td_stream *stream, td_event *event);
 void td_event_sync(td_event *event); // the host waits
+// Whether the event, as last recorded, is done; also true if its stream has failed. Never waits.
+bool td_event_is_done(td_event *event);
 
 // Copies between host and device or within the device. Host memory must stay valid until it has
 // run.
 void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes);
+// For latency: the copy is made by the device's processors, not by its copy engines, where it would
+// queue behind the large copies of other streams. Host memory must be that of td_dev_alloc_host.
+void td_op_copy_direct(td_stream *stream, void *dst, const void *src, size_t n_bytes);
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
 
 // Signals are numbers in memory of td_dev_alloc_host by which streams of two devices wait for each
@@ -165,7 +172,7 @@ typedef struct {
 } td_linear_op_args;
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
-// x[i] += y[i] over n elements.
+// x[i] += y[i] over n elements. y may be in memory of td_dev_alloc_host.
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
 // y is f32 whatever the dtype of x
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);

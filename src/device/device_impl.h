@@ -29,6 +29,7 @@ typedef struct {
   void *dst;
   const void *src;
   size_t n_bytes;
+  bool is_direct; // see td_op_copy_direct
 } td_copy_args;
 
 typedef struct {
@@ -89,7 +90,7 @@ typedef struct {
   void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
   void (*stop_pinning)(td_dev *dev);
   bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: accepts any
-  td_status (*stream_open)(td_stream **out, td_dev *dev, td_err *err);
+  td_status (*stream_open)(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);
   // NULL: always calls enqueue.
@@ -101,6 +102,7 @@ typedef struct {
   // The event may belong to another device of the same kind.
   void (*stream_wait)(td_stream *stream, td_event *event);
   void (*event_sync)(td_event *event);
+  bool (*event_is_done)(td_event *event);
   void (*enqueue)(td_stream *stream, const td_op *op);
 } td_dev_vtable;
 

@@ -433,7 +433,7 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   build_step(e, seqs, n_seqs);
   plan_step(e);
   const uint64_t start_ns = td_clock_ns();
-  td_op_copy(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
+  td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   if (e->plan.is_replayed) {
     run_replayed(e);
   } else {

@@ -44,7 +44,7 @@ typedef struct {
   td_stream *stream;
   uint32_t most_tokens; // largest number of tokens per transfer
   char *in;             // host memory; layout as at h
-  void *out, *sum;      // [most_tokens][dim]; out: host memory, sum: memory of the engine's device
+  void *out;            // host memory: [most_tokens][dim]
   // given, input_signals: a layer's input is in host memory. done, done_signals: the experts' sum
   // is. Steps with TD_HANDOVER_SIGNALS use the signals, which are in host memory,
   // [n_layers][TD_MAX_MICROBATCHES] each; other steps use the events.

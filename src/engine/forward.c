@@ -163,7 +163,7 @@ void td_engine_copy_outputs(td_engine *e) {
                                                     .out = e->dev_top,
                                                     .n_rows = e->n_rows,
                                                     .n_vocab = n_vocab});
-  td_op_copy(e->stream, e->top, e->dev_top, e->n_rows * sizeof *e->top);
+  td_op_copy_direct(e->stream, e->top, e->dev_top, e->n_rows * sizeof *e->top);
 }
 
 // Final norm and lm_head for the rows whose logits are wanted.

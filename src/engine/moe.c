@@ -1,9 +1,10 @@
 // src/engine/moe.c - the second half of a layer: a dense MLP, or a router and its experts.
 // Routed experts can be offloaded to a second device (the CPU) when they do not fit on the first.
 // Per layer: copy hidden states and routing to pinned host memory, run the experts there while the
-// first device runs the shared expert, copy the weighted sum back. Decode steps are queued up front
-// on both devices, which wait for each other's signals. For prefill the calling thread waits in
-// between, because a GPU that waits for long may be taken for a hung one.
+// first device runs the shared expert, add the weighted sum. The first device's processors move
+// these bytes: its copy engines may be busy with streamed experts for a long time. Decode steps are
+// queued up front on both devices, which wait for each other's signals. For prefill the calling
+// thread waits in between, because a GPU that waits for long may be taken for a hung one.
 #include <stdatomic.h>
 #include <string.h>
 
@@ -61,7 +62,6 @@ td_status td_moe_offload_open(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_event_open(&offload->done, offload->dev, err);
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&offload->in, offload_input_bytes, err);
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, &offload->out, sum_bytes, err);
-  if (st == TD_OK) st = td_dev_alloc(e->dev, &offload->sum, sum_bytes, err);
   size_t signal_bytes = 2 * n_signals * sizeof *offload->input_signals;
   void *signals = NULL;
   if (st == TD_OK) st = td_dev_alloc_host(e->dev, &signals, signal_bytes, err);
@@ -82,7 +82,6 @@ void td_moe_offload_close(td_engine *e) {
   td_dev_free_host(e->dev, offload->in);
   td_dev_free_host(e->dev, offload->out);
   td_dev_free_host(e->dev, offload->input_signals);
-  td_dev_free(e->dev, offload->sum);
 }
 
 void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, bool accumulate) {
@@ -215,21 +214,23 @@ static void send_hidden(td_engine *e, const td_microbatch *p, const given *from,
                pair = (size_t)c->begin * e->config->top_k;
   const given to = offload_input_of(e, p, c->n);
   if (c->n == p->n_tokens) {
-    td_op_copy(e->stream, to.x, from->x, offload_input_bytes_of(e, c->n));
+    td_op_copy_direct(e->stream, to.x, from->x, offload_input_bytes_of(e, c->n));
     return;
   }
-  td_op_copy(e->stream, to.x, from->x + c->begin * row_bytes(e), c->n * row_bytes(e));
-  td_op_copy(e->stream, to.ids, from->ids + pair, n_pairs * sizeof *to.ids);
-  td_op_copy(e->stream, to.weights, from->weights + pair, n_pairs * sizeof *to.weights);
+  td_op_copy_direct(e->stream, to.x, from->x + c->begin * row_bytes(e), c->n * row_bytes(e));
+  td_op_copy_direct(e->stream, to.ids, from->ids + pair, n_pairs * sizeof *to.ids);
+  td_op_copy_direct(e->stream, to.weights, from->weights + pair, n_pairs * sizeof *to.weights);
 }
 
 // delta = the sum of a piece; += for a layer with shared experts.
 static void receive_sum(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const piece *c) {
   const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
   char *delta = p->delta + c->begin * row_bytes(e);
-  char *sum = has_shared ? (char *)e->offload.sum + p->begin * row_bytes(e) : delta;
-  td_op_copy(e->stream, sum, sum_of(e, p), c->n * row_bytes(e));
-  if (has_shared) td_op_add(e->stream, delta, sum, (size_t)c->n * e->config->dim);
+  if (has_shared) {
+    td_op_add(e->stream, delta, sum_of(e, p), (size_t)c->n * e->config->dim);
+  } else {
+    td_op_copy_direct(e->stream, delta, sum_of(e, p), c->n * row_bytes(e));
+  }
 }
 
 // Runs a piece on the expert device without signals; the calling thread waits for its input and

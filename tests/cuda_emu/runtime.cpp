@@ -32,6 +32,11 @@ struct progress {
     std::unique_lock<std::mutex> hold(lock);
     moved.wait(hold, [&] { return n_done >= n; });
   }
+
+  bool is_done(uint64_t n) {
+    std::lock_guard<std::mutex> hold(lock);
+    return n_done >= n;
+  }
 };
 
 // Does one copy after the other, in the order in which streams get to theirs.
@@ -218,6 +223,7 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorInvalidValue: return "invalid argument";
   case cudaErrorMemoryAllocation: return "out of memory";
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+  case cudaErrorNotReady: return "device not ready";
   case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
   case cudaErrorInvalidDevice: return "invalid device ordinal";
@@ -447,8 +453,16 @@ cudaError_t cudaHostUnregister(void *ptr) {
   return result(is_known ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+// Priorities change no order that a program may rely on.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority) {
   (void)flags;
+  (void)priority;
   if (is_broken()) return result(cudaErrorIllegalAddress);
   *out = new emu_stream;
   return cudaSuccess;
@@ -504,6 +518,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   check_wait(event->is_waited_for_asleep);
   if (event->of) event->of->wait(event->n);
   return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (captured) return spoil();
+  if (is_broken()) return result(cudaErrorIllegalAddress);
+  return !event->of || event->of->is_done(event->n) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemcpyKind kind,

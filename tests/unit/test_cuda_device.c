@@ -571,6 +571,58 @@ static void test_a_signal_that_does_not_come(void **state) {
   cuda_close(&f);
 }
 
+// Copies that the device's processors make, from and to the host's memory, of any alignment.
+static void test_direct_copies(void **state) {
+  (void)state;
+  enum { N = 70000 };
+  CUDA_OPEN(f);
+  td_err err;
+  void *memory;
+  assert_int_equal(td_dev_alloc_host(f.dev, &memory, 2 * N, &err), TD_OK);
+  uint8_t *from = memory, *back = from + N, *device = cuda_alloc(&f, N);
+  for (uint32_t i = 0; i < N; i++)
+    from[i] = (uint8_t)(7 * i + i / 256);
+  static const size_t shapes[][2] = {{0, N}, {1, 513}, {4, 1000}, {16, 32768}, {0, 1}, {0, 0}};
+  for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+    const size_t at = shapes[i][0], n = shapes[i][1] < N - at ? shapes[i][1] : N - at;
+    memset(back, 0, N);
+    td_op_copy_direct(f.stream, device + at, from + at, n);
+    td_op_copy_direct(f.stream, back + at, device + at, n);
+    cuda_sync(&f);
+    assert_memory_equal(back + at, from + at, n);
+    if (at + n < N) assert_int_equal(back[at + n], 0);
+  }
+  td_dev_free_host(f.dev, memory);
+  cuda_close(&f);
+}
+
+// An event is asked for without waiting, while its stream waits for the host.
+static void test_events_that_are_not_done(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  td_err err;
+  void *host;
+  td_event *event;
+  td_stream *urgent;
+  assert_int_equal(td_dev_alloc_host(f.dev, &host, 64, &err), TD_OK);
+  memset(host, 0, 64);
+  assert_int_equal(td_event_open(&event, f.dev, &err), TD_OK);
+  assert_int_equal(td_stream_open_urgent(&urgent, f.dev, &err), TD_OK);
+  _Atomic uint32_t *signal = host;
+  const uint32_t one = 1, *value = cuda_put(&f, &one, sizeof one);
+  assert_true(td_event_is_done(event)); // never recorded
+  td_op_await(urgent, signal, value);
+  td_event_record(event, urgent);
+  assert_false(td_event_is_done(event));
+  atomic_store(signal, 1);
+  td_event_sync(event);
+  assert_true(td_event_is_done(event));
+  td_stream_close(urgent);
+  td_event_close(event);
+  td_dev_free_host(f.dev, host);
+  cuda_close(&f);
+}
+
 // Where there is no memory for one more graph, those that are there make room.
 static void test_more_work_than_graphs_fit(void **state) {
   (void)state;
@@ -905,6 +957,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_keys_of_work),
       cmocka_unit_test(test_scratch_that_grows),
       cmocka_unit_test(test_a_signal_that_does_not_come),
+      cmocka_unit_test(test_direct_copies),
+      cmocka_unit_test(test_events_that_are_not_done),
       cmocka_unit_test(test_more_work_than_graphs_fit),
       cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_copies_share_pages),

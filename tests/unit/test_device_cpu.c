@@ -2,6 +2,7 @@
 #include <setjmp.h>
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include <cmocka.h>
@@ -204,6 +205,29 @@ static void test_wait_means_the_last_record_before_it(void **state) {
   td_stream_close(two);
   td_event_close(event);
   td_event_close(gate);
+  td_dev_close(dev);
+}
+
+// An event is asked for without waiting, while its stream waits for the host.
+static void test_an_event_that_is_not_done(void **state) {
+  (void)state;
+  td_dev *dev = open_dev(2);
+  td_stream *stream;
+  td_err err;
+  assert_int_equal(td_stream_open_urgent(&stream, dev, &err), TD_OK);
+  td_event *event = open_event(dev);
+  _Atomic uint32_t signal = 0;
+  const uint32_t one = 1;
+  assert_true(td_event_is_done(event)); // never recorded
+  td_op_await(stream, &signal, &one);
+  td_event_record(event, stream);
+  assert_false(td_event_is_done(event));
+  atomic_store(&signal, 1);
+  td_event_sync(event);
+  assert_true(td_event_is_done(event));
+  td_stream_close(stream);
+  assert_true(td_event_is_done(event)); // its stream is gone, and was done
+  td_event_close(event);
   td_dev_close(dev);
 }
 
@@ -460,6 +484,7 @@ int main(void) {
       cmocka_unit_test(test_waiters_for_different_places),
       cmocka_unit_test(test_streams_wait_for_one_another),
       cmocka_unit_test(test_wait_means_the_last_record_before_it),
+      cmocka_unit_test(test_an_event_that_is_not_done),
       cmocka_unit_test(test_a_failed_stream_lets_others_go_on),
       cmocka_unit_test(test_random_graph_equals_serial),
       cmocka_unit_test(test_streams_share_the_team),

@@ -89,7 +89,7 @@ struct td_cpu_event {
   uint64_t n_completed;  // of stream, when the event is done
 };
 
-td_status td_cpu_stream_open(td_stream **out, td_dev *dev, td_err *err);
+td_status td_cpu_stream_open(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
 void td_cpu_stream_close(td_stream *stream);
 void td_cpu_stream_free(td_cpu_stream *stream); // after close
 td_status td_cpu_stream_sync(td_stream *stream, td_err *err);
@@ -99,6 +99,7 @@ void td_cpu_event_close(td_event *event);
 void td_cpu_event_record(td_event *event, td_stream *stream);
 void td_cpu_stream_wait(td_stream *stream, td_event *event);
 void td_cpu_event_sync(td_event *event);
+bool td_cpu_event_is_done(td_event *event);
 
 // Runs one operator, on the stream's thread.
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err);

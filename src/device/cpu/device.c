@@ -89,6 +89,7 @@ static const td_dev_vtable vtable = {
     .event_record = td_cpu_event_record,
     .stream_wait = td_cpu_stream_wait,
     .event_sync = td_cpu_event_sync,
+    .event_is_done = td_cpu_event_is_done,
     .enqueue = td_cpu_enqueue,
 };
 

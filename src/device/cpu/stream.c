@@ -109,7 +109,9 @@ static void return_struct(td_cpu_stream *stream) {
   pthread_mutex_unlock(&dev->lock);
 }
 
-td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_err *err) {
+// All streams share the pool operator by operator, so none is more urgent.
+td_status td_cpu_stream_open(td_stream **out, td_dev *base, bool is_urgent, td_err *err) {
+  (void)is_urgent;
   td_cpu_stream *stream = take_struct((td_cpu_dev *)base);
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->stopping = false;
@@ -216,6 +218,15 @@ void td_cpu_stream_wait(td_stream *base, td_event *event) {
 void td_cpu_event_sync(td_event *event) {
   td_cpu_cmd cmd = wait_command((cpu_event *)event);
   if (cmd.wait_for) wait_completed(cmd.wait_for, cmd.wait_n_completed);
+}
+
+bool td_cpu_event_is_done(td_event *event) {
+  td_cpu_cmd cmd = wait_command((cpu_event *)event);
+  if (!cmd.wait_for) return true;
+  pthread_mutex_lock(&cmd.wait_for->lock);
+  const bool is_done = cmd.wait_for->n_completed >= cmd.wait_n_completed;
+  pthread_mutex_unlock(&cmd.wait_for->lock);
+  return is_done;
 }
 
 td_status td_cpu_scratch(td_cpu_stream *stream, td_cpu_scratch_slot slot, size_t n_bytes,

@@ -180,7 +180,7 @@ int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t
                       td_cu_stream stream);
 
 // stream.c
-td_status td_cuda_stream_open(td_stream **out, td_dev *dev, td_err *err);
+td_status td_cuda_stream_open(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
 void td_cuda_stream_close(td_stream *stream);
 td_status td_cuda_stream_sync(td_stream *stream, td_err *err);
 td_status td_cuda_event_open(td_event **out, td_dev *dev, td_err *err);
@@ -188,6 +188,7 @@ void td_cuda_event_close(td_event *event);
 void td_cuda_event_record(td_event *event, td_stream *stream);
 void td_cuda_stream_wait(td_stream *stream, td_event *event);
 void td_cuda_event_sync(td_event *event);
+bool td_cuda_event_is_done(td_event *event);
 void td_cuda_enqueue(td_stream *stream, const td_op *op);
 // graph.c
 void td_cuda_stream_run(td_stream *stream, const td_work_key *key, void (*enqueue)(void *ctx),

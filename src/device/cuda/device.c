@@ -99,6 +99,7 @@ static const td_dev_vtable vtable = {
     .event_record = td_cuda_event_record,
     .stream_wait = td_cuda_stream_wait,
     .event_sync = td_cuda_event_sync,
+    .event_is_done = td_cuda_event_is_done,
     .enqueue = td_cuda_enqueue,
 };
 
@@ -129,7 +130,7 @@ static td_status open_gpu(td_cuda_dev *dev, td_err *err) {
                    "with -DTD_CUDA_ARCHS=%d, or install a newer driver",
                    dev->props.name, dev->abi->error_text(code), dev->props.capability);
   }
-  return td_cuda_result(dev, dev->abi->stream_open(&dev->upload), "a stream", err);
+  return td_cuda_result(dev, dev->abi->stream_open(&dev->upload, false), "a stream", err);
 }
 
 td_status td_cuda_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err) {

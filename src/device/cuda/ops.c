@@ -4,6 +4,10 @@
 td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {
   if (a->n_bytes == 0) return TD_OK;
   const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  if (a->is_direct) {
+    const td_cu_copy_args args = {.dst = a->dst, .src = a->src, .n_bytes = a->n_bytes};
+    return TD_CUDA_LAUNCH(stream, copy_direct, &args);
+  }
   int code = td_cuda_copy_from(dev, a->dst, a->src, a->n_bytes, stream->cu);
   return td_cuda_result(dev, code, "copy", err);
 }

@@ -25,14 +25,14 @@ static void free_stream(td_cuda_stream *stream) {
   free(stream);
 }
 
-td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_err *err) {
+td_status td_cuda_stream_open(td_stream **out, td_dev *base, bool is_urgent, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   td_cuda_stream *stream = calloc(1, sizeof *stream);
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->base.dev = base;
   void *fault = NULL;
   td_cuda_use(dev);
-  int code = dev->abi->stream_open(&stream->cu);
+  int code = dev->abi->stream_open(&stream->cu, is_urgent);
   if (code == 0) code = dev->abi->alloc_host(&fault, sizeof *stream->fault);
   stream->fault = fault;
   if (fault) *stream->fault = TD_CU_FAULT_NONE;
@@ -131,6 +131,14 @@ void td_cuda_stream_wait(td_stream *base_stream, td_event *base) {
 void td_cuda_event_sync(td_event *base) {
   // On a failed device this returns at once; td_stream_sync reports the failure.
   ((td_cuda_dev *)base->dev)->abi->event_sync(((td_cuda_event *)base)->cu);
+}
+
+bool td_cuda_event_is_done(td_event *base) {
+  td_cuda_dev *dev = (td_cuda_dev *)base->dev;
+  td_cuda_use(dev);
+  bool is_done = true;
+  dev->abi->event_is_done(((td_cuda_event *)base)->cu, &is_done); // td_stream_sync reports failures
+  return is_done;
 }
 
 static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
