@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/linear/w4a8.h"
 #include "kernels/decl.h"
+#include "tandem/formats.h"
 
 static const td_kernel_variant all_variants[] = {
 #define TD_KERNEL(family, isa, features, ...)                                                      \
@@ -15,22 +16,13 @@ static const td_kernel_variant all_variants[] = {
 #undef TD_KERNEL
 };
 
-// Instruction sets, best first. needs: features that select an entry; allows: features its kernels
-// may use. FP16 is preferred where available: on known CPUs BF16 dot products have a quarter of
-// FP16's throughput. Without FP16, BF16 has twice FP32's.
 static const struct {
   const char *name;
   unsigned needs, allows; // TD_ISA_ bits
 } isas[] = {
-    {"avx512fp16", TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2},
-    {"avx512bf16", TD_ISA_AVX512_BF16,
-     TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2},
-    {"avx512int16", TD_ISA_AVX512, TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2},
-    {"avx512", TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2},
-    {"avxvnni", TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_MATH_INT16 | TD_ISA_AVX2},
-    {"avx2int16", TD_MATH_INT16, TD_MATH_INT16 | TD_ISA_AVX2},
-    {"avx2", TD_ISA_AVX2, TD_ISA_AVX2},
-    {"scalar", 0, 0},
+#define X(name, needs, allows) {#name, needs, allows},
+    TD_ISAS(X)
+#undef X
 };
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
 
@@ -120,9 +112,11 @@ void td_kernels_use_activations(td_activations activations) {
 }
 
 const char *const *td_kernels_isas(void) {
-  static const char *const names[] = {"avx512fp16", "avx512bf16", "avx512int16",
-                                      "avx512",     "avxvnni",    "avx2int16",
-                                      "avx2",       "scalar",     NULL};
+  static const char *const names[] = {
+#define X(name, needs, allows) #name,
+      TD_ISAS(X)
+#undef X
+          NULL};
   return names;
 }
 
@@ -135,27 +129,15 @@ static bool rounds_x(const td_weight *w) {
          a8_block(w) > 0;
 }
 
-static td_linear_fn linear_i4(const td_kernel_table *t, td_layout layout) {
-  switch (layout) {
-  case TD_LAYOUT_ROWS: return t->linear_i4;
-  case TD_LAYOUT_GPTQ: return t->linear_i4_gptq;
-  case TD_LAYOUT_AWQ: return t->linear_i4_awq;
+static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
+  enum { N_LAYOUTS = TD_LAYOUT_AWQ + 1 };
+  switch ((unsigned)w->dtype * N_LAYOUTS + w->layout) {
+#define X(dtype, layout, family, scales)                                                           \
+  case TD_##dtype *N_LAYOUTS + TD_LAYOUT_##layout: return t->family;
+    TD_WEIGHT_KINDS(X)
+#undef X
   }
   return NULL;
-}
-
-static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
-  if (w->dtype == TD_I4) return linear_i4(t, w->layout);
-  if (w->layout != TD_LAYOUT_ROWS) return NULL;
-  switch (w->dtype) {
-  case TD_F32: return t->linear_f32;
-  case TD_F16: return t->linear_f16;
-  case TD_BF16: return t->linear_bf16;
-  case TD_F8E4M3: return t->linear_f8e4m3;
-  case TD_I8: return t->linear_i8;
-  case TD_F4E2M1: return t->linear_f4e2m1;
-  default: return NULL;
-  }
 }
 
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt) {

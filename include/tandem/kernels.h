@@ -166,6 +166,20 @@ enum {
   TD_ISA_AVX_VNNI = 1u << 5,
 };
 
+// Instruction sets, best first: name, features that select an entry, features its kernels may use.
+// FP16 is preferred where available: on known CPUs BF16 dot products have a quarter of FP16's
+// throughput. Without FP16, BF16 has twice FP32's.
+#define TD_ISAS(X)                                                                                 \
+  X(avx512fp16, TD_ISA_AVX512_FP16, TD_ISA_AVX512_FP16 | TD_ISA_AVX512 | TD_ISA_AVX2)              \
+  X(avx512bf16, TD_ISA_AVX512_BF16,                                                                \
+    TD_ISA_AVX512_BF16 | TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                              \
+  X(avx512int16, TD_ISA_AVX512, TD_ISA_AVX512 | TD_MATH_INT16 | TD_ISA_AVX2)                       \
+  X(avx512, TD_ISA_AVX512, TD_ISA_AVX512 | TD_ISA_AVX2)                                            \
+  X(avxvnni, TD_ISA_AVX_VNNI, TD_ISA_AVX_VNNI | TD_MATH_INT16 | TD_ISA_AVX2)                       \
+  X(avx2int16, TD_MATH_INT16, TD_MATH_INT16 | TD_ISA_AVX2)                                         \
+  X(avx2, TD_ISA_AVX2, TD_ISA_AVX2)                                                                \
+  X(scalar, 0, 0)
+
 typedef enum { TD_KERNELS_OK, TD_KERNELS_UNKNOWN_ISA, TD_KERNELS_ISA_ABSENT } td_kernels_result;
 
 // Fills the dispatch table. force_isa NULL: the best of this machine; otherwise a name of

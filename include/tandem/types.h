@@ -2,34 +2,42 @@
 #ifndef TANDEM_TYPES_H
 #define TANDEM_TYPES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+// Dtypes: name, spelling in safetensors, bits of an element. 4-bit dtypes, which safetensors stores
+// as words or bytes, are spelled by the same pattern. Numbers are part of stored KV records and of
+// the CUDA library's interface: add at the end.
+//   F8E4M3  OCP: no infinities, 0x7f and 0xff are NaN
+//   I4      codes 0 .. 15 minus a zero point
+//   F4E2M1  0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign
+//   F8E8M0  2^(code - 127), 0xff is NaN; scales only
+#define TD_DTYPES(X)                                                                               \
+  X(F32, "F32", 32)                                                                                \
+  X(F16, "F16", 16)                                                                                \
+  X(BF16, "BF16", 16)                                                                              \
+  X(F8E4M3, "F8_E4M3", 8)                                                                          \
+  X(I32, "I32", 32)                                                                                \
+  X(I8, "I8", 8)                                                                                   \
+  X(I4, "I4", 4)                                                                                   \
+  X(F4E2M1, "F4_E2M1", 4)                                                                          \
+  X(F8E8M0, "F8_E8M0", 8)
+
 typedef enum {
-  TD_F32,
-  TD_F16,
-  TD_BF16,
-  TD_F8E4M3, // OCP: no infinities, 0x7f and 0xff are NaN
-  TD_I32,
-  TD_I8,
-  TD_I4,     // codes 0 .. 15 minus a zero point
-  TD_F4E2M1, // 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign
-  TD_F8E8M0, // 2^(code - 127), 0xff is NaN; scales only
-  TD_N_DTYPES
+#define X(id, name, bits) TD_##id,
+  TD_DTYPES(X)
+#undef X
+      TD_N_DTYPES
 } td_dtype;
 
 // Bits of one element.
 static inline uint32_t td_dtype_bits(td_dtype dtype) {
   switch (dtype) {
-  case TD_F32:
-  case TD_I32: return 32;
-  case TD_F16:
-  case TD_BF16: return 16;
-  case TD_F8E4M3:
-  case TD_I8:
-  case TD_F8E8M0: return 8;
-  case TD_I4:
-  case TD_F4E2M1: return 4;
+#define X(id, name, bits)                                                                          \
+  case TD_##id: return bits;
+    TD_DTYPES(X)
+#undef X
   case TD_N_DTYPES: break;
   }
   return 0;
@@ -41,6 +49,8 @@ static inline size_t td_dtype_bytes(td_dtype dtype) {
 }
 
 const char *td_dtype_name(td_dtype dtype);
+// The dtype of this spelling. False: there is none, and *out is TD_N_DTYPES.
+bool td_dtype_find(const char *name, td_dtype *out);
 
 // How the elements of a matrix lie in memory. A word is 32 bits, little-endian, and holds eight
 // 4-bit codes, the first in its lowest bits.

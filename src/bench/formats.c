@@ -1,34 +1,12 @@
-// src/bench/formats.c - the list of formats, and synthetic matrices in them.
+// src/bench/formats.c - synthetic matrices in every format.
 #include "bench/formats.h"
 
 #include <string.h>
 
-static const td_bench_format formats[] = {
-    {"f32", "linear_f32", TD_F32, TD_F32, TD_LAYOUT_ROWS, 0, 0, false},
-    {"bf16", "linear_bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, 0, 0, false},
-    {"f16", "linear_f16", TD_F16, TD_F32, TD_LAYOUT_ROWS, 0, 0, false},
-    {"fp8-b128", "linear_f8e4m3", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, 128, 128, false},
-    {"fp8-channel", "linear_f8e4m3", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, 1, TD_BENCH_ALL_COLS,
-     false},
-    {"int8-channel", "linear_i8", TD_I8, TD_F32, TD_LAYOUT_ROWS, 1, TD_BENCH_ALL_COLS, false},
-    {"int4-g128", "linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, 1, 128, false},
-    {"int4-g32", "linear_i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, 1, 32, false},
-    {"gptq-g128", "linear_i4_gptq", TD_I4, TD_F16, TD_LAYOUT_GPTQ, 1, 128, true},
-    {"awq-g128", "linear_i4_awq", TD_I4, TD_F16, TD_LAYOUT_AWQ, 1, 128, true},
-    {"mxfp4", "linear_f4e2m1", TD_F4E2M1, TD_F8E8M0, TD_LAYOUT_ROWS, 1, 32, false},
-    {"nvfp4", "linear_f4e2m1", TD_F4E2M1, TD_F8E4M3, TD_LAYOUT_ROWS, 1, 16, false},
-};
-
-const td_bench_format *td_bench_formats(size_t *n) {
-  *n = sizeof formats / sizeof formats[0];
-  return formats;
-}
-
-const char *td_bench_family(const td_bench_format *format, td_activations activations,
-                            bool prompt) {
+const char *td_bench_family(const td_format *format, td_activations activations, bool prompt) {
   bool is_q4 = format->layout == TD_LAYOUT_ROWS && td_dtype_bits(format->dtype) == 4;
   bool is_int8 = is_q4 && prompt && activations == TD_ACTIVATIONS_INT8;
-  return is_int8 ? "linear_w4a8" : format->family;
+  return is_int8 ? "linear_w4a8" : td_weight_kind_of(format->dtype, format->layout)->family;
 }
 
 static bool list_has(const char *list, const char *name) {
@@ -40,35 +18,19 @@ static bool list_has(const char *list, const char *name) {
   return false;
 }
 
-bool td_bench_format_chosen(const td_bench_format *format, const char *list) {
+bool td_bench_format_chosen(const td_format *format, const char *list) {
   return !list || list_has(list, format->name);
-}
-
-td_status td_bench_check_formats(const char *list, td_err *err) {
-  for (const char *at = list; at && *at;) {
-    size_t len = strcspn(at, ","), i = 0, n = sizeof formats / sizeof formats[0];
-    while (i < n && (strlen(formats[i].name) != len || strncmp(formats[i].name, at, len)))
-      i++;
-    if (i == n) {
-      return td_fail(err, TD_EINVAL,
-                     "--format %.*s: use f32, bf16, f16, fp8-b128, fp8-channel, int8-channel, "
-                     "int4-g128, int4-g32, gptq-g128, awq-g128, mxfp4 or nvfp4",
-                     (int)len, at);
-    }
-    at += len + (at[len] == ',');
-  }
-  return TD_OK;
 }
 
 static size_t round_up(size_t n) {
   return (n + 63) & ~(size_t)63;
 }
 
-size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t rows, uint32_t cols,
+size_t td_bench_weight(td_weight *out, const td_format *format, uint32_t rows, uint32_t cols,
                        void *memory) {
   static const uint32_t nowhere; // placeholder for scales and zero points whose address is not
                                  // known yet
-  bool whole = format->scale_cols == TD_BENCH_ALL_COLS;
+  bool whole = format->scale_cols == TD_FORMAT_WHOLE_ROW;
   *out = (td_weight){.dtype = format->dtype,
                      .scale_dtype = format->scale_dtype,
                      .layout = format->layout,

@@ -1,34 +1,19 @@
-// src/bench/formats.h - every format in which a checkpoint can store a matrix, and synthetic
-// matrices in these formats.
+// src/bench/formats.h - synthetic matrices in every format of tandem/formats.h.
 #ifndef TD_BENCH_FORMATS_H
 #define TD_BENCH_FORMATS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/status.h"
-#include "tandem/types.h"
+#include "tandem/formats.h"
 
-typedef struct {
-  const char *name;   // "fp8-b128": dtype, then the elements per scale
-  const char *family; // kernel family
-  td_dtype dtype, scale_dtype;
-  td_layout layout;
-  uint32_t scale_rows, scale_cols; // 0: no scales; TD_BENCH_ALL_COLS: one per row
-  bool zero;
-} td_bench_format;
-
-enum { TD_BENCH_ALL_COLS = UINT32_MAX };
 // Batches of more tokens than this are benchmarked with prefill kernels, smaller ones as decode.
 enum { TD_BENCH_ANSWERS = 16 };
 
-const td_bench_format *td_bench_formats(size_t *n);
 // Kernel family used for this format with the given activations, for prefill (prompt) or decode.
-const char *td_bench_family(const td_bench_format *format, td_activations activations, bool prompt);
+const char *td_bench_family(const td_format *format, td_activations activations, bool prompt);
 // Whether the comma-separated list contains the format's name; NULL contains all.
-bool td_bench_format_chosen(const td_bench_format *format, const char *list);
-// TD_EINVAL if a name in the list is not a format.
-td_status td_bench_check_formats(const char *list, td_err *err);
+bool td_bench_format_chosen(const td_format *format, const char *list);
 
 // Offset of matrices from a cache line: safetensors headers are padded to 8 bytes only, so
 // published tensors rarely start on a cache line.
@@ -36,7 +21,7 @@ enum { TD_BENCH_OFF_LINE = 16 };
 
 // Describes a matrix in memory (16-byte aligned) and returns the bytes it occupies, a multiple of
 // 64. With memory NULL only the returned size is meaningful.
-size_t td_bench_weight(td_weight *out, const td_bench_format *format, uint32_t rows, uint32_t cols,
+size_t td_bench_weight(td_weight *out, const td_format *format, uint32_t rows, uint32_t cols,
                        void *memory);
 // Fills a matrix with finite values of ordinary magnitude: speed does not depend on values, except
 // for subnormals and NaN. memory as given to td_bench_weight.

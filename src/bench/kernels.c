@@ -85,7 +85,7 @@ static void fill_some(void *ctx, size_t begin, size_t end) {
     td_bench_fill(&b->weights[i], matrix_at(b, i), (uint32_t)i);
 }
 
-static td_status make_weights(kernel_bench *b, const td_bench_format *format, uint32_t rows,
+static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t rows,
                               uint32_t cols, td_err *err) {
   td_weight unused;
   b->weight_bytes = td_bench_weight(&unused, format, rows, cols, NULL);
@@ -122,8 +122,8 @@ static td_gemv_schedule quicker_way(kernel_bench *b, const td_kernel_variant *va
   return one <= other ? TD_GEMV_SEQUENTIAL : TD_GEMV_INTERLEAVED;
 }
 
-static void run_case(kernel_bench *b, const td_kernel_variant *variant,
-                     const td_bench_format *format, const td_bench_speed *speed) {
+static void run_case(kernel_bench *b, const td_kernel_variant *variant, const td_format *format,
+                     const td_bench_speed *speed) {
   const td_weight *w = &b->weights[0];
   cpu_set_t before;
   td_pool_pin_caller(b->report.reads.pool, &before);
@@ -145,8 +145,8 @@ static void run_case(kernel_bench *b, const td_kernel_variant *variant,
 }
 
 // Runs all variants and batches with one number of threads.
-static td_status run_threads(kernel_bench *b, const td_bench_format *format,
-                             const td_bench_speed *speed, td_err *err) {
+static td_status run_threads(kernel_bench *b, const td_format *format, const td_bench_speed *speed,
+                             td_err *err) {
   td_status st = td_bench_report_use(&b->report, speed, err);
   if (st != TD_OK) return st;
   size_t n;
@@ -166,7 +166,7 @@ static td_status run_threads(kernel_bench *b, const td_bench_format *format,
   return TD_OK;
 }
 
-static td_status run_format(kernel_bench *b, const td_bench_format *format, td_err *err) {
+static td_status run_format(kernel_bench *b, const td_format *format, td_err *err) {
   td_status st = TD_OK;
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0] && st == TD_OK; s++) {
     st = make_weights(b, format, shapes[s].rows, shapes[s].cols, err);
@@ -206,7 +206,7 @@ int td_cmd_bench_kernels(const td_options *o) {
   td_err err;
   td_status st = open_bench(&b, o, &err);
   size_t n;
-  const td_bench_format *formats = td_bench_formats(&n);
+  const td_format *formats = td_formats(&n);
   for (size_t i = 0; i < n && st == TD_OK; i++) {
     if (td_bench_format_chosen(&formats[i], o->bench_format))
       st = run_format(&b, &formats[i], &err);

@@ -14,7 +14,7 @@ enum { DIM = 7168, HIDDEN = 2048, TOP_K = 8 };
 
 typedef struct {
   td_bench_report report;
-  const td_bench_format *format;
+  const td_format *format;
   uint32_t n_experts, top_k, n_largest; // n_largest: largest batch, in tokens
   td_weight *weights;                   // [3][n_experts]: gate, up, down
   void *memory;
@@ -80,13 +80,13 @@ static uint32_t rows_of(uint32_t part) {
   return part == 2 ? DIM : HIDDEN;
 }
 
-static size_t weight_bytes(const td_bench_format *format, uint32_t part) {
+static size_t weight_bytes(const td_format *format, uint32_t part) {
   td_weight unused;
   return td_bench_weight(&unused, format, rows_of(part), DIM + HIDDEN - rows_of(part), NULL);
 }
 
 static td_status make_weights(layer_bench *b, td_err *err) {
-  const td_bench_format *f = b->format;
+  const td_format *f = b->format;
   size_t bytes = TD_BENCH_OFF_LINE + b->n_experts * (2 * weight_bytes(f, 0) + weight_bytes(f, 2));
   td_status st = td_bench_need_memory((double)bytes, f->name, err);
   if (st == TD_OK) st = td_dev_alloc(b->dev, &b->memory, bytes, err);
@@ -189,7 +189,7 @@ int td_cmd_bench_layer(const td_options *o) {
   td_status st = open_bench(&b, o, &err);
   const char *list = o->bench_format ? o->bench_format : "fp8-b128,bf16";
   size_t n;
-  const td_bench_format *formats = td_bench_formats(&n);
+  const td_format *formats = td_formats(&n);
   for (size_t f = 0; f < n && st == TD_OK; f++) {
     if (!td_bench_format_chosen(&formats[f], list)) continue;
     b.format = &formats[f];

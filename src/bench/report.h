@@ -36,7 +36,7 @@ typedef struct {
 
 typedef struct {
   const char *kernel, *variant;
-  const td_bench_format *format;
+  const td_format *format;
   uint32_t rows, cols, batch;
   const td_bench_speed *speed; // its number of threads and their peaks
   double bytes, flops;         // per run

@@ -8,9 +8,6 @@
 #include "engine/engine.h"
 #include "model/model.h"
 
-static const td_dtype dtypes[] = {TD_I4,  TD_F4E2M1, TD_F8E4M3, TD_I8,    TD_BF16,
-                                  TD_F16, TD_F32,    TD_I32,    TD_F8E8M0};
-
 static uint32_t count_moe_layers(const td_model_config *c) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < c->n_layers; i++)
@@ -74,10 +71,11 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, " active for a token\nweights       ");
   add_bytes(out, s.bytes);
   const char *before = ": ";
-  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (!s.bytes_by_dtype[dtypes[i]]) continue;
-    td_buf_printf(out, "%s%s ", before, td_dtype_name(dtypes[i]));
-    add_bytes(out, s.bytes_by_dtype[dtypes[i]]);
+  for (uint32_t i = 0; i < TD_N_DTYPES * 4; i++) { // the fewest bits first: 4, 8, 16, 32
+    const td_dtype dtype = (td_dtype)(i % TD_N_DTYPES);
+    if (td_dtype_bits(dtype) != 4u << i / TD_N_DTYPES || !s.bytes_by_dtype[dtype]) continue;
+    td_buf_printf(out, "%s%s ", before, td_dtype_name(dtype));
+    add_bytes(out, s.bytes_by_dtype[dtype]);
     before = ", ";
   }
   td_buf_str(out, "\ndecoding      reads ");
@@ -155,9 +153,9 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
   td_jw_int(w, "expert_bytes", (int64_t)s.expert_bytes);
   td_jw_int(w, "active_bytes", (int64_t)s.active_bytes);
   td_jw_begin_object(w, "bytes_by_dtype");
-  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (!s.bytes_by_dtype[dtypes[i]]) continue;
-    td_jw_int(w, td_dtype_name(dtypes[i]), (int64_t)s.bytes_by_dtype[dtypes[i]]);
+  for (int i = 0; i < TD_N_DTYPES; i++) {
+    if (!s.bytes_by_dtype[i]) continue;
+    td_jw_int(w, td_dtype_name((td_dtype)i), (int64_t)s.bytes_by_dtype[i]);
   }
   td_jw_end_object(w);
   td_jw_int(w, "kv_bytes_per_token",

@@ -3,28 +3,19 @@
 
 #include <math.h>
 
-// Whether the scales' dtype is valid for the weights' dtype.
-static bool scale_fits(const td_weight *w) {
-  td_dtype scale = w->scale_dtype;
-  switch (w->dtype) {
-  case TD_F8E4M3:
-  case TD_I8: return w->scale && scale == TD_F32;
-  case TD_I4: return w->scale && (scale == TD_F32 || scale == TD_F16 || scale == TD_BF16);
-  case TD_F4E2M1: return w->scale && (scale == TD_F8E8M0 || scale == TD_F8E4M3);
-  default: return !w->scale;
-  }
-}
+#include "tandem/formats.h"
 
 td_status td_dev_check_weight(const td_weight *w, const char *what, td_err *err) {
   TD_DEV_REQUIRE(w && w->data && w->rows > 0 && w->cols > 0, "%s: the matrix is absent", what);
-  TD_DEV_REQUIRE(scale_fits(w), "%s: scales of %s do not belong to weights of %s", what,
+  const td_weight_kind *kind = td_weight_kind_of(w->dtype, w->layout);
+  TD_DEV_REQUIRE(kind, "%s: %s in layout %d", what, td_dtype_name(w->dtype), (int)w->layout);
+  TD_DEV_REQUIRE(w->scale ? kind->scale_dtypes >> w->scale_dtype & 1 : !kind->scale_dtypes,
+                 "%s: scales of %s do not belong to weights of %s", what,
                  w->scale ? td_dtype_name(w->scale_dtype) : "no dtype", td_dtype_name(w->dtype));
   TD_DEV_REQUIRE(!w->scale || (w->scale_rows > 0 && w->scale_cols > 0), "%s: scale block is empty",
                  what);
   TD_DEV_REQUIRE(td_dtype_bits(w->dtype) != 4 || w->scale_rows == 1,
                  "%s: 4-bit weights of %u rows to a scale", what, w->scale_rows);
-  TD_DEV_REQUIRE(w->layout == TD_LAYOUT_ROWS || w->dtype == TD_I4, "%s: %s in layout %d", what,
-                 td_dtype_name(w->dtype), (int)w->layout);
   TD_DEV_REQUIRE(w->layout != TD_LAYOUT_AWQ || w->rows % 8 == 0,
                  "%s: %u rows do not fill AWQ's words", what, w->rows);
   TD_DEV_REQUIRE(w->dtype != TD_F4E2M1 || isfinite(w->global_scale),

@@ -111,10 +111,6 @@ static td_status read_size(const search *s, job *j) {
 }
 
 static td_status read_scales(const search *s, job *j) {
-  static const struct {
-    const char *name;
-    td_dtype dtype;
-  } dtypes[] = {{"F16", TD_F16}, {"BF16", TD_BF16}, {"F32", TD_F32}};
   td_word_matrix *m = &j->matrix;
   const td_tensor *t = j->scales = peek(s, formats[s->format].scales);
   if (!t) {
@@ -122,12 +118,10 @@ static td_status read_scales(const search *s, job *j) {
         s->err, TD_EFORMAT, "%s: tensor %.*s.%s is missing: the checkpoint is incomplete",
         td_store_listing(s->c->store), s->n_module, s->module, formats[s->format].scales);
   }
-  bool known = false;
-  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (strcmp(t->dtype, dtypes[i].name) != 0) continue;
-    known = true;
-    m->scale_dtype = dtypes[i].dtype;
-  }
+  td_dtype dtype;
+  const bool known = td_dtype_find(t->dtype, &dtype) &&
+                     (dtype == TD_F16 || dtype == TD_BF16 || dtype == TD_F32);
+  if (known) m->scale_dtype = dtype;
   m->one_scale = !s->scheme->scale_rows;
   uint64_t n = 1;
   for (uint32_t i = 0; i < t->n_dims; i++)
@@ -192,14 +186,12 @@ static bool grow(void **items, size_t n, size_t *cap, size_t each) {
 
 static td_status add_entry(const search *s, const char *part, td_dtype dtype, uint32_t cols,
                            const td_word_matrix *m) {
-  static const char *const names[] = {
-      [TD_I8] = "I8", [TD_F16] = "F16", [TD_BF16] = "BF16", [TD_F32] = "F32"};
   td_conversion *c = s->c;
   if (!grow((void **)&c->entries, c->n_entries, &c->cap_entries, sizeof *c->entries)) {
     return no_memory(c, s->err);
   }
   td_shard_entry *e = &c->entries[c->n_entries];
-  *e = (td_shard_entry){.dtype = names[dtype],
+  *e = (td_shard_entry){.dtype = td_dtype_name(dtype),
                         .n_dims = 2,
                         .shape = {m->rows, cols},
                         .n_bytes = (uint64_t)m->rows * cols * td_dtype_bytes(dtype)};

@@ -64,27 +64,20 @@ td_status td_binder_check_shape(const td_tensor_binder *b, const td_tensor *t, u
                  t->file, t->name, have, asked);
 }
 
-// dtypes that a tensor may be required to have, as safetensors spells them; U8 may hold exponents.
-static const struct {
-  const char *name;
-  td_dtype dtype;
-} spellings[] = {
-    {"F32", TD_F32},        {"F16", TD_F16},   {"BF16", TD_BF16}, {"F8_E4M3", TD_F8E4M3},
-    {"F8_E8M0", TD_F8E8M0}, {"U8", TD_F8E8M0}, {"I32", TD_I32},
-};
-
 td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigned allowed,
                           td_dtype *out) {
-  char names[128];
+  const bool is_known = td_dtype_find(t->dtype, out);
+  if (is_known && allowed >> *out & 1) return TD_OK;
+  if (allowed >> TD_F8E8M0 & 1 && strcmp(t->dtype, "U8") == 0) { // exponents as plain bytes
+    *out = TD_F8E8M0;
+    return TD_OK;
+  }
+  char names[128] = "";
   size_t len = 0;
-  for (size_t i = 0; i < TD_COUNT(spellings); i++) {
-    if (!(allowed >> spellings[i].dtype & 1)) continue;
-    if (strcmp(t->dtype, spellings[i].name) == 0) {
-      *out = spellings[i].dtype;
-      return TD_OK;
-    }
+  for (int i = 0; i < TD_N_DTYPES && len < sizeof names; i++) {
+    if (!(allowed >> i & 1)) continue;
     len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "",
-                            spellings[i].name);
+                            i == TD_F8E8M0 ? "F8_E8M0, U8" : td_dtype_name((td_dtype)i));
   }
   return td_fail(b->err, TD_EUNSUPPORTED,
                  "%s: tensor %s: dtype %s is not supported here; supported: %s", t->file, t->name,

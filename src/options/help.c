@@ -155,8 +155,9 @@ static void reference_row(td_buf *out, const td_option *o, uint32_t group) {
   if (o->letter) td_buf_printf(out, " `-%c`", o->letter);
   td_buf_printf(out, " `--%s%s%s` | %s | %s", o->name, o->metavar ? " " : "",
                 o->metavar ? o->metavar : "", o->fallback ? o->fallback : "", o->help);
+  const char *first = o->kind == OPT_SUBSET ? "; any of " : "; one of ";
   for (size_t i = 0; o->names && o->names[i]; i++)
-    td_buf_printf(out, "%s`%s`", i ? ", " : "; one of ", o->names[i]);
+    td_buf_printf(out, "%s`%s`", i ? ", " : first, o->names[i]);
   if (o->commands != group) {
     td_buf_str(out, " (");
     add_commands(out, o->commands);

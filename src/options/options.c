@@ -127,19 +127,38 @@ static void free_names(td_str_list *list) {
   *list = (td_str_list){0};
 }
 
-static td_status set_enum(const td_option *o, int *field, const char *text, td_err *err) {
-  char list[128] = "";
-  size_t at = 0;
+// Index of the name in the option's list; -1: it is not there.
+static int name_index(const td_option *o, const char *name, size_t len) {
   for (int i = 0; o->names[i]; i++) {
-    if (!strcmp(text, o->names[i])) {
-      *field = i;
-      return TD_OK;
-    }
-    const char *comma = i == 0 ? "" : o->names[i + 1] ? ", " : " or ";
-    if (at < sizeof list)
-      at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", comma, o->names[i]);
+    if (strlen(o->names[i]) == len && !strncmp(o->names[i], name, len)) return i;
   }
-  return td_fail(err, TD_EINVAL, "--%s %s: give %s", o->name, text, list);
+  return -1;
+}
+
+static td_status not_in_list(const td_option *o, const char *name, size_t len, td_err *err) {
+  char list[192] = "";
+  size_t at = 0;
+  for (int i = 0; o->names[i] && at < sizeof list; i++) {
+    const char *comma = i == 0 ? "" : o->names[i + 1] ? ", " : " or ";
+    at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", comma, o->names[i]);
+  }
+  return td_fail(err, TD_EINVAL, "--%s %.*s: give %s", o->name, (int)len, name, list);
+}
+
+static td_status set_enum(const td_option *o, int *field, const char *text, td_err *err) {
+  int i = name_index(o, text, strlen(text));
+  if (i < 0) return not_in_list(o, text, strlen(text), err);
+  *field = i;
+  return TD_OK;
+}
+
+static td_status set_subset(const td_option *o, char **field, const char *text, td_err *err) {
+  for (const char *at = text; *at;) {
+    size_t len = strcspn(at, ",");
+    if (name_index(o, at, len) < 0) return not_in_list(o, at, len, err);
+    at += len + (at[len] == ',');
+  }
+  return set_str(field, text, err);
 }
 
 static td_status set_flag(const td_option *o, bool *field, const char *text, td_err *err) {
@@ -159,6 +178,7 @@ td_status td_option_set(const td_option *o, td_options *options, const char *tex
   case OPT_FLAG: return set_flag(o, field, text, err);
   case OPT_INTS: return set_ints(o, field, text, err);
   case OPT_ENUM: return set_enum(o, field, text, err);
+  case OPT_SUBSET: return set_subset(o, field, text, err);
   case OPT_NAMES: return add_names(o, field, text, err);
   }
   return TD_EINTERNAL;
@@ -298,7 +318,8 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
 void td_options_free(td_options *options) {
   for (size_t i = 0; i < td_n_options; i++) {
     void *field = (char *)options + td_option_table[i].offset;
-    if (td_option_table[i].kind == OPT_STR) { // options of two commands may share a field
+    if (td_option_table[i].kind == OPT_STR ||
+        td_option_table[i].kind == OPT_SUBSET) { // options of two commands may share a field
       free(*(char **)field);
       *(char **)field = NULL;
     }

@@ -38,7 +38,6 @@ const char *td_command_summary(td_command command);
 
 // Values of enum options, in the order of their names in table.c.
 typedef enum { TD_LOG_TEXT, TD_LOG_JSON } td_log_format;
-typedef enum { TD_KV_DTYPE_F32, TD_KV_DTYPE_F16 } td_kv_dtype;
 typedef enum { TD_AUTO, TD_ON, TD_OFF } td_auto_on_off;
 typedef enum {
   TD_LOAD_CONCURRENCY,
@@ -73,7 +72,7 @@ typedef struct {
   // model and machine
   char *model, *device;
   int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
-  int kv_dtype;                      // td_kv_dtype
+  int kv_dtype;                      // index in TD_KV_DTYPES
   int64_t threads, ctx_size, prefill_chunk;
   // prompt and output
   char *prompt, *file, *system;

@@ -7,7 +7,16 @@
 
 #include "options/options.h"
 
-typedef enum { OPT_STR, OPT_INT, OPT_REAL, OPT_FLAG, OPT_INTS, OPT_ENUM, OPT_NAMES } td_option_kind;
+typedef enum {
+  OPT_STR,
+  OPT_INT,
+  OPT_REAL,
+  OPT_FLAG,
+  OPT_INTS,
+  OPT_ENUM,   // one of `names`
+  OPT_SUBSET, // some of `names`, separated by commas; kept as text
+  OPT_NAMES
+} td_option_kind;
 
 typedef enum {
   GROUP_GENERAL,
@@ -31,7 +40,7 @@ typedef struct {
   uint32_t commands;        // bit mask of td_command
   size_t offset;            // of the field in td_options
   double min, max;          // OPT_INT, OPT_REAL and each of OPT_INTS
-  const char *const *names; // OPT_ENUM: NULL-terminated names; the field holds the index
+  const char *const *names; // NULL-terminated; OPT_ENUM: the field holds the index
   const char *fallback;
   const char *metavar, *help;
 } td_option;

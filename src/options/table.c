@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "options/options_impl.h"
+#include "tandem/formats.h"
 
 #define ON(id) (1u << TD_CMD_##id)
 enum {
@@ -21,7 +22,16 @@ enum {
 static const char *const logs[] = {"text", "json", NULL};
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const expert_devices[] = {"auto", "cpu", "gpu", NULL};
-static const char *const kv_dtypes[] = {"f32", "f16", NULL};
+static const char *const kv_dtypes[] = {
+#define X(id, name) name,
+    TD_KV_DTYPES(X)
+#undef X
+        NULL};
+static const char *const formats[] = {
+#define X(name, ...) name,
+    TD_FORMATS(X)
+#undef X
+        NULL};
 static const char *const activations[] = {"f32", "auto", "int8", NULL};
 static const char *const weights[] = {"mmap", "resident", "auto", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
@@ -170,9 +180,8 @@ const td_option td_option_table[] = {
      "sequences decoded together"},
     {GROUP_BENCH, "repeat", 'r', OPT_INT, ON(BENCH) | MICROBENCH, AT(repeat), RANGE(1, 1000), "5",
      "N", "measurements after one warm-up"},
-    {GROUP_BENCH, "format", 'f', OPT_STR, MICROBENCH, AT(bench_format), NO_RANGE, NULL, "NAME,NAME",
-     "weight formats: f32, bf16, f16, fp8-b128, fp8-channel, int8-channel, int4-g128, int4-g32, "
-     "gptq-g128, awq-g128, mxfp4, nvfp4; default: all, for a layer fp8-b128,bf16"},
+    {GROUP_BENCH, "format", 'f', OPT_SUBSET, MICROBENCH, AT(bench_format), ONE_OF(formats), NULL,
+     "NAME,NAME", "weight formats; default: all, for a layer fp8-b128,bf16"},
     {GROUP_BENCH, "batch", 'b', OPT_INTS, MICROBENCH, AT(bench_batches), RANGE(1, 4096), "1,8,512",
      "N,N", "tokens computed together; more than 16 run as prefill"},
     {GROUP_BENCH, "threads", 't', OPT_INTS, MICROBENCH, AT(bench_threads), RANGE(0, 4096), "1,0",

@@ -5,6 +5,7 @@
 
 #include "base/fs.h"
 #include "base/log.h"
+#include "tandem/formats.h"
 #include "text/chat.h"
 
 #define MAX_TEXT_BYTES (1u << 30)
@@ -20,13 +21,19 @@ td_status td_cmd_need_model(const td_options *options, td_err *err) {
                  td_command_name(options->command));
 }
 
+static const td_dtype kv_dtypes[] = {
+#define X(id, name) TD_##id,
+    TD_KV_DTYPES(X)
+#undef X
+};
+
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
   *out = (td_session_opts){.model_dir = o->model,
                            .device = o->device,
                            .n_threads = (uint32_t)o->threads,
                            .ctx_size = (uint32_t)o->ctx_size,
                            .prefill_chunk = (uint32_t)o->prefill_chunk,
-                           .kv_dtype = o->kv_dtype == TD_KV_DTYPE_F16 ? TD_F16 : TD_F32,
+                           .kv_dtype = kv_dtypes[o->kv_dtype],
                            .weights = (td_weights_mode)o->weights,
                            .activations = (td_activations)o->activations,
                            .experts = (td_expert_place)o->experts};

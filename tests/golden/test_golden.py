@@ -99,6 +99,19 @@ def test_logits(tandem, case, chunk, tmp_path):
     check_logits(logits_of(tandem, case, tmp_path, chunk), np.load(DATA / case / "logits.npy"))
 
 
+def test_every_isa_is_tested(tandem_bin):
+    """The program names its instruction sets where it is asked for an unknown one."""
+    case = DATA / CASES[0]
+    result = subprocess.run(
+        [tandem_bin, "run", "--model", case, "--raw", "--token-ids", "1", "-n", "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TANDEM_FORCE_ISA": "abacus"},
+    )
+    names = result.stderr.split("use one of ")[1].split("\n")[0].split(", ")
+    assert set(names) == set(ISAS) | set(ROUNDING)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", ["deepseek_fp8", "deepseek_yarn_mscale", "qwen3_mixed_tied"])
 def test_logits_of_each_isa(tandem, case, isa, tmp_path):

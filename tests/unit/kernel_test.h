@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 
+#include "tandem/formats.h"
 #include "tandem/kernels.h"
 #include "unit/ref.h"
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 
+#include "device/check.h"
 #include "device/device.h"
 #include "tandem/kernels.h"
 #include "unit/ref.h"
@@ -50,11 +51,27 @@ static void test_unknown_isa_is_an_error(void **state) {
   assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cpu"}, &err), TD_EINVAL);
   assert_null(dev);
   assert_non_null(strstr(err.msg, "abacus"));
+#define X(isa, needs, allows) assert_non_null(strstr(err.msg, #isa));
+  TD_ISAS(X)
+#undef X
   if (kept)
     setenv("TANDEM_FORCE_ISA", kept, 1);
   else
     unsetenv("TANDEM_FORCE_ISA");
   free(kept);
+}
+
+static void test_weights_without_a_kernel_are_refused(void **state) {
+  (void)state;
+  td_err err;
+  uint32_t data = 0;
+  td_weight w = {.data = &data, .rows = 1, .cols = 1};
+  assert_int_equal(td_dev_check_weight(&w, "w", &err), TD_OK);
+  w.dtype = TD_I32;
+  assert_int_equal(td_dev_check_weight(&w, "w", &err), TD_EINVAL);
+  assert_non_null(strstr(err.msg, "I32"));
+  w.dtype = TD_I8; // without scales
+  assert_int_equal(td_dev_check_weight(&w, "w", &err), TD_EINVAL);
 }
 
 static void test_pulse_grows_within_an_operator(void **state) {
@@ -478,6 +495,7 @@ static void test_a_failed_stream_signals(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_unknown_isa_is_an_error),
+      cmocka_unit_test(test_weights_without_a_kernel_are_refused),
       cmocka_unit_test(test_pulse_grows_within_an_operator),
       cmocka_unit_test(test_names_and_dtype),
       cmocka_unit_test(test_ring_back_pressure_keeps_order),

@@ -448,6 +448,82 @@ static void test_dispatch(void **state) {
   }
 }
 
+// What no published checkpoint holds but devices accept: tested at one shape.
+static const ref_format rare_formats[] = {
+    {"linear_i4_awq", TD_I4, TD_BF16, TD_LAYOUT_AWQ, true, 0},
+    {"linear_i4_awq", TD_I4, TD_F32, TD_LAYOUT_AWQ, false, 0},
+};
+
+static void test_rare_formats(void **state) {
+  (void)state;
+  for (size_t f = 0; f < TD_COUNT(rare_formats); f++) {
+    for (uint32_t n_tokens = 1; n_tokens < 20; n_tokens += 16) {
+      shape s = {&rare_formats[f], 40, 328, 1, 64, n_tokens};
+      for_versions(s.format->family, check_shape, &s);
+      for_versions(s.format->family, check_whole, &s);
+    }
+  }
+}
+
+static bool has_format(const ref_format *formats, size_t n, const ref_format *want) {
+  for (size_t f = 0; f < n; f++) {
+    const ref_format *r = &formats[f];
+    if (r->dtype == want->dtype && r->layout == want->layout && r->scale_dtype == want->scale_dtype)
+      return true;
+  }
+  return false;
+}
+
+static bool is_tested(td_dtype dtype, td_dtype scale_dtype, td_layout layout) {
+  const ref_format want = {.dtype = dtype, .scale_dtype = scale_dtype, .layout = layout};
+  return has_format(ref_formats, TD_COUNT(ref_formats), &want) ||
+         has_format(rare_formats, TD_COUNT(rare_formats), &want);
+}
+
+// Every kind of matrix, with every dtype of scales, has a kernel and a reference to test it by.
+static void test_every_kind_has_a_kernel_and_a_reference(void **state) {
+  (void)state;
+  assert_int_equal(td_kernels_init("scalar"), TD_KERNELS_OK);
+#define X(dtype_, layout_, fam, scales)                                                            \
+  {                                                                                                \
+    td_weight w = {.dtype = TD_##dtype_, .layout = TD_LAYOUT_##layout_};                           \
+    assert_ptr_equal(td_kernels_linear_exact(&w), td_kernels()->fam);                              \
+    const td_weight_kind *kind = td_weight_kind_of(w.dtype, w.layout);                             \
+    assert_string_equal(kind->family, #fam);                                                       \
+    for (int s = 0; s < TD_N_DTYPES; s++) {                                                        \
+      if (!(kind->scale_dtypes >> s & 1)) continue;                                                \
+      if (!is_tested(w.dtype, (td_dtype)s, w.layout))                                              \
+        fail_msg(#fam " with scales of %s", td_dtype_name((td_dtype)s));                           \
+    }                                                                                              \
+    assert_true(kind->scale_dtypes || is_tested(w.dtype, TD_F32, w.layout));                       \
+  }
+  TD_WEIGHT_KINDS(X)
+#undef X
+  assert_null(td_weight_kind_of(TD_I32, TD_LAYOUT_ROWS));
+  assert_null(td_weight_kind_of(TD_BF16, TD_LAYOUT_AWQ));
+  size_t n;
+  const td_format *formats = td_formats(&n);
+  for (size_t f = 0; f < n; f++) {
+    const td_weight_kind *kind = td_weight_kind_of(formats[f].dtype, formats[f].layout);
+    const bool has_scales = formats[f].scale_cols;
+    if (!kind || has_scales != (kind->scale_dtypes >> formats[f].scale_dtype & 1))
+      fail_msg("%s is no kind of matrix", formats[f].name);
+  }
+}
+
+// Dtypes are found by their own name and no other.
+static void test_dtypes_by_name(void **state) {
+  (void)state;
+  td_dtype found;
+  for (int i = 0; i < TD_N_DTYPES; i++) {
+    assert_true(td_dtype_find(td_dtype_name((td_dtype)i), &found));
+    assert_int_equal(found, i);
+  }
+  assert_false(td_dtype_find("BF1", &found));
+  assert_int_equal(found, TD_N_DTYPES);
+  assert_string_equal(td_dtype_name(TD_N_DTYPES), "unknown");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shapes),
@@ -459,6 +535,9 @@ int main(void) {
       cmocka_unit_test(test_activations_of_any_size),
       cmocka_unit_test(test_broken_kernels_are_caught),
       cmocka_unit_test(test_dispatch),
+      cmocka_unit_test(test_rare_formats),
+      cmocka_unit_test(test_every_kind_has_a_kernel_and_a_reference),
+      cmocka_unit_test(test_dtypes_by_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,10 @@ static void test_errors_name_the_option(void **state) {
   expect_error("eval logits --token-ids 1,2,", "entry 3");
   expect_error("run --raw=maybe", "raw");
   expect_error("run --kv-dtype bf16", "--kv-dtype bf16: give f32 or f16");
+  expect_error("bench kernels --format bf16,bf1", "--format bf1: give f32, bf16, ");
+  expect_error("bench layer --format ,bf16", "nvfp4");
+  assert_int_equal(parse("bench kernels --format fp8-b128,bf16"), TD_OK);
+  assert_string_equal(parsed.bench_format, "fp8-b128,bf16");
   expect_error("serve --disaggregate split", "give auto, on or off");
   expect_error("serve --workers both", "--disaggregate both");
   expect_error("bench --log yaml", "give text or json");

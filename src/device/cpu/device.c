@@ -23,10 +23,11 @@ static td_status choose_kernels(td_activations activations, td_err *err) {
                    force);
   case TD_KERNELS_UNKNOWN_ISA: break;
   }
-  return td_fail(err, TD_EINVAL,
-                 "TANDEM_FORCE_ISA=%s: use scalar, avx2, avx2int16, avxvnni, avx512, "
-                 "avx512int16, avx512bf16 or avx512fp16",
-                 force);
+  char names[128] = "";
+  size_t len = 0;
+  for (const char *const *isa = td_kernels_isas(); *isa && len < sizeof names; isa++)
+    len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "", *isa);
+  return td_fail(err, TD_EINVAL, "TANDEM_FORCE_ISA=%s: use one of %s", force, names);
 }
 
 static td_status cpu_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {

@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/json_parse.h"
+#include "tandem/types.h"
 
 // State of parsing one file.
 typedef struct {
@@ -25,21 +26,26 @@ typedef struct {
   uint64_t offsets[2];
 } entry;
 
+// The dtypes of safetensors that no weight has, beside td_dtype's of a byte or more.
 static const struct {
   const char *name;
   unsigned bits;
-} dtypes[] = {
-    {"BF16", 16},   {"F8_E4M3", 8}, {"F32", 32},    {"F16", 16}, {"F64", 64},
-    {"I64", 64},    {"I32", 32},    {"I16", 16},    {"I8", 8},   {"U64", 64},
-    {"U32", 32},    {"U16", 16},    {"U8", 8},      {"BOOL", 8}, {"F8_E5M2", 8},
-    {"F8_E8M0", 8}, {"C64", 64},    {"F6_E2M3", 6}, {"F4", 4},   {"F6_E3M2", 6},
+} other_dtypes[] = {
+    {"F64", 64}, {"I64", 64},    {"I16", 16},    {"U64", 64}, {"U32", 32},
+    {"U16", 16}, {"U8", 8},      {"BOOL", 8},    {"C64", 64}, {"F8_E5M2", 8},
+    {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6},
 };
 
 static const char *find_dtype(const char *name, unsigned *bits) {
-  for (size_t i = 0; i < TD_COUNT(dtypes); i++) {
-    if (strcmp(name, dtypes[i].name) == 0) {
-      *bits = dtypes[i].bits;
-      return dtypes[i].name;
+  td_dtype dtype;
+  if (td_dtype_find(name, &dtype) && td_dtype_bytes(dtype) > 0) {
+    *bits = td_dtype_bits(dtype);
+    return td_dtype_name(dtype);
+  }
+  for (size_t i = 0; i < TD_COUNT(other_dtypes); i++) {
+    if (strcmp(name, other_dtypes[i].name) == 0) {
+      *bits = other_dtypes[i].bits;
+      return other_dtypes[i].name;
     }
   }
   return NULL;

@@ -1,0 +1,67 @@
+// include/tandem/formats.h - the formats that weights and KV pages are stored in, one list each.
+// Dispatch, checks, benches, options and tests are made from these lists.
+#ifndef TANDEM_FORMATS_H
+#define TANDEM_FORMATS_H
+
+#include <stdbool.h>
+
+#include "tandem/types.h"
+
+// What a td_weight may be: dtype, layout, family of the CPU kernels that read it (kernels.h), and
+// the dtypes its scales may have. Other matrices have no kernel and are refused.
+#define TD_WEIGHT_KINDS(X)                                                                         \
+  X(F32, ROWS, linear_f32, 0)                                                                      \
+  X(BF16, ROWS, linear_bf16, 0)                                                                    \
+  X(F16, ROWS, linear_f16, 0)                                                                      \
+  X(F8E4M3, ROWS, linear_f8e4m3, 1u << TD_F32)                                                     \
+  X(I8, ROWS, linear_i8, 1u << TD_F32)                                                             \
+  X(I4, ROWS, linear_i4, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                              \
+  X(I4, GPTQ, linear_i4_gptq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                         \
+  X(I4, AWQ, linear_i4_awq, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16)                           \
+  X(F4E2M1, ROWS, linear_f4e2m1, 1u << TD_F8E8M0 | 1u << TD_F8E4M3)
+
+typedef struct {
+  td_dtype dtype;
+  td_layout layout;
+  const char *family;
+  unsigned scale_dtypes; // bit mask; 0: no scales
+} td_weight_kind;
+
+// NULL: no kernel reads such a matrix.
+const td_weight_kind *td_weight_kind_of(td_dtype dtype, td_layout layout);
+
+// The formats of published checkpoints, which the benches measure: name (dtype, then the elements
+// of a scale), dtype, dtype of scales, layout, rows and columns of a scale's block (0: no scales),
+// whether it has zero points, and what it is.
+enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
+#define TD_FORMATS(X)                                                                              \
+  X("f32", F32, F32, ROWS, 0, 0, false, "32-bit floats")                                           \
+  X("bf16", BF16, F32, ROWS, 0, 0, false, "BF16, as most models are published")                    \
+  X("f16", F16, F32, ROWS, 0, 0, false, "FP16")                                                    \
+  X("fp8-b128", F8E4M3, F32, ROWS, 128, 128, false, "FP8 in blocks of 128x128, DeepSeek's")        \
+  X("fp8-channel", F8E4M3, F32, ROWS, 1, TD_FORMAT_WHOLE_ROW, false, "FP8, a scale a row")         \
+  X("int8-channel", I8, F32, ROWS, 1, TD_FORMAT_WHOLE_ROW, false, "INT8, a scale a row")           \
+  X("int4-g128", I4, BF16, ROWS, 1, 128, false, "INT4 in groups of 128, compressed-tensors")       \
+  X("int4-g32", I4, BF16, ROWS, 1, 32, false, "INT4 in groups of 32, compressed-tensors")          \
+  X("gptq-g128", I4, F16, GPTQ, 1, 128, true, "INT4 in groups of 128, GPTQ")                       \
+  X("awq-g128", I4, F16, AWQ, 1, 128, true, "INT4 in groups of 128, AWQ")                          \
+  X("mxfp4", F4E2M1, F8E8M0, ROWS, 1, 32, false, "FP4 in groups of 32 with powers of two")         \
+  X("nvfp4", F4E2M1, F8E4M3, ROWS, 1, 16, false, "FP4 in groups of 16 with FP8 scales")
+
+typedef struct {
+  const char *name;
+  td_dtype dtype, scale_dtype;
+  td_layout layout;
+  uint32_t scale_rows, scale_cols;
+  bool zero;
+  const char *what;
+} td_format;
+
+const td_format *td_formats(size_t *n);
+
+// Precisions of KV pages: dtype and name in options. On a GPU F32 means the activations' dtype.
+#define TD_KV_DTYPES(X)                                                                            \
+  X(F32, "f32")                                                                                    \
+  X(F16, "f16")
+
+#endif
