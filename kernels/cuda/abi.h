@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 17u
+#define TD_CUDA_ABI_VERSION 18u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -38,6 +38,7 @@ typedef enum {
   TD_CU_FAULT_PAGE,     // an absent page
   TD_CU_FAULT_EXPERT,   // an expert id out of range
   TD_CU_FAULT_TIMEOUT,  // timeout while waiting for a signal
+  TD_CU_FAULT_CANCELED, // canceled while waiting for a signal
 } td_cu_fault;
 
 typedef struct {
@@ -70,6 +71,17 @@ typedef struct {
   const void *src;
   size_t n_bytes;
 } td_cu_copy_args;
+
+// out[i] = the sum over p, in order and in f32, of parts[p][i], which is BF16, or f32 and rounded
+// to BF16 first (bit p of f32_parts).
+enum { TD_CU_MAX_SUM_PARTS = 8 };
+typedef struct {
+  const void *parts[TD_CU_MAX_SUM_PARTS];
+  void *out;
+  size_t n;
+  uint32_t n_parts, f32_parts;
+  bool out_f32;
+} td_cu_sum_parts_args;
 
 typedef struct {
   uint16_t *out;
@@ -360,11 +372,13 @@ typedef struct {
   const uint32_t *value;
 } td_cu_signal_args;
 
-// Later work waits until *signal equals *value, for at most most_ns. On timeout the fault is set to
-// TIMEOUT, and later waits that see that fault return at once.
+// Later work waits until *signal equals *value, for at most most_ns, or until *canceled (may be
+// NULL) is not zero. The fault is set to TIMEOUT or CANCELED then, and later waits that see such a
+// fault return at once.
 typedef struct {
   const uint32_t *signal;
   const uint32_t *value;
+  const uint32_t *canceled;
   uint64_t most_ns;
   int32_t *fault;
 } td_cu_await_args;
@@ -374,6 +388,7 @@ typedef struct {
   X(add, td_cu_add_args)                                                                           \
   X(copy_direct, td_cu_copy_args)                                                                  \
   X(gather, td_cu_gather_args)                                                                     \
+  X(sum_parts, td_cu_sum_parts_args)                                                               \
   X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
   X(rope, td_cu_rope_args)                                                                         \
   X(linear_vec, td_cu_linear_args)                                                                 \

@@ -91,6 +91,71 @@ extern "C" int td_cu_copy_direct(const td_cu_copy_args *a, td_cu_stream stream) 
   return launched();
 }
 
+__device__ static float part_at(const td_cu_sum_parts_args &a, uint32_t p, size_t i) {
+  if (a.f32_parts >> p & 1)
+    return f32_from_bf16(bf16_from_f32(static_cast<const float *>(a.parts[p])[i]));
+  return f32_from_bf16(static_cast<const uint16_t *>(a.parts[p])[i]);
+}
+
+__global__ static void sum_parts_kernel(td_cu_sum_parts_args a) {
+  for (size_t i = first_element(); i < a.n; i += element_stride()) {
+    float sum = part_at(a, 0, i);
+    for (uint32_t p = 1; p < a.n_parts; p++)
+      sum += part_at(a, p, i);
+    if (a.out_f32) {
+      static_cast<float *>(a.out)[i] = sum;
+    } else {
+      static_cast<uint16_t *>(a.out)[i] = bf16_from_f32(sum);
+    }
+  }
+}
+
+// Eight elements of a part, rounded to BF16.
+__device__ static void load_part(const td_cu_sum_parts_args &a, uint32_t p, size_t i,
+                                 float (&v)[RUN_OF_8]) {
+  if (!(a.f32_parts >> p & 1)) {
+    load_run(static_cast<const uint16_t *>(a.parts[p]) + i, v);
+    return;
+  }
+  load_run(static_cast<const float *>(a.parts[p]) + i, v);
+#pragma unroll
+  for (int e = 0; e < RUN_OF_8; e++)
+    v[e] = f32_from_bf16(bf16_from_f32(v[e]));
+}
+
+// The same in runs, so that parts in host memory are read, and out is written, 16 bytes a thread.
+__global__ static void sum_parts_runs_kernel(td_cu_sum_parts_args a) {
+  for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
+    float sum[RUN_OF_8];
+    load_part(a, 0, i, sum);
+    for (uint32_t p = 1; p < a.n_parts; p++) {
+      float v[RUN_OF_8];
+      load_part(a, p, i, v);
+#pragma unroll
+      for (int e = 0; e < RUN_OF_8; e++)
+        sum[e] += v[e];
+    }
+    if (a.out_f32) {
+      store_run(static_cast<float *>(a.out) + i, sum);
+    } else {
+      store_run(static_cast<uint16_t *>(a.out) + i, sum);
+    }
+  }
+}
+
+extern "C" int td_cu_sum_parts(const td_cu_sum_parts_args *a, td_cu_stream stream) {
+  bool runs = in_runs(a->out, a->n);
+  for (uint32_t p = 0; p < a->n_parts; p++)
+    runs = runs && in_runs(a->parts[p], a->n);
+  if (runs) {
+    TD_LAUNCH(sum_parts_runs_kernel, element_blocks(a->n / RUN_OF_8), ELEMENT_THREADS, 0, stream,
+              *a);
+  } else {
+    TD_LAUNCH(sum_parts_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
+  }
+  return launched();
+}
+
 // Element: the type of one copy of a thread.
 template <class Element> __global__ static void gather_kernel(td_cu_gather_args a) {
   uint32_t i = blockIdx.x;

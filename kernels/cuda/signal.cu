@@ -50,10 +50,12 @@ __device__ static uint64_t now_ns() {
 __global__ static void await_kernel(td_cu_await_args a) {
   if (threadIdx.x != 0) return;
   uint32_t value = *a.value;
-  if (load_from_all(a.signal) == value || *a.fault == TD_CU_FAULT_TIMEOUT) return;
+  if (load_from_all(a.signal) == value) return;
+  if (*a.fault == TD_CU_FAULT_TIMEOUT || *a.fault == TD_CU_FAULT_CANCELED) return;
   for (uint64_t begin = now_ns(); load_from_all(a.signal) != value; __nanosleep(100)) {
-    if (now_ns() - begin < a.most_ns) continue;
-    *a.fault = TD_CU_FAULT_TIMEOUT;
+    bool is_canceled = a.canceled && load_from_all(a.canceled) != 0;
+    if (!is_canceled && now_ns() - begin < a.most_ns) continue;
+    *a.fault = is_canceled ? TD_CU_FAULT_CANCELED : TD_CU_FAULT_TIMEOUT;
     return;
   }
 }

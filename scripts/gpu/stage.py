@@ -34,13 +34,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMITS = {"tests": 165, "measure": 400, "sanitize": 120}
-UNITS = ["device", "ops", "attn", "engine"]
+UNITS = ["device", "ops", "attn", "engine", "comm"]
 # The emulator shows that a bundle is whole; its tests run whole in CTest.
 EMULATED_TESTS = {
     "device": "*names_and_memory",
     "ops": "*embed*",
     "attn": "*bad_batches",
     "engine": "*failure_is_not_waited_for",
+    "comm": "*host",
 }
 EMULATED_GOLDEN = "test_logits and qwen3_int8"
 # What sanitizers slow down a hundredfold must be small.

@@ -39,6 +39,7 @@
   X(OP_ADD, "add", "operator", NULL, "elements")                                                   \
   X(OP_TOP_LOGITS, "top_logits", "operator", "tokens", NULL)                                       \
   X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)                                     \
+  X(OP_SUM_PARTS, "sum_parts", "operator", NULL, "elements")                                       \
   X(OP_SIGNAL, "signal", "operator", NULL, NULL)                                                   \
   X(OP_AWAIT, "await", "operator", NULL, NULL)
 

@@ -58,6 +58,15 @@ int td_dev_node(const td_dev *dev) {
   return dev->vtable->node ? dev->vtable->node(dev) : -1;
 }
 
+int td_dev_gpu_index(const td_dev *dev) {
+  return dev->vtable->gpu_index ? dev->vtable->gpu_index(dev) : -1;
+}
+
+void *td_stream_native(td_stream *stream) {
+  const td_dev_vtable *vtable = stream->dev->vtable;
+  return vtable->stream_native ? vtable->stream_native(stream) : NULL;
+}
+
 td_dtype td_dev_act_dtype(const td_dev *dev) {
   return dev->act_dtype;
 }
@@ -203,11 +212,16 @@ void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_
 }
 
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
-  enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value}});
+  enqueue(stream, &(td_op){.kind = TD_OP_SIGNAL, .signal = {signal, value, NULL}});
 }
 
 void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value) {
-  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value}});
+  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value, NULL}});
+}
+
+void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value,
+                           const _Atomic uint32_t *canceled) {
+  enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value, canceled}});
 }
 
 #define TD_OP_FN(NAME, name, args_type)                                                            \
@@ -225,3 +239,4 @@ TD_OP_FN(ATTN_MLA, attn_mla, td_attn_mla_args)
 TD_OP_FN(TOP_LOGITS, top_logits, td_top_logits_args)
 TD_OP_FN(ROUTER, router, td_router_args)
 TD_OP_FN(MOE, moe, td_moe_args)
+TD_OP_FN(SUM_PARTS, sum_parts, td_sum_parts_args)

@@ -41,6 +41,8 @@ td_status td_dev_open(td_dev **out, const td_dev_opts *opts, td_err *err);
 void td_dev_close(td_dev *dev); // only after its streams, events and memory are closed
 const char *td_dev_name(const td_dev *dev);
 td_dtype td_dev_act_dtype(const td_dev *dev);
+// The GPU's index as CUDA counts; -1: not a GPU.
+int td_dev_gpu_index(const td_dev *dev);
 // The nearest NUMA node, by the kernel's number; -1: no particular one.
 int td_dev_node(const td_dev *dev);
 // The dtype that KV pages get if `asked` is requested: TD_F32 becomes the activations' dtype, since
@@ -87,6 +89,10 @@ void td_stream_close(td_stream *stream); // waits for queued work
 // Waits until everything queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);
 
+// For a library that queues its own work on the stream: the CUDA stream, whose device becomes the
+// calling thread's current one. NULL: not a GPU's.
+void *td_stream_native(td_stream *stream);
+
 // Identifies repeated work on a stream, compared field by field. The caller defines the fields'
 // meaning.
 typedef struct {
@@ -130,6 +136,10 @@ void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *v
 // Later work of the stream waits until *signal equals *value. The signaling stream must not depend
 // on work after this.
 void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
+// td_op_await that also ends when *canceled is not zero, with *signal still different. The stream
+// has failed then (TD_ECANCELED). canceled is in memory as signal is.
+void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value,
+                           const _Atomic uint32_t *canceled);
 // Operators that a stream queues while it waits, before its caller has to wait too.
 enum { TD_STREAM_DEPTH = 1024 };
 
@@ -176,6 +186,20 @@ void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 void td_op_add(td_stream *stream, void *x, const void *y, size_t n);
 // y is f32 whatever the dtype of x
 void td_op_add_f32(td_stream *stream, void *x, const float *y, size_t n);
+
+// out[i] = parts[0][i] + parts[1][i] + ... in this order, in f32, over n elements. A part is BF16,
+// or f32 and then rounded to BF16 before it is added, so that the sum does not depend on which
+// parts are f32. With a single part: a conversion. Parts and out may be in td_dev_alloc_host
+// memory.
+enum { TD_MAX_SUM_PARTS = 8 };
+typedef struct {
+  const void *parts[TD_MAX_SUM_PARTS]; // [n_parts], [n] elements each
+  void *out;                           // [n], f32 or BF16, not one of the parts
+  size_t n;
+  uint32_t n_parts, f32_parts; // f32_parts: bit p is set if part p is f32
+  bool out_f32;
+} td_sum_parts_args;
+void td_op_sum_parts(td_stream *stream, const td_sum_parts_args *args);
 
 // out[i][:] = x[rows[i]][:], dim elements each. rows i32 [n_rows].
 void td_op_gather_rows(td_stream *stream, void *out, const void *x, const int32_t *rows,

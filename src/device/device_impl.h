@@ -22,6 +22,7 @@
   X(FILL_ZERO, fill_zero, td_fill_zero_args)                                                       \
   X(ADD, add, td_add_args)                                                                         \
   X(GATHER_ROWS, gather_rows, td_gather_rows_args)                                                 \
+  X(SUM_PARTS, sum_parts, td_sum_parts_args)                                                       \
   X(SIGNAL, signal, td_signal_args)                                                                \
   X(AWAIT, await, td_signal_args)
 
@@ -54,6 +55,7 @@ typedef struct {
 typedef struct {
   _Atomic uint32_t *signal;
   const uint32_t *value;
+  const _Atomic uint32_t *canceled; // await: NULL if it cannot be canceled
 } td_signal_args;
 
 typedef enum {
@@ -75,7 +77,9 @@ typedef struct {
 
 typedef struct {
   void (*close)(td_dev *dev);
-  int (*node)(const td_dev *dev); // NULL: none
+  int (*node)(const td_dev *dev);      // NULL: none
+  int (*gpu_index)(const td_dev *dev); // NULL, as the next: not a GPU
+  void *(*stream_native)(td_stream *stream);
   // NULL: the device has no host threads.
   void (*follow_threads)(td_dev *dev, const _Atomic uint32_t *n_threads);
   void (*show_pulse)(td_dev *dev, _Atomic uint32_t *pulse);

@@ -16,6 +16,9 @@ extern "C" {
 EMU_HOOK void emu_hold_copies(int device, bool to_host);
 EMU_HOOK void emu_release_copies(int device, bool to_host);
 
+// A rank's group of transfers with this number, from 0, fails on the fake NCCL; rank -1: none.
+EMU_HOOK void emu_nccl_fail(int rank, int group);
+
 #ifdef __cplusplus
 }
 #endif

@@ -623,6 +623,26 @@ static void test_events_that_are_not_done(void **state) {
   cuda_close(&f);
 }
 
+static void test_an_await_that_is_canceled(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  ((td_cuda_dev *)f.dev)->await_ns = UINT64_MAX;
+  td_err err;
+  void *host;
+  assert_int_equal(td_dev_alloc_host(f.dev, &host, 64, &err), TD_OK);
+  memset(host, 0, 64);
+  _Atomic uint32_t *signal = host;
+  const uint32_t one = 1, *value = cuda_put(&f, &one, sizeof one);
+  td_op_await_or_cancel(f.stream, signal, value, signal + 2);
+  td_op_await_or_cancel(f.stream, signal + 1, value, signal + 2);
+  atomic_store(signal, 1);
+  cuda_alloc(&f, 1);
+  atomic_store(signal + 2, 1);
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
+  td_dev_free_host(f.dev, host);
+  cuda_close(&f);
+}
+
 // Where there is no memory for one more graph, those that are there make room.
 static void test_more_work_than_graphs_fit(void **state) {
   (void)state;
@@ -959,6 +979,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_a_signal_that_does_not_come),
       cmocka_unit_test(test_direct_copies),
       cmocka_unit_test(test_events_that_are_not_done),
+      cmocka_unit_test(test_an_await_that_is_canceled),
       cmocka_unit_test(test_more_work_than_graphs_fit),
       cmocka_unit_test(test_work_that_spoils_its_capture),
       cmocka_unit_test(test_copies_share_pages),

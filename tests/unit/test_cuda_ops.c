@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/bf16.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
 
@@ -24,6 +25,56 @@ static void test_copy_and_zero(void **state) {
   for (int i = 0; i < 1000; i++)
     assert_int_equal(out[i], i >= 10 && i < 30 ? 0 : in[i]);
   cuda_close(&f);
+}
+
+// In runs of eight, and not; one part and the sum in host memory.
+static void check_sum_parts(size_t n) {
+  CUDA_OPEN(f);
+  td_err err;
+  float *parts[3];
+  uint16_t *host, *bits = malloc(n * sizeof *bits);
+  float *sum = cuda_alloc(&f, n * sizeof *sum);
+  assert_int_equal(td_dev_alloc_host(f.dev, (void **)&host, n * sizeof *host, &err), TD_OK);
+  for (int p = 0; p < 3; p++)
+    parts[p] = ref_floats(&f.rng, n);
+  td_op_sum_parts(f.stream, &(td_sum_parts_args){.parts = {cuda_put(&f, parts[0], n * 4)},
+                                                 .out = host,
+                                                 .n = n,
+                                                 .n_parts = 1,
+                                                 .f32_parts = 1});
+  for (size_t i = 0; i < n; i++)
+    bits[i] = td_bf16_of(parts[2][i]);
+  td_sum_parts_args args = {
+      .parts = {host, cuda_put(&f, parts[1], n * 4), cuda_put(&f, bits, n * 2)},
+      .out = sum,
+      .n = n,
+      .n_parts = 3,
+      .f32_parts = 2,
+      .out_f32 = true};
+  td_op_sum_parts(f.stream, &args);
+  args.out = cuda_alloc(&f, n * sizeof *bits);
+  args.out_f32 = false;
+  td_op_sum_parts(f.stream, &args);
+  cuda_get(&f, bits, args.out, n * sizeof *bits);
+  float *got = malloc(n * sizeof *got);
+  cuda_get(&f, got, sum, n * sizeof *got);
+  for (size_t i = 0; i < n; i++) {
+    float want = 0;
+    for (int p = 0; p < 3; p++)
+      want += td_bf16_value(td_bf16_of(parts[p][i]));
+    assert_true(got[i] == want && bits[i] == td_bf16_of(want));
+  }
+  for (int p = 0; p < 3; p++)
+    free(parts[p]);
+  free(got), free(bits);
+  td_dev_free_host(f.dev, host);
+  cuda_close(&f);
+}
+
+static void test_sum_parts(void **state) {
+  (void)state;
+  check_sum_parts(1000);
+  check_sum_parts(1003);
 }
 
 static void check_embed_gather_add(uint32_t dim) {
@@ -930,6 +981,7 @@ static void test_an_expert_that_is_none(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_copy_and_zero),
+      cmocka_unit_test(test_sum_parts),
       cmocka_unit_test(test_embed_gather_add),
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),

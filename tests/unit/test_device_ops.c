@@ -77,6 +77,66 @@ static void test_embed_gather_add(void **state) {
   }
 }
 
+// BF16 and f32 parts give the same sum, in order; a single part is converted.
+static void test_sum_parts(void **state) {
+  (void)state;
+  enum { N = 70000 }; // several pieces, and an incomplete block
+  fixture f;
+  FOR_TEAMS(f) {
+    float *parts[3], *out = malloc(N * sizeof *out);
+    uint16_t *bf16[3], *rounded = malloc(N * sizeof *rounded);
+    for (int p = 0; p < 3; p++) {
+      parts[p] = ref_floats(&f.rng, N);
+      bf16[p] = malloc(N * sizeof **bf16);
+      td_op_sum_parts(
+          f.stream, &(td_sum_parts_args){
+                        .parts = {parts[p]}, .out = bf16[p], .n = N, .n_parts = 1, .f32_parts = 1});
+    }
+    td_sum_parts_args sum = {.parts = {bf16[0], parts[1], bf16[2]},
+                             .out = out,
+                             .n = N,
+                             .n_parts = 3,
+                             .f32_parts = 2,
+                             .out_f32 = true};
+    td_op_sum_parts(f.stream, &sum);
+    sum.out = rounded;
+    sum.out_f32 = false;
+    td_op_sum_parts(f.stream, &sum);
+    sync_ok(&f);
+    for (int i = 0; i < N; i++) {
+      float want = 0;
+      for (int p = 0; p < 3; p++) {
+        assert_int_equal(bf16[p][i], td_bf16_of(parts[p][i]));
+        want += td_bf16_value(bf16[p][i]);
+      }
+      assert_true(out[i] == want && rounded[i] == td_bf16_of(want));
+    }
+    sum.n_parts = TD_MAX_SUM_PARTS + 1;
+    td_op_sum_parts(f.stream, &sum);
+    td_err err;
+    assert_int_equal(td_stream_sync(f.stream, &err), TD_EINVAL);
+    for (int p = 0; p < 3; p++)
+      free(parts[p]), free(bf16[p]);
+    free(out), free(rounded);
+  }
+}
+
+static void test_await_is_canceled(void **state) {
+  (void)state;
+  fixture f;
+  open_fixture(&f, 1);
+  _Atomic uint32_t signal = 0, canceled = 0;
+  const uint32_t one = 1;
+  td_op_await_or_cancel(f.stream, &signal, &one, &canceled);
+  canceled = 1;
+  td_err err;
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
+  td_op_signal(f.stream, &signal, &one); // a failed stream still signals
+  td_stream_sync(f.stream, NULL);
+  assert_int_equal(signal, 1);
+  close_fixture(&f);
+}
+
 static void test_copy_and_zero(void **state) {
   (void)state;
   fixture f;
@@ -745,6 +805,8 @@ static void test_unknown_device(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_embed_gather_add),
+      cmocka_unit_test(test_sum_parts),
+      cmocka_unit_test(test_await_is_canceled),
       cmocka_unit_test(test_copy_and_zero),
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),

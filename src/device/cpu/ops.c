@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "device/cpu/cpu.h"
 
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
@@ -70,7 +71,7 @@ td_status td_cpu_op_fill_zero(td_cpu_stream *stream, const td_fill_zero_args *a,
   return TD_OK;
 }
 
-enum { ELEMENTS = 1 << 15 }; // per piece of element-wise work
+enum { ELEMENTS = 1 << 15, SUM_BLOCK = 1 << 10 }; // per piece of element-wise work; of sums
 
 // y += x over n elements.
 static void add(float *y, const float *x, size_t n) {
@@ -98,9 +99,46 @@ td_status td_cpu_op_signal(td_cpu_stream *stream, const td_signal_args *a, td_er
 }
 
 td_status td_cpu_op_await(td_cpu_stream *stream, const td_signal_args *a, td_err *err) {
-  (void)stream, (void)err;
-  for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++)
+  (void)stream;
+  for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++) {
+    if (a->canceled && atomic_load_explicit(a->canceled, memory_order_acquire))
+      return td_fail(err, TD_ECANCELED, "canceled while waiting for a signal");
     td_cpu_wait_turn(i);
+  }
+  return TD_OK;
+}
+
+// Adds parts in blocks that stay in the cache.
+static void sum_block(const td_sum_parts_args *a, size_t begin, size_t n) {
+  float sum[SUM_BLOCK];
+  for (uint32_t p = 0; p < a->n_parts; p++) {
+    const uint16_t *bf16 = (const uint16_t *)a->parts[p] + begin;
+    uint16_t rounded[SUM_BLOCK];
+    if (a->f32_parts >> p & 1) {
+      td_bf16_of_n(rounded, (const float *)a->parts[p] + begin, n);
+      bf16 = rounded;
+    }
+    for (size_t i = 0; i < n; i++)
+      sum[i] = p ? sum[i] + td_bf16_value(bf16[i]) : td_bf16_value(bf16[i]);
+  }
+  if (a->out_f32) {
+    memcpy((float *)a->out + begin, sum, n * sizeof *sum);
+  } else {
+    td_bf16_of_n((uint16_t *)a->out + begin, sum, n);
+  }
+}
+
+static void sum_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const td_sum_parts_args *a = ctx;
+  size_t end = (item + 1) * ELEMENTS < a->n ? (item + 1) * ELEMENTS : a->n;
+  for (size_t i = item * ELEMENTS; i < end; i += SUM_BLOCK)
+    sum_block(a, i, end - i < SUM_BLOCK ? end - i : SUM_BLOCK);
+}
+
+td_status td_cpu_op_sum_parts(td_cpu_stream *stream, const td_sum_parts_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_parts > 0 && a->n_parts <= TD_MAX_SUM_PARTS, "sum: of %u parts", a->n_parts);
+  td_cpu_for(stream, (a->n + ELEMENTS - 1) / ELEMENTS, sum_piece, (void *)a);
   return TD_OK;
 }
 

@@ -30,6 +30,7 @@ static op_size size_of(const td_op *op) {
   case TD_OP_FILL_ZERO: return (op_size){0, op->fill_zero.n_bytes};
   case TD_OP_ADD: return (op_size){0, op->add.n};
   case TD_OP_GATHER_ROWS: return (op_size){op->gather_rows.n_rows, 0};
+  case TD_OP_SUM_PARTS: return (op_size){0, op->sum_parts.n};
   case TD_OP_SIGNAL:
   case TD_OP_AWAIT:
   case TD_N_OPS: break;

@@ -72,6 +72,16 @@ static int cuda_node(const td_dev *dev) {
   return ((const td_cuda_dev *)dev)->node;
 }
 
+static int cuda_gpu_index(const td_dev *dev) {
+  return ((const td_cuda_dev *)dev)->index;
+}
+
+static void *cuda_stream_native(td_stream *base) {
+  td_cuda_stream *stream = (td_cuda_stream *)base;
+  td_cuda_use(td_cuda_dev_of(stream));
+  return stream->cu;
+}
+
 static void cuda_show_pulse(td_dev *base, _Atomic uint32_t *pulse) {
   ((td_cuda_dev *)base)->pulse = pulse;
 }
@@ -79,6 +89,8 @@ static void cuda_show_pulse(td_dev *base, _Atomic uint32_t *pulse) {
 static const td_dev_vtable vtable = {
     .close = cuda_close,
     .node = cuda_node,
+    .gpu_index = cuda_gpu_index,
+    .stream_native = cuda_stream_native,
     .show_pulse = cuda_show_pulse,
     .alloc = cuda_alloc,
     .free = cuda_free,

@@ -1,4 +1,7 @@
 // src/device/cuda/ops.c - operators of a single kernel: checks arguments and launches.
+#include <assert.h>
+#include <string.h>
+
 #include "device/cuda/cuda.h"
 
 td_status td_cuda_op_copy(td_cuda_stream *stream, const td_copy_args *a, td_err *err) {
@@ -32,9 +35,24 @@ td_status td_cuda_op_signal(td_cuda_stream *stream, const td_signal_args *a, td_
 td_status td_cuda_op_await(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
   td_cu_await_args args = {.signal = (const uint32_t *)a->signal,
                            .value = a->value,
+                           .canceled = (const uint32_t *)a->canceled,
                            .most_ns = td_cuda_dev_of(stream)->await_ns,
                            .fault = stream->fault};
   return TD_CUDA_LAUNCH(stream, await, &args);
+}
+
+static_assert((int)TD_MAX_SUM_PARTS == (int)TD_CU_MAX_SUM_PARTS, "parts of a sum");
+
+td_status td_cuda_op_sum_parts(td_cuda_stream *stream, const td_sum_parts_args *a, td_err *err) {
+  TD_DEV_REQUIRE(a->n_parts > 0 && a->n_parts <= TD_MAX_SUM_PARTS, "sum: of %u parts", a->n_parts);
+  if (a->n == 0) return TD_OK;
+  td_cu_sum_parts_args args = {.out = a->out,
+                               .n = a->n,
+                               .n_parts = a->n_parts,
+                               .f32_parts = a->f32_parts,
+                               .out_f32 = a->out_f32};
+  memcpy(args.parts, a->parts, sizeof args.parts);
+  return TD_CUDA_LAUNCH(stream, sum_parts, &args);
 }
 
 td_status td_cuda_op_gather_rows(td_cuda_stream *stream, const td_gather_rows_args *a,

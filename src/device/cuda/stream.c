@@ -71,6 +71,8 @@ static td_status fault_status(const td_cuda_dev *dev, td_cu_fault fault, td_err 
   case TD_CU_FAULT_PAGE: return td_fail(err, TD_EINVAL, "batch: a page is absent");
   case TD_CU_FAULT_EXPERT: return td_fail(err, TD_EINVAL, "experts: an id is not one of them");
   case TD_CU_FAULT_TIMEOUT: return timeout_status(dev, err);
+  case TD_CU_FAULT_CANCELED:
+    return td_fail(err, TD_ECANCELED, "canceled while waiting for a signal");
   }
   return td_fail(err, TD_EINTERNAL, "CUDA: fault %d", (int)fault);
 }

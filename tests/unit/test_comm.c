@@ -1,0 +1,273 @@
+// tests/unit/test_comm.c - collectives between CPU devices, in one process and in several, and what
+// becomes of the others when a rank fails.
+#include <setjmp.h>
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "unit/comm_test.h"
+
+static void test_collectives(void **state) {
+  (void)state;
+  static const char *const jitters[] = {NULL, "1", "2"};
+  for (size_t j = 0; j < TD_COUNT(jitters); j++) {
+    if (jitters[j]) setenv("TANDEM_JITTER", jitters[j], 1);
+    for (uint32_t n = 1; n <= 4; n++) {
+      ranks r;
+      open_ranks(&r, n, "cpu", j ? "host" : "auto", 512);
+      assert_string_equal(td_comm_backend(r.ends[0].comm), "host");
+      size_t unit = j ? 200 : 1000; // several times around the outbox
+      run_ranks(&r, check_all_collectives, &unit);
+      close_ranks(&r);
+    }
+  }
+  unsetenv("TANDEM_JITTER");
+}
+
+// What has arrived can be used by another stream before the rest is there.
+typedef struct {
+  rank_end *end;
+  td_stream *other;
+  td_event *event;
+  char *all, *copied;
+  size_t n_bytes, n_arrived; // of a block
+} arrivals;
+
+static void use_arrived(void *ctx, size_t begin, size_t end) {
+  arrivals *a = ctx;
+  TD_CHECK(begin == a->n_arrived && end > begin);
+  a->n_arrived = end;
+  td_event_record(a->event, a->end->stream);
+  td_stream_wait(a->other, a->event);
+  for (uint32_t r = 0; r < a->end->all->n; r++) {
+    const size_t at = r * a->n_bytes + begin;
+    td_op_copy(a->other, a->copied + at, a->all + at, end - begin);
+  }
+}
+
+static void gather_in_pieces(rank_end *end) {
+  enum { N = 3000 };
+  td_err err;
+  const size_t sizes[] = {N, N, N};
+  char mine[N], all[3 * N], copied[3 * N];
+  for (size_t i = 0; i < N; i++)
+    mine[i] = (char)byte_of(end->rank, i);
+  arrivals a = {.end = end, .all = all, .copied = copied, .n_bytes = N};
+  TD_CHECK(td_stream_open(&a.other, end->dev, &err) == TD_OK);
+  TD_CHECK(td_event_open(&a.event, end->dev, &err) == TD_OK);
+  const td_all_gather_args args = {
+      .mine = mine, .all = all, .n_bytes = sizes, .on_arrival = use_arrived, .ctx = &a};
+  rank_ok(end, td_comm_all_gather(end->comm, end->stream, &args, &end->err));
+  TD_CHECK(td_stream_sync(a.other, &err) == TD_OK && a.n_arrived == N);
+  for (uint32_t r = 0; r < 3; r++) {
+    for (size_t i = 0; i < N; i++)
+      TD_CHECK((unsigned char)copied[r * N + i] == byte_of(r, i));
+  }
+  rank_ok(end, rank_sync(end));
+  td_event_close(a.event);
+  td_stream_close(a.other);
+}
+
+static void test_arrivals(void **state) {
+  (void)state;
+  ranks r;
+  setenv("TANDEM_JITTER", "3", 1);
+  open_ranks(&r, 3, "cpu", "host", 512);
+  run_ranks(&r, gather_in_pieces, NULL);
+  close_ranks(&r);
+  unsetenv("TANDEM_JITTER");
+}
+
+static void gather_4k(rank_end *end) {
+  static const size_t sizes[TD_COMM_MAX_RANKS] = {4096, 4096, 4096};
+  char mine[4096] = {0}, all[3 * 4096];
+  const td_all_gather_args args = {.mine = mine, .all = all, .n_bytes = sizes};
+  end->status = td_comm_all_gather(end->comm, end->stream, &args, &end->err);
+  if (end->status == TD_OK) rank_sync(end);
+  td_stream_sync(end->stream, NULL); // what is on the stack is no longer used
+}
+
+static void fail_or_gather(rank_end *end) {
+  if (end->rank == 1) {
+    td_comm_abort(end->comm, "rank 1: the disk is on fire");
+    td_comm_abort(end->comm, "a second reason");
+    end->status = td_comm_check(end->comm, &end->err);
+  } else {
+    gather_4k(end);
+  }
+}
+
+static void assert_failed(const ranks *r, const char *why) {
+  for (uint32_t i = 0; i < r->n; i++) {
+    assert_int_equal(r->ends[i].status, TD_ECANCELED);
+    if (!strstr(r->ends[i].err.msg, why)) fail_msg("rank %u says: %s", i, r->ends[i].err.msg);
+  }
+}
+
+static void test_failed_rank(void **state) {
+  (void)state;
+  ranks r;
+  open_ranks(&r, 3, "cpu", "host", 512);
+  run_ranks(&r, fail_or_gather, NULL);
+  assert_failed(&r, "rank 1: the disk is on fire");
+  run_ranks(&r, gather_4k, NULL); // and so it stays
+  assert_failed(&r, "rank 1: the disk is on fire");
+  close_ranks(&r);
+}
+
+static void broadcast_sizes(rank_end *end) {
+  char data[8192] = {0};
+  const size_t n = end->rank == 2 ? 4096 : 8192;
+  end->status = td_comm_broadcast(end->comm, end->stream, data, n, 0, &end->err);
+  if (end->status == TD_OK) rank_sync(end);
+  td_stream_sync(end->stream, NULL);
+}
+
+static void test_different_calls(void **state) {
+  (void)state;
+  ranks r;
+  open_ranks(&r, 3, "cpu", "host", 512);
+  run_ranks(&r, broadcast_sizes, NULL);
+  assert_failed(&r, "differ in their collective call 0");
+  close_ranks(&r);
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  static const struct {
+    td_comm_opts opts;
+    const char *why;
+  } refused[] = {
+      {{.backend = "mpi", .n_ranks = 1}, "'mpi'"},
+      {{.backend = "host", .n_ranks = 0}, "0 ranks"},
+      {{.backend = "host", .n_ranks = 9}, "9 ranks"},
+      {{.backend = "nccl", .n_ranks = 1}, "is not a GPU"},
+  };
+  td_dev *devs[9];
+  td_comm *comms[9];
+  td_err err;
+  assert_int_equal(td_dev_open(&devs[0], &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err),
+                   TD_OK);
+  for (size_t i = 0; i < TD_COUNT(refused); i++) {
+    assert_int_not_equal(td_comm_open(comms, devs, &refused[i].opts, &err), TD_OK);
+    if (!strstr(err.msg, refused[i].why)) fail_msg("%s", err.msg);
+  }
+  td_dev_close(devs[0]);
+}
+
+// ---- processes ----------------------------------------------------------------------------------
+
+enum { N_PROCESSES = 3, SAID_OTHER = 1, SAID_DEAD = 2 };
+
+// Rank 1 is killed when the others are behind the collectives before.
+static void kill_rank_1(uint32_t rank, const int behind[2]) {
+  char byte = 0;
+  for (int i = 1; rank == 1 && i < N_PROCESSES; i++)
+    TD_CHECK(read(behind[0], &byte, 1) == 1);
+  if (rank == 1) kill(getpid(), SIGKILL);
+  TD_CHECK(write(behind[1], &byte, 1) == 1);
+}
+
+// A rank in a process of its own.
+static int process_main(int fd, uint32_t rank, bool kills, const int behind[2]) {
+  ranks all = {.n = N_PROCESSES};
+  rank_end end = {.all = &all, .rank = rank};
+  size_t unit = 100;
+  all.ctx = &unit;
+  td_err err;
+  if (td_dev_open(&end.dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err) != TD_OK ||
+      td_stream_open(&end.stream, end.dev, &err) != TD_OK ||
+      td_comm_join(&end.comm, end.dev, fd, rank, &err) != TD_OK)
+    return SAID_OTHER;
+  check_all_collectives(&end);
+  if (kills) {
+    kill_rank_1(rank, behind);
+    gather_4k(&end);
+    const bool is_told = end.status == TD_ECANCELED && strstr(end.err.msg, "process of rank 1");
+    if (end.status != TD_OK) return is_told ? SAID_DEAD : SAID_OTHER;
+  }
+  td_stream_close(end.stream);
+  td_comm_close(end.comm);
+  td_dev_close(end.dev);
+  return 0;
+}
+
+static void run_processes(bool kills, int (*statuses)[N_PROCESSES]) {
+  td_err err;
+  int fd, behind[2];
+  pid_t pids[N_PROCESSES];
+  assert_int_equal(pipe(behind), 0);
+  const td_comm_opts opts = {.backend = "auto", .n_ranks = N_PROCESSES, .piece_bytes = 512};
+  if (td_comm_group_create(&fd, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  for (uint32_t r = 0; r < N_PROCESSES; r++) {
+    pids[r] = fork();
+    assert_true(pids[r] >= 0);
+    if (pids[r] == 0) _exit(process_main(fd, r, kills, behind));
+  }
+  for (uint32_t r = 0; r < N_PROCESSES; r++)
+    assert_int_equal(waitpid(pids[r], &(*statuses)[r], 0), pids[r]);
+  close(fd);
+  close(behind[0]);
+  close(behind[1]);
+}
+
+static void test_processes(void **state) {
+  (void)state;
+  int statuses[N_PROCESSES];
+  run_processes(false, &statuses);
+  for (int r = 0; r < N_PROCESSES; r++)
+    assert_int_equal(statuses[r], 0);
+}
+
+static void test_killed_process(void **state) {
+  (void)state;
+  int statuses[N_PROCESSES];
+  run_processes(true, &statuses);
+  for (int r = 0; r < N_PROCESSES; r++) {
+    if (r == 1) {
+      assert_true(WIFSIGNALED(statuses[r]) && WTERMSIG(statuses[r]) == SIGKILL);
+    } else {
+      assert_true(WIFEXITED(statuses[r]));
+      assert_int_equal(WEXITSTATUS(statuses[r]), SAID_DEAD);
+    }
+  }
+}
+
+// One that never joins: who started it says so.
+static void test_process_that_does_not_join(void **state) {
+  (void)state;
+  td_err err;
+  int fd, status;
+  const td_comm_opts opts = {.backend = "host", .n_ranks = 2};
+  assert_int_equal(td_comm_group_create(&fd, &opts, &err), TD_OK);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    td_dev *dev;
+    td_comm *comm;
+    if (td_dev_open(&dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err) != TD_OK) _exit(1);
+    const td_status st = td_comm_join(&comm, dev, fd, 0, &err);
+    _exit(st == TD_ECANCELED && strstr(err.msg, "rank 1 did not start") ? SAID_DEAD : SAID_OTHER);
+  }
+  td_comm_group_abort(fd, "rank 1 did not start");
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), SAID_DEAD);
+  close(fd);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_processes), // first: they fork
+      cmocka_unit_test(test_killed_process), cmocka_unit_test(test_process_that_does_not_join),
+      cmocka_unit_test(test_collectives),    cmocka_unit_test(test_arrivals),
+      cmocka_unit_test(test_failed_rank),    cmocka_unit_test(test_different_calls),
+      cmocka_unit_test(test_refusals),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,178 @@
+// tests/unit/test_cuda_comm.c - collectives between GPUs: through host memory, and by NCCL. On the
+// emulator NCCL is a fake (tests/cuda_emu/nccl.cpp); on a machine with one GPU the real one has a
+// group of one rank.
+#include <setjmp.h>
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "cuda_emu/hooks.h"
+#include "unit/comm_test.h"
+#include "unit/cuda_test.h"
+#include "unit/filtered.h"
+
+static bool is_emulator;
+static void (*nccl_fail)(int rank, int group);
+
+// The fake NCCL is in the emulator's library.
+static void open_emulator(void) {
+  const char *path = getenv("TANDEM_CUDA_LIB");
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+  if (library) *(void **)&nccl_fail = dlsym(library, "emu_nccl_fail");
+  if (!nccl_fail) return;
+  is_emulator = true;
+  setenv("TANDEM_EMU_DEVICES", "4", 1);
+  setenv("TANDEM_NCCL_LIB", path, 1);
+}
+
+// Most GPUs that can be used, up to 4; 0: the test skips.
+static uint32_t count_gpus(void) {
+  for (uint32_t n = 0; n < 4; n++) {
+    td_dev *dev;
+    td_err err;
+    if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda", .index = n}, &err) != TD_OK) {
+      if (is_emulator) fail_msg("%s", err.msg);
+      if (n == 0) print_message("skipped: %s\n", err.msg);
+      return n;
+    }
+    td_dev_close(dev);
+  }
+  return 4;
+}
+
+static void check_backend(const char *backend, const char *expected, size_t unit) {
+  const uint32_t n_gpus = count_gpus();
+  if (n_gpus == 0) skip();
+  for (uint32_t n = 1; n <= n_gpus; n++) {
+    ranks r;
+    open_ranks(&r, n, "cuda", backend, 512);
+    assert_string_equal(td_comm_backend(r.ends[0].comm), expected);
+    run_ranks(&r, check_all_collectives, &unit);
+    close_ranks(&r);
+  }
+}
+
+static void test_host(void **state) {
+  (void)state;
+  check_backend("host", "host", 40);
+}
+
+static bool has_nccl(void) {
+  td_dev *dev;
+  td_comm *comm;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    print_message("skipped: %s\n", err.msg);
+    return false;
+  }
+  const td_status st = td_comm_open(&comm, &dev, &(td_comm_opts){"nccl", 1, 0}, &err);
+  if (st != TD_OK) print_message("skipped: %s\n", err.msg);
+  td_comm_close(comm);
+  td_dev_close(dev);
+  if (st != TD_OK && is_emulator) fail_msg("%s", err.msg);
+  return st == TD_OK;
+}
+
+static void test_nccl(void **state) {
+  (void)state;
+  if (!has_nccl()) skip();
+  check_backend("nccl", "nccl", 40);
+  setenv("TANDEM_JITTER", "1", 1);
+  check_backend("auto", "nccl", 20);
+  unsetenv("TANDEM_JITTER");
+}
+
+// ---- failures, on the emulator ------------------------------------------------------------------
+
+static void gather_twice(rank_end *end) {
+  enum { N = 1000 };
+  const size_t sizes[TD_COMM_MAX_RANKS] = {N, N, N};
+  char *all = rank_alloc(end, 3 * N);
+  const td_all_gather_args args = {.mine = all + end->rank * N, .all = all, .n_bytes = sizes};
+  end->status = TD_OK;
+  for (int i = 0; i < 2 && end->status == TD_OK; i++)
+    end->status = td_comm_all_gather(end->comm, end->stream, &args, &end->err);
+  if (end->status == TD_OK) rank_sync(end);
+  td_stream_sync(end->stream, NULL);
+  td_dev_free(end->dev, all);
+}
+
+// What NCCL reports on one rank ends all.
+static void test_nccl_error(void **state) {
+  (void)state;
+  if (!is_emulator) skip();
+  ranks r;
+  open_ranks(&r, 3, "cuda", "nccl", 0);
+  nccl_fail(1, 1);
+  run_ranks(&r, gather_twice, NULL);
+  nccl_fail(-1, 0);
+  for (uint32_t i = 0; i < r.n; i++) {
+    assert_int_equal(r.ends[i].status, TD_ECANCELED);
+    assert_non_null(strstr(r.ends[i].err.msg, "NCCL on rank 1: unhandled system error"));
+  }
+  close_ranks(&r);
+}
+
+static void abort_or_gather(rank_end *end) {
+  if (end->rank < 2) {
+    gather_twice(end);
+  } else {
+    td_comm_abort(end->comm, "rank 2 gives up");
+  }
+}
+
+static void test_nccl_aborted(void **state) {
+  (void)state;
+  if (!is_emulator) skip();
+  ranks r;
+  open_ranks(&r, 3, "cuda", "nccl", 0);
+  run_ranks(&r, abort_or_gather, NULL);
+  for (uint32_t i = 0; i < 2; i++) {
+    assert_int_equal(r.ends[i].status, TD_ECANCELED);
+    assert_non_null(strstr(r.ends[i].err.msg, "rank 2 gives up"));
+  }
+  close_ranks(&r);
+}
+
+// Without NCCL, or with one that is too old: an error that says what to install, and another way.
+static void check_no_nccl(const char *name, const char *value) {
+  const char *before = getenv(name);
+  char *kept = before ? strdup(before) : NULL;
+  td_dev *dev;
+  td_comm *comm;
+  td_err err;
+  setenv(name, value, 1);
+  assert_int_equal(td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err), TD_OK);
+  assert_int_equal(td_comm_open(&comm, &dev, &(td_comm_opts){"nccl", 1, 0}, &err), TD_EUNSUPPORTED);
+  assert_null(comm);
+  assert_non_null(strstr(err.msg, "libnccl.so.2 is not found, or older than 2.18"));
+  assert_int_equal(td_comm_open(&comm, &dev, &(td_comm_opts){"auto", 1, 0}, &err), TD_OK);
+  assert_string_equal(td_comm_backend(comm), "host");
+  td_comm_close(comm);
+  td_dev_close(dev);
+  if (kept) setenv(name, kept, 1);
+  if (!kept) unsetenv(name);
+  free(kept);
+}
+
+static void test_no_nccl(void **state) {
+  (void)state;
+  if (!is_emulator) skip();
+  check_no_nccl("TANDEM_NCCL_LIB", "/nonexistent/libnccl.so.2");
+  check_no_nccl("TANDEM_EMU_NCCL", "21700");
+  check_no_nccl("TANDEM_EMU_NCCL", "30000");
+}
+
+int main(int argc, char **argv) {
+  open_emulator();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_host),       cmocka_unit_test(test_nccl),
+      cmocka_unit_test(test_nccl_error), cmocka_unit_test(test_nccl_aborted),
+      cmocka_unit_test(test_no_nccl),
+  };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
