@@ -111,6 +111,14 @@ typedef struct {
   int32_t *fault;
 } td_cu_rope_args;
 
+typedef struct {
+  uint16_t *x;
+  const float *factor;
+  const int32_t *position;
+  uint32_t n_tokens, dim;
+  int32_t *fault;
+} td_cu_scale_rows_args;
+
 // How a linear kernel loads eight consecutive weights of a row.
 typedef enum {
   TD_CU_READ_ANY, // value by value: any format, any alignment
@@ -391,6 +399,7 @@ typedef struct {
   X(sum_parts, td_cu_sum_parts_args)                                                               \
   X(rmsnorm, td_cu_rmsnorm_args)                                                                   \
   X(rope, td_cu_rope_args)                                                                         \
+  X(scale_rows, td_cu_scale_rows_args)                                                             \
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
   X(as_rows, td_cu_as_rows_args)                                                                   \

@@ -348,6 +348,24 @@ extern "C" int td_cu_rope(const td_cu_rope_args *a, td_cu_stream stream) {
   return launched();
 }
 
+// One block per token.
+__global__ static void scale_rows_kernel(td_cu_scale_rows_args a) {
+  int32_t position = a.position[blockIdx.x];
+  if (position < 0) {
+    if (threadIdx.x == 0) *a.fault = TD_CU_FAULT_POSITION;
+    return;
+  }
+  float factor = a.factor[position];
+  uint16_t *x = a.x + static_cast<size_t>(blockIdx.x) * a.dim;
+  for (uint32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
+    x[i] = bf16_from_f32(f32_from_bf16(x[i]) * factor);
+}
+
+extern "C" int td_cu_scale_rows(const td_cu_scale_rows_args *a, td_cu_stream stream) {
+  TD_LAUNCH(scale_rows_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
 __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
   pair_range used = {0, a.n_rows};
   if (a.range.tiles) used = pairs_of(a.range);

@@ -87,7 +87,7 @@ __global__ static void router_kernel(td_cu_router_args a) {
   for (uint32_t e = threadIdx.x; e < a.n_experts; e += WARP)
     taken[e] = 0;
   __syncwarp();
-  if (a.sigmoid && a.n_groups > 1) drop_groups(a, choice, group, kept, taken);
+  if (a.n_groups > 1) drop_groups(a, choice, group, kept, taken);
   int32_t *ids = a.ids + t * a.top_k;
   float *weights = a.weights + t * a.top_k;
   float sum = a.sigmoid ? 1e-20f : 0;

@@ -28,6 +28,7 @@
   X(OP_RMSNORM, "rmsnorm", "operator", "tokens", NULL)                                             \
   X(OP_LINEAR, "linear", "operator", "tokens", "bytes")                                            \
   X(OP_ROPE, "rope", "operator", "tokens", NULL)                                                   \
+  X(OP_SCALE_ROWS, "scale_rows", "operator", "tokens", NULL)                                       \
   X(OP_KV_STORE_GQA, "kv_store_gqa", "operator", "tokens", NULL)                                   \
   X(OP_KV_STORE_MLA, "kv_store_mla", "operator", "tokens", NULL)                                   \
   X(OP_ATTN_GQA, "attn_gqa", "operator", "tokens", NULL)                                           \

@@ -42,8 +42,8 @@ td_status td_dev_check_linear(const td_linear_op_args *a, td_err *err) {
 td_status td_dev_check_router(const td_router_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= a->n_experts, "router: top %u of %u experts", a->top_k,
                  a->n_experts);
-  TD_DEV_REQUIRE(a->kind == TD_ROUTER_SIGMOID || (!a->bias && a->n_groups <= 1),
-                 "router: bias and groups belong to the sigmoid kind");
+  TD_DEV_REQUIRE(a->kind == TD_ROUTER_SIGMOID || !a->bias,
+                 "router: a bias belongs to the sigmoid kind");
   if (a->n_groups > 1) {
     TD_DEV_REQUIRE(
         a->n_experts % a->n_groups == 0 && a->topk_groups > 0 && a->topk_groups <= a->n_groups,

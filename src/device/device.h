@@ -218,6 +218,15 @@ typedef struct {
 } td_rope_args;
 void td_op_rope(td_stream *stream, const td_rope_args *args);
 
+// x[t][:] *= factor[position[t]], dim elements each.
+typedef struct {
+  void *x;                 // [n_tokens][dim]
+  const float *factor;     // f32 [max_position]
+  const int32_t *position; // i32 [n_tokens]
+  uint32_t n_tokens, dim;
+} td_scale_rows_args;
+void td_op_scale_rows(td_stream *stream, const td_scale_rows_args *args);
+
 // The sequences of one step. Arrays are in device memory, i32.
 // Token t of the step belongs to sequence seq[t] and stands at position[t] in it. Sequence s owns
 // the tokens [q_begin[s], q_begin[s+1]), consecutive in position; what it attends to is every
@@ -304,9 +313,10 @@ void td_op_top_logits(td_stream *stream, const td_top_logits_args *args);
 typedef enum { TD_ROUTER_SOFTMAX, TD_ROUTER_SIGMOID } td_router_kind;
 
 // Scores from f32 logits, then top_k experts a token, ties to the lower index.
-//   SOFTMAX: p = softmax(logits); the top_k largest.
-//   SIGMOID: s = sigmoid(logits); selection by s + bias; groups of n_experts / n_groups are ranked
-//   by the sum of their two best (DeepSeek-V3), the best topk_groups stay; weights are the plain s.
+//   SOFTMAX: s = softmax(logits).
+//   SIGMOID: s = sigmoid(logits); selection by s + bias, weights are the plain s.
+// Groups of n_experts / n_groups are ranked by the sum of their two best (DeepSeek-V3), the best
+// topk_groups stay; then the top_k largest are taken.
 // norm_topk: weights are divided by their sum (+ 1e-20 for SIGMOID). All are multiplied by scaling.
 typedef struct {
   const float *logits; // f32 [n_tokens][n_experts]

@@ -11,6 +11,7 @@
   X(RMSNORM, rmsnorm, td_rmsnorm_args)                                                             \
   X(LINEAR, linear, td_linear_op_args)                                                             \
   X(ROPE, rope, td_rope_args)                                                                      \
+  X(SCALE_ROWS, scale_rows, td_scale_rows_args)                                                    \
   X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args)                                              \
   X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)                                              \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args)                                                          \

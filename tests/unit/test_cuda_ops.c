@@ -453,6 +453,32 @@ static void test_rope(void **state) {
   check_rope(32); // runs of eight pairs
 }
 
+static void test_scale_rows(void **state) {
+  (void)state;
+  enum { TOKENS = 9, DIM = 70, MAX = 40, N = TOKENS * DIM };
+  CUDA_OPEN(f);
+  float *factor = ref_floats(&f.rng, MAX), *before = cuda_floats(&f, N);
+  int32_t position[TOKENS];
+  for (int t = 0; t < TOKENS; t++)
+    position[t] = (int32_t)ref_below(&f.rng, MAX);
+  uint16_t *x = cuda_put_bf16(&f, before, N);
+  td_op_scale_rows(f.stream,
+                   &(td_scale_rows_args){.x = x,
+                                         .factor = cuda_put(&f, factor, MAX * sizeof *factor),
+                                         .position = cuda_put(&f, position, sizeof position),
+                                         .n_tokens = TOKENS,
+                                         .dim = DIM});
+  float *got = cuda_get_bf16(&f, x, N);
+  for (uint32_t i = 0; i < N; i++) {
+    const double want = (double)before[i] * factor[position[i / DIM]];
+    cuda_assert_within(got[i], want, fabs(want) * (ULP_BF16 / 2 + ULP_F32), "scale_rows", i);
+  }
+  free(factor);
+  free(before);
+  free(got);
+  cuda_close(&f);
+}
+
 typedef struct {
   td_router_kind kind;
   uint32_t n_experts, top_k, n_groups, topk_groups;
@@ -513,6 +539,7 @@ static void test_router(void **state) {
   (void)state;
   static const router_case cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false},
                                       {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
+                                      {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false},
                                       {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},
                                       {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
                                       {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
@@ -990,6 +1017,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_linear_without_blas),
       cmocka_unit_test(test_linear_alone_and_in_company),
       cmocka_unit_test(test_rope),
+      cmocka_unit_test(test_scale_rows),
       cmocka_unit_test(test_router),
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),

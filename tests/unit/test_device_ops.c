@@ -310,6 +310,29 @@ static void test_rope(void **state) {
   }
 }
 
+static void test_scale_rows(void **state) {
+  (void)state;
+  enum { TOKENS = 9, DIM = 70, MAX = 40 };
+  fixture f;
+  FOR_TEAMS(f) {
+    float *factor = ref_floats(&f.rng, MAX), *x = ref_floats(&f.rng, TOKENS * DIM);
+    float before[TOKENS * DIM];
+    memcpy(before, x, sizeof before);
+    int32_t position[TOKENS];
+    for (int t = 0; t < TOKENS; t++)
+      position[t] = (int32_t)ref_below(&f.rng, MAX);
+    td_op_scale_rows(
+        f.stream,
+        &(td_scale_rows_args){
+            .x = x, .factor = factor, .position = position, .n_tokens = TOKENS, .dim = DIM});
+    sync_ok(&f);
+    for (int i = 0; i < TOKENS * DIM; i++)
+      assert_true(x[i] == before[i] * factor[position[i / DIM]]);
+    free(factor);
+    free(x);
+  }
+}
+
 static void naive_route(const td_router_args *a, uint32_t t, int32_t *ids, double *weights) {
   uint32_t n = a->n_experts;
   double score[512], choice[512], max = -INFINITY, total = 0;
@@ -365,6 +388,7 @@ static void test_router(void **state) {
     bool norm, bias;
   } cases[] = {{TD_ROUTER_SOFTMAX, 128, 8, 0, 0, true, false},
                {TD_ROUTER_SOFTMAX, 7, 2, 1, 1, false, false},
+               {TD_ROUTER_SOFTMAX, 12, 4, 3, 2, true, false},
                {TD_ROUTER_SIGMOID, 256, 8, 8, 4, true, true},
                {TD_ROUTER_SIGMOID, 64, 6, 1, 1, true, true},
                {TD_ROUTER_SIGMOID, 12, 4, 3, 1, false, false}};
@@ -811,6 +835,7 @@ int main(void) {
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),
       cmocka_unit_test(test_rope),
+      cmocka_unit_test(test_scale_rows),
       cmocka_unit_test(test_router),
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),

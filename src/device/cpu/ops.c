@@ -237,6 +237,22 @@ td_status td_cpu_op_rope(td_cpu_stream *stream, const td_rope_args *a, td_err *e
   return TD_OK;
 }
 
+static void scale_row(const void *args, size_t t) {
+  const td_scale_rows_args *a = args;
+  const float factor = a->factor[a->position[t]];
+  float *x = (float *)a->x + t * a->dim;
+  for (uint32_t i = 0; i < a->dim; i++)
+    x[i] *= factor;
+}
+
+td_status td_cpu_op_scale_rows(td_cpu_stream *stream, const td_scale_rows_args *a, td_err *err) {
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    TD_DEV_REQUIRE(a->position[t] >= 0, "scaling: position %d of token %u", a->position[t], t);
+  }
+  for_rows(stream, a->n_tokens, a->dim, scale_row, a);
+  return TD_OK;
+}
+
 // The page that holds token t's position, and its *offset in tokens within the page.
 static char *page_of(const td_kv_view *kv, const td_batch_view *b, size_t t, uint32_t *offset) {
   uint32_t position = (uint32_t)b->position[t];

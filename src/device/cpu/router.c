@@ -76,8 +76,8 @@ static void route_token(void *ctx, size_t t, unsigned member) {
       score[e] = 1 / (1 + expf(-logits[e]));
       choice[e] = score[e] + (a->bias ? a->bias[e] : 0);
     }
-    if (a->n_groups > 1) drop_groups(a, choice, group_score, group_kept, taken);
   }
+  if (a->n_groups > 1) drop_groups(a, choice, group_score, group_kept, taken);
   int32_t *ids = a->ids + t * a->top_k;
   float *weights = a->weights + t * a->top_k;
   float sum = a->kind == TD_ROUTER_SIGMOID ? 1e-20f : 0;

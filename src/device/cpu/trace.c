@@ -18,6 +18,7 @@ static op_size size_of(const td_op *op) {
   case TD_OP_EMBED: return (op_size){op->embed.n_tokens, 0};
   case TD_OP_RMSNORM: return (op_size){op->rmsnorm.n_rows, 0};
   case TD_OP_LINEAR: return (op_size){op->linear.n_tokens, td_weight_data_bytes(op->linear.w)};
+  case TD_OP_SCALE_ROWS: return (op_size){op->scale_rows.n_tokens, 0};
   case TD_OP_ROPE: return (op_size){op->rope.n_tokens, 0};
   case TD_OP_KV_STORE_GQA: return (op_size){op->kv_store_gqa.batch.n_tokens, 0};
   case TD_OP_KV_STORE_MLA: return (op_size){op->kv_store_mla.batch.n_tokens, 0};

@@ -107,6 +107,18 @@ td_status td_cuda_op_rope(td_cuda_stream *stream, const td_rope_args *a, td_err 
   return TD_CUDA_LAUNCH(stream, rope, &args);
 }
 
+td_status td_cuda_op_scale_rows(td_cuda_stream *stream, const td_scale_rows_args *a, td_err *err) {
+  (void)err;
+  if (a->n_tokens == 0) return TD_OK;
+  td_cu_scale_rows_args args = {.x = a->x,
+                                .factor = a->factor,
+                                .position = a->position,
+                                .n_tokens = a->n_tokens,
+                                .dim = a->dim,
+                                .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, scale_rows, &args);
+}
+
 td_status td_cuda_op_router(td_cuda_stream *stream, const td_router_args *a, td_err *err) {
   td_status status = td_dev_check_router(a, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
