@@ -49,7 +49,9 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
       td_buf_str(out, "queries of full rank\n");
     }
   } else {
-    td_buf_printf(out, "GQA: %u of keys and values, %u wide\n", c->n_kv_heads, c->head_dim);
+    td_buf_printf(out, "GQA: %u of keys and values, %u wide", c->n_kv_heads, c->head_dim);
+    if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
+    td_buf_str(out, "\n");
   }
   uint32_t n_moe = count_moe_layers(c);
   td_buf_printf(out, "experts       %u a layer, %u for a token", c->n_experts, c->top_k);
@@ -99,6 +101,11 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, "\n");
   if (c->n_mtp_layers) {
     td_buf_printf(out, "not used      multi-token prediction: %u of its layers\n", c->n_mtp_layers);
+  }
+  if (c->n_other_tensors) {
+    td_buf_printf(out, "not used      vision: %u tensors, ", c->n_other_tensors);
+    add_bytes(out, c->other_bytes);
+    td_buf_str(out, "\n");
   }
 }
 
@@ -190,6 +197,7 @@ static void add_json(td_buf *out, const td_model *m, bool tensors) {
       {"n_groups", c->n_groups},
       {"max_position", c->max_position},
       {"n_mtp_layers", c->n_mtp_layers},
+      {"n_other_tensors", c->n_other_tensors},
   };
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);

@@ -76,17 +76,27 @@ static td_status alloc_activations(td_engine *e, td_err *err) {
                       err);
 }
 
-static td_status alloc_rope(td_engine *e, td_err *err) {
-  size_t n = (size_t)e->opts.max_seq_tokens * td_rope_dims(e->config) * sizeof(float);
-  td_status st = td_dev_alloc(e->dev, (void **)&e->cos_sin, n, err);
+// A table of n floats in device memory, filled on the host.
+static td_status alloc_table(td_engine *e, float **out, size_t n,
+                             void (*fill)(float *out, const td_model_config *config, uint32_t n),
+                             td_err *err) {
+  const size_t n_bytes = n * sizeof **out;
+  td_status st = td_dev_alloc(e->dev, (void **)out, n_bytes, err);
   if (st != TD_OK) return st;
-  float *host = malloc(n);
-  if (!host) return td_fail(err, TD_ENOMEM, "out of memory: rotary table, %zu bytes", n);
-  td_rope_fill(host, e->config, e->opts.max_seq_tokens);
-  td_op_copy(e->stream, e->cos_sin, host, n);
+  float *host = malloc(n_bytes);
+  if (!host) return td_fail(err, TD_ENOMEM, "out of memory: rotary table, %zu bytes", n_bytes);
+  fill(host, e->config, e->opts.max_seq_tokens);
+  td_op_copy(e->stream, *out, host, n_bytes);
   st = td_stream_sync(e->stream, err);
   free(host);
   return st;
+}
+
+static td_status alloc_rope(td_engine *e, td_err *err) {
+  const size_t n = e->opts.max_seq_tokens;
+  td_status st = alloc_table(e, &e->cos_sin, n * td_rope_dims(e->config), td_rope_fill, err);
+  if (st != TD_OK || e->config->query_beta <= 0) return st;
+  return alloc_table(e, &e->query_scale, n, td_query_scale_fill, err);
 }
 
 // Room for n_rows rows of logits, on the device and on the host.
@@ -196,6 +206,7 @@ void td_engine_close(td_engine *e) {
                            e->v,
                            e->attn,
                            e->cos_sin,
+                           e->query_scale,
                            e->router_logits,
                            e->dev_logits,
                            e->dev_top,

@@ -78,6 +78,7 @@ struct td_engine {
   void *attn;             // [n_heads * v_dim]
   float *router_logits;
   float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
+  float *query_scale;     // [max_seq_tokens]; NULL: queries are not scaled
   float *dev_logits;      // [logits_rows][n_vocab]
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;

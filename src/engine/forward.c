@@ -1,5 +1,6 @@
 // src/engine/forward.c - one forward pass for every architecture, as operators on a stream.
 #include "engine/engine_impl.h"
+#include "engine/rope.h"
 
 // Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
 #define MLA_NORM_EPS 1e-6f
@@ -59,6 +60,16 @@ static void rope(td_engine *e, const td_microbatch *p, void *x, size_t token_str
                                         .interleaved = e->config->rope_interleaved});
 }
 
+// Multiplies the queries by their positions' factors, if the model has such.
+static void scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {
+  if (!e->query_scale) return;
+  td_op_scale_rows(e->stream, &(td_scale_rows_args){.x = e->q,
+                                                    .factor = e->query_scale,
+                                                    .position = p->position,
+                                                    .n_tokens = p->n_tokens,
+                                                    .dim = q_dim});
+}
+
 static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer,
                        uint32_t layer_idx) {
   const td_model_config *c = e->config;
@@ -66,12 +77,16 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
   linear(e, p, &layer->q, layer->q_bias, e->h, c->dim, e->q);
   linear(e, p, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
   linear(e, p, &layer->v, layer->v_bias, e->h, c->dim, e->v);
-  if (c->qk_norm) {
+  if (c->qk_norm == TD_QK_NORM_HEAD) {
     norm_rows(e, e->q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
     norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+  } else if (c->qk_norm == TD_QK_NORM_ALL) {
+    norm_rows(e, e->q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
+    norm_rows(e, e->kv, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
   }
-  rope(e, p, e->q, q_dim, c->head_dim, c->n_heads, c->head_dim);
-  rope(e, p, e->kv, kv_dim, c->head_dim, c->n_kv_heads, c->head_dim);
+  rope(e, p, e->q, q_dim, c->head_dim, c->n_heads, td_rope_dims(c));
+  rope(e, p, e->kv, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
+  scale_queries(e, p, q_dim);
   td_kv_view kv = td_engine_kv_view(e, layer_idx);
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
@@ -114,6 +129,7 @@ static void project_mla(td_engine *e, const td_microbatch *p, const td_layer *la
   rope(e, p, offset(e, e->q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads,
        c->rope_dim);
   rope(e, p, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+  scale_queries(e, p, c->n_heads * head);
 }
 
 static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *layer,

@@ -66,6 +66,11 @@ void td_rope_fill(float *out, const td_model_config *config, uint32_t n_position
   }
 }
 
+void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions) {
+  for (uint32_t p = 0; p < n_positions; p++)
+    out[p] = 1 + (float)config->query_beta * logf(1 + (float)(p / config->query_span));
+}
+
 float td_rope_attention_scale(const td_model_config *config) {
   uint32_t query_dim = config->attn == TD_ATTN_MLA ? config->nope_dim + config->rope_dim
                                                    : config->head_dim;

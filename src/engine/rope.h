@@ -6,13 +6,16 @@
 
 #include "model/model.h"
 
-// Dimensions rotated by RoPE in each head: rope_dim (MLA) or head_dim (GQA).
+// Dimensions rotated by RoPE in each head: rope_dim, or head_dim if that is 0.
 uint32_t td_rope_dims(const td_model_config *config);
 
 // Fills out f32 [n_positions][rot_dim/2][2] with cos and sin, the attention factor multiplied in.
 // YaRN: Peng et al., arXiv 2309.00071, sections 3.2 and 3.4, computed in f32 in the order
 // transformers uses, so that both round alike.
 void td_rope_fill(float *out, const td_model_config *config, uint32_t n_positions);
+
+// Fills out f32 [n_positions] with the factors of queries (query_beta of the configuration).
+void td_query_scale_fill(float *out, const td_model_config *config, uint32_t n_positions);
 
 // Factor of the attention scores: 1/sqrt(query head dim); for MLA with YaRN times mscale(factor,
 // mscale_all_dim)^2.

@@ -5,8 +5,6 @@
 
 #include "model/tensor_bind.h"
 
-#define TD_MAX_TENSOR_NAME 256
-
 typedef struct {
   td_bound_tensors *out;
   td_model_config *config;
@@ -32,6 +30,11 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
 td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out);
 // Like td_binder_place, but the result is always F32. Accepts F32, F16, BF16 and F8_E8M0.
 td_status td_binder_place_f32(td_tensor_binder *b, const td_tensor *t, const void **out);
+
+// Binds the experts of a layer to the field of spec, if they are fused: *found says so. experts is
+// [n_experts]; prefix is what the names of their tensors begin with.
+td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec, const char *prefix,
+                                td_weight *experts, bool *found);
 
 // Binds module.weight [rows][cols] in whichever format it is stored. plain: reject quantized ones.
 td_status td_bind_weight(td_tensor_binder *b, const char *module, bool plain, uint32_t rows,

@@ -41,7 +41,7 @@ void td_config_set_moe(td_model_config *c, uint32_t layer_idx) {
 // Keys that all families have under the same names.
 static td_status read_common(const td_config_reader *r) {
   td_model_config *c = r->out;
-  double eps = 1e-6;
+  double eps = c->rms_eps > 0 ? c->rms_eps : 1e-6;
   td_status st = td_config_double(r, r->root, "rms_norm_eps", 1e-30, 1, &eps);
   c->rms_eps = (float)eps;
   if (st == TD_OK) st = td_config_bool(r, r->root, "tie_word_embeddings", &c->tie_embeddings);
@@ -70,6 +70,85 @@ td_status td_config_check_groups(const td_config_reader *r) {
   return TD_OK;
 }
 
+td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback) {
+  td_model_config *c = r->out;
+  td_status st = TD_OK;
+  c->head_dim = fallback;
+  if (td_json_get(r->root, "head_dim")) {
+    st = td_config_uint(r, r->root, "head_dim", 2, TD_MAX_HEAD_DIM, &c->head_dim);
+  }
+  if (st != TD_OK) return st;
+  if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > TD_MAX_HEAD_DIM) {
+    return td_config_bad(r, "head_dim (or hidden_size / num_attention_heads) must be even");
+  }
+  if (c->n_heads % c->n_kv_heads) {
+    return td_config_bad(r, "num_key_value_heads must divide num_attention_heads");
+  }
+  return TD_OK;
+}
+
+td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank) {
+  td_model_config *c = r->out;
+  td_status st = TD_OK;
+  c->q_lora_rank = q_lora_rank;
+  if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "q_lora_rank"))) {
+    c->q_lora_rank = 0;
+  } else {
+    st = td_config_uint(r, r->root, "q_lora_rank", 1, TD_MAX_DIM, &c->q_lora_rank);
+  }
+  if (st == TD_OK) st = td_config_bool(r, r->root, "rope_interleave", &c->rope_interleaved);
+  if (st == TD_OK && c->rope_dim % 2) st = td_config_bad(r, "qk_rope_head_dim must be even");
+  return st;
+}
+
+static td_status read_layer_types(const td_config_reader *r, const cJSON *types) {
+  td_model_config *c = r->out;
+  if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
+    return td_config_bad(r, "mlp_layer_types must be an array with an entry for each layer");
+  }
+  uint32_t i = 0;
+  for (const cJSON *type = types->child; type; type = type->next, i++) {
+    const char *name = cJSON_IsString(type) ? type->valuestring : "";
+    if (strcmp(name, "sparse") == 0) {
+      td_config_set_moe(c, i);
+    } else if (strcmp(name, "dense") != 0) {
+      return td_config_bad(r, "mlp_layer_types must hold \"dense\" or \"sparse\"");
+    }
+  }
+  return TD_OK;
+}
+
+td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense) {
+  const cJSON *types = td_json_get(r->root, "mlp_layer_types");
+  if (types) return read_layer_types(r, types);
+  td_status st = td_config_uint(r, r->root, "first_k_dense_replace", 0, INT32_MAX, &n_dense);
+  for (uint32_t i = n_dense; i < r->out->n_layers && st == TD_OK; i++)
+    td_config_set_moe(r->out, i);
+  return st;
+}
+
+td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback) {
+  td_status st = td_config_double(r, r->root, key, 1e-6, 1e6, &fallback);
+  r->out->routed_scaling = (float)fallback;
+  return st;
+}
+
+// Turns partial_rotary into the number of elements of a head.
+static td_status set_rotary(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  const double part = c->partial_rotary > 0 ? c->partial_rotary : 1;
+  if (part != 1 && !c->family->has_partial_rotary) {
+    return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
+                   r->file, part);
+  }
+  if (c->attn == TD_ATTN_MLA) return TD_OK; // qk_rope_head_dim says it
+  c->rope_dim = (uint32_t)(c->head_dim * part);
+  if (c->rope_dim < 2 || c->rope_dim % 2) {
+    return td_config_bad(r, "partial_rotary_factor must leave an even part of each head");
+  }
+  return TD_OK;
+}
+
 static const td_family *const families[] = {
 #define TD_FAMILY(name) &td_family_##name,
 #include "model/families/families.inc"
@@ -85,25 +164,62 @@ static td_status read_family(const td_config_reader *r, const td_family *family,
   snprintf(c->arch_name, sizeof c->arch_name, "%s", model_type);
   td_status st = read_uints(r, family->keys, family->n_keys);
   if (st == TD_OK) st = read_common(r);
-  return st == TD_OK ? family->read(r) : st;
+  if (st == TD_OK) st = family->read(r);
+  return st == TD_OK ? set_rotary(r) : st;
 }
 
-static td_status find_family(const td_config_reader *r) {
+static const td_wrapper wrappers[] = {
+    {"kimi_k25",
+     "kimi_k2",
+     "language_model.model.",
+     "language_model.",
+     {"vision_tower.", "mm_projector."}},
+    {"mistral3",
+     "mistral4",
+     "language_model.model.",
+     "language_model.",
+     {"vision_tower.", "multi_modal_projector."}},
+};
+
+const td_wrapper *td_wrapper_find(const char *model_type) {
+  for (size_t i = 0; i < TD_COUNT(wrappers); i++)
+    if (strcmp(wrappers[i].model_type, model_type) == 0) return &wrappers[i];
+  return NULL;
+}
+
+// Makes r read text_config, which describes the language model.
+static td_status enter_wrapper(td_config_reader *r, const td_wrapper *wrapper, const char **type) {
+  const cJSON *text = td_json_get(r->root, "text_config");
+  if (!cJSON_IsObject(text)) return td_config_bad(r, "text_config must be an object");
+  r->root = text;
+  *type = wrapper->text_model_type;
+  return td_config_str(r, text, "model_type", type);
+}
+
+static td_status find_family(td_config_reader *r) {
   const char *type = NULL;
   if (!cJSON_IsObject(r->root)) return td_config_bad(r, "must hold a JSON object");
   td_status st = td_config_str(r, r->root, "model_type", &type);
   if (st != TD_OK) return st;
   if (!type) return td_config_bad(r, "has no model_type, so its architecture is unknown");
+  const td_wrapper *wrapper = td_wrapper_find(type);
+  const char *whole = type;
+  if (wrapper) st = enter_wrapper(r, wrapper, &type);
+  if (st != TD_OK) return st;
   td_buf names = TD_BUF_INIT;
   for (size_t i = 0; i < TD_COUNT(families); i++) {
     for (const char *const *name = families[i]->model_types; *name; name++) {
       if (strcmp(type, *name) == 0) {
         td_buf_free(&names);
-        return read_family(r, families[i], type);
+        st = read_family(r, families[i], whole);
+        r->out->wrapper = wrapper;
+        return st;
       }
       td_buf_printf(&names, "%s%s", names.len ? ", " : "", *name);
     }
   }
+  for (size_t i = 0; i < TD_COUNT(wrappers); i++)
+    td_buf_printf(&names, ", %s", wrappers[i].model_type);
   td_fail(r->err, TD_EUNSUPPORTED, "%s: model_type \"%.60s\" is not supported; supported are %s",
           r->file, type, td_buf_text(&names));
   td_buf_free(&names);
@@ -118,10 +234,14 @@ td_status td_config_parse(td_model_config *out, const cJSON *config, const cJSON
   *out = (td_model_config){.bos_id = -1};
   td_config_reader r = {.root = config, .file = file, .out = out, .err = err ? err : &local};
   td_status st = find_family(&r);
-  if (st == TD_OK && td_json_get(config, "eos_token_id"))
-    out->n_eos = 0; // replaces the family's
-                    // default
-  if (st == TD_OK) st = td_config_read_token_ids(&r);
+  // What config.json states replaces the family's default; the whole has precedence over
+  // text_config.
+  const cJSON *const places[] = {r.root, config};
+  for (size_t i = r.root == config; i < TD_COUNT(places) && st == TD_OK; i++) {
+    r.root = places[i];
+    if (td_json_get(r.root, "eos_token_id")) out->n_eos = 0;
+    st = td_config_read_token_ids(&r);
+  }
   if (st != TD_OK || !generation) return st;
   snprintf(file, sizeof file, "%s/generation_config.json", dir);
   r.root = generation;

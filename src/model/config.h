@@ -33,6 +33,15 @@ td_status td_config_expect_str(const td_config_reader *r, const char *key, const
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
 void td_config_set_moe(td_model_config *config, uint32_t layer_idx);
 td_status td_config_check_groups(const td_config_reader *r); // expert groups, for grouped routers
+// head_dim (fallback if absent), and that the heads fit. GQA.
+td_status td_config_read_head_dim(const td_config_reader *r, uint32_t fallback);
+// q_lora_rank (null: q_proj is one matrix) and rope_interleave. MLA.
+td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank);
+// Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
+// on.
+td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);
+// The factor of all routing weights.
+td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback);
 
 // Read values of object, which is the root or nested in it. If the key is absent, *out is
 // unchanged; null is an error.

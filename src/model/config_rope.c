@@ -43,6 +43,7 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
   td_status st = td_config_uint(r, outside ? r->root : dict, "original_max_position_embeddings", 1,
                                 1u << 30, &y->original_max_position);
   if (st != TD_OK) return st;
+  c->query_span = y->original_max_position;
   y->factor = fmax(1.0, (double)c->max_position / y->original_max_position);
   const struct {
     const char *key;
@@ -54,6 +55,7 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
       {"mscale", 0, 1e3, &y->mscale},
       {"mscale_all_dim", 0, 1e3, &y->mscale_all_dim},
       {"attention_factor", 1e-6, 1e6, &y->attention_factor},
+      {"llama_4_scaling_beta", 0, 1e3, &c->query_beta},
   };
   for (size_t i = 0; i < TD_COUNT(keys); i++) {
     st = optional(r, dict, keys[i].key, keys[i].min, keys[i].max, keys[i].out);
@@ -74,25 +76,20 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
 
 td_status td_config_read_rope(const td_config_reader *r) {
   td_model_config *c = r->out;
-  c->rope_theta = 10000;
+  if (c->rope_theta <= 0) c->rope_theta = 10000;
   c->yarn = (td_yarn){.factor = 1, .beta_fast = 32, .beta_slow = 1};
   const cJSON *dict;
   td_status st = find_dict(r, &dict);
-  double partial = 1;
   const char *type = "default";
   const cJSON *places[] = {r->root, dict}; // the last one found takes precedence
   for (size_t i = 0; i < TD_COUNT(places) && st == TD_OK; i++) {
     if (!places[i]) continue;
     st = optional(r, places[i], "rope_theta", 1.0001, 1e15, &c->rope_theta);
-    if (st == TD_OK) st = optional(r, places[i], "partial_rotary_factor", 0, 1, &partial);
+    if (st == TD_OK) st = optional(r, places[i], "partial_rotary_factor", 0, 1, &c->partial_rotary);
   }
   if (st == TD_OK && dict) st = td_config_str(r, dict, "type", &type);
   if (st == TD_OK && dict) st = td_config_str(r, dict, "rope_type", &type);
   if (st != TD_OK) return st;
-  if (partial != 1) {
-    return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
-                   r->file, partial);
-  }
   if (strcmp(type, "yarn") == 0) return read_yarn(r, dict);
   if (strcmp(type, "default") == 0) return TD_OK;
   return td_fail(r->err, TD_EUNSUPPORTED,

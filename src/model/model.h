@@ -12,7 +12,16 @@
 // Grouped-query attention, or multi-head latent attention (MLA).
 typedef enum { TD_ATTN_GQA, TD_ATTN_MLA } td_attn_kind;
 
+// RMS norms of queries and keys before RoPE (GQA).
+typedef enum {
+  TD_QK_NORM_NONE,
+  TD_QK_NORM_HEAD, // each head by itself, with the same weights
+  TD_QK_NORM_ALL,  // all heads together
+} td_qk_norm;
+
 typedef struct td_family td_family; // families/family.h
+// How a checkpoint that holds other parts, too, names those of the language model.
+typedef struct td_wrapper td_wrapper; // families/family.h
 
 #define TD_MAX_EOS    16
 #define TD_MAX_LAYERS 1024
@@ -28,6 +37,7 @@ typedef struct {
 // are in elements. Fields of the other attention kind are 0.
 typedef struct {
   const td_family *family;
+  const td_wrapper *wrapper; // NULL: the checkpoint is a language model alone
   td_attn_kind attn;
   char arch_name[64]; // model_type as published: "deepseek_v3", "kimi_k2", "qwen3_moe"
   uint32_t n_layers, n_vocab, dim, n_heads, max_position;
@@ -36,12 +46,18 @@ typedef struct {
   double rope_theta;
   td_yarn yarn;
   bool rope_interleaved;
+  double partial_rotary; // as stated, 0: not; rope_dim follows from it for GQA
+  uint32_t rope_dim;     // elements of a head that RoPE rotates; 0: all (GQA)
+  // Queries at position p are scaled by 1 + query_beta * ln(1 + floor(p / query_span)).
+  // query_beta 0: not scaled.
+  double query_beta;
+  uint32_t query_span;
   // GQA
   uint32_t n_kv_heads, head_dim;
-  bool qk_norm;
+  td_qk_norm qk_norm;
   // MLA
   uint32_t q_lora_rank; // 0: q_proj is one matrix
-  uint32_t kv_lora_rank, nope_dim, rope_dim, v_dim;
+  uint32_t kv_lora_rank, nope_dim, v_dim;
   // experts
   uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
   uint32_t n_groups, topk_groups;
@@ -51,6 +67,9 @@ typedef struct {
   // Multi-token prediction layers after the last one; they are not used. As stated by config.json,
   // and after td_model_open as found in the checkpoint.
   uint32_t n_mtp_layers;
+  // Tensors of other parts (vision), which are not used: as found in the checkpoint.
+  uint32_t n_other_tensors;
+  uint64_t other_bytes;
   // generation
   int32_t bos_id; // -1: none
   int32_t eos_ids[TD_MAX_EOS];

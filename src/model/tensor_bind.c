@@ -12,20 +12,6 @@ static const char *const ignored_suffixes[] = {".rotary_emb.inv_freq", ".k_scale
                                                ".input_scale", ".input_global_scale"};
 
 static td_status fail_missing(const td_tensor_binder *b, const char *name) {
-  // transformers fuses experts in memory and may write them fused.
-  const char *experts = strstr(name, ".experts.");
-  if (experts) {
-    char fused[TD_MAX_TENSOR_NAME];
-    snprintf(fused, sizeof fused, "%.*s.experts.gate_up_proj", (int)(experts - name), name);
-    ptrdiff_t idx = td_store_find(b->store, fused);
-    if (idx >= 0) {
-      const td_tensor *t = td_store_tensor(b->store, (size_t)idx);
-      return td_fail(b->err, TD_EUNSUPPORTED,
-                     "%s: tensor %s: experts fused into one tensor are not supported; save them "
-                     "one by one, as the model's publisher does",
-                     t->file, t->name);
-    }
-  }
   return td_fail(b->err, TD_EFORMAT,
                  "%s: tensor %s is missing: the checkpoint is incomplete, or its config.json "
                  "describes another model",
@@ -167,7 +153,7 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
     snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
     return td_bind_weight(b, module, p->kind == TD_SPEC_PLAIN, rows, cols, field);
   }
-  const td_tensor *t;
+  const td_tensor *t = NULL;
   td_status st = td_binder_find(b, name, &t);
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
@@ -183,13 +169,18 @@ static td_status bind_experts(td_tensor_binder *b, const td_tensor_spec *p, uint
     return td_fail(b->err, TD_ENOMEM, "%s: out of memory", td_store_listing(b->store));
   }
   *(td_weight **)field = experts;
-  for (uint32_t e = 0; e < n; e++) {
-    char name[TD_MAX_TENSOR_NAME];
-    snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s", layer_idx, e, p->name);
-    td_status st = bind_place(b, p, name, &experts[e]);
-    if (st != TD_OK) return st;
+  const char *where = b->config->family->experts;
+  char name[TD_MAX_TENSOR_NAME], prefix[TD_MAX_TENSOR_NAME];
+  snprintf(name, sizeof name, "model.layers.%u.%s.", layer_idx, where ? where : "mlp.experts");
+  td_tensor_name(b->config, name, prefix);
+  bool fused;
+  td_status st = td_bind_fused_experts(b, p, prefix, experts, &fused);
+  for (uint32_t e = 0; e < n && st == TD_OK && !fused; e++) {
+    int len = snprintf(name, sizeof name, "%s%u.%s", prefix, e, p->name);
+    TD_CHECK(len < (int)sizeof name);
+    st = bind_place(b, p, name, &experts[e]);
   }
-  return TD_OK;
+  return st;
 }
 
 static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
@@ -205,8 +196,9 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
     if (p->kind == TD_SPEC_EXPERT) {
       st = bind_experts(b, p, layer_idx, field);
     } else {
-      char name[TD_MAX_TENSOR_NAME];
-      snprintf(name, sizeof name, "model.layers.%u.%s", layer_idx, p->name);
+      char own[TD_MAX_TENSOR_NAME], name[TD_MAX_TENSOR_NAME];
+      snprintf(own, sizeof own, "model.layers.%u.%s", layer_idx, p->name);
+      td_tensor_name(b->config, own, name);
       st = bind_place(b, p, name, field);
     }
     if (st != TD_OK) return st;
@@ -216,12 +208,15 @@ static td_status bind_layer(td_tensor_binder *b, uint32_t layer_idx) {
 
 static td_status bind_ends(td_tensor_binder *b) {
   // As in transformers, tie_word_embeddings is ignored if the checkpoint has both matrices.
-  if (td_store_find(b->store, "lm_head.weight") >= 0) b->config->tie_embeddings = false;
+  char name[TD_MAX_TENSOR_NAME];
+  td_tensor_name(b->config, "lm_head.weight", name);
+  if (td_store_find(b->store, name) >= 0) b->config->tie_embeddings = false;
   unsigned met = td_end_conditions(b->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
     const td_tensor_spec *p = &td_end_places[i];
     if (p->conditions & ~met) continue;
-    td_status st = bind_place(b, p, p->name, (char *)&b->out->ends + p->offset);
+    td_tensor_name(b->config, p->name, name);
+    td_status st = bind_place(b, p, name, (char *)&b->out->ends + p->offset);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -234,9 +229,16 @@ static bool ends_with(const char *text, const char *suffix) {
 
 // Whether name belongs to a multi-token prediction layer; if so *layer_idx is its index.
 static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_idx) {
-  int len = 0;
-  return sscanf(name, "model.layers.%9u.%n", layer_idx, &len) == 1 && len > 0 &&
-         *layer_idx >= c->n_layers && *layer_idx - c->n_layers < c->n_mtp_layers;
+  const char *rest;
+  return td_tensor_layer(c, name, layer_idx, &rest) && *layer_idx >= c->n_layers &&
+         *layer_idx - c->n_layers < c->n_mtp_layers;
+}
+
+// Whether name belongs to a part of the checkpoint that is not used, such as vision.
+static bool is_other_part(const td_model_config *c, const char *name) {
+  for (const char *const *other = c->wrapper ? c->wrapper->others : NULL; other && *other; other++)
+    if (strncmp(name, *other, strlen(*other)) == 0) return true;
+  return false;
 }
 
 // Rejects unused tensors unless they are known to be unnecessary.
@@ -251,6 +253,11 @@ static td_status check_rest(td_tensor_binder *b) {
       known = true;
       uint32_t n = layer_idx - b->config->n_layers + 1;
       if (n > n_mtp) n_mtp = n;
+    }
+    if (is_other_part(b->config, t->name)) {
+      known = true;
+      b->config->n_other_tensors++;
+      b->config->other_bytes += t->n_bytes;
     }
     for (size_t k = 0; k < TD_COUNT(ignored_suffixes); k++)
       known |= ends_with(t->name, ignored_suffixes[k]);

@@ -2,6 +2,10 @@
 #include "model/tensor_specs.h"
 
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/families/family.h"
 
 #define END(field) offsetof(td_model_ends, field)
 
@@ -11,6 +15,34 @@ const td_tensor_spec td_end_places[] = {
     {"lm_head.weight", TD_SPEC_WEIGHT, END(lm_head), TD_DIM_VOCAB, TD_DIM_MODEL, TD_IF_UNTIED},
 };
 const size_t td_n_end_places = TD_COUNT(td_end_places);
+
+static const char own_body[] = "model.";
+
+static const char *body_of(const td_model_config *c) {
+  return c->wrapper ? c->wrapper->body : own_body;
+}
+
+void td_tensor_name(const td_model_config *c, const char *name, char out[TD_MAX_TENSOR_NAME]) {
+  const size_t n = strlen(own_body);
+  const char *prefix = body_of(c);
+  if (strncmp(name, own_body, n) != 0) {
+    prefix = c->wrapper ? c->wrapper->head : "";
+  } else {
+    name += n;
+  }
+  snprintf(out, TD_MAX_TENSOR_NAME, "%s%s", prefix, name);
+}
+
+bool td_tensor_layer(const td_model_config *c, const char *name, uint32_t *layer_idx,
+                     const char **rest) {
+  const char *body = body_of(c);
+  const size_t n = strlen(body);
+  int len = 0;
+  if (strncmp(name, body, n) != 0) return false;
+  if (sscanf(name + n, "layers.%9u.%n", layer_idx, &len) != 1 || len == 0) return false;
+  *rest = name + n + len;
+  return true;
+}
 
 uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   const bool mla = c->attn == TD_ATTN_MLA;
@@ -39,6 +71,7 @@ unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
   met |= td_model_is_moe(c, layer_idx) ? TD_IF_MOE : TD_IF_DENSE;
   if (c->attention_bias) met |= TD_IF_BIAS;
   if (c->n_shared_experts) met |= TD_IF_SHARED;
+  if (c->qk_norm) met |= TD_IF_QK_NORM;
   return met;
 }
 

@@ -39,6 +39,7 @@ enum {
   TD_IF_MOE = 1 << 4,
   TD_IF_SHARED = 1 << 5,
   TD_IF_UNTIED = 1 << 6,
+  TD_IF_QK_NORM = 1 << 7,
 };
 
 typedef enum {
@@ -53,8 +54,8 @@ typedef enum {
 } td_place_kind;
 
 typedef struct {
-  // For a layer's tensors the part after "model.layers.N."; for an expert's, the part after
-  // "model.layers.N.mlp.experts.M.".
+  // For a layer's tensors the part after "model.layers.N."; for an expert's, the part after its
+  // number.
   const char *name;
   td_place_kind kind;
   size_t offset; // of the destination field
@@ -64,6 +65,15 @@ typedef struct {
 
 extern const td_tensor_spec td_end_places[]; // offsets into td_model_ends
 extern const size_t td_n_end_places;
+
+#define TD_MAX_TENSOR_NAME 256
+
+// The name in config's checkpoint of the tensor that a language model alone calls `name`.
+void td_tensor_name(const td_model_config *config, const char *name, char out[TD_MAX_TENSOR_NAME]);
+// Whether name is "model.layers.N." and more in the checkpoint's spelling; if so *rest is what
+// follows and *layer_idx is N.
+bool td_tensor_layer(const td_model_config *config, const char *name, uint32_t *layer_idx,
+                     const char **rest);
 
 uint32_t td_dim_value(const td_model_config *config, td_dim dim);
 // Bit mask of conditions a layer meets. It has the tensors all of whose conditions are in the mask.

@@ -136,6 +136,19 @@ void ck_set(checkpoint *ck, const char *key, const char *json) {
   cJSON_AddItemToObject(ck->config, key, value);
 }
 
+void ck_wrap(checkpoint *ck, const char *model_type, const char *prefix) {
+  cJSON *whole = cJSON_CreateObject();
+  require(whole && cJSON_AddStringToObject(whole, "model_type", model_type), model_type);
+  cJSON_AddItemToObject(whole, "text_config", ck->config);
+  ck->config = whole;
+  for (uint32_t i = 0; i < ck->n_tensors; i++) {
+    char name[sizeof ck->tensors[i].name];
+    const int n = snprintf(name, sizeof name, "%s%s", prefix, ck->tensors[i].name);
+    require(n < (int)sizeof name, name);
+    strcpy(ck->tensors[i].name, name);
+  }
+}
+
 ck_tensor *ck_find(checkpoint *ck, const char *name) {
   for (uint32_t i = 0; i < ck->n_tensors; i++) {
     if (strcmp(ck->tensors[i].name, name) == 0) return &ck->tensors[i];

@@ -35,6 +35,9 @@ typedef struct {
 void ck_deepseek(checkpoint *ck);
 // Qwen3: 4 heads on 2, 8 experts of which 2.
 void ck_qwen3(checkpoint *ck);
+// Makes config.json the text_config of a checkpoint of model_type, and puts prefix before every
+// name.
+void ck_wrap(checkpoint *ck, const char *model_type, const char *prefix);
 void ck_free(checkpoint *ck); // removes the directory
 
 // Sets a key of config.json to JSON text.

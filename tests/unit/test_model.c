@@ -429,7 +429,8 @@ static void refuses_bad_scales(void **state) {
   ck_free(&ck);
 }
 
-static void refuses_fused_experts(void **state) {
+// A layer's experts as two tensors: each expert's matrix is its part of them.
+static void reads_fused_experts(void **state) {
   (void)state;
   checkpoint ck;
   ck_qwen3(&ck);
@@ -443,8 +444,55 @@ static void refuses_fused_experts(void **state) {
   }
   ck_add(&ck, "model.layers.1.mlp.experts.gate_up_proj", "BF16", 8, 32, 32)->shard = 0;
   ck_add(&ck, "model.layers.1.mlp.experts.down_proj", "BF16", 8, 32, 16);
+  td_model *m = open_ok(&ck);
+  const td_layer *layer = td_model_layer(m, 1);
+  for (uint32_t e = 0; e < 8; e++) {
+    static const uint32_t rows[] = {16, 16, 32}, cols[] = {32, 32, 16}, first[] = {0, 16, 0};
+    const td_weight *of[] = {&layer->gate[e], &layer->up[e], &layer->down[e]};
+    for (int k = 0; k < 3; k++) {
+      const ck_tensor *t = ck_find(&ck, k < 2 ? "model.layers.1.mlp.experts.gate_up_proj"
+                                              : "model.layers.1.mlp.experts.down_proj");
+      assert_int_equal(of[k]->rows, rows[k]);
+      assert_int_equal(of[k]->cols, cols[k]);
+      assert_int_equal(of[k]->dtype, TD_BF16);
+      const uint64_t at = (e * 32 + first[k]) * cols[k] * 2u;
+      for (uint64_t i = 0; i < rows[k] * cols[k] * 2u; i++)
+        assert_int_equal(((const uint8_t *)of[k]->data)[i], ck_byte(t, at + i));
+    }
+  }
+  td_model_close(m);
+
+  ck_tensor *fused = ck_find(&ck, "model.layers.1.mlp.experts.gate_up_proj");
+  strcpy(fused->dtype, "F8_E4M3");
   ck_write(&ck);
-  REFUSED(&ck, TD_EUNSUPPORTED, SHARD(1), "model.layers.1.mlp.experts.gate_up_proj", "fused");
+  REFUSED(&ck, TD_EUNSUPPORTED, SHARD(1), "model.layers.1.mlp.experts.gate_up_proj", "F8_E4M3");
+  strcpy(fused->dtype, "BF16");
+  fused->shape[1] = 30;
+  ck_write(&ck);
+  REFUSED(&ck, TD_EFORMAT, "model.layers.1.mlp.experts.gate_up_proj", "[8, 32, 32]");
+  ck_free(&ck);
+}
+
+// The language model of a checkpoint with vision, whose tensors are counted.
+static void reads_a_wrapped_model(void **state) {
+  (void)state;
+  checkpoint ck;
+  ck_deepseek(&ck);
+  ck_wrap(&ck, "kimi_k25", "language_model.");
+  ck_add(&ck, "vision_tower.patch_embed.proj.weight", "BF16", 4, 6, 0);
+  ck_add(&ck, "mm_projector.proj.0.bias", "F32", 5, 0, 0);
+  td_model *m = open_ok(&ck);
+  const td_model_config *c = td_model_config_of(m);
+  assert_string_equal(c->arch_name, "kimi_k25");
+  assert_int_equal(c->n_other_tensors, 2);
+  assert_int_equal(c->other_bytes, 4 * 6 * 2 + 5 * 4);
+  check_weight(&ck, "language_model.model.layers.1.self_attn.o_proj.weight",
+               &td_model_layer(m, 1)->o);
+  td_model_close(m);
+
+  ck_add(&ck, "audio_tower.weight", "BF16", 4, 6, 0);
+  ck_write(&ck);
+  REFUSED(&ck, TD_EFORMAT, "audio_tower.weight", "is not part of");
   ck_free(&ck);
 }
 
@@ -644,7 +692,8 @@ int main(void) {
       cmocka_unit_test(refuses_wrong_shapes),
       cmocka_unit_test(refuses_wrong_dtypes),
       cmocka_unit_test(refuses_bad_scales),
-      cmocka_unit_test(refuses_fused_experts),
+      cmocka_unit_test(reads_fused_experts),
+      cmocka_unit_test(reads_a_wrapped_model),
       cmocka_unit_test(refuses_truncated_and_corrupt_shards),
       cmocka_unit_test(refuses_files_never_fetched),
       cmocka_unit_test(refuses_lying_headers),

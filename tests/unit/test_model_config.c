@@ -125,6 +125,54 @@ static void defaults_are_transformers(void **state) {
     assert_true(td_model_is_moe(&c, i));
 }
 
+static void reads_glm(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"glm4_moe\", \"head_dim\": 128}", NULL);
+  assert_int_equal(c.attn, TD_ATTN_GQA);
+  assert_int_equal(c.rope_dim, 64);
+  assert_int_equal(c.qk_norm, TD_QK_NORM_NONE);
+  assert_true(c.rms_eps == 1e-5f && c.norm_topk && c.router_sigmoid && c.routed_scaling == 1);
+  assert_false(td_model_is_moe(&c, 0) || !td_model_is_moe(&c, 1));
+  c = parse_ok("{\"model_type\": \"glm4_moe\", \"head_dim\": 24, \"use_qk_norm\": true,"
+               " \"partial_rotary_factor\": 0.5, \"rope_parameters\":"
+               " {\"rope_type\": \"default\", \"partial_rotary_factor\": 0.25}}",
+               NULL);
+  assert_int_equal(c.rope_dim, 6);
+  assert_int_equal(c.qk_norm, TD_QK_NORM_HEAD);
+
+  c = parse_ok("{\"model_type\": \"glm4_moe_lite\", \"num_hidden_layers\": 3,"
+               " \"mlp_layer_types\": [\"sparse\", \"dense\", \"sparse\"]}",
+               NULL);
+  assert_int_equal(c.attn, TD_ATTN_MLA);
+  assert_int_equal(c.moe_layers[0], 5);
+  assert_true(c.routed_scaling == 1.8f && c.rope_interleaved);
+}
+
+static void reads_minimax_hy_and_mistral(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"minimax_m2\", \"rotary_dim\": 64}", NULL);
+  assert_int_equal(c.rope_dim, 64);
+  assert_int_equal(c.qk_norm, TD_QK_NORM_ALL);
+  assert_int_equal(c.expert_dim, 1536);
+  assert_true(c.rope_theta == 5e6 && td_model_is_moe(&c, 0));
+
+  c = parse_ok("{\"model_type\": \"hy_v3\"}", NULL);
+  assert_int_equal(c.rope_dim, 128);
+  assert_int_equal(c.n_shared_experts, 1);
+  assert_true(c.routed_scaling == 2.826f && c.rms_eps == 1e-5f && c.rope_theta == 11158840);
+
+  c = parse_ok("{\"model_type\": \"mistral3\", \"eos_token_id\": 7, \"text_config\":"
+               " {\"model_type\": \"mistral4\", \"eos_token_id\": 6, \"rope_parameters\":"
+               " {\"type\": \"yarn\", \"factor\": 128, \"llama_4_scaling_beta\": 0.1,"
+               " \"original_max_position_embeddings\": 8192, \"partial_rotary_factor\": 0.5}}}",
+               NULL);
+  assert_string_equal(c.arch_name, "mistral3");
+  assert_true(c.query_beta == 0.1 && !c.router_sigmoid && td_model_is_moe(&c, 0));
+  assert_int_equal(c.query_span, 8192);
+  assert_int_equal(c.n_eos, 1);
+  assert_int_equal(c.eos_ids[0], 7);
+}
+
 static void reads_spellings_of_rope(void **state) {
   (void)state;
   static const char *const yarns[] = {
@@ -318,13 +366,36 @@ static void refuses_rope_and_quantization(void **state) {
   check_refusals("qwen3_moe", cases, TD_COUNT(cases));
 }
 
+static void refuses_of_new_families(void **state) {
+  (void)state;
+  static const refusal glm[] = {
+      {"\"partial_rotary_factor\": 0.01", TD_EFORMAT, "partial_rotary_factor"},
+      {"\"num_hidden_layers\": 2, \"mlp_layer_types\": [\"dense\"]", TD_EFORMAT, "an entry for"},
+      {"\"num_hidden_layers\": 1, \"mlp_layer_types\": [\"thin\"]", TD_EFORMAT, "\"sparse\""},
+      {"\"use_qk_norm\": 1", TD_EFORMAT, "use_qk_norm"},
+  };
+  check_refusals("glm4_moe", glm, TD_COUNT(glm));
+  static const refusal minimax[] = {
+      {"\"rotary_dim\": 129", TD_EFORMAT, "rotary_dim"},
+      {"\"scoring_func\": \"softmax\"", TD_EUNSUPPORTED, "scoring_func"},
+      {"\"qk_norm_type\": \"per_head\"", TD_EUNSUPPORTED, "qk_norm_type"},
+  };
+  check_refusals("minimax_m2", minimax, TD_COUNT(minimax));
+  static const refusal kimi[] = {
+      {"\"text_config\": []", TD_EFORMAT, "text_config"},
+      {"\"text_config\": {\"model_type\": \"llama\"}", TD_EUNSUPPORTED, "\"llama\""},
+  };
+  check_refusals("kimi_k25", kimi, TD_COUNT(kimi));
+}
+
 static void refuses_other_architectures(void **state) {
   (void)state;
   td_model_config c;
   td_err err;
   assert_int_equal(parse("{\"model_type\": \"llama\"}", NULL, &c, &err), TD_EUNSUPPORTED);
   assert_string_equal(err.msg, "dir/config.json: model_type \"llama\" is not supported; supported "
-                               "are deepseek_v3, kimi_k2, qwen3_moe");
+                               "are deepseek_v3, kimi_k2, qwen3_moe, glm4_moe, "
+                               "glm4_moe_lite, minimax_m2, hy_v3, mistral4, kimi_k25, mistral3");
   assert_int_equal(parse("{}", NULL, &c, &err), TD_EFORMAT);
   assert_non_null(strstr(err.msg, "model_type"));
   assert_int_equal(parse("{\"model_type\": 3}", NULL, &c, &err), TD_EFORMAT);
@@ -356,6 +427,9 @@ int main(void) {
       cmocka_unit_test(test_prefill_chunk),
       cmocka_unit_test(reads_deepseek),
       cmocka_unit_test(defaults_are_transformers),
+      cmocka_unit_test(reads_glm),
+      cmocka_unit_test(reads_minimax_hy_and_mistral),
+      cmocka_unit_test(refuses_of_new_families),
       cmocka_unit_test(reads_spellings_of_rope),
       cmocka_unit_test(reads_layer_kinds),
       cmocka_unit_test(reads_variants),

@@ -27,6 +27,8 @@ typedef struct {
 
 struct td_family {
   const char *model_types[4]; // values of config.json's model_type, NULL-terminated
+  const char *experts;        // what names of experts' tensors begin with; NULL: "mlp.experts"
+  bool has_partial_rotary;    // partial_rotary_factor may be other than 1
   // Kinds that config.json does not state, and defaults of optional keys.
   td_model_config defaults;
   const td_config_key *keys;
@@ -37,6 +39,17 @@ struct td_family {
   const td_tensor_spec *layer; // tensors of a layer
   size_t n_layer;
 };
+
+// A checkpoint of several parts: its text_config describes the language model.
+struct td_wrapper {
+  const char *model_type;      // of the whole
+  const char *text_model_type; // of text_config where it states none
+  const char *body, *head;     // stand for "model." and "" before "lm_head.weight"
+  const char *others[8];       // what names of the other parts' tensors begin with; ends with NULL
+};
+
+// The wrapper with this model_type, or NULL.
+const td_wrapper *td_wrapper_find(const char *model_type);
 
 #define TD_FAMILY(name) extern const td_family td_family_##name;
 #include "model/families/families.inc"
@@ -54,7 +67,7 @@ struct td_family {
   TD_VECTOR("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                 \
       TD_VECTOR("post_attention_layernorm.weight", mlp_norm, TD_DIM_MODEL, 0)
 
-// Grouped-query attention with separate projections.
+// Grouped-query attention with separate projections, the biases of attention_bias on q, k and v.
 #define TD_GQA_PLACES                                                                              \
   TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, 0),                      \
       TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, 0),                 \
@@ -62,8 +75,30 @@ struct td_family {
       TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),                \
       TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q, TD_IF_BIAS),                            \
       TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_BIAS),                           \
-      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_BIAS),                           \
-      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_BIAS)
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_BIAS)
+
+#define TD_OUT_BIAS_PLACE TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_BIAS)
+
+// Norms of queries and keys, for each head by itself.
+#define TD_QK_NORM_PLACES                                                                          \
+  TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, TD_IF_QK_NORM),                        \
+      TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, TD_IF_QK_NORM)
+
+// Multi-head latent attention.
+#define TD_MLA_PLACES                                                                              \
+  TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q, TD_DIM_MODEL, TD_IF_Q_WHOLE),          \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, 0),                \
+      TD_OUT_BIAS_PLACE,                                                                           \
+      TD_MATRIX(WEIGHT, "self_attn.q_a_proj.weight", q_a, TD_DIM_Q_LORA, TD_DIM_MODEL,             \
+                TD_IF_Q_LORA),                                                                     \
+      TD_VECTOR("self_attn.q_a_proj.bias", q_a_bias, TD_DIM_Q_LORA, TD_IF_Q_LORA | TD_IF_BIAS),    \
+      TD_VECTOR("self_attn.q_a_layernorm.weight", q_a_norm, TD_DIM_Q_LORA, TD_IF_Q_LORA),          \
+      TD_MATRIX(WEIGHT, "self_attn.q_b_proj.weight", q_b, TD_DIM_Q, TD_DIM_Q_LORA, TD_IF_Q_LORA),  \
+      TD_MATRIX(LATENT, "self_attn.kv_a_proj_with_mqa.weight", kv_a, TD_DIM_KV_A, TD_DIM_MODEL,    \
+                0),                                                                                \
+      TD_VECTOR("self_attn.kv_a_proj_with_mqa.bias", kv_a_bias, TD_DIM_KV_A, TD_IF_BIAS),          \
+      TD_VECTOR("self_attn.kv_a_layernorm.weight", kv_a_norm, TD_DIM_KV_LORA, 0),                  \
+      TD_MATRIX(LATENT, "self_attn.kv_b_proj.weight", kv_b, TD_DIM_KV_B, TD_DIM_KV_LORA, 0)
 
 // A dense layer's MLP.
 #define TD_DENSE_PLACES                                                                            \
@@ -71,11 +106,22 @@ struct td_family {
       TD_MATRIX(WEIGHT, "mlp.up_proj.weight", mlp_up, TD_DIM_DENSE, TD_DIM_MODEL, TD_IF_DENSE),    \
       TD_MATRIX(WEIGHT, "mlp.down_proj.weight", mlp_down, TD_DIM_MODEL, TD_DIM_DENSE, TD_IF_DENSE)
 
-// The router and its experts (mlp.experts.N).
+// The router and its experts (names after td_family.experts and the expert's number).
 #define TD_EXPERT_PLACES                                                                           \
   TD_MATRIX(ROUTER, "mlp.gate.weight", router, TD_DIM_EXPERTS, TD_DIM_MODEL, TD_IF_MOE),           \
       TD_MATRIX(EXPERT, "gate_proj.weight", gate, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),         \
       TD_MATRIX(EXPERT, "up_proj.weight", up, TD_DIM_EXPERT, TD_DIM_MODEL, TD_IF_MOE),             \
       TD_MATRIX(EXPERT, "down_proj.weight", down, TD_DIM_MODEL, TD_DIM_EXPERT, TD_IF_MOE)
+
+#define TD_ROUTER_BIAS_PLACE(name)                                                                 \
+  TD_MATRIX(F32, name, router_bias, TD_DIM_EXPERTS, TD_DIM_ONE, TD_IF_MOE)
+
+#define TD_SHARED_PLACES                                                                           \
+  TD_MATRIX(WEIGHT, "mlp.shared_experts.gate_proj.weight", mlp_gate, TD_DIM_SHARED, TD_DIM_MODEL,  \
+            TD_IF_MOE | TD_IF_SHARED),                                                             \
+      TD_MATRIX(WEIGHT, "mlp.shared_experts.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,  \
+                TD_IF_MOE | TD_IF_SHARED),                                                         \
+      TD_MATRIX(WEIGHT, "mlp.shared_experts.down_proj.weight", mlp_down, TD_DIM_MODEL,             \
+                TD_DIM_SHARED, TD_IF_MOE | TD_IF_SHARED)
 
 #endif

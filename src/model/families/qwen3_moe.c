@@ -49,36 +49,21 @@ static td_status check_sliding_window(const td_config_reader *r) {
 
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
-  c->head_dim = c->dim / c->n_heads;
-  td_status st = TD_OK;
-  if (td_json_get(r->root, "head_dim")) {
-    st = td_config_uint(r, r->root, "head_dim", 2, TD_MAX_HEAD_DIM, &c->head_dim);
-  }
+  td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
   if (st == TD_OK) st = read_layers(r);
   if (st == TD_OK) st = check_sliding_window(r);
-  if (st != TD_OK) return st;
-  if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > TD_MAX_HEAD_DIM) {
-    return td_config_bad(r, "head_dim (or hidden_size / num_attention_heads) must be even");
-  }
-  if (c->n_heads % c->n_kv_heads) {
-    return td_config_bad(r, "num_key_value_heads must divide num_attention_heads");
-  }
-  return TD_OK;
+  return st;
 }
 
 static const td_tensor_spec layer[] = {
-    TD_NORM_PLACES,
-    TD_GQA_PLACES,
-    TD_VECTOR("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, 0),
-    TD_VECTOR("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, 0),
-    TD_DENSE_PLACES,
-    TD_EXPERT_PLACES,
+    TD_NORM_PLACES,    TD_GQA_PLACES,   TD_OUT_BIAS_PLACE,
+    TD_QK_NORM_PLACES, TD_DENSE_PLACES, TD_EXPERT_PLACES,
 };
 
 const td_family td_family_qwen3_moe = {
     .model_types = {"qwen3_moe"},
     .defaults = {.attn = TD_ATTN_GQA,
-                 .qk_norm = true,
+                 .qk_norm = TD_QK_NORM_HEAD,
                  .routed_scaling = 1,
                  .n_groups = 1,
                  .topk_groups = 1,

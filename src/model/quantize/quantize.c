@@ -47,11 +47,11 @@ void td_quantize_report_free(td_quantize_report *report) {
 }
 
 // Checks the whole source as td_model_open does, and that its weights can be encoded.
-static td_status check_source(const td_quantize_opts *opts, const td_family **family, td_err *err) {
+static td_status check_source(const td_quantize_opts *opts, td_model_config *config, td_err *err) {
   td_model *model;
   td_status st = td_model_open_shapes(&model, opts->in, err);
   if (st != TD_OK) return st;
-  *family = td_model_config_of(model)->family;
+  *config = *td_model_config_of(model);
   td_model_stats stats = td_model_stats_of(model);
   td_model_close(model);
   static const td_dtype small[] = {TD_I4, TD_F4E2M1, TD_I8};
@@ -112,7 +112,7 @@ td_status td_quantize(const td_quantize_opts *opts, td_quantize_report *report, 
   own.in = in;
   td_quantizer q = {.opts = &own, .report = report, .err = err};
   int lock = -1;
-  td_status st = check_source(&own, &q.family, err);
+  td_status st = check_source(&own, &q.config, err);
   if (st == TD_OK) st = claim_output(&own, &lock, err);
   if (st == TD_OK) st = run(&q);
   td_pool_close(q.pool);

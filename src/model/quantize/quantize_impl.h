@@ -38,7 +38,7 @@ typedef struct {
   const td_quantize_opts *opts;
   td_quantize_report *report;
   td_err *err;
-  const td_family *family;
+  td_model_config config; // of the source
   td_store *store;
   td_quant *quant;
   td_bound_tensors binding; // owns the scales

@@ -19,11 +19,15 @@ static bool is_matrix(const td_tensor *t) {
 // reads entirely, and for matrices that the requested encoding does not support.
 static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t) {
   const td_encoding *e = q->opts->encoding;
-  if (strcmp(t->name, "lm_head.weight") == 0) return &td_encoding_int8;
-  if (strncmp(t->name, "model.layers.", 13) != 0) return NULL;
+  const char *rest;
+  char head[TD_MAX_TENSOR_NAME];
+  uint32_t layer_idx;
+  td_tensor_name(&q->config, "lm_head.weight", head);
+  if (strcmp(t->name, head) == 0) return &td_encoding_int8;
+  if (!td_tensor_layer(&q->config, t->name, &layer_idx, &rest)) return NULL;
   bool fits = !e->whole_blocks || t->shape[1] % e->block_cols == 0;
-  for (size_t i = 0; i < q->family->n_layer; i++) {
-    const td_tensor_spec *p = &q->family->layer[i];
+  for (size_t i = 0; i < q->config.family->n_layer; i++) {
+    const td_tensor_spec *p = &q->config.family->layer[i];
     const bool is_latent = p->kind == TD_SPEC_LATENT;
     if (!is_latent && p->kind != TD_SPEC_WEIGHT && p->kind != TD_SPEC_EXPERT) continue;
     char suffix[64];
@@ -37,6 +41,12 @@ static const td_encoding *encoding_for(const td_quantizer *q, const td_tensor *t
 static td_status plan_item(td_quantizer *q, td_quantize_item *item, bool *used) {
   const td_tensor *t = item->t;
   item->action = TD_QUANTIZE_COPY;
+  if (t->n_dims == 3 && strstr(t->name, ".experts.")) {
+    return td_fail(q->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s: experts fused into one tensor cannot be quantized; give a "
+                   "checkpoint that has them one by one",
+                   t->file, t->name);
+  }
   if (!is_matrix(t)) return TD_OK;
   bool is_fp8 = strcmp(t->dtype, "F8_E4M3") == 0;
   item->encoding = encoding_for(q, t);
