@@ -23,15 +23,17 @@ import torch
 import transformers
 
 import checkpoint
-import quant_formats
+import golden_families
 import shapes
-from make_model import deviation
+from golden_weights import weights
 
 N_PROMPT = 140  # more than two KV pages of 64
 N_GREEDY = 64
 N_VOCAB = 264  # 256 bytes and a few special tokens
 MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
+NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
+SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -257,60 +259,21 @@ CASES = {
 }
 
 
-def random_values(tensor, config, rng):
-    if tensor.role == "router_bias":
-        return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
-    if len(tensor.shape) == 1:
-        mean, std = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2)}.get(tensor.role, (1, 0.2))
-        return rng.normal(mean, std, tensor.shape).astype(np.float32)
-    std = deviation(tensor, config)
-    if tensor.role in ("o", "down"):  # few layers: each may speak up
-        std *= 2 * config["num_hidden_layers"] ** 0.5
-    return rng.normal(0, std, tensor.shape).astype(np.float32)
-
-
-def stored_and_used(tensor, values, config, dtype):
-    """(entries as published, the float32 values that they stand for)."""
-    entry = checkpoint.Entry.of_array
-    if tensor.role == "router_bias":
-        return [entry(tensor.name, values, "F32")], values
-    if shapes.is_quantized(tensor, dtype):
-        module = tensor.name.removesuffix(".weight")
-        return quant_formats.FORMATS[dtype].quantize(module, values)
-    if dtype == "awq":  # the checkpoints of that time are in F16
-        half = values.astype(np.float16)
-        return [entry(tensor.name, half, "F16")], half.astype(np.float32)
-    if not shapes.is_fp8(tensor, dtype):
-        bits = checkpoint.to_bf16(values)
-        return [entry(tensor.name, bits, "BF16")], checkpoint.from_bf16(bits)
-    bf16_scales = config["model_type"] == "qwen3_moe"
-    codes, scales = checkpoint.quantize_blocks(values, bf16_scales)
-    stored = checkpoint.to_bf16(scales) if bf16_scales else scales
-    entries = [
-        entry(tensor.name, codes, "F8_E4M3"),
-        entry(tensor.name + "_scale_inv", stored, "BF16" if bf16_scales else "F32"),
-    ]
-    return entries, checkpoint.dequantize_blocks(codes, scales)
-
-
-def weights(config, dtype, seed):
-    rng = np.random.default_rng(seed)
-    stored, used = [], {}
-    for tensor in shapes.tensors(config):
-        entries, values = stored_and_used(tensor, random_values(tensor, config, rng), config, dtype)
-        stored += entries
-        used[tensor.name] = values
-    return stored, used
-
-
 def load_reference(config, used):
     """transformers' own model of the architecture, float32, eager attention, every tensor loaded."""
+    text = shapes.text_config(config)
+    if text is not config:  # the language model by itself
+        used = {k.removeprefix("language_model."): v for k, v in used.items()
+                if k.startswith("language_model.")}
+        config = text | ({"model_type": "deepseek_v3"} if text["model_type"] == "kimi_k2" else {})
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
         checkpoint.write_shard(os.path.join(directory, "model.safetensors"), entries)
         plain = {k: v for k, v in config.items() if k != "quantization_config"}
         checkpoint.write_json(os.path.join(directory, "config.json"), plain)
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        auto = transformers.AutoModelForCausalLM
+        model_class = getattr(transformers, NOT_AUTO.get(config["model_type"], ""), auto)
+        model, info = model_class.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
     skipped = f"model.layers.{config['num_hidden_layers']}."  # the prediction layer
@@ -320,13 +283,17 @@ def load_reference(config, used):
     return model.eval()
 
 
-def router_margins(module, hidden, deepseek_router):
+def router_margins(module, args, softmax):
     """How far the last choice taken leads the first left out, for each token, and the choices."""
+    hidden = args[0]
     logits = hidden.reshape(-1, hidden.shape[-1]).float() @ module.weight.float().T
-    if not deepseek_router:
-        return lead(logits.softmax(-1), module.top_k)
-    scores = logits.sigmoid() + module.e_score_correction_bias
-    grouped = scores.view(len(scores), module.num_group, -1)
+    scores = logits.softmax(-1) if softmax else logits.sigmoid()
+    bias = args[1] if len(args) > 1 else getattr(module, "e_score_correction_bias", None)
+    scores = scores if bias is None else scores + bias
+    n_groups = getattr(module, "num_group", 1)
+    if n_groups == 1:
+        return lead(scores, module.top_k)
+    grouped = scores.view(len(scores), n_groups, -1)
     margin, groups = lead(grouped.topk(2, dim=-1)[0].sum(-1), module.topk_group)
     mask = torch.full(grouped.shape, -torch.inf)
     mask.scatter_(1, groups.unsqueeze(-1).expand(-1, -1, grouped.shape[-1]), 0.0)
@@ -344,16 +311,16 @@ def lead(scores, k):
 class Routing:
     """Watches every router of a model; after a forward pass knows margins and choices."""
 
-    def __init__(self, model):
-        self.margin, self.chosen = torch.inf, {}
+    def __init__(self, model, n_experts):
+        self.margin, self.chosen, self.n_experts = torch.inf, {}, n_experts
+        self.softmax = model.config.model_type in SOFTMAX_ROUTERS
         for name, module in model.named_modules():
             if type(module).__name__.lower().endswith("topkrouter"):
                 module.register_forward_pre_hook(self._hook(name))
-        self.n_experts = model.config.to_dict().get("n_routed_experts") or model.config.num_experts
 
     def _hook(self, name):
         def watch(module, args):
-            margin, chosen = router_margins(module, args[0], hasattr(module, "num_group"))
+            margin, chosen = router_margins(module, args, self.softmax)
             self.margin = min(self.margin, float(margin.min()))
             self.chosen.setdefault(name, set()).update(chosen.flatten().tolist())
 
@@ -386,14 +353,16 @@ def attempt(config, dtype, seed):
     """One seed: a dict of everything a case needs, or the reason why this seed will not do."""
     stored, used = weights(config, dtype, seed)
     model = load_reference(config, used)
-    routing = Routing(model)
-    prompt = np.random.default_rng([seed, 1]).integers(0, N_VOCAB, N_PROMPT).tolist()
+    text = shapes.text_config(config)
+    n_vocab = text["vocab_size"]
+    routing = Routing(model, shapes.n_experts(text))
+    prompt = np.random.default_rng([seed, 1]).integers(0, n_vocab, N_PROMPT).tolist()
     logits = forward(model, prompt)
     if routing.margin < MIN_MARGIN:
         return f"router margin {routing.margin:.1e}"
     if not routing.all_used():
         return "an expert is never used"
-    other = forward(model, [(prompt[0] + 1) % N_VOCAB] + prompt[1:])
+    other = forward(model, [(prompt[0] + 1) % n_vocab] + prompt[1:])
     influence = np.linalg.norm(other[-1] - logits[-1]) / np.linalg.norm(logits[-1])
     if influence < MIN_INFLUENCE:
         return f"first token moves the last logits by {influence:.1e} only"
@@ -445,36 +414,44 @@ def write_case(directory, config, case):
     np.save(os.path.join(directory, "continuation.npy"), np.array(case["continuation"], np.int32))
 
 
-def make_case(name, out, n_seeds):
-    config, dtype = CASES[name]
-    config = shapes.quantize_config(config, dtype)
+def search(name, config, dtype, n_seeds):
+    """The first seed that will do: attempt's dict."""
     for seed in range(n_seeds):
         case = attempt(config, dtype, seed)
         if isinstance(case, dict):
-            write_case(os.path.join(out, name), config, case)
             print(f"{name}: {case['facts']}", flush=True)
-            return {"dtype": dtype} | case["facts"]
+            return case
         print(f"{name}: seed {seed}: {case}", file=sys.stderr, flush=True)
     raise SystemExit(f"{name}: none of {n_seeds} seeds will do")
 
 
-def main():
-    here = os.path.dirname(os.path.abspath(__file__))
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", default=os.path.join(here, "..", "tests", "golden", "data"))
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try a case")
-    parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(CASES)}")
-    args = parser.parse_args()
-    torch.set_num_threads(1)  # the order of a sum is then the same everywhere
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    os.makedirs(args.out, exist_ok=True)
-    path, provenance = os.path.join(args.out, "provenance.json"), {"cases": {}}
+def make_case(name, out, n_seeds):
+    config, dtype = CASES[name]
+    config = shapes.quantize_config(config, dtype)
+    case = search(name, config, dtype, n_seeds)
+    write_case(os.path.join(out, "data", name), config, case)
+    return {"dtype": dtype} | case["facts"]
+
+
+def make_family_case(name, out, n_seeds):
+    """Results alone: the checkpoint is made again from the seed (golden_families.py)."""
+    config, dtype = golden_families.config_of(name)
+    case = search(name, config, dtype, n_seeds)
+    os.makedirs(os.path.join(out, "families"), exist_ok=True)
+    np.savez(
+        os.path.join(out, "families", name + ".npz"),
+        prompt=np.array(case["prompt"], np.int32),
+        logits=case["logits"].astype(np.float32),
+        continuation=np.array(case["continuation"], np.int32),
+    )
+    return {"dtype": dtype, "digest": golden_families.digest(config, case["stored"])} | case["facts"]
+
+
+def make_all(make, names, out, folder, n_seeds):
+    path, provenance = os.path.join(out, folder, "provenance.json"), {"cases": {}}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             provenance = json.load(f)
-    for name in args.cases or CASES:
-        provenance["cases"][name] = make_case(name, args.out, args.seeds)
     provenance |= {
         "command": "python scripts/make_golden.py",
         "reference": "transformers AutoModelForCausalLM, float32, eager attention, CPU",
@@ -485,7 +462,29 @@ def main():
             "transformers": transformers.__version__,
         },
     }
-    checkpoint.write_json(path, provenance)
+    for name in names:
+        provenance["cases"][name] = make(name, out, n_seeds)
+        checkpoint.write_json(path, provenance)
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    both = [*CASES, *golden_families.CASES]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default=os.path.join(here, "..", "tests", "golden"))
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try a case")
+    parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(both)}")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # the order of a sum is then the same everywhere
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for make, cases, folder in (
+        (make_case, CASES, "data"),
+        (make_family_case, golden_families.CASES, "families"),
+    ):
+        names = [n for n in args.cases or cases if n in cases]
+        if names:
+            make_all(make, names, args.out, folder, args.seeds)
 
 
 if __name__ == "__main__":

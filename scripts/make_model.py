@@ -47,7 +47,7 @@ class Values:
     """Random contents of every tensor: a function of seed and name alone."""
 
     def __init__(self, config, dtype, seed, n_used_tokens):
-        self.config, self.dtype, self.seed = config, dtype, seed
+        self.config, self.dtype, self.seed = shapes.text_config(config), dtype, seed
         self.n_used_tokens = n_used_tokens
         largest = max(int(np.prod(t.shape)) for t in shapes.tensors(config))
         self.pool = np.random.default_rng(seed).standard_normal(min(POOL, 2 * largest), np.float32)
@@ -118,18 +118,19 @@ def generation_config(config, deepseek):
 
 def make_model(args):
     config = shapes.config_of(args.shape, args.layers)
-    deepseek = config["model_type"] == "deepseek_v3"
+    text = shapes.text_config(config)
+    deepseek = text["model_type"] in ("deepseek_v3", "kimi_k2")
     if args.mtp:
         if not deepseek:
             raise SystemExit("--mtp: only deepseek_v3 checkpoints carry a prediction layer")
-        config["num_nextn_predict_layers"] = 1
+        text["num_nextn_predict_layers"] = 1
     os.makedirs(args.out, exist_ok=True)
     if os.path.exists(os.path.join(args.out, "config.json")):
         raise SystemExit(f"{args.out} already holds a checkpoint: choose another --out")
     from tokenizer_maker import write_tokenizer  # needs tokenizers, as nothing else here does
 
     ids = write_tokenizer(args.out, deepseek, shapes.SHAPES[args.shape][1])
-    config |= {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
+    text |= {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
     config = shapes.quantize_config(config, args.dtype)
 
     values = Values(config, args.dtype, args.seed, ids["n_tokens"])
@@ -144,7 +145,7 @@ def make_model(args):
     start = time.monotonic()
     checkpoint.write_shards(args.out, entries, shard_bytes, progress)
     checkpoint.write_json(
-        os.path.join(args.out, "generation_config.json"), generation_config(config, deepseek)
+        os.path.join(args.out, "generation_config.json"), generation_config(text, deepseek)
     )
     # Last: a directory with a config.json is whole.
     checkpoint.write_json(os.path.join(args.out, "config.json"), config)

@@ -21,10 +21,10 @@ class Tensor:
         return self.shape[-1]
 
 
-def _mlp(prefix, dim, inner, expert=False):
-    yield Tensor(f"{prefix}.gate_proj.weight", (inner, dim), "gate", expert)
-    yield Tensor(f"{prefix}.up_proj.weight", (inner, dim), "up", expert)
-    yield Tensor(f"{prefix}.down_proj.weight", (dim, inner), "down", expert)
+def _mlp(prefix, dim, inner):
+    yield Tensor(f"{prefix}.gate_proj.weight", (inner, dim), "gate")
+    yield Tensor(f"{prefix}.up_proj.weight", (inner, dim), "up")
+    yield Tensor(f"{prefix}.down_proj.weight", (dim, inner), "down")
 
 
 def _mla(c, p):
@@ -51,7 +51,7 @@ def _mla(c, p):
 
 
 def _gqa(c, p):
-    dim, head = c["hidden_size"], c["head_dim"]
+    f, dim, head = family(c), c["hidden_size"], c["head_dim"]
     rows = {"q": c["num_attention_heads"] * head, "k": c["num_key_value_heads"] * head}
     rows["v"] = rows["k"]
     for role in "qkv":
@@ -59,40 +59,106 @@ def _gqa(c, p):
         if c.get("attention_bias"):
             yield Tensor(f"{p}.{role}_proj.bias", (rows[role],), "bias")
     yield Tensor(f"{p}.o_proj.weight", (dim, rows["q"]), "o")
-    if c.get("attention_bias"):
+    if c.get("attention_bias") and f.out_bias:
         yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
-    yield Tensor(f"{p}.q_norm.weight", (head,), "qk_norm")
-    yield Tensor(f"{p}.k_norm.weight", (head,), "qk_norm")
+    if f.qk_norm and c.get("use_qk_norm", True):
+        for role in "qk":
+            n = head if f.qk_norm == "head" else rows[role]
+            yield Tensor(f"{p}.{role}_norm.weight", (n,), "qk_norm")
 
 
-def _experts(c, p, n_experts):
-    yield Tensor(f"{p}.gate.weight", (n_experts, c["hidden_size"]), "router")
-    for i in range(n_experts):
-        yield from _mlp(f"{p}.experts.{i}", c["hidden_size"], c["moe_intermediate_size"], True)
+def _experts(c, p):
+    f, dim, inner = family(c), c["hidden_size"], c[family(c).expert_dim]
+    n, (gate, up, down) = n_experts(c), f.expert_names
+    if f.router_bias:
+        yield Tensor(f"{p}.{f.router_bias}", (n,), "router_bias")
+    n_shared = c.get("n_shared_experts", c.get("num_shared_experts", 0))
+    if n_shared:
+        yield from _mlp(f"{p}.shared_experts", dim, inner * n_shared)
+    yield Tensor(f"{p}.gate.weight", (n, dim), "router")
+    if f.fused:
+        yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
+        yield Tensor(f"{p}.experts.down_proj", (n, dim, inner), "down", True)
+    for i in range(0 if f.fused else n):
+        yield Tensor(f"{p}.experts.{i}.{gate}.weight", (inner, dim), "gate", True)
+        yield Tensor(f"{p}.experts.{i}.{up}.weight", (inner, dim), "up", True)
+        yield Tensor(f"{p}.experts.{i}.{down}.weight", (dim, inner), "down", True)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What its tensors are called, as published."""
+
+    attention: object = _gqa
+    out_bias: bool = True  # attention_bias gives o_proj one, too
+    qk_norm: str = ""  # "head": each by itself; "all": all heads together
+    experts_key: str = "n_routed_experts"
+    expert_dim: str = "moe_intermediate_size"
+    expert_names: tuple = ("gate_proj", "up_proj", "down_proj")
+    moe: str = "mlp"
+    router_bias: str = "gate.e_score_correction_bias"
+    fused: bool = False  # a layer's experts are two tensors
+
+
+FAMILIES = {
+    "deepseek_v3": Family(_mla),
+    "qwen3_moe": Family(qk_norm="head", experts_key="num_experts", router_bias=""),
+    "glm4_moe": Family(qk_norm="head", out_bias=False),
+    "glm4_moe_lite": Family(_mla),
+    "minimax_m2": Family(
+        qk_norm="all",
+        experts_key="num_local_experts",
+        expert_dim="intermediate_size",
+        expert_names=("w1", "w3", "w2"),
+        moe="block_sparse_moe",
+        router_bias="e_score_correction_bias",
+    ),
+    "hy_v3": Family(
+        qk_norm="head",
+        experts_key="num_experts",
+        router_bias="e_score_correction_bias",
+        fused=True,
+    ),
+    "mistral4": Family(_mla, router_bias="", fused=True),
+}
+
+# Checkpoints with vision: what stands before the language model's names, and some other tensors.
+WRAPPERS = {
+    "kimi_k25": ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
+    "mistral3": ["vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"],
+}
+
+
+def text_config(c):
+    return c["text_config"] if c["model_type"] in WRAPPERS else c
+
+
+def family(c):
+    name = text_config(c)["model_type"]
+    return FAMILIES["deepseek_v3" if name == "kimi_k2" else name]
+
+
+def n_experts(c):
+    return c[family(c).experts_key]
 
 
 def _is_moe(c, i):
     if c["model_type"] == "qwen3_moe":
         return i not in c["mlp_only_layers"] and (i + 1) % c["decoder_sparse_step"] == 0
-    return i >= c["first_k_dense_replace"]
+    if c.get("mlp_layer_types"):
+        return c["mlp_layer_types"][i] == "sparse"
+    return i >= c.get("first_k_dense_replace", 0)
 
 
 def _layer(c, i):
-    p, dim = f"model.layers.{i}", c["hidden_size"]
-    deepseek = c["model_type"] != "qwen3_moe"
+    p, dim, f = f"model.layers.{i}", c["hidden_size"], family(c)
     yield Tensor(f"{p}.input_layernorm.weight", (dim,), "norm")
-    yield from (_mla if deepseek else _gqa)(c, f"{p}.self_attn")
+    yield from f.attention(c, f"{p}.self_attn")
     yield Tensor(f"{p}.post_attention_layernorm.weight", (dim,), "norm")
-    if not _is_moe(c, i):
-        yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
-        return
-    if deepseek:
-        n_experts, inner = c["n_routed_experts"], c["moe_intermediate_size"]
-        yield Tensor(f"{p}.mlp.gate.e_score_correction_bias", (n_experts,), "router_bias")
-        yield from _mlp(f"{p}.mlp.shared_experts", dim, inner * c["n_shared_experts"])
+    if _is_moe(c, i):
+        yield from _experts(c, f"{p}.{f.moe}")
     else:
-        n_experts = c["num_experts"]
-    yield from _experts(c, f"{p}.mlp", n_experts)
+        yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
 
 
 def _mtp(c, i):
@@ -109,6 +175,12 @@ def _mtp(c, i):
 
 def tensors(c):
     """Every tensor of the checkpoint of config c, FP8 scales excluded."""
+    if c["model_type"] in WRAPPERS:
+        for t in tensors(c["text_config"]):
+            yield Tensor("language_model." + t.name, t.shape, t.role, t.expert)
+        for name in WRAPPERS[c["model_type"]]:
+            yield Tensor(name, (4, 8), "vision")
+        return
     yield Tensor("model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"]), "embed")
     for i in range(c["num_hidden_layers"]):
         yield from _layer(c, i)
@@ -130,7 +202,7 @@ def is_fp8(tensor, dtype):
     """In blocks. mixed: the routed experts alone are FP8."""
     if dtype in quant_formats.FORMATS:
         return False
-    if dtype == "bf16" or tensor.role not in LINEAR:
+    if dtype == "bf16" or tensor.role not in LINEAR or len(tensor.shape) != 2:
         return False
     return dtype == "fp8" or tensor.expert
 
@@ -139,6 +211,8 @@ def quantize_config(c, dtype):
     """Adds the quantization_config that such a checkpoint is published with."""
     if dtype == "bf16":
         return c
+    if c["model_type"] in WRAPPERS:
+        return c | {"text_config": quantize_config(c["text_config"], dtype)}
     if dtype in quant_formats.FORMATS:
         kept = [t for t in tensors(c) if len(t.shape) == 2 and not is_quantized(t, dtype)]
         ignore = [t.name.removesuffix(".weight") for t in kept if t.role != "embed"]
@@ -307,6 +381,154 @@ _TINY_QWEN3 = {
     "vocab_size": 1024,
 }
 
+# What configurations have in common that are not derived from one above.
+_BASE = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+_GLM_AIR = _BASE | {
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_attention_heads": 96,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 0,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+
+_GLM_FLASH = _BASE | {
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "model_type": "glm4_moe_lite",
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "topk_group": 1,
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+
+_MINIMAX_M2 = _BASE | {
+    "first_k_dense_replace": 0,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "model_type": "minimax_m2",
+    "num_attention_heads": 48,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "vocab_size": 200064,
+}
+
+_HY3 = _BASE | {
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 13312,
+    "max_position_embeddings": 131072,
+    "model_type": "hy_v3",
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_experts": 192,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "num_shared_experts": 1,
+    "rope_theta": 11158840.0,
+    "router_scaling_factor": 2.826,
+    "vocab_size": 120832,
+}
+
+_MISTRAL_SMALL_4 = _GLM_FLASH | {
+    "first_k_dense_replace": 0,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 256,
+    "max_position_embeddings": 1048576,
+    "model_type": "mistral4",
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 128,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 32,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 128.0,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 10000.0,
+        "type": "yarn",
+    },
+    "routed_scaling_factor": 1.0,
+    "v_head_dim": 128,
+    "vocab_size": 131072,
+}
+
+_KIMI_K2 = {
+    "first_k_dense_replace": 1,
+    "model_type": "kimi_k2",
+    "n_group": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 64,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+
+
+def _wrapped(model_type, text):
+    return {"model_type": model_type, "text_config": text, "vision_config": {}}
+
+
 # name -> (config, tokens the tokenizer is trained to)
 SHAPES = {
     "tiny": (DEEPSEEK_BASE | _TINY, 1000),
@@ -315,11 +537,17 @@ SHAPES = {
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.
     "deepseek-v3-layers": (DEEPSEEK_BASE | {"num_hidden_layers": 4}, 4000),
+    "kimi-k2.5-layers": (_wrapped("kimi_k25", DEEPSEEK_BASE | _KIMI_K2), 4000),
+    "glm-4.5-air": (_GLM_AIR, 4000),
+    "glm-4.7-flash": (_GLM_FLASH, 4000),
+    "minimax-m2": (_MINIMAX_M2, 4000),
+    "hy3": (_HY3, 4000),
+    "mistral-small-4": (_wrapped("mistral3", _MISTRAL_SMALL_4), 4000),
 }
 
 
 def config_of(shape, n_layers=None):
     config = copy.deepcopy(SHAPES[shape][0])
     if n_layers is not None:
-        config["num_hidden_layers"] = n_layers
+        text_config(config)["num_hidden_layers"] = n_layers
     return config

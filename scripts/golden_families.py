@@ -1,0 +1,354 @@
+"""Golden models whose checkpoints are made on the spot from a seed, so that only results are stored.
+
+Each case is a configuration as published and a format of its weights; what it is there for is said
+beside it. tests/golden/families/ holds seed, prompt, logits and continuation, made by make_golden.py.
+"""
+
+import hashlib
+import json
+import os
+
+import checkpoint
+import golden_weights
+import shapes
+
+N_VOCAB = 64
+
+_COMMON = {
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 40,
+    "max_position_embeddings": 512,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "tie_word_embeddings": False,
+    "vocab_size": N_VOCAB,
+}
+_MLA = _COMMON | {
+    "attention_bias": False,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 48,
+    "kv_lora_rank": 16,
+    "moe_intermediate_size": 12,
+    "n_group": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "routed_scaling_factor": 1.8,
+    "topk_group": 1,
+    "v_head_dim": 16,
+}
+_GLM = _COMMON | {
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 12,
+    "n_group": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_nextn_predict_layers": 0,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "use_qk_norm": False,
+}
+_MINIMAX = _COMMON | {
+    "head_dim": 16,
+    "intermediate_size": 12,
+    "model_type": "minimax_m2",
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000,
+    "rotary_dim": 8,
+    "scoring_func": "sigmoid",
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
+_HY = _COMMON | {
+    "first_k_dense_replace": 1,
+    "attention_bias": False,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "model_type": "hy_v3",
+    "moe_intermediate_size": 12,
+    "num_attention_heads": 6,
+    "num_experts": 6,
+    "num_key_value_heads": 2,
+    "num_shared_experts": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 11158840.0,
+    "router_scaling_factor": 2.826,
+}
+_YARN = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 8.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10000.0,
+    "type": "yarn",
+}
+_KIMI = _MLA | {
+    "model_type": "kimi_k2",
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+
+
+def _wrapped(model_type, text):
+    return {"model_type": model_type, "text_config": text, "vision_config": {"hidden_size": 8}}
+
+
+def _lite(**changes):
+    return _MLA | {"model_type": "glm4_moe_lite", "rms_norm_eps": 1e-5} | changes
+
+
+def _mistral(beta=0.3, **changes):
+    rope = _YARN | {"llama_4_scaling_beta": beta, "max_position_embeddings": 512}
+    base = {"model_type": "mistral4", "first_k_dense_replace": 0, "rms_norm_eps": 1e-6}
+    return _MLA | base | {"rope_parameters": rope, "routed_scaling_factor": 1.0} | changes
+
+
+CASES = {
+    "glm4_moe_bias": (_GLM, "bf16"),
+    # Norms of queries and keys, a quarter of each head rotates, one key head for five, expert groups,
+    # two shared experts, a prediction layer to be skipped.
+    "glm4_moe_norms": (
+        _GLM
+        | {
+            "attention_bias": False,
+            "head_dim": 24,
+            "n_group": 2,
+            "n_shared_experts": 2,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 0.25,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+        },
+        "bf16",
+    ),
+    # As transformers 5 writes it: rope_parameters; weights not normalized, no dense layer, no key
+    # heads shared, tied embeddings.
+    "glm4_moe_tied": (
+        {k: v for k, v in _GLM.items() if k not in ("partial_rotary_factor", "rope_theta")}
+        | {
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 3,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.75,
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+            },
+            "tie_word_embeddings": True,
+            "use_qk_norm": True,
+        },
+        "fp8",
+    ),
+    "minimax_m2": (_MINIMAX, "bf16"),
+    "minimax_m2_odd": (
+        _MINIMAX
+        | {
+            "head_dim": 12,
+            "num_attention_heads": 5,
+            "num_experts_per_tok": 1,
+            "num_key_value_heads": 1,
+            "num_local_experts": 5,
+            "rms_norm_eps": 1e-3,
+            "rotary_dim": 4,
+        },
+        "bf16",
+    ),
+    "minimax_m2_fp8": (
+        {k: v for k, v in _MINIMAX.items() if k != "rotary_dim"}
+        | {
+            "num_attention_heads": 3,
+            "num_experts_per_tok": 3,
+            "num_key_value_heads": 3,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+            },
+            "tie_word_embeddings": True,
+        },
+        "fp8",
+    ),
+    "kimi_k25_int4": (_wrapped("kimi_k25", _KIMI), "int4-g32"),
+    "kimi_k25_groups": (
+        _wrapped(
+            "kimi_k25", _KIMI | {"n_group": 2, "rope_scaling": _YARN, "num_attention_heads": 4,
+                                 "num_key_value_heads": 4}
+        ),
+        "int4-g32",
+    ),
+    "kimi_k25_bf16": (
+        _wrapped(
+            "kimi_k25",
+            _KIMI
+            | {
+                "hidden_size": 40,
+                "moe_intermediate_size": 12,
+                "n_shared_experts": 2,
+                "num_hidden_layers": 3,
+                "q_lora_rank": None,
+            },
+        ),
+        "bf16",
+    ),
+    "glm4_moe_lite": (_lite(), "bf16"),
+    # Values wider than keys; the layers with experts do not come last.
+    "glm4_moe_lite_layers": (
+        _lite(
+            attention_bias=True,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            n_group=3,
+            num_attention_heads=5,
+            num_key_value_heads=5,
+            topk_group=2,
+            v_head_dim=28,
+        ),
+        "bf16",
+    ),
+    "glm4_moe_lite_whole": (
+        _lite(
+            norm_topk_prob=False,
+            n_shared_experts=2,
+            q_lora_rank=None,
+            rope_interleave=False,
+            rope_parameters={"rope_theta": 50000.0, "rope_type": "default"},
+        ),
+        "fp8",
+    ),
+    "hy_v3": (_HY, "bf16"),
+    "hy_v3_bias": (
+        _HY
+        | {
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "num_shared_experts": 2,
+        },
+        "bf16",
+    ),
+    "hy_v3_tied": (
+        _HY
+        | {
+            "num_attention_heads": 3,
+            "num_experts_per_tok": 3,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 3,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "router_scaling_factor": 1.0,
+            "tie_word_embeddings": True,
+        },
+        "bf16",
+    ),
+    # Positions reach over six spans of the query scale.
+    "mistral4": (_mistral(), "bf16"),
+    "mistral4_groups": (
+        _mistral(
+            beta=0.1,
+            first_k_dense_replace=1,
+            n_group=3,
+            n_shared_experts=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            routed_scaling_factor=2.0,
+            topk_group=2,
+        ),
+        "bf16",
+    ),
+    "mistral4_wrapped": (
+        _wrapped("mistral3", _mistral(norm_topk_prob=False, q_lora_rank=None, rope_interleave=False)),
+        "bf16",
+    ),
+}
+
+
+# Families whose cases include their wrapper.
+INSIDE = {"mistral3": "mistral4"}
+
+
+def config_of(name):
+    config, dtype = CASES[name]
+    return shapes.quantize_config(config, dtype), dtype
+
+
+def _write_tokenizer(directory):
+    """A token for each of N_VOCAB - 2 printable bytes; nothing else can be encoded."""
+    vocab = {"<bos>": 0, "<eos>": 1} | {chr(33 + i): i + 2 for i in range(N_VOCAB - 2)}
+    added = [
+        {"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i, t in enumerate(["<bos>", "<eos>"])
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                  "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocab, "merges": []},
+    }
+    checkpoint.write_json(os.path.join(directory, "tokenizer.json"), tokenizer)
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": None}
+    checkpoint.write_json(os.path.join(directory, "tokenizer_config.json"), special)
+
+
+def write_checkpoint(directory, config, stored):
+    os.makedirs(directory, exist_ok=True)
+    total = sum(e.n_bytes for e in stored)
+    checkpoint.write_shards(directory, stored, total // 2 + 1)
+    checkpoint.write_json(os.path.join(directory, "config.json"), config)
+    _write_tokenizer(directory)
+
+
+def digest(config, stored):
+    """Of everything that the results depend on."""
+    h = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for entry in stored:
+        h.update(f"{entry.name} {entry.shape} {entry.dtype}".encode())
+        for chunk in entry.chunks():
+            h.update(memoryview(chunk).cast("B"))
+    return h.hexdigest()
+
+
+def make(name, directory, seed):
+    """Writes the checkpoint of a case; returns its digest."""
+    config, dtype = config_of(name)
+    stored, _ = golden_weights.weights(config, dtype, seed)
+    write_checkpoint(directory, config, stored)
+    return digest(config, stored)

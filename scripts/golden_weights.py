@@ -1,0 +1,55 @@
+"""Random weights of golden models: what a checkpoint stores, and the values it stands for."""
+
+import numpy as np
+
+import checkpoint
+import quant_formats
+import shapes
+from make_model import deviation
+
+
+def random_values(tensor, config, rng):
+    if tensor.role == "router_bias":
+        return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
+    if len(tensor.shape) == 1:
+        mean, std = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2)}.get(tensor.role, (1, 0.2))
+        return rng.normal(mean, std, tensor.shape).astype(np.float32)
+    text = shapes.text_config(config)
+    std = deviation(tensor, text)
+    if tensor.role in ("o", "down"):  # few layers: each may speak up
+        std *= 2 * text["num_hidden_layers"] ** 0.5
+    return rng.normal(0, std, tensor.shape).astype(np.float32)
+
+
+def stored_and_used(tensor, values, config, dtype):
+    """(entries as published, the float32 values that they stand for)."""
+    entry = checkpoint.Entry.of_array
+    if tensor.role == "router_bias":
+        return [entry(tensor.name, values, "F32")], values
+    if shapes.is_quantized(tensor, dtype):
+        module = tensor.name.removesuffix(".weight")
+        return quant_formats.FORMATS[dtype].quantize(module, values)
+    if dtype == "awq":  # the checkpoints of that time are in F16
+        half = values.astype(np.float16)
+        return [entry(tensor.name, half, "F16")], half.astype(np.float32)
+    if not shapes.is_fp8(tensor, dtype):
+        bits = checkpoint.to_bf16(values)
+        return [entry(tensor.name, bits, "BF16")], checkpoint.from_bf16(bits)
+    bf16_scales = config["model_type"] == "qwen3_moe"
+    codes, scales = checkpoint.quantize_blocks(values, bf16_scales)
+    stored = checkpoint.to_bf16(scales) if bf16_scales else scales
+    entries = [
+        entry(tensor.name, codes, "F8_E4M3"),
+        entry(tensor.name + "_scale_inv", stored, "BF16" if bf16_scales else "F32"),
+    ]
+    return entries, checkpoint.dequantize_blocks(codes, scales)
+
+
+def weights(config, dtype, seed):
+    rng = np.random.default_rng(seed)
+    stored, used = [], {}
+    for tensor in shapes.tensors(config):
+        entries, values = stored_and_used(tensor, random_values(tensor, config, rng), config, dtype)
+        stored += entries
+        used[tensor.name] = values
+    return stored, used

@@ -1,0 +1,87 @@
+"""Every family against transformers, on small checkpoints made on the spot from a seed.
+
+families/ holds prompts, logits and continuations, made by scripts/make_golden.py; the cases and what
+each is there for are in scripts/golden_families.py.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from test_golden import CHUNKS, check_logits, ids_of, tandem  # noqa: F401
+from test_golden_cuda import check_logits as check_cuda_logits
+from test_golden_cuda import cuda  # noqa: F401
+
+ROOT = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
+
+import golden_families  # noqa: E402
+
+DATA = ROOT / "families"
+PROVENANCE = json.loads((DATA / "provenance.json").read_text())["cases"]
+CASES = sorted(golden_families.CASES)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory):
+    """Makes a case's checkpoint once; a generator that gives other bytes is an error."""
+    made = {}
+
+    def get(case):
+        if case not in made:
+            made[case] = tmp_path_factory.mktemp("families") / case
+            facts = PROVENANCE[case]
+            digest = golden_families.make(case, made[case], facts["seed"])
+            assert digest == facts["digest"], f"{case}: not the checkpoint that the golden is of"
+        return made[case]
+
+    return get
+
+
+def test_each_family_has_three_cases():
+    assert set(PROVENANCE) == set(CASES)
+    assert {p.stem for p in DATA.glob("*.npz")} == set(CASES)
+    types = [golden_families.CASES[c][0]["model_type"] for c in CASES]
+    types = [golden_families.INSIDE.get(t, t) for t in types]
+    assert min(types.count(t) for t in types) >= 3, types
+
+
+def logits_of(tandem, model, prompt, out, chunk, *options):  # noqa: F811
+    args = ["--model", model, "--token-ids", ids_of(prompt), "--activations", "f32"]
+    args += [] if chunk is None else ["--chunk-tokens", chunk]
+    tandem("eval", "logits", *args, "--out", out, *options)
+    return np.load(out)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
+    golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
+    for chunk in CHUNKS:
+        ours = logits_of(tandem, model, golden["prompt"], tmp_path / "logits.npy", chunk)
+        check_logits(ours, golden["logits"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_continuation(tandem, checkpoint_of, case):  # noqa: F811
+    golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
+    wanted = golden["continuation"].tolist()
+    out = tandem(
+        *("run", "--model", model, "--raw", "--token-ids", ids_of(golden["prompt"])),
+        *("-n", len(wanted), "--temperature", 0, "--ignore-eos", "--json"),
+        *("--activations", "f32"),
+    )
+    assert json.loads(out)["token_ids"] == wanted
+
+
+# What the device computes otherwise than for the older families: a part of each head rotates, one norm
+# over all heads, scaled queries and a softmax router with groups. Tolerances: test_golden_cuda.py.
+@pytest.mark.parametrize("case", ["glm4_moe_norms", "minimax_m2", "mistral4_groups"])
+def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, tmp_path, monkeypatch):  # noqa: F811
+    golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
+    for name, value in cuda.items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "logits.npy"
+    ours = logits_of(tandem, model, golden["prompt"], out, 37, "--device", "cuda")
+    check_cuda_logits(ours, golden["logits"])
