@@ -1,7 +1,7 @@
 // src/model/fused_experts.c - binds experts that are stored as one tensor for a whole layer:
 // gate_up_proj [n_experts][2 * expert_dim][dim], each expert's gate rows before its up rows, and
-// down_proj [n_experts][dim][expert_dim], in BF16, F16 or F32. Each expert's matrix is a part of the
-// tensor; nothing is copied.
+// down_proj [n_experts][dim][expert_dim], in BF16, F16 or F32. Each expert's matrix is a part of
+// the tensor; nothing is copied.
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 // Where a matrix is in each expert's part of the tensor.
 typedef struct {
-  const char *name;         // of the tensor
+  const char *name;           // of the tensor
   uint32_t n_rows, first_row; // of an expert in the tensor; the matrix's first of them
 } fused_part;
 
@@ -31,8 +31,8 @@ static td_status check_shape(const td_tensor_binder *b, const td_tensor *t, uint
                  t->file, t->name, n, rows, cols);
 }
 
-td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
-                                const char *prefix, td_weight *experts, bool *found) {
+td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec, const char *prefix,
+                                td_weight *experts, bool *found) {
   const fused_part part = part_of(b, spec);
   const uint32_t rows = td_dim_value(b->config, spec->rows);
   const uint32_t cols = td_dim_value(b->config, spec->cols);
