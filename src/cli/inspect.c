@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json_write.h"
+#include "comm/exchange.h"
 #include "engine/engine.h"
 #include "model/model.h"
 
@@ -63,6 +64,45 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
   }
 }
 
+// A prefill step of EXCHANGE_TOKENS on two GPUs with half of the experts each, all MoE layers
+// alike, on PCIe 5 x16 without a path between the GPUs: their exchange and the experts take the
+// same links.
+enum { EXCHANGE_TOKENS = 32768, EXCHANGE_RANKS = 2 };
+#define EXCHANGE_LINK_GBPS 55.0
+
+typedef struct {
+  td_exchange_bytes bytes;
+  td_exchange_time time, alone; // on EXCHANGE_RANKS GPUs; on one
+} exchange;
+
+static exchange exchange_of(const td_model *m) {
+  const td_model_config *c = td_model_config_of(m);
+  const bool is_mla = c->attn == TD_ATTN_MLA;
+  td_exchange_layer layer = {
+      .n_tokens = EXCHANGE_TOKENS,
+      .n_ranks = EXCHANGE_RANKS,
+      .dim = c->dim,
+      .kv_elements = is_mla ? c->kv_lora_rank + c->rope_dim : 2 * c->n_kv_heads * c->head_dim,
+      .expert_bytes = td_model_stats_of(m).expert_bytes / count_moe_layers(c)};
+  const td_exchange_links links = {EXCHANGE_LINK_GBPS, EXCHANGE_LINK_GBPS, .is_same_link = true};
+  exchange e = {.bytes = td_exchange_bytes_of(&layer)};
+  e.time = td_exchange_time_of(&e.bytes, &links);
+  layer.n_ranks = 1;
+  const td_exchange_bytes alone = td_exchange_bytes_of(&layer);
+  e.alone = td_exchange_time_of(&alone, &links);
+  return e;
+}
+
+static void add_exchange(td_buf *out, const td_model *m) {
+  const exchange e = exchange_of(m);
+  td_buf_str(out, "on two GPUs   a layer of 32768 prompt tokens exchanges ");
+  add_bytes(out, e.bytes.kv_bytes + e.bytes.hidden_bytes + e.bytes.sum_bytes);
+  td_buf_str(out, " and streams ");
+  add_bytes(out, e.bytes.expert_bytes);
+  td_buf_printf(out, " to each: %.1f ms at %.0f GB/s, %.1f ms on one GPU\n", e.time.layer_s * 1e3,
+                EXCHANGE_LINK_GBPS, e.alone.layer_s * 1e3);
+}
+
 static void add_sizes(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   td_model_stats s = td_model_stats_of(m);
@@ -93,6 +133,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_str(out, " and the context in its memory, ");
     add_bytes(out, s.expert_bytes);
     td_buf_str(out, " of experts in the CPU's, or there, too\n");
+    add_exchange(out, m);
   }
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
@@ -169,6 +210,20 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
             (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m), TD_F32));
 }
 
+static void add_json_exchange(td_json_writer *w, const td_model *m) {
+  const exchange e = exchange_of(m);
+  td_jw_begin_object(w, "two_gpus");
+  td_jw_int(w, "tokens", EXCHANGE_TOKENS);
+  td_jw_int(w, "layer_kv_bytes", (int64_t)e.bytes.kv_bytes);
+  td_jw_int(w, "layer_hidden_bytes", (int64_t)e.bytes.hidden_bytes);
+  td_jw_int(w, "layer_sum_bytes", (int64_t)e.bytes.sum_bytes);
+  td_jw_int(w, "layer_expert_bytes", (int64_t)e.bytes.expert_bytes);
+  td_jw_double(w, "link_gbps", EXCHANGE_LINK_GBPS);
+  td_jw_double(w, "layer_s", e.time.layer_s);
+  td_jw_double(w, "layer_s_on_one", e.alone.layer_s);
+  td_jw_end_object(w);
+}
+
 static void add_json(td_buf *out, const td_model *m, bool tensors) {
   const td_model_config *c = td_model_config_of(m);
   td_json_writer w = TD_JSON_WRITER(out);
@@ -202,6 +257,7 @@ static void add_json(td_buf *out, const td_model *m, bool tensors) {
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m);
+  if (td_model_stats_of(m).expert_bytes) add_json_exchange(&w, m);
   if (tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);
   td_buf_char(out, '\n');

@@ -17,6 +17,7 @@
   X(BENCH, "bench", "measure this machine on a model, or any server by URL")                       \
   X(BENCH_KERNELS, "bench kernels", "every matrix kernel beside the machine's limits")             \
   X(BENCH_LAYER, "bench layer", "one layer of experts beside the machine's limits")                \
+  X(BENCH_COMM, "bench comm", "collectives between devices")                                       \
   X(EVAL_LOGITS, "eval logits", "write the logits of given tokens to a .npy file")                 \
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
@@ -48,6 +49,8 @@ typedef enum {
 } td_load_shape;
 
 const char *td_load_name(td_load_shape load);
+// A value of --comm: "auto", "host" or "nccl".
+const char *td_comm_way_name(int way);
 
 // A comma-separated list of integers; owned by the options.
 typedef struct {
@@ -99,6 +102,9 @@ typedef struct {
   td_int_list bench_batches, bench_threads;
   char *bench_format;
   int64_t n_matrices;
+  // bench comm
+  td_int_list bench_ranks, bench_bytes;
+  int comm_backend; // td_comm_way_name
   // quantize
   char *to;
   // eval, inspect and quantize

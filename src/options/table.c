@@ -10,7 +10,7 @@ enum {
   EVAL = ON(EVAL_LOGITS) | ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT),
   COMPUTE = ON(RUN) | ON(SERVE) | ON(BENCH) | EVAL | ON(INSPECT_ROUTING),
   MICROBENCH = ON(BENCH_KERNELS) | ON(BENCH_LAYER),
-  JSON = ON(RUN) | ON(BENCH) | MICROBENCH | ON(INSPECT) | ON(INSPECT_ROUTING) |
+  JSON = ON(RUN) | ON(BENCH) | MICROBENCH | ON(BENCH_COMM) | ON(INSPECT) | ON(INSPECT_ROUTING) |
          ON(EVAL_PERPLEXITY) | ON(EVAL_CHAT) | ON(QUANTIZE),
 };
 #define AT(field)    offsetof(td_options, field)
@@ -35,6 +35,7 @@ static const char *const formats[] = {
 static const char *const activations[] = {"f32", "auto", "int8", NULL};
 static const char *const weights[] = {"mmap", "resident", "auto", NULL};
 static const char *const auto_on_off[] = {"auto", "on", "off", NULL};
+static const char *const comm_ways[] = {"auto", "host", "nccl", NULL};
 static const char *const loads[] = {"concurrency", "poisson",      "gamma",
                                     "constant",    "interference", NULL};
 
@@ -68,8 +69,8 @@ const td_option td_option_table[] = {
      "checkpoint directory as published"},
     {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), RANGE(0, 4096), "0",
      "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
-    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE, AT(device), NO_RANGE, "cpu", "DEVICE",
-     "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
+    {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "cpu",
+     "DEVICE", "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
      "auto", "DEVICE",
      "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "
@@ -178,14 +179,20 @@ const td_option td_option_table[] = {
      "tokens in the KV cache before a measurement"},
     {GROUP_BENCH, "batch", 'b', OPT_INTS, ON(BENCH), AT(bench_batch), RANGE(1, 1024), "1", "N,N",
      "sequences decoded together"},
-    {GROUP_BENCH, "repeat", 'r', OPT_INT, ON(BENCH) | MICROBENCH, AT(repeat), RANGE(1, 1000), "5",
-     "N", "measurements after one warm-up"},
+    {GROUP_BENCH, "repeat", 'r', OPT_INT, ON(BENCH) | MICROBENCH | ON(BENCH_COMM), AT(repeat),
+     RANGE(1, 1000), "5", "N", "measurements after one warm-up"},
     {GROUP_BENCH, "format", 'f', OPT_SUBSET, MICROBENCH, AT(bench_format), ONE_OF(formats), NULL,
      "NAME,NAME", "weight formats; default: all, for a layer fp8-b128,bf16"},
     {GROUP_BENCH, "batch", 'b', OPT_INTS, MICROBENCH, AT(bench_batches), RANGE(1, 4096), "1,8,512",
      "N,N", "tokens computed together; more than 16 run as prefill"},
     {GROUP_BENCH, "threads", 't', OPT_INTS, MICROBENCH, AT(bench_threads), RANGE(0, 4096), "1,0",
      "N,N", "compute threads; 0: one per CPU"},
+    {GROUP_BENCH, "ranks", 0, OPT_INTS, ON(BENCH_COMM), AT(bench_ranks), RANGE(1, 8), "2", "N,N",
+     "devices that exchange data: CPU devices, or the first GPUs"},
+    {GROUP_BENCH, "bytes", 0, OPT_INTS, ON(BENCH_COMM), AT(bench_bytes), RANGE(4096, 1 << 30),
+     "16384,1048576,16777216", "N,N", "bytes of all ranks together, in BF16"},
+    {GROUP_BENCH, "comm", 0, OPT_ENUM, ON(BENCH_COMM), AT(comm_backend), ONE_OF(comm_ways), "auto",
+     "WAY", "host: through host memory; nccl: by NCCL, between GPUs; auto: nccl where possible"},
     {GROUP_BENCH, "n-weights", 0, OPT_INT, MICROBENCH, AT(n_matrices), RANGE(1, 4096), "64", "N",
      "distinct weight matrices (or experts) to rotate through; too few fit in cache and overstate "
      "bandwidth"},
@@ -253,6 +260,10 @@ const char *td_option_alias_value(const char *name, size_t len, const char *text
     if (!strcmp(alias->values[i], text)) return alias->values[i + 1];
   }
   return text;
+}
+
+const char *td_comm_way_name(int way) {
+  return comm_ways[way];
 }
 
 const char *td_load_name(td_load_shape load) {

@@ -52,6 +52,22 @@ def test_kernels(tandem_bin):
     assert first["gflops"] == pytest.approx(flops / first["ms"] * 1e-6)
 
 
+def test_comm(tandem_bin):
+    done = bench(
+        tandem_bin, "comm", "--ranks", "1,3", "--bytes", "4096,1000000", "--repeat", "2", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    collectives = ["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+    assert [(r["ranks"], r["bytes"], r["collective"]) for r in found] == [
+        (n, size, name) for n in (1, 3) for size in (4096, 1000000) for name in collectives
+    ]
+    assert all(r["backend"] == "host" and r["device"].startswith("cpu") for r in found)
+    assert all(r["ms"] > 0 and (r["gbps"] > 0) == (r["ranks"] > 1) for r in found)
+    done = bench(tandem_bin, "comm", "--comm", "nccl")
+    assert done.returncode == 1 and "is not a GPU" in done.stderr
+
+
 def test_layer(tandem_bin):
     found = records(
         tandem_bin, "layer", "--format", "fp8-b128", "--batch", "1,3", "--n-weights", "2",

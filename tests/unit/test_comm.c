@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "comm/exchange.h"
 #include "unit/comm_test.h"
 
 static void test_collectives(void **state) {
@@ -161,6 +162,38 @@ static void test_refusals(void **state) {
   td_dev_close(devs[0]);
 }
 
+// A layer of DeepSeek-V3 in FP8 and 32K tokens on two GPUs; then uneven, dense, and on one.
+static void test_exchange(void **state) {
+  (void)state;
+  td_exchange_layer layer = {.n_tokens = 32768,
+                             .n_ranks = 2,
+                             .dim = 7168,
+                             .kv_elements = 576,
+                             .expert_bytes = 11277434880};
+  td_exchange_bytes b = td_exchange_bytes_of(&layer);
+  assert_int_equal(b.kv_bytes, 16384u * 576 * 2);
+  assert_int_equal(b.hidden_bytes, 16384u * 7168 * 2);
+  assert_int_equal(b.sum_bytes, b.hidden_bytes);
+  assert_int_equal(b.expert_bytes, 11277434880 / 2);
+  td_exchange_links links = {.rank_gbps = 50, .stream_gbps = 50};
+  td_exchange_time t = td_exchange_time_of(&b, &links);
+  assert_true(t.layer_s == t.stream_s && t.stream_s > 0.11 && t.stream_s < 0.12);
+  links.is_same_link = true;
+  t = td_exchange_time_of(&b, &links);
+  assert_true(t.layer_s == t.stream_s + t.exchange_s && t.exchange_s > 0.009);
+  layer.n_tokens = 10;
+  layer.n_ranks = 4;
+  b = td_exchange_bytes_of(&layer);
+  assert_int_equal(b.hidden_bytes, 8 * 7168 * 2); // of all but its own two
+  assert_int_equal(b.sum_bytes, 3 * 2 * 7168 * 2);
+  layer.expert_bytes = 0;
+  b = td_exchange_bytes_of(&layer);
+  assert_true(b.hidden_bytes == 0 && b.sum_bytes == 0 && b.kv_bytes == 8 * 576 * 2);
+  layer.n_ranks = 1;
+  b = td_exchange_bytes_of(&layer);
+  assert_int_equal(b.kv_bytes, 0);
+}
+
 // ---- processes ----------------------------------------------------------------------------------
 
 enum { N_PROCESSES = 3, SAID_OTHER = 1, SAID_DEAD = 2 };
@@ -267,7 +300,7 @@ int main(void) {
       cmocka_unit_test(test_killed_process), cmocka_unit_test(test_process_that_does_not_join),
       cmocka_unit_test(test_collectives),    cmocka_unit_test(test_arrivals),
       cmocka_unit_test(test_failed_rank),    cmocka_unit_test(test_different_calls),
-      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_exchange),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,6 +64,9 @@ static void describes_in_json(void **state) {
   assert_true(number(object, "active_params") < number(object, "params"));
   // 10 compressed and 4 rotary, in 2 layers; the element size is the engine's.
   assert_int_equal(number(object, "kv_bytes_per_token") % (2 * 14), 0);
+  const cJSON *two = td_json_get(object, "two_gpus");
+  assert_int_equal(number(two, "layer_kv_bytes"), 32768 / 2 * 14 * 2);
+  assert_int_equal(2 * number(two, "layer_expert_bytes"), number(object, "expert_bytes"));
   cJSON_Delete(object);
   free(text);
   ck_free(&ck);
