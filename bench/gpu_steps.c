@@ -34,8 +34,9 @@ static td_status open_cpus(td_gpu_steps *s, td_err *err) {
 }
 
 static td_status open_devices(td_gpu_steps *s, const char *kind, td_err *err) {
-  const td_devices_opts opts = {.dev = {.kind = kind, .n_threads = s->n_threads},
-                                .experts = TD_EXPERTS_CPU};
+  const td_runtime_opts runtime = {
+      .device = kind, .n_threads = s->n_threads, .experts = TD_EXPERTS_CPU};
+  const td_devices_opts opts = {.runtime = &runtime};
   if (strcmp(kind, "cpu") == 0) return open_cpus(s, err);
   return td_devices_open(&s->devices, &opts, s->model.model, err);
 }

@@ -93,7 +93,8 @@ static td_status run_prompt(bench *b, uint32_t seq, uint32_t n_past, uint32_t n,
   td_session *s = b->session;
   td_status st = td_kv_reserve(s->kv, seq, n_past + n, err);
   for (uint32_t done = 0; st == TD_OK && done < n;) {
-    uint32_t chunk = n - done < s->opts.prefill_chunk ? n - done : s->opts.prefill_chunk;
+    uint32_t chunk = n - done < s->opts.runtime.prefill_chunk ? n - done
+                                                              : s->opts.runtime.prefill_chunk;
     for (uint32_t i = 0; i < chunk; i++)
       b->tokens[i] = random_token(b);
     td_step_seq step = {.tokens = b->tokens,
@@ -317,13 +318,14 @@ static td_status open_bench(bench *b, td_err *err) {
   uint32_t n_prompt = largest(&o->bench_prompt), n_gen = largest(&o->bench_gen);
   uint32_t batch = largest(&o->bench_batch);
   uint32_t n_ctx = largest(&o->bench_depth) + (n_prompt > n_gen ? n_prompt : n_gen);
-  opts.ctx_size = n_ctx;
+  opts.runtime.ctx_size = n_ctx;
   opts.max_seqs = batch + 1; // in addition to the session's own sequence
   opts.record_routing = true;
   st = td_session_open(&b->session, &opts, err);
   if (st == TD_OK) st = measure_machine(b, err);
   if (st != TD_OK) return st;
-  const uint32_t chunk = b->session->opts.prefill_chunk, n_scratch = chunk > batch ? chunk : batch;
+  const uint32_t chunk = b->session->opts.runtime.prefill_chunk,
+                 n_scratch = chunk > batch ? chunk : batch;
   b->tokens = malloc(n_scratch * sizeof *b->tokens);
   b->seqs = malloc(batch * sizeof *b->seqs);
   b->chosen = malloc(b->session->config->n_experts + 1);

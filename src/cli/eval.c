@@ -88,8 +88,8 @@ static td_status open_session(td_session **out, const td_options *o, uint32_t n_
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
   if (st != TD_OK) return st;
-  opts.ctx_size = n_tokens;
-  if (chunk) opts.prefill_chunk = chunk;
+  opts.runtime.ctx_size = n_tokens;
+  if (chunk) opts.runtime.prefill_chunk = chunk;
   return td_session_open(out, &opts, err);
 }
 
@@ -151,7 +151,8 @@ static td_status score(td_session *s, const td_token_ids *ids, likelihood *total
     size_t left = ids->n - at;
     total->ids = ids->ids + at;
     total->n = left < s->n_ctx ? (uint32_t)left : s->n_ctx;
-    const uint32_t most = s->opts.prefill_chunk < MOST_ROWS ? s->opts.prefill_chunk : MOST_ROWS;
+    const uint32_t most = s->opts.runtime.prefill_chunk < MOST_ROWS ? s->opts.runtime.prefill_chunk
+                                                                    : MOST_ROWS;
     td_status st = all_logits(s, total->ids, total->n, most, add_likelihood, total, err);
     if (st != TD_OK) return st;
   }

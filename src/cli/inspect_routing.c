@@ -33,7 +33,7 @@ static td_status count_all(routing *r, const td_token_ids *ids, td_err *err) {
   uint32_t n_past = 0;
   td_status st = td_kv_reserve(s->kv, s->seq, s->n_ctx, err);
   for (size_t at = 0; st == TD_OK && at < ids->n;) {
-    uint32_t n = s->opts.prefill_chunk;
+    uint32_t n = s->opts.runtime.prefill_chunk;
     if (n > s->n_ctx - n_past) n = s->n_ctx - n_past;
     if (n > ids->n - at) n = (uint32_t)(ids->n - at);
     td_step_seq seq = {.tokens = ids->ids + at, .n_tokens = n, .n_past = n_past};
@@ -116,7 +116,7 @@ static td_status open_routing(routing *r, const td_options *o, td_err *err) {
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
   opts.record_routing = true;
-  if (st == TD_OK) st = td_cmd_window(o, &opts.ctx_size, err);
+  if (st == TD_OK) st = td_cmd_window(o, &opts.runtime.ctx_size, err);
   if (st == TD_OK) st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
   const td_model_config *c = r->session->config;

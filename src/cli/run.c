@@ -70,7 +70,7 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
 
 static bool show_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
   const runner *r = ctx;
-  if (r->show_progress && n_prompt > r->session->opts.prefill_chunk) {
+  if (r->show_progress && n_prompt > r->session->opts.runtime.prefill_chunk) {
     fprintf(stderr, "\rreading the prompt: %u of %u tokens%s", n_done, n_prompt,
             n_done == n_prompt ? "\r\033[K" : "");
   }

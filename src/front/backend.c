@@ -48,14 +48,15 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   }
   if (!b->sched) {
     add_isa(&b->opts.kv_model, info);
-    uint32_t n_threads = b->opts.n_threads ? b->opts.n_threads : td_cpu_count();
+    uint32_t n_threads = b->opts.runtime.n_threads ? b->opts.runtime.n_threads : td_cpu_count();
     const td_sched_opts opts = {
         .max_seqs = info->max_seqs,
         .n_pages = info->n_pages,
         .page_tokens = info->page_tokens,
         .max_waiting = MAX_WAITING,
         .kv_root = b->opts.kv_dir ? &b->opts.kv_model : NULL,
-        .prefill_ahead = b->opts.prefill_chunk ? b->opts.prefill_chunk : info->prefill_chunk,
+        .prefill_ahead = b->opts.runtime.prefill_chunk ? b->opts.runtime.prefill_chunk
+                                                       : info->prefill_chunk,
         .n_threads = n_threads,
         .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2};
     td_status st = td_sched_open(&b->sched, &opts, err);
@@ -140,26 +141,19 @@ static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opt
 
 static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_opts *opts,
                               td_err *err) {
-  td_worker_opts w = {.role = TD_ROLE_BOTH,
-                      .model_dir = opts->model_dir,
-                      .device = opts->device,
-                      .ctx_size = opts->ctx_size,
+  td_worker_opts w = {.runtime = opts->runtime,
+                      .role = TD_ROLE_BOTH,
                       .max_batch = opts->max_batch,
-                      .n_threads = opts->n_threads,
                       .kv_tokens = opts->kv_tokens,
-                      .kv_dtype = opts->kv_dtype,
-                      .activations = opts->activations,
-                      .experts = opts->experts,
                       .weights_fd = (uint32_t)opts->weights_fd,
-                      .trace_fd = (uint32_t)opts->trace_fd,
-                      .prefill_chunk = opts->prefill_chunk};
+                      .trace_fd = (uint32_t)opts->trace_fd};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
-  TD_CHECK(opts->prefill_chunk); // must be set: the decode worker's READY does not know it
+  TD_CHECK(opts->runtime.prefill_chunk); // must be set: the decode worker's READY does not know it
   w.role = TD_ROLE_PREFILL;
   td_status st = open_worker(b, loop, &w, err);
   if (st != TD_OK) return st;
   w.role = TD_ROLE_DECODE;
-  w.prefill_chunk = 1; // it never prefills
+  w.runtime.prefill_chunk = 1; // it never prefills
   return open_worker(b, loop, &w, err);
 }
 
@@ -170,7 +164,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
   b->opts = *opts;
   b->loop = loop;
-  b->opts.model_dir = b->opts.device = NULL; // borrowed during this call only
+  b->opts.runtime.model_dir = b->opts.runtime.device = NULL; // borrowed during this call only
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;

@@ -27,18 +27,11 @@ typedef enum {
 #define TD_BACKEND_FAILED_TEXT "the worker process failed for good; the server's log says why"
 
 typedef struct {
-  const char *model_dir;
-  const char *device;       // device kind, see td_dev_opts; opened by the workers
-  uint32_t ctx_size;        // tokens; 0: the model's maximum, limited by memory
+  td_runtime_opts runtime;  // texts are borrowed during the call
   uint32_t max_batch;       // sequences decoded together
   bool is_split;            // one worker for prefill, one for decode; else one for both
-  uint32_t n_threads;       // of each worker's thread pool; 0: one per CPU
   uint32_t kv_tokens;       // size of the KV pool in tokens; 0: chosen from ctx_size and max_batch
-  uint32_t prefill_chunk;   // maximum prompt tokens per step
   uint32_t prefill_threads; // when split: prefill's threads while decode is active; 0: half
-  td_dtype kv_dtype;        // TD_F32 or TD_F16
-  td_activations activations;
-  td_expert_place experts;
   // weights in shared memory (model/checkpoint/resident.h), borrowed; 0: workers map the files
   int weights_fd;
   td_kv_dir *kv_dir; // on-disk tier of the prefix cache, borrowed; NULL: none

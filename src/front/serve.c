@@ -235,7 +235,7 @@ bool td_serve_has_model(const td_serve *serve, const char *name) {
 }
 
 // Free bytes of GPU memory; 0: the model runs on the CPU.
-static td_status find_gpu(const td_placement_opts *wish, const td_model *model, uint64_t *out,
+static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
                           td_err *err) {
   const td_model_stats stats = td_model_stats_of(model);
   td_gpu_facts gpu;
@@ -254,16 +254,15 @@ static td_status find_gpu(const td_placement_opts *wish, const td_model *model, 
 
 // Chooses the device and where experts run; resolves auto.
 static td_status choose_placement(td_serve *serve, const td_model_config *config, td_err *err) {
-  td_session_opts *m = &serve->model_opts;
-  const td_placement_opts wish = td_session_placement(m);
+  td_runtime_opts *m = &serve->runtime;
   uint64_t gpu_bytes = 0;
   td_model *model = NULL;
   td_status st = TD_OK;
-  if (td_placement_may_use_gpu(&wish)) {
+  if (td_placement_may_use_gpu(m)) {
     st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
-    if (st == TD_OK) st = find_gpu(&wish, model, &gpu_bytes, err);
+    if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
   }
-  if (st == TD_OK) serve->placement = td_placement_of(&wish, model, gpu_bytes);
+  if (st == TD_OK) serve->placement = td_placement_of(m, model, gpu_bytes);
   td_model_close(model);
   if (st != TD_OK) return st;
   m->device = serve->placement.device;
@@ -278,7 +277,7 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
 static td_status choose_workers(td_serve *serve, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
   const bool has_gpu = serve->placement.is_discrete;
-  uint32_t n_threads = serve->model_opts.n_threads;
+  uint32_t n_threads = serve->runtime.n_threads;
   serve->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
                                    : how == TD_ON;
   const char *wish = serve->is_split ? "--disaggregate on" : "--kv-dir";
@@ -294,7 +293,9 @@ static td_status choose_workers(td_serve *serve, td_err *err) {
 // Reports errors in the model directory before anything is started.
 static td_status read_model(td_serve *serve, td_err *err) {
   td_model_config config;
-  td_status st = td_cmd_session_opts(serve->options, &serve->model_opts, err);
+  td_session_opts session;
+  td_status st = td_cmd_session_opts(serve->options, &session, err);
+  serve->runtime = session.runtime;
   if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
   if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
   if (st == TD_OK) st = choose_name(serve, err);

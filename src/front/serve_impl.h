@@ -38,11 +38,11 @@ typedef struct {
   char *name;            // the model's primary name in the API; owned
   int64_t created;       // seconds since 1970
   uint64_t started_ns;
-  td_session_opts model_opts; // model and memory options, checked
-  td_placement placement;     // device is also model_opts.device
-  td_kv_dir *kv_dir;          // NULL without --kv-dir
-  td_digest kv_model;         // fingerprint of the KV content
-  bool is_split;              // prefill and decode are two workers
+  td_runtime_opts runtime; // checked
+  td_placement placement;  // device is also runtime.device
+  td_kv_dir *kv_dir;       // NULL without --kv-dir
+  td_digest kv_model;      // fingerprint of the KV content
+  bool is_split;           // prefill and decode are two workers
   uv_work_t weights_work;
   atomic_bool weights_canceled;
   td_trace_file *trace; // NULL without --trace

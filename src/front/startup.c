@@ -12,19 +12,11 @@
 
 static td_status open_backend(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
-  const td_session_opts *m = &serve->model_opts;
-  td_backend_opts opts = {.model_dir = m->model_dir,
-                          .device = m->device,
-                          .ctx_size = m->ctx_size,
+  td_backend_opts opts = {.runtime = serve->runtime,
                           .max_batch = (uint32_t)o->max_batch,
                           .kv_tokens = (uint32_t)o->kv_tokens,
                           .is_split = serve->is_split,
                           .prefill_threads = (uint32_t)o->prefill_threads,
-                          .n_threads = m->n_threads,
-                          .prefill_chunk = m->prefill_chunk,
-                          .kv_dtype = m->kv_dtype,
-                          .activations = m->activations,
-                          .experts = m->experts,
                           .weights_fd = serve->weights_fd >= 0 ? serve->weights_fd : 0,
                           .kv_dir = serve->kv_dir,
                           .kv_model = serve->kv_model,
@@ -38,13 +30,17 @@ static td_status open_backend(td_serve *serve, td_err *err) {
 
 // Fingerprint of all that determines KV content: weights, KV format and activation precision.
 static td_status identify(td_serve *serve, td_err *err) {
-  const td_session_opts *m = &serve->model_opts;
-  const uint32_t form[] = {(uint32_t)m->kv_dtype, TD_KV_PAGE_TOKENS, m->activations};
+  const td_runtime_opts *r = &serve->runtime;
+  const uint32_t page_tokens = TD_KV_PAGE_TOKENS;
   td_sha256 sha;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, TD_VERSION, sizeof TD_VERSION);
-  td_sha256_add(&sha, form, sizeof form);
-  td_status st = td_model_fingerprint(&sha, m->model_dir, err);
+  td_sha256_add(&sha, &page_tokens, sizeof page_tokens);
+#define X(type, field, option, least, most, in_kv)                                                 \
+  if (in_kv) td_sha256_add(&sha, &r->field, sizeof r->field);
+  TD_RUNTIME_NUMBERS(X)
+#undef X
+  td_status st = td_model_fingerprint(&sha, r->model_dir, err);
   td_sha256_end(&sha, &serve->kv_model);
   return st;
 }
@@ -68,11 +64,7 @@ static td_status open_kv_dir(td_serve *serve, td_err *err) {
 // On the thread pool: reading a checkpoint may take minutes.
 static void load_weights(uv_work_t *work) {
   td_serve *serve = work->data;
-  const td_session_opts *m = &serve->model_opts;
-  const td_weights_opts opts = {.mode = m->weights,
-                                .model_dir = m->model_dir,
-                                .ctx_size = m->ctx_size,
-                                .kv_dtype = m->kv_dtype,
+  const td_weights_opts opts = {.runtime = &serve->runtime,
                                 .canceled = &serve->weights_canceled,
                                 .placement = serve->placement};
   serve->weights_err.code = TD_OK;

@@ -199,6 +199,28 @@ bool td_options_given(const td_options *options, const char *name) {
   return false;
 }
 
+int64_t td_options_number(const td_options *options, const char *name) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    const td_option *o = &td_option_table[i];
+    const void *field = (const char *)options + o->offset;
+    if (strcmp(o->name, name) != 0) continue;
+    if (o->kind == OPT_INT) return *(const int64_t *)field;
+    if (o->kind == OPT_ENUM) return *(const int *)field;
+  }
+  TD_CHECK(!"a number option");
+  return 0;
+}
+
+const char *td_options_text(const td_options *options, const char *name) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    const td_option *o = &td_option_table[i];
+    if (strcmp(o->name, name) == 0 && o->kind == OPT_STR)
+      return *(char *const *)((const char *)options + o->offset);
+  }
+  TD_CHECK(!"a text option");
+  return NULL;
+}
+
 // ---- command line ---------------------------------------------------------------------------
 
 int td_option_find(td_command command, const char *name, size_t len, char letter) {

@@ -123,6 +123,11 @@ void td_options_free(td_options *options);
 // Whether the user gave the option (long name), on the command line or in the file.
 bool td_options_given(const td_options *options, const char *name);
 
+// The value of a number or enum option, or of a text option, by its long name. The option must
+// exist.
+int64_t td_options_number(const td_options *options, const char *name);
+const char *td_options_text(const td_options *options, const char *name);
+
 // Appends the help of a command, or of the program if command is TD_N_COMMANDS.
 void td_options_help(td_buf *out, td_command command);
 // Appends the reference page in Markdown.

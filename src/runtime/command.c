@@ -27,24 +27,28 @@ static const td_dtype kv_dtypes[] = {
 #undef X
 };
 
+static td_runtime_opts runtime_of(const td_options *o) {
+  td_runtime_opts r;
+#define X(field, option) r.field = td_options_text(o, option);
+  TD_RUNTIME_TEXTS(X)
+#undef X
+#define X(type, field, option, least, most, in_kv) r.field = (type)td_options_number(o, option);
+  TD_RUNTIME_NUMBERS(X)
+#undef X
+  r.kv_dtype = kv_dtypes[o->kv_dtype];
+  return r;
+}
+
 td_status td_cmd_session_opts(const td_options *o, td_session_opts *out, td_err *err) {
-  *out = (td_session_opts){.model_dir = o->model,
-                           .device = o->device,
-                           .n_threads = (uint32_t)o->threads,
-                           .ctx_size = (uint32_t)o->ctx_size,
-                           .prefill_chunk = (uint32_t)o->prefill_chunk,
-                           .kv_dtype = kv_dtypes[o->kv_dtype],
-                           .weights = (td_weights_mode)o->weights,
-                           .activations = (td_activations)o->activations,
-                           .experts = (td_expert_place)o->experts};
-  const td_placement_opts wish = td_session_placement(out);
-  td_status st = td_placement_check(&wish, err);
+  *out = (td_session_opts){.runtime = runtime_of(o)};
+  const uint32_t ctx_size = out->runtime.ctx_size;
+  td_status st = td_placement_check(&out->runtime, err);
   if (st == TD_OK) st = td_cmd_need_model(o, err);
   td_model_config config; // fails early if the directory holds no model
   if (st == TD_OK) st = td_model_config_read(&config, o->model, err);
-  if (st == TD_OK && out->ctx_size > config.max_position) {
+  if (st == TD_OK && ctx_size > config.max_position) {
     st = td_fail(err, TD_EINVAL, "--ctx-size %u: the model's longest context is %u tokens",
-                 out->ctx_size, config.max_position);
+                 ctx_size, config.max_position);
   }
   return st;
 }

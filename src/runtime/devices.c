@@ -10,22 +10,22 @@
 
 #define GIB ((double)(1 << 30))
 
-static td_placement_opts wish_of(const td_devices_opts *opts) {
-  return (td_placement_opts){.device = opts->dev.kind,
-                             .experts = opts->experts,
-                             .activations = opts->dev.activations,
-                             .ctx_size = opts->ctx_size};
+static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
+  return (td_dev_opts){.kind = kind,
+                       .n_threads = opts->runtime->n_threads,
+                       .activations = opts->runtime->activations,
+                       .cpus_from_end = opts->cpus_from_end,
+                       .ends_with_process = opts->ends_with_process};
 }
 
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
                           td_err *err) {
-  const td_placement_opts wish = wish_of(opts);
-  td_dev_opts dev = opts->dev;
-  td_status st = td_placement_check(&wish, err);
+  td_dev_opts dev = dev_opts(opts, opts->runtime->device);
+  td_status st = td_placement_check(opts->runtime, err);
   if (st != TD_OK) return st;
-  dev.need_bytes = td_placement_need_bytes(&wish, stats);
+  dev.need_bytes = td_placement_need_bytes(opts->runtime, stats);
   st = td_dev_open(&d->dev, &dev, err);
-  return st == TD_ENOMEM && opts->experts == TD_EXPERTS_GPU
+  return st == TD_ENOMEM && opts->runtime->experts == TD_EXPERTS_GPU
              ? td_err_prefix(err, "--expert-device gpu")
              : st;
 }
@@ -36,11 +36,11 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
   td_gpu_need need = {
       .free_bytes = n_free,
       .weight_bytes = d->held_bytes,
-      .kv_bytes = td_placement_kv_bytes(opts->ctx_size, c, TD_KV_DEFAULT_CTX),
-      .is_ctx_given = opts->ctx_size != 0,
+      .kv_bytes = td_placement_kv_bytes(opts->runtime->ctx_size, c, TD_KV_DEFAULT_CTX),
+      .is_ctx_given = opts->runtime->ctx_size != 0,
       .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)),
       .usual_chunk = td_engine_prefill_chunk(c),
-      .prefill_chunk = opts->prefill_chunk,
+      .prefill_chunk = opts->runtime->prefill_chunk,
   };
   for (uint32_t i = 0; d->expert_dev && i < c->n_layers; i++) {
     const uint64_t n = td_model_expert_bytes(model, i);
@@ -61,7 +61,7 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
            "of %u tokens, of %.2f GiB",
            td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
            (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
-  if (!d->expert_dev || opts->experts != TD_EXPERTS_AUTO) return;
+  if (!d->expert_dev || opts->runtime->experts != TD_EXPERTS_AUTO) return;
   const uint32_t n_layers = td_model_config_of(model)->n_layers;
   uint64_t layer_bytes[TD_MAX_LAYERS], own_bytes;
   for (uint32_t i = 0; i < n_layers; i++)
@@ -74,9 +74,8 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
 // With a GPU, one CPU next to it is left free for the thread that drives the GPU. Sharing that CPU
 // with a member of the thread pool would delay all other members.
 static td_status open_cpu(td_devices *d, const td_devices_opts *opts, td_err *err) {
-  td_dev_opts cpu = opts->dev;
+  td_dev_opts cpu = dev_opts(opts, "cpu");
   cpu_set_t before;
-  cpu.kind = "cpu";
   const bool is_chosen = cpu.n_threads == 0 && td_cpu_count() > 1;
   if (is_chosen) cpu.n_threads = td_cpu_count() - 1;
   const bool is_less = is_chosen && td_cpus_leave_one(td_dev_node(d->dev), &before);
@@ -105,16 +104,16 @@ static td_status open_experts(td_devices *d, const td_devices_opts *opts, const 
 
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err) {
-  *out = (td_devices){.n_threads = opts->dev.n_threads ? opts->dev.n_threads : td_cpu_count()};
+  const td_runtime_opts *runtime = opts->runtime;
+  *out = (td_devices){.n_threads = runtime->n_threads ? runtime->n_threads : td_cpu_count()};
   const td_model_stats stats = td_model_stats_of(model);
   td_status st = open_dev(out, opts, &stats, err);
   if (st != TD_OK) return st;
   const uint64_t n_free = td_dev_free_vram_bytes(out->dev);
-  const td_placement_opts wish = wish_of(opts);
-  out->placement = td_placement_of(&wish, model, n_free);
+  out->placement = td_placement_of(runtime, model, n_free);
   out->held_bytes = stats.bytes;
-  out->prefill_chunk = opts->prefill_chunk ? opts->prefill_chunk
-                                           : td_engine_prefill_chunk(td_model_config_of(model));
+  out->prefill_chunk = runtime->prefill_chunk ? runtime->prefill_chunk
+                                              : td_engine_prefill_chunk(td_model_config_of(model));
   if (!out->placement.is_discrete) return TD_OK;
   td_info("%s computes, %.1f GiB of its memory are free", td_dev_name(out->dev),
           (double)n_free / GIB);

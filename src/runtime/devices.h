@@ -8,10 +8,8 @@
 #include "runtime/placement.h"
 
 typedef struct {
-  td_dev_opts dev; // need_bytes is ignored: it follows from the model
-  td_expert_place experts;
-  uint32_t prefill_chunk; // tokens per step; 0: chosen
-  uint32_t ctx_size;      // tokens; 0: chosen by kv/plan.h
+  const td_runtime_opts *runtime;
+  bool cpus_from_end, ends_with_process; // see td_dev_opts
 } td_devices_opts;
 
 typedef struct {

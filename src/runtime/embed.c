@@ -29,11 +29,11 @@ int tandem_open(tandem **out, const tandem_opts *opts, char *error, size_t error
   *out = NULL;
   tandem *t = calloc(1, sizeof *t);
   if (!t) return report(td_fail(&err, TD_ENOMEM, "out of memory"), &err, error, error_len);
-  td_session_opts session = {.model_dir = opts->model_dir,
-                             .device = opts->device,
-                             .n_threads = opts->n_threads,
-                             .ctx_size = opts->ctx_size,
-                             .prefill_chunk = opts->prefill_chunk};
+  td_session_opts session = {.runtime = {.model_dir = opts->model_dir,
+                                         .device = opts->device,
+                                         .n_threads = opts->n_threads,
+                                         .ctx_size = opts->ctx_size,
+                                         .prefill_chunk = opts->prefill_chunk}};
   td_status st = td_chat_open(&t->chat, opts->model_dir, &err);
   if (st == TD_OK) st = td_session_open(&t->session, &session, &err);
   if (st != TD_OK) {

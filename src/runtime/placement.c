@@ -18,7 +18,7 @@ static uint64_t at_most(uint64_t n, uint64_t most) {
 
 // ---- where a model is computed ------------------------------------------------------------------
 
-td_status td_placement_check(const td_placement_opts *opts, td_err *err) {
+td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   const bool is_cpu = strcmp(opts->device, "cpu") == 0, is_cuda = strcmp(opts->device, "cuda") == 0;
   if (!is_cpu && !is_cuda && strcmp(opts->device, "auto") != 0) {
     return td_fail(err, TD_EINVAL, "--device %s: give cpu, cuda or auto", opts->device);
@@ -32,11 +32,11 @@ td_status td_placement_check(const td_placement_opts *opts, td_err *err) {
   return TD_OK;
 }
 
-bool td_placement_may_use_gpu(const td_placement_opts *opts) {
+bool td_placement_may_use_gpu(const td_runtime_opts *opts) {
   return strcmp(opts->device, "cpu") != 0 && opts->activations != TD_ACTIVATIONS_INT8;
 }
 
-uint64_t td_placement_need_bytes(const td_placement_opts *opts, const td_model_stats *stats) {
+uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_stats *stats) {
   return opts->experts == TD_EXPERTS_GPU ? stats->bytes : stats->bytes - stats->expert_bytes;
 }
 
@@ -46,7 +46,7 @@ uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint
 }
 
 // With AUTO, the GPU gets all experts only if workspaces and one context fit too.
-static bool experts_are_for_cpu(const td_placement_opts *opts, const td_model *model,
+static bool experts_are_for_cpu(const td_runtime_opts *opts, const td_model *model,
                                 uint64_t gpu_bytes) {
   const td_model_stats stats = td_model_stats_of(model);
   if (!stats.expert_bytes || opts->experts == TD_EXPERTS_GPU) return false;
@@ -56,7 +56,7 @@ static bool experts_are_for_cpu(const td_placement_opts *opts, const td_model *m
   return gpu_bytes < stats.bytes + TD_KV_DEVICE_SPARE + kv_bytes;
 }
 
-td_placement td_placement_of(const td_placement_opts *opts, const td_model *model,
+td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
                              uint64_t gpu_bytes) {
   if (!gpu_bytes) return (td_placement){.device = "cpu"};
   return (td_placement){.device = "cuda",

@@ -9,23 +9,7 @@
 
 #include "base/status.h"
 #include "model/model.h"
-
-// Where routed experts are computed if there is a GPU. AUTO: on the GPU for as many layers as fit,
-// on the CPU for the others.
-typedef enum {
-  TD_EXPERTS_AUTO,
-  TD_EXPERTS_CPU,
-  TD_EXPERTS_GPU,
-  TD_N_EXPERT_PLACES
-} td_expert_place;
-
-// Requested placement.
-typedef struct {
-  const char *device; // cpu, cuda, or auto: a GPU if one is usable
-  td_expert_place experts;
-  td_activations activations;
-  uint32_t ctx_size; // tokens; 0: chosen
-} td_placement_opts;
+#include "runtime/runtime_opts.h"
 
 typedef struct {
   const char *device;  // "cpu" or "cuda"
@@ -34,16 +18,16 @@ typedef struct {
 } td_placement;
 
 // TD_EINVAL: the options contradict each other on any machine and for any model.
-td_status td_placement_check(const td_placement_opts *opts, td_err *err);
+td_status td_placement_check(const td_runtime_opts *opts, td_err *err);
 
 // False: these options always run on the CPU.
-bool td_placement_may_use_gpu(const td_placement_opts *opts);
+bool td_placement_may_use_gpu(const td_runtime_opts *opts);
 
 // Bytes of weights that must fit on the GPU.
-uint64_t td_placement_need_bytes(const td_placement_opts *opts, const td_model_stats *stats);
+uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_stats *stats);
 
 // gpu_bytes: free GPU memory; 0: no usable GPU, the model runs on the CPU (model is then not used).
-td_placement td_placement_of(const td_placement_opts *opts, const td_model *model,
+td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
                              uint64_t gpu_bytes);
 
 // KV bytes of one context: of ctx_size tokens, or if that is 0 of the model's maximum but at most

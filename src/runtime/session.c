@@ -16,11 +16,11 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
   const bool is_own = s->devices.placement.is_discrete;
   td_kv_need need = {
       .max_position = s->config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.kv_dtype),
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(s->config, s->opts.runtime.kv_dtype),
       .weight_bytes = s->is_resident && !is_own ? 0 : s->devices.held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(s->devices.dev)
                                 : td_memory_available_bytes(),
-      .ctx_size = s->opts.ctx_size,
+      .ctx_size = s->opts.runtime.ctx_size,
       .max_batch = s->opts.max_seqs,
       .is_device = is_own,
   };
@@ -36,13 +36,14 @@ static td_status open_engine(td_session *s, td_err *err) {
   td_kv_opts kv = {.page_tokens = TD_KV_PAGE_TOKENS, .n_pages = plan.n_pages, .max_seqs = n_seqs};
   st = td_kv_open(&s->kv, &kv, err);
   if (st != TD_OK) return st;
-  uint32_t chunk = s->opts.prefill_chunk < s->n_ctx ? s->opts.prefill_chunk : s->n_ctx;
+  uint32_t chunk = s->opts.runtime.prefill_chunk < s->n_ctx ? s->opts.runtime.prefill_chunk
+                                                            : s->n_ctx;
   td_engine_opts opts = {.n_pages = plan.n_pages,
                          .page_tokens = TD_KV_PAGE_TOKENS,
                          .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
                          .max_step_seqs = n_seqs,
                          .max_seq_tokens = s->n_ctx,
-                         .kv_dtype = s->opts.kv_dtype,
+                         .kv_dtype = s->opts.runtime.kv_dtype,
                          .record_routing = s->opts.record_routing,
                          .expert_dev = s->devices.expert_dev,
                          .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
@@ -53,47 +54,31 @@ static td_status open_engine(td_session *s, td_err *err) {
 // The model is mapped so far. If the weights are to be resident, it is opened again from shared
 // memory.
 static td_status open_model(td_session *s, td_err *err) {
-  const td_weights_opts opts = {.mode = s->opts.weights,
-                                .model_dir = s->opts.model_dir,
-                                .ctx_size = s->opts.ctx_size,
-                                .kv_dtype = s->opts.kv_dtype,
-                                .placement = s->devices.placement};
+  const td_weights_opts opts = {.runtime = &s->opts.runtime, .placement = s->devices.placement};
   int fd;
   td_status st = td_weights_open(&fd, &opts, err);
   if (st != TD_OK) return st;
   if (fd < 0) return td_model_convert(s->model, err);
   td_model_close(s->model);
   s->model = NULL;
-  st = td_model_open_weights(&s->model, s->opts.model_dir, fd, err);
+  st = td_model_open_weights(&s->model, s->opts.runtime.model_dir, fd, err);
   s->is_resident = true;
   close(fd); // the model's mapping keeps the memory
   return st;
 }
 
-td_placement_opts td_session_placement(const td_session_opts *opts) {
-  return (td_placement_opts){.device = opts->device ? opts->device : "cpu",
-                             .experts = opts->experts,
-                             .activations = opts->activations,
-                             .ctx_size = opts->ctx_size};
-}
-
 static td_status open_devices(td_session *s, td_err *err) {
-  const td_devices_opts opts = {.dev = {.kind = s->opts.device ? s->opts.device : "cpu",
-                                        .n_threads = s->opts.n_threads,
-                                        .activations = s->opts.activations},
-                                .experts = s->opts.experts,
-                                .prefill_chunk = s->opts.prefill_chunk,
-                                .ctx_size = s->opts.ctx_size};
+  const td_devices_opts opts = {.runtime = &s->opts.runtime};
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
-  s->opts.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.kv_dtype);
-  s->opts.prefill_chunk = s->devices.prefill_chunk;
+  s->opts.runtime.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.runtime.kv_dtype);
+  s->opts.runtime.prefill_chunk = s->devices.prefill_chunk;
   return TD_OK;
 }
 
 static td_status open_parts(td_session *s, td_err *err) {
   uint64_t begin_ns = td_trace_begin();
-  td_status st = td_model_open_shapes(&s->model, s->opts.model_dir, err); // nearly free
+  td_status st = td_model_open_shapes(&s->model, s->opts.runtime.model_dir, err); // nearly free
   if (st == TD_OK) st = open_devices(s, err);
   if (st == TD_OK) st = open_model(s, err);
   td_trace_span(begin_ns, TD_TRACE_OPEN_MODEL, 0, 0);
@@ -115,6 +100,7 @@ td_status td_session_open(td_session **out, const td_session_opts *opts, td_err 
   if (!s) return td_fail(err, TD_ENOMEM, "out of memory");
   s->opts = *opts;
   if (!s->opts.max_seqs) s->opts.max_seqs = 1;
+  if (!s->opts.runtime.device) s->opts.runtime.device = "cpu";
   double start = td_clock_s();
   td_status st = open_parts(s, err);
   if (st != TD_OK) {
@@ -169,7 +155,7 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
 static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
-    uint32_t n = left < s->opts.prefill_chunk ? left : s->opts.prefill_chunk;
+    uint32_t n = left < s->opts.runtime.prefill_chunk ? left : s->opts.runtime.prefill_chunk;
     td_status st = step(s, args, args->prompt + s->n_cached, n,
                         n == left ? TD_WANT_LAST : TD_WANT_NONE, false, err);
     if (st != TD_OK) return st;

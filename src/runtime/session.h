@@ -15,17 +15,9 @@
 #include "text/tokenizer/tokenizer.h"
 
 typedef struct {
-  const char *model_dir;
-  const char *device;     // device kind, see td_dev_opts; NULL: "cpu"
-  uint32_t n_threads;     // 0: one per CPU
-  uint32_t ctx_size;      // tokens; 0: chosen by kv/plan.h
-  uint32_t prefill_chunk; // tokens per step; 0: chosen by runtime/devices.h
-  uint32_t max_seqs;      // sequences open at the same time; 0: one
-  td_dtype kv_dtype;      // TD_F32 or TD_F16
-  td_weights_mode weights;
-  td_activations activations;
-  td_expert_place experts;
-  bool record_routing; // see td_engine_opts
+  td_runtime_opts runtime; // device NULL: "cpu"
+  uint32_t max_seqs;       // sequences open at the same time; 0: one
+  bool record_routing;     // see td_engine_opts
 } td_session_opts;
 
 // Members are read-only; td_session_close frees them.
@@ -44,9 +36,6 @@ typedef struct {
   int32_t *cached; // [n_ctx], the tokens in its pages
   uint32_t n_cached;
 } td_session;
-
-// The placement that the options request.
-td_placement_opts td_session_placement(const td_session_opts *opts);
 
 // On success the caller owns *out; on error *out is NULL.
 td_status td_session_open(td_session **out, const td_session_opts *opts, td_err *err);

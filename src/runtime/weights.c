@@ -204,18 +204,18 @@ static td_status load(int *fd, const checkpoint *c, const td_weights_opts *opts,
 static td_status measure(td_weights_need *need, const checkpoint *c, const td_weights_opts *opts,
                          td_err *err) {
   td_model_config config;
-  td_status st = td_model_config_read(&config, opts->model_dir, err);
+  td_status st = td_model_config_read(&config, opts->runtime->model_dir, err);
   if (st != TD_OK) return st;
-  uint64_t n_ctx = opts->ctx_size ? opts->ctx_size : config.max_position;
-  if (!opts->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
-  *need = (td_weights_need){.mode = opts->mode,
+  uint64_t n_ctx = opts->runtime->ctx_size ? opts->runtime->ctx_size : config.max_position;
+  if (!opts->runtime->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
+  *need = (td_weights_need){.mode = opts->runtime->weights,
                             .placement = opts->placement,
                             .resident_bytes = td_resident_bytes(c->store, c->conversion),
                             .converted_bytes = td_conversion_bytes(c->conversion),
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
   if (!opts->placement.is_discrete) { // else KV pages are on the device
-    need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->kv_dtype);
+    need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->runtime->kv_dtype);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);
   for (size_t i = 0; i < td_store_n_shards(c->store); i++)
@@ -226,7 +226,7 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
 td_status td_weights_open(int *fd, const td_weights_opts *opts, td_err *err) {
   *fd = -1;
   checkpoint c;
-  td_status st = open_checkpoint(&c, opts->model_dir, err);
+  td_status st = open_checkpoint(&c, opts->runtime->model_dir, err);
   if (st != TD_OK) return st;
   td_weights_need need;
   td_weights_choice choice = {0};

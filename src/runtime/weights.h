@@ -11,9 +11,6 @@
 #include "base/mem_info.h"
 #include "base/status.h"
 #include "runtime/placement.h"
-#include "tandem/types.h"
-
-typedef enum { TD_WEIGHTS_MMAP, TD_WEIGHTS_RESIDENT, TD_WEIGHTS_AUTO } td_weights_mode;
 
 // Input of the choice.
 typedef struct {
@@ -43,10 +40,7 @@ typedef struct {
 td_status td_weights_choose(td_weights_choice *out, const td_weights_need *need, td_err *err);
 
 typedef struct {
-  td_weights_mode mode;
-  const char *model_dir;
-  uint32_t ctx_size; // tokens; 0: the model's maximum, limited by memory
-  td_dtype kv_dtype;
+  const td_runtime_opts *runtime;
   const atomic_bool *canceled; // may be NULL
   td_placement placement;
 } td_weights_opts;

@@ -12,13 +12,19 @@
 
 typedef struct {
   const char *key;
-  size_t offset; // of the uint32_t in td_worker_opts
+  size_t offset; // of the uint32_t or enum in td_worker_opts
   int64_t least, most;
 } number;
 
+_Static_assert(sizeof(td_dtype) == sizeof(uint32_t), "enums are read and written as uint32_t");
+
 static const number numbers[] = {
+#define X(type, field, option, least, most, in_kv)                                                 \
+  {option, offsetof(td_worker_opts, runtime.field), least, most},
+    TD_RUNTIME_NUMBERS(X)
+#undef X
 #define X(field, key, least, most) {key, offsetof(td_worker_opts, field), least, most},
-    TD_WORKER_NUMBERS(X)
+        TD_WORKER_NUMBERS(X)
 #undef X
 };
 
@@ -26,8 +32,8 @@ static const struct {
   const char *key;
   size_t offset; // of the const char * in td_worker_opts
 } texts[] = {
-#define X(field, key) {key, offsetof(td_worker_opts, field)},
-    TD_WORKER_TEXTS(X)
+#define X(field, option) {option, offsetof(td_worker_opts, runtime.field)},
+    TD_RUNTIME_TEXTS(X)
 #undef X
 };
 
@@ -57,7 +63,7 @@ static td_status parse_number(td_worker_opts *out, const number *n, const char *
     return td_fail(err, TD_EINVAL, "worker: %s=%s: give a whole number from %lld to %lld", n->key,
                    text, (long long)n->least, (long long)n->most);
   }
-  *(uint32_t *)((char *)out + n->offset) = (uint32_t)value;
+  memcpy((char *)out + n->offset, &(uint32_t){(uint32_t)value}, sizeof(uint32_t));
   return TD_OK;
 }
 
@@ -113,7 +119,9 @@ td_status td_worker_args_format(td_worker_argv *out, const td_worker_opts *opts,
                     *(const char *const *)((const char *)opts + offset));
     } else {
       const number *n = &numbers[i - FIRST_NUMBER];
-      td_buf_printf(&text, "%s=%u", n->key, *(const uint32_t *)((const char *)opts + n->offset));
+      uint32_t value;
+      memcpy(&value, (const char *)opts + n->offset, sizeof value);
+      td_buf_printf(&text, "%s=%u", n->key, value);
     }
     out->argv[out->argc++] = text.data; // owned from here
     td_status st = td_buf_status(&text, err);

@@ -8,8 +8,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "runtime/devices.h"
-#include "tandem/types.h"
+#include "runtime/runtime_opts.h"
 
 // Descriptor 0 is the read end of a pipe whose write end only the front holds: hang-up means that
 // the front is gone. 1 and 2 are output. 3 is the weights in shared memory
@@ -37,45 +36,28 @@ typedef enum {
 
 const char *td_worker_role_name(uint32_t role);
 
-// All keys; each is required. Texts: field, key; numbers: field, key, minimum, maximum.
-#define TD_WORKER_TEXTS(X)                                                                         \
-  X(model_dir, "model")                                                                            \
-  X(device, "device")
-
+// All keys, each required, are the options of td_runtime_opts, followed by these: field, key,
+// minimum, maximum.
+//   max_batch   sequences decoded together
+//   kv_tokens   size of the KV pool in tokens; 0: chosen
+//   weights_fd  the front's descriptor of the weights in shared memory; 0: none, map the files
+//   trace_fd    the front's descriptor of the memory for --trace; 0: none
+//   parent_pid  the front's
 #define TD_WORKER_NUMBERS(X)                                                                       \
   X(role, "role", 0, TD_N_ROLES - 1)                                                               \
-  X(ctx_size, "ctx", 0, 1 << 24)                                                                   \
   X(max_batch, "batch", 1, 4096)                                                                   \
-  X(n_threads, "threads", 0, 4096)                                                                 \
   X(kv_tokens, "kv", 0, 1 << 30)                                                                   \
-  X(kv_dtype, "kv-dtype", TD_F32, TD_F16)                                                          \
-  X(activations, "activations", 0, TD_N_ACTIVATIONS - 1)                                           \
-  X(experts, "experts", 0, TD_N_EXPERT_PLACES - 1)                                                 \
-  X(prefill_chunk, "chunk", 0, 1 << 20)                                                            \
   X(log_level, "log-level", TD_LOG_ERROR, TD_LOG_DEBUG)                                            \
   X(log_json, "log-json", 0, 1)                                                                    \
-  X(weights_fd, "weights", 0, INT32_MAX)                                                           \
-  X(trace_fd, "trace", 0, INT32_MAX)                                                               \
+  X(weights_fd, "weights-fd", 0, INT32_MAX)                                                        \
+  X(trace_fd, "trace-fd", 0, INT32_MAX)                                                            \
   X(parent_pid, "parent", 1, INT32_MAX)
 
 typedef struct {
-  const char *model_dir;  // borrowed
-  const char *device;     // borrowed; device kind, see td_dev_opts
-  uint32_t role;          // a td_worker_role
-  uint32_t ctx_size;      // tokens; 0: the model's maximum, limited by memory
-  uint32_t max_batch;     // sequences decoded together
-  uint32_t n_threads;     // 0: one per CPU
-  uint32_t kv_tokens;     // size of the KV pool in tokens; 0: chosen
-  uint32_t kv_dtype;      // a td_dtype
-  uint32_t activations;   // a td_activations
-  uint32_t experts;       // a td_expert_place
-  uint32_t prefill_chunk; // tokens per step; 0: chosen by runtime/devices.h
-  uint32_t log_level;     // a td_log_level
-  uint32_t log_json;
-  // the front's descriptor of the weights in shared memory; 0: none, map the files
-  uint32_t weights_fd;
-  uint32_t trace_fd;   // the front's descriptor of the memory for --trace; 0: none
-  uint32_t parent_pid; // the front's
+  td_runtime_opts runtime; // texts are borrowed
+#define X(field, key, least, most) uint32_t field;
+  TD_WORKER_NUMBERS(X)
+#undef X
 } td_worker_opts;
 
 // argv[0] is the program, argv[1] "worker". TD_EINVAL: the message names the argument. Texts point

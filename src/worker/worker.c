@@ -49,14 +49,14 @@ static td_status open_pool(worker *w, td_err *err) {
   const bool is_own = w->devices.placement.is_discrete;
   const td_kv_need need = {
       .max_position = w->config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, (td_dtype)w->opts.kv_dtype),
+      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, w->opts.runtime.kv_dtype),
       .n_layers = w->config->n_layers,
       // Weights in shared memory are already excluded from the available memory.
       .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(w->devices.dev)
                                 : td_memory_available_bytes(),
       .is_device = is_own,
-      .ctx_size = w->opts.ctx_size,
+      .ctx_size = w->opts.runtime.ctx_size,
       .kv_tokens = w->opts.kv_tokens,
       .max_batch = w->opts.max_batch,
   };
@@ -70,7 +70,7 @@ static td_status open_engine(worker *w, td_err *err) {
       .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->devices.prefill_chunk),
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->pool.plan.n_ctx,
-      .kv_dtype = (td_dtype)w->opts.kv_dtype,
+      .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->pool.pages,
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
@@ -94,19 +94,14 @@ static td_status open_tables(worker *w, td_err *err) {
 }
 
 static td_status open_devices(worker *w, td_err *err) {
-  const td_devices_opts opts = {.dev = {.kind = w->opts.device,
-                                        .n_threads = w->opts.n_threads,
-                                        .activations = w->opts.activations,
-                                        .ends_with_process = true,
-                                        .cpus_from_end = w->opts.role == TD_ROLE_PREFILL},
-                                .experts = (td_expert_place)w->opts.experts,
-                                .prefill_chunk = w->opts.prefill_chunk,
-                                .ctx_size = w->opts.ctx_size};
+  const td_devices_opts opts = {.runtime = &w->opts.runtime,
+                                .ends_with_process = true,
+                                .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
   w->n_threads = d->n_threads;
-  w->opts.kv_dtype = td_dev_kv_dtype(d->dev, (td_dtype)w->opts.kv_dtype);
+  w->opts.runtime.kv_dtype = td_dev_kv_dtype(d->dev, w->opts.runtime.kv_dtype);
   td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);
   td_dev_set_progress_counter(d->dev, w->front_link.channel.pulse);
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
@@ -170,15 +165,15 @@ static td_status open_parts(worker *w, td_err *err) {
 static td_status open_all(worker *w, td_err *err) {
   uint64_t begin_ns = td_clock_ns(), trace_ns = td_trace_begin();
   int weights_fd = w->opts.weights_fd ? TD_WORKER_WEIGHTS_FD : -1;
-  td_status st = td_model_open_weights(&w->model, w->opts.model_dir, weights_fd, err);
+  td_status st = td_model_open_weights(&w->model, w->opts.runtime.model_dir, weights_fd, err);
   if (st != TD_OK) return st;
   w->config = td_model_config_of(w->model);
   td_trace_span(trace_ns, TD_TRACE_OPEN_MODEL, 0, 0);
   st = open_parts(w, err);
   if (st != TD_OK) return st;
-  td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u", w->opts.model_dir,
-           (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx, w->pool.plan.n_pages,
-           TD_KV_PAGE_TOKENS);
+  td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u",
+           w->opts.runtime.model_dir, (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx,
+           w->pool.plan.n_pages, TD_KV_PAGE_TOKENS);
   td_wire_msg ready = {
       .kind = TD_MSG_READY,
       .u.ready = {.n_vocab = w->config->n_vocab,

@@ -658,7 +658,8 @@ static watch watch_one(int32_t how) {
   assert_int_equal(td_kv_pool_create(&kv_fd, &err), TD_OK);
   const td_supervisor_opts opts = {
       .kv_fd = kv_fd,
-      .worker = {.model_dir = "model", .device = "cpu", .max_batch = 1, .prefill_chunk = 16},
+      .worker = {.runtime = {.model_dir = "model", .device = "cpu", .prefill_chunk = 16},
+                 .max_batch = 1},
       .stuck_ns = 1500000000u,
       .kill_ns = 60000000000u,
       .on_ready = watch_ready,

@@ -20,11 +20,11 @@ enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
 static td_session *open_model(td_expert_place experts) {
   td_session *s;
   td_err err;
-  const td_session_opts opts = {.model_dir = golden_dir("qwen3_moe"),
-                                .device = "cuda",
-                                .experts = experts,
-                                .ctx_size = 64,
-                                .prefill_chunk = 64,
+  const td_session_opts opts = {.runtime = {.model_dir = golden_dir("qwen3_moe"),
+                                            .device = "cuda",
+                                            .experts = experts,
+                                            .ctx_size = 64,
+                                            .prefill_chunk = 64},
                                 .max_seqs = N_SEQS + 1}; // beside the session's own
   td_status st = td_session_open(&s, &opts, &err);
   if (st == TD_OK) return s;
@@ -95,8 +95,9 @@ static void test_threads_beside_a_gpu(void **state) {
   assert_true(CPU_EQUAL(&before, &after));
   td_devices devices;
   td_err err;
-  const td_devices_opts opts = {.dev = {.kind = "cuda", .n_threads = n_cpus},
-                                .experts = TD_EXPERTS_CPU};
+  const td_runtime_opts runtime = {
+      .device = "cuda", .n_threads = n_cpus, .experts = TD_EXPERTS_CPU};
+  const td_devices_opts opts = {.runtime = &runtime};
   assert_int_equal(td_devices_open(&devices, &opts, s->model, &err), TD_OK);
   assert_int_equal(devices.n_threads, n_cpus);
   td_devices_close(&devices);

@@ -10,7 +10,8 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
-#include "options/options.h"
+#include "options/options_impl.h"
+#include "runtime/runtime_opts.h"
 
 static td_options parsed;
 static td_err error;
@@ -206,6 +207,40 @@ static void test_reference_page_is_current(void **state) {
   td_buf_free(&table);
 }
 
+static const td_option *option_named(const char *name, td_option_kind kind) {
+  for (size_t i = 0; i < td_n_options; i++) {
+    const td_option *o = &td_option_table[i];
+    if (strcmp(o->name, name) == 0 && o->kind == kind) return o;
+  }
+  return NULL;
+}
+
+static void check_runtime_number(const char *name, double least, double most) {
+  const td_option *number = option_named(name, OPT_INT), *choice = option_named(name, OPT_ENUM);
+  if (!number && !choice) fail_msg("--%s is no option", name);
+  if (number && (number->min < least || number->max > most)) fail_msg("--%s: its range", name);
+  size_t n = 0;
+  while (choice && choice->names[n])
+    n++;
+  if (choice && (double)n != most + 1) fail_msg("--%s has %zu names", name, n);
+}
+
+// Every runtime option is in the table, and what the table admits a worker accepts.
+static void test_runtime_options_are_in_the_table(void **state) {
+  (void)state;
+#define X(field, option) assert_non_null(option_named(option, OPT_STR));
+  TD_RUNTIME_TEXTS(X)
+#undef X
+#define X(type, field, option, least, most, in_kv) check_runtime_number(option, least, most);
+  TD_RUNTIME_NUMBERS(X)
+#undef X
+  assert_int_equal(parse("run -m dir -t 3 --kv-dtype f16 --expert-device gpu"), TD_OK);
+  assert_string_equal(td_options_text(&parsed, "model"), "dir");
+  assert_int_equal(td_options_number(&parsed, "threads"), 3);
+  assert_int_equal(td_options_number(&parsed, "kv-dtype"), 1);
+  assert_int_equal(td_options_number(&parsed, "expert-device"), TD_EXPERTS_GPU);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_values_and_defaults, teardown),
@@ -216,6 +251,7 @@ int main(void) {
       cmocka_unit_test_teardown(test_former_spellings, teardown),
       cmocka_unit_test_teardown(test_config_file, teardown),
       cmocka_unit_test_teardown(test_help_lists_every_command, teardown),
+      cmocka_unit_test_teardown(test_runtime_options_are_in_the_table, teardown),
       cmocka_unit_test(test_help_fits_80_columns),
       cmocka_unit_test(test_reference_page_is_current),
   };

@@ -21,7 +21,7 @@
 static void test_what_cannot_be(void **state) {
   (void)state;
   static const struct {
-    td_placement_opts opts;
+    td_runtime_opts opts;
     const char *says; // NULL: can be
   } cases[] = {
       {{.device = "cpu"}, NULL},
@@ -56,7 +56,7 @@ static void test_who_computes(void **state) {
   assert_true(stats.expert_bytes > 0);
   static const td_expert_place places[] = {TD_EXPERTS_AUTO, TD_EXPERTS_CPU, TD_EXPERTS_GPU};
   for (size_t i = 0; i < TD_COUNT(places); i++) {
-    const td_placement_opts opts = {.device = "auto", .experts = places[i]};
+    const td_runtime_opts opts = {.device = "auto", .experts = places[i]};
     td_placement p = td_placement_of(&opts, model, 0);
     assert_string_equal(p.device, "cpu");
     assert_false(p.is_discrete || p.experts_on_cpu);

@@ -20,15 +20,18 @@
 
 static void test_args_round_trip(void **state) {
   (void)state;
-  const td_worker_opts opts = {.model_dir = "/models/a b=c",
-                               .device = "cuda",
-                               .ctx_size = 1,
+  const td_worker_opts opts = {.runtime = {.model_dir = "/models/a b=c",
+                                           .device = "cuda",
+                                           .ctx_size = 1,
+                                           .n_threads = 3,
+                                           .prefill_chunk = 5,
+                                           .kv_dtype = TD_F16,
+                                           .weights = TD_WEIGHTS_AUTO,
+                                           .activations = TD_ACTIVATIONS_INT8,
+                                           .experts = TD_EXPERTS_GPU},
+                               .role = TD_ROLE_DECODE,
                                .max_batch = 2,
-                               .n_threads = 3,
                                .kv_tokens = 4,
-                               .kv_dtype = TD_F16,
-                               .activations = TD_ACTIVATIONS_INT8,
-                               .prefill_chunk = 5,
                                .weights_fd = 7,
                                .trace_fd = 8,
                                .log_level = TD_LOG_DEBUG,
@@ -41,8 +44,14 @@ static void test_args_round_trip(void **state) {
   assert_string_equal(args.argv[1], "worker");
   assert_null(args.argv[args.argc]);
   assert_int_equal(td_worker_args_parse(&got, args.argc, args.argv, &err), TD_OK);
-  assert_string_equal(got.model_dir, opts.model_dir);
-  assert_string_equal(got.device, opts.device);
+#define X(field, option) assert_string_equal(got.runtime.field, opts.runtime.field);
+  TD_RUNTIME_TEXTS(X)
+#undef X
+#define X(type, field, option, least, most, in_kv)                                                 \
+  assert_int_not_equal(opts.runtime.field, 0);                                                     \
+  assert_int_equal(got.runtime.field, opts.runtime.field);
+  TD_RUNTIME_NUMBERS(X)
+#undef X
 #define X(field, key, least, most) assert_int_equal(got.field, opts.field);
   TD_WORKER_NUMBERS(X)
 #undef X
@@ -57,9 +66,16 @@ static void test_args_round_trip(void **state) {
 
 static void test_args_are_strict(void **state) {
   (void)state;
-  static const char *const bad[] = {
-      "ctx", "ctx=", "ctx=1x",    "ctx=-1", "batch=0", "nope=1", "ctx=99999999999999999999",
-      "",    "-h",   "kv-dtype=2"};
+  static const char *const bad[] = {"ctx-size",
+                                    "ctx-size=",
+                                    "ctx-size=1x",
+                                    "ctx-size=-1",
+                                    "batch=0",
+                                    "nope=1",
+                                    "ctx-size=99999999999999999999",
+                                    "",
+                                    "-h",
+                                    "kv-dtype=2"};
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
     char *argv[] = {"tandem", "worker", (char *)bad[i], NULL};
     td_worker_opts got;
