@@ -304,6 +304,11 @@ unsigned td_decoder_strip_left(const td_decoder *decoder) {
   return decoder->n_left;
 }
 
+bool td_decoder_strips_space(const td_decoder *decoder) {
+  bool strips = decoder->n_left && decoder->left && strcmp(decoder->left, " ") == 0;
+  return strips || decoder->first_differs;
+}
+
 // ---- texts
 
 // Appends whole characters, without what is stripped from the beginning of the text.

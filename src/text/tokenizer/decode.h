@@ -29,6 +29,8 @@ typedef struct {
 } td_decoding;
 
 unsigned td_decoder_strip_left(const td_decoder *decoder);
+// Whether a text loses the space it begins with.
+bool td_decoder_strips_space(const td_decoder *decoder);
 td_status td_decoder_feed(const td_decoder *decoder, const td_decoding *text, int32_t id,
                           td_buf *out, td_err *err);
 td_status td_decoder_flush(const td_decoder *decoder, const td_decoding *text, td_buf *out,

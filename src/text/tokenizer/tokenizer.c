@@ -463,6 +463,10 @@ int32_t td_tokenizer_eos(const td_tokenizer *tok) {
   return tok->eos;
 }
 
+bool td_tokenizer_strips_space(const td_tokenizer *tok) {
+  return td_decoder_strips_space(tok->decoder);
+}
+
 bool td_tokenizer_wants_bos(const td_tokenizer *tok) {
   return tok->wants_bos;
 }

@@ -63,6 +63,8 @@ int32_t td_tokenizer_eos(const td_tokenizer *tok);
 // Whether tokenizer_config.json requires BOS before plain prompts ("add_bos_token": true). For some
 // models (DeepSeek) this is the only place, and TD_TOK_ADD_SPECIAL adds nothing.
 bool td_tokenizer_wants_bos(const td_tokenizer *tok);
+// Whether the first token of a decoded text loses the space it begins with.
+bool td_tokenizer_strips_space(const td_tokenizer *tok);
 
 // Appends the text of ids, always valid UTF-8. skip_special omits control tokens. Ids out of range
 // are skipped.

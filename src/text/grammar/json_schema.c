@@ -1,0 +1,622 @@
+// src/text/grammar/json_schema.c - JSON Schema to GBNF: one rule a schema, found again when a $ref
+// leads back to it.
+#include "text/grammar/json_schema.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+#include "base/utf8.h"
+#include "text/grammar/grammar.h"
+#include "text/grammar/schema_impl.h"
+
+#define MAX_RULES        8192
+#define MAX_DEPTH        200
+#define MAX_ALTERNATIVES 512
+
+void td_json_schema_write_common(td_buf *out) {
+  td_buf_str(
+      out,
+      "json-ws ::= (\" \" | \"\\n\" [ \\t]{0,32})?\n"
+      "json-colon ::= json-ws \":\" json-ws\n"
+      "json-hex ::= [0-9a-fA-F]\n"
+      "json-plain ::= [^\"\\\\\\x00-\\x1F]\n"
+      "json-char ::= json-plain | \"\\\\\" ([\"\\\\/bfnrt] | "
+      "\"u\" ([0-9a-cA-CefEF] json-hex json-hex json-hex | [dD] [0-7] json-hex json-hex | "
+      "[dD] [89abAB] json-hex json-hex \"\\\\u\" [dD] [c-fC-F] json-hex json-hex))\n"
+      "json-string ::= \"\\\"\" json-char* \"\\\"\"\n"
+      "json-integer ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15})\n"
+      "json-number ::= json-integer (\".\" [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?\n"
+      "json-object ::= \"{\" json-ws (json-string json-colon json-value json-ws "
+      "(\",\" json-ws json-string json-colon json-value json-ws)*)? \"}\"\n"
+      "json-array ::= \"[\" json-ws (json-value json-ws (\",\" json-ws json-value json-ws)*)? "
+      "\"]\"\n"
+      "json-value ::= json-object | json-array | json-string | json-number | \"true\" | \"false\" "
+      "| \"null\"\n");
+}
+
+// ---- messages ----------------------------------------------------------------------------------
+
+td_status td_schema_refuse(const td_schema_ctx *ctx, const char *keyword, const char *why) {
+  return td_fail(ctx->err, TD_EUNSUPPORTED, "schema%s: %s%s%.200s is not supported", ctx->path,
+                 keyword, why ? ": " : "", why ? why : "");
+}
+
+td_status td_schema_bad(const td_schema_ctx *ctx, const char *keyword, const char *what) {
+  return td_fail(ctx->err, TD_EINVAL, "schema%s: %s %s", ctx->path, keyword, what);
+}
+
+// ---- types -------------------------------------------------------------------------------------
+
+static unsigned type_named(const char *name) {
+  static const char *const names[] = {"null",   "boolean", "integer", "number",
+                                      "string", "array",   "object"};
+  for (unsigned i = 0; i < TD_COUNT(names); i++) {
+    if (strcmp(name, names[i]) == 0) return 1u << i;
+  }
+  return 0;
+}
+
+td_status td_schema_types(const td_schema_ctx *ctx, const cJSON *schema, unsigned *types) {
+  const cJSON *type = td_json_get(schema, "type");
+  *types = TD_SCHEMA_ANY;
+  if (!type) return TD_OK;
+  const cJSON *item = cJSON_IsArray(type) ? type->child : type;
+  *types = 0;
+  for (; item; item = cJSON_IsArray(type) ? item->next : NULL) {
+    unsigned bits = cJSON_IsString(item) ? type_named(item->valuestring) : 0;
+    if (!bits) {
+      return td_schema_bad(ctx, "type",
+                           "must be null, boolean, integer, number, string, array or object");
+    }
+    *types |= bits;
+  }
+  return TD_OK;
+}
+
+unsigned td_schema_types_of(const cJSON *value) {
+  if (cJSON_IsNull(value)) return TD_SCHEMA_NULL;
+  if (cJSON_IsBool(value)) return TD_SCHEMA_BOOL;
+  if (cJSON_IsString(value)) return TD_SCHEMA_STRING;
+  if (cJSON_IsArray(value)) return TD_SCHEMA_ARRAY;
+  if (cJSON_IsObject(value)) return TD_SCHEMA_OBJECT;
+  bool is_whole = value->valuedouble == (double)(int64_t)value->valuedouble;
+  return TD_SCHEMA_NUMBER | (is_whole ? TD_SCHEMA_INTEGER : 0);
+}
+
+td_status td_schema_count(const td_schema_ctx *ctx, const cJSON *schema, const char *key,
+                          uint32_t *out) {
+  const cJSON *item = td_json_get(schema, key);
+  if (!item) return TD_OK;
+  double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+  if (!(value >= 0 && value < UINT32_MAX && value == (uint32_t)value)) {
+    return td_schema_bad(ctx, key, "must be a whole number");
+  }
+  *out = (uint32_t)value;
+  return TD_OK;
+}
+
+// ---- what a grammar cannot express -------------------------------------------------------------
+
+static td_status check_keywords(const td_schema_ctx *ctx, const cJSON *schema, unsigned types) {
+  static const struct {
+    const char *name;
+    unsigned types; // to which it applies
+  } refused[] = {
+      {"not", TD_SCHEMA_ANY},
+      {"if", TD_SCHEMA_ANY},
+      {"$dynamicRef", TD_SCHEMA_ANY},
+      {"$recursiveRef", TD_SCHEMA_ANY},
+      {"dependentRequired", TD_SCHEMA_OBJECT},
+      {"dependentSchemas", TD_SCHEMA_OBJECT},
+      {"dependencies", TD_SCHEMA_OBJECT},
+      {"propertyNames", TD_SCHEMA_OBJECT},
+      {"patternProperties", TD_SCHEMA_OBJECT},
+      {"unevaluatedProperties", TD_SCHEMA_OBJECT},
+      {"contains", TD_SCHEMA_ARRAY},
+      {"uniqueItems", TD_SCHEMA_ARRAY},
+      {"unevaluatedItems", TD_SCHEMA_ARRAY},
+  };
+  for (size_t i = 0; i < TD_COUNT(refused); i++) {
+    const cJSON *item = td_json_get(schema, refused[i].name);
+    bool is_neutral = !item ||
+                      (cJSON_IsFalse(item) && strcmp(refused[i].name, "uniqueItems") == 0) ||
+                      (strncmp(refused[i].name, "unevaluated", 11) == 0 && cJSON_IsTrue(item)) ||
+                      (cJSON_IsObject(item) && !item->child &&
+                       refused[i].types == TD_SCHEMA_OBJECT);
+    if (!is_neutral && (types & refused[i].types))
+      return td_schema_refuse(ctx, refused[i].name, NULL);
+  }
+  return TD_OK;
+}
+
+// ---- rules -------------------------------------------------------------------------------------
+
+static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out);
+
+// The rule of a schema, made if there is none yet.
+static td_status rule_of(td_schema_ctx *ctx, const cJSON *schema, uint32_t *rule) {
+  for (uint32_t i = 0; i < ctx->n_known; i++) {
+    if (ctx->rules[i].schema == schema) {
+      *rule = ctx->rules[i].rule;
+      return TD_OK;
+    }
+  }
+  if (ctx->n_rules == MAX_RULES || ctx->depth >= MAX_DEPTH ||
+      ctx->out->len > TD_GRAMMAR_MAX_BYTES) {
+    return td_fail(ctx->err, TD_ELIMIT, "the schema is too large, or nested too deep");
+  }
+  if (ctx->n_known == ctx->cap_known) {
+    uint32_t cap = ctx->cap_known ? 2 * ctx->cap_known : 64;
+    td_schema_rule *grown = realloc(ctx->rules, cap * sizeof *grown);
+    if (!grown) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+    ctx->rules = grown;
+    ctx->cap_known = cap;
+  }
+  *rule = ctx->n_rules++;
+  ctx->rules[ctx->n_known++] = (td_schema_rule){schema, *rule};
+  td_buf body = TD_BUF_INIT;
+  ctx->depth++;
+  td_status st = generate(ctx, schema, &body);
+  ctx->depth--;
+  td_buf_printf(ctx->out, "%s%u ::= ", ctx->opts->prefix, *rule);
+  td_buf_add(ctx->out, td_buf_text(&body), body.len);
+  td_buf_char(ctx->out, '\n');
+  ctx->out->failed |= body.failed;
+  td_buf_free(&body);
+  return st;
+}
+
+// Appends a reference to the schema's rule. key and i (or key alone) say where it stands.
+static td_status refer(td_schema_ctx *ctx, const cJSON *schema, const char *key, td_buf *out) {
+  uint32_t rule;
+  size_t len = strlen(ctx->path);
+  snprintf(ctx->path + len, sizeof ctx->path - len, ".%.40s", key);
+  td_status st = rule_of(ctx, schema, &rule);
+  if (st != TD_OK) return st;
+  ctx->path[len] = '\0';
+  td_buf_printf(out, "%s%u", ctx->opts->prefix, rule);
+  return TD_OK;
+}
+
+// ---- arrays ------------------------------------------------------------------------------------
+
+typedef struct {
+  const cJSON *prefix; // the first schema of prefixItems
+  uint32_t n_prefix;
+  const cJSON *rest; // NULL: anything
+  uint32_t min, max;
+} array_shape;
+
+static td_status read_array(td_schema_ctx *ctx, const cJSON *schema, array_shape *a) {
+  const cJSON *prefix = td_json_get(schema, "prefixItems"), *items = td_json_get(schema, "items");
+  *a = (array_shape){.rest = items, .max = UINT32_MAX};
+  if (cJSON_IsArray(items)) { // before draft 2020-12
+    prefix = items;
+    a->rest = td_json_get(schema, "additionalItems");
+  }
+  if (prefix && !cJSON_IsArray(prefix)) {
+    return td_schema_bad(ctx, "prefixItems", "must be an array");
+  }
+  if (prefix) {
+    a->prefix = prefix->child;
+    a->n_prefix = (uint32_t)cJSON_GetArraySize(prefix);
+  }
+  td_status st = td_schema_count(ctx, schema, "minItems", &a->min);
+  if (st == TD_OK) st = td_schema_count(ctx, schema, "maxItems", &a->max);
+  if (cJSON_IsFalse(a->rest) && a->max > a->n_prefix) a->max = a->n_prefix;
+  return st;
+}
+
+// Items after the i-th, with their commas. depth: of parentheses opened for them.
+static td_status write_tail(td_schema_ctx *ctx, const array_shape *a, td_buf *out) {
+  td_status st = TD_OK;
+  const cJSON *item = a->prefix;
+  uint32_t i = 0, n_open = 0;
+  for (; item && st == TD_OK && i < a->max; item = item->next, i++) {
+    td_buf_str(out, i ? "(\",\" json-ws " : "(");
+    st = refer(ctx, item, "prefixItems", out);
+    td_buf_str(out, " json-ws ");
+    n_open++;
+  }
+  if (st == TD_OK && i == a->n_prefix && i < a->max) {
+    uint32_t min = a->min > i ? a->min - i : 0, max = a->max - i;
+    td_buf rest = TD_BUF_INIT;
+    if (a->rest) {
+      st = refer(ctx, a->rest, "items", &rest);
+    } else {
+      td_buf_str(&rest, "json-value");
+    }
+    const char *name = td_buf_text(&rest);
+    if (i) {
+      td_buf_printf(out, "(\",\" json-ws %s json-ws)", name);
+    } else {
+      td_buf_printf(out, "(%s json-ws (\",\" json-ws %s json-ws)", name, name);
+    }
+    uint32_t less = i ? 0 : 1;
+    uint32_t least = min > less ? min - less : 0;
+    if (a->max == UINT32_MAX) {
+      td_buf_printf(out, "{%u,}", least);
+    } else {
+      td_buf_printf(out, "{%u,%u}", least, max - less);
+    }
+    if (!i) td_buf_str(out, min ? ")" : ")?");
+    out->failed |= rest.failed;
+    td_buf_free(&rest);
+  }
+  while (n_open--)
+    td_buf_str(out, n_open >= a->min ? ")?" : ")");
+  return st;
+}
+
+static td_status write_array(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
+  array_shape a;
+  td_status st = read_array(ctx, schema, &a);
+  if (st != TD_OK) return st;
+  if (a.min > a.max) {
+    td_buf_str(out, "[]");
+    return TD_OK;
+  }
+  if (a.n_prefix > 64) return td_schema_refuse(ctx, "prefixItems", "with more than 64 schemas");
+  td_buf_str(out, "\"[\" json-ws ");
+  st = write_tail(ctx, &a, out);
+  td_buf_str(out, " \"]\"");
+  return st;
+}
+
+// ---- objects -----------------------------------------------------------------------------------
+
+typedef struct {
+  const char *name;
+  const cJSON *schema; // NULL: anything
+  bool is_required;
+} member;
+
+typedef struct {
+  member *members; // [n], owned
+  uint32_t n, n_required;
+  bool has_more;     // members not named are allowed
+  const cJSON *more; // their schema; NULL: anything
+  uint32_t min, max;
+} object_shape;
+
+static member *find_member(const object_shape *o, const char *name) {
+  for (uint32_t i = 0; i < o->n; i++) {
+    if (strcmp(o->members[i].name, name) == 0) return &o->members[i];
+  }
+  return NULL;
+}
+
+static td_status read_required(td_schema_ctx *ctx, const cJSON *required, object_shape *o) {
+  for (const cJSON *item = required ? required->child : NULL; item; item = item->next) {
+    if (!cJSON_IsString(item)) return td_schema_bad(ctx, "required", "must hold strings");
+    member *m = find_member(o, item->valuestring);
+    if (!m) {
+      m = &o->members[o->n++];
+      static const cJSON nothing = {.type = cJSON_False};
+      *m = (member){.name = item->valuestring, .schema = o->has_more ? o->more : &nothing};
+    }
+    o->n_required += !m->is_required;
+    m->is_required = true;
+  }
+  return TD_OK;
+}
+
+static td_status read_object(td_schema_ctx *ctx, const cJSON *schema, object_shape *o) {
+  const cJSON *properties = td_json_get(schema, "properties");
+  const cJSON *required = td_json_get(schema, "required");
+  const cJSON *more = td_json_get(schema, "additionalProperties");
+  *o = (object_shape){.max = UINT32_MAX};
+  if (properties && !cJSON_IsObject(properties)) {
+    return td_schema_bad(ctx, "properties", "must be an object");
+  }
+  if (required && !cJSON_IsArray(required)) {
+    return td_schema_bad(ctx, "required", "must be an array");
+  }
+  o->has_more = more ? !cJSON_IsFalse(more) : !(ctx->opts->is_strict && properties);
+  o->more = cJSON_IsObject(more) ? more : NULL;
+  if (more && !cJSON_IsObject(more) && !cJSON_IsBool(more)) {
+    return td_schema_bad(ctx, "additionalProperties", "must be a schema");
+  }
+  size_t most = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
+  o->members = calloc(most + 1, sizeof *o->members);
+  if (!o->members) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+  for (const cJSON *p = properties ? properties->child : NULL; p; p = p->next) {
+    if (!find_member(o, p->string)) o->members[o->n++] = (member){.name = p->string, .schema = p};
+  }
+  td_status st = read_required(ctx, required, o);
+  if (st == TD_OK) st = td_schema_count(ctx, schema, "minProperties", &o->min);
+  if (st == TD_OK) st = td_schema_count(ctx, schema, "maxProperties", &o->max);
+  return st;
+}
+
+// minProperties and maxProperties can be counted only among members that are not named.
+static td_status check_counts(const td_schema_ctx *ctx, object_shape *o) {
+  if (o->n == 0) return TD_OK;
+  if (o->min <= o->n_required) o->min = 0;
+  if (!o->has_more && o->max >= o->n) o->max = UINT32_MAX;
+  if (o->min > 1) return td_schema_refuse(ctx, "minProperties", "beside properties");
+  if (o->max != UINT32_MAX) return td_schema_refuse(ctx, "maxProperties", "beside properties");
+  return TD_OK;
+}
+
+// The rules for the rest of a key that none of the members has: those in names[0..n) begin with
+// what was read, up to byte `at`. Returns the first rule's number.
+static uint32_t write_other_key(td_schema_ctx *ctx, const char **names, uint32_t n, size_t at) {
+  uint32_t rule = ctx->n_key_rules++;
+  td_buf body = TD_BUF_INIT, excluded = TD_BUF_INIT;
+  bool is_name = false;
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t c, n_same = 0;
+    const char *rest = names[i] + at;
+    is_name |= !*rest;
+    int len = *rest ? td_utf8_decode(rest, strlen(rest), &c) : 0;
+    bool is_first = len > 0 && c >= 0x20 && c != '"' && c != '\\';
+    for (uint32_t k = 0; k < i && is_first; k++)
+      is_first = strncmp(names[k] + at, rest, (size_t)len) != 0;
+    if (!is_first) continue;
+    const char **same = malloc(n * sizeof *same);
+    if (!same) {
+      ctx->out->failed = true;
+      continue;
+    }
+    for (uint32_t k = i; k < n; k++) {
+      if (strncmp(names[k] + at, rest, (size_t)len) == 0) same[n_same++] = names[k];
+    }
+    uint32_t next = write_other_key(ctx, same, n_same, at + (size_t)len);
+    free(same);
+    td_buf_printf(&body, " | [\\U%08X] %s.k%u", c, ctx->opts->prefix, next);
+    td_buf_printf(&excluded, "\\U%08X", c);
+  }
+  td_buf_printf(ctx->out, "%s.k%u ::= [^\"\\\\\\x00-\\x1F%s] json-plain* \"\\\"\"%s%s\n",
+                ctx->opts->prefix, rule, td_buf_text(&excluded), is_name ? "" : " | \"\\\"\"",
+                td_buf_text(&body));
+  ctx->out->failed |= body.failed || excluded.failed;
+  td_buf_free(&body);
+  td_buf_free(&excluded);
+  return rule;
+}
+
+// Appends one member that is not named: key, colon, value.
+static td_status write_more(td_schema_ctx *ctx, const object_shape *o, td_buf *out) {
+  if (o->n) {
+    const char **names = malloc(o->n * sizeof *names);
+    if (!names) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+    for (uint32_t i = 0; i < o->n; i++)
+      names[i] = o->members[i].name;
+    td_buf_printf(out, "\"\\\"\" %s.k%u", ctx->opts->prefix, write_other_key(ctx, names, o->n, 0));
+    free(names);
+  } else {
+    td_buf_str(out, "json-string");
+  }
+  td_buf_str(out, " json-colon ");
+  td_status st = TD_OK;
+  if (o->more) {
+    st = refer(ctx, o->more, "additionalProperties", out);
+  } else {
+    td_buf_str(out, "json-value");
+  }
+  td_buf_str(out, " json-ws");
+  return st;
+}
+
+static td_status write_member(td_schema_ctx *ctx, const member *m, td_buf *out) {
+  td_status st = TD_OK;
+  const cJSON key = {.type = cJSON_String, .valuestring = (char *)m->name};
+  td_schema_write_value(out, &key);
+  td_buf_str(out, " json-colon ");
+  if (m->schema) {
+    st = refer(ctx, m->schema, m->name, out);
+  } else {
+    td_buf_str(out, "json-value");
+  }
+  td_buf_str(out, " json-ws ");
+  return st;
+}
+
+// Members in order, as rules from the last to the first: PREFIX.oN-i is what may come from member i
+// on when none came before, PREFIX.rN-i when one did.
+static td_status write_members(td_schema_ctx *ctx, const object_shape *o, const char *more,
+                               uint32_t id) {
+  const char *p = ctx->opts->prefix;
+  td_status st = TD_OK;
+  if (o->has_more) {
+    td_buf_printf(ctx->out, "%s.o%u-%u ::= (%s (\",\" json-ws %s)*)%s\n", p, id, o->n, more, more,
+                  o->min ? "" : "?");
+    td_buf_printf(ctx->out, "%s.r%u-%u ::= (\",\" json-ws %s)*\n", p, id, o->n, more);
+  } else {
+    td_buf_printf(ctx->out, "%s.o%u-%u ::= %s\n", p, id, o->n, o->min ? "[]" : "\"\"");
+    td_buf_printf(ctx->out, "%s.r%u-%u ::= \"\"\n", p, id, o->n);
+  }
+  for (uint32_t i = o->n; i-- > 0 && st == TD_OK;) {
+    const member *m = &o->members[i];
+    td_buf body = TD_BUF_INIT;
+    st = write_member(ctx, m, &body);
+    const char *text = td_buf_text(&body);
+    td_buf_printf(ctx->out, "%s.o%u-%u ::= %s %s.r%u-%u", p, id, i, text, p, id, i + 1);
+    if (!m->is_required) td_buf_printf(ctx->out, " | %s.o%u-%u", p, id, i + 1);
+    td_buf_printf(ctx->out, "\n%s.r%u-%u ::= \",\" json-ws %s %s.r%u-%u", p, id, i, text, p, id,
+                  i + 1);
+    if (!m->is_required) td_buf_printf(ctx->out, " | %s.r%u-%u", p, id, i + 1);
+    td_buf_char(ctx->out, '\n');
+    ctx->out->failed |= body.failed;
+    td_buf_free(&body);
+  }
+  return st;
+}
+
+static td_status write_object_of(td_schema_ctx *ctx, object_shape *o, td_buf *out) {
+  td_buf more = TD_BUF_INIT;
+  td_status st = check_counts(ctx, o);
+  if (st == TD_OK && o->has_more) st = write_more(ctx, o, &more);
+  td_buf_str(out, "\"{\" json-ws ");
+  if (st == TD_OK && o->n == 0) { // counted
+    const char *text = td_buf_text(&more);
+    if (!o->has_more || o->max == 0) {
+      td_buf_str(out, o->min ? "[]" : "");
+    } else if (o->max == UINT32_MAX) {
+      td_buf_printf(out, "(%s (\",\" json-ws %s){%u,})%s", text, text, o->min ? o->min - 1 : 0,
+                    o->min ? "" : "?");
+    } else if (o->max < o->min) {
+      td_buf_str(out, "[]");
+    } else {
+      td_buf_printf(out, "(%s (\",\" json-ws %s){%u,%u})%s", text, text, o->min ? o->min - 1 : 0,
+                    o->max - 1, o->min ? "" : "?");
+    }
+  } else if (st == TD_OK) {
+    uint32_t id = ctx->n_key_rules++;
+    st = write_members(ctx, o, td_buf_text(&more), id);
+    td_buf_printf(out, "%s.o%u-0", ctx->opts->prefix, id);
+  }
+  td_buf_str(out, " \"}\"");
+  out->failed |= more.failed;
+  td_buf_free(&more);
+  return st;
+}
+
+static td_status write_object(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
+  object_shape o;
+  td_status st = read_object(ctx, schema, &o);
+  if (st == TD_OK) st = write_object_of(ctx, &o, out);
+  free(o.members);
+  return st;
+}
+
+// ---- a schema ----------------------------------------------------------------------------------
+
+static td_status write_values(td_schema_ctx *ctx, const cJSON *schema, unsigned types,
+                              td_buf *out) {
+  const cJSON *list = td_json_get(schema, "enum"),
+              *single = cJSON_GetObjectItemCaseSensitive(schema, "const");
+  if (list && !cJSON_IsArray(list)) return td_schema_bad(ctx, "enum", "must be an array");
+  const char *a = list ? "enum" : "const";
+  cJSON *rest;
+  td_status st = td_schema_without(ctx, schema, a, &rest);
+  if (st != TD_OK) return st;
+  bool has_both = list && single;
+  if (!td_schema_asserts_only(rest, "type", has_both ? "const" : NULL)) {
+    return td_schema_refuse(ctx, a, "beside other keywords");
+  }
+  bool is_first = true;
+  const cJSON *item = list ? list->child : single;
+  for (; item; item = list ? item->next : NULL) {
+    if (!(td_schema_types_of(item) & types)) continue;
+    if (has_both && !cJSON_Compare(item, single, true)) continue;
+    if (!is_first) td_buf_str(out, " | ");
+    td_schema_write_value(out, item);
+    is_first = false;
+  }
+  if (is_first) td_buf_str(out, "[]");
+  return TD_OK;
+}
+
+// The alternatives of anyOf or oneOf, each together with the schema's other keywords.
+static td_status list_alternatives(td_schema_ctx *ctx, const cJSON *schema, const char *key,
+                                   const cJSON **out, uint32_t *n) {
+  cJSON *base;
+  *n = 0;
+  td_status st = td_schema_without(ctx, schema, key, &base);
+  bool is_alone = st == TD_OK && td_schema_asserts_only(base, NULL, NULL);
+  const cJSON *item = td_json_get(schema, key)->child;
+  for (; item && st == TD_OK; item = item->next) {
+    if (*n == MAX_ALTERNATIVES) return td_schema_refuse(ctx, key, "with so many schemas");
+    out[*n] = item;
+    if (!is_alone) st = td_schema_both(ctx, base, item, &out[*n]);
+    ++*n;
+  }
+  return st;
+}
+
+static td_status write_alternatives(td_schema_ctx *ctx, const cJSON *schema, const char *key,
+                                    td_buf *out) {
+  const cJSON *list = td_json_get(schema, key);
+  if (!cJSON_IsArray(list) || !list->child) {
+    return td_schema_bad(ctx, key, "must be an array of schemas");
+  }
+  const cJSON **all = malloc(MAX_ALTERNATIVES * sizeof *all);
+  if (!all) return td_fail(ctx->err, TD_ENOMEM, "out of memory for a schema");
+  uint32_t n;
+  td_status st = list_alternatives(ctx, schema, key, all, &n);
+  for (uint32_t i = 0; i < n && st == TD_OK && key[0] == 'o'; i++) {
+    for (uint32_t k = i + 1; k < n && st == TD_OK; k++) {
+      if (td_schema_excludes(ctx, all[i], all[k])) continue;
+      st = td_schema_refuse(ctx, key, "of schemas that may both hold; use anyOf");
+    }
+  }
+  for (uint32_t i = 0; i < n && st == TD_OK; i++) {
+    if (i) td_buf_str(out, " | ");
+    st = refer(ctx, all[i], key, out);
+  }
+  free(all);
+  return st;
+}
+
+static td_status write_types(td_schema_ctx *ctx, const cJSON *schema, unsigned types, td_buf *out) {
+  td_status st = check_keywords(ctx, schema, types);
+  td_buf_str(out, "[]");
+  if (types & TD_SCHEMA_NULL) td_buf_str(out, " | \"null\"");
+  if (types & TD_SCHEMA_BOOL) td_buf_str(out, " | \"true\" | \"false\"");
+  if (st == TD_OK && types & (TD_SCHEMA_NUMBER | TD_SCHEMA_INTEGER)) {
+    td_buf_str(out, " | ");
+    st = td_schema_write_number(ctx, schema, !(types & TD_SCHEMA_NUMBER), out);
+  }
+  if (st == TD_OK && types & TD_SCHEMA_STRING) {
+    td_buf_str(out, " | ");
+    st = td_schema_write_string(ctx, schema, out);
+  }
+  if (st == TD_OK && types & TD_SCHEMA_ARRAY) {
+    td_buf_str(out, " | ");
+    st = write_array(ctx, schema, out);
+  }
+  if (st == TD_OK && types & TD_SCHEMA_OBJECT) {
+    td_buf_str(out, " | ");
+    st = write_object(ctx, schema, out);
+  }
+  return st;
+}
+
+static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
+  unsigned types;
+  if (cJSON_IsBool(schema)) {
+    td_buf_str(out, cJSON_IsTrue(schema) ? "json-value" : "[]");
+    return TD_OK;
+  }
+  if (!cJSON_IsObject(schema)) return td_schema_bad(ctx, "a schema", "must be an object");
+  if (td_schema_asserts_only(schema, NULL, NULL)) {
+    td_buf_str(out, "json-value");
+    return TD_OK;
+  }
+  const cJSON *ref = td_json_get(schema, "$ref"), *target;
+  if (cJSON_IsString(ref) && td_schema_asserts_only(schema, "$ref", NULL)) {
+    td_status st = td_schema_resolve(ctx, ref->valuestring, &target);
+    return st == TD_OK ? refer(ctx, target, "$ref", out) : st;
+  }
+  if (ref || td_json_get(schema, "allOf")) {
+    td_status st = td_schema_expand(ctx, schema, &target);
+    return st == TD_OK ? refer(ctx, target, ref ? "$ref" : "allOf", out) : st;
+  }
+  td_status st = td_schema_types(ctx, schema, &types);
+  if (st != TD_OK) return st;
+  if (td_json_get(schema, "anyOf")) return write_alternatives(ctx, schema, "anyOf", out);
+  if (td_json_get(schema, "oneOf")) return write_alternatives(ctx, schema, "oneOf", out);
+  if (td_json_get(schema, "enum") || cJSON_GetObjectItemCaseSensitive(schema, "const")) {
+    return write_values(ctx, schema, types, out);
+  }
+  return write_types(ctx, schema, types, out);
+}
+
+td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
+                                 td_err *err) {
+  td_schema_ctx ctx = {.out = out, .root = schema, .opts = opts, .err = err};
+  uint32_t rule;
+  td_status st = rule_of(&ctx, schema, &rule);
+  for (uint32_t i = 0; i < ctx.n_owned; i++)
+    cJSON_Delete(ctx.owned[i]);
+  free(ctx.owned);
+  free(ctx.rules);
+  if (st == TD_OK && out->len > TD_GRAMMAR_MAX_BYTES) {
+    st = td_fail(err, TD_ELIMIT, "the schema is too large");
+  }
+  return st == TD_OK ? td_buf_status(out, err) : st;
+}

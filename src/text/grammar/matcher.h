@@ -1,0 +1,39 @@
+// src/text/grammar/matcher.h - a generation under a grammar: which tokens may come next. Thread:
+// one at a time for all matchers of one td_grammars.
+#ifndef TD_TEXT_GRAMMAR_MATCHER_H
+#define TD_TEXT_GRAMMAR_MATCHER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "text/grammar/token_index.h"
+
+typedef struct td_matcher td_matcher;
+// Compiled grammars with their masks, by their text. Those no longer used are kept for a while.
+typedef struct td_grammars td_grammars;
+
+// index is borrowed. On error *out is NULL.
+td_status td_grammars_open(td_grammars **out, const td_token_index *index, td_err *err);
+void td_grammars_close(td_grammars *grammars); // all matchers must be closed
+
+// text: GBNF (grammar.h). On error *out is NULL.
+td_status td_matcher_open(td_matcher **out, td_grammars *grammars, const char *text, size_t len,
+                          td_err *err);
+void td_matcher_close(td_matcher *matcher);
+
+// Whether the token may come next. End tokens are the caller's: see td_matcher_may_end.
+bool td_matcher_accepts(td_matcher *matcher, int32_t id);
+// All tokens that may come next: bit id of [ceil(n_vocab / 64)] words. Valid until the next call
+// with any matcher. NULL: failed.
+const uint64_t *td_matcher_mask(td_matcher *matcher);
+// Takes the next token. False: it does not match, or has no text; nothing changed.
+bool td_matcher_advance(td_matcher *matcher, int32_t id);
+// Whether the text so far is complete.
+bool td_matcher_may_end(const td_matcher *matcher);
+// Whether nothing can follow.
+bool td_matcher_must_end(const td_matcher *matcher);
+// TD_OK, or why the matcher has failed for good: the grammar is too ambiguous, or memory.
+td_status td_matcher_status(const td_matcher *matcher, td_err *err);
+
+#endif

@@ -1,0 +1,93 @@
+// src/text/grammar/token_index.c - sorting a vocabulary.
+#include "text/grammar/token_index.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+  const char *bytes;
+  uint32_t len;
+  int32_t id;
+} token;
+
+static int by_bytes(const void *a, const void *b) {
+  const token *x = a, *y = b;
+  int order = memcmp(x->bytes, y->bytes, x->len < y->len ? x->len : y->len);
+  if (order) return order;
+  if (x->len != y->len) return x->len < y->len ? -1 : 1;
+  return (x->id > y->id) - (x->id < y->id);
+}
+
+// Returns how many tokens stand for text.
+static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
+  uint32_t n = 0;
+  int32_t n_ids = td_tokenizer_size(tok);
+  for (int32_t id = 0; id < n_ids && (uint32_t)id < n_vocab; id++) {
+    size_t len;
+    const char *bytes = td_tokenizer_bytes(tok, id, &len);
+    if (len == 0 || len > UINT16_MAX || td_tokenizer_is_special(tok, id)) continue;
+    out[n++] = (token){.bytes = bytes, .len = (uint32_t)len, .id = id};
+  }
+  qsort(out, n, sizeof *out, by_bytes);
+  return n;
+}
+
+static void fill(td_token_index *index, const token *tokens) {
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < index->n; i++) {
+    const token *t = &tokens[i];
+    index->ids[i] = t->id;
+    index->begin[i] = at;
+    memcpy(index->bytes + at, t->bytes, t->len);
+    at += t->len;
+    if (t->len > index->max_bytes) index->max_bytes = t->len;
+    index->place_of[t->id] = i;
+    index->bucket_end[(uint8_t)t->bytes[0]] = i + 1;
+    uint32_t n = 0, most = i && tokens[i - 1].len < t->len ? tokens[i - 1].len : t->len;
+    while (i && n < most && tokens[i - 1].bytes[n] == t->bytes[n])
+      n++;
+    index->shared[i] = (uint16_t)n;
+  }
+  index->begin[index->n] = at;
+}
+
+td_status td_token_index_open(td_token_index **out, const td_tokenizer *tok, uint32_t n_vocab,
+                              td_err *err) {
+  *out = NULL;
+  token *tokens = malloc((n_vocab + (size_t)1) * sizeof *tokens);
+  td_token_index *index = calloc(1, sizeof *index);
+  bool ok = tokens && index;
+  if (ok) {
+    size_t n_bytes = 0;
+    index->n = collect(tok, n_vocab, tokens);
+    index->n_vocab = n_vocab;
+    index->strips_space = td_tokenizer_strips_space(tok);
+    for (uint32_t i = 0; i < index->n; i++)
+      n_bytes += tokens[i].len;
+    index->ids = malloc((index->n + (size_t)1) * sizeof *index->ids);
+    index->begin = malloc((index->n + (size_t)1) * sizeof *index->begin);
+    index->shared = malloc((index->n + (size_t)1) * sizeof *index->shared);
+    index->bytes = malloc(n_bytes + 1);
+    index->place_of = malloc((n_vocab + (size_t)1) * sizeof *index->place_of);
+    ok = index->ids && index->begin && index->shared && index->bytes && index->place_of;
+  }
+  if (ok) {
+    memset(index->place_of, 0xFF, n_vocab * sizeof *index->place_of);
+    fill(index, tokens);
+    *out = index;
+  } else {
+    td_token_index_close(index);
+  }
+  free(tokens);
+  return ok ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory for %u tokens", n_vocab);
+}
+
+void td_token_index_close(td_token_index *index) {
+  if (!index) return;
+  free(index->ids);
+  free(index->begin);
+  free(index->shared);
+  free(index->bytes);
+  free(index->place_of);
+  free(index);
+}

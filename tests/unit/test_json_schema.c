@@ -1,0 +1,246 @@
+// JSON Schema to grammars: which texts a schema's grammar generates, and what is refused.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/json_parse.h"
+#include "text/grammar/grammar.h"
+#include "text/grammar/json_schema.h"
+
+static td_status translate(const char *schema, bool is_strict, td_buf *out, td_err *err) {
+  cJSON *root;
+  if (td_json_parse(&root, schema, strlen(schema), 64, err) != TD_OK) fail_msg("%s", err->msg);
+  const td_json_schema_opts opts = {.prefix = "s", .is_strict = is_strict};
+  td_json_schema_write_common(out);
+  td_buf_str(out, "root ::= s0\n");
+  td_status st = td_json_schema_to_gbnf(out, root, &opts, err);
+  cJSON_Delete(root);
+  return st;
+}
+
+typedef struct {
+  const char *schema, *yes[8], *no[8];
+} language;
+
+static const language languages[] = {
+    {"{}", {"1", "{\"a\":[1,\"x\",null]}", "\"\""}, {"", "x", "01", "{\"a\"}"}},
+    {"true", {"[ ]", "-1.5e3"}, {"tru"}},
+    {"{\"type\":\"string\"}",
+     {"\"\"", "\"\\\"\\u00e9\xC3\xA9\\ud83d\\ude00\""},
+     {"\"", "\"\n\"", "\"\\x\"", "\"\\ud83d\"", "1"}},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     {"\"ab\"", "\"\\u00e9\xF0\x9F\x98\x80\"", "\"\\ud83d\\ude00ab\""},
+     {"\"a\"", "\"abcd\""}},
+    {"{\"type\":[\"boolean\",\"null\"]}", {"true", "false", "null"}, {"0", "\"\""}},
+    {"{\"type\":\"integer\",\"minimum\":-3,\"exclusiveMaximum\":12}",
+     {"-3", "-1", "0", "9", "11"},
+     {"-4", "12", "1.5", "-0", "00", "111"}},
+    {"{\"type\":\"integer\",\"minimum\":17,\"maximum\":2345}",
+     {"17", "99", "100", "2345", "1999"},
+     {"16", "2346", "9999", "017"}},
+    {"{\"type\":\"integer\",\"exclusiveMinimum\":99}", {"100", "123456789"}, {"99", "9"}},
+    {"{\"type\":\"integer\",\"maximum\":-5}", {"-5", "-10", "-999"}, {"-4", "0", "5"}},
+    {"{\"type\":\"number\",\"minimum\":0,\"exclusiveMaximum\":2}",
+     {"0", "0.0", "1.999", "1"},
+     {"2", "-0.5", "2.0", "10"}},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":-1,\"maximum\":1}",
+     {"-0.5", "0", "1", "1.0", "0.25", "-0.01"},
+     {"-1", "-1.0", "1.01", "-2"}},
+    {"{\"enum\":[1,\"a\",null,{\"x\":[true]}]}",
+     {"1", "\"a\"", "null", "{\"x\": [true]}"},
+     {"2", "\"b\""}},
+    {"{\"type\":\"string\",\"enum\":[\"a\",1]}", {"\"a\""}, {"1"}},
+    {"{\"const\":null}", {"null"}, {"0"}},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}",
+     {"[]", "[1, 2]", "[\n 1]"},
+     {"[1,]", "[\"a\"]", "[,1]"}},
+    {"{\"type\":\"array\",\"items\":{\"const\":1},\"minItems\":1,\"maxItems\":2}",
+     {"[1]", "[1,1]"},
+     {"[]", "[1,1,1]"}},
+    {"{\"type\":\"array\",\"maxItems\":0}", {"[]"}, {"[1]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false,"
+     "\"minItems\":1}",
+     {"[1]", "[1,2]"},
+     {"[]", "[2]", "[1,2,3]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"const\":1}],\"items\":{\"const\":3},\"minItems\":2,"
+     "\"maxItems\":3}",
+     {"[1,3]", "[1,3,3]"},
+     {"[]", "[1]", "[1,3,3,3]", "[3,3]"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}"
+     "},"
+     "\"required\":[\"a\"],\"additionalProperties\":false}",
+     {"{\"a\":1}", "{ \"a\" : 1, \"b\" : \"x\" }", "{\"a\": -7}"},
+     {"{}", "{\"b\":\"x\"}", "{\"a\":1,}", "{\"a\":1,\"c\":1}", "{\"a\":\"1\"}"}},
+    {"{\"type\":\"object\",\"properties\":{\"ab\":{\"const\":1},\"ac\":{\"const\":2}}}",
+     {"{}", "{\"ab\":1,\"ac\":2,\"x\":[]}", "{\"a\":5}", "{\"abc\":5}", "{\"\":5}"},
+     {"{\"ab\":2}", "{\"x\":1,\"ab\":3}"}},
+    {"{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"},\"minProperties\":1,"
+     "\"maxProperties\":2}",
+     {"{\"a\":1}", "{\"a\":1,\"b\":2}"},
+     {"{}", "{\"a\":1,\"b\":2,\"c\":3}", "{\"a\":\"x\"}"}},
+    {"{\"type\":\"object\",\"required\":[\"x\"]}",
+     {"{\"x\":1}", "{\"x\":1,\"y\":2}"},
+     {"{}", "{\"y\":1}"}},
+    {"{\"properties\":{\"a\":{\"type\":\"integer\"}}}", {"1", "{\"a\":1}"}, {"{\"a\":\"x\"}"}},
+    {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", {"1", "\"x\""}, {"null"}},
+    {"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", {"1", "\"x\""}, {"null"}},
+    {"{\"type\":\"object\",\"oneOf\":["
+     "{\"properties\":{\"k\":{\"const\":\"a\"},\"v\":{\"const\":1}},\"required\":[\"k\",\"v\"],"
+     "\"additionalProperties\":false},"
+     "{\"properties\":{\"k\":{\"const\":\"b\"}},\"required\":[\"k\"],\"additionalProperties\":"
+     "false}]}",
+     {"{\"k\":\"a\",\"v\":1}", "{\"k\":\"b\"}"},
+     {"{\"k\":\"a\"}", "{\"k\":\"c\"}", "{\"k\":\"b\",\"v\":1}"}},
+    {"{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":["
+     "\"a\"]},"
+     "{\"properties\":{\"a\":{\"minimum\":5},\"b\":{\"const\":1}},\"required\":[\"b\"]}],"
+     "\"additionalProperties\":true}",
+     {"{\"a\":5,\"b\":1}", "{\"a\":12,\"b\":1,\"c\":0}"},
+     {"{\"a\":4,\"b\":1}", "{\"a\":5}"}},
+    {"{\"type\":\"integer\",\"allOf\":[{\"minimum\":2},{\"maximum\":4}]}", {"2", "4"}, {"1", "5"}},
+    {"{\"$ref\":\"#/$defs/"
+     "n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+     "\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+     "n\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"],\"additionalProperties\":false}}}",
+     {"{\"v\":1,\"next\":null}", "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"},
+     {"{\"v\":1}", "{\"v\":1,\"next\":{}}"}},
+    {"{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}", {"[]", "[[],[[]]]"}, {"[1]", "[[]"}},
+    {"{\"properties\":{\"a\":{\"$ref\":\"#/definitions/"
+     "x~1y\"}},\"required\":[\"a\"],\"type\":\"object\",\"definitions\":{\"x/y\":{\"const\":1}}}",
+     {"{\"a\":1}"},
+     {"{\"a\":2}"}},
+    {"{\"type\":\"string\",\"pattern\":\"^a[bc]+$\"}",
+     {"\"ab\"", "\"acb\""},
+     {"\"a\"", "\"xab\"", "\"abx\""}},
+    {"{\"type\":\"string\",\"pattern\":\"b\"}", {"\"b\"", "\"abc\""}, {"\"a\"", "\"\""}},
+    {"{\"type\":\"string\",\"pattern\":\"^[\\\"\\n]x$\"}",
+     {"\"\\\"x\"", "\"\\nx\""},
+     {"\"\"x\"", "\"\nx\""}},
+    {"{\"type\":\"string\",\"format\":\"date\"}",
+     {"\"2024-12-31\"", "\"2023-02-28\""},
+     {"\"2023-02-30\"", "\"2023-13-01\"", "\"2023-04-31\"", "\"x\""}},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     {"\"2024-12-31T23:59:59Z\"", "\"2024-01-01T00:00:00.5+01:00\""},
+     {"\"2024-12-31 23:59:59Z\"", "\"2024-12-31T24:00:00Z\""}},
+    {"{\"type\":\"string\",\"format\":\"uuid\"}",
+     {"\"123e4567-e89b-12d3-a456-426614174000\""},
+     {"\"123e4567\""}},
+    {"{\"type\":\"string\",\"format\":\"ipv4\"}",
+     {"\"127.0.0.1\"", "\"255.255.255.255\""},
+     {"\"256.1.1.1\"", "\"1.1.1\""}},
+    {"{\"type\":\"string\",\"format\":\"email\"}", {"\"a.b@example.com\""}, {"\"a\"", "\"@b\""}},
+    {"{\"type\":\"string\",\"format\":\"unheard-of\",\"title\":\"x\"}", {"\"a\""}, {"1"}},
+    {"{\"type\":[\"string\",\"null\"],\"maxLength\":1}", {"null", "\"a\""}, {"\"ab\""}},
+};
+
+static void test_languages(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TD_COUNT(languages); i++) {
+    const language *c = &languages[i];
+    td_buf out = TD_BUF_INIT;
+    td_err err;
+    td_grammar *g;
+    if (translate(c->schema, false, &out, &err) != TD_OK) fail_msg("%s: %s", c->schema, err.msg);
+    if (td_grammar_open(&g, out.data, out.len, &err) != TD_OK) {
+      fail_msg("%s: %s\n%s", c->schema, err.msg, out.data);
+    }
+    for (size_t k = 0; k < TD_COUNT(c->yes) && c->yes[k]; k++) {
+      if (!td_grammar_matches(g, c->yes[k], strlen(c->yes[k])))
+        fail_msg("%s rejects %s\n%s", c->schema, c->yes[k], out.data);
+    }
+    for (size_t k = 0; k < TD_COUNT(c->no) && c->no[k]; k++) {
+      if (td_grammar_matches(g, c->no[k], strlen(c->no[k])))
+        fail_msg("%s accepts %s\n%s", c->schema, c->no[k], out.data);
+    }
+    td_grammar_close(g);
+    td_buf_free(&out);
+  }
+}
+
+static void test_strict(void **state) {
+  (void)state;
+  static const char schema[] =
+      "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}";
+  static const char more[] = "{\"a\":1,\"b\":2}";
+  for (int is_strict = 0; is_strict < 2; is_strict++) {
+    td_buf out = TD_BUF_INIT;
+    td_err err;
+    td_grammar *g;
+    assert_int_equal(translate(schema, is_strict, &out, &err), TD_OK);
+    assert_int_equal(td_grammar_open(&g, out.data, out.len, &err), TD_OK);
+    assert_int_equal(td_grammar_matches(g, more, strlen(more)), !is_strict);
+    td_grammar_close(g);
+    td_buf_free(&out);
+  }
+}
+
+// Each message names the keyword, and where it stands.
+static void test_refused(void **state) {
+  (void)state;
+  static const char *const cases[][2] = {
+      {"{\"not\":{\"type\":\"string\"}}", "not"},
+      {"{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
+      {"{\"type\":\"array\",\"contains\":{\"const\":1}}", "contains"},
+      {"{\"type\":\"number\",\"multipleOf\":3}", "multipleOf"},
+      {"{\"type\":\"number\",\"minimum\":0.5}", "minimum"},
+      {"{\"if\":{\"const\":1},\"then\":{\"const\":2}}", "if"},
+      {"{\"type\":\"object\",\"patternProperties\":{\"a\":{\"const\":1}}}", "patternProperties"},
+      {"{\"type\":\"object\",\"propertyNames\":{\"maxLength\":1}}", "propertyNames"},
+      {"{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}", "oneOf"},
+      {"{\"properties\":{\"deep\":{\"items\":{\"type\":\"widget\"}}}}", "deep"},
+      {"{\"type\":\"widget\"}", "type"},
+      {"{\"$ref\":\"http://example.com/x\"}", "$ref"},
+      {"{\"$ref\":\"#/$defs/none\"}", "$ref"},
+      {"{\"allOf\":[{\"$ref\":\"#\"}]}", "allOf"},
+      {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", "pattern"},
+      {"{\"type\":\"string\",\"pattern\":\"a\",\"maxLength\":3}", "maxLength"},
+      {"{\"type\":\"string\",\"minLength\":-1}", "minLength"},
+      {"{\"type\":\"object\",\"required\":\"a\"}", "required"},
+      {"{\"enum\":[1,2],\"minimum\":2}", "enum"},
+      {"[]", "schema"},
+      {"{\"properties\":{\"a\":5}}", "schema"},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_buf out = TD_BUF_INIT;
+    td_err err;
+    if (translate(cases[i][0], false, &out, &err) == TD_OK) fail_msg("%s passes", cases[i][0]);
+    if (!strstr(err.msg, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.msg);
+    td_buf_free(&out);
+  }
+}
+
+// Nothing satisfies these: the grammar is refused when it is compiled.
+static void test_unsatisfiable(void **state) {
+  (void)state;
+  static const char *const cases[] = {
+      "false",
+      "{\"enum\":[]}",
+      "{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}",
+      "{\"type\":\"string\",\"enum\":[1]}",
+      "{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}",
+      "{\"$ref\":\"#\"}",
+      "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_buf out = TD_BUF_INIT;
+    td_err err;
+    td_grammar *g;
+    assert_int_equal(translate(cases[i], false, &out, &err), TD_OK);
+    if (td_grammar_open(&g, out.data, out.len, &err) == TD_OK) fail_msg("%s passes", cases[i]);
+    td_buf_free(&out);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_languages),
+      cmocka_unit_test(test_strict),
+      cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_unsatisfiable),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
