@@ -1,10 +1,10 @@
 // include/tandem/wire.h - the records exchanged by the front process and a worker.
 // Fixed-width fields, no pointers. A record is 256 bytes; each ring carries records in one
-// direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS and BIAS; it
-// is complete when SUBMIT's counts are reached. The worker responds to every SUBMIT with exactly
-// one DONE. Until then it may write to the request's pages, except those filled by the first n_past
-// tokens, which others may read. The front may send more PAGES until then; a request without a page
-// for its next token waits for one.
+// direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS, BIAS and
+// GRAMMAR; it is complete when SUBMIT's counts are reached. The worker responds to every SUBMIT
+// with exactly one DONE. Until then it may write to the request's pages, except those filled by the
+// first n_past tokens, which others may read. The front may send more PAGES until then; a request
+// without a page for its next token waits for one.
 #ifndef TANDEM_WIRE_H
 #define TANDEM_WIRE_H
 
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 7u
+#define TD_WIRE_VERSION 8u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -31,12 +31,13 @@ typedef struct {
 } td_sampling;
 static_assert(sizeof(td_sampling) == 40, "wire layout");
 
-#define TD_WIRE_MAX_TOP    20
-#define TD_WIRE_MAX_TOKENS 58
-#define TD_WIRE_MAX_BIAS   29
-#define TD_WIRE_MAX_PAGES  58
-#define TD_WIRE_MAX_TEXT   232
-#define TD_WIRE_MAX_ENDS   40
+#define TD_WIRE_MAX_TOP     20
+#define TD_WIRE_MAX_TOKENS  58
+#define TD_WIRE_MAX_BIAS    29
+#define TD_WIRE_MAX_PAGES   58
+#define TD_WIRE_MAX_TEXT    232
+#define TD_WIRE_MAX_ENDS    40
+#define TD_WIRE_MAX_GRAMMAR 236
 
 typedef struct {
   int32_t id;
@@ -49,6 +50,7 @@ typedef enum {
   TD_MSG_PAGES,
   TD_MSG_TOKENS,
   TD_MSG_BIAS,
+  TD_MSG_GRAMMAR,
   TD_MSG_CANCEL, // the worker sends DONE (CANCELED) if the request is still running
   TD_MSG_SHUTDOWN,
   // worker to front
@@ -98,6 +100,7 @@ typedef struct {
   // min_tokens are generated, no end token is sampled.
   uint32_t min_tokens, n_ends;
   int32_t ends[TD_WIRE_MAX_ENDS];
+  uint32_t n_grammar; // bytes of GBNF that the generated text must match; 0: any text
 } td_wire_submit;
 
 // The next pages of a request, in order of position.
@@ -115,6 +118,11 @@ typedef struct {
   uint32_t n;
   td_token_value entries[TD_WIRE_MAX_BIAS];
 } td_wire_bias;
+
+typedef struct {
+  uint32_t n;
+  char text[TD_WIRE_MAX_GRAMMAR];
+} td_wire_grammar;
 
 typedef struct {
   uint64_t load_ns;
@@ -163,6 +171,7 @@ typedef struct {
     td_wire_pages pages;
     td_wire_tokens tokens;
     td_wire_bias bias;
+    td_wire_grammar grammar;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

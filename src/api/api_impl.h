@@ -41,10 +41,13 @@ td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_e
 // equal keys is kept.
 void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value);
 
-// tools.c: checks tools, tool_choice and response_format. *tools is NULL when the template must not
-// get any tools.
+// tools.c: checks tools and tool_choice. *tools is NULL when the template must not get any tools.
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error);
-td_status td_api_check_format(const cJSON *root, td_api_error *error);
+// What tool_choice and strict tools ask of generated calls, after td_api_check_tools.
+td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_error *error);
+
+// constraint.c: response_format and what other servers call guided decoding or structured output.
+td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error);
 // Reports an error for members that other servers support and this one does not, instead of
 // ignoring them.
 td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error);

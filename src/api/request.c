@@ -86,6 +86,11 @@ void td_api_request_free(td_api_request *request) {
   td_stops_free(&request->stops);
   td_buf_free(&request->vars);
   td_buf_free(&request->plain_vars);
+  td_buf_free(&request->grammar);
+  td_buf_free(&request->call_rules);
+  for (uint32_t i = 0; i < request->n_callable; i++)
+    free(request->callable[i].name);
+  free(request->callable);
   for (uint32_t i = 0; i < request->n_prompts; i++) {
     free(request->prompts[i].text);
     free(request->prompts[i].ids);
@@ -220,13 +225,14 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   td_status st = parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
-  if (st == TD_OK) st = td_api_check_format(root, error);
+  if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   bool parallel = true;
   if (st == TD_OK) st = check_best_of(out, root, error);
   if (st == TD_OK) st = td_api_get_bool(root, "parallel_tool_calls", &parallel, error);
   out->one_call = !parallel;
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);
+  if (st == TD_OK) st = td_api_parse_calls(out, root, error);
   cJSON_Delete(root);
   return st;
 }
@@ -238,7 +244,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   td_status st = parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
-  if (st == TD_OK) st = td_api_check_format(root, error);
+  if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK) st = check_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);

@@ -15,6 +15,7 @@
 #define TD_API_MAX_CHOICES  128  // choices per request
 #define TD_API_MAX_BIAS     1024 // entries of logit_bias
 #define TD_API_MAX_STOP_IDS 32   // entries of stop_token_ids
+#define TD_API_MAX_TOOLS    512  // tools a request may be made to call
 
 // Defaults and limits of the model and the server.
 typedef struct {
@@ -30,6 +31,18 @@ typedef struct {
   int32_t *ids; // owned
   uint32_t n_ids;
 } td_api_prompt;
+
+// How generated tool calls are constrained.
+typedef enum {
+  TD_CALLS_FREE,     // not at all
+  TD_CALLS_CHECKED,  // the model chooses whether to call; a call is one of the tools in `callable`
+  TD_CALLS_REQUIRED, // the answer is one or more such calls
+} td_calls_mode;
+
+// A tool that may be called; its arguments are the rule t<I>.0 of call_rules.
+typedef struct {
+  char *name; // owned
+} td_api_tool;
 
 typedef struct {
   bool is_chat;
@@ -54,6 +67,14 @@ typedef struct {
   // calls are objects in vars, which most templates expect, and strings in plain_vars, as sent.
   // plain_vars is empty if there is no difference.
   td_buf vars, plain_vars;
+  // What the generated text must match, as GBNF. While parsing: the answer is the rule `root`, the
+  // tools' arguments are in call_rules. td_api_compose_grammar makes one grammar of both. Empty:
+  // any text.
+  td_buf grammar, call_rules;
+  bool needs_json_rules; // they use json_schema.h's common rules
+  td_calls_mode calls_mode;
+  td_api_tool *callable; // owned, [n_callable]
+  uint32_t n_callable;
   // completions
   bool is_bare;           // add_special_tokens is false: no BOS or other tokens are added
   td_api_prompt *prompts; // owned
@@ -67,6 +88,21 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error);
 void td_api_request_free(td_api_request *request);
+
+// The form in which a model writes tool calls (output_parser.h).
+typedef enum { TD_CALL_HERMES, TD_CALL_DEEPSEEK, TD_CALL_DEEPSEEK_V3, TD_CALL_KIMI } td_call_form;
+
+// Whether reasoning may precede the answer.
+typedef enum {
+  TD_REASONING_NONE,
+  TD_REASONING_MAYBE, // the model may begin with <think>
+  TD_REASONING_BEGUN, // the prompt ends inside a reasoning block
+} td_reasoning;
+
+// Puts the request's constraints into one grammar in request->grammar, and compiles it to see that
+// it is one. What follows the reasoning is constrained, not the reasoning.
+td_status td_api_compose_grammar(td_api_request *request, td_call_form form, td_reasoning reasoning,
+                                 td_api_error *error);
 
 // Parse bodies of the debugging endpoints. /tokenize: "content" or "prompt", or "messages" as in
 // chat; /apply-template: "messages"; /detokenize: "tokens". The request is a chat when it has

@@ -1,7 +1,10 @@
-// src/api/tools.c - checks tools, tool_choice and response_format, and rejects unsupported members.
+// src/api/tools.c - tools, tool_choice, and members that are rejected.
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "text/grammar/json_schema.h"
 
 static const char *tool_name(const cJSON *tool) {
   const cJSON *name = td_json_get(td_json_get(tool, "function"), "name");
@@ -25,17 +28,49 @@ static td_status check_tool(const cJSON *tool, const char *where, td_api_error *
   return TD_OK;
 }
 
+static const cJSON *find_tool(const cJSON *tools, const char *name) {
+  for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
+    if (strcmp(tool_name(tool), name) == 0) return tool;
+  }
+  return NULL;
+}
+
+// A function of tools, as tool_choice or one of its allowed_tools.
 static td_status check_named(const cJSON *choice, const cJSON *tools, td_api_error *error) {
   const char *name = tool_name(choice);
   if (!cJSON_IsObject(choice) || !name) {
     return td_api_bad(error, "tool_choice",
-                      "tool_choice must be none, auto, required or a function of tools");
+                      "tool_choice must be none, auto, required, a function of tools, or "
+                      "allowed_tools");
   }
-  for (const cJSON *tool = tools ? tools->child : NULL; tool; tool = tool->next) {
-    if (strcmp(tool_name(tool), name) == 0) return TD_OK;
-  }
+  if (find_tool(tools, name)) return TD_OK;
   return td_api_bad(error, "tool_choice", "tool_choice names %.64s, which tools does not hold",
                     name);
+}
+
+// tool_choice of type allowed_tools: a mode, and some of tools. NULL: it is of another type.
+static const cJSON *allowed_tools(const cJSON *choice) {
+  const cJSON *type = td_json_get(choice, "type");
+  if (!cJSON_IsString(type) || strcmp(type->valuestring, "allowed_tools") != 0) return NULL;
+  const cJSON *allowed = td_json_get(choice, "allowed_tools");
+  return allowed ? allowed : choice;
+}
+
+static td_status check_allowed(const cJSON *allowed, const cJSON *tools, td_api_error *error) {
+  static const char key[] = "tool_choice";
+  const cJSON *mode = td_json_get(allowed, "mode"), *list = td_json_get(allowed, "tools");
+  const char *word = cJSON_IsString(mode) ? mode->valuestring : "";
+  if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+    return td_api_bad(error, key, "allowed_tools.mode must be auto or required");
+  }
+  if (!cJSON_IsArray(list) || !list->child) {
+    return td_api_bad(error, key, "allowed_tools.tools must be an array of functions of tools");
+  }
+  for (const cJSON *tool = list->child; tool; tool = tool->next) {
+    td_status st = check_named(tool, tools, error);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
 }
 
 td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_error *error) {
@@ -57,18 +92,89 @@ td_status td_api_check_tools(const cJSON *root, const cJSON **tools, td_api_erro
     *tools = NULL;
     return TD_OK;
   }
-  bool is_auto = strcmp(word, "auto") == 0, is_required = strcmp(word, "required") == 0;
-  if (!is_auto && !is_required) {
-    td_status st = check_named(choice, *tools, error);
-    if (st != TD_OK) return st;
-  } else if (!*tools) {
-    return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
+  if (strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+    const cJSON *allowed = allowed_tools(choice);
+    return allowed ? check_allowed(allowed, *tools, error) : check_named(choice, *tools, error);
   }
-  if (is_auto) return TD_OK;
-  return td_api_fail(error, 400, "tool_choice", "unsupported_parameter",
-                     "tool_choice %s is not supported: a model cannot be made to call; give auto "
-                     "or none",
-                     is_required ? "required" : "with a function");
+  if (*tools) return TD_OK;
+  return td_api_bad(error, "tool_choice", "tool_choice is allowed only with tools");
+}
+
+// ---- constraints of calls -----------------------------------------------------------------------
+
+// Adds a tool that may be called, and the rule of its arguments. A schema that a grammar cannot
+// express is an error for a strict tool; another tool then takes any object.
+static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned at,
+                              td_api_error *error) {
+  const cJSON *function = td_json_get(tool, "function");
+  const cJSON *parameters = td_json_get(function, "parameters");
+  char prefix[24];
+  td_err err;
+  bool is_strict = cJSON_IsTrue(td_json_get(function, "strict"));
+  if (out->n_callable == TD_API_MAX_TOOLS) {
+    return td_api_bad(error, "tools", "more than %d tools cannot be constrained", TD_API_MAX_TOOLS);
+  }
+  td_api_tool *grown = realloc(out->callable, (out->n_callable + 1) * sizeof *grown);
+  if (!grown) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  out->callable = grown;
+  grown[out->n_callable] = (td_api_tool){NULL};
+  td_status st = td_api_copy(&grown[out->n_callable].name, tool_name(tool), error);
+  if (st != TD_OK) return st;
+  snprintf(prefix, sizeof prefix, "t%u.", out->n_callable++);
+  const td_json_schema_opts opts = {.prefix = prefix, .is_strict = is_strict};
+  td_buf rules = TD_BUF_INIT;
+  if (parameters) st = td_json_schema_to_gbnf(&rules, parameters, &opts, &err);
+  if (st != TD_OK && is_strict) {
+    td_api_path where = td_api_item("tools", at);
+    where = td_api_member(where.text, "function.parameters");
+    td_buf_free(&rules);
+    return td_api_fail_err(error, where.text, &err);
+  }
+  if (parameters && st == TD_OK) {
+    td_buf_add(&out->call_rules, td_buf_text(&rules), rules.len);
+  } else {
+    td_buf_printf(&out->call_rules, "%s0 ::= json-object\n", prefix);
+  }
+  out->needs_json_rules = true;
+  td_buf_free(&rules);
+  return TD_OK;
+}
+
+// Whether tool_choice lets the tool be called.
+static bool may_call(const cJSON *choice, const cJSON *tool) {
+  const char *name = tool_name(tool);
+  const cJSON *allowed = allowed_tools(choice);
+  if (!cJSON_IsObject(choice)) return true;
+  return allowed ? find_tool(td_json_get(allowed, "tools"), name) != NULL
+                 : strcmp(tool_name(choice), name) == 0;
+}
+
+td_status td_api_parse_calls(td_api_request *out, const cJSON *root, td_api_error *error) {
+  const cJSON *tools = td_json_get(root, "tools"), *choice = td_json_get(root, "tool_choice");
+  const cJSON *allowed = allowed_tools(choice);
+  const char *word = cJSON_IsString(choice) ? choice->valuestring : "auto";
+  if (!out->has_tools) return TD_OK;
+  if (allowed) {
+    const cJSON *mode = td_json_get(allowed, "mode");
+    out->calls_mode = mode->valuestring[0] == 'r' ? TD_CALLS_REQUIRED : TD_CALLS_CHECKED;
+  } else if (cJSON_IsObject(choice) || strcmp(word, "required") == 0) {
+    out->calls_mode = TD_CALLS_REQUIRED;
+  }
+  bool has_format = out->grammar.len;
+  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
+    bool is_strict = cJSON_IsTrue(td_json_get(td_json_get(tool, "function"), "strict"));
+    if ((is_strict || has_format) && out->calls_mode == TD_CALLS_FREE) {
+      out->calls_mode = TD_CALLS_CHECKED;
+    }
+  }
+  unsigned i = 0;
+  if (out->calls_mode == TD_CALLS_FREE) return TD_OK;
+  for (const cJSON *tool = tools->child; tool; tool = tool->next, i++) {
+    if (!may_call(choice, tool)) continue;
+    td_status st = add_callable(out, tool, i, error);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
 }
 
 // ---- unsupported members ------------------------------------------------------------------------
@@ -81,23 +187,14 @@ static const char *const unsupported[] = {
     "chat_template",
     "continue_final_message",
     "documents",
-    "ebnf",
     "echo",
     "function_call",
     "functions",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "guided_whitespace_pattern",
     "include_stop_str_in_output",
-    "json_schema",
     "logits_processors",
     "prompt_logprobs",
-    "regex",
     "structural_tag",
-    "structured_outputs",
     "suffix",
     "truncate_prompt_tokens",
     "use_beam_search",
@@ -118,32 +215,4 @@ td_status td_api_refuse_unsupported(const cJSON *root, td_api_error *error) {
     return td_api_fail(error, 400, name, "unsupported_parameter", "%s is not supported", name);
   }
   return TD_OK;
-}
-
-static td_status check_schema(const cJSON *format, td_api_error *error) {
-  const cJSON *schema = td_json_get(td_json_get(format, "json_schema"), "schema");
-  if (!cJSON_IsObject(schema)) {
-    return td_api_bad(error, "response_format",
-                      "response_format of type json_schema needs json_schema.schema, an object");
-  }
-  return TD_OK;
-}
-
-td_status td_api_check_format(const cJSON *root, td_api_error *error) {
-  const cJSON *format = td_json_get(root, "response_format");
-  if (!format) return TD_OK;
-  const cJSON *type = td_json_get(format, "type");
-  if (!cJSON_IsString(type)) {
-    return td_api_bad(error, "response_format", "response_format must be an object with a type");
-  }
-  const char *name = type->valuestring;
-  if (strcmp(name, "text") == 0) return TD_OK;
-  bool is_schema = strcmp(name, "json_schema") == 0;
-  if (!is_schema && strcmp(name, "json_object") != 0) {
-    return td_api_bad(error, "response_format", "response_format has the unknown type %.64s", name);
-  }
-  td_status st = is_schema ? check_schema(format, error) : TD_OK;
-  if (st != TD_OK) return st;
-  return td_api_fail(error, 400, "response_format", "unsupported_parameter",
-                     "response_format of type %s is not supported", name);
 }

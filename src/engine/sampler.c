@@ -15,6 +15,8 @@ struct td_sampler {
   uint32_t index;      // index of the next generated token
   const int32_t *ends; // [n_ends] ids not drawn while index < min_tokens
   uint32_t n_ends, min_tokens;
+  td_matcher *matcher; // NULL: not constrained
+  bool has_strayed;    // a token did not match
   uint32_t *counts; // [n_vocab] occurrences among generated tokens; NULL when no penalty needs it
   uint8_t *seen;    // [n_vocab] occurs in prompt or generated tokens; NULL likewise
   td_token_value *candidates; // [n_vocab]
@@ -96,6 +98,16 @@ void td_sampler_ends(td_sampler *s, const int32_t *ids, uint32_t n, uint32_t min
   s->min_tokens = min_tokens;
 }
 
+void td_sampler_constrain(td_sampler *s, td_matcher *matcher) {
+  s->matcher = matcher;
+}
+
+td_status td_sampler_status(const td_sampler *s, td_err *err) {
+  td_status st = s->matcher ? td_matcher_status(s->matcher, err) : TD_OK;
+  if (st != TD_OK || !s->has_strayed) return st;
+  return td_fail(err, TD_EINVAL, "no token of the vocabulary can continue what the grammar allows");
+}
+
 // Whether end-of-sequence tokens are still forbidden (min_tokens).
 static bool must_go_on(const td_sampler *s) {
   return s->n_ends && s->index < s->min_tokens;
@@ -108,8 +120,18 @@ void td_sampler_prompt(td_sampler *s, const int32_t *ids, uint32_t n) {
   }
 }
 
+static bool is_end(const td_sampler *s, int32_t id) {
+  for (uint32_t i = 0; i < s->n_ends; i++) {
+    if (s->ends[i] == id) return true;
+  }
+  return false;
+}
+
 static void remember(td_sampler *s, int32_t id) {
   s->index++;
+  if (s->matcher && !td_matcher_advance(s->matcher, id)) {
+    s->has_strayed |= !td_matcher_may_end(s->matcher) || !is_end(s, id);
+  }
   if (!s->seen) return;
   s->seen[id] = 1;
   s->counts[id]++;
@@ -135,6 +157,30 @@ static double uniform(uint64_t seed, uint32_t index) {
     z ^= z >> 31;
   }
   return (double)(z >> 11) * 0x1p-53;
+}
+
+// Clears the logits of tokens that the grammar does not allow. Nothing is cleared when the matcher
+// has failed.
+static void constrain(td_sampler *s, float *logits) {
+  const uint64_t *mask = td_matcher_mask(s->matcher);
+  if (!mask) return;
+  float ends[TD_WIRE_MAX_ENDS * 2];
+  bool may_end = td_matcher_may_end(s->matcher);
+  uint32_t n_ends = s->n_ends < TD_COUNT(ends) ? s->n_ends : TD_COUNT(ends);
+  for (uint32_t i = 0; i < n_ends; i++) {
+    bool is_known = s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab;
+    ends[i] = is_known ? logits[s->ends[i]] : -INFINITY;
+  }
+  for (uint32_t at = 0; at < s->n_vocab; at += 64) {
+    const uint64_t word = mask[at / 64];
+    const uint32_t n = s->n_vocab - at < 64 ? s->n_vocab - at : 64;
+    if (word == UINT64_MAX) continue;
+    for (uint32_t i = 0; i < n; i++)
+      logits[at + i] = word >> i & 1 ? logits[at + i] : -INFINITY;
+  }
+  for (uint32_t i = 0; i < n_ends && may_end; i++) {
+    if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = ends[i];
+  }
 }
 
 static void add_bias_and_penalties(const td_sampler *s, float *logits) {
@@ -469,6 +515,7 @@ td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
     memcpy(s->given, logits, s->n_vocab * sizeof *logits);
   }
   add_bias_and_penalties(s, logits);
+  if (s->matcher) constrain(s, logits);
   for (uint32_t i = 0; must_go_on(s) && i < s->n_ends; i++) {
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = -INFINITY;
   }
@@ -491,13 +538,36 @@ static void describe(const td_sampler *s, const td_top_logits *top, td_wire_toke
   token->n_top = k;
 }
 
+// The top logits that the grammar allows. False: a draw may need more than these.
+static bool filter_top(const td_sampler *s, const td_top_logits *top, td_top_logits *out) {
+  const td_sampling *p = &s->params;
+  const uint32_t need = p->temperature == 0 ? 1 : p->top_k;
+  if (need == 0 || need > top->n) return false;
+  bool may_end = td_matcher_may_end(s->matcher);
+  *out = (td_top_logits){.sum = top->sum, .sum_warm = top->sum_warm};
+  for (uint32_t i = 0; i < top->n && out->n < need; i++) {
+    bool is_allowed = (may_end && is_end(s, top->id[i])) ||
+                      td_matcher_accepts(s->matcher, top->id[i]);
+    if (!is_allowed) continue;
+    out->id[out->n] = top->id[i];
+    out->value[out->n++] = top->value[i];
+  }
+  return out->n == need;
+}
+
 bool td_sampler_next_of_top(td_sampler *s, const td_top_logits *top, int want_logprobs,
                             td_wire_token *out) {
+  td_top_logits allowed;
+  const td_top_logits *ranked = top;
   if (s->n_bias || s->seen || must_go_on(s) || !isfinite(top->value[0])) return false;
   if (!isfinite(top->sum) || !isfinite(top->sum_warm)) return false;
   uint64_t begin_ns = td_trace_begin();
   *out = (td_wire_token){.index = s->index};
-  if (!draw_of_top(s, top, &out->id)) return false;
+  if (s->matcher) {
+    if (!filter_top(s, top, &allowed)) return false;
+    ranked = &allowed;
+  }
+  if (!draw_of_top(s, ranked, &out->id)) return false;
   if (want_logprobs) describe(s, top, out);
   remember(s, out->id);
   td_trace_span(begin_ns, TD_TRACE_SAMPLE, 0, 0);

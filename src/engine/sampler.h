@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "tandem/types.h"
 #include "tandem/wire.h"
+#include "text/grammar/matcher.h"
 
 typedef struct td_sampler td_sampler;
 
@@ -20,6 +21,12 @@ void td_sampler_close(td_sampler *sampler);
 // Token ids (end of sequence) that are not drawn before min_tokens tokens were generated. ids is
 // borrowed.
 void td_sampler_ends(td_sampler *sampler, const int32_t *ids, uint32_t n, uint32_t min_tokens);
+// Only tokens that the matcher accepts are drawn; end tokens when it may end. Drawn tokens advance
+// it. Borrowed; NULL: any token. Call before td_sampler_answer, after td_sampler_ends.
+void td_sampler_constrain(td_sampler *sampler, td_matcher *matcher);
+// TD_EINVAL: a token was drawn, or passed to td_sampler_answer, that the matcher does not accept,
+// because it failed or no token of the vocabulary can follow.
+td_status td_sampler_status(const td_sampler *sampler, td_err *err);
 // Tokens of the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
 void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // Generated tokens that another sampler drew (replay); the next draw is the one after them.

@@ -268,17 +268,20 @@ static td_front_request *copy_request(const td_backend *b, const td_request *q,
                                    .n_prompt = q->n_prompt,
                                    .max_tokens = max_tokens,
                                    .n_bias = q->n_bias,
+                                   .n_grammar = q->n_grammar,
                                    .flags = q->flags,
                                    .min_tokens = q->min_tokens,
                                    .n_ends = q->n_ends};
   if (q->n_ends) memcpy(r->out.submit.ends, q->ends, q->n_ends * sizeof *q->ends);
   r->out.tokens = malloc(((size_t)q->n_prompt + max_tokens) * sizeof *r->out.tokens);
   r->out.bias = malloc((q->n_bias + (size_t)1) * sizeof *r->out.bias);
-  if (!r->out.tokens || !r->out.bias) {
+  r->out.grammar = malloc(q->n_grammar + (size_t)1);
+  if (!r->out.tokens || !r->out.bias || !r->out.grammar) {
     td_backend_free_request(r);
     return NULL;
   }
   memcpy(r->out.tokens, q->prompt, q->n_prompt * sizeof *r->out.tokens);
+  if (q->n_grammar) memcpy(r->out.grammar, q->grammar, q->n_grammar);
   if (q->n_bias) memcpy(r->out.bias, q->bias, q->n_bias * sizeof *r->out.bias);
   return r;
 }

@@ -410,6 +410,8 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                         .sampling = r->sampling,
                         .bias = r->bias,
                         .n_bias = r->n_bias,
+                        .grammar = r->grammar.data,
+                        .n_grammar = (uint32_t)r->grammar.len,
                         .ends = ends,
                         .n_ends = collect_ends(j, ends),
                         .min_tokens = (uint32_t)r->min_tokens,
@@ -490,6 +492,14 @@ static td_status check_model(const job *j, td_api_error *error) {
                      "the model %.200s does not exist: this server has %s", asked, s->name);
 }
 
+// The form of the model's tool calls is that of its template.
+static td_call_form call_form_of(const td_chat *chat) {
+  if (td_chat_template_mentions(chat, "<|tool_calls_section_begin|>")) return TD_CALL_KIMI;
+  if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
+  bool is_fenced = td_chat_template_mentions(chat, "```json");
+  return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
+}
+
 // On the thread pool. Uses only the job and immutable state.
 static void prepare(uv_work_t *work) {
   job *j = work->data;
@@ -516,6 +526,13 @@ static void prepare(uv_work_t *work) {
                               &j->error);
   j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
+  if (j->status == TD_OK) {
+    const td_chat *chat = j->serve->chat;
+    td_reasoning reasoning = j->prompt_thinks                              ? TD_REASONING_BEGUN
+                             : td_chat_template_mentions(chat, "</think>") ? TD_REASONING_MAYBE
+                                                                           : TD_REASONING_NONE;
+    j->status = td_api_compose_grammar(&j->request, call_form_of(chat), reasoning, &j->error);
+  }
   bool is_cut = false;
   for (uint32_t i = 0; i < n; i++)
     is_cut |= j->prompts[i].is_cut;

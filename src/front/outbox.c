@@ -26,7 +26,7 @@ void td_outbox_leave(td_outgoing *out) {
 
 void td_outgoing_rewind(td_outgoing *out) {
   out->submit_sent = out->cancel_sent = out->is_called_back = false;
-  out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = 0;
+  out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = out->n_grammar_sent = 0;
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) {
@@ -40,6 +40,7 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   uint32_t pages_left = submit->n_pages - out->n_pages_sent;
   uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
   uint32_t bias_left = submit->n_bias - out->n_bias_sent;
+  uint32_t grammar_left = submit->n_grammar - out->n_grammar_sent;
   if (out->is_canceled || out->is_called_back) {
     msg->kind = TD_MSG_CANCEL;
     return !out->cancel_sent;
@@ -62,6 +63,10 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
     msg->u.bias.n = smaller(bias_left, TD_WIRE_MAX_BIAS);
     memcpy(msg->u.bias.entries, out->bias + out->n_bias_sent,
            msg->u.bias.n * sizeof msg->u.bias.entries[0]);
+  } else if (grammar_left) {
+    msg->kind = TD_MSG_GRAMMAR;
+    msg->u.grammar.n = smaller(grammar_left, TD_WIRE_MAX_GRAMMAR);
+    memcpy(msg->u.grammar.text, out->grammar + out->n_grammar_sent, msg->u.grammar.n);
   }
   return msg->kind != 0;
 }
@@ -72,6 +77,7 @@ static void note_sent(td_outgoing *out, const td_wire_msg *msg) {
   case TD_MSG_SUBMIT: out->submit_sent = true; break;
   case TD_MSG_PAGES: out->n_pages_sent += msg->u.pages.n; break;
   case TD_MSG_TOKENS: out->n_tokens_sent += msg->u.tokens.n; break;
+  case TD_MSG_GRAMMAR: out->n_grammar_sent += msg->u.grammar.n; break;
   case TD_MSG_BIAS: out->n_bias_sent += msg->u.bias.n; break;
   }
 }

@@ -33,6 +33,7 @@ void td_backend_free_request(td_front_request *r) {
   if (!r) return;
   free(r->out.tokens);
   free(r->out.bias);
+  free(r->out.grammar);
   free(r);
 }
 

@@ -47,6 +47,10 @@ const td_tokenizer *td_chat_tokenizer(const td_chat *chat) {
   return chat->tok;
 }
 
+bool td_chat_template_mentions(const td_chat *chat, const char *text) {
+  return chat->tmpl && td_template_mentions(chat->tmpl, text);
+}
+
 static void add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
   size_t len;
   if (id < 0 || cJSON_GetObjectItemCaseSensitive(vars, key)) return;

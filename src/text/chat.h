@@ -16,6 +16,8 @@ typedef struct td_chat td_chat;
 td_status td_chat_open(td_chat **out, const char *model_dir, td_err *err);
 void td_chat_close(td_chat *chat);
 const td_tokenizer *td_chat_tokenizer(const td_chat *chat);
+// Whether the source of the model's template contains the text.
+bool td_chat_template_mentions(const td_chat *chat, const char *text);
 
 // Appends the token ids of a conversation. vars is a JSON object with messages and other variables
 // of the template. Added if absent: bos_token and eos_token from the tokenizer, tools and documents

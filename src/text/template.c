@@ -27,6 +27,8 @@
 struct td_template {
   jj j; // owns the tree's memory
   jj_tree tree;
+  char *source; // [n_source]
+  size_t n_source;
   td_template *tool_use; // template used instead for renders with tools, or NULL
 };
 
@@ -61,17 +63,30 @@ td_status td_template_open(td_template **out, const char *source, size_t len, td
   td_template *t = calloc(1, sizeof *t);
   if (!t) return td_fail(err, TD_ENOMEM, "chat template: out of memory");
   td_status st = parse(t, source, len, err);
-  if (st == TD_OK) {
-    *out = t;
-  } else {
+  if (st != TD_OK) {
     free(t);
+    return st;
   }
-  return st;
+  t->source = malloc(len + 1);
+  if (!t->source) {
+    td_template_close(t);
+    return td_fail(err, TD_ENOMEM, "chat template: out of memory");
+  }
+  memcpy(t->source, source, len);
+  t->n_source = len;
+  *out = t;
+  return TD_OK;
+}
+
+bool td_template_mentions(const td_template *t, const char *text) {
+  if (memmem(t->source, t->n_source, text, strlen(text))) return true;
+  return t->tool_use && td_template_mentions(t->tool_use, text);
 }
 
 void td_template_close(td_template *tmpl) {
   if (!tmpl) return;
   td_template_close(tmpl->tool_use);
+  free(tmpl->source);
   jj_free_all(&tmpl->j);
   free(tmpl);
 }

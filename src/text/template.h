@@ -7,6 +7,7 @@
 #define TD_TEXT_TEMPLATE_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/buf.h"
@@ -26,6 +27,8 @@ td_status td_template_open(td_template **out, const char *source, size_t len, td
 td_status td_template_open_model(td_template **out, const char *model_dir, td_err *err);
 
 void td_template_close(td_template *tmpl);
+// Whether the source, or that of its tool_use, contains the text.
+bool td_template_mentions(const td_template *tmpl, const char *text);
 
 // Limits of one render, against hostile templates; exceeding one returns TD_ELIMIT. 0 selects the
 // default.

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "text/grammar/grammar.h"
 
 td_status td_requests_open(td_requests *out, const td_request_limits *limits, td_err *err) {
   *out = (td_requests){.limits = *limits,
@@ -18,6 +19,8 @@ td_status td_requests_open(td_requests *out, const td_request_limits *limits, td
 
 static void release(td_worker_request *r) {
   td_sampler_close(r->sampler);
+  td_matcher_close(r->matcher);
+  free(r->grammar);
   free(r->tokens);
   free(r->pages);
   free(r->bias);
@@ -99,6 +102,8 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
   if (submit->max_tokens == 0) return "no tokens of answer asked for";
   if (submit->n_ends > TD_WIRE_MAX_ENDS) return "malformed request: more end tokens than it holds";
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
+  if (submit->n_grammar > TD_GRAMMAR_MAX_BYTES) return "malformed request: the grammar is too long";
+  if (submit->n_grammar && !limits->grammars) return "the worker has no tokenizer for a grammar";
   if (submit->n_answer >= max_output(requests, submit) ||
       submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
@@ -124,12 +129,13 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .most_pages = most_pages(requests, submit),
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
+  r->grammar = malloc(submit->n_grammar + (size_t)1);
   r->tokens = malloc((submit->n_prompt + (size_t)r->max_output) * sizeof *r->tokens);
   uint32_t at = submit->flags & TD_SUBMIT_URGENT ? 0 : requests->n;
   memmove(&requests->active[at + 1], &requests->active[at],
           (requests->n++ - at) * sizeof requests->active[0]);
   requests->active[at] = r;
-  return r->tokens && r->pages && r->bias ? NULL : "the worker is out of memory";
+  return r->tokens && r->pages && r->bias && r->grammar ? NULL : "the worker is out of memory";
 }
 
 static const char *take_pages(const td_requests *requests, td_worker_request *r,
@@ -169,6 +175,16 @@ static const char *take_bias(td_worker_request *r, const td_wire_bias *bias) {
   return NULL;
 }
 
+static const char *take_grammar(td_worker_request *r, const td_wire_grammar *grammar) {
+  if (grammar->n > TD_WIRE_MAX_GRAMMAR ||
+      grammar->n > r->submit.n_grammar - r->n_grammar_received) {
+    return "malformed request: more of a grammar than announced";
+  }
+  memcpy(r->grammar + r->n_grammar_received, grammar->text, grammar->n);
+  r->n_grammar_received += grammar->n;
+  return NULL;
+}
+
 static void collect_ends(const td_requests *requests, td_worker_request *r) {
   const td_request_limits *limits = &requests->limits;
   if (!(r->submit.flags & TD_SUBMIT_IGNORE_EOS)) {
@@ -193,10 +209,20 @@ static td_status start(const td_requests *requests, td_worker_request *r, td_err
   if (st != TD_OK) return st;
   collect_ends(requests, r);
   td_sampler_ends(r->sampler, r->ends, r->n_ends, r->submit.min_tokens);
+  if (r->submit.n_grammar) {
+    st = td_matcher_open(&r->matcher, requests->limits.grammars, r->grammar, r->submit.n_grammar,
+                         err);
+    if (st != TD_OK) return st;
+    td_sampler_constrain(r->sampler, r->matcher);
+  }
   td_sampler_prompt(r->sampler, r->tokens, r->submit.n_prompt);
   td_sampler_answer(r->sampler, r->tokens + r->submit.n_prompt, r->submit.n_answer);
   r->phase = td_request_phase_of(r);
-  return TD_OK;
+  return td_sampler_status(r->sampler, err);
+}
+
+bool td_request_is_complete(const td_worker_request *r) {
+  return r->matcher && td_matcher_must_end(r->matcher);
 }
 
 td_request_phase td_request_phase_of(const td_worker_request *r) {
@@ -216,12 +242,15 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = take_tokens(requests, r, &msg->u.tokens);
   } else if (msg->kind == TD_MSG_BIAS) {
     wrong = take_bias(r, &msg->u.bias);
+  } else if (msg->kind == TD_MSG_GRAMMAR) {
+    wrong = take_grammar(r, &msg->u.grammar);
   } else {
     wrong = "malformed request: a record of unknown kind";
   }
   bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
-                  r->n_bias_received == r->submit.n_bias;
+                  r->n_bias_received == r->submit.n_bias &&
+                  r->n_grammar_received == r->submit.n_grammar;
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;
 }

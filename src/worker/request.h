@@ -11,6 +11,7 @@
 #include "engine/sampler.h"
 #include "model/model.h"
 #include "tandem/wire.h"
+#include "text/grammar/matcher.h"
 
 typedef enum {
   TD_REQUEST_RECEIVING, // its records are still arriving
@@ -31,8 +32,11 @@ typedef struct {
   uint32_t most_pages, n_pages_received;
   td_token_value *bias; // [n_bias], owned
   uint32_t n_bias_received;
+  char *grammar; // [n_grammar], owned: GBNF
+  uint32_t n_grammar_received;
   uint32_t max_output;              // max_tokens, or what fits into the context
   td_sampler *sampler;              // owned
+  td_matcher *matcher;              // owned; NULL: any text
   int32_t ends[TD_WORKER_MAX_ENDS]; // end tokens
   uint32_t n_ends;
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
@@ -51,6 +55,7 @@ typedef struct {
   uint32_t n_pages, page_tokens; // size of the KV pool
   const int32_t *eos_ids; // [n_eos], at most TD_MAX_EOS: the checkpoint's end tokens; borrowed
   uint32_t n_eos;
+  td_grammars *grammars; // borrowed; NULL: grammars are not supported
 } td_request_limits;
 
 typedef struct {
@@ -74,8 +79,11 @@ bool td_request_ends_with(const td_worker_request *request, int32_t id);
 // The phase that follows from its n_past.
 td_request_phase td_request_phase_of(const td_worker_request *request);
 
-// Handles a SUBMIT, PAGES, TOKENS, BIAS or CANCEL. True: the request ended; send *reply (a DONE).
-// Records of unknown requests are dropped: they follow a request that was rejected.
+// Whether the grammar lets nothing follow what was generated.
+bool td_request_is_complete(const td_worker_request *request);
+
+// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR or CANCEL. True: the request ended; send *reply (a
+// DONE). Records of unknown requests are dropped: they follow a request that was rejected.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // Ends a request and writes its DONE into *reply. text may be NULL.

@@ -34,6 +34,8 @@ typedef struct {
   td_devices devices;
   td_engine *engine;
   td_kv_pool pool;
+  td_token_index *tokens; // NULL: the checkpoint has no tokenizer
+  td_grammars *grammars;  // NULL likewise
   td_requests requests;
   td_step step;
   td_segment trace; // --trace records to it; closed without it
@@ -79,6 +81,20 @@ static td_status open_engine(worker *w, td_err *err) {
   return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
 }
 
+// The vocabulary by its bytes, for grammars. A checkpoint without a tokenizer is served without
+// them.
+static td_status open_grammars(worker *w, td_err *err) {
+  td_tokenizer *tok;
+  td_err why;
+  if (td_tokenizer_open(&tok, w->opts.model_dir, &why) != TD_OK) {
+    td_debug("grammars are not available: %s", why.msg);
+    return TD_OK;
+  }
+  td_status st = td_token_index_open(&w->tokens, tok, w->config->n_vocab, err);
+  td_tokenizer_close(tok);
+  return st == TD_OK ? td_grammars_open(&w->grammars, w->tokens, err) : st;
+}
+
 static td_status open_tables(worker *w, td_err *err) {
   const td_request_limits limits = {.n_vocab = w->config->n_vocab,
                                     .n_ctx = w->pool.plan.n_ctx,
@@ -86,7 +102,8 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_pages = w->pool.plan.n_pages,
                                     .page_tokens = TD_KV_PAGE_TOKENS,
                                     .eos_ids = w->config->eos_ids,
-                                    .n_eos = w->config->n_eos};
+                                    .n_eos = w->config->n_eos,
+                                    .grammars = w->grammars};
   td_status st = td_requests_open(&w->requests, &limits, err);
   if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err);
   if (st == TD_OK) w->step.budget.break_even_tokens = td_engine_stream_tokens(w->engine);
@@ -157,6 +174,7 @@ static td_status open_parts(worker *w, td_err *err) {
   // Whether steps can be long enough for experts to stream is known only now.
   if (st == TD_OK && !td_engine_stream_tokens(w->engine)) td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
+  if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
   if (st == TD_OK) sit_beside_device(w);
   return st;
@@ -192,6 +210,8 @@ static td_status open_all(worker *w, td_err *err) {
 static void close_all(worker *w) {
   td_step_close(&w->step);
   td_requests_close(&w->requests);
+  td_grammars_close(w->grammars);
+  td_token_index_close(w->tokens);
   td_engine_close(w->engine);
   td_kv_pool_close(&w->pool);
   td_devices_close(&w->devices);
@@ -246,15 +266,20 @@ static td_status beat(worker *w, td_err *err) {
 static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
+  td_err why;
+  if (td_request_is_complete(r)) return post_done(w, r, TD_DONE_STOP, NULL, err);
   td_status st = td_engine_draw(w->engine, row, r->sampler,
                                 (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token, err);
   if (st != TD_OK) return st;
+  if (td_sampler_status(r->sampler, &why) != TD_OK) {
+    return post_done(w, r, TD_DONE_ERROR, why.msg, err);
+  }
   token->index = r->n_output++;
   r->tokens[r->submit.n_prompt + token->index] = token->id;
   token->is_eos = td_request_ends_with(r, token->id);
   st = td_front_link_send(&w->front_link, &msg, err);
   if (st != TD_OK) return st;
-  if (token->is_eos) return post_done(w, r, TD_DONE_STOP, NULL, err);
+  if (token->is_eos || td_request_is_complete(r)) return post_done(w, r, TD_DONE_STOP, NULL, err);
   if (r->n_output == r->max_output) return post_done(w, r, TD_DONE_LENGTH, NULL, err);
   if (r->submit.flags & TD_SUBMIT_PREFILL_ONLY)
     return post_done(w, r, TD_DONE_PREFILLED, NULL, err);

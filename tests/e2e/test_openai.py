@@ -374,7 +374,7 @@ def test_error_classes(client):
     with pytest.raises(openai.BadRequestError):
         chat(client, stream=True, top_logprobs=3)
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, response_format={"type": "json_object"})
+        chat(client, functions=[{"name": "f"}])
     assert caught.value.code == "unsupported_parameter"
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4", messages=HELLO)

@@ -10,7 +10,9 @@
 
 #include <cmocka.h>
 
+#include "api/output_parser.h"
 #include "api/request.h"
+#include "text/grammar/grammar.h"
 
 static const td_api_defaults defaults = {
     .temperature = 0.5f, .top_p = 0.75f, .top_k = 20, .n_vocab = 1000};
@@ -172,7 +174,6 @@ static const bad_body bad_chats[] = {
     {WITH("\"response_format\":\"text\""), "response_format"},
     {WITH("\"response_format\":{}"), "response_format"},
     {WITH("\"response_format\":{\"type\":\"yaml\"}"), "response_format"},
-    {WITH("\"response_format\":{\"type\":\"json_object\"}"), "response_format"},
     {WITH("\"response_format\":{\"type\":\"json_schema\"}"), "response_format"},
     {WITH("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":5}}"),
      "response_format"},
@@ -227,30 +228,108 @@ static void says_what_is_not_supported(void **state) {
   (void)state;
   td_api_request r;
   td_api_error error;
-  parse(&r, true, WITH("\"response_format\":{\"type\":\"json_object\"}"), &error);
+  parse(&r, true, WITH("\"functions\":[{\"name\":\"f\"}]"), &error);
   td_api_request_free(&r);
   assert_string_equal(error.code, "unsupported_parameter");
   td_buf text = TD_BUF_INIT;
   td_api_error_write(&text, &error);
-  assert_string_equal(text.data, "{\"error\":{\"message\":\"response_format of type json_object is "
-                                 "not supported\",\"type\":\"invalid_request_error\",\"param\":"
-                                 "\"response_format\",\"code\":\"unsupported_parameter\"}}");
+  assert_string_equal(text.data, "{\"error\":{\"message\":\"functions is not supported\","
+                                 "\"type\":\"invalid_request_error\",\"param\":\"functions\","
+                                 "\"code\":\"unsupported_parameter\"}}");
   td_buf_free(&text);
 }
 
 #define TOOL "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 
+// What is asked of the answer becomes one grammar, with what comes before the answer.
+static void composes_a_grammar(void **state) {
+  (void)state;
+  static const struct {
+    const char *body;
+    td_reasoning reasoning;
+    const char *yes, *no;
+  } list[] = {
+      {WITH("\"guided_choice\":[\"a\",\"b\\\"\"]"), TD_REASONING_NONE, "b\"", "c"},
+      {WITH("\"guided_regex\":\"x+\""), TD_REASONING_MAYBE, "<think>\xE2\x82\xAC <</think>\n\nxx",
+       "<think>xx"},
+      {WITH("\"guided_regex\":\"x+\""), TD_REASONING_BEGUN, "x</thin</think>x", "x"},
+      {WITH("\"response_format\":{\"type\":\"json_object\"}"), TD_REASONING_NONE, "{\"a\": [1]}",
+       "[1]"},
+      {WITH(TOOL ",\"tool_choice\":\"required\""), TD_REASONING_NONE,
+       "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>", "text"},
+      {WITH(TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
+       TD_REASONING_MAYBE, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>",
+       "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"},
+      {WITH("\"parallel_tool_calls\":false," TOOL ",\"guided_choice\":[\"a\"]"), TD_REASONING_NONE,
+       "a", "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> "},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_api_request r;
+    td_api_error error;
+    td_grammar *g;
+    td_err err;
+    if (parse(&r, true, list[i].body, &error) != TD_OK ||
+        td_api_compose_grammar(&r, TD_CALL_HERMES, list[i].reasoning, &error) != TD_OK) {
+      fail_msg("%s: %s", list[i].body, error.message);
+    }
+    assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+    assert_true(td_grammar_matches(g, list[i].yes, strlen(list[i].yes)));
+    assert_false(td_grammar_matches(g, list[i].no, strlen(list[i].no)));
+    td_grammar_close(g);
+    td_api_request_free(&r);
+  }
+}
+
+// The calls of each model family are those that its output parser reads.
+static void composes_calls_in_each_form(void **state) {
+  (void)state;
+  static const char *const calls[] = {
+      [TD_CALL_HERMES] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>\n"
+                         "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+      [TD_CALL_DEEPSEEK] = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\":1}"
+                           "<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"
+                           "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+      [TD_CALL_DEEPSEEK_V3] =
+          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\":1}"
+          "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}"
+          "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+      [TD_CALL_KIMI] = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+                       "<|tool_call_argument_begin|>{\"x\":1}<|tool_call_end|><|tool_call_begin|>"
+                       "functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+                       "<|tool_calls_section_end|>",
+  };
+  for (unsigned form = 0; form < TD_COUNT(calls); form++) {
+    td_api_request r;
+    td_api_error error;
+    td_grammar *g;
+    td_err err;
+    parse(&r, true, WITH(TOOL ",\"tool_choice\":\"required\""), &error);
+    assert_int_equal(td_api_compose_grammar(&r, form, TD_REASONING_NONE, &error), TD_OK);
+    assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+    assert_true(td_grammar_matches(g, calls[form], strlen(calls[form])));
+    td_grammar_close(g);
+    td_api_request_free(&r);
+    td_output_parser parts = {.parse_tool_calls = true, .id = 1};
+    td_output_part part;
+    bool found = true;
+    while (found) {
+      assert_int_equal(td_output_parser_next(&parts, calls[form], strlen(calls[form]), true, &part,
+                                             &found, &err),
+                       TD_OK);
+      assert_true(!found || part.kind == TD_OUTPUT_CALL);
+    }
+    assert_int_equal(parts.n_calls, 2);
+    assert_string_equal(parts.calls[0].name, "f");
+    assert_string_equal(td_buf_text(&parts.calls[0].arguments), "{\"x\":1}");
+    td_output_parser_free(&parts);
+  }
+}
+
 // What others obey is refused by its name rather than ignored, unless it asks for nothing.
 static void refuses_what_it_does_not_obey(void **state) {
   (void)state;
   static const bad_body list[] = {
-      {WITH(TOOL ",\"tool_choice\":\"required\""), "tool_choice"},
-      {WITH(TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
-       "tool_choice"},
       {WITH("\"continue_final_message\":true"), "continue_final_message"},
-      {WITH("\"structured_outputs\":{\"json\":{}}"), "structured_outputs"},
-      {WITH("\"grammar\":\"root ::= x\""), "grammar"},
-      {WITH("\"guided_json\":{\"type\":\"object\"}"), "guided_json"},
       {WITH("\"prompt_logprobs\":0"), "prompt_logprobs"},
       {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
@@ -453,6 +532,8 @@ int main(void) {
       cmocka_unit_test(refuses_deep_nesting),
       cmocka_unit_test(refuses_bad_completions),
       cmocka_unit_test(says_what_is_not_supported),
+      cmocka_unit_test(composes_a_grammar),
+      cmocka_unit_test(composes_calls_in_each_form),
       cmocka_unit_test(refuses_what_it_does_not_obey),
       cmocka_unit_test(is_as_lenient_as_its_peers),
       cmocka_unit_test(takes_what_ends_an_answer),

@@ -282,9 +282,9 @@ static uint32_t find_left_recursion(search *s) {
       if (s->seen[at] || state->kind == TD_NFA_BYTES || !state->is_live) continue;
       s->seen[at] = true;
       if (state->kind == TD_NFA_SPLIT) s->todo[s->n_todo++] = state->other;
-      bool goes_on = state->kind == TD_NFA_SPLIT;
-      if (state->kind == TD_NFA_CALL) goes_on = s->nullable[g->starts[state->other]];
-      if (goes_on) s->todo[s->n_todo++] = state->next;
+      bool should_continue = state->kind == TD_NFA_SPLIT;
+      if (state->kind == TD_NFA_CALL) should_continue = s->nullable[g->starts[state->other]];
+      if (should_continue) s->todo[s->n_todo++] = state->next;
       if (state->kind != TD_NFA_CALL) continue;
       if (s->color[state->other] == 1) return state->other;
       if (s->color[state->other] == 2) continue;

@@ -1,5 +1,4 @@
-// src/text/grammar/regex.h - a regular expression as a GBNF expression. Private to text/grammar,
-// but for td_grammar_of_regex in compose.h.
+// src/text/grammar/regex.h - a regular expression as a GBNF expression.
 // The syntax is ECMAScript's, which JSON Schema asks for; \d, \w and \s are ASCII. Not supported:
 // look-around, back-references, \b, Unicode properties, flags, anchors in the middle.
 #ifndef TD_TEXT_GRAMMAR_REGEX_H

@@ -1,0 +1,176 @@
+// src/api/constraint.c - what the answer must match: response_format, and the names that vLLM,
+// SGLang and llama-server give to the same. Each becomes GBNF whose rule `root` is the answer.
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "text/grammar/grammar.h"
+#include "text/grammar/json_schema.h"
+#include "text/grammar/regex.h"
+
+#define MAX_CHOICES 4096
+
+static td_status set_schema(td_api_request *out, const cJSON *schema, bool is_strict,
+                            const char *param, td_api_error *error) {
+  const td_json_schema_opts opts = {.prefix = "s", .is_strict = is_strict};
+  td_err err;
+  td_buf_str(&out->grammar, "root ::= s0\n");
+  out->needs_json_rules = true;
+  td_status st = td_json_schema_to_gbnf(&out->grammar, schema, &opts, &err);
+  return st == TD_OK ? st : td_api_fail_err(error, param, &err);
+}
+
+// A schema, or the text of one.
+static td_status set_json(td_api_request *out, const cJSON *value, const char *param,
+                          td_api_error *error) {
+  if (!cJSON_IsString(value)) return set_schema(out, value, false, param, error);
+  cJSON *schema;
+  td_err err;
+  td_status st = td_json_parse(&schema, value->valuestring, strlen(value->valuestring),
+                               TD_JSON_MAX_DEPTH, &err);
+  if (st != TD_OK) return td_api_bad(error, param, "%s is not a JSON schema: %s", param, err.msg);
+  st = set_schema(out, schema, false, param, error);
+  cJSON_Delete(schema);
+  return st;
+}
+
+static td_status set_any_object(td_api_request *out) {
+  td_buf_str(&out->grammar, "root ::= json-object\n");
+  out->needs_json_rules = true;
+  return TD_OK;
+}
+
+static td_status set_regex(td_api_request *out, const cJSON *value, const char *param,
+                           td_api_error *error) {
+  td_err err;
+  if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string", param);
+  td_buf_str(&out->grammar, "root ::= ");
+  td_status st = td_regex_to_gbnf(&out->grammar, value->valuestring, strlen(value->valuestring),
+                                  false, &err);
+  td_buf_char(&out->grammar, '\n');
+  return st == TD_OK ? st : td_api_fail_err(error, param, &err);
+}
+
+static void write_literal(td_buf *out, const char *text) {
+  td_buf_char(out, '"');
+  for (const char *c = text; *c; c++) {
+    if ((unsigned char)*c < 0x20 || *c == '"' || *c == '\\') {
+      td_buf_printf(out, "\\x%02X", (unsigned char)*c);
+    } else {
+      td_buf_char(out, *c);
+    }
+  }
+  td_buf_char(out, '"');
+}
+
+static td_status set_choice(td_api_request *out, const cJSON *value, const char *param,
+                            td_api_error *error) {
+  if (!cJSON_IsArray(value) || !value->child || cJSON_GetArraySize(value) > MAX_CHOICES) {
+    return td_api_bad(error, param, "%s must be an array of 1 to %d strings", param, MAX_CHOICES);
+  }
+  td_buf_str(&out->grammar, "root ::= ");
+  for (const cJSON *item = value->child; item; item = item->next) {
+    if (!cJSON_IsString(item)) return td_api_bad(error, param, "%s must hold strings", param);
+    if (item != value->child) td_buf_str(&out->grammar, " | ");
+    write_literal(&out->grammar, item->valuestring);
+  }
+  td_buf_char(&out->grammar, '\n');
+  return TD_OK;
+}
+
+static td_status set_grammar(td_api_request *out, const cJSON *value, const char *param,
+                             td_api_error *error) {
+  if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string of GBNF", param);
+  td_buf_str(&out->grammar, value->valuestring);
+  td_buf_char(&out->grammar, '\n');
+  return TD_OK;
+}
+
+// ---- members -----------------------------------------------------------------------------------
+
+typedef td_status (*setter)(td_api_request *, const cJSON *, const char *, td_api_error *);
+
+typedef struct {
+  const char *name;
+  setter set;
+} constraint_name;
+
+static bool is_neutral(const cJSON *item) {
+  return !item || cJSON_IsFalse(item) || (cJSON_IsString(item) && !item->valuestring[0]);
+}
+
+// The first of the names that object has; it may have only one. where: the object's path, or NULL.
+static td_status take_one(td_api_request *out, const cJSON *object, const constraint_name *names,
+                          size_t n, const char *where, td_api_error *error) {
+  for (size_t i = 0; i < n; i++) {
+    const cJSON *item = td_json_get(object, names[i].name);
+    if (is_neutral(item)) continue;
+    td_api_path path = td_api_member(where ? where : "", names[i].name);
+    const char *param = where ? path.text : names[i].name;
+    if (out->grammar.len) {
+      return td_api_bad(error, param, "%s: only one constraint of the answer may be given", param);
+    }
+    td_status st = names[i].set(out, item, param, error);
+    if (st != TD_OK) return st;
+  }
+  return TD_OK;
+}
+
+static td_status set_structured(td_api_request *out, const cJSON *value, const char *param,
+                                td_api_error *error) {
+  static const constraint_name names[] = {
+      {"json", set_json}, {"regex", set_regex}, {"choice", set_choice}, {"grammar", set_grammar}};
+  static const char *const refused[] = {"structural_tag", "whitespace_pattern"};
+  if (!cJSON_IsObject(value)) return td_api_bad(error, param, "%s must be an object", param);
+  for (size_t i = 0; i < TD_COUNT(refused); i++) {
+    if (is_neutral(td_json_get(value, refused[i]))) continue;
+    td_api_path path = td_api_member(param, refused[i]);
+    return td_api_fail(error, 400, path.text, "unsupported_parameter", "%s is not supported",
+                       path.text);
+  }
+  td_status st = take_one(out, value, names, TD_COUNT(names), param, error);
+  bool is_object = cJSON_IsTrue(td_json_get(value, "json_object"));
+  return st == TD_OK && is_object && !out->grammar.len ? set_any_object(out) : st;
+}
+
+static td_status set_format(td_api_request *out, const cJSON *format, const char *param,
+                            td_api_error *error) {
+  const cJSON *type = td_json_get(format, "type");
+  if (!cJSON_IsString(type)) {
+    return td_api_bad(error, param, "response_format must be an object with a type");
+  }
+  const char *name = type->valuestring;
+  if (strcmp(name, "text") == 0) return TD_OK;
+  if (strcmp(name, "json_object") == 0) {
+    const cJSON *schema = td_json_get(format, "schema"); // llama-server's
+    return schema ? set_schema(out, schema, false, param, error) : set_any_object(out);
+  }
+  if (strcmp(name, "grammar") == 0) {
+    return set_grammar(out, td_json_get(format, "grammar"), param, error);
+  }
+  if (strcmp(name, "json_schema") != 0) {
+    return td_api_bad(error, param, "response_format has the unknown type %.64s", name);
+  }
+  const cJSON *holder = td_json_get(format, "json_schema");
+  const cJSON *schema = td_json_get(holder, "schema");
+  if (!cJSON_IsObject(schema)) {
+    return td_api_bad(error, param,
+                      "response_format of type json_schema needs json_schema.schema, an object");
+  }
+  return set_schema(out, schema, cJSON_IsTrue(td_json_get(holder, "strict")), param, error);
+}
+
+td_status td_api_parse_constraint(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const constraint_name names[] = {{"response_format", set_format},
+                                          {"structured_outputs", set_structured},
+                                          {"guided_json", set_json},
+                                          {"guided_regex", set_regex},
+                                          {"guided_choice", set_choice},
+                                          {"guided_grammar", set_grammar},
+                                          {"grammar", set_grammar},
+                                          {"json_schema", set_json},
+                                          {"regex", set_regex},
+                                          {"ebnf", set_grammar}};
+  td_status st = take_one(out, root, names, TD_COUNT(names), NULL, error);
+  if (st == TD_OK && out->grammar.failed) st = td_api_fail(error, 503, NULL, NULL, "out of memory");
+  return st;
+}

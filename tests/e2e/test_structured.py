@@ -1,0 +1,287 @@
+"""Structured output: a model of random weights, whose every answer must match what was asked."""
+
+import concurrent.futures
+import json
+import re
+
+import httpx
+import openai
+import pytest
+
+from scripted_model import write_model
+from serving import Server
+
+HELLO = [{"role": "user", "content": "Hello, who are you?"}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, tiny_model):
+    running = Server(tandem_bin, tiny_model, "--max-batch", "8")
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client, **kwargs):
+    kwargs.setdefault("max_tokens", 400)
+    answer = client.chat.completions.create(model="", messages=HELLO, **kwargs)
+    assert answer.choices[0].finish_reason == "stop", answer
+    return answer.choices[0].message.content
+
+
+def check_person(text):
+    person = json.loads(text)
+    assert list(person) == ["name", "age", "tags"]
+    assert len(person["name"]) <= 8 and 0 <= person["age"] <= 150
+    assert len(person["tags"]) <= 3 and set(person["tags"]) <= {"a", "b"}
+
+
+def schema(value, strict=True):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value, "strict": strict}}
+
+
+SAMPLINGS = [
+    {"temperature": 0},
+    {"temperature": 2, "seed": 1},
+    {"temperature": 1, "top_p": 0.9, "seed": 2},
+    {"temperature": 1, "extra_body": {"top_k": 20}, "seed": 3},
+    {"temperature": 1, "frequency_penalty": 1.5, "seed": 4, "logprobs": True, "top_logprobs": 2},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_json_schema(client, sampling):
+    check_person(ask(client, response_format=schema(PERSON), **sampling))
+
+
+def test_json_object_of_noise(client):
+    # Strings without end are what a random model likes: the choices differ in where they stop.
+    answer = client.chat.completions.create(
+        model="", messages=HELLO, n=8, max_tokens=300, temperature=2, seed=5,
+        response_format={"type": "json_object"},
+    )
+    for choice in answer.choices:
+        assert choice.message.content.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
+
+
+def test_streamed_and_whole_are_the_same(client):
+    request = {"response_format": schema(PERSON), "temperature": 1, "seed": 7}
+    whole = ask(client, **request)
+    stream = client.chat.completions.create(
+        model="", messages=HELLO, max_tokens=400, stream=True, **request
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == whole
+
+
+def test_batched_are_the_same(client):
+    """What a request is computed beside changes neither its grammar nor its text."""
+    formats = [schema(PERSON), schema({"enum": ["x", "yy"]}), None, schema({"type": "integer"})]
+
+    def run(i):
+        given = {"response_format": formats[i % 4]} if formats[i % 4] else {}
+        answer = client.chat.completions.create(
+            model="", messages=HELLO, max_tokens=120, temperature=1, seed=i, **given
+        )
+        return answer.choices[0].message.content
+
+    alone = [run(i) for i in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, range(8))) == alone
+
+
+OTHERS = [
+    ({"guided_choice": ["red", "green", "bl\u00fce"]}, r"red|green|bl\u00fce"),
+    ({"guided_regex": "[a-c]{3}-\\d{2,4}"}, r"[a-c]{3}-\d{2,4}"),
+    ({"structured_outputs": {"regex": "(ab|cd){2}"}}, r"(ab|cd){2}"),
+    ({"structured_outputs": {"choice": ["one", "two"]}}, r"one|two"),
+    ({"structured_outputs": {"json": {"type": "boolean"}}}, r"true|false"),
+    ({"guided_json": '{"type": "null"}'}, r"null"),
+    ({"grammar": 'root ::= "<" [a-z]{1,4} ">"'}, r"<[a-z]{1,4}>"),
+    ({"guided_grammar": 'root ::= "x" y\ny ::= "\u20ac"{2}'}, "x\u20ac\u20ac"),
+    ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, r"7"),
+    ({"json_schema": {"const": "q"}}, r'"q"'),
+]
+
+
+@pytest.mark.parametrize("body, pattern", OTHERS)
+def test_other_names(client, body, pattern):
+    assert re.fullmatch(pattern, ask(client, extra_body=body, temperature=1.5, seed=1))
+    answer = client.completions.create(
+        model="", prompt="It is", max_tokens=60, temperature=1.5, seed=2, extra_body=body
+    )
+    assert re.fullmatch(pattern, answer.choices[0].text)
+
+
+REFUSED = [
+    ({"response_format": schema({"type": "array", "uniqueItems": True})}, "uniqueItems"),
+    ({"response_format": schema({"properties": {"a": {"not": {"type": "null"}}}})}, "not"),
+    ({"response_format": schema({"type": "strng"})}, "type"),
+    ({"response_format": schema({"enum": []})}, "no text"),
+    ({"guided_regex": "(?=a)"}, "look-around"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "only one"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"grammar": 'root ::= root "a" | "b"'}, "left recursion"),
+    ({"grammar": "nonsense"}, "grammar"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag"),
+    ({"grammar": 'root ::= ("a"{9999}){9999}'}, "too large"),
+]
+
+
+@pytest.mark.parametrize("body, message", REFUSED)
+def test_refused(client, body, message):
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, stream=stream, extra_body=body)
+        assert message in caught.value.message
+
+
+def test_too_ambiguous_fails_alone(server, client):
+    rules = [f'x{i} ::= "a" x{i + 1} "b" | "a" x{i + 1} "c"' for i in range(20)]
+    text = "\n".join(["root ::= x0", *rules, 'x20 ::= "d"'])
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(client, temperature=0, extra_body={"grammar": text})
+    assert "ambiguous" in caught.value.message
+    check_person(ask(client, response_format=schema(PERSON)))
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+# -- tools -----------------------------------------------------------------------------------
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {
+        "type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"],
+        "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "stop_all"}},
+    {"type": "function", "function": {"name": "add", "strict": True, "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+        "required": ["n"]}}},
+]
+
+
+def call(client, **kwargs):
+    kwargs = {"tools": TOOLS, "temperature": 1, "max_tokens": 400, **kwargs}
+    answer = client.chat.completions.create(model="", messages=HELLO, **kwargs)
+    return answer.choices[0]
+
+
+def check_calls(calls, names):
+    for c in calls:
+        arguments = json.loads(c.function.arguments)
+        assert c.function.name in names
+        if c.function.name == "get_weather":
+            assert arguments in ({"unit": "C"}, {"unit": "F"})
+        if c.function.name == "add":
+            assert list(arguments) == ["n"] and 0 <= arguments["n"] <= 9
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_required(client, seed):
+    tools = [TOOLS[0], TOOLS[2]]
+    choice = call(client, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=seed)
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert len(choice.message.tool_calls) == 1
+    check_calls(choice.message.tool_calls, ["get_weather", "add"])
+
+
+def test_named(client):
+    one = {"parallel_tool_calls": False}
+    choice = call(client, tool_choice=named("get_weather"), **one)
+    check_calls(choice.message.tool_calls, ["get_weather"])
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("add")]}}
+    choice = call(client, tool_choice=allowed, **one)
+    assert len(choice.message.tool_calls) == 1
+    check_calls(choice.message.tool_calls, ["add"])
+
+
+def test_refused_choices(client):
+    wrong = [
+        named("nothing"),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("none")]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": [named("add")]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        "always",
+    ]
+    for tool_choice in wrong:
+        with pytest.raises(openai.BadRequestError) as caught:
+            call(client, tool_choice=tool_choice)
+        assert caught.value.param == "tool_choice"
+    strict = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"const": 1}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        call(client, tools=[{"type": "function", "function": strict}])
+    assert caught.value.param == "tools[0].function.parameters" and "not" in caught.value.message
+
+
+# -- after reasoning, and in the middle of characters ----------------------------------------
+
+# What the model wants to say; the grammar lets through what matches.
+SCRIPTS = {
+    "think": "<think>Let me see: {not json}</think>\n\n[1, 2]",
+    "call": '<tool_call>\n{"name": "beta", "arguments": {"x": 12}}\n</tool_call> and more',
+    "split": ["\u20ac", b"\xe2", b"\x82", b"\xac", "!"],
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tandem_bin, tmp_path_factory):
+    out = tmp_path_factory.mktemp("models") / "scripted"
+    write_model(out, SCRIPTS)
+    config = out / "tokenizer_config.json"  # the template of a model that reasons
+    config.write_text(config.read_text().replace("{%- set", "{#- </think> -#}{%- set"))
+    running = Server(tandem_bin, out)
+    with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+    running.close()
+
+
+def say(client, script, **kwargs):
+    messages = [{"role": "user", "content": script}]
+    return client.chat.completions.create(model="", messages=messages, temperature=0, **kwargs)
+
+
+def test_reasoning_is_free(scripted):
+    answer = say(scripted, "think", response_format=schema({"type": "array", "items": {"type": "integer"}}))
+    message = answer.choices[0].message
+    assert message.reasoning_content == "Let me see: {not json}"
+    assert json.loads(message.content) == [1, 2]
+
+
+def test_split_characters(scripted):
+    answer = say(scripted, "split", extra_body={"guided_regex": "\u20ac{2}!"})
+    assert answer.choices[0].message.content == "\u20ac\u20ac!"
+
+
+def test_checked_calls(scripted):
+    def tool(name, of_x):
+        parameters = {"type": "object", "properties": {"x": of_x}, "required": ["x"]}
+        return {"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}}
+
+    one = {"parallel_tool_calls": False}
+    tools = [tool("beta", {"type": "integer"})]
+    choice = say(scripted, "call", tools=tools, **one).choices[0]
+    (made,) = choice.message.tool_calls
+    assert (made.function.name, json.loads(made.function.arguments)) == ("beta", {"x": 12})
+    # The arguments it wants to give are outside the schema.
+    choice = say(scripted, "call", tools=[tool("beta", {"const": 13})], **one).choices[0]
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"x": 13}

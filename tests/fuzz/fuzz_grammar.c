@@ -1,0 +1,85 @@
+// tests/fuzz/fuzz_grammar.c - GBNF, regular expressions and JSON Schema from a client.
+// The first byte says which, the second seeds a walk through the texts of what was accepted: there
+// is always a next byte or an end, and what a schema generates is JSON.
+#include <stdint.h>
+#include <string.h>
+
+#include "base/json_parse.h"
+#include "text/grammar/automaton.h"
+#include "text/grammar/json_schema.h"
+#include "text/grammar/regex.h"
+
+enum { GBNF, REGEX, PATTERN, SCHEMA };
+
+static td_status translate(unsigned kind, const char *text, size_t len, td_buf *out, td_err *err) {
+  if (kind == GBNF) {
+    td_buf_add(out, text, len);
+    return TD_OK;
+  }
+  td_json_schema_write_common(out);
+  td_buf_str(out, kind == SCHEMA ? "root ::= s0\n" : "root ::= ");
+  if (kind != SCHEMA) return td_regex_to_gbnf(out, text, len, kind == PATTERN, err);
+  cJSON *schema;
+  td_status st = td_json_parse_at_most(&schema, text, len, TD_JSON_MAX_DEPTH, 1 << 14, err);
+  if (st != TD_OK) return st;
+  const td_json_schema_opts opts = {.prefix = "s", .is_strict = len % 2};
+  st = td_json_schema_to_gbnf(out, schema, &opts, err);
+  cJSON_Delete(schema);
+  return st;
+}
+
+// The next byte of a text, chosen by seed; -1: there is none.
+static int next_byte(td_automaton *a, uint32_t config, unsigned seed) {
+  for (unsigned i = 0; i < 256; i++) {
+    uint8_t byte = (uint8_t)(i + seed);
+    if (td_automaton_step(a, config, byte) != TD_AUTOMATON_DEAD) return byte;
+  }
+  return -1;
+}
+
+static void walk(const td_grammar *grammar, unsigned kind, unsigned seed) {
+  td_automaton a;
+  td_err err;
+  td_buf text = TD_BUF_INIT;
+  TD_CHECK(td_automaton_open(&a, grammar, &err) == TD_OK);
+  uint32_t config = td_automaton_start(&a);
+  for (int i = 0; i < 200 && a.status == TD_OK; i++) {
+    bool may_end = a.configs[config].may_end;
+    int byte = next_byte(&a, config, seed = seed * 1103515245u + 12345u);
+    if (a.status != TD_OK) break;
+    TD_CHECK(byte >= 0 || may_end);
+    if (may_end) TD_CHECK(td_grammar_matches(grammar, td_buf_text(&text), text.len));
+    if (may_end && kind == SCHEMA) {
+      td_status st = td_json_check(td_buf_text(&text), text.len, 1 << 10, &err);
+      TD_CHECK(st == TD_OK || strstr(err.msg, "finite"));
+    }
+    if (byte < 0) break;
+    td_buf_char(&text, (char)byte);
+    config = td_automaton_step(&a, config, (uint8_t)byte);
+  }
+  td_buf_free(&text);
+  td_automaton_close(&a);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  if (size < 2 || size > 1 << 14) return 0;
+  unsigned kind = data[0] % 4;
+  td_buf gbnf = TD_BUF_INIT;
+  td_err err = {.code = TD_OK};
+  td_grammar *grammar;
+  td_status st = translate(kind, (const char *)data + 2, size - 2, &gbnf, &err);
+  if (st == TD_OK) {
+    st = td_grammar_open(&grammar, td_buf_text(&gbnf), gbnf.len, &err);
+    if (st == TD_OK) {
+      walk(grammar, kind, data[1]);
+      td_grammar_close(grammar);
+    } else if (kind != GBNF) { // what is made here is GBNF, if perhaps of no text or too much
+      TD_CHECK(st != TD_EFORMAT || strstr(err.msg, "no text"));
+    }
+  }
+  TD_CHECK(st == TD_OK || err.msg[0]);
+  td_buf_free(&gbnf);
+  return 0;
+}
