@@ -86,7 +86,7 @@ static td_status open_engine(worker *w, td_err *err) {
 static td_status open_grammars(worker *w, td_err *err) {
   td_tokenizer *tok;
   td_err why;
-  if (td_tokenizer_open(&tok, w->opts.model_dir, &why) != TD_OK) {
+  if (td_tokenizer_open(&tok, w->opts.runtime.model_dir, &why) != TD_OK) {
     td_debug("grammars are not available: %s", why.msg);
     return TD_OK;
   }
