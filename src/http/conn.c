@@ -444,13 +444,13 @@ static void find_place(td_http_conn *conn) {
   if (n > (size_t)server->opts.max_connections + N_EXTRA) drop_oldest_extra(conn);
 }
 
-void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
+bool td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   td_http_conn *conn = calloc(1, sizeof *conn);
-  if (!conn) return;
+  if (!conn) return false;
   conn->server = server;
   if (!open_io(conn, listener)) {
     free(conn);
-    return;
+    return false;
   }
   td_http_parser_init(&conn->parser, &server->opts.limits);
   conn->next = server->conns;
@@ -460,7 +460,7 @@ void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   server->n_open++;
   if (uv_accept(listener, &conn->io.stream) || server->draining) {
     td_http_conn_drop(conn);
-    return;
+    return true;
   }
   find_place(conn);
   if (listener->type == UV_TCP) {
@@ -470,4 +470,5 @@ void td_http_conn_accept(td_http_server *server, uv_stream_t *listener) {
   begin_request(conn);
   update_reading(conn);
   update_stage(conn);
+  return true;
 }

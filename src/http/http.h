@@ -114,6 +114,8 @@ void td_http_stream_end(td_http_exchange *x);
 void td_http_sse_begin(td_http_exchange *x);
 void td_http_sse_data(td_http_exchange *x, const char *data, size_t len); // one line of text
 void td_http_sse_end(td_http_exchange *x);
+// Closes the connection before the response is complete. on_gone is called later.
+void td_http_abort(td_http_exchange *x);
 
 const char *td_http_status_text(int status);
 

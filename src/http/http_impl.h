@@ -23,7 +23,9 @@ struct td_http_server {
   uint16_t port;
   td_http_io listeners[TD_HTTP_MAX_LISTENERS];
   unsigned n_listeners;
-  unsigned n_open; // open handles on the loop: listeners and connections
+  uint32_t stalled; // bit i: listener i holds a connection for which there was no memory
+  uv_timer_t retry; // accepts those
+  unsigned n_open;  // open handles on the loop: listeners, retry and connections
   td_http_conn *conns;
   size_t n_conns;
   size_t n_closing;  // connections that are closing
@@ -80,8 +82,9 @@ bool td_http_host_is_allowed(const char *host); // host names the loopback, with
 void td_http_server_conn_closed(td_http_server *server, td_http_conn *conn);
 
 // conn.c
-// Accepts from listener. The connection frees itself when its handles are closed.
-void td_http_conn_accept(td_http_server *server, uv_stream_t *listener);
+// Accepts from listener. The connection frees itself when its handles are closed. False: out of
+// memory; call again, as libuv reports no other connection until this one is accepted.
+bool td_http_conn_accept(td_http_server *server, uv_stream_t *listener);
 bool td_http_conn_is_idle(const td_http_conn *conn);
 // Updates the charged bytes to the body's current size.
 void td_http_conn_count_body(td_http_conn *conn);

@@ -208,6 +208,10 @@ void td_http_sse_end(td_http_exchange *x) {
   td_http_stream_end(x);
 }
 
+void td_http_abort(td_http_exchange *x) {
+  td_http_conn_drop(x);
+}
+
 const char *td_http_method(const td_http_exchange *x) {
   return td_http_parser_method(&x->parser);
 }

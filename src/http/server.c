@@ -16,20 +16,39 @@
 #define BACKLOG              512
 #define SPARE_DESCRIPTORS    64           // reserved for the rest of the process
 #define ACCEPT_WARNING_EVERY 10000000000u // ns
+#define ACCEPT_RETRY_MS      50
 
 // Listening.
 
-static void on_connection(uv_stream_t *listener, int status) {
-  td_http_server *server = listener->data;
-  if (status == 0) {
-    td_http_conn_accept(server, listener);
-    return;
-  }
-  // Out of descriptors: libuv has closed the new connection so that the loop does not spin.
+static void warn_of_accept(td_http_server *server, const char *why) {
   uint64_t now = td_clock_ns();
   if (now - server->last_accept_warning_ns < ACCEPT_WARNING_EVERY) return;
   server->last_accept_warning_ns = now;
-  td_warn("a connection could not be accepted: %s", uv_strerror(status));
+  td_warn("a connection could not be accepted: %s", why);
+}
+
+static void on_retry(uv_timer_t *timer) {
+  td_http_server *server = timer->data;
+  for (unsigned i = 0; i < server->n_listeners; i++) {
+    const uint32_t bit = 1u << i;
+    if (!(server->stalled & bit)) continue;
+    if (td_http_conn_accept(server, &server->listeners[i].stream)) server->stalled &= ~bit;
+  }
+  if (server->stalled) uv_timer_start(&server->retry, on_retry, ACCEPT_RETRY_MS, 0);
+}
+
+static void on_connection(uv_stream_t *listener, int status) {
+  td_http_server *server = listener->data;
+  if (status != 0) {
+    // Out of descriptors: libuv has closed the new connection so that the loop does not spin.
+    warn_of_accept(server, uv_strerror(status));
+  } else if (!td_http_conn_accept(server, listener)) {
+    warn_of_accept(server, "out of memory; trying again");
+    for (unsigned i = 0; i < server->n_listeners; i++) {
+      if (&server->listeners[i].stream == listener) server->stalled |= 1u << i;
+    }
+    uv_timer_start(&server->retry, on_retry, ACCEPT_RETRY_MS, 0);
+  }
 }
 
 static void try_finish(td_http_server *server) {
@@ -219,6 +238,9 @@ td_status td_http_server_open(td_http_server **out, uv_loop_t *loop, const td_ht
   server->loop = loop;
   server->opts = *opts;
   fill_defaults(&server->opts);
+  uv_timer_init(loop, &server->retry);
+  server->retry.data = server;
+  server->n_open++;
   bool is_unix = strncmp(opts->host, "unix:", 5) == 0;
   if (is_unix) server->opts.loopback_hosts_only = false; // browsers cannot connect to Unix sockets
   td_status status = is_unix ? listen_unix(server, opts->host + 5, err) : listen_tcp(server, err);
@@ -267,6 +289,8 @@ static void close_listeners(td_http_server *server) {
     uv_handle_t *handle = &server->listeners[i].handle;
     if (!uv_is_closing(handle)) uv_close(handle, on_listener_closed);
   }
+  uv_handle_t *retry = (uv_handle_t *)&server->retry;
+  if (!uv_is_closing(retry)) uv_close(retry, on_listener_closed);
   if (server->unix_path) unlink(server->unix_path);
 }
 
