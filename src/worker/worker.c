@@ -329,16 +329,16 @@ static td_status run_step(worker *w, td_err *err) {
 }
 
 static td_status serve(worker *w, td_err *err) {
-  while (!w->is_shut_down) {
+  for (;;) {
     td_status st = drain(w, err);
-    if (st == TD_OK) st = beat(w, err);
+    if (st != TD_OK || w->is_shut_down) return st;
+    st = beat(w, err);
     if (st != TD_OK) return st;
     td_step_build(&w->step, &w->requests);
     st = w->step.n ? run_step(w, err)
                    : td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
     if (st != TD_OK) return st;
   }
-  return TD_OK;
 }
 
 // ---- the process ------------------------------------------------------------------------------
