@@ -11,8 +11,8 @@
 
 static td_status fail_errno(td_err *err, const char *path, const char *verb) {
   int code = errno;
-  return td_fail(err, code == ENOENT ? TD_ENOENT : TD_EIO, "%s: cannot %s: %s", path, verb,
-                 strerror(code));
+  const td_status st = code == ENOENT ? TD_ENOENT : code == ENOMEM ? TD_ENOMEM : TD_EIO;
+  return td_fail(err, st, "%s: cannot %s: %s", path, verb, strerror(code));
 }
 
 static td_status read_fd(td_buf *out, int fd, const char *name, size_t max_bytes, td_err *err) {

@@ -44,6 +44,8 @@ typedef struct {
   td_buf answer;    // text
   td_token_ids ids; // its tokens
   size_t n_shown;
+  td_status status; // of decoding its tokens; err if not TD_OK
+  td_err err;
 } runner;
 
 // ---- sampling parameters --------------------------------------------------------------------
@@ -87,14 +89,14 @@ static void show_answer(runner *r) {
 
 static bool show_token(void *ctx, int32_t id) {
   runner *r = ctx;
-  td_err err;
-  if (td_token_ids_push(&r->ids, id, &err) != TD_OK) return false;
-  if (!r->chat) {
-    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id); // without a tokenizer print
-                                                                     // ids
-  } else if (td_detok_feed(&r->detok, id, &r->answer, &err) != TD_OK) {
-    return false;
+  r->status = td_token_ids_push(&r->ids, id, &r->err);
+  if (r->status == TD_OK && r->chat) {
+    r->status = td_detok_feed(&r->detok, id, &r->answer, &r->err);
+  } else if (r->status == TD_OK) { // without a tokenizer print ids
+    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id);
+    r->status = td_buf_status(&r->answer, &r->err);
   }
+  if (r->status != TD_OK) return false;
   show_answer(r);
   return !interrupted && !ferror(stdout);
 }
@@ -126,7 +128,7 @@ static const char *reason_name(td_done_reason reason) {
   return "error";
 }
 
-static void print_json(const runner *r, const td_generate_stats *stats) {
+static td_status print_json(const runner *r, const td_generate_stats *stats, td_err *err) {
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
   td_jw_begin_object(&w, NULL);
@@ -142,14 +144,17 @@ static void print_json(const runner *r, const td_generate_stats *stats) {
   td_jw_double(&w, "prefill_s", stats->prefill_s);
   td_jw_double(&w, "decode_s", stats->decode_s);
   td_jw_end_object(&w);
-  puts(td_buf_text(&text));
+  td_status st = td_buf_status(&text, err);
+  if (st == TD_OK) puts(td_buf_text(&text));
   fflush(stdout);
   td_buf_free(&text);
+  return st;
 }
 
 static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
   td_buf_clear(&r->answer);
   r->ids.n = r->n_shown = 0;
+  r->status = TD_OK;
   td_generate_args args = {.prompt = prompt,
                            .n_prompt = (uint32_t)n_prompt,
                            .max_tokens = (uint32_t)r->options->n_predict,
@@ -161,13 +166,17 @@ static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_er
                            .ctx = r};
   td_generate_stats stats;
   td_status st = td_session_generate(r->session, &args, &stats, err);
+  if (st == TD_OK && r->status != TD_OK) {
+    *err = r->err;
+    st = r->status;
+  }
   if (st != TD_OK) return st;
   if (r->chat) st = td_detok_flush(&r->detok, &r->answer, err);
   show_answer(r);
-  if (r->options->json) {
-    print_json(r, &stats);
-  } else {
+  if (!r->options->json) {
     putchar('\n');
+  } else if (st == TD_OK) {
+    st = print_json(r, &stats, err);
   }
   report(r, &stats);
   return st;
@@ -188,7 +197,8 @@ static td_status encode_history(const runner *r, td_token_ids *ids, td_err *err)
   td_buf vars = TD_BUF_INIT;
   td_buf_printf(&vars, "{\"messages\":[%s],\"add_generation_prompt\":true}",
                 td_buf_text(&r->history));
-  td_status st = td_buf_status(&vars, err);
+  td_status st = td_buf_status(&r->history, err);
+  if (st == TD_OK) st = td_buf_status(&vars, err);
   if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, NULL, err);
   td_buf_free(&vars);
   return st;
@@ -199,7 +209,10 @@ static td_status answer_chat(runner *r, td_err *err) {
   td_token_ids ids = {0};
   td_status st = encode_history(r, &ids, err);
   if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
-  if (st == TD_OK) add_message(&r->history, "assistant", td_buf_text(&r->answer), r->answer.len);
+  if (st == TD_OK) {
+    add_message(&r->history, "assistant", td_buf_text(&r->answer), r->answer.len);
+    st = td_buf_status(&r->history, err);
+  }
   td_token_ids_free(&ids);
   return st;
 }
@@ -279,6 +292,7 @@ static td_status chat_on_terminal(runner *r, td_err *err) {
     if (answer_text(r, line, (size_t)len, err) != TD_OK) {
       td_error("%s", err->msg);
       r->history.len = mark;
+      r->history.failed = false;
     }
   }
   fputc('\n', stderr);

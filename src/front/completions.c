@@ -140,6 +140,17 @@ static void refuse(job *j, const td_api_error *error) {
   job_free(j);
 }
 
+// Sends an event and clears it. An event for which memory ran out ends the connection, so that the
+// client does not take the rest for the whole.
+static void send_event(job *j, td_buf *event) {
+  if (event->failed) {
+    td_http_abort(j->x);
+  } else {
+    td_http_sse_data(j->x, td_buf_text(event), event->len);
+  }
+  td_buf_clear(event);
+}
+
 // Fails a running job: a stream gets an error event and ends without [DONE].
 static void fail_running(job *j, int status, const char *message) {
   td_api_error error;
@@ -152,7 +163,7 @@ static void fail_running(job *j, int status, const char *message) {
   count_usage(j);
   td_buf text = TD_BUF_INIT;
   td_api_error_write(&text, &error);
-  td_http_sse_data(j->x, td_buf_text(&text), text.len);
+  send_event(j, &text);
   td_buf_free(&text);
   td_http_sse_end(j->x);
   log_end(j, error.status);
@@ -178,11 +189,6 @@ static void add_timings(td_api_timings *t, const choice *c) {
   t->n_output += n;
   t->n_followed += n ? n - 1 : 0;
   t->follow_ns += c->last_token_ns - c->first_token_ns;
-}
-
-static void send_event(job *j, td_buf *event) {
-  td_http_sse_data(j->x, td_buf_text(event), event->len);
-  td_buf_clear(event);
 }
 
 static void end_stream(job *j) {

@@ -48,7 +48,11 @@ void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
   td_buf body = TD_BUF_INIT;
   add_headers(x, error->status, error->retry_s);
   td_api_error_write(&body, error);
-  td_http_respond(x, error->status, "application/json", td_buf_text(&body), body.len);
+  if (body.failed) {
+    td_http_abort(x);
+  } else {
+    td_http_respond(x, error->status, "application/json", td_buf_text(&body), body.len);
+  }
   td_buf_free(&body);
 }
 

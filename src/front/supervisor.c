@@ -100,7 +100,10 @@ static void on_record(void *ctx, const td_wire_msg *msg) {
     snprintf(s->fatal, sizeof s->fatal, "%.*s", TD_WIRE_MAX_TEXT - 1, msg->u.text);
     s->is_for_good = is_about_files((td_status)(int64_t)msg->request);
     break;
-  case TD_MSG_HEARTBEAT: s->heartbeat = msg->u.heartbeat; break;
+  case TD_MSG_HEARTBEAT:
+    s->heartbeat = msg->u.heartbeat;
+    if (s->state == TD_BACKEND_READY) s->opts.on_space(s->opts.ctx);
+    break;
   default: s->opts.on_record(s->opts.ctx, msg);
   }
 }

@@ -30,6 +30,7 @@ typedef struct {
   // The worker is READY. A result other than TD_OK ends supervision (FAILED).
   td_status (*on_ready)(void *ctx, const td_wire_ready *info, td_err *err);
   void (*on_record)(void *ctx, const td_wire_msg *msg); // PROGRESS, TOKEN, DONE; unchecked
+  // The ring has room, or a heartbeat came: time to send, and to retry what lacked memory.
   void (*on_space)(void *ctx);
   // The worker died and lost all requests it was sent. The state is no longer READY. why is safe to
   // send to clients.

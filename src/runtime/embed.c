@@ -16,6 +16,7 @@ typedef struct {
   const tandem_request *request;
   td_detok detok;
   td_buf text;
+  td_status status; // of decoding the tokens
   td_err err;
 } generation;
 
@@ -61,7 +62,8 @@ static bool hand_on(generation *g) {
 
 static bool on_token(void *ctx, int32_t id) {
   generation *g = ctx;
-  return td_detok_feed(&g->detok, id, &g->text, &g->err) == TD_OK && hand_on(g);
+  g->status = td_detok_feed(&g->detok, id, &g->text, &g->err);
+  return g->status == TD_OK && hand_on(g);
 }
 
 static td_status encode(const tandem *t, const tandem_request *r, td_token_ids *ids, td_err *err) {
@@ -85,6 +87,10 @@ static td_status generate(tandem *t, const tandem_request *r, const td_token_ids
                            .on_token = on_token,
                            .ctx = &g};
   td_status st = td_session_generate(t->session, &args, stats, err);
+  if (st == TD_OK && g.status != TD_OK) {
+    *err = g.err;
+    st = g.status;
+  }
   if (st == TD_OK) st = td_detok_flush(&g.detok, &g.text, err);
   if (st == TD_OK) hand_on(&g);
   td_detok_free(&g.detok);

@@ -51,21 +51,25 @@ bool td_chat_template_mentions(const td_chat *chat, const char *text) {
   return chat->tmpl && td_template_mentions(chat->tmpl, text);
 }
 
-static void add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
+// The functions that add variables return false if memory ran out.
+static bool add_token_var(cJSON *vars, const char *key, const td_tokenizer *tok, int32_t id) {
   size_t len;
-  if (id < 0 || cJSON_GetObjectItemCaseSensitive(vars, key)) return;
-  cJSON_AddStringToObject(vars, key, td_tokenizer_bytes(tok, id, &len));
+  return id < 0 || cJSON_GetObjectItemCaseSensitive(vars, key) ||
+         cJSON_AddStringToObject(vars, key, td_tokenizer_bytes(tok, id, &len));
+}
+
+static bool add_default(cJSON *vars, const char *key,
+                        cJSON *(*add)(cJSON *object, const char *name)) {
+  return cJSON_HasObjectItem(vars, key) || add(vars, key);
 }
 
 // Adds the variables that transformers passes to every template, unless vars has them.
-static void add_defaults(cJSON *vars, const td_tokenizer *tok) {
-  add_token_var(vars, "bos_token", tok, td_tokenizer_bos(tok));
-  add_token_var(vars, "eos_token", tok, td_tokenizer_eos(tok));
-  if (!cJSON_HasObjectItem(vars, "tools")) cJSON_AddNullToObject(vars, "tools");
-  if (!cJSON_HasObjectItem(vars, "documents")) cJSON_AddNullToObject(vars, "documents");
-  if (!cJSON_HasObjectItem(vars, "add_generation_prompt")) {
-    cJSON_AddTrueToObject(vars, "add_generation_prompt");
-  }
+static bool add_defaults(cJSON *vars, const td_tokenizer *tok) {
+  return add_token_var(vars, "bos_token", tok, td_tokenizer_bos(tok)) &&
+         add_token_var(vars, "eos_token", tok, td_tokenizer_eos(tok)) &&
+         add_default(vars, "tools", cJSON_AddNullToObject) &&
+         add_default(vars, "documents", cJSON_AddNullToObject) &&
+         add_default(vars, "add_generation_prompt", cJSON_AddTrueToObject);
 }
 
 static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *err) {
@@ -85,10 +89,10 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   cJSON *root;
   td_status st = parse_vars(&root, vars, len, err);
   if (st != TD_OK) return st;
-  add_defaults(root, chat->tok);
   td_buf prompt = TD_BUF_INIT;
   td_spans typed = {0};
-  st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  if (!add_defaults(root, chat->tok)) st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
   if (st == TD_OK) {
     st = td_tokenizer_encode_spans(chat->tok, td_buf_text(&prompt), prompt.len, &typed,
                                    TD_TOK_PARSE_SPECIAL, out, err);

@@ -150,8 +150,10 @@ static td_status write_config(td_quantizer *q) {
   if (st == TD_OK) st = td_buf_status(&quant, q->err);
   if (st == TD_OK) {
     cJSON_DeleteItemFromObjectCaseSensitive(root, "quantization_config");
-    cJSON_AddItemToObject(root, "quantization_config", cJSON_Parse(td_buf_text(&quant)));
-    char *printed = cJSON_Print(root);
+    cJSON *config = cJSON_Parse(td_buf_text(&quant));
+    const bool is_added = cJSON_AddItemToObject(root, "quantization_config", config);
+    if (!is_added) cJSON_Delete(config);
+    char *printed = is_added ? cJSON_Print(root) : NULL;
     td_buf_printf(&text, "%s\n", printed ? printed : "");
     if (!printed) st = td_quantize_no_memory(q);
     cJSON_free(printed);
