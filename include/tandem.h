@@ -44,7 +44,8 @@ typedef struct {
 } tandem_result;
 
 // Both return 0, or a negative code with a message in error (error_len bytes, NUL-terminated; may
-// be NULL if error_len is 0). On success of open the caller owns *out; on error *out is NULL.
+// be NULL if error_len is 0). On success of open the caller owns *out; on error *out is NULL. If
+// memory runs out while a model computes, all later calls of generate fail too: close it.
 int tandem_open(tandem **out, const tandem_opts *opts, char *error, size_t error_len);
 int tandem_generate(tandem *model, const tandem_request *request, tandem_result *result,
                     char *error, size_t error_len);
