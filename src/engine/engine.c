@@ -157,7 +157,9 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
 }
 
 static td_status open_memory(td_engine *e, td_err *err) {
-  td_status st = td_stream_open(&e->stream, e->dev, err);
+  td_status st = e->opts.is_urgent ? td_stream_open_urgent(&e->stream, e->dev, err)
+                                   : td_stream_open(&e->stream, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&e->done, e->dev, err);
   if (st == TD_OK) st = alloc_activations(e, err);
   if (st == TD_OK) st = alloc_rope(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
@@ -195,6 +197,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 void td_engine_close(td_engine *e) {
   if (!e) return;
   td_stream_close(e->stream);
+  td_event_close(e->done);
   td_expert_stream_close(e);
   td_moe_offload_close(e);
   void *const buffers[] = {e->x,
@@ -436,22 +439,51 @@ static void run_replayed(td_engine *e) {
   td_stream_run(e->stream, &key, forward, e);
 }
 
-td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
-  uint64_t begin_ns = td_trace_begin();
+td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  e->begin_trace_ns = td_trace_begin();
   td_status st = check_step(e, seqs, n_seqs, err);
   if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
   if (st != TD_OK) return st;
   build_step(e, seqs, n_seqs);
   plan_step(e);
-  const uint64_t start_ns = td_clock_ns();
+  e->n_seqs = n_seqs;
+  e->is_queued = false;
+  e->begin_ns = td_clock_ns();
   td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
+  return TD_OK;
+}
+
+// Queues the rest of the step, or streamed experts up to ahead_bytes.
+static void queue(td_engine *e, uint64_t ahead_bytes) {
   if (e->plan.is_replayed) {
     run_replayed(e);
-  } else {
+  } else if (!e->plan.n_ways[TD_LAYER_STREAMED]) {
     td_engine_forward(e);
+  } else {
+    do {
+      if (!td_engine_may_queue_group(e, ahead_bytes)) return;
+    } while (td_engine_forward_piece(e));
   }
   td_engine_copy_outputs(e);
-  st = td_stream_sync(e->stream, err);
+  td_event_record(e->done, e->stream);
+  e->is_queued = true;
+}
+
+bool td_engine_feed(td_engine *e, uint64_t ahead_bytes) {
+  if (!e->is_queued) queue(e, ahead_bytes);
+  return e->is_queued && td_event_is_done(e->done);
+}
+
+void td_engine_wait(td_engine *e) {
+  if (e->is_queued) {
+    td_event_sync(e->done);
+  } else {
+    td_expert_stream_wait(e);
+  }
+}
+
+td_status td_engine_end(td_engine *e, td_err *err) {
+  td_status st = td_stream_sync(e->stream, err);
   if (st != TD_OK) td_moe_offload_release(e);
   if (e->offload.dev) {
     td_status side_st = td_stream_sync(e->offload.stream, st == TD_OK ? err : NULL);
@@ -460,10 +492,17 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
     td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
-                       td_clock_ns() - start_ns);
+                       td_clock_ns() - e->begin_ns);
   }
-  td_trace_span(begin_ns, TD_TRACE_STEP, e->n_tokens, n_seqs);
+  td_trace_span(e->begin_trace_ns, TD_TRACE_STEP, e->n_tokens, e->n_seqs);
   return st;
+}
+
+td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  td_status st = td_engine_begin(e, seqs, n_seqs, err);
+  if (st != TD_OK) return st;
+  queue(e, UINT64_MAX);
+  return td_engine_end(e, err);
 }
 
 float *td_engine_logits(td_engine *e) {

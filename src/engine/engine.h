@@ -38,6 +38,7 @@ typedef struct {
   // experts, in steps with at least break_even_tokens prompt tokens. 0: no streaming.
   size_t stream_bytes;
   uint32_t break_even_tokens; // 0: measured when the engine opens
+  bool is_urgent;             // its work goes before that of the device's other engines
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
@@ -67,6 +68,19 @@ void td_engine_close(td_engine *engine);
 // TD_EINVAL: a token outside the vocabulary, too many tokens or sequences, or a context beyond
 // max_seq_tokens; nothing was computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+
+// The same step in parts, so that the caller can run steps of another engine on the same device and
+// KV pages meanwhile: begin, feed until it returns true, end. seqs need not outlive begin. After an
+// error of begin there is no end.
+td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+// Queues work as long as less than ahead_bytes of streamed experts wait to be copied, and at least
+// one group of experts if none waits. A step that streams nothing is queued whole by the first
+// call. Returns whether the whole step is computed; waits for nothing that streams.
+bool td_engine_feed(td_engine *engine, uint64_t ahead_bytes);
+void td_engine_wait(td_engine *engine); // until the next td_engine_feed has something to do
+// Waits for what is queued. If that is not the whole step, it is abandoned: its logits and its
+// tokens' KV entries are undefined.
+td_status td_engine_end(td_engine *engine, td_err *err);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
 // Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits
@@ -81,6 +95,18 @@ const int32_t *td_engine_routing(const td_engine *engine, uint32_t layer_idx, ui
 // Break-even: the number of prompt tokens from which a step streams experts. Such a step's time
 // hardly depends on its number of tokens. 0: no step streams.
 uint32_t td_engine_stream_tokens(const td_engine *engine);
+
+// Whether the experts of all offloaded layers can stream now, so that a step of that many prompt
+// tokens never waits for the expert device.
+bool td_engine_streams_all(td_engine *engine);
+
+// Bytes of streamed experts since the engine opened. Those copied are counted by td_engine_feed.
+typedef struct {
+  uint64_t queued_bytes, copied_bytes;
+} td_stream_progress;
+td_stream_progress td_engine_stream_progress(const td_engine *engine);
+// Measured when the engine opened, in bytes/ns; 0: not measured.
+double td_engine_stream_rate(const td_engine *engine);
 
 // Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);

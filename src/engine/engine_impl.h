@@ -101,11 +101,15 @@ struct td_engine {
   td_dual_batch_tuner dual_batch;
   td_step_plan plan;
   td_engine_cursor cursor;
-  uint32_t n_tokens, n_rows, n_steps; // of the step; steps so far
-  bool is_ranked;                     // the host gets top logits of each row, not all of them
-  const uint32_t *step, *dev_step;    // the step's number (n_steps), in meta and in dev_meta
-  const int32_t *tokens, *rows;       // in dev_meta
-  const float *temperature;           // [n_rows], likewise
+  uint32_t n_tokens, n_rows, n_seqs; // of the step
+  uint32_t n_steps;                  // steps so far
+  uint64_t begin_ns, begin_trace_ns; // when the step began
+  bool is_queued;                    // all of the step's work is
+  td_event *done;                    // recorded at the end of the step
+  bool is_ranked;                    // the host gets top logits of each row, not all of them
+  const uint32_t *step, *dev_step;   // the step's number (n_steps), in meta and in dev_meta
+  const int32_t *tokens, *rows;      // in dev_meta
+  const float *temperature;          // [n_rows], likewise
 };
 
 // moe.c
@@ -139,6 +143,9 @@ td_status td_expert_stream_sync(td_engine *engine, td_err *err);
 // Requests registration if not.
 bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
 uint32_t td_engine_stream_groups(const td_engine *engine); // per layer
+// Whether less than ahead_bytes wait to be copied, and a slot is free for another group.
+bool td_engine_may_queue_group(td_engine *engine, uint64_t ahead_bytes);
+void td_expert_stream_wait(td_engine *engine); // for the oldest group that waits to be copied
 // Copies group `group` of the layer's experts and adds it to their sum; with the last group, delta
 // += that sum. routed: arguments as for all of the layer's experts.
 void td_engine_stream_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,

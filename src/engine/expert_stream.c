@@ -37,6 +37,11 @@ typedef struct {
   uint32_t *first_copy;        // [n_groups + 1] index of each group's first copy
 } streamed_layer;
 
+typedef struct {
+  uint32_t slot;
+  uint64_t n_bytes;
+} queued_group;
+
 struct td_expert_stream {
   td_stream *stream; // for the copies
   uint32_t group;    // experts per slot; 0: a slot cannot hold one
@@ -49,6 +54,12 @@ struct td_expert_stream {
   streamed_layer *layers;     // [n_layers]
   td_slot packing;            // scratch for packing one group
   uint32_t break_even_tokens; // prompt tokens from which a step streams
+  double rate;                // measured, bytes/ns; 0: unknown
+  // Groups whose copies were not seen done: n_waiting of [n_slots], from first_waiting on, modulo
+  // n_slots.
+  queued_group *waiting;
+  uint32_t n_waiting, first_waiting;
+  td_stream_progress progress;
 };
 
 // ---- where each matrix goes ---------------------------------------------------------------------
@@ -237,18 +248,49 @@ static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   return !pending;
 }
 
+// The oldest waiting group is done, or nobody will ask.
+static void drop_oldest(td_expert_stream *s) {
+  s->progress.copied_bytes += s->waiting[s->first_waiting].n_bytes;
+  s->first_waiting = (s->first_waiting + 1) % s->n_slots;
+  s->n_waiting--;
+}
+
+static void note_queued(td_expert_stream *s, uint32_t slot, uint64_t n_bytes) {
+  if (s->n_waiting == s->n_slots) drop_oldest(s);
+  s->waiting[(s->first_waiting + s->n_waiting++) % s->n_slots] = (queued_group){slot, n_bytes};
+  s->progress.queued_bytes += n_bytes;
+}
+
+bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
+  td_expert_stream *s = e->streaming;
+  if (ahead_bytes == UINT64_MAX) return true;
+  while (s->n_waiting && td_event_is_done(s->filled[s->waiting[s->first_waiting].slot]))
+    drop_oldest(s);
+  if (!s->n_waiting) return true;
+  return s->n_waiting < s->n_slots &&
+         s->progress.queued_bytes - s->progress.copied_bytes < ahead_bytes;
+}
+
+void td_expert_stream_wait(td_engine *e) {
+  const td_expert_stream *s = e->streaming;
+  if (s->n_waiting) td_event_sync(s->filled[s->waiting[s->first_waiting].slot]);
+}
+
 // Waits for the group's slot to be free, copies the group there and returns the slot's index.
 static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
   const uint32_t slot = (l->first_slot + group) % s->n_slots;
   char *base = s->ring + slot * s->slot_bytes;
+  uint64_t n_bytes = 0;
   td_stream_wait(s->stream, s->freed[slot]);
   for (uint32_t i = l->first_copy[group]; i < l->first_copy[group + 1]; i++) {
     const td_slot_copy *c = &l->copies[i];
     td_op_copy(s->stream, base + c->to, c->from, c->n_bytes);
+    n_bytes += c->n_bytes;
   }
   td_event_record(s->filled[slot], s->stream);
+  note_queued(s, slot, n_bytes);
   return slot;
 }
 
@@ -262,6 +304,22 @@ bool td_engine_can_stream(td_engine *e, uint32_t layer_idx) {
 uint32_t td_engine_stream_tokens(const td_engine *e) {
   const bool does = e->streaming && e->streaming->break_even_tokens <= e->opts.max_step_tokens;
   return does ? e->streaming->break_even_tokens : 0;
+}
+
+bool td_engine_streams_all(td_engine *e) {
+  if (!td_engine_stream_tokens(e)) return false;
+  bool all = true;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) // without a break: each requests registration
+    all &= !td_engine_is_offloaded(e, i) || td_engine_can_stream(e, i);
+  return all;
+}
+
+td_stream_progress td_engine_stream_progress(const td_engine *e) {
+  return e->streaming ? e->streaming->progress : (td_stream_progress){0, 0};
+}
+
+double td_engine_stream_rate(const td_engine *e) {
+  return e->streaming ? e->streaming->rate : 0;
 }
 
 uint32_t td_engine_stream_groups(const td_engine *e) {
@@ -293,7 +351,11 @@ void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer
 
 td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   const bool has_ring = e->streaming && e->streaming->stream;
-  return has_ring ? td_stream_sync(e->streaming->stream, err) : TD_OK;
+  if (!has_ring) return TD_OK;
+  td_status st = td_stream_sync(e->streaming->stream, err);
+  while (e->streaming->n_waiting)
+    drop_oldest(e->streaming);
+  return st;
 }
 
 // ---- break-even ---------------------------------------------------------------------------------
@@ -347,6 +409,7 @@ static td_status measure(td_engine *e, uint32_t layer_idx, td_err *err) {
   const streamed_layer *l = &s->layers[layer_idx];
   for (uint32_t i = 0; i < l->first_copy[s->n_groups]; i++)
     bytes += (double)l->copies[i].n_bytes;
+  s->rate = bytes / copying * 1e-9;
   if (s->break_even_tokens <= e->opts.max_step_tokens) {
     td_info("%s: streaming experts at %.1f GB/s; used for prefill steps of %u tokens or more",
             td_dev_name(e->dev), bytes / copying * 1e-9, s->break_even_tokens);
@@ -397,6 +460,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   s->filled = calloc(2 * (size_t)s->n_slots, sizeof(td_event *));
   if (!s->layers || !s->filled) return td_fail(err, TD_ENOMEM, "out of memory");
   s->freed = s->filled + s->n_slots;
+  s->waiting = malloc(s->n_slots * sizeof *s->waiting);
+  if (!s->waiting) return td_fail(err, TD_ENOMEM, "out of memory");
   st = open_ring(e, err);
   if (st == TD_OK) st = place_layers(e, err);
   return st == TD_OK ? choose_least(e, err) : st;
@@ -426,5 +491,6 @@ void td_expert_stream_close(td_engine *e) {
   }
   free(s->layers);
   free(s->filled);
+  free(s->waiting);
   free(s);
 }

@@ -241,6 +241,206 @@ static inline void check_schedules(const small_model *m, const char *kind, place
   free(want);
 }
 
+// ---- two engines on one device, over the same weights and KV pages
+// --------------------------------
+
+enum { LANE_SEQS = 4, LANE_DECODE = 7, LANE_TOKENS = ENGINE_PAGE };
+static const uint32_t lane_prompts[LANE_SEQS] = {SHORT_PROMPT, STREAM_PROMPT, 9, 5};
+
+typedef struct {
+  td_model *model;
+  td_dev *dev, *expert_dev;
+  td_engine *prefill, *decode; // prefill streams experts; decode leaves them to the CPU
+  void *kv_pages;
+  size_t n_vocab;
+  float *out; // [LANE_SEQS][LANE_DECODE + 1][n_vocab]: of the prompt's last token, then of answers
+  uint32_t n_answered[LANE_SEQS];
+  uint64_t random;
+} lanes;
+
+static inline void open_lanes(lanes *l, const small_model *m, const char *kind) {
+  const td_dev_opts dev = {.kind = kind, .n_threads = 2, .activations = engine_activations};
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
+  td_err err;
+  if (td_dev_open(&l->dev, &dev, &err) != TD_OK) fail_msg("%s", err.msg);
+  assert_int_equal(td_dev_open(&l->expert_dev, &cpu, &err), TD_OK);
+  if (td_model_open(&l->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  const td_model_config *c = td_model_config_of(l->model);
+  td_engine_opts opts = {.n_pages = LANE_SEQS,
+                         .page_tokens = ENGINE_PAGE,
+                         .max_step_tokens = LANE_TOKENS,
+                         .max_step_seqs = LANE_SEQS,
+                         .max_seq_tokens = LANE_TOKENS,
+                         .kv_dtype = td_dev_kv_dtype(l->dev, TD_F32),
+                         .expert_dev = l->expert_dev,
+                         .n_microbatches = 2,
+                         .stream_bytes = m->ring_bytes,
+                         .break_even_tokens = STREAM_PROMPT};
+  const size_t n = LANE_SEQS * LANE_TOKENS * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
+  assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);
+  opts.kv_pages = l->kv_pages;
+  if (td_engine_open(&l->prefill, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  opts.stream_bytes = 0;
+  opts.is_urgent = true;
+  if (td_engine_open(&l->decode, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  size_t n_memory;
+  const char *memory = experts_memory(l->model, &n_memory);
+  td_dev_pin(l->dev, memory, n_memory);
+  td_dev_wait_pinned(l->dev, memory, n_memory);
+  assert_true(td_engine_streams_all(l->prefill));
+  assert_false(td_engine_streams_all(l->decode));
+  l->n_vocab = c->n_vocab;
+  l->out = calloc((size_t)LANE_SEQS * (LANE_DECODE + 1), c->n_vocab * sizeof *l->out);
+}
+
+static inline void close_lanes(lanes *l) {
+  td_engine_close(l->prefill);
+  td_engine_close(l->decode);
+  td_dev_free(l->dev, l->kv_pages);
+  td_dev_close(l->expert_dev);
+  td_model_close(l->model);
+  td_dev_close(l->dev);
+}
+
+static inline uint32_t lane_random(lanes *l, uint32_t n) {
+  l->random = l->random * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(l->random >> 33) % n;
+}
+
+static const int32_t lane_tokens[LANE_SEQS + LANE_TOKENS] = {
+    5, 17, 4, 99, 23, 42, 8, 3, 150, 11, 60, 121, 77, 9, 30, 54, 18, 90, 2, 7};
+static const int32_t lane_pages[LANE_SEQS] = {2, 0, 3, 1};
+
+// The prompt of sequence s, or the next token of its answer.
+static inline td_step_seq lane_seq(const lanes *l, uint32_t s, bool is_decode) {
+  const uint32_t n_past = is_decode ? lane_prompts[s] + l->n_answered[s] : 0;
+  return (td_step_seq){.tokens = lane_tokens + s + n_past,
+                       .n_tokens = is_decode ? 1 : lane_prompts[s],
+                       .n_past = n_past,
+                       .pages = &lane_pages[s],
+                       .n_pages = 1,
+                       .is_decode = is_decode,
+                       .want = TD_WANT_LAST};
+}
+
+static inline void keep_row(lanes *l, td_engine *from, uint32_t row, uint32_t s, uint32_t i) {
+  td_sampler *greedy;
+  td_wire_token token;
+  td_err err;
+  const td_sampling params = {.n_top_logprobs = 1};
+  assert_int_equal(td_sampler_open(&greedy, &params, NULL, 0, l->n_vocab, &err), TD_OK);
+  assert_int_equal(td_engine_draw(from, row, greedy, 1, &token, &err), TD_OK);
+  td_sampler_close(greedy);
+  float *out = l->out + (s * (LANE_DECODE + 1) + i) * l->n_vocab;
+  out[0] = token.logprob;
+  memcpy(out + 1, &token.id, sizeof token.id);
+}
+
+// One token of the answers to the sequences in `ready`, a bit each; randomly not all of them.
+static inline void decode_lanes(lanes *l, uint32_t ready) {
+  td_step_seq seqs[LANE_SEQS];
+  uint32_t of[LANE_SEQS], n = 0;
+  td_err err;
+  for (uint32_t s = 0; s < LANE_SEQS; s++) {
+    if (!(ready >> s & 1) || l->n_answered[s] == LANE_DECODE) continue;
+    if (l->random && lane_random(l, 4) == 0) continue;
+    seqs[n] = lane_seq(l, s, true);
+    of[n++] = s;
+  }
+  if (!n) return;
+  if (td_engine_step(l->decode, seqs, n, &err) != TD_OK) fail_msg("%s", err.msg);
+  for (uint32_t i = 0; i < n; i++)
+    keep_row(l, l->decode, i, of[i], ++l->n_answered[of[i]]);
+}
+
+static inline bool has_answers_left(const lanes *l, uint32_t ready) {
+  for (uint32_t s = 0; s < LANE_SEQS; s++) {
+    if (ready >> s & 1 && l->n_answered[s] < LANE_DECODE) return true;
+  }
+  return false;
+}
+
+static inline void end_prefill(lanes *l, uint32_t s) {
+  td_err err;
+  if (td_engine_end(l->prefill, &err) != TD_OK) fail_msg("%s", err.msg);
+  keep_row(l, l->prefill, 0, s, 0);
+}
+
+// Prompts stream one behind the other while the sequences before them decode. Sometimes a step is
+// abandoned first.
+static inline void run_lanes_beside(lanes *l) {
+  td_err err;
+  uint32_t ready = 1;
+  for (uint32_t s = 1; s < LANE_SEQS; s++) {
+    const td_step_seq seq = lane_seq(l, s, false);
+    const td_stream_progress before = td_engine_stream_progress(l->prefill);
+    for (bool abandons = lane_random(l, 3) == 0, is_done = false; !is_done; abandons = false) {
+      assert_int_equal(td_engine_begin(l->prefill, &seq, 1, &err), TD_OK);
+      for (int i = 0; !is_done && !(abandons && i == 2); i++) {
+        is_done = td_engine_feed(l->prefill, 1 + lane_random(l, 1 << 19));
+        decode_lanes(l, ready);
+        if (lane_random(l, 2)) td_engine_wait(l->prefill);
+      }
+      if (!is_done) assert_int_equal(td_engine_end(l->prefill, &err), TD_OK);
+    }
+    end_prefill(l, s);
+    const td_stream_progress after = td_engine_stream_progress(l->prefill);
+    assert_true(after.queued_bytes > before.queued_bytes);
+    assert_true(after.queued_bytes == after.copied_bytes);
+    ready |= 1u << s;
+  }
+  while (has_answers_left(l, ready))
+    decode_lanes(l, ready);
+}
+
+// The same, one thing after the other.
+static inline void run_lanes_apart(lanes *l) {
+  td_err err;
+  for (uint32_t s = 1; s < LANE_SEQS; s++) {
+    const td_step_seq seq = lane_seq(l, s, false);
+    if (td_engine_step(l->prefill, &seq, 1, &err) != TD_OK) fail_msg("%s", err.msg);
+    keep_row(l, l->prefill, 0, s, 0);
+  }
+  for (uint32_t s = 0; s < LANE_SEQS; s++) {
+    while (has_answers_left(l, 1u << s))
+      decode_lanes(l, 1u << s);
+  }
+}
+
+// The caller's. seed 0: one thing after the other.
+static inline float *lane_rows(const small_model *m, const char *kind, unsigned seed,
+                               size_t *n_bytes) {
+  td_err err;
+  char text[16];
+  snprintf(text, sizeof text, "%u", seed);
+  setenv("TANDEM_JITTER", text, 1);
+  lanes l = {.random = seed};
+  open_lanes(&l, m, kind);
+  const td_step_seq seq = lane_seq(&l, 0, false);
+  if (td_engine_step(l.decode, &seq, 1, &err) != TD_OK) fail_msg("%s", err.msg);
+  keep_row(&l, l.decode, 0, 0, 0);
+  if (seed) run_lanes_beside(&l);
+  if (!seed) run_lanes_apart(&l);
+  *n_bytes = LANE_SEQS * (LANE_DECODE + 1) * l.n_vocab * sizeof *l.out;
+  close_lanes(&l);
+  unsetenv("TANDEM_JITTER");
+  return l.out;
+}
+
+// Whatever decode does beside a prompt that streams, and whoever is faster, results are those of
+// one thing after the other.
+static inline void check_lanes(const small_model *m, const char *kind, unsigned n_schedules) {
+  size_t n_bytes;
+  float *want = lane_rows(m, kind, 0, &n_bytes);
+  for (unsigned seed = 1; seed <= n_schedules; seed++) {
+    float *got = lane_rows(m, kind, seed, &n_bytes);
+    if (memcmp(got, want, n_bytes) != 0)
+      fail_msg("%s: engines beside each other with TANDEM_JITTER=%u differ", m->name, seed);
+    free(got);
+  }
+  free(want);
+}
+
 enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER - 1) }; // prompts of PROMPT, and 1 and 2 less
 
 // f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and behind them LONG_PROMPT + 1 rows more.

@@ -226,13 +226,29 @@ static void test_schedules(void **state) {
   unsetenv("TANDEM_EMU_PIN");
 }
 
+static void test_prefill_beside_decode(void **state) {
+  (void)state;
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+    skip();
+  }
+  td_dev_close(dev);
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_lanes(&small_models[i], "cuda", N_SCHEDULES / 4);
+  unsetenv("TANDEM_EMU_PIN");
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_of_as_many_tokens),
                                      cmocka_unit_test(test_threads_beside_a_gpu),
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
                                      cmocka_unit_test(test_where_experts_are),
                                      cmocka_unit_test(test_streaming_waits_for_registering),
-                                     cmocka_unit_test(test_schedules)};
+                                     cmocka_unit_test(test_schedules),
+                                     cmocka_unit_test(test_prefill_beside_decode)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

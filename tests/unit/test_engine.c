@@ -117,9 +117,17 @@ static void test_schedules(void **state) {
   }
 }
 
+static void test_prefill_beside_decode(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++)
+    check_lanes(&small_models[i], "cpu", N_SCHEDULES / 2);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_experts_apart_change_no_bit), cmocka_unit_test(test_streamed_experts),
-      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_schedules)};
+      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_schedules),
+      cmocka_unit_test(test_prefill_beside_decode)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
