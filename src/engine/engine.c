@@ -455,9 +455,11 @@ td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
 
 // Queues the rest of the step, or streamed experts up to ahead_bytes.
 static void queue(td_engine *e, uint64_t ahead_bytes) {
+  const bool may_stream = e->plan.n_ways[TD_LAYER_STREAMED] > 0;
+  if (!ahead_bytes && !may_stream) return;
   if (e->plan.is_replayed) {
     run_replayed(e);
-  } else if (!e->plan.n_ways[TD_LAYER_STREAMED]) {
+  } else if (!may_stream) {
     td_engine_forward(e);
   } else {
     do {

@@ -74,8 +74,9 @@ td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_
 // error of begin there is no end.
 td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
 // Queues work as long as less than ahead_bytes of streamed experts wait to be copied, and at least
-// one group of experts if none waits. A step that streams nothing is queued whole by the first
-// call. Returns whether the whole step is computed; waits for nothing that streams.
+// one group of experts if none waits. 0: queues nothing. A step that streams nothing is queued
+// whole by the first call. Returns whether the whole step is computed; waits for nothing that
+// streams.
 bool td_engine_feed(td_engine *engine, uint64_t ahead_bytes);
 void td_engine_wait(td_engine *engine); // until the next td_engine_feed has something to do
 // Waits for what is queued. If that is not the whole step, it is abandoned: its logits and its

@@ -266,6 +266,7 @@ bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   if (ahead_bytes == UINT64_MAX) return true;
   while (s->n_waiting && td_event_is_done(s->filled[s->waiting[s->first_waiting].slot]))
     drop_oldest(s);
+  if (!ahead_bytes) return false;
   if (!s->n_waiting) return true;
   return s->n_waiting < s->n_slots &&
          s->progress.queued_bytes - s->progress.copied_bytes < ahead_bytes;
@@ -308,10 +309,10 @@ uint32_t td_engine_stream_tokens(const td_engine *e) {
 
 bool td_engine_streams_all(td_engine *e) {
   if (!td_engine_stream_tokens(e)) return false;
-  bool all = true;
-  for (uint32_t i = 0; i < e->config->n_layers; i++) // without a break: each requests registration
-    all &= !td_engine_is_offloaded(e, i) || td_engine_can_stream(e, i);
-  return all;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (td_engine_is_offloaded(e, i) && !td_engine_can_stream(e, i)) return false;
+  }
+  return true;
 }
 
 td_stream_progress td_engine_stream_progress(const td_engine *e) {

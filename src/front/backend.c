@@ -146,7 +146,8 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .max_batch = opts->max_batch,
                       .kv_tokens = opts->kv_tokens,
                       .weights_fd = (uint32_t)opts->weights_fd,
-                      .trace_fd = (uint32_t)opts->trace_fd};
+                      .trace_fd = (uint32_t)opts->trace_fd,
+                      .decode_slowdown = opts->decode_slowdown};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
   TD_CHECK(opts->runtime.prefill_chunk); // must be set: the decode worker's READY does not know it
   w.role = TD_ROLE_PREFILL;

@@ -17,6 +17,7 @@ static td_status open_backend(td_serve *serve, td_err *err) {
                           .kv_tokens = (uint32_t)o->kv_tokens,
                           .is_split = serve->is_split,
                           .prefill_threads = (uint32_t)o->prefill_threads,
+                          .decode_slowdown = (uint32_t)o->decode_slowdown,
                           .weights_fd = serve->weights_fd >= 0 ? serve->weights_fd : 0,
                           .kv_dir = serve->kv_dir,
                           .kv_model = serve->kv_model,

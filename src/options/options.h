@@ -90,6 +90,7 @@ typedef struct {
   td_str_list model_names;
   int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
+  int64_t decode_slowdown; // percent
   double kv_dir_gib;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;

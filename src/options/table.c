@@ -153,6 +153,10 @@ const td_option td_option_table[] = {
      "prefill and decode in two processes; auto: on with 2 threads or more, on the CPU"},
     {GROUP_SERVING, "prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), RANGE(0, 4096),
      "0", "N", "with --disaggregate on: threads that prefill gets beside decode; 0: half"},
+    {GROUP_SERVING, "decode-slowdown", 0, OPT_INT, ON(SERVE), AT(decode_slowdown), RANGE(0, 1000),
+     "15", "PERCENT",
+     "with experts streaming to a GPU: how much longer decode steps may take beside a long prompt; "
+     "a quarter of the bus is the prompt's in any case"},
     {GROUP_SERVING, "drain-timeout", 0, OPT_INT, ON(SERVE), AT(drain_timeout_s), RANGE(0, 86400),
      "30", "SECONDS",
      "how long running requests may go on after SIGTERM, and then KV pages be written to --kv-dir"},

@@ -56,7 +56,7 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
   const td_gpu_plan plan = td_gpu_plan_make(&need);
   d->prefill_chunk = plan.prefill_chunk;
   d->stream_bytes = plan.stream_bytes;
-  d->held_bytes += plan.chunk_bytes + plan.stream_bytes;
+  d->held_bytes += plan.chunk_bytes + plan.decode_bytes + plan.stream_bytes;
   td_debug("%s: %.2f GiB for weights, %.2f GiB for experts that stream, %.2f GiB for prefill steps "
            "of %u tokens, of %.2f GiB",
            td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,

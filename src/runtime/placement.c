@@ -90,8 +90,10 @@ static uint64_t without(uint64_t left, uint64_t taken) {
 td_gpu_plan td_gpu_plan_make(const td_gpu_need *need) {
   const uint64_t kv_room = room_for_kv(need->kv_bytes);
   uint64_t left = without(need->free_bytes, need->weight_bytes + TD_KV_DEVICE_SPARE);
+  const uint64_t decode_bytes = need->layer_bytes ? need->usual_chunk * need->step_token_bytes : 0;
+  left = without(left, decode_bytes);
   if (need->is_ctx_given) left = without(left, kv_room);
-  td_gpu_plan plan = {.prefill_chunk = choose_chunk(need, left)};
+  td_gpu_plan plan = {.prefill_chunk = choose_chunk(need, left), .decode_bytes = decode_bytes};
   if (plan.prefill_chunk > need->usual_chunk) {
     plan.chunk_bytes = (plan.prefill_chunk - need->usual_chunk) * need->step_token_bytes;
   }

@@ -49,12 +49,13 @@ typedef struct {
 typedef struct {
   uint32_t prefill_chunk; // tokens
   uint64_t chunk_bytes;   // for the tokens beyond usual_chunk
+  uint64_t decode_bytes;  // activations of the engine that decodes beside streamed prefill
   uint64_t stream_bytes;  // ring for streamed experts
 } td_gpu_plan;
 
-// Of the memory left after weights, workspace and a requested context, up to a quarter goes to a
-// long prefill_chunk. Of the rest, one context is reserved if none was requested (at most half),
-// then the ring for streamed experts, up to one layer.
+// Of the memory left after weights, workspace, decode beside streaming and a requested context, up
+// to a quarter goes to a long prefill_chunk. Of the rest, one context is reserved if none was
+// requested (at most half), then the ring for streamed experts, up to one layer.
 td_gpu_plan td_gpu_plan_make(const td_gpu_need *need);
 
 // How many layers, from the first on, can have their experts on the GPU: as many as fit into half

@@ -18,11 +18,8 @@ static bool is_measured(const td_prefill_budget *budget, uint32_t n_decode) {
          n_decode < 2 * budget->n_decode && budget->n_decode < 2 * n_decode;
 }
 
-uint32_t td_prefill_budget_tokens(const td_prefill_budget *budget, uint32_t n_decode,
-                                  uint32_t n_prefill_left) {
+uint32_t td_prefill_budget_tokens(const td_prefill_budget *budget, uint32_t n_decode) {
   if (!n_decode) return budget->max_tokens;
-  if (budget->break_even_tokens && n_prefill_left >= budget->break_even_tokens)
-    return budget->decode_credit_ns ? 0 : budget->max_tokens;
   return is_measured(budget, n_decode) ? budget->budget_tokens : 0;
 }
 
@@ -38,12 +35,6 @@ static void note_answers(td_prefill_budget *budget, uint32_t n_decode, uint64_t 
 
 void td_prefill_budget_note(td_prefill_budget *budget, uint32_t n_decode, uint32_t n_prefilled,
                             uint64_t ns) {
-  const bool is_flat = budget->break_even_tokens && n_prefilled >= budget->break_even_tokens;
-  const uint64_t decode_credit_ns = n_decode && budget->decode_credit_ns > ns
-                                        ? budget->decode_credit_ns - ns
-                                        : 0;
-  budget->decode_credit_ns = n_decode && is_flat ? ns : decode_credit_ns;
-  if (is_flat) return;
   if (n_decode && !n_prefilled) note_answers(budget, n_decode, ns);
   if (!n_decode || !n_prefilled || !budget->decode_ns) return;
   budget->n_steps++;

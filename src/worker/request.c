@@ -255,12 +255,22 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
   return wrong;
 }
 
+// False: there is nothing to reply yet.
+static bool mark_ended(td_worker_request *r, td_done_reason reason, const char *text) {
+  r->is_ended = true;
+  r->end_reason = reason;
+  r->end_text = text;
+  return false;
+}
+
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply) {
   td_worker_request *r = find(requests, msg->request);
   td_err err;
   const char *wrong;
   if (!r && msg->kind != TD_MSG_SUBMIT) return false;
+  if (r && r->is_ended) return false;
   if (msg->kind == TD_MSG_CANCEL) {
+    if (r->is_held) return mark_ended(r, TD_DONE_CANCELED, NULL);
     td_requests_end(requests, r, TD_DONE_CANCELED, NULL, reply);
     return true;
   }
@@ -271,6 +281,7 @@ bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg
     r = find(requests, msg->request);
   }
   if (!wrong) return false;
+  if (r && r->is_held) return mark_ended(r, TD_DONE_ERROR, wrong);
   if (r) {
     td_requests_end(requests, r, TD_DONE_ERROR, wrong, reply);
   } else {

@@ -42,6 +42,11 @@ typedef struct {
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
   uint32_t n_output;
   uint64_t begin_ns, first_token_ns;
+  // A step in progress uses its pages and fills them: until that ends, it can only be marked as
+  // ended, for this reason and with this text (static, or NULL).
+  bool is_held, is_ended;
+  td_done_reason end_reason;
+  const char *end_text;
 } td_worker_request;
 
 // Tokens the front sends with the request.
@@ -83,7 +88,8 @@ td_request_phase td_request_phase_of(const td_worker_request *request);
 bool td_request_is_complete(const td_worker_request *request);
 
 // Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR or CANCEL. True: the request ended; send *reply (a
-// DONE). Records of unknown requests are dropped: they follow a request that was rejected.
+// DONE). Records of unknown requests are dropped: they follow a request that was rejected. A held
+// request is marked as ended instead; whoever holds it sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // Ends a request and writes its DONE into *reply. text may be NULL.

@@ -31,14 +31,30 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
   step->requests[step->n++] = r;
 }
 
+static bool waits_for_prefill(const td_worker_request *r) {
+  return r->phase == TD_REQUEST_PREFILL && !r->is_held;
+}
+
 // Prompt tokens not prefilled yet.
-static uint32_t count_unread(const td_requests *requests) {
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < requests->n; i++) {
-    const td_worker_request *r = requests->active[i];
-    if (r->phase == TD_REQUEST_PREFILL) n += r->submit.n_prompt - r->n_past;
-  }
+static uint32_t n_prompt_left(const td_worker_request *r) {
+  return r->submit.n_prompt - r->n_past;
+}
+
+// Adds up to budget tokens of the request; returns how many.
+static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget) {
+  const bool is_prompt = r->phase == TD_REQUEST_PREFILL;
+  const uint32_t left = is_prompt ? n_prompt_left(r) : td_request_n_to_read(&r->submit) - r->n_past;
+  const uint32_t n = left < budget ? left : budget;
+  const bool draws = is_prompt && n == left && !r->submit.n_answer;
+  add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);
+  step->n_prefilled += n;
   return n;
+}
+
+static bool is_for_prefill(const td_step *step, const td_worker_request *r) {
+  if (r->phase == TD_REQUEST_REPLAY) return true;
+  if (!waits_for_prefill(r)) return false;
+  return !step->stream_tokens || n_prompt_left(r) < step->stream_tokens;
 }
 
 void td_step_build(td_step *step, const td_requests *requests) {
@@ -51,18 +67,37 @@ void td_step_build(td_step *step, const td_requests *requests) {
   }
   step->n_decode = step->n;
   step->n_prefilled = 0;
-  uint32_t budget = td_prefill_budget_tokens(&step->budget, step->n_decode, count_unread(requests));
+  uint32_t budget = td_prefill_budget_tokens(&step->budget, step->n_decode);
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
-    if (r->phase != TD_REQUEST_PREFILL && r->phase != TD_REQUEST_REPLAY) continue;
-    bool is_prompt = r->phase == TD_REQUEST_PREFILL;
-    uint32_t left = (is_prompt ? r->submit.n_prompt : td_request_n_to_read(&r->submit)) - r->n_past;
-    uint32_t n = left < budget ? left : budget;
-    bool draws = is_prompt && n == left && !r->submit.n_answer;
-    add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);
-    budget -= n;
-    step->n_prefilled += n;
+    if (is_for_prefill(step, r)) budget -= add_prefill(step, r, budget);
   }
+}
+
+void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t least_tokens) {
+  uint64_t n_waiting = 0;
+  for (uint32_t i = 0; i < requests->n; i++) {
+    const td_worker_request *r = requests->active[i];
+    if (waits_for_prefill(r)) n_waiting += n_prompt_left(r);
+  }
+  step->n = step->n_decode = step->n_prefilled = 0;
+  uint32_t budget = n_waiting >= least_tokens ? step->budget.max_tokens : 0;
+  for (uint32_t i = 0; i < requests->n && budget; i++) {
+    td_worker_request *r = requests->active[i];
+    if (waits_for_prefill(r)) budget -= add_prefill(step, r, budget);
+  }
+}
+
+void td_step_hold(const td_step *step, bool is_held) {
+  for (uint32_t i = 0; i < step->n; i++)
+    step->requests[i]->is_held = is_held;
+}
+
+bool td_step_is_ended(const td_step *step) {
+  for (uint32_t i = 0; i < step->n; i++) {
+    if (!step->requests[i]->is_ended) return false;
+  }
+  return step->n > 0;
 }
 
 void td_step_note(td_step *step, uint64_t ns) {

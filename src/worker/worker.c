@@ -1,6 +1,8 @@
 // src/worker/worker.c - opening, the loop, and turning step results into records.
 // One thread. Messages are received and sent between steps, and a step is bounded by prefill_chunk,
-// so a cancellation or a heartbeat is delayed by at most one step.
+// so a cancellation or a heartbeat is delayed by at most one step. Where experts stream to a GPU, a
+// second engine on it prefills long prompts: its work is queued a bounded time ahead between the
+// steps of the first, which decode.
 #include "worker/worker.h"
 
 #include <signal.h>
@@ -23,6 +25,7 @@
 #include "worker/front_link.h"
 #include "worker/request.h"
 #include "worker/step.h"
+#include "worker/stream_pace.h"
 
 #define HEARTBEAT_NS 500000000u // half of wire.h's one second, to leave time for a step
 
@@ -38,6 +41,11 @@ typedef struct {
   td_grammars *grammars;  // NULL likewise
   td_requests requests;
   td_step step;
+  // Prefill with streamed experts; NULL: engine does all. Both use kv_pages.
+  td_engine *streaming;
+  void *kv_pages;      // owned, in the device's memory
+  td_step stream_step; // in progress if n is not 0; its requests are held
+  td_stream_pace pace;
   td_segment trace; // --trace records to it; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // of the thread pool
@@ -65,20 +73,47 @@ static td_status open_pool(worker *w, td_err *err) {
   return td_kv_pool_attach(&w->pool, TD_WORKER_KV_FD, &need, err);
 }
 
+// Tokens per prefill step of the engine that also decodes.
+static uint32_t usual_chunk(const worker *w) {
+  const uint32_t usual = td_engine_prefill_chunk(w->config), most = w->devices.prefill_chunk;
+  return w->streaming && usual < most ? usual : most;
+}
+
+// Opens the engine that streams experts, and closes it again where that never pays.
+static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
+  const size_t n_tokens = (size_t)opts->n_pages * opts->page_tokens;
+  const size_t n_bytes = n_tokens * td_engine_kv_bytes_per_token(w->config, opts->kv_dtype);
+  td_status st = td_dev_alloc(w->devices.dev, &w->kv_pages, n_bytes, err);
+  if (st != TD_OK) {
+    return td_err_prefix(err, "a KV cache of %zu tokens; make --ctx-size smaller", n_tokens);
+  }
+  opts->kv_pages = w->kv_pages;
+  opts->stream_bytes = w->devices.stream_bytes;
+  opts->max_step_tokens = w->devices.prefill_chunk;
+  st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
+  opts->stream_bytes = 0;
+  if (st != TD_OK || td_engine_stream_tokens(w->streaming)) return st;
+  td_engine_close(w->streaming);
+  w->streaming = NULL;
+  return TD_OK;
+}
+
 static td_status open_engine(worker *w, td_err *err) {
-  const td_engine_opts engine = {
+  td_engine_opts opts = {
       .n_pages = w->pool.plan.n_pages,
       .page_tokens = TD_KV_PAGE_TOKENS,
-      .max_step_tokens = td_step_max_tokens(w->opts.max_batch, w->devices.prefill_chunk),
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
       .kv_pages = w->pool.pages,
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
-      .stream_bytes = w->devices.stream_bytes,
   };
-  return td_engine_open(&w->engine, w->model, w->devices.dev, &engine, err);
+  td_status st = w->devices.stream_bytes ? open_streaming(w, &opts, err) : TD_OK;
+  if (st != TD_OK) return st;
+  opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
+  opts.is_urgent = true;
+  return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
 }
 
 // The vocabulary by its bytes, for grammars. A checkpoint without a tokenizer is served without
@@ -105,9 +140,11 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_eos = w->config->n_eos,
                                     .grammars = w->grammars};
   td_status st = td_requests_open(&w->requests, &limits, err);
-  if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, w->devices.prefill_chunk, err);
-  if (st == TD_OK) w->step.budget.break_even_tokens = td_engine_stream_tokens(w->engine);
-  return st;
+  if (st == TD_OK) st = td_step_open(&w->step, w->opts.max_batch, usual_chunk(w), err);
+  if (st != TD_OK || !w->streaming) return st;
+  td_stream_pace_init(&w->pace, w->opts.decode_slowdown * 0.01,
+                      td_engine_stream_rate(w->streaming));
+  return td_step_open(&w->stream_step, w->opts.max_batch, w->devices.prefill_chunk, err);
 }
 
 static td_status open_devices(worker *w, td_err *err) {
@@ -147,7 +184,7 @@ static td_status warm_up(worker *w, td_err *err) {
   for (size_t i = 0; i < TD_COUNT(steps) && st == TD_OK; i++) {
     uint32_t n = steps[i] < n_ctx ? steps[i] : n_ctx;
     td_step_seq seq = {.tokens = tokens,
-                       .n_tokens = n < w->devices.prefill_chunk ? n : w->devices.prefill_chunk,
+                       .n_tokens = n < usual_chunk(w) ? n : usual_chunk(w),
                        .pages = pages,
                        .n_pages = n_pages,
                        .is_decode = steps[i] == 1,
@@ -172,7 +209,7 @@ static td_status open_parts(worker *w, td_err *err) {
   if (st == TD_OK) st = open_pool(w, err);
   if (st == TD_OK) st = open_engine(w, err);
   // Whether steps can be long enough for experts to stream is known only now.
-  if (st == TD_OK && !td_engine_stream_tokens(w->engine)) td_dev_stop_pinning(w->devices.dev);
+  if (st == TD_OK && !w->streaming) td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
@@ -209,10 +246,13 @@ static td_status open_all(worker *w, td_err *err) {
 
 static void close_all(worker *w) {
   td_step_close(&w->step);
+  td_step_close(&w->stream_step);
   td_requests_close(&w->requests);
   td_grammars_close(w->grammars);
   td_token_index_close(w->tokens);
   td_engine_close(w->engine);
+  td_engine_close(w->streaming);
+  if (w->kv_pages) td_dev_free(w->devices.dev, w->kv_pages);
   td_kv_pool_close(&w->pool);
   td_devices_close(&w->devices);
   td_model_close(w->model);
@@ -263,12 +303,13 @@ static td_status beat(worker *w, td_err *err) {
 }
 
 // Samples the request's next token from a row of the step, and ends the request if it was the last.
-static td_status answer(worker *w, td_worker_request *r, uint32_t row, td_err *err) {
+static td_status answer(worker *w, td_engine *engine, td_worker_request *r, uint32_t row,
+                        td_err *err) {
   td_wire_msg msg = {.kind = TD_MSG_TOKEN, .request = r->id};
   td_wire_token *token = &msg.u.token;
   td_err why;
   if (td_request_is_complete(r)) return post_done(w, r, TD_DONE_STOP, NULL, err);
-  td_status st = td_engine_draw(w->engine, row, r->sampler,
+  td_status st = td_engine_draw(engine, row, r->sampler,
                                 (r->submit.flags & TD_SUBMIT_LOGPROBS) != 0, token, err);
   if (st != TD_OK) return st;
   if (td_sampler_status(r->sampler, &why) != TD_OK) {
@@ -302,29 +343,105 @@ static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
   return post_done(w, r, TD_DONE_PREFILLED, NULL, err);
 }
 
-static td_status run_step(worker *w, td_err *err) {
-  td_step *step = &w->step;
-  uint64_t now_ns = td_clock_ns();
+static void note_begin(const td_step *step, uint64_t now_ns) {
   for (uint32_t i = 0; i < step->n; i++) {
     td_worker_request *r = step->requests[i];
     if (r->begin_ns) continue;
     r->begin_ns = now_ns;
     if (r->phase == TD_REQUEST_DECODE) r->first_token_ns = now_ns;
   }
+}
+
+// Sends what a computed step has for its requests.
+static td_status post_results(worker *w, td_engine *engine, const td_step *step, td_err *err) {
+  uint32_t row = 0;
+  td_status st = TD_OK;
+  w->n_steps++;
+  for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
+    td_worker_request *r = step->requests[i];
+    const bool wants_token = step->seqs[i].want == TD_WANT_LAST;
+    if (r->is_ended) {
+      st = post_done(w, r, r->end_reason, r->end_text, err);
+    } else {
+      r->n_past += step->seqs[i].n_tokens;
+      if (r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
+      if (st == TD_OK && wants_token) st = answer(w, engine, r, row, err);
+    }
+    row += wants_token;
+  }
+  return st;
+}
+
+static td_status run_step(worker *w, td_err *err) {
+  td_step *step = &w->step;
+  uint64_t now_ns = td_clock_ns();
+  note_begin(step, now_ns);
   td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   td_step_note(step, td_clock_ns() - now_ns);
-  w->n_steps++;
-  uint32_t row = 0;
-  for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
-    td_worker_request *r = step->requests[i];
-    bool wants_token = step->seqs[i].want == TD_WANT_LAST;
-    r->n_past += step->seqs[i].n_tokens;
-    if (r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
-    if (!wants_token) continue;
-    if (st == TD_OK) st = answer(w, r, row, err);
-    row++;
+  return post_results(w, w->engine, step, err);
+}
+
+// ---- prefill with streamed experts --------------------------------------------------------------
+
+// Ends the step in progress: all of it is computed, or nobody waits for it.
+static td_status end_streaming(worker *w, td_err *err) {
+  td_step *step = &w->stream_step;
+  td_status st = td_engine_end(w->streaming, err);
+  if (st != TD_OK) return td_err_prefix(err, "a prefill of %u tokens failed", step->n_prefilled);
+  td_step_hold(step, false);
+  st = post_results(w, w->streaming, step, err);
+  step->n = 0;
+  return st;
+}
+
+static td_status begin_streaming(worker *w, td_err *err) {
+  td_step *step = &w->stream_step;
+  const uint32_t least_tokens = td_engine_stream_tokens(w->streaming);
+  w->step.stream_tokens = least_tokens;
+  td_step_build_prefill(step, &w->requests, least_tokens);
+  if (!step->n) return TD_OK;
+  if (!td_engine_streams_all(w->streaming)) { // not yet: the other engine takes them
+    w->step.stream_tokens = step->n = 0;
+    return TD_OK;
   }
+  note_begin(step, td_clock_ns());
+  td_step_hold(step, true);
+  td_status st = td_engine_begin(w->streaming, step->seqs, step->n, err);
+  return st == TD_OK ? st : td_err_prefix(err, "a prefill of %u prompts failed", step->n);
+}
+
+// Ends a step that is done, and begins the next. Before requests are chosen for a decode step.
+static td_status advance_streaming(worker *w, td_err *err) {
+  td_status st = TD_OK;
+  if (!w->streaming) return TD_OK;
+  if (w->stream_step.n && (td_engine_feed(w->streaming, 0) || td_step_is_ended(&w->stream_step)))
+    st = end_streaming(w, err);
+  return st == TD_OK && !w->stream_step.n ? begin_streaming(w, err) : st;
+}
+
+// Runs the step that was built, with streamed experts queued ahead of it.
+static td_status run_beside_streaming(worker *w, td_err *err) {
+  const uint32_t n_decode = w->step.n_decode, n_prefilled = w->step.n_prefilled;
+  const uint64_t ahead_bytes = td_stream_pace_ahead(&w->pace, n_decode);
+  if (w->stream_step.n && ahead_bytes) td_engine_feed(w->streaming, ahead_bytes);
+  const td_stream_progress before = td_engine_stream_progress(w->streaming);
+  const uint64_t begin_ns = td_clock_ns();
+  td_status st = TD_OK;
+  if (w->step.n) {
+    st = run_step(w, err);
+  } else {
+    td_engine_wait(w->streaming);
+  }
+  const uint64_t ns = td_clock_ns() - begin_ns;
+  if (w->stream_step.n) td_engine_feed(w->streaming, 0);
+  const td_stream_progress after = td_engine_stream_progress(w->streaming);
+  td_stream_pace_note(&w->pace,
+                      &(td_paced_step){.n_decode = n_decode,
+                                       .n_prefilled = n_prefilled,
+                                       .ns = ns,
+                                       .copied_bytes = after.copied_bytes - before.copied_bytes,
+                                       .left_bytes = after.queued_bytes - after.copied_bytes});
   return st;
 }
 
@@ -333,10 +450,16 @@ static td_status serve(worker *w, td_err *err) {
     td_status st = drain(w, err);
     if (st != TD_OK || w->is_shut_down) return st;
     st = beat(w, err);
+    if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
     td_step_build(&w->step, &w->requests);
-    st = w->step.n ? run_step(w, err)
-                   : td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
+    if (w->streaming && (w->step.n || w->stream_step.n)) {
+      st = run_beside_streaming(w, err);
+    } else if (w->step.n) {
+      st = run_step(w, err);
+    } else {
+      st = td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
+    }
     if (st != TD_OK) return st;
   }
 }

@@ -1,4 +1,5 @@
-// tests/unit/test_pace.c - the budget of prompts beside answers, on machines made of arithmetic.
+// tests/unit/test_pace.c - the budget of prompts beside answers, and of streamed experts beside
+// decode, on machines made of arithmetic.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 
 #include "base/status.h"
 #include "worker/prefill_budget.h"
+#include "worker/stream_pace.h"
 
 #define MOST 512
 
@@ -47,7 +49,7 @@ static run read_beside(td_prefill_budget *budget, const machine *m, uint32_t n_d
   run r = {0};
   uint64_t random = 88172645463325252u;
   while (n_left) {
-    uint32_t n = td_prefill_budget_tokens(budget, n_decode, n_left);
+    uint32_t n = td_prefill_budget_tokens(budget, n_decode);
     assert_in_range(n, 0, MOST);
     if (n > n_left) n = n_left;
     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
@@ -73,19 +75,19 @@ static void test_alone_all_goes(void **state) {
   (void)state;
   td_prefill_budget budget;
   td_prefill_budget_init(&budget, MOST);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 0, MOST), MOST);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 0), MOST);
   td_prefill_budget_note(&budget, 0, MOST, 1000000);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 0, MOST), MOST);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, MOST), 0); // first what three answers take
+  assert_int_equal(td_prefill_budget_tokens(&budget, 0), MOST);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3), 0); // first what three answers take
   td_prefill_budget_note(&budget, 3, 0, 1000000);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 5, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 6, MOST),
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3), TD_PREFILL_BUDGET_MIN_TOKENS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 5), TD_PREFILL_BUDGET_MIN_TOKENS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 6),
                    0); // twice as many are another matter
-  assert_int_equal(td_prefill_budget_tokens(&budget, 1, MOST), 0);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 1), 0);
   td_prefill_budget_init(&budget, 5);
   td_prefill_budget_note(&budget, 1, 0, 1000000);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 1, MOST), 5);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 1), 5);
 }
 
 // Gaps are bounded from the first step on, and what is bearable is used.
@@ -152,7 +154,7 @@ static void test_noise(void **state) {
   assert_true(pace_of(&noisy) > 0.5 * pace_of(&calm));
   uint32_t budget_tokens = budget.budget_tokens;
   td_prefill_budget_note(&budget, 4, budget_tokens, 60000000000u);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 4, MOST), TD_PREFILL_BUDGET_MIN_TOKENS);
+  assert_int_equal(td_prefill_budget_tokens(&budget, 4), TD_PREFILL_BUDGET_MIN_TOKENS);
   read_beside(&budget, &is_quick, 4, 8 * budget_tokens, 0);
   assert_true(budget.budget_tokens > budget_tokens / 2);
 }
@@ -187,28 +189,123 @@ static void test_short_prompts(void **state) {
   assert_int_equal(budget.budget_tokens, TD_PREFILL_BUDGET_MIN_TOKENS);
 }
 
-// Prompts that are long enough are read in one step, before which answers have had as long as that
-// takes; shorter ones as ever.
-static void test_flat_steps(void **state) {
-  (void)state;
-  enum { FLAT = 200, STEP_NS = 1000000, FLAT_NS = 10 * STEP_NS };
-  td_prefill_budget budget;
-  td_prefill_budget_init(&budget, MOST);
-  budget.break_even_tokens = FLAT;
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT - 1), 0);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), MOST);
-  td_prefill_budget_note(&budget, 3, MOST, FLAT_NS);
-  for (int i = 0; i < 10; i++) {
-    assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), 0);
-    td_prefill_budget_note(&budget, 3, 0, STEP_NS);
+// ---- streaming beside decode --------------------------------------------------------------------
+
+// A link of `rate` bytes/ns beside decode steps of `alone` ns, which take `cost` of the time longer
+// during which the link is busy. Time passes with the steps.
+typedef struct {
+  double rate, alone, cost, noise;
+  uint64_t group_bytes;
+} link_machine;
+
+typedef struct {
+  double queued, copied, seconds;
+  double worst, sum;          // steps over one alone, once the pace has learned
+  uint32_t n_steps, n_paused; // n_paused: steps during which nothing was copied
+} stream_run;
+
+enum { LEARNING = 16 }; // steps
+
+// Streams n_bytes beside n_decode sequences, as a worker does.
+static stream_run stream_beside(td_stream_pace *pace, const link_machine *m, uint32_t n_decode,
+                                double n_bytes) {
+  stream_run r = {0};
+  uint64_t random = 88172645463325252u;
+  double left = n_bytes;
+  while (left > 0 || r.queued > 0) {
+    const double ahead = (double)td_stream_pace_ahead(pace, n_decode);
+    while (left > 0 && ahead > 0 && (r.queued == 0 || r.queued < ahead)) {
+      const double n = left < (double)m->group_bytes ? left : (double)m->group_bytes;
+      r.queued += n;
+      left -= n;
+    }
+    random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+    const double alone = m->alone * (1 + m->noise * (double)(random >> 40) / (1 << 24));
+    const double busy = r.queued / m->rate, longest = alone / (1 - m->cost / (1 + m->cost));
+    double ns = alone + m->cost / (1 + m->cost) * busy;
+    if (ns > longest) ns = longest; // busy all along
+    const double copied = r.queued < m->rate * ns ? r.queued : m->rate * ns;
+    r.queued -= copied;
+    td_stream_pace_note(pace, &(td_paced_step){.n_decode = n_decode,
+                                               .ns = (uint64_t)ns,
+                                               .copied_bytes = (uint64_t)copied,
+                                               .left_bytes = (uint64_t)r.queued});
+    if (++r.n_steps > LEARNING) r.sum += ns / alone;
+    if (r.n_steps > LEARNING && ns / alone > r.worst) r.worst = ns / alone;
+    r.n_paused += copied == 0;
+    r.copied += copied;
+    r.seconds += ns * 1e-9;
+    assert_true(r.n_steps < 100000);
   }
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT - 1),
-                   TD_PREFILL_BUDGET_MIN_TOKENS); // what was flat taught nothing
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3, FLAT), MOST);
-  td_prefill_budget_note(&budget, 3, FLAT, FLAT_NS);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 0, FLAT), MOST); // nobody is there to rest
-  td_prefill_budget_note(&budget, 0, MOST, FLAT_NS);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 1, FLAT), MOST);
+  return r;
+}
+
+// V3 on an H100: 654 GB at 55 GB/s beside decode steps of 147 ms that take 40 % longer while the
+// link is busy. Decode keeps to its bound, and prefill gets what that leaves.
+static void test_decode_keeps_its_pace(void **state) {
+  (void)state;
+  const link_machine m = {
+      .rate = 55, .alone = 147e6, .cost = 0.4, .group_bytes = (uint64_t)512 << 20};
+  const double bytes = 654e9;
+  td_stream_pace pace;
+  td_stream_pace_init(&pace, 0.15, m.rate);
+  const stream_run r = stream_beside(&pace, &m, 4, bytes);
+  assert_true(r.worst < 1.25);
+  assert_true(r.sum / (r.n_steps - LEARNING) < 1.16);
+  assert_true(r.n_paused <= 2 + r.n_steps / 16);
+  const double alone_s = bytes / m.rate * 1e-9;
+  assert_true(r.seconds > alone_s * 1.5 && r.seconds < alone_s * 4);
+}
+
+// Where streaming costs decode nothing, the link is never idle for long, also if its rate is not
+// known before.
+static void test_streaming_that_costs_nothing(void **state) {
+  (void)state;
+  const link_machine m = {
+      .rate = 25, .alone = 50e6, .cost = 0.02, .group_bytes = (uint64_t)64 << 20};
+  for (double rate = 0; rate <= m.rate; rate += m.rate) {
+    td_stream_pace pace;
+    td_stream_pace_init(&pace, 0.15, rate);
+    const stream_run r = stream_beside(&pace, &m, 1, 650e9);
+    assert_true(r.worst < 1.03);
+    assert_true(r.seconds < 1.2 * 650e9 / m.rate * 1e-9);
+  }
+}
+
+// However much decode suffers, a quarter of the link is prefill's.
+static void test_prefill_is_not_starved(void **state) {
+  (void)state;
+  const link_machine m = {
+      .rate = 25, .alone = 20e6, .cost = 2, .noise = 0.3, .group_bytes = (uint64_t)16 << 20};
+  td_stream_pace pace;
+  td_stream_pace_init(&pace, 0, m.rate);
+  const stream_run r = stream_beside(&pace, &m, 8, 200e9);
+  assert_true(r.seconds < 200e9 / m.rate * 1e-9 * 6);
+  // Steps with short prompts of their own are no measure of decode, and do not stop it either.
+  td_stream_pace_init(&pace, 0.15, m.rate);
+  uint32_t n = 0;
+  while (!td_stream_pace_ahead(&pace, 8) && n < 100) {
+    td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 8, .n_prefilled = 64, .ns = 90000000});
+    n++;
+  }
+  assert_in_range(n, 1, 8);
+}
+
+// Decode is measured alone again when twice as many sequences decode.
+static void test_more_sequences_are_measured(void **state) {
+  (void)state;
+  td_stream_pace pace;
+  td_stream_pace_init(&pace, 0.15, 10);
+  assert_int_equal(td_stream_pace_ahead(&pace, 0), 10ull * TD_STREAM_AHEAD_NS);
+  assert_int_equal(td_stream_pace_ahead(&pace, 1), 0);
+  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 1, .ns = 1000});
+  assert_true(td_stream_pace_ahead(&pace, 1) > 0);
+  assert_int_equal(td_stream_pace_ahead(&pace, 2), 0);
+  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 2, .ns = 9000, .copied_bytes = 1});
+  assert_int_equal(td_stream_pace_ahead(&pace, 2), 0); // something was still copied
+  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 2, .ns = 2000});
+  assert_true(td_stream_pace_ahead(&pace, 3) > 0);
+  assert_int_equal(td_stream_pace_ahead(&pace, 4), 0);
 }
 
 int main(void) {
@@ -220,7 +317,10 @@ int main(void) {
       cmocka_unit_test(test_noise),
       cmocka_unit_test(test_a_cold_start),
       cmocka_unit_test(test_short_prompts),
-      cmocka_unit_test(test_flat_steps),
+      cmocka_unit_test(test_decode_keeps_its_pace),
+      cmocka_unit_test(test_streaming_that_costs_nothing),
+      cmocka_unit_test(test_prefill_is_not_starved),
+      cmocka_unit_test(test_more_sequences_are_measured),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,6 +32,7 @@ static void test_args_round_trip(void **state) {
                                .role = TD_ROLE_DECODE,
                                .max_batch = 2,
                                .kv_tokens = 4,
+                               .decode_slowdown = 9,
                                .weights_fd = 7,
                                .trace_fd = 8,
                                .log_level = TD_LOG_DEBUG,
@@ -474,6 +475,59 @@ static void test_steps(void **state) {
   table_close(&t);
 }
 
+// Long prompts, and short ones that wait beside them, are the streaming engine's. While that holds
+// them they are in no other step, and a request that is cancelled ends with the step.
+static void test_steps_that_stream(void **state) {
+  (void)state;
+  table t;
+  td_step step, stream;
+  td_err err;
+  table_open(&t);
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 32, &err), TD_OK);
+  assert_int_equal(td_step_open(&stream, MAX_SEQS, 100, &err), TD_OK);
+  step.stream_tokens = 40;
+  assert_false(send_submit(&t, 1, 39, 5, 0));
+  assert_false(send_tokens(&t, 1, 39, 2));
+  td_step_build_prefill(&stream, &t.requests, 40);
+  assert_int_equal(stream.n, 0); // too few tokens
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_false(send_submit(&t, 2, 90, 5, 0));
+  assert_false(send_tokens(&t, 2, 45, 3));
+  assert_false(send_tokens(&t, 2, 45, 3));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1); // not the long one
+  td_step_build_prefill(&stream, &t.requests, 40);
+  assert_int_equal(stream.n, 2);
+  assert_int_equal(stream.n_prefilled, 100);
+  assert_int_equal(stream.seqs[0].want, TD_WANT_LAST);
+  assert_int_equal(stream.seqs[1].n_tokens, 61);
+  assert_int_equal(stream.seqs[1].want, TD_WANT_NONE);
+  td_step_hold(&stream, true);
+
+  assert_false(send_submit(&t, 3, 5, 5, 0));
+  assert_false(send_tokens(&t, 3, 5, 4));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.requests[0]->id, 3);
+  assert_false(send_kind(&t, 1, TD_MSG_CANCEL));
+  assert_false(td_step_is_ended(&stream));
+  assert_false(send_tokens(&t, 2, 1, 4)); // malformed
+  assert_true(td_step_is_ended(&stream));
+  assert_false(send_kind(&t, 2, TD_MSG_CANCEL)); // it has ended already
+  assert_int_equal(t.requests.n, 3);
+  assert_int_equal(stream.requests[0]->end_reason, TD_DONE_CANCELED);
+  assert_int_equal(stream.requests[1]->end_reason, TD_DONE_ERROR);
+  assert_non_null(stream.requests[1]->end_text);
+  td_step_hold(&stream, false);
+  td_step_build_prefill(&stream, &t.requests, 200);
+  assert_int_equal(stream.n, 0);
+  assert_false(td_step_is_ended(&stream));
+  td_step_close(&stream);
+  td_step_close(&step);
+  table_close(&t);
+}
+
 // An answer waits for the page that its next token needs.
 static void test_steps_wait_for_pages(void **state) {
   (void)state;
@@ -627,6 +681,7 @@ int main(void) {
       cmocka_unit_test(test_too_many_requests),
       cmocka_unit_test(test_steps),
       cmocka_unit_test(test_steps_begin_behind_the_cache),
+      cmocka_unit_test(test_steps_that_stream),
       cmocka_unit_test(test_steps_wait_for_pages),
       cmocka_unit_test(test_steps_of_a_replay),
       cmocka_unit_test(test_steps_go_on_in_an_answer),

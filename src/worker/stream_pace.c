@@ -1,0 +1,76 @@
+// src/worker/stream_pace.c - learning the share of the link that streaming may use beside decode.
+#include "worker/stream_pace.h"
+
+#include <stdbool.h>
+
+#define FIRST_SHARE 0.5  // until steps beside streaming are measured
+#define MOST_RISE   1.25 // of the share, from one step to the next
+#define MOST_FALL   0.5
+#define MOST_MIXED  4    // paused steps in a row that cannot be measured alone
+#define MARGIN      1.25 // queued beyond the expected step, so that a whole share never idles
+
+static double within(double x, double least, double most) {
+  return x < least ? least : x > most ? most : x;
+}
+
+void td_stream_pace_init(td_stream_pace *out, double slowdown, double rate) {
+  *out = (td_stream_pace){.slowdown = slowdown, .rate = rate, .share = FIRST_SHARE};
+}
+
+static bool is_measured(const td_stream_pace *pace, uint32_t n_decode) {
+  return pace->alone_ns > 0 && pace->n_steps < TD_STREAM_PACE_STEPS &&
+         n_decode < 2 * pace->n_decode && pace->n_decode < 2 * n_decode;
+}
+
+uint64_t td_stream_pace_ahead(const td_stream_pace *pace, uint32_t n_decode) {
+  double ns = TD_STREAM_AHEAD_NS;
+  if (n_decode) {
+    if (!is_measured(pace, n_decode)) return 0;
+    ns = pace->alone_ns * (1 + pace->slowdown) * pace->share;
+    if (pace->share >= 1) ns *= MARGIN;
+  }
+  const double bytes = ns * pace->rate;
+  return bytes < 1 ? 1 : (uint64_t)bytes;
+}
+
+// A shorter time replaces the old one at once; a longer one is averaged in, so that a single
+// delayed step has little effect.
+static void note_alone(td_stream_pace *pace, uint32_t n_decode, double ns) {
+  const bool averages = pace->n_decode == n_decode && pace->n_steps < TD_STREAM_PACE_STEPS &&
+                        ns > pace->alone_ns && pace->alone_ns > 0;
+  pace->alone_ns = averages ? pace->alone_ns + (ns - pace->alone_ns) / 4 : ns;
+  pace->n_decode = n_decode;
+  pace->n_steps = pace->n_mixed = 0;
+}
+
+// A step with prompt tokens is too long a measure, and still a better one than pausing forever.
+static void note_mixed(td_stream_pace *pace, uint32_t n_decode, double ns) {
+  if (!is_measured(pace, n_decode) && ++pace->n_mixed == MOST_MIXED) note_alone(pace, n_decode, ns);
+}
+
+// The link was never idle if something is left; otherwise it is at least that fast.
+static void note_rate(td_stream_pace *pace, double rate, bool is_whole) {
+  if (rate > pace->rate) {
+    pace->rate = rate;
+  } else if (is_whole) {
+    pace->rate += (rate - pace->rate) / 8;
+  }
+}
+
+void td_stream_pace_note(td_stream_pace *pace, const td_paced_step *step) {
+  const double ns = step->ns ? (double)step->ns : 1;
+  const bool streamed = step->copied_bytes || step->left_bytes;
+  if (streamed) note_rate(pace, (double)step->copied_bytes / ns, step->left_bytes > 0);
+  if (!step->n_decode) return;
+  if (step->n_prefilled) {
+    note_mixed(pace, step->n_decode, ns);
+  } else if (!streamed) {
+    note_alone(pace, step->n_decode, ns);
+  } else if (is_measured(pace, step->n_decode)) { // else the queue runs dry first
+    pace->n_steps++;
+    const double slower = ns / pace->alone_ns - 1;
+    const double change = slower > 0 ? pace->slowdown / slower : MOST_RISE;
+    pace->share = within(pace->share * within(change, MOST_FALL, MOST_RISE), TD_STREAM_PACE_LEAST,
+                         1);
+  }
+}

@@ -1,0 +1,43 @@
+// src/worker/stream_pace.h - how far streamed prefill may queue ahead while requests decode. Pure
+// arithmetic; time is passed in.
+//
+// Streaming takes memory bandwidth, bus and SMs from decode. Decode steps may take 1 + slowdown
+// times as long as without it. Between two decode steps, as many bytes of experts are queued as
+// keep the link busy for a share of the next step. The share is learned from the steps' times and
+// is at least TD_STREAM_PACE_LEAST, so that prefill never starves. How long a decode step takes
+// alone is measured again every TD_STREAM_PACE_STEPS steps and when the number of sequences has
+// doubled or halved: for that, streaming pauses until one step has run without it.
+#ifndef TD_WORKER_STREAM_PACE_H
+#define TD_WORKER_STREAM_PACE_H
+
+#include <stdint.h>
+
+#define TD_STREAM_PACE_LEAST 0.25     // of the link
+#define TD_STREAM_PACE_STEPS 64       // beside streaming until decode is measured alone again
+#define TD_STREAM_AHEAD_NS   60000000 // of link time queued when nothing decodes
+
+typedef struct {
+  double slowdown;   // 0.15: decode steps may take 15 % longer
+  double rate;       // of the link in bytes/ns; 0: unknown
+  double share;      // of the link
+  double alone_ns;   // a decode step without streaming; 0: unknown
+  uint32_t n_decode; // sequences in that step
+  uint32_t n_steps;  // beside streaming since
+  uint32_t n_mixed;  // steps with prompt tokens of their own while streaming paused
+} td_stream_pace;
+
+// rate: as measured, or 0.
+void td_stream_pace_init(td_stream_pace *out, double slowdown, double rate);
+
+// Bytes to have queued before a step that decodes n_decode sequences, what waits already included.
+// 0: queue nothing, the next step is measured alone.
+uint64_t td_stream_pace_ahead(const td_stream_pace *pace, uint32_t n_decode);
+
+typedef struct {
+  uint32_t n_decode, n_prefilled;    // sequences decoded; prompt tokens of the step itself
+  uint64_t ns;                       // how long it took
+  uint64_t copied_bytes, left_bytes; // of experts: streamed meanwhile; still queued at its end
+} td_paced_step;
+void td_stream_pace_note(td_stream_pace *pace, const td_paced_step *step);
+
+#endif
