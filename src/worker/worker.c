@@ -46,7 +46,9 @@ typedef struct {
   void *kv_pages;      // owned, in the device's memory
   td_step stream_step; // in progress if n is not 0; its requests are held
   td_stream_pace pace;
-  td_segment trace; // --trace records to it; closed without it
+  uint64_t stream_begin_ns;
+  uint32_t n_beside; // decode steps since
+  td_segment trace;  // --trace records to it; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // of the thread pool
   bool is_shut_down;
@@ -390,6 +392,8 @@ static td_status end_streaming(worker *w, td_err *err) {
   td_status st = td_engine_end(w->streaming, err);
   if (st != TD_OK) return td_err_prefix(err, "a prefill of %u tokens failed", step->n_prefilled);
   td_step_hold(step, false);
+  td_debug("prefill of %u tokens with streamed experts: %.2f s, beside %u decode steps",
+           step->n_prefilled, (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9, w->n_beside);
   st = post_results(w, w->streaming, step, err);
   step->n = 0;
   return st;
@@ -405,7 +409,9 @@ static td_status begin_streaming(worker *w, td_err *err) {
     w->step.stream_tokens = step->n = 0;
     return TD_OK;
   }
-  note_begin(step, td_clock_ns());
+  w->stream_begin_ns = td_clock_ns();
+  w->n_beside = 0;
+  note_begin(step, w->stream_begin_ns);
   td_step_hold(step, true);
   td_status st = td_engine_begin(w->streaming, step->seqs, step->n, err);
   return st == TD_OK ? st : td_err_prefix(err, "a prefill of %u prompts failed", step->n);
@@ -435,6 +441,7 @@ static td_status run_beside_streaming(worker *w, td_err *err) {
   }
   const uint64_t ns = td_clock_ns() - begin_ns;
   if (w->stream_step.n) td_engine_feed(w->streaming, 0);
+  w->n_beside += n_decode > 0;
   const td_stream_progress after = td_engine_stream_progress(w->streaming);
   td_stream_pace_note(&w->pace,
                       &(td_paced_step){.n_decode = n_decode,

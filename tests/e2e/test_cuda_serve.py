@@ -112,6 +112,38 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     server.close()
 
 
+def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
+    """Neither changes what the other says; whoever goes away in the middle leaves nothing behind."""
+    options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--decode-slowdown", "30"]
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
+    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
+    if not least or int(least[1]) > 600:
+        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
+    prompt = [3 + i % 200 for i in range(int(least[1]) + 40)]
+    n = 24 if "_emu" in library else 2000
+    answer, said = complete(server, [5, 6, 7], n), complete(server, prompt, 2)
+    assert beside(server) == [0]
+    other = [9, *prompt[1:]]  # which no prefix cache holds
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = pool.submit(complete, server, [5, 6, 7], n)
+        wait_until(lambda: health(server)["running"] == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/completions", json={"prompt": other, "max_tokens": 2}, timeout=0.05)
+        wait_until(lambda: health(server)["running"] == 1)
+        between = complete(server, [8, *prompt[1:]], 2)
+        assert running.result() == answer
+    assert beside(server)[-1] > 0
+    wait_until(lambda: health(server)["running"] == 0)
+    assert complete(server, [8, *prompt[1:]], 2) == between
+    assert complete(server, prompt, 2) == said
+    server.close()
+
+
+def beside(server):
+    """For each prefill with streamed experts, the decode steps beside it."""
+    return [int(n) for n in re.findall(r"with streamed experts: .* beside (\d+) decode", server.log())]
+
+
 def health(server):
     return httpx.get(server.url + "/health", trust_env=False).json()
 
