@@ -57,7 +57,7 @@ static void note_rate(td_stream_pace *pace, double rate, bool is_whole) {
   }
 }
 
-void td_stream_pace_note(td_stream_pace *pace, const td_paced_step *step) {
+void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step) {
   const double ns = step->ns ? (double)step->ns : 1;
   const bool streamed = step->copied_bytes || step->left_bytes;
   if (streamed) note_rate(pace, (double)step->copied_bytes / ns, step->left_bytes > 0);

@@ -37,7 +37,7 @@ typedef struct {
   uint32_t n_decode, n_prefilled;    // sequences decoded; prompt tokens of the step itself
   uint64_t ns;                       // how long it took
   uint64_t copied_bytes, left_bytes; // of experts: streamed meanwhile; still queued at its end
-} td_paced_step;
-void td_stream_pace_note(td_stream_pace *pace, const td_paced_step *step);
+} td_timed_step;
+void td_stream_pace_note(td_stream_pace *pace, const td_timed_step *step);
 
 #endif

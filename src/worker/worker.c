@@ -444,7 +444,7 @@ static td_status run_beside_streaming(worker *w, td_err *err) {
   w->n_beside += n_decode > 0;
   const td_stream_progress after = td_engine_stream_progress(w->streaming);
   td_stream_pace_note(&w->pace,
-                      &(td_paced_step){.n_decode = n_decode,
+                      &(td_timed_step){.n_decode = n_decode,
                                        .n_prefilled = n_prefilled,
                                        .ns = ns,
                                        .copied_bytes = after.copied_bytes - before.copied_bytes,

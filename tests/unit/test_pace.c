@@ -226,7 +226,7 @@ static stream_run stream_beside(td_stream_pace *pace, const link_machine *m, uin
     if (ns > longest) ns = longest; // busy all along
     const double copied = r.queued < m->rate * ns ? r.queued : m->rate * ns;
     r.queued -= copied;
-    td_stream_pace_note(pace, &(td_paced_step){.n_decode = n_decode,
+    td_stream_pace_note(pace, &(td_timed_step){.n_decode = n_decode,
                                                .ns = (uint64_t)ns,
                                                .copied_bytes = (uint64_t)copied,
                                                .left_bytes = (uint64_t)r.queued});
@@ -285,7 +285,7 @@ static void test_prefill_is_not_starved(void **state) {
   td_stream_pace_init(&pace, 0.15, m.rate);
   uint32_t n = 0;
   while (!td_stream_pace_ahead(&pace, 8) && n < 100) {
-    td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 8, .n_prefilled = 64, .ns = 90000000});
+    td_stream_pace_note(&pace, &(td_timed_step){.n_decode = 8, .n_prefilled = 64, .ns = 90000000});
     n++;
   }
   assert_in_range(n, 1, 8);
@@ -298,12 +298,12 @@ static void test_more_sequences_are_measured(void **state) {
   td_stream_pace_init(&pace, 0.15, 10);
   assert_int_equal(td_stream_pace_ahead(&pace, 0), 10ull * TD_STREAM_AHEAD_NS);
   assert_int_equal(td_stream_pace_ahead(&pace, 1), 0);
-  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 1, .ns = 1000});
+  td_stream_pace_note(&pace, &(td_timed_step){.n_decode = 1, .ns = 1000});
   assert_true(td_stream_pace_ahead(&pace, 1) > 0);
   assert_int_equal(td_stream_pace_ahead(&pace, 2), 0);
-  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 2, .ns = 9000, .copied_bytes = 1});
+  td_stream_pace_note(&pace, &(td_timed_step){.n_decode = 2, .ns = 9000, .copied_bytes = 1});
   assert_int_equal(td_stream_pace_ahead(&pace, 2), 0); // something was still copied
-  td_stream_pace_note(&pace, &(td_paced_step){.n_decode = 2, .ns = 2000});
+  td_stream_pace_note(&pace, &(td_timed_step){.n_decode = 2, .ns = 2000});
   assert_true(td_stream_pace_ahead(&pace, 3) > 0);
   assert_int_equal(td_stream_pace_ahead(&pace, 4), 0);
 }
