@@ -330,11 +330,12 @@ uint32_t td_backend_retry_s(const td_backend *b) {
 
 void td_backend_cancel(td_backend *b, uint64_t id) {
   td_front_request *r = td_backend_find(b, id);
-  if (!r || r->out.is_canceled) return;
-  r->out.is_canceled = true;
-  if (r->loading) {
+  if (!r || td_request_is_canceled(r->out.state)) return;
+  if (td_request_is_loading(r->out.state)) {
+    td_request_become(&r->out.state, TD_REQUEST_LOADING_CANCELED, id);
     td_kv_loading_cancel(r->loading);
-  } else if (r->out.submit_sent) {
+  } else if (td_request_is_at_worker(r->out.state)) {
+    td_request_become(&r->out.state, TD_REQUEST_CANCELED, id);
     td_outbox_enter(&r->at->outbox, &r->out); // the worker's DONE ends it
   } else {
     td_backend_end_request(b, r, NULL);

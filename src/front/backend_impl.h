@@ -26,15 +26,13 @@ struct td_front_request {
   td_request_callbacks callbacks;
   td_worker_handle *at;         // NULL while it waits
   uint32_t n_output;            // generated tokens received; they follow the prompt in out.tokens
-  bool is_last;                 // the last of them ended the response
   uint32_t n_past;              // tokens, prompt and generated, in its KV pages
   bool was_given;               // was sent to a worker at least once
   uint32_t n_cached;            // prompt tokens found in the prefix cache at first admission
   uint32_t max_progress;        // most tokens, prompt and generated, ever computed for it
   uint32_t crash_score;         // raised by worker crashes, see request_flow.c
   uint64_t prefill_ns, read_ns; // duration of the prefill, and the time it ended
-  td_kv_disk_read *loading;     // pages are loading from disk: neither queued nor at a worker
-  bool is_quarantined;          // not sent to its worker while a suspect is on probation
+  td_kv_disk_read *loading;     // while pages are read from disk
 };
 
 struct td_backend {
@@ -60,8 +58,8 @@ struct td_backend {
 
 td_front_request *td_backend_find(const td_backend *b, uint64_t id); // NULL if not found
 void td_backend_free_request(td_front_request *r);                   // NULL is legal
-// Removes the request everywhere, frees it and calls on_done(done) unless it was canceled. done may
-// be NULL for a canceled request.
+// Removes the request everywhere, frees it and calls on_done(done) unless it was canceled: it is in
+// a canceled state, or done is NULL.
 void td_backend_end_request(td_backend *b, td_front_request *r, const td_wire_done *done);
 void td_backend_fail_all(td_backend *b, const char *why);
 // Admits what fits and sends it to the workers. Does not call callbacks.

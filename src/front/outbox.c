@@ -25,7 +25,7 @@ void td_outbox_leave(td_outgoing *out) {
 }
 
 void td_outgoing_rewind(td_outgoing *out) {
-  out->submit_sent = out->cancel_sent = out->is_called_back = false;
+  out->cancel_sent = false;
   out->n_pages_sent = out->n_tokens_sent = out->n_bias_sent = out->n_grammar_sent = 0;
 }
 
@@ -41,11 +41,11 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
   uint32_t tokens_left = submit->n_prompt + submit->n_answer - out->n_tokens_sent;
   uint32_t bias_left = submit->n_bias - out->n_bias_sent;
   uint32_t grammar_left = submit->n_grammar - out->n_grammar_sent;
-  if (out->is_canceled || out->is_called_back) {
+  if (out->state == TD_REQUEST_CANCELED || out->state == TD_REQUEST_RECALLED) {
     msg->kind = TD_MSG_CANCEL;
     return !out->cancel_sent;
   }
-  if (!out->submit_sent) {
+  if (out->state == TD_REQUEST_SENDING) {
     msg->kind = TD_MSG_SUBMIT;
     msg->u.submit = *submit;
   } else if (pages_left) {
@@ -74,7 +74,7 @@ static bool peek_record(const td_outgoing *out, td_wire_msg *msg) {
 static void note_sent(td_outgoing *out, const td_wire_msg *msg) {
   switch (msg->kind) {
   case TD_MSG_CANCEL: out->cancel_sent = true; break;
-  case TD_MSG_SUBMIT: out->submit_sent = true; break;
+  case TD_MSG_SUBMIT: td_request_become(&out->state, TD_REQUEST_RUNNING, out->id); break;
   case TD_MSG_PAGES: out->n_pages_sent += msg->u.pages.n; break;
   case TD_MSG_TOKENS: out->n_tokens_sent += msg->u.tokens.n; break;
   case TD_MSG_GRAMMAR: out->n_grammar_sent += msg->u.grammar.n; break;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "front/request_state.h"
 #include "front/supervisor.h"
 #include "tandem/wire.h"
 
@@ -20,10 +21,10 @@ struct td_outgoing {
   int32_t *tokens;      // [>= n_prompt + n_answer], owned: the prompt, then the generated tokens
   td_token_value *bias; // [submit.n_bias], owned
   char *grammar;        // [submit.n_grammar], owned
-  bool is_canceled;     // by the client; no callbacks are made
-  bool is_called_back;  // preempted: the worker is asked to drop it
-  // what has been sent to the worker
-  bool submit_sent, cancel_sent;
+  // SENDING becomes RUNNING as SUBMIT is sent; what is RECALLED or CANCELED is followed by CANCEL.
+  td_request_state state;
+  // what else has been sent to the worker
+  bool cancel_sent;
   uint32_t n_pages_sent, n_tokens_sent, n_bias_sent, n_grammar_sent;
   td_outbox *box; // the outbox it is in; NULL: none
   td_outgoing *next;

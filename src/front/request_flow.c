@@ -37,6 +37,10 @@ void td_backend_free_request(td_front_request *r) {
   free(r);
 }
 
+static void become(td_front_request *r, td_request_state state) {
+  td_request_become(&r->out.state, state, r->out.id);
+}
+
 // Its pages hold all of its tokens except the last, which was generated.
 static bool can_decode(const td_front_request *r) {
   return r->n_output && r->n_past == r->out.submit.n_prompt + r->n_output - 1;
@@ -50,8 +54,11 @@ static bool can_decode(const td_front_request *r) {
 // then the only suspect, so its second crash identifies it. At equal score, a request in decode
 // (one step per token) goes before one that needs prefill.
 static void enter(td_front_request *r, td_worker_handle *w) {
-  r->is_quarantined = w->is_dying || w->on_probation;
-  if (r->is_quarantined) return;
+  if (w->is_dying || w->on_probation) {
+    become(r, TD_REQUEST_HELD);
+    return;
+  }
+  become(r, TD_REQUEST_SENDING);
   if (r->crash_score) w->on_probation = r;
   td_outbox_enter(&w->outbox, &r->out);
 }
@@ -60,16 +67,20 @@ static uint32_t urgency(const td_front_request *r) {
   return 2 * r->crash_score + can_decode(r);
 }
 
+static bool is_held(const td_front_request *r, const td_worker_handle *w) {
+  return r && r->at == w && r->out.state == TD_REQUEST_HELD;
+}
+
 static void release_held(td_backend *b, td_worker_handle *w) {
   td_front_request *most = NULL;
   for (uint32_t i = 0; i < b->n_slots; i++) {
     td_front_request *r = b->slots[i];
-    if (r && r->at == w && r->is_quarantined && (!most || urgency(r) > urgency(most))) most = r;
+    if (is_held(r, w) && (!most || urgency(r) > urgency(most))) most = r;
   }
   if (most) enter(most, w);
   for (uint32_t i = 0; i < b->n_slots && !w->on_probation; i++) {
     td_front_request *r = b->slots[i];
-    if (r && r->at == w && r->is_quarantined) enter(r, w);
+    if (is_held(r, w)) enter(r, w);
   }
 }
 
@@ -84,12 +95,13 @@ static void end_trial(td_backend *b, td_front_request *r) {
 // ---- the end of a request ---------------------------------------------------------------------
 
 void td_backend_end_request(td_backend *b, td_front_request *r, const td_wire_done *done) {
+  const bool is_heard = done && !td_request_is_canceled(r->out.state);
+  become(r, TD_REQUEST_ENDED);
   td_outbox_leave(&r->out);
   td_sched_remove(b->sched, r->out.id);
   b->slots[r->out.id % b->n_slots] = NULL;
   end_trial(b, r);
   td_request_callbacks callbacks = r->callbacks;
-  bool is_heard = !r->out.is_canceled;
   td_backend_free_request(r);
   if (b->tier) td_kv_disk_save(b->tier); // its pages are prefix cache now
   if (is_heard) callbacks.on_done(callbacks.ctx, done);
@@ -117,7 +129,8 @@ static void fail_request(td_backend *b, td_front_request *r, const char *why, co
 
 void td_backend_fail_all(td_backend *b, const char *why) {
   for (uint32_t i = 0; i < b->n_slots; i++) {
-    if (b->slots[i] && !b->slots[i]->loading) fail_request(b, b->slots[i], why, "");
+    td_front_request *r = b->slots[i];
+    if (r && !td_request_is_loading(r->out.state)) fail_request(b, r, why, "");
   }
 }
 
@@ -167,6 +180,7 @@ static bool load(td_backend *b, td_front_request *r) {
                            .on_loaded = on_loaded,
                            .ctx = b};
   r->loading = td_kv_disk_load(b->tier, &what);
+  if (r->loading) become(r, TD_REQUEST_LOADING);
   return r->loading != NULL;
 }
 
@@ -187,7 +201,7 @@ static void admit(td_backend *b) {
 // Puts r back into the queue, at its old position.
 static void requeue(td_backend *b, td_front_request *r) {
   end_trial(b, r);
-  r->is_quarantined = false;
+  become(r, TD_REQUEST_QUEUED);
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
   td_sched_requeue(b->sched, r->out.id, r->n_output);
@@ -201,21 +215,22 @@ static void give_pages(td_backend *b) {
     td_front_request *r = td_backend_find(b, growth.id);
     r->out.pages = growth.pages;
     r->out.submit.n_pages = growth.n_pages;
-    if (!r->is_quarantined) td_outbox_enter(&r->at->outbox, &r->out);
+    if (r->out.state != TD_REQUEST_HELD) td_outbox_enter(&r->at->outbox, &r->out);
   }
 }
 
 // Preempts r: at once, or when nobody writes to its pages any more.
 static void preempt(td_backend *b, td_front_request *r) {
   r->max_progress = 0; // recomputed tokens count as progress
-  r->out.is_called_back = true;
-  if (r->loading) {
+  if (r->out.state == TD_REQUEST_LOADING) {
+    become(r, TD_REQUEST_LOADING_RECALLED);
     td_kv_loading_cancel(r->loading);
-  } else if (r->out.submit_sent) {
+  } else if (r->out.state == TD_REQUEST_RUNNING) {
+    become(r, TD_REQUEST_RECALLED);
     td_outbox_enter(&r->at->outbox, &r->out); // requeued at the worker's DONE
-  } else {
+  } else if (r->out.state == TD_REQUEST_HELD || r->out.state == TD_REQUEST_SENDING) {
     requeue(b, r);
-  }
+  } // else it is about to leave its pages anyway
 }
 
 // Allocates pages for growing sequences, preempting later requests if needed.
@@ -257,7 +272,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   td_backend *b = ctx;
   td_front_request *r = td_backend_find(b, id);
   r->loading = NULL;
-  if (r->out.is_canceled) {
+  if (r->out.state == TD_REQUEST_LOADING_CANCELED) {
     td_backend_end_request(b, r, NULL);
   } else if (b->is_closing) {
     fail_request(b, r, "the server is shutting down", "");
@@ -267,7 +282,7 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
     td_sched_progress(b->sched, id, n_cached, td_clock_ns());
     r->n_past = n_cached;
     if (!r->was_given) r->n_cached = n_cached;
-    if (r->out.is_called_back) {
+    if (r->out.state == TD_REQUEST_LOADING_RECALLED) {
       requeue(b, r);
     } else {
       give(b, r);
@@ -285,22 +300,24 @@ static void note_furthest(td_front_request *r, uint32_t n_computed) {
 }
 
 static void on_token(td_backend *b, td_front_request *r, const td_wire_token *token) {
+  if (r->out.state == TD_REQUEST_COMPLETE) return;
   td_wire_token checked = *token;
   if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
   if (checked.id < 0 || (uint32_t)checked.id >= b->info.n_vocab) return;
   if (checked.index != r->n_output || r->n_output == r->out.submit.max_tokens) return;
   uint32_t n_prompt = r->out.submit.n_prompt;
   r->out.tokens[n_prompt + r->n_output++] = checked.id;
-  r->is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  const bool is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
+  if (is_last && r->out.state != TD_REQUEST_CANCELED) become(r, TD_REQUEST_COMPLETE);
   r->n_past = n_prompt + r->n_output - 1;
   note_furthest(r, n_prompt + r->n_output);
   end_trial(b, r);
   td_sched_progress(b->sched, r->out.id, r->n_past, td_clock_ns());
-  if (!r->is_last) {
+  if (!is_last) {
     grow(b);
     flush(b);
   }
-  if (!r->out.is_canceled) r->callbacks.on_token(r->callbacks.ctx, &checked);
+  if (r->out.state != TD_REQUEST_CANCELED) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
 static void on_progress(td_backend *b, td_front_request *r, const td_wire_progress *progress) {
@@ -318,7 +335,7 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
   }
   note_furthest(r, n_done);
   td_backend_pump(b);
-  if (!is_new || r->out.is_canceled || !r->callbacks.on_progress) return;
+  if (!is_new || r->out.state == TD_REQUEST_CANCELED || !r->callbacks.on_progress) return;
   td_wire_progress told = *progress;
   told.n_cached = r->n_cached;
   told.n_prompt = n_prompt;
@@ -327,16 +344,16 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
 
 // Whether a request that its worker has dropped has to be continued.
 static bool should_continue(const td_front_request *r, td_done_reason reason) {
-  if (r->out.is_canceled || r->is_last) return false;
-  return reason == TD_DONE_PREFILLED ? can_decode(r)
-                                     : reason == TD_DONE_CANCELED && r->out.is_called_back;
+  const bool is_recalled = r->out.state == TD_REQUEST_RECALLED;
+  if (!is_recalled && r->out.state != TD_REQUEST_RUNNING) return false;
+  return reason == TD_DONE_PREFILLED ? can_decode(r) : reason == TD_DONE_CANCELED && is_recalled;
 }
 
 static void on_done(td_backend *b, td_front_request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.text[sizeof done.text - 1] = '\0';
   if (should_continue(r, done.reason)) {
-    if (r->out.is_called_back) {
+    if (r->out.state == TD_REQUEST_RECALLED) {
       requeue(b, r);
     } else {
       give(b, r);
@@ -356,7 +373,7 @@ void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
   td_backend *b = w->backend;
   if (b->is_closing || !b->sched) return;
   td_front_request *r = td_backend_find(b, msg->request);
-  if (!r || r->at != w) return;
+  if (!r || r->at != w || !td_request_is_at_worker(r->out.state)) return;
   if (msg->kind == TD_MSG_TOKEN) {
     on_token(b, r, &msg->u.token);
   } else if (msg->kind == TD_MSG_PROGRESS) {
@@ -383,7 +400,7 @@ static void end_complete(td_backend *b, td_front_request *r) {
 // are requeued and recomputed.
 static void continue_request(td_backend *b, td_front_request *r) {
   bool is_lost = b->info.flags & TD_READY_DEVICE_KV;
-  if (r->n_output && !is_lost && !r->out.is_called_back) {
+  if (r->n_output && !is_lost && r->out.state == TD_REQUEST_RUNNING) {
     give(b, r);
   } else {
     requeue(b, r);
@@ -393,7 +410,7 @@ static void continue_request(td_backend *b, td_front_request *r) {
 static uint32_t n_given(const td_backend *b, const td_worker_handle *w) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < b->n_slots; i++)
-    n += b->slots[i] && b->slots[i]->at == w && b->slots[i]->out.submit_sent;
+    n += b->slots[i] && b->slots[i]->at == w && td_request_is_at_worker(b->slots[i]->out.state);
   return n;
 }
 
@@ -408,13 +425,15 @@ void td_backend_on_death(void *ctx, const char *why) {
   for (uint32_t i = 0; i < b->n_slots && !b->is_closing; i++) {
     td_front_request *r = b->slots[i];
     if (!r || r->at != w) continue;
+    const td_request_state state = r->out.state;
+    const bool was_there = td_request_is_at_worker(state);
     bool is_suspect = is_alone || r == on_probation;
-    if (r->out.submit_sent) r->crash_score += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
-    if (r->is_last) {
+    if (was_there) r->crash_score += is_suspect ? BLAME_ALONE : BLAME_TOGETHER;
+    if (state == TD_REQUEST_COMPLETE) {
       end_complete(b, r);
-    } else if (r->out.is_canceled || r->crash_score > MAX_BLAME) {
+    } else if (state == TD_REQUEST_CANCELED || r->crash_score > MAX_BLAME) {
       fail_request(b, r, why, "; try again");
-    } else if (r->out.submit_sent || are_pages_lost) {
+    } else if (was_there || are_pages_lost) {
       continue_request(b, r);
     }
   }
