@@ -70,6 +70,21 @@ static void write_finished(const writer *w, const td_metrics *m) {
   }
 }
 
+static void write_routed(const writer *w, const td_metrics *m) {
+  static const struct {
+    const char *method, *path;
+  } routes[TD_N_ROUTES] = {
+#define X(name, method, path, needs, what) {method, path},
+      TD_ROUTES(X)
+#undef X
+  };
+  write_head(w, "http_requests_total", "counter", "HTTP requests, by endpoint.");
+  for (int i = 0; i < TD_N_ROUTES; i++) {
+    td_buf_printf(w->out, "tandem_http_requests_total{%s,method=\"%s\",path=\"%s\"} %" PRIu64 "\n",
+                  td_buf_text(&w->label), routes[i].method, routes[i].path, m->n_routed[i]);
+  }
+}
+
 static void write_histogram(const writer *w, const char *name, const td_histogram *h,
                             const char *help) {
   const char *label = td_buf_text(&w->label);
@@ -125,6 +140,7 @@ void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *no
   write_counter(&w, "num_preemptions_total", now->n_preemptions,
                 "Times an answer was put aside because another needed its KV pages.");
   write_finished(&w, m);
+  write_routed(&w, m);
   write_counter(&w, "prompt_tokens_total", m->n_prompt, "Tokens of prompts, cached ones included.");
   write_counter(&w, "generation_tokens_total", m->n_output, "Tokens of answers.");
   write_counter(&w, "prefix_cache_queries_total", m->n_prompt,

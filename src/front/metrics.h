@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "front/backend.h"
+#include "front/routes.h"
 
 #define TD_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,6 +31,7 @@ typedef enum {
 
 typedef struct {
   uint64_t n_finished[TD_N_FINISHES];
+  uint64_t n_routed[TD_N_ROUTES]; // HTTP requests whose route was found
   // prompt tokens of completed prefills; of them from the prefix cache
   uint64_t n_prompt, n_cached;
   uint64_t n_output;        // generated tokens

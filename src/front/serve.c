@@ -79,10 +79,19 @@ bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
 
 // ---- checks before the body is received -----------------------------------------------------
 
+static const unsigned route_needs[TD_N_ROUTES] = {
+#define X(name, method, path, needs, what) needs,
+    TD_ROUTES(X)
+#undef X
+};
+
+static bool needs(const td_http_exchange *x, unsigned what) {
+  return route_needs[td_http_route_of(x)] & what;
+}
+
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
-  const char *path = td_http_path(x);
   td_api_caller caller;
-  if (strcmp(path, "/health") == 0 || strcmp(path, "/") == 0) return true;
+  if (needs(x, TD_ROUTE_OPEN)) return true;
   return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x),
                            &caller);
 }
@@ -105,13 +114,9 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
-// Paths whose body is not received while no worker accepts requests.
-static bool needs_worker(const td_http_exchange *x) {
-  return strcmp(td_http_method(x), "POST") == 0 && strncmp(td_http_path(x), "/v1/", 4) == 0;
-}
-
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
+  ((td_serve *)ctx)->metrics.n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
     td_api_fail(&error, 401, NULL, NULL, "a valid API key is needed: Authorization: Bearer KEY");
@@ -122,7 +127,7 @@ static bool check_head(void *ctx, td_http_exchange *x) {
   } else if (!is_json(x)) {
     td_api_fail(&error, 400, NULL, NULL, "Content-Type must be application/json");
   } else {
-    return !needs_worker(x) || !td_serve_refuse_unready(ctx, x);
+    return !needs(x, TD_ROUTE_WORKER) || !td_serve_refuse_unready(ctx, x);
   }
   td_serve_fail(x, &error);
   return false;
@@ -189,19 +194,11 @@ void td_serve_on_state(void *ctx, td_backend_state state) {
 // ---- startup --------------------------------------------------------------------------------
 
 static const td_http_route routes[] = {
-    {"POST", "/v1/chat/completions", td_serve_chat},
-    {"POST", "/v1/completions", td_serve_completions},
-    {"GET", "/v1/models", td_serve_models},
-    {"GET", "/v1/models/*", td_serve_model},
-    {"GET", "/health", td_serve_health},
-    {"GET", "/metrics", td_serve_metrics},
-    {"GET", "/", td_serve_page},
-    {"POST", "/tokenize", td_serve_tokenize},
-    {"POST", "/detokenize", td_serve_detokenize},
-    {"POST", "/apply-template", td_serve_apply_template},
+#define X(name, method, path, needs, what)                                                         \
+  {method, path, td_serve_##name, ((needs)&TD_ROUTE_ALWAYS) != 0},
+    TD_ROUTES(X)
+#undef X
 };
-
-static const char *const always[] = {"/health", "/metrics", NULL};
 
 static td_status open_http(td_serve *serve, td_err *err) {
   const td_options *o = serve->options;
@@ -209,7 +206,6 @@ static td_status open_http(td_serve *serve, td_err *err) {
                        .port = (uint16_t)o->port,
                        .routes = routes,
                        .n_routes = TD_COUNT(routes),
-                       .always = always,
                        .cors = serve->options->cors,
                        .ctx = serve,
                        .on_head = check_head,

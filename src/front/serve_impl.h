@@ -14,6 +14,7 @@
 #include "front/backend.h"
 #include "front/lane.h"
 #include "front/metrics.h"
+#include "front/routes.h"
 #include "http/http.h"
 #include "model/model.h"
 #include "options/options.h"
@@ -73,26 +74,12 @@ void td_serve_on_state(void *ctx, td_backend_state state);
 void td_serve_start(td_serve *serve);
 
 // completions.c
-void td_serve_chat(void *ctx, td_http_exchange *x);
-void td_serve_completions(void *ctx, td_http_exchange *x);
 // Fails all active requests.
 void td_serve_end_jobs(td_serve *serve, const char *why);
-
-// info.c
-void td_serve_models(void *ctx, td_http_exchange *x);
-void td_serve_model(void *ctx, td_http_exchange *x);
-void td_serve_health(void *ctx, td_http_exchange *x);
-void td_serve_metrics(void *ctx, td_http_exchange *x);
-void td_serve_page(void *ctx, td_http_exchange *x);
 
 // chat.html, embedded by the build.
 extern const unsigned char td_chat_page[];
 extern const size_t td_chat_page_len;
-
-// tokenize.c
-void td_serve_tokenize(void *ctx, td_http_exchange *x);
-void td_serve_detokenize(void *ctx, td_http_exchange *x);
-void td_serve_apply_template(void *ctx, td_http_exchange *x);
 
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be

@@ -242,13 +242,6 @@ static void answer_preflight(td_http_conn *conn, const char *methods) {
   td_http_respond(conn, 200, "text/plain", "", 0);
 }
 
-static bool is_always(const td_http_opts *opts, const char *path) {
-  for (const char *const *one = opts->always; one && *one; one++) {
-    if (strcmp(*one, path) == 0) return true;
-  }
-  return false;
-}
-
 // The head is complete: refuses the request before its body is read, where possible.
 static void on_head(td_http_conn *conn) {
   td_http_server *server = conn->server;
@@ -275,7 +268,7 @@ static void on_head(td_http_conn *conn) {
     answer_preflight(conn, td_buf_text(&allow));
   } else if (conn->route && strcmp(method, "POST") == 0 && !parser->has_length) {
     refuse(conn, 411, "the request has neither Content-Length nor Transfer-Encoding: chunked");
-  } else if (conn->is_extra && !is_always(opts, td_http_path(conn))) {
+  } else if (conn->is_extra && !(conn->route && conn->route->always)) {
     refuse(conn, 503, "too many connections");
   } else if (conn->route) {
     if (opts->on_head && !opts->on_head(opts->ctx, conn)) TD_CHECK(conn->head_sent);

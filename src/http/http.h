@@ -23,6 +23,7 @@ typedef struct {
   const char *method;                             // "GET" also handles HEAD
   const char *path;                               // exact, or "/prefix/*" for everything below
   void (*handle)(void *ctx, td_http_exchange *x); // called when the request is complete
+  bool always;                                    // served even beyond max_connections
 } td_http_route;
 
 typedef struct {
@@ -30,8 +31,7 @@ typedef struct {
   uint16_t port;               // 0: any free one
   const td_http_route *routes; // borrowed
   size_t n_routes;
-  const char *const *always; // NULL-terminated paths that are served even beyond max_connections
-  void *ctx;                 // passed to every callback
+  void *ctx; // passed to every callback
 
   // Called when a request's head is complete and its route was found, before the body is read.
   // Returns false if it has already responded (401). May be NULL.
@@ -52,7 +52,7 @@ typedef struct {
   td_http_limits limits;   // 8 KiB, 32 KiB, 32 MiB
   size_t max_bodies_bytes; // 256 MiB: total of all bodies over 64 KiB; 503 if exceeded
   // 1024, capped by the descriptor limit. A connection beyond it replaces the one that has been
-  // idle longest. If none is idle, it is served only the paths of `always` and gets 503 for others.
+  // idle longest. If none is idle, it is served only routes with `always` and gets 503 for others.
   uint32_t max_connections;
   size_t max_write_queue_bytes; // 1 MiB: a streaming client is dropped when more bytes are queued
                                 // for it
@@ -78,6 +78,8 @@ void td_http_server_drain(td_http_server *server);
 // (may be NULL).
 void td_http_server_close(td_http_server *server, void (*closed)(void *ctx), void *ctx);
 
+// Index in opts.routes of the request's route.
+size_t td_http_route_of(const td_http_exchange *x);
 // Properties of the request. Strings live as long as the exchange.
 const char *td_http_method(const td_http_exchange *x);
 const char *td_http_path(const td_http_exchange *x); // percent-decoded

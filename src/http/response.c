@@ -212,6 +212,10 @@ void td_http_abort(td_http_exchange *x) {
   td_http_conn_drop(x);
 }
 
+size_t td_http_route_of(const td_http_exchange *x) {
+  return (size_t)(x->route - x->server->opts.routes);
+}
+
 const char *td_http_method(const td_http_exchange *x) {
   return td_http_parser_method(&x->parser);
 }

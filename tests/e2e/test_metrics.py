@@ -68,12 +68,15 @@ def post(server, stream=False, **fields):
 
 def test_counts(server):
     before = read(server)
-    assert all(value == 0 for key, value in before.items() if key[0] != "tandem_worker_up")
+    counted = {"tandem_worker_up", "tandem_http_requests_total"}  # /health and this were asked for
+    assert all(value == 0 for key, value in before.items() if key[0] not in counted)
+    assert before["tandem_http_requests_total", "GET", "/metrics"] == 1
     post(server)
     post(server)
     post(server, n=2)
     now = read(server)
     assert now["tandem_requests_total", "length"] == 4
+    assert now["tandem_http_requests_total", "POST", "/v1/completions"] == 3
     assert now[("tandem_prompt_tokens_total",)] == 800
     assert now[("tandem_prefix_cache_queries_total",)] == 800
     assert now[("tandem_prefix_cache_hits_total",)] == 3 * 192

@@ -153,8 +153,6 @@ static void serve_large(void *ctx, td_http_exchange *x) {
   ((fixture *)ctx)->n_handled++;
 }
 
-static const char *const always[] = {"/path/vital", NULL};
-
 static bool check_key(void *ctx, td_http_exchange *x) {
   (void)ctx;
   if (!td_http_header(x, "X-Refuse")) return true;
@@ -163,9 +161,11 @@ static bool check_key(void *ctx, td_http_exchange *x) {
 }
 
 static const td_http_route routes[] = {
-    {"GET", "/hello", serve_hello},   {"POST", "/echo", serve_echo}, {"GET", "/path/*", serve_path},
-    {"GET", "/stream", serve_stream}, {"GET", "/sse", serve_sse},    {"GET", "/hang", serve_hang},
-    {"GET", "/flood", serve_flood},   {"GET", "/slow", serve_slow},  {"GET", "/large", serve_large},
+    {"GET", "/hello", serve_hello, false},    {"POST", "/echo", serve_echo, false},
+    {"GET", "/path/vital", serve_path, true}, {"GET", "/path/*", serve_path, false},
+    {"GET", "/stream", serve_stream, false},  {"GET", "/sse", serve_sse, false},
+    {"GET", "/hang", serve_hang, false},      {"GET", "/flood", serve_flood, false},
+    {"GET", "/slow", serve_slow, false},      {"GET", "/large", serve_large, false},
 };
 
 // The thread.
@@ -196,7 +196,6 @@ static inline void start_server(fixture *f, td_http_opts opts) {
   if (!opts.host) opts.host = "127.0.0.1";
   opts.routes = routes;
   opts.n_routes = TD_COUNT(routes);
-  opts.always = always;
   opts.ctx = f;
   opts.on_head = check_key;
   opts.on_drained = count_drained;

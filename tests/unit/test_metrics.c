@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/fs.h"
 #include "front/metrics.h"
 
 #define MS UINT64_C(1000000)
@@ -64,6 +65,36 @@ static void test_values(void **state) {
   td_buf_free(&text);
 }
 
+// Every route has a counter and a row in the folder's README, and no path and method has two.
+static void test_routes(void **state) {
+  (void)state;
+  static const char *const names[] = {
+#define X(name, method, path, needs, what) method " " path,
+      TD_ROUTES(X)
+#undef X
+  };
+  td_metrics m;
+  td_metrics_init(&m);
+  m.n_routed[TD_ROUTE_ID_health] = 7;
+  td_buf text = written(&m, "a"), page = TD_BUF_INIT;
+  expect_line(&text, "tandem_http_requests_total{model_name=\"a\",method=\"GET\","
+                     "path=\"/health\"} 7");
+  td_err err;
+  assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../src/front/README.md", 1 << 20, &err),
+                   TD_OK);
+#define X(name, method, path, needs, what)                                                         \
+  expect_line(&page, "| `" method " " path "` | " what " |");                                      \
+  assert_non_null(strstr(text.data, "method=\"" method "\",path=\"" path "\"} "));
+  TD_ROUTES(X)
+#undef X
+  for (int i = 0; i < TD_N_ROUTES; i++) {
+    for (int j = 0; j < i; j++)
+      assert_string_not_equal(names[i], names[j]);
+  }
+  td_buf_free(&text);
+  td_buf_free(&page);
+}
+
 // Buckets add up from below; a value on a bound is in it; one above all is in +Inf alone.
 static void test_histograms(void **state) {
   (void)state;
@@ -107,6 +138,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_values),
       cmocka_unit_test(test_histograms),
+      cmocka_unit_test(test_routes),
       cmocka_unit_test(test_names_are_escaped),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,41 @@
+// src/front/routes.h - every endpoint of the server. From this list come the HTTP server's routes
+// (and so 404, 405 and Allow), the checks before a body is received, the counters of /metrics, the
+// handlers' prototypes and the table in front/README.md, which a test compares.
+#ifndef TD_FRONT_ROUTES_H
+#define TD_FRONT_ROUTES_H
+
+#include "http/http.h"
+
+// What a route needs or gets.
+enum {
+  TD_ROUTE_OPEN = 1u << 0,   // no API key
+  TD_ROUTE_WORKER = 1u << 1, // a worker that accepts requests, else 503 before the body is received
+  TD_ROUTE_ALWAYS = 1u << 2, // served beyond the limit of connections
+};
+
+// Handler td_serve_<name>, method, path, needs (TD_ROUTE_), what it answers.
+#define TD_ROUTES(X)                                                                               \
+  X(chat, "POST", "/v1/chat/completions", TD_ROUTE_WORKER, "continue a conversation")              \
+  X(completions, "POST", "/v1/completions", TD_ROUTE_WORKER, "continue a text")                    \
+  X(models, "GET", "/v1/models", 0, "the model's names and context")                               \
+  X(model, "GET", "/v1/models/*", 0, "one of them")                                                \
+  X(tokenize, "POST", "/tokenize", 0, "text to token ids")                                         \
+  X(detokenize, "POST", "/detokenize", 0, "token ids to text")                                     \
+  X(apply_template, "POST", "/apply-template", 0, "the prompt that messages make")                 \
+  X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
+  X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
+  X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")
+
+typedef enum {
+#define X(name, method, path, needs, what) TD_ROUTE_ID_##name,
+  TD_ROUTES(X)
+#undef X
+      TD_N_ROUTES
+} td_route_id;
+
+// ctx is the td_serve.
+#define X(name, method, path, needs, what) void td_serve_##name(void *ctx, td_http_exchange *x);
+TD_ROUTES(X)
+#undef X
+
+#endif
