@@ -153,6 +153,17 @@ td_dtype td_dev_kv_dtype(const td_dev *dev, td_dtype asked) {
   return asked;
 }
 
+td_status td_dev_alloc(td_dev *dev, void **out, size_t n_bytes, td_err *err) {
+  (void)dev;
+  *out = malloc(n_bytes);
+  return *out ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+void td_dev_free(td_dev *dev, void *ptr) {
+  (void)dev;
+  free(ptr);
+}
+
 void td_dev_close(td_dev *dev) {
   free(dev);
 }
@@ -294,6 +305,52 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
   const char *step_us = getenv("TANDEM_TEST_STEP_US");
   if (step_us) usleep((useconds_t)atoi(step_us));
   return TD_OK;
+}
+
+// No step streams here (td_engine_stream_tokens), so none runs in parts.
+
+td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
+                          td_err *err) {
+  (void)engine;
+  (void)seqs;
+  (void)n_seqs;
+  (void)err;
+  TD_CHECK(!"a step in parts");
+  return TD_OK;
+}
+
+bool td_engine_feed(td_engine *engine, uint64_t ahead_bytes) {
+  (void)engine;
+  (void)ahead_bytes;
+  TD_CHECK(!"a step in parts");
+  return true;
+}
+
+void td_engine_wait(td_engine *engine) {
+  (void)engine;
+  TD_CHECK(!"a step in parts");
+}
+
+td_status td_engine_end(td_engine *engine, td_err *err) {
+  (void)engine;
+  (void)err;
+  TD_CHECK(!"a step in parts");
+  return TD_OK;
+}
+
+bool td_engine_streams_all(td_engine *engine) {
+  (void)engine;
+  return false;
+}
+
+td_stream_progress td_engine_stream_progress(const td_engine *engine) {
+  (void)engine;
+  return (td_stream_progress){0};
+}
+
+double td_engine_stream_rate(const td_engine *engine) {
+  (void)engine;
+  return 0;
 }
 
 // ---- a client -----------------------------------------------------------------------------------
