@@ -11,6 +11,7 @@
 #include "bench/report.h"
 #include "engine/engine.h"
 #include "gpu_paths.h"
+#include "worker/stream_pace.h"
 
 enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
 enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
@@ -94,7 +95,7 @@ typedef struct {
 
 typedef struct {
   uint32_t n_seqs, seq_tokens, step_tokens, n_microbatches;
-  bool is_streaming;
+  bool is_streaming, is_urgent;
 } rig_opts;
 
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
@@ -123,7 +124,8 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .expert_dev = s->devices.expert_dev,
                                .n_microbatches = o->n_microbatches,
                                .stream_bytes = o->is_streaming ? s->devices.stream_bytes : 0,
-                               .break_even_tokens = o->is_streaming ? 1 : 0};
+                               .break_even_tokens = o->is_streaming ? 1 : 0,
+                               .is_urgent = o->is_urgent};
   td_gpu_must(td_engine_open(&r.engine, model, b->dev, &opts, &err), &err);
   return r;
 }
@@ -148,8 +150,8 @@ typedef struct {
   uint32_t n_decode, n_past, n_prompt, prompt_past;
 } step_shape;
 
-static double run_step(td_gpu_steps *s, rig *r, const step_shape *p) {
-  td_step_seq seqs[MAX_BATCH + 1];
+// Returns the number of sequences; seqs has room for MAX_BATCH + 1.
+static uint32_t build_step(td_gpu_steps *s, rig *r, const step_shape *p, td_step_seq *seqs) {
   uint32_t n = 0;
   draw_tokens(s, r, p->n_decode + p->n_prompt);
   for (; n < p->n_decode; n++) {
@@ -169,6 +171,12 @@ static double run_step(td_gpu_steps *s, rig *r, const step_shape *p) {
     seqs[i].pages = r->pages + (size_t)i * r->seq_pages;
     seqs[i].n_pages = r->seq_pages;
   }
+  return n;
+}
+
+static double run_step(td_gpu_steps *s, rig *r, const step_shape *p) {
+  td_step_seq seqs[MAX_BATCH + 1];
+  const uint32_t n = build_step(s, r, p, seqs);
   td_err err;
   const double start = td_clock_s();
   td_gpu_must(td_engine_step(r->engine, seqs, n, &err), &err);
@@ -330,33 +338,123 @@ void td_gpu_path_decode(td_gpu_steps *s) {
 
 // ---- decode concurrent with prefill -------------------------------------------------------------
 
-// A running sequence gets one token per step, however many prompt tokens the step contains.
-void td_gpu_path_interference(td_gpu_steps *s) {
-  static const uint32_t prompts[] = {2048, 8192};
-  const uint32_t longest = fewer(s, prompts[TD_COUNT(prompts) - 1], LEAST_PROMPT);
-  const uint32_t depth = fewer(s, DEPTH, 1);
-  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
-  rig r = open_rig(s, s->model.model,
-                   &(rig_opts){.n_seqs = 2,
-                               .seq_tokens = longest,
-                               .step_tokens = chunk_of(s, longest) + 1,
-                               .is_streaming = true});
-  double alone[5];
-  for (int i = -2; i < (int)TD_COUNT(alone); i++) {
-    const double seconds = run_step(s, &r, &(step_shape){.n_decode = 1, .n_past = depth});
-    if (i >= 0) alone[i] = seconds;
+enum { MOST_GAPS = 4096, ALONE_STEPS = 7 };
+#define BESIDE_S 10.0 // of a prompt at most; the rest of it is abandoned
+
+// A prompt whose experts stream, and one sequence that decodes beside it, as in a worker.
+typedef struct {
+  td_gpu_steps *s;
+  rig *prefill, *decode;
+  uint32_t depth;
+  double alone_s;              // a decode step
+  double gaps_s[MOST_GAPS];    // decode steps beside the prompt
+  uint32_t n;                  // of them
+  double seconds, stream_gbps; // of the prompt
+  bool is_whole;               // not abandoned
+} interference;
+
+static double decode_step(const interference *t) {
+  return run_step(t->s, t->decode, &(step_shape){.n_decode = 1, .n_past = t->depth});
+}
+
+// Feeds the prompt and runs a decode step, as far ahead as pace allows. Returns whether the prompt
+// is done.
+static bool run_beside(interference *t, td_stream_pace *pace) {
+  td_engine *engine = t->prefill->engine;
+  const uint64_t ahead_bytes = td_stream_pace_ahead(pace, 1);
+  if (ahead_bytes) td_engine_feed(engine, ahead_bytes);
+  const td_stream_progress before = td_engine_stream_progress(engine);
+  const double gap_s = decode_step(t);
+  const bool is_done = td_engine_feed(engine, 0);
+  const td_stream_progress after = td_engine_stream_progress(engine);
+  const td_timed_step step = {.n_decode = 1,
+                              .ns = (uint64_t)(gap_s * 1e9),
+                              .copied_bytes = after.copied_bytes - before.copied_bytes,
+                              .left_bytes = after.queued_bytes - after.copied_bytes};
+  td_stream_pace_note(pace, &step);
+  if (!is_done && t->n < MOST_GAPS) t->gaps_s[t->n++] = gap_s;
+  return is_done;
+}
+
+static void measure_beside(interference *t, uint32_t n_prompt, double slowdown) {
+  td_step_seq seqs[MAX_BATCH + 1];
+  td_err err;
+  td_engine *engine = t->prefill->engine;
+  td_stream_pace pace;
+  td_stream_pace_init(&pace, slowdown, td_engine_stream_rate(engine));
+  const uint32_t n = build_step(t->s, t->prefill, &(step_shape){.n_prompt = n_prompt}, seqs);
+  const uint64_t copied = td_engine_stream_progress(engine).copied_bytes;
+  t->n = 0;
+  t->is_whole = false;
+  const double start = td_clock_s();
+  td_gpu_must(td_engine_begin(engine, seqs, n, &err), &err);
+  const double most_s = t->s->b->shrink > 1 ? BESIDE_S / 10 : BESIDE_S;
+  while (!t->is_whole && td_clock_s() - start < most_s)
+    t->is_whole = run_beside(t, &pace);
+  t->seconds = td_clock_s() - start;
+  t->stream_gbps = (double)(td_engine_stream_progress(engine).copied_bytes - copied) / t->seconds *
+                   1e-9;
+  td_gpu_must(td_engine_end(engine, &err), &err);
+}
+
+// slowdown 0: without a limit.
+static void interference_case(interference *t, uint32_t n_prompt, double slowdown) {
+  measure_beside(t, n_prompt, slowdown > 0 ? slowdown : 1000);
+  const double gbytes = (double)td_model_stats_of(t->s->model.model).expert_bytes * 1e-9;
+  double sum = 0, longest = 0;
+  for (uint32_t i = 0; i < t->n; i++) {
+    sum += t->gaps_s[i];
+    if (t->gaps_s[i] > longest) longest = t->gaps_s[i];
   }
-  const double itl = td_bench_median(alone, TD_COUNT(alone));
+  td_json_writer *w = t->s->b->json;
+  begin(t->s, "interference");
+  td_jw_int(w, "prompt_tokens_a_step", n_prompt);
+  if (slowdown > 0) td_jw_double(w, "slowdown_limit", slowdown);
+  td_jw_int(w, "decode_steps", t->n);
+  td_jw_double(w, "itl_alone_ms", t->alone_s * 1e3);
+  if (t->n) {
+    const double itl_s = td_bench_median(t->gaps_s, t->n);
+    td_jw_double(w, "itl_ms", itl_s * 1e3);
+    td_jw_double(w, "itl_mean_ms", sum / t->n * 1e3);
+    td_jw_double(w, "itl_max_ms", longest * 1e3);
+    td_jw_double(w, "itl_over_alone", itl_s / t->alone_s);
+  }
+  td_jw_double(w, "prompt_s", t->seconds);
+  td_jw_bool(w, "is_whole_prompt", t->is_whole);
+  td_jw_double(w, "stream_gbps", t->stream_gbps);
+  td_jw_double(w, "share_of_pinned_bandwidth", t->stream_gbps / t->s->b->pinned_gbps);
+  td_jw_double(w, "prompt_tokens_per_s", n_prompt * t->stream_gbps / gbytes);
+  end(t->s);
+}
+
+void td_gpu_path_interference(td_gpu_steps *s) {
+  static const uint32_t prompts[] = {8192, LONGEST_PROMPT};
+  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
+  warm_up(s, fewer(s, 2048, LEAST_PROMPT));
+  rig prefill = open_rig(s, s->model.model,
+                         &(rig_opts){.n_seqs = 1,
+                                     .seq_tokens = longest,
+                                     .step_tokens = chunk_of(s, longest),
+                                     .is_streaming = true});
+  rig decode = open_rig(s, s->model.model,
+                        &(rig_opts){.n_seqs = 1,
+                                    .seq_tokens = DEPTH + PAGE_TOKENS,
+                                    .step_tokens = 1,
+                                    .n_microbatches = 1,
+                                    .is_urgent = true});
+  static interference t;
+  t = (interference){.s = s, .prefill = &prefill, .decode = &decode, .depth = fewer(s, DEPTH, 1)};
+  double alone_s[ALONE_STEPS];
+  for (int i = -2; i < ALONE_STEPS; i++) {
+    const double seconds = decode_step(&t);
+    if (i >= 0) alone_s[i] = seconds;
+  }
+  t.alone_s = td_bench_median(alone_s, ALONE_STEPS);
   for (size_t i = 0; i < TD_COUNT(prompts); i++) {
     const uint32_t n = chunk_of(s, fewer(s, prompts[i], LEAST_PROMPT));
-    const step_shape both = {.n_decode = 1, .n_past = depth, .n_prompt = n};
-    const double beside = run_step(s, &r, &both);
-    begin(s, "interference");
-    td_jw_int(s->b->json, "prompt_tokens_a_step", n);
-    td_jw_double(s->b->json, "itl_alone_ms", itl * 1e3);
-    td_jw_double(s->b->json, "itl_ms", beside * 1e3);
-    td_jw_double(s->b->json, "prompt_tokens_per_s", n / beside);
-    end(s);
+    interference_case(&t, n, 0);
+    interference_case(&t, n, 0.15);
   }
-  close_rig(s, &r);
+  close_rig(s, &decode);
+  close_rig(s, &prefill);
 }

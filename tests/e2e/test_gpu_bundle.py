@@ -249,4 +249,6 @@ def check_steps(results):
         of_one = n_moe * results["decode"][0]["layer_expert_bytes"] * 8 / 16
         assert c["expert_bytes"] == pytest.approx(of_one) if c["batch"] == 1 else c["expert_bytes"] > 1.2 * of_one
     for c in results["interference"][1:]:
-        assert c["itl_alone_ms"] > 0 and c["itl_ms"] > 0 and c["prompt_tokens_a_step"] > 0
+        assert c["itl_alone_ms"] > 0 and c["prompt_tokens_a_step"] > 0 and c["prompt_tokens_per_s"] > 0
+        assert c["decode_steps"] == 0 or c["itl_max_ms"] >= c["itl_ms"] > 0
+    assert [c.get("slowdown_limit") for c in results["interference"][1:]] == [None, 0.15, None, 0.15]
