@@ -59,15 +59,14 @@ static td_model_config v3_config(uint32_t n_layers, uint32_t shrink) {
 typedef struct {
   char *base;
   size_t n_bytes;
-  td_pool *pool;
+  unsigned n_threads; // that fill it
 } arena;
 
 typedef struct {
   uint64_t *words, mask, base, seed;
 } filling;
 
-static void fill_words(void *ctx, size_t begin, size_t end) {
-  const filling *f = ctx;
+static void fill_words(const filling *f, size_t begin, size_t end) {
   uint64_t x = (begin + 1) * 0x9e3779b97f4a7c15u ^ f->seed;
   for (size_t i = begin; i < end; i++) {
     x ^= x << 13;
@@ -82,7 +81,10 @@ static void *take(arena *a, size_t n_bytes, uint64_t mask, uint64_t base) {
   char *out = a->base ? a->base + a->n_bytes : NULL;
   a->n_bytes += (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
   filling f = {(uint64_t *)out, mask, base, a->n_bytes};
-  if (out) td_pool_for(a->pool, (n_bytes + 7) / 8, FILL_BYTES / 8, fill_words, &f);
+  const size_t n_words = out ? (n_bytes + 7) / 8 : 0, step = FILL_BYTES / 8;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(a->n_threads)
+  for (size_t i = 0; i < n_words; i += step)
+    fill_words(&f, i, n_words - i < step ? n_words : i + step);
   return out;
 }
 
@@ -182,7 +184,7 @@ static td_status assemble(td_model **out, const td_gpu_model *m, const td_model_
                            err);
 }
 
-td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink, td_pool *pool,
+td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink, unsigned n_threads,
                             td_err *err) {
   *m = (td_gpu_model){.config = v3_config(n_layers, shrink)};
   if (m->config.n_layers > TD_MAX_LAYERS) {
@@ -200,7 +202,7 @@ td_status td_gpu_model_open(td_gpu_model *m, uint32_t n_layers, uint32_t shrink,
     return td_fail(err, TD_ENOMEM, "no memory for %.1f GB of weights", (double)m->n_bytes * 1e-9);
   }
   madvise(m->memory, m->n_bytes, MADV_HUGEPAGE); // as resident weights have, if permitted
-  a = (arena){.base = m->memory, .n_bytes = ALIGN, .pool = pool};
+  a = (arena){.base = m->memory, .n_bytes = ALIGN, .n_threads = n_threads};
   place_all(m, &a, &d);
   mprotect(m->memory, m->n_bytes, PROT_READ);
   return assemble(&m->model, m, &m->config, &d, err);

@@ -3,7 +3,6 @@
 #ifndef TD_BENCH_GPU_MODEL_H
 #define TD_BENCH_GPU_MODEL_H
 
-#include "base/thread_pool.h"
 #include "model/model.h"
 
 typedef struct {
@@ -17,8 +16,8 @@ typedef struct {
 
 // Opens a model with random weights, dimensions divided by shrink, and n_layers layers (0: as many
 // as V3). TD_ENOMEM.
-td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrink, td_pool *pool,
-                            td_err *err);
+td_status td_gpu_model_open(td_gpu_model *out, uint32_t n_layers, uint32_t shrink,
+                            unsigned n_threads, td_err *err);
 // A model of fewer layers on the same weights. The caller closes it, before out.
 td_status td_gpu_model_shorter(td_model **out, const td_gpu_model *m, uint32_t n_layers,
                                td_err *err);

@@ -44,14 +44,11 @@ static td_status open_devices(td_gpu_steps *s, const char *kind, td_err *err) {
 
 void td_gpu_steps_open(td_gpu_steps *s, td_gpu_bench *b, const td_gpu_steps_opts *opts) {
   td_err err;
-  td_pool *pool;
   *s = (td_gpu_steps){.b = b, .random = 1};
   s->n_threads = opts->n_threads ? opts->n_threads : td_cpu_count();
-  td_gpu_must(td_pool_open(&pool, &(td_pool_opts){.n_threads = s->n_threads}, &err), &err);
   double start = td_clock_s();
-  td_gpu_must(td_gpu_model_open(&s->model, opts->n_layers, b->shrink, pool, &err), &err);
+  td_gpu_must(td_gpu_model_open(&s->model, opts->n_layers, b->shrink, s->n_threads, &err), &err);
   s->fill_s = td_clock_s() - start;
-  td_pool_close(pool);
   td_gpu_must(open_devices(s, opts->device, &err), &err);
   b->dev = s->devices.dev;
   td_gpu_must(td_stream_open(&b->stream, b->dev, &err), &err);

@@ -283,34 +283,3 @@ void td_pool_run(td_pool *pool, run_fn fn, void *ctx) {
   if (n > 1) wait_for_members(pool);
   pthread_mutex_unlock(&pool->run_lock);
 }
-
-typedef struct {
-  void (*fn)(void *ctx, size_t begin, size_t end);
-  void *ctx;
-  size_t n_items, grain;
-  _Atomic size_t next;
-} for_run;
-
-static void take_pieces(void *ctx, unsigned member, unsigned n_members) {
-  (void)member;
-  (void)n_members;
-  for_run *run = ctx;
-  for (;;) {
-    size_t begin = atomic_fetch_add_explicit(&run->next, run->grain, memory_order_relaxed);
-    if (begin >= run->n_items) return;
-    size_t left = run->n_items - begin;
-    run->fn(run->ctx, begin, begin + (left < run->grain ? left : run->grain));
-  }
-}
-
-void td_pool_for(td_pool *pool, size_t n_items, size_t grain,
-                 void (*fn)(void *ctx, size_t begin, size_t end), void *ctx) {
-  if (n_items == 0) return;
-  if (grain == 0) grain = 1;
-  if (n_items <= grain) {
-    fn(ctx, 0, n_items);
-    return;
-  }
-  for_run run = {.fn = fn, .ctx = ctx, .n_items = n_items, .grain = grain};
-  td_pool_run(pool, take_pieces, &run);
-}

@@ -2,6 +2,15 @@
 // The caller of td_pool_run is member 0, so a pool of one starts no thread. Several threads may
 // call it; runs are serialized. Members spin while waiting for the next run, then sleep. The number
 // of active members can be limited at any time; the others sleep.
+//
+// Steps use this rather than OpenMP, which serves loops over data outside of steps:
+// * A section costs less. Medians of tests/tools/handover with 2 threads on 2 CPUs (Xeon, gcc 12,
+//   2026-11-26): 0.5 to 0.8 us here, 1.0 to 1.3 us with libgomp, back to back or after 0.2 ms of
+//   work by one thread; a step has hundreds. With other processes on the same CPUs, after 1 ms: 1.3
+//   ms here, 19 ms with libgomp, whose threads spin longer.
+// * Another process changes the number of active members while a step runs.
+// * ThreadSanitizer sees how members synchronize, libgomp's it does not.
+// * A thread that cannot be started is an error here; libgomp ends the process.
 #ifndef TD_BASE_THREAD_POOL_H
 #define TD_BASE_THREAD_POOL_H
 
@@ -44,10 +53,5 @@ void td_pool_set_limit(td_pool *pool, const _Atomic uint32_t *n_active);
 // returned.
 void td_pool_run(td_pool *pool, void (*fn)(void *ctx, unsigned member, unsigned n_members),
                  void *ctx);
-
-// Calls fn(ctx, begin, end) over [0, n_items) in pieces of at most grain items, each handed to the
-// next free member; returns when all are done. A single piece runs inline.
-void td_pool_for(td_pool *pool, size_t n_items, size_t grain,
-                 void (*fn)(void *ctx, size_t begin, size_t end), void *ctx);
 
 #endif

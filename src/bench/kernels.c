@@ -79,12 +79,6 @@ static char *matrix_at(const kernel_bench *b, size_t i) {
   return b->memory + TD_BENCH_OFF_LINE + i * b->weight_bytes;
 }
 
-static void fill_some(void *ctx, size_t begin, size_t end) {
-  const kernel_bench *b = ctx;
-  for (size_t i = begin; i < end; i++)
-    td_bench_fill(&b->weights[i], matrix_at(b, i), (uint32_t)i);
-}
-
 static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t rows,
                               uint32_t cols, td_err *err) {
   td_weight unused;
@@ -101,7 +95,9 @@ static td_status make_weights(kernel_bench *b, const td_format *format, uint32_t
   for (uint32_t i = 0; i < b->n_weights; i++) {
     td_bench_weight(&b->weights[i], format, rows, cols, matrix_at(b, i));
   }
-  td_pool_for(b->report.reads.pool, b->n_weights, 1, fill_some, b);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(td_pool_size(b->report.reads.pool))
+  for (uint32_t i = 0; i < b->n_weights; i++)
+    td_bench_fill(&b->weights[i], matrix_at(b, i), i);
   return TD_OK;
 }
 

@@ -311,7 +311,8 @@ typedef struct {
   const td_conversion *c;
   uint8_t *memory;
   td_conversion_opts opts;
-  atomic_bool failed; // out of memory
+  atomic_size_t next_job; // not begun yet
+  atomic_bool failed;     // out of memory
 } run;
 
 static const void *data_of(const run *r, const td_tensor *t) {
@@ -323,9 +324,12 @@ static bool is_canceled(const run *r) {
   return r->opts.canceled && atomic_load(r->opts.canceled);
 }
 
-static void run_jobs(void *ctx, size_t begin, size_t end) {
+static void run_jobs(void *ctx, unsigned member, unsigned n_members) {
+  (void)member;
+  (void)n_members;
   run *r = ctx;
-  for (size_t i = begin; i < end && !is_canceled(r); i++) {
+  size_t i;
+  while ((i = atomic_fetch_add(&r->next_job, 1)) < r->c->n_jobs && !is_canceled(r)) {
     const job *j = &r->c->jobs[i];
     td_word_matrix m = j->matrix;
     const td_shard_entry *e = &r->c->entries[j->entry];
@@ -363,7 +367,7 @@ td_status td_conversion_run(const td_conversion *c, void *memory, const td_conve
   log_counts(c);
   td_status st = td_pool_open(&pool, &(td_pool_opts){0}, err);
   if (st != TD_OK) return st;
-  td_pool_for(pool, c->n_jobs, 1, run_jobs, &r);
+  td_pool_run(pool, run_jobs, &r);
   td_pool_close(pool);
   if (is_canceled(&r)) {
     return td_fail(err, TD_ECANCELED, "the loading of the weights was canceled");

@@ -138,37 +138,6 @@ static void test_waits_for_the_slowest(void **state) {
 }
 
 typedef struct {
-  uint8_t *seen; // per item; pieces do not overlap, so plain
-  size_t grain;
-  _Atomic size_t longest;
-} cover;
-
-static void mark(void *ctx, size_t begin, size_t end) {
-  cover *c = ctx;
-  for (size_t i = begin; i < end; i++)
-    c->seen[i]++;
-  if (end - begin > c->grain) atomic_store(&c->longest, end - begin);
-}
-
-static void test_for_covers_every_item_once(void **state) {
-  (void)state;
-  td_pool *pool = open_team(3);
-  static const size_t counts[] = {0, 1, 7, 64, 1000}, grains[] = {1, 3, 64, 5000};
-  for (size_t c = 0; c < TD_COUNT(counts); c++) {
-    for (size_t g = 0; g < TD_COUNT(grains); g++) {
-      uint8_t seen[1001] = {0};
-      cover cov = {.seen = seen, .grain = grains[g]};
-      td_pool_for(pool, counts[c], grains[g], mark, &cov);
-      for (size_t i = 0; i < counts[c]; i++)
-        assert_int_equal(seen[i], 1);
-      assert_int_equal(seen[counts[c]], 0);
-      assert_int_equal(cov.longest, 0);
-    }
-  }
-  td_pool_close(pool);
-}
-
-typedef struct {
   td_pool *pool;
   _Atomic int *inside;
   _Atomic int *overlaps;
@@ -249,7 +218,7 @@ int main(void) {
       cmocka_unit_test(test_a_lease_changes_within_a_step),
       cmocka_unit_test(test_runs_after_sleep),
       cmocka_unit_test(test_waits_for_the_slowest),
-      cmocka_unit_test(test_for_covers_every_item_once),
+
       cmocka_unit_test(test_callers_take_turns),
       cmocka_unit_test(test_stacks_hang_on_no_limit),
       cmocka_unit_test(test_defaults_and_pinning),

@@ -94,9 +94,6 @@ static td_status run(td_quantizer *q) {
   td_status st = td_quant_open_dir(&q->quant, opts->in, q->err);
   if (st == TD_OK) st = td_store_open(&q->store, opts->in, q->err);
   if (st == TD_OK) st = td_quantize_plan(q);
-  if (st == TD_OK) {
-    st = td_pool_open(&q->pool, &(td_pool_opts){.n_threads = opts->n_threads}, q->err);
-  }
   for (size_t i = 0; i < q->n_shards && st == TD_OK; i++)
     st = td_quantize_shard_make(q, i);
   return st == TD_OK ? td_quantize_finish(q) : st;
@@ -115,7 +112,6 @@ td_status td_quantize(const td_quantize_opts *opts, td_quantize_report *report, 
   td_status st = check_source(&own, &q.config, err);
   if (st == TD_OK) st = claim_output(&own, &lock, err);
   if (st == TD_OK) st = run(&q);
-  td_pool_close(q.pool);
   td_quantize_plan_free(&q);
   td_binding_free(&q.binding);
   td_quant_close(q.quant);

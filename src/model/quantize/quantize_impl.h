@@ -3,7 +3,6 @@
 #ifndef TD_MODEL_QUANTIZE_QUANTIZE_IMPL_H
 #define TD_MODEL_QUANTIZE_QUANTIZE_IMPL_H
 
-#include "base/thread_pool.h"
 #include "model/checkpoint/shard_writer.h"
 #include "model/quantize/quantize.h"
 #include "model/tensor_bind.h"
@@ -42,8 +41,7 @@ typedef struct {
   td_store *store;
   td_quant *quant;
   td_bound_tensors binding; // owns the scales
-  td_pool *pool;
-  td_quantize_item *items; // one per tensor of store
+  td_quantize_item *items;  // one per tensor of store
   size_t n_items;
   td_quantize_shard *shards;
   size_t n_shards;

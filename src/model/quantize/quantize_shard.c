@@ -4,13 +4,13 @@
 // what would be made now.
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/bf16.h"
+#include "base/cpus.h"
 #include "base/fs.h"
 #include "base/json_parse.h"
 #include "base/json_write.h"
@@ -32,7 +32,6 @@ typedef struct {
   td_shard_writer writer;
   piece *pieces;
   size_t n_pieces, cap_pieces;
-  pthread_mutex_t lock; // protects status and err
   td_status status;
   td_err err; // of the first piece that failed
 } making;
@@ -129,18 +128,17 @@ static td_status make_piece(const making *m, piece *p, td_err *err) {
   return st;
 }
 
-static void make_pieces(void *ctx, size_t begin, size_t end) {
-  making *m = ctx;
-  for (size_t i = begin; i < end; i++) {
+static void make_pieces(making *m) {
+  const unsigned n_threads = m->q->opts->n_threads ? m->q->opts->n_threads : td_cpu_count();
+#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads)
+  for (size_t i = 0; i < m->n_pieces; i++) {
     td_err err;
     td_status st = make_piece(m, &m->pieces[i], &err);
-    if (st == TD_OK) continue;
-    pthread_mutex_lock(&m->lock);
-    if (m->status == TD_OK) {
+#pragma omp critical
+    if (st != TD_OK && m->status == TD_OK) {
       m->status = st;
       m->err = err;
     }
-    pthread_mutex_unlock(&m->lock);
   }
 }
 
@@ -237,7 +235,7 @@ static td_status write_done(const td_quantizer *q, const td_quantize_shard *s, s
 static td_status make(making *m) {
   td_quantizer *q = m->q;
   size_t first_noted = q->report->n_tensors;
-  td_pool_for(q->pool, m->n_pieces, 1, make_pieces, m);
+  make_pieces(m);
   if (m->status != TD_OK) {
     if (q->err) *q->err = m->err;
     return m->status;
@@ -307,14 +305,12 @@ td_status td_quantize_shard_make(td_quantizer *q, size_t idx) {
   }
   if (st == TD_OK && !kept) {
     making m = {.q = q, .shard = s, .writer = {.fd = -1}};
-    pthread_mutex_init(&m.lock, NULL);
     for (size_t i = s->begin; i < s->end && st == TD_OK; i++) {
       if (!cut_item(&m, i)) st = td_quantize_no_memory(q);
     }
     if (st == TD_OK) st = td_shard_writer_open(&m.writer, path, s->n_bytes, &s->header, q->err);
     if (st == TD_OK) st = make(&m);
     td_shard_writer_close(&m.writer);
-    pthread_mutex_destroy(&m.lock);
     free(m.pieces);
   }
   free(path);
