@@ -159,6 +159,16 @@ static double uniform(uint64_t seed, uint32_t index) {
   return (double)(z >> 11) * 0x1p-53;
 }
 
+CLONES static void keep_masked(float *logits, const uint64_t *mask, uint32_t n) {
+  for (uint32_t at = 0; at < n; at += 64) {
+    const uint64_t word = mask[at / 64];
+    const uint32_t end = n - at < 64 ? n : at + 64;
+    if (word == UINT64_MAX) continue;
+    for (uint32_t i = at; i < end; i++)
+      logits[i] = word >> (i - at) & 1 ? logits[i] : -INFINITY;
+  }
+}
+
 // Clears the logits of tokens that the grammar does not allow. Nothing is cleared when the matcher
 // has failed.
 static void constrain(td_sampler *s, float *logits) {
@@ -171,13 +181,7 @@ static void constrain(td_sampler *s, float *logits) {
     bool is_known = s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab;
     ends[i] = is_known ? logits[s->ends[i]] : -INFINITY;
   }
-  for (uint32_t at = 0; at < s->n_vocab; at += 64) {
-    const uint64_t word = mask[at / 64];
-    const uint32_t n = s->n_vocab - at < 64 ? s->n_vocab - at : 64;
-    if (word == UINT64_MAX) continue;
-    for (uint32_t i = 0; i < n; i++)
-      logits[at + i] = word >> i & 1 ? logits[at + i] : -INFINITY;
-  }
+  keep_masked(logits, mask, s->n_vocab);
   for (uint32_t i = 0; i < n_ends && may_end; i++) {
     if (s->ends[i] >= 0 && (uint32_t)s->ends[i] < s->n_vocab) logits[s->ends[i]] = ends[i];
   }
