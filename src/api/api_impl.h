@@ -31,6 +31,9 @@ td_status td_api_get_bool_at(const cJSON *object, const char *key, const char *w
 // Copies text; the request owns the copy.
 td_status td_api_copy(char **out, const char *text, td_api_error *error);
 
+// Parses a body, which must be an object; escapes that stand for no character are replaced.
+td_status td_api_parse_root(cJSON **root, const char *body, size_t len, td_api_error *error);
+
 // sampling.c: temperature, top_p and the other sampling parameters, seed, logit_bias, stop.
 td_status td_api_parse_sampling(td_api_request *out, const cJSON *root,
                                 const td_api_defaults *defaults, td_api_error *error);

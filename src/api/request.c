@@ -116,7 +116,7 @@ static td_status parse_replaced(cJSON **root, const char *body, size_t len, td_e
   return st;
 }
 
-static td_status parse_root(cJSON **root, const char *body, size_t len, td_api_error *error) {
+td_status td_api_parse_root(cJSON **root, const char *body, size_t len, td_api_error *error) {
   td_err err;
   td_status st = td_json_parse_at_most(root, body, len, TD_JSON_MAX_DEPTH, MAX_VALUES, &err);
   if (st == TD_EFORMAT && len) st = parse_replaced(root, body, len, &err);
@@ -222,7 +222,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   memset(out, 0, sizeof *out);
   out->is_chat = true;
   cJSON *root = NULL;
-  td_status st = parse_root(&root, body, len, error);
+  td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
@@ -241,7 +241,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
                                   const td_api_defaults *defaults, td_api_error *error) {
   memset(out, 0, sizeof *out);
   cJSON *root = NULL;
-  td_status st = parse_root(&root, body, len, error);
+  td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
@@ -261,7 +261,7 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
   memset(out, 0, sizeof *out);
   out->n = 1;
   cJSON *root = NULL;
-  td_status st = parse_root(&root, body, len, error);
+  td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK && td_json_get(root, "messages")) {
     out->is_chat = true;
@@ -279,7 +279,7 @@ td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t 
   memset(out, 0, sizeof *out);
   out->n = 1;
   cJSON *root = NULL;
-  td_status st = parse_root(&root, body, len, error);
+  td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
   if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids)) {
     st = td_api_bad(error, "tokens", "tokens must be an array of token ids");

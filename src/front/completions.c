@@ -1,4 +1,5 @@
-// src/front/completions.c - POST /v1/chat/completions and /v1/completions: one job per request.
+// src/front/completions.c - POST /v1/chat/completions, /v1/completions and the other protocols
+// (api/dialect.h): one job per request.
 // A job is prepared on the thread pool (parse, check, template, tokenize); everything else is on
 // the loop's thread: each choice is submitted to the backend, tokens become text, and text becomes
 // SSE events or one response. Every error a client can cause is detected before the first byte of
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "api/dialect.h"
 #include "api/response.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -37,6 +39,8 @@ struct td_job {
   job *prev, *next;    // in serve->jobs
   td_http_exchange *x; // NULL once the client is gone
   bool is_chat;
+  const td_dialect *dialect; // NULL: OpenAI's chat or completions
+  td_dialect_state state;
   td_lane_work work;
   bool preparing;
   td_buf body;
@@ -80,6 +84,7 @@ static void job_free(job *j) {
     td_token_ids_free(&j->prompts[i]);
   free(j->prompts);
   td_api_request_free(&j->request);
+  td_dialect_state_free(&j->state);
   td_buf_free(&j->body);
   free(j);
 }
@@ -136,7 +141,7 @@ static void on_gone(void *arg) {
 static void refuse(job *j, const td_api_error *error) {
   cancel_running(j);
   log_end(j, error->status);
-  td_serve_fail(j->x, error);
+  td_serve_fail_as(j->x, error, j->dialect);
   job_free(j);
 }
 
@@ -151,6 +156,16 @@ static void send_event(job *j, td_buf *event) {
   td_buf_clear(event);
 }
 
+// The same for bytes of a dialect's stream.
+static void send_raw(job *j, td_buf *text) {
+  if (text->failed) {
+    td_http_abort(j->x);
+  } else {
+    td_http_sse_raw(j->x, td_buf_text(text), text->len);
+  }
+  td_buf_clear(text);
+}
+
 // Fails a running job: a stream gets an error event and ends without [DONE].
 static void fail_running(job *j, int status, const char *message) {
   td_api_error error;
@@ -162,8 +177,13 @@ static void fail_running(job *j, int status, const char *message) {
   cancel_running(j);
   count_usage(j);
   td_buf text = TD_BUF_INIT;
-  td_api_error_write(&text, &error);
-  send_event(j, &text);
+  if (j->dialect) {
+    j->dialect->error(&text, &error, true);
+    send_raw(j, &text);
+  } else {
+    td_api_error_write(&text, &error);
+    send_event(j, &text);
+  }
   td_buf_free(&text);
   td_http_sse_end(j->x);
   log_end(j, error.status);
@@ -191,8 +211,30 @@ static void add_timings(td_api_timings *t, const choice *c) {
   t->follow_ns += c->last_token_ns - c->first_token_ns;
 }
 
+static void end_dialect(job *j, td_buf *out, const td_delta *message) {
+  const choice *c = &j->choices[0];
+  td_api_timings timings = {0};
+  add_timings(&timings, c);
+  const td_dialect_end end = {.finish_reason = c->finish_reason,
+                              .answer = &c->answer,
+                              .usage = &j->usage,
+                              .timings = &timings};
+  if (message) {
+    j->dialect->whole(out, &j->state, message, &end);
+  } else {
+    j->dialect->end(out, &j->state, &end);
+  }
+}
+
 static void end_stream(job *j) {
   td_buf event = TD_BUF_INIT;
+  if (j->dialect) {
+    end_dialect(j, &event, NULL);
+    send_raw(j, &event);
+    td_buf_free(&event);
+    td_http_sse_end(j->x);
+    return;
+  }
   if (j->request.include_usage) {
     td_api_write_usage(&event, &j->head, &j->usage);
     send_event(j, &event);
@@ -206,7 +248,9 @@ static bool send_response(job *j) {
   td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
   td_buf body = TD_BUF_INIT;
   td_api_timings timings = {0}; // sums over all choices
-  if (choices) {
+  if (choices && j->dialect) {
+    end_dialect(j, &body, &j->choices[0].delta);
+  } else if (choices) {
     for (uint32_t i = 0; i < j->n_choices; i++) {
       const choice *c = &j->choices[i];
       choices[i] = (td_api_choice){.answer = &c->answer,
@@ -238,6 +282,16 @@ static void end_job(job *j) {
 
 // ---- tokens ---------------------------------------------------------------------------------
 
+static void send_dialect(choice *c, td_buf *out, bool has_piece) {
+  job *j = c->job;
+  const td_api_usage usage = {.n_prompt = n_prompt_of(c), .n_cached = c->n_cached};
+  if (!c->started) j->dialect->begin(out, &j->state, &usage);
+  c->started = true;
+  if (has_piece) j->dialect->delta(out, &j->state, &c->delta);
+  td_delta_clear(&c->delta, &c->parts);
+  if (out->len) send_raw(j, out);
+}
+
 // Takes the output of a choice that is final, and sends it if the response is streamed. With usage
 // in every chunk each token gets its own event, even if it adds no text.
 static td_status take_piece(choice *c, td_err *err) {
@@ -251,6 +305,11 @@ static td_status take_piece(choice *c, td_err *err) {
   }
   if (!j->request.stream) return TD_OK; // the output is kept for the response
   td_buf event = TD_BUF_INIT;
+  if (j->dialect) {
+    send_dialect(c, &event, has_piece);
+    td_buf_free(&event);
+    return TD_OK;
+  }
   if (!c->started && j->is_chat) {
     td_api_write_role(&event, &j->head, c->index);
     send_event(j, &event);
@@ -291,7 +350,7 @@ static void end_choice(choice *c, td_finish how) {
   if (c->answer.stopped) how = TD_FINISH_STOP;
   leave_worker(c, how);
   c->finish_reason = finish_reason(c, how);
-  if (j->request.stream) {
+  if (j->request.stream && !j->dialect) {
     td_buf event = TD_BUF_INIT;
     td_api_timings timings = {0};
     add_timings(&timings, c);
@@ -466,6 +525,12 @@ static td_status open_choices(job *j) {
   return TD_OK;
 }
 
+// The other protocols have one answer, and no log-probabilities.
+static void begin_dialect(job *j) {
+  j->state.head = &j->head;
+  j->state.parts = &j->choices[0].parts;
+}
+
 static td_status begin_answer(job *j) {
   unsigned char random[16];
   uint64_t seed;
@@ -480,6 +545,7 @@ static td_status begin_answer(job *j) {
   uint32_t n_ctx = td_serve_n_ctx(j->serve);
   td_status st = check_context(j, n_ctx);
   if (st == TD_OK) st = open_choices(j);
+  if (st == TD_OK && j->dialect) begin_dialect(j);
   for (uint32_t i = 0; st == TD_OK && i < j->n_choices; i++) {
     st = submit(j, &j->choices[i], n_ctx);
   }
@@ -494,6 +560,14 @@ static td_status check_model(const job *j, td_api_error *error) {
   const char *asked = j->request.model;
   const td_serve *s = j->serve;
   if (!asked || td_serve_has_model(s, asked)) return TD_OK;
+  const char *suffix = j->dialect ? j->dialect->model_suffix : NULL;
+  size_t len = strlen(asked), n_suffix = suffix ? strlen(suffix) : 0;
+  if (suffix && len > n_suffix && strcmp(asked + len - n_suffix, suffix) == 0) {
+    char *name = strndup(asked, len - n_suffix);
+    bool is_known = name && td_serve_has_model(s, name);
+    free(name);
+    if (is_known) return TD_OK;
+  }
   return td_api_fail(error, 404, "model", "model_not_found",
                      "the model %.200s does not exist: this server has %s", asked, s->name);
 }
@@ -513,8 +587,23 @@ static void prepare(uv_work_t *work) {
   const char *body = td_buf_text(&j->body);
   td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
                      td_api_error *) = j->is_chat ? td_api_parse_chat : td_api_parse_completion;
-  j->status = parse(&j->request, body, j->body.len, defaults, &j->error);
+  j->status = TD_OK;
+  if (j->dialect) {
+    td_buf translated = TD_BUF_INIT;
+    j->status = td_dialect_translate(j->dialect, &j->state, body, j->body.len, &translated,
+                                     &j->error);
+    td_buf_free(&j->body);
+    j->body = translated;
+    body = td_buf_text(&j->body);
+  }
+  if (j->status == TD_OK) {
+    j->status = parse(&j->request, body, j->body.len, defaults, &j->error);
+  }
   td_buf_free(&j->body);
+  if (j->dialect) {
+    j->request.n = 1;
+    j->request.logprobs = j->request.include_usage = j->request.include_usage_so_far = false;
+  }
   if (j->status == TD_OK) j->status = check_model(j, &j->error);
   if (j->status != TD_OK) return;
   uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
@@ -569,12 +658,15 @@ static void on_prepared(uv_work_t *work, int canceled) {
   if (j->status == TD_OK) j->status = begin_answer(j);
   if (j->status != TD_OK) {
     refuse(j, &j->error);
+  } else if (j->request.stream && j->dialect && j->dialect->stream_type) {
+    td_http_stream_begin(j->x, 200, j->dialect->stream_type);
   } else if (j->request.stream) {
     td_http_sse_begin(j->x);
   }
 }
 
-static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
+static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
+                      const td_dialect *dialect) {
   if (td_serve_refuse_unready(serve, x)) return;
   job *j = calloc(1, sizeof *j);
   if (!j) {
@@ -584,11 +676,13 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
   j->serve = serve;
   j->x = x;
   j->is_chat = is_chat;
+  j->dialect = dialect;
+  j->state.store = serve->responses;
   job_enter(j);
   j->begin_ns = td_clock_ns();
   j->work.work.data = j;
   j->preparing = true;
-  td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x), &j->caller);
+  td_serve_authorize(serve, x, &j->caller);
   j->n_ctx = td_serve_n_ctx(serve);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
@@ -600,9 +694,25 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat) {
 }
 
 void td_serve_chat(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, true);
+  start_job(ctx, x, true, NULL);
 }
 
 void td_serve_completions(void *ctx, td_http_exchange *x) {
-  start_job(ctx, x, false);
+  start_job(ctx, x, false, NULL);
+}
+
+void td_serve_responses(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_responses);
+}
+
+void td_serve_messages(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_messages);
+}
+
+void td_serve_ollama_chat(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_ollama_chat);
+}
+
+void td_serve_ollama_generate(void *ctx, td_http_exchange *x) {
+  start_job(ctx, x, true, &td_dialect_ollama_generate);
 }

@@ -102,6 +102,69 @@ void td_serve_health(void *ctx, td_http_exchange *x) {
   respond(x, ok ? 200 : 503, &body);
 }
 
+static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *key,
+                        const char *id_key, int32_t id) {
+  size_t len;
+  if (id < 0) {
+    td_jw_null(w, key);
+    td_jw_null(w, id_key);
+    return;
+  }
+  td_jw_str(w, key, td_tokenizer_bytes(tok, id, &len));
+  td_jw_int(w, id_key, id);
+}
+
+void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
+  const td_serve *serve = ctx;
+  const td_tokenizer *tok = td_chat_tokenizer(serve->chat);
+  td_buf body = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&body);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+  write_token(&w, tok, "bos_token", "bos_token_id", td_tokenizer_bos(tok));
+  write_token(&w, tok, "eos_token", "eos_token_id", td_tokenizer_eos(tok));
+  td_jw_bool(&w, "add_bos_token", td_tokenizer_wants_bos(tok));
+  td_jw_int(&w, "vocab_size", serve->defaults.n_vocab);
+  td_jw_int(&w, "model_max_length", td_serve_n_ctx(serve));
+  td_jw_end_object(&w);
+  respond(x, 200, &body);
+}
+
+// The routes as an OpenAPI document. Bodies are objects: the protocols' own documentation describes
+// their members.
+void td_serve_openapi(void *ctx, td_http_exchange *x) {
+  static const struct {
+    const char *method, *path, *what;
+  } routes[] = {
+#define X(name, method, path, needs, what) {method, path, what},
+      TD_ROUTES(X)
+#undef X
+  };
+  (void)ctx;
+  td_buf body = TD_BUF_INIT;
+  td_buf_str(&body,
+             "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"tandem\",\"version\":\"" TD_VERSION
+             "\"},\"paths\":{");
+  for (size_t i = 0; i < TD_COUNT(routes); i++) {
+    size_t len = strcspn(routes[i].path, "*");
+    bool has_id = routes[i].path[len] == '*', is_post = strcmp(routes[i].method, "POST") == 0;
+    td_buf_printf(&body, "%s\"%.*s%s\":{\"%s\":{\"summary\":\"%s\",", i ? "," : "", (int)len,
+                  routes[i].path, has_id ? "{id}" : "", is_post ? "post" : "get", routes[i].what);
+    if (has_id) {
+      td_buf_str(&body, "\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+                        "\"schema\":{\"type\":\"string\"}}],");
+    }
+    if (is_post) {
+      td_buf_str(&body, "\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
+                        "\"schema\":{\"type\":\"object\"}}}},");
+    }
+    td_buf_str(&body, "\"responses\":{\"200\":{\"description\":\"success\"},\"default\":{"
+                      "\"description\":\"an error, with its reason\"}}}}");
+  }
+  td_buf_str(&body, "}}");
+  respond(x, 200, &body);
+}
+
 void td_serve_page(void *ctx, td_http_exchange *x) {
   (void)ctx;
   td_http_add_header(x, "Content-Security-Policy",

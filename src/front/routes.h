@@ -17,11 +17,23 @@ enum {
 #define TD_ROUTES(X)                                                                               \
   X(chat, "POST", "/v1/chat/completions", TD_ROUTE_WORKER, "continue a conversation")              \
   X(completions, "POST", "/v1/completions", TD_ROUTE_WORKER, "continue a text")                    \
+  X(responses, "POST", "/v1/responses", TD_ROUTE_WORKER,                                           \
+    "OpenAI's Responses; the last 1,024 are kept in memory for previous_response_id")              \
+  X(messages, "POST", "/v1/messages", TD_ROUTE_WORKER,                                             \
+    "Anthropic's Messages; the key may be in x-api-key")                                           \
+  X(count_tokens, "POST", "/v1/messages/count_tokens", 0, "tokens of such a request's prompt")     \
+  X(ollama_chat, "POST", "/api/chat", TD_ROUTE_WORKER, "Ollama's chat")                            \
+  X(ollama_generate, "POST", "/api/generate", TD_ROUTE_WORKER, "Ollama's generate")                \
+  X(ollama_tags, "GET", "/api/tags", 0, "the models, for Ollama's clients")                        \
+  X(ollama_show, "POST", "/api/show", 0, "one of them, for Ollama's clients")                      \
+  X(ollama_version, "GET", "/api/version", 0, "tandem's version")                                  \
   X(models, "GET", "/v1/models", 0, "the model's names and context")                               \
   X(model, "GET", "/v1/models/*", 0, "one of them")                                                \
   X(tokenize, "POST", "/tokenize", 0, "text to token ids")                                         \
   X(detokenize, "POST", "/detokenize", 0, "token ids to text")                                     \
   X(apply_template, "POST", "/apply-template", 0, "the prompt that messages make")                 \
+  X(tokenizer_info, "GET", "/tokenizer_info", 0, "its BOS, EOS and sizes")                         \
+  X(openapi, "GET", "/openapi.json", 0, "this list as an OpenAPI document")                        \
   X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
   X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
   X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")

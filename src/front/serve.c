@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,9 +46,17 @@ static void add_headers(td_http_exchange *x, int status, uint32_t retry_s) {
 }
 
 void td_serve_fail(td_http_exchange *x, const td_api_error *error) {
+  td_serve_fail_as(x, error, NULL);
+}
+
+void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect) {
   td_buf body = TD_BUF_INIT;
   add_headers(x, error->status, error->retry_s);
-  td_api_error_write(&body, error);
+  if (dialect) {
+    dialect->error(&body, error, false);
+  } else {
+    td_api_error_write(&body, error);
+  }
   if (body.failed) {
     td_http_abort(x);
   } else {
@@ -89,11 +98,21 @@ static bool needs(const td_http_exchange *x, unsigned what) {
   return route_needs[td_http_route_of(x)] & what;
 }
 
+bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller) {
+  const char *authorization = td_http_header(x, "Authorization");
+  const char *key = td_http_header(x, "x-api-key"); // Anthropic's clients
+  char bearer[1024];
+  if (!authorization && key) {
+    snprintf(bearer, sizeof bearer, "Bearer %s", key);
+    authorization = bearer;
+  }
+  return td_api_keys_check(&serve->keys, authorization, td_http_peer(x), caller);
+}
+
 static bool is_authorized(const td_serve *serve, const td_http_exchange *x) {
   td_api_caller caller;
   if (needs(x, TD_ROUTE_OPEN)) return true;
-  return td_api_keys_check(&serve->keys, td_http_header(x, "Authorization"), td_http_peer(x),
-                           &caller);
+  return td_serve_authorize(serve, x, &caller);
 }
 
 // Whether the request comes from a page of another site: its Origin is not the Host it was sent to.
@@ -114,8 +133,27 @@ static bool is_json(const td_http_exchange *x) {
   return (len == 0 || is_text) && !is_foreign(x);
 }
 
+// Every response carries x-request-id: the request's own, or a new one.
+static void add_request_id(td_http_exchange *x) {
+  static const char allowed[] =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
+  const char *given = td_http_header(x, "x-request-id");
+  char fresh[40];
+  bool is_usable = given && given[0] && strlen(given) <= 128 && !given[strspn(given, allowed)];
+  unsigned char random[16];
+  if (!is_usable && getrandom(random, sizeof random, 0) == sizeof random) {
+    size_t n = (size_t)snprintf(fresh, sizeof fresh, "req_");
+    for (size_t i = 0; i < sizeof random; i++)
+      n += (size_t)snprintf(fresh + n, sizeof fresh - n, "%02x", random[i]);
+    given = fresh;
+    is_usable = true;
+  }
+  if (is_usable) td_http_add_header(x, "x-request-id", given);
+}
+
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
+  add_request_id(x);
   ((td_serve *)ctx)->metrics.n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
@@ -304,6 +342,10 @@ static td_status read_model(td_serve *serve, td_err *err) {
   if (st == TD_OK) {
     st = td_api_keys_read(&serve->keys, serve->options->api_key, serve->options->api_keys, err);
   }
+  if (st == TD_OK) {
+    serve->responses = td_response_store_open();
+    if (!serve->responses) st = td_fail(err, TD_ENOMEM, "out of memory");
+  }
   if (st != TD_OK) return st;
   serve->defaults = (td_api_defaults){.temperature = config.temperature,
                                       .top_p = config.top_p,
@@ -378,6 +420,7 @@ int td_cmd_serve(const td_options *options) {
   td_trace_file_close(serve.trace);
   td_chat_close(serve.chat);
   td_api_keys_free(&serve.keys);
+  td_response_store_close(serve.responses);
   free(serve.name);
   return status;
 }

@@ -9,6 +9,7 @@
 
 #include <uv.h>
 
+#include "api/dialect.h"
 #include "api/request.h"
 #include "front/api_keys.h"
 #include "front/backend.h"
@@ -35,9 +36,10 @@ typedef struct {
   td_metrics metrics;
   td_api_defaults defaults;
   td_api_keys keys;
-  uint32_t max_position; // the model's maximum context
-  char *name;            // the model's primary name in the API; owned
-  int64_t created;       // seconds since 1970
+  td_response_store *responses; // for previous_response_id
+  uint32_t max_position;        // the model's maximum context
+  char *name;                   // the model's primary name in the API; owned
+  int64_t created;              // seconds since 1970
   uint64_t started_ns;
   td_runtime_opts runtime; // checked
   td_placement placement;  // device is also runtime.device
@@ -61,6 +63,10 @@ uint32_t td_serve_n_ctx(const td_serve *serve);
 bool td_serve_has_model(const td_serve *serve, const char *name);
 // Responds with error and the headers of its status.
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
+// The same in the form of a dialect; NULL: OpenAI's.
+void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect);
+// Whether the request has a valid key, in Authorization or x-api-key, and whose it is.
+bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller);
 // Responds 503 and returns true while no worker accepts requests.
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
 

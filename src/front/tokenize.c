@@ -1,5 +1,5 @@
-// src/front/tokenize.c - /tokenize, /detokenize and /apply-template: tokenizer and chat template
-// alone, for debugging prompts. The work runs on the thread pool.
+// src/front/tokenize.c - /tokenize, /detokenize, /apply-template and count_tokens: tokenizer and
+// chat template alone, for debugging prompts. The work runs on the thread pool.
 #include <malloc.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 #define LARGE_BODY_BYTES (1u << 20)
 
-typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE } task_kind;
+typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT } task_kind;
 
 typedef struct {
   td_serve *serve;
@@ -42,6 +42,13 @@ static void write_tokens(task *t, const td_token_ids *ids) {
   td_jw_end_object(&w);
 }
 
+static void write_count(task *t, const td_token_ids *ids) {
+  td_json_writer w = TD_JSON_WRITER(&t->answer);
+  td_jw_begin_object(&w, NULL);
+  td_jw_int(&w, "input_tokens", (int64_t)ids->n);
+  td_jw_end_object(&w);
+}
+
 static void write_prompt(task *t, const td_buf *text) {
   td_json_writer w = TD_JSON_WRITER(&t->answer);
   td_jw_begin_object(&w, NULL);
@@ -50,7 +57,7 @@ static void write_prompt(task *t, const td_buf *text) {
 }
 
 static td_status encode(task *t, const td_api_request *request) {
-  if (t->kind == APPLY_TEMPLATE && !request->is_chat) {
+  if (t->kind >= APPLY_TEMPLATE && !request->is_chat) {
     return td_api_bad(&t->error, "messages", "messages are missing");
   }
   if (!request->is_chat && request->n_prompts != 1) {
@@ -60,6 +67,7 @@ static td_status encode(task *t, const td_api_request *request) {
   td_buf text = TD_BUF_INIT;
   td_status st = td_serve_encode(t->chat, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
+  if (st == TD_OK && t->kind == COUNT) write_count(t, &ids);
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);
   td_token_ids_free(&ids);
   td_buf_free(&text);
@@ -88,7 +96,18 @@ static void run(uv_work_t *work) {
   bool decodes = t->kind == DETOKENIZE;
   td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
                      td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
-  t->status = parse(&request, td_buf_text(&t->body), t->body.len, t->defaults, &t->error);
+  request = (td_api_request){0};
+  t->status = TD_OK;
+  if (t->kind == COUNT) {
+    td_buf translated = TD_BUF_INIT;
+    t->status = td_dialect_translate(&td_dialect_messages, NULL, td_buf_text(&t->body), t->body.len,
+                                     &translated, &t->error);
+    td_buf_free(&t->body);
+    t->body = translated;
+  }
+  if (t->status == TD_OK) {
+    t->status = parse(&request, td_buf_text(&t->body), t->body.len, t->defaults, &t->error);
+  }
   if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
   if (t->status == TD_OK && t->answer.failed) {
     t->status = td_api_fail(&t->error, 503, NULL, NULL, "out of memory");
@@ -104,7 +123,7 @@ static void on_run(uv_work_t *work, int canceled) {
   task *t = work->data;
   if (t->serve->http) td_http_bodies_freed(t->serve->http, t->body_bytes);
   if (t->x && t->status != TD_OK) {
-    td_serve_fail(t->x, &t->error);
+    td_serve_fail_as(t->x, &t->error, t->kind == COUNT ? &td_dialect_messages : NULL);
   } else if (t->x) {
     td_http_respond(t->x, 200, "application/json", td_buf_text(&t->answer), t->answer.len);
   }
@@ -148,4 +167,8 @@ void td_serve_detokenize(void *ctx, td_http_exchange *x) {
 
 void td_serve_apply_template(void *ctx, td_http_exchange *x) {
   start(ctx, x, APPLY_TEMPLATE);
+}
+
+void td_serve_count_tokens(void *ctx, td_http_exchange *x) {
+  start(ctx, x, COUNT);
 }

@@ -114,7 +114,8 @@ void td_http_stream_end(td_http_exchange *x);
 // Server-sent events. Headers are sent at once; a comment is sent whenever nothing was written for
 // sse_comment_ms.
 void td_http_sse_begin(td_http_exchange *x);
-void td_http_sse_data(td_http_exchange *x, const char *data, size_t len); // one line of text
+void td_http_sse_data(td_http_exchange *x, const char *data, size_t len);  // one line of text
+void td_http_sse_raw(td_http_exchange *x, const char *events, size_t len); // as they are sent
 void td_http_sse_end(td_http_exchange *x);
 // Closes the connection before the response is complete. on_gone is called later.
 void td_http_abort(td_http_exchange *x);

@@ -204,6 +204,11 @@ void td_http_sse_data(td_http_exchange *x, const char *data, size_t len) {
   td_buf_free(&event);
 }
 
+void td_http_sse_raw(td_http_exchange *x, const char *events, size_t len) {
+  x->sse_ns = td_clock_ns();
+  td_http_stream_write(x, events, len);
+}
+
 void td_http_sse_end(td_http_exchange *x) {
   td_http_stream_end(x);
 }

@@ -1,0 +1,449 @@
+// src/api/dialect_messages.c - Anthropic's Messages.
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "api/dialect_impl.h"
+
+// ---- request -----------------------------------------------------------------------------------
+
+// A line that Claude Code puts in front of its prompt and that differs from request to request:
+// the prefix cache would never be hit.
+static bool is_billing(const char *text) {
+  static const char line[] = "x-anthropic-billing-header:";
+  return strncmp(text, line, sizeof line - 1) == 0;
+}
+
+static td_status write_system(td_json_writer *w, const cJSON *system, td_api_error *error) {
+  td_buf text = TD_BUF_INIT;
+  td_status st = TD_OK;
+  if (cJSON_IsArray(system)) {
+    for (const cJSON *part = system->child; part && st == TD_OK; part = part->next) {
+      const cJSON *line = td_json_get(part, "text");
+      if (!cJSON_IsString(line)) {
+        st = td_api_bad(error, "system", "system must be a string or an array of text parts");
+      } else if (!is_billing(line->valuestring)) {
+        if (text.len) td_buf_char(&text, '\n');
+        td_buf_str(&text, line->valuestring);
+      }
+    }
+  } else {
+    st = td_dialect_text(&text, system, "system", error);
+  }
+  if (st == TD_OK && text.len) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "role", "system");
+    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+    td_jw_end_object(w);
+  }
+  w->out->failed |= text.failed;
+  td_buf_free(&text);
+  return st;
+}
+
+static bool is_block(const cJSON *block, const char *type) {
+  const cJSON *of = td_json_get(block, "type");
+  return cJSON_IsString(of) && strcmp(of->valuestring, type) == 0;
+}
+
+static td_status write_result(td_json_writer *w, const cJSON *block, const char *where,
+                              td_api_error *error) {
+  const cJSON *id = td_json_get(block, "tool_use_id"), *content = td_json_get(block, "content");
+  td_buf text = TD_BUF_INIT;
+  td_api_path at = td_api_member(where, "content");
+  td_status st = content ? td_dialect_text(&text, content, at.text, error) : TD_OK;
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "role", "tool");
+  if (cJSON_IsString(id)) td_jw_str(w, "tool_call_id", id->valuestring);
+  td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+  td_jw_end_object(w);
+  td_buf_free(&text);
+  return st;
+}
+
+static void write_use(td_json_writer *w, const cJSON *block) {
+  const cJSON *id = td_json_get(block, "id"), *name = td_json_get(block, "name");
+  td_jw_begin_object(w, NULL);
+  if (cJSON_IsString(id)) td_jw_str(w, "id", id->valuestring);
+  td_jw_str(w, "type", "function");
+  td_jw_begin_object(w, "function");
+  if (cJSON_IsString(name)) td_jw_str(w, "name", name->valuestring);
+  td_api_write_json(w, "arguments", td_json_get(block, "input"));
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+// Gathers the text of text (or thinking) blocks.
+static void gather(td_buf *out, const cJSON *content, const char *type, const char *key) {
+  for (const cJSON *block = content->child; block; block = block->next) {
+    const cJSON *text = td_json_get(block, key);
+    if (!is_block(block, type) || !cJSON_IsString(text)) continue;
+    if (out->len) td_buf_char(out, '\n');
+    td_buf_str(out, text->valuestring);
+  }
+}
+
+static td_status check_blocks(const cJSON *content, const char *where, td_api_error *error) {
+  static const char *const known[] = {"text", "tool_use", "tool_result", "thinking",
+                                      "redacted_thinking"};
+  unsigned n = 0;
+  for (const cJSON *block = content->child; block; block = block->next) {
+    td_api_path at = td_api_item(where, n++);
+    bool is_known = false;
+    for (size_t i = 0; i < TD_COUNT(known); i++)
+      is_known |= is_block(block, known[i]);
+    const cJSON *type = td_json_get(block, "type");
+    if (is_known) continue;
+    return td_api_bad(error, at.text, "%s: a block of type %.64s is not supported", at.text,
+                      cJSON_IsString(type) ? type->valuestring : "?");
+  }
+  return TD_OK;
+}
+
+// An assistant's blocks are one message. A user's tool results come before what the user says.
+static td_status write_blocks(td_json_writer *w, const char *role, const cJSON *content,
+                              const char *where, td_api_error *error) {
+  bool is_assistant = strcmp(role, "assistant") == 0, has_calls = false;
+  td_status st = check_blocks(content, where, error);
+  unsigned n_results = 0;
+  for (const cJSON *block = content->child; block && st == TD_OK; block = block->next) {
+    has_calls |= is_assistant && is_block(block, "tool_use");
+    if (!is_block(block, "tool_result")) continue;
+    st = write_result(w, block, where, error);
+    n_results++;
+  }
+  td_buf text = TD_BUF_INIT, thinking = TD_BUF_INIT;
+  gather(&text, content, "text", "text");
+  gather(&thinking, content, "thinking", "thinking");
+  if (st == TD_OK && (text.len || has_calls || is_assistant || !n_results)) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "role", role);
+    td_jw_str_len(w, "content", td_buf_text(&text), text.len);
+    if (thinking.len) td_jw_str_len(w, "reasoning_content", thinking.data, thinking.len);
+    if (has_calls) {
+      td_jw_begin_array(w, "tool_calls");
+      for (const cJSON *block = content->child; block; block = block->next)
+        if (is_block(block, "tool_use")) write_use(w, block);
+      td_jw_end_array(w);
+    }
+    td_jw_end_object(w);
+  }
+  w->out->failed |= text.failed || thinking.failed;
+  td_buf_free(&text);
+  td_buf_free(&thinking);
+  return st;
+}
+
+static td_status write_messages(td_json_writer *w, const cJSON *root, td_api_error *error) {
+  const cJSON *messages = td_json_get(root, "messages"), *system = td_json_get(root, "system");
+  if (!cJSON_IsArray(messages) || !messages->child) {
+    return td_api_bad(error, "messages", "messages must be an array with at least one message");
+  }
+  td_jw_begin_array(w, "messages");
+  td_status st = system ? write_system(w, system, error) : TD_OK;
+  unsigned i = 0;
+  for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
+    td_api_path where = td_api_item("messages", i++);
+    const cJSON *role = td_json_get(m, "role"), *content = td_json_get(m, "content");
+    if (!cJSON_IsString(role) || !cJSON_IsArray(content)) {
+      td_api_write_json(w, NULL, m); // a string; chat checks the rest
+      continue;
+    }
+    where = td_api_member(where.text, "content");
+    st = write_blocks(w, role->valuestring, content, where.text, error);
+  }
+  td_jw_end_array(w);
+  return st;
+}
+
+// Tools of the client; those that run at Anthropic (they have another type) are left out.
+static void write_tools(td_json_writer *w, const cJSON *tools) {
+  td_jw_begin_array(w, "tools");
+  for (const cJSON *tool = tools->child; tool; tool = tool->next) {
+    static const char *const but[] = {"name", "description", "strict", NULL};
+    const cJSON *type = td_json_get(tool, "type");
+    if (cJSON_IsString(type) && strcmp(type->valuestring, "custom") != 0) continue;
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "function");
+    td_jw_begin_object(w, "function");
+    for (size_t i = 0; but[i]; i++) {
+      const cJSON *item = td_json_get(tool, but[i]);
+      if (item) td_api_write_json(w, but[i], item);
+    }
+    const cJSON *schema = td_json_get(tool, "input_schema");
+    if (schema) td_api_write_json(w, "parameters", schema);
+    td_jw_end_object(w);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
+static td_status write_choice(td_json_writer *w, const cJSON *choice, td_api_error *error) {
+  const cJSON *type = td_json_get(choice, "type"), *name = td_json_get(choice, "name");
+  const char *word = cJSON_IsString(type) ? type->valuestring : "";
+  if (cJSON_IsTrue(td_json_get(choice, "disable_parallel_tool_use"))) {
+    td_jw_bool(w, "parallel_tool_calls", false);
+  }
+  if (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0) {
+    td_jw_str(w, "tool_choice", word);
+  } else if (strcmp(word, "any") == 0) {
+    td_jw_str(w, "tool_choice", "required");
+  } else if (strcmp(word, "tool") == 0 && cJSON_IsString(name)) {
+    td_jw_begin_object(w, "tool_choice");
+    td_jw_str(w, "type", "function");
+    td_jw_begin_object(w, "function");
+    td_jw_str(w, "name", name->valuestring);
+    td_jw_end_object(w);
+    td_jw_end_object(w);
+  } else {
+    return td_api_bad(error, "tool_choice", "tool_choice.type must be auto, any, tool or none");
+  }
+  return TD_OK;
+}
+
+static void write_thinking(td_json_writer *w, const cJSON *root) {
+  const cJSON *type = td_json_get(td_json_get(root, "thinking"), "type");
+  if (!cJSON_IsString(type) || td_json_get(root, "chat_template_kwargs")) return;
+  td_jw_begin_object(w, "chat_template_kwargs");
+  td_jw_bool(w, "enable_thinking", strcmp(type->valuestring, "disabled") != 0);
+  td_jw_end_object(w);
+}
+
+static void write_format(td_json_writer *w, const cJSON *root) {
+  const cJSON *format = td_json_get(td_json_get(root, "output_config"), "format");
+  if (!format) format = td_json_get(root, "output_format");
+  if (!is_block(format, "json_schema")) return;
+  td_jw_begin_object(w, "response_format");
+  td_jw_str(w, "type", "json_schema");
+  td_jw_begin_object(w, "json_schema");
+  td_api_write_json(w, "schema", td_json_get(format, "schema"));
+  td_jw_end_object(w);
+  td_jw_end_object(w);
+}
+
+static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
+                           td_api_error *error) {
+  static const char *const own[] = {
+      "messages",           "system",      "tools",         "tool_choice",   "thinking",
+      "stop_sequences",     "metadata",    "output_config", "output_format", "container",
+      "context_management", "mcp_servers", "service_tier",  "betas",         NULL};
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_dialect_pass(&w, root, own);
+  td_status st = write_messages(&w, root, error);
+  const cJSON *tools = td_json_get(root, "tools"), *choice = td_json_get(root, "tool_choice");
+  const cJSON *stops = td_json_get(root, "stop_sequences");
+  if (st == TD_OK && !cJSON_IsNumber(td_json_get(root, "max_tokens")) && state) {
+    st = td_api_bad(error, "max_tokens", "max_tokens is missing");
+  }
+  if (cJSON_IsArray(tools)) write_tools(&w, tools);
+  if (st == TD_OK && choice) st = write_choice(&w, choice, error);
+  if (stops) td_api_write_json(&w, "stop", stops);
+  write_thinking(&w, root);
+  write_format(&w, root);
+  td_jw_end_object(&w);
+  return st;
+}
+
+// ---- answer ------------------------------------------------------------------------------------
+
+static void write_usage(td_json_writer *w, const td_api_usage *usage) {
+  td_jw_begin_object(w, "usage");
+  td_jw_int(w, "input_tokens", (int64_t)(usage->n_prompt - usage->n_cached));
+  td_jw_int(w, "cache_creation_input_tokens", 0);
+  td_jw_int(w, "cache_read_input_tokens", (int64_t)usage->n_cached);
+  td_jw_int(w, "output_tokens", (int64_t)usage->n_output);
+  td_jw_end_object(w);
+}
+
+static void write_stop(td_json_writer *w, const td_dialect_end *end) {
+  const char *stop = end ? td_dialect_stop_string(end->answer) : NULL;
+  const char *reason = end ? end->finish_reason : NULL;
+  if (!reason) {
+    td_jw_null(w, "stop_reason");
+  } else {
+    td_jw_str(w, "stop_reason",
+              strcmp(reason, "length") == 0       ? "max_tokens"
+              : strcmp(reason, "tool_calls") == 0 ? "tool_use"
+              : stop                              ? "stop_sequence"
+                                                  : "end_turn");
+  }
+  if (stop) {
+    td_jw_str(w, "stop_sequence", stop);
+  } else {
+    td_jw_null(w, "stop_sequence");
+  }
+}
+
+static void begin_message(td_json_writer *w, const char *key, const td_dialect_state *s) {
+  char id[64];
+  snprintf(id, sizeof id, "msg_%s", td_dialect_id(s));
+  td_jw_begin_object(w, key);
+  td_jw_str(w, "id", id);
+  td_jw_str(w, "type", "message");
+  td_jw_str(w, "role", "assistant");
+  td_jw_str(w, "model", s->head->model);
+  td_jw_begin_array(w, "content");
+}
+
+static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "type", "message_start");
+  begin_message(&w, "message", s);
+  td_jw_end_array(&w);
+  write_stop(&w, NULL);
+  write_usage(&w, usage);
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "message_start", &json);
+  td_buf_free(&json);
+}
+
+static void begin_event(td_json_writer *w, const char *type, uint32_t index) {
+  td_jw_begin_object(w, NULL);
+  td_jw_str(w, "type", type);
+  td_jw_int(w, "index", index);
+}
+
+static void open_block(td_buf *out, td_dialect_state *s) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  begin_event(&w, "content_block_start", s->n_blocks);
+  td_jw_begin_object(&w, "content_block");
+  if (s->block == TD_BLOCK_CALL) {
+    td_jw_str(&w, "type", "tool_use");
+    td_jw_str(&w, "id", td_dialect_call(s)->id);
+    td_jw_str(&w, "name", td_dialect_call(s)->name);
+    td_jw_begin_object(&w, "input");
+    td_jw_end_object(&w);
+  } else if (s->block == TD_BLOCK_REASONING) {
+    td_jw_str(&w, "type", "thinking");
+    td_jw_str(&w, "thinking", "");
+    td_jw_str(&w, "signature", "");
+  } else {
+    td_jw_str(&w, "type", "text");
+    td_jw_str(&w, "text", "");
+  }
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "content_block_start", &json);
+  td_buf_free(&json);
+}
+
+static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t len) {
+  static const char *const types[][2] = {[TD_BLOCK_TEXT] = {"text_delta", "text"},
+                                         [TD_BLOCK_REASONING] = {"thinking_delta", "thinking"},
+                                         [TD_BLOCK_CALL] = {"input_json_delta", "partial_json"}};
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  begin_event(&w, "content_block_delta", s->n_blocks - 1);
+  td_jw_begin_object(&w, "delta");
+  td_jw_str(&w, "type", types[s->block][0]);
+  td_jw_str_len(&w, types[s->block][1], text, len);
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "content_block_delta", &json);
+  td_buf_free(&json);
+}
+
+static void close_block(td_buf *out, td_dialect_state *s) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  begin_event(&w, "content_block_stop", s->n_blocks - 1);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "content_block_stop", &json);
+  td_buf_free(&json);
+}
+
+static const td_block_writer writer = {open_block, add_text, close_block};
+
+static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
+  td_dialect_blocks(out, s, delta, &writer);
+}
+
+static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  td_dialect_close_block(out, s, &writer);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "type", "message_delta");
+  td_jw_begin_object(&w, "delta");
+  write_stop(&w, end);
+  td_jw_end_object(&w);
+  write_usage(&w, end->usage);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "message_delta", &json);
+  td_buf_str(&json, "{\"type\":\"message_stop\"}");
+  td_dialect_event(out, "message_stop", &json);
+  td_buf_free(&json);
+}
+
+static void write_content(td_json_writer *w, const td_dialect_state *s, const td_delta *message) {
+  if (message->reasoning.len) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "thinking");
+    td_jw_str_len(w, "thinking", message->reasoning.data, message->reasoning.len);
+    td_jw_str(w, "signature", "");
+    td_jw_end_object(w);
+  }
+  if (message->content.len) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "text");
+    td_jw_str_len(w, "text", message->content.data, message->content.len);
+    td_jw_end_object(w);
+  }
+  for (uint32_t i = message->first_call; i < message->last_call; i++) {
+    const td_tool_call *call = &s->parts->calls[i];
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "type", "tool_use");
+    td_jw_str(w, "id", call->id);
+    td_jw_str(w, "name", call->name);
+    td_jw_raw(w, "input", td_buf_text(&call->arguments)); // checked: it is an object
+    td_jw_end_object(w);
+  }
+}
+
+static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
+                  const td_dialect_end *end) {
+  td_json_writer w = TD_JSON_WRITER(out);
+  begin_message(&w, NULL, s);
+  write_content(&w, s, message);
+  td_jw_end_array(&w);
+  write_stop(&w, end);
+  write_usage(&w, end->usage);
+  td_jw_end_object(&w);
+}
+
+static const char *type_of(int status) {
+  switch (status) {
+  case 401: return "authentication_error";
+  case 403: return "permission_error";
+  case 404: return "not_found_error";
+  case 413: return "request_too_large";
+  case 429: return "rate_limit_error";
+  case 503: return "overloaded_error";
+  default: return status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
+static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(in_stream ? &json : out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "type", "error");
+  td_jw_begin_object(&w, "error");
+  td_jw_str(&w, "type", type_of(error->status));
+  td_jw_str(&w, "message", error->message);
+  td_jw_end_object(&w);
+  td_jw_end_object(&w);
+  if (in_stream) td_dialect_event(out, "error", &json);
+  td_buf_free(&json);
+}
+
+const td_dialect td_dialect_messages = {.translate = translate,
+                                        .begin = begin,
+                                        .delta = delta_of,
+                                        .end = end_of,
+                                        .whole = whole,
+                                        .error = write_error};

@@ -1,0 +1,325 @@
+// src/api/dialect_responses.c - OpenAI's Responses: what is generated, as items.
+#include <string.h>
+
+#include "api/api_impl.h"
+#include "api/responses_impl.h"
+
+static void item_id(const td_dialect_state *s, td_block_kind kind, uint32_t index, char out[80]) {
+  static const char *const prefixes[] = {
+      [TD_BLOCK_REASONING] = "rs", [TD_BLOCK_TEXT] = "msg", [TD_BLOCK_CALL] = "fc"};
+  snprintf(out, 80, "%s_%s_%u", prefixes[kind], td_dialect_id(s), index);
+}
+
+static void write_part(td_json_writer *w, const char *key, const char *text, size_t len) {
+  td_jw_begin_object(w, key);
+  td_jw_str(w, "type", "output_text");
+  td_jw_str_len(w, "text", text, len);
+  td_jw_begin_array(w, "annotations");
+  td_jw_end_array(w);
+  td_jw_begin_array(w, "logprobs");
+  td_jw_end_array(w);
+  td_jw_end_object(w);
+}
+
+// An item, finished or as it begins (text NULL).
+static void write_item(td_json_writer *w, const char *key, const td_dialect_state *s,
+                       td_block_kind kind, uint32_t index, const td_tool_call *call,
+                       const char *text, size_t len) {
+  static const char *const types[] = {[TD_BLOCK_REASONING] = "reasoning",
+                                      [TD_BLOCK_TEXT] = "message",
+                                      [TD_BLOCK_CALL] = "function_call"};
+  char id[80];
+  item_id(s, kind, index, id);
+  td_jw_begin_object(w, key);
+  td_jw_str(w, "id", id);
+  td_jw_str(w, "type", types[kind]);
+  td_jw_str(w, "status", text ? "completed" : "in_progress");
+  if (kind == TD_BLOCK_CALL) {
+    td_jw_str(w, "call_id", call->id);
+    td_jw_str(w, "name", call->name);
+    td_jw_str_len(w, "arguments", text ? text : "", len);
+  } else {
+    if (kind == TD_BLOCK_TEXT) td_jw_str(w, "role", "assistant");
+    if (kind == TD_BLOCK_REASONING) {
+      td_jw_begin_array(w, "summary");
+      td_jw_end_array(w);
+    }
+    td_jw_begin_array(w, "content");
+    if (text && kind == TD_BLOCK_TEXT) write_part(w, NULL, text, len);
+    if (text && kind == TD_BLOCK_REASONING) {
+      td_jw_begin_object(w, NULL);
+      td_jw_str(w, "type", "reasoning_text");
+      td_jw_str_len(w, "text", text, len);
+      td_jw_end_object(w);
+    }
+    td_jw_end_array(w);
+  }
+  td_jw_end_object(w);
+}
+
+static void keep_item(td_dialect_state *s, td_block_kind kind, uint32_t index,
+                      const td_tool_call *call, const char *text, size_t len) {
+  td_json_writer w = TD_JSON_WRITER(&s->items);
+  if (s->items.len) td_buf_char(&s->items, ',');
+  write_item(&w, NULL, s, kind, index, call, text, len);
+}
+
+static void write_usage(td_json_writer *w, const td_api_usage *usage) {
+  td_jw_begin_object(w, "usage");
+  td_jw_int(w, "input_tokens", (int64_t)usage->n_prompt);
+  td_jw_begin_object(w, "input_tokens_details");
+  td_jw_int(w, "cached_tokens", (int64_t)usage->n_cached);
+  td_jw_end_object(w);
+  td_jw_int(w, "output_tokens", (int64_t)usage->n_output);
+  td_jw_begin_object(w, "output_tokens_details");
+  td_jw_int(w, "reasoning_tokens", 0);
+  td_jw_end_object(w);
+  td_jw_int(w, "total_tokens", (int64_t)(usage->n_prompt + usage->n_output));
+  td_jw_end_object(w);
+}
+
+static void response_id(const td_dialect_state *s, char out[64]) {
+  snprintf(out, 64, "resp_%s", td_dialect_id(s));
+}
+
+// The response; end NULL: as it begins.
+static void write_response(td_buf *out, const td_dialect_state *s, const td_dialect_end *end) {
+  char id[64];
+  response_id(s, id);
+  bool is_cut = end && strcmp(end->finish_reason, "length") == 0;
+  td_json_writer w = TD_JSON_WRITER(out);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "id", id);
+  td_jw_str(&w, "object", "response");
+  td_jw_int(&w, "created_at", s->head->created);
+  td_jw_str(&w, "status", !end ? "in_progress" : is_cut ? "incomplete" : "completed");
+  td_jw_null(&w, "error");
+  if (is_cut) {
+    td_jw_begin_object(&w, "incomplete_details");
+    td_jw_str(&w, "reason", "max_output_tokens");
+    td_jw_end_object(&w);
+  } else {
+    td_jw_null(&w, "incomplete_details");
+  }
+  td_jw_str(&w, "model", s->head->model);
+  td_buf_str(out, ",\"output\":[");
+  td_buf_add(out, td_buf_text(&s->items), s->items.len);
+  td_buf_char(out, ']');
+  td_buf_add(out, td_buf_text(&s->echo), s->echo.len);
+  if (end) {
+    write_usage(&w, end->usage);
+  } else {
+    td_jw_null(&w, "usage");
+  }
+  td_jw_end_object(&w);
+}
+
+// ---- events ------------------------------------------------------------------------------------
+
+static td_json_writer begin_event(td_buf *json, td_dialect_state *s, const char *type) {
+  td_json_writer w = TD_JSON_WRITER(json);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "type", type);
+  td_jw_int(&w, "sequence_number", (int64_t)s->sequence++);
+  return w;
+}
+
+// An event about the open item.
+static td_json_writer begin_item_event(td_buf *json, td_dialect_state *s, const char *type,
+                                       uint32_t index, bool has_part) {
+  char id[80];
+  item_id(s, s->block, index, id);
+  td_json_writer w = begin_event(json, s, type);
+  td_jw_str(&w, "item_id", id);
+  td_jw_int(&w, "output_index", index);
+  if (has_part) td_jw_int(&w, "content_index", 0);
+  return w;
+}
+
+static void response_event(td_buf *out, td_dialect_state *s, const char *type,
+                           const td_dialect_end *end) {
+  td_buf json = TD_BUF_INIT, response = TD_BUF_INIT;
+  td_json_writer w = begin_event(&json, s, type);
+  write_response(&response, s, end);
+  td_jw_raw(&w, "response", td_buf_text(&response));
+  td_jw_end_object(&w);
+  json.failed |= response.failed;
+  td_dialect_event(out, type, &json);
+  td_buf_free(&response);
+  td_buf_free(&json);
+}
+
+static void begin(td_buf *out, td_dialect_state *s, const td_api_usage *usage) {
+  (void)usage;
+  response_event(out, s, "response.created", NULL);
+  response_event(out, s, "response.in_progress", NULL);
+}
+
+static const td_tool_call *call_of(const td_dialect_state *s) {
+  return s->block == TD_BLOCK_CALL ? td_dialect_call(s) : NULL;
+}
+
+static void open_block(td_buf *out, td_dialect_state *s) {
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = begin_event(&json, s, "response.output_item.added");
+  td_jw_int(&w, "output_index", s->n_blocks);
+  write_item(&w, "item", s, s->block, s->n_blocks, call_of(s), NULL, 0);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "response.output_item.added", &json);
+  if (s->block == TD_BLOCK_TEXT) {
+    w = begin_item_event(&json, s, "response.content_part.added", s->n_blocks, true);
+    write_part(&w, "part", "", 0);
+    td_jw_end_object(&w);
+    td_dialect_event(out, "response.content_part.added", &json);
+  }
+  td_buf_free(&json);
+}
+
+static void add_text(td_buf *out, td_dialect_state *s, const char *text, size_t len) {
+  static const char *const types[] = {[TD_BLOCK_REASONING] = "response.reasoning_text.delta",
+                                      [TD_BLOCK_TEXT] = "response.output_text.delta",
+                                      [TD_BLOCK_CALL] = "response.function_call_arguments.delta"};
+  td_buf json = TD_BUF_INIT;
+  const char *type = types[s->block];
+  td_json_writer w = begin_item_event(&json, s, type, s->n_blocks - 1, s->block != TD_BLOCK_CALL);
+  td_jw_str_len(&w, "delta", text, len);
+  if (s->block == TD_BLOCK_TEXT) {
+    td_jw_begin_array(&w, "logprobs");
+    td_jw_end_array(&w);
+  }
+  td_jw_end_object(&w);
+  td_dialect_event(out, type, &json);
+  td_buf_free(&json);
+}
+
+// The whole text of the open block.
+static const char *block_text(const td_dialect_state *s, size_t *len) {
+  const td_buf *all = s->block == TD_BLOCK_REASONING ? &s->reasoning : &s->content;
+  size_t from = s->block_begin;
+  if (s->block == TD_BLOCK_CALL) {
+    all = &td_dialect_call(s)->arguments;
+    from = 0;
+  }
+  *len = all->len - from;
+  return td_buf_text(all) + from;
+}
+
+static void close_block(td_buf *out, td_dialect_state *s) {
+  static const char *const types[] = {[TD_BLOCK_REASONING] = "response.reasoning_text.done",
+                                      [TD_BLOCK_TEXT] = "response.output_text.done",
+                                      [TD_BLOCK_CALL] = "response.function_call_arguments.done"};
+  const uint32_t index = s->n_blocks - 1;
+  size_t len;
+  const char *text = block_text(s, &len), *type = types[s->block];
+  bool is_call = s->block == TD_BLOCK_CALL;
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = begin_item_event(&json, s, type, index, !is_call);
+  if (is_call) td_jw_str(&w, "name", td_dialect_call(s)->name);
+  td_jw_str_len(&w, is_call ? "arguments" : "text", text, len);
+  if (s->block == TD_BLOCK_TEXT) {
+    td_jw_begin_array(&w, "logprobs");
+    td_jw_end_array(&w);
+  }
+  td_jw_end_object(&w);
+  td_dialect_event(out, type, &json);
+  if (s->block == TD_BLOCK_TEXT) {
+    w = begin_item_event(&json, s, "response.content_part.done", index, true);
+    write_part(&w, "part", text, len);
+    td_jw_end_object(&w);
+    td_dialect_event(out, "response.content_part.done", &json);
+  }
+  w = begin_event(&json, s, "response.output_item.done");
+  td_jw_int(&w, "output_index", index);
+  write_item(&w, "item", s, s->block, index, call_of(s), text, len);
+  td_jw_end_object(&w);
+  td_dialect_event(out, "response.output_item.done", &json);
+  keep_item(s, s->block, index, call_of(s), text, len);
+  td_buf_free(&json);
+}
+
+static const td_block_writer writer = {open_block, add_text, close_block};
+
+static void delta_of(td_buf *out, td_dialect_state *s, const td_delta *delta) {
+  td_dialect_blocks(out, s, delta, &writer);
+}
+
+// Keeps the conversation with the answer, for previous_response_id.
+static void store(td_dialect_state *s, const td_buf *content, const td_buf *reasoning) {
+  char id[64];
+  if (!s->is_stored || !s->store) return;
+  response_id(s, id);
+  td_json_writer w = TD_JSON_WRITER(&s->messages);
+  td_buf_char(&s->messages, ',');
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "role", "assistant");
+  td_jw_str_len(&w, "content", td_buf_text(content), content->len);
+  if (reasoning->len) {
+    td_jw_str_len(&w, "reasoning_content", td_buf_text(reasoning), reasoning->len);
+  }
+  if (s->parts->n_calls) {
+    td_jw_begin_array(&w, "tool_calls");
+    for (uint32_t i = 0; i < s->parts->n_calls; i++) {
+      const td_tool_call *call = &s->parts->calls[i];
+      td_jw_begin_object(&w, NULL);
+      td_jw_str(&w, "id", call->id);
+      td_jw_str(&w, "type", "function");
+      td_jw_begin_object(&w, "function");
+      td_jw_str(&w, "name", call->name);
+      td_jw_str_len(&w, "arguments", td_buf_text(&call->arguments), call->arguments.len);
+      td_jw_end_object(&w);
+      td_jw_end_object(&w);
+    }
+    td_jw_end_array(&w);
+  }
+  td_jw_end_object(&w);
+  if (!s->messages.failed) td_response_store_put(s->store, id, &s->messages);
+}
+
+static void end_of(td_buf *out, td_dialect_state *s, const td_dialect_end *end) {
+  bool is_cut = strcmp(end->finish_reason, "length") == 0;
+  td_dialect_close_block(out, s, &writer);
+  response_event(out, s, is_cut ? "response.incomplete" : "response.completed", end);
+  store(s, &s->content, &s->reasoning);
+}
+
+static void whole(td_buf *out, td_dialect_state *s, const td_delta *message,
+                  const td_dialect_end *end) {
+  uint32_t n = 0;
+  if (message->reasoning.len) {
+    keep_item(s, TD_BLOCK_REASONING, n++, NULL, message->reasoning.data, message->reasoning.len);
+  }
+  bool has_calls = message->first_call < message->last_call;
+  if (message->content.len || !has_calls) {
+    keep_item(s, TD_BLOCK_TEXT, n++, NULL, td_buf_text(&message->content), message->content.len);
+  }
+  for (uint32_t i = message->first_call; i < message->last_call; i++) {
+    const td_tool_call *call = &s->parts->calls[i];
+    keep_item(s, TD_BLOCK_CALL, n++, call, td_buf_text(&call->arguments), call->arguments.len);
+  }
+  write_response(out, s, end);
+  store(s, &message->content, &message->reasoning);
+}
+
+static void write_error(td_buf *out, const td_api_error *error, bool in_stream) {
+  if (!in_stream) {
+    td_api_error_write(out, error);
+    return;
+  }
+  td_buf json = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&json);
+  td_jw_begin_object(&w, NULL);
+  td_jw_str(&w, "type", "error");
+  td_jw_str(&w, "code", error->code ? error->code : "server_error");
+  td_jw_str(&w, "message", error->message);
+  td_jw_null(&w, "param");
+  td_jw_end_object(&w);
+  td_dialect_event(out, "error", &json);
+  td_buf_free(&json);
+}
+
+const td_dialect td_dialect_responses = {.translate = td_responses_translate,
+                                         .begin = begin,
+                                         .delta = delta_of,
+                                         .end = end_of,
+                                         .whole = whole,
+                                         .error = write_error};
