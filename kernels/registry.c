@@ -1,5 +1,4 @@
-// kernels/registry.c - runtime dispatch of CPU kernels: features, choice of variants, tile
-// heuristics.
+// kernels/registry.c - runtime dispatch of CPU kernels: features and choice of variants.
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -7,6 +6,7 @@
 
 #include "kernels/cpu/linear/w4a8.h"
 #include "kernels/decl.h"
+#include "kernels/heuristics.h"
 #include "tandem/formats.h"
 
 static const td_kernel_variant all_variants[] = {
@@ -124,7 +124,11 @@ const td_kernel_table *td_kernels(void) {
   return &table;
 }
 
-static bool rounds_x(const td_weight *w) {
+unsigned td_kernels_features(void) {
+  return table_features;
+}
+
+bool td_kernels_rounds_x(const td_weight *w) {
   return table.activations == TD_ACTIVATIONS_INT8 && (w->dtype == TD_I4 || w->dtype == TD_F4E2M1) &&
          a8_block(w) > 0;
 }
@@ -141,81 +145,11 @@ static td_linear_fn linear_of(const td_kernel_table *t, const td_weight *w) {
 }
 
 td_linear_fn td_kernels_linear(const td_weight *w, bool prompt) {
-  return prompt && rounds_x(w) ? table.linear_w4a8 : linear_of(&table, w);
+  return prompt && td_kernels_rounds_x(w) ? table.linear_w4a8 : linear_of(&table, w);
 }
 
 td_linear_fn td_kernels_linear_exact(const td_weight *w) {
   return linear_of(&exact_table, w);
-}
-
-static bool in_avx2(void) {
-  return table_features & TD_ISA_AVX2 && !(table_features & TD_ISA_AVX512);
-}
-
-// Whether 4-bit weights in rows use INT16 arithmetic, which has one kernel for any number of
-// tokens.
-static bool in_int16(const td_weight *w) {
-  return table_features & TD_MATH_INT16 && !(table_features & TD_ISA_AVX512_BF16) &&
-         table.activations != TD_ACTIVATIONS_F32 && w->layout == TD_LAYOUT_ROWS &&
-         td_dtype_bits(w->dtype) == 4;
-}
-
-static bool in_bf16(void) {
-  return table_features & TD_ISA_AVX512_BF16 && table.activations != TD_ACTIVATIONS_F32;
-}
-
-uint32_t td_kernels_n_schedules(const td_weight *w) {
-  const bool meets_bf16 = w->layout == TD_LAYOUT_ROWS && !w->zero && w->dtype != TD_F32 &&
-                          w->dtype != TD_F16;
-  return in_bf16() && meets_bf16 ? TD_N_GEMV_SCHEDULES : 1;
-}
-
-// AVX2's GEMM costs as much as its GEMV at 16 tokens. It is three times as slow at 2 and a quarter
-// faster at 48.
-bool td_kernels_use_gemm(const td_weight *w, uint32_t n_tokens) {
-  enum { ENOUGH = 48 };
-  if (rounds_x(w) || !in_avx2() || w->layout != TD_LAYOUT_ROWS) return true;
-  return !in_int16(w) && n_tokens >= ENOUGH;
-}
-
-// Maximum rows per call. Every call reads and prepares the activations of all its tokens. For many
-// tokens that takes longer than reading 4-bit weights, longest where activations are rounded to 8
-// bits. For few tokens it matters with column-major weights and with rounding to 16 bits. Prefill
-// in BF16 multiplies more rows at a time, and so does AVX2, 24 at once.
-static uint32_t most_rows(const td_weight *w, uint32_t n_tokens) {
-  enum { MANY_TOKENS = 17 };
-  if ((rounds_x(w) || in_bf16()) && n_tokens >= MANY_TOKENS) return 512;
-  if (w->layout != TD_LAYOUT_ROWS) return 256;
-  if ((in_avx2() || in_int16(w)) && n_tokens >= MANY_TOKENS) return 480;
-  if (in_int16(w)) return 256;
-  return n_tokens >= MANY_TOKENS && td_dtype_bits(w->dtype) == 4 ? 256 : 128;
-}
-
-// Minimum rows per call. In column-major layouts a cache line holds 128 rows (AWQ), or 16 (GPTQ) of
-// which kernels read eight neighbouring lines. Fewer rows would read lines twice, or lines too far
-// apart.
-static uint32_t least_rows(const td_weight *w) {
-  return w->layout == TD_LAYOUT_ROWS ? 8 : 128;
-}
-
-static size_t n_calls(const td_weight *w, uint32_t n_rows, size_t n_times) {
-  return (w->rows + n_rows - 1) / n_rows * n_times;
-}
-
-// Rows per call. A call takes about a microsecond to reach full memory speed, because it begins far
-// from where its thread has read before, so large calls are better. But threads that finish early
-// wait for the last one: with 4 calls per thread that is short enough.
-uint32_t td_kernels_tile_rows(const td_weight *w, uint32_t n_tokens, size_t n_times,
-                              unsigned n_threads) {
-  enum { MIN_ROWS = 32, CALLS_A_THREAD = 4 };
-  const uint32_t least = least_rows(w), even = least > MIN_ROWS ? least : MIN_ROWS;
-  uint32_t n = most_rows(w, n_tokens);
-  if (n_threads == 1) return n;
-  while (n > even && n_calls(w, n, n_times) < (size_t)CALLS_A_THREAD * n_threads)
-    n /= 2;
-  while (n > least && n_calls(w, n, n_times) < n_threads) // or some thread would have none
-    n /= 2;
-  return n;
 }
 
 const td_kernel_variant *td_kernel_variants(size_t *n) {
