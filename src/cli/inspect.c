@@ -165,11 +165,12 @@ static void add_tensors(td_buf *out, const td_model *m) {
   }
 }
 
-static void add_text(td_buf *out, const td_model *m, bool tensors) {
+static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
   add_sizes(out, m);
-  if (tensors) {
+  if (td_model_stats_of(m).expert_bytes) td_inspect_add_gpus(out, m, opts);
+  if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
     add_tensors(out, m);
   }
@@ -224,7 +225,7 @@ static void add_json_exchange(td_json_writer *w, const td_model *m) {
   td_jw_end_object(w);
 }
 
-static void add_json(td_buf *out, const td_model *m, bool tensors) {
+static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts) {
   const td_model_config *c = td_model_config_of(m);
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
@@ -257,21 +258,24 @@ static void add_json(td_buf *out, const td_model *m, bool tensors) {
   for (size_t i = 0; i < TD_COUNT(dims); i++)
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m);
-  if (td_model_stats_of(m).expert_bytes) add_json_exchange(&w, m);
-  if (tensors) add_json_tensors(&w, m);
+  if (td_model_stats_of(m).expert_bytes) {
+    add_json_exchange(&w, m);
+    td_inspect_add_json_gpus(&w, m, opts);
+  }
+  if (opts->tensors) add_json_tensors(&w, m);
   td_jw_end_object(&w);
   td_buf_char(out, '\n');
 }
 
-td_status td_inspect_model(const char *dir, bool tensors, bool json, FILE *out, td_err *err) {
+td_status td_inspect_model(const char *dir, const td_inspect_opts *opts, FILE *out, td_err *err) {
   td_model *m;
   td_status st = td_model_open_shapes(&m, dir, err);
   if (st != TD_OK) return st;
   td_buf text = TD_BUF_INIT;
-  if (json) {
-    add_json(&text, m, tensors);
+  if (opts->json) {
+    add_json(&text, m, opts);
   } else {
-    add_text(&text, m, tensors);
+    add_text(&text, m, opts);
   }
   td_model_close(m);
   st = td_buf_status(&text, err);

@@ -14,7 +14,11 @@
 int td_cmd_inspect(const td_options *o) {
   td_err err;
   td_status st = td_cmd_need_model(o, &err);
-  if (st == TD_OK) st = td_inspect_model(o->model, o->tensors, o->json, stdout, &err);
+  const td_inspect_opts opts = {.tensors = o->tensors,
+                                .json = o->json,
+                                .link_gbps = o->link_gbps,
+                                .gpu_tflops = o->gpu_tflops};
+  if (st == TD_OK) st = td_inspect_model(o->model, &opts, stdout, &err);
   return st == TD_OK ? 0 : td_cmd_fail(&err);
 }
 

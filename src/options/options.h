@@ -111,6 +111,7 @@ typedef struct {
   // eval, inspect and quantize
   char *out, *suite, *template_file, *input;
   int64_t chunk_tokens;
+  double link_gbps, gpu_tflops; // 0: not given
   bool tensors, decode;
 } td_options;
 

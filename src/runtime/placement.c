@@ -45,15 +45,19 @@ uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint
   return n * td_engine_kv_bytes_per_token(c, TD_BF16);
 }
 
+bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,
+                      const td_model_config *c) {
+  return gpu_bytes >=
+         weight_bytes + TD_KV_DEVICE_SPARE + td_placement_kv_bytes(ctx_size, c, LEAST_CTX);
+}
+
 // With AUTO, the GPU gets all experts only if workspaces and one context fit too.
 static bool experts_are_for_cpu(const td_runtime_opts *opts, const td_model *model,
                                 uint64_t gpu_bytes) {
   const td_model_stats stats = td_model_stats_of(model);
   if (!stats.expert_bytes || opts->experts == TD_EXPERTS_GPU) return false;
   if (opts->experts == TD_EXPERTS_CPU) return true;
-  const uint64_t kv_bytes = td_placement_kv_bytes(opts->ctx_size, td_model_config_of(model),
-                                                  LEAST_CTX);
-  return gpu_bytes < stats.bytes + TD_KV_DEVICE_SPARE + kv_bytes;
+  return !td_gpu_holds_all(gpu_bytes, stats.bytes, opts->ctx_size, td_model_config_of(model));
 }
 
 td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,

@@ -30,6 +30,11 @@ uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_sta
 td_placement td_placement_of(const td_runtime_opts *opts, const td_model *model,
                              uint64_t gpu_bytes);
 
+// Whether a GPU with gpu_bytes of free memory holds weights of that many bytes, workspaces and a
+// context.
+bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,
+                      const td_model_config *config);
+
 // KV bytes of one context: of ctx_size tokens, or if that is 0 of the model's maximum but at most
 // n_tokens.
 uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *config, uint32_t n_tokens);

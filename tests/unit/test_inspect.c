@@ -19,7 +19,8 @@ static char *inspect(const checkpoint *ck, bool tensors, bool json) {
   size_t len;
   FILE *out = open_memstream(&text, &len);
   td_err err;
-  if (td_inspect_model(ck->dir, tensors, json, out, &err) != TD_OK) fail_msg("%s", err.msg);
+  const td_inspect_opts opts = {.tensors = tensors, .json = json};
+  if (td_inspect_model(ck->dir, &opts, out, &err) != TD_OK) fail_msg("%s", err.msg);
   fclose(out);
   return text;
 }
@@ -67,6 +68,9 @@ static void describes_in_json(void **state) {
   const cJSON *two = td_json_get(object, "two_gpus");
   assert_int_equal(number(two, "layer_kv_bytes"), 32768 / 2 * 14 * 2);
   assert_int_equal(2 * number(two, "layer_expert_bytes"), number(object, "expert_bytes"));
+  const cJSON *gpus = td_json_get(object, "gpus");
+  assert_int_equal(cJSON_GetArraySize(gpus), 3);
+  assert_int_equal(cJSON_GetArraySize(td_json_get(gpus->child, "prompts")), 3);
   cJSON_Delete(object);
   free(text);
   ck_free(&ck);
@@ -86,6 +90,8 @@ static void describes_in_text(void **state) {
       "parameters    ",
       "BF16",
       "for every 1000 tokens of context",
+      "80 GB, as an H100, 55 GB/s, 280 TFLOP/s: all experts fit",
+      "layers 0 dense, 1 resident; 2048 tokens, 2048 of prompts",
   };
   for (size_t i = 0; i < TD_COUNT(says); i++) {
     if (!strstr(text, says[i])) fail_msg("no \"%s\" in:\n%s", says[i], text);
@@ -102,14 +108,15 @@ static void describes_in_text(void **state) {
 static void says_what_is_wrong(void **state) {
   (void)state;
   td_err err;
-  assert_int_equal(td_inspect_model("/nonexistent", false, false, stdout, &err), TD_ENOENT);
+  const td_inspect_opts json = {.json = true};
+  assert_int_equal(td_inspect_model("/nonexistent", &json, stdout, &err), TD_ENOENT);
   assert_non_null(strstr(err.msg, "/nonexistent/config.json"));
   checkpoint ck;
   ck_qwen3(&ck);
   ck_write(&ck);
   FILE *full = fopen("/dev/full", "w");
   assert_non_null(full);
-  assert_int_equal(td_inspect_model(ck.dir, false, true, full, &err), TD_EIO);
+  assert_int_equal(td_inspect_model(ck.dir, &json, full, &err), TD_EIO);
   fclose(full);
   ck_free(&ck);
 }

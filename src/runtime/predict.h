@@ -1,0 +1,51 @@
+// src/runtime/predict.h - how long a GPU takes to prefill, from bytes over its link's rate and
+// operations over its own. Pure arithmetic, without a device.
+#ifndef TD_RUNTIME_PREDICT_H
+#define TD_RUNTIME_PREDICT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/step_plan.h"
+#include "model/model.h"
+#include "runtime/placement.h"
+
+typedef struct {
+  const char *name;
+  uint64_t memory_bytes;
+  double link_gbps; // from pinned host memory, 10^9 bytes/s
+  double tflops;    // that prefill reaches, 10^12 operations/s
+} td_gpu_card;
+
+// What of a model determines the time.
+typedef struct {
+  const td_model_config *config;
+  uint64_t active_params;
+  uint64_t other_bytes;                // weights that are no routed experts
+  uint64_t layer_bytes[TD_MAX_LAYERS]; // of routed experts; 0: a dense layer
+} td_prefill_load;
+
+td_prefill_load td_prefill_load_of(const td_model *model);
+
+// How a card's memory is divided, as a worker would.
+typedef struct {
+  bool fits;                    // at least the weights that are no routed experts do
+  bool experts_stream;          // or else all experts are in the card's memory
+  uint32_t n_gpu_expert_layers; // the first layers, whose experts never leave it
+  td_gpu_plan memory;
+} td_card_plan;
+
+td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card);
+
+typedef struct {
+  td_step_plan step;        // of a chunk
+  uint32_t n_steps;         // chunks
+  double link_s, compute_s; // of each alone
+  double seconds;
+} td_prefill_time;
+
+// A prompt of n_tokens, with all experts streamed that are not in the card's memory.
+td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_plan *plan,
+                                   const td_gpu_card *card, uint32_t n_tokens);
+
+#endif
