@@ -130,8 +130,10 @@ static td_status run_case(comm_bench *b, td_err *err) {
 static void close_ranks(comm_bench *b) {
   for (uint32_t r = 0; r < b->n_ranks; r++)
     td_stream_close(b->ranks[r].stream);
+  td_comm *comms[TD_COMM_MAX_RANKS];
   for (uint32_t r = 0; r < b->n_ranks; r++)
-    td_comm_close(b->ranks[r].comm);
+    comms[r] = b->ranks[r].comm;
+  td_comm_close_all(comms, b->n_ranks);
   for (uint32_t r = 0; r < b->n_ranks; r++) {
     bench_rank *rank = &b->ranks[r];
     if (!rank->dev) continue;
@@ -146,8 +148,7 @@ static td_status open_rank(comm_bench *b, uint32_t r, td_err *err) {
   bench_rank *rank = &b->ranks[r];
   *rank = (bench_rank){.bench = b, .rank = r};
   const unsigned share = td_cpu_count() / b->n_ranks;
-  const td_dev_opts opts = {
-      .kind = b->options->device, .index = r, .n_threads = share ? share : 1};
+  const td_dev_opts opts = {.kind = b->options->device, .index = r, .n_threads = share ? share : 1};
   td_status st = td_dev_open(&rank->dev, &opts, err);
   if (st == TD_OK) st = td_stream_open(&rank->stream, rank->dev, err);
   if (st == TD_OK) st = td_dev_alloc(rank->dev, &rank->part, 2 * b->n_bytes, err);

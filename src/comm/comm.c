@@ -370,6 +370,25 @@ void td_comm_close(td_comm *comm) {
   free(comm);
 }
 
+static void *close_main(void *arg) {
+  td_comm_close(arg);
+  return NULL;
+}
+
+void td_comm_close_all(td_comm *const *comms, uint32_t n) {
+  pthread_t threads[TD_COMM_MAX_RANKS];
+  bool has_thread[TD_COMM_MAX_RANKS];
+  for (uint32_t i = 0; i < n; i++)
+    has_thread[i] = comms[i] && td_thread_start(&threads[i], close_main, comms[i]) == 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (has_thread[i]) {
+      pthread_join(threads[i], NULL);
+    } else {
+      td_comm_close(comms[i]);
+    }
+  }
+}
+
 uint32_t td_comm_rank(const td_comm *comm) {
   return comm->rank;
 }

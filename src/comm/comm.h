@@ -48,8 +48,10 @@ td_status td_comm_join(td_comm **out, td_dev *dev, int fd, uint32_t rank, td_err
 // For whoever is no rank: a process that ended before it joined is not waited for.
 void td_comm_group_abort(int fd, const char *why);
 
-// After the streams of all ranks of this process have been synced. NULL is legal.
+// After the streams of all ranks of this process have been synced. NCCL waits for the other ranks
+// to close, for a few seconds: those of one process close together. NULL is legal, and as an entry.
 void td_comm_close(td_comm *comm);
+void td_comm_close_all(td_comm *const *comms, uint32_t n);
 
 // Ends what all ranks wait for; the first reason stays. Any thread.
 void td_comm_abort(td_comm *comm, const char *why);

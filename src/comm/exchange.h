@@ -24,9 +24,9 @@ typedef struct {
 td_exchange_bytes td_exchange_bytes_of(const td_exchange_layer *layer);
 
 typedef struct {
-  double rank_gbps;    // between ranks, into one of them
-  double stream_gbps;  // from host memory to one of them
-  bool is_same_link;   // both take the link to the host, as without a path between GPUs
+  double rank_gbps;   // between ranks, into one of them
+  double stream_gbps; // from host memory to one of them
+  bool is_same_link;  // both take the link to the host, as without a path between GPUs
 } td_exchange_links;
 
 typedef struct {

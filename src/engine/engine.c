@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/trace.h"
 #include "engine/engine_impl.h"
+#include "engine/ranks.h"
 #include "engine/rope.h"
 
 static uint32_t entry_elements(const td_model_config *c) {
@@ -122,12 +123,15 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
   return st;
 }
 
+// Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin and a page table. Then
+// the step number.
+size_t td_engine_meta_entries(const td_engine *e, size_t n_seqs) {
+  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
+}
+
 static td_status alloc_meta(td_engine *e, td_err *err) {
-  // Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin and a page table.
-  // Then the step number.
   size_t n_seqs = e->opts.max_step_seqs;
-  size_t n = 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
-  const size_t n_bytes = n * sizeof *e->meta;
+  const size_t n_bytes = td_engine_meta_entries(e, n_seqs) * sizeof *e->meta;
   e->first_token = malloc(n_seqs * sizeof *e->first_token);
   if (!e->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
   td_status st = td_dev_alloc_host(e->dev, (void **)&e->meta, n_bytes, err);
@@ -168,7 +172,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_moe_offload_open(e, err);
   if (st == TD_OK) st = td_expert_stream_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
-  return st;
+  return st == TD_OK ? td_ranks_open(e, err) : st;
 }
 
 td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
@@ -196,6 +200,7 @@ td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
 
 void td_engine_close(td_engine *e) {
   if (!e) return;
+  td_ranks_close(e);
   td_stream_close(e->stream);
   td_event_close(e->done);
   td_expert_stream_close(e);
@@ -246,8 +251,8 @@ static td_status check_seq(const td_engine *e, const td_step_seq *seq, td_err *e
   return TD_OK;
 }
 
-static td_status check_step(const td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
-                            td_err *err) {
+td_status td_engine_check_step(const td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
+                               td_err *err) {
   uint64_t n_tokens = 0;
   for (uint32_t i = 0; i < n_seqs; i++) {
     td_status st = check_seq(e, &seqs[i], err);
@@ -360,7 +365,7 @@ static void split_microbatches(td_engine *e) {
 
 // Fills meta and the groups. Rows of logits follow the caller's order, whatever the order of
 // groups.
-static void build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+void td_engine_build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   uint32_t s = 0, t = 0, row = 0;
   for (uint32_t i = 0; i < n_seqs; i++)
     t += seqs[i].n_tokens;
@@ -408,8 +413,11 @@ static uint32_t choose_microbatches(td_engine *e) {
 static void plan_step(td_engine *e) {
   const td_batch_view *decode = &e->whole.groups[GROUP_DECODE].view;
   bool may_stream[TD_MAX_LAYERS];
-  td_step_shape shape = {.n_tokens = e->n_tokens,
-                         .n_prompt = e->n_tokens - decode->n_tokens,
+  const bool is_parallel = td_rank_is_active(e);
+  const uint32_t n_tokens = is_parallel ? e->rank->n_all : e->n_tokens;
+  td_step_shape shape = {.n_tokens = n_tokens,
+                         .n_prompt = n_tokens - decode->n_tokens,
+                         .n_ranks = is_parallel ? e->rank->n_ranks : 1,
                          .n_seqs = decode->n_seqs,
                          .n_gpu_expert_layers = e->opts.n_gpu_expert_layers,
                          .has_expert_dev = e->offload.dev != NULL,
@@ -439,18 +447,25 @@ static void run_replayed(td_engine *e) {
   td_stream_run(e->stream, &key, forward, e);
 }
 
-td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
-  e->begin_trace_ns = td_trace_begin();
-  td_status st = check_step(e, seqs, n_seqs, err);
-  if (st == TD_OK) st = grow_logits(e, count_rows(seqs, n_seqs), err);
+// Begins the step that was built, with n_rows rows of logits.
+static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
+  td_status st = grow_logits(e, n_rows, err);
   if (st != TD_OK) return st;
-  build_step(e, seqs, n_seqs);
   plan_step(e);
-  e->n_seqs = n_seqs;
   e->is_queued = false;
   e->begin_ns = td_clock_ns();
   td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
   return TD_OK;
+}
+
+td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  e->begin_trace_ns = td_trace_begin();
+  td_status st = td_engine_check_step(e, seqs, n_seqs, err);
+  if (st != TD_OK) return st;
+  if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
+  td_engine_build_step(e, seqs, n_seqs);
+  e->n_seqs = n_seqs;
+  return begin_built(e, count_rows(seqs, n_seqs), err);
 }
 
 // Queues the rest of the step, or streamed experts up to ahead_bytes.
@@ -500,7 +515,16 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   return st;
 }
 
+td_status td_engine_run_step(td_engine *e, uint32_t n_rows, td_err *err) {
+  e->begin_trace_ns = td_trace_begin();
+  td_status st = begin_built(e, n_rows, err);
+  if (st != TD_OK) return st;
+  queue(e, UINT64_MAX);
+  return td_engine_end(e, err);
+}
+
 td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  if (e->ranks && td_ranks_wants(e, seqs, n_seqs)) return td_ranks_step(e, seqs, n_seqs, err);
   td_status st = td_engine_begin(e, seqs, n_seqs, err);
   if (st != TD_OK) return st;
   queue(e, UINT64_MAX);

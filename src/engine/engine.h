@@ -39,6 +39,13 @@ typedef struct {
   size_t stream_bytes;
   uint32_t break_even_tokens; // 0: measured when the engine opens
   bool is_urgent;             // its work goes before that of the device's other engines
+  // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
+  // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
+  // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;
+  // NULL: "auto".
+  td_dev *const *peer_devs; // [n_peers]
+  uint32_t n_peers, parallel_tokens;
+  const char *comm_backend;
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;

@@ -53,6 +53,8 @@ typedef struct {
 } td_moe_offload;
 
 typedef struct td_expert_stream td_expert_stream;
+typedef struct td_ranks td_ranks;
+typedef struct td_rank td_rank;
 
 // How far the step's operators are queued: the next layer, and the next group of the streamed layer
 // before it, if that has any left.
@@ -67,6 +69,8 @@ struct td_engine {
   td_stream *stream;
   td_moe_offload offload;
   td_expert_stream *streaming; // NULL: no streaming
+  td_ranks *ranks;             // rank 0 of several: the others; else NULL
+  td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
   size_t act_bytes; // of one activation element
   uint32_t max_pages;
@@ -132,6 +136,11 @@ void td_engine_moe_group(td_engine *engine, const td_microbatch *part, uint32_t 
                          uint32_t group);
 void td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 
+// In a step of several ranks, after the own experts: delta = the layer's experts applied to h.
+// sums: the own experts' part, for the tokens of all ranks.
+void td_engine_moe_end_parallel(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                                const float *sums);
+
 // Arguments for a measurement: n prompt tokens through layer layer_idx on the expert device.
 td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint32_t n);
 
@@ -142,14 +151,24 @@ td_status td_expert_stream_sync(td_engine *engine, td_err *err);
 // Whether the layer's experts can be streamed now: in their stored format, from registered memory.
 // Requests registration if not.
 bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
-uint32_t td_engine_stream_groups(const td_engine *engine); // per layer
 // Whether less than ahead_bytes wait to be copied, and a slot is free for another group.
 bool td_engine_may_queue_group(td_engine *engine, uint64_t ahead_bytes);
 void td_expert_stream_wait(td_engine *engine); // for the oldest group that waits to be copied
+// The groups of a layer that this engine streams: [*group, *n_groups).
+void td_engine_stream_range(const td_engine *engine, uint32_t *group, uint32_t *n_groups);
 // Copies group `group` of the layer's experts and adds it to their sum; with the last group, delta
 // += that sum. routed: arguments as for all of the layer's experts.
 void td_engine_stream_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                             uint32_t group, const td_moe_args *routed);
+
+// engine.c, for ranks
+size_t td_engine_meta_entries(const td_engine *engine, size_t n_seqs); // of a step's tables
+td_status td_engine_check_step(const td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
+                               td_err *err);
+// Fills meta and the groups. Rows of logits follow the order of seqs.
+void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+// Runs the step that was built, with n_rows rows of logits.
+td_status td_engine_run_step(td_engine *engine, uint32_t n_rows, td_err *err);
 
 // Queues the next piece of the forward pass of the step described by engine: a layer, up to its
 // experts if those stream, or a group of streamed experts. False: none is left.

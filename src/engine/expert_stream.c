@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "engine/engine_impl.h"
 #include "engine/expert_slots.h"
+#include "engine/ranks.h"
 
 #define MIB ((double)(1 << 20))
 #define GIB ((double)(1 << 30))
@@ -323,31 +324,52 @@ double td_engine_stream_rate(const td_engine *e) {
   return e->streaming ? e->streaming->rate : 0;
 }
 
-uint32_t td_engine_stream_groups(const td_engine *e) {
-  return e->streaming->n_groups;
+// Experts [*first, *end) of the group that this engine computes: all, or its share as a rank.
+static void own_experts(const td_engine *e, uint32_t group, uint32_t *first, uint32_t *end) {
+  *first = group * e->streaming->group;
+  *end = *first + group_at(e, *first);
+  if (!td_rank_is_active(e)) return;
+  const td_rank *r = e->rank;
+  if (*first < r->first_expert) *first = r->first_expert;
+  if (*end > r->first_expert + r->n_experts) *end = r->first_expert + r->n_experts;
+}
+
+void td_engine_stream_range(const td_engine *e, uint32_t *group, uint32_t *n_groups) {
+  *group = 0;
+  *n_groups = e->streaming->n_groups;
+  if (!td_rank_is_active(e)) return;
+  const td_rank *r = e->rank;
+  *group = r->first_expert / e->streaming->group;
+  *n_groups = r->n_experts ? (r->first_expert + r->n_experts - 1) / e->streaming->group + 1 : 0;
 }
 
 void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer_idx, uint32_t g,
                             const td_moe_args *routed) {
   td_expert_stream *s = e->streaming;
   const streamed_layer *l = &s->layers[layer_idx];
-  const uint32_t first = g * s->group;
+  uint32_t first, end, first_group, n_groups;
+  own_experts(e, g, &first, &end);
+  td_engine_stream_range(e, &first_group, &n_groups);
   td_moe_args args = *routed;
   args.out = s->sum;
   args.out_f32 = args.weights_on_device = true;
   args.n_routed = args.n_experts;
   args.first_expert = first;
-  args.n_experts = group_at(e, first);
+  args.n_experts = end - first;
   args.gate = l->gate + first;
   args.up = l->up + first;
   args.down = l->down + first;
-  args.accumulate = args.same_ids = first > 0;
+  args.accumulate = args.same_ids = g > first_group;
   const uint32_t slot = fill_slot(e, layer_idx, g);
   td_stream_wait(e->stream, s->filled[slot]);
   td_op_moe(e->stream, &args);
   td_event_record(s->freed[slot], e->stream);
-  if (g + 1 < s->n_groups) return;
-  td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
+  if (g + 1 < n_groups) return;
+  if (td_rank_is_active(e)) {
+    td_engine_moe_end_parallel(e, p, layer_idx, s->sum);
+  } else {
+    td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
+  }
 }
 
 td_status td_expert_stream_sync(td_engine *e, td_err *err) {

@@ -1,5 +1,6 @@
 // src/engine/forward.c - one forward pass for every architecture, as operators on a stream.
 #include "engine/engine_impl.h"
+#include "engine/ranks.h"
 #include "engine/rope.h"
 
 // Epsilon of the norms inside MLA, whatever rms_norm_eps is (DeepSeek's modeling code).
@@ -11,6 +12,7 @@ static void *offset(const td_engine *e, void *base, size_t elements) {
 
 static void linear(td_engine *e, const td_microbatch *p, const td_weight *w, td_vec bias,
                    const void *x, size_t x_stride, void *y) {
+  if (!p->n_tokens) return; // as a rank of several may have none
   td_op_linear(e->stream, &(td_linear_op_args){.w = w,
                                                .bias = bias,
                                                .x = x,
@@ -23,6 +25,7 @@ static void linear(td_engine *e, const td_microbatch *p, const td_weight *w, td_
 
 // Norms n_rows rows of dim elements in place, stride apart.
 static void norm_rows(td_engine *e, void *x, td_vec w, size_t stride, uint32_t n_rows, float eps) {
+  if (!n_rows) return;
   td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = x,
                                               .w = w,
                                               .out = x,
@@ -35,6 +38,7 @@ static void norm_rows(td_engine *e, void *x, td_vec w, size_t stride, uint32_t n
 
 // h = norm(x), after x += delta when a block's output is still pending.
 static void norm_residual(td_engine *e, const td_microbatch *p, td_vec w, bool pending) {
+  if (!p->n_tokens) return;
   uint32_t dim = e->config->dim;
   td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? p->delta : p->x,
                                               .residual = pending ? p->x : NULL,
@@ -49,6 +53,7 @@ static void norm_residual(td_engine *e, const td_microbatch *p, td_vec w, bool p
 
 static void rope(td_engine *e, const td_microbatch *p, void *x, size_t token_stride,
                  size_t head_stride, uint32_t n_heads, uint32_t rot_dim) {
+  if (!p->n_tokens) return;
   td_op_rope(e->stream, &(td_rope_args){.x = x,
                                         .cos_sin = e->cos_sin,
                                         .position = p->position,
@@ -62,7 +67,7 @@ static void rope(td_engine *e, const td_microbatch *p, void *x, size_t token_str
 
 // Multiplies the queries by their positions' factors, if the model has such.
 static void scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {
-  if (!e->query_scale) return;
+  if (!e->query_scale || !p->n_tokens) return;
   td_op_scale_rows(e->stream, &(td_scale_rows_args){.x = e->q,
                                                     .factor = e->query_scale,
                                                     .position = p->position,
@@ -88,18 +93,20 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
   rope(e, p, e->kv, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
   scale_queries(e, p, q_dim);
   td_kv_view kv = td_engine_kv_view(e, layer_idx);
+  if (td_rank_is_active(e)) td_rank_store_gqa(e, layer_idx);
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
-    td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = group->view,
-                                                          .kv = kv,
-                                                          .k = offset(e, e->kv, t * kv_dim),
-                                                          .v = offset(e, e->v, t * kv_dim),
-                                                          .k_stride = kv_dim,
-                                                          .v_stride = kv_dim,
-                                                          .n_kv_heads = c->n_kv_heads,
-                                                          .head_dim = c->head_dim});
+    const td_kv_store_gqa_args store = {.batch = group->view,
+                                        .kv = kv,
+                                        .k = offset(e, e->kv, t * kv_dim),
+                                        .v = offset(e, e->v, t * kv_dim),
+                                        .k_stride = kv_dim,
+                                        .v_stride = kv_dim,
+                                        .n_kv_heads = c->n_kv_heads,
+                                        .head_dim = c->head_dim};
+    if (!td_rank_is_active(e)) td_op_kv_store_gqa(e->stream, &store);
     td_op_attn_gqa(e->stream, &(td_attn_gqa_args){.batch = group->view,
                                                   .kv = kv,
                                                   .q = offset(e, e->q, t * q_dim),
@@ -140,14 +147,14 @@ static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *lay
   uint32_t entry = c->kv_lora_rank + c->rope_dim;
   project_mla(e, p, layer);
   td_kv_view kv = td_engine_kv_view(e, layer_idx);
+  if (td_rank_is_active(e)) td_rank_store_mla(e, layer_idx);
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
-    td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = group->view,
-                                                          .kv = kv,
-                                                          .entry = offset(e, e->kv, t * entry),
-                                                          .entry_dim = entry});
+    const td_kv_store_mla_args store = {
+        .batch = group->view, .kv = kv, .entry = offset(e, e->kv, t * entry), .entry_dim = entry};
+    if (!td_rank_is_active(e)) td_op_kv_store_mla(e->stream, &store);
     td_op_attn_mla(e->stream, &(td_attn_mla_args){.batch = group->view,
                                                   .kv = kv,
                                                   .q = offset(e, e->q, t * q_dim),
@@ -189,6 +196,7 @@ static void head(td_engine *e) {
   const td_weight *lm_head = td_model_lm_head(e->model);
   td_op_add(e->stream, p->x, p->delta, (size_t)p->n_tokens * c->dim);
   td_op_gather_rows(e->stream, e->h, p->x, e->rows, e->n_rows, c->dim);
+  if (td_rank_is_active(e)) td_rank_gather_rows(e);
   norm_rows(e, e->h, td_model_final_norm(e->model), c->dim, e->n_rows, c->rms_eps);
   td_op_linear(e->stream, &(td_linear_op_args){.w = lm_head,
                                                .x = e->h,
@@ -218,10 +226,16 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
 }
 
 static void embed(td_engine *e) {
+  if (!e->n_tokens) return;
   td_op_embed(e->stream, &(td_embed_args){.table = td_model_embed(e->model),
                                           .ids = e->tokens,
                                           .out = e->whole.x,
                                           .n_tokens = e->n_tokens});
+}
+
+// Whether logits are wanted, of any rank's tokens.
+static bool has_rows(const td_engine *e) {
+  return td_rank_is_active(e) ? e->rank->n_all_rows > 0 : e->n_rows > 0;
 }
 
 // Alternates between microbatches: while one waits for its experts, the other is computed.
@@ -239,9 +253,9 @@ bool td_engine_forward_piece(td_engine *e) {
     if (layer_idx < n_layers) begin_layer(e, &e->microbatches[k], layer_idx);
   }
   const bool is_streamed = layer_idx < n_layers && e->plan.way[layer_idx] == TD_LAYER_STREAMED;
-  *at = (td_engine_cursor){.layer_idx = layer_idx + 1,
-                           .n_groups = is_streamed ? td_engine_stream_groups(e) : 0};
-  if (layer_idx == n_layers && e->n_rows) head(e);
+  *at = (td_engine_cursor){.layer_idx = layer_idx + 1};
+  if (is_streamed) td_engine_stream_range(e, &at->group, &at->n_groups);
+  if (layer_idx == n_layers && has_rows(e)) head(e);
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/engine_impl.h"
+#include "engine/ranks.h"
 
 static size_t align_64(size_t n) {
   return (n + 63) & ~(size_t)63;
@@ -85,6 +86,7 @@ void td_moe_offload_close(td_engine *e) {
 }
 
 void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, bool accumulate) {
+  if (!p->n_tokens) return;
   td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
                                       .up = &layer->mlp_up,
                                       .down = &layer->mlp_down,
@@ -97,15 +99,17 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
                                       .accumulate = accumulate});
 }
 
-static void route(td_engine *e, const td_microbatch *p, uint32_t layer_idx, const given *to) {
+// Routes n_tokens tokens with hidden states x.
+static void route(td_engine *e, const void *x, uint32_t n_tokens, uint32_t layer_idx,
+                  const given *to) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
-                                               .x = e->h,
+                                               .x = x,
                                                .y = e->router_logits,
                                                .x_stride = c->dim,
                                                .y_stride = c->n_experts,
-                                               .n_tokens = p->n_tokens,
+                                               .n_tokens = n_tokens,
                                                .out_f32 = true,
                                                .exact = true});
   td_op_router(e->stream,
@@ -114,16 +118,21 @@ static void route(td_engine *e, const td_microbatch *p, uint32_t layer_idx, cons
                                  .ids = to->ids,
                                  .weights = to->weights,
                                  .kind = c->router_sigmoid ? TD_ROUTER_SIGMOID : TD_ROUTER_SOFTMAX,
-                                 .n_tokens = p->n_tokens,
+                                 .n_tokens = n_tokens,
                                  .n_experts = c->n_experts,
                                  .top_k = c->top_k,
                                  .n_groups = c->n_groups,
                                  .topk_groups = c->topk_groups,
                                  .norm_topk = c->norm_topk,
                                  .scaling = c->routed_scaling});
+}
+
+static void record_routing(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                           const given *from) {
   if (!e->dev_routing) return;
-  td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx) + p->begin * c->top_k,
-             to->ids, (size_t)p->n_tokens * c->top_k * sizeof *to->ids);
+  const uint32_t top_k = e->config->top_k;
+  td_op_copy(e->stream, e->dev_routing + td_engine_routing_at(e, layer_idx) + p->begin * top_k,
+             from->ids, (size_t)p->n_tokens * top_k * sizeof *from->ids);
 }
 
 // Arguments for the routed experts' sum of n_tokens tokens, the last n_prompt of which are prompt
@@ -275,8 +284,14 @@ void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx)
 
 // ---- the whole MoE block ------------------------------------------------------------------------
 
-// Arguments for all of the layer's routed experts on the engine's device.
+// Arguments for all of the layer's routed experts on the engine's device; in a step of several
+// ranks, for the tokens of all.
 static td_moe_args all_routed(const td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (td_rank_is_active(e)) {
+    const td_rank *r = e->rank;
+    const given all = offload_input_at(e, r->h, r->n_all);
+    return routed(e, td_model_layer(e->model, layer_idx), &all, r->n_all, r->n_all, r->part);
+  }
   const given from = offload_input_at(e, e->h, p->n_tokens);
   return routed(e, td_model_layer(e->model, layer_idx), &from, p->n_tokens,
                 p->groups[GROUP_PREFILL].view.n_tokens, p->delta);
@@ -303,9 +318,46 @@ static void compute_here(td_engine *e, const td_microbatch *p, uint32_t layer_id
   if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
 }
 
+// ---- experts of several ranks -------------------------------------------------------------------
+
+void td_engine_moe_end_parallel(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                                const float *sums) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  td_rank_reduce(e, p, sums);
+  if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
+}
+
+// The own experts for the tokens of all ranks, unless they stream.
+static void begin_parallel(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_rank *r = e->rank;
+  const given all = offload_input_at(e, r->h, r->n_all);
+  td_rank_gather_hidden(e);
+  route(e, r->h, r->n_all, layer_idx, &all);
+  if (e->plan.way[layer_idx] == TD_LAYER_STREAMED && r->n_experts) return;
+  td_moe_args args = all_routed(e, p, layer_idx);
+  args.n_routed = args.n_experts;
+  args.first_expert = r->first_expert;
+  args.n_experts = r->n_experts;
+  args.gate += r->first_expert;
+  args.up += r->first_expert;
+  args.down += r->first_expert;
+  args.out_f32 = true;
+  if (r->n_experts) {
+    td_op_moe(e->stream, &args);
+  } else {
+    td_op_fill_zero(e->stream, r->part, (size_t)r->n_all * e->config->dim * sizeof *r->part);
+  }
+  td_engine_moe_end_parallel(e, p, layer_idx, r->part);
+}
+
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (td_rank_is_active(e)) {
+    begin_parallel(e, p, layer_idx);
+    return;
+  }
   const given from = offload_input_at(e, e->h, p->n_tokens);
-  route(e, p, layer_idx, &from);
+  route(e, e->h, p->n_tokens, layer_idx, &from);
+  record_routing(e, p, layer_idx, &from);
   switch ((td_layer_way)e->plan.way[layer_idx]) {
   case TD_LAYER_STREAMED: begin_streamed(e, p, td_model_layer(e->model, layer_idx)); break;
   case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;

@@ -46,6 +46,7 @@ void td_step_plan_make(td_step_plan *out, const td_model_config *config,
   *out = (td_step_plan){.n_layers = config->n_layers,
                         .n_tokens = shape->n_tokens,
                         .n_prompt = shape->n_prompt,
+                        .n_ranks = shape->n_ranks ? shape->n_ranks : 1,
                         .n_microbatches = 1,
                         .handover = choose_handover(config, shape)};
   for (uint32_t i = 0; i < config->n_layers; i++) {
@@ -78,4 +79,5 @@ void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
                 plan->n_prompt, plan->n_microbatches, plan->n_microbatches > 1 ? "es" : "",
                 does_offload ? handovers[plan->handover] : "",
                 plan->is_replayed ? ", replayed" : "");
+  if (plan->n_ranks > 1) td_buf_printf(out, ", on %u devices", plan->n_ranks);
 }

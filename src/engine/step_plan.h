@@ -36,6 +36,7 @@ typedef enum {
 typedef struct {
   uint32_t n_tokens, n_prompt; // of the step; prompt tokens among them
   uint32_t n_seqs;             // sequences that decode
+  uint32_t n_ranks;            // devices that compute the step together; 0 is 1
   uint32_t n_gpu_expert_layers;
   bool has_expert_dev;
   bool may_replay;            // the device gains from replaying a step's operators
@@ -45,7 +46,7 @@ typedef struct {
 } td_step_shape;
 
 typedef struct {
-  uint32_t n_layers, n_tokens, n_prompt;
+  uint32_t n_layers, n_tokens, n_prompt, n_ranks;
   uint32_t n_microbatches;
   td_handover handover;
   bool is_replayed; // operators depend on the work key alone, so a device may replay them

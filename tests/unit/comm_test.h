@@ -68,8 +68,10 @@ static inline void open_ranks(ranks *r, uint32_t n, const char *kind, const char
 static inline void close_ranks(ranks *r) {
   for (uint32_t i = 0; i < r->n; i++)
     td_stream_close(r->ends[i].stream);
+  td_comm *comms[TD_COMM_MAX_RANKS];
   for (uint32_t i = 0; i < r->n; i++)
-    td_comm_close(r->ends[i].comm);
+    comms[i] = r->ends[i].comm;
+  td_comm_close_all(comms, r->n);
   for (uint32_t i = 0; i < r->n; i++)
     td_dev_close(r->ends[i].dev);
 }

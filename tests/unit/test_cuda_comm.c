@@ -13,6 +13,7 @@
 #include "unit/comm_test.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
+#include "unit/ranks_test.h"
 
 static bool is_emulator;
 static void (*nccl_fail)(int rank, int group);
@@ -83,6 +84,33 @@ static void test_nccl(void **state) {
   setenv("TANDEM_JITTER", "1", 1);
   check_backend("auto", "nccl", 20);
   unsetenv("TANDEM_JITTER");
+}
+
+// The engine's prompts on several GPUs: the same bits with either back end.
+static void check_engine(ranks_way way, const float *want) {
+  size_t n_vocab;
+  way.backend = "host";
+  float *host = ranks_logits(&small_models[0], &way, &n_vocab);
+  way.backend = "nccl";
+  way.jitter = "1";
+  float *nccl = ranks_logits(&small_models[0], &way, &n_vocab);
+  assert_memory_equal(nccl, host, RANKS_ROWS * n_vocab * sizeof *host);
+  assert_near(host, want, n_vocab, 0x1p-5f);
+  free(host);
+  free(nccl);
+}
+
+// And as on one within rounding; activations are BF16 themselves.
+static void test_engine(void **state) {
+  (void)state;
+  const uint32_t n_gpus = count_gpus();
+  if (n_gpus < 2 || !has_nccl()) skip();
+  size_t n_vocab;
+  const ranks_way one = {.kind = "cuda", .backend = "host", .n = 1};
+  float *want = ranks_logits(&small_models[0], &one, &n_vocab);
+  check_engine((ranks_way){.kind = "cuda", .n = n_gpus < 3 ? n_gpus : 3}, want);
+  check_engine((ranks_way){.kind = "cuda", .n = 2, .is_streamed = true}, want);
+  free(want);
 }
 
 // ---- failures, on the emulator ------------------------------------------------------------------
@@ -169,9 +197,9 @@ static void test_no_nccl(void **state) {
 int main(int argc, char **argv) {
   open_emulator();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_host),       cmocka_unit_test(test_nccl),
-      cmocka_unit_test(test_nccl_error), cmocka_unit_test(test_nccl_aborted),
-      cmocka_unit_test(test_no_nccl),
+      cmocka_unit_test(test_host),         cmocka_unit_test(test_nccl),
+      cmocka_unit_test(test_engine),       cmocka_unit_test(test_nccl_error),
+      cmocka_unit_test(test_nccl_aborted), cmocka_unit_test(test_no_nccl),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

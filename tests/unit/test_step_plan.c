@@ -50,6 +50,15 @@ static void check_text(const td_step_plan *plan, const char *want) {
   td_buf_free(&text);
 }
 
+static void test_ranks(void **state) {
+  (void)state;
+  td_step_shape shape = prompt_of(4096);
+  shape.n_ranks = 2;
+  const td_step_plan plan = plan_of(&shape);
+  check_text(&plan, "layers 0-2 dense, 3-60 streamed; 4096 tokens, 4096 of prompts, in 1 "
+                    "microbatch, on 2 devices");
+}
+
 static void test_decode(void **state) {
   (void)state;
   td_step_shape shape = decode_of(4);
@@ -130,8 +139,9 @@ static void test_depth_of_streams(void **state) {
 
 int main(void) {
   memset(all_stream, true, sizeof all_stream);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_decode), cmocka_unit_test(test_one_device),
-      cmocka_unit_test(test_prompts), cmocka_unit_test(test_depth_of_streams)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks), cmocka_unit_test(test_decode),
+                                     cmocka_unit_test(test_one_device),
+                                     cmocka_unit_test(test_prompts),
+                                     cmocka_unit_test(test_depth_of_streams)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,526 @@
+// src/engine/ranks.c - expert parallelism: the other ranks' engines and threads, and a step on all.
+#include "engine/ranks.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "engine/zigzag.h"
+
+enum { LEAST_PARALLEL_TOKENS = 64 };
+
+// A rank other than 0 and its thread, which waits for steps.
+typedef struct {
+  td_engine *engine;
+  pthread_t thread;
+  bool has_thread;
+  td_ranks *all;
+  td_status status; // of its last step
+  td_err err;
+} peer;
+
+struct td_ranks {
+  uint32_t n;
+  td_engine *engines[TD_COMM_MAX_RANKS]; // engines[0]: the caller's
+  peer peers[TD_COMM_MAX_RANKS];         // from 1 on
+  bool *is_shared;                       // [n_pages] all ranks have the page's content
+  bool is_broken;                        // the group was aborted
+
+  pthread_mutex_t lock; // guards what follows, and the peers' statuses
+  pthread_cond_t moved;
+  const td_step_seq *seqs; // of the step being run
+  uint32_t n_seqs;
+  const int32_t *pages; // [n_pages] to send before it
+  uint32_t n_pages;
+  uint64_t n_steps;   // begun
+  uint32_t n_running; // peers that compute
+  bool is_closing;
+};
+
+// ---- memory of a rank ---------------------------------------------------------------------------
+
+static size_t entry_elements(const td_model_config *c) {
+  return c->attn == TD_ATTN_MLA ? c->kv_lora_rank + c->rope_dim : c->n_kv_heads * c->head_dim;
+}
+
+static size_t max_pieces(const td_engine *e) {
+  return 2 * (size_t)e->rank->n_ranks * e->opts.max_step_seqs;
+}
+
+static td_status open_tables(td_engine *e, rank_tables *t, td_err *err) {
+  const size_t n_bytes = td_engine_meta_entries(e, max_pieces(e)) * sizeof *t->meta;
+  t->first_token = malloc(max_pieces(e) * sizeof *t->first_token);
+  if (!t->first_token) return td_fail(err, TD_ENOMEM, "out of memory: step tables");
+  td_status st = td_dev_alloc_host(e->dev, (void **)&t->meta, n_bytes, err);
+  return st == TD_OK ? td_dev_alloc(e->dev, (void **)&t->dev_meta, n_bytes, err) : st;
+}
+
+static void close_tables(td_engine *e, rank_tables *t) {
+  td_dev_free_host(e->dev, t->meta);
+  td_dev_free(e->dev, t->dev_meta);
+  free(t->first_token);
+}
+
+static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
+  td_rank *r = e->rank = calloc(1, sizeof *r);
+  if (!r) {
+    td_comm_close(comm);
+    return td_fail(err, TD_ENOMEM, "out of memory");
+  }
+  const td_model_config *c = e->config;
+  const size_t n = e->opts.max_step_tokens, entry = n * entry_elements(c) * e->act_bytes;
+  r->comm = comm;
+  r->rank = td_comm_rank(comm);
+  r->n_ranks = td_comm_n_ranks(comm);
+  r->first_expert = td_rank_first_expert(c->n_experts, r->n_ranks, r->rank);
+  r->n_experts = td_rank_first_expert(c->n_experts, r->n_ranks, r->rank + 1) - r->first_expert;
+  r->seqs = malloc(max_pieces(e) * sizeof *r->seqs);
+  if (!r->seqs) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_status st = open_tables(e, &r->all, err);
+  if (st == TD_OK) st = open_tables(e, &r->own, err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, &r->h, td_engine_offload_input_bytes(e, n), err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, &r->kv, entry, err);
+  if (st == TD_OK && c->attn != TD_ATTN_MLA) st = td_dev_alloc(e->dev, &r->v, entry, err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, (void **)&r->part, n * c->dim * sizeof(float), err);
+  return st;
+}
+
+static void close_rank(td_engine *e) {
+  td_rank *r = e->rank;
+  if (!r) return;
+  void *const buffers[] = {r->h, r->kv, r->v, r->part};
+  for (size_t i = 0; i < TD_COUNT(buffers); i++)
+    td_dev_free(e->dev, buffers[i]);
+  close_tables(e, &r->all);
+  close_tables(e, &r->own);
+  free(r->seqs);
+  free(r);
+  e->rank = NULL;
+}
+
+// ---- a step of one rank -------------------------------------------------------------------------
+
+// The piece of a sequence; false: it is empty.
+static bool cut(td_step_seq *out, const td_step_seq *seq, uint32_t n_ranks, uint32_t piece) {
+  const uint32_t begin = td_zigzag_begin(seq->n_tokens, n_ranks, piece);
+  const uint32_t end = td_zigzag_begin(seq->n_tokens, n_ranks, piece + 1);
+  if (begin == end) return false;
+  *out = *seq;
+  out->tokens += begin;
+  out->n_tokens = end - begin;
+  out->n_past += begin;
+  if (seq->want == TD_WANT_LAST && piece + 1 < 2 * n_ranks) out->want = TD_WANT_NONE;
+  return true;
+}
+
+static uint32_t rows_of(const td_step_seq *seq) {
+  return seq->want == TD_WANT_ALL ? seq->n_tokens : seq->want == TD_WANT_LAST;
+}
+
+// Cuts sequences into the pieces of all ranks, rank by rank; *own: those of this rank.
+static uint32_t cut_all(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs, td_step_seq **own,
+                        uint32_t *n_own) {
+  uint32_t n = 0;
+  r->n_all_rows = 0;
+  for (uint32_t rank = 0; rank < r->n_ranks; rank++) {
+    const uint32_t begin = n;
+    r->n_tokens[rank] = r->n_rows[rank] = 0;
+    for (uint32_t i = 0; i < 2 * n_seqs; i++) {
+      if (!cut(&r->seqs[n], &seqs[i / 2], r->n_ranks, td_zigzag_piece(r->n_ranks, rank, i % 2)))
+        continue;
+      r->n_tokens[rank] += r->seqs[n].n_tokens;
+      r->n_rows[rank] += rows_of(&r->seqs[n++]);
+    }
+    r->n_all_rows += (uint32_t)r->n_rows[rank];
+    if (rank == r->rank) *own = r->seqs + begin, *n_own = n - begin;
+  }
+  return n;
+}
+
+static void use_tables(td_engine *e, const rank_tables *t) {
+  e->meta = t->meta;
+  e->dev_meta = t->dev_meta;
+  e->first_token = t->first_token;
+}
+
+// The first gathered row of a rank's piece of sequence s.
+static size_t row_of_piece(const td_rank *r, const td_step_seq *seqs, uint32_t s, uint32_t piece) {
+  const uint32_t rank = piece < r->n_ranks ? piece : 2 * r->n_ranks - 1 - piece;
+  size_t row = 0;
+  for (uint32_t i = 0; i < rank; i++)
+    row += r->n_rows[i];
+  for (uint32_t i = 0; i < 2 * s + (piece >= r->n_ranks); i++) {
+    td_step_seq before;
+    if (cut(&before, &seqs[i / 2], r->n_ranks, td_zigzag_piece(r->n_ranks, rank, i % 2)))
+      row += rows_of(&before);
+  }
+  return row;
+}
+
+// Where the caller's rows are among the gathered ones, and their temperatures, in place of what the
+// tables of all tokens have for that.
+static void order_rows(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  td_rank *r = e->rank;
+  int32_t *order = e->meta + (e->rows - e->dev_meta);
+  int32_t *temperature = e->meta + ((const int32_t *)e->temperature - e->dev_meta);
+  uint32_t row = 0;
+  for (uint32_t s = 0; s < n_seqs; s++) {
+    for (uint32_t piece = 0; piece < 2 * r->n_ranks && seqs[s].want != TD_WANT_NONE; piece++) {
+      td_step_seq part;
+      if (!cut(&part, &seqs[s], r->n_ranks, piece)) continue;
+      const size_t first = row_of_piece(r, seqs, s, piece);
+      for (uint32_t i = 0; i < rows_of(&part); i++) {
+        memcpy(&temperature[row], &seqs[s].temperature, sizeof(float));
+        order[row++] = (int32_t)(first + i);
+      }
+    }
+  }
+  r->order = e->rows;
+  r->temperature = e->temperature;
+}
+
+// Lays out all tokens, for their KV entries, and then the own ones, for the rest.
+static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  td_rank *r = e->rank;
+  td_step_seq *own = NULL;
+  uint32_t n_own = 0;
+  const uint32_t n = cut_all(r, seqs, n_seqs, &own, &n_own);
+  use_tables(e, &r->all);
+  td_engine_build_step(e, r->seqs, n);
+  r->view = e->whole.groups[GROUP_PREFILL].view;
+  r->n_all = e->n_tokens;
+  r->all_len = e->meta_len;
+  order_rows(e, seqs, n_seqs);
+  const bool is_ranked = e->is_ranked;
+  use_tables(e, &r->own);
+  td_engine_build_step(e, own, n_own);
+  e->is_ranked = is_ranked;
+}
+
+// Pages that only rank 0 has.
+static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
+  td_rank *r = e->rank;
+  for (uint32_t i = 0; i < n_pages; i++) {
+    for (uint32_t layer_idx = 0; layer_idx < e->config->n_layers && r->status == TD_OK;
+         layer_idx++) {
+      const td_kv_view kv = td_engine_kv_view(e, layer_idx);
+      char *page = (char *)kv.pages + (size_t)pages[i] * kv.page_bytes;
+      r->status = td_comm_broadcast(r->comm, e->stream, page, kv.page_bytes, 0, &r->err);
+    }
+  }
+}
+
+// The same on every rank, each on a thread of its own.
+static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
+  td_rank *r = e->rank;
+  r->status = TD_OK;
+  r->alone = (rank_tables){e->meta, e->dev_meta, e->first_token};
+  td_status st = td_engine_check_step(e, all->seqs, all->n_seqs, err);
+  if (st == TD_OK) {
+    r->is_active = true;
+    e->n_seqs = all->n_seqs;
+    send_pages(e, all->pages, all->n_pages);
+    build(e, all->seqs, all->n_seqs);
+    td_op_copy_direct(e->stream, r->all.dev_meta, r->all.meta, r->all_len * sizeof *e->meta);
+    st = td_engine_run_step(e, r->n_all_rows, err);
+    if (r->status != TD_OK) st = r->status, *err = r->err;
+    r->is_active = false;
+    use_tables(e, &r->alone);
+  }
+  if (st != TD_OK) td_comm_abort(r->comm, err->msg);
+  td_err why;
+  if (td_comm_check(r->comm, &why) != TD_OK) st = why.code, *err = why;
+  return st;
+}
+
+// ---- exchange within a step ---------------------------------------------------------------------
+
+// Gathers rows of `elements` each; n: of each rank.
+static void gather(td_engine *e, const void *mine, void *all, const size_t *n, size_t row_bytes) {
+  td_rank *r = e->rank;
+  size_t n_bytes[TD_COMM_MAX_RANKS];
+  for (uint32_t i = 0; i < r->n_ranks; i++)
+    n_bytes[i] = n[i] * row_bytes;
+  const td_all_gather_args args = {.mine = mine, .all = all, .n_bytes = n_bytes};
+  if (r->status == TD_OK) r->status = td_comm_all_gather(r->comm, e->stream, &args, &r->err);
+}
+
+void td_rank_store_gqa(td_engine *e, uint32_t layer_idx) {
+  td_rank *r = e->rank;
+  const td_model_config *c = e->config;
+  const size_t row = entry_elements(c);
+  gather(e, e->kv, r->kv, r->n_tokens, row * e->act_bytes);
+  gather(e, e->v, r->v, r->n_tokens, row * e->act_bytes);
+  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = r->view,
+                                                        .kv = td_engine_kv_view(e, layer_idx),
+                                                        .k = r->kv,
+                                                        .v = r->v,
+                                                        .k_stride = row,
+                                                        .v_stride = row,
+                                                        .n_kv_heads = c->n_kv_heads,
+                                                        .head_dim = c->head_dim});
+}
+
+void td_rank_store_mla(td_engine *e, uint32_t layer_idx) {
+  td_rank *r = e->rank;
+  const size_t row = entry_elements(e->config);
+  gather(e, e->kv, r->kv, r->n_tokens, row * e->act_bytes);
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = r->view,
+                                                        .kv = td_engine_kv_view(e, layer_idx),
+                                                        .entry = r->kv,
+                                                        .entry_dim = (uint32_t)row});
+}
+
+void td_rank_gather_hidden(td_engine *e) {
+  gather(e, e->h, e->rank->h, e->rank->n_tokens, e->config->dim * e->act_bytes);
+}
+
+void td_rank_reduce(td_engine *e, const td_microbatch *p, const float *sums) {
+  td_rank *r = e->rank;
+  size_t n[TD_COMM_MAX_RANKS];
+  for (uint32_t i = 0; i < r->n_ranks; i++)
+    n[i] = r->n_tokens[i] * e->config->dim;
+  const td_reduce_scatter_args args = {
+      .part = sums, .out = p->delta, .n = n, .out_f32 = e->act_bytes == sizeof(float)};
+  if (r->status == TD_OK) r->status = td_comm_reduce_scatter(r->comm, e->stream, &args, &r->err);
+}
+
+void td_rank_gather_rows(td_engine *e) {
+  td_rank *r = e->rank;
+  gather(e, e->h, r->h, r->n_rows, e->config->dim * e->act_bytes);
+  e->n_rows = r->n_all_rows;
+  e->temperature = r->temperature;
+  td_op_gather_rows(e->stream, e->h, r->h, r->order, e->n_rows, e->config->dim);
+}
+
+// ---- a step on all ranks ------------------------------------------------------------------------
+
+static void *peer_main(void *arg) {
+  peer *p = arg;
+  td_ranks *all = p->all;
+  uint64_t n_done = 0;
+  pthread_mutex_lock(&all->lock);
+  for (;;) {
+    while (all->n_steps == n_done && !all->is_closing)
+      pthread_cond_wait(&all->moved, &all->lock);
+    if (all->is_closing) break;
+    n_done++;
+    pthread_mutex_unlock(&all->lock);
+    td_err err;
+    const td_status st = step_of_rank(p->engine, all, &err);
+    pthread_mutex_lock(&all->lock);
+    p->status = st;
+    if (st != TD_OK) p->err = err;
+    all->n_running--;
+    pthread_cond_broadcast(&all->moved);
+  }
+  pthread_mutex_unlock(&all->lock);
+  return NULL;
+}
+
+static uint32_t count_tokens(const td_step_seq *seqs, uint32_t n_seqs) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < n_seqs; i++)
+    n += seqs[i].n_tokens;
+  return n;
+}
+
+bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  const td_ranks *all = e->ranks;
+  if (all->is_broken) return false;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    if (seqs[i].is_decode) return false;
+  }
+  const uint32_t n = count_tokens(seqs, n_seqs);
+  uint32_t least = e->opts.parallel_tokens;
+  if (!least) {
+    least = td_engine_stream_tokens(e);
+    if (least < LEAST_PARALLEL_TOKENS) least = LEAST_PARALLEL_TOKENS;
+  }
+  if (n < least) return false;
+  for (uint32_t r = 0; r < all->n; r++) {
+    td_engine *rank = all->engines[r];
+    const uint32_t break_even = td_engine_stream_tokens(rank);
+    if (rank->offload.dev && (!break_even || n < break_even || !td_engine_streams_all(rank)))
+      return false;
+  }
+  return true;
+}
+
+// Pages with the past of sequences, which the other ranks lack.
+static uint32_t list_pages(const td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
+                           int32_t *out) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    const uint32_t n_past = (seqs[i].n_past + e->opts.page_tokens - 1) / e->opts.page_tokens;
+    for (uint32_t p = 0; p < n_past; p++) {
+      bool *is_shared = &e->ranks->is_shared[seqs[i].pages[p]];
+      if (*is_shared) continue;
+      *is_shared = !e->opts.kv_pages; // borrowed pages may be written by others at any time
+      out[n++] = seqs[i].pages[p];
+    }
+  }
+  return n;
+}
+
+static void mark_pages(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, bool is_shared) {
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    const uint32_t first = seqs[i].n_past / e->opts.page_tokens;
+    const uint32_t last = (seqs[i].n_past + seqs[i].n_tokens - 1) / e->opts.page_tokens;
+    for (uint32_t p = first; p <= last && p < seqs[i].n_pages; p++)
+      e->ranks->is_shared[seqs[i].pages[p]] = is_shared && !e->opts.kv_pages;
+  }
+}
+
+void td_ranks_note_alone(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  mark_pages(e, seqs, n_seqs, false);
+}
+
+static void begin_peers(td_ranks *all, const td_step_seq *seqs, uint32_t n_seqs,
+                        const int32_t *pages, uint32_t n_pages) {
+  pthread_mutex_lock(&all->lock);
+  all->seqs = seqs;
+  all->n_seqs = n_seqs;
+  all->pages = pages;
+  all->n_pages = n_pages;
+  all->n_steps++;
+  all->n_running = all->n - 1;
+  pthread_cond_broadcast(&all->moved);
+  pthread_mutex_unlock(&all->lock);
+}
+
+static td_status end_peers(td_ranks *all, td_status st, td_err *err) {
+  pthread_mutex_lock(&all->lock);
+  while (all->n_running)
+    pthread_cond_wait(&all->moved, &all->lock);
+  for (uint32_t r = 1; r < all->n && st == TD_OK; r++) {
+    st = all->peers[r].status;
+    if (st != TD_OK && err) *err = all->peers[r].err;
+  }
+  pthread_mutex_unlock(&all->lock);
+  return st;
+}
+
+td_status td_ranks_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, td_err *err) {
+  td_ranks *all = e->ranks;
+  td_err why = {.code = TD_OK};
+  td_status st = td_engine_check_step(e, seqs, n_seqs, err);
+  if (st != TD_OK) return st;
+  uint32_t n_past = 0;
+  for (uint32_t i = 0; i < n_seqs; i++)
+    n_past += seqs[i].n_pages;
+  int32_t *pages = malloc((n_past + 1) * sizeof *pages);
+  if (!pages) return td_fail(err, TD_ENOMEM, "out of memory");
+  const uint32_t n_pages = list_pages(e, seqs, n_seqs, pages);
+  begin_peers(all, seqs, n_seqs, pages, n_pages);
+  st = step_of_rank(e, all, &why);
+  st = end_peers(all, st, &why);
+  free(pages);
+  if (st == TD_OK) {
+    mark_pages(e, seqs, n_seqs, true);
+    return TD_OK;
+  }
+  all->is_broken = true;
+  td_warn("expert parallelism ends: %s", why.msg);
+  if (err) *err = why;
+  return st;
+}
+
+// ---- open and close -----------------------------------------------------------------------------
+
+static td_status open_peers(td_engine *e, td_err *err) {
+  td_ranks *all = e->ranks;
+  td_status st = TD_OK;
+  for (uint32_t r = 1; r < all->n && st == TD_OK; r++) {
+    td_engine_opts opts = e->opts;
+    opts.n_peers = 0;
+    opts.kv_pages = NULL;
+    if (opts.stream_bytes && !opts.break_even_tokens) opts.break_even_tokens = UINT32_MAX;
+    if (td_engine_stream_tokens(e)) opts.break_even_tokens = td_engine_stream_tokens(e);
+    st = td_engine_open(&all->engines[r], e->model, e->opts.peer_devs[r - 1], &opts, err);
+  }
+  return st;
+}
+
+static td_status open_group(td_engine *e, td_err *err) {
+  td_ranks *all = e->ranks;
+  td_dev *devs[TD_COMM_MAX_RANKS] = {e->dev};
+  td_comm *comms[TD_COMM_MAX_RANKS];
+  for (uint32_t r = 1; r < all->n; r++)
+    devs[r] = e->opts.peer_devs[r - 1];
+  const td_comm_opts opts = {.backend = e->opts.comm_backend ? e->opts.comm_backend : "auto",
+                             .n_ranks = all->n};
+  td_status st = td_comm_open(comms, devs, &opts, err);
+  if (st != TD_OK) return st;
+  for (uint32_t r = 0; r < all->n; r++) {
+    if (st != TD_OK) {
+      td_comm_close(comms[r]);
+    } else {
+      st = open_rank(all->engines[r], comms[r], err);
+    }
+  }
+  if (st == TD_OK)
+    td_info("expert parallelism on %u devices, exchange by %s", all->n,
+            td_comm_backend(e->rank->comm));
+  return st;
+}
+
+static td_status start_threads(td_ranks *all, td_err *err) {
+  for (uint32_t r = 1; r < all->n; r++) {
+    peer *p = &all->peers[r];
+    p->all = all;
+    p->engine = all->engines[r];
+    if (td_thread_start(&p->thread, peer_main, p) != 0)
+      return td_fail(err, TD_ENOMEM, "cannot start a thread for a rank");
+    p->has_thread = true;
+  }
+  return TD_OK;
+}
+
+td_status td_ranks_open(td_engine *e, td_err *err) {
+  if (!e->opts.n_peers) return TD_OK;
+  if (e->opts.n_peers >= TD_COMM_MAX_RANKS)
+    return td_fail(err, TD_EINVAL, "at most %d devices", TD_COMM_MAX_RANKS);
+  if (e->opts.record_routing)
+    return td_fail(err, TD_EUNSUPPORTED, "the routing is recorded on one device only");
+  td_ranks *all = e->ranks = calloc(1, sizeof *all);
+  if (!all) return td_fail(err, TD_ENOMEM, "out of memory");
+  all->n = e->opts.n_peers + 1;
+  all->engines[0] = e;
+  pthread_mutex_init(&all->lock, NULL);
+  pthread_cond_init(&all->moved, NULL);
+  all->is_shared = calloc(e->opts.n_pages, sizeof *all->is_shared);
+  if (!all->is_shared) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_status st = open_peers(e, err);
+  if (st == TD_OK) st = open_group(e, err);
+  return st == TD_OK ? start_threads(all, err) : st;
+}
+
+void td_ranks_close(td_engine *e) {
+  td_ranks *all = e->ranks;
+  if (!all) return;
+  pthread_mutex_lock(&all->lock);
+  all->is_closing = true;
+  pthread_cond_broadcast(&all->moved);
+  pthread_mutex_unlock(&all->lock);
+  for (uint32_t r = 1; r < all->n; r++) {
+    if (all->peers[r].has_thread) pthread_join(all->peers[r].thread, NULL);
+  }
+  td_comm *comms[TD_COMM_MAX_RANKS] = {NULL};
+  for (uint32_t r = 0; r < all->n; r++) {
+    if (all->engines[r] && all->engines[r]->rank) comms[r] = all->engines[r]->rank->comm;
+  }
+  td_comm_close_all(comms, all->n);
+  for (uint32_t r = 0; r < all->n; r++) {
+    if (all->engines[r]) close_rank(all->engines[r]);
+  }
+  for (uint32_t r = 1; r < all->n; r++)
+    td_engine_close(all->engines[r]);
+  pthread_cond_destroy(&all->moved);
+  pthread_mutex_destroy(&all->lock);
+  free(all->is_shared);
+  free(all);
+  e->ranks = NULL;
+}

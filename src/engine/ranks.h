@@ -1,0 +1,78 @@
+// src/engine/ranks.h - expert parallelism: a step computed by several engines, one a device, as
+// ranks. Each has a share of the tokens (zigzag.h) and of every layer's experts. Internal to
+// engine/.
+//
+// In a layer, a rank gathers the keys and values (or latents) of all tokens, so that every rank has
+// the whole KV cache, and attends for its own tokens. Then it gathers all hidden states, routes all
+// tokens (so that no routing tables travel) and computes its own experts for them. Their sums are
+// reduced and scattered: each rank gets the sums of its own tokens.
+//
+// Gathered activations are exact, so attention and routing are those of a single engine, bit by
+// bit. Experts' sums are rounded to BF16 and added in f32 in the order of ranks (comm.h).
+//
+// Rank 0 is the engine that the caller has. Steps that are not for all ranks run on it alone; KV
+// pages that these steps write are sent to the other ranks when they need them.
+#ifndef TD_ENGINE_RANKS_H
+#define TD_ENGINE_RANKS_H
+
+#include "comm/comm.h"
+#include "engine/engine_impl.h"
+
+// Tables of a step as in td_engine.
+typedef struct {
+  int32_t *meta, *dev_meta;
+  uint32_t *first_token;
+} rank_tables;
+
+// An engine's end.
+struct td_rank {
+  td_comm *comm;
+  uint32_t rank, n_ranks;
+  uint32_t first_expert, n_experts; // its share
+  bool is_active;                   // the step being run is computed by all ranks
+
+  // device memory, for all tokens of a step: hidden states with ids and weights as in td_engine.h,
+  // keys and values, the own experts' sums
+  void *h, *kv, *v;
+  float *part;
+  rank_tables all, own, alone; // alone: the engine's, meanwhile
+  td_step_seq *seqs;           // [2 * n_ranks * max_step_seqs] pieces of sequences
+
+  // the step being run
+  td_batch_view view; // of all tokens, rank by rank
+  uint32_t n_all;
+  size_t all_len; // entries of all.meta
+  size_t n_tokens[TD_COMM_MAX_RANKS];
+  size_t n_rows[TD_COMM_MAX_RANKS]; // wanted logits
+  uint32_t n_all_rows;
+  const int32_t *order;     // [n_all_rows] of the caller's rows, in the gathered ones; in dev_meta
+  const float *temperature; // [n_all_rows], likewise
+  td_status status;         // of the collectives
+  td_err err;
+};
+
+// Rank 0: opens the engines of the other ranks, and the group. On error, close it.
+td_status td_ranks_open(td_engine *engine, td_err *err);
+void td_ranks_close(td_engine *engine);
+
+// Whether all ranks compute this step; the engine must have ranks.
+bool td_ranks_wants(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+td_status td_ranks_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+// Rank 0 computes this step alone: the others lack the KV entries it writes.
+void td_ranks_note_alone(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+
+static inline bool td_rank_is_active(const td_engine *e) {
+  return e->rank && e->rank->is_active;
+}
+
+// In an active step: KV entries of all tokens into the layer's pages.
+void td_rank_store_gqa(td_engine *engine, uint32_t layer_idx);
+void td_rank_store_mla(td_engine *engine, uint32_t layer_idx);
+void td_rank_gather_hidden(td_engine *engine); // rank->h
+// delta = this rank's tokens' sums over all ranks' parts, [n_all][dim]
+void td_rank_reduce(td_engine *engine, const td_microbatch *part, const float *sums);
+// h = the residual stream of all wanted rows, in the caller's order; h had the own rows. Makes the
+// step's rows those of all ranks.
+void td_rank_gather_rows(td_engine *engine);
+
+#endif
