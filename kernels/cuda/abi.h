@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 18u
+#define TD_CUDA_ABI_VERSION 19u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -418,49 +418,74 @@ typedef struct {
   X(signal, td_cu_signal_args)                                                                     \
   X(await, td_cu_await_args)
 
+// The library's other functions: name, result (a CUDA error code where it is an int), parameters.
+//   open           also makes it the calling thread's current device; threads waiting for it sleep
+//                  instead of spinning
+//   use            makes an open device current on the calling thread: memory, streams and events
+//                  are created on it, and operators go to its streams only
+//   probe          whether the driver can run the library's code
+//   alloc_host     host memory that the device accesses at the same address
+//   pin            registers memory that the device reads but never writes; only_read: the mapping
+//                  is read-only
+//   event_is_done  *is_done is also true after a failure
+//   capture_begin, capture_end
+//                  work queued between them does not run but becomes a graph; on failure *out is
+//                  NULL
+//   blas_open      cuBLAS on a stream, which must be closed after it; fails if cuBLAS is not
+//                  installed
+#define TD_CU_CALLS(X)                                                                             \
+  X(error_text, const char *, (int code))                                                          \
+  X(count, int, (int *n_devices))                                                                  \
+  X(open, int, (int device, td_cu_props *props))                                                   \
+  X(use, int, (int device))                                                                        \
+  X(probe, int, (void))                                                                            \
+  X(memory, int, (size_t * free_bytes, size_t * total_bytes))                                      \
+  X(alloc, int, (void **out, size_t n_bytes))                                                      \
+  X(free, int, (void *ptr))                                                                        \
+  X(alloc_host, int, (void **out, size_t n_bytes))                                                 \
+  X(free_host, int, (void *ptr))                                                                   \
+  X(pin, int, (const void *host, size_t n_bytes, bool only_read))                                  \
+  X(unpin, int, (const void *host))                                                                \
+  X(stream_open, int, (td_cu_stream * out, bool is_urgent))                                        \
+  X(stream_close, int, (td_cu_stream stream))                                                      \
+  X(stream_sync, int, (td_cu_stream stream))                                                       \
+  X(event_open, int, (td_cu_event * out))                                                          \
+  X(event_close, int, (td_cu_event event))                                                         \
+  X(event_record, int, (td_cu_event event, td_cu_stream stream))                                   \
+  X(event_sync, int, (td_cu_event event))                                                          \
+  X(event_is_done, int, (td_cu_event event, bool *is_done))                                        \
+  X(stream_wait, int, (td_cu_stream stream, td_cu_event event))                                    \
+  X(copy, int, (void *dst, const void *src, size_t n_bytes, td_cu_stream stream))                  \
+  X(fill_zero, int, (void *dst, size_t n_bytes, td_cu_stream stream))                              \
+  X(capture_begin, int, (td_cu_stream stream))                                                     \
+  X(capture_end, int, (td_cu_stream stream, td_cu_graph * out))                                    \
+  X(graph_launch, int, (td_cu_graph graph, td_cu_stream stream))                                   \
+  X(graph_close, int, (td_cu_graph graph))                                                         \
+  X(blas_open, int, (td_cu_blas * out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx))    \
+  X(blas_close, int, (td_cu_blas blas))                                                            \
+  X(blas_gemm, int, (td_cu_blas blas, const td_cu_gemm_args *args))
+
+// What the library says of one of its functions.
 typedef struct {
-  uint32_t version; // TD_CUDA_ABI_VERSION
-  uint32_t n_bytes; // size of this struct
-  int cuda_major;   // the CUDA release it was built with
-  const char *(*error_text)(int code);
-  int (*count)(int *n_devices);
-  // Also makes it the calling thread's current device. Threads waiting for it sleep instead of
-  // spinning.
-  int (*open)(int device, td_cu_props *props);
-  // Makes an open device current on the calling thread: memory, streams and events are created on
-  // it, and operators go to its streams only.
-  int (*use)(int device);
-  int (*probe)(void); // whether the driver can run the library's code
-  int (*memory)(size_t *free_bytes, size_t *total_bytes);
-  int (*alloc)(void **out, size_t n_bytes);
-  int (*free)(void *ptr);
-  // Host memory that the device accesses at the same address.
-  int (*alloc_host)(void **out, size_t n_bytes);
-  int (*free_host)(void *ptr);
-  // Registers memory that the device reads but never writes. only_read: the mapping is read-only.
-  int (*pin)(const void *host, size_t n_bytes, bool only_read);
-  int (*unpin)(const void *host);
-  int (*stream_open)(td_cu_stream *out, bool is_urgent);
-  int (*stream_close)(td_cu_stream stream);
-  int (*stream_sync)(td_cu_stream stream);
-  int (*event_open)(td_cu_event *out);
-  int (*event_close)(td_cu_event event);
-  int (*event_record)(td_cu_event event, td_cu_stream stream);
-  int (*event_sync)(td_cu_event event);
-  // *is_done is also true after a failure.
-  int (*event_is_done)(td_cu_event event, bool *is_done);
-  int (*stream_wait)(td_cu_stream stream, td_cu_event event);
-  int (*copy)(void *dst, const void *src, size_t n_bytes, td_cu_stream stream);
-  int (*fill_zero)(void *dst, size_t n_bytes, td_cu_stream stream);
-  // Work queued between these two does not run but becomes a graph. On failure *out is NULL.
-  int (*capture_begin)(td_cu_stream stream);
-  int (*capture_end)(td_cu_stream stream, td_cu_graph *out);
-  int (*graph_launch)(td_cu_graph graph, td_cu_stream stream);
-  int (*graph_close)(td_cu_graph graph);
-  // cuBLAS on a stream, which must be closed after it. Fails if cuBLAS is not installed.
-  int (*blas_open)(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
-  int (*blas_close)(td_cu_blas blas);
-  int (*blas_gemm)(td_cu_blas blas, const td_cu_gemm_args *args);
+  const char *name;
+  uint32_t args_bytes; // size of the argument struct of TD_CU_OPS; 0 for TD_CU_CALLS
+} td_cu_function;
+
+#define TD_CU_FUNCTION_LIST                                                                        \
+  { TD_CU_CALLS(TD_CU_CALL_ENTRY) TD_CU_OPS(TD_CU_OP_ENTRY) }
+#define TD_CU_CALL_ENTRY(name, result, params) {#name, 0},
+#define TD_CU_OP_ENTRY(name, args_type)        {#name, sizeof(args_type)},
+
+// The first four members keep their places in all versions.
+typedef struct {
+  uint32_t version;                // TD_CUDA_ABI_VERSION
+  uint32_t n_bytes;                // size of this struct
+  uint32_t n_functions;            // of the library
+  const td_cu_function *functions; // [n_functions], in the order of the pointers below
+  int cuda_major;                  // the CUDA release it was built with
+#define X(name, result, params) result(*name) params;
+  TD_CU_CALLS(X)
+#undef X
 #define X(name, args_type) int (*name)(const args_type *args, td_cu_stream stream);
   TD_CU_OPS(X)
 #undef X
@@ -474,9 +499,9 @@ extern "C" {
 // The library's only symbol.
 const td_cu_abi *td_cuda_abi(void);
 // The functions in the table.
-int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx);
-int td_cu_blas_close(td_cu_blas blas);
-int td_cu_blas_gemm(td_cu_blas blas, const td_cu_gemm_args *args);
+#define X(name, result, params) result td_cu_##name params;
+TD_CU_CALLS(X)
+#undef X
 #define X(name, args_type) int td_cu_##name(const args_type *args, td_cu_stream stream);
 TD_CU_OPS(X)
 #undef X

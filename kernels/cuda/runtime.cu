@@ -11,16 +11,16 @@ static int told(cudaError_t code) {
   return code;
 }
 
-static const char *error_text(int code) {
+const char *td_cu_error_text(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
-static int count(int *n_devices) {
+int td_cu_count(int *n_devices) {
   return told(cudaGetDeviceCount(n_devices));
 }
 
 // Called for every operator, so it calls the runtime only when the device changes.
-static int use(int device) {
+int td_cu_use(int device) {
   static thread_local int current = -1;
   if (device == current) return 0;
   int code = told(cudaSetDevice(device));
@@ -30,14 +30,14 @@ static int use(int device) {
 
 // Threads that wait for the GPU block instead of spinning, since a spinning thread would take a CPU
 // from the offloaded experts.
-static int open_device(int device, td_cu_props *props) {
+int td_cu_open(int device, td_cu_props *props) {
   cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, device);
   if (code == cudaSuccess) {
     code = cudaInitDevice(device, cudaDeviceScheduleBlockingSync | cudaDeviceMapHost,
                           cudaInitDeviceFlagsAreValid);
   }
-  int failed = code == cudaSuccess ? use(device) : told(code);
+  int failed = code == cudaSuccess ? td_cu_use(device) : told(code);
   if (failed) return failed;
   memcpy(props->name, p.name, sizeof props->name - 1);
   props->name[sizeof props->name - 1] = 0;
@@ -53,42 +53,42 @@ static int open_device(int device, td_cu_props *props) {
 __global__ static void probe_kernel() {}
 
 // Without this, a failure would show up at the first launch.
-static int probe() {
+int td_cu_probe() {
   cudaFuncAttributes attributes;
   return told(cudaFuncGetAttributes(&attributes, probe_kernel));
 }
 
-static int memory(size_t *free_bytes, size_t *total_bytes) {
+int td_cu_memory(size_t *free_bytes, size_t *total_bytes) {
   return told(cudaMemGetInfo(free_bytes, total_bytes));
 }
 
-static int alloc(void **out, size_t n_bytes) {
+int td_cu_alloc(void **out, size_t n_bytes) {
   return told(cudaMalloc(out, n_bytes));
 }
 
-static int free_memory(void *ptr) {
+int td_cu_free(void *ptr) {
   return told(cudaFree(ptr));
 }
 
-static int alloc_host(void **out, size_t n_bytes) {
+int td_cu_alloc_host(void **out, size_t n_bytes) {
   return told(cudaHostAlloc(out, n_bytes, cudaHostAllocPortable | cudaHostAllocMapped));
 }
 
-static int free_host(void *ptr) {
+int td_cu_free_host(void *ptr) {
   return told(cudaFreeHost(ptr));
 }
 
-static int pin(const void *host, size_t n_bytes, bool only_read) {
+int td_cu_pin(const void *host, size_t n_bytes, bool only_read) {
   unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   if (only_read) flags |= cudaHostRegisterReadOnly;
   return told(cudaHostRegister(const_cast<void *>(host), n_bytes, flags));
 }
 
-static int unpin(const void *host) {
+int td_cu_unpin(const void *host) {
   return told(cudaHostUnregister(const_cast<void *>(host)));
 }
 
-static int stream_open(td_cu_stream *out, bool is_urgent) {
+int td_cu_stream_open(td_cu_stream *out, bool is_urgent) {
   cudaStream_t stream;
   int least = 0, greatest = 0;
   cudaError_t code = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -100,15 +100,15 @@ static int stream_open(td_cu_stream *out, bool is_urgent) {
   return told(code);
 }
 
-static int stream_close(td_cu_stream stream) {
+int td_cu_stream_close(td_cu_stream stream) {
   return told(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
 }
 
-static int stream_sync(td_cu_stream stream) {
+int td_cu_stream_sync(td_cu_stream stream) {
   return told(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
-static int event_open(td_cu_event *out) {
+int td_cu_event_open(td_cu_event *out) {
   cudaEvent_t event;
   cudaError_t code = cudaEventCreateWithFlags(&event,
                                               cudaEventDisableTiming | cudaEventBlockingSync);
@@ -116,44 +116,44 @@ static int event_open(td_cu_event *out) {
   return told(code);
 }
 
-static int event_close(td_cu_event event) {
+int td_cu_event_close(td_cu_event event) {
   return told(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
 }
 
-static int event_record(td_cu_event event, td_cu_stream stream) {
+int td_cu_event_record(td_cu_event event, td_cu_stream stream) {
   return told(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
 }
 
-static int event_sync(td_cu_event event) {
+int td_cu_event_sync(td_cu_event event) {
   return told(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
-static int event_is_done(td_cu_event event, bool *is_done) {
+int td_cu_event_is_done(td_cu_event event, bool *is_done) {
   cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
   *is_done = code != cudaErrorNotReady;
   return told(code == cudaErrorNotReady ? cudaSuccess : code);
 }
 
-static int stream_wait(td_cu_stream stream, td_cu_event event) {
+int td_cu_stream_wait(td_cu_stream stream, td_cu_event event) {
   return told(
       cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
 }
 
-static int copy(void *dst, const void *src, size_t n_bytes, td_cu_stream stream) {
+int td_cu_copy(void *dst, const void *src, size_t n_bytes, td_cu_stream stream) {
   return told(
       cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
 
-static int fill_zero(void *dst, size_t n_bytes, td_cu_stream stream) {
+int td_cu_fill_zero(void *dst, size_t n_bytes, td_cu_stream stream) {
   return told(cudaMemsetAsync(dst, 0, n_bytes, static_cast<cudaStream_t>(stream)));
 }
 
-static int capture_begin(td_cu_stream stream) {
+int td_cu_capture_begin(td_cu_stream stream) {
   return told(
       cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeThreadLocal));
 }
 
-static int capture_end(td_cu_stream stream, td_cu_graph *out) {
+int td_cu_capture_end(td_cu_stream stream, td_cu_graph *out) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   cudaError_t code = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
@@ -163,51 +163,27 @@ static int capture_end(td_cu_stream stream, td_cu_graph *out) {
   return told(code);
 }
 
-static int graph_launch(td_cu_graph graph, td_cu_stream stream) {
+int td_cu_graph_launch(td_cu_graph graph, td_cu_stream stream) {
   return told(
       cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream)));
 }
 
-static int graph_close(td_cu_graph graph) {
+int td_cu_graph_close(td_cu_graph graph) {
   return told(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
 }
 
 extern "C" __attribute__((visibility("default"))) const td_cu_abi *td_cuda_abi(void) {
+  static const td_cu_function functions[] = TD_CU_FUNCTION_LIST;
   static const td_cu_abi abi = {TD_CUDA_ABI_VERSION,
                                 sizeof(td_cu_abi),
+                                sizeof functions / sizeof functions[0],
+                                functions,
                                 CUDART_VERSION / 1000,
-                                error_text,
-                                count,
-                                open_device,
-                                use,
-                                probe,
-                                memory,
-                                alloc,
-                                free_memory,
-                                alloc_host,
-                                free_host,
-                                pin,
-                                unpin,
-                                stream_open,
-                                stream_close,
-                                stream_sync,
-                                event_open,
-                                event_close,
-                                event_record,
-                                event_sync,
-                                event_is_done,
-                                stream_wait,
-                                copy,
-                                fill_zero,
-                                capture_begin,
-                                capture_end,
-                                graph_launch,
-                                graph_close,
-                                td_cu_blas_open,
-                                td_cu_blas_close,
-                                td_cu_blas_gemm,
+#define X(name, result, params) td_cu_##name,
+                                TD_CU_CALLS(X)
+#undef X
 #define X(name, args_type) td_cu_##name,
-                                TD_CU_OPS(X)
+                                    TD_CU_OPS(X)
 #undef X
   };
   return &abi;

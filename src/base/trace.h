@@ -13,8 +13,12 @@
 #include <stdint.h>
 
 #include "base/clock.h"
+#include "base/ops.h"
 
-// All events: id, name, category, names of its two values (NULL: none).
+// All events: id, name, category, names of its two values (NULL: none). Operators are events, too.
+// The list can be expanded with a macro named X only.
+#define TD_TRACE_OF_OP(NAME, name, args_type, unit, n_tokens, amount_unit, amount)                 \
+  X(OP_##NAME, #name, "operator", unit, amount_unit)
 #define TD_TRACE_EVENTS(X)                                                                         \
   X(REQUEST, "request", "request", "tokens", "id")                                                 \
   X(PREPARE, "prepare prompt", "request", NULL, NULL)                                              \
@@ -24,25 +28,7 @@
   X(SAMPLE, "sample", "step", NULL, NULL)                                                          \
   X(SEND, "send", "message", "kind", "request")                                                    \
   X(HEAR, "hear", "message", "kind", "request")                                                    \
-  X(OP_EMBED, "embed", "operator", "tokens", NULL)                                                 \
-  X(OP_RMSNORM, "rmsnorm", "operator", "tokens", NULL)                                             \
-  X(OP_LINEAR, "linear", "operator", "tokens", "bytes")                                            \
-  X(OP_ROPE, "rope", "operator", "tokens", NULL)                                                   \
-  X(OP_SCALE_ROWS, "scale_rows", "operator", "tokens", NULL)                                       \
-  X(OP_KV_STORE_GQA, "kv_store_gqa", "operator", "tokens", NULL)                                   \
-  X(OP_KV_STORE_MLA, "kv_store_mla", "operator", "tokens", NULL)                                   \
-  X(OP_ATTN_GQA, "attn_gqa", "operator", "tokens", NULL)                                           \
-  X(OP_ATTN_MLA, "attn_mla", "operator", "tokens", NULL)                                           \
-  X(OP_ROUTER, "router", "operator", "tokens", NULL)                                               \
-  X(OP_MOE, "moe", "operator", "tokens", NULL)                                                     \
-  X(OP_COPY, "copy", "operator", NULL, "bytes")                                                    \
-  X(OP_FILL_ZERO, "fill_zero", "operator", NULL, "bytes")                                          \
-  X(OP_ADD, "add", "operator", NULL, "elements")                                                   \
-  X(OP_TOP_LOGITS, "top_logits", "operator", "tokens", NULL)                                       \
-  X(OP_GATHER_ROWS, "gather_rows", "operator", "tokens", NULL)                                     \
-  X(OP_SUM_PARTS, "sum_parts", "operator", NULL, "elements")                                       \
-  X(OP_SIGNAL, "signal", "operator", NULL, NULL)                                                   \
-  X(OP_AWAIT, "await", "operator", NULL, NULL)
+  TD_OPS(TD_TRACE_OF_OP)
 
 typedef enum {
 #define X(id, name, category, a, b) TD_TRACE_##id,

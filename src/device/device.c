@@ -224,20 +224,9 @@ void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const ui
   enqueue(stream, &(td_op){.kind = TD_OP_AWAIT, .await = {signal, value, canceled}});
 }
 
-#define TD_OP_FN(NAME, name, args_type)                                                            \
+#define X(NAME, name, args_type, ...)                                                              \
   void td_op_##name(td_stream *stream, const args_type *args) {                                    \
     enqueue(stream, &(td_op){.kind = TD_OP_##NAME, .name = *args});                                \
   }
-TD_OP_FN(EMBED, embed, td_embed_args)
-TD_OP_FN(RMSNORM, rmsnorm, td_rmsnorm_args)
-TD_OP_FN(LINEAR, linear, td_linear_op_args)
-TD_OP_FN(ROPE, rope, td_rope_args)
-TD_OP_FN(SCALE_ROWS, scale_rows, td_scale_rows_args)
-TD_OP_FN(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args)
-TD_OP_FN(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)
-TD_OP_FN(ATTN_GQA, attn_gqa, td_attn_gqa_args)
-TD_OP_FN(ATTN_MLA, attn_mla, td_attn_mla_args)
-TD_OP_FN(TOP_LOGITS, top_logits, td_top_logits_args)
-TD_OP_FN(ROUTER, router, td_router_args)
-TD_OP_FN(MOE, moe, td_moe_args)
-TD_OP_FN(SUM_PARTS, sum_parts, td_sum_parts_args)
+TD_OPS_OF_ARGS(X)
+#undef X

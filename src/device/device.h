@@ -95,9 +95,12 @@ void *td_stream_native(td_stream *stream);
 
 // Identifies repeated work on a stream, compared field by field. The caller defines the fields'
 // meaning.
+//   memory  must change when memory used by the work has moved
+#define TD_WORK_KEY_FIELDS(X) X(n_tokens) X(n_rows) X(n_microbatches) X(max_keys) X(memory)
 typedef struct {
-  uint32_t n_tokens, n_rows, n_microbatches, max_keys;
-  uint32_t memory; // must change when memory used by the work has moved
+#define X(field) uint32_t field;
+  TD_WORK_KEY_FIELDS(X)
+#undef X
 } td_work_key;
 
 // Calls enqueue, which queues operators on the stream. If work with this key was queued before, the

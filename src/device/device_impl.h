@@ -4,28 +4,8 @@
 #ifndef TD_DEVICE_DEVICE_IMPL_H
 #define TD_DEVICE_DEVICE_IMPL_H
 
+#include "base/ops.h"
 #include "device/device.h"
-
-#define TD_DEVICE_OPS(X)                                                                           \
-  X(EMBED, embed, td_embed_args)                                                                   \
-  X(RMSNORM, rmsnorm, td_rmsnorm_args)                                                             \
-  X(LINEAR, linear, td_linear_op_args)                                                             \
-  X(ROPE, rope, td_rope_args)                                                                      \
-  X(SCALE_ROWS, scale_rows, td_scale_rows_args)                                                    \
-  X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args)                                              \
-  X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args)                                              \
-  X(ATTN_GQA, attn_gqa, td_attn_gqa_args)                                                          \
-  X(ATTN_MLA, attn_mla, td_attn_mla_args)                                                          \
-  X(TOP_LOGITS, top_logits, td_top_logits_args)                                                    \
-  X(ROUTER, router, td_router_args)                                                                \
-  X(MOE, moe, td_moe_args)                                                                         \
-  X(COPY, copy, td_copy_args)                                                                      \
-  X(FILL_ZERO, fill_zero, td_fill_zero_args)                                                       \
-  X(ADD, add, td_add_args)                                                                         \
-  X(GATHER_ROWS, gather_rows, td_gather_rows_args)                                                 \
-  X(SUM_PARTS, sum_parts, td_sum_parts_args)                                                       \
-  X(SIGNAL, signal, td_signal_args)                                                                \
-  X(AWAIT, await, td_signal_args)
 
 typedef struct {
   void *dst;
@@ -60,8 +40,8 @@ typedef struct {
 } td_signal_args;
 
 typedef enum {
-#define X(NAME, name, args_type) TD_OP_##NAME,
-  TD_DEVICE_OPS(X)
+#define X(NAME, ...) TD_OP_##NAME,
+  TD_OPS(X)
 #undef X
       TD_N_OPS
 } td_op_kind;
@@ -70,8 +50,8 @@ typedef enum {
 typedef struct {
   td_op_kind kind;
   union {
-#define X(NAME, name, args_type) args_type name;
-    TD_DEVICE_OPS(X)
+#define X(NAME, name, args_type, ...) args_type name;
+    TD_OPS(X)
 #undef X
   };
 } td_op;

@@ -503,11 +503,54 @@ static void test_captures_that_fail_at_first(void **state) {
   cuda_close(&f);
 }
 
+static void refuses(const td_cu_abi *abi, const char *why) {
+  td_err err = {.msg = ""};
+  assert_int_equal(td_cuda_abi_check(abi, "LIB", &err), TD_EUNSUPPORTED);
+  if (!strstr(err.msg, why)) fail_msg("\"%s\" where \"%s\" belongs", err.msg, why);
+}
+
+// A library that lacks a function, or takes other arguments, is refused by the function's name.
+static void test_library_of_another_build(void **state) {
+  (void)state;
+  td_cu_function functions[] = TD_CU_FUNCTION_LIST;
+  enum { N = TD_COUNT(functions) };
+  const td_cu_abi good = {.version = TD_CUDA_ABI_VERSION,
+                          .n_bytes = sizeof good,
+                          .n_functions = N,
+                          .functions = functions};
+  td_err err;
+  assert_int_equal(td_cuda_abi_check(&good, "LIB", &err), TD_OK);
+  td_cu_abi other = good;
+  other.version--;
+  refuses(&other, "LIB has interface ");
+  other = good;
+  other.n_functions++;
+  refuses(&other, "functions that this program does not have");
+  for (uint32_t i = 0; i < N; i++) {
+    char why[96];
+    const td_cu_function kept = functions[i];
+    snprintf(why, sizeof why, "LIB has no function %s ", kept.name);
+    other = good;
+    other.n_functions = i;
+    refuses(&other, why);
+    functions[i].name = "another";
+    refuses(&good, why);
+    functions[i] = kept;
+    functions[i].args_bytes += 4;
+    snprintf(why, sizeof why, "other arguments for its function %s ", kept.name);
+    refuses(&good, why);
+    functions[i] = kept;
+  }
+}
+
 // Every field of a key tells pieces apart.
 static void test_keys_of_work(void **state) {
   (void)state;
-  static const td_work_key keys[] = {{.n_tokens = 1}, {.n_rows = 1}, {.n_microbatches = 1},
-                                     {.max_keys = 1}, {.memory = 1}, {.n_tokens = 1u << 31}};
+  static const td_work_key keys[] = {
+#define X(field) {.field = 1},
+      TD_WORK_KEY_FIELDS(X)
+#undef X
+          {.n_tokens = 1u << 31}};
   CUDA_OPEN(f);
   piece_of_work p = make_piece(&f);
   for (int run = 0; run < 3; run++) {
@@ -974,6 +1017,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_work_that_comes_again),
       cmocka_unit_test(test_work_that_cannot_be_captured),
       cmocka_unit_test(test_captures_that_fail_at_first),
+      cmocka_unit_test(test_library_of_another_build),
       cmocka_unit_test(test_keys_of_work),
       cmocka_unit_test(test_scratch_that_grows),
       cmocka_unit_test(test_a_signal_that_does_not_come),

@@ -167,9 +167,9 @@ td_status td_cpu_check_batch(const td_batch_view *batch, const td_kv_view *kv,
 // Runs the linear kernel of the weight's dtype on the calling thread.
 void td_cpu_linear_tile(const td_linear_args *args);
 
-#define X(NAME, name, args_type)                                                                   \
+#define X(NAME, name, args_type, ...)                                                              \
   td_status td_cpu_op_##name(td_cpu_stream *stream, const args_type *args, td_err *err);
-TD_DEVICE_OPS(X)
+TD_OPS(X)
 #undef X
 
 #endif

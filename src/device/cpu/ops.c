@@ -7,9 +7,9 @@
 
 td_status td_cpu_execute(td_cpu_stream *stream, const td_op *op, td_err *err) {
   switch (op->kind) {
-#define X(NAME, name, args_type)                                                                   \
+#define X(NAME, name, args_type, ...)                                                              \
   case TD_OP_##NAME: return td_cpu_op_##name(stream, &op->name, err);
-    TD_DEVICE_OPS(X)
+    TD_OPS(X)
 #undef X
   case TD_N_OPS: break;
   }

@@ -161,6 +161,9 @@ td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_
 // library.c: loads the table from TANDEM_CUDA_LIB or from the file beside the program.
 // TD_EUNSUPPORTED: no library, one of another build, or no GPU.
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err);
+// TD_EUNSUPPORTED unless the library at path has the functions of this program with the same
+// arguments; names the first that is missing or differs.
+td_status td_cuda_abi_check(const td_cu_abi *abi, const char *path, td_err *err);
 void td_cuda_library_close(td_cuda_dev *dev);
 // find_blas.c: looks up a function in cuBLAS, from an already loaded or an installed library; NULL:
 // none. ctx is a td_cuda_dev. A td_cu_symbol_fn.
@@ -264,9 +267,9 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
 bool td_cuda_takes_blas(td_cuda_stream *stream, const td_cuda_matmul *m);
 td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err);
 
-#define X(NAME, name, args_type)                                                                   \
+#define X(NAME, name, args_type, ...)                                                              \
   td_status td_cuda_op_##name(td_cuda_stream *stream, const args_type *args, td_err *err);
-TD_DEVICE_OPS(X)
+TD_OPS(X)
 #undef X
 
 // Launches an operator of the library's table on the stream.

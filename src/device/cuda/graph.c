@@ -8,9 +8,11 @@
 #include "device/cuda/cuda.h"
 
 static bool is_same(const td_work_key *a, const td_work_key *b) {
-  return a->n_tokens == b->n_tokens && a->n_rows == b->n_rows &&
-         a->n_microbatches == b->n_microbatches && a->max_keys == b->max_keys &&
-         a->memory == b->memory;
+#define X(field)                                                                                   \
+  if (a->field != b->field) return false;
+  TD_WORK_KEY_FIELDS(X)
+#undef X
+  return true;
 }
 
 static td_cuda_graph *find(td_cuda_stream *stream, const td_work_key *key) {

@@ -49,6 +49,31 @@ static td_status count_devices(const td_cuda_dev *dev, td_err *err) {
                  is_old ? "; install NVIDIA's driver, or a newer one" : "");
 }
 
+td_status td_cuda_abi_check(const td_cu_abi *abi, const char *path, td_err *err) {
+  static const td_cu_function ours[] = TD_CU_FUNCTION_LIST;
+  static const char cure[] = "build both together";
+  if (abi->version != TD_CUDA_ABI_VERSION) {
+    return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s has interface %u, this program has %u: %s", path,
+                   abi->version, TD_CUDA_ABI_VERSION, cure);
+  }
+  for (uint32_t i = 0; i < TD_COUNT(ours); i++) {
+    const td_cu_function *theirs = i < abi->n_functions ? &abi->functions[i] : NULL;
+    if (!theirs || strcmp(theirs->name, ours[i].name) != 0) {
+      return td_fail(err, TD_EUNSUPPORTED,
+                     "CUDA: %s has no function %s where this program has it: %s", path,
+                     ours[i].name, cure);
+    }
+    if (theirs->args_bytes != ours[i].args_bytes) {
+      return td_fail(err, TD_EUNSUPPORTED,
+                     "CUDA: %s takes other arguments for its function %s than this program: %s",
+                     path, ours[i].name, cure);
+    }
+  }
+  if (abi->n_functions == TD_COUNT(ours) && abi->n_bytes == sizeof *abi) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s has functions that this program does not have: %s",
+                 path, cure);
+}
+
 static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
   union {
     void *symbol;
@@ -58,11 +83,8 @@ static td_status open_table(td_cuda_dev *dev, const char *path, td_err *err) {
     return td_fail(err, TD_EUNSUPPORTED, "CUDA: %s is not a library of tandem", path);
   }
   dev->abi = entry.fn();
-  if (dev->abi->version != TD_CUDA_ABI_VERSION || dev->abi->n_bytes != sizeof *dev->abi) {
-    return td_fail(err, TD_EUNSUPPORTED,
-                   "CUDA: %s is of another version of tandem: build both together", path);
-  }
-  return count_devices(dev, err);
+  td_status st = td_cuda_abi_check(dev->abi, path, err);
+  return st == TD_OK ? count_devices(dev, err) : st;
 }
 
 td_status td_cuda_library_open(td_cuda_dev *dev, td_err *err) {

@@ -145,9 +145,9 @@ bool td_cuda_event_is_done(td_event *base) {
 
 static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
   switch (op->kind) {
-#define X(NAME, name, args_type)                                                                   \
+#define X(NAME, name, args_type, ...)                                                              \
   case TD_OP_##NAME: return td_cuda_op_##name(stream, &op->name, err);
-    TD_DEVICE_OPS(X)
+    TD_OPS(X)
 #undef X
   case TD_N_OPS: break;
   }

@@ -1,0 +1,39 @@
+// src/base/ops.h - every operator of a device (device/device.h), once. From this list come the
+// operators' queue entries, both devices' dispatch and prototypes, and the events of --trace. It is
+// text: only those who use a column include what the column names.
+#ifndef TD_BASE_OPS_H
+#define TD_BASE_OPS_H
+
+// Name, function (td_op_, td_cpu_op_ and td_cuda_op_<name>), argument struct, and the two numbers
+// that a trace shows, over `a`, a pointer to the arguments: unit, value; unit, value. NULL: none.
+
+// td_op_<name> takes the argument struct.
+#define TD_OPS_OF_ARGS(X)                                                                          \
+  X(EMBED, embed, td_embed_args, "tokens", a->n_tokens, NULL, 0)                                   \
+  X(RMSNORM, rmsnorm, td_rmsnorm_args, "tokens", a->n_rows, NULL, 0)                               \
+  X(LINEAR, linear, td_linear_op_args, "tokens", a->n_tokens, "bytes", td_weight_data_bytes(a->w)) \
+  X(ROPE, rope, td_rope_args, "tokens", a->n_tokens, NULL, 0)                                      \
+  X(SCALE_ROWS, scale_rows, td_scale_rows_args, "tokens", a->n_tokens, NULL, 0)                    \
+  X(KV_STORE_GQA, kv_store_gqa, td_kv_store_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)        \
+  X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args, "tokens", a->batch.n_tokens, NULL, 0)        \
+  X(ATTN_GQA, attn_gqa, td_attn_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
+  X(ATTN_MLA, attn_mla, td_attn_mla_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
+  X(TOP_LOGITS, top_logits, td_top_logits_args, "tokens", a->n_rows, NULL, 0)                      \
+  X(ROUTER, router, td_router_args, "tokens", a->n_tokens, NULL, 0)                                \
+  X(MOE, moe, td_moe_args, "tokens", a->n_tokens, NULL, 0)                                         \
+  X(SUM_PARTS, sum_parts, td_sum_parts_args, NULL, 0, "elements", a->n)
+
+// td_op_<name>, or several such functions, make it from their parameters.
+#define TD_OPS_OF_PARAMETERS(X)                                                                    \
+  X(COPY, copy, td_copy_args, NULL, 0, "bytes", a->n_bytes)                                        \
+  X(FILL_ZERO, fill_zero, td_fill_zero_args, NULL, 0, "bytes", a->n_bytes)                         \
+  X(ADD, add, td_add_args, NULL, 0, "elements", a->n)                                              \
+  X(GATHER_ROWS, gather_rows, td_gather_rows_args, "tokens", a->n_rows, NULL, 0)                   \
+  X(SIGNAL, signal, td_signal_args, NULL, 0, NULL, 0)                                              \
+  X(AWAIT, await, td_signal_args, NULL, 0, NULL, 0)
+
+#define TD_OPS(X)                                                                                  \
+  TD_OPS_OF_ARGS(X)                                                                                \
+  TD_OPS_OF_PARAMETERS(X)
+
+#endif
