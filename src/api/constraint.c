@@ -107,7 +107,7 @@ static td_status take_one(td_api_request *out, const cJSON *object, const constr
     td_api_path path = td_api_member(where ? where : "", names[i].name);
     const char *param = where ? path.text : names[i].name;
     if (out->grammar.len) {
-      return td_api_bad(error, param, "%s: only one constraint of the answer may be given", param);
+      return td_api_bad(error, param, "%s: only one constraint of the output may be given", param);
     }
     td_status st = names[i].set(out, item, param, error);
     if (st != TD_OK) return st;

@@ -249,7 +249,8 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   if (st == TD_OK) st = check_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
   if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
-    st = td_api_bad(error, "prompt", "%u prompts with n = %u are more than the %d answers allowed",
+    st = td_api_bad(error, "prompt",
+                    "%u prompts with n = %u are more than the %d completions allowed",
                     out->n_prompts, out->n, TD_API_MAX_CHOICES);
   }
   cJSON_Delete(root);

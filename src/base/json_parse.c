@@ -201,7 +201,7 @@ static td_status check_all(const char *bytes, size_t len, int max_depth, size_t 
   bool ok = check_value(&c);
   if (ok) {
     skip_space(&c);
-    ok = c.pos == len || bad(&c, "unexpected text behind the value");
+    ok = c.pos == len || bad(&c, "unexpected text after the value");
   }
   *n_values = c.n_values;
   if (ok) return TD_OK;

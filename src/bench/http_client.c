@@ -112,7 +112,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
     return;
   }
   if (llhttp_execute(&call->parser, buf->base, (size_t)n) != HPE_OK) {
-    finish(call, "the answer is not HTTP");
+    finish(call, "the response is not HTTP");
   } else if (call->is_whole) {
     finish(call, NULL);
   }

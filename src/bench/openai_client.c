@@ -80,7 +80,7 @@ td_status td_client_parse_models(td_buf *out, const char *json, size_t len, td_e
     td_buf_str(out, id->valuestring);
     st = td_buf_status(out, err);
   } else {
-    st = td_fail(err, TD_EFORMAT, "GET /v1/models: no model in the answer");
+    st = td_fail(err, TD_EFORMAT, "GET /v1/models: no model in the response");
   }
   cJSON_Delete(root);
   return st;

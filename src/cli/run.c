@@ -73,7 +73,7 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
 static bool show_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
   const runner *r = ctx;
   if (r->show_progress && n_prompt > r->session->opts.runtime.prefill_chunk) {
-    fprintf(stderr, "\rreading the prompt: %u of %u tokens%s", n_done, n_prompt,
+    fprintf(stderr, "\rprefill: %u of %u tokens%s", n_done, n_prompt,
             n_done == n_prompt ? "\r\033[K" : "");
   }
   return !interrupted;
@@ -268,7 +268,7 @@ static void print_name(const runner *r) {
   td_buf name = TD_BUF_INIT;
   const char *given = td_model_name(r->session->model);
   td_printable_add(&name, given, strlen(given), "");
-  fprintf(stderr, "%s. Ctrl-C stops an answer, Ctrl-D ends.\n", td_buf_text(&name));
+  fprintf(stderr, "%s. Ctrl-C stops a response, Ctrl-D ends.\n", td_buf_text(&name));
   td_buf_free(&name);
 }
 

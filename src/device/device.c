@@ -25,7 +25,7 @@ static td_status open_gpu(td_dev **out, const td_dev_opts *opts, td_err *err) {
 static td_status open_best(td_dev **out, const td_dev_opts *opts, td_err *err) {
   td_err why;
   if (open_gpu(out, opts, &why) == TD_OK) return TD_OK;
-  td_info("no GPU can be used, the CPU computes: %s", why.msg);
+  td_info("no usable GPU (%s); running on the CPU", why.msg);
   return td_cpu_dev_open(out, opts, err);
 }
 

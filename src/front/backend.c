@@ -303,7 +303,7 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   td_status st = td_request_check(q, &b->info, err);
   if (st != TD_OK) return st;
   uint64_t fresh = new_id(b);
-  if (!fresh) return td_fail(err, TD_EAGAIN, "%u requests wait already", b->n_slots);
+  if (!fresh) return td_fail(err, TD_EAGAIN, "the queue is full: %u requests wait", b->n_slots);
   td_front_request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
   const td_sched_job job = {.tokens = r->out.tokens,

@@ -3,10 +3,10 @@
 
 td_status td_request_check(const td_request *q, const td_wire_ready *info, td_err *err) {
   if (q->n_prompt == 0) return td_fail(err, TD_EINVAL, "the prompt is empty");
-  if (q->max_tokens == 0) return td_fail(err, TD_EINVAL, "no tokens of answer asked for");
+  if (q->max_tokens == 0) return td_fail(err, TD_EINVAL, "max_tokens must be at least 1");
   if (q->n_prompt >= info->n_ctx) {
     return td_fail(err, TD_EINVAL,
-                   "the prompt has %u tokens, the context holds %u, answer included", q->n_prompt,
+                   "the prompt has %u tokens, the context holds %u, output included", q->n_prompt,
                    info->n_ctx);
   }
   if (q->n_bias > info->n_vocab) {

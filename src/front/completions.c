@@ -114,7 +114,7 @@ static void cancel_running(job *j) {
 static void log_end(const job *j, int status) {
   uint64_t now = td_clock_ns();
   double first = j->first_token_ns ? (double)(j->first_token_ns - j->begin_ns) * 1e-6 : 0;
-  td_info("%s %d: %llu prompt and %llu answer tokens, first token after %.0f ms, %.2f s in all",
+  td_info("%s %d: %llu prompt and %llu output tokens, first token after %.0f ms, %.2f s in all",
           j->is_chat ? "chat" : "completion", status, (unsigned long long)j->usage.n_prompt,
           (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
 }
@@ -434,7 +434,7 @@ static td_status check_context(job *j, uint32_t n_ctx) {
     if (n < n_ctx) continue;
     td_api_fail(&j->error, 400, param, "context_length_exceeded",
                 "This model's maximum context length is %u tokens. However, the prompt has %s%zu "
-                "tokens, and an answer needs room for at least one: shorten the %s, or start the "
+                "tokens, and the output needs room for at least one: shorten the %s, or start the "
                 "server with a larger --ctx-size.",
                 n_ctx, is_cut ? "at least " : "", n, param);
     j->error.n_prompt_tokens = (int64_t)n;

@@ -103,7 +103,7 @@ static void write_histogram(const writer *w, const char *name, const td_histogra
 
 static void write_workers(const writer *w, const td_metrics_now *now) {
   const char *label = td_buf_text(&w->label);
-  write_head(w, "worker_up", "gauge", "1: the worker process is there and answers.");
+  write_head(w, "worker_up", "gauge", "1: the worker process is running and responsive.");
   for (uint32_t i = 0; i < now->n_workers; i++) {
     td_buf_printf(w->out, "tandem_worker_up{%s,worker=\"%s\"} %d\n", label, now->workers[i].role,
                   now->workers[i].state == TD_BACKEND_READY);
@@ -133,16 +133,16 @@ static void write_kv_disk(const writer *w, const td_kv_disk_stats *stats) {
 void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *now) {
   writer w = {.out = out, .label = TD_BUF_INIT};
   write_label(&w.label, now->model);
-  write_gauge(&w, "num_requests_running", now->n_running, "Requests being answered.");
+  write_gauge(&w, "num_requests_running", now->n_running, "Requests that are running.");
   write_gauge(&w, "num_requests_waiting", now->n_waiting, "Requests that wait for their turn.");
   write_gauge(&w, "kv_cache_usage_perc", now->kv_use,
               "KV pages that running requests hold, 1 is all.");
   write_counter(&w, "num_preemptions_total", now->n_preemptions,
-                "Times an answer was put aside because another needed its KV pages.");
+                "Times a request was preempted because another needed its KV pages.");
   write_finished(&w, m);
   write_routed(&w, m);
   write_counter(&w, "prompt_tokens_total", m->n_prompt, "Tokens of prompts, cached ones included.");
-  write_counter(&w, "generation_tokens_total", m->n_output, "Tokens of answers.");
+  write_counter(&w, "generation_tokens_total", m->n_output, "Generated tokens.");
   write_counter(&w, "prefix_cache_queries_total", m->n_prompt,
                 "Tokens looked for in the cache of prefixes.");
   write_counter(&w, "prefix_cache_hits_total", m->n_cached,
@@ -152,7 +152,7 @@ void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *no
   write_histogram(&w, "time_to_first_token_seconds", &m->first_token,
                   "From a request's arrival to its first token.");
   write_histogram(&w, "inter_token_latency_seconds", &m->next_token,
-                  "Between two tokens of an answer.");
+                  "Between two generated tokens of a request.");
   write_histogram(&w, "e2e_request_latency_seconds", &m->whole,
                   "From a request's arrival to its last token.");
   if (w.label.failed) out->failed = true;

@@ -252,7 +252,7 @@ static td_status open_http(td_serve *serve, td_err *err) {
   opts.loopback_hosts_only = !serve->keys.n && td_http_server_is_loopback(o->host);
   td_status st = td_http_server_open(&serve->http, &serve->loop, &opts, err);
   if (st == TD_OK && !serve->keys.n && !td_http_server_is_loopback(o->host)) {
-    td_warn("%s is open to everyone who reaches this machine: set --api-key",
+    td_warn("%s accepts unauthenticated requests from the network: set --api-key",
             td_http_server_url(serve->http));
   }
   return st;
@@ -282,7 +282,7 @@ static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, ui
   if (st == TD_OK) return TD_OK;
   *out = 0;
   if (strcmp(wish->device, "auto") == 0) {
-    td_info("no GPU can be used, the CPU computes: %s", err->msg);
+    td_info("no usable GPU (%s); running on the CPU", err->msg);
     return TD_OK;
   }
   return st == TD_ENOMEM && wish->experts == TD_EXPERTS_GPU

@@ -163,7 +163,7 @@ static void after_death(td_supervisor *s, const char *why, const char *said) {
   if (s->fatal[0]) {
     snprintf(text, sizeof text, "%s", s->fatal);
   } else {
-    snprintf(text, sizeof text, "%.150s%s%.250s", why, said[0] ? "; it said: " : "", said);
+    snprintf(text, sizeof text, "%.150s%s%.250s", why, said[0] ? "; its last output: " : "", said);
   }
   if (s->state == TD_BACKEND_FAILED) return;
   if (is_hopeless(s)) {
@@ -221,7 +221,7 @@ static void watch_start(td_supervisor *s) {
   s->progress = progress;
   uint64_t silence_ns = now_ns - s->heard_ns;
   if (s->is_hung || (silence_ns <= s->opts.kill_ns && now_ns - s->born_ns <= MAX_START_NS)) return;
-  td_error("the %s process got no further for %.0f s while it started; killing it", role_name(s),
+  td_error("the %s process made no progress for %.0f s while starting; killing it", role_name(s),
            (double)silence_ns * 1e-9);
   s->is_hung = true;
   kill_process(s);

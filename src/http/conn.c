@@ -254,9 +254,9 @@ static void on_head(td_http_conn *conn) {
   if (opts->loopback_hosts_only && parser->host.len > 0 &&
       !td_http_host_is_allowed(td_buf_text(&parser->host))) {
     refuse(conn, 403,
-           "the Host header names another host than localhost, to which alone this server answers "
-           "without a key: have the proxy send Host: localhost, or start the server with --api-key "
-           "(or, open to everyone who reaches it, with --host 0.0.0.0)");
+           "the Host header is not localhost, and the server has no API key: have the proxy send "
+           "Host: localhost, or start the server with --api-key "
+           "(or, without protection, with --host 0.0.0.0)");
     return;
   }
   td_buf allow = TD_BUF_INIT;
@@ -274,9 +274,9 @@ static void on_head(td_http_conn *conn) {
     if (opts->on_head && !opts->on_head(opts->ctx, conn)) TD_CHECK(conn->head_sent);
   } else if (allow.len > 0) {
     td_http_add_header(conn, "Allow", td_buf_text(&allow));
-    td_http_error(conn, 405, "this path does not know this method");
+    td_http_error(conn, 405, "method not allowed");
   } else {
-    td_http_error(conn, 404, "there is nothing at this path");
+    td_http_error(conn, 404, "not found");
   }
   td_buf_free(&allow);
   if (conn->phase == TD_CONN_READ && parser->expect_continue && !parser->message_done &&

@@ -83,9 +83,9 @@ static td_framing_verdict version_end(td_http_guard *g) {
       g->version[5] < '0' || g->version[5] > '9' || g->version[7] < '0' || g->version[7] > '9') {
     return bad(g, 400, "the request line does not end with HTTP/1.1");
   }
-  if (strcmp(g->version, "HTTP/2.0") == 0) return bad(g, 400, "HTTP/2 is not spoken here");
+  if (strcmp(g->version, "HTTP/2.0") == 0) return bad(g, 400, "HTTP/2 is not supported");
   if (strcmp(g->version, "HTTP/1.1") != 0 && strcmp(g->version, "HTTP/1.0") != 0) {
-    return bad(g, 400, "only HTTP/1.1 and HTTP/1.0 are spoken here");
+    return bad(g, 400, "only HTTP/1.1 and HTTP/1.0 are supported");
   }
   return expect_lf(g, S_LINE_START);
 }
@@ -195,7 +195,7 @@ static td_framing_verdict scan_byte(td_http_guard *g, unsigned char c) {
   case S_CHUNK_EXT:
   case S_CHUNK_EXT_QUOTED: return scan_chunk_ext(g, c);
   case S_CHUNK_CR:
-    if (c != '\r') return bad(g, 400, "a chunk is longer than its size says");
+    if (c != '\r') return bad(g, 400, "a chunk is longer than its size");
     return expect_lf(g, S_CHUNK_SIZE);
   default: break;
   }
@@ -206,7 +206,7 @@ static td_framing_verdict scan_byte(td_http_guard *g, unsigned char c) {
   case S_HEAD_LF: g->state = S_HEAD_END; return TD_GUARD_HEAD;
   case S_CHUNK_LF: return chunk_begin(g);
   case S_TRAILER_LF: g->state = S_DONE; return TD_GUARD_DONE;
-  default: return bad(g, 400, "bytes behind the end of the request");
+  default: return bad(g, 400, "bytes after the end of the request");
   }
 }
 

@@ -12,7 +12,7 @@
 
 // The list of commands with their names and summaries; each command has a bit in option masks.
 #define TD_COMMANDS(X)                                                                             \
-  X(RUN, "run", "answer one prompt, or chat on a terminal")                                        \
+  X(RUN, "run", "generate from one prompt, or chat on a terminal")                                 \
   X(SERVE, "serve", "serve the OpenAI API over HTTP")                                              \
   X(BENCH, "bench", "measure this machine on a model, or any server by URL")                       \
   X(BENCH_KERNELS, "bench kernels", "every matrix kernel beside the machine's limits")             \

@@ -72,7 +72,7 @@ static td_status died(int status, td_err *err) {
                    WTERMSIG(status));
   }
   return td_fail(err, TD_EUNSUPPORTED,
-                 "the process that looks for a GPU ended with status %d and no answer",
+                 "the process that looks for a GPU ended with status %d and no result",
                  WEXITSTATUS(status));
 }
 

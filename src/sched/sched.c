@@ -159,7 +159,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
   TD_CHECK(find(sched, id) == NULL && job->n_prompt > 0);
   uint64_t pool_tokens = (uint64_t)sched->opts.n_pages * sched->opts.page_tokens;
   if (n_most(job) > pool_tokens || n_most(job) > UINT32_MAX) {
-    return td_fail(err, TD_ELIMIT, "%llu tokens of prompt and answer; the KV pool holds %llu",
+    return td_fail(err, TD_ELIMIT, "prompt and output need %llu tokens, the KV pool holds %llu",
                    (unsigned long long)n_most(job), (unsigned long long)pool_tokens);
   }
   const td_tenant *tenant = td_fair_share_find(&sched->fair, job->tenant);
@@ -167,8 +167,9 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
   uint32_t n_left = n_waiting < sched->opts.max_waiting ? sched->opts.max_waiting - n_waiting : 0;
   entry *e = n_own < n_left ? find_free(sched, id) : NULL;
   if (!e) {
-    return td_fail(err, TD_EAGAIN, "%u requests wait already, %u of them with this API key",
-                   n_waiting, n_own);
+    return td_fail(err, TD_EAGAIN,
+                   "the queue is full: %u requests wait, %u of them with this API key", n_waiting,
+                   n_own);
   }
   if (!n_waiting) sched->awaited_since_ns = now_ns;
   *e = (entry){.id = id,

@@ -96,10 +96,10 @@ static uint32_t most_pages(const td_requests *requests, const td_wire_submit *su
 
 static const char *check_submit(const td_requests *requests, const td_wire_submit *submit) {
   const td_request_limits *limits = &requests->limits;
-  if (requests->n == limits->max_seqs) return "more requests than the worker takes at once";
+  if (requests->n == limits->max_seqs) return "more requests than max_batch";
   if (submit->n_prompt == 0) return "the prompt is empty";
   if (submit->n_prompt >= limits->n_ctx) return "the prompt does not fit the context";
-  if (submit->max_tokens == 0) return "no tokens of answer asked for";
+  if (submit->max_tokens == 0) return "max_tokens must be at least 1";
   if (submit->n_ends > TD_WIRE_MAX_ENDS) return "malformed request: more end tokens than it holds";
   if (submit->n_bias > limits->n_vocab) return "more biases than tokens in the vocabulary";
   if (submit->n_grammar > TD_GRAMMAR_MAX_BYTES) return "malformed request: the grammar is too long";
@@ -237,7 +237,7 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
   if (msg->kind == TD_MSG_PAGES) {
     wrong = take_pages(requests, r, &msg->u.pages);
   } else if (r->phase != TD_REQUEST_RECEIVING) {
-    wrong = "malformed request: records behind its end";
+    wrong = "malformed request: records after its end";
   } else if (msg->kind == TD_MSG_TOKENS) {
     wrong = take_tokens(requests, r, &msg->u.tokens);
   } else if (msg->kind == TD_MSG_BIAS) {

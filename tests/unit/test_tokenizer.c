@@ -391,7 +391,7 @@ static void broken_steps_are_refused(void **state) {
       {"{\"pre_tokenizer\":{\"type\":\"Bert\"}," MODEL "}", U, "pre_tokenizer: Bert"},
       {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" BYTE_LEVEL "," BYTE_LEVEL
        "]}," MODEL "}",
-       U, "pretokenizers[1]: ByteLevel: a step behind ByteLevel"},
+       U, "pretokenizers[1]: ByteLevel: a step after ByteLevel"},
       {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"ab\"}," MODEL "}", E,
        "replacement must be one character"},
       {RE("{\"Regex\":\"a(b\"}"), U, "pre_tokenizer: Split: pattern: at byte 3"},

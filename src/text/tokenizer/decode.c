@@ -92,7 +92,7 @@ static td_status read_fused_step(td_decoder *decoder, const cJSON *json, const c
   token_step step = {0};
   td_status st = TD_OK;
   if (strcmp(type, "Strip") != 0 || decoder->left) {
-    st = td_fail(err, TD_EUNSUPPORTED, "not supported behind ByteLevel or Fuse");
+    st = td_fail(err, TD_EUNSUPPORTED, "not supported after ByteLevel or Fuse");
   } else {
     st = read_strip(&step, json, err);
     if (st == TD_OK && step.stop) st = td_fail(err, TD_EUNSUPPORTED, "stop is not supported");
@@ -118,7 +118,7 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
     return TD_OK;
   }
   if (decoder->byte_fallback) {
-    return td_fail(err, TD_EUNSUPPORTED, "not supported behind ByteFallback");
+    return td_fail(err, TD_EUNSUPPORTED, "not supported after ByteFallback");
   }
   if (strcmp(type, "ByteFallback") == 0) {
     decoder->byte_fallback = true;

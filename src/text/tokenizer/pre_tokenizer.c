@@ -127,7 +127,7 @@ static td_status read_step(void *owner, const cJSON *json, const char *type, td_
   td_split *split = owner;
   if (split->n_steps == TD_TOK_MAX_STEPS) return td_fail(err, TD_ELIMIT, "too many steps");
   // After ByteLevel the text is no longer in its original characters.
-  if (split->byte_level) return td_fail(err, TD_EUNSUPPORTED, "a step behind ByteLevel");
+  if (split->byte_level) return td_fail(err, TD_EUNSUPPORTED, "a step after ByteLevel");
   split_step *step = &split->steps[split->n_steps++];
   if (strcmp(type, "Split") == 0) return read_split(step, json, err);
   if (strcmp(type, "ByteLevel") == 0) return read_byte_level(split, step, json, err);
