@@ -1,4 +1,5 @@
-// tests/unit/test_team.c - the thread pool: everyone runs once, every piece once, callers in turn.
+// tests/unit/test_thread_pool.c - the thread pool: every member runs once, one caller after the
+// other.
 #include <setjmp.h>
 
 #include <stdarg.h>
@@ -14,7 +15,7 @@
 #include "base/thread.h"
 #include "base/thread_pool.h"
 
-static td_pool *open_team(unsigned n_threads) {
+static td_pool *open_pool(unsigned n_threads) {
   td_pool *pool;
   td_err err;
   assert_int_equal(td_pool_open(&pool, &(td_pool_opts){.n_threads = n_threads}, &err), TD_OK);
@@ -38,7 +39,7 @@ static void test_each_member_runs_once(void **state) {
   (void)state;
   static const unsigned sizes[] = {1, 2, 3, MAX_MEMBERS};
   for (size_t i = 0; i < TD_COUNT(sizes); i++) {
-    td_pool *pool = open_team(sizes[i]);
+    td_pool *pool = open_pool(sizes[i]);
     roll r = {{0}, 0};
     enum { RUNS = 500 };
     for (int run = 0; run < RUNS; run++)
@@ -55,7 +56,7 @@ static void test_each_member_runs_once(void **state) {
 static void test_members_come_and_go(void **state) {
   (void)state;
   static const unsigned active[] = {4, 1, 3, 2, 4, 4, 1, 2, 9, 0, 3};
-  td_pool *pool = open_team(4);
+  td_pool *pool = open_pool(4);
   _Atomic uint32_t n_active;
   td_pool_set_limit(pool, &n_active);
   roll r = {{0}, 0};
@@ -91,7 +92,7 @@ static void change_the_lease(void *ctx, unsigned member, unsigned n_members) {
 // A step is many runs: a lease that changes in the middle of one holds from the next run on.
 static void test_a_lease_changes_within_a_step(void **state) {
   (void)state;
-  td_pool *pool = open_team(4);
+  td_pool *pool = open_pool(4);
   _Atomic uint32_t n_active = 4;
   lease l = {.n_active = &n_active};
   td_pool_set_limit(pool, &n_active);
@@ -108,7 +109,7 @@ static void test_a_lease_changes_within_a_step(void **state) {
 
 static void test_runs_after_sleep(void **state) {
   (void)state;
-  td_pool *pool = open_team(4);
+  td_pool *pool = open_pool(4);
   roll r = {{0}, 0};
   for (int run = 0; run < 5; run++) {
     td_pool_run(pool, call_roll, &r);
@@ -127,7 +128,7 @@ static void slow_member(void *ctx, unsigned member, unsigned n_members) {
 
 static void test_waits_for_the_slowest(void **state) {
   (void)state;
-  td_pool *pool = open_team(3);
+  td_pool *pool = open_pool(3);
   roll r = {{0}, 0};
   for (int run = 0; run < 3; run++) {
     td_pool_run(pool, slow_member, &r);
@@ -160,7 +161,7 @@ static void *call_often(void *arg) {
 
 static void test_callers_take_turns(void **state) {
   (void)state;
-  td_pool *pool = open_team(2);
+  td_pool *pool = open_pool(2);
   _Atomic int inside = 0, overlaps = 0;
   caller c = {.pool = pool, .inside = &inside, .overlaps = &overlaps};
   pthread_t threads[4];

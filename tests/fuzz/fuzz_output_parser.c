@@ -1,5 +1,5 @@
-// tests/fuzz/fuzz_parts.c - what a model may write through the parser of its output.
-// The first byte says how the answer is told apart, the second into which pieces it is cut. Whole
+// tests/fuzz/fuzz_output_parser.c - what a model may write through the parser of its output.
+// The first byte holds the parser's options, the second how the text is cut into pieces. Whole
 // and in pieces the outcome must be the same; names and ids are never empty; of a response in one
 // piece arguments are JSON, and no byte of text is shown twice.
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// tests/unit/test_nodes.c - which rows, and which pages, belong to which NUMA node.
+// tests/unit/test_numa.c - which rows, and which pages, belong to which NUMA node.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// tests/unit/test_parts.c - answers told apart into thoughts, content and tool calls. What comes
-// out must not depend on how the text arrives, and nothing of a call's markers may be shown.
+// tests/unit/test_output_parser.c - output split into reasoning, content and tool calls. The result
+// must not depend on how the text arrives, and nothing of a call's markers may be shown.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-// tests/unit/test_halves.c - which way steps of answers go, on machines made of arithmetic.
+// tests/unit/test_dual_batch.c - when decode steps are split into microbatches, on simulated
+// machines.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-// tests/unit/test_slots.c - experts in the slots of a ring: where they lie, and with how few copies
+// tests/unit/test_expert_slots.c - experts in the slots of a ring: where they lie, and with how few copies
 // they get there.
 #include <setjmp.h>
 #include <stdarg.h>

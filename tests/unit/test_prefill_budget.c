@@ -1,5 +1,5 @@
-// tests/unit/test_pace.c - the budget of prompts beside answers, and of streamed experts beside
-// decode, on machines made of arithmetic.
+// tests/unit/test_prefill_budget.c - the prefill budget beside decode, and of streamed experts
+// beside decode, on simulated machines.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
