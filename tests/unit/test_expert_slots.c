@@ -1,5 +1,5 @@
-// tests/unit/test_expert_slots.c - experts in the slots of a ring: where they lie, and with how few copies
-// they get there.
+// tests/unit/test_expert_slots.c - experts in the slots of a ring: where they lie, and with how few
+// copies they get there.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
