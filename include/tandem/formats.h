@@ -32,7 +32,7 @@ const td_weight_kind *td_weight_kind_of(td_dtype dtype, td_layout layout);
 
 // The formats of published checkpoints, which the benches measure: name (dtype, then the elements
 // of a scale), dtype, dtype of scales, layout, rows and columns of a scale's block (0: no scales),
-// whether it has zero points, and what it is.
+// whether it has zero points, and what it is, as kernels/README.md has it.
 enum { TD_FORMAT_WHOLE_ROW = UINT32_MAX }; // columns: one scale a row
 #define TD_FORMATS(X)                                                                              \
   X("f32", F32, F32, ROWS, 0, 0, false, "32-bit floats")                                           \
@@ -58,6 +58,9 @@ typedef struct {
 } td_format;
 
 const td_format *td_formats(size_t *n);
+
+// The formats that `tandem quantize` makes (model/quantize/encode.c).
+#define TD_ENCODINGS(X) X("int4-g128") X("int4-g32") X("fp8") X("mxfp4")
 
 // Precisions of KV pages: dtype and name in options. On a GPU F32 means the activations' dtype.
 #define TD_KV_DTYPES(X)                                                                            \

@@ -152,6 +152,11 @@ static td_status set_enum(const td_option *o, int *field, const char *text, td_e
   return TD_OK;
 }
 
+static td_status set_choice(const td_option *o, char **field, const char *text, td_err *err) {
+  if (name_index(o, text, strlen(text)) < 0) return not_in_list(o, text, strlen(text), err);
+  return set_str(field, text, err);
+}
+
 static td_status set_subset(const td_option *o, char **field, const char *text, td_err *err) {
   for (const char *at = text; *at;) {
     size_t len = strcspn(at, ",");
@@ -178,6 +183,7 @@ td_status td_option_set(const td_option *o, td_options *options, const char *tex
   case OPT_FLAG: return set_flag(o, field, text, err);
   case OPT_INTS: return set_ints(o, field, text, err);
   case OPT_ENUM: return set_enum(o, field, text, err);
+  case OPT_CHOICE: return set_choice(o, field, text, err);
   case OPT_SUBSET: return set_subset(o, field, text, err);
   case OPT_NAMES: return add_names(o, field, text, err);
   }
@@ -340,8 +346,9 @@ td_status td_options_parse(td_options *out, int argc, char **argv, td_err *err) 
 void td_options_free(td_options *options) {
   for (size_t i = 0; i < td_n_options; i++) {
     void *field = (char *)options + td_option_table[i].offset;
-    if (td_option_table[i].kind == OPT_STR ||
-        td_option_table[i].kind == OPT_SUBSET) { // options of two commands may share a field
+    const td_option_kind kind = td_option_table[i].kind;
+    if (kind == OPT_STR || kind == OPT_CHOICE || kind == OPT_SUBSET) {
+      // options of two commands may share a field
       free(*(char **)field);
       *(char **)field = NULL;
     }

@@ -27,6 +27,11 @@ static const char *const kv_dtypes[] = {
     TD_KV_DTYPES(X)
 #undef X
         NULL};
+static const char *const encodings[] = {
+#define X(name) name,
+    TD_ENCODINGS(X)
+#undef X
+        NULL};
 static const char *const formats[] = {
 #define X(name, ...) name,
     TD_FORMATS(X)
@@ -220,8 +225,8 @@ const td_option td_option_table[] = {
 
     {GROUP_FILES, "out", 'o', OPT_STR, ON(EVAL_LOGITS), AT(out), NO_RANGE, NULL, "FILE",
      "where to write float32 [n_tokens][n_vocab], .npy"},
-    {GROUP_FILES, "to", 0, OPT_STR, ON(QUANTIZE), AT(to), NO_RANGE, NULL, "FORMAT",
-     "int4-g128, int4-g32 (INT4 in groups of 128 or 32), fp8 (128x128 blocks) or mxfp4"},
+    {GROUP_FILES, "to", 0, OPT_CHOICE, ON(QUANTIZE), AT(to), ONE_OF(encodings), NULL, "FORMAT",
+     "INT4 in groups of 128 or 32, FP8 in blocks of 128x128, or MXFP4"},
     {GROUP_FILES, "out", 'o', OPT_STR, ON(QUANTIZE), AT(out), NO_RANGE, NULL, "DIR",
      "directory of the new checkpoint; finished shards there are kept"},
     {GROUP_FILES, "chunk-tokens", 0, OPT_INT, ON(EVAL_LOGITS), AT(chunk_tokens), RANGE(1, 1 << 24),

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/fs.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
 
@@ -36,6 +37,25 @@ static void test_every_linear_family_has_a_format(void **state) {
       i++;
     if (i == TD_N_ACTIVATIONS * n) fail_msg("%s is not measured", variants[v].family);
   }
+}
+
+// kernels/README.md has a row for every format.
+static void test_formats_are_documented(void **state) {
+  (void)state;
+  td_buf page = TD_BUF_INIT, row = TD_BUF_INIT;
+  td_err err;
+  assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../kernels/README.md", 1 << 20, &err), TD_OK);
+  size_t n;
+  const td_format *formats = td_formats(&n);
+  for (size_t i = 0; i < n; i++) {
+    td_buf_clear(&row);
+    td_buf_printf(&row, "\n| `%s` | %s | `%s` |\n", formats[i].name, formats[i].what,
+                  td_weight_kind_of(formats[i].dtype, formats[i].layout)->family);
+    if (!strstr(td_buf_text(&page), td_buf_text(&row)))
+      fail_msg("kernels/README.md lacks %s", td_buf_text(&row));
+  }
+  td_buf_free(&page);
+  td_buf_free(&row);
 }
 
 // As the engine has it: 8 bits are for prompts.
@@ -131,6 +151,7 @@ static void test_too_many_matrices(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_linear_family_has_a_format),
+      cmocka_unit_test(test_formats_are_documented),
       cmocka_unit_test(test_answers_are_not_in_8_bits),
       cmocka_unit_test(test_choosing_formats),
       cmocka_unit_test(test_matrix_layout),

@@ -9,6 +9,7 @@
 
 #include "base/bf16.h"
 #include "model/quantize/encode.h"
+#include "tandem/formats.h"
 #include "unit/ref.h"
 
 enum { INT4_G128, INT4_G32, FP8, MXFP4, INT8, N_NAMES };
@@ -70,6 +71,12 @@ static void knows_its_names(void **state) {
     assert_non_null(strstr(all, names[i]));
   }
   assert_null(td_encoding_find("int8", &all));
+#define X(name) name,
+  static const char *const given[] = {TD_ENCODINGS(X)};
+#undef X
+  assert_int_equal(TD_COUNT(given), INT8); // all of names but the last
+  for (size_t i = 0; i < INT8; i++)
+    assert_string_equal(given[i], names[i]);
 }
 
 // The error that is told is the one that decoding shows, at shapes no block divides.

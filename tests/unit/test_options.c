@@ -106,6 +106,9 @@ static void test_errors_name_the_option(void **state) {
   expect_error("run --raw=maybe", "raw");
   expect_error("run --kv-dtype bf16", "--kv-dtype bf16: give f32 or f16");
   expect_error("bench kernels --format bf16,bf1", "--format bf1: give f32, bf16, ");
+  expect_error("quantize --to int4-g128,fp8", "give int4-g128, int4-g32, fp8 or mxfp4");
+  assert_int_equal(parse("quantize --to fp8"), TD_OK);
+  assert_string_equal(parsed.to, "fp8");
   expect_error("bench layer --format ,bf16", "nvfp4");
   assert_int_equal(parse("bench kernels --format fp8-b128,bf16"), TD_OK);
   assert_string_equal(parsed.bench_format, "fp8-b128,bf16");

@@ -6,6 +6,7 @@
 
 #include "base/bf16.h"
 #include "base/status.h"
+#include "tandem/formats.h"
 
 static float float_of(uint32_t bits) {
   float f;
@@ -266,7 +267,10 @@ const td_encoding td_encoding_int8 = {"int8",
                                       encode_int8};
 
 const td_encoding *td_encoding_find(const char *name, const char **names) {
-  *names = "int4-g128, int4-g32, fp8, mxfp4";
+#define X(each) ", " each
+  static const char list[] = TD_ENCODINGS(X);
+#undef X
+  *names = list + 2;
   for (size_t i = 0; i < TD_COUNT(encodings); i++) {
     if (strcmp(encodings[i].name, name) == 0) return &encodings[i];
   }
