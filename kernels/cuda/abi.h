@@ -47,6 +47,7 @@ typedef struct {
   int pci_domain, pci_bus, pci_device;
   int capability; // 10 * major + minor
   int n_sms;
+  bool has_wgmma; // sm_90a, and the library has code for it
 } td_cu_props;
 
 typedef struct {
@@ -155,8 +156,9 @@ typedef struct {
 // Without tiles, i runs over the n_tokens rows of x. With tiles, a tile gives the expert and the
 // rows of y; row i of y uses row x_rows[pair] of x (row i if x_rows is NULL). A table may hold
 // several matrices per expert; their results are y_step elements apart. n_at_once: tiles that get
-// their own blocks. A block of linear_mma loops over further tiles; linear_vec needs n_at_once to
-// cover all possible tiles.
+// their own blocks. A block of linear_mma or linear_wgmma loops over further tiles; linear_vec needs
+// n_at_once to cover all possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no
+// TD_CU_READ_ANY, _F32 or _F16.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
@@ -170,14 +172,21 @@ typedef struct {
   td_vec bias;
   size_t x_stride, y_stride;
   uint32_t n_tokens, row0, n_rows;
-  uint32_t tile_tokens; // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS
+  // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
+  // TD_CU_WGMMA_TOKENS
+  uint32_t tile_tokens;
   uint32_t vec_warps;   // linear_vec: warps per block, at most; determines summation order
   td_cu_read read;
   bool y_f32;
 } td_cu_linear_args;
 
 enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };
-enum { TD_CU_VEC_TOKENS = 16, TD_CU_VEC_WARPS = 24, TD_CU_MMA_TOKENS = 64 };
+enum {
+  TD_CU_VEC_TOKENS = 16,
+  TD_CU_VEC_WARPS = 24,
+  TD_CU_MMA_TOKENS = 64,
+  TD_CU_WGMMA_TOKENS = 128
+};
 
 // y[i][r] = sum_k w[r][k] * x[i][k] through cuBLAS; w is dense.
 typedef struct {
@@ -402,6 +411,7 @@ typedef struct {
   X(scale_rows, td_cu_scale_rows_args)                                                             \
   X(linear_vec, td_cu_linear_args)                                                                 \
   X(linear_mma, td_cu_linear_args)                                                                 \
+  X(linear_wgmma, td_cu_linear_args)                                                               \
   X(as_rows, td_cu_as_rows_args)                                                                   \
   X(dequant, td_cu_dequant_args)                                                                   \
   X(kv_store, td_cu_kv_store_args)                                                                 \

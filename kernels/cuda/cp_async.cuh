@@ -20,7 +20,37 @@ __device__ inline void copy_async(uint16_t *to, const uint16_t *from, bool there
                "r"(there ? 16 : 0)
                : "memory");
 #elif !defined(__CUDACC__)
-  emu_copy_async(to, from, there);
+  emu_copy_async(to, from, 16, there);
+#endif
+}
+
+// Copies 4, 8 or 16 bytes, aligned to their number. If !there, writes zeros and reads nothing.
+template <class T> __device__ inline void copy_async_value(T *to, const T *from, bool there) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "");
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? static_cast<int>(sizeof(T)) : 0), "n"(sizeof(T))
+               : "memory");
+#elif !defined(__CUDACC__)
+  emu_copy_async(to, from, sizeof(T), there);
+#endif
+}
+
+// Ends a group of copies, which can then be waited for.
+__device__ inline void copy_async_commit() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emu_copy_async_commit();
+#endif
+}
+
+// Waits for all committed groups of this thread but the last PENDING.
+template <int PENDING> __device__ inline void copy_async_wait_for() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#elif !defined(__CUDACC__)
+  emu_copy_async_wait_for(PENDING);
 #endif
 }
 

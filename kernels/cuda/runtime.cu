@@ -47,6 +47,7 @@ int td_cu_open(int device, td_cu_props *props) {
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
+  props->has_wgmma = TD_CUDA_SM90A && props->capability == 90;
   return 0;
 }
 

@@ -7,8 +7,9 @@
 #include "emu.h"
 
 struct emu_copy {
-  uint4 *to;
-  const uint4 *from; // NULL: zeros
+  void *to;
+  const void *from; // NULL: zeros
+  size_t n_bytes;   // 4, 8 or 16
 };
 
 // Registers that products use, and what they held when that was last in order: behind the thread's
@@ -24,6 +25,7 @@ struct emu_registers {
 // A thread must not end before it has waited for them.
 struct emu_pending {
   std::vector<emu_copy> copies;
+  std::vector<size_t> copy_groups; // where each committed group of copies ends
   std::vector<std::function<void()>> products;
   std::vector<size_t> groups; // where each group of products that was committed ends
   std::vector<emu_registers> registers;
@@ -41,18 +43,44 @@ void emu_read_by_product(const void *at);
 uint32_t emu_shared_address(const void *p);
 unsigned char *emu_shared_at(uint32_t address);
 
-inline void emu_copy_async(void *to, const void *from, bool there) {
-  if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4) != 0) emu_misaligned(to, sizeof(uint4));
-  if (there && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) != 0)
-    emu_misaligned(from, sizeof(uint4));
-  emu_mine().copies.push_back(
-      {static_cast<uint4 *>(to), there ? static_cast<const uint4 *>(from) : nullptr});
+inline void emu_copy_async(void *to, const void *from, size_t n_bytes, bool there) {
+  if (reinterpret_cast<uintptr_t>(to) % n_bytes != 0) emu_misaligned(to, n_bytes);
+  if (there && reinterpret_cast<uintptr_t>(from) % n_bytes != 0) emu_misaligned(from, n_bytes);
+  emu_mine().copies.push_back({to, there ? from : nullptr, n_bytes});
+}
+
+inline void emu_copy_word(const emu_copy &copy, size_t i) {
+  const uint32_t *from = static_cast<const uint32_t *>(copy.from);
+  static_cast<uint32_t *>(copy.to)[i] = from ? from[i] : 0;
+}
+
+inline void emu_copy_first(size_t n) {
+  auto &copies = emu_mine().copies;
+  for (size_t i = 0; i < n; i++) {
+    for (size_t j = 0; j < copies[i].n_bytes / sizeof(uint32_t); j++)
+      emu_copy_word(copies[i], j);
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(n));
 }
 
 inline void emu_copy_async_wait() {
-  for (const emu_copy &copy : emu_mine().copies)
-    *copy.to = copy.from ? *copy.from : uint4{};
-  emu_mine().copies.clear();
+  emu_copy_first(emu_mine().copies.size());
+  emu_mine().copy_groups.clear();
+}
+
+inline void emu_copy_async_commit() {
+  emu_mine().copy_groups.push_back(emu_mine().copies.size());
+}
+
+// For all groups but the last n_pending; what was not committed stays, too.
+inline void emu_copy_async_wait_for(size_t n_pending) {
+  auto &groups = emu_mine().copy_groups;
+  if (groups.size() <= n_pending) return;
+  size_t n_groups = groups.size() - n_pending, n = groups[n_groups - 1];
+  emu_copy_first(n);
+  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(n_groups));
+  for (size_t &end : groups)
+    end -= n;
 }
 
 // ---- matrices in shared memory ----------------------------------------------------------------

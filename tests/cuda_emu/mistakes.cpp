@@ -28,7 +28,7 @@ static void kernel(mistake m) {
   dynamic[m.which == EMU_DYNAMIC ? i / 2 : i] = v;
   __syncthreads();
   const uint4 *copied = reinterpret_cast<const uint4 *>(dynamic);
-  emu_copy_async(reinterpret_cast<uint4 *>(dynamic) + i, nullptr, false);
+  emu_copy_async(reinterpret_cast<uint4 *>(dynamic) + i, nullptr, sizeof(uint4), false);
   if (m.which != EMU_NO_WAIT) emu_copy_async_wait();
   if (m.which != EMU_COPIED) __syncthreads();
   values[i] = static_cast<float>(copied[other_warp].x);
@@ -44,7 +44,8 @@ static void multiply(mistake m) {
   float c[8][4] = {};
   uint32_t rows[4] = {};
   for (unsigned i = threadIdx.x; i < 64 * PANEL / CHUNK; i += 128) {
-    emu_copy_async(chunk_of(s.a, i / PANEL_CHUNKS, i % PANEL_CHUNKS), nullptr, false);
+    emu_copy_async(chunk_of(s.a, i / PANEL_CHUNKS, i % PANEL_CHUNKS), nullptr, sizeof(uint4),
+                   false);
     for (unsigned e = 0; e < CHUNK; e++)
       chunk_of(s.b, i / PANEL_CHUNKS, i % PANEL_CHUNKS)[e] = bf16_from_f32(1);
   }

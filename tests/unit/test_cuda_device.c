@@ -870,15 +870,19 @@ static void test_how_weights_are_read(void **state) {
   td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
   td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
   td_weight f4 = {.dtype = TD_F4E2M1, .scale = &scale, .scale_cols = 16, .cols = 64};
-  assert_false(td_cuda_use_mma(&bf16, 64));
-  assert_true(td_cuda_use_mma(&bf16, 65));
-  assert_false(td_cuda_use_mma(&f8, 64));
-  assert_true(td_cuda_use_mma(&f8, 65));
-  assert_false(td_cuda_use_mma(&f32, 1000));
+  const td_cu_read f8_read = TD_CU_READ_F8, any = TD_CU_READ_ANY;
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 64, true), CUDA_GEMM_VEC);
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 65, true), CUDA_GEMM_WGMMA);
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 65, false), CUDA_GEMM_MMA);
+  assert_int_equal(td_cuda_gemm_of(&f8, any, 65, true), CUDA_GEMM_MMA);
+  assert_int_equal(td_cuda_gemm_of(&f32, TD_CU_READ_F32, 1000, true), CUDA_GEMM_VEC);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_MMA, 500), 64);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_WGMMA, 64), 64);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_WGMMA, 65), 128);
   assert_false(td_cuda_use_blas(&bf16, 16));
   assert_true(td_cuda_use_blas(&bf16, 17));
-  assert_false(td_cuda_use_blas(&f8, 95));
-  assert_true(td_cuda_use_blas(&f8, 96));
+  assert_false(td_cuda_use_blas(&f8, 64));
+  assert_true(td_cuda_use_blas(&f8, 65));
   assert_false(td_cuda_use_blas(&f4, 255));
   assert_true(td_cuda_use_blas(&f4, 256));
   assert_false(td_cuda_use_blas(&f32, 1000));
@@ -888,7 +892,7 @@ static void test_how_weights_are_read(void **state) {
   assert_int_equal(td_cuda_tiles_at_once(200, 3, 200), 3);
   static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
   for (size_t i = 0; i < TD_COUNT(tokens); i++)
-    assert_int_equal(td_cuda_vec_tokens(tokens[i][0]), tokens[i][1]);
+    assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_VEC, tokens[i][0]), tokens[i][1]);
   // rows, SMs, warps
   static const uint32_t rows[][3] = {{1, 132, 24},    {2112, 132, 24},  {2113, 132, 12},
                                      {4096, 132, 12}, {7168, 132, 6},   {8192, 132, 6},

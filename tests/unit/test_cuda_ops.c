@@ -217,7 +217,7 @@ static void check_linear(cuda_fixture *f, const ref_format *format, const linear
   in_rows.zero_add = 0;
   bool is_any = td_cuda_read_of(&in_rows, true) == TD_CU_READ_ANY;
   bool is_rounded = w.w.scale && n > 64 &&
-                    ((c->no_bias && n >= 96) || (is_any && c->group % 32 != 0));
+                    ((c->no_bias && n >= 65) || (is_any && c->group % 32 != 0));
   double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
   double *row = ref_doubles(cols);
   for (size_t i = 0; i < (size_t)n * rows; i++) {
@@ -709,9 +709,9 @@ static void free_experts(experts *e) {
 }
 
 // Adds an expert's weighted result to out, and what it may err by to slack: hidden values are
-// rounded to BF16, and computed of sums in FP32.
-static void naive_expert(const experts *e, int idx, const float *x, double weight, double *out,
-                         double *slack) {
+// rounded to BF16, and computed of sums in FP32 of weights that err by weight_ulp.
+static void naive_expert(const experts *e, int idx, const float *x, double weight,
+                         double weight_ulp, double *out, double *slack) {
   double h[HIDDEN], h_slack[HIDDEN];
   for (uint32_t r = 0; r < HIDDEN; r++) {
     double g = 0, u = 0, g_size = 0, u_size = 0;
@@ -724,14 +724,15 @@ static void naive_expert(const experts *e, int idx, const float *x, double weigh
     }
     h[r] = g / (1 + exp(-g)) * u;
     // |silu'| < 1.1, |silu(g)| <= |g|
-    double sums = (1.1 * g_size * fabs(u) + fabs(g) * u_size) * (DIM + 8) * ULP_F32;
+    double sums = (1.1 * g_size * fabs(u) + fabs(g) * u_size) * ((DIM + 8) * ULP_F32 + weight_ulp);
     h_slack[r] = fabs(h[r]) * ULP_BF16 / 2 + 2 * sums;
   }
   for (uint32_t r = 0; r < DIM; r++) {
     for (uint32_t k = 0; k < HIDDEN; k++) {
       double w = ref_at(&e->d[idx], r, k);
       out[r] += weight * w * h[k];
-      slack[r] += fabs(weight * w) * (h_slack[k] + fabs(h[k]) * (HIDDEN + 8) * ULP_F32);
+      slack[r] += fabs(weight * w) *
+                  (h_slack[k] + fabs(h[k]) * ((HIDDEN + 8) * ULP_F32 + weight_ulp));
     }
   }
 }
@@ -804,13 +805,16 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, moe_kind kind
     td_op_moe(f->stream, &args);
   }
   float *got = cuda_get_bf16(f, out, n_x);
+  const bool is_rounded = kind == DENSE && n > 64 && e->g[0].scale; // for cuBLAS
+  const double weight_ulp = is_rounded ? ULP_BF16 / 2 : 0;
   for (size_t t = 0; t < n; t++) {
     double want[DIM] = {0}, slack[DIM] = {0};
     for (int d = 0; d < DIM; d++)
       want[d] = routed ? before[t * DIM + d] : 0;
     for (int j = 0; j < (routed ? TOP_K : 1); j++) {
       size_t pair = t * TOP_K + j;
-      naive_expert(e, routed ? ids[pair] : 0, x + t * DIM, routed ? weights[pair] : 1, want, slack);
+      naive_expert(e, routed ? ids[pair] : 0, x + t * DIM, routed ? weights[pair] : 1, weight_ulp,
+                   want, slack);
     }
     for (int d = 0; d < DIM; d++) {
       double bound = (fabs(want[d]) + slack[d]) * ULP_BF16 / 2 + slack[d];

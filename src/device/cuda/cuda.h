@@ -217,10 +217,14 @@ void td_cuda_weights_close(td_cuda_dev *dev);
 // heuristics.c: pure functions.
 // How kernels load weights of this format. x_aligned: activations allow 16-byte loads.
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
-// Whether linear_mma computes n_tokens tokens (the maximum per matrix). Not for weights that BF16
-// cannot represent; otherwise when linear_vec, TD_CU_VEC_TOKENS tokens at a time, would load the
-// weights too often.
-bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens);
+typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA } td_cuda_gemm; // linear_vec, ...
+// The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec until, with
+// TD_CU_VEC_TOKENS tokens at a time, it would load the weights too often, and for weights that BF16
+// cannot represent.
+td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,
+                             bool has_wgmma);
+// Tokens per tile when each matrix has n_tokens of them.
+uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens);
 // Whether cuBLAS computes them, if available: BF16 weights from the first number of tokens that
 // linear_vec cannot do in one pass; other weights when there are enough tokens to amortize
 // converting them to BF16.
@@ -231,7 +235,6 @@ bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens);
 uint32_t td_cuda_tiles_at_once(uint32_t skip, uint32_t n_tiles, uint32_t n_likely);
 // Of n_rows rows, how many are converted to BF16 at a time: a multiple of 8, or all.
 uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows);
-uint32_t td_cuda_vec_tokens(uint32_t n_tokens); // tokens per tile of linear_vec
 // Warps per block of linear_vec, so that SMs have TD_CU_VEC_WARPS warps even with few rows and the
 // last wave of blocks does not leave most SMs idle. It determines summation order, so it must not
 // depend on n_tokens (batch invariance).

@@ -5,12 +5,12 @@
 
 // Large GPUs have some 130 SMs; with few blocks, more splits are needed to keep them busy.
 enum { FEW_BLOCKS = 2, FEW_BLOCKS_KEYS = 128, FIRST_SPLIT_KEYS = 256, MAX_SPLITS = 64 };
-// linear_vec reads weights from L2 once per 16 tokens. It is as fast as linear_mma up to about 64
-// tokens, where linear_mma has too few blocks to keep memory busy. Converting a matrix to BF16 and
-// reading it back moves five times the bytes of FP8; it is faster than linear_mma from about 96
-// tokens. FP4 needs more tokens, because the product of weight and global scale is rounded only on
-// this path.
-enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 96, DEQUANT_F4_TOKENS = 256 };
+// linear_vec reads weights from L2 once per 16 tokens, and gives a token the same bits in any
+// company up to MOST_VEC_TOKENS. Beyond, converting a matrix to BF16 for cuBLAS is fastest,
+// although it moves five times the bytes of FP8 (H100, bench_gpu --only "linear v3 fp8": 28 us at
+// 64 tokens, then 21 us at 128 for 1536 x 7168). FP4 needs more tokens, because the product of
+// weight and global scale is rounded only on this path.
+enum { MOST_VEC_TOKENS = 64, DEQUANT_TOKENS = 65, DEQUANT_F4_TOKENS = 256 };
 enum { PIECE_BYTES = 64 << 20 };
 enum { UNLIKELY_TILES = 8 };
 enum { VEC_ROWS = 16 }; // per block of linear_vec
@@ -44,8 +44,16 @@ td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned) {
   return is_even ? read_of_format(w) : TD_CU_READ_ANY;
 }
 
-bool td_cuda_use_mma(const td_weight *w, uint32_t n_tokens) {
-  return n_tokens > MOST_VEC_TOKENS && w->dtype != TD_F32 && w->dtype != TD_F16;
+td_cuda_gemm td_cuda_gemm_of(const td_weight *w, td_cu_read read, uint32_t n_tokens,
+                             bool has_wgmma) {
+  if (n_tokens <= MOST_VEC_TOKENS || w->dtype == TD_F32 || w->dtype == TD_F16) return CUDA_GEMM_VEC;
+  return has_wgmma && read != TD_CU_READ_ANY ? CUDA_GEMM_WGMMA : CUDA_GEMM_MMA;
+}
+
+uint32_t td_cuda_tile_tokens(td_cuda_gemm gemm, uint32_t n_tokens) {
+  if (gemm == CUDA_GEMM_VEC) return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
+  return gemm == CUDA_GEMM_WGMMA && n_tokens > TD_CU_MMA_TOKENS ? TD_CU_WGMMA_TOKENS
+                                                                : TD_CU_MMA_TOKENS;
 }
 
 bool td_cuda_use_blas(const td_weight *w, uint32_t n_tokens) {
@@ -63,10 +71,6 @@ uint32_t td_cuda_piece_rows(const td_weight *w, uint32_t n_rows) {
   uint32_t n = PIECE_BYTES / (w->cols * (uint32_t)sizeof(uint16_t));
   n = n < 16 ? 16 : n - n % 8;
   return n < n_rows ? n : n_rows;
-}
-
-uint32_t td_cuda_vec_tokens(uint32_t n_tokens) {
-  return n_tokens <= 8 ? 8 : TD_CU_VEC_TOKENS;
 }
 
 // Share of the GPU's time that blocks of n_warps warps keep busy, if all blocks take equally long.

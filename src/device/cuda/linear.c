@@ -9,16 +9,23 @@ static uint32_t ceil_div(uint32_t n, uint32_t d) {
   return (n + d - 1) / d;
 }
 
-static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, bool mma, td_err *err) {
+static td_status launch(td_cuda_stream *stream, td_cu_linear_args *args, td_cuda_gemm gemm,
+                        td_err *err) {
   args->vec_warps = td_cuda_vec_warps(args->n_matrices * args->n_rows, args->range.tiles != NULL,
                                       (uint32_t)td_cuda_dev_of(stream)->props.n_sms);
-  return mma ? TD_CUDA_LAUNCH(stream, linear_mma, args) : TD_CUDA_LAUNCH(stream, linear_vec, args);
+  switch (gemm) {
+  case CUDA_GEMM_MMA: return TD_CUDA_LAUNCH(stream, linear_mma, args);
+  case CUDA_GEMM_WGMMA: return TD_CUDA_LAUNCH(stream, linear_wgmma, args);
+  default: return TD_CUDA_LAUNCH(stream, linear_vec, args);
+  }
 }
 
 td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td_err *err) {
   if (td_cuda_takes_blas(stream, m)) return td_cuda_run_blas(stream, m, err);
-  const bool mma = td_cuda_use_mma(m->w, m->n_tokens);
-  const uint32_t tile = mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(m->n_tokens);
+  const td_cu_read read = td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride));
+  const td_cuda_gemm gemm = td_cuda_gemm_of(m->w, read, m->n_tokens,
+                                            td_cuda_dev_of(stream)->props.has_wgmma);
+  const uint32_t tile = td_cuda_tile_tokens(gemm, m->n_tokens);
   td_cu_linear_args args = {
       .w = *m->w,
       .n_matrices = 1,
@@ -32,10 +39,10 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
       .n_rows = m->n_rows,
       .tile_tokens = tile,
       .n_at_once = ceil_div(m->n_tokens, tile),
-      .read = td_cuda_read_of(m->w, is_aligned(m->x, m->x_stride)),
+      .read = read,
       .y_f32 = m->y_f32,
   };
-  return launch(stream, &args, mma, err);
+  return launch(stream, &args, gemm, err);
 }
 
 td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
@@ -63,7 +70,8 @@ typedef struct {
   uint32_t dim, hidden;
   size_t pair_bytes; // of scratch memory per pair
   uint32_t token0, n_tokens, n_pairs;
-  bool mma, is_group;
+  bool is_group;
+  td_cuda_gemm gemm;
   uint32_t tile_tokens, max_tiles, likely_tiles;
   td_cu_tile_range range; // tiles of this round
   // scratch
@@ -78,11 +86,15 @@ static uint32_t n_routed(const td_moe_args *a) {
 }
 
 // Chooses kernel and tile size by the tokens per expert.
-static void plan(moe_pass *p, size_t pass_bytes) {
+static void plan(td_cuda_stream *stream, moe_pass *p, size_t pass_bytes) {
   const uint32_t n_experts = p->a->n_experts, mean = p->n_pairs / n_routed(p->a);
-  p->mma = mean >= 4 && td_cuda_use_mma(&p->experts.gate, p->n_tokens) &&
-           td_cuda_use_mma(&p->experts.down, p->n_tokens);
-  p->tile_tokens = p->mma ? TD_CU_MMA_TOKENS : td_cuda_vec_tokens(mean);
+  const td_cu_read read = is_aligned(p->a->x, p->dim) ? p->experts.read_gate : TD_CU_READ_ANY;
+  const bool has_wgmma = td_cuda_dev_of(stream)->props.has_wgmma;
+  const td_cuda_gemm in = td_cuda_gemm_of(&p->experts.gate, read, p->n_tokens, has_wgmma);
+  const td_cuda_gemm out = td_cuda_gemm_of(&p->experts.down, p->experts.read_down, p->n_tokens,
+                                           has_wgmma);
+  p->gemm = mean < 4 ? CUDA_GEMM_VEC : in < out ? in : out;
+  p->tile_tokens = td_cuda_tile_tokens(p->gemm, mean);
   p->max_tiles = p->n_pairs / p->tile_tokens + n_experts;
   if (p->max_tiles > p->n_pairs) p->max_tiles = p->n_pairs;
   const uint64_t likely = (uint64_t)p->n_pairs * n_experts / n_routed(p->a); // pairs
@@ -178,14 +190,15 @@ static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_
   if (p->a->ids) {
     const td_cu_tile_range *r = &p->range;
     args.range = *r;
-    args.n_at_once = p->mma ? td_cuda_tiles_at_once(r->skip, r->n_tiles, p->likely_tiles)
-                            : r->n_tiles;
+    args.n_at_once = p->gemm == CUDA_GEMM_VEC
+                         ? r->n_tiles
+                         : td_cuda_tiles_at_once(r->skip, r->n_tiles, p->likely_tiles);
   } else {
     args.n_tokens = p->n_tokens;
     args.n_at_once = ceil_div(p->n_tokens, p->tile_tokens);
   }
   if (!is_aligned(args.x, args.x_stride)) args.read = TD_CU_READ_ANY;
-  return launch(stream, &args, p->mma, err);
+  return launch(stream, &args, p->gemm, err);
 }
 
 // Gate and up in one launch: a single expert matrix would not fill a large GPU.
@@ -266,7 +279,7 @@ static td_status run_dense_in(td_cuda_stream *stream, const moe_pass *p, td_err 
                        .n_tokens = p->n_tokens,
                        .n_rows = p->hidden,
                        .y_f32 = true};
-  if (!td_cuda_use_mma(in.w, in.n_tokens) && !td_cuda_takes_blas(stream, &in)) {
+  if (p->gemm == CUDA_GEMM_VEC && !td_cuda_takes_blas(stream, &in)) {
     return project_in(stream, p, NULL, err);
   }
   td_status status = td_cuda_run_matmul(stream, &in, err);
@@ -332,7 +345,7 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
     const uint32_t left = a->n_tokens - p.token0;
     p.n_tokens = left < pass_tokens ? left : pass_tokens;
     p.n_pairs = p.n_tokens * a->top_k;
-    plan(&p, pass_bytes);
+    plan(stream, &p, pass_bytes);
     status = reserve(stream, &p, err);
     if (status != TD_OK) break;
     status = a->ids ? run_experts(stream, &p, err) : run_dense(stream, &p, err);
