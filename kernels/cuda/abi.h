@@ -156,8 +156,8 @@ typedef struct {
 // Without tiles, i runs over the n_tokens rows of x. With tiles, a tile gives the expert and the
 // rows of y; row i of y uses row x_rows[pair] of x (row i if x_rows is NULL). A table may hold
 // several matrices per expert; their results are y_step elements apart. n_at_once: tiles that get
-// their own blocks. A block of linear_mma or linear_wgmma loops over further tiles; linear_vec needs
-// n_at_once to cover all possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no
+// their own blocks. A block of linear_mma or linear_wgmma loops over further tiles; linear_vec
+// needs n_at_once to cover all possible tiles. linear_wgmma needs td_cu_props.has_wgmma and no
 // TD_CU_READ_ANY, _F32 or _F16.
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
@@ -175,7 +175,7 @@ typedef struct {
   // linear_vec: 8 or TD_CU_VEC_TOKENS; linear_mma: TD_CU_MMA_TOKENS; linear_wgmma: either that or
   // TD_CU_WGMMA_TOKENS
   uint32_t tile_tokens;
-  uint32_t vec_warps;   // linear_vec: warps per block, at most; determines summation order
+  uint32_t vec_warps; // linear_vec: warps per block, at most; determines summation order
   td_cu_read read;
   bool y_f32;
 } td_cu_linear_args;
