@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 8u
+#define TD_WIRE_VERSION 9u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -55,11 +55,12 @@ typedef enum {
   TD_MSG_SHUTDOWN,
   // worker to front
   TD_MSG_READY = 64,
-  TD_MSG_FATAL,     // u.text: the reason, request: its td_status; the worker then exits
-  TD_MSG_PROGRESS,  // prefilled and replayed tokens so far
-  TD_MSG_TOKEN,     // one generated token
-  TD_MSG_DONE,      // last record of a request
-  TD_MSG_HEARTBEAT, // at least once a second, also when idle
+  TD_MSG_FATAL,        // u.text: the reason, request: its td_status; the worker then exits
+  TD_MSG_PROGRESS,     // prefilled and replayed tokens so far
+  TD_MSG_TOKEN,        // one generated token
+  TD_MSG_PROMPT_TOKEN, // one token of the prompt (u.token; index: its position in the prompt)
+  TD_MSG_DONE,         // last record of a request
+  TD_MSG_HEARTBEAT,    // at least once a second, also when idle
 } td_msg_kind;
 
 typedef enum {
@@ -78,6 +79,9 @@ typedef enum {
 // the same pages.
 #define TD_SUBMIT_PREFILL_ONLY 4u
 #define TD_SUBMIT_URGENT       8u // prefill it before all other prompts
+// Report the log-probabilities of the prompt's tokens: a PROMPT_TOKEN for each but the first, in
+// order, before the first TOKEN. Only for what is computed: n_past must be 0.
+#define TD_SUBMIT_SCORE_PROMPT 16u
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u

@@ -63,6 +63,17 @@ td_status td_answer_add(td_answer *answer, const td_wire_token *token, td_err *e
   return TD_OK;
 }
 
+td_status td_answer_echo(td_answer *answer, const td_wire_token *token, td_err *err) {
+  td_answer *a = answer;
+  size_t begin = a->text.len;
+  td_status st = td_detok_feed(&a->detok, token->id, &a->text, err);
+  if (st == TD_OK) st = td_buf_status(&a->text, err);
+  if (st == TD_OK && a->keep_tokens) st = keep(a, token, begin, err);
+  a->n_chars += count_chars(td_buf_text(&a->text) + begin, a->text.len - begin);
+  a->n_sure = a->text.len;
+  return st;
+}
+
 td_status td_answer_finish(td_answer *answer, td_err *err) {
   td_answer *a = answer;
   if (a->finished) return TD_OK;

@@ -51,6 +51,9 @@ void td_answer_free(td_answer *answer);
 
 // Adds the next generated token. Once answer->stopped is set, further tokens are ignored.
 td_status td_answer_add(td_answer *answer, const td_wire_token *token, td_err *err);
+// Adds a token of the prompt (echo), before any generated one. It is not counted, and stop strings
+// do not apply to it.
+td_status td_answer_echo(td_answer *answer, const td_wire_token *token, td_err *err);
 // No more tokens will come: releases text that was held back.
 td_status td_answer_finish(td_answer *answer, td_err *err);
 

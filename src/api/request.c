@@ -155,7 +155,7 @@ static td_status parse_max_tokens(td_api_request *out, const cJSON *root, td_api
   for (size_t i = 0; i < TD_COUNT(names); i++) {
     td_status st = td_api_get_int(root, names[i], -1, INT32_MAX, &out->max_tokens, error);
     if (st != TD_OK) return st;
-    if (out->max_tokens == 0) {
+    if (out->max_tokens == 0 && out->is_chat) {
       return td_api_bad(error, names[i], "%s must be at least 1, or -1: as many as fit", names[i]);
     }
   }
@@ -210,6 +210,21 @@ static td_status parse_completion_logprobs(td_api_request *out, const cJSON *roo
   return TD_OK;
 }
 
+// Log-probabilities of the prompt's tokens.
+static td_status parse_prompt_logprobs(td_api_request *out, const cJSON *root,
+                                       td_api_error *error) {
+  static const char key[] = "prompt_logprobs";
+  out->n_prompt_logprobs = -1;
+  td_status st = TD_OK;
+  if (!cJSON_IsFalse(td_json_get(root, key))) {
+    st = td_api_get_int(root, key, 0, TD_WIRE_MAX_TOP, &out->n_prompt_logprobs, error);
+  }
+  if (st == TD_OK && out->n_prompt_logprobs >= 0 && out->stream) {
+    st = td_api_bad(error, key, "prompt_logprobs is not allowed with stream: true");
+  }
+  return st;
+}
+
 static td_status check_best_of(const td_api_request *out, const cJSON *root, td_api_error *error) {
   int64_t best_of = out->n;
   td_status st = td_api_get_int(root, "best_of", 1, INT32_MAX, &best_of, error);
@@ -225,6 +240,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
+  if (st == TD_OK) st = parse_prompt_logprobs(out, root, error);
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   bool parallel = true;
@@ -244,6 +260,8 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   td_status st = td_api_parse_root(&root, body, len, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_completion_logprobs(out, root, error);
+  if (st == TD_OK) st = parse_prompt_logprobs(out, root, error);
+  if (st == TD_OK) st = td_api_get_bool(root, "echo", &out->echo, error);
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK) st = check_best_of(out, root, error);

@@ -50,12 +50,14 @@ typedef struct {
   bool stream, include_usage;
   bool include_usage_so_far; // report usage with every token
   uint32_t n;                // choices per prompt, 1 to TD_API_MAX_N
-  int64_t max_tokens;        // -1: as many as fit
+  int64_t max_tokens;        // -1: as many as fit; 0: none (completions)
   int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;
-  bool shows_special; // skip_special_tokens is false: control tokens appear in the text
-  bool has_tools;     // tools are offered and tool_choice is not "none"
-  bool one_call;      // parallel_tool_calls is false
+  bool echo;                 // completions: the text begins with the prompt
+  int64_t n_prompt_logprobs; // candidates reported for each token of the prompt; -1: none reported
+  bool shows_special;        // skip_special_tokens is false: control tokens appear in the text
+  bool has_tools;            // tools are offered and tool_choice is not "none"
+  bool one_call;             // parallel_tool_calls is false
   bool has_seed;
   td_sampling sampling;
   td_token_value *bias; // owned

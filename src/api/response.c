@@ -1,6 +1,7 @@
 // src/api/response.c - writes complete responses and streaming chunks of the OpenAI protocol.
 #include "api/response.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,7 +21,9 @@ void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const 
 
 // ---- log-probabilities ----------------------------------------------------------------------
 
+// NAN, of a prompt's first token, is written as null.
 static double logprob_of(double value) {
+  if (isnan(value)) return value;
   return value >= MIN_LOGPROB ? value : MIN_LOGPROB;
 }
 
@@ -121,7 +124,11 @@ static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
   td_jw_end_array(w);
   td_jw_begin_array(w, "top_logprobs");
   for (size_t i = first; i < last; i++)
-    write_legacy_top(w, head, &t[i].token);
+    if (isnan(t[i].token.logprob)) {
+      td_jw_null(w, NULL);
+    } else {
+      write_legacy_top(w, head, &t[i].token);
+    }
   td_jw_end_array(w);
   td_jw_begin_array(w, "text_offset");
   for (size_t i = first; i < last; i++)
@@ -222,6 +229,50 @@ static void write_message(td_json_writer *w, const td_api_choice *choice) {
 
 // ---- non-streaming --------------------------------------------------------------------------
 
+// One candidate of a prompt's token, as in vLLM.
+static void write_candidate(td_json_writer *w, const td_api_head *head, int32_t id, double logprob,
+                            int64_t rank) {
+  char key[16];
+  size_t len;
+  const char *bytes = td_tokenizer_bytes(head->tok, id, &len);
+  td_buf text = TD_BUF_INIT;
+  add_token_text(&text, bytes, len);
+  snprintf(key, sizeof key, "%d", id);
+  td_jw_begin_object(w, key);
+  td_jw_double(w, "logprob", logprob_of(logprob));
+  if (rank) {
+    td_jw_int(w, "rank", rank);
+  } else {
+    td_jw_null(w, "rank"); // not among the candidates
+  }
+  td_jw_str(w, "decoded_token", td_buf_text(&text));
+  td_jw_end_object(w);
+  td_buf_free(&text);
+}
+
+static void write_prompt_logprobs(td_json_writer *w, const td_api_head *head,
+                                  const td_api_choice *choice) {
+  td_jw_begin_array(w, "prompt_logprobs");
+  for (uint32_t i = 0; i < choice->n_prompt; i++) {
+    const td_wire_token *t = &choice->prompt[i];
+    if (isnan(t->logprob)) {
+      td_jw_null(w, NULL);
+      continue;
+    }
+    int64_t rank = 0;
+    for (uint32_t k = 0; k < t->n_top && !rank; k++)
+      if (t->top[k].id == t->id) rank = k + 1;
+    td_jw_begin_object(w, NULL);
+    write_candidate(w, head, t->id, (double)t->logprob, rank);
+    for (uint32_t k = 0; k < t->n_top && k < choice->n_prompt_top; k++) {
+      if (t->top[k].id != t->id)
+        write_candidate(w, head, t->top[k].id, (double)t->top[k].value, k + 1);
+    }
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
 static void write_choice(td_json_writer *w, const td_api_head *head, const td_api_choice *choice,
                          uint32_t index) {
   const td_answer *answer = choice->answer;
@@ -236,6 +287,7 @@ static void write_choice(td_json_writer *w, const td_api_head *head, const td_ap
   while (n > 0 && answer->stopped && answer->tokens[n - 1].begin >= answer->n_sure)
     n--;
   write_logprobs(w, head, answer, 0, n);
+  if (choice->prompt) write_prompt_logprobs(w, head, choice);
   td_jw_str(w, "finish_reason", choice->finish_reason);
   td_jw_end_object(w);
 }

@@ -37,6 +37,10 @@ typedef struct {
   const td_delta *message;       // chat: the complete message
   const td_output_parser *parts; // chat: holds the calls that message refers to
   const char *finish_reason;     // "stop", "length", "tool_calls"
+  // The prompt's tokens with their log-probabilities, [n_prompt]; the first has none (NAN). NULL:
+  // not reported. Of each, n_prompt_top candidates are.
+  const td_wire_token *prompt;
+  uint32_t n_prompt, n_prompt_top;
 } td_api_choice;
 
 // Fills id from 16 random bytes.

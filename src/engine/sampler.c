@@ -509,6 +509,13 @@ static void fill_top(td_sampler *s, const float *logits, double norm, td_wire_to
   token->n_top = k;
 }
 
+void td_sampler_score(td_sampler *s, const float *logits, int32_t id, td_wire_token *out) {
+  double norm = log_sum_exp(s, logits);
+  out->id = id;
+  out->logprob = (float)((double)logits[id] - norm);
+  fill_top(s, logits, norm, out);
+}
+
 td_wire_token td_sampler_next(td_sampler *s, float *logits, int want_logprobs) {
   uint64_t begin_ns = td_trace_begin();
   td_wire_token token = {.index = s->index};

@@ -32,6 +32,9 @@ void td_sampler_prompt(td_sampler *sampler, const int32_t *ids, uint32_t n);
 // Generated tokens that another sampler drew (replay); the next draw is the one after them.
 void td_sampler_answer(td_sampler *sampler, const int32_t *ids, uint32_t n);
 
+// The log-probability of a token in a row of logits, and the n_top_logprobs best candidates: id,
+// logprob, n_top and top of *out.
+void td_sampler_score(td_sampler *sampler, const float *logits, int32_t id, td_wire_token *out);
 // Draws the next token and records it. logits f32 [n_vocab] are overwritten. want_logprobs: fills
 // logprob and the n_top_logprobs best candidates from the model's distribution before bias,
 // penalties and temperature.

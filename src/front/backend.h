@@ -67,6 +67,9 @@ td_status td_request_check(const td_request *request, const td_wire_ready *info,
 typedef struct {
   void (*on_progress)(void *ctx, const td_wire_progress *progress); // may be NULL
   void (*on_token)(void *ctx, const td_wire_token *token);
+  // With TD_SUBMIT_SCORE_PROMPT: every token of the prompt but the first, once, in order. May be
+  // NULL.
+  void (*on_prompt_token)(void *ctx, const td_wire_token *token);
   void (*on_done)(void *ctx, const td_wire_done *done);
   void *ctx;
 } td_request_callbacks;

@@ -29,6 +29,7 @@ struct td_front_request {
   uint32_t n_past;              // tokens, prompt and generated, in its KV pages
   bool was_given;               // was sent to a worker at least once
   uint32_t n_cached;            // prompt tokens found in the prefix cache at first admission
+  uint32_t n_scored;            // prompt tokens whose log-probabilities were passed on
   uint32_t max_progress;        // most tokens, prompt and generated, ever computed for it
   uint32_t crash_score;         // raised by worker crashes, see request_flow.c
   uint64_t prefill_ns, read_ns; // duration of the prefill, and the time it ended

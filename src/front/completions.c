@@ -5,6 +5,7 @@
 // SSE events or one response. Every error a client can cause is detected before the first byte of
 // the response.
 #include <malloc.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -32,6 +33,7 @@ typedef struct {
   td_output_parser parts; // chat
   td_delta delta;         // chat: output not sent yet; without streaming, all of it
   const char *finish_reason;
+  td_wire_token *prompt; // owned, [n_prompt]: its log-probabilities; NULL: not asked for
 } choice;
 
 struct td_job {
@@ -65,6 +67,7 @@ static void choice_free(choice *c) {
   td_answer_free(&c->answer);
   td_output_parser_free(&c->parts);
   td_delta_free(&c->delta);
+  free(c->prompt);
 }
 
 static void job_enter(job *j) {
@@ -256,7 +259,10 @@ static bool send_response(job *j) {
       choices[i] = (td_api_choice){.answer = &c->answer,
                                    .message = &c->delta,
                                    .parts = &c->parts,
-                                   .finish_reason = c->finish_reason};
+                                   .finish_reason = c->finish_reason,
+                                   .prompt = c->prompt,
+                                   .n_prompt = (uint32_t)n_prompt_of(c),
+                                   .n_prompt_top = (uint32_t)j->request.n_prompt_logprobs};
       add_timings(&timings, c);
     }
     td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage, &timings);
@@ -333,7 +339,7 @@ static td_status take_piece(choice *c, td_err *err) {
 }
 
 static const char *finish_reason(const choice *c, td_finish how) {
-  if (how != TD_FINISH_STOP) return "length";
+  if (how != TD_FINISH_STOP || c->job->request.max_tokens == 0) return "length";
   return c->parts.n_calls ? "tool_calls" : "stop";
 }
 
@@ -380,6 +386,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   choice *c = ctx;
   job *j = c->job;
   td_err err;
+  if (j->request.max_tokens == 0) return; // drawn by the way
   note_token(c);
   td_status st = td_answer_add(&c->answer, token, &err);
   if (st == TD_OK && c->answer.stopped) {
@@ -395,6 +402,14 @@ static void on_token(void *ctx, const td_wire_token *token) {
     td_backend_cancel(j->serve->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
   }
+}
+
+static void on_prompt_token(void *ctx, const td_wire_token *token) {
+  choice *c = ctx;
+  td_err err;
+  if (c->prompt) c->prompt[token->index] = *token;
+  if (!c->job->request.echo || !c->job->request.logprobs) return;
+  if (td_answer_echo(&c->answer, token, &err) != TD_OK) fail_running(c->job, 500, err.msg);
 }
 
 static void on_progress(void *ctx, const td_wire_progress *progress) {
@@ -467,11 +482,14 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   const td_token_ids *prompt = &j->prompts[c->index / r->n];
   uint32_t room = n_ctx - (uint32_t)prompt->n;
   bool all = r->max_tokens < 0 || r->max_tokens > room;
+  bool is_scored = r->n_prompt_logprobs >= 0 || (r->echo && r->logprobs);
+  uint32_t most = r->max_tokens ? (uint32_t)r->max_tokens : 1;
   td_request request = {.prompt = prompt->ids,
                         .n_prompt = (uint32_t)prompt->n,
-                        .max_tokens = all ? room : (uint32_t)r->max_tokens,
+                        .max_tokens = all ? room : most,
                         .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
-                                 (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u),
+                                 (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u) |
+                                 (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
                         .sampling = r->sampling,
                         .bias = r->bias,
                         .n_bias = r->n_bias,
@@ -483,8 +501,14 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                         .tenant = j->caller.tenant,
                         .weight = j->caller.weight};
   request.sampling.seed += c->index % r->n;
-  td_request_callbacks callbacks = {
-      .on_progress = on_progress, .on_token = on_token, .on_done = on_done, .ctx = c};
+  if (r->n_prompt_logprobs > (int64_t)request.sampling.n_top_logprobs) {
+    request.sampling.n_top_logprobs = (uint32_t)r->n_prompt_logprobs;
+  }
+  td_request_callbacks callbacks = {.on_progress = on_progress,
+                                    .on_token = on_token,
+                                    .on_prompt_token = on_prompt_token,
+                                    .on_done = on_done,
+                                    .ctx = c};
   td_err err;
   td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
   if (st == TD_EAGAIN) {
@@ -500,6 +524,25 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
   c->running = true;
   j->n_running++;
   return TD_OK;
+}
+
+// What the response says of the prompt: its text, its log-probabilities. The first token has none.
+static td_status open_prompt(choice *c) {
+  job *j = c->job;
+  const td_api_request *r = &j->request;
+  const td_token_ids *prompt = &j->prompts[c->index / r->n];
+  td_err err;
+  td_status st = TD_OK;
+  size_t n_echoed = !r->echo ? 0 : r->logprobs && prompt->n ? 1 : prompt->n; // others are scored
+  for (size_t i = 0; i < n_echoed && st == TD_OK; i++) {
+    st = td_answer_echo(&c->answer, &(td_wire_token){.id = prompt->ids[i], .logprob = NAN}, &err);
+  }
+  if (st == TD_OK && r->n_prompt_logprobs >= 0 && prompt->n) {
+    c->prompt = calloc(prompt->n, sizeof *c->prompt);
+    if (!c->prompt) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
+    c->prompt[0] = (td_wire_token){.id = prompt->ids[0], .logprob = NAN};
+  }
+  return st == TD_OK ? st : td_api_fail_err(&j->error, NULL, &err);
 }
 
 static td_status open_choices(job *j) {
@@ -521,6 +564,8 @@ static td_status open_choices(job *j) {
                                   .in_pieces = r->stream,
                                   .one_call = r->one_call,
                                   .id = j->call_id + i};
+    td_status st = open_prompt(c);
+    if (st != TD_OK) return st;
   }
   return TD_OK;
 }

@@ -170,7 +170,8 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached);
 
 // Starts loading pages of the prompt from disk. False: there is nothing to load.
 static bool load(td_backend *b, td_front_request *r) {
-  if (!b->tier || r->n_past >= r->out.submit.n_prompt) return false;
+  bool is_fresh = r->out.submit.flags & TD_SUBMIT_SCORE_PROMPT;
+  if (!b->tier || is_fresh || r->n_past >= r->out.submit.n_prompt) return false;
   td_kv_disk_save(b->tier); // admitting r may have evicted cached pages
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
@@ -320,6 +321,17 @@ static void on_token(td_backend *b, td_front_request *r, const td_wire_token *to
   if (r->out.state != TD_REQUEST_CANCELED) r->callbacks.on_token(r->callbacks.ctx, &checked);
 }
 
+// A prefill that is repeated reports them again.
+static void on_prompt_token(td_front_request *r, const td_wire_token *token) {
+  td_wire_token checked = *token;
+  if (checked.n_top > TD_WIRE_MAX_TOP) checked.n_top = TD_WIRE_MAX_TOP;
+  if (checked.index != r->n_scored + 1 || checked.index >= r->out.submit.n_prompt) return;
+  if (checked.id != r->out.tokens[checked.index]) return;
+  r->n_scored++;
+  bool is_wanted = r->out.state != TD_REQUEST_CANCELED && r->callbacks.on_prompt_token;
+  if (is_wanted) r->callbacks.on_prompt_token(r->callbacks.ctx, &checked);
+}
+
 static void on_progress(td_backend *b, td_front_request *r, const td_wire_progress *progress) {
   uint32_t n_done = progress->n_done, n_prompt = r->out.submit.n_prompt;
   uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
@@ -376,6 +388,8 @@ void td_backend_on_record(void *ctx, const td_wire_msg *msg) {
   if (!r || r->at != w || !td_request_is_at_worker(r->out.state)) return;
   if (msg->kind == TD_MSG_TOKEN) {
     on_token(b, r, &msg->u.token);
+  } else if (msg->kind == TD_MSG_PROMPT_TOKEN) {
+    on_prompt_token(r, &msg->u.token);
   } else if (msg->kind == TD_MSG_PROGRESS) {
     on_progress(b, r, &msg->u.progress);
   } else if (msg->kind == TD_MSG_DONE) {

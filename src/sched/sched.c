@@ -214,7 +214,7 @@ static bool take_pages(td_sched *sched, entry *e) {
     const td_kv_answer answer = answer_of(e);
     n_cached = td_kv_resume(sched->kv, seq, &answer);
   } else {
-    n_cached = td_kv_reuse(sched->kv, seq, e->job.tokens, e->job.n_prompt);
+    n_cached = e->job.is_fresh ? 0 : td_kv_reuse(sched->kv, seq, e->job.tokens, e->job.n_prompt);
   }
   if (td_kv_reserve(sched->kv, seq, n_wanted(sched, e), &err) == TD_OK &&
       (!sched->n_running || td_kv_n_free(sched->kv) >= sched->n_running)) {
@@ -310,7 +310,7 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   if (first_short(sched) || (sched->n_prefill_left > sched->opts.prefill_ahead && !urgent))
     return false;
   bool has_seq = sched->n_running < sched->opts.max_seqs;
-  if (has_seq && awaits_prefix(sched, &e->job)) return false;
+  if (has_seq && !e->job.is_fresh && awaits_prefix(sched, &e->job)) return false;
   if (!has_seq || !take_pages(sched, e)) {
     sched->blocked = e;
     return false;

@@ -62,6 +62,7 @@ typedef struct {
   uint32_t n_prompt, max_tokens;
   uint64_t tenant;
   uint32_t weight; // of the tenant; 0 means 1
+  bool is_fresh;   // the prompt is computed whole: nothing of the prefix cache is used
 } td_sched_job;
 
 typedef struct {

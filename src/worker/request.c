@@ -108,6 +108,9 @@ static const char *check_submit(const td_requests *requests, const td_wire_submi
       submit->n_past >= submit->n_prompt + submit->n_answer) {
     return "malformed request: not where a step can begin";
   }
+  if ((submit->flags & TD_SUBMIT_SCORE_PROMPT) && submit->n_past && !submit->n_answer) {
+    return "malformed request: a scored prompt is computed whole";
+  }
   // A request may have been preempted while it waited for the page of its last token.
   if (submit->n_pages > most_pages(requests, submit) ||
       td_request_n_to_read(submit) > (uint64_t)submit->n_pages * limits->page_tokens) {

@@ -40,13 +40,22 @@ static uint32_t n_prompt_left(const td_worker_request *r) {
   return r->submit.n_prompt - r->n_past;
 }
 
+// Scored prompts need logits of every token: host memory for that many rows of the vocabulary.
+#define MAX_SCORED 64u
+
+static bool is_scored(const td_worker_request *r) {
+  return (r->submit.flags & TD_SUBMIT_SCORE_PROMPT) && r->phase == TD_REQUEST_PREFILL &&
+         !r->submit.n_answer;
+}
+
 // Adds up to budget tokens of the request; returns how many.
 static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget) {
   const bool is_prompt = r->phase == TD_REQUEST_PREFILL;
   const uint32_t left = is_prompt ? n_prompt_left(r) : td_request_n_to_read(&r->submit) - r->n_past;
+  if (is_scored(r) && budget > MAX_SCORED) budget = MAX_SCORED;
   const uint32_t n = left < budget ? left : budget;
   const bool draws = is_prompt && n == left && !r->submit.n_answer;
-  add(step, r, n, draws ? TD_WANT_LAST : TD_WANT_NONE);
+  add(step, r, n, is_scored(r) ? TD_WANT_ALL : draws ? TD_WANT_LAST : TD_WANT_NONE);
   step->n_prefilled += n;
   return n;
 }
@@ -54,7 +63,7 @@ static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget
 static bool is_for_prefill(const td_step *step, const td_worker_request *r) {
   if (r->phase == TD_REQUEST_REPLAY) return true;
   if (!waits_for_prefill(r)) return false;
-  return !step->stream_tokens || n_prompt_left(r) < step->stream_tokens;
+  return is_scored(r) || !step->stream_tokens || n_prompt_left(r) < step->stream_tokens;
 }
 
 void td_step_build(td_step *step, const td_requests *requests) {
@@ -78,13 +87,13 @@ void td_step_build_prefill(td_step *step, const td_requests *requests, uint32_t 
   uint64_t n_waiting = 0;
   for (uint32_t i = 0; i < requests->n; i++) {
     const td_worker_request *r = requests->active[i];
-    if (waits_for_prefill(r)) n_waiting += n_prompt_left(r);
+    if (waits_for_prefill(r) && !is_scored(r)) n_waiting += n_prompt_left(r);
   }
   step->n = step->n_decode = step->n_prefilled = 0;
   uint32_t budget = n_waiting >= least_tokens ? step->budget.max_tokens : 0;
   for (uint32_t i = 0; i < requests->n && budget; i++) {
     td_worker_request *r = requests->active[i];
-    if (waits_for_prefill(r)) budget -= add_prefill(step, r, budget);
+    if (waits_for_prefill(r) && !is_scored(r)) budget -= add_prefill(step, r, budget);
   }
 }
 

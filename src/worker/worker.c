@@ -329,6 +329,24 @@ static td_status answer(worker *w, td_engine *engine, td_worker_request *r, uint
   return TD_OK;
 }
 
+// Reports the log-probabilities of the prompt's tokens that follow those of the step, whose rows
+// begin at row.
+static td_status score(worker *w, td_engine *engine, const td_worker_request *r, uint32_t n_tokens,
+                       uint32_t row, td_err *err) {
+  td_status st = TD_OK;
+  const float *logits = td_engine_logits(engine);
+  for (uint32_t i = 0; i < n_tokens && st == TD_OK; i++) {
+    const uint32_t at = r->n_past + i + 1;
+    if (at >= r->submit.n_prompt) break;
+    td_wire_msg msg = {.kind = TD_MSG_PROMPT_TOKEN, .request = r->id};
+    td_sampler_score(r->sampler, logits + (size_t)(row + i) * w->config->n_vocab, r->tokens[at],
+                     &msg.u.token);
+    msg.u.token.index = at;
+    st = td_front_link_send(&w->front_link, &msg, err);
+  }
+  return st;
+}
+
 static td_status report_progress(worker *w, td_worker_request *r, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   const td_wire_msg msg = {.kind = TD_MSG_PROGRESS,
@@ -361,15 +379,20 @@ static td_status post_results(worker *w, td_engine *engine, const td_step *step,
   w->n_steps++;
   for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
     td_worker_request *r = step->requests[i];
-    const bool wants_token = step->seqs[i].want == TD_WANT_LAST;
+    const td_step_seq *seq = &step->seqs[i];
+    const bool is_scored = seq->want == TD_WANT_ALL;
+    const uint32_t n_rows = is_scored ? seq->n_tokens : seq->want == TD_WANT_LAST;
+    const bool wants_token = n_rows &&
+                             (!is_scored || r->n_past + seq->n_tokens == r->submit.n_prompt);
     if (r->is_ended) {
       st = post_done(w, r, r->end_reason, r->end_text, err);
     } else {
-      r->n_past += step->seqs[i].n_tokens;
-      if (r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
-      if (st == TD_OK && wants_token) st = answer(w, engine, r, row, err);
+      if (is_scored) st = score(w, engine, r, seq->n_tokens, row, err);
+      r->n_past += seq->n_tokens;
+      if (st == TD_OK && r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
+      if (st == TD_OK && wants_token) st = answer(w, engine, r, row + n_rows - 1, err);
     }
-    row += wants_token;
+    row += n_rows;
   }
   return st;
 }

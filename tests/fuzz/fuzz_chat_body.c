@@ -9,7 +9,7 @@
 
 static void check_accepted(const td_api_request *r, uint32_t n_vocab) {
   TD_CHECK(r->n >= 1 && r->n <= TD_API_MAX_N);
-  TD_CHECK(r->max_tokens == -1 || r->max_tokens >= 1);
+  TD_CHECK(r->max_tokens >= (r->is_chat ? 1 : 0) || r->max_tokens == -1);
   TD_CHECK(r->sampling.temperature >= 0 && r->sampling.top_p > 0 && r->sampling.top_p <= 1);
   TD_CHECK(r->sampling.min_p >= 0 && r->sampling.min_p < 1);
   TD_CHECK(r->sampling.n_top_logprobs <= TD_WIRE_MAX_TOP);

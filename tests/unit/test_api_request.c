@@ -330,11 +330,9 @@ static void refuses_what_it_does_not_obey(void **state) {
   (void)state;
   static const bad_body list[] = {
       {WITH("\"continue_final_message\":true"), "continue_final_message"},
-      {WITH("\"prompt_logprobs\":0"), "prompt_logprobs"},
       {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
       {WITH("\"bad_words\":[\"a\"]"), "bad_words"},
-      {WITH("\"echo\":true"), "echo"},
       {WITH("\"best_of\":2"), "best_of"},
   };
   refuse_each(true, list, TD_COUNT(list));
