@@ -224,6 +224,10 @@ void td_engine_close(td_engine *engine) {
   free(engine);
 }
 
+float *td_engine_logits(td_engine *engine) {
+  return engine->logits;
+}
+
 td_status td_engine_draw(td_engine *engine, uint32_t row, td_sampler *sampler, int want_logprobs,
                          td_wire_token *out, td_err *err) {
   (void)err;
