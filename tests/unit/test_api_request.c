@@ -214,7 +214,7 @@ static void refuses_bad_completions(void **state) {
       {"{\"prompt\":[-1]}", "prompt"},
       {"{\"prompt\":[1.5]}", "prompt"},
       {"{\"prompt\":[[1],[1000]]}", "prompt"},
-      {"{\"prompt\":\"a\",\"echo\":true}", "echo"},
+      {"{\"prompt\":\"a\",\"echo\":1}", "echo"},
       {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix"},
       {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
       {"{\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
