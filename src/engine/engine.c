@@ -52,6 +52,12 @@ size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype ac
   return n * td_dtype_bytes(act_dtype) + (r.dim + router) * sizeof(float);
 }
 
+size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
+  const act_rows r = rows_of(config);
+  return (r.dim + r.kv + r.v) * td_dtype_bytes(act_dtype) +
+         (r.dim + 2 * config->top_k) * sizeof(float);
+}
+
 static td_status alloc_acts(td_engine *e, void **out, size_t row_elements, td_err *err) {
   *out = NULL;
   if (!row_elements) return TD_OK;

@@ -118,6 +118,8 @@ double td_engine_stream_rate(const td_engine *engine);
 
 // Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
+// And how many more with peer_devs, on each.
+size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype);
 // Bytes of KV cache one token takes over all layers.
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype);
 // Default prefill chunk in tokens: 512; 1024 for MLA, which expands keys and values from latents

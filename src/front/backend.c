@@ -165,7 +165,8 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   if (!b) return td_fail(err, TD_ENOMEM, "out of memory");
   b->opts = *opts;
   b->loop = loop;
-  b->opts.runtime.model_dir = b->opts.runtime.device = NULL; // borrowed during this call only
+  // borrowed during this call only
+  b->opts.runtime.model_dir = b->opts.runtime.device = b->opts.runtime.devices = NULL;
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;

@@ -260,6 +260,7 @@ static void on_tick(uv_timer_t *timer) {
 static void free_supervisor(td_supervisor *s) {
   free((char *)s->opts.worker.runtime.model_dir);
   free((char *)s->opts.worker.runtime.device);
+  free((char *)s->opts.worker.runtime.devices);
   free(s);
 }
 
@@ -281,17 +282,20 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
                              td_err *err) {
   *out = NULL;
   td_supervisor *s = calloc(1, sizeof *s);
-  char *model_dir = strdup(opts->worker.runtime.model_dir),
-       *device = strdup(opts->worker.runtime.device);
-  if (!s || !model_dir || !device) {
+  const td_runtime_opts *runtime = &opts->worker.runtime;
+  char *model_dir = strdup(runtime->model_dir), *device = strdup(runtime->device),
+       *devices = strdup(runtime->devices ? runtime->devices : "0");
+  if (!s || !model_dir || !device || !devices) {
     free(s);
     free(model_dir);
     free(device);
+    free(devices);
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
   *s = (td_supervisor){.opts = *opts, .loop = loop, .state = TD_BACKEND_LOADING, .n_timers = 2};
   s->opts.worker.runtime.model_dir = model_dir;
   s->opts.worker.runtime.device = device;
+  s->opts.worker.runtime.devices = devices;
   s->opts.worker.parent_pid = (uint32_t)getpid();
   s->opts.worker.log_level = td_log_get().max_level;
   s->opts.worker.log_json = td_log_get().is_json;

@@ -73,7 +73,8 @@ typedef struct {
   int log, log_level; // td_log_format; td_log_level
   bool help;
   // model and machine
-  char *model, *device;
+  char *model, *device, *devices;
+  int expert_parallel;               // td_auto_on_off
   int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
   int kv_dtype;                      // index in TD_KV_DTYPES
   int64_t threads, ctx_size, prefill_chunk;

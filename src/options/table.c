@@ -76,6 +76,14 @@ const td_option td_option_table[] = {
      "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
     {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "cpu",
      "DEVICE", "cpu, cuda (the first GPU), or auto: a GPU if one can be used"},
+    {GROUP_MODEL, "devices", 0, OPT_STR, COMPUTE, AT(devices), NO_RANGE, "0", "N,N",
+     "GPUs by index: one, or several for long prompts (--expert-parallel); with --device cpu as "
+     "many CPU devices, which share the threads"},
+    {GROUP_MODEL, "expert-parallel", 0, OPT_ENUM, COMPUTE, AT(expert_parallel), ONE_OF(auto_on_off),
+     "auto", "WHEN",
+     "with several --devices: all of them compute prompts while nothing is decoded, with a share "
+     "of the tokens and of the experts each. auto: prompts for which experts stream, of 64 tokens "
+     "or more; on: all prompts; off: the first device only"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
      "auto", "DEVICE",
      "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "

@@ -2,6 +2,7 @@
 #include "runtime/devices.h"
 
 #include <sched.h>
+#include <string.h>
 
 #include "base/cpus.h"
 #include "base/log.h"
@@ -18,13 +19,51 @@ static td_dev_opts dev_opts(const td_devices_opts *opts, const char *kind) {
                        .ends_with_process = opts->ends_with_process};
 }
 
+enum { PARALLEL_ON = 1, PARALLEL_OFF };
+
+// The devices that compute prompts together; one: dev alone.
+static td_device_list devices_of(const td_devices_opts *opts) {
+  td_device_list list = {.index = {0}, .n = 1};
+  td_device_list_parse(&list, opts->runtime->devices, NULL); // was checked
+  if (opts->runtime->expert_parallel == PARALLEL_OFF || opts->is_alone) list.n = 1;
+  return list;
+}
+
+// CPU devices share the threads.
+static unsigned threads_of_each(unsigned n_threads, uint32_t n_devices) {
+  if (n_devices < 2) return n_threads;
+  if (!n_threads) n_threads = td_cpu_count();
+  return n_threads / n_devices ? n_threads / n_devices : 1;
+}
+
+// Devices like the first one, which is open.
+static td_status open_peers(td_devices *d, const td_devices_opts *opts, td_err *err) {
+  const td_device_list list = devices_of(opts);
+  const bool is_gpu = td_dev_gpu_index(d->dev) >= 0;
+  td_dev_opts peer = dev_opts(opts, is_gpu ? "cuda" : "cpu");
+  peer.n_threads = threads_of_each(peer.n_threads, list.n);
+  td_status st = TD_OK;
+  for (uint32_t i = 1; i < list.n && st == TD_OK; i++) {
+    peer.index = list.index[i];
+    st = td_dev_open(&d->peers[d->n_peers], &peer, err);
+    d->n_peers += st == TD_OK;
+  }
+  d->parallel_tokens = opts->runtime->expert_parallel == PARALLEL_ON ? 1 : 0;
+  return st;
+}
+
 static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
                           td_err *err) {
   td_dev_opts dev = dev_opts(opts, opts->runtime->device);
   td_status st = td_placement_check(opts->runtime, err);
   if (st != TD_OK) return st;
   dev.need_bytes = td_placement_need_bytes(opts->runtime, stats);
+  const td_device_list list = devices_of(opts);
+  dev.index = list.index[0];
+  const bool is_cpu = strcmp(dev.kind, "cpu") == 0;
+  if (is_cpu) dev.n_threads = threads_of_each(dev.n_threads, list.n);
   st = td_dev_open(&d->dev, &dev, err);
+  if (st == TD_OK) st = open_peers(d, opts, err);
   return st == TD_ENOMEM && opts->runtime->experts == TD_EXPERTS_GPU
              ? td_err_prefix(err, "--expert-device gpu")
              : st;
@@ -38,7 +77,9 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
       .weight_bytes = d->held_bytes,
       .kv_bytes = td_placement_kv_bytes(opts->runtime->ctx_size, c, TD_KV_DEFAULT_CTX),
       .is_ctx_given = opts->runtime->ctx_size != 0,
-      .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)),
+      .step_token_bytes = td_engine_step_bytes_per_token(c, td_dev_act_dtype(d->dev)) +
+                          (d->n_peers ? td_engine_rank_bytes_per_token(c, td_dev_act_dtype(d->dev))
+                                      : 0),
       .usual_chunk = td_engine_prefill_chunk(c),
       .prefill_chunk = opts->runtime->prefill_chunk,
   };
@@ -109,7 +150,11 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   const td_model_stats stats = td_model_stats_of(model);
   td_status st = open_dev(out, opts, &stats, err);
   if (st != TD_OK) return st;
-  const uint64_t n_free = td_dev_free_vram_bytes(out->dev);
+  uint64_t n_free = td_dev_free_vram_bytes(out->dev);
+  for (uint32_t i = 0; i < out->n_peers; i++) { // all hold as much
+    const uint64_t n = td_dev_free_vram_bytes(out->peers[i]);
+    if (n < n_free) n_free = n;
+  }
   out->placement = td_placement_of(runtime, model, n_free);
   out->held_bytes = stats.bytes;
   out->prefill_chunk = runtime->prefill_chunk ? runtime->prefill_chunk
@@ -124,5 +169,13 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
 
 void td_devices_close(td_devices *devices) {
   td_dev_close(devices->expert_dev);
+  for (uint32_t i = 0; i < devices->n_peers; i++)
+    td_dev_close(devices->peers[i]);
   td_dev_close(devices->dev);
+}
+
+void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {
+  out->peer_devs = devices->peers;
+  out->n_peers = devices->n_peers;
+  out->parallel_tokens = devices->parallel_tokens;
 }

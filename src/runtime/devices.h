@@ -3,17 +3,23 @@
 #ifndef TD_RUNTIME_DEVICES_H
 #define TD_RUNTIME_DEVICES_H
 
+#include "comm/comm.h"
 #include "device/device.h"
+#include "engine/engine.h"
 #include "model/model.h"
 #include "runtime/placement.h"
 
 typedef struct {
   const td_runtime_opts *runtime;
   bool cpus_from_end, ends_with_process; // see td_dev_opts
+  bool is_alone;                         // one device, whatever --devices has
 } td_devices_opts;
 
 typedef struct {
   td_dev *dev;
+  td_dev *peers[TD_COMM_MAX_RANKS - 1]; // more devices like dev, for expert parallelism
+  uint32_t n_peers;
+  uint32_t parallel_tokens;     // see td_engine_opts
   td_dev *expert_dev;           // computes the routed experts; NULL: dev does
   uint32_t n_gpu_expert_layers; // with expert_dev: the first n layers have their experts on dev
   unsigned n_threads;           // CPU threads for computing
@@ -29,5 +35,7 @@ typedef struct {
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);
+// Lets an engine compute prompts on all devices.
+void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);
 
 #endif

@@ -1,6 +1,7 @@
 // src/runtime/placement.c - placement rules and the division of GPU memory.
 #include "runtime/placement.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -18,6 +19,34 @@ static uint64_t at_most(uint64_t n, uint64_t most) {
 
 // ---- where a model is computed ------------------------------------------------------------------
 
+td_status td_device_list_parse(td_device_list *out, const char *text, td_err *err) {
+  enum { MOST_INDEX = 63 };
+  *out = (td_device_list){.n = 0};
+  for (const char *at = text ? text : "0";; at++) {
+    char *end;
+    const unsigned long index = strtoul(at, &end, 10);
+    bool is_new = *at >= '0' && *at <= '9' && index <= MOST_INDEX;
+    for (uint32_t i = 0; i < out->n; i++)
+      is_new &= out->index[i] != index;
+    if (!is_new || out->n == TD_COMM_MAX_RANKS || (*end && *end != ',')) {
+      return td_fail(err, TD_EINVAL, "--devices %s: give up to %d different indices, as 0,1", text,
+                     TD_COMM_MAX_RANKS);
+    }
+    out->index[out->n++] = (uint32_t)index;
+    if (!*end) return TD_OK;
+    at = end;
+  }
+}
+
+static td_status check_devices(const td_runtime_opts *opts, td_err *err) {
+  enum { ON = 1 };
+  td_device_list list;
+  td_status st = td_device_list_parse(&list, opts->devices, err);
+  if (st == TD_OK && opts->expert_parallel == ON && list.n < 2)
+    st = td_fail(err, TD_EINVAL, "--expert-parallel on: name two devices or more, --devices 0,1");
+  return st;
+}
+
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   const bool is_cpu = strcmp(opts->device, "cpu") == 0, is_cuda = strcmp(opts->device, "cuda") == 0;
   if (!is_cpu && !is_cuda && strcmp(opts->device, "auto") != 0) {
@@ -29,7 +58,7 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
     return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
   }
-  return TD_OK;
+  return check_devices(opts, err);
 }
 
 bool td_placement_may_use_gpu(const td_runtime_opts *opts) {

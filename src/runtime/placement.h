@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "comm/comm.h"
 #include "model/model.h"
 #include "runtime/runtime_opts.h"
 
@@ -16,6 +17,13 @@ typedef struct {
   bool is_discrete;    // weights, KV pages and activations are in a GPU's memory
   bool experts_on_cpu; // with a GPU: the CPU computes the routed experts of some layers
 } td_placement;
+
+// The indices of --devices, "0,1": TD_COMM_MAX_RANKS at most, without duplicates. TD_EINVAL: names
+// what is wrong.
+typedef struct {
+  uint32_t index[TD_COMM_MAX_RANKS], n;
+} td_device_list;
+td_status td_device_list_parse(td_device_list *out, const char *text, td_err *err);
 
 // TD_EINVAL: the options contradict each other on any machine and for any model.
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err);

@@ -28,20 +28,24 @@ typedef enum {
 // Texts, borrowed: field, option.
 //   model_dir  the checkpoint's directory
 //   device     "cpu"; "cuda": a GPU; "auto": a usable GPU, else the CPU
+//   devices    indices of GPUs, "0,1"; see td_device_list_parse
 #define TD_RUNTIME_TEXTS(X)                                                                        \
   X(model_dir, "model")                                                                            \
-  X(device, "device")
+  X(device, "device")                                                                              \
+  X(devices, "devices")
 
 // Numbers: type, field, option, minimum, maximum, whether the content of KV pages depends on it (it
 // is then part of the fingerprint of --kv-dir).
 //   n_threads      of each process's thread pool; 0: one per CPU, one less beside a GPU
 //   ctx_size       tokens; 0: chosen by kv/plan.h
 //   prefill_chunk  tokens per step; 0: chosen by runtime/devices.h
+//   expert_parallel  0: automatic, 1: on, 2: off
 //   kv_dtype       TD_F32, on a device what td_dev_kv_dtype makes of it, or TD_F16
 #define TD_RUNTIME_NUMBERS(X)                                                                      \
   X(uint32_t, n_threads, "threads", 0, 4096, false)                                                \
   X(uint32_t, ctx_size, "ctx-size", 0, 1 << 24, false)                                             \
   X(uint32_t, prefill_chunk, "prefill-chunk", 0, 1 << 20, false)                                   \
+  X(uint32_t, expert_parallel, "expert-parallel", 0, 2, false)                                     \
   X(td_dtype, kv_dtype, "kv-dtype", TD_F32, TD_F16, true)                                          \
   X(td_weights_mode, weights, "weights", 0, TD_N_WEIGHTS_MODES - 1, false)                         \
   X(td_activations, activations, "activations", 0, TD_N_ACTIVATIONS - 1, true)                     \

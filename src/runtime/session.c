@@ -48,6 +48,7 @@ static td_status open_engine(td_session *s, td_err *err) {
                          .expert_dev = s->devices.expert_dev,
                          .n_gpu_expert_layers = s->devices.n_gpu_expert_layers,
                          .stream_bytes = s->devices.stream_bytes};
+  td_devices_use_peers(&s->devices, &opts);
   return td_engine_open(&s->engine, s->model, s->devices.dev, &opts, err);
 }
 
@@ -68,7 +69,7 @@ static td_status open_model(td_session *s, td_err *err) {
 }
 
 static td_status open_devices(td_session *s, td_err *err) {
-  const td_devices_opts opts = {.runtime = &s->opts.runtime};
+  const td_devices_opts opts = {.runtime = &s->opts.runtime, .is_alone = s->opts.record_routing};
   td_status st = td_devices_open(&s->devices, &opts, s->model, err);
   if (st != TD_OK) return st;
   s->opts.runtime.kv_dtype = td_dev_kv_dtype(s->devices.dev, s->opts.runtime.kv_dtype);

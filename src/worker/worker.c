@@ -111,8 +111,10 @@ static td_status open_engine(worker *w, td_err *err) {
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
   };
+  td_devices_use_peers(&w->devices, &opts);
   td_status st = w->devices.stream_bytes ? open_streaming(w, &opts, err) : TD_OK;
   if (st != TD_OK) return st;
+  if (w->streaming) opts.n_peers = 0; // prompts on all devices are for that engine
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
@@ -152,6 +154,7 @@ static td_status open_tables(worker *w, td_err *err) {
 static td_status open_devices(worker *w, td_err *err) {
   const td_devices_opts opts = {.runtime = &w->opts.runtime,
                                 .ends_with_process = true,
+                                .is_alone = w->opts.role == TD_ROLE_DECODE,
                                 .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
@@ -422,6 +425,26 @@ static td_status end_streaming(worker *w, td_err *err) {
   return st;
 }
 
+// Prompts on all devices at once, while nothing is decoded.
+static td_status run_on_all(worker *w, td_err *err) {
+  td_step *step = &w->stream_step;
+  td_status st = td_engine_step(w->streaming, step->seqs, step->n, err);
+  if (st != TD_OK) return td_err_prefix(err, "a prefill of %u prompts failed", step->n);
+  td_step_hold(step, false);
+  td_debug("prefill of %u tokens on %u devices: %.2f s", step->n_prefilled, w->devices.n_peers + 1,
+           (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9);
+  st = post_results(w, w->streaming, step, err);
+  step->n = 0;
+  return st;
+}
+
+static bool is_decoding(const worker *w) {
+  for (uint32_t i = 0; i < w->requests.n; i++) {
+    if (w->requests.active[i]->phase == TD_REQUEST_DECODE) return true;
+  }
+  return false;
+}
+
 static td_status begin_streaming(worker *w, td_err *err) {
   td_step *step = &w->stream_step;
   const uint32_t least_tokens = td_engine_stream_tokens(w->streaming);
@@ -436,6 +459,7 @@ static td_status begin_streaming(worker *w, td_err *err) {
   w->n_beside = 0;
   note_begin(step, w->stream_begin_ns);
   td_step_hold(step, true);
+  if (w->devices.n_peers && !is_decoding(w)) return run_on_all(w, err);
   td_status st = td_engine_begin(w->streaming, step->seqs, step->n, err);
   return st == TD_OK ? st : td_err_prefix(err, "a prefill of %u prompts failed", step->n);
 }

@@ -118,6 +118,11 @@ void td_dev_stop_pinning(td_dev *dev) {
   (void)dev;
 }
 
+int td_dev_gpu_index(const td_dev *dev) {
+  (void)dev;
+  return -1;
+}
+
 int td_dev_node(const td_dev *dev) {
   (void)dev;
   return -1;
@@ -340,6 +345,12 @@ td_status td_engine_end(td_engine *engine, td_err *err) {
   (void)err;
   TD_CHECK(!"a step in parts");
   return TD_OK;
+}
+
+size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
+  (void)config;
+  (void)act_dtype;
+  return 0;
 }
 
 bool td_engine_streams_all(td_engine *engine) {

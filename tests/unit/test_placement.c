@@ -31,6 +31,14 @@ static void test_what_cannot_be(void **state) {
       {{.device = "gpu"}, "--device gpu: give cpu, cuda or auto"},
       {{.device = "cpu", .experts = TD_EXPERTS_GPU}, "--expert-device gpu"},
       {{.device = "cuda", .activations = TD_ACTIVATIONS_INT8}, "--activations int8"},
+      {{.device = "cuda", .devices = "1,0", .expert_parallel = 1}, NULL},
+      {{.device = "cuda", .devices = "1", .expert_parallel = 1}, "--expert-parallel on"},
+      {{.device = "cuda", .devices = "1,1"}, "--devices 1,1"},
+      {{.device = "cuda", .devices = "0,"}, "--devices 0,"},
+      {{.device = "cuda", .devices = "0;1"}, "--devices 0;1"},
+      {{.device = "cuda", .devices = "-1"}, "--devices -1"},
+      {{.device = "cuda", .devices = "64"}, "--devices 64"},
+      {{.device = "cuda", .devices = "0,1,2,3,4,5,6,7,8"}, "up to 8"},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_err err;

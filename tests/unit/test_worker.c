@@ -22,6 +22,8 @@ static void test_args_round_trip(void **state) {
   (void)state;
   const td_worker_opts opts = {.runtime = {.model_dir = "/models/a b=c",
                                            .device = "cuda",
+                                           .devices = "1,0",
+                                           .expert_parallel = 2,
                                            .ctx_size = 1,
                                            .n_threads = 3,
                                            .prefill_chunk = 5,
