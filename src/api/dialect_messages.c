@@ -220,6 +220,20 @@ static void write_format(td_json_writer *w, const cJSON *root) {
   td_jw_end_object(w);
 }
 
+// Whether the last message is the beginning of the answer.
+static bool is_prefilled(const cJSON *messages) {
+  const cJSON *last = messages->child;
+  while (last->next)
+    last = last->next;
+  const cJSON *role = td_json_get(last, "role"), *content = td_json_get(last, "content");
+  if (!cJSON_IsString(role) || strcmp(role->valuestring, "assistant") != 0) return false;
+  if (cJSON_IsString(content)) return content->valuestring[0] != '\0';
+  const cJSON *block = content ? content->child : NULL;
+  while (block && block->next)
+    block = block->next;
+  return is_block(block, "text");
+}
+
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                            td_api_error *error) {
   static const char *const own[] = {
@@ -238,6 +252,9 @@ static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *sta
   if (cJSON_IsArray(tools)) write_tools(&w, tools);
   if (st == TD_OK && choice) st = write_choice(&w, choice, error);
   if (stops) td_api_write_json(&w, "stop", stops);
+  if (st == TD_OK && is_prefilled(td_json_get(root, "messages"))) {
+    td_jw_bool(&w, "continue_final_message", true);
+  }
   write_thinking(&w, root);
   write_format(&w, root);
   td_jw_end_object(&w);

@@ -232,8 +232,9 @@ void td_api_write_json(td_json_writer *w, const char *key, const cJSON *value) {
 
 // Names that belong to the protocol; chat_template_kwargs must not override them.
 static bool is_reserved(const char *name) {
-  static const char *const names[] = {"messages",         "tools",     "add_generation_prompt",
-                                      "reasoning_effort", "bos_token", "eos_token"};
+  static const char *const names[] = {
+      "messages",  "tools",     "add_generation_prompt", "reasoning_effort",
+      "bos_token", "eos_token", "continue_final_message"};
   for (size_t i = 0; i < TD_COUNT(names); i++) {
     if (strcmp(name, names[i]) == 0) return true;
   }
@@ -259,10 +260,29 @@ static td_status write_kwargs(td_json_writer *w, const cJSON *root, td_api_error
   return TD_OK;
 }
 
+// Whether the last message is continued instead of a new one begun.
+static td_status parse_continued(bool *generation_prompt, bool *is_continued, const cJSON *root,
+                                 td_api_error *error) {
+  static const char key[] = "continue_final_message";
+  const cJSON *last = td_json_get(root, "messages")->child;
+  td_status st = td_api_get_bool(root, key, is_continued, error);
+  if (st != TD_OK || !*is_continued) return st;
+  if (*generation_prompt && td_json_get(root, "add_generation_prompt")) {
+    return td_api_bad(error, key, "%s does not go with add_generation_prompt: true", key);
+  }
+  while (last->next)
+    last = last->next;
+  if (strcmp(role_of(last), "assistant") != 0) {
+    return td_api_bad(error, key, "%s: the last message must be the assistant's", key);
+  }
+  *generation_prompt = false;
+  return TD_OK;
+}
+
 static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *has_tools,
                             td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
-  bool generation_prompt = true;
+  bool generation_prompt = true, is_continued = false;
   const cJSON *tools;
   td_jw_begin_object(&w, NULL);
   td_status st = write_messages(&w, td_json_get(root, "messages"), plain, error);
@@ -272,7 +292,9 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *ha
   if (st == TD_OK) {
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }
+  if (st == TD_OK) st = parse_continued(&generation_prompt, &is_continued, root, error);
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
+  if (st == TD_OK && is_continued) td_jw_bool(&w, "continue_final_message", true);
   if (st == TD_OK)
     st = write_optional(&w, root, "reasoning_effort", "reasoning_effort", NULL, error);
   if (st == TD_OK) st = write_kwargs(&w, root, error);

@@ -185,7 +185,6 @@ static const char *const unsupported[] = {
     "audio",
     "bad_words",
     "chat_template",
-    "continue_final_message",
     "documents",
     "function_call",
     "functions",

@@ -2,6 +2,7 @@
 #include "text/chat.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fs.h"
 #include "base/json_parse.h"
@@ -80,6 +81,56 @@ static td_status parse_vars(cJSON **out, const char *vars, size_t len, td_err *e
   return td_fail(err, TD_EINVAL, "template variables must be a JSON object");
 }
 
+// The text of the last message, if the variables ask to continue it; NULL otherwise. Removes the
+// request, which is not for the template.
+static td_status take_continued(cJSON *vars, const char **out, td_err *err) {
+  static const char key[] = "continue_final_message";
+  const cJSON *messages = td_json_get(vars, "messages");
+  bool is_wanted = cJSON_IsTrue(td_json_get(vars, key));
+  *out = NULL;
+  cJSON_DeleteItemFromObjectCaseSensitive(vars, key);
+  if (!is_wanted) return TD_OK;
+  const cJSON *last = messages ? messages->child : NULL;
+  while (last && last->next)
+    last = last->next;
+  const cJSON *content = td_json_get(last, "content");
+  const char *text = cJSON_IsString(content) ? content->valuestring : "";
+  if (!text[strspn(text, " \t\r\n")]) {
+    return td_fail(err, TD_EINVAL, "%s: the last message has no content to continue", key);
+  }
+  *out = text;
+  return TD_OK;
+}
+
+static bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+// Cuts the prompt behind the last message's text, which the template may have stripped. What users
+// wrote is in typed, so that the template's own words are not taken for it.
+static td_status cut_behind(td_buf *prompt, td_spans *typed, const char *text, td_err *err) {
+  size_t n = strlen(text), end = typed->n ? typed->spans[typed->n - 1].end : 0;
+  while (is_space(*text))
+    text++, n--;
+  while (n && is_space(text[n - 1]))
+    n--;
+  const char *rest = text + n;
+  while (end >= n && memcmp(prompt->data + end - n, text, n) != 0)
+    end--;
+  if (end < n || !typed->n) {
+    return td_fail(err, TD_EINVAL,
+                   "continue_final_message: the chat template does not show the last message");
+  }
+  for (; *rest && end < prompt->len && prompt->data[end] == *rest; rest++)
+    end++;
+  prompt->len = end;
+  prompt->data[end] = '\0';
+  while (typed->n && typed->spans[typed->n - 1].begin >= end)
+    typed->n--;
+  if (typed->n && typed->spans[typed->n - 1].end > end) typed->spans[typed->n - 1].end = end;
+  return TD_OK;
+}
+
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err) {
   if (!chat->tmpl) {
@@ -91,8 +142,11 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   if (st != TD_OK) return st;
   td_buf prompt = TD_BUF_INIT;
   td_spans typed = {0};
+  const char *continued;
   if (!add_defaults(root, chat->tok)) st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = take_continued(root, &continued, err);
   if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  if (st == TD_OK && continued) st = cut_behind(&prompt, &typed, continued, err);
   if (st == TD_OK) {
     st = td_tokenizer_encode_spans(chat->tok, td_buf_text(&prompt), prompt.len, &typed,
                                    TD_TOK_PARSE_SPECIAL, out, err);

@@ -22,7 +22,8 @@ bool td_chat_template_mentions(const td_chat *chat, const char *text);
 // Appends the token ids of a conversation. vars is a JSON object with messages and other variables
 // of the template. Added if absent: bos_token and eos_token from the tokenizer, tools and documents
 // as null, add_generation_prompt as true. text, if not NULL, receives the rendered prompt.
-// TD_EINVAL: the template rejected the conversation (raise_exception).
+// continue_final_message true: the prompt ends behind the last message's content, which the model
+// continues. TD_EINVAL: the template rejected the conversation (raise_exception).
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err);
 

@@ -348,6 +348,32 @@ def test_ollama_models(llama, server):
     assert version.json()["version"]
 
 
+# -- a message that is continued --------------------------------------------------------------
+
+
+def test_continued(server, claude):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "e, B, \n"}]
+    rendered = "user:hi|assistant:e, B, \n"
+    body = {"messages": messages, "continue_final_message": True}
+    prompt = post(server, "/apply-template", body)
+    assert prompt.json() == {"prompt": rendered}, prompt.text
+    plain = post(server, "/tokenize", {"prompt": rendered}).json()
+    assert post(server, "/tokenize", body).json()["tokens"] == plain["tokens"]
+    chat = post(server, "/v1/chat/completions", {**body, "max_tokens": 3}).json()
+    assert chat["usage"]["prompt_tokens"] == plain["count"]
+    answer = claude.messages.create(model=MODEL, max_tokens=3, messages=messages)
+    usage = answer.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == plain["count"]
+    for wrong in (
+        {"messages": messages[:1]},
+        {"add_generation_prompt": True},
+        {"messages": [messages[0], {"role": "assistant", "content": " "}]},
+        {"continue_final_message": 1},
+    ):
+        refused = post(server, "/v1/chat/completions", {**body, **wrong})
+        assert refused.status_code == 400, refused.text
+
+
 # -- the server ------------------------------------------------------------------------------
 
 

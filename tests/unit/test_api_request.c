@@ -329,7 +329,6 @@ static void composes_calls_in_each_form(void **state) {
 static void refuses_what_it_does_not_obey(void **state) {
   (void)state;
   static const bad_body list[] = {
-      {WITH("\"continue_final_message\":true"), "continue_final_message"},
       {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
       {WITH("\"bad_words\":[\"a\"]"), "bad_words"},
