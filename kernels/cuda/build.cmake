@@ -3,9 +3,9 @@
 #   libtandem_cuda_emu.so  the same sources as C++ on the host (tests/cuda_emu), for the tests
 # TD_CUDA: AUTO builds the first where nvcc is found, but not with sanitizers; ON insists; OFF does
 # not.
-# TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list. PTX, which
-# newer GPUs translate when the program first starts, is always in.
+# TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list.
 set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
+option(TD_CUDA_PTX "Also PTX, which newer GPUs translate when the program first starts" ON)
 set(TD_CUDA_ARCHS auto CACHE STRING "GPUs to make code for: auto (this machine's), package (all), or a list as 80;90a")
 include(${CMAKE_CURRENT_LIST_DIR}/archs.cmake)
 
@@ -31,8 +31,9 @@ if(wanted AND TD_NVCC)
   foreach(arch ${archs})
     list(APPEND codes -gencode arch=compute_${arch},code=sm_${arch})
   endforeach()
-  # For newer ones: from 89 on there are instructions for FP8.
-  list(APPEND codes -gencode arch=compute_80,code=compute_80 -gencode arch=compute_89,code=compute_89)
+  if(TD_CUDA_PTX) # from 89 on there are instructions for FP8
+    list(APPEND codes -gencode arch=compute_80,code=compute_80 -gencode arch=compute_89,code=compute_89)
+  endif()
   if("90a" IN_LIST archs)
     if("90" IN_LIST archs)
       message(FATAL_ERROR "TD_CUDA_ARCHS: 90 and 90a are for the same GPUs: leave out 90")
