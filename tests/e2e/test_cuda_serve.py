@@ -139,6 +139,32 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
     server.close()
 
 
+def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
+    """Both compute a long prompt, by NCCL, unless something decodes: then it streams to the first."""
+    if "_emu" not in library:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
+    monkeypatch.setenv("TANDEM_NCCL_LIB", library)
+    options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--devices", "0,1"]
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
+    assert "expert parallelism on 2 devices, exchange by nccl" in server.log()
+    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
+    if not least or int(least[1]) > 600:
+        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
+    prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
+    said = complete(server, prompt, 3)
+    assert f"prefill of {len(prompt)} tokens on 2 devices" in server.log()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = pool.submit(complete, server, [5, 6, 7], 24)
+        wait_until(lambda: health(server)["running"] == 1)
+        complete(server, [9, *prompt[1:]], 2)
+        running.result()
+    server.kill_worker()
+    assert complete(server, prompt, 3) == said
+    assert server.log().count("exchange by nccl") == 2
+    server.close()
+
+
 def beside(server):
     """For each prefill with streamed experts, the decode steps beside it."""
     return [int(n) for n in re.findall(r"with streamed experts: .* beside (\d+) decode", server.log())]
