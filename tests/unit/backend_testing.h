@@ -25,7 +25,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
-#include "front/backend.h"
+#include "front/backend_impl.h"
 #include "front/supervisor.h"
 #include "kv/pool.h"
 #include "worker/worker.h"

@@ -505,6 +505,73 @@ static void test_answers_make_room(void **state) {
   world_close(&w);
 }
 
+// Runs until one of the clients' requests is in that state, and cancels it.
+static client *cancel_one_in(world *w, client *clients, uint32_t n, td_request_state state) {
+  for (;;) {
+    for (uint32_t i = 0; i < n; i++) {
+      const td_front_request *r = td_backend_find(w->backend, clients[i].id);
+      if (!r || r->out.state != state) continue;
+      clients[i].is_canceled = true;
+      td_backend_cancel(w->backend, clients[i].id);
+      return &clients[i];
+    }
+    if (is_idle(w)) fail_msg("no request was %s", td_request_state_name(state));
+    uv_run(&w->loop, UV_RUN_ONCE);
+  }
+}
+
+// Canceled while its worker is asked to drop it: it is not queued again.
+static void test_cancel_of_the_preempted(void **state) {
+  (void)state;
+  enum { N = 6 };
+  static client clients[N];
+  static int32_t prompts[N][140];
+  setenv("TANDEM_TEST_STEP_US", "1000", 1);
+  kv_tokens = 1024;
+  world w;
+  world_ready(&w, 512, N);
+  kv_tokens = 0;
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend};
+    make_prompt(prompts[i], 140, i);
+    assert_int_equal(submit(&clients[i], prompts[i], 140, 200), TD_OK);
+  }
+  const client *canceled = cancel_one_in(&w, clients, N, TD_REQUEST_RECALLED);
+  run_until(&w, is_idle, &w);
+  for (uint32_t i = 0; i < N; i++) {
+    assert_int_equal(clients[i].n_done, &clients[i] != canceled);
+    if (&clients[i] != canceled) check_answer(&clients[i], prompts[i], 140, 200);
+  }
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  unsetenv("TANDEM_TEST_STEP_US");
+  world_close(&w);
+}
+
+// Canceled while it is held back after a crash: nothing of it is sent.
+static void test_cancel_of_the_held(void **state) {
+  (void)state;
+  enum { N = 6 };
+  static const int32_t plain[] = {5, 6, 7}, deadly[] = {DIE, 12, 3};
+  static client clients[N];
+  world w;
+  setenv("TANDEM_TEST_STEP_US", "1000", 1);
+  world_ready(&w, 512, N);
+  for (uint32_t i = 0; i < N; i++) {
+    clients[i] = (client){.backend = w.backend};
+    assert_int_equal(submit(&clients[i], i == 0 ? deadly : plain, 3, 60), TD_OK);
+  }
+  const client *canceled = cancel_one_in(&w, clients + 1, N - 1, TD_REQUEST_HELD);
+  run_until(&w, is_idle, &w);
+  assert_int_equal(clients[0].done.reason, TD_DONE_LOST);
+  for (uint32_t i = 1; i < N; i++) {
+    assert_int_equal(clients[i].n_done, &clients[i] != canceled);
+    if (&clients[i] != canceled) check_answer(&clients[i], plain, 3, 60);
+  }
+  assert_true(td_backend_kv_use(w.backend) == 0);
+  unsetenv("TANDEM_TEST_STEP_US");
+  world_close(&w);
+}
+
 static void test_engine_failure(void **state) {
   (void)state;
   world w;
@@ -805,6 +872,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_two_poisons_among_prompts),
       cmocka_unit_test(test_cancel_at_the_hand_over),
       cmocka_unit_test(test_answers_make_room),
+      cmocka_unit_test(test_cancel_of_the_preempted),
+      cmocka_unit_test(test_cancel_of_the_held),
       cmocka_unit_test(test_engine_failure),
       cmocka_unit_test(test_failures_to_start),
       cmocka_unit_test(test_close_with_requests),
