@@ -200,7 +200,8 @@ static void writes_logprobs(void **state) {
   td_delta message = {0};
   assert_true(td_answer_take(&answer, &piece));
   assert_int_equal(td_delta_gather(&message, &parts, &answer, &err), TD_OK);
-  td_api_choice choice = {&answer, &message, &parts, "length"};
+  td_api_choice choice = {
+      .answer = &answer, .message = &message, .parts = &parts, .finish_reason = "length"};
   td_buf text = TD_BUF_INIT;
   td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2},
                         &(td_api_timings){1, 2, 500000, 1, 0, 0});
