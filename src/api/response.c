@@ -21,10 +21,14 @@ void td_api_head_init(td_api_head *head, bool is_chat, const char *model, const 
 
 // ---- log-probabilities ----------------------------------------------------------------------
 
-// NAN, of a prompt's first token, is written as null.
+// Always a number, also for a logit that is not.
 static double logprob_of(double value) {
-  if (isnan(value)) return value;
   return value >= MIN_LOGPROB ? value : MIN_LOGPROB;
+}
+
+// Of a token that may be a prompt's first, which has none: NAN, written as null.
+static double logprob_or_nan(double value) {
+  return isnan(value) ? value : logprob_of(value);
 }
 
 // A token alone, as a string and as bytes. Bytes that are not UTF-8, and NUL, are escaped as the
@@ -120,7 +124,7 @@ static void write_legacy_logprobs(td_json_writer *w, const td_api_head *head,
   td_jw_end_array(w);
   td_jw_begin_array(w, "token_logprobs");
   for (size_t i = first; i < last; i++)
-    td_jw_double(w, NULL, logprob_of((double)t[i].token.logprob));
+    td_jw_double(w, NULL, logprob_or_nan((double)t[i].token.logprob));
   td_jw_end_array(w);
   td_jw_begin_array(w, "top_logprobs");
   for (size_t i = first; i < last; i++)
