@@ -34,10 +34,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMITS = {"tests": 165, "measure": 400, "sanitize": 120}
-UNITS = ["device", "ops", "attn", "engine", "comm"]
+UNITS = ["device", "graphs", "weights", "ops", "attn", "engine", "comm"]
 # The emulator shows that a bundle is whole; its tests run whole in CTest.
 EMULATED_TESTS = {
     "device": "*names_and_memory",
+    "graphs": "*keys*",
+    "weights": "*splits",
     "ops": "*embed*",
     "attn": "*bad_batches",
     "engine": "*failure_is_not_waited_for",

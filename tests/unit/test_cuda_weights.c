@@ -1,0 +1,307 @@
+// tests/unit/test_cuda_weights.c - what the CUDA device keeps of weights, and the choices of
+// heuristics.c.
+#include <setjmp.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "unit/cuda_test.h"
+#include "unit/filtered.h"
+
+// Small copies share a piece of memory, and so do larger ones whose last page would stay half
+// empty; whole pages do not, nor does what no piece holds.
+static void test_copies_share_pages(void **state) {
+  (void)state;
+  enum { MIB = 1 << 20 };
+  static const struct {
+    size_t n_bytes, n_pieces;
+  } steps[] = {{7, 1},        {3 * MIB, 1},  {4 * MIB, 2},  {65 * MIB, 3}, {13 * MIB, 3},
+               {13 * MIB, 3}, {13 * MIB, 3}, {13 * MIB, 3}, {13 * MIB, 4}};
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  dev->page_bytes = 2 * MIB;
+  uint8_t *host = malloc(65 * MIB), *got = malloc(65 * MIB);
+  const void *device[TD_COUNT(steps)];
+  td_err err;
+  for (size_t i = 0; i < 65 * MIB; i++)
+    host[i] = (uint8_t)(i * 37 >> 3);
+  for (size_t i = 0; i < TD_COUNT(steps); i++) {
+    assert_int_equal(td_cuda_on_device(dev, host + i, steps[i].n_bytes - i, &device[i], &err),
+                     TD_OK);
+    assert_int_equal((uintptr_t)device[i] % 256, 0);
+    assert_int_equal(dev->n_pieces, steps[i].n_pieces);
+  }
+  for (size_t i = 0; i < TD_COUNT(steps); i++) {
+    cuda_get(&f, got, device[i], steps[i].n_bytes - i);
+    assert_memory_equal(got, host + i, steps[i].n_bytes - i);
+  }
+  free(host);
+  free(got);
+  cuda_close(&f);
+}
+
+static void test_weights_are_copied_once(void **state) {
+  (void)state;
+  enum { N = 3000 }; // more than the table has slots for at first
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  int32_t *host = malloc(N * sizeof *host);
+  const void **device = malloc(N * sizeof *device);
+  td_err err;
+  for (int i = 0; i < N; i++) {
+    host[i] = i;
+    assert_int_equal(td_cuda_on_device(dev, &host[i], sizeof host[i], &device[i], &err), TD_OK);
+  }
+  for (int i = 0; i < N; i++) {
+    const void *again;
+    int32_t value;
+    assert_int_equal(td_cuda_on_device(dev, &host[i], sizeof host[i], &again, &err), TD_OK);
+    assert_ptr_equal(again, device[i]);
+    if (i % 97 == 0) {
+      cuda_get(&f, &value, again, sizeof value);
+      assert_int_equal(value, i);
+    }
+  }
+  const void *none = host;
+  assert_int_equal(td_cuda_on_device(dev, NULL, 4, &none, &err), TD_OK);
+  assert_null(none);
+  assert_int_equal(td_cuda_on_device(dev, host, (size_t)1 << 50, &none, &err), TD_ENOMEM);
+  assert_non_null(strstr(err.msg, "do not fit the GPU"));
+  free(host);
+  free(device);
+  cuda_close(&f);
+}
+
+// A matrix of another layout is brought into rows once, and found again with all its parts.
+static void test_layouts_become_rows(void **state) {
+  (void)state;
+  enum { GROUP = 32, SIZES = 3 };
+  static const uint32_t dims[SIZES][2] = {{16, 64}, {8, 32}, {40, 96}}; // rows, columns
+  ref_weight weights[TD_COUNT(ref_formats) * SIZES] = {0}; // none where another one was
+  CUDA_OPEN(f);
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_err err;
+  for (size_t i = 0; i < TD_COUNT(weights); i++) {
+    const ref_format *format = &ref_formats[i / SIZES];
+    if (format->layout == TD_LAYOUT_ROWS) continue;
+    uint32_t rows = dims[i % SIZES][0], cols = dims[i % SIZES][1];
+    const ref_weight w = weights[i] = ref_make_format(&f.rng, format, rows, cols, 1, GROUP);
+    td_weight first, again;
+    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &first, &err), TD_OK);
+    assert_int_equal(td_cuda_weight(dev, &w.w, "test", &again, &err), TD_OK);
+    assert_int_equal(first.layout, TD_LAYOUT_ROWS);
+    assert_memory_equal(&first, &again, sizeof first);
+    td_weight here = first;
+    char *data = malloc(td_weight_data_bytes(&here)), *scale = malloc(td_weight_scale_bytes(&here));
+    uint32_t *zero = malloc(td_weight_zero_bytes(&here) + 1);
+    TD_CHECK(data && scale && zero);
+    cuda_get(&f, data, first.data, td_weight_data_bytes(&here));
+    cuda_get(&f, scale, first.scale, td_weight_scale_bytes(&here));
+    if (here.zero) cuda_get(&f, zero, first.zero, td_weight_zero_bytes(&here));
+    here.data = data;
+    here.scale = scale;
+    if (here.zero) here.zero = zero;
+    for (uint32_t r = 0; r < rows; r++) {
+      for (uint32_t c = 0; c < cols; c++)
+        assert_true(ref_at(&here, r, c) == ref_at(&w.w, r, c));
+    }
+    free(data);
+    free(scale);
+    free(zero);
+  }
+  for (size_t i = 0; i < TD_COUNT(weights); i++)
+    ref_free_weight(&weights[i]);
+  cuda_close(&f);
+}
+
+static void test_how_weights_are_read(void **state) {
+  (void)state;
+  float scale;
+  static const struct {
+    td_dtype dtype, scale_dtype;
+    uint32_t cols, scale_cols;
+    td_layout layout;
+    td_cu_read want;
+  } cases[] = {
+      {TD_F32, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F32},
+      {TD_F16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_F16},
+      {TD_BF16, TD_F32, 64, 0, TD_LAYOUT_ROWS, TD_CU_READ_BF16},
+      {TD_BF16, TD_F32, 68, 0, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_F8},
+      {TD_F8E4M3, TD_F32, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_F8},
+      {TD_F8E4M3, TD_F32, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F8E4M3, TD_F32, 640, 384, TD_LAYOUT_ROWS, TD_CU_READ_ANY}, // no power of two
+      {TD_F8E4M3, TD_F32, 640, 700, TD_LAYOUT_ROWS, TD_CU_READ_F8},  // but a row
+      {TD_F8E4M3, TD_F8E8M0, 640, 128, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_I8, TD_F32, 640, 640, TD_LAYOUT_ROWS, TD_CU_READ_I8},
+      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_I4},
+      {TD_I4, TD_BF16, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_I4, TD_BF16, 640, 32, TD_LAYOUT_AWQ, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_NVFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_MXFP4},
+      {TD_F4E2M1, TD_F8E8M0, 640, 16, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+      {TD_F4E2M1, TD_F8E4M3, 640, 32, TD_LAYOUT_ROWS, TD_CU_READ_ANY},
+  };
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    td_weight w = {.dtype = cases[i].dtype,
+                   .scale_dtype = cases[i].scale_dtype,
+                   .cols = cases[i].cols,
+                   .scale_cols = cases[i].scale_cols,
+                   .scale = cases[i].scale_cols ? &scale : NULL,
+                   .layout = cases[i].layout};
+    assert_int_equal(td_cuda_read_of(&w, true), cases[i].want);
+    assert_int_equal(td_cuda_read_of(&w, false), TD_CU_READ_ANY);
+  }
+  td_weight bf16 = {.dtype = TD_BF16, .rows = 8, .cols = 64};
+  td_weight f8 = {.dtype = TD_F8E4M3, .scale = &scale, .scale_cols = 128, .cols = 64};
+  td_weight f32 = {.dtype = TD_F32, .rows = 8, .cols = 64};
+  td_weight f4 = {.dtype = TD_F4E2M1, .scale = &scale, .scale_cols = 16, .cols = 64};
+  const td_cu_read f8_read = TD_CU_READ_F8, any = TD_CU_READ_ANY;
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 64, true), CUDA_GEMM_VEC);
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 65, true), CUDA_GEMM_WGMMA);
+  assert_int_equal(td_cuda_gemm_of(&f8, f8_read, 65, false), CUDA_GEMM_MMA);
+  assert_int_equal(td_cuda_gemm_of(&f8, any, 65, true), CUDA_GEMM_MMA);
+  assert_int_equal(td_cuda_gemm_of(&f32, TD_CU_READ_F32, 1000, true), CUDA_GEMM_VEC);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_MMA, 500), 64);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_WGMMA, 64), 64);
+  assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_WGMMA, 65), 128);
+  assert_false(td_cuda_use_blas(&bf16, 16));
+  assert_true(td_cuda_use_blas(&bf16, 17));
+  assert_false(td_cuda_use_blas(&f8, 64));
+  assert_true(td_cuda_use_blas(&f8, 65));
+  assert_false(td_cuda_use_blas(&f4, 255));
+  assert_true(td_cuda_use_blas(&f4, 256));
+  assert_false(td_cuda_use_blas(&f32, 1000));
+  assert_int_equal(td_cuda_tiles_at_once(0, 170, 200), 170);
+  assert_int_equal(td_cuda_tiles_at_once(199, 170, 200), 170);
+  assert_int_equal(td_cuda_tiles_at_once(200, 170, 200), 8);
+  assert_int_equal(td_cuda_tiles_at_once(200, 3, 200), 3);
+  static const uint32_t tokens[][2] = {{1, 8}, {8, 8}, {9, 16}, {16, 16}, {900, 16}};
+  for (size_t i = 0; i < TD_COUNT(tokens); i++)
+    assert_int_equal(td_cuda_tile_tokens(CUDA_GEMM_VEC, tokens[i][0]), tokens[i][1]);
+  // rows, SMs, warps
+  static const uint32_t rows[][3] = {{1, 132, 24},    {2112, 132, 24},  {2113, 132, 12},
+                                     {4096, 132, 12}, {7168, 132, 6},   {8192, 132, 6},
+                                     {6144, 132, 8},  {129280, 132, 8}, {7168, 82, 8}};
+  for (size_t i = 0; i < TD_COUNT(rows); i++) {
+    assert_int_equal(td_cuda_vec_warps(rows[i][0], false, rows[i][1]), rows[i][2]);
+    assert_int_equal(td_cuda_vec_warps(rows[i][0], true, rows[i][1]), 8);
+  }
+}
+
+// A matrix in pieces is the matrix.
+static void test_pieces_of_a_matrix(void **state) {
+  (void)state;
+  enum { ROWS = 24, COLS = 64, TOKENS = 256, CUT = 16 };
+  td_weight wide = {.dtype = TD_F8E4M3, .rows = 100, .cols = 1u << 24}, v3 = wide;
+  assert_int_equal(td_cuda_piece_rows(&wide, 100), 16);
+  v3.cols = 7168;
+  assert_int_equal(td_cuda_piece_rows(&v3, 18432), 4680);
+  assert_int_equal(td_cuda_piece_rows(&v3, 2048), 2048);
+  CUDA_OPEN(f);
+  td_err err;
+  ref_weight w = ref_make_weight(&f.rng, TD_F8E4M3, ROWS, COLS, 8, 32);
+  td_weight device;
+  assert_int_equal(td_cuda_weight((td_cuda_dev *)f.dev, &w.w, "w", &device, &err), TD_OK);
+  float *x = cuda_floats(&f, TOKENS * COLS), got[2][TOKENS * ROWS];
+  float *y = cuda_alloc(&f, sizeof got[0]);
+  td_cuda_matmul m = {.w = &device,
+                      .x = cuda_put_bf16(&f, x, TOKENS * COLS),
+                      .y = y,
+                      .x_stride = COLS,
+                      .y_stride = ROWS,
+                      .n_tokens = TOKENS,
+                      .n_rows = ROWS,
+                      .y_f32 = true};
+  td_cuda_stream *stream = (td_cuda_stream *)f.stream;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  cuda_get(&f, got[0], y, sizeof got[0]);
+  m.n_rows = CUT;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  m.row0 = CUT;
+  m.n_rows = ROWS - CUT;
+  m.y = y + CUT;
+  assert_int_equal(td_cuda_run_matmul(stream, &m, &err), TD_OK);
+  cuda_get(&f, got[1], y, sizeof got[1]);
+  for (size_t i = 0; i < TOKENS * ROWS; i++) // cuBLAS may sum in another order
+    cuda_assert_within(got[1][i], got[0][i], fabsf(got[0][i]) * 1e-4 + 1e-4, "piece", i);
+  free(x);
+  ref_free_weight(&w);
+  cuda_close(&f);
+}
+
+static void test_splits(void **state) {
+  (void)state;
+  for (uint32_t max_keys = 1; max_keys < 1u << 20; max_keys += 1 + max_keys / 3) {
+    for (uint32_t n_blocks = 1; n_blocks <= 4; n_blocks++) {
+      uint32_t keys, n, few = n_blocks <= 2;
+      td_cuda_splits(max_keys, n_blocks, &keys, &n);
+      assert_true((uint64_t)keys * n >= max_keys && (uint64_t)keys * (n - 1) < max_keys);
+      assert_true(n <= (few ? 128 : 64) && (keys & (keys - 1)) == 0);
+      // the same for all usual contexts
+      if (max_keys <= 256 * 64) assert_int_equal(keys, few ? 128 : 256);
+    }
+  }
+}
+
+static void test_splits_that_a_block_adds_up(void **state) {
+  (void)state;
+  assert_false(td_cuda_folds_by_block(1, 4, 64, 132));
+  assert_false(td_cuda_folds_by_block(4, 4, 32, 132));
+  assert_true(td_cuda_folds_by_block(4, 4, 33, 132)); // 9 blocks in a row
+  assert_true(td_cuda_folds_by_block(33, 4, 1, 132));
+}
+
+static void test_prompts_of_a_launch(void **state) {
+  (void)state;
+  enum { SEQS = 40 };
+  int32_t q_begin[SEQS + 1] = {0}, position[SEQS * 130];
+  for (int32_t s = 0; s < SEQS; s++) { // of 0, 1, 129, 0, 1, .. tokens, behind 10 others
+    const int32_t n = s % 3 == 2 ? 129 : s % 3;
+    q_begin[s + 1] = q_begin[s] + n;
+    for (int32_t t = 0; t < n; t++)
+      position[q_begin[s] + t] = 10 + t;
+  }
+  td_batch_view b = {.n_tokens = (uint32_t)q_begin[SEQS],
+                     .n_seqs = SEQS,
+                     .max_pages = 2,
+                     .page_tokens = 64,
+                     .host_q_begin = q_begin,
+                     .host_position = position};
+  td_cu_prefill_list list;
+  assert_int_equal(td_cuda_list_prompts(&b, 0, SIZE_MAX, &list), TD_CU_PREFILL_SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, TD_CU_PREFILL_SEQS, SIZE_MAX, &list), SEQS);
+  assert_int_equal(list.n_seqs, SEQS - TD_CU_PREFILL_SEQS);
+  assert_int_equal(td_cuda_list_prompts(&b, 1, 11 + 128, &list), 4); // pages hold 128 of 139 keys
+  assert_int_equal(list.n_seqs, 3);
+  assert_int_equal(list.n_keys, 11 + 128);
+  assert_int_equal(list.n_tiles, 1 + 2);
+  assert_int_equal(list.max_keys, 128);
+  assert_int_equal(list.seqs[1].seq, 2);
+  assert_int_equal(list.seqs[1].key_begin, 11);
+  assert_int_equal(list.seqs[1].tile_begin, 1);
+  assert_int_equal(list.seqs[2].n_keys, 0);
+  assert_int_equal(list.seqs[2].tile_begin, 3);
+  assert_int_equal(td_cuda_list_prompts(&b, 2, 1, &list), 3); // one at least
+  b.host_position = NULL;
+  assert_int_equal(td_cuda_list_prompts(&b, 5, SIZE_MAX, &list), 6);
+  assert_int_equal(list.n_keys, 128);
+  assert_int_equal(list.n_tiles, (b.n_tokens + 127) / 128);
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_copies_share_pages),
+      cmocka_unit_test(test_weights_are_copied_once),
+      cmocka_unit_test(test_layouts_become_rows),
+      cmocka_unit_test(test_how_weights_are_read),
+      cmocka_unit_test(test_pieces_of_a_matrix),
+      cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_splits_that_a_block_adds_up),
+      cmocka_unit_test(test_prompts_of_a_launch),
+  };
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
