@@ -343,25 +343,40 @@ typedef struct {
   td_gpu_steps *s;
   rig *prefill, *decode;
   uint32_t depth;
-  double alone_s;              // a decode step
-  double gaps_s[MOST_GAPS];    // decode steps beside the prompt
-  uint32_t n;                  // of them
-  double seconds, stream_gbps; // of the prompt
-  bool is_whole;               // not abandoned
+  double alone_s;                    // a decode step
+  double gaps_s[MOST_GAPS];          // decode steps beside the prompt
+  uint32_t n;                        // of them
+  double seconds, stream_gbps;       // of the prompt
+  uint64_t until_bytes, ahead_bytes; // see feed
+  bool is_whole;                     // not abandoned
 } interference;
 
 static double decode_step(const interference *t) {
   return run_step(t->s, t->decode, &(step_shape){.n_decode = 1, .n_past = t->depth});
 }
 
-// Feeds the prompt and runs a decode step, as far ahead as pace allows. Returns whether the prompt
-// is done.
+static void feed(void *ctx) {
+  const interference *t = ctx;
+  td_engine *engine = t->prefill->engine;
+  const uint64_t queued_bytes = td_engine_stream_progress(engine).queued_bytes;
+  td_engine_feed(engine, queued_bytes < t->until_bytes ? t->ahead_bytes : 0);
+}
+
+// Runs a decode step and feeds the prompt meanwhile, as far as pace allows. Returns whether the
+// prompt is done.
 static bool run_beside(interference *t, td_stream_pace *pace) {
   td_engine *engine = t->prefill->engine;
-  const uint64_t ahead_bytes = td_stream_pace_ahead(pace, 1);
-  if (ahead_bytes) td_engine_feed(engine, ahead_bytes);
   const td_stream_progress before = td_engine_stream_progress(engine);
-  const double gap_s = decode_step(t);
+  t->until_bytes = before.copied_bytes + td_stream_pace_ahead(pace, 1);
+  t->ahead_bytes = td_stream_pace_ahead(pace, 0);
+  feed(t);
+  td_step_seq seqs[MAX_BATCH + 1];
+  const uint32_t n = build_step(t->s, t->decode, &(step_shape){.n_decode = 1, .n_past = t->depth},
+                                seqs);
+  td_err err;
+  const double start = td_clock_s();
+  td_gpu_must(td_engine_step_with(t->decode->engine, seqs, n, feed, t, &err), &err);
+  const double gap_s = td_clock_s() - start;
   const bool is_done = td_engine_feed(engine, 0);
   const td_stream_progress after = td_engine_stream_progress(engine);
   const td_timed_step step = {.n_decode = 1,

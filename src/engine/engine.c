@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/trace.h"
@@ -526,6 +527,16 @@ td_status td_engine_run_step(td_engine *e, uint32_t n_rows, td_err *err) {
   td_status st = begin_built(e, n_rows, err);
   if (st != TD_OK) return st;
   queue(e, UINT64_MAX);
+  return td_engine_end(e, err);
+}
+
+td_status td_engine_step_with(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
+                              void (*meanwhile)(void *ctx), void *ctx, td_err *err) {
+  const struct timespec pause = {.tv_nsec = 100000};
+  td_status st = td_engine_begin(e, seqs, n_seqs, err);
+  if (st != TD_OK) return st;
+  for (queue(e, UINT64_MAX); !td_event_is_done(e->done); nanosleep(&pause, NULL))
+    meanwhile(ctx);
   return td_engine_end(e, err);
 }
 

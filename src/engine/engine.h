@@ -75,6 +75,9 @@ void td_engine_close(td_engine *engine);
 // TD_EINVAL: a token outside the vocabulary, too many tokens or sequences, or a context beyond
 // max_seq_tokens; nothing was computed then.
 td_status td_engine_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs, td_err *err);
+// The same, calling meanwhile(ctx) again and again while the device computes.
+td_status td_engine_step_with(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
+                              void (*meanwhile)(void *ctx), void *ctx, td_err *err);
 
 // The same step in parts, so that the caller can run steps of another engine on the same device and
 // KV pages meanwhile: begin, feed until it returns true, end. seqs need not outlive begin. After an

@@ -151,9 +151,10 @@ td_status td_expert_stream_sync(td_engine *engine, td_err *err);
 // Whether the layer's experts can be streamed now: in their stored format, from registered memory.
 // Requests registration if not.
 bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
-// Whether less than ahead_bytes wait to be copied, and a slot is free for another group.
+// Whether less than ahead_bytes wait to be copied, and neither the ring nor the device's queue is
+// full.
 bool td_engine_may_queue_group(td_engine *engine, uint64_t ahead_bytes);
-void td_expert_stream_wait(td_engine *engine); // for the oldest group that waits to be copied
+void td_expert_stream_wait(td_engine *engine); // for the oldest group to be copied or computed
 // The groups of a layer that this engine streams: [*group, *n_groups).
 void td_engine_stream_range(const td_engine *engine, uint32_t *group, uint32_t *n_groups);
 // Copies group `group` of the layer's experts and adds it to their sum; with the last group, delta

@@ -24,6 +24,9 @@ enum {
   LEAST_SLOTS = 2,                 // one computing, one filling
   TRIAL_TOKENS = 256,              // prompt tokens in the measurement of the expert device
   LEAST_TOKENS = 32,
+  // A group of experts is more kernels the more tokens the step has, and a stream holds about a
+  // thousand: so many tokens times groups are queued before a caller that must not wait.
+  MOST_TOKENS_QUEUED = 256 << 10,
 };
 
 typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
@@ -56,10 +59,10 @@ struct td_expert_stream {
   td_slot packing;            // scratch for packing one group
   uint32_t break_even_tokens; // prompt tokens from which a step streams
   double rate;                // measured, bytes/ns; 0: unknown
-  // Groups whose copies were not seen done: n_waiting of [n_slots], from first_waiting on, modulo
-  // n_slots.
-  queued_group *waiting;
-  uint32_t n_waiting, first_waiting;
+  // Groups that were not seen computed, oldest first: n_queued of [n_slots], from first_queued on,
+  // modulo n_slots. The first n_copied of them were seen copied.
+  queued_group *queue;
+  uint32_t n_queued, first_queued, n_copied;
   td_stream_progress progress;
 };
 
@@ -249,33 +252,54 @@ static bool is_registered(td_engine *e, uint32_t layer_idx, uint32_t n_groups) {
   return !pending;
 }
 
-// The oldest waiting group is done, or nobody will ask.
+static queued_group *queued_at(const td_expert_stream *s, uint32_t i) {
+  return &s->queue[(s->first_queued + i) % s->n_slots];
+}
+
+// The oldest group that was not seen copied is.
+static void note_copied(td_expert_stream *s) {
+  s->progress.copied_bytes += queued_at(s, s->n_copied++)->n_bytes;
+}
+
+// The oldest group is computed, or nobody will ask.
 static void drop_oldest(td_expert_stream *s) {
-  s->progress.copied_bytes += s->waiting[s->first_waiting].n_bytes;
-  s->first_waiting = (s->first_waiting + 1) % s->n_slots;
-  s->n_waiting--;
+  if (!s->n_copied) note_copied(s);
+  s->first_queued = (s->first_queued + 1) % s->n_slots;
+  s->n_queued--;
+  s->n_copied--;
 }
 
 static void note_queued(td_expert_stream *s, uint32_t slot, uint64_t n_bytes) {
-  if (s->n_waiting == s->n_slots) drop_oldest(s);
-  s->waiting[(s->first_waiting + s->n_waiting++) % s->n_slots] = (queued_group){slot, n_bytes};
+  if (s->n_queued == s->n_slots) drop_oldest(s);
+  *queued_at(s, s->n_queued++) = (queued_group){slot, n_bytes};
   s->progress.queued_bytes += n_bytes;
+}
+
+static void poll(td_expert_stream *s) {
+  while (s->n_copied < s->n_queued && td_event_is_done(s->filled[queued_at(s, s->n_copied)->slot]))
+    note_copied(s);
+  while (s->n_copied && td_event_is_done(s->freed[queued_at(s, 0)->slot]))
+    drop_oldest(s);
 }
 
 bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   td_expert_stream *s = e->streaming;
   if (ahead_bytes == UINT64_MAX) return true;
-  while (s->n_waiting && td_event_is_done(s->filled[s->waiting[s->first_waiting].slot]))
-    drop_oldest(s);
-  if (!ahead_bytes) return false;
-  if (!s->n_waiting) return true;
-  return s->n_waiting < s->n_slots &&
+  poll(s);
+  const uint32_t fitting = MOST_TOKENS_QUEUED / e->n_tokens;
+  const uint32_t most = fitting < LEAST_SLOTS ? LEAST_SLOTS : fitting;
+  if (!ahead_bytes || s->n_queued == s->n_slots || s->n_queued >= most) return false;
+  return s->n_copied == s->n_queued ||
          s->progress.queued_bytes - s->progress.copied_bytes < ahead_bytes;
 }
 
 void td_expert_stream_wait(td_engine *e) {
   const td_expert_stream *s = e->streaming;
-  if (s->n_waiting) td_event_sync(s->filled[s->waiting[s->first_waiting].slot]);
+  if (s->n_copied < s->n_queued) {
+    td_event_sync(s->filled[queued_at(s, s->n_copied)->slot]);
+  } else if (s->n_queued) {
+    td_event_sync(s->freed[queued_at(s, 0)->slot]);
+  }
 }
 
 // Waits for the group's slot to be free, copies the group there and returns the slot's index.
@@ -376,7 +400,7 @@ td_status td_expert_stream_sync(td_engine *e, td_err *err) {
   const bool has_ring = e->streaming && e->streaming->stream;
   if (!has_ring) return TD_OK;
   td_status st = td_stream_sync(e->streaming->stream, err);
-  while (e->streaming->n_waiting)
+  while (e->streaming->n_queued)
     drop_oldest(e->streaming);
   return st;
 }
@@ -483,8 +507,8 @@ static td_status open_slots(td_engine *e, td_err *err) {
   s->filled = calloc(2 * (size_t)s->n_slots, sizeof(td_event *));
   if (!s->layers || !s->filled) return td_fail(err, TD_ENOMEM, "out of memory");
   s->freed = s->filled + s->n_slots;
-  s->waiting = malloc(s->n_slots * sizeof *s->waiting);
-  if (!s->waiting) return td_fail(err, TD_ENOMEM, "out of memory");
+  s->queue = malloc(s->n_slots * sizeof *s->queue);
+  if (!s->queue) return td_fail(err, TD_ENOMEM, "out of memory");
   st = open_ring(e, err);
   if (st == TD_OK) st = place_layers(e, err);
   return st == TD_OK ? choose_least(e, err) : st;
@@ -514,6 +538,6 @@ void td_expert_stream_close(td_engine *e) {
   }
   free(s->layers);
   free(s->filled);
-  free(s->waiting);
+  free(s->queue);
   free(s);
 }

@@ -2,8 +2,8 @@
 // arithmetic; time is passed in.
 //
 // Streaming takes memory bandwidth, bus and SMs from decode. Decode steps may take 1 + slowdown
-// times as long as without it. Between two decode steps, as many bytes of experts are queued as
-// keep the link busy for a share of the next step. The share is learned from the steps' times and
+// times as long as without it. During a decode step, as many bytes of experts are queued as keep
+// the link busy for a share of it. The share is learned from the steps' times and
 // is at least TD_STREAM_PACE_LEAST, so that prefill never starves. How long a decode step takes
 // alone is measured again every TD_STREAM_PACE_STEPS steps and when the number of sequences has
 // doubled or halved: for that, streaming pauses until one step has run without it.
@@ -29,8 +29,9 @@ typedef struct {
 // rate: as measured, or 0.
 void td_stream_pace_init(td_stream_pace *out, double slowdown, double rate);
 
-// Bytes to have queued before a step that decodes n_decode sequences, what waits already included.
-// 0: queue nothing, the next step is measured alone.
+// Bytes to queue until the end of a step that decodes n_decode sequences, what waits already
+// included. 0: queue nothing, the next step is measured alone. With n_decode 0: bytes to have
+// queued ahead at any time.
 uint64_t td_stream_pace_ahead(const td_stream_pace *pace, uint32_t n_decode);
 
 typedef struct {

@@ -47,8 +47,9 @@ typedef struct {
   td_step stream_step; // in progress if n is not 0; its requests are held
   td_stream_pace pace;
   uint64_t stream_begin_ns;
-  uint32_t n_beside; // decode steps since
-  td_segment trace;  // --trace records to it; closed without it
+  uint64_t stream_until_bytes; // queued_bytes up to which this decode step queues experts
+  uint32_t n_beside;           // decode steps since
+  td_segment trace;            // --trace records to it; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // of the thread pool
   bool is_shut_down;
@@ -400,11 +401,15 @@ static td_status post_results(worker *w, td_engine *engine, const td_step *step,
   return st;
 }
 
+static void feed_beside(void *ctx);
+
 static td_status run_step(worker *w, td_err *err) {
   td_step *step = &w->step;
   uint64_t now_ns = td_clock_ns();
   note_begin(step, now_ns);
-  td_status st = td_engine_step(w->engine, step->seqs, step->n, err);
+  td_status st = w->stream_step.n
+                     ? td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err)
+                     : td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   td_step_note(step, td_clock_ns() - now_ns);
   return post_results(w, w->engine, step, err);
@@ -473,12 +478,20 @@ static td_status advance_streaming(worker *w, td_err *err) {
   return st == TD_OK && !w->stream_step.n ? begin_streaming(w, err) : st;
 }
 
-// Runs the step that was built, with streamed experts queued ahead of it.
+// Queues streamed experts a short time ahead, until those of this step are all queued.
+static void feed_beside(void *ctx) {
+  worker *w = ctx;
+  const uint64_t queued_bytes = td_engine_stream_progress(w->streaming).queued_bytes;
+  const uint64_t ahead_bytes = td_stream_pace_ahead(&w->pace, 0);
+  td_engine_feed(w->streaming, queued_bytes < w->stream_until_bytes ? ahead_bytes : 0);
+}
+
+// Runs the step that was built beside the prefill in progress.
 static td_status run_beside_streaming(worker *w, td_err *err) {
   const uint32_t n_decode = w->step.n_decode, n_prefilled = w->step.n_prefilled;
-  const uint64_t ahead_bytes = td_stream_pace_ahead(&w->pace, n_decode);
-  if (w->stream_step.n && ahead_bytes) td_engine_feed(w->streaming, ahead_bytes);
   const td_stream_progress before = td_engine_stream_progress(w->streaming);
+  w->stream_until_bytes = before.copied_bytes + td_stream_pace_ahead(&w->pace, n_decode);
+  if (w->stream_step.n) feed_beside(w);
   const uint64_t begin_ns = td_clock_ns();
   td_status st = TD_OK;
   if (w->step.n) {

@@ -317,6 +317,13 @@ td_status td_engine_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
 }
 
 // No step streams here (td_engine_stream_tokens), so none runs in parts.
+td_status td_engine_step_with(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
+                              void (*meanwhile)(void *ctx), void *ctx, td_err *err) {
+  (void)meanwhile;
+  (void)ctx;
+  TD_CHECK(!"a step beside one in parts");
+  return td_engine_step(engine, seqs, n_seqs, err);
+}
 
 td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs,
                           td_err *err) {

@@ -244,7 +244,7 @@ static inline void check_schedules(const small_model *m, const char *kind, place
 // ---- two engines on one device, over the same weights and KV pages
 // --------------------------------
 
-enum { LANE_SEQS = 4, LANE_DECODE = 7, LANE_TOKENS = ENGINE_PAGE };
+enum { LANE_SEQS = 4, LANE_DECODE = 5, LANE_TOKENS = ENGINE_PAGE };
 static const uint32_t lane_prompts[LANE_SEQS] = {SHORT_PROMPT, STREAM_PROMPT, 9, 5};
 
 typedef struct {
@@ -256,6 +256,7 @@ typedef struct {
   float *out; // [LANE_SEQS][LANE_DECODE + 1][n_vocab]: of the prompt's last token, then of answers
   uint32_t n_answered[LANE_SEQS];
   uint64_t random;
+  bool feeds; // the prompt, while decode's steps are computed
 } lanes;
 
 static inline void open_lanes(lanes *l, const small_model *m, const char *kind) {
@@ -336,6 +337,11 @@ static inline void keep_row(lanes *l, td_engine *from, uint32_t row, uint32_t s,
   memcpy(out + 1, &token.id, sizeof token.id);
 }
 
+static inline void feed_lane(void *ctx) {
+  lanes *l = ctx;
+  td_engine_feed(l->prefill, lane_random(l, 1 << 18));
+}
+
 // One token of the answers to the sequences in `ready`, a bit each; randomly not all of them.
 static inline void decode_lanes(lanes *l, uint32_t ready) {
   td_step_seq seqs[LANE_SEQS];
@@ -348,7 +354,9 @@ static inline void decode_lanes(lanes *l, uint32_t ready) {
     of[n++] = s;
   }
   if (!n) return;
-  if (td_engine_step(l->decode, seqs, n, &err) != TD_OK) fail_msg("%s", err.msg);
+  td_status st = l->feeds ? td_engine_step_with(l->decode, seqs, n, feed_lane, l, &err)
+                          : td_engine_step(l->decode, seqs, n, &err);
+  if (st != TD_OK) fail_msg("%s", err.msg);
   for (uint32_t i = 0; i < n; i++)
     keep_row(l, l->decode, i, of[i], ++l->n_answered[of[i]]);
 }
@@ -378,7 +386,9 @@ static inline void run_lanes_beside(lanes *l) {
       assert_int_equal(td_engine_begin(l->prefill, &seq, 1, &err), TD_OK);
       for (int i = 0; !is_done && !(abandons && i == 2); i++) {
         is_done = td_engine_feed(l->prefill, 1 + lane_random(l, 1 << 19));
+        l->feeds = !is_done && lane_random(l, 2);
         decode_lanes(l, ready);
+        l->feeds = false;
         if (lane_random(l, 2)) td_engine_wait(l->prefill);
       }
       if (!is_done) assert_int_equal(td_engine_end(l->prefill, &err), TD_OK);

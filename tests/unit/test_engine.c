@@ -3,6 +3,7 @@
 #include <setjmp.h>
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include <cmocka.h>
@@ -124,10 +125,48 @@ static void test_prefill_beside_decode(void **state) {
     check_lanes(&small_models[i], "cpu", N_SCHEDULES / 2);
 }
 
+// Where the device stands still, as much is queued as the ring holds, and nobody waits: the other
+// engine decodes on.
+static void test_feeding_waits_for_nothing(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  td_err err;
+  lanes l = {.random = 0};
+  open_lanes(&l, &small_models[0], "cpu");
+  td_step_seq seq = lane_seq(&l, 0, false);
+  assert_int_equal(td_engine_step(l.decode, &seq, 1, &err), TD_OK);
+  _Atomic uint32_t signal = 0;
+  const uint32_t one = 1;
+  td_op_await(l.prefill->stream, &signal, &one);
+  seq = lane_seq(&l, 1, false);
+  assert_int_equal(td_engine_begin(l.prefill, &seq, 1, &err), TD_OK);
+  assert_false(td_engine_feed(l.prefill, 0));
+  assert_int_equal(td_engine_stream_progress(l.prefill).queued_bytes, 0);
+  assert_false(td_engine_feed(l.prefill, 1));
+  const uint64_t first_bytes = td_engine_stream_progress(l.prefill).queued_bytes;
+  assert_true(first_bytes > 0);
+  assert_false(td_engine_feed(l.prefill, 1 << 30));
+  const uint64_t ring_bytes = td_engine_stream_progress(l.prefill).queued_bytes;
+  assert_true(ring_bytes > first_bytes && ring_bytes <= small_models[0].ring_bytes);
+  for (int i = 0; i < LANE_DECODE; i++)
+    decode_lanes(&l, 1);
+  assert_int_equal(l.n_answered[0], LANE_DECODE);
+  assert_false(td_engine_feed(l.prefill, 1 << 30));
+  assert_int_equal(td_engine_stream_progress(l.prefill).queued_bytes, ring_bytes);
+  atomic_store(&signal, 1);
+  while (!td_engine_feed(l.prefill, 1 << 30))
+    td_engine_wait(l.prefill);
+  assert_int_equal(td_engine_end(l.prefill, &err), TD_OK);
+  free(l.out);
+  close_lanes(&l);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_experts_apart_change_no_bit), cmocka_unit_test(test_streamed_experts),
-      cmocka_unit_test(test_a_ring_too_small), cmocka_unit_test(test_schedules),
-      cmocka_unit_test(test_prefill_beside_decode)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
+                                     cmocka_unit_test(test_streamed_experts),
+                                     cmocka_unit_test(test_a_ring_too_small),
+                                     cmocka_unit_test(test_schedules),
+                                     cmocka_unit_test(test_prefill_beside_decode),
+                                     cmocka_unit_test(test_feeding_waits_for_nothing)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
