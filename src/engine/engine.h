@@ -46,6 +46,9 @@ typedef struct {
   td_dev *const *peer_devs; // [n_peers]
   uint32_t n_peers, parallel_tokens;
   const char *comm_backend;
+  // With peer_devs and kv_pages: nobody else writes to the pages without td_engine_note_written.
+  // Otherwise the past of sequences is sent to the peers before every step.
+  bool is_told_of_writes;
 } td_engine_opts;
 
 typedef enum { TD_WANT_NONE, TD_WANT_LAST, TD_WANT_ALL } td_want;
@@ -92,6 +95,8 @@ void td_engine_wait(td_engine *engine); // until the next td_engine_feed has som
 // Waits for what is queued. If that is not the whole step, it is abandoned: its logits and its
 // tokens' KV entries are undefined.
 td_status td_engine_end(td_engine *engine, td_err *err);
+// Another engine has computed this step on the same kv_pages, see td_engine_opts.is_told_of_writes.
+void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.
 float *td_engine_logits(td_engine *engine);
 // Samples once from a row, with the result of td_sampler_next. Where the device ranked the logits

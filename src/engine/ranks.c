@@ -199,15 +199,17 @@ static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   e->is_ranked = is_ranked;
 }
 
-// Pages that only rank 0 has.
+// Pages that only rank 0 has, neighbours together.
 static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
   td_rank *r = e->rank;
-  for (uint32_t i = 0; i < n_pages; i++) {
+  for (uint32_t i = 0, n; i < n_pages; i += n) {
+    for (n = 1; i + n < n_pages && pages[i + n] == pages[i] + (int32_t)n;)
+      n++;
     for (uint32_t layer_idx = 0; layer_idx < e->config->n_layers && r->status == TD_OK;
          layer_idx++) {
       const td_kv_view kv = td_engine_kv_view(e, layer_idx);
       char *page = (char *)kv.pages + (size_t)pages[i] * kv.page_bytes;
-      r->status = td_comm_broadcast(r->comm, e->stream, page, kv.page_bytes, 0, &r->err);
+      r->status = td_comm_broadcast(r->comm, e->stream, page, n * kv.page_bytes, 0, &r->err);
     }
   }
 }
@@ -349,6 +351,11 @@ bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   return true;
 }
 
+// Borrowed pages may be written by others at any time.
+static bool knows_writes(const td_engine *e) {
+  return !e->opts.kv_pages || e->opts.is_told_of_writes;
+}
+
 // Pages with the past of sequences, which the other ranks lack.
 static uint32_t list_pages(const td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
                            int32_t *out) {
@@ -358,7 +365,7 @@ static uint32_t list_pages(const td_engine *e, const td_step_seq *seqs, uint32_t
     for (uint32_t p = 0; p < n_past; p++) {
       bool *is_shared = &e->ranks->is_shared[seqs[i].pages[p]];
       if (*is_shared) continue;
-      *is_shared = !e->opts.kv_pages; // borrowed pages may be written by others at any time
+      *is_shared = knows_writes(e);
       out[n++] = seqs[i].pages[p];
     }
   }
@@ -370,7 +377,7 @@ static void mark_pages(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, b
     const uint32_t first = seqs[i].n_past / e->opts.page_tokens;
     const uint32_t last = (seqs[i].n_past + seqs[i].n_tokens - 1) / e->opts.page_tokens;
     for (uint32_t p = first; p <= last && p < seqs[i].n_pages; p++)
-      e->ranks->is_shared[seqs[i].pages[p]] = is_shared && !e->opts.kv_pages;
+      e->ranks->is_shared[seqs[i].pages[p]] = is_shared && knows_writes(e);
   }
 }
 
@@ -523,4 +530,8 @@ void td_ranks_close(td_engine *e) {
   free(all->is_shared);
   free(all);
   e->ranks = NULL;
+}
+
+void td_engine_note_written(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
 }

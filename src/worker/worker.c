@@ -93,6 +93,7 @@ static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
   opts->kv_pages = w->kv_pages;
   opts->stream_bytes = w->devices.stream_bytes;
   opts->max_step_tokens = w->devices.prefill_chunk;
+  opts->is_told_of_writes = true;
   st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
   opts->stream_bytes = 0;
   if (st != TD_OK || td_engine_stream_tokens(w->streaming)) return st;
@@ -411,6 +412,7 @@ static td_status run_step(worker *w, td_err *err) {
                      ? td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err)
                      : td_engine_step(w->engine, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
+  if (w->streaming) td_engine_note_written(w->streaming, step->seqs, step->n);
   td_step_note(step, td_clock_ns() - now_ns);
   return post_results(w, w->engine, step, err);
 }

@@ -354,6 +354,12 @@ td_status td_engine_end(td_engine *engine, td_err *err) {
   return TD_OK;
 }
 
+void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs) {
+  (void)engine;
+  (void)seqs;
+  (void)n_seqs;
+}
+
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   (void)config;
   (void)act_dtype;

@@ -14,6 +14,7 @@ typedef struct {
   uint32_t n;       // devices
   bool is_streamed; // experts, where the others have them on the device
   const char *jitter;
+  bool is_borrowed; // KV pages, to which the engine does not know who writes
 } ranks_way;
 
 static inline void ranks_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs,
@@ -78,6 +79,7 @@ static inline void ranks_steps(td_engine *e, size_t n_vocab, float *out) {
 typedef struct {
   td_dev *devs[TD_COMM_MAX_RANKS], *expert_dev;
   uint32_t n;
+  void *kv_pages;
   td_model *model;
   td_engine *engine;
   size_t n_vocab;
@@ -94,12 +96,18 @@ static inline void open_ranks_engine(ranks_engine *f, const small_model *m, cons
   if (way->is_streamed) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
   f->n_vocab = td_model_config_of(f->model)->n_vocab;
+  const size_t n_kv = (size_t)3 * RANKS_PAGES * ENGINE_PAGE;
+  const size_t kv_bytes = n_kv * td_engine_kv_bytes_per_token(td_model_config_of(f->model),
+                                                              td_dev_kv_dtype(f->devs[0], TD_F32));
+  if (way->is_borrowed)
+    assert_int_equal(td_dev_alloc(f->devs[0], &f->kv_pages, kv_bytes, &err), TD_OK);
   const td_engine_opts opts = {.n_pages = 3 * RANKS_PAGES,
                                .page_tokens = ENGINE_PAGE,
                                .max_step_tokens = RANKS_TOKENS,
                                .max_step_seqs = 2,
                                .max_seq_tokens = RANKS_PAGES * ENGINE_PAGE,
                                .kv_dtype = td_dev_kv_dtype(f->devs[0], TD_F32),
+                               .kv_pages = f->kv_pages,
                                .expert_dev = f->expert_dev,
                                .n_microbatches = 1,
                                .stream_bytes = way->is_streamed ? m->ring_bytes : 0,
@@ -114,6 +122,7 @@ static inline void open_ranks_engine(ranks_engine *f, const small_model *m, cons
 
 static inline void close_ranks_engine(ranks_engine *f) {
   td_engine_close(f->engine);
+  td_dev_free(f->devs[0], f->kv_pages);
   td_model_close(f->model);
   td_dev_close(f->expert_dev);
   for (uint32_t i = 0; i < f->n; i++)

@@ -49,6 +49,7 @@ static void check_ranks(const small_model *m, bool is_streamed) {
     static const char *const jitters[] = {"1", "2"};
     for (size_t i = 0; i < TD_COUNT(jitters); i++) {
       way.jitter = jitters[i];
+      way.is_borrowed = i > 0;
       float *again = ranks_logits(m, &way, &n_vocab);
       assert_memory_equal(again, got, n * sizeof *got);
       free(again);
