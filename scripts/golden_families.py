@@ -132,6 +132,30 @@ def _mistral(beta=0.3, **changes):
     return _MLA | base | {"rope_parameters": rope, "routed_scaling_factor": 1.0} | changes
 
 
+_GPT_OSS = _COMMON | {
+    "attention_bias": True,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 6,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 6,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 24,
+    "swiglu_limit": 7.0,
+}
+
 CASES = {
     "glm4_moe_bias": (_GLM, "bf16"),
     # Norms of queries and keys, a quarter of each head rotates, one key head for five, expert groups,
@@ -297,6 +321,46 @@ CASES = {
 
 # Families whose cases include their wrapper.
 INSIDE = {"mistral3": "mistral4"}
+
+
+# Windows shorter than a KV page, than the prompt.
+CASES["gpt_oss"] = (_GPT_OSS, "bf16")
+# A pattern of layers that does not repeat, a window over more than a page, one key head for five, a
+# clamp that most values reach.
+CASES["gpt_oss_layers"] = (
+    _GPT_OSS
+    | {
+        "head_dim": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads": 5,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "num_local_experts": 5,
+        "sliding_window": 67,
+        "swiglu_limit": 0.75,
+    },
+    "bf16",
+)
+# No YaRN, no biases of attention, one expert a token, a key head for each, another gain.
+CASES["gpt_oss_plain"] = (
+    {k: v for k, v in _GPT_OSS.items() if k not in ("rope_scaling", "rope_theta")}
+    | {
+        "attention_bias": False,
+        "intermediate_size": 64,
+        "num_attention_heads": 3,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 3,
+        "num_local_experts": 4,
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "sliding_window": 7,
+        "swiglu_alpha": 1.2,
+        "tie_word_embeddings": True,
+    },
+    "bf16",
+)
 
 
 def config_of(name):

@@ -12,8 +12,11 @@ def random_values(tensor, config, rng):
     if tensor.role == "router_bias":
         return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
     if len(tensor.shape) == 1:
-        mean, std = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2)}.get(tensor.role, (1, 0.2))
+        known = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5)}
+        mean, std = known.get(tensor.role, (1, 0.2))
         return rng.normal(mean, std, tensor.shape).astype(np.float32)
+    if tensor.role == "bias":  # of each expert
+        return rng.normal(0, 0.3, tensor.shape).astype(np.float32)
     text = shapes.text_config(config)
     std = deviation(tensor, text)
     if tensor.role in ("o", "down"):  # few layers: each may speak up
@@ -21,11 +24,27 @@ def random_values(tensor, config, rng):
     return rng.normal(0, std, tensor.shape).astype(np.float32)
 
 
+def mxfp4_blocks(name, values):
+    """Experts as gpt-oss is published; the reference has them transposed."""
+    n, rows, cols = values.shape
+    (codes, scales), used = quant_formats.FORMATS["mxfp4"].quantize(
+        name, values.reshape(n * rows, cols)
+    )
+    bits = [np.concatenate([np.asarray(c).ravel() for c in e.chunks()]) for e in (codes, scales)]
+    entry = checkpoint.Entry.of_array
+    return [
+        entry(name + "_blocks", bits[0].reshape(n, rows, cols // 32, 16), "U8"),
+        entry(name + "_scales", bits[1].reshape(n, rows, cols // 32), "U8"),
+    ], np.ascontiguousarray(used.reshape(n, rows, cols).transpose(0, 2, 1), np.float32)
+
+
 def stored_and_used(tensor, values, config, dtype):
     """(entries as published, the float32 values that they stand for)."""
     entry = checkpoint.Entry.of_array
     if tensor.role == "router_bias":
         return [entry(tensor.name, values, "F32")], values
+    if shapes.family(config).mxfp4 and tensor.expert:
+        return mxfp4_blocks(tensor.name, values)
     if shapes.is_quantized(tensor, dtype):
         module = tensor.name.removesuffix(".weight")
         return quant_formats.FORMATS[dtype].quantize(module, values)

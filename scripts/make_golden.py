@@ -33,7 +33,7 @@ N_VOCAB = 264  # 256 bytes and a few special tokens
 MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4")
+SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -287,6 +287,7 @@ def router_margins(module, args, softmax):
     """How far the last choice taken leads the first left out, for each token, and the choices."""
     hidden = args[0]
     logits = hidden.reshape(-1, hidden.shape[-1]).float() @ module.weight.float().T
+    logits = logits + getattr(module, "bias", 0)
     scores = logits.softmax(-1) if softmax else logits.sigmoid()
     bias = args[1] if len(args) > 1 else getattr(module, "e_score_correction_bias", None)
     scores = scores if bias is None else scores + bias

@@ -61,6 +61,8 @@ def _gqa(c, p):
     yield Tensor(f"{p}.o_proj.weight", (dim, rows["q"]), "o")
     if c.get("attention_bias") and f.out_bias:
         yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+    if f.sinks:
+        yield Tensor(f"{p}.sinks", (c["num_attention_heads"],), "sinks")
     if f.qk_norm and c.get("use_qk_norm", True):
         for role in "qk":
             n = head if f.qk_norm == "head" else rows[role]
@@ -85,6 +87,16 @@ def _experts(c, p):
         yield Tensor(f"{p}.experts.{i}.{down}.weight", (dim, inner), "down", True)
 
 
+def _experts_with_bias(c, p):
+    dim, inner, n = c["hidden_size"], c["intermediate_size"], n_experts(c)
+    yield Tensor(f"{p}.router.weight", (n, dim), "router")
+    yield Tensor(f"{p}.router.bias", (n,), "bias")
+    yield Tensor(f"{p}.experts.gate_up_proj", (n, 2 * inner, dim), "gate", True)
+    yield Tensor(f"{p}.experts.gate_up_proj_bias", (n, 2 * inner), "bias")
+    yield Tensor(f"{p}.experts.down_proj", (n, dim, inner), "down", True)
+    yield Tensor(f"{p}.experts.down_proj_bias", (n, dim), "bias")
+
+
 @dataclass(frozen=True)
 class Family:
     """What its tensors are called, as published."""
@@ -98,6 +110,9 @@ class Family:
     moe: str = "mlp"
     router_bias: str = "gate.e_score_correction_bias"
     fused: bool = False  # a layer's experts are two tensors
+    sinks: bool = False
+    experts: object = _experts
+    mxfp4: bool = False  # experts are published in blocks of MXFP4
 
 
 FAMILIES = {
@@ -120,6 +135,13 @@ FAMILIES = {
         fused=True,
     ),
     "mistral4": Family(_mla, router_bias="", fused=True),
+    "gpt_oss": Family(
+        experts_key="num_local_experts",
+        expert_dim="intermediate_size",
+        sinks=True,
+        experts=_experts_with_bias,
+        mxfp4=True,
+    ),
 }
 
 # Checkpoints with vision: what stands before the language model's names, and some other tensors.
@@ -156,7 +178,7 @@ def _layer(c, i):
     yield from f.attention(c, f"{p}.self_attn")
     yield Tensor(f"{p}.post_attention_layernorm.weight", (dim,), "norm")
     if _is_moe(c, i):
-        yield from _experts(c, f"{p}.{f.moe}")
+        yield from f.experts(c, f"{p}.{f.moe}")
     else:
         yield from _mlp(f"{p}.mlp", dim, c["intermediate_size"])
 
@@ -209,6 +231,10 @@ def is_fp8(tensor, dtype):
 
 def quantize_config(c, dtype):
     """Adds the quantization_config that such a checkpoint is published with."""
+    if family(c).mxfp4:
+        kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+        quant = {"modules_to_not_convert": [*kept, "lm_head"], "quant_method": "mxfp4"}
+        return c | {"quantization_config": quant}
     if dtype == "bf16":
         return c
     if c["model_type"] in WRAPPERS:
@@ -525,6 +551,41 @@ _KIMI_K2 = {
 }
 
 
+_GPT_OSS = {
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+
 def _wrapped(model_type, text):
     return {"model_type": model_type, "text_config": text, "vision_config": {}}
 
@@ -542,6 +603,7 @@ SHAPES = {
     "glm-4.7-flash": (_GLM_FLASH, 4000),
     "minimax-m2": (_MINIMAX_M2, 4000),
     "hy3": (_HY3, 4000),
+    "gpt-oss-20b": (_GPT_OSS, 4000),
     "mistral-small-4": (_wrapped("mistral3", _MISTRAL_SMALL_4), 4000),
 }
 

@@ -109,12 +109,15 @@ typedef struct {
 // new m, gain sum exp(s[j] - m) and sum exp(s[j] - m) v[j]. Start with m = -inf and l = acc = 0;
 // the result is acc / l. Keys beyond n_visible[i] do not affect query i, but keys up to the largest
 // n_visible must be readable. k and v are f16 (attn_f16) or f32 (attn_f32) and may be the same
-// memory. attn_f32 may first transpose the keys into `transposed`, so that each SIMD lane sums one
-// score: faster with about a hundred queries or more, and rounds differently.
+// memory. Keys before n_hidden[i], which must be finite, do not affect query i either (a window's
+// begin); if n_visible[i] is not 0, some of [n_hidden[i], n_visible[i]) remain. attn_f32 may first
+// transpose the keys into `transposed`, so that each SIMD lane sums one score: faster with about a
+// hundred queries or more, and rounds differently.
 typedef struct {
   const float *q;            // f32 [n_q][ldq], already multiplied by the softmax scale
   const void *k, *v;         // [n_keys][ldk], [n_keys][ldv]
   const uint32_t *n_visible; // [n_q], <= TD_ATTN_KEYS; 0: the query is unchanged
+  const uint32_t *n_hidden;  // [n_q], or NULL: 0 for all
   float *m, *l;              // f32 [n_q]
   float *acc;                // f32 [n_q][ldacc]
   float *transposed;         // scratch, f32 [k_dim][TD_ATTN_KEYS], or NULL

@@ -40,7 +40,7 @@ typedef struct {
 
 static double expert_bytes(const td_layer *layer, uint32_t expert) {
   return (double)td_weight_bytes(&layer->gate[expert]) +
-         (double)td_weight_bytes(&layer->up[expert]) +
+         (layer->up ? (double)td_weight_bytes(&layer->up[expert]) : 0) +
          (double)td_weight_bytes(&layer->down[expert]);
 }
 

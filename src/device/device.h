@@ -275,13 +275,16 @@ typedef struct {
 void td_op_kv_store_mla(td_stream *stream, const td_kv_store_mla_args *args);
 
 // Causal attention over the cached pages (this step's keys are stored before). Softmax in f32.
+// window: a token sees that many positions, its own the last; 0: all. sinks: a logit of each head
+// that takes part in its softmax without a value. Both on the CPU only.
 // prompt: all tokens belong to prompts, see n_prompt in td_linear_op_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
   const void *q; // [n_tokens][n_heads][head_dim]
   void *out;     // [n_tokens][n_heads][head_dim]
-  uint32_t n_heads, n_kv_heads, head_dim;
+  uint32_t n_heads, n_kv_heads, head_dim, window;
+  const float *sinks; // f32 [n_heads] in host memory, or NULL
   float scale;
   bool prompt;
 } td_attn_gqa_args;
@@ -339,6 +342,10 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // whatever the device's activations are; the sum is rounded once. out_f32: out is f32 whatever x
 // is. n_prompt: see td_linear_op_args.
 //
+// pairs: gate holds the rows of gate and up alternately, [2 * hidden][dim], and up is absent.
+// gate_bias and down_bias are added to the products. limit > 0: with g = min(gate, limit) and u =
+// clamp(up, -limit, limit) the activation is g * sigmoid(alpha * g) * (u + 1). All on the CPU only.
+//
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed); the group is [first_expert, first_expert + n_experts). Other experts are left out of
 // the sum, and a device may sum in order of expert. same_ids: ids and n_tokens are those of the
@@ -354,7 +361,9 @@ typedef struct {
   void *out;                         // [n_tokens][dim], not x
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
-  bool accumulate, is_bf16, out_f32, weights_on_device, same_ids;
+  const float *gate_bias, *down_bias; // f32 [n_experts][gate's rows], [n_experts][dim], or NULL
+  float limit, alpha;
+  bool pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 

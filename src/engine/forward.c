@@ -114,6 +114,8 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
                                                   .n_heads = c->n_heads,
                                                   .n_kv_heads = c->n_kv_heads,
                                                   .head_dim = c->head_dim,
+                                                  .window = td_model_window(c, layer_idx),
+                                                  .sinks = layer->sinks,
                                                   .scale = e->attention_scale,
                                                   .prompt = g == GROUP_PREFILL});
   }

@@ -105,6 +105,7 @@ static void route(td_engine *e, const void *x, uint32_t n_tokens, uint32_t layer
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
+                                               .bias = layer->logit_bias,
                                                .x = x,
                                                .y = e->router_logits,
                                                .x_stride = c->dim,
@@ -142,6 +143,11 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, const given
   return (td_moe_args){.gate = layer->gate,
                        .up = layer->up,
                        .down = layer->down,
+                       .gate_bias = layer->gate_bias,
+                       .down_bias = layer->down_bias,
+                       .limit = e->config->swiglu_limit,
+                       .alpha = e->config->swiglu_alpha,
+                       .pairs = e->config->swiglu_limit > 0,
                        .x = from->x,
                        .ids = from->ids,
                        .weights = from->weights,

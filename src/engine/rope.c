@@ -36,9 +36,11 @@ static double correction_dim(const td_model_config *config, double n_rotations) 
 
 // Share of the unscaled frequency for pair i: 1 keeps it, 0 interpolates (slow pairs).
 static float yarn_keep(const td_model_config *config, uint32_t i) {
-  double low = fmax(floor(correction_dim(config, config->yarn.beta_fast)), 0);
-  double high = fmin(ceil(correction_dim(config, config->yarn.beta_slow)),
-                     td_rope_dims(config) - 1.0);
+  const bool rounds = !config->yarn.untruncated;
+  double low = correction_dim(config, config->yarn.beta_fast);
+  double high = correction_dim(config, config->yarn.beta_slow);
+  low = fmax(rounds ? floor(low) : low, 0);
+  high = fmin(rounds ? ceil(high) : high, td_rope_dims(config) - 1.0);
   if (low == high) high += 0.001;
   float ramp = ((float)i - (float)low) / (float)(high - low);
   return 1.0f - fminf(fmaxf(ramp, 0.0f), 1.0f);

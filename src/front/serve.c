@@ -295,8 +295,9 @@ static td_status choose_placement(td_serve *serve, const td_model_config *config
   td_runtime_opts *m = &serve->runtime;
   uint64_t gpu_bytes = 0;
   td_model *model = NULL;
-  td_status st = TD_OK;
-  if (td_placement_may_use_gpu(m)) {
+  td_status st = td_placement_check_model(m, config, err);
+  if (st != TD_OK) return st;
+  if (td_placement_may_use_gpu(m) && !td_model_is_cpu_only(config)) {
     st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
     if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
   }

@@ -65,9 +65,7 @@ static td_status read_yarn(const td_config_reader *r, const cJSON *dict) {
   if (y->beta_slow == 0) y->beta_slow = 1;
   bool truncated = true;
   st = td_config_bool(r, dict, "truncate", &truncated);
-  if (st == TD_OK && !truncated) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: YaRN with truncate false is not supported", r->file);
-  }
+  y->untruncated = !truncated;
   // max_position_embeddings is published with or without the scaling applied.
   double scaled = y->factor * y->original_max_position;
   if (scaled > c->max_position) c->max_position = (uint32_t)fmin(scaled, 1u << 30);

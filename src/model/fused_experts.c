@@ -1,7 +1,10 @@
-// src/model/fused_experts.c - binds experts that are stored as one tensor for a whole layer:
-// gate_up_proj [n_experts][2 * expert_dim][dim], each expert's gate rows before its up rows, and
-// down_proj [n_experts][dim][expert_dim], in BF16, F16 or F32. Each expert's matrix is a part of
-// the tensor; nothing is copied.
+// src/model/fused_experts.c - binds experts that are stored as one tensor for a whole layer. Each
+// expert's matrix is a part of the tensor; nothing is copied. In BF16, F16 or F32:
+//   gate_up_proj [n_experts][2 * expert_dim][dim], an expert's gate rows before its up rows
+//   down_proj    [n_experts][dim][expert_dim]
+// In MXFP4, where gate and up rows alternate and are one matrix:
+//   gate_up_proj_blocks, down_proj_blocks [n_experts][rows][cols / 32][16], and _scales
+//   [n_experts][rows][cols / 32]
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,19 +19,72 @@ typedef struct {
 
 static fused_part part_of(const td_tensor_binder *b, const td_tensor_spec *spec) {
   const uint32_t rows = td_dim_value(b->config, spec->rows);
+  if (spec->rows == TD_DIM_EXPERT_PAIRS) return (fused_part){"gate_up_proj", rows, 0};
   if (spec->offset == offsetof(td_layer, down)) return (fused_part){"down_proj", rows, 0};
   const bool is_up = spec->offset == offsetof(td_layer, up);
   return (fused_part){"gate_up_proj", 2 * rows, is_up ? rows : 0};
 }
 
-static td_status check_shape(const td_tensor_binder *b, const td_tensor *t, uint32_t rows,
-                             uint32_t cols) {
-  const uint32_t n = b->config->n_experts;
-  if (t->n_dims == 3 && t->shape[0] == n && t->shape[1] == rows && t->shape[2] == cols)
-    return TD_OK;
+// shape has n_dims entries.
+static td_status check_shape(const td_tensor_binder *b, const td_tensor *t, const uint64_t *shape,
+                             uint32_t n_dims) {
+  if (t->n_dims == n_dims && memcmp(t->shape, shape, n_dims * sizeof *shape) == 0) return TD_OK;
+  char want[96];
+  size_t len = 0;
+  for (uint32_t i = 0; i < n_dims; i++) {
+    len += (size_t)snprintf(want + len, sizeof want - len, "%s%llu", i ? ", " : "",
+                            (unsigned long long)shape[i]);
+  }
   return td_fail(b->err, TD_EFORMAT,
-                 "%s: tensor %s: its shape is not the [%u, %u, %u] that config.json asks for",
-                 t->file, t->name, n, rows, cols);
+                 "%s: tensor %s: its shape is not the [%s] that config.json asks for", t->file,
+                 t->name, want);
+}
+
+enum { MX_GROUP = 32, MX_BYTES = MX_GROUP / 2 };
+
+// Finds the blocks or the scales of an MXFP4 tensor, which have no alignment.
+static td_status find_mxfp4(td_tensor_binder *b, const char *name, const char *suffix,
+                            const uint64_t *shape, uint32_t n_dims, const uint8_t **data) {
+  char whole[TD_MAX_TENSOR_NAME + 16];
+  snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  const td_tensor *t;
+  td_status st = td_binder_find(b, whole, &t);
+  if (st != TD_OK) return st;
+  if (strcmp(t->dtype, "U8") != 0) {
+    return td_fail(b->err, TD_EUNSUPPORTED,
+                   "%s: tensor %s: dtype %s is not supported here; "
+                   "supported: U8",
+                   t->file, t->name, t->dtype);
+  }
+  *data = t->data;
+  return check_shape(b, t, shape, n_dims);
+}
+
+static td_status bind_mxfp4(td_tensor_binder *b, const char *name, uint32_t rows, uint32_t cols,
+                            td_weight *experts) {
+  const uint32_t n = b->config->n_experts;
+  if (cols % MX_GROUP) {
+    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s_blocks: %u columns are no groups of %d",
+                   td_store_listing(b->store), name, cols, MX_GROUP);
+  }
+  const uint64_t shape[] = {n, rows, cols / MX_GROUP, MX_BYTES};
+  const uint8_t *codes = NULL, *scales = NULL;
+  td_status st = find_mxfp4(b, name, "_blocks", shape, 4, &codes);
+  if (st == TD_OK) st = find_mxfp4(b, name, "_scales", shape, 3, &scales);
+  for (uint32_t e = 0; e < n && st == TD_OK; e++) {
+    td_weight *w = &experts[e];
+    *w = (td_weight){.dtype = TD_F4E2M1,
+                     .scale_dtype = TD_F8E8M0,
+                     .rows = rows,
+                     .cols = cols,
+                     .scale_rows = 1,
+                     .scale_cols = MX_GROUP,
+                     .global_scale = 1};
+    w->data = codes + e * td_weight_data_bytes(w);
+    w->scale = scales;
+    w->scale = scales + e * td_weight_scale_bytes(w);
+  }
+  return st;
 }
 
 td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec, const char *prefix,
@@ -40,12 +96,17 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
   const int len = snprintf(name, sizeof name, "%s%s", prefix, part.name);
   TD_CHECK(len < (int)sizeof name);
   const td_tensor *t = td_binder_peek(b, name);
+  if (spec->rows == TD_DIM_EXPERT_PAIRS || b->config->swiglu_limit > 0) {
+    *found = true;
+    return bind_mxfp4(b, name, rows, cols, experts);
+  }
   *found = t && t->n_dims == 3;
   if (!*found) return TD_OK;
   td_dtype dtype;
   td_status st = td_binder_find(b, name, &t);
   if (st == TD_OK) st = td_binder_dtype(b, t, 1u << TD_F32 | 1u << TD_F16 | 1u << TD_BF16, &dtype);
-  if (st == TD_OK) st = check_shape(b, t, part.n_rows, cols);
+  const uint64_t shape[] = {b->config->n_experts, part.n_rows, cols};
+  if (st == TD_OK) st = check_shape(b, t, shape, 3);
   const void *data = NULL;
   if (st == TD_OK) st = td_binder_place(b, t, td_dtype_bytes(dtype), &data);
   for (uint32_t e = 0; e < b->config->n_experts && st == TD_OK; e++) {

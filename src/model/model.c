@@ -71,7 +71,10 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
     count(s, dtype, n * td_dtype_bytes(dtype), all);
     break;
   }
-  case TD_SPEC_F32: count(s, TD_F32, n * sizeof(float), all); break;
+  case TD_SPEC_F32:
+    n *= td_dim_value(c, p->cols);
+    count(s, TD_F32, n * sizeof(float), all);
+    break;
   }
   s->params += n;
   s->active_params += n;
@@ -292,8 +295,8 @@ uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx) {
   const td_layer *layer = &model->binding.layers[layer_idx];
   uint64_t n = 0;
   for (uint32_t e = 0; layer->is_moe && e < model->config.n_experts; e++) {
-    n += td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->up[e]) +
-         td_weight_bytes(&layer->down[e]);
+    n += td_weight_bytes(&layer->gate[e]) + td_weight_bytes(&layer->down[e]);
+    if (layer->up) n += td_weight_bytes(&layer->up[e]);
   }
   return n;
 }

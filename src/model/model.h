@@ -31,6 +31,7 @@ typedef struct {
   double factor, beta_fast, beta_slow, mscale, mscale_all_dim;
   double attention_factor; // 0: derived from factor (and mscale) as in transformers
   uint32_t original_max_position;
+  bool untruncated; // the ramp's ends are not rounded to whole dimensions
 } td_yarn;
 
 // The contents of config.json and generation_config.json that the forward pass needs. Dimensions
@@ -55,12 +56,19 @@ typedef struct {
   // GQA
   uint32_t n_kv_heads, head_dim;
   td_qk_norm qk_norm;
+  bool has_sinks;
+  // Positions that a token sees in the layers of window_layers (bit i: layer i), its own the last.
+  uint32_t window;
+  uint64_t window_layers[TD_MAX_LAYERS / 64];
   // MLA
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
   // experts
   uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
   uint32_t n_groups, topk_groups;
+  // Experts with biases and a clamped activation, whose rows of gate and up alternate (device.h:
+  // td_moe_args); swiglu_limit 0: plain experts.
+  float swiglu_limit, swiglu_alpha;
   bool router_sigmoid, norm_topk;
   float routed_scaling;
   uint64_t moe_layers[TD_MAX_LAYERS / 64]; // bit i is set if layer i has experts
@@ -82,6 +90,16 @@ static inline bool td_model_is_moe(const td_model_config *config, uint32_t layer
   return config->moe_layers[layer_idx / 64] >> layer_idx % 64 & 1;
 }
 
+// The window of a layer; 0: none.
+static inline uint32_t td_model_window(const td_model_config *config, uint32_t layer_idx) {
+  return config->window_layers[layer_idx / 64] >> layer_idx % 64 & 1 ? config->window : 0;
+}
+
+// Whether the model has parts that only the CPU computes.
+static inline bool td_model_is_cpu_only(const td_model_config *config) {
+  return config->has_sinks || config->window || config->swiglu_limit > 0;
+}
+
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
 // of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
 // expert (n_shared_experts * expert_dim wide), absent without shared experts.
@@ -96,6 +114,11 @@ typedef struct {
   td_vec q_a_bias, kv_a_bias;
   td_weight router;         // [n_experts][dim]
   const float *router_bias; // f32 [n_experts] or NULL
+  td_vec logit_bias;        // of the router's logits
+  const float *sinks;       // f32 [n_heads] or NULL
+  // f32 [n_experts][gate's rows], [n_experts][dim]; NULL: none. up is NULL then, and the rows of
+  // gate and up alternate in gate.
+  const float *gate_bias, *down_bias;
   td_weight *gate, *up, *down;
   td_weight mlp_gate, mlp_up, mlp_down;
 } td_layer;

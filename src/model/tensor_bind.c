@@ -157,7 +157,7 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   td_status st = td_binder_find(b, name, &t);
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
-  st = td_binder_check_shape(b, t, rows, 0);
+  st = td_binder_check_shape(b, t, rows, p->cols == TD_DIM_ONE ? 0 : cols);
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
 

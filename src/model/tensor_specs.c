@@ -62,6 +62,8 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   case TD_DIM_EXPERT: return c->expert_dim;
   case TD_DIM_SHARED: return c->n_shared_experts * c->expert_dim;
   case TD_DIM_EXPERTS: return c->n_experts;
+  case TD_DIM_EXPERT_PAIRS: return 2 * c->expert_dim;
+  case TD_DIM_HEADS: return c->n_heads;
   }
   return 0;
 }

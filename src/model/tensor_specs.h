@@ -27,7 +27,9 @@ typedef enum {
   TD_DIM_DENSE,
   TD_DIM_EXPERT,
   TD_DIM_SHARED,
-  TD_DIM_EXPERTS, // number of experts
+  TD_DIM_EXPERTS,      // number of experts
+  TD_DIM_EXPERT_PAIRS, // rows of gate and up
+  TD_DIM_HEADS,        // number of query heads
 } td_dim;
 
 // Conditions under which a layer has a tensor.
@@ -49,7 +51,7 @@ typedef enum {
   TD_SPEC_LATENT, // td_weight of MLA's latent keys and values: td_quantize encodes it with at least
                   // 8 bits
   TD_SPEC_PLAIN,  // td_weight, not quantized
-  TD_SPEC_F32,    // const float *, converted to F32 if needed
+  TD_SPEC_F32,    // const float *, a vector or matrix converted to F32 if needed
   TD_SPEC_EXPERT, // td_weight *, one per expert
 } td_place_kind;
 

@@ -52,10 +52,11 @@ static td_status open_peers(td_devices *d, const td_devices_opts *opts, td_err *
   return st;
 }
 
-static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_stats *stats,
-                          td_err *err) {
-  td_dev_opts dev = dev_opts(opts, opts->runtime->device);
+static td_status open_dev(td_devices *d, const td_devices_opts *opts, const td_model_config *config,
+                          const td_model_stats *stats, td_err *err) {
+  td_dev_opts dev = dev_opts(opts, td_model_is_cpu_only(config) ? "cpu" : opts->runtime->device);
   td_status st = td_placement_check(opts->runtime, err);
+  if (st == TD_OK) st = td_placement_check_model(opts->runtime, config, err);
   if (st != TD_OK) return st;
   dev.need_bytes = td_placement_need_bytes(opts->runtime, stats);
   const td_device_list list = devices_of(opts);
@@ -148,7 +149,7 @@ td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td
   const td_runtime_opts *runtime = opts->runtime;
   *out = (td_devices){.n_threads = runtime->n_threads ? runtime->n_threads : td_cpu_count()};
   const td_model_stats stats = td_model_stats_of(model);
-  td_status st = open_dev(out, opts, &stats, err);
+  td_status st = open_dev(out, opts, td_model_config_of(model), &stats, err);
   if (st != TD_OK) return st;
   uint64_t n_free = td_dev_free_vram_bytes(out->dev);
   for (uint32_t i = 0; i < out->n_peers; i++) { // all hold as much

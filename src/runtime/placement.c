@@ -61,6 +61,17 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   return check_devices(opts, err);
 }
 
+td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
+                                   td_err *err) {
+  if (!td_model_is_cpu_only(config)) return TD_OK;
+  const bool is_cuda = strcmp(opts->device, "cuda") == 0;
+  if (!is_cuda && opts->experts != TD_EXPERTS_GPU) return TD_OK;
+  return td_fail(err, TD_EUNSUPPORTED,
+                 "%s: models of this kind (%s) are computed on the CPU only: give --device cpu, or "
+                 "leave it out",
+                 is_cuda ? "--device cuda" : "--expert-device gpu", config->arch_name);
+}
+
 bool td_placement_may_use_gpu(const td_runtime_opts *opts) {
   return strcmp(opts->device, "cpu") != 0 && opts->activations != TD_ACTIVATIONS_INT8;
 }

@@ -28,6 +28,10 @@ td_status td_device_list_parse(td_device_list *out, const char *text, td_err *er
 // TD_EINVAL: the options contradict each other on any machine and for any model.
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err);
 
+// TD_EUNSUPPORTED: the options ask for a GPU, which cannot compute this model.
+td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
+                                   td_err *err);
+
 // False: these options always run on the CPU.
 bool td_placement_may_use_gpu(const td_runtime_opts *opts);
 

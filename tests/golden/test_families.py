@@ -4,8 +4,11 @@ families/ holds prompts, logits and continuations, made by scripts/make_golden.p
 each is there for are in scripts/golden_families.py.
 """
 
+import functools
 import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import numpy as np
@@ -85,3 +88,12 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, tmp_path, monkeypatch
     out = tmp_path / "logits.npy"
     ours = logits_of(tandem, model, golden["prompt"], out, 37, "--device", "cuda")
     check_cuda_logits(ours, golden["logits"])
+
+
+def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of):  # noqa: F811
+    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of("gpt_oss"), "--token-ids", "5"]
+    run = functools.partial(subprocess.run, capture_output=True, text=True, env=os.environ | cuda)
+    refused = run([*command, "--device", "cuda"])
+    assert refused.returncode == 1
+    assert "gpt_oss" in refused.stderr and "give --device cpu" in refused.stderr
+    assert run([*command, "--device", "auto"]).returncode == 0

@@ -17,6 +17,8 @@ typedef struct {
   bool mla, absorbed;
   bool prompt;                            // GQA
   uint32_t n_heads, n_kv_heads, head_dim; //
+  uint32_t window;                        //
+  bool has_sinks;                         //
   uint32_t nope, rope, v_dim, rank;       // MLA
   uint32_t page_tokens, n_seqs, len[MAX_SEQS];
   td_dtype kv_b_dtype;
@@ -31,6 +33,7 @@ typedef struct {
   float *out[MAX_SEQS];             // [len][n_heads][out_dim]
   ref_weight kv_b;
   float scale;
+  float *sinks; // [n_heads]
   uint32_t max_pages;
   size_t page_bytes;
   uint16_t *pages;
@@ -44,6 +47,7 @@ static uint32_t entry_floats(const layout *l) {
 static void make_world(world *w, const layout *l) {
   uint64_t rng = 42;
   *w = (world){.l = *l, .scale = 0.3f};
+  w->sinks = ref_floats(&rng, l->n_heads);
   w->q_dim = l->mla ? l->nope + l->rope : l->head_dim;
   w->out_dim = l->mla ? l->v_dim : l->head_dim;
   for (uint32_t s = 0; s < l->n_seqs; s++) {
@@ -85,6 +89,7 @@ static void free_world(world *w) {
     free(w->out[s]);
   }
   ref_free_weight(&w->kv_b);
+  free(w->sinks);
   free(w->pages);
   free(w->page_table);
 }
@@ -149,6 +154,8 @@ static void step(world *w, td_stream *stream, const uint32_t *from, const uint32
                                                .n_heads = l->n_heads,
                                                .n_kv_heads = l->n_kv_heads,
                                                .head_dim = l->head_dim,
+                                               .window = l->window,
+                                               .sinks = l->has_sinks ? w->sinks : NULL,
                                                .scale = w->scale,
                                                .prompt = l->prompt});
   }
@@ -215,9 +222,9 @@ static void check_naive(const world *w, uint32_t every) {
       }
       for (uint32_t t = l->len[s] - 1;; t -= every) {
         const float *q = w->q[s] + ((size_t)t * l->n_heads + h) * w->q_dim;
-        double sum = 0;
+        double sum = l->has_sinks ? exp(w->sinks[h]) : 0;
         memset(want, 0, w->out_dim * sizeof *want);
-        for (uint32_t p = 0; p <= t; p++) {
+        for (uint32_t p = l->window && t >= l->window ? t + 1 - l->window : 0; p <= t; p++) {
           double dot = 0;
           for (uint32_t d = 0; d < w->q_dim; d++)
             dot += q[d] * keys[(size_t)p * w->q_dim + d];
@@ -308,6 +315,31 @@ static void test_gqa(void **state) {
                1);
 }
 
+// Windows within a block, over a page's end, over splits, and of one token; sinks.
+static void test_gqa_with_windows_and_sinks(void **state) {
+  (void)state;
+  static const uint32_t windows[] = {1, 5, 33, 70, 300};
+  for (size_t i = 0; i < TD_COUNT(windows); i++) {
+    check_layout(&(layout){.n_heads = 6,
+                           .n_kv_heads = 2,
+                           .head_dim = 20,
+                           .window = windows[i],
+                           .has_sinks = i % 2,
+                           .page_tokens = 32,
+                           .n_seqs = 2,
+                           .len = {windows[i] > 100 ? 700 : 290, 40}},
+                 13);
+  }
+  check_layout(&(layout){.n_heads = 3,
+                         .n_kv_heads = 3,
+                         .head_dim = 16,
+                         .has_sinks = true,
+                         .page_tokens = 16,
+                         .n_seqs = 1,
+                         .len = {70}},
+               1);
+}
+
 static void test_gqa_one_odd_head_group(void **state) {
   (void)state;
   check_layout(&(layout){.n_heads = 35,
@@ -368,6 +400,7 @@ static void test_mla_beyond_splits_and_large_pages(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_gqa),
+      cmocka_unit_test(test_gqa_with_windows_and_sinks),
       cmocka_unit_test(test_gqa_one_odd_head_group),
       cmocka_unit_test(test_gqa_beyond_splits_and_large_pages),
       cmocka_unit_test(test_mla),

@@ -596,6 +596,84 @@ static void test_moe(void **state) {
   }
 }
 
+// Rows of gate and up alternate; biases; a clamp that values reach on either side.
+static void naive_pairs(const td_moe_args *a, int idx, const float *x, double weight, double *out) {
+  double h[HIDDEN / 2];
+  for (uint32_t r = 0; r < HIDDEN / 2; r++) {
+    double g = a->gate_bias[idx * HIDDEN + 2 * r], u = a->gate_bias[idx * HIDDEN + 2 * r + 1];
+    for (uint32_t k = 0; k < DIM; k++) {
+      g += ref_at(&a->gate[idx], 2 * r, k) * x[k];
+      u += ref_at(&a->gate[idx], 2 * r + 1, k) * x[k];
+    }
+    g = fmin(g, a->limit);
+    u = fmax(fmin(u, a->limit), -a->limit);
+    h[r] = g / (1 + exp(-a->alpha * g)) * (u + 1);
+  }
+  for (uint32_t r = 0; r < DIM; r++) {
+    double sum = a->down_bias[idx * DIM + r];
+    for (uint32_t k = 0; k < HIDDEN / 2; k++)
+      sum += ref_at(&a->down[idx], r, k) * h[k];
+    out[r] += weight * sum;
+  }
+}
+
+static void test_moe_of_pairs(void **state) {
+  (void)state;
+  enum { TOKENS = 210, PROMPT = 128 };
+  fixture f;
+  FOR_TEAMS(f) {
+    ref_weight gate[EXPERTS], down[EXPERTS];
+    td_weight g[EXPERTS], d[EXPERTS];
+    for (int i = 0; i < EXPERTS; i++) {
+      gate[i] = ref_make_weight(&f.rng, TD_BF16, HIDDEN, DIM, 0, 0);
+      down[i] = ref_make_weight(&f.rng, TD_BF16, DIM, HIDDEN / 2, 0, 0);
+      g[i] = gate[i].w;
+      d[i] = down[i].w;
+    }
+    float *x = ref_floats(&f.rng, TOKENS * DIM), *out = ref_floats(&f.rng, TOKENS * DIM);
+    float *weights = ref_floats(&f.rng, TOKENS * TOP_K);
+    float *gate_bias = ref_floats(&f.rng, EXPERTS * HIDDEN);
+    float *down_bias = ref_floats(&f.rng, EXPERTS * DIM);
+    int32_t ids[TOKENS * TOP_K];
+    for (int i = 0; i < TOKENS * TOP_K; i++)
+      ids[i] = (int32_t)ref_below(&f.rng, EXPERTS);
+    td_moe_args args = {.gate = g,
+                        .down = d,
+                        .gate_bias = gate_bias,
+                        .down_bias = down_bias,
+                        .limit = 0.6f,
+                        .alpha = 1.7f,
+                        .pairs = true,
+                        .x = x,
+                        .ids = ids,
+                        .weights = weights,
+                        .out = out,
+                        .n_tokens = TOKENS,
+                        .n_prompt = PROMPT,
+                        .n_experts = EXPERTS,
+                        .top_k = TOP_K};
+    double *want = ref_doubles(TOKENS * DIM);
+    for (int t = 0; t < TOKENS; t++) {
+      for (int j = 0; j < TOP_K; j++)
+        naive_pairs(&args, ids[t * TOP_K + j], x + t * DIM, weights[t * TOP_K + j], want + t * DIM);
+    }
+    td_op_moe(f.stream, &args);
+    sync_ok(&f);
+    assert_close(out, want, TOKENS * DIM, 2e-6);
+    check_alone(&f, args);
+    for (int i = 0; i < EXPERTS; i++) {
+      ref_free_weight(&gate[i]);
+      ref_free_weight(&down[i]);
+    }
+    free(x);
+    free(out);
+    free(weights);
+    free(gate_bias);
+    free(down_bias);
+    free(want);
+  }
+}
+
 static uint16_t *rounded(const float *x, size_t n) {
   uint16_t *out = malloc(n * sizeof *out);
   td_bf16_of_n(out, x, n);
@@ -840,6 +918,7 @@ int main(void) {
       cmocka_unit_test(test_router_ties_go_to_the_lower_index),
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_moe_of_pairs),
       cmocka_unit_test(test_moe_of_bf16),
       cmocka_unit_test(test_moe_in_groups),
       cmocka_unit_test(test_trials_change_no_bit),

@@ -21,7 +21,8 @@ typedef struct {
 typedef struct {
   ref_mem k, v; // one block
   uint32_t n_keys;
-  uint32_t n_visible[40];
+  uint32_t n_visible[40], n_hidden[40]; // hides is false: n_hidden is not handed over
+  bool hides;
 } key_block;
 
 static double kv_at(const ref_mem *mem, td_dtype dtype, size_t i) {
@@ -51,6 +52,11 @@ static void make_block(key_block *b, const shape *s, uint64_t *rng, uint32_t idx
   }
   // Some query sees all keys of the block, as the contract promises of memory.
   b->n_visible[idx % s->n_q] = b->n_keys;
+  b->hides = idx % 2;
+  for (uint32_t i = 0; i < s->n_q; i++) {
+    const bool hides = b->hides && b->n_visible[i] && i % 3;
+    b->n_hidden[i] = hides ? ref_below(rng, b->n_visible[i]) : 0;
+  }
 }
 
 typedef void (*attn_fn)(const td_attn_block_args *);
@@ -69,6 +75,7 @@ static void run(attn_fn fn, const shape *s, key_block *blocks, uint32_t q0, uint
                              .k = blocks[b].k.data,
                              .v = blocks[b].v.data,
                              .n_visible = blocks[b].n_visible + q0,
+                             .n_hidden = blocks[b].hides ? blocks[b].n_hidden + q0 : NULL,
                              .m = m,
                              .l = l,
                              .acc = acc,
@@ -98,7 +105,7 @@ static void naive(const shape *s, const key_block *blocks, uint32_t i, const flo
   size_t ldv = s->shared ? s->k_dim : s->v_dim;
   memset(want, 0, s->v_dim * sizeof *want);
   for (uint32_t b = 0; b < s->n_blocks; b++) {
-    for (uint32_t j = 0; j < blocks[b].n_visible[i]; j++) {
+    for (uint32_t j = blocks[b].n_hidden[i]; j < blocks[b].n_visible[i]; j++) {
       double dot = 0;
       for (uint32_t d = 0; d < s->k_dim; d++) {
         dot += q[(size_t)i * s->k_dim + d] *
@@ -227,6 +234,13 @@ static void broken_mask(const td_attn_block_args *a) {
   td_kernels()->attn_f32(&args);
 }
 
+// Sees what a window hides.
+static void broken_window(const td_attn_block_args *a) {
+  td_attn_block_args args = *a;
+  args.n_hidden = NULL;
+  td_kernels()->attn_f32(&args);
+}
+
 // Forgets to rescale l when the maximum moves.
 static void broken_rescale(const td_attn_block_args *a) {
   float l[40];
@@ -245,6 +259,7 @@ static void test_broken_kernels_are_caught(void **state) {
   shape s = {TD_F32, 7, 64, 64, 3, false, false};
   assert_true(check((void (*)(void))td_kernels()->attn_f32, &s, &w));
   assert_false(check((void (*)(void))broken_mask, &s, &w));
+  assert_false(check((void (*)(void))broken_window, &s, &w));
   assert_false(check((void (*)(void))broken_rescale, &s, &w));
 }
 

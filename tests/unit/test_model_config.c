@@ -340,7 +340,7 @@ static void refuses_rope_and_quantization(void **state) {
        "rope_parameters differs from layer to layer"},
       {"\"rope_scaling\": {\"type\": 1}", TD_EFORMAT, "type must be a string"},
       {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0.5}", TD_EFORMAT, "factor is 0.5"},
-      {"\"rope_scaling\": {\"type\": \"yarn\", \"truncate\": false}", TD_EUNSUPPORTED, "truncate"},
+      {"\"rope_scaling\": {\"type\": \"yarn\", \"truncate\": 0}", TD_EFORMAT, "truncate"},
       {"\"rope_scaling\": {\"type\": \"yarn\", \"original_max_position_embeddings\": 0}",
        TD_EFORMAT, "original_max_position_embeddings"},
       {"\"rope_scaling\": {\"type\": \"yarn\", \"attention_factor\": 0}", TD_EFORMAT,
@@ -366,6 +366,25 @@ static void refuses_rope_and_quantization(void **state) {
   check_refusals("qwen3_moe", cases, TD_COUNT(cases));
 }
 
+static void reads_gpt_oss(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"gpt_oss\", \"rope_scaling\":"
+                               " {\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false,"
+                               " \"original_max_position_embeddings\": 4096}}",
+                               NULL);
+  assert_true(c.has_sinks && c.attention_bias && c.norm_topk && !c.router_sigmoid);
+  assert_true(c.yarn.untruncated && c.rope_theta == 150000 && td_model_is_cpu_only(&c));
+  assert_true(c.swiglu_limit == 7 && c.swiglu_alpha == 1.702f);
+  assert_int_equal(c.max_position, 131072);
+  for (uint32_t i = 0; i < c.n_layers; i++)
+    assert_int_equal(td_model_window(&c, i), i % 2 ? 0 : 128);
+  c = parse_ok("{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"sliding_window\": 9,"
+               " \"layer_types\": [\"full_attention\", \"sliding_attention\"]}",
+               NULL);
+  assert_int_equal(td_model_window(&c, 0), 0);
+  assert_int_equal(td_model_window(&c, 1), 9);
+}
+
 static void refuses_of_new_families(void **state) {
   (void)state;
   static const refusal glm[] = {
@@ -381,6 +400,14 @@ static void refuses_of_new_families(void **state) {
       {"\"qk_norm_type\": \"per_head\"", TD_EUNSUPPORTED, "qk_norm_type"},
   };
   check_refusals("minimax_m2", minimax, TD_COUNT(minimax));
+  static const refusal oss[] = {
+      {"\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]", TD_EFORMAT,
+       "an entry for"},
+      {"\"num_hidden_layers\": 1, \"layer_types\": [\"linear\"]", TD_EFORMAT, "layer_types"},
+      {"\"swiglu_limit\": 0", TD_EFORMAT, "swiglu_limit"},
+      {"\"sliding_window\": 0", TD_EFORMAT, "sliding_window"},
+  };
+  check_refusals("gpt_oss", oss, TD_COUNT(oss));
   static const refusal kimi[] = {
       {"\"text_config\": []", TD_EFORMAT, "text_config"},
       {"\"text_config\": {\"model_type\": \"llama\"}", TD_EUNSUPPORTED, "\"llama\""},
@@ -429,6 +456,7 @@ int main(void) {
       cmocka_unit_test(defaults_are_transformers),
       cmocka_unit_test(reads_glm),
       cmocka_unit_test(reads_minimax_hy_and_mistral),
+      cmocka_unit_test(reads_gpt_oss),
       cmocka_unit_test(refuses_of_new_families),
       cmocka_unit_test(reads_spellings_of_rope),
       cmocka_unit_test(reads_layer_kinds),

@@ -49,6 +49,23 @@ static void test_what_cannot_be(void **state) {
   }
 }
 
+static void test_models_of_the_cpu_alone(void **state) {
+  (void)state;
+  const td_model_config plain = {.arch_name = "qwen3_moe"};
+  const td_model_config sinks = {.arch_name = "gpt_oss", .has_sinks = true};
+  static const td_runtime_opts can[] = {{.device = "cpu"}, {.device = "auto"}};
+  static const td_runtime_opts cannot[] = {{.device = "cuda"},
+                                             {.device = "auto", .experts = TD_EXPERTS_GPU}};
+  td_err err;
+  for (size_t i = 0; i < TD_COUNT(can); i++) {
+    assert_int_equal(td_placement_check_model(&can[i], &sinks, &err), TD_OK);
+    assert_int_equal(td_placement_check_model(&cannot[i], &plain, &err), TD_OK);
+    assert_int_equal(td_placement_check_model(&cannot[i], &sinks, &err), TD_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "gpt_oss"));
+    assert_non_null(strstr(err.msg, "give --device cpu"));
+  }
+}
+
 // Without a GPU auto is cpu in every respect; with one the experts are the CPU's if they do not fit
 // beside operators and a short context.
 static void test_who_computes(void **state) {
@@ -280,6 +297,7 @@ static void test_predictions(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_models_of_the_cpu_alone),
       cmocka_unit_test(test_what_cannot_be),
       cmocka_unit_test(test_who_computes),
       cmocka_unit_test(test_rings),

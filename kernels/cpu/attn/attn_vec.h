@@ -94,10 +94,12 @@ TD_INLINE void score_tile(const int Q, const td_attn_block_args *a, uint32_t q0,
   }
 }
 
-// Turns the first n scores into probabilities relative to the new maximum, which is stored in m,
+// Turns scores [n_hidden, n) into probabilities relative to the new maximum, which is stored in m,
 // followed by zeros; adds them to l. Returns the factor by which the old sums decay.
 TD_INLINE float softmax_row(const td_attn_block_args *a, uint32_t q, float *s, uint32_t n) {
   for (uint32_t j = n; j < TD_ATTN_KEYS; j++)
+    s[j] = -INFINITY;
+  for (uint32_t j = 0; a->n_hidden && j < a->n_hidden[q]; j++)
     s[j] = -INFINITY;
   vf max = vf_set1(a->m[q]);
   for (uint32_t j = 0; j < n; j += VL)

@@ -15,9 +15,9 @@ static float dot(const float *q, const void *k, td_dtype dtype, size_t at, uint3
 static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
   float p[TD_ATTN_KEYS];
   float *acc = a->acc + i * a->ldacc;
-  uint32_t n = a->n_visible[i];
+  uint32_t n = a->n_visible[i], first = a->n_hidden ? a->n_hidden[i] : 0;
   float m = a->m[i];
-  for (uint32_t j = 0; j < n; j++) {
+  for (uint32_t j = first; j < n; j++) {
     p[j] = dot(a->q + i * a->ldq, a->k, dtype, j * a->ldk, a->k_dim);
     m = fmaxf(m, p[j]);
   }
@@ -25,7 +25,7 @@ static void attend(const td_attn_block_args *a, uint32_t i, td_dtype dtype) {
   float l = a->l[i] * decay;
   for (uint32_t d = 0; d < a->v_dim; d++)
     acc[d] *= decay;
-  for (uint32_t j = 0; j < n; j++) {
+  for (uint32_t j = first; j < n; j++) {
     p[j] = expf(p[j] - m);
     l += p[j];
     for (uint32_t d = 0; d < a->v_dim; d++) {

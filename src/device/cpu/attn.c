@@ -151,16 +151,20 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
                       key_block block, key_block next, char *piece, const td_attn_state *state) {
   const td_attn_shared *a = run->a;
   const td_batch_view *b = a->batch;
-  uint32_t n_visible[PROMPT_QUERIES];
+  uint32_t n_visible[PROMPT_QUERIES], n_hidden[PROMPT_QUERIES];
   for (uint32_t i = 0; i < item->n_q; i++) {
-    n_visible[i] = td_attn_visible(b, item->tile->token + i / item->n_heads, begin,
-                                   begin + block.n);
+    const uint32_t token = item->tile->token + i / item->n_heads;
+    const uint32_t first = td_attn_first(b, token, a->window);
+    n_visible[i] = td_attn_visible(b, token, begin, begin + block.n);
+    n_hidden[i] = first > begin ? first - begin : 0;
+    if (n_hidden[i] >= n_visible[i]) n_visible[i] = 0;
   }
   td_attn_block_args args = {
       .q = (const float *)piece,
       .k = block.at,
       .v = block.at + a->v_bytes,
       .n_visible = n_visible,
+      .n_hidden = a->window ? n_hidden : NULL,
       .m = state->m,
       .l = state->l,
       .acc = state->acc,
@@ -179,12 +183,22 @@ static void run_block(const shared_run *run, const shared_item *item, uint32_t b
   (a->kv->dtype == TD_F16 ? td_kernels()->attn_f16 : td_kernels()->attn_f32)(&args);
 }
 
-// All blocks of one split. then: the block used after the last one, for prefetching.
+// First position that any of the item's queries sees.
+static uint32_t first_key(const shared_run *run, const shared_item *item) {
+  return td_attn_first(run->a->batch, item->tile->token, run->a->window);
+}
+
+// All blocks of one split that some query sees. then: the block used after the last one, for
+// prefetching.
 static void run_split(const shared_run *run, const shared_item *item, uint32_t split,
                       key_block then, char *piece, const td_attn_state *state) {
   uint32_t begin = split * ATTN_SPLIT, split_end = begin + ATTN_SPLIT;
   td_attn_state_reset(state, item->n_q, run->a->v_dim);
-  for (key_block block = block_at(run, item, begin), next; block.at; block = next) {
+  key_block block = block_at(run, item, begin);
+  for (; block.at && begin + block.n <= first_key(run, item) && begin + block.n < split_end;
+       block = block_at(run, item, begin))
+    begin += block.n;
+  for (key_block next; block.at; block = next) {
     const uint32_t end = begin + block.n;
     next = end < split_end ? block_at(run, item, end) : (key_block){0};
     run_block(run, item, begin, block, next.at ? next : then, piece, state);
@@ -197,9 +211,16 @@ static void store_query(const shared_run *run, const shared_item *item, uint32_t
                         const td_attn_state *total) {
   const td_attn_shared *a = run->a;
   size_t token = item->tile->token + i / item->n_heads;
-  float *out = a->out + (token * a->n_heads + item->head + i % item->n_heads) * a->v_dim;
+  const uint32_t head = item->head + i % item->n_heads;
+  float *out = a->out + (token * a->n_heads + head) * a->v_dim;
+  float gain = 1, l = *total->l;
+  if (a->sinks) {
+    const float m = fmaxf(*total->m, a->sinks[head]);
+    gain = expf(*total->m - m);
+    l = l * gain + expf(a->sinks[head] - m);
+  }
   for (uint32_t d = 0; d < a->v_dim; d++)
-    out[d] = total->acc[d] / *total->l;
+    out[d] = total->acc[d] * gain / l;
 }
 
 static td_attn_state state_from(const td_attn_state *state, uint32_t i, uint32_t v_dim) {
@@ -219,7 +240,7 @@ static void whole_item(void *ctx, size_t idx, unsigned member) {
   load_queries(run, &item, (float *)piece);
   td_attn_state_reset(&total, item.n_q, a->v_dim);
   uint32_t n_splits = td_attn_n_splits(td_attn_n_keys(a->batch, item.tile));
-  for (uint32_t split = 0; split < n_splits; split++) {
+  for (uint32_t split = first_key(run, &item) / ATTN_SPLIT; split < n_splits; split++) {
     run_split(run, &item, split, block_at(run, &item, (split + 1) * ATTN_SPLIT), piece, &part);
     td_attn_merge(&total, &part, item.n_q, a->v_dim);
   }
@@ -356,6 +377,8 @@ td_status td_cpu_op_attn_gqa(td_cpu_stream *stream, const td_attn_gqa_args *a, t
                                 .n_kv_heads = a->n_kv_heads,
                                 .k_dim = a->head_dim,
                                 .v_dim = a->head_dim,
+                                .window = a->window,
+                                .sinks = a->sinks,
                                 .scale = a->scale,
                                 .prompt = a->prompt,
                             },

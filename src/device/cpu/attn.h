@@ -45,6 +45,11 @@ static inline uint32_t td_attn_visible(const td_batch_view *b, uint32_t t, uint3
   uint32_t n_keys = (uint32_t)b->position[t] + 1;
   return n_keys <= begin ? 0 : n_keys < end ? n_keys - begin : end - begin;
 }
+// First position that token t sees.
+static inline uint32_t td_attn_first(const td_batch_view *b, uint32_t t, uint32_t window) {
+  const uint32_t n_keys = (uint32_t)b->position[t] + 1;
+  return window && n_keys > window ? n_keys - window : 0;
+}
 static inline const char *td_attn_page(const td_batch_view *b, const td_kv_view *kv, uint32_t seq,
                                        uint32_t position) {
   int32_t page = b->page_table[(size_t)seq * b->max_pages + position / b->page_tokens];
@@ -64,6 +69,8 @@ typedef struct {
   float *out;     // [n_tokens][n_heads][v_dim]
   size_t head_bytes, v_bytes, ld;
   uint32_t n_heads, n_kv_heads, k_dim, v_dim;
+  uint32_t window;    // as in td_attn_gqa_args
+  const float *sinks; //
   float scale;
   bool prompt; // prefill: transpose keys (td_attn_block_args) if the kernel can
 } td_attn_shared;

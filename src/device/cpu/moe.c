@@ -6,6 +6,7 @@
 // depend on its batch. They are one parallel run: a down item waits for its own expert's gate and
 // up items, a sum waits for all down items. Items wait only for earlier items, and those are done
 // or running, so there is no deadlock; with many experts there is hardly any waiting.
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -30,6 +31,7 @@ typedef struct {
 typedef struct {
   const td_moe_args *a;
   uint32_t dim, hidden;                 // of the model, of an expert
+  uint32_t gate_rows;                   // hidden, or twice that with pairs
   const float *x;                       // [n_tokens][dim], from token0
   uint32_t dim_tile, hidden_tile;       // rows per item
   uint32_t n_dim_tiles, n_hidden_tiles; // per expert
@@ -43,7 +45,8 @@ typedef struct {
   uint32_t *count;
   pair_tile *tiles; // at most n_pairs
   uint32_t n_tiles;
-  float *gate, *up; // [n_pairs][hidden]
+  float *gate, *up; // [n_pairs][gate_rows], [n_pairs][hidden]
+  float *active;    // [n_pairs][hidden]: the activation, in gate's memory or in up's
   float *parts;     // [n_pairs][dim]
   size_t n_hidden_items, n_down_items;
   _Atomic size_t n_down_done;
@@ -107,11 +110,53 @@ static const void *weights_of(const moe_run *run, size_t item) {
   return td_cpu_rows_at(&a->down[run->tiles[item / run->n_dim_tiles].expert], row);
 }
 
+// The clamped activation of one pair's rows of gate and up, which alternate.
+static void activate_pairs(const td_moe_args *a, const float *rows, const float *bias, float *out,
+                           uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    const float gate = rows[2 * i] + (bias ? bias[2 * i] : 0);
+    const float up = rows[2 * i + 1] + (bias ? bias[2 * i + 1] : 0);
+    const float g = fminf(gate, a->limit), u = fminf(fmaxf(up, -a->limit), a->limit);
+    out[i] = (u + 1) * (g / (1 + expf(-a->alpha * g)));
+  }
+}
+
+// Rows [row, row + n_rows) of gate and up, which alternate, and their activation.
+static void pairs_tile(const moe_run *run, pair_tile *tile, uint32_t row, uint32_t n_rows,
+                       const void *next) {
+  const td_moe_args *a = run->a;
+  float *rows = run->gate + (size_t)tile->begin * run->gate_rows;
+  float *out = run->active + (size_t)tile->begin * run->hidden;
+  const float *bias = a->gate_bias;
+  if (bias) bias += (size_t)tile->expert * run->gate_rows + row;
+  td_cpu_linear_tile(&(td_linear_args){.w = &a->gate[tile->expert],
+                                       .x = run->x,
+                                       .x_rows = run->token + tile->begin,
+                                       .y = rows,
+                                       .ldx = run->dim,
+                                       .ldy = run->gate_rows,
+                                       .n_tokens = tile->n,
+                                       .row_begin = row,
+                                       .row_end = row + n_rows,
+                                       .prompt = tile->prompt,
+                                       .way = run->trial.way[0],
+                                       .next = next});
+  for (uint32_t i = 0; i < tile->n; i++) {
+    activate_pairs(a, rows + (size_t)i * run->gate_rows + row, bias,
+                   out + (size_t)i * run->hidden + row / 2, n_rows / 2);
+  }
+  atomic_fetch_add_explicit(&tile->n_hidden_done, 1, memory_order_release);
+}
+
 static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
   const td_moe_args *a = run->a;
   pair_tile *tile = &run->tiles[item / run->n_hidden_tiles];
   uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
-  uint32_t left = run->hidden - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
+  uint32_t left = run->gate_rows - row, n_rows = left < run->hidden_tile ? left : run->hidden_tile;
+  if (a->pairs) {
+    pairs_tile(run, tile, row, n_rows, next);
+    return;
+  }
   float *gate = run->gate + (size_t)tile->begin * run->hidden;
   float *up = run->up + (size_t)tile->begin * run->hidden;
   td_linear_args args = {
@@ -152,7 +197,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
   uint32_t left = run->dim - row;
   td_cpu_linear_tile(&(td_linear_args){
       .w = &run->a->down[tile->expert],
-      .x = run->gate + (size_t)tile->begin * run->hidden,
+      .x = run->active + (size_t)tile->begin * run->hidden,
       .y = run->parts + (size_t)tile->begin * run->dim,
       .ldx = run->hidden,
       .ldy = run->dim,
@@ -192,6 +237,10 @@ static void sum_piece(moe_run *run, size_t item) {
     const float *part = run->parts + (size_t)place * run->dim + begin;
     float weight = a->ids ? a->weights[token * a->top_k + j] : 1;
     td_kernels()->axpy(&(td_axpy_args){.y = out, .x = part, .a = &weight, .n = n, .n_rows = 1});
+    if (!a->down_bias) continue;
+    const uint32_t e = expert_of(a, token * a->top_k + j);
+    const float *bias = a->down_bias + (size_t)e * run->dim + begin;
+    td_kernels()->axpy(&(td_axpy_args){.y = out, .x = bias, .a = &weight, .n = n, .n_rows = 1});
   }
   if (is_rounded) td_bf16_of_n(rounded, out, n);
 }
@@ -211,11 +260,12 @@ static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
 static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
   const td_moe_args *a = run->a;
   td_status status = td_cpu_check_weight(&a->gate[e], "expert gate", err);
-  if (status == TD_OK) status = td_cpu_check_weight(&a->up[e], "expert up", err);
+  if (status == TD_OK && !a->pairs) status = td_cpu_check_weight(&a->up[e], "expert up", err);
   if (status == TD_OK) status = td_cpu_check_weight(&a->down[e], "expert down", err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
-  TD_DEV_REQUIRE(a->gate[e].cols == run->dim && a->up[e].cols == run->dim &&
-                     a->gate[e].rows == run->hidden && a->up[e].rows == run->hidden &&
+  const td_weight *up = a->pairs ? &a->gate[e] : &a->up[e];
+  TD_DEV_REQUIRE(a->gate[e].cols == run->dim && up->cols == run->dim &&
+                     a->gate[e].rows == run->gate_rows && up->rows == run->gate_rows &&
                      a->down[e].rows == run->dim && a->down[e].cols == run->hidden,
                  "expert %u: its shapes are not those of the first one used", e);
   return TD_OK;
@@ -229,7 +279,8 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
   uint32_t n_chosen = n_pairs < a->n_experts ? (uint32_t)n_pairs : a->n_experts;
   uint32_t n_tokens = (uint32_t)(n_pairs / a->n_experts); // per expert
   run->dim = a->gate[e].cols;
-  run->hidden = a->gate[e].rows;
+  run->gate_rows = a->gate[e].rows;
+  run->hidden = a->pairs ? run->gate_rows / 2 : run->gate_rows;
   size_t n_times = (size_t)n_chosen * (n_tokens / TILE_PAIRS + 1);
   const unsigned n_threads = td_pool_size(dev->pool);
   const uint32_t first[TD_TUNER_KNOBS] = {
@@ -239,8 +290,9 @@ static void cut_rows(moe_run *run, uint32_t e, const td_cpu_dev *dev) {
                                               a->n_prompt > 0);
   run->trial = td_cpu_tuner_next(dev->tuner, &kind, first);
   run->hidden_tile = run->trial.rows[0];
+  if (a->pairs) run->hidden_tile += run->hidden_tile % 2;
   run->dim_tile = run->trial.rows[1];
-  run->n_hidden_tiles = (run->hidden + run->hidden_tile - 1) / run->hidden_tile;
+  run->n_hidden_tiles = (run->gate_rows + run->hidden_tile - 1) / run->hidden_tile;
   run->n_dim_tiles = (run->dim + run->dim_tile - 1) / run->dim_tile;
 }
 
@@ -257,6 +309,8 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  TD_DEV_REQUIRE(a->pairs ? a->limit > 0 : a->limit == 0 && !a->gate_bias,
+                 "experts: a clamped activation and gate's bias belong to pairs");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
                  a->n_tokens);
   run->n_prompt = takes_prompts(a) ? a->n_prompt : 0;
@@ -284,7 +338,8 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
     status = td_cpu_scratch(stream, SCRATCH_ITEMS, n * sizeof(pair_tile), &tiles, err);
   }
   size_t hidden_bytes = n * run->hidden * sizeof(float);
-  if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_GATE, hidden_bytes, &gate, err);
+  size_t gate_bytes = n * run->gate_rows * sizeof(float);
+  if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_GATE, gate_bytes, &gate, err);
   if (status == TD_OK) status = td_cpu_scratch(stream, SCRATCH_UP, hidden_bytes, &up, err);
   if (status == TD_OK) {
     status = td_cpu_scratch(stream, SCRATCH_PARTS, n * run->dim * sizeof(float), &parts, err);
@@ -296,6 +351,7 @@ static td_status reserve(td_cpu_stream *stream, moe_run *run, uint32_t max_pairs
   run->tiles = tiles;
   run->gate = gate;
   run->up = up;
+  run->active = run->a->pairs ? run->up : run->gate;
   run->parts = parts;
   return TD_OK;
 }

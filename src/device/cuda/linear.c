@@ -312,6 +312,10 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  if (a->pairs || a->gate_bias || a->down_bias || a->limit > 0) {
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "experts: biases and the clamped activation are not supported on a GPU");
+  }
   TD_DEV_REQUIRE((uint64_t)a->first_expert + a->n_experts <= n_routed(a),
                  "experts: %u from expert %u on, of %u", a->n_experts, a->first_expert,
                  n_routed(a));
