@@ -269,12 +269,154 @@ static td_status take_call(td_output_parser *p, const source *s, td_output_part 
   return TD_OK;
 }
 
+// ---- Harmony ------------------------------------------------------------------------------------
+
+#define MESSAGE   "<|message|>"
+#define CHANNEL   "<|channel|>"
+#define FUNCTIONS "functions."
+
+// The marker that ends a message. p->scan stops at it (*n: what it takes of the text; 0: it is the
+// next message's), at a possible prefix of it, or at the end.
+static td_marker_match find_message_end(td_output_parser *p, const source *s, size_t *n) {
+  static const struct {
+    const char *text;
+    bool begins_next;
+  } marks[] = {{"<|end|>", false},
+               {"<|call|>", false},
+               {"<|return|>", false},
+               {"<|start|>", true},
+               {CHANNEL, true}};
+  for (; p->scan < s->len; p->scan++) {
+    if (s->text[p->scan] != '<') continue;
+    for (size_t i = 0; i < TD_COUNT(marks); i++) {
+      td_marker_match match = td_marker_at(marks[i].text, s->text, p->scan, s->len);
+      if (match == TD_MARKER_NONE || (match == TD_MARKER_CUT && s->is_final)) continue;
+      *n = marks[i].begins_next ? 0 : strlen(marks[i].text);
+      return match;
+    }
+  }
+  return TD_MARKER_NONE;
+}
+
+// The recipient that the header names, without the namespace of functions; NULL: none.
+static char *recipient_of(const char *header, size_t len) {
+  static const char to[] = "to=";
+  const char *at = memmem(header, len, to, strlen(to));
+  if (!at) return NULL;
+  at += strlen(to);
+  size_t n = 0;
+  const size_t left = len - (size_t)(at - header);
+  while (n < left && !td_is_space(at[n]) && at[n] != '<')
+    n++;
+  const size_t skip = strlen(FUNCTIONS);
+  const bool is_function = n > skip && memcmp(at, FUNCTIONS, skip) == 0;
+  return is_function ? strndup(at + skip, n - skip) : n ? strndup(at, n) : NULL;
+}
+
+static bool is_analysis(const char *header, size_t len) {
+  static const char analysis[] = CHANNEL "analysis";
+  return memmem(header, len, analysis, strlen(analysis)) != NULL;
+}
+
+static bool begins_header(const td_output_parser *p, const source *s) {
+  return td_marker_at("<|start|>", s->text, p->at, s->len) != TD_MARKER_NONE ||
+         td_marker_at(CHANNEL, s->text, p->at, s->len) != TD_MARKER_NONE;
+}
+
+// Reads a message's header, from p->at to <|message|>. Text without any is content.
+static td_status take_message_header(td_output_parser *p, const source *s, outcome *o,
+                                     td_err *err) {
+  *o = MORE;
+  skip_space(p, s);
+  if (p->scan < p->at) p->scan = p->at;
+  if (p->at < s->len && !begins_header(p, s)) {
+    enter(p, TD_PARTS_CONTENT, p->at);
+    return TD_OK;
+  }
+  const size_t n = strlen(MESSAGE);
+  const char *found = memmem(s->text + p->scan, s->len - p->scan, MESSAGE, n);
+  if (!found) {
+    p->scan = s->len - p->at > n ? s->len - n : p->at;
+    *o = WAIT;
+    return TD_OK;
+  }
+  const char *header = s->text + p->at;
+  const size_t len = (size_t)(found - header), body = p->at + len + n;
+  char *name = p->parse_tool_calls ? recipient_of(header, len) : NULL;
+  if (!name) {
+    enter(p, is_analysis(header, len) ? TD_PARTS_REASONING : TD_PARTS_CONTENT, body);
+    return TD_OK;
+  }
+  p->back_at = body;
+  td_status st = begin_call(p, 0, body, err);
+  if (st != TD_OK) {
+    free(name);
+    return st;
+  }
+  enter(p, TD_PARTS_CALL, body);
+  p->calls[p->n_calls].name = name;
+  return TD_OK;
+}
+
+static outcome take_message(td_output_parser *p, const source *s, td_output_part *part) {
+  size_t n = 0;
+  const bool reasons = p->state == TD_PARTS_REASONING;
+  const td_marker_match match = find_message_end(p, s, &n);
+  if (give(p, part, reasons ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT, p->scan) == FOUND) {
+    return FOUND;
+  }
+  if (match != TD_MARKER_WHOLE) return WAIT;
+  enter(p, TD_PARTS_START, p->scan + n);
+  return MORE;
+}
+
+// The message is a call's arguments.
+static td_status take_arguments(td_output_parser *p, const source *s, td_output_part *part,
+                                outcome *o, td_err *err) {
+  size_t n = 0;
+  td_tool_call *call = &p->calls[p->n_calls - p->is_given];
+  const td_marker_match match = find_message_end(p, s, &n);
+  td_buf_add(&call->arguments, s->text + p->at, p->scan - p->at);
+  p->at = p->scan;
+  const bool is_whole = match == TD_MARKER_WHOLE || s->is_final;
+  if (is_whole && call->arguments.len == 0) td_buf_str(&call->arguments, "{}");
+  if (call->arguments.failed) return td_fail(err, TD_ENOMEM, "out of memory for a tool call");
+  *o = WAIT;
+  if (!is_whole) {
+    if (p->in_pieces && call->arguments.len) *o = give_call(p, part) == FOUND ? FOUND : WAIT;
+  } else if (!p->in_pieces && !is_json(call)) {
+    *o = drop_call(p, part, p->at);
+  } else {
+    call->is_whole = true;
+    *o = give_call(p, part);
+    enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_START, p->scan + n);
+  }
+  return TD_OK;
+}
+
+static td_status take_harmony(td_output_parser *p, const source *s, td_output_part *part,
+                              outcome *o, td_err *err) {
+  switch (p->state) {
+  case TD_PARTS_START:
+  case TD_PARTS_CALLS: return take_message_header(p, s, o, err);
+  case TD_PARTS_REASONING:
+  case TD_PARTS_CONTENT: *o = take_message(p, s, part); break;
+  case TD_PARTS_CALL: return take_arguments(p, s, part, o, err);
+  case TD_PARTS_DONE: *o = WAIT; break;
+  }
+  return TD_OK;
+}
+
 td_status td_output_parser_next(td_output_parser *parts, const char *text, size_t len,
                                 bool is_final, td_output_part *part, bool *found, td_err *err) {
   const source s = {.text = text, .len = len, .is_final = is_final};
   outcome o = MORE;
   td_status st = TD_OK;
   while (o == MORE && st == TD_OK) {
+    if (parts->is_harmony) {
+      st = take_harmony(parts, &s, part, &o, err);
+      continue;
+    }
     switch (parts->state) {
     case TD_PARTS_START: o = take_start(parts, &s); break;
     case TD_PARTS_REASONING: o = take_reasoning(parts, &s, part); break;

@@ -8,6 +8,11 @@
 //   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{...}<｜tool▁call▁end｜>   DeepSeek
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
+// gpt-oss writes messages of the Harmony format instead, once is_harmony is set:
+//   <|start|>assistant<|channel|>CHANNEL to=functions.N <|constrain|>json<|message|>TEXT<|end|>
+// A message with a recipient is a call, of the channel analysis reasoning, of any other content.
+// A message also ends with <|call|> or <|return|>, or where the next one begins.
+//
 // Arguments may be an object, a string that holds one, empty, null or absent ({}). Markers that
 // models tend to omit may be missing. Anything that turns out not to be a call is emitted as text.
 //
@@ -40,13 +45,14 @@ typedef enum {
   TD_PARTS_DONE,  // after the only call
 } td_output_parser_state;
 
-// To start, set the first five members and zero the rest. Callers may read the members but not
+// To start, set the first six members and zero the rest. Callers may read the members but not
 // write them.
 typedef struct {
   bool begins_in_reasoning; // the prompt ended in <think>
   bool parse_tool_calls;    // recognize calls: the request has tools
   bool in_pieces;           // streaming: emit calls while they are generated
   bool one_call;            // ignore everything after the first call
+  bool is_harmony;          // the text is in the Harmony format, markers included
   uint64_t id;              // seed for generated call ids
   td_output_parser_state state;
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is

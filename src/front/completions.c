@@ -550,6 +550,7 @@ static td_status open_choices(job *j) {
   j->choices = calloc((size_t)j->n_prompts * r->n, sizeof *j->choices);
   if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
   j->n_choices = j->n_prompts * r->n;
+  const bool is_harmony = j->is_chat && td_chat_template_mentions(j->serve->chat, "<|channel|>");
   for (uint32_t i = 0; i < j->n_choices; i++) {
     choice *c = &j->choices[i];
     c->job = j;
@@ -557,12 +558,13 @@ static td_status open_choices(job *j) {
     td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat),
                    &(td_answer_opts){.stops = &r->stops,
                                      .keep_tokens = r->logprobs,
-                                     .shows_special = r->shows_special,
+                                     .shows_special = r->shows_special || is_harmony,
                                      .min_tokens = (uint32_t)r->min_tokens});
     c->parts = (td_output_parser){.begins_in_reasoning = j->prompt_thinks,
                                   .parse_tool_calls = r->has_tools,
                                   .in_pieces = r->stream,
                                   .one_call = r->one_call,
+                                  .is_harmony = is_harmony,
                                   .id = j->call_id + i};
     td_status st = open_prompt(c);
     if (st != TD_OK) return st;

@@ -38,6 +38,7 @@ static outcome tell_apart(unsigned how, const char *text, size_t len, size_t ste
                          .parse_tool_calls = !(how & 2),
                          .in_pieces = how & 4,
                          .one_call = how & 8,
+                         .is_harmony = how & 16,
                          .id = 7}};
   size_t shown = 0;
   for (size_t at = step; step && at < len; at += step) {

@@ -27,7 +27,7 @@
 #define BAD      "\xEF\xBF\xBD"
 
 typedef struct {
-  bool thinks, parse_tool_calls, in_pieces, one_call;
+  bool thinks, parse_tool_calls, in_pieces, one_call, is_harmony;
 } how;
 
 typedef struct {
@@ -57,6 +57,7 @@ static outcome tell_apart(const char *text, size_t step, how h) {
                             .parse_tool_calls = h.parse_tool_calls,
                             .in_pieces = h.in_pieces,
                             .one_call = h.one_call,
+                            .is_harmony = h.is_harmony,
                             .id = 7};
   outcome out = {0};
   size_t n = strlen(text), n_given = 0;
@@ -117,6 +118,43 @@ static void check_parts(const char *text, bool thinks, bool parse_tool_calls, co
 
 static void check_calls(const char *text, const char *content, const char *calls) {
   check_parts(text, false, true, "", content, calls);
+}
+
+#define H_THINK "<|channel|>analysis<|message|>"
+#define H_SAY   "<|channel|>final<|message|>"
+#define H_NEXT  "<|end|><|start|>assistant"
+
+static void check_harmony(const char *text, const char *reasoning, const char *content,
+                          const char *calls) {
+  for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
+    const how h = {.parse_tool_calls = true, .in_pieces = in_pieces, .is_harmony = true};
+    check_how(text, h, reasoning, content, calls);
+  }
+}
+
+static void messages_of_harmony_are_told_apart(void **state) {
+  (void)state;
+  check_harmony(H_THINK "So <|it is.\n" H_NEXT H_SAY "1 < 2 ", "So <|it is.\n", "1 < 2 ", "");
+  check_harmony(H_THINK
+                "so" H_NEXT "<|channel|>commentary<|message|>I look." H_NEXT
+                " to=functions.f<|channel|>commentary <|constrain|>json<|message|>{\"a\": 1}",
+                "so", "I look.", "[f {\"a\": 1}]");
+  check_harmony("<|channel|>commentary to=functions.get_it <|constrain|>json<|message|>{}<|call|>"
+                "<|start|>assistant<|channel|>commentary to=python<|message|>[1]<|call|>",
+                "", "", "[get_it {}][python [1]]");
+  check_harmony("<|start|>assistant" H_SAY "a<|return|>", "", "a", "");
+  check_harmony(H_THINK "a" H_SAY "b", "a", "b", "");
+  check_harmony("Hi <b>", "", "Hi <b>", "");
+  check_harmony("<b>Hi", "", "<b>Hi", "");
+  check_harmony("<|channel|>fin", "", "", "");
+  check_harmony("<|channel|>commentary to=functions.f<|message|><|call|>", "", "", "[f {}]");
+  const how no_calls = {.is_harmony = true};
+  check_how("<|channel|>commentary to=functions.f<|message|>{}<|call|>", no_calls, "", "{}", "");
+  const how whole = {.parse_tool_calls = true, .is_harmony = true};
+  check_how("<|channel|>commentary to=functions.f<|message|>{\"a<|call|>", whole, "", "{\"a", "");
+  const how one = {.parse_tool_calls = true, .is_harmony = true, .one_call = true};
+  check_how("<|channel|>commentary to=functions.f<|message|>{}<|call|>" H_SAY "b", one, "", "",
+            "[f {}]");
 }
 
 static void plain_text_is_content(void **state) {
@@ -412,6 +450,7 @@ static void prompts_that_end_in_a_thought(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(messages_of_harmony_are_told_apart),
       cmocka_unit_test(plain_text_is_content),
       cmocka_unit_test(thoughts_are_told_apart),
       cmocka_unit_test(calls_of_each_form_are_found),

@@ -55,7 +55,7 @@ static void test_models_of_the_cpu_alone(void **state) {
   const td_model_config sinks = {.arch_name = "gpt_oss", .has_sinks = true};
   static const td_runtime_opts can[] = {{.device = "cpu"}, {.device = "auto"}};
   static const td_runtime_opts cannot[] = {{.device = "cuda"},
-                                             {.device = "auto", .experts = TD_EXPERTS_GPU}};
+                                           {.device = "auto", .experts = TD_EXPERTS_GPU}};
   td_err err;
   for (size_t i = 0; i < TD_COUNT(can); i++) {
     assert_int_equal(td_placement_check_model(&can[i], &sinks, &err), TD_OK);
