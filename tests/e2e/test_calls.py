@@ -189,3 +189,32 @@ def test_run_ends_where_the_tokenizer_says(tandem_bin, tmp_path):
     args = [tandem_bin, "run", "--model", tmp_path, "-p", "short", "-n", "30", "--temperature", "0"]
     done = subprocess.run(args, capture_output=True, text=True, check=True)
     assert done.stdout == "A short answer.\n"
+
+
+# The name of the script is in the template, which makes it one of the Harmony format.
+HARMONY = {
+    "channel": [
+        *("<|start|>", "assistant<|channel|>analysis", "<|message|>", "So it is."),
+        '<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"a": 1}',
+    ]
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_channels_of_harmony(tandem_bin, tmp_path, stream):
+    write_model(tmp_path / "scripted", HARMONY, ("<|start|>", "<|message|>"))
+    server = Server(tandem_bin, tmp_path / "scripted")
+    body = {"messages": [{"role": "user", "content": "channel"}], "temperature": 0, "tools": TOOLS}
+    try:
+        answer = httpx.post(server.url + "/v1/chat/completions", json=body | {"stream": stream})
+    finally:
+        server.close()
+    if stream:
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        parts = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    else:
+        parts = [answer.json()["choices"][0]["message"]]
+    assert "".join(p.get("reasoning_content") or "" for p in parts) == "So it is."
+    assert "".join(p.get("content") or "" for p in parts) == ""
+    calls = [c["function"] for p in parts for c in p.get("tool_calls") or []]
+    assert calls[0]["name"] == "f" and "".join(c["arguments"] for c in calls) == '{"a": 1}'

@@ -90,8 +90,9 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, tmp_path, monkeypatch
     check_cuda_logits(ours, golden["logits"])
 
 
-def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of):  # noqa: F811
-    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of("gpt_oss"), "--token-ids", "5"]
+def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of, tmp_path):  # noqa: F811
+    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of("gpt_oss")]
+    command += ["--token-ids", "5", "--out", tmp_path / "logits.npy"]
     run = functools.partial(subprocess.run, capture_output=True, text=True, env=os.environ | cuda)
     refused = run([*command, "--device", "cuda"])
     assert refused.returncode == 1
