@@ -1,9 +1,11 @@
-// tests/fuzz/fuzz_chat_body.c - bodies of chat and completions through parsing and checking.
+// tests/fuzz/fuzz_chat_body.c - bodies of chat, completions and the other protocols through
+// parsing and checking.
 // The first byte chooses the endpoint. What is accepted must hold its own bounds, and the variables
 // made for the template must be valid JSON; what is refused must be the client's fault.
 #include <stdint.h>
 #include <string.h>
 
+#include "api/dialect.h"
 #include "api/request.h"
 #include "base/json_parse.h"
 
@@ -23,6 +25,32 @@ static void check_accepted(const td_api_request *r, uint32_t n_vocab) {
   TD_CHECK(td_json_check(r->vars.data, r->vars.len, 2 * TD_JSON_MAX_DEPTH, &err) == TD_OK);
 }
 
+// A body that a dialect accepts becomes JSON, which chat then judges.
+static void translate(unsigned which, td_buf *body) {
+  static const td_dialect *const dialects[] = {&td_dialect_responses, &td_dialect_messages,
+                                               &td_dialect_ollama_chat,
+                                               &td_dialect_ollama_generate};
+  td_dialect_state state = {.store = td_response_store_open()};
+  td_buf out = TD_BUF_INIT;
+  td_api_error error;
+  td_err err;
+  td_status st = td_dialect_translate(dialects[which], &state, td_buf_text(body), body->len, &out,
+                                      &error);
+  if (st == TD_OK) {
+    TD_CHECK(td_json_check(td_buf_text(&out), out.len, 2 * TD_JSON_MAX_DEPTH, &err) == TD_OK);
+  } else {
+    TD_CHECK(error.status < 500 && error.message[0]);
+    td_buf_clear(&out);
+    dialects[which]->error(&out, &error, false);
+    TD_CHECK(td_json_check(td_buf_text(&out), out.len, 4, &err) == TD_OK);
+    td_buf_clear(&out);
+  }
+  td_response_store_close(state.store);
+  td_dialect_state_free(&state);
+  td_buf_free(body);
+  *body = out;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -36,6 +64,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   td_api_error error;
   td_buf body = TD_BUF_INIT;
   td_buf_add(&body, data + 1, size - 1);
+  if (data[0] & 4) {
+    translate(which, &body);
+    which = 0;
+  }
   td_status st = parsers[which](&request, td_buf_text(&body), body.len, &defaults, &error);
   if (st == TD_OK && which < 2) check_accepted(&request, defaults.n_vocab);
   if (st != TD_OK) {
