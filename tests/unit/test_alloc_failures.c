@@ -221,14 +221,16 @@ static void prepare_worker(void) {
   TD_CHECK(td_channel_create(&front.channel, 64, &err) == TD_OK);
   TD_CHECK(td_kv_pool_create(&front.kv_fd, &err) == TD_OK);
   TD_CHECK(pipe(front.life) == 0);
-  const td_worker_opts opts = {.runtime = {.model_dir = model_dir,
-                                           .device = "cpu",
-                                           .n_threads = 2,
-                                           .ctx_size = 128,
-                                           .prefill_chunk = 32},
-                               .max_batch = 2,
-                               .parent_pid = (uint32_t)getpid()};
+  char *argv[] = {"tandem", "serve",      "--model", model_dir,         "--threads",
+                  "2",      "--ctx-size", "128",     "--prefill-chunk", "32"};
+  td_options options;
+  td_session_opts session;
+  TD_CHECK(td_options_parse(&options, TD_COUNT(argv), argv, &err) == TD_OK);
+  TD_CHECK(td_cmd_session_opts(&options, &session, &err) == TD_OK);
+  const td_worker_opts opts = {
+      .runtime = session.runtime, .max_batch = 2, .parent_pid = (uint32_t)getpid()};
   TD_CHECK(td_worker_args_format(&front.args, &opts, &err) == TD_OK);
+  td_options_free(&options);
 }
 
 // Puts descriptors where a worker expects them.
