@@ -163,6 +163,28 @@ def test_too_ambiguous_fails_alone(server, client):
     assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
 
 
+def test_survives_the_worker(tandem_bin, tiny_model):
+    """After a crash the grammar goes on behind the last token, with the same text."""
+    items = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
+    request = {"temperature": 1, "seed": 3, "max_tokens": 1500, "response_format": schema(items)}
+    server = Server(tandem_bin, tiny_model)
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            undisturbed = ask(client, **request)
+            assert len(json.loads(undisturbed)) == 60
+            stream = client.chat.completions.create(
+                model="", messages=HELLO, stream=True, **request
+            )
+            text = ""
+            for i, chunk in enumerate(stream):
+                text += chunk.choices[0].delta.content or ""
+                if i == 40:
+                    server.kill_worker()
+            assert text == undisturbed
+    finally:
+        server.close()
+
+
 # -- tools -----------------------------------------------------------------------------------
 
 TOOLS = [

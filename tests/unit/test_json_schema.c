@@ -133,6 +133,12 @@ static const language languages[] = {
      {"\"127.0.0.1\"", "\"255.255.255.255\""},
      {"\"256.1.1.1\"", "\"1.1.1\""}},
     {"{\"type\":\"string\",\"format\":\"email\"}", {"\"a.b@example.com\""}, {"\"a\"", "\"@b\""}},
+    {"{\"type\":\"string\",\"format\":\"json-pointer\"}",
+     {"\"\"", "\"/a/~0b\"", "\"//\""},
+     {"\"a\"", "\"/~2\"", "\"/~\""}},
+    {"{\"type\":\"string\",\"format\":\"hostname\"}",
+     {"\"a-b.example.com\"", "\"x\""},
+     {"\"-a\"", "\"xn--X\"", "\"a..b\"", "\"\""}},
     {"{\"type\":\"string\",\"format\":\"unheard-of\",\"title\":\"x\"}", {"\"a\""}, {"1"}},
     {"{\"type\":[\"string\",\"null\"],\"maxLength\":1}", {"null", "\"a\""}, {"\"ab\""}},
 };

@@ -71,8 +71,14 @@ void td_schema_write_value(td_buf *out, const cJSON *value) {
 
 // ---- strings -----------------------------------------------------------------------------------
 
-#define LABEL "[A-Za-z0-9] ([A-Za-z0-9-]{0,61} [A-Za-z0-9])?"
+// Without "--", which has a meaning in the third place of a label.
+#define LABEL "[A-Za-z0-9]{1,20} (\"-\" [A-Za-z0-9]{1,20}){0,2}"
 #define HOST  LABEL " (\".\" " LABEL ")"
+#define EMAIL "[A-Za-z0-9_+-]{1,32} (\".\" [A-Za-z0-9_+-]{1,32})? \"@\" " HOST "{1,4}"
+#define URI                                                                                        \
+  "[a-z] [a-z0-9+.-]{0,15} \"://\" " HOST "{0,3} (\":\" [0-9]{1,4})? "                             \
+  "(\"/\" [A-Za-z0-9._~-]*)* (\"?\" [A-Za-z0-9._~=&-]*)? (\"#\" [A-Za-z0-9._~-]*)?"
+#define POINTER "(\"/\" ([^~/\"\\\\\\x00-\\x1F] | \"~\" [01])*)*"
 #define DATE                                                                                       \
   "[0-9]{4} \"-\" ((\"0\" [13578] | \"1\" [02]) \"-\" (\"0\" [1-9] | [12] [0-9] | \"3\" [01]) | "  \
   "(\"0\" [469] | \"11\") \"-\" (\"0\" [1-9] | [12] [0-9] | \"30\") | "                            \
@@ -99,12 +105,19 @@ static const struct {
     {"date-time", DATE " \"T\" " TIME},
     {"duration", "\"P\" (" DAYS " (\"T\" " HOURS ")? | \"T\" " HOURS " | " COUNT " \"W\")"},
     {"uuid", "[0-9a-fA-F]{8} \"-\" ([0-9a-fA-F]{4} \"-\"){3} [0-9a-fA-F]{12}"},
-    {"email", "[A-Za-z0-9_+-]{1,32} (\".\" [A-Za-z0-9_+-]{1,32})? \"@\" " HOST "{1,4}"},
+    {"email", EMAIL},
+    {"idn-email", EMAIL},
     {"hostname", HOST "{0,3}"},
+    {"idn-hostname", HOST "{0,3}"},
     {"ipv4", OCTET " (\".\" " OCTET "){3}"},
     {"ipv6", "[0-9a-f]{1,4} (\":\" [0-9a-f]{1,4}){7}"},
-    {"uri", "[a-z] [a-z0-9+.-]{0,15} \"://\" " HOST "{0,3} (\":\" [0-9]{1,4})? "
-            "(\"/\" [A-Za-z0-9._~-]*)* (\"?\" [A-Za-z0-9._~=&-]*)? (\"#\" [A-Za-z0-9._~-]*)?"},
+    {"uri", URI},
+    {"uri-reference", URI},
+    {"uri-template", URI},
+    {"iri", URI},
+    {"iri-reference", URI},
+    {"json-pointer", POINTER},
+    {"relative-json-pointer", "(\"0\" | [1-9] [0-9]{0,3}) (\"#\" | " POINTER ")"},
 };
 
 static const char *find_format(const char *name) {
