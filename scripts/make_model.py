@@ -20,6 +20,8 @@ import shapes
 POOL = 1 << 24  # elements
 SIGMA_PEAK = 4.5  # E4M3 codes of unit-normal values are scaled so that 4.5 sigma is 448
 
+E2M1_RMS = 2.92  # of 0, 0.5, 1, 1.5, 2, 3, 4 and 6
+
 # Standard deviation times sqrt(fan_in). Queries are a little large so that attention is not
 # uniform; logits get a standard deviation of about three.
 GAIN = {"q": 2.0, "router": 1.5, "head": 3.0}
@@ -88,6 +90,26 @@ class Values:
         jitter = self.rng(tensor.name + "_scale_inv").uniform(0.9, 1.1, shape)
         return (jitter * std * SIGMA_PEAK / checkpoint.E4M3_MAX).astype(np.float32)
 
+    def _codes(self, name, n):
+        """Bytes of two E2M1 codes each, all equally likely."""
+        rng = self.rng(name)
+        while n > 0:
+            length = min(n, POOL)
+            yield rng.integers(0, 256, length, dtype=np.uint8)
+            n -= length
+
+    def _mxfp4(self, tensor, std):
+        """Experts in blocks of 32, whose exponents make the values' deviation that of std."""
+        n, rows, cols = tensor.shape
+        shape, exponent = (n, rows, cols // 32), round(np.log2(std / E2M1_RMS)) + 127
+        scales = np.full(shape, exponent, np.uint8)
+        blocks, entry = tensor.name + "_blocks", checkpoint.Entry
+        n_bytes = n * rows * cols // 2
+        return [
+            entry(blocks, (*shape, 16), "U8", lambda: self._codes(blocks, n_bytes)),
+            entry.of_array(tensor.name + "_scales", scales, "U8"),
+        ]
+
     def entries(self, tensor):
         name, shape = tensor.name, tensor.shape
         if len(shape) == 1:
@@ -96,6 +118,8 @@ class Values:
                 return [checkpoint.Entry.of_array(name, values, "F32")]
             return [checkpoint.Entry.of_array(name, checkpoint.to_bf16(values), "BF16")]
         n, std = int(np.prod(shape, dtype=np.int64)), deviation(tensor, self.config)
+        if tensor.expert and shapes.family(self.config).mxfp4:
+            return self._mxfp4(tensor, std)
         if tensor.role == "head":
             return [checkpoint.Entry(name, shape, "BF16", lambda: self._head(tensor, std))]
         if not shapes.is_fp8(tensor, self.dtype):

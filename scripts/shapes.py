@@ -594,6 +594,20 @@ def _wrapped(model_type, text):
 SHAPES = {
     "tiny": (DEEPSEEK_BASE | _TINY, 1000),
     "tiny-qwen3": (QWEN3_BASE | _TINY_QWEN3, 1000),
+    "tiny-gpt-oss": (
+        _GPT_OSS
+        | {
+            "head_dim": 32,
+            "hidden_size": 128,
+            "intermediate_size": 64,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 16,
+            "vocab_size": 1024,
+        },
+        1000,
+    ),
     "moonlight-16b-a3b": (DEEPSEEK_BASE | _MOONLIGHT, 4000),
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.

@@ -52,6 +52,13 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
   } else {
     td_buf_printf(out, "GQA: %u of keys and values, %u wide", c->n_kv_heads, c->head_dim);
     if (c->rope_dim < c->head_dim) td_buf_printf(out, ", %u rotary", c->rope_dim);
+    uint32_t n_windows = 0;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+      n_windows += td_model_window(c, i) > 0;
+    if (n_windows) {
+      td_buf_printf(out, ", %u positions in %u of the %u layers", c->window, n_windows,
+                    c->n_layers);
+    }
     td_buf_str(out, "\n");
   }
   uint32_t n_moe = count_moe_layers(c);
@@ -127,7 +134,8 @@ static void add_sizes(td_buf *out, const td_model *m) {
   td_buf_str(out, ", and ");
   add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
   td_buf_str(out, " for every 1000 tokens of context\n");
-  if (s.expert_bytes) {
+  const bool may_use_gpu = !td_model_is_cpu_only(c);
+  if (s.expert_bytes && may_use_gpu) {
     td_buf_str(out, "with a GPU    ");
     add_bytes(out, s.bytes - s.expert_bytes);
     td_buf_str(out, " and the context in its memory, ");
@@ -169,7 +177,8 @@ static void add_text(td_buf *out, const td_model *m, const td_inspect_opts *opts
   td_buf_printf(out, "%s (%s)\n", td_model_name(m), td_model_dir(m));
   add_architecture(out, td_model_config_of(m));
   add_sizes(out, m);
-  if (td_model_stats_of(m).expert_bytes) td_inspect_add_gpus(out, m, opts);
+  const bool may_use_gpu = !td_model_is_cpu_only(td_model_config_of(m));
+  if (td_model_stats_of(m).expert_bytes && may_use_gpu) td_inspect_add_gpus(out, m, opts);
   if (opts->tensors) {
     td_buf_printf(out, "\n%-8s %-16s %12s  file, name\n", "dtype", "shape", "bytes");
     add_tensors(out, m);

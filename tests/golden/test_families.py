@@ -98,3 +98,13 @@ def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoi
     assert refused.returncode == 1
     assert "gpt_oss" in refused.stderr and "give --device cpu" in refused.stderr
     assert run([*command, "--device", "auto"]).returncode == 0
+
+
+def test_inspect_of_a_model_for_the_cpu_alone(tandem, tmp_path):  # noqa: F811
+    make = ROOT.parents[1] / "scripts" / "make_model.py"
+    command = [sys.executable, make, "--shape", "tiny-gpt-oss", "--out", tmp_path / "m"]
+    subprocess.run(command, check=True, capture_output=True)
+    text = tandem("inspect", "--model", tmp_path / "m")
+    assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
+    assert "F4_E2M1 768.00 KiB" in text
+    assert "GPU" not in text
