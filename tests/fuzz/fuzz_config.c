@@ -1,5 +1,5 @@
 // tests/fuzz/fuzz_config.c - config.json of any JSON: refused, or every value within its range.
-// Input: config.json; behind a line of "---", generation_config.json.
+// Input: config.json; after a line of "---", generation_config.json.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // tests/fuzz/fuzz_requests.c - a front that sends the worker any records it likes, in any order.
-// Input: records of tandem/wire.h, one behind the other; the request id is reduced to 0..7 so that
+// Input: records of tandem/wire.h, one after the other; the request id is reduced to 0..7 so that
 // they meet. After each a step is taken, and it must stay within tokens and pages.
 #include <stdint.h>
 #include <stdlib.h>

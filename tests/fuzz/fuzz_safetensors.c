@@ -1,6 +1,6 @@
 // tests/fuzz/fuzz_safetensors.c - a shard of any bytes: refused, or its tensors lie inside it.
 // Input: the file, or, where it begins with an open brace, only its header: then the length before
-// it and some bytes of data behind it are supplied, so that mutations reach the checks.
+// it and some bytes of data after it are supplied, so that mutations reach the checks.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

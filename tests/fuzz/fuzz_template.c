@@ -1,4 +1,4 @@
-// A template and, behind a zero byte, the JSON object of its variables.
+// A template and, after a zero byte, the JSON object of its variables.
 #include <stdint.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // tests/tools/embed_driver.c - a program that embeds tandem through include/tandem.h alone.
 // usage: embed_driver MODEL_DIR MAX_TOKENS MESSAGES_JSON STOP_AFTER_PIECES
-// Prints the greedy answer, then a line "n_prompt n_reused n_output stopped"; asks twice, so that
-// the second answer reuses the first one's cache.
+// Prints the greedy output, then a line "n_prompt n_reused n_output stopped"; asks twice, so that
+// the second request reuses the first one's cache.
 #include <stdio.h>
 #include <stdlib.h>
 

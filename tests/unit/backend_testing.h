@@ -1,4 +1,4 @@
-// tests/unit/backend_testing.h - a backend with real processes and a make-believe engine: the test
+// tests/unit/backend_testing.h - a backend with real processes and a simulated engine: the test
 // program stands in for tandem when it is executed again as a worker (its main calls
 // td_worker_main), and defines the model, the device and the engine itself. The engine keeps the
 // tokens in the KV pool and derives the next one from all of them and from the way each was
@@ -42,10 +42,10 @@ enum {
   N_VOCAB = 1000,
   N_PLAIN = 900, // ids below have no meaning
   EOS = 999,
-  DECODED = 1 << 20, // added to a token that was computed as part of an answer
+  DECODED = 1 << 20, // added to a token that was computed by decode
 };
 
-// ---- the make-believe engine ------------------------------------------------------------------
+// ---- the simulated engine ------------------------------------------------------------------
 
 struct td_model {
   td_model_config config;

@@ -13,7 +13,7 @@ enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4
 // A prompt that goes to the other device in pieces.
 enum { LONG_PROMPT = 1100, LONG_PAGES = LONG_PROMPT / ENGINE_PAGE + 1 };
 
-// IN_HALVES: answers' steps, too. PARTED: of all layers but the first. ALL_WAYS: streamed for
+// IN_HALVES: decode steps, too. PARTED: of all layers but the first. ALL_WAYS: streamed for
 // prompts from STREAM_PROMPT tokens on, and in halves.
 typedef enum { TOGETHER, APART, IN_HALVES, PARTED, STREAMED, ALL_WAYS } placement;
 enum { STREAM_PROMPT = 4, SHORT_PROMPT = 2, SHORT_SEQS = 2, SHORT_ANSWER = 3 };
@@ -100,7 +100,7 @@ static inline void keep_step(engine_fixture *f, const td_step_seq *seqs, uint32_
   keep_routing(f);
 }
 
-// Prompts, one behind the other, and answers to all of them, side by side.
+// Prompts, one after the other, and answers to all of them, side by side.
 static inline void keep_steps(engine_fixture *f, float *out) {
   static const int32_t pages[ENGINE_SEQS][SEQ_PAGES] = {{0, 2, 4}, {1, 3, 5}, {8, 7, 6}};
   int32_t tokens[ENGINE_SEQS][PROMPT + ANSWER];
@@ -128,7 +128,7 @@ static inline void keep_steps(engine_fixture *f, float *out) {
   }
 }
 
-// The long prompt and, beside it, the next token of an answer, of which keep_steps has left PROMPT
+// The long prompt and, beside it, the next generated token, of which keep_steps has left PROMPT
 // + ANSWER.
 static inline void keep_long_step(engine_fixture *f, float *out) {
   static const int32_t pages[SEQ_PAGES] = {0, 2, 4}, token = 5;
@@ -312,7 +312,7 @@ static const int32_t lane_tokens[LANE_SEQS + LANE_TOKENS] = {
     5, 17, 4, 99, 23, 42, 8, 3, 150, 11, 60, 121, 77, 9, 30, 54, 18, 90, 2, 7};
 static const int32_t lane_pages[LANE_SEQS] = {2, 0, 3, 1};
 
-// The prompt of sequence s, or the next token of its answer.
+// The prompt of sequence s, or its next generated token.
 static inline td_step_seq lane_seq(const lanes *l, uint32_t s, bool is_decode) {
   const uint32_t n_past = is_decode ? lane_prompts[s] + l->n_answered[s] : 0;
   return (td_step_seq){.tokens = lane_tokens + s + n_past,
@@ -374,7 +374,7 @@ static inline void end_prefill(lanes *l, uint32_t s) {
   keep_row(l, l->prefill, 0, s, 0);
 }
 
-// Prompts stream one behind the other while the sequences before them decode. Sometimes a step is
+// Prompts stream one after the other while the sequences before them decode. Sometimes a step is
 // abandoned first.
 static inline void run_lanes_beside(lanes *l) {
   td_err err;
@@ -453,7 +453,7 @@ static inline void check_lanes(const small_model *m, const char *kind, unsigned 
 
 enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER - 1) }; // prompts of PROMPT, and 1 and 2 less
 
-// f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and behind them LONG_PROMPT + 1 rows more.
+// f32 [ENGINE_ROWS][*n_vocab], the caller's. with_long: and after them LONG_PROMPT + 1 rows more.
 static inline float *engine_logits(const small_model *m, td_dev *dev, placement where,
                                    bool with_long, size_t *n_vocab) {
   engine_fixture f;

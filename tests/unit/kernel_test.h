@@ -39,7 +39,7 @@ static inline bool knows_prompts(const td_kernel_variant *v) {
   return v->features & TD_ISA_AVX512_BF16 || strcmp(v->isa, "avx2") == 0;
 }
 
-// Whether a version has another way for answers.
+// Whether a version has another kernel for decode.
 static inline bool knows_ways(const td_kernel_variant *v) {
   return v->features & TD_ISA_AVX512_BF16;
 }

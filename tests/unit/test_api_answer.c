@@ -1,4 +1,4 @@
-// tests/unit/test_api_answer.c - an answer grows from tokens, and is written whole and in chunks.
+// tests/unit/test_api_answer.c - a response grows from tokens, and is written whole and in chunks.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 // tests/unit/test_backend.c - backend, supervision and worker with real processes and a
-// make-believe engine (backend_testing.h).
+// simulated engine (backend_testing.h).
 #include "backend_testing.h"
 
 // ---- tests --------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ static void test_death_in_mid_stream(void **state) {
   client victim = {.backend = w.backend}, next = {.backend = w.backend};
   client later = {.backend = w.backend};
   assert_int_equal(submit(&victim, deadly, 3, 100), TD_OK);
-  assert_int_equal(submit(&next, harmless, 3, 10), TD_OK); // waits behind it, and survives
+  assert_int_equal(submit(&next, harmless, 3, 10), TD_OK); // waits after it, and survives
   run_until(&w, is_done, &victim);
   assert_int_equal(victim.done.reason, TD_DONE_LOST);
   assert_int_equal(victim.n, 17);
@@ -276,7 +276,7 @@ static void test_death_in_mid_stream(void **state) {
   assert_int_equal(submit(&later, harmless, 3, 7), TD_OK);
   run_until(&w, is_done, &later);
   check_answer(&later, harmless, 3, 7);
-  // It was tried once more behind its last token.
+  // It was tried once more after its last token.
   const td_backend_state states[] = {TD_BACKEND_READY, TD_BACKEND_LOADING, TD_BACKEND_READY,
                                      TD_BACKEND_LOADING, TD_BACKEND_READY};
   assert_int_equal(w.n_states, 5);
@@ -307,7 +307,7 @@ static void test_replay_before_the_first_token(void **state) {
   world_close(&w);
 }
 
-// What was computed lies in the pool: the answer goes on behind its last token.
+// What was computed lies in the pool: generation goes on after its last token.
 static void test_an_answer_outlives_its_worker(void **state) {
   (void)state;
   char fuse[32];
@@ -453,7 +453,7 @@ static void test_two_poisons_among_prompts(void **state) {
   world_close(&w);
 }
 
-// Nobody listens behind the first token: neither worker keeps the request, nor its pages.
+// Nobody listens after the first token: neither worker keeps the request, nor its pages.
 static void test_cancel_at_the_hand_over(void **state) {
   (void)state;
   world w;

@@ -198,7 +198,7 @@ static void test_exchange(void **state) {
 
 enum { N_PROCESSES = 3, SAID_OTHER = 1, SAID_DEAD = 2 };
 
-// Rank 1 is killed when the others are behind the collectives before.
+// Rank 1 is killed when the others are after the collectives before.
 static void kill_rank_1(uint32_t rank, const int behind[2]) {
   char byte = 0;
   for (int i = 1; rank == 1 && i < N_PROCESSES; i++)

@@ -93,7 +93,7 @@ static void free_world(world *w) {
   free(w->kv_b_values);
 }
 
-// The rows [from[s], to[s]) of every sequence, one behind the other, on the device.
+// The rows [from[s], to[s]) of every sequence, one after the other, on the device.
 static uint16_t *gather(world *w, float *const *rows, size_t width, const uint32_t *from,
                         const uint32_t *to) {
   size_t n = 0;
@@ -282,7 +282,7 @@ static float *step(world *w, const uint32_t *from, const uint32_t *to) {
   return got;
 }
 
-// Every sequence's last token, computed alone, is the same to the last bit behind two others.
+// Every sequence's last token, computed alone, is the same to the last bit after two others.
 static void check_company(world *w, const float *alone) {
   const layout *l = w->l;
   const size_t row = (size_t)l->n_heads * w->out_dim;
@@ -302,7 +302,7 @@ static void check_layout(const layout *l) {
   make_world(&w, l, &f);
   if (l->keys_bytes) ((td_cuda_dev *)f.dev)->keys_bytes = l->keys_bytes;
   uint32_t from[MAX_SEQS], to[MAX_SEQS];
-  static const uint32_t left[] = {7, 1, 0}; // tokens behind each step
+  static const uint32_t left[] = {7, 1, 0}; // tokens after each step
   float *got = NULL;
   for (size_t i = 0; i < TD_COUNT(left); i++) {
     for (uint32_t s = 0; s < l->n_seqs; s++) {
@@ -538,7 +538,7 @@ static void test_mla_absorbed(void **state) {
   check_mla(true);
 }
 
-// A replayed answer brings thousands of tokens: memory is bounded whatever their number, and each
+// A replay brings thousands of tokens: memory is bounded whatever their number, and each
 // gets what it gets alone. Scaled down, since each token is a block on the emulator: 8,192 tokens
 // of DeepSeek-V3 want 4.25 GiB, 17 times keys_bytes; here 8 times.
 static void test_mla_replay(void **state) {
@@ -689,7 +689,7 @@ static void test_bad_batches(void **state) {
   cuda_close(&f);
 }
 
-// Attention behind a store that fails touches nothing that is not there, few queries or many.
+// Attention after a store that fails touches nothing that is not there, few queries or many.
 static void test_attention_over_bad_batches(void **state) {
   (void)state;
   enum { DIM = 8, PAGE = 4, MOST = 5, ENTRIES = 2 * PAGE * DIM };

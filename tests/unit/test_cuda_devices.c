@@ -1,4 +1,4 @@
-// tests/unit/test_cuda_devices.c - two CUDA devices in one process, and copies that queue behind
+// tests/unit/test_cuda_devices.c - two CUDA devices in one process, and copies that queue after
 // others as a GPU's copy engines make them.
 #include <setjmp.h>
 

@@ -1,4 +1,4 @@
-// tests/unit/test_cuda_engine.c - steps of answers on the CUDA device, which are launched as
+// tests/unit/test_cuda_engine.c - decode steps on the CUDA device, which are launched as
 // graphs: what one stands for must be all that changes from step to step.
 #include <setjmp.h>
 
@@ -34,7 +34,7 @@ static td_session *open_model(td_expert_place experts) {
   return NULL;
 }
 
-// N_TOKENS tokens of answers that n sequences share, all from the beginning; the best token behind
+// N_TOKENS generated tokens that n sequences share, all from the beginning; the best token after
 // each of the last N_ROWS, and its log-probability.
 static void run_answers(td_session *s, uint32_t n, td_wire_token *out) {
   td_step_seq seqs[N_SEQS];

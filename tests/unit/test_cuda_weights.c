@@ -258,7 +258,7 @@ static void test_prompts_of_a_launch(void **state) {
   (void)state;
   enum { SEQS = 40 };
   int32_t q_begin[SEQS + 1] = {0}, position[SEQS * 130];
-  for (int32_t s = 0; s < SEQS; s++) { // of 0, 1, 129, 0, 1, .. tokens, behind 10 others
+  for (int32_t s = 0; s < SEQS; s++) { // of 0, 1, 129, 0, 1, .. tokens, after 10 others
     const int32_t n = s % 3 == 2 ? 129 : s % 3;
     q_begin[s + 1] = q_begin[s] + n;
     for (int32_t t = 0; t < n; t++)

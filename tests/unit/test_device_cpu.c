@@ -134,7 +134,7 @@ static void *wait_for_event(void *arg) {
 }
 
 // Threads that wait for one stream's past and future, none for the same: each goes on, none early,
-// also those that are behind the place where the stream wakes somebody else.
+// also those that are after the place where the stream wakes somebody else.
 static void test_waiters_for_different_places(void **state) {
   (void)state;
   td_dev *dev = open_dev(2);
@@ -170,7 +170,7 @@ static void test_waiters_for_different_places(void **state) {
 }
 
 // Two streams that hand a value to and fro can only finish if both run at once, and only give the
-// right sum if waits hold back what is behind them.
+// right sum if waits hold back what is after them.
 static void test_streams_wait_for_one_another(void **state) {
   (void)state;
   enum { ROUNDS = 400 };
@@ -394,7 +394,7 @@ static void test_streams_share_the_team(void **state) {
   td_dev_close(dev);
 }
 
-// Few tokens of a prompt take the way of answers, where the kernels have two.
+// Few tokens of a prompt take decode's kernel, where the kernels have two.
 static void test_way_of_prompts(void **state) {
   (void)state;
   td_weight w = {.dtype = TD_F8E4M3, .rows = 2048, .cols = 7168};
@@ -403,7 +403,7 @@ static void test_way_of_prompts(void **state) {
   if (td_kernels_init("avx2") != TD_KERNELS_OK) skip();
   assert_false(td_kernels_use_gemm(&w, 16));
   assert_true(td_kernels_use_gemm(&w, 64));
-  w.dtype = TD_I4; // which answers and prompts are multiplied with in the same way in 16 bits
+  w.dtype = TD_I4; // which decode and prefill multiply by the same kernel in 16 bits
   assert_int_equal(td_kernels_init("avx2int16"), TD_KERNELS_OK);
   assert_true(td_kernels_use_gemm(&w, 64));
   td_kernels_use_activations(TD_ACTIVATIONS_AUTO);

@@ -46,7 +46,7 @@ static void test_experts_apart_change_no_bit(void **state) {
   td_dev_close(dev);
 }
 
-// Experts that stream are summed in another order, group by group; those of answers are not.
+// Experts that stream are summed in another order, group by group; those of decode are not.
 static void test_streamed_experts(void **state) {
   (void)state;
   td_dev *dev = open_dev(TD_ACTIVATIONS_F32);

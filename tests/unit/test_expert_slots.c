@@ -90,7 +90,7 @@ static void test_data_and_scales_are_neighbours(void **state) {
 static void test_sorted_by_dtype(void **state) {
   (void)state;
   packing p = {.n_bytes = 0};
-  const size_t data_begin = (size_t)1 << 20; // behind the scales of many other experts
+  const size_t data_begin = (size_t)1 << 20; // after the scales of many other experts
   begin(&p, data_begin + MOST_PARTS / 2 * DATA);
   for (size_t i = 0; i < MATRICES * EXPERTS; i++) {
     add(&p, data_begin + i * DATA, DATA);

@@ -327,7 +327,7 @@ static void keeps_event_streams_alive(void **state) {
   const char *event = strstr(out.data, "data: {}\n\n");
   assert_non_null(event);
   assert_true(comment < event);
-  // Silence behind an event is no other than silence in front of it.
+  // Silence after an event is no other than silence in front of it.
   const char *comments = strstr(event, "3\r\n:\n\n\r\n3\r\n:\n\n\r\n");
   const char *end = strstr(event, "data: [DONE]\n\n\r\n0\r\n\r\n");
   assert_non_null(comments);

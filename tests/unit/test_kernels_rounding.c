@@ -96,7 +96,7 @@ static void run(void (*fn)(void), const td_weight *w, uint32_t n) {
   multiply(fn, w, x, y, n);
 }
 
-// The error that rounding x to BF16 alone would make in a sum: an answer's times the scales of
+// The error that rounding x to BF16 alone would make in a sum: decode's times the scales of
 // bands, so that x lies in its binades as it does there.
 static double bf16_error(const td_weight *w, uint32_t row, const float *xs) {
   double sum = 0;

@@ -275,7 +275,7 @@ static void test_the_last_token_is_never_reused(void **state) {
   td_kv_close(kv);
 }
 
-// The same page behind different ones is not the same: its keys saw other tokens.
+// The same page after different ones is not the same: its keys saw other tokens.
 static void test_what_came_before_counts(void **state) {
   (void)state;
   static const int32_t first[] = {1, 1, 1, 1, 7, 7, 7, 7}, second[] = {2, 2, 2, 2, 7, 7, 7, 7, 0};

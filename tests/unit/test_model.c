@@ -250,7 +250,7 @@ static void copies_only_what_is_misaligned(void **state) {
   checkpoint ck;
   ck_qwen3(&ck);
   ck.single = true;
-  // One odd byte in front shifts everything behind it.
+  // One odd byte in front shifts everything after it.
   ck_add(&ck, "model.layers.0.self_attn.k_scale", "U8", 1, 0, 0);
   ck_tensor odd = ck.tensors[ck.n_tensors - 1];
   memmove(ck.tensors + 1, ck.tensors, (ck.n_tensors - 1) * sizeof odd);

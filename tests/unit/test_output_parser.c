@@ -40,7 +40,7 @@ static void outcome_free(outcome *out) {
   td_buf_free(&out->calls);
 }
 
-// Ids are left out where they are made up; of a call that broke off, "..." stands behind it.
+// Ids are left out where they are made up; of a call that broke off, "..." stands after it.
 static void write_calls(outcome *out, const td_output_parser *parts) {
   for (uint32_t i = 0; i < parts->n_calls; i++) {
     const td_tool_call *call = &parts->calls[i];
@@ -68,7 +68,7 @@ static outcome tell_apart(const char *text, size_t step, how h) {
     bool found;
     td_err err;
     for (;;) {
-      // What lies behind the text so far must not be read.
+      // What lies after the text so far must not be read.
       size_t now = last ? n : len;
       char *copy = malloc(now + 1);
       memcpy(copy, text, now);

@@ -13,9 +13,9 @@
 
 #define MOST 512
 
-// What steps take, in ns: answers and prompts alike wait for weights, which are read once a step.
+// What steps take, in ns: decode and prefill alike wait for weights, which are read once a step.
 typedef struct {
-  double step, answer, token; // each step, answer, token of a prompt
+  double step, answer, token; // each step, decoding sequence, token of a prompt
   double weights;             // all of the experts: a token chooses one of `spread`
   double spread;
 } machine;
@@ -26,7 +26,7 @@ static const machine streams = {2e6, 40e6, 1e6, 1700e6, 32};   // much memory to
 static const machine is_quick = {3e6, 0.2e6, 0.05e6, 20e6, 8}; // a GPU
 static const machine reads_slowly = {1e6, 1e6, 500e6, 0, 1};   // less than a token fits
 
-// Chunks and answers choose experts at random: what is not chosen is not read.
+// Prefill and decode choose experts at random: what is not chosen is not read.
 static uint64_t step_ns(const machine *m, uint32_t n_decode, uint32_t n_prefilled) {
   double share = 1;
   for (uint32_t i = 0; i < n_decode + n_prefilled; i++)
@@ -37,13 +37,14 @@ static uint64_t step_ns(const machine *m, uint32_t n_decode, uint32_t n_prefille
 }
 
 typedef struct {
-  uint32_t n_steps, n_alone; // that only wrote answers
+  uint32_t n_steps, n_alone; // that only decoded
   uint32_t n_tokens;         // of prompts
-  double longest;            // step over one that only writes answers
+  double longest;            // step over one that only decodes
   double ns;
 } run;
 
-// n_left tokens of prompts beside n_decode answers; noise: each step takes up to so much longer.
+// n_left tokens of prompts beside n_decode sequences that decode; noise: each step takes up to so
+// much longer.
 static run read_beside(td_prefill_budget *budget, const machine *m, uint32_t n_decode,
                        uint32_t n_left, double noise) {
   run r = {0};
@@ -78,7 +79,7 @@ static void test_alone_all_goes(void **state) {
   assert_int_equal(td_prefill_budget_tokens(&budget, 0), MOST);
   td_prefill_budget_note(&budget, 0, MOST, 1000000);
   assert_int_equal(td_prefill_budget_tokens(&budget, 0), MOST);
-  assert_int_equal(td_prefill_budget_tokens(&budget, 3), 0); // first what three answers take
+  assert_int_equal(td_prefill_budget_tokens(&budget, 3), 0); // first decode's share
   td_prefill_budget_note(&budget, 3, 0, 1000000);
   assert_int_equal(td_prefill_budget_tokens(&budget, 3), TD_PREFILL_BUDGET_MIN_TOKENS);
   assert_int_equal(td_prefill_budget_tokens(&budget, 5), TD_PREFILL_BUDGET_MIN_TOKENS);
@@ -126,7 +127,7 @@ static void test_what_is_cheap_is_read_at_once(void **state) {
   assert_in_range(r.n_steps, 64, 66);
 }
 
-// Where the least that may be read takes longer than answers may wait, prompts still get on.
+// Where the least that may be read takes longer than decode may wait, prompts still get on.
 static void test_prompts_get_on(void **state) {
   (void)state;
   enum { N = 8192 };

@@ -1,6 +1,6 @@
 // tests/unit/test_sched.c - the scheduler in thousands of simulated lives. A shadow of the KV pool
 // holds at every place what the engine would: a hash of all tokens up to there and of how they were
-// computed, as a prompt or as an answer. After every event: no page is held by two that may write
+// computed, by prefill or by decode. After every event: no page is held by two that may write
 // to it, each request finds its own tokens and nobody else's, who makes room came later than who
 // needs it or is not the only one of its tenant, and of all that run the first gets on. At the end
 // of each life every request is answered to its last token or was canceled, and every page is free.
@@ -38,10 +38,10 @@ typedef enum { NEW, WAITS, READS, DECODES, GONE } life;
 typedef struct {
   life at;
   bool is_leaving;
-  int32_t tokens[MAX_TOKENS]; // the prompt, and behind it all of the answer, known or not
+  int32_t tokens[MAX_TOKENS]; // the prompt, then all of the output, known or not
   uint32_t n_prompt, max_tokens;
-  uint32_t n_output; // tokens of the answer that are known
-  uint32_t n_past;   // computed, the answer's included
+  uint32_t n_output; // generated tokens that are known
+  uint32_t n_past;   // computed, generated ones included
   const int32_t *pages;
   uint32_t n_pages;
   uint64_t submitted_ns, tenant;
@@ -322,7 +322,7 @@ static void let_go(world *w) {
   }
 }
 
-// Everybody gets to the end of their answer.
+// Every request gets to its end.
 static void drain(world *w) {
   for (uint32_t rounds = 0; first_waiting(w) < w->n_ids || pick(w, runs) < MAX_IDS; rounds++) {
     assert_true(rounds <= MAX_IDS * MAX_TOKENS);
@@ -437,7 +437,7 @@ static void test_the_next_is_not_overtaken(void **state) {
   td_sched_close(sched);
 }
 
-// Two answers grow in a pool that does not hold both.
+// Two outputs grow in a pool that does not hold both.
 static void test_the_later_one_makes_room(void **state) {
   (void)state;
   int32_t first[64] = {5}, second[64] = {6}, third[64] = {6};

@@ -172,7 +172,7 @@ static uint64_t worst_first_token_ms(const sim *s, uint64_t tenant, uint32_t n_p
 // ---- one tenant ---------------------------------------------------------------------------------
 
 // A long prompt is read while short ones come all the time, two thirds of what can be read: they do
-// not stand behind it, and it does not wait for them to end.
+// not stand after it, and it does not wait for them to end.
 static void test_short_prompts_and_a_long_one(void **state) {
   (void)state;
   sim *s = open_sim(2000, 2 * MAX_REQS);

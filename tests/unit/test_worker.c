@@ -327,7 +327,7 @@ static void test_a_request_in_parts(void **state) {
   assert_int_equal(r->phase, TD_REQUEST_RECEIVING);
   assert_false(send_pages(&t, 7, 2, 10));
   assert_int_equal(r->phase, TD_REQUEST_PREFILL);
-  assert_false(send_pages(&t, 7, 1, 30)); // for the answer, later
+  assert_false(send_pages(&t, 7, 1, 30)); // for its output, later
   assert_int_equal(r->pages[7], 30);
   assert_int_equal(r->pages[4], 24);
   assert_int_equal(r->pages[5], 10);
@@ -464,7 +464,7 @@ static void test_steps(void **state) {
   first->phase = TD_REQUEST_DECODE;
   first->tokens[40] = 77;
   td_step_build(&step, &t.requests);
-  assert_int_equal(step.n, 1); // how long does an answer take?
+  assert_int_equal(step.n, 1); // how long does a decoding sequence take?
   assert_int_equal(step.seqs[0].n_tokens, 1);
   assert_int_equal(step.seqs[0].tokens[0], 77);
   assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
@@ -530,7 +530,7 @@ static void test_steps_that_stream(void **state) {
   table_close(&t);
 }
 
-// An answer waits for the page that its next token needs.
+// A decoding request waits for the page that its next token needs.
 static void test_steps_wait_for_pages(void **state) {
   (void)state;
   table t;
