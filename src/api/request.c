@@ -225,11 +225,19 @@ static td_status parse_prompt_logprobs(td_api_request *out, const cJSON *root,
   return st;
 }
 
-static td_status check_best_of(const td_api_request *out, const cJSON *root, td_api_error *error) {
+// best_of choices are computed, and the n likeliest are returned.
+static td_status parse_best_of(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "best_of";
   int64_t best_of = out->n;
-  td_status st = td_api_get_int(root, "best_of", 1, INT32_MAX, &best_of, error);
-  if (st != TD_OK || best_of == out->n) return st;
-  return td_api_fail(error, 400, "best_of", "unsupported_parameter", "best_of is not supported");
+  td_status st = td_api_get_int(root, key, 1, TD_API_MAX_N, &best_of, error);
+  if (st != TD_OK) return st;
+  if (best_of < out->n) return td_api_bad(error, key, "best_of must not be less than n");
+  if (best_of > out->n && out->stream) {
+    return td_api_bad(error, key, "best_of above n is not allowed with stream: true");
+  }
+  out->n_best = out->n;
+  out->n = (uint32_t)best_of;
+  return TD_OK;
 }
 
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
@@ -244,7 +252,7 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   bool parallel = true;
-  if (st == TD_OK) st = check_best_of(out, root, error);
+  if (st == TD_OK) st = parse_best_of(out, root, error);
   if (st == TD_OK) st = td_api_get_bool(root, "parallel_tool_calls", &parallel, error);
   out->one_call = !parallel;
   if (st == TD_OK) st = td_api_parse_messages(out, root, error);
@@ -264,7 +272,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   if (st == TD_OK) st = td_api_get_bool(root, "echo", &out->echo, error);
   if (st == TD_OK) st = td_api_parse_constraint(out, root, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
-  if (st == TD_OK) st = check_best_of(out, root, error);
+  if (st == TD_OK) st = parse_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
   if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
     st = td_api_bad(error, "prompt",

@@ -49,7 +49,8 @@ typedef struct {
   char *model; // owned; NULL if the request names none, or ""
   bool stream, include_usage;
   bool include_usage_so_far; // report usage with every token
-  uint32_t n;                // choices per prompt, 1 to TD_API_MAX_N
+  uint32_t n;                // choices computed per prompt, 1 to TD_API_MAX_N
+  uint32_t n_best;           // of them, those returned: the likeliest per token
   int64_t max_tokens;        // -1: as many as fit; 0: none (completions)
   int64_t min_tokens;        // 0: none
   bool ignore_eos, logprobs;

@@ -32,6 +32,7 @@ typedef struct {
   td_answer answer;
   td_output_parser parts; // chat
   td_delta delta;         // chat: output not sent yet; without streaming, all of it
+  double sum_logprob;     // of its tokens, if there are choices to choose from (best_of)
   const char *finish_reason;
   td_wire_token *prompt; // owned, [n_prompt]: its log-probabilities; NULL: not asked for
 } choice;
@@ -247,6 +248,23 @@ static void end_stream(job *j) {
   td_http_sse_end(j->x);
 }
 
+static double mean_logprob(const choice *c) {
+  return c->answer.n_tokens ? c->sum_logprob / (double)c->answer.n_tokens : -INFINITY;
+}
+
+// Whether fewer than n_best choices for the same prompt are likelier per token; of equals the first
+// wins.
+static bool is_among_best(const job *j, uint32_t index) {
+  const uint32_t n = j->request.n, first = index / n * n;
+  const double own = mean_logprob(&j->choices[index]);
+  uint32_t n_before = 0;
+  for (uint32_t i = first; i < first + n; i++) {
+    const double other = mean_logprob(&j->choices[i]);
+    n_before += other > own || (other == own && i < index);
+  }
+  return n_before < j->request.n_best;
+}
+
 static bool send_response(job *j) {
   td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
   td_buf body = TD_BUF_INIT;
@@ -254,18 +272,20 @@ static bool send_response(job *j) {
   if (choices && j->dialect) {
     end_dialect(j, &body, &j->choices[0].delta);
   } else if (choices) {
+    uint32_t n = 0;
     for (uint32_t i = 0; i < j->n_choices; i++) {
       const choice *c = &j->choices[i];
-      choices[i] = (td_api_choice){.answer = &c->answer,
-                                   .message = &c->delta,
-                                   .parts = &c->parts,
-                                   .finish_reason = c->finish_reason,
-                                   .prompt = c->prompt,
-                                   .n_prompt = (uint32_t)n_prompt_of(c),
-                                   .n_prompt_top = (uint32_t)j->request.n_prompt_logprobs};
       add_timings(&timings, c);
+      if (!is_among_best(j, i)) continue;
+      choices[n++] = (td_api_choice){.answer = &c->answer,
+                                     .message = &c->delta,
+                                     .parts = &c->parts,
+                                     .finish_reason = c->finish_reason,
+                                     .prompt = c->prompt,
+                                     .n_prompt = (uint32_t)n_prompt_of(c),
+                                     .n_prompt_top = (uint32_t)j->request.n_prompt_logprobs};
     }
-    td_api_write_response(&body, &j->head, choices, j->n_choices, &j->usage, &timings);
+    td_api_write_response(&body, &j->head, choices, n, &j->usage, &timings);
   }
   bool ok = choices && !body.failed;
   if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
@@ -388,6 +408,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   td_err err;
   if (j->request.max_tokens == 0) return; // drawn by the way
   note_token(c);
+  c->sum_logprob += (double)token->logprob;
   td_status st = td_answer_add(&c->answer, token, &err);
   if (st == TD_OK && c->answer.stopped) {
     td_backend_cancel(j->serve->backend, c->id);
@@ -488,7 +509,7 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                         .n_prompt = (uint32_t)prompt->n,
                         .max_tokens = all ? room : most,
                         .flags = (r->ignore_eos ? TD_SUBMIT_IGNORE_EOS : 0u) |
-                                 (r->logprobs ? TD_SUBMIT_LOGPROBS : 0u) |
+                                 (r->logprobs || r->n > r->n_best ? TD_SUBMIT_LOGPROBS : 0u) |
                                  (is_scored ? TD_SUBMIT_SCORE_PROMPT : 0u),
                         .sampling = r->sampling,
                         .bias = r->bias,
@@ -648,7 +669,7 @@ static void prepare(uv_work_t *work) {
   }
   td_buf_free(&j->body);
   if (j->dialect) {
-    j->request.n = 1;
+    j->request.n = j->request.n_best = 1;
     j->request.logprobs = j->request.include_usage = j->request.include_usage_so_far = false;
   }
   if (j->status == TD_OK) j->status = check_model(j, &j->error);

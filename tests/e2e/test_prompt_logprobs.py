@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, as lm-eval asks for them: echo with logprobs, prompt_logprobs."""
+"""Log-probabilities of prompts, as lm-eval asks for them: echo, prompt_logprobs; and best_of."""
 
 import math
 
@@ -86,3 +86,21 @@ def test_prompt_logprobs(client):
     assert len(chat.choices[0].prompt_logprobs) == chat.usage.prompt_tokens
     with pytest.raises(openai.BadRequestError):
         complete(client, stream=True, extra_body={"prompt_logprobs": 1})
+
+
+def test_best_of(client):
+    """The likeliest of the choices that n alone would return, in their order."""
+    request = {"prompt": "It is", "max_tokens": 6, "logprobs": 0, "extra_body": {"ignore_eos": True}}
+
+    def run(**kwargs):
+        return client.completions.create(model="", temperature=1, seed=5, **request, **kwargs)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    every = run(n=5)
+    best = sorted(every.choices, key=mean, reverse=True)[:2]
+    found = run(n=2, best_of=5)
+    assert [c.index for c in found.choices] == [0, 1]
+    assert {c.text for c in found.choices} == {c.text for c in best}
+    assert found.usage.completion_tokens == every.usage.completion_tokens

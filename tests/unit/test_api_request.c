@@ -216,7 +216,9 @@ static void refuses_bad_completions(void **state) {
       {"{\"prompt\":[[1],[1000]]}", "prompt"},
       {"{\"prompt\":\"a\",\"echo\":1}", "echo"},
       {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix"},
-      {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
+      {"{\"prompt\":\"a\",\"n\":3,\"best_of\":2}", "best_of"},
+      {"{\"prompt\":\"a\",\"stream\":true,\"best_of\":2}", "best_of"},
+      {"{\"prompt\":[\"a\",\"b\"],\"best_of\":100}", "prompt"},
       {"{\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
       {"{\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
       {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\"],\"n\":26}", "prompt"},
@@ -332,7 +334,6 @@ static void refuses_what_it_does_not_obey(void **state) {
       {WITH("\"functions\":[{\"name\":\"f\"}]"), "functions"},
       {WITH("\"function_call\":{\"name\":\"f\"}"), "function_call"},
       {WITH("\"bad_words\":[\"a\"]"), "bad_words"},
-      {WITH("\"best_of\":2"), "best_of"},
   };
   refuse_each(true, list, TD_COUNT(list));
   for (size_t i = 0; i < TD_COUNT(list); i++) {
