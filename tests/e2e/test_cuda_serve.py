@@ -148,6 +148,7 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--devices", "0,1"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     assert "expert parallelism on 2 devices, exchange by nccl" in server.log()
+    wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes the prompt
     least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
     if not least or int(least[1]) > 600:
         pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
