@@ -72,7 +72,7 @@ static void write_usage(td_json_writer *w, const td_api_usage *usage) {
   td_jw_end_object(w);
   td_jw_int(w, "output_tokens", (int64_t)usage->n_output);
   td_jw_begin_object(w, "output_tokens_details");
-  td_jw_int(w, "reasoning_tokens", 0);
+  td_jw_int(w, "reasoning_tokens", (int64_t)usage->n_reasoning);
   td_jw_end_object(w);
   td_jw_int(w, "total_tokens", (int64_t)(usage->n_prompt + usage->n_output));
   td_jw_end_object(w);

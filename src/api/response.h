@@ -20,6 +20,7 @@ typedef struct {
 
 typedef struct {
   uint64_t n_prompt, n_output, n_cached; // tokens
+  uint64_t n_reasoning;                  // of n_output; only Responses reports it
 } td_api_usage;
 
 // The `timings` object, as in llama-server. Prefill yields the first token, so the decode rate

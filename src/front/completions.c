@@ -30,9 +30,10 @@ typedef struct {
   uint64_t first_token_ns, last_token_ns; // arrival times
   uint32_t n_cached;                      // prompt tokens found in the prefix cache
   td_answer answer;
-  td_output_parser parts; // chat
-  td_delta delta;         // chat: output not sent yet; without streaming, all of it
-  double sum_logprob;     // of its tokens, if there are choices to choose from (best_of)
+  td_output_parser parts;   // chat
+  td_delta delta;           // chat: output not sent yet; without streaming, all of it
+  uint32_t n_before_answer; // tokens up to the one that ended the reasoning; 0: none did
+  double sum_logprob;       // of its tokens, if there are choices to choose from (best_of)
   const char *finish_reason;
   td_wire_token *prompt; // owned, [n_prompt]: its log-probabilities; NULL: not asked for
 } choice;
@@ -217,6 +218,10 @@ static void add_timings(td_api_timings *t, const choice *c) {
 
 static void end_dialect(job *j, td_buf *out, const td_delta *message) {
   const choice *c = &j->choices[0];
+  const bool has_reasoning = message ? message->reasoning.len > 0 : j->state.reasoning.len > 0;
+  if (has_reasoning) {
+    j->usage.n_reasoning = c->n_before_answer ? c->n_before_answer : c->answer.n_tokens;
+  }
   td_api_timings timings = {0};
   add_timings(&timings, c);
   const td_dialect_end end = {.finish_reason = c->finish_reason,
@@ -402,6 +407,17 @@ static void note_token(choice *c) {
   m->n_output++;
 }
 
+// Notes which token ended the reasoning. from: the text's length before it.
+static void note_reasoning(choice *c, size_t from) {
+  static const char mark[] = "</think>";
+  const td_buf *text = &c->answer.text;
+  if (c->n_before_answer || text->len == from) return;
+  from = from > sizeof mark ? from - sizeof mark : 0;
+  if (memmem(text->data + from, text->len - from, mark, sizeof mark - 1)) {
+    c->n_before_answer = c->answer.n_tokens;
+  }
+}
+
 static void on_token(void *ctx, const td_wire_token *token) {
   choice *c = ctx;
   job *j = c->job;
@@ -409,7 +425,9 @@ static void on_token(void *ctx, const td_wire_token *token) {
   if (j->request.max_tokens == 0) return; // drawn by the way
   note_token(c);
   c->sum_logprob += (double)token->logprob;
+  size_t n_text = c->answer.text.len;
   td_status st = td_answer_add(&c->answer, token, &err);
+  note_reasoning(c, n_text);
   if (st == TD_OK && c->answer.stopped) {
     td_backend_cancel(j->serve->backend, c->id);
     end_choice(c, TD_FINISH_STOP);

@@ -86,6 +86,15 @@ def test_response_reasoning_and_calls(client):
     assert [item.type for item in answer.output] == ["reasoning", "message"]
     assert answer.output[0].content[0].text == "Let me see."
     assert answer.output_text == "It is 4."
+    details, total = answer.usage.output_tokens_details, answer.usage.output_tokens
+    assert 0 < details.reasoning_tokens < total
+    cut = client.responses.create(
+        model=MODEL, input="think", temperature=0, max_output_tokens=details.reasoning_tokens
+    )
+    assert [item.type for item in cut.output][0] == "reasoning"
+    assert cut.usage.output_tokens_details.reasoning_tokens == cut.usage.output_tokens
+    plain = client.responses.create(model=MODEL, input="short", temperature=0)
+    assert plain.usage.output_tokens_details.reasoning_tokens == 0
     answer = client.responses.create(model=MODEL, input="two", tools=FUNCTIONS, temperature=0)
     calls = [(item.type, item.name, json.loads(item.arguments)) for item in answer.output]
     assert calls == [("function_call", "alpha", {"x": 1}), ("function_call", "beta", {})]
