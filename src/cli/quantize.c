@@ -24,17 +24,17 @@ typedef struct {
 
 enum { MAX_KINDS = 64 };
 
-// Strips the layer and expert numbers from a module's name.
+// Strips what comes before "layers." (else before the last component), and the layer and expert
+// numbers.
 static void kind_of(const char *name, char out[96]) {
+  static const char layers[] = "layers.";
+  const char *at = strstr(name, layers), *dot = strrchr(name, '.');
+  const char *p = at ? at + strlen(layers) : dot ? dot + 1 : name;
   size_t len = 0;
   out[0] = '\0';
-  for (const char *p = name; *p && len + 2 < 96;) {
+  while (*p && len + 2 < 96) {
     size_t n = strcspn(p, ".");
-    bool is_number = strspn(p, "0123456789") == n;
-    bool is_prefix = p[n] == '.' && // skip "model.layers", but keep a name that stands alone such
-                                    // as lm_head
-                     (p == name || (p == name + 6 && strncmp(name, "model.layers.", 13) == 0));
-    if (!is_number && !is_prefix) {
+    if (strspn(p, "0123456789") != n) {
       len += (size_t)snprintf(out + len, 96 - len, "%s%.*s", len ? "." : "", (int)n, p);
       if (len >= 96) len = 95;
     }

@@ -126,3 +126,19 @@ def test_rounded_activations(tandem, checkpoint_of, isa, tmp_path, monkeypatch):
     errors = relative_errors(ours[0], golden["logits"])
     assert (errors < tolerance).sum() >= len(errors) - n_ties, np.sort(errors)[-4:]
     assert (ours[0] == ours[1]).all()
+
+
+def test_quantizes_the_text_model_of_a_wrapped_one(tandem, checkpoint_of, tmp_path):  # noqa: F811
+    out = tmp_path / "fp8"
+    table = tandem("quantize", "--model", checkpoint_of("kimi_k25_bf16"), "--to", "fp8", "--out", out)
+    kinds = [line.split()[0] for line in table.splitlines() if line.split()]
+    assert "mlp.experts.up_proj" in kinds and "lm_head" in kinds
+    text = tandem("inspect", "--model", out)
+    assert "F8_E4M3" in text and "vision: 2 tensors" in text
+    tandem("run", "--model", out, "--raw", "--token-ids", "3,4,5", "-n", 2)
+
+
+def test_fused_experts_are_not_quantized(tandem_bin, checkpoint_of, tmp_path):
+    options = ["--model", checkpoint_of("hy_v3"), "--to", "fp8", "--out", tmp_path / "fp8"]
+    refused = subprocess.run([tandem_bin, "quantize", *options], capture_output=True, text=True)
+    assert refused.returncode == 1 and "fused into one tensor" in refused.stderr
