@@ -128,10 +128,11 @@ static void add_chars(class *c, uint32_t low, uint32_t high) {
     uint32_t last = high < last_of_length[i] ? high : last_of_length[i];
     if (last >= 0xD800 && last < 0xE000) last = 0xD7FF;
     char from[4], to[4];
+    const uint8_t none[1] = {0};
     if (last >= low) {
       int n = td_utf8_encode(low, from);
       td_utf8_encode(last, to);
-      add_span(c, (const uint8_t *)from, (const uint8_t *)to, (unsigned)n, NULL, 0);
+      add_span(c, (const uint8_t *)from, (const uint8_t *)to, (unsigned)n, none, 0);
     }
     low = last_of_length[i] + 1;
   }
