@@ -6,8 +6,9 @@
 // Steps use this rather than OpenMP, which serves loops over data outside of steps:
 // * A section costs less. Medians of tests/tools/handover with 2 threads on 2 CPUs (Xeon, gcc 12,
 //   2026-11-26): 0.5 to 0.8 us here, 1.0 to 1.3 us with libgomp, back to back or after 0.2 ms of
-//   work by one thread; a step has hundreds. With other processes on the same CPUs, after 1 ms: 1.3
-//   ms here, 19 ms with libgomp, whose threads spin longer.
+//   work by one thread; a step has hundreds. After 1 ms members sleep here and libgomp's still
+//   spin: 9 to 10 us against 1.5. With other processes on the same CPUs: after 1 ms 1.3 ms here, 19
+//   ms with libgomp; after 0.2 ms 1.4 to 1.7 ms here, 1.3 us with libgomp.
 // * Another process changes the number of active members while a step runs.
 // * ThreadSanitizer sees how members synchronize, libgomp's it does not.
 // * A thread that cannot be started is an error here; libgomp ends the process.
