@@ -203,7 +203,8 @@ static void writes_logprobs(void **state) {
   td_api_choice choice = {
       .answer = &answer, .message = &message, .parts = &parts, .finish_reason = "length"};
   td_buf text = TD_BUF_INIT;
-  td_api_write_response(&text, &head, &choice, 1, &(td_api_usage){3, 1, 2},
+  td_api_write_response(&text, &head, &choice, 1,
+                        &(td_api_usage){.n_prompt = 3, .n_output = 1, .n_cached = 2},
                         &(td_api_timings){1, 2, 500000, 1, 0, 0});
   assert_string_equal(
       text.data,

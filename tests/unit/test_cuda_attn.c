@@ -716,7 +716,15 @@ static void test_attention_over_bad_batches(void **state) {
                                  .max_pages = 1,
                                  .page_tokens = PAGE};
     td_op_kv_store_gqa(f.stream, &(td_kv_store_gqa_args){batch, kv, x, x, DIM, DIM, 1, DIM});
-    td_op_attn_gqa(f.stream, &(td_attn_gqa_args){batch, kv, x, out, 1, 1, DIM, 1, n > 1});
+    td_op_attn_gqa(f.stream, &(td_attn_gqa_args){.batch = batch,
+                                                 .kv = kv,
+                                                 .q = x,
+                                                 .out = out,
+                                                 .n_heads = 1,
+                                                 .n_kv_heads = 1,
+                                                 .head_dim = DIM,
+                                                 .scale = 1,
+                                                 .prompt = n > 1});
     expect_failure(&f, i < 2 && n == 1 ? "page is absent" : i < 2 ? "batch" : "position");
   }
   cuda_close(&f);
