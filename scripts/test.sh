@@ -127,14 +127,14 @@ test_asan() {
     -k "not test_bench and not test_package and not logits_on_cuda and (not test_golden or chunk_37 or isa or wrong)"
 }
 
-# Kernels, tokenizer and templates have no threads (the emulator's kernels are not instrumented), and the protocol one. Goldens are slow here and
-# single requests: one of each family shows the orchestration. test_backend_disk has the threads of
-# --kv-dir.
+# Kernels, tokenizer and templates have no threads (the emulator's kernels are not instrumented), and
+# the protocol one. Goldens are slow here and single requests: one of each family shows the
+# orchestration, attention's too. test_backend_disk has the threads of --kv-dir.
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
   for file in tokenizer template http_raw cli bench nano_model kv_dir package; do threaded+=" and not test_$file"; done
-  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|cuda_ops.*|cuda_attn.*)$' \
+  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*)$' \
     -k "$threaded"
 }
 
