@@ -133,7 +133,7 @@ test_asan() {
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
-  for file in tokenizer template http_raw cli bench nano_model kv_dir package; do threaded+=" and not test_$file"; done
+  for file in tokenizer template http_raw cli bench nano_model nano_chat kv_dir package families formats weights calls; do threaded+=" and not test_$file"; done
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*)$' \
     -k "$threaded"
 }
