@@ -41,8 +41,11 @@ static void run_step(td_requests *requests, td_step *step) {
     r->n_past += step->seqs[i].n_tokens;
     TD_CHECK(step->seqs[i].is_decode == (r->phase != TD_REQUEST_PREFILL));
     if (r->phase != TD_REQUEST_DECODE) r->phase = td_request_phase_of(r);
-    TD_CHECK(step->seqs[i].want != TD_WANT_LAST || r->phase == TD_REQUEST_DECODE);
-    if (step->seqs[i].want != TD_WANT_LAST) continue;
+    // a scored prompt wants all rows; the last of its last step draws the first token
+    const bool wants_token = step->seqs[i].want == TD_WANT_LAST ||
+                             (step->seqs[i].want == TD_WANT_ALL && r->n_past == r->submit.n_prompt);
+    TD_CHECK(!wants_token || r->phase == TD_REQUEST_DECODE);
+    if (!wants_token) continue;
     r->tokens[r->submit.n_prompt + r->n_output++] = (int32_t)(r->n_past % 3);
     if (r->n_output == r->max_output) {
       td_requests_end(requests, r, TD_DONE_LENGTH, NULL, &reply);
