@@ -420,17 +420,12 @@ static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *
   return launched();
 }
 
-// Whether the library has code for sm_90a and the device is one.
 static bool has_wgmma() {
-#if TD_CUDA_SM90A
   int device = 0, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor == 90;
-#else
-  return false;
-#endif
+  return runs_wgmma(10 * major + minor);
 }
 
 // Keys per tile: what 99 KB of shared memory, or the 227 KB of sm_90, can hold twice.

@@ -39,6 +39,8 @@ if(wanted AND TD_NVCC)
       message(FATAL_ERROR "TD_CUDA_ARCHS: 90 and 90a are for the same GPUs: leave out 90")
     endif()
     list(APPEND codes -DTD_CUDA_SM90A=1)
+  else()
+    list(APPEND codes -DTD_CUDA_SM90A=0)
   endif()
   set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}
       -I${CMAKE_SOURCE_DIR}/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall ${codes})

@@ -40,16 +40,16 @@ template <int READ, int SPAN> struct weight_source {
 // What belongs to the thread's chunks of a step.
 template <int READ> struct chunk_scales { uint32_t zero[W_CHUNKS], scale[W_CHUNKS]; };
 
-__device__ static uint32_t chunk_row(uint32_t i) {
+__device__ inline uint32_t chunk_row(uint32_t i) {
   return threadIdx.x / PANEL_CHUNKS + i * ROWS_AT_ONCE;
 }
 
-__device__ static uint32_t chunk_column() {
+__device__ inline uint32_t chunk_column() {
   return threadIdx.x % PANEL_CHUNKS * CHUNK;
 }
 
 // The first of the thread's two rows of sums in the block; the other is eight below.
-__device__ static uint32_t sum_row() {
+__device__ inline uint32_t sum_row() {
   return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
 }
 

@@ -2,7 +2,7 @@
 // and the launchers of the other files.
 #include <string.h>
 
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 // Returns the code and clears the runtime's last error, so that the next launch does not report it
 // again.
@@ -47,7 +47,7 @@ int td_cu_open(int device, td_cu_props *props) {
   props->total_bytes = p.totalGlobalMem;
   props->capability = 10 * p.major + p.minor;
   props->n_sms = p.multiProcessorCount;
-  props->has_wgmma = TD_CUDA_SM90A && props->capability == 90;
+  props->has_wgmma = runs_wgmma(props->capability);
   return 0;
 }
 

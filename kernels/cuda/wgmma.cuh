@@ -14,6 +14,17 @@
 #define TD_HAS_WGMMA 0
 #endif
 
+// Whether the library has code with these instructions and a GPU of that compute capability, ten
+// times, runs it.
+inline bool runs_wgmma(int capability) {
+#if TD_CUDA_SM90A
+  return capability == 90;
+#else
+  (void)capability;
+  return false;
+#endif
+}
+
 enum { PANEL_ROW_BYTES = PANEL * 2, EIGHT_ROWS_BYTES = 8 * PANEL_ROW_BYTES };
 
 // Descriptor of a matrix that begins at element m, in panels of n_rows rows (PTX ISA, "Matrix
