@@ -1,8 +1,8 @@
 // kernels/cuda/linear_wgmma.cu - y = W x for many tokens on the tensor cores of sm_90a.
 // A block of two warpgroups computes 128 rows of W by 64 or 128 tokens, in steps of 64 columns.
 // While the tensor cores multiply a step, the threads convert the next step's weights to BF16.
-// Codes are copied to shared memory three steps ahead and activations two, always behind the fence
-// that publishes what was converted, because it waits for copies in flight. Codes of up to 8 bits
+// Codes are copied to shared memory three steps ahead and activations two, always after the fence
+// that publishes what was converted, so that it has none of them to wait for. Codes of up to 8 bits
 // are exact in BF16, and so are those of FP4 times their groups' scales. Other scales multiply sums
 // over their columns in FP32.
 #include "kernels/cuda/attn.cuh"

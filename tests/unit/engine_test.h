@@ -241,8 +241,7 @@ static inline void check_schedules(const small_model *m, const char *kind, place
   free(want);
 }
 
-// ---- two engines on one device, over the same weights and KV pages
-// --------------------------------
+// ---- two engines on one device, weights and KV pages -------------------------------------------
 
 enum { LANE_SEQS = 4, LANE_DECODE = 5, LANE_TOKENS = ENGINE_PAGE };
 static const uint32_t lane_prompts[LANE_SEQS] = {SHORT_PROMPT, STREAM_PROMPT, 9, 5};

@@ -217,7 +217,8 @@ void td_cuda_weights_close(td_cuda_dev *dev);
 // heuristics.c: pure functions.
 // How kernels load weights of this format. x_aligned: activations allow 16-byte loads.
 td_cu_read td_cuda_read_of(const td_weight *w, bool x_aligned);
-typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA } td_cuda_gemm; // linear_vec, ...
+// linear_vec, linear_mma, linear_wgmma: each takes only weights that those before it take.
+typedef enum { CUDA_GEMM_VEC, CUDA_GEMM_MMA, CUDA_GEMM_WGMMA } td_cuda_gemm;
 // The kernel that computes n_tokens tokens (the maximum per matrix): linear_vec until, with
 // TD_CU_VEC_TOKENS tokens at a time, it would load the weights too often, and for weights that BF16
 // cannot represent.
