@@ -4,7 +4,7 @@
 
 // What a CPU multiplies with decides; a column for weights in rows of more than 4 bits and one for
 // those of 4. Measured by
-//   tandem bench kernels --format F --batches 1,2,4,8,16,17,32,48,64
+//   tandem bench kernels --format F --batch 1,2,4,8,16,17,32,48,64
 // with the values before and after in turn, a CPU of each kind, for AVX2 also by
 // TANDEM_FORCE_ISA=avx2 (avx2int16) on one with AVX-512. Constants inside of kernels (prefetch
 // distances, registers a tile) are named in the header of the loop that they belong to, because the
