@@ -98,6 +98,16 @@ typedef struct {
   size_t n;
 } td_convert_args;
 
+// out[i] = parts[0][i] + parts[1][i] + ... in this order, in f32. A part is BF16, or f32 and then
+// rounded to BF16 (nearest even, NaN stays NaN) before it is added. At least one part.
+typedef struct {
+  const void *const *parts; // [n_parts], [n] elements each
+  void *out;                // [n], f32 or BF16, no alias
+  size_t n;
+  uint32_t n_parts, f32_parts; // f32_parts: bit p is set if part p is f32
+  bool out_f32;
+} td_sum_row_args;
+
 // linear_w4a8: TD_I4 and TD_F4E2M1 in rows, times 8-bit activations with one scale per 16 to 128
 // columns of a token (kernels/cpu/linear/w4a8.h). Off unless requested.
 
@@ -146,6 +156,7 @@ typedef struct {
   X(axpy_weights, td_axpy_weights_args)                                                            \
   X(f32_from_f16, td_convert_args)                                                                 \
   X(f16_from_f32, td_convert_args)                                                                 \
+  X(sum_row, td_sum_row_args)                                                                      \
   X(attn_f16, td_attn_block_args)                                                                  \
   X(attn_f32, td_attn_block_args)
 

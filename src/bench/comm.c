@@ -148,7 +148,12 @@ static td_status open_rank(comm_bench *b, uint32_t r, td_err *err) {
   bench_rank *rank = &b->ranks[r];
   *rank = (bench_rank){.bench = b, .rank = r};
   const unsigned share = td_cpu_count() / b->n_ranks;
-  const td_dev_opts opts = {.kind = b->options->device, .index = r, .n_threads = share ? share : 1};
+  // Pools of CPU devices begin at the same CPU: two of them do not share any if one begins at the
+  // end.
+  const td_dev_opts opts = {.kind = b->options->device,
+                            .index = r,
+                            .n_threads = share ? share : 1,
+                            .cpus_from_end = r % 2};
   td_status st = td_dev_open(&rank->dev, &opts, err);
   if (st == TD_OK) st = td_stream_open(&rank->stream, rank->dev, err);
   if (st == TD_OK) st = td_dev_alloc(rank->dev, &rank->part, 2 * b->n_bytes, err);

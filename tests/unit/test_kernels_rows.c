@@ -2,11 +2,13 @@
 // runs.
 #include <setjmp.h>
 
+#include <float.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
+#include "base/bf16.h"
 #include "unit/kernel_test.h"
 
 static const size_t lengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1031, 7168};
@@ -255,6 +257,72 @@ static bool check_axpy_weights(void (*fn)(void), const void *arg, why *w) {
   return true;
 }
 
+// What element i of part p is: what rounds to even in both directions, NaN, infinity, the largest
+// finite value, zeros of both signs and denormals among them.
+static float sum_part_value(uint64_t *rng, size_t i) {
+  static const float special[] = {0x1.01p0f, 0x1.03p0f,       -0x1.010002p0f, NAN,
+                                  -INFINITY, FLT_MAX,         -0.0f,          0,
+                                  0x1p-140f, 0x1.fffffep-127f};
+  return i % 13 < TD_COUNT(special) && i % 3 ? special[i % 13] : ref_float(rng) * 100;
+}
+
+// Exactly as in double, rounded to f32 after every addition, since each is a rounding of its own.
+static bool check_sum_of(void (*fn)(void), size_t n, uint32_t n_parts, uint32_t f32_parts,
+                         bool out_f32, why *w) {
+  enum { MOST = 8 };
+  uint64_t rng = n + f32_parts;
+  ref_mem in[MOST], out = ref_guarded(n * (out_f32 ? 4 : 2));
+  const void *parts[MOST];
+  float *want = calloc(n, sizeof *want);
+  for (uint32_t p = 0; p < n_parts; p++) {
+    const bool is_f32 = f32_parts >> p & 1;
+    in[p] = ref_guarded(n * (is_f32 ? 4 : 2));
+    parts[p] = in[p].data;
+    for (size_t i = 0; i < n; i++) {
+      const float value = sum_part_value(&rng, i + p);
+      const uint16_t bf16 = td_bf16_of(value);
+      if (is_f32) {
+        ((float *)in[p].data)[i] = value;
+      } else {
+        ((uint16_t *)in[p].data)[i] = bf16;
+      }
+      want[i] = p ? want[i] + td_bf16_value(bf16) : td_bf16_value(bf16);
+    }
+  }
+  ((void (*)(const td_sum_row_args *))fn)(&(td_sum_row_args){.parts = parts,
+                                                             .out = out.data,
+                                                             .n = n,
+                                                             .n_parts = n_parts,
+                                                             .f32_parts = f32_parts,
+                                                             .out_f32 = out_f32});
+  bool ok = true;
+  for (size_t i = 0; ok && i < n; i++) {
+    const float rounded = out_f32 ? want[i] : td_bf16_value(td_bf16_of(want[i]));
+    const float got = out_f32 ? ((float *)out.data)[i] : td_bf16_value(((uint16_t *)out.data)[i]);
+    if (isnan(rounded) ? !isnan(got) : memcmp(&got, &rounded, sizeof got) != 0)
+      ok = KERNEL_FAIL(w, "%u parts, element %zu of %zu: %a, not %a", n_parts, i, n, got, rounded);
+  }
+  for (uint32_t p = 0; p < n_parts; p++)
+    ref_unmap(&in[p]);
+  ref_unmap(&out);
+  free(want);
+  return ok;
+}
+
+static bool check_sum(void (*fn)(void), const void *arg, why *w) {
+  (void)arg;
+  static const struct {
+    uint32_t n_parts, f32_parts;
+  } kinds[] = {{1, 1}, {1, 0}, {2, 1}, {2, 2}, {3, 0}, {8, 0x55}};
+  for (size_t c = 0; c < TD_COUNT(lengths) * TD_COUNT(kinds) * 2; c++) {
+    const size_t k = c / 2 % TD_COUNT(kinds);
+    if (!check_sum_of(fn, lengths[c / 2 / TD_COUNT(kinds)], kinds[k].n_parts, kinds[k].f32_parts,
+                      c % 2, w))
+      return false;
+  }
+  return true;
+}
+
 #define FAMILY_TEST(family, check)                                                                 \
   static void test_##family(void **state) {                                                        \
     (void)state;                                                                                   \
@@ -266,6 +334,7 @@ FAMILY_TEST(axpy, check_axpy)
 FAMILY_TEST(axpy_weights, check_axpy_weights)
 FAMILY_TEST(f32_from_f16, check_from_half)
 FAMILY_TEST(f16_from_f32, check_to_half)
+FAMILY_TEST(sum_row, check_sum)
 FAMILY_TEST(decode_row, check_decode)
 
 // Truncates instead of rounding.
@@ -322,11 +391,22 @@ static void test_axpy_weights_is_decode_and_axpy(void **state) {
   free(y);
 }
 
+// Truncates its only part.
+static void broken_sum(const td_sum_row_args *a) {
+  for (size_t i = 0; i < a->n && a->out_f32; i++) {
+    uint32_t bits;
+    memcpy(&bits, (const float *)a->parts[0] + i, sizeof bits);
+    bits &= 0xffff0000;
+    memcpy((float *)a->out + i, &bits, sizeof bits);
+  }
+}
+
 static void test_broken_kernels_are_caught(void **state) {
   (void)state;
   why w;
   assert_false(check_to_half((void (*)(void))broken_to_half, NULL, &w));
   assert_false(check_rmsnorm((void (*)(void))broken_rmsnorm, NULL, &w));
+  assert_false(check_sum_of((void (*)(void))broken_sum, 100, 1, 1, true, &w));
 }
 
 int main(void) {
@@ -338,6 +418,7 @@ int main(void) {
       cmocka_unit_test(test_axpy_weights_is_decode_and_axpy),
       cmocka_unit_test(test_f32_from_f16),
       cmocka_unit_test(test_f16_from_f32),
+      cmocka_unit_test(test_sum_row),
       cmocka_unit_test(test_decode_row),
       cmocka_unit_test(test_broken_kernels_are_caught),
   };

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/common/dequant.h"
 #include "kernels/cpu/common/vec_math.h"
+#include "kernels/cpu/rows/sum_row.h"
 #include "kernels/decl.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 8")
@@ -328,6 +329,10 @@ void TD_VEC_NAME(f16_from_f32)(const td_convert_args *a) {
     vf_to_half(out + i, saturate_half(vf_load(in + i)));
   uint32_t left = (uint32_t)(a->n - i);
   if (left) vf_to_half_n(out + i, saturate_half(vf_load_n(in + i, left)), left);
+}
+
+void TD_VEC_NAME(sum_row)(const td_sum_row_args *a) {
+  sum_row(a);
 }
 
 #endif

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "kernels/cpu/common/dequant.h"
+#include "kernels/cpu/rows/sum_row.h"
 #include "kernels/decl.h"
 
 // Decodes a run of 4-bit codes of one group; the step between codes depends on the layout.
@@ -98,4 +99,8 @@ void f16_from_f32__scalar(const td_convert_args *a) {
   uint16_t *out = a->out;
   for (size_t i = 0; i < a->n; i++)
     out[i] = half_from_f32(in[i]);
+}
+
+void sum_row__scalar(const td_sum_row_args *a) {
+  sum_row(a);
 }

@@ -71,7 +71,7 @@ td_status td_cpu_op_fill_zero(td_cpu_stream *stream, const td_fill_zero_args *a,
   return TD_OK;
 }
 
-enum { ELEMENTS = 1 << 15, SUM_BLOCK = 1 << 10 }; // per piece of element-wise work; of sums
+enum { ELEMENTS = 1 << 15 }; // per piece of element-wise work
 
 // y += x over n elements.
 static void add(float *y, const float *x, size_t n) {
@@ -108,32 +108,21 @@ td_status td_cpu_op_await(td_cpu_stream *stream, const td_signal_args *a, td_err
   return TD_OK;
 }
 
-// Adds parts in blocks that stay in the cache.
-static void sum_block(const td_sum_parts_args *a, size_t begin, size_t n) {
-  float sum[SUM_BLOCK];
-  for (uint32_t p = 0; p < a->n_parts; p++) {
-    const uint16_t *bf16 = (const uint16_t *)a->parts[p] + begin;
-    uint16_t rounded[SUM_BLOCK];
-    if (a->f32_parts >> p & 1) {
-      td_bf16_of_n(rounded, (const float *)a->parts[p] + begin, n);
-      bf16 = rounded;
-    }
-    for (size_t i = 0; i < n; i++)
-      sum[i] = p ? sum[i] + td_bf16_value(bf16[i]) : td_bf16_value(bf16[i]);
-  }
-  if (a->out_f32) {
-    memcpy((float *)a->out + begin, sum, n * sizeof *sum);
-  } else {
-    td_bf16_of_n((uint16_t *)a->out + begin, sum, n);
-  }
-}
-
 static void sum_piece(void *ctx, size_t item, unsigned member) {
   (void)member;
   const td_sum_parts_args *a = ctx;
-  size_t end = (item + 1) * ELEMENTS < a->n ? (item + 1) * ELEMENTS : a->n;
-  for (size_t i = item * ELEMENTS; i < end; i += SUM_BLOCK)
-    sum_block(a, i, end - i < SUM_BLOCK ? end - i : SUM_BLOCK);
+  const size_t begin = item * ELEMENTS, out_bytes = a->out_f32 ? sizeof(float) : sizeof(uint16_t);
+  const void *parts[TD_MAX_SUM_PARTS];
+  for (uint32_t p = 0; p < a->n_parts; p++) {
+    const size_t part_bytes = a->f32_parts >> p & 1 ? sizeof(float) : sizeof(uint16_t);
+    parts[p] = (const char *)a->parts[p] + begin * part_bytes;
+  }
+  td_kernels()->sum_row(&(td_sum_row_args){.parts = parts,
+                                           .out = (char *)a->out + begin * out_bytes,
+                                           .n = a->n - begin < ELEMENTS ? a->n - begin : ELEMENTS,
+                                           .n_parts = a->n_parts,
+                                           .f32_parts = a->f32_parts,
+                                           .out_f32 = a->out_f32});
 }
 
 td_status td_cpu_op_sum_parts(td_cpu_stream *stream, const td_sum_parts_args *a, td_err *err) {
