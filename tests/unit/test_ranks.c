@@ -34,18 +34,201 @@ static void test_zigzag(void **state) {
   }
 }
 
+// ---- what routers choose ------------------------------------------------------------------------
+// Parts of sums are rounded to BF16, so that scores of experts differ a little from those of one
+// device. Where two scores are closer than that, a token goes to another expert and its logits are
+// off by far more than rounding. So one device's choices are recorded, and others that ranks make
+// are counted, compared and replaced: then every row of logits is within rounding.
+
+enum { MOST_CALLS = 32, MOST_EXPERTS = 8 };
+
+typedef struct {
+  uint32_t n_tokens, n_experts, top_k;
+  bool is_by_logits; // the largest are chosen, else by a function of them
+  float *logits;
+  int32_t *ids;
+  float *weights;
+} routing;
+
+static struct {
+  enum { ROUTERS_FREE, ROUTERS_RECORDED, ROUTERS_FORCED } mode;
+  uint32_t n_ranks;           // ROUTERS_FORCED
+  routing calls[MOST_CALLS];  // of one device: steps x layers
+  uint32_t n_calls, n_layers; // n_layers: that have experts
+  uint32_t n_rerouted;        // tokens
+  char failure[128];          // the first; the test asserts when no rank runs any more
+} routers;
+
+static _Thread_local uint32_t n_routed; // calls on this thread
+static _Thread_local bool is_rank_0;    // the test's own thread is
+
+void __real_td_op_router(td_stream *stream, const td_router_args *args);
+void __wrap_td_op_router(td_stream *stream, const td_router_args *args);
+
+static void record(const td_router_args *a) {
+  TD_CHECK(routers.n_calls < MOST_CALLS && a->n_experts <= MOST_EXPERTS);
+  routing *r = &routers.calls[routers.n_calls++];
+  *r = (routing){.n_tokens = a->n_tokens,
+                 .n_experts = a->n_experts,
+                 .top_k = a->top_k,
+                 .is_by_logits = a->kind == TD_ROUTER_SOFTMAX};
+  const size_t n_scores = (size_t)a->n_tokens * a->n_experts, n_ids = a->n_tokens * a->top_k;
+  r->logits = memcpy(malloc(n_scores * sizeof *r->logits), a->logits, n_scores * sizeof *r->logits);
+  r->ids = memcpy(malloc(n_ids * sizeof *r->ids), a->ids, n_ids * sizeof *r->ids);
+  r->weights = memcpy(malloc(n_ids * sizeof *r->weights), a->weights, n_ids * sizeof *r->weights);
+}
+
+static void forget_routing(void) {
+  for (uint32_t i = 0; i < routers.n_calls; i++) {
+    free(routers.calls[i].logits);
+    free(routers.calls[i].ids);
+    free(routers.calls[i].weights);
+  }
+  memset(&routers, 0, sizeof routers);
+}
+
+// The step of this thread's call: other ranks see only those that all compute.
+static uint32_t step_of_call(uint32_t call) {
+  uint32_t left = call / routers.n_layers, step = 0;
+  while (left || !(is_rank_0 || ranks_shapes[step].is_parallel))
+    left -= is_rank_0 || ranks_shapes[step].is_parallel, step++;
+  return step;
+}
+
+// order[i]: which token of the step is i-th where all ranks' tokens are gathered.
+static void order_tokens(const ranks_step_shape *s, uint32_t n_ranks, uint32_t *order) {
+  uint32_t at = 0;
+  for (uint32_t i = 0; !s->is_parallel && i < s->n_tokens[0] + s->n_tokens[1]; i++)
+    order[i] = i;
+  for (uint32_t i = 0; s->is_parallel && i < n_ranks * s->n_seqs * 2; i++) {
+    const uint32_t seq = i / 2 % s->n_seqs, n = s->n_tokens[seq];
+    const uint32_t piece = td_zigzag_piece(n_ranks, i / 2 / s->n_seqs, i % 2);
+    for (uint32_t t = td_zigzag_begin(n, n_ranks, piece);
+         t < td_zigzag_begin(n, n_ranks, piece + 1); t++)
+      order[at++] = t + (seq ? s->n_tokens[0] : 0);
+  }
+}
+
+// Experts that a token of `a` goes to, and not one of `b`.
+static uint32_t only_in(const int32_t *a, const int32_t *b, uint32_t top_k) {
+  uint32_t in_a = 0, in_b = 0;
+  for (uint32_t k = 0; k < top_k; k++)
+    in_a |= 1u << a[k], in_b |= 1u << b[k];
+  return in_a & ~in_b;
+}
+
+// How much better one device finds the experts it chose than those of the ranks.
+static float margin(const float *logits, uint32_t chosen, uint32_t others, uint32_t n_experts) {
+  float best = -INFINITY, worst_other = INFINITY;
+  for (uint32_t i = 0; i < n_experts; i++) {
+    if (chosen >> i & 1) best = fmaxf(best, logits[i]);
+    if (others >> i & 1) worst_other = fminf(worst_other, logits[i]);
+  }
+  return best - worst_other;
+}
+
+static float largest_of(const float *x, size_t n) {
+  float most = 0;
+  for (size_t i = 0; i < n; i++)
+    most = fmaxf(most, fabsf(x[i]));
+  return most;
+}
+
+static void note_failure(const char *what, uint32_t layer, uint32_t t, float got, float bound) {
+  if (routers.failure[0]) return;
+  snprintf(routers.failure, sizeof routers.failure, "layer %u, token %u: %s by %g, not %g", layer,
+           t, what, (double)got, (double)bound);
+}
+
+// A router behind n layers with experts reads n sums whose parts have errors of at most 2^-9 each
+// (half a unit in the last of 8 bits), and its scores move by as much of the largest: behind none,
+// not at all. Two scores that changed places were at most twice that apart.
+static void check_token(const routing *want, uint32_t layer, uint32_t t, const float *logits,
+                        const int32_t *ids) {
+  const uint32_t n = want->n_experts, top_k = want->top_k;
+  const float *want_logits = want->logits + t * n;
+  const int32_t *want_ids = want->ids + t * top_k;
+  const float bound = (float)layer * 0x1p-9f * largest_of(want->logits, want->n_tokens * n);
+  for (uint32_t i = 0; i < n; i++) {
+    const float off = fabsf(logits[i] - want_logits[i]);
+    if (!(off <= bound)) note_failure("a score is off", layer, t, off, bound);
+  }
+  const uint32_t chosen = only_in(want_ids, ids, top_k);
+  if (!chosen) return;
+  routers.n_rerouted++;
+  const float gap = margin(want_logits, chosen, only_in(ids, want_ids, top_k), n);
+  if (!(gap <= 2 * bound) || !want->is_by_logits)
+    note_failure("other experts, which are worse", layer, t, gap, 2 * bound);
+}
+
+static void force(const td_router_args *a, uint32_t call) {
+  const uint32_t step = step_of_call(call), layer = call % routers.n_layers;
+  const routing *want = &routers.calls[step * routers.n_layers + layer];
+  uint32_t order[RANKS_TOKENS];
+  TD_CHECK(a->n_tokens == want->n_tokens);
+  order_tokens(&ranks_shapes[step], routers.n_ranks, order);
+  for (uint32_t i = 0; i < a->n_tokens; i++) {
+    const uint32_t t = order[i];
+    int32_t *ids = a->ids + i * a->top_k;
+    const int32_t *want_ids = want->ids + t * a->top_k;
+    if (is_rank_0) check_token(want, layer, t, a->logits + i * a->n_experts, ids);
+    if (!only_in(want_ids, ids, a->top_k)) continue;
+    memcpy(ids, want_ids, a->top_k * sizeof *ids);
+    memcpy(a->weights + i * a->top_k, want->weights + t * a->top_k, a->top_k * sizeof(float));
+  }
+}
+
+void __wrap_td_op_router(td_stream *stream, const td_router_args *args) {
+  __real_td_op_router(stream, args);
+  if (routers.mode == ROUTERS_FREE) return;
+  td_err err;
+  if (td_stream_sync(stream, &err) != TD_OK) return; // a CPU device: its memory can be used now
+  if (routers.mode == ROUTERS_RECORDED) {
+    record(args);
+  } else {
+    force(args, n_routed++);
+  }
+}
+
+static float *logits_of_one(const small_model *m, const ranks_way *one, size_t *n_vocab) {
+  forget_routing();
+  routers.mode = ROUTERS_RECORDED;
+  float *want = ranks_logits(m, one, n_vocab);
+  routers.mode = ROUTERS_FREE;
+  routers.n_layers = routers.n_calls / TD_COUNT(ranks_shapes);
+  return want;
+}
+
+// Returns how many tokens went elsewhere.
+static uint32_t check_routed_alike(const small_model *m, const ranks_way *way, const float *want) {
+  size_t n_vocab;
+  routers.mode = ROUTERS_FORCED;
+  routers.n_ranks = way->n;
+  routers.n_rerouted = n_routed = 0;
+  is_rank_0 = true;
+  float *got = ranks_logits(m, way, &n_vocab);
+  routers.mode = ROUTERS_FREE;
+  assert_string_equal(routers.failure, "");
+  assert_near(got, want, n_vocab, 0x1p-8f, 0);
+  free(got);
+  return routers.n_rerouted;
+}
+
+// ---- prompts ------------------------------------------------------------------------------------
+
 // As one device within rounding (parts of sums are BF16), on any number of them, with experts in
 // memory or passing through; and the same bits in every run, whatever takes long.
 static void check_ranks(const small_model *m, bool is_streamed) {
   size_t n_vocab;
   const ranks_way one = {.kind = "cpu", .backend = "host", .n = 1, .is_streamed = is_streamed};
-  float *want = ranks_logits(m, &one, &n_vocab);
+  float *want = logits_of_one(m, &one, &n_vocab);
   const size_t n = RANKS_ROWS * n_vocab;
   for (uint32_t n_ranks = 2; n_ranks <= 4; n_ranks++) {
     ranks_way way = one;
     way.n = n_ranks;
+    const uint32_t n_rerouted = check_routed_alike(m, &way, want);
     float *got = ranks_logits(m, &way, &n_vocab);
-    assert_near(got, want, n_vocab, 0x1p-8f);
+    assert_near(got, want, n_vocab, 0x1p-8f, n_rerouted);
     static const char *const jitters[] = {"1", "2"};
     for (size_t i = 0; i < TD_COUNT(jitters); i++) {
       way.jitter = jitters[i];
@@ -56,6 +239,7 @@ static void check_ranks(const small_model *m, bool is_streamed) {
     }
     free(got);
   }
+  forget_routing();
   free(want);
 }
 
