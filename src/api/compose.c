@@ -10,17 +10,7 @@
 #define MAX_MARKER 64 // characters
 
 static void write_literal(td_buf *out, const char *text) {
-  td_buf_char(out, '"');
-  for (const char *c = text; *c; c++) {
-    if (*c == '\n') {
-      td_buf_str(out, "\\n");
-    } else if (*c == '"' || *c == '\\') {
-      td_buf_printf(out, "\\%c", *c);
-    } else {
-      td_buf_char(out, *c);
-    }
-  }
-  td_buf_char(out, '"');
+  td_api_write_gbnf_literal(out, text);
 }
 
 // ---- text up to a marker -----------------------------------------------------------------------
@@ -73,26 +63,79 @@ static void write_until(td_buf *out, const char *name, const char *text, const c
 
 // ---- tool calls --------------------------------------------------------------------------------
 
+// How a form writes each argument of a call as an element: key_open KEY key_close VALUE
+// value_close.
+typedef struct {
+  const char *key_open, *key_close, *value_close;
+} element_syntax;
+
 // How a form writes calls: open call (between call)* close.
 typedef struct {
   const char *open, *between, *close;
   const char *before_name, *after_name, *after_arguments;
-  const char *index; // GBNF between name and after_name
+  const char *index;        // GBNF between name and after_name
+  const element_syntax *in; // NULL: the arguments are one object
 } call_syntax;
+
+static const element_syntax function_elements = {"<parameter=", ">\n", "\n</parameter>\n"};
+static const element_syntax key_elements = {"<arg_key>", "</arg_key>\n<arg_value>",
+                                            "</arg_value>\n"};
+static const element_syntax invoke_elements = {"<parameter name=\"", "\">", "</parameter>\n"};
 
 static const call_syntax syntaxes[] = {
     [TD_CALL_HERMES] = {"<tool_call>\n", "\n<tool_call>\n", "", "{\"name\": \"",
-                        "\", \"arguments\": ", "}\n</tool_call>", ""},
+                        "\", \"arguments\": ", "}\n</tool_call>", "", NULL},
     [TD_CALL_DEEPSEEK] = {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>",
-                          "<｜tool▁calls▁end｜>", "", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", ""},
+                          "<｜tool▁calls▁end｜>", "", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "",
+                          NULL},
     [TD_CALL_DEEPSEEK_V3] = {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
                              "\n<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>",
                              "function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
-                             ""},
+                             "", NULL},
     [TD_CALL_KIMI] = {"<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_begin|>",
                       "<|tool_calls_section_end|>", "functions.", "<|tool_call_argument_begin|>",
-                      "<|tool_call_end|>", "\":\" [0-9]{1,3} "},
+                      "<|tool_call_end|>", "\":\" [0-9]{1,3} ", NULL},
+    [TD_CALL_FUNCTION] = {"<tool_call>\n", "\n<tool_call>\n", "", "<function=", ">\n",
+                          "</function>\n</tool_call>", "", &function_elements},
+    [TD_CALL_ARG_KEYS] = {"<tool_call>", "\n<tool_call>", "", "", "\n", "</tool_call>", "",
+                          &key_elements},
+    [TD_CALL_INVOKE] = {"<minimax:tool_call>\n", "", "</minimax:tool_call>", "<invoke name=\"",
+                        "\">\n", "</invoke>\n", "", &invoke_elements},
+    [TD_CALL_MISTRAL] = {"[TOOL_CALLS]", "[TOOL_CALLS]", "", "", "[ARGS]", "", "", NULL},
+    [TD_CALL_MISTRAL_OBJECTS] = {"[TOOL_CALLS] [", ", ", "]", "{\"name\": \"",
+                                 "\", \"arguments\": ", "}", "", NULL},
 };
+
+// The rule t<TOOL>.e: the arguments as elements, in the order of the schema.
+static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
+                           const element_syntax *e) {
+  td_buf_printf(out, "t%u.e ::= ", index);
+  if (tool->takes_any) {
+    td_buf_char(out, '(');
+    write_literal(out, e->key_open);
+    td_buf_str(out, " [a-zA-Z0-9_.-]{1,64} ");
+    write_literal(out, e->key_close);
+    td_buf_str(out, " .value0)*\n");
+    return;
+  }
+  for (uint32_t i = 0; i < tool->n_params; i++) {
+    const td_api_tool_param *param = &tool->params[i];
+    td_buf_char(out, '(');
+    write_literal(out, e->key_open);
+    td_buf_char(out, ' ');
+    write_literal(out, param->key);
+    td_buf_char(out, ' ');
+    write_literal(out, e->key_close);
+    if (param->is_text) {
+      td_buf_str(out, " .value0");
+    } else {
+      td_buf_printf(out, " t%u.v%u ", index, i);
+      write_literal(out, e->value_close);
+    }
+    td_buf_str(out, param->is_required ? ") " : ")? ");
+  }
+  td_buf_str(out, tool->n_params ? "\n" : "\"\"\n");
+}
 
 // The rules .call and .calls; the latter comes after the opening marker.
 static void write_calls(td_buf *out, const td_api_request *r, const call_syntax *s) {
@@ -103,7 +146,7 @@ static void write_calls(td_buf *out, const td_api_request *r, const call_syntax 
     write_literal(out, r->callable[i].name);
     td_buf_printf(out, " %s", s->index);
     write_literal(out, s->after_name);
-    td_buf_printf(out, " t%u.0 ", i);
+    td_buf_printf(out, " t%u.%c ", i, s->in ? 'e' : '0');
     write_literal(out, s->after_arguments);
   }
   td_buf_str(out, "\n.calls ::= .call ");
@@ -114,6 +157,10 @@ static void write_calls(td_buf *out, const td_api_request *r, const call_syntax 
   }
   write_literal(out, s->close);
   td_buf_char(out, '\n');
+  if (!s->in) return;
+  for (uint32_t i = 0; i < r->n_callable; i++)
+    write_elements(out, &r->callable[i], i, s->in);
+  write_until(out, ".value", s->in->value_close, "\"\"", false);
 }
 
 // The rule .answer: what follows the reasoning.
@@ -137,22 +184,26 @@ static void write_answer(td_buf *out, const td_api_request *r, const call_syntax
 
 td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reasoning reasoning,
                                  td_api_error *error) {
-  static const char *const roots[] = {[TD_REASONING_NONE] = ".answer",
-                                      [TD_REASONING_MAYBE] = ".answer | \"<think>\" .think0",
-                                      [TD_REASONING_BEGUN] = ".think0"};
+  const bool is_mistral = form == TD_CALL_MISTRAL || form == TD_CALL_MISTRAL_OBJECTS;
+  const char *begin = is_mistral ? "[THINK]" : "<think>";
+  const char *end = is_mistral ? "[/THINK]" : "</think>";
   if (!r->grammar.len && r->calls_mode == TD_CALLS_FREE) return TD_OK;
   td_buf text = TD_BUF_INIT;
   td_err err;
   if (r->is_chat) {
-    td_buf_printf(&text, ".root ::= %s\n", roots[reasoning]);
-    write_until(&text, ".think", "</think>", ".rest", false);
+    td_buf_str(&text, ".root ::= ");
+    if (reasoning != TD_REASONING_BEGUN) td_buf_str(&text, ".answer");
+    if (reasoning == TD_REASONING_MAYBE) td_buf_printf(&text, " | \"%s\" ", begin);
+    td_buf_str(&text, reasoning == TD_REASONING_NONE ? "\n" : ".think0\n");
+    write_until(&text, ".think", end, ".rest", false);
     td_buf_str(&text, ".rest ::= [ \\n]{0,4} .answer\n");
     write_answer(&text, r, &syntaxes[form]);
   }
   if (r->needs_json_rules) td_json_schema_write_common(&text);
   td_buf_add(&text, td_buf_text(&r->grammar), r->grammar.len);
-  td_buf_add(&text, td_buf_text(&r->call_rules), r->call_rules.len);
-  text.failed |= r->grammar.failed || r->call_rules.failed;
+  const td_buf *rules = syntaxes[form].in ? &r->value_rules : &r->call_rules;
+  td_buf_add(&text, td_buf_text(rules), rules->len);
+  text.failed |= r->grammar.failed || rules->failed;
   td_buf_free(&r->grammar);
   r->grammar = text;
   td_grammar *grammar;

@@ -50,7 +50,7 @@ static td_status set_regex(td_api_request *out, const cJSON *value, const char *
   return st == TD_OK ? st : td_api_fail_err(error, param, &err);
 }
 
-static void write_literal(td_buf *out, const char *text) {
+void td_api_write_gbnf_literal(td_buf *out, const char *text) {
   td_buf_char(out, '"');
   for (const char *c = text; *c; c++) {
     if ((unsigned char)*c < 0x20 || *c == '"' || *c == '\\') {
@@ -71,7 +71,7 @@ static td_status set_choice(td_api_request *out, const cJSON *value, const char 
   for (const cJSON *item = value->child; item; item = item->next) {
     if (!cJSON_IsString(item)) return td_api_bad(error, param, "%s must hold strings", param);
     if (item != value->child) td_buf_str(&out->grammar, " | ");
-    write_literal(&out->grammar, item->valuestring);
+    td_api_write_gbnf_literal(&out->grammar, item->valuestring);
   }
   td_buf_char(&out->grammar, '\n');
   return TD_OK;

@@ -121,13 +121,14 @@ size_t td_string_feed(td_string_reader *reader, char c, char out[TD_STRING_PIECE
 
 // ---- objects ----------------------------------------------------------------------------------
 
-// Appends a byte of a string's text, escaped as JSON.
-static void quote(td_buf *out, char c) {
+void td_json_quote_byte(td_buf *out, char c) {
   static const char letters[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
   const char *letter = c ? strchr(letters, c) : NULL;
   if (letter) {
     td_buf_char(out, '\\');
     td_buf_char(out, names[letter - letters]);
+  } else if (!c) {
+    td_buf_str(out, "\xEF\xBF\xBD");
   } else if ((uint8_t)c < 0x20) {
     td_buf_printf(out, "\\u%04x", (unsigned)c);
   } else {
@@ -140,7 +141,7 @@ static td_object_state feed_string(td_object_reader *r, char c, td_buf *out) {
   bool ended;
   size_t n = td_string_feed(&r->string, c, text, &ended);
   for (size_t i = 0; out && i < n; i++)
-    quote(out, text[i]);
+    td_json_quote_byte(out, text[i]);
   if (ended && out) td_buf_char(out, '"');
   r->in_string = !ended;
   return TD_OBJECT_OPEN;

@@ -23,6 +23,9 @@ typedef struct {
 // in bytes. Sets *ended if the byte was the closing quote.
 size_t td_string_feed(td_string_reader *reader, char c, char out[TD_STRING_PIECE], bool *ended);
 
+// Appends a byte of a string's text, escaped as JSON. NUL becomes U+FFFD.
+void td_json_quote_byte(td_buf *out, char c);
+
 typedef enum { TD_OBJECT_OPEN, TD_OBJECT_WHOLE, TD_OBJECT_BAD } td_object_state;
 
 // A zeroed reader is positioned before the opening brace.

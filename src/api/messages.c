@@ -306,6 +306,11 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *ha
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error) {
   td_status st = write_vars(&out->vars, root, false, &out->has_tools, error);
   if (st == TD_OK) st = write_vars(&out->plain_vars, root, true, &out->has_tools, error);
+  const cJSON *tools = out->has_tools ? td_json_get(root, "tools") : NULL;
+  td_err err;
+  if (st == TD_OK && tools && td_tool_params_add(&out->params, tools, &err) != TD_OK) {
+    st = td_api_fail_err(error, "tools", &err);
+  }
   if (st != TD_OK) return st;
   bool same = out->vars.len == out->plain_vars.len &&
               memcmp(out->vars.data, out->plain_vars.data, out->vars.len) == 0;

@@ -8,8 +8,12 @@
 
 #include "base/json_parse.h"
 
-#define THINK     "<think>"
-#define THINK_END "</think>"
+#define THINK "<think>"
+
+// The markers of a reasoning block.
+static const struct {
+  const char *begin, *end;
+} thoughts[] = {{THINK, "</think>"}, {"[THINK]", "[/THINK]"}};
 
 void td_output_parser_free(td_output_parser *parts) {
   uint32_t n = parts->n_calls;
@@ -73,7 +77,9 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   td_mark mark;
   size_t n;
   unsigned form;
-  if (p->state == TD_PARTS_REASONING) return td_marker_at(THINK_END, s->text, p->scan, s->len);
+  if (p->state == TD_PARTS_REASONING) {
+    return td_marker_at(thoughts[p->thoughts].end, s->text, p->scan, s->len);
+  }
   if (!p->parse_tool_calls) return TD_MARKER_NONE;
   return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
@@ -82,7 +88,7 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
 static td_marker_match find_end(td_output_parser *p, const source *s) {
   for (; p->scan < s->len; p->scan++) {
     char c = s->text[p->scan];
-    td_marker_match match = c == '<' ? ends_at(p, s) : TD_MARKER_NONE;
+    td_marker_match match = c == '<' || c == '[' ? ends_at(p, s) : TD_MARKER_NONE;
     if (match == TD_MARKER_WHOLE || (match == TD_MARKER_CUT && !s->is_final)) return match;
     if (!td_is_space(c)) p->solid = p->scan + 1;
   }
@@ -106,7 +112,7 @@ static outcome take_text(td_output_parser *p, const source *s, td_output_part_ki
 static outcome take_reasoning(td_output_parser *p, const source *s, td_output_part *part) {
   bool at_end;
   outcome o = take_text(p, s, TD_OUTPUT_REASONING, true, part, &at_end);
-  if (at_end) enter(p, TD_PARTS_CONTENT, p->scan + strlen(THINK_END));
+  if (at_end) enter(p, TD_PARTS_CONTENT, p->scan + strlen(thoughts[p->thoughts].end));
   return o == FOUND ? FOUND : at_end ? MORE : WAIT;
 }
 
@@ -134,14 +140,16 @@ static outcome take_start(td_output_parser *p, const source *s) {
     return MORE;
   }
   if (p->at == s->len && !s->is_final) return WAIT;
-  td_marker_match match = td_marker_at(THINK, s->text, p->at, s->len);
-  if (match == TD_MARKER_CUT && !s->is_final) return WAIT;
-  if (match == TD_MARKER_WHOLE) {
-    enter(p, TD_PARTS_REASONING, p->at + strlen(THINK));
-  } else {
-    enter(p, TD_PARTS_CONTENT, begin);
-    p->has_begun = true;
+  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
+    td_marker_match match = td_marker_at(thoughts[i].begin, s->text, p->at, s->len);
+    if (match == TD_MARKER_CUT && !s->is_final) return WAIT;
+    if (match != TD_MARKER_WHOLE) continue;
+    p->thoughts = i;
+    enter(p, TD_PARTS_REASONING, p->at + strlen(thoughts[i].begin));
+    return MORE;
   }
+  enter(p, TD_PARTS_CONTENT, begin);
+  p->has_begun = true;
   return MORE;
 }
 
@@ -166,7 +174,7 @@ static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_er
   p->state = TD_PARTS_CALL;
   p->is_given = false;
   p->n_given = 0;
-  td_call_begin(&p->reader, form, at, p->in_pieces);
+  td_call_begin(&p->reader, form, at, p->in_pieces, p->params);
   return TD_OK;
 }
 
@@ -192,11 +200,13 @@ static td_status take_calls(td_output_parser *p, const source *s, td_output_part
     p->reader.form = form;
     return TD_OK;
   }
-  if ((is_cut || match == TD_MARKER_CUT) && !s->is_final) {
+  td_marker_match again = p->may_repeat ? td_call_repeats_at(p->reader.form, s->text, p->at, s->len)
+                                        : TD_MARKER_NONE;
+  if ((is_cut || match == TD_MARKER_CUT || again == TD_MARKER_CUT) && !s->is_final) {
     *o = WAIT;
   } else if (is_cut || match == TD_MARKER_CUT) {
     *o = p->is_opened || !is_cut ? give_back(p, part, s->len) : WAIT;
-  } else if (p->is_opened || (p->may_repeat && s->text[p->at] == '{')) {
+  } else if (p->is_opened || again == TD_MARKER_WHOLE) {
     p->is_opened = false;
     return begin_call(p, p->reader.form, p->at, err);
   } else {
@@ -241,7 +251,7 @@ static outcome end_call(td_output_parser *p, td_output_part *part) {
   outcome o = give_call(p, part);
   enter(p, p->one_call ? TD_PARTS_DONE : TD_PARTS_CALLS, p->reader.at);
   p->is_opened = false;
-  p->may_repeat = p->reader.is_open && td_call_may_repeat(p->reader.form);
+  p->may_repeat = p->reader.is_open;
   return o;
 }
 

@@ -2,12 +2,18 @@
 // grows; a part is emitted as soon as it cannot change any more, so the result does not depend on
 // how the text was split into pieces. Each byte is examined a bounded number of times.
 //
-// Reasoning is enclosed in <think> and </think>, or starts with the generated text if the prompt
-// ended in <think>. Three forms of tool calls are recognized:
+// Reasoning is enclosed in <think> and </think> (Mistral: [THINK] and [/THINK]), or starts with the
+// generated text if the prompt ended in <think>. The forms of tool calls that are recognized:
 //   <tool_call>{"name": N, "arguments": {...}}</tool_call>                        Qwen, Hermes
+//   <tool_call><function=N><parameter=K>V</parameter></function></tool_call>      Qwen3-Coder
+//   <tool_call>N<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>          GLM
+//   <minimax:tool_call><invoke name="N"><parameter name="K">V</parameter></invoke>
+//     </minimax:tool_call>                                                        MiniMax
 //   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{...}<｜tool▁call▁end｜>   DeepSeek
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
+//   [TOOL_CALLS]N[CALL_ID]ID[ARGS]{...}   or   [TOOL_CALLS][{"name": N, ...}]     Mistral
+// A value V without quotes is JSON or a string, as the tool's schema says.
 // gpt-oss writes messages of the Harmony format instead, once is_harmony is set:
 //   <|start|>assistant<|channel|>CHANNEL to=functions.N <|constrain|>json<|message|>TEXT<|end|>
 // A message with a recipient is a call, of the channel analysis reasoning, of any other content.
@@ -45,16 +51,18 @@ typedef enum {
   TD_PARTS_DONE,  // after the only call
 } td_output_parser_state;
 
-// To start, set the first six members and zero the rest. Callers may read the members but not
+// To start, set the first seven members and zero the rest. Callers may read the members but not
 // write them.
 typedef struct {
-  bool begins_in_reasoning; // the prompt ended in <think>
-  bool parse_tool_calls;    // recognize calls: the request has tools
-  bool in_pieces;           // streaming: emit calls while they are generated
-  bool one_call;            // ignore everything after the first call
-  bool is_harmony;          // the text is in the Harmony format, markers included
-  uint64_t id;              // seed for generated call ids
+  bool begins_in_reasoning;     // the prompt ended in <think>
+  bool parse_tool_calls;        // recognize calls: the request has tools
+  bool in_pieces;               // streaming: emit calls while they are generated
+  bool one_call;                // ignore everything after the first call
+  bool is_harmony;              // the text is in the Harmony format, markers included
+  uint64_t id;                  // seed for generated call ids
+  const td_tool_params *params; // borrowed: of the request's tools; NULL: not known
   td_output_parser_state state;
+  unsigned thoughts; // which markers the reasoning block has
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is
                    // text before the next call
   bool is_opened;  // state CALLS: a run was opened and has no call yet

@@ -88,8 +88,10 @@ void td_api_request_free(td_api_request *request) {
   td_buf_free(&request->plain_vars);
   td_buf_free(&request->grammar);
   td_buf_free(&request->call_rules);
+  td_buf_free(&request->value_rules);
+  td_tool_params_free(&request->params);
   for (uint32_t i = 0; i < request->n_callable; i++)
-    free(request->callable[i].name);
+    td_api_tool_free(&request->callable[i]);
   free(request->callable);
   for (uint32_t i = 0; i < request->n_prompts; i++) {
     free(request->prompts[i].text);

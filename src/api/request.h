@@ -8,6 +8,7 @@
 
 #include "api/error.h"
 #include "api/stop.h"
+#include "api/tool_params.h"
 #include "base/buf.h"
 #include "tandem/wire.h"
 
@@ -39,9 +40,18 @@ typedef enum {
   TD_CALLS_REQUIRED, // the answer is one or more such calls
 } td_calls_mode;
 
+// A parameter of a tool. Its value is the rule t<TOOL>.v<AT> of value_rules, unless it is any text.
+typedef struct {
+  char *key; // owned
+  bool is_required, is_text;
+} td_api_tool_param;
+
 // A tool that may be called; its arguments are the rule t<I>.0 of call_rules.
 typedef struct {
-  char *name; // owned
+  char *name;                // owned
+  td_api_tool_param *params; // owned, [n_params], for the forms that write each by itself
+  uint32_t n_params;
+  bool takes_any; // its parameters are not listed
 } td_api_tool;
 
 typedef struct {
@@ -58,6 +68,7 @@ typedef struct {
   int64_t n_prompt_logprobs; // candidates reported for each token of the prompt; -1: none reported
   bool shows_special;        // skip_special_tokens is false: control tokens appear in the text
   bool has_tools;            // tools are offered and tool_choice is not "none"
+  td_tool_params params;     // their parameters' types
   bool one_call;             // parallel_tool_calls is false
   bool has_seed;
   td_sampling sampling;
@@ -71,9 +82,10 @@ typedef struct {
   // plain_vars is empty if there is no difference.
   td_buf vars, plain_vars;
   // What the generated text must match, as GBNF. While parsing: the answer is the rule `root`, the
-  // tools' arguments are in call_rules. td_api_compose_grammar makes one grammar of both. Empty:
+  // tools' arguments are in call_rules,
+  // single values of them in value_rules. td_api_compose_grammar makes one grammar of both. Empty:
   // any text.
-  td_buf grammar, call_rules;
+  td_buf grammar, call_rules, value_rules;
   bool needs_json_rules; // they use json_schema.h's common rules
   td_calls_mode calls_mode;
   td_api_tool *callable; // owned, [n_callable]
@@ -93,7 +105,17 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
 void td_api_request_free(td_api_request *request);
 
 // The form in which a model writes tool calls (output_parser.h).
-typedef enum { TD_CALL_HERMES, TD_CALL_DEEPSEEK, TD_CALL_DEEPSEEK_V3, TD_CALL_KIMI } td_call_form;
+typedef enum {
+  TD_CALL_HERMES,
+  TD_CALL_DEEPSEEK,
+  TD_CALL_DEEPSEEK_V3,
+  TD_CALL_KIMI,
+  TD_CALL_FUNCTION, // Qwen3-Coder
+  TD_CALL_ARG_KEYS, // GLM
+  TD_CALL_INVOKE,   // MiniMax
+  TD_CALL_MISTRAL,
+  TD_CALL_MISTRAL_OBJECTS, // its older models
+} td_call_form;
 
 // Whether reasoning may precede the answer.
 typedef enum {

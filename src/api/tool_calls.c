@@ -1,30 +1,53 @@
 // src/api/tool_calls.c - incremental reader of one tool call, for all supported forms.
-#include "api/tool_calls.h"
+#include "api/tool_calls_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json_parse.h"
 
-#define MAX_NAME_BYTES 256
-#define MAX_KEY_BYTES  64
+typedef td_call_outcome outcome;
+typedef td_call_reading reading;
 
-// The markers with which a model family writes calls. NULL: not used.
-typedef struct {
-  const char *open;      // opens a run of calls
-  const char *close;     // closes it
-  const char *call_open; // opens one call
-  const char *middle;    // between name and arguments; NULL: one object holds both
-  const char *call_close;
-  bool has_ids; // the header is an id that contains the name
-} call_form;
+enum { HERMES, DEEPSEEK, KIMI, FUNCTION, ARG_KEYS, INVOKE, MISTRAL, MISTRAL_OBJECTS };
 
-static const call_form forms[] = {
-    {NULL, NULL, "<tool_call>", NULL, "</tool_call>", false},
-    {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
-     "<｜tool▁call▁end｜>", false},
-    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-     "<|tool_call_argument_begin|>", "<|tool_call_end|>", true},
+static const td_call_tags function_tags = {.name_close = ">",
+                                           .key_open = "<parameter=",
+                                           .key_close = ">",
+                                           .value_close = "</parameter>",
+                                           .end = "</function>",
+                                           .trims_line_feeds = true};
+static const td_call_tags arg_key_tags = {.key_open = "<arg_key>",
+                                          .key_close = "</arg_key>",
+                                          .value_open = "<arg_value>",
+                                          .value_close = "</arg_value>"};
+static const td_call_tags invoke_tags = {.name_open = "<invoke name=\"",
+                                         .name_close = "\">",
+                                         .key_open = "<parameter name=\"",
+                                         .key_close = "\">",
+                                         .value_close = "</parameter>",
+                                         .end = "</invoke>"};
+
+static const td_call_form_marks forms[] = {
+    [HERMES] = {.call_open = "<tool_call>", .call_close = "</tool_call>"},
+    [DEEPSEEK] = {.open = "<｜tool▁calls▁begin｜>",
+                  .close = "<｜tool▁calls▁end｜>",
+                  .call_open = "<｜tool▁call▁begin｜>",
+                  .middle = "<｜tool▁sep｜>",
+                  .call_close = "<｜tool▁call▁end｜>"},
+    [KIMI] = {.open = "<|tool_calls_section_begin|>",
+              .close = "<|tool_calls_section_end|>",
+              .call_open = "<|tool_call_begin|>",
+              .middle = "<|tool_call_argument_begin|>",
+              .call_close = "<|tool_call_end|>",
+              .has_ids = true},
+    [FUNCTION] = {.call_open = "<function=", .call_close = "</tool_call>", .tags = &function_tags},
+    [ARG_KEYS] = {.call_close = "</tool_call>", .tags = &arg_key_tags},
+    [INVOKE] = {.open = "<minimax:tool_call>",
+                .close = "</minimax:tool_call>",
+                .tags = &invoke_tags},
+    [MISTRAL] = {.call_open = "[TOOL_CALLS]", .middle = "[ARGS]", .id_mark = "[CALL_ID]"},
+    [MISTRAL_OBJECTS] = {0},
 };
 
 void td_tool_call_free(td_tool_call *call) {
@@ -48,9 +71,9 @@ bool td_is_space(char c) {
 td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, size_t len,
                                   td_mark *mark, size_t *n, unsigned *form) {
   td_marker_match found = TD_MARKER_NONE;
-  if (at == len || text[at] != '<') return found;
+  if (at == len || (text[at] != '<' && text[at] != '[')) return found;
   for (unsigned i = 0; i < TD_COUNT(forms); i++) {
-    const call_form *f = &forms[i];
+    const td_call_form_marks *f = &forms[i];
     const struct {
       const char *text;
       td_mark mark;
@@ -75,55 +98,28 @@ td_marker_match td_call_marker_at(td_mark last, const char *text, size_t at, siz
 
 // ---- steps ------------------------------------------------------------------------------------
 
-enum {
-  // for an object that holds name and arguments
-  STEP_BRACE,
-  STEP_KEY,
-  STEP_KEY_TEXT,
-  STEP_COLON,
-  STEP_VALUE,
-  STEP_NAME_TEXT,
-  STEP_SKIP_OBJECT,
-  STEP_SKIP_TEXT,
-  STEP_SKIP_WORD,
-  // for a header followed by arguments
-  STEP_HEADER,
-  STEP_BODY,
-  STEP_NAME,
-  STEP_FENCE,
-  // for both
-  STEP_OBJECT,  // arguments: an object
-  STEP_QUOTED,  // a string that holds the object
-  STEP_LITERAL, // null or []
-  STEP_CLOSE,
-};
-
-typedef enum { GO, WAIT, NONE, WHOLE } outcome;
-
-// State of one reading step.
-typedef struct {
-  td_call_reader *r;
-  td_tool_call *call;
-  const char *text;
-  size_t len;
-  bool is_final;
-} reading;
-
 static outcome go(reading *x, int step) {
-  x->r->step = step;
-  return GO;
+  return td_call_go(x, step);
 }
 
-static const call_form *form_of(const reading *x) {
-  return &forms[x->r->form];
+static const td_call_form_marks *form_of(const reading *x) {
+  return x->form;
 }
 
-// Skips white space. False: the text ends there.
-static bool skip_space(reading *x) {
+static void set_form(reading *x, unsigned form) {
+  x->r->form = form;
+  x->form = &forms[form];
+}
+
+bool td_call_skip_space(reading *x) {
   td_call_reader *r = x->r;
   while (r->at < x->len && td_is_space(x->text[r->at]))
     r->at++;
   return r->at < x->len;
+}
+
+static bool skip_space(reading *x) {
+  return td_call_skip_space(x);
 }
 
 // ---- names ------------------------------------------------------------------------------------
@@ -132,16 +128,24 @@ static bool is_digits(const char *text) {
   return text[0] && text[strspn(text, "0123456789")] == '\0';
 }
 
-// Sets the name without the model's prefix. Kimi writes functions.NAME:INDEX, which is also the id;
-// parts of it may be missing. NONE: there is no name.
-static outcome set_name(reading *x, const char *text, size_t len) {
-  char name[MAX_NAME_BYTES + 1];
+// Kimi writes functions.NAME:INDEX, which is also the id; parts of it may be missing. Mistral
+// writes the id behind a marker.
+outcome td_call_set_name(reading *x, const char *text, size_t len) {
+  char name[TD_CALL_MAX_NAME + 1];
   static const char prefix[] = "functions.";
+  const char *mark = form_of(x)->id_mark;
+  const char *found = mark && len ? memmem(text, len, mark, strlen(mark)) : NULL;
+  if (found) {
+    const char *id = found + strlen(mark);
+    const size_t n = len - (size_t)(id - text);
+    if (n < sizeof x->call->id && !memchr(id, '\0', n)) memcpy(x->call->id, id, n);
+    len = (size_t)(found - text);
+  }
   while (len && td_is_space(text[0]))
     text++, len--;
   while (len && td_is_space(text[len - 1]))
     len--;
-  if (len == 0 || len > MAX_NAME_BYTES || memchr(text, '\0', len)) return NONE;
+  if (len == 0 || len > TD_CALL_MAX_NAME || memchr(text, '\0', len)) return NONE;
   memcpy(name, text, len);
   name[len] = '\0';
   char *begin = name;
@@ -252,11 +256,28 @@ static outcome read_literal(reading *x) {
 
 // ---- an object with name and arguments ----------------------------------------------------------
 
+// Families share the marker of a call and differ in what it holds: an object, a function with
+// parameters, or a name with pairs of keys and values.
+static outcome begin_tags(reading *x) {
+  td_call_reader *r = x->r;
+  if (x->text[r->at] != '<') {
+    set_form(x, ARG_KEYS);
+    return go(x, STEP_TAG_OPEN);
+  }
+  const char *marker = forms[FUNCTION].call_open;
+  const td_marker_match match = td_marker_at(marker, x->text, r->at, x->len);
+  if (match != TD_MARKER_WHOLE) return match == TD_MARKER_CUT ? WAIT : NONE;
+  r->at += strlen(marker);
+  set_form(x, FUNCTION);
+  return go(x, STEP_TAG_OPEN);
+}
+
 // Some models put an array of calls between the markers.
 static outcome read_brace(reading *x) {
   td_call_reader *r = x->r;
   if (!skip_space(x)) return WAIT;
   char c = x->text[r->at];
+  if (r->form == HERMES && !r->is_array && c != '{' && c != '[') return begin_tags(x);
   bool is_array = c == '[' && !r->is_array;
   if (c != '{' && !is_array) return NONE;
   r->is_array |= is_array;
@@ -392,15 +413,36 @@ static outcome read_skipped_word(reading *x) {
 
 // Whether a marker that ends the call is here. WAIT: it may be.
 static outcome at_end(const reading *x) {
-  const call_form *f = form_of(x);
+  const td_call_form_marks *f = form_of(x);
   const char *const ends[] = {f->call_close, f->call_open, f->close};
   outcome found = NONE;
   for (size_t i = 0; i < TD_COUNT(ends); i++) {
+    if (!ends[i]) continue;
     td_marker_match match = td_marker_at(ends[i], x->text, x->r->at, x->len);
     if (match == TD_MARKER_WHOLE) return GO;
     if (match == TD_MARKER_CUT) found = WAIT;
   }
   return found;
+}
+
+// Where a header may be, some models write an object, or an array of them.
+static bool begins_object(reading *x) {
+  td_call_reader *r = x->r;
+  if (r->form != MISTRAL) return false;
+  for (size_t at = r->begin; at < r->at; at++) {
+    if (!td_is_space(x->text[at])) return false;
+  }
+  if (x->text[r->at] != '[' && x->text[r->at] != '{') return false;
+  set_form(x, MISTRAL_OBJECTS);
+  return true;
+}
+
+// Whether the marker between name and id is here. WAIT: it may be.
+static outcome at_id(const reading *x) {
+  const char *mark = form_of(x)->id_mark;
+  const td_marker_match match = mark ? td_marker_at(mark, x->text, x->r->at, x->len)
+                                     : TD_MARKER_NONE;
+  return match == TD_MARKER_WHOLE ? GO : match == TD_MARKER_CUT ? WAIT : NONE;
 }
 
 // Reads up to the middle marker, which models may omit whether or not arguments follow.
@@ -409,11 +451,15 @@ static outcome read_header(reading *x) {
   const char *middle = form_of(x)->middle;
   for (; r->at < x->len; r->at++) {
     char c = x->text[r->at];
-    if (r->at - r->begin > MAX_NAME_BYTES) return NONE;
-    if (c != '<' && c != '{') continue;
+    if (r->at - r->begin > TD_CALL_MAX_NAME) return NONE;
+    if (c != '<' && c != '{' && c != '[') continue;
+    if (begins_object(x)) return go(x, STEP_BRACE);
     td_marker_match match = td_marker_at(middle, x->text, r->at, x->len);
+    outcome id = match == TD_MARKER_NONE ? at_id(x) : NONE;
+    if (id == GO) continue;
     outcome end = c == '{' || match == TD_MARKER_WHOLE ? GO : at_end(x);
-    if (match == TD_MARKER_CUT || end == WAIT) return WAIT;
+    if (match == TD_MARKER_CUT || end == WAIT || id == WAIT) return WAIT;
+    if (end == NONE && c == '[' && middle[0] != '[') continue;
     if (end == NONE) return NONE;
     td_buf_clear(&r->word);
     td_buf_add(&r->word, x->text + r->begin, r->at - r->begin);
@@ -421,7 +467,7 @@ static outcome read_header(reading *x) {
       r->at += strlen(middle);
       return go(x, STEP_BODY);
     }
-    if (set_name(x, td_buf_text(&r->word), r->word.len) == NONE) return NONE;
+    if (td_call_set_name(x, td_buf_text(&r->word), r->word.len) == NONE) return NONE;
     return c == '{' ? begin_arguments(x) : end_arguments(x);
   }
   return WAIT;
@@ -430,7 +476,7 @@ static outcome read_header(reading *x) {
 // There was no middle marker: the header kept in word is the name.
 static outcome name_is_header(reading *x) {
   if (x->call->name) return GO;
-  return set_name(x, td_buf_text(&x->r->word), x->r->word.len);
+  return td_call_set_name(x, td_buf_text(&x->r->word), x->r->word.len);
 }
 
 static bool is_type(const td_buf *header) {
@@ -468,9 +514,9 @@ static outcome read_name(reading *x) {
   td_call_reader *r = x->r;
   for (; r->at < x->len; r->at++) {
     char c = x->text[r->at];
-    if (r->at - r->begin > MAX_NAME_BYTES) return NONE;
+    if (r->at - r->begin > TD_CALL_MAX_NAME) return NONE;
     if (c != '\n' && c != '`' && c != '{' && c != '<') continue;
-    if (set_name(x, x->text + r->begin, r->at - r->begin) == NONE) return NONE;
+    if (td_call_set_name(x, x->text + r->begin, r->at - r->begin) == NONE) return NONE;
     return go(x, STEP_BODY);
   }
   return WAIT;
@@ -483,7 +529,7 @@ static outcome read_fence(reading *x) {
     char c = x->text[r->at];
     size_t n = r->at - r->begin;
     bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    if (n < 3 ? c == '`' : is_letter && n < 3 + MAX_KEY_BYTES) continue;
+    if (n < 3 ? c == '`' : is_letter && n < 3 + TD_CALL_MAX_KEY) continue;
     if (n < 3) return NONE;
     r->is_fenced = true;
     return go(x, STEP_BODY);
@@ -497,24 +543,31 @@ static outcome read_fence(reading *x) {
 // then the closing marker. If the model omitted the marker, `at` stays at the end of the arguments.
 static outcome read_close(reading *x) {
   td_call_reader *r = x->r;
-  bool is_object = !form_of(x)->middle;
+  const char *close = form_of(x)->call_close;
+  bool is_object = !form_of(x)->middle && !form_of(x)->tags;
+  r->is_open = true;
+  if (!close && !is_object) return WHOLE;
   for (; r->begin < x->len; r->begin++) {
     char c = x->text[r->begin];
     bool is_passed = td_is_space(c) || (c == '`' && r->is_fenced) || c == '}' ||
                      (is_object && (c == ',' || c == ']'));
     if (!is_passed) break;
   }
-  r->is_open = true;
+  if (!close && x->is_final) r->at = r->begin;
   if (r->begin == x->len) return x->is_final ? WHOLE : WAIT;
   if (is_object && x->text[r->begin] == '{') {
     r->at = r->begin;
     return WHOLE;
   }
-  td_marker_match match = td_marker_at(form_of(x)->call_close, x->text, r->begin, x->len);
+  if (!close) {
+    r->at = r->begin;
+    return WHOLE;
+  }
+  td_marker_match match = td_marker_at(close, x->text, r->begin, x->len);
   if (match == TD_MARKER_CUT && !x->is_final) return WAIT;
   if (match == TD_MARKER_CUT) r->at = x->len;
   if (match == TD_MARKER_WHOLE) {
-    r->at = r->begin + strlen(form_of(x)->call_close);
+    r->at = r->begin + strlen(close);
     r->is_open = false;
   }
   return WHOLE;
@@ -525,12 +578,12 @@ static outcome take_step(reading *x) {
   switch (x->r->step) {
   case STEP_BRACE: return read_brace(x);
   case STEP_KEY: return read_key(x);
-  case STEP_KEY_TEXT: o = read_text(x, MAX_KEY_BYTES); return o == GO ? go(x, STEP_COLON) : o;
+  case STEP_KEY_TEXT: o = read_text(x, TD_CALL_MAX_KEY); return o == GO ? go(x, STEP_COLON) : o;
   case STEP_COLON: return read_colon(x);
   case STEP_VALUE: return read_value(x);
   case STEP_NAME_TEXT:
-    o = read_text(x, MAX_NAME_BYTES);
-    if (o == GO) o = set_name(x, td_buf_text(&x->r->word), x->r->word.len);
+    o = read_text(x, TD_CALL_MAX_NAME);
+    if (o == GO) o = td_call_set_name(x, td_buf_text(&x->r->word), x->r->word.len);
     return o == GO ? go(x, STEP_KEY) : o;
   case STEP_SKIP_OBJECT: return read_skipped_object(x);
   case STEP_SKIP_TEXT: o = read_text(x, 0); return o == GO ? go(x, STEP_KEY) : o;
@@ -542,21 +595,32 @@ static outcome take_step(reading *x) {
   case STEP_OBJECT: return read_object(x);
   case STEP_QUOTED: return read_quoted(x);
   case STEP_LITERAL: return read_literal(x);
-  default: return read_close(x);
+  case STEP_CLOSE: return read_close(x);
+  default: return td_tagged_call_step(x);
   }
 }
 
-bool td_call_may_repeat(unsigned form) {
-  return !forms[form].middle;
+td_marker_match td_call_repeats_at(unsigned form, const char *text, size_t at, size_t len) {
+  const td_call_form_marks *f = &forms[form];
+  if (f->tags) {
+    return f->tags->name_open ? td_marker_at(f->tags->name_open, text, at, len) : TD_MARKER_NONE;
+  }
+  return !f->middle && at < len && text[at] == '{' ? TD_MARKER_WHOLE : TD_MARKER_NONE;
 }
 
-void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces) {
+static int first_step(unsigned form) {
+  return forms[form].tags ? STEP_TAG_OPEN : forms[form].middle ? STEP_HEADER : STEP_BRACE;
+}
+
+void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces,
+                   const td_tool_params *params) {
   td_buf word = reader->word;
   *reader = (td_call_reader){.form = form,
-                             .step = forms[form].middle ? STEP_HEADER : STEP_BRACE,
+                             .step = first_step(form),
                              .at = at,
                              .begin = at,
                              .in_pieces = in_pieces,
+                             .params = params,
                              .word = word};
 }
 
@@ -566,11 +630,17 @@ void td_call_reader_free(td_call_reader *reader) {
 
 td_status td_call_read(td_call_reader *reader, td_tool_call *call, const char *text, size_t len,
                        bool is_final, td_call_state *state, td_err *err) {
-  reading x = {.r = reader, .call = call, .text = text, .len = len, .is_final = is_final};
+  reading x = {.r = reader,
+               .call = call,
+               .form = &forms[reader->form],
+               .text = text,
+               .len = len,
+               .is_final = is_final};
   outcome o = GO;
   while (o == GO) {
     o = take_step(&x);
     if (o == NONE && reader->in_pieces && td_call_is_sure(reader, call)) {
+      if (x.form->tags && !reader->has_arguments) td_tagged_call_end(&x);
       reader->begin = reader->at;
       o = go(&x, STEP_CLOSE);
     }

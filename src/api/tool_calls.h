@@ -4,6 +4,7 @@
 #define TD_API_TOOL_CALLS_H
 
 #include "api/json_pieces.h"
+#include "api/tool_params.h"
 #include "base/buf.h"
 #include "base/status.h"
 
@@ -46,27 +47,30 @@ typedef enum {
 typedef struct {
   unsigned form;
   int step;
-  size_t at;          // everything before this is read
-  size_t begin;       // start of the header, or of a possible closing marker
-  bool is_array;      // the object is an element of an array
-  bool is_nested;     // inside OpenAI's "function" object
-  bool has_value;     // in an object: a member precedes
-  bool has_comma;     // a comma follows it
-  bool is_fenced;     // arguments are in a ``` block
-  bool has_type;      // the header was DeepSeek V3's type; the name follows
-  bool has_arguments; // the arguments are complete
-  bool is_open;       // the closing marker has not been seen
-  bool in_pieces;     // streaming: once emitted, a call stays a call whatever follows
-  td_buf word;        // owned: the key, name or literal being read
+  size_t at;                    // everything before this is read
+  size_t begin;                 // start of the header, or of a possible closing marker
+  bool is_array;                // the object is an element of an array
+  bool is_nested;               // inside OpenAI's "function" object
+  bool has_value;               // in an object: a member precedes
+  bool has_comma;               // a comma follows it
+  bool is_fenced;               // arguments are in a ``` block
+  bool has_type;                // the header was DeepSeek V3's type; the name follows
+  bool has_arguments;           // the arguments are complete
+  bool is_open;                 // the closing marker has not been seen
+  bool in_pieces;               // streaming: once emitted, a call stays a call whatever follows
+  unsigned types;               // TD_PARAM_* of the argument being read, of a form with tags
+  const td_tool_params *params; // borrowed; may be NULL
+  td_buf word;                  // owned: the key, name or literal being read
   td_string_reader string;
   td_object_reader object;
 } td_call_reader;
 
-// Whether another call of that form may follow within the same markers: consecutive objects, or
-// elements of an array.
-bool td_call_may_repeat(unsigned form);
-// Starts reading after the opening marker of that form.
-void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces);
+// Whether another call of that form begins at text[at..len) within the same markers: consecutive
+// objects, or elements of an array.
+td_marker_match td_call_repeats_at(unsigned form, const char *text, size_t at, size_t len);
+// Starts reading after the opening marker of that form. params: of the request's tools, or NULL.
+void td_call_begin(td_call_reader *reader, unsigned form, size_t at, bool in_pieces,
+                   const td_tool_params *params);
 void td_call_reader_free(td_call_reader *reader);
 // Reads text[reader->at..len) and adds to call. call->id stays empty if the text has none.
 // is_final: the text is complete. Error: TD_ENOMEM.

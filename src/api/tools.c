@@ -117,10 +117,13 @@ static td_status add_callable(td_api_request *out, const cJSON *tool, unsigned a
   td_api_tool *grown = realloc(out->callable, (out->n_callable + 1) * sizeof *grown);
   if (!grown) return td_api_fail(error, 503, NULL, NULL, "out of memory");
   out->callable = grown;
-  grown[out->n_callable] = (td_api_tool){NULL};
+  grown[out->n_callable] = (td_api_tool){0};
   td_status st = td_api_copy(&grown[out->n_callable].name, tool_name(tool), error);
   if (st != TD_OK) return st;
-  snprintf(prefix, sizeof prefix, "t%u.", out->n_callable++);
+  const uint32_t index = out->n_callable++;
+  st = td_api_add_params(out, &grown[index], index, parameters, error);
+  if (st != TD_OK) return st;
+  snprintf(prefix, sizeof prefix, "t%u.", index);
   const td_json_schema_opts opts = {.prefix = prefix, .is_strict = is_strict};
   td_buf rules = TD_BUF_INIT;
   if (parameters) st = td_json_schema_to_gbnf(&rules, parameters, &opts, &err);

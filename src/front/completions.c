@@ -409,12 +409,14 @@ static void note_token(choice *c) {
 
 // Notes which token ended the reasoning. from: the text's length before it.
 static void note_reasoning(choice *c, size_t from) {
-  static const char mark[] = "</think>";
+  static const char *const marks[] = {"</think>", "[/THINK]"};
   const td_buf *text = &c->answer.text;
   if (c->n_before_answer || text->len == from) return;
-  from = from > sizeof mark ? from - sizeof mark : 0;
-  if (memmem(text->data + from, text->len - from, mark, sizeof mark - 1)) {
-    c->n_before_answer = c->answer.n_tokens;
+  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+    const size_t n = strlen(marks[i]), begin = from > n ? from - n : 0;
+    if (memmem(text->data + begin, text->len - begin, marks[i], n)) {
+      c->n_before_answer = c->answer.n_tokens;
+    }
   }
 }
 
@@ -589,7 +591,11 @@ static td_status open_choices(job *j) {
   j->choices = calloc((size_t)j->n_prompts * r->n, sizeof *j->choices);
   if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
   j->n_choices = j->n_prompts * r->n;
-  const bool is_harmony = j->is_chat && td_chat_template_mentions(j->serve->chat, "<|channel|>");
+  const td_chat *chat = j->serve->chat;
+  const bool is_harmony = j->is_chat && td_chat_template_mentions(chat, "<|channel|>");
+  // Mistral's calls and thoughts are marked with control tokens.
+  const bool is_mistral = j->is_chat && (td_chat_template_mentions(chat, "[TOOL_CALLS]") ||
+                                         td_chat_template_mentions(chat, "[THINK]"));
   for (uint32_t i = 0; i < j->n_choices; i++) {
     choice *c = &j->choices[i];
     c->job = j;
@@ -597,14 +603,15 @@ static td_status open_choices(job *j) {
     td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat),
                    &(td_answer_opts){.stops = &r->stops,
                                      .keep_tokens = r->logprobs,
-                                     .shows_special = r->shows_special || is_harmony,
+                                     .shows_special = r->shows_special || is_harmony || is_mistral,
                                      .min_tokens = (uint32_t)r->min_tokens});
     c->parts = (td_output_parser){.begins_in_reasoning = j->prompt_thinks,
                                   .parse_tool_calls = r->has_tools,
                                   .in_pieces = r->stream,
                                   .one_call = r->one_call,
                                   .is_harmony = is_harmony,
-                                  .id = j->call_id + i};
+                                  .id = j->call_id + i,
+                                  .params = &r->params};
     td_status st = open_prompt(c);
     if (st != TD_OK) return st;
   }
@@ -660,7 +667,18 @@ static td_status check_model(const job *j, td_api_error *error) {
 
 // The form of the model's tool calls is that of its template.
 static td_call_form call_form_of(const td_chat *chat) {
-  if (td_chat_template_mentions(chat, "<|tool_calls_section_begin|>")) return TD_CALL_KIMI;
+  static const struct {
+    const char *text;
+    td_call_form form;
+  } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
+               {"<minimax:tool_call>", TD_CALL_INVOKE},
+               {"<arg_key>", TD_CALL_ARG_KEYS},
+               {"<function=", TD_CALL_FUNCTION},
+               {"[ARGS]", TD_CALL_MISTRAL},
+               {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
+  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+    if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
+  }
   if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
   bool is_fenced = td_chat_template_mentions(chat, "```json");
   return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
@@ -709,9 +727,11 @@ static void prepare(uv_work_t *work) {
   td_buf_free(&text);
   if (j->status == TD_OK) {
     const td_chat *chat = j->serve->chat;
-    td_reasoning reasoning = j->prompt_thinks                              ? TD_REASONING_BEGUN
-                             : td_chat_template_mentions(chat, "</think>") ? TD_REASONING_MAYBE
-                                                                           : TD_REASONING_NONE;
+    td_reasoning reasoning = j->prompt_thinks ? TD_REASONING_BEGUN
+                             : td_chat_template_mentions(chat, "</think>") ||
+                                     td_chat_template_mentions(chat, "[/THINK]")
+                                 ? TD_REASONING_MAYBE
+                                 : TD_REASONING_NONE;
     j->status = td_api_compose_grammar(&j->request, call_form_of(chat), reasoning, &j->error);
   }
   bool is_cut = false;

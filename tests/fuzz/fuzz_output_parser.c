@@ -14,6 +14,14 @@ typedef struct {
   td_buf reasoning, content;
 } outcome;
 
+// A tool whose parameters take strings, and strings or numbers.
+static const td_tool_params params = {
+    .items =
+        (td_tool_param[]){{.tool = "t"},
+                          {.tool = "t", .key = "s", .types = TD_PARAM_STRING},
+                          {.tool = "t", .key = "i", .types = TD_PARAM_STRING | TD_PARAM_NUMBER}},
+    .n = 3};
+
 static void take(outcome *o, const char *text, size_t len, bool is_final, size_t *shown) {
   td_output_part part;
   td_err err;
@@ -39,7 +47,8 @@ static outcome tell_apart(unsigned how, const char *text, size_t len, size_t ste
                          .in_pieces = how & 4,
                          .one_call = how & 8,
                          .is_harmony = how & 16,
-                         .id = 7}};
+                         .id = 7,
+                         .params = &params}};
   size_t shown = 0;
   for (size_t at = step; step && at < len; at += step) {
     char *copy = malloc(at);

@@ -299,6 +299,17 @@ static void composes_calls_in_each_form(void **state) {
                        "<|tool_call_argument_begin|>{\"x\":1}<|tool_call_end|><|tool_call_begin|>"
                        "functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
                        "<|tool_calls_section_end|>",
+      [TD_CALL_FUNCTION] =
+          "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n"
+          "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+      [TD_CALL_ARG_KEYS] = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n"
+                           "</tool_call>\n<tool_call>f\n</tool_call>",
+      [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n"
+                         "<parameter name=\"x\">1</parameter>\n</invoke>\n<invoke name=\"f\">\n"
+                         "</invoke>\n</minimax:tool_call>",
+      [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]f[ARGS]{}",
+      [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\":1}}, "
+                                  "{\"name\": \"f\", \"arguments\": {}}]",
   };
   for (unsigned form = 0; form < TD_COUNT(calls); form++) {
     td_api_request r;
@@ -310,8 +321,7 @@ static void composes_calls_in_each_form(void **state) {
     assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
     assert_true(td_grammar_matches(g, calls[form], strlen(calls[form])));
     td_grammar_close(g);
-    td_api_request_free(&r);
-    td_output_parser parts = {.parse_tool_calls = true, .id = 1};
+    td_output_parser parts = {.parse_tool_calls = true, .id = 1, .params = &r.params};
     td_output_part part;
     bool found = true;
     while (found) {
@@ -322,9 +332,57 @@ static void composes_calls_in_each_form(void **state) {
     }
     assert_int_equal(parts.n_calls, 2);
     assert_string_equal(parts.calls[0].name, "f");
-    assert_string_equal(td_buf_text(&parts.calls[0].arguments), "{\"x\":1}");
+    const bool is_tagged = form >= TD_CALL_FUNCTION && form <= TD_CALL_INVOKE;
+    assert_string_equal(td_buf_text(&parts.calls[0].arguments),
+                        is_tagged ? "{\"x\": 1}" : "{\"x\":1}");
     td_output_parser_free(&parts);
+    td_api_request_free(&r);
   }
+}
+
+// Each argument by itself: strings without quotes, other values as the schema says.
+static void composes_values_without_quotes(void **state) {
+  (void)state;
+  static const char tools[] =
+      "\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+      "\"parameters\":{\"type\":\"object\",\"required\":[\"s\"],\"properties\":{\"s\":{\"type\":"
+      "\"string\"},\"n\":{\"$ref\":\"#/$defs/n\"},\"e\":{\"enum\":[\"a b\",2]}},\"$defs\":{\"n\":"
+      "{\"type\":\"integer\",\"maximum\":9}}}}}]";
+  static const struct {
+    const char *elements;
+    bool is_right;
+  } list[] = {{"<parameter=s>\na\n\"<b>\n</parameter>\n", true},
+              {"<parameter=s>\n\n</parameter>\n<parameter=e>\na b\n</parameter>\n", true},
+              {"<parameter=s>\n\n</parameter>\n<parameter=n>\n7\n</parameter>\n"
+               "<parameter=e>\n2\n</parameter>\n",
+               true},
+              {"", false},
+              {"<parameter=s>\na</parameter>\n", false},
+              {"<parameter=s>\n\n</parameter>\n<parameter=n>\nx\n</parameter>\n", false},
+              {"<parameter=s>\n\n</parameter>\n<parameter=n>\n10\n</parameter>\n", false},
+              {"<parameter=s>\n\n</parameter>\n<parameter=e>\n\"a b\"\n</parameter>\n", false},
+              {"<parameter=s>\n\n</parameter>\n<parameter=x>\n1\n</parameter>\n", false}};
+  td_buf body = TD_BUF_INIT;
+  td_buf_printf(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],%s}", tools);
+  td_api_request r;
+  td_api_error error;
+  td_grammar *g;
+  td_err err;
+  assert_int_equal(parse(&r, true, td_buf_text(&body), &error), TD_OK);
+  assert_int_equal(td_api_compose_grammar(&r, TD_CALL_FUNCTION, TD_REASONING_NONE, &error), TD_OK);
+  assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    td_buf call = TD_BUF_INIT;
+    td_buf_printf(&call, "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
+                  list[i].elements);
+    if (td_grammar_matches(g, call.data, call.len) != list[i].is_right) {
+      fail_msg("%s", list[i].elements);
+    }
+    td_buf_free(&call);
+  }
+  td_grammar_close(g);
+  td_api_request_free(&r);
+  td_buf_free(&body);
 }
 
 // What others obey is refused by its name rather than ignored, unless it asks for nothing.
@@ -532,6 +590,7 @@ int main(void) {
       cmocka_unit_test(says_what_is_not_supported),
       cmocka_unit_test(composes_a_grammar),
       cmocka_unit_test(composes_calls_in_each_form),
+      cmocka_unit_test(composes_values_without_quotes),
       cmocka_unit_test(refuses_what_it_does_not_obey),
       cmocka_unit_test(is_as_lenient_as_its_peers),
       cmocka_unit_test(takes_what_ends_an_answer),

@@ -12,6 +12,7 @@
 
 #include "api/output_parser.h"
 #include "base/buf.h"
+#include "base/json_parse.h"
 
 #define DS_CALLS "<｜tool▁calls▁begin｜>"
 #define DS_CALL  "<｜tool▁call▁begin｜>"
@@ -33,6 +34,9 @@ typedef struct {
 typedef struct {
   td_buf reasoning, content, calls;
 } outcome;
+
+// Of every test: "t" takes a parameter of each type.
+static td_tool_params params;
 
 static void outcome_free(outcome *out) {
   td_buf_free(&out->reasoning);
@@ -58,7 +62,8 @@ static outcome tell_apart(const char *text, size_t step, how h) {
                             .in_pieces = h.in_pieces,
                             .one_call = h.one_call,
                             .is_harmony = h.is_harmony,
-                            .id = 7};
+                            .id = 7,
+                            .params = &params};
   outcome out = {0};
   size_t n = strlen(text), n_given = 0;
   uint32_t n_calls = 0;
@@ -197,6 +202,98 @@ static void calls_of_each_form_are_found(void **state) {
               false, true, "", "", "[functions.f:3 f {\"a\": {}}]");
 }
 
+#define FN(args)      "<tool_call>\n<function=t>\n" args "</function>\n</tool_call>"
+#define P(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+
+// Arguments without quotes become what the tool's schema says.
+static void elements_are_typed_by_the_schema(void **state) {
+  (void)state;
+  check_calls(FN(P("s", "12") P("i", "12") P("o", " {\"a\": [1,\n2]}\n")), "",
+              "[t {\"s\": \"12\", \"i\": 12, \"o\": {\"a\": [1,\n2]}}]");
+  check_calls(FN(P("s", "\n a\t<b> \"c\\ </param\n")), "",
+              "[t {\"s\": \"\\n a\\t<b> \\\"c\\\\ </param\\n\"}]");
+  check_calls(FN(P("n", "null") P("n", "nul")), "", "[t {\"n\": null, \"n\": \"nul\"}]");
+  check_calls(FN(P("b", "True") P("b", "false") P("b", "maybe")), "",
+              "[t {\"b\": true, \"b\": false, \"b\": \"maybe\"}]");
+  check_calls(FN(P("r", "7") P("e", "1") P("u", "[1]") P("a", "x")), "",
+              "[t {\"r\": 7, \"e\": \"1\", \"u\": \"[1]\", \"a\": \"x\"}]");
+  check_calls(
+      FN(P("other", "1.5") P("other", "True") P("other", "\"q\"") P("other", "")), "",
+      "[t {\"other\": 1.5, \"other\": \"True\", \"other\": \"\\\"q\\\"\", \"other\": \"\"}]");
+  check_calls(FN("<parameter=s>x</parameter><parameter=s></parameter>"), "",
+              "[t {\"s\": \"x\", \"s\": \"\"}]");
+  check_calls(FN(""), "", "[t {}]");
+}
+
+static void elements_of_each_family(void **state) {
+  (void)state;
+  check_calls("So:\n" FN(P("i", "1")) "\n" FN(P("i", "2")) "\nb", "So:b",
+              "[t {\"i\": 1}][t {\"i\": 2}]");
+  check_calls("<function=g>\n" P("x", "1") "</function>\n</tool_call>", "", "[g {\"x\": 1}]");
+  check_calls("<function=g>" P("x", "1") "</tool_call>", "", "[g {\"x\": 1}]");
+  check_calls("<tool_call><function=g></function><function=h></function></tool_call>", "",
+              "[g {}][h {}]");
+  check_calls(
+      "\n<tool_call>t\n<arg_key>s</arg_key>\n<arg_value> 1\n</arg_value>\n<arg_key>i</arg_key>"
+      "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>g<arg_key>k</arg_key>"
+      "<arg_value>{}</arg_value></tool_call>",
+      "", "[t {\"s\": \" 1\\n\", \"i\": 2}][g {\"k\": {}}]");
+  check_calls("<tool_call>t\n</tool_call><tool_call>t</tool_call>", "", "[t {}][t {}]");
+  check_calls(
+      "Look.\n<minimax:tool_call>\n<invoke name=\"t\">\n<parameter name=\"s\">1\n</parameter>\n"
+      "<parameter name=\"i\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
+      "</minimax:tool_call>\nSo",
+      "Look.So", "[t {\"s\": \"1\\n\", \"i\": 1}][g {}]");
+  check_calls("[TOOL_CALLS]f[ARGS]{\"a\": [1]}[TOOL_CALLS]g[CALL_ID]abcDEF123[ARGS]{}", "",
+              "[f {\"a\": [1]}][abcDEF123 g {}]");
+  check_calls(
+      "a [1] [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\"}]",
+      "a [1]", "[f {\"a\": 1}][g {}]");
+  check_calls("[TOOL_CALLS]{\"name\": \"f\"}", "", "[f {}]");
+  check_calls("[TOOL_CALLS]f{\"a\": 1} [", "[", "[f {\"a\": 1}]");
+  check_parts("[THINK]a [b] </think>[/THINK]c", false, true, "a [b] </think>", "c", "");
+  check_parts("[THIN", false, true, "", "[THIN", "");
+}
+
+// A string comes as it is written, anything else when it is complete.
+static void elements_come_in_pieces(void **state) {
+  (void)state;
+  const how h = {.parse_tool_calls = true, .in_pieces = true};
+  check_how("<tool_call><function=t><parameter=s>\nab\n", h, "", "", "[t {\"s\": \"ab]...");
+  check_how("<tool_call><function=t><parameter=i>\n1", h, "", "", "[t {\"i\": ]...");
+  check_how("<tool_call><function=t><parameter=i>1</parameter>oh", h, "", "oh", "[t {\"i\": 1}]");
+  const how whole = {.parse_tool_calls = true};
+  check_how("<tool_call><function=t><parameter=i>1</parameter>oh", whole, "",
+            "<tool_call><function=t><parameter=i>1</parameter>oh", "");
+}
+
+static int open_params(void **state) {
+  (void)state;
+  static const char text[] =
+      "[{\"function\": {\"name\": \"t\", \"parameters\": {\"properties\": {\"s\": {\"type\": "
+      "\"string\"}, "
+      "\"i\": {\"type\": \"integer\"}, \"o\": {\"type\": [\"object\"]}, \"n\": {\"anyOf\": "
+      "[{\"type\": "
+      "\"string\"}, {\"type\": \"null\"}]}, \"b\": {\"const\": true}, \"r\": {\"$ref\": "
+      "\"#/$defs/r\"}, "
+      "\"e\": {\"enum\": [\"a\", \"1\"]}, \"u\": {\"allOf\": [{\"$ref\": \"#/$defs/s\"}]}, \"a\": "
+      "{\"type\": "
+      "\"array\"}}, \"$defs\": {\"r\": {\"$ref\": \"#/$defs/q\"}, \"q\": {\"type\": \"number\"}, "
+      "\"s\": {\"type\": \"string\"}}}}}]";
+  cJSON *tools;
+  td_err err;
+  assert_int_equal(td_json_parse(&tools, text, strlen(text), TD_JSON_MAX_DEPTH, &err), TD_OK);
+  assert_int_equal(td_tool_params_add(&params, tools, &err), TD_OK);
+  cJSON_Delete(tools);
+  return 0;
+}
+
+static int free_params(void **state) {
+  (void)state;
+  td_tool_params_free(&params);
+  return 0;
+}
+
 static void text_may_follow_a_call(void **state) {
   (void)state;
   check_parts("<tool_call>{\"name\": \"f\"}</tool_call>\n\nDone. ", false, true, "", "Done. ",
@@ -220,8 +317,24 @@ static void what_is_no_call_is_text(void **state) {
       "<tool_call>{\"name\": \"f\", }</tool_call>",
       "<tool_call>{\"name\": \"f\" \"arguments\": {}}</tool_call>",
       "<tool_call>{\"name\": \"f\"",
-      "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
-      "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+      "<tool_call>\n<function=f>\nno</function>\n</tool_call>",
+      "<tool_call><function></function></tool_call>",
+      "<tool_call><function=f\n></function></tool_call>",
+      "<function=",
+      "<function=f>",
+      "<tool_call>unknown</tool_call>",
+      "<tool_call>f\n<arg_key>a</arg_key>\n<arg>1</arg_value>\n</tool_call>",
+      "<tool_call>f\n<arg_key></arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+      "<minimax:tool_call>\n<invoke name=\"f\">",
+      "<minimax:tool_call>\n<invoke>",
+      "<invoke name=\"f\"></invoke>",
+      "[TOOL_CALLS]",
+      "[TOOL_CALLS]f",
+      "[TOOL_CALLS]f[ARGS]",
+      "[TOOL_CALLS]f[0]",
+      "[TOOL_CALLS][ARGS]{}",
+      "[TOOL_CALLS][1]",
+      "[TOOL_CALLS] [{\"arguments\": {}}]",
       "<tool_call>",
       "<tool_call>{",
       DS_CALLS DS_CALL "f" DS_SEP,
@@ -419,7 +532,13 @@ static void long_answers_are_looked_at_once(void **state) {
                                            "<tool_call>{\"name\": \"f\", \"arguments\": {}}",
                                            "<tool_call>{\"name\": \"f\"",
                                            KM_CALL "f:0" KM_ARGS "{} ",
-                                           KM_CALLS};
+                                           KM_CALLS,
+                                           "<tool_call>t",
+                                           "<function=t>",
+                                           "<function=t><parameter=s>",
+                                           "<function=t><parameter=i>",
+                                           "[TOOL_CALLS]f",
+                                           "[TOOL_CALLS][{\"name\": \"f\"}"};
   enum { N_BYTES = 1 << 20 };
   char *text = malloc(N_BYTES);
   for (size_t i = 0; i < sizeof beginnings / sizeof beginnings[0]; i++) {
@@ -454,6 +573,9 @@ int main(void) {
       cmocka_unit_test(plain_text_is_content),
       cmocka_unit_test(thoughts_are_told_apart),
       cmocka_unit_test(calls_of_each_form_are_found),
+      cmocka_unit_test(elements_are_typed_by_the_schema),
+      cmocka_unit_test(elements_of_each_family),
+      cmocka_unit_test(elements_come_in_pieces),
       cmocka_unit_test(text_may_follow_a_call),
       cmocka_unit_test(what_is_no_call_is_text),
       cmocka_unit_test(calls_without_arguments),
@@ -469,5 +591,5 @@ int main(void) {
       cmocka_unit_test(arguments_come_in_pieces),
       cmocka_unit_test(prompts_that_end_in_a_thought),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, open_params, free_params);
 }

@@ -608,7 +608,8 @@ static td_status generate(td_schema_ctx *ctx, const cJSON *schema, td_buf *out) 
 
 td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
                                  td_err *err) {
-  td_schema_ctx ctx = {.out = out, .root = schema, .opts = opts, .err = err};
+  const cJSON *root = opts->root ? opts->root : schema;
+  td_schema_ctx ctx = {.out = out, .root = root, .opts = opts, .err = err};
   uint32_t rule;
   td_status st = rule_of(&ctx, schema, &rule);
   for (uint32_t i = 0; i < ctx.n_owned; i++)

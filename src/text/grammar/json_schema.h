@@ -17,6 +17,7 @@ typedef struct {
   const char *prefix; // of the names of the rules, which are unique in the grammar
   // As if every object with properties said additionalProperties: false.
   bool is_strict;
+  const cJSON *root; // what $ref begins at; NULL: the schema itself
 } td_json_schema_opts;
 
 // Appends rules; the text of a value is that of the rule PREFIX0. schema is only read, but for

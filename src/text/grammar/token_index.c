@@ -18,6 +18,15 @@ static int by_bytes(const void *a, const void *b) {
   return (x->id > y->id) - (x->id < y->id);
 }
 
+// Control tokens with which models write calls and thoughts: what a grammar describes holds them.
+static bool is_markup(const char *bytes, size_t len) {
+  static const char *const marks[] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"};
+  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+    if (len == strlen(marks[i]) && memcmp(bytes, marks[i], len) == 0) return true;
+  }
+  return false;
+}
+
 // Returns how many tokens stand for text.
 static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
   uint32_t n = 0;
@@ -25,7 +34,8 @@ static uint32_t collect(const td_tokenizer *tok, uint32_t n_vocab, token *out) {
   for (int32_t id = 0; id < n_ids && (uint32_t)id < n_vocab; id++) {
     size_t len;
     const char *bytes = td_tokenizer_bytes(tok, id, &len);
-    if (len == 0 || len > UINT16_MAX || td_tokenizer_is_special(tok, id)) continue;
+    if (len == 0 || len > UINT16_MAX) continue;
+    if (td_tokenizer_is_special(tok, id) && !is_markup(bytes, len)) continue;
     out[n++] = (token){.bytes = bytes, .len = (uint32_t)len, .id = id};
   }
   qsort(out, n, sizeof *out, by_bytes);

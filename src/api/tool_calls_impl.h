@@ -1,0 +1,89 @@
+// src/api/tool_calls_impl.h - shared by the files that read a tool call. Private to them.
+#ifndef TD_API_TOOL_CALLS_IMPL_H
+#define TD_API_TOOL_CALLS_IMPL_H
+
+#include "api/tool_calls.h"
+
+#define TD_CALL_MAX_NAME 256 // bytes
+#define TD_CALL_MAX_KEY  64
+
+// Markers around a call's name and arguments, each argument an element of its own. NULL: not used.
+typedef struct {
+  const char *name_open, *name_close; // without name_close the name ends at white space or <
+  const char *key_open, *key_close;
+  const char *value_open, *value_close;
+  const char *end;       // ends the arguments
+  bool trims_line_feeds; // one behind value's beginning and one before its end are not its own
+} td_call_tags;
+
+// The markers with which a model family writes calls. NULL: not used.
+typedef struct {
+  const char *open;      // opens a run of calls
+  const char *close;     // closes it
+  const char *call_open; // opens one call
+  const char *middle;    // between name and arguments; NULL: one object holds both, or tags do
+  const char *call_close;
+  const char *id_mark;      // in the header, between the name and an id
+  bool has_ids;             // the header is an id that contains the name
+  const td_call_tags *tags; // NULL: the arguments are JSON
+} td_call_form_marks;
+
+enum {
+  // for an object that holds name and arguments
+  STEP_BRACE,
+  STEP_KEY,
+  STEP_KEY_TEXT,
+  STEP_COLON,
+  STEP_VALUE,
+  STEP_NAME_TEXT,
+  STEP_SKIP_OBJECT,
+  STEP_SKIP_TEXT,
+  STEP_SKIP_WORD,
+  // for a header followed by arguments
+  STEP_HEADER,
+  STEP_BODY,
+  STEP_NAME,
+  STEP_FENCE,
+  // for both
+  STEP_OBJECT,  // arguments: an object
+  STEP_QUOTED,  // a string that holds the object
+  STEP_LITERAL, // null or []
+  STEP_CLOSE,
+  // for arguments in tags
+  STEP_TAG_OPEN,
+  STEP_TAG_NAME,
+  STEP_TAG_NEXT,
+  STEP_TAG_KEY,
+  STEP_TAG_VALUE_OPEN,
+  STEP_TAG_VALUE,
+};
+
+typedef enum { GO, WAIT, NONE, WHOLE } td_call_outcome;
+
+// State of one reading step.
+typedef struct {
+  td_call_reader *r;
+  td_tool_call *call;
+  const td_call_form_marks *form;
+  const char *text;
+  size_t len;
+  bool is_final;
+} td_call_reading;
+
+static inline td_call_outcome td_call_go(td_call_reading *x, int step) {
+  x->r->step = step;
+  return GO;
+}
+
+// Skips white space. False: the text ends there.
+bool td_call_skip_space(td_call_reading *x);
+// Sets the name without the model's prefix, and the id if the text holds one. NONE: there is no
+// name.
+td_call_outcome td_call_set_name(td_call_reading *x, const char *text, size_t len);
+
+// tagged_calls.c: the steps STEP_TAG_*.
+td_call_outcome td_tagged_call_step(td_call_reading *x);
+// What was read is all of the arguments.
+void td_tagged_call_end(td_call_reading *x);
+
+#endif

@@ -1,0 +1,47 @@
+// src/api/tool_params.h - the parameters of a request's tools, with the types their schemas allow.
+// Forms of calls that write arguments without quotes need them. Inside src/api only.
+#ifndef TD_API_TOOL_PARAMS_H
+#define TD_API_TOOL_PARAMS_H
+
+#include <cjson/cJSON.h>
+#include <stddef.h>
+
+#include "base/buf.h"
+#include "base/status.h"
+
+enum {
+  TD_PARAM_NULL = 1,
+  TD_PARAM_BOOL = 2,
+  TD_PARAM_NUMBER = 4,
+  TD_PARAM_STRING = 8,
+  TD_PARAM_ARRAY = 16,
+  TD_PARAM_OBJECT = 32,
+};
+
+typedef struct {
+  char *tool;     // owned
+  char *key;      // owned; NULL: the entry only says that the tool exists
+  unsigned types; // TD_PARAM_*; 0: any
+} td_tool_param;
+
+// Zeroed is empty.
+typedef struct {
+  td_tool_param *items; // owned, [n]
+  size_t n, cap;
+} td_tool_params;
+
+// Adds the parameters of tools, an array of checked functions. Error: TD_ENOMEM.
+td_status td_tool_params_add(td_tool_params *params, const cJSON *tools, td_err *err);
+void td_tool_params_free(td_tool_params *params);
+
+// The types of a property's schema. root: the schema that its $ref refer to.
+unsigned td_tool_param_types(const cJSON *root, const cJSON *schema);
+// params may be NULL: nothing is known.
+bool td_tool_params_has_tool(const td_tool_params *params, const char *tool);
+unsigned td_tool_params_types(const td_tool_params *params, const char *tool, const char *key);
+
+// Appends an argument that was written as text, as JSON: as the JSON it is if the types allow that,
+// else as a string. Also takes Python's spelling of true, false and null.
+void td_tool_param_write(td_buf *out, unsigned types, const char *text, size_t len);
+
+#endif
