@@ -24,9 +24,13 @@ SCRIPTS = {
     "nul": ["a NUL: ", b"x\0y", " end"],
     "turns": ["before ", "<|eot|>", " after"],
     "short": "A short answer.",
+    "elements": "<tool_call>\n<function=save>\n<parameter=text>\n12\n</parameter>\n<parameter=lines>"
+    "\n[1, 2]\n</parameter>\n</function>\n</tool_call>",
     "surrogate": '<tool_call>{"name": "say", "arguments": {"text": "cut \\ud83d"}}</tool_call>',
 }
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+LINES = {"type": "array", "items": {"type": "integer"}}
+SAVE = {"type": "object", "properties": {"text": {"type": "string"}, "lines": LINES}}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +110,40 @@ def test_a_call_cut_off_is_no_call(client):
     content, calls, reason, _ = gathered(ask(client, "write", max_tokens=28, stream=True))
     assert content == "I write it." and reason == "length"
     assert calls[0][0] == "write_file" and calls[0][1].startswith('{"path": "a')
+
+
+def test_elements_are_what_the_schema_says(client):
+    tools = [{"type": "function", "function": {"name": "save", "parameters": SAVE}}]
+    choice = ask(client, "elements", tools=tools).choices[0]
+    ((name, arguments),) = calls_of(choice)
+    assert name == "save" and json.loads(arguments) == {"text": "12", "lines": [1, 2]}
+    _, calls, reason, n_pieces = gathered(ask(client, "elements", tools=tools, stream=True))
+    assert calls == [(name, arguments)] and reason == "tool_calls" and n_pieces > 2
+
+
+# The names of the scripts are in the template, which makes it one of Mistral's.
+MISTRAL = {
+    "[ARGS]": ["[TOOL_CALLS]", "look", "[ARGS]", '{"a": 1}'],
+    "[THINK]": ["[THINK]", "So it is.", "[/THINK]", "Yes, it is."],
+}
+
+
+def test_control_tokens_that_mark_calls(tandem_bin, tmp_path):
+    write_model(tmp_path, MISTRAL, ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"))
+    server = Server(tandem_bin, tmp_path)
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            free = ask(client, "[ARGS]", tools=tools)
+            forced = ask(client, "[ARGS]", tools=tools, tool_choice="required")
+            thought = ask(client, "[THINK]").choices[0].message
+    finally:
+        server.close()
+    for answer in free, forced:
+        assert calls_of(answer.choices[0]) == [("look", '{"a": 1}')]
+    # Under the grammar the markers are the control tokens, too, and not spelled out.
+    assert free.usage.completion_tokens == forced.usage.completion_tokens
+    assert thought.reasoning_content == "So it is." and thought.content == "Yes, it is."
 
 
 @pytest.mark.parametrize("stream", [False, True])
