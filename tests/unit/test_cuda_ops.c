@@ -886,6 +886,67 @@ static void check_rounds(cuda_fixture *f, const experts *e) {
   free(weights);
 }
 
+static const td_cu_abi *counted_abi;
+static uint32_t n_rounds;
+
+static int count_sum(const td_cu_moe_sum_args *args, td_cu_stream stream) {
+  n_rounds++;
+  return counted_abi->moe_sum(args, stream);
+}
+
+// A group queued when the host has the counts has no rounds beyond its tiles: here the first group
+// has all pairs, the second none.
+static void test_rounds_end_with_the_tiles(void **state) {
+  (void)state;
+  CUDA_OPEN(f);
+  enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, GROUP = 4, LEAST_ROUNDS = 10 };
+  static const expert_formats format = {
+      {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
+  experts e;
+  make_experts(&e, &f.rng, &format);
+  assert_true(copy_experts(&f, &e));
+  td_cuda_dev *dev = (td_cuda_dev *)f.dev;
+  td_cu_abi abi = *dev->abi;
+  counted_abi = dev->abi;
+  abi.moe_sum = count_sum;
+  dev->abi = &abi;
+  dev->pass_bytes = (size_t)2 * TD_CU_MMA_TOKENS * (10 * HIDDEN + 4 * DIM);
+  float *x = cuda_floats(&f, (size_t)N_TOKENS * DIM), *weights = ref_floats(&f.rng, N_PAIRS);
+  int32_t ids[N_PAIRS];
+  for (int i = 0; i < N_PAIRS; i++) // each of the first three experts is every token's
+    ids[i] = i % TOP_K;
+  td_moe_args args = {.x = cuda_put_bf16(&f, x, (size_t)N_TOKENS * DIM),
+                      .ids = cuda_put(&f, ids, sizeof ids),
+                      .weights = cuda_put(&f, weights, N_PAIRS * sizeof *weights),
+                      .out = cuda_alloc(&f, (size_t)N_TOKENS * DIM * sizeof(float)),
+                      .n_tokens = N_TOKENS,
+                      .top_k = TOP_K,
+                      .n_routed = EXPERTS,
+                      .n_experts = GROUP,
+                      .out_f32 = true,
+                      .weights_on_device = true,
+                      .gate = e.on_device[0],
+                      .up = e.on_device[1],
+                      .down = e.on_device[2]};
+  td_op_moe(f.stream, &args);
+  cuda_sync(&f);
+  const uint32_t n_of_first = n_rounds;
+  args.first_expert = GROUP;
+  args.gate += GROUP;
+  args.up += GROUP;
+  args.down += GROUP;
+  args.accumulate = args.same_ids = true;
+  td_op_moe(f.stream, &args);
+  cuda_sync(&f);
+  assert_true(n_of_first >= LEAST_ROUNDS);
+  assert_int_equal(n_rounds - n_of_first, 1);
+  dev->abi = counted_abi;
+  free_experts(&e);
+  free(x);
+  free(weights);
+  cuda_close(&f);
+}
+
 static void test_moe(void **state) {
   (void)state;
   static const expert_formats cases[] = {
@@ -1027,6 +1088,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_ranking_of_no_numbers),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_rounds_end_with_the_tiles),
       cmocka_unit_test(test_scales_that_are_not_taken),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_an_expert_that_is_none),

@@ -134,6 +134,11 @@ typedef struct {
   bool is_capturing;
   uint32_t n_refused; // consecutive failed captures; no more attempts after N_CAPTURES_REFUSED
   td_cuda_sorted sorted;
+  // How many tiles each expert of the sorted pairs has, for the host: first_tile of moe_sort, in
+  // pinned memory, once `counted` is done. NULL: not needed yet.
+  uint32_t *first_tile;
+  td_cu_event counted;
+  bool is_counting; // the copy to first_tile is queued, for the pairs that `sorted` describes
   void *scratch[N_CUDA_SCRATCH];
   size_t scratch_bytes[N_CUDA_SCRATCH];
   void *retired[N_CUDA_RETIRED]; // outgrown scratch, freed when queued work has run

@@ -148,6 +148,39 @@ static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   return TD_OK;
 }
 
+static td_status open_counts(td_cuda_stream *stream, td_err *err) {
+  const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
+  void *memory = NULL;
+  int code = stream->counted ? 0 : abi->event_open(&stream->counted);
+  if (code == 0) code = abi->alloc_host(&memory, (TD_CU_MAX_EXPERTS + 1) * sizeof(uint32_t));
+  stream->first_tile = memory;
+  return td_cuda_result(td_cuda_dev_of(stream), code, "memory for counts of experts", err);
+}
+
+// Copies the experts' numbers of tiles to the host, which does not wait for them: when they are
+// there as a later group is queued, that group needs no rounds for tiles that do not exist.
+static td_status begin_counting(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
+  const td_cu_abi *abi = td_cuda_dev_of(stream)->abi;
+  if (!p->is_group || stream->is_capturing) return TD_OK;
+  td_status status = stream->first_tile ? TD_OK : open_counts(stream, err);
+  if (status != TD_OK) return status;
+  const size_t n_bytes = (n_routed(p->a) + 1) * sizeof *p->first_tile;
+  int code = abi->copy(stream->first_tile, p->first_tile, n_bytes, stream->cu);
+  if (code == 0) code = abi->event_record(stream->counted, stream->cu);
+  stream->is_counting = code == 0;
+  return td_cuda_result(td_cuda_dev_of(stream), code, "counting tiles of experts", err);
+}
+
+// The group's number of tiles, or a bound where the host does not know it yet.
+static uint32_t most_tiles(td_cuda_stream *stream, const moe_pass *p) {
+  if (!p->is_group || !stream->is_counting || stream->is_capturing) return p->max_tiles;
+  bool is_done = false;
+  const int code = td_cuda_dev_of(stream)->abi->event_is_done(stream->counted, &is_done);
+  if (code != 0 || !is_done) return p->max_tiles;
+  const uint32_t *first = stream->first_tile + p->a->first_expert;
+  return first[p->a->n_experts] - first[0];
+}
+
 // Sorts pairs by expert, unless the stream's previous group of this layer left them sorted.
 static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
@@ -173,7 +206,9 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
                               .n_experts = n_routed(a),
                               .tile_tokens = p->tile_tokens,
                               .fault = stream->fault};
+  stream->is_counting = false;
   td_status status = TD_CUDA_LAUNCH(stream, moe_sort, &args);
+  if (status == TD_OK) status = begin_counting(stream, p, err);
   stream->sorted = status == TD_OK ? wanted : (td_cuda_sorted){.ids = NULL};
   return status;
 }
@@ -262,9 +297,12 @@ static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *er
   return status == TD_OK ? run_sum(stream, p, err) : status;
 }
 
+// The first round may be of no tiles: it sets the sum to zero.
 static td_status run_experts(td_cuda_stream *stream, moe_pass *p, td_err *err) {
   td_status status = sort(stream, p, err);
-  for (; status == TD_OK && p->range.skip < p->max_tiles; p->range.skip += p->range.n_tiles)
+  if (status == TD_OK) status = run_round(stream, p, err);
+  for (p->range.skip = p->range.n_tiles; status == TD_OK && p->range.skip < most_tiles(stream, p);
+       p->range.skip += p->range.n_tiles)
     status = run_round(stream, p, err);
   return status;
 }

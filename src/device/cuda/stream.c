@@ -20,6 +20,8 @@ static void free_stream(td_cuda_stream *stream) {
     if (stream->scratch[i]) abi->free(stream->scratch[i]);
   }
   if (stream->fault) abi->free_host(stream->fault);
+  if (stream->first_tile) abi->free_host(stream->first_tile);
+  if (stream->counted) abi->event_close(stream->counted);
   if (stream->blas) abi->blas_close(stream->blas);
   if (stream->cu) abi->stream_close(stream->cu);
   free(stream);
