@@ -38,7 +38,10 @@ typedef struct {
   // experts, in steps with at least break_even_tokens prompt tokens. 0: no streaming.
   size_t stream_bytes;
   uint32_t break_even_tokens; // 0: measured when the engine opens
-  bool is_urgent;             // its work goes before that of the device's other engines
+  // Copies of streamed experts that td_engine_feed queues a bounded time ahead have at most this
+  // many bytes each, so that another stream's copy never waits for a long one. 0: a default.
+  size_t stream_piece_bytes;
+  bool is_urgent; // its work goes before that of the device's other engines
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;

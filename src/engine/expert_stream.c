@@ -27,6 +27,10 @@ enum {
   // A group of experts is more kernels the more tokens the step has, and a stream holds about a
   // thousand: so many tokens times groups are queued before a caller that must not wait.
   MOST_TOKENS_QUEUED = 256 << 10,
+  // Copies that another engine's copies may have to wait for: about 0.1 ms each, or more where the
+  // copy stream would hold more of them than MOST_PIECES.
+  PIECE_BYTES = 4 << 20,
+  MOST_PIECES = TD_STREAM_DEPTH / 2,
 };
 
 typedef enum { LAYER_UNKNOWN, LAYER_TAKEN, LAYER_LEFT } layer_state;
@@ -64,6 +68,7 @@ struct td_expert_stream {
   queued_group *queue;
   uint32_t n_queued, first_queued, n_copied;
   td_stream_progress progress;
+  size_t piece_bytes; // of the largest copy that is queued next; SIZE_MAX: of any size
 };
 
 // ---- where each matrix goes ---------------------------------------------------------------------
@@ -282,9 +287,16 @@ static void poll(td_expert_stream *s) {
     drop_oldest(s);
 }
 
+static size_t piece_bytes(const td_engine *e, uint64_t ahead_bytes) {
+  const size_t usual = e->opts.stream_piece_bytes ? e->opts.stream_piece_bytes : PIECE_BYTES;
+  return ahead_bytes / MOST_PIECES > usual ? ahead_bytes / MOST_PIECES : usual;
+}
+
 bool td_engine_may_queue_group(td_engine *e, uint64_t ahead_bytes) {
   td_expert_stream *s = e->streaming;
+  s->piece_bytes = SIZE_MAX;
   if (ahead_bytes == UINT64_MAX) return true;
+  s->piece_bytes = piece_bytes(e, ahead_bytes);
   poll(s);
   const uint32_t fitting = MOST_TOKENS_QUEUED / e->n_tokens;
   const uint32_t most = fitting < LEAST_SLOTS ? LEAST_SLOTS : fitting;
@@ -302,6 +314,13 @@ void td_expert_stream_wait(td_engine *e) {
   }
 }
 
+static void copy_in_pieces(td_expert_stream *s, char *to, const char *from, size_t n_bytes) {
+  for (size_t at = 0, n; at < n_bytes; at += n) {
+    n = n_bytes - at < s->piece_bytes ? n_bytes - at : s->piece_bytes;
+    td_op_copy(s->stream, to + at, from + at, n);
+  }
+}
+
 // Waits for the group's slot to be free, copies the group there and returns the slot's index.
 static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   td_expert_stream *s = e->streaming;
@@ -312,7 +331,7 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   td_stream_wait(s->stream, s->freed[slot]);
   for (uint32_t i = l->first_copy[group]; i < l->first_copy[group + 1]; i++) {
     const td_slot_copy *c = &l->copies[i];
-    td_op_copy(s->stream, base + c->to, c->from, c->n_bytes);
+    copy_in_pieces(s, base + c->to, c->from, c->n_bytes);
     n_bytes += c->n_bytes;
   }
   td_event_record(s->filled[slot], s->stream);
@@ -502,6 +521,7 @@ static td_status open_slots(td_engine *e, td_err *err) {
   if (st != TD_OK) return st;
   choose_slots(e);
   s->break_even_tokens = UINT32_MAX;
+  s->piece_bytes = SIZE_MAX;
   if (!s->group) return TD_OK;
   s->layers = calloc(e->config->n_layers, sizeof *s->layers);
   s->filled = calloc(2 * (size_t)s->n_slots, sizeof(td_event *));

@@ -244,6 +244,7 @@ static inline void check_schedules(const small_model *m, const char *kind, place
 // ---- two engines on one device, weights and KV pages -------------------------------------------
 
 enum { LANE_SEQS = 4, LANE_DECODE = 5, LANE_TOKENS = ENGINE_PAGE };
+enum { LANE_PIECE_BYTES = 1000 }; // less than a matrix, and no multiple of anything
 static const uint32_t lane_prompts[LANE_SEQS] = {SHORT_PROMPT, STREAM_PROMPT, 9, 5};
 
 typedef struct {
@@ -275,6 +276,7 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
                          .expert_dev = l->expert_dev,
                          .n_microbatches = 2,
                          .stream_bytes = m->ring_bytes,
+                         .stream_piece_bytes = LANE_PIECE_BYTES,
                          .break_even_tokens = STREAM_PROMPT};
   const size_t n = LANE_SEQS * LANE_TOKENS * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
   assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "device/device_impl.h"
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
 
@@ -161,12 +162,57 @@ static void test_feeding_waits_for_nothing(void **state) {
   close_lanes(&l);
 }
 
+static td_dev_vtable watched;
+static void (*real_enqueue)(td_stream *stream, const td_op *op);
+static const td_stream *not_watched;
+static size_t n_copies, longest_copy;
+
+static void watch_copy(td_stream *stream, const td_op *op) {
+  if (op->kind == TD_OP_COPY && stream != not_watched) {
+    n_copies++;
+    if (op->copy.n_bytes > longest_copy) longest_copy = op->copy.n_bytes;
+  }
+  real_enqueue(stream, op);
+}
+
+// A prompt that is fed beside decode is copied in pieces, one that runs alone in few long copies.
+static void test_copies_beside_decode_are_short(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  td_err err;
+  lanes l = {.random = 0};
+  open_lanes(&l, &small_models[0], "cpu");
+  const td_dev_vtable *own = l.dev->vtable;
+  watched = *own;
+  real_enqueue = own->enqueue;
+  watched.enqueue = watch_copy;
+  l.dev->vtable = &watched;
+  not_watched = l.prefill->stream;
+  const td_step_seq seq = lane_seq(&l, 1, false);
+  assert_int_equal(td_engine_begin(l.prefill, &seq, 1, &err), TD_OK);
+  while (!td_engine_feed(l.prefill, 1))
+    td_engine_wait(l.prefill);
+  assert_int_equal(td_engine_end(l.prefill, &err), TD_OK);
+  const uint64_t n_bytes = td_engine_stream_progress(l.prefill).copied_bytes;
+  const size_t n_pieces = n_copies;
+  assert_int_equal(longest_copy, LANE_PIECE_BYTES);
+  assert_true(n_pieces >= n_bytes / LANE_PIECE_BYTES);
+  n_copies = 0;
+  assert_int_equal(td_engine_step(l.prefill, &seq, 1, &err), TD_OK);
+  assert_true(n_copies < n_pieces / 2);
+  assert_true(longest_copy > LANE_PIECE_BYTES);
+  l.dev->vtable = own;
+  free(l.out);
+  close_lanes(&l);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
                                      cmocka_unit_test(test_streamed_experts),
                                      cmocka_unit_test(test_a_ring_too_small),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode),
+                                     cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
