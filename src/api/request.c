@@ -242,6 +242,18 @@ static td_status parse_best_of(td_api_request *out, const cJSON *root, td_api_er
   return TD_OK;
 }
 
+td_status td_api_parse_model(char **out, const char *body, size_t len, td_api_error *error) {
+  cJSON *root = NULL;
+  const char *name = NULL;
+  *out = NULL;
+  td_status st = td_api_parse_root(&root, body, len, error);
+  const char *key = st == TD_OK && !td_json_get(root, "model") ? "name" : "model";
+  if (st == TD_OK) st = td_api_get_str(root, key, &name, error);
+  if (st == TD_OK && name) st = td_api_copy(out, name, error);
+  cJSON_Delete(root);
+  return st;
+}
+
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
                             const td_api_defaults *defaults, td_api_error *error) {
   memset(out, 0, sizeof *out);

@@ -103,6 +103,8 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error);
 void td_api_request_free(td_api_request *request);
+// The model that a body of any endpoint names, as model or name; the caller frees it. NULL: none.
+td_status td_api_parse_model(char **out, const char *body, size_t len, td_api_error *error);
 
 // The form in which a model writes tool calls (output_parser.h).
 typedef enum {

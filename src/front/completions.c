@@ -6,6 +6,7 @@
 // the response.
 #include <malloc.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -40,6 +41,8 @@ typedef struct {
 
 struct td_job {
   td_serve *serve;
+  td_host *host;       // the model; NULL until it is known
+  td_host_use use;     // while it has or waits for the host
   job *prev, *next;    // in serve->jobs
   td_http_exchange *x; // NULL once the client is gone
   bool is_chat;
@@ -79,7 +82,14 @@ static void job_enter(job *j) {
   *first = j;
 }
 
+// Its body is no longer in memory.
+static void release_body(job *j) {
+  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
+  j->body_bytes = 0;
+}
+
 static void job_free(job *j) {
+  release_body(j);
   *(j->prev ? &j->prev->next : &j->serve->jobs) = j->next;
   if (j->next) j->next->prev = j->prev;
   for (uint32_t i = 0; i < j->n_choices; i++)
@@ -91,13 +101,14 @@ static void job_free(job *j) {
   td_api_request_free(&j->request);
   td_dialect_state_free(&j->state);
   td_buf_free(&j->body);
+  td_host_leave(&j->use);
   free(j);
 }
 
 // ---- ending a job ---------------------------------------------------------------------------
 
 static void leave_worker(choice *c, td_finish how) {
-  td_metrics *m = &c->job->serve->metrics;
+  td_metrics *m = &c->job->host->metrics;
   c->running = false;
   c->job->n_running--;
   m->n_finished[how]++;
@@ -111,7 +122,7 @@ static void cancel_running(job *j) {
   for (uint32_t i = 0; i < j->n_choices; i++) {
     choice *c = &j->choices[i];
     if (!c->running) continue;
-    td_backend_cancel(j->serve->backend, c->id);
+    td_backend_cancel(j->host->backend, c->id);
     leave_worker(c, TD_FINISH_ABORT);
   }
 }
@@ -394,7 +405,7 @@ static void end_choice(choice *c, td_finish how) {
 
 static void note_token(choice *c) {
   job *j = c->job;
-  td_metrics *m = &j->serve->metrics;
+  td_metrics *m = &j->host->metrics;
   uint64_t now_ns = td_clock_ns();
   if (!c->first_token_ns) {
     c->first_token_ns = now_ns;
@@ -431,7 +442,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   td_status st = td_answer_add(&c->answer, token, &err);
   note_reasoning(c, n_text);
   if (st == TD_OK && c->answer.stopped) {
-    td_backend_cancel(j->serve->backend, c->id);
+    td_backend_cancel(j->host->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
     return;
   }
@@ -440,7 +451,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   if (st != TD_OK) {
     fail_running(j, 500, err.msg);
   } else if (c->parts.state == TD_PARTS_DONE) {
-    td_backend_cancel(j->serve->backend, c->id);
+    td_backend_cancel(j->host->backend, c->id);
     end_choice(c, TD_FINISH_STOP);
   }
 }
@@ -458,8 +469,8 @@ static void on_progress(void *ctx, const td_wire_progress *progress) {
   c->n_cached = progress->n_cached;
   c->prefill_ns = progress->elapsed_ns;
   if (progress->n_done < progress->n_prompt) return;
-  c->job->serve->metrics.n_prompt += progress->n_prompt;
-  c->job->serve->metrics.n_cached += progress->n_cached;
+  c->job->host->metrics.n_prompt += progress->n_prompt;
+  c->job->host->metrics.n_cached += progress->n_cached;
 }
 
 static void on_done(void *ctx, const td_wire_done *done) {
@@ -505,7 +516,7 @@ static td_status check_context(job *j, uint32_t n_ctx) {
 // all stop_token_ids, and one for each stop string.
 static uint32_t collect_ends(const job *j, int32_t *ends) {
   const td_api_request *r = &j->request;
-  const td_tokenizer *tok = td_chat_tokenizer(j->serve->chat);
+  const td_tokenizer *tok = td_chat_tokenizer(j->host->chat);
   uint32_t n = 0;
   if (!r->ignore_eos && td_tokenizer_eos(tok) >= 0) ends[n++] = td_tokenizer_eos(tok);
   for (uint32_t i = 0; i < r->n_stop_ids; i++)
@@ -551,15 +562,15 @@ static td_status submit(job *j, choice *c, uint32_t n_ctx) {
                                     .on_done = on_done,
                                     .ctx = c};
   td_err err;
-  td_status st = td_backend_submit(j->serve->backend, &request, &callbacks, &c->id, &err);
+  td_status st = td_backend_submit(j->host->backend, &request, &callbacks, &c->id, &err);
   if (st == TD_EAGAIN) {
-    bool ready = td_backend_state_of(j->serve->backend) == TD_BACKEND_READY;
+    bool ready = td_backend_state_of(j->host->backend) == TD_BACKEND_READY;
     st = td_api_fail(&j->error, ready ? 429 : 503, NULL, NULL, "%s", err.msg);
   } else if (st != TD_OK) {
     st = td_api_fail_err(&j->error, NULL, &err);
   }
   if (st != TD_OK) {
-    j->error.retry_s = td_backend_retry_s(j->serve->backend);
+    j->error.retry_s = td_backend_retry_s(j->host->backend);
     return st;
   }
   c->running = true;
@@ -591,7 +602,7 @@ static td_status open_choices(job *j) {
   j->choices = calloc((size_t)j->n_prompts * r->n, sizeof *j->choices);
   if (!j->choices) return td_api_fail(&j->error, 503, NULL, NULL, "out of memory");
   j->n_choices = j->n_prompts * r->n;
-  const td_chat *chat = j->serve->chat;
+  const td_chat *chat = j->host->chat;
   const bool is_harmony = j->is_chat && td_chat_template_mentions(chat, "<|channel|>");
   // Mistral's calls and thoughts are marked with control tokens.
   const bool is_mistral = j->is_chat && (td_chat_template_mentions(chat, "[TOOL_CALLS]") ||
@@ -600,7 +611,7 @@ static td_status open_choices(job *j) {
     choice *c = &j->choices[i];
     c->job = j;
     c->index = i;
-    td_answer_init(&c->answer, td_chat_tokenizer(j->serve->chat),
+    td_answer_init(&c->answer, td_chat_tokenizer(j->host->chat),
                    &(td_answer_opts){.stops = &r->stops,
                                      .keep_tokens = r->logprobs,
                                      .shows_special = r->shows_special || is_harmony || is_mistral,
@@ -632,10 +643,10 @@ static td_status begin_answer(job *j) {
     return td_api_fail(&j->error, 503, NULL, NULL, "no random numbers");
   }
   if (!j->request.has_seed) j->request.sampling.seed = seed;
-  td_api_head_init(&j->head, j->is_chat, j->serve->name, td_chat_tokenizer(j->serve->chat),
+  td_api_head_init(&j->head, j->is_chat, j->host->name, td_chat_tokenizer(j->host->chat),
                    (int64_t)time(NULL), random);
   memcpy(&j->call_id, random + 8, sizeof j->call_id);
-  uint32_t n_ctx = td_serve_n_ctx(j->serve);
+  uint32_t n_ctx = j->host->n_ctx;
   td_status st = check_context(j, n_ctx);
   if (st == TD_OK) st = open_choices(j);
   if (st == TD_OK && j->dialect) begin_dialect(j);
@@ -650,19 +661,9 @@ static td_status begin_answer(job *j) {
 // ---- preparation ----------------------------------------------------------------------------
 
 static td_status check_model(const job *j, td_api_error *error) {
-  const char *asked = j->request.model;
-  const td_serve *s = j->serve;
-  if (!asked || td_serve_has_model(s, asked)) return TD_OK;
-  const char *suffix = j->dialect ? j->dialect->model_suffix : NULL;
-  size_t len = strlen(asked), n_suffix = suffix ? strlen(suffix) : 0;
-  if (suffix && len > n_suffix && strcmp(asked + len - n_suffix, suffix) == 0) {
-    char *name = strndup(asked, len - n_suffix);
-    bool is_known = name && td_serve_has_model(s, name);
-    free(name);
-    if (is_known) return TD_OK;
-  }
-  return td_api_fail(error, 404, "model", "model_not_found",
-                     "the model %.200s does not exist: this server has %s", asked, s->name);
+  const char *asked = j->request.model, *suffix = j->dialect ? j->dialect->model_suffix : NULL;
+  if (!asked || td_hosts_find(&j->serve->hosts, asked, suffix)) return TD_OK;
+  return td_serve_unknown_model(j->serve, asked, error);
 }
 
 // The form of the model's tool calls is that of its template.
@@ -684,10 +685,15 @@ static td_call_form call_form_of(const td_chat *chat) {
   return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
 }
 
+static td_status open_chat(job *j) {
+  td_err err;
+  return td_host_chat(j->host, &err) ? TD_OK : td_api_fail_err(&j->error, NULL, &err);
+}
+
 // On the thread pool. Uses only the job and immutable state.
 static void prepare(uv_work_t *work) {
   job *j = work->data;
-  const td_api_defaults *defaults = &j->serve->defaults;
+  const td_api_defaults *defaults = &j->host->defaults;
   const char *body = td_buf_text(&j->body);
   td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
                      td_api_error *) = j->is_chat ? td_api_parse_chat : td_api_parse_completion;
@@ -709,6 +715,7 @@ static void prepare(uv_work_t *work) {
     j->request.logprobs = j->request.include_usage = j->request.include_usage_so_far = false;
   }
   if (j->status == TD_OK) j->status = check_model(j, &j->error);
+  if (j->status == TD_OK) j->status = open_chat(j);
   if (j->status != TD_OK) return;
   uint32_t n = j->is_chat ? 1 : j->request.n_prompts;
   j->prompts = calloc(n, sizeof *j->prompts);
@@ -721,12 +728,12 @@ static void prepare(uv_work_t *work) {
     j->prompts[i].most = j->n_ctx;
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
-  j->status = td_serve_encode(j->serve->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
+  j->status = td_serve_encode(j->host->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
                               &j->error);
   j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
   if (j->status == TD_OK) {
-    const td_chat *chat = j->serve->chat;
+    const td_chat *chat = j->host->chat;
     td_reasoning reasoning = j->prompt_thinks ? TD_REASONING_BEGUN
                              : td_chat_template_mentions(chat, "</think>") ||
                                      td_chat_template_mentions(chat, "[/THINK]")
@@ -755,7 +762,7 @@ static void run_prepare(uv_work_t *work) {
 static void on_prepared(uv_work_t *work, int canceled) {
   (void)canceled;
   job *j = work->data;
-  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
+  release_body(j);
   j->preparing = false;
   if (!j->x) {
     job_free(j);
@@ -768,6 +775,54 @@ static void on_prepared(uv_work_t *work, int canceled) {
     td_http_stream_begin(j->x, 200, j->dialect->stream_type);
   } else if (j->request.stream) {
     td_http_sse_begin(j->x);
+  }
+}
+
+static void begin_prepare(job *j) {
+  j->preparing = true;
+  j->n_ctx = j->host->n_ctx;
+  if (j->is_chat) {
+    td_lane_queue(&j->serve->templates, &j->work, run_prepare, on_prepared);
+  } else {
+    TD_CHECK(uv_queue_work(&j->serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
+  }
+}
+
+// ---- the model ------------------------------------------------------------------------------
+
+static void on_turn(td_host_use *use, const char *why) {
+  job *j = (job *)((char *)use - offsetof(job, use));
+  td_api_error error;
+  if (!why) {
+    begin_prepare(j);
+    return;
+  }
+  td_api_fail(&error, 503, NULL, NULL, "%s", why);
+  refuse(j, &error);
+}
+
+static void enter_host(job *j) {
+  j->use.on_turn = on_turn;
+  if (td_host_enter(j->host, &j->use)) begin_prepare(j);
+}
+
+// On the thread pool.
+static void find_host(uv_work_t *work) {
+  job *j = work->data;
+  const char *suffix = j->dialect ? j->dialect->model_suffix : NULL;
+  j->host = td_serve_pick(j->serve, &j->body, suffix, &j->error);
+}
+
+static void on_host_found(uv_work_t *work, int canceled) {
+  (void)canceled;
+  job *j = work->data;
+  j->preparing = false;
+  if (!j->x) {
+    job_free(j);
+  } else if (j->host) {
+    enter_host(j);
+  } else {
+    refuse(j, &j->error);
   }
 }
 
@@ -787,15 +842,15 @@ static void start_job(td_serve *serve, td_http_exchange *x, bool is_chat,
   job_enter(j);
   j->begin_ns = td_clock_ns();
   j->work.work.data = j;
-  j->preparing = true;
   td_serve_authorize(serve, x, &j->caller);
-  j->n_ctx = td_serve_n_ctx(serve);
   j->body_bytes = td_http_take_body(x, &j->body);
   td_http_on_gone(x, on_gone, j);
-  if (is_chat) {
-    td_lane_queue(&serve->templates, &j->work, run_prepare, on_prepared);
+  if (serve->hosts.n == 1) {
+    j->host = &serve->hosts.all[0];
+    enter_host(j);
   } else {
-    TD_CHECK(uv_queue_work(&serve->loop, &j->work.work, run_prepare, on_prepared) == 0);
+    j->preparing = true;
+    TD_CHECK(uv_queue_work(&serve->loop, &j->work.work, find_host, on_host_found) == 0);
   }
 }
 

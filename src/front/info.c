@@ -1,4 +1,5 @@
 // src/front/info.c - endpoints without a job: models, health, metrics and the chat page.
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json_write.h"
@@ -17,13 +18,15 @@ static void respond(td_http_exchange *x, int status, td_buf *body) {
   respond_as(x, status, "application/json", body);
 }
 
-static void write_model(td_json_writer *w, const td_serve *serve, const char *name) {
+static void write_model(td_json_writer *w, const td_serve *serve, const td_host *h,
+                        const char *name) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "id", name);
   td_jw_str(w, "object", "model");
   td_jw_int(w, "created", serve->created);
   td_jw_str(w, "owned_by", "tandem");
-  td_jw_int(w, "max_model_len", td_serve_n_ctx(serve));
+  td_jw_int(w, "max_model_len", h->n_ctx);
+  td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
   td_jw_end_object(w);
 }
 
@@ -34,10 +37,12 @@ void td_serve_models(void *ctx, td_http_exchange *x) {
   td_jw_str(&w, "object", "list");
   td_jw_begin_array(&w, "data");
   const td_serve *serve = ctx;
+  const td_host *hosts = serve->hosts.all;
   const td_str_list *names = &serve->options->model_names;
-  if (!names->n) write_model(&w, serve, serve->name);
+  for (uint32_t i = 0; !names->n && i < serve->hosts.n; i++)
+    write_model(&w, serve, &hosts[i], hosts[i].name);
   for (uint32_t i = 0; i < names->n; i++)
-    write_model(&w, serve, names->values[i]);
+    write_model(&w, serve, &hosts[0], names->values[i]);
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, 200, &body);
@@ -46,20 +51,20 @@ void td_serve_models(void *ctx, td_http_exchange *x) {
 void td_serve_model(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   const char *id = td_http_path(x) + strlen("/v1/models/");
-  if (!td_serve_has_model(serve, id)) {
+  const td_host *h = td_hosts_find(&serve->hosts, id, NULL);
+  if (!h) {
     td_api_error error;
-    td_api_fail(&error, 404, "model", "model_not_found",
-                "the model %.200s does not exist: this server has %s", id, serve->name);
+    td_serve_unknown_model(serve, id, &error);
     td_serve_fail(x, &error);
     return;
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  write_model(&w, serve, id);
+  write_model(&w, serve, h, id);
   respond(x, 200, &body);
 }
 
-static const char *state_name(td_backend_state state) {
+static const char *worker_state(td_backend_state state) {
   switch (state) {
   case TD_BACKEND_LOADING: return "loading";
   case TD_BACKEND_READY: return "ok";
@@ -69,34 +74,83 @@ static const char *state_name(td_backend_state state) {
   return "unknown";
 }
 
-static void write_workers(td_json_writer *w, const td_serve *serve) {
+static void write_workers(td_json_writer *w, const td_host *h, bool names_model) {
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
-  uint32_t n = serve->backend ? td_backend_workers(serve->backend, workers) : 0;
-  td_jw_begin_array(w, "workers");
+  uint32_t n = h->backend ? td_backend_workers(h->backend, workers) : 0;
   for (uint32_t i = 0; i < n; i++) {
     td_jw_begin_object(w, NULL);
     td_jw_str(w, "role", workers[i].role);
-    td_jw_str(w, "status", state_name(workers[i].state));
+    if (names_model) td_jw_str(w, "model", h->name);
+    td_jw_str(w, "status", worker_state(workers[i].state));
     if (workers[i].reason[0]) td_jw_str(w, "reason", workers[i].reason);
     td_jw_int(w, "running", workers[i].n_running);
     td_jw_int(w, "threads", workers[i].n_threads);
     td_jw_int(w, "restarts", workers[i].n_restarts);
     td_jw_end_object(w);
   }
+}
+
+static uint32_t n_running(const td_host *h) {
+  return h->backend ? td_backend_n_running(h->backend) : 0;
+}
+
+// Those who wait for the model, and those who wait in its queue.
+static uint32_t n_waiting(const td_host *h) {
+  uint32_t n = h->backend ? td_backend_n_waiting(h->backend) : 0;
+  for (const td_host_use *use = h->first; use; use = use->next)
+    n++;
+  return n;
+}
+
+static void write_states(td_json_writer *w, const td_hosts *hosts) {
+  td_jw_begin_array(w, "models");
+  for (uint32_t i = 0; i < hosts->n; i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_str(w, "id", hosts->all[i].name);
+    td_jw_str(w, "status", td_host_state_name(td_host_state_of(&hosts->all[i])));
+    td_jw_int(w, "running", n_running(&hosts->all[i]));
+    td_jw_int(w, "waiting", n_waiting(&hosts->all[i]));
+    td_jw_end_object(w);
+  }
   td_jw_end_array(w);
 }
 
+// With several models: "stuck" if one is, else "ok", whatever is loaded.
+static td_host_state overall_state(const td_hosts *hosts) {
+  if (hosts->n == 1) return td_host_state_of(&hosts->all[0]);
+  for (uint32_t i = 0; i < hosts->n; i++) {
+    if (td_host_state_of(&hosts->all[i]) == TD_HOST_STUCK) return TD_HOST_STUCK;
+  }
+  return TD_HOST_READY;
+}
+
+// Whether a request would be served, perhaps after its model was loaded.
+static bool is_healthy(const td_hosts *hosts, td_host_state state) {
+  if (state == TD_HOST_READY) return true;
+  bool has_started = hosts->n > 1 || hosts->all[0].was_ready || hosts->serve->options->models;
+  return hosts->is_on_demand && has_started && state != TD_HOST_STUCK && state != TD_HOST_FAILED;
+}
+
 void td_serve_health(void *ctx, td_http_exchange *x) {
-  const td_serve *serve = ctx;
-  td_backend_state state = td_serve_state(serve);
-  bool ok = state == TD_BACKEND_READY;
+  const td_hosts *hosts = &((const td_serve *)ctx)->hosts;
+  td_host_state state = overall_state(hosts);
+  bool ok = is_healthy(hosts, state);
+  uint32_t running = 0, waiting = 0;
+  for (uint32_t i = 0; i < hosts->n; i++) {
+    running += n_running(&hosts->all[i]);
+    waiting += n_waiting(&hosts->all[i]);
+  }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "status", state_name(state));
-  td_jw_int(&w, "running", serve->backend ? td_backend_n_running(serve->backend) : 0);
-  td_jw_int(&w, "waiting", serve->backend ? td_backend_n_waiting(serve->backend) : 0);
-  write_workers(&w, serve);
+  td_jw_str(&w, "status", td_host_state_name(state));
+  td_jw_int(&w, "running", running);
+  td_jw_int(&w, "waiting", waiting);
+  td_jw_begin_array(&w, "workers");
+  for (uint32_t i = 0; i < hosts->n; i++)
+    write_workers(&w, &hosts->all[i], hosts->n > 1);
+  td_jw_end_array(&w);
+  write_states(&w, hosts);
   td_jw_end_object(&w);
   if (!ok) td_http_add_header(x, "Retry-After", "1");
   respond(x, ok ? 200 : 503, &body);
@@ -114,9 +168,27 @@ static void write_token(td_json_writer *w, const td_tokenizer *tok, const char *
   td_jw_int(w, id_key, id);
 }
 
+// The model that ?model=NAME names; without it the first.
+static td_host *host_of_query(const td_serve *serve, td_http_exchange *x, td_api_error *error) {
+  static const char key[] = "model=";
+  const char *query = td_http_query(x);
+  if (!query || strncmp(query, key, sizeof key - 1) != 0) return &serve->hosts.all[0];
+  td_host *h = td_hosts_find(&serve->hosts, query + sizeof key - 1, NULL);
+  if (!h) td_serve_unknown_model(serve, query + sizeof key - 1, error);
+  return h;
+}
+
 void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
-  const td_serve *serve = ctx;
-  const td_tokenizer *tok = td_chat_tokenizer(serve->chat);
+  td_api_error error;
+  td_err err;
+  td_host *h = host_of_query(ctx, x, &error);
+  const td_chat *chat = h ? td_host_chat(h, &err) : NULL;
+  if (h && !chat) td_api_fail_err(&error, NULL, &err);
+  if (!chat) {
+    td_serve_fail(x, &error);
+    return;
+  }
+  const td_tokenizer *tok = td_chat_tokenizer(chat);
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
@@ -124,8 +196,8 @@ void td_serve_tokenizer_info(void *ctx, td_http_exchange *x) {
   write_token(&w, tok, "bos_token", "bos_token_id", td_tokenizer_bos(tok));
   write_token(&w, tok, "eos_token", "eos_token_id", td_tokenizer_eos(tok));
   td_jw_bool(&w, "add_bos_token", td_tokenizer_wants_bos(tok));
-  td_jw_int(&w, "vocab_size", serve->defaults.n_vocab);
-  td_jw_int(&w, "model_max_length", td_serve_n_ctx(serve));
+  td_jw_int(&w, "vocab_size", h->defaults.n_vocab);
+  td_jw_int(&w, "model_max_length", h->n_ctx);
   td_jw_end_object(&w);
   respond(x, 200, &body);
 }
@@ -174,19 +246,33 @@ void td_serve_page(void *ctx, td_http_exchange *x) {
   td_http_respond(x, 200, "text/html; charset=utf-8", td_chat_page, td_chat_page_len);
 }
 
+static td_metrics_model metrics_of(const td_host *h) {
+  td_metrics_model m = {.counts = &h->metrics,
+                        .model = h->name,
+                        .state = td_host_state_of(h),
+                        .n_loads = h->n_loads,
+                        .n_waiting = n_waiting(h)};
+  if (h->backend) {
+    m.n_running = td_backend_n_running(h->backend);
+    m.n_workers = td_backend_workers(h->backend, m.workers);
+    m.kv_use = td_backend_kv_use(h->backend);
+    m.kv_disk = td_backend_kv_disk(h->backend);
+    m.n_preemptions = td_backend_n_preemptions(h->backend);
+  }
+  return m;
+}
+
 void td_serve_metrics(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
-  td_metrics_now now = {.model = serve->name};
-  if (serve->backend) {
-    now.n_running = td_backend_n_running(serve->backend);
-    now.n_waiting = td_backend_n_waiting(serve->backend);
-    now.n_workers = td_backend_workers(serve->backend, now.workers);
-    now.kv_use = td_backend_kv_use(serve->backend);
-    now.has_kv_dir = serve->kv_dir != NULL;
-    now.kv_disk = td_backend_kv_disk(serve->backend);
-    now.n_preemptions = td_backend_n_preemptions(serve->backend);
-  }
   td_buf body = TD_BUF_INIT;
-  td_metrics_write(&body, &serve->metrics, &now);
+  td_metrics_now now = {.n = serve->hosts.n,
+                        .models = calloc(serve->hosts.n, sizeof *now.models),
+                        .n_routed = serve->n_routed,
+                        .has_kv_dir = serve->hosts.kv_dir != NULL};
+  for (uint32_t i = 0; now.models && i < now.n; i++)
+    now.models[i] = metrics_of(&serve->hosts.all[i]);
+  body.failed = !now.models;
+  if (now.models) td_metrics_write(&body, &now);
+  free(now.models);
   respond_as(x, 200, TD_METRICS_TYPE, &body);
 }

@@ -2,6 +2,7 @@
 #include "front/metrics.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 static const double first_token_bounds[TD_HISTOGRAM_BOUNDS] = {
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640};
@@ -32,7 +33,8 @@ void td_histogram_add(td_histogram *h, uint64_t ns) {
 
 typedef struct {
   td_buf *out;
-  td_buf label; // model_name="..."
+  const td_metrics_now *now;
+  td_buf *labels; // [now->n] model_name="..."
 } writer;
 
 static void write_label(td_buf *out, const char *model) {
@@ -52,25 +54,51 @@ static void write_head(const writer *w, const char *name, const char *type, cons
   td_buf_printf(w->out, "# HELP tandem_%s %s\n# TYPE tandem_%s %s\n", name, help, name, type);
 }
 
-static void write_gauge(const writer *w, const char *name, double value, const char *help) {
-  write_head(w, name, "gauge", help);
-  td_buf_printf(w->out, "tandem_%s{%s} %.9g\n", name, td_buf_text(&w->label), value);
+// Every model's value of one metric: an expression of m, the td_metrics_model.
+#define EACH_MODEL(w, m)                                                                           \
+  for (const td_metrics_model *m = (w)->now->models; m < (w)->now->models + (w)->now->n; m++)
+#define GAUGE(w, name, value, help)                                                                \
+  do {                                                                                             \
+    write_head(w, name, "gauge", help);                                                            \
+    EACH_MODEL(w, m)                                                                               \
+    td_buf_printf((w)->out, "tandem_%s{%s} %.9g\n", name, label_of(w, m), (double)(value));        \
+  } while (0)
+#define COUNTER(w, name, value, help)                                                              \
+  do {                                                                                             \
+    write_head(w, name, "counter", help);                                                          \
+    EACH_MODEL(w, m)                                                                               \
+    td_buf_printf((w)->out, "tandem_%s{%s} %" PRIu64 "\n", name, label_of(w, m), (value));         \
+  } while (0)
+
+static const char *label_of(const writer *w, const td_metrics_model *m) {
+  return td_buf_text(&w->labels[m - w->now->models]);
 }
 
-static void write_counter(const writer *w, const char *name, uint64_t value, const char *help) {
-  write_head(w, name, "counter", help);
-  td_buf_printf(w->out, "tandem_%s{%s} %" PRIu64 "\n", name, td_buf_text(&w->label), value);
-}
-
-static void write_finished(const writer *w, const td_metrics *m) {
-  write_head(w, "requests_total", "counter", "Requests that ended, by how they did.");
-  for (int i = 0; i < TD_N_FINISHES; i++) {
-    td_buf_printf(w->out, "tandem_requests_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n",
-                  td_buf_text(&w->label), finish_names[i], m->n_finished[i]);
+static void write_states(const writer *w) {
+  static const char *const names[] = {
+#define X(id, name) name,
+      TD_HOST_STATES(X)
+#undef X
+  };
+  write_head(w, "model_state", "gauge", "1: the model is in this state.");
+  EACH_MODEL(w, m)
+  for (int i = 0; i < TD_N_HOST_STATES; i++) {
+    td_buf_printf(w->out, "tandem_model_state{%s,state=\"%s\"} %d\n", label_of(w, m), names[i],
+                  (int)m->state == i);
   }
 }
 
-static void write_routed(const writer *w, const td_metrics *m) {
+static void write_finished(const writer *w) {
+  write_head(w, "requests_total", "counter", "Requests that ended, by how they did.");
+  EACH_MODEL(w, m)
+  for (int i = 0; i < TD_N_FINISHES; i++) {
+    td_buf_printf(w->out, "tandem_requests_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n",
+                  label_of(w, m), finish_names[i], m->counts->n_finished[i]);
+  }
+}
+
+// A request has a model only once its body is known, so that with several models these have none.
+static void write_routed(const writer *w) {
   static const struct {
     const char *method, *path;
   } routes[TD_N_ROUTES] = {
@@ -78,18 +106,18 @@ static void write_routed(const writer *w, const td_metrics *m) {
       TD_ROUTES(X)
 #undef X
   };
+  const bool has_label = w->now->n == 1;
   write_head(w, "http_requests_total", "counter", "HTTP requests, by endpoint.");
   for (int i = 0; i < TD_N_ROUTES; i++) {
-    td_buf_printf(w->out, "tandem_http_requests_total{%s,method=\"%s\",path=\"%s\"} %" PRIu64 "\n",
-                  td_buf_text(&w->label), routes[i].method, routes[i].path, m->n_routed[i]);
+    td_buf_printf(w->out, "tandem_http_requests_total{%s%smethod=\"%s\",path=\"%s\"} %" PRIu64 "\n",
+                  has_label ? td_buf_text(&w->labels[0]) : "", has_label ? "," : "",
+                  routes[i].method, routes[i].path, w->now->n_routed[i]);
   }
 }
 
-static void write_histogram(const writer *w, const char *name, const td_histogram *h,
-                            const char *help) {
-  const char *label = td_buf_text(&w->label);
+static void write_histogram(const writer *w, const char *name, const char *label,
+                            const td_histogram *h) {
   uint64_t n = 0;
-  write_head(w, name, "histogram", help);
   for (int i = 0; i < TD_HISTOGRAM_BOUNDS; i++) {
     n += h->counts[i];
     td_buf_printf(w->out, "tandem_%s_bucket{%s,le=\"%g\"} %" PRIu64 "\n", name, label, h->bounds[i],
@@ -101,60 +129,75 @@ static void write_histogram(const writer *w, const char *name, const td_histogra
   td_buf_printf(w->out, "tandem_%s_count{%s} %" PRIu64 "\n", name, label, n);
 }
 
-static void write_workers(const writer *w, const td_metrics_now *now) {
-  const char *label = td_buf_text(&w->label);
-  write_head(w, "worker_up", "gauge", "1: the worker process is running and responsive.");
-  for (uint32_t i = 0; i < now->n_workers; i++) {
-    td_buf_printf(w->out, "tandem_worker_up{%s,worker=\"%s\"} %d\n", label, now->workers[i].role,
-                  now->workers[i].state == TD_BACKEND_READY);
-  }
-  write_head(w, "worker_requests_running", "gauge", "Requests at the worker process.");
-  for (uint32_t i = 0; i < now->n_workers; i++) {
-    td_buf_printf(w->out, "tandem_worker_requests_running{%s,worker=\"%s\"} %u\n", label,
-                  now->workers[i].role, now->workers[i].n_running);
-  }
-  write_head(w, "worker_restarts_total", "counter", "Times the worker process was started again.");
-  for (uint32_t i = 0; i < now->n_workers; i++) {
-    td_buf_printf(w->out, "tandem_worker_restarts_total{%s,worker=\"%s\"} %u\n", label,
-                  now->workers[i].role, now->workers[i].n_restarts);
-  }
+#define HISTOGRAM(w, name, field, help)                                                            \
+  do {                                                                                             \
+    write_head(w, name, "histogram", help);                                                        \
+    EACH_MODEL(w, m) write_histogram(w, name, label_of(w, m), &m->counts->field);                  \
+  } while (0)
+
+#define EACH_WORKER(m, k)                                                                          \
+  for (const td_backend_worker *k = (m)->workers; k < (m)->workers + (m)->n_workers; k++)
+#define WORKERS(w, name, type, value, help)                                                        \
+  do {                                                                                             \
+    write_head(w, name, type, help);                                                               \
+    EACH_MODEL(w, m)                                                                               \
+    EACH_WORKER(m, k)                                                                              \
+    td_buf_printf((w)->out, "tandem_%s{%s,worker=\"%s\"} %u\n", name, label_of(w, m), k->role,     \
+                  (unsigned)(value));                                                              \
+  } while (0)
+
+static void write_workers(const writer *w) {
+  WORKERS(w, "worker_up", "gauge", k->state == TD_BACKEND_READY,
+          "1: the worker process is running and responsive.");
+  WORKERS(w, "worker_requests_running", "gauge", k->n_running, "Requests at the worker process.");
+  WORKERS(w, "worker_restarts_total", "counter", k->n_restarts,
+          "Times the worker process was started again.");
 }
 
-static void write_kv_disk(const writer *w, const td_kv_disk_stats *stats) {
-  write_gauge(w, "kv_disk_bytes", (double)stats->bytes, "Bytes in --kv-dir.");
-  write_counter(w, "kv_disk_hits_total", stats->n_hits, "Tokens of prompts read from --kv-dir.");
-  write_counter(w, "kv_disk_read_bytes_total", stats->read_bytes, "Bytes read from --kv-dir.");
-  write_counter(w, "kv_disk_written_bytes_total", stats->written_bytes,
-                "Bytes written to --kv-dir.");
-  write_counter(w, "kv_disk_dropped_total", stats->n_damaged,
-                "Files of --kv-dir that were damaged or not this model's.");
+static void write_kv_disk(const writer *w) {
+  GAUGE(w, "kv_disk_bytes", m->kv_disk.bytes, "Bytes in --kv-dir.");
+  COUNTER(w, "kv_disk_hits_total", m->kv_disk.n_hits, "Tokens of prompts read from --kv-dir.");
+  COUNTER(w, "kv_disk_read_bytes_total", m->kv_disk.read_bytes, "Bytes read from --kv-dir.");
+  COUNTER(w, "kv_disk_written_bytes_total", m->kv_disk.written_bytes, "Bytes written to --kv-dir.");
+  COUNTER(w, "kv_disk_dropped_total", m->kv_disk.n_damaged,
+          "Files of --kv-dir that were damaged or not this model's.");
 }
 
-void td_metrics_write(td_buf *out, const td_metrics *m, const td_metrics_now *now) {
-  writer w = {.out = out, .label = TD_BUF_INIT};
-  write_label(&w.label, now->model);
-  write_gauge(&w, "num_requests_running", now->n_running, "Requests that are running.");
-  write_gauge(&w, "num_requests_waiting", now->n_waiting, "Requests that wait for their turn.");
-  write_gauge(&w, "kv_cache_usage_perc", now->kv_use,
-              "KV pages that running requests hold, 1 is all.");
-  write_counter(&w, "num_preemptions_total", now->n_preemptions,
-                "Times a request was preempted because another needed its KV pages.");
-  write_finished(&w, m);
-  write_routed(&w, m);
-  write_counter(&w, "prompt_tokens_total", m->n_prompt, "Tokens of prompts, cached ones included.");
-  write_counter(&w, "generation_tokens_total", m->n_output, "Generated tokens.");
-  write_counter(&w, "prefix_cache_queries_total", m->n_prompt,
-                "Tokens looked for in the cache of prefixes.");
-  write_counter(&w, "prefix_cache_hits_total", m->n_cached,
-                "Tokens found in the cache of prefixes.");
-  if (now->has_kv_dir) write_kv_disk(&w, &now->kv_disk);
-  write_workers(&w, now);
-  write_histogram(&w, "time_to_first_token_seconds", &m->first_token,
-                  "From a request's arrival to its first token.");
-  write_histogram(&w, "inter_token_latency_seconds", &m->next_token,
-                  "Between two generated tokens of a request.");
-  write_histogram(&w, "e2e_request_latency_seconds", &m->whole,
-                  "From a request's arrival to its last token.");
-  if (w.label.failed) out->failed = true;
-  td_buf_free(&w.label);
+static void write_all(const writer *w) {
+  write_states(w);
+  COUNTER(w, "model_loads_total", m->n_loads, "Times the model was loaded.");
+  GAUGE(w, "num_requests_running", m->n_running, "Requests that are running.");
+  GAUGE(w, "num_requests_waiting", m->n_waiting, "Requests that wait for their turn.");
+  GAUGE(w, "kv_cache_usage_perc", m->kv_use, "KV pages that running requests hold, 1 is all.");
+  COUNTER(w, "num_preemptions_total", m->n_preemptions,
+          "Times a request was preempted because another needed its KV pages.");
+  write_finished(w);
+  write_routed(w);
+  COUNTER(w, "prompt_tokens_total", m->counts->n_prompt,
+          "Tokens of prompts, cached ones included.");
+  COUNTER(w, "generation_tokens_total", m->counts->n_output, "Generated tokens.");
+  COUNTER(w, "prefix_cache_queries_total", m->counts->n_prompt,
+          "Tokens looked for in the cache of prefixes.");
+  COUNTER(w, "prefix_cache_hits_total", m->counts->n_cached,
+          "Tokens found in the cache of prefixes.");
+  if (w->now->has_kv_dir) write_kv_disk(w);
+  write_workers(w);
+  HISTOGRAM(w, "time_to_first_token_seconds", first_token,
+            "From a request's arrival to its first token.");
+  HISTOGRAM(w, "inter_token_latency_seconds", next_token,
+            "Between two generated tokens of a request.");
+  HISTOGRAM(w, "e2e_request_latency_seconds", whole, "From a request's arrival to its last token.");
+}
+
+void td_metrics_write(td_buf *out, const td_metrics_now *now) {
+  writer w = {.out = out, .now = now, .labels = calloc(now->n, sizeof *w.labels)};
+  out->failed |= !w.labels;
+  for (uint32_t i = 0; w.labels && i < now->n; i++) {
+    write_label(&w.labels[i], now->models[i].model);
+    out->failed |= w.labels[i].failed;
+  }
+  if (!out->failed) write_all(&w);
+  for (uint32_t i = 0; w.labels && i < now->n; i++)
+    td_buf_free(&w.labels[i]);
+  free(w.labels);
 }

@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "front/backend.h"
+#include "front/host_state.h"
 #include "front/routes.h"
 
 #define TD_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"
@@ -31,7 +32,6 @@ typedef enum {
 
 typedef struct {
   uint64_t n_finished[TD_N_FINISHES];
-  uint64_t n_routed[TD_N_ROUTES]; // HTTP requests whose route was found
   // prompt tokens of completed prefills; of them from the prefix cache
   uint64_t n_prompt, n_cached;
   uint64_t n_output;        // generated tokens
@@ -40,19 +40,28 @@ typedef struct {
   td_histogram whole; // end-to-end latency, seconds, of requests that ended with stop or length
 } td_metrics;
 
-// Values read at the time of the scrape.
+// A model's counters, and values read at the time of the scrape.
 typedef struct {
+  const td_metrics *counts;
   const char *model;
+  td_host_state state;
+  uint64_t n_loads; // times it was loaded
   uint32_t n_running, n_waiting, n_workers;
   td_backend_worker workers[TD_BACKEND_MAX_WORKERS];
   td_kv_disk_stats kv_disk; // written when has_kv_dir
-  bool has_kv_dir;
-  double kv_use; // share of KV pages held by running requests, 0 to 1
+  double kv_use;            // share of KV pages held by running requests, 0 to 1
   uint64_t n_preemptions;
+} td_metrics_model;
+
+typedef struct {
+  td_metrics_model *models; // [n]
+  uint32_t n;
+  const uint64_t *n_routed; // [TD_N_ROUTES] HTTP requests whose route was found
+  bool has_kv_dir;
 } td_metrics_now;
 
 void td_metrics_init(td_metrics *metrics);
 void td_histogram_add(td_histogram *histogram, uint64_t ns);
-void td_metrics_write(td_buf *out, const td_metrics *metrics, const td_metrics_now *now);
+void td_metrics_write(td_buf *out, const td_metrics_now *now);
 
 #endif

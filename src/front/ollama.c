@@ -38,13 +38,15 @@ static void write_details(td_json_writer *w) {
   td_jw_end_object(w);
 }
 
-static void write_model(td_json_writer *w, const td_serve *serve, const char *name) {
+static void write_model(td_json_writer *w, const td_serve *serve, const td_host *h,
+                        const char *name) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "name", name);
   td_jw_str(w, "model", name);
   write_time(w, "modified_at", serve->created);
   td_jw_int(w, "size", 0);
   td_jw_str(w, "digest", "");
+  td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
   write_details(w);
   td_jw_end_object(w);
 }
@@ -52,45 +54,39 @@ static void write_model(td_json_writer *w, const td_serve *serve, const char *na
 void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
   const td_str_list *names = &serve->options->model_names;
+  const td_host *hosts = serve->hosts.all;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
   td_jw_begin_array(&w, "models");
-  if (!names->n) write_model(&w, serve, serve->name);
+  for (uint32_t i = 0; !names->n && i < serve->hosts.n; i++)
+    write_model(&w, serve, &hosts[i], hosts[i].name);
   for (uint32_t i = 0; i < names->n; i++)
-    write_model(&w, serve, names->values[i]);
+    write_model(&w, serve, &hosts[0], names->values[i]);
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, &body);
 }
 
-// The model that the body names, without :latest. NULL: none of this server's.
-static bool names_model(const td_serve *serve, const td_buf *body) {
-  cJSON *root = NULL;
-  td_err err;
-  if (td_json_parse(&root, td_buf_text(body), body->len, TD_JSON_MAX_DEPTH, &err) != TD_OK) {
-    return false;
-  }
-  const cJSON *name = td_json_get(root, "model");
-  if (!name) name = td_json_get(root, "name");
-  bool is_known = false;
-  if (cJSON_IsString(name)) {
-    char *end = strstr(name->valuestring, ":latest");
-    if (end && !end[strlen(":latest")]) *end = '\0';
-    is_known = td_serve_has_model(serve, name->valuestring);
-  }
-  cJSON_Delete(root);
-  return is_known;
+// The model that the body names. NULL: error says why.
+static td_host *find_named(const td_serve *serve, const td_buf *body, td_api_error *error) {
+  const char *suffix = td_dialect_ollama_chat.model_suffix;
+  char *name = NULL;
+  if (td_api_parse_model(&name, td_buf_text(body), body->len, error) != TD_OK) return NULL;
+  td_host *h = name ? td_hosts_find(&serve->hosts, name, suffix) : NULL;
+  if (!h) td_serve_unknown_model(serve, name ? name : "", error);
+  free(name);
+  return h;
 }
 
 void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
   const td_serve *serve = ctx;
-  if (!names_model(serve, td_http_body(x))) {
-    td_api_error error;
-    td_api_fail(&error, 404, "model", "model_not_found",
-                "the model does not exist: this server "
-                "has %s",
-                serve->name);
+  td_api_error error;
+  td_err err;
+  td_host *h = find_named(serve, td_http_body(x), &error);
+  const td_chat *chat = h ? td_host_chat(h, &err) : NULL;
+  if (h && !chat) td_api_fail_err(&error, NULL, &err);
+  if (!chat) {
     td_serve_fail_as(x, &error, &td_dialect_ollama_chat);
     return;
   }
@@ -104,12 +100,12 @@ void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
   write_details(&w);
   td_jw_begin_object(&w, "model_info");
   td_jw_str(&w, "general.architecture", "tandem");
-  td_jw_int(&w, "tandem.context_length", td_serve_n_ctx(serve));
+  td_jw_int(&w, "tandem.context_length", h->n_ctx);
   td_jw_end_object(&w);
   td_jw_begin_array(&w, "capabilities");
   td_jw_str(&w, NULL, "completion");
-  if (td_chat_template_mentions(serve->chat, "tools")) td_jw_str(&w, NULL, "tools");
-  if (td_chat_template_mentions(serve->chat, "</think>")) td_jw_str(&w, NULL, "thinking");
+  if (td_chat_template_mentions(chat, "tools")) td_jw_str(&w, NULL, "tools");
+  if (td_chat_template_mentions(chat, "</think>")) td_jw_str(&w, NULL, "thinking");
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, &body);

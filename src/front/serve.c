@@ -18,25 +18,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "base/thread_pool.h"
-#include "engine/engine.h"
 #include "runtime/command.h"
-#include "runtime/gpu_probe.h"
 
 #define MAX_DESCRIPTORS 65536
 #define MMAP_BYTES      (1 << 20)
 
 // ---- used by all handlers -------------------------------------------------------------------
-
-td_backend_state td_serve_state(const td_serve *serve) {
-  return serve->backend ? td_backend_state_of(serve->backend) : TD_BACKEND_LOADING;
-}
-
-uint32_t td_serve_n_ctx(const td_serve *serve) {
-  uint32_t n = serve->backend ? td_backend_info(serve->backend).n_ctx : 0;
-  if (n == 0) n = (uint32_t)serve->options->ctx_size;
-  return n ? n : serve->max_position;
-}
 
 static void add_headers(td_http_exchange *x, int status, uint32_t retry_s) {
   char text[16];
@@ -74,16 +61,42 @@ static void write_error(void *ctx, td_buf *out, int status, const char *message)
 }
 
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x) {
-  if (serve->backend && td_backend_accepts(serve->backend)) return false;
-  td_backend_state state = td_serve_state(serve);
+  const td_host *h = &serve->hosts.all[0];
+  if (serve->hosts.is_on_demand || td_host_accepts(h)) return false;
   td_api_error error;
-  if (state == TD_BACKEND_LOADING) {
+  if (td_host_state_of(h) == TD_HOST_LOADING) {
     td_api_fail(&error, 503, NULL, NULL, "the model is being loaded");
   } else {
     td_api_fail(&error, 503, NULL, NULL, TD_BACKEND_FAILED_TEXT);
   }
   td_serve_fail(x, &error);
   return true;
+}
+
+td_status td_serve_unknown_model(const td_serve *serve, const char *name, td_api_error *error) {
+  char names[160];
+  td_hosts_list(&serve->hosts, names, sizeof names);
+  return td_api_fail(error, 404, "model", "model_not_found",
+                     "the model %.100s does not exist: this server has %s", name, names);
+}
+
+td_host *td_serve_pick(const td_serve *serve, const td_buf *body, const char *suffix,
+                       td_api_error *error) {
+  const td_hosts *hosts = &serve->hosts;
+  char *name = NULL;
+  td_host *host = NULL;
+  if (hosts->n == 1) return &hosts->all[0]; // a wrong name is an error of the whole request's check
+  if (td_api_parse_model(&name, td_buf_text(body), body->len, error) != TD_OK) return NULL;
+  if (name) {
+    host = td_hosts_find(hosts, name, suffix);
+    if (!host) td_serve_unknown_model(serve, name, error);
+  } else {
+    char names[160];
+    td_hosts_list(hosts, names, sizeof names);
+    td_api_bad(error, "model", "model is missing: this server has %s", names);
+  }
+  free(name);
+  return host;
 }
 
 // ---- checks before the body is received -----------------------------------------------------
@@ -154,7 +167,7 @@ static void add_request_id(td_http_exchange *x) {
 static bool check_head(void *ctx, td_http_exchange *x) {
   td_api_error error;
   add_request_id(x);
-  ((td_serve *)ctx)->metrics.n_routed[td_http_route_of(x)]++;
+  ((td_serve *)ctx)->n_routed[td_http_route_of(x)]++;
   const char *coding = td_http_header(x, "Content-Encoding");
   if (!is_authorized(ctx, x)) {
     td_api_fail(&error, 401, NULL, NULL, "a valid API key is needed: Authorization: Bearer KEY");
@@ -176,8 +189,7 @@ static bool check_head(void *ctx, td_http_exchange *x) {
 static void on_http_closed(void *ctx) {
   td_serve *serve = ctx;
   serve->http = NULL;
-  atomic_store(&serve->weights_canceled, true);
-  if (serve->backend) td_backend_close(serve->backend, NULL, NULL);
+  td_hosts_shut_down(&serve->hosts);
   uv_close((uv_handle_t *)&serve->on_term, NULL);
   uv_close((uv_handle_t *)&serve->on_int, NULL);
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
@@ -217,15 +229,12 @@ static void on_signal(uv_signal_t *handle, int signal_number) {
   td_http_server_drain(serve->http);
 }
 
-void td_serve_on_state(void *ctx, td_backend_state state) {
-  td_serve *serve = ctx;
-  if (state == TD_BACKEND_READY && !serve->announced) {
-    serve->announced = true;
+void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds) {
+  if (host->was_ready || serve->options->models) {
+    td_info("%s: loaded in %.2f s", host->name, seconds);
+  } else {
     td_info("listening on %s, ready after %.2f s", td_http_server_url(serve->http),
             (double)(td_clock_ns() - serve->started_ns) * 1e-9);
-  } else if (state == TD_BACKEND_FAILED) {
-    td_error("%s", td_backend_reason(serve->backend));
-    td_serve_stop(serve, 1);
   }
 }
 
@@ -258,102 +267,16 @@ static td_status open_http(td_serve *serve, td_err *err) {
   return st;
 }
 
-static td_status choose_name(td_serve *serve, td_err *err) {
-  serve->name = serve->options->model_names.n ? strdup(serve->options->model_names.values[0])
-                                              : td_dir_model_name(serve->options->model);
-  return serve->name ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory");
-}
-
-bool td_serve_has_model(const td_serve *serve, const char *name) {
-  const td_str_list *names = &serve->options->model_names;
-  for (uint32_t i = 0; i < names->n; i++) {
-    if (strcmp(names->values[i], name) == 0) return true;
-  }
-  return strcmp(name, serve->name) == 0 || strcmp(name, serve->options->model) == 0;
-}
-
-// Free bytes of GPU memory; 0: the model runs on the CPU.
-static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
-                          td_err *err) {
-  const td_model_stats stats = td_model_stats_of(model);
-  td_gpu_facts gpu;
-  td_status st = td_gpu_probe(&gpu, td_placement_need_bytes(wish, &stats), err);
-  *out = gpu.free_bytes;
-  if (st == TD_OK) return TD_OK;
-  *out = 0;
-  if (strcmp(wish->device, "auto") == 0) {
-    td_info("no usable GPU (%s); running on the CPU", err->msg);
-    return TD_OK;
-  }
-  return st == TD_ENOMEM && wish->experts == TD_EXPERTS_GPU
-             ? td_err_prefix(err, "--expert-device gpu")
-             : st;
-}
-
-// Chooses the device and where experts run; resolves auto.
-static td_status choose_placement(td_serve *serve, const td_model_config *config, td_err *err) {
-  td_runtime_opts *m = &serve->runtime;
-  uint64_t gpu_bytes = 0;
-  td_model *model = NULL;
-  td_status st = td_placement_check_model(m, config, err);
-  if (st != TD_OK) return st;
-  if (td_placement_may_use_gpu(m) && !td_model_is_cpu_only(config)) {
-    st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
-    if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
-  }
-  if (st == TD_OK) serve->placement = td_placement_of(m, model, gpu_bytes);
-  td_model_close(model);
-  if (st != TD_OK) return st;
-  m->device = serve->placement.device;
-  // On a GPU it depends on free GPU memory, and the worker chooses.
-  if (!serve->placement.is_discrete && !m->prefill_chunk) {
-    m->prefill_chunk = td_engine_prefill_chunk(config);
-  }
-  return TD_OK;
-}
-
-// Chooses one worker, or two for prefill and decode.
-static td_status choose_workers(td_serve *serve, td_err *err) {
-  const td_auto_on_off how = (td_auto_on_off)serve->options->disaggregate;
-  const bool has_gpu = serve->placement.is_discrete;
-  uint32_t n_threads = serve->runtime.n_threads;
-  serve->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
-                                   : how == TD_ON;
-  const char *wish = serve->is_split ? "--disaggregate on" : "--kv-dir";
-  if (has_gpu && (serve->is_split || serve->options->kv_dir)) {
-    return td_fail(err, TD_EINVAL,
-                   "%s: with --device %s KV pages are in the GPU's memory, where no other process "
-                   "reaches them; leave it out, or give --device cpu",
-                   wish, serve->options->device);
-  }
-  return TD_OK;
-}
-
-// Reports errors in the model directory before anything is started.
-static td_status read_model(td_serve *serve, td_err *err) {
-  td_model_config config;
-  td_session_opts session;
-  td_status st = td_cmd_session_opts(serve->options, &session, err);
-  serve->runtime = session.runtime;
-  if (st == TD_OK) st = td_model_config_read(&config, serve->options->model, err);
-  if (st == TD_OK) st = td_chat_open(&serve->chat, serve->options->model, err);
-  if (st == TD_OK) st = choose_name(serve, err);
-  if (st == TD_OK) st = choose_placement(serve, &config, err);
-  if (st == TD_OK) st = choose_workers(serve, err);
-  if (st == TD_OK) {
-    st = td_api_keys_read(&serve->keys, serve->options->api_key, serve->options->api_keys, err);
-  }
+// Reports errors in the models' directories before anything is started.
+static td_status read_models(td_serve *serve, td_err *err) {
+  const td_options *o = serve->options;
+  td_status st = td_hosts_open(&serve->hosts, serve, err);
+  if (st == TD_OK) st = td_api_keys_read(&serve->keys, o->api_key, o->api_keys, err);
   if (st == TD_OK) {
     serve->responses = td_response_store_open();
     if (!serve->responses) st = td_fail(err, TD_ENOMEM, "out of memory");
   }
-  if (st != TD_OK) return st;
-  serve->defaults = (td_api_defaults){.temperature = config.temperature,
-                                      .top_p = config.top_p,
-                                      .top_k = config.top_k_sampling,
-                                      .n_vocab = config.n_vocab};
-  serve->max_position = config.max_position;
-  return TD_OK;
+  return st;
 }
 
 static void open_loop(td_serve *serve) {
@@ -391,37 +314,41 @@ static void close_half_open(td_serve *serve) {
   uv_close((uv_handle_t *)&serve->drain_timer, NULL);
 }
 
+// With --models nothing is loaded yet, and requests are served all the same.
+static void announce_models(const td_serve *serve) {
+  char names[1024];
+  if (!serve->options->models) return;
+  td_hosts_list(&serve->hosts, names, sizeof names);
+  td_info("listening on %s, models to load on demand: %s", td_http_server_url(serve->http), names);
+}
+
 static int serve_forever(td_serve *serve) {
   td_err err;
   open_loop(serve);
   td_status st = open_http(serve, &err);
   if (st == TD_OK) {
-    td_serve_start(serve);
+    td_hosts_start(&serve->hosts, &serve->loop);
+    announce_models(serve);
   } else {
     close_half_open(serve);
   }
   uv_run(&serve->loop, UV_RUN_DEFAULT);
   TD_CHECK(uv_loop_close(&serve->loop) == 0);
-  if (serve->weights_fd >= 0) close(serve->weights_fd);
-  td_kv_dir_close(serve->kv_dir);
   return st == TD_OK ? serve->exit_status : td_cmd_fail(&err);
 }
 
 int td_cmd_serve(const td_options *options) {
-  td_serve serve = {
-      .options = options, .started_ns = td_clock_ns(), .created = time(NULL), .weights_fd = -1};
+  td_serve serve = {.options = options, .started_ns = td_clock_ns(), .created = time(NULL)};
   td_err err;
-  td_metrics_init(&serve.metrics);
   set_limits();
-  td_status st = read_model(&serve, &err);
+  td_status st = read_models(&serve, &err);
   if (st == TD_OK && options->trace) {
     st = td_trace_file_open(&serve.trace, options->trace, "front", &err);
   }
   int status = st == TD_OK ? serve_forever(&serve) : td_cmd_fail(&err);
   td_trace_file_close(serve.trace);
-  td_chat_close(serve.chat);
+  td_hosts_close(&serve.hosts);
   td_api_keys_free(&serve.keys);
   td_response_store_close(serve.responses);
-  free(serve.name);
   return status;
 }

@@ -13,6 +13,7 @@
 #include "api/request.h"
 #include "front/api_keys.h"
 #include "front/backend.h"
+#include "front/hosts.h"
 #include "front/lane.h"
 #include "front/metrics.h"
 #include "front/routes.h"
@@ -23,61 +24,44 @@
 #include "runtime/trace_file.h"
 #include "text/chat.h"
 
-typedef struct {
+typedef struct td_serve {
   const td_options *options; // borrowed
   uv_loop_t loop;
   td_lane templates; // limits concurrent chat templates, which may be slow
   uv_signal_t on_term, on_int;
   uv_timer_t drain_timer;
   td_http_server *http;
-  td_backend *backend; // NULL while weights are being loaded
-  td_chat *chat;
-  struct td_job *jobs; // active requests (completions.c)
-  td_metrics metrics;
-  td_api_defaults defaults;
+  td_hosts hosts;                 // the models
+  struct td_job *jobs;            // active requests (completions.c)
+  uint64_t n_routed[TD_N_ROUTES]; // HTTP requests whose route was found
   td_api_keys keys;
   td_response_store *responses; // for previous_response_id
-  uint32_t max_position;        // the model's maximum context
-  char *name;                   // the model's primary name in the API; owned
   int64_t created;              // seconds since 1970
   uint64_t started_ns;
-  td_runtime_opts runtime; // checked
-  td_placement placement;  // device is also runtime.device
-  td_kv_dir *kv_dir;       // NULL without --kv-dir
-  td_digest kv_model;      // fingerprint of the KV content
-  bool is_split;           // prefill and decode are two workers
-  uv_work_t weights_work;
-  atomic_bool weights_canceled;
   td_trace_file *trace; // NULL without --trace
-  int weights_fd;       // of weights in shared memory; -1: none
-  td_err weights_err;
-  bool announced; // "listening on" was logged
   bool draining, stopping;
   int exit_status;
 } td_serve;
 
-td_backend_state td_serve_state(const td_serve *serve);
-// Context size in tokens: the worker's, or an estimate while it loads.
-uint32_t td_serve_n_ctx(const td_serve *serve);
-// Whether name is valid in requests: one of the model's names, or --model as given.
-bool td_serve_has_model(const td_serve *serve, const char *name);
+// The model that a request's body names; suffix: see td_hosts_find. With one model it is that one,
+// whatever the name. NULL: error says why. Any thread.
+td_host *td_serve_pick(const td_serve *serve, const td_buf *body, const char *suffix,
+                       td_api_error *error);
+// 404 that lists the models.
+td_status td_serve_unknown_model(const td_serve *serve, const char *name, td_api_error *error);
 // Responds with error and the headers of its status.
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
 // The same in the form of a dialect; NULL: OpenAI's.
 void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect);
 // Whether the request has a valid key, in Authorization or x-api-key, and whose it is.
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller);
-// Responds 503 and returns true while no worker accepts requests.
+// Responds 503 and returns true while the model is not ready, unless requests wait for that.
 bool td_serve_refuse_unready(td_serve *serve, td_http_exchange *x);
 
 // Shuts the server down at once. exit_status is used if none was set before.
 void td_serve_stop(td_serve *serve, int exit_status);
-void td_serve_on_state(void *ctx, td_backend_state state);
-
-// startup.c
-// Loads the weights if they are to be in shared memory, then starts the workers. The server accepts
-// connections meanwhile. An error shuts it down.
-void td_serve_start(td_serve *serve);
+// Logs that a model became ready after so many seconds.
+void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds);
 
 // completions.c
 // Fails all active requests.

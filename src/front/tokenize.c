@@ -12,12 +12,11 @@ typedef enum { TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COUNT } task_kind;
 
 typedef struct {
   td_serve *serve;
+  td_host *host; // the model; NULL until it is known
   const td_chat *chat;
-  const td_api_defaults *defaults;
   task_kind kind;
   td_http_exchange *x; // NULL once the client is gone
   td_lane_work work;
-  uint32_t n_ctx;
   td_buf body, answer;
   size_t body_bytes; // its share of the HTTP server's body budget
   td_status status;
@@ -38,7 +37,7 @@ static void write_tokens(task *t, const td_token_ids *ids) {
     td_jw_int(&w, NULL, ids->ids[i]);
   td_jw_end_array(&w);
   td_jw_int(&w, "count", (int64_t)ids->n);
-  td_jw_int(&w, "max_model_len", t->n_ctx);
+  td_jw_int(&w, "max_model_len", t->host->n_ctx);
   td_jw_end_object(&w);
 }
 
@@ -54,6 +53,14 @@ static void write_prompt(task *t, const td_buf *text) {
   td_jw_begin_object(&w, NULL);
   td_jw_str_len(&w, "prompt", td_buf_text(text), text->len);
   td_jw_end_object(&w);
+}
+
+static td_status open_host(task *t) {
+  td_err err;
+  t->host = td_serve_pick(t->serve, &t->body, NULL, &t->error);
+  if (!t->host) return TD_EINVAL;
+  t->chat = td_host_chat(t->host, &err);
+  return t->chat ? TD_OK : td_api_fail_err(&t->error, NULL, &err);
 }
 
 static td_status encode(task *t, const td_api_request *request) {
@@ -97,8 +104,8 @@ static void run(uv_work_t *work) {
   td_status (*parse)(td_api_request *, const char *, size_t, const td_api_defaults *,
                      td_api_error *) = decodes ? td_api_parse_detokenize : td_api_parse_tokenize;
   request = (td_api_request){0};
-  t->status = TD_OK;
-  if (t->kind == COUNT) {
+  t->status = open_host(t);
+  if (t->status == TD_OK && t->kind == COUNT) {
     td_buf translated = TD_BUF_INIT;
     t->status = td_dialect_translate(&td_dialect_messages, NULL, td_buf_text(&t->body), t->body.len,
                                      &translated, &t->error);
@@ -106,7 +113,7 @@ static void run(uv_work_t *work) {
     t->body = translated;
   }
   if (t->status == TD_OK) {
-    t->status = parse(&request, td_buf_text(&t->body), t->body.len, t->defaults, &t->error);
+    t->status = parse(&request, td_buf_text(&t->body), t->body.len, &t->host->defaults, &t->error);
   }
   if (t->status == TD_OK) t->status = decodes ? decode(t, &request) : encode(t, &request);
   if (t->status == TD_OK && t->answer.failed) {
@@ -142,11 +149,8 @@ static void start(td_serve *serve, td_http_exchange *x, task_kind kind) {
     return;
   }
   t->serve = serve;
-  t->chat = serve->chat;
-  t->defaults = &serve->defaults;
   t->kind = kind;
   t->x = x;
-  t->n_ctx = td_serve_n_ctx(serve);
   t->work.work.data = t;
   t->body_bytes = td_http_take_body(x, &t->body);
   td_http_on_gone(x, on_gone, t);

@@ -87,12 +87,13 @@ typedef struct {
   double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   int64_t top_k, seed;
   // serve
-  char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir;
+  char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir, *models;
   td_str_list model_names;
   int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;
   int64_t decode_slowdown; // percent
-  double kv_dir_gib;
+  int64_t max_models;
+  double kv_dir_gib, sleep_after_s;
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
   int64_t repeat;

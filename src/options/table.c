@@ -72,6 +72,15 @@ const td_option td_option_table[] = {
 
     {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
      "checkpoint directory as published"},
+    {GROUP_MODEL, "models", 0, OPT_STR, ON(SERVE), AT(models), NO_RANGE, NULL, "DIR",
+     "instead of --model: serve every checkpoint in this directory under its folder's name, loaded "
+     "when a request asks for it"},
+    {GROUP_MODEL, "max-models", 0, OPT_INT, ON(SERVE), AT(max_models), RANGE(1, 64), "1", "N",
+     "with --models: how many are loaded at once; the least recently used makes way"},
+    {GROUP_MODEL, "sleep-after", 0, OPT_REAL, ON(SERVE), AT(sleep_after_s), RANGE(0, 1e8), "0",
+     "SECONDS",
+     "give a model's memory back when it has had no request for so long, and load it again for the "
+     "next one; 0: never"},
     {GROUP_MODEL, "threads", 't', OPT_INT, COMPUTE | ON(QUANTIZE), AT(threads), RANGE(0, 4096), "0",
      "N", "compute threads; 0: one per CPU, but one less beside a GPU"},
     {GROUP_MODEL, "device", 0, OPT_STR, COMPUTE | ON(BENCH_COMM), AT(device), NO_RANGE, "cpu",

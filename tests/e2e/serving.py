@@ -32,7 +32,7 @@ class Server:
     def __init__(self, binary, model, *options, wait=True, descriptors=None):
         limits = (descriptors, descriptors)
         self.process = subprocess.Popen(
-            [binary, "serve", "--model", model, "--port", "0", "--threads", "2", *options],
+            [binary, "serve", *(["--model", model] if model else []), "--port", "0", "--threads", "2", *options],
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",

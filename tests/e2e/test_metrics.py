@@ -69,6 +69,7 @@ def post(server, stream=False, **fields):
 def test_counts(server):
     before = read(server)
     counted = {"tandem_worker_up", "tandem_http_requests_total"}  # /health and this were asked for
+    counted |= {"tandem_model_state", "tandem_model_loads_total"}
     assert all(value == 0 for key, value in before.items() if key[0] not in counted)
     assert before["tandem_http_requests_total", "GET", "/metrics"] == 1
     post(server)

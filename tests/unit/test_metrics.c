@@ -16,12 +16,19 @@
 
 static td_buf written(const td_metrics *metrics, const char *model) {
   td_buf out = TD_BUF_INIT;
-  td_metrics_now now = {
-      .model = model, .n_running = 3, .n_waiting = 70, .kv_use = 0.25, .n_workers = 2};
-  now.workers[0] = (td_backend_worker){.role = "prefill", .state = TD_BACKEND_READY};
-  now.workers[1] = (td_backend_worker){
+  const uint64_t n_routed[TD_N_ROUTES] = {[TD_ROUTE_ID_health] = 7};
+  td_metrics_model m = {.counts = metrics,
+                        .model = model,
+                        .state = TD_HOST_LOADING,
+                        .n_loads = 4,
+                        .n_running = 3,
+                        .n_waiting = 70,
+                        .kv_use = 0.25,
+                        .n_workers = 2};
+  m.workers[0] = (td_backend_worker){.role = "prefill", .state = TD_BACKEND_READY};
+  m.workers[1] = (td_backend_worker){
       .role = "decode", .state = TD_BACKEND_LOADING, .n_restarts = 2, .n_running = 5};
-  td_metrics_write(&out, metrics, &now);
+  td_metrics_write(&out, &(td_metrics_now){.models = &m, .n = 1, .n_routed = n_routed});
   assert_false(out.failed);
   return out;
 }
@@ -61,6 +68,9 @@ static void test_values(void **state) {
   expect_line(&text, "tandem_worker_up{model_name=\"nano\",worker=\"decode\"} 0");
   expect_line(&text, "tandem_worker_requests_running{model_name=\"nano\",worker=\"decode\"} 5");
   expect_line(&text, "tandem_worker_restarts_total{model_name=\"nano\",worker=\"decode\"} 2");
+  expect_line(&text, "tandem_model_loads_total{model_name=\"nano\"} 4");
+  expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"loading\"} 1");
+  expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"ok\"} 0");
   assert_int_equal(text.data[text.len - 1], '\n');
   td_buf_free(&text);
 }
@@ -75,7 +85,6 @@ static void test_routes(void **state) {
   };
   td_metrics m;
   td_metrics_init(&m);
-  m.n_routed[TD_ROUTE_ID_health] = 7;
   td_buf text = written(&m, "a"), page = TD_BUF_INIT;
   expect_line(&text, "tandem_http_requests_total{model_name=\"a\",method=\"GET\","
                      "path=\"/health\"} 7");
@@ -134,12 +143,34 @@ static void test_names_are_escaped(void **state) {
   td_buf_free(&text);
 }
 
+// Each family is declared once and has a sample of every model; counts of routes have no model.
+static void test_several_models(void **state) {
+  (void)state;
+  td_metrics first, second;
+  td_metrics_init(&first);
+  td_metrics_init(&second);
+  first.n_output = 5;
+  second.n_output = 6;
+  const uint64_t n_routed[TD_N_ROUTES] = {0};
+  td_metrics_model models[] = {{.counts = &first, .model = "a", .state = TD_HOST_READY},
+                               {.counts = &second, .model = "b", .state = TD_HOST_SLEEPING}};
+  td_buf text = TD_BUF_INIT;
+  td_metrics_write(&text, &(td_metrics_now){.models = models, .n = 2, .n_routed = n_routed});
+  expect_line(&text, "tandem_generation_tokens_total{model_name=\"a\"} 5");
+  expect_line(&text, "tandem_generation_tokens_total{model_name=\"b\"} 6");
+  expect_line(&text, "tandem_model_state{model_name=\"b\",state=\"sleeping\"} 1");
+  expect_line(&text, "tandem_http_requests_total{method=\"GET\",path=\"/health\"} 0");
+  const char *declared = strstr(text.data, "# TYPE tandem_generation_tokens_total");
+  assert_non_null(declared);
+  assert_null(strstr(declared + 1, "# TYPE tandem_generation_tokens_total"));
+  td_buf_free(&text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_values),
-      cmocka_unit_test(test_histograms),
-      cmocka_unit_test(test_routes),
-      cmocka_unit_test(test_names_are_escaped),
+      cmocka_unit_test(test_values),         cmocka_unit_test(test_histograms),
+      cmocka_unit_test(test_routes),         cmocka_unit_test(test_names_are_escaped),
+      cmocka_unit_test(test_several_models),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

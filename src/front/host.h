@@ -1,0 +1,105 @@
+// src/front/host.h - a model that the server offers: whether it is loaded, the workers that compute
+// it, and the requests that use it or wait for it.
+//
+// A host is asleep (it holds neither weights nor workers, only its tokenizer) or loaded. Loading
+// reads the weights, then starts the workers; unloading ends them, writes the KV pages that memory
+// caches to --kv-dir, and frees weights and pool. hosts.h decides when either happens. Thread: the
+// loop's, except where noted.
+#ifndef TD_FRONT_HOST_H
+#define TD_FRONT_HOST_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <uv.h>
+
+#include "api/request.h"
+#include "front/backend.h"
+#include "front/host_state.h"
+#include "front/metrics.h"
+#include "options/options.h"
+#include "runtime/placement.h"
+#include "text/chat.h"
+
+typedef struct td_host td_host;
+typedef struct td_host_use td_host_use;
+struct td_serve;
+
+// One request's use of a model, embedded in the request. Zeroed before it begins.
+struct td_host_use {
+  td_host *host; // NULL: it neither waits nor uses
+  bool waits;
+  td_host_use *prev, *next; // while it waits
+  // The model is ready (why NULL), or cannot be: the use has ended, and why may be sent to clients.
+  // Never called from inside td_host_enter.
+  void (*on_turn)(td_host_use *use, const char *why);
+};
+
+struct td_host {
+  struct td_serve *serve;
+  char *name, *dir;     // owned
+  td_options options;   // the server's, with dir as the model; texts are borrowed
+  td_runtime_opts wish; // as asked; the next three are what became of it
+  td_runtime_opts runtime;
+  td_placement placement;
+  bool is_split;  // prefill and decode are two workers
+  bool is_placed; // these hold for the load to come
+  td_api_defaults defaults;
+  // Tokens; the workers', or before they were ready what options and model say.
+  _Atomic uint32_t n_ctx;
+  pthread_mutex_t chat_lock;
+  td_chat *_Atomic chat; // NULL until td_host_chat has opened it
+  td_metrics metrics;
+
+  td_backend *backend; // NULL: no workers
+  uv_work_t load_work;
+  atomic_bool is_canceled; // loading is of no use any more
+  bool is_reading, is_unloading, has_failed;
+  bool has_just_failed; // and those who wait have not been told
+  bool was_ready;
+  td_err load_err;
+  int weights_fd;     // of weights in shared memory; -1: none
+  td_digest kv_model; // fingerprint of the KV content
+  uint64_t n_loads;   // times it became ready after having been asleep
+  uint64_t load_ns;   // when loading began
+
+  td_host_use *first, *last; // waiting
+  uint32_t n_inside;         // uses that do not wait
+  bool is_leaving;           // another model needs its place: new requests wait
+  uint64_t used_ns;          // when a use last began or ended
+  uint64_t wanted_ns;        // when the first that waits came
+};
+
+// Reads and checks the configuration in dir; opens nothing else. name is copied. On error the host
+// need not be closed.
+td_status td_host_open(td_host *host, struct td_serve *serve, const char *name, const char *dir,
+                       td_err *err);
+// No handle of it may be left on the loop. Zeroed hosts are legal.
+void td_host_close(td_host *host);
+// Chooses the device, where experts run, and one worker or two. Any thread, one at a time.
+td_status td_host_place(td_host *host, td_err *err);
+// The model's tokenizer and template, opened by the first call. NULL: err says why. Any thread.
+const td_chat *td_host_chat(td_host *host, td_err *err);
+
+td_host_state td_host_state_of(const td_host *host);
+// Whether it holds, or is about to hold, weights and workers.
+bool td_host_is_loaded(const td_host *host);
+// Whether requests can be submitted to its workers.
+bool td_host_accepts(const td_host *host);
+
+// Begins a use. True: the model is ready. False: on_turn will be called.
+bool td_host_enter(td_host *host, td_host_use *use);
+// Ends a use or a wait; does nothing if it has neither.
+void td_host_leave(td_host_use *use);
+// Lets in those who wait, while the host accepts requests and is not leaving.
+void td_host_admit(td_host *host);
+
+// From asleep. What becomes of it is seen by its state.
+void td_host_load(td_host *host);
+// Its workers have been started, and nobody is inside.
+void td_host_unload(td_host *host);
+// Tells those who wait that the model could not be loaded.
+void td_host_refuse(td_host *host);
+// The server ends: stops everything. Those who wait have left.
+void td_host_shut_down(td_host *host);
+
+#endif

@@ -1,0 +1,128 @@
+// src/front/host_open.c - what is decided about a model before it is loaded: its configuration,
+// defaults, device, and the number of its workers.
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/thread_pool.h"
+#include "engine/engine.h"
+#include "front/serve_impl.h"
+#include "runtime/command.h"
+#include "runtime/gpu_probe.h"
+
+// Free bytes of GPU memory; 0: the model runs on the CPU.
+static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
+                          td_err *err) {
+  const td_model_stats stats = td_model_stats_of(model);
+  td_gpu_facts gpu;
+  td_status st = td_gpu_probe(&gpu, td_placement_need_bytes(wish, &stats), err);
+  *out = gpu.free_bytes;
+  if (st == TD_OK) return TD_OK;
+  *out = 0;
+  if (strcmp(wish->device, "auto") == 0) {
+    td_info("no usable GPU (%s); running on the CPU", err->msg);
+    return TD_OK;
+  }
+  return st == TD_ENOMEM && wish->experts == TD_EXPERTS_GPU
+             ? td_err_prefix(err, "--expert-device gpu")
+             : st;
+}
+
+// Chooses the device and where experts run; resolves auto.
+static td_status choose_placement(td_host *h, const td_model_config *config, td_err *err) {
+  td_runtime_opts *m = &h->runtime;
+  uint64_t gpu_bytes = 0;
+  td_model *model = NULL;
+  td_status st = td_placement_check_model(m, config, err);
+  if (st != TD_OK) return st;
+  if (td_placement_may_use_gpu(m) && !td_model_is_cpu_only(config)) {
+    st = td_model_open_shapes(&model, m->model_dir, err); // mapped, so nearly free
+    if (st == TD_OK) st = find_gpu(m, model, &gpu_bytes, err);
+  }
+  if (st == TD_OK) h->placement = td_placement_of(m, model, gpu_bytes);
+  td_model_close(model);
+  if (st != TD_OK) return st;
+  m->device = h->placement.device;
+  // On a GPU it depends on free GPU memory, and the worker chooses.
+  if (!h->placement.is_discrete && !m->prefill_chunk) {
+    m->prefill_chunk = td_engine_prefill_chunk(config);
+  }
+  return TD_OK;
+}
+
+// Chooses one worker, or two for prefill and decode.
+static td_status choose_workers(td_host *h, td_err *err) {
+  const td_auto_on_off how = (td_auto_on_off)h->options.disaggregate;
+  const bool has_gpu = h->placement.is_discrete;
+  uint32_t n_threads = h->runtime.n_threads;
+  h->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
+                               : how == TD_ON;
+  const char *wish = h->is_split ? "--disaggregate on" : "--kv-dir";
+  if (has_gpu && (h->is_split || h->options.kv_dir)) {
+    return td_fail(err, TD_EINVAL,
+                   "%s: with --device %s KV pages are in the GPU's memory, where no other process "
+                   "reaches them; leave it out, or give --device cpu",
+                   wish, h->options.device);
+  }
+  return TD_OK;
+}
+
+td_status td_host_place(td_host *h, td_err *err) {
+  td_model_config config;
+  h->runtime = h->wish;
+  td_status st = td_model_config_read(&config, h->dir, err);
+  if (st == TD_OK) st = choose_placement(h, &config, err);
+  if (st == TD_OK) st = choose_workers(h, err);
+  h->is_placed = st == TD_OK;
+  return st;
+}
+
+static td_status read_config(td_host *h, td_err *err) {
+  td_model_config config;
+  td_session_opts session;
+  td_status st = td_cmd_session_opts(&h->options, &session, err);
+  if (st == TD_OK) st = td_model_config_read(&config, h->dir, err);
+  if (st == TD_OK) st = td_placement_check_model(&session.runtime, &config, err);
+  if (st != TD_OK) return st;
+  h->wish = session.runtime;
+  h->defaults = (td_api_defaults){.temperature = config.temperature,
+                                  .top_p = config.top_p,
+                                  .top_k = config.top_k_sampling,
+                                  .n_vocab = config.n_vocab};
+  h->n_ctx = h->options.ctx_size ? (uint32_t)h->options.ctx_size : config.max_position;
+  return TD_OK;
+}
+
+td_status td_host_open(td_host *h, td_serve *serve, const char *name, const char *dir,
+                       td_err *err) {
+  *h = (td_host){.serve = serve, .options = *serve->options, .weights_fd = -1};
+  TD_CHECK(pthread_mutex_init(&h->chat_lock, NULL) == 0);
+  td_metrics_init(&h->metrics);
+  h->name = strdup(name);
+  h->dir = strdup(dir);
+  h->options.model = h->dir;
+  td_status st = h->name && h->dir ? read_config(h, err) : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st != TD_OK) td_host_close(h);
+  return st;
+}
+
+void td_host_close(td_host *h) {
+  if (!h->serve) return;
+  if (h->weights_fd >= 0) close(h->weights_fd);
+  td_chat_close(h->chat);
+  free(h->name);
+  free(h->dir);
+  pthread_mutex_destroy(&h->chat_lock);
+  *h = (td_host){0};
+}
+
+const td_chat *td_host_chat(td_host *h, td_err *err) {
+  td_chat *chat = atomic_load(&h->chat);
+  if (chat) return chat;
+  pthread_mutex_lock(&h->chat_lock);
+  chat = atomic_load(&h->chat);
+  if (!chat && td_chat_open(&chat, h->dir, err) == TD_OK) atomic_store(&h->chat, chat);
+  pthread_mutex_unlock(&h->chat_lock);
+  return chat;
+}
