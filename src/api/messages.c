@@ -1,9 +1,11 @@
 // src/api/messages.c - checks a conversation and writes it as the variables of a chat template. Of
 // each message the template gets role, content (one string, or null), name, reasoning_content,
 // tool_calls and tool_call_id, as far as present.
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "api/turn.h"
 
 #define MAX_KWARGS 64
 
@@ -189,8 +191,48 @@ static td_status write_message(td_json_writer *w, const cJSON *message, bool pla
   return st;
 }
 
-static td_status write_messages(td_json_writer *w, const cJSON *messages, bool plain,
-                                td_api_error *error) {
+// What an assistant's checked message says.
+static void hash_answer(const cJSON *message, td_digest *said) {
+  const cJSON *content = td_json_get(message, "content"),
+              *calls = td_json_get(message, "tool_calls");
+  td_buf text = TD_BUF_INIT;
+  td_api_error ignored;
+  td_sha256 sha;
+  if (cJSON_IsArray(content)) join_parts(content, &text, "", &ignored);
+  if (cJSON_IsString(content)) td_buf_str(&text, content->valuestring);
+  td_api_said_begin(&sha, td_buf_text(&text), text.len);
+  for (const cJSON *call = calls ? calls->child : NULL; call; call = call->next) {
+    const cJSON *function = td_json_get(call, "function");
+    const cJSON *arguments = td_json_get(function, "arguments");
+    td_buf_clear(&text);
+    td_json_writer w = TD_JSON_WRITER(&text);
+    if (cJSON_IsString(arguments)) td_buf_str(&text, arguments->valuestring);
+    if (cJSON_IsObject(arguments)) td_api_write_json(&w, NULL, arguments);
+    if (!text.len) td_buf_str(&text, "{}");
+    td_api_said_call(&sha, td_json_get(function, "name")->valuestring, td_buf_text(&text));
+  }
+  td_sha256_end(&sha, said);
+  td_buf_free(&text);
+}
+
+static td_status mark_message(td_api_request *out, const cJSON *message, size_t end,
+                              td_api_error *error) {
+  if ((out->n_marks & (out->n_marks - 1)) == 0) {
+    const size_t cap = out->n_marks ? 2 * (size_t)out->n_marks : 1;
+    td_api_mark *grown = realloc(out->marks, cap * sizeof *grown);
+    if (!grown) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+    out->marks = grown;
+  }
+  td_api_mark *mark = &out->marks[out->n_marks++];
+  *mark = (td_api_mark){.end = end,
+                        .is_answer = strcmp(role_of(message), "assistant") == 0,
+                        .is_question = strcmp(role_of(message), "user") == 0};
+  if (mark->is_answer) hash_answer(message, &mark->said);
+  return TD_OK;
+}
+
+static td_status write_messages(td_api_request *out, td_json_writer *w, const cJSON *messages,
+                                bool plain, td_api_error *error) {
   if (!cJSON_IsArray(messages) || !messages->child) {
     return td_api_bad(error, "messages", "messages must be an array with at least one message");
   }
@@ -200,8 +242,10 @@ static td_status write_messages(td_json_writer *w, const cJSON *messages, bool p
   for (const cJSON *m = messages->child; m && st == TD_OK; m = m->next) {
     td_api_path where = td_api_item("messages", i++);
     st = write_message(w, m, plain, where.text, error);
+    if (st == TD_OK && !plain) st = mark_message(out, m, w->out->len, error);
   }
   td_jw_end_array(w);
+  if (!plain) out->vars_rest = w->out->len;
   return st;
 }
 
@@ -279,20 +323,21 @@ static td_status parse_continued(bool *generation_prompt, bool *is_continued, co
   return TD_OK;
 }
 
-static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *has_tools,
+static td_status write_vars(td_api_request *request, td_buf *out, const cJSON *root, bool plain,
                             td_api_error *error) {
   td_json_writer w = TD_JSON_WRITER(out);
   bool generation_prompt = true, is_continued = false;
   const cJSON *tools;
   td_jw_begin_object(&w, NULL);
-  td_status st = write_messages(&w, td_json_get(root, "messages"), plain, error);
+  td_status st = write_messages(request, &w, td_json_get(root, "messages"), plain, error);
   if (st == TD_OK) st = td_api_check_tools(root, &tools, error);
-  *has_tools = st == TD_OK && tools;
-  if (*has_tools) td_api_write_json(&w, "tools", tools);
+  request->has_tools = st == TD_OK && tools;
+  if (request->has_tools) td_api_write_json(&w, "tools", tools);
   if (st == TD_OK) {
     st = td_api_get_bool(root, "add_generation_prompt", &generation_prompt, error);
   }
   if (st == TD_OK) st = parse_continued(&generation_prompt, &is_continued, root, error);
+  request->is_continued = is_continued || !generation_prompt;
   if (st == TD_OK) td_jw_bool(&w, "add_generation_prompt", generation_prompt);
   if (st == TD_OK && is_continued) td_jw_bool(&w, "continue_final_message", true);
   if (st == TD_OK)
@@ -304,8 +349,8 @@ static td_status write_vars(td_buf *out, const cJSON *root, bool plain, bool *ha
 }
 
 td_status td_api_parse_messages(td_api_request *out, const cJSON *root, td_api_error *error) {
-  td_status st = write_vars(&out->vars, root, false, &out->has_tools, error);
-  if (st == TD_OK) st = write_vars(&out->plain_vars, root, true, &out->has_tools, error);
+  td_status st = write_vars(out, &out->vars, root, false, error);
+  if (st == TD_OK) st = write_vars(out, &out->plain_vars, root, true, error);
   const cJSON *tools = out->has_tools ? td_json_get(root, "tools") : NULL;
   td_err err;
   if (st == TD_OK && tools && td_tool_params_add(&out->params, tools, &err) != TD_OK) {

@@ -90,6 +90,7 @@ void td_api_request_free(td_api_request *request) {
   td_buf_free(&request->call_rules);
   td_buf_free(&request->value_rules);
   td_tool_params_free(&request->params);
+  free(request->marks);
   for (uint32_t i = 0; i < request->n_callable; i++)
     td_api_tool_free(&request->callable[i]);
   free(request->callable);

@@ -10,6 +10,7 @@
 #include "api/stop.h"
 #include "api/tool_params.h"
 #include "base/buf.h"
+#include "base/sha256.h"
 #include "tandem/wire.h"
 
 #define TD_API_MAX_N        128  // choices per prompt
@@ -54,6 +55,14 @@ typedef struct {
   bool takes_any; // its parameters are not listed
 } td_api_tool;
 
+// A message of a chat.
+typedef struct {
+  size_t end;       // of its JSON in vars
+  bool is_answer;   // the assistant's
+  bool is_question; // the user's
+  td_digest said;   // the assistant's: turn.h
+} td_api_mark;
+
 typedef struct {
   bool is_chat;
   char *model; // owned; NULL if the request names none, or ""
@@ -81,6 +90,10 @@ typedef struct {
   // calls are objects in vars, which most templates expect, and strings in plain_vars, as sent.
   // plain_vars is empty if there is no difference.
   td_buf vars, plain_vars;
+  td_api_mark *marks; // owned, [n_marks]: the messages of vars
+  uint32_t n_marks;
+  size_t vars_rest;  // where vars goes on behind its messages
+  bool is_continued; // the last message is continued
   // What the generated text must match, as GBNF. While parsing: the answer is the rule `root`, the
   // tools' arguments are in call_rules,
   // single values of them in value_rules. td_api_compose_grammar makes one grammar of both. Empty:

@@ -31,12 +31,14 @@ static td_status open_tier(td_backend *b, td_err *err) {
   return TD_OK;
 }
 
-// Page content also depends on the kernels, which only READY identifies.
-static void add_isa(td_digest *model, const td_wire_ready *info) {
+// Page content also depends on the kernels, which only READY identifies, and on whether those of
+// decode may have computed a prompt's pages.
+static void add_isa(td_digest *model, const td_wire_ready *info, bool has_output) {
   td_sha256 sha;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, model, sizeof *model);
   td_sha256_add(&sha, info->isa, strnlen(info->isa, sizeof info->isa));
+  if (has_output) td_sha256_add(&sha, "output", 6);
   td_sha256_end(&sha, model);
 }
 
@@ -47,7 +49,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
   }
   if (!b->sched) {
-    add_isa(&b->opts.kv_model, info);
+    add_isa(&b->opts.kv_model, info, b->opts.cache_output);
     uint32_t n_threads = b->opts.runtime.n_threads ? b->opts.runtime.n_threads : td_cpu_count();
     const td_sched_opts opts = {
         .max_seqs = info->max_seqs,
@@ -58,7 +60,8 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
         .prefill_ahead = b->opts.runtime.prefill_chunk ? b->opts.runtime.prefill_chunk
                                                        : info->prefill_chunk,
         .n_threads = n_threads,
-        .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2};
+        .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2,
+        .shares_output = b->opts.cache_output};
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st == TD_OK && b->opts.kv_dir) st = open_tier(b, err);
     if (st != TD_OK) return st;

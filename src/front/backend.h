@@ -30,6 +30,7 @@ typedef struct {
   td_runtime_opts runtime;  // texts are borrowed during the call
   uint32_t max_batch;       // sequences decoded together
   bool is_split;            // one worker for prefill, one for decode; else one for both
+  bool cache_output;        // see td_sched_opts.shares_output
   uint32_t kv_tokens;       // size of the KV pool in tokens; 0: chosen from ctx_size and max_batch
   uint32_t decode_slowdown; // by streamed prefill, in percent
   uint32_t prefill_threads; // when split: prefill's threads while decode is active; 0: half

@@ -13,6 +13,7 @@
 
 #include "api/dialect.h"
 #include "api/response.h"
+#include "api/turn.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
@@ -36,6 +37,8 @@ typedef struct {
   uint32_t n_before_answer; // tokens up to the one that ended the reasoning; 0: none did
   double sum_logprob;       // of its tokens, if there are choices to choose from (best_of)
   const char *finish_reason;
+  td_token_ids ids;      // chat: generated
+  bool has_end;          // the last of them is an end token
   td_wire_token *prompt; // owned, [n_prompt]: its log-probabilities; NULL: not asked for
 } choice;
 
@@ -59,6 +62,7 @@ struct td_job {
   td_token_ids *prompts; // [n_prompts]
   uint32_t n_prompts;
   bool prompt_thinks; // the chat's prompt ends inside a reasoning block
+  td_digest place;    // of the chat's answer (api/turn.h)
   uint64_t call_id;   // random; ids of tool calls are derived from it
   choice *choices;    // [n_choices]
   uint32_t n_choices, n_running;
@@ -72,6 +76,7 @@ static void choice_free(choice *c) {
   td_answer_free(&c->answer);
   td_output_parser_free(&c->parts);
   td_delta_free(&c->delta);
+  td_token_ids_free(&c->ids);
   free(c->prompt);
 }
 
@@ -379,6 +384,20 @@ static const char *finish_reason(const choice *c, td_finish how) {
   return c->parts.n_calls ? "tool_calls" : "stop";
 }
 
+// Remembers what was generated for when the conversation comes back. An answer that was cut is not.
+static void keep_turn(const choice *c) {
+  const job *j = c->job;
+  if (!j->is_chat || j->n_choices != 1 || j->request.is_continued || c->answer.stopped) return;
+  if (!c->has_end && c->parts.state != TD_PARTS_DONE) return;
+  const td_generated g = {.place = &j->place,
+                          .how = &c->parts,
+                          .text = &c->answer.text,
+                          .prompt = &j->prompts[0],
+                          .ids = &c->ids,
+                          .has_end = c->has_end};
+  td_serve_keep_turn(j->host->turns, &g);
+}
+
 static void end_choice(choice *c, td_finish how) {
   job *j = c->job;
   td_err err;
@@ -391,6 +410,7 @@ static void end_choice(choice *c, td_finish how) {
   }
   if (c->answer.stopped) how = TD_FINISH_STOP;
   leave_worker(c, how);
+  keep_turn(c);
   c->finish_reason = finish_reason(c, how);
   if (j->request.stream && !j->dialect) {
     td_buf event = TD_BUF_INIT;
@@ -440,6 +460,7 @@ static void on_token(void *ctx, const td_wire_token *token) {
   c->sum_logprob += (double)token->logprob;
   size_t n_text = c->answer.text.len;
   td_status st = td_answer_add(&c->answer, token, &err);
+  if (st == TD_OK && j->is_chat) st = td_token_ids_push(&c->ids, token->id, &err);
   note_reasoning(c, n_text);
   if (st == TD_OK && c->answer.stopped) {
     td_backend_cancel(j->host->backend, c->id);
@@ -476,7 +497,10 @@ static void on_progress(void *ctx, const td_wire_progress *progress) {
 static void on_done(void *ctx, const td_wire_done *done) {
   choice *c = ctx;
   switch (done->reason) {
-  case TD_DONE_STOP: end_choice(c, TD_FINISH_STOP); break;
+  case TD_DONE_STOP:
+    c->has_end = c->ids.n > 0;
+    end_choice(c, TD_FINISH_STOP);
+    break;
   case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
   case TD_DONE_CANCELED:
     leave_worker(c, TD_FINISH_ABORT);
@@ -666,25 +690,6 @@ static td_status check_model(const job *j, td_api_error *error) {
   return td_serve_unknown_model(j->serve, asked, error);
 }
 
-// The form of the model's tool calls is that of its template.
-static td_call_form call_form_of(const td_chat *chat) {
-  static const struct {
-    const char *text;
-    td_call_form form;
-  } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
-               {"<minimax:tool_call>", TD_CALL_INVOKE},
-               {"<arg_key>", TD_CALL_ARG_KEYS},
-               {"<function=", TD_CALL_FUNCTION},
-               {"[ARGS]", TD_CALL_MISTRAL},
-               {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
-  for (size_t i = 0; i < TD_COUNT(marks); i++) {
-    if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
-  }
-  if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
-  bool is_fenced = td_chat_template_mentions(chat, "```json");
-  return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
-}
-
 static td_status open_chat(job *j) {
   td_err err;
   return td_host_chat(j->host, &err) ? TD_OK : td_api_fail_err(&j->error, NULL, &err);
@@ -728,19 +733,14 @@ static void prepare(uv_work_t *work) {
     j->prompts[i].most = j->n_ctx;
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
-  j->status = td_serve_encode(j->host->chat, &j->request, j->prompts, j->is_chat ? &text : NULL,
-                              &j->error);
+  j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->prompts,
+                              j->is_chat ? &text : NULL, &j->error);
   j->prompt_thinks = td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
   td_buf_free(&text);
   if (j->status == TD_OK) {
-    const td_chat *chat = j->host->chat;
-    td_reasoning reasoning = j->prompt_thinks ? TD_REASONING_BEGUN
-                             : td_chat_template_mentions(chat, "</think>") ||
-                                     td_chat_template_mentions(chat, "[/THINK]")
-                                 ? TD_REASONING_MAYBE
-                                 : TD_REASONING_NONE;
-    j->status = td_api_compose_grammar(&j->request, call_form_of(chat), reasoning, &j->error);
+    j->status = td_serve_compose(j->host->chat, &j->request, j->prompt_thinks, &j->error);
   }
+  if (j->is_chat) td_api_turn_place(&j->request, j->request.n_marks, &j->place);
   bool is_cut = false;
   for (uint32_t i = 0; i < n; i++)
     is_cut |= j->prompts[i].is_cut;

@@ -183,6 +183,7 @@ static td_status open_backend(td_host *h, td_err *err) {
   td_kv_dir *kv_dir = h->serve->hosts.kv_dir;
   td_backend_opts opts = {.runtime = h->runtime,
                           .max_batch = (uint32_t)o->max_batch,
+                          .cache_output = o->cache_output,
                           .kv_tokens = (uint32_t)o->kv_tokens,
                           .is_split = h->is_split,
                           .prefill_threads = (uint32_t)o->prefill_threads,

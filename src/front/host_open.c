@@ -11,6 +11,8 @@
 #include "runtime/command.h"
 #include "runtime/gpu_probe.h"
 
+#define MAX_TURN_BYTES (64u << 20) // of what is remembered of conversations
+
 // Free bytes of GPU memory; 0: the model runs on the CPU.
 static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
                           td_err *err) {
@@ -103,6 +105,7 @@ td_status td_host_open(td_host *h, td_serve *serve, const char *name, const char
   h->dir = strdup(dir);
   h->options.model = h->dir;
   td_status st = h->name && h->dir ? read_config(h, err) : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = td_turns_open(&h->turns, MAX_TURN_BYTES, err);
   if (st != TD_OK) td_host_close(h);
   return st;
 }
@@ -111,6 +114,7 @@ void td_host_close(td_host *h) {
   if (!h->serve) return;
   if (h->weights_fd >= 0) close(h->weights_fd);
   td_chat_close(h->chat);
+  td_turns_close(h->turns);
   free(h->name);
   free(h->dir);
   pthread_mutex_destroy(&h->chat_lock);

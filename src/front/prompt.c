@@ -1,12 +1,98 @@
-// src/front/prompt.c - renders and tokenizes the prompts of a request. Any thread.
+// src/front/prompt.c - renders and tokenizes the prompts of a request, and composes the grammar of
+// its output. Any thread.
+#include <stdlib.h>
+
+#include "api/turn.h"
 #include "front/serve_impl.h"
+
+#define MOST_TRIES 3 // turns that are looked at for one prompt
+
+// ---- turns of the server's own ------------------------------------------------------------------
+
+// Whether the user speaks behind the first n messages.
+static bool is_asked_after(const td_api_request *r, uint32_t n) {
+  for (uint32_t i = n; i < r->n_marks; i++) {
+    if (r->marks[i].is_question) return true;
+  }
+  return false;
+}
+
+// Encodes the prompt behind message k, the assistant's, if that was generated here. A template that
+// fails on arguments as objects may take them as text.
+static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_request *r, uint32_t k,
+                          td_token_ids *out, td_buf *text) {
+  td_digest place, key;
+  td_chat_known known = {.n_messages = k + 1};
+  td_token_ids ids = {0};
+  char *reasoning;
+  bool used = false;
+  td_err ignored;
+  td_api_turn_place(r, k, &place);
+  td_api_turn_key(&place, &r->marks[k].said, &key);
+  if (!td_turns_find(turns, &key, &ids, &known.end, &reasoning)) return false;
+  known.ids = ids.ids;
+  known.n_ids = ids.n;
+  known.reasoning = reasoning[0] && is_asked_after(r, k + 1) ? reasoning : NULL;
+  const td_buf *vars[] = {&r->vars, &r->plain_vars};
+  for (size_t i = 0; i < TD_COUNT(vars) && !used && vars[i]->len; i++) {
+    const td_status st = td_chat_encode_known(chat, vars[i]->data, vars[i]->len, &known, out, text,
+                                              &used, &ignored);
+    if (st == TD_OK) break;
+    used = false;
+    out->n = 0;
+    out->is_cut = false;
+    if (text) td_buf_clear(text);
+  }
+  td_token_ids_free(&ids);
+  free(reasoning);
+  return used;
+}
+
+// Encodes the prompt with the tokens that were generated for the last of the server's own messages
+// that it holds.
+static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_request *r,
+                         td_token_ids *out, td_buf *text) {
+  unsigned n_tries = 0;
+  if (!turns || r->is_continued) return false;
+  for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MOST_TRIES;) {
+    if (!r->marks[k].is_answer) continue;
+    n_tries++;
+    if (encode_behind(chat, turns, r, k, out, text)) return true;
+  }
+  return false;
+}
+
+void td_serve_keep_turn(td_turns *turns, const td_generated *g) {
+  td_token_ids ids = {0};
+  td_buf reasoning = TD_BUF_INIT;
+  td_digest said;
+  td_err ignored;
+  const size_t n = g->ids->n - g->has_end;
+  td_status st = td_api_said_by(g->how, td_buf_text(g->text), g->text->len, &said, &reasoning,
+                                &ignored);
+  if (st == TD_OK) st = td_token_ids_add(&ids, g->prompt->ids, g->prompt->n, &ignored);
+  if (st == TD_OK) st = td_token_ids_add(&ids, g->ids->ids, n, &ignored);
+  if (st == TD_OK) {
+    td_turn turn = {.ids = ids.ids,
+                    .n_ids = ids.n,
+                    .end = g->has_end ? g->ids->ids[n] : -1,
+                    .reasoning = td_buf_text(&reasoning)};
+    td_api_turn_key(g->place, &said, &turn.key);
+    td_turns_keep(turns, &turn);
+  }
+  td_buf_free(&reasoning);
+  td_token_ids_free(&ids);
+}
+
+// ---- prompts ------------------------------------------------------------------------------------
 
 // Most templates expect the arguments of earlier tool calls as objects, some as the original text.
 // A template given the wrong kind fails, so the other is tried; except after TD_ELIMIT, as the
 // template would exceed its limits again.
-static td_status encode_chat(const td_chat *chat, const td_api_request *request, td_token_ids *out,
-                             td_buf *text, td_api_error *error) {
+static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_request *request,
+                             td_token_ids *out, td_buf *text, td_api_error *error) {
   td_err err;
+  if (encode_known(chat, turns, request, out, text)) return TD_OK;
   td_status st = td_chat_encode(chat, request->vars.data, request->vars.len, out, text, &err);
   if (st == TD_OK) return st;
   if (st != TD_ELIMIT && request->plain_vars.len > 0) {
@@ -30,12 +116,43 @@ static td_status encode_prompt(const td_chat *chat, const td_api_request *reques
   return st == TD_OK ? st : td_api_fail_err(error, "prompt", &err);
 }
 
-td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_token_ids *prompts,
-                          td_buf *text, td_api_error *error) {
-  if (request->is_chat) return encode_chat(chat, request, prompts, text, error);
+td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
+                          td_token_ids *prompts, td_buf *text, td_api_error *error) {
+  if (request->is_chat) return encode_chat(chat, turns, request, prompts, text, error);
   for (uint32_t i = 0; i < request->n_prompts; i++) {
     td_status st = encode_prompt(chat, request, i, &prompts[i], error);
     if (st != TD_OK) return st;
   }
   return TD_OK;
+}
+
+// ---- grammar ------------------------------------------------------------------------------------
+
+// The form of the model's tool calls is that of its template.
+static td_call_form call_form_of(const td_chat *chat) {
+  static const struct {
+    const char *text;
+    td_call_form form;
+  } marks[] = {{"<|tool_calls_section_begin|>", TD_CALL_KIMI},
+               {"<minimax:tool_call>", TD_CALL_INVOKE},
+               {"<arg_key>", TD_CALL_ARG_KEYS},
+               {"<function=", TD_CALL_FUNCTION},
+               {"[ARGS]", TD_CALL_MISTRAL},
+               {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
+  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+    if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
+  }
+  if (!td_chat_template_mentions(chat, "<｜tool▁calls▁begin｜>")) return TD_CALL_HERMES;
+  bool is_fenced = td_chat_template_mentions(chat, "```json");
+  return is_fenced ? TD_CALL_DEEPSEEK_V3 : TD_CALL_DEEPSEEK;
+}
+
+td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
+                           td_api_error *error) {
+  const bool may_think = td_chat_template_mentions(chat, "</think>") ||
+                         td_chat_template_mentions(chat, "[/THINK]");
+  const td_reasoning reasoning = prompt_thinks ? TD_REASONING_BEGUN
+                                 : may_think   ? TD_REASONING_MAYBE
+                                               : TD_REASONING_NONE;
+  return td_api_compose_grammar(request, call_form_of(chat), reasoning, error);
 }

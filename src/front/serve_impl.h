@@ -17,6 +17,7 @@
 #include "front/lane.h"
 #include "front/metrics.h"
 #include "front/routes.h"
+#include "front/turns.h"
 #include "http/http.h"
 #include "model/model.h"
 #include "options/options.h"
@@ -73,8 +74,23 @@ extern const size_t td_chat_page_len;
 
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be
-// NULL) receives the rendered chat. Any thread.
-td_status td_serve_encode(const td_chat *chat, const td_api_request *request, td_token_ids *prompts,
-                          td_buf *text, td_api_error *error);
+// NULL) receives the rendered chat. turns: a chat's tokens are those that were generated for the
+// server's own messages; NULL: those of their text. Any thread.
+td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
+                          td_token_ids *prompts, td_buf *text, td_api_error *error);
+// Puts the request's constraints into one grammar. Any thread.
+td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
+                           td_api_error *error);
+
+// A chat's complete output; all borrowed.
+typedef struct {
+  const td_digest *place; // of the request (api/turn.h)
+  const td_output_parser *how;
+  const td_buf *text;
+  const td_token_ids *prompt, *ids; // ids: generated
+  bool has_end;                     // the last of ids is an end token
+} td_generated;
+// Keeps it for when the conversation comes back.
+void td_serve_keep_turn(td_turns *turns, const td_generated *generated);
 
 #endif

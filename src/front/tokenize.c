@@ -72,7 +72,7 @@ static td_status encode(task *t, const td_api_request *request) {
   }
   td_token_ids ids = {0};
   td_buf text = TD_BUF_INIT;
-  td_status st = td_serve_encode(t->chat, request, &ids, &text, &t->error);
+  td_status st = td_serve_encode(t->chat, NULL, request, &ids, &text, &t->error);
   if (st == TD_OK && t->kind == TOKENIZE) write_tokens(t, &ids);
   if (st == TD_OK && t->kind == COUNT) write_count(t, &ids);
   if (st == TD_OK && t->kind == APPLY_TEMPLATE) write_prompt(t, &text);

@@ -205,6 +205,20 @@ void td_kv_drop_duplicates(td_kv *kv, uint32_t seq) {
   }
 }
 
+void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
+  sequence *s = open_seq(kv, seq);
+  const uint32_t n_full = n_tokens / kv->page_tokens, n_prompt = s->n_shared;
+  TD_CHECK(n_full <= s->n_pages);
+  int32_t before = TD_PAGE_NONE;
+  for (uint32_t i = 0; i < n_full; i++) {
+    const int32_t page = find_page(kv, before, tokens, i);
+    if (page == TD_PAGE_NONE && i < n_prompt) return; // the prompt's page was lost or is another's
+    if (page == TD_PAGE_NONE)
+      td_pages_publish(&kv->pool, s->pages[i], before, tokens_at(kv, tokens, i));
+    before = page == TD_PAGE_NONE ? s->pages[i] : page;
+  }
+}
+
 // ---- suspended sequences ----------------------------------------------------------------------
 
 // Takes the pages left by td_kv_suspend out of the cache: adds them to s, or frees them if s is

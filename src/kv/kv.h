@@ -69,6 +69,10 @@ bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out);
 // so that it holds only the pages its tokens need.
 void td_kv_drop_duplicates(td_kv *kv, uint32_t seq);
 
+// Shares also the full pages with generated tokens: tokens[n_tokens], from the sequence's start,
+// are computed. Its prompt was committed and dropped its duplicates. Call before closing seq.
+void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
+
 // A sequence that is suspended and resumed later. Pages with generated tokens are private to it:
 // the decode kernels, which computed them, round differently from prefill.
 typedef struct {

@@ -88,6 +88,7 @@ typedef struct {
   int64_t top_k, seed;
   // serve
   char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir, *models;
+  bool cache_output;
   td_str_list model_names;
   int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;

@@ -191,6 +191,10 @@ const td_option td_option_table[] = {
      "TOKENS",
      "KV cache size, shared by all requests; 0: --max-batch full contexts, at most half of free "
      "memory. When it is exhausted the newest request is preempted"},
+    {GROUP_KV, "cache-output", 0, OPT_FLAG, ON(SERVE), AT(cache_output), NO_RANGE, NULL, NULL,
+     "reuse the KV pages of generated tokens, too: the next turn of a conversation prefills only "
+     "what is new. Decode rounds differently from prefill, so that a result may then differ by "
+     "rounding from that of a server that has not seen the conversation"},
     {GROUP_KV, "kv-dir", 0, OPT_STR, ON(SERVE), AT(kv_dir), NO_RANGE, NULL, "DIR",
      "keep evicted KV pages in this directory and reload them instead of computing them again; one "
      "process at a time"},

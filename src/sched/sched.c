@@ -451,6 +451,9 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
     stop_waiting(sched, e);
   } else {
     stop_running(sched, e);
+    if (sched->opts.shares_output && phase == TD_SCHED_DECODE) {
+      td_kv_commit_output(sched->kv, e->seq, e->job.tokens, e->n_done);
+    }
     td_kv_seq_close(sched->kv, e->seq);
   }
   e->phase = TD_SCHED_UNKNOWN;

@@ -41,6 +41,7 @@ typedef struct {
   // work, clamped to 1 .. n_threads - 1.
   uint32_t n_threads, prefill_threads;
   const td_digest *kv_root; // see td_kv_opts; may be NULL
+  bool shares_output;       // later prompts find the pages of finished requests' generated tokens
 } td_sched_opts;
 
 // Thread counts of the two workers. A worker that is the only one with work gets all threads.
@@ -91,9 +92,9 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
 // Admits the next request if it may run now. It runs until td_sched_remove or td_sched_requeue.
 bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out);
 // The first n_done tokens of a running request are computed. Full pages of the prompt are shared
-// from now on. Pages with generated tokens are never shared: they were computed by the decode
-// kernels (td_step_seq's is_decode), which round differently, and the result for a prompt must not
-// depend on earlier requests. Impossible values are ignored.
+// from now on. Pages with generated tokens are not shared without shares_output: they were computed
+// by the decode kernels (td_step_seq's is_decode), which round differently, and the result for a
+// prompt would depend on earlier requests. Impossible values are ignored.
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns);
 // Allocates pages for the next running request that needs them. False: none needs any, or no page
 // is free.

@@ -158,6 +158,88 @@ td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_t
   return st;
 }
 
+// ---- known tokens -------------------------------------------------------------------------------
+
+// Leaves the first messages of vars, and no prompt for another.
+static bool keep_messages(cJSON *vars, uint32_t n) {
+  cJSON *messages = cJSON_GetObjectItemCaseSensitive(vars, "messages");
+  while (cJSON_GetArraySize(messages) > (int)n)
+    cJSON_DeleteItemFromArray(messages, (int)n);
+  cJSON *no = cJSON_CreateFalse();
+  return no && cJSON_ReplaceItemInObjectCaseSensitive(vars, "add_generation_prompt", no);
+}
+
+// Where the prompt goes on behind the known tokens, of which `first` is the rendering; SIZE_MAX:
+// they do not fit.
+static size_t find_rest(const td_chat *chat, const td_chat_known *known, const td_buf *prompt,
+                        const td_buf *first) {
+  size_t n_end, n = first->len;
+  if (n > prompt->len || memcmp(td_buf_text(prompt), td_buf_text(first), n) != 0) return SIZE_MAX;
+  const char *reasoning = known->reasoning;
+  if (reasoning && !memmem(td_buf_text(first), n, reasoning, strlen(reasoning))) return SIZE_MAX;
+  const int32_t id = known->end >= 0 ? known->end : td_tokenizer_eos(chat->tok);
+  const char *end = id >= 0 ? td_tokenizer_bytes(chat->tok, id, &n_end) : NULL;
+  while (n && is_space(first->data[n - 1]))
+    n--;
+  const bool has_end = end && n_end && n >= n_end &&
+                       memcmp(first->data + n - n_end, end, n_end) == 0;
+  return has_end ? n - n_end : first->len;
+}
+
+// Drops the first n bytes of a text.
+static void drop_spans(td_spans *typed, size_t n) {
+  size_t kept = 0;
+  for (size_t i = 0; i < typed->n; i++) {
+    td_span span = typed->spans[i];
+    if (span.end <= n) continue;
+    span.begin = span.begin > n ? span.begin - n : 0;
+    typed->spans[kept++] = (td_span){span.begin, span.end - n};
+  }
+  typed->n = kept;
+}
+
+static td_status encode_rest(const td_chat *chat, const td_chat_known *known, const td_buf *prompt,
+                             td_spans *typed, size_t rest, td_token_ids *out, td_err *err) {
+  td_status st = td_token_ids_add(out, known->ids, known->n_ids, err);
+  if (st != TD_OK) return st;
+  drop_spans(typed, rest);
+  return td_tokenizer_encode_spans(chat->tok, prompt->data + rest, prompt->len - rest, typed,
+                                   TD_TOK_PARSE_SPECIAL, out, err);
+}
+
+td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len,
+                               const td_chat_known *known, td_token_ids *out, td_buf *text,
+                               bool *used, td_err *err) {
+  cJSON *root;
+  *used = false;
+  if (!chat->tmpl) return TD_OK;
+  td_status st = parse_vars(&root, vars, len, err);
+  if (st != TD_OK) return st;
+  td_buf prompt = TD_BUF_INIT, first = TD_BUF_INIT;
+  td_spans typed = {0};
+  size_t rest = SIZE_MAX;
+  td_err ignored;
+  if (!add_defaults(root, chat->tok)) st = td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) st = td_template_render(chat->tmpl, root, NULL, &prompt, &typed, err);
+  // A template may refuse a conversation that ends here.
+  if (st == TD_OK && keep_messages(root, known->n_messages) &&
+      td_template_render(chat->tmpl, root, NULL, &first, NULL, &ignored) == TD_OK) {
+    rest = find_rest(chat, known, &prompt, &first);
+  }
+  if (st == TD_OK && rest != SIZE_MAX) {
+    *used = true;
+    st = encode_rest(chat, known, &prompt, &typed, rest, out, err);
+    if (text) td_buf_add(text, td_buf_text(&prompt), prompt.len);
+  }
+  td_spans_free(&typed);
+  td_buf_free(&prompt);
+  td_buf_free(&first);
+  cJSON_Delete(root);
+  return st;
+}
+
+// ---- plain prompts ------------------------------------------------------------------------------
+
 td_status td_chat_encode_plain(const td_chat *chat, const char *text, size_t len, bool add_special,
                                td_token_ids *out, td_err *err) {
   size_t start = out->n;

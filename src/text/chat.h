@@ -27,6 +27,22 @@ bool td_chat_template_mentions(const td_chat *chat, const char *text);
 td_status td_chat_encode(const td_chat *chat, const char *vars, size_t len, td_token_ids *out,
                          td_buf *text, td_err *err);
 
+// The tokens of a conversation's first messages, the last of which was generated.
+typedef struct {
+  uint32_t n_messages;
+  const int32_t *ids; // [n_ids], without the end token
+  size_t n_ids;
+  int32_t end;           // the end token; -1: the tokenizer's
+  const char *reasoning; // the last message's that the template has to show; NULL: any
+} td_chat_known;
+
+// Like td_chat_encode, but the prompt begins with known tokens. *used is false, and nothing else
+// happens, if the template renders those messages differently now that others follow: that is the
+// model's way of forgetting, such as earlier reasoning.
+td_status td_chat_encode_known(const td_chat *chat, const char *vars, size_t len,
+                               const td_chat_known *known, td_token_ids *out, td_buf *text,
+                               bool *used, td_err *err);
+
 // Appends the token ids of a plain prompt, with BOS if the model wants it. Control tokens in the
 // text are parsed, because whoever writes a prompt by hand may need them (fill-in-the-middle, a
 // hand-made template). add_special false: without BOS and other tokens that the tokenizer adds.

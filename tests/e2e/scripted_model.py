@@ -126,10 +126,16 @@ def byte_level(**more):
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def write_model(out, scripts, control=(), eos=("<|im_end|>",), generation_eos=None):
+SAY = "{{- begin[messages[-1].content] -}}"
+
+
+def write_model(
+    out, scripts, control=(), eos=("<|im_end|>",), generation_eos=None, template=SAY
+):
     """scripts: what to say, by name; a text, or a list of texts, bytes and control tokens. eos and
     generation_eos: the end tokens of config.json and of generation_config.json, where it is there.
-    The tokenizer's is always <|im_end|>. Returns the ids of the control tokens."""
+    template: what follows the definition of begin, the control token that begins each script.
+    The tokenizer's end token is always <|im_end|>. Returns the ids of the control tokens."""
     out.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary(scripts, control)
     names = vocabulary.added
@@ -143,7 +149,7 @@ def write_model(out, scripts, control=(), eos=("<|im_end|>",), generation_eos=No
         "model": {"type": "BPE", "vocab": vocabulary.ids, "merges": []},
     }
     answers = ", ".join(f"'{name}': '<|{name}|>'" for name in scripts)
-    template = "{%- set begin = {" + answers + "} -%}{{- begin[messages[-1].content] -}}"
+    template = "{%- set begin = {" + answers + "} -%}" + template
     config = {
         "model_type": "qwen3_moe",
         "vocab_size": vocabulary.size,

@@ -78,9 +78,12 @@ static uint32_t capacity(const world *w, const req *r) {
   return r->n_pages * w->opts.page_tokens;
 }
 
-// What an engine leaves at a position: it depends on every token up to there, and on the way.
+static bool shares_output; // of the life that is simulated
+
+// What an engine leaves at a position: it depends on every token up to there, and on the way, but
+// for a difference that shares_output lets pass.
 static uint64_t next_hash(uint64_t hash, const req *r, uint32_t pos) {
-  return (hash ^ (uint64_t)(r->tokens[pos] + 1 + (pos >= r->n_prompt ? 7 : 0))) *
+  return (hash ^ (uint64_t)(r->tokens[pos] + 1 + (pos >= r->n_prompt && !shares_output ? 7 : 0))) *
          0x9e3779b97f4a7c15u;
 }
 
@@ -371,7 +374,9 @@ static void test_simulated_lives(void **state) {
                           .n_pages = 1 + draw(MAX_PAGES),
                           .page_tokens = 1u << draw(5),
                           .max_waiting = 1 + draw(20),
-                          .prefill_ahead = draw(100)}};
+                          .prefill_ahead = draw(100),
+                          .shares_output = draw(2)}};
+    shares_output = w->opts.shares_output;
     td_err err;
     assert_int_equal(td_sched_open(&w->sched, &w->opts, &err), TD_OK);
     live(w);
@@ -384,6 +389,42 @@ static void test_simulated_lives(void **state) {
   free(w);
   // The cache is in play, and room is made.
   assert_true(n_cached > 20 * N_LIVES && n_resumed > 20 * N_LIVES && n_preemptions > 2 * N_LIVES);
+}
+
+// The pages of generated tokens are found by later prompts, if that is wanted.
+static void test_generated_tokens_are_found(void **state) {
+  (void)state;
+  for (int shares = 0; shares < 2; shares++) {
+    const td_sched_opts opts = {.max_seqs = 1,
+                                .n_pages = 8,
+                                .page_tokens = 4,
+                                .max_waiting = 1,
+                                .prefill_ahead = 64,
+                                .shares_output = shares};
+    int32_t tokens[20];
+    td_sched *sched;
+    td_admission admission;
+    td_err err;
+    for (int32_t i = 0; i < 20; i++)
+      tokens[i] = i;
+    assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
+    const td_sched_job first = {.tokens = tokens, .n_prompt = 6, .max_tokens = 9};
+    assert_int_equal(td_sched_submit(sched, 1, &first, 0, &err), TD_OK);
+    assert_true(td_sched_admit(sched, 0, &admission));
+    for (uint32_t n = 6; n <= 14; n++) {
+      td_growth growth;
+      td_sched_progress(sched, 1, n, 0);
+      td_sched_grow(sched, &growth);
+    }
+    assert_int_equal(td_sched_remove(sched, 1), TD_SCHED_DECODE);
+    const td_sched_job next = {.tokens = tokens, .n_prompt = 20, .max_tokens = 1};
+    assert_int_equal(td_sched_submit(sched, 2, &next, 0, &err), TD_OK);
+    assert_true(td_sched_admit(sched, 0, &admission));
+    assert_int_equal(admission.n_cached, shares ? 12 : 4);
+    td_sched_remove(sched, 2);
+    assert_int_equal(td_sched_n_free_pages(sched), 8);
+    td_sched_close(sched);
+  }
 }
 
 // ---- single rules -------------------------------------------------------------------------------
@@ -601,6 +642,7 @@ static void test_bad_options(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_simulated_lives),
+      cmocka_unit_test(test_generated_tokens_are_found),
       cmocka_unit_test(test_the_next_is_not_overtaken),
       cmocka_unit_test(test_the_later_one_makes_room),
       cmocka_unit_test(test_a_prefix_is_read_once),

@@ -1,0 +1,90 @@
+// src/api/turn.c - digests of what was said.
+#include "api/turn.h"
+
+#include <string.h>
+
+#include "api/api_impl.h"
+
+static bool is_space(char c) {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+void td_api_said_begin(td_sha256 *sha, const char *content, size_t len) {
+  while (len && is_space(content[0]))
+    content++, len--;
+  while (len && is_space(content[len - 1]))
+    len--;
+  td_sha256_begin(sha);
+  td_sha256_add(sha, content, len);
+}
+
+void td_api_said_call(td_sha256 *sha, const char *name, const char *arguments) {
+  cJSON *json;
+  td_err ignored;
+  td_buf text = TD_BUF_INIT;
+  if (td_json_parse(&json, arguments, strlen(arguments), TD_JSON_MAX_DEPTH, &ignored) == TD_OK) {
+    td_json_writer w = TD_JSON_WRITER(&text);
+    td_api_write_json(&w, NULL, json);
+    cJSON_Delete(json);
+  } else {
+    td_buf_str(&text, arguments);
+  }
+  td_sha256_add(sha, "", 1);
+  td_sha256_add(sha, name, strlen(name) + 1);
+  td_sha256_add(sha, td_buf_text(&text), text.len);
+  td_buf_free(&text);
+}
+
+static td_status gather(td_output_parser *parts, const char *text, size_t len, td_buf *content,
+                        td_buf *reasoning, td_err *err) {
+  td_output_part part;
+  bool found = true;
+  td_status st = TD_OK;
+  while (st == TD_OK && found) {
+    st = td_output_parser_next(parts, text, len, true, &part, &found, err);
+    if (st != TD_OK || !found || part.kind == TD_OUTPUT_CALL) continue;
+    td_buf *to = part.kind == TD_OUTPUT_CONTENT ? content : reasoning;
+    td_buf_add(to, text + part.begin, part.end - part.begin);
+  }
+  if (st == TD_OK) st = td_buf_status(content, err);
+  return st == TD_OK ? td_buf_status(reasoning, err) : st;
+}
+
+td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_digest *said,
+                         td_buf *reasoning, td_err *err) {
+  td_output_parser parts = {.begins_in_reasoning = how->begins_in_reasoning,
+                            .parse_tool_calls = how->parse_tool_calls,
+                            .in_pieces = how->in_pieces,
+                            .one_call = how->one_call,
+                            .is_harmony = how->is_harmony,
+                            .params = how->params};
+  td_buf content = TD_BUF_INIT;
+  td_sha256 sha;
+  td_status st = gather(&parts, text, len, &content, reasoning, err);
+  td_api_said_begin(&sha, td_buf_text(&content), content.len);
+  for (uint32_t i = 0; i < parts.n_calls; i++)
+    td_api_said_call(&sha, parts.calls[i].name, td_buf_text(&parts.calls[i].arguments));
+  td_sha256_end(&sha, said);
+  td_output_parser_free(&parts);
+  td_buf_free(&content);
+  return st;
+}
+
+void td_api_turn_place(const td_api_request *r, uint32_t n_messages, td_digest *place) {
+  td_sha256 sha;
+  const char *vars = td_buf_text(&r->vars);
+  const size_t end = n_messages ? r->marks[n_messages - 1].end : 0;
+  td_sha256_begin(&sha);
+  td_sha256_add(&sha, &end, sizeof end);
+  td_sha256_add(&sha, vars, end);
+  td_sha256_add(&sha, vars + r->vars_rest, r->vars.len - r->vars_rest);
+  td_sha256_end(&sha, place);
+}
+
+void td_api_turn_key(const td_digest *place, const td_digest *said, td_digest *key) {
+  td_sha256 sha;
+  td_sha256_begin(&sha);
+  td_sha256_add(&sha, place, sizeof *place);
+  td_sha256_add(&sha, said, sizeof *said);
+  td_sha256_end(&sha, key);
+}

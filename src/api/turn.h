@@ -1,0 +1,26 @@
+// src/api/turn.h - by what the server knows its own message again when a conversation comes back
+// with it: what was said before it, the tools and options, and what it says. White space around the
+// content and the spelling of arguments do not count, nor do ids of calls and the reasoning, which
+// clients leave out.
+#ifndef TD_API_TURN_H
+#define TD_API_TURN_H
+
+#include "api/output_parser.h"
+#include "api/request.h"
+#include "base/sha256.h"
+
+// What an assistant's message says: content, then its calls in order.
+void td_api_said_begin(td_sha256 *sha, const char *content, size_t len);
+void td_api_said_call(td_sha256 *sha, const char *name, const char *arguments);
+
+// What generated text says, parsed as `how` was (its first members), and its reasoning, appended.
+// Error: TD_ENOMEM.
+td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_digest *said,
+                         td_buf *reasoning, td_err *err);
+
+// The first n_messages of a request, with its tools and options.
+void td_api_turn_place(const td_api_request *request, uint32_t n_messages, td_digest *place);
+// The key of a message that says `said` there.
+void td_api_turn_key(const td_digest *place, const td_digest *said, td_digest *key);
+
+#endif
