@@ -46,6 +46,7 @@ VENDORS = [
     (r"pcre2\w*\.h", ["src/text", "src/model"]),
     (r"(cuda|cublas|nv)\w*\.h|mma\.h|cooperative_groups\.h", ["src/device/cuda", "kernels/cuda"]),
     (r"nccl\w*\.h", ["src/comm"]),
+    (r"histedit\.h", ["src/cli"]),
 ]
 
 # Kernels do no allocation, logging, threading or environment: the rest of the C library is not

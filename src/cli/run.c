@@ -1,54 +1,22 @@
 // src/cli/run.c - `tandem run`: generates one response, or chats on a terminal.
-// Only the response goes to stdout; progress and timings go to stderr.
+// Only responses go to stdout; progress and timings go to stderr.
 #include <float.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/fs.h"
 #include "base/json_write.h"
 #include "base/log.h"
-#include "base/printable.h"
 #include "cli/cli.h"
+#include "cli/interrupt.h"
+#include "cli/run_impl.h"
+#include "cli/terminal.h"
 #include "runtime/command.h"
-#include "runtime/session.h"
-#include "runtime/trace_file.h"
-#include "text/chat.h"
 
 #define MAX_TEXT_BYTES (1u << 28)
-
-// Set by Ctrl-C, checked between tokens.
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int signal_number) {
-  (void)signal_number;
-  interrupted = 1;
-}
-
-typedef struct {
-  const td_options *options;
-  td_session *session;
-  td_trace_file *trace; // NULL without --trace
-  td_chat *chat;
-  td_sampling sampling;
-  bool show_progress; // stderr is a terminal
-  td_buf history;     // the conversation so far: elements of "messages" as JSON objects, separated
-                      // by commas
-  // the response being generated
-  td_detok detok;
-  td_buf answer;    // text
-  td_token_ids ids; // its tokens
-  size_t n_shown;
-  td_status status; // of decoding its tokens; err if not TD_OK
-  td_err err;
-} runner;
-
-// ---- sampling parameters --------------------------------------------------------------------
 
 // The user's options take precedence over generation_config.json.
 static td_sampling choose_sampling(const td_options *o, const td_model_config *config) {
@@ -70,42 +38,12 @@ static td_sampling choose_sampling(const td_options *o, const td_model_config *c
 
 // ---- one response ---------------------------------------------------------------------------
 
-static bool show_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
-  const runner *r = ctx;
-  if (r->show_progress && n_prompt > r->session->opts.runtime.prefill_chunk) {
-    fprintf(stderr, "\rprefill: %u of %u tokens%s", n_done, n_prompt,
-            n_done == n_prompt ? "\r\033[K" : "");
-  }
-  return !interrupted;
-}
-
-static void show_answer(runner *r) {
-  if (!r->options->json) {
-    fwrite(td_buf_text(&r->answer) + r->n_shown, 1, r->answer.len - r->n_shown, stdout);
-    fflush(stdout);
-  }
-  r->n_shown = r->answer.len;
-}
-
-static bool show_token(void *ctx, int32_t id) {
-  runner *r = ctx;
-  r->status = td_token_ids_push(&r->ids, id, &r->err);
-  if (r->status == TD_OK && r->chat) {
-    r->status = td_detok_feed(&r->detok, id, &r->answer, &r->err);
-  } else if (r->status == TD_OK) { // without a tokenizer print ids
-    td_buf_printf(&r->answer, "%s%d", r->answer.len ? "," : "", id);
-    r->status = td_buf_status(&r->answer, &r->err);
-  }
-  if (r->status != TD_OK) return false;
-  show_answer(r);
-  return !interrupted && !ferror(stdout);
-}
-
 static double per_second(double n, double seconds) {
   return seconds > 0 ? n / seconds : 0;
 }
 
-static void report(const runner *r, const td_generate_stats *stats) {
+static void report(const td_runner *r) {
+  const td_generate_stats *stats = &r->stats;
   uint32_t n_read = stats->n_prompt - stats->n_reused;
   uint32_t n_steps = stats->n_output ? stats->n_output - 1 : 0;
   double decode = per_second(n_steps, stats->decode_s);
@@ -114,6 +52,10 @@ static void report(const runner *r, const td_generate_stats *stats) {
           "%.2f GB/s of weights",
           r->session->load_s, n_read, per_second(n_read, stats->prefill_s), stats->n_output, decode,
           decode * bytes * 1e-9);
+  if (r->is_parsed && stats->reason == TD_DONE_LENGTH && !r->said.len && r->reasoning.len) {
+    td_info("the limit of %u tokens ended the reasoning, before an answer: see --n-predict",
+            stats->n_output);
+  }
 }
 
 static const char *reason_name(td_done_reason reason) {
@@ -128,21 +70,24 @@ static const char *reason_name(td_done_reason reason) {
   return "error";
 }
 
-static td_status print_json(const runner *r, const td_generate_stats *stats, td_err *err) {
+static td_status print_json(const td_runner *r, td_err *err) {
   td_buf text = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&text);
   td_jw_begin_object(&w, NULL);
-  if (r->chat) td_jw_str_len(&w, "text", td_buf_text(&r->answer), r->answer.len);
+  if (r->chat) td_jw_str_len(&w, "text", td_buf_text(&r->said), r->said.len);
+  if (r->reasoning.len) {
+    td_jw_str_len(&w, "reasoning", td_buf_text(&r->reasoning), r->reasoning.len);
+  }
   td_jw_begin_array(&w, "token_ids");
   for (size_t i = 0; i < r->ids.n; i++)
     td_jw_int(&w, NULL, r->ids.ids[i]);
   td_jw_end_array(&w);
-  td_jw_str(&w, "finish_reason", reason_name(stats->reason));
-  td_jw_int(&w, "n_prompt", stats->n_prompt);
-  td_jw_int(&w, "n_output", stats->n_output);
+  td_jw_str(&w, "finish_reason", reason_name(r->stats.reason));
+  td_jw_int(&w, "n_prompt", r->stats.n_prompt);
+  td_jw_int(&w, "n_output", r->stats.n_output);
   td_jw_double(&w, "load_s", r->session->load_s);
-  td_jw_double(&w, "prefill_s", stats->prefill_s);
-  td_jw_double(&w, "decode_s", stats->decode_s);
+  td_jw_double(&w, "prefill_s", r->stats.prefill_s);
+  td_jw_double(&w, "decode_s", r->stats.decode_s);
   td_jw_end_object(&w);
   td_status st = td_buf_status(&text, err);
   if (st == TD_OK) puts(td_buf_text(&text));
@@ -151,156 +96,55 @@ static td_status print_json(const runner *r, const td_generate_stats *stats, td_
   return st;
 }
 
-static td_status answer(runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
-  td_buf_clear(&r->answer);
-  r->ids.n = r->n_shown = 0;
-  r->status = TD_OK;
-  td_generate_args args = {.prompt = prompt,
-                           .n_prompt = (uint32_t)n_prompt,
-                           .max_tokens = (uint32_t)r->options->n_predict,
-                           .ignore_eos = r->options->ignore_eos,
-                           .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
-                           .sampling = r->sampling,
-                           .on_prefill = show_prefill,
-                           .on_token = show_token,
-                           .ctx = r};
-  td_generate_stats stats;
-  td_status st = td_session_generate(r->session, &args, &stats, err);
-  if (st == TD_OK && r->status != TD_OK) {
-    *err = r->err;
-    st = r->status;
-  }
-  if (st != TD_OK) return st;
-  if (r->chat) st = td_detok_flush(&r->detok, &r->answer, err);
-  show_answer(r);
-  if (!r->options->json) {
-    putchar('\n');
-  } else if (st == TD_OK) {
-    st = print_json(r, &stats, err);
-  }
-  report(r, &stats);
-  return st;
-}
-
-// ---- prompts --------------------------------------------------------------------------------
-
-static void add_message(td_buf *messages, const char *role, const char *text, size_t len) {
-  td_json_writer w = TD_JSON_WRITER(messages);
-  if (messages->len) td_buf_char(messages, ',');
-  td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "role", role);
-  td_jw_str_len(&w, "content", text, len);
-  td_jw_end_object(&w);
-}
-
-static td_status encode_history(const runner *r, td_token_ids *ids, td_err *err) {
-  td_buf vars = TD_BUF_INIT;
-  td_buf_printf(&vars, "{\"messages\":[%s],\"add_generation_prompt\":true}",
-                td_buf_text(&r->history));
-  td_status st = td_buf_status(&r->history, err);
-  if (st == TD_OK) st = td_buf_status(&vars, err);
-  if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, NULL, err);
-  td_buf_free(&vars);
-  return st;
-}
-
-// Generates a response to the conversation and appends it.
-static td_status answer_chat(runner *r, td_err *err) {
-  td_token_ids ids = {0};
-  td_status st = encode_history(r, &ids, err);
-  if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
-  if (st == TD_OK) {
-    add_message(&r->history, "assistant", td_buf_text(&r->answer), r->answer.len);
-    st = td_buf_status(&r->history, err);
-  }
-  td_token_ids_free(&ids);
-  return st;
-}
-
-static td_status answer_text(runner *r, const char *text, size_t len, td_err *err) {
-  if (!r->options->raw) {
-    add_message(&r->history, "user", text, len);
-    return answer_chat(r, err);
-  }
-  td_token_ids ids = {0};
-  td_status st = td_chat_encode_plain(r->chat, text, len, true, &ids, err);
-  if (st == TD_OK) st = answer(r, ids.ids, ids.n, err);
-  td_token_ids_free(&ids);
-  return st;
+// Files and what programs print end in a line break that is not part of the prompt.
+static void drop_last_newline(td_buf *text) {
+  if (text->len && text->data[text->len - 1] == '\n') text->len--;
+  if (text->len && text->data[text->len - 1] == '\r') text->len--;
 }
 
 // Reads the single prompt: --prompt, --file, or stdin if that is not a terminal.
 static td_status read_prompt(const td_options *o, td_buf *text, td_err *err) {
   if (o->prompt) {
     td_buf_str(text, o->prompt);
-  } else if (o->file && strcmp(o->file, "-")) {
-    return td_file_read(text, o->file, MAX_TEXT_BYTES, err);
-  } else {
-    return td_stdin_read(text, MAX_TEXT_BYTES, err);
+    return td_buf_status(text, err);
   }
-  return td_buf_status(text, err);
-}
-
-static td_status run_once(runner *r, td_err *err) {
-  const td_options *o = r->options;
-  if (o->token_ids.n) return answer(r, o->token_ids.values, o->token_ids.n, err);
-  td_buf text = TD_BUF_INIT;
-  td_status st = read_prompt(o, &text, err);
-  if (st == TD_OK) st = answer_text(r, td_buf_text(&text), text.len, err);
-  td_buf_free(&text);
+  td_status st = o->file && strcmp(o->file, "-") ? td_file_read(text, o->file, MAX_TEXT_BYTES, err)
+                                                 : td_stdin_read(text, MAX_TEXT_BYTES, err);
+  if (st == TD_OK) drop_last_newline(text);
   return st;
 }
 
-// Waits for a line or the end of input on the terminal; false if Ctrl-C came first. The signal is
-// unblocked only inside ppoll, so none is lost before the wait.
-static bool wait_for_line(void) {
-  sigset_t interrupt, before;
-  sigemptyset(&interrupt);
-  sigaddset(&interrupt, SIGINT);
-  sigprocmask(SIG_BLOCK, &interrupt, &before);
-  struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
-  if (!interrupted) ppoll(&input, 1, NULL, &before);
-  sigprocmask(SIG_SETMASK, &before, NULL);
-  return !interrupted;
-}
-
-static void print_name(const runner *r) {
-  td_buf name = TD_BUF_INIT;
-  const char *given = td_model_name(r->session->model);
-  td_printable_add(&name, given, strlen(given), "");
-  fprintf(stderr, "%s. Ctrl-C stops a response, Ctrl-D ends.\n", td_buf_text(&name));
-  td_buf_free(&name);
-}
-
-// Reads lines until the end of input. An error in one turn does not end the chat. At the prompt
-// Ctrl-C discards the line and Ctrl-D ends the chat.
-static td_status chat_on_terminal(runner *r, td_err *err) {
-  char *line = NULL;
-  size_t cap = 0;
-  print_name(r);
-  setvbuf(stdin, NULL, _IONBF, 0); // unbuffered, so that poll sees all unread input
-  for (;;) {
-    interrupted = 0;
-    fputs("\n> ", stderr);
-    if (!wait_for_line()) continue;
-    ssize_t len = getline(&line, &cap, stdin);
-    if (len < 0) break;
-    while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
-      len--;
-    if (!len) continue;
-    size_t mark = r->history.len;
-    if (answer_text(r, line, (size_t)len, err) != TD_OK) {
-      td_error("%s", err->msg);
-      r->history.len = mark;
-      r->history.failed = false;
-    }
+static td_status answer_text(td_runner *r, const td_buf *text, td_err *err) {
+  if (!r->options->raw) {
+    td_status st = td_run_ask(r, td_buf_text(text), text->len, err);
+    return st == TD_OK ? td_run_answer_chat(r, err) : st;
   }
-  fputc('\n', stderr);
-  free(line);
-  return TD_OK;
+  td_token_ids ids = {0};
+  td_status st = td_chat_encode_plain(r->chat, td_buf_text(text), text->len, true, &ids, err);
+  if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, err);
+  td_token_ids_free(&ids);
+  return st;
 }
 
-static td_status open_runner(runner *r, td_err *err) {
+static td_status run_once(td_runner *r, td_err *err) {
+  const td_options *o = r->options;
+  td_status st;
+  if (o->token_ids.n) {
+    st = td_run_answer(r, o->token_ids.values, o->token_ids.n, err);
+  } else {
+    td_buf text = TD_BUF_INIT;
+    st = read_prompt(o, &text, err);
+    if (st == TD_OK) st = answer_text(r, &text, err);
+    td_buf_free(&text);
+  }
+  if (st == TD_OK && o->json) st = print_json(r, err);
+  if (st == TD_OK) report(r);
+  return st;
+}
+
+// ---- the command ----------------------------------------------------------------------------
+
+static td_status open_runner(td_runner *r, td_err *err) {
   const td_options *o = r->options;
   td_session_opts opts;
   td_status st = td_cmd_session_opts(o, &opts, err);
@@ -312,15 +156,20 @@ static td_status open_runner(runner *r, td_err *err) {
   st = td_session_open(&r->session, &opts, err);
   if (st != TD_OK) return st;
   r->sampling = choose_sampling(o, r->session->config);
-  if (r->chat) td_detok_init(&r->detok, td_chat_tokenizer(r->chat), true);
-  if (o->system) add_message(&r->history, "system", o->system, strlen(o->system));
-  return TD_OK;
+  if (!r->chat) return TD_OK;
+  r->parser.is_harmony = !o->raw && td_chat_template_mentions(r->chat, "<|channel|>");
+  td_detok_init(&r->detok, td_chat_tokenizer(r->chat), !r->parser.is_harmony);
+  if (o->system) td_buf_str(&r->conversation.system, o->system);
+  return td_buf_status(&r->conversation.system, err);
 }
 
-static void close_runner(runner *r) {
+static void close_runner(td_runner *r) {
   if (r->chat) td_detok_free(&r->detok);
-  td_buf_free(&r->history);
-  td_buf_free(&r->answer);
+  td_output_parser_free(&r->parser);
+  td_conversation_free(&r->conversation);
+  td_buf_free(&r->text);
+  td_buf_free(&r->reasoning);
+  td_buf_free(&r->said);
   td_token_ids_free(&r->ids);
   td_session_close(r->session);
   td_trace_file_close(r->trace);
@@ -328,19 +177,20 @@ static void close_runner(runner *r) {
 }
 
 int td_cmd_run(const td_options *o) {
-  runner r = {.options = o, .show_progress = isatty(STDERR_FILENO)};
+  td_runner r = {.options = o,
+                 .shows_reasoning = isatty(STDERR_FILENO) == 1,
+                 .shows_progress = td_terminal_moves_cursor(STDERR_FILENO),
+                 .has_colors = td_terminal_has_colors(STDERR_FILENO)};
   td_err err;
   td_status st = open_runner(&r, &err);
+  bool is_interrupted = false;
   if (st == TD_OK) {
-    struct sigaction action = {.sa_handler = on_interrupt};
-    sigaction(SIGINT, &action, NULL);
+    td_interrupt_catch();
     bool one = o->prompt || o->file || o->token_ids.n || !isatty(STDIN_FILENO);
-    st = one ? run_once(&r, &err) : chat_on_terminal(&r, &err);
-    if (st == TD_OK && one && interrupted) {
-      close_runner(&r);
-      return 130;
-    }
+    st = one ? run_once(&r, &err) : td_run_chat(&r, &err);
+    is_interrupted = one && td_interrupted();
   }
   close_runner(&r);
-  return st == TD_OK ? 0 : td_cmd_fail(&err);
+  if (st != TD_OK) return td_cmd_fail(&err);
+  return is_interrupted ? 130 : 0;
 }

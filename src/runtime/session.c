@@ -154,6 +154,9 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
 
 // TD_ECANCELED: on_prefill returned false.
 static td_status prefill(td_session *s, const td_generate_args *args, td_err *err) {
+  if (args->on_prefill && !args->on_prefill(args->ctx, s->n_cached, args->n_prompt)) {
+    return TD_ECANCELED;
+  }
   while (s->n_cached < args->n_prompt) {
     uint32_t left = args->n_prompt - s->n_cached;
     uint32_t n = left < s->opts.runtime.prefill_chunk ? left : s->opts.runtime.prefill_chunk;

@@ -48,7 +48,8 @@ typedef struct {
   bool ignore_eos;
   const td_tokenizer *tok; // its end token stops generation too; may be NULL
   td_sampling sampling;
-  // Called after each prefill step; returning false cancels. May be NULL.
+  // Called before the first prefill step, with the tokens found in the KV cache as n_done, and
+  // after each; returning false cancels. May be NULL.
   bool (*on_prefill)(void *ctx, uint32_t n_done, uint32_t n_prompt);
   // Called for each token that is not an end of sequence; returning false cancels. May be NULL.
   bool (*on_token)(void *ctx, int32_t id);

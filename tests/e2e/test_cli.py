@@ -2,17 +2,15 @@
 
 import json
 import os
-import pty
 import resource
-import select
 import shutil
 import signal
 import subprocess
-import time
 
 import numpy as np
 import pytest
 from serving import Server, make_model
+from terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +55,11 @@ def test_prompt_file_and_stdin_are_one(tandem, model, tmp_path):
         tandem(*args, "-f", tmp_path / "p.txt").stdout,
         tandem(*args, "-f", "-", stdin=b"Tell me a story").stdout,
         tandem(*args, stdin=b"Tell me a story").stdout,
+        tandem(*args, stdin=b"Tell me a story\n").stdout,  # echo's line break is not part of it
+        tandem(*args, stdin=b"Tell me a story\r\n").stdout,
     }
     assert len(answers) == 1
+    assert tandem(*args, stdin=b"Tell me a story\n\n").stdout not in answers
 
 
 def test_control_tokens_of_a_raw_prompt_are_parsed(tandem, model):
@@ -186,43 +187,6 @@ def test_a_file_beyond_its_limit_is_an_error(tandem_bin, model, tmp_path):
 
 
 # ---- a terminal ------------------------------------------------------------------------------
-
-
-class Terminal:
-    """A child on a pseudo-terminal."""
-
-    def __init__(self, *args):
-        self.seen = b""
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.execv(args[0], [str(a) for a in args])
-
-    def read_until(self, enough, what, seconds=120):
-        end = time.monotonic() + seconds
-        while not enough():
-            assert time.monotonic() < end, f"{what} did not come: {self.seen[-500:]}"
-            if select.select([self.fd], [], [], 0.1)[0]:
-                self.seen += os.read(self.fd, 65536)
-
-    def wait_for(self, text):
-        self.read_until(lambda: text in self.seen, text)
-        self.seen = self.seen.split(text, 1)[1]
-
-    def wait_for_bytes(self, n):
-        self.read_until(lambda: len(self.seen) >= n, f"{n} bytes")
-
-    def send(self, data):
-        os.write(self.fd, data)
-
-    def end(self):
-        while True:  # what it still says
-            try:
-                self.seen += os.read(self.fd, 65536)
-            except OSError:  # its end of the terminal is closed
-                break
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(status)
 
 
 def test_ctrl_c_stops_the_answer_not_the_program(tandem_bin, model):

@@ -1,0 +1,36 @@
+// src/cli/conversation.h - the messages of a chat, kept apart from how a template renders them.
+#ifndef TD_CLI_CONVERSATION_H
+#define TD_CLI_CONVERSATION_H
+
+#include "base/buf.h"
+#include "base/json_write.h"
+#include "base/status.h"
+
+typedef enum { TD_ROLE_USER, TD_ROLE_ASSISTANT } td_role;
+
+typedef struct {
+  td_role role;
+  td_buf content;
+  td_buf reasoning; // of the assistant; templates decide which of it they render again
+} td_message;
+
+// Zero-initialize. Callers may read the members.
+typedef struct {
+  td_buf system; // empty: no system message
+  td_message *messages;
+  size_t n, cap;
+  size_t first; // messages before this one are kept, but no longer sent to the model
+} td_conversation;
+
+void td_conversation_free(td_conversation *c);
+// Appends a message whose buffers are empty. It is valid until the next call. NULL: out of memory.
+td_message *td_conversation_add(td_conversation *c, td_role role);
+// Keeps the system message and the first n messages.
+void td_conversation_cut(td_conversation *c, size_t n);
+// Stops sending the oldest turn, from a user's message to the one before the next. False: only one
+// turn is left.
+bool td_conversation_slide(td_conversation *c);
+// Writes the member "messages": what is sent to the model, or all there is.
+void td_conversation_write(const td_conversation *c, td_json_writer *w, bool all);
+
+#endif

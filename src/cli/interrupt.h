@@ -1,0 +1,20 @@
+// src/cli/interrupt.h - Ctrl-C and other signals that a program on a terminal lives through.
+#ifndef TD_CLI_INTERRUPT_H
+#define TD_CLI_INTERRUPT_H
+
+#include <stdbool.h>
+
+// From now on SIGINT is noted and does not end the process.
+void td_interrupt_catch(void);
+// Also notes SIGWINCH and SIGCONT. Returns a descriptor that becomes readable when a signal
+// arrives: polled beside the input, it loses no signal that comes just before the wait. -1: there
+// is none.
+int td_interrupt_open_fd(void);
+
+// Whether SIGINT came since td_interrupt_clear. May be called between tokens.
+bool td_interrupted(void);
+void td_interrupt_clear(void);
+// Whether SIGWINCH or SIGCONT came since the last call.
+bool td_interrupt_take_redraw(void);
+
+#endif

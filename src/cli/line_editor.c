@@ -1,0 +1,222 @@
+// src/cli/line_editor.c - libedit, with input that Ctrl-C interrupts and bracketed paste.
+#include "cli/line_editor.h"
+
+#include <errno.h>
+#include <histedit.h>
+#include <locale.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/utf8.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
+
+#define MAX_HISTORY 1000
+#define QUOTES      "\"\"\""
+#define PASTE_BEGIN "\\e[200~" // as el_set spells it
+#define PASTE_END   "\033[201~"
+
+struct td_line_editor {
+  EditLine *el;
+  History *history;
+  locale_t locale, before; // UTF-8 for libedit, whatever the environment says
+  int wake_fd;             // readable when a signal came; not owned
+  bool has_paste;          // the terminal marks pasted text
+  const char *prompt;
+};
+
+static td_line_editor *editor_of(EditLine *el) {
+  td_line_editor *editor = NULL;
+  el_get(el, EL_CLIENTDATA, &editor);
+  return editor;
+}
+
+static char *prompt_of(EditLine *el) {
+  return (char *)editor_of(el)->prompt; // libedit does not write to it
+}
+
+// ---- characters -----------------------------------------------------------------------------
+
+static void redraw(EditLine *el) {
+  el_resize(el);
+  el_set(el, EL_PREP_TERM, 1);
+  el_set(el, EL_REFRESH);
+}
+
+// Waits for input. False: interrupted.
+static bool wait_for_input(EditLine *el) {
+  struct pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                         {.fd = editor_of(el)->wake_fd, .events = POLLIN}};
+  while (!td_interrupted()) {
+    if (poll(fds, TD_COUNT(fds), -1) < 0 && errno != EINTR)
+      return true; // reading says what is wrong
+    uint64_t count;
+    if (fds[1].revents && read(fds[1].fd, &count, sizeof count) < 0) fds[1].fd = -1;
+    if (td_interrupt_take_redraw()) redraw(el);
+    if (fds[0].revents && !td_interrupted()) return true;
+  }
+  return false;
+}
+
+// libedit's input: 1 and a character, 0 at the end, -1 when interrupted. Reads no byte ahead.
+static int read_character(EditLine *el, wchar_t *out) {
+  char bytes[4];
+  for (size_t n = 0;;) {
+    if (!wait_for_input(el)) return -1;
+    ssize_t got = read(STDIN_FILENO, bytes + n, 1);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return 0;
+    uint32_t code_point;
+    int len = td_utf8_decode(bytes, ++n, &code_point);
+    if (len < 0) continue;
+    *out = len ? (wchar_t)code_point : 0xFFFD;
+    return 1;
+  }
+}
+
+static bool ends_with(const td_buf *text, const char *end) {
+  size_t n = strlen(end);
+  return text->len >= n && memcmp(text->data + text->len - n, end, n) == 0;
+}
+
+// Inserts pasted text as it is, so that its line breaks do not send it.
+static unsigned char insert_pasted(EditLine *el, int ch) {
+  (void)ch;
+  td_buf text = TD_BUF_INIT;
+  wchar_t c;
+  while (!ends_with(&text, PASTE_END)) {
+    if (el_wgetc(el, &c) != 1) {
+      td_buf_free(&text);
+      return CC_EOF;
+    }
+    char bytes[4];
+    td_buf_add(&text, bytes, (size_t)td_utf8_encode(c == '\r' ? '\n' : (uint32_t)c, bytes));
+  }
+  text.data[text.len - strlen(PASTE_END)] = '\0';
+  bool is_in = !text.failed && (!text.data[0] || el_insertstr(el, text.data) == 0);
+  td_buf_free(&text);
+  return is_in ? CC_REFRESH : CC_REFRESH_BEEP;
+}
+
+static unsigned char insert_newline(EditLine *el, int ch) {
+  (void)ch;
+  return el_insertstr(el, "\n") == 0 ? CC_REFRESH : CC_ERROR;
+}
+
+// ---- opening --------------------------------------------------------------------------------
+
+static td_status open_libedit(td_line_editor *e, td_err *err) {
+  e->el = el_init("tandem", stdin, stderr, stderr);
+  e->history = history_init();
+  if (!e->el || !e->history) return td_fail(err, TD_ENOMEM, "the line editor cannot be opened");
+  HistEvent event;
+  history(e->history, &event, H_SETSIZE, MAX_HISTORY);
+  history(e->history, &event, H_SETUNIQUE, 1);
+  el_set(e->el, EL_CLIENTDATA, e);
+  el_set(e->el, EL_PROMPT, prompt_of);
+  el_set(e->el, EL_GETCFN, read_character);
+  el_set(e->el, EL_EDITOR, "emacs");
+  el_set(e->el, EL_HIST, history, e->history);
+  el_set(e->el, EL_ADDFN, "tandem-paste", "insert pasted text", insert_pasted);
+  el_set(e->el, EL_ADDFN, "tandem-newline", "insert a line break", insert_newline);
+  el_set(e->el, EL_BIND, PASTE_BEGIN, "tandem-paste", NULL);
+  el_set(e->el, EL_BIND, "\\e\\r", "tandem-newline", NULL);
+  el_source(e->el, NULL); // ~/.editrc
+  return TD_OK;
+}
+
+td_status td_line_editor_open(td_line_editor **out, td_err *err) {
+  *out = NULL;
+  td_line_editor *e = calloc(1, sizeof *e);
+  if (!e) return td_fail(err, TD_ENOMEM, "out of memory");
+  e->prompt = "";
+  e->wake_fd = td_interrupt_open_fd();
+  e->has_paste = td_terminal_moves_cursor(STDERR_FILENO);
+  e->locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+  if (e->locale) e->before = uselocale(e->locale);
+  td_status st = open_libedit(e, err);
+  if (st != TD_OK) {
+    td_line_editor_close(e);
+    return st;
+  }
+  *out = e;
+  return TD_OK;
+}
+
+void td_line_editor_close(td_line_editor *e) {
+  if (!e) return;
+  if (e->history) history_end(e->history);
+  if (e->el) el_end(e->el);
+  if (e->locale) {
+    uselocale(e->before);
+    freelocale(e->locale);
+  }
+  free(e);
+}
+
+// ---- messages -------------------------------------------------------------------------------
+
+// Appends a line without its line break.
+static td_line_result read_line(td_line_editor *e, const char *prompt, td_buf *out) {
+  int n = 0;
+  e->prompt = prompt;
+  el_set(e->el, EL_PREP_TERM,
+         1); // libedit would do it after the prompt: too late for who waits for it
+  if (e->has_paste) fputs("\033[?2004h", stderr);
+  const char *line = el_gets(e->el, &n);
+  if (e->has_paste) fputs("\033[?2004l", stderr);
+  if (!line || n <= 0) {
+    fputc('\n', stderr);
+    el_reset(e->el);
+    return td_interrupted() ? TD_LINE_INTERRUPTED : TD_LINE_END;
+  }
+  size_t len = strlen(line);
+  td_buf_add(out, line, len && line[len - 1] == '\n' ? len - 1 : len);
+  return TD_LINE_READ;
+}
+
+static bool begins_with_quotes(const td_buf *text) {
+  return text->len >= strlen(QUOTES) && memcmp(text->data, QUOTES, strlen(QUOTES)) == 0;
+}
+
+// Whether the message goes on in the next line. Removes what only says so.
+static bool goes_on(td_buf *text, bool *in_quotes) {
+  const size_t n = strlen(QUOTES);
+  if (!*in_quotes && begins_with_quotes(text)) {
+    *in_quotes = true;
+    td_buf_drop(text, n);
+  }
+  if (*in_quotes) {
+    *in_quotes = !ends_with(text, QUOTES);
+    if (*in_quotes) {
+      if (text->len) td_buf_char(text, '\n');
+      return true;
+    }
+    text->len -= n;
+    if (text->len && text->data[text->len - 1] == '\n') text->len--;
+    return false;
+  }
+  if (!text->len || text->data[text->len - 1] != '\\') return false;
+  text->data[text->len - 1] = '\n';
+  return true;
+}
+
+td_line_result td_line_editor_read(td_line_editor *e, td_buf *out) {
+  td_buf_clear(out);
+  bool in_quotes = false, has_more;
+  const char *prompt = "> ";
+  do {
+    td_line_result result = read_line(e, prompt, out);
+    if (result != TD_LINE_READ) return result;
+    has_more = goes_on(out, &in_quotes);
+    prompt = ". ";
+  } while (has_more && !out->failed);
+  if (out->data) out->data[out->len] = '\0';
+  HistEvent event;
+  if (out->len) history(e->history, &event, H_ENTER, td_buf_text(out));
+  return TD_LINE_READ;
+}

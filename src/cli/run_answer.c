@@ -1,0 +1,189 @@
+// src/cli/run_answer.c - generates one response: its content goes to stdout, reasoning and progress
+// to a terminal on stderr.
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json_write.h"
+#include "base/log.h"
+#include "base/printable.h"
+#include "cli/interrupt.h"
+#include "cli/run_impl.h"
+
+// ---- showing --------------------------------------------------------------------------------
+
+static void end_reasoning(td_runner *r) {
+  if (!r->is_in_reasoning) return;
+  r->is_in_reasoning = false;
+  fputs(r->has_colors ? "\033[0m\n\n" : "\n\n", stderr);
+}
+
+static void show_reasoning(td_runner *r, const char *text, size_t len) {
+  td_buf_add(&r->reasoning, text, len);
+  if (!r->shows_reasoning || r->options->json || !len) return;
+  td_spinner_stop(&r->spinner);
+  if (!r->is_in_reasoning) fputs(r->has_colors ? "\033[2m" : "thinking: ", stderr);
+  r->is_in_reasoning = true;
+  td_buf safe = TD_BUF_INIT;
+  td_printable_add(&safe, text, len, "\n\t");
+  fwrite(td_buf_text(&safe), 1, safe.len, stderr);
+  td_buf_free(&safe);
+}
+
+static void show_content(td_runner *r, const char *text, size_t len) {
+  td_buf_add(&r->said, text, len);
+  if (r->options->json || !len) return;
+  td_spinner_stop(&r->spinner);
+  end_reasoning(r);
+  fwrite(text, 1, len, stdout);
+  fflush(stdout);
+}
+
+// Shows what of r->text is new and cannot change any more.
+static td_status show_new(td_runner *r, bool is_final, td_err *err) {
+  td_status st = td_buf_status(&r->text, err);
+  if (!r->is_parsed) {
+    if (st == TD_OK)
+      show_content(r, td_buf_text(&r->text) + r->said.len, r->text.len - r->said.len);
+    return st == TD_OK ? td_buf_status(&r->said, err) : st;
+  }
+  td_output_part part;
+  for (bool found = true; st == TD_OK && found;) {
+    st = td_output_parser_next(&r->parser, td_buf_text(&r->text), r->text.len, is_final, &part,
+                               &found, err);
+    if (st != TD_OK || !found) break;
+    const char *begin = td_buf_text(&r->text) + part.begin;
+    (part.kind == TD_OUTPUT_REASONING ? show_reasoning : show_content)(r, begin,
+                                                                       part.end - part.begin);
+  }
+  if (st == TD_OK) st = td_buf_status(&r->said, err);
+  return st == TD_OK ? td_buf_status(&r->reasoning, err) : st;
+}
+
+// ---- generating -----------------------------------------------------------------------------
+
+static bool on_prefill(void *ctx, uint32_t n_done, uint32_t n_prompt) {
+  td_runner *r = ctx;
+  td_spinner_update(&r->spinner, n_done, n_prompt);
+  return !td_interrupted();
+}
+
+static bool on_token(void *ctx, int32_t id) {
+  td_runner *r = ctx;
+  r->status = td_token_ids_push(&r->ids, id, &r->err);
+  if (r->status == TD_OK && r->chat) {
+    r->status = td_detok_feed(&r->detok, id, &r->text, &r->err);
+  } else if (r->status == TD_OK) { // without a tokenizer print ids
+    td_buf_printf(&r->text, "%s%d", r->text.len ? "," : "", id);
+  }
+  if (r->status == TD_OK) r->status = show_new(r, false, &r->err);
+  return r->status == TD_OK && !td_interrupted() && !ferror(stdout);
+}
+
+static void begin(td_runner *r) {
+  td_buf_clear(&r->text);
+  td_buf_clear(&r->reasoning);
+  td_buf_clear(&r->said);
+  r->ids.n = 0;
+  r->status = TD_OK;
+  r->stats = (td_generate_stats){0};
+  const td_output_parser parser = {.begins_in_reasoning = r->parser.begins_in_reasoning,
+                                   .is_harmony = r->parser.is_harmony};
+  td_output_parser_free(&r->parser);
+  r->parser = parser;
+  if (r->shows_progress) td_spinner_start(&r->spinner);
+}
+
+td_status td_run_answer(td_runner *r, const int32_t *prompt, size_t n_prompt, td_err *err) {
+  begin(r);
+  td_generate_args args = {.prompt = prompt,
+                           .n_prompt = (uint32_t)n_prompt,
+                           .max_tokens = (uint32_t)r->options->n_predict,
+                           .ignore_eos = r->options->ignore_eos,
+                           .tok = r->chat ? td_chat_tokenizer(r->chat) : NULL,
+                           .sampling = r->sampling,
+                           .on_prefill = on_prefill,
+                           .on_token = on_token,
+                           .ctx = r};
+  td_status st = td_session_generate(r->session, &args, &r->stats, err);
+  td_spinner_stop(&r->spinner);
+  if (st == TD_OK && r->status != TD_OK) {
+    *err = r->err;
+    st = r->status;
+  }
+  if (st == TD_OK && r->chat) st = td_detok_flush(&r->detok, &r->text, err);
+  if (st == TD_OK) st = show_new(r, true, err);
+  end_reasoning(r);
+  if (st == TD_OK && !r->options->json) {
+    putchar('\n');
+    fflush(stdout);
+  }
+  return st;
+}
+
+// ---- conversations --------------------------------------------------------------------------
+
+static td_status encode(td_runner *r, td_token_ids *ids, td_err *err) {
+  td_buf vars = TD_BUF_INIT, text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&vars);
+  ids->n = 0;
+  td_jw_begin_object(&w, NULL);
+  td_conversation_write(&r->conversation, &w, false);
+  td_jw_bool(&w, "add_generation_prompt", true);
+  td_jw_end_object(&w);
+  td_status st = td_buf_status(&vars, err);
+  if (st == TD_OK) st = td_chat_encode(r->chat, td_buf_text(&vars), vars.len, ids, &text, err);
+  if (st == TD_OK) st = td_buf_status(&text, err);
+  r->parser.begins_in_reasoning = st == TD_OK &&
+                                  td_output_parser_prompt_thinks(td_buf_text(&text), text.len);
+  td_buf_free(&vars);
+  td_buf_free(&text);
+  return st;
+}
+
+// Encodes the conversation. Where little room would be left for a response, turns are left out
+// until half of the context is free, so that not every turn has to be prefilled again.
+static td_status encode_fitting(td_runner *r, td_token_ids *ids, td_err *err) {
+  const uint32_t n_ctx = r->session->n_ctx;
+  const size_t before = r->conversation.first;
+  uint64_t n_room = (uint64_t)r->options->n_predict;
+  if (n_room > n_ctx / 4) n_room = n_ctx / 4;
+  td_status st = encode(r, ids, err);
+  if (st != TD_OK || ids->n + n_room <= n_ctx) return st;
+  while (st == TD_OK && ids->n > n_ctx / 2 && td_conversation_slide(&r->conversation))
+    st = encode(r, ids, err);
+  if (st != TD_OK) return st;
+  if (ids->n > n_ctx) { // the last message alone
+    r->conversation.first = before;
+    return td_fail(err, TD_EINVAL,
+                   "the message makes a prompt of %zu tokens, more than the context of %u: shorten "
+                   "it, or start with a larger --ctx-size",
+                   ids->n, n_ctx);
+  }
+  if (r->conversation.first > before) {
+    td_info("the context of %u tokens is full: the %u oldest messages are no longer part of it",
+            n_ctx, (unsigned)r->conversation.first);
+  }
+  return TD_OK;
+}
+
+td_status td_run_answer_chat(td_runner *r, td_err *err) {
+  td_token_ids ids = {0};
+  td_status st = encode_fitting(r, &ids, err);
+  r->is_parsed = true;
+  if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, err);
+  td_token_ids_free(&ids);
+  if (st != TD_OK) return st;
+  td_message *m = td_conversation_add(&r->conversation, TD_ROLE_ASSISTANT);
+  if (!m) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_buf_add(&m->content, td_buf_text(&r->said), r->said.len);
+  td_buf_add(&m->reasoning, td_buf_text(&r->reasoning), r->reasoning.len);
+  st = td_buf_status(&m->content, err);
+  return st == TD_OK ? td_buf_status(&m->reasoning, err) : st;
+}
+
+td_status td_run_ask(td_runner *r, const char *text, size_t len, td_err *err) {
+  td_message *m = td_conversation_add(&r->conversation, TD_ROLE_USER);
+  if (!m) return td_fail(err, TD_ENOMEM, "out of memory");
+  td_buf_add(&m->content, text, len);
+  return td_buf_status(&m->content, err);
+}

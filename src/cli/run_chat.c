@@ -1,0 +1,226 @@
+// src/cli/run_chat.c - a chat on a terminal: messages, and commands that begin with a slash.
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/printable.h"
+#include "cli/interrupt.h"
+#include "cli/line_editor.h"
+#include "cli/run_impl.h"
+
+// What a command says; goes to stderr, as stdout has only responses.
+#define SAY(...) fprintf(stderr, __VA_ARGS__)
+
+typedef struct {
+  const char *name, *args, *help;
+  // args: the rest of the line, without white space around it. False: end the chat.
+  bool (*run)(td_runner *r, const char *args);
+} command;
+
+static void print_name(const td_runner *r) {
+  td_buf name = TD_BUF_INIT;
+  const char *given = td_model_name(r->session->model);
+  td_printable_add(&name, given, strlen(given), "");
+  SAY("%s, %u tokens of context. Ctrl-C stops a response, Ctrl-D ends, /help lists commands.\n",
+      td_buf_text(&name), r->session->n_ctx);
+  td_buf_free(&name);
+}
+
+static void report(const td_runner *r) {
+  const td_generate_stats *s = &r->stats;
+  uint32_t n_steps = s->n_output ? s->n_output - 1 : 0;
+  if (s->reason == TD_DONE_LENGTH && r->session->n_cached == r->session->n_ctx) {
+    td_info("the context of %u tokens is full: the response ends here", r->session->n_ctx);
+  } else if (s->reason == TD_DONE_LENGTH && !r->options->ignore_eos) {
+    td_info("the response reached its limit of %u tokens (--n-predict)", s->n_output);
+  }
+  td_info("prefill %u tokens, %.2f s | decode %u tokens, %.2f tokens/s | context %u of %u",
+          s->n_prompt - s->n_reused, s->prefill_s, s->n_output,
+          s->decode_s > 0 ? n_steps / s->decode_s : 0, r->session->n_cached, r->session->n_ctx);
+}
+
+// Generates a response. On an error the conversation returns to its first n messages.
+static void respond(td_runner *r, size_t n) {
+  td_err err;
+  td_interrupt_clear();
+  size_t first = r->conversation.first;
+  if (td_run_answer_chat(r, &err) == TD_OK) {
+    report(r);
+  } else {
+    td_error("%s", err.msg);
+    td_conversation_cut(&r->conversation, n);
+    r->conversation.first = first < n ? first : n;
+  }
+  r->sampling.seed++; // another attempt at the same prompt differs
+}
+
+// ---- commands -------------------------------------------------------------------------------
+
+static bool clear(td_runner *r, const char *args) {
+  (void)args;
+  td_conversation_cut(&r->conversation, 0);
+  SAY("The conversation is empty%s.\n",
+      r->conversation.system.len ? ", but for its system message" : "");
+  return true;
+}
+
+static bool retry(td_runner *r, const char *args) {
+  (void)args;
+  td_conversation *c = &r->conversation;
+  if (c->n < 2) {
+    SAY("There is no response yet.\n");
+    return true;
+  }
+  td_conversation_cut(c, c->n - 1);
+  respond(r, c->n - 1);
+  return true;
+}
+
+static bool set_system(td_runner *r, const char *args) {
+  td_buf *system = &r->conversation.system;
+  td_buf_clear(system);
+  td_buf_str(system, args);
+  SAY(*args ? "The system message is set.\n" : "There is no system message any more.\n");
+  return true;
+}
+
+static bool save(td_runner *r, const char *args) {
+  if (!*args) {
+    SAY("Name a file: /save chat.json\n");
+    return true;
+  }
+  td_buf text = TD_BUF_INIT;
+  td_json_writer w = TD_JSON_WRITER(&text);
+  td_err err;
+  td_jw_begin_object(&w, NULL);
+  td_conversation_write(&r->conversation, &w, true);
+  td_jw_end_object(&w);
+  td_buf_char(&text, '\n');
+  td_status st = td_buf_status(&text, &err);
+  if (st == TD_OK) st = td_file_write(args, td_buf_text(&text), text.len, &err);
+  if (st != TD_OK) {
+    td_error("%s", err.msg);
+  } else {
+    SAY("%zu messages saved.\n", r->conversation.n);
+  }
+  td_buf_free(&text);
+  return true;
+}
+
+static bool leave(td_runner *r, const char *args) {
+  (void)r;
+  (void)args;
+  return false;
+}
+
+static bool help(td_runner *r, const char *args);
+
+static const command commands[] = {
+    {"clear", "", "begin a new conversation", clear},
+    {"retry", "", "generate the last response again", retry},
+    {"system", " TEXT", "set the system message; without TEXT remove it", set_system},
+    {"save", " FILE", "write the conversation as JSON", save},
+    {"help", "", "print this", help},
+    {"exit", "", "end; so does Ctrl-D", leave},
+};
+
+static bool help(td_runner *r, const char *args) {
+  (void)r;
+  (void)args;
+  for (size_t i = 0; i < TD_COUNT(commands); i++) {
+    char usage[32];
+    snprintf(usage, sizeof usage, "/%s%s", commands[i].name, commands[i].args);
+    SAY("  %-14s %s\n", usage, commands[i].help);
+  }
+  SAY("A message goes on in the next line after \\ at the end of a line, or from \"\"\" to "
+      "\"\"\";\n"
+      "Alt-Enter inserts a line break. A space in front of / sends the line as a message.\n");
+  return true;
+}
+
+// /word, alone or before a space: "/etc/hosts" is a message.
+static bool is_command(const char *line) {
+  size_t len = line[0] == '/' ? strspn(line + 1, "abcdefghijklmnopqrstuvwxyz") : 0;
+  return len && (line[1 + len] == '\0' || isspace((unsigned char)line[1 + len]));
+}
+
+static bool run_command(td_runner *r, const char *line) {
+  const char *name = line + 1;
+  size_t len = strcspn(name, " \t\n");
+  const char *args = name + len + strspn(name + len, " \t\n");
+  for (size_t i = 0; i < TD_COUNT(commands); i++) {
+    if (strlen(commands[i].name) == len && !memcmp(commands[i].name, name, len)) {
+      return commands[i].run(r, args);
+    }
+  }
+  SAY("There is no command /%.*s.\n", (int)len, name);
+  return help(r, "");
+}
+
+// ---- the chat -------------------------------------------------------------------------------
+
+static void trim_end(td_buf *text) {
+  while (text->len && isspace((unsigned char)text->data[text->len - 1]))
+    text->data[--text->len] = '\0';
+}
+
+static void answer_raw(td_runner *r, const td_buf *text) {
+  td_token_ids ids = {0};
+  td_err err;
+  td_interrupt_clear();
+  r->is_parsed = false;
+  td_status st = td_chat_encode_plain(r->chat, td_buf_text(text), text->len, true, &ids, &err);
+  if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, &err);
+  td_token_ids_free(&ids);
+  if (st == TD_OK) {
+    report(r);
+  } else {
+    td_error("%s", err.msg);
+  }
+}
+
+// False: end the chat.
+static bool take_message(td_runner *r, td_buf *text) {
+  trim_end(text);
+  const char *line = td_buf_text(text);
+  if (!text->len) return true;
+  if (is_command(line)) return run_command(r, line);
+  if (r->options->raw) {
+    answer_raw(r, text);
+    return true;
+  }
+  size_t n = r->conversation.n, skip = line[0] == ' ' && is_command(line + 1);
+  td_err err;
+  if (td_run_ask(r, line + skip, text->len - skip, &err) == TD_OK) {
+    respond(r, n);
+  } else {
+    td_error("%s", err.msg);
+    td_conversation_cut(&r->conversation, n);
+  }
+  return true;
+}
+
+td_status td_run_chat(td_runner *r, td_err *err) {
+  td_line_editor *editor;
+  td_status st = td_line_editor_open(&editor, err);
+  if (st != TD_OK) return st;
+  print_name(r);
+  td_buf text = TD_BUF_INIT;
+  for (bool goes_on = true; goes_on;) {
+    td_interrupt_clear();
+    fputc('\n', stderr);
+    td_line_result result = td_line_editor_read(editor, &text);
+    if (result == TD_LINE_END) break;
+    if (result == TD_LINE_INTERRUPTED) continue;
+    if (text.failed) {
+      td_error("out of memory");
+    } else {
+      goes_on = take_message(r, &text);
+    }
+  }
+  td_buf_free(&text);
+  td_line_editor_close(editor);
+  return TD_OK;
+}
