@@ -120,20 +120,22 @@ sanitized_tests() {
 
 # Goldens in chunks use whole blocks, ragged ones and single tokens; release has compared the rest,
 # and more strings, attention by scalar kernels, what only sm_90 has, and the benches, which are many
-# calls of the same. The emulated GPU's engines run under ThreadSanitizer, and here in goldens.
+# calls of the same. Kernels' tests end at guard pages, which find in release what ASan would. The
+# emulated GPU's engines run under ThreadSanitizer, and here in goldens.
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
-  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_device_attn_scalar|test_cuda_(engine|comm|devices|.*_sm90))$' \
-    -k "not test_bench and not test_package and not logits_on_cuda and (not test_golden or chunk_37 or isa or wrong)"
+  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|test_device_attn_scalar|test_cuda_(engine|comm|devices|.*_sm90))$' \
+    -k "not test_bench and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
 }
 
-# Kernels, tokenizer and templates have no threads (the emulator's kernels are not instrumented), and
-# the protocol one. Goldens are slow here and single requests: one of each family shows the
-# orchestration, attention's too. test_backend_disk has the threads of --kv-dir.
+# What has threads, or several processes over shared memory: workers and their deaths, the prefix
+# cache under pressure, requests at once, ranks, and a golden of each kind of attention. Kernels,
+# tokenizer and templates have no threads, and the emulator's kernels are not instrumented.
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
-  local threaded="(not test_golden or (chunk_37 and (deepseek_fp8 or qwen3_moe)))" file
-  for file in tokenizer template http_raw cli bench nano_model nano_chat kv_dir package families formats weights calls; do threaded+=" and not test_$file"; done
+  local threaded="test_worker or test_preemption or test_expert_parallel or test_faults or test_trace or test_log or test_disaggregate"
+  threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
+  threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*)$' \
     -k "$threaded"
 }
