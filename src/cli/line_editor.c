@@ -184,7 +184,7 @@ static bool begins_with_quotes(const td_buf *text) {
 }
 
 // Whether the message goes on in the next line. Removes what only says so.
-static bool goes_on(td_buf *text, bool *in_quotes) {
+static bool is_unfinished(td_buf *text, bool *in_quotes) {
   const size_t n = strlen(QUOTES);
   if (!*in_quotes && begins_with_quotes(text)) {
     *in_quotes = true;
@@ -212,7 +212,7 @@ td_line_result td_line_editor_read(td_line_editor *e, td_buf *out) {
   do {
     td_line_result result = read_line(e, prompt, out);
     if (result != TD_LINE_READ) return result;
-    has_more = goes_on(out, &in_quotes);
+    has_more = is_unfinished(out, &in_quotes);
     prompt = ". ";
   } while (has_more && !out->failed);
   if (out->data) out->data[out->len] = '\0';

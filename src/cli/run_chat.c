@@ -208,7 +208,7 @@ td_status td_run_chat(td_runner *r, td_err *err) {
   if (st != TD_OK) return st;
   print_name(r);
   td_buf text = TD_BUF_INIT;
-  for (bool goes_on = true; goes_on;) {
+  for (bool should_continue = true; should_continue;) {
     td_interrupt_clear();
     fputc('\n', stderr);
     td_line_result result = td_line_editor_read(editor, &text);
@@ -217,7 +217,7 @@ td_status td_run_chat(td_runner *r, td_err *err) {
     if (text.failed) {
       td_error("out of memory");
     } else {
-      goes_on = take_message(r, &text);
+      should_continue = take_message(r, &text);
     }
   }
   td_buf_free(&text);
