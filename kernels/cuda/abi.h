@@ -435,8 +435,8 @@ typedef struct {
 //                  are created on it, and operators go to its streams only
 //   probe          whether the driver can run the library's code
 //   alloc_host     host memory that the device accesses at the same address
-//   pin            registers memory that the device reads but never writes; only_read: the mapping
-//                  is read-only
+//   pin            registers memory; only_read: the mapping is read-only, and the device never
+//                  writes to it
 //   event_is_done  *is_done is also true after a failure
 //   capture_begin, capture_end
 //                  work queued between them does not run but becomes a graph; on failure *out is

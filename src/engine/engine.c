@@ -176,6 +176,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
+  if (st == TD_OK) st = td_kv_outlet_open(e, err);
   if (st == TD_OK) st = td_moe_offload_open(e, err);
   if (st == TD_OK) st = td_expert_stream_open(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
@@ -210,6 +211,7 @@ void td_engine_close(td_engine *e) {
   td_ranks_close(e);
   td_stream_close(e->stream);
   td_event_close(e->done);
+  td_kv_outlet_close(e);
   td_expert_stream_close(e);
   td_moe_offload_close(e);
   void *const buffers[] = {e->x,
@@ -449,7 +451,8 @@ static void run_replayed(td_engine *e) {
                            .n_rows = e->n_rows,
                            .n_microbatches = e->plan.n_microbatches,
                            .max_keys = e->microbatches[0].groups[GROUP_DECODE].view.max_keys,
-                           .memory = e->logits_rows}; // changes only by growing
+                           // rows change only by growing
+                           .memory = 2 * e->logits_rows + td_kv_outlet_is_active(e)};
   if (e->plan.handover == TD_HANDOVER_SIGNALS) td_moe_offload_enqueue(e);
   td_stream_run(e->stream, &key, forward, e);
 }
@@ -472,6 +475,7 @@ td_status td_engine_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
   if (e->ranks) td_ranks_note_alone(e, seqs, n_seqs);
   td_engine_build_step(e, seqs, n_seqs);
   e->n_seqs = n_seqs;
+  td_kv_outlet_begin(e, seqs, n_seqs);
   return begin_built(e, count_rows(seqs, n_seqs), err);
 }
 
@@ -489,6 +493,7 @@ static void queue(td_engine *e, uint64_t ahead_bytes) {
     } while (td_engine_forward_piece(e));
   }
   td_engine_copy_outputs(e);
+  td_kv_outlet_finish(e);
   td_event_record(e->done, e->stream);
   e->is_queued = true;
 }
@@ -514,6 +519,7 @@ td_status td_engine_end(td_engine *e, td_err *err) {
     if (st == TD_OK) st = side_st;
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
+  if (st == TD_OK) st = td_kv_outlet_end(e, err);
   if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
     td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
                        td_clock_ns() - e->begin_ns);

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "device/device.h"
+#include "engine/kv_transfer.h"
 #include "engine/sampler.h"
 #include "model/model.h"
 
@@ -25,6 +26,9 @@ typedef struct {
   // Borrowed storage for all pages, reachable by the device, 64-byte aligned: n_pages * page_tokens
   // * td_engine_kv_bytes_per_token bytes. NULL: the engine allocates its own.
   void *kv_pages;
+  // Borrowed: keeps kv_pages, which are its dev_pages, equal to host memory. NULL: nobody shares
+  // them. Not with peer_devs.
+  td_kv_transfer *transfer;
   bool record_routing; // keep each step's expert choices for td_engine_routing
   // Borrowed: the device that computes offloaded experts, from host memory. Experts of the first
   // n_gpu_expert_layers layers stay on the engine's device. NULL: no offload.

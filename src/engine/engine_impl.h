@@ -1,5 +1,5 @@
 // src/engine/engine_impl.h - state shared by engine.c (memory, steps), forward.c (operators), moe.c
-// (MLP, routing, offload) and expert_stream.c (streaming).
+// (MLP, routing, offload), expert_stream.c (streaming) and kv_transfer.c (pages in host memory).
 #ifndef TD_ENGINE_ENGINE_IMPL_H
 #define TD_ENGINE_ENGINE_IMPL_H
 
@@ -53,6 +53,7 @@ typedef struct {
 } td_moe_offload;
 
 typedef struct td_expert_stream td_expert_stream;
+typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
 
@@ -69,6 +70,7 @@ struct td_engine {
   td_stream *stream;
   td_moe_offload offload;
   td_expert_stream *streaming; // NULL: no streaming
+  td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
@@ -178,6 +180,20 @@ void td_engine_forward(td_engine *engine); // queues all pieces
 // Copies to the host what sampling needs (top logits of each row, or all logits) and the routing
 // record.
 void td_engine_copy_outputs(td_engine *engine);
+
+// kv_transfer.c; without opts.transfer, all of them do nothing.
+td_status td_kv_outlet_open(td_engine *engine, td_err *err); // on error, close it too
+void td_kv_outlet_close(td_engine *engine);
+// Copies in the sequences' past, where the device lacks it; the step's work waits for that.
+void td_kv_outlet_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+// Whether the step's keys and values go to host memory, too, and the layer's pages there.
+bool td_kv_outlet_is_active(const td_engine *engine);
+td_kv_view td_kv_outlet_view(const td_engine *engine, uint32_t layer_idx);
+// The layer's keys and values of prompts are stored by what is queued so far: copies them out.
+void td_kv_outlet_layer(td_engine *engine, uint32_t layer_idx);
+void td_kv_outlet_finish(td_engine *engine); // the stream waits for the step's copies
+// After the stream has been waited for: the pages that the step wrote are current.
+td_status td_kv_outlet_end(td_engine *engine, td_err *err);
 
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
   size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;

@@ -98,15 +98,20 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
-    const td_kv_store_gqa_args store = {.batch = group->view,
-                                        .kv = kv,
-                                        .k = offset(e, e->kv, t * kv_dim),
-                                        .v = offset(e, e->v, t * kv_dim),
-                                        .k_stride = kv_dim,
-                                        .v_stride = kv_dim,
-                                        .n_kv_heads = c->n_kv_heads,
-                                        .head_dim = c->head_dim};
+    td_kv_store_gqa_args store = {.batch = group->view,
+                                  .kv = kv,
+                                  .k = offset(e, e->kv, t * kv_dim),
+                                  .v = offset(e, e->v, t * kv_dim),
+                                  .k_stride = kv_dim,
+                                  .v_stride = kv_dim,
+                                  .n_kv_heads = c->n_kv_heads,
+                                  .head_dim = c->head_dim};
     if (!td_rank_is_active(e)) td_op_kv_store_gqa(e->stream, &store);
+    if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
+    if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
+      store.kv = td_kv_outlet_view(e, layer_idx);
+      td_op_kv_store_gqa(e->stream, &store);
+    }
     td_op_attn_gqa(e->stream, &(td_attn_gqa_args){.batch = group->view,
                                                   .kv = kv,
                                                   .q = offset(e, e->q, t * q_dim),
@@ -154,9 +159,14 @@ static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *lay
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
-    const td_kv_store_mla_args store = {
+    td_kv_store_mla_args store = {
         .batch = group->view, .kv = kv, .entry = offset(e, e->kv, t * entry), .entry_dim = entry};
     if (!td_rank_is_active(e)) td_op_kv_store_mla(e->stream, &store);
+    if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
+    if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
+      store.kv = td_kv_outlet_view(e, layer_idx);
+      td_op_kv_store_mla(e->stream, &store);
+    }
     td_op_attn_mla(e->stream, &(td_attn_mla_args){.batch = group->view,
                                                   .kv = kv,
                                                   .q = offset(e, e->q, t * q_dim),

@@ -13,7 +13,8 @@ static uint64_t budget_bytes(const td_kv_need *need) {
   uint64_t left = need->weight_bytes < available ? available - need->weight_bytes : 0;
   if (need->is_device) {
     uint64_t spare = left / 4 > TD_KV_DEVICE_SPARE ? left / 4 : TD_KV_DEVICE_SPARE;
-    return left > spare ? left - spare : 0;
+    left = left > spare ? left - spare : 0;
+    return need->host_bytes && need->host_bytes / 2 < left ? need->host_bytes / 2 : left;
   }
   return left > available / 2 ? left / 2 : available / 4;
 }
@@ -27,11 +28,13 @@ static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_
   }
   uint32_t n_pages = pages_of(need->kv_tokens);
   double n_bytes = (double)n_pages * TD_KV_PAGE_TOKENS * (double)need->kv_bytes_per_token;
-  if (n_bytes > (double)need->available_bytes) {
+  uint64_t available = need->available_bytes;
+  if (need->host_bytes && need->host_bytes < available) available = need->host_bytes;
+  if (n_bytes > (double)available) {
     return td_fail(err, TD_ENOMEM,
                    "a KV pool of %u tokens takes %.2f GiB, and %.2f GiB of memory are available; "
                    "give a smaller --kv-cache-tokens",
-                   need->kv_tokens, n_bytes / GIB, (double)need->available_bytes / GIB);
+                   need->kv_tokens, n_bytes / GIB, (double)available / GIB);
   }
   *out = (td_kv_plan){.n_ctx = n_ctx, .n_pages = n_pages};
   return TD_OK;

@@ -6,7 +6,8 @@
 // available memory, the limit is a quarter of the available memory: the weights are then read
 // through the page cache anyway. One full context must fit; if ctx_size is 0, the context is
 // shortened until it does. On a device with its own memory, a quarter of what the weights leave is
-// kept for workspaces, at least TD_KV_DEVICE_SPARE.
+// kept for workspaces, at least TD_KV_DEVICE_SPARE. Where host memory has a copy of a device's
+// pages, that takes at most half of it.
 #ifndef TD_KV_PLAN_H
 #define TD_KV_PLAN_H
 
@@ -30,6 +31,8 @@ typedef struct {
   uint32_t ctx_size, kv_tokens; // as requested; 0: chosen here
   uint32_t max_batch;
   bool is_device; // weights and KV cache go to a device's memory, which available_bytes describes
+  // With is_device: host memory available for a second copy of all pages; 0: there is none.
+  uint64_t host_bytes;
   uint32_t n_layers; // layers with a part in each page, all of one size
 } td_kv_need;
 

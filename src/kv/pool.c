@@ -1,6 +1,6 @@
-// src/kv/pool.c - a header page, then the KV pages. Workers that start together are serialized by a
-// record lock, which the kernel releases if one dies. The size is sealed last: a pool with a sealed
-// size has a complete header, one without is unused.
+// src/kv/pool.c - a header page, the KV pages, their versions. Workers that start together are
+// serialized by a record lock, which the kernel releases if one dies. The size is sealed last: a
+// pool with a sealed size has a complete header, one without is unused.
 #include "kv/pool.h"
 
 #include <errno.h>
@@ -20,9 +20,19 @@ typedef struct {
   uint64_t bytes_per_token;
 } header;
 
-// Bytes of n_pages pages in the pool itself; 0 if they are on the device.
+// Whether the pages are in a device's memory and nowhere else.
+static bool is_elsewhere(const td_kv_need *need) {
+  return need->is_device && !need->host_bytes;
+}
+
+// Bytes of n_pages pages in the pool itself; 0 if they are elsewhere.
 static uint64_t pages_bytes(const td_kv_need *need, uint32_t n_pages) {
-  return need->is_device ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
+  return is_elsewhere(need) ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
+}
+
+static uint64_t pool_bytes(const td_kv_need *need, uint32_t n_pages) {
+  const uint64_t versions = is_elsewhere(need) ? 0 : n_pages * sizeof(uint32_t);
+  return HEADER_BYTES + pages_bytes(need, n_pages) + versions;
 }
 
 td_status td_kv_pool_create(int *fd, td_err *err) {
@@ -58,19 +68,19 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
                     .page_tokens = TD_KV_PAGE_TOKENS,
                     .n_layers = need->n_layers,
                     .bytes_per_token = need->kv_bytes_per_token,
-                    .is_device = need->is_device};
+                    .is_device = is_elsewhere(need)};
   if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
     return td_fail(err, TD_ENOMEM, "cannot write to the KV pool: %s", strerror(errno));
   }
-  return td_segment_size(fd, HEADER_BYTES + pages_bytes(need, plan.n_pages), err);
+  return td_segment_size(fd, pool_bytes(need, plan.n_pages), err);
 }
 
 static bool is_ours(const td_segment *segment, const td_kv_need *need) {
   const header *h = segment->base;
   return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
          h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
-         h->n_layers == need->n_layers && h->n_ctx && h->is_device == need->is_device &&
-         segment->n_bytes == HEADER_BYTES + pages_bytes(need, h->n_pages);
+         h->n_layers == need->n_layers && h->n_ctx && h->is_device == is_elsewhere(need) &&
+         segment->n_bytes == pool_bytes(need, h->n_pages);
 }
 
 static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err) {
@@ -85,7 +95,11 @@ static td_status map(td_kv_pool *out, int fd, const td_kv_need *need, td_err *er
   }
   const header *h = out->segment.base;
   out->plan = (td_kv_plan){.n_ctx = h->n_ctx, .n_pages = h->n_pages};
-  if (!need->is_device) out->pages = (char *)out->segment.base + HEADER_BYTES;
+  if (!is_elsewhere(need)) {
+    char *pages = (char *)out->segment.base + HEADER_BYTES;
+    out->pages = pages;
+    out->versions = (void *)(pages + pages_bytes(need, h->n_pages));
+  }
   // has no effect where shared memory has no huge pages
   madvise(out->segment.base, out->segment.n_bytes, MADV_HUGEPAGE);
   return TD_OK;
@@ -143,6 +157,15 @@ td_status td_kv_pool_get(int fd, const td_kv_shape *shape, int32_t page, void *o
   return st;
 }
 
+static td_status add_version(int fd, const td_kv_shape *shape, int32_t page, td_err *err) {
+  const off_t at = part_at(shape, 0, shape->n_layers) + (off_t)page * (off_t)sizeof(uint32_t);
+  uint32_t version;
+  bool is_done = pread(fd, &version, sizeof version, at) == sizeof version;
+  version++;
+  is_done = is_done && pwrite(fd, &version, sizeof version, at) == sizeof version;
+  return is_done ? TD_OK : td_fail(err, TD_EIO, "the KV pool: %s", strerror(errno));
+}
+
 td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const void *in,
                          td_err *err) {
   td_status st = TD_OK;
@@ -150,5 +173,5 @@ td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const v
     const char *part = (const char *)in + l * shape->part_bytes;
     st = check_part(pwrite(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
   }
-  return st;
+  return st == TD_OK ? add_version(fd, shape, page, err) : st;
 }

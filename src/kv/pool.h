@@ -2,7 +2,8 @@
 // in one worker continues a prefill of another without a copy. The front creates the pool empty and
 // passes its descriptor to every worker. The first worker sizes it (kv/plan.h); others, and
 // restarted ones, read the size from it. The front decides which page holds what. If pages are in
-// device memory, the pool holds only the size.
+// device memory alone, the pool holds only the size. If devices have copies of its pages
+// (engine/kv_transfer.h), versions tell which copy is current.
 #ifndef TD_KV_POOL_H
 #define TD_KV_POOL_H
 
@@ -16,6 +17,9 @@ typedef struct {
   // plan.n_pages pages of TD_KV_PAGE_TOKENS tokens over all layers; page-aligned; NULL: on the
   // device
   void *pages;
+  // [plan.n_pages], with pages: incremented when a page's new content is complete. 0: never
+  // written.
+  _Atomic uint32_t *versions;
 } td_kv_pool;
 
 // The front's side. The caller owns *fd; on error it is -1.
@@ -29,15 +33,16 @@ typedef struct {
 
 // TD_EFORMAT: the pool is not sized yet. TD_EUNSUPPORTED: pages are in device memory.
 td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err);
-// Copies a page (n_layers * part_bytes, layer by layer) from or to the pool without mapping it. Any
-// thread.
+// Copies a page (n_layers * part_bytes, layer by layer) from or to the pool without mapping it. put
+// increments its version: nobody else may write to the page meanwhile. Any thread.
 td_status td_kv_pool_get(int fd, const td_kv_shape *shape, int32_t page, void *out, td_err *err);
 td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const void *in,
                          td_err *err);
 
 // The worker's side. *out owns fd on success; on error fd is untouched. If the pool is already
-// sized, only kv_bytes_per_token, n_layers and is_device of need are used. TD_EFORMAT: the pool was
-// made for pages of another size or location. Other errors: see td_kv_plan_make.
+// sized, only kv_bytes_per_token, n_layers, is_device and host_bytes (0 or not) of need are used.
+// TD_EFORMAT: the pool was made for pages of another size or location. Other errors: see
+// td_kv_plan_make.
 td_status td_kv_pool_attach(td_kv_pool *out, int fd, const td_kv_need *need, td_err *err);
 void td_kv_pool_close(td_kv_pool *pool); // closing a zeroed one is legal
 

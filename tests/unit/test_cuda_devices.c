@@ -12,6 +12,7 @@
 #include "cuda_emu/hooks.h"
 #include "unit/cuda_test.h"
 #include "unit/engine_test.h"
+#include "unit/kv_transfer_test.h"
 
 enum { N = 1000 };
 
@@ -266,6 +267,18 @@ static void test_an_engine_on_either_device(void **state) {
   close_two(&two);
 }
 
+// Prefill on one GPU, decode on the other, over pages in host memory.
+static void test_kv_transfer(void **state) {
+  (void)state;
+  two_devices two = open_two(); // or the test is skipped
+  close_two(&two);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    setenv("TANDEM_JITTER", i ? "3" : "0", 1);
+    check_xfer(&small_models[i], "cuda");
+  }
+  unsetenv("TANDEM_JITTER");
+}
+
 int main(void) {
   open_emulator();
   const struct CMUnitTest tests[] = {
@@ -276,6 +289,7 @@ int main(void) {
       cmocka_unit_test(test_copies_of_one_direction),
       cmocka_unit_test(test_copies_of_pageable_memory),
       cmocka_unit_test(test_an_engine_on_either_device),
+      cmocka_unit_test(test_kv_transfer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "device/device_impl.h"
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
+#include "unit/kv_transfer_test.h"
 
 // Of either model, and either way; several times slower under ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__)
@@ -206,6 +207,20 @@ static void test_copies_beside_decode_are_short(void **state) {
   close_lanes(&l);
 }
 
+// Prefill on one device, decode on another, over pages in host memory.
+static void test_kv_transfer(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (unsigned seed = 0; seed < N_SCHEDULES / 10; seed++) {
+    char text[16];
+    snprintf(text, sizeof text, "%u", seed);
+    setenv("TANDEM_JITTER", text, 1);
+    for (size_t i = 0; i < TD_COUNT(small_models); i++)
+      check_xfer(&small_models[i], "cpu");
+  }
+  unsetenv("TANDEM_JITTER");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
                                      cmocka_unit_test(test_streamed_experts),
@@ -213,6 +228,7 @@ int main(void) {
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
-                                     cmocka_unit_test(test_feeding_waits_for_nothing)};
+                                     cmocka_unit_test(test_feeding_waits_for_nothing),
+                                     cmocka_unit_test(test_kv_transfer)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

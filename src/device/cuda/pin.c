@@ -202,6 +202,26 @@ void td_cuda_stop_pinning(td_dev *base) {
   pthread_mutex_unlock(&p->lock);
 }
 
+// In one piece: copies that reached across two would fail.
+td_status td_cuda_register(td_dev *base, void *host, size_t n_bytes, td_err *err) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  td_cuda_use(dev);
+  const uint64_t begin_ns = td_clock_ns();
+  td_status st = td_cuda_result(dev, dev->abi->pin(host, n_bytes, false),
+                                "registering host memory for KV pages", err);
+  if (st != TD_OK) return st;
+  td_debug("%s: %.2f GiB of host memory were registered in %.1f s", base->name,
+           (double)n_bytes / GIB, (double)(td_clock_ns() - begin_ns) * 1e-9);
+  return TD_OK;
+}
+
+void td_cuda_unregister(td_dev *base, void *host, size_t n_bytes) {
+  td_cuda_dev *dev = (td_cuda_dev *)base;
+  (void)n_bytes;
+  td_cuda_use(dev);
+  if (!dev->pins.is_left_registered) dev->abi->unpin(host);
+}
+
 void td_cuda_pins_close(td_cuda_dev *dev) {
   td_cuda_pins *p = &dev->pins;
   td_cuda_stop_pinning(&dev->base);

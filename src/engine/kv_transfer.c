@@ -1,0 +1,222 @@
+// src/engine/kv_transfer.c - copies of KV pages in and out, and which of them are current.
+#include "engine/kv_transfer.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "engine/engine_impl.h"
+
+struct td_kv_transfer {
+  td_kv_transfer_opts opts;
+  td_stream *in;     // for copies to the device
+  td_event *entered; // recorded after the last of them
+  uint32_t *here;    // [n_pages] version of the device's copy; 0: none
+  bool is_paused;
+  td_kv_transfer_stats stats;
+};
+
+// What an engine has for its steps.
+struct td_kv_outlet {
+  td_stream *stream; // for copies from the device
+  td_event *stored;  // a layer's keys and values are in the device's pages
+  td_event *left;    // all copies of the step have ended
+  // Pages that the step in progress writes: the first n_prompt_pages those of prompts.
+  int32_t *pages;
+  uint32_t n_pages, n_prompt_pages;
+};
+
+// ---- open and close -----------------------------------------------------------------------------
+
+td_status td_kv_transfer_open(td_kv_transfer **out, const td_kv_transfer_opts *opts, td_err *err) {
+  *out = NULL;
+  td_kv_transfer *t = calloc(1, sizeof *t);
+  if (!t) return td_fail(err, TD_ENOMEM, "out of memory");
+  t->opts = *opts;
+  t->here = calloc(opts->n_pages, sizeof *t->here);
+  td_status st = t->here ? TD_OK : td_fail(err, TD_ENOMEM, "out of memory: versions of KV pages");
+  if (st == TD_OK) st = td_stream_open(&t->in, opts->dev, err);
+  if (st == TD_OK) st = td_event_open(&t->entered, opts->dev, err);
+  if (st != TD_OK) {
+    td_kv_transfer_close(t);
+    return st;
+  }
+  *out = t;
+  return TD_OK;
+}
+
+void td_kv_transfer_close(td_kv_transfer *t) {
+  if (!t) return;
+  td_stream_close(t->in);
+  td_event_close(t->entered);
+  free(t->here);
+  free(t);
+}
+
+void td_kv_transfer_pause(td_kv_transfer *t, bool is_paused) {
+  t->is_paused = is_paused;
+}
+
+bool td_kv_transfer_is_paused(const td_kv_transfer *t) {
+  return t->is_paused;
+}
+
+td_kv_transfer_stats td_kv_transfer_stats_of(const td_kv_transfer *t) {
+  return t->stats;
+}
+
+// ---- pages in and out ---------------------------------------------------------------------------
+
+static size_t part_at(const td_kv_transfer *t, uint32_t layer_idx, int32_t page) {
+  return ((size_t)layer_idx * t->opts.n_pages + (uint32_t)page) * t->opts.page_bytes;
+}
+
+// How many of the pages, from the first on, are neighbours in memory.
+static uint32_t neighbours(const int32_t *pages, uint32_t n_pages) {
+  uint32_t n = 1;
+  while (n < n_pages && pages[n] == pages[0] + (int32_t)n)
+    n++;
+  return n;
+}
+
+static bool is_current(const td_kv_transfer *t, int32_t page) {
+  const uint32_t now = atomic_load_explicit(&t->opts.versions[page], memory_order_acquire);
+  return now && t->here[page] == now;
+}
+
+static void copy_in(td_kv_transfer *t, int32_t page, uint32_t n) {
+  const size_t n_bytes = n * t->opts.page_bytes;
+  for (uint32_t i = 0; i < t->opts.n_layers; i++) {
+    const size_t at = part_at(t, i, page);
+    td_op_copy(t->in, t->opts.dev_pages + at, t->opts.host_pages + at, n_bytes);
+  }
+  t->stats.in_bytes += n_bytes * t->opts.n_layers;
+}
+
+void td_kv_transfer_enter(td_kv_transfer *t, const int32_t *pages, uint32_t n_pages) {
+  bool is_any = false;
+  for (uint32_t i = 0, n = 1; i < n_pages && !t->is_paused; i += n, n = 1) {
+    if (is_current(t, pages[i])) continue;
+    const uint32_t most = neighbours(pages + i, n_pages - i);
+    while (n < most && !is_current(t, pages[i + n]))
+      n++;
+    for (uint32_t k = 0; k < n; k++) {
+      const uint32_t now = atomic_load_explicit(&t->opts.versions[pages[i + k]],
+                                                memory_order_acquire);
+      t->here[pages[i + k]] = now;
+    }
+    copy_in(t, pages[i], n);
+    is_any = true;
+  }
+  if (is_any) td_event_record(t->entered, t->in);
+}
+
+bool td_kv_transfer_has_entered(td_kv_transfer *t) {
+  return td_event_is_done(t->entered);
+}
+
+void td_kv_transfer_wait(td_kv_transfer *t) {
+  td_event_sync(t->entered);
+}
+
+// The page's new content is in host memory and on the device.
+static void note_written(td_kv_transfer *t, int32_t page) {
+  t->here[page] = atomic_fetch_add_explicit(&t->opts.versions[page], 1, memory_order_release) + 1;
+}
+
+// ---- steps of an engine -------------------------------------------------------------------------
+
+static size_t most_written(const td_engine *e) {
+  return e->opts.max_step_tokens / e->opts.page_tokens + 2 * (size_t)e->opts.max_step_seqs;
+}
+
+td_status td_kv_outlet_open(td_engine *e, td_err *err) {
+  if (!e->opts.transfer) return TD_OK;
+  TD_CHECK(e->opts.kv_pages == e->opts.transfer->opts.dev_pages && !e->opts.n_peers);
+  td_kv_outlet *o = e->outlet = calloc(1, sizeof *o);
+  if (o) o->pages = malloc(most_written(e) * sizeof *o->pages);
+  if (!o || !o->pages) return td_fail(err, TD_ENOMEM, "out of memory: KV pages of a step");
+  td_status st = td_stream_open(&o->stream, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&o->stored, e->dev, err);
+  return st == TD_OK ? td_event_open(&o->left, e->dev, err) : st;
+}
+
+void td_kv_outlet_close(td_engine *e) {
+  td_kv_outlet *o = e->outlet;
+  if (!o) return;
+  td_stream_close(o->stream);
+  td_event_close(o->stored);
+  td_event_close(o->left);
+  free(o->pages);
+  free(o);
+}
+
+// Appends the pages that the sequence's tokens of this step are written to.
+static void list_written(td_kv_outlet *o, const td_step_seq *seq, uint32_t page_tokens) {
+  const uint32_t last = (seq->n_past + seq->n_tokens - 1) / page_tokens;
+  for (uint32_t p = seq->n_past / page_tokens; p <= last; p++)
+    o->pages[o->n_pages++] = seq->pages[p];
+}
+
+void td_kv_outlet_begin(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
+  td_kv_outlet *o = e->outlet;
+  if (!o) return;
+  const uint32_t page_tokens = e->opts.page_tokens;
+  o->n_pages = o->n_prompt_pages = 0;
+  if (e->opts.transfer->is_paused) return;
+  for (int is_decode = 0; is_decode < 2; is_decode++) {
+    for (uint32_t i = 0; i < n_seqs; i++) {
+      if (seqs[i].is_decode == is_decode) list_written(o, &seqs[i], page_tokens);
+    }
+    if (!is_decode) o->n_prompt_pages = o->n_pages;
+  }
+  for (uint32_t i = 0; i < n_seqs; i++) {
+    td_kv_transfer_enter(e->opts.transfer, seqs[i].pages,
+                         (seqs[i].n_past + page_tokens - 1) / page_tokens);
+  }
+  td_stream_wait(e->stream, e->opts.transfer->entered);
+}
+
+bool td_kv_outlet_is_active(const td_engine *e) {
+  return e->outlet && !e->opts.transfer->is_paused;
+}
+
+td_kv_view td_kv_outlet_view(const td_engine *e, uint32_t layer_idx) {
+  const td_kv_transfer *t = e->opts.transfer;
+  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, layer_idx, 0),
+                      .page_bytes = t->opts.page_bytes,
+                      .dtype = e->opts.kv_dtype};
+}
+
+void td_kv_outlet_layer(td_engine *e, uint32_t layer_idx) {
+  td_kv_outlet *o = e->outlet;
+  if (!o || !o->n_prompt_pages) return;
+  td_kv_transfer *t = e->opts.transfer;
+  td_event_record(o->stored, e->stream);
+  td_stream_wait(o->stream, o->stored);
+  for (uint32_t i = 0, n; i < o->n_prompt_pages; i += n) {
+    n = neighbours(o->pages + i, o->n_prompt_pages - i);
+    const size_t at = part_at(t, layer_idx, o->pages[i]), n_bytes = n * t->opts.page_bytes;
+    td_op_copy(o->stream, t->opts.host_pages + at, t->opts.dev_pages + at, n_bytes);
+    t->stats.out_bytes += n_bytes;
+  }
+}
+
+void td_kv_outlet_finish(td_engine *e) {
+  td_kv_outlet *o = e->outlet;
+  if (!o || !o->n_prompt_pages) return;
+  td_event_record(o->left, o->stream);
+  td_stream_wait(e->stream, o->left);
+}
+
+td_status td_kv_outlet_end(td_engine *e, td_err *err) {
+  td_kv_outlet *o = e->outlet;
+  if (!o || !o->n_pages) return TD_OK;
+  td_kv_transfer *t = e->opts.transfer;
+  td_status st = td_stream_sync(o->stream, err);
+  // The step's own copies have ended; those for later steps are not waited for.
+  if (st == TD_OK && td_event_is_done(t->entered)) st = td_stream_sync(t->in, err);
+  for (uint32_t i = 0; i < o->n_pages && st == TD_OK; i++)
+    note_written(t, o->pages[i]);
+  o->n_pages = 0;
+  return st;
+}

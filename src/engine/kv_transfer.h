@@ -1,0 +1,54 @@
+// src/engine/kv_transfer.h - keeps a device's KV pages equal to pages in host memory that other
+// processes share, so that one device prefills what another decodes, and pages outlive both.
+//
+// Page i of the device is page i of host memory; both are [n_layers][n_pages][page_bytes]. A page's
+// version, in shared memory, is incremented whenever new content of it is complete in host memory.
+// A device remembers the version of its copy, so a page is copied to it at most once per version.
+//
+// In a step, keys and values of prompts leave layer by layer, on a stream of their own, while the
+// device computes what follows. Those of generated tokens are written to host memory by the
+// operator that stores them: too little for a copy. When td_engine_end returns, all of them have
+// arrived.
+//
+// Thread: that of the engines that use it. Who writes to a page is the only one to do so, and
+// nobody reads meanwhile what is being written (wire.h).
+#ifndef TD_ENGINE_KV_TRANSFER_H
+#define TD_ENGINE_KV_TRANSFER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+typedef struct td_kv_transfer td_kv_transfer;
+
+// All memory is borrowed.
+typedef struct {
+  td_dev *dev;
+  char *dev_pages;            // in the device's memory
+  char *host_pages;           // registered with the device (td_dev_register)
+  _Atomic uint32_t *versions; // [n_pages], at first 0; shared with the other processes
+  uint32_t n_pages, n_layers;
+  size_t page_bytes; // of a layer's part of a page
+} td_kv_transfer_opts;
+
+// On success the caller owns *out; on error *out is NULL.
+td_status td_kv_transfer_open(td_kv_transfer **out, const td_kv_transfer_opts *opts, td_err *err);
+void td_kv_transfer_close(td_kv_transfer *transfer); // after its engines; NULL is legal
+
+// While paused, steps neither read nor write host memory. For steps whose result nobody uses.
+void td_kv_transfer_pause(td_kv_transfer *transfer, bool is_paused);
+bool td_kv_transfer_is_paused(const td_kv_transfer *transfer);
+
+// Begins to copy to the device those of the pages of which it has no current copy. Steps do so by
+// themselves; whoever calls this before can compute other steps meanwhile.
+void td_kv_transfer_enter(td_kv_transfer *transfer, const int32_t *pages, uint32_t n_pages);
+bool td_kv_transfer_has_entered(td_kv_transfer *transfer); // whether all copies have ended
+void td_kv_transfer_wait(td_kv_transfer *transfer);        // until they have
+
+typedef struct {
+  uint64_t in_bytes, out_bytes; // copied to the device, and from it by copies
+} td_kv_transfer_stats;
+td_kv_transfer_stats td_kv_transfer_stats_of(const td_kv_transfer *transfer);
+
+#endif
