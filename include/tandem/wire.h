@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 9u
+#define TD_WIRE_VERSION 10u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -133,6 +133,9 @@ typedef struct {
   uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages, prefill_chunk;
   uint32_t flags; // TD_READY_*
   char isa[20];   // ISA of the CPU kernels, whose rounding differs; NUL-terminated
+  // prompt tokens from which experts stream to the worker's GPU, see td_engine_stream_tokens
+  uint32_t stream_tokens;
+  char gpu[68]; // likewise the GPU and its share of the experts; NUL-terminated, empty without one
 } td_wire_ready;
 
 typedef struct {

@@ -125,8 +125,8 @@ td_status td_dev_register(td_dev *dev, void *host, size_t n_bytes, td_err *err) 
   return dev->vtable->register_host ? dev->vtable->register_host(dev, host, n_bytes, err) : TD_OK;
 }
 
-void td_dev_unregister(td_dev *dev, void *host, size_t n_bytes) {
-  if (dev->vtable->unregister_host) dev->vtable->unregister_host(dev, host, n_bytes);
+void td_dev_unregister(td_dev *dev, void *host) {
+  if (dev->vtable->unregister_host) dev->vtable->unregister_host(dev, host);
 }
 
 void td_dev_stop_pinning(td_dev *dev) {

@@ -86,7 +86,7 @@ void td_dev_wait_pinned(td_dev *dev, const void *host,
 // read and write it in place, and copies run at full speed, as with memory of td_dev_alloc_host.
 // Ends with td_dev_unregister, before the memory is unmapped.
 td_status td_dev_register(td_dev *dev, void *host, size_t n_bytes, td_err *err);
-void td_dev_unregister(td_dev *dev, void *host, size_t n_bytes);
+void td_dev_unregister(td_dev *dev, void *host);
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
 // A stream whose work goes first where the device has priorities.

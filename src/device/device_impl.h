@@ -76,7 +76,7 @@ typedef struct {
   void (*stop_pinning)(td_dev *dev);
   // NULL, as the next: all host memory will do
   td_status (*register_host)(td_dev *dev, void *host, size_t n_bytes, td_err *err);
-  void (*unregister_host)(td_dev *dev, void *host, size_t n_bytes);
+  void (*unregister_host)(td_dev *dev, void *host);
   bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: accepts any
   td_status (*stream_open)(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
   void (*stream_close)(td_stream *stream);

@@ -3,6 +3,7 @@
 #include "front/backend.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,13 +32,14 @@ static td_status open_tier(td_backend *b, td_err *err) {
   return TD_OK;
 }
 
-// Page content also depends on the kernels, which only READY identifies, and on whether those of
-// decode may have computed a prompt's pages.
-static void add_isa(td_digest *model, const td_wire_ready *info, bool has_output) {
+// Page content also depends on the kernels and the GPU, which only READY identifies, and on whether
+// the kernels of decode may have computed a prompt's pages.
+static void add_kernels(td_digest *model, const td_wire_ready *info, bool has_output) {
   td_sha256 sha;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, model, sizeof *model);
   td_sha256_add(&sha, info->isa, strnlen(info->isa, sizeof info->isa));
+  td_sha256_add(&sha, info->gpu, strnlen(info->gpu, sizeof info->gpu));
   if (has_output) td_sha256_add(&sha, "output", 6);
   td_sha256_end(&sha, model);
 }
@@ -49,7 +51,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
   }
   if (!b->sched) {
-    add_isa(&b->opts.kv_model, info, b->opts.cache_output);
+    add_kernels(&b->opts.kv_model, info, b->opts.cache_output);
     uint32_t n_threads = b->opts.runtime.n_threads ? b->opts.runtime.n_threads : td_cpu_count();
     const td_sched_opts opts = {
         .max_seqs = info->max_seqs,
@@ -142,6 +144,25 @@ static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opt
   return st;
 }
 
+// Both divide their GPU's memory alike, so that they have the same experts there: generated tokens
+// that the first computes again get the bits that they had on the second.
+static td_status open_gpu_workers(td_backend *b, uv_loop_t *loop, td_worker_opts *w, td_err *err) {
+  static const td_worker_role roles[] = {TD_ROLE_PREFILL, TD_ROLE_DECODE};
+  enum { PARALLEL_OFF = 2 };
+  td_device_list list;
+  td_status st = td_device_list_parse(&list, w->runtime.devices, err);
+  if (st == TD_OK && list.n != TD_COUNT(roles)) st = td_fail(err, TD_EINVAL, "give two GPUs");
+  w->runtime.expert_parallel = PARALLEL_OFF;
+  for (size_t i = 0; i < TD_COUNT(roles) && st == TD_OK; i++) {
+    char index[16];
+    snprintf(index, sizeof index, "%u", list.index[i]);
+    w->runtime.devices = index;
+    w->role = roles[i];
+    st = open_worker(b, loop, w, err);
+  }
+  return st;
+}
+
 static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_opts *opts,
                               td_err *err) {
   td_worker_opts w = {.runtime = opts->runtime,
@@ -152,6 +173,7 @@ static td_status open_workers(td_backend *b, uv_loop_t *loop, const td_backend_o
                       .trace_fd = (uint32_t)opts->trace_fd,
                       .decode_slowdown = opts->decode_slowdown};
   if (b->n_workers == 1) return open_worker(b, loop, &w, err);
+  if (opts->has_gpus) return open_gpu_workers(b, loop, &w, err);
   TD_CHECK(opts->runtime.prefill_chunk); // must be set: the decode worker's READY does not know it
   w.role = TD_ROLE_PREFILL;
   td_status st = open_worker(b, loop, &w, err);

@@ -27,10 +27,12 @@ typedef enum {
 #define TD_BACKEND_FAILED_TEXT "the worker process failed for good; the server's log says why"
 
 typedef struct {
-  td_runtime_opts runtime;  // texts are borrowed during the call
-  uint32_t max_batch;       // sequences decoded together
-  bool is_split;            // one worker for prefill, one for decode; else one for both
-  bool cache_output;        // see td_sched_opts.shares_output
+  td_runtime_opts runtime; // texts are borrowed during the call
+  uint32_t max_batch;      // sequences decoded together
+  bool is_split;           // one worker for prefill, one for decode; else one for both
+  bool cache_output;       // see td_sched_opts.shares_output
+  // With is_split: workers have a GPU each, the first and the second of runtime.devices.
+  bool has_gpus;
   uint32_t kv_tokens;       // size of the KV pool in tokens; 0: chosen from ctx_size and max_batch
   uint32_t decode_slowdown; // by streamed prefill, in percent
   uint32_t prefill_threads; // when split: prefill's threads while decode is active; 0: half

@@ -156,8 +156,10 @@ static void load_weights(uv_work_t *work) {
   td_status st = h->is_placed ? TD_OK : td_host_place(h, err);
   h->is_placed = false;
   if (st == TD_OK) st = open_kv_dir(h, err);
-  const td_weights_opts opts = {
-      .runtime = &h->runtime, .canceled = &h->is_canceled, .placement = h->placement};
+  const td_weights_opts opts = {.runtime = &h->runtime,
+                                .canceled = &h->is_canceled,
+                                .placement = h->placement,
+                                .has_host_kv = h->is_split};
   if (st == TD_OK) st = td_weights_open(&h->weights_fd, &opts, err);
   err->code = st;
 }
@@ -186,6 +188,7 @@ static td_status open_backend(td_host *h, td_err *err) {
                           .cache_output = o->cache_output,
                           .kv_tokens = (uint32_t)o->kv_tokens,
                           .is_split = h->is_split,
+                          .has_gpus = h->placement.is_discrete,
                           .prefill_threads = (uint32_t)o->prefill_threads,
                           .decode_slowdown = (uint32_t)o->decode_slowdown,
                           .weights_fd = h->weights_fd >= 0 ? h->weights_fd : 0,

@@ -13,13 +13,19 @@
 
 #define MAX_TURN_BYTES (64u << 20) // of what is remembered of conversations
 
-// Free bytes of GPU memory; 0: the model runs on the CPU.
+// Free bytes of GPU memory, the least of those of --devices; 0: the model runs on the CPU.
 static td_status find_gpu(const td_runtime_opts *wish, const td_model *model, uint64_t *out,
                           td_err *err) {
   const td_model_stats stats = td_model_stats_of(model);
-  td_gpu_facts gpu;
-  td_status st = td_gpu_probe(&gpu, td_placement_need_bytes(wish, &stats), err);
-  *out = gpu.free_bytes;
+  td_device_list list;
+  td_status st = td_device_list_parse(&list, wish->devices, err);
+  if (st != TD_OK) return st;
+  *out = UINT64_MAX;
+  for (uint32_t i = 0; i < list.n && st == TD_OK; i++) {
+    td_gpu_facts gpu;
+    st = td_gpu_probe(&gpu, list.index[i], td_placement_need_bytes(wish, &stats), err);
+    if (gpu.free_bytes < *out) *out = gpu.free_bytes;
+  }
   if (st == TD_OK) return TD_OK;
   *out = 0;
   if (strcmp(wish->device, "auto") == 0) {
@@ -53,20 +59,48 @@ static td_status choose_placement(td_host *h, const td_model_config *config, td_
   return TD_OK;
 }
 
+// Whether a GPU for prefill and one for decode pay: where long prompts are slow, since their
+// experts stream, and others may wait for tokens meanwhile.
+static bool pays_to_split_gpus(const td_host *h, uint32_t n_gpus) {
+  return n_gpus == 2 && h->placement.experts_on_cpu && h->options.max_batch > 1 &&
+         h->options.expert_parallel != TD_ON;
+}
+
+static td_status choose_gpu_workers(td_host *h, td_err *err) {
+  const td_auto_on_off how = (td_auto_on_off)h->options.disaggregate;
+  td_device_list list;
+  td_status st = td_device_list_parse(&list, h->runtime.devices, err);
+  if (st != TD_OK) return st;
+  h->is_split = how == TD_AUTO ? pays_to_split_gpus(h, list.n) : how == TD_ON;
+  if (h->is_split && list.n != 2) {
+    return td_fail(
+        err, TD_EINVAL,
+        "--disaggregate on: with a GPU it takes two, one for prefill and one for decode: "
+        "give --devices 0,1, or --device cpu");
+  }
+  if (h->is_split && h->options.expert_parallel == TD_ON) {
+    return td_fail(
+        err, TD_EINVAL,
+        "--disaggregate on: with --expert-parallel on both GPUs prefill; give one of the "
+        "two");
+  }
+  if (!h->is_split && h->options.kv_dir) {
+    return td_fail(
+        err, TD_EINVAL,
+        "--kv-dir: with one worker on a GPU, KV pages are in the GPU's memory alone; give "
+        "two GPUs (--devices 0,1 --disaggregate on) or --device cpu");
+  }
+  if (!h->is_split) return TD_OK;
+  td_info("two workers: GPU %u for prefill, GPU %u for decode", list.index[0], list.index[1]);
+  return TD_OK;
+}
+
 // Chooses one worker, or two for prefill and decode.
 static td_status choose_workers(td_host *h, td_err *err) {
   const td_auto_on_off how = (td_auto_on_off)h->options.disaggregate;
-  const bool has_gpu = h->placement.is_discrete;
   uint32_t n_threads = h->runtime.n_threads;
-  h->is_split = how == TD_AUTO ? !has_gpu && (n_threads ? n_threads : td_cpu_count()) > 1
-                               : how == TD_ON;
-  const char *wish = h->is_split ? "--disaggregate on" : "--kv-dir";
-  if (has_gpu && (h->is_split || h->options.kv_dir)) {
-    return td_fail(err, TD_EINVAL,
-                   "%s: with --device %s KV pages are in the GPU's memory, where no other process "
-                   "reaches them; leave it out, or give --device cpu",
-                   wish, h->options.device);
-  }
+  if (h->placement.is_discrete) return choose_gpu_workers(h, err);
+  h->is_split = how == TD_AUTO ? (n_threads ? n_threads : td_cpu_count()) > 1 : how == TD_ON;
   return TD_OK;
 }
 

@@ -31,9 +31,9 @@ typedef struct {
   uint32_t ctx_size, kv_tokens; // as requested; 0: chosen here
   uint32_t max_batch;
   bool is_device; // weights and KV cache go to a device's memory, which available_bytes describes
+  uint32_t n_layers; // layers with a part in each page, all of one size
   // With is_device: host memory available for a second copy of all pages; 0: there is none.
   uint64_t host_bytes;
-  uint32_t n_layers; // layers with a part in each page, all of one size
 } td_kv_need;
 
 typedef struct {

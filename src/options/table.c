@@ -90,7 +90,8 @@ const td_option td_option_table[] = {
      "many CPU devices, which share the threads"},
     {GROUP_MODEL, "expert-parallel", 0, OPT_ENUM, COMPUTE, AT(expert_parallel), ONE_OF(auto_on_off),
      "auto", "WHEN",
-     "with several --devices: all of them compute prompts while nothing is decoded, with a share "
+     "with several --devices and one worker: all of them compute prompts while nothing is decoded, "
+     "with a share "
      "of the tokens and of the experts each. auto: prompts for which experts stream, of 64 tokens "
      "or more; on: all prompts; off: the first device only"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
@@ -172,7 +173,9 @@ const td_option td_option_table[] = {
      "requests decoded together"},
     {GROUP_SERVING, "disaggregate", 0, OPT_ENUM, ON(SERVE), AT(disaggregate), ONE_OF(auto_on_off),
      "auto", "WHEN",
-     "prefill and decode in two processes; auto: on with 2 threads or more, on the CPU"},
+     "prefill and decode in two processes; with GPUs, on the first and the second of --devices. "
+     "auto: "
+     "on the CPU with 2 threads or more, on two GPUs if they do not hold all experts"},
     {GROUP_SERVING, "prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), RANGE(0, 4096),
      "0", "N", "with --disaggregate on: threads that prefill gets beside decode; 0: half"},
     {GROUP_SERVING, "decode-slowdown", 0, OPT_INT, ON(SERVE), AT(decode_slowdown), RANGE(0, 1000),

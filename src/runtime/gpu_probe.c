@@ -24,9 +24,12 @@ typedef struct {
 int td_gpu_probe_main(int argc, char **argv) {
   static probe_reply reply; // static, so padding is zeroed too: all of it is written
   td_log_set(&(td_log_opts){.max_level = TD_LOG_ERROR, .role = "probe"});
-  const char *need = argc == 4 && strncmp(argv[3], "need=", 5) == 0 ? argv[3] + 5 : "0";
+  const char *need = argc == 5 && strncmp(argv[3], "need=", 5) == 0 ? argv[3] + 5 : "0";
+  const char *index = argc == 5 && strncmp(argv[4], "index=", 6) == 0 ? argv[4] + 6 : "0";
   td_dev *dev;
-  const td_dev_opts opts = {.kind = "cuda", .need_bytes = strtoull(need, NULL, 10)};
+  const td_dev_opts opts = {.kind = "cuda",
+                            .index = (unsigned)strtoul(index, NULL, 10),
+                            .need_bytes = strtoull(need, NULL, 10)};
   if (td_dev_open(&dev, &opts, &reply.err) == TD_OK) {
     reply.err.code = TD_OK;
     reply.facts.free_bytes = td_dev_free_vram_bytes(dev);
@@ -38,11 +41,12 @@ int td_gpu_probe_main(int argc, char **argv) {
 
 // ---- the caller -------------------------------------------------------------------------------
 
-static td_status spawn(pid_t *pid, int out, uint64_t need_bytes, td_err *err) {
+static td_status spawn(pid_t *pid, int out, uint32_t index, uint64_t need_bytes, td_err *err) {
   extern char **environ;
-  char need[32];
+  char need[32], which[32];
   snprintf(need, sizeof need, "need=%llu", (unsigned long long)need_bytes);
-  char *const argv[] = {"tandem", "worker", "probe", need, NULL};
+  snprintf(which, sizeof which, "index=%u", index);
+  char *const argv[] = {"tandem", "worker", "probe", need, which, NULL};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
@@ -76,12 +80,12 @@ static td_status died(int status, td_err *err) {
                  WEXITSTATUS(status));
 }
 
-td_status td_gpu_probe(td_gpu_facts *out, uint64_t need_bytes, td_err *err) {
+td_status td_gpu_probe(td_gpu_facts *out, uint32_t index, uint64_t need_bytes, td_err *err) {
   *out = (td_gpu_facts){0};
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return td_fail(err, TD_EIO, "pipe: %s", strerror(errno));
   pid_t pid;
-  td_status st = spawn(&pid, ends[1], need_bytes, err);
+  td_status st = spawn(&pid, ends[1], index, need_bytes, err);
   close(ends[1]);
   probe_reply reply;
   bool is_whole = st == TD_OK && read_all(ends[0], &reply, sizeof reply) == sizeof reply;

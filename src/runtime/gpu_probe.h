@@ -14,10 +14,10 @@ typedef struct {
 
 // Runs this program again as `tandem worker probe`, which takes milliseconds without a driver, and
 // as long as CUDA's start-up with one. need_bytes: size of the weights. TD_EUNSUPPORTED: no usable
-// GPU. TD_ENOMEM: the weights do not fit. The message gives the reason and the cure.
-td_status td_gpu_probe(td_gpu_facts *out, uint64_t need_bytes, td_err *err);
+// GPU of that index. TD_ENOMEM: the weights do not fit. The message gives the reason and the cure.
+td_status td_gpu_probe(td_gpu_facts *out, uint32_t index, uint64_t need_bytes, td_err *err);
 
-// Main function of that process; its third argument is need=BYTES. Returns the exit status.
+// Main function of that process; its arguments after "probe" are need=BYTES and index=N. Returns the exit status.
 int td_gpu_probe_main(int argc, char **argv);
 
 #endif

@@ -43,6 +43,7 @@ typedef struct {
   const td_runtime_opts *runtime;
   const atomic_bool *canceled; // may be NULL
   td_placement placement;
+  bool has_host_kv; // KV pages are in host memory, whatever the placement
 } td_weights_opts;
 
 // Chooses, and loads if the choice is resident, with progress on stderr. *fd is the descriptor of

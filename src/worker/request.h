@@ -42,6 +42,8 @@ typedef struct {
   uint32_t n_past; // tokens in the pages; the next step starts with tokens[n_past]
   uint32_t n_output;
   uint64_t begin_ns, first_token_ns;
+  // Copies of its pages to the device were begun; they have not ended, and it is in no step.
+  bool is_placed, is_entering;
   // A step in progress uses its pages and fills them: until that ends, it can only be marked as
   // ended, for this reason and with this text (static, or NULL).
   bool is_held, is_ended;

@@ -32,7 +32,7 @@ static void add(td_step *step, td_worker_request *r, uint32_t n_tokens, td_want 
 }
 
 static bool waits_for_prefill(const td_worker_request *r) {
-  return r->phase == TD_REQUEST_PREFILL && !r->is_held;
+  return r->phase == TD_REQUEST_PREFILL && !r->is_held && !r->is_entering;
 }
 
 // Prompt tokens not prefilled yet.
@@ -61,7 +61,7 @@ static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget
 }
 
 static bool is_for_prefill(const td_step *step, const td_worker_request *r) {
-  if (r->phase == TD_REQUEST_REPLAY) return true;
+  if (r->phase == TD_REQUEST_REPLAY) return !r->is_entering;
   if (!waits_for_prefill(r)) return false;
   return is_scored(r) || !step->stream_tokens || n_prompt_left(r) < step->stream_tokens;
 }
@@ -72,7 +72,7 @@ void td_step_build(td_step *step, const td_requests *requests) {
   for (uint32_t i = 0; i < requests->n; i++) {
     td_worker_request *r = requests->active[i];
     bool has_page = r->n_past < (uint64_t)r->n_pages_received * page_tokens;
-    if (r->phase == TD_REQUEST_DECODE && has_page) add(step, r, 1, TD_WANT_LAST);
+    if (r->phase == TD_REQUEST_DECODE && has_page && !r->is_entering) add(step, r, 1, TD_WANT_LAST);
   }
   step->n_decode = step->n;
   step->n_prefilled = 0;

@@ -8,21 +8,21 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem_info.h"
 #include "base/numa.h"
 #include "base/thread_pool.h"
 #include "base/trace.h"
 #include "engine/engine.h"
-#include "kv/pool.h"
 #include "runtime/devices.h"
 #include "tandem/kernels.h"
 #include "worker/args.h"
 #include "worker/front_link.h"
+#include "worker/kv_memory.h"
 #include "worker/request.h"
 #include "worker/step.h"
 #include "worker/stream_pace.h"
@@ -36,14 +36,13 @@ typedef struct {
   const td_model_config *config;
   td_devices devices;
   td_engine *engine;
-  td_kv_pool pool;
+  td_kv_memory kv;
   td_token_index *tokens; // NULL: the checkpoint has no tokenizer
   td_grammars *grammars;  // NULL likewise
   td_requests requests;
   td_step step;
-  // Prefill with streamed experts; NULL: engine does all. Both use kv_pages.
+  // Prefill with streamed experts; NULL: engine does all.
   td_engine *streaming;
-  void *kv_pages;      // owned, in the device's memory
   td_step stream_step; // in progress if n is not 0; its requests are held
   td_stream_pace pace;
   uint64_t stream_begin_ns;
@@ -57,44 +56,19 @@ typedef struct {
 
 // ---- opening ----------------------------------------------------------------------------------
 
-static td_status open_pool(worker *w, td_err *err) {
-  // weights are uploaded later, so they still count against free memory
-  const bool is_own = w->devices.placement.is_discrete;
-  const td_kv_need need = {
-      .max_position = w->config->max_position,
-      .kv_bytes_per_token = td_engine_kv_bytes_per_token(w->config, w->opts.runtime.kv_dtype),
-      .n_layers = w->config->n_layers,
-      // Weights in shared memory are already excluded from the available memory.
-      .weight_bytes = w->opts.weights_fd && !is_own ? 0 : w->devices.held_bytes,
-      .available_bytes = is_own ? td_dev_free_vram_bytes(w->devices.dev)
-                                : td_memory_available_bytes(),
-      .is_device = is_own,
-      .ctx_size = w->opts.runtime.ctx_size,
-      .kv_tokens = w->opts.kv_tokens,
-      .max_batch = w->opts.max_batch,
-  };
-  return td_kv_pool_attach(&w->pool, TD_WORKER_KV_FD, &need, err);
-}
-
 // Tokens per prefill step of the engine that also decodes.
 static uint32_t usual_chunk(const worker *w) {
   const uint32_t usual = td_engine_prefill_chunk(w->config), most = w->devices.prefill_chunk;
-  return w->streaming && usual < most ? usual : most;
+  const bool is_second = w->streaming || (w->kv.transfer && w->opts.role == TD_ROLE_DECODE);
+  return is_second && usual < most ? usual : most;
 }
 
 // Opens the engine that streams experts, and closes it again where that never pays.
 static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
-  const size_t n_tokens = (size_t)opts->n_pages * opts->page_tokens;
-  const size_t n_bytes = n_tokens * td_engine_kv_bytes_per_token(w->config, opts->kv_dtype);
-  td_status st = td_dev_alloc(w->devices.dev, &w->kv_pages, n_bytes, err);
-  if (st != TD_OK) {
-    return td_err_prefix(err, "a KV cache of %zu tokens; make --ctx-size smaller", n_tokens);
-  }
-  opts->kv_pages = w->kv_pages;
   opts->stream_bytes = w->devices.stream_bytes;
   opts->max_step_tokens = w->devices.prefill_chunk;
   opts->is_told_of_writes = true;
-  st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
+  td_status st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
   opts->stream_bytes = 0;
   if (st != TD_OK || td_engine_stream_tokens(w->streaming)) return st;
   td_engine_close(w->streaming);
@@ -104,12 +78,13 @@ static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
 
 static td_status open_engine(worker *w, td_err *err) {
   td_engine_opts opts = {
-      .n_pages = w->pool.plan.n_pages,
+      .n_pages = w->kv.pool.plan.n_pages,
       .page_tokens = TD_KV_PAGE_TOKENS,
       .max_step_seqs = w->opts.max_batch,
-      .max_seq_tokens = w->pool.plan.n_ctx,
+      .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
-      .kv_pages = w->pool.pages,
+      .kv_pages = w->kv.pages,
+      .transfer = w->kv.transfer,
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
   };
@@ -138,9 +113,9 @@ static td_status open_grammars(worker *w, td_err *err) {
 
 static td_status open_tables(worker *w, td_err *err) {
   const td_request_limits limits = {.n_vocab = w->config->n_vocab,
-                                    .n_ctx = w->pool.plan.n_ctx,
+                                    .n_ctx = w->kv.pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
-                                    .n_pages = w->pool.plan.n_pages,
+                                    .n_pages = w->kv.pool.plan.n_pages,
                                     .page_tokens = TD_KV_PAGE_TOKENS,
                                     .eos_ids = w->config->eos_ids,
                                     .n_eos = w->config->n_eos,
@@ -161,6 +136,7 @@ static td_status open_devices(worker *w, td_err *err) {
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
+  if (w->opts.role == TD_ROLE_DECODE) d->stream_bytes = 0; // long prompts are the other worker's
   w->n_threads = d->n_threads;
   w->opts.runtime.kv_dtype = td_dev_kv_dtype(d->dev, w->opts.runtime.kv_dtype);
   td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);
@@ -183,7 +159,8 @@ static td_status warm_up(worker *w, td_err *err) {
   static const int32_t tokens[LONG] = {0}, pages[PAGES] = {0, 1, 2, 3, 4};
   static const uint32_t steps[] = {LONG, SHORT, 1};
   if (!w->devices.placement.is_discrete) return TD_OK;
-  const td_kv_plan *plan = &w->pool.plan;
+  const td_kv_plan *plan = &w->kv.pool.plan;
+  if (w->kv.transfer) td_kv_transfer_pause(w->kv.transfer, true);
   uint32_t n_pages = plan->n_pages < PAGES ? plan->n_pages : PAGES;
   uint32_t n_ctx = n_pages * TD_KV_PAGE_TOKENS < plan->n_ctx ? n_pages * TD_KV_PAGE_TOKENS
                                                              : plan->n_ctx;
@@ -198,6 +175,7 @@ static td_status warm_up(worker *w, td_err *err) {
                        .want = TD_WANT_LAST};
     st = td_engine_step(w->engine, &seq, 1, err);
   }
+  if (w->kv.transfer) td_kv_transfer_pause(w->kv.transfer, false);
   return st;
 }
 
@@ -213,7 +191,7 @@ static void sit_beside_device(const worker *w) {
 
 static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_devices(w, err);
-  if (st == TD_OK) st = open_pool(w, err);
+  if (st == TD_OK) st = td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->config, err);
   if (st == TD_OK) st = open_engine(w, err);
   // Whether steps can be long enough for experts to stream is known only now.
   if (st == TD_OK && !w->streaming) td_dev_stop_pinning(w->devices.dev);
@@ -222,6 +200,13 @@ static td_status open_parts(worker *w, td_err *err) {
   if (st == TD_OK) st = open_tables(w, err);
   if (st == TD_OK) sit_beside_device(w);
   return st;
+}
+
+// What on a GPU the content of KV pages depends on; not which of several equal ones it is.
+static void name_gpu(const worker *w, char *out, size_t size) {
+  const char *kind = strchr(td_dev_name(w->devices.dev), ',');
+  snprintf(out, size, "%s, experts of %u layers", kind ? kind + 2 : "",
+           w->devices.n_gpu_expert_layers);
 }
 
 static td_status open_all(worker *w, td_err *err) {
@@ -234,20 +219,22 @@ static td_status open_all(worker *w, td_err *err) {
   st = open_parts(w, err);
   if (st != TD_OK) return st;
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u",
-           w->opts.runtime.model_dir, (double)(td_clock_ns() - begin_ns) * 1e-9, w->pool.plan.n_ctx,
-           w->pool.plan.n_pages, TD_KV_PAGE_TOKENS);
+           w->opts.runtime.model_dir, (double)(td_clock_ns() - begin_ns) * 1e-9,
+           w->kv.pool.plan.n_ctx, w->kv.pool.plan.n_pages, TD_KV_PAGE_TOKENS);
   td_wire_msg ready = {
       .kind = TD_MSG_READY,
       .u.ready = {.n_vocab = w->config->n_vocab,
-                  .n_ctx = w->pool.plan.n_ctx,
+                  .n_ctx = w->kv.pool.plan.n_ctx,
                   .max_seqs = w->opts.max_batch,
                   .page_tokens = TD_KV_PAGE_TOKENS,
                   .prefill_chunk = w->devices.prefill_chunk,
-                  .n_pages = w->pool.plan.n_pages,
-                  .flags = w->devices.placement.is_discrete ? TD_READY_DEVICE_KV : 0,
+                  .n_pages = w->kv.pool.plan.n_pages,
+                  .flags = w->kv.pool.pages ? 0 : TD_READY_DEVICE_KV,
+                  .stream_tokens = w->streaming ? td_engine_stream_tokens(w->streaming) : 0,
                   .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
   snprintf(ready.u.ready.isa, sizeof ready.u.ready.isa, "%s", isa ? isa : "");
+  if (w->devices.placement.is_discrete) name_gpu(w, ready.u.ready.gpu, sizeof ready.u.ready.gpu);
   return td_front_link_send(&w->front_link, &ready, err);
 }
 
@@ -259,8 +246,7 @@ static void close_all(worker *w) {
   td_token_index_close(w->tokens);
   td_engine_close(w->engine);
   td_engine_close(w->streaming);
-  if (w->kv_pages) td_dev_free(w->devices.dev, w->kv_pages);
-  td_kv_pool_close(&w->pool);
+  td_kv_memory_close(&w->kv);
   td_devices_close(&w->devices);
   td_model_close(w->model);
   td_channel_close(&w->front_link.channel);
@@ -514,11 +500,30 @@ static td_status run_beside_streaming(worker *w, td_err *err) {
   return st;
 }
 
+// Begins to copy the pages of new requests to the device. Until they are there, steps of others run
+// without them. Returns whether some are not.
+static bool enter_pages(worker *w) {
+  td_kv_transfer *transfer = w->kv.transfer;
+  if (!transfer) return false;
+  for (uint32_t i = 0; i < w->requests.n; i++) {
+    td_worker_request *r = w->requests.active[i];
+    if (r->phase == TD_REQUEST_RECEIVING || r->is_placed) continue;
+    td_kv_transfer_enter(transfer, r->pages,
+                         (r->n_past + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS);
+    r->is_placed = r->is_entering = true;
+  }
+  const bool is_done = td_kv_transfer_has_entered(transfer);
+  for (uint32_t i = 0; i < w->requests.n; i++)
+    w->requests.active[i]->is_entering &= !is_done;
+  return !is_done;
+}
+
 static td_status serve(worker *w, td_err *err) {
   for (;;) {
     td_status st = drain(w, err);
     if (st != TD_OK || w->is_shut_down) return st;
     st = beat(w, err);
+    const bool are_entering = enter_pages(w);
     if (st == TD_OK) st = advance_streaming(w, err);
     if (st != TD_OK) return st;
     td_step_build(&w->step, &w->requests);
@@ -526,6 +531,8 @@ static td_status serve(worker *w, td_err *err) {
       st = run_beside_streaming(w, err);
     } else if (w->step.n) {
       st = run_step(w, err);
+    } else if (are_entering) {
+      td_kv_transfer_wait(w->kv.transfer);
     } else {
       st = td_front_link_wait(&w->front_link, HEARTBEAT_NS / 1000000, err);
     }

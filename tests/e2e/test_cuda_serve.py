@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -146,6 +147,7 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
     monkeypatch.setenv("TANDEM_NCCL_LIB", library)
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--devices", "0,1"]
+    options += ["--disaggregate", "off"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     assert "expert parallelism on 2 devices, exchange by nccl" in server.log()
     wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes the prompt
@@ -163,6 +165,50 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     server.kill_worker()
     assert complete(server, prompt, 3) == said
     assert server.log().count("exchange by nccl") == 2
+    server.close()
+
+
+def logprobs(server, prompt, n):
+    """What was generated, with all that is known about it, and how much of the prompt was cached."""
+    body = post(server, "/v1/completions", prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True, logprobs=5)
+    return body["choices"][0]["logprobs"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def without(server, role, prompt, n):
+    """The same for a request whose worker is killed."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(logprobs, server, prompt, n)
+        wait_until(lambda: [w["running"] for w in health(server)["workers"] if w["role"] == role] == [1])
+        os.kill(server.workers()[role], signal.SIGKILL)
+        return answer.result()
+
+
+def test_a_gpu_for_prefill_and_one_for_decode(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
+    """As from one worker, bit for bit, whoever dies; KV pages outlive both workers and the server."""
+    if "_emu" not in library:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
+    options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "128", "--max-batch", "4"]
+    prompts = [[3 + (k + 7 * i) % 200 for i in range(70)] for k in range(2)]
+    one = Server(tandem_bin, tiny_model, *options)
+    want = [logprobs(one, prompt, 6)[0] for prompt in prompts]
+    one.close()
+    options += ["--devices", "0,1", "--disaggregate", "on", "--kv-dir", str(tmp_path)]
+    server = Server(tandem_bin, tiny_model, *options)
+    assert sorted(server.workers()) == ["decode", "prefill"]
+    assert logprobs(server, prompts[0], 6) == (want[0], 0)
+    assert logprobs(server, prompts[0], 6) == (want[0], 64)
+    killed = server.workers()
+    assert without(server, "prefill", prompts[1], 6) == (want[1], 0)
+    assert logprobs(server, prompts[0], 6) == (want[0], 64)
+    assert without(server, "decode", prompts[0], 6) == (want[0], 64)
+    assert logprobs(server, prompts[1], 6) == (want[1], 64)
+    pids = [*killed.values(), *server.workers().values()]
+    assert len(set(pids)) == 4
+    server.close()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    server = Server(tandem_bin, tiny_model, *options)
+    assert logprobs(server, prompts[1], 6) == (want[1], 64)
     server.close()
 
 
@@ -202,7 +248,7 @@ def test_without_the_gpu_that_is_asked_for(tandem_bin, tiny_model, monkeypatch):
 
 
 def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
-    for wish in [["--disaggregate", "on"], ["--kv-dir", str(tmp_path)]]:
+    for wish in [["--disaggregate", "on"], ["--kv-dir", str(tmp_path), "--disaggregate", "off"]]:
         server = Server(tandem_bin, tiny_model, "--device", "cuda", *wish, wait=False)
         assert server.wait() == 2
         assert " ".join(wish[:1]) in server.log() and "--device cpu" in server.log()

@@ -169,6 +169,49 @@ void td_dev_free(td_dev *dev, void *ptr) {
   free(ptr);
 }
 
+// KV pages are in the pool alone here, so none are copied.
+td_status td_dev_register(td_dev *dev, void *host, size_t n_bytes, td_err *err) {
+  (void)dev;
+  (void)host;
+  (void)n_bytes;
+  return td_fail(err, TD_EINTERNAL, "no copies of KV pages here");
+}
+
+void td_dev_unregister(td_dev *dev, void *host) {
+  (void)dev;
+  (void)host;
+}
+
+td_status td_kv_transfer_open(td_kv_transfer **out, const td_kv_transfer_opts *opts, td_err *err) {
+  (void)opts;
+  *out = NULL;
+  return td_fail(err, TD_EINTERNAL, "no copies of KV pages here");
+}
+
+void td_kv_transfer_close(td_kv_transfer *transfer) {
+  (void)transfer;
+}
+
+void td_kv_transfer_pause(td_kv_transfer *transfer, bool is_paused) {
+  (void)transfer;
+  (void)is_paused;
+}
+
+void td_kv_transfer_enter(td_kv_transfer *transfer, const int32_t *pages, uint32_t n_pages) {
+  (void)transfer;
+  (void)pages;
+  (void)n_pages;
+}
+
+bool td_kv_transfer_has_entered(td_kv_transfer *transfer) {
+  (void)transfer;
+  return true;
+}
+
+void td_kv_transfer_wait(td_kv_transfer *transfer) {
+  (void)transfer;
+}
+
 void td_dev_close(td_dev *dev) {
   free(dev);
 }

@@ -10,10 +10,11 @@
 #include "engine/kv_transfer.h"
 #include "unit/engine_test.h"
 
-enum { XFER_PAGES = 8, XFER_TOKENS = 64, XFER_CHUNK = 24 };
+// XFER_STREAM: prompt tokens from which experts stream, if they do.
+enum { XFER_PAGES = 8, XFER_TOKENS = 64, XFER_CHUNK = 24, XFER_STREAM = 6 };
 
 typedef struct {
-  td_dev *dev;
+  td_dev *dev, *expert_dev;
   char *dev_pages, *host_pages;
   td_kv_transfer *transfer; // NULL: the one that does everything
   td_engine *engine;
@@ -21,6 +22,8 @@ typedef struct {
 
 typedef struct {
   td_model *model;
+  const small_model *small;
+  bool streams;                   // experts, for prompts; the CPU computes the others
   size_t pages_bytes, page_bytes; // of all pages; of one over all layers
   int fd;                         // of host memory, which each worker maps for itself
   _Atomic uint32_t versions[XFER_PAGES];
@@ -62,6 +65,13 @@ static inline void open_xfer_worker(xfer_world *w, xfer_worker *out, const char 
     opts.kv_pages = out->dev_pages;
     opts.transfer = out->transfer;
   }
+  if (w->streams) {
+    const td_dev_opts cpu = {.kind = "cpu", .n_threads = 2, .activations = engine_activations};
+    assert_int_equal(td_dev_open(&out->expert_dev, &cpu, &err), TD_OK);
+    opts.expert_dev = out->expert_dev;
+    opts.stream_bytes = w->small->ring_bytes;
+    opts.break_even_tokens = XFER_STREAM;
+  }
   if (td_engine_open(&out->engine, w->model, out->dev, &opts, &err) != TD_OK)
     fail_msg("%s", err.msg);
 }
@@ -70,10 +80,11 @@ static inline void close_xfer_worker(xfer_world *w, xfer_worker *x) {
   td_engine_close(x->engine);
   td_kv_transfer_close(x->transfer);
   if (x->host_pages) {
-    td_dev_unregister(x->dev, x->host_pages, w->pages_bytes);
+    td_dev_unregister(x->dev, x->host_pages);
     munmap(x->host_pages, w->pages_bytes);
   }
   td_dev_free(x->dev, x->dev_pages);
+  td_dev_close(x->expert_dev);
   td_dev_close(x->dev);
   *x = (xfer_worker){0};
 }
@@ -162,10 +173,10 @@ static inline void run_xfer(xfer_world *w, const char *kind, unsigned decode_ind
 }
 
 // kind "cuda": on the first two GPUs.
-static inline void check_xfer(const small_model *m, const char *kind) {
+static inline void check_xfer(const small_model *m, const char *kind, bool streams) {
   td_err err;
   const unsigned decode_index = strcmp(kind, "cuda") == 0;
-  xfer_world w = {.fd = memfd_create("kv", MFD_CLOEXEC)};
+  xfer_world w = {.small = m, .streams = streams, .fd = memfd_create("kv", MFD_CLOEXEC)};
   assert_true(w.fd >= 0);
   if (td_model_open(&w.model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
   w.n_vocab = td_model_config_of(w.model)->n_vocab;
@@ -174,6 +185,7 @@ static inline void check_xfer(const small_model *m, const char *kind) {
   open_xfer_worker(&w, &w.all, kind, 0, false);
   run_xfer(&w, kind, decode_index);
   assert_true(w.n_rows > 20);
+  if (streams) assert_true(td_engine_stream_progress(w.all.engine).copied_bytes > 0);
   close_xfer_worker(&w, &w.prefill);
   close_xfer_worker(&w, &w.decode);
   close_xfer_worker(&w, &w.all);

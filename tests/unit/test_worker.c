@@ -93,37 +93,41 @@ static void test_kv_plan(void **state) {
   (void)state;
   enum { KIB = 1024, MIB = 1024 * KIB };
   static const struct {
-    td_kv_need
-        need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device, layers
+    td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device,
+                     // layers, host
     td_status status;
     td_kv_plan plan;
   } cases[] = {
       // plenty: max_batch whole contexts
-      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false, 1}, TD_OK, {4096, 256}},
-      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false, 1}, TD_OK, {32768, 1024}},
-      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false, 1}, TD_OK, {100, 6}}, // whole pages each
+      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false, 1, 0}, TD_OK, {4096, 256}},
+      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false, 1, 0}, TD_OK, {32768, 1024}},
+      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false, 1, 0}, TD_OK, {100, 6}}, // whole pages each
       // half of what the weights leave: 8 of 24 MiB at 1 KiB a token
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1, 0}, TD_OK, {4096, 128}},
       // weights larger than memory: a quarter of it
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1}, TD_OK, {4096, 128}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1, 0}, TD_OK, {4096, 128}},
       // a device: three quarters of what the weights leave, but for 1.5 GiB, and nothing where they
       // do
       // not fit
-      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 96}},
-      {{4096, KIB, 8 * MIB, 1556ull * MIB, 4096, 0, 16, true, 1}, TD_OK, {4096, 192}},
-      {{4096, KIB, 8 * MIB, 1544ull * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
-      {{4096, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1}, TD_ENOMEM, {0, 0}},
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 0}, TD_OK, {4096, 96}},
+      {{4096, KIB, 8 * MIB, 1556ull * MIB, 4096, 0, 16, true, 1, 0}, TD_OK, {4096, 192}},
+      {{4096, KIB, 8 * MIB, 1544ull * MIB, 4096, 0, 16, true, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{4096, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1, 0}, TD_ENOMEM, {0, 0}},
+      // with a copy in host memory, which takes half of that at most
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 64ull << 30}, TD_OK, {4096, 96}},
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 10ull << 30}, TD_OK, {4096, 80}},
+      {{4096, MIB, 0, 8200ull * MIB, 0, 2048, 16, true, 1, 1ull << 30}, TD_ENOMEM, {0, 0}},
       // the context is shortened when it was ours to choose, and only then
-      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_OK, {8192, 128}},
-      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
-      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0}, TD_OK, {8192, 128}},
+      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
       // a pool of the user's own size
-      {{32768, KIB, 0, 8 * MIB, 4096, 8192, 4, false, 1}, TD_OK, {4096, 128}},
-      {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1}, TD_OK, {1000, 16}},
-      {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1}, TD_EINVAL, {0, 0}},
-      {{32768, KIB, 0, 8 * MIB - 1, 4096, 8192, 4, false, 1}, TD_ENOMEM, {0, 0}},
-      {{32768, KIB, 0, MIB, 4096, 1u << 30, 4, false, 1}, TD_ENOMEM, {0, 0}},
-      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, 8 * MIB, 4096, 8192, 4, false, 1, 0}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1, 0}, TD_OK, {1000, 16}},
+      {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1, 0}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, 8 * MIB - 1, 4096, 8192, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, MIB, 4096, 1u << 30, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1, 0}, TD_EINVAL, {0, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_kv_plan plan = {0, 0};
@@ -152,7 +156,9 @@ static void check_copies(const td_kv_pool *pool, int fd) {
   assert_int_equal(shape.part_bytes, PART);
   memset(page, 1, PART);
   memset(page + PART, 2, PART);
+  assert_int_equal(pool->versions[5], 0);
   assert_int_equal(td_kv_pool_put(fd, &shape, 5, page, &err), TD_OK);
+  assert_true(pool->versions[5] == 1 && pool->versions[4] == 0 && pool->versions[6] == 0);
   assert_int_equal(td_kv_pool_get(fd, &shape, 5, again, &err), TD_OK);
   assert_memory_equal(page, again, sizeof page);
   const char *bytes = pool->pages;
@@ -214,6 +220,33 @@ static void test_kv_pool_of_a_device(void **state) {
   td_kv_pool_close(&pool);
   assert_int_equal(td_kv_pool_attach(&pool, fd, &small_need, &err), TD_EFORMAT);
   assert_non_null(strstr(err.msg, "device"));
+  assert_int_equal(close(fd), 0);
+}
+
+// Pages in a device's memory and in the pool.
+static void test_kv_pool_with_copies(void **state) {
+  (void)state;
+  td_err err;
+  int fd;
+  td_kv_need need = small_need;
+  need.is_device = true;
+  need.available_bytes = 4ull << 30;
+  need.host_bytes = 1 << 30;
+  td_kv_pool pool;
+  td_kv_shape shape;
+  assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);
+  assert_non_null(pool.pages);
+  assert_int_equal(td_kv_pool_shape(&shape, fd, &err), TD_OK);
+  pool.versions[63] = 9; // it is the segment's last
+  td_kv_pool_close(&pool);
+  need.host_bytes = 1; // it is sized
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);
+  assert_int_equal(pool.plan.n_pages, 64);
+  assert_int_equal(pool.versions[63], 9);
+  td_kv_pool_close(&pool);
+  need.host_bytes = 0;
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &need, &err), TD_EFORMAT);
   assert_int_equal(close(fd), 0);
 }
 
@@ -676,6 +709,7 @@ int main(void) {
       cmocka_unit_test(test_kv_plan),
       cmocka_unit_test(test_kv_pool),
       cmocka_unit_test(test_kv_pool_of_a_device),
+      cmocka_unit_test(test_kv_pool_with_copies),
       cmocka_unit_test(test_kv_pool_that_cannot_be),
       cmocka_unit_test(test_a_request_in_parts),
       cmocka_unit_test(test_ends_of_an_answer),

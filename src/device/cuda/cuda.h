@@ -181,7 +181,7 @@ bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_stop_pinning(td_dev *dev);
 td_status td_cuda_register(td_dev *dev, void *host, size_t n_bytes, td_err *err);
-void td_cuda_unregister(td_dev *dev, void *host, size_t n_bytes);
+void td_cuda_unregister(td_dev *dev, void *host);
 size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // registered so far
 void td_cuda_pins_close(td_cuda_dev *dev);
 // Queues a copy; n_bytes > 0. Splits it where src spans several pieces: the driver rejects a range

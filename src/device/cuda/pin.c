@@ -215,9 +215,8 @@ td_status td_cuda_register(td_dev *base, void *host, size_t n_bytes, td_err *err
   return TD_OK;
 }
 
-void td_cuda_unregister(td_dev *base, void *host, size_t n_bytes) {
+void td_cuda_unregister(td_dev *base, void *host) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
-  (void)n_bytes;
   td_cuda_use(dev);
   if (!dev->pins.is_left_registered) dev->abi->unpin(host);
 }
