@@ -17,7 +17,8 @@ typedef struct {
 // GPU of that index. TD_ENOMEM: the weights do not fit. The message gives the reason and the cure.
 td_status td_gpu_probe(td_gpu_facts *out, uint32_t index, uint64_t need_bytes, td_err *err);
 
-// Main function of that process; its arguments after "probe" are need=BYTES and index=N. Returns the exit status.
+// Main function of that process; its arguments after "probe" are need=BYTES and index=N. Returns
+// the exit status.
 int td_gpu_probe_main(int argc, char **argv);
 
 #endif

@@ -578,12 +578,22 @@ static void test_steps_wait_for_pages(void **state) {
   assert_int_equal(step.n, 1);
   assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
   td_worker_request *r = step.requests[0];
+  r->is_entering = true; // copies of its pages to the device have not ended
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0);
+  td_step_build_prefill(&step, &t.requests, 1);
+  assert_int_equal(step.n, 0);
+  r->is_entering = false;
   r->n_past = 16;
   r->n_output = 1;
   r->phase = td_request_phase_of(r);
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 0);
   assert_false(send_pages(&t, 1, 1, 9));
+  r->is_entering = true;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0);
+  r->is_entering = false;
   td_step_build(&step, &t.requests);
   assert_int_equal(step.n, 1);
   assert_int_equal(step.seqs[0].n_pages, 2);
