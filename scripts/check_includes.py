@@ -16,7 +16,7 @@ import tempfile
 RANKS = [
     ["base"],
     ["options", "shm"],
-    ["model", "text", "kv"],
+    ["model", "text", "kv", "hub"],
     ["device"],
     ["comm"],
     ["engine", "sched"],
@@ -42,11 +42,12 @@ SEPARATE = [
 # Vendor headers by file name, and the folders in which they may stand.
 VENDORS = [
     (r"uv\.h|llhttp\.h", ["src/http", "src/front", "src/bench"]),
-    (r"cJSON\.h", ["src/api", "src/text", "src/model", "src/base", "src/options"]),
+    (r"cJSON\.h", ["src/api", "src/text", "src/model", "src/base", "src/options", "src/hub"]),
     (r"pcre2\w*\.h", ["src/text", "src/model"]),
     (r"(cuda|cublas|nv)\w*\.h|mma\.h|cooperative_groups\.h", ["src/device/cuda", "kernels/cuda"]),
     (r"nccl\w*\.h", ["src/comm"]),
     (r"histedit\.h", ["src/cli"]),
+    (r"curl\.h", ["src/hub"]),
 ]
 
 # Kernels do no allocation, logging, threading or environment: the rest of the C library is not

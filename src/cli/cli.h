@@ -10,6 +10,7 @@ int td_cmd_eval_logits(const td_options *options);
 int td_cmd_eval_perplexity(const td_options *options);
 int td_cmd_eval_chat(const td_options *options);
 int td_cmd_quantize(const td_options *options);
+int td_cmd_pull(const td_options *options);
 int td_cmd_inspect(const td_options *options);
 int td_cmd_inspect_tokens(const td_options *options);
 int td_cmd_inspect_template(const td_options *options);

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "bench/bench.h"
 #include "cli/cli.h"
+#include "cli/find_model.h"
 #include "front/api_keys.h"
 #include "front/front.h"
 #include "runtime/command.h"
@@ -30,6 +31,7 @@ static int (*const commands[])(const td_options *options) = {
     [TD_CMD_EVAL_PERPLEXITY] = td_cmd_eval_perplexity,
     [TD_CMD_EVAL_CHAT] = td_cmd_eval_chat,
     [TD_CMD_QUANTIZE] = td_cmd_quantize,
+    [TD_CMD_PULL] = td_cmd_pull,
     [TD_CMD_INSPECT] = td_cmd_inspect,
     [TD_CMD_INSPECT_TOKENS] = td_cmd_inspect_tokens,
     [TD_CMD_INSPECT_TEMPLATE] = td_cmd_inspect_template,
@@ -137,7 +139,7 @@ int main(int argc, char **argv) {
   }
   td_options options;
   int status;
-  const td_status st = td_options_parse(&options, argc, argv, &err);
+  td_status st = td_options_parse(&options, argc, argv, &err);
   set_log(&options); // also sets the format of the error
   if (st != TD_OK) {
     status = td_cmd_fail(&err);
@@ -146,7 +148,8 @@ int main(int argc, char **argv) {
   } else if (td_api_key_find(&options, argc, argv, &err) != TD_OK) {
     status = td_cmd_fail(&err);
   } else {
-    status = commands[options.command](&options);
+    st = td_cli_find_model(&options, &err);
+    status = st == TD_OK ? commands[options.command](&options) : td_cmd_fail(&err);
   }
   td_options_free(&options);
   return check_stdout(status);

@@ -71,6 +71,7 @@ static const struct {
                           "tandem eval chat -m DIR --suite suite.jsonl"},
     [TD_CMD_QUANTIZE] = {"--model DIR --to FORMAT --out DIR",
                          "tandem quantize -m DIR --to int4-g128 -o SMALLER"},
+    [TD_CMD_PULL] = {"ORG/NAME", "tandem pull Qwen/Qwen3-30B-A3B-FP8"},
     [TD_CMD_INSPECT] = {"--model DIR", "tandem inspect -m DIR"},
     [TD_CMD_INSPECT_TOKENS] = {"--model DIR", "echo hello | tandem inspect tokens -m DIR"},
     [TD_CMD_INSPECT_TEMPLATE] = {"--model DIR --input FILE",

@@ -282,6 +282,11 @@ static td_status unknown_option(const td_options *options, const char *arg, td_e
 // Parses argv[*i] and its value; *i moves to the last argument used.
 static td_status parse_arg(td_options *options, int argc, char **argv, int *i, td_err *err) {
   const char *arg = argv[*i];
+  if (arg[0] != '-' && options->command == TD_CMD_PULL && !options->model) { // tandem pull MODEL
+    const int model = td_option_find(options->command, "model", 5, 0);
+    td_option_mark_given(options, (size_t)model);
+    return td_option_set(&td_option_table[model], options, arg, err);
+  }
   if (arg[0] != '-' || !arg[1]) {
     return td_fail(err, TD_EINVAL, "%s: unexpected word after `tandem %s`; options begin with --",
                    arg, td_command_name(options->command));

@@ -22,6 +22,7 @@
   X(EVAL_PERPLEXITY, "eval perplexity", "perplexity of a text")                                    \
   X(EVAL_CHAT, "eval chat", "score a suite of questions")                                          \
   X(QUANTIZE, "quantize", "make a checkpoint of smaller weights")                                  \
+  X(PULL, "pull", "download a model from a hub")                                                   \
   X(INSPECT, "inspect", "what a checkpoint holds and needs")                                       \
   X(INSPECT_TOKENS, "inspect tokens", "text on stdin to a JSON array of token ids, or back")       \
   X(INSPECT_TEMPLATE, "inspect template", "render a chat template")                                \
@@ -89,6 +90,9 @@ typedef struct {
   // serve
   char *host, *api_key, *api_key_file, *api_keys, *cors, *kv_dir, *models;
   bool cache_output;
+  // pull
+  char *revision;
+  td_str_list include;
   td_str_list model_names;
   int disaggregate; // td_auto_on_off
   int64_t port, max_batch, kv_tokens, drain_timeout_s, stuck_after_s, prefill_threads;

@@ -71,7 +71,13 @@ const td_option td_option_table[] = {
      "machine-readable output on stdout"},
 
     {GROUP_MODEL, "model", 'm', OPT_STR, ALL, AT(model), NO_RANGE, NULL, "DIR",
-     "checkpoint directory as published"},
+     "checkpoint directory as published, or ORG/NAME: from the hub's cache, downloaded if it is "
+     "not "
+     "there"},
+    {GROUP_MODEL, "revision", 0, OPT_STR, ALL, AT(revision), NO_RANGE, NULL, "REVISION",
+     "branch, tag or commit of a model of the hub; main if not given"},
+    {GROUP_MODEL, "include", 0, OPT_NAMES, ON(PULL), AT(include), NO_RANGE, NULL, "GLOB,GLOB",
+     "download the files whose paths match, instead of those that tandem reads"},
     {GROUP_MODEL, "models", 0, OPT_STR, ON(SERVE), AT(models), NO_RANGE, NULL, "DIR",
      "instead of --model: serve every checkpoint in this directory under its folder's name, loaded "
      "when a request asks for it"},

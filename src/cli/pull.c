@@ -1,0 +1,80 @@
+// src/cli/pull.c - `tandem pull`, and --model ORG/NAME of the other commands.
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/find_model.h"
+#include "hub/hub.h"
+#include "runtime/command.h"
+
+static atomic_bool is_stopped;
+
+static void on_signal(int number) {
+  (void)number;
+  atomic_store(&is_stopped, true);
+}
+
+// Downloads; SIGINT and SIGTERM end it and leave what has come.
+static td_status pull(char **out, const td_options *o, td_err *err) {
+  const struct sigaction stop = {.sa_handler = on_signal};
+  struct sigaction on_int, on_term;
+  const td_hub_opts opts = {.repo = o->model,
+                            .revision = o->revision,
+                            .include = o->include.values,
+                            .n_include = o->include.n,
+                            .stop = &is_stopped};
+  sigaction(SIGINT, &stop, &on_int);
+  sigaction(SIGTERM, &stop, &on_term);
+  td_status st = td_hub_pull(out, &opts, err);
+  sigaction(SIGINT, &on_int, NULL);
+  sigaction(SIGTERM, &on_term, NULL);
+  return st;
+}
+
+int td_cmd_pull(const td_options *o) {
+  td_err err;
+  char *dir;
+  if (!o->model) {
+    td_fail(&err, TD_EINVAL, "tandem pull needs the model: tandem pull ORG/NAME");
+    return td_cmd_fail(&err);
+  }
+  td_status st = pull(&dir, o, &err);
+  if (st != TD_OK) {
+    const int status = td_cmd_fail(&err);
+    return st == TD_ECANCELED ? 130 : status;
+  }
+  puts(dir);
+  free(dir);
+  return 0;
+}
+
+// The server offers the model under the name by which it was asked for.
+static td_status keep_name(td_options *o, const char *repo, td_err *err) {
+  if (o->command != TD_CMD_SERVE || o->model_names.n) return TD_OK;
+  o->model_names.values = calloc(1, sizeof *o->model_names.values);
+  char *copy = o->model_names.values ? strdup(repo) : NULL;
+  if (!copy) return td_fail(err, TD_ENOMEM, "out of memory");
+  o->model_names.values[0] = copy;
+  o->model_names.n = 1;
+  return TD_OK;
+}
+
+td_status td_cli_find_model(td_options *o, td_err *err) {
+  char *dir;
+  if (o->command == TD_CMD_PULL || o->server || !o->model || !td_hub_is_name(o->model)) {
+    return TD_OK;
+  }
+  td_status st = td_hub_find(&dir, o->model, o->revision, err);
+  if (st == TD_ENOENT) {
+    td_info("%s is neither a folder here nor whole in the hub's cache: downloading it", o->model);
+    st = pull(&dir, o, err);
+  }
+  if (st == TD_OK) st = keep_name(o, o->model, err);
+  if (st != TD_OK) return st;
+  free(o->model);
+  o->model = dir;
+  return TD_OK;
+}

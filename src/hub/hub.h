@@ -1,0 +1,39 @@
+// src/hub/hub.h - models by their names on a hub: the local cache, and downloads into it. The cache
+// has the layout of Hugging Face's own programs, which find what is here and the other way round:
+//   CACHE/models--ORG--NAME/blobs/HASH              a file by its content
+//   CACHE/models--ORG--NAME/blobs/HASH.incomplete   what of it has come
+//   CACHE/models--ORG--NAME/snapshots/COMMIT/PATH   a link to it
+//   CACHE/models--ORG--NAME/refs/REVISION           the commit a branch or tag was at
+// CACHE is HF_HUB_CACHE, HF_HOME/hub or ~/.cache/huggingface/hub. The hub is HF_ENDPOINT or
+// https://huggingface.co; the key is HF_TOKEN, or in the file HF_TOKEN_PATH or HF_HOME/token.
+// HF_HUB_OFFLINE=1: the cache only.
+#ifndef TD_HUB_HUB_H
+#define TD_HUB_HUB_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct {
+  const char *repo;     // ORG/NAME
+  const char *revision; // a branch, tag or commit; NULL: main
+  // Patterns of fnmatch for the paths to download; none: the files that tandem reads.
+  char *const *include;
+  uint32_t n_include;
+  const atomic_bool *stop; // set it to stop soon, also from a signal handler; may be NULL
+} td_hub_opts;
+
+// Whether the text is ORG/NAME and names no file here.
+bool td_hub_is_name(const char *model);
+
+// The folder of a model that the cache holds whole; the caller frees *out. TD_ENOENT: it does not.
+td_status td_hub_find(char **out, const char *repo, const char *revision, td_err *err);
+
+// Downloads what the cache lacks, several files at once; what was begun is continued. Every file is
+// checked by its size and hash. Progress goes to stderr. *out is the folder, which the caller
+// frees. TD_ECANCELED: stopped; what has come is kept.
+td_status td_hub_pull(char **out, const td_hub_opts *opts, td_err *err);
+
+#endif

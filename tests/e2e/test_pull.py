@@ -1,0 +1,380 @@
+"""Downloads from a hub that breaks off, redirects, throttles and lies. The network is loopback."""
+
+import fcntl
+import hashlib
+import http.server
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+
+import httpx
+import pytest
+
+from serving import Server
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+BIG = random.Random(7).randbytes(3 << 20)
+FILES = {
+    "config.json": b'{"a": 1}',
+    "model.safetensors": BIG,
+    "sub dir/tokenizer.json": b"{}",
+    "README.md": b"",
+    "original/consolidated.00.pth": b"twice",
+    "pytorch_model.bin": b"twice, too",
+}
+READ = ["README.md", "config.json", "model.safetensors", "sub dir/tokenizer.json"]
+
+
+def git_hash(data):
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class Hub:
+    """files by path. plan[path]: what to do for the requests of a file, one after the other, then
+    as one should: a status, or "break N" bytes, "whole" in spite of a Range, "redirect"."""
+
+    def __init__(self, files=FILES, lfs=("model.safetensors",), key=None):
+        self.files, self.lfs, self.key = dict(files), lfs, key
+        self.plan, self.sizes, self.hashes = {}, {}, {}
+        self.listing_status = []  # of its next requests
+        self.requests = []  # (path, range, authorization, host)
+        self.sent = 0
+        self.gate = None  # called with the path before a file is sent
+        hub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                hub.answer(self)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def listing(self):
+        out = []
+        for path, data in self.files.items():
+            size = self.sizes.get(path, len(data))
+            item = {"rfilename": path, "size": size, "blobId": git_hash(data)}
+            if path in self.lfs:
+                sha = self.hashes.get(path, hashlib.sha256(data).hexdigest())
+                item["lfs"] = {"sha256": sha, "size": size, "pointerSize": 130}
+            out.append(item)
+        return json.dumps({"sha": COMMIT, "siblings": out}).encode()
+
+    def answer(self, request):
+        path = httpx.URL("http://x" + request.path).path
+        given = request.headers.get("Authorization")
+        self.requests.append((path, request.headers.get("Range"), given, request.headers["Host"]))
+        if path.startswith("/cdn/"):
+            return self.send_file(request, path[len("/cdn/") :])
+        if self.key and given != f"Bearer {self.key}":
+            return self.send(request, 401, b"no")
+        if path == "/api/models/org/name/revision/main" or path.endswith("/revision/v/1"):
+            status = self.listing_status.pop(0) if self.listing_status else 200
+            return self.send(request, status, self.listing())
+        head = f"/org/name/resolve/{COMMIT}/"
+        if not path.startswith(head) or path[len(head) :] not in self.files:
+            return self.send(request, 404, b"no")
+        self.send_file(request, path[len(head) :])
+
+    def send(self, request, status, body, headers=()):
+        request.send_response(status)
+        for name, value in headers:
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def send_file(self, request, path):
+        if self.gate:
+            self.gate(path)
+        data = self.files[path]
+        todo = self.plan.get(path, [])
+        what = todo.pop(0) if todo else ""
+        if isinstance(what, int):
+            return self.send(request, what, b"later", [("Retry-After", "1")])
+        if what == "redirect":
+            to = f"http://localhost:{self.port}/cdn/{path}"
+            return self.send(request, 302, b"", [("Location", to)])
+        begin = 0
+        given = request.headers.get("Range")
+        if given and what != "whole":
+            begin = int(given.removeprefix("bytes=").removesuffix("-"))
+            request.send_response(206)
+            request.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        else:
+            request.send_response(200)
+        body = data[begin:]
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if what.startswith("break"):
+            body = body[: int(what.split()[1])]
+            request.close_connection = True
+        try:
+            request.wfile.write(body)
+            self.sent += len(body)
+        except ConnectionError:
+            pass
+
+
+@pytest.fixture
+def hub():
+    made = Hub()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pull(tandem_bin, hub, tmp_path):
+    """Runs `tandem pull`; returns exit status, standard output and error."""
+
+    def run(*args, command=("pull", "org/name"), wait=True, **more):
+        env = dict(os.environ, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path), TANDEM_HUB_BACKOFF_MS="1")
+        for name in "HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "http_proxy":
+            env.pop(name, None)
+        env |= more
+        process = subprocess.Popen(
+            [tandem_bin, *command, *args], env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        if not wait:
+            return process
+        out, errors = process.communicate()
+        return process.returncode, out, errors
+
+    run.cache = tmp_path / "hub" / "models--org--name"
+    return run
+
+
+def check_whole(pull, hub, paths=READ):
+    snapshot = pull.cache / "snapshots" / COMMIT
+    found = sorted(str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if not p.is_dir())
+    assert found == sorted(paths)
+    for path in paths:
+        link = snapshot / path
+        data = hub.files[path]
+        name = hashlib.sha256(data).hexdigest() if path in hub.lfs else git_hash(data)
+        assert link.read_bytes() == data and link.is_symlink()
+        assert os.readlink(link) == "../" * (2 + path.count("/")) + "blobs/" + name
+    assert not list(pull.cache.glob("blobs/*.incomplete"))
+
+
+def test_the_layout_of_the_cache(pull, hub):
+    status, out, errors = pull()
+    assert status == 0, errors
+    assert out == f"{pull.cache}/snapshots/{COMMIT}\n"
+    assert (pull.cache / "refs" / "main").read_text() == COMMIT
+    check_whole(pull, hub)
+    assert "model.safetensors: 0.003 GB" in errors and "\r" not in errors
+    n = len(hub.requests)
+    assert pull()[0] == 0 and len(hub.requests) == n + 1  # the list alone
+
+
+def test_what_is_wanted(pull, hub, tmp_path):
+    other = tmp_path / "elsewhere"
+    args = ("--include", "*.bin,config.*", "--revision", "v/1")
+    status, out, errors = pull(*args, HF_HUB_CACHE=str(other))
+    assert status == 0, errors
+    folder = other / "models--org--name"
+    assert sorted(os.listdir(folder / "snapshots" / COMMIT)) == ["config.json", "pytorch_model.bin"]
+    assert (folder / "refs" / "v" / "1").read_text() == COMMIT
+    status, _, errors = pull("--include", "*.none")
+    assert status == 1 and "none of its 6 files is wanted: see --include" in errors
+
+
+@pytest.mark.parametrize("plan", [["break 100000"] * 7, ["break 1", "break 0", 503, 429, "break 5"]])
+def test_a_broken_download_goes_on(pull, hub, plan):
+    hub.plan["model.safetensors"] = list(plan)
+    status, _, errors = pull()
+    assert status == 0, errors
+    check_whole(pull, hub)
+    ranges = [r for path, r, *_ in hub.requests if path.endswith("model.safetensors")]
+    assert len(ranges) == len(plan) + 1 and ranges[0] is None
+    assert ranges[-1] == f"bytes={700000 if len(plan) == 7 else 6}-"
+
+
+def test_a_server_without_ranges(pull, hub):
+    hub.plan["model.safetensors"] = ["break 1000000", "whole"]
+    assert pull()[0] == 0
+    check_whole(pull, hub)
+
+
+def test_a_redirect_does_not_get_the_key(pull, hub, tmp_path):
+    hub.key = "secret"
+    (tmp_path / "token").write_text(" secret \n")
+    hub.plan["model.safetensors"] = ["redirect"]
+    status, _, errors = pull()
+    assert status == 0, errors
+    check_whole(pull, hub)
+    for path, _, given, host in hub.requests:
+        assert given == (None if path.startswith("/cdn/") else "Bearer secret")
+        assert host.startswith("localhost") == path.startswith("/cdn/")
+
+
+def test_keys_and_names_that_are_wrong(pull, hub):
+    hub.key = "secret"
+    status, _, errors = pull(HF_TOKEN="other")
+    assert status == 2 and "gated" in errors and "HF_TOKEN" in errors
+    assert pull(HF_TOKEN="secret")[0] == 0
+    hub.key = None
+    status, _, errors = pull(command=("pull", "org/other"))
+    assert status == 1 and "has no such model" in errors
+    status, _, errors = pull("--revision", "gone")
+    assert status == 1 and "no such model or revision gone" in errors
+    for name in "name", "a/b/c", "../name", "org/..":
+        status, _, errors = pull(command=("pull", name))
+        assert status == 2 and "ORG/NAME" in errors
+    status, _, errors = pull(HF_HUB_OFFLINE="1")
+    assert status == 2 and "HF_HUB_OFFLINE" in errors
+
+
+def test_the_list_is_asked_for_again(pull, hub):
+    hub.listing_status = [503, 429]
+    assert pull()[0] == 0
+    hub.listing_status = [500, 500, 500]
+    status, _, errors = pull()
+    assert status == 1 and "500" in errors
+
+
+def test_a_file_that_stays_away(pull, hub):
+    hub.plan["model.safetensors"] = [503] * 20
+    status, _, errors = pull()
+    assert status == 1 and "model.safetensors" in errors and "503" in errors
+    assert len(hub.plan["model.safetensors"]) == 14
+    assert not (pull.cache / "snapshots").exists()  # nothing looks whole
+    hub.plan["model.safetensors"] = [403]
+    status, _, errors = pull()
+    assert status == 2 and "accept the model's terms" in errors
+
+
+def test_lies_about_size_and_content(pull, hub):
+    hub.sizes["model.safetensors"] = len(BIG) - 1
+    status, _, errors = pull()
+    assert status == 1 and "larger than the 3145727 bytes the hub lists" in errors
+    hub.sizes["model.safetensors"] = len(BIG) + 1
+    status, _, errors = pull()
+    assert status == 1 and ("416" in errors or "3145728 of 3145729 bytes" in errors)
+    hub.sizes.clear()
+    hub.hashes["model.safetensors"] = "0" * 64
+    status, _, errors = pull()
+    assert status == 1 and "model.safetensors: its content does not have the hash" in errors
+    assert not (pull.cache / "snapshots").exists()
+    # What a mismatch left is not kept, and the truth is taken.
+    hub.hashes.clear()
+    assert pull()[0] == 0
+    check_whole(pull, hub)
+
+
+def test_a_begun_file_that_is_wrong(pull, hub):
+    sha = hashlib.sha256(BIG).hexdigest()
+    (pull.cache / "blobs").mkdir(parents=True)
+    begun = pull.cache / "blobs" / f"{sha}.incomplete"
+    begun.write_bytes(b"x" * 1000)  # not its beginning
+    assert pull()[0] == 0
+    check_whole(pull, hub)
+    (pull.cache / "blobs" / sha).unlink()
+    begun.write_bytes(BIG + b"more")
+    assert pull()[0] == 0
+    check_whole(pull, hub)
+
+
+def test_files_come_side_by_side(pull, hub):
+    both = threading.Barrier(2)
+    paths = "config.json", "model.safetensors"
+    hub.gate = lambda path: both.wait() if path in paths else None
+    assert pull()[0] == 0
+
+
+def test_interrupted(pull, hub):
+    reached, go = threading.Event(), threading.Event()
+
+    def gate(path):
+        if path == "model.safetensors" and len(hub.plan[path]) == 0:
+            reached.set()
+            go.wait()
+
+    hub.plan["model.safetensors"] = ["break 2000000"]
+    hub.gate = gate
+    process = pull(wait=False)
+    reached.wait()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    go.set()
+    assert process.returncode == 130 and "run it again to go on" in errors
+    (begun,) = pull.cache.glob("blobs/*.incomplete")
+    assert begun.stat().st_size == 2000000
+    hub.gate = None
+    hub.sent = 0
+    assert pull()[0] == 0 and hub.sent <= len(BIG) - 2000000 + 100
+    check_whole(pull, hub)
+
+
+def test_no_space(pull, hub):
+    hub.sizes["model.safetensors"] = 10**14
+    status, _, errors = pull()
+    assert status == 1 and "100000.0 GB are to be downloaded" in errors and "HF_HUB_CACHE" in errors
+    assert len(hub.requests) == 1
+
+
+def test_paths_that_leave_the_folder(pull, hub):
+    for path in "../config.json", "/config.json", "a//b.json", "a/../b.json":
+        hub.files = {path: b"{}"}
+        status, _, errors = pull()
+        assert status == 1 and "not a path inside a model" in errors
+
+
+def test_two_at_once(pull, hub):
+    (pull.cache / "blobs").mkdir(parents=True)
+    begun = pull.cache / "blobs" / (hashlib.sha256(BIG).hexdigest() + ".incomplete")
+    with open(begun, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status, _, errors = pull()
+    assert status == 1 and "another process is downloading it" in errors
+
+
+@pytest.fixture
+def model_hub(hub, tiny_model):
+    files = {p.name: p.read_bytes() for p in tiny_model.iterdir()}
+    hub.files, hub.lfs = files, [name for name in files if name.endswith(".safetensors")]
+    return hub
+
+
+def test_a_model_by_its_name(pull, model_hub):
+    inspect = ("inspect", "--model", "org/name")
+    status, out, errors = pull(command=inspect)
+    assert status == 0 and "downloading it" in errors and out
+    n = len(model_hub.requests)
+    status, again, errors = pull(command=inspect)
+    assert (status, again) == (0, out) and len(model_hub.requests) == n
+    # Without one of its files it is not whole.
+    snapshot = pull.cache / "snapshots" / COMMIT
+    weights = sorted(snapshot.glob("*.safetensors"))[-1]
+    weights.unlink()
+    status, _, errors = pull(command=inspect, HF_HUB_OFFLINE="1")
+    assert status == 2 and "nor whole" in errors
+    assert pull(command=inspect)[0] == 0 and weights.exists()
+
+
+def test_a_server_offers_the_name(tandem_bin, model_hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", model_hub.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    server = Server(tandem_bin, "org/name")
+    try:
+        models = httpx.get(server.url + "/v1/models").json()["data"]
+        assert [m["id"] for m in models] == ["org/name"]
+    finally:
+        server.close()
