@@ -125,7 +125,7 @@ sanitized_tests() {
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
   TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|test_device_attn_scalar|test_cuda_(engine|comm|devices|.*_sm90))$' \
-    -k "not test_bench and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
+    -k "not test_bench and not test_page and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
 }
 
 # What has threads, or several processes over shared memory: workers and their deaths, the prefix

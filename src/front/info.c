@@ -237,13 +237,41 @@ void td_serve_openapi(void *ctx, td_http_exchange *x) {
   respond(x, 200, &body);
 }
 
+static const char *page_type(const char *name) {
+  const char *end = strrchr(name, '.');
+  return strcmp(end, ".js") == 0    ? "text/javascript; charset=utf-8"
+         : strcmp(end, ".css") == 0 ? "text/css; charset=utf-8"
+                                    : "text/html; charset=utf-8";
+}
+
+// Scripts and styles come from files alone, and no string becomes markup: what a model writes
+// cannot run, whatever the page does with it.
+static void respond_page(td_http_exchange *x, const char *name) {
+  const td_page_file *file = td_page_files;
+  while (file->name && strcmp(file->name, name) != 0)
+    file++;
+  if (!file->name) {
+    td_http_error(x, 404, "the page has no such file");
+    return;
+  }
+  td_http_add_header(x, "Content-Security-Policy",
+                     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+                     "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+                     "require-trusted-types-for 'script'; trusted-types 'none'");
+  td_http_add_header(x, "X-Content-Type-Options", "nosniff");
+  td_http_add_header(x, "Referrer-Policy", "no-referrer");
+  td_http_add_header(x, "Cache-Control", "no-cache");
+  td_http_respond(x, 200, page_type(name), file->bytes, file->len);
+}
+
 void td_serve_page(void *ctx, td_http_exchange *x) {
   (void)ctx;
-  td_http_add_header(x, "Content-Security-Policy",
-                     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-                     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'");
-  td_http_add_header(x, "Cache-Control", "no-cache");
-  td_http_respond(x, 200, "text/html; charset=utf-8", td_chat_page, td_chat_page_len);
+  respond_page(x, "index.html");
+}
+
+void td_serve_page_file(void *ctx, td_http_exchange *x) {
+  (void)ctx;
+  respond_page(x, td_http_path(x) + strlen("/page/"));
 }
 
 static td_metrics_model metrics_of(const td_host *h) {

@@ -36,7 +36,8 @@ enum {
   X(openapi, "GET", "/openapi.json", 0, "this list as an OpenAPI document")                        \
   X(health, "GET", "/health", TD_ROUTE_OPEN | TD_ROUTE_ALWAYS, "whether requests are served")      \
   X(metrics, "GET", "/metrics", TD_ROUTE_ALWAYS, "counters in Prometheus' format")                 \
-  X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")
+  X(page, "GET", "/", TD_ROUTE_OPEN, "a chat page")                                                \
+  X(page_file, "GET", "/page/*", TD_ROUTE_OPEN, "its scripts and styles")
 
 typedef enum {
 #define X(name, method, path, needs, what) TD_ROUTE_ID_##name,

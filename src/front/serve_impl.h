@@ -68,9 +68,13 @@ void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds);
 // Fails all active requests.
 void td_serve_end_jobs(td_serve *serve, const char *why);
 
-// chat.html, embedded by the build.
-extern const unsigned char td_chat_page[];
-extern const size_t td_chat_page_len;
+// The files of front/page, embedded by the build; the last has no name.
+typedef struct {
+  const char *name;
+  const unsigned char *bytes;
+  size_t len;
+} td_page_file;
+extern const td_page_file td_page_files[];
 
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be

@@ -1,0 +1,83 @@
+// The server's API, as far as the page needs it.
+
+// A response that is no success; code is the protocol's, e.g. context_length_exceeded.
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `the server answered with status ${status}`);
+    this.status = status;
+    this.code = error?.code ?? "";
+  }
+}
+
+function headers(key) {
+  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+}
+
+async function failure(response) {
+  const body = await response.json().catch(() => null);
+  return new ApiError(response.status, body?.error);
+}
+
+export async function fetchModels(key) {
+  const response = await fetch("v1/models", { headers: headers(key) });
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).data;
+}
+
+// {status, models}; status "unreachable" if nothing answers.
+export async function fetchHealth() {
+  try {
+    return await (await fetch("health")).json();
+  } catch {
+    return { status: "unreachable" };
+  }
+}
+
+// The data of each server-sent event.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    held += value;
+    const blocks = held.split("\n\n");
+    held = blocks.pop();
+    for (const block of blocks)
+      if (block.startsWith("data: ")) yield block.slice(6);
+  }
+}
+
+function body(model, messages, settings) {
+  const number = (text) => (text === "" ? undefined : Number(text));
+  return {
+    model, messages, stream: true,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
+    temperature: number(settings.temperature),
+    top_p: number(settings.top_p),
+    max_tokens: number(settings.max_tokens),
+    reasoning_effort: settings.effort || undefined,
+    chat_template_kwargs: settings.thinking && { enable_thinking: settings.thinking === "on" } || undefined,
+  };
+}
+
+// Yields {content, reasoning, usage, timings, finish} of each chunk, members absent if there is
+// nothing. Throws an ApiError, also for an error amid the stream.
+export async function* streamChat({ model, messages, settings, key, signal }) {
+  const response = await fetch("v1/chat/completions", {
+    method: "POST", headers: headers(key), signal,
+    body: JSON.stringify(body(model, messages, settings)),
+  });
+  if (!response.ok) throw await failure(response);
+  for await (const data of events(response)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(500, chunk.error);
+    const choice = chunk.choices?.[0];
+    yield {
+      content: choice?.delta?.content, reasoning: choice?.delta?.reasoning_content,
+      finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings,
+    };
+  }
+  throw new ApiError(0, { message: "the connection ended before the answer did" });
+}

@@ -1,0 +1,308 @@
+// Markdown as models write it, as DOM nodes: headings, lists, quotes, tables, fenced code, code
+// spans, emphasis, strikethrough and links. Only createElement and text nodes are used, so nothing
+// in the text can become markup; raw HTML is shown as it is, and images as links.
+
+const MAX_DEPTH = 12; // of quotes, lists and emphasis in one another
+
+const MAX_SPAN = 4000; // characters of emphasis or a link: bounds the search for its end
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
+const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
+const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+
+export function element(name, className, ...children) {
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  node.append(...children);
+  return node;
+}
+
+// ---- blocks ------------------------------------------------------------------------------------
+
+const isBlank = (line) => line.trim() === "";
+const indentOf = (line) => line.length - line.trimStart().length;
+
+function isTable(lines, at) {
+  return lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") &&
+    DELIMITERS.test(lines[at + 1]) && cells(lines[at]).length === cells(lines[at + 1]).length;
+}
+
+function beginsBlock(lines, at) {
+  const line = lines[at];
+  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) ||
+    ITEM.test(line) || isTable(lines, at);
+}
+
+// The lines from `at` on that belong to one block, as [kind, number of lines].
+function blockAt(lines, at) {
+  const line = lines[at], fence = FENCE.exec(line);
+  let end = at + 1;
+  if (fence) {
+    const close = new RegExp(`^ {0,3}${fence[1][0]}{${fence[1].length},}[ \\t]*$`);
+    while (end < lines.length && !close.test(lines[end])) end++;
+    return ["code", Math.min(end + 1, lines.length) - at];
+  }
+  if (HEADING.test(line)) return ["heading", 1];
+  if (RULE.test(line)) return ["rule", 1];
+  if (QUOTE.test(line)) {
+    while (end < lines.length && QUOTE.test(lines[end])) end++;
+    return ["quote", end - at];
+  }
+  if (ITEM.test(line)) return ["list", listLength(lines, at)];
+  if (isTable(lines, at)) {
+    while (end < lines.length && lines[end].includes("|")) end++;
+    return ["table", end - at];
+  }
+  while (end < lines.length && !isBlank(lines[end]) && !beginsBlock(lines, end)) end++;
+  return ["paragraph", end - at];
+}
+
+const isNumbered = (line) => /\d/.test(ITEM.exec(line)[2]);
+
+function listLength(lines, at) {
+  const base = indentOf(lines[at]), numbered = isNumbered(lines[at]);
+  let end = at + 1;
+  for (; end < lines.length; end++) {
+    const line = lines[end];
+    if (isBlank(line)) continue;
+    const indent = indentOf(line);
+    if (ITEM.test(line) && !RULE.test(line)) {
+      if (indent < base || (indent < base + 2 && isNumbered(line) !== numbered)) break;
+    } else if (indent < base + 2 && (isBlank(lines[end - 1]) || beginsBlock(lines, end))) {
+      break;
+    }
+  }
+  while (isBlank(lines[end - 1])) end--;
+  return end - at;
+}
+
+// The source of each top-level block. A block is rendered alone, so while a text grows all but the
+// last ones stay as they are.
+export function splitBlocks(text) {
+  const lines = text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), blocks = [];
+  for (let at = 0; at < lines.length;) {
+    if (isBlank(lines[at])) {
+      at++;
+      continue;
+    }
+    const [, n] = blockAt(lines, at);
+    blocks.push(lines.slice(at, at + n).join("\n"));
+    at += n;
+  }
+  return blocks;
+}
+
+function renderLines(lines, depth) {
+  const nodes = [];
+  for (let at = 0; at < lines.length;) {
+    if (isBlank(lines[at])) {
+      at++;
+      continue;
+    }
+    const [kind, n] = blockAt(lines, at);
+    nodes.push(RENDER[depth < MAX_DEPTH ? kind : "paragraph"](lines.slice(at, at + n), depth));
+    at += n;
+  }
+  return nodes;
+}
+
+function renderCode(lines) {
+  const [, fence, info] = FENCE.exec(lines[0]), last = lines.at(-1).trim();
+  const isClosed = lines.length > 1 && last.length >= fence.length && !last.replaceAll(fence[0], "");
+  const body = lines.slice(1, isClosed ? -1 : undefined).join("\n");
+  const language = info.trim().split(/\s+/)[0] || "code";
+  const copy = element("button", "", "Copy");
+  copy.type = "button";
+  copy.dataset.copies = "code";
+  const pre = element("pre", "", element("code", "", body));
+  pre.tabIndex = 0; // it scrolls
+  pre.setAttribute("role", "region");
+  pre.setAttribute("aria-label", `Code: ${language}`);
+  return element("div", "code", element("div", "code-head", element("span", "", language), copy), pre);
+}
+
+function renderList(lines, depth) {
+  const base = indentOf(lines[0]), numbered = isNumbered(lines[0]);
+  const list = element(numbered ? "ol" : "ul", "");
+  if (numbered) list.start = parseInt(ITEM.exec(lines[0])[2], 10);
+  for (let at = 0; at < lines.length;) {
+    const mark = ITEM.exec(lines[at]), own = [lines[at].slice(mark[0].length)];
+    const width = mark[0].length;
+    for (at++; at < lines.length; at++) {
+      const line = lines[at];
+      if (ITEM.test(line) && indentOf(line) < base + 2) break;
+      own.push(line.slice(Math.min(indentOf(line), width)));
+    }
+    const isLoose = own.some((line, i) => i && i < own.length - 1 && isBlank(line));
+    const nodes = renderLines(own, depth + 1);
+    if (!isLoose && nodes[0]?.tagName === "P") nodes.splice(0, 1, ...nodes[0].childNodes);
+    list.append(element("li", "", ...nodes));
+  }
+  return list;
+}
+
+function cells(line) {
+  const row = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function renderTable(lines, depth) {
+  const sides = cells(lines[1]).map((mark) =>
+    !mark.endsWith(":") ? "" : mark.startsWith(":") ? "to-center" : "to-right");
+  const row = (name, line) => element("tr", "", ...sides.map((side, i) =>
+    element(name, side, ...inline(cells(line)[i] ?? "", depth + 1))));
+  const table = element("table", "", element("thead", "", row("th", lines[0])),
+    element("tbody", "", ...lines.slice(2).map((line) => row("td", line))));
+  const scroller = element("div", "table", table);
+  scroller.tabIndex = 0;
+  scroller.setAttribute("role", "region");
+  scroller.setAttribute("aria-label", "Table");
+  return scroller;
+}
+
+const RENDER = {
+  code: renderCode,
+  list: renderList,
+  table: renderTable,
+  rule: () => element("hr", ""),
+  heading: ([line], depth) => {
+    const [, marks, text] = HEADING.exec(line);
+    return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(text ?? "", depth));
+  },
+  quote: (lines, depth) => element("blockquote", "",
+    ...renderLines(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
+  paragraph: (lines, depth) => element("p", "", ...inline(lines.map((line) =>
+    line.trimStart()).join("\n"), depth)),
+};
+
+export const renderBlock = (source) => renderLines(source.split("\n"), 0);
+
+// ---- inline ------------------------------------------------------------------------------------
+
+const PUNCTUATION = /[!-/:-@[-`{-~]/;
+const SAFE = /^(?:https?:\/\/|mailto:)/i;
+const BARE_URL = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,:;!?)\]}*_]/;
+const SPECIAL = /[\\`*_~[!<h\n]/g;
+const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"] };
+
+function link(url, ...children) {
+  const node = element("a", "", ...children);
+  node.href = url;
+  node.target = "_blank";
+  node.rel = "noopener noreferrer";
+  return node;
+}
+
+const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
+
+// Where the mark of emphasis that begins before `from` closes it, or -1. Skips code spans and escapes.
+function closing(text, mark, from) {
+  const limit = Math.min(text.length, from + MAX_SPAN);
+  for (let at = from; at < limit; at++) {
+    if (text[at] === "\\") {
+      at++;
+    } else if (text[at] === "`") {
+      const run = /^`+/.exec(text.slice(at))[0];
+      const end = text.indexOf(run, at + run.length);
+      at = (end < 0 ? at : end) + run.length - 1;
+    } else if (text.startsWith(mark, at) && at > from && !/\s/.test(text[at - 1])) {
+      let end = at;
+      while (text[end] === mark[0]) end++;
+      const isWhole = mark.length > 1 || end - at !== 2; // ** does not close *
+      if (isWhole && !(mark[0] === "_" && isWord(text[end]))) return end - mark.length;
+      at = end - 1;
+    }
+  }
+  return -1;
+}
+
+// [text](url) or ![text](url) at `at`: [text, url, end], or null.
+function linkAt(text, at) {
+  let depth = 0, close = at;
+  for (const limit = Math.min(text.length, at + MAX_SPAN); close < limit; close++) {
+    if (text[close] === "\\") close++;
+    else if (text[close] === "[") depth++;
+    else if (text[close] === "]" && --depth === 0) break;
+  }
+  const target = /^\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/
+    .exec(text.slice(close, close + MAX_SPAN));
+  return target && [text.slice(at + 1, close), target[1], close + target[0].length];
+}
+
+// What begins at text[at], a special character: [node, end], or null where it is only a character.
+function spanAt(text, at, depth) {
+  const c = text[at], next = text[at + 1];
+  if (c === "\\" && next === "\n") return [element("br", ""), at + 2];
+  if (c === "\\" && next && PUNCTUATION.test(next)) return [next, at + 2];
+  if (c === "\n") return text.startsWith("  ", at - 2) ? [element("br", ""), at + 1] : null;
+  if (c === "`") {
+    const run = /^`+/.exec(text.slice(at, at + 64))[0];
+    let end = text.indexOf(run, at + run.length);
+    while (end >= 0 && text[end + run.length] === "`")
+      end = text.indexOf(run, end + /^`+/.exec(text.slice(end))[0].length);
+    if (end < 0) return [run, at + run.length];
+    const code = text.slice(at + run.length, end).replaceAll("\n", " ");
+    return [element("code", "", code.replace(/^ (.*[^ ].*) $/, "$1")), end + run.length];
+  }
+  if (c === "!" && next !== "[") return null;
+  if (c === "[" || c === "!") {
+    const found = linkAt(text, c === "!" ? at + 1 : at);
+    if (!found || !SAFE.test(found[1])) return null;
+    return [link(found[1], ...inline(found[0] || found[1], depth + 1)), found[2]];
+  }
+  if (c === "<" || c === "h") {
+    const begin = c === "<" ? at + 1 : at;
+    if (c === "h" && isWord(text[at - 1])) return null;
+    const url = BARE_URL.exec(text.slice(begin, begin + 2048))?.[0];
+    if (!url || (c === "<" && text[begin + url.length] !== ">")) return null;
+    return [link(url, url), begin + url.length + (c === "<" ? 1 : 0)];
+  }
+  return emphasisAt(text, at, depth);
+}
+
+function emphasisAt(text, at, depth) {
+  const run = /^(?:\*+|_+|~+)/.exec(text.slice(at, at + 8))[0], names = EMPHASIS[run];
+  const begin = at + run.length;
+  const opens = names && text[begin] !== undefined && !/\s/.test(text[begin]) &&
+    !(run[0] === "_" && isWord(text[at - 1]));
+  const end = opens ? closing(text, run, begin) : -1;
+  if (end < 0) return [run, begin];
+  const inner = inline(text.slice(begin, end), depth + 1);
+  const node = names.reduceRight((nodes, name) => [element(name, "", ...nodes)], inner)[0];
+  return [node, end + run.length];
+}
+
+// Nodes and strings.
+function inline(text, depth) {
+  if (depth >= MAX_DEPTH) return [text];
+  const nodes = [];
+  let plain = "", at = 0;
+  const flush = () => {
+    if (plain) nodes.push(plain);
+    plain = "";
+  };
+  while (at < text.length) {
+    SPECIAL.lastIndex = at;
+    const next = SPECIAL.exec(text)?.index ?? text.length;
+    plain += text.slice(at, next);
+    at = next;
+    if (at >= text.length) break;
+    const span = spanAt(text, at, depth);
+    if (!span) {
+      plain += text[at++];
+    } else {
+      if (typeof span[0] === "string") {
+        plain += span[0];
+      } else {
+        flush();
+        nodes.push(span[0]);
+      }
+      at = span[1];
+    }
+  }
+  flush();
+  return nodes;
+}

@@ -1,0 +1,128 @@
+// Chats in IndexedDB, settings in localStorage, the API key for the life of the tab. Where the
+// browser refuses to store, everything works until the page is closed, and onProblem is told why.
+
+const SETTINGS = "tandem.settings", KEY = "tandem.key";
+
+export const DEFAULTS = {
+  model: "", system: "", temperature: "", top_p: "", max_tokens: "", thinking: "", effort: "",
+};
+
+const done = (request) => new Promise((resolve, reject) => {
+  request.onsuccess = () => resolve(request.result);
+  request.onerror = () => reject(request.error);
+});
+
+export class Store {
+  #db = null;
+  #onProblem;
+
+  constructor(onProblem) {
+    this.#onProblem = onProblem;
+  }
+
+  // All chats, the last changed first.
+  async open() {
+    try {
+      const request = indexedDB.open("tandem", 1);
+      request.onupgradeneeded = () => request.result.createObjectStore("chats", { keyPath: "id" });
+      this.#db = await done(request);
+      const chats = await done(this.#chats("readonly").getAll());
+      return chats.sort((a, b) => b.updated - a.updated);
+    } catch (error) {
+      this.#refused(error);
+      return [];
+    }
+  }
+
+  #chats(mode) {
+    return this.#db.transaction("chats", mode).objectStore("chats");
+  }
+
+  #refused(error) {
+    this.#onProblem(error?.name === "QuotaExceededError"
+      ? "The browser's storage is full: delete or export chats. What is new is lost when the page is closed."
+      : "The browser does not store chats here: export what should be kept.");
+  }
+
+  async save(chat) {
+    if (!this.#db) return;
+    try {
+      // The transaction may fail after the request succeeded, for want of space.
+      const transaction = this.#db.transaction("chats", "readwrite");
+      transaction.objectStore("chats").put(chat);
+      await new Promise((resolve, reject) => {
+        transaction.oncomplete = resolve;
+        transaction.onerror = transaction.onabort = () => reject(transaction.error);
+      });
+      this.#onProblem("");
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  async remove(id) {
+    if (!this.#db) return;
+    try {
+      await done(this.#chats("readwrite").delete(id));
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  loadSettings() {
+    try {
+      return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(SETTINGS) ?? "{}") };
+    } catch {
+      return { ...DEFAULTS };
+    }
+  }
+
+  saveSettings(settings) {
+    try {
+      localStorage.setItem(SETTINGS, JSON.stringify(settings));
+    } catch (error) {
+      this.#refused(error);
+    }
+  }
+
+  loadKey() {
+    try {
+      return sessionStorage.getItem(KEY) ?? "";
+    } catch {
+      return "";
+    }
+  }
+
+  saveKey(key) {
+    try {
+      sessionStorage.setItem(KEY, key);
+    } catch {
+      // it stays in memory
+    }
+  }
+}
+
+// ---- export ------------------------------------------------------------------------------------
+
+export function asMarkdown(chat) {
+  const parts = [`# ${chat.title}`];
+  for (const { role, content, reasoning } of chat.messages) {
+    parts.push(role === "user" ? "## You" : "## Assistant");
+    if (reasoning)
+      parts.push(`<details><summary>Thoughts</summary>\n\n${reasoning.trim()}\n\n</details>`);
+    parts.push(content.trim());
+  }
+  return parts.join("\n\n") + "\n";
+}
+
+export function asJson(chats) {
+  return JSON.stringify(chats, null, 2) + "\n";
+}
+
+export function download(name, type, text) {
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(new Blob([text], { type }));
+  anchor.download = name;
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10000);
+}

@@ -1,0 +1,513 @@
+"""The chat page in a browser: what is shown, kept, stopped and copied, and that it is accessible.
+
+Needs Debian's chromium; without it these tests are skipped. The model says what its scripts tell it
+(scripted_model.py); answers that must stay unfinished for a while come from Gate, in front of it.
+With PAGE_SHOTS=DIR pictures of the page are left there.
+"""
+
+import http.client
+import json
+import os
+import queue
+import re
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from scripted_model import write_model
+from serving import Server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if not CHROMIUM:
+    pytest.skip("no chromium: scripts/setup.sh --test installs it", allow_module_level=True)
+api = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+expect = api.expect
+
+MARKDOWN = """# Sorting
+
+A *short* answer with **bold**, `code`, ~~gone~~, [a link](https://example.org/a) and \
+[a trap](javascript:alert(1)).
+
+1. first
+   - inner *item*
+2. second
+
+| name | speed |
+|:-----|------:|
+| quick `a\\|b` | 12 |
+| merge | **9** |
+
+> quoted
+
+```python
+def quick(items):
+    if len(items) < 2:
+        return items
+    pivot, *rest = items
+    return quick([x for x in rest if x < pivot]) + [pivot] + quick([x for x in rest if x >= pivot])
+```
+
+<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>
+Done."""
+
+SCRIPTS = {
+    "hello": "Good morning to you.",
+    "ponder": "<think>It depends,\nI should think.</think>\n\nYes indeed.",
+    "sort": MARKDOWN,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tandem_bin, tmp_path_factory):
+    model = tmp_path_factory.mktemp("page") / "scripted"
+    write_model(model, SCRIPTS, generation_eos=["<|im_end|>"])
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    begin = "{" + ", ".join(f"'{name}': '<|{name}|>'" for name in SCRIPTS) + "}"
+    config["chat_template"] = (
+        "{%- for m in messages -%}{{- m.content -}}{%- endfor -%}{%- set begin = " + begin
+        + " -%}{{- begin[messages[-1].content.split()[0]] -}}")
+    path.write_text(json.dumps(config))
+    running = Server(tandem_bin, model)
+    yield running
+    running.close()
+
+
+class Gate(ThreadingHTTPServer):
+    """Passes everything on to the server, but for messages that begin with "slow": their answers are
+    the pieces that say() gives. Keeps the bodies of requests."""
+
+    daemon_threads = True
+
+    def __init__(self, port):
+        super().__init__(("127.0.0.1", 0), GateHandler)
+        self.server_port_behind = port
+        self.pieces = queue.Queue()
+        self.asked = []
+        self.health = None  # (status, body) of /health instead of the server's
+        self.models = None  # ids of /v1/models instead of the server's
+        self.key = None  # what /v1/models asks for
+        self.gone = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+
+    def say(self, *pieces):
+        for piece in pieces:
+            self.pieces.put(piece)
+
+
+class GateHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.0"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.handle_any(b"")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(body)
+        self.server.asked.append(asked)
+        if asked["messages"][-1]["content"].startswith("slow"):
+            self.answer_slowly()
+        else:
+            self.handle_any(body)
+
+    def answer_slowly(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            while (piece := self.server.pieces.get()) is not None:
+                if isinstance(piece, dict):
+                    self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
+                    continue
+                self.wfile.write(f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.server.gone.set()
+
+    def answer(self, status, data):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def handle_any(self, body):
+        if self.path == "/health" and self.server.health:
+            return self.answer(*self.server.health)
+        if self.path == "/v1/models":
+            if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+                return self.answer(401, {"error": {"message": "no such key"}})
+            if self.server.models:
+                cards = [{"id": name, "max_model_len": 4096} for name in self.server.models]
+                return self.answer(200, {"data": cards})
+        behind = http.client.HTTPConnection("127.0.0.1", self.server.server_port_behind)
+        headers = {"Content-Type": "application/json"} if body else {}
+        behind.request(self.command, self.path, body or None, headers)
+        response = behind.getresponse()
+        self.send_response(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        self.end_headers()
+        try:
+            while data := response.read1(65536):
+                self.wfile.write(data)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def gate(server):
+    running = Gate(server.port)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield running
+    running.say(None)
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser, gate):
+    """Opens the page; a message on the console, such as a breach of the policy, fails the test."""
+    contexts, complaints = [], []
+
+    def open_one(model="scripted", **options):
+        context = browser.new_context(**options)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: complaints.append(str(e)))
+        page.goto(gate.url)
+        expect(page.locator("#model")).to_have_text(model)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    refused = [c for c in complaints if "status of 4" not in c and "status of 5" not in c]
+    assert not refused, refused
+
+
+def ask(page, text):
+    page.fill("#input", text)
+    page.press("#input", "Enter")
+
+
+def asked(page, text):
+    """Asks, and waits for the whole answer; returns it."""
+    before = page.locator(".assistant").count()
+    ask(page, text)
+    expect(page.locator(".assistant")).to_have_count(before + 1)
+    expect(page.locator("#send")).to_have_text("Send")
+    return page.locator(".assistant").last
+
+
+def shoot(page, name):
+    if "PAGE_SHOTS" in os.environ:
+        page.screenshot(path=Path(os.environ["PAGE_SHOTS"]) / f"{name}.png")
+
+
+def check_accessible(page):
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_markdown_is_shown_and_never_run(open_page):
+    page = open_page()
+    answer = asked(page, "sort a list")
+    body = answer.locator(".markdown")
+    expect(body.locator("h2")).to_have_text("Sorting")
+    assert [e.inner_text() for e in body.locator("p > em, p > strong, p > code, p > s").all()] == \
+        ["short", "bold", "code", "gone"]
+    assert body.locator("p a").all()[0].get_attribute("href") == "https://example.org/a"
+    assert body.locator("a").count() == 1 and "[a trap](javascript:alert(1))" in body.inner_text()
+    expect(body.locator("ol > li")).to_have_count(2)
+    expect(body.locator("ol > li > ul > li > em")).to_have_text("item")
+    expect(body.locator("td").nth(1)).to_have_class("to-right")
+    expect(body.locator("blockquote")).to_have_text("quoted")
+    assert "<script>window.hacked = 1</script>" in body.inner_text()
+    assert page.evaluate("window.hacked") is None
+    code = MARKDOWN.split("```python\n")[1].split("\n```")[0]
+    assert body.locator("pre code").text_content() == code
+    body.get_by_role("button", name="Copy").click()
+    expect(body.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == code
+    expect(answer.locator(".note")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s"))
+    expect(page.locator("#context-text")).to_have_text(re.compile(r"^[\d,]+ / 4,096$"))
+    shoot(page, "light")
+    check_accessible(page)
+
+
+# What a text becomes, as tags and text; each part ends where the next begins.
+CASES = [
+    ("a_b_c and _d_", "<p>a_b_c and <em>d</em></p>"),
+    ("***x*** __y__", "<p><strong><em>x</em></strong> <strong>y</strong></p>"),
+    ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
+    ("2 * 3 * 4", "<p>2 * 3 * 4</p>"),
+    (r"\*not\* ``a`b``", "<p>*not* <code>a`b</code></p>"),
+    ("see https://a.org/x_(y).", "<p>see <a>https://a.org/x_(y</a>).</p>"),
+    ("![alt](https://a.org/i.png)", "<p><a>alt</a></p>"),
+    ("## A ##\ntext\n---", "<h3>A</h3><p>text</p><hr>"),
+    ("3. a\n4. b\n\ntext", "<ol start=3><li>a</li><li>b</li></ol><p>text</p>"),
+    ("- a\n\n  more\n- b", "<ul><li><p>a</p><p>more</p></li><li>b</li></ul>"),
+    ("- a\n  ```\n  x\n  ```", "<ul><li>a<pre>x</pre></li></ul>"),
+    ("~~~\n```\n~~~", "<pre>```</pre>"),
+    ("```js\nopen", "<pre>open</pre>"),
+    ("a | b\n--|--\n1 | 2 | 3", "<table>a,b/1,2</table>"),
+    ("a | b", "<p>a | b</p>"),
+    ("<b>x</b> &amp;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;amp;</p>"),
+    ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
+    (">" * 100 + " deep", None),
+    ("*" * 5000 + "a", None),
+    ("[" * 5000, None),
+    ("*a " * 5000, None),
+    ("- " * 2000, None),
+]
+
+SHAPE = """async (text) => {
+  const { renderBlock, splitBlocks } = await import("/page/markdown.js");
+  const escape = (t) => t.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const shape = (node) => {
+    if (node.nodeType === 3) return escape(node.data);
+    if (node.className === "code") return `<pre>${escape(node.querySelector("code").textContent)}</pre>`;
+    if (node.className === "table")
+      return `<table>${[...node.querySelectorAll("tr")].map((r) =>
+        [...r.children].map((c) => c.textContent).join()).join("/")}</table>`;
+    const name = node.tagName.toLowerCase(), start = node.start > 1 ? ` start=${node.start}` : "";
+    if (name === "hr" || name === "br") return `<${name}>`;
+    return `<${name}${start}>${[...node.childNodes].map(shape).join("")}</${name}>`;
+  };
+  return splitBlocks(text).flatMap(renderBlock).map(shape).join("");
+}"""
+
+
+def test_markdown_cases(open_page):
+    page = open_page()
+    for text, shape in CASES:
+        became = page.evaluate(SHAPE, text)
+        assert became == shape or shape is None, text
+
+
+def test_thoughts_are_folded_and_kept(open_page, gate):
+    page = open_page(color_scheme="dark")
+    answer = asked(page, "ponder")
+    thoughts = answer.locator("details.thoughts")
+    expect(answer.locator(".markdown")).to_have_text("Yes indeed.")
+    expect(thoughts.locator("div")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("div")).to_have_text("It depends,\nI should think.", use_inner_text=True)
+    check_accessible(page)
+    shoot(page, "dark")
+    asked(page, "hello")
+    sent = gate.asked[-1]["messages"]
+    assert sent[1] == {"role": "assistant", "content": "Yes indeed.",
+                       "reasoning_content": "It depends,\nI should think."}
+    page.reload()
+    expect(page.locator(".thoughts div").first).to_have_text("It depends,\nI should think.")
+
+
+@pytest.mark.parametrize("way", ["Escape", "button"])
+def test_an_answer_can_be_stopped(open_page, gate, way):
+    page = open_page()
+    ask(page, "slow")
+    gate.say("Once upon", " a time")
+    expect(page.locator(".assistant .markdown")).to_have_text("Once upon a time")
+    if way == "Escape":
+        page.keyboard.press("Escape")
+    else:
+        page.click("#send")
+    expect(page.locator("#send")).to_have_text("Send")
+    expect(page.locator(".assistant .note")).to_contain_text("stopped")
+    while not gate.gone.is_set():  # the request was given up, not only hidden
+        gate.say("!")
+        gate.gone.wait(0.05)
+    expect(page.locator(".assistant .markdown")).to_have_text("Once upon a time")
+
+
+def test_an_answer_belongs_to_its_chat(open_page, gate):
+    page = open_page()
+    ask(page, "slow one")
+    gate.say("Begun")
+    expect(page.locator(".assistant .markdown")).to_have_text("Begun")
+    page.click("#new-chat")
+    expect(page.locator(".message")).to_have_count(0)
+    assert "Good morning" in asked(page, "hello").inner_text()
+    gate.say(" and ended.", None)
+    chats = page.locator("#chats button")
+    expect(chats).to_have_count(2)
+    expect(page.locator("#chats .busy")).to_have_count(0)
+    expect(page.locator(".assistant")).to_have_count(1)
+    expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
+    page.locator("#chats").get_by_role("button", name="slow one").click()
+    expect(page.locator(".assistant .markdown")).to_have_text("Begun and ended.")
+    page.reload()  # both are kept
+    expect(page.locator(".assistant .markdown")).to_have_text("Begun and ended.")
+    expect(chats).to_have_count(2)
+
+
+def test_edit_and_retry(open_page, gate):
+    page = open_page()
+    asked(page, "hello")
+    asked(page, "ponder")
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.fill(".edit textarea", "hello again")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator(".user .body")).to_have_text("hello again")
+    expect(page.locator("#send")).to_have_text("Send")
+    page.locator(".assistant").get_by_role("button", name="Retry").click()
+    expect(page.locator("#send")).to_have_text("Send")
+    expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
+    assert [m["content"] for m in gate.asked[-1]["messages"]] == ["hello again"]
+    assert len(gate.asked) == 4
+
+
+def test_what_cannot_be_sent_stays(open_page):
+    page = open_page()
+    asked(page, "hello")
+    text = "hello " + "x" * 5000
+    ask(page, text)
+    expect(page.locator("#reason")).to_contain_text("5")
+    expect(page.locator("#reason")).to_contain_text("context")
+    expect(page.locator("#input")).to_have_value(text)
+    expect(page.locator(".message")).to_have_count(2)
+    shoot(page, "too-long")
+    check_accessible(page)
+    assert "Good morning" in asked(page, "hello").inner_text()
+    expect(page.locator("#reason")).to_be_hidden()
+
+
+def test_an_error_amid_an_answer_keeps_what_came(open_page, gate):
+    page = open_page()
+    ask(page, "slow")
+    gate.say("The beginning", {"error": {"message": "the worker died"}}, None)
+    expect(page.locator(".assistant .error")).to_have_text("the worker died")
+    expect(page.locator(".assistant .markdown")).to_have_text("The beginning")
+    shoot(page, "error")
+    check_accessible(page)
+
+
+def test_rename_export_delete(open_page):
+    page = open_page()
+    asked(page, "ponder this")
+    page.click("#more summary")
+    page.click("#rename")
+    page.fill("#ask-input", "A question")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chats button")).to_have_text("A question")
+
+    def exported(button):
+        page.click("#more summary")
+        with page.expect_download() as download:
+            page.click(button)
+        return download.value.suggested_filename, Path(download.value.path()).read_text()
+
+    name, text = exported("#export-markdown")
+    assert name == "A-question.md" and text.startswith("# A question\n\n## You\n\nponder this\n")
+    assert "I should think." in text and text.endswith("Yes indeed.\n")
+    name, text = exported("#export-json")
+    assert name == "A-question.json"
+    assert [m["role"] for m in json.loads(text)[0]["messages"]] == ["user", "assistant"]
+    page.click("#more summary")
+    page.click("#delete")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#chats button")).to_have_count(1)
+    page.click("#more summary")
+    page.click("#delete")
+    shoot(page, "delete")
+    page.click("#ask-ok")
+    expect(page.locator("#chats button")).to_have_count(0)
+    page.reload()
+    expect(page.locator("#model")).to_have_text("scripted")
+    expect(page.locator("#chats button")).to_have_count(0)
+
+
+def test_settings_are_sent_and_kept(open_page, gate):
+    page = open_page()
+    page.click("#open-settings")
+    shoot(page, "settings")
+    check_accessible(page)
+    page.fill("#set-system", "Be brief.")
+    page.fill("#set-temperature", "0.5")
+    page.fill("#set-top-p", "0.9")
+    page.fill("#set-max-tokens", "3")
+    page.select_option("#set-thinking", "off")
+    page.select_option("#set-effort", "low")
+    page.get_by_role("button", name="Save").click()
+    page.reload()
+    expect(page.locator("#model")).to_have_text("scripted")
+    answer = asked(page, "hello")
+    expect(answer.locator(".note")).to_contain_text("3 tokens")
+    expect(answer.locator(".note")).to_contain_text("cut at the limit")
+    sent = gate.asked[-1]
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.5, 0.9, 3)
+    assert sent["reasoning_effort"] == "low" and sent["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_loading_is_shown(open_page, gate):
+    gate.health = (503, {"status": "loading", "models": [{"id": "scripted", "status": "loading"}]})
+    page = open_page()
+    expect(page.locator("#server")).to_have_text("The model is loading…")
+    gate.health = None
+    expect(page.locator("#server")).to_be_hidden()
+
+
+def test_one_of_several_models(open_page, gate):
+    gate.models = ["other", "scripted"]
+    page = open_page("other")
+    ask(page, "hello")  # the server has no such model
+    expect(page.locator("#reason")).to_contain_text("other")
+    page.click("#open-settings")
+    page.select_option("#set-model", "scripted")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#model")).to_have_text("scripted")
+    page.click("#send")
+    expect(page.locator(".assistant .markdown")).to_have_text("Good morning to you.")
+
+
+def test_a_key_is_asked_for(open_page, gate):
+    gate.key = "secret"
+    page = open_page(re.compile("API key"))
+    expect(page.locator("#set-key")).to_be_focused()
+    page.fill("#set-key", "secret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_text("scripted")
+
+
+def test_a_full_store_is_said(open_page):
+    page = open_page()
+    page.evaluate("""() => { IDBObjectStore.prototype.put = () => {
+        throw new DOMException("full", "QuotaExceededError"); }; }""")
+    assert "Good morning" in asked(page, "hello").inner_text()
+    expect(page.locator("#storage")).to_contain_text("storage is full")
+
+
+def test_a_phone(open_page):
+    page = open_page(viewport={"width": 390, "height": 780}, has_touch=True)
+    asked(page, "sort a list")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    shoot(page, "phone")
+    check_accessible(page)
+    expect(page.locator("#new-chat")).to_be_hidden()
+    page.click("#menu")
+    expect(page.locator("#new-chat")).to_be_focused()
+    shoot(page, "phone-chats")
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    expect(page.locator("#new-chat")).to_be_hidden()
+    expect(page.locator("#menu")).to_be_focused()
