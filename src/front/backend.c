@@ -14,6 +14,8 @@
 #include "front/backend_impl.h"
 #include "kv/pool.h"
 
+// Of the threads, prefill's part beside decode. A GPU computes streamed experts itself.
+enum { CPU_PART = 2, GPU_PART = 8 };
 #define MAX_WAITING 1024 // requests in the queue; half of it for a single tenant
 #define STUCK_S     30u  // unless asked otherwise
 
@@ -46,6 +48,7 @@ static void add_kernels(td_digest *model, const td_wire_ready *info, bool has_ou
 
 static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   td_backend *b = ((td_worker_handle *)ctx)->backend;
+  if (ctx == &b->workers[0]) b->stream_tokens = info->stream_tokens;
   if (!info->n_vocab || !info->n_ctx || !info->page_tokens || !info->n_pages ||
       info->max_seqs != b->opts.max_batch) {
     return td_fail(err, TD_EFORMAT, "a worker process sent a malformed READY");
@@ -53,6 +56,7 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
   if (!b->sched) {
     add_kernels(&b->opts.kv_model, info, b->opts.cache_output);
     uint32_t n_threads = b->opts.runtime.n_threads ? b->opts.runtime.n_threads : td_cpu_count();
+    b->n_threads = n_threads;
     const td_sched_opts opts = {
         .max_seqs = info->max_seqs,
         .n_pages = info->n_pages,
@@ -62,7 +66,9 @@ static td_status on_ready(void *ctx, const td_wire_ready *info, td_err *err) {
         .prefill_ahead = b->opts.runtime.prefill_chunk ? b->opts.runtime.prefill_chunk
                                                        : info->prefill_chunk,
         .n_threads = n_threads,
-        .prefill_threads = b->opts.prefill_threads ? b->opts.prefill_threads : n_threads / 2,
+        .prefill_threads = b->opts.prefill_threads
+                               ? b->opts.prefill_threads
+                               : n_threads / (b->opts.has_gpus ? GPU_PART : CPU_PART),
         .shares_output = b->opts.cache_output};
     td_status st = td_sched_open(&b->sched, &opts, err);
     if (st == TD_OK && b->opts.kv_dir) st = open_tier(b, err);

@@ -47,6 +47,8 @@ struct td_backend {
   td_sched *sched;                     // NULL until a worker has been READY
   td_kv_disk *tier;                    // NULL without a directory
   td_wire_ready info;
+  uint32_t stream_tokens;   // of the first worker's READY
+  uint32_t n_threads;       // of both together
   td_front_request **slots; // [n_slots]; request id is in slot id % n_slots
   uint32_t n_slots;
   uint64_t n_submitted;

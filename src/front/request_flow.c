@@ -2,7 +2,8 @@
 // the loop's.
 // A request waits in the scheduler (sched/) until it is admitted with the KV pages of its prompt;
 // more pages follow as it generates. With two workers, the first does prefill and samples the first
-// token, the second decodes from the same pages; with one, that worker does both.
+// token, the second decodes from the same pages; with one, that worker does both. With two on GPUs,
+// the second also prefills what is short.
 // KV pages in shared memory survive a worker crash: the request resumes after the last token
 // received. Pages in GPU memory do not (TD_READY_DEVICE_KV): prompt and generated tokens are
 // recomputed.
@@ -150,11 +151,20 @@ static bool is_up(const td_worker_handle *w) {
   return state == TD_BACKEND_READY || state == TD_BACKEND_STUCK;
 }
 
+// Whether the second worker takes it: to decode, or on a GPU to prefill what is too short for
+// experts to stream. The first would compute that no faster, and the request does not change hands.
+static bool is_for_decoder(const td_backend *b, const td_front_request *r) {
+  const uint32_t n_prompt = r->out.submit.n_prompt;
+  if (can_decode(r)) return true;
+  if (!b->opts.has_gpus || !b->stream_tokens) return false;
+  return r->n_past >= n_prompt || n_prompt - r->n_past < b->stream_tokens;
+}
+
 // Sends the request to a worker, to continue after the tokens in its pages.
 static void give(td_backend *b, td_front_request *r) {
   td_wire_submit *submit = &r->out.submit;
   end_trial(b, r);
-  td_worker_handle *w = can_decode(r) ? decoder(b) : reader(b);
+  td_worker_handle *w = is_for_decoder(b, r) ? decoder(b) : reader(b);
   r->at = w;
   r->was_given = true;
   submit->n_answer = r->n_output;
@@ -248,6 +258,10 @@ static void grow(td_backend *b) {
 static void lease_threads(td_backend *b) {
   if (b->n_workers == 1) return;
   td_thread_split now = td_sched_lease(b->sched);
+  bool is_reading = !b->opts.has_gpus; // else prompts may all be at the second worker
+  for (uint32_t i = 0; i < b->n_slots && !is_reading; i++)
+    is_reading = b->slots[i] && b->slots[i]->at == reader(b);
+  if (!is_reading) now.decode = b->n_threads;
   if (is_up(reader(b))) td_supervisor_lease(reader(b)->supervisor, now.prefill);
   if (is_up(decoder(b))) td_supervisor_lease(decoder(b)->supervisor, now.decode);
 }

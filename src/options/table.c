@@ -183,7 +183,9 @@ const td_option td_option_table[] = {
      "auto: "
      "on the CPU with 2 threads or more, on two GPUs if they do not hold all experts"},
     {GROUP_SERVING, "prefill-threads", 0, OPT_INT, ON(SERVE), AT(prefill_threads), RANGE(0, 4096),
-     "0", "N", "with --disaggregate on: threads that prefill gets beside decode; 0: half"},
+     "0", "N",
+     "with --disaggregate on: threads that prefill gets beside decode; 0: half, with GPUs an "
+     "eighth"},
     {GROUP_SERVING, "decode-slowdown", 0, OPT_INT, ON(SERVE), AT(decode_slowdown), RANGE(0, 1000),
      "15", "PERCENT",
      "with experts streaming to a GPU: how much longer decode steps may take beside a long prompt; "

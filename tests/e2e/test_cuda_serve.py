@@ -191,24 +191,47 @@ def test_a_gpu_for_prefill_and_one_for_decode(tandem_bin, tiny_model, library, t
     options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "128", "--max-batch", "4"]
     prompts = [[3 + (k + 7 * i) % 200 for i in range(70)] for k in range(2)]
     one = Server(tandem_bin, tiny_model, *options)
-    want = [logprobs(one, prompt, 6)[0] for prompt in prompts]
+    want = [logprobs(one, prompt, 4)[0] for prompt in prompts]
     one.close()
     options += ["--devices", "0,1", "--disaggregate", "on", "--kv-dir", str(tmp_path)]
     server = Server(tandem_bin, tiny_model, *options)
     assert sorted(server.workers()) == ["decode", "prefill"]
-    assert logprobs(server, prompts[0], 6) == (want[0], 0)
-    assert logprobs(server, prompts[0], 6) == (want[0], 64)
+    assert logprobs(server, prompts[0], 4) == (want[0], 0)
+    assert logprobs(server, prompts[0], 4) == (want[0], 64)
     killed = server.workers()
-    assert without(server, "prefill", prompts[1], 6) == (want[1], 0)
-    assert logprobs(server, prompts[0], 6) == (want[0], 64)
-    assert without(server, "decode", prompts[0], 6) == (want[0], 64)
-    assert logprobs(server, prompts[1], 6) == (want[1], 64)
+    assert without(server, "prefill", prompts[1], 4) == (want[1], 0)
+    assert logprobs(server, prompts[0], 4) == (want[0], 64)
+    assert without(server, "decode", prompts[0], 4) == (want[0], 64)
+    assert logprobs(server, prompts[1], 4) == (want[1], 64)
     pids = [*killed.values(), *server.workers().values()]
     assert len(set(pids)) == 4
     server.close()
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     server = Server(tandem_bin, tiny_model, *options)
-    assert logprobs(server, prompts[1], 6) == (want[1], 64)
+    assert logprobs(server, prompts[1], 4) == (want[1], 64)
+    server.close()
+
+
+def test_short_prompts_stay_with_decode(tandem_bin, tiny_model, library, monkeypatch):
+    """Experts stream to the first GPU; what is too short for that does not need it."""
+    if "_emu" not in library:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
+    options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--log-level", "debug"]
+    server = Server(tandem_bin, tiny_model, *options, "--devices", "0,1", "--ctx-size", "1024")
+    assert sorted(server.workers()) == ["decode", "prefill"]  # auto, since experts stream
+    wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes long prompts
+    least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
+    if least:
+        os.kill(server.workers()["prefill"], signal.SIGSTOP)
+        complete(server, [5, 6, 7], 2)
+        os.kill(server.workers()["prefill"], signal.SIGCONT)
+    if not least or int(least[1]) > 600:
+        server.close()
+        pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
+    prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
+    complete(server, prompt, 3)
+    assert f"prefill of {len(prompt)} tokens with streamed experts" in server.log()
     server.close()
 
 
