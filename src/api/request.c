@@ -99,6 +99,7 @@ void td_api_request_free(td_api_request *request) {
     free(request->prompts[i].ids);
   }
   free(request->prompts);
+  free(request->suffix);
   memset(request, 0, sizeof *request);
 }
 
@@ -255,12 +256,20 @@ td_status td_api_parse_model(char **out, const char *body, size_t len, td_api_er
   return st;
 }
 
+static td_status refuse_suffix(const cJSON *root, td_api_error *error) {
+  const cJSON *suffix = td_json_get(root, "suffix");
+  if (!suffix || (cJSON_IsString(suffix) && !suffix->valuestring[0])) return TD_OK;
+  return td_api_fail(error, 400, "suffix", "unsupported_parameter",
+                     "suffix is not supported in chats, only on /v1/completions");
+}
+
 td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
                             const td_api_defaults *defaults, td_api_error *error) {
   memset(out, 0, sizeof *out);
   out->is_chat = true;
   cJSON *root = NULL;
   td_status st = td_api_parse_root(&root, body, len, error);
+  if (st == TD_OK) st = refuse_suffix(root, error);
   if (st == TD_OK) st = parse_common(out, root, defaults, error);
   if (st == TD_OK) st = parse_chat_logprobs(out, root, error);
   if (st == TD_OK) st = parse_prompt_logprobs(out, root, error);
@@ -276,6 +285,19 @@ td_status td_api_parse_chat(td_api_request *out, const char *body, size_t len,
   return st;
 }
 
+// The text after what is generated, between which and the prompt the model fills in.
+static td_status parse_suffix(td_api_request *out, const cJSON *root, td_api_error *error) {
+  static const char key[] = "suffix";
+  const char *text = NULL;
+  td_status st = td_api_get_str(root, key, &text, error);
+  if (st != TD_OK || !text || !text[0]) return st;
+  if (out->echo) return td_api_bad(error, key, "suffix does not go with echo");
+  for (uint32_t i = 0; i < out->n_prompts; i++) {
+    if (out->prompts[i].ids) return td_api_bad(error, key, "suffix needs a prompt of text");
+  }
+  return td_api_copy(&out->suffix, text, error);
+}
+
 td_status td_api_parse_completion(td_api_request *out, const char *body, size_t len,
                                   const td_api_defaults *defaults, td_api_error *error) {
   memset(out, 0, sizeof *out);
@@ -289,6 +311,7 @@ td_status td_api_parse_completion(td_api_request *out, const char *body, size_t 
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK) st = parse_best_of(out, root, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "prompt", defaults, error);
+  if (st == TD_OK) st = parse_suffix(out, root, error);
   if (st == TD_OK && out->n_prompts * out->n > TD_API_MAX_CHOICES) {
     st = td_api_bad(error, "prompt",
                     "%u prompts with n = %u are more than the %d completions allowed",

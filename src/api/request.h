@@ -104,6 +104,7 @@ typedef struct {
   td_api_tool *callable; // owned, [n_callable]
   uint32_t n_callable;
   // completions
+  char *suffix;           // owned: the text that follows what is generated; NULL: none
   bool is_bare;           // add_special_tokens is false: no BOS or other tokens are added
   td_api_prompt *prompts; // owned
   uint32_t n_prompts;

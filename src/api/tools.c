@@ -195,7 +195,6 @@ static const char *const unsupported[] = {
     "include_stop_str_in_output",
     "logits_processors",
     "structural_tag",
-    "suffix",
     "truncate_prompt_tokens",
     "use_beam_search",
     "web_search_options",

@@ -16,6 +16,7 @@
 #include "front/backend.h"
 #include "front/host_state.h"
 #include "front/metrics.h"
+#include "front/model_files.h"
 #include "front/turns.h"
 #include "options/options.h"
 #include "runtime/placement.h"
@@ -49,6 +50,7 @@ struct td_host {
   _Atomic uint32_t n_ctx;
   pthread_mutex_t chat_lock;
   td_chat *_Atomic chat; // NULL until td_host_chat has opened it
+  td_model_files files;  // as they were when the server began
   td_turns *turns;       // what was generated, for when it comes back
   td_metrics metrics;
 

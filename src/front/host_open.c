@@ -139,6 +139,7 @@ td_status td_host_open(td_host *h, td_serve *serve, const char *name, const char
   h->dir = strdup(dir);
   h->options.model = h->dir;
   td_status st = h->name && h->dir ? read_config(h, err) : td_fail(err, TD_ENOMEM, "out of memory");
+  if (st == TD_OK) td_model_files_read(&h->files, h->dir);
   if (st == TD_OK) st = td_turns_open(&h->turns, MAX_TURN_BYTES, err);
   if (st != TD_OK) td_host_close(h);
   return st;

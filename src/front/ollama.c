@@ -38,14 +38,15 @@ static void write_details(td_json_writer *w) {
   td_jw_end_object(w);
 }
 
-static void write_model(td_json_writer *w, const td_serve *serve, const td_host *h,
-                        const char *name) {
+static void write_model(td_json_writer *w, const td_host *h, const char *name) {
+  char digest[TD_DIGEST_HEX];
+  td_digest_hex(digest, &h->files.digest);
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "name", name);
   td_jw_str(w, "model", name);
-  write_time(w, "modified_at", serve->created);
-  td_jw_int(w, "size", 0);
-  td_jw_str(w, "digest", "");
+  write_time(w, "modified_at", h->files.modified_s);
+  td_jw_int(w, "size", (int64_t)h->files.n_bytes);
+  td_jw_str(w, "digest", digest);
   td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
   write_details(w);
   td_jw_end_object(w);
@@ -60,9 +61,9 @@ void td_serve_ollama_tags(void *ctx, td_http_exchange *x) {
   td_jw_begin_object(&w, NULL);
   td_jw_begin_array(&w, "models");
   for (uint32_t i = 0; !names->n && i < serve->hosts.n; i++)
-    write_model(&w, serve, &hosts[i], hosts[i].name);
+    write_model(&w, &hosts[i], hosts[i].name);
   for (uint32_t i = 0; i < names->n; i++)
-    write_model(&w, serve, &hosts[0], names->values[i]);
+    write_model(&w, &hosts[0], names->values[i]);
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, &body);
@@ -96,7 +97,7 @@ void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
   td_jw_str(&w, "modelfile", "");
   td_jw_str(&w, "parameters", "");
   td_jw_str(&w, "template", "");
-  write_time(&w, "modified_at", serve->created);
+  write_time(&w, "modified_at", h->files.modified_s);
   write_details(&w);
   td_jw_begin_object(&w, "model_info");
   td_jw_str(&w, "general.architecture", "tandem");

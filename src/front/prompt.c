@@ -1,6 +1,7 @@
 // src/front/prompt.c - renders and tokenizes the prompts of a request, and composes the grammar of
 // its output. Any thread.
 #include <stdlib.h>
+#include <string.h>
 
 #include "api/turn.h"
 #include "front/serve_impl.h"
@@ -106,10 +107,57 @@ static td_status encode_chat(const td_chat *chat, td_turns *turns, const td_api_
   return td_api_fail_err(error, "messages", &err);
 }
 
+// The control tokens around the text before and after what is to be filled in.
+typedef struct {
+  const char *before, *after, *fill;
+} fim_tokens;
+
+static const fim_tokens *find_fim(const td_tokenizer *tok) {
+  static const fim_tokens all[] = {
+      {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},    // Qwen
+      {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"},    // DeepSeek
+      {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"}, // GLM
+      {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},
+  };
+  for (size_t i = 0; i < TD_COUNT(all); i++) {
+    const char *const names[] = {all[i].before, all[i].after, all[i].fill};
+    size_t n_found = 0;
+    for (size_t k = 0; k < TD_COUNT(names); k++)
+      n_found += td_tokenizer_find(tok, names[k], strlen(names[k])) >= 0;
+    if (n_found == TD_COUNT(names)) return &all[i];
+  }
+  return NULL;
+}
+
+static td_status encode_around(const td_chat *chat, const td_api_request *request,
+                               const td_api_prompt *prompt, td_token_ids *out,
+                               td_api_error *error) {
+  const fim_tokens *fim = find_fim(td_chat_tokenizer(chat));
+  td_err err;
+  if (!fim) {
+    return td_api_fail(error, 400, "suffix", "unsupported_parameter",
+                       "suffix is not supported: the model's tokenizer has no tokens for filling "
+                       "in, such as <|fim_prefix|>");
+  }
+  td_buf text = TD_BUF_INIT;
+  td_buf_str(&text, fim->before);
+  td_buf_add(&text, prompt->text, prompt->len);
+  td_buf_str(&text, fim->after);
+  td_buf_str(&text, request->suffix);
+  td_buf_str(&text, fim->fill);
+  td_status st = td_buf_status(&text, &err);
+  if (st == TD_OK) {
+    st = td_chat_encode_plain(chat, text.data, text.len, !request->is_bare, out, &err);
+  }
+  td_buf_free(&text);
+  return st == TD_OK ? st : td_api_fail_err(error, "prompt", &err);
+}
+
 static td_status encode_prompt(const td_chat *chat, const td_api_request *request, uint32_t i,
                                td_token_ids *out, td_api_error *error) {
   const td_api_prompt *prompt = &request->prompts[i];
   td_err err;
+  if (request->suffix) return encode_around(chat, request, prompt, out, error);
   td_status st = prompt->ids ? td_token_ids_add(out, prompt->ids, prompt->n_ids, &err)
                              : td_chat_encode_plain(chat, prompt->text, prompt->len,
                                                     !request->is_bare, out, &err);

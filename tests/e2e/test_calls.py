@@ -182,6 +182,21 @@ def test_control_tokens_of_a_prompt(client, server):
     assert tokens["count"] == 1
 
 
+def test_filling_in(tandem_bin, server, tmp_path):
+    write_model(tmp_path, {"fim_middle": "filled in"}, ("<|fim_prefix|>", "<|fim_suffix|>"))
+    body = {"prompt": ["ab", "c"], "suffix": "d", "temperature": 0}
+    filling = Server(tandem_bin, tmp_path)
+    try:
+        answer = httpx.post(filling.url + "/v1/completions", json=body).json()
+    finally:
+        filling.close()
+    assert [c["text"] for c in answer["choices"]] == ["filled in"] * 2
+    assert answer["usage"]["prompt_tokens"] == 6 + 5  # each with three control tokens
+    refused = httpx.post(server.url + "/v1/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "suffix"
+    assert "tokens for filling in" in refused.json()["error"]["message"]
+
+
 # -- ends of answers ---------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The protocols beside OpenAI's chat, through their own clients: Responses, Messages, Ollama."""
 
+import hashlib
 import json
 
 import anthropic
@@ -36,6 +37,7 @@ def server(tandem_bin, tmp_path_factory):
     text["chat_template"] = lines + text["chat_template"] + "{#- </think> -#}"
     config.write_text(json.dumps(text))
     running = Server(tandem_bin, out, "--api-key", "secret")
+    running.model = out
     yield running
     running.close()
 
@@ -141,8 +143,10 @@ def test_previous_response(server, client):
     first = client.responses.create(
         model=MODEL, input="short", instructions="Be brief.", temperature=0
     )
+    # With an option that no other test gives, so that none of its turns is remembered.
     again = client.responses.create(
-        model=MODEL, input="think", previous_response_id=first.id, temperature=0
+        model=MODEL, input="think", previous_response_id=first.id, temperature=0,
+        reasoning={"effort": "low"},
     )
     assert again.output_text == "It is 4." and again.previous_response_id == first.id
     # user:short|assistant:A short answer.|user:think| without the instructions
@@ -345,7 +349,15 @@ def test_ollama_format(llama):
 
 
 def test_ollama_models(llama, server):
-    assert [m.model for m in llama.list().models] == [MODEL]
+    (listed,) = llama.list().models
+    assert listed.model == MODEL
+    files = [p for p in server.model.iterdir() if p.is_file()]
+    assert listed.size == sum(p.stat().st_size for p in files)
+    assert int(listed.modified_at.timestamp()) == max(int(p.stat().st_mtime) for p in files)
+    digest = hashlib.sha256((server.model / "config.json").read_bytes())
+    size = (server.model / "model.safetensors").stat().st_size
+    digest.update(b"model.safetensors\0" + size.to_bytes(8, "little"))
+    assert listed.digest == digest.hexdigest()
     shown = llama.show(MODEL)
     assert "completion" in shown.capabilities and "thinking" in shown.capabilities
     with pytest.raises(ollama.ResponseError) as caught:

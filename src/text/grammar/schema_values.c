@@ -96,6 +96,13 @@ void td_schema_write_value(td_buf *out, const cJSON *value) {
   "(" COUNT " \"H\" (" COUNT " \"M\" (" COUNT " \"S\")?)? | " COUNT " \"M\" (" COUNT               \
   " \"S\")? | " COUNT " \"S\")"
 
+// Regular expressions of plain characters, \\d and the like, sets, and groups that are not nested.
+#define ATOM                                                                                       \
+  "([a-zA-Z0-9 _@%&~:;,<>=!#-] | \"\\\\\\\\\" [dDwWsS.] | \".\" | "                                \
+  "\"[\" \"^\"? [a-zA-Z0-9_]{1,16} \"]\") [*+?]?"
+#define ATOMS "(" ATOM ")+"
+#define REGEX "\"^\"? (" ATOM " | \"(\" " ATOMS " (\"|\" " ATOMS ")* \")\" [*+?]?)+ \"$\"?"
+
 // What each format generates. All of it is valid; not all that is valid is generated.
 static const struct {
   const char *name, *expression;
@@ -116,6 +123,7 @@ static const struct {
     {"uri-template", URI},
     {"iri", URI},
     {"iri-reference", URI},
+    {"regex", REGEX},
     {"json-pointer", POINTER},
     {"relative-json-pointer", "(\"0\" | [1-9] [0-9]{0,3}) (\"#\" | " POINTER ")"},
 };
