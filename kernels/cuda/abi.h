@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 19u
+#define TD_CUDA_ABI_VERSION 20u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -162,6 +162,7 @@ typedef struct {
 typedef struct {
   td_weight w;              // with experts: one of them, since all have the same dims and format
   const td_weight *experts; // NULL, or in device memory: [n_matrices][n_experts]
+  const int32_t *slots;     // NULL, or i32: an expert's index in experts
   uint32_t n_matrices, n_experts;
   size_t y_step;
   td_cu_tile_range range;
@@ -346,11 +347,12 @@ typedef struct {
 enum { TD_CU_TOP_SLICE = 1024, TD_CU_TOP_MAX_SLICES = 1024 };
 
 // Sorts the pairs (token, j) of ids [n_tokens][top_k], each in [0, n_experts), by expert and cuts
-// each expert's pairs into tiles of at most tile_tokens.
+// each expert's pairs into tiles of at most tile_tokens. slots: NULL, or i32 [n_experts]; pairs of
+// experts with a negative one are left out.
 typedef struct {
-  const int32_t *ids;
+  const int32_t *ids, *slots;
   uint32_t *token;      // [n_pairs] in sorted order: the pair's token
-  uint32_t *place;      // [n_pairs]: the pair's index in sorted order; UINT32_MAX: invalid expert
+  uint32_t *place;      // [n_pairs]: the pair's index in sorted order; UINT32_MAX: left out
   td_cu_tile *tiles;    // at most [n_pairs]
   uint32_t *first_tile; // [n_experts + 1]: each expert's first tile, then the number of tiles
   uint32_t *counts; // [TD_CU_SORT_BLOCKS][n_experts], used with more than TD_CU_SORT_PAIRS pairs
@@ -370,7 +372,8 @@ typedef struct {
 
 // out[t] (+)= sum_j weights[t][j] * parts[place[t][j]] over the pairs in the range, in the order of
 // j or, with by_expert, of place. weights NULL: all 1. place NULL: parts are in the order of pairs.
-// out is BF16 or, with out_f32, f32. top_k <= TD_CU_MAX_TOP_K.
+// out is BF16 or, with out_f32, f32. top_k <= TD_CU_MAX_TOP_K. by_pair: no sum, but out[pair] =
+// parts[place[pair]], f32, for the pairs in the range.
 typedef struct {
   const float *parts;
   const uint32_t *place;
@@ -378,8 +381,20 @@ typedef struct {
   void *out;
   td_cu_tile_range range;
   uint32_t n_tokens, top_k, dim;
-  bool accumulate, out_f32, by_expert;
+  bool accumulate, out_f32, by_expert, by_pair;
 } td_cu_moe_sum_args;
+
+// out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, with parts `here` for experts with
+// a slot >= 0, `there` for the others.
+typedef struct {
+  const float *here, *there; // [n_tokens][top_k][dim]
+  const int32_t *slots;      // [n_experts]
+  const int32_t *ids;
+  const float *weights;
+  uint16_t *out;
+  uint32_t n_tokens, n_experts, top_k, dim; // top_k <= TD_CU_MAX_TOP_K
+  int32_t *fault;
+} td_cu_moe_join_args;
 
 enum { TD_CU_MAX_TOP_K = 64 };
 
@@ -425,6 +440,7 @@ typedef struct {
   X(moe_sort, td_cu_moe_sort_args)                                                                 \
   X(swiglu, td_cu_swiglu_args)                                                                     \
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
+  X(moe_join, td_cu_moe_join_args)                                                                 \
   X(signal, td_cu_signal_args)                                                                     \
   X(await, td_cu_await_args)
 

@@ -482,8 +482,69 @@ template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_
   }
 }
 
+// One block per pair, with a stride over pairs.
+template <int N> __global__ static void moe_pairs_kernel(td_cu_moe_sum_args a) {
+  pair_range range = {0, a.n_tokens * a.top_k};
+  if (a.range.tiles) range = pairs_of(a.range);
+  for (uint32_t pair = blockIdx.x; pair < a.n_tokens * a.top_k; pair += gridDim.x) {
+    uint32_t row = (a.place ? a.place[pair] : pair) - range.begin;
+    if (row >= range.end - range.begin) continue;
+    for (uint32_t c = threadIdx.x * N; c < a.dim; c += blockDim.x * N) {
+      float part[N];
+      take_elements(a.parts + static_cast<size_t>(row) * a.dim + c, part);
+      put_elements(static_cast<float *>(a.out) + static_cast<size_t>(pair) * a.dim + c, part);
+    }
+  }
+}
+
+// One block per token and a part of its elements.
+template <int N> __global__ static void moe_join_kernel(td_cu_moe_join_args a) {
+  __shared__ const float *part_of[TD_CU_MAX_TOP_K];
+  __shared__ float weight[TD_CU_MAX_TOP_K];
+  uint32_t t = blockIdx.x;
+  for (uint32_t j = threadIdx.x; j < a.top_k; j += blockDim.x) {
+    size_t pair = static_cast<size_t>(t) * a.top_k + j;
+    uint32_t e = static_cast<uint32_t>(a.ids[pair]);
+    bool is_here = e < a.n_experts && a.slots[e] >= 0;
+    if (e >= a.n_experts) *a.fault = TD_CU_FAULT_EXPERT;
+    part_of[j] = (is_here ? a.here : a.there) + pair * a.dim;
+    weight[j] = a.weights[pair];
+  }
+  __syncthreads();
+  uint32_t step = gridDim.y * blockDim.x * N;
+  for (uint32_t c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < a.dim; c += step) {
+    float sum[N] = {}, part[N];
+    for (uint32_t j = 0; j < a.top_k; j++) {
+      take_elements(part_of[j] + c, part);
+#pragma unroll
+      for (int e = 0; e < N; e++)
+        sum[e] += weight[j] * part[e];
+    }
+    put_elements(a.out + static_cast<size_t>(t) * a.dim + c, sum);
+  }
+}
+
+extern "C" int td_cu_moe_join(const td_cu_moe_join_args *a, td_cu_stream stream) {
+  enum { MOST_PARTS = 16 };
+  bool runs = in_runs(a->here, a->dim) && in_runs(a->there, a->dim) && in_runs(a->out, a->dim);
+  uint32_t n = ceil_div(a->dim, ELEMENT_THREADS * (runs ? RUN_OF_8 : 1));
+  dim3 grid(a->n_tokens, at_most(n, MOST_PARTS));
+  auto kernel = runs ? moe_join_kernel<RUN_OF_8> : moe_join_kernel<1>;
+  TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
+static int launch_pairs(const td_cu_moe_sum_args *a, td_cu_stream stream) {
+  enum { PAIR_BLOCKS = 4096 };
+  bool runs = in_runs(a->parts, a->dim) && in_runs(a->out, a->dim);
+  auto kernel = runs ? moe_pairs_kernel<RUN_OF_8> : moe_pairs_kernel<1>;
+  TD_LAUNCH(kernel, at_most(a->n_tokens * a->top_k, PAIR_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
+  return launched();
+}
+
 extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
   enum { SUM_BLOCKS = 4096 };
+  if (a->by_pair) return launch_pairs(a, stream);
   bool runs = in_runs(a->parts, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs         ? a->out_f32 ? moe_sum_kernel<float, RUN_OF_8>
                                           : moe_sum_kernel<uint16_t, RUN_OF_8>

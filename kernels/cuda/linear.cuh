@@ -24,8 +24,9 @@ __device__ inline linear_part linear_part_of(const td_cu_linear_args &a, uint32_
   if (i >= n_tiles_from(a.range, first)) return {a.w, 0, 0, 0};
   td_cu_tile tile = a.range.tiles[first + i];
   uint32_t begin = tile.begin - a.range.tiles[first].begin;
-  return {a.experts[blockIdx.z * a.n_experts + tile.expert - a.range.first_expert], begin, tile.n,
-          a.x_rows ? tile.begin : begin};
+  uint32_t e = a.slots ? static_cast<uint32_t>(a.slots[tile.expert])
+                       : tile.expert - a.range.first_expert;
+  return {a.experts[blockIdx.z * a.n_experts + e], begin, tile.n, a.x_rows ? tile.begin : begin};
 }
 
 __device__ inline const uint16_t *linear_x(const td_cu_linear_args &a, uint32_t i) {

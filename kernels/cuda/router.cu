@@ -124,6 +124,10 @@ __device__ static pair_slice slice_of(const td_cu_moe_sort_args &a) {
   return {begin, begin + at_most(share, n_pairs - begin)};
 }
 
+__device__ static bool is_taken(const td_cu_moe_sort_args &a, uint32_t expert) {
+  return !a.slots || a.slots[expert] >= 0;
+}
+
 // n[e] (shared) = the slice's number of pairs of expert e.
 __device__ static void count_pairs(const td_cu_moe_sort_args &a, const pair_slice &slice,
                                    uint32_t *n) {
@@ -132,10 +136,10 @@ __device__ static void count_pairs(const td_cu_moe_sort_args &a, const pair_slic
   __syncthreads();
   for (uint32_t p = slice.begin + threadIdx.x; p < slice.end; p += SORT_THREADS) {
     uint32_t e = static_cast<uint32_t>(a.ids[p]);
-    if (e < a.n_experts) {
-      atomicAdd(&n[e], 1u);
-    } else {
+    if (e >= a.n_experts) {
       *a.fault = TD_CU_FAULT_EXPERT;
+    } else if (is_taken(a, e)) {
+      atomicAdd(&n[e], 1u);
     }
   }
   __syncthreads();
@@ -184,7 +188,7 @@ __device__ static void put_pairs(const td_cu_moe_sort_args &a, const pair_slice 
                                  uint32_t *next) {
   for (uint32_t p = slice.begin + threadIdx.x; p < slice.end; p += SORT_THREADS) {
     uint32_t e = static_cast<uint32_t>(a.ids[p]), to = UINT32_MAX;
-    if (e < a.n_experts) {
+    if (e < a.n_experts && is_taken(a, e)) {
       to = atomicAdd(&next[e], 1u);
       a.token[to] = p / a.top_k;
     }

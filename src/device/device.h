@@ -359,8 +359,15 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 // pairs. weights_on_device: the matrices' data are in device memory, read when the operator runs;
 // td_dev_supports_device_weights tells which matrices may be. The arrays gate, up and down must not
 // change.
+//
+// slots: i32 [n_experts] in device memory, read when the operator runs. Experts with a slot >= 0
+// are in gate[slot], up[slot] and down[slot], of n_slots matrices alike; the others are left out of
+// the sum. rest: the other way round, those with a slot are left out, and gate, up and down are by
+// expert; on the CPU only. Both without n_routed.
+// by_pair: out is f32 [n_tokens][top_k][dim], the experts' results instead of their sum, weights
+// aside; those of pairs left out are not written. For td_op_moe_join.
 typedef struct {
-  const td_weight *gate, *up, *down; // host arrays [n_experts]
+  const td_weight *gate, *up, *down; // host arrays [n_experts], or [n_slots]
   const void *x;                     // [n_tokens][dim]
   const int32_t *ids;                // [n_tokens][top_k]
   const float *weights;              // f32 [n_tokens][top_k]
@@ -368,9 +375,25 @@ typedef struct {
   uint32_t n_tokens, n_prompt, n_experts, top_k;
   uint32_t first_expert, n_routed;
   const float *gate_bias, *down_bias; // f32 [n_experts][gate's rows], [n_experts][dim], or NULL
+  const int32_t *slots;
+  uint32_t n_slots;
   float limit, alpha;
-  bool pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids;
+  bool pairs, accumulate, is_bf16, out_f32, weights_on_device, same_ids, rest, by_pair;
 } td_moe_args;
 void td_op_moe(td_stream *stream, const td_moe_args *args);
+
+// out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are
+// `here` for experts with a slot and `there` for the others: results by_pair of td_op_moe on two
+// devices. Which device computed a pair does not change the order. ids, weights and there may be in
+// memory of td_dev_alloc_host.
+typedef struct {
+  const float *here, *there; // [n_tokens][top_k][dim]
+  const int32_t *slots;      // i32 [n_experts], device memory
+  const int32_t *ids;        // [n_tokens][top_k], in [0, n_experts)
+  const float *weights;      // f32 [n_tokens][top_k]
+  void *out;                 // [n_tokens][dim]
+  uint32_t n_tokens, n_experts, top_k, dim;
+} td_moe_join_args;
+void td_op_moe_join(td_stream *stream, const td_moe_join_args *args);
 
 #endif

@@ -131,9 +131,10 @@ static td_status grow_logits(td_engine *e, uint32_t n_rows, td_err *err) {
 }
 
 // Per token: tokens, seq, position, rows, temperature. Per sequence: q_begin and a page table. Then
-// the step number.
+// the step number, and slots of cached experts.
 size_t td_engine_meta_entries(const td_engine *e, size_t n_seqs) {
-  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1;
+  return 5 * (size_t)e->opts.max_step_tokens + n_seqs * (e->max_pages + 1) + N_GROUPS + 1 +
+         td_expert_cache_meta_entries(e);
 }
 
 static td_status alloc_meta(td_engine *e, td_err *err) {
@@ -173,12 +174,13 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_event_open(&e->done, e->dev, err);
   if (st == TD_OK) st = alloc_activations(e, err);
   if (st == TD_OK) st = alloc_rope(e, err);
-  if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = alloc_routing(e, err);
   if (st == TD_OK) st = alloc_kv(e, err);
   if (st == TD_OK) st = td_kv_outlet_open(e, err);
   if (st == TD_OK) st = td_moe_offload_open(e, err);
   if (st == TD_OK) st = td_expert_stream_open(e, err);
+  if (st == TD_OK) st = td_expert_cache_open(e, err);
+  if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
   return st == TD_OK ? td_ranks_open(e, err) : st;
 }
@@ -213,6 +215,7 @@ void td_engine_close(td_engine *e) {
   td_event_close(e->done);
   td_kv_outlet_close(e);
   td_expert_stream_close(e);
+  td_expert_cache_close(e);
   td_moe_offload_close(e);
   void *const buffers[] = {e->x,
                            e->h,
@@ -432,7 +435,8 @@ static void plan_step(td_engine *e) {
                          .has_expert_dev = e->offload.dev != NULL,
                          .may_replay = e->can_rank,
                          .break_even_tokens = td_engine_stream_tokens(e),
-                         .may_stream = may_stream};
+                         .may_stream = may_stream,
+                         .may_cache = td_expert_cache_layers(e)};
   for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
     may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
   if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
@@ -462,6 +466,11 @@ static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
   td_status st = grow_logits(e, n_rows, err);
   if (st != TD_OK) return st;
   plan_step(e);
+  if (e->plan.n_ways[TD_LAYER_CACHED]) {
+    e->slots = e->meta + e->meta_len;
+    e->dev_slots = e->dev_meta + e->meta_len;
+    e->meta_len += td_expert_cache_begin_step(e, e->meta + e->meta_len);
+  }
   e->is_queued = false;
   e->begin_ns = td_clock_ns();
   td_op_copy_direct(e->stream, e->dev_meta, e->meta, e->meta_len * sizeof *e->meta);
@@ -520,6 +529,7 @@ td_status td_engine_end(td_engine *e, td_err *err) {
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
+  if (st == TD_OK && e->is_queued && e->plan.n_ways[TD_LAYER_CACHED]) td_expert_cache_end_step(e);
   if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
     td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
                        td_clock_ns() - e->begin_ns);

@@ -45,7 +45,12 @@ typedef struct {
   // Copies of streamed experts that td_engine_feed queues a bounded time ahead have at most this
   // many bytes each, so that another stream's copy never waits for a long one. 0: a default.
   size_t stream_piece_bytes;
-  bool is_urgent; // its work goes before that of the device's other engines
+  // With expert_dev: bytes of the engine's device for a cache of the experts that decode has used
+  // last (hot_experts.h), buffers included. 0: none. Results by the cache differ from the expert
+  // device's by rounding where the two devices' kernels do; on devices of one kind, by no bit.
+  size_t cache_bytes;
+  size_t cache_step_bytes; // that may move to it in a step, at least one expert; 0: a default
+  bool is_urgent;          // its work goes before that of the device's other engines
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;
@@ -130,6 +135,18 @@ typedef struct {
 td_stream_progress td_engine_stream_progress(const td_engine *engine);
 // Measured when the engine opened, in bytes/ns; 0: not measured.
 double td_engine_stream_rate(const td_engine *engine);
+
+// Experts in the cache, and how often decode steps found theirs there.
+typedef struct {
+  uint32_t n_slots, n_cached;
+  uint64_t hits, misses, moves; // since the engine opened, see hot_experts.h
+  uint64_t expert_bytes;        // of a slot
+} td_expert_cache_stats;
+td_expert_cache_stats td_engine_cache_stats(const td_engine *engine);
+// How many experts of expert_bytes each a cache of cache_bytes holds beside its buffers.
+uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
+                               const td_model_config *config, uint32_t max_step_seqs,
+                               td_dtype act_dtype);
 
 // Bytes of device memory per token of max_step_tokens, streaming included.
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype);

@@ -54,6 +54,7 @@ typedef struct {
 
 typedef struct td_expert_stream td_expert_stream;
 typedef struct td_kv_outlet td_kv_outlet;
+typedef struct td_expert_cache td_expert_cache;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
 
@@ -71,6 +72,7 @@ struct td_engine {
   td_moe_offload offload;
   td_expert_stream *streaming; // NULL: no streaming
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
+  td_expert_cache *cache;      // of experts, for decode; NULL: none
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
@@ -113,6 +115,7 @@ struct td_engine {
   bool is_queued;                    // all of the step's work is
   td_event *done;                    // recorded at the end of the step
   bool is_ranked;                    // the host gets top logits of each row, not all of them
+  const int32_t *slots, *dev_slots;  // of cached experts, in meta and in dev_meta
   const uint32_t *step, *dev_step;   // the step's number (n_steps), in meta and in dev_meta
   const int32_t *tokens, *rows;      // in dev_meta
   const float *temperature;          // [n_rows], likewise
@@ -163,6 +166,30 @@ void td_engine_stream_range(const td_engine *engine, uint32_t *group, uint32_t *
 // += that sum. routed: arguments as for all of the layer's experts.
 void td_engine_stream_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                             uint32_t group, const td_moe_args *routed);
+
+// expert_cache.c
+td_status td_expert_cache_open(td_engine *engine, td_err *err); // on error, close it too
+void td_expert_cache_close(td_engine *engine);
+// Entries of a step's tables: slots of the experts of all layers.
+size_t td_expert_cache_meta_entries(const td_engine *engine);
+// [n_layers]: layers whose experts can be cached; NULL: none.
+const bool *td_expert_cache_layers(const td_engine *engine);
+// Before a step's tables are copied: experts that have arrived since the last one are used from now
+// on. Writes [n_layers][n_experts] slots, -1 for experts that are not cached, and returns their
+// number.
+size_t td_expert_cache_begin_step(td_engine *engine, int32_t *slots);
+// After a step: what it used counts, and a few experts begin to move.
+void td_expert_cache_end_step(td_engine *engine);
+// Queues the cached experts of the microbatch's tokens; ids of routed are in device memory.
+void td_expert_cache_compute(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                             const td_moe_args *routed);
+// Queues the others on the expert device; args: as for all of the layer's experts there.
+void td_expert_cache_compute_rest(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                                  const td_moe_args *args);
+// Queues the sum of both, to delta; += for a layer with shared experts. ids and weights of args, in
+// host memory, are those of compute_rest.
+void td_expert_cache_join(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
+                          const td_moe_args *args);
 
 // engine.c, for ranks
 size_t td_engine_meta_entries(const td_engine *engine, size_t n_seqs); // of a step's tables

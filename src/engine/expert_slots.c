@@ -16,6 +16,36 @@ uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_
   return n < 1 ? 1 : n < n_experts ? (uint32_t)n : n_experts;
 }
 
+static void list_matrix(td_slot_part *parts, const td_weight *w) {
+  parts[0] = (td_slot_part){.from = w->data, .n_bytes = td_weight_data_bytes(w)};
+  parts[1] = (td_slot_part){.from = w->scale, .n_bytes = td_weight_scale_bytes(w)};
+  parts[2] = (td_slot_part){.from = w->zero, .n_bytes = td_weight_zero_bytes(w)};
+}
+
+void td_slot_list_expert(td_slot_part parts[TD_SLOT_EXPERT_PARTS], const td_layer *layer,
+                         uint32_t expert) {
+  list_matrix(parts, &layer->gate[expert]);
+  list_matrix(parts + TD_SLOT_MATRIX_PARTS, &layer->up[expert]);
+  list_matrix(parts + 2 * TD_SLOT_MATRIX_PARTS, &layer->down[expert]);
+}
+
+td_weight td_slot_placed(const td_weight *w, const td_slot_part *parts, const char *base) {
+  td_weight out = *w;
+  out.data = base + parts[0].to;
+  if (parts[1].n_bytes) out.scale = base + parts[1].to;
+  if (parts[2].n_bytes) out.zero = (const uint32_t *)(const void *)(base + parts[2].to);
+  return out;
+}
+
+size_t td_slot_lay_out(td_slot_part *parts, uint32_t n_parts) {
+  size_t used = 0;
+  for (uint32_t i = 0; i < n_parts; i++) {
+    parts[i].to = used;
+    used += align_up(parts[i].n_bytes);
+  }
+  return used;
+}
+
 // By address; at the same address the longer part first.
 static int by_address(const void *a, const void *b) {
   const td_slot_part *x = *(td_slot_part *const *)a, *y = *(td_slot_part *const *)b;

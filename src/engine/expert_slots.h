@@ -1,10 +1,13 @@
 // src/engine/expert_slots.h - packs streamed experts into the slots of a ring: how many share a
-// slot, where each matrix lies in it, and which copies fill it. Pure functions.
+// slot, where each matrix lies in it, and which copies fill it; and how one expert lies in a slot
+// of the cache. Pure functions.
 #ifndef TD_ENGINE_EXPERT_SLOTS_H
 #define TD_ENGINE_EXPERT_SLOTS_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "model/model.h"
 
 enum {
   TD_SLOT_ALIGN = 256, // alignment of each part in a slot, see td_dev_supports_device_weights
@@ -23,6 +26,16 @@ typedef struct {
   size_t n_bytes;
   size_t to; // offset in the slot
 } td_slot_part;
+
+enum { TD_SLOT_MATRIX_PARTS = 3, TD_SLOT_EXPERT_PARTS = 3 * TD_SLOT_MATRIX_PARTS };
+// The parts of gate, up and down; `to` is 0.
+void td_slot_list_expert(td_slot_part parts[TD_SLOT_EXPERT_PARTS], const td_layer *layer,
+                         uint32_t expert);
+// The matrix with its three parts in the slot that begins at base.
+td_weight td_slot_placed(const td_weight *w, const td_slot_part *parts, const char *base);
+// Offsets that depend on the parts' sizes alone, and the slot's size in bytes: slots so filled can
+// take any expert of these sizes.
+size_t td_slot_lay_out(td_slot_part *parts, uint32_t n_parts);
 
 typedef struct {
   const void *from;

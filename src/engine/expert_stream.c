@@ -19,10 +19,10 @@
 #define GIB ((double)(1 << 30))
 
 enum {
-  MATRIX_PARTS = 3,                // data, scales, zero points
-  EXPERT_PARTS = 3 * MATRIX_PARTS, // of gate, up, down
-  LEAST_SLOTS = 2,                 // one computing, one filling
-  TRIAL_TOKENS = 256,              // prompt tokens in the measurement of the expert device
+  MATRIX_PARTS = TD_SLOT_MATRIX_PARTS,
+  EXPERT_PARTS = TD_SLOT_EXPERT_PARTS,
+  LEAST_SLOTS = 2,    // one computing, one filling
+  TRIAL_TOKENS = 256, // prompt tokens in the measurement of the expert device
   LEAST_TOKENS = 32,
   // A group of experts is more kernels the more tokens the step has, and a stream holds about a
   // thousand: so many tokens times groups are queued before a caller that must not wait.
@@ -96,33 +96,15 @@ static uint32_t group_at(const td_engine *e, uint32_t first) {
   return left < e->streaming->group ? left : e->streaming->group;
 }
 
-static void list_matrix(td_slot_part *parts, const td_weight *w) {
-  parts[0] = (td_slot_part){.from = w->data, .n_bytes = td_weight_data_bytes(w)};
-  parts[1] = (td_slot_part){.from = w->scale, .n_bytes = td_weight_scale_bytes(w)};
-  parts[2] = (td_slot_part){.from = w->zero, .n_bytes = td_weight_zero_bytes(w)};
-}
-
 // Packs the group that begins with expert first; returns the bytes of its slot.
 static size_t pack_group(td_engine *e, const td_layer *layer, uint32_t first) {
   td_slot *slot = &e->streaming->packing;
   const uint32_t n = group_at(e, first);
   for (uint32_t i = 0; i < n; i++) {
-    td_slot_part *parts = slot->parts + i * EXPERT_PARTS;
-    list_matrix(parts, &layer->gate[first + i]);
-    list_matrix(parts + MATRIX_PARTS, &layer->up[first + i]);
-    list_matrix(parts + 2 * MATRIX_PARTS, &layer->down[first + i]);
+    td_slot_list_expert(slot->parts + i * EXPERT_PARTS, layer, first + i);
   }
   slot->n_parts = n * EXPERT_PARTS;
   return td_slot_pack(slot);
-}
-
-// The matrix with addresses in the slot that begins at base.
-static td_weight placed(const td_weight *w, const td_slot_part *parts, const char *base) {
-  td_weight out = *w;
-  out.data = base + parts[0].to;
-  if (parts[1].n_bytes) out.scale = base + parts[1].to;
-  if (parts[2].n_bytes) out.zero = (const uint32_t *)(const void *)(base + parts[2].to);
-  return out;
 }
 
 static td_status alloc_layer(td_engine *e, streamed_layer *out, td_err *err) {
@@ -150,9 +132,9 @@ static td_status place_layer(td_engine *e, const td_layer *layer, streamed_layer
     for (uint32_t i = 0; i < slot->n_parts / EXPERT_PARTS; i++) {
       const td_slot_part *parts = slot->parts + i * EXPERT_PARTS;
       const uint32_t k = first + i;
-      out->gate[k] = placed(&layer->gate[k], parts, base);
-      out->up[k] = placed(&layer->up[k], parts + MATRIX_PARTS, base);
-      out->down[k] = placed(&layer->down[k], parts + 2 * MATRIX_PARTS, base);
+      out->gate[k] = td_slot_placed(&layer->gate[k], parts, base);
+      out->up[k] = td_slot_placed(&layer->up[k], parts + MATRIX_PARTS, base);
+      out->down[k] = td_slot_placed(&layer->down[k], parts + 2 * MATRIX_PARTS, base);
     }
     out->first_copy[g] = n_copies;
     memcpy(out->copies + n_copies, slot->copies, slot->n_copies * sizeof *slot->copies);

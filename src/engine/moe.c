@@ -204,16 +204,25 @@ static size_t signal_at(const td_microbatch *p, uint32_t layer_idx) {
   return (size_t)layer_idx * TD_MAX_MICROBATCHES + p->idx;
 }
 
+// Whether the expert device computes experts of the layer.
+static bool is_apart(const td_engine *e, uint32_t layer_idx) {
+  return e->plan.way[layer_idx] == TD_LAYER_OFFLOADED || e->plan.way[layer_idx] == TD_LAYER_CACHED;
+}
+
 void td_moe_offload_enqueue(td_engine *e) {
   td_moe_offload *offload = &e->offload;
   const uint32_t n_microbatches = e->plan.n_microbatches;
   for (uint32_t i = 0; i < e->config->n_layers * n_microbatches; i++) {
     const td_microbatch *p = &e->microbatches[i % n_microbatches];
     const uint32_t layer_idx = i / n_microbatches;
-    if (e->plan.way[layer_idx] != TD_LAYER_OFFLOADED) continue;
+    if (!is_apart(e, layer_idx)) continue;
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->step);
-    td_op_moe(offload->stream, &args);
+    if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
+      td_expert_cache_compute_rest(e, p, layer_idx, &args);
+    } else {
+      td_op_moe(offload->stream, &args);
+    }
     td_op_signal(offload->stream, &offload->done_signals[signal_at(p, layer_idx)].step, e->step);
   }
 }
@@ -278,14 +287,23 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
     if (!has_signals) compute_piece(e, p, layer_idx, &c);
   }
+  if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
+    const td_moe_args args = routed(e, layer, from, p->n_tokens, 0, NULL);
+    td_expert_cache_compute(e, p, layer_idx, &args);
+  }
 }
 
 void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
-  if (e->plan.way[layer_idx] != TD_LAYER_OFFLOADED) return;
+  if (!is_apart(e, layer_idx)) return;
   const piece all = piece_at(e, p, 0);
   td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
-  receive_sum(e, p, layer_idx, &all);
+  if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
+    const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
+    td_expert_cache_join(e, p, layer_idx, &args);
+  } else {
+    receive_sum(e, p, layer_idx, &all);
+  }
 }
 
 // ---- the whole MoE block ------------------------------------------------------------------------
@@ -366,6 +384,7 @@ void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_id
   record_routing(e, p, layer_idx, &from);
   switch ((td_layer_way)e->plan.way[layer_idx]) {
   case TD_LAYER_STREAMED: begin_streamed(e, p, td_model_layer(e->model, layer_idx)); break;
+  case TD_LAYER_CACHED:
   case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;
   case TD_LAYER_RESIDENT: compute_here(e, p, layer_idx); break;
   case TD_LAYER_DENSE:

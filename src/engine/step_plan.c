@@ -16,11 +16,13 @@ static bool is_decode(const td_step_shape *shape) {
 // queued before the other device begins.
 static bool fits_stream(const td_model_config *config, const td_step_shape *shape,
                         uint32_t n_microbatches) {
-  enum { OPERATORS = 3 }; // await, moe and signal, per offloaded layer and microbatch
+  // Await, moe and signal, per offloaded layer and microbatch; beside a cache, the routing is
+  // copied.
+  const uint32_t n_operators = shape->may_cache ? 4 : 3;
   uint32_t n_layers = 0;
   for (uint32_t i = 0; i < config->n_layers; i++)
     n_layers += td_layer_is_offloaded(config, shape, i);
-  return shape->has_expert_dev && OPERATORS * n_layers * n_microbatches <= TD_STREAM_DEPTH;
+  return shape->has_expert_dev && n_operators * n_layers * n_microbatches <= TD_STREAM_DEPTH;
 }
 
 bool td_step_can_split(const td_model_config *config, const td_step_shape *shape) {
@@ -29,11 +31,13 @@ bool td_step_can_split(const td_model_config *config, const td_step_shape *shape
 }
 
 static td_layer_way way_of(const td_model_config *config, const td_step_shape *shape,
-                           uint32_t layer_idx) {
+                           td_handover handover, uint32_t layer_idx) {
   if (!td_model_is_moe(config, layer_idx)) return TD_LAYER_DENSE;
   if (!td_layer_is_offloaded(config, shape, layer_idx)) return TD_LAYER_RESIDENT;
-  return td_step_wants_streaming(shape) && shape->may_stream[layer_idx] ? TD_LAYER_STREAMED
-                                                                        : TD_LAYER_OFFLOADED;
+  if (td_step_wants_streaming(shape) && shape->may_stream[layer_idx]) return TD_LAYER_STREAMED;
+  const bool is_cached = handover == TD_HANDOVER_SIGNALS && shape->may_cache &&
+                         shape->may_cache[layer_idx];
+  return is_cached ? TD_LAYER_CACHED : TD_LAYER_OFFLOADED;
 }
 
 static td_handover choose_handover(const td_model_config *config, const td_step_shape *shape) {
@@ -50,7 +54,7 @@ void td_step_plan_make(td_step_plan *out, const td_model_config *config,
                         .n_microbatches = 1,
                         .handover = choose_handover(config, shape)};
   for (uint32_t i = 0; i < config->n_layers; i++) {
-    out->way[i] = (uint8_t)way_of(config, shape, i);
+    out->way[i] = (uint8_t)way_of(config, shape, out->handover, i);
     out->n_ways[out->way[i]]++;
   }
   const bool is_alone = out->handover == TD_HANDOVER_NONE && shape->may_replay;
@@ -74,7 +78,7 @@ void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
     if (end > i + 1) td_buf_printf(out, "-%u", end - 1);
     td_buf_printf(out, " %s", ways[plan->way[i]]);
   }
-  const bool does_offload = plan->n_ways[TD_LAYER_OFFLOADED] > 0;
+  const bool does_offload = plan->n_ways[TD_LAYER_OFFLOADED] + plan->n_ways[TD_LAYER_CACHED] > 0;
   td_buf_printf(out, "; %u tokens, %u of prompts, in %u microbatch%s%s%s", plan->n_tokens,
                 plan->n_prompt, plan->n_microbatches, plan->n_microbatches > 1 ? "es" : "",
                 does_offload ? handovers[plan->handover] : "",

@@ -17,7 +17,8 @@ enum { TD_MAX_MICROBATCHES = 2 };
   X(DENSE, "dense")         /* an MLP, no routed experts */                                        \
   X(RESIDENT, "resident")   /* experts on the engine's device */                                   \
   X(OFFLOADED, "offloaded") /* experts on the expert device */                                     \
-  X(STREAMED, "streamed")   /* experts copied to the engine's device, group by group */
+  X(CACHED, "cached") /* hot experts on the engine's device, the others on the expert device */    \
+  X(STREAMED, "streamed") /* experts copied to the engine's device, group by group */
 
 typedef enum {
 #define X(id, name) TD_LAYER_##id,
@@ -42,6 +43,7 @@ typedef struct {
   bool may_replay;            // the device gains from replaying a step's operators
   uint32_t break_even_tokens; // prompt tokens from which experts stream; 0: never
   const bool *may_stream;     // [n_layers], read from break_even_tokens on: these layers can
+  const bool *may_cache;      // [n_layers]: decode can use a cache of experts there; NULL: nowhere
   uint32_t n_microbatches;    // wanted, 1 or 2
 } td_step_shape;
 

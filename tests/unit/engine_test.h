@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "engine/expert_slots.h"
 #include "unit/ref.h"
 
 enum { ENGINE_PAGE = 16, SEQ_PAGES = 3, ENGINE_SEQS = 3, PROMPT = 37, ANSWER = 4 };
@@ -450,6 +451,146 @@ static inline void check_lanes(const small_model *m, const char *kind, unsigned 
     free(got);
   }
   free(want);
+}
+
+// ---- a cache of experts -------------------------------------------------------------------------
+
+enum {
+  CACHE_SEQS = 3,
+  CACHE_STEPS = 24,
+  CACHE_FEW_STEPS = 10,
+  CACHE_PROMPT = 2,
+  CACHE_TOKENS = ENGINE_PAGE * 2
+};
+enum { CACHE_PREEMPTS = 7 }; // every so many steps a sequence is computed again
+
+typedef struct {
+  uint32_t n_slots;        // 0: no cache
+  uint32_t n_microbatches; //
+  size_t step_bytes;       // see td_engine_opts.cache_step_bytes
+  uint32_t n_steps;        // 0: CACHE_STEPS
+} cache_case;
+
+typedef struct {
+  float *out; // [n_rows][n_vocab]
+  size_t n_rows, n_vocab;
+  td_expert_cache_stats stats;
+} cache_result;
+
+static inline size_t cache_bytes_of(const td_model *model, uint32_t n_slots, td_dtype act) {
+  const td_model_config *c = td_model_config_of(model);
+  uint32_t layer_idx = 0;
+  while (!td_model_is_moe(c, layer_idx))
+    layer_idx++;
+  const td_layer *layer = td_model_layer(model, layer_idx);
+  td_slot_part parts[TD_SLOT_EXPERT_PARTS];
+  td_slot_list_expert(parts, layer, 0);
+  const size_t row = c->dim * (c->top_k * sizeof(float) + td_dtype_bytes(act));
+  return n_slots ? CACHE_SEQS * row + n_slots * td_slot_lay_out(parts, TD_SLOT_EXPERT_PARTS) : 0;
+}
+
+static inline void open_cached(engine_fixture *f, const small_model *m, td_dev *dev,
+                               const cache_case *c) {
+  td_err err;
+  *f = (engine_fixture){.dev = dev};
+  if (td_model_open(&f->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  f->n_vocab = td_model_config_of(f->model)->n_vocab;
+  const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
+  assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
+  const td_engine_opts opts = {
+      .n_pages = 2 * CACHE_SEQS,
+      .page_tokens = ENGINE_PAGE,
+      .max_step_tokens = CACHE_TOKENS,
+      .max_step_seqs = CACHE_SEQS,
+      .max_seq_tokens = CACHE_TOKENS,
+      .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
+      .record_routing = true,
+      .expert_dev = f->expert_dev,
+      .n_microbatches = c->n_microbatches,
+      .cache_bytes = cache_bytes_of(f->model, c->n_slots, td_dev_act_dtype(dev)),
+      .cache_step_bytes = c->step_bytes};
+  if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  const uint32_t n_slots = td_engine_cache_stats(f->engine).n_slots;
+  assert_true(n_slots == c->n_slots || (n_slots >= 4 && n_slots < c->n_slots)); // holds all experts
+}
+
+// Tokens of few kinds, so that experts are used again.
+static inline int32_t cache_token(uint32_t s, uint32_t i) {
+  return (int32_t)(3 + 7 * s + 5 * (i % (3 + s)));
+}
+
+// Prompts, then random ones of the sequences in every step; now and then one is preempted, and what
+// it had generated is computed again, on other pages.
+static inline void run_cached(engine_fixture *f, const cache_case *c, cache_result *r) {
+  int32_t tokens[CACHE_SEQS][CACHE_TOKENS], pages[CACHE_SEQS][2];
+  uint32_t n_past[CACHE_SEQS];
+  lanes random = {.random = 1};
+  const uint32_t n_steps = c->n_steps ? c->n_steps : CACHE_STEPS;
+  float *at = r->out = malloc((size_t)CACHE_SEQS * CACHE_STEPS * CACHE_TOKENS * f->n_vocab *
+                              sizeof *at);
+  for (uint32_t s = 0; s < CACHE_SEQS; s++) {
+    for (uint32_t i = 0; i < CACHE_TOKENS; i++)
+      tokens[s][i] = cache_token(s, i);
+    pages[s][0] = (int32_t)s;
+    pages[s][1] = (int32_t)(s + CACHE_SEQS);
+    n_past[s] = CACHE_PROMPT;
+    const td_step_seq seq = {.tokens = tokens[s],
+                             .n_tokens = CACHE_PROMPT,
+                             .pages = pages[s],
+                             .n_pages = 2,
+                             .want = TD_WANT_ALL};
+    keep_step(f, &seq, 1, CACHE_PROMPT, &at);
+  }
+  for (uint32_t i = 0; i < n_steps; i++) {
+    td_step_seq seqs[CACHE_SEQS];
+    uint32_t n = 0, n_rows = 0;
+    for (uint32_t s = 0; s < CACHE_SEQS; s++) {
+      const bool again = i % CACHE_PREEMPTS == s + 1;
+      if (!again && lane_random(&random, 4) == 0) continue;
+      if (again) {
+        const int32_t page = pages[s][0];
+        pages[s][0] = pages[s][1];
+        pages[s][1] = page;
+      }
+      seqs[n] = (td_step_seq){.tokens = tokens[s] + (again ? 0 : n_past[s]),
+                              .n_tokens = again ? n_past[s] + 1 : 1,
+                              .n_past = again ? 0 : n_past[s],
+                              .pages = pages[s],
+                              .n_pages = 2,
+                              .is_decode = true,
+                              .want = TD_WANT_ALL};
+      n_rows += seqs[n++].n_tokens;
+      n_past[s]++;
+    }
+    if (n) keep_step(f, seqs, n, n_rows, &at);
+  }
+  r->n_vocab = f->n_vocab;
+  r->n_rows = (size_t)(at - r->out) / f->n_vocab;
+  r->stats = td_engine_cache_stats(f->engine);
+}
+
+// The caller frees out. seed: see short_logits.
+static inline cache_result cached_logits(const small_model *m, const char *kind,
+                                         const cache_case *c, unsigned seed) {
+  const td_dev_opts opts = {.kind = kind, .n_threads = 2, .activations = engine_activations};
+  td_dev *dev;
+  td_err err;
+  char text[16];
+  snprintf(text, sizeof text, "%u", seed);
+  setenv("TANDEM_JITTER", text, 1);
+  if (td_dev_open(&dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
+  engine_fixture f;
+  open_cached(&f, m, dev, c);
+  size_t n_memory;
+  const char *memory = experts_memory(f.model, &n_memory);
+  td_dev_pin(dev, memory, n_memory);
+  td_dev_wait_pinned(dev, memory, n_memory);
+  cache_result r;
+  run_cached(&f, c, &r);
+  close_engine(&f);
+  td_dev_close(dev);
+  unsetenv("TANDEM_JITTER");
+  return r;
 }
 
 enum { ENGINE_ROWS = ENGINE_SEQS * (PROMPT + ANSWER - 1) }; // prompts of PROMPT, and 1 and 2 less

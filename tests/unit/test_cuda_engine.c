@@ -132,9 +132,10 @@ static void test_a_failure_is_not_waited_for(void **state) {
 }
 
 // Rows with ||a - b|| / ||b|| of more than that.
-static uint32_t rows_beyond(double most, const float *a, const float *b, size_t n_vocab) {
+static uint32_t rows_beyond(double most, const float *a, const float *b, size_t n_rows,
+                            size_t n_vocab) {
   uint32_t n = 0;
-  for (size_t r = 0; r < ENGINE_ROWS; r++) {
+  for (size_t r = 0; r < n_rows; r++) {
     double difference = 0, size = 0;
     for (size_t i = r * n_vocab; i < (r + 1) * n_vocab; i++) {
       difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
@@ -161,14 +162,44 @@ static void test_where_experts_are(void **state) {
     float *together = engine_logits(&small_models[i], dev, TOGETHER, false, &n_vocab);
     for (size_t k = 0; k < TD_COUNT(others); k++) {
       float *other = engine_logits(&small_models[i], dev, others[k], false, &n_vocab);
-      assert_true(rows_beyond(0, other, together, n_vocab) > 0);
-      assert_true(rows_beyond(0.03, other, together, n_vocab) <= ENGINE_ROWS / 2);
-      assert_true(rows_beyond(0.06, other, together, n_vocab) <= ENGINE_ROWS / 20);
+      assert_true(rows_beyond(0, other, together, ENGINE_ROWS, n_vocab) > 0);
+      assert_true(rows_beyond(0.03, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 2);
+      assert_true(rows_beyond(0.06, other, together, ENGINE_ROWS, n_vocab) <= ENGINE_ROWS / 20);
       free(other);
     }
     free(together);
   }
   td_dev_close(dev);
+}
+
+// A cache of experts changes logits by what is rounded elsewhere, as whole layers on the GPU do,
+// and only as far as it holds some: the bounds are those above. Steps are replayed while it
+// changes.
+static void test_cached_experts(void **state) {
+  (void)state;
+  static const cache_case plain = {.n_microbatches = 1, .n_steps = CACHE_FEW_STEPS};
+  static const cache_case of_model[] = {{5, 2, 1, CACHE_FEW_STEPS}, {4, 1, 0, CACHE_FEW_STEPS}};
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+    skip();
+  }
+  td_dev_close(dev);
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    const cache_result want = cached_logits(&small_models[i], "cuda", &plain, 0);
+    const cache_result got = cached_logits(&small_models[i], "cuda", &of_model[i], 1);
+    assert_int_equal(got.n_rows, want.n_rows);
+    const size_t n = got.n_rows, n_vocab = got.n_vocab;
+    assert_true(rows_beyond(0, got.out, want.out, n, n_vocab) > 0);
+    assert_true(rows_beyond(0.03, got.out, want.out, n, n_vocab) <= n / 2);
+    assert_true(rows_beyond(0.06, got.out, want.out, n, n_vocab) <= n / 20);
+    assert_true(got.stats.hits > 0 && got.stats.moves > 0);
+    free(got.out);
+    free(want.out);
+  }
+  unsetenv("TANDEM_EMU_PIN");
 }
 
 // Experts do not come before their memory is registered: until then they are computed where they
@@ -246,6 +277,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_threads_beside_a_gpu),
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
                                      cmocka_unit_test(test_where_experts_are),
+                                     cmocka_unit_test(test_cached_experts),
                                      cmocka_unit_test(test_streaming_waits_for_registering),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode)};

@@ -886,6 +886,103 @@ static void check_rounds(cuda_fixture *f, const experts *e) {
   free(weights);
 }
 
+enum { SLOTS = 5, N_OF_CACHE = 11, CACHE_PAIRS = N_OF_CACHE * TOP_K };
+
+// The experts in slots by pair, others untouched; then the sum with what another device has
+// computed. Where neither an expert's matrices nor a token's company change, results do not.
+static void run_moe_of_slots(cuda_fixture *f, const experts *e) {
+  static const int32_t in_slot[SLOTS] = {4, 1, 8, 0, 3};
+  td_weight gate[SLOTS], up[SLOTS], down[SLOTS];
+  int32_t slots[EXPERTS], ids[CACHE_PAIRS];
+  memset(slots, 0xff, sizeof slots);
+  for (int i = 0; i < SLOTS; i++) {
+    slots[in_slot[i]] = i;
+    gate[i] = e->on_device[0][in_slot[i]];
+    up[i] = e->on_device[1][in_slot[i]];
+    down[i] = e->on_device[2][in_slot[i]];
+  }
+  float *x = cuda_floats(f, N_OF_CACHE * DIM), *weights = ref_floats(&f->rng, CACHE_PAIRS);
+  float *there = ref_floats(&f->rng, CACHE_PAIRS * DIM);
+  for (int i = 0; i < CACHE_PAIRS; i++)
+    ids[i] = (int32_t)ref_below(&f->rng, EXPERTS);
+  const int32_t *dev_slots = cuda_put(f, slots, sizeof slots);
+  float *here = cuda_put(f, there, CACHE_PAIRS * DIM * sizeof *there);
+  const td_moe_args args = {.gate = gate,
+                            .up = up,
+                            .down = down,
+                            .x = cuda_put_bf16(f, x, N_OF_CACHE * DIM),
+                            .ids = cuda_put(f, ids, sizeof ids),
+                            .weights = cuda_put(f, weights, CACHE_PAIRS * sizeof *weights),
+                            .out = here,
+                            .n_tokens = N_OF_CACHE,
+                            .n_experts = EXPERTS,
+                            .top_k = TOP_K,
+                            .slots = dev_slots,
+                            .n_slots = SLOTS,
+                            .weights_on_device = true,
+                            .out_f32 = true,
+                            .by_pair = true};
+  td_op_moe(f->stream, &args);
+  float *pairs = malloc(CACHE_PAIRS * DIM * sizeof *pairs);
+  cuda_get(f, pairs, here, CACHE_PAIRS * DIM * sizeof *pairs);
+  uint16_t *out = cuda_alloc(f, N_OF_CACHE * DIM * sizeof *out);
+  td_op_moe_join(f->stream,
+                 &(td_moe_join_args){.here = here,
+                                     .there = cuda_put(f, there, CACHE_PAIRS * DIM * sizeof *there),
+                                     .slots = dev_slots,
+                                     .ids = args.ids,
+                                     .weights = args.weights,
+                                     .out = out,
+                                     .n_tokens = N_OF_CACHE,
+                                     .n_experts = EXPERTS,
+                                     .top_k = TOP_K,
+                                     .dim = DIM});
+  float *got = cuda_get_bf16(f, out, N_OF_CACHE * DIM);
+  for (size_t t = 0; t < N_OF_CACHE; t++) {
+    double want[DIM] = {0}, slack[DIM] = {0};
+    for (size_t pair = t * TOP_K; pair < (t + 1) * TOP_K; pair++) {
+      double own[DIM] = {0}, own_slack[DIM] = {0};
+      const bool is_here = slots[ids[pair]] >= 0;
+      if (is_here) naive_expert(e, ids[pair], x + t * DIM, 1, 0, own, own_slack);
+      for (size_t d = 0; d < DIM; d++) {
+        const double part = is_here ? own[d] : (double)there[pair * DIM + d];
+        cuda_assert_within(pairs[pair * DIM + d], part, own_slack[d], "a pair", pair * DIM + d);
+        want[d] += weights[pair] * part;
+        slack[d] += fabs(weights[pair]) * own_slack[d] +
+                    TOP_K * ULP_F32 * fabs(weights[pair] * part);
+      }
+    }
+    for (size_t d = 0; d < DIM; d++) {
+      const double bound = (fabs(want[d]) + slack[d]) * ULP_BF16 / 2 + slack[d];
+      cuda_assert_within(got[t * DIM + d], want[d], bound, "experts of slots", t * DIM + d);
+    }
+  }
+  free(x);
+  free(weights);
+  free(there);
+  free(pairs);
+  free(got);
+}
+
+static void test_moe_of_slots(void **state) {
+  (void)state;
+  static const expert_formats formats[] = {
+      {{"bf16", TD_BF16, TD_F32, TD_LAYOUT_ROWS, false, 0}, 0, 0, false},
+      {{"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false},
+      {{"i4", TD_I4, TD_BF16, TD_LAYOUT_ROWS, true, 0}, 32, 32, true}};
+  for (size_t i = 0; i < TD_COUNT(formats); i++) {
+    CUDA_OPEN(f);
+    experts e;
+    make_experts(&e, &f.rng, &formats[i]);
+    assert_true(copy_experts(&f, &e));
+    run_moe_of_slots(&f, &e);
+    ((td_cuda_dev *)f.dev)->pass_bytes = 1; // token by token
+    run_moe_of_slots(&f, &e);
+    free_experts(&e);
+    cuda_close(&f);
+  }
+}
+
 static const td_cu_abi *counted_abi;
 static uint32_t n_rounds;
 
@@ -1088,6 +1185,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_ranking),
       cmocka_unit_test(test_ranking_of_no_numbers),
       cmocka_unit_test(test_moe),
+      cmocka_unit_test(test_moe_of_slots),
       cmocka_unit_test(test_rounds_end_with_the_tiles),
       cmocka_unit_test(test_scales_that_are_not_taken),
       cmocka_unit_test(test_bad_arguments),

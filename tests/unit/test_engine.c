@@ -13,6 +13,7 @@
 #include "unit/engine_test.h"
 #include "unit/kv_transfer_test.h"
 
+enum { N_CACHE_SCHEDULES = 4 }; // of each cache
 // Of either model, and either way; several times slower under ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__)
 enum { N_SCHEDULES = 25 };
@@ -163,6 +164,32 @@ static void test_feeding_waits_for_nothing(void **state) {
   close_lanes(&l);
 }
 
+// Whatever the cache holds, and whenever experts arrive, no bit of any result depends on it: both
+// devices run the same kernels, and a token's results are added in the router's order. Caches of
+// most or all experts, of some, and of one; with many moves a step and with
+// one.
+static void test_cached_experts_change_no_bit(void **state) {
+  (void)state;
+  static const cache_case plain = {.n_microbatches = 1};
+  static const cache_case cases[] = {{16, 1, 0}, {16, 2, 1}, {5, 1, 1}, {5, 2, 0}, {1, 1, 0}};
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    const small_model *m = &small_models[i];
+    const cache_result want = cached_logits(m, "cpu", &plain, 0);
+    for (size_t k = 0; k < TD_COUNT(cases); k++) {
+      for (unsigned seed = 0; seed < N_CACHE_SCHEDULES; seed++) {
+        const cache_result got = cached_logits(m, "cpu", &cases[k], seed);
+        assert_int_equal(got.n_rows, want.n_rows);
+        assert_memory_equal(got.out, want.out, want.n_rows * want.n_vocab * sizeof *want.out);
+        assert_true(got.stats.moves > 0 && got.stats.n_cached <= cases[k].n_slots);
+        assert_true(got.stats.hits > 0 && got.stats.misses > 0);
+        free(got.out);
+      }
+    }
+    free(want.out);
+  }
+}
+
 static td_dev_vtable watched;
 static void (*real_enqueue)(td_stream *stream, const td_op *op);
 static const td_stream *not_watched;
@@ -227,6 +254,7 @@ int main(void) {
                                      cmocka_unit_test(test_a_ring_too_small),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode),
+                                     cmocka_unit_test(test_cached_experts_change_no_bit),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),
                                      cmocka_unit_test(test_kv_transfer)};

@@ -59,6 +59,27 @@ static void test_ranks(void **state) {
                     "microbatch, on 2 devices");
 }
 
+static void test_cached_experts(void **state) {
+  (void)state;
+  static bool may_cache[TD_MAX_LAYERS];
+  for (uint32_t i = 4; i < N_LAYERS; i++)
+    may_cache[i] = true;
+  td_step_shape shape = decode_of(4);
+  shape.may_cache = may_cache;
+  td_step_plan plan = plan_of(&shape);
+  assert_int_equal(plan.handover, TD_HANDOVER_SIGNALS);
+  assert_true(plan.is_replayed);
+  check_text(&plan, "layers 0-2 dense, 3 offloaded, 4-60 cached; 4 tokens, 0 of prompts, in 1 "
+                    "microbatch, both devices queued up front, replayed");
+  shape.n_tokens = 5; // a sequence is computed again: as without a cache
+  plan = plan_of(&shape);
+  assert_int_equal(plan.n_ways[TD_LAYER_CACHED], 0);
+  shape = prompt_of(2000);
+  shape.may_cache = may_cache;
+  plan = plan_of(&shape);
+  assert_int_equal(plan.n_ways[TD_LAYER_CACHED], 0);
+}
+
 static void test_decode(void **state) {
   (void)state;
   td_step_shape shape = decode_of(4);
@@ -139,9 +160,9 @@ static void test_depth_of_streams(void **state) {
 
 int main(void) {
   memset(all_stream, true, sizeof all_stream);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks), cmocka_unit_test(test_decode),
-                                     cmocka_unit_test(test_one_device),
-                                     cmocka_unit_test(test_prompts),
-                                     cmocka_unit_test(test_depth_of_streams)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_ranks),   cmocka_unit_test(test_cached_experts),
+      cmocka_unit_test(test_decode),  cmocka_unit_test(test_one_device),
+      cmocka_unit_test(test_prompts), cmocka_unit_test(test_depth_of_streams)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

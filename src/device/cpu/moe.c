@@ -55,7 +55,13 @@ typedef struct {
 // The pair's expert, relative to first_expert; UINT32_MAX: it is not in this group.
 static uint32_t expert_of(const td_moe_args *a, size_t pair) {
   uint32_t e = a->ids ? (uint32_t)a->ids[pair] - a->first_expert : 0;
-  return e < a->n_experts ? e : UINT32_MAX;
+  if (e >= a->n_experts || (a->slots && (a->slots[e] >= 0) == a->rest)) return UINT32_MAX;
+  return e;
+}
+
+// Where the expert's matrices are in gate, up and down.
+static uint32_t matrix_of(const td_moe_args *a, uint32_t expert) {
+  return a->slots && !a->rest ? (uint32_t)a->slots[expert] : expert;
 }
 
 // Index in count of the pass's pair; UINT32_MAX: its expert is not in this group.
@@ -102,12 +108,13 @@ static const void *weights_of(const moe_run *run, size_t item) {
   const td_moe_args *a = run->a;
   if (item < run->n_hidden_items) {
     uint32_t row = (uint32_t)(item % run->n_hidden_tiles) * run->hidden_tile;
-    return td_cpu_rows_at(&a->gate[run->tiles[item / run->n_hidden_tiles].expert], row);
+    const uint32_t e = run->tiles[item / run->n_hidden_tiles].expert;
+    return td_cpu_rows_at(&a->gate[matrix_of(a, e)], row);
   }
   item -= run->n_hidden_items;
   if (item >= run->n_down_items) return NULL; // or no item at all
   uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
-  return td_cpu_rows_at(&a->down[run->tiles[item / run->n_dim_tiles].expert], row);
+  return td_cpu_rows_at(&a->down[matrix_of(a, run->tiles[item / run->n_dim_tiles].expert)], row);
 }
 
 // The clamped activation of one pair's rows of gate and up, which alternate.
@@ -129,7 +136,7 @@ static void pairs_tile(const moe_run *run, pair_tile *tile, uint32_t row, uint32
   float *out = run->active + (size_t)tile->begin * run->hidden;
   const float *bias = a->gate_bias;
   if (bias) bias += (size_t)tile->expert * run->gate_rows + row;
-  td_cpu_linear_tile(&(td_linear_args){.w = &a->gate[tile->expert],
+  td_cpu_linear_tile(&(td_linear_args){.w = &a->gate[matrix_of(a, tile->expert)],
                                        .x = run->x,
                                        .x_rows = run->token + tile->begin,
                                        .y = rows,
@@ -157,10 +164,11 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
     pairs_tile(run, tile, row, n_rows, next);
     return;
   }
+  const uint32_t matrix = matrix_of(a, tile->expert);
   float *gate = run->gate + (size_t)tile->begin * run->hidden;
   float *up = run->up + (size_t)tile->begin * run->hidden;
   td_linear_args args = {
-      .w = &a->gate[tile->expert],
+      .w = &a->gate[matrix],
       .x = run->x,
       .x_rows = run->token + tile->begin,
       .y = gate,
@@ -171,10 +179,10 @@ static void gate_up_tile(const moe_run *run, size_t item, const void *next) {
       .row_end = row + n_rows,
       .prompt = tile->prompt,
       .way = run->trial.way[0],
-      .next = td_cpu_rows_at(&a->up[tile->expert], row),
+      .next = td_cpu_rows_at(&a->up[matrix], row),
   };
   td_cpu_linear_tile(&args);
-  args.w = &a->up[tile->expert];
+  args.w = &a->up[matrix];
   args.y = up;
   args.next = next;
   td_cpu_linear_tile(&args);
@@ -196,7 +204,7 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
   uint32_t row = (uint32_t)(item % run->n_dim_tiles) * run->dim_tile;
   uint32_t left = run->dim - row;
   td_cpu_linear_tile(&(td_linear_args){
-      .w = &run->a->down[tile->expert],
+      .w = &run->a->down[matrix_of(run->a, tile->expert)],
       .x = run->active + (size_t)tile->begin * run->hidden,
       .y = run->parts + (size_t)tile->begin * run->dim,
       .ldx = run->hidden,
@@ -209,6 +217,16 @@ static void down_tile(moe_run *run, size_t item, const void *next) {
       .next = next,
   });
   atomic_fetch_add_explicit(&run->n_down_done, 1, memory_order_release);
+}
+
+// Columns [begin, begin + n) of a token's pairs, each to its own row of out.
+static void put_pairs(const moe_run *run, size_t t, size_t begin, size_t n) {
+  const td_moe_args *a = run->a;
+  for (size_t pair = t * a->top_k; pair < (t + 1) * a->top_k; pair++) {
+    if (run->place[pair] == UINT32_MAX) continue;
+    float *out = (float *)a->out + ((size_t)run->token0 * a->top_k + pair) * run->dim + begin;
+    memcpy(out, run->parts + (size_t)run->place[pair] * run->dim + begin, n * sizeof *out);
+  }
 }
 
 // Sums in f32 and rounds once.
@@ -224,6 +242,10 @@ static void sum_piece(moe_run *run, size_t item) {
   size_t t = item / n_pieces, begin = item % n_pieces * SUM_ELEMENTS;
   size_t n = run->dim - begin < SUM_ELEMENTS ? run->dim - begin : SUM_ELEMENTS;
   size_t token = run->token0 + t;
+  if (a->by_pair) {
+    put_pairs(run, t, begin, n);
+    return;
+  }
   uint16_t *rounded = (uint16_t *)a->out + token * run->dim + begin;
   float *out = is_rounded ? widened : (float *)a->out + token * run->dim + begin;
   if (!a->accumulate) {
@@ -259,14 +281,15 @@ static void run_item(void *ctx, size_t item, size_t next, unsigned member) {
 
 static td_status check_expert(const moe_run *run, uint32_t e, td_err *err) {
   const td_moe_args *a = run->a;
-  td_status status = td_cpu_check_weight(&a->gate[e], "expert gate", err);
-  if (status == TD_OK && !a->pairs) status = td_cpu_check_weight(&a->up[e], "expert up", err);
-  if (status == TD_OK) status = td_cpu_check_weight(&a->down[e], "expert down", err);
+  const uint32_t m = matrix_of(a, e);
+  td_status status = td_cpu_check_weight(&a->gate[m], "expert gate", err);
+  if (status == TD_OK && !a->pairs) status = td_cpu_check_weight(&a->up[m], "expert up", err);
+  if (status == TD_OK) status = td_cpu_check_weight(&a->down[m], "expert down", err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
-  const td_weight *up = a->pairs ? &a->gate[e] : &a->up[e];
-  TD_DEV_REQUIRE(a->gate[e].cols == run->dim && up->cols == run->dim &&
-                     a->gate[e].rows == run->gate_rows && up->rows == run->gate_rows &&
-                     a->down[e].rows == run->dim && a->down[e].cols == run->hidden,
+  const td_weight *up = a->pairs ? &a->gate[m] : &a->up[m];
+  TD_DEV_REQUIRE(a->gate[m].cols == run->dim && up->cols == run->dim &&
+                     a->gate[m].rows == run->gate_rows && up->rows == run->gate_rows &&
+                     a->down[m].rows == run->dim && a->down[m].cols == run->hidden,
                  "expert %u: its shapes are not those of the first one used", e);
   return TD_OK;
 }
@@ -309,6 +332,8 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
   TD_DEV_REQUIRE(a->n_experts > 0 && a->top_k > 0 && (a->ids || a->top_k == 1),
                  "experts: top %u of %u", a->top_k, a->n_experts);
   TD_DEV_REQUIRE(!a->ids || a->weights, "experts: ids without weights");
+  TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
+  TD_DEV_REQUIRE(!a->by_pair || !a->down_bias, "experts: results by pair have no bias");
   TD_DEV_REQUIRE(a->pairs ? a->limit > 0 : a->limit == 0 && !a->gate_bias,
                  "experts: a clamped activation and gate's bias belong to pairs");
   TD_DEV_REQUIRE(a->n_prompt <= a->n_tokens, "experts: %u of %u tokens are a prompt's", a->n_prompt,
@@ -320,7 +345,7 @@ static td_status check(moe_run *run, const td_cpu_dev *dev, td_err *err) {
     const uint32_t id = a->ids ? (uint32_t)a->ids[p] : 0, e = expert_of(a, p);
     TD_DEV_REQUIRE(id < n_ids, "experts: id %d is not one of %u", (int)id, n_ids);
     if (e == UINT32_MAX || e == before) continue;
-    if (run->dim == 0) cut_rows(run, e, dev);
+    if (run->dim == 0) cut_rows(run, matrix_of(a, e), dev);
     td_status status = check_expert(run, e, err);
     if (status != TD_OK) return status;
     before = e;
@@ -415,5 +440,37 @@ td_status td_cpu_op_moe(td_cpu_stream *stream, const td_moe_args *a, td_err *err
   // Decode time is proportional to the experts read, prefill time to the tokens.
   const double work = a->n_prompt > 0 ? a->n_tokens : (double)n_tiles;
   td_cpu_tuner_add(dev->tuner, &run.trial, td_clock_ns() - begin_ns, work);
+  return TD_OK;
+}
+
+// ---- results of two devices ---------------------------------------------------------------------
+
+typedef struct {
+  const td_moe_join_args *a;
+  size_t n_pieces; // of a token
+} join_run;
+
+static void join_piece(void *ctx, size_t item, unsigned member) {
+  (void)member;
+  const join_run *run = ctx;
+  const td_moe_join_args *a = run->a;
+  const size_t t = item / run->n_pieces, begin = item % run->n_pieces * SUM_ELEMENTS;
+  const size_t n = a->dim - begin < SUM_ELEMENTS ? a->dim - begin : SUM_ELEMENTS;
+  float *out = (float *)a->out + t * a->dim + begin;
+  memset(out, 0, n * sizeof *out);
+  for (size_t pair = t * a->top_k; pair < (t + 1) * a->top_k; pair++) {
+    const float *parts = a->slots[a->ids[pair]] >= 0 ? a->here : a->there;
+    td_kernels()->axpy(&(td_axpy_args){
+        .y = out, .x = parts + pair * a->dim + begin, .a = &a->weights[pair], .n = n, .n_rows = 1});
+  }
+}
+
+td_status td_cpu_op_moe_join(td_cpu_stream *stream, const td_moe_join_args *a, td_err *err) {
+  for (size_t i = 0; i < (size_t)a->n_tokens * a->top_k; i++) {
+    TD_DEV_REQUIRE((uint32_t)a->ids[i] < a->n_experts, "experts: id %d is not one of %u",
+                   (int)a->ids[i], a->n_experts);
+  }
+  join_run run = {.a = a, .n_pieces = (a->dim + SUM_ELEMENTS - 1) / SUM_ELEMENTS};
+  td_cpu_for(stream, a->n_tokens * run.n_pieces, join_piece, &run);
   return TD_OK;
 }

@@ -215,6 +215,10 @@ td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, 
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
                          td_err *err);
 td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
+// Entries of gate, up and down.
+static inline uint32_t td_cuda_n_matrices(const td_moe_args *a) {
+  return a->slots ? a->n_slots : a->n_experts;
+}
 td_status td_cuda_experts_of(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                              td_err *err);
 bool td_cuda_takes_on_device(const td_dev *dev, const td_weight *w);

@@ -196,6 +196,7 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
     return TD_OK;
   }
   td_cu_moe_sort_args args = {.ids = wanted.ids,
+                              .slots = a->slots,
                               .token = p->token,
                               .place = p->place,
                               .tiles = p->tiles,
@@ -218,7 +219,8 @@ static td_status sort(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
 static td_status project(td_cuda_stream *stream, const moe_pass *p, const td_cu_linear_args *shape,
                          td_err *err) {
   td_cu_linear_args args = *shape;
-  args.n_experts = p->a->n_experts;
+  args.n_experts = p->experts.n_experts;
+  args.slots = p->a->slots;
   args.y_stride = args.n_rows;
   args.tile_tokens = p->tile_tokens;
   args.y_f32 = true;
@@ -266,11 +268,13 @@ static td_status run_swiglu(td_cuda_stream *stream, const moe_pass *p, td_err *e
 // out (+)= the round's weighted sums.
 static td_status run_sum(td_cuda_stream *stream, const moe_pass *p, td_err *err) {
   const td_moe_args *a = p->a;
+  const size_t n_rows = a->by_pair ? a->top_k : 1; // per token
+  const size_t row_bytes = n_rows * p->dim * (a->by_pair || a->out_f32 ? sizeof(float) : 2);
   td_cu_moe_sum_args args = {
       .parts = p->parts,
       .place = a->ids ? p->place : NULL,
       .weights = a->ids ? a->weights + (size_t)p->token0 * a->top_k : NULL,
-      .out = (char *)a->out + (size_t)p->token0 * p->dim * (a->out_f32 ? sizeof(float) : 2),
+      .out = (char *)a->out + p->token0 * row_bytes,
       .range = p->range,
       .n_tokens = p->n_tokens,
       .top_k = a->top_k,
@@ -278,6 +282,7 @@ static td_status run_sum(td_cuda_stream *stream, const moe_pass *p, td_err *err)
       .accumulate = a->accumulate || p->range.skip > 0,
       .out_f32 = a->out_f32,
       .by_expert = p->is_group,
+      .by_pair = a->by_pair,
   };
   return TD_CUDA_LAUNCH(stream, moe_sum, &args);
 }
@@ -286,7 +291,7 @@ static td_status run_round(td_cuda_stream *stream, const moe_pass *p, td_err *er
   td_status status = project_in(stream, p, p->token, err);
   if (status == TD_OK) status = run_swiglu(stream, p, err);
   td_cu_linear_args down = {.w = p->experts.down,
-                            .experts = p->experts.device + 2 * (size_t)p->a->n_experts,
+                            .experts = p->experts.device + 2 * (size_t)p->experts.n_experts,
                             .n_matrices = 1,
                             .x = p->hidden_x,
                             .y = p->parts,
@@ -354,6 +359,10 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
     return td_fail(err, TD_EUNSUPPORTED,
                    "experts: biases and the clamped activation are not supported on a GPU");
   }
+  if (a->rest) {
+    return td_fail(err, TD_EUNSUPPORTED, "experts: those without a slot are left to a CPU");
+  }
+  TD_DEV_REQUIRE(!a->slots || (a->ids && !a->n_routed), "experts: slots of a group");
   TD_DEV_REQUIRE((uint64_t)a->first_expert + a->n_experts <= n_routed(a),
                  "experts: %u from expert %u on, of %u", a->n_experts, a->first_expert,
                  n_routed(a));
@@ -393,4 +402,21 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
     status = a->ids ? run_experts(stream, &p, err) : run_dense(stream, &p, err);
   }
   return status;
+}
+
+td_status td_cuda_op_moe_join(td_cuda_stream *stream, const td_moe_join_args *a, td_err *err) {
+  if (a->n_tokens == 0) return TD_OK;
+  TD_DEV_REQUIRE(a->top_k > 0 && a->top_k <= TD_CU_MAX_TOP_K, "experts: %u a token", a->top_k);
+  const td_cu_moe_join_args args = {.here = a->here,
+                                    .there = a->there,
+                                    .slots = a->slots,
+                                    .ids = a->ids,
+                                    .weights = a->weights,
+                                    .out = a->out,
+                                    .n_tokens = a->n_tokens,
+                                    .n_experts = a->n_experts,
+                                    .top_k = a->top_k,
+                                    .dim = a->dim,
+                                    .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, moe_join, &args);
 }

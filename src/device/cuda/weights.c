@@ -296,7 +296,8 @@ static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_wei
 // Puts one expert into the table and checks that its shape is that of the first.
 static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e, td_weight *table,
                              td_cuda_experts *out, td_err *err) {
-  td_weight *gate = &table[e], *up = &table[a->n_experts + e], *down = &table[2 * a->n_experts + e];
+  const uint32_t n = td_cuda_n_matrices(a);
+  td_weight *gate = &table[e], *up = &table[n + e], *down = &table[2 * n + e];
   td_status status = put_matrix(dev, a, &a->gate[e], "expert gate", gate, err);
   if (status == TD_OK) status = put_matrix(dev, a, &a->up[e], "expert up", up, err);
   if (status == TD_OK) status = put_matrix(dev, a, &a->down[e], "expert down", down, err);
@@ -310,7 +311,7 @@ static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e,
   }
   out->read_gate = read_with(out->read_gate, gate, &table[0]);
   out->read_gate = read_with(out->read_gate, up, &table[0]);
-  out->read_down = read_with(out->read_down, down, &table[2 * a->n_experts]);
+  out->read_down = read_with(out->read_down, down, &table[2 * n]);
   return TD_OK;
 }
 
@@ -320,12 +321,13 @@ static const void *key_of(const td_moe_args *a) {
 
 static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_experts *out,
                               td_err *err) {
-  size_t n_bytes = (size_t)3 * a->n_experts * sizeof(td_weight);
+  const uint32_t n = td_cuda_n_matrices(a);
+  size_t n_bytes = (size_t)3 * n * sizeof(td_weight);
   td_weight *table = malloc(n_bytes);
   if (!table) return td_fail(err, TD_ENOMEM, "no memory for the table of experts");
-  *out = (td_cuda_experts){.key = key_of(a), .n_experts = a->n_experts};
+  *out = (td_cuda_experts){.key = key_of(a), .n_experts = n};
   td_status status = TD_OK;
-  for (uint32_t e = 0; e < a->n_experts && status == TD_OK; e++)
+  for (uint32_t e = 0; e < n && status == TD_OK; e++)
     status = take_expert(dev, a, e, table, out, err);
   void *device = NULL;
   pthread_mutex_lock(&dev->lock);
@@ -334,8 +336,8 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
   if (status == TD_OK) {
     out->device = device;
     out->gate = table[0];
-    out->up = table[a->n_experts];
-    out->down = table[2 * a->n_experts];
+    out->up = table[n];
+    out->down = table[2 * n];
   }
   free(table);
   return status;
@@ -344,7 +346,7 @@ static td_status make_experts(td_cuda_dev *dev, const td_moe_args *a, td_cuda_ex
 // Whether x describes a's experts. An array of on-device matrices may since hold other experts at
 // the same address, so it is compared too.
 static bool is_of(const td_cuda_experts *x, const td_moe_args *a) {
-  if (x->key != key_of(a) || x->n_experts != a->n_experts) return false;
+  if (x->key != key_of(a) || x->n_experts != td_cuda_n_matrices(a)) return false;
   const td_weight *here = &x->gate, *asked = &a->gate[0];
   return !a->weights_on_device || (here->data == asked->data && here->dtype == asked->dtype &&
                                    here->rows == asked->rows && here->cols == asked->cols);

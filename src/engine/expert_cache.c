@@ -1,0 +1,330 @@
+// src/engine/expert_cache.c - a cache of whole experts on the engine's device, for decode with the
+// routed experts on the expert device.
+// A layer's cached experts are computed where they are cached, the others on the expert device, at
+// the same time; the results are added in the router's order, so the cache's state decides who
+// computes a pair, not how its result enters the sum. Which experts are cached is a table in the
+// step's metadata (expert -> slot), so that replayed steps need not change with the cache.
+//
+// Experts move between steps: after a step a few of those it missed are copied to slots by a stream
+// of their own, while later steps run; an expert is used from the first step that begins after its
+// copies are done. Prefill neither uses the cache nor changes it.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/engine_impl.h"
+#include "engine/expert_slots.h"
+#include "engine/hot_experts.h"
+
+#define GIB ((double)(1 << 30))
+
+enum {
+  STEP_BYTES = 128 << 20, // about 2.5 ms of a PCIe 5 link
+  MOST_MOVES = 64,        // in flight
+};
+
+struct td_expert_cache {
+  td_hot_experts *hot;
+  uint32_t n_slots;
+  size_t slot_bytes;
+  td_slot_part layout[TD_SLOT_EXPERT_PARTS]; // offsets in a slot
+  const td_layer *kind;                      // cached layers have experts like this one's
+  bool is_layer[TD_MAX_LAYERS];              // layers whose experts are cached
+  bool is_any;
+  char *slots;       // device memory: [n_slots][slot_bytes]
+  td_weight *gate;   // [3][n_slots]: gate, up, down, with addresses in their slots
+  float *here;       // device memory: [max_step_seqs][top_k][dim], results of the cached
+  void *sum;         // device memory: [max_step_seqs][dim]
+  float *there;      // td_dev_alloc_host: [max_step_seqs][top_k][dim], of the others
+  int32_t *routing;  // [n_layers][max_step_seqs][top_k]: what the step chose
+  td_stream *stream; // for the copies
+  td_event *moved;   // recorded after the moves
+  td_hot_move moves[MOST_MOVES]; // in flight
+  uint32_t n_moves, most_moves;
+};
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+static size_t pair_row_bytes(const td_model_config *c) {
+  return (size_t)c->top_k * c->dim * sizeof(float);
+}
+
+uint32_t td_expert_cache_slots(uint64_t cache_bytes, uint64_t expert_bytes,
+                               const td_model_config *c, uint32_t max_step_seqs,
+                               td_dtype act_dtype) {
+  const uint64_t row = pair_row_bytes(c) + (uint64_t)c->dim * td_dtype_bytes(act_dtype);
+  const uint64_t buffers = row * max_step_seqs;
+  if (!expert_bytes || cache_bytes < buffers + expert_bytes) return 0;
+  const uint64_t n = (cache_bytes - buffers) / expert_bytes;
+  const uint64_t all = (uint64_t)c->n_layers * c->n_experts;
+  return (uint32_t)(n < all ? n : all);
+}
+
+static bool is_alike(const td_weight *a, const td_weight *b) {
+  return a->dtype == b->dtype && a->scale_dtype == b->scale_dtype && a->layout == b->layout &&
+         a->rows == b->rows && a->cols == b->cols && a->scale_rows == b->scale_rows &&
+         a->scale_cols == b->scale_cols && a->zero_add == b->zero_add &&
+         a->global_scale == b->global_scale && !a->scale == !b->scale && !a->zero == !b->zero;
+}
+
+static bool is_taken(const td_engine *e, const td_layer *layer, uint32_t expert) {
+  const td_layer *kind = e->cache->kind;
+  const td_weight *of[] = {&layer->gate[expert], &layer->up[expert], &layer->down[expert]};
+  const td_weight *like[] = {kind->gate, kind->up, kind->down};
+  for (size_t i = 0; i < TD_COUNT(of); i++) {
+    if (!is_alike(of[i], like[i]) || !td_dev_supports_device_weights(e->dev, of[i])) return false;
+  }
+  return true;
+}
+
+// A layer is cached if the device takes all its experts as they are stored, and they are like those
+// of the first such layer, so that any slot takes any expert.
+static void choose_layers(td_engine *e) {
+  td_expert_cache *cache = e->cache;
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    const td_layer *layer = td_model_layer(e->model, i);
+    if (!td_engine_is_offloaded(e, i) || layer->gate_bias || layer->down_bias || !layer->up)
+      continue;
+    if (!cache->kind) cache->kind = layer;
+    bool all = e->config->swiglu_limit <= 0;
+    for (uint32_t k = 0; k < e->config->n_experts && all; k++)
+      all = is_taken(e, layer, k);
+    cache->is_layer[i] = all;
+    cache->is_any |= all;
+    if (!all && cache->kind == layer) cache->kind = NULL;
+  }
+}
+
+// ---- open and close -----------------------------------------------------------------------------
+
+static void place_slots(td_expert_cache *cache) {
+  const td_weight *kind[] = {cache->kind->gate, cache->kind->up, cache->kind->down};
+  for (uint32_t m = 0; m < TD_COUNT(kind); m++) {
+    const td_slot_part *parts = cache->layout + (size_t)m * TD_SLOT_MATRIX_PARTS;
+    for (uint32_t i = 0; i < cache->n_slots; i++) {
+      cache->gate[m * cache->n_slots + i] = td_slot_placed(kind[m], parts,
+                                                           cache->slots + i * cache->slot_bytes);
+    }
+  }
+}
+
+static td_status alloc_buffers(td_engine *e, td_err *err) {
+  td_expert_cache *cache = e->cache;
+  const td_model_config *c = e->config;
+  const size_t n = e->opts.max_step_seqs, pairs_bytes = n * pair_row_bytes(c);
+  const size_t n_ids = c->n_layers * n * c->top_k;
+  cache->gate = malloc(3 * (size_t)cache->n_slots * sizeof *cache->gate);
+  cache->routing = malloc(n_ids * sizeof *cache->routing);
+  if (!cache->gate || !cache->routing)
+    return td_fail(err, TD_ENOMEM, "out of memory: the cache of experts");
+  td_status st = td_dev_alloc(e->dev, (void **)&cache->here, pairs_bytes, err);
+  if (st == TD_OK) st = td_dev_alloc_host(e->dev, (void **)&cache->there, pairs_bytes, err);
+  if (st == TD_OK) st = td_dev_alloc(e->dev, &cache->sum, n * c->dim * e->act_bytes, err);
+  if (st == TD_OK) {
+    st = td_dev_alloc(e->dev, (void **)&cache->slots, cache->n_slots * cache->slot_bytes, err);
+  }
+  if (st == TD_OK) place_slots(cache);
+  return st;
+}
+
+static uint32_t count_experts(const td_engine *e) {
+  uint32_t n_layers = 0;
+  for (uint32_t i = 0; i < e->config->n_layers; i++)
+    n_layers += e->cache->is_layer[i];
+  return n_layers * e->config->n_experts;
+}
+
+static void log_size(const td_engine *e) {
+  const td_expert_cache *cache = e->cache;
+  td_info("%s: a cache of %u of %u experts, %.2f GiB, for decode", td_dev_name(e->dev),
+          cache->n_slots, count_experts(e),
+          (double)cache->n_slots * (double)cache->slot_bytes / GIB);
+}
+
+static td_status open_cache(td_engine *e, td_err *err) {
+  td_expert_cache *cache = e->cache;
+  choose_layers(e);
+  if (!cache->is_any) {
+    td_info("%s: no experts are cached: their formats differ, or would have to be laid out anew",
+            td_dev_name(e->dev));
+    return TD_OK;
+  }
+  td_slot_list_expert(cache->layout, cache->kind, 0);
+  cache->slot_bytes = td_slot_lay_out(cache->layout, TD_COUNT(cache->layout));
+  cache->n_slots = td_expert_cache_slots(e->opts.cache_bytes, cache->slot_bytes, e->config,
+                                         e->opts.max_step_seqs, td_dev_act_dtype(e->dev));
+  if (cache->n_slots > count_experts(e)) cache->n_slots = count_experts(e);
+  cache->is_any = cache->n_slots > 0;
+  if (!cache->is_any) {
+    td_info("%s: no experts are cached: %.0f MiB are left for them (--expert-cache)",
+            td_dev_name(e->dev), (double)e->opts.cache_bytes / (1 << 20));
+    return TD_OK;
+  }
+  const size_t step_bytes = e->opts.cache_step_bytes ? e->opts.cache_step_bytes : STEP_BYTES;
+  const size_t n = step_bytes / cache->slot_bytes;
+  cache->most_moves = n < 1 ? 1 : n < MOST_MOVES ? (uint32_t)n : MOST_MOVES;
+  td_status st = td_hot_experts_open(&cache->hot, e->config->n_layers, e->config->n_experts,
+                                     cache->n_slots, err);
+  if (st == TD_OK) st = td_stream_open(&cache->stream, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&cache->moved, e->dev, err);
+  if (st == TD_OK) st = alloc_buffers(e, err);
+  if (st == TD_OK) log_size(e);
+  return st;
+}
+
+td_status td_expert_cache_open(td_engine *e, td_err *err) {
+  if (!e->opts.cache_bytes || !e->offload.dev) return TD_OK;
+  e->cache = calloc(1, sizeof *e->cache);
+  return e->cache ? open_cache(e, err) : td_fail(err, TD_ENOMEM, "out of memory");
+}
+
+void td_expert_cache_close(td_engine *e) {
+  td_expert_cache *cache = e->cache;
+  if (!cache) return;
+  td_stream_close(cache->stream);
+  td_event_close(cache->moved);
+  td_dev_free(e->dev, cache->slots);
+  td_dev_free(e->dev, cache->here);
+  td_dev_free(e->dev, cache->sum);
+  td_dev_free_host(e->dev, cache->there);
+  td_hot_experts_close(cache->hot);
+  free(cache->gate);
+  free(cache->routing);
+  free(cache);
+}
+
+static bool is_on(const td_engine *e) {
+  return e->cache && e->cache->is_any;
+}
+
+const bool *td_expert_cache_layers(const td_engine *e) {
+  return is_on(e) ? e->cache->is_layer : NULL;
+}
+
+size_t td_expert_cache_meta_entries(const td_engine *e) {
+  return is_on(e) ? (size_t)e->config->n_layers * e->config->n_experts : 0;
+}
+
+td_expert_cache_stats td_engine_cache_stats(const td_engine *e) {
+  if (!is_on(e)) return (td_expert_cache_stats){.n_slots = 0};
+  const td_hot_counts counts = td_hot_experts_counts(e->cache->hot);
+  return (td_expert_cache_stats){.n_slots = e->cache->n_slots,
+                                 .n_cached = counts.n_cached,
+                                 .hits = counts.hits,
+                                 .misses = counts.misses,
+                                 .moves = counts.moves,
+                                 .expert_bytes = e->cache->slot_bytes};
+}
+
+// ---- between steps ------------------------------------------------------------------------------
+
+size_t td_expert_cache_begin_step(td_engine *e, int32_t *slots) {
+  td_expert_cache *cache = e->cache;
+  if (cache->n_moves && td_event_is_done(cache->moved)) {
+    while (cache->n_moves)
+      td_hot_experts_publish(cache->hot, &cache->moves[--cache->n_moves]);
+  }
+  const size_t n = td_expert_cache_meta_entries(e);
+  memcpy(slots, td_hot_experts_table(cache->hot), n * sizeof *slots);
+  return n;
+}
+
+static int32_t *routing_of(const td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const size_t row = (size_t)layer_idx * e->opts.max_step_seqs + p->begin;
+  return e->cache->routing + row * e->config->top_k;
+}
+
+// Queues the expert's copies. False: they would be slow, since its memory is not registered yet.
+static bool begin_move(td_engine *e, const td_hot_move *move) {
+  td_expert_cache *cache = e->cache;
+  td_slot_part parts[TD_SLOT_EXPERT_PARTS];
+  td_slot_list_expert(parts, td_model_layer(e->model, move->layer_idx), move->expert);
+  for (uint32_t i = 0; i < TD_COUNT(parts); i++) {
+    if (parts[i].n_bytes && td_dev_is_pinning(e->dev, parts[i].from, parts[i].n_bytes))
+      return false;
+  }
+  char *base = cache->slots + move->slot * cache->slot_bytes;
+  for (uint32_t i = 0; i < TD_COUNT(parts); i++) {
+    if (parts[i].n_bytes)
+      td_op_copy(cache->stream, base + cache->layout[i].to, parts[i].from, parts[i].n_bytes);
+  }
+  return true;
+}
+
+// No step runs now, and none that follows reads a slot before its expert is published. A failure
+// of the copies is one of the device, which the next step reports.
+void td_expert_cache_end_step(td_engine *e) {
+  td_expert_cache *cache = e->cache;
+  td_hot_experts_begin_step(cache->hot);
+  for (uint32_t i = 0; i < e->config->n_layers; i++) {
+    if (e->plan.way[i] == TD_LAYER_CACHED) {
+      td_hot_experts_use(cache->hot, i, routing_of(e, &e->whole, i),
+                         e->n_tokens * e->config->top_k);
+    }
+  }
+  if (cache->n_moves) return; // the link is busy with the last ones
+  td_hot_move chosen[MOST_MOVES];
+  const uint32_t n = td_hot_experts_choose(cache->hot, chosen, cache->most_moves);
+  for (uint32_t i = 0; i < n; i++) {
+    if (begin_move(e, &chosen[i])) {
+      cache->moves[cache->n_moves++] = chosen[i];
+    } else {
+      td_hot_experts_cancel(cache->hot, &chosen[i]);
+    }
+  }
+  if (cache->n_moves) td_event_record(cache->moved, cache->stream);
+}
+
+// ---- a layer ------------------------------------------------------------------------------------
+
+static const int32_t *slots_of(const td_engine *e, const int32_t *slots, uint32_t layer_idx) {
+  return slots + (size_t)layer_idx * e->config->n_experts;
+}
+
+static float *pairs_of(const td_engine *e, float *pairs, const td_microbatch *p) {
+  return pairs + (size_t)p->begin * e->config->top_k * e->config->dim;
+}
+
+void td_expert_cache_compute(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                             const td_moe_args *routed) {
+  const td_expert_cache *cache = e->cache;
+  td_moe_args args = *routed;
+  args.gate = cache->gate;
+  args.up = cache->gate + cache->n_slots;
+  args.down = cache->gate + 2 * (size_t)cache->n_slots;
+  args.slots = slots_of(e, e->dev_slots, layer_idx);
+  args.n_slots = cache->n_slots;
+  args.out = pairs_of(e, cache->here, p);
+  args.out_f32 = args.by_pair = args.weights_on_device = true;
+  td_op_moe(e->stream, &args);
+}
+
+void td_expert_cache_compute_rest(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                                  const td_moe_args *whole) {
+  td_moe_args args = *whole;
+  args.slots = slots_of(e, e->slots, layer_idx);
+  args.out = pairs_of(e, e->cache->there, p);
+  args.out_f32 = args.by_pair = args.rest = true;
+  td_op_copy(e->offload.stream, routing_of(e, p, layer_idx), args.ids,
+             (size_t)p->n_tokens * e->config->top_k * sizeof *args.ids);
+  td_op_moe(e->offload.stream, &args);
+}
+
+void td_expert_cache_join(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                          const td_moe_args *args) {
+  const td_expert_cache *cache = e->cache;
+  const td_model_config *c = e->config;
+  const bool has_shared = td_model_layer(e->model, layer_idx)->mlp_gate.data != NULL;
+  char *sum = (char *)cache->sum + (size_t)p->begin * c->dim * e->act_bytes;
+  td_op_moe_join(e->stream, &(td_moe_join_args){.here = pairs_of(e, cache->here, p),
+                                                .there = pairs_of(e, cache->there, p),
+                                                .slots = slots_of(e, e->dev_slots, layer_idx),
+                                                .ids = args->ids,
+                                                .weights = args->weights,
+                                                .out = has_shared ? sum : p->delta,
+                                                .n_tokens = p->n_tokens,
+                                                .n_experts = c->n_experts,
+                                                .top_k = c->top_k,
+                                                .dim = c->dim});
+  if (has_shared) td_op_add(e->stream, p->delta, sum, (size_t)p->n_tokens * c->dim);
+}
