@@ -163,10 +163,17 @@ typedef struct {
   char text[192]; // NUL-terminated
 } td_wire_done;
 
+// Experts that decode keeps on the GPU, and how often it found theirs there.
+typedef struct {
+  uint64_t hits, misses, moves; // since the worker was started
+  uint32_t n_slots, n_cached;   // n_slots 0: no cache
+} td_wire_cache;
+
 typedef struct {
   uint64_t n_steps;
   uint32_t n_running;
   uint32_t n_threads; // threads in use now
+  td_wire_cache cache;
 } td_wire_heartbeat;
 
 typedef struct {

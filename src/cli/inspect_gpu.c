@@ -1,4 +1,5 @@
-// src/cli/inspect_gpu.c - predicts prefill with streamed experts on cards of several sizes.
+// src/cli/inspect_gpu.c - predicts prefill with streamed experts, and decode with cached ones, on
+// cards of several sizes.
 #include "cli/inspect.h"
 #include "runtime/predict.h"
 
@@ -11,6 +12,9 @@ static const td_gpu_card cards[] = {{"24 GB, as an RTX 4090", 24 * GIB, 25, 47},
                                     {"32 GB, as an RTX 5090", 32 * GIB, 55, 60},
                                     {"80 GB, as an H100", 80 * GIB, 55, 280}};
 static const uint32_t prompts[] = {2048, 8192, 32768};
+// Assumed of decode: what a server's CPU reads of its memory (12 channels of DDR5-4800, of 461 GB/s
+// in theory), what a card reads of its own, and how often the cache holds an expert.
+static const td_decode_rates decode_rates[] = {{400, 1000, 0}, {400, 1000, 0.25}, {400, 1000, 0.5}};
 
 // The card with rates that were given instead of its own.
 static td_gpu_card card_of(size_t i, const td_inspect_opts *opts) {
@@ -18,6 +22,24 @@ static td_gpu_card card_of(size_t i, const td_inspect_opts *opts) {
   if (opts->link_gbps > 0) card.link_gbps = opts->link_gbps;
   if (opts->gpu_tflops > 0) card.tflops = opts->gpu_tflops;
   return card;
+}
+
+// Where the CPU computes experts: how many are cached, and what hits are worth.
+static void add_cache(td_buf *out, const td_prefill_load *load, const td_card_plan *plan) {
+  const td_model_config *c = load->config;
+  uint32_t n_layers = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n_layers += load->layer_bytes[i] > 0 && i >= plan->n_gpu_expert_layers;
+  td_buf_printf(out, "  a cache of %u experts of %u (%.2f GiB) for decode\n", plan->n_cached,
+                n_layers * c->n_experts, (double)plan->cache_bytes / (double)GIB);
+  td_buf_printf(out, "  a token in ms, if the CPU reads %g GB/s and the card %g GB/s:",
+                decode_rates[0].host_gbps, decode_rates[0].gpu_gbps);
+  for (size_t i = 0; i < TD_COUNT(decode_rates); i++) {
+    const td_decode_time t = td_decode_time_of(load, plan, &decode_rates[i]);
+    td_buf_printf(out, "%s %.1f at %.0f %% hits", i ? "," : "", t.seconds * 1e3,
+                  decode_rates[i].hit_rate * 100);
+  }
+  td_buf_str(out, "\n");
 }
 
 static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card *card) {
@@ -44,11 +66,12 @@ static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card
     td_buf_printf(out, "  %5u tokens in %6.2f s (copies %6.2f s, operations %6.2f s), %.0f/s\n",
                   prompts[k], t.seconds, t.link_s, t.compute_s, prompts[k] / t.seconds);
   }
+  if (plan.experts_stream) add_cache(out, load, &plan);
 }
 
 void td_inspect_add_gpus(td_buf *out, const td_model *model, const td_inspect_opts *opts) {
   const td_prefill_load load = td_prefill_load_of(model);
-  td_buf_str(out, "\nprefill on a GPU, predicted:");
+  td_buf_str(out, "\non a GPU, predicted:");
   for (size_t i = 0; i < TD_COUNT(cards); i++) {
     const td_gpu_card card = card_of(i, opts);
     add_card(out, &load, &card);
@@ -75,6 +98,20 @@ static void add_json_prompts(td_json_writer *w, const td_prefill_load *load,
   td_jw_end_array(w);
 }
 
+static void add_json_decode(td_json_writer *w, const td_prefill_load *load,
+                            const td_card_plan *plan) {
+  td_jw_begin_array(w, "decode");
+  for (size_t i = 0; i < TD_COUNT(decode_rates); i++) {
+    td_jw_begin_object(w, NULL);
+    td_jw_double(w, "host_gbps", decode_rates[i].host_gbps);
+    td_jw_double(w, "gpu_gbps", decode_rates[i].gpu_gbps);
+    td_jw_double(w, "hit_rate", decode_rates[i].hit_rate);
+    td_jw_double(w, "seconds", td_decode_time_of(load, plan, &decode_rates[i]).seconds);
+    td_jw_end_object(w);
+  }
+  td_jw_end_array(w);
+}
+
 void td_inspect_add_json_gpus(td_json_writer *w, const td_model *model,
                               const td_inspect_opts *opts) {
   const td_prefill_load load = td_prefill_load_of(model);
@@ -90,6 +127,9 @@ void td_inspect_add_json_gpus(td_json_writer *w, const td_model *model,
     td_jw_bool(w, "fits", plan.fits);
     td_jw_int(w, "stream_bytes", (int64_t)plan.memory.stream_bytes);
     td_jw_int(w, "prefill_chunk", plan.memory.prefill_chunk);
+    td_jw_int(w, "cache_bytes", (int64_t)plan.cache_bytes);
+    td_jw_int(w, "cached_experts", plan.n_cached);
+    if (plan.fits && plan.experts_stream) add_json_decode(w, &load, &plan);
     if (plan.fits) add_json_prompts(w, &load, &plan, &card);
     td_jw_end_object(w);
   }

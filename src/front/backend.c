@@ -198,6 +198,7 @@ td_status td_backend_open(td_backend **out, uv_loop_t *loop, const td_backend_op
   b->loop = loop;
   // borrowed during this call only
   b->opts.runtime.model_dir = b->opts.runtime.device = b->opts.runtime.devices = NULL;
+  b->opts.runtime.expert_cache = NULL;
   b->n_workers = opts->is_split ? 2 : 1;
   b->kv_fd = -1;
   b->n_slots = MAX_WAITING + opts->max_batch;
@@ -267,6 +268,7 @@ uint32_t td_backend_workers(const td_backend *b, td_backend_worker out[TD_BACKEN
     out[i].n_restarts = td_supervisor_n_restarts(s);
     out[i].n_steps = heartbeat.n_steps;
     out[i].n_threads = heartbeat.n_threads;
+    out[i].cache = heartbeat.cache;
     for (uint32_t j = 0; j < b->n_slots; j++)
       out[i].n_running += b->slots[j] && b->slots[j]->at == &b->workers[i];
   }

@@ -105,9 +105,10 @@ typedef struct {
   const char *reason; // see td_supervisor_reason; borrowed until control returns to the loop
   uint32_t n_restarts;
   uint32_t n_running; // requests at this worker now
-  // From its last heartbeat: steps since it was started, and active threads.
+  // From its last heartbeat: steps since it was started, active threads, the cache of experts.
   uint64_t n_steps;
   uint32_t n_threads;
+  td_wire_cache cache;
 } td_backend_worker;
 
 // Fills out and returns the number of workers.

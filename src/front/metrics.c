@@ -154,6 +154,34 @@ static void write_workers(const writer *w) {
           "Times the worker process was started again.");
 }
 
+static td_wire_cache caches_of(const td_metrics_model *m) {
+  td_wire_cache sum = {.n_slots = 0};
+  EACH_WORKER(m, k) {
+    sum.hits += k->cache.hits;
+    sum.misses += k->cache.misses;
+    sum.moves += k->cache.moves;
+    sum.n_slots += k->cache.n_slots;
+    sum.n_cached += k->cache.n_cached;
+  }
+  return sum;
+}
+
+// Nothing without a cache.
+static void write_caches(const writer *w) {
+  uint32_t n_slots = 0;
+  EACH_MODEL(w, m) n_slots += caches_of(m).n_slots;
+  if (!n_slots) return;
+  GAUGE(w, "expert_cache_slots", caches_of(m).n_slots,
+        "Experts that the GPU's cache has room for.");
+  GAUGE(w, "expert_cache_experts", caches_of(m).n_cached, "Experts in the GPU's cache.");
+  COUNTER(w, "expert_cache_hits_total", caches_of(m).hits,
+          "Experts that decode steps found in the GPU's cache.");
+  COUNTER(w, "expert_cache_misses_total", caches_of(m).misses,
+          "Experts that decode steps did not find in the GPU's cache.");
+  COUNTER(w, "expert_cache_moves_total", caches_of(m).moves,
+          "Experts that were copied to the GPU's cache.");
+}
+
 static void write_kv_disk(const writer *w) {
   GAUGE(w, "kv_disk_bytes", m->kv_disk.bytes, "Bytes in --kv-dir.");
   COUNTER(w, "kv_disk_hits_total", m->kv_disk.n_hits, "Tokens of prompts read from --kv-dir.");
@@ -182,6 +210,7 @@ static void write_all(const writer *w) {
           "Tokens found in the cache of prefixes.");
   if (w->now->has_kv_dir) write_kv_disk(w);
   write_workers(w);
+  write_caches(w);
   HISTOGRAM(w, "time_to_first_token_seconds", first_token,
             "From a request's arrival to its first token.");
   HISTOGRAM(w, "inter_token_latency_seconds", next_token,

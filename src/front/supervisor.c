@@ -261,6 +261,7 @@ static void free_supervisor(td_supervisor *s) {
   free((char *)s->opts.worker.runtime.model_dir);
   free((char *)s->opts.worker.runtime.device);
   free((char *)s->opts.worker.runtime.devices);
+  free((char *)s->opts.worker.runtime.expert_cache);
   free(s);
 }
 
@@ -284,18 +285,21 @@ td_status td_supervisor_open(td_supervisor **out, uv_loop_t *loop, const td_supe
   td_supervisor *s = calloc(1, sizeof *s);
   const td_runtime_opts *runtime = &opts->worker.runtime;
   char *model_dir = strdup(runtime->model_dir), *device = strdup(runtime->device),
-       *devices = strdup(runtime->devices ? runtime->devices : "0");
-  if (!s || !model_dir || !device || !devices) {
+       *devices = strdup(runtime->devices ? runtime->devices : "0"),
+       *expert_cache = strdup(runtime->expert_cache ? runtime->expert_cache : "off");
+  if (!s || !model_dir || !device || !devices || !expert_cache) {
     free(s);
     free(model_dir);
     free(device);
     free(devices);
+    free(expert_cache);
     return td_fail(err, TD_ENOMEM, "out of memory");
   }
   *s = (td_supervisor){.opts = *opts, .loop = loop, .state = TD_BACKEND_LOADING, .n_timers = 2};
   s->opts.worker.runtime.model_dir = model_dir;
   s->opts.worker.runtime.device = device;
   s->opts.worker.runtime.devices = devices;
+  s->opts.worker.runtime.expert_cache = expert_cache;
   s->opts.worker.parent_pid = (uint32_t)getpid();
   s->opts.worker.log_level = td_log_get().max_level;
   s->opts.worker.log_json = td_log_get().is_json;

@@ -74,7 +74,7 @@ typedef struct {
   int log, log_level; // td_log_format; td_log_level
   bool help;
   // model and machine
-  char *model, *device, *devices;
+  char *model, *device, *devices, *expert_cache;
   int expert_parallel;               // td_auto_on_off
   int experts, activations, weights; // td_expert_place, td_activations, td_weights_mode
   int kv_dtype;                      // index in TD_KV_DTYPES

@@ -91,6 +91,25 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
   return need;
 }
 
+// Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
+// cache only if its size is given.
+static void place_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
+                          const td_gpu_need *need) {
+  const uint32_t n_layers = td_model_config_of(model)->n_layers;
+  uint64_t layer_bytes[TD_MAX_LAYERS];
+  for (uint32_t i = 0; i < n_layers; i++)
+    layer_bytes[i] = td_model_expert_bytes(model, i);
+  td_expert_cache_size size;
+  td_expert_cache_parse(&size, opts->runtime->expert_cache, NULL); // was checked
+  const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO;
+  if (!has_layers && size.is_auto) return;
+  const td_gpu_experts own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers,
+                                                 has_layers, &size);
+  d->n_gpu_expert_layers = own.n_layers;
+  d->cache_bytes = own.cache_bytes;
+  d->held_bytes += own.layers_bytes + own.cache_bytes;
+}
+
 // Divides the GPU memory left after the weights; the KV cache gets the rest.
 static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_model *model,
                         uint64_t n_free) {
@@ -103,14 +122,7 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
            "of %u tokens, of %.2f GiB",
            td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
            (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
-  if (!d->expert_dev || opts->runtime->experts != TD_EXPERTS_AUTO) return;
-  const uint32_t n_layers = td_model_config_of(model)->n_layers;
-  uint64_t layer_bytes[TD_MAX_LAYERS], own_bytes;
-  for (uint32_t i = 0; i < n_layers; i++)
-    layer_bytes[i] = td_model_expert_bytes(model, i);
-  d->n_gpu_expert_layers = td_gpu_own_layers(&need, d->held_bytes, layer_bytes, n_layers,
-                                             &own_bytes);
-  d->held_bytes += own_bytes;
+  if (d->expert_dev) place_experts(d, opts, model, &need);
 }
 
 // With a GPU, one CPU next to it is left free for the thread that drives the GPU. Sharing that CPU
@@ -179,4 +191,15 @@ void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {
   out->peer_devs = devices->peers;
   out->n_peers = devices->n_peers;
   out->parallel_tokens = devices->parallel_tokens;
+}
+
+void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out) {
+  size_t n_bytes;
+  if (!devices->cache_bytes) return;
+  if (td_model_memory(model, &n_bytes)) {
+    out->cache_bytes = devices->cache_bytes;
+  } else {
+    td_info(
+        "no experts are cached on the GPU: they are mapped from files; give --weights resident");
+  }
 }

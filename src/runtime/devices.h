@@ -27,6 +27,7 @@ typedef struct {
   // weights, and on a discrete device also what a large prefill_chunk and streaming need
   uint64_t held_bytes;
   uint64_t stream_bytes;  // part of held_bytes: the ring for streamed experts (td_engine_opts)
+  uint64_t cache_bytes;   // likewise: the cache of experts for decode
   uint32_t prefill_chunk; // tokens per step; larger steps amortize streaming better
 } td_devices;
 
@@ -35,6 +36,9 @@ typedef struct {
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);
+// Gives the cache of experts to an engine, if the weights are in memory that the device copies from
+// at full speed; logs if they are not.
+void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);
 // Lets an engine compute prompts on all devices.
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);
 

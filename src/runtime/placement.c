@@ -38,6 +38,20 @@ td_status td_device_list_parse(td_device_list *out, const char *text, td_err *er
   }
 }
 
+td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_err *err) {
+  *out = (td_expert_cache_size){.bytes = 0};
+  if (!text || strcmp(text, "off") == 0) return TD_OK;
+  out->is_auto = strcmp(text, "auto") == 0;
+  if (out->is_auto) return TD_OK;
+  char *end;
+  const double gib = strtod(text, &end);
+  if (*text < '0' || *text > '9' || *end || !(gib > 0 && gib <= 1 << 20))
+    return td_fail(err, TD_EINVAL, "--expert-cache %s: give GiB, as 8 or 0.5, or auto or off",
+                   text);
+  out->bytes = (uint64_t)(gib * (1 << 30));
+  return TD_OK;
+}
+
 static td_status check_devices(const td_runtime_opts *opts, td_err *err) {
   enum { ON = 1 };
   td_device_list list;
@@ -58,7 +72,9 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
   if (is_cuda && opts->activations == TD_ACTIVATIONS_INT8) {
     return td_fail(err, TD_EINVAL, "--activations int8 is for the CPU: add --device cpu");
   }
-  return check_devices(opts, err);
+  td_expert_cache_size cache;
+  td_status st = td_expert_cache_parse(&cache, opts->expert_cache, err);
+  return st == TD_OK ? check_devices(opts, err) : st;
 }
 
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
@@ -147,12 +163,43 @@ td_gpu_plan td_gpu_plan_make(const td_gpu_need *need) {
   return plan;
 }
 
+static uint64_t room_for_experts(const td_gpu_need *need, uint64_t held_bytes) {
+  return without(need->free_bytes, held_bytes + TD_KV_DEVICE_SPARE + 2 * need->kv_bytes);
+}
+
 uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
                            const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes) {
-  const uint64_t held = held_bytes + TD_KV_DEVICE_SPARE + 2 * need->kv_bytes;
-  const uint64_t room = without(need->free_bytes, held) / 2;
+  const uint64_t room = room_for_experts(need, held_bytes) / 2;
   uint32_t n = 0;
   for (*bytes = 0; n < n_layers && *bytes + layer_bytes[n] <= room; n++)
     *bytes += layer_bytes[n];
   return n;
+}
+
+// Whether the first n of the layers are at least half of those with experts.
+static bool are_half(const uint64_t *layer_bytes, uint32_t n_layers, uint32_t n) {
+  uint32_t n_all = 0, n_own = 0;
+  for (uint32_t i = 0; i < n_layers; i++) {
+    n_all += layer_bytes[i] > 0;
+    n_own += layer_bytes[i] > 0 && i < n;
+  }
+  return 2 * n_own >= n_all;
+}
+
+td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
+                                   const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
+                                   const td_expert_cache_size *cache) {
+  const uint64_t room = room_for_experts(need, held_bytes);
+  td_gpu_experts out = {.cache_bytes = at_most(cache->bytes, room)};
+  if (has_layers) {
+    out.n_layers = td_gpu_own_layers(need, held_bytes + out.cache_bytes, layer_bytes, n_layers,
+                                     &out.layers_bytes);
+  }
+  if (!cache->is_auto) return out;
+  if (has_layers && are_half(layer_bytes, n_layers, out.n_layers)) {
+    out.cache_bytes = room / 2 - out.layers_bytes;
+  } else {
+    out = (td_gpu_experts){.cache_bytes = room / 2};
+  }
+  return out;
 }

@@ -25,6 +25,13 @@ typedef struct {
 } td_device_list;
 td_status td_device_list_parse(td_device_list *out, const char *text, td_err *err);
 
+// --expert-cache: "auto", "off" (as NULL is), or GiB. TD_EINVAL: something else.
+typedef struct {
+  bool is_auto;
+  uint64_t bytes; // 0: off or auto
+} td_expert_cache_size;
+td_status td_expert_cache_parse(td_expert_cache_size *out, const char *text, td_err *err);
+
 // TD_EINVAL: the options contradict each other on any machine and for any model.
 td_status td_placement_check(const td_runtime_opts *opts, td_err *err);
 
@@ -80,5 +87,20 @@ td_gpu_plan td_gpu_plan_make(const td_gpu_need *need);
 // without experts. *bytes: what they occupy.
 uint32_t td_gpu_own_layers(const td_gpu_need *need, uint64_t held_bytes,
                            const uint64_t *layer_bytes, uint32_t n_layers, uint64_t *bytes);
+
+typedef struct {
+  uint32_t n_layers;     // the first layers, whose experts are on the GPU
+  uint64_t layers_bytes; // of those
+  uint64_t cache_bytes;
+} td_gpu_experts;
+
+// Divides that memory between whole layers (none without has_layers) and the cache of experts. A
+// cache of a given size comes first, and may take more than the half: all that is left after
+// held_bytes and two contexts. auto: the cache gets what whole layers leave if at least half of the
+// layers with experts fit, and otherwise all of it, since the experts used last are used again far
+// more often than a few layers are.
+td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
+                                   const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
+                                   const td_expert_cache_size *cache);
 
 #endif

@@ -4,6 +4,8 @@
 #include "engine/engine.h"
 #include "kv/plan.h"
 
+enum { SEQS = 16 }; // of a decode step; the default of --max-batch
+
 #define DRIVER_BYTES ((uint64_t)600 << 20) // of a card's memory: the context and the kernels
 
 td_prefill_load td_prefill_load_of(const td_model *model) {
@@ -24,7 +26,7 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
                       .kv_bytes = td_placement_kv_bytes(0, c, TD_KV_DEFAULT_CTX),
                       .step_token_bytes = td_engine_step_bytes_per_token(c, TD_BF16),
                       .usual_chunk = td_engine_prefill_chunk(c)};
-  uint64_t expert_bytes = 0, own_bytes;
+  uint64_t expert_bytes = 0;
   for (uint32_t i = 0; i < c->n_layers; i++) {
     expert_bytes += load->layer_bytes[i];
     if (load->layer_bytes[i] > need.layer_bytes) need.layer_bytes = load->layer_bytes[i];
@@ -40,8 +42,12 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
   if (!plan.experts_stream) return plan;
   const uint64_t held = load->other_bytes + plan.memory.chunk_bytes + plan.memory.decode_bytes +
                         plan.memory.stream_bytes;
-  plan.n_gpu_expert_layers = td_gpu_own_layers(&need, held, load->layer_bytes, c->n_layers,
-                                               &own_bytes);
+  const td_gpu_experts own = td_gpu_experts_plan(&need, held, load->layer_bytes, c->n_layers, true,
+                                                 &(td_expert_cache_size){.is_auto = true});
+  plan.n_gpu_expert_layers = own.n_layers;
+  plan.cache_bytes = own.cache_bytes;
+  plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
+                                        TD_BF16);
   return plan;
 }
 
@@ -120,6 +126,43 @@ td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_pl
           .bytes = out.step.way[i] == TD_LAYER_STREAMED ? (double)load->layer_bytes[i] : 0};
       add_layer(&out, &layer, plan, card);
     }
+  }
+  return out;
+}
+
+static void plan_decode(td_decode_time *out, const td_prefill_load *load,
+                        const td_card_plan *plan) {
+  bool may_cache[TD_MAX_LAYERS];
+  for (uint32_t i = 0; i < load->config->n_layers; i++)
+    may_cache[i] = plan->n_cached > 0;
+  const td_step_shape shape = {.n_tokens = 1,
+                               .n_seqs = 1,
+                               .n_gpu_expert_layers = plan->n_gpu_expert_layers,
+                               .has_expert_dev = plan->experts_stream,
+                               .may_replay = true,
+                               .may_cache = plan->n_cached ? may_cache : NULL,
+                               .n_microbatches = 1};
+  td_step_plan_make(&out->step, load->config, &shape);
+}
+
+td_decode_time td_decode_time_of(const td_prefill_load *load, const td_card_plan *plan,
+                                 const td_decode_rates *rates) {
+  td_decode_time out = {.seconds = 0};
+  const td_model_config *c = load->config;
+  const double gpu_s = 1e-9 / rates->gpu_gbps, host_s = 1e-9 / rates->host_gbps; // per byte
+  plan_decode(&out, load, plan);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    const double other = (double)load->other_bytes / c->n_layers * gpu_s;
+    const double bytes = load->layer_bytes[i]
+                             ? (double)load->layer_bytes[i] / c->n_experts * c->top_k
+                             : 0;
+    const double hits = out.step.way[i] == TD_LAYER_RESIDENT ? 1
+                        : out.step.way[i] == TD_LAYER_CACHED ? rates->hit_rate
+                                                             : 0;
+    const double here = bytes * hits * gpu_s, there = bytes * (1 - hits) * host_s;
+    out.host_s += there;
+    out.gpu_s += other + here;
+    out.seconds += other + (here > there ? here : there);
   }
   return out;
 }

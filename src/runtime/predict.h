@@ -1,5 +1,6 @@
 // src/runtime/predict.h - how long a GPU takes to prefill, from bytes over its link's rate and
-// operations over its own. Pure arithmetic, without a device.
+// operations over its own, and to decode beside the CPU, from bytes over the memories' rates. Pure
+// arithmetic, without a device.
 #ifndef TD_RUNTIME_PREDICT_H
 #define TD_RUNTIME_PREDICT_H
 
@@ -32,6 +33,8 @@ typedef struct {
   bool fits;                    // at least the weights that are no routed experts do
   bool experts_stream;          // or else all experts are in the card's memory
   uint32_t n_gpu_expert_layers; // the first layers, whose experts never leave it
+  uint64_t cache_bytes;         // for experts that decode used last
+  uint32_t n_cached;            // experts that fit there, with decode steps of 16 sequences
   td_gpu_plan memory;
 } td_card_plan;
 
@@ -47,5 +50,21 @@ typedef struct {
 // A prompt of n_tokens, with all experts streamed that are not in the card's memory.
 td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_plan *plan,
                                    const td_gpu_card *card, uint32_t n_tokens);
+
+// What decode depends on and a prediction has to assume.
+typedef struct {
+  double host_gbps, gpu_gbps; // that the CPU reads weights with, and the GPU, 10^9 bytes/s
+  double hit_rate;            // share of a token's experts that the cache holds, 0 to 1
+} td_decode_rates;
+
+typedef struct {
+  td_step_plan step;
+  double host_s, gpu_s; // of each alone
+  double seconds;       // a layer's experts on both sides at the same time, after its attention
+} td_decode_time;
+
+// One token of one sequence, a step of its own.
+td_decode_time td_decode_time_of(const td_prefill_load *load, const td_card_plan *plan,
+                                 const td_decode_rates *rates);
 
 #endif

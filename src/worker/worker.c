@@ -94,6 +94,7 @@ static td_status open_engine(worker *w, td_err *err) {
   if (w->streaming) opts.n_peers = 0; // prompts on all devices are for that engine
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
+  if (w->opts.role != TD_ROLE_PREFILL) td_devices_use_cache(&w->devices, w->model, &opts);
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
 }
 
@@ -144,7 +145,7 @@ static td_status open_devices(worker *w, td_err *err) {
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
-  if (d->stream_bytes) td_dev_pin(d->dev, memory, n_bytes);
+  if (d->stream_bytes || d->cache_bytes) td_dev_pin(d->dev, memory, n_bytes);
   if (d->expert_dev && !memory) {
     td_info("experts are read through the page cache, from which they stream to the GPU more "
             "slowly; give --weights resident");
@@ -193,8 +194,10 @@ static td_status open_parts(worker *w, td_err *err) {
   td_status st = open_devices(w, err);
   if (st == TD_OK) st = td_kv_memory_open(&w->kv, &w->opts, &w->devices, w->config, err);
   if (st == TD_OK) st = open_engine(w, err);
-  // Whether steps can be long enough for experts to stream is known only now.
-  if (st == TD_OK && !w->streaming) td_dev_stop_pinning(w->devices.dev);
+  // Whether steps can be long enough for experts to stream, and whether any are cached, is known
+  // only now.
+  if (st == TD_OK && !w->streaming && !td_engine_cache_stats(w->engine).n_slots)
+    td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_grammars(w, err);
   if (st == TD_OK) st = open_tables(w, err);
@@ -282,6 +285,15 @@ static uint32_t n_threads_now(const worker *w) {
   return n && n < w->n_threads ? n : w->n_threads;
 }
 
+static td_wire_cache cache_now(const worker *w) {
+  const td_expert_cache_stats stats = td_engine_cache_stats(w->engine);
+  return (td_wire_cache){.hits = stats.hits,
+                         .misses = stats.misses,
+                         .moves = stats.moves,
+                         .n_slots = stats.n_slots,
+                         .n_cached = stats.n_cached};
+}
+
 static td_status beat(worker *w, td_err *err) {
   uint64_t now_ns = td_clock_ns();
   if (now_ns - w->heartbeat_ns < HEARTBEAT_NS) return TD_OK;
@@ -291,7 +303,8 @@ static td_status beat(worker *w, td_err *err) {
   const td_wire_msg msg = {.kind = TD_MSG_HEARTBEAT,
                            .u.heartbeat = {.n_steps = w->n_steps,
                                            .n_running = w->requests.n,
-                                           .n_threads = n_threads_now(w)}};
+                                           .n_threads = n_threads_now(w),
+                                           .cache = cache_now(w)}};
   return td_front_link_send(&w->front_link, &msg, err);
 }
 

@@ -419,6 +419,11 @@ td_stream_progress td_engine_stream_progress(const td_engine *engine) {
   return (td_stream_progress){0};
 }
 
+td_expert_cache_stats td_engine_cache_stats(const td_engine *engine) {
+  (void)engine;
+  return (td_expert_cache_stats){.n_slots = 0};
+}
+
 double td_engine_stream_rate(const td_engine *engine) {
   (void)engine;
   return 0;

@@ -171,7 +171,8 @@ static void test_feeding_waits_for_nothing(void **state) {
 static void test_cached_experts_change_no_bit(void **state) {
   (void)state;
   static const cache_case plain = {.n_microbatches = 1};
-  static const cache_case cases[] = {{16, 1, 0}, {16, 2, 1}, {5, 1, 1}, {5, 2, 0}, {1, 1, 0}};
+  static const cache_case cases[] = {
+      {16, 1, 0, 0}, {16, 2, 1, 0}, {5, 1, 1, 0}, {5, 2, 0, 0}, {1, 1, 0, 0}};
   engine_activations = TD_ACTIVATIONS_F32;
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     const small_model *m = &small_models[i];

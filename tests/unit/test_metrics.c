@@ -27,7 +27,11 @@ static td_buf written(const td_metrics *metrics, const char *model) {
                         .n_workers = 2};
   m.workers[0] = (td_backend_worker){.role = "prefill", .state = TD_BACKEND_READY};
   m.workers[1] = (td_backend_worker){
-      .role = "decode", .state = TD_BACKEND_LOADING, .n_restarts = 2, .n_running = 5};
+      .role = "decode",
+      .state = TD_BACKEND_LOADING,
+      .n_restarts = 2,
+      .n_running = 5,
+      .cache = {.hits = 70, .misses = 30, .moves = 9, .n_slots = 8, .n_cached = 6}};
   td_metrics_write(&out, &(td_metrics_now){.models = &m, .n = 1, .n_routed = n_routed});
   assert_false(out.failed);
   return out;
@@ -71,6 +75,11 @@ static void test_values(void **state) {
   expect_line(&text, "tandem_model_loads_total{model_name=\"nano\"} 4");
   expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"loading\"} 1");
   expect_line(&text, "tandem_model_state{model_name=\"nano\",state=\"ok\"} 0");
+  expect_line(&text, "tandem_expert_cache_slots{model_name=\"nano\"} 8");
+  expect_line(&text, "tandem_expert_cache_experts{model_name=\"nano\"} 6");
+  expect_line(&text, "tandem_expert_cache_hits_total{model_name=\"nano\"} 70");
+  expect_line(&text, "tandem_expert_cache_misses_total{model_name=\"nano\"} 30");
+  expect_line(&text, "tandem_expert_cache_moves_total{model_name=\"nano\"} 9");
   assert_int_equal(text.data[text.len - 1], '\n');
   td_buf_free(&text);
 }

@@ -1,4 +1,5 @@
 // tests/unit/test_placement.c - where a model is computed, and how a GPU's memory is shared out.
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -232,6 +233,60 @@ static void test_own_layers(void **state) {
   }
 }
 
+static void test_sizes_of_the_cache(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    bool is_auto;
+    uint64_t bytes;
+  } good[] = {{NULL, false, 0},
+              {"off", false, 0},
+              {"auto", true, 0},
+              {"8", false, (uint64_t)8 << 30},
+              {"0.5", false, (uint64_t)1 << 29}};
+  static const char *const bad[] = {"", "on", "8G", "-1", "0", "nan", "1e9", "auto "};
+  td_expert_cache_size size;
+  td_err err;
+  for (size_t i = 0; i < TD_COUNT(good); i++) {
+    assert_int_equal(td_expert_cache_parse(&size, good[i].text, &err), TD_OK);
+    assert_true(size.is_auto == good[i].is_auto && size.bytes == good[i].bytes);
+  }
+  for (size_t i = 0; i < TD_COUNT(bad); i++) {
+    const td_runtime_opts opts = {.device = "cuda", .expert_cache = bad[i]};
+    assert_int_equal(td_placement_check(&opts, &err), TD_EINVAL);
+    assert_non_null(strstr(err.msg, "--expert-cache"));
+  }
+}
+
+// Without a cache, half of what is left goes to whole layers. A cache of a given size comes first.
+// auto takes the layers' memory where less than half of them would fit, and else what they leave.
+static void test_layers_and_the_cache(void **state) {
+  (void)state;
+  enum { N = 58 };
+  uint64_t layer_bytes[N + 3] = {0};
+  for (int i = 3; i < N + 3; i++)
+    layer_bytes[i] = 11 * GB;
+  td_gpu_need need = need_of(&deepseek_v3, 80 * GB, 19 * GB, layer_bytes[3], 0);
+  td_expert_cache_size size = {.bytes = 0};
+  td_gpu_experts own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, true, &size);
+  const uint64_t half = own.layers_bytes + 11 * GB; // at least one more layer is half of the room
+  assert_true(own.layers_bytes >= 11 * GB && own.cache_bytes == 0);
+  size.bytes = 5 * GB;
+  own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, true, &size);
+  assert_int_equal(own.cache_bytes, 5 * GB);
+  own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, false, &size);
+  assert_true(own.cache_bytes == 5 * GB && own.n_layers == 0 && own.layers_bytes == 0);
+  size.bytes = 500 * GB;
+  own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, true, &size);
+  assert_true(own.cache_bytes > half && own.cache_bytes < 50 * GB && own.layers_bytes == 0);
+  size = (td_expert_cache_size){.is_auto = true};
+  own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, true, &size);
+  assert_true(own.n_layers == 0 && own.cache_bytes >= 11 * GB && own.cache_bytes <= half);
+  need.free_bytes = 900 * GB;
+  own = td_gpu_experts_plan(&need, 30 * GB, layer_bytes, N + 3, true, &size);
+  assert_true(own.n_layers >= 3 + N / 2 && own.cache_bytes < 11 * GB);
+}
+
 // A GPU that has all experts takes long pieces of prompts, too, where there is room for them.
 static void test_chunks_of_a_gpu_alone(void **state) {
   (void)state;
@@ -295,8 +350,35 @@ static void test_predictions(void **state) {
   assert_true(t.link_s == 0 && t.seconds == t.compute_s && t.n_steps == 4);
 }
 
+// Decode with a cache: without hits all experts' bytes are the CPU's, with hits fewer, and time
+// falls until the GPU has as much to read as the CPU.
+static void test_predictions_of_decode(void **state) {
+  (void)state;
+  const td_prefill_load load = load_of_v3();
+  const td_gpu_card h100 = {.memory_bytes = 80ull << 30, .link_gbps = 55, .tflops = 280};
+  const td_card_plan plan = td_card_plan_of(&load, &h100);
+  assert_true(plan.n_cached > 200 && plan.n_cached < 58 * 256);
+  assert_true(plan.n_cached * expert_bytes(7168, 2048) <= plan.cache_bytes);
+  td_decode_rates rates = {.host_gbps = 400, .gpu_gbps = 3000};
+  const td_decode_time none = td_decode_time_of(&load, &plan, &rates);
+  assert_int_equal(none.step.n_ways[TD_LAYER_CACHED], 58);
+  const double host_s = 58 * 8 * (double)expert_bytes(7168, 2048) / 400e9;
+  const double gpu_s = (double)load.other_bytes / 3000e9;
+  assert_true(fabs(none.host_s - host_s) < 1e-6 && fabs(none.gpu_s - gpu_s) < 1e-6);
+  assert_true(fabs(none.seconds - host_s - gpu_s) < 1e-6);
+  rates.hit_rate = 0.25;
+  const td_decode_time some = td_decode_time_of(&load, &plan, &rates);
+  assert_true(fabs(some.seconds - 0.75 * host_s - gpu_s) < 1e-6);
+  rates.hit_rate = 1;
+  const td_decode_time all = td_decode_time_of(&load, &plan, &rates);
+  assert_true(all.host_s == 0 && fabs(all.seconds - all.gpu_s) < 1e-9);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_predictions_of_decode),
+      cmocka_unit_test(test_sizes_of_the_cache),
+      cmocka_unit_test(test_layers_and_the_cache),
       cmocka_unit_test(test_models_of_the_cpu_alone),
       cmocka_unit_test(test_what_cannot_be),
       cmocka_unit_test(test_who_computes),

@@ -23,6 +23,7 @@ static void test_args_round_trip(void **state) {
   const td_worker_opts opts = {.runtime = {.model_dir = "/models/a b=c",
                                            .device = "cuda",
                                            .devices = "1,0",
+                                           .expert_cache = "2.5",
                                            .expert_parallel = 2,
                                            .ctx_size = 1,
                                            .n_threads = 3,
