@@ -101,6 +101,7 @@ static void place_experts(td_devices *d, const td_devices_opts *opts, const td_m
     layer_bytes[i] = td_model_expert_bytes(model, i);
   td_expert_cache_size size;
   td_expert_cache_parse(&size, opts->runtime->expert_cache, NULL); // was checked
+  if (opts->is_for_prompts) size = (td_expert_cache_size){.bytes = 0};
   const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO;
   if (!has_layers && size.is_auto) return;
   const td_gpu_experts own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers,

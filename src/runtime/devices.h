@@ -13,6 +13,7 @@ typedef struct {
   const td_runtime_opts *runtime;
   bool cpus_from_end, ends_with_process; // see td_dev_opts
   bool is_alone;                         // one device, whatever --devices has
+  bool is_for_prompts;                   // nothing is decoded, so no experts are cached
 } td_devices_opts;
 
 typedef struct {

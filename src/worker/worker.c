@@ -94,7 +94,7 @@ static td_status open_engine(worker *w, td_err *err) {
   if (w->streaming) opts.n_peers = 0; // prompts on all devices are for that engine
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
-  if (w->opts.role != TD_ROLE_PREFILL) td_devices_use_cache(&w->devices, w->model, &opts);
+  td_devices_use_cache(&w->devices, w->model, &opts);
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
 }
 
@@ -133,6 +133,7 @@ static td_status open_devices(worker *w, td_err *err) {
   const td_devices_opts opts = {.runtime = &w->opts.runtime,
                                 .ends_with_process = true,
                                 .is_alone = w->opts.role == TD_ROLE_DECODE,
+                                .is_for_prompts = w->opts.role == TD_ROLE_PREFILL,
                                 .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
