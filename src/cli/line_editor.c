@@ -84,7 +84,7 @@ static bool ends_with(const td_buf *text, const char *end) {
 }
 
 // Inserts pasted text as it is, so that its line breaks do not send it.
-static unsigned char insert_pasted(EditLine *el, int ch) {
+static unsigned char insert_pasted(EditLine *el, wint_t ch) {
   (void)ch;
   td_buf text = TD_BUF_INIT;
   wchar_t c;
@@ -102,7 +102,7 @@ static unsigned char insert_pasted(EditLine *el, int ch) {
   return is_in ? CC_REFRESH : CC_REFRESH_BEEP;
 }
 
-static unsigned char insert_newline(EditLine *el, int ch) {
+static unsigned char insert_newline(EditLine *el, wint_t ch) {
   (void)ch;
   return el_insertstr(el, "\n") == 0 ? CC_REFRESH : CC_ERROR;
 }
@@ -121,8 +121,9 @@ static td_status open_libedit(td_line_editor *e, td_err *err) {
   el_set(e->el, EL_GETCFN, read_character);
   el_set(e->el, EL_EDITOR, "emacs");
   el_set(e->el, EL_HIST, history, e->history);
-  el_set(e->el, EL_ADDFN, "tandem-paste", "insert pasted text", insert_pasted);
-  el_set(e->el, EL_ADDFN, "tandem-newline", "insert a line break", insert_newline);
+  // el_set would leak its copies of these
+  el_wset(e->el, EL_ADDFN, L"tandem-paste", L"insert pasted text", insert_pasted);
+  el_wset(e->el, EL_ADDFN, L"tandem-newline", L"insert a line break", insert_newline);
   el_set(e->el, EL_BIND, PASTE_BEGIN, "tandem-paste", NULL);
   el_set(e->el, EL_BIND, "\\e\\r", "tandem-newline", NULL);
   el_source(e->el, NULL); // ~/.editrc

@@ -27,7 +27,7 @@ static void draw(td_spinner *s, unsigned frame) {
     n += snprintf(line + n, sizeof line - (size_t)n, ": %u of %u tokens", s->n_done, s->n_prompt);
   }
   double left = remaining_s(s);
-  if (left >= 0) n += snprintf(line + n, sizeof line - (size_t)n, ", %.0f s left", left);
+  if (left >= 0) n += snprintf(line + n, sizeof line - (size_t)n, ", %.0f s left", left + 0.5);
   td_log_draw(line, (size_t)n);
   s->is_drawn = true;
 }

@@ -257,6 +257,7 @@ CASES = [
     ("a_b_c and _d_", "<p>a_b_c and <em>d</em></p>"),
     ("***x*** __y__", "<p><strong><em>x</em></strong> <strong>y</strong></p>"),
     ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
+    ("a  \nb\\\nc\nd", "<p>a  <br>b<br>c<br>d</p>"),
     ("2 * 3 * 4", "<p>2 * 3 * 4</p>"),
     (r"\*not\* ``a`b``", "<p>*not* <code>a`b</code></p>"),
     ("see https://a.org/x_(y).", "<p>see <a>https://a.org/x_(y</a>).</p>"),
@@ -359,6 +360,22 @@ def test_an_answer_belongs_to_its_chat(open_page, gate):
     expect(chats).to_have_count(2)
 
 
+def test_two_tabs_see_each_other(open_page):
+    first = open_page()
+    asked(first, "hello")
+    second = first.context.new_page()
+    second.goto(first.url)
+    second.locator("#chats button").click()
+    asked(second, "ponder")
+    expect(first.locator(".message")).to_have_count(4)  # without reloading
+    asked(first, "hello")
+    expect(second.locator(".message")).to_have_count(6)
+    second.click("#more summary")
+    second.click("#delete")
+    second.click("#ask-ok")
+    expect(first.locator("#chats button")).to_have_count(0)
+
+
 def test_edit_and_retry(open_page, gate):
     page = open_page()
     asked(page, "hello")
@@ -403,7 +420,8 @@ def test_an_error_amid_an_answer_keeps_what_came(open_page, gate):
 
 def test_rename_export_delete(open_page):
     page = open_page()
-    asked(page, "ponder this")
+    asked(page, "ponder this, although it has a very long first line that does not fit")
+    assert page.locator("#sidebar").bounding_box()["width"] == 272
     page.click("#more summary")
     page.click("#rename")
     page.fill("#ask-input", "A question")
@@ -417,7 +435,7 @@ def test_rename_export_delete(open_page):
         return download.value.suggested_filename, Path(download.value.path()).read_text()
 
     name, text = exported("#export-markdown")
-    assert name == "A-question.md" and text.startswith("# A question\n\n## You\n\nponder this\n")
+    assert name == "A-question.md" and text.startswith("# A question\n\n## You\n\nponder this, although")
     assert "I should think." in text and text.endswith("Yes indeed.\n")
     name, text = exported("#export-json")
     assert name == "A-question.json"

@@ -13,7 +13,7 @@ const SAVE_MS = 2000, POLL_MS = 1500, IDLE_POLL_MS = 20000;
 const store = new Store((text) => {
   $("storage").textContent = text;
   $("storage").hidden = !text;
-});
+}, takeChange);
 const views = new WeakMap(); // by message
 const runs = new Map(); // by chat id: the answer being generated
 const composers = new Map(); // by chat id: {draft, reason}
@@ -69,6 +69,19 @@ async function remove(chat) {
   await store.remove(chat.id);
 }
 
+// Another tab changed a chat. One that is answered here stays: what is stored next is its answer.
+function takeChange(id, changed) {
+  const own = chats.find((chat) => chat.id === id);
+  if (runs.has(id)) return;
+  if (!changed) chats = chats.filter((chat) => chat.id !== id);
+  else if (own) Object.assign(own, changed);
+  else chats.push(changed);
+  chats.sort((a, b) => b.updated - a.updated);
+  if (current?.id !== id) return showChats();
+  composerOf(current).draft = $("input").value;
+  show();
+}
+
 // ---- showing -----------------------------------------------------------------------------------
 
 function composerOf(chat) {
@@ -89,16 +102,26 @@ function show() {
   $("empty").hidden = current.messages.length > 0;
   for (const id of ["rename", "export-markdown", "export-json", "delete"])
     $(id).disabled = !isStored(current);
-  $("messages").replaceChildren(...current.messages.map((message) => {
-    const view = viewFor(message);
-    view.update(run?.message === message ? run : undefined);
-    return view.node;
-  }));
-  $("input").value = draft;
+  showMessages(run);
+  if ($("input").value !== draft) $("input").value = draft; // the cursor stays where it can
   resizeInput();
   showReason(reason);
   showState();
   showChats();
+}
+
+// Nodes that are there already stay untouched, and with them the focus and what is being edited.
+function showMessages(run) {
+  const nodes = current.messages.map((message) => {
+    const view = viewFor(message);
+    view.update(run?.message === message ? run : undefined);
+    return view.node;
+  });
+  const shown = $("messages").children;
+  let same = 0;
+  while (same < nodes.length && shown[same] === nodes[same]) same++;
+  while (shown.length > same) shown[same].remove();
+  $("messages").append(...nodes.slice(same));
 }
 
 function showReason(text) {
@@ -212,6 +235,7 @@ async function answer(chat, before, text) {
   show();
   $("scroller").scrollTop = $("scroller").scrollHeight;
   announce("Generating");
+  const clock = setInterval(() => redrawSoon(chat, run), 1000); // while nothing comes
   try {
     await stream(chat, run);
   } catch (error) {
@@ -219,6 +243,7 @@ async function answer(chat, before, text) {
     else if (error.name === "AbortError") message.stopped = true;
     else message.error = error.message;
   }
+  clearInterval(clock);
   delete message.interrupted;
   runs.delete(chat.id);
   if (isStored(chat)) await touch(chat);

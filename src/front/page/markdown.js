@@ -237,7 +237,7 @@ function spanAt(text, at, depth) {
   const c = text[at], next = text[at + 1];
   if (c === "\\" && next === "\n") return [element("br", ""), at + 2];
   if (c === "\\" && next && PUNCTUATION.test(next)) return [next, at + 2];
-  if (c === "\n") return text.startsWith("  ", at - 2) ? [element("br", ""), at + 1] : null;
+  if (c === "\n") return [element("br", ""), at + 1]; // as models mean it, unlike CommonMark
   if (c === "`") {
     const run = /^`+/.exec(text.slice(at, at + 64))[0];
     let end = text.indexOf(run, at + run.length);

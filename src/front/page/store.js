@@ -1,5 +1,6 @@
 // Chats in IndexedDB, settings in localStorage, the API key for the life of the tab. Where the
 // browser refuses to store, everything works until the page is closed, and onProblem is told why.
+// Other tabs with the page announce what they store, so that none writes over what it has not seen.
 
 const SETTINGS = "tandem.settings", KEY = "tandem.key";
 
@@ -15,9 +16,14 @@ const done = (request) => new Promise((resolve, reject) => {
 export class Store {
   #db = null;
   #onProblem;
+  #tabs = new BroadcastChannel("tandem.chats");
 
-  constructor(onProblem) {
+  // onChange(id, chat): another tab has stored a chat, or removed it (undefined).
+  constructor(onProblem, onChange) {
     this.#onProblem = onProblem;
+    this.#tabs.onmessage = async ({ data: id }) => {
+      if (this.#db) onChange(id, await done(this.#chats("readonly").get(id)));
+    };
   }
 
   // All chats, the last changed first.
@@ -54,6 +60,7 @@ export class Store {
         transaction.oncomplete = resolve;
         transaction.onerror = transaction.onabort = () => reject(transaction.error);
       });
+      this.#tabs.postMessage(chat.id);
       this.#onProblem("");
     } catch (error) {
       this.#refused(error);
@@ -64,6 +71,7 @@ export class Store {
     if (!this.#db) return;
     try {
       await done(this.#chats("readwrite").delete(id));
+      this.#tabs.postMessage(id);
     } catch (error) {
       this.#refused(error);
     }

@@ -40,6 +40,9 @@ export function statistics(message) {
   return parts.join(" · ");
 }
 
+const waitingText = (seconds) =>
+  `Processing the prompt…${seconds >= 2 ? ` ${Math.floor(seconds)} s` : ""}`;
+
 // Why an answer is not whole; "" if it is.
 function shortfall({ stopped, finish, interrupted }) {
   if (stopped) return "stopped";
@@ -121,7 +124,7 @@ class AssistantView {
       : seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thoughts";
     this.#renderContent(content);
     this.waiting.hidden = !run || Boolean(content || reasoning);
-    this.waiting.textContent = "Processing the prompt…";
+    this.waiting.textContent = run ? waitingText((performance.now() - run.begin) / 1000) : "";
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.note.textContent = [statistics(message), run ? "" : shortfall(message)].filter(Boolean).join(" · ");
