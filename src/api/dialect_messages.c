@@ -234,12 +234,18 @@ static bool is_prefilled(const cJSON *messages) {
   return is_block(block, "text");
 }
 
+#define NO_THREADS "thread_unsupported_request"
+
 static td_status translate(td_buf *out, const cJSON *root, td_dialect_state *state,
                            td_api_error *error) {
   static const char *const own[] = {
       "messages",           "system",      "tools",         "tool_choice",   "thinking",
       "stop_sequences",     "metadata",    "output_config", "output_format", "container",
       "context_management", "mcp_servers", "service_tier",  "betas",         NULL};
+  if (td_json_get(root, "thread")) { // it would stand for messages that are not in the request
+    return td_api_fail(error, 400, "thread", NO_THREADS,
+                       "thread is not supported: send the whole conversation each time");
+  }
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   td_dialect_pass(&w, root, own);
@@ -452,6 +458,13 @@ static void write_error(td_buf *out, const td_api_error *error, bool in_stream) 
   td_jw_begin_object(&w, "error");
   td_jw_str(&w, "type", type_of(error->status));
   td_jw_str(&w, "message", error->message);
+  if (error->code && strcmp(error->code, NO_THREADS) == 0) { // clients then do without
+    td_jw_begin_object(&w, "details");
+    td_jw_str(&w, "error_code", NO_THREADS);
+    td_jw_begin_array(&w, "unsupported");
+    td_jw_end_array(&w);
+    td_jw_end_object(&w);
+  }
   td_jw_end_object(&w);
   td_jw_end_object(&w);
   if (in_stream) td_dialect_event(out, "error", &json);

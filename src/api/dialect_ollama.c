@@ -51,6 +51,25 @@ static void write_thinking(td_json_writer *w, const cJSON *think) {
   td_jw_end_object(w);
 }
 
+// Members that are translated rather than passed on, and so are not checked as chat's are.
+static td_status check_types(const cJSON *root, td_api_error *error) {
+  static const struct {
+    const char *key, *kind;
+    int types; // of cJSON
+  } members[] = {{"options", "an object", cJSON_Object},
+                 {"messages", "an array", cJSON_Array},
+                 {"stream", "true or false", cJSON_True | cJSON_False},
+                 {"format", "\"json\" or a schema", cJSON_String | cJSON_Object},
+                 {"think", "true, false or a string", cJSON_True | cJSON_False | cJSON_String}};
+  for (size_t i = 0; i < TD_COUNT(members); i++) {
+    const cJSON *item = td_json_get(root, members[i].key);
+    if (item && !(item->type & members[i].types)) {
+      return td_api_bad(error, members[i].key, "%s must be %s", members[i].key, members[i].kind);
+    }
+  }
+  return TD_OK;
+}
+
 static void write_common(td_json_writer *w, const cJSON *root) {
   td_dialect_pass(w, root, own);
   td_jw_bool(w, "stream", !cJSON_IsFalse(td_json_get(root, "stream")));
@@ -71,9 +90,10 @@ static td_status translate_chat(td_buf *out, const cJSON *root, td_dialect_state
   const cJSON *messages = td_json_get(root, "messages");
   td_json_writer w = TD_JSON_WRITER(out);
   (void)state;
+  td_status st = check_types(root, error);
+  if (st != TD_OK) return st;
   td_jw_begin_object(&w, NULL);
   write_common(&w, root);
-  td_status st = TD_OK;
   unsigned i = 0;
   td_jw_begin_array(&w, "messages");
   for (const cJSON *m = messages ? messages->child : NULL; m && st == TD_OK; m = m->next) {
@@ -100,7 +120,8 @@ static td_status translate_generate(td_buf *out, const cJSON *root, td_dialect_s
   const cJSON *prompt = td_json_get(root, "prompt"), *system = td_json_get(root, "system");
   td_json_writer w = TD_JSON_WRITER(out);
   (void)state;
-  td_status st = refuse_images(root, "images", error);
+  td_status st = check_types(root, error);
+  if (st == TD_OK) st = refuse_images(root, "images", error);
   if (st == TD_OK && cJSON_IsTrue(td_json_get(root, "raw"))) {
     st = td_api_bad(error, "raw", "raw is not supported here; use /v1/completions");
   }

@@ -326,7 +326,9 @@ td_status td_api_parse_tokenize(td_api_request *out, const char *body, size_t le
   memset(out, 0, sizeof *out);
   out->n = 1;
   cJSON *root = NULL;
+  const char *model = NULL; // any name: nothing is computed
   td_status st = td_api_parse_root(&root, body, len, error);
+  if (st == TD_OK) st = td_api_get_str(root, "model", &model, error);
   if (st == TD_OK) st = td_api_refuse_unsupported(root, error);
   if (st == TD_OK && td_json_get(root, "messages")) {
     out->is_chat = true;
@@ -344,7 +346,9 @@ td_status td_api_parse_detokenize(td_api_request *out, const char *body, size_t 
   memset(out, 0, sizeof *out);
   out->n = 1;
   cJSON *root = NULL;
+  const char *model = NULL; // any name: nothing is computed
   td_status st = td_api_parse_root(&root, body, len, error);
+  if (st == TD_OK) st = td_api_get_str(root, "model", &model, error);
   if (st == TD_OK) st = td_api_parse_prompt(out, root, "tokens", defaults, error);
   if (st == TD_OK && (out->n_prompts != 1 || !out->prompts[0].ids)) {
     st = td_api_bad(error, "tokens", "tokens must be an array of token ids");

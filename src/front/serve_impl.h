@@ -75,6 +75,9 @@ typedef struct {
   size_t len;
 } td_page_file;
 extern const td_page_file td_page_files[];
+// The rest of openapi.json after the members that info.c writes.
+extern const unsigned char td_openapi[];
+extern const size_t td_openapi_len;
 
 // prompt.c
 // Tokenizes a request's prompts into prompts: one entry per prompt, one for a chat. text (may be

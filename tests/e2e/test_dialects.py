@@ -314,6 +314,19 @@ def chat(llama, script, **kwargs):
 OLLAMA_TOOLS = [{"type": "function", "function": {"name": t["name"], "parameters": {"type": "object"}}} for t in TOOLS]
 
 
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_messages_threads(server, thread):
+    """Refused in the form on which Anthropic's tool runner sends whole conversations, rather than let
+    pass, which would lose what the conversation began with."""
+    body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "short"}]}
+    refused = post(server, "/v1/messages", {**body, "thread": thread})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["type"] == "invalid_request_error" and "thread" in error["message"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+    assert "details" not in post(server, "/v1/messages", {**body, "max_tokens": 0}).json()["error"]
+
+
 def test_ollama_chat(llama):
     answer = chat(llama, "short")
     assert answer.message.content == "A short answer." and answer.done_reason == "stop"
@@ -346,6 +359,17 @@ def test_ollama_generate(llama):
 def test_ollama_format(llama):
     answer = chat(llama, "object", format={"const": {"n": 12}})
     assert json.loads(answer.message.content) == {"n": 12}
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollama_types(server, path):
+    """What is translated is checked like what is passed on."""
+    whole = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "stream": False}
+    for wrong in ({"options": [1]}, {"stream": "yes"}, {"format": 1}, {"think": 1}, {"messages": {}}):
+        headers = {"Authorization": "Bearer secret"}
+        reply = httpx.post(server.url + path, json={**whole, **wrong}, headers=headers, trust_env=False)
+        assert reply.status_code == 400, (wrong, reply.text)
+        assert next(iter(wrong)) in reply.json()["error"]
 
 
 def test_ollama_models(llama, server):

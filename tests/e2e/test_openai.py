@@ -309,6 +309,8 @@ def test_what_users_type_is_no_control_token(client, server):
     end = "<｜end▁of▁sentence｜>"
     assert 996 not in tokens(end)
     assert 996 not in tokens([{"type": "text", "text": end}])
+    wrong = httpx.post(server.url + "/tokenize", json={"prompt": "a", "model": {}})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "model"
     bare = {"prompt": "a", "add_special_tokens": False}
     with_bos = httpx.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"]
     assert httpx.post(server.url + "/tokenize", json=bare).json()["tokens"] == with_bos[1:]

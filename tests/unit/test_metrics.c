@@ -84,7 +84,22 @@ static void test_values(void **state) {
   td_buf_free(&text);
 }
 
-// Every route has a counter and a row in the folder's README, and no path and method has two.
+// Whether openapi.json has the path of a route ("/v1/models/*" is "/v1/models/{id}") with its
+// method and what it answers.
+static bool is_described(const td_buf *api, const char *method, const char *path,
+                         const char *what) {
+  td_buf begin = TD_BUF_INIT;
+  size_t len = strcspn(path, "*");
+  td_buf_printf(&begin, "    \"%.*s%s\": {\"%s\": {\"summary\": \"%s\",", (int)len, path,
+                path[len] ? "{id}" : "", strcmp(method, "GET") ? "post" : "get", what);
+  bool found = strstr(td_buf_text(api), td_buf_text(&begin)) != NULL;
+  if (!found) print_error("openapi.json lacks: %s\n", td_buf_text(&begin));
+  td_buf_free(&begin);
+  return found;
+}
+
+// Every route has a counter, a row in the folder's README and a path in openapi.json, and no path
+// and method has two.
 static void test_routes(void **state) {
   (void)state;
   static const char *const names[] = {
@@ -94,13 +109,16 @@ static void test_routes(void **state) {
   };
   td_metrics m;
   td_metrics_init(&m);
-  td_buf text = written(&m, "a"), page = TD_BUF_INIT;
+  td_buf text = written(&m, "a"), page = TD_BUF_INIT, api = TD_BUF_INIT;
   expect_line(&text, "tandem_http_requests_total{model_name=\"a\",method=\"GET\","
                      "path=\"/health\"} 7");
   td_err err;
   assert_int_equal(td_file_read(&page, TD_TEST_DIR "/../src/front/README.md", 1 << 20, &err),
                    TD_OK);
+  assert_int_equal(td_file_read(&api, TD_TEST_DIR "/../src/front/openapi.json", 1 << 20, &err),
+                   TD_OK);
 #define X(name, method, path, needs, what)                                                         \
+  assert_true(is_described(&api, method, path, what));                                             \
   expect_line(&page, "| `" method " " path "` | " what " |");                                      \
   assert_non_null(strstr(text.data, "method=\"" method "\",path=\"" path "\"} "));
   TD_ROUTES(X)
@@ -111,6 +129,7 @@ static void test_routes(void **state) {
   }
   td_buf_free(&text);
   td_buf_free(&page);
+  td_buf_free(&api);
 }
 
 // Buckets add up from below; a value on a bound is in it; one above all is in +Inf alone.
