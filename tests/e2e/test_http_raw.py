@@ -254,6 +254,26 @@ def test_routes(server):
     assert "access-control-allow-origin" not in get("GET /health")[1]
 
 
+def test_the_page_is_of_files_and_lets_nothing_else_run(server):
+    def get(path):
+        with Wire(server) as wire:
+            wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return wire.response()
+
+    _, _, html = get("/")
+    files = re.findall(r'(?:src|href)="(page/[^"]+)"', html.decode())
+    assert {name.rsplit(".", 1)[1] for name in files} == {"css", "js"}
+    for path, kind in [("", "text/html"), *((f, "css" if f.endswith("css") else "javascript") for f in files)]:
+        status, headers, body = get("/" + path)
+        policy = headers["content-security-policy"]
+        assert status == 200 and kind in headers["content-type"] and body
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "trusted-types 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+    assert b"<script>" not in html and b" on" not in re.sub(rb">[^<]*<", b"><", html)
+    assert get("/page/other.js")[0] == 404
+    assert get("/page/..%2finfo.c")[0] == 404
+
+
 def test_malformed_requests_get_json(server):
     for request, status in [
         (b"GET /health HTTP/1.1\r\n\r\n", 400),

@@ -50,6 +50,10 @@ def quick(items):
     return quick([x for x in rest if x < pivot]) + [pivot] + quick([x for x in rest if x >= pivot])
 ```
 
+```python
+pass
+```
+
 <img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>
 Done."""
 
@@ -242,8 +246,8 @@ def test_markdown_is_shown_and_never_run(open_page):
     assert "<script>window.hacked = 1</script>" in body.inner_text()
     assert page.evaluate("window.hacked") is None
     code = MARKDOWN.split("```python\n")[1].split("\n```")[0]
-    assert body.locator("pre code").text_content() == code
-    body.get_by_role("button", name="Copy").click()
+    assert body.locator("pre code").all_text_contents() == [code, "pass"]
+    body.get_by_role("button", name="Copy").first.click()
     expect(body.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == code
     expect(answer.locator(".note")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s"))
@@ -337,6 +341,17 @@ def test_an_answer_can_be_stopped(open_page, gate, way):
         gate.say("!")
         gate.gone.wait(0.05)
     expect(page.locator(".assistant .markdown")).to_have_text("Once upon a time")
+
+
+def test_stopped_before_it_began(open_page):
+    page = open_page()
+    asked(page, "hello")
+    ask(page, "slow question")
+    expect(page.locator(".assistant .waiting").last).to_contain_text("Processing the prompt")
+    page.keyboard.press("Escape")
+    expect(page.locator("#input")).to_have_value("slow question")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator("#reason")).to_be_hidden()
 
 
 def test_an_answer_belongs_to_its_chat(open_page, gate):
@@ -440,6 +455,11 @@ def test_rename_export_delete(open_page):
     name, text = exported("#export-json")
     assert name == "A-question.json"
     assert [m["role"] for m in json.loads(text)[0]["messages"]] == ["user", "assistant"]
+    page.click("#open-settings")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    assert [c["title"] for c in json.loads(Path(download.value.path()).read_text())] == ["A question"]
+    page.get_by_role("button", name="Cancel").click()
     page.click("#more summary")
     page.click("#delete")
     page.get_by_role("button", name="Cancel").click()

@@ -21,6 +21,7 @@ TEMPLATE = """
 SCRIPTS = {
     "hello": "Good morning to you.",
     "ponder": "<think>It depends, I should think.</think>\n\nYes indeed.",
+    "evil": "<think>\x1b]0;owned\x07 a plan</think>Nothing.",
     "count": "one two three four five six seven eight nine ten",
 }
 
@@ -82,6 +83,11 @@ def test_reasoning_is_dimmed_and_not_part_of_the_answer(chat, tmp_path):
     assert second == {"role": "assistant", "content": "Yes indeed.",
                       "reasoning_content": "It depends, I should think."}
     assert third == {"role": "user", "content": "hello"}
+
+
+def test_reasoning_cannot_drive_the_terminal(chat):
+    shown = chat.ask("evil")
+    assert "\\x1b]0;owned\\x07 a plan" in shown and "\x1b]" not in shown and "\x07" not in shown
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

@@ -119,7 +119,7 @@ function renderCode(lines) {
   copy.dataset.copies = "code";
   const pre = element("pre", "", element("code", "", body));
   pre.tabIndex = 0; // it scrolls
-  pre.setAttribute("role", "region");
+  pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", `Code: ${language}`);
   return element("div", "code", element("div", "code-head", element("span", "", language), copy), pre);
 }
@@ -158,7 +158,7 @@ function renderTable(lines, depth) {
     element("tbody", "", ...lines.slice(2).map((line) => row("td", line))));
   const scroller = element("div", "table", table);
   scroller.tabIndex = 0;
-  scroller.setAttribute("role", "region");
+  scroller.setAttribute("role", "group");
   scroller.setAttribute("aria-label", "Table");
   return scroller;
 }
