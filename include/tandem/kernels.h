@@ -71,6 +71,41 @@ typedef struct {
   size_t n;
 } td_swiglu_row_args;
 
+// out[i] = sigmoid(gate[i]) * x[i]; out may be gate or x.
+typedef struct {
+  const float *gate, *x;
+  float *out;
+  size_t n;
+} td_sigmoid_row_args;
+
+// One position of a causal convolution with a filter of n_taps for each of n channels:
+// out[c] = silu(sum_j w[j * ldw + c] * x[j][c]), x[n_taps - 1] the position itself.
+typedef struct {
+  const float *const *x; // [n_taps], f32 [n] each
+  const float *w;        // f32 [n_taps][ldw]
+  float *out;            // f32 [n], none of x
+  size_t n, ldw;
+  uint32_t n_taps;
+} td_conv_silu_args;
+
+// Columns of a head's state that delta_rule keeps together.
+#define TD_DELTA_COLUMNS 32
+
+// The gated delta rule, position by position, on TD_DELTA_COLUMNS columns of a head's state S
+// [k_dim][TD_DELTA_COLUMNS]. With decay g and strength b of a position:
+//   S *= g;  d = b * (v - k S);  S += k (x) d;  out = q S
+// The result of a position does not depend on how many are computed by a call. Columns from n_cols
+// on are computed, too, with v = 0.
+typedef struct {
+  float *state;       // f32 [k_dim][TD_DELTA_COLUMNS]
+  const float *q, *k; // f32 [n_tokens][ldk]
+  const float *v;     // f32 [n_tokens][ldv]
+  const float *gates; // f32 [n_tokens][ldg]: g, b
+  float *out;         // f32 [n_tokens][ldo]
+  size_t ldk, ldv, ldg, ldo;
+  uint32_t n_tokens, k_dim, n_cols; // n_cols: 1 to TD_DELTA_COLUMNS
+} td_delta_rule_args;
+
 // y[i] += sum_j a[j] * x[j * ldx + i], in the order of j.
 typedef struct {
   float *y;       // f32 [n]
@@ -152,6 +187,9 @@ typedef struct {
   X(decode_row, td_decode_row_args)                                                                \
   X(rmsnorm_row, td_norm_row_args)                                                                 \
   X(swiglu_row, td_swiglu_row_args)                                                                \
+  X(sigmoid_row, td_sigmoid_row_args)                                                              \
+  X(conv_silu, td_conv_silu_args)                                                                  \
+  X(delta_rule, td_delta_rule_args)                                                                \
   X(axpy, td_axpy_args)                                                                            \
   X(axpy_weights, td_axpy_weights_args)                                                            \
   X(f32_from_f16, td_convert_args)                                                                 \

@@ -1,0 +1,145 @@
+// kernels/cpu/delta/delta_vec.h - vector kernels of gated delta nets. Included by each ISA's
+// delta.c after its vec.h.
+//
+// delta_rule: a state of k_dim x 32 floats (16 KiB for k_dim 128) stays in the L1 cache while all
+// positions of a call pass over it. A position takes two passes: k S, then the update and q S; that
+// is 3 fused operations and a product, two loads and a store for each vector of the state.
+#ifndef KERNELS_CPU_DELTA_VEC_H
+#define KERNELS_CPU_DELTA_VEC_H
+
+#include "kernels/cpu/common/vec_math.h"
+#include "kernels/decl.h"
+
+#define TD_UNROLL _Pragma("GCC unroll 8")
+
+// Vectors of a row of the state; rows whose sums are kept apart, so that eight sums hide the
+// latency of the fused operations.
+enum { DELTA_VECTORS = TD_DELTA_COLUMNS / VL, DELTA_ROWS = 8 / DELTA_VECTORS };
+
+TD_INLINE vf sigmoid_of(vf x) {
+  return vf_div(vf_set1(1), vf_add(vf_set1(1), vf_exp(vf_sub(vf_zero(), x))));
+}
+
+void TD_VEC_NAME(sigmoid_row)(const td_sigmoid_row_args *a) {
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL)
+    vf_store(a->out + i, vf_mul(sigmoid_of(vf_load(a->gate + i)), vf_load(a->x + i)));
+  const uint32_t left = (uint32_t)(a->n - i);
+  if (!left) return;
+  vf x = vf_load_n(a->x + i, left);
+  vf_store_n(a->out + i, vf_mul(sigmoid_of(vf_load_n(a->gate + i, left)), x), left);
+}
+
+void TD_VEC_NAME(conv_silu)(const td_conv_silu_args *a) {
+  size_t i = 0;
+  for (; i + VL <= a->n; i += VL) {
+    vf sum = vf_zero();
+    for (uint32_t j = 0; j < a->n_taps; j++)
+      sum = vf_fma(vf_load(a->w + j * a->ldw + i), vf_load(a->x[j] + i), sum);
+    vf_store(a->out + i, vf_mul(sum, sigmoid_of(sum)));
+  }
+  const uint32_t left = (uint32_t)(a->n - i);
+  if (!left) return;
+  vf sum = vf_zero();
+  for (uint32_t j = 0; j < a->n_taps; j++)
+    sum = vf_fma(vf_load_n(a->w + j * a->ldw + i, left), vf_load_n(a->x[j] + i, left), sum);
+  vf_store_n(a->out + i, vf_mul(sum, sigmoid_of(sum)), left);
+}
+
+// The sums of DELTA_ROWS rows, added up pairwise.
+TD_INLINE void add_rows(vf sum[DELTA_ROWS][DELTA_VECTORS], vf out[DELTA_VECTORS]) {
+  TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+    vf all = sum[0][v];
+    TD_UNROLL for (int r = 1; r < DELTA_ROWS; r++) all = vf_add(all, sum[r][v]);
+    out[v] = all;
+  }
+}
+
+TD_INLINE void clear(vf sum[DELTA_ROWS][DELTA_VECTORS]) {
+  TD_UNROLL for (int r = 0; r < DELTA_ROWS; r++) {
+    TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) sum[r][v] = vf_zero();
+  }
+}
+
+// out = k S
+TD_INLINE void recall(const float *state, const float *k, uint32_t k_dim, vf out[DELTA_VECTORS]) {
+  vf sum[DELTA_ROWS][DELTA_VECTORS];
+  uint32_t i = 0;
+  clear(sum);
+  for (; i + DELTA_ROWS <= k_dim; i += DELTA_ROWS) {
+    TD_UNROLL for (int r = 0; r < DELTA_ROWS; r++) {
+      const float *row = state + (size_t)(i + (uint32_t)r) * TD_DELTA_COLUMNS;
+      const vf factor = vf_set1(k[i + (uint32_t)r]);
+      TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+        sum[r][v] = vf_fma(factor, vf_load(row + v * VL), sum[r][v]);
+      }
+    }
+  }
+  for (; i < k_dim; i++) {
+    TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+      const float *at = state + (size_t)i * TD_DELTA_COLUMNS + v * VL;
+      sum[0][v] = vf_fma(vf_set1(k[i]), vf_load(at), sum[0][v]);
+    }
+  }
+  add_rows(sum, out);
+}
+
+// A row of S = g S + k d; sum += q times that row.
+TD_INLINE void update_row(float *row, vf g, float k, float q, const vf d[DELTA_VECTORS],
+                          vf sum[DELTA_VECTORS]) {
+  TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+    const vf s = vf_fma(vf_set1(k), d[v], vf_mul(g, vf_load(row + v * VL)));
+    vf_store(row + v * VL, s);
+    sum[v] = vf_fma(vf_set1(q), s, sum[v]);
+  }
+}
+
+TD_INLINE void update(const td_delta_rule_args *a, const float *q, const float *k, float decay,
+                      const vf d[DELTA_VECTORS], vf out[DELTA_VECTORS]) {
+  vf sum[DELTA_ROWS][DELTA_VECTORS];
+  const vf g = vf_set1(decay);
+  uint32_t i = 0;
+  clear(sum);
+  for (; i + DELTA_ROWS <= a->k_dim; i += DELTA_ROWS) {
+    TD_UNROLL for (int r = 0; r < DELTA_ROWS; r++) {
+      const uint32_t row = i + (uint32_t)r;
+      update_row(a->state + (size_t)row * TD_DELTA_COLUMNS, g, k[row], q[row], d, sum[r]);
+    }
+  }
+  for (; i < a->k_dim; i++)
+    update_row(a->state + (size_t)i * TD_DELTA_COLUMNS, g, k[i], q[i], d, sum[0]);
+  add_rows(sum, out);
+}
+
+// Elements of vector v of a row that has n_cols columns; at least VL: all.
+TD_INLINE uint32_t columns_in(uint32_t n_cols, int v) {
+  const uint32_t begin = (uint32_t)v * VL;
+  return n_cols > begin ? n_cols - begin : 0;
+}
+
+void TD_VEC_NAME(delta_rule)(const td_delta_rule_args *a) {
+  for (uint32_t t = 0; t < a->n_tokens; t++) {
+    const float *q = a->q + t * a->ldk, *k = a->k + t * a->ldk, *value = a->v + t * a->ldv;
+    const float decay = a->gates[t * a->ldg];
+    const vf g = vf_set1(decay), b = vf_set1(a->gates[t * a->ldg + 1]);
+    vf d[DELTA_VECTORS], result[DELTA_VECTORS];
+    recall(a->state, k, a->k_dim, d);
+    TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+      const uint32_t n = columns_in(a->n_cols, v);
+      vf x = n >= VL ? vf_load(value + v * VL) : n ? vf_load_n(value + v * VL, n) : vf_zero();
+      d[v] = vf_mul(b, vf_sub(x, vf_mul(g, d[v])));
+    }
+    update(a, q, k, decay, d, result);
+    TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
+      const uint32_t n = columns_in(a->n_cols, v);
+      float *out = a->out + t * a->ldo + v * VL;
+      if (n >= VL) {
+        vf_store(out, result[v]);
+      } else if (n) {
+        vf_store_n(out, result[v], n);
+      }
+    }
+  }
+}
+
+#endif
