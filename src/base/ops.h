@@ -18,6 +18,9 @@
   X(KV_STORE_MLA, kv_store_mla, td_kv_store_mla_args, "tokens", a->batch.n_tokens, NULL, 0)        \
   X(ATTN_GQA, attn_gqa, td_attn_gqa_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
   X(ATTN_MLA, attn_mla, td_attn_mla_args, "tokens", a->batch.n_tokens, NULL, 0)                    \
+  X(DELTA_CONV, delta_conv, td_delta_conv_args, "tokens", a->batch.n_tokens, NULL, 0)              \
+  X(DELTA_RULE, delta_rule, td_delta_rule_op_args, "tokens", a->batch.n_tokens, NULL, 0)           \
+  X(GATE_ROWS, gate_rows, td_gate_rows_args, "tokens", a->n_tokens, NULL, 0)                       \
   X(TOP_LOGITS, top_logits, td_top_logits_args, "tokens", a->n_rows, NULL, 0)                      \
   X(ROUTER, router, td_router_args, "tokens", a->n_tokens, NULL, 0)                                \
   X(MOE, moe, td_moe_args, "tokens", a->n_tokens, NULL, 0)                                         \

@@ -312,6 +312,87 @@ typedef struct {
 } td_attn_mla_args;
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 
+// ---- gated delta nets ---------------------------------------------------------------------------
+
+// Heads of keys (and queries) and of values; n_v_heads is a multiple of n_k_heads, and as many
+// value heads in a row share a key head. n_taps: length of the causal convolution.
+typedef struct {
+  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps;
+} td_delta_shape;
+
+// The channels of the convolution: queries, keys, values.
+static inline uint32_t td_delta_channels(const td_delta_shape *s) {
+  return 2 * s->n_k_heads * s->k_dim + s->n_v_heads * s->v_dim;
+}
+
+// A layer's recurrent state, f32: the convolution's last n_taps - 1 inputs [n_taps - 1][channels],
+// then from td_delta_conv_floats on a matrix for each value head, in tiles of TD_DELTA_COLUMNS
+// columns: [n_v_heads][tiles][k_dim][TD_DELTA_COLUMNS].
+enum { TD_DELTA_TILE = 32 };
+static inline size_t td_delta_conv_floats(const td_delta_shape *s) {
+  return ((size_t)(s->n_taps - 1) * td_delta_channels(s) + 15) / 16 * 16;
+}
+static inline uint32_t td_delta_tiles(const td_delta_shape *s) {
+  return (s->v_dim + TD_DELTA_TILE - 1) / TD_DELTA_TILE;
+}
+static inline size_t td_delta_state_bytes(const td_delta_shape *s) {
+  const size_t of_head = (size_t)td_delta_tiles(s) * s->k_dim * TD_DELTA_TILE;
+  return (td_delta_conv_floats(s) + s->n_v_heads * of_head) * sizeof(float);
+}
+
+// The states of a step's sequences are in their KV pages: that after n positions of a sequence is
+// in the page of position n - 1. An operator reads the one before a sequence's first token (zeros
+// at position 0) and writes that after its last one, and at the end of each page it passes. So a
+// full page keeps the state at its end.
+//
+// Part of a token's row: group g begins at element offset + g * stride.
+typedef struct {
+  size_t offset, stride;
+} td_row_part;
+
+// The causal convolution and SiLU of queries, keys and values, then queries and keys divided by
+// their norms (queries by sqrt(k_dim), too), and of each value head decay
+// exp(-exp(decay) * softplus(a + bias)) and strength sigmoid(b). q, k: groups of k_dim elements; v,
+// a, b: of the value heads that share a key head.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state; // f32
+  td_delta_shape shape;
+  const void *x;   // [n_tokens][x_stride]
+  size_t x_stride; // elements
+  td_row_part q, k, v, a, b;
+  const float *conv;         // f32 [n_taps][channels] in host memory, as the next
+  const float *decay, *bias; // f32 [n_v_heads]
+  void *out;                 // [n_tokens][channels]
+  float *gates;              // f32 [n_tokens][n_v_heads][2]: decay, strength
+} td_delta_conv_args;
+void td_op_delta_conv(td_stream *stream, const td_delta_conv_args *args);
+
+// The gated delta rule (tandem/kernels.h: td_delta_rule_args) of every value head, token by token:
+// a token's result is the same however its sequence is cut into steps. qkv, gates: results of
+// td_op_delta_conv.
+typedef struct {
+  td_batch_view batch;
+  td_kv_view state; // f32
+  td_delta_shape shape;
+  const void *qkv;
+  const float *gates;
+  void *out; // [n_tokens][n_v_heads][v_dim]
+} td_delta_rule_op_args;
+void td_op_delta_rule(td_stream *stream, const td_delta_rule_op_args *args);
+
+// x[t][g][:] *= sigmoid(gate), or silu(gate), over n_groups groups of dim elements; gates of group
+// g begin at gate + t * gate_stride + part.offset + g * part.stride. scalar: one f32 gate a group.
+typedef struct {
+  void *x; // [n_tokens][n_groups][dim]
+  const void *gate;
+  size_t gate_stride; // elements
+  td_row_part part;
+  uint32_t n_tokens, n_groups, dim;
+  bool silu, scalar;
+} td_gate_rows_args;
+void td_op_gate_rows(td_stream *stream, const td_gate_rows_args *args);
+
 // The top logits of each row and the row's sums, from which most draws can be made without copying
 // all logits to the host.
 typedef struct {
