@@ -85,6 +85,9 @@ typedef enum {
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
+// Pages also hold a recurrent state, which a step overwrites: a worker that died may have left it
+// behind more tokens than it has reported. Only full pages can be continued from then.
+#define TD_READY_STATES 2u
 
 typedef struct {
   td_sampling sampling;

@@ -61,6 +61,14 @@ static void add_architecture(td_buf *out, const td_model_config *c) {
     }
     td_buf_str(out, "\n");
   }
+  const uint32_t n_delta = td_model_n_delta(c, c->n_layers);
+  if (n_delta) {
+    td_buf_printf(out,
+                  "delta nets    in %u of the %u layers instead: %u heads of keys, %u of values, "
+                  "%u and %u wide\n",
+                  n_delta, c->n_layers, c->delta_k_heads, c->delta_v_heads, c->delta_k_dim,
+                  c->delta_v_dim);
+  }
   uint32_t n_moe = count_moe_layers(c);
   td_buf_printf(out, "experts       %u a layer, %u for a token", c->n_experts, c->top_k);
   if (c->n_shared_experts) td_buf_printf(out, " and %u shared", c->n_shared_experts);
@@ -133,7 +141,13 @@ static void add_sizes(td_buf *out, const td_model *m) {
   add_bytes(out, s.bytes);
   td_buf_str(out, ", and ");
   add_bytes(out, 1000 * (uint64_t)td_engine_kv_bytes_per_token(c, TD_F32));
-  td_buf_str(out, " for every 1000 tokens of context\n");
+  td_buf_str(out, " for every 1000 tokens of context");
+  if (td_engine_state_bytes(c)) {
+    td_buf_str(out, ", and ");
+    add_bytes(out, td_engine_state_bytes(c));
+    td_buf_printf(out, " of recurrent states for every %u", td_engine_page_tokens(c, TD_F32));
+  }
+  td_buf_str(out, "\n");
   const bool may_use_gpu = !td_model_is_cpu_only(c);
   if (s.expert_bytes && may_use_gpu) {
     td_buf_str(out, "with a GPU    ");
@@ -218,6 +232,8 @@ static void add_json_sizes(td_json_writer *w, const td_model *m) {
   td_jw_end_object(w);
   td_jw_int(w, "kv_bytes_per_token",
             (int64_t)td_engine_kv_bytes_per_token(td_model_config_of(m), TD_F32));
+  td_jw_int(w, "state_bytes_per_page", (int64_t)td_engine_state_bytes(td_model_config_of(m)));
+  td_jw_int(w, "page_tokens", td_engine_page_tokens(td_model_config_of(m), TD_F32));
 }
 
 static void add_json_exchange(td_json_writer *w, const td_model *m) {
@@ -247,6 +263,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
   } dims[] = {
       {"n_layers", c->n_layers},
       {"n_moe_layers", count_moe_layers(c)},
+      {"n_delta_layers", td_model_n_delta(c, c->n_layers)},
       {"dim", c->dim},
       {"n_vocab", c->n_vocab},
       {"n_heads", c->n_heads},

@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/ranks.h"
 #include "engine/rope.h"
+#include "kv/plan.h"
 
 static uint32_t entry_elements(const td_model_config *c) {
   if (c->attn == TD_ATTN_MLA) return c->kv_lora_rank + c->rope_dim;
@@ -27,30 +28,87 @@ uint32_t td_engine_prefill_chunk(const td_model_config *config) {
 }
 
 size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_dtype) {
-  return (size_t)config->n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
+  const size_t n_layers = config->n_layers - td_model_n_delta(config, config->n_layers);
+  return n_layers * entry_elements(config) * td_dtype_bytes(kv_dtype);
+}
+
+td_delta_shape td_engine_delta_shape(const td_model_config *c) {
+  return (td_delta_shape){.n_k_heads = c->delta_k_heads,
+                          .n_v_heads = c->delta_v_heads,
+                          .k_dim = c->delta_k_dim,
+                          .v_dim = c->delta_v_dim,
+                          .n_taps = c->delta_taps};
+}
+
+static size_t layer_state_bytes(const td_model_config *c) {
+  if (!c->delta_taps) return 0;
+  const td_delta_shape shape = td_engine_delta_shape(c);
+  return td_delta_state_bytes(&shape);
+}
+
+size_t td_engine_state_bytes(const td_model_config *config) {
+  return td_model_n_delta(config, config->n_layers) * layer_state_bytes(config);
+}
+
+uint32_t td_engine_page_tokens(const td_model_config *config, td_dtype kv_dtype) {
+  enum { MOST = 512, SHARE = 4 };
+  const size_t state = td_engine_state_bytes(config);
+  const size_t of_token = td_engine_kv_bytes_per_token(config, kv_dtype);
+  uint32_t n = TD_KV_PAGE_TOKENS;
+  while (n < MOST && state > SHARE * of_token * n)
+    n *= 2;
+  return n;
+}
+
+uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens) {
+  const uint64_t page_tokens = td_engine_page_tokens(config, kv_dtype);
+  const uint64_t n_pages = (n_tokens + page_tokens - 1) / page_tokens;
+  return n_tokens * td_engine_kv_bytes_per_token(config, kv_dtype) +
+         n_pages * td_engine_state_bytes(config);
 }
 
 // Elements per token in each activation buffer.
 typedef struct {
   size_t dim, q, q_a, kv, v, attn;
+  size_t mixed, shared; // inputs of gated layers; a gated shared expert's output
+  size_t gates;         // of delta nets, f32
 } act_rows;
+
+// Adds what gated attention and delta nets need.
+static act_rows with_gates(act_rows r, const td_model_config *c) {
+  const size_t heads = (size_t)c->n_heads * c->head_dim;
+  if (c->has_attn_gate) r.mixed = 2 * heads;
+  if (c->shared_dim) r.shared = c->dim;
+  if (!c->delta_taps) return r;
+  const td_delta_shape shape = td_engine_delta_shape(c);
+  const size_t values = (size_t)c->delta_v_heads * c->delta_v_dim;
+  const size_t channels = td_delta_channels(&shape);
+  const size_t mixed = channels + values + 2 * (size_t)c->delta_v_heads;
+  if (r.mixed < mixed) r.mixed = mixed;
+  if (r.q < channels) r.q = channels;
+  if (r.attn < values) r.attn = values;
+  r.gates = 2 * (size_t)c->delta_v_heads;
+  return r;
+}
 
 static act_rows rows_of(const td_model_config *c) {
   const size_t kv_dim = c->n_kv_heads * c->head_dim;
   const bool mla = c->attn == TD_ATTN_MLA;
-  return (act_rows){.dim = c->dim,
-                    .q = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim),
-                    .q_a = c->q_lora_rank,
-                    .kv = mla ? c->kv_lora_rank + c->rope_dim : kv_dim,
-                    .v = mla ? 0 : kv_dim,
-                    .attn = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim)};
+  const act_rows r = {.dim = c->dim,
+                      .q = (size_t)c->n_heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim),
+                      .q_a = c->q_lora_rank,
+                      .kv = mla ? c->kv_lora_rank + c->rope_dim : kv_dim,
+                      .v = mla ? 0 : kv_dim,
+                      .attn = (size_t)c->n_heads * (mla ? c->v_dim : c->head_dim)};
+  return with_gates(r, c);
 }
 
 size_t td_engine_step_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
   const act_rows r = rows_of(config);
-  const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn; // x, h, delta
+  // dim: x, h, delta
+  const size_t n = 3 * r.dim + r.q + r.q_a + r.kv + r.v + r.attn + r.mixed + r.shared;
   const size_t router = config->n_experts + 2 * config->top_k; // 32-bit each, as are streamed sums
-  return n * td_dtype_bytes(act_dtype) + (r.dim + router) * sizeof(float);
+  return n * td_dtype_bytes(act_dtype) + (r.dim + router + r.gates) * sizeof(float);
 }
 
 size_t td_engine_rank_bytes_per_token(const td_model_config *config, td_dtype act_dtype) {
@@ -71,14 +129,17 @@ static td_status alloc_activations(td_engine *e, td_err *err) {
   struct {
     void **out;
     size_t row_elements;
-  } const buffers[] = {{&e->x, r.dim}, {&e->delta, r.dim}, {&e->q, r.q},      {&e->q_a, r.q_a},
-                       {&e->kv, r.kv}, {&e->v, r.v},       {&e->attn, r.attn}};
+  } const buffers[] = {{&e->x, r.dim},     {&e->delta, r.dim},   {&e->q, r.q},
+                       {&e->q_a, r.q_a},   {&e->kv, r.kv},       {&e->v, r.v},
+                       {&e->attn, r.attn}, {&e->mixed, r.mixed}, {&e->shared, r.shared}};
   for (size_t i = 0; i < TD_COUNT(buffers); i++) {
     td_status st = alloc_acts(e, buffers[i].out, buffers[i].row_elements, err);
     if (st != TD_OK) return st;
   }
   size_t n = e->opts.max_step_tokens;
   td_status st = td_dev_alloc(e->dev, &e->h, td_engine_offload_input_bytes(e, n), err);
+  if (st == TD_OK && r.gates)
+    st = td_dev_alloc(e->dev, (void **)&e->gates, n * r.gates * sizeof(float), err);
   if (st != TD_OK) return st;
   return td_dev_alloc(e->dev, (void **)&e->router_logits, n * (c->n_experts + 1) * sizeof(float),
                       err);
@@ -157,7 +218,10 @@ static td_status alloc_routing(td_engine *e, td_err *err) {
 static td_status alloc_kv(td_engine *e, td_err *err) {
   e->page_bytes = (size_t)e->opts.page_tokens * entry_elements(e->config) *
                   td_dtype_bytes(e->opts.kv_dtype);
-  size_t n_bytes = e->page_bytes * e->opts.n_pages * e->config->n_layers;
+  e->state_bytes = layer_state_bytes(e->config);
+  const uint32_t n_delta = td_model_n_delta(e->config, e->config->n_layers);
+  const size_t of_page = (e->config->n_layers - n_delta) * e->page_bytes + n_delta * e->state_bytes;
+  size_t n_bytes = of_page * e->opts.n_pages;
   e->kv_pages = e->opts.kv_pages;
   if (e->kv_pages) return TD_OK;
   td_status st = td_dev_alloc(e->dev, (void **)&e->kv_pages, n_bytes, err);
@@ -225,6 +289,9 @@ void td_engine_close(td_engine *e) {
                            e->kv,
                            e->v,
                            e->attn,
+                           e->mixed,
+                           e->shared,
+                           e->gates,
                            e->cos_sin,
                            e->query_scale,
                            e->router_logits,

@@ -84,6 +84,9 @@ struct td_engine {
   void *x, *h, *delta;    // residual stream, normed input, a block's output: [dim]
   void *q, *q_a, *kv, *v; // kv: latent and rope key (MLA) or k (GQA)
   void *attn;             // [n_heads * v_dim]
+  void *mixed;            // queries with their gates, or all inputs of a delta net; NULL: neither
+  void *shared;           // [dim], a gated shared expert's output; NULL: none
+  float *gates;           // of delta nets: [delta_v_heads][2]; NULL: none
   float *router_logits;
   float *cos_sin;         // [max_seq_tokens][rot_dim/2][2]
   float *query_scale;     // [max_seq_tokens]; NULL: queries are not scaled
@@ -91,8 +94,9 @@ struct td_engine {
   td_top_logits *dev_top; // [logits_rows]; NULL unless can_rank
   int32_t *dev_meta;
   int32_t *dev_routing; // [n_layers][n_tokens][top_k]; NULL unless recorded
-  char *kv_pages;       // [n_layers][n_pages][page_bytes]
-  size_t page_bytes;
+  // [layers with keys and values][n_pages][page_bytes], then [delta nets][n_pages][state_bytes]
+  char *kv_pages;
+  size_t page_bytes, state_bytes;
 
   // host memory
   int32_t *meta;         // staged copy of dev_meta
@@ -222,11 +226,27 @@ void td_kv_outlet_finish(td_engine *engine); // the stream waits for the step's 
 // After the stream has been waited for: the pages that the step wrote are current.
 td_status td_kv_outlet_end(td_engine *engine, td_err *err);
 
+// engine.c
+td_delta_shape td_engine_delta_shape(const td_model_config *config);
+
+// The keys and values of a layer that is no delta net.
 static inline td_kv_view td_engine_kv_view(const td_engine *engine, uint32_t layer_idx) {
-  size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
-  return (td_kv_view){.pages = engine->kv_pages + layer_idx * layer_bytes,
+  const size_t layer_bytes = engine->opts.n_pages * engine->page_bytes;
+  const uint32_t at = layer_idx - td_model_n_delta(engine->config, layer_idx);
+  return (td_kv_view){.pages = engine->kv_pages + at * layer_bytes,
                       .page_bytes = engine->page_bytes,
                       .dtype = engine->opts.kv_dtype};
+}
+
+// The states of a delta net.
+static inline td_kv_view td_engine_state_view(const td_engine *engine, uint32_t layer_idx) {
+  const td_model_config *c = engine->config;
+  const size_t n_attn = c->n_layers - td_model_n_delta(c, c->n_layers);
+  const size_t at = n_attn * engine->page_bytes +
+                    td_model_n_delta(c, layer_idx) * engine->state_bytes;
+  return (td_kv_view){.pages = engine->kv_pages + at * engine->opts.n_pages,
+                      .page_bytes = engine->state_bytes,
+                      .dtype = TD_F32};
 }
 
 // Whether the layer's routed experts are offloaded.

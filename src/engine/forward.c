@@ -75,14 +75,31 @@ static void scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) 
                                                     .dim = q_dim});
 }
 
+// q = the norms of the queries in mixed, where each head's gate follows it.
+static void norm_gated_queries(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  if (!p->n_tokens) return;
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = e->mixed,
+                                              .w = layer->q_norm,
+                                              .out = e->q,
+                                              .x_stride = 2 * (size_t)c->head_dim,
+                                              .out_stride = c->head_dim,
+                                              .n_rows = p->n_tokens * c->n_heads,
+                                              .dim = c->head_dim,
+                                              .eps = c->rms_eps});
+}
+
 static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer,
                        uint32_t layer_idx) {
   const td_model_config *c = e->config;
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-  linear(e, p, &layer->q, layer->q_bias, e->h, c->dim, e->q);
+  linear(e, p, &layer->q, layer->q_bias, e->h, c->dim, c->has_attn_gate ? e->mixed : e->q);
   linear(e, p, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
   linear(e, p, &layer->v, layer->v_bias, e->h, c->dim, e->v);
-  if (c->qk_norm == TD_QK_NORM_HEAD) {
+  if (c->has_attn_gate) {
+    norm_gated_queries(e, p, layer);
+    norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+  } else if (c->qk_norm == TD_QK_NORM_HEAD) {
     norm_rows(e, e->q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
     norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
   } else if (c->qk_norm == TD_QK_NORM_ALL) {
@@ -124,6 +141,112 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
                                                   .scale = e->attention_scale,
                                                   .prompt = g == GROUP_PREFILL});
   }
+  if (!c->has_attn_gate || !p->n_tokens) return;
+  td_op_gate_rows(e->stream,
+                  &(td_gate_rows_args){.x = e->attn,
+                                       .gate = e->mixed,
+                                       .gate_stride = 2 * (size_t)q_dim,
+                                       .part = {.offset = c->head_dim, .stride = 2 * c->head_dim},
+                                       .n_tokens = p->n_tokens,
+                                       .n_groups = c->n_heads,
+                                       .dim = c->head_dim});
+}
+
+// y = W h as a part of each row of mixed, from element `at` on; returns the element after it.
+static size_t mix(td_engine *e, const td_microbatch *p, const td_weight *w, size_t at,
+                  size_t stride) {
+  td_op_linear(e->stream, &(td_linear_op_args){.w = w,
+                                               .x = e->h,
+                                               .y = offset(e, e->mixed, at),
+                                               .x_stride = e->config->dim,
+                                               .y_stride = stride,
+                                               .n_tokens = p->n_tokens,
+                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens});
+  return at + w->rows;
+}
+
+// Where the inputs of a delta net are in a row of mixed.
+typedef struct {
+  size_t stride;
+  td_row_part q, k, v, z, b, a;
+} delta_inputs;
+
+static delta_inputs project_delta(td_engine *e, const td_microbatch *p, const td_layer *layer) {
+  const td_model_config *c = e->config;
+  const size_t heads = c->delta_v_heads / c->delta_k_heads, k = c->delta_k_dim;
+  const size_t v = heads * c->delta_v_dim, keys = c->delta_k_heads * k;
+  const size_t values = c->delta_k_heads * v, head = 2 * (k + v);
+  delta_inputs in = {.stride = 2 * (keys + values + c->delta_v_heads)};
+  size_t at = mix(e, p, &layer->delta_qkv, 0, in.stride);
+  if (c->delta_grouped) {
+    mix(e, p, &layer->delta_b, at, in.stride);
+    in.q = (td_row_part){0, head};
+    in.k = (td_row_part){k, head};
+    in.v = (td_row_part){2 * k, head};
+    in.z = (td_row_part){2 * k + v, head};
+    in.b = (td_row_part){at, 2 * heads};
+    in.a = (td_row_part){at + heads, 2 * heads};
+    return in;
+  }
+  in.q = (td_row_part){0, k};
+  in.k = (td_row_part){keys, k};
+  in.v = (td_row_part){2 * keys, v};
+  in.z = (td_row_part){at, v};
+  at = mix(e, p, &layer->delta_z, at, in.stride);
+  in.b = (td_row_part){at, heads};
+  at = mix(e, p, &layer->delta_b, at, in.stride);
+  in.a = (td_row_part){at, heads};
+  mix(e, p, &layer->delta_a, at, in.stride);
+  return in;
+}
+
+// attn = the delta net's output before its last projection.
+static void run_delta(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                      uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  if (!p->n_tokens) return;
+  const delta_inputs in = project_delta(e, p, layer);
+  const td_delta_shape shape = td_engine_delta_shape(c);
+  const td_kv_view state = td_engine_state_view(e, layer_idx);
+  const size_t channels = td_delta_channels(&shape), values = layer->o.cols;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    const size_t t = group->token_begin;
+    void *qkv = offset(e, e->q, t * channels);
+    float *gates = e->gates + 2 * t * c->delta_v_heads;
+    td_op_delta_conv(e->stream, &(td_delta_conv_args){.batch = group->view,
+                                                      .state = state,
+                                                      .shape = shape,
+                                                      .x = offset(e, e->mixed, t * in.stride),
+                                                      .x_stride = in.stride,
+                                                      .q = in.q,
+                                                      .k = in.k,
+                                                      .v = in.v,
+                                                      .a = in.a,
+                                                      .b = in.b,
+                                                      .conv = layer->delta_conv,
+                                                      .decay = layer->delta_decay,
+                                                      .bias = layer->delta_bias,
+                                                      .out = qkv,
+                                                      .gates = gates});
+    td_op_delta_rule(e->stream, &(td_delta_rule_op_args){.batch = group->view,
+                                                         .state = state,
+                                                         .shape = shape,
+                                                         .qkv = qkv,
+                                                         .gates = gates,
+                                                         .out = offset(e, e->attn, t * values)});
+  }
+  norm_rows(e, e->attn, layer->delta_norm, c->delta_v_dim, p->n_tokens * c->delta_v_heads,
+            c->rms_eps);
+  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = e->attn,
+                                                  .gate = e->mixed,
+                                                  .gate_stride = in.stride,
+                                                  .part = in.z,
+                                                  .n_tokens = p->n_tokens,
+                                                  .n_groups = c->delta_k_heads,
+                                                  .dim = layer->o.cols / c->delta_k_heads,
+                                                  .silu = true});
 }
 
 // q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
@@ -223,7 +346,9 @@ static void head(td_engine *e) {
 static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
-  if (e->config->attn == TD_ATTN_MLA) {
+  if (td_model_is_delta(e->config, layer_idx)) {
+    run_delta(e, p, layer, layer_idx);
+  } else if (e->config->attn == TD_ATTN_MLA) {
     attend_mla(e, p, layer, layer_idx);
   } else {
     attend_gqa(e, p, layer, layer_idx);

@@ -85,18 +85,43 @@ void td_moe_offload_close(td_engine *e) {
   td_dev_free_host(e->dev, offload->input_signals);
 }
 
+// Multiplies the shared expert's output by its gate.
+static void gate_shared(td_engine *e, const td_microbatch *p, const td_layer *layer, void *out) {
+  const td_model_config *c = e->config;
+  td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->shared_gate,
+                                               .x = e->h,
+                                               .y = e->router_logits,
+                                               .x_stride = c->dim,
+                                               .y_stride = 1,
+                                               .n_tokens = p->n_tokens,
+                                               .out_f32 = true,
+                                               .exact = true});
+  td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = out,
+                                                  .gate = e->router_logits,
+                                                  .gate_stride = 1,
+                                                  .n_tokens = p->n_tokens,
+                                                  .n_groups = 1,
+                                                  .dim = c->dim,
+                                                  .scalar = true});
+}
+
 void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, bool accumulate) {
   if (!p->n_tokens) return;
+  const bool is_gated = layer->shared_gate.data != NULL;
+  void *out = is_gated && accumulate ? e->shared : p->delta;
   td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
                                       .up = &layer->mlp_up,
                                       .down = &layer->mlp_down,
                                       .x = e->h,
-                                      .out = p->delta,
+                                      .out = out,
                                       .n_tokens = p->n_tokens,
                                       .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
                                       .n_experts = 1,
                                       .top_k = 1,
-                                      .accumulate = accumulate});
+                                      .accumulate = accumulate && !is_gated});
+  if (!is_gated) return;
+  gate_shared(e, p, layer, out);
+  if (accumulate) td_op_add(e->stream, p->delta, out, (size_t)p->n_tokens * e->config->dim);
 }
 
 // Routes n_tokens tokens with hidden states x.

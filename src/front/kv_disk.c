@@ -76,7 +76,7 @@ static td_kv_record record_of(const td_kv_disk *disk, const td_digest *name,
                         .name = *name,
                         .tokens = tokens,
                         .n_tokens = disk->shape.page_tokens,
-                        .n_bytes = disk->shape.part_bytes * disk->shape.n_layers};
+                        .n_bytes = td_kv_shape_page_bytes(&disk->shape)};
 }
 
 // ---- loading ----------------------------------------------------------------------------------

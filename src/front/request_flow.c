@@ -424,10 +424,11 @@ static void end_complete(td_backend *b, td_front_request *r) {
 }
 
 // A request in prefill is requeued at its old position; what was computed is in the prefix cache. A
-// request in decode continues after its last token. If the pages were lost with the worker, both
-// are requeued and recomputed.
+// request in decode continues after its last token. If the pages were lost with the worker, or the
+// last one may hold the recurrent state of a later token, both are requeued and recomputed from
+// what is cached.
 static void continue_request(td_backend *b, td_front_request *r) {
-  bool is_lost = b->info.flags & TD_READY_DEVICE_KV;
+  bool is_lost = b->info.flags & (TD_READY_DEVICE_KV | TD_READY_STATES);
   if (r->n_output && !is_lost && r->out.state == TD_REQUEST_RUNNING) {
     give(b, r);
   } else {

@@ -3,8 +3,9 @@
 
 #define GIB (1024.0 * 1024 * 1024)
 
-static uint32_t pages_of(uint64_t n_tokens) {
-  uint64_t n = (n_tokens + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+static uint32_t pages_of(const td_kv_need *need, uint64_t n_tokens) {
+  const uint32_t page_tokens = td_kv_need_page_tokens(need);
+  uint64_t n = (n_tokens + page_tokens - 1) / page_tokens;
   return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
 }
 
@@ -26,8 +27,8 @@ static td_status plan_given(td_kv_plan *out, const td_kv_need *need, uint32_t n_
     return td_fail(err, TD_EINVAL, "a KV pool of %u tokens does not hold one context of %u",
                    need->kv_tokens, n_ctx);
   }
-  uint32_t n_pages = pages_of(need->kv_tokens);
-  double n_bytes = (double)n_pages * TD_KV_PAGE_TOKENS * (double)need->kv_bytes_per_token;
+  uint32_t n_pages = pages_of(need, need->kv_tokens);
+  double n_bytes = (double)n_pages * (double)td_kv_need_page_bytes(need);
   uint64_t available = need->available_bytes;
   if (need->host_bytes && need->host_bytes < available) available = need->host_bytes;
   if (n_bytes > (double)available) {
@@ -48,21 +49,23 @@ td_status td_kv_plan_make(td_kv_plan *out, const td_kv_need *need, td_err *err) 
   uint32_t n_ctx = need->ctx_size ? need->ctx_size : need->max_position;
   if (!need->ctx_size && n_ctx > TD_KV_DEFAULT_CTX) n_ctx = TD_KV_DEFAULT_CTX;
   if (need->kv_tokens) return plan_given(out, need, n_ctx, err);
-  uint64_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
+  const uint32_t page_tokens = td_kv_need_page_tokens(need);
+  const uint64_t page_bytes = td_kv_need_page_bytes(need);
   uint64_t affordable = page_bytes ? budget_bytes(need) / page_bytes : UINT64_MAX;
-  if (affordable < pages_of(n_ctx) && !need->ctx_size &&
-      affordable * TD_KV_PAGE_TOKENS >= TD_KV_SHORTEST_CTX) {
-    n_ctx = (uint32_t)affordable * TD_KV_PAGE_TOKENS;
+  if (affordable < pages_of(need, n_ctx) && !need->ctx_size &&
+      affordable * page_tokens >= TD_KV_SHORTEST_CTX) {
+    n_ctx = (uint32_t)affordable * page_tokens;
   }
-  if (affordable < pages_of(n_ctx)) {
+  if (affordable < pages_of(need, n_ctx)) {
     return td_fail(
         err, TD_ENOMEM,
         "the KV cache of one context of %u tokens takes %.2f GiB, and %.2f GiB of memory "
         "are to spare beside the weights; give a smaller --ctx-size",
-        n_ctx, (double)pages_of(n_ctx) * (double)page_bytes / GIB,
+        n_ctx, (double)pages_of(need, n_ctx) * (double)page_bytes / GIB,
         (double)budget_bytes(need) / GIB);
   }
-  uint32_t n_pages = pages_of((uint64_t)pages_of(n_ctx) * TD_KV_PAGE_TOKENS * need->max_batch);
+  uint32_t n_pages = pages_of(need,
+                              (uint64_t)pages_of(need, n_ctx) * page_tokens * need->max_batch);
   if (n_pages > affordable) n_pages = (uint32_t)affordable;
   *out = (td_kv_plan){.n_ctx = n_ctx, .n_pages = n_pages};
   return TD_OK;

@@ -31,10 +31,23 @@ typedef struct {
   uint32_t ctx_size, kv_tokens; // as requested; 0: chosen here
   uint32_t max_batch;
   bool is_device; // weights and KV cache go to a device's memory, which available_bytes describes
-  uint32_t n_layers; // layers with a part in each page, all of one size
+  uint32_t n_layers; // layers with keys and values, a part of each page, all of one size
   // With is_device: host memory available for a second copy of all pages; 0: there is none.
   uint64_t host_bytes;
+  // Layers with a recurrent state instead, and what it takes of each page, per layer.
+  uint32_t n_states;
+  uint64_t state_bytes;
+  uint32_t page_tokens; // 0: TD_KV_PAGE_TOKENS
 } td_kv_need;
+
+static inline uint32_t td_kv_need_page_tokens(const td_kv_need *need) {
+  return need->page_tokens ? need->page_tokens : TD_KV_PAGE_TOKENS;
+}
+
+static inline uint64_t td_kv_need_page_bytes(const td_kv_need *need) {
+  return need->kv_bytes_per_token * td_kv_need_page_tokens(need) +
+         need->n_states * need->state_bytes;
+}
 
 typedef struct {
   uint32_t n_ctx, n_pages;

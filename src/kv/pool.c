@@ -11,13 +11,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAGIC        0x32564b54u // "TKV2"
+#define MAGIC        0x33564b54u // "TKV3"
 #define HEADER_BYTES 4096
 
 typedef struct {
   uint32_t magic;
   uint32_t n_ctx, n_pages, page_tokens, n_layers, is_device;
-  uint64_t bytes_per_token;
+  uint64_t bytes_per_token, state_bytes;
+  uint32_t n_states;
 } header;
 
 // Whether the pages are in a device's memory and nowhere else.
@@ -27,7 +28,7 @@ static bool is_elsewhere(const td_kv_need *need) {
 
 // Bytes of n_pages pages in the pool itself; 0 if they are elsewhere.
 static uint64_t pages_bytes(const td_kv_need *need, uint32_t n_pages) {
-  return is_elsewhere(need) ? 0 : need->kv_bytes_per_token * TD_KV_PAGE_TOKENS * n_pages;
+  return is_elsewhere(need) ? 0 : td_kv_need_page_bytes(need) * n_pages;
 }
 
 static uint64_t pool_bytes(const td_kv_need *need, uint32_t n_pages) {
@@ -57,7 +58,7 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
   td_kv_plan plan;
   td_status st = td_kv_plan_make(&plan, need, err);
   if (st != TD_OK) return st;
-  uint64_t page_bytes = need->kv_bytes_per_token * TD_KV_PAGE_TOKENS;
+  const uint64_t page_bytes = td_kv_need_page_bytes(need);
   if (page_bytes > (INT64_MAX - HEADER_BYTES) / plan.n_pages) {
     return td_fail(err, TD_ENOMEM, "no memory for a KV pool of %u pages of %llu bytes",
                    plan.n_pages, (unsigned long long)page_bytes);
@@ -65,8 +66,10 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
   const header h = {.magic = MAGIC,
                     .n_ctx = plan.n_ctx,
                     .n_pages = plan.n_pages,
-                    .page_tokens = TD_KV_PAGE_TOKENS,
+                    .page_tokens = td_kv_need_page_tokens(need),
                     .n_layers = need->n_layers,
+                    .n_states = need->n_states,
+                    .state_bytes = need->state_bytes,
                     .bytes_per_token = need->kv_bytes_per_token,
                     .is_device = is_elsewhere(need)};
   if (pwrite(fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
@@ -78,7 +81,8 @@ static td_status decide(int fd, const td_kv_need *need, td_err *err) {
 static bool is_ours(const td_segment *segment, const td_kv_need *need) {
   const header *h = segment->base;
   return segment->n_bytes >= HEADER_BYTES && h->magic == MAGIC &&
-         h->page_tokens == TD_KV_PAGE_TOKENS && h->bytes_per_token == need->kv_bytes_per_token &&
+         h->page_tokens == td_kv_need_page_tokens(need) && h->n_states == need->n_states &&
+         h->state_bytes == need->state_bytes && h->bytes_per_token == need->kv_bytes_per_token &&
          h->n_layers == need->n_layers && h->n_ctx && h->is_device == is_elsewhere(need) &&
          segment->n_bytes == pool_bytes(need, h->n_pages);
 }
@@ -134,31 +138,50 @@ td_status td_kv_pool_shape(td_kv_shape *out, int fd, td_err *err) {
   *out = (td_kv_shape){.n_pages = h.n_pages,
                        .n_layers = h.n_layers,
                        .page_tokens = h.page_tokens,
-                       .part_bytes = h.bytes_per_token / h.n_layers * h.page_tokens};
+                       .part_bytes = h.bytes_per_token / h.n_layers * h.page_tokens,
+                       .n_states = h.n_states,
+                       .state_bytes = h.state_bytes};
   return TD_OK;
 }
 
-static off_t part_at(const td_kv_shape *shape, int32_t page, uint32_t layer) {
-  uint64_t part = (uint64_t)layer * shape->n_pages + (uint32_t)page;
-  return (off_t)(HEADER_BYTES + part * shape->part_bytes);
+// A part of a page: where it is in the pool, and in the page by itself.
+typedef struct {
+  uint64_t in_pool, in_page, n_bytes;
+} page_part;
+
+static page_part part_at(const td_kv_shape *shape, int32_t page, uint32_t part) {
+  const uint64_t kv_bytes = shape->part_bytes * shape->n_layers;
+  if (part < shape->n_layers) {
+    return (page_part){.in_pool = ((uint64_t)part * shape->n_pages + (uint32_t)page) *
+                                  shape->part_bytes,
+                       .in_page = part * shape->part_bytes,
+                       .n_bytes = shape->part_bytes};
+  }
+  const uint64_t state = part - shape->n_layers;
+  return (page_part){.in_pool = kv_bytes * shape->n_pages +
+                                (state * shape->n_pages + (uint32_t)page) * shape->state_bytes,
+                     .in_page = kv_bytes + state * shape->state_bytes,
+                     .n_bytes = shape->state_bytes};
 }
 
-static td_status check_part(ssize_t n, const td_kv_shape *shape, td_err *err) {
-  if (n == (ssize_t)shape->part_bytes) return TD_OK;
+static td_status check_part(ssize_t n, const page_part *part, td_err *err) {
+  if (n == (ssize_t)part->n_bytes) return TD_OK;
   return td_fail(err, TD_EIO, "the KV pool: %s", n < 0 ? strerror(errno) : "it is cut short");
 }
 
 td_status td_kv_pool_get(int fd, const td_kv_shape *shape, int32_t page, void *out, td_err *err) {
   td_status st = TD_OK;
-  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
-    char *part = (char *)out + l * shape->part_bytes;
-    st = check_part(pread(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  for (uint32_t i = 0; st == TD_OK && i < shape->n_layers + shape->n_states; i++) {
+    const page_part part = part_at(shape, page, i);
+    const off_t at = (off_t)(HEADER_BYTES + part.in_pool);
+    st = check_part(pread(fd, (char *)out + part.in_page, part.n_bytes, at), &part, err);
   }
   return st;
 }
 
 static td_status add_version(int fd, const td_kv_shape *shape, int32_t page, td_err *err) {
-  const off_t at = part_at(shape, 0, shape->n_layers) + (off_t)page * (off_t)sizeof(uint32_t);
+  const uint64_t pages = td_kv_shape_page_bytes(shape) * shape->n_pages;
+  const off_t at = (off_t)(HEADER_BYTES + pages) + (off_t)page * (off_t)sizeof(uint32_t);
   uint32_t version;
   bool is_done = pread(fd, &version, sizeof version, at) == sizeof version;
   version++;
@@ -169,9 +192,10 @@ static td_status add_version(int fd, const td_kv_shape *shape, int32_t page, td_
 td_status td_kv_pool_put(int fd, const td_kv_shape *shape, int32_t page, const void *in,
                          td_err *err) {
   td_status st = TD_OK;
-  for (uint32_t l = 0; st == TD_OK && l < shape->n_layers; l++) {
-    const char *part = (const char *)in + l * shape->part_bytes;
-    st = check_part(pwrite(fd, part, shape->part_bytes, part_at(shape, page, l)), shape, err);
+  for (uint32_t i = 0; st == TD_OK && i < shape->n_layers + shape->n_states; i++) {
+    const page_part part = part_at(shape, page, i);
+    const off_t at = (off_t)(HEADER_BYTES + part.in_pool);
+    st = check_part(pwrite(fd, (const char *)in + part.in_page, part.n_bytes, at), &part, err);
   }
   return st == TD_OK ? add_version(fd, shape, page, err) : st;
 }

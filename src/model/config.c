@@ -127,6 +127,28 @@ td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense)
   return st;
 }
 
+td_status td_config_read_sparse_step(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  uint32_t step = 1;
+  td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
+  if (st != TD_OK) return st;
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    if ((i + 1) % step == 0) td_config_set_moe(c, i);
+  }
+  const cJSON *dense = td_json_get(r->root, "mlp_only_layers");
+  if (!dense) return TD_OK;
+  if (!cJSON_IsArray(dense)) return td_config_bad(r, "mlp_only_layers must be an array");
+  for (const cJSON *item = dense->child; item; item = item->next) {
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (!(value >= 0 && value < c->n_layers && value == (uint32_t)value)) {
+      return td_config_bad(r, "mlp_only_layers must hold indices of layers");
+    }
+    uint32_t i = (uint32_t)value;
+    c->moe_layers[i / 64] &= ~((uint64_t)1 << i % 64);
+  }
+  return TD_OK;
+}
+
 td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback) {
   td_status st = td_config_double(r, r->root, key, 1e-6, 1e6, &fallback);
   r->out->routed_scaling = (float)fallback;
@@ -179,6 +201,7 @@ static const td_wrapper wrappers[] = {
      "language_model.model.",
      "language_model.",
      {"vision_tower.", "multi_modal_projector."}},
+    {"qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "", {"model.visual."}},
 };
 
 const td_wrapper *td_wrapper_find(const char *model_type) {

@@ -40,6 +40,8 @@ td_status td_config_read_mla(const td_config_reader *r, uint32_t q_lora_rank);
 // Which layers have experts: mlp_layer_types, or all from first_k_dense_replace (n_dense if absent)
 // on.
 td_status td_config_read_moe_layers(const td_config_reader *r, uint32_t n_dense);
+// Which layers have experts: every decoder_sparse_step-th, but none that mlp_only_layers lists.
+td_status td_config_read_sparse_step(const td_config_reader *r);
 // The factor of all routing weights.
 td_status td_config_read_scaling(const td_config_reader *r, const char *key, double fallback);
 

@@ -66,12 +66,14 @@ static void count_place(td_model_stats *s, const td_model_config *c, const td_te
       count_weight(s, &(*(td_weight *const *)field)[e], (share){c->top_k, c->n_experts});
     s->expert_bytes += s->bytes;
     return;
-  case TD_SPEC_VEC: {
+  case TD_SPEC_VEC:
+  case TD_SPEC_NORM1: {
     td_dtype dtype = ((const td_vec *)field)->dtype;
     count(s, dtype, n * td_dtype_bytes(dtype), all);
     break;
   }
   case TD_SPEC_F32:
+  case TD_SPEC_CONV:
     n *= td_dim_value(c, p->cols);
     count(s, TD_F32, n * sizeof(float), all);
     break;

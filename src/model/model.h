@@ -60,11 +60,19 @@ typedef struct {
   // Positions that a token sees in the layers of window_layers (bit i: layer i), its own the last.
   uint32_t window;
   uint64_t window_layers[TD_MAX_LAYERS / 64];
+  // q_proj has a gate for each query, whose sigmoid multiplies the attention's output.
+  bool has_attn_gate;
+  // Gated delta nets in place of attention, in the layers of delta_layers (bit i: layer i); none if
+  // delta_taps is 0. delta_grouped: the input projection's rows are sorted by key head.
+  uint64_t delta_layers[TD_MAX_LAYERS / 64];
+  uint32_t delta_k_heads, delta_v_heads, delta_k_dim, delta_v_dim, delta_taps;
+  bool delta_grouped;
   // MLA
   uint32_t q_lora_rank; // 0: q_proj is one matrix
   uint32_t kv_lora_rank, nope_dim, v_dim;
   // experts
   uint32_t n_experts, top_k, n_shared_experts, expert_dim, dense_dim;
+  uint32_t shared_dim; // of all shared experts; 0: n_shared_experts * expert_dim
   uint32_t n_groups, topk_groups;
   // Experts with biases and a clamped activation, whose rows of gate and up alternate (device.h:
   // td_moe_args); swiglu_limit 0: plain experts.
@@ -95,23 +103,41 @@ static inline uint32_t td_model_window(const td_model_config *config, uint32_t l
   return config->window_layers[layer_idx / 64] >> layer_idx % 64 & 1 ? config->window : 0;
 }
 
+// Whether a layer is a gated delta net, with a recurrent state instead of keys and values.
+static inline bool td_model_is_delta(const td_model_config *config, uint32_t layer_idx) {
+  return config->delta_layers[layer_idx / 64] >> layer_idx % 64 & 1;
+}
+
+// How many of the first n layers are gated delta nets.
+static inline uint32_t td_model_n_delta(const td_model_config *config, uint32_t n) {
+  uint32_t n_delta = 0;
+  for (uint32_t i = 0; i < n; i++)
+    n_delta += td_model_is_delta(config, i);
+  return n_delta;
+}
+
 // Whether the model has parts that only the CPU computes.
 static inline bool td_model_is_cpu_only(const td_model_config *config) {
-  return config->has_sinks || config->window || config->swiglu_limit > 0;
+  return config->has_sinks || config->window || config->swiglu_limit > 0 || config->delta_taps;
 }
 
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays
 // of n_experts. A dense layer has is_moe false and uses mlp_*; on a MoE layer mlp_* is the shared
-// expert (n_shared_experts * expert_dim wide), absent without shared experts.
+// expert (shared_dim or n_shared_experts * expert_dim wide), absent without shared experts.
 typedef struct {
   bool is_moe;
   td_vec attn_norm, mlp_norm;
-  td_weight q, k, v, o; // GQA; q also for MLA without q_lora; o for both
+  td_weight q, k, v, o; // GQA; q also for MLA without q_lora; o for all kinds
   td_vec q_bias, k_bias, v_bias, o_bias;
   td_vec q_norm, k_norm;
   td_weight q_a, q_b, kv_a, kv_b; // MLA
   td_vec q_a_norm, kv_a_norm;
   td_vec q_a_bias, kv_a_bias;
+  // Gated delta net: inputs of queries, keys, values and the output gate (delta_grouped: one
+  // matrix), strengths and decays (delta_grouped: one matrix). conv f32 [delta_taps][channels].
+  td_weight delta_qkv, delta_z, delta_b, delta_a;
+  const float *delta_conv, *delta_decay, *delta_bias; // the others f32 [delta_v_heads]
+  td_vec delta_norm;
   td_weight router;         // [n_experts][dim]
   const float *router_bias; // f32 [n_experts] or NULL
   td_vec logit_bias;        // of the router's logits
@@ -121,6 +147,8 @@ typedef struct {
   const float *gate_bias, *down_bias;
   td_weight *gate, *up, *down;
   td_weight mlp_gate, mlp_up, mlp_down;
+  td_weight
+      shared_gate; // [1][dim]: the sigmoid of its product multiplies the shared expert's output
 } td_layer;
 
 typedef struct td_model td_model;

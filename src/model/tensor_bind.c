@@ -144,11 +144,50 @@ static td_status bind_vec(td_tensor_binder *b, const td_tensor *t, uint32_t n, t
   return td_binder_place_f32(b, t, &v->data);
 }
 
+// A norm whose weights are stored without the 1 that is added to each.
+static td_status bind_norm1(td_tensor_binder *b, const td_tensor *t, uint32_t n, td_vec *v) {
+  const void *stored = NULL;
+  td_status st = td_binder_check_shape(b, t, n, 0);
+  if (st == TD_OK) st = td_binder_place_f32(b, t, &stored);
+  if (st != TD_OK) return st;
+  float *values = new_block(b, n * sizeof *values);
+  if (!values) return no_memory(b, t);
+  for (uint32_t i = 0; i < n; i++)
+    values[i] = 1 + ((const float *)stored)[i];
+  *v = (td_vec){.data = values, .dtype = TD_F32, .n = n};
+  return TD_OK;
+}
+
+// A convolution's filter [channels][1][taps], transposed.
+static td_status bind_conv(td_tensor_binder *b, const td_tensor *t, uint32_t channels,
+                           uint32_t taps, const float **out) {
+  const uint64_t shape[] = {channels, 1, taps};
+  if (t->n_dims != 3 || memcmp(t->shape, shape, sizeof shape) != 0) {
+    return td_fail(b->err, TD_EFORMAT,
+                   "%s: tensor %s: its shape is not the [%u, 1, %u] that config.json asks for",
+                   t->file, t->name, channels, taps);
+  }
+  const void *stored = NULL;
+  td_status st = td_binder_place_f32(b, t, &stored);
+  if (st != TD_OK) return st;
+  float *values = new_block(b, (size_t)channels * taps * sizeof *values);
+  if (!values) return no_memory(b, t);
+  for (size_t i = 0; i < (size_t)channels * taps; i++)
+    values[i % taps * channels + i / taps] = ((const float *)stored)[i];
+  *out = values;
+  return TD_OK;
+}
+
+static bool is_matrix(td_place_kind kind) {
+  return kind == TD_SPEC_WEIGHT || kind == TD_SPEC_ROUTER || kind == TD_SPEC_LATENT ||
+         kind == TD_SPEC_PLAIN || kind == TD_SPEC_EXPERT;
+}
+
 // Binds the tensors of one spec to its field.
 static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const char *name,
                             void *field) {
   uint32_t rows = td_dim_value(b->config, p->rows), cols = td_dim_value(b->config, p->cols);
-  if (p->kind != TD_SPEC_VEC && p->kind != TD_SPEC_F32) {
+  if (is_matrix(p->kind)) {
     char module[TD_MAX_TENSOR_NAME];
     snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
     return td_bind_weight(b, module, p->kind == TD_SPEC_PLAIN, rows, cols, field);
@@ -157,6 +196,8 @@ static td_status bind_place(td_tensor_binder *b, const td_tensor_spec *p, const 
   td_status st = td_binder_find(b, name, &t);
   if (st != TD_OK) return st;
   if (p->kind == TD_SPEC_VEC) return bind_vec(b, t, rows, field);
+  if (p->kind == TD_SPEC_NORM1) return bind_norm1(b, t, rows, field);
+  if (p->kind == TD_SPEC_CONV) return bind_conv(b, t, rows, cols, field);
   st = td_binder_check_shape(b, t, rows, p->cols == TD_DIM_ONE ? 0 : cols);
   return st == TD_OK ? td_binder_place_f32(b, t, field) : st;
 }
@@ -213,10 +254,11 @@ static td_status bind_ends(td_tensor_binder *b) {
   if (td_store_find(b->store, name) >= 0) b->config->tie_embeddings = false;
   unsigned met = td_end_conditions(b->config);
   for (size_t i = 0; i < td_n_end_places; i++) {
-    const td_tensor_spec *p = &td_end_places[i];
-    if (p->conditions & ~met) continue;
-    td_tensor_name(b->config, p->name, name);
-    td_status st = bind_place(b, p, name, (char *)&b->out->ends + p->offset);
+    td_tensor_spec p = td_end_places[i];
+    if (p.conditions & ~met) continue;
+    if (p.kind == TD_SPEC_VEC && b->config->family->has_norm1) p.kind = TD_SPEC_NORM1;
+    td_tensor_name(b->config, p.name, name);
+    td_status st = bind_place(b, &p, name, (char *)&b->out->ends + p.offset);
     if (st != TD_OK) return st;
   }
   return TD_OK;
@@ -229,7 +271,13 @@ static bool ends_with(const char *text, const char *suffix) {
 
 // Whether name belongs to a multi-token prediction layer; if so *layer_idx is its index.
 static bool is_mtp(const td_model_config *c, const char *name, uint32_t *layer_idx) {
-  const char *rest;
+  const char *rest, *prefix = c->family->mtp;
+  if (prefix && strncmp(name, prefix, strlen(prefix)) == 0) {
+    *layer_idx = 0;
+    sscanf(name + strlen(prefix), "layers.%9u.", layer_idx);
+    *layer_idx += c->n_layers;
+    return true;
+  }
   return td_tensor_layer(c, name, layer_idx, &rest) && *layer_idx >= c->n_layers &&
          *layer_idx - c->n_layers < c->n_mtp_layers;
 }

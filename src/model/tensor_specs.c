@@ -60,10 +60,20 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
   case TD_DIM_KV_B: return c->n_heads * (c->nope_dim + c->v_dim);
   case TD_DIM_DENSE: return c->dense_dim;
   case TD_DIM_EXPERT: return c->expert_dim;
-  case TD_DIM_SHARED: return c->n_shared_experts * c->expert_dim;
+  case TD_DIM_SHARED: return c->shared_dim ? c->shared_dim : c->n_shared_experts * c->expert_dim;
   case TD_DIM_EXPERTS: return c->n_experts;
   case TD_DIM_EXPERT_PAIRS: return 2 * c->expert_dim;
   case TD_DIM_HEADS: return c->n_heads;
+  case TD_DIM_Q_GATED: return 2 * c->n_heads * c->head_dim;
+  case TD_DIM_DELTA_QKV:
+    return 2 * c->delta_k_heads * c->delta_k_dim + c->delta_v_heads * c->delta_v_dim;
+  case TD_DIM_DELTA_QKVZ:
+    return 2 * (c->delta_k_heads * c->delta_k_dim + c->delta_v_heads * c->delta_v_dim);
+  case TD_DIM_DELTA_V: return c->delta_v_heads * c->delta_v_dim;
+  case TD_DIM_DELTA_HEADS: return c->delta_v_heads;
+  case TD_DIM_DELTA_PAIRS: return 2 * c->delta_v_heads;
+  case TD_DIM_DELTA_HEAD: return c->delta_v_dim;
+  case TD_DIM_DELTA_TAPS: return c->delta_taps;
   }
   return 0;
 }
@@ -71,6 +81,7 @@ uint32_t td_dim_value(const td_model_config *c, td_dim dim) {
 unsigned td_layer_conditions(const td_model_config *c, uint32_t layer_idx) {
   unsigned met = c->q_lora_rank ? TD_IF_Q_LORA : TD_IF_Q_WHOLE;
   met |= td_model_is_moe(c, layer_idx) ? TD_IF_MOE : TD_IF_DENSE;
+  met |= td_model_is_delta(c, layer_idx) ? TD_IF_DELTA : TD_IF_ATTN;
   if (c->attention_bias) met |= TD_IF_BIAS;
   if (c->n_shared_experts) met |= TD_IF_SHARED;
   if (c->qk_norm) met |= TD_IF_QK_NORM;

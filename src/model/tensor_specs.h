@@ -30,6 +30,15 @@ typedef enum {
   TD_DIM_EXPERTS,      // number of experts
   TD_DIM_EXPERT_PAIRS, // rows of gate and up
   TD_DIM_HEADS,        // number of query heads
+  TD_DIM_Q_GATED,      // queries and their gates
+  // gated delta nets
+  TD_DIM_DELTA_QKV,  // queries, keys and values
+  TD_DIM_DELTA_QKVZ, // and the output's gate
+  TD_DIM_DELTA_V,    // values of all heads
+  TD_DIM_DELTA_HEADS,
+  TD_DIM_DELTA_PAIRS, // twice the heads
+  TD_DIM_DELTA_HEAD,  // one head's value
+  TD_DIM_DELTA_TAPS,
 } td_dim;
 
 // Conditions under which a layer has a tensor.
@@ -42,10 +51,14 @@ enum {
   TD_IF_SHARED = 1 << 5,
   TD_IF_UNTIED = 1 << 6,
   TD_IF_QK_NORM = 1 << 7,
+  TD_IF_ATTN = 1 << 8,
+  TD_IF_DELTA = 1 << 9, // a gated delta net
 };
 
 typedef enum {
   TD_SPEC_VEC,    // td_vec
+  TD_SPEC_NORM1,  // td_vec of a norm, stored without the 1 that is added to each weight
+  TD_SPEC_CONV,   // const float *: a filter stored as [rows][1][cols], bound as F32 [cols][rows]
   TD_SPEC_WEIGHT, // td_weight
   TD_SPEC_ROUTER, // td_weight that td_quantize keeps
   TD_SPEC_LATENT, // td_weight of MLA's latent keys and values: td_quantize encodes it with at least

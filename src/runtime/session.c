@@ -23,6 +23,9 @@ static td_status plan_kv(const td_session *s, td_kv_plan *out, td_err *err) {
       .ctx_size = s->opts.runtime.ctx_size,
       .max_batch = s->opts.max_seqs,
       .is_device = is_own,
+      .page_tokens = td_engine_page_tokens(s->config, s->opts.runtime.kv_dtype),
+      .n_states = 1,
+      .state_bytes = td_engine_state_bytes(s->config),
   };
   return td_kv_plan_make(out, &need, err);
 }
@@ -33,13 +36,14 @@ static td_status open_engine(td_session *s, td_err *err) {
   if (st != TD_OK) return st;
   s->n_ctx = plan.n_ctx;
   uint32_t n_seqs = s->opts.max_seqs;
-  td_kv_opts kv = {.page_tokens = TD_KV_PAGE_TOKENS, .n_pages = plan.n_pages, .max_seqs = n_seqs};
+  const uint32_t page_tokens = td_engine_page_tokens(s->config, s->opts.runtime.kv_dtype);
+  td_kv_opts kv = {.page_tokens = page_tokens, .n_pages = plan.n_pages, .max_seqs = n_seqs};
   st = td_kv_open(&s->kv, &kv, err);
   if (st != TD_OK) return st;
   uint32_t chunk = s->opts.runtime.prefill_chunk < s->n_ctx ? s->opts.runtime.prefill_chunk
                                                             : s->n_ctx;
   td_engine_opts opts = {.n_pages = plan.n_pages,
-                         .page_tokens = TD_KV_PAGE_TOKENS,
+                         .page_tokens = page_tokens,
                          .max_step_tokens = chunk > n_seqs ? chunk : n_seqs,
                          .max_step_seqs = n_seqs,
                          .max_seq_tokens = s->n_ctx,
@@ -138,7 +142,10 @@ static td_status step(td_session *s, const td_generate_args *args, const int32_t
                      .temperature = args->sampling.temperature};
   seq.pages = td_kv_pages(s->kv, s->seq, &seq.n_pages);
   st = td_engine_step(s->engine, &seq, 1, err);
-  if (st != TD_OK) return st;
+  if (st != TD_OK) {
+    s->n_cached -= s->n_cached % td_kv_page_tokens(s->kv); // a state may be behind further tokens
+    return st;
+  }
   memcpy(s->cached + s->n_cached, tokens, n * sizeof *tokens);
   s->n_cached += n;
   return TD_OK;
@@ -150,6 +157,8 @@ static uint32_t reuse(td_session *s, const td_generate_args *args) {
   uint32_t n = 0;
   while (n < s->n_cached && n + 1 < args->n_prompt && s->cached[n] == args->prompt[n])
     n++;
+  // A recurrent state is known at the end of what was computed and of full pages.
+  if (td_engine_state_bytes(s->config) && n < s->n_cached) n -= n % td_kv_page_tokens(s->kv);
   s->n_cached = n;
   return n;
 }

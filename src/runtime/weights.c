@@ -215,7 +215,7 @@ static td_status measure(td_weights_need *need, const checkpoint *c, const td_we
                             .available_bytes = td_memory_available_bytes(),
                             .limit_bytes = td_memory_limit_bytes()};
   if (!opts->placement.is_discrete || opts->has_host_kv) { // else KV pages are on the device
-    need->kv_bytes = n_ctx * td_engine_kv_bytes_per_token(&config, opts->runtime->kv_dtype);
+    need->kv_bytes = td_engine_kv_bytes(&config, opts->runtime->kv_dtype, n_ctx);
   }
   need->pages = td_memory_shared_pages(need->resident_bytes);
   for (size_t i = 0; i < td_store_n_shards(c->store); i++)

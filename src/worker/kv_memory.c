@@ -9,10 +9,14 @@ static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_de
   // weights are uploaded later, so they still count against free memory
   const bool is_own = devices->placement.is_discrete;
   const bool is_shared = is_own && opts->role != TD_ROLE_BOTH;
+  const uint32_t n_delta = td_model_n_delta(config, config->n_layers);
   const td_kv_need need = {
       .max_position = config->max_position,
       .kv_bytes_per_token = td_engine_kv_bytes_per_token(config, opts->runtime.kv_dtype),
-      .n_layers = config->n_layers,
+      .n_layers = config->n_layers - n_delta,
+      .n_states = n_delta,
+      .state_bytes = n_delta ? td_engine_state_bytes(config) / n_delta : 0,
+      .page_tokens = m->page_tokens,
       // Weights in shared memory are already excluded from the available memory.
       .weight_bytes = opts->weights_fd && !is_own ? 0 : devices->held_bytes,
       .available_bytes = is_own ? td_dev_free_vram_bytes(devices->dev)
@@ -43,13 +47,14 @@ static td_status open_transfer(td_kv_memory *m, size_t n_bytes, uint32_t n_layer
 
 static size_t bytes_of(const td_kv_memory *m, const td_worker_opts *opts,
                        const td_model_config *config) {
-  const size_t n_tokens = (size_t)m->pool.plan.n_pages * TD_KV_PAGE_TOKENS;
-  return n_tokens * td_engine_kv_bytes_per_token(config, opts->runtime.kv_dtype);
+  const uint64_t n_tokens = (uint64_t)m->pool.plan.n_pages * m->page_tokens;
+  return td_engine_kv_bytes(config, opts->runtime.kv_dtype, n_tokens);
 }
 
 td_status td_kv_memory_open(td_kv_memory *out, const td_worker_opts *opts,
                             const td_devices *devices, const td_model_config *config, td_err *err) {
-  *out = (td_kv_memory){.dev = devices->dev};
+  *out = (td_kv_memory){.dev = devices->dev,
+                        .page_tokens = td_engine_page_tokens(config, opts->runtime.kv_dtype)};
   td_status st = attach(out, opts, devices, config, err);
   out->pages = out->pool.pages;
   if (st != TD_OK || !devices->placement.is_discrete) return st;
@@ -57,7 +62,7 @@ td_status td_kv_memory_open(td_kv_memory *out, const td_worker_opts *opts,
   st = td_dev_alloc(out->dev, &out->dev_pages, n_bytes, err);
   if (st != TD_OK) {
     return td_err_prefix(err, "a KV cache of %u tokens; make --ctx-size smaller",
-                         out->pool.plan.n_pages * TD_KV_PAGE_TOKENS);
+                         out->pool.plan.n_pages * out->page_tokens);
   }
   out->pages = out->dev_pages;
   return out->pool.pages ? open_transfer(out, n_bytes, config->n_layers, err) : TD_OK;

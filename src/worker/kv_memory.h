@@ -13,6 +13,7 @@
 typedef struct {
   td_kv_pool pool;
   td_dev *dev;
+  uint32_t page_tokens;
   void *pages;              // for engines
   void *dev_pages;          // pages, if they are in the device's memory; owned
   bool is_registered;       // the pool, with the device

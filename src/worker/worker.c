@@ -79,7 +79,7 @@ static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
 static td_status open_engine(worker *w, td_err *err) {
   td_engine_opts opts = {
       .n_pages = w->kv.pool.plan.n_pages,
-      .page_tokens = TD_KV_PAGE_TOKENS,
+      .page_tokens = w->kv.page_tokens,
       .max_step_seqs = w->opts.max_batch,
       .max_seq_tokens = w->kv.pool.plan.n_ctx,
       .kv_dtype = w->opts.runtime.kv_dtype,
@@ -117,7 +117,7 @@ static td_status open_tables(worker *w, td_err *err) {
                                     .n_ctx = w->kv.pool.plan.n_ctx,
                                     .max_seqs = w->opts.max_batch,
                                     .n_pages = w->kv.pool.plan.n_pages,
-                                    .page_tokens = TD_KV_PAGE_TOKENS,
+                                    .page_tokens = w->kv.page_tokens,
                                     .eos_ids = w->config->eos_ids,
                                     .n_eos = w->config->n_eos,
                                     .grammars = w->grammars};
@@ -224,16 +224,17 @@ static td_status open_all(worker *w, td_err *err) {
   if (st != TD_OK) return st;
   td_debug("%s opened after %.2f s: a context of %u tokens, %u pages of %u",
            w->opts.runtime.model_dir, (double)(td_clock_ns() - begin_ns) * 1e-9,
-           w->kv.pool.plan.n_ctx, w->kv.pool.plan.n_pages, TD_KV_PAGE_TOKENS);
+           w->kv.pool.plan.n_ctx, w->kv.pool.plan.n_pages, w->kv.page_tokens);
   td_wire_msg ready = {
       .kind = TD_MSG_READY,
       .u.ready = {.n_vocab = w->config->n_vocab,
                   .n_ctx = w->kv.pool.plan.n_ctx,
                   .max_seqs = w->opts.max_batch,
-                  .page_tokens = TD_KV_PAGE_TOKENS,
+                  .page_tokens = w->kv.page_tokens,
                   .prefill_chunk = w->devices.prefill_chunk,
                   .n_pages = w->kv.pool.plan.n_pages,
-                  .flags = w->kv.pool.pages ? 0 : TD_READY_DEVICE_KV,
+                  .flags = (w->kv.pool.pages ? 0 : TD_READY_DEVICE_KV) |
+                           (td_engine_state_bytes(w->config) ? TD_READY_STATES : 0),
                   .stream_tokens = w->streaming ? td_engine_stream_tokens(w->streaming) : 0,
                   .load_ns = td_clock_ns() - begin_ns}};
   const char *isa = td_kernels()->isa;
@@ -523,7 +524,7 @@ static bool enter_pages(worker *w) {
     td_worker_request *r = w->requests.active[i];
     if (r->phase == TD_REQUEST_RECEIVING || r->is_placed) continue;
     td_kv_transfer_enter(transfer, r->pages,
-                         (r->n_past + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS);
+                         (r->n_past + w->kv.page_tokens - 1) / w->kv.page_tokens);
     r->is_placed = r->is_entering = true;
   }
   const bool is_done = td_kv_transfer_has_entered(transfer);

@@ -247,6 +247,21 @@ size_t td_engine_kv_bytes_per_token(const td_model_config *config, td_dtype kv_d
   return sizeof(int32_t);
 }
 
+size_t td_engine_state_bytes(const td_model_config *config) {
+  (void)config;
+  return 0;
+}
+
+uint32_t td_engine_page_tokens(const td_model_config *config, td_dtype kv_dtype) {
+  (void)config;
+  (void)kv_dtype;
+  return TD_KV_PAGE_TOKENS;
+}
+
+uint64_t td_engine_kv_bytes(const td_model_config *config, td_dtype kv_dtype, uint64_t n_tokens) {
+  return n_tokens * td_engine_kv_bytes_per_token(config, kv_dtype);
+}
+
 td_status td_engine_open(td_engine **out, const td_model *model, td_dev *dev,
                          const td_engine_opts *opts, td_err *err) {
   (void)model;

@@ -95,40 +95,46 @@ static void test_kv_plan(void **state) {
   enum { KIB = 1024, MIB = 1024 * KIB };
   static const struct {
     td_kv_need need; // max_position, bytes/token, weights, available, ctx, kv, batch, is_device,
-                     // layers, host
+                     // layers, host, none of states
     td_status status;
     td_kv_plan plan;
   } cases[] = {
       // plenty: max_batch whole contexts
-      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false, 1, 0}, TD_OK, {4096, 256}},
-      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false, 1, 0}, TD_OK, {32768, 1024}},
-      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false, 1, 0}, TD_OK, {100, 6}}, // whole pages each
+      {{4096, 16, MIB, 1024u * MIB, 0, 0, 4, false, 1, 0, 0, 0, 0}, TD_OK, {4096, 256}},
+      {{1u << 20, 16, MIB, 1024u * MIB, 0, 0, 2, false, 1, 0, 0, 0, 0}, TD_OK, {32768, 1024}},
+      {{4096, 16, MIB, 1024u * MIB, 100, 0, 3, false, 1, 0, 0, 0, 0},
+       TD_OK,
+       {100, 6}}, // whole pages each
       // half of what the weights leave: 8 of 24 MiB at 1 KiB a token
-      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1, 0}, TD_OK, {4096, 128}},
+      {{32768, KIB, 8 * MIB, 24 * MIB, 4096, 0, 16, false, 1, 0, 0, 0, 0}, TD_OK, {4096, 128}},
       // weights larger than memory: a quarter of it
-      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1, 0}, TD_OK, {4096, 128}},
+      {{32768, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, false, 1, 0, 0, 0, 0}, TD_OK, {4096, 128}},
       // a device: three quarters of what the weights leave, but for 1.5 GiB, and nothing where they
       // do
       // not fit
-      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 0}, TD_OK, {4096, 96}},
-      {{4096, KIB, 8 * MIB, 1556ull * MIB, 4096, 0, 16, true, 1, 0}, TD_OK, {4096, 192}},
-      {{4096, KIB, 8 * MIB, 1544ull * MIB, 4096, 0, 16, true, 1, 0}, TD_ENOMEM, {0, 0}},
-      {{4096, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 0, 0, 0, 0}, TD_OK, {4096, 96}},
+      {{4096, KIB, 8 * MIB, 1556ull * MIB, 4096, 0, 16, true, 1, 0, 0, 0, 0}, TD_OK, {4096, 192}},
+      {{4096, KIB, 8 * MIB, 1544ull * MIB, 4096, 0, 16, true, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
+      {{4096, KIB, 900 * MIB, 32 * MIB, 4096, 0, 16, true, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
       // with a copy in host memory, which takes half of that at most
-      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 64ull << 30}, TD_OK, {4096, 96}},
-      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 10ull << 30}, TD_OK, {4096, 80}},
-      {{4096, MIB, 0, 8200ull * MIB, 0, 2048, 16, true, 1, 1ull << 30}, TD_ENOMEM, {0, 0}},
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 64ull << 30, 0, 0, 0},
+       TD_OK,
+       {4096, 96}},
+      {{4096, MIB, 8 * MIB, 8200ull * MIB, 4096, 0, 16, true, 1, 10ull << 30, 0, 0, 0},
+       TD_OK,
+       {4096, 80}},
+      {{4096, MIB, 0, 8200ull * MIB, 0, 2048, 16, true, 1, 1ull << 30, 0, 0, 0}, TD_ENOMEM, {0, 0}},
       // the context is shortened when it was ours to choose, and only then
-      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0}, TD_OK, {8192, 128}},
-      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
-      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0, 0, 0, 0}, TD_OK, {8192, 128}},
+      {{32768, KIB, 0, 16 * MIB, 16384, 0, 4, false, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
+      {{32768, MIB, 0, 16 * MIB, 0, 0, 4, false, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
       // a pool of the user's own size
-      {{32768, KIB, 0, 8 * MIB, 4096, 8192, 4, false, 1, 0}, TD_OK, {4096, 128}},
-      {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1, 0}, TD_OK, {1000, 16}},
-      {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1, 0}, TD_EINVAL, {0, 0}},
-      {{32768, KIB, 0, 8 * MIB - 1, 4096, 8192, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
-      {{32768, KIB, 0, MIB, 4096, 1u << 30, 4, false, 1, 0}, TD_ENOMEM, {0, 0}},
-      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1, 0}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, 8 * MIB, 4096, 8192, 4, false, 1, 0, 0, 0, 0}, TD_OK, {4096, 128}},
+      {{32768, KIB, 0, MIB, 0, 1000, 4, false, 1, 0, 0, 0, 0}, TD_OK, {1000, 16}},
+      {{32768, KIB, 0, MIB, 4096, 4095, 4, false, 1, 0, 0, 0, 0}, TD_EINVAL, {0, 0}},
+      {{32768, KIB, 0, 8 * MIB - 1, 4096, 8192, 4, false, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
+      {{32768, KIB, 0, MIB, 4096, 1u << 30, 4, false, 1, 0, 0, 0, 0}, TD_ENOMEM, {0, 0}},
+      {{4096, KIB, 0, 1024u * MIB, 4097, 0, 1, false, 1, 0, 0, 0, 0}, TD_EINVAL, {0, 0}},
   };
   for (size_t i = 0; i < TD_COUNT(cases); i++) {
     td_kv_plan plan = {0, 0};
@@ -198,6 +204,41 @@ static void test_kv_pool(void **state) {
   td_kv_pool_close(&pool);
   assert_int_equal(td_kv_pool_attach(&pool, fd, &other, &err), TD_EFORMAT);
   assert_int_equal(close(fd), 0); // still ours after an error
+}
+
+// A page's parts and, behind those of all pages, its recurrent states.
+static void test_kv_pool_with_states(void **state) {
+  (void)state;
+  enum { PAGE = 256, PART = 24 * PAGE, STATE = 1000, STATES = 3, N = 2 * PART + STATES * STATE };
+  td_kv_need need = small_need, other;
+  need.page_tokens = PAGE;
+  need.n_states = STATES;
+  need.state_bytes = STATE;
+  td_err err;
+  int fd;
+  static char page[N], again[N];
+  td_kv_pool pool;
+  td_kv_shape shape;
+  assert_int_equal(td_kv_pool_create(&fd, &err), TD_OK);
+  assert_int_equal(td_kv_pool_attach(&pool, dup(fd), &need, &err), TD_OK);
+  assert_int_equal(pool.plan.n_pages, 4 * 4); // four contexts of 1000 tokens
+  assert_int_equal(td_kv_pool_shape(&shape, fd, &err), TD_OK);
+  assert_int_equal(td_kv_shape_page_bytes(&shape), N);
+  assert_int_equal(shape.page_tokens, PAGE);
+  for (int i = 0; i < N; i++)
+    page[i] = (char)(i % 251);
+  assert_int_equal(td_kv_pool_put(fd, &shape, 5, page, &err), TD_OK);
+  assert_int_equal(td_kv_pool_get(fd, &shape, 5, again, &err), TD_OK);
+  assert_memory_equal(page, again, N);
+  const char *bytes = pool.pages, *states = bytes + 16 * 2 * PART;
+  assert_memory_equal(bytes + (16 + 5) * PART, page + PART, PART);
+  for (int s = 0; s < STATES; s++)
+    assert_memory_equal(states + (16 * s + 5) * STATE, page + 2 * PART + s * STATE, STATE);
+  td_kv_pool_close(&pool);
+  other = need;
+  other.state_bytes = STATE + 4;
+  assert_int_equal(td_kv_pool_attach(&pool, fd, &other, &err), TD_EFORMAT);
+  assert_int_equal(close(fd), 0);
 }
 
 // Pages in a device's memory: the pool keeps the decision alone.
@@ -719,6 +760,7 @@ int main(void) {
       cmocka_unit_test(test_args_are_strict),
       cmocka_unit_test(test_kv_plan),
       cmocka_unit_test(test_kv_pool),
+      cmocka_unit_test(test_kv_pool_with_states),
       cmocka_unit_test(test_kv_pool_of_a_device),
       cmocka_unit_test(test_kv_pool_with_copies),
       cmocka_unit_test(test_kv_pool_that_cannot_be),

@@ -29,6 +29,8 @@ struct td_family {
   const char *model_types[4]; // values of config.json's model_type, NULL-terminated
   const char *experts;        // what names of experts' tensors begin with; NULL: "mlp.experts"
   bool has_partial_rotary;    // partial_rotary_factor may be other than 1
+  bool has_norm1;             // the last norm is stored as TD_SPEC_NORM1
+  const char *mtp; // what names of multi-token prediction begin with; NULL: layers after the last
   // Kinds that config.json does not state, and defaults of optional keys.
   td_model_config defaults;
   const td_config_key *keys;

@@ -14,29 +14,6 @@ static const td_config_key keys[] = {
     {"num_experts_per_tok", NULL, TD_CONFIG_FIELD(top_k), 1, TD_MAX_EXPERTS, 8},
 };
 
-// A layer has experts according to decoder_sparse_step, unless mlp_only_layers lists it.
-static td_status read_layers(const td_config_reader *r) {
-  td_model_config *c = r->out;
-  uint32_t step = 1;
-  td_status st = td_config_uint(r, r->root, "decoder_sparse_step", 1, INT32_MAX, &step);
-  if (st != TD_OK) return st;
-  for (uint32_t i = 0; i < c->n_layers; i++) {
-    if ((i + 1) % step == 0) td_config_set_moe(c, i);
-  }
-  const cJSON *dense = td_json_get(r->root, "mlp_only_layers");
-  if (!dense) return TD_OK;
-  if (!cJSON_IsArray(dense)) return td_config_bad(r, "mlp_only_layers must be an array");
-  for (const cJSON *item = dense->child; item; item = item->next) {
-    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    if (!(value >= 0 && value < c->n_layers && value == (uint32_t)value)) {
-      return td_config_bad(r, "mlp_only_layers must hold indices of layers");
-    }
-    uint32_t i = (uint32_t)value;
-    c->moe_layers[i / 64] &= ~((uint64_t)1 << i % 64);
-  }
-  return TD_OK;
-}
-
 static td_status check_sliding_window(const td_config_reader *r) {
   bool use = false;
   td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
@@ -50,7 +27,7 @@ static td_status check_sliding_window(const td_config_reader *r) {
 static td_status read_rest(const td_config_reader *r) {
   td_model_config *c = r->out;
   td_status st = td_config_read_head_dim(r, c->dim / c->n_heads);
-  if (st == TD_OK) st = read_layers(r);
+  if (st == TD_OK) st = td_config_read_sparse_step(r);
   if (st == TD_OK) st = check_sliding_window(r);
   return st;
 }

@@ -1,0 +1,45 @@
+// src/model/families/delta_net.c - reads which layers are gated delta nets.
+#include "model/families/delta_net.h"
+
+#include <string.h>
+
+static void set_delta(td_model_config *c, uint32_t layer_idx) {
+  c->delta_layers[layer_idx / 64] |= (uint64_t)1 << layer_idx % 64;
+}
+
+static td_status read_types(const td_config_reader *r, const cJSON *types) {
+  td_model_config *c = r->out;
+  if (!cJSON_IsArray(types) || (uint32_t)cJSON_GetArraySize(types) != c->n_layers) {
+    return td_config_bad(r, "layer_types must be an array with an entry for each layer");
+  }
+  uint32_t i = 0;
+  for (const cJSON *type = types->child; type; type = type->next, i++) {
+    const char *name = cJSON_IsString(type) ? type->valuestring : "";
+    if (strcmp(name, "linear_attention") == 0) {
+      set_delta(c, i);
+    } else if (strcmp(name, "full_attention") != 0) {
+      return td_config_bad(r, "layer_types must hold \"linear_attention\" or \"full_attention\"");
+    }
+  }
+  return TD_OK;
+}
+
+td_status td_config_read_delta(const td_config_reader *r) {
+  td_model_config *c = r->out;
+  uint32_t interval = 4;
+  td_status st = td_config_uint(r, r->root, "full_attention_interval", 1, INT32_MAX, &interval);
+  if (st != TD_OK) return st;
+  const cJSON *types = td_json_get(r->root, "layer_types");
+  if (types) st = read_types(r, types);
+  for (uint32_t i = 0; i < c->n_layers && !types; i++)
+    if ((i + 1) % interval) set_delta(c, i);
+  if (st == TD_OK && td_model_n_delta(c, c->n_layers) == c->n_layers)
+    st = td_config_bad(r, "at least one layer must be of type \"full_attention\"");
+  if (st == TD_OK && c->delta_v_heads % c->delta_k_heads)
+    st = td_config_bad(r, "linear_num_key_heads must divide linear_num_value_heads");
+  if ((uint64_t)c->delta_k_heads * c->delta_k_dim > TD_MAX_DIM ||
+      (uint64_t)c->delta_v_heads * c->delta_v_dim > TD_MAX_DIM) {
+    st = td_config_bad(r, "the heads of linear attention are too many or too wide");
+  }
+  return st;
+}

@@ -1,0 +1,64 @@
+// src/model/families/delta_net.h - what families with gated delta nets (Yang et al., "Gated Delta
+// Networks", 2024) and gated attention share.
+#ifndef TD_MODEL_FAMILIES_DELTA_NET_H
+#define TD_MODEL_FAMILIES_DELTA_NET_H
+
+#include "model/families/family.h"
+
+// The keys of the delta nets, with the defaults of Qwen3-Next.
+#define TD_DELTA_KEYS                                                                              \
+  {"linear_conv_kernel_dim", NULL, TD_CONFIG_FIELD(delta_taps), 2, TD_MAX_TAPS, 4},                \
+      {"linear_key_head_dim", NULL, TD_CONFIG_FIELD(delta_k_dim), 1, TD_MAX_HEAD_DIM, 128},        \
+      {"linear_value_head_dim", NULL, TD_CONFIG_FIELD(delta_v_dim), 1, TD_MAX_HEAD_DIM, 128},      \
+      {"linear_num_key_heads", NULL, TD_CONFIG_FIELD(delta_k_heads), 1, TD_MAX_HEADS, 16}, {       \
+    "linear_num_value_heads", NULL, TD_CONFIG_FIELD(delta_v_heads), 1, TD_MAX_HEADS, 32            \
+  }
+
+#define TD_MAX_TAPS 16u
+
+// layer_types, or every full_attention_interval-th layer has attention, and checks of the heads.
+td_status td_config_read_delta(const td_config_reader *r);
+
+#define TD_DELTA_PLACES                                                                            \
+  TD_MATRIX(CONV, "linear_attn.conv1d.weight", delta_conv, TD_DIM_DELTA_QKV, TD_DIM_DELTA_TAPS,    \
+            TD_IF_DELTA),                                                                          \
+      TD_MATRIX(F32, "linear_attn.A_log", delta_decay, TD_DIM_DELTA_HEADS, TD_DIM_ONE,             \
+                TD_IF_DELTA),                                                                      \
+      TD_MATRIX(F32, "linear_attn.dt_bias", delta_bias, TD_DIM_DELTA_HEADS, TD_DIM_ONE,            \
+                TD_IF_DELTA),                                                                      \
+      TD_VECTOR("linear_attn.norm.weight", delta_norm, TD_DIM_DELTA_HEAD, TD_IF_DELTA),            \
+      TD_MATRIX(WEIGHT, "linear_attn.out_proj.weight", o, TD_DIM_MODEL, TD_DIM_DELTA_V,            \
+                TD_IF_DELTA)
+
+#define TD_NORM1(name, field, rows, conditions)                                                    \
+  { name, TD_SPEC_NORM1, offsetof(td_layer, field), rows, TD_DIM_ONE, conditions }
+
+// Norms of the layer, attention whose q_proj has a gate, experts and a gated shared expert.
+#define TD_GATED_PLACES                                                                            \
+  TD_NORM1("input_layernorm.weight", attn_norm, TD_DIM_MODEL, 0),                                  \
+      TD_NORM1("post_attention_layernorm.weight", mlp_norm, TD_DIM_MODEL, 0),                      \
+      TD_MATRIX(WEIGHT, "self_attn.q_proj.weight", q, TD_DIM_Q_GATED, TD_DIM_MODEL, TD_IF_ATTN),   \
+      TD_MATRIX(WEIGHT, "self_attn.k_proj.weight", k, TD_DIM_KV, TD_DIM_MODEL, TD_IF_ATTN),        \
+      TD_MATRIX(WEIGHT, "self_attn.v_proj.weight", v, TD_DIM_KV, TD_DIM_MODEL, TD_IF_ATTN),        \
+      TD_MATRIX(WEIGHT, "self_attn.o_proj.weight", o, TD_DIM_MODEL, TD_DIM_OUT, TD_IF_ATTN),       \
+      TD_VECTOR("self_attn.q_proj.bias", q_bias, TD_DIM_Q_GATED, TD_IF_ATTN | TD_IF_BIAS),         \
+      TD_VECTOR("self_attn.k_proj.bias", k_bias, TD_DIM_KV, TD_IF_ATTN | TD_IF_BIAS),              \
+      TD_VECTOR("self_attn.v_proj.bias", v_bias, TD_DIM_KV, TD_IF_ATTN | TD_IF_BIAS),              \
+      TD_VECTOR("self_attn.o_proj.bias", o_bias, TD_DIM_MODEL, TD_IF_ATTN | TD_IF_BIAS),           \
+      TD_NORM1("self_attn.q_norm.weight", q_norm, TD_DIM_HEAD, TD_IF_ATTN),                        \
+      TD_NORM1("self_attn.k_norm.weight", k_norm, TD_DIM_HEAD, TD_IF_ATTN), TD_EXPERT_PLACES,      \
+      TD_MATRIX(WEIGHT, "mlp.shared_expert.gate_proj.weight", mlp_gate, TD_DIM_SHARED,             \
+                TD_DIM_MODEL, TD_IF_MOE),                                                          \
+      TD_MATRIX(WEIGHT, "mlp.shared_expert.up_proj.weight", mlp_up, TD_DIM_SHARED, TD_DIM_MODEL,   \
+                TD_IF_MOE),                                                                        \
+      TD_MATRIX(WEIGHT, "mlp.shared_expert.down_proj.weight", mlp_down, TD_DIM_MODEL,              \
+                TD_DIM_SHARED, TD_IF_MOE),                                                         \
+      TD_MATRIX(ROUTER, "mlp.shared_expert_gate.weight", shared_gate, TD_DIM_ONE, TD_DIM_MODEL,    \
+                TD_IF_MOE)
+
+#define TD_DELTA_DEFAULTS                                                                          \
+  .attn = TD_ATTN_GQA, .has_attn_gate = true, .qk_norm = TD_QK_NORM_HEAD, .partial_rotary = 0.25,  \
+  .n_shared_experts = 1, .norm_topk = true, .routed_scaling = 1, .n_groups = 1, .topk_groups = 1,  \
+  .bos_id = -1
+
+#endif
