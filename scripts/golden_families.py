@@ -320,7 +320,143 @@ CASES = {
 
 
 # Families whose cases include their wrapper.
-INSIDE = {"mistral3": "mistral4"}
+INSIDE = {"mistral3": "mistral4", "qwen3_5_moe": "qwen3_5_moe_text"}
+
+_QWEN3_NEXT = _COMMON | {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "full_attention_interval": 4,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 12,
+    "mtp_num_hidden_layers": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 6,
+    "num_experts": 6,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 20,
+}
+_QWEN35 = {
+    k: v
+    for k, v in _QWEN3_NEXT.items()
+    if k
+    not in (
+        "decoder_sparse_step",
+        "intermediate_size",
+        "mlp_only_layers",
+        "norm_topk_prob",
+        "partial_rotary_factor",
+        "rope_theta",
+    )
+} | {
+    "model_type": "qwen3_5_moe_text",
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+}
+
+CASES["qwen3_next"] = (_QWEN3_NEXT, "bf16")
+# A pattern of layers that does not repeat, as many key heads as value heads, widths that fill no
+# vector, another filter, a dense layer, one expert a token.
+CASES["qwen3_next_odd"] = (
+    _QWEN3_NEXT
+    | {
+        "head_dim": 24,
+        "layer_types": ["full_attention"] + ["linear_attention"] * 2 + ["full_attention"]
+        + ["linear_attention"],
+        "linear_conv_kernel_dim": 3,
+        "linear_key_head_dim": 12,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "linear_value_head_dim": 20,
+        "mlp_only_layers": [1],
+        "mtp_num_hidden_layers": 0,
+        "num_attention_heads": 5,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 1,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": True,
+    },
+    "bf16",
+)
+# One key head for five value heads wider than a tile of the state, biases, FP8.
+CASES["qwen3_next_fp8"] = (
+    _QWEN3_NEXT
+    | {
+        "attention_bias": True,
+        "full_attention_interval": 2,
+        "linear_conv_kernel_dim": 2,
+        "linear_key_head_dim": 24,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 5,
+        "linear_value_head_dim": 40,
+        "norm_topk_prob": False,
+        "num_attention_heads": 3,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 3,
+    },
+    "fp8",
+)
+CASES["qwen3_5_moe"] = (_wrapped("qwen3_5_moe", _QWEN35), "bf16")
+CASES["qwen3_5_moe_odd"] = (
+    _wrapped(
+        "qwen3_5_moe",
+        _QWEN35
+        | {
+            "head_dim": 24,
+            "layer_types": ["linear_attention", "full_attention"] + ["linear_attention"] * 2
+            + ["full_attention"],
+            "linear_conv_kernel_dim": 5,
+            "linear_key_head_dim": 20,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 9,
+            "linear_value_head_dim": 36,
+            "num_attention_heads": 3,
+            "num_experts_per_tok": 1,
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "bf16",
+)
+# The language model alone.
+CASES["qwen3_5_moe_text"] = (
+    _QWEN35
+    | {
+        "full_attention_interval": 3,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "mtp_num_hidden_layers": 0,
+        "num_attention_heads": 5,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "partial_rotary_factor": 0.75,
+            "rope_theta": 10000.0,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": True,
+    },
+    "bf16",
+)
 
 
 # Windows shorter than a KV page, than the prompt.

@@ -12,7 +12,8 @@ def random_values(tensor, config, rng):
     if tensor.role == "router_bias":
         return rng.normal(0, 0.2, tensor.shape).astype(np.float32)
     if len(tensor.shape) == 1:
-        known = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5)}
+        known = {"bias": (0, 0.3), "qk_norm": (1.3, 0.2), "sinks": (0, 1.5), "norm1": (0.1, 0.3),
+                 "decay": (-2.5, 1)}
         mean, std = known.get(tensor.role, (1, 0.2))
         return rng.normal(mean, std, tensor.shape).astype(np.float32)
     if tensor.role == "bias":  # of each expert

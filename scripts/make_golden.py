@@ -33,7 +33,7 @@ N_VOCAB = 264  # 256 bytes and a few special tokens
 MIN_LEAD = 0.01
 MIN_MARGIN = 5e-5
 NOT_AUTO = {"mistral4": "Mistral4ForCausalLM"}  # families that AutoModelForCausalLM does not list
-SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss")
+SOFTMAX_ROUTERS = ("qwen3_moe", "mistral4", "gpt_oss", "qwen3_next", "qwen3_5_moe_text")
 MIN_INFLUENCE = 5e-3  # of the first token on the last logits, relative
 
 DEEPSEEK = {
@@ -263,8 +263,8 @@ def load_reference(config, used):
     """transformers' own model of the architecture, float32, eager attention, every tensor loaded."""
     text = shapes.text_config(config)
     if text is not config:  # the language model by itself
-        used = {k.removeprefix("language_model."): v for k, v in used.items()
-                if k.startswith("language_model.")}
+        used = {t.name: used[shapes.wrapped_name(config["model_type"], t.name)]
+                for t in shapes.tensors(text)}
         config = text | ({"model_type": "deepseek_v3"} if text["model_type"] == "kimi_k2" else {})
     with tempfile.TemporaryDirectory() as directory:
         entries = [checkpoint.Entry.of_array(n, v, "F32") for n, v in used.items()]
@@ -277,7 +277,7 @@ def load_reference(config, used):
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
     skipped = f"model.layers.{config['num_hidden_layers']}."  # the prediction layer
-    unexpected = [k for k in info["unexpected_keys"] if not k.startswith(skipped)]
+    unexpected = [k for k in info["unexpected_keys"] if not k.startswith((skipped, "mtp."))]
     if info["missing_keys"] or info["mismatched_keys"] or unexpected:
         raise SystemExit(f"transformers did not take the checkpoint as it is: {info}")
     return model.eval()

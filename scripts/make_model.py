@@ -41,7 +41,7 @@ def vector(tensor, rng):
     """float32 values of the one-dimensional tensors."""
     if tensor.role == "router_bias":
         return rng.normal(0, 0.1, tensor.shape).astype(np.float32)
-    mean = {"bias": 0.0, "qk_norm": 1.2}.get(tensor.role, 1.0)
+    mean = {"bias": 0.0, "qk_norm": 1.2, "norm1": 0.0, "decay": -3.0}.get(tensor.role, 1.0)
     return rng.normal(mean, 0.1, tensor.shape).astype(np.float32)
 
 

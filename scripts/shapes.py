@@ -97,6 +97,46 @@ def _experts_with_bias(c, p):
     yield Tensor(f"{p}.experts.down_proj_bias", (n, dim), "bias")
 
 
+def _gated_attention(c, p):
+    dim, head = c["hidden_size"], c["head_dim"]
+    n_q, n_kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    for role, rows in (("q", 2 * n_q), ("k", n_kv), ("v", n_kv)):
+        yield Tensor(f"{p}.{role}_proj.weight", (rows, dim), role)
+        if c.get("attention_bias"):
+            yield Tensor(f"{p}.{role}_proj.bias", (rows,), "bias")
+    yield Tensor(f"{p}.o_proj.weight", (dim, n_q), "o")
+    if c.get("attention_bias"):
+        yield Tensor(f"{p}.o_proj.bias", (dim,), "bias")
+    for role in "qk":
+        yield Tensor(f"{p}.{role}_norm.weight", (head,), "norm1")
+
+
+def _delta_net(c, p):
+    dim, n = c["hidden_size"], c["linear_num_value_heads"]
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    values = n * c["linear_value_head_dim"]
+    channels = 2 * keys + values
+    yield Tensor(f"{p}.conv1d.weight", (channels, 1, c["linear_conv_kernel_dim"]), "conv")
+    if family(c).fused:
+        yield Tensor(f"{p}.in_proj_qkv.weight", (channels, dim), "latent")
+        yield Tensor(f"{p}.in_proj_z.weight", (values, dim), "gate")
+        yield Tensor(f"{p}.in_proj_b.weight", (n, dim), "delta_gate")
+        yield Tensor(f"{p}.in_proj_a.weight", (n, dim), "delta_gate")
+    else:
+        yield Tensor(f"{p}.in_proj_qkvz.weight", (channels + values, dim), "latent")
+        yield Tensor(f"{p}.in_proj_ba.weight", (2 * n, dim), "delta_gate")
+    yield Tensor(f"{p}.A_log", (n,), "decay")
+    yield Tensor(f"{p}.dt_bias", (n,), "bias")
+    yield Tensor(f"{p}.norm.weight", (c["linear_value_head_dim"],), "norm")
+    yield Tensor(f"{p}.out_proj.weight", (dim, values), "o")
+
+
+def _gated_shared(c, p):
+    yield from _mlp(f"{p}.shared_expert", c["hidden_size"], c["shared_expert_intermediate_size"])
+    yield Tensor(f"{p}.shared_expert_gate.weight", (1, c["hidden_size"]), "router")
+    yield from _experts(c, p)
+
+
 @dataclass(frozen=True)
 class Family:
     """What its tensors are called, as published."""
@@ -113,6 +153,8 @@ class Family:
     sinks: bool = False
     experts: object = _experts
     mxfp4: bool = False  # experts are published in blocks of MXFP4
+    norm: str = "norm"  # "norm1": without the 1 that is added to each weight
+    has_delta_nets: bool = False  # layer_types or full_attention_interval say where
 
 
 FAMILIES = {
@@ -142,13 +184,38 @@ FAMILIES = {
         experts=_experts_with_bias,
         mxfp4=True,
     ),
+    "qwen3_next": Family(
+        _gated_attention,
+        experts_key="num_experts",
+        router_bias="",
+        experts=_gated_shared,
+        norm="norm1",
+        has_delta_nets=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        _gated_attention,
+        experts_key="num_experts",
+        router_bias="",
+        experts=_gated_shared,
+        fused=True,
+        norm="norm1",
+        has_delta_nets=True,
+    ),
 }
 
 # Checkpoints with vision: what stands before the language model's names, and some other tensors.
 WRAPPERS = {
     "kimi_k25": ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
     "mistral3": ["vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"],
+    "qwen3_5_moe": ["model.visual.patch_embed.proj.weight", "model.visual.merger.norm.weight"],
 }
+
+
+def wrapped_name(model_type, name):
+    """The name in a checkpoint with vision of the tensor that the language model alone calls `name`."""
+    if model_type != "qwen3_5_moe":
+        return "language_model." + name
+    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
 def text_config(c):
@@ -164,8 +231,15 @@ def n_experts(c):
     return c[family(c).experts_key]
 
 
+def is_delta(c, i):
+    """Whether layer i is a gated delta net."""
+    if c.get("layer_types"):
+        return c["layer_types"][i] == "linear_attention"
+    return (i + 1) % c.get("full_attention_interval", 4) != 0
+
+
 def _is_moe(c, i):
-    if c["model_type"] == "qwen3_moe":
+    if c["model_type"] in ("qwen3_moe", "qwen3_next"):
         return i not in c["mlp_only_layers"] and (i + 1) % c["decoder_sparse_step"] == 0
     if c.get("mlp_layer_types"):
         return c["mlp_layer_types"][i] == "sparse"
@@ -174,9 +248,12 @@ def _is_moe(c, i):
 
 def _layer(c, i):
     p, dim, f = f"model.layers.{i}", c["hidden_size"], family(c)
-    yield Tensor(f"{p}.input_layernorm.weight", (dim,), "norm")
-    yield from f.attention(c, f"{p}.self_attn")
-    yield Tensor(f"{p}.post_attention_layernorm.weight", (dim,), "norm")
+    yield Tensor(f"{p}.input_layernorm.weight", (dim,), f.norm)
+    if f.has_delta_nets and is_delta(c, i):
+        yield from _delta_net(c, f"{p}.linear_attn")
+    else:
+        yield from f.attention(c, f"{p}.self_attn")
+    yield Tensor(f"{p}.post_attention_layernorm.weight", (dim,), f.norm)
     if _is_moe(c, i):
         yield from f.experts(c, f"{p}.{f.moe}")
     else:
@@ -195,11 +272,24 @@ def _mtp(c, i):
     yield Tensor(f"{p}.shared_head.head.weight", (c["vocab_size"], dim), "head")
 
 
+def _mtp_apart(c):
+    """Multi-token prediction as Qwen3-Next is published with it."""
+    dim, n = c["hidden_size"], c["mtp_num_hidden_layers"]
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        yield Tensor(f"mtp.{name}.weight", (dim,), "norm1")
+    yield Tensor("mtp.fc.weight", (dim, 2 * dim), "mtp")
+    alone = c | {"layer_types": ["full_attention"] * n, "mlp_only_layers": []}
+    for i in range(n):
+        for t in _layer(alone, i):
+            yield Tensor(t.name.replace("model.", "mtp.", 1), t.shape, t.role, t.expert)
+
+
 def tensors(c):
     """Every tensor of the checkpoint of config c, FP8 scales excluded."""
     if c["model_type"] in WRAPPERS:
         for t in tensors(c["text_config"]):
-            yield Tensor("language_model." + t.name, t.shape, t.role, t.expert)
+            name = wrapped_name(c["model_type"], t.name)
+            yield Tensor(name, t.shape, t.role, t.expert)
         for name in WRAPPERS[c["model_type"]]:
             yield Tensor(name, (4, 8), "vision")
         return
@@ -208,7 +298,9 @@ def tensors(c):
         yield from _layer(c, i)
     for i in range(c.get("num_nextn_predict_layers", 0)):
         yield from _mtp(c, c["num_hidden_layers"] + i)
-    yield Tensor("model.norm.weight", (c["hidden_size"],), "norm")
+    if c.get("mtp_num_hidden_layers"):
+        yield from _mtp_apart(c)
+    yield Tensor("model.norm.weight", (c["hidden_size"],), family(c).norm)
     if not c["tie_word_embeddings"]:
         yield Tensor("lm_head.weight", (c["vocab_size"], c["hidden_size"]), "head")
 
@@ -586,6 +678,69 @@ _GPT_OSS = {
 }
 
 
+_QWEN3_NEXT = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 1,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+_QWEN35 = {
+    k: v
+    for k, v in _QWEN3_NEXT.items()
+    if k
+    not in (
+        "decoder_sparse_step",
+        "intermediate_size",
+        "mlp_only_layers",
+        "norm_topk_prob",
+        "partial_rotary_factor",
+        "rope_theta",
+    )
+} | {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "vocab_size": 248320,
+}
+
+
 def _wrapped(model_type, text):
     return {"model_type": model_type, "text_config": text, "vision_config": {}}
 
@@ -608,6 +763,27 @@ SHAPES = {
         },
         1000,
     ),
+    "tiny-qwen3-next": (
+        _QWEN3_NEXT
+        | {
+            "head_dim": 32,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "linear_key_head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 32,
+            "max_position_embeddings": 8192,
+            "moe_intermediate_size": 64,
+            "num_attention_heads": 4,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 4,
+            "shared_expert_intermediate_size": 64,
+            "vocab_size": 1024,
+        },
+        1000,
+    ),
     "moonlight-16b-a3b": (DEEPSEEK_BASE | _MOONLIGHT, 4000),
     "qwen3-30b-a3b": (QWEN3_BASE, 4000),
     # Four of the 61 layers unless --layers says otherwise: three dense and one of experts.
@@ -618,6 +794,8 @@ SHAPES = {
     "minimax-m2": (_MINIMAX_M2, 4000),
     "hy3": (_HY3, 4000),
     "gpt-oss-20b": (_GPT_OSS, 4000),
+    "qwen3-next-80b-a3b": (_QWEN3_NEXT, 4000),
+    "qwen3.5-35b-a3b": (_wrapped("qwen3_5_moe", _QWEN35), 4000),
     "mistral-small-4": (_wrapped("mistral3", _MISTRAL_SMALL_4), 4000),
 }
 

@@ -66,6 +66,17 @@ def test_logits(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
         check_logits(ours, golden["logits"])
 
 
+# A recurrent state passes from step to step by the bit, wherever a prompt is cut.
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("qwen3_next", "qwen3_5"))])
+def test_recurrent_states_in_chunks(tandem, checkpoint_of, case, tmp_path):  # noqa: F811
+    golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
+    ours = [
+        logits_of(tandem, model, golden["prompt"], tmp_path / "l.npy", chunk)
+        for chunk in (None, 64, 37, 2)  # one by one they are decoded, with other kernels
+    ]
+    assert all((one == ours[0]).all() for one in ours[1:])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_continuation(tandem, checkpoint_of, case):  # noqa: F811
     golden, model = np.load(DATA / f"{case}.npz"), checkpoint_of(case)
@@ -90,13 +101,14 @@ def test_logits_on_cuda(tandem, cuda, checkpoint_of, case, tmp_path, monkeypatch
     check_cuda_logits(ours, golden["logits"])
 
 
-def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of, tmp_path):  # noqa: F811
-    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of("gpt_oss")]
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_next"])
+def test_a_gpu_is_refused_what_the_cpu_alone_computes(tandem_bin, cuda, checkpoint_of, case, tmp_path):  # noqa: F811
+    command = [tandem_bin, "eval", "logits", "--model", checkpoint_of(case)]
     command += ["--token-ids", "5", "--out", tmp_path / "logits.npy"]
     run = functools.partial(subprocess.run, capture_output=True, text=True, env=os.environ | cuda)
     refused = run([*command, "--device", "cuda"])
     assert refused.returncode == 1
-    assert "gpt_oss" in refused.stderr and "give --device cpu" in refused.stderr
+    assert case in refused.stderr and "give --device cpu" in refused.stderr
     assert run([*command, "--device", "auto"]).returncode == 0
 
 
@@ -108,6 +120,17 @@ def test_inspect_of_a_model_for_the_cpu_alone(tandem, tmp_path):  # noqa: F811
     assert "32 wide, 128 positions in 2 of the 4 layers\n" in text
     assert "F4_E2M1 768.00 KiB" in text
     assert "GPU" not in text
+
+
+def test_inspect_of_recurrent_states(tandem, checkpoint_of):  # noqa: F811
+    text = tandem("inspect", "--model", checkpoint_of("qwen3_5_moe"))
+    assert "delta nets    in 3 of the 4 layers instead: 2 heads of keys, 4 of values, 16 and 16 wide" in text
+    assert "GQA: 2 of keys and values, 16 wide, 4 rotary\n" in text
+    assert "multi-token prediction: 1 of its layers" in text and "vision: 2 tensors" in text
+    facts = json.loads(tandem("inspect", "--model", checkpoint_of("qwen3_5_moe"), "--json"))
+    # Three inputs of 128 channels, and a matrix of 16 x 32 for each of four heads, in three layers.
+    assert facts["state_bytes_per_page"] == 3 * 4 * (3 * 128 + 4 * 16 * 32)
+    assert facts["kv_bytes_per_token"] == 2 * 2 * 16 * 4 and facts["page_tokens"] == 64
 
 
 # Blocks of MXFP4 by the kernels that round activations, in a case where no two experts nearly tie; what is

@@ -385,6 +385,30 @@ static void reads_gpt_oss(void **state) {
   assert_int_equal(td_model_window(&c, 1), 9);
 }
 
+static void reads_delta_nets(void **state) {
+  (void)state;
+  td_model_config c = parse_ok("{\"model_type\": \"qwen3_next\", \"mlp_only_layers\": [2]}", NULL);
+  assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk && td_model_is_cpu_only(&c));
+  assert_int_equal(c.rope_dim, 64);
+  assert_int_equal(c.shared_dim, 512);
+  assert_int_equal(td_model_n_delta(&c, c.n_layers), 36);
+  assert_true(td_model_is_delta(&c, 2) && !td_model_is_delta(&c, 3));
+  assert_true(!td_model_is_moe(&c, 2) && td_model_is_moe(&c, 3));
+  // 36 states of 32 matrices of 128 x 128 and three inputs of 8192 channels.
+  assert_int_equal(td_engine_state_bytes(&c), 36 * (32 * 128 * 128 + 3 * 8192) * 4);
+  assert_int_equal(td_engine_kv_bytes_per_token(&c, TD_F16), 12 * 2 * 2 * 256 * 2);
+  assert_int_equal(td_engine_page_tokens(&c, TD_F16), 512);
+  c = parse_ok("{\"model_type\": \"qwen3_5_moe\", \"text_config\": {\"num_hidden_layers\": 3,"
+               " \"layer_types\": [\"linear_attention\", \"full_attention\","
+               " \"full_attention\"], \"rope_parameters\": {\"mrope_section\": [11, 11, 10],"
+               " \"partial_rotary_factor\": 0.5, \"rope_theta\": 1000, \"rope_type\":"
+               " \"default\"}}}",
+               NULL);
+  assert_string_equal(c.arch_name, "qwen3_5_moe");
+  assert_true(!c.delta_grouped && c.rope_dim == 128 && c.rope_theta == 1000);
+  assert_true(td_model_is_delta(&c, 0) && !td_model_is_delta(&c, 1) && !td_model_is_delta(&c, 2));
+}
+
 static void refuses_of_new_families(void **state) {
   (void)state;
   static const refusal glm[] = {
@@ -408,6 +432,17 @@ static void refuses_of_new_families(void **state) {
       {"\"sliding_window\": 0", TD_EFORMAT, "sliding_window"},
   };
   check_refusals("gpt_oss", oss, TD_COUNT(oss));
+  static const refusal next[] = {
+      {"\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]", TD_EFORMAT,
+       "an entry for"},
+      {"\"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", TD_EFORMAT,
+       "layer_types"},
+      {"\"num_hidden_layers\": 3", TD_EFORMAT, "at least one layer"},
+      {"\"linear_num_key_heads\": 5", TD_EFORMAT, "linear_num_key_heads"},
+      {"\"linear_conv_kernel_dim\": 1", TD_EFORMAT, "linear_conv_kernel_dim"},
+      {"\"linear_num_value_heads\": 4096, \"linear_value_head_dim\": 8192", TD_EFORMAT, "too wide"},
+  };
+  check_refusals("qwen3_next", next, TD_COUNT(next));
   static const refusal kimi[] = {
       {"\"text_config\": []", TD_EFORMAT, "text_config"},
       {"\"text_config\": {\"model_type\": \"llama\"}", TD_EUNSUPPORTED, "\"llama\""},
@@ -457,6 +492,7 @@ int main(void) {
       cmocka_unit_test(reads_glm),
       cmocka_unit_test(reads_minimax_hy_and_mistral),
       cmocka_unit_test(reads_gpt_oss),
+      cmocka_unit_test(reads_delta_nets),
       cmocka_unit_test(refuses_of_new_families),
       cmocka_unit_test(reads_spellings_of_rope),
       cmocka_unit_test(reads_layer_kinds),

@@ -1,0 +1,116 @@
+"""A model with gated delta nets: its recurrent states are kept, handed over and restored as KV pages are."""
+
+import concurrent.futures
+import json
+import random
+
+import httpx
+import pytest
+from serving import Server, make_model
+
+PAGE = 64
+PROMPT = random.Random(1).choices(range(3, 900), k=400)
+OPTIONS = ("--ctx-size", "1024", "--prefill-chunk", "100")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "hybrid", "tiny-qwen3-next")
+
+
+def body(prompt, max_tokens=24, **fields):
+    fields = {"temperature": 0.9, "seed": 7, "ignore_eos": True, "logprobs": 2} | fields
+    return {"prompt": prompt, "max_tokens": max_tokens, **fields}
+
+
+def complete(server, prompt, max_tokens=24, **fields):
+    asked = body(prompt, max_tokens, **fields)
+    reply = httpx.post(server.url + "/v1/completions", json=asked, timeout=120, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def metric(server, name):
+    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_prefixes_are_reused(tandem_bin, model, workers):
+    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
+    fresh = complete(server, PROMPT)
+    assert cached(fresh) == 0
+    again = complete(server, PROMPT)
+    assert cached(again) == 400 // PAGE * PAGE
+    assert again["choices"] == fresh["choices"]  # to the last bit
+    longer = PROMPT + list(range(5, 80))
+    turn = complete(server, longer)
+    assert cached(turn) == 400 // PAGE * PAGE
+    other = PROMPT[:200] + [3] + PROMPT[201:]
+    branch = complete(server, other)
+    assert cached(branch) == 200 // PAGE * PAGE
+    server.close()
+    server = Server(tandem_bin, model, "--ctx-size", "1024", "--disaggregate", "off")
+    for prompt, answer in ((longer, turn), (other, branch)):
+        assert complete(server, prompt)["choices"] == answer["choices"]
+    server.close()
+
+
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_states_outlive_the_server_on_disk(tandem_bin, model, tmp_path, workers):
+    options = (*OPTIONS, "--kv-dir", tmp_path / "kv")
+    server = Server(tandem_bin, model, *options)
+    before = complete(server, PROMPT)
+    server.close()
+    assert len(list((tmp_path / "kv").glob("*.kv"))) == 400 // PAGE
+    server = Server(tandem_bin, model, *options, "--disaggregate", workers)
+    again = complete(server, PROMPT)
+    assert cached(again) == 400 // PAGE * PAGE
+    assert again["choices"] == before["choices"]
+    server.close()
+
+
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_a_worker_killed_in_mid_stream(tandem_bin, model, workers):
+    """The last page's state may be behind more tokens than were reported: the answer is the same."""
+    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers)
+    whole = complete(server, PROMPT, 300)["choices"][0]["text"]
+    text, n_chunks = "", 0
+    asked = body(PROMPT, 300, stream=True)
+    with httpx.stream(
+        "POST", server.url + "/v1/completions", json=asked, timeout=60, trust_env=False
+    ) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[len("data: ") :])["choices"][0]["text"]
+                n_chunks += 1
+                if n_chunks in (3, 90):
+                    server.kill_worker()
+    assert "starting it again" in server.log()
+    assert text == whole
+    server.close()
+
+
+def test_preempted_requests_go_on(tandem_bin, model):
+    def ask(number):
+        prompt = random.Random(number % 2).choices(range(3, 900), k=130) + [3 + number]
+        return complete(server, prompt, 160, seed=number)
+
+    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", "off")
+    alone = [ask(number) for number in range(4)]
+    server.close()
+    pool_of_two = ("--ctx-size", "320", "--kv-cache-tokens", "512", "--max-batch", "4")
+    server = Server(tandem_bin, model, *pool_of_two, "--disaggregate", "on")
+    for _ in range(5):  # until they have met at the wrong moment
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(ask, range(4)))
+        assert [a["choices"] for a in together] == [a["choices"] for a in alone]
+        if metric(server, "num_preemptions_total") > 0:
+            break
+    assert metric(server, "num_preemptions_total") > 0
+    server.close()
