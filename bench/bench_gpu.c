@@ -9,10 +9,11 @@
 //   --only TEXT       cases whose "operator model format" contains TEXT
 //   --list            list the cases without measuring; works on any machine
 //   --shrink N        divide dimensions by N and run each case once: for the emulator
-//   --path NAME       instead of operators: copies, register, signals, stream, decode, interference
-//     --device cpu    for the last three: two CPU devices instead of GPU and CPU
-//     --layers N      for the last three: number of layers instead of 61
-//     --threads N     for the last three: CPU threads instead of one per CPU
+//   --path NAME       instead of operators: copies, register, signals, stream, decode, cache,
+//                     interference
+//     --device cpu    for the last four: two CPU devices instead of GPU and CPU
+//     --layers N      for the last four: number of layers instead of 61
+//     --threads N     for the last four: CPU threads instead of one per CPU
 //   --without-cublas  if cuBLAS is not installed, continue with tandem's own kernels
 //   KEY=VALUE         extra members of the first line
 #include <stddef.h>
@@ -703,6 +704,7 @@ static const path paths[] = {
     {.name = "signals", .run = td_gpu_path_signals},
     {.name = "stream", .run_steps = td_gpu_path_stream},
     {.name = "decode", .run_steps = td_gpu_path_decode},
+    {.name = "cache", .run_steps = td_gpu_path_cache},
     {.name = "interference", .run_steps = td_gpu_path_interference},
 };
 

@@ -38,6 +38,7 @@ void td_gpu_steps_close(td_gpu_steps *s);
 void td_gpu_steps_head(const td_gpu_steps *s); // writes members of the JSON's first line
 void td_gpu_path_stream(td_gpu_steps *s);
 void td_gpu_path_decode(td_gpu_steps *s);
+void td_gpu_path_cache(td_gpu_steps *s);
 void td_gpu_path_interference(td_gpu_steps *s);
 
 #endif

@@ -14,8 +14,10 @@
 #include "worker/stream_pace.h"
 
 enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
+enum { CACHE_SPARE = 16 << 10 }; // more than aligning an expert's matrices takes
 enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
-#define CASE_S 1.5
+#define CASE_S           1.5
+#define CACHE_STEP_BYTES ((size_t)2 << 30) // so that a cache is full after few steps
 
 // ---- open and close -----------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ typedef struct {
 typedef struct {
   uint32_t n_seqs, seq_tokens, step_tokens, n_microbatches;
   bool is_streaming, is_urgent;
+  size_t cache_bytes; // see td_engine_opts
 } rig_opts;
 
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
@@ -122,6 +125,8 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .n_microbatches = o->n_microbatches,
                                .stream_bytes = o->is_streaming ? s->devices.stream_bytes : 0,
                                .break_even_tokens = o->is_streaming ? 1 : 0,
+                               .cache_bytes = o->cache_bytes,
+                               .cache_step_bytes = CACHE_STEP_BYTES,
                                .is_urgent = o->is_urgent};
   td_gpu_must(td_engine_open(&r.engine, model, b->dev, &opts, &err), &err);
   return r;
@@ -205,6 +210,77 @@ static void begin(td_gpu_steps *s, const char *path) {
 static void end(td_gpu_steps *s) {
   td_jw_end_object(s->b->json);
   td_gpu_write(s->b);
+}
+
+// ---- decode with cached experts -----------------------------------------------------------------
+
+// Memory for n experts and the buffers of a cache, which are small beside an expert.
+static size_t cache_bytes_of(const td_gpu_steps *s, uint32_t n) {
+  const td_model_config *c = &s->model.config;
+  const uint64_t expert = s->model.layer_bytes / c->n_experts + CACHE_SPARE;
+  uint64_t n_bytes = n * expert;
+  while (n && td_expert_cache_slots(n_bytes, expert, c, 1, td_dev_act_dtype(s->b->dev)) < n)
+    n_bytes += CACHE_SPARE;
+  return n_bytes;
+}
+
+// Steps until the cache stays as it is. The token is the same each time, and so are its experts.
+static void fill_cache(td_gpu_steps *s, rig *r, const step_shape *shape) {
+  enum { MOST_FILLING = 500, STILL = 4 };
+  uint64_t moves = 0;
+  for (uint32_t i = 0, n_still = 0; i < MOST_FILLING && n_still < STILL; i++) {
+    s->random = 1;
+    run_step(s, r, shape);
+    const uint64_t now = td_engine_cache_stats(r->engine).moves;
+    n_still = now == moves ? n_still + 1 : 0;
+    moves = now;
+  }
+}
+
+// One sequence whose token's experts are cached in part: n of them.
+static void cache_case(td_gpu_steps *s, uint32_t n, uint32_t n_of_token) {
+  const step_shape shape = {.n_decode = 1, .n_past = fewer(s, DEPTH, 1)};
+  const size_t cache_bytes = cache_bytes_of(s, n), n_free = td_dev_free_vram_bytes(s->b->dev);
+  if (n_free && cache_bytes > n_free - n_free / 8) return;
+  rig r = open_rig(s, s->model.model,
+                   &(rig_opts){.n_seqs = 1,
+                               .seq_tokens = DEPTH + PAGE_TOKENS,
+                               .step_tokens = 1,
+                               .n_microbatches = 1,
+                               .cache_bytes = cache_bytes});
+  double seconds[MAX_STEPS], sum = 0;
+  uint32_t n_steps = 0;
+  fill_cache(s, &r, &shape);
+  const td_expert_cache_stats before = td_engine_cache_stats(r.engine);
+  while (n_steps < MAX_STEPS && (n_steps < LEAST_STEPS || (s->b->shrink == 1 && sum < CASE_S))) {
+    s->random = 1;
+    seconds[n_steps] = run_step(s, &r, &shape);
+    sum += seconds[n_steps++];
+  }
+  const td_expert_cache_stats after = td_engine_cache_stats(r.engine);
+  begin(s, "cache");
+  td_jw_int(s->b->json, "slots", after.n_slots);
+  td_jw_int(s->b->json, "cached", after.n_cached);
+  td_jw_int(s->b->json, "experts_of_token", n_of_token);
+  td_jw_double(s->b->json, "hit_rate",
+               (double)(after.hits - before.hits) / ((double)n_steps * n_of_token));
+  td_jw_double(s->b->json, "cache_bytes", (double)cache_bytes);
+  td_jw_double(s->b->json, "itl_ms", td_bench_median(seconds, n_steps) * 1e3);
+  end(s);
+  close_rig(s, &r);
+}
+
+// No cache; one of a single expert, which shows what the cache itself costs; and caches of a
+// quarter, half and all of a token's experts.
+void td_gpu_path_cache(td_gpu_steps *s) {
+  const td_model_config *c = &s->model.config;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < c->n_layers; i++)
+    n += td_model_is_moe(c, i) ? c->top_k : 0;
+  const uint32_t sizes[] = {0, 1, n / 4, n / 2, n};
+  warm_up(s, LEAST_PROMPT);
+  for (size_t i = 0; i < TD_COUNT(sizes); i++)
+    cache_case(s, sizes[i], n);
 }
 
 // ---- prefill with streamed experts --------------------------------------------------------------

@@ -4,11 +4,11 @@ usage: [LIMIT=SECONDS] [OUT=FOLDER] scripts/gpu/stage.sh tests|measure|sanitize
 
   tests     what the machine is, the unit programs and the golden models side by side, operators
   measure   what decides a design first: copies, pinning, signals, streamed prefill, hybrid decode,
-            decode beside a prefill, and then all operators
+            decode with cached experts and beside a prefill, and then all operators
   sanitize  compute-sanitizer's memcheck, then its racecheck, over some of the unit tests
 
 The programs come from .gpu.tgz (scripts/gpu/pack.sh), or from TANDEM_BUILD where that names an
-unpacked one or a build folder. Each stage has LIMIT seconds (165, 400 and 120). Every step appends
+unpacked one or a build folder. Each stage has LIMIT seconds (165, 440 and 120). Every step appends
 one JSON line to FOLDER/<stage>.jsonl (default: bench/results) as soon as it ends, whatever its end:
 
   {"stage", "name", "status", "exit_code", "seconds", "at", "result", "log"}
@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIMITS = {"tests": 165, "measure": 400, "sanitize": 120}
+LIMITS = {"tests": 165, "measure": 440, "sanitize": 120}
 UNITS = ["device", "graphs", "weights", "ops", "attn", "engine", "comm"]
 # The emulator shows that a bundle is whole; its tests run whole in CTest.
 EMULATED_TESTS = {
@@ -271,11 +271,12 @@ def tests(stage):
     stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
 
 
-PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "interference": 75}  # seconds
+PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "cache": 40, "interference": 75}  # seconds
 # Of these the emulator takes one, two CPU devices the others.
 EMULATED_PATHS = {
     "stream": ["--layers", "8", "--threads", "2", "--device", "cpu"],
     "decode": ["--layers", "8", "--threads", "2", "--device", "cpu"],
+    "cache": ["--layers", "8", "--threads", "2", "--device", "cpu"],
     "interference": ["--layers", "2", "--threads", "1"],
 }
 

@@ -113,6 +113,25 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     server.close()
 
 
+def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library):
+    """The GPU computes what it holds; steps go on while experts move, and whatever is decoded, some are found."""
+    options = ["--expert-device", "cpu", "--expert-cache", "0.25", "--weights", "resident"]
+    server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
+    assert re.search(r"a cache of \d+ of \d+ experts", server.log())
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for said in [pool.submit(complete, server, [5 + i, 6, 7], 8) for i in range(3)]:
+            said.result()
+    wait_until(lambda: counter(server, "hits_total") > 0)
+    assert counter(server, "misses_total") > 0 and counter(server, "moves_total") > 0
+    assert 0 < counter(server, "experts") <= counter(server, "slots")
+    server.close()
+
+
+def counter(server, name):
+    text = httpx.get(server.url + "/metrics", trust_env=False).text
+    return float(re.search(rf"^tandem_expert_cache_{name}{{.*}} (.*)$", text, re.M)[1])
+
+
 def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
     """Neither changes what the other says; whoever goes away in the middle leaves nothing behind."""
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--decode-slowdown", "30"]

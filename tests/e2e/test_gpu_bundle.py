@@ -231,7 +231,7 @@ def test_sanitizers_run_over_some_tests(bare_root, namespace):
 
 def check_steps(results):
     """Steps of as many layers as are asked for, which share one layer's memory."""
-    for name in ("stream", "decode", "interference"):
+    for name in ("stream", "decode", "cache", "interference"):
         head = results[name][0]
         assert head["aliased_layers"] is True and head["layers"] == results[name][1]["layers"]
         assert head["layer_expert_bytes"] < head["weight_bytes_in_memory"]
@@ -248,6 +248,11 @@ def check_steps(results):
     for c in decode:
         of_one = n_moe * results["decode"][0]["layer_expert_bytes"] * 8 / 16
         assert c["expert_bytes"] == pytest.approx(of_one) if c["batch"] == 1 else c["expert_bytes"] > 1.2 * of_one
+    cached = results["cache"][1:]
+    n = n_moe * 8
+    assert [(c["cached"], c["experts_of_token"]) for c in cached] == [(k, n) for k in (0, 1, n // 4, n // 2, n)]
+    for c in cached:
+        assert c["hit_rate"] == pytest.approx(c["cached"] / n) and c["itl_ms"] > 0
     for c in results["interference"][1:]:
         assert c["itl_alone_ms"] > 0 and c["prompt_tokens_a_step"] > 0 and c["prompt_tokens_per_s"] > 0
         assert c["decode_steps"] == 0 or c["itl_max_ms"] >= c["itl_ms"] > 0
