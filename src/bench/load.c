@@ -207,7 +207,7 @@ static void start_next(load *l) {
   td_buf prompt = TD_BUF_INIT, body = TD_BUF_INIT;
   write_prompt(l, &prompt);
   td_client_body(&body, td_buf_text(&l->model), td_buf_text(&prompt),
-                 is_prompt ? 1 : (uint32_t)l->options->bench_gen.values[0]);
+                 is_prompt ? 1 : (uint32_t)l->options->bench_gen.values[0], l->options->extra_body);
   td_load_call_start(&r->call, &l->loop, "/chat/completions", &body);
   td_buf_free(&prompt);
   td_buf_free(&body);
@@ -366,6 +366,7 @@ int td_bench_server(const td_options *o) {
   if (is_interference(&l) && o->n_requests < 2) {
     st = td_fail(&err, TD_EINVAL, "--load interference needs --requests 2 at least");
   }
+  if (st == TD_OK) st = td_client_check_extra(o->extra_body, &err);
   if (st == TD_OK) st = td_load_target_parse(&l.target, o->server, &err);
   l.target.api_key = o->api_key;
   uv_loop_init(&l.loop);

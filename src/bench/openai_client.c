@@ -7,7 +7,28 @@
 #include "base/json_parse.h"
 #include "base/json_write.h"
 
-void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens) {
+td_status td_client_check_extra(const char *extra, td_err *err) {
+  cJSON *root;
+  if (!extra) return TD_OK;
+  td_status st = td_json_parse(&root, extra, strlen(extra), TD_JSON_MAX_DEPTH - 1, err);
+  if (st != TD_OK) return td_fail(err, TD_EINVAL, "--extra-body: not JSON: %.200s", extra);
+  if (!cJSON_IsObject(root)) st = td_fail(err, TD_EINVAL, "--extra-body: give a JSON object");
+  cJSON_Delete(root);
+  return st;
+}
+
+// Puts the members of an object in front of the closing brace of another.
+static void add_members(td_buf *out, const char *object) {
+  const char *begin = strchr(object, '{') + 1, *end = strrchr(object, '}');
+  if (begin + strspn(begin, " \t\r\n") == end) return;
+  out->len -= out->len > 0;
+  td_buf_char(out, ',');
+  td_buf_add(out, begin, (size_t)(end - begin));
+  td_buf_char(out, '}');
+}
+
+void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens,
+                    const char *extra) {
   td_json_writer w = TD_JSON_WRITER(out);
   td_jw_begin_object(&w, NULL);
   td_jw_str(&w, "model", model);
@@ -26,6 +47,7 @@ void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t
   td_jw_bool(&w, "continuous_usage_stats", true);
   td_jw_end_object(&w);
   td_jw_end_object(&w);
+  if (extra) add_members(out, extra);
 }
 
 static bool has_text(const cJSON *object, const char *key) {

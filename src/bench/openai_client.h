@@ -11,8 +11,11 @@
 
 // Appends the body of a streaming chat request: one user message, greedy sampling, max_tokens
 // tokens, usage reported with every token and at the end. Also sets ignore_eos, which servers
-// without that member ignore.
-void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens);
+// without that member ignore. extra: an object whose members follow; NULL: none.
+void td_client_body(td_buf *out, const char *model, const char *prompt, uint32_t max_tokens,
+                    const char *extra);
+// TD_EINVAL: extra is no JSON object.
+td_status td_client_check_extra(const char *extra, td_err *err);
 
 // Contents of one streamed event.
 typedef struct {

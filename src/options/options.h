@@ -102,7 +102,7 @@ typedef struct {
   // bench
   td_int_list bench_prompt, bench_gen, bench_depth, bench_batch;
   int64_t repeat;
-  char *server;
+  char *server, *extra_body;
   int load_shape; // td_load_shape
   int64_t n_requests, concurrency;
   double rate, slo_ttft_ms, slo_tpot_ms;

@@ -254,6 +254,8 @@ const td_option td_option_table[] = {
      "requests open at once"},
     {GROUP_LOAD, "rate", 0, OPT_REAL, ON(BENCH), AT(rate), RANGE(0.001, 100000), "1", "PER_SECOND",
      "arrivals per second"},
+    {GROUP_LOAD, "extra-body", 0, OPT_STR, ON(BENCH), AT(extra_body), NO_RANGE, NULL, "JSON",
+     "object whose members every request has besides, such as a response_format"},
     {GROUP_LOAD, "slo-ttft", 0, OPT_REAL, ON(BENCH), AT(slo_ttft_ms), RANGE(0, 1e9), "0", "MS",
      "goodput counts requests with at most this TTFT; 0: no limit"},
     {GROUP_LOAD, "slo-tpot", 0, OPT_REAL, ON(BENCH), AT(slo_tpot_ms), RANGE(0, 1e9), "0", "MS",

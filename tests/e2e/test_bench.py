@@ -188,3 +188,26 @@ def test_gaps_are_those_of_tokens(tandem_bin, handler, tokens_a_gap):
     assert report["failed"] == 0 and report["output_tokens"] == 101
     gap = report["itl_ms"]["mean"] / report["tpot_ms"]["mean"]
     assert abs(gap - tokens_a_gap) < 0.3
+
+
+class Keeping(HalfMute):
+    asked = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(json.loads(body))
+        self.send_json({})
+
+
+def test_members_of_every_request(tandem_bin):
+    extra = {"response_format": {"type": "json_object"}, "user": "}{"}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeping) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        args = ["--server", f"http://127.0.0.1:{stub.server_port}", "--requests", "1", "-n", "2"]
+        for given in extra, {}:
+            bench(tandem_bin, *args, "--extra-body", json.dumps(given))
+        wrong = bench(tandem_bin, *args, "--extra-body", "[1]")
+        stub.shutdown()
+    first, second = Keeping.asked
+    assert first["max_tokens"] == 2 and first | extra == first and "user" not in second
+    assert wrong.returncode == 2 and "--extra-body: give a JSON object" in wrong.stderr
