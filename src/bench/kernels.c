@@ -1,12 +1,13 @@
 // src/bench/kernels.c - `tandem bench kernels`: every linear kernel that this machine supports, at
-// the shapes of DeepSeek-V3's experts. Calls rotate through many matrices, so that weights are read
-// from memory as in a model.
+// the shapes of DeepSeek-V3's experts, and with format f32 delta_rule (delta.h). Calls rotate
+// through many matrices, so that weights are read from memory as in a model.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/clock.h"
 #include "bench/bench.h"
+#include "bench/delta.h"
 #include "bench/report.h"
 #include "runtime/command.h"
 #include "tandem/kernels.h"
@@ -206,6 +207,9 @@ int td_cmd_bench_kernels(const td_options *o) {
   for (size_t i = 0; i < n && st == TD_OK; i++) {
     if (td_bench_format_chosen(&formats[i], o->bench_format))
       st = run_format(&b, &formats[i], &err);
+    if (st == TD_OK && strcmp(formats[i].name, "f32") == 0 &&
+        td_bench_format_chosen(&formats[i], o->bench_format))
+      st = td_bench_delta(&b.report, &formats[i], &err);
   }
   st = td_bench_report_close(&b.report, st, &err);
   free(b.weights);

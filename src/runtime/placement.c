@@ -80,6 +80,15 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err) {
   if (!td_model_is_cpu_only(config)) return TD_OK;
+  td_device_list list;
+  td_status st = td_device_list_parse(&list, opts->devices, err);
+  if (st == TD_OK && td_engine_state_bytes(config) && list.n > 1) {
+    st = td_fail(err, TD_EUNSUPPORTED,
+                 "--devices %s: a recurrent state (%s) passes from token to token, so several "
+                 "devices cannot share a prompt: give one device, or leave it out",
+                 opts->devices, config->arch_name);
+  }
+  if (st != TD_OK) return st;
   const bool is_cuda = strcmp(opts->device, "cuda") == 0;
   if (!is_cuda && opts->experts != TD_EXPERTS_GPU) return TD_OK;
   return td_fail(err, TD_EUNSUPPORTED,

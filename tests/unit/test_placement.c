@@ -65,6 +65,19 @@ static void test_models_of_the_cpu_alone(void **state) {
     assert_non_null(strstr(err.msg, "gpt_oss"));
     assert_non_null(strstr(err.msg, "give --device cpu"));
   }
+  td_model_config states = {.arch_name = "qwen3_next",
+                            .n_layers = 1,
+                            .delta_layers = {1},
+                            .delta_k_heads = 1,
+                            .delta_v_heads = 1,
+                            .delta_k_dim = 8,
+                            .delta_v_dim = 8,
+                            .delta_taps = 4};
+  td_runtime_opts several = {.device = "cpu", .devices = "0,1"};
+  assert_int_equal(td_placement_check_model(&can[0], &states, &err), TD_OK);
+  assert_int_equal(td_placement_check_model(&several, &sinks, &err), TD_OK);
+  assert_int_equal(td_placement_check_model(&several, &states, &err), TD_EUNSUPPORTED);
+  assert_non_null(strstr(err.msg, "--devices 0,1"));
 }
 
 // Without a GPU auto is cpu in every respect; with one the experts are the CPU's if they do not fit
