@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import queue
+import random
 import re
 import shutil
 import threading
@@ -262,6 +263,7 @@ CASES = [
     ("***x*** __y__", "<p><strong><em>x</em></strong> <strong>y</strong></p>"),
     ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
     ("a  \nb\\\nc\nd", "<p>a  <br>b<br>c<br>d</p>"),
+    ("a\\b \\", "<p>a\\b \\</p>"),
     ("2 * 3 * 4", "<p>2 * 3 * 4</p>"),
     (r"\*not\* ``a`b``", "<p>*not* <code>a`b</code></p>"),
     ("see https://a.org/x_(y).", "<p>see <a>https://a.org/x_(y</a>).</p>"),
@@ -274,6 +276,7 @@ CASES = [
     ("```js\nopen", "<pre>open</pre>"),
     ("a | b\n--|--\n1 | 2 | 3", "<table>a,b/1,2</table>"),
     ("a | b", "<p>a | b</p>"),
+    ("|a\n---", "<p>|a</p><hr>"),
     ("<b>x</b> &amp;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;amp;</p>"),
     ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
     (">" * 100 + " deep", None),
@@ -282,6 +285,11 @@ CASES = [
     ("*a " * 5000, None),
     ("- " * 2000, None),
 ]
+
+# What random texts are made of.
+PARTS = ["a", "word ", "\n", "\n\n", "    ", "  ", "\t", "*", "**", "_", "~~", "`", "```", "~~~", "- ", "1. ",
+         "> ", "# ", "|", "|-|-|", "--|--", "---", "[", "](", "https://a.org", ")", "!", "<", ">", "\\", "\r\n",
+         "\u65e5", "\U0001f600", ":", "a|b\n-|-\n"]
 
 SHAPE = """async (text) => {
   const { renderBlock, splitBlocks } = await import("/page/markdown.js");
@@ -299,12 +307,33 @@ SHAPE = """async (text) => {
   return splitBlocks(text).flatMap(renderBlock).map(shape).join("");
 }"""
 
+# The same text, shown at once and letter by letter.
+GROWING = """async (text) => {
+  const { viewOf } = await import("/page/view.js");
+  const message = (content) => ({ role: "assistant", content, reasoning: "" });
+  const grown = message(""), view = viewOf(grown, {});
+  for (const letter of text) {
+    grown.content += letter;
+    view.update({ begin: 0 });
+  }
+  return [view.body.outerHTML, viewOf(message(text), {}).body.outerHTML];
+}"""
+
 
 def test_markdown_cases(open_page):
     page = open_page()
     for text, shape in CASES:
         became = page.evaluate(SHAPE, text)
         assert became == shape or shape is None, text
+    for text in [MARKDOWN, "\r\n".join(MARKDOWN.split("\n")), "- a\n\n\t- b\n\n  more\n\nend\n***",
+                 "text\na|b\n-|-\n1|2"]:
+        grown, whole = page.evaluate(GROWING, text)
+        assert grown == whole
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choice(PARTS) for _ in range(rng.randint(1, 40)))
+        grown, whole = page.evaluate(GROWING, text)
+        assert grown == whole, repr(text)
 
 
 def test_thoughts_are_folded_and_kept(open_page, gate):

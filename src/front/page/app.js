@@ -311,7 +311,6 @@ async function connect() {
 const STATES = {
   ok: "",
   loading: "The model is loading…",
-  starting: "The model is loading…",
   unreachable: "The server does not answer. Trying again…",
   stuck: "The model has stopped making progress and will be restarted.",
   failed: "The model could not be loaded: see the server's log.",

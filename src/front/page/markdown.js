@@ -2,7 +2,7 @@
 // spans, emphasis, strikethrough and links. Only createElement and text nodes are used, so nothing
 // in the text can become markup; raw HTML is shown as it is, and images as links.
 
-const MAX_DEPTH = 12; // of quotes, lists and emphasis in one another
+const MAX_DEPTH = 12; // of quotes, lists, emphasis and brackets in one another
 
 const MAX_SPAN = 4000; // characters of emphasis or a link: bounds the search for its end
 
@@ -26,7 +26,7 @@ const isBlank = (line) => line.trim() === "";
 const indentOf = (line) => line.length - line.trimStart().length;
 
 function isTable(lines, at) {
-  return lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") &&
+  return lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("|") &&
     DELIMITERS.test(lines[at + 1]) && cells(lines[at]).length === cells(lines[at + 1]).length;
 }
 
@@ -53,6 +53,7 @@ function blockAt(lines, at) {
   }
   if (ITEM.test(line)) return ["list", listLength(lines, at)];
   if (isTable(lines, at)) {
+    end++;
     while (end < lines.length && lines[end].includes("|")) end++;
     return ["table", end - at];
   }
@@ -79,17 +80,14 @@ function listLength(lines, at) {
   return end - at;
 }
 
-// The source of each top-level block. A block is rendered alone, so while a text grows all but the
-// last ones stay as they are.
+// The source of each top-level block. A block is rendered alone, so that while a text grows those
+// whose source stays the same need not be rendered again.
 export function splitBlocks(text) {
-  const lines = text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), blocks = [];
+  const lines = text.split("\n").map((line) => line.replace(/\r$/, "").replaceAll("\t", "    "));
+  const blocks = [];
   for (let at = 0; at < lines.length;) {
-    if (isBlank(lines[at])) {
-      at++;
-      continue;
-    }
-    const [, n] = blockAt(lines, at);
-    blocks.push(lines.slice(at, at + n).join("\n"));
+    const n = isBlank(lines[at]) ? 1 : blockAt(lines, at)[1];
+    if (!isBlank(lines[at])) blocks.push(lines.slice(at, at + n).join("\n"));
     at += n;
   }
   return blocks;
@@ -199,9 +197,10 @@ function link(url, ...children) {
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
 
 // Where the mark of emphasis that begins before `from` closes it, or -1. Skips code spans and escapes.
-function closing(text, mark, from) {
+// vain: by mark, how far an earlier search has found none.
+function closing(text, mark, from, vain) {
   const limit = Math.min(text.length, from + MAX_SPAN);
-  for (let at = from; at < limit; at++) {
+  for (let at = Math.max(from, vain[mark] ?? 0); at < limit; at++) {
     if (text[at] === "\\") {
       at++;
     } else if (text[at] === "`") {
@@ -216,6 +215,7 @@ function closing(text, mark, from) {
       at = end - 1;
     }
   }
+  vain[mark] = limit;
   return -1;
 }
 
@@ -224,7 +224,7 @@ function linkAt(text, at) {
   let depth = 0, close = at;
   for (const limit = Math.min(text.length, at + MAX_SPAN); close < limit; close++) {
     if (text[close] === "\\") close++;
-    else if (text[close] === "[") depth++;
+    else if (text[close] === "[" && ++depth > MAX_DEPTH) return null;
     else if (text[close] === "]" && --depth === 0) break;
   }
   const target = /^\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/
@@ -233,10 +233,10 @@ function linkAt(text, at) {
 }
 
 // What begins at text[at], a special character: [node, end], or null where it is only a character.
-function spanAt(text, at, depth) {
+function spanAt(text, at, depth, vain) {
   const c = text[at], next = text[at + 1];
   if (c === "\\" && next === "\n") return [element("br", ""), at + 2];
-  if (c === "\\" && next && PUNCTUATION.test(next)) return [next, at + 2];
+  if (c === "\\") return next && PUNCTUATION.test(next) ? [next, at + 2] : null;
   if (c === "\n") return [element("br", ""), at + 1]; // as models mean it, unlike CommonMark
   if (c === "`") {
     const run = /^`+/.exec(text.slice(at, at + 64))[0];
@@ -260,15 +260,15 @@ function spanAt(text, at, depth) {
     if (!url || (c === "<" && text[begin + url.length] !== ">")) return null;
     return [link(url, url), begin + url.length + (c === "<" ? 1 : 0)];
   }
-  return emphasisAt(text, at, depth);
+  return emphasisAt(text, at, depth, vain);
 }
 
-function emphasisAt(text, at, depth) {
+function emphasisAt(text, at, depth, vain) {
   const run = /^(?:\*+|_+|~+)/.exec(text.slice(at, at + 8))[0], names = EMPHASIS[run];
   const begin = at + run.length;
   const opens = names && text[begin] !== undefined && !/\s/.test(text[begin]) &&
     !(run[0] === "_" && isWord(text[at - 1]));
-  const end = opens ? closing(text, run, begin) : -1;
+  const end = opens ? closing(text, run, begin, vain) : -1;
   if (end < 0) return [run, begin];
   const inner = inline(text.slice(begin, end), depth + 1);
   const node = names.reduceRight((nodes, name) => [element(name, "", ...nodes)], inner)[0];
@@ -278,7 +278,7 @@ function emphasisAt(text, at, depth) {
 // Nodes and strings.
 function inline(text, depth) {
   if (depth >= MAX_DEPTH) return [text];
-  const nodes = [];
+  const nodes = [], vain = {};
   let plain = "", at = 0;
   const flush = () => {
     if (plain) nodes.push(plain);
@@ -290,7 +290,7 @@ function inline(text, depth) {
     plain += text.slice(at, next);
     at = next;
     if (at >= text.length) break;
-    const span = spanAt(text, at, depth);
+    const span = spanAt(text, at, depth, vain);
     if (!span) {
       plain += text[at++];
     } else {

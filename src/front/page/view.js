@@ -95,6 +95,7 @@ class UserView {
 }
 
 class AssistantView {
+  #content = "";
   #blocks = []; // {source, nodes} of what is in body
 
   constructor(message, actions) {
@@ -133,6 +134,8 @@ class AssistantView {
   }
 
   #renderContent(content) {
+    if (content === this.#content) return;
+    this.#content = content;
     const sources = splitBlocks(content);
     let same = 0;
     while (same < sources.length && this.#blocks[same]?.source === sources[same]) same++;
