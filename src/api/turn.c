@@ -70,15 +70,35 @@ td_status td_api_said_by(const td_output_parser *how, const char *text, size_t l
   return st;
 }
 
-void td_api_turn_place(const td_api_request *r, uint32_t n_messages, td_digest *place) {
+// Begins with what is not a message.
+static void begin_places(td_sha256 *sha, const td_api_request *r) {
+  td_digest rest;
+  td_sha256_begin(sha);
+  td_sha256_add(sha, td_buf_text(&r->vars) + r->vars_rest, r->vars.len - r->vars_rest);
+  td_sha256_end(sha, &rest);
+  td_sha256_begin(sha);
+  td_sha256_add(sha, &rest, sizeof rest);
+}
+
+void td_api_turn_place(const td_api_request *r, td_digest *place) {
   td_sha256 sha;
-  const char *vars = td_buf_text(&r->vars);
-  const size_t end = n_messages ? r->marks[n_messages - 1].end : 0;
-  td_sha256_begin(&sha);
-  td_sha256_add(&sha, &end, sizeof end);
-  td_sha256_add(&sha, vars, end);
-  td_sha256_add(&sha, vars + r->vars_rest, r->vars.len - r->vars_rest);
+  begin_places(&sha, r);
+  td_sha256_add(&sha, td_buf_text(&r->vars), r->n_marks ? r->marks[r->n_marks - 1].end : 0);
   td_sha256_end(&sha, place);
+}
+
+void td_api_turn_places(const td_api_request *r, td_digest *places) {
+  td_sha256 sha, so_far;
+  const char *vars = td_buf_text(&r->vars);
+  size_t begin = 0;
+  begin_places(&so_far, r);
+  for (uint32_t i = 0; i <= r->n_marks; i++) {
+    const size_t end = i ? r->marks[i - 1].end : 0;
+    td_sha256_add(&so_far, vars + begin, end - begin);
+    begin = end;
+    sha = so_far;
+    td_sha256_end(&sha, &places[i]);
+  }
 }
 
 void td_api_turn_key(const td_digest *place, const td_digest *said, td_digest *key) {

@@ -18,8 +18,10 @@ void td_api_said_call(td_sha256 *sha, const char *name, const char *arguments);
 td_status td_api_said_by(const td_output_parser *how, const char *text, size_t len, td_digest *said,
                          td_buf *reasoning, td_err *err);
 
-// The first n_messages of a request, with its tools and options.
-void td_api_turn_place(const td_api_request *request, uint32_t n_messages, td_digest *place);
+// places[i]: the first i messages of the request, with its tools and options; i up to n_marks.
+void td_api_turn_places(const td_api_request *request, td_digest *places);
+// The last of them alone.
+void td_api_turn_place(const td_api_request *request, td_digest *place);
 // The key of a message that says `said` there.
 void td_api_turn_key(const td_digest *place, const td_digest *said, td_digest *key);
 

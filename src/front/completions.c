@@ -384,11 +384,11 @@ static const char *finish_reason(const choice *c, td_finish how) {
   return c->parts.n_calls ? "tool_calls" : "stop";
 }
 
-// Remembers what was generated for when the conversation comes back. An answer that was cut is not.
+// Remembers what was generated for when the conversation comes back. An answer that a stop string
+// cut is not: its last tokens hold more than was sent.
 static void keep_turn(const choice *c) {
   const job *j = c->job;
   if (!j->is_chat || j->n_choices != 1 || j->request.is_continued || c->answer.stopped) return;
-  if (!c->has_end && c->parts.state != TD_PARTS_DONE) return;
   const td_generated g = {.place = &j->place,
                           .how = &c->parts,
                           .text = &c->answer.text,
@@ -740,7 +740,7 @@ static void prepare(uv_work_t *work) {
   if (j->status == TD_OK) {
     j->status = td_serve_compose(j->host->chat, &j->request, j->prompt_thinks, &j->error);
   }
-  if (j->is_chat) td_api_turn_place(&j->request, j->request.n_marks, &j->place);
+  if (j->is_chat) td_api_turn_place(&j->request, &j->place);
   bool is_cut = false;
   for (uint32_t i = 0; i < n; i++)
     is_cut |= j->prompts[i].is_cut;

@@ -6,7 +6,7 @@
 #include "api/turn.h"
 #include "front/serve_impl.h"
 
-#define MOST_TRIES 3 // turns that are looked at for one prompt
+#define MOST_TRIES 3 // turns that a prompt is rendered for
 
 // ---- turns of the server's own ------------------------------------------------------------------
 
@@ -21,16 +21,16 @@ static bool is_asked_after(const td_api_request *r, uint32_t n) {
 // Encodes the prompt behind message k, the assistant's, if that was generated here. A template that
 // fails on arguments as objects may take them as text.
 static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_request *r, uint32_t k,
-                          td_token_ids *out, td_buf *text) {
-  td_digest place, key;
+                          const td_digest *place, bool *found, td_token_ids *out, td_buf *text) {
+  td_digest key;
   td_chat_known known = {.n_messages = k + 1};
   td_token_ids ids = {0};
   char *reasoning;
   bool used = false;
   td_err ignored;
-  td_api_turn_place(r, k, &place);
-  td_api_turn_key(&place, &r->marks[k].said, &key);
-  if (!td_turns_find(turns, &key, &ids, &known.end, &reasoning)) return false;
+  td_api_turn_key(place, &r->marks[k].said, &key);
+  *found = td_turns_find(turns, &key, &ids, &known.end, &reasoning);
+  if (!*found) return false;
   known.ids = ids.ids;
   known.n_ids = ids.n;
   known.reasoning = reasoning[0] && is_asked_after(r, k + 1) ? reasoning : NULL;
@@ -54,13 +54,19 @@ static bool encode_behind(const td_chat *chat, td_turns *turns, const td_api_req
 static bool encode_known(const td_chat *chat, td_turns *turns, const td_api_request *r,
                          td_token_ids *out, td_buf *text) {
   unsigned n_tries = 0;
+  bool used = false;
   if (!turns || r->is_continued) return false;
-  for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MOST_TRIES;) {
+  td_digest *places = malloc((r->n_marks + (size_t)1) * sizeof *places);
+  if (!places) return false;
+  td_api_turn_places(r, places);
+  for (uint32_t k = r->n_marks; k-- > 1 && n_tries < MOST_TRIES && !used;) {
+    bool found = false;
     if (!r->marks[k].is_answer) continue;
-    n_tries++;
-    if (encode_behind(chat, turns, r, k, out, text)) return true;
+    used = encode_behind(chat, turns, r, k, &places[k], &found, out, text);
+    n_tries += found;
   }
-  return false;
+  free(places);
+  return used;
 }
 
 void td_serve_keep_turn(td_turns *turns, const td_generated *g) {

@@ -132,6 +132,25 @@ def test_ten_turns_of_chat(tandem_bin, model, how):
         server.close()
 
 
+def test_what_was_cut_and_what_others_said(server):
+    """An answer that ended at max_tokens is remembered, too, and is found behind others' answers."""
+    url = server.url + "/v1/chat/completions"
+    messages = [{"role": "system", "content": "x" * 100}, {"role": "user", "content": "go"}]
+    body = {"messages": messages, "temperature": 0}
+    first = httpx.post(url, json=body | {"max_tokens": 40}).json()
+    assert first["choices"][0]["finish_reason"] == "length"
+    messages.append(first["choices"][0]["message"])
+    for i in range(6):
+        messages.append({"role": "user", "content": f"{i}?"})
+        messages.append({"role": "assistant", "content": f"{i}."})
+    messages.append({"role": "user", "content": "enough"})
+    again = httpx.post(url, json=body).json()
+    known = first["usage"]["prompt_tokens"] + 40 - 1  # the last token is not computed
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == known // PAGE * PAGE
+    shown = httpx.post(server.url + "/tokenize", json=body).json()["count"]
+    assert again["usage"]["prompt_tokens"] < shown
+
+
 def test_prompts_alone_are_shared_by_default(tandem_bin, model):
     server = Server(tandem_bin, model, "--ctx-size", "4096")
     loop = Loop(shares_output=False)
