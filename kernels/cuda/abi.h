@@ -328,7 +328,7 @@ typedef struct {
   int32_t *ids;
   float *weights;
   uint32_t n_tokens, n_experts, top_k, n_groups, topk_groups;
-  bool sigmoid, norm_topk;
+  uint32_t sigmoid, norm_topk; // 0 or 1; wide, so that no field is followed by padding
   float scaling;
 } td_cu_router_args;
 

@@ -418,7 +418,7 @@ static uint32_t count_rows(const td_step_seq *seqs, uint32_t n_seqs) {
   return n;
 }
 
-static void place_part(const td_engine *e, td_microbatch *p, uint32_t begin, uint32_t n) {
+void td_engine_place_part(const td_engine *e, td_microbatch *p, uint32_t begin, uint32_t n) {
   const size_t at = (size_t)begin * e->config->dim * e->act_bytes;
   p->begin = begin;
   p->n_tokens = n;
@@ -433,7 +433,7 @@ static void split_microbatches(td_engine *e) {
     td_microbatch *p = &e->microbatches[i];
     *p = e->whole;
     p->idx = i;
-    place_part(e, p, i ? half : 0, i ? n - half : half);
+    td_engine_place_part(e, p, i ? half : 0, i ? n - half : half);
     td_batch_view *view = &p->groups[GROUP_DECODE].view;
     p->position += p->begin;
     view->position += p->begin;
@@ -472,7 +472,7 @@ void td_engine_build_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs
   e->n_rows = row;
   e->tokens = e->dev_meta + at.tokens;
   e->whole.position = e->dev_meta + at.position;
-  place_part(e, &e->whole, 0, t);
+  td_engine_place_part(e, &e->whole, 0, t);
   e->rows = e->dev_meta + at.rows;
   e->temperature = (const float *)(e->dev_meta + at.temperature);
 }

@@ -56,8 +56,9 @@ typedef struct {
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;
   // NULL: "auto".
+  // From overlap_tokens tokens on (0: 1024), one half is exchanged while the other is computed.
   td_dev *const *peer_devs; // [n_peers]
-  uint32_t n_peers, parallel_tokens;
+  uint32_t n_peers, parallel_tokens, overlap_tokens;
   const char *comm_backend;
   // With peer_devs and kv_pages: nobody else writes to the pages without td_engine_note_written.
   // Otherwise the past of sequences is sent to the peers before every step.

@@ -145,10 +145,15 @@ void td_engine_moe_group(td_engine *engine, const td_microbatch *part, uint32_t 
                          uint32_t group);
 void td_engine_moe_end(td_engine *engine, const td_microbatch *part, uint32_t layer_idx);
 
-// In a step of several ranks, after the own experts: delta = the layer's experts applied to h.
-// sums: the own experts' part, for the tokens of all ranks.
-void td_engine_moe_end_parallel(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
-                                const float *sums);
+// In a step of several ranks, when hidden states are being gathered: routes, and computes the own
+// experts unless they stream; then td_engine_moe_ranks_group follows for every group. For each
+// half, td_engine_moe_ranks_end makes delta the layer's experts applied to h.
+void td_engine_moe_ranks_begin(td_engine *engine, uint32_t layer_idx);
+// The group's experts for the tokens of all ranks. The first group routes a half when it has
+// arrived, and the last one has a half's sums exchanged when they are complete.
+void td_engine_moe_ranks_group(td_engine *engine, uint32_t layer_idx, const td_moe_args *group,
+                               bool is_first, bool is_last);
+void td_engine_moe_ranks_end(td_engine *engine, uint32_t half, uint32_t layer_idx);
 
 // Arguments for a measurement: n prompt tokens through layer layer_idx on the expert device.
 td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint32_t n);
@@ -201,8 +206,14 @@ td_status td_engine_check_step(const td_engine *engine, const td_step_seq *seqs,
                                td_err *err);
 // Fills meta and the groups. Rows of logits follow the order of seqs.
 void td_engine_build_step(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
+// The microbatch is tokens [begin, begin + n) of the step.
+void td_engine_place_part(const td_engine *engine, td_microbatch *part, uint32_t begin, uint32_t n);
 // Runs the step that was built, with n_rows rows of logits.
 td_status td_engine_run_step(td_engine *engine, uint32_t n_rows, td_err *err);
+
+// The microbatch's rows in a buffer of activations, `row` elements each. Only the halves of a step
+// of several ranks are in it together; other microbatches take turns.
+void *td_engine_rows_at(const td_engine *engine, const td_microbatch *part, void *base, size_t row);
 
 // Queues the next piece of the forward pass of the step described by engine: a layer, up to its
 // experts if those stream, or a group of streamed experts. False: none is left.

@@ -387,14 +387,14 @@ void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer
   args.accumulate = args.same_ids = g > first_group;
   const uint32_t slot = fill_slot(e, layer_idx, g);
   td_stream_wait(e->stream, s->filled[slot]);
-  td_op_moe(e->stream, &args);
-  td_event_record(s->freed[slot], e->stream);
-  if (g + 1 < n_groups) return;
   if (td_rank_is_active(e)) {
-    td_engine_moe_end_parallel(e, p, layer_idx, s->sum);
+    td_engine_moe_ranks_group(e, layer_idx, &args, g == first_group, g + 1 == n_groups);
   } else {
-    td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
+    td_op_moe(e->stream, &args);
   }
+  td_event_record(s->freed[slot], e->stream);
+  if (g + 1 < n_groups || td_rank_is_active(e)) return;
+  td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
 }
 
 td_status td_expert_stream_sync(td_engine *e, td_err *err) {

@@ -10,6 +10,10 @@ static void *offset(const td_engine *e, void *base, size_t elements) {
   return (char *)base + elements * e->act_bytes;
 }
 
+void *td_engine_rows_at(const td_engine *e, const td_microbatch *p, void *base, size_t row) {
+  return offset(e, base, td_rank_is_active(e) ? p->begin * row : 0);
+}
+
 static void linear(td_engine *e, const td_microbatch *p, const td_weight *w, td_vec bias,
                    const void *x, size_t x_stride, void *y) {
   if (!p->n_tokens) return; // as a rank of several may have none
@@ -43,7 +47,7 @@ static void norm_residual(td_engine *e, const td_microbatch *p, td_vec w, bool p
   td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = pending ? p->delta : p->x,
                                               .residual = pending ? p->x : NULL,
                                               .w = w,
-                                              .out = e->h,
+                                              .out = td_engine_rows_at(e, p, e->h, dim),
                                               .x_stride = dim,
                                               .out_stride = dim,
                                               .n_rows = p->n_tokens,
@@ -68,20 +72,44 @@ static void rope(td_engine *e, const td_microbatch *p, void *x, size_t token_str
 // Multiplies the queries by their positions' factors, if the model has such.
 static void scale_queries(td_engine *e, const td_microbatch *p, uint32_t q_dim) {
   if (!e->query_scale || !p->n_tokens) return;
-  td_op_scale_rows(e->stream, &(td_scale_rows_args){.x = e->q,
+  td_op_scale_rows(e->stream, &(td_scale_rows_args){.x = td_engine_rows_at(e, p, e->q, q_dim),
                                                     .factor = e->query_scale,
                                                     .position = p->position,
                                                     .n_tokens = p->n_tokens,
                                                     .dim = q_dim});
 }
 
+// The microbatch's rows of the buffers that attention reads.
+typedef struct {
+  void *h, *q, *q_a, *k, *v, *out; // k: latents and rope keys of MLA
+} attention_rows;
+
+static attention_rows attention_rows_of(const td_engine *e, const td_microbatch *p) {
+  const td_model_config *c = e->config;
+  const bool mla = c->attn == TD_ATTN_MLA;
+  const size_t head = mla ? c->nope_dim + c->rope_dim : c->head_dim;
+  const size_t kv_dim = mla ? c->kv_lora_rank + c->rope_dim : (size_t)c->n_kv_heads * c->head_dim;
+  return (attention_rows){
+      .h = td_engine_rows_at(e, p, e->h, c->dim),
+      .q = td_engine_rows_at(e, p, e->q, c->n_heads * head),
+      .q_a = td_engine_rows_at(e, p, e->q_a, c->q_lora_rank),
+      .k = td_engine_rows_at(e, p, e->kv, kv_dim),
+      .v = mla ? NULL : td_engine_rows_at(e, p, e->v, kv_dim),
+      .out = td_engine_rows_at(e, p, e->attn, c->n_heads * (mla ? c->v_dim : head))};
+}
+
+// Queries and gates of the microbatch, head by head.
+static void *gated_queries_of(const td_engine *e, const td_microbatch *p) {
+  return td_engine_rows_at(e, p, e->mixed, 2 * (size_t)e->config->n_heads * e->config->head_dim);
+}
+
 // q = the norms of the queries in mixed, where each head's gate follows it.
 static void norm_gated_queries(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   if (!p->n_tokens) return;
-  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = e->mixed,
+  td_op_rmsnorm(e->stream, &(td_rmsnorm_args){.x = gated_queries_of(e, p),
                                               .w = layer->q_norm,
-                                              .out = e->q,
+                                              .out = attention_rows_of(e, p).q,
                                               .x_stride = 2 * (size_t)c->head_dim,
                                               .out_stride = c->head_dim,
                                               .n_rows = p->n_tokens * c->n_heads,
@@ -89,50 +117,67 @@ static void norm_gated_queries(td_engine *e, const td_microbatch *p, const td_la
                                               .eps = c->rms_eps});
 }
 
-static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer,
-                       uint32_t layer_idx) {
+static void project_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
+  const attention_rows at = attention_rows_of(e, p);
   uint32_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-  linear(e, p, &layer->q, layer->q_bias, e->h, c->dim, c->has_attn_gate ? e->mixed : e->q);
-  linear(e, p, &layer->k, layer->k_bias, e->h, c->dim, e->kv);
-  linear(e, p, &layer->v, layer->v_bias, e->h, c->dim, e->v);
+  linear(e, p, &layer->q, layer->q_bias, at.h, c->dim,
+         c->has_attn_gate ? gated_queries_of(e, p) : at.q);
+  linear(e, p, &layer->k, layer->k_bias, at.h, c->dim, at.k);
+  linear(e, p, &layer->v, layer->v_bias, at.h, c->dim, at.v);
   if (c->has_attn_gate) {
     norm_gated_queries(e, p, layer);
-    norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+    norm_rows(e, at.k, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
   } else if (c->qk_norm == TD_QK_NORM_HEAD) {
-    norm_rows(e, e->q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
-    norm_rows(e, e->kv, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
+    norm_rows(e, at.q, layer->q_norm, c->head_dim, p->n_tokens * c->n_heads, c->rms_eps);
+    norm_rows(e, at.k, layer->k_norm, c->head_dim, p->n_tokens * c->n_kv_heads, c->rms_eps);
   } else if (c->qk_norm == TD_QK_NORM_ALL) {
-    norm_rows(e, e->q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
-    norm_rows(e, e->kv, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
+    norm_rows(e, at.q, layer->q_norm, q_dim, p->n_tokens, c->rms_eps);
+    norm_rows(e, at.k, layer->k_norm, kv_dim, p->n_tokens, c->rms_eps);
   }
-  rope(e, p, e->q, q_dim, c->head_dim, c->n_heads, td_rope_dims(c));
-  rope(e, p, e->kv, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
+  rope(e, p, at.q, q_dim, c->head_dim, c->n_heads, td_rope_dims(c));
+  rope(e, p, at.k, kv_dim, c->head_dim, c->n_kv_heads, td_rope_dims(c));
   scale_queries(e, p, q_dim);
-  td_kv_view kv = td_engine_kv_view(e, layer_idx);
-  if (td_rank_is_active(e)) td_rank_store_gqa(e, layer_idx);
+}
+
+// The microbatch's keys and values into the layer's pages.
+static void store_gqa(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const size_t kv_dim = c->n_kv_heads * c->head_dim;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
-    size_t t = group->token_begin;
+    const size_t t = group->token_begin;
     td_kv_store_gqa_args store = {.batch = group->view,
-                                  .kv = kv,
+                                  .kv = td_engine_kv_view(e, layer_idx),
                                   .k = offset(e, e->kv, t * kv_dim),
                                   .v = offset(e, e->v, t * kv_dim),
                                   .k_stride = kv_dim,
                                   .v_stride = kv_dim,
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim};
-    if (!td_rank_is_active(e)) td_op_kv_store_gqa(e->stream, &store);
+    td_op_kv_store_gqa(e->stream, &store);
     if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
     if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
       store.kv = td_kv_outlet_view(e, layer_idx);
       td_op_kv_store_gqa(e->stream, &store);
     }
+  }
+}
+
+static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                       uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const attention_rows at = attention_rows_of(e, p);
+  const size_t q_dim = c->n_heads * c->head_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    const size_t t = group->token_begin;
     td_op_attn_gqa(e->stream, &(td_attn_gqa_args){.batch = group->view,
-                                                  .kv = kv,
-                                                  .q = offset(e, e->q, t * q_dim),
-                                                  .out = offset(e, e->attn, t * q_dim),
+                                                  .kv = td_engine_kv_view(e, layer_idx),
+                                                  .q = offset(e, at.q, t * q_dim),
+                                                  .out = offset(e, at.out, t * q_dim),
                                                   .n_heads = c->n_heads,
                                                   .n_kv_heads = c->n_kv_heads,
                                                   .head_dim = c->head_dim,
@@ -143,9 +188,9 @@ static void attend_gqa(td_engine *e, const td_microbatch *p, const td_layer *lay
   }
   if (!c->has_attn_gate || !p->n_tokens) return;
   td_op_gate_rows(e->stream,
-                  &(td_gate_rows_args){.x = e->attn,
-                                       .gate = e->mixed,
-                                       .gate_stride = 2 * (size_t)q_dim,
+                  &(td_gate_rows_args){.x = at.out,
+                                       .gate = gated_queries_of(e, p),
+                                       .gate_stride = 2 * q_dim,
                                        .part = {.offset = c->head_dim, .stride = 2 * c->head_dim},
                                        .n_tokens = p->n_tokens,
                                        .n_groups = c->n_heads,
@@ -252,49 +297,58 @@ static void run_delta(td_engine *e, const td_microbatch *p, const td_layer *laye
 // q = q_b(norm(q_a h)) or q_proj h; kv = [norm(latent), rope(key)].
 static void project_mla(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
+  const attention_rows at = attention_rows_of(e, p);
   uint32_t head = c->nope_dim + c->rope_dim, entry = c->kv_lora_rank + c->rope_dim;
   td_vec none = {0};
   if (c->q_lora_rank) {
-    linear(e, p, &layer->q_a, layer->q_a_bias, e->h, c->dim, e->q_a);
-    norm_rows(e, e->q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, MLA_NORM_EPS);
-    linear(e, p, &layer->q_b, none, e->q_a, c->q_lora_rank, e->q);
+    linear(e, p, &layer->q_a, layer->q_a_bias, at.h, c->dim, at.q_a);
+    norm_rows(e, at.q_a, layer->q_a_norm, c->q_lora_rank, p->n_tokens, MLA_NORM_EPS);
+    linear(e, p, &layer->q_b, none, at.q_a, c->q_lora_rank, at.q);
   } else {
-    linear(e, p, &layer->q, none, e->h, c->dim, e->q);
+    linear(e, p, &layer->q, none, at.h, c->dim, at.q);
   }
-  linear(e, p, &layer->kv_a, layer->kv_a_bias, e->h, c->dim, e->kv);
-  norm_rows(e, e->kv, layer->kv_a_norm, entry, p->n_tokens, MLA_NORM_EPS);
-  rope(e, p, offset(e, e->q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads,
+  linear(e, p, &layer->kv_a, layer->kv_a_bias, at.h, c->dim, at.k);
+  norm_rows(e, at.k, layer->kv_a_norm, entry, p->n_tokens, MLA_NORM_EPS);
+  rope(e, p, offset(e, at.q, c->nope_dim), (size_t)c->n_heads * head, head, c->n_heads,
        c->rope_dim);
-  rope(e, p, offset(e, e->kv, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
+  rope(e, p, offset(e, at.k, c->kv_lora_rank), entry, entry, 1, c->rope_dim);
   scale_queries(e, p, c->n_heads * head);
 }
 
-static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *layer,
-                       uint32_t layer_idx) {
-  const td_model_config *c = e->config;
-  size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
-  size_t out_dim = (size_t)c->n_heads * c->v_dim;
-  uint32_t entry = c->kv_lora_rank + c->rope_dim;
-  project_mla(e, p, layer);
-  td_kv_view kv = td_engine_kv_view(e, layer_idx);
-  if (td_rank_is_active(e)) td_rank_store_mla(e, layer_idx);
+// The microbatch's latents and rope keys into the layer's pages.
+static void store_mla(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const uint32_t entry = e->config->kv_lora_rank + e->config->rope_dim;
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
-    size_t t = group->token_begin;
-    td_kv_store_mla_args store = {
-        .batch = group->view, .kv = kv, .entry = offset(e, e->kv, t * entry), .entry_dim = entry};
-    if (!td_rank_is_active(e)) td_op_kv_store_mla(e->stream, &store);
+    td_kv_store_mla_args store = {.batch = group->view,
+                                  .kv = td_engine_kv_view(e, layer_idx),
+                                  .entry = offset(e, e->kv, (size_t)group->token_begin * entry),
+                                  .entry_dim = entry};
+    td_op_kv_store_mla(e->stream, &store);
     if (g == GROUP_PREFILL) td_kv_outlet_layer(e, layer_idx);
     if (g == GROUP_DECODE && td_kv_outlet_is_active(e)) {
       store.kv = td_kv_outlet_view(e, layer_idx);
       td_op_kv_store_mla(e->stream, &store);
     }
+  }
+}
+
+static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                       uint32_t layer_idx) {
+  const td_model_config *c = e->config;
+  const attention_rows at = attention_rows_of(e, p);
+  size_t q_dim = (size_t)c->n_heads * (c->nope_dim + c->rope_dim);
+  size_t out_dim = (size_t)c->n_heads * c->v_dim;
+  for (int g = 0; g < N_GROUPS; g++) {
+    const step_group *group = &p->groups[g];
+    if (!group->view.n_tokens) continue;
+    size_t t = group->token_begin;
     td_op_attn_mla(e->stream, &(td_attn_mla_args){.batch = group->view,
-                                                  .kv = kv,
-                                                  .q = offset(e, e->q, t * q_dim),
+                                                  .kv = td_engine_kv_view(e, layer_idx),
+                                                  .q = offset(e, at.q, t * q_dim),
                                                   .kv_b = &layer->kv_b,
-                                                  .out = offset(e, e->attn, t * out_dim),
+                                                  .out = offset(e, at.out, t * out_dim),
                                                   .n_heads = c->n_heads,
                                                   .nope_dim = c->nope_dim,
                                                   .rope_dim = c->rope_dim,
@@ -342,10 +396,21 @@ static void head(td_engine *e) {
                                                .out_f32 = true});
 }
 
-// One layer, except that offloaded experts' sums may still be missing from delta.
-static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+// h, and from it queries, keys and values.
+static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   const td_layer *layer = td_model_layer(e->model, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
+  if (td_model_is_delta(e->config, layer_idx)) return; // it has its own
+  if (e->config->attn == TD_ATTN_MLA) {
+    project_mla(e, p, layer);
+  } else {
+    project_gqa(e, p, layer);
+  }
+}
+
+// Behind the KV entries of these tokens and those before: h for what follows attention.
+static void end_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
   if (td_model_is_delta(e->config, layer_idx)) {
     run_delta(e, p, layer, layer_idx);
   } else if (e->config->attn == TD_ATTN_MLA) {
@@ -353,13 +418,55 @@ static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx
   } else {
     attend_gqa(e, p, layer, layer_idx);
   }
-  linear(e, p, &layer->o, layer->o_bias, e->attn, layer->o.cols, p->delta);
+  linear(e, p, &layer->o, layer->o_bias, attention_rows_of(e, p).out, layer->o.cols, p->delta);
   norm_residual(e, p, layer->mlp_norm, true);
-  if (layer->is_moe) {
+}
+
+static void store_kv(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  if (td_model_is_delta(e->config, layer_idx)) return;
+  if (e->config->attn == TD_ATTN_MLA) {
+    store_mla(e, p, layer_idx);
+  } else {
+    store_gqa(e, p, layer_idx);
+  }
+}
+
+// One layer, except that offloaded experts' sums may still be missing from delta.
+static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  begin_attention(e, p, layer_idx);
+  store_kv(e, p, layer_idx);
+  end_attention(e, p, layer_idx);
+  if (td_model_layer(e->model, layer_idx)->is_moe) {
     td_engine_moe_begin(e, p, layer_idx);
   } else {
-    td_engine_mlp(e, p, layer, false);
+    td_engine_mlp(e, p, td_model_layer(e->model, layer_idx), false);
   }
+}
+
+// The end of the layer before and one layer, of a step of several ranks, half by half: what one is
+// exchanged for goes on while the other is computed.
+static void begin_ranks_layer(td_engine *e, uint32_t layer_idx) {
+  td_rank *r = e->rank;
+  const uint32_t n_layers = e->config->n_layers;
+  for (uint32_t h = 0; h < r->n_halves; h++) {
+    if (layer_idx > 0 && td_model_layer(e->model, layer_idx - 1)->is_moe)
+      td_engine_moe_ranks_end(e, h, layer_idx - 1);
+    if (layer_idx == n_layers) continue;
+    begin_attention(e, &r->halves[h].own, layer_idx);
+    td_rank_gather_kv(e, &r->halves[h]);
+  }
+  if (layer_idx == n_layers) return;
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  for (uint32_t h = 0; h < r->n_halves; h++) {
+    td_rank_store(e, &r->halves[h], layer_idx);
+    end_attention(e, &r->halves[h].own, layer_idx);
+    if (layer->is_moe) {
+      td_rank_gather_hidden(e, &r->halves[h]);
+    } else {
+      td_engine_mlp(e, &r->halves[h].own, layer, false);
+    }
+  }
+  if (layer->is_moe) td_engine_moe_ranks_begin(e, layer_idx);
 }
 
 static void embed(td_engine *e) {
@@ -385,7 +492,8 @@ bool td_engine_forward_piece(td_engine *e) {
   }
   if (layer_idx > n_layers) return false;
   if (layer_idx == 0) embed(e);
-  for (uint32_t k = 0; k < e->plan.n_microbatches; k++) {
+  if (td_rank_is_active(e)) begin_ranks_layer(e, layer_idx);
+  for (uint32_t k = 0; !td_rank_is_active(e) && k < e->plan.n_microbatches; k++) {
     if (layer_idx > 0) td_engine_moe_end(e, &e->microbatches[k], layer_idx - 1);
     if (layer_idx < n_layers) begin_layer(e, &e->microbatches[k], layer_idx);
   }

@@ -89,7 +89,7 @@ void td_moe_offload_close(td_engine *e) {
 static void gate_shared(td_engine *e, const td_microbatch *p, const td_layer *layer, void *out) {
   const td_model_config *c = e->config;
   td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->shared_gate,
-                                               .x = e->h,
+                                               .x = td_engine_rows_at(e, p, e->h, c->dim),
                                                .y = e->router_logits,
                                                .x_stride = c->dim,
                                                .y_stride = 1,
@@ -112,7 +112,7 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
   td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
                                       .up = &layer->mlp_up,
                                       .down = &layer->mlp_down,
-                                      .x = e->h,
+                                      .x = td_engine_rows_at(e, p, e->h, e->config->dim),
                                       .out = out,
                                       .n_tokens = p->n_tokens,
                                       .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
@@ -369,21 +369,54 @@ static void compute_here(td_engine *e, const td_microbatch *p, uint32_t layer_id
 
 // ---- experts of several ranks -------------------------------------------------------------------
 
-void td_engine_moe_end_parallel(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
-                                const float *sums) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
-  td_rank_reduce(e, p, sums);
-  if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
+// For the half's tokens, of all that `all` is for.
+static td_moe_args of_half(const td_engine *e, const td_moe_args *all, const td_rank_half *half) {
+  const size_t pair = (size_t)half->begin * all->top_k;
+  td_moe_args args = *all;
+  args.x = (const char *)all->x + half->begin * row_bytes(e);
+  args.ids += pair;
+  args.weights += pair;
+  args.out = (float *)all->out + (size_t)half->begin * e->config->dim;
+  args.n_tokens = args.n_prompt = half->n;
+  args.same_ids = all->same_ids && e->rank->n_halves == 1;
+  return args;
 }
 
-// The own experts for the tokens of all ranks, unless they stream.
-static void begin_parallel(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+static void compute_half(td_engine *e, const td_moe_args *args) {
+  if (!args->n_tokens) return;
+  if (args->n_experts) {
+    td_op_moe(e->stream, args);
+  } else { // more ranks than experts
+    td_op_fill_zero(e->stream, args->out, (size_t)args->n_tokens * e->config->dim * sizeof(float));
+  }
+}
+
+void td_engine_moe_ranks_group(td_engine *e, uint32_t layer_idx, const td_moe_args *group,
+                               bool is_first, bool is_last) {
+  td_rank *r = e->rank;
+  if (!is_first && !is_last) {
+    td_moe_args args = *group;
+    args.same_ids = r->is_sorted;
+    td_op_moe(e->stream, &args);
+    r->is_sorted = true;
+    return;
+  }
+  for (uint32_t h = 0; h < r->n_halves; h++) {
+    td_rank_half *half = &r->halves[h];
+    const td_moe_args args = of_half(e, group, half);
+    const given to = {.ids = (int32_t *)args.ids, .weights = (float *)args.weights};
+    if (is_first) td_rank_await(e, half);
+    if (is_first && half->n) route(e, args.x, half->n, layer_idx, &to);
+    compute_half(e, &args);
+    if (is_last) td_rank_reduce(e, half, group->out);
+  }
+  r->is_sorted = r->n_halves == 1;
+}
+
+void td_engine_moe_ranks_begin(td_engine *e, uint32_t layer_idx) {
   const td_rank *r = e->rank;
-  const given all = offload_input_at(e, r->h, r->n_all);
-  td_rank_gather_hidden(e);
-  route(e, r->h, r->n_all, layer_idx, &all);
   if (e->plan.way[layer_idx] == TD_LAYER_STREAMED && r->n_experts) return;
-  td_moe_args args = all_routed(e, p, layer_idx);
+  td_moe_args args = all_routed(e, &e->whole, layer_idx);
   args.n_routed = args.n_experts;
   args.first_expert = r->first_expert;
   args.n_experts = r->n_experts;
@@ -391,19 +424,17 @@ static void begin_parallel(td_engine *e, const td_microbatch *p, uint32_t layer_
   args.up += r->first_expert;
   args.down += r->first_expert;
   args.out_f32 = true;
-  if (r->n_experts) {
-    td_op_moe(e->stream, &args);
-  } else {
-    td_op_fill_zero(e->stream, r->part, (size_t)r->n_all * e->config->dim * sizeof *r->part);
-  }
-  td_engine_moe_end_parallel(e, p, layer_idx, r->part);
+  td_engine_moe_ranks_group(e, layer_idx, &args, true, true);
+}
+
+void td_engine_moe_ranks_end(td_engine *e, uint32_t half, uint32_t layer_idx) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_rank_half *of = &e->rank->halves[half];
+  td_rank_await(e, of);
+  if (layer->mlp_gate.data) td_engine_mlp(e, &of->own, layer, true);
 }
 
 void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  if (td_rank_is_active(e)) {
-    begin_parallel(e, p, layer_idx);
-    return;
-  }
   const given from = offload_input_at(e, e->h, p->n_tokens);
   route(e, e->h, p->n_tokens, layer_idx, &from);
   record_routing(e, p, layer_idx, &from);

@@ -9,7 +9,8 @@
 #include "base/thread.h"
 #include "engine/zigzag.h"
 
-enum { LEAST_PARALLEL_TOKENS = 64 };
+// With fewer tokens, matrices are slower in halves than the exchange that they would hide.
+enum { LEAST_PARALLEL_TOKENS = 64, LEAST_HALVED_TOKENS = 1024 };
 
 // A rank other than 0 and its thread, which waits for steps.
 typedef struct {
@@ -63,6 +64,28 @@ static void close_tables(td_engine *e, rank_tables *t) {
   free(t->first_token);
 }
 
+static td_status open_halves(td_engine *e, td_err *err) {
+  td_rank *r = e->rank;
+  td_status st = td_stream_open_urgent(&r->stream, e->dev, err);
+  if (st == TD_OK) st = td_event_open(&r->ready, e->dev, err);
+  for (uint32_t h = 0; h < TD_RANK_HALVES && st == TD_OK; h++) {
+    st = td_event_open(&r->halves[h].exchanged, e->dev, err);
+    if (st == TD_OK) st = open_tables(e, &r->all[h], err);
+    if (st == TD_OK) st = open_tables(e, &r->own_halves[h], err);
+  }
+  return st;
+}
+
+static void close_halves(td_engine *e) {
+  td_rank *r = e->rank;
+  for (uint32_t h = 0; h < TD_RANK_HALVES; h++) {
+    td_event_close(r->halves[h].exchanged);
+    close_tables(e, &r->all[h]);
+    close_tables(e, &r->own_halves[h]);
+  }
+  td_event_close(r->ready);
+}
+
 static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
   td_rank *r = e->rank = calloc(1, sizeof *r);
   if (!r) {
@@ -78,8 +101,9 @@ static td_status open_rank(td_engine *e, td_comm *comm, td_err *err) {
   r->n_experts = td_rank_first_expert(c->n_experts, r->n_ranks, r->rank + 1) - r->first_expert;
   r->seqs = malloc(max_pieces(e) * sizeof *r->seqs);
   if (!r->seqs) return td_fail(err, TD_ENOMEM, "out of memory");
-  td_status st = open_tables(e, &r->all, err);
+  td_status st = open_halves(e, err);
   if (st == TD_OK) st = open_tables(e, &r->own, err);
+  if (st == TD_OK) st = open_tables(e, &r->wanted, err);
   if (st == TD_OK) st = td_dev_alloc(e->dev, &r->h, td_engine_offload_input_bytes(e, n), err);
   if (st == TD_OK) st = td_dev_alloc(e->dev, &r->kv, entry, err);
   if (st == TD_OK && c->attn != TD_ATTN_MLA) st = td_dev_alloc(e->dev, &r->v, entry, err);
@@ -91,10 +115,12 @@ static void close_rank(td_engine *e) {
   td_rank *r = e->rank;
   if (!r) return;
   void *const buffers[] = {r->h, r->kv, r->v, r->part};
+  td_stream_close(r->stream);
   for (size_t i = 0; i < TD_COUNT(buffers); i++)
     td_dev_free(e->dev, buffers[i]);
-  close_tables(e, &r->all);
+  close_halves(e);
   close_tables(e, &r->own);
+  close_tables(e, &r->wanted);
   free(r->seqs);
   free(r);
   e->rank = NULL;
@@ -115,28 +141,43 @@ static bool cut(td_step_seq *out, const td_step_seq *seq, uint32_t n_ranks, uint
   return true;
 }
 
+static uint32_t count_tokens(const td_step_seq *seqs, uint32_t n_seqs) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < n_seqs; i++)
+    n += seqs[i].n_tokens;
+  return n;
+}
+
 static uint32_t rows_of(const td_step_seq *seq) {
   return seq->want == TD_WANT_ALL ? seq->n_tokens : seq->want == TD_WANT_LAST;
 }
 
-// Cuts sequences into the pieces of all ranks, rank by rank; *own: those of this rank.
-static uint32_t cut_all(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs, td_step_seq **own,
-                        uint32_t *n_own) {
-  uint32_t n = 0;
+// Piece i of a rank: its tokens are in the order of halves, each in the order of sequences.
+static bool piece_of(td_step_seq *out, const td_rank *r, const td_step_seq *seqs, uint32_t n_seqs,
+                     uint32_t rank, uint32_t i) {
+  return cut(out, &seqs[i % n_seqs], r->n_ranks, td_zigzag_piece(r->n_ranks, rank, i / n_seqs));
+}
+
+// Appends pieces [begin, end) of a rank to r->seqs; returns their tokens.
+static uint32_t add_pieces(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs, uint32_t rank,
+                           uint32_t begin, uint32_t end, uint32_t *n) {
+  uint32_t n_tokens = 0;
+  for (uint32_t i = begin; i < end; i++) {
+    if (piece_of(&r->seqs[*n], r, seqs, n_seqs, rank, i)) n_tokens += r->seqs[(*n)++].n_tokens;
+  }
+  return n_tokens;
+}
+
+static void count_wanted(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
   r->n_all_rows = 0;
   for (uint32_t rank = 0; rank < r->n_ranks; rank++) {
-    const uint32_t begin = n;
-    r->n_tokens[rank] = r->n_rows[rank] = 0;
+    td_step_seq piece;
+    r->n_rows[rank] = 0;
     for (uint32_t i = 0; i < 2 * n_seqs; i++) {
-      if (!cut(&r->seqs[n], &seqs[i / 2], r->n_ranks, td_zigzag_piece(r->n_ranks, rank, i % 2)))
-        continue;
-      r->n_tokens[rank] += r->seqs[n].n_tokens;
-      r->n_rows[rank] += rows_of(&r->seqs[n++]);
+      if (piece_of(&piece, r, seqs, n_seqs, rank, i)) r->n_rows[rank] += rows_of(&piece);
     }
     r->n_all_rows += (uint32_t)r->n_rows[rank];
-    if (rank == r->rank) *own = r->seqs + begin, *n_own = n - begin;
   }
-  return n;
 }
 
 static void use_tables(td_engine *e, const rank_tables *t) {
@@ -146,62 +187,211 @@ static void use_tables(td_engine *e, const rank_tables *t) {
 }
 
 // The first gathered row of a rank's piece of sequence s.
-static size_t row_of_piece(const td_rank *r, const td_step_seq *seqs, uint32_t s, uint32_t piece) {
-  const uint32_t rank = piece < r->n_ranks ? piece : 2 * r->n_ranks - 1 - piece;
+static size_t row_of_piece(const td_rank *r, const td_step_seq *seqs, uint32_t n_seqs, uint32_t s,
+                           uint32_t piece) {
+  const uint32_t half = piece >= r->n_ranks;
+  const uint32_t rank = half ? 2 * r->n_ranks - 1 - piece : piece;
   size_t row = 0;
   for (uint32_t i = 0; i < rank; i++)
     row += r->n_rows[i];
-  for (uint32_t i = 0; i < 2 * s + (piece >= r->n_ranks); i++) {
+  for (uint32_t i = 0; i < half * n_seqs + s; i++) {
     td_step_seq before;
-    if (cut(&before, &seqs[i / 2], r->n_ranks, td_zigzag_piece(r->n_ranks, rank, i % 2)))
-      row += rows_of(&before);
+    if (piece_of(&before, r, seqs, n_seqs, rank, i)) row += rows_of(&before);
   }
   return row;
 }
 
-// Where the caller's rows are among the gathered ones, and their temperatures, in place of what the
-// tables of all tokens have for that.
-static void order_rows(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
-  td_rank *r = e->rank;
-  int32_t *order = e->meta + (e->rows - e->dev_meta);
-  int32_t *temperature = e->meta + ((const int32_t *)e->temperature - e->dev_meta);
+// Where the caller's rows are among the gathered ones, and their temperatures.
+static void order_rows(td_rank *r, const td_step_seq *seqs, uint32_t n_seqs) {
+  int32_t *order = r->wanted.meta, *temperature = order + r->n_all_rows;
   uint32_t row = 0;
   for (uint32_t s = 0; s < n_seqs; s++) {
     for (uint32_t piece = 0; piece < 2 * r->n_ranks && seqs[s].want != TD_WANT_NONE; piece++) {
       td_step_seq part;
       if (!cut(&part, &seqs[s], r->n_ranks, piece)) continue;
-      const size_t first = row_of_piece(r, seqs, s, piece);
+      const size_t first = row_of_piece(r, seqs, n_seqs, s, piece);
       for (uint32_t i = 0; i < rows_of(&part); i++) {
         memcpy(&temperature[row], &seqs[s].temperature, sizeof(float));
         order[row++] = (int32_t)(first + i);
       }
     }
   }
-  r->order = e->rows;
-  r->temperature = e->temperature;
+  r->wanted.len = 2 * (size_t)r->n_all_rows;
 }
 
-// Lays out all tokens, for their KV entries, and then the own ones, for the rest.
+// Lays out the own tokens of a half, and those of all ranks for their KV entries.
+static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, uint32_t h) {
+  td_rank *r = e->rank;
+  td_rank_half *half = &r->halves[h];
+  const uint32_t n_pieces = 2 * n_seqs / r->n_halves, first = h * n_pieces;
+  uint32_t n = 0;
+  for (uint32_t rank = 0; rank < r->n_ranks; rank++)
+    half->n_tokens[rank] = add_pieces(r, seqs, n_seqs, rank, first, first + n_pieces, &n);
+  use_tables(e, &r->all[h]);
+  td_engine_build_step(e, r->seqs, n);
+  r->all[h].len = e->meta_len;
+  half->view = e->whole.groups[GROUP_PREFILL].view;
+  half->begin = h ? r->halves[h - 1].begin + r->halves[h - 1].n : 0;
+  half->n = e->n_tokens;
+  n = 0;
+  add_pieces(r, seqs, n_seqs, r->rank, first, first + n_pieces, &n);
+  use_tables(e, &r->own_halves[h]);
+  td_engine_build_step(e, r->seqs, n);
+  r->own_halves[h].len = e->meta_len;
+  half->own = e->whole;
+}
+
+static bool is_halved(const td_engine *e, uint32_t n_tokens) {
+  const uint32_t least = e->opts.overlap_tokens;
+  return n_tokens >= (least ? least : LEAST_HALVED_TOKENS);
+}
+
+// Lays out the step by halves, and then the own tokens together.
 static void build(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
   td_rank *r = e->rank;
-  td_step_seq *own = NULL;
-  uint32_t n_own = 0;
-  const uint32_t n = cut_all(r, seqs, n_seqs, &own, &n_own);
-  use_tables(e, &r->all);
-  td_engine_build_step(e, r->seqs, n);
-  r->view = e->whole.groups[GROUP_PREFILL].view;
-  r->n_all = e->n_tokens;
-  r->all_len = e->meta_len;
-  order_rows(e, seqs, n_seqs);
-  const bool is_ranked = e->is_ranked;
+  r->n_halves = is_halved(e, count_tokens(seqs, n_seqs)) ? TD_RANK_HALVES : 1;
+  r->n_all = 0;
+  bool is_ranked = true;
+  count_wanted(r, seqs, n_seqs);
+  order_rows(r, seqs, n_seqs);
+  for (uint32_t h = 0; h < r->n_halves; h++) {
+    build_half(e, seqs, n_seqs, h);
+    r->n_all += r->halves[h].n;
+  }
+  uint32_t n = 0;
+  add_pieces(r, seqs, n_seqs, r->rank, 0, 2 * n_seqs, &n);
   use_tables(e, &r->own);
-  td_engine_build_step(e, own, n_own);
-  e->is_ranked = is_ranked;
+  td_engine_build_step(e, r->seqs, n);
+  for (uint32_t i = 0; i < n_seqs; i++)
+    is_ranked &= seqs[i].want != TD_WANT_ALL;
+  e->is_ranked = e->can_rank && is_ranked;
+  uint32_t begin = 0;
+  for (uint32_t h = 0; h < r->n_halves; begin += r->halves[h++].own.n_tokens)
+    td_engine_place_part(e, &r->halves[h].own, begin, r->halves[h].own.n_tokens);
 }
+
+static void upload(td_engine *e, const rank_tables *t) {
+  if (t->len) td_op_copy_direct(e->stream, t->dev_meta, t->meta, t->len * sizeof *t->meta);
+}
+
+// All but the own tokens', which the engine's step uploads.
+static void upload_tables(td_engine *e) {
+  const td_rank *r = e->rank;
+  upload(e, &r->wanted);
+  for (uint32_t h = 0; h < r->n_halves; h++) {
+    upload(e, &r->all[h]);
+    upload(e, &r->own_halves[h]);
+  }
+}
+
+// ---- exchange within a step ---------------------------------------------------------------------
+
+// What the exchange's stream is given next begins behind what the engine's has so far.
+static void begin_exchange(td_engine *e) {
+  td_event_record(e->rank->ready, e->stream);
+  td_stream_wait(e->rank->stream, e->rank->ready);
+}
+
+void td_rank_await(td_engine *e, const td_rank_half *half) {
+  td_stream_wait(e->stream, half->exchanged);
+}
+
+// Gathers rows of row_bytes each; n: of each rank.
+static void gather(td_engine *e, const void *mine, void *all, const size_t *n, size_t row_bytes) {
+  td_rank *r = e->rank;
+  size_t n_bytes[TD_COMM_MAX_RANKS];
+  for (uint32_t i = 0; i < r->n_ranks; i++)
+    n_bytes[i] = n[i] * row_bytes;
+  const td_all_gather_args args = {.mine = mine, .all = all, .n_bytes = n_bytes};
+  if (r->status == TD_OK) r->status = td_comm_all_gather(r->comm, r->stream, &args, &r->err);
+}
+
+// The half's rows of activations that all ranks have.
+static void gather_half(td_engine *e, const td_rank_half *half, const void *mine, void *all,
+                        size_t row_elements) {
+  const size_t row = row_elements * e->act_bytes;
+  gather(e, (const char *)mine + half->own.begin * row, (char *)all + half->begin * row,
+         half->n_tokens, row);
+}
+
+void td_rank_gather_kv(td_engine *e, td_rank_half *half) {
+  td_rank *r = e->rank;
+  const size_t row = entry_elements(e->config);
+  begin_exchange(e);
+  gather_half(e, half, e->kv, r->kv, row);
+  if (e->config->attn != TD_ATTN_MLA) gather_half(e, half, e->v, r->v, row);
+  td_event_record(half->exchanged, r->stream);
+}
+
+static void store_gqa(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
+  const td_rank *r = e->rank;
+  const td_model_config *c = e->config;
+  const size_t row = entry_elements(c), at = half->begin * row * e->act_bytes;
+  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = half->view,
+                                                        .kv = td_engine_kv_view(e, layer_idx),
+                                                        .k = (const char *)r->kv + at,
+                                                        .v = (const char *)r->v + at,
+                                                        .k_stride = row,
+                                                        .v_stride = row,
+                                                        .n_kv_heads = c->n_kv_heads,
+                                                        .head_dim = c->head_dim});
+}
+
+static void store_mla(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
+  const size_t row = entry_elements(e->config), at = half->begin * row * e->act_bytes;
+  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = half->view,
+                                                        .kv = td_engine_kv_view(e, layer_idx),
+                                                        .entry = (const char *)e->rank->kv + at,
+                                                        .entry_dim = (uint32_t)row});
+}
+
+void td_rank_store(td_engine *e, const td_rank_half *half, uint32_t layer_idx) {
+  td_rank_await(e, half);
+  if (!half->n) return;
+  if (e->config->attn == TD_ATTN_MLA) {
+    store_mla(e, half, layer_idx);
+  } else {
+    store_gqa(e, half, layer_idx);
+  }
+}
+
+void td_rank_gather_hidden(td_engine *e, td_rank_half *half) {
+  begin_exchange(e);
+  gather_half(e, half, e->h, e->rank->h, e->config->dim);
+  td_event_record(half->exchanged, e->rank->stream);
+}
+
+void td_rank_reduce(td_engine *e, td_rank_half *half, const float *sums) {
+  td_rank *r = e->rank;
+  size_t n[TD_COMM_MAX_RANKS];
+  for (uint32_t i = 0; i < r->n_ranks; i++)
+    n[i] = half->n_tokens[i] * e->config->dim;
+  const td_reduce_scatter_args args = {.part = sums + (size_t)half->begin * e->config->dim,
+                                       .out = half->own.delta,
+                                       .n = n,
+                                       .out_f32 = e->act_bytes == sizeof(float)};
+  begin_exchange(e);
+  if (r->status == TD_OK) r->status = td_comm_reduce_scatter(r->comm, r->stream, &args, &r->err);
+  td_event_record(half->exchanged, r->stream);
+}
+
+void td_rank_gather_rows(td_engine *e) {
+  td_rank *r = e->rank;
+  begin_exchange(e);
+  gather(e, e->h, r->h, r->n_rows, e->config->dim * e->act_bytes);
+  td_event_record(r->halves[0].exchanged, r->stream);
+  td_rank_await(e, &r->halves[0]);
+  e->n_rows = r->n_all_rows;
+  e->temperature = (const float *)(r->wanted.dev_meta + r->n_all_rows);
+  td_op_gather_rows(e->stream, e->h, r->h, r->wanted.dev_meta, e->n_rows, e->config->dim);
+}
+
+// ---- a step -------------------------------------------------------------------------------------
 
 // Pages that only rank 0 has, neighbours together.
 static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
   td_rank *r = e->rank;
+  begin_exchange(e);
   for (uint32_t i = 0, n; i < n_pages; i += n) {
     for (n = 1; i + n < n_pages && pages[i + n] == pages[i] + (int32_t)n;)
       n++;
@@ -209,24 +399,29 @@ static void send_pages(td_engine *e, const int32_t *pages, uint32_t n_pages) {
          layer_idx++) {
       const td_kv_view kv = td_engine_kv_view(e, layer_idx);
       char *page = (char *)kv.pages + (size_t)pages[i] * kv.page_bytes;
-      r->status = td_comm_broadcast(r->comm, e->stream, page, n * kv.page_bytes, 0, &r->err);
+      r->status = td_comm_broadcast(r->comm, r->stream, page, n * kv.page_bytes, 0, &r->err);
     }
   }
+  td_event_record(r->halves[0].exchanged, r->stream);
+  td_rank_await(e, &r->halves[0]);
 }
 
 // The same on every rank, each on a thread of its own.
 static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
   td_rank *r = e->rank;
   r->status = TD_OK;
-  r->alone = (rank_tables){e->meta, e->dev_meta, e->first_token};
+  r->alone = (rank_tables){.meta = e->meta, .dev_meta = e->dev_meta, .first_token = e->first_token};
   td_status st = td_engine_check_step(e, all->seqs, all->n_seqs, err);
   if (st == TD_OK) {
     r->is_active = true;
     e->n_seqs = all->n_seqs;
     send_pages(e, all->pages, all->n_pages);
     build(e, all->seqs, all->n_seqs);
-    td_op_copy_direct(e->stream, r->all.dev_meta, r->all.meta, r->all_len * sizeof *e->meta);
+    upload_tables(e);
     st = td_engine_run_step(e, r->n_all_rows, err);
+    td_err why;
+    const td_status exchanged = td_stream_sync(r->stream, &why);
+    if (st == TD_OK && exchanged != TD_OK) st = exchanged, *err = why;
     if (r->status != TD_OK) st = r->status, *err = r->err;
     r->is_active = false;
     use_tables(e, &r->alone);
@@ -235,66 +430,6 @@ static td_status step_of_rank(td_engine *e, const td_ranks *all, td_err *err) {
   td_err why;
   if (td_comm_check(r->comm, &why) != TD_OK) st = why.code, *err = why;
   return st;
-}
-
-// ---- exchange within a step ---------------------------------------------------------------------
-
-// Gathers rows of `elements` each; n: of each rank.
-static void gather(td_engine *e, const void *mine, void *all, const size_t *n, size_t row_bytes) {
-  td_rank *r = e->rank;
-  size_t n_bytes[TD_COMM_MAX_RANKS];
-  for (uint32_t i = 0; i < r->n_ranks; i++)
-    n_bytes[i] = n[i] * row_bytes;
-  const td_all_gather_args args = {.mine = mine, .all = all, .n_bytes = n_bytes};
-  if (r->status == TD_OK) r->status = td_comm_all_gather(r->comm, e->stream, &args, &r->err);
-}
-
-void td_rank_store_gqa(td_engine *e, uint32_t layer_idx) {
-  td_rank *r = e->rank;
-  const td_model_config *c = e->config;
-  const size_t row = entry_elements(c);
-  gather(e, e->kv, r->kv, r->n_tokens, row * e->act_bytes);
-  gather(e, e->v, r->v, r->n_tokens, row * e->act_bytes);
-  td_op_kv_store_gqa(e->stream, &(td_kv_store_gqa_args){.batch = r->view,
-                                                        .kv = td_engine_kv_view(e, layer_idx),
-                                                        .k = r->kv,
-                                                        .v = r->v,
-                                                        .k_stride = row,
-                                                        .v_stride = row,
-                                                        .n_kv_heads = c->n_kv_heads,
-                                                        .head_dim = c->head_dim});
-}
-
-void td_rank_store_mla(td_engine *e, uint32_t layer_idx) {
-  td_rank *r = e->rank;
-  const size_t row = entry_elements(e->config);
-  gather(e, e->kv, r->kv, r->n_tokens, row * e->act_bytes);
-  td_op_kv_store_mla(e->stream, &(td_kv_store_mla_args){.batch = r->view,
-                                                        .kv = td_engine_kv_view(e, layer_idx),
-                                                        .entry = r->kv,
-                                                        .entry_dim = (uint32_t)row});
-}
-
-void td_rank_gather_hidden(td_engine *e) {
-  gather(e, e->h, e->rank->h, e->rank->n_tokens, e->config->dim * e->act_bytes);
-}
-
-void td_rank_reduce(td_engine *e, const td_microbatch *p, const float *sums) {
-  td_rank *r = e->rank;
-  size_t n[TD_COMM_MAX_RANKS];
-  for (uint32_t i = 0; i < r->n_ranks; i++)
-    n[i] = r->n_tokens[i] * e->config->dim;
-  const td_reduce_scatter_args args = {
-      .part = sums, .out = p->delta, .n = n, .out_f32 = e->act_bytes == sizeof(float)};
-  if (r->status == TD_OK) r->status = td_comm_reduce_scatter(r->comm, e->stream, &args, &r->err);
-}
-
-void td_rank_gather_rows(td_engine *e) {
-  td_rank *r = e->rank;
-  gather(e, e->h, r->h, r->n_rows, e->config->dim * e->act_bytes);
-  e->n_rows = r->n_all_rows;
-  e->temperature = r->temperature;
-  td_op_gather_rows(e->stream, e->h, r->h, r->order, e->n_rows, e->config->dim);
 }
 
 // ---- a step on all ranks ------------------------------------------------------------------------
@@ -320,13 +455,6 @@ static void *peer_main(void *arg) {
   }
   pthread_mutex_unlock(&all->lock);
   return NULL;
-}
-
-static uint32_t count_tokens(const td_step_seq *seqs, uint32_t n_seqs) {
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < n_seqs; i++)
-    n += seqs[i].n_tokens;
-  return n;
 }
 
 bool td_ranks_wants(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs) {
@@ -492,6 +620,12 @@ td_status td_ranks_open(td_engine *e, td_err *err) {
     return td_fail(err, TD_EINVAL, "at most %d devices", TD_COMM_MAX_RANKS);
   if (e->opts.record_routing)
     return td_fail(err, TD_EUNSUPPORTED, "the routing is recorded on one device only");
+  if (e->opts.transfer)
+    return td_fail(err, TD_EUNSUPPORTED, "KV pages are kept in host memory by one device only");
+  if (td_model_n_delta(e->config, e->config->n_layers)) {
+    td_info("expert parallelism is not for models with a recurrent state: one device computes");
+    return TD_OK;
+  }
   td_ranks *all = e->ranks = calloc(1, sizeof *all);
   if (!all) return td_fail(err, TD_ENOMEM, "out of memory");
   all->n = e->opts.n_peers + 1;

@@ -7,6 +7,11 @@
 // tokens (so that no routing tables travel) and computes its own experts for them. Their sums are
 // reduced and scattered: each rank gets the sums of its own tokens.
 //
+// A step with enough tokens passes through the layers in two halves: the first half of every
+// sequence's tokens, and the second (a piece of the zigzag each). What ranks send each other is on
+// a stream of its own, so that one half is exchanged while the other is computed. Bits do not
+// depend on it.
+//
 // Gathered activations are exact, so attention and routing are those of a single engine, bit by
 // bit. Experts' sums are rounded to BF16 and added in f32 in the order of ranks (comm.h).
 //
@@ -22,7 +27,19 @@
 typedef struct {
   int32_t *meta, *dev_meta;
   uint32_t *first_token;
+  size_t len; // entries used by the step
 } rank_tables;
+
+enum { TD_RANK_HALVES = 2 };
+
+// Tokens of all ranks that are exchanged together: a half of the step, or all of it.
+typedef struct {
+  td_microbatch own;                  // this rank's tokens
+  td_batch_view view;                 // of all ranks' tokens, rank by rank
+  uint32_t begin, n;                  // they are [begin, begin + n) of the step's, as gathered
+  size_t n_tokens[TD_COMM_MAX_RANKS]; // of each rank
+  td_event *exchanged;                // its latest collective has ended
+} td_rank_half;
 
 // An engine's end.
 struct td_rank {
@@ -30,24 +47,25 @@ struct td_rank {
   uint32_t rank, n_ranks;
   uint32_t first_expert, n_experts; // its share
   bool is_active;                   // the step being run is computed by all ranks
+  td_stream *stream;                // of the exchange
+  td_event *ready;                  // the engine's stream has what is exchanged next
 
   // device memory, for all tokens of a step: hidden states with ids and weights as in td_engine.h,
   // keys and values, the own experts' sums
   void *h, *kv, *v;
   float *part;
-  rank_tables all, own, alone; // alone: the engine's, meanwhile
-  td_step_seq *seqs;           // [2 * n_ranks * max_step_seqs] pieces of sequences
+  rank_tables all[TD_RANK_HALVES], own, own_halves[TD_RANK_HALVES];
+  rank_tables alone;  // the engine's, meanwhile
+  rank_tables wanted; // [n_all_rows] of the caller's rows, in the gathered ones; temperatures
+  td_step_seq *seqs;  // [2 * n_ranks * max_step_seqs] pieces of sequences
 
   // the step being run
-  td_batch_view view; // of all tokens, rank by rank
-  uint32_t n_all;
-  size_t all_len; // entries of all.meta
-  size_t n_tokens[TD_COMM_MAX_RANKS];
+  td_rank_half halves[TD_RANK_HALVES];
+  uint32_t n_halves, n_all;         // n_all: tokens
+  bool is_sorted;                   // the latest call of td_op_moe had all of the step's tokens
   size_t n_rows[TD_COMM_MAX_RANKS]; // wanted logits
   uint32_t n_all_rows;
-  const int32_t *order;     // [n_all_rows] of the caller's rows, in the gathered ones; in dev_meta
-  const float *temperature; // [n_all_rows], likewise
-  td_status status;         // of the collectives
+  td_status status; // of the collectives
   td_err err;
 };
 
@@ -65,12 +83,15 @@ static inline bool td_rank_is_active(const td_engine *e) {
   return e->rank && e->rank->is_active;
 }
 
-// In an active step: KV entries of all tokens into the layer's pages.
-void td_rank_store_gqa(td_engine *engine, uint32_t layer_idx);
-void td_rank_store_mla(td_engine *engine, uint32_t layer_idx);
-void td_rank_gather_hidden(td_engine *engine); // rank->h
-// delta = this rank's tokens' sums over all ranks' parts, [n_all][dim]
-void td_rank_reduce(td_engine *engine, const td_microbatch *part, const float *sums);
+// In an active step. What exchanges is queued on the exchange's stream behind the engine's; the
+// engine's waits for it where td_rank_await is queued.
+void td_rank_gather_kv(td_engine *engine, td_rank_half *half);     // for td_rank_store
+void td_rank_gather_hidden(td_engine *engine, td_rank_half *half); // rank->h
+// delta of the own tokens = their sums over all ranks' parts, [n_all][dim]
+void td_rank_reduce(td_engine *engine, td_rank_half *half, const float *sums);
+void td_rank_await(td_engine *engine, const td_rank_half *half); // its latest collective
+// Awaits gathered KV entries and copies them into the layer's pages.
+void td_rank_store(td_engine *engine, const td_rank_half *half, uint32_t layer_idx);
 // h = the residual stream of all wanted rows, in the caller's order; h had the own rows. Makes the
 // step's rows those of all ranks.
 void td_rank_gather_rows(td_engine *engine);

@@ -29,6 +29,7 @@ typedef struct {
   uint32_t n;       // devices
   bool is_streamed; // experts, where the others have them on the device
   const char *jitter;
+  bool is_halved;   // one half is exchanged while the other is computed
   bool is_borrowed; // KV pages, to which the engine does not know who writes
 } ranks_way;
 
@@ -130,6 +131,7 @@ static inline void open_ranks_engine(ranks_engine *f, const small_model *m, cons
                                .peer_devs = f->devs + 1,
                                .n_peers = way->n - 1,
                                .parallel_tokens = 1,
+                               .overlap_tokens = way->is_halved ? 1 : UINT32_MAX,
                                .comm_backend = way->backend};
   if (td_engine_open(&f->engine, f->model, f->devs[0], &opts, &err) != TD_OK)
     fail_msg("%s", err.msg);

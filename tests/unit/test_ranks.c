@@ -101,8 +101,8 @@ static void order_tokens(const ranks_step_shape *s, uint32_t n_ranks, uint32_t *
   for (uint32_t i = 0; !s->is_parallel && i < s->n_tokens[0] + s->n_tokens[1]; i++)
     order[i] = i;
   for (uint32_t i = 0; s->is_parallel && i < n_ranks * s->n_seqs * 2; i++) {
-    const uint32_t seq = i / 2 % s->n_seqs, n = s->n_tokens[seq];
-    const uint32_t piece = td_zigzag_piece(n_ranks, i / 2 / s->n_seqs, i % 2);
+    const uint32_t seq = i % s->n_seqs, half = i / s->n_seqs % 2, n = s->n_tokens[seq];
+    const uint32_t piece = td_zigzag_piece(n_ranks, i / s->n_seqs / 2, half);
     for (uint32_t t = td_zigzag_begin(n, n_ranks, piece);
          t < td_zigzag_begin(n, n_ranks, piece + 1); t++)
       order[at++] = t + (seq ? s->n_tokens[0] : 0);
@@ -217,7 +217,8 @@ static uint32_t check_routed_alike(const small_model *m, const ranks_way *way, c
 // ---- prompts ------------------------------------------------------------------------------------
 
 // As one device within rounding (parts of sums are BF16), on any number of them, with experts in
-// memory or passing through; and the same bits in every run, whatever takes long.
+// memory or passing through; and the same bits in every run, whatever takes long, and with the
+// exchange of one half beside the other's operators.
 static void check_ranks(const small_model *m, bool is_streamed) {
   size_t n_vocab;
   const ranks_way one = {.kind = "cpu", .backend = "host", .n = 1, .is_streamed = is_streamed};
@@ -229,10 +230,11 @@ static void check_ranks(const small_model *m, bool is_streamed) {
     const uint32_t n_rerouted = check_routed_alike(m, &way, want);
     float *got = ranks_logits(m, &way, &n_vocab);
     assert_near(got, want, n_vocab, 0x1p-8f, n_rerouted);
-    static const char *const jitters[] = {"1", "2"};
+    static const char *const jitters[] = {NULL, "1", "2", "3"};
     for (size_t i = 0; i < TD_COUNT(jitters); i++) {
       way.jitter = jitters[i];
-      way.is_borrowed = i > 0;
+      way.is_halved = i < 3;
+      way.is_borrowed = i > 1;
       float *again = ranks_logits(m, &way, &n_vocab);
       assert_memory_equal(again, got, n * sizeof *got);
       free(again);
