@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import random
+import subprocess
 
 import httpx
 import pytest
@@ -114,3 +115,18 @@ def test_preempted_requests_go_on(tandem_bin, model):
             break
     assert metric(server, "num_preemptions_total") > 0
     server.close()
+
+
+def test_a_session_goes_on_from_a_full_page(model, build_dir):
+    """Its own second request begins as the first, whose state is behind more tokens by then."""
+    messages = json.dumps({"messages": [{"role": "user", "content": "Once upon a time " * 20}]})
+    driver = build_dir / "bin" / "embed_driver"
+    done = subprocess.run([driver, model, "30", messages, "0"], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.split(b"\n")
+    half = len(lines) // 2
+    first, second = lines[:half], lines[half : 2 * half]
+    n_prompt, n_reused, *rest = map(int, first[-1].split())
+    assert n_prompt > 2 * PAGE and n_reused == 0
+    assert second[:-1] == first[:-1]
+    assert list(map(int, second[-1].split())) == [n_prompt, (n_prompt - 1) // PAGE * PAGE, *rest]
