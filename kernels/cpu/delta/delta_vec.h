@@ -2,8 +2,9 @@
 // delta.c after its vec.h.
 //
 // delta_rule: a state of k_dim x 32 floats (16 KiB for k_dim 128) stays in the L1 cache while all
-// positions of a call pass over it. A position takes two passes: k S, then the update and q S; that
-// is 3 fused operations and a product, two loads and a store for each vector of the state.
+// positions of a call pass over it. A position takes 3 fused operations, a product, a load and a
+// store for each vector of the state: one pass updates it and sums q S of the position and k S of
+// the next. With 16 registers k S takes a pass of its own.
 #ifndef KERNELS_CPU_DELTA_VEC_H
 #define KERNELS_CPU_DELTA_VEC_H
 
@@ -15,6 +16,8 @@
 // Vectors of a row of the state; rows whose sums are kept apart, so that eight sums hide the
 // latency of the fused operations.
 enum { DELTA_VECTORS = TD_DELTA_COLUMNS / VL, DELTA_ROWS = 8 / DELTA_VECTORS };
+// Whether registers hold the sums of this token's q S and of the next one's k S.
+enum { IN_ONE_PASS = DELTA_VECTORS <= 2 };
 
 TD_INLINE vf sigmoid_of(vf x) {
   return vf_div(vf_set1(1), vf_add(vf_set1(1), vf_exp(vf_sub(vf_zero(), x))));
@@ -84,31 +87,38 @@ TD_INLINE void recall(const float *state, const float *k, uint32_t k_dim, vf out
   add_rows(sum, out);
 }
 
-// A row of S = g S + k d; sum += q times that row.
+// A row of S = g S + k d; sum += q times that row and, where a token follows, known += its k times
+// that row, in the order of recall.
 TD_INLINE void update_row(float *row, vf g, float k, float q, const vf d[DELTA_VECTORS],
-                          vf sum[DELTA_VECTORS]) {
+                          vf sum[DELTA_VECTORS], const float *next, vf known[DELTA_VECTORS]) {
   TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
     const vf s = vf_fma(vf_set1(k), d[v], vf_mul(g, vf_load(row + v * VL)));
     vf_store(row + v * VL, s);
     sum[v] = vf_fma(vf_set1(q), s, sum[v]);
+    if (next) known[v] = vf_fma(vf_set1(*next), s, known[v]);
   }
 }
 
+// out = q S after the update; d becomes next S, if next is not NULL.
 TD_INLINE void update(const td_delta_rule_args *a, const float *q, const float *k, float decay,
-                      const vf d[DELTA_VECTORS], vf out[DELTA_VECTORS]) {
-  vf sum[DELTA_ROWS][DELTA_VECTORS];
+                      const float *next, vf d[DELTA_VECTORS], vf out[DELTA_VECTORS]) {
+  vf sum[DELTA_ROWS][DELTA_VECTORS], known[DELTA_ROWS][DELTA_VECTORS];
   const vf g = vf_set1(decay);
   uint32_t i = 0;
   clear(sum);
+  clear(known);
   for (; i + DELTA_ROWS <= a->k_dim; i += DELTA_ROWS) {
     TD_UNROLL for (int r = 0; r < DELTA_ROWS; r++) {
       const uint32_t row = i + (uint32_t)r;
-      update_row(a->state + (size_t)row * TD_DELTA_COLUMNS, g, k[row], q[row], d, sum[r]);
+      update_row(a->state + (size_t)row * TD_DELTA_COLUMNS, g, k[row], q[row], d, sum[r],
+                 next ? next + row : NULL, known[r]);
     }
   }
   for (; i < a->k_dim; i++)
-    update_row(a->state + (size_t)i * TD_DELTA_COLUMNS, g, k[i], q[i], d, sum[0]);
+    update_row(a->state + (size_t)i * TD_DELTA_COLUMNS, g, k[i], q[i], d, sum[0],
+               next ? next + i : NULL, known[0]);
   add_rows(sum, out);
+  if (next) add_rows(known, d);
 }
 
 // Elements of vector v of a row that has n_cols columns; at least VL: all.
@@ -118,18 +128,22 @@ TD_INLINE uint32_t columns_in(uint32_t n_cols, int v) {
 }
 
 void TD_VEC_NAME(delta_rule)(const td_delta_rule_args *a) {
+  vf d[DELTA_VECTORS], result[DELTA_VECTORS];
   for (uint32_t t = 0; t < a->n_tokens; t++) {
     const float *q = a->q + t * a->ldk, *k = a->k + t * a->ldk, *value = a->v + t * a->ldv;
     const float decay = a->gates[t * a->ldg];
     const vf g = vf_set1(decay), b = vf_set1(a->gates[t * a->ldg + 1]);
-    vf d[DELTA_VECTORS], result[DELTA_VECTORS];
-    recall(a->state, k, a->k_dim, d);
+    if (t == 0 || !IN_ONE_PASS) recall(a->state, k, a->k_dim, d);
     TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
       const uint32_t n = columns_in(a->n_cols, v);
       vf x = n >= VL ? vf_load(value + v * VL) : n ? vf_load_n(value + v * VL, n) : vf_zero();
       d[v] = vf_mul(b, vf_sub(x, vf_mul(g, d[v])));
     }
-    update(a, q, k, decay, d, result);
+    if (IN_ONE_PASS && t + 1 < a->n_tokens) {
+      update(a, q, k, decay, k + a->ldk, d, result);
+    } else {
+      update(a, q, k, decay, NULL, d, result);
+    }
     TD_UNROLL for (int v = 0; v < DELTA_VECTORS; v++) {
       const uint32_t n = columns_in(a->n_cols, v);
       float *out = a->out + t * a->ldo + v * VL;
