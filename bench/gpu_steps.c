@@ -10,11 +10,11 @@
 #include "base/cpus.h"
 #include "bench/report.h"
 #include "engine/engine.h"
+#include "engine/expert_slots.h"
 #include "gpu_paths.h"
 #include "worker/stream_pace.h"
 
 enum { PAGE_TOKENS = 64, MAX_BATCH = 16, DEPTH = 1024, LONGEST_PROMPT = 32768, MAX_STEPS = 64 };
-enum { CACHE_SPARE = 16 << 10 }; // more than aligning an expert's matrices takes
 enum { LEAST_STEPS = 3, WARM_LAYERS = 5, LEAST_PROMPT = 8 };
 #define CASE_S           1.5
 #define CACHE_STEP_BYTES ((size_t)2 << 30) // so that a cache is full after few steps
@@ -214,13 +214,15 @@ static void end(td_gpu_steps *s) {
 
 // ---- decode with cached experts -----------------------------------------------------------------
 
-// Memory for n experts and the buffers of a cache, which are small beside an expert.
+// Memory for n experts and the buffers of a cache.
 static size_t cache_bytes_of(const td_gpu_steps *s, uint32_t n) {
   const td_model_config *c = &s->model.config;
-  const uint64_t expert = s->model.layer_bytes / c->n_experts + CACHE_SPARE;
-  uint64_t n_bytes = n * expert;
+  td_slot_part parts[TD_SLOT_EXPERT_PARTS];
+  td_slot_list_expert(parts, td_model_layer(s->model.model, c->n_layers - 1), 0);
+  const size_t expert = td_slot_lay_out(parts, TD_COUNT(parts));
+  size_t n_bytes = n * expert;
   while (n && td_expert_cache_slots(n_bytes, expert, c, 1, td_dev_act_dtype(s->b->dev)) < n)
-    n_bytes += CACHE_SPARE;
+    n_bytes += TD_SLOT_ALIGN;
   return n_bytes;
 }
 

@@ -218,12 +218,29 @@ td_expert_cache_stats td_engine_cache_stats(const td_engine *e) {
 
 // ---- between steps ------------------------------------------------------------------------------
 
+// All copies are done, or one of them failed: then nothing moves any more, and what is cached
+// stays.
+static void end_moves(td_engine *e) {
+  td_expert_cache *cache = e->cache;
+  td_err err;
+  const bool is_ok = td_stream_sync(cache->stream, &err) == TD_OK;
+  if (!is_ok) {
+    td_warn("%s: the cache of experts stays as it is: %s", td_dev_name(e->dev), err.msg);
+    cache->most_moves = 0;
+  }
+  while (cache->n_moves) {
+    const td_hot_move *move = &cache->moves[--cache->n_moves];
+    if (is_ok) {
+      td_hot_experts_publish(cache->hot, move);
+    } else {
+      td_hot_experts_cancel(cache->hot, move);
+    }
+  }
+}
+
 size_t td_expert_cache_begin_step(td_engine *e, int32_t *slots) {
   td_expert_cache *cache = e->cache;
-  if (cache->n_moves && td_event_is_done(cache->moved)) {
-    while (cache->n_moves)
-      td_hot_experts_publish(cache->hot, &cache->moves[--cache->n_moves]);
-  }
+  if (cache->n_moves && td_event_is_done(cache->moved)) end_moves(e);
   const size_t n = td_expert_cache_meta_entries(e);
   memcpy(slots, td_hot_experts_table(cache->hot), n * sizeof *slots);
   return n;
@@ -251,8 +268,7 @@ static bool begin_move(td_engine *e, const td_hot_move *move) {
   return true;
 }
 
-// No step runs now, and none that follows reads a slot before its expert is published. A failure
-// of the copies is one of the device, which the next step reports.
+// No step runs now, and none that follows reads a slot before its expert is published.
 void td_expert_cache_end_step(td_engine *e) {
   td_expert_cache *cache = e->cache;
   td_hot_experts_begin_step(cache->hot);

@@ -569,6 +569,8 @@ static inline void run_cached(engine_fixture *f, const cache_case *c, cache_resu
   r->stats = td_engine_cache_stats(f->engine);
 }
 
+static void (*meddle_with)(engine_fixture *f); // called when the engine is open, or NULL
+
 // The caller frees out. seed: see short_logits.
 static inline cache_result cached_logits(const small_model *m, const char *kind,
                                          const cache_case *c, unsigned seed) {
@@ -586,6 +588,7 @@ static inline cache_result cached_logits(const small_model *m, const char *kind,
   td_dev_pin(dev, memory, n_memory);
   td_dev_wait_pinned(dev, memory, n_memory);
   cache_result r;
+  if (meddle_with) meddle_with(&f);
   run_cached(&f, c, &r);
   close_engine(&f);
   td_dev_close(dev);

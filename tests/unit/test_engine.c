@@ -204,6 +204,41 @@ static void watch_copy(td_stream *stream, const td_op *op) {
   real_enqueue(stream, op);
 }
 
+// A copy becomes an operator that fails.
+static void fail_copy(td_stream *stream, const td_op *op) {
+  static const int32_t no_row = -1;
+  td_op failing = *op;
+  if (op->kind == TD_OP_COPY && stream != not_watched) {
+    failing.kind = TD_OP_GATHER_ROWS;
+    failing.gather_rows = (td_gather_rows_args){.rows = &no_row, .n_rows = 1};
+  }
+  real_enqueue(stream, &failing);
+}
+
+static void let_copies_fail(engine_fixture *f) {
+  watched = *f->dev->vtable;
+  real_enqueue = watched.enqueue;
+  watched.enqueue = fail_copy;
+  not_watched = f->engine->stream;
+  f->dev->vtable = &watched;
+}
+
+// Experts that did not arrive are not used: decode goes on as without a cache.
+static void test_experts_that_do_not_arrive(void **state) {
+  (void)state;
+  static const cache_case plain = {.n_microbatches = 1, .n_steps = CACHE_FEW_STEPS};
+  static const cache_case some = {5, 1, 0, CACHE_FEW_STEPS};
+  engine_activations = TD_ACTIVATIONS_F32;
+  const cache_result want = cached_logits(&small_models[0], "cpu", &plain, 0);
+  meddle_with = let_copies_fail;
+  const cache_result got = cached_logits(&small_models[0], "cpu", &some, 0);
+  meddle_with = NULL;
+  assert_memory_equal(got.out, want.out, want.n_rows * want.n_vocab * sizeof *want.out);
+  assert_true(got.stats.misses > 0 && got.stats.moves == 0 && got.stats.n_cached == 0);
+  free(want.out);
+  free(got.out);
+}
+
 // A prompt that is fed beside decode is copied in pieces, one that runs alone in few long copies.
 static void test_copies_beside_decode_are_short(void **state) {
   (void)state;
@@ -256,6 +291,7 @@ int main(void) {
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode),
                                      cmocka_unit_test(test_cached_experts_change_no_bit),
+                                     cmocka_unit_test(test_experts_that_do_not_arrive),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),
                                      cmocka_unit_test(test_kv_transfer)};
