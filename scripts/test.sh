@@ -125,7 +125,7 @@ sanitized_tests() {
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
   TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|test_device_attn_scalar|test_cuda_(engine|comm|devices|.*_sm90))$' \
-    -k "not test_bench and not test_page and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
+    -k "not test_bench and not test_page and not test_clients and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
 }
 
 # What has threads, or several processes over shared memory: workers and their deaths, the prefix
@@ -135,6 +135,7 @@ test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="test_worker or test_preemption or test_expert_parallel or test_faults or test_trace or test_log or test_disaggregate"
   threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
+  threaded+=" or many_wake_it_once or turns_between_models"
   threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
   sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*)$' \
     -k "$threaded"
