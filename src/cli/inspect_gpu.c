@@ -42,6 +42,23 @@ static void add_cache(td_buf *out, const td_prefill_load *load, const td_card_pl
   td_buf_str(out, "\n");
 }
 
+// What two of the cards hold, one for prefill and one for decode.
+static void add_pair(td_buf *out, const td_card_plan *plan) {
+  td_buf_printf(out, "  two of them, for prefill and decode: %.2f GiB of weights",
+                (double)plan->weight_bytes / (double)GIB);
+  if (plan->own_bytes) {
+    td_buf_printf(out, ", %.2f GiB of experts", (double)plan->own_bytes / (double)GIB);
+  }
+  td_buf_printf(out, " and %.2f GiB of keys and values of %u tokens on each",
+                (double)plan->kv_bytes / (double)GIB, plan->kv_tokens);
+  if (plan->experts_stream) {
+    td_buf_printf(out, "; the first streams experts through %.2f GiB, the second caches %.2f GiB",
+                  (double)plan->pair.stream_bytes / (double)GIB,
+                  (double)plan->pair.cache_bytes / (double)GIB);
+  }
+  td_buf_str(out, "\n");
+}
+
 static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card *card) {
   const td_card_plan plan = td_card_plan_of(load, card);
   td_buf_printf(out, "\n%s, %g GB/s, %g TFLOP/s: ", card->name, card->link_gbps, card->tflops);
@@ -67,6 +84,7 @@ static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card
                   prompts[k], t.seconds, t.link_s, t.compute_s, prompts[k] / t.seconds);
   }
   if (plan.experts_stream) add_cache(out, load, &plan);
+  add_pair(out, &plan);
 }
 
 void td_inspect_add_gpus(td_buf *out, const td_model *model, const td_inspect_opts *opts) {
@@ -130,6 +148,9 @@ void td_inspect_add_json_gpus(td_json_writer *w, const td_model *model,
     td_jw_int(w, "cache_bytes", (int64_t)plan.cache_bytes);
     td_jw_int(w, "cached_experts", plan.n_cached);
     if (plan.fits && plan.experts_stream) add_json_decode(w, &load, &plan);
+    td_jw_int(w, "resident_bytes", (int64_t)(plan.weight_bytes + plan.own_bytes));
+    td_jw_int(w, "kv_tokens", plan.kv_tokens);
+    td_jw_int(w, "kv_bytes", (int64_t)plan.kv_bytes);
     if (plan.fits) add_json_prompts(w, &load, &plan, &card);
     td_jw_end_object(w);
   }

@@ -150,8 +150,7 @@ static td_status open_worker(td_backend *b, uv_loop_t *loop, const td_worker_opt
   return st;
 }
 
-// Both divide their GPU's memory alike, so that they have the same experts there: generated tokens
-// that the first computes again get the bits that they had on the second.
+// Both divide their GPU's memory alike (td_gpu_pair), so that as many KV pages fit on either.
 static td_status open_gpu_workers(td_backend *b, uv_loop_t *loop, td_worker_opts *w, td_err *err) {
   static const td_worker_role roles[] = {TD_ROLE_PREFILL, TD_ROLE_DECODE};
   enum { PARALLEL_OFF = 2 };

@@ -94,21 +94,26 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
 // Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
 // cache only if its size is given.
 static void place_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
-                          const td_gpu_need *need) {
+                          const td_gpu_need *need, const td_gpu_plan *plan) {
   const uint32_t n_layers = td_model_config_of(model)->n_layers;
   uint64_t layer_bytes[TD_MAX_LAYERS];
   for (uint32_t i = 0; i < n_layers; i++)
     layer_bytes[i] = td_model_expert_bytes(model, i);
   td_expert_cache_size size;
   td_expert_cache_parse(&size, opts->runtime->expert_cache, NULL); // was checked
-  if (opts->is_for_prompts) size = (td_expert_cache_size){.bytes = 0};
   const bool has_layers = opts->runtime->experts == TD_EXPERTS_AUTO;
-  if (!has_layers && size.is_auto) return;
-  const td_gpu_experts own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers,
-                                                 has_layers, &size);
+  td_gpu_experts own = {.n_layers = 0};
+  if (has_layers || !size.is_auto) {
+    own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers, has_layers, &size);
+  }
   d->n_gpu_expert_layers = own.n_layers;
   d->cache_bytes = own.cache_bytes;
   d->held_bytes += own.layers_bytes + own.cache_bytes;
+  const td_gpu_pair pair = td_gpu_pair_plan(plan, need->layer_bytes, own.cache_bytes);
+  if (opts->is_for_prefill) d->stream_bytes = pair.stream_bytes;
+  if (opts->is_for_prefill) d->cache_bytes = 0;
+  if (opts->is_for_decode) d->stream_bytes = 0;
+  if (opts->is_for_decode && has_layers && size.is_auto) d->cache_bytes = pair.cache_bytes;
 }
 
 // Divides the GPU memory left after the weights; the KV cache gets the rest.
@@ -123,7 +128,7 @@ static void plan_memory(td_devices *d, const td_devices_opts *opts, const td_mod
            "of %u tokens, of %.2f GiB",
            td_dev_name(d->dev), (double)need.weight_bytes / GIB, (double)plan.stream_bytes / GIB,
            (double)plan.chunk_bytes / GIB, plan.prefill_chunk, (double)n_free / GIB);
-  if (d->expert_dev) place_experts(d, opts, model, &need);
+  if (d->expert_dev) place_experts(d, opts, model, &need, &plan);
 }
 
 // With a GPU, one CPU next to it is left free for the thread that drives the GPU. Sharing that CPU

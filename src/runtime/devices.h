@@ -13,7 +13,8 @@ typedef struct {
   const td_runtime_opts *runtime;
   bool cpus_from_end, ends_with_process; // see td_dev_opts
   bool is_alone;                         // one device, whatever --devices has
-  bool is_for_prompts;                   // nothing is decoded, so no experts are cached
+  // One of two GPUs, see td_gpu_pair: nothing is decoded here, or no long prompt is prefilled.
+  bool is_for_prefill, is_for_decode;
 } td_devices_opts;
 
 typedef struct {

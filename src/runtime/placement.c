@@ -212,3 +212,8 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
   }
   return out;
 }
+
+td_gpu_pair td_gpu_pair_plan(const td_gpu_plan *plan, uint64_t layer_bytes, uint64_t cache_bytes) {
+  return (td_gpu_pair){.stream_bytes = at_most(plan->stream_bytes + cache_bytes, layer_bytes),
+                       .cache_bytes = cache_bytes + plan->stream_bytes + plan->chunk_bytes};
+}

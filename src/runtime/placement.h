@@ -103,4 +103,12 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
                                    const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
                                    const td_expert_cache_size *cache);
 
+// Two GPUs that share KV pages, one for prefill and one for decode, hold as much of everything
+// else, so that as many pages fit on both. The cache's part is the first's for a longer ring, up to
+// one layer; the ring's part and a long prefill_chunk's are the second's for a larger cache.
+typedef struct {
+  uint64_t stream_bytes, cache_bytes; // of the first; of the second
+} td_gpu_pair;
+td_gpu_pair td_gpu_pair_plan(const td_gpu_plan *plan, uint64_t layer_bytes, uint64_t cache_bytes);
+
 #endif

@@ -18,6 +18,24 @@ td_prefill_load td_prefill_load_of(const td_model *model) {
   return load;
 }
 
+// KV pages, as a worker sizes them beside held_bytes.
+static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_bytes,
+                    uint64_t held_bytes) {
+  enum { MAX_BATCH = 16 };
+  const td_kv_need need = {.max_position = c->max_position,
+                           .kv_bytes_per_token = td_engine_kv_bytes_per_token(c, TD_BF16),
+                           .weight_bytes = held_bytes,
+                           .available_bytes = free_bytes,
+                           .max_batch = MAX_BATCH,
+                           .is_device = true,
+                           .n_layers = c->n_layers};
+  td_kv_plan plan;
+  td_err ignored; // nothing is left
+  if (td_kv_plan_make(&plan, &need, &ignored) != TD_OK) return;
+  out->kv_tokens = plan.n_pages * TD_KV_PAGE_TOKENS;
+  out->kv_bytes = out->kv_tokens * need.kv_bytes_per_token;
+}
+
 td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card) {
   const td_model_config *c = load->config;
   const uint64_t used = DRIVER_BYTES < card->memory_bytes ? DRIVER_BYTES : card->memory_bytes;
@@ -39,15 +57,22 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
     need.layer_bytes = 0;
   }
   plan.memory = td_gpu_plan_make(&need);
-  if (!plan.experts_stream) return plan;
-  const uint64_t held = load->other_bytes + plan.memory.chunk_bytes + plan.memory.decode_bytes +
+  plan.weight_bytes = load->other_bytes;
+  plan.own_bytes = plan.experts_stream ? 0 : expert_bytes;
+  const uint64_t held = need.weight_bytes + plan.memory.chunk_bytes + plan.memory.decode_bytes +
                         plan.memory.stream_bytes;
-  const td_gpu_experts own = td_gpu_experts_plan(&need, held, load->layer_bytes, c->n_layers, true,
-                                                 &(td_expert_cache_size){.is_auto = true});
-  plan.n_gpu_expert_layers = own.n_layers;
-  plan.cache_bytes = own.cache_bytes;
-  plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
-                                        TD_BF16);
+  if (plan.experts_stream) {
+    const td_gpu_experts own = td_gpu_experts_plan(&need, held, load->layer_bytes, c->n_layers,
+                                                   true, &(td_expert_cache_size){.is_auto = true});
+    plan.n_gpu_expert_layers = own.n_layers;
+    plan.own_bytes = own.layers_bytes;
+    plan.cache_bytes = own.cache_bytes;
+    plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
+                                          TD_BF16);
+    plan.pair = td_gpu_pair_plan(&plan.memory, need.layer_bytes, own.cache_bytes);
+  }
+  plan_kv(&plan, c, need.free_bytes,
+          held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
   return plan;
 }
 

@@ -36,6 +36,12 @@ typedef struct {
   uint64_t cache_bytes;         // for experts that decode used last
   uint32_t n_cached;            // experts that fit there, with decode steps of 16 sequences
   td_gpu_plan memory;
+  td_gpu_pair pair;                 // of two such cards
+  uint64_t weight_bytes, own_bytes; // in the card's memory: no routed experts; routed experts
+  // KV pages in what is left, for as many requests as `serve` decodes by default. Two of these
+  // cards, one for prefill and one for decode, both hold them.
+  uint64_t kv_bytes;
+  uint32_t kv_tokens;
 } td_card_plan;
 
 td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card);

@@ -133,12 +133,12 @@ static td_status open_devices(worker *w, td_err *err) {
   const td_devices_opts opts = {.runtime = &w->opts.runtime,
                                 .ends_with_process = true,
                                 .is_alone = w->opts.role == TD_ROLE_DECODE,
-                                .is_for_prompts = w->opts.role == TD_ROLE_PREFILL,
+                                .is_for_prefill = w->opts.role == TD_ROLE_PREFILL,
+                                .is_for_decode = w->opts.role == TD_ROLE_DECODE,
                                 .cpus_from_end = w->opts.role == TD_ROLE_PREFILL};
   td_devices *d = &w->devices;
   td_status st = td_devices_open(d, &opts, w->model, err);
   if (st != TD_OK) return st;
-  if (w->opts.role == TD_ROLE_DECODE) d->stream_bytes = 0; // long prompts are the other worker's
   w->n_threads = d->n_threads;
   w->opts.runtime.kv_dtype = td_dev_kv_dtype(d->dev, w->opts.runtime.kv_dtype);
   td_dev_set_thread_limit(d->expert_dev ? d->expert_dev : d->dev, w->front_link.channel.lease);

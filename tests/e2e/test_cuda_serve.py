@@ -305,6 +305,14 @@ def test_what_cannot_be(tandem_bin, tiny_model, library, tmp_path, monkeypatch):
         assert says in server.log() and "are in memory" not in server.log()
     if "_emu" not in library:
         return
+    monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
+    monkeypatch.setenv("TANDEM_EMU_PIN", "0")  # no GPU reaches memory that is not its own
+    options = ["--device", "cuda", "--devices", "0,1", "--disaggregate", "on"]
+    server = Server(tandem_bin, tiny_model, *options, "--expert-parallel", "on", wait=False)
+    assert server.wait() == 2 and "give one of the two" in server.log()
+    server = Server(tandem_bin, tiny_model, *options, wait=False)
+    assert server.wait() == 1
+    assert "--disaggregate off does without" in server.log()
     monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1")  # less than the weights
     server = Server(tandem_bin, tiny_model, "--device", "cuda", wait=False)
     assert server.wait() == 1

@@ -71,6 +71,10 @@ static void describes_in_json(void **state) {
   const cJSON *gpus = td_json_get(object, "gpus");
   assert_int_equal(cJSON_GetArraySize(gpus), 3);
   assert_int_equal(cJSON_GetArraySize(td_json_get(gpus->child, "prompts")), 3);
+  assert_int_equal(number(gpus->child, "resident_bytes"),
+                   bytes + widened); // all fits, on either of two
+  assert_int_equal(number(gpus->child, "kv_bytes"),
+                   number(gpus->child, "kv_tokens") * 14 * 2 * 2); // in BF16
   cJSON_Delete(object);
   free(text);
   ck_free(&ck);
@@ -92,6 +96,8 @@ static void describes_in_text(void **state) {
       "for every 1000 tokens of context",
       "80 GB, as an H100, 55 GB/s, 280 TFLOP/s: all experts fit",
       "layers 0 dense, 1 resident; 2048 tokens, 2048 of prompts",
+      "two of them, for prefill and decode: ",
+      "of keys and values of ",
   };
   for (size_t i = 0; i < TD_COUNT(says); i++) {
     if (!strstr(text, says[i])) fail_msg("no \"%s\" in:\n%s", says[i], text);

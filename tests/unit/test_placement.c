@@ -331,6 +331,24 @@ static td_prefill_load load_of_v3(void) {
 
 // On an H100 with 55 GB/s from pinned memory, 8192 tokens were measured at 12.0 s and 32768 at
 // 18.4 s. A card with less memory has a shorter ring, in which copies wait for operations.
+static void test_a_pair_of_gpus(void **state) {
+  (void)state;
+  const td_gpu_plan plan = {.chunk_bytes = 2 * GB, .stream_bytes = 3 * GB};
+  td_gpu_pair pair = td_gpu_pair_plan(&plan, 11 * GB, 5 * GB);
+  assert_true(pair.stream_bytes == 8 * GB && pair.cache_bytes == 10 * GB);
+  pair = td_gpu_pair_plan(&plan, 6 * GB, 5 * GB); // a ring is one layer at most
+  assert_true(pair.stream_bytes == 6 * GB && pair.cache_bytes == 10 * GB);
+}
+
+static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *card,
+                                uint32_t least_tokens) {
+  const td_gpu_plan *m = &plan->memory;
+  const uint64_t held = plan->weight_bytes + plan->own_bytes + plan->cache_bytes + m->chunk_bytes +
+                        m->decode_bytes + m->stream_bytes;
+  assert_true(held + plan->kv_bytes < card->memory_bytes);
+  if (plan->kv_tokens < least_tokens) fail_msg("%u tokens", plan->kv_tokens);
+}
+
 static void test_predictions(void **state) {
   (void)state;
   const td_prefill_load load = load_of_v3();
@@ -338,6 +356,7 @@ static void test_predictions(void **state) {
   td_card_plan plan = td_card_plan_of(&load, &h100);
   assert_true(plan.fits && plan.experts_stream);
   assert_int_equal(plan.memory.prefill_chunk, 32768);
+  check_pages_of_card(&plan, &h100, 32768);
   td_prefill_time t = td_prefill_time_of(&load, &plan, &h100, 8192);
   if (t.seconds < 11 || t.seconds > 13) fail_msg("%.2f s", t.seconds);
   assert_true(t.compute_s < t.link_s);
@@ -352,12 +371,15 @@ static void test_predictions(void **state) {
   small.memory_bytes = 32ull << 30;
   plan = td_card_plan_of(&load, &small);
   assert_true(plan.fits && plan.memory.stream_bytes < load.layer_bytes[3]);
+  check_pages_of_card(&plan, &small, 16384);
   assert_true(td_prefill_time_of(&load, &plan, &small, 32768).seconds > t.seconds);
   small.memory_bytes = 16ull << 30;
   assert_false(td_card_plan_of(&load, &small).fits);
   small.memory_bytes = 2000ull << 30;
   plan = td_card_plan_of(&load, &small);
   assert_false(plan.experts_stream);
+  check_pages_of_card(&plan, &small, 32768);
+  assert_true(plan.own_bytes == 58 * load.layer_bytes[3]);
   t = td_prefill_time_of(&load, &plan, &small, 32768);
   assert_int_equal(t.step.n_ways[TD_LAYER_RESIDENT], 58);
   assert_true(t.link_s == 0 && t.seconds == t.compute_s && t.n_steps == 4);
@@ -399,6 +421,7 @@ int main(void) {
       cmocka_unit_test(test_a_given_context_comes_first),
       cmocka_unit_test(test_own_layers),
       cmocka_unit_test(test_predictions),
+      cmocka_unit_test(test_a_pair_of_gpus),
       cmocka_unit_test(test_chunks_of_a_gpu_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
