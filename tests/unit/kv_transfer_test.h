@@ -172,25 +172,34 @@ static inline void run_xfer(xfer_world *w, const char *kind, unsigned decode_ind
   free(before);
 }
 
-// kind "cuda": on the first two GPUs.
-static inline void check_xfer(const small_model *m, const char *kind, bool streams) {
+// kind "cuda": on the first two GPUs. streams: experts do, for prompts.
+static inline void open_xfer_world(xfer_world *w, const small_model *m, const char *kind,
+                                   bool streams) {
   td_err err;
-  const unsigned decode_index = strcmp(kind, "cuda") == 0;
-  xfer_world w = {.small = m, .streams = streams, .fd = memfd_create("kv", MFD_CLOEXEC)};
-  assert_true(w.fd >= 0);
-  if (td_model_open(&w.model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
-  w.n_vocab = td_model_config_of(w.model)->n_vocab;
-  open_xfer_worker(&w, &w.prefill, kind, 0, true);
-  open_xfer_worker(&w, &w.decode, kind, decode_index, true);
-  open_xfer_worker(&w, &w.all, kind, 0, false);
-  run_xfer(&w, kind, decode_index);
+  *w = (xfer_world){.small = m, .streams = streams, .fd = memfd_create("kv", MFD_CLOEXEC)};
+  assert_true(w->fd >= 0);
+  if (td_model_open(&w->model, golden_dir(m->name), &err) != TD_OK) fail_msg("%s", err.msg);
+  w->n_vocab = td_model_config_of(w->model)->n_vocab;
+  open_xfer_worker(w, &w->prefill, kind, 0, true);
+  open_xfer_worker(w, &w->decode, kind, strcmp(kind, "cuda") == 0, true);
+  open_xfer_worker(w, &w->all, kind, 0, false);
+}
+
+static inline void close_xfer_world(xfer_world *w) {
+  close_xfer_worker(w, &w->prefill);
+  close_xfer_worker(w, &w->decode);
+  close_xfer_worker(w, &w->all);
+  td_model_close(w->model);
+  close(w->fd);
+}
+
+static inline void check_xfer(const small_model *m, const char *kind, bool streams) {
+  xfer_world w;
+  open_xfer_world(&w, m, kind, streams);
+  run_xfer(&w, kind, strcmp(kind, "cuda") == 0);
   assert_true(w.n_rows > 20);
   if (streams) assert_true(td_engine_stream_progress(w.all.engine).copied_bytes > 0);
-  close_xfer_worker(&w, &w.prefill);
-  close_xfer_worker(&w, &w.decode);
-  close_xfer_worker(&w, &w.all);
-  td_model_close(w.model);
-  close(w.fd);
+  close_xfer_world(&w);
 }
 
 #endif

@@ -284,6 +284,45 @@ static void test_kv_transfer(void **state) {
   unsetenv("TANDEM_JITTER");
 }
 
+static const char *host_pages;
+static size_t host_bytes;
+static uint32_t n_attended, layers_out; // layers whose attention is queued; a bit for each copied
+
+static void watch_out(td_stream *stream, const td_op *op) {
+  n_attended += op->kind == TD_OP_ATTN_GQA || op->kind == TD_OP_ATTN_MLA;
+  const char *to = op->kind == TD_OP_COPY ? op->copy.dst : NULL;
+  if (to >= host_pages && to < host_pages + host_bytes) layers_out |= 1u << n_attended;
+  real_enqueue(stream, op);
+}
+
+// A layer's keys and values are copied out before its attention is queued, not when all is
+// computed.
+static void test_keys_leave_layer_by_layer(void **state) {
+  (void)state;
+  enum { N = 20 };
+  const int32_t pages[] = {1, 4};
+  int32_t tokens[N];
+  for (int32_t i = 0; i < N; i++)
+    tokens[i] = 3 + 7 * i;
+  xfer_world w;
+  open_xfer_world(&w, &small_models[1], "cpu", false);
+  const td_dev_vtable *own = w.prefill.dev->vtable;
+  watched = *own;
+  real_enqueue = own->enqueue;
+  watched.enqueue = watch_out;
+  w.prefill.dev->vtable = &watched;
+  host_pages = w.prefill.host_pages;
+  host_bytes = w.pages_bytes;
+  n_attended = layers_out = 0;
+  xfer_step(&w, &w.prefill, tokens, pages, 0, N, false);
+  w.prefill.dev->vtable = own;
+  const uint32_t n_layers = td_model_config_of(w.model)->n_layers;
+  assert_int_equal(n_attended, n_layers);
+  assert_int_equal(layers_out, (1u << n_layers) - 1);
+  assert_int_equal(td_kv_transfer_stats_of(w.prefill.transfer).out_bytes, 2 * w.page_bytes);
+  close_xfer_world(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
                                      cmocka_unit_test(test_streamed_experts),
@@ -294,6 +333,7 @@ int main(void) {
                                      cmocka_unit_test(test_experts_that_do_not_arrive),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),
-                                     cmocka_unit_test(test_kv_transfer)};
+                                     cmocka_unit_test(test_kv_transfer),
+                                     cmocka_unit_test(test_keys_leave_layer_by_layer)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
