@@ -116,6 +116,11 @@ static void add_exchange(td_buf *out, const td_model *m) {
   add_bytes(out, e.bytes.expert_bytes);
   td_buf_printf(out, " to each: %.1f ms at %.0f GB/s, %.1f ms on one GPU\n", e.time.layer_s * 1e3,
                 EXCHANGE_LINK_GBPS, e.alone.layer_s * 1e3);
+  td_buf_printf(
+      out,
+      "              %.1f ms of that are exchange, hidden if a GPU computes for as long;\n"
+      "              not hidden in steps of fewer than %d tokens\n",
+      e.time.exchange_s * 1e3, TD_OVERLAP_TOKENS);
 }
 
 static void add_sizes(td_buf *out, const td_model *m) {
@@ -245,6 +250,7 @@ static void add_json_exchange(td_json_writer *w, const td_model *m) {
   td_jw_int(w, "layer_sum_bytes", (int64_t)e.bytes.sum_bytes);
   td_jw_int(w, "layer_expert_bytes", (int64_t)e.bytes.expert_bytes);
   td_jw_double(w, "link_gbps", EXCHANGE_LINK_GBPS);
+  td_jw_double(w, "layer_exchange_s", e.time.exchange_s);
   td_jw_double(w, "layer_s", e.time.layer_s);
   td_jw_double(w, "layer_s_on_one", e.alone.layer_s);
   td_jw_end_object(w);

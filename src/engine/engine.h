@@ -16,6 +16,10 @@
 
 typedef struct td_engine td_engine;
 
+// With fewer tokens in a step of several devices, matrices in halves take longer than the exchange
+// that they would hide.
+enum { TD_OVERLAP_TOKENS = 1024 };
+
 typedef struct {
   uint32_t n_pages;         // KV pages in the pool
   uint32_t page_tokens;     // tokens per KV page
@@ -56,7 +60,8 @@ typedef struct {
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;
   // NULL: "auto".
-  // From overlap_tokens tokens on (0: 1024), one half is exchanged while the other is computed.
+  // From overlap_tokens tokens on (0: TD_OVERLAP_TOKENS), one half is exchanged while the other is
+  // computed.
   td_dev *const *peer_devs; // [n_peers]
   uint32_t n_peers, parallel_tokens, overlap_tokens;
   const char *comm_backend;

@@ -9,8 +9,7 @@
 #include "base/thread.h"
 #include "engine/zigzag.h"
 
-// With fewer tokens, matrices are slower in halves than the exchange that they would hide.
-enum { LEAST_PARALLEL_TOKENS = 64, LEAST_HALVED_TOKENS = 1024 };
+enum { LEAST_PARALLEL_TOKENS = 64 };
 
 // A rank other than 0 and its thread, which waits for steps.
 typedef struct {
@@ -243,7 +242,7 @@ static void build_half(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, u
 
 static bool is_halved(const td_engine *e, uint32_t n_tokens) {
   const uint32_t least = e->opts.overlap_tokens;
-  return n_tokens >= (least ? least : LEAST_HALVED_TOKENS);
+  return n_tokens >= (least ? least : TD_OVERLAP_TOKENS);
 }
 
 // Lays out the step by halves, and then the own tokens together.
@@ -554,6 +553,7 @@ td_status td_ranks_step(td_engine *e, const td_step_seq *seqs, uint32_t n_seqs, 
   st = end_peers(all, st, &why);
   free(pages);
   if (st == TD_OK) {
+    td_debug("a step of %u tokens on %u devices", count_tokens(seqs, n_seqs), all->n);
     mark_pages(e, seqs, n_seqs, true);
     return TD_OK;
   }

@@ -36,7 +36,7 @@ def test_logits(tandem_bin, tmp_path):
 def server(tandem_bin, tmp_path_factory):
     model = make_model(tmp_path_factory.mktemp("model"))
     options = ["--devices", "0,1", "--expert-parallel", "on", "--disaggregate", "off"]
-    options += ["--served-model-name", "m"]
+    options += ["--served-model-name", "m", "--log-level", "debug"]
     server = Server(tandem_bin, model, *options)
     yield server
     server.close()
@@ -58,3 +58,27 @@ def test_server(server):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda text: complete(server, text, 8), texts * 3))
     assert "expert parallelism ends" not in server.log()
+
+
+def test_who_prefills(server):
+    """Both devices while nothing is decoded, the first one while something is."""
+
+    def n_on_both():
+        return server.log().count("tokens on 2 devices")
+
+    before = n_on_both()
+    complete(server, "seven " * 80, 1)
+    assert n_on_both() > before
+    body = {"model": "m", "prompt": "y", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+    def grows_beside_decode():
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
+            lines = answer.iter_lines()
+            while "text" not in next(lines):
+                pass
+            before = n_on_both()
+            complete(server, "eight " * 80, 1)
+            return n_on_both() > before
+
+    # On a slow machine the answer may end before the prompt has arrived: not every time.
+    assert not all(grows_beside_decode() for _ in range(5))

@@ -68,6 +68,8 @@ static void describes_in_json(void **state) {
   const cJSON *two = td_json_get(object, "two_gpus");
   assert_int_equal(number(two, "layer_kv_bytes"), 32768 / 2 * 14 * 2);
   assert_int_equal(2 * number(two, "layer_expert_bytes"), number(object, "expert_bytes"));
+  const double exchange_s = td_json_get(two, "layer_exchange_s")->valuedouble;
+  assert_true(exchange_s > 0 && exchange_s < td_json_get(two, "layer_s")->valuedouble);
   const cJSON *gpus = td_json_get(object, "gpus");
   assert_int_equal(cJSON_GetArraySize(gpus), 3);
   assert_int_equal(cJSON_GetArraySize(td_json_get(gpus->child, "prompts")), 3);
@@ -92,6 +94,7 @@ static void describes_in_text(void **state) {
       "experts       8 a layer, 2 for a token, 16 wide\n",
       "dense         1 of the 2 layers, 48 wide\n",
       "parameters    ",
+      " ms of that are exchange, hidden if a GPU computes for as long;\n",
       "BF16",
       "for every 1000 tokens of context",
       "80 GB, as an H100, 55 GB/s, 280 TFLOP/s: all experts fit",
