@@ -58,6 +58,7 @@ static td_status check_types(const cJSON *root, td_api_error *error) {
     int types; // of cJSON
   } members[] = {{"options", "an object", cJSON_Object},
                  {"messages", "an array", cJSON_Array},
+                 {"system", "a string", cJSON_String},
                  {"stream", "true or false", cJSON_True | cJSON_False},
                  {"format", "\"json\" or a schema", cJSON_String | cJSON_Object},
                  {"think", "true, false or a string", cJSON_True | cJSON_False | cJSON_String}};

@@ -365,7 +365,7 @@ def test_ollama_format(llama):
 def test_ollama_types(server, path):
     """What is translated is checked like what is passed on."""
     whole = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "stream": False}
-    for wrong in ({"options": [1]}, {"stream": "yes"}, {"format": 1}, {"think": 1}, {"messages": {}}):
+    for wrong in ({"options": [1]}, {"stream": "yes"}, {"format": 1}, {"think": 1}, {"messages": {}}, {"system": {}}):
         headers = {"Authorization": "Bearer secret"}
         reply = httpx.post(server.url + path, json={**whole, **wrong}, headers=headers, trust_env=False)
         assert reply.status_code == 400, (wrong, reply.text)
