@@ -33,7 +33,7 @@ typedef struct td_serve {
   uv_timer_t drain_timer;
   td_http_server *http;
   td_hosts hosts;                 // the models
-  struct td_job *jobs;            // active requests (completions.c)
+  struct td_job *jobs;            // active requests (job.h)
   uint64_t n_routed[TD_N_ROUTES]; // HTTP requests whose route was found
   td_api_keys keys;
   td_response_store *responses; // for previous_response_id
@@ -64,7 +64,7 @@ void td_serve_stop(td_serve *serve, int exit_status);
 // Logs that a model became ready after so many seconds.
 void td_serve_on_loaded(td_serve *serve, const td_host *host, double seconds);
 
-// completions.c
+// job.c
 // Fails all active requests.
 void td_serve_end_jobs(td_serve *serve, const char *why);
 

@@ -104,10 +104,10 @@ const td_option td_option_table[] = {
      "auto", "DEVICE",
      "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "
      "GPU, the rest on the CPU)"},
-    {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE, AT(expert_cache), NO_RANGE, "auto", "GIB",
+    {GROUP_MODEL, "expert-cache", 0, OPT_STR, COMPUTE, AT(expert_cache), NO_RANGE, "off", "GIB",
      "GPU memory for a cache of the experts that decode used last, of those that the CPU computes; "
-     "off; auto: what is left, instead of whole layers where less than half of them fit. Results "
-     "differ by rounding with what the cache holds"},
+     "auto: what is left, instead of whole layers where less than half of them fit. With a cache "
+     "a text need not repeat: results differ by rounding with what it holds"},
     {GROUP_MODEL, "weights", 0, OPT_ENUM, COMPUTE, AT(weights), ONE_OF(weights), "auto", "WHERE",
      "mmap: map the files; resident: read them once into shared memory, in 2 MB pages where "
      "possible; auto: resident if it fits and such pages are available, or experts stream to a "

@@ -1,0 +1,452 @@
+// src/front/job.c - tokens become text, and text becomes SSE events or one response; how jobs end.
+#include "front/job.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/turn.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/trace.h"
+
+static void choice_free(td_choice *c) {
+  td_answer_free(&c->answer);
+  td_output_parser_free(&c->parts);
+  td_delta_free(&c->delta);
+  td_token_ids_free(&c->ids);
+  free(c->prompt);
+}
+
+void td_job_release_body(td_job *j) {
+  if (j->serve->http) td_http_bodies_freed(j->serve->http, j->body_bytes);
+  j->body_bytes = 0;
+}
+
+void td_job_free(td_job *j) {
+  td_job_release_body(j);
+  *(j->prev ? &j->prev->next : &j->serve->jobs) = j->next;
+  if (j->next) j->next->prev = j->prev;
+  for (uint32_t i = 0; i < j->n_choices; i++)
+    choice_free(&j->choices[i]);
+  free(j->choices);
+  for (uint32_t i = 0; i < j->n_prompts; i++)
+    td_token_ids_free(&j->prompts[i]);
+  free(j->prompts);
+  td_api_request_free(&j->request);
+  td_dialect_state_free(&j->state);
+  td_buf_free(&j->body);
+  td_host_leave(&j->use);
+  free(j);
+}
+
+// ---- ending a job ---------------------------------------------------------------------------
+
+static void leave_worker(td_choice *c, td_finish how) {
+  td_metrics *m = &c->job->host->metrics;
+  c->running = false;
+  c->job->n_running--;
+  m->n_finished[how]++;
+  td_trace_async(c->job->begin_ns, TD_TRACE_REQUEST, (uint32_t)c->answer.n_tokens, c->id);
+  if (how == TD_FINISH_STOP || how == TD_FINISH_LENGTH) {
+    td_histogram_add(&m->whole, td_clock_ns() - c->job->begin_ns);
+  }
+}
+
+static void cancel_running(td_job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    td_choice *c = &j->choices[i];
+    if (!c->running) continue;
+    td_backend_cancel(j->host->backend, c->id);
+    leave_worker(c, TD_FINISH_ABORT);
+  }
+}
+
+static void log_end(const td_job *j, int status) {
+  uint64_t now = td_clock_ns();
+  double first = j->first_token_ns ? (double)(j->first_token_ns - j->begin_ns) * 1e-6 : 0;
+  td_info("%s %d: %llu prompt and %llu output tokens, first token after %.0f ms, %.2f s in all",
+          j->is_chat ? "chat" : "completion", status, (unsigned long long)j->usage.n_prompt,
+          (unsigned long long)j->usage.n_output, first, (double)(now - j->begin_ns) * 1e-9);
+}
+
+// Cached tokens are counted once per prompt, from its first choice.
+static void count_usage(td_job *j) {
+  for (uint32_t i = 0; i < j->n_choices; i++) {
+    j->usage.n_output += j->choices[i].answer.n_tokens;
+    if (i % j->request.n == 0) j->usage.n_cached += j->choices[i].n_cached;
+  }
+}
+
+void td_job_on_gone(void *arg) {
+  td_job *j = arg;
+  j->x = NULL;
+  cancel_running(j);
+  if (j->preparing) return; // the thread pool still uses it
+  count_usage(j);
+  log_end(j, 499);
+  td_job_free(j);
+}
+
+void td_job_refuse(td_job *j, const td_api_error *error) {
+  cancel_running(j);
+  log_end(j, error->status);
+  td_serve_fail_as(j->x, error, j->dialect);
+  td_job_free(j);
+}
+
+// Sends an event and clears it. An event for which memory ran out ends the connection, so that the
+// client does not take the rest for the whole.
+static void send_event(td_job *j, td_buf *event) {
+  if (event->failed) {
+    td_http_abort(j->x);
+  } else {
+    td_http_sse_data(j->x, td_buf_text(event), event->len);
+  }
+  td_buf_clear(event);
+}
+
+// The same for bytes of a dialect's stream.
+static void send_raw(td_job *j, td_buf *text) {
+  if (text->failed) {
+    td_http_abort(j->x);
+  } else {
+    td_http_sse_raw(j->x, td_buf_text(text), text->len);
+  }
+  td_buf_clear(text);
+}
+
+// Fails a running job: a stream gets an error event and ends without [DONE].
+static void fail_running(td_job *j, int status, const char *message) {
+  td_api_error error;
+  td_api_fail(&error, status, NULL, NULL, "%s", message);
+  if (!j->request.stream) {
+    td_job_refuse(j, &error);
+    return;
+  }
+  cancel_running(j);
+  count_usage(j);
+  td_buf text = TD_BUF_INIT;
+  if (j->dialect) {
+    j->dialect->error(&text, &error, true);
+    send_raw(j, &text);
+  } else {
+    td_api_error_write(&text, &error);
+    send_event(j, &text);
+  }
+  td_buf_free(&text);
+  td_http_sse_end(j->x);
+  log_end(j, error.status);
+  td_job_free(j);
+}
+
+void td_serve_end_jobs(td_serve *serve, const char *why) {
+  for (td_job *j = serve->jobs, *next; j; j = next) {
+    next = j->next;
+    if (!j->preparing) fail_running(j, 503, why);
+  }
+}
+
+static uint64_t n_prompt_of(const td_choice *c) {
+  return c->job->prompts[c->index / c->job->request.n].n;
+}
+
+static void add_timings(td_api_timings *t, const td_choice *c) {
+  uint64_t n = c->answer.n_tokens;
+  t->n_prefilled += n_prompt_of(c) - c->n_cached;
+  t->n_cached += c->n_cached;
+  t->prefill_ns += c->prefill_ns;
+  t->n_output += n;
+  t->n_followed += n ? n - 1 : 0;
+  t->follow_ns += c->last_token_ns - c->first_token_ns;
+}
+
+static void end_dialect(td_job *j, td_buf *out, const td_delta *message) {
+  const td_choice *c = &j->choices[0];
+  const bool has_reasoning = message ? message->reasoning.len > 0 : j->state.reasoning.len > 0;
+  if (has_reasoning) {
+    j->usage.n_reasoning = c->n_before_answer ? c->n_before_answer : c->answer.n_tokens;
+  }
+  td_api_timings timings = {0};
+  add_timings(&timings, c);
+  const td_dialect_end end = {.finish_reason = c->finish_reason,
+                              .answer = &c->answer,
+                              .usage = &j->usage,
+                              .timings = &timings};
+  if (message) {
+    j->dialect->whole(out, &j->state, message, &end);
+  } else {
+    j->dialect->end(out, &j->state, &end);
+  }
+}
+
+static void end_stream(td_job *j) {
+  td_buf event = TD_BUF_INIT;
+  if (j->dialect) {
+    end_dialect(j, &event, NULL);
+    send_raw(j, &event);
+    td_buf_free(&event);
+    td_http_sse_end(j->x);
+    return;
+  }
+  if (j->request.include_usage) {
+    td_api_write_usage(&event, &j->head, &j->usage);
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+  td_http_sse_data(j->x, "[DONE]", 6);
+  td_http_sse_end(j->x);
+}
+
+static double mean_logprob(const td_choice *c) {
+  return c->answer.n_tokens ? c->sum_logprob / (double)c->answer.n_tokens : -INFINITY;
+}
+
+// Whether fewer than n_best choices for the same prompt are likelier per token; of equals the first
+// wins.
+static bool is_among_best(const td_job *j, uint32_t index) {
+  const uint32_t n = j->request.n, first = index / n * n;
+  const double own = mean_logprob(&j->choices[index]);
+  uint32_t n_before = 0;
+  for (uint32_t i = first; i < first + n; i++) {
+    const double other = mean_logprob(&j->choices[i]);
+    n_before += other > own || (other == own && i < index);
+  }
+  return n_before < j->request.n_best;
+}
+
+static bool send_response(td_job *j) {
+  td_api_choice *choices = calloc(j->n_choices, sizeof *choices);
+  td_buf body = TD_BUF_INIT;
+  td_api_timings timings = {0}; // sums over all choices
+  if (choices && j->dialect) {
+    end_dialect(j, &body, &j->choices[0].delta);
+  } else if (choices) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j->n_choices; i++) {
+      const td_choice *c = &j->choices[i];
+      add_timings(&timings, c);
+      if (!is_among_best(j, i)) continue;
+      choices[n++] = (td_api_choice){.answer = &c->answer,
+                                     .message = &c->delta,
+                                     .parts = &c->parts,
+                                     .finish_reason = c->finish_reason,
+                                     .prompt = c->prompt,
+                                     .n_prompt = (uint32_t)n_prompt_of(c),
+                                     .n_prompt_top = (uint32_t)j->request.n_prompt_logprobs};
+    }
+    td_api_write_response(&body, &j->head, choices, n, &j->usage, &timings);
+  }
+  bool ok = choices && !body.failed;
+  if (ok) td_http_respond(j->x, 200, "application/json", body.data, body.len);
+  free(choices);
+  td_buf_free(&body);
+  return ok;
+}
+
+static void end_job(td_job *j) {
+  count_usage(j);
+  if (j->request.stream) {
+    end_stream(j);
+  } else if (!send_response(j)) {
+    fail_running(j, 500, "out of memory");
+    return;
+  }
+  log_end(j, 200);
+  td_job_free(j);
+}
+
+// ---- tokens ---------------------------------------------------------------------------------
+
+static void send_dialect(td_choice *c, td_buf *out, bool has_piece) {
+  td_job *j = c->job;
+  const td_api_usage usage = {.n_prompt = n_prompt_of(c), .n_cached = c->n_cached};
+  if (!c->started) j->dialect->begin(out, &j->state, &usage);
+  c->started = true;
+  if (has_piece) j->dialect->delta(out, &j->state, &c->delta);
+  td_delta_clear(&c->delta, &c->parts);
+  if (out->len) send_raw(j, out);
+}
+
+// Takes the output of a choice that is final, and sends it if the response is streamed. With usage
+// in every chunk each token gets its own event, even if it adds no text.
+static td_status take_piece(td_choice *c, td_err *err) {
+  td_job *j = c->job;
+  td_answer_piece piece;
+  bool has_piece = td_answer_take(&c->answer, &piece);
+  if (j->is_chat) {
+    td_status st = td_delta_gather(&c->delta, &c->parts, &c->answer, err);
+    if (st != TD_OK) return st;
+    has_piece = !td_delta_is_empty(&c->delta) || piece.last > piece.first;
+  }
+  if (!j->request.stream) return TD_OK; // the output is kept for the response
+  td_buf event = TD_BUF_INIT;
+  if (j->dialect) {
+    send_dialect(c, &event, has_piece);
+    td_buf_free(&event);
+    return TD_OK;
+  }
+  if (!c->started && j->is_chat) {
+    td_api_write_role(&event, &j->head, c->index);
+    send_event(j, &event);
+  }
+  c->started = true;
+  const td_api_usage usage = {
+      .n_prompt = n_prompt_of(c), .n_output = c->answer.n_tokens, .n_cached = c->n_cached};
+  const td_api_usage *so_far = j->request.include_usage_so_far ? &usage : NULL;
+  if (has_piece || (so_far && !c->answer.finished)) {
+    if (j->is_chat) {
+      td_api_write_delta(&event, &j->head, c->index, &c->answer, &piece, &c->parts, &c->delta,
+                         so_far);
+      td_delta_clear(&c->delta, &c->parts);
+    } else {
+      td_api_write_piece(&event, &j->head, c->index, &c->answer, &piece, so_far);
+    }
+    send_event(j, &event);
+  }
+  td_buf_free(&event);
+  return TD_OK;
+}
+
+static const char *finish_reason(const td_choice *c, td_finish how) {
+  if (how != TD_FINISH_STOP || c->job->request.max_tokens == 0) return "length";
+  return c->parts.n_calls ? "tool_calls" : "stop";
+}
+
+// Remembers what was generated for when the conversation comes back. An answer that a stop string
+// cut is not: its last tokens hold more than was sent.
+static void keep_turn(const td_choice *c) {
+  const td_job *j = c->job;
+  if (!j->is_chat || j->n_choices != 1 || j->request.is_continued || c->answer.stopped) return;
+  const td_generated g = {.place = &j->place,
+                          .how = &c->parts,
+                          .text = &c->answer.text,
+                          .prompt = &j->prompts[0],
+                          .ids = &c->ids,
+                          .has_end = c->has_end};
+  td_serve_keep_turn(j->host->turns, &g);
+}
+
+static void end_choice(td_choice *c, td_finish how) {
+  td_job *j = c->job;
+  td_err err;
+  td_status st = td_answer_finish(&c->answer, &err);
+  if (st == TD_OK) st = take_piece(c, &err);
+  if (st != TD_OK) {
+    leave_worker(c, TD_FINISH_ERROR);
+    fail_running(j, 500, err.msg);
+    return;
+  }
+  if (c->answer.stopped) how = TD_FINISH_STOP;
+  leave_worker(c, how);
+  keep_turn(c);
+  c->finish_reason = finish_reason(c, how);
+  if (j->request.stream && !j->dialect) {
+    td_buf event = TD_BUF_INIT;
+    td_api_timings timings = {0};
+    add_timings(&timings, c);
+    td_api_write_finish(&event, &j->head, c->index, c->finish_reason, &timings);
+    send_event(j, &event);
+    td_buf_free(&event);
+  }
+  if (j->n_running == 0) end_job(j);
+}
+
+static void note_token(td_choice *c) {
+  td_job *j = c->job;
+  td_metrics *m = &j->host->metrics;
+  uint64_t now_ns = td_clock_ns();
+  if (!c->first_token_ns) {
+    c->first_token_ns = now_ns;
+    td_histogram_add(&m->first_token, now_ns - j->begin_ns);
+  } else {
+    td_histogram_add(&m->next_token, now_ns - c->last_token_ns);
+  }
+  if (!j->first_token_ns) j->first_token_ns = now_ns;
+  c->last_token_ns = now_ns;
+  m->n_output++;
+}
+
+// Notes which token ended the reasoning. from: the text's length before it.
+static void note_reasoning(td_choice *c, size_t from) {
+  static const char *const marks[] = {"</think>", "[/THINK]"};
+  const td_buf *text = &c->answer.text;
+  if (c->n_before_answer || text->len == from) return;
+  for (size_t i = 0; i < TD_COUNT(marks); i++) {
+    const size_t n = strlen(marks[i]), begin = from > n ? from - n : 0;
+    if (memmem(text->data + begin, text->len - begin, marks[i], n)) {
+      c->n_before_answer = c->answer.n_tokens;
+    }
+  }
+}
+
+static void on_token(void *ctx, const td_wire_token *token) {
+  td_choice *c = ctx;
+  td_job *j = c->job;
+  td_err err;
+  if (j->request.max_tokens == 0) return; // drawn by the way
+  note_token(c);
+  c->sum_logprob += (double)token->logprob;
+  size_t n_text = c->answer.text.len;
+  td_status st = td_answer_add(&c->answer, token, &err);
+  if (st == TD_OK && j->is_chat) st = td_token_ids_push(&c->ids, token->id, &err);
+  note_reasoning(c, n_text);
+  if (st == TD_OK && c->answer.stopped) {
+    td_backend_cancel(j->host->backend, c->id);
+    end_choice(c, TD_FINISH_STOP);
+    return;
+  }
+  bool ends_early = j->is_chat && j->request.one_call;
+  if (st == TD_OK && (j->request.stream || ends_early)) st = take_piece(c, &err);
+  if (st != TD_OK) {
+    fail_running(j, 500, err.msg);
+  } else if (c->parts.state == TD_PARTS_DONE) {
+    td_backend_cancel(j->host->backend, c->id);
+    end_choice(c, TD_FINISH_STOP);
+  }
+}
+
+static void on_prompt_token(void *ctx, const td_wire_token *token) {
+  td_choice *c = ctx;
+  td_err err;
+  if (c->prompt) c->prompt[token->index] = *token;
+  if (!c->job->request.echo || !c->job->request.logprobs) return;
+  if (td_answer_echo(&c->answer, token, &err) != TD_OK) fail_running(c->job, 500, err.msg);
+}
+
+static void on_progress(void *ctx, const td_wire_progress *progress) {
+  td_choice *c = ctx;
+  c->n_cached = progress->n_cached;
+  c->prefill_ns = progress->elapsed_ns;
+  if (progress->n_done < progress->n_prompt) return;
+  c->job->host->metrics.n_prompt += progress->n_prompt;
+  c->job->host->metrics.n_cached += progress->n_cached;
+}
+
+static void on_done(void *ctx, const td_wire_done *done) {
+  td_choice *c = ctx;
+  switch (done->reason) {
+  case TD_DONE_STOP:
+    c->has_end = c->ids.n > 0;
+    end_choice(c, TD_FINISH_STOP);
+    break;
+  case TD_DONE_LENGTH: end_choice(c, TD_FINISH_LENGTH); break;
+  case TD_DONE_CANCELED:
+    leave_worker(c, TD_FINISH_ABORT);
+    fail_running(c->job, 500, "the request was canceled");
+    break;
+  default:
+    leave_worker(c, TD_FINISH_ERROR);
+    fail_running(c->job, done->reason == TD_DONE_LOST ? 503 : 500,
+                 done->text[0] ? done->text : "the worker failed");
+    break;
+  }
+}
+
+td_request_callbacks td_choice_callbacks(td_choice *c) {
+  return (td_request_callbacks){.on_progress = on_progress,
+                                .on_token = on_token,
+                                .on_prompt_token = on_prompt_token,
+                                .on_done = on_done,
+                                .ctx = c};
+}
