@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 20u
+#define TD_CUDA_ABI_VERSION 21u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -63,7 +63,7 @@ typedef struct {
   uint16_t *x;
   const void *y;
   size_t n;
-  bool y_f32;
+  uint32_t y_f32; // bool
 } td_cu_add_args;
 
 // dst and src may be host memory that the device accesses; they do not overlap.
@@ -81,7 +81,7 @@ typedef struct {
   void *out;
   size_t n;
   uint32_t n_parts, f32_parts;
-  bool out_f32;
+  uint32_t out_f32; // bool
 } td_cu_sum_parts_args;
 
 typedef struct {
@@ -178,7 +178,7 @@ typedef struct {
   uint32_t tile_tokens;
   uint32_t vec_warps; // linear_vec: warps per block, at most; determines summation order
   td_cu_read read;
-  bool y_f32;
+  uint32_t y_f32; // bool
 } td_cu_linear_args;
 
 enum { TD_CU_E8M0_LEAST = -93, TD_CU_E8M0_MOST = 33 };
@@ -306,7 +306,7 @@ typedef struct {
   size_t k_head, v_head, k_stride, rope_stride, v_stride;
   uint32_t n_heads, heads_per_kv, k_dim, v_dim, rope_dim;
   float scale;
-  bool q_in_runs; // set by the launcher: how the kernel loads
+  uint32_t q_in_runs; // bool, set by the launcher: how the kernel loads
 } td_cu_attn_prefill_args;
 
 enum { TD_CU_MMA_HEAD = 256, TD_CU_MMA_ENTRY = 576, TD_CU_MMA_LORA = 512 };
