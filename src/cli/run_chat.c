@@ -44,7 +44,6 @@ static void report(const td_runner *r) {
 // Generates a response. On an error the conversation returns to its first n messages.
 static void respond(td_runner *r, size_t n) {
   td_err err;
-  td_interrupt_clear();
   size_t first = r->conversation.first;
   if (td_run_answer_chat(r, &err) == TD_OK) {
     report(r);
@@ -169,7 +168,6 @@ static void trim_end(td_buf *text) {
 static void answer_raw(td_runner *r, const td_buf *text) {
   td_token_ids ids = {0};
   td_err err;
-  td_interrupt_clear();
   r->is_parsed = false;
   td_status st = td_chat_encode_plain(r->chat, td_buf_text(text), text->len, true, &ids, &err);
   if (st == TD_OK) st = td_run_answer(r, ids.ids, ids.n, &err);
