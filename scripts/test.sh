@@ -124,25 +124,42 @@ sanitized_tests() {
 # emulated GPU's engines run under ThreadSanitizer, and here in goldens.
 test_asan() {
   build asan "${checked[@]}" -DTD_SANITIZE=address
-  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|test_device_attn_scalar|test_cuda_(engine|comm|devices|.*_sm90))$' \
-    -k "not test_bench and not test_page and not test_clients and not test_package and not logits_on_cuda and not long_runs and (not test_golden or chunk_37 or isa or wrong)"
+  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|.*_(scalar|nodes)|test_cuda_(engine|comm|devices|.*_sm90))$' \
+    -k "not test_bench and not test_page and not test_clients and not test_package and not logits_on_cuda and not long_runs and not code_point and not normal_forms and (not test_golden or chunk_37 or isa or wrong)"
 }
 
 # What has threads, or several processes over shared memory: workers and their deaths, the prefix
-# cache under pressure, requests at once, ranks, and a golden of each kind of attention. Kernels,
-# tokenizer and templates have no threads, and the emulator's kernels are not instrumented.
+# cache in use, requests at once, ranks, and a golden of each kind of attention. Kernels, tokenizer,
+# templates, the sampler and the scheduler have no threads, and the emulator's kernels are
+# not instrumented.
 test_tsan() {
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
-  local threaded="test_worker or test_preemption or test_expert_parallel or test_faults or test_trace or test_log or test_disaggregate"
+  local threaded="test_worker or test_preemption or test_expert_parallel or test_faults or test_trace or test_log.py"
   threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
   threaded+=" or many_wake_it_once or turns_between_models"
   threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
-  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_scalar$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*)$' \
+  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|sampler|sched.*|output_parser|grammar)$' \
     -k "$threaded"
 }
 
+# fuzz_one NAME: one target, from its corpus.
+fuzz_one() {
+  local name=$1 corpus=$work/fuzz/corpus/$1 outcome="1 0" log=$work/fuzz/$1.log
+  mkdir -p "$corpus" "$work/fuzz/artifacts"
+  # New inputs go to the first folder; the committed corpus is only read.
+  if run_fixed "$work/fuzz/bin/$name" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 \
+    -artifact_prefix="$work/fuzz/artifacts/$name-" "$corpus" "tests/fuzz/corpus/$name" > "$log" 2>&1; then
+    echo "$name: $(tail -1 "$log")"
+  else
+    outcome="0 1"
+    { echo "$name:"; tail -60 "$log"; }
+  fi
+  # shellcheck disable=SC2086
+  count "fuzz-$name" $outcome
+}
+
 test_fuzz() {
-  local target name corpus
+  local target
   if ! command -v clang > /dev/null; then
     echo "fuzz: SKIPPED: no clang"
     return
@@ -152,23 +169,13 @@ test_fuzz() {
   local built=$?
   targets=()
   [ $built = 0 ] || return
+  say "fuzz: $fuzz_seconds s each"
   for target in "$work"/fuzz/bin/fuzz_*; do
     [ -x "$target" ] || continue
-    name=$(basename "$target")
-    corpus=$work/fuzz/corpus/$name
-    mkdir -p "$corpus" "$work/fuzz/artifacts"
-    say "fuzz: $name for $fuzz_seconds s"
-    # New inputs go to the first folder; the committed corpus is only read.
-    if run_fixed "$target" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 \
-      -artifact_prefix="$work/fuzz/artifacts/$name-" "$corpus" "tests/fuzz/corpus/$name" \
-      > "$work/fuzz/$name.log" 2>&1; then
-      tail -1 "$work/fuzz/$name.log"
-      count "fuzz-$name" 1 0
-    else
-      tail -60 "$work/fuzz/$name.log"
-      count "fuzz-$name" 0 1
-    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    fuzz_one "$(basename "$target")" &
   done
+  wait
 }
 
 for variant in $variants; do
