@@ -303,8 +303,6 @@ bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
   for (size_t i = 0; i + sizeof(void *) <= n_bytes; i += sizeof(void *)) {
     const void *word;
     std::memcpy(&word, static_cast<const char *>(words) + i, sizeof word);
-    // Not addresses: a 32-bit number of arguments, and the bytes that pad it to a word.
-    if ((reinterpret_cast<uintptr_t>(word) & 0xffffffff) < 1 << 24) continue;
     if (is_elsewhere(device, place_of(word, 1)))
       return result(cudaErrorIllegalAddress) == cudaSuccess;
   }
