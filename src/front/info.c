@@ -18,32 +18,50 @@ static void respond(td_http_exchange *x, int status, td_buf *body) {
   respond_as(x, status, "application/json", body);
 }
 
-static void write_model(td_json_writer *w, const td_serve *serve, const td_host *h,
+// Anthropic's clients say so, and have a form of their own.
+static bool is_anthropic(const td_http_exchange *x) {
+  return td_http_header(x, "anthropic-version");
+}
+
+static void write_model(td_json_writer *w, const td_http_exchange *x, const td_host *h,
                         const char *name) {
+  const int64_t created = h->serve->created;
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "id", name);
-  td_jw_str(w, "object", "model");
-  td_jw_int(w, "created", serve->created);
-  td_jw_str(w, "owned_by", "tandem");
+  if (is_anthropic(x)) {
+    td_jw_str(w, "type", "model");
+    td_jw_str(w, "display_name", name);
+    td_serve_write_time(w, "created_at", created);
+  } else {
+    td_jw_str(w, "object", "model");
+    td_jw_int(w, "created", created);
+    td_jw_str(w, "owned_by", "tandem");
+  }
   td_jw_int(w, "max_model_len", h->n_ctx);
   td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
   td_jw_end_object(w);
 }
 
 void td_serve_models(void *ctx, td_http_exchange *x) {
+  const td_serve *serve = ctx;
+  const td_host *hosts = serve->hosts.all;
+  const td_str_list *names = &serve->options->model_names; // of the only model
+  const uint32_t n = names->n ? names->n : serve->hosts.n;
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
   td_jw_begin_object(&w, NULL);
-  td_jw_str(&w, "object", "list");
+  if (!is_anthropic(x)) td_jw_str(&w, "object", "list");
   td_jw_begin_array(&w, "data");
-  const td_serve *serve = ctx;
-  const td_host *hosts = serve->hosts.all;
-  const td_str_list *names = &serve->options->model_names;
-  for (uint32_t i = 0; !names->n && i < serve->hosts.n; i++)
-    write_model(&w, serve, &hosts[i], hosts[i].name);
-  for (uint32_t i = 0; i < names->n; i++)
-    write_model(&w, serve, &hosts[0], names->values[i]);
+  for (uint32_t i = 0; i < n; i++) {
+    const td_host *h = &hosts[names->n ? 0 : i];
+    write_model(&w, x, h, names->n ? names->values[i] : h->name);
+  }
   td_jw_end_array(&w);
+  if (is_anthropic(x)) {
+    td_jw_bool(&w, "has_more", false);
+    td_jw_str(&w, "first_id", names->n ? names->values[0] : hosts[0].name);
+    td_jw_str(&w, "last_id", names->n ? names->values[n - 1] : hosts[n - 1].name);
+  }
   td_jw_end_object(&w);
   respond(x, 200, &body);
 }
@@ -55,12 +73,12 @@ void td_serve_model(void *ctx, td_http_exchange *x) {
   if (!h) {
     td_api_error error;
     td_serve_unknown_model(serve, id, &error);
-    td_serve_fail(x, &error);
+    td_serve_fail_as(x, &error, is_anthropic(x) ? &td_dialect_messages : NULL);
     return;
   }
   td_buf body = TD_BUF_INIT;
   td_json_writer w = TD_JSON_WRITER(&body);
-  write_model(&w, serve, h, id);
+  write_model(&w, x, h, id);
   respond(x, 200, &body);
 }
 

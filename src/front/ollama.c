@@ -1,7 +1,6 @@
 // src/front/ollama.c - Ollama's endpoints without a job.
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/json_parse.h"
 #include "base/json_write.h"
@@ -14,15 +13,6 @@ static void respond(td_http_exchange *x, td_buf *body) {
     td_http_respond(x, 200, "application/json", td_buf_text(body), body->len);
   }
   td_buf_free(body);
-}
-
-static void write_time(td_json_writer *w, const char *key, int64_t seconds) {
-  char text[40];
-  time_t when = (time_t)seconds;
-  struct tm tm;
-  gmtime_r(&when, &tm);
-  strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
-  td_jw_str(w, key, text);
 }
 
 static void write_details(td_json_writer *w) {
@@ -44,7 +34,7 @@ static void write_model(td_json_writer *w, const td_host *h, const char *name) {
   td_jw_begin_object(w, NULL);
   td_jw_str(w, "name", name);
   td_jw_str(w, "model", name);
-  write_time(w, "modified_at", h->files.modified_s);
+  td_serve_write_time(w, "modified_at", h->files.modified_s);
   td_jw_int(w, "size", (int64_t)h->files.n_bytes);
   td_jw_str(w, "digest", digest);
   td_jw_str(w, "status", td_host_state_name(td_host_state_of(h)));
@@ -97,7 +87,7 @@ void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
   td_jw_str(&w, "modelfile", "");
   td_jw_str(&w, "parameters", "");
   td_jw_str(&w, "template", "");
-  write_time(&w, "modified_at", h->files.modified_s);
+  td_serve_write_time(&w, "modified_at", h->files.modified_s);
   write_details(&w);
   td_jw_begin_object(&w, "model_info");
   td_jw_str(&w, "general.architecture", "tandem");

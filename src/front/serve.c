@@ -111,6 +111,15 @@ static bool needs(const td_http_exchange *x, unsigned what) {
   return route_needs[td_http_route_of(x)] & what;
 }
 
+void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds) {
+  char text[40];
+  time_t when = (time_t)seconds;
+  struct tm tm;
+  gmtime_r(&when, &tm);
+  strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
+  td_jw_str(w, key, text);
+}
+
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller) {
   const char *authorization = td_http_header(x, "Authorization");
   const char *key = td_http_header(x, "x-api-key"); // Anthropic's clients

@@ -11,6 +11,7 @@
 
 #include "api/dialect.h"
 #include "api/request.h"
+#include "base/json_write.h"
 #include "front/api_keys.h"
 #include "front/backend.h"
 #include "front/hosts.h"
@@ -54,6 +55,8 @@ td_status td_serve_unknown_model(const td_serve *serve, const char *name, td_api
 void td_serve_fail(td_http_exchange *x, const td_api_error *error);
 // The same in the form of a dialect; NULL: OpenAI's.
 void td_serve_fail_as(td_http_exchange *x, const td_api_error *error, const td_dialect *dialect);
+// seconds since 1970 as 2026-01-31T12:00:00Z.
+void td_serve_write_time(td_json_writer *w, const char *key, int64_t seconds);
 // Whether the request has a valid key, in Authorization or x-api-key, and whose it is.
 bool td_serve_authorize(const td_serve *serve, const td_http_exchange *x, td_api_caller *caller);
 // Responds 503 and returns true while the model is not ready, unless requests wait for that.

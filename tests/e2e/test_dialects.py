@@ -372,6 +372,16 @@ def test_ollama_types(server, path):
         assert next(iter(wrong)) in reply.json()["error"]
 
 
+def test_models_for_anthropic(claude):
+    (listed,) = claude.models.list().data
+    assert (listed.type, listed.id, listed.display_name) == ("model", MODEL, MODEL)
+    assert listed.created_at.year > 2025
+    assert claude.models.retrieve(MODEL) == listed
+    with pytest.raises(anthropic.NotFoundError) as failed:
+        claude.models.retrieve("other")
+    assert failed.value.body["type"] == "error"
+
+
 def test_ollama_models(llama, server):
     (listed,) = llama.list().models
     assert listed.model == MODEL
