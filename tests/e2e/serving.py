@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -197,6 +199,18 @@ def events(body):
         assert block.startswith("data: ") and "\n" not in block, block
         found.append(block[len("data: ") :])
     return found
+
+
+def metric(server, name):
+    """The value of tandem_NAME in /metrics, of the only model."""
+    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def cached(answer):
+    """How many tokens of an answer's prompt the prefix cache had."""
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def wait_until(condition, seconds=20):

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, wait_until
+from serving import Server, metric, wait_until
 
 # Whole models on the emulator take minutes under a sanitizer; unit tests show the kernels to those.
 pytestmark = pytest.mark.skipif(
@@ -122,15 +122,10 @@ def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for said in [pool.submit(complete, server, [5 + i, 6, 7], 8) for i in range(3)]:
             said.result()
-    wait_until(lambda: counter(server, "hits_total") > 0)
-    assert counter(server, "misses_total") > 0 and counter(server, "moves_total") > 0
-    assert 0 < counter(server, "experts") <= counter(server, "slots")
+    wait_until(lambda: metric(server, "expert_cache_hits_total") > 0)
+    assert metric(server, "expert_cache_misses_total") > 0 and metric(server, "expert_cache_moves_total") > 0
+    assert 0 < metric(server, "expert_cache_experts") <= metric(server, "expert_cache_slots")
     server.close()
-
-
-def counter(server, name):
-    text = httpx.get(server.url + "/metrics", trust_env=False).text
-    return float(re.search(rf"^tandem_expert_cache_{name}{{.*}} (.*)$", text, re.M)[1])
 
 
 def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from serving import Server, make_model, wait_until
+from serving import Server, make_model, metric, wait_until
 
 N_KILLS = int(os.environ.get("TANDEM_KILLS", "8"))
 N_CLIENTS = 6
@@ -45,12 +45,6 @@ def prompts():
 
 def health(server):
     return httpx.get(server.url + "/health", timeout=60, trust_env=False).json()
-
-
-def metric(server, name):
-    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
-    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
-    return float(line.rsplit(" ", 1)[1])
 
 
 def children(pid):

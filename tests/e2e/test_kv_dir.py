@@ -9,7 +9,7 @@ import struct
 import httpx
 import pytest
 
-from serving import Server, make_model, wait_until
+from serving import Server, cached, make_model, metric, wait_until
 
 PAGE = 64
 PROMPT = random.Random(1).choices(range(3, 900), k=1000)
@@ -54,16 +54,6 @@ def complete(server, prompt, max_tokens=24, **fields):
     return reply.json()
 
 
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def metric(server, name):
-    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
-    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_kv_disk_{name}{{")]
-    return float(line.rsplit(" ", 1)[1])
-
-
 @pytest.mark.parametrize("workers", ["on", "off"])
 def test_a_restart(tandem_bin, tiny_model, kept, folder, workers):
     server = start(tandem_bin, tiny_model, folder, "--disaggregate", workers)
@@ -71,8 +61,8 @@ def test_a_restart(tandem_bin, tiny_model, kept, folder, workers):
     assert again["choices"] == kept[1]["choices"]  # to the last bit
     assert cached(again) == 1000 // PAGE * PAGE
     assert again["timings"]["cache_n"] == cached(again) and again["timings"]["prompt_n"] == 1000 % PAGE
-    assert metric(server, "hits_total") == cached(again)
-    assert metric(server, "read_bytes_total") == metric(server, "bytes") > 0
+    assert metric(server, "kv_disk_hits_total") == cached(again)
+    assert metric(server, "kv_disk_read_bytes_total") == metric(server, "kv_disk_bytes") > 0
     # Only what begins alike, by whole pages: token ids decide.
     other = list(PROMPT)
     other[500] += 1
@@ -107,7 +97,7 @@ def test_damage(tandem_bin, tiny_model, kept, folder):
     assert again["choices"] == kept[1]["choices"] and cached(again) == 0
     wait_until(lambda: "is dropped" in server.log())
     # The empty one was removed at the start.
-    assert metric(server, "dropped_total") == 1 and len(records(folder)) == len(files) - 2
+    assert metric(server, "kv_disk_dropped_total") == 1 and len(records(folder)) == len(files) - 2
     assert len([line for line in server.lines if "is dropped" in line]) == 1
     server.close()
 
@@ -192,7 +182,7 @@ def test_memory_under_pressure(tandem_bin, tiny_model, tmp_path):
         wait_until(lambda: len(records(tmp_path / "kv")) >= 6 * len(first) - 7)
     again = [complete(server, prompt, 4) for prompt in prompts]
     assert [a["choices"] for a in again] == [a["choices"] for a in first]
-    assert metric(server, "hits_total") > 0
+    assert metric(server, "kv_disk_hits_total") > 0
     server.close()
     assert len(records(tmp_path / "kv")) == 8 * 6
 

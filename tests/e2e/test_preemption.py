@@ -7,7 +7,7 @@ import random
 import threading
 
 import httpx
-from serving import Server, wait_until
+from serving import Server, metric, wait_until
 
 SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 N_STREAMS = 4 if SANITIZED else 8
@@ -20,12 +20,6 @@ def ask(server, number):
     reply = httpx.post(server.url + "/v1/completions", json=body, timeout=120, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
-
-
-def metric(server, name):
-    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
-    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
-    return float(line.rsplit(" ", 1)[1])
 
 
 def start(tandem_bin, model, workers):

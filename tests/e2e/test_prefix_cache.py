@@ -8,7 +8,7 @@ import signal
 import httpx
 import pytest
 
-from serving import Server, make_model, wait_until
+from serving import Server, cached, make_model, wait_until
 
 PAGE = 64
 
@@ -43,10 +43,6 @@ def complete(server, prompt, max_tokens=24, **fields):
 
 def text(answer):
     return answer["choices"][0]["text"]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_the_same_prompt_again(server):

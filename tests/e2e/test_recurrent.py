@@ -7,7 +7,7 @@ import subprocess
 
 import httpx
 import pytest
-from serving import Server, make_model
+from serving import Server, cached, make_model, metric
 
 PAGE = 64
 PROMPT = random.Random(1).choices(range(3, 900), k=400)
@@ -29,16 +29,6 @@ def complete(server, prompt, max_tokens=24, **fields):
     reply = httpx.post(server.url + "/v1/completions", json=asked, timeout=120, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def metric(server, name):
-    text = httpx.get(server.url + "/metrics", timeout=60, trust_env=False).text
-    (line,) = [line for line in text.splitlines() if line.startswith(f"tandem_{name}{{")]
-    return float(line.rsplit(" ", 1)[1])
 
 
 @pytest.mark.parametrize("workers", ["on", "off"])
