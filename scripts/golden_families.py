@@ -347,19 +347,7 @@ _QWEN3_NEXT = _COMMON | {
     "rope_theta": 10000000,
     "shared_expert_intermediate_size": 20,
 }
-_QWEN35 = {
-    k: v
-    for k, v in _QWEN3_NEXT.items()
-    if k
-    not in (
-        "decoder_sparse_step",
-        "intermediate_size",
-        "mlp_only_layers",
-        "norm_topk_prob",
-        "partial_rotary_factor",
-        "rope_theta",
-    )
-} | {
+_QWEN35 = shapes.qwen35_of(_QWEN3_NEXT) | {
     "model_type": "qwen3_5_moe_text",
     "rope_parameters": {
         "mrope_interleaved": True,

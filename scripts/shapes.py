@@ -713,19 +713,15 @@ _QWEN3_NEXT = {
     "vocab_size": 151936,
 }
 
-_QWEN35 = {
-    k: v
-    for k, v in _QWEN3_NEXT.items()
-    if k
-    not in (
-        "decoder_sparse_step",
-        "intermediate_size",
-        "mlp_only_layers",
-        "norm_topk_prob",
-        "partial_rotary_factor",
-        "rope_theta",
-    )
-} | {
+
+def qwen35_of(qwen3_next):
+    """What of a configuration of Qwen3-Next stands in one of Qwen3.5, too."""
+    own = ("decoder_sparse_step", "intermediate_size", "mlp_only_layers", "norm_topk_prob")
+    own += ("partial_rotary_factor", "rope_theta")
+    return {k: v for k, v in qwen3_next.items() if k not in own}
+
+
+_QWEN35 = qwen35_of(_QWEN3_NEXT) | {
     "model_type": "qwen3_5_moe_text",
     "num_experts": 256,
     "num_experts_per_tok": 8,
