@@ -22,7 +22,6 @@ import quant_formats
 import shapes
 from checkpoint import Entry
 from make_model import deviation
-from serving import Server
 
 # The values are the same; sums may be taken in another order.
 TOLERANCE = 1e-5
@@ -123,6 +122,8 @@ def test_converted_rows_are_spread_over_nodes(tandem_bin, tmp_path, monkeypatch)
 def test_served(weights, n_conversions, tandem_bin, tmp_path):
     """Workers share what is converted with the resident weights; else each makes its own."""
     httpx = pytest.importorskip("httpx")  # the module is also imported where there is none
+    from serving import Server
+
     stored, used = make(tmp_path, "gptq8-zeros")
     for model in (stored, used):
         shutil.copy(ROOT / "tests/golden/data/qwen3_moe/tokenizer.json", model)
