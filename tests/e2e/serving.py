@@ -61,6 +61,10 @@ class Server:
     def log(self):
         return "".join(self.lines)
 
+    def await_line(self, part):
+        """A worker's lines come through a pipe: perhaps after what they tell of."""
+        wait_until(lambda: part in self.log())
+
     @property
     def port(self):
         return int(self.url.rsplit(":", 1)[1])

@@ -48,7 +48,7 @@ def test_chat(tandem_bin, tiny_model, experts):
     device = ["--device", "cuda", "--expert-device", experts]
     server = Server(tandem_bin, tiny_model, *device)
     assert list(server.workers()) == ["worker"]  # auto is one here
-    assert "cuda, " in server.log()
+    server.await_line("cuda, ")
     for words in ["computes the experts of", "streaming experts at"]:
         assert (words in server.log()) == (experts == "cpu")
     # A GPU that has all weights needs no other copy; experts stream from memory.
@@ -108,8 +108,8 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", "1550")  # of which operators may need 1536
     nano = Path(__file__).parents[2] / "configs" / "models" / "tandem-nano"
     server = Server(tandem_bin, nano, "--device", "cuda", "--ctx-size", "256")
-    assert "computes the experts of 3 layers" in server.log()  # a layer's room is for streaming
-    assert "of weights are in memory" in server.log()  # without being asked for
+    server.await_line("computes the experts of 3 layers")  # a layer's room is for streaming
+    server.await_line("of weights are in memory")  # without being asked for
     complete(server, "Once", 2)
     server.close()
 
@@ -118,7 +118,7 @@ def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library):
     """The GPU computes what it holds; steps go on while experts move, and whatever is decoded, some are found."""
     options = ["--expert-device", "cpu", "--expert-cache", "0.25", "--weights", "resident"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
-    assert re.search(r"a cache of \d+ of \d+ experts", server.log())
+    wait_until(lambda: re.search(r"a cache of \d+ of \d+ experts", server.log()))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for said in [pool.submit(complete, server, [5 + i, 6, 7], 8) for i in range(3)]:
             said.result()
@@ -169,14 +169,14 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--devices", "0,1"]
     options += ["--disaggregate", "off"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
-    assert "expert parallelism on 2 devices, exchange by nccl" in server.log()
+    server.await_line("expert parallelism on 2 devices, exchange by nccl")
     wait_until(lambda: "of weights were registered" in server.log())  # else the CPU takes the prompt
     least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
     if not least or int(least[1]) > 600:
         pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
     prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
     said = complete(server, prompt, 3)
-    assert f"prefill of {len(prompt)} tokens on 2 devices" in server.log()
+    server.await_line(f"prefill of {len(prompt)} tokens on 2 devices")
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(complete, server, [5, 6, 7], 24)
         wait_until(lambda: health(server)["running"] == 1)
@@ -184,7 +184,7 @@ def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
         running.result()
     server.kill_worker()
     assert complete(server, prompt, 3) == said
-    assert server.log().count("exchange by nccl") == 2
+    wait_until(lambda: server.log().count("exchange by nccl") == 2)
     server.close()
 
 
@@ -250,7 +250,7 @@ def test_short_prompts_stay_with_decode(tandem_bin, tiny_model, library, monkeyp
         pytest.skip(f"streaming does not pay for so short prompts here: {least and least[0]}")
     prompt = [3 + i % 200 for i in range(int(least[1]) + 70)]
     complete(server, prompt, 3)
-    assert f"prefill of {len(prompt)} tokens with streamed experts" in server.log()
+    server.await_line(f"prefill of {len(prompt)} tokens with streamed experts")
     server.close()
 
 

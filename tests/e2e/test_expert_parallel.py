@@ -54,7 +54,7 @@ def complete(server, text, n):
 def test_server(server):
     texts = ["one two three " * 20, "four five " * 3, "six " * 90, "x"]
     alone = [complete(server, text, 8) for text in texts]
-    assert "expert parallelism on 2 devices" in server.log()
+    server.await_line("expert parallelism on 2 devices")
     assert alone == [complete(server, text, 8) for text in texts]  # cached in part
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda text: complete(server, text, 8), texts * 3))

@@ -107,7 +107,7 @@ def test_empty_files_cost_one_start(tandem_bin, tiny_model, kept, folder):
     for file in records(folder):
         file.write_bytes(b"")
     server = start(tandem_bin, tiny_model, folder)
-    assert f"{1000 // PAGE} files too short for a KV page are removed" in server.log()
+    server.await_line(f"{1000 // PAGE} files too short for a KV page are removed")
     assert cached(complete(server, PROMPT)) == 0
     server.close()
     server = start(tandem_bin, tiny_model, folder)
@@ -214,7 +214,7 @@ def test_two_servers(tandem_bin, tiny_model, kept, folder):
     """The second serves without the directory, until the first is gone; a killed one keeps nobody out."""
     first = start(tandem_bin, tiny_model, folder)
     second = start(tandem_bin, tiny_model, folder)
-    assert "in use by another process" in second.log()
+    second.await_line("in use by another process")
     assert cached(complete(second, PROMPT)) == 0
     assert cached(complete(first, PROMPT)) == 960
     second.close()

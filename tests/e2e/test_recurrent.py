@@ -82,7 +82,7 @@ def test_a_worker_killed_in_mid_stream(tandem_bin, model, workers):
                 n_chunks += 1
                 if n_chunks in (3, 90):
                     server.kill_worker()
-    assert "starting it again" in server.log()
+    server.await_line("starting it again")
     assert text == whole
     server.close()
 

@@ -88,7 +88,7 @@ def test_killed_in_mid_stream(server):
             n_chunks += 1
             if n_chunks == 3:
                 server.kill_worker()
-    assert "starting it again" in server.log()
+    server.await_line("starting it again")
     assert text == whole
 
 
@@ -101,7 +101,7 @@ def test_killed_before_the_first_token(server):
         wait_until(lambda: health(server)["running"] == 1)
         kill_worker(server, role)
         replayed = text_of(answer.result())
-    assert "starting it again" in server.log()
+    server.await_line("starting it again")
     assert replayed == text_of(complete(server))
 
 
