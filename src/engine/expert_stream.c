@@ -26,7 +26,7 @@ enum {
   LEAST_TOKENS = 32,
   // A group of experts is more kernels the more tokens the step has, and a stream holds about a
   // thousand: so many tokens times groups are queued before a caller that must not wait.
-  MOST_TOKENS_QUEUED = 256 << 10,
+  MOST_TOKENS_QUEUED = 384 << 10,
   // Copies that another engine's copies may have to wait for: about 0.1 ms each, or more where the
   // copy stream would hold more of them than MOST_PIECES.
   PIECE_BYTES = 4 << 20,

@@ -4,6 +4,7 @@
 #include <setjmp.h>
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include <cmocka.h>
@@ -672,6 +673,7 @@ static void test_ranking_of_no_numbers(void **state) {
 }
 
 enum { DIM = 72, HIDDEN = 56, EXPERTS = 9, TOP_K = 3, MOE_TOKENS = 90 };
+enum { PAIR_BYTES = 2 * HIDDEN + 4 * 2 * HIDDEN }; // scratch memory for a pair, 2 * HIDDEN > DIM
 
 typedef struct {
   ref_weight gate[EXPERTS], up[EXPERTS], down[EXPERTS];
@@ -784,8 +786,11 @@ static void run_moe(cuda_fixture *f, const experts *e, uint32_t n, moe_kind kind
   float *x = cuda_floats(f, n_x), *before = cuda_floats(f, n_x);
   float *weights = ref_floats(&f->rng, n_pairs);
   int32_t *ids = malloc(n_pairs * sizeof *ids);
-  for (size_t i = 0; i < n_pairs; i++) // expert 8 gets none, expert 0 most
-    ids[i] = i % 3 ? (int32_t)ref_below(&f->rng, EXPERTS - 1) : 0;
+  for (size_t i = 0; i < n_pairs; i += TOP_K) { // distinct; expert 8 gets none, expert 0 most
+    ids[i] = 0;
+    ids[i + 1] = 1 + (int32_t)ref_below(&f->rng, 4);
+    ids[i + 2] = 5 + (int32_t)ref_below(&f->rng, 3);
+  }
   uint16_t *out = cuda_put_bf16(f, before, n_x);
   const td_moe_args args = {.gate = e->g,
                             .up = e->u,
@@ -845,7 +850,7 @@ static void test_scales_that_are_not_taken(void **state) {
 // With scratch memory for 40 tokens, and without any for one.
 static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
   td_cuda_dev *dev = (td_cuda_dev *)f->dev;
-  dev->pass_bytes = (size_t)40 * TOP_K * (10 * HIDDEN + 4 * DIM);
+  dev->pass_bytes = (size_t)40 * TOP_K * PAIR_BYTES;
   run_moe(f, e, MOE_TOKENS, ROUTED);
   dev->pass_bytes = 1;
   run_moe(f, e, 7, ROUTED);
@@ -857,8 +862,8 @@ static void run_moe_in_passes(cuda_fixture *f, const experts *e) {
 static void check_rounds(cuda_fixture *f, const experts *e) {
   enum { N = MOE_TOKENS * DIM };
   td_cuda_dev *dev = (td_cuda_dev *)f->dev;
-  const size_t own = dev->pass_bytes, pair_bytes = 10 * HIDDEN + 4 * DIM;
-  const size_t some[] = {own, 3 * TD_CU_MMA_TOKENS * pair_bytes, 1};
+  const size_t own = dev->pass_bytes;
+  const size_t some[] = {own, 3 * TD_CU_MMA_TOKENS * PAIR_BYTES, 1};
   float *x = cuda_floats(f, N), *weights = ref_floats(&f->rng, MOE_TOKENS * TOP_K);
   int32_t ids[MOE_TOKENS * TOP_K];
   for (int i = 0; i < MOE_TOKENS * TOP_K; i++)
@@ -991,12 +996,27 @@ static int count_sum(const td_cu_moe_sum_args *args, td_cu_stream stream) {
   return counted_abi->moe_sum(args, stream);
 }
 
-// A group queued when the host has the counts has no rounds beyond its tiles: here the first group
-// has all pairs, the second none.
+// Queues the group and returns its number of rounds.
+static uint32_t rounds_of(cuda_fixture *f, const experts *e, td_moe_args *args, uint32_t first,
+                          uint32_t n) {
+  const uint32_t before = n_rounds;
+  args->first_expert = first;
+  args->n_experts = n;
+  args->gate = e->on_device[0] + first;
+  args->up = e->on_device[1] + first;
+  args->down = e->on_device[2] + first;
+  args->accumulate = args->same_ids = first > 0;
+  td_op_moe(f->stream, args);
+  return n_rounds - before;
+}
+
+// A group queued when the host has the counts has no rounds beyond its tiles. One queued before has
+// rounds for all pairs that it may have, which is at most one for each token and expert. No bit
+// depends on that. Here the first two groups have all pairs, the third none.
 static void test_rounds_end_with_the_tiles(void **state) {
   (void)state;
   CUDA_OPEN(f);
-  enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, GROUP = 4, LEAST_ROUNDS = 10 };
+  enum { N_TOKENS = 400, N_PAIRS = N_TOKENS * TOP_K, N = N_TOKENS * DIM, LEAST_ROUNDS = 10 };
   static const expert_formats format = {
       {"f8", TD_F8E4M3, TD_F32, TD_LAYOUT_ROWS, false, 0}, 128, 128, false};
   experts e;
@@ -1007,38 +1027,43 @@ static void test_rounds_end_with_the_tiles(void **state) {
   counted_abi = dev->abi;
   abi.moe_sum = count_sum;
   dev->abi = &abi;
-  dev->pass_bytes = (size_t)2 * TD_CU_MMA_TOKENS * (10 * HIDDEN + 4 * DIM);
-  float *x = cuda_floats(&f, (size_t)N_TOKENS * DIM), *weights = ref_floats(&f.rng, N_PAIRS);
+  dev->pass_bytes = (size_t)2 * TD_CU_MMA_TOKENS * PAIR_BYTES;
+  float *x = cuda_floats(&f, N), *weights = ref_floats(&f.rng, N_PAIRS);
   int32_t ids[N_PAIRS];
-  for (int i = 0; i < N_PAIRS; i++) // each of the first three experts is every token's
+  for (int i = 0; i < N_PAIRS; i++) // each of three experts is every token's
     ids[i] = i % TOP_K;
-  td_moe_args args = {.x = cuda_put_bf16(&f, x, (size_t)N_TOKENS * DIM),
+  td_moe_args args = {.x = cuda_put_bf16(&f, x, N),
                       .ids = cuda_put(&f, ids, sizeof ids),
                       .weights = cuda_put(&f, weights, N_PAIRS * sizeof *weights),
-                      .out = cuda_alloc(&f, (size_t)N_TOKENS * DIM * sizeof(float)),
+                      .out = cuda_alloc(&f, N * sizeof(float)),
                       .n_tokens = N_TOKENS,
                       .top_k = TOP_K,
                       .n_routed = EXPERTS,
-                      .n_experts = GROUP,
                       .out_f32 = true,
-                      .weights_on_device = true,
-                      .gate = e.on_device[0],
-                      .up = e.on_device[1],
-                      .down = e.on_device[2]};
-  td_op_moe(f.stream, &args);
+                      .weights_on_device = true};
+  _Atomic uint32_t *gate = NULL;
+  const uint32_t open = 1;
+  assert_int_equal(td_dev_alloc_host(f.dev, (void **)&gate, sizeof *gate, NULL), TD_OK);
+  atomic_store(gate, 0);
+  float *early = malloc(N * sizeof *early), *late = malloc(N * sizeof *late);
+  td_op_await(f.stream, gate, cuda_put(&f, &open, sizeof open)); // so that no counts arrive
+  assert_int_equal(rounds_of(&f, &e, &args, 0, 1), 4);           // one expert of all tokens
+  assert_true(rounds_of(&f, &e, &args, 1, 4) >= LEAST_ROUNDS);
+  assert_true(rounds_of(&f, &e, &args, 5, 4) >= LEAST_ROUNDS);
+  atomic_store(gate, open);
+  cuda_get(&f, early, args.out, N * sizeof *early);
+  rounds_of(&f, &e, &args, 0, 1);
   cuda_sync(&f);
-  const uint32_t n_of_first = n_rounds;
-  args.first_expert = GROUP;
-  args.gate += GROUP;
-  args.up += GROUP;
-  args.down += GROUP;
-  args.accumulate = args.same_ids = true;
-  td_op_moe(f.stream, &args);
-  cuda_sync(&f);
-  assert_true(n_of_first >= LEAST_ROUNDS);
-  assert_int_equal(n_rounds - n_of_first, 1);
+  const uint32_t n_needed = rounds_of(&f, &e, &args, 1, 4);
+  assert_true(n_needed > 1 && n_needed < LEAST_ROUNDS);
+  assert_int_equal(rounds_of(&f, &e, &args, 5, 4), 1);
+  cuda_get(&f, late, args.out, N * sizeof *late);
+  assert_memory_equal(early, late, N * sizeof *early);
   dev->abi = counted_abi;
+  td_dev_free_host(f.dev, (void *)gate);
   free_experts(&e);
+  free(early);
+  free(late);
   free(x);
   free(weights);
   cuda_close(&f);

@@ -18,10 +18,10 @@ enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
 
 // Per-stream scratch buffers of operators; grown on demand, kept until the stream closes.
 typedef enum {
-  CUDA_SCRATCH_SORT,    // MoE: pairs sorted by expert, tiles
-  CUDA_SCRATCH_GATE_UP, //
-  CUDA_SCRATCH_HIDDEN,  //
-  // MoE: a row per pair; attention: partial results of splits; ranking: top logits of slices
+  CUDA_SCRATCH_SORT,   // MoE: pairs sorted by expert, tiles
+  CUDA_SCRATCH_HIDDEN, //
+  // MoE: gate and up, then a result, per pair; attention: partial results of splits; ranking: top
+  // logits of slices
   CUDA_SCRATCH_PARTS,
   CUDA_SCRATCH_ML,     // attention: maxima and sums of splits; ranking: sums of slices
   CUDA_SCRATCH_QUERY,  // MLA: absorbed queries

@@ -77,7 +77,7 @@ typedef struct {
   // scratch
   uint32_t *token, *place, *first_tile, *counts;
   td_cu_tile *tiles;
-  float *gate, *up, *parts;
+  float *gate, *up, *parts; // parts: at gate's place, which is read no more when they are written
   uint16_t *hidden_x;
 } moe_pass;
 
@@ -95,8 +95,11 @@ static void plan(td_cuda_stream *stream, moe_pass *p, size_t pass_bytes) {
                                            has_wgmma);
   p->gemm = mean < 4 ? CUDA_GEMM_VEC : in < out ? in : out;
   p->tile_tokens = td_cuda_tile_tokens(p->gemm, mean);
-  p->max_tiles = p->n_pairs / p->tile_tokens + n_experts;
-  if (p->max_tiles > p->n_pairs) p->max_tiles = p->n_pairs;
+  // A token's experts are distinct, so a group has at most as many of its pairs as experts.
+  const uint32_t most = p->is_group && n_experts < p->a->top_k ? n_experts : p->a->top_k;
+  const uint32_t most_pairs = p->n_tokens * most;
+  p->max_tiles = most_pairs / p->tile_tokens + n_experts;
+  if (p->max_tiles > most_pairs) p->max_tiles = most_pairs;
   const uint64_t likely = (uint64_t)p->n_pairs * n_experts / n_routed(p->a); // pairs
   p->likely_tiles = (uint32_t)(likely + likely / 2) / p->tile_tokens + n_experts;
   p->range = (td_cu_tile_range){.n_tiles = p->max_tiles, .first_expert = p->a->first_expert};
@@ -123,25 +126,27 @@ static td_status reserve_sort(td_cuda_stream *stream, moe_pass *p, td_err *err) 
   return TD_OK;
 }
 
+// Scratch memory per pair for gate and up, and then for parts.
+static size_t parts_bytes(const moe_pass *p) {
+  const size_t n = 2 * (size_t)p->hidden > p->dim ? 2 * (size_t)p->hidden : p->dim;
+  return n * sizeof *p->parts;
+}
+
 static td_status reserve(td_cuda_stream *stream, moe_pass *p, td_err *err) {
-  void *gate, *hidden, *parts;
+  void *hidden, *parts;
   size_t n = (size_t)p->range.n_tiles * p->tile_tokens;
   if (n > p->n_pairs) n = p->n_pairs;
   const size_t hidden_elements = n * p->hidden;
   td_status status = p->a->ids ? reserve_sort(stream, p, err) : TD_OK;
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_GATE_UP, 2 * hidden_elements * sizeof(float),
-                             &gate, err);
-  }
-  if (status == TD_OK) {
     status = td_cuda_scratch(stream, CUDA_SCRATCH_HIDDEN, hidden_elements * sizeof(uint16_t),
                              &hidden, err);
   }
   if (status == TD_OK) {
-    status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * p->dim * sizeof(float), &parts, err);
+    status = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * parts_bytes(p), &parts, err);
   }
   if (status != TD_OK) return status;
-  p->gate = gate;
+  p->gate = parts;
   p->up = p->gate + hidden_elements;
   p->hidden_x = hidden;
   p->parts = parts;
@@ -389,7 +394,7 @@ td_status td_cuda_op_moe(td_cuda_stream *stream, const td_moe_args *a, td_err *e
   if (status != TD_OK) return status;
   p.dim = p.experts.gate.cols;
   p.hidden = p.experts.gate.rows;
-  p.pair_bytes = p.hidden * (2 * sizeof *p.gate + sizeof *p.hidden_x) + p.dim * sizeof *p.parts;
+  p.pair_bytes = p.hidden * sizeof *p.hidden_x + parts_bytes(&p);
   const size_t pass_bytes = td_cuda_dev_of(stream)->pass_bytes;
   const uint32_t pass_tokens = p.is_group ? a->n_tokens : tokens_of_pass(&p, pass_bytes);
   for (; status == TD_OK && p.token0 < a->n_tokens; p.token0 += pass_tokens) {
