@@ -435,11 +435,11 @@ void td_op_router(td_stream *stream, const td_router_args *args);
 //
 // A group of a layer's experts: n_routed is the layer's number of experts and ids are in [0,
 // n_routed), those of a token distinct; the group is [first_expert, first_expert + n_experts).
-// Other experts are left out of the sum, and a device may sum in order of expert. same_ids: ids and n_tokens are those of the
-// stream's previous td_op_moe, also a group of this layer, so that a device can reuse the sorted
-// pairs. weights_on_device: the matrices' data are in device memory, read when the operator runs;
-// td_dev_supports_device_weights tells which matrices may be. The arrays gate, up and down must not
-// change.
+// Other experts are left out of the sum, and a device may sum in order of expert. same_ids: ids and
+// n_tokens are those of the stream's previous td_op_moe, also a group of this layer, so that a
+// device can reuse the sorted pairs. weights_on_device: the matrices' data are in device memory,
+// read when the operator runs; td_dev_supports_device_weights tells which matrices may be. The
+// arrays gate, up and down must not change.
 //
 // slots: i32 [n_experts] in device memory, read when the operator runs. Experts with a slot >= 0
 // are in gate[slot], up[slot] and down[slot], of n_slots matrices alike; the others are left out of
