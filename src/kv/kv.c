@@ -13,6 +13,11 @@ typedef struct {
   int32_t *shared;
   uint32_t n_pages, cap, n_shared;
   bool is_open;
+  int32_t source, spare; // held; TD_PAGE_NONE
+  uint32_t n_partial;    // tokens in its partial page when it got that
+  // The partial page that it has put into the cache, as long as that has the serial.
+  int32_t kept;
+  uint64_t kept_serial;
 } sequence;
 
 struct td_kv {
@@ -67,7 +72,10 @@ void td_kv_close(td_kv *kv) {
 td_status td_kv_seq_open(td_kv *kv, uint32_t *seq, td_err *err) {
   for (uint32_t i = 0; i < kv->max_seqs; i++) {
     if (kv->seqs[i].is_open) continue;
-    kv->seqs[i].is_open = true;
+    sequence *s = &kv->seqs[i];
+    s->is_open = true;
+    s->source = s->spare = s->kept = TD_PAGE_NONE;
+    s->n_partial = 0;
     *seq = i;
     return TD_OK;
   }
@@ -79,10 +87,21 @@ static sequence *open_seq(const td_kv *kv, uint32_t seq) {
   return &kv->seqs[seq];
 }
 
+// What it has put into the cache is about as old as its pages.
+static void refresh_kept(td_kv *kv, sequence *s) {
+  if (s->kept == TD_PAGE_NONE) return;
+  const td_page *page = &kv->pool.pages[s->kept];
+  if (page->serial == s->kept_serial && !page->n_refs) td_pages_refresh(&kv->pool, s->kept);
+  s->kept = TD_PAGE_NONE;
+}
+
 // Releases the last page first, so that the end of a prefix is evicted before its start, without
 // which it is useless.
 void td_kv_seq_close(td_kv *kv, uint32_t seq) {
   sequence *s = open_seq(kv, seq);
+  td_kv_drop_source(kv, seq);
+  td_kv_drop_spare(kv, seq);
+  refresh_kept(kv, s);
   while (s->n_pages) {
     uint32_t i = --s->n_pages;
     if (i < s->n_shared && s->shared[i] != s->pages[i]) td_pages_drop(&kv->pool, s->shared[i]);
@@ -153,36 +172,129 @@ static int32_t find_page(const td_kv *kv, int32_t before, const int32_t *tokens,
   return td_pages_find(&kv->pool, behind(kv, before), tokens_at(kv, tokens, idx));
 }
 
-uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
-  uint32_t n = 0;
-  int32_t page = TD_PAGE_NONE;
-  while ((uint64_t)(n + 1) * kv->page_tokens < n_tokens &&
-         (page = find_page(kv, page, tokens, n)) != TD_PAGE_NONE) {
-    n++;
+// What the cache has of tokens[n_tokens], without the last one.
+typedef struct {
+  uint32_t n_full, n_partial; // pages; tokens in the partial page
+  int32_t last, partial;      // full page, partial page; TD_PAGE_NONE
+} cached_prefix;
+
+static cached_prefix find_prefix(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
+  cached_prefix found = {.last = TD_PAGE_NONE};
+  int32_t page;
+  while ((uint64_t)(found.n_full + 1) * kv->page_tokens < n_tokens &&
+         (page = find_page(kv, found.last, tokens, found.n_full)) != TD_PAGE_NONE) {
+    found.last = page;
+    found.n_full++;
   }
-  return n * kv->page_tokens;
+  const uint32_t left = n_tokens - found.n_full * kv->page_tokens;
+  found.partial = td_pages_find_partial(&kv->pool, behind(kv, found.last),
+                                        tokens_at(kv, tokens, found.n_full), left ? left - 1 : 0);
+  if (found.partial != TD_PAGE_NONE) found.n_partial = kv->pool.pages[found.partial].n_tokens;
+  return found;
 }
 
-uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
-  sequence *s = open_seq(kv, seq);
-  TD_CHECK(s->n_pages == 0);
-  uint32_t n = td_kv_match(kv, tokens, n_tokens) / kv->page_tokens;
-  td_err err; // out of memory for the table: nothing is shared
-  if (grow_table(s, n, &err) != TD_OK) return 0;
+uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens) {
+  const cached_prefix found = find_prefix(kv, tokens, n_tokens);
+  return found.n_full * kv->page_tokens + found.n_partial;
+}
+
+static void hold_full(td_kv *kv, sequence *s, const cached_prefix *found, const int32_t *tokens) {
   int32_t page = TD_PAGE_NONE;
-  while (s->n_pages < n) {
+  while (s->n_pages < found->n_full) {
     page = find_page(kv, page, tokens, s->n_pages);
     td_pages_hold(&kv->pool, page);
     s->pages[s->n_pages] = s->shared[s->n_pages] = page;
     s->n_shared = ++s->n_pages;
   }
-  return n * kv->page_tokens;
+}
+
+// Returns the tokens in the source.
+static uint32_t hold_source(td_kv *kv, sequence *s, const cached_prefix *found) {
+  if (found->partial == TD_PAGE_NONE) return 0;
+  td_pages_hold(&kv->pool, found->partial);
+  s->source = found->partial;
+  return found->n_partial;
+}
+
+uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
+  sequence *s = open_seq(kv, seq);
+  TD_CHECK(s->n_pages == 0);
+  const cached_prefix found = find_prefix(kv, tokens, n_tokens);
+  td_err err; // out of memory for the table: nothing is shared
+  if (grow_table(s, found.n_full, &err) != TD_OK) return 0;
+  hold_full(kv, s, &found, tokens);
+  return found.n_full * kv->page_tokens + hold_source(kv, s, &found);
+}
+
+int32_t td_kv_source(const td_kv *kv, uint32_t seq) {
+  return open_seq(kv, seq)->source;
+}
+
+void td_kv_drop_source(td_kv *kv, uint32_t seq) {
+  sequence *s = open_seq(kv, seq);
+  if (s->source != TD_PAGE_NONE) td_pages_drop(&kv->pool, s->source);
+  s->source = TD_PAGE_NONE;
+}
+
+bool td_kv_take_source(td_kv *kv, uint32_t seq) {
+  sequence *s = open_seq(kv, seq);
+  td_err err;
+  if (s->source == TD_PAGE_NONE || kv->pool.pages[s->source].n_refs > 1) return false;
+  if (s->n_pages > s->n_shared || grow_table(s, s->n_pages + 1, &err) != TD_OK) return false;
+  s->n_partial = kv->pool.pages[s->source].n_tokens;
+  td_pages_withdraw(&kv->pool, s->source);
+  s->pages[s->n_pages++] = s->source;
+  s->source = TD_PAGE_NONE;
+  return true;
+}
+
+bool td_kv_has_partial(const td_kv *kv, uint32_t seq) {
+  return open_seq(kv, seq)->n_partial > 0;
+}
+
+int32_t td_kv_take_spare(td_kv *kv, uint32_t seq) {
+  sequence *s = open_seq(kv, seq);
+  TD_CHECK(s->spare == TD_PAGE_NONE);
+  if (td_kv_n_free(kv)) s->spare = td_pages_take(&kv->pool);
+  return s->spare;
+}
+
+void td_kv_drop_spare(td_kv *kv, uint32_t seq) {
+  sequence *s = open_seq(kv, seq);
+  if (s->spare != TD_PAGE_NONE) td_pages_drop(&kv->pool, s->spare);
+  s->spare = TD_PAGE_NONE;
+}
+
+// Publishes the page that holds what follows the full pages of tokens[n_tokens], unless that was
+// published before or the full pages are no longer.
+static void publish_partial(td_kv *kv, sequence *s, int32_t page, const int32_t *tokens,
+                            uint32_t n_tokens) {
+  const uint32_t n_full = n_tokens / kv->page_tokens, n = n_tokens % kv->page_tokens;
+  const cached_prefix found = find_prefix(kv, tokens, n_tokens + 1);
+  if (!n || found.n_full != n_full) return;
+  s->kept = page;
+  if (found.n_partial == n) {
+    s->kept = found.partial;
+  } else {
+    td_pages_publish_partial(&kv->pool, page, behind(kv, found.last), tokens_at(kv, tokens, n_full),
+                             n);
+    kv->pool.pages[page].is_own = false;
+  }
+  s->kept_serial = td_pages_serial(&kv->pool, s->kept);
+}
+
+void td_kv_keep_spare(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
+  sequence *s = open_seq(kv, seq);
+  TD_CHECK(s->spare != TD_PAGE_NONE);
+  publish_partial(kv, s, s->spare, tokens, n_tokens);
+  td_kv_drop_spare(kv, seq);
 }
 
 void td_kv_commit(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
   sequence *s = open_seq(kv, seq);
   uint32_t n_full = n_tokens / kv->page_tokens;
   TD_CHECK(n_full >= s->n_shared && n_full <= s->n_pages);
+  s->n_partial = 0;
   for (uint32_t i = s->n_shared; i < n_full; i++) {
     int32_t before = i ? s->shared[i - 1] : TD_PAGE_NONE;
     s->shared[i] = find_page(kv, before, tokens, i);
@@ -205,7 +317,8 @@ void td_kv_drop_duplicates(td_kv *kv, uint32_t seq) {
   }
 }
 
-void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens) {
+void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
+                         bool has_partial) {
   sequence *s = open_seq(kv, seq);
   const uint32_t n_full = n_tokens / kv->page_tokens, n_prompt = s->n_shared;
   TD_CHECK(n_full <= s->n_pages);
@@ -217,9 +330,27 @@ void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_
       td_pages_publish(&kv->pool, s->pages[i], before, tokens_at(kv, tokens, i));
     before = page == TD_PAGE_NONE ? s->pages[i] : page;
   }
+  if (has_partial && n_full < s->n_pages)
+    publish_partial(kv, s, s->pages[n_full], tokens, n_tokens);
 }
 
 // ---- suspended sequences ----------------------------------------------------------------------
+
+static void unpark_partial(td_kv *kv, const td_kv_answer *a, uint64_t parent, sequence *s) {
+  const uint32_t n_full = a->n_tokens / kv->page_tokens, n = a->n_tokens % kv->page_tokens;
+  const int32_t page = td_pages_find_partial(&kv->pool, parent, tokens_at(kv, a->tokens, n_full),
+                                             n);
+  if (a->n_tokens <= a->n_prompt) return; // it went to the cache of prompts
+  if (page == TD_PAGE_NONE || kv->pool.pages[page].n_tokens != n) return;
+  td_pages_hold(&kv->pool, page);
+  td_pages_withdraw(&kv->pool, page);
+  if (s) {
+    s->pages[s->n_pages++] = page;
+    s->n_partial = n;
+  } else {
+    td_pages_drop(&kv->pool, page);
+  }
+}
 
 // Takes the pages left by td_kv_suspend out of the cache: adds them to s, or frees them if s is
 // NULL.
@@ -238,29 +369,44 @@ static void unpark(td_kv *kv, const td_kv_answer *a, sequence *s) {
       td_pages_drop(&kv->pool, page);
     }
   }
+  unpark_partial(kv, a, parent, s);
 }
 
 void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
-  const sequence *s = open_seq(kv, seq);
+  sequence *s = open_seq(kv, seq);
   uint64_t parent = TD_PAGE_OWNER(a->owner);
-  uint32_t n_full = a->n_tokens / kv->page_tokens;
+  const uint32_t n_full = a->n_tokens / kv->page_tokens, n = a->n_tokens % kv->page_tokens;
   TD_CHECK(n_full <= s->n_pages);
   for (uint32_t i = a->n_prompt / kv->page_tokens; i < n_full; i++) {
     td_pages_publish_own(&kv->pool, s->pages[i], parent, tokens_at(kv, a->tokens, i));
     parent = td_pages_serial(&kv->pool, s->pages[i]);
+  }
+  const bool has_partial = a->has_partial && n && n_full < s->n_pages;
+  if (has_partial && a->n_tokens <= a->n_prompt) {
+    publish_partial(kv, s, s->pages[n_full], a->tokens, a->n_tokens);
+  } else if (has_partial) {
+    td_pages_publish_partial(&kv->pool, s->pages[n_full], parent, tokens_at(kv, a->tokens, n_full),
+                             n);
+    kv->pool.pages[s->pages[n_full]].is_own = true;
   }
   td_kv_seq_close(kv, seq);
 }
 
 uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *a) {
   sequence *s = open_seq(kv, seq);
-  uint32_t n_full = a->n_tokens / kv->page_tokens;
-  td_err err;
-  bool should_continue = td_kv_reuse(kv, seq, a->tokens, a->n_prompt + 1) ==
-                             a->n_prompt / kv->page_tokens * kv->page_tokens &&
-                         grow_table(s, n_full, &err) == TD_OK;
-  unpark(kv, a, should_continue ? s : NULL);
-  return s->n_pages * kv->page_tokens;
+  const uint32_t n_most = a->n_tokens / kv->page_tokens + 1;
+  const cached_prefix found = find_prefix(kv, a->tokens, a->n_prompt + 1);
+  td_err err; // out of memory for the table: nothing is reused
+  const uint32_t need = found.n_full > n_most ? found.n_full : n_most;
+  if (grow_table(s, need, &err) != TD_OK) {
+    unpark(kv, a, NULL);
+    return 0;
+  }
+  hold_full(kv, s, &found, a->tokens);
+  unpark(kv, a, found.n_full == a->n_prompt / kv->page_tokens ? s : NULL);
+  if (s->n_partial) return a->n_tokens;
+  if (s->n_pages > found.n_full) return s->n_pages * kv->page_tokens;
+  return s->n_pages * kv->page_tokens + hold_source(kv, s, &found);
 }
 
 void td_kv_drop_suspended(td_kv *kv, const td_kv_answer *a) {
@@ -289,7 +435,8 @@ uint32_t td_kv_n_empty(const td_kv *kv) {
 bool td_kv_content_of(const td_kv *kv, int32_t page, td_kv_content *out) {
   const td_pages *p = &kv->pool;
   TD_CHECK(p->names && page >= 0 && (uint32_t)page < p->n_pages);
-  if (!p->pages[page].serial || p->pages[page].is_own) return false;
+  const bool is_partial = p->pages[page].n_tokens != p->page_tokens; // not kept on disk
+  if (!p->pages[page].serial || p->pages[page].is_own || is_partial) return false;
   *out = (td_kv_content){.serial = p->pages[page].serial,
                          .name = p->names[page],
                          .tokens = p->tokens + (size_t)page * p->page_tokens};

@@ -5,6 +5,10 @@
 // and is shared with sequences that begin with the same token ids. Pages that no sequence holds
 // stay as cache and count as free; if no other page is left, the least recently used one is reused,
 // later pages of a prefix before earlier ones.
+//
+// A page with a recurrent state holds it after the last computed token, so a page that is still
+// filled cannot be shared. A copy of it can: it is cached as a partial page, found by prompts that
+// begin with exactly its tokens, and copied to a page of theirs, which they fill further.
 #ifndef TD_KV_KV_H
 #define TD_KV_KV_H
 
@@ -36,12 +40,25 @@ const int32_t *td_kv_pages(const td_kv *kv, uint32_t seq, uint32_t *n_pages);
 uint32_t td_kv_n_free(const td_kv *kv); // including pages that are only cache
 uint32_t td_kv_page_tokens(const td_kv *kv);
 
-// How many of a prompt's tokens[n_tokens] are cached, in whole pages. Excludes the last token,
-// which is always computed for its logits.
+// How many of a prompt's tokens[n_tokens] are cached, in whole pages and at most one partial page
+// after them. Excludes the last token, which is always computed for its logits.
 uint32_t td_kv_match(const td_kv *kv, const int32_t *tokens, uint32_t n_tokens);
-// Adds those cached pages to the empty sequence and returns the tokens they hold. Takes no free
-// page.
+// Adds those whole pages to the empty sequence and returns the tokens cached. Takes no free page.
+// A partial page becomes the sequence's source.
 uint32_t td_kv_reuse(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
+// The partial page that the caller copies to the page after the whole ones, before it is filled
+// further; held until td_kv_drop_source, which says that it was copied or is not needed. -1: none.
+int32_t td_kv_source(const td_kv *kv, uint32_t seq);
+void td_kv_drop_source(td_kv *kv, uint32_t seq);
+// Takes the source itself, out of the cache, as the page that it would be copied to. False: there
+// is none, another sequence holds it, or seq has its page already.
+bool td_kv_take_source(td_kv *kv, uint32_t seq);
+// Takes a free page for a copy of a page of seq. At most one at a time. -1: no page is free.
+int32_t td_kv_take_spare(td_kv *kv, uint32_t seq);
+// The spare page is a copy of seq's last page after tokens[n_tokens], of which the full pages are
+// committed: it is a cached partial page from now on.
+void td_kv_keep_spare(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
+void td_kv_drop_spare(td_kv *kv, uint32_t seq); // it is free again; no effect without one
 // tokens[n_tokens], from the sequence's start, are computed and final: full pages are shared from
 // now on. If another sequence has already published a page with the same tokens, that page is the
 // shared one; seq holds both, because its own may be in use. n_tokens must not decrease from call
@@ -71,7 +88,9 @@ void td_kv_drop_duplicates(td_kv *kv, uint32_t seq);
 
 // Shares also the full pages with generated tokens: tokens[n_tokens], from the sequence's start,
 // are computed. Its prompt was committed and dropped its duplicates. Call before closing seq.
-void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens);
+// has_partial: the page after the full ones is cached, too; its state is that after n_tokens.
+void td_kv_commit_output(td_kv *kv, uint32_t seq, const int32_t *tokens, uint32_t n_tokens,
+                         bool has_partial);
 
 // A sequence that is suspended and resumed later. Pages with generated tokens are private to it:
 // the decode kernels, which computed them, round differently from prefill.
@@ -79,15 +98,19 @@ typedef struct {
   uint64_t owner; // unique per suspended sequence; below 2^63
   const int32_t *tokens;
   uint32_t n_prompt, n_tokens; // n_tokens: computed tokens, prompt included
+  // For td_kv_suspend: the page after the full ones can be kept; its state is that after n_tokens.
+  bool has_partial;
 } td_kv_answer;
 
-// Closes seq, whose computed prompt tokens were committed. Its full pages stay in the cache, those
-// beyond the prompt for the same owner only.
+// Closes seq, whose computed prompt tokens were committed. Its full pages, and the partial one if
+// wanted, stay in the cache, those beyond the prompt for the same owner only.
 void td_kv_suspend(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
 // Adds to the empty sequence the cached pages of the prompt, its last token included, and those
 // left by td_kv_suspend; returns the number of tokens they hold. answer->n_tokens: the maximum of
-// use.
+// use. A partial page left by td_kv_suspend becomes a page of seq; another's is its source.
 uint32_t td_kv_resume(td_kv *kv, uint32_t seq, const td_kv_answer *answer);
+// Before anything is computed: whether td_kv_resume or td_kv_take_source gave it a partial page.
+bool td_kv_has_partial(const td_kv *kv, uint32_t seq);
 // Frees the pages kept for the owner, which will not resume.
 void td_kv_drop_suspended(td_kv *kv, const td_kv_answer *answer);
 

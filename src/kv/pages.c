@@ -53,9 +53,11 @@ static int32_t *tokens_of(const td_pages *p, int32_t page) {
   return p->tokens + (size_t)page * p->page_tokens;
 }
 
-static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tokens) {
+// Partial pages, whose length a search does not know, are hashed by their parent alone.
+static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tokens,
+                          uint32_t n_tokens) {
   uint64_t hash = parent * MULTIPLIER;
-  for (uint32_t i = 0; i < p->page_tokens; i++) {
+  for (uint32_t i = 0; n_tokens == p->page_tokens && i < n_tokens; i++) {
     hash = (hash ^ (uint32_t)tokens[i]) * MULTIPLIER;
     hash ^= hash >> 32;
   }
@@ -63,29 +65,48 @@ static int32_t *bucket_of(const td_pages *p, uint64_t parent, const int32_t *tok
 }
 
 int32_t td_pages_find(const td_pages *p, uint64_t parent, const int32_t *tokens) {
-  int32_t page = *bucket_of(p, parent, tokens);
+  int32_t page = *bucket_of(p, parent, tokens, p->page_tokens);
   size_t n_bytes = (size_t)p->page_tokens * sizeof *tokens;
   while (page != TD_PAGE_NONE &&
-         (p->pages[page].parent != parent || memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
+         (p->pages[page].parent != parent || p->pages[page].n_tokens != p->page_tokens ||
+          memcmp(tokens_of(p, page), tokens, n_bytes) != 0)) {
     page = p->pages[page].bucket_next;
   }
   return page;
 }
 
-static void publish(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
+int32_t td_pages_find_partial(const td_pages *p, uint64_t parent, const int32_t *tokens,
+                              uint32_t n_most) {
+  int32_t longest = TD_PAGE_NONE;
+  uint32_t n_longest = 0;
+  for (int32_t page = *bucket_of(p, parent, tokens, 0); page != TD_PAGE_NONE;
+       page = p->pages[page].bucket_next) {
+    const uint32_t n = p->pages[page].n_tokens;
+    if (p->pages[page].parent != parent || n == p->page_tokens) continue;
+    if (n > n_most || n <= n_longest) continue;
+    if (memcmp(tokens_of(p, page), tokens, n * sizeof *tokens) != 0) continue;
+    longest = page;
+    n_longest = n;
+  }
+  return longest;
+}
+
+static void publish(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens,
+                    uint32_t n_tokens) {
   td_page *m = &p->pages[page];
   TD_CHECK(m->n_refs && !m->serial);
   m->parent = parent;
   m->serial = 2 * ++p->n_published;
-  memcpy(tokens_of(p, page), tokens, (size_t)p->page_tokens * sizeof *tokens);
-  int32_t *bucket = bucket_of(p, m->parent, tokens);
+  m->n_tokens = n_tokens;
+  memcpy(tokens_of(p, page), tokens, (size_t)n_tokens * sizeof *tokens);
+  int32_t *bucket = bucket_of(p, m->parent, tokens, n_tokens);
   m->bucket_next = *bucket;
   *bucket = page;
 }
 
 void td_pages_publish(td_pages *p, int32_t page, int32_t before, const int32_t *tokens) {
   bool is_first = before == TD_PAGE_NONE;
-  publish(p, page, is_first ? TD_PAGE_START : td_pages_serial(p, before), tokens);
+  publish(p, page, is_first ? TD_PAGE_START : td_pages_serial(p, before), tokens, p->page_tokens);
   p->pages[page].is_own = false;
   if (!p->names) return;
   const td_digest *name = is_first ? &p->root : &p->names[before];
@@ -93,13 +114,19 @@ void td_pages_publish(td_pages *p, int32_t page, int32_t before, const int32_t *
 }
 
 void td_pages_publish_own(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens) {
-  publish(p, page, parent, tokens);
+  publish(p, page, parent, tokens, p->page_tokens);
   p->pages[page].is_own = true;
+}
+
+void td_pages_publish_partial(td_pages *p, int32_t page, uint64_t parent, const int32_t *tokens,
+                              uint32_t n_tokens) {
+  TD_CHECK(n_tokens && n_tokens < p->page_tokens);
+  publish(p, page, parent, tokens, n_tokens);
 }
 
 void td_pages_withdraw(td_pages *p, int32_t page) {
   td_page *m = &p->pages[page];
-  int32_t *link = bucket_of(p, m->parent, tokens_of(p, page));
+  int32_t *link = bucket_of(p, m->parent, tokens_of(p, page), m->n_tokens);
   while (*link != page)
     link = &p->pages[*link].bucket_next;
   *link = m->bucket_next;
@@ -122,6 +149,11 @@ static void leave_idle(td_pages *p, int32_t page) {
   *(m->older == TD_PAGE_NONE ? &p->oldest : &p->pages[m->older].newer) = m->newer;
   *(m->newer == TD_PAGE_NONE ? &p->newest : &p->pages[m->newer].older) = m->older;
   p->n_idle--;
+}
+
+void td_pages_refresh(td_pages *p, int32_t page) {
+  leave_idle(p, page);
+  enter_idle(p, page);
 }
 
 int32_t td_pages_take(td_pages *p) {

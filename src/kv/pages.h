@@ -8,6 +8,8 @@
 // published page, given by a serial number that is never reused, or a root: the start of all
 // prompts, or of one owner's chain. Equal keys therefore mean equal tokens from the root on. The
 // hash only finds candidates; the tokens are compared.
+//
+// A published page is full, or partial: with fewer tokens, and never anybody's parent.
 #ifndef TD_KV_PAGES_H
 #define TD_KV_PAGES_H
 
@@ -22,10 +24,11 @@
 #define TD_PAGE_OWNER(n) (1u | (n) << 1) // the root of owner n, below 2^63
 
 typedef struct {
-  uint64_t serial; // assigned when published, even; 0: not published
-  uint64_t parent; // serial of the page before it, or a root
-  uint32_t n_refs; // sequences that hold it
-  bool is_own;     // published in an owner's chain
+  uint64_t serial;   // assigned when published, even; 0: not published
+  uint64_t parent;   // serial of the page before it, or a root
+  uint32_t n_refs;   // sequences that hold it
+  bool is_own;       // published in an owner's chain
+  uint32_t n_tokens; // when published
   int32_t bucket_next;
   int32_t older, newer; // links of the list of idle pages
 } td_page;
@@ -64,7 +67,7 @@ static inline uint64_t td_pages_serial(const td_pages *pages, int32_t page) {
   TD_CHECK(pages->pages[page].serial);
   return pages->pages[page].serial;
 }
-// The published page that holds tokens[page_tokens] after `parent`, a serial or a root;
+// The full published page that holds tokens[page_tokens] after `parent`, a serial or a root;
 // TD_PAGE_NONE if there is none.
 int32_t td_pages_find(const td_pages *pages, uint64_t parent, const int32_t *tokens);
 // Publishes a held page after `before`, a published and held page or TD_PAGE_NONE. No page with
@@ -72,6 +75,16 @@ int32_t td_pages_find(const td_pages *pages, uint64_t parent, const int32_t *tok
 void td_pages_publish(td_pages *pages, int32_t page, int32_t before, const int32_t *tokens);
 // The same, in an owner's chain.
 void td_pages_publish_own(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens);
+// The longest partial page after `parent` whose tokens tokens[n_most] begin with; TD_PAGE_NONE if
+// there is none.
+int32_t td_pages_find_partial(const td_pages *pages, uint64_t parent, const int32_t *tokens,
+                              uint32_t n_most);
+// Publishes a held page that holds tokens[n_tokens], 0 < n_tokens < page_tokens. No partial page
+// with this key may be published yet.
+void td_pages_publish_partial(td_pages *pages, int32_t page, uint64_t parent, const int32_t *tokens,
+                              uint32_t n_tokens);
+// Makes an idle page the one that is evicted last.
+void td_pages_refresh(td_pages *pages, int32_t page);
 // Undoes publishing.
 void td_pages_withdraw(td_pages *pages, int32_t page);
 

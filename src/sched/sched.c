@@ -25,6 +25,8 @@ typedef struct {
   uint32_t seq;      // running: its sequence in kv
   uint32_t n_pages;  // running
   bool is_leaving;   // running: being preempted
+  bool is_settled;   // running: see td_sched_settle
+  int32_t keep;      // running: a page for a copy, until that is made; -1: none
   td_sched_phase phase;
 } entry;
 
@@ -124,8 +126,11 @@ static uint32_t n_prefill_left(const entry *e) {
 }
 
 static td_kv_answer answer_of(const entry *e) {
-  return (td_kv_answer){
-      .owner = e->id, .tokens = e->job.tokens, .n_prompt = e->job.n_prompt, .n_tokens = e->n_done};
+  return (td_kv_answer){.owner = e->id,
+                        .tokens = e->job.tokens,
+                        .n_prompt = e->job.n_prompt,
+                        .n_tokens = e->n_done,
+                        .has_partial = e->is_settled};
 }
 
 static td_tenant *tenant_of(const td_sched *sched, const entry *e) {
@@ -176,6 +181,7 @@ td_status td_sched_submit(td_sched *sched, uint64_t id, const td_sched_job *job,
                .arrival = sched->n_arrived++,
                .submitted_ns = now_ns,
                .job = *job,
+               .keep = -1,
                .tenant = td_fair_share_join(&sched->fair, job->tenant, job->weight),
                .n_uncached = job->n_prompt - td_kv_match(sched->kv, job->tokens, job->n_prompt)};
   begin_waiting(sched, e);
@@ -201,8 +207,29 @@ static bool awaits_prefix(const td_sched *sched, const td_sched_job *job) {
     uint32_t n = common_prefix_len(job, &e->job);
     if (n == job->n_prompt) n--; // the last token is always computed
     if (n / page_tokens > n_cached / page_tokens) return true;
+    if (e->keep >= 0 && n >= e->job.n_keep && e->job.n_keep > n_cached) return true;
   }
   return false;
+}
+
+// Reserves the pages that it needs to begin. If it is the only one and the pool cannot hold both
+// them and the page that the first would be a copy of, it takes that page itself.
+static bool reserve(td_sched *sched, const entry *e, uint32_t seq) {
+  td_err err; // too few pages is not an error
+  const uint32_t n = n_wanted(sched, e);
+  if (td_kv_reserve(sched->kv, seq, n, &err) == TD_OK)
+    return !sched->n_running || td_kv_n_free(sched->kv) >= sched->n_running;
+  return !sched->n_running && td_kv_take_source(sched->kv, seq) &&
+         td_kv_reserve(sched->kv, seq, n, &err) == TD_OK;
+}
+
+// Takes a page for the copy that the request wants kept, if one is free beyond those that running
+// requests may need.
+static int32_t take_keep(td_sched *sched, const entry *e) {
+  const uint32_t n_keep = e->job.n_keep;
+  if (n_keep <= e->n_done || n_keep % sched->opts.page_tokens == 0) return -1;
+  if (td_kv_n_free(sched->kv) <= sched->n_running) return -1;
+  return td_kv_take_spare(sched->kv, e->seq);
 }
 
 // Opens the request's sequence with the pages it needs to begin, all or nothing.
@@ -216,14 +243,17 @@ static bool take_pages(td_sched *sched, entry *e) {
   } else {
     n_cached = e->job.is_fresh ? 0 : td_kv_reuse(sched->kv, seq, e->job.tokens, e->job.n_prompt);
   }
-  if (td_kv_reserve(sched->kv, seq, n_wanted(sched, e), &err) == TD_OK &&
-      (!sched->n_running || td_kv_n_free(sched->kv) >= sched->n_running)) {
+  if (reserve(sched, e, seq)) {
     e->seq = seq;
     e->n_done = n_cached;
+    e->keep = take_keep(sched, e);
     return true;
   }
-  const td_kv_answer answer = {
-      .owner = e->id, .tokens = e->job.tokens, .n_prompt = e->job.n_prompt, .n_tokens = n_cached};
+  const td_kv_answer answer = {.owner = e->id,
+                               .tokens = e->job.tokens,
+                               .n_prompt = e->job.n_prompt,
+                               .n_tokens = n_cached,
+                               .has_partial = td_kv_has_partial(sched->kv, seq)};
   td_kv_suspend(sched->kv, seq, &answer);
   return false;
 }
@@ -319,7 +349,10 @@ bool td_sched_admit(td_sched *sched, uint64_t now_ns, td_admission *out) {
   *out = (td_admission){.id = e->id,
                         .waited_ns = now_ns - e->submitted_ns,
                         .n_cached = e->n_done,
-                        .is_urgent = urgent};
+                        .is_urgent = urgent,
+                        .source = td_kv_source(sched->kv, e->seq),
+                        .keep = e->keep,
+                        .n_keep = e->keep >= 0 ? e->job.n_keep : 0};
   out->pages = td_kv_pages(sched->kv, e->seq, &out->n_pages);
   e->n_pages = out->n_pages;
   return true;
@@ -349,6 +382,19 @@ static void note_reading(td_sched *sched, uint32_t n_tokens, uint64_t now_ns) {
   sched->prefill_ns /= 2;
 }
 
+// The source was copied, and at n_keep tokens so was the page to be kept. More tokens than that at
+// once came from elsewhere, and no copy was made.
+static void note_copies(td_sched *sched, entry *e) {
+  td_kv_drop_source(sched->kv, e->seq);
+  if (e->keep < 0 || e->n_done < e->job.n_keep) return;
+  if (e->n_done == e->job.n_keep) {
+    td_kv_keep_spare(sched->kv, e->seq, e->job.tokens, e->n_done);
+  } else {
+    td_kv_drop_spare(sched->kv, e->seq);
+  }
+  e->keep = -1;
+}
+
 void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t now_ns) {
   entry *e = find(sched, id);
   if (!e || !is_running(e) || n_done <= e->n_done || n_done > n_most(&e->job)) return;
@@ -361,10 +407,12 @@ void td_sched_progress(td_sched *sched, uint64_t id, uint32_t n_done, uint64_t n
   }
   sched->n_prefill_left -= n_prefill_left(e);
   e->n_done = n_done;
+  e->is_settled = false;
   if (n_before < n_prompt) {
     td_kv_commit(sched->kv, e->seq, e->job.tokens, n_done < n_prompt ? n_done : n_prompt);
-    if (n_done >= n_prompt) td_kv_drop_duplicates(sched->kv, e->seq);
   }
+  note_copies(sched, e);
+  if (n_before < n_prompt && n_done >= n_prompt) td_kv_drop_duplicates(sched->kv, e->seq);
   if (e->phase == TD_SCHED_PREFILL && n_done >= n_to_prefill(e)) {
     e->phase = TD_SCHED_DECODE;
     sched->n_reading--;
@@ -441,6 +489,25 @@ td_thread_split td_sched_lease(const td_sched *sched) {
 
 // ---- end and requeue --------------------------------------------------------------------------
 
+void td_sched_settle(td_sched *sched, uint64_t id) {
+  entry *e = find(sched, id);
+  if (!e || !is_running(e)) return;
+  e->is_settled = td_kv_source(sched->kv, e->seq) < 0; // else its page is not filled yet
+}
+
+// Closes its sequence; what later prompts may find stays in the cache.
+static void let_go(td_sched *sched, const entry *e, td_sched_phase phase) {
+  if (e->is_settled && e->n_done <= e->job.n_prompt) {
+    const td_kv_answer answer = answer_of(e);
+    td_kv_suspend(sched->kv, e->seq, &answer);
+    return;
+  }
+  if (sched->opts.shares_output && phase == TD_SCHED_DECODE) {
+    td_kv_commit_output(sched->kv, e->seq, e->job.tokens, e->n_done, e->is_settled);
+  }
+  td_kv_seq_close(sched->kv, e->seq);
+}
+
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
   entry *e = find(sched, id);
   if (!e) return TD_SCHED_UNKNOWN;
@@ -451,10 +518,7 @@ td_sched_phase td_sched_remove(td_sched *sched, uint64_t id) {
     stop_waiting(sched, e);
   } else {
     stop_running(sched, e);
-    if (sched->opts.shares_output && phase == TD_SCHED_DECODE) {
-      td_kv_commit_output(sched->kv, e->seq, e->job.tokens, e->n_done);
-    }
-    td_kv_seq_close(sched->kv, e->seq);
+    let_go(sched, e, phase);
   }
   e->phase = TD_SCHED_UNKNOWN;
   td_fair_share_leave(&sched->fair, e->tenant);
@@ -467,10 +531,14 @@ void td_sched_requeue(td_sched *sched, uint64_t id, uint32_t n_answer) {
   sched->n_preemptions += e->is_leaving;
   stop_running(sched, e);
   e->n_answer = n_answer;
-  if (e->n_done > n_to_prefill(e)) e->n_done = n_to_prefill(e);
+  if (e->n_done > n_to_prefill(e)) {
+    e->n_done = n_to_prefill(e);
+    e->is_settled = false;
+  }
   const td_kv_answer answer = answer_of(e);
   td_kv_suspend(sched->kv, e->seq, &answer);
-  e->is_leaving = false;
+  e->is_leaving = e->is_settled = false;
+  e->keep = -1;
   begin_waiting(sched, e);
 }
 

@@ -64,6 +64,9 @@ typedef struct {
   uint64_t tenant;
   uint32_t weight; // of the tenant; 0 means 1
   bool is_fresh;   // the prompt is computed whole: nothing of the prefix cache is used
+  // Tokens of the prompt after which a copy of the page that is then being filled is kept in the
+  // prefix cache, for models whose pages hold a recurrent state (kv/kv.h). 0: none.
+  uint32_t n_keep;
 } td_sched_job;
 
 typedef struct {
@@ -73,6 +76,13 @@ typedef struct {
   const int32_t *pages; // [n_pages], in position order, valid until it grows or is removed
   uint32_t n_pages;
   bool is_urgent; // prefill it before all others
+  // The page that is to be copied to the page of token n_cached before that is computed; it holds
+  // the tokens up to there. Valid until the first progress. -1: none.
+  int32_t source;
+  // The page to which the page of token n_keep - 1 is to be copied when n_keep tokens are computed,
+  // before that is reported as progress. -1: none, or no page was free.
+  int32_t keep;
+  uint32_t n_keep;
 } td_admission;
 
 typedef struct {
@@ -104,6 +114,10 @@ bool td_sched_grow(td_sched *sched, td_growth *out);
 // its pages until its worker has dropped it; then call td_sched_requeue or td_sched_remove. False:
 // none, or a preemption is in progress.
 bool td_sched_preempt(td_sched *sched, uint64_t now_ns, uint64_t *id);
+// The worker has dropped the running request, and the recurrent state in its last page is that
+// after the tokens of its last progress: that page, too, can be kept. Call before td_sched_remove
+// or td_sched_requeue.
+void td_sched_settle(td_sched *sched, uint64_t id);
 // Removes a request, finished or canceled, and returns the phase it was in.
 td_sched_phase td_sched_remove(td_sched *sched, uint64_t id);
 // Puts a running request back into the queue, before those of its tenant that have not run. Its

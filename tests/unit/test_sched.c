@@ -1,6 +1,7 @@
 // tests/unit/test_sched.c - the scheduler in thousands of simulated lives. A shadow of the KV pool
 // holds at every place what the engine would: a hash of all tokens up to there and of how they were
-// computed, by prefill or by decode. After every event: no page is held by two that may write
+// computed, by prefill or by decode; and for every page a recurrent state, the same hash after the
+// last token computed there. After every event: no page is held by two that may write
 // to it, each request finds its own tokens and nobody else's, who makes room came later than who
 // needs it or is not the only one of its tenant, and of all that run the first gets on. At the end
 // of each life every request is answered to its last token or was canceled, and every page is free.
@@ -45,6 +46,8 @@ typedef struct {
   const int32_t *pages;
   uint32_t n_pages;
   uint64_t submitted_ns, tenant;
+  int32_t source, keep; // copies to be made; -1
+  uint32_t n_keep;
 } req;
 
 typedef struct {
@@ -54,6 +57,9 @@ typedef struct {
   uint32_t n_ids;
   req r[MAX_IDS]; // by id, which is the order of arrival
   uint64_t shadow[MAX_PAGES][MAX_PAGE_TOKENS];
+  uint64_t state[MAX_PAGES];
+  bool has_states;
+  uint64_t n_from_copies;       // tokens found in partial pages
   uint64_t n_cached, n_resumed; // tokens not computed: of new requests, of those that made room
 } world;
 
@@ -100,12 +106,17 @@ static uint64_t *place(world *w, const req *r, uint32_t pos) {
 }
 
 static void check_contents(world *w) {
+  const uint32_t page_tokens = w->opts.page_tokens;
   for (uint32_t i = 0; i < w->n_ids; i++) {
     const req *r = &w->r[i];
     uint64_t hash = 1;
     for (uint32_t pos = 0; runs(r) && pos < r->n_past; pos++) {
       hash = next_hash(hash, r, pos);
-      assert_true(*place(w, r, pos) == hash);
+      const bool is_copied = r->source >= 0 && pos >= r->n_past / page_tokens * page_tokens;
+      const int32_t page = is_copied ? r->source : r->pages[pos / page_tokens];
+      assert_true(w->shadow[page][pos % page_tokens] == hash);
+      const bool is_end = pos + 1 == r->n_past || (pos + 1) % page_tokens == 0;
+      assert_true(!w->has_states || !is_end || w->state[page] == hash);
     }
   }
 }
@@ -129,6 +140,8 @@ static void check(world *w) {
     n_waiting += r->at == WAITS;
     if (!runs(r)) continue;
     n_running++;
+    if (r->source >= 0) readers[r->source]++;
+    if (r->keep >= 0) writers[r->keep]++;
     assert_true(r->n_past <= capacity(w, r) && n_to_prefill(r) <= capacity(w, r));
     assert_in_range(r->n_pages, 1, (r->n_prompt + r->max_tokens - 1) / page_tokens + 1);
     for (uint32_t j = 0; j < r->n_pages; j++) {
@@ -182,7 +195,8 @@ static void submit(world *w) {
                             .n_prompt = r->n_prompt,
                             .max_tokens = r->max_tokens,
                             .tenant = r->tenant,
-                            .weight = 1 + draw(3)};
+                            .weight = 1 + draw(3),
+                            .n_keep = w->has_states ? draw(r->n_prompt + 1) : 0};
   td_err err;
   td_status st = td_sched_submit(w->sched, w->n_ids, &job, w->now_ns, &err);
   bool is_large = n_tokens > w->opts.n_pages * w->opts.page_tokens;
@@ -190,6 +204,7 @@ static void submit(world *w) {
   if (st != TD_OK) return;
   r->at = WAITS;
   r->submitted_ns = w->now_ns;
+  r->n_keep = job.n_keep;
   w->n_ids++;
 }
 
@@ -221,7 +236,12 @@ static bool admit(world *w) {
   assert_int_equal(r->at, WAITS);
   assert_int_equal(got.waited_ns, w->now_ns - r->submitted_ns);
   assert_true(got.n_cached < n_to_prefill(r) + (r->n_output > 0));
-  assert_int_equal(got.n_cached % w->opts.page_tokens, 0);
+  assert_true(w->has_states || got.n_cached % w->opts.page_tokens == 0);
+  assert_true(got.source < 0 || got.n_cached % w->opts.page_tokens);
+  assert_true(got.keep < 0 || (got.n_keep == r->n_keep && got.n_keep > got.n_cached));
+  w->n_from_copies += got.n_cached % w->opts.page_tokens;
+  r->source = got.source;
+  r->keep = got.keep;
   r->pages = got.pages;
   r->n_pages = got.n_pages;
   r->n_past = got.n_cached;
@@ -256,11 +276,13 @@ static void pump(world *w) {
   }
 }
 
-static void requeue(world *w, uint32_t id) {
+static void requeue(world *w, uint32_t id, bool is_settled) {
   req *r = &w->r[id];
+  if (is_settled) td_sched_settle(w->sched, id);
   td_sched_requeue(w->sched, id, r->n_output);
   r->at = WAITS;
   r->is_leaving = false;
+  r->source = r->keep = -1;
 }
 
 static uint32_t pick(const world *w, bool (*is_fit)(const req *)) {
@@ -278,10 +300,16 @@ static const td_sched_phase phase_of[] = {[NEW] = TD_SCHED_UNKNOWN,
                                           [DECODES] = TD_SCHED_DECODE,
                                           [GONE] = TD_SCHED_UNKNOWN};
 
-static void finish_or_cancel(world *w, uint32_t i) {
+static void finish_or_cancel(world *w, uint32_t i, bool is_settled) {
+  if (is_settled) td_sched_settle(w->sched, i);
   assert_int_equal(td_sched_phase_of(w->sched, i), phase_of[w->r[i].at]);
   assert_int_equal(td_sched_remove(w->sched, i), phase_of[w->r[i].at]);
   w->r[i].at = GONE;
+}
+
+static void copy_page(world *w, int32_t to, int32_t from) {
+  memcpy(w->shadow[to], w->shadow[from], sizeof w->shadow[to]);
+  w->state[to] = w->state[from];
 }
 
 // The worker computes some tokens of a request; the front hears of it at once, or never.
@@ -289,8 +317,18 @@ static void compute(world *w, uint32_t id, uint32_t n_most) {
   req *r = &w->r[id];
   uint32_t end = r->at == READS ? n_to_prefill(r) : r->n_prompt + r->max_tokens - 1;
   end = least(least(end, capacity(w, r)), r->n_past + n_most);
-  for (; r->n_past < end; r->n_past++)
+  if (r->keep >= 0 && r->n_past < r->n_keep) end = least(end, r->n_keep);
+  if (r->source >= 0 && r->n_past < end)
+    copy_page(w, r->pages[r->n_past / w->opts.page_tokens], r->source);
+  if (r->n_past < end) r->source = -1;
+  for (; r->n_past < end; r->n_past++) {
     *place(w, r, r->n_past) = hash_at(r, r->n_past);
+    w->state[r->pages[r->n_past / w->opts.page_tokens]] = hash_at(r, r->n_past);
+  }
+  if (r->keep >= 0 && r->n_past == r->n_keep) {
+    copy_page(w, r->keep, r->pages[(r->n_past - 1) / w->opts.page_tokens]);
+    r->keep = -1;
+  }
   check_contents(w); // what was just written is in nobody's way
   td_sched_progress(w->sched, id, r->n_past, w->now_ns);
   if (r->n_past >= n_to_prefill(r)) {
@@ -300,7 +338,7 @@ static void compute(world *w, uint32_t id, uint32_t n_most) {
   // What is old, or cannot be, is ignored.
   uint32_t wrong = draw(2) ? draw(r->n_past + 1) : capacity(w, r) + 1 + draw(9);
   td_sched_progress(w->sched, id, wrong, w->now_ns);
-  if (r->n_output == r->max_tokens) finish_or_cancel(w, id);
+  if (r->n_output == r->max_tokens) finish_or_cancel(w, id, w->has_states);
 }
 
 static void worker_dies(world *w) {
@@ -310,10 +348,12 @@ static void worker_dies(world *w) {
     // What it was writing is lost; what it had told stays.
     for (uint32_t pos = r->n_past; pos < capacity(w, r) && draw(4); pos++)
       *place(w, r, pos) = 0xdead;
+    if (r->n_past % w->opts.page_tokens && r->source < 0 && draw(2))
+      w->state[r->pages[r->n_past / w->opts.page_tokens]] = 0xdead;
     if (draw(2)) {
-      requeue(w, i);
+      requeue(w, i, false);
     } else {
-      finish_or_cancel(w, i);
+      finish_or_cancel(w, i, false);
     }
   }
 }
@@ -321,7 +361,7 @@ static void worker_dies(world *w) {
 // A worker lets go of one that is to make room, a step or many after it was told to.
 static void let_go(world *w) {
   for (uint32_t i = 0; i < w->n_ids; i++) {
-    if (runs(&w->r[i]) && w->r[i].is_leaving) requeue(w, i);
+    if (runs(&w->r[i]) && w->r[i].is_leaving) requeue(w, i, w->has_states && draw(8));
   }
 }
 
@@ -354,7 +394,7 @@ static void live(world *w) {
     } else if (what < 94) {
       let_go(w);
     } else if (what < 99) {
-      if (w->n_ids) finish_or_cancel(w, draw(w->n_ids));
+      if (w->n_ids) finish_or_cancel(w, draw(w->n_ids), w->has_states && draw(2));
     } else {
       worker_dies(w);
     }
@@ -366,7 +406,7 @@ static void live(world *w) {
 
 static void test_simulated_lives(void **state) {
   (void)state;
-  uint64_t n_cached = 0, n_resumed = 0, n_preemptions = 0;
+  uint64_t n_cached = 0, n_resumed = 0, n_preemptions = 0, n_from_copies = 0;
   world *w = malloc(sizeof *w);
   for (uint64_t seed = 1; seed <= N_LIVES; seed++) {
     rng_state = seed * 0x9e3779b97f4a7c15u;
@@ -377,6 +417,7 @@ static void test_simulated_lives(void **state) {
                           .prefill_ahead = draw(100),
                           .shares_output = draw(2)}};
     shares_output = w->opts.shares_output;
+    w->has_states = draw(2);
     td_err err;
     assert_int_equal(td_sched_open(&w->sched, &w->opts, &err), TD_OK);
     live(w);
@@ -385,9 +426,11 @@ static void test_simulated_lives(void **state) {
     td_sched_close(w->sched);
     n_cached += w->n_cached;
     n_resumed += w->n_resumed;
+    n_from_copies += w->n_from_copies;
   }
   free(w);
   // The cache is in play, and room is made.
+  assert_true(n_from_copies > N_LIVES);
   assert_true(n_cached > 20 * N_LIVES && n_resumed > 20 * N_LIVES && n_preemptions > 2 * N_LIVES);
 }
 
@@ -450,6 +493,107 @@ static td_sched *open_sched(uint32_t n_pages, uint32_t prefill_ahead) {
                               .prefill_ahead = prefill_ahead};
   assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
   return sched;
+}
+
+static td_admission admit_next(td_sched *sched, uint64_t id) {
+  td_admission got;
+  assert_true(td_sched_admit(sched, clock_ns, &got));
+  assert_int_equal(got.id, id);
+  return got;
+}
+
+static void submit_turn(td_sched *sched, uint64_t id, uint32_t n_prompt, uint32_t max_tokens) {
+  td_err err;
+  const td_sched_job job = {
+      .tokens = counting, .n_prompt = n_prompt, .max_tokens = max_tokens, .n_keep = n_prompt};
+  assert_int_equal(td_sched_submit(sched, id, &job, clock_ns, &err), TD_OK);
+}
+
+// A page that is being filled is found by later prompts as it was at the end of a turn.
+static void test_the_end_of_a_turn_is_found(void **state) {
+  (void)state;
+  for (int shares = 0; shares < 2; shares++) {
+    td_err err;
+    td_sched *sched;
+    const td_sched_opts opts = {.max_seqs = 2,
+                                .n_pages = 8,
+                                .page_tokens = 16,
+                                .max_waiting = 8,
+                                .prefill_ahead = 99,
+                                .shares_output = shares};
+    assert_int_equal(td_sched_open(&sched, &opts, &err), TD_OK);
+    submit_turn(sched, 1, 20, 9);
+    const td_admission first = admit_next(sched, 1);
+    assert_true(first.n_cached == 0 && first.source == -1);
+    assert_true(first.n_keep == 20 && first.keep >= 0 && first.n_pages == 2);
+    const int32_t own[2] = {first.pages[0], first.pages[1]};
+    td_sched_progress(sched, 1, 20, 0);
+    td_sched_progress(sched, 1, 23, 0); // it goes on in its own page
+
+    submit_turn(sched, 2, 20, 9); // the last token is always computed
+    assert_int_equal(admit_next(sched, 2).n_cached, 16);
+    td_sched_remove(sched, 2);
+    submit_turn(sched, 3, 21, 9);
+    const td_admission next = admit_next(sched, 3);
+    assert_true(next.n_cached == 20 && next.source == first.keep);
+    assert_true(next.pages[0] == own[0] && next.pages[1] != next.source);
+    td_sched_remove(sched, 3);
+
+    td_sched_settle(sched, 1);
+    td_sched_remove(sched, 1);
+    submit_turn(sched, 4, 30, 9);
+    const td_admission last = admit_next(sched, 4);
+    assert_int_equal(last.n_cached, shares ? 23 : 20);
+    assert_int_equal(last.source, shares ? own[1] : first.keep);
+    td_sched_remove(sched, 4);
+    assert_int_equal(td_sched_n_free_pages(sched), 8);
+    td_sched_close(sched);
+  }
+}
+
+// Where nothing is free beside the copy, it becomes the request's page; nothing is kept then.
+static void test_a_pool_too_small_for_copies(void **state) {
+  (void)state;
+  td_sched *sched = open_sched(2, 99);
+  submit_turn(sched, 1, 10, 6);
+  const int32_t keep = admit_next(sched, 1).keep;
+  assert_true(keep >= 0);
+  td_sched_progress(sched, 1, 10, 0);
+  td_sched_remove(sched, 1);
+  submit_turn(sched, 2, 20, 12);
+  const td_admission got = admit_next(sched, 2);
+  assert_true(got.n_cached == 10 && got.source == -1 && got.keep == -1 && got.pages[0] == keep);
+  td_sched_remove(sched, 2);
+  assert_int_equal(td_sched_n_free_pages(sched), 2);
+  td_sched_close(sched);
+}
+
+// A preempted request goes on from its last token if its worker has left it there.
+static void test_a_settled_page_is_resumed(void **state) {
+  (void)state;
+  for (int settles = 0; settles < 2; settles++) {
+    for (uint32_t n_answer = 0; n_answer < 8; n_answer += 7) {
+      td_sched *sched = open_sched(8, 99);
+      submit_turn(sched, 1, 25, 30);
+      const int32_t own = admit_next(sched, 1).pages[1];
+      const uint32_t n_done = n_answer ? 31 : 19;
+      td_sched_progress(sched, 1, 16, 0);
+      td_sched_progress(sched, 1, n_answer ? 25 : 19, 0);
+      td_sched_progress(sched, 1, n_done, 0);
+      if (settles) td_sched_settle(sched, 1);
+      td_sched_requeue(sched, 1, n_answer);
+      const td_admission after = admit_next(sched, 1);
+      if (settles) {
+        assert_int_equal(after.n_cached, n_done);
+        assert_int_equal(n_answer ? after.pages[1] : after.source, own);
+      } else { // the copy at the end of the prompt is there
+        assert_int_equal(after.n_cached, n_answer ? 25 : 16);
+      }
+      td_sched_remove(sched, 1);
+      assert_int_equal(td_sched_n_free_pages(sched), 8);
+      td_sched_close(sched);
+    }
+  }
 }
 
 // Until it is measured, a token takes 1 ms to read: a prompt's first token is due 4 ms later.
@@ -643,6 +787,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_simulated_lives),
       cmocka_unit_test(test_generated_tokens_are_found),
+      cmocka_unit_test(test_the_end_of_a_turn_is_found),
+      cmocka_unit_test(test_a_pool_too_small_for_copies),
+      cmocka_unit_test(test_a_settled_page_is_resumed),
       cmocka_unit_test(test_the_next_is_not_overtaken),
       cmocka_unit_test(test_the_later_one_makes_room),
       cmocka_unit_test(test_a_prefix_is_read_once),
