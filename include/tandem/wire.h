@@ -1,10 +1,10 @@
 // include/tandem/wire.h - the records exchanged by the front process and a worker.
 // Fixed-width fields, no pointers. A record is 256 bytes; each ring carries records in one
-// direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS, BIAS and
-// GRAMMAR; it is complete when SUBMIT's counts are reached. The worker responds to every SUBMIT
-// with exactly one DONE. Until then it may write to the request's pages, except those filled by the
-// first n_past tokens, which others may read. The front may send more PAGES until then; a request
-// without a page for its next token waits for one.
+// direction and keeps their order. A request is a SUBMIT followed by its PAGES, TOKENS, BIAS,
+// GRAMMAR and (TD_SUBMIT_COPIES) COPIES; it is complete when SUBMIT's counts are reached. The
+// worker responds to every SUBMIT with exactly one DONE. Until then it may write to the request's
+// pages, except those filled by the first n_past tokens, which others may read. The front may send
+// more PAGES until then; a request without a page for its next token waits for one.
 #ifndef TANDEM_WIRE_H
 #define TANDEM_WIRE_H
 
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TD_WIRE_MAGIC   0x57444e54u // "TNDW"
-#define TD_WIRE_VERSION 10u
+#define TD_WIRE_VERSION 11u
 
 // Sampling parameters. Zeroed is greedy with everything else off. Order: logit bias, penalties,
 // temperature, top_k, top_p, min_p, draw.
@@ -51,6 +51,7 @@ typedef enum {
   TD_MSG_TOKENS,
   TD_MSG_BIAS,
   TD_MSG_GRAMMAR,
+  TD_MSG_COPIES,
   TD_MSG_CANCEL, // the worker sends DONE (CANCELED) if the request is still running
   TD_MSG_SHUTDOWN,
   // worker to front
@@ -82,6 +83,8 @@ typedef enum {
 // Report the log-probabilities of the prompt's tokens: a PROMPT_TOKEN for each but the first, in
 // order, before the first TOKEN. Only for what is computed: n_past must be 0.
 #define TD_SUBMIT_SCORE_PROMPT 16u
+
+#define TD_SUBMIT_COPIES 32u // a COPIES belongs to it
 
 // the KV pages are in the worker's device memory and are lost with it
 #define TD_READY_DEVICE_KV 1u
@@ -131,6 +134,15 @@ typedef struct {
   char text[TD_WIRE_MAX_GRAMMAR];
 } td_wire_grammar;
 
+// Pages that the worker copies whole, keys, values and recurrent states.
+typedef struct {
+  int32_t source; // to the page of token n_past, before that is computed; -1: none
+  // To this page from that of token n_keep - 1, once n_keep tokens of the prompt are computed and
+  // before they are reported as PROGRESS; -1: none.
+  int32_t keep;
+  uint32_t n_keep;
+} td_wire_copies;
+
 typedef struct {
   uint64_t load_ns;
   uint32_t n_vocab, n_ctx, max_seqs, page_tokens, n_pages, prefill_chunk;
@@ -162,6 +174,8 @@ typedef struct {
 typedef struct {
   uint32_t reason; // td_done_reason
   uint32_t n_prompt, n_output, n_cached;
+  // Tokens after which the recurrent state in its last page is; 0: not known.
+  uint32_t n_past, reserved;
   uint64_t prefill_ns, decode_ns;
   char text[192]; // NUL-terminated
 } td_wire_done;
@@ -189,6 +203,7 @@ typedef struct {
     td_wire_tokens tokens;
     td_wire_bias bias;
     td_wire_grammar grammar;
+    td_wire_copies copies;
     td_wire_ready ready;
     td_wire_progress progress;
     td_wire_token token;

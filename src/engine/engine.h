@@ -114,6 +114,9 @@ void td_engine_wait(td_engine *engine); // until the next td_engine_feed has som
 // Waits for what is queued. If that is not the whole step, it is abandoned: its logits and its
 // tokens' KV entries are undefined.
 td_status td_engine_end(td_engine *engine, td_err *err);
+// Copies a KV page, of every layer keys and values or recurrent state, and waits until it is done.
+// Not between td_engine_begin and end.
+td_status td_engine_copy_page(td_engine *engine, int32_t to, int32_t from, td_err *err);
 // Another engine has computed this step on the same kv_pages, see td_engine_opts.is_told_of_writes.
 void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs);
 // All rows of a step with TD_WANT_ALL: f32 [n_rows][n_vocab]. The caller may overwrite them.

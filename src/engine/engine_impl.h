@@ -236,6 +236,11 @@ void td_kv_outlet_layer(td_engine *engine, uint32_t layer_idx);
 void td_kv_outlet_finish(td_engine *engine); // the stream waits for the step's copies
 // After the stream has been waited for: the pages that the step wrote are current.
 td_status td_kv_outlet_end(td_engine *engine, td_err *err);
+// For td_engine_copy_page: the stream waits until the device has `page`; a part of a page, at the
+// offset in kv_pages, leaves the device; all of the page has left it and the stream is idle.
+void td_kv_outlet_enter(td_engine *engine, int32_t page);
+void td_kv_outlet_part(td_engine *engine, size_t at, size_t n_bytes);
+void td_kv_outlet_note(td_engine *engine, int32_t page);
 
 // engine.c
 td_delta_shape td_engine_delta_shape(const td_model_config *config);

@@ -208,6 +208,23 @@ void td_kv_outlet_finish(td_engine *e) {
   td_stream_wait(e->stream, o->left);
 }
 
+void td_kv_outlet_enter(td_engine *e, int32_t page) {
+  if (!td_kv_outlet_is_active(e)) return;
+  td_kv_transfer_enter(e->opts.transfer, &page, 1);
+  td_stream_wait(e->stream, e->opts.transfer->entered);
+}
+
+void td_kv_outlet_part(td_engine *e, size_t at, size_t n_bytes) {
+  if (!td_kv_outlet_is_active(e)) return;
+  td_kv_transfer *t = e->opts.transfer;
+  td_op_copy(e->stream, t->opts.host_pages + at, t->opts.dev_pages + at, n_bytes);
+  t->stats.out_bytes += n_bytes;
+}
+
+void td_kv_outlet_note(td_engine *e, int32_t page) {
+  if (td_kv_outlet_is_active(e)) note_written(e->opts.transfer, page);
+}
+
 td_status td_kv_outlet_end(td_engine *e, td_err *err) {
   td_kv_outlet *o = e->outlet;
   if (!o || !o->n_pages) return TD_OK;

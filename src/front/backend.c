@@ -344,7 +344,8 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
                             .max_tokens = r->out.submit.max_tokens,
                             .tenant = q->tenant,
                             .weight = q->weight,
-                            .is_fresh = q->flags & TD_SUBMIT_SCORE_PROMPT};
+                            .is_fresh = q->flags & TD_SUBMIT_SCORE_PROMPT,
+                            .n_keep = b->info.flags & TD_READY_STATES ? q->n_prompt : 0};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     td_backend_free_request(r);

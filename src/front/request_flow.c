@@ -160,6 +160,13 @@ static bool is_for_decoder(const td_backend *b, const td_front_request *r) {
   return r->n_past >= n_prompt || n_prompt - r->n_past < b->stream_tokens;
 }
 
+// The request has n_past tokens in its pages now: copies up to there were made.
+static void note_past(td_front_request *r, uint32_t n_past) {
+  if (n_past > r->n_past) r->out.copies.source = -1;
+  if (n_past >= r->out.copies.n_keep) r->out.copies.keep = -1;
+  r->n_past = n_past;
+}
+
 // Sends the request to a worker, to continue after the tokens in its pages.
 static void give(td_backend *b, td_front_request *r) {
   td_wire_submit *submit = &r->out.submit;
@@ -169,7 +176,8 @@ static void give(td_backend *b, td_front_request *r) {
   r->was_given = true;
   submit->n_answer = r->n_output;
   submit->n_past = r->n_past;
-  submit->flags &= ~TD_SUBMIT_PREFILL_ONLY;
+  submit->flags &= ~(TD_SUBMIT_PREFILL_ONLY | TD_SUBMIT_COPIES);
+  if (r->out.copies.source >= 0 || r->out.copies.keep >= 0) submit->flags |= TD_SUBMIT_COPIES;
   if (w != decoder(b)) submit->flags |= TD_SUBMIT_PREFILL_ONLY;
   td_outbox_leave(&r->out);
   td_outgoing_rewind(&r->out);
@@ -186,7 +194,7 @@ static bool load(td_backend *b, td_front_request *r) {
   const td_kv_load what = {.id = r->out.id,
                            .prompt = r->out.tokens,
                            .n_prompt = r->out.submit.n_prompt,
-                           .n_cached = r->n_past,
+                           .n_cached = r->n_past - r->n_past % b->info.page_tokens,
                            .pages = r->out.pages,
                            .on_loaded = on_loaded,
                            .ctx = b};
@@ -204,6 +212,8 @@ static void admit(td_backend *b) {
     r->out.submit.flags &= ~TD_SUBMIT_URGENT;
     if (admission.is_urgent) r->out.submit.flags |= TD_SUBMIT_URGENT;
     r->n_past = admission.n_cached;
+    r->out.copies = (td_wire_copies){
+        .source = admission.source, .keep = admission.keep, .n_keep = admission.n_keep};
     if (!r->was_given) r->n_cached = admission.n_cached;
     if (!load(b, r)) give(b, r);
   }
@@ -294,9 +304,11 @@ static void on_loaded(void *ctx, uint64_t id, uint32_t n_cached) {
   } else if (td_backend_state_of(b) == TD_BACKEND_FAILED) {
     fail_request(b, r, TD_BACKEND_FAILED_TEXT, "");
   } else {
-    td_sched_progress(b->sched, id, n_cached, td_clock_ns());
-    r->n_past = n_cached;
-    if (!r->was_given) r->n_cached = n_cached;
+    if (n_cached > r->n_past) { // else a copy in memory has more
+      td_sched_progress(b->sched, id, n_cached, td_clock_ns());
+      note_past(r, n_cached);
+    }
+    if (!r->was_given) r->n_cached = r->n_past;
     if (r->out.state == TD_REQUEST_LOADING_RECALLED) {
       requeue(b, r);
     } else {
@@ -324,7 +336,7 @@ static void on_token(td_backend *b, td_front_request *r, const td_wire_token *to
   r->out.tokens[n_prompt + r->n_output++] = checked.id;
   const bool is_last = checked.is_eos || r->n_output == r->out.submit.max_tokens;
   if (is_last && r->out.state != TD_REQUEST_CANCELED) become(r, TD_REQUEST_COMPLETE);
-  r->n_past = n_prompt + r->n_output - 1;
+  note_past(r, n_prompt + r->n_output - 1);
   note_furthest(r, n_prompt + r->n_output);
   end_trial(b, r);
   td_sched_progress(b->sched, r->out.id, r->n_past, td_clock_ns());
@@ -351,7 +363,7 @@ static void on_progress(td_backend *b, td_front_request *r, const td_wire_progre
   uint32_t n_known = n_prompt + (r->n_output ? r->n_output - 1 : 0);
   bool is_new = !r->read_ns; // a repeated prefill is not reported
   if (n_done < r->n_past || n_done > n_known) return;
-  r->n_past = n_done;
+  note_past(r, n_done);
   td_sched_progress(b->sched, r->out.id, n_done, td_clock_ns());
   if (is_new && n_done == n_prompt) {
     r->read_ns = td_clock_ns();
@@ -378,6 +390,9 @@ static bool should_continue(const td_front_request *r, td_done_reason reason) {
 static void on_done(td_backend *b, td_front_request *r, const td_wire_done *given) {
   td_wire_done done = *given;
   done.text[sizeof done.text - 1] = '\0';
+  const bool will_move = done.reason == TD_DONE_PREFILLED && r->out.state != TD_REQUEST_RECALLED;
+  if ((b->info.flags & TD_READY_STATES) && done.n_past == r->n_past && !will_move)
+    td_sched_settle(b->sched, r->out.id);
   if (should_continue(r, done.reason)) {
     if (r->out.state == TD_REQUEST_RECALLED) {
       requeue(b, r);

@@ -45,6 +45,7 @@ static void write_counts(td_wire_done *done, const td_worker_request *r) {
   done->n_prompt = r->submit.n_prompt;
   done->n_output = r->n_output;
   done->n_cached = r->submit.n_answer ? 0 : r->submit.n_past;
+  done->n_past = r->is_ended ? 0 : r->n_past; // a step may have been abandoned
   if (!r->begin_ns) return;
   done->prefill_ns = (r->first_token_ns ? r->first_token_ns : now_ns) - r->begin_ns;
   done->decode_ns = r->first_token_ns ? now_ns - r->first_token_ns : 0;
@@ -130,6 +131,7 @@ static const char *take_submit(td_requests *requests, uint64_t id, const td_wire
                            .n_past = submit->n_past,
                            .n_output = submit->n_answer,
                            .most_pages = most_pages(requests, submit),
+                           .copies = {.source = -1, .keep = -1},
                            .bias = malloc((submit->n_bias + (size_t)1) * sizeof *r->bias)};
   r->pages = malloc(r->most_pages * sizeof *r->pages);
   r->grammar = malloc(submit->n_grammar + (size_t)1);
@@ -185,6 +187,24 @@ static const char *take_grammar(td_worker_request *r, const td_wire_grammar *gra
   }
   memcpy(r->grammar + r->n_grammar_received, grammar->text, grammar->n);
   r->n_grammar_received += grammar->n;
+  return NULL;
+}
+
+static const char *take_copies(const td_requests *requests, td_worker_request *r,
+                               const td_wire_copies *copies) {
+  const int64_t n_pages = requests->limits.n_pages;
+  if (r->has_copies || !(r->submit.flags & TD_SUBMIT_COPIES))
+    return "malformed request: more copies of pages than announced";
+  if (copies->source < -1 || copies->source >= n_pages || copies->keep < -1 ||
+      copies->keep >= n_pages) {
+    return "malformed request: a page outside the pool";
+  }
+  if (copies->keep >= 0 &&
+      (copies->n_keep <= r->submit.n_past || copies->n_keep > r->submit.n_prompt)) {
+    return "malformed request: a copy of what is not computed";
+  }
+  r->copies = *copies;
+  r->has_copies = true;
   return NULL;
 }
 
@@ -247,13 +267,16 @@ static const char *take_part(const td_requests *requests, td_worker_request *r,
     wrong = take_bias(r, &msg->u.bias);
   } else if (msg->kind == TD_MSG_GRAMMAR) {
     wrong = take_grammar(r, &msg->u.grammar);
+  } else if (msg->kind == TD_MSG_COPIES) {
+    wrong = take_copies(requests, r, &msg->u.copies);
   } else {
     wrong = "malformed request: a record of unknown kind";
   }
   bool is_whole = r->phase == TD_REQUEST_RECEIVING && r->n_pages_received >= r->submit.n_pages &&
                   r->n_tokens_received == td_request_n_given(r) &&
                   r->n_bias_received == r->submit.n_bias &&
-                  r->n_grammar_received == r->submit.n_grammar;
+                  r->n_grammar_received == r->submit.n_grammar &&
+                  r->has_copies == ((r->submit.flags & TD_SUBMIT_COPIES) != 0);
   if (!wrong && is_whole && start(requests, r, err) != TD_OK) wrong = err->msg;
   return wrong;
 }

@@ -34,6 +34,8 @@ typedef struct {
   uint32_t n_bias_received;
   char *grammar; // [n_grammar], owned: GBNF
   uint32_t n_grammar_received;
+  td_wire_copies copies;            // still to be made
+  bool has_copies;                  // they were received
   uint32_t max_output;              // max_tokens, or what fits into the context
   td_sampler *sampler;              // owned
   td_matcher *matcher;              // owned; NULL: any text
@@ -89,9 +91,9 @@ td_request_phase td_request_phase_of(const td_worker_request *request);
 // Whether the grammar lets nothing follow what was generated.
 bool td_request_is_complete(const td_worker_request *request);
 
-// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR or CANCEL. True: the request ended; send *reply (a
-// DONE). Records of unknown requests are dropped: they follow a request that was rejected. A held
-// request is marked as ended instead; whoever holds it sends its DONE.
+// Handles a SUBMIT, PAGES, TOKENS, BIAS, GRAMMAR, COPIES or CANCEL. True: the request ended; send
+// *reply (a DONE). Records of unknown requests are dropped: they follow a request that was
+// rejected. A held request is marked as ended instead; whoever holds it sends its DONE.
 bool td_requests_take(td_requests *requests, const td_wire_msg *msg, td_wire_msg *reply);
 
 // Ends a request and writes its DONE into *reply. text may be NULL.

@@ -53,7 +53,9 @@ static uint32_t add_prefill(td_step *step, td_worker_request *r, uint32_t budget
   const bool is_prompt = r->phase == TD_REQUEST_PREFILL;
   const uint32_t left = is_prompt ? n_prompt_left(r) : td_request_n_to_read(&r->submit) - r->n_past;
   if (is_scored(r) && budget > MAX_SCORED) budget = MAX_SCORED;
-  const uint32_t n = left < budget ? left : budget;
+  uint32_t n = left < budget ? left : budget;
+  const uint32_t n_keep = r->copies.keep >= 0 ? r->copies.n_keep : 0;
+  if (n_keep > r->n_past && n > n_keep - r->n_past) n = n_keep - r->n_past;
   const bool draws = is_prompt && n == left && !r->submit.n_answer;
   add(step, r, n, is_scored(r) ? TD_WANT_ALL : draws ? TD_WANT_LAST : TD_WANT_NONE);
   step->n_prefilled += n;

@@ -378,6 +378,28 @@ static void note_begin(const td_step *step, uint64_t now_ns) {
   }
 }
 
+// Fills pages that are copies, before a step that continues them.
+static td_status copy_sources(const worker *w, td_engine *engine, const td_step *step,
+                              td_err *err) {
+  td_status st = TD_OK;
+  for (uint32_t i = 0; i < step->n && st == TD_OK; i++) {
+    td_worker_request *r = step->requests[i];
+    if (r->copies.source < 0) continue;
+    st = td_engine_copy_page(engine, r->pages[r->n_past / w->kv.page_tokens], r->copies.source,
+                             err);
+    r->copies.source = -1;
+  }
+  return st;
+}
+
+// Copies the page that is being filled, if this is where it is to be kept.
+static td_status keep_page(const worker *w, td_engine *engine, td_worker_request *r, td_err *err) {
+  if (r->copies.keep < 0 || r->n_past != r->copies.n_keep) return TD_OK;
+  const int32_t page = r->pages[(r->n_past - 1) / w->kv.page_tokens], keep = r->copies.keep;
+  r->copies.keep = -1;
+  return td_engine_copy_page(engine, keep, page, err);
+}
+
 // Sends what a computed step has for its requests.
 static td_status post_results(worker *w, td_engine *engine, const td_step *step, td_err *err) {
   uint32_t row = 0;
@@ -395,6 +417,7 @@ static td_status post_results(worker *w, td_engine *engine, const td_step *step,
     } else {
       if (is_scored) st = score(w, engine, r, seq->n_tokens, row, err);
       r->n_past += seq->n_tokens;
+      if (st == TD_OK) st = keep_page(w, engine, r, err);
       if (st == TD_OK && r->phase != TD_REQUEST_DECODE) st = report_progress(w, r, err);
       if (st == TD_OK && wants_token) st = answer(w, engine, r, row + n_rows - 1, err);
     }
@@ -409,9 +432,12 @@ static td_status run_step(worker *w, td_err *err) {
   td_step *step = &w->step;
   uint64_t now_ns = td_clock_ns();
   note_begin(step, now_ns);
-  td_status st = w->stream_step.n
-                     ? td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err)
-                     : td_engine_step(w->engine, step->seqs, step->n, err);
+  td_status st = copy_sources(w, w->engine, step, err);
+  if (st == TD_OK && w->stream_step.n) {
+    st = td_engine_step_with(w->engine, step->seqs, step->n, feed_beside, w, err);
+  } else if (st == TD_OK) {
+    st = td_engine_step(w->engine, step->seqs, step->n, err);
+  }
   if (st != TD_OK) return td_err_prefix(err, "a step of %u sequences failed", step->n);
   if (w->streaming) td_engine_note_written(w->streaming, step->seqs, step->n);
   td_step_note(step, td_clock_ns() - now_ns);
@@ -466,9 +492,11 @@ static td_status begin_streaming(worker *w, td_err *err) {
   w->stream_begin_ns = td_clock_ns();
   w->n_beside = 0;
   note_begin(step, w->stream_begin_ns);
+  td_status st = copy_sources(w, w->streaming, step, err);
+  if (st != TD_OK) return st;
   td_step_hold(step, true);
   if (w->devices.n_peers && !is_decoding(w)) return run_on_all(w, err);
-  td_status st = td_engine_begin(w->streaming, step->seqs, step->n, err);
+  st = td_engine_begin(w->streaming, step->seqs, step->n, err);
   return st == TD_OK ? st : td_err_prefix(err, "a prefill of %u prompts failed", step->n);
 }
 

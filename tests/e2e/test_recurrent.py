@@ -41,7 +41,7 @@ def test_prefixes_are_reused(tandem_bin, model, workers):
     assert again["choices"] == fresh["choices"]  # to the last bit
     longer = PROMPT + list(range(5, 80))
     turn = complete(server, longer)
-    assert cached(turn) == 400 // PAGE * PAGE
+    assert cached(turn) == 400  # the state at the end of the first prompt was kept
     other = PROMPT[:200] + [3] + PROMPT[201:]
     branch = complete(server, other)
     assert cached(branch) == 200 // PAGE * PAGE
@@ -49,6 +49,35 @@ def test_prefixes_are_reused(tandem_bin, model, workers):
     server = Server(tandem_bin, model, "--ctx-size", "1024", "--disaggregate", "off")
     for prompt, answer in ((longer, turn), (other, branch)):
         assert complete(server, prompt)["choices"] == answer["choices"]
+    server.close()
+
+
+@pytest.mark.parametrize("outputs", [[], ["--cache-output"]], ids=["prompts", "outputs"])
+@pytest.mark.parametrize("workers", ["on", "off"])
+def test_turns_go_on_from_where_the_last_one_ended(tandem_bin, model, workers, outputs):
+    """Also those of a conversation that does not fill a page."""
+    server = Server(tandem_bin, model, *OPTIONS, "--disaggregate", workers, *outputs)
+    turns, prompt, found = [], PROMPT[:20], 0
+    for _ in range(4):
+        turn = complete(server, prompt, 24, logit_bias={"77": 100})
+        turns.append((prompt, turn))
+        assert cached(turn) == found
+        # All but the last of the generated tokens were computed.
+        found = len(prompt) + (23 if outputs else 0)
+        prompt = prompt + [77] * 24 + PROMPT[:12]
+    # An earlier turn with another continuation, from the copy that is still there.
+    other = turns[1][0] + [5, 6, 7]
+    branch = complete(server, other)
+    assert cached(branch) == len(turns[1][0])
+    server.close()
+    if outputs:
+        return  # generated tokens, computed by decode, round differently from a prompt's
+    server = Server(tandem_bin, model, "--ctx-size", "1024", "--disaggregate", "off")
+    assert complete(server, other)["choices"] == branch["choices"]
+    for asked, turn in reversed(turns):
+        again = complete(server, asked, 24, logit_bias={"77": 100})
+        assert cached(again) % PAGE == 0  # full pages alone
+        assert again["choices"] == turn["choices"]
     server.close()
 
 

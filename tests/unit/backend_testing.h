@@ -412,6 +412,14 @@ td_status td_engine_end(td_engine *engine, td_err *err) {
   return TD_OK;
 }
 
+td_status td_engine_copy_page(td_engine *engine, int32_t to, int32_t from, td_err *err) {
+  (void)err;
+  const size_t n = engine->opts.page_tokens;
+  memcpy(engine->pages + (uint32_t)to * n, engine->pages + (uint32_t)from * n,
+         n * sizeof *engine->pages);
+  return TD_OK;
+}
+
 void td_engine_note_written(td_engine *engine, const td_step_seq *seqs, uint32_t n_seqs) {
   (void)engine;
   (void)seqs;

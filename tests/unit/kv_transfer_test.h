@@ -161,6 +161,14 @@ static inline void run_xfer(xfer_world *w, const char *kind, unsigned decode_ind
   xfer_step(w, &w->prefill, b + 7, other_pages, 0, OTHER_N, false);
   xfer_step(w, &w->decode, b + 7, other_pages, OTHER_N, 1, true);
   assert_int_equal(xfer_in_bytes(&w->decode), 6 * page);
+  // A page is copied while it is being filled, and both copies are filled further.
+  td_err err;
+  static const int32_t copied_pages[] = {2, 3, 6};
+  xfer_step(w, &w->prefill, a, pages, 2 * ENGINE_PAGE, 5, false);
+  assert_int_equal(td_engine_copy_page(w->prefill.engine, 6, pages[2], &err), TD_OK);
+  assert_int_equal(td_engine_copy_page(w->all.engine, 6, pages[2], &err), TD_OK);
+  xfer_step(w, &w->decode, a, pages, 2 * ENGINE_PAGE + 5, 1, true);
+  xfer_step(w, &w->decode, b, copied_pages, 2 * ENGINE_PAGE + 5, 1, true);
   // Steps for warming up leave nothing where others look.
   char *before = malloc(w->pages_bytes);
   memcpy(before, w->prefill.host_pages, w->pages_bytes);

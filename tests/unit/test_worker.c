@@ -605,6 +605,54 @@ static void test_steps_that_stream(void **state) {
   table_close(&t);
 }
 
+static bool send_copies(table *t, uint64_t id, int32_t source, int32_t keep, uint32_t n_keep) {
+  const td_wire_msg msg = {.kind = TD_MSG_COPIES,
+                           .request = id,
+                           .u.copies = {.source = source, .keep = keep, .n_keep = n_keep}};
+  return td_requests_take(&t->requests, &msg, &t->reply);
+}
+
+// A step ends where a page is to be copied; a request is not whole without its copies.
+static void test_steps_end_at_copies(void **state) {
+  (void)state;
+  static const struct {
+    int32_t source, keep;
+    uint32_t n_keep;
+  } wrong[] = {{N_PAGES, -1, 0}, {-2, -1, 0}, {-1, N_PAGES, 25}, {-1, 3, 31}, {-1, 3, 5}};
+  table t;
+  td_step step;
+  td_err err;
+  table_open(&t);
+  const td_wire_submit submit = {
+      .n_prompt = 30, .max_tokens = 5, .n_pages = 3, .n_past = 5, .flags = TD_SUBMIT_COPIES};
+  for (size_t i = 0; i < TD_COUNT(wrong); i++) {
+    assert_false(send(&t, 1, &submit));
+    expect_end(&t, send_copies(&t, 1, wrong[i].source, wrong[i].keep, wrong[i].n_keep), 1,
+               TD_DONE_ERROR);
+  }
+  assert_int_equal(td_step_open(&step, MAX_SEQS, 32, &err), TD_OK);
+  assert_false(send(&t, 2, &submit));
+  assert_false(send_pages(&t, 2, 3, 1));
+  assert_false(send_tokens(&t, 2, 30, 7));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 0); // still receiving
+  assert_false(send_copies(&t, 2, 9, 8, 27));
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.n, 1);
+  assert_int_equal(step.seqs[0].n_tokens, 22);
+  assert_int_equal(step.seqs[0].want, TD_WANT_NONE);
+  step.requests[0]->n_past = 27;
+  td_step_build(&step, &t.requests);
+  assert_int_equal(step.seqs[0].n_tokens, 3);
+  assert_int_equal(step.seqs[0].want, TD_WANT_LAST);
+  expect_end(&t, send_copies(&t, 2, 9, 8, 27), 2, TD_DONE_ERROR); // twice
+  assert_int_equal(t.reply.u.done.n_past, 27);
+  assert_false(send_submit(&t, 3, 5, 5, 0));
+  expect_end(&t, send_copies(&t, 3, -1, -1, 0), 3, TD_DONE_ERROR); // not announced
+  td_step_close(&step);
+  table_close(&t);
+}
+
 // A decoding request waits for the page that its next token needs.
 static void test_steps_wait_for_pages(void **state) {
   (void)state;
@@ -771,6 +819,7 @@ int main(void) {
       cmocka_unit_test(test_steps),
       cmocka_unit_test(test_steps_begin_behind_the_cache),
       cmocka_unit_test(test_steps_that_stream),
+      cmocka_unit_test(test_steps_end_at_copies),
       cmocka_unit_test(test_steps_wait_for_pages),
       cmocka_unit_test(test_steps_of_a_replay),
       cmocka_unit_test(test_steps_go_on_in_an_answer),
