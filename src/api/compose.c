@@ -80,6 +80,9 @@ typedef struct {
 static const element_syntax function_elements = {"<parameter=", ">\n", "\n</parameter>\n"};
 static const element_syntax key_elements = {"<arg_key>", "</arg_key>\n<arg_value>",
                                             "</arg_value>\n"};
+static const element_syntax suffixed_elements = {"<arg_key:opensource>",
+                                                 "</arg_key:opensource>\n<arg_value:opensource>",
+                                                 "</arg_value:opensource>\n"};
 static const element_syntax invoke_elements = {"<parameter name=\"", "\">", "</parameter>\n"};
 
 static const call_syntax syntaxes[] = {
@@ -101,6 +104,12 @@ static const call_syntax syntaxes[] = {
                           &key_elements},
     [TD_CALL_INVOKE] = {"<minimax:tool_call>\n", "", "</minimax:tool_call>", "<invoke name=\"",
                         "\">\n", "</invoke>\n", "", &invoke_elements},
+    [TD_CALL_HY] = {"<tool_calls>\n<tool_call>", "\n<tool_call>", "\n</tool_calls>", "",
+                    "<tool_sep>\n", "</tool_call>", "", &key_elements},
+    [TD_CALL_HY_SUFFIXED] = {"<tool_calls:opensource>\n<tool_call:opensource>",
+                             "\n<tool_call:opensource>", "\n</tool_calls:opensource>", "",
+                             "<tool_sep:opensource>\n", "</tool_call:opensource>", "",
+                             &suffixed_elements},
     [TD_CALL_MISTRAL] = {"[TOOL_CALLS]", "[TOOL_CALLS]", "", "", "[ARGS]", "", "", NULL},
     [TD_CALL_MISTRAL_OBJECTS] = {"[TOOL_CALLS] [", ", ", "]", "{\"name\": \"",
                                  "\", \"arguments\": ", "}", "", NULL},
@@ -185,8 +194,9 @@ static void write_answer(td_buf *out, const td_api_request *r, const call_syntax
 td_status td_api_compose_grammar(td_api_request *r, td_call_form form, td_reasoning reasoning,
                                  td_api_error *error) {
   const bool is_mistral = form == TD_CALL_MISTRAL || form == TD_CALL_MISTRAL_OBJECTS;
-  const char *begin = is_mistral ? "[THINK]" : "<think>";
-  const char *end = is_mistral ? "[/THINK]" : "</think>";
+  const bool is_suffixed = form == TD_CALL_HY_SUFFIXED;
+  const char *begin = is_mistral ? "[THINK]" : is_suffixed ? "<think:opensource>" : "<think>";
+  const char *end = is_mistral ? "[/THINK]" : is_suffixed ? "</think:opensource>" : "</think>";
   if (!r->grammar.len && r->calls_mode == TD_CALLS_FREE) return TD_OK;
   td_buf text = TD_BUF_INIT;
   td_err err;

@@ -8,12 +8,12 @@
 
 #include "base/json_parse.h"
 
-#define THINK "<think>"
-
 // The markers of a reasoning block.
 static const struct {
   const char *begin, *end;
-} thoughts[] = {{THINK, "</think>"}, {"[THINK]", "[/THINK]"}};
+} thoughts[] = {{"<think>", "</think>"},
+                {"[THINK]", "[/THINK]"},
+                {"<think:opensource>", "</think:opensource>"}};
 
 void td_output_parser_free(td_output_parser *parts) {
   uint32_t n = parts->n_calls;
@@ -27,10 +27,14 @@ void td_output_parser_free(td_output_parser *parts) {
 }
 
 bool td_output_parser_prompt_thinks(const char *prompt, size_t len) {
-  size_t n = strlen(THINK);
   while (len && td_is_space(prompt[len - 1]))
     len--;
-  return len >= n && memcmp(prompt + len - n, THINK, n) == 0;
+  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
+    const size_t n = strlen(thoughts[i].begin);
+    if (thoughts[i].begin[0] != '<' || len < n) continue;
+    if (memcmp(prompt + len - n, thoughts[i].begin, n) == 0) return true;
+  }
+  return false;
 }
 
 // The generated text to parse.
@@ -70,6 +74,21 @@ static outcome give(td_output_parser *p, td_output_part *part, td_output_part_ki
   return FOUND;
 }
 
+// Matches the marker, of *n bytes, that ends the reasoning. Which that is the text says that began
+// it; if it began in the prompt, any may.
+static td_marker_match ends_reasoning_at(const td_output_parser *p, const source *s, size_t *n) {
+  td_marker_match found = TD_MARKER_NONE;
+  for (unsigned i = 0; i < TD_COUNT(thoughts); i++) {
+    const bool may_be = p->begins_in_reasoning ? thoughts[i].begin[0] == '<' : i == p->thoughts;
+    if (!may_be) continue;
+    const td_marker_match match = td_marker_at(thoughts[i].end, s->text, p->scan, s->len);
+    *n = strlen(thoughts[i].end);
+    if (match == TD_MARKER_WHOLE) return match;
+    if (match == TD_MARKER_CUT) found = match;
+  }
+  return found;
+}
+
 // Matches the marker that ends this state's text. After a call, the marker that closes a run of
 // calls is skipped rather than treated as text.
 static td_marker_match ends_at(const td_output_parser *p, const source *s) {
@@ -77,9 +96,7 @@ static td_marker_match ends_at(const td_output_parser *p, const source *s) {
   td_mark mark;
   size_t n;
   unsigned form;
-  if (p->state == TD_PARTS_REASONING) {
-    return td_marker_at(thoughts[p->thoughts].end, s->text, p->scan, s->len);
-  }
+  if (p->state == TD_PARTS_REASONING) return ends_reasoning_at(p, s, &n);
   if (!p->parse_tool_calls) return TD_MARKER_NONE;
   return td_call_marker_at(last, s->text, p->scan, s->len, &mark, &n, &form);
 }
@@ -112,7 +129,9 @@ static outcome take_text(td_output_parser *p, const source *s, td_output_part_ki
 static outcome take_reasoning(td_output_parser *p, const source *s, td_output_part *part) {
   bool at_end;
   outcome o = take_text(p, s, TD_OUTPUT_REASONING, true, part, &at_end);
-  if (at_end) enter(p, TD_PARTS_CONTENT, p->scan + strlen(thoughts[p->thoughts].end));
+  size_t n;
+  if (at_end && ends_reasoning_at(p, s, &n) == TD_MARKER_WHOLE)
+    enter(p, TD_PARTS_CONTENT, p->scan + n);
   return o == FOUND ? FOUND : at_end ? MORE : WAIT;
 }
 

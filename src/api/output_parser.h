@@ -7,13 +7,16 @@
 //   <tool_call>{"name": N, "arguments": {...}}</tool_call>                        Qwen, Hermes
 //   <tool_call><function=N><parameter=K>V</parameter></function></tool_call>      Qwen3-Coder
 //   <tool_call>N<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>          GLM
+//   <tool_calls><tool_call>N<tool_sep><arg_key>K</arg_key><arg_value>V</arg_value></tool_call>
+//     </tool_calls>                                                               Hy3
 //   <minimax:tool_call><invoke name="N"><parameter name="K">V</parameter></invoke>
 //     </minimax:tool_call>                                                        MiniMax
 //   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{...}<｜tool▁call▁end｜>   DeepSeek
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.N:0
 //     <|tool_call_argument_begin|>{...}<|tool_call_end|>                         Kimi
 //   [TOOL_CALLS]N[CALL_ID]ID[ARGS]{...}   or   [TOOL_CALLS][{"name": N, ...}]     Mistral
-// A value V without quotes is JSON or a string, as the tool's schema says.
+// Hy3's markers may all end in ":opensource>", those of reasoning, too (its release's do, those of
+// its preview do not). A value V without quotes is JSON or a string, as the tool's schema says.
 // gpt-oss writes messages of the Harmony format instead, once is_harmony is set:
 //   <|start|>assistant<|channel|>CHANNEL to=functions.N <|constrain|>json<|message|>TEXT<|end|>
 // A message with a recipient is a call, of the channel analysis reasoning, of any other content.

@@ -126,9 +126,11 @@ typedef enum {
   TD_CALL_DEEPSEEK,
   TD_CALL_DEEPSEEK_V3,
   TD_CALL_KIMI,
-  TD_CALL_FUNCTION, // Qwen3-Coder
-  TD_CALL_ARG_KEYS, // GLM
-  TD_CALL_INVOKE,   // MiniMax
+  TD_CALL_FUNCTION,    // Qwen3-Coder
+  TD_CALL_ARG_KEYS,    // GLM
+  TD_CALL_INVOKE,      // MiniMax
+  TD_CALL_HY,          // Hy3's preview
+  TD_CALL_HY_SUFFIXED, // Hy3
   TD_CALL_MISTRAL,
   TD_CALL_MISTRAL_OBJECTS, // its older models
 } td_call_form;

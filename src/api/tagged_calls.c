@@ -21,7 +21,7 @@ static td_call_outcome pass(td_call_reading *x, const char *marker) {
 
 static td_call_outcome read_open(td_call_reading *x) {
   const char *marker = x->form->tags->name_open;
-  if (marker && !td_call_skip_space(x)) return WAIT;
+  if (!td_call_skip_space(x)) return WAIT;
   const td_call_outcome o = pass(x, marker);
   if (o != GO) return o;
   x->r->begin = x->r->at;
@@ -80,6 +80,9 @@ static td_call_outcome read_next(td_call_reading *x) {
   td_call_reader *r = x->r;
   const td_call_tags *t = x->form->tags;
   if (!td_call_skip_space(x)) return WAIT;
+  const bool may_sep = t->after_name && !r->object.has_member;
+  const td_call_outcome sep = may_sep ? pass(x, t->after_name) : NONE;
+  if (sep == GO) return GO;
   const td_call_outcome key = pass(x, t->key_open);
   if (key == GO) {
     r->begin = r->at;
@@ -88,7 +91,8 @@ static td_call_outcome read_next(td_call_reading *x) {
   const td_call_outcome end = t->end ? pass(x, t->end) : NONE;
   const char *close = x->form->call_close;
   const td_call_outcome last = close ? of_match(td_marker_at(close, x->text, r->at, x->len)) : NONE;
-  if (end != GO && last != GO) return key == WAIT || end == WAIT || last == WAIT ? WAIT : NONE;
+  if (end != GO && last != GO)
+    return key == WAIT || end == WAIT || last == WAIT || sep == WAIT ? WAIT : NONE;
   if (!is_named(x)) return NONE;
   td_tagged_call_end(x);
   return GO;

@@ -9,7 +9,18 @@
 typedef td_call_outcome outcome;
 typedef td_call_reading reading;
 
-enum { HERMES, DEEPSEEK, KIMI, FUNCTION, ARG_KEYS, INVOKE, MISTRAL, MISTRAL_OBJECTS };
+enum {
+  HERMES,
+  DEEPSEEK,
+  KIMI,
+  FUNCTION,
+  ARG_KEYS,
+  INVOKE,
+  HY,
+  HY_SUFFIXED,
+  MISTRAL,
+  MISTRAL_OBJECTS
+};
 
 static const td_call_tags function_tags = {.name_close = ">",
                                            .key_open = "<parameter=",
@@ -17,10 +28,17 @@ static const td_call_tags function_tags = {.name_close = ">",
                                            .value_close = "</parameter>",
                                            .end = "</function>",
                                            .trims_line_feeds = true};
-static const td_call_tags arg_key_tags = {.key_open = "<arg_key>",
+// GLM's and, with the mark behind the name, Hy3's.
+static const td_call_tags arg_key_tags = {.after_name = "<tool_sep>",
+                                          .key_open = "<arg_key>",
                                           .key_close = "</arg_key>",
                                           .value_open = "<arg_value>",
                                           .value_close = "</arg_value>"};
+static const td_call_tags suffixed_tags = {.after_name = "<tool_sep:opensource>",
+                                           .key_open = "<arg_key:opensource>",
+                                           .key_close = "</arg_key:opensource>",
+                                           .value_open = "<arg_value:opensource>",
+                                           .value_close = "</arg_value:opensource>"};
 static const td_call_tags invoke_tags = {.name_open = "<invoke name=\"",
                                          .name_close = "\">",
                                          .key_open = "<parameter name=\"",
@@ -46,6 +64,16 @@ static const td_call_form_marks forms[] = {
     [INVOKE] = {.open = "<minimax:tool_call>",
                 .close = "</minimax:tool_call>",
                 .tags = &invoke_tags},
+    // Its calls begin with HERMES' marker.
+    [HY] = {.open = "<tool_calls>",
+            .close = "</tool_calls>",
+            .call_close = "</tool_call>",
+            .tags = &arg_key_tags},
+    [HY_SUFFIXED] = {.open = "<tool_calls:opensource>",
+                     .close = "</tool_calls:opensource>",
+                     .call_open = "<tool_call:opensource>",
+                     .call_close = "</tool_call:opensource>",
+                     .tags = &suffixed_tags},
     [MISTRAL] = {.call_open = "[TOOL_CALLS]", .middle = "[ARGS]", .id_mark = "[CALL_ID]"},
     [MISTRAL_OBJECTS] = {0},
 };

@@ -10,6 +10,7 @@
 // Markers around a call's name and arguments, each argument an element of its own. NULL: not used.
 typedef struct {
   const char *name_open, *name_close; // without name_close the name ends at white space or <
+  const char *after_name;             // may stand between the name and the arguments
   const char *key_open, *key_close;
   const char *value_open, *value_close;
   const char *end;       // ends the arguments

@@ -369,7 +369,7 @@ static void note_token(td_choice *c) {
 
 // Notes which token ended the reasoning. from: the text's length before it.
 static void note_reasoning(td_choice *c, size_t from) {
-  static const char *const marks[] = {"</think>", "[/THINK]"};
+  static const char *const marks[] = {"</think>", "[/THINK]", "</think:opensource>"};
   const td_buf *text = &c->answer.text;
   if (c->n_before_answer || text->len == from) return;
   for (size_t i = 0; i < TD_COUNT(marks); i++) {

@@ -96,7 +96,7 @@ void td_serve_ollama_show(void *ctx, td_http_exchange *x) {
   td_jw_begin_array(&w, "capabilities");
   td_jw_str(&w, NULL, "completion");
   if (td_chat_template_mentions(chat, "tools")) td_jw_str(&w, NULL, "tools");
-  if (td_chat_template_mentions(chat, "</think>")) td_jw_str(&w, NULL, "thinking");
+  if (td_chat_template_mentions(chat, "</think")) td_jw_str(&w, NULL, "thinking");
   td_jw_end_array(&w);
   td_jw_end_object(&w);
   respond(x, &body);

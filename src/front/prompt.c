@@ -193,6 +193,10 @@ static td_call_form call_form_of(const td_chat *chat) {
                {"<function=", TD_CALL_FUNCTION},
                {"[ARGS]", TD_CALL_MISTRAL},
                {"[TOOL_CALLS]", TD_CALL_MISTRAL_OBJECTS}};
+  if (td_chat_template_mentions(chat, "<tool_sep")) {
+    const bool is_suffixed = td_chat_template_mentions(chat, ":opensource");
+    return is_suffixed ? TD_CALL_HY_SUFFIXED : TD_CALL_HY;
+  }
   for (size_t i = 0; i < TD_COUNT(marks); i++) {
     if (td_chat_template_mentions(chat, marks[i].text)) return marks[i].form;
   }
@@ -203,7 +207,7 @@ static td_call_form call_form_of(const td_chat *chat) {
 
 td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
                            td_api_error *error) {
-  const bool may_think = td_chat_template_mentions(chat, "</think>") ||
+  const bool may_think = td_chat_template_mentions(chat, "</think") ||
                          td_chat_template_mentions(chat, "[/THINK]");
   const td_reasoning reasoning = prompt_thinks ? TD_REASONING_BEGUN
                                  : may_think   ? TD_REASONING_MAYBE

@@ -146,6 +146,26 @@ def test_control_tokens_that_mark_calls(tandem_bin, tmp_path):
     assert thought.reasoning_content == "So it is." and thought.content == "Yes, it is."
 
 
+@pytest.mark.parametrize("suffix", ["", ":opensource"], ids=["preview", "release"])
+def test_calls_of_hy3(tandem_bin, tmp_path, suffix):
+    """The name of the script is in the template, which makes it one of Hy3's."""
+    call = "<tool_calls>\n<tool_call>save<tool_sep>\n<arg_key>text</arg_key>\n<arg_value>12"
+    call += "</arg_value>\n</tool_call>\n</tool_calls>"
+    say = "<think>So it is.</think>" + call
+    write_model(tmp_path, {f"<tool_sep{suffix}></think{suffix}>": say.replace(">", suffix + ">")})
+    server = Server(tandem_bin, tmp_path)
+    tools = [{"type": "function", "function": {"name": "save", "parameters": SAVE}}]
+    try:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            for choice in ("auto", "required"):
+                script = f"<tool_sep{suffix}></think{suffix}>"
+                said = ask(client, script, tools=tools, tool_choice=choice).choices[0]
+                assert calls_of(said) == [("save", '{"text": "12"}')]
+                assert said.message.reasoning_content == "So it is." and not said.message.content
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_parallel_calls(client, stream):
     answer = ask(client, "two", parallel_tool_calls=False, stream=stream)

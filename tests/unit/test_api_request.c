@@ -309,6 +309,14 @@ static void composes_calls_in_each_form(void **state) {
       [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n"
                          "<parameter name=\"x\">1</parameter>\n</invoke>\n<invoke name=\"f\">\n"
                          "</invoke>\n</minimax:tool_call>",
+      [TD_CALL_HY] = "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n"
+                     "<arg_value>1</arg_value>\n</tool_call>\n<tool_call>f<tool_sep>\n"
+                     "</tool_call>\n</tool_calls>",
+      [TD_CALL_HY_SUFFIXED] =
+          "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n"
+          "<arg_key:opensource>x</arg_key:opensource>\n<arg_value:opensource>1"
+          "</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>f"
+          "<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
       [TD_CALL_MISTRAL] = "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]f[ARGS]{}",
       [TD_CALL_MISTRAL_OBJECTS] = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\":1}}, "
                                   "{\"name\": \"f\", \"arguments\": {}}]",
@@ -334,7 +342,7 @@ static void composes_calls_in_each_form(void **state) {
     }
     assert_int_equal(parts.n_calls, 2);
     assert_string_equal(parts.calls[0].name, "f");
-    const bool is_tagged = form >= TD_CALL_FUNCTION && form <= TD_CALL_INVOKE;
+    const bool is_tagged = form >= TD_CALL_FUNCTION && form <= TD_CALL_HY_SUFFIXED;
     assert_string_equal(td_buf_text(&parts.calls[0].arguments),
                         is_tagged ? "{\"x\": 1}" : "{\"x\":1}");
     td_output_parser_free(&parts);

@@ -239,6 +239,21 @@ static void elements_of_each_family(void **state) {
       "<arg_value>{}</arg_value></tool_call>",
       "", "[t {\"s\": \" 1\\n\", \"i\": 2}][g {\"k\": {}}]");
   check_calls("<tool_call>t\n</tool_call><tool_call>t</tool_call>", "", "[t {}][t {}]");
+  check_calls("Look.<tool_calls>\n<tool_call>t<tool_sep>\n<arg_key>s</arg_key>\n<arg_value>1"
+              "</arg_value>\n<arg_key>i</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n"
+              "<tool_call>g<tool_sep><arg_key>k</arg_key><arg_value>{}</arg_value></tool_call>\n"
+              "<tool_call>t<tool_sep>\n</tool_call>\n</tool_calls>",
+              "Look.", "[t {\"s\": \"1\", \"i\": 2}][g {\"k\": {}}][t {}]");
+#define O ":opensource>"
+  check_parts("so <think></think" O "Look.<tool_calls" O "\n<tool_call" O "t<tool_sep" O
+              "\n<arg_key" O "s</arg_key" O "\n<arg_value" O "<arg_value></arg_value" O
+              "\n</tool_call" O "\n<tool_call" O "\nt<tool_sep" O "</tool_call" O "\n</tool_calls" O
+              "So",
+              true, true, "so <think>", "Look.So", "[t {\"s\": \"<arg_value>\"}][t {}]");
+  check_parts("<think" O "a</think>b</think" O "c", false, true, "a</think>b", "c", "");
+#undef O
+  check_calls("a <tool_calls> and <tool_call>t<tool_sep",
+              "a <tool_calls> and <tool_call>t<tool_sep", "");
   check_calls(
       "Look.\n<minimax:tool_call>\n<invoke name=\"t\">\n<parameter name=\"s\">1\n</parameter>\n"
       "<parameter name=\"i\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
@@ -564,6 +579,7 @@ static void prompts_that_end_in_a_thought(void **state) {
   (void)state;
   assert_true(td_output_parser_prompt_thinks("x<think>\n", 9));
   assert_false(td_output_parser_prompt_thinks("x<think>y", 9));
+  assert_true(td_output_parser_prompt_thinks("x<think:opensource>", 19));
   assert_false(td_output_parser_prompt_thinks("think>", 6));
 }
 
