@@ -116,3 +116,15 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
   }
   return st;
 }
+
+td_status td_bind_fused(td_bound_tensors *binding, td_model_config *config, const td_store *store,
+                        const td_tensor_spec *spec, const char *prefix, bool *used,
+                        td_weight *experts, td_err *err) {
+  td_err local;
+  bool found = false;
+  td_tensor_binder b = {.out = binding, .config = config, .store = store, .used = used};
+  b.err = err ? err : &local;
+  const td_status st = td_bind_fused_experts(&b, spec, prefix, experts, &found);
+  TD_CHECK(st != TD_OK || found);
+  return st;
+}

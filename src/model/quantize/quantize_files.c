@@ -67,8 +67,8 @@ static td_status write_file(td_quantizer *q, const char *name, const td_buf *tex
   return st;
 }
 
-static void add_module(td_json_writer *w, const td_tensor *t) {
-  td_jw_str_len(w, NULL, t->name, strlen(t->name) - strlen(".weight"));
+static void add_module(td_json_writer *w, const char *name) {
+  td_jw_str_len(w, NULL, name, strlen(name) - strlen(".weight"));
 }
 
 // Lists the matrices that transformers treats as linear layers and that were not encoded.
@@ -80,7 +80,7 @@ static void add_kept(const td_quantizer *q, td_json_writer *w, const char *key) 
     if (item->action == TD_QUANTIZE_ENCODE || item->action == TD_QUANTIZE_DROP) continue;
     if (t->n_dims != 2 || !ends_with(t->name, ".weight")) continue;
     if (ends_with(t->name, "embed_tokens.weight")) continue;
-    add_module(w, t);
+    add_module(w, item->name);
   }
   td_jw_end_array(w);
 }
@@ -94,7 +94,7 @@ static void add_group(const td_quantizer *q, td_json_writer *w, const char *key,
   td_jw_begin_array(w, "targets");
   if (is_main) td_jw_str(w, NULL, "Linear");
   for (size_t i = 0; i < q->n_items && !is_main; i++) {
-    if (q->items[i].encoding == e) add_module(w, q->items[i].t);
+    if (q->items[i].encoding == e) add_module(w, q->items[i].name);
   }
   td_jw_end_array(w);
   td_jw_str(w, "format", e->format);

@@ -14,9 +14,12 @@ typedef enum {
   TD_QUANTIZE_ENCODE,
 } td_quantize_action;
 
-// Action for one tensor.
+// Action for one tensor, or for one expert's matrix in a tensor that holds those of all experts.
 typedef struct {
   const td_tensor *t;
+  size_t tensor;    // t's index in the store
+  char *own_name;   // owned; NULL: t's
+  const char *name; // own_name, or t's
   td_quantize_action action;
   const td_encoding *encoding; // ENCODE
   td_weight w;                 // BF16, ENCODE: the matrix with its scales
@@ -41,8 +44,8 @@ typedef struct {
   td_store *store;
   td_quant *quant;
   td_bound_tensors binding; // owns the scales
-  td_quantize_item *items;  // one per tensor of store
-  size_t n_items;
+  td_quantize_item *items;  // in the order of store's tensors
+  size_t n_items, cap_items;
   td_quantize_shard *shards;
   size_t n_shards;
 } td_quantizer;

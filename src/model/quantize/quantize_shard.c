@@ -93,7 +93,7 @@ static td_status put_encoded(const making *m, piece *p, const float *rows, td_er
   td_status st = TD_OK;
   if (!p->result.finite) {
     st = td_fail(err, TD_EFORMAT, "%s: tensor %s: holds a value that is not finite", item->t->file,
-                 item->t->name);
+                 item->name);
   }
   if (st == TD_OK) {
     st = td_shard_writer_put(&m->writer, entries[0].offset + p->begin * row_bytes, codes,
@@ -152,8 +152,8 @@ static td_status note_errors(const making *m) {
       norm += m->pieces[i].result.norm;
     }
     if (item->action != TD_QUANTIZE_ENCODE) continue;
-    size_t len = strlen(item->t->name) - strlen(".weight");
-    td_status st = td_quantize_note(m->q, item->t->name, len, item->w.rows, item->w.cols,
+    size_t len = strlen(item->name) - strlen(".weight");
+    td_status st = td_quantize_note(m->q, item->name, len, item->w.rows, item->w.cols,
                                     norm > 0 ? sqrt(error / norm) : 0);
     if (st != TD_OK) return st;
   }
