@@ -20,7 +20,7 @@
 
 #include "tandem/types.h"
 
-#define TD_CUDA_ABI_VERSION 21u
+#define TD_CUDA_ABI_VERSION 22u
 #define TD_CUDA_ABI_SYMBOL  "td_cuda_abi"
 
 typedef void *td_cu_stream;
@@ -385,10 +385,10 @@ typedef struct {
 } td_cu_moe_sum_args;
 
 // out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, with parts `here` for experts with
-// a slot >= 0, `there` for the others.
+// a slot >= 0, `peer` (unless NULL) for those with one in peer_slots, `there` for the others.
 typedef struct {
-  const float *here, *there; // [n_tokens][top_k][dim]
-  const int32_t *slots;      // [n_experts]
+  const float *here, *there, *peer;  // [n_tokens][top_k][dim]
+  const int32_t *slots, *peer_slots; // [n_experts]
   const int32_t *ids;
   const float *weights;
   uint16_t *out;
@@ -403,6 +403,16 @@ typedef struct {
   uint32_t *signal;
   const uint32_t *value;
 } td_cu_signal_args;
+
+// dst = src, then *signal becomes *value, visible to the host and to other devices. dst and signal
+// are memory that the device reaches, also of the host or of another device.
+typedef struct {
+  void *dst;
+  const void *src;
+  size_t n_bytes;
+  uint32_t *signal;
+  const uint32_t *value;
+} td_cu_post_args;
 
 // Later work waits until *signal equals *value, for at most most_ns, or until *canceled (may be
 // NULL) is not zero. The fault is set to TIMEOUT or CANCELED then, and later waits that see such a
@@ -442,6 +452,7 @@ typedef struct {
   X(moe_sum, td_cu_moe_sum_args)                                                                   \
   X(moe_join, td_cu_moe_join_args)                                                                 \
   X(signal, td_cu_signal_args)                                                                     \
+  X(post, td_cu_post_args)                                                                         \
   X(await, td_cu_await_args)
 
 // The library's other functions: name, result (a CUDA error code where it is an int), parameters.
@@ -451,6 +462,8 @@ typedef struct {
 //                  are created on it, and operators go to its streams only
 //   probe          whether the driver can run the library's code
 //   alloc_host     host memory that the device accesses at the same address
+//   reach          lets kernels of the current device access memory of another one; *is_reached:
+//                  false where there is no path between them
 //   pin            registers memory; only_read: the mapping is read-only, and the device never
 //                  writes to it
 //   event_is_done  *is_done is also true after a failure
@@ -470,6 +483,7 @@ typedef struct {
   X(free, int, (void *ptr))                                                                        \
   X(alloc_host, int, (void **out, size_t n_bytes))                                                 \
   X(free_host, int, (void *ptr))                                                                   \
+  X(reach, int, (int device, bool *is_reached))                                                    \
   X(pin, int, (const void *host, size_t n_bytes, bool only_read))                                  \
   X(unpin, int, (const void *host))                                                                \
   X(stream_open, int, (td_cu_stream * out, bool is_urgent))                                        \

@@ -507,7 +507,8 @@ template <int N> __global__ static void moe_join_kernel(td_cu_moe_join_args a) {
     uint32_t e = static_cast<uint32_t>(a.ids[pair]);
     bool is_here = e < a.n_experts && a.slots[e] >= 0;
     if (e >= a.n_experts) *a.fault = TD_CU_FAULT_EXPERT;
-    part_of[j] = (is_here ? a.here : a.there) + pair * a.dim;
+    bool is_peers = a.peer && e < a.n_experts && a.peer_slots[e] >= 0;
+    part_of[j] = (is_here ? a.here : is_peers ? a.peer : a.there) + pair * a.dim;
     weight[j] = a.weights[pair];
   }
   __syncthreads();
@@ -526,7 +527,8 @@ template <int N> __global__ static void moe_join_kernel(td_cu_moe_join_args a) {
 
 extern "C" int td_cu_moe_join(const td_cu_moe_join_args *a, td_cu_stream stream) {
   enum { MOST_PARTS = 16 };
-  bool runs = in_runs(a->here, a->dim) && in_runs(a->there, a->dim) && in_runs(a->out, a->dim);
+  bool runs = in_runs(a->here, a->dim) && in_runs(a->there, a->dim) && in_runs(a->out, a->dim) &&
+              (!a->peer || in_runs(a->peer, a->dim));
   uint32_t n = ceil_div(a->dim, ELEMENT_THREADS * (runs ? RUN_OF_8 : 1));
   dim3 grid(a->n_tokens, at_most(n, MOST_PARTS));
   auto kernel = runs ? moe_join_kernel<RUN_OF_8> : moe_join_kernel<1>;

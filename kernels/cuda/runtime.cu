@@ -79,6 +79,19 @@ int td_cu_free_host(void *ptr) {
   return told(cudaFreeHost(ptr));
 }
 
+int td_cu_reach(int device, bool *is_reached) {
+  int current = 0, can = 0;
+  cudaError_t code = cudaGetDevice(&current);
+  if (code == cudaSuccess) code = cudaDeviceCanAccessPeer(&can, current, device);
+  if (code == cudaSuccess && can) code = cudaDeviceEnablePeerAccess(device, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    code = cudaSuccess;
+  }
+  *is_reached = code == cudaSuccess && can;
+  return told(code);
+}
+
 int td_cu_pin(const void *host, size_t n_bytes, bool only_read) {
   unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   if (only_read) flags |= cudaHostRegisterReadOnly;

@@ -34,6 +34,31 @@ extern "C" int td_cu_signal(const td_cu_signal_args *a, td_cu_stream stream) {
   return launched();
 }
 
+__device__ static void fence_for_all() {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+#endif
+}
+
+// One block, so that a barrier orders its writes before the signal. Every thread's fence makes them
+// visible to other devices first.
+template <class Element> __global__ static void post_kernel(td_cu_post_args a) {
+  for (size_t i = threadIdx.x; i < a.n_bytes / sizeof(Element); i += blockDim.x)
+    static_cast<Element *>(a.dst)[i] = static_cast<const Element *>(a.src)[i];
+  fence_for_all();
+  __syncthreads();
+  if (threadIdx.x == 0) store_for_all(a.signal, *a.value);
+}
+
+extern "C" int td_cu_post(const td_cu_post_args *a, td_cu_stream stream) {
+  enum { POST_THREADS = 1024 };
+  const uintptr_t all = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
+                        a->n_bytes;
+  auto kernel = all % sizeof(uint4) == 0 ? post_kernel<uint4> : post_kernel<unsigned char>;
+  TD_LAUNCH(kernel, 1, POST_THREADS, 0, stream, *a);
+  return launched();
+}
+
 __device__ static uint64_t now_ns() {
 #if defined(__CUDA_ARCH__)
   uint64_t ns;

@@ -25,6 +25,7 @@
   X(ROUTER, router, td_router_args, "tokens", a->n_tokens, NULL, 0)                                \
   X(MOE, moe, td_moe_args, "tokens", a->n_tokens, NULL, 0)                                         \
   X(MOE_JOIN, moe_join, td_moe_join_args, "tokens", a->n_tokens, NULL, 0)                          \
+  X(POST, post, td_post_args, NULL, 0, "bytes", a->n_bytes)                                        \
   X(SUM_PARTS, sum_parts, td_sum_parts_args, NULL, 0, "elements", a->n)
 
 // td_op_<name>, or several such functions, make it from their parameters.

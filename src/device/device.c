@@ -101,6 +101,37 @@ void td_dev_free_host(td_dev *dev, void *ptr) {
   if (ptr) dev->vtable->free_host(dev, ptr);
 }
 
+static td_status zero_inbox(const td_inbox *inbox, td_dev *dev, size_t n_bytes, td_err *err) {
+  td_stream *stream;
+  td_status st = td_stream_open(&stream, dev, err);
+  if (st != TD_OK) return st;
+  td_op_fill_zero(stream, inbox->memory, n_bytes);
+  st = td_stream_sync(stream, err);
+  td_stream_close(stream);
+  return st;
+}
+
+td_status td_inbox_open(td_inbox *out, td_dev *dev, td_dev *from, size_t n_bytes, td_err *err) {
+  TD_CHECK(dev->vtable == from->vtable);
+  const bool is_reached = dev == from || !dev->vtable->is_reached_by ||
+                          dev->vtable->is_reached_by(dev, from);
+  *out = (td_inbox){.is_host = !is_reached};
+  td_status st = is_reached ? td_dev_alloc(dev, &out->memory, n_bytes, err)
+                            : td_dev_alloc_host(dev, &out->memory, n_bytes, err);
+  if (st == TD_OK) st = zero_inbox(out, dev, n_bytes, err);
+  if (st != TD_OK) td_inbox_close(out, dev);
+  return st;
+}
+
+void td_inbox_close(td_inbox *inbox, td_dev *dev) {
+  if (inbox->is_host) {
+    td_dev_free_host(dev, inbox->memory);
+  } else {
+    td_dev_free(dev, inbox->memory);
+  }
+  *inbox = (td_inbox){.memory = NULL};
+}
+
 size_t td_dev_free_vram_bytes(td_dev *dev) {
   return dev->vtable->own_free_bytes(dev);
 }

@@ -64,6 +64,15 @@ void td_dev_free(td_dev *dev, void *ptr);
 // Signals must be in such memory. Free with td_dev_free_host.
 td_status td_dev_alloc_host(td_dev *dev, void **out, size_t n_bytes, td_err *err);
 void td_dev_free_host(td_dev *dev, void *ptr);
+// Zeros into which streams of `from`, a device of the same kind, write what streams of dev read:
+// memory of dev's own where from's processors reach it, otherwise host memory. Signals may be in
+// it, too. dev and from may be the same. On error *out is all zero, which close takes.
+typedef struct {
+  void *memory;
+  bool is_host;
+} td_inbox;
+td_status td_inbox_open(td_inbox *out, td_dev *dev, td_dev *from, size_t n_bytes, td_err *err);
+void td_inbox_close(td_inbox *inbox, td_dev *dev);
 // Bytes free in the device's own memory; 0: it has none and uses host memory.
 size_t td_dev_free_vram_bytes(td_dev *dev);
 
@@ -136,11 +145,11 @@ void td_op_copy(td_stream *stream, void *dst, const void *src, size_t n_bytes);
 void td_op_copy_direct(td_stream *stream, void *dst, const void *src, size_t n_bytes);
 void td_op_fill_zero(td_stream *stream, void *dst, size_t n_bytes);
 
-// Signals are numbers in memory of td_dev_alloc_host by which streams of two devices wait for each
-// other, also inside replayed work. value is read when the operator runs; it is in memory the
-// stream's device can read.
-// td_op_signal sets *signal to *value (release: whoever sees it also sees the stream's earlier
-// work). A failed stream still signals, if its device works at all.
+// Signals are numbers in memory of td_dev_alloc_host, or in an inbox, by which streams of two
+// devices wait for each other, also inside replayed work. value is read when the operator runs; it
+// is in memory the stream's device can read. td_op_signal sets *signal to *value (release: whoever
+// sees it also sees the stream's earlier work). A failed stream still signals, if its device works
+// at all.
 void td_op_signal(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value);
 // Later work of the stream waits until *signal equals *value. The signaling stream must not depend
 // on work after this.
@@ -149,6 +158,18 @@ void td_op_await(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *va
 // has failed then (TD_ECANCELED). canceled is in memory as signal is.
 void td_op_await_or_cancel(td_stream *stream, _Atomic uint32_t *signal, const uint32_t *value,
                            const _Atomic uint32_t *canceled);
+// Copies and then sets *signal to *value (release), by one kernel: a short message to another
+// device, of some hundred KB at most. dst and signal are in an inbox or in memory of
+// td_dev_alloc_host; src and value in memory the stream's device can read. A failed stream still
+// signals.
+typedef struct {
+  void *dst;
+  const void *src;
+  size_t n_bytes; // may be 0
+  _Atomic uint32_t *signal;
+  const uint32_t *value;
+} td_post_args;
+void td_op_post(td_stream *stream, const td_post_args *args);
 // Operators that a stream queues while it waits, before its caller has to wait too.
 enum { TD_STREAM_DEPTH = 1024 };
 
@@ -464,12 +485,14 @@ typedef struct {
 void td_op_moe(td_stream *stream, const td_moe_args *args);
 
 // out[t] = sum_j weights[t][j] * parts[t][j] in the order of j, rounded once, where parts are
-// `here` for experts with a slot and `there` for the others: results by_pair of td_op_moe on two
-// devices. Which device computed a pair does not change the order. ids, weights and there may be in
-// memory of td_dev_alloc_host.
+// `here` for experts with a slot, `peer` for those with a slot of the peer, and `there` for the
+// others: results by_pair of td_op_moe on two or three devices. Which device computed a pair does
+// not change the order. ids, weights, there and peer may be in memory of td_dev_alloc_host.
 typedef struct {
   const float *here, *there; // [n_tokens][top_k][dim]
+  const float *peer;         // likewise, or NULL
   const int32_t *slots;      // i32 [n_experts], device memory
+  const int32_t *peer_slots; // likewise; NULL without peer
   const int32_t *ids;        // [n_tokens][top_k], in [0, n_experts)
   const float *weights;      // f32 [n_tokens][top_k]
   void *out;                 // [n_tokens][dim]

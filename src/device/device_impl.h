@@ -56,6 +56,11 @@ typedef struct {
   };
 } td_op;
 
+// Whether a failed stream runs it all the same, since others wait for it.
+static inline bool td_op_signals(const td_op *op) {
+  return op->kind == TD_OP_SIGNAL || op->kind == TD_OP_POST;
+}
+
 typedef struct {
   void (*close)(td_dev *dev);
   int (*node)(const td_dev *dev);      // NULL: none
@@ -68,6 +73,8 @@ typedef struct {
   void (*free)(td_dev *dev, void *ptr);
   td_status (*alloc_host)(td_dev *dev, void **out, size_t n_bytes, td_err *err);
   void (*free_host)(td_dev *dev, void *ptr);
+  // NULL: processors of other devices of this kind reach all its memory
+  bool (*is_reached_by)(td_dev *dev, td_dev *from);
   size_t (*own_free_bytes)(td_dev *dev);
   // NULL, as the next three: nothing to register
   void (*pin)(td_dev *dev, const void *host, size_t n_bytes);

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/trace.h"
 #include "engine/engine_impl.h"
+#include "engine/expert_peer.h"
 #include "engine/ranks.h"
 #include "engine/rope.h"
 #include "kv/plan.h"
@@ -503,7 +504,8 @@ static void plan_step(td_engine *e) {
                          .may_replay = e->can_rank,
                          .break_even_tokens = td_engine_stream_tokens(e),
                          .may_stream = may_stream,
-                         .may_cache = td_expert_cache_layers(e)};
+                         .may_cache = td_expert_cache_layers(e),
+                         .pair_share = td_expert_cache_pair_share(e)};
   for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
     may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
   if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
@@ -513,6 +515,14 @@ static void plan_step(td_engine *e) {
   e->cursor = (td_engine_cursor){.layer_idx = 0};
   e->microbatches[0] = e->whole;
   if (e->plan.n_microbatches > 1) split_microbatches(e);
+}
+
+static bool uses_peer(const td_engine *e) {
+  return e->plan.n_ways[TD_LAYER_PAIRED] + e->plan.n_ways[TD_LAYER_SPREAD] > 0;
+}
+
+static bool uses_cache(const td_engine *e) {
+  return e->plan.n_ways[TD_LAYER_CACHED] > 0 || uses_peer(e);
 }
 
 // A replayed step's operators depend only on the number of tokens, the longest context (rounded up)
@@ -525,6 +535,7 @@ static void run_replayed(td_engine *e) {
                            // rows change only by growing
                            .memory = 2 * e->logits_rows + td_kv_outlet_is_active(e)};
   if (e->plan.handover == TD_HANDOVER_SIGNALS) td_moe_offload_enqueue(e);
+  if (uses_peer(e)) td_expert_peer_enqueue(e);
   td_stream_run(e->stream, &key, forward, e);
 }
 
@@ -533,9 +544,9 @@ static td_status begin_built(td_engine *e, uint32_t n_rows, td_err *err) {
   td_status st = grow_logits(e, n_rows, err);
   if (st != TD_OK) return st;
   plan_step(e);
-  if (e->plan.n_ways[TD_LAYER_CACHED]) {
-    e->slots = e->meta + e->meta_len;
+  if (uses_cache(e)) {
     e->dev_slots = e->dev_meta + e->meta_len;
+    e->dev_peer_slots = e->dev_slots + (size_t)e->config->n_layers * e->config->n_experts;
     e->meta_len += td_expert_cache_begin_step(e, e->meta + e->meta_len);
   }
   e->is_queued = false;
@@ -589,14 +600,19 @@ void td_engine_wait(td_engine *e) {
 
 td_status td_engine_end(td_engine *e, td_err *err) {
   td_status st = td_stream_sync(e->stream, err);
-  if (st != TD_OK) td_moe_offload_release(e);
+  if (st != TD_OK) {
+    td_moe_offload_release(e);
+    td_expert_peer_release(e);
+  }
+  const td_status peer_st = td_expert_peer_sync(e, st == TD_OK ? err : NULL);
+  if (st == TD_OK) st = peer_st;
   if (e->offload.dev) {
     td_status side_st = td_stream_sync(e->offload.stream, st == TD_OK ? err : NULL);
     if (st == TD_OK) st = side_st;
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
-  if (st == TD_OK && e->is_queued && e->plan.n_ways[TD_LAYER_CACHED]) td_expert_cache_end_step(e);
+  if (st == TD_OK && e->is_queued && uses_cache(e)) td_expert_cache_end_step(e);
   if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {
     td_dual_batch_note(&e->dual_batch, e->n_tokens, e->plan.n_microbatches,
                        td_clock_ns() - e->begin_ns);

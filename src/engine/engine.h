@@ -55,7 +55,16 @@ typedef struct {
   // device's by rounding where the two devices' kernels do; on devices of one kind, by no bit.
   size_t cache_bytes;
   size_t cache_step_bytes; // that may move to it in a step, at least one expert; 0: a default
-  bool is_urgent;          // its work goes before that of the device's other engines
+  // Borrowed: another device of the same kind, peer_cache_bytes of whose memory hold more of the
+  // cache. It computes those experts in decode. NULL: none. Unless peer_always, it is used only
+  // where that is expected to be faster (step_plan.h: td_pair_pays).
+  td_dev *cache_peer;
+  size_t peer_cache_bytes;
+  bool peer_always;
+  // The cache is filled when the engine opens and stays so, with experts from the first layer on,
+  // every other one on the peer: results then do not depend on what was computed before.
+  bool is_cache_fixed;
+  bool is_urgent; // its work goes before that of the device's other engines
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;

@@ -55,6 +55,7 @@ typedef struct {
 typedef struct td_expert_stream td_expert_stream;
 typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_expert_cache td_expert_cache;
+typedef struct td_expert_peer td_expert_peer;
 typedef struct td_ranks td_ranks;
 typedef struct td_rank td_rank;
 
@@ -73,6 +74,7 @@ struct td_engine {
   td_expert_stream *streaming; // NULL: no streaming
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_expert_cache *cache;      // of experts, for decode; NULL: none
+  td_expert_peer *peer;        // that has experts of the cache, too; NULL: none
   td_ranks *ranks;             // rank 0 of several: the others; else NULL
   td_rank *rank;               // of several: this engine's end; else NULL
   td_engine_opts opts;
@@ -119,7 +121,8 @@ struct td_engine {
   bool is_queued;                    // all of the step's work is
   td_event *done;                    // recorded at the end of the step
   bool is_ranked;                    // the host gets top logits of each row, not all of them
-  const int32_t *slots, *dev_slots;  // of cached experts, in meta and in dev_meta
+  const int32_t *dev_slots;          // of cached experts on the engine's device, in dev_meta
+  const int32_t *dev_peer_slots;     // and on the peer
   const uint32_t *step, *dev_step;   // the step's number (n_steps), in meta and in dev_meta
   const int32_t *tokens, *rows;      // in dev_meta
   const float *temperature;          // [n_rows], likewise
@@ -155,6 +158,10 @@ void td_engine_moe_ranks_group(td_engine *engine, uint32_t layer_idx, const td_m
                                bool is_first, bool is_last);
 void td_engine_moe_ranks_end(td_engine *engine, uint32_t half, uint32_t layer_idx);
 
+// For the routed experts of n_tokens decode tokens whose input (see td_engine_offload_input_bytes)
+// is at `input`; without a place for the sum.
+td_moe_args td_engine_moe_args(const td_engine *engine, uint32_t layer_idx, void *input,
+                               uint32_t n_tokens);
 // Arguments for a measurement: n prompt tokens through layer layer_idx on the expert device.
 td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint32_t n);
 
@@ -183,9 +190,11 @@ void td_expert_cache_close(td_engine *engine);
 size_t td_expert_cache_meta_entries(const td_engine *engine);
 // [n_layers]: layers whose experts can be cached; NULL: none.
 const bool *td_expert_cache_layers(const td_engine *engine);
+// [n_layers], see td_step_shape.pair_share; NULL: no peer has experts.
+const uint8_t *td_expert_cache_pair_share(const td_engine *engine);
 // Before a step's tables are copied: experts that have arrived since the last one are used from now
-// on. Writes [n_layers][n_experts] slots, -1 for experts that are not cached, and returns their
-// number.
+// on. Writes [n_layers][n_experts] slots on the engine's device, -1 for experts that are not there,
+// with a peer likewise those on the peer, and returns their number.
 size_t td_expert_cache_begin_step(td_engine *engine, int32_t *slots);
 // After a step: what it used counts, and a few experts begin to move.
 void td_expert_cache_end_step(td_engine *engine);

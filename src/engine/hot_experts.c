@@ -106,6 +106,11 @@ static uint32_t worst_slot(const td_hot_experts *hot) {
   return worst;
 }
 
+static void begin_move(td_hot_experts *hot, const td_hot_move *move) {
+  const uint32_t e = move->layer_idx * hot->n_experts + move->expert;
+  hot->is_filling[move->slot] = hot->is_moving[e] = true;
+}
+
 uint32_t td_hot_experts_choose(td_hot_experts *hot, td_hot_move *out, uint32_t most) {
   uint32_t n = 0;
   while (n < most) {
@@ -119,9 +124,24 @@ uint32_t td_hot_experts_choose(td_hot_experts *hot, td_hot_move *out, uint32_t m
       hot->counts.n_cached--;
     }
     hot->missed[at] = hot->missed[--hot->n_missed];
-    hot->is_filling[slot] = hot->is_moving[e] = true;
-    out[n++] = (td_hot_move){
+    out[n] = (td_hot_move){
         .layer_idx = e / hot->n_experts, .expert = e % hot->n_experts, .slot = slot};
+    begin_move(hot, &out[n++]);
+  }
+  return n;
+}
+
+uint32_t td_hot_experts_fill(td_hot_experts *hot, const bool *is_layer, uint32_t n_first,
+                             td_hot_move *out) {
+  uint32_t first = 0, other = n_first, n = 0;
+  for (uint32_t i = 0; i < hot->n_layers; i++) {
+    for (uint32_t k = 0; is_layer[i] && k < hot->n_experts; k++) {
+      const bool has_first = first < n_first, has_other = other < hot->n_slots;
+      if (!has_first && !has_other) return n;
+      const bool is_first = has_first && (k % 2 == 0 || !has_other);
+      out[n] = (td_hot_move){.layer_idx = i, .expert = k, .slot = is_first ? first++ : other++};
+      begin_move(hot, &out[n++]);
+    }
   }
   return n;
 }

@@ -6,6 +6,7 @@
 #ifndef TD_ENGINE_HOT_EXPERTS_H
 #define TD_ENGINE_HOT_EXPERTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -38,6 +39,11 @@ void td_hot_experts_use(td_hot_experts *hot, uint32_t layer_idx, const int32_t *
 // the use before come first. The ones they displace leave the table. Returns their number.
 uint32_t td_hot_experts_choose(td_hot_experts *hot, td_hot_move *out, uint32_t most);
 // The move is complete: the expert is in the table.
+// Chooses experts for all slots, to be called once and first: those of the layers in is_layer, from
+// the first on, and as long as there are slots of both kinds every other expert gets one of the
+// first n_first slots, the others one of the rest. Returns the number of moves, at most n_slots.
+uint32_t td_hot_experts_fill(td_hot_experts *hot, const bool *is_layer, uint32_t n_first,
+                             td_hot_move *out);
 void td_hot_experts_publish(td_hot_experts *hot, const td_hot_move *move);
 // The move does not take place: its slot is empty.
 void td_hot_experts_cancel(td_hot_experts *hot, const td_hot_move *move);

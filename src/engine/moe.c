@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/engine_impl.h"
+#include "engine/expert_peer.h"
 #include "engine/ranks.h"
 
 static size_t align_64(size_t n) {
@@ -184,6 +185,12 @@ static td_moe_args routed(const td_engine *e, const td_layer *layer, const given
                        .is_bf16 = td_dev_act_dtype(e->dev) == TD_BF16};
 }
 
+td_moe_args td_engine_moe_args(const td_engine *e, uint32_t layer_idx, void *input,
+                               uint32_t n_tokens) {
+  const given from = offload_input_at(e, input, n_tokens);
+  return routed(e, td_model_layer(e->model, layer_idx), &from, n_tokens, 0, NULL);
+}
+
 // ---- offload to another device ------------------------------------------------------------------
 
 // A piece of a microbatch: as many tokens as one transfer holds.
@@ -231,7 +238,7 @@ static size_t signal_at(const td_microbatch *p, uint32_t layer_idx) {
 
 // Whether the expert device computes experts of the layer.
 static bool is_apart(const td_engine *e, uint32_t layer_idx) {
-  return e->plan.way[layer_idx] == TD_LAYER_OFFLOADED || e->plan.way[layer_idx] == TD_LAYER_CACHED;
+  return td_layer_way_is_apart(e->plan.way[layer_idx]);
 }
 
 void td_moe_offload_enqueue(td_engine *e) {
@@ -243,7 +250,7 @@ void td_moe_offload_enqueue(td_engine *e) {
     if (!is_apart(e, layer_idx)) continue;
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_op_await(offload->stream, &offload->input_signals[signal_at(p, layer_idx)].step, e->step);
-    if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
+    if (td_layer_way_joins(e->plan.way[layer_idx])) {
       td_expert_cache_compute_rest(e, p, layer_idx, &args);
     } else {
       td_op_moe(offload->stream, &args);
@@ -312,21 +319,30 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
     if (!has_signals) compute_piece(e, p, layer_idx, &c);
   }
-  if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
-    const td_moe_args args = routed(e, layer, from, p->n_tokens, 0, NULL);
-    td_expert_cache_compute(e, p, layer_idx, &args);
-  }
+}
+
+// Experts on the engine's device and on its peer.
+static void begin_cached(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
+                         const given *from) {
+  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const bool is_paired = e->plan.way[layer_idx] == TD_LAYER_PAIRED;
+  const piece all = piece_at(e, p, 0);
+  if (is_paired) send_hidden(e, p, from, &all); // ids and weights for the join
+  if (is_paired && layer->mlp_gate.data) td_engine_mlp(e, p, layer, false);
+  const td_moe_args args = routed(e, layer, from, p->n_tokens, 0, NULL);
+  td_expert_cache_compute(e, p, layer_idx, &args);
 }
 
 void td_engine_moe_end(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
   if (e->plan.handover != TD_HANDOVER_SIGNALS) return;
-  if (!is_apart(e, layer_idx)) return;
-  const piece all = piece_at(e, p, 0);
-  td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
-  if (e->plan.way[layer_idx] == TD_LAYER_CACHED) {
+  const uint8_t way = e->plan.way[layer_idx];
+  if (is_apart(e, layer_idx))
+    td_op_await(e->stream, &e->offload.done_signals[signal_at(p, layer_idx)].step, e->dev_step);
+  if (td_layer_way_joins(way)) {
     const td_moe_args args = offload_args(e, p, layer_idx, p->n_tokens, 0);
     td_expert_cache_join(e, p, layer_idx, &args);
-  } else {
+  } else if (is_apart(e, layer_idx)) {
+    const piece all = piece_at(e, p, 0);
     receive_sum(e, p, layer_idx, &all);
   }
 }
@@ -438,10 +454,17 @@ void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_id
   const given from = offload_input_at(e, e->h, p->n_tokens);
   route(e, e->h, p->n_tokens, layer_idx, &from);
   record_routing(e, p, layer_idx, &from);
+  if (td_layer_way_has_peer(e->plan.way[layer_idx]))
+    td_expert_peer_post(e, p, layer_idx, from.x, offload_input_bytes_of(e, p->n_tokens));
   switch ((td_layer_way)e->plan.way[layer_idx]) {
   case TD_LAYER_STREAMED: begin_streamed(e, p, td_model_layer(e->model, layer_idx)); break;
-  case TD_LAYER_CACHED:
   case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;
+  case TD_LAYER_CACHED:
+  case TD_LAYER_SPREAD:
+    begin_offload(e, p, layer_idx, &from);
+    begin_cached(e, p, layer_idx, &from);
+    break;
+  case TD_LAYER_PAIRED: begin_cached(e, p, layer_idx, &from); break;
   case TD_LAYER_RESIDENT: compute_here(e, p, layer_idx); break;
   case TD_LAYER_DENSE:
   case TD_N_LAYER_WAYS: TD_CHECK(!"a layer with experts");

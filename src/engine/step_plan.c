@@ -37,12 +37,32 @@ static td_layer_way way_of(const td_model_config *config, const td_step_shape *s
   if (td_step_wants_streaming(shape) && shape->may_stream[layer_idx]) return TD_LAYER_STREAMED;
   const bool is_cached = handover == TD_HANDOVER_SIGNALS && shape->may_cache &&
                          shape->may_cache[layer_idx];
-  return is_cached ? TD_LAYER_CACHED : TD_LAYER_OFFLOADED;
+  if (!is_cached) return TD_LAYER_OFFLOADED;
+  switch (shape->pair_share ? (td_pair_share)shape->pair_share[layer_idx] : TD_PAIR_NONE) {
+  case TD_PAIR_NONE: break;
+  case TD_PAIR_SOME: return TD_LAYER_SPREAD;
+  case TD_PAIR_ALL: return TD_LAYER_PAIRED;
+  }
+  return TD_LAYER_CACHED;
 }
 
 static td_handover choose_handover(const td_model_config *config, const td_step_shape *shape) {
   if (!shape->has_expert_dev) return TD_HANDOVER_NONE;
   return is_decode(shape) && fits_stream(config, shape, 1) ? TD_HANDOVER_SIGNALS : TD_HANDOVER_HOST;
+}
+
+const td_pair_rates td_pair_usual = {
+    .expert_dev_gbps = 400, .peer_gbps = 1500, .link_gbps = 25, .message_s = 15e-6};
+
+td_pair_time td_pair_time_of(const td_pair_layer *l, const td_pair_rates *rates) {
+  const double n = l->n_experts ? (double)l->top_k * l->n_peer / l->n_experts : 0;
+  const double bytes = n * (double)l->expert_bytes;
+  td_pair_time t = {.saved_s = bytes / (rates->expert_dev_gbps * 1e9),
+                    .peer_s = bytes / (rates->peer_gbps * 1e9)};
+  t.to_peer = l->dim * sizeof(uint16_t) + l->top_k * (sizeof(int32_t) + sizeof(float));
+  t.from_peer = (uint64_t)(n * l->dim * sizeof(float));
+  t.sent_s = 2 * rates->message_s + (double)(t.to_peer + t.from_peer) / (rates->link_gbps * 1e9);
+  return t;
 }
 
 void td_step_plan_make(td_step_plan *out, const td_model_config *config,
@@ -78,7 +98,9 @@ void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
     if (end > i + 1) td_buf_printf(out, "-%u", end - 1);
     td_buf_printf(out, " %s", ways[plan->way[i]]);
   }
-  const bool does_offload = plan->n_ways[TD_LAYER_OFFLOADED] + plan->n_ways[TD_LAYER_CACHED] > 0;
+  bool does_offload = false;
+  for (uint32_t i = 0; i < plan->n_layers; i++)
+    does_offload |= td_layer_way_is_apart(plan->way[i]) || td_layer_way_has_peer(plan->way[i]);
   td_buf_printf(out, "; %u tokens, %u of prompts, in %u microbatch%s%s%s", plan->n_tokens,
                 plan->n_prompt, plan->n_microbatches, plan->n_microbatches > 1 ? "es" : "",
                 does_offload ? handovers[plan->handover] : "",

@@ -18,7 +18,9 @@ enum { TD_MAX_MICROBATCHES = 2 };
   X(RESIDENT, "resident")   /* experts on the engine's device */                                   \
   X(OFFLOADED, "offloaded") /* experts on the expert device */                                     \
   X(CACHED, "cached") /* hot experts on the engine's device, the others on the expert device */    \
-  X(STREAMED, "streamed") /* experts copied to the engine's device, group by group */
+  X(STREAMED, "streamed")       /* experts copied to the engine's device, group by group */        \
+  X(PAIRED, "on two devices")   /* experts on the engine's device and its peer */                  \
+  X(SPREAD, "on three devices") /* on these two and the expert device */
 
 typedef enum {
 #define X(id, name) TD_LAYER_##id,
@@ -26,6 +28,51 @@ typedef enum {
 #undef X
       TD_N_LAYER_WAYS
 } td_layer_way;
+
+// Whether a layer that goes this way has experts on the expert device, or on the peer.
+static inline bool td_layer_way_is_apart(uint8_t way) {
+  return way == TD_LAYER_OFFLOADED || way == TD_LAYER_CACHED || way == TD_LAYER_SPREAD;
+}
+static inline bool td_layer_way_has_peer(uint8_t way) {
+  return way == TD_LAYER_PAIRED || way == TD_LAYER_SPREAD;
+}
+// Whether results of single experts are joined.
+static inline bool td_layer_way_joins(uint8_t way) {
+  return way == TD_LAYER_CACHED || td_layer_way_has_peer(way);
+}
+
+// Which of a layer's experts decode finds in the memory of the engine's device and of its peer.
+typedef enum {
+  TD_PAIR_NONE, // no peer computes experts of this layer
+  TD_PAIR_SOME, // the expert device has the others
+  TD_PAIR_ALL,
+} td_pair_share;
+
+// A layer of decode, to weigh the peer's experts against computing them on the expert device.
+typedef struct {
+  uint32_t dim, top_k, n_experts;
+  uint32_t n_peer;       // experts that the peer has
+  uint64_t expert_bytes; // of one
+} td_pair_layer;
+
+// The bounds of what such devices do: weights read by the expert device and by the peer, and what a
+// message takes. The estimate is for one token, since what a token's experts are computed by must
+// not depend on its batch; with more tokens the peer saves more.
+typedef struct {
+  double expert_dev_gbps, peer_gbps, link_gbps;
+  double message_s; // from the end of what is sent to the begin of what awaits it
+} td_pair_rates;
+extern const td_pair_rates td_pair_usual; // a server's memory and PCIe 5; not measured
+
+typedef struct {
+  double saved_s;              // of the expert device's time
+  double peer_s, sent_s;       // experts on the peer; two messages and their bytes
+  uint64_t to_peer, from_peer; // bytes
+} td_pair_time;
+td_pair_time td_pair_time_of(const td_pair_layer *layer, const td_pair_rates *rates);
+static inline bool td_pair_pays(const td_pair_time *t) {
+  return t->saved_s > t->peer_s + t->sent_s;
+}
 
 // How the engine's device and the expert device wait for each other.
 typedef enum {
@@ -44,6 +91,7 @@ typedef struct {
   uint32_t break_even_tokens; // prompt tokens from which experts stream; 0: never
   const bool *may_stream;     // [n_layers], read from break_even_tokens on: these layers can
   const bool *may_cache;      // [n_layers]: decode can use a cache of experts there; NULL: nowhere
+  const uint8_t *pair_share;  // [n_layers] td_pair_share, of layers in may_cache; NULL: no peer
   uint32_t n_microbatches;    // wanted, 1 or 2
 } td_step_shape;
 

@@ -2,7 +2,8 @@
 // host: device memory is ordinary memory, a stream is a thread with a queue. See emu.h for kernels.
 // Copies of one direction queue behind one another whatever their streams, as on a GPU, which has
 // one copy engine for each; copies from or to pageable memory hold up their caller. Several devices
-// (TANDEM_EMU_DEVICES) have no access to one another's memory. TANDEM_JITTER (src/base/jitter.h)
+// (TANDEM_EMU_DEVICES) have no access to one another's memory; with TANDEM_EMU_PEER=1 their kernels
+// do once it is enabled. TANDEM_JITTER (src/base/jitter.h)
 // delays what streams do.
 #ifndef TESTS_CUDA_EMU_CUDA_RUNTIME_H
 #define TESTS_CUDA_EMU_CUDA_RUNTIME_H
@@ -22,6 +23,7 @@ enum cudaError_t {
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorNotSupported = 801,
@@ -59,6 +61,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags);
 cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaMalloc(void **out, size_t n_bytes);
 cudaError_t cudaFree(void *ptr);

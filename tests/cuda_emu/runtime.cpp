@@ -225,6 +225,7 @@ const char *cudaGetErrorString(cudaError_t code) {
   case cudaErrorInvalidConfiguration: return "invalid configuration argument";
   case cudaErrorNotReady: return "device not ready";
   case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+  case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
   case cudaErrorNoDevice: return "no CUDA-capable device is detected";
   case cudaErrorInvalidDevice: return "invalid device ordinal";
   case cudaErrorInvalidResourceHandle: return "invalid resource handle";
@@ -290,8 +291,12 @@ static place place_of(const void *ptr, size_t n_bytes) {
   return {PAGEABLE, next == known.end() || begin + n_bytes <= next->first};
 }
 
-static bool is_elsewhere(int device, const place &p) {
+// reaches[a][b]: kernels of device a may access memory of b.
+static std::atomic<bool> reaches[MAX_DEVICES][MAX_DEVICES];
+
+static bool is_elsewhere(int device, const place &p, bool by_kernel = false) {
   if (p.device < 0 || p.device == device) return false;
+  if (by_kernel && reaches[device][p.device]) return false;
   std::fprintf(stderr, "cuda_emu: a stream of device %d is given memory of device %d\n", device,
                p.device);
   return true;
@@ -303,7 +308,7 @@ bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
   for (size_t i = 0; i + sizeof(void *) <= n_bytes; i += sizeof(void *)) {
     const void *word;
     std::memcpy(&word, static_cast<const char *>(words) + i, sizeof word);
-    if (is_elsewhere(device, place_of(word, 1)))
+    if (is_elsewhere(device, place_of(word, 1), true))
       return result(cudaErrorIllegalAddress) == cudaSuccess;
   }
   return true;
@@ -320,6 +325,19 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
   bool is_major = attribute == cudaDevAttrComputeCapabilityMajor;
   *value = is_major ? capability() / 10 : capability() % 10;
   return cudaSuccess;
+}
+
+// TANDEM_EMU_PEER=1: a path between devices.
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  *can = number_of("TANDEM_EMU_PEER", 0) != 0 && device != peer;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (peer < 0 || peer >= n_devices() || number_of("TANDEM_EMU_PEER", 0) == 0)
+    return result(cudaErrorInvalidDevice);
+  const bool was = reaches[current_device][peer].exchange(true);
+  return result(was ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int *device) {

@@ -154,6 +154,62 @@ static void test_memory_of_another_device(void **state) {
 }
 
 // What CUDA refuses where the calling thread's device is another, and what not.
+enum { MESSAGE_BYTES = 4096, MESSAGE_ROUNDS = 6 };
+
+// a posts to b's inbox, which sends it on to a's; sizes with and without runs of 16 bytes. Round r
+// is signal value r + 1.
+static void send_round(cuda_fixture dev[2], const td_inbox inbox[2], uint32_t r) {
+  static const size_t sizes[] = {MESSAGE_BYTES - 64, 17, 0};
+  const size_t n = sizes[r % TD_COUNT(sizes)];
+  unsigned char sent[MESSAGE_BYTES], got[MESSAGE_BYTES];
+  for (size_t i = 0; i < n; i++)
+    sent[i] = (unsigned char)(i * 7 + r);
+  const uint32_t value = r + 1;
+  const void *from = cuda_put(&dev[0], sent, n + 1), *values[2];
+  _Atomic uint32_t *signals[2];
+  for (int i = 0; i < 2; i++) {
+    values[i] = cuda_put(&dev[i], &value, sizeof value);
+    signals[i] = (_Atomic uint32_t *)((char *)inbox[i].memory + MESSAGE_BYTES - 64);
+  }
+  td_op_await(dev[1].stream, signals[1], values[1]); // both queued before what they wait for
+  td_op_post(dev[1].stream,
+             &(td_post_args){inbox[0].memory, inbox[1].memory, n, signals[0], values[1]});
+  td_op_post(dev[0].stream, &(td_post_args){inbox[1].memory, from, n, signals[1], values[0]});
+  td_op_await(dev[0].stream, signals[0], values[0]);
+  td_op_copy(dev[0].stream, got, inbox[0].memory, n);
+  cuda_sync(&dev[0]);
+  cuda_sync(&dev[1]);
+  assert_memory_equal(got, sent, n);
+}
+
+// Through each other's memory and through the host's. On a machine with one GPU, it is both.
+static void test_messages(void **state) {
+  (void)state;
+  cuda_fixture dev[2] = {open_device(0)};
+  td_err err;
+  td_dev *second;
+  unsigned index = 1;
+  if (td_dev_open(&second, &(td_dev_opts){.kind = "cuda", .index = 1}, &err) != TD_OK) index = 0;
+  if (index == 1) td_dev_close(second);
+  dev[1] = open_device(index);
+  for (int by_memory = 0; by_memory < 2; by_memory++) {
+    if (hold_copies) setenv("TANDEM_EMU_PEER", by_memory ? "1" : "0", 1);
+    td_inbox inbox[2];
+    for (int i = 0; i < 2; i++) {
+      assert_int_equal(td_inbox_open(&inbox[i], dev[i].dev, dev[!i].dev, MESSAGE_BYTES, &err),
+                       TD_OK);
+      if (hold_copies) assert_true(inbox[i].is_host == !by_memory);
+    }
+    for (uint32_t r = 0; r < MESSAGE_ROUNDS; r++)
+      send_round(dev, inbox, r);
+    for (int i = 0; i < 2; i++)
+      td_inbox_close(&inbox[i], dev[i].dev);
+  }
+  unsetenv("TANDEM_EMU_PEER");
+  cuda_close(&dev[1]);
+  cuda_close(&dev[0]);
+}
+
 static void test_the_current_device(void **state) {
   (void)state;
   two_devices two = open_two();
@@ -285,6 +341,7 @@ int main(void) {
       cmocka_unit_test(test_devices_by_index),
       cmocka_unit_test(test_devices_hand_over),
       cmocka_unit_test(test_memory_of_another_device),
+      cmocka_unit_test(test_messages),
       cmocka_unit_test(test_the_current_device),
       cmocka_unit_test(test_copies_of_one_direction),
       cmocka_unit_test(test_copies_of_pageable_memory),

@@ -13,6 +13,7 @@
 #include "runtime/session.h"
 #include "unit/engine_test.h"
 #include "unit/filtered.h"
+#include "unit/peer_test.h"
 
 enum { N_SCHEDULES = 8 };                       // of either model
 enum { N_SEQS = 3, N_TOKENS = 18, N_ROWS = 2 }; // of a step in all
@@ -202,6 +203,41 @@ static void test_cached_experts(void **state) {
   unsetenv("TANDEM_EMU_PIN");
 }
 
+// Two GPUs give the bits of one that has all these experts: by each other's memory and through the
+// host's. On a machine with one GPU, both are that one.
+static void test_a_peer(void **state) {
+  (void)state;
+  const char *library = getenv("TANDEM_CUDA_LIB");
+  const bool is_emulator = library && strstr(library, "_emu");
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (library) fail_msg("%s", err.msg);
+    skip();
+  }
+  td_dev_close(dev);
+  if (is_emulator) setenv("TANDEM_EMU_DEVICES", "2", 1);
+  static const peer_case one[] = {{99, 0, true, 1}, {13, 0, true, 1}};
+  static const peer_case two[] = {{99, 99, true, 2}, {4, 9, true, 1}};
+  peer_is_brief = true;
+  peer_is_first_gpu = !is_emulator;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    for (size_t k = i; k < TD_COUNT(one); k++) {
+      const peer_result want = peer_logits(&small_models[i], "cuda", &one[k], 0);
+      for (unsigned seed = 0; seed < 2; seed++) {
+        if (is_emulator) setenv("TANDEM_EMU_PEER", seed ? "1" : "0", 1);
+        const peer_result got = peer_logits(&small_models[i], "cuda", &two[k], seed);
+        assert_memory_equal(got.out, want.out, want.n_rows * want.n_vocab * sizeof *want.out);
+        assert_true(got.plan.n_ways[TD_LAYER_PAIRED] + got.plan.n_ways[TD_LAYER_SPREAD] > 0);
+        free(got.out);
+      }
+      free(want.out);
+    }
+  }
+  unsetenv("TANDEM_EMU_DEVICES");
+  unsetenv("TANDEM_EMU_PEER");
+}
+
 // Experts do not come before their memory is registered: until then they are computed where they
 // are, to the bit.
 static void test_streaming_waits_for_registering(void **state) {
@@ -278,6 +314,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_a_failure_is_not_waited_for),
                                      cmocka_unit_test(test_where_experts_are),
                                      cmocka_unit_test(test_cached_experts),
+                                     cmocka_unit_test(test_a_peer),
                                      cmocka_unit_test(test_streaming_waits_for_registering),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode)};

@@ -137,6 +137,30 @@ static void test_await_is_canceled(void **state) {
   close_fixture(&f);
 }
 
+static void test_post(void **state) {
+  (void)state;
+  fixture f;
+  open_fixture(&f, 1);
+  td_err err;
+  td_inbox inbox;
+  assert_int_equal(td_inbox_open(&inbox, f.dev, f.dev, 128, &err), TD_OK);
+  char *data = inbox.memory;
+  _Atomic uint32_t *signal = (_Atomic uint32_t *)(data + 64);
+  assert_true(data[63] == 0 && *signal == 0);
+  static const uint32_t values[] = {7, 8};
+  td_op_post(f.stream, &(td_post_args){data, "seventeen letters", 17, signal, &values[0]});
+  td_op_await(f.stream, signal, &values[0]);
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_OK);
+  assert_memory_equal(data, "seventeen letters", 18);
+  _Atomic uint32_t never = 0, canceled = 1;
+  td_op_await_or_cancel(f.stream, &never, &values[0], &canceled);
+  td_op_post(f.stream, &(td_post_args){data, "no", 2, signal, &values[1]});
+  assert_int_equal(td_stream_sync(f.stream, &err), TD_ECANCELED);
+  assert_int_equal(*signal, 8); // a failed stream still signals
+  td_inbox_close(&inbox, f.dev);
+  close_fixture(&f);
+}
+
 static void test_copy_and_zero(void **state) {
   (void)state;
   fixture f;
@@ -909,6 +933,7 @@ int main(void) {
       cmocka_unit_test(test_embed_gather_add),
       cmocka_unit_test(test_sum_parts),
       cmocka_unit_test(test_await_is_canceled),
+      cmocka_unit_test(test_post),
       cmocka_unit_test(test_copy_and_zero),
       cmocka_unit_test(test_rmsnorm),
       cmocka_unit_test(test_linear),

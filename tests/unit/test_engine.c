@@ -12,8 +12,9 @@
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
 #include "unit/kv_transfer_test.h"
+#include "unit/peer_test.h"
 
-enum { N_CACHE_SCHEDULES = 4 }; // of each cache
+enum { N_CACHE_SCHEDULES = 4, N_PEER_SCHEDULES = 3 }; // of each cache
 // Of either model, and either way; several times slower under ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__)
 enum { N_SCHEDULES = 25 };
@@ -191,6 +192,36 @@ static void test_cached_experts_change_no_bit(void **state) {
   }
 }
 
+// Nor on which of three devices, in steps of one to sixteen tokens, whatever they wait for first:
+// all experts on two devices, evenly and not; all on the peer; some, so that the expert device has
+// the rest; and those used last.
+static void test_a_peer_changes_no_bit(void **state) {
+  (void)state;
+  static const peer_case plain = {.n_microbatches = 1};
+  static const peer_case cases[][5] = {
+      // of 24 experts in three layers, of four in one
+      {{99, 99, true, 1}, {17, 99, true, 2}, {0, 99, true, 2}, {5, 8, true, 2}, {3, 4, false, 2}},
+      {{99, 99, true, 1}, {3, 99, true, 2}, {0, 99, true, 2}, {1, 2, true, 2}, {1, 1, false, 2}}};
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    const peer_result want = peer_logits(&small_models[i], "cpu", &plain, 0);
+    for (size_t k = 0; k < TD_COUNT(cases[i]); k++) {
+      const peer_case *c = &cases[i][k];
+      for (unsigned seed = 0; seed < N_PEER_SCHEDULES; seed++) {
+        const peer_result got = peer_logits(&small_models[i], "cpu", c, seed);
+        assert_memory_equal(got.out, want.out, want.n_rows * want.n_vocab * sizeof *want.out);
+        const bool is_whole = c->n_peer == 99;
+        assert_true(got.plan.n_ways[is_whole ? TD_LAYER_PAIRED : TD_LAYER_SPREAD] > 0);
+        assert_true(got.plan.n_ways[TD_LAYER_SPREAD] == 0 || !is_whole);
+        assert_true(c->is_fixed ? got.stats.n_cached == got.stats.n_slots
+                                : got.stats.hits > 0 && got.stats.moves > c->n_here);
+        free(got.out);
+      }
+    }
+    free(want.out);
+  }
+}
+
 static td_dev_vtable watched;
 static void (*real_enqueue)(td_stream *stream, const td_op *op);
 static const td_stream *not_watched;
@@ -330,6 +361,7 @@ int main(void) {
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_prefill_beside_decode),
                                      cmocka_unit_test(test_cached_experts_change_no_bit),
+                                     cmocka_unit_test(test_a_peer_changes_no_bit),
                                      cmocka_unit_test(test_experts_that_do_not_arrive),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),

@@ -67,6 +67,27 @@ static void test_one_slot(void **state) {
   td_hot_experts_close(hot);
 }
 
+// Every other expert gets a slot of the first three, until these are full; then all get others.
+static void test_fill(void **state) {
+  (void)state;
+  static const bool is_layer[] = {false, true, true};
+  static const int32_t want[] = {-1, -1, -1, -1, -1, 0, 3, 1, 4, 2, 5, 6, 7, -1, -1};
+  td_hot_experts *hot = open_hot(3, 5, 8);
+  td_hot_move moves[8];
+  const uint32_t n = td_hot_experts_fill(hot, is_layer, 3, moves);
+  assert_int_equal(n, 8);
+  assert_false(holds(hot, 5)); // not before it has arrived
+  for (uint32_t i = 0; i < n; i++)
+    td_hot_experts_publish(hot, &moves[i]);
+  assert_memory_equal(td_hot_experts_table(hot), want, sizeof want);
+  assert_int_equal(td_hot_experts_counts(hot).n_cached, 8);
+  td_hot_experts_close(hot);
+  hot = open_hot(3, 5, 20); // more slots than experts
+  td_hot_move all[20];
+  assert_int_equal(td_hot_experts_fill(hot, is_layer, 20, all), 10);
+  td_hot_experts_close(hot);
+}
+
 static void test_no_slots(void **state) {
   (void)state;
   td_hot_experts *hot = open_hot(1, 4, 0);
@@ -186,9 +207,11 @@ static void test_recency(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_least_recently_used_makes_room), cmocka_unit_test(test_one_slot),
-      cmocka_unit_test(test_no_slots), cmocka_unit_test(test_moves_take_time),
-      cmocka_unit_test(test_recency)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_least_recently_used_makes_room),
+                                     cmocka_unit_test(test_one_slot),
+                                     cmocka_unit_test(test_no_slots),
+                                     cmocka_unit_test(test_fill),
+                                     cmocka_unit_test(test_moves_take_time),
+                                     cmocka_unit_test(test_recency)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,6 +59,50 @@ static void test_ranks(void **state) {
                     "microbatch, on 2 devices");
 }
 
+// With a peer: layers whose experts the two devices have, and those that need the third, too. None
+// in steps that no peer computes.
+static void test_a_peer(void **state) {
+  (void)state;
+  static bool may_cache[TD_MAX_LAYERS];
+  static uint8_t share[TD_MAX_LAYERS];
+  for (uint32_t i = 3; i < N_LAYERS; i++) {
+    may_cache[i] = true;
+    share[i] = i < 20 ? TD_PAIR_ALL : i < 30 ? TD_PAIR_SOME : TD_PAIR_NONE;
+  }
+  td_step_shape shape = decode_of(4);
+  shape.may_cache = may_cache;
+  shape.pair_share = share;
+  td_step_plan plan = plan_of(&shape);
+  check_text(&plan, "layers 0-2 dense, 3-19 on two devices, 20-29 on three devices, 30-60 cached; "
+                    "4 tokens, 0 of prompts, in 1 microbatch, both devices queued up front, "
+                    "replayed");
+  shape = prompt_of(2000);
+  shape.may_cache = may_cache;
+  shape.pair_share = share;
+  plan = plan_of(&shape);
+  assert_int_equal(plan.n_ways[TD_LAYER_PAIRED] + plan.n_ways[TD_LAYER_SPREAD], 0);
+}
+
+// Half of the experts of DeepSeek-V3 are worth two messages, half of a small model's are not.
+static void test_whether_a_peer_pays(void **state) {
+  (void)state;
+  td_pair_layer layer = {
+      .dim = 7168, .top_k = 8, .n_experts = 256, .n_peer = 128, .expert_bytes = 44050000};
+  td_pair_time t = td_pair_time_of(&layer, &td_pair_usual);
+  assert_int_equal(t.to_peer, 7168 * 2 + 8 * 8);
+  assert_int_equal(t.from_peer, 4 * 7168 * 4);
+  assert_true(t.saved_s > 4.4e-4 && t.saved_s < 4.5e-4);
+  assert_true(t.sent_s > 3e-5 && t.sent_s < 4e-5);
+  assert_true(td_pair_pays(&t));
+  layer = (td_pair_layer){
+      .dim = 2048, .top_k = 8, .n_experts = 128, .n_peer = 64, .expert_bytes = 2400000};
+  t = td_pair_time_of(&layer, &td_pair_usual);
+  assert_false(td_pair_pays(&t));
+  layer.n_peer = 0;
+  t = td_pair_time_of(&layer, &td_pair_usual);
+  assert_true(t.saved_s == 0 && t.from_peer == 0);
+}
+
 static void test_cached_experts(void **state) {
   (void)state;
   static bool may_cache[TD_MAX_LAYERS];
@@ -161,6 +205,7 @@ static void test_depth_of_streams(void **state) {
 int main(void) {
   memset(all_stream, true, sizeof all_stream);
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_peer),  cmocka_unit_test(test_whether_a_peer_pays),
       cmocka_unit_test(test_ranks),   cmocka_unit_test(test_cached_experts),
       cmocka_unit_test(test_decode),  cmocka_unit_test(test_one_device),
       cmocka_unit_test(test_prompts), cmocka_unit_test(test_depth_of_streams)};

@@ -459,7 +459,9 @@ static void join_piece(void *ctx, size_t item, unsigned member) {
   float *out = (float *)a->out + t * a->dim + begin;
   memset(out, 0, n * sizeof *out);
   for (size_t pair = t * a->top_k; pair < (t + 1) * a->top_k; pair++) {
-    const float *parts = a->slots[a->ids[pair]] >= 0 ? a->here : a->there;
+    const int32_t id = a->ids[pair];
+    const bool is_peers = a->peer && a->peer_slots[id] >= 0;
+    const float *parts = a->slots[id] >= 0 ? a->here : is_peers ? a->peer : a->there;
     td_kernels()->axpy(&(td_axpy_args){
         .y = out, .x = parts + pair * a->dim + begin, .a = &a->weights[pair], .n = n, .n_rows = 1});
   }

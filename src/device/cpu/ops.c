@@ -98,6 +98,13 @@ td_status td_cpu_op_signal(td_cpu_stream *stream, const td_signal_args *a, td_er
   return TD_OK;
 }
 
+td_status td_cpu_op_post(td_cpu_stream *stream, const td_post_args *a, td_err *err) {
+  (void)stream, (void)err;
+  if (a->n_bytes) memcpy(a->dst, a->src, a->n_bytes);
+  atomic_store_explicit(a->signal, *a->value, memory_order_release);
+  return TD_OK;
+}
+
 td_status td_cpu_op_await(td_cpu_stream *stream, const td_signal_args *a, td_err *err) {
   (void)stream;
   for (unsigned i = 0; atomic_load_explicit(a->signal, memory_order_acquire) != *a->value; i++) {

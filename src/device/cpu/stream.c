@@ -36,7 +36,7 @@ static void run_command(td_cpu_stream *stream, const td_cpu_cmd *cmd) {
   case CMD_WAIT: wait_completed(cmd->wait_for, cmd->wait_n_completed); break;
   case CMD_OP:
     // err is written by this thread only
-    if (stream->err.code != TD_OK && cmd->op.kind != TD_OP_SIGNAL) break;
+    if (stream->err.code != TD_OK && !td_op_signals(&cmd->op)) break;
     td_err err = {.code = TD_OK};
     if (td_cpu_execute_traced(stream, &cmd->op, &err) == TD_OK) break;
     pthread_mutex_lock(&stream->lock);

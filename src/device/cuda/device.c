@@ -48,6 +48,14 @@ static void cuda_free_host(td_dev *base, void *ptr) {
   ((td_cuda_dev *)base)->abi->free_host(ptr);
 }
 
+static bool cuda_is_reached_by(td_dev *base, td_dev *base_from) {
+  const td_cuda_dev *dev = (td_cuda_dev *)base, *from = (td_cuda_dev *)base_from;
+  if (dev->index == from->index) return true;
+  bool is_reached = false;
+  td_cuda_use(from);
+  return from->abi->reach(dev->index, &is_reached) == 0 && is_reached;
+}
+
 static size_t cuda_own_free_bytes(td_dev *base) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   size_t n_free = 0, total = 0;
@@ -96,6 +104,7 @@ static const td_dev_vtable vtable = {
     .free = cuda_free,
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
+    .is_reached_by = cuda_is_reached_by,
     .own_free_bytes = cuda_own_free_bytes,
     .pin = td_cuda_pin,
     .is_pinning = td_cuda_is_pinning,

@@ -32,6 +32,15 @@ td_status td_cuda_op_signal(td_cuda_stream *stream, const td_signal_args *a, td_
   return TD_CUDA_LAUNCH(stream, signal, &args);
 }
 
+td_status td_cuda_op_post(td_cuda_stream *stream, const td_post_args *a, td_err *err) {
+  td_cu_post_args args = {.dst = a->dst,
+                          .src = a->src,
+                          .n_bytes = a->n_bytes,
+                          .signal = (uint32_t *)a->signal,
+                          .value = a->value};
+  return TD_CUDA_LAUNCH(stream, post, &args);
+}
+
 td_status td_cuda_op_await(td_cuda_stream *stream, const td_signal_args *a, td_err *err) {
   td_cu_await_args args = {.signal = (const uint32_t *)a->signal,
                            .value = a->value,

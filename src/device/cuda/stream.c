@@ -158,7 +158,7 @@ static td_status execute(td_cuda_stream *stream, const td_op *op, td_err *err) {
 
 void td_cuda_enqueue(td_stream *base, const td_op *op) {
   td_cuda_stream *stream = (td_cuda_stream *)base;
-  if (stream->err.code != TD_OK && op->kind != TD_OP_SIGNAL) return;
+  if (stream->err.code != TD_OK && !td_op_signals(op)) return;
   td_cuda_use(td_cuda_dev_of(stream));
   _Atomic uint32_t *pulse = td_cuda_dev_of(stream)->pulse;
   if (pulse) atomic_fetch_add_explicit(pulse, 1, memory_order_relaxed);
