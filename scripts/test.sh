@@ -138,7 +138,7 @@ test_tsan() {
   threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
   threaded+=" or many_wake_it_once or turns_between_models"
   threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
-  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|sampler|sched.*|output_parser|grammar)$' \
+  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|cuda_delta|sampler|sched.*|output_parser|grammar)$' \
     -k "$threaded"
 }
 

@@ -237,6 +237,59 @@ typedef struct {
   int32_t *fault;
 } td_cu_kv_store_args;
 
+// A layer's recurrent states: that of page i begins at pages + i * page_bytes, f32: the
+// convolution's last n_taps - 1 inputs [n_taps - 1][channels], then, from element rule_at on,
+// [n_v_heads][tiles][k_dim][TD_CU_DELTA_TILE].
+typedef struct {
+  char *pages;
+  size_t page_bytes, rule_at;
+} td_cu_delta_states;
+
+// k_dim is at most TD_CU_DELTA_KEYS, n_taps TD_CU_DELTA_TAPS.
+enum { TD_CU_DELTA_TILE = 32, TD_CU_DELTA_KEYS = 128, TD_CU_DELTA_TAPS = 16 };
+typedef struct {
+  uint32_t n_k_heads, n_v_heads, k_dim, v_dim, n_taps, channels;
+} td_cu_delta_shape;
+
+// Part of a token's row: group g begins at element offset + g * stride.
+typedef struct {
+  size_t offset, stride;
+} td_cu_row_part;
+
+typedef struct {
+  td_cu_batch batch;
+  td_cu_delta_states states;
+  td_cu_delta_shape shape;
+  const uint16_t *x;
+  size_t x_stride;
+  td_cu_row_part q, k, v, a, b;
+  const float *conv;         // [n_taps][channels]
+  const float *decay, *bias; // [n_v_heads]
+  uint16_t *out;             // [n_tokens][channels]
+  float *gates;              // [n_tokens][n_v_heads][2]: decay, strength
+  int32_t *fault;
+} td_cu_delta_conv_args;
+
+typedef struct {
+  td_cu_batch batch;
+  td_cu_delta_states states;
+  td_cu_delta_shape shape;
+  const uint16_t *qkv; // [n_tokens][channels]
+  const float *gates;
+  uint16_t *out; // [n_tokens][n_v_heads][v_dim]
+  int32_t *fault;
+} td_cu_delta_rule_args;
+
+// x[t][g][:] *= sigmoid(gate) or, with silu, silu(gate). scalar: one f32 gate a group.
+typedef struct {
+  uint16_t *x; // [n_tokens][n_groups][dim]
+  const void *gate;
+  size_t gate_stride;
+  td_cu_row_part part;
+  uint32_t n_tokens, n_groups, dim;
+  uint32_t silu : 1, scalar : 1;
+} td_cu_gate_rows_args;
+
 enum { TD_CU_MAX_SPLITS = 128, TD_CU_FOLDED = 4 };
 
 // Maximum heads that share keys in one block of attn_decode.
@@ -443,6 +496,9 @@ typedef struct {
   X(kv_gather, td_cu_kv_gather_args)                                                               \
   X(attn_decode, td_cu_attn_decode_args)                                                           \
   X(attn_prefill, td_cu_attn_prefill_args)                                                         \
+  X(delta_conv, td_cu_delta_conv_args)                                                             \
+  X(delta_rule, td_cu_delta_rule_args)                                                             \
+  X(gate_rows, td_cu_gate_rows_args)                                                               \
   X(mla_absorb, td_cu_mla_args)                                                                    \
   X(mla_values, td_cu_mla_args)                                                                    \
   X(router, td_cu_router_args)                                                                     \

@@ -189,6 +189,33 @@ __device__ inline void store_run(float *to, const float (&v)[RUN_OF_8]) {
                                           __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])};
 }
 
+// One element, or a run of eight.
+__device__ inline void take_elements(const uint16_t *from, float (&v)[1]) {
+  v[0] = f32_from_bf16(*from);
+}
+
+__device__ inline void take_elements(const float *from, float (&v)[1]) {
+  v[0] = *from;
+}
+
+template <class Element>
+__device__ inline void take_elements(const Element *from, float (&v)[RUN_OF_8]) {
+  load_run(from, v);
+}
+
+__device__ inline void put_elements(uint16_t *to, const float (&v)[1]) {
+  *to = bf16_from_f32(v[0]);
+}
+
+__device__ inline void put_elements(float *to, const float (&v)[1]) {
+  *to = v[0];
+}
+
+template <class Element>
+__device__ inline void put_elements(Element *to, const float (&v)[RUN_OF_8]) {
+  store_run(to, v);
+}
+
 // Whether rows `stride` elements apart can be accessed in runs. True for NULL.
 static inline bool in_runs(const void *first, size_t stride) {
   return reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0 && stride % RUN_OF_8 == 0;

@@ -432,32 +432,6 @@ __device__ static uint32_t find_terms(const td_cu_moe_sum_args &a, const pair_ra
   return n;
 }
 
-__device__ static void take_elements(const uint16_t *from, float (&v)[1]) {
-  v[0] = f32_from_bf16(*from);
-}
-
-__device__ static void take_elements(const float *from, float (&v)[1]) {
-  v[0] = *from;
-}
-
-template <class Element>
-__device__ static void take_elements(const Element *from, float (&v)[RUN_OF_8]) {
-  load_run(from, v);
-}
-
-__device__ static void put_elements(uint16_t *to, const float (&v)[1]) {
-  *to = bf16_from_f32(v[0]);
-}
-
-__device__ static void put_elements(float *to, const float (&v)[1]) {
-  *to = v[0];
-}
-
-template <class Element>
-__device__ static void put_elements(Element *to, const float (&v)[RUN_OF_8]) {
-  store_run(to, v);
-}
-
 // One block per token, with a stride over tokens; a thread handles N elements at a time.
 template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
   __shared__ sum_terms s;

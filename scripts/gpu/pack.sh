@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 most_bytes=20000000
-programs=(tandem bench_gpu test_cuda_{device,graphs,weights,ops,attn,engine,comm})
+programs=(tandem bench_gpu test_cuda_{device,graphs,weights,ops,attn,delta,engine,comm})
 out=.gpu.tgz arch=90a emulator=false build=build-gpu library=libtandem_cuda.so
 while [ $# -gt 0 ]; do
   case $1 in

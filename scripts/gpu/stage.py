@@ -34,7 +34,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMITS = {"tests": 165, "measure": 440, "sanitize": 120}
-UNITS = ["device", "graphs", "weights", "ops", "attn", "engine", "comm"]
+UNITS = ["device", "graphs", "weights", "ops", "attn", "delta", "engine", "comm"]
 # The emulator shows that a bundle is whole; its tests run whole in CTest.
 EMULATED_TESTS = {
     "device": "*names_and_memory",
@@ -42,12 +42,13 @@ EMULATED_TESTS = {
     "weights": "*splits",
     "ops": "*embed*",
     "attn": "*bad_batches",
+    "delta": "*errors",
     "engine": "*failure_is_not_waited_for",
     "comm": "*host",
 }
 EMULATED_GOLDEN = "test_logits and qwen3_int8"
 # What sanitizers slow down a hundredfold must be small.
-SANITIZED = [("attn", "*"), ("ops", "*moe*"), ("ops", "*linear*")]
+SANITIZED = [("attn", "*"), ("delta", "*"), ("ops", "*moe*"), ("ops", "*linear*")]
 LOG_CHARS, RESULT_CHARS = 4000, 400_000
 
 

@@ -118,7 +118,7 @@ static inline uint32_t td_model_n_delta(const td_model_config *config, uint32_t 
 
 // Whether the model has parts that only the CPU computes.
 static inline bool td_model_is_cpu_only(const td_model_config *config) {
-  return config->has_sinks || config->window || config->swiglu_limit > 0 || config->delta_taps;
+  return config->has_sinks || config->window || config->swiglu_limit > 0;
 }
 
 // One transformer layer. Absent matrices are zeroed. gate/up/down of the routed experts are arrays

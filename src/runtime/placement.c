@@ -79,7 +79,6 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
 
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err) {
-  if (!td_model_is_cpu_only(config)) return TD_OK;
   td_device_list list;
   td_status st = td_device_list_parse(&list, opts->devices, err);
   if (st == TD_OK && td_engine_state_bytes(config) && list.n > 1) {
@@ -88,7 +87,7 @@ td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_c
                  "devices cannot share a prompt: give one device, or leave it out",
                  opts->devices, config->arch_name);
   }
-  if (st != TD_OK) return st;
+  if (st != TD_OK || !td_model_is_cpu_only(config)) return st;
   const bool is_cuda = strcmp(opts->device, "cuda") == 0;
   if (!is_cuda && opts->experts != TD_EXPERTS_GPU) return TD_OK;
   return td_fail(err, TD_EUNSUPPORTED,
@@ -107,7 +106,7 @@ uint64_t td_placement_need_bytes(const td_runtime_opts *opts, const td_model_sta
 
 uint64_t td_placement_kv_bytes(uint32_t ctx_size, const td_model_config *c, uint32_t n_tokens) {
   const uint64_t n = ctx_size ? ctx_size : at_most(c->max_position, n_tokens);
-  return n * td_engine_kv_bytes_per_token(c, TD_BF16);
+  return td_engine_kv_bytes(c, TD_BF16, n);
 }
 
 bool td_gpu_holds_all(uint64_t gpu_bytes, uint64_t weight_bytes, uint32_t ctx_size,

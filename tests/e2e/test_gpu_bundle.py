@@ -116,7 +116,7 @@ def test_a_bare_machine(bundle, bare_root, namespace):
     assert not [p for p in bare_root.path.rglob("lib*.so*") if p.name.startswith(("libuv", "libcmocka", "libnettle"))]
     done, steps = stage(bare_root, namespace, "tests")
     assert done.returncode == 0, done.stdout + done.stderr
-    units = [f"test_cuda_{unit}" for unit in ("device", "graphs", "weights", "ops", "attn", "engine")]
+    units = [f"test_cuda_{unit}" for unit in ("device", "graphs", "weights", "ops", "attn", "delta", "engine")]
     for name in ["facts", *units, "golden models", "operators of V3"]:
         assert steps[name]["status"] == "passed"
     for name in units:

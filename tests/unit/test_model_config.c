@@ -388,7 +388,7 @@ static void reads_gpt_oss(void **state) {
 static void reads_delta_nets(void **state) {
   (void)state;
   td_model_config c = parse_ok("{\"model_type\": \"qwen3_next\", \"mlp_only_layers\": [2]}", NULL);
-  assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk && td_model_is_cpu_only(&c));
+  assert_true(c.has_attn_gate && c.delta_grouped && c.norm_topk && !td_model_is_cpu_only(&c));
   assert_int_equal(c.rope_dim, 64);
   assert_int_equal(c.shared_dim, 512);
   assert_int_equal(td_model_n_delta(&c, c.n_layers), 36);

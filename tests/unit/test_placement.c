@@ -74,7 +74,10 @@ static void test_models_of_the_cpu_alone(void **state) {
                             .delta_v_dim = 8,
                             .delta_taps = 4};
   td_runtime_opts several = {.device = "cpu", .devices = "0,1"};
-  assert_int_equal(td_placement_check_model(&can[0], &states, &err), TD_OK);
+  for (size_t i = 0; i < TD_COUNT(can); i++) {
+    assert_int_equal(td_placement_check_model(&can[i], &states, &err), TD_OK);
+    assert_int_equal(td_placement_check_model(&cannot[i], &states, &err), TD_OK);
+  }
   assert_int_equal(td_placement_check_model(&several, &sinks, &err), TD_OK);
   assert_int_equal(td_placement_check_model(&several, &states, &err), TD_EUNSUPPORTED);
   assert_non_null(strstr(err.msg, "--devices 0,1"));

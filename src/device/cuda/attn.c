@@ -8,17 +8,6 @@
 
 enum { RUN = 8 }; // elements per load in kernels
 
-static td_cu_batch batch_of(const td_batch_view *b) {
-  return (td_cu_batch){.seq = b->seq,
-                       .position = b->position,
-                       .q_begin = b->q_begin,
-                       .page_table = b->page_table,
-                       .n_tokens = b->n_tokens,
-                       .n_seqs = b->n_seqs,
-                       .max_pages = b->max_pages,
-                       .page_tokens = b->page_tokens};
-}
-
 static td_cu_kv kv_of(const td_kv_view *kv) {
   return (td_cu_kv){.pages = kv->pages, .page_bytes = kv->page_bytes, .f16 = kv->dtype == TD_F16};
 }
@@ -39,7 +28,7 @@ td_status td_cuda_op_kv_store_gqa(td_cuda_stream *stream, const td_kv_store_gqa_
                                   td_err *err) {
   td_status status = check_batch(&a->batch, &a->kv, (size_t)2 * a->n_kv_heads * a->head_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  td_cu_kv_store_args args = {.batch = batch_of(&a->batch),
+  td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
                               .kv = kv_of(&a->kv),
                               .k = a->k,
                               .v = a->v,
@@ -55,7 +44,7 @@ td_status td_cuda_op_kv_store_mla(td_cuda_stream *stream, const td_kv_store_mla_
                                   td_err *err) {
   td_status status = check_batch(&a->batch, &a->kv, a->entry_dim, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;
-  td_cu_kv_store_args args = {.batch = batch_of(&a->batch),
+  td_cu_kv_store_args args = {.batch = td_cuda_batch_of(&a->batch),
                               .kv = kv_of(&a->kv),
                               .k = a->entry,
                               .k_stride = a->entry_dim,
@@ -127,7 +116,7 @@ static td_status run_kv_heads(td_cuda_stream *stream, const td_attn_gqa_args *a,
   const size_t row = whole_runs(a->head_dim), head = list->n_keys * row;
   const size_t stride = (size_t)a->n_heads * a->head_dim;
   const size_t first = (size_t)head0 * heads_per_kv * a->head_dim;
-  td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
+  td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
                                  .list = *list,
                                  .out = keys,
@@ -198,7 +187,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, const td_attn_gqa_args *a,
                    a->head_dim, TD_CU_MMA_HEAD);
   }
   if (a->prompt) return run_tiles(stream, a, err);
-  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
                                  .q = a->q,
                                  .out = a->out,
@@ -238,7 +227,7 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
   };
   td_status status = TD_CUDA_LAUNCH(stream, mla_absorb, &mla);
   if (status != TD_OK) return status;
-  td_cu_attn_decode_args args = {.batch = batch_of(&a->batch),
+  td_cu_attn_decode_args args = {.batch = td_cuda_batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
                                  .q = l->query,
                                  .out = l->latent,
@@ -307,7 +296,7 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
                       .n_rows = n * width};
   td_status status = td_cuda_run_matmul(stream, &m, err);
   if (status != TD_OK) return status;
-  td_cu_attn_prefill_args args = {.batch = batch_of(&a->batch),
+  td_cu_attn_prefill_args args = {.batch = td_cuda_batch_of(&a->batch),
                                   .list = s->list,
                                   .q = (const uint16_t *)a->q + (size_t)head0 * k_dim,
                                   .out = (uint16_t *)a->out + (size_t)head0 * a->v_dim,
@@ -333,7 +322,7 @@ static td_status run_heads(td_cuda_stream *stream, const mla_sequences *s, uint3
 static td_status run_sequences(td_cuda_stream *stream, const mla_sequences *s, uint32_t group,
                                td_err *err) {
   const td_attn_mla_args *a = s->a;
-  td_cu_kv_gather_args gather = {.batch = batch_of(&a->batch),
+  td_cu_kv_gather_args gather = {.batch = td_cuda_batch_of(&a->batch),
                                  .kv = kv_of(&a->kv),
                                  .list = s->list,
                                  .out = s->latent,

@@ -160,6 +160,17 @@ static inline void td_cuda_use(const td_cuda_dev *dev) {
   dev->abi->use(dev->index);
 }
 
+static inline td_cu_batch td_cuda_batch_of(const td_batch_view *b) {
+  return (td_cu_batch){.seq = b->seq,
+                       .position = b->position,
+                       .q_begin = b->q_begin,
+                       .page_table = b->page_table,
+                       .n_tokens = b->n_tokens,
+                       .n_seqs = b->n_seqs,
+                       .max_pages = b->max_pages,
+                       .page_tokens = b->page_tokens};
+}
+
 // TD_OK for code 0; otherwise an error with the runtime's message. TD_ENOMEM for out of memory.
 td_status td_cuda_result(const td_cuda_dev *dev, int code, const char *what, td_err *err);
 

@@ -180,26 +180,3 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, const td_top_logits_args
                                 .n_slices = n_slices};
   return TD_CUDA_LAUNCH(stream, top_logits, &args);
 }
-
-// ---- on the CPU only ----------------------------------------------------------------------------
-
-static td_status only_on_cpu(td_err *err) {
-  return td_fail(err, TD_EUNSUPPORTED,
-                 "gated delta nets are computed on the CPU only: give --device cpu");
-}
-
-td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args *a, td_err *err) {
-  (void)stream, (void)a;
-  return only_on_cpu(err);
-}
-
-td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_args *a,
-                                td_err *err) {
-  (void)stream, (void)a;
-  return only_on_cpu(err);
-}
-
-td_status td_cuda_op_gate_rows(td_cuda_stream *stream, const td_gate_rows_args *a, td_err *err) {
-  (void)stream, (void)a;
-  return only_on_cpu(err);
-}

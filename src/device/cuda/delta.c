@@ -1,0 +1,102 @@
+// src/device/cuda/delta.c - operators of gated delta nets: checks arguments and launches.
+#include <assert.h>
+
+#include "device/cuda/cuda.h"
+
+static_assert((int)TD_DELTA_TILE == (int)TD_CU_DELTA_TILE, "columns of a tile");
+
+static td_cu_delta_states states_of(const td_kv_view *state, const td_delta_shape *shape) {
+  return (td_cu_delta_states){.pages = state->pages,
+                              .page_bytes = state->page_bytes,
+                              .rule_at = td_delta_conv_floats(shape)};
+}
+
+static td_cu_delta_shape shape_of(const td_delta_shape *s) {
+  return (td_cu_delta_shape){.n_k_heads = s->n_k_heads,
+                             .n_v_heads = s->n_v_heads,
+                             .k_dim = s->k_dim,
+                             .v_dim = s->v_dim,
+                             .n_taps = s->n_taps,
+                             .channels = td_delta_channels(s)};
+}
+
+static td_cu_row_part part_of(td_row_part part) {
+  return (td_cu_row_part){.offset = part.offset, .stride = part.stride};
+}
+
+static td_status check(const td_batch_view *b, const td_kv_view *state, const td_delta_shape *s,
+                       td_err *err) {
+  TD_DEV_REQUIRE(state->dtype == TD_F32 && state->page_bytes >= td_delta_state_bytes(s),
+                 "delta net: a state of %zu bytes in pages of %zu", td_delta_state_bytes(s),
+                 state->page_bytes);
+  TD_DEV_REQUIRE(s->n_k_heads && s->n_v_heads % s->n_k_heads == 0,
+                 "delta net: %u value heads for %u key heads", s->n_v_heads, s->n_k_heads);
+  TD_DEV_REQUIRE(s->n_taps >= 2 && s->n_taps <= TD_CU_DELTA_TAPS, "delta net: a filter of %u taps",
+                 s->n_taps);
+  TD_DEV_REQUIRE(b->seq && b->position && b->q_begin && b->page_table && b->page_tokens > 0,
+                 "batch: an array is absent");
+  if (s->k_dim > TD_CU_DELTA_KEYS) {
+    return td_fail(err, TD_EUNSUPPORTED, "delta net: keys of %u elements; on a GPU at most %d",
+                   s->k_dim, TD_CU_DELTA_KEYS);
+  }
+  return TD_OK;
+}
+
+td_status td_cuda_op_delta_conv(td_cuda_stream *stream, const td_delta_conv_args *a, td_err *err) {
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_status st = check(&a->batch, &a->state, &a->shape, err);
+  if (st != TD_OK || a->batch.n_tokens == 0) return st;
+  const size_t of_taps = (size_t)a->shape.n_taps * td_delta_channels(&a->shape) * sizeof(float);
+  const size_t of_heads = a->shape.n_v_heads * sizeof(float);
+  const void *conv, *decay = NULL, *bias = NULL;
+  st = td_cuda_on_device(dev, a->conv, of_taps, &conv, err);
+  if (st == TD_OK) st = td_cuda_on_device(dev, a->decay, of_heads, &decay, err);
+  if (st == TD_OK) st = td_cuda_on_device(dev, a->bias, of_heads, &bias, err);
+  if (st != TD_OK) return st;
+  const td_cu_delta_conv_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                      .states = states_of(&a->state, &a->shape),
+                                      .shape = shape_of(&a->shape),
+                                      .x = a->x,
+                                      .x_stride = a->x_stride,
+                                      .q = part_of(a->q),
+                                      .k = part_of(a->k),
+                                      .v = part_of(a->v),
+                                      .a = part_of(a->a),
+                                      .b = part_of(a->b),
+                                      .conv = conv,
+                                      .decay = decay,
+                                      .bias = bias,
+                                      .out = a->out,
+                                      .gates = a->gates,
+                                      .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, delta_conv, &args);
+}
+
+td_status td_cuda_op_delta_rule(td_cuda_stream *stream, const td_delta_rule_op_args *a,
+                                td_err *err) {
+  td_status st = check(&a->batch, &a->state, &a->shape, err);
+  if (st != TD_OK || a->batch.n_tokens == 0) return st;
+  const td_cu_delta_rule_args args = {.batch = td_cuda_batch_of(&a->batch),
+                                      .states = states_of(&a->state, &a->shape),
+                                      .shape = shape_of(&a->shape),
+                                      .qkv = a->qkv,
+                                      .gates = a->gates,
+                                      .out = a->out,
+                                      .fault = stream->fault};
+  return TD_CUDA_LAUNCH(stream, delta_rule, &args);
+}
+
+td_status td_cuda_op_gate_rows(td_cuda_stream *stream, const td_gate_rows_args *a, td_err *err) {
+  (void)err;
+  if (a->n_tokens == 0 || a->n_groups == 0 || a->dim == 0) return TD_OK;
+  const td_cu_gate_rows_args args = {.x = a->x,
+                                     .gate = a->gate,
+                                     .gate_stride = a->gate_stride,
+                                     .part = part_of(a->part),
+                                     .n_tokens = a->n_tokens,
+                                     .n_groups = a->n_groups,
+                                     .dim = a->dim,
+                                     .silu = a->silu,
+                                     .scalar = a->scalar};
+  return TD_CUDA_LAUNCH(stream, gate_rows, &args);
+}
