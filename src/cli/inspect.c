@@ -123,6 +123,11 @@ static void add_exchange(td_buf *out, const td_model *m) {
       e.time.exchange_s * 1e3, TD_OVERLAP_TOKENS);
 }
 
+// Whether several GPUs may compute a prompt together: not where a state passes from token to token.
+static bool can_share_prompts(const td_model_config *c) {
+  return td_engine_state_bytes(c) == 0;
+}
+
 static void add_sizes(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   td_model_stats s = td_model_stats_of(m);
@@ -160,7 +165,7 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_str(out, " and the context in its memory, ");
     add_bytes(out, s.expert_bytes);
     td_buf_str(out, " of experts in the CPU's, or there, too\n");
-    add_exchange(out, m);
+    if (can_share_prompts(c)) add_exchange(out, m);
   }
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
@@ -291,7 +296,7 @@ static void add_json(td_buf *out, const td_model *m, const td_inspect_opts *opts
     td_jw_int(&w, dims[i].key, dims[i].value);
   add_json_sizes(&w, m);
   if (td_model_stats_of(m).expert_bytes) {
-    add_json_exchange(&w, m);
+    if (can_share_prompts(c)) add_json_exchange(&w, m);
     td_inspect_add_json_gpus(&w, m, opts);
   }
   if (opts->tensors) add_json_tensors(&w, m);

@@ -1,6 +1,7 @@
 // src/cli/inspect_gpu.c - predicts prefill with streamed experts, and decode with cached ones, on
 // cards of several sizes.
 #include "cli/inspect.h"
+#include "engine/engine.h"
 #include "runtime/predict.h"
 
 #define GIB ((uint64_t)1 << 30)
@@ -42,7 +43,8 @@ static void add_cache(td_buf *out, const td_prefill_load *load, const td_card_pl
   td_buf_str(out, "\n");
 }
 
-// What two of the cards hold, one for prefill and one for decode.
+// What two of the cards hold, one for prefill and one for decode: for models without recurrent
+// states, which the two do not hand over.
 static void add_pair(td_buf *out, const td_card_plan *plan) {
   td_buf_printf(out, "  two of them, for prefill and decode: %.2f GiB of weights",
                 (double)plan->weight_bytes / (double)GIB);
@@ -84,7 +86,7 @@ static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card
                   prompts[k], t.seconds, t.link_s, t.compute_s, prompts[k] / t.seconds);
   }
   if (plan.experts_stream) add_cache(out, load, &plan);
-  add_pair(out, &plan);
+  if (!td_engine_state_bytes(load->config)) add_pair(out, &plan);
 }
 
 void td_inspect_add_gpus(td_buf *out, const td_model *model, const td_inspect_opts *opts) {

@@ -22,18 +22,23 @@ td_prefill_load td_prefill_load_of(const td_model *model) {
 static void plan_kv(td_card_plan *out, const td_model_config *c, uint64_t free_bytes,
                     uint64_t held_bytes) {
   enum { MAX_BATCH = 16 };
+  const uint32_t n_delta = td_model_n_delta(c, c->n_layers);
+  const uint32_t page_tokens = td_engine_page_tokens(c, TD_BF16);
   const td_kv_need need = {.max_position = c->max_position,
                            .kv_bytes_per_token = td_engine_kv_bytes_per_token(c, TD_BF16),
                            .weight_bytes = held_bytes,
                            .available_bytes = free_bytes,
                            .max_batch = MAX_BATCH,
                            .is_device = true,
-                           .n_layers = c->n_layers};
+                           .n_layers = c->n_layers - n_delta,
+                           .n_states = n_delta,
+                           .state_bytes = n_delta ? td_engine_state_bytes(c) / n_delta : 0,
+                           .page_tokens = page_tokens};
   td_kv_plan plan;
   td_err ignored; // nothing is left
   if (td_kv_plan_make(&plan, &need, &ignored) != TD_OK) return;
-  out->kv_tokens = plan.n_pages * TD_KV_PAGE_TOKENS;
-  out->kv_bytes = out->kv_tokens * need.kv_bytes_per_token;
+  out->kv_tokens = plan.n_pages * page_tokens;
+  out->kv_bytes = td_engine_kv_bytes(c, TD_BF16, out->kv_tokens);
 }
 
 td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card) {
@@ -77,8 +82,12 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
 }
 
 // Operations of a layer's attention for n tokens after n_past: scores and sums of every query with
-// the keys up to its own, and for MLA the expansion of all keys and values from their latents.
-static double attention_flops(const td_model_config *c, double n, double n_past) {
+// the keys up to its own, and for MLA the expansion of all keys and values from their latents. A
+// delta net takes 7 for each element of its states instead.
+static double attention_flops(const td_model_config *c, uint32_t layer_idx, double n,
+                              double n_past) {
+  if (td_model_is_delta(c, layer_idx))
+    return 7.0 * n * c->delta_v_heads * c->delta_k_dim * c->delta_v_dim;
   const bool is_mla = c->attn == TD_ATTN_MLA;
   const double k_dim = is_mla ? c->nope_dim + c->rope_dim : c->head_dim;
   const double v_dim = is_mla ? c->v_dim : c->head_dim;
@@ -146,7 +155,7 @@ td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_pl
     n = n_tokens - done < most ? n_tokens - done : most;
     for (uint32_t i = 0; i < c->n_layers; i++) {
       const layer_load layer = {
-          .attention = n * other_flops(load) + attention_flops(c, n, done),
+          .attention = n * other_flops(load) + attention_flops(c, i, n, done),
           .routed = load->layer_bytes[i] ? n * routed_flops(c) : 0,
           .bytes = out.step.way[i] == TD_LAYER_STREAMED ? (double)load->layer_bytes[i] : 0};
       add_layer(&out, &layer, plan, card);

@@ -6,6 +6,7 @@ import concurrent.futures
 import glob
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, metric, wait_until
+from serving import Server, cached, make_model, metric, wait_until
 
 # Whole models on the emulator take minutes under a sanitizer; unit tests show the kernels to those.
 pytestmark = pytest.mark.skipif(
@@ -152,6 +153,27 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
     wait_until(lambda: health(server)["running"] == 0)
     assert complete(server, [8, *prompt[1:]], 2) == between
     assert complete(server, prompt, 2) == said
+    server.close()
+
+
+def test_recurrent_states_are_reused(tandem_bin, library, tmp_path):
+    """They are in a sequence's pages: a prompt goes on behind the last full one that it shares."""
+    model, page = make_model(tmp_path / "hybrid", "tiny-qwen3-next"), 64
+    prompt = random.Random(1).choices(range(3, 900), k=page + 12)
+    other = prompt[: page + 5] + [3] + prompt[page + 6 :]
+    ask = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    server = Server(tandem_bin, model, "--device", "cuda", "--ctx-size", "256")
+    fresh = post(server, "/v1/completions", prompt=prompt, **ask)
+    again = post(server, "/v1/completions", prompt=prompt, **ask)
+    assert cached(fresh) == 0 and cached(again) == page
+    assert again["choices"] == fresh["choices"]
+    branch = post(server, "/v1/completions", prompt=other, **ask)
+    assert cached(branch) == page
+    server.close()
+    server = Server(tandem_bin, model, "--device", "cpu", "--ctx-size", "256")
+    for tokens, answer in ((prompt, fresh), (other, branch)):
+        alone = post(server, "/v1/completions", prompt=tokens, **ask)
+        assert alone["choices"][0]["text"] == answer["choices"][0]["text"]
     server.close()
 
 

@@ -30,12 +30,12 @@ def cuda(build_dir):
     return {"TANDEM_CUDA_LIB": str(library)}
 
 
-def check_logits(ours, golden):
+def check_logits(ours, golden, median=MEDIAN, least_share=SHARE):
     errors = relative_errors(ours, golden)
     share = (errors < MOST).mean()
     print(f"relative error: median {np.median(errors):.2e}, {share:.0%} below {MOST}")
-    assert np.median(errors) < MEDIAN  # false for NaN
-    assert share >= SHARE
+    assert np.median(errors) < median  # false for NaN
+    assert share >= least_share
 
 
 # Sanitizers see the kernels in the unit tests; scripts/test.sh picks none of these by name.
