@@ -1,5 +1,6 @@
 // src/api/compose.c - one grammar for all of a generation: reasoning, then the answer or tool calls
 // in the model's own form. Rules that are not the client's begin with a dot or hold one.
+#include <stdio.h>
 #include <string.h>
 
 #include "api/api_impl.h"
@@ -58,6 +59,43 @@ static void write_until(td_buf *out, const char *name, const char *text, const c
       }
     }
     td_buf_str(out, may_stop ? " | \"\"\n" : "\n");
+  }
+}
+
+// Where the text goes on in which next characters of a marker are there that began at p: behind
+// `least` characters, in the rules of write_until.
+static void write_next(td_buf *out, const char *name, const char *until, unsigned least, unsigned p,
+                       unsigned next) {
+  if (p >= least) {
+    td_buf_printf(out, "%s%u", until, next);
+  } else {
+    td_buf_printf(out, "%s%u.%u", name, p, next);
+  }
+}
+
+// Rules NAME0.0 and so on: text up to the marker of the rules UNTIL0 and so on, that has at least
+// `least` characters. The numbers of NAMEp.i: i characters of a marker are there that began at p.
+static void write_least(td_buf *out, const char *name, const char *until, const char *text,
+                        unsigned least) {
+  uint32_t marker[MAX_MARKER];
+  unsigned n = 0;
+  for (const char *at = text; *at && n < MAX_MARKER; n++)
+    at += td_utf8_decode(at, strlen(at), &marker[n]);
+  for (unsigned p = 0; p < least; p++) {
+    for (unsigned i = 0; i < n; i++) {
+      td_buf_printf(out, "%s%u.%u ::= [^", name, p, i);
+      for (unsigned k = 0; k < n; k++)
+        if (is_first_of(marker, k)) td_buf_printf(out, "\\U%08X", marker[k]);
+      td_buf_str(out, "] ");
+      write_next(out, name, until, least, p + i + 1, 0);
+      for (unsigned k = 0; k < n; k++) {
+        const unsigned next = after_char(marker, i, marker[k]);
+        if (!is_first_of(marker, k) || next == n) continue;
+        td_buf_printf(out, " | [\\U%08X] ", marker[k]);
+        write_next(out, name, until, least, p + i + 1 - next, next);
+      }
+      td_buf_char(out, '\n');
+    }
   }
 }
 
@@ -136,7 +174,11 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
     td_buf_char(out, ' ');
     write_literal(out, e->key_close);
     if (param->is_text) {
-      td_buf_str(out, " .value0");
+      if (param->min_length) {
+        td_buf_printf(out, " .least%u.0.0", param->min_length);
+      } else {
+        td_buf_str(out, " .value0");
+      }
     } else {
       td_buf_printf(out, " t%u.v%u ", index, i);
       write_literal(out, e->value_close);
@@ -144,6 +186,16 @@ static void write_elements(td_buf *out, const td_api_tool *tool, uint32_t index,
     td_buf_str(out, param->is_required ? ") " : ")? ");
   }
   td_buf_str(out, tool->n_params ? "\n" : "\"\"\n");
+}
+
+static bool has_least(const td_api_request *r, unsigned least) {
+  for (uint32_t i = 0; i < r->n_callable; i++) {
+    for (uint32_t k = 0; k < r->callable[i].n_params; k++) {
+      const td_api_tool_param *param = &r->callable[i].params[k];
+      if (param->is_text && param->min_length == least) return true;
+    }
+  }
+  return false;
 }
 
 // The rules .call and .calls; the latter comes after the opening marker.
@@ -170,6 +222,11 @@ static void write_calls(td_buf *out, const td_api_request *r, const call_syntax 
   for (uint32_t i = 0; i < r->n_callable; i++)
     write_elements(out, &r->callable[i], i, s->in);
   write_until(out, ".value", s->in->value_close, "\"\"", false);
+  for (unsigned least = 1; least <= TD_API_MOST_LEAST; least++) {
+    char name[24];
+    snprintf(name, sizeof name, ".least%u.", least);
+    if (has_least(r, least)) write_least(out, name, ".value", s->in->value_close, least);
+  }
 }
 
 // The rule .answer: what follows the reasoning.

@@ -45,7 +45,7 @@ static td_status set_regex(td_api_request *out, const cJSON *value, const char *
   if (!cJSON_IsString(value)) return td_api_bad(error, param, "%s must be a string", param);
   td_buf_str(&out->grammar, "root ::= ");
   td_status st = td_regex_to_gbnf(&out->grammar, value->valuestring, strlen(value->valuestring),
-                                  false, &err);
+                                  TD_REGEX_WHOLE, &err);
   td_buf_char(&out->grammar, '\n');
   return st == TD_OK ? st : td_api_fail_err(error, param, &err);
 }

@@ -41,10 +41,13 @@ typedef enum {
   TD_CALLS_REQUIRED, // the answer is one or more such calls
 } td_calls_mode;
 
+#define TD_API_MOST_LEAST 4
+
 // A parameter of a tool. Its value is the rule t<TOOL>.v<AT> of value_rules, unless it is any text.
 typedef struct {
   char *key; // owned
   bool is_required, is_text;
+  uint32_t min_length; // of any text, in characters; at most TD_API_MOST_LEAST
 } td_api_tool_param;
 
 // A tool that may be called; its arguments are the rule t<I>.0 of call_rules.

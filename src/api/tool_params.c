@@ -85,6 +85,22 @@ static unsigned types_within(const cJSON *root, const cJSON *schema, unsigned de
   return cJSON_IsArray(all) && all->child ? types_within(root, all->child, depth + 1) : 0;
 }
 
+const cJSON *td_tool_param_resolve(const cJSON *root, const cJSON *schema) {
+  for (unsigned i = 0; i < MAX_REFS; i++) {
+    const cJSON *ref = td_json_get(schema, "$ref"), *all = td_json_get(schema, "allOf");
+    const cJSON *next = NULL;
+    if (td_json_get(schema, "type")) return schema;
+    if (cJSON_IsString(ref)) {
+      next = resolve(root, ref->valuestring);
+    } else if (cJSON_IsArray(all) && all->child && !all->child->next) {
+      next = all->child;
+    }
+    if (!next) return schema;
+    schema = next;
+  }
+  return schema;
+}
+
 unsigned td_tool_param_types(const cJSON *root, const cJSON *schema) {
   return types_within(root, schema, 0);
 }

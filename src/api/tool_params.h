@@ -36,6 +36,8 @@ void td_tool_params_free(td_tool_params *params);
 
 // The types of a property's schema. root: the schema that its $ref refer to.
 unsigned td_tool_param_types(const cJSON *root, const cJSON *schema);
+// The schema that schema names by a $ref, or by an allOf of one, else itself.
+const cJSON *td_tool_param_resolve(const cJSON *root, const cJSON *schema);
 // params may be NULL: nothing is known.
 bool td_tool_params_has_tool(const td_tool_params *params, const char *tool);
 unsigned td_tool_params_types(const td_tool_params *params, const char *tool, const char *key);

@@ -18,7 +18,8 @@ static td_status translate(unsigned kind, const char *text, size_t len, td_buf *
   }
   td_json_schema_write_common(out);
   td_buf_str(out, kind == SCHEMA ? "root ::= s0\n" : "root ::= ");
-  if (kind != SCHEMA) return td_regex_to_gbnf(out, text, len, kind == PATTERN, err);
+  if (kind != SCHEMA)
+    return td_regex_to_gbnf(out, text, len, (td_regex_place)(kind == PATTERN), err);
   cJSON *schema;
   td_status st = td_json_parse_at_most(&schema, text, len, TD_JSON_MAX_DEPTH, 1 << 14, err);
   if (st != TD_OK) return st;

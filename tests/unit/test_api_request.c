@@ -395,6 +395,85 @@ static void composes_values_without_quotes(void **state) {
   td_buf_free(&body);
 }
 
+// Whether the grammar of a call in the form takes the value for a parameter with this schema.
+static bool takes_value(const char *schema, unsigned form, const char *value) {
+  static const char *const calls[] = {
+      [TD_CALL_FUNCTION] = "<tool_call>\n<function=f>\n<parameter=s>\n%s\n</parameter>\n"
+                           "</function>\n</tool_call>",
+      [TD_CALL_ARG_KEYS] = "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>%s</arg_value>\n"
+                           "</tool_call>",
+      [TD_CALL_INVOKE] = "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">%s"
+                         "</parameter>\n</invoke>\n</minimax:tool_call>"};
+  td_buf body = TD_BUF_INIT, call = TD_BUF_INIT;
+  td_buf_printf(
+      &body,
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":\"required\","
+      "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+      "\"type\":\"object\",\"required\":[\"s\"],\"properties\":{\"s\":%s},\"$defs\":{"
+      "\"color\":{\"enum\":[\"red\",\"light red\"]}}}}}]}",
+      schema);
+  const char *sep = strstr(calls[form], "%s");
+  td_buf_add(&call, calls[form], (size_t)(sep - calls[form]));
+  td_buf_printf(&call, "%s%s", value, sep + 2);
+  td_api_request r;
+  td_api_error error;
+  td_grammar *g;
+  td_err err;
+  assert_int_equal(parse(&r, true, td_buf_text(&body), &error), TD_OK);
+  assert_int_equal(td_api_compose_grammar(&r, form, TD_REASONING_NONE, &error), TD_OK);
+  assert_int_equal(td_grammar_open(&g, r.grammar.data, r.grammar.len, &err), TD_OK);
+  const bool is_taken = td_grammar_matches(g, call.data, call.len);
+  td_grammar_close(g);
+  td_api_request_free(&r);
+  td_buf_free(&body);
+  td_buf_free(&call);
+  return is_taken;
+}
+
+static void composes_strings_without_quotes(void **state) {
+  (void)state;
+#define STRING "{\"type\":\"string\","
+  static const struct {
+    const char *schema;
+    const char *right[4], *wrong[6];
+  } list[] = {
+      {STRING "\"pattern\":\"^[a-z]+\\\\.py$\"}", {"a.py"}, {"", ".py", "a.pyc", "<.py", "a.py\n"}},
+      {STRING "\"pattern\":\"b.\"}", {"abc", "b\303\244"}, {"ab", "b<", "<bc", "</bc"}},
+      {STRING "\"pattern\":\"^<b[^>]*>$\"}", {"<b>", "<b id=1>"}, {"b", "<b<>", "<b"}},
+      {STRING "\"pattern\":\"^[ -~]$\"}", {"a"}, {"<", "ab", ""}},
+      {STRING "\"pattern\":\"^[<=]{1,2}$\"}", {"<", "<="}, {"", "a"}},
+      {STRING "\"pattern\":\"(?=a)\"}", {"", "anything </b>"}, {NULL}},
+      {STRING "\"format\":\"date\"}", {"2024-02-28"}, {"", "2024-02-30", "today"}},
+      {STRING "\"format\":\"hue\"}", {"", "red"}, {NULL}},
+      {STRING "\"maxLength\":3}", {"", "<\303\244<", "abc"}, {"abcd", "</b", "a</"}},
+      {STRING "\"minLength\":2,\"maxLength\":3}", {"<b", "abc"}, {"", "a", "abcd"}},
+      {STRING "\"maxLength\":300}", {"", "<b", "a\n<b>"}, {"</b"}},
+      {STRING "\"minLength\":1}", {"a", "</parameter", "\n", "<"}, {""}},
+      {STRING "\"minLength\":3}", {"abc", "\n\n<", "</arg_value"}, {"", "a", "\n\n", "<<"}},
+      {"{\"$ref\":\"#/$defs/color\"}", {"red", "light red"}, {"", "blue", "\"red\""}},
+      {"{\"allOf\":[{\"$ref\":\"#/$defs/color\"}]}", {"red"}, {"blue"}},
+      {"{\"anyOf\":[{\"$ref\":\"#/$defs/color\"},{\"type\":\"null\"},{\"type\":\"array\","
+       "\"items\":{\"$ref\":\"#/$defs/color\"}}]}",
+       {"red", "null", "[\"red\"]"},
+       {"blue", "", "[red]"}},
+      {"{\"type\":[\"string\",\"null\"],\"maxLength\":2}", {"ab", "null"}, {"abc", "nul"}},
+      {"{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", {"", "null", "abc"}, {NULL}},
+  };
+  for (size_t i = 0; i < TD_COUNT(list); i++) {
+    for (unsigned form = TD_CALL_FUNCTION; form <= TD_CALL_INVOKE; form++) {
+      for (size_t k = 0; k < TD_COUNT(list[i].right) && list[i].right[k]; k++) {
+        if (!takes_value(list[i].schema, form, list[i].right[k]))
+          fail_msg("form %u: %s does not take %s", form, list[i].schema, list[i].right[k]);
+      }
+      for (size_t k = 0; k < TD_COUNT(list[i].wrong) && list[i].wrong[k]; k++) {
+        if (takes_value(list[i].schema, form, list[i].wrong[k]))
+          fail_msg("form %u: %s takes %s", form, list[i].schema, list[i].wrong[k]);
+      }
+    }
+  }
+#undef STRING
+}
+
 // What others obey is refused by its name rather than ignored, unless it asks for nothing.
 static void refuses_what_it_does_not_obey(void **state) {
   (void)state;
@@ -601,6 +680,7 @@ int main(void) {
       cmocka_unit_test(composes_a_grammar),
       cmocka_unit_test(composes_calls_in_each_form),
       cmocka_unit_test(composes_values_without_quotes),
+      cmocka_unit_test(composes_strings_without_quotes),
       cmocka_unit_test(refuses_what_it_does_not_obey),
       cmocka_unit_test(is_as_lenient_as_its_peers),
       cmocka_unit_test(takes_what_ends_an_answer),

@@ -101,7 +101,8 @@ static int regex_matches(const char *regex, const char *text) {
   td_buf gbnf = TD_BUF_INIT;
   td_err err;
   td_buf_str(&gbnf, "root ::= ");
-  if (td_regex_to_gbnf(&gbnf, regex, strlen(regex), false, &err) != TD_OK) fail_msg("%s", err.msg);
+  if (td_regex_to_gbnf(&gbnf, regex, strlen(regex), TD_REGEX_WHOLE, &err) != TD_OK)
+    fail_msg("%s", err.msg);
   int matches = generates(td_buf_text(&gbnf), text);
   td_buf_free(&gbnf);
   return matches;
@@ -129,7 +130,7 @@ static void test_regex(void **state) {
   for (size_t i = 0; i < TD_COUNT(bad); i++) {
     td_buf out = TD_BUF_INIT;
     td_err err;
-    if (td_regex_to_gbnf(&out, bad[i], strlen(bad[i]), false, &err) == TD_OK)
+    if (td_regex_to_gbnf(&out, bad[i], strlen(bad[i]), TD_REGEX_WHOLE, &err) == TD_OK)
       fail_msg("%s passes", bad[i]);
     td_buf_free(&out);
   }

@@ -25,4 +25,8 @@ typedef struct {
 td_status td_json_schema_to_gbnf(td_buf *out, const cJSON *schema, const td_json_schema_opts *opts,
                                  td_err *err);
 
+// Appends an expression for a string that stands without quotes before a marker that begins with <,
+// as the schema's pattern or format says. False: it has none, or none that a grammar can express.
+bool td_json_schema_write_bare(td_buf *out, const cJSON *schema);
+
 #endif

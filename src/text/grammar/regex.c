@@ -17,12 +17,13 @@
 typedef struct {
   td_gbnf_range ranges[MAX_RANGES];
   uint32_t n;
+  bool names_less; // < was written by itself
 } char_set;
 
 typedef struct {
   const char *begin, *at, *end;
   td_buf *out;
-  bool in_json;
+  td_regex_place place;
   unsigned depth;
   td_err *err;
 } parser;
@@ -47,6 +48,7 @@ static bool take(parser *p, const char *text) {
 
 static td_status add(const parser *p, char_set *set, uint32_t low, uint32_t high) {
   if (set->n == MAX_RANGES) return fail(p, TD_ELIMIT, "a class has too many ranges");
+  set->names_less |= low == '<' && high == '<';
   set->ranges[set->n++] = (td_gbnf_range){low, high};
   return TD_OK;
 }
@@ -82,6 +84,7 @@ static td_status negate(const parser *p, char_set *set) {
   }
   if (st == TD_OK && from <= LAST_CHAR) st = add(p, &out, from, LAST_CHAR);
   *set = out;
+  set->names_less = false;
   return st;
 }
 
@@ -136,14 +139,26 @@ static void write_escapes(td_buf *out, const char_set *set) {
   }
 }
 
+// A range of a set that stands in text. in_element and not named: without <.
+static void write_plain_range(td_buf *out, uint32_t low, uint32_t high, bool has_less) {
+  if (has_less || low > '<' || high < '<') {
+    write_range(out, low, high);
+    return;
+  }
+  if (low < '<') write_range(out, low, '<' - 1);
+  if (high > '<') write_range(out, '<' + 1, high);
+}
+
 static void write_set(const parser *p, char_set *set) {
   static const td_gbnf_range plain[] = {{' ', '!'}, {'#', '['}, {']', 0xD7FF}, {0xE000, LAST_CHAR}};
   td_buf *out = p->out;
+  const bool in_json = p->place == TD_REGEX_IN_JSON;
+  const bool has_less = p->place != TD_REGEX_IN_ELEMENT || set->names_less;
   normalize(set);
-  td_buf_str(out, p->in_json ? "([" : "[");
+  td_buf_str(out, in_json ? "([" : "[");
   for (uint32_t i = 0; i < set->n; i++) {
     const td_gbnf_range r = set->ranges[i];
-    for (size_t k = 0; k < TD_COUNT(plain) && p->in_json; k++) {
+    for (size_t k = 0; k < TD_COUNT(plain) && in_json; k++) {
       uint32_t low = r.low > plain[k].low ? r.low : plain[k].low;
       uint32_t high = r.high < plain[k].high ? r.high : plain[k].high;
       if (low <= high) write_range(out, low, high);
@@ -151,10 +166,10 @@ static void write_set(const parser *p, char_set *set) {
     uint32_t low = r.low, high = r.high; // an escape of GBNF is no surrogate
     if (low >= 0xD800 && low <= 0xDFFF) low = 0xE000;
     if (high >= 0xD800 && high <= 0xDFFF) high = 0xD7FF;
-    if (!p->in_json && low <= high) write_range(out, low, high);
+    if (!in_json && low <= high) write_plain_range(out, low, high, has_less);
   }
   td_buf_char(out, ']');
-  if (!p->in_json) return;
+  if (!in_json) return;
   write_escapes(out, set);
   td_buf_char(out, ')');
 }
@@ -385,11 +400,13 @@ static bool is_at_last_dollar(const parser *p) {
 
 static td_status read_sequence(parser *p, bool is_outer) {
   td_status st = TD_OK;
-  bool is_open = p->in_json && is_outer; // anything may stand around an expression without anchors
+  // Anything may stand around an expression without anchors.
+  const bool is_open = p->place != TD_REGEX_WHOLE && is_outer;
+  const char *any = p->place == TD_REGEX_IN_JSON ? "json-char*" : "[^<]*";
   if (is_outer && take(p, "^")) {
     td_buf_str(p->out, "\"\"");
   } else {
-    td_buf_str(p->out, is_open ? "json-char*" : "\"\"");
+    td_buf_str(p->out, is_open ? any : "\"\"");
   }
   while (st == TD_OK && !is_at_end(p) && !(is_outer && is_at_last_dollar(p))) {
     td_buf_char(p->out, ' ');
@@ -398,7 +415,7 @@ static td_status read_sequence(parser *p, bool is_outer) {
     if (st == TD_OK && p->out->len > (1u << 20)) st = fail(p, TD_ELIMIT, "it is too large");
   }
   if (st == TD_OK && is_outer && take(p, "$")) return st;
-  if (is_open) td_buf_str(p->out, " json-char*");
+  if (is_open) td_buf_printf(p->out, " %s", any);
   return st;
 }
 
@@ -410,9 +427,10 @@ static td_status read_alternatives(parser *p, bool is_outer) {
   }
 }
 
-td_status td_regex_to_gbnf(td_buf *out, const char *regex, size_t len, bool in_json, td_err *err) {
+td_status td_regex_to_gbnf(td_buf *out, const char *regex, size_t len, td_regex_place place,
+                           td_err *err) {
   parser p = {
-      .begin = regex, .at = regex, .end = regex + len, .out = out, .in_json = in_json, .err = err};
+      .begin = regex, .at = regex, .end = regex + len, .out = out, .place = place, .err = err};
   td_buf_char(out, '(');
   td_status st = read_alternatives(&p, true);
   td_buf_char(out, ')');

@@ -135,6 +135,26 @@ static const char *find_format(const char *name) {
   return NULL;
 }
 
+bool td_json_schema_write_bare(td_buf *out, const cJSON *schema) {
+  // These contain the character < or anything.
+  static const char *const wide[] = {"regex", "json-pointer", "relative-json-pointer"};
+  const cJSON *pattern = td_json_get(schema, "pattern"), *format = td_json_get(schema, "format");
+  td_err ignored;
+  if (cJSON_IsString(pattern)) {
+    td_buf text = TD_BUF_INIT;
+    const td_status st = td_regex_to_gbnf(&text, pattern->valuestring, strlen(pattern->valuestring),
+                                          TD_REGEX_IN_ELEMENT, &ignored);
+    if (st == TD_OK) td_buf_add(out, text.data, text.len);
+    td_buf_free(&text);
+    return st == TD_OK;
+  }
+  const char *expression = cJSON_IsString(format) ? find_format(format->valuestring) : NULL;
+  for (size_t i = 0; i < TD_COUNT(wide) && expression; i++)
+    if (strcmp(format->valuestring, wide[i]) == 0) return false;
+  if (expression) td_buf_printf(out, "(%s)", expression);
+  return expression != NULL;
+}
+
 td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, td_buf *out) {
   uint32_t min = 0, max = UINT32_MAX;
   td_status st = td_schema_count(ctx, schema, "minLength", &min);
@@ -153,7 +173,8 @@ td_status td_schema_write_string(const td_schema_ctx *ctx, const cJSON *schema, 
   td_buf_str(out, "\"\\\"\" (");
   if (pattern) {
     td_err why;
-    st = td_regex_to_gbnf(out, pattern->valuestring, strlen(pattern->valuestring), true, &why);
+    st = td_regex_to_gbnf(out, pattern->valuestring, strlen(pattern->valuestring), TD_REGEX_IN_JSON,
+                          &why);
     if (st != TD_OK) return td_schema_refuse(ctx, "pattern", why.msg);
   } else if (expression) {
     td_buf_str(out, expression);
