@@ -339,13 +339,14 @@ td_status td_backend_submit(td_backend *b, const td_request *q,
   if (!fresh) return td_fail(err, TD_EAGAIN, "the queue is full: %u requests wait", b->n_slots);
   td_front_request *r = copy_request(b, q, callbacks);
   if (!r) return td_fail(err, TD_ENOMEM, "out of memory for a prompt of %u tokens", q->n_prompt);
+  const bool keeps = b->info.flags & TD_READY_STATES;
   const td_sched_job job = {.tokens = r->out.tokens,
                             .n_prompt = q->n_prompt,
                             .max_tokens = r->out.submit.max_tokens,
                             .tenant = q->tenant,
                             .weight = q->weight,
                             .is_fresh = q->flags & TD_SUBMIT_SCORE_PROMPT,
-                            .n_keep = b->info.flags & TD_READY_STATES ? q->n_prompt : 0};
+                            .n_keep = keeps ? q->n_keep ? q->n_keep : q->n_prompt : 0};
   st = td_sched_submit(b->sched, fresh, &job, td_clock_ns(), err);
   if (st != TD_OK) {
     td_backend_free_request(r);

@@ -59,6 +59,7 @@ typedef struct {
   uint32_t n_grammar;  // 0: any text
   const int32_t *ends; // [n_ends], at most TD_WIRE_MAX_ENDS: see td_wire_submit
   uint32_t n_ends, min_tokens;
+  uint32_t n_keep; // prompt tokens that a later prompt is likely to begin with; 0: all
   uint64_t tenant; // tenant (sched/fair_share.h) and that tenant's weight; weight 0 means 1
   uint32_t weight;
 } td_request;

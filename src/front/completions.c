@@ -77,6 +77,7 @@ static td_status submit(td_job *j, td_choice *c, uint32_t n_ctx) {
                         .ends = ends,
                         .n_ends = collect_ends(j, ends),
                         .min_tokens = (uint32_t)r->min_tokens,
+                        .n_keep = j->is_chat ? td_serve_n_lasting(j->host->chat, prompt) : 0,
                         .tenant = j->caller.tenant,
                         .weight = j->caller.weight};
   request.sampling.seed += c->index % r->n;

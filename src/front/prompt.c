@@ -180,6 +180,17 @@ td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_req
   return TD_OK;
 }
 
+uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt) {
+  enum { TAIL = 8 }; // tokens in which the block begins
+  static const char *const begins[] = {"<think>", "<think:opensource>"};
+  for (size_t k = 0; k < TD_COUNT(begins); k++) {
+    const int32_t id = td_tokenizer_find(td_chat_tokenizer(chat), begins[k], strlen(begins[k]));
+    for (size_t i = prompt->n; id >= 0 && i > 1 && i + TAIL > prompt->n; i--)
+      if (prompt->ids[i - 1] == id) return (uint32_t)(i - 1);
+  }
+  return (uint32_t)prompt->n;
+}
+
 // ---- grammar ------------------------------------------------------------------------------------
 
 // The form of the model's tool calls is that of its template.

@@ -88,6 +88,9 @@ extern const size_t td_openapi_len;
 // server's own messages; NULL: those of their text. Any thread.
 td_status td_serve_encode(const td_chat *chat, td_turns *turns, const td_api_request *request,
                           td_token_ids *prompts, td_buf *text, td_api_error *error);
+// How many of a chat's tokens the next turn's prompt begins with, as far as templates are alike: a
+// reasoning block that is opened, or opened and closed, at the end is left out of it there.
+uint32_t td_serve_n_lasting(const td_chat *chat, const td_token_ids *prompt);
 // Puts the request's constraints into one grammar. Any thread.
 td_status td_serve_compose(const td_chat *chat, td_api_request *request, bool prompt_thinks,
                            td_api_error *error);

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import random
+import shutil
 import subprocess
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from serving import Server, cached, make_model, metric
 
 PAGE = 64
+THINK = 1000  # the first id without a token
 PROMPT = random.Random(1).choices(range(3, 900), k=400)
 OPTIONS = ("--ctx-size", "1024", "--prefill-chunk", "100")
 
@@ -79,6 +81,35 @@ def test_turns_go_on_from_where_the_last_one_ended(tandem_bin, model, workers, o
         assert cached(again) % PAGE == 0  # full pages alone
         assert again["choices"] == turn["choices"]
     server.close()
+
+
+def test_thoughts_that_the_next_turn_forgets(tandem_bin, model, tmp_path):
+    """The prompt opens a reasoning block, of which the next turn's has nothing."""
+    thinking = tmp_path / "thinking"
+    shutil.copytree(model, thinking)
+    tokenizer = json.loads((thinking / "tokenizer.json").read_text())
+    mark = dict(tokenizer["added_tokens"][-1], id=THINK, content="<think>", special=False)
+    tokenizer["added_tokens"].append(mark)
+    (thinking / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = (thinking / "chat_template.jinja").read_text()
+    begin = "'<|im_start|>assistant\\n"
+    assert template.count(begin) == 1
+    (thinking / "chat_template.jinja").write_text(template.replace(begin, begin + "<think>\\n"))
+    server = Server(tandem_bin, thinking, *OPTIONS)
+    messages = [{"role": "user", "content": "Say something good."}]
+    usages = []
+    for _ in range(3):
+        asked = {"messages": messages, "max_tokens": 5, "logit_bias": {"77": 100}}
+        reply = httpx.post(server.url + "/v1/chat/completions", json=asked, timeout=60, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        usages.append(reply.json()["usage"])
+        messages += [{"role": "assistant", "content": "I say."}, {"role": "user", "content": "More."}]
+    server.close()
+    assert [u["prompt_tokens_details"]["cached_tokens"] for u in usages] == [
+        0,
+        usages[0]["prompt_tokens"] - 2,
+        usages[1]["prompt_tokens"] - 2,
+    ]
 
 
 @pytest.mark.parametrize("workers", ["on", "off"])
