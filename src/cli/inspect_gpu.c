@@ -43,9 +43,24 @@ static void add_cache(td_buf *out, const td_prefill_load *load, const td_card_pl
   td_buf_str(out, "\n");
 }
 
-// What two of the cards hold, one for prefill and one for decode: for models without recurrent
-// states, which the two do not hand over.
-static void add_pair(td_buf *out, const td_card_plan *plan) {
+static void add_prompts(td_buf *out, const td_prefill_load *load, const td_card_plan *plan,
+                        const td_gpu_card *card) {
+  for (size_t k = 0; k < TD_COUNT(prompts); k++) {
+    const td_prefill_time t = td_prefill_time_of(load, plan, card, prompts[k]);
+    if (k == 0) {
+      td_buf_str(out, "  ");
+      td_step_plan_print(out, &t.step);
+      td_buf_str(out, "\n");
+    }
+    td_buf_printf(out, "  %5u tokens in %6.2f s (copies %6.2f s, operations %6.2f s), %.0f/s\n",
+                  prompts[k], t.seconds, t.link_s, t.compute_s, prompts[k] / t.seconds);
+  }
+}
+
+// What two of the cards hold, one for prefill and one for decode, and how long the first takes: for
+// models without recurrent states, which the two do not hand over.
+static void add_pair(td_buf *out, const td_prefill_load *load, const td_card_plan *plan,
+                     const td_gpu_card *card) {
   td_buf_printf(out, "  two of them, for prefill and decode: %.2f GiB of weights",
                 (double)plan->weight_bytes / (double)GIB);
   if (plan->own_bytes) {
@@ -59,6 +74,10 @@ static void add_pair(td_buf *out, const td_card_plan *plan) {
                   (double)plan->pair.cache_bytes / (double)GIB);
   }
   td_buf_str(out, "\n");
+  if (!plan->experts_stream) return;
+  const td_card_plan first = td_card_plan_for_prefill(plan);
+  td_buf_printf(out, "  the first, in steps of up to %u tokens:\n", first.memory.prefill_chunk);
+  add_prompts(out, load, &first, card);
 }
 
 static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card *card) {
@@ -75,18 +94,9 @@ static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card
     td_buf_str(out, "all experts fit, ");
   }
   td_buf_printf(out, "steps of up to %u tokens\n", plan.memory.prefill_chunk);
-  for (size_t k = 0; k < TD_COUNT(prompts); k++) {
-    const td_prefill_time t = td_prefill_time_of(load, &plan, card, prompts[k]);
-    if (k == 0) {
-      td_buf_str(out, "  ");
-      td_step_plan_print(out, &t.step);
-      td_buf_str(out, "\n");
-    }
-    td_buf_printf(out, "  %5u tokens in %6.2f s (copies %6.2f s, operations %6.2f s), %.0f/s\n",
-                  prompts[k], t.seconds, t.link_s, t.compute_s, prompts[k] / t.seconds);
-  }
+  add_prompts(out, load, &plan, card);
   if (plan.experts_stream) add_cache(out, load, &plan);
-  if (!td_engine_state_bytes(load->config)) add_pair(out, &plan);
+  if (!td_engine_state_bytes(load->config)) add_pair(out, load, &plan, card);
 }
 
 void td_inspect_add_gpus(td_buf *out, const td_model *model, const td_inspect_opts *opts) {
@@ -116,6 +126,20 @@ static void add_json_prompts(td_json_writer *w, const td_prefill_load *load,
     td_buf_free(&text);
   }
   td_jw_end_array(w);
+}
+
+// Two of the cards, the first for prefill alone.
+static void add_json_pair(td_json_writer *w, const td_prefill_load *load, const td_card_plan *plan,
+                          const td_gpu_card *card) {
+  const td_card_plan first = td_card_plan_for_prefill(plan);
+  td_jw_begin_object(w, "pair");
+  td_jw_int(w, "stream_bytes", (int64_t)plan->pair.stream_bytes);
+  td_jw_int(w, "cache_bytes", (int64_t)plan->pair.cache_bytes);
+  td_jw_int(w, "prefill_chunk", plan->pair.prefill_chunk);
+  td_jw_int(w, "streamed_dense_layers", plan->pair.n_streamed_dense);
+  td_jw_int(w, "dense_ring_bytes", (int64_t)plan->pair.dense_ring_bytes);
+  add_json_prompts(w, load, &first, card);
+  td_jw_end_object(w);
 }
 
 static void add_json_decode(td_json_writer *w, const td_prefill_load *load,
@@ -154,6 +178,7 @@ void td_inspect_add_json_gpus(td_json_writer *w, const td_model *model,
     td_jw_int(w, "kv_tokens", plan.kv_tokens);
     td_jw_int(w, "kv_bytes", (int64_t)plan.kv_bytes);
     if (plan.fits) add_json_prompts(w, &load, &plan, &card);
+    if (plan.fits && plan.experts_stream) add_json_pair(w, &load, &plan, &card);
     td_jw_end_object(w);
   }
   td_jw_end_array(w);

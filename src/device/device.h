@@ -200,7 +200,7 @@ void td_op_rmsnorm(td_stream *stream, const td_rmsnorm_args *args);
 // (router and lm_head). exact: x is not quantized, whatever td_activations is (router). The last
 // n_prompt tokens belong to prompts; a device may compute those with kernels for many tokens. It is
 // passed in, not guessed from n_tokens, so that results do not depend on how a prompt is cut into
-// chunks.
+// chunks. weights_on_device: w's data are in device memory, see td_moe_args.
 typedef struct {
   const td_weight *w;
   td_vec bias; // [w->rows]
@@ -208,7 +208,7 @@ typedef struct {
   void *y;
   size_t x_stride, y_stride; // elements
   uint32_t n_tokens, n_prompt;
-  bool out_f32, exact;
+  bool out_f32, exact, weights_on_device;
 } td_linear_op_args;
 void td_op_linear(td_stream *stream, const td_linear_op_args *args);
 
@@ -320,7 +320,8 @@ void td_op_attn_gqa(td_stream *stream, const td_attn_gqa_args *args);
 // Multi-head latent attention. kv_b [n_heads * (nope_dim + v_dim)][kv_lora_rank], each head's nope
 // rows first. absorbed: q_nope is multiplied by kv_b's key rows and scores are computed on the
 // latents (cheap for few queries). Otherwise keys and values are expanded from the latents block by
-// block (cheap for many queries). Both give the same result up to rounding.
+// block (cheap for many queries). Both give the same result up to rounding. weights_on_device:
+// kv_b's data are in device memory, see td_moe_args.
 typedef struct {
   td_batch_view batch;
   td_kv_view kv;
@@ -329,7 +330,7 @@ typedef struct {
   void *out; // [n_tokens][n_heads][v_dim]
   uint32_t n_heads, nope_dim, rope_dim, v_dim, kv_lora_rank;
   float scale;
-  bool absorbed;
+  bool absorbed, weights_on_device;
 } td_attn_mla_args;
 void td_op_attn_mla(td_stream *stream, const td_attn_mla_args *args);
 

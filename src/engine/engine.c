@@ -244,6 +244,7 @@ static td_status open_memory(td_engine *e, td_err *err) {
   if (st == TD_OK) st = td_kv_outlet_open(e, err);
   if (st == TD_OK) st = td_moe_offload_open(e, err);
   if (st == TD_OK) st = td_expert_stream_open(e, err);
+  if (st == TD_OK) st = td_dense_stream_open(e, err);
   if (st == TD_OK) st = td_expert_cache_open(e, err);
   if (st == TD_OK) st = alloc_meta(e, err);
   if (st == TD_OK) st = grow_logits(e, e->opts.max_step_seqs, err);
@@ -280,6 +281,7 @@ void td_engine_close(td_engine *e) {
   td_event_close(e->done);
   td_kv_outlet_close(e);
   td_expert_stream_close(e);
+  td_dense_stream_close(e);
   td_expert_cache_close(e);
   td_moe_offload_close(e);
   void *const buffers[] = {e->x,
@@ -505,7 +507,8 @@ static void plan_step(td_engine *e) {
                          .break_even_tokens = td_engine_stream_tokens(e),
                          .may_stream = may_stream,
                          .may_cache = td_expert_cache_layers(e),
-                         .pair_share = td_expert_cache_pair_share(e)};
+                         .pair_share = td_expert_cache_pair_share(e),
+                         .dense_bytes = td_dense_stream_layer_bytes(e)};
   for (uint32_t i = 0; td_step_wants_streaming(&shape) && i < e->config->n_layers; i++)
     may_stream[i] = td_engine_is_offloaded(e, i) && td_engine_can_stream(e, i);
   if (td_step_can_split(e->config, &shape)) shape.n_microbatches = choose_microbatches(e);
@@ -513,6 +516,7 @@ static void plan_step(td_engine *e) {
   uint32_t *max_keys = &e->whole.groups[GROUP_DECODE].view.max_keys;
   if (e->plan.is_replayed) *max_keys = (*max_keys + KEYS_ALIKE - 1) / KEYS_ALIKE * KEYS_ALIKE;
   e->cursor = (td_engine_cursor){.layer_idx = 0};
+  td_dense_stream_begin_step(e);
   e->microbatches[0] = e->whole;
   if (e->plan.n_microbatches > 1) split_microbatches(e);
 }
@@ -611,6 +615,7 @@ td_status td_engine_end(td_engine *e, td_err *err) {
     if (st == TD_OK) st = side_st;
   }
   if (st == TD_OK) st = td_expert_stream_sync(e, err);
+  if (st == TD_OK) st = td_dense_stream_sync(e, err);
   if (st == TD_OK) st = td_kv_outlet_end(e, err);
   if (st == TD_OK && e->is_queued && uses_cache(e)) td_expert_cache_end_step(e);
   if (st == TD_OK && e->plan.handover == TD_HANDOVER_SIGNALS) {

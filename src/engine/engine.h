@@ -47,6 +47,10 @@ typedef struct {
   // experts, in steps with at least break_even_tokens prompt tokens. 0: no streaming.
   size_t stream_bytes;
   uint32_t break_even_tokens; // 0: measured when the engine opens
+  // The dense weights of the last n layers do not stay on the device: every step copies them, into
+  // a ring of td_dense_ring_bytes (dense_slots.h). For an engine that prefills only; decode steps
+  // are slow with it. Not with peer_devs. 0: none.
+  uint32_t n_streamed_dense;
   // Copies of streamed experts that td_engine_feed queues a bounded time ahead have at most this
   // many bytes each, so that another stream's copy never waits for a long one. 0: a default.
   size_t stream_piece_bytes;
@@ -148,8 +152,9 @@ uint32_t td_engine_stream_tokens(const td_engine *engine);
 bool td_engine_streams_all(td_engine *engine);
 
 // Bytes of streamed experts since the engine opened. Those copied are counted by td_engine_feed.
+// dense_bytes: of streamed dense weights, queued; when a step ends, all are copied.
 typedef struct {
-  uint64_t queued_bytes, copied_bytes;
+  uint64_t queued_bytes, copied_bytes, dense_bytes;
 } td_stream_progress;
 td_stream_progress td_engine_stream_progress(const td_engine *engine);
 // Measured when the engine opened, in bytes/ns; 0: not measured.

@@ -1,11 +1,13 @@
 // src/engine/engine_impl.h - state shared by engine.c (memory, steps), forward.c (operators), moe.c
-// (MLP, routing, offload), expert_stream.c (streaming) and kv_transfer.c (pages in host memory).
+// (MLP, routing, offload), expert_stream.c and dense_stream.c (streaming) and kv_transfer.c (pages
+// in host memory).
 #ifndef TD_ENGINE_ENGINE_IMPL_H
 #define TD_ENGINE_ENGINE_IMPL_H
 
 #include <stdint.h>
 
 #include "device/device.h"
+#include "engine/dense_slots.h"
 #include "engine/dual_batch.h"
 #include "engine/engine.h"
 #include "engine/step_plan.h"
@@ -53,6 +55,7 @@ typedef struct {
 } td_moe_offload;
 
 typedef struct td_expert_stream td_expert_stream;
+typedef struct td_dense_stream td_dense_stream;
 typedef struct td_kv_outlet td_kv_outlet;
 typedef struct td_expert_cache td_expert_cache;
 typedef struct td_expert_peer td_expert_peer;
@@ -72,6 +75,7 @@ struct td_engine {
   td_stream *stream;
   td_moe_offload offload;
   td_expert_stream *streaming; // NULL: no streaming
+  td_dense_stream *dense;      // NULL: dense weights stay on the device
   td_kv_outlet *outlet;        // with opts.transfer; else NULL
   td_expert_cache *cache;      // of experts, for decode; NULL: none
   td_expert_peer *peer;        // that has experts of the cache, too; NULL: none
@@ -169,6 +173,7 @@ td_moe_args td_engine_trial_offload(td_engine *engine, uint32_t layer_idx, uint3
 td_status td_expert_stream_open(td_engine *engine, td_err *err); // on error, close it too
 void td_expert_stream_close(td_engine *engine);
 td_status td_expert_stream_sync(td_engine *engine, td_err *err);
+td_stream *td_expert_stream_queue(const td_engine *engine); // its copies' stream; NULL: none
 // Whether the layer's experts can be streamed now: in their stored format, from registered memory.
 // Requests registration if not.
 bool td_engine_can_stream(td_engine *engine, uint32_t layer_idx);
@@ -182,6 +187,24 @@ void td_engine_stream_range(const td_engine *engine, uint32_t *group, uint32_t *
 // += that sum. routed: arguments as for all of the layer's experts.
 void td_engine_stream_group(td_engine *engine, const td_microbatch *part, uint32_t layer_idx,
                             uint32_t group, const td_moe_args *routed);
+
+// dense_stream.c; where dense weights stay on the device, the functions of steps do nothing.
+td_status td_dense_stream_open(td_engine *engine, td_err *err); // on error, close it too
+void td_dense_stream_close(td_engine *engine);
+td_status td_dense_stream_sync(td_engine *engine, td_err *err);
+// [n_layers], see td_step_shape.dense_bytes
+const uint64_t *td_dense_stream_layer_bytes(const td_engine *engine);
+uint64_t td_dense_stream_copied_bytes(const td_engine *engine); // since the engine opened
+// The layer as the step finds it: streamed matrices have addresses in the device's memory, which
+// hold their data between td_dense_stream_use and td_dense_stream_leave.
+const td_layer *td_engine_layer(const td_engine *engine, uint32_t layer_idx);
+bool td_engine_is_in_slot(const td_engine *engine, const td_weight *w); // whether it has such
+void td_dense_stream_begin_step(td_engine *engine);
+// Work queued from here on may use the part's weights; their copy is queued if it is not yet.
+void td_dense_stream_use(td_engine *engine, uint32_t layer_idx, td_dense_part part);
+void td_dense_stream_leave(td_engine *engine, td_dense_part part); // no further work will
+// Queues the copies of the next layer's weights. The layer has been left.
+void td_dense_stream_fetch_ahead(td_engine *engine, uint32_t layer_idx);
 
 // expert_cache.c
 td_status td_expert_cache_open(td_engine *engine, td_err *err); // on error, close it too

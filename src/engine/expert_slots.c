@@ -16,7 +16,7 @@ uint32_t td_slot_experts(uint64_t ring_bytes, uint64_t expert_bytes, uint32_t n_
   return n < 1 ? 1 : n < n_experts ? (uint32_t)n : n_experts;
 }
 
-static void list_matrix(td_slot_part *parts, const td_weight *w) {
+void td_slot_list_matrix(td_slot_part parts[TD_SLOT_MATRIX_PARTS], const td_weight *w) {
   parts[0] = (td_slot_part){.from = w->data, .n_bytes = td_weight_data_bytes(w)};
   parts[1] = (td_slot_part){.from = w->scale, .n_bytes = td_weight_scale_bytes(w)};
   parts[2] = (td_slot_part){.from = w->zero, .n_bytes = td_weight_zero_bytes(w)};
@@ -24,9 +24,9 @@ static void list_matrix(td_slot_part *parts, const td_weight *w) {
 
 void td_slot_list_expert(td_slot_part parts[TD_SLOT_EXPERT_PARTS], const td_layer *layer,
                          uint32_t expert) {
-  list_matrix(parts, &layer->gate[expert]);
-  list_matrix(parts + TD_SLOT_MATRIX_PARTS, &layer->up[expert]);
-  list_matrix(parts + 2 * TD_SLOT_MATRIX_PARTS, &layer->down[expert]);
+  td_slot_list_matrix(parts, &layer->gate[expert]);
+  td_slot_list_matrix(parts + TD_SLOT_MATRIX_PARTS, &layer->up[expert]);
+  td_slot_list_matrix(parts + 2 * TD_SLOT_MATRIX_PARTS, &layer->down[expert]);
 }
 
 td_weight td_slot_placed(const td_weight *w, const td_slot_part *parts, const char *base) {

@@ -28,7 +28,9 @@ typedef struct {
 } td_slot_part;
 
 enum { TD_SLOT_MATRIX_PARTS = 3, TD_SLOT_EXPERT_PARTS = 3 * TD_SLOT_MATRIX_PARTS };
-// The parts of gate, up and down; `to` is 0.
+// The parts of a matrix; `to` is 0.
+void td_slot_list_matrix(td_slot_part parts[TD_SLOT_MATRIX_PARTS], const td_weight *w);
+// The parts of gate, up and down, likewise.
 void td_slot_list_expert(td_slot_part parts[TD_SLOT_EXPERT_PARTS], const td_layer *layer,
                          uint32_t expert);
 // The matrix with its three parts in the slot that begins at base.

@@ -342,7 +342,10 @@ bool td_engine_streams_all(td_engine *e) {
 }
 
 td_stream_progress td_engine_stream_progress(const td_engine *e) {
-  return e->streaming ? e->streaming->progress : (td_stream_progress){0, 0};
+  td_stream_progress progress = {.queued_bytes = 0};
+  if (e->streaming) progress = e->streaming->progress;
+  progress.dense_bytes = td_dense_stream_copied_bytes(e);
+  return progress;
 }
 
 double td_engine_stream_rate(const td_engine *e) {
@@ -395,6 +398,10 @@ void td_engine_stream_group(td_engine *e, const td_microbatch *p, uint32_t layer
   td_event_record(s->freed[slot], e->stream);
   if (g + 1 < n_groups || td_rank_is_active(e)) return;
   td_op_add_f32(e->stream, p->delta, s->sum, (size_t)p->n_tokens * e->config->dim);
+}
+
+td_stream *td_expert_stream_queue(const td_engine *e) {
+  return e->streaming ? e->streaming->stream : NULL;
 }
 
 td_status td_expert_stream_sync(td_engine *e, td_err *err) {

@@ -24,7 +24,8 @@ static void linear(td_engine *e, const td_microbatch *p, const td_weight *w, td_
                                                .x_stride = x_stride,
                                                .y_stride = w->rows,
                                                .n_tokens = p->n_tokens,
-                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens});
+                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
+                                               .weights_on_device = td_engine_is_in_slot(e, w)});
 }
 
 // Norms n_rows rows of dim elements in place, stride apart.
@@ -206,7 +207,8 @@ static size_t mix(td_engine *e, const td_microbatch *p, const td_weight *w, size
                                                .x_stride = e->config->dim,
                                                .y_stride = stride,
                                                .n_tokens = p->n_tokens,
-                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens});
+                                               .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
+                                               .weights_on_device = td_engine_is_in_slot(e, w)});
   return at + w->rows;
 }
 
@@ -344,18 +346,20 @@ static void attend_mla(td_engine *e, const td_microbatch *p, const td_layer *lay
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;
     size_t t = group->token_begin;
-    td_op_attn_mla(e->stream, &(td_attn_mla_args){.batch = group->view,
-                                                  .kv = td_engine_kv_view(e, layer_idx),
-                                                  .q = offset(e, at.q, t * q_dim),
-                                                  .kv_b = &layer->kv_b,
-                                                  .out = offset(e, at.out, t * out_dim),
-                                                  .n_heads = c->n_heads,
-                                                  .nope_dim = c->nope_dim,
-                                                  .rope_dim = c->rope_dim,
-                                                  .v_dim = c->v_dim,
-                                                  .kv_lora_rank = c->kv_lora_rank,
-                                                  .scale = e->attention_scale,
-                                                  .absorbed = g == GROUP_DECODE});
+    td_op_attn_mla(e->stream,
+                   &(td_attn_mla_args){.batch = group->view,
+                                       .kv = td_engine_kv_view(e, layer_idx),
+                                       .q = offset(e, at.q, t * q_dim),
+                                       .kv_b = &layer->kv_b,
+                                       .out = offset(e, at.out, t * out_dim),
+                                       .n_heads = c->n_heads,
+                                       .nope_dim = c->nope_dim,
+                                       .rope_dim = c->rope_dim,
+                                       .v_dim = c->v_dim,
+                                       .kv_lora_rank = c->kv_lora_rank,
+                                       .scale = e->attention_scale,
+                                       .absorbed = g == GROUP_DECODE,
+                                       .weights_on_device = td_engine_is_in_slot(e, &layer->kv_b)});
   }
 }
 
@@ -398,7 +402,7 @@ static void head(td_engine *e) {
 
 // h, and from it queries, keys and values.
 static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   norm_residual(e, p, layer->attn_norm, layer_idx > 0);
   if (td_model_is_delta(e->config, layer_idx)) return; // it has its own
   if (e->config->attn == TD_ATTN_MLA) {
@@ -410,7 +414,7 @@ static void begin_attention(td_engine *e, const td_microbatch *p, uint32_t layer
 
 // Behind the KV entries of these tokens and those before: h for what follows attention.
 static void end_attention(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   if (td_model_is_delta(e->config, layer_idx)) {
     run_delta(e, p, layer, layer_idx);
   } else if (e->config->attn == TD_ATTN_MLA) {
@@ -433,14 +437,20 @@ static void store_kv(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
 
 // One layer, except that offloaded experts' sums may still be missing from delta.
 static void begin_layer(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
+  const td_layer *layer = td_engine_layer(e, layer_idx);
+  td_dense_stream_use(e, layer_idx, TD_DENSE_ATTN);
   begin_attention(e, p, layer_idx);
   store_kv(e, p, layer_idx);
   end_attention(e, p, layer_idx);
-  if (td_model_layer(e->model, layer_idx)->is_moe) {
+  td_dense_stream_leave(e, TD_DENSE_ATTN);
+  td_dense_stream_use(e, layer_idx, TD_DENSE_MLP);
+  if (layer->is_moe) {
     td_engine_moe_begin(e, p, layer_idx);
   } else {
-    td_engine_mlp(e, p, td_model_layer(e->model, layer_idx), false);
+    td_engine_mlp(e, p, layer, false);
   }
+  td_dense_stream_leave(e, TD_DENSE_MLP);
+  if (e->plan.way[layer_idx] != TD_LAYER_STREAMED) td_dense_stream_fetch_ahead(e, layer_idx);
 }
 
 // The end of the layer before and one layer, of a step of several ranks, half by half: what one is
@@ -488,6 +498,7 @@ bool td_engine_forward_piece(td_engine *e) {
   const uint32_t n_layers = e->config->n_layers, layer_idx = at->layer_idx;
   if (at->group < at->n_groups) {
     td_engine_moe_group(e, &e->microbatches[0], layer_idx - 1, at->group++);
+    if (at->group == at->n_groups) td_dense_stream_fetch_ahead(e, layer_idx - 1);
     return true;
   }
   if (layer_idx > n_layers) return false;

@@ -89,14 +89,16 @@ void td_moe_offload_close(td_engine *e) {
 // Multiplies the shared expert's output by its gate.
 static void gate_shared(td_engine *e, const td_microbatch *p, const td_layer *layer, void *out) {
   const td_model_config *c = e->config;
-  td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->shared_gate,
-                                               .x = td_engine_rows_at(e, p, e->h, c->dim),
-                                               .y = e->router_logits,
-                                               .x_stride = c->dim,
-                                               .y_stride = 1,
-                                               .n_tokens = p->n_tokens,
-                                               .out_f32 = true,
-                                               .exact = true});
+  td_op_linear(e->stream, &(td_linear_op_args){
+                              .w = &layer->shared_gate,
+                              .x = td_engine_rows_at(e, p, e->h, c->dim),
+                              .y = e->router_logits,
+                              .x_stride = c->dim,
+                              .y_stride = 1,
+                              .n_tokens = p->n_tokens,
+                              .out_f32 = true,
+                              .exact = true,
+                              .weights_on_device = td_engine_is_in_slot(e, &layer->shared_gate)});
   td_op_gate_rows(e->stream, &(td_gate_rows_args){.x = out,
                                                   .gate = e->router_logits,
                                                   .gate_stride = 1,
@@ -110,16 +112,18 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
   if (!p->n_tokens) return;
   const bool is_gated = layer->shared_gate.data != NULL;
   void *out = is_gated && accumulate ? e->shared : p->delta;
-  td_op_moe(e->stream, &(td_moe_args){.gate = &layer->mlp_gate,
-                                      .up = &layer->mlp_up,
-                                      .down = &layer->mlp_down,
-                                      .x = td_engine_rows_at(e, p, e->h, e->config->dim),
-                                      .out = out,
-                                      .n_tokens = p->n_tokens,
-                                      .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
-                                      .n_experts = 1,
-                                      .top_k = 1,
-                                      .accumulate = accumulate && !is_gated});
+  td_op_moe(e->stream,
+            &(td_moe_args){.gate = &layer->mlp_gate,
+                           .up = &layer->mlp_up,
+                           .down = &layer->mlp_down,
+                           .x = td_engine_rows_at(e, p, e->h, e->config->dim),
+                           .out = out,
+                           .n_tokens = p->n_tokens,
+                           .n_prompt = p->groups[GROUP_PREFILL].view.n_tokens,
+                           .n_experts = 1,
+                           .top_k = 1,
+                           .accumulate = accumulate && !is_gated,
+                           .weights_on_device = td_engine_is_in_slot(e, &layer->mlp_gate)});
   if (!is_gated) return;
   gate_shared(e, p, layer, out);
   if (accumulate) td_op_add(e->stream, p->delta, out, (size_t)p->n_tokens * e->config->dim);
@@ -128,17 +132,19 @@ void td_engine_mlp(td_engine *e, const td_microbatch *p, const td_layer *layer, 
 // Routes n_tokens tokens with hidden states x.
 static void route(td_engine *e, const void *x, uint32_t n_tokens, uint32_t layer_idx,
                   const given *to) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   const td_model_config *c = e->config;
-  td_op_linear(e->stream, &(td_linear_op_args){.w = &layer->router,
-                                               .bias = layer->logit_bias,
-                                               .x = x,
-                                               .y = e->router_logits,
-                                               .x_stride = c->dim,
-                                               .y_stride = c->n_experts,
-                                               .n_tokens = n_tokens,
-                                               .out_f32 = true,
-                                               .exact = true});
+  td_op_linear(e->stream,
+               &(td_linear_op_args){.w = &layer->router,
+                                    .bias = layer->logit_bias,
+                                    .x = x,
+                                    .y = e->router_logits,
+                                    .x_stride = c->dim,
+                                    .y_stride = c->n_experts,
+                                    .n_tokens = n_tokens,
+                                    .out_f32 = true,
+                                    .exact = true,
+                                    .weights_on_device = td_engine_is_in_slot(e, &layer->router)});
   td_op_router(e->stream,
                &(td_router_args){.logits = e->router_logits,
                                  .bias = layer->router_bias,
@@ -306,7 +312,7 @@ static void compute_piece(td_engine *e, const td_microbatch *p, uint32_t layer_i
 static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                           const given *from) {
   td_moe_offload *offload = &e->offload;
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   const bool has_signals = e->plan.handover == TD_HANDOVER_SIGNALS;
   for (uint32_t begin = 0; begin < p->n_tokens; begin += offload->most_tokens) {
     const piece c = piece_at(e, p, begin);
@@ -317,6 +323,8 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
       td_event_record(offload->given, e->stream);
     }
     if (layer->mlp_gate.data && begin == 0) td_engine_mlp(e, p, layer, false);
+    td_dense_stream_leave(e, TD_DENSE_MLP); // before this thread waits for the experts
+    td_dense_stream_fetch_ahead(e, layer_idx);
     if (!has_signals) compute_piece(e, p, layer_idx, &c);
   }
 }
@@ -324,7 +332,7 @@ static void begin_offload(td_engine *e, const td_microbatch *p, uint32_t layer_i
 // Experts on the engine's device and on its peer.
 static void begin_cached(td_engine *e, const td_microbatch *p, uint32_t layer_idx,
                          const given *from) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   const bool is_paired = e->plan.way[layer_idx] == TD_LAYER_PAIRED;
   const piece all = piece_at(e, p, 0);
   if (is_paired) send_hidden(e, p, from, &all); // ids and weights for the join
@@ -377,7 +385,7 @@ void td_engine_moe_group(td_engine *e, const td_microbatch *p, uint32_t layer_id
 }
 
 static void compute_here(td_engine *e, const td_microbatch *p, uint32_t layer_idx) {
-  const td_layer *layer = td_model_layer(e->model, layer_idx);
+  const td_layer *layer = td_engine_layer(e, layer_idx);
   const td_moe_args args = all_routed(e, p, layer_idx);
   td_op_moe(e->stream, &args);
   if (layer->mlp_gate.data) td_engine_mlp(e, p, layer, true);
@@ -457,7 +465,7 @@ void td_engine_moe_begin(td_engine *e, const td_microbatch *p, uint32_t layer_id
   if (td_layer_way_has_peer(e->plan.way[layer_idx]))
     td_expert_peer_post(e, p, layer_idx, from.x, offload_input_bytes_of(e, p->n_tokens));
   switch ((td_layer_way)e->plan.way[layer_idx]) {
-  case TD_LAYER_STREAMED: begin_streamed(e, p, td_model_layer(e->model, layer_idx)); break;
+  case TD_LAYER_STREAMED: begin_streamed(e, p, td_engine_layer(e, layer_idx)); break;
   case TD_LAYER_OFFLOADED: begin_offload(e, p, layer_idx, &from); break;
   case TD_LAYER_CACHED:
   case TD_LAYER_SPREAD:

@@ -13,12 +13,14 @@ static bool is_decode(const td_step_shape *shape) {
 }
 
 // Whether the expert device's operators for n_microbatches fit its stream, so that they can all be
-// queued before the other device begins.
+// queued before the other device begins. Not where dense weights stream: their copies are no part
+// of work that a device replays.
 static bool fits_stream(const td_model_config *config, const td_step_shape *shape,
                         uint32_t n_microbatches) {
   // Await, moe and signal, per offloaded layer and microbatch; beside a cache, the routing is
   // copied.
   const uint32_t n_operators = shape->may_cache ? 4 : 3;
+  if (shape->dense_bytes) return false;
   uint32_t n_layers = 0;
   for (uint32_t i = 0; i < config->n_layers; i++)
     n_layers += td_layer_is_offloaded(config, shape, i);
@@ -77,10 +79,24 @@ void td_step_plan_make(td_step_plan *out, const td_model_config *config,
     out->way[i] = (uint8_t)way_of(config, shape, out->handover, i);
     out->n_ways[out->way[i]]++;
   }
-  const bool is_alone = out->handover == TD_HANDOVER_NONE && shape->may_replay;
+  for (uint32_t i = 0; shape->dense_bytes && i < config->n_layers; i++) {
+    out->streams_dense[i] = shape->dense_bytes[i] > 0;
+    out->dense_bytes += shape->dense_bytes[i];
+  }
+  const bool is_alone = out->handover == TD_HANDOVER_NONE && shape->may_replay &&
+                        !shape->dense_bytes;
   out->is_replayed = is_decode(shape) && (out->handover == TD_HANDOVER_SIGNALS || is_alone);
   if (out->handover == TD_HANDOVER_SIGNALS && td_step_can_split(config, shape))
     out->n_microbatches = shape->n_microbatches;
+}
+
+// Those of the last layers stream, from some layer on.
+static void print_dense(td_buf *out, const td_step_plan *plan) {
+  uint32_t first = 0;
+  while (!plan->streams_dense[first])
+    first++;
+  td_buf_printf(out, "; dense weights of layers %u-%u streamed, %.2f GiB", first,
+                plan->n_layers - 1, (double)plan->dense_bytes / (1 << 30));
 }
 
 void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
@@ -106,4 +122,5 @@ void td_step_plan_print(td_buf *out, const td_step_plan *plan) {
                 does_offload ? handovers[plan->handover] : "",
                 plan->is_replayed ? ", replayed" : "");
   if (plan->n_ranks > 1) td_buf_printf(out, ", on %u devices", plan->n_ranks);
+  if (plan->dense_bytes) print_dense(out, plan);
 }

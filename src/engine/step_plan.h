@@ -92,7 +92,10 @@ typedef struct {
   const bool *may_stream;     // [n_layers], read from break_even_tokens on: these layers can
   const bool *may_cache;      // [n_layers]: decode can use a cache of experts there; NULL: nowhere
   const uint8_t *pair_share;  // [n_layers] td_pair_share, of layers in may_cache; NULL: no peer
-  uint32_t n_microbatches;    // wanted, 1 or 2
+  // [n_layers]: bytes that the step copies of the layer's dense weights, if they stream; else 0.
+  // NULL: none do.
+  const uint64_t *dense_bytes;
+  uint32_t n_microbatches; // wanted, 1 or 2
 } td_step_shape;
 
 typedef struct {
@@ -100,8 +103,10 @@ typedef struct {
   uint32_t n_microbatches;
   td_handover handover;
   bool is_replayed; // operators depend on the work key alone, so a device may replay them
-  uint32_t n_ways[TD_N_LAYER_WAYS]; // layers that go each way
-  uint8_t way[TD_MAX_LAYERS];       // td_layer_way
+  uint32_t n_ways[TD_N_LAYER_WAYS];  // layers that go each way
+  uint8_t way[TD_MAX_LAYERS];        // td_layer_way
+  bool streams_dense[TD_MAX_LAYERS]; // the layer's dense weights are copied in the step
+  uint64_t dense_bytes;              // of all that are
 } td_step_plan;
 
 // Whether the layer's routed experts are in the expert device's memory.

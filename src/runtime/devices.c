@@ -91,6 +91,18 @@ static td_gpu_need need_of(const td_devices *d, const td_devices_opts *opts, con
   return need;
 }
 
+static void place_for_prefill(td_devices *d, const td_gpu_pair *pair) {
+  d->stream_bytes = pair->stream_bytes;
+  d->cache_bytes = 0;
+  d->prefill_chunk = pair->prefill_chunk;
+  d->n_streamed_dense = pair->n_streamed_dense;
+  if (!pair->n_streamed_dense) return;
+  td_info("%s: dense weights of the last %u layers stream as experts do, which leaves %.2f GiB for "
+          "experts and steps of %u tokens",
+          td_dev_name(d->dev), pair->n_streamed_dense, (double)pair->stream_bytes / GIB,
+          pair->prefill_chunk);
+}
+
 // Which experts go to the GPU: whole layers, and a cache. With --expert-device cpu no layers, and a
 // cache only if its size is given.
 static void place_experts(td_devices *d, const td_devices_opts *opts, const td_model *model,
@@ -109,9 +121,11 @@ static void place_experts(td_devices *d, const td_devices_opts *opts, const td_m
   d->n_gpu_expert_layers = own.n_layers;
   d->cache_bytes = own.cache_bytes;
   d->held_bytes += own.layers_bytes + own.cache_bytes;
-  const td_gpu_pair pair = td_gpu_pair_plan(plan, need->layer_bytes, own.cache_bytes);
-  if (opts->is_for_prefill) d->stream_bytes = pair.stream_bytes;
-  if (opts->is_for_prefill) d->cache_bytes = 0;
+  td_dense_size dense[TD_MAX_LAYERS];
+  for (uint32_t i = 0; i < n_layers; i++)
+    dense[i] = td_dense_size_of(td_model_layer(model, i));
+  const td_gpu_pair pair = td_gpu_pair_plan(need, plan, own.cache_bytes, dense, n_layers);
+  if (opts->is_for_prefill) place_for_prefill(d, &pair);
   if (opts->is_for_decode) d->stream_bytes = 0;
   if (opts->is_for_decode && has_layers && size.is_auto) d->cache_bytes = pair.cache_bytes;
 }

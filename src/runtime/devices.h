@@ -28,9 +28,10 @@ typedef struct {
   td_placement placement;       // the final decision
   // weights, and on a discrete device also what a large prefill_chunk and streaming need
   uint64_t held_bytes;
-  uint64_t stream_bytes;  // part of held_bytes: the ring for streamed experts (td_engine_opts)
-  uint64_t cache_bytes;   // likewise: the cache of experts for decode
-  uint32_t prefill_chunk; // tokens per step; larger steps amortize streaming better
+  uint64_t stream_bytes;     // part of held_bytes: the ring for streamed experts (td_engine_opts)
+  uint64_t cache_bytes;      // likewise: the cache of experts for decode
+  uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
+  uint32_t n_streamed_dense; // layers whose dense weights stream, too (td_engine_opts)
 } td_devices;
 
 // TD_EINVAL: see td_placement_check. Otherwise the errors of td_dev_open; the message of TD_ENOMEM

@@ -212,7 +212,51 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
   return out;
 }
 
-td_gpu_pair td_gpu_pair_plan(const td_gpu_plan *plan, uint64_t layer_bytes, uint64_t cache_bytes) {
-  return (td_gpu_pair){.stream_bytes = at_most(plan->stream_bytes + cache_bytes, layer_bytes),
-                       .cache_bytes = cache_bytes + plan->stream_bytes + plan->chunk_bytes};
+// The first GPU's part where dense weights of the last n layers stream. ring_bytes: of each ring.
+// False: that frees no memory.
+static bool divide_with_dense(td_gpu_pair *out, const td_gpu_need *need, const td_gpu_plan *plan,
+                              uint64_t freed_bytes, uint64_t ring_bytes, uint64_t cache_bytes) {
+  const uint64_t taken = TD_PREFILL_ENGINES * ring_bytes;
+  if (freed_bytes <= taken) return false;
+  const uint64_t room = plan->stream_bytes + plan->chunk_bytes + cache_bytes + freed_bytes - taken;
+  uint64_t chunk_bytes = plan->chunk_bytes;
+  if (!need->prefill_chunk) {
+    uint64_t n = need->usual_chunk + room / CHUNK_PART / need->step_token_bytes;
+    n = at_most(n - n % CHUNK_ROUND, MOST_CHUNK_STREAMED);
+    if (n > out->prefill_chunk) {
+      out->prefill_chunk = (uint32_t)n;
+      chunk_bytes = (n - need->usual_chunk) * need->step_token_bytes;
+    }
+  }
+  out->stream_bytes = at_most(room - chunk_bytes, need->layer_bytes);
+  out->dense_ring_bytes = ring_bytes;
+  return true;
+}
+
+// Longer steps copy all experts less often; a longer ring copies them for less long.
+static bool is_better(const td_gpu_pair *a, const td_gpu_pair *b) {
+  if (a->prefill_chunk != b->prefill_chunk) return a->prefill_chunk > b->prefill_chunk;
+  return a->stream_bytes > b->stream_bytes;
+}
+
+td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, uint64_t cache_bytes,
+                             const td_dense_size *dense, uint32_t n_layers) {
+  const uint64_t ring_bytes = at_most(plan->stream_bytes + cache_bytes, need->layer_bytes);
+  const uint32_t chunk = need->prefill_chunk ? need->prefill_chunk : MOST_CHUNK_STREAMED;
+  const td_gpu_pair resident = {.stream_bytes = ring_bytes,
+                                .cache_bytes = cache_bytes + plan->stream_bytes + plan->chunk_bytes,
+                                .prefill_chunk = plan->prefill_chunk};
+  td_gpu_pair pair = resident;
+  uint64_t freed_bytes = 0;
+  for (uint32_t n = 1; n <= n_layers; n++) {
+    if (pair.stream_bytes >= need->layer_bytes / 2 && pair.prefill_chunk >= chunk) break;
+    for (int part = 0; part < TD_N_DENSE_PARTS; part++)
+      freed_bytes += dense[n_layers - n].bytes[part];
+    td_gpu_pair next = resident;
+    next.n_streamed_dense = n;
+    const bool is_gain = divide_with_dense(&next, need, plan, freed_bytes,
+                                           td_dense_ring_bytes(dense, n_layers, n), cache_bytes);
+    if (is_gain && is_better(&next, &pair)) pair = next;
+  }
+  return pair;
 }

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "comm/comm.h"
+#include "engine/dense_slots.h"
 #include "model/model.h"
 #include "runtime/runtime_opts.h"
 
@@ -106,9 +107,20 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
 // Two GPUs that share KV pages, one for prefill and one for decode, hold as much of everything
 // else, so that as many pages fit on both. The cache's part is the first's for a longer ring, up to
 // one layer; the ring's part and a long prefill_chunk's are the second's for a larger cache.
+//
+// If that leaves the first a ring of less than half a layer, or short steps, dense weights of its
+// last layers stream, too: of as few layers as give it both, or of all. A layer of experts has
+// about fifty times the bytes of its dense weights, so that costs little.
 typedef struct {
   uint64_t stream_bytes, cache_bytes; // of the first; of the second
+  // Of the first:
+  uint32_t prefill_chunk;
+  uint32_t n_streamed_dense; // layers, see td_engine_opts
+  uint64_t dense_ring_bytes; // of the ring of each of its TD_PREFILL_ENGINES
 } td_gpu_pair;
-td_gpu_pair td_gpu_pair_plan(const td_gpu_plan *plan, uint64_t layer_bytes, uint64_t cache_bytes);
+enum { TD_PREFILL_ENGINES = 2 }; // one for long prompts, and one for what else there is
+// dense: [n_layers]. cache_bytes: of the cache, if each of the two GPUs were alone.
+td_gpu_pair td_gpu_pair_plan(const td_gpu_need *need, const td_gpu_plan *plan, uint64_t cache_bytes,
+                             const td_dense_size *dense, uint32_t n_layers);
 
 #endif

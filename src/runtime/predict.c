@@ -13,8 +13,10 @@ td_prefill_load td_prefill_load_of(const td_model *model) {
   td_prefill_load load = {.config = td_model_config_of(model),
                           .active_params = stats.active_params,
                           .other_bytes = stats.bytes - stats.expert_bytes};
-  for (uint32_t i = 0; i < load.config->n_layers; i++)
+  for (uint32_t i = 0; i < load.config->n_layers; i++) {
     load.layer_bytes[i] = td_model_expert_bytes(model, i);
+    load.dense[i] = td_dense_size_of(td_model_layer(model, i));
+  }
   return load;
 }
 
@@ -74,11 +76,19 @@ td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *car
     plan.cache_bytes = own.cache_bytes;
     plan.n_cached = td_expert_cache_slots(own.cache_bytes, need.layer_bytes / c->n_experts, c, SEQS,
                                           TD_BF16);
-    plan.pair = td_gpu_pair_plan(&plan.memory, need.layer_bytes, own.cache_bytes);
+    plan.pair = td_gpu_pair_plan(&need, &plan.memory, own.cache_bytes, load->dense, c->n_layers);
   }
   plan_kv(&plan, c, need.free_bytes,
           held + (plan.experts_stream ? plan.own_bytes + plan.cache_bytes : 0));
   return plan;
+}
+
+td_card_plan td_card_plan_for_prefill(const td_card_plan *plan) {
+  td_card_plan first = *plan;
+  first.memory.stream_bytes = plan->pair.stream_bytes;
+  first.memory.prefill_chunk = plan->pair.prefill_chunk;
+  first.n_streamed_dense = plan->pair.n_streamed_dense;
+  return first;
 }
 
 // Operations of a layer's attention for n tokens after n_past: scores and sums of every query with
@@ -131,17 +141,27 @@ static void add_layer(td_prefill_time *out, const layer_load *l, const td_card_p
   out->seconds += link_s + idle_s > compute_s ? link_s + idle_s : compute_s;
 }
 
+static uint64_t dense_bytes_of(const td_prefill_load *load, const td_card_plan *plan, uint32_t i) {
+  const uint64_t *bytes = load->dense[i].bytes;
+  const bool is_streamed = i + plan->n_streamed_dense >= load->config->n_layers;
+  return is_streamed ? bytes[TD_DENSE_ATTN] + bytes[TD_DENSE_MLP] : 0;
+}
+
 static void plan_chunk(td_prefill_time *out, const td_prefill_load *load, const td_card_plan *plan,
                        uint32_t n) {
   bool may_stream[TD_MAX_LAYERS];
-  for (uint32_t i = 0; i < load->config->n_layers; i++)
+  uint64_t dense_bytes[TD_MAX_LAYERS];
+  for (uint32_t i = 0; i < load->config->n_layers; i++) {
     may_stream[i] = plan->memory.stream_bytes > 0;
+    dense_bytes[i] = dense_bytes_of(load, plan, i);
+  }
   const td_step_shape shape = {.n_tokens = n,
                                .n_prompt = n,
                                .n_gpu_expert_layers = plan->n_gpu_expert_layers,
                                .has_expert_dev = plan->experts_stream,
                                .break_even_tokens = 1,
-                               .may_stream = may_stream};
+                               .may_stream = may_stream,
+                               .dense_bytes = plan->n_streamed_dense ? dense_bytes : NULL};
   td_step_plan_make(&out->step, load->config, &shape);
 }
 
@@ -157,7 +177,8 @@ td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_pl
       const layer_load layer = {
           .attention = n * other_flops(load) + attention_flops(c, i, n, done),
           .routed = load->layer_bytes[i] ? n * routed_flops(c) : 0,
-          .bytes = out.step.way[i] == TD_LAYER_STREAMED ? (double)load->layer_bytes[i] : 0};
+          .bytes = (out.step.way[i] == TD_LAYER_STREAMED ? (double)load->layer_bytes[i] : 0) +
+                   (double)dense_bytes_of(load, plan, i)};
       add_layer(&out, &layer, plan, card);
     }
   }

@@ -24,6 +24,7 @@ typedef struct {
   uint64_t active_params;
   uint64_t other_bytes;                // weights that are no routed experts
   uint64_t layer_bytes[TD_MAX_LAYERS]; // of routed experts; 0: a dense layer
+  td_dense_size dense[TD_MAX_LAYERS];  // of other matrices that can stream
 } td_prefill_load;
 
 td_prefill_load td_prefill_load_of(const td_model *model);
@@ -42,9 +43,12 @@ typedef struct {
   // cards, one for prefill and one for decode, both hold them.
   uint64_t kv_bytes;
   uint32_t kv_tokens;
+  uint32_t n_streamed_dense; // layers whose dense weights stream, see td_engine_opts
 } td_card_plan;
 
 td_card_plan td_card_plan_of(const td_prefill_load *load, const td_gpu_card *card);
+// Of the first of two such cards, which prefills only.
+td_card_plan td_card_plan_for_prefill(const td_card_plan *plan);
 
 typedef struct {
   td_step_plan step;        // of a chunk
@@ -53,7 +57,8 @@ typedef struct {
   double seconds;
 } td_prefill_time;
 
-// A prompt of n_tokens, with all experts streamed that are not in the card's memory.
+// A prompt of n_tokens, with all experts and dense weights streamed that are not in the card's
+// memory.
 td_prefill_time td_prefill_time_of(const td_prefill_load *load, const td_card_plan *plan,
                                    const td_gpu_card *card, uint32_t n_tokens);
 

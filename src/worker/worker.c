@@ -87,6 +87,7 @@ static td_status open_engine(worker *w, td_err *err) {
       .transfer = w->kv.transfer,
       .expert_dev = w->devices.expert_dev,
       .n_gpu_expert_layers = w->devices.n_gpu_expert_layers,
+      .n_streamed_dense = w->devices.n_streamed_dense,
   };
   td_devices_use_peers(&w->devices, &opts);
   td_status st = w->devices.stream_bytes ? open_streaming(w, &opts, err) : TD_OK;
@@ -197,7 +198,8 @@ static td_status open_parts(worker *w, td_err *err) {
   if (st == TD_OK) st = open_engine(w, err);
   // Whether steps can be long enough for experts to stream, and whether any are cached, is known
   // only now.
-  if (st == TD_OK && !w->streaming && !td_engine_cache_stats(w->engine).n_slots)
+  if (st == TD_OK && !w->streaming && !w->devices.n_streamed_dense &&
+      !td_engine_cache_stats(w->engine).n_slots)
     td_dev_stop_pinning(w->devices.dev);
   if (st == TD_OK) st = warm_up(w, err);
   if (st == TD_OK) st = open_grammars(w, err);

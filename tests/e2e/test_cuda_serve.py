@@ -276,6 +276,23 @@ def test_short_prompts_stay_with_decode(tandem_bin, tiny_model, library, monkeyp
     server.close()
 
 
+def test_dense_weights_stream_where_a_ring_is_short(tandem_bin, library, monkeypatch):
+    """A GPU that prefills only keeps no dense weights if experts have little room; the text is the same."""
+    need_two_gpus(library, monkeypatch)
+    if "_emu" not in library:
+        pytest.skip("a GPU's memory cannot be chosen")
+    nano = Path(__file__).parents[2] / "configs" / "models" / "tandem-nano"
+    options = ["--device", "cuda", "--expert-device", "cpu", "--weights", "resident", "--ctx-size", "256"]
+    said = []
+    for mib in ["4096", "1556"]:  # of which operators may need 1536
+        monkeypatch.setenv("TANDEM_EMU_MEMORY_MB", mib)
+        server = Server(tandem_bin, nano, *options, "--devices", "0,1", "--disaggregate", "on")
+        assert ("dense weights of the last" in server.log()) == (mib == "1556"), server.log()
+        said.append(complete(server, "What is tandem? " * 8, 8))
+        server.close()
+    assert said[0] == said[1]
+
+
 def beside(server):
     """For each prefill with streamed experts, the decode steps beside it."""
     return [int(n) for n in re.findall(r"with streamed experts: .* beside (\d+) decode", server.log())]

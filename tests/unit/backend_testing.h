@@ -109,6 +109,13 @@ uint64_t td_model_expert_bytes(const td_model *model, uint32_t layer_idx) {
   return 0;
 }
 
+const td_layer *td_model_layer(const td_model *model, uint32_t layer_idx) {
+  static const td_layer none;
+  (void)model;
+  (void)layer_idx;
+  return &none;
+}
+
 const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   *n_bytes = sizeof *model;
   return model;

@@ -24,6 +24,9 @@ static _Thread_local uint64_t engine_routing; // of all steps of the last engine
 // Of CPU devices: one for all in a process.
 static td_activations engine_activations = TD_ACTIVATIONS_F32;
 
+// Of how many layers, from the last on, dense weights stream; UINT32_MAX: of all.
+static uint32_t engine_streamed_dense;
+
 typedef struct {
   const char *name;  // of a golden model
   size_t ring_bytes; // for experts that pass through
@@ -59,19 +62,21 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   const uint32_t n_pages = (max_tokens + ENGINE_PAGE - 1) / ENGINE_PAGE;
-  const td_engine_opts opts = {.n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
-                               .page_tokens = ENGINE_PAGE,
-                               .max_step_tokens = max_tokens,
-                               .max_step_seqs = ENGINE_SEQS,
-                               .max_seq_tokens = n_pages * ENGINE_PAGE,
-                               .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
-                               .record_routing = true,
-                               .expert_dev = f->expert_dev,
-                               .n_gpu_expert_layers = where == PARTED ? 1 : 0,
-                               .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
-                               .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
-                               .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT
-                                                                      : PROMPT - ENGINE_SEQS};
+  const uint32_t n_layers = td_model_config_of(f->model)->n_layers;
+  const td_engine_opts opts = {
+      .n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
+      .n_streamed_dense = engine_streamed_dense < n_layers ? engine_streamed_dense : n_layers,
+      .page_tokens = ENGINE_PAGE,
+      .max_step_tokens = max_tokens,
+      .max_step_seqs = ENGINE_SEQS,
+      .max_seq_tokens = n_pages * ENGINE_PAGE,
+      .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
+      .record_routing = true,
+      .expert_dev = f->expert_dev,
+      .n_gpu_expert_layers = where == PARTED ? 1 : 0,
+      .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
+      .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
+      .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT : PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 
@@ -236,6 +241,25 @@ static inline void check_schedules(const small_model *m, const char *kind, place
     if (memcmp(got, want, n_bytes) != 0) {
       fail_msg("%s: placement %d with TANDEM_JITTER=%u gives other logits", m->name, (int)where,
                seed);
+    }
+    free(got);
+  }
+  free(want);
+}
+
+// Results are the same bits where dense weights stream, those of the last layer or of all, whoever
+// is faster.
+static inline void check_dense_schedules(const small_model *m, const char *kind, placement where,
+                                         unsigned n_schedules) {
+  size_t n_bytes;
+  float *want = short_logits(m, kind, where, 0, &n_bytes);
+  for (unsigned seed = 1; seed <= n_schedules; seed++) {
+    engine_streamed_dense = seed % 2 ? UINT32_MAX : 1;
+    float *got = short_logits(m, kind, where, seed, &n_bytes);
+    engine_streamed_dense = 0;
+    if (memcmp(got, want, n_bytes) != 0) {
+      fail_msg("%s: placement %d, dense weights streamed, with TANDEM_JITTER=%u: other logits",
+               m->name, (int)where, seed);
     }
     free(got);
   }

@@ -293,6 +293,23 @@ static void test_schedules(void **state) {
   unsetenv("TANDEM_EMU_PIN");
 }
 
+static void test_dense_weights_that_stream(void **state) {
+  (void)state;
+  td_dev *dev;
+  td_err err;
+  if (td_dev_open(&dev, &(td_dev_opts){.kind = "cuda"}, &err) != TD_OK) {
+    if (getenv("TANDEM_CUDA_LIB")) fail_msg("%s", err.msg);
+    skip();
+  }
+  td_dev_close(dev);
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    check_dense_schedules(&small_models[i], "cuda", TOGETHER, 1);
+    check_dense_schedules(&small_models[i], "cuda", ALL_WAYS, N_SCHEDULES / 4);
+  }
+  unsetenv("TANDEM_EMU_PIN");
+}
+
 static void test_prefill_beside_decode(void **state) {
   (void)state;
   td_dev *dev;
@@ -317,6 +334,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_a_peer),
                                      cmocka_unit_test(test_streaming_waits_for_registering),
                                      cmocka_unit_test(test_schedules),
+                                     cmocka_unit_test(test_dense_weights_that_stream),
                                      cmocka_unit_test(test_prefill_beside_decode)};
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   return cmocka_run_group_tests(tests, NULL, NULL);

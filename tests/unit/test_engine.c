@@ -11,6 +11,7 @@
 #include "device/device_impl.h"
 #include "engine/engine_impl.h"
 #include "unit/engine_test.h"
+#include "unit/filtered.h"
 #include "unit/kv_transfer_test.h"
 #include "unit/peer_test.h"
 
@@ -119,6 +120,57 @@ static void test_schedules(void **state) {
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     check_schedules(&small_models[i], "cpu", TOGETHER, IN_HALVES, N_SCHEDULES);
     check_schedules(&small_models[i], "cpu", ALL_WAYS, ALL_WAYS, N_SCHEDULES);
+  }
+}
+
+// With experts on the device, on the other one, and streamed or in halves.
+static void test_dense_weights_that_stream(void **state) {
+  (void)state;
+  static const placement places[] = {TOGETHER, APART, ALL_WAYS};
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    for (size_t k = 0; k < TD_COUNT(places); k++)
+      check_dense_schedules(&small_models[i], "cpu", places[k], N_SCHEDULES / 2);
+  }
+}
+
+// A step copies as many bytes as its plan has, and never more than the ring's; each weight once.
+static void test_bytes_of_dense_weights(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  const int32_t tokens[] = {5, 17, 4, 99, 23}, page = 0;
+  for (size_t i = 0; i < TD_COUNT(small_models); i++) {
+    td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
+    engine_fixture f;
+    engine_streamed_dense = UINT32_MAX;
+    open_engine(&f, &small_models[i], dev, ALL_WAYS, ENGINE_PAGE);
+    engine_streamed_dense = 0;
+    uint64_t want = 0;
+    for (uint32_t k = 0; k < td_model_config_of(f.model)->n_layers; k++) {
+      td_layer layer = *td_model_layer(f.model, k);
+      for (int part = 0; part < TD_N_DENSE_PARTS; part++) {
+        td_weight *w[TD_DENSE_MOST_MATRICES];
+        const uint32_t n = td_dense_matrices(&layer, (td_dense_part)part, w);
+        assert_true(n >= 1);
+        for (uint32_t j = 0; j < n; j++)
+          want += td_weight_bytes(w[j]);
+      }
+    }
+    td_step_seq seq = {.tokens = tokens, .n_tokens = 5, .pages = &page, .n_pages = 1};
+    for (uint64_t n_steps = 1; n_steps <= 3; n_steps++) {
+      td_err err;
+      assert_int_equal(td_engine_step(f.engine, &seq, 1, &err), TD_OK);
+      assert_int_equal(f.engine->plan.dense_bytes, want);
+      assert_int_equal(td_engine_stream_progress(f.engine).dense_bytes, n_steps * want);
+      seq = (td_step_seq){.tokens = tokens, // a prompt too short for experts to stream; a token
+                          .n_tokens = n_steps == 1 ? 2 : 1,
+                          .n_past = n_steps == 1 ? 0 : 2,
+                          .pages = &page,
+                          .n_pages = 1,
+                          .is_decode = n_steps == 2};
+    }
+    close_engine(&f);
+    td_dev_close(dev);
   }
 }
 
@@ -270,6 +322,77 @@ static void test_experts_that_do_not_arrive(void **state) {
   free(got.out);
 }
 
+// What of the model each copy to the device is for, and which experts the other device computes:
+// 4 * layer + what it is.
+enum { OF_ATTN = TD_DENSE_ATTN, OF_MLP = TD_DENSE_MLP, OF_EXPERTS, COMPUTES_EXPERTS };
+enum { MOST_NOTED = 256 };
+static engine_fixture *noted_of;
+static uint32_t noted[MOST_NOTED], n_noted;
+
+static bool is_in(const td_weight *w, const void *p) {
+  const char *data = w->data, *at = p;
+  return data && at >= data && at < data + td_weight_data_bytes(w);
+}
+
+static void note(uint32_t layer_idx, uint32_t what) {
+  if (n_noted && noted[n_noted - 1] == 4 * layer_idx + what) return;
+  assert_true(n_noted < MOST_NOTED);
+  noted[n_noted++] = 4 * layer_idx + what;
+}
+
+static void note_order(td_stream *stream, const td_op *op) {
+  const td_model_config *c = td_model_config_of(noted_of->model);
+  for (uint32_t i = 0; i < c->n_layers; i++) {
+    td_layer layer = *td_model_layer(noted_of->model, i);
+    const bool is_aside = op->kind == TD_OP_MOE && stream == noted_of->engine->offload.stream;
+    if (is_aside && op->moe.gate == layer.gate) note(i, COMPUTES_EXPERTS);
+    if (op->kind != TD_OP_COPY) continue;
+    for (int part = 0; part < TD_N_DENSE_PARTS; part++) {
+      td_weight *w[TD_DENSE_MOST_MATRICES];
+      for (uint32_t n = td_dense_matrices(&layer, (td_dense_part)part, w); n; n--)
+        if (is_in(w[n - 1], op->copy.src)) note(i, (uint32_t)part);
+    }
+    for (uint32_t k = 0; layer.is_moe && k < c->n_experts; k++)
+      if (is_in(&layer.gate[k], op->copy.src)) note(i, OF_EXPERTS);
+  }
+  real_enqueue(stream, op);
+}
+
+// Where experts stream, copies are queued in the order of use. Where the other device computes
+// them, which the host waits for, the next layer's dense weights come first.
+static void test_order_of_copies(void **state) {
+  (void)state;
+  static const int32_t tokens[ENGINE_PAGE] = {5, 17, 4, 99}, page = 0;
+  static const uint32_t streamed[] = {0, 1, 2, 4, 5, 6, 8, 9, 10};
+  static const uint32_t aside[] = {0, 1, 4, 5, 3, 8, 9, 7, 11};
+  engine_activations = TD_ACTIVATIONS_F32;
+  td_dev *dev = open_dev(TD_ACTIVATIONS_F32);
+  engine_fixture f;
+  engine_streamed_dense = UINT32_MAX;
+  open_engine(&f, &small_models[0], dev, ALL_WAYS, ENGINE_PAGE);
+  engine_streamed_dense = 0;
+  noted_of = &f;
+  const td_dev_vtable *own = dev->vtable;
+  watched = *own;
+  real_enqueue = own->enqueue;
+  watched.enqueue = note_order;
+  dev->vtable = f.expert_dev->vtable = &watched;
+  for (int is_short = 0; is_short < 2; is_short++) {
+    const td_step_seq seq = {.tokens = tokens,
+                             .n_tokens = is_short ? SHORT_PROMPT : STREAM_PROMPT,
+                             .pages = &page,
+                             .n_pages = 1};
+    td_err err;
+    n_noted = 0;
+    assert_int_equal(td_engine_step(f.engine, &seq, 1, &err), TD_OK);
+    assert_int_equal(n_noted, TD_COUNT(streamed));
+    assert_memory_equal(noted, is_short ? aside : streamed, sizeof streamed);
+  }
+  dev->vtable = f.expert_dev->vtable = own;
+  close_engine(&f);
+  td_dev_close(dev);
+}
+
 // A prompt that is fed beside decode is copied in pieces, one that runs alone in few long copies.
 static void test_copies_beside_decode_are_short(void **state) {
   (void)state;
@@ -354,11 +477,14 @@ static void test_keys_leave_layer_by_layer(void **state) {
   close_xfer_world(&w);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts_apart_change_no_bit),
                                      cmocka_unit_test(test_streamed_experts),
                                      cmocka_unit_test(test_a_ring_too_small),
                                      cmocka_unit_test(test_schedules),
+                                     cmocka_unit_test(test_dense_weights_that_stream),
+                                     cmocka_unit_test(test_bytes_of_dense_weights),
+                                     cmocka_unit_test(test_order_of_copies),
                                      cmocka_unit_test(test_prefill_beside_decode),
                                      cmocka_unit_test(test_cached_experts_change_no_bit),
                                      cmocka_unit_test(test_a_peer_changes_no_bit),
@@ -367,5 +493,6 @@ int main(void) {
                                      cmocka_unit_test(test_feeding_waits_for_nothing),
                                      cmocka_unit_test(test_kv_transfer),
                                      cmocka_unit_test(test_keys_leave_layer_by_layer)};
+  if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 1;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

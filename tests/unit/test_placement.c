@@ -327,20 +327,80 @@ static td_prefill_load load_of_v3(void) {
   config.nope_dim = config.v_dim = 128;
   config.expert_dim = 2048;
   td_prefill_load load = {.config = &config, .active_params = 37 * GB, .other_bytes = 18500000000};
-  for (uint32_t i = 3; i < config.n_layers; i++)
-    load.layer_bytes[i] = 256 * expert_bytes(7168, 2048);
+  for (uint32_t i = 0; i < config.n_layers; i++) {
+    if (i >= 3) load.layer_bytes[i] = 256 * expert_bytes(7168, 2048);
+    load.dense[i] = (td_dense_size){{187 << 20, i < 3 ? 396 << 20 : 48 << 20}};
+  }
   return load;
 }
 
-// On an H100 with 55 GB/s from pinned memory, 8192 tokens were measured at 12.0 s and 32768 at
-// 18.4 s. A card with less memory has a shorter ring, in which copies wait for operations.
 static void test_a_pair_of_gpus(void **state) {
   (void)state;
-  const td_gpu_plan plan = {.chunk_bytes = 2 * GB, .stream_bytes = 3 * GB};
-  td_gpu_pair pair = td_gpu_pair_plan(&plan, 11 * GB, 5 * GB);
+  static const td_dense_size dense[61];
+  td_gpu_need need = {.layer_bytes = 11 * GB, .usual_chunk = 1024, .step_token_bytes = 100000};
+  td_gpu_plan plan = {.prefill_chunk = 21024, .chunk_bytes = 2 * GB, .stream_bytes = 3 * GB};
+  td_gpu_pair pair = td_gpu_pair_plan(&need, &plan, 5 * GB, dense, 61);
   assert_true(pair.stream_bytes == 8 * GB && pair.cache_bytes == 10 * GB);
-  pair = td_gpu_pair_plan(&plan, 6 * GB, 5 * GB); // a ring is one layer at most
+  assert_true(pair.prefill_chunk == 21024 && pair.n_streamed_dense == 0);
+  need.layer_bytes = 6 * GB; // a ring is one layer at most
+  pair = td_gpu_pair_plan(&need, &plan, 5 * GB, dense, 61);
   assert_true(pair.stream_bytes == 6 * GB && pair.cache_bytes == 10 * GB);
+}
+
+// All that the first GPU has is what it would have with its dense weights.
+static void check_memory_of_first(const td_gpu_need *need, const td_gpu_plan *plan,
+                                  const td_gpu_pair *pair, uint64_t cache_bytes,
+                                  const td_dense_size *dense) {
+  uint64_t room = plan->stream_bytes + plan->chunk_bytes + cache_bytes;
+  for (uint32_t i = 61 - pair->n_streamed_dense; i < 61; i++)
+    room += dense[i].bytes[TD_DENSE_ATTN] + dense[i].bytes[TD_DENSE_MLP];
+  const uint64_t chunk_bytes = (uint64_t)(pair->prefill_chunk - need->usual_chunk) *
+                               need->step_token_bytes;
+  assert_true(pair->stream_bytes + chunk_bytes + 2 * pair->dense_ring_bytes <= room);
+}
+
+// Dense weights stream where a ring would be short or steps would be, and of no more layers than
+// that takes: the last ones, which in V3 have the smaller MLPs.
+static void test_dense_weights_of_a_pair(void **state) {
+  (void)state;
+  const td_prefill_load load = load_of_v3();
+  const td_gpu_need need = {
+      .layer_bytes = 11 * GB, .usual_chunk = 1024, .step_token_bytes = 160000};
+  const td_gpu_plan plan = {
+      .prefill_chunk = 7424, .chunk_bytes = 6400 * 160000ull, .stream_bytes = 2 * GB};
+  td_gpu_pair pair = td_gpu_pair_plan(&need, &plan, GB, load.dense, 61);
+  assert_true(pair.n_streamed_dense > 50 && pair.prefill_chunk > 3 * plan.prefill_chunk);
+  assert_true(pair.stream_bytes > 11 * GB / 2 && pair.cache_bytes < 5 * GB);
+  check_memory_of_first(&need, &plan, &pair, GB, load.dense);
+  assert_true(pair.dense_ring_bytes == (pair.n_streamed_dense > 58 ? 583 : 235) << 20);
+  td_gpu_need asked = need; // a shorter step was asked for: the ring alone decides
+  asked.prefill_chunk = plan.prefill_chunk;
+  const td_gpu_pair less = td_gpu_pair_plan(&asked, &plan, GB, load.dense, 61);
+  assert_true(less.n_streamed_dense > 0 && less.n_streamed_dense < pair.n_streamed_dense);
+  assert_true(less.prefill_chunk == 7424 && less.stream_bytes >= 11 * GB / 2);
+  assert_true(less.stream_bytes < 6 * GB);
+  check_memory_of_first(&asked, &plan, &less, GB, load.dense);
+  static const td_dense_size one_large[61] = {[60] = {{GB, GB}}}; // each of two rings is as large
+  assert_int_equal(td_gpu_pair_plan(&need, &plan, GB, one_large, 61).n_streamed_dense, 0);
+}
+
+static void test_prediction_for_a_pair(void **state) {
+  (void)state;
+  const td_prefill_load load = load_of_v3();
+  const td_gpu_card card = {.memory_bytes = 32ull << 30, .link_gbps = 55, .tflops = 60};
+  const td_card_plan one = td_card_plan_of(&load, &card), first = td_card_plan_for_prefill(&one);
+  assert_true(one.n_streamed_dense == 0 && first.n_streamed_dense > 0);
+  assert_true(first.memory.stream_bytes > one.memory.stream_bytes);
+  check_memory_of_first(&(td_gpu_need){.usual_chunk = 1024, .step_token_bytes = 0}, &one.memory,
+                        &one.pair, one.cache_bytes, load.dense);
+  const td_prefill_time t = td_prefill_time_of(&load, &first, &card, 2048);
+  const uint32_t n = first.n_streamed_dense < 58 ? first.n_streamed_dense : 58;
+  const uint64_t dense_bytes = n * (235ull << 20) + (first.n_streamed_dense - n) * (583ull << 20);
+  assert_true(t.step.dense_bytes == dense_bytes && !t.step.streams_dense[0]);
+  const double link_s = (58 * (double)load.layer_bytes[3] + (double)dense_bytes) / 55e9;
+  assert_true(fabs(t.link_s - link_s) < 1e-9);
+  assert_true(td_prefill_time_of(&load, &first, &card, 32768).seconds <
+              td_prefill_time_of(&load, &one, &card, 32768).seconds);
 }
 
 static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *card,
@@ -352,6 +412,8 @@ static void check_pages_of_card(const td_card_plan *plan, const td_gpu_card *car
   if (plan->kv_tokens < least_tokens) fail_msg("%u tokens", plan->kv_tokens);
 }
 
+// On an H100 with 55 GB/s from pinned memory, 8192 tokens were measured at 12.0 s and 32768 at
+// 18.4 s. A card with less memory has a shorter ring, in which copies wait for operations.
 static void test_predictions(void **state) {
   (void)state;
   const td_prefill_load load = load_of_v3();
@@ -425,6 +487,8 @@ int main(void) {
       cmocka_unit_test(test_own_layers),
       cmocka_unit_test(test_predictions),
       cmocka_unit_test(test_a_pair_of_gpus),
+      cmocka_unit_test(test_dense_weights_of_a_pair),
+      cmocka_unit_test(test_prediction_for_a_pair),
       cmocka_unit_test(test_chunks_of_a_gpu_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -103,6 +103,30 @@ static void test_whether_a_peer_pays(void **state) {
   assert_true(t.saved_s == 0 && t.from_peer == 0);
 }
 
+// Nothing is queued up front where dense weights stream, or replayed.
+static void test_dense_weights(void **state) {
+  (void)state;
+  static uint64_t dense_bytes[N_LAYERS], all;
+  for (uint32_t i = 10; i < N_LAYERS; i++)
+    all += dense_bytes[i] = (1 << 28) + i;
+  td_step_shape shape = prompt_of(4096);
+  shape.dense_bytes = dense_bytes;
+  td_step_plan plan = plan_of(&shape);
+  assert_true(plan.dense_bytes == all && plan.streams_dense[10] && !plan.streams_dense[9]);
+  check_text(&plan, "layers 0-2 dense, 3-60 streamed; 4096 tokens, 4096 of prompts, in 1 "
+                    "microbatch; dense weights of layers 10-60 streamed, 12.75 GiB");
+  shape = decode_of(4);
+  shape.dense_bytes = dense_bytes;
+  shape.n_microbatches = 2;
+  shape.may_cache = all_stream;
+  plan = plan_of(&shape);
+  check_text(&plan,
+             "layers 0-2 dense, 3-60 offloaded; 4 tokens, 0 of prompts, in 1 microbatch, the "
+             "host waits between devices; dense weights of layers 10-60 streamed, 12.75 GiB");
+  shape.has_expert_dev = false;
+  assert_false(plan_of(&shape).is_replayed);
+}
+
 static void test_cached_experts(void **state) {
   (void)state;
   static bool may_cache[TD_MAX_LAYERS];
@@ -205,9 +229,10 @@ static void test_depth_of_streams(void **state) {
 int main(void) {
   memset(all_stream, true, sizeof all_stream);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_a_peer),  cmocka_unit_test(test_whether_a_peer_pays),
-      cmocka_unit_test(test_ranks),   cmocka_unit_test(test_cached_experts),
-      cmocka_unit_test(test_decode),  cmocka_unit_test(test_one_device),
-      cmocka_unit_test(test_prompts), cmocka_unit_test(test_depth_of_streams)};
+      cmocka_unit_test(test_a_peer),          cmocka_unit_test(test_whether_a_peer_pays),
+      cmocka_unit_test(test_ranks),           cmocka_unit_test(test_dense_weights),
+      cmocka_unit_test(test_cached_experts),  cmocka_unit_test(test_decode),
+      cmocka_unit_test(test_one_device),      cmocka_unit_test(test_prompts),
+      cmocka_unit_test(test_depth_of_streams)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -369,7 +369,8 @@ td_status td_cuda_op_attn_mla(td_cuda_stream *stream, const td_attn_mla_args *a,
   td_status status = check_batch(&a->batch, &a->kv, entry_dim, err);
   td_weight kv_b;
   if (status == TD_OK) {
-    status = td_cuda_weight(td_cuda_dev_of(stream), a->kv_b, "kv_b", &kv_b, err);
+    status = td_cuda_weight_at(td_cuda_dev_of(stream), a->kv_b, a->weights_on_device, "kv_b", &kv_b,
+                               err);
   }
   if (status == TD_OK) status = td_dev_check_attn_mla(a, err);
   if (status != TD_OK || a->batch.n_tokens == 0) return status;

@@ -225,6 +225,9 @@ td_status td_cuda_on_device(td_cuda_dev *dev, const void *host, size_t n_bytes, 
                             td_err *err);
 td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *what, td_weight *out,
                          td_err *err);
+// weights_on_device: w's data are there already, so out is w.
+td_status td_cuda_weight_at(td_cuda_dev *dev, const td_weight *w, bool weights_on_device,
+                            const char *what, td_weight *out, td_err *err);
 td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err);
 // Entries of gate, up and down.
 static inline uint32_t td_cuda_n_matrices(const td_moe_args *a) {

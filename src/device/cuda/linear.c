@@ -47,7 +47,8 @@ td_status td_cuda_run_matmul(td_cuda_stream *stream, const td_cuda_matmul *m, td
 
 td_status td_cuda_op_linear(td_cuda_stream *stream, const td_linear_op_args *a, td_err *err) {
   td_weight w;
-  td_status status = td_cuda_weight(td_cuda_dev_of(stream), a->w, "linear", &w, err);
+  td_status status = td_cuda_weight_at(td_cuda_dev_of(stream), a->w, a->weights_on_device, "linear",
+                                       &w, err);
   if (status == TD_OK) status = td_dev_check_linear(a, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
   td_cuda_matmul m = {.w = &w,

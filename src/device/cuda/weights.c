@@ -267,6 +267,13 @@ td_status td_cuda_weight(td_cuda_dev *dev, const td_weight *host, const char *wh
   return status;
 }
 
+td_status td_cuda_weight_at(td_cuda_dev *dev, const td_weight *w, bool weights_on_device,
+                            const char *what, td_weight *out, td_err *err) {
+  if (!weights_on_device) return td_cuda_weight(dev, w, what, out, err);
+  *out = *w;
+  return td_dev_check_weight(w, what, err);
+}
+
 td_status td_cuda_vec(td_cuda_dev *dev, const td_vec *host, td_vec *out, td_err *err) {
   *out = *host;
   size_t n_bytes = host->n * td_dtype_bytes(host->dtype);
@@ -285,22 +292,16 @@ static td_cu_read read_with(td_cu_read so_far, const td_weight *w, const td_weig
   return is_alike && read == so_far ? read : TD_CU_READ_ANY;
 }
 
-// A matrix of an expert in device memory.
-static td_status put_matrix(td_cuda_dev *dev, const td_moe_args *a, const td_weight *w,
-                            const char *what, td_weight *out, td_err *err) {
-  if (!a->weights_on_device) return td_cuda_weight(dev, w, what, out, err);
-  *out = *w;
-  return td_dev_check_weight(w, what, err);
-}
-
 // Puts one expert into the table and checks that its shape is that of the first.
 static td_status take_expert(td_cuda_dev *dev, const td_moe_args *a, uint32_t e, td_weight *table,
                              td_cuda_experts *out, td_err *err) {
   const uint32_t n = td_cuda_n_matrices(a);
   td_weight *gate = &table[e], *up = &table[n + e], *down = &table[2 * n + e];
-  td_status status = put_matrix(dev, a, &a->gate[e], "expert gate", gate, err);
-  if (status == TD_OK) status = put_matrix(dev, a, &a->up[e], "expert up", up, err);
-  if (status == TD_OK) status = put_matrix(dev, a, &a->down[e], "expert down", down, err);
+  const bool is_here = a->weights_on_device;
+  td_status status = td_cuda_weight_at(dev, &a->gate[e], is_here, "expert gate", gate, err);
+  if (status == TD_OK) status = td_cuda_weight_at(dev, &a->up[e], is_here, "expert up", up, err);
+  if (status == TD_OK)
+    status = td_cuda_weight_at(dev, &a->down[e], is_here, "expert down", down, err);
   if (status != TD_OK) return td_err_prefix(err, "expert %u", e);
   TD_DEV_REQUIRE(up->rows == gate->rows && up->cols == gate->cols && down->rows == gate->cols &&
                      down->cols == gate->rows && same_shape(gate, &table[0]),
