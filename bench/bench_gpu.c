@@ -675,6 +675,7 @@ static void run_cases(td_gpu_bench *b) {
     bench_moe(b, &m, m.format);
     bench_moe(b, &m, &td_gpu_int4_g32);
   }
+  td_gpu_delta_cases(b);
 }
 
 // Without cuBLAS the peak and prefill results would be misleading, so it is required by default.

@@ -1,5 +1,6 @@
-// bench/gpu_paths.h - benchmarks of bench_gpu other than operators: copy paths and whole steps.
-// Each is a function that prints one line per case. bench/README.md explains the figures.
+// bench/gpu_paths.h - benchmarks of bench_gpu that have files of their own: copy paths, whole
+// steps, gated delta nets. Each is a function that prints one line per case. bench/README.md
+// explains the figures.
 #ifndef TD_BENCH_GPU_PATHS_H
 #define TD_BENCH_GPU_PATHS_H
 
@@ -13,6 +14,9 @@ void td_gpu_path_register(td_gpu_bench *b);
 void td_gpu_path_signals(td_gpu_bench *b);
 // Bandwidth of a large copy from pinned host memory to the device, in 10^9 bytes/s.
 double td_gpu_pinned_gbps(td_gpu_bench *b);
+
+// gpu_delta.c: operators of gated delta nets.
+void td_gpu_delta_cases(td_gpu_bench *b);
 
 // gpu_steps.c: whole steps of the model in gpu_model.h, with experts on the CPU.
 typedef struct {

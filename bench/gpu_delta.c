@@ -1,0 +1,175 @@
+// bench/gpu_delta.c - gated delta nets at the shape of Qwen3-Next. Calls of a decode case rotate
+// through the states of several batches, since those of a model's layers do not stay in L2.
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu_paths.h"
+
+enum { PAGE_TOKENS = 512, MOST_STATES = 64, STATES_BYTES = 256 << 20 };
+
+static const td_delta_shape qwen3_next = {
+    .n_k_heads = 16, .n_v_heads = 32, .k_dim = 128, .v_dim = 128, .n_taps = 4};
+
+typedef struct {
+  uint32_t seqs, tokens;
+} delta_case;
+
+static const delta_case cases[] = {{1, 1}, {16, 1}, {64, 1}, {1, 512}, {1, 8192}, {8, 1024}};
+
+typedef struct {
+  td_delta_conv_args conv;
+  td_delta_rule_op_args rule;
+  td_gate_rows_args gate;
+  size_t n_bytes; // of the states of a batch
+  uint32_t n;     // batches
+} delta_calls;
+
+static void conv_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const delta_calls *c = args;
+  td_delta_conv_args a = c->conv;
+  a.state.pages = (char *)a.state.pages + call % c->n * c->n_bytes;
+  td_op_delta_conv(b->stream, &a);
+}
+
+static void rule_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  const delta_calls *c = args;
+  td_delta_rule_op_args a = c->rule;
+  a.state.pages = (char *)a.state.pages + call % c->n * c->n_bytes;
+  td_op_delta_rule(b->stream, &a);
+}
+
+static void gate_once(td_gpu_bench *b, const void *args, uint32_t call) {
+  (void)call;
+  td_op_gate_rows(b->stream, &((const delta_calls *)args)->gate);
+}
+
+// Sequences whose tokens follow one that is in their first page. The arrays are one allocation, at
+// seq.
+static td_batch_view make_batch(td_gpu_bench *b, const delta_case *c) {
+  const uint32_t n = c->seqs * c->tokens, max_pages = c->tokens / PAGE_TOKENS + 1;
+  const size_t n_ints = 2 * (size_t)n + c->seqs + 1 + (size_t)c->seqs * max_pages;
+  int32_t *host = malloc(n_ints * sizeof *host), *dev = td_gpu_alloc(b, n_ints * sizeof *dev);
+  TD_CHECK(host);
+  int32_t *position = host + n, *q_begin = position + n, *pages = q_begin + c->seqs + 1;
+  for (uint32_t i = 0; i < n; i++) {
+    host[i] = (int32_t)(i / c->tokens);
+    position[i] = (int32_t)(i % c->tokens + 1);
+  }
+  for (uint32_t s = 0; s <= c->seqs; s++)
+    q_begin[s] = (int32_t)(s * c->tokens);
+  for (uint32_t i = 0; i < c->seqs * max_pages; i++)
+    pages[i] = (int32_t)i;
+  if (b->dev) {
+    td_op_copy(b->stream, dev, host, n_ints * sizeof *host);
+    td_gpu_sync(b);
+  }
+  free(host);
+  return (td_batch_view){.seq = dev,
+                         .position = dev + n,
+                         .q_begin = dev + 2 * (size_t)n,
+                         .page_table = dev + 2 * (size_t)n + c->seqs + 1,
+                         .n_tokens = n,
+                         .n_seqs = c->seqs,
+                         .max_pages = max_pages,
+                         .page_tokens = PAGE_TOKENS};
+}
+
+static void fill_calls(td_gpu_bench *b, delta_calls *c, const td_batch_view *batch) {
+  const td_delta_shape *s = &qwen3_next;
+  const size_t k = s->k_dim, heads = s->n_v_heads / s->n_k_heads, v = heads * s->v_dim;
+  const size_t group = 2 * (k + v), at = s->n_k_heads * group, stride = at + 2 * s->n_v_heads;
+  const size_t channels = td_delta_channels(s), n = batch->n_tokens;
+  const size_t values = (size_t)s->n_v_heads * s->v_dim;
+  const td_kv_view state = {NULL, td_delta_state_bytes(s), TD_F32};
+  const size_t n_taps = s->n_taps * channels;
+  float *weights = td_gpu_weight_memory(b, (n_taps + s->n_v_heads) * sizeof *weights);
+  for (size_t i = 0; i < n_taps + s->n_v_heads; i++)
+    weights[i] = i < n_taps ? 0.25f : 0;
+  const float *of_heads = weights + n_taps;
+  c->n_bytes = (size_t)batch->n_seqs * batch->max_pages * state.page_bytes;
+  c->n = n == batch->n_seqs ? (uint32_t)(STATES_BYTES / c->n_bytes) : 1;
+  c->n = c->n < 1 ? 1 : c->n > MOST_STATES ? MOST_STATES : c->n;
+  c->conv = (td_delta_conv_args){.batch = *batch,
+                                 .state = state,
+                                 .shape = *s,
+                                 .x = td_gpu_noise(b, n * stride * 2),
+                                 .x_stride = stride,
+                                 .q = {0, group},
+                                 .k = {k, group},
+                                 .v = {2 * k, group},
+                                 .b = {at, 2 * heads},
+                                 .a = {at + heads, 2 * heads},
+                                 .conv = weights,
+                                 .decay = of_heads,
+                                 .bias = of_heads,
+                                 .out = td_gpu_alloc(b, n * channels * 2),
+                                 .gates = td_gpu_alloc(b, n * 2 * s->n_v_heads * sizeof(float))};
+  c->conv.state.pages = td_gpu_alloc(b, c->n * c->n_bytes);
+  if (b->dev) td_op_fill_zero(b->stream, c->conv.state.pages, c->n * c->n_bytes);
+  c->rule = (td_delta_rule_op_args){.batch = *batch,
+                                    .state = c->conv.state,
+                                    .shape = *s,
+                                    .qkv = c->conv.out,
+                                    .gates = c->conv.gates,
+                                    .out = td_gpu_alloc(b, n * values * 2)};
+  c->gate = (td_gate_rows_args){.x = c->rule.out,
+                                .gate = c->conv.x,
+                                .gate_stride = stride,
+                                .part = {2 * k + v, group},
+                                .n_tokens = batch->n_tokens,
+                                .n_groups = s->n_k_heads,
+                                .dim = (uint32_t)v,
+                                .silu = true};
+}
+
+// Bytes: every input and result once, and of the states what is computed with.
+static void run_cases(td_gpu_bench *b, const delta_calls *c) {
+  const td_delta_shape *s = &qwen3_next;
+  const double n = c->rule.batch.n_tokens, seqs = c->rule.batch.n_seqs;
+  const double matrix = (double)s->n_v_heads * s->k_dim * s->v_dim;
+  const double channels = td_delta_channels(s), values = (double)s->n_v_heads * s->v_dim;
+  const struct {
+    const char *op;
+    td_gpu_call fn;
+    double bytes, flops;
+  } ops[] = {
+      {"delta_conv", conv_once, n * channels * 4 + seqs * (s->n_taps - 1) * channels * 8, 0},
+      {"delta_rule", rule_once, n * (channels + values) * 2 + seqs * matrix * 8, n * matrix * 7},
+      {"delta_gate", gate_once, n * values * 6, 0},
+  };
+  for (size_t i = 0; i < TD_COUNT(ops); i++) {
+    if (!td_gpu_wants(b, ops[i].op, "qwen3-next", "")) continue;
+    const double seconds = td_gpu_measure(b, ops[i].fn, c, c->n);
+    td_gpu_record(b,
+                  &(td_gpu_case){.op = ops[i].op,
+                                 .model = "qwen3-next",
+                                 .tokens = (uint32_t)n,
+                                 .seqs = (uint32_t)seqs,
+                                 .bytes = ops[i].bytes,
+                                 .flops = ops[i].flops},
+                  seconds);
+  }
+}
+
+static bool wants_any(const td_gpu_bench *b) {
+  return td_gpu_wants(b, "delta_conv", "qwen3-next", "") ||
+         td_gpu_wants(b, "delta_rule", "qwen3-next", "") ||
+         td_gpu_wants(b, "delta_gate", "qwen3-next", "");
+}
+
+void td_gpu_delta_cases(td_gpu_bench *b) {
+  if (!wants_any(b)) return;
+  for (size_t i = 0; i < TD_COUNT(cases); i++) {
+    delta_case c = cases[i];
+    if (b->shrink > 1) c = (delta_case){1, c.tokens > 1 ? 2 : 1};
+    const td_batch_view batch = make_batch(b, &c);
+    delta_calls calls = {.n = 1};
+    fill_calls(b, &calls, &batch);
+    run_cases(b, &calls);
+    const void *const owned[] = {batch.seq,        calls.conv.x,           calls.conv.out,
+                                 calls.conv.gates, calls.conv.state.pages, calls.rule.out};
+    for (size_t k = 0; k < TD_COUNT(owned); k++)
+      td_gpu_free(b, (void *)owned[k]);
+    td_gpu_forget_weights(b);
+  }
+}
