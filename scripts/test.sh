@@ -14,14 +14,15 @@ work=$root/build-test
 results=$work/results
 python=$root/.venv/bin/python
 jobs=$(nproc)
-files_at_once=$((jobs < 4 ? jobs : 4)) # of pytest; many of them wait
+at_once=$((jobs + 1)) # tests of CTest, some of which wait
+files_at_once=$((jobs < 4 ? jobs + 1 : 4)) # of pytest; many of them wait
 fuzz_seconds=${FUZZ_SECONDS:-5}
 variants=${*:-release asan tsan fuzz}
 started=$SECONDS
 # Where speed is not the point asserts stay on; warnings differ with the optimization, and release
 # has judged them.
-checked=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTD_WERROR=OFF "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g"
-  "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g")
+checked=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTD_WERROR=OFF "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1"
+  "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1")
 
 say() { printf '\n== %s [%d s]\n' "$*" $((SECONDS - started)); }
 
@@ -42,14 +43,20 @@ launcher() {
 }
 
 # build VARIANT CMAKE-ARGUMENTS...: goes on after errors, so that one folder's mistake hides nothing.
-# Builds everything, or what the array targets names.
+# Builds everything, or what the array targets names, or what pytest drives and the array tested, of
+# CTest's arguments, chooses: a program has the name of its test.
 targets=()
+tested=()
 build() {
-  local variant=$1
+  local variant=$1 wanted=("${targets[@]}")
   shift
   say "$variant: build"
   if cmake -S . -B "$work/$variant" -G Ninja $(launcher) "$@" > "$work/$variant.cmake.log" 2>&1; then
-    ninja -C "$work/$variant" -k 0 "${targets[@]}" > "$work/$variant.build.log" 2>&1 && return 0
+    if [ ${#tested[@]} -gt 0 ]; then
+      mapfile -t wanted < <(echo driven
+        ctest --test-dir "$work/$variant" -N "${tested[@]}" | sed -nE 's/^ *Test +#[0-9]+: //p')
+    fi
+    ninja -C "$work/$variant" -k 0 "${wanted[@]}" > "$work/$variant.build.log" 2>&1 && return 0
     grep -E -A12 'FAILED|error:|warning:|undefined reference' "$work/$variant.build.log" | head -150
   else
     tail -40 "$work/$variant.cmake.log"
@@ -64,7 +71,7 @@ run_ctest() {
   local variant=$1 report=$results/$1-ctest.xml
   shift
   say "$variant: ctest"
-  run_fixed ctest --test-dir "$work/$variant" -j "$jobs" --output-on-failure --no-tests=error \
+  run_fixed ctest --test-dir "$work/$variant" -j "$at_once" --output-on-failure --no-tests=error \
     --output-junit "$report" "$@" || [ -s "$report" ] || count "$variant-ctest" 0 1
 }
 
@@ -79,7 +86,7 @@ run_pytest() {
     return
   fi
   TANDEM_BUILD=$work/$variant TANDEM_BIN=$work/$variant/bin/tandem run_fixed "$python" -m pytest tests \
-    -n "$files_at_once" --dist loadfile -q -rfEs --durations=10 --durations-min=5 \
+    -n "$files_at_once" --dist loadfile --no-loadscope-reorder -q -rfEs --durations=10 --durations-min=5 \
     -p no:cacheprovider --timeout 600 --junitxml "$report" "$@" || [ -s "$report" ] || count "$variant-pytest" 0 1
 }
 
@@ -110,11 +117,11 @@ test_release() {
   run_pytest release
 }
 
-# sanitized_tests VARIANT CTEST-EXCLUDE PYTEST-ARGUMENTS...
+# sanitized_tests VARIANT PYTEST-ARGUMENTS...: also what the array tested chooses of CTest's.
 sanitized_tests() {
-  local variant=$1 exclude=$2
-  shift 2
-  run_ctest "$variant" -LE source -E "$exclude"
+  local variant=$1
+  shift
+  run_ctest "$variant" "${tested[@]}"
   run_pytest "$variant" "$@"
 }
 
@@ -123,8 +130,9 @@ sanitized_tests() {
 # calls of the same. Kernels' tests end at guard pages, which find in release what ASan would. The
 # emulated GPU's engines run under ThreadSanitizer, and here in goldens.
 test_asan() {
+  tested=(-LE source -E '^(test_kernels_.*|.*_(scalar|nodes)|test_cuda_(engine|comm|devices|.*_sm90))$')
   build asan "${checked[@]}" -DTD_SANITIZE=address
-  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan '^(test_kernels_.*|.*_(scalar|nodes)|test_cuda_(engine|comm|devices|.*_sm90))$' \
+  TANDEM_STRINGS=4000 sanitized asan sanitized_tests asan \
     -k "not test_bench and not test_page and not test_clients and not test_package and not logits_on_cuda and not long_runs and not code_point and not normal_forms and (not test_golden or chunk_37 or isa or wrong)"
 }
 
@@ -133,12 +141,13 @@ test_asan() {
 # templates, the sampler and the scheduler have no threads, and the emulator's kernels are
 # not instrumented.
 test_tsan() {
+  tested=(-LE source -E '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|cuda_delta|sampler|sched.*|output_parser|grammar)$')
   build tsan "${checked[@]}" -DTD_SANITIZE=thread
   local threaded="test_worker or test_preemption or test_expert_parallel or test_faults or test_trace or test_log.py"
   threaded+=" or (test_prefix_cache and (together or outlives)) or sixteen_at_once or sigterm_drains or batched_are_the_same"
   threaded+=" or many_wake_it_once or turns_between_models"
   threaded+=" or (test_golden and chunk_37 and (deepseek_fp8 or qwen3_moe))"
-  sanitized tsan sanitized_tests tsan '^(test_kernels|fuzz)_|_(scalar|nodes)$|^test_(alloc_failures|template|device_attn|cuda_ops.*|cuda_attn.*|cuda_delta|sampler|sched.*|output_parser|grammar)$' \
+  sanitized tsan sanitized_tests tsan \
     -k "$threaded"
 }
 
@@ -164,6 +173,7 @@ test_fuzz() {
     echo "fuzz: SKIPPED: no clang"
     return
   fi
+  tested=()
   for target in tests/fuzz/fuzz_*.c; do targets+=("$(basename "$target" .c)"); done
   build fuzz "${checked[@]}" -DCMAKE_C_COMPILER=clang -DTD_FUZZ=ON -DTD_SANITIZE=address
   local built=$?

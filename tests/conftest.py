@@ -6,10 +6,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files that take long, the longest first: those that start last shall be short.
+LONG_FILES = [
+    "test_worker",
+    "test_cuda_serve",
+    "test_openai",
+    "test_families",
+    "test_golden_cuda",
+    "test_preemption",
+    "test_bench",
+    "test_faults",
+    "test_prefix_cache",
+    "test_tokenizer",
+    "test_structured",
+    "test_gpu_bundle",
+    "test_http_raw",
+    "test_page",
+    "test_golden",
+]
 
 
 def pytest_report_header():
     return f"tandem build: {build_path()}, shared data: {shared_path()}"
+
+
+def pytest_collection_modifyitems(items):
+    """The order in which xdist gives files to its processes, with --no-loadscope-reorder."""
+    place = {name: i for i, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 def build_path():
