@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# A sanitizer watches: everything takes several times as long, so that tests repeat less.
+SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 
 
 def make_model(out, shape="tiny", dtype="bf16", seed=1):
@@ -98,7 +100,7 @@ class Server:
     def signal(self, number=signal.SIGTERM):
         os.kill(self.process.pid, number)
 
-    def wait(self, seconds=30):
+    def wait(self, seconds=120):
         status = self.process.wait(seconds)
         self._reader.join(5)
         return status
@@ -118,7 +120,7 @@ class Server:
 class Wire:
     """A TCP connection on which requests are written byte by byte as a test likes."""
 
-    def __init__(self, server, timeout=20):
+    def __init__(self, server, timeout=120):
         self.server = server
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=timeout)
         self.buffer = b""
@@ -217,7 +219,7 @@ def cached(answer):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

@@ -14,7 +14,7 @@ class Terminal:
         if self.pid == 0:
             os.execve(args[0], [str(a) for a in args], {**os.environ, "TERM": "xterm", **(env or {})})
 
-    def read_until(self, enough, what, seconds=12):
+    def read_until(self, enough, what, seconds=120):
         end = time.monotonic() + seconds
         while not enough():
             assert time.monotonic() < end, f"{what} did not come: {self.seen[-500:]}"

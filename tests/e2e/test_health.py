@@ -43,7 +43,7 @@ def stopped(server):
 
 
 def get(url, path="/health"):
-    return httpx.get(url + path, timeout=20, trust_env=False)
+    return httpx.get(url + path, timeout=120, trust_env=False)
 
 
 def complete(url, key=None, **kwargs):

@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import Server, Wire, events, make_model, wait_until
+from serving import SANITIZED, Server, Wire, events, make_model, wait_until
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ  # they keep what was freed
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": 12}
 STREAM = {**HELLO, "stream": True, "temperature": 0}
 

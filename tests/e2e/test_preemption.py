@@ -2,14 +2,12 @@
 and no client sees more of it than a pause."""
 
 import concurrent.futures
-import os
 import random
 import threading
 
 import httpx
-from serving import Server, metric, wait_until
+from serving import SANITIZED, Server, metric, wait_until
 
-SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 N_STREAMS = 4 if SANITIZED else 8
 
 

@@ -113,7 +113,6 @@ def test_a_file_that_cannot_be_written(tandem_bin, model):
         [tandem_bin, "serve", "--model", model, "--port", "0", "--trace", "/nonexistent/trace"],
         capture_output=True,
         text=True,
-        timeout=20,
     )
     assert answer.returncode == 1
     assert "--trace /nonexistent/trace: cannot create" in answer.stderr

@@ -14,14 +14,11 @@
 #include "unit/filtered.h"
 #include "unit/kv_transfer_test.h"
 #include "unit/peer_test.h"
+#include "unit/sanitized.h"
 
-enum { N_CACHE_SCHEDULES = 4, N_PEER_SCHEDULES = 3 }; // of each cache
-// Of either model, and either way; several times slower under ThreadSanitizer.
-#if defined(__SANITIZE_THREAD__)
-enum { N_SCHEDULES = 25 };
-#else
-enum { N_SCHEDULES = 50 };
-#endif
+enum { N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 4, N_PEER_SCHEDULES = 3 }; // of each cache
+// Of either model, and either way.
+enum { N_SCHEDULES = IS_TSAN || IS_ASAN ? 10 : 50, N_TRANSFERS = N_SCHEDULES > 10 ? 5 : 2 };
 
 static td_dev *open_dev(td_activations activations) {
   engine_activations = activations;
@@ -37,11 +34,13 @@ static void test_experts_apart_change_no_bit(void **state) {
   td_dev *dev = open_dev(TD_ACTIVATIONS_AUTO);
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     size_t n_vocab;
-    float *together = engine_logits(&small_models[i], dev, TOGETHER, true, &n_vocab);
+    const bool is_long = i == 0 || !(IS_ASAN || IS_TSAN);
+    float *together = engine_logits(&small_models[i], dev, TOGETHER, is_long, &n_vocab);
     const uint64_t routing = engine_routing;
     for (placement where = APART; where <= PARTED; where++) {
-      float *apart = engine_logits(&small_models[i], dev, where, true, &n_vocab);
-      size_t n_bytes = (ENGINE_ROWS + LONG_PROMPT + 1) * n_vocab * sizeof *apart;
+      float *apart = engine_logits(&small_models[i], dev, where, is_long, &n_vocab);
+      const size_t n_rows = ENGINE_ROWS + (is_long ? LONG_PROMPT + 1 : 0);
+      const size_t n_bytes = n_rows * n_vocab * sizeof *apart;
       assert_memory_equal(apart, together, n_bytes);
       assert_true(engine_routing == routing);
       free(apart);
@@ -428,7 +427,7 @@ static void test_copies_beside_decode_are_short(void **state) {
 static void test_kv_transfer(void **state) {
   (void)state;
   engine_activations = TD_ACTIVATIONS_F32;
-  for (unsigned seed = 0; seed < N_SCHEDULES / 10; seed++) {
+  for (unsigned seed = 0; seed < N_TRANSFERS; seed++) {
     char text[16];
     snprintf(text, sizeof text, "%u", seed);
     setenv("TANDEM_JITTER", text, 1);
