@@ -52,6 +52,11 @@ static inline const char *golden_dir(const char *name) {
   return dir;
 }
 
+static inline uint32_t streamed_dense_of(const td_model *model) {
+  const uint32_t n_layers = td_model_config_of(model)->n_layers;
+  return engine_streamed_dense < n_layers ? engine_streamed_dense : n_layers;
+}
+
 // max_tokens: of a step, and of a sequence.
 static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *dev,
                                placement where, uint32_t max_tokens) {
@@ -62,21 +67,20 @@ static inline void open_engine(engine_fixture *f, const small_model *m, td_dev *
   const td_dev_opts cpu = {.kind = "cpu", .n_threads = 3, .activations = engine_activations};
   if (where != TOGETHER) assert_int_equal(td_dev_open(&f->expert_dev, &cpu, &err), TD_OK);
   const uint32_t n_pages = (max_tokens + ENGINE_PAGE - 1) / ENGINE_PAGE;
-  const uint32_t n_layers = td_model_config_of(f->model)->n_layers;
-  const td_engine_opts opts = {
-      .n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
-      .n_streamed_dense = engine_streamed_dense < n_layers ? engine_streamed_dense : n_layers,
-      .page_tokens = ENGINE_PAGE,
-      .max_step_tokens = max_tokens,
-      .max_step_seqs = ENGINE_SEQS,
-      .max_seq_tokens = n_pages * ENGINE_PAGE,
-      .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
-      .record_routing = true,
-      .expert_dev = f->expert_dev,
-      .n_gpu_expert_layers = where == PARTED ? 1 : 0,
-      .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
-      .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
-      .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT : PROMPT - ENGINE_SEQS};
+  const td_engine_opts opts = {.n_pages = n_pages + ENGINE_SEQS * SEQ_PAGES,
+                               .n_streamed_dense = streamed_dense_of(f->model),
+                               .page_tokens = ENGINE_PAGE,
+                               .max_step_tokens = max_tokens,
+                               .max_step_seqs = ENGINE_SEQS,
+                               .max_seq_tokens = n_pages * ENGINE_PAGE,
+                               .kv_dtype = td_dev_kv_dtype(dev, TD_F32),
+                               .record_routing = true,
+                               .expert_dev = f->expert_dev,
+                               .n_gpu_expert_layers = where == PARTED ? 1 : 0,
+                               .n_microbatches = where == IN_HALVES || where == ALL_WAYS ? 2 : 1,
+                               .stream_bytes = where >= STREAMED ? m->ring_bytes : 0,
+                               .break_even_tokens = where == ALL_WAYS ? STREAM_PROMPT
+                                                                      : PROMPT - ENGINE_SEQS};
   if (td_engine_open(&f->engine, f->model, f->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
 }
 
@@ -302,7 +306,8 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
                          .n_microbatches = 2,
                          .stream_bytes = m->ring_bytes,
                          .stream_piece_bytes = LANE_PIECE_BYTES,
-                         .break_even_tokens = STREAM_PROMPT};
+                         .break_even_tokens = STREAM_PROMPT,
+                         .n_streamed_dense = streamed_dense_of(l->model)};
   const size_t n = LANE_SEQS * LANE_TOKENS * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
   assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);
   opts.kv_pages = l->kv_pages;
@@ -464,12 +469,14 @@ static inline float *lane_rows(const small_model *m, const char *kind, unsigned 
 }
 
 // Whatever decode does beside a prompt that streams, and whoever is faster, results are those of
-// one thing after the other.
+// one thing after the other. In half of the schedules dense weights stream, to each engine.
 static inline void check_lanes(const small_model *m, const char *kind, unsigned n_schedules) {
   size_t n_bytes;
   float *want = lane_rows(m, kind, 0, &n_bytes);
   for (unsigned seed = 1; seed <= n_schedules; seed++) {
+    engine_streamed_dense = seed % 2 ? 0 : UINT32_MAX;
     float *got = lane_rows(m, kind, seed, &n_bytes);
+    engine_streamed_dense = 0;
     if (memcmp(got, want, n_bytes) != 0)
       fail_msg("%s: engines beside each other with TANDEM_JITTER=%u differ", m->name, seed);
     free(got);
