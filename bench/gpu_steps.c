@@ -95,7 +95,8 @@ typedef struct {
 typedef struct {
   uint32_t n_seqs, seq_tokens, step_tokens, n_microbatches;
   bool is_streaming, is_urgent;
-  size_t cache_bytes; // see td_engine_opts
+  uint32_t n_streamed_dense; // see td_engine_opts
+  size_t cache_bytes;        // likewise
 } rig_opts;
 
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
@@ -125,6 +126,7 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .n_microbatches = o->n_microbatches,
                                .stream_bytes = o->is_streaming ? s->devices.stream_bytes : 0,
                                .break_even_tokens = o->is_streaming ? 1 : 0,
+                               .n_streamed_dense = o->n_streamed_dense,
                                .cache_bytes = o->cache_bytes,
                                .cache_step_bytes = CACHE_STEP_BYTES,
                                .is_urgent = o->is_urgent};
@@ -292,35 +294,52 @@ static uint32_t chunk_of(const td_gpu_steps *s, uint32_t n_tokens) {
   return chunk < n_tokens ? chunk : n_tokens;
 }
 
-void td_gpu_path_stream(td_gpu_steps *s) {
-  static const uint32_t prompts[] = {2048, 8192, LONGEST_PROMPT};
-  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
+static void stream_case(td_gpu_steps *s, rig *r, uint32_t n_tokens) {
   const uint64_t pass_bytes = td_model_stats_of(s->model.model).expert_bytes;
+  const uint32_t n = fewer(s, n_tokens, LEAST_PROMPT);
+  const uint64_t dense_before = td_engine_stream_progress(r->engine).dense_bytes;
+  double seconds = 0, bytes = 0;
+  for (uint32_t done = 0; done < n; done += r->max_step_tokens) {
+    const uint32_t chunk = n - done < r->max_step_tokens ? n - done : r->max_step_tokens;
+    seconds += run_step(s, r, &(step_shape){.n_prompt = chunk, .prompt_past = done});
+    bytes += (double)pass_bytes;
+  }
+  const uint64_t dense = td_engine_stream_progress(r->engine).dense_bytes - dense_before;
+  const double gbps = (bytes + (double)dense) / seconds * 1e-9;
+  begin(s, "stream");
+  td_jw_int(s->b->json, "tokens", n);
+  td_jw_int(s->b->json, "chunk_tokens", chunk_of(s, n));
+  td_jw_double(s->b->json, "seconds", seconds);
+  td_jw_double(s->b->json, "tokens_per_s", n / seconds);
+  td_jw_double(s->b->json, "streamed_bytes", bytes);
+  td_jw_int(s->b->json, "streamed_dense_bytes", (int64_t)dense);
+  td_jw_double(s->b->json, "gbps", gbps);
+  td_jw_double(s->b->json, "share_of_pinned_bandwidth", gbps / s->b->pinned_gbps);
+  end(s);
+}
+
+// Prompts with the dense weights on the GPU, then one with those streamed, too.
+void td_gpu_path_stream(td_gpu_steps *s) {
+  enum { DENSE_PROMPT = 8192 };
+  static const uint32_t prompts[] = {2048, DENSE_PROMPT, LONGEST_PROMPT};
+  const uint32_t longest = fewer(s, LONGEST_PROMPT, LEAST_PROMPT);
   warm_up(s, fewer(s, 2048, LEAST_PROMPT));
   rig r = open_rig(s, s->model.model,
                    &(rig_opts){.n_seqs = 1,
                                .seq_tokens = longest,
                                .step_tokens = chunk_of(s, longest),
                                .is_streaming = true});
-  for (size_t i = 0; i < TD_COUNT(prompts); i++) {
-    const uint32_t n = fewer(s, prompts[i], LEAST_PROMPT);
-    double seconds = 0, bytes = 0;
-    for (uint32_t done = 0; done < n; done += r.max_step_tokens) {
-      const uint32_t chunk = n - done < r.max_step_tokens ? n - done : r.max_step_tokens;
-      seconds += run_step(s, &r, &(step_shape){.n_prompt = chunk, .prompt_past = done});
-      bytes += (double)pass_bytes;
-    }
-    begin(s, "stream");
-    td_jw_int(s->b->json, "tokens", n);
-    td_jw_int(s->b->json, "chunk_tokens", chunk_of(s, n));
-    td_jw_double(s->b->json, "seconds", seconds);
-    td_jw_double(s->b->json, "tokens_per_s", n / seconds);
-    td_jw_double(s->b->json, "streamed_bytes", bytes);
-    td_jw_double(s->b->json, "gbps", bytes / seconds * 1e-9);
-    td_jw_double(s->b->json, "share_of_pinned_bandwidth",
-                 bytes / seconds * 1e-9 / s->b->pinned_gbps);
-    end(s);
-  }
+  for (size_t i = 0; i < TD_COUNT(prompts); i++)
+    stream_case(s, &r, prompts[i]);
+  close_rig(s, &r);
+  const uint32_t n = fewer(s, DENSE_PROMPT, LEAST_PROMPT);
+  r = open_rig(s, s->model.model,
+               &(rig_opts){.n_seqs = 1,
+                           .seq_tokens = n,
+                           .step_tokens = chunk_of(s, n),
+                           .is_streaming = true,
+                           .n_streamed_dense = s->model.config.n_layers});
+  stream_case(s, &r, DENSE_PROMPT);
   close_rig(s, &r);
 }
 

@@ -239,8 +239,10 @@ def check_steps(results):
     assert n_moe > 1
     for c in results["stream"][1:]:
         assert c["streamed_bytes"] == pytest.approx(n_moe * results["stream"][0]["layer_expert_bytes"], rel=0.01)
-        assert c["gbps"] == pytest.approx(c["streamed_bytes"] / c["seconds"] * 1e-9)
+        n_bytes = c["streamed_bytes"] + c["streamed_dense_bytes"]
+        assert c["gbps"] == pytest.approx(n_bytes / c["seconds"] * 1e-9)
         assert c["tokens_per_s"] == pytest.approx(c["tokens"] / c["seconds"])
+    assert [c["streamed_dense_bytes"] > 0 for c in results["stream"][1:]] == [False, False, False, True]
     decode = results["decode"][1:]
     assert {(c["batch"], c["microbatches"], c["cpu_threads"]) for c in decode} == {
         (batch, parts, threads) for batch in (1, 4, 8, 16) for parts in (1, 2) for threads in (1, 2) if batch >= parts
