@@ -129,7 +129,7 @@ static void test_dense_weights_that_stream(void **state) {
   engine_activations = TD_ACTIVATIONS_F32;
   for (size_t i = 0; i < TD_COUNT(small_models); i++) {
     for (size_t k = 0; k < TD_COUNT(places); k++)
-      check_dense_schedules(&small_models[i], "cpu", places[k], N_SCHEDULES / 2);
+      check_dense_schedules(&small_models[i], "cpu", places[k], N_SCHEDULES / 4);
   }
 }
 
