@@ -7,6 +7,7 @@
 #include "base/json_write.h"
 #include "comm/exchange.h"
 #include "engine/engine.h"
+#include "engine/step_plan.h"
 #include "model/model.h"
 
 static uint32_t count_moe_layers(const td_model_config *c) {
@@ -128,6 +129,31 @@ static bool can_share_prompts(const td_model_config *c) {
   return td_engine_state_bytes(c) == 0;
 }
 
+// Half of a layer's experts on the second GPU, for a token.
+static td_pair_time pair_time_of(const td_model *m) {
+  const td_model_config *c = td_model_config_of(m);
+  const uint64_t layer_bytes = td_model_stats_of(m).expert_bytes / count_moe_layers(c);
+  const td_pair_layer layer = {.dim = c->dim,
+                               .top_k = c->top_k,
+                               .n_experts = c->n_experts,
+                               .n_peer = c->n_experts / 2,
+                               .expert_bytes = layer_bytes / c->n_experts};
+  return td_pair_time_of(&layer, &td_pair_usual);
+}
+
+static void add_pair(td_buf *out, const td_model *m) {
+  const td_pair_time t = pair_time_of(m);
+  td_buf_printf(out,
+                "              decode: half of a layer's experts on the second GPU save %.0f us\n"
+                "              of a CPU that reads %.0f GB/s, and take %.0f us there and %.0f us "
+                "for\n              two messages (",
+                t.saved_s * 1e6, td_pair_usual.expert_dev_gbps, t.peer_s * 1e6, t.sent_s * 1e6);
+  add_bytes(out, t.to_peer);
+  td_buf_str(out, ", ");
+  add_bytes(out, t.from_peer);
+  td_buf_str(out, td_pair_pays(&t) ? "): used\n" : "): not used\n");
+}
+
 static void add_sizes(td_buf *out, const td_model *m) {
   const td_model_config *c = td_model_config_of(m);
   td_model_stats s = td_model_stats_of(m);
@@ -165,7 +191,10 @@ static void add_sizes(td_buf *out, const td_model *m) {
     td_buf_str(out, " and the context in its memory, ");
     add_bytes(out, s.expert_bytes);
     td_buf_str(out, " of experts in the CPU's, or there, too\n");
-    if (can_share_prompts(c)) add_exchange(out, m);
+    if (can_share_prompts(c)) {
+      add_exchange(out, m);
+      add_pair(out, m);
+    }
   }
   td_buf_printf(out, "context       up to %u tokens", c->max_position);
   if (c->yarn.factor != 1) {
@@ -258,6 +287,12 @@ static void add_json_exchange(td_json_writer *w, const td_model *m) {
   td_jw_double(w, "layer_exchange_s", e.time.exchange_s);
   td_jw_double(w, "layer_s", e.time.layer_s);
   td_jw_double(w, "layer_s_on_one", e.alone.layer_s);
+  const td_pair_time pair = pair_time_of(m);
+  td_jw_int(w, "decode_message_bytes", (int64_t)(pair.to_peer + pair.from_peer));
+  td_jw_double(w, "decode_saved_s", pair.saved_s);
+  td_jw_double(w, "decode_peer_s", pair.peer_s);
+  td_jw_double(w, "decode_messages_s", pair.sent_s);
+  td_jw_bool(w, "decode_is_shared", td_pair_pays(&pair));
   td_jw_end_object(w);
 }
 

@@ -160,6 +160,11 @@ void td_dev_unregister(td_dev *dev, void *host) {
   if (dev->vtable->unregister_host) dev->vtable->unregister_host(dev, host);
 }
 
+void td_dev_follow_pins(td_dev *dev, td_dev *of) {
+  TD_CHECK(dev->vtable == of->vtable);
+  if (dev->vtable->follow_pins) dev->vtable->follow_pins(dev, of);
+}
+
 void td_dev_stop_pinning(td_dev *dev) {
   if (dev->vtable->stop_pinning) dev->vtable->stop_pinning(dev);
 }

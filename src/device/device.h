@@ -87,6 +87,10 @@ void td_dev_pin(td_dev *dev, const void *host, size_t n_bytes);
 // Whether some of this memory still waits to be registered, so that copies from it are slower than
 // later. Its pieces are registered next.
 bool td_dev_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
+// Copies of dev, which registers nothing itself, from memory that `of` registers are as good as
+// of's. td_dev_is_pinning and td_dev_wait_pinned are answered for that memory. of is closed after
+// dev. Only for devices of one kind.
+void td_dev_follow_pins(td_dev *dev, td_dev *of);
 void td_dev_stop_pinning(td_dev *dev); // memory not yet registered stays unregistered
 void td_dev_wait_pinned(td_dev *dev, const void *host,
                         size_t n_bytes); // waits until td_dev_is_pinning is false

@@ -76,11 +76,12 @@ typedef struct {
   // NULL: processors of other devices of this kind reach all its memory
   bool (*is_reached_by)(td_dev *dev, td_dev *from);
   size_t (*own_free_bytes)(td_dev *dev);
-  // NULL, as the next three: nothing to register
+  // NULL, as the next four: nothing to register
   void (*pin)(td_dev *dev, const void *host, size_t n_bytes);
   bool (*is_pinning)(td_dev *dev, const void *host, size_t n_bytes);
   void (*wait_pinned)(td_dev *dev, const void *host, size_t n_bytes);
   void (*stop_pinning)(td_dev *dev);
+  void (*follow_pins)(td_dev *dev, td_dev *of);
   // NULL, as the next: all host memory will do
   td_status (*register_host)(td_dev *dev, void *host, size_t n_bytes, td_err *err);
   void (*unregister_host)(td_dev *dev, void *host);

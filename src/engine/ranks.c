@@ -572,6 +572,8 @@ static td_status open_peers(td_engine *e, td_err *err) {
     td_engine_opts opts = e->opts;
     opts.n_peers = 0;
     opts.kv_pages = NULL;
+    opts.cache_bytes = 0; // they do not decode
+    opts.cache_peer = NULL;
     if (opts.stream_bytes && !opts.break_even_tokens) opts.break_even_tokens = UINT32_MAX;
     if (td_engine_stream_tokens(e)) opts.break_even_tokens = td_engine_stream_tokens(e);
     st = td_engine_open(&all->engines[r], e->model, e->opts.peer_devs[r - 1], &opts, err);

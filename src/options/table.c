@@ -97,9 +97,9 @@ const td_option td_option_table[] = {
     {GROUP_MODEL, "expert-parallel", 0, OPT_ENUM, COMPUTE, AT(expert_parallel), ONE_OF(auto_on_off),
      "auto", "WHEN",
      "with several --devices and one worker: all of them compute prompts while nothing is decoded, "
-     "with a share "
-     "of the tokens and of the experts each. auto: prompts for which experts stream, of 64 tokens "
-     "or more; on: all prompts; off: the first device only"},
+     "with a share of the tokens and of the experts each, and of GPUs the first two decode with "
+     "experts in their memory. auto: prompts for which experts stream, of 64 tokens or more, and "
+     "decode where that is expected to be faster; on: always; off: the first device only"},
     {GROUP_MODEL, "expert-device", 0, OPT_ENUM, COMPUTE, AT(experts), ONE_OF(expert_devices),
      "auto", "DEVICE",
      "where routed experts run: gpu (all must fit), cpu, or auto (as many layers as fit on the "

@@ -118,6 +118,13 @@ static void place_experts(td_devices *d, const td_devices_opts *opts, const td_m
   if (has_layers || !size.is_auto) {
     own = td_gpu_experts_plan(need, d->held_bytes, layer_bytes, n_layers, has_layers, &size);
   }
+  if (d->n_peers && !opts->is_for_prefill && !opts->is_for_decode) {
+    const td_gpu_shared_experts shared = td_gpu_share_experts(&own, layer_bytes, n_layers,
+                                                              d->n_peers + 1);
+    own = shared.first;
+    d->peer_cache_bytes = shared.peer_bytes;
+    d->is_cache_fixed = shared.is_fixed;
+  }
   d->n_gpu_expert_layers = own.n_layers;
   d->cache_bytes = own.cache_bytes;
   d->held_bytes += own.layers_bytes + own.cache_bytes;
@@ -213,13 +220,25 @@ void td_devices_use_peers(const td_devices *devices, td_engine_opts *out) {
   out->parallel_tokens = devices->parallel_tokens;
 }
 
+void td_devices_pin(const td_devices *devices, const void *memory, size_t n_bytes) {
+  if (!devices->stream_bytes && !devices->cache_bytes && !devices->peer_cache_bytes) return;
+  for (uint32_t i = 0; i < devices->n_peers; i++)
+    td_dev_follow_pins(devices->peers[i], devices->dev);
+  td_dev_pin(devices->dev, memory, n_bytes);
+}
+
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out) {
   size_t n_bytes;
-  if (!devices->cache_bytes) return;
-  if (td_model_memory(model, &n_bytes)) {
-    out->cache_bytes = devices->cache_bytes;
-  } else {
+  if (!devices->cache_bytes && !devices->peer_cache_bytes) return;
+  if (!devices->is_cache_fixed && !td_model_memory(model, &n_bytes)) {
     td_info(
         "no experts are cached on the GPU: they are mapped from files; give --weights resident");
+    return;
   }
+  out->cache_bytes = devices->cache_bytes;
+  out->is_cache_fixed = devices->is_cache_fixed;
+  if (!devices->peer_cache_bytes) return;
+  out->cache_peer = devices->peers[0];
+  out->peer_cache_bytes = devices->peer_cache_bytes;
+  out->peer_always = devices->parallel_tokens > 0;
 }

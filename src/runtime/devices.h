@@ -30,6 +30,8 @@ typedef struct {
   uint64_t held_bytes;
   uint64_t stream_bytes;     // part of held_bytes: the ring for streamed experts (td_engine_opts)
   uint64_t cache_bytes;      // likewise: the cache of experts for decode
+  uint64_t peer_cache_bytes; // more of it, in the memory of the first peer; 0: none
+  bool is_cache_fixed;       // see td_engine_opts
   uint32_t prefill_chunk;    // tokens per step; larger steps amortize streaming better
   uint32_t n_streamed_dense; // layers whose dense weights stream, too (td_engine_opts)
 } td_devices;
@@ -39,8 +41,10 @@ typedef struct {
 td_status td_devices_open(td_devices *out, const td_devices_opts *opts, const td_model *model,
                           td_err *err);
 void td_devices_close(td_devices *devices);
-// Gives the cache of experts to an engine, if the weights are in memory that the device copies from
-// at full speed; logs if they are not.
+// Registers the weights' memory with the devices that copy from it.
+void td_devices_pin(const td_devices *devices, const void *memory, size_t n_bytes);
+// Gives the cache of experts to an engine, if it is fixed or the weights are in memory that the
+// device copies from at full speed; logs if they are not.
 void td_devices_use_cache(const td_devices *devices, const td_model *model, td_engine_opts *out);
 // Lets an engine compute prompts on all devices.
 void td_devices_use_peers(const td_devices *devices, td_engine_opts *out);

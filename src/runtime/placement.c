@@ -212,6 +212,24 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
   return out;
 }
 
+td_gpu_shared_experts td_gpu_share_experts(const td_gpu_experts *own, const uint64_t *layer_bytes,
+                                           uint32_t n_layers, uint32_t n_devices) {
+  td_gpu_shared_experts out = {.first = *own, .is_fixed = !own->cache_bytes};
+  if (out.is_fixed) {
+    const uint64_t room = own->layers_bytes;
+    out.first = (td_gpu_experts){.n_layers = 0};
+    for (uint32_t i = 0; i < n_layers && i < own->n_layers; i++) {
+      if (out.first.layers_bytes + layer_bytes[i] > room / 2) break;
+      out.first.layers_bytes += layer_bytes[i];
+      out.first.n_layers = i + 1;
+    }
+    out.first.cache_bytes = room - out.first.layers_bytes;
+  }
+  const uint64_t share = (out.first.layers_bytes + n_devices - 1) / n_devices;
+  out.peer_bytes = out.first.layers_bytes + out.first.cache_bytes - share;
+  return out;
+}
+
 // The first GPU's part where dense weights of the last n layers stream. ring_bytes: of each ring.
 // False: that frees no memory.
 static bool divide_with_dense(td_gpu_pair *out, const td_gpu_need *need, const td_gpu_plan *plan,

@@ -104,6 +104,19 @@ td_gpu_experts td_gpu_experts_plan(const td_gpu_need *need, uint64_t held_bytes,
                                    const uint64_t *layer_bytes, uint32_t n_layers, bool has_layers,
                                    const td_expert_cache_size *cache);
 
+// Decode with experts in the memory of two GPUs in one process, which hold as much of everything.
+typedef struct {
+  td_gpu_experts first;
+  uint64_t peer_bytes; // of the second's cache
+  bool is_fixed;       // see td_engine_opts.is_cache_fixed
+} td_gpu_shared_experts;
+
+// Without a cache (own.cache_bytes is 0) half of what whole layers take is a fixed cache's instead,
+// whose experts take turns with those of the second GPU. The second holds a share of the first's
+// whole layers, for prompts (1 / n_devices); what these leave there is its cache's.
+td_gpu_shared_experts td_gpu_share_experts(const td_gpu_experts *own, const uint64_t *layer_bytes,
+                                           uint32_t n_layers, uint32_t n_devices);
+
 // Two GPUs that share KV pages, one for prefill and one for decode, hold as much of everything
 // else, so that as many pages fit on both. The cache's part is the first's for a longer ring, up to
 // one layer; the ring's part and a long prefill_chunk's are the second's for a larger cache.

@@ -92,8 +92,7 @@ static td_status open_parts(td_session *s, td_err *err) {
   s->config = td_model_config_of(s->model);
   size_t n_bytes;
   const void *memory = td_model_memory(s->model, &n_bytes);
-  if (s->devices.stream_bytes || s->devices.cache_bytes)
-    td_dev_pin(s->devices.dev, memory, n_bytes);
+  td_devices_pin(&s->devices, memory, n_bytes);
   st = open_engine(s, err);
   if (st == TD_OK) st = td_kv_seq_open(s->kv, &s->seq, err);
   if (st != TD_OK) return st;

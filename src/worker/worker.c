@@ -147,7 +147,7 @@ static td_status open_devices(worker *w, td_err *err) {
   if (d->expert_dev) td_dev_set_progress_counter(d->expert_dev, w->front_link.channel.pulse);
   size_t n_bytes;
   const void *memory = td_model_memory(w->model, &n_bytes);
-  if (d->stream_bytes || d->cache_bytes) td_dev_pin(d->dev, memory, n_bytes);
+  td_devices_pin(d, memory, n_bytes);
   if (d->expert_dev && !memory) {
     td_info("experts are read through the page cache, from which they stream to the GPU more "
             "slowly; give --weights resident");

@@ -115,9 +115,14 @@ def test_experts_that_do_not_fit_are_the_cpus(tandem_bin, library, monkeypatch):
     server.close()
 
 
-def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library):
-    """The GPU computes what it holds; steps go on while experts move, and whatever is decoded, some are found."""
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library, monkeypatch, n_gpus):
+    """The GPU computes what it holds; steps go on while experts move, and whatever is decoded, some are found.
+    Two GPUs hold twice as many."""
     options = ["--expert-device", "cpu", "--expert-cache", "0.25", "--weights", "resident"]
+    if n_gpus == 2:
+        need_two_gpus(library, monkeypatch)
+        options += ["--devices", "0,1", "--expert-parallel", "on", "--disaggregate", "off"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     wait_until(lambda: re.search(r"a cache of \d+ of \d+ experts", server.log()))
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -126,6 +131,7 @@ def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library):
     wait_until(lambda: metric(server, "expert_cache_hits_total") > 0)
     assert metric(server, "expert_cache_misses_total") > 0 and metric(server, "expert_cache_moves_total") > 0
     assert 0 < metric(server, "expert_cache_experts") <= metric(server, "expert_cache_slots")
+    assert ("compute experts of decode together" in server.log()) == (n_gpus == 2)
     server.close()
 
 
@@ -186,15 +192,15 @@ def test_recurrent_states_are_reused(tandem_bin, library, tmp_path):
 
 def need_two_gpus(library, monkeypatch):
     monkeypatch.setenv("TANDEM_EMU_DEVICES", "2")
-    if "_emu" not in library and len(glob.glob("/proc/driver/nvidia/gpus/*")) < 2:
+    if "_emu" in library:
+        monkeypatch.setenv("TANDEM_NCCL_LIB", library)
+    elif len(glob.glob("/proc/driver/nvidia/gpus/*")) < 2:
         pytest.skip("needs two GPUs")
 
 
 def test_two_gpus(tandem_bin, tiny_model, library, monkeypatch):
     """Both compute a long prompt, by NCCL, unless something decodes: then it streams to the first."""
     need_two_gpus(library, monkeypatch)
-    if "_emu" in library:
-        monkeypatch.setenv("TANDEM_NCCL_LIB", library)
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--devices", "0,1"]
     options += ["--disaggregate", "off"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)

@@ -121,6 +121,10 @@ const void *td_model_memory(const td_model *model, size_t *n_bytes) {
   return model;
 }
 
+void td_dev_follow_pins(td_dev *dev, td_dev *of) {
+  (void)dev, (void)of;
+}
+
 void td_dev_stop_pinning(td_dev *dev) {
   (void)dev;
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -154,6 +155,33 @@ static void test_memory_of_another_device(void **state) {
 }
 
 // What CUDA refuses where the calling thread's device is another, and what not.
+// Memory that one device has registered in pieces: another one's copies are cut where these end,
+// too, and wait for none that is not registered.
+static void test_pins_of_another_device(void **state) {
+  (void)state;
+  if (!hold_copies) skip();
+  enum { PIECE = 8192, N_PIECES = 4, N_BYTES = N_PIECES * PIECE };
+  two_devices two = open_two();
+  setenv("TANDEM_EMU_PIN", "2", 1);
+  char *memory = mmap(NULL, N_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(memory != MAP_FAILED);
+  for (size_t i = 0; i < N_BYTES; i++)
+    memory[i] = (char)(i >> 5);
+  td_dev *first = two.dev[0].dev, *second = two.dev[1].dev;
+  ((td_cuda_dev *)first)->pins.piece_bytes = PIECE;
+  td_dev_follow_pins(second, first);
+  td_dev_pin(first, memory, N_BYTES);
+  td_dev_wait_pinned(second, memory, N_BYTES);
+  assert_false(td_dev_is_pinning(second, memory, N_BYTES));
+  char got[N_BYTES], *copy = cuda_alloc(&two.dev[1], N_BYTES);
+  td_op_copy(two.dev[1].stream, copy, memory + 10, N_BYTES - 10);
+  cuda_get(&two.dev[1], got, copy, N_BYTES - 10);
+  assert_memory_equal(got, memory + 10, N_BYTES - 10);
+  close_two(&two);
+  munmap(memory, N_BYTES);
+  unsetenv("TANDEM_EMU_PIN");
+}
+
 enum { MESSAGE_BYTES = 4096, MESSAGE_ROUNDS = 6 };
 
 // a posts to b's inbox, which sends it on to a's; sizes with and without runs of 16 bytes. Round r
@@ -341,6 +369,7 @@ int main(void) {
       cmocka_unit_test(test_devices_by_index),
       cmocka_unit_test(test_devices_hand_over),
       cmocka_unit_test(test_memory_of_another_device),
+      cmocka_unit_test(test_pins_of_another_device),
       cmocka_unit_test(test_messages),
       cmocka_unit_test(test_the_current_device),
       cmocka_unit_test(test_copies_of_one_direction),

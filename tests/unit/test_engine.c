@@ -305,6 +305,47 @@ static void let_copies_fail(engine_fixture *f) {
   f->dev->vtable = &watched;
 }
 
+// What the peer should compute fails.
+static void fail_experts(td_stream *stream, const td_op *op) {
+  static const int32_t no_row = -1;
+  td_op failing = *op;
+  if (op->kind == TD_OP_MOE) {
+    failing.kind = TD_OP_GATHER_ROWS;
+    failing.gather_rows = (td_gather_rows_args){.rows = &no_row, .n_rows = 1};
+  }
+  real_enqueue(stream, &failing);
+}
+
+// A failure of the peer is the step's, and nobody waits for what does not come.
+static void test_a_peer_that_fails(void **state) {
+  (void)state;
+  engine_activations = TD_ACTIVATIONS_F32;
+  static const peer_case c = {99, 99, true, 1};
+  static const int32_t token = 5, page = 0;
+  td_dev *devs[2];
+  td_err err;
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(td_dev_open(&devs[i], &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err),
+                     TD_OK);
+  engine_fixture f;
+  open_peer_engine(&f, &small_models[0], devs, &c);
+  watched = *devs[1]->vtable;
+  real_enqueue = watched.enqueue;
+  watched.enqueue = fail_experts;
+  devs[1]->vtable = &watched;
+  const td_step_seq seq = {.tokens = &token,
+                           .n_tokens = 1,
+                           .pages = &page,
+                           .n_pages = 1,
+                           .is_decode = true,
+                           .want = TD_WANT_ALL};
+  assert_int_not_equal(td_engine_step(f.engine, &seq, 1, &err), TD_OK);
+  assert_non_null(strstr(err.msg, "gather"));
+  close_engine(&f);
+  for (int i = 0; i < 2; i++)
+    td_dev_close(devs[i]);
+}
+
 // Experts that did not arrive are not used: decode goes on as without a cache.
 static void test_experts_that_do_not_arrive(void **state) {
   (void)state;
@@ -487,6 +528,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_prefill_beside_decode),
                                      cmocka_unit_test(test_cached_experts_change_no_bit),
                                      cmocka_unit_test(test_a_peer_changes_no_bit),
+                                     cmocka_unit_test(test_a_peer_that_fails),
                                      cmocka_unit_test(test_experts_that_do_not_arrive),
                                      cmocka_unit_test(test_copies_beside_decode_are_short),
                                      cmocka_unit_test(test_feeding_waits_for_nothing),

@@ -70,6 +70,10 @@ static void describes_in_json(void **state) {
   assert_int_equal(2 * number(two, "layer_expert_bytes"), number(object, "expert_bytes"));
   const double exchange_s = td_json_get(two, "layer_exchange_s")->valuedouble;
   assert_true(exchange_s > 0 && exchange_s < td_json_get(two, "layer_s")->valuedouble);
+  assert_int_equal(number(two, "decode_message_bytes"),
+                   32 * 2 + 2 * 8 + 1 * 32 * 4); // two experts, one of them on the second GPU
+  assert_true(td_json_get(two, "decode_messages_s")->valuedouble > 3e-5);
+  assert_true(cJSON_IsFalse(td_json_get(two, "decode_is_shared")));
   const cJSON *gpus = td_json_get(object, "gpus");
   assert_int_equal(cJSON_GetArraySize(gpus), 3);
   assert_int_equal(cJSON_GetArraySize(td_json_get(gpus->child, "prompts")), 3);
@@ -92,6 +96,8 @@ static void describes_in_text(void **state) {
       "architecture  qwen3_moe: 2 layers of width 32, vocabulary of 24\n",
       "GQA: 2 of keys and values, 6 wide\n",
       "experts       8 a layer, 2 for a token, 16 wide\n",
+      "decode: half of a layer's experts on the second GPU save 0 us\n",
+      "two messages (80 B, 128 B): not used\n",
       "dense         1 of the 2 layers, 48 wide\n",
       "parameters    ",
       " ms of that are exchange, hidden if a GPU computes for as long;\n",

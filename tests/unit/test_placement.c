@@ -303,6 +303,28 @@ static void test_layers_and_the_cache(void **state) {
   assert_true(own.n_layers >= 3 + N / 2 && own.cache_bytes < 11 * GB);
 }
 
+// Whole layers give half of their memory to a cache that two GPUs share; a cache that was asked for
+// stays. The second GPU has a share of the whole layers, too.
+static void test_experts_of_two_gpus(void **state) {
+  (void)state;
+  static const uint64_t layer_bytes[] = {0, 4 * GB, 4 * GB, 4 * GB, 4 * GB, 4 * GB};
+  td_gpu_experts own = {.n_layers = 6, .layers_bytes = 20 * GB};
+  td_gpu_shared_experts s = td_gpu_share_experts(&own, layer_bytes, 6, 2);
+  assert_true(s.is_fixed && s.first.n_layers == 3 && s.first.layers_bytes == 8 * GB);
+  assert_true(s.first.cache_bytes == 12 * GB && s.peer_bytes == 16 * GB);
+  own = (td_gpu_experts){.n_layers = 2, .layers_bytes = 4 * GB}; // less than two layers
+  s = td_gpu_share_experts(&own, layer_bytes, 6, 2);
+  assert_true(s.first.layers_bytes == 0 && s.first.n_layers == 1);
+  assert_true(s.first.cache_bytes == 4 * GB && s.peer_bytes == 4 * GB);
+  own = (td_gpu_experts){.n_layers = 4, .layers_bytes = 12 * GB, .cache_bytes = 5 * GB};
+  s = td_gpu_share_experts(&own, layer_bytes, 6, 3);
+  assert_true(!s.is_fixed && s.first.n_layers == 4 && s.first.cache_bytes == 5 * GB);
+  assert_int_equal(s.peer_bytes, 13 * GB);
+  own = (td_gpu_experts){.n_layers = 0};
+  s = td_gpu_share_experts(&own, layer_bytes, 6, 2);
+  assert_true(s.first.cache_bytes == 0 && s.peer_bytes == 0);
+}
+
 // A GPU that has all experts takes long pieces of prompts, too, where there is room for them.
 static void test_chunks_of_a_gpu_alone(void **state) {
   (void)state;
@@ -479,6 +501,7 @@ int main(void) {
       cmocka_unit_test(test_predictions_of_decode),
       cmocka_unit_test(test_sizes_of_the_cache),
       cmocka_unit_test(test_layers_and_the_cache),
+      cmocka_unit_test(test_experts_of_two_gpus),
       cmocka_unit_test(test_models_of_the_cpu_alone),
       cmocka_unit_test(test_what_cannot_be),
       cmocka_unit_test(test_who_computes),

@@ -89,6 +89,7 @@ typedef struct {
   size_t page_bytes; // granularity of GPU memory allocation
   uint64_t await_ns; // timeout of a stream's wait for a signal
   td_cuda_pins pins;
+  td_cuda_pins *followed; // another device's, which registers for this one, too; or NULL
 
   pthread_mutex_t lock; // guards the fields below
   // hash table with open addressing, n_slots a power of two; host NULL: empty slot
@@ -191,6 +192,7 @@ void td_cuda_pin(td_dev *dev, const void *host, size_t n_bytes);
 bool td_cuda_is_pinning(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_wait_pinned(td_dev *dev, const void *host, size_t n_bytes);
 void td_cuda_stop_pinning(td_dev *dev);
+void td_cuda_follow_pins(td_dev *dev, td_dev *of);
 td_status td_cuda_register(td_dev *dev, void *host, size_t n_bytes, td_err *err);
 void td_cuda_unregister(td_dev *dev, void *host);
 size_t td_cuda_pinned_bytes(td_cuda_dev *dev); // registered so far

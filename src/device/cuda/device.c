@@ -110,6 +110,7 @@ static const td_dev_vtable vtable = {
     .is_pinning = td_cuda_is_pinning,
     .wait_pinned = td_cuda_wait_pinned,
     .stop_pinning = td_cuda_stop_pinning,
+    .follow_pins = td_cuda_follow_pins,
     .register_host = td_cuda_register,
     .unregister_host = td_cuda_unregister,
     .takes_on_device = td_cuda_takes_on_device,

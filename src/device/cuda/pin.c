@@ -146,8 +146,19 @@ static bool want(td_cuda_pins *p, const char *from, size_t n_bytes) {
   return is_pending;
 }
 
+// Memory is registered for all devices, by one of them.
+static td_cuda_pins *pins_for(td_cuda_dev *dev) {
+  return dev->followed ? dev->followed : &dev->pins;
+}
+
+void td_cuda_follow_pins(td_dev *base, td_dev *base_of) {
+  td_cuda_dev *dev = (td_cuda_dev *)base, *of = (td_cuda_dev *)base_of;
+  TD_CHECK(!dev->pins.pieces && dev != of);
+  dev->followed = pins_for(of);
+}
+
 bool td_cuda_is_pinning(td_dev *base, const void *host, size_t n_bytes) {
-  td_cuda_pins *p = &((td_cuda_dev *)base)->pins;
+  td_cuda_pins *p = pins_for((td_cuda_dev *)base);
   if (atomic_load(&p->n_pending) == 0) return false;
   pthread_mutex_lock(&p->lock);
   const bool is_pending = want(p, host, n_bytes);
@@ -156,7 +167,7 @@ bool td_cuda_is_pinning(td_dev *base, const void *host, size_t n_bytes) {
 }
 
 void td_cuda_wait_pinned(td_dev *base, const void *host, size_t n_bytes) {
-  td_cuda_pins *p = &((td_cuda_dev *)base)->pins;
+  td_cuda_pins *p = pins_for((td_cuda_dev *)base);
   pthread_mutex_lock(&p->lock);
   while (p->n_pending > 0 && want(p, host, n_bytes))
     pthread_cond_wait(&p->moved, &p->lock);
@@ -165,7 +176,7 @@ void td_cuda_wait_pinned(td_dev *base, const void *host, size_t n_bytes) {
 
 int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t n_bytes,
                       td_cu_stream stream) {
-  const td_cuda_pins *p = &dev->pins;
+  const td_cuda_pins *p = dev->followed ? dev->followed : &dev->pins;
   const char *from = src;
   char *to = dst;
   int code = 0;
