@@ -133,6 +133,19 @@ static void test_dense_weights_that_stream(void **state) {
   }
 }
 
+// Formats of which some matrices can stream, or none.
+static void test_dense_weights_of_other_formats(void **state) {
+  (void)state;
+  static const small_model models[] = {{"deepseek_awq", 246 << 10},
+                                       {"deepseek_mxfp4", 246 << 10},
+                                       {"deepseek_no_q_lora", 246 << 10},
+                                       {"qwen3_gptq", 132 << 10},
+                                       {"qwen3_nvfp4", 132 << 10}};
+  engine_activations = TD_ACTIVATIONS_F32;
+  for (size_t i = 0; i < TD_COUNT(models); i++)
+    check_dense_schedules(&models[i], "cpu", APART, 3);
+}
+
 // A step copies as many bytes as its plan has, and never more than the ring's; each weight once.
 static void test_bytes_of_dense_weights(void **state) {
   (void)state;
@@ -523,6 +536,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_a_ring_too_small),
                                      cmocka_unit_test(test_schedules),
                                      cmocka_unit_test(test_dense_weights_that_stream),
+                                     cmocka_unit_test(test_dense_weights_of_other_formats),
                                      cmocka_unit_test(test_bytes_of_dense_weights),
                                      cmocka_unit_test(test_order_of_copies),
                                      cmocka_unit_test(test_prefill_beside_decode),
