@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from serving import Server
+from terminal import Terminal
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BIG = random.Random(7).randbytes(3 << 20)
@@ -34,7 +35,8 @@ def git_hash(data):
 
 class Hub:
     """files by path. plan[path]: what to do for the requests of a file, one after the other, then
-    as one should: a status, or "break N" bytes, "whole" in spite of a Range, "redirect"."""
+    as one should: a status, or "break N" bytes, "whole" in spite of a Range, "redirect", "pause" in the
+    middle until resume is set."""
 
     def __init__(self, files=FILES, lfs=("model.safetensors",), key=None):
         self.files, self.lfs, self.key = dict(files), lfs, key
@@ -43,6 +45,7 @@ class Hub:
         self.requests = []  # (path, range, authorization, host)
         self.sent = 0
         self.gate = None  # called with the path before a file is sent
+        self.resume = threading.Event()
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -125,6 +128,11 @@ class Hub:
             body = body[: int(what.split()[1])]
             request.close_connection = True
         try:
+            if what == "pause":
+                half = len(body) // 2
+                request.wfile.write(body[:half])
+                self.resume.wait(120)
+                body = body[half:]
             request.wfile.write(body)
             self.sent += len(body)
         except ConnectionError:
@@ -321,6 +329,21 @@ def test_interrupted(pull, hub):
     hub.sent = 0
     assert pull()[0] == 0 and hub.sent <= len(BIG) - 2000000 + 100
     check_whole(pull, hub)
+
+
+def test_progress_on_a_terminal(tandem_bin, hub, tmp_path, monkeypatch):
+    hub.plan = {"model.safetensors": ["pause"]}
+    for name in "HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "http_proxy":
+        monkeypatch.delenv(name, raising=False)
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    terminal = Terminal(tandem_bin, "pull", "org/name", env=env)
+    terminal.wait_for(b"\r[##########          ] 0.00 of 0.00 GB  ")
+    terminal.wait_for(b" left \x1b[K")
+    hub.resume.set()
+    assert terminal.end() == 0
+    # The bar is erased, and no line a file beside it.
+    last = terminal.seen.rsplit(b"\r\x1b[K", 1)[1]
+    assert COMMIT.encode() in last and b"[#" not in last and b"files" not in terminal.seen
 
 
 def test_no_space(pull, hub):
