@@ -568,6 +568,23 @@ static void test_a_pool_too_small_for_copies(void **state) {
   td_sched_close(sched);
 }
 
+// Pages that come from elsewhere may hold more than was to be kept: nobody has made a copy then.
+static void test_a_copy_that_was_not_made(void **state) {
+  (void)state;
+  td_sched *sched = open_sched(8, 99);
+  td_err err;
+  const td_sched_job job = {.tokens = counting, .n_prompt = 40, .max_tokens = 4, .n_keep = 20};
+  assert_int_equal(td_sched_submit(sched, 1, &job, clock_ns, &err), TD_OK);
+  assert_true(admit_next(sched, 1).keep >= 0);
+  td_sched_progress(sched, 1, 35, 0);
+  submit_turn(sched, 2, 37, 4);
+  assert_int_equal(admit_next(sched, 2).n_cached, 32);
+  td_sched_remove(sched, 1);
+  td_sched_remove(sched, 2);
+  assert_int_equal(td_sched_n_free_pages(sched), 8);
+  td_sched_close(sched);
+}
+
 // A preempted request goes on from its last token if its worker has left it there.
 static void test_a_settled_page_is_resumed(void **state) {
   (void)state;
@@ -789,6 +806,7 @@ int main(void) {
       cmocka_unit_test(test_generated_tokens_are_found),
       cmocka_unit_test(test_the_end_of_a_turn_is_found),
       cmocka_unit_test(test_a_pool_too_small_for_copies),
+      cmocka_unit_test(test_a_copy_that_was_not_made),
       cmocka_unit_test(test_a_settled_page_is_resumed),
       cmocka_unit_test(test_the_next_is_not_overtaken),
       cmocka_unit_test(test_the_later_one_makes_room),
