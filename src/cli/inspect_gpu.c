@@ -1,7 +1,6 @@
 // src/cli/inspect_gpu.c - predicts prefill with streamed experts, and decode with cached ones, on
 // cards of several sizes.
 #include "cli/inspect.h"
-#include "engine/engine.h"
 #include "runtime/predict.h"
 
 #define GIB ((uint64_t)1 << 30)
@@ -57,8 +56,7 @@ static void add_prompts(td_buf *out, const td_prefill_load *load, const td_card_
   }
 }
 
-// What two of the cards hold, one for prefill and one for decode, and how long the first takes: for
-// models without recurrent states, which the two do not hand over.
+// What two of the cards hold, one for prefill and one for decode, and how long the first takes.
 static void add_pair(td_buf *out, const td_prefill_load *load, const td_card_plan *plan,
                      const td_gpu_card *card) {
   td_buf_printf(out, "  two of them, for prefill and decode: %.2f GiB of weights",
@@ -96,7 +94,7 @@ static void add_card(td_buf *out, const td_prefill_load *load, const td_gpu_card
   td_buf_printf(out, "steps of up to %u tokens\n", plan.memory.prefill_chunk);
   add_prompts(out, load, &plan, card);
   if (plan.experts_stream) add_cache(out, load, &plan);
-  if (!td_engine_state_bytes(load->config)) add_pair(out, load, &plan, card);
+  add_pair(out, load, &plan, card);
 }
 
 void td_inspect_add_gpus(td_buf *out, const td_model *model, const td_inspect_opts *opts) {

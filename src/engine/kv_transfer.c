@@ -66,8 +66,25 @@ td_kv_transfer_stats td_kv_transfer_stats_of(const td_kv_transfer *t) {
 
 // ---- pages in and out ---------------------------------------------------------------------------
 
-static size_t part_at(const td_kv_transfer *t, uint32_t layer_idx, int32_t page) {
-  return ((size_t)layer_idx * t->opts.n_pages + (uint32_t)page) * t->opts.page_bytes;
+// Of all layers with keys and values, then of those with states.
+static uint32_t n_parts(const td_kv_transfer *t) {
+  return t->opts.n_layers + t->opts.n_states;
+}
+
+static size_t part_bytes(const td_kv_transfer *t, uint32_t part) {
+  return part < t->opts.n_layers ? t->opts.page_bytes : t->opts.state_bytes;
+}
+
+static size_t part_at(const td_kv_transfer *t, uint32_t part, int32_t page) {
+  const size_t n_pages = t->opts.n_pages, n_layers = t->opts.n_layers, p = (uint32_t)page;
+  if (part < n_layers) return (part * n_pages + p) * t->opts.page_bytes;
+  return n_layers * n_pages * t->opts.page_bytes +
+         ((part - n_layers) * n_pages + p) * t->opts.state_bytes;
+}
+
+// The part of a layer with keys and values.
+static uint32_t part_of(const td_engine *e, uint32_t layer_idx) {
+  return layer_idx - td_model_n_delta(e->config, layer_idx);
 }
 
 // How many of the pages, from the first on, are neighbours in memory.
@@ -84,12 +101,11 @@ static bool is_current(const td_kv_transfer *t, int32_t page) {
 }
 
 static void copy_in(td_kv_transfer *t, int32_t page, uint32_t n) {
-  const size_t n_bytes = n * t->opts.page_bytes;
-  for (uint32_t i = 0; i < t->opts.n_layers; i++) {
-    const size_t at = part_at(t, i, page);
+  for (uint32_t i = 0; i < n_parts(t); i++) {
+    const size_t at = part_at(t, i, page), n_bytes = n * part_bytes(t, i);
     td_op_copy(t->in, t->opts.dev_pages + at, t->opts.host_pages + at, n_bytes);
+    t->stats.in_bytes += n_bytes;
   }
-  t->stats.in_bytes += n_bytes * t->opts.n_layers;
 }
 
 void td_kv_transfer_enter(td_kv_transfer *t, const int32_t *pages, uint32_t n_pages) {
@@ -182,28 +198,47 @@ bool td_kv_outlet_is_active(const td_engine *e) {
 
 td_kv_view td_kv_outlet_view(const td_engine *e, uint32_t layer_idx) {
   const td_kv_transfer *t = e->opts.transfer;
-  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, layer_idx, 0),
+  return (td_kv_view){.pages = t->opts.host_pages + part_at(t, part_of(e, layer_idx), 0),
                       .page_bytes = t->opts.page_bytes,
                       .dtype = e->opts.kv_dtype};
 }
 
-void td_kv_outlet_layer(td_engine *e, uint32_t layer_idx) {
+// Copies a part of the pages out, on a stream of its own.
+static void leave(td_engine *e, uint32_t part, const int32_t *pages, uint32_t n_pages) {
   td_kv_outlet *o = e->outlet;
-  if (!o || !o->n_prompt_pages) return;
   td_kv_transfer *t = e->opts.transfer;
-  td_event_record(o->stored, e->stream);
-  td_stream_wait(o->stream, o->stored);
-  for (uint32_t i = 0, n; i < o->n_prompt_pages; i += n) {
-    n = neighbours(o->pages + i, o->n_prompt_pages - i);
-    const size_t at = part_at(t, layer_idx, o->pages[i]), n_bytes = n * t->opts.page_bytes;
+  for (uint32_t i = 0, n; i < n_pages; i += n) {
+    n = neighbours(pages + i, n_pages - i);
+    const size_t at = part_at(t, part, pages[i]), n_bytes = n * part_bytes(t, part);
     td_op_copy(o->stream, t->opts.host_pages + at, t->opts.dev_pages + at, n_bytes);
     t->stats.out_bytes += n_bytes;
   }
 }
 
-void td_kv_outlet_finish(td_engine *e) {
+// What leaves from here on is what the engine's stream has so far.
+static void wait_for_step(td_engine *e) {
+  td_event_record(e->outlet->stored, e->stream);
+  td_stream_wait(e->outlet->stream, e->outlet->stored);
+}
+
+void td_kv_outlet_layer(td_engine *e, uint32_t layer_idx) {
   td_kv_outlet *o = e->outlet;
   if (!o || !o->n_prompt_pages) return;
+  wait_for_step(e);
+  leave(e, part_of(e, layer_idx), o->pages, o->n_prompt_pages);
+}
+
+void td_kv_outlet_finish(td_engine *e) {
+  td_kv_outlet *o = e->outlet;
+  if (!o || !o->n_pages) return;
+  const td_kv_transfer *t = e->opts.transfer;
+  if (t->opts.n_states) {
+    wait_for_step(e);
+  } else if (!o->n_prompt_pages) {
+    return;
+  }
+  for (uint32_t i = t->opts.n_layers; i < n_parts(t); i++)
+    leave(e, i, o->pages, o->n_pages);
   td_event_record(o->left, o->stream);
   td_stream_wait(e->stream, o->left);
 }

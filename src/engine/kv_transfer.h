@@ -1,14 +1,16 @@
 // src/engine/kv_transfer.h - keeps a device's KV pages equal to pages in host memory that other
 // processes share, so that one device prefills what another decodes, and pages outlive both.
 //
-// Page i of the device is page i of host memory; both are [n_layers][n_pages][page_bytes]. A page's
+// Page i of the device is page i of host memory; both are [n_layers][n_pages][page_bytes], then
+// recurrent states [n_states][n_pages][state_bytes]. A page's
 // version, in shared memory, is incremented whenever new content of it is complete in host memory.
 // A device remembers the version of its copy, so a page is copied to it at most once per version.
 //
 // In a step, keys and values of prompts leave layer by layer, on a stream of their own, while the
 // device computes what follows. Those of generated tokens are written to host memory by the
-// operator that stores them: too little for a copy. When td_engine_end returns, all of them have
-// arrived.
+// operator that stores them: too little for a copy. Recurrent states of all pages that the step
+// wrote leave at its end, by copies, in decode too. When td_engine_end
+// returns, all of them have arrived.
 //
 // Thread: that of the engines that use it. Who writes to a page is the only one to do so, and
 // nobody reads meanwhile what is being written (wire.h).
@@ -30,6 +32,9 @@ typedef struct {
   _Atomic uint32_t *versions; // [n_pages], at first 0; shared with the other processes
   uint32_t n_pages, n_layers;
   size_t page_bytes; // of a layer's part of a page
+  // layers with a recurrent state instead, and what it takes of each page, per layer
+  uint32_t n_states;
+  size_t state_bytes;
 } td_kv_transfer_opts;
 
 // On success the caller owns *out; on error *out is NULL.

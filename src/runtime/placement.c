@@ -79,12 +79,14 @@ td_status td_placement_check(const td_runtime_opts *opts, td_err *err) {
 
 td_status td_placement_check_model(const td_runtime_opts *opts, const td_model_config *config,
                                    td_err *err) {
+  enum { OFF = 2 };
   td_device_list list;
   td_status st = td_device_list_parse(&list, opts->devices, err);
-  if (st == TD_OK && td_engine_state_bytes(config) && list.n > 1) {
+  if (st == TD_OK && td_engine_state_bytes(config) && list.n > 1 && opts->expert_parallel != OFF) {
     st = td_fail(err, TD_EUNSUPPORTED,
                  "--devices %s: a recurrent state (%s) passes from token to token, so several "
-                 "devices cannot share a prompt: give one device, or leave it out",
+                 "devices cannot share a prompt: give one device; or, for prefill on one GPU and "
+                 "decode on another, --expert-parallel off and --disaggregate on",
                  opts->devices, config->arch_name);
   }
   if (st != TD_OK || !td_model_is_cpu_only(config)) return st;

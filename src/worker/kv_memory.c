@@ -30,20 +30,26 @@ static td_status attach(td_kv_memory *m, const td_worker_opts *opts, const td_de
   return td_kv_pool_attach(&m->pool, TD_WORKER_KV_FD, &need, err);
 }
 
-static td_status open_transfer(td_kv_memory *m, size_t n_bytes, uint32_t n_layers, td_err *err) {
+static td_status open_transfer(td_kv_memory *m, size_t n_bytes, const td_model_config *config,
+                               td_err *err) {
   const uint32_t n_pages = m->pool.plan.n_pages;
   td_status st = td_dev_register(m->dev, m->pool.pages, n_bytes, err);
   if (st != TD_OK) {
     return td_err_prefix(err, "KV pages that two GPUs share; --disaggregate off does without");
   }
   m->is_registered = true;
+  const uint32_t n_delta = td_model_n_delta(config, config->n_layers);
+  const uint32_t n_layers = config->n_layers - n_delta;
+  const size_t states = td_engine_state_bytes(config); // of a page, all layers
   const td_kv_transfer_opts opts = {.dev = m->dev,
                                     .dev_pages = m->dev_pages,
                                     .host_pages = m->pool.pages,
                                     .versions = m->pool.versions,
                                     .n_pages = n_pages,
                                     .n_layers = n_layers,
-                                    .page_bytes = n_bytes / n_pages / n_layers};
+                                    .page_bytes = (n_bytes / n_pages - states) / n_layers,
+                                    .n_states = n_delta,
+                                    .state_bytes = n_delta ? states / n_delta : 0};
   return td_kv_transfer_open(&m->transfer, &opts, err);
 }
 
@@ -67,7 +73,7 @@ td_status td_kv_memory_open(td_kv_memory *out, const td_worker_opts *opts,
                          out->pool.plan.n_pages * out->page_tokens);
   }
   out->pages = out->dev_pages;
-  return out->pool.pages ? open_transfer(out, n_bytes, config->n_layers, err) : TD_OK;
+  return out->pool.pages ? open_transfer(out, n_bytes, config, err) : TD_OK;
 }
 
 void td_kv_memory_close(td_kv_memory *m) {

@@ -268,6 +268,30 @@ def test_a_gpu_for_prefill_and_one_for_decode(tandem_bin, tiny_model, library, t
     server.close()
 
 
+def test_two_gpus_hand_recurrent_states_over(tandem_bin, library, tmp_path, monkeypatch):
+    """From prefill to decode, to a decode worker that follows one that died, and to disk and back."""
+    need_two_gpus(library, monkeypatch)
+    model = make_model(tmp_path / "hybrid", "tiny-qwen3-next")
+    options = ["--device", "cuda", "--expert-device", "gpu", "--ctx-size", "128", "--max-batch", "4"]
+    prompt = [3 + 7 * i % 200 for i in range(70)]
+    one = Server(tandem_bin, model, *options)
+    want = logprobs(one, prompt, 4)[0]
+    one.close()
+    options += ["--devices", "0,1", "--disaggregate", "on", "--expert-parallel", "off"]
+    options += ["--kv-dir", str(tmp_path / "kv")]
+    server = Server(tandem_bin, model, *options)
+    assert sorted(server.workers()) == ["decode", "prefill"]
+    assert logprobs(server, prompt, 4) == (want, 0)
+    if "_emu" in library:
+        assert without(server, "decode", prompt, 4)[0]["tokens"] == want["tokens"]
+    server.close()
+    server = Server(tandem_bin, model, *options)
+    again, n_cached = logprobs(server, prompt, 4)
+    assert again["tokens"] == want["tokens"] and n_cached == 64
+    assert again["token_logprobs"] == pytest.approx(want["token_logprobs"], abs=0.05)
+    server.close()
+
+
 def test_short_prompts_stay_with_decode(tandem_bin, tiny_model, library, monkeypatch):
     """Experts stream to the first GPU; what is too short for that does not need it."""
     need_two_gpus(library, monkeypatch)
