@@ -16,7 +16,8 @@ extern "C" {
 EMU_HOOK void emu_hold_copies(int device, bool to_host);
 EMU_HOOK void emu_release_copies(int device, bool to_host);
 
-// A rank's group of transfers with this number, from 0, fails on the fake NCCL; rank -1: none.
+// A rank's group of transfers with this number, from 0, fails on the fake NCCL; group -1: the next
+// one; rank -1: none. In this process.
 EMU_HOOK void emu_nccl_fail(int rank, int group);
 
 #ifdef __cplusplus

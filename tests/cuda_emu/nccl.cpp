@@ -1,16 +1,24 @@
 // tests/cuda_emu/nccl.cpp - what src/comm/nccl.c uses of NCCL, between streams of the emulator in
-// one process. It is as strict as NCCL may be: calls take a while, a call during another is refused,
+// one process or in several: data passes through a file in memory, whose name is the id. It is as
+// strict as NCCL may be: calls take a while, a call during another is refused,
 // each rank receives in an order of its own, and a transfer without its counterpart waits until its
 // own communicator is aborted.
 #include "cuda_runtime.h"
 #include "hooks.h"
 
-#include <condition_variable>
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
-#include <deque>
+#include <fcntl.h>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <pthread.h>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -25,22 +33,26 @@ enum {
   TYPE_UINT8 = 1,
   ID_BYTES = 128,
   POLLS = 2, // in which a call is still in progress
+  MAX_RANKS = 8,
+  BOX_BYTES = 4096,
+  PAUSE_US = 50,
 };
 
 namespace {
 
-struct message {
-  const void *data;
+// On the way from a rank to another: one piece of a message.
+struct box {
+  bool is_full;
+  size_t total_bytes; // of the message
   size_t n_bytes;
-  bool taken = false;
+  unsigned char data[BOX_BYTES];
 };
 
-// The ranks of a communicator.
+// Of a communicator, in the memory of all its processes.
 struct clique {
-  std::mutex lock; // guards what follows, and its ends
-  std::condition_variable moved;
-  int n_joined = 0;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<message>>> sent; // by source and target
+  pthread_mutex_t lock; // guards the boxes; robust: a process may die with it
+  std::atomic<int> n_joined;
+  box boxes[MAX_RANKS][MAX_RANKS]; // by source and target
 };
 
 struct transfer {
@@ -52,18 +64,17 @@ struct transfer {
 
 // Of one rank. Queued work keeps it beyond its communicator.
 struct end {
-  std::shared_ptr<clique> all;
-  int n_ranks, rank;
+  clique *all = nullptr;
+  int n_ranks = 0, rank = 0;
+  std::mutex lock{}; // guards the next three
   int error = SUCCESS, n_polls = POLLS, n_groups = 0;
-  bool is_aborted = false;
+  std::atomic<bool> is_aborted{false};
   td_jitter jitter = td_jitter_open(TD_JITTER_EMULATOR);
 };
 
 std::mutex cliques_lock; // guards what follows
-// Kept for good: ThreadSanitizer does not see who was the last to leave one.
-std::map<uint64_t, std::shared_ptr<clique>> &cliques =
-    *new std::map<uint64_t, std::shared_ptr<clique>>;
-uint64_t n_ids;
+// Kept for good, and mapped once a process.
+std::map<std::string, clique *> &cliques = *new std::map<std::string, clique *>;
 int failing_rank = -1, failing_group;
 
 } // namespace
@@ -92,42 +103,56 @@ bool is_busy(const end &e) {
   return e.all->n_joined < e.n_ranks || e.n_polls > 0;
 }
 
-// Lock held. Waits for the counterpart's data.
-void receive(end &e, std::unique_lock<std::mutex> &hold, const transfer &t) {
-  auto &from = e.all->sent[{t.peer, e.rank}];
-  e.all->moved.wait(hold, [&] { return e.is_aborted || !from.empty(); });
-  if (from.empty()) return;
-  std::shared_ptr<message> m = from.front();
-  from.pop_front();
-  if (m->n_bytes == t.n_bytes) {
-    std::memcpy(t.to, m->data, t.n_bytes);
-  } else {
-    e.error = INVALID_USAGE;
-  }
-  m->taken = true;
-  e.all->moved.notify_all();
+void take_lock(clique &all) {
+  if (pthread_mutex_lock(&all.lock) == EOWNERDEAD) pthread_mutex_consistent(&all.lock);
 }
 
+// Lock of the clique held. Whether a piece could be sent; moves `at` on.
+bool send_piece(clique &all, const end &e, const transfer &t, size_t &at) {
+  box &b = all.boxes[e.rank][t.peer];
+  if (b.is_full || at == t.n_bytes) return false;
+  b.n_bytes = std::min<size_t>(t.n_bytes - at, BOX_BYTES);
+  b.total_bytes = t.n_bytes;
+  std::memcpy(b.data, static_cast<const char *>(t.from) + at, b.n_bytes);
+  b.is_full = true;
+  at += b.n_bytes;
+  return true;
+}
+
+// Likewise; a message of another length is taken, too, and is an error.
+bool receive_piece(clique &all, end &e, const transfer &t, size_t &at) {
+  box &b = all.boxes[t.peer][e.rank];
+  if (!b.is_full || at == t.n_bytes) return false;
+  b.is_full = false;
+  if (b.total_bytes == t.n_bytes) {
+    std::memcpy(static_cast<char *>(t.to) + at, b.data, b.n_bytes);
+    at += b.n_bytes;
+    return true;
+  }
+  std::lock_guard<std::mutex> hold(e.lock);
+  e.error = INVALID_USAGE;
+  at = t.n_bytes;
+  return true;
+}
+
+// Until all is received, and what was sent is taken.
 void run_transfers(end &e, const std::vector<transfer> &transfers) {
   td_jitter_wait(&e.jitter);
-  std::unique_lock<std::mutex> hold(e.all->lock);
-  std::vector<std::shared_ptr<message>> out;
-  for (const transfer &t : transfers) {
-    if (t.to) continue;
-    out.push_back(std::make_shared<message>(message{t.from, t.n_bytes}));
-    e.all->sent[{e.rank, t.peer}].push_back(out.back());
-  }
-  e.all->moved.notify_all();
-  // The first to be received is another one on each rank.
-  for (size_t i = 0; i < transfers.size(); i++) {
-    const transfer &t = transfers[(i + static_cast<size_t>(e.rank) * 3) % transfers.size()];
-    if (t.to) receive(e, hold, t);
-  }
-  for (const auto &m : out)
-    e.all->moved.wait(hold, [&] { return e.is_aborted || m->taken; });
-  // What an aborted rank has not sent is not there any more.
-  for (auto &queue : e.all->sent) {
-    if (queue.first.first == e.rank && e.is_aborted) queue.second.clear();
+  clique &all = *e.all;
+  std::vector<size_t> at(transfers.size());
+  for (bool is_done = false; !is_done && !e.is_aborted;) {
+    bool is_moved = false;
+    is_done = true;
+    take_lock(all);
+    for (size_t i = 0; i < transfers.size(); i++) {
+      // The first to be received is another one on each rank.
+      const size_t k = (i + static_cast<size_t>(e.rank) * 3) % transfers.size();
+      const transfer &t = transfers[k];
+      is_moved |= t.to ? receive_piece(all, e, t, at[k]) : send_piece(all, e, t, at[k]);
+      is_done &= at[k] == t.n_bytes && (t.to || !all.boxes[e.rank][t.peer].is_full);
+    }
+    pthread_mutex_unlock(&all.lock);
+    if (!is_moved && !is_done) usleep(PAUSE_US);
   }
 }
 
@@ -142,9 +167,26 @@ int add(void *to, const void *from, size_t n, int type, int peer, ncclComm *comm
   return SUCCESS;
 }
 
+// Lock of the end held.
 bool is_failing(const end &e) {
   std::lock_guard<std::mutex> hold(cliques_lock);
-  return e.rank == failing_rank && e.n_groups == failing_group;
+  return e.rank == failing_rank && (failing_group < 0 || e.n_groups == failing_group);
+}
+
+clique *map_clique(int fd) {
+  void *memory = mmap(nullptr, sizeof(clique), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<clique *>(memory);
+}
+
+// By the name of its file; lock of cliques held.
+clique *find_clique(const std::string &name) {
+  clique *&all = cliques[name];
+  if (all) return all;
+  const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return nullptr;
+  all = map_clique(fd);
+  close(fd);
+  return all;
 }
 
 } // namespace
@@ -172,11 +214,22 @@ EXPORTED const char *ncclGetLastError(ncclComm *) {
   return "the fake says so";
 }
 
+// The file stays open, so that others can open it by its name.
 EXPORTED int ncclGetUniqueId(nccl_id *id) {
-  std::lock_guard<std::mutex> hold(cliques_lock);
   *id = {};
-  n_ids++;
-  std::memcpy(id->bytes, &n_ids, sizeof n_ids);
+  const int fd = memfd_create("emu-nccl", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, sizeof(clique)) != 0) return SYSTEM_ERROR;
+  std::snprintf(id->bytes, sizeof id->bytes, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
+  std::lock_guard<std::mutex> hold(cliques_lock);
+  clique *all = map_clique(fd);
+  if (!all) return SYSTEM_ERROR;
+  pthread_mutexattr_t kind;
+  pthread_mutexattr_init(&kind);
+  pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&all->lock, &kind);
+  pthread_mutexattr_destroy(&kind);
+  cliques[id->bytes] = all;
   return SUCCESS;
 }
 
@@ -187,38 +240,35 @@ EXPORTED int ncclCommInitRankConfig(ncclComm **out, int n_ranks, nccl_id id, int
   if (size < 48 || static_cast<unsigned>(config[2]) != 0xcafebeefu || config[3] != 21800 ||
       config[4] != 0)
     return INVALID_ARGUMENT;
-  uint64_t key;
-  std::memcpy(&key, id.bytes, sizeof key);
   std::lock_guard<std::mutex> hold(cliques_lock);
-  std::shared_ptr<clique> &all = cliques[key];
-  if (!all) all = std::make_shared<clique>();
-  std::lock_guard<std::mutex> hold_all(all->lock);
+  clique *all = find_clique(id.bytes);
+  if (!all) return SYSTEM_ERROR;
   all->n_joined++;
-  *out = new ncclComm{std::make_shared<end>(end{all, n_ranks, rank})};
+  auto joined = std::make_shared<end>();
+  joined->all = all;
+  joined->n_ranks = n_ranks;
+  joined->rank = rank;
+  *out = new ncclComm{joined};
   return IN_PROGRESS;
 }
 
 EXPORTED int ncclCommGetAsyncError(ncclComm *comm, int *state) {
   end &e = *comm->e;
-  std::lock_guard<std::mutex> hold(e.all->lock);
+  std::lock_guard<std::mutex> hold(e.lock);
   *state = e.error != SUCCESS ? e.error : is_busy(e) ? IN_PROGRESS : SUCCESS;
   if (e.all->n_joined >= e.n_ranks && e.n_polls > 0) e.n_polls--;
   return SUCCESS;
 }
 
 EXPORTED int ncclCommFinalize(ncclComm *comm) {
-  std::lock_guard<std::mutex> hold(comm->e->all->lock);
+  std::lock_guard<std::mutex> hold(comm->e->lock);
   if (is_busy(*comm->e)) return INVALID_USAGE;
   comm->e->n_polls = POLLS;
   return IN_PROGRESS;
 }
 
 EXPORTED int ncclCommAbort(ncclComm *comm) {
-  {
-    std::lock_guard<std::mutex> hold(comm->e->all->lock);
-    comm->e->is_aborted = true;
-    comm->e->all->moved.notify_all();
-  }
+  comm->e->is_aborted = true;
   delete comm;
   return SUCCESS;
 }
@@ -252,8 +302,8 @@ EXPORTED int ncclGroupEnd() {
   for (const transfer &t : g.transfers) {
     if (!emu_check_pointers(g.stream, &t, 2 * sizeof(void *))) return INVALID_ARGUMENT;
   }
+  std::unique_lock<std::mutex> hold(e->lock);
   const bool fails = is_failing(*e);
-  std::unique_lock<std::mutex> hold(e->all->lock);
   if (is_busy(*e)) return INVALID_USAGE;
   e->n_groups++;
   e->n_polls = POLLS;

@@ -2,7 +2,6 @@
 // becomes of the others when a rank fails.
 #include <setjmp.h>
 
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -12,7 +11,7 @@
 #include <cmocka.h>
 
 #include "comm/exchange.h"
-#include "unit/comm_test.h"
+#include "unit/comm_process_test.h"
 
 static void test_collectives(void **state) {
   (void)state;
@@ -83,15 +82,6 @@ static void test_arrivals(void **state) {
   run_ranks(&r, gather_in_pieces, NULL);
   close_ranks(&r);
   unsetenv("TANDEM_JITTER");
-}
-
-static void gather_4k(rank_end *end) {
-  static const size_t sizes[TD_COMM_MAX_RANKS] = {4096, 4096, 4096};
-  char mine[4096] = {0}, all[3 * 4096];
-  const td_all_gather_args args = {.mine = mine, .all = all, .n_bytes = sizes};
-  end->status = td_comm_all_gather(end->comm, end->stream, &args, &end->err);
-  if (end->status == TD_OK) rank_sync(end);
-  td_stream_sync(end->stream, NULL); // what is on the stack is no longer used
 }
 
 static void fail_or_gather(rank_end *end) {
@@ -196,80 +186,15 @@ static void test_exchange(void **state) {
 
 // ---- processes ----------------------------------------------------------------------------------
 
-enum { N_PROCESSES = 3, SAID_OTHER = 1, SAID_DEAD = 2 };
-
-// Rank 1 is killed when the others are after the collectives before.
-static void kill_rank_1(uint32_t rank, const int behind[2]) {
-  char byte = 0;
-  for (int i = 1; rank == 1 && i < N_PROCESSES; i++)
-    TD_CHECK(read(behind[0], &byte, 1) == 1);
-  if (rank == 1) kill(getpid(), SIGKILL);
-  TD_CHECK(write(behind[1], &byte, 1) == 1);
-}
-
-// A rank in a process of its own.
-static int process_main(int fd, uint32_t rank, bool kills, const int behind[2]) {
-  ranks all = {.n = N_PROCESSES};
-  rank_end end = {.all = &all, .rank = rank};
-  size_t unit = 100;
-  all.ctx = &unit;
-  td_err err;
-  if (td_dev_open(&end.dev, &(td_dev_opts){.kind = "cpu", .n_threads = 1}, &err) != TD_OK ||
-      td_stream_open(&end.stream, end.dev, &err) != TD_OK ||
-      td_comm_join(&end.comm, end.dev, fd, rank, &err) != TD_OK)
-    return SAID_OTHER;
-  check_all_collectives(&end);
-  if (kills) {
-    kill_rank_1(rank, behind);
-    gather_4k(&end);
-    const bool is_told = end.status == TD_ECANCELED && strstr(end.err.msg, "process of rank 1");
-    if (end.status != TD_OK) return is_told ? SAID_DEAD : SAID_OTHER;
-  }
-  td_stream_close(end.stream);
-  td_comm_close(end.comm);
-  td_dev_close(end.dev);
-  return 0;
-}
-
-static void run_processes(bool kills, int (*statuses)[N_PROCESSES]) {
-  td_err err;
-  int fd, behind[2];
-  pid_t pids[N_PROCESSES];
-  assert_int_equal(pipe(behind), 0);
-  const td_comm_opts opts = {.backend = "auto", .n_ranks = N_PROCESSES, .piece_bytes = 512};
-  if (td_comm_group_create(&fd, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
-  for (uint32_t r = 0; r < N_PROCESSES; r++) {
-    pids[r] = fork();
-    assert_true(pids[r] >= 0);
-    if (pids[r] == 0) _exit(process_main(fd, r, kills, behind));
-  }
-  for (uint32_t r = 0; r < N_PROCESSES; r++)
-    assert_int_equal(waitpid(pids[r], &(*statuses)[r], 0), pids[r]);
-  close(fd);
-  close(behind[0]);
-  close(behind[1]);
-}
-
 static void test_processes(void **state) {
   (void)state;
-  int statuses[N_PROCESSES];
-  run_processes(false, &statuses);
-  for (int r = 0; r < N_PROCESSES; r++)
-    assert_int_equal(statuses[r], 0);
+  check_processes(&(process_case){.kind = "cpu", .backend = "auto", .expected = "host"});
 }
 
 static void test_killed_process(void **state) {
   (void)state;
-  int statuses[N_PROCESSES];
-  run_processes(true, &statuses);
-  for (int r = 0; r < N_PROCESSES; r++) {
-    if (r == 1) {
-      assert_true(WIFSIGNALED(statuses[r]) && WTERMSIG(statuses[r]) == SIGKILL);
-    } else {
-      assert_true(WIFEXITED(statuses[r]));
-      assert_int_equal(WEXITSTATUS(statuses[r]), SAID_DEAD);
-    }
-  }
+  check_processes(
+      &(process_case){.kind = "cpu", .backend = "auto", .expected = "host", .kills = true});
 }
 
 // One that never joins: who started it says so.
