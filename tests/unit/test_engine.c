@@ -16,7 +16,10 @@
 #include "unit/peer_test.h"
 #include "unit/sanitized.h"
 
-enum { N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 4, N_PEER_SCHEDULES = 3 }; // of each cache
+enum {
+  N_CACHE_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 4,
+  N_PEER_SCHEDULES = IS_TSAN || IS_ASAN ? 2 : 3
+}; // of each cache
 // Of either model, and either way.
 enum { N_SCHEDULES = IS_TSAN || IS_ASAN ? 10 : 50, N_TRANSFERS = N_SCHEDULES > 10 ? 5 : 2 };
 
