@@ -453,6 +453,10 @@ td_status td_comm_all_reduce(td_comm *comm, td_stream *stream, const float *part
   enum { ROUND = 64 };
   const size_t key[] = {n, out_f32}, element = out_f32 ? sizeof(float) : sizeof(uint16_t);
   td_status st = note_call(comm, CALL_ALL_REDUCE, key, TD_COUNT(key), err);
+  const size_t n_bytes = n * sizeof(uint16_t);
+  const bool is_small = n_bytes <= COMM_SMALL_BYTES && n_bytes <= comm->shared->piece_bytes;
+  if (st == TD_OK && is_small && comm->backend->reduce_small)
+    return comm->backend->reduce_small(comm, stream, part, out, n, out_f32, err);
   size_t sizes[TD_COMM_MAX_RANKS], bytes[TD_COMM_MAX_RANKS];
   const size_t share = (n / comm->n_ranks + ROUND - 1) / ROUND * ROUND;
   for (uint32_t r = 0; r < comm->n_ranks; r++) {

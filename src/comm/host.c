@@ -247,6 +247,36 @@ static td_status host_reduce_scatter(td_comm *comm, td_stream *stream,
   return TD_OK;
 }
 
+// Every rank leaves all of its part to the others, and adds up all parts.
+static td_status host_reduce_small(td_comm *comm, td_stream *stream, const float *part, void *out,
+                                   size_t n, bool out_f32, td_err *err) {
+  (void)err;
+  host_state *s = comm->state;
+  if (!n) return TD_OK;
+  td_op_sum_parts(
+      stream,
+      &(td_sum_parts_args){
+          .parts = {part}, .out = begin_fill(comm, stream), .n = n, .n_parts = 1, .f32_parts = 1});
+  end_fill(comm, stream);
+  td_sum_parts_args sum = {.out = out,
+                           .n = n,
+                           .n_parts = comm->n_ranks,
+                           .f32_parts = 1u << comm->rank,
+                           .out_f32 = out_f32};
+  sum.parts[comm->rank] = part;
+  uint64_t k[TD_COMM_MAX_RANKS];
+  for (uint32_t r = 0; r < comm->n_ranks; r++) {
+    if (r == comm->rank) continue;
+    k[r] = s->n_filled[r]++;
+    sum.parts[r] = begin_take(comm, stream, r, k[r]);
+  }
+  td_op_sum_parts(stream, &sum);
+  for (uint32_t r = 0; r < comm->n_ranks; r++) {
+    if (r != comm->rank) end_take(comm, stream, r, k[r]);
+  }
+  return TD_OK;
+}
+
 static td_status host_broadcast(td_comm *comm, td_stream *stream, void *data, size_t n_bytes,
                                 uint32_t root, td_err *err) {
   size_t sizes[TD_COMM_MAX_RANKS] = {0};
@@ -261,6 +291,7 @@ const comm_backend comm_host = {
     .close = close_host,
     .all_gather = host_all_gather,
     .reduce_scatter = host_reduce_scatter,
+    .reduce_small = host_reduce_small,
     .broadcast = host_broadcast,
     .cancel = cancel_host,
 };
