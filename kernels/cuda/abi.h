@@ -27,6 +27,7 @@ typedef void *td_cu_stream;
 typedef void *td_cu_event;
 typedef void *td_cu_blas;
 typedef void *td_cu_graph;
+typedef void *td_cu_share; // of the GPU's SMs
 // a cuBLAS function by name; NULL: not available
 typedef void *(*td_cu_symbol_fn)(void *ctx, const char *name);
 
@@ -522,12 +523,17 @@ typedef struct {
 //                  false where there is no path between them
 //   pin            registers memory; only_read: the mapping is read-only, and the device never
 //                  writes to it
+//   share_open     a share of *n_sms SMs, which becomes the number that it has; fails if the driver
+//                  has no green contexts. Closed after its streams
+//   share_stream_open
+//                  a stream whose kernels run on the share's SMs alone, and yield to others there
 //   event_is_done  *is_done is also true after a failure
 //   capture_begin, capture_end
 //                  work queued between them does not run but becomes a graph; on failure *out is
 //                  NULL
 //   blas_open      cuBLAS on a stream, which must be closed after it; fails if cuBLAS is not
 //                  installed
+//   blas_use       moves it to another stream, whose work follows that of the one before
 #define TD_CU_CALLS(X)                                                                             \
   X(error_text, const char *, (int code))                                                          \
   X(count, int, (int *n_devices))                                                                  \
@@ -543,6 +549,9 @@ typedef struct {
   X(pin, int, (const void *host, size_t n_bytes, bool only_read))                                  \
   X(unpin, int, (const void *host))                                                                \
   X(stream_open, int, (td_cu_stream * out, bool is_urgent))                                        \
+  X(share_open, int, (td_cu_share * out, int device, int *n_sms))                                  \
+  X(share_close, int, (td_cu_share share))                                                         \
+  X(share_stream_open, int, (td_cu_stream * out, td_cu_share share))                               \
   X(stream_close, int, (td_cu_stream stream))                                                      \
   X(stream_sync, int, (td_cu_stream stream))                                                       \
   X(event_open, int, (td_cu_event * out))                                                          \
@@ -558,6 +567,7 @@ typedef struct {
   X(graph_launch, int, (td_cu_graph graph, td_cu_stream stream))                                   \
   X(graph_close, int, (td_cu_graph graph))                                                         \
   X(blas_open, int, (td_cu_blas * out, td_cu_stream stream, td_cu_symbol_fn symbol, void *ctx))    \
+  X(blas_use, int, (td_cu_blas blas, td_cu_stream stream))                                         \
   X(blas_close, int, (td_cu_blas blas))                                                            \
   X(blas_gemm, int, (td_cu_blas blas, const td_cu_gemm_args *args))
 

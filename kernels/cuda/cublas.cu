@@ -35,6 +35,8 @@ struct blas {
   blas_handle handle;
   destroy_fn destroy;
   gemm_fn gemm;
+  set_stream_fn set_stream;
+  set_workspace_fn set_workspace;
   void *workspace;
 };
 
@@ -57,15 +59,13 @@ extern "C" int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbo
   auto gemm = reinterpret_cast<gemm_fn>(symbol(ctx, "cublasGemmEx"));
   if (!create || !destroy || !set_stream || !set_mode || !set_workspace || !gemm)
     return CODE_UNKNOWN;
-  blas opened = {nullptr, destroy, gemm, nullptr};
+  blas opened = {nullptr, destroy, gemm, set_stream, set_workspace, nullptr};
   int status = create(&opened.handle);
   if (status != 0) return code_of(status);
-  status = set_stream(opened.handle, static_cast<cudaStream_t>(stream));
-  if (status == 0) status = set_mode(opened.handle, MATH_SUMS_IN_F32);
+  status = set_mode(opened.handle, MATH_SUMS_IN_F32);
   if (status == 0 && cudaMalloc(&opened.workspace, WORKSPACE_BYTES) != cudaSuccess)
     status = STATUS_ALLOC_FAILED;
-  if (status == 0) status = set_workspace(opened.handle, opened.workspace, WORKSPACE_BYTES);
-  int code = code_of(status);
+  int code = status == 0 ? td_cu_blas_use(&opened, stream) : code_of(status);
   if (code == 0) {
     *out = new blas(opened);
   } else {
@@ -73,6 +73,13 @@ extern "C" int td_cu_blas_open(td_cu_blas *out, td_cu_stream stream, td_cu_symbo
     if (opened.workspace) cudaFree(opened.workspace);
   }
   return code;
+}
+
+extern "C" int td_cu_blas_use(td_cu_blas opened, td_cu_stream stream) {
+  const blas *b = static_cast<const blas *>(opened);
+  int status = b->set_stream(b->handle, static_cast<cudaStream_t>(stream));
+  if (status == 0) status = b->set_workspace(b->handle, b->workspace, WORKSPACE_BYTES);
+  return code_of(status);
 }
 
 extern "C" int td_cu_blas_close(td_cu_blas opened) {

@@ -171,12 +171,22 @@ void td_dev_stop_pinning(td_dev *dev) {
 
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
-  return dev->vtable->stream_open(out, dev, false, err);
+  return dev->vtable->stream_open(out, dev, TD_STREAM_USUAL, err);
 }
 
 td_status td_stream_open_urgent(td_stream **out, td_dev *dev, td_err *err) {
   *out = NULL;
-  return dev->vtable->stream_open(out, dev, true, err);
+  return dev->vtable->stream_open(out, dev, TD_STREAM_URGENT, err);
+}
+
+td_status td_stream_open_confinable(td_stream **out, td_dev *dev, td_err *err) {
+  *out = NULL;
+  return dev->vtable->stream_open(out, dev, TD_STREAM_CONFINABLE, err);
+}
+
+bool td_stream_confine(td_stream *stream, bool is_confined) {
+  const td_dev_vtable *vtable = stream->dev->vtable;
+  return vtable->stream_confine && vtable->stream_confine(stream, is_confined);
 }
 
 void td_stream_close(td_stream *stream) {

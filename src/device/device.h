@@ -104,6 +104,12 @@ void td_dev_unregister(td_dev *dev, void *host);
 td_status td_stream_open(td_stream **out, td_dev *dev, td_err *err);
 // A stream whose work goes first where the device has priorities.
 td_status td_stream_open_urgent(td_stream **out, td_dev *dev, td_err *err);
+// A stream that can be confined, and yields where the device has priorities.
+td_status td_stream_open_confinable(td_stream **out, td_dev *dev, td_err *err);
+// Whether work queued from now on runs on a share of the device, so that the rest is always free
+// for other streams, or on all of it, as it does first; its order is kept, and its results are the
+// same. Returns whether it is confined: never on a device without shares. Not inside td_stream_run.
+bool td_stream_confine(td_stream *stream, bool is_confined);
 void td_stream_close(td_stream *stream); // waits for queued work
 // Waits until everything queued has run. Returns the stream's first failure.
 td_status td_stream_sync(td_stream *stream, td_err *err);

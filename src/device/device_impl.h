@@ -61,6 +61,8 @@ static inline bool td_op_signals(const td_op *op) {
   return op->kind == TD_OP_SIGNAL || op->kind == TD_OP_POST;
 }
 
+typedef enum { TD_STREAM_USUAL, TD_STREAM_URGENT, TD_STREAM_CONFINABLE } td_stream_kind;
+
 typedef struct {
   void (*close)(td_dev *dev);
   int (*node)(const td_dev *dev);      // NULL: none
@@ -86,7 +88,8 @@ typedef struct {
   td_status (*register_host)(td_dev *dev, void *host, size_t n_bytes, td_err *err);
   void (*unregister_host)(td_dev *dev, void *host);
   bool (*takes_on_device)(const td_dev *dev, const td_weight *w); // NULL: accepts any
-  td_status (*stream_open)(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
+  td_status (*stream_open)(td_stream **out, td_dev *dev, td_stream_kind kind, td_err *err);
+  bool (*stream_confine)(td_stream *stream, bool is_confined); // NULL: the device has no shares
   void (*stream_close)(td_stream *stream);
   td_status (*stream_sync)(td_stream *stream, td_err *err);
   // NULL: always calls enqueue.

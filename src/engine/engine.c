@@ -234,8 +234,9 @@ static td_status alloc_kv(td_engine *e, td_err *err) {
 }
 
 static td_status open_memory(td_engine *e, td_err *err) {
-  td_status st = e->opts.is_urgent ? td_stream_open_urgent(&e->stream, e->dev, err)
-                                   : td_stream_open(&e->stream, e->dev, err);
+  td_status st = e->opts.is_urgent       ? td_stream_open_urgent(&e->stream, e->dev, err)
+                 : e->opts.is_confinable ? td_stream_open_confinable(&e->stream, e->dev, err)
+                                         : td_stream_open(&e->stream, e->dev, err);
   if (st == TD_OK) st = td_event_open(&e->done, e->dev, err);
   if (st == TD_OK) st = alloc_activations(e, err);
   if (st == TD_OK) st = alloc_rope(e, err);
@@ -592,6 +593,10 @@ static void queue(td_engine *e, uint64_t ahead_bytes) {
 bool td_engine_feed(td_engine *e, uint64_t ahead_bytes) {
   if (!e->is_queued) queue(e, ahead_bytes);
   return e->is_queued && td_event_is_done(e->done);
+}
+
+void td_engine_confine(td_engine *e, bool is_confined) {
+  e->is_confined = td_stream_confine(e->stream, is_confined);
 }
 
 void td_engine_wait(td_engine *e) {

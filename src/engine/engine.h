@@ -68,7 +68,8 @@ typedef struct {
   // The cache is filled when the engine opens and stays so, with experts from the first layer on,
   // every other one on the peer: results then do not depend on what was computed before.
   bool is_cache_fixed;
-  bool is_urgent; // its work goes before that of the device's other engines
+  bool is_urgent;     // its work goes before that of the device's other engines
+  bool is_confinable; // or: see td_engine_confine
   // Borrowed: more devices of the same kind as the engine's, for expert parallelism. All compute a
   // step of prompts with at least parallel_tokens tokens (0: where experts stream, and no fewer
   // than 64), if by td_engine_step. Each has a KV cache of its own. comm_backend: see td_comm_opts;
@@ -123,6 +124,10 @@ td_status td_engine_begin(td_engine *engine, const td_step_seq *seqs, uint32_t n
 // whole by the first call. Returns whether the whole step is computed; waits for nothing that
 // streams.
 bool td_engine_feed(td_engine *engine, uint64_t ahead_bytes);
+// Whether what is queued from now on is computed on a share of the device's SMs, so that the rest
+// is always free for its other engines, or on all of them, as at first. Without is_confinable, or
+// where the device has no shares, it is all of them. Results are the same.
+void td_engine_confine(td_engine *engine, bool is_confined);
 void td_engine_wait(td_engine *engine); // until the next td_engine_feed has something to do
 // Waits for what is queued. If that is not the whole step, it is abandoned: its logits and its
 // tokens' KV entries are undefined.
@@ -152,9 +157,10 @@ uint32_t td_engine_stream_tokens(const td_engine *engine);
 bool td_engine_streams_all(td_engine *engine);
 
 // Bytes of streamed experts since the engine opened. Those copied are counted by td_engine_feed.
-// dense_bytes: of streamed dense weights, queued; when a step ends, all are copied.
+// dense_bytes: of streamed dense weights, queued; when a step ends, all are copied. confined_bytes:
+// of those of experts queued, the ones computed on a share of the device.
 typedef struct {
-  uint64_t queued_bytes, copied_bytes, dense_bytes;
+  uint64_t queued_bytes, copied_bytes, dense_bytes, confined_bytes;
 } td_stream_progress;
 td_stream_progress td_engine_stream_progress(const td_engine *engine);
 // Measured when the engine opened, in bytes/ns; 0: not measured.

@@ -123,6 +123,7 @@ struct td_engine {
   uint32_t n_steps;                  // steps so far
   uint64_t begin_ns, begin_trace_ns; // when the step began
   bool is_queued;                    // all of the step's work is
+  bool is_confined;                  // what is queued now runs on a share of the device
   td_event *done;                    // recorded at the end of the step
   bool is_ranked;                    // the host gets top logits of each row, not all of them
   const int32_t *dev_slots;          // of cached experts on the engine's device, in dev_meta

@@ -318,6 +318,7 @@ static uint32_t fill_slot(td_engine *e, uint32_t layer_idx, uint32_t group) {
   }
   td_event_record(s->filled[slot], s->stream);
   note_queued(s, slot, n_bytes);
+  if (e->is_confined) s->progress.confined_bytes += n_bytes;
   return slot;
 }
 

@@ -46,9 +46,10 @@ typedef struct {
   td_step stream_step; // in progress if n is not 0; its requests are held
   td_stream_pace pace;
   uint64_t stream_begin_ns;
-  uint64_t stream_until_bytes; // queued_bytes up to which this decode step queues experts
-  uint32_t n_beside;           // decode steps since
-  td_segment trace;            // --trace records to it; closed without it
+  td_stream_progress stream_begin; // as it was then
+  uint64_t stream_until_bytes;     // queued_bytes up to which this decode step queues experts
+  uint32_t n_beside;               // decode steps since
+  td_segment trace;                // --trace records to it; closed without it
   uint64_t n_steps, heartbeat_ns;
   uint32_t n_threads; // of the thread pool
   bool is_shut_down;
@@ -67,7 +68,7 @@ static uint32_t usual_chunk(const worker *w) {
 static td_status open_streaming(worker *w, td_engine_opts *opts, td_err *err) {
   opts->stream_bytes = w->devices.stream_bytes;
   opts->max_step_tokens = w->devices.prefill_chunk;
-  opts->is_told_of_writes = true;
+  opts->is_told_of_writes = opts->is_confinable = true;
   td_status st = td_engine_open(&w->streaming, w->model, w->devices.dev, opts, err);
   opts->stream_bytes = 0;
   if (st != TD_OK || td_engine_stream_tokens(w->streaming)) return st;
@@ -95,6 +96,7 @@ static td_status open_engine(worker *w, td_err *err) {
   if (w->streaming) opts.n_peers = 0; // prompts on all devices are for that engine
   opts.max_step_tokens = td_step_max_tokens(w->opts.max_batch, usual_chunk(w));
   opts.is_urgent = true;
+  opts.is_confinable = false;
   td_devices_use_cache(&w->devices, w->model, &opts);
   return td_engine_open(&w->engine, w->model, w->devices.dev, &opts, err);
 }
@@ -454,8 +456,13 @@ static td_status end_streaming(worker *w, td_err *err) {
   td_status st = td_engine_end(w->streaming, err);
   if (st != TD_OK) return td_err_prefix(err, "a prefill of %u tokens failed", step->n_prefilled);
   td_step_hold(step, false);
-  td_debug("prefill of %u tokens with streamed experts: %.2f s, beside %u decode steps",
-           step->n_prefilled, (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9, w->n_beside);
+  const td_stream_progress progress = td_engine_stream_progress(w->streaming);
+  const double queued = (double)(progress.queued_bytes - w->stream_begin.queued_bytes);
+  const double confined = (double)(progress.confined_bytes - w->stream_begin.confined_bytes);
+  td_debug("prefill of %u tokens with streamed experts: %.2f s, beside %u decode steps, %.0f %% of "
+           "it on a share of the SMs",
+           step->n_prefilled, (double)(td_clock_ns() - w->stream_begin_ns) * 1e-9, w->n_beside,
+           queued > 0 ? 100 * confined / queued : 0);
   st = post_results(w, w->streaming, step, err);
   step->n = 0;
   return st;
@@ -464,6 +471,7 @@ static td_status end_streaming(worker *w, td_err *err) {
 // Prompts on all devices at once, while nothing is decoded.
 static td_status run_on_all(worker *w, td_err *err) {
   td_step *step = &w->stream_step;
+  td_engine_confine(w->streaming, false);
   td_status st = td_engine_step(w->streaming, step->seqs, step->n, err);
   if (st != TD_OK) return td_err_prefix(err, "a prefill of %u prompts failed", step->n);
   td_step_hold(step, false);
@@ -492,6 +500,7 @@ static td_status begin_streaming(worker *w, td_err *err) {
     return TD_OK;
   }
   w->stream_begin_ns = td_clock_ns();
+  w->stream_begin = td_engine_stream_progress(w->streaming);
   w->n_beside = 0;
   note_begin(step, w->stream_begin_ns);
   td_status st = copy_sources(w, w->streaming, step, err);
@@ -524,6 +533,7 @@ static td_status run_beside_streaming(worker *w, td_err *err) {
   const uint32_t n_decode = w->step.n_decode, n_prefilled = w->step.n_prefilled;
   const td_stream_progress before = td_engine_stream_progress(w->streaming);
   w->stream_until_bytes = before.copied_bytes + td_stream_pace_ahead(&w->pace, n_decode);
+  td_engine_confine(w->streaming, n_decode > 0);
   if (w->stream_step.n) feed_beside(w);
   const uint64_t begin_ns = td_clock_ns();
   td_status st = TD_OK;

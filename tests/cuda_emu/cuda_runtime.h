@@ -84,6 +84,12 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, cudaMemc
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n_bytes, cudaStream_t stream);
 
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0 };
+enum { cudaEnableDefault = 0 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *status);
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out);
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph,

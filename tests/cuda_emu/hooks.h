@@ -16,6 +16,11 @@ extern "C" {
 EMU_HOOK void emu_hold_copies(int device, bool to_host);
 EMU_HOOK void emu_release_copies(int device, bool to_host);
 
+// Kernels launched so far, on all devices: on streams of green contexts, or on others.
+EMU_HOOK unsigned long emu_launches(bool in_share);
+// SMs of the green contexts that are open, on all devices.
+EMU_HOOK unsigned emu_share_sms(void);
+
 // A rank's group of transfers with this number, from 0, fails on the fake NCCL; group -1: the next
 // one; rank -1: none. In this process.
 EMU_HOOK void emu_nccl_fail(int rank, int group);

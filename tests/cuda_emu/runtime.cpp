@@ -1,4 +1,5 @@
 // tests/cuda_emu/runtime.cpp - memory, streams and events of the emulated devices.
+#include "cuda.h"
 #include "cuda_runtime.h"
 
 #include "base/jitter.h"
@@ -112,14 +113,23 @@ static bool is_blocking() {
   return number_of("CUDA_LAUNCH_BLOCKING", 0) != 0;
 }
 
+struct emu_green {
+  const int device;
+  const unsigned n_sms;
+  std::atomic<long> n_streams{0};
+};
+
 struct emu_stream {
   const int device = current_device;
+  emu_green *const green = nullptr; // null: all SMs
   std::shared_ptr<progress> at = std::make_shared<progress>();
   std::deque<operation> queue; // guarded by at->lock
   bool stopping = false;       // likewise
   uint64_t n_added = 0;
   td_jitter jitter = td_jitter_open(TD_JITTER_EMULATOR);
   std::thread thread{[this] { main(); }};
+
+  emu_stream(emu_green *in = nullptr) : device(in ? in->device : current_device), green(in) {}
 
   void main() {
     std::unique_lock<std::mutex> hold(at->lock);
@@ -194,7 +204,14 @@ static size_t most_shared(const void *kernel) {
   return std::max<size_t>(asked, EMU_PLAIN_SHARED);
 }
 
+static std::atomic<unsigned long> n_launches[2]; // outside and inside of shares
+
+unsigned long emu_launches(bool in_share) {
+  return n_launches[in_share];
+}
+
 void emu_enqueue(void *stream, std::function<void()> work) {
+  n_launches[static_cast<emu_stream *>(stream)->green != nullptr]++;
   static_cast<emu_stream *>(stream)->add(std::move(work));
 }
 
@@ -314,9 +331,15 @@ bool emu_check_pointers(void *stream, const void *words, size_t n_bytes) {
   return true;
 }
 
+// TANDEM_EMU_SMS: how many SMs each GPU has.
+static int n_sms() {
+  return static_cast<int>(number_of("TANDEM_EMU_SMS", 2));
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *props, int device) {
   if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
-  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10, 2, 0, device + 1, 0};
+  *props = {"emulated GPU", total_bytes, capability() / 10, capability() % 10,
+            n_sms(),        0,           device + 1,        0};
   return cudaSuccess;
 }
 
@@ -493,6 +516,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     stream->at->moved.notify_all();
   }
   stream->thread.join();
+  if (stream->green) stream->green->n_streams--;
   delete stream;
   return cudaSuccess;
 }
@@ -626,5 +650,92 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   if (graph->device != stream->device) return result(cudaErrorInvalidValue);
   for (const auto &work : graph->work)
     stream->add(work.run, work.engine);
+  return cudaSuccess;
+}
+
+// ---- green contexts -----------------------------------------------------------------------------
+
+static std::atomic<unsigned> share_sms{0};
+
+unsigned emu_share_sms(void) {
+  return share_sms;
+}
+
+struct emu_resource {
+  unsigned n_sms;
+};
+
+static CUresult device_get(CUdevice *device, int ordinal) {
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < n_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult get_resource(CUdevice, CUdevResource *resource, CUdevResourceType type) {
+  *resource = {type, {static_cast<unsigned>(n_sms())}};
+  return CUDA_SUCCESS;
+}
+
+// As drivers do: whole units, at least so many SMs.
+static CUresult split_by_count(CUdevResource *out, unsigned *n_groups, const CUdevResource *input,
+                               CUdevResource *, unsigned, unsigned least) {
+  const unsigned unit = capability() >= 90 ? 8 : 2;
+  const unsigned n = std::max((least + unit - 1) / unit * unit, capability() >= 90 ? 8u : 4u);
+  if (n > input->sm.smCount) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  *out = {CU_DEV_RESOURCE_TYPE_SM, {n}};
+  *n_groups = 1;
+  return CUDA_SUCCESS;
+}
+
+static CUresult generate_desc(CUdevResourceDesc *out, CUdevResource *resources, unsigned n) {
+  *out = new emu_resource{resources->sm.smCount};
+  return n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice device,
+                             unsigned flags) {
+  if (flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
+  *out = new emu_green{device, desc->n_sms};
+  share_sms += desc->n_sms;
+  delete desc;
+  return CUDA_SUCCESS;
+}
+
+static CUresult green_destroy(CUgreenCtx context) {
+  if (context->n_streams != 0) return CUDA_ERROR_INVALID_VALUE;
+  share_sms -= context->n_sms;
+  delete context;
+  return CUDA_SUCCESS;
+}
+
+static CUresult green_stream_create(CUstream *out, CUgreenCtx context, unsigned flags, int) {
+  if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  context->n_streams++;
+  *out = new emu_stream(context);
+  return CUDA_SUCCESS;
+}
+
+// TANDEM_EMU_GREEN=0: a driver without green contexts. 1: one without their streams.
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *) {
+  static const struct {
+    const char *name;
+    void *function;
+    unsigned since;
+  } functions[] = {
+      {"cuDeviceGet", reinterpret_cast<void *>(device_get), 2000},
+      {"cuDeviceGetDevResource", reinterpret_cast<void *>(get_resource), 12040},
+      {"cuDevSmResourceSplitByCount", reinterpret_cast<void *>(split_by_count), 12040},
+      {"cuDevResourceGenerateDesc", reinterpret_cast<void *>(generate_desc), 12040},
+      {"cuGreenCtxCreate", reinterpret_cast<void *>(green_create), 12040},
+      {"cuGreenCtxDestroy", reinterpret_cast<void *>(green_destroy), 12040},
+      {"cuGreenCtxStreamCreate", reinterpret_cast<void *>(green_stream_create), 12050}};
+  static const unsigned drivers[] = {12030, 12040, 13000};
+  const unsigned driver = drivers[number_of("TANDEM_EMU_GREEN", 2)];
+  *out = nullptr;
+  if (version > driver) return result(cudaErrorInvalidValue);
+  for (const auto &f : functions) {
+    if (std::string(f.name) == symbol && version >= f.since) *out = f.function;
+  }
   return cudaSuccess;
 }

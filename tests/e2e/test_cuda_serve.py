@@ -135,8 +135,10 @@ def test_experts_are_cached_for_decode(tandem_bin, tiny_model, library, monkeypa
     server.close()
 
 
-def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
-    """Neither changes what the other says; whoever goes away in the middle leaves nothing behind."""
+def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library, monkeypatch):
+    """Neither changes what the other says; whoever goes away in the middle leaves nothing behind. Prefill has a
+    share of the SMs beside decode, and all of them alone."""
+    monkeypatch.setenv("TANDEM_EMU_SMS", "16")
     options = ["--expert-device", "cpu", "--weights", "resident", "--log-level", "debug", "--decode-slowdown", "30"]
     server = Server(tandem_bin, tiny_model, "--device", "cuda", *options)
     least = re.search(r"used for prefill steps of (\d+) tokens or more", server.log())
@@ -145,7 +147,7 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
     prompt = [3 + i % 200 for i in range(int(least[1]) + 40)]
     n = 24 if "_emu" in library else 2000
     answer, said = complete(server, [5, 6, 7], n), complete(server, prompt, 2)
-    assert beside(server) == [0]
+    assert beside(server) == [0] and shares(server) == [0]
     other = [9, *prompt[1:]]  # which no prefix cache holds
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(complete, server, [5, 6, 7], n)
@@ -156,6 +158,10 @@ def test_a_long_prompt_streams_beside_decode(tandem_bin, tiny_model, library):
         between = complete(server, [8, *prompt[1:]], 2)
         assert running.result() == answer
     assert beside(server)[-1] > 0
+    if re.search(r"prefill beside decode runs on \d+ of \d+ SMs", server.log()):
+        assert shares(server)[-1] > 0
+    else:
+        assert "_emu" not in library
     wait_until(lambda: health(server)["running"] == 0)
     assert complete(server, [8, *prompt[1:]], 2) == between
     assert complete(server, prompt, 2) == said
@@ -333,6 +339,11 @@ def test_dense_weights_stream_where_a_ring_is_short(tandem_bin, library, monkeyp
 def beside(server):
     """For each prefill with streamed experts, the decode steps beside it."""
     return [int(n) for n in re.findall(r"with streamed experts: .* beside (\d+) decode", server.log())]
+
+
+def shares(server):
+    """For each, how much of it was confined to a share of the SMs, in percent."""
+    return [int(n) for n in re.findall(r"with streamed experts: .* (\d+) % of it on a share", server.log())]
 
 
 def health(server):

@@ -307,12 +307,14 @@ static inline void open_lanes(lanes *l, const small_model *m, const char *kind) 
                          .stream_bytes = m->ring_bytes,
                          .stream_piece_bytes = LANE_PIECE_BYTES,
                          .break_even_tokens = STREAM_PROMPT,
-                         .n_streamed_dense = streamed_dense_of(l->model)};
+                         .n_streamed_dense = streamed_dense_of(l->model),
+                         .is_confinable = true};
   const size_t n = LANE_SEQS * LANE_TOKENS * td_engine_kv_bytes_per_token(c, opts.kv_dtype);
   assert_int_equal(td_dev_alloc(l->dev, &l->kv_pages, n, &err), TD_OK);
   opts.kv_pages = l->kv_pages;
   if (td_engine_open(&l->prefill, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   opts.stream_bytes = 0;
+  opts.is_confinable = false;
   opts.is_urgent = true;
   if (td_engine_open(&l->decode, l->model, l->dev, &opts, &err) != TD_OK) fail_msg("%s", err.msg);
   size_t n_memory;
@@ -416,6 +418,7 @@ static inline void run_lanes_beside(lanes *l) {
     for (bool abandons = lane_random(l, 3) == 0, is_done = false; !is_done; abandons = false) {
       assert_int_equal(td_engine_begin(l->prefill, &seq, 1, &err), TD_OK);
       for (int i = 0; !is_done && !(abandons && i == 2); i++) {
+        td_engine_confine(l->prefill, lane_random(l, 2));
         is_done = td_engine_feed(l->prefill, 1 + lane_random(l, 1 << 19));
         l->feeds = !is_done && lane_random(l, 2);
         decode_lanes(l, ready);

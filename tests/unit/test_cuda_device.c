@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "cuda_emu/hooks.h"
 #include "support/folder.h"
 #include "unit/cuda_test.h"
 #include "unit/filtered.h"
@@ -549,6 +550,99 @@ static void test_an_await_that_is_canceled(void **state) {
   cuda_close(&f);
 }
 
+// The emulator's; NULL on a GPU.
+static unsigned long (*launches)(bool in_share);
+static unsigned (*share_sms)(void);
+
+static void find_share_hooks(void) {
+  void *opened = library ? dlopen(library, RTLD_NOW | RTLD_LOCAL) : NULL;
+  if (!opened) return;
+  *(void **)&launches = dlsym(opened, "emu_launches");
+  *(void **)&share_sms = dlsym(opened, "emu_share_sms");
+}
+
+enum { CHAIN = 64, CHAIN_TURNS = 24, CHAIN_TOKENS = 80 }; // enough tokens for cuBLAS
+
+// A chain of products and sums, each of which reads the last one's result: x = W x + x. The stream
+// moves before some of them. Returns how many were queued while it was confined.
+static unsigned run_chain(cuda_fixture *f, td_stream *stream, const td_weight *w, uint16_t *x,
+                          uint16_t *y, unsigned moves) {
+  unsigned n_confined = 0;
+  bool is_confined = false;
+  for (unsigned i = 0; i < CHAIN_TURNS; i++) {
+    if (moves && ref_below(&f->rng, moves) == 0)
+      is_confined = td_stream_confine(stream, !is_confined);
+    td_op_linear(stream, &(td_linear_op_args){.w = w,
+                                              .x = x,
+                                              .y = y,
+                                              .x_stride = CHAIN,
+                                              .y_stride = CHAIN,
+                                              .n_tokens = CHAIN_TOKENS,
+                                              .n_prompt = CHAIN_TOKENS});
+    td_op_add(stream, x, y, (size_t)CHAIN_TOKENS * CHAIN);
+    n_confined += is_confined;
+  }
+  td_stream_confine(stream, false);
+  return n_confined;
+}
+
+// Work of a stream that moves to a share of the SMs and back stays in order and has the same bits,
+// products of cuBLAS included. In the share there is what is queued while the stream is confined,
+// and nothing else; on a driver without shares, nothing.
+static void check_share(const char *driver, bool has_share) {
+  setenv("TANDEM_EMU_SMS", "16", 1);
+  if (driver) setenv("TANDEM_EMU_GREEN", driver, 1);
+  setenv("TANDEM_JITTER", "3", 1);
+  CUDA_OPEN(f);
+  td_err err;
+  td_stream *stream;
+  enum { N = CHAIN_TOKENS * CHAIN };
+  ref_weight w = ref_make_weight(&f.rng, TD_BF16, CHAIN, CHAIN, 0, 0);
+  float *start = cuda_floats(&f, N);
+  uint16_t want[N], got[N], *y = cuda_alloc(&f, sizeof got);
+  assert_int_equal(td_stream_open_confinable(&stream, f.dev, &err), TD_OK);
+  if (share_sms) assert_int_equal(share_sms(), has_share ? 12 : 0);
+  for (unsigned moves = 0; moves < 4; moves++) {
+    uint16_t *x = cuda_put_bf16(&f, start, N);
+    const unsigned long before[] = {launches ? launches(false) : 0, launches ? launches(true) : 0};
+    const unsigned n_confined = run_chain(&f, stream, &w.w, x, y, moves);
+    assert_int_equal(td_stream_sync(stream, &err), TD_OK);
+    if (launches) {
+      assert_int_equal(launches(true) - before[1], 2 * n_confined);
+      assert_int_equal(launches(false) - before[0], 2 * (CHAIN_TURNS - n_confined));
+      assert_int_equal(n_confined > 0, has_share && moves > 0);
+    }
+    cuda_get(&f, got, x, sizeof got);
+    if (!moves) memcpy(want, got, sizeof want);
+    assert_memory_equal(got, want, sizeof want);
+  }
+  td_stream_close(stream);
+  free(start);
+  ref_free_weight(&w);
+  cuda_close(&f);
+  if (share_sms) assert_int_equal(share_sms(), 0);
+}
+
+static int unset_share(void **state) {
+  (void)state;
+  unsetenv("TANDEM_EMU_SMS");
+  unsetenv("TANDEM_EMU_GREEN");
+  unsetenv("TANDEM_JITTER");
+  return 0;
+}
+
+static void test_a_share_of_the_gpu(void **state) {
+  (void)state;
+  check_share(NULL, true);
+}
+
+static void test_drivers_without_shares(void **state) {
+  (void)state;
+  if (!launches) skip(); // a GPU's driver is what it is
+  check_share("0", false);
+  check_share("1", false);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_without_a_library, restore),
@@ -570,10 +664,13 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_direct_copies),
       cmocka_unit_test(test_events_that_are_not_done),
       cmocka_unit_test(test_an_await_that_is_canceled),
+      cmocka_unit_test_teardown(test_a_share_of_the_gpu, unset_share),
+      cmocka_unit_test_teardown(test_drivers_without_shares, unset_share),
   };
   if (!filter_tests(argc, argv, tests, TD_COUNT(tests))) return 2;
   const char *given = getenv("TANDEM_CUDA_LIB");
   library = given ? strdup(given) : NULL;
+  find_share_hooks();
   int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
   free(library);
   return n_failed;

@@ -321,9 +321,11 @@ static void test_prefill_beside_decode(void **state) {
   }
   td_dev_close(dev);
   setenv("TANDEM_EMU_PIN", "2", 1);
+  setenv("TANDEM_EMU_SMS", "16", 1); // enough for a share
   for (size_t i = 0; i < TD_COUNT(small_models); i++)
     check_lanes(&small_models[i], "cuda", N_SCHEDULES / 4);
   unsetenv("TANDEM_EMU_PIN");
+  unsetenv("TANDEM_EMU_SMS");
 }
 
 int main(int argc, char **argv) {

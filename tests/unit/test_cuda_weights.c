@@ -174,6 +174,14 @@ static void test_how_weights_are_read(void **state) {
   assert_false(td_cuda_use_blas(&f4, 255));
   assert_true(td_cuda_use_blas(&f4, 256));
   assert_false(td_cuda_use_blas(&f32, 1000));
+  static const struct {
+    uint32_t n_sms;
+    int capability;
+    uint32_t share;
+  } shares[] = {{132, 90, 96}, {170, 120, 120}, {128, 89, 96},
+                {16, 80, 12},  {10, 90, 0},     {4, 80, 0}};
+  for (size_t i = 0; i < TD_COUNT(shares); i++)
+    assert_int_equal(td_cuda_share_sms(shares[i].n_sms, shares[i].capability), shares[i].share);
   assert_int_equal(td_cuda_tiles_at_once(0, 170, 200), 170);
   assert_int_equal(td_cuda_tiles_at_once(199, 170, 200), 170);
   assert_int_equal(td_cuda_tiles_at_once(200, 170, 200), 8);

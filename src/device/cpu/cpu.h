@@ -89,7 +89,7 @@ struct td_cpu_event {
   uint64_t n_completed;  // of stream, when the event is done
 };
 
-td_status td_cpu_stream_open(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
+td_status td_cpu_stream_open(td_stream **out, td_dev *dev, td_stream_kind kind, td_err *err);
 void td_cpu_stream_close(td_stream *stream);
 void td_cpu_stream_free(td_cpu_stream *stream); // after close
 td_status td_cpu_stream_sync(td_stream *stream, td_err *err);

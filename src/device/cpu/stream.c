@@ -110,8 +110,8 @@ static void return_struct(td_cpu_stream *stream) {
 }
 
 // All streams share the pool operator by operator, so none is more urgent.
-td_status td_cpu_stream_open(td_stream **out, td_dev *base, bool is_urgent, td_err *err) {
-  (void)is_urgent;
+td_status td_cpu_stream_open(td_stream **out, td_dev *base, td_stream_kind kind, td_err *err) {
+  (void)kind;
   td_cpu_stream *stream = take_struct((td_cpu_dev *)base);
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->stopping = false;

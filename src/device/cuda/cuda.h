@@ -14,7 +14,7 @@
 #include "device/check.h"
 #include "kernels/cuda/abi.h"
 
-enum { CUDA_OUT_OF_MEMORY = 2 }; // cudaErrorMemoryAllocation
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_SUPPORTED = 801 }; // as cudaError_t has them
 
 // Per-stream scratch buffers of operators; grown on demand, kept until the stream closes.
 typedef enum {
@@ -106,6 +106,8 @@ typedef struct {
   size_t n_experts;
   void *blas_library; // cuBLAS; NULL: not looked for yet, or not found
   bool is_blas_sought;
+  td_cu_share share; // that streams are confined to; NULL: none
+  bool is_share_sought;
 } td_cuda_dev;
 
 enum { N_CUDA_GRAPHS = 64, N_CAPTURES_REFUSED = 3, N_CUDA_RETIRED = 16 };
@@ -125,10 +127,12 @@ typedef struct {
 
 typedef struct {
   td_stream base;
-  td_cu_stream cu;
-  td_err err;      // the first failure; TD_OK if none
-  int32_t *fault;  // pinned host memory that kernels write to
-  td_cu_blas blas; // NULL: not needed yet, or not available
+  td_cu_stream cu;            // whole or inside: the one that work is queued on
+  td_cu_stream whole, inside; // inside: in the device's share; NULL: the stream cannot be confined
+  td_cu_event turn;           // with inside: orders the two
+  td_err err;                 // the first failure; TD_OK if none
+  int32_t *fault;             // pinned host memory that kernels write to
+  td_cu_blas blas;            // NULL: not needed yet, or not available
   bool is_blas_tried;
   td_cuda_graph graphs[N_CUDA_GRAPHS];
   uint32_t next_graph; // the one to be replaced next
@@ -203,7 +207,8 @@ int td_cuda_copy_from(const td_cuda_dev *dev, void *dst, const void *src, size_t
                       td_cu_stream stream);
 
 // stream.c
-td_status td_cuda_stream_open(td_stream **out, td_dev *dev, bool is_urgent, td_err *err);
+td_status td_cuda_stream_open(td_stream **out, td_dev *dev, td_stream_kind kind, td_err *err);
+bool td_cuda_stream_confine(td_stream *stream, bool is_confined);
 void td_cuda_stream_close(td_stream *stream);
 td_status td_cuda_stream_sync(td_stream *stream, td_err *err);
 td_status td_cuda_event_open(td_event **out, td_dev *dev, td_err *err);
@@ -275,6 +280,10 @@ void td_cuda_splits(uint32_t max_keys, uint32_t n_blocks, uint32_t *split_keys, 
 // smaller number of blocks still keeps all SMs busy. n_blocks: per token and split.
 bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_splits,
                             uint32_t n_sms);
+// SMs of the share that a prefill has beside decode; 0: the GPU is too small for one. A quarter, or
+// more by what the driver rounds to, is left to decode alone: few tokens wait for memory and for
+// the CPU's experts, not for SMs, whereas many tokens' products take as long as they have SMs.
+uint32_t td_cuda_share_sms(uint32_t n_sms, int capability);
 // The largest number of visible positions of any token in the batch.
 uint32_t td_cuda_max_keys(const td_batch_view *b);
 // Lists the sequences, from `first` on, whose prefill is one launch: up to most_keys keys in total,

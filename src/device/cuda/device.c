@@ -69,6 +69,7 @@ static void cuda_close(td_dev *base) {
   td_cuda_pins_close(dev);
   if (dev->abi) {
     td_cuda_weights_close(dev);
+    if (dev->share) dev->abi->share_close(dev->share);
     if (dev->upload) dev->abi->stream_close(dev->upload);
   }
   td_cuda_library_close(dev);
@@ -115,6 +116,7 @@ static const td_dev_vtable vtable = {
     .unregister_host = td_cuda_unregister,
     .takes_on_device = td_cuda_takes_on_device,
     .stream_open = td_cuda_stream_open,
+    .stream_confine = td_cuda_stream_confine,
     .stream_close = td_cuda_stream_close,
     .stream_sync = td_cuda_stream_sync,
     .stream_run = td_cuda_stream_run,

@@ -107,6 +107,13 @@ bool td_cuda_folds_by_block(uint32_t n_tokens, uint32_t n_blocks, uint32_t n_spl
   return (uint64_t)n_tokens * n_blocks * ((n_splits + TD_CU_FOLDED - 1) / TD_CU_FOLDED) >= n_sms;
 }
 
+uint32_t td_cuda_share_sms(uint32_t n_sms, int capability) {
+  const bool is_90 = capability >= 90; // what the driver takes: at least 8 by 8, or 4 by 2
+  const uint32_t unit = is_90 ? 8 : 2, least = is_90 ? 8 : 4;
+  const uint32_t n = (n_sms - (n_sms + 3) / 4) / unit * unit;
+  return n < least ? 0 : n;
+}
+
 uint32_t td_cuda_max_keys(const td_batch_view *b) {
   const uint32_t room = b->max_pages * b->page_tokens;
   return b->max_keys && b->max_keys < room ? b->max_keys : room;

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "device/cuda/cuda.h"
 
 // Call only when nothing runs. Drops the graphs too, since they use that memory.
@@ -23,18 +24,53 @@ static void free_stream(td_cuda_stream *stream) {
   if (stream->first_tile) abi->free_host(stream->first_tile);
   if (stream->counted) abi->event_close(stream->counted);
   if (stream->blas) abi->blas_close(stream->blas);
-  if (stream->cu) abi->stream_close(stream->cu);
+  if (stream->turn) abi->event_close(stream->turn);
+  if (stream->inside) abi->stream_close(stream->inside);
+  if (stream->whole) abi->stream_close(stream->whole);
   free(stream);
 }
 
-td_status td_cuda_stream_open(td_stream **out, td_dev *base, bool is_urgent, td_err *err) {
+// The device's share, opened by the first stream that asks; NULL: none.
+static td_cu_share share_of(td_cuda_dev *dev) {
+  pthread_mutex_lock(&dev->lock);
+  if (!dev->is_share_sought) {
+    dev->is_share_sought = true;
+    int n_sms = (int)td_cuda_share_sms((uint32_t)dev->props.n_sms, dev->props.capability), code = 0;
+    if (n_sms) code = dev->abi->share_open(&dev->share, dev->index, &n_sms);
+    if (dev->share) {
+      td_info("%s: prefill beside decode runs on %d of %d SMs (a green context)", dev->base.name,
+              n_sms, dev->props.n_sms);
+    } else {
+      td_info("%s: prefill beside decode yields by stream priority alone, without a green context: "
+              "%s",
+              dev->base.name,
+              !n_sms                       ? "the GPU has too few SMs"
+              : code == CUDA_NOT_SUPPORTED ? "the driver has none before CUDA 12.5"
+                                           : dev->abi->error_text(code));
+    }
+  }
+  pthread_mutex_unlock(&dev->lock);
+  return dev->share;
+}
+
+static int open_inside(td_cuda_stream *stream) {
+  td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_cu_share share = share_of(dev);
+  if (!share) return 0;
+  int code = dev->abi->share_stream_open(&stream->inside, share);
+  return code == 0 ? dev->abi->event_open(&stream->turn) : code;
+}
+
+td_status td_cuda_stream_open(td_stream **out, td_dev *base, td_stream_kind kind, td_err *err) {
   td_cuda_dev *dev = (td_cuda_dev *)base;
   td_cuda_stream *stream = calloc(1, sizeof *stream);
   if (!stream) return td_fail(err, TD_ENOMEM, "no memory for a stream");
   stream->base.dev = base;
   void *fault = NULL;
   td_cuda_use(dev);
-  int code = dev->abi->stream_open(&stream->cu, is_urgent);
+  int code = dev->abi->stream_open(&stream->whole, kind == TD_STREAM_URGENT);
+  stream->cu = stream->whole;
+  if (code == 0 && kind == TD_STREAM_CONFINABLE) code = open_inside(stream);
   if (code == 0) code = dev->abi->alloc_host(&fault, sizeof *stream->fault);
   stream->fault = fault;
   if (fault) *stream->fault = TD_CU_FAULT_NONE;
@@ -130,6 +166,21 @@ void td_cuda_stream_wait(td_stream *base_stream, td_event *base) {
   td_cuda_stream *stream = (td_cuda_stream *)base_stream;
   td_cu_event event = ((td_cuda_event *)base)->cu;
   note(stream, td_cuda_dev_of(stream)->abi->stream_wait(stream->cu, event), "waiting for an event");
+}
+
+bool td_cuda_stream_confine(td_stream *base, bool is_confined) {
+  td_cuda_stream *stream = (td_cuda_stream *)base;
+  const td_cuda_dev *dev = td_cuda_dev_of(stream);
+  td_cu_stream to = is_confined && stream->inside ? stream->inside : stream->whole;
+  if (to == stream->cu) return to == stream->inside;
+  TD_CHECK(!stream->is_capturing);
+  td_cuda_use(dev);
+  int code = dev->abi->event_record(stream->turn, stream->cu);
+  if (code == 0) code = dev->abi->stream_wait(to, stream->turn);
+  if (code == 0 && stream->blas) code = dev->abi->blas_use(stream->blas, to);
+  note(stream, code, "moving a stream to other SMs");
+  stream->cu = to;
+  return to == stream->inside;
 }
 
 void td_cuda_event_sync(td_event *base) {
