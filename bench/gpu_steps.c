@@ -94,9 +94,9 @@ typedef struct {
 
 typedef struct {
   uint32_t n_seqs, seq_tokens, step_tokens, n_microbatches;
-  bool is_streaming, is_urgent;
-  uint32_t n_streamed_dense; // see td_engine_opts
-  size_t cache_bytes;        // likewise
+  bool is_streaming, is_urgent; // a streaming one can be confined
+  uint32_t n_streamed_dense;    // see td_engine_opts
+  size_t cache_bytes;           // likewise
 } rig_opts;
 
 static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
@@ -129,7 +129,8 @@ static rig open_rig(td_gpu_steps *s, const td_model *model, const rig_opts *o) {
                                .n_streamed_dense = o->n_streamed_dense,
                                .cache_bytes = o->cache_bytes,
                                .cache_step_bytes = CACHE_STEP_BYTES,
-                               .is_urgent = o->is_urgent};
+                               .is_urgent = o->is_urgent,
+                               .is_confinable = o->is_streaming};
   td_gpu_must(td_engine_open(&r.engine, model, b->dev, &opts, &err), &err);
   return r;
 }
@@ -433,7 +434,7 @@ void td_gpu_path_decode(td_gpu_steps *s) {
 // ---- decode concurrent with prefill -------------------------------------------------------------
 
 enum { MOST_GAPS = 4096, ALONE_STEPS = 7 };
-#define BESIDE_S 10.0 // of a prompt at most; the rest of it is abandoned
+#define BESIDE_S 8.0 // of a prompt at most; the rest of it is abandoned
 
 // A prompt whose experts stream, and one sequence that decodes beside it, as in a worker.
 typedef struct {
@@ -506,8 +507,11 @@ static void measure_beside(interference *t, uint32_t n_prompt, double slowdown) 
   td_gpu_must(td_engine_end(engine, &err), &err);
 }
 
-// slowdown 0: without a limit.
-static void interference_case(interference *t, uint32_t n_prompt, double slowdown) {
+// slowdown 0: without a limit. is_confined: the prompt has a share of the SMs only.
+static void interference_case(interference *t, uint32_t n_prompt, double slowdown,
+                              bool is_confined) {
+  td_engine_confine(t->prefill->engine, is_confined);
+  const uint64_t confined = td_engine_stream_progress(t->prefill->engine).confined_bytes;
   measure_beside(t, n_prompt, slowdown > 0 ? slowdown : 1000);
   const double gbytes = (double)td_model_stats_of(t->s->model.model).expert_bytes * 1e-9;
   double sum = 0, longest = 0;
@@ -519,6 +523,9 @@ static void interference_case(interference *t, uint32_t n_prompt, double slowdow
   begin(t->s, "interference");
   td_jw_int(w, "prompt_tokens_a_step", n_prompt);
   if (slowdown > 0) td_jw_double(w, "slowdown_limit", slowdown);
+  // not where the device has no shares
+  td_jw_bool(w, "is_confined",
+             td_engine_stream_progress(t->prefill->engine).confined_bytes > confined);
   td_jw_int(w, "decode_steps", t->n);
   td_jw_double(w, "itl_alone_ms", t->alone_s * 1e3);
   if (t->n) {
@@ -561,8 +568,9 @@ void td_gpu_path_interference(td_gpu_steps *s) {
   t.alone_s = td_bench_median(alone_s, ALONE_STEPS);
   for (size_t i = 0; i < TD_COUNT(prompts); i++) {
     const uint32_t n = chunk_of(s, fewer(s, prompts[i], LEAST_PROMPT));
-    interference_case(&t, n, 0);
-    interference_case(&t, n, 0.15);
+    interference_case(&t, n, 0, false);
+    interference_case(&t, n, 0, true);
+    interference_case(&t, n, 0.15, true);
   }
   close_rig(s, &decode);
   close_rig(s, &prefill);

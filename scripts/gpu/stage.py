@@ -272,7 +272,7 @@ def tests(stage):
     stage.step("operators of V3", bench(bundle, "--only", "v3 fp8"), 40)
 
 
-PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "cache": 40, "interference": 75}  # seconds
+PATHS = {"copies": 30, "register": 60, "signals": 15, "stream": 100, "decode": 110, "cache": 40, "interference": 85}  # seconds
 # Of these the emulator takes one, two CPU devices the others.
 EMULATED_PATHS = {
     "stream": ["--layers", "8", "--threads", "2", "--device", "cpu"],

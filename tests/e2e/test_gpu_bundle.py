@@ -258,4 +258,5 @@ def check_steps(results):
     for c in results["interference"][1:]:
         assert c["itl_alone_ms"] > 0 and c["prompt_tokens_a_step"] > 0 and c["prompt_tokens_per_s"] > 0
         assert c["decode_steps"] == 0 or c["itl_max_ms"] >= c["itl_ms"] > 0
-    assert [c.get("slowdown_limit") for c in results["interference"][1:]] == [None, 0.15, None, 0.15]
+    assert [c.get("slowdown_limit") for c in results["interference"][1:]] == 2 * [None, None, 0.15]
+    assert all(c["is_confined"] in (False, True) for c in results["interference"][1:])
