@@ -448,6 +448,11 @@ bool td_engine_streams_all(td_engine *engine) {
   return false;
 }
 
+void td_engine_confine(td_engine *engine, bool is_confined) {
+  (void)engine;
+  (void)is_confined;
+}
+
 td_stream_progress td_engine_stream_progress(const td_engine *engine) {
   (void)engine;
   return (td_stream_progress){0};
